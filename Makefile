@@ -135,7 +135,7 @@ test-faults: $(ENVIRONMENT)   ## The other half: injections, mutations, several 
 
 lint: $(ENVIRONMENT)          ## Style
 	$(PY) -m ruff check .
-	$(PY) -m ruff check --config 'line-length = 110' ups *.py
+	$(PY) -m ruff format --check -q .
 
 bench: cache                  ## Ours, an FNO and a U-Net at equal time: make bench TASK=burgers1d BUDGET=300 SEEDS="0 1"
 	$(PY) -m bench.compare --config $(CONFIG) --task $(or $(TASK),$(error TASK is missing)) --budget $(BUDGET) --seeds $(SEEDS)

@@ -36,7 +36,7 @@ from ups.report import model_card, report
 from ups.training.folder import DONE, stage_config
 from ups.training.ranks import describe_environment
 
-REPORT_BYTES = 20 * 2**20   # more than the page and figures of any configuration here
+REPORT_BYTES = 20 * 2**20  # more than the page and figures of any configuration here
 
 
 def main() -> int:
@@ -71,9 +71,11 @@ def main() -> int:
         tasks[name]["models"] |= others[name]
         error = tasks[name]["models"]["operator"]["nrmse"]
         relative = f", relative to the {tasks[name]['measure']}," * bool(tasks[name]["offset"])
-        print(f"{name}: nRMSE {error['value']:.2e} [{error['low']:.2e}, {error['high']:.2e}]{relative} over "
-              f"{tasks[name]['num_trajectories']} trajectories ({time.perf_counter() - started:.1f} s)",
-              flush=True)
+        print(
+            f"{name}: nRMSE {error['value']:.2e} [{error['low']:.2e}, {error['high']:.2e}]{relative} over "
+            f"{tasks[name]['num_trajectories']} trajectories ({time.perf_counter() - started:.1f} s)",
+            flush=True,
+        )
 
     # ---- ensembles
     ensembles, priors, sections = {}, {}, {}
@@ -83,7 +85,8 @@ def main() -> int:
         for name in config.asked["diffusion"]:
             residuals = TransientResiduals(operator, truths[name].cache)
             ensembles[name], shown = transient.assess_transient(
-                ensemble.Ensembles(residuals, truths[name], samplers, seed), settings)
+                ensemble.Ensembles(residuals, truths[name], samplers, seed), settings
+            )
             ensembles[name]["words"].append(judge.in_words(config.run_dir, name))
             sections[f"{name}: ensembles"] = report.ensemble_section(ensembles[name], shown, name)
             print(*ensembles[name]["words"], sep="\n", flush=True)
@@ -93,24 +96,43 @@ def main() -> int:
             residuals = SteadyResiduals(operator, truths[name].cache, prior.heads[name].guess)
             priors[name], shown = steady.assess_steady(residuals, prior, truths[name], settings, seed)
             sections[f"{name}: prior of partly observed coefficients"] = report.steady_section(
-                priors[name], shown, name)
-    print("stages beyond the operator: "
-          f"{', '.join(stages) or 'none is there, so the report is on the operator alone'}")
+                priors[name], shown, name
+            )
+    print(
+        "stages beyond the operator: "
+        f"{', '.join(stages) or 'none is there, so the report is on the operator alone'}"
+    )
 
     # ---- report
     log = (folder / "metrics.jsonl").read_text(encoding="utf-8")
     history = [json.loads(line) for line in log.splitlines()]
     results = {
-        "run": config.run.name, "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "config_hash": value_hash(to_dict(config)), "environment": describe_environment(1, device),
-        "protocol": {"split": settings.split, "context_frames": settings.context_frames, "seed": seed,
-                     "legacy": settings.legacy, "bootstrap": settings.num_bootstrap},
-        "tasks": tasks, "ensembles": ensembles, "steady": priors, "stages": config.asked,
-        "training": {"steps": trained["step"], "parameters": sum(p.numel() for p in operator.parameters()),
-                     "precision": operator.precision, "seconds": train_seconds(history),
-                     "source": asked["data"]["source"], "data_seed": asked["data"]["seed"],
-                     "seed": asked["run"]["seed"], "init": asked["operator"]["init"],
-                     **{key: asked["operator"]["optim"][key] for key in ("muon_lr", "adamw_lr")}},
+        "run": config.run.name,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "config_hash": value_hash(to_dict(config)),
+        "environment": describe_environment(1, device),
+        "protocol": {
+            "split": settings.split,
+            "context_frames": settings.context_frames,
+            "seed": seed,
+            "legacy": settings.legacy,
+            "bootstrap": settings.num_bootstrap,
+        },
+        "tasks": tasks,
+        "ensembles": ensembles,
+        "steady": priors,
+        "stages": config.asked,
+        "training": {
+            "steps": trained["step"],
+            "parameters": sum(p.numel() for p in operator.parameters()),
+            "precision": operator.precision,
+            "seconds": train_seconds(history),
+            "source": asked["data"]["source"],
+            "data_seed": asked["data"]["seed"],
+            "seed": asked["run"]["seed"],
+            "init": asked["operator"]["init"],
+            **{key: asked["operator"]["optim"][key] for key in ("muon_lr", "adamw_lr")},
+        },
     }
     results |= {"gates": gates.check_gates(results, settings), "verdicts": gates.check_verdicts(results)}
     with explained(directory, REPORT_BYTES, "run.root"):
@@ -124,8 +146,10 @@ def main() -> int:
     failed = [gate for gate in results["gates"] if not gate["passed"]]
     for gate in failed:
         print(f"GATE FAILED {gate['name']}: {gate['reason']}", file=sys.stderr)
-    print(f"{directory / 'report.html'}: {len(results['gates']) - len(failed)} of {len(results['gates'])} "
-          "gates passed")
+    print(
+        f"{directory / 'report.html'}: {len(results['gates']) - len(failed)} of {len(results['gates'])} "
+        "gates passed"
+    )
     if failed:
         return 1
     write_sealed(directory / DONE, report_record(config, parents))
@@ -137,8 +161,13 @@ def train_seconds(history: list[dict]) -> float:
     rate."""
     rated = [line for line in history if "steps_per_s" in line]
     steps = itertools.pairwise([0, *(line["step"] for line in rated)])
-    return round(sum((now - before) / max(line["steps_per_s"], 1e-9)
-                     for (before, now), line in zip(steps, rated, strict=True)), 1)
+    return round(
+        sum(
+            (now - before) / max(line["steps_per_s"], 1e-9)
+            for (before, now), line in zip(steps, rated, strict=True)
+        ),
+        1,
+    )
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from ups.forecast_xarray import CLOSE
 from ups.userdata.reader import open_input
 from ups.userdata.writer import write_own
 
-STATES = 64   # fields in one call of the network
+STATES = 64  # fields in one call of the network
 OPTIONS = {
     "--run": {"required": True, "help": "folder of a finished run, such as runs/small"},
     "--task": {"required": True, "help": "name of a task it was trained on"},
@@ -64,8 +64,10 @@ def main(arguments: list[str] | None = None) -> int:
     if output.exists() or not folder.is_dir():
         raise ValueError(f"--output is {output}; expected a new file in an existing folder. Name another.")
     if args.frames < 1 or args.members < 0:
-        raise ValueError(f"--frames is {args.frames} and --members {args.members}; expected at least 1 "
-                         f"frame, and 0 members or more. Correct them.")
+        raise ValueError(
+            f"--frames is {args.frames} and --members {args.members}; expected at least 1 "
+            f"frame, and 0 members or more. Correct them."
+        )
 
     # ---- model
     model = ups.load(args.run, args.device, solvers_named(args.solver))
@@ -73,31 +75,52 @@ def main(arguments: list[str] | None = None) -> int:
 
     # ---- data
     strides, own = {"space_stride": args.space_stride, "time_stride": args.time_stride}, head.task.own
-    source = open_data(args.input, args.task, **strides) if own is None else open_input(
-        head.task, args.input, known["dt"], args.parameters, **strides)
+    source = (
+        open_data(args.input, args.task, **strides)
+        if own is None
+        else open_input(head.task, args.input, known["dt"], args.parameters, **strides)
+    )
     rows, shown = rows_of(args.rows, source.num_trajectories), args.shown or source.num_frames
     if not head.history <= shown <= source.num_frames:
-        raise ValueError(f"--shown is {shown}; expected at least {head.history}, the history of {args.task}, "
-                         f"and at most {source.num_frames}, the frames of {args.input}. Correct it.")
+        raise ValueError(
+            f"--shown is {shown}; expected at least {head.history}, the history of {args.task}, "
+            f"and at most {source.num_frames}, the frames of {args.input}. Correct it."
+        )
     values, is_steady = parameters_of(args.parameters, known["parameters"], source), head.task.is_steady
     # members are conditioned on one frame more where there is one, as in training and in the report
     context = min(shown, head.history + bool(args.members))
     repeats, num_frames = max(1, args.members), 1 if is_steady else context + args.frames
-    is_near = shown == 1 or abs(source.dt - known["dt"]) <= CLOSE * known["dt"]   # times in files are float32
-    options = {"parameters": values, "num_frames": 1 if is_steady else args.frames, "resample": args.resample,
-               "extrapolate": args.extrapolate, "dt": None if is_near else source.dt}
-    size, free = 4 * len(rows) * repeats * num_frames * math.prod(
-        (len(known["fields"]), *source.space)), shutil.disk_usage(folder).free
+    is_near = shown == 1 or abs(source.dt - known["dt"]) <= CLOSE * known["dt"]  # times in files are float32
+    options = {
+        "parameters": values,
+        "num_frames": 1 if is_steady else args.frames,
+        "resample": args.resample,
+        "extrapolate": args.extrapolate,
+        "dt": None if is_near else source.dt,
+    }
+    size, free = (
+        4 * len(rows) * repeats * num_frames * math.prod((len(known["fields"]), *source.space)),
+        shutil.disk_usage(folder).free,
+    )
     if size > free:
-        raise ValueError(f"the forecast takes {size:.3g} bytes and {folder} has room for {free:.3g}; "
-                         f"expected less. Ask for fewer --frames, --members or --rows, or free space.")
+        raise ValueError(
+            f"the forecast takes {size:.3g} bytes and {folder} has room for {free:.3g}; "
+            f"expected less. Ask for fewer --frames, --members or --rows, or free space."
+        )
     settings = generation_settings(
-        args.task, f"forecast of {model.operator.record['model_sha256']}", seed=args.seed,
-        num_trajectories=len(rows) * repeats, resolution=source.space[0], num_frames=num_frames,
+        args.task,
+        f"forecast of {model.operator.record['model_sha256']}",
+        seed=args.seed,
+        num_trajectories=len(rows) * repeats,
+        resolution=source.space[0],
+        num_frames=num_frames,
         t_end=known["dt"] * (num_frames - 1),
-        parameter=(values or {}).get(next(iter(head.task.parameters), ""), source.parameter))
-    print(f"{output}: {len(rows)} rows of {args.task} x {repeats} member(s) x {num_frames} frames"
-          f"{', not written' if args.dry_run else ''}")
+        parameter=(values or {}).get(next(iter(head.task.parameters), ""), source.parameter),
+    )
+    print(
+        f"{output}: {len(rows)} rows of {args.task} x {repeats} member(s) x {num_frames} frames"
+        f"{', not written' if args.dry_run else ''}"
+    )
     if args.dry_run:
         return 0
 
@@ -116,8 +139,13 @@ def main(arguments: list[str] | None = None) -> int:
         if own is not None and not values and known["parameters"]:
             options["parameters"] = source.parameters[first:last]
         if args.members:
-            options.update(members=args.members, by=args.by, evaluations=args.evaluations, seed=args.seed,
-                           rows=range(first, last))
+            options.update(
+                members=args.members,
+                by=args.by,
+                evaluations=args.evaluations,
+                seed=args.seed,
+                rows=range(first, last),
+            )
         u = head.task.absolute(u, head.input_codec.fields)
         u_pred = (model.sample if args.members else model.forecast)(args.task, u, **options)
         u_pred = u_pred.reshape(-1, *u_pred.shape[2:]) if args.members else u_pred
@@ -131,14 +159,31 @@ def main(arguments: list[str] | None = None) -> int:
             write_data(path, args.task, predict, settings, chunk=chunk)
         else:
             table = np.tile(list(values.values()), (len(rows), 1)) if values else source.parameters[rows]
-            write_own(path, head.task, predict, len(rows) * repeats, num_frames, source.space, chunk=chunk,
-                      times=known["dt"] * np.arange(num_frames), parameters=table.repeat(repeats, 0))
+            write_own(
+                path,
+                head.task,
+                predict,
+                len(rows) * repeats,
+                num_frames,
+                source.space,
+                chunk=chunk,
+                times=known["dt"] * np.arange(num_frames),
+                parameters=table.repeat(repeats, 0),
+            )
         with h5py.File(path, "r+", locking=False) as file:
-            file.attrs.update({"task": args.task, "run": args.run, "first_row": rows[0],
-                               "members": args.members, "shown_frames": context, **(values or {})})
+            file.attrs.update(
+                {
+                    "task": args.task,
+                    "run": args.run,
+                    "first_row": rows[0],
+                    "members": args.members,
+                    "shown_frames": context,
+                    **(values or {}),
+                }
+            )
             layout = layout_of(head.task) if own is None else None
             for name in () if is_steady or own is not None else layout.names(file) or ("",):
-                times = file[layout.coordinate("t", name)]   # those that follow the input's
+                times = file[layout.coordinate("t", name)]  # those that follow the input's
                 begin = source.coordinates["t"][shown - context]
                 times[...] = begin + known["dt"] * np.arange(times.shape[-1])
         place_new(path, output)
@@ -150,5 +195,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))   # by way of main's clean-up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # by way of main's clean-up
     run_script(main, "predict.py")

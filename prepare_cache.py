@@ -21,15 +21,17 @@ from ups.data.build_cache import build_cache, is_up_to_date, plan
 from ups.data.cache import Cache, open_cache
 from ups.data.counts import print_refusals
 
-BYTES_PER_S = 60e6   # of latents built: two passes over the data on one core
+BYTES_PER_S = 60e6  # of latents built: two passes over the data on one core
 
 
 def describe(cache: Cache) -> str:
     """Tokenizer, size, fingerprint and floor of a cache, one line each."""
-    lines = [f"  {cache.num_rows} rows x {cache.num_frames} frames, {cache.num_bytes / 2**20:.1f} MiB of "
-             f"latents, fingerprint {cache.fingerprint[:12]}"]
+    lines = [
+        f"  {cache.num_rows} rows x {cache.num_frames} frames, {cache.num_bytes / 2**20:.1f} MiB of "
+        f"latents, fingerprint {cache.fingerprint[:12]}"
+    ]
     codecs = [("state", cache.tokenizer), ("input", cache.input_tokenizer)]
-    for name, codec in codecs[:1 + cache.task.is_steady]:
+    for name, codec in codecs[: 1 + cache.task.is_steady]:
         lines.append(f"  {name}: {codec.extra_repr()}, kept energy {codec.kept_energy:.8f}")
         for split, floors in cache.floor.items():
             floor = floors[name]
@@ -37,8 +39,11 @@ def describe(cache: Cache) -> str:
             line = f"  floor on {split}: nRMSE " + (", ".join(fields) or "undefined (the truth is zero)")
             if floor["over_change"] is not None:
                 line += f"; {floor['over_change']:.2e} of the one-step change"
-                line += (f" ({floor['rounding_over_change']:.2e} by rounding)"
-                         if floor["rounding_over_change"] else "")
+                line += (
+                    f" ({floor['rounding_over_change']:.2e} by rounding)"
+                    if floor["rounding_over_change"]
+                    else ""
+                )
             lines.append(line)
     return "\n".join(lines)
 
@@ -56,11 +61,19 @@ def prepare(config: Config, task: str, is_rebuilt: bool) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     # ------------------------------------------------------------------------------------------------- config
-    args = read_command(__doc__, CONFIG_OPTIONS | {
-        "--dry-run": {"action": "store_true", "help": "list rows, latent shapes and disk; write nothing"},
-        "--verify": {"action": "store_true",
-                     "help": "compare every checksum; write nothing; exit 1 on damage"},
-        "--rebuild": {"action": "store_true", "help": "build even where a cache is up to date"}}, arguments)
+    args = read_command(
+        __doc__,
+        CONFIG_OPTIONS
+        | {
+            "--dry-run": {"action": "store_true", "help": "list rows, latent shapes and disk; write nothing"},
+            "--verify": {
+                "action": "store_true",
+                "help": "compare every checksum; write nothing; exit 1 on damage",
+            },
+            "--rebuild": {"action": "store_true", "help": "build even where a cache is up to date"},
+        },
+        arguments,
+    )
     config = load_config(args.config, args.overrides)
 
     # ------------------------------------------------------------------------------------------------ dry run
@@ -70,14 +83,24 @@ def main(arguments: list[str] | None = None) -> int:
         for task in config.data.tasks:
             expected, (is_current, reason) = plan(config, task), is_up_to_date(config, task)
             missing += 0 if is_current and not args.rebuild else expected["bytes"]
-            shapes = ", ".join(f"{name} {' x '.join(map(str, shape[1:]))}"
-                               for name, shape in expected["shapes"].items())
-            state = ("up to date" if is_current else f"stale: {reason}" if config.cache_path(task).exists()
-                     else "to build")
-            print(f"  {task}: {expected['rows']} rows, {shapes}, at most {expected['bytes'] / 2**20:.1f} "
-                  f"MiB, {state}")
-        print(f"  at most {missing / 2**20:,.0f} MiB to write in about {duration(missing / BYTES_PER_S)}; "
-              f"{free_bytes(config.cache.root) / 2**20:,.0f} MiB free")
+            shapes = ", ".join(
+                f"{name} {' x '.join(map(str, shape[1:]))}" for name, shape in expected["shapes"].items()
+            )
+            state = (
+                "up to date"
+                if is_current
+                else f"stale: {reason}"
+                if config.cache_path(task).exists()
+                else "to build"
+            )
+            print(
+                f"  {task}: {expected['rows']} rows, {shapes}, at most {expected['bytes'] / 2**20:.1f} "
+                f"MiB, {state}"
+            )
+        print(
+            f"  at most {missing / 2**20:,.0f} MiB to write in about {duration(missing / BYTES_PER_S)}; "
+            f"{free_bytes(config.cache.root) / 2**20:,.0f} MiB free"
+        )
         return print_refusals(config, config.data.tasks)
 
     # ------------------------------------------------------------------------------------------------- verify

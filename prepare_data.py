@@ -41,15 +41,30 @@ def progress(name: str, num: int) -> Iterator[Callable[[int], None]]:
 
 def main(arguments: list[str] | None = None) -> int:
     # ------------------------------------------------------------------------------------------------- config
-    args = read_command(__doc__, CONFIG_OPTIONS | SHOW_CONFIG | {
-        "--dry-run": {"action": "store_true", "help": "list files, sizes and disk; write nothing"},
-        "--doctor": {"action": "store_true", "help": "examine the files; exit 1 on an error or a warning"},
-        "--describe": {"metavar": "FILE", "help": "print the section that declares a file of yours"},
-        "--file": {"help": "download the published files of this name or pattern, also test problems and "
-                           "parts that no setting names; with --dry-run: list them"},
-        "--md5": {"action": "store_true", "help": "with --doctor: compare the MD5 of large files too"},
-        "--workers": {"type": int, "default": num_cores(),
-                      "help": "processes that solve (default: one per core)"}}, arguments)
+    args = read_command(
+        __doc__,
+        CONFIG_OPTIONS
+        | SHOW_CONFIG
+        | {
+            "--dry-run": {"action": "store_true", "help": "list files, sizes and disk; write nothing"},
+            "--doctor": {
+                "action": "store_true",
+                "help": "examine the files; exit 1 on an error or a warning",
+            },
+            "--describe": {"metavar": "FILE", "help": "print the section that declares a file of yours"},
+            "--file": {
+                "help": "download the published files of this name or pattern, also test problems and "
+                "parts that no setting names; with --dry-run: list them"
+            },
+            "--md5": {"action": "store_true", "help": "with --doctor: compare the MD5 of large files too"},
+            "--workers": {
+                "type": int,
+                "default": num_cores(),
+                "help": "processes that solve (default: one per core)",
+            },
+        },
+        arguments,
+    )
     if args.workers < 1:
         raise ValueError(f"--workers is {args.workers}; expected at least 1. Leave it out for one per core.")
     if args.describe:
@@ -76,19 +91,35 @@ def main(arguments: list[str] | None = None) -> int:
     # -------------------------------------------------------------------------------------------------- files
     # (task, parameter, path, bytes, generation settings or (id, md5, first trajectories alone or 0)); tasks
     # that share files name them once
-    declared = {name: partial(open_user, config, name, strided=False)
-                for name in config.data.tasks if config.spec(name).own is not None}
-    distinct = {(get_task(name).of or name, parameter): name for name in config.data.tasks
-                if name not in declared for parameter in sorted(config.task[name].parameters) or [None]}
+    declared = {
+        name: partial(open_user, config, name, strided=False)
+        for name in config.data.tasks
+        if config.spec(name).own is not None
+    }
+    distinct = {
+        (get_task(name).of or name, parameter): name
+        for name in config.data.tasks
+        if name not in declared
+        for parameter in sorted(config.task[name].parameters) or [None]
+    }
     files = []
     for (task, parameter), name in distinct.items():
         wanted = config.task[name]
         sizes, num_first = get_task(task) if is_published else wanted, config.num_first(name)
         num_bytes = data_bytes(task, num_first or sizes.num_trajectories, sizes.num_frames, sizes.resolution)
-        source = (*published_file(task, parameter)[1:], num_first) if is_published else generation_settings(
-            task, seed=config.data.seed, parameter=parameter,
-            num_trajectories=wanted.num_trajectories, resolution=wanted.resolution,
-            num_frames=wanted.num_frames, t_end=wanted.t_end)
+        source = (
+            (*published_file(task, parameter)[1:], num_first)
+            if is_published
+            else generation_settings(
+                task,
+                seed=config.data.seed,
+                parameter=parameter,
+                num_trajectories=wanted.num_trajectories,
+                resolution=wanted.resolution,
+                num_frames=wanted.num_frames,
+                t_end=wanted.t_end,
+            )
+        )
         path = config.data_path(name, parameter)
         files.append((task, parameter, path, num_bytes, source))
 
@@ -97,13 +128,26 @@ def main(arguments: list[str] | None = None) -> int:
         is_ill = False
         paths = [(task, path) for task, _, path, *_ in files]
         found = {name: data_files(config, name) for name in declared}
-        paths += [(name, parts_of(some[0])[0].parent if some[1:] else some[0])
-                  for name, some in found.items()]
-        checks = {name: partial(count_findings, config, [
-            task for task in config.data.tasks if name in (task, config.spec(task).of)]) for name, _ in paths}
-        for path, findings in examine(paths, hash_all=args.md5, val_fraction=config.data.val_fraction,
-                                      test_fraction=config.data.test_fraction, is_own=is_own,
-                                      declared=declared, checks=checks):
+        paths += [
+            (name, parts_of(some[0])[0].parent if some[1:] else some[0]) for name, some in found.items()
+        ]
+        checks = {
+            name: partial(
+                count_findings,
+                config,
+                [task for task in config.data.tasks if name in (task, config.spec(task).of)],
+            )
+            for name, _ in paths
+        }
+        for path, findings in examine(
+            paths,
+            hash_all=args.md5,
+            val_fraction=config.data.val_fraction,
+            test_fraction=config.data.test_fraction,
+            is_own=is_own,
+            declared=declared,
+            checks=checks,
+        ):
             print(report(path, findings))
             is_ill |= any(finding.severity in ("error", "warning") for finding in findings)
         return int(is_ill)
@@ -123,23 +167,31 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
 
     # --------------------------------------------------------------------------------------------------- loop
-    missing = ([] if is_published
-               else [source["num_trajectories"] for _, _, path, _, source in files if not path.exists()])
+    missing = (
+        []
+        if is_published
+        else [source["num_trajectories"] for _, _, path, _, source in files if not path.exists()]
+    )
     if missing and (unsolved := [task for task, *_ in files if not get_task(task).simulate]):
         solved = ", ".join(name for name, task in TASKS.items() if task.simulate)
-        raise ValueError(f"there is no solver for {', '.join(unsolved)}; expected tasks among {solved}. "
-                         "Change data.tasks, or set data.source=published, or data.source=own for files of "
-                         "yours.")
+        raise ValueError(
+            f"there is no solver for {', '.join(unsolved)}; expected tasks among {solved}. "
+            "Change data.tasks, or set data.source=published, or data.source=own for files of "
+            "yours."
+        )
     with solver_pool(max(missing, default=0), args.workers) as solver:
         for task, _, path, _, source in files:
             url = f"{config.data.url}/{source[0]}" if is_published else ""
             if is_published and source[2]:
                 was_there = holds_first(path, task, source[2], source[1])
                 with progress(path.name, source[2]) as on_progress:
-                    when_free(partial(fetch_first, url, path, task, source[2], source[1],
-                                      on_progress=on_progress))
-                print(f"{path}: {'up to date' if was_there else f'the first {source[2]} trajectories'}; no "
-                      "MD5 to compare them with")
+                    when_free(
+                        partial(fetch_first, url, path, task, source[2], source[1], on_progress=on_progress)
+                    )
+                print(
+                    f"{path}: {'up to date' if was_there else f'the first {source[2]} trajectories'}; no "
+                    "MD5 to compare them with"
+                )
             elif is_published:
                 was_there = is_verified(path, source[1])
                 when_free(partial(fetch, url, path, source[1]))
@@ -148,8 +200,17 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"{path}: up to date")
             else:
                 with progress(path.name, source["num_trajectories"]) as on_progress:
-                    when_free(partial(write_data, path, task, partial(solver, task), source,
-                                      chunk=config.data.chunk, on_progress=on_progress))
+                    when_free(
+                        partial(
+                            write_data,
+                            path,
+                            task,
+                            partial(solver, task),
+                            source,
+                            chunk=config.data.chunk,
+                            on_progress=on_progress,
+                        )
+                    )
                 print(f"{path}: generated", flush=True)
     return 0
 

@@ -44,15 +44,25 @@ from ups.training.ranks import main_guard
 STAGE, TUNING = "consistency", "tuning.json"
 
 
-def loss_of(student: Corrector, batches: Batches, pool: SolvedPool, num_members: int, tuned_from: int,
-            step: int, number: int, oldest: int, part: slice) -> tuple:
+def loss_of(
+    student: Corrector,
+    batches: Batches,
+    pool: SolvedPool,
+    num_members: int,
+    tuned_from: int,
+    step: int,
+    number: int,
+    oldest: int,
+    part: slice,
+) -> tuple:
     """Loss and metrics of the rows `part` of the solved batch `number`: the pair loss; in the last steps,
     half of it and half of the members' scores."""
     solved = pool.get(number, part, oldest)
     name = solved.condition.name
     x, angle = solved.pairs(step, student.description["mid_angle"])
-    pair = endpoint_loss(student.velocity(solved.condition), x, angle, solved.y,
-                         sizes_of(student, solved.condition)).mean()
+    pair = endpoint_loss(
+        student.velocity(solved.condition), x, angle, solved.y, sizes_of(student, solved.condition)
+    ).mean()
     if step < tuned_from:
         return pair, {f"{name}/pair": pair}
     noise = score_noise(solved.r, solved.within, batches.size, num_members, batches.seed, step)
@@ -73,8 +83,9 @@ def main() -> None:
     operator = load_operator(config.run_dir / "operator", run.device, solvers_of(config))
     residuals = {name: TransientResiduals(operator, cache) for name, cache in caches.items()}
     teacher = load_corrector(config.run_dir / "diffusion", run.device, operator)
-    held_out = held_out_of(residuals, seed, train.validate_trajectories, run.ranks,
-                           partial(ends_of, teacher, seed))
+    held_out = held_out_of(
+        residuals, seed, train.validate_trajectories, run.ranks, partial(ends_of, teacher, seed)
+    )
     batches = Batches(residuals, train.batch_size, seed, STAGE, run.ranks, offset=3)
     pool = SolvedPool(partial(solve, teacher, batches, section.mid_angle))
 
@@ -82,25 +93,34 @@ def main() -> None:
     run.seed_all()
     student = run.attach(begun(run, student_of(teacher, section.mid_angle), config))
     given = (student, batches, pool, section.members, tuned_from)
-    run.probe(partial(loss_of, *given, train.steps - 1, batches.largest, 0), batches.share)   # as it is tuned
+    run.probe(partial(loss_of, *given, train.steps - 1, batches.largest, 0), batches.share)  # as it is tuned
 
     # ---- loop
     before = None
     for step in run.steps():
         number, oldest = pool_number(step, section.pool_batches, seed)
-        run.update(partial(loss_of, *given, step, number, oldest), batches.share,
-                   only=batches.schedule.task(number))
+        run.update(
+            partial(loss_of, *given, step, number, oldest), batches.share, only=batches.schedule.task(number)
+        )
         if run.is_due(train.validate_every) or run.step == tuned_from:
             with run.ema_weights():
                 found = validate(student, residuals, held_out, run.ranks)
             ratio = None
             if run.step == tuned_from:
-                run.agreed(lambda now=found: run.is_main and run.folder.keep(TUNING, {"validation": now}),
-                           f"writing {TUNING}")
+                run.agreed(
+                    lambda now=found: run.is_main and run.folder.keep(TUNING, {"validation": now}),
+                    f"writing {TUNING}",
+                )
             elif run.step > tuned_from:
-                before = before or run.folder.find(TUNING, "the validation before tuning",
-                                                   "Delete the stage's folder and run it again.",
-                                                   validation=dict)["validation"]
+                before = (
+                    before
+                    or run.folder.find(
+                        TUNING,
+                        "the validation before tuning",
+                        "Delete the stage's folder and run it again.",
+                        validation=dict,
+                    )["validation"]
+                )
                 ratio = gate(found, before)
             run.validated(metrics_of(found) | ({} if ratio is None else {"gate": ratio}), words_of(found))
             # as distilled, the last is the one to keep

@@ -52,14 +52,19 @@ def main() -> None:
 
     # ---- loop
     for step in run.steps():
-        run.update(partial(loss_of, corrector, batches, section.noises, step), batches.share,
-                   only=batches.schedule.task(step))
+        run.update(
+            partial(loss_of, corrector, batches, section.noises, step),
+            batches.share,
+            only=batches.schedule.task(step),
+        )
         if run.is_due(train.validate_every):
             with run.ema_weights():
                 losses = validate(corrector, held_out, seed, run.ranks)
             score = sum(losses.values()) / len(losses)
-            run.validated({"score": score, **losses}, "validation loss "
-                          + ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()))
+            run.validated(
+                {"score": score, **losses},
+                "validation loss " + ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()),
+            )
             run.keep_best(score)
 
     # ---- finish

@@ -23,7 +23,7 @@ from ups.config import Config
 from ups.data.cache import Cache, place
 from ups.data.schedule import Batch
 from ups.evaluation import selected
-from ups.models.base_selection import fit_base, in_words, spread
+from ups.models.base_selection import fit_base, in_words, stratified_windows
 from ups.models.loss import operator_loss, pooled, squared_errors
 from ups.models.operator import Operator, over_bases
 from ups.models.selection import JUDGED, SHARES, scores_of, select
@@ -35,20 +35,23 @@ from ups.training.run import Run
 STAGE = "operator"
 
 
-def loss_of(operator: Operator, windows: Windows, batch: Batch, step: int,
-            part: slice) -> tuple[Tensor, dict]:
+def loss_of(
+    operator: Operator, windows: Windows, batch: Batch, step: int, part: slice
+) -> tuple[Tensor, dict]:
     """Loss and metrics of the rows `part` of this rank's share."""
     z, z_ref, known = windows.draw(operator.heads[batch.task], batch, step, part)
     loss, metrics = operator_loss(operator, batch.task, z, z_ref, known, windows.settings.field_weight)
     return loss, {f"{batch.task}/{key}": value for key, value in metrics.items()}
 
 
-def validate(operator: Operator, caches: dict[str, Cache], config: Config, run: Run,
-             count: int) -> dict[str, Tensor]:
+def validate(
+    operator: Operator, caches: dict[str, Cache], config: Config, run: Run, count: int
+) -> dict[str, Tensor]:
     """Task -> `squared_errors` of rollouts of at most `count` validation trajectories, by the network and by
     its base alone. A collective."""
+
     def errors(name: str, cache: Cache) -> Tensor:
-        rows, own = spread(cache, "val", count), slice(run.rank, None, run.world)
+        rows, own = stratified_windows(cache, "val", count), slice(run.rank, None, run.world)
         part = squared_errors(operator, cache, rows[own], config.context(name), run.device)
         whole = part.new_zeros(len(rows), *part.shape[1:])
         whole[own] = part
@@ -70,35 +73,48 @@ def main() -> None:
     run.print(f"{run.world} process(es) on {run.device}, latents: {placed}")
 
     # ---- data: bases are chosen once, by validation rollouts; ranks share the tasks
-    fits = {name: partial(fit_base, cache, config.operator.base_steps, contexts[name], seed, run.device)
-            for name, cache in caches.items()}
+    fits = {
+        name: partial(fit_base, cache, config.operator.base_steps, contexts[name], seed, run.device)
+        for name, cache in caches.items()
+    }
     bases = fit_once(run, "bases", fits, "fitting the bases")
     for name, (fact, _) in bases.items():
         run.print(in_words(name, fact))
 
     # ---- model
     run.seed_all()
-    operator = run.attach(begun(run, over_bases(bases, config.operator.model, train.precision,
-                                                solvers_of(config)), config))
+    operator = run.attach(
+        begun(run, over_bases(bases, config.operator.model, train.precision, solvers_of(config)), config)
+    )
 
     largest = windows.schedule.step_of_largest({name: cache.frame_bytes for name, cache in caches.items()})
     batch = windows.schedule.batch(largest).share(run.rank, run.world)
-    run.probe(partial(loss_of, operator, windows, batch, train.steps - 1), len(batch))   # unrolled
+    run.probe(partial(loss_of, operator, windows, batch, train.steps - 1), len(batch))  # unrolled
 
     # ---- loop
     for step in run.steps():
         batch = windows.schedule.batch(step).share(run.rank, run.world)
-        run.update(partial(loss_of, operator, windows, batch, step), len(batch),
-                   partial(windows.read_ahead, step + 1, run.rank, run.world, run.device), batch.task)
+        run.update(
+            partial(loss_of, operator, windows, batch, step),
+            len(batch),
+            partial(windows.read_ahead, step + 1, run.rank, run.world, run.device),
+            batch.task,
+        )
         if run.is_due(train.validate_every):
             with run.ema_weights():
                 found = validate(operator, caches, config, run, train.validate_trajectories)
             errors = {name: pooled(sums) for name, sums in found.items()}
             scores = scores_of(found)
-            run.validated({"score": scores[0],
-                           **{f"{name}/{k}": v for name, e in errors.items() for k, v in e.items()}},
-                          "validation nRMSE " + ", ".join(f"{name} {e['network']:.2e} (base {e['base']:.2e})"
-                                                          for name, e in errors.items()))
+            run.validated(
+                {
+                    "score": scores[0],
+                    **{f"{name}/{k}": v for name, e in errors.items() for k, v in e.items()},
+                },
+                "validation nRMSE "
+                + ", ".join(
+                    f"{name} {e['network']:.2e} (base {e['base']:.2e})" for name, e in errors.items()
+                ),
+            )
             run.keep_best(*scores)
 
     # ---- finish: the network serves a task only where it helps by more than chance, by half if that is best
@@ -109,13 +125,18 @@ def main() -> None:
             head.description["network_share"] = share
         found[share] = validate(operator, caches, config, run, num_judged)
     for name, cache in caches.items():
-        groups = cache.trajectory[spread(cache, "val", num_judged)]
+        groups = cache.trajectory[stratified_windows(cache, "val", num_judged)]
         selection = select({share: part[name] for share, part in found.items()}, groups, seed)
         operator.heads[name].record_selection(selection)
         errors[name] = pooled(found[selection["compared_share"]][name])
         run.print(f"{name}: {selected.in_words(selection)}")
-    run.finish({"validation": errors, "bases": {name: fact["description"]["base"]["kind"]
-                                                for name, (fact, _) in bases.items()}}, operator.description)
+    run.finish(
+        {
+            "validation": errors,
+            "bases": {name: fact["description"]["base"]["kind"] for name, (fact, _) in bases.items()},
+        },
+        operator.description,
+    )
 
 
 if __name__ == "__main__":

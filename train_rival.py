@@ -58,8 +58,9 @@ def main() -> None:
     residuals = {name: TransientResiduals(operator, cache) for name, cache in caches.items()}
     batches = Batches(residuals, section.train.batch_size, seed, STAGE, run.ranks, offset=3)
     corrector = load_corrector(config.run_dir / "diffusion", run.device, operator)
-    held_out = held_out_of(residuals, seed, section.train.validate_trajectories, run.ranks,
-                           partial(ends_of, corrector, seed))
+    held_out = held_out_of(
+        residuals, seed, section.train.validate_trajectories, run.ranks, partial(ends_of, corrector, seed)
+    )
 
     # ---- model
     run.seed_all()
@@ -69,8 +70,11 @@ def main() -> None:
 
     # ---- loop
     for step in run.steps():
-        run.update(partial(loss_of, network, batches, section.members, step), batches.share,
-                   only=batches.schedule.task(step))
+        run.update(
+            partial(loss_of, network, batches, section.members, step),
+            batches.share,
+            only=batches.schedule.task(step),
+        )
         if run.is_due(section.train.validate_every):
             with run.ema_weights():
                 found = validate(network, residuals, held_out, run.ranks)
@@ -82,8 +86,9 @@ def main() -> None:
     run.take_best()
     contexts = {name: config.context(name) for name in caches}
     judged = judge(ways_of(STAGE, network), residuals, contexts, seed, run.ranks)
-    run.finish({"validation": validate(network, residuals, held_out, run.ranks)},
-               network.description | judged)
+    run.finish(
+        {"validation": validate(network, residuals, held_out, run.ranks)}, network.description | judged
+    )
 
 
 if __name__ == "__main__":

@@ -48,31 +48,44 @@ def main() -> None:
     for name, source in residuals.items():
         corrector.heads[name].guess.load_state_dict(source.linear.state_dict())
     choose_starts(corrector.to(run.device), residuals, seed, train.validate_trajectories, run.ranks)
-    run.print("\n".join(f"{name}: the diffusion begins at {head.description['start']} draws"
-                        for name, head in corrector.heads.items()))
+    run.print(
+        "\n".join(
+            f"{name}: the diffusion begins at {head.description['start']} draws"
+            for name, head in corrector.heads.items()
+        )
+    )
     corrector = run.attach(begun(run, corrector, config))
     held_out = held_out_of(residuals, seed, train.validate_trajectories, run.ranks, lambda *batch: batch)
     run.probe(partial(loss_of, corrector, batches, section.noises, batches.largest), batches.share)
 
     # ---- loop
     for step in run.steps():
-        run.update(partial(loss_of, corrector, batches, section.noises, step), batches.share,
-                   only=batches.schedule.task(step))
+        run.update(
+            partial(loss_of, corrector, batches, section.noises, step),
+            batches.share,
+            only=batches.schedule.task(step),
+        )
         if run.is_due(train.validate_every):
             with run.ema_weights():
                 losses = validate(corrector, held_out, seed, run.ranks)
             score = sum(losses.values()) / len(losses)
-            run.validated({"score": score, **losses}, "validation loss "
-                          + ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()))
+            run.validated(
+                {"score": score, **losses},
+                "validation loss " + ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()),
+            )
             run.keep_best(score)
 
     # ---- finish: draws are made by the diffusion, or by something simpler, whichever is best on validation
     run.take_best()
     choice = choose_draws(corrector, residuals, seed, train.validate_trajectories, run.ranks)
-    run.print("\n".join(f"{name}: draws by {corrector.heads[name].by}, energy score on validation over that "
-                        "of the linear posterior through the operator: "
-                        + ", ".join(f"{by} {score:.3f}" for by, score in scores.items())
-                        for name, scores in choice.items()))
+    run.print(
+        "\n".join(
+            f"{name}: draws by {corrector.heads[name].by}, energy score on validation over that "
+            "of the linear posterior through the operator: "
+            + ", ".join(f"{by} {score:.3f}" for by, score in scores.items())
+            for name, scores in choice.items()
+        )
+    )
     run.finish({"scales": scales, "validation_loss": run.best_score, "choice": choice}, corrector.description)
 
 

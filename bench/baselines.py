@@ -1,11 +1,11 @@
 """Baselines that judge the operator: the networks of bench/networks.py and the one recipe that trains them.
 
-    u_{k+1} = u_k + s * network(u_{k-h+1..k}, log parameters, grid)        time-dependent; s = RMS of the one-step change
-    u_{k+1} = c(u_k) + s * network(u_{k-h+1..k}, c(u_k), ..)               correction of a coarse solver c; s of what it leaves
+    u_{k+1} = u_k + s * network(u_{k-h+1..k}, log parameters, grid)   time-dependent; s = RMS of the one-step change
+    u_{k+1} = c(u_k) + s * network(u_{k-h+1..k}, c(u_k), ..)   correction of a coarse solver c; s of what it leaves
     u = network(a, log parameters, grid)                                   steady
 
-Everything is trained for a given time, not a number of steps: AdamW, the rate a function of the share of the budget spent.
-Fields here are normalised and channels-last, (batch, *space, channel), unless said otherwise.
+Everything is trained for a given time, not a number of steps: AdamW, the rate a function of the share of the
+budget spent. Fields here are normalised and channels-last, (batch, *space, channel), unless said otherwise.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ CHANGE_FLOOR = 0.05  # share of the typical change below which loss "change" sto
 CHECKPOINTS = (0.7, 0.85)  # shares of the budget, beside its end, at which validation may select the weights
 
 
-# ---- problem and predictor ------------------------------------------------------------------------------------------------
+# ---- problem and predictor ---------------------------------------------------------------------------------
 
 
 @dataclass
 class Problem:
     """All that a model is told about a task. Fields are physical, float32, (row, time, channel, *space).
 
-    train, val: the solution; num_moving: its first channels, which are predicted (0: all), the others stand still and are
-    given; steady tasks have one frame and `train_inputs`, `val_inputs` (row, 1, channel, *space).
-    normalise, denormalise: physical to normalised fields and back; offset: what to add to a normalised channel to make it
-    proportional to the physical one (mean / std), for relative losses; std: of every channel. is_symmetric: the symmetries
-    of the line, square or cube map solutions to solutions; vector: the channels that are components along the axes and turn.
-    is_cube: all axes have as many cells, one length and one boundary, so that they may be exchanged.
-    step: (u, parameters) -> the frame after u (row, channel, *space) by a solver that is to be corrected; train_step: its
-    answers to every frame of train.
-    """
+    train, val: the solution; num_moving: its first channels, which are predicted (0: all), the others stand
+    still and are given; steady tasks have one frame and `train_inputs`, `val_inputs` (row, 1, channel,
+    *space). normalise, denormalise: physical to normalised fields and back; offset: what to add to a
+    normalised channel to make it proportional to the physical one (mean / std), for relative losses; std: of
+    every channel. is_symmetric: the symmetries of the line, square or cube map solutions to solutions;
+    vector: the channels that are components along the axes and turn. is_cube: all axes have as many cells,
+    one length and one boundary, so that they may be exchanged. step: (u, parameters) -> the frame after u
+    (row, channel, *space) by a solver that is to be corrected; train_step: its answers to every frame of
+    train."""
 
     name: str
     ndim: int
@@ -72,11 +72,11 @@ class Problem:
 class Trained:
     """A trained model and what it cost.
 
-    predict(given, parameters, num_steps): physical fields (batch, num_steps, channel, *space) after the context frames
-    `given` (batch, context, channel, *space), or (steady) from the coefficient, with num_steps 1.
-    seconds: of the budget spent; cpu_seconds: of all threads over it (far below seconds * threads: the machine was busy).
-    history: validation error at every point where weights could be selected. predict_base: of ours, by its base alone.
-    """
+    predict(given, parameters, num_steps): physical fields (batch, num_steps, channel, *space) after the
+    context frames `given` (batch, context, channel, *space), or (steady) from the coefficient, with num_steps
+    1. seconds: of the budget spent; cpu_seconds: of all threads over it (far below seconds * threads: the
+    machine was busy). history: validation error at every point where weights could be selected. predict_base:
+    of ours, by its base alone."""
 
     predict: Callable[[Tensor, Tensor, int], Tensor]
     num_parameters: int
@@ -101,8 +101,12 @@ class ParameterScale:
         values = parameters.double()
         self.is_log = bool(values.numel()) and bool((values > 0).all())
         values = self._map(values)
-        self.columns = [i for i in range(values.shape[1]) if float(values[:, i].max() - values[:, i].min()) > 1e-9
-                        and not any(torch.allclose(values[:, i], values[:, j]) for j in range(i))]
+        self.columns = [
+            i
+            for i in range(values.shape[1])
+            if float(values[:, i].max() - values[:, i].min()) > 1e-9
+            and not any(torch.allclose(values[:, i], values[:, j]) for j in range(i))
+        ]
         self.mean = values[:, self.columns].mean(0)
         self.std = (values[:, self.columns] - self.mean).square().mean(0).sqrt()
 
@@ -114,10 +118,11 @@ class ParameterScale:
         return ((values - self.mean.to(values.device)) / self.std.to(values.device)).float()
 
 
-# ---- training -------------------------------------------------------------------------------------------------------------
+# ---- training ----------------------------------------------------------------------------------------------
 
 
-# cpu: processor seconds of one thread, the same on a busy machine as on an idle one; wall: where a GPU computes
+# cpu: processor seconds of one thread, the same on a busy machine as on an idle one; wall: where a GPU
+# computes
 CLOCKS = {"cpu": time.process_time, "wall": time.perf_counter}
 
 
@@ -152,12 +157,16 @@ class Trainer:
         self.problem, self.settings, self.device = problem, settings, torch.device(device)
         p, s, ndim = problem, settings, problem.ndim
         if s.history > p.context and not p.is_steady:
-            raise ValueError(f"history is {s.history}; expected at most the {p.context} context frames. "
-                             f"Lower {s.network}.history.")
+            raise ValueError(
+                f"history is {s.history}; expected at most the {p.context} context frames. "
+                f"Lower {s.network}.history."
+            )
         torch.manual_seed(seed)
         self.random = torch.Generator().manual_seed(seed)
         self.u = channels_last(p.normalise(p.train), ndim).to(self.device)
-        self.inputs = channels_last(p.normalise_inputs(p.train_inputs), ndim).to(self.device) if p.is_steady else None
+        self.inputs = (
+            channels_last(p.normalise_inputs(p.train_inputs), ndim).to(self.device) if p.is_steady else None
+        )
         self.scale_parameters = ParameterScale(p.train_parameters)
         self.parameters = self.scale_parameters(p.train_parameters).to(self.device)
         self.offset = p.offset.to(self.device)
@@ -181,9 +190,16 @@ class Trainer:
             last = [m for m in self.net.modules() if isinstance(m, (nn.Linear, nn.Conv2d, nn.Conv3d))][-1]
             nn.init.zeros_(last.weight)  # start from persistence (steady: from the mean field)
             nn.init.zeros_(last.bias)
-        is_complex = any(x.is_complex() for x in self.net.parameters())  # the library's weights: AdamW cannot fuse them
-        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=s.lr, weight_decay=s.weight_decay, betas=(0.9, 0.95),
-                                           fused=not is_complex)
+        is_complex = any(
+            x.is_complex() for x in self.net.parameters()
+        )  # the library's weights: AdamW cannot fuse them
+        self.optimizer = torch.optim.AdamW(
+            self.net.parameters(),
+            lr=s.lr,
+            weight_decay=s.weight_decay,
+            betas=(0.9, 0.95),
+            fused=not is_complex,
+        )
         self.average = [x.detach().clone() for x in self.net.parameters()] if s.ema else []
         self.skipped = 0
 
@@ -196,10 +212,11 @@ class Trainer:
         return autocast(self.settings.precision, self.device)
 
     def advance(self, window: Tensor, parameters: Tensor, coarse: Tensor | None = None) -> Tensor:
-        """The frame after `window` (batch, history, *space, channel); steady: the solution, `window` holds the coefficient.
+        """The frame after `window` (batch, history, *space, channel); steady: the solution, `window` holds
+        the coefficient.
 
-        coarse: the answer (batch, *space, channel) of the solver that is corrected, to the last frame of the window.
-        """
+        coarse: the answer (batch, *space, channel) of the solver that is corrected, to the last frame of the
+        window."""
         x = window.movedim(1, -2).flatten(-2)
         x = x if coarse is None else torch.cat((x, coarse), -1)
         if parameters.shape[1]:
@@ -217,20 +234,25 @@ class Trainer:
         return u[..., : self.num_moving]
 
     def batch(self, num_steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Augmented window (batch, history, ...), targets (batch, num_steps, ...), parameters and coarse answer."""
+        """Augmented window (batch, history, ...), targets (batch, num_steps, ...), parameters and coarse
+        answer."""
         p, s, coarse = self.problem, self.settings, None
         rows = torch.randint(len(self.u), (s.batch_size,), generator=self.random)
         if p.is_steady:
             window, targets = self.inputs[rows], self.u[rows]
         else:
             length = s.history + num_steps
-            starts = torch.randint(self.first, self.u.shape[1] - length + 1, (s.batch_size,), generator=self.random)
+            starts = torch.randint(
+                self.first, self.u.shape[1] - length + 1, (s.batch_size,), generator=self.random
+            )
             frames = starts[:, None] + torch.arange(length)
             ends = along(p.boundary, p.ndim)
             if s.augment and PERIODIC in ends:
                 index = [rows.view(-1, 1, *[1] * p.ndim), frames.view(*frames.shape, *[1] * p.ndim)]
                 for axis, size in enumerate(self.u.shape[2:-1]):
-                    shift = torch.randint(size if ends[axis] == PERIODIC else 1, (s.batch_size, 1), generator=self.random)
+                    shift = torch.randint(
+                        size if ends[axis] == PERIODIC else 1, (s.batch_size, 1), generator=self.random
+                    )
                     cells = (torch.arange(size) + shift) % size
                     index.append(cells.view(-1, 1, *[1] * axis, size, *[1] * (p.ndim - axis - 1)))
             else:
@@ -245,7 +267,12 @@ class Trainer:
             parts = [window, targets] if coarse is None else [window, targets, coarse]
             window, targets, *rest = self.symmetry(*parts)
             coarse = rest[0] if rest else None
-        return window, targets, self.parameters[rows.to(self.device)], None if coarse is None else coarse[:, 0]
+        return (
+            window,
+            targets,
+            self.parameters[rows.to(self.device)],
+            None if coarse is None else coarse[:, 0],
+        )
 
     def symmetry(self, *fields: Tensor) -> list[Tensor]:
         """The same random symmetry of the line, square or cube applied to all (batch, time, *space, channel).
@@ -255,13 +282,15 @@ class Trainer:
         p, axes = self.problem, range(2, 2 + self.problem.ndim)
         flips = [axis for axis in axes if torch.rand((), generator=self.random) < 0.5]
         order = torch.randperm(p.ndim, generator=self.random).tolist() if p.is_cube else list(range(p.ndim))
-        fields = [(field.flip(flips) if flips else field).movedim([axes[axis] for axis in order], list(axes))
-                  for field in fields]
+        fields = [
+            (field.flip(flips) if flips else field).movedim([axes[axis] for axis in order], list(axes))
+            for field in fields
+        ]
         if not p.vector:
             return fields
         source = list(range(len(p.std)))
         sign = torch.ones(len(source))
-        for own in zip(*[iter(p.vector)] * p.ndim, strict=True):   # one vector after the other
+        for own in zip(*[iter(p.vector)] * p.ndim, strict=True):  # one vector after the other
             for to, axis in zip(own, order, strict=True):
                 source[to], sign[to] = own[axis], 1 - 2 * (axes[axis] in flips)
         scale, offset = (sign * p.std[source] / p.std).to(self.device), self.offset
@@ -283,7 +312,9 @@ class Trainer:
     def step(self, share: float) -> None:
         """One update at this share of the budget."""
         s = self.settings
-        is_single = self.problem.is_steady or self.problem.step is not None   # the solver's answers are to true frames
+        is_single = (
+            self.problem.is_steady or self.problem.step is not None
+        )  # the solver's answers are to true frames
         num_steps = 2 if share >= 1 - s.unroll_fraction and not is_single else 1
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(share, s)
@@ -292,7 +323,10 @@ class Trainer:
         for k in range(num_steps):
             pred = self.advance(window, parameters, coarse)
             total = total + self.loss(pred, targets[:, k], before)
-            window, before = torch.cat((window[:, 1:], pred[:, None]), 1) if k + 1 < num_steps else window, targets[:, k]
+            window, before = (
+                torch.cat((window[:, 1:], pred[:, None]), 1) if k + 1 < num_steps else window,
+                targets[:, k],
+            )
         self.optimizer.zero_grad(set_to_none=True)
         total.backward()
         norm = nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
@@ -327,17 +361,27 @@ class Trainer:
             last = p.denormalise(shown[:, -1:].movedim(-1, 2).to(given.device))[:, 0]
             return channels_last(p.normalise(p.step(last, parameters)[:, None]), p.ndim)[:, 0].to(self.device)
 
-        u = rollout(lambda shown: self.advance(shown, constant, answer(shown))[:, None], window, num_steps, history)
+        u = rollout(
+            lambda shown: self.advance(shown, constant, answer(shown))[:, None], window, num_steps, history
+        )
         return p.denormalise(u.movedim(-1, 2).to(given.device))
 
 
-def train(problem: Problem, settings: Settings, budget_seconds: float, seed: int, score: Callable[[Trained], float] | None = None,
-          clock: Callable[[], float] = time.process_time, device: str = "cpu") -> Trained:
-    """Train one baseline for `budget_seconds` of `clock` and return it with the weights that `score` (of the validation rows,
-    lower is better; not counted in the budget) prefers among those at the CHECKPOINTS and the end; without it, the last.
+def train(
+    problem: Problem,
+    settings: Settings,
+    budget_seconds: float,
+    seed: int,
+    score: Callable[[Trained], float] | None = None,
+    clock: Callable[[], float] = time.process_time,
+    device: str = "cpu",
+) -> Trained:
+    """Train one baseline for `budget_seconds` of `clock` and return it with the weights that `score` (of the
+    validation rows, lower is better; not counted in the budget) prefers among those at the CHECKPOINTS and
+    the end; without it, the last.
 
-    Normalising the data and building the network come before the budget; it ends before a step that would not fit.
-    """
+    Normalising the data and building the network come before the budget; it ends before a step that would not
+    fit."""
     trainer = Trainer(problem, settings, seed, device)
     watch = Stopwatch(clock)
     cpu_start = time.process_time()
@@ -371,7 +415,10 @@ def train(problem: Problem, settings: Settings, budget_seconds: float, seed: int
             torch.cuda.synchronize()
         durations.append(watch() - begin)
     result.seconds, result.cpu_seconds = watch(), time.process_time() - cpu_start - cpu_excluded
-    result.step_ms, result.skipped = 1e3 * sorted(durations)[len(durations) // 2] if durations else float("nan"), trainer.skipped
+    result.step_ms, result.skipped = (
+        1e3 * sorted(durations)[len(durations) // 2] if durations else float("nan"),
+        trainer.skipped,
+    )
     if score is not None:
         judge(1.0)
     trainer.load(best[1] if best else trainer.weights())

@@ -1,12 +1,13 @@
-"""The latent cache against memory itself: building, opening, batches beside memcpy, and what two processes hold.
+"""The latent cache against memory itself: building, opening, batches beside memcpy, and what two processes
+hold.
 
     python -m bench.cache                       1 GiB of latents in a temporary folder
     python -m bench.cache --gib 0.1 --batch 32
 
-Prints a small table. Expected: opening to the first batch under 1 s; a batch at the speed of memcpy of the same windows
-(scattered windows wait for memory, so one block of as many bytes is faster); two processes share one copy: the latents are in
-the RSS of both, half in the PSS (proportional share) of each, and not in what is private.
-"""
+Prints a small table. Expected: opening to the first batch under 1 s; a batch at the speed of memcpy of the
+same windows (scattered windows wait for memory, so one block of as many bytes is faster); two processes share
+one copy: the latents are in the RSS of both, half in the PSS (proportional share) of each, and not in what is
+private."""
 
 from __future__ import annotations
 
@@ -32,11 +33,26 @@ FRAMES, CELLS = 41, 256
 
 
 def settings(folder: str, num: int, dim: int) -> Config:
-    return load_config(None, [
-        "data.tasks=[advection1d]", f"data.root={folder}/data", f"cache.root={folder}/cache",
-        *(f"task.advection1d.{setting}" for setting in (
-            "parameters=[1.0]", f"num_trajectories={num}", f"resolution={CELLS}", f"num_frames={FRAMES}", f"dim={dim}",
-            "space_stride=1", "time_stride=1"))])
+    return load_config(
+        None,
+        [
+            "data.tasks=[advection1d]",
+            f"data.root={folder}/data",
+            f"cache.root={folder}/cache",
+            *(
+                f"task.advection1d.{setting}"
+                for setting in (
+                    "parameters=[1.0]",
+                    f"num_trajectories={num}",
+                    f"resolution={CELLS}",
+                    f"num_frames={FRAMES}",
+                    f"dim={dim}",
+                    "space_stride=1",
+                    "time_stride=1",
+                )
+            ),
+        ],
+    )
 
 
 def write_noise(path: Path, num: int) -> None:
@@ -62,7 +78,11 @@ def memory() -> dict[str, float]:
     """MiB of this process: resident, proportional share, and private to it."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
     values = {line.split(":")[0]: int(line.split()[1]) / 1024 for line in lines}
-    return {"RSS": values["Rss"], "PSS": values["Pss"], "private": values["Private_Clean"] + values["Private_Dirty"]}
+    return {
+        "RSS": values["Rss"],
+        "PSS": values["Pss"],
+        "private": values["Private_Clean"] + values["Private_Dirty"],
+    }
 
 
 def drop_page_cache(path: Path) -> None:
@@ -78,12 +98,16 @@ def reader(config: Config) -> None:
         cache.batch([row], 0, cache.num_frames)
     print("ready", flush=True)
     sys.stdin.readline()
-    print("; ".join(f"{name} {value:.0f} MiB ({before[name]:.0f} opened)" for name, value in memory().items()), flush=True)
+    print(
+        "; ".join(f"{name} {value:.0f} MiB ({before[name]:.0f} opened)" for name, value in memory().items()),
+        flush=True,
+    )
 
 
 def compare(cache: Cache, batch: int, length: int, repeats: int) -> list[float]:
-    """Median seconds of a random batch; of memcpy of such windows one by one (NumPy's loop over items as long as a window, no
-    checks); of memcpy of as many bytes from one random place. Taken in turn, so that load hits all three."""
+    """Median seconds of a random batch; of memcpy of such windows one by one (NumPy's loop over items as long
+    as a window, no checks); of memcpy of as many bytes from one random place. Taken in turn, so that load
+    hits all three."""
     frames, generator = cache._state.frames, torch.Generator().manual_seed(0)
     item = frames.shape[1] * 4
     windows = np.ndarray(len(frames) - length + 1, f"V{length * item}", frames.numpy(), strides=(item,))
@@ -100,23 +124,30 @@ def compare(cache: Cache, batch: int, length: int, repeats: int) -> list[float]:
 
 
 def cost_of_checks(config: Config, batch: int, length: int, is_first: bool) -> float:
-    """Time of reading every row (in a newly opened cache if `is_first`) over that without checks; median of pairs in turn."""
+    """Time of reading every row (in a newly opened cache if `is_first`) over that without checks; median of
+    pairs in turn."""
     ratios = []
     for _ in range(9):
         times = []
         for is_unchecked in (True, False):
             cache = open_cache(config, "advection1d", verify="quick" if is_first else "full")
             for row in range(0, cache.num_rows, 64):
-                cache._state.frames[row * FRAMES : (row + 64) * FRAMES].sum()   # maps the pages, as the first touch is dear
+                cache._state.frames[
+                    row * FRAMES : (row + 64) * FRAMES
+                ].sum()  # maps the pages, as the first touch is dear
             cache._state.is_placed = is_unchecked
             rows = torch.randperm(cache.num_rows).split(batch)
-            times.append(seconds_of(lambda cache=cache, rows=rows: [cache.batch(some, 0, length) for some in rows]))
+            times.append(
+                seconds_of(lambda cache=cache, rows=rows: [cache.batch(some, 0, length) for some in rows])
+            )
         ratios.append(times[1] / times[0])
     return float(np.median(ratios))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gib", type=float, default=1.0, help="size of the latents")
     parser.add_argument("--batch", type=int, nargs="+", default=[32, 256])
     parser.add_argument("--repeats", type=int, default=200)
@@ -136,30 +167,52 @@ def main() -> None:
         seconds = seconds_of(lambda: build_cache(config, "advection1d", progress=False))
         path = config.cache_path("advection1d")
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(f"build        {seconds:8.1f} s   {data_bytes / seconds / 1e6:.0f} MB/s of data, peak memory {peak:.0f} MiB "
-              f"({base:.0f} before)")
+        print(
+            f"build        {seconds:8.1f} s   {data_bytes / seconds / 1e6:.0f} MB/s of data, peak memory "
+            f"{peak:.0f} MiB "
+            f"({base:.0f} before)"
+        )
 
         for verify in ("quick", "full", "auto"):
-            seconds = np.median([seconds_of(lambda verify=verify: open_cache(config, "advection1d", verify)) for _ in range(3)])
+            seconds = np.median(
+                [
+                    seconds_of(lambda verify=verify: open_cache(config, "advection1d", verify))
+                    for _ in range(3)
+                ]
+            )
             print(f"open {verify:8s}{seconds * 1e3:8.1f} ms")
         for name, prepare in (("in page cache", lambda: None), ("from disk", lambda: drop_page_cache(path))):
             prepare()
             seconds = seconds_of(lambda: open_cache(config, "advection1d").batch(range(32), 0, 2))
             print(f"open and first batch, {name}: {seconds * 1e3:.1f} ms")
 
-        print(f"every row once, compared with its checksum, over without: {cost_of_checks(config, 32, FRAMES, True):.2f}; "
-              f"read again, over without: {cost_of_checks(config, 32, 10, False):.2f} (32 x 10 frames)")
-        cache = open_cache(config, "advection1d", verify="full")   # which also maps every page, as a first epoch does
-        print(f"{'batch':>6} {'frames':>6} {'MiB':>8} {'us':>6} {'GB/s':>6} {'of memcpy: windows':>19} {'one block':>10}")
+        print(
+            f"every row once, compared with its checksum, over without: "
+            f"{cost_of_checks(config, 32, FRAMES, True):.2f}; "
+            f"read again, over without: {cost_of_checks(config, 32, 10, False):.2f} (32 x 10 frames)"
+        )
+        cache = open_cache(
+            config, "advection1d", verify="full"
+        )  # which also maps every page, as a first epoch does
+        print(
+            f"{'batch':>6} {'frames':>6} {'MiB':>8} {'us':>6} {'GB/s':>6} {'of memcpy: windows':>19} "
+            f"{'one block':>10}"
+        )
         for batch in args.batch:
             for length in (2, 10, FRAMES):
                 size = batch * length * CELLS // 4 * args.dim * 4
                 taken, scattered, block = compare(cache, batch, length, args.repeats)
-                print(f"{batch:6d} {length:6d} {size / 2**20:8.3f} {taken * 1e6:6.0f} {size / taken / 1e9:6.2f} "
-                      f"{scattered / taken:19.2f} {block / taken:10.2f}")
+                print(
+                    f"{batch:6d} {length:6d} {size / 2**20:8.3f} {taken * 1e6:6.0f} "
+                    f"{size / taken / 1e9:6.2f} "
+                    f"{scattered / taken:19.2f} {block / taken:10.2f}"
+                )
 
         command = [sys.executable, "-m", "bench.cache", "--dim", str(args.dim), "--reader", folder, str(num)]
-        readers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        readers = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            for _ in range(2)
+        ]
         for process in readers:
             assert process.stdout.readline() == "ready\n"
         for number, process in enumerate(readers):

@@ -2,16 +2,16 @@
 
     python -m bench.compare --task burgers1d --budget 300 --seeds 0 1 --models ours fno unet
 
-Time is processor seconds of one thread, so that two runs side by side on a busy machine are each given the same; with a GPU
-(--device cuda) it is wall-clock. Every model's settings are searched first, on validation, by the same search in the same
-time (bench/tune.py); no ratio is printed against settings given by hand. ours_generic is ours with the bases alone that know
-no equation, persistence and the linear or polynomial propagator. NAME_correction corrects a coarse solver: bench/correction.py.
+Time is processor seconds of one thread, so that two runs side by side on a busy machine are each given the
+same; with a GPU (--device cuda) it is wall-clock. Every model's settings are searched first, on validation,
+by the same search in the same time (bench/tune.py); no ratio is printed against settings given by hand.
+ours_generic is ours with the bases alone that know no equation, persistence and the linear or polynomial
+propagator. NAME_correction corrects a coarse solver: bench/correction.py.
 
-Reads the data and the latent cache of the configuration (`make cache`); writes bench/out/TASK_*.json. Context frames
-(evaluate.context_frames) are given to every model and never scored; weights are selected on validation rollouts, everything
-printed is on test. Errors: bench/score.py.
-Overrides: section.key=value for the configuration, fno.lr=1e-3 or unet.width=32 for a baseline.
-"""
+Reads the data and the latent cache of the configuration (`make cache`); writes bench/out/TASK_*.json. Context
+frames (evaluate.context_frames) are given to every model and never scored; weights are selected on validation
+rollouts, everything printed is on test. Errors: bench/score.py. Overrides: section.key=value for the
+configuration, fno.lr=1e-3 or unet.width=32 for a baseline."""
 
 from __future__ import annotations
 
@@ -57,13 +57,21 @@ MODELS = tuple(dict.fromkeys((*OURS, *BASELINES, *CORRECTED)))
 TOLERANCE = 1.05  # a model that took more than this share of its budget is marked, and so are its ratios
 
 
-def fit(model: str, config: Config, problem: Problem, val: Split, settings: Settings | Changes, args: argparse.Namespace,
-        seed: int, budget: float) -> Trained:
+def fit(
+    model: str,
+    config: Config,
+    problem: Problem,
+    val: Split,
+    settings: Settings | Changes,
+    args: argparse.Namespace,
+    seed: int,
+    budget: float,
+) -> Trained:
     """Train one model; the weights it comes with were selected on validation.
 
-    Like the others ours is given physical context frames and parameters, and sees nothing else of the test trajectories.
-    Unlike them it may have an equation's structure built in (its bases): a fair comparison of tools, not of generic networks.
-    """
+    Like the others ours is given physical context frames and parameters, and sees nothing else of the test
+    trajectories. Unlike them it may have an equation's structure built in (its bases): a fair comparison of
+    tools, not of generic networks."""
     if model == "ours_correction":
         return correction.train_ours(args, settings, seed, budget)
     if model in OURS:
@@ -74,11 +82,17 @@ def fit(model: str, config: Config, problem: Problem, val: Split, settings: Sett
     return train_rival(args, config, problem, val, settings, seed, budget)
 
 
-def settings_of(model: str, config: Config, problem: Problem, val: Split, args: argparse.Namespace) -> Settings | Changes:
+def settings_of(
+    model: str, config: Config, problem: Problem, val: Split, args: argparse.Namespace
+) -> Settings | Changes:
     """What a model is trained with: given by hand, else what the search for its family finds."""
     by_hand = args.settings.get(model)
     changes = by_hand or found(family_of(model), args, config, problem, val)["changes"]
-    return changes if model in OURS else settings_for(model.removesuffix("_correction"), problem.name, problem.ndim, changes)
+    return (
+        changes
+        if model in OURS
+        else settings_for(model.removesuffix("_correction"), problem.name, problem.ndim, changes)
+    )
 
 
 def number(value: float) -> str:
@@ -86,30 +100,56 @@ def number(value: float) -> str:
 
 
 def line(name: str, seed: str, row: dict[str, Any], trained: Trained | None = None) -> str:
-    cost = "" if trained is None else (
-        f" {trained.num_parameters / 1e3:8.0f}k {trained.steps:6d} {trained.step_ms:8.1f} {row['state_ms']:9.3f} "
-        f"{trained.seconds:7.1f} {trained.cpu_seconds:7.1f}" + (f"  {trained.skipped} skipped" if trained.skipped else "")
-        + ("  OVER BUDGET" if row["is_over_budget"] else ""))
-    return (f"{name:14} {seed:>4} {number(row['error'])} [{number(row['low']).strip()}, {number(row['high']).strip()}]"
-            + "".join(f" {number(row[key])}" for key in ("nrmse", "median", "first_frame", "last_frame")) + cost)
+    cost = (
+        ""
+        if trained is None
+        else (
+            f" {trained.num_parameters / 1e3:8.0f}k {trained.steps:6d} {trained.step_ms:8.1f} "
+            f"{row['state_ms']:9.3f} "
+            f"{trained.seconds:7.1f} {trained.cpu_seconds:7.1f}"
+            + (f"  {trained.skipped} skipped" if trained.skipped else "")
+            + ("  OVER BUDGET" if row["is_over_budget"] else "")
+        )
+    )
+    return (
+        f"{name:14} {seed:>4} {number(row['error'])} [{number(row['low']).strip()}, "
+        f"{number(row['high']).strip()}]"
+        + "".join(f" {number(row[key])}" for key in ("nrmse", "median", "first_frame", "last_frame"))
+        + cost
+    )
 
 
-HEADER = (f"{'model':14} {'seed':>4} {'error':>9} {'[95 %: low, high]':>20} {'nrmse':>9} {'median':>9} {'first':>9} {'last':>9}"
-          f" {'params':>9} {'steps':>6} {'ms/step':>8} {'ms/state':>9} {'seconds':>7} {'cpu s':>7}")
+HEADER = (
+    f"{'model':14} {'seed':>4} {'error':>9} {'[95 %: low, high]':>20} {'nrmse':>9} {'median':>9} "
+    f"{'first':>9} {'last':>9}"
+    f" {'params':>9} {'steps':>6} {'ms/step':>8} {'ms/state':>9} {'seconds':>7} {'cpu s':>7}"
+)
 
 
 def describe(args: argparse.Namespace, problem: Problem, splits: dict[str, Split]) -> dict[str, Any]:
     """Where and on what this ran."""
-    return {"task": problem.name, "budget_s": args.budget, "clock": args.clock, "device": args.device,
-            "search_s": args.search or SEARCH * args.budget, "config": str(args.config), "overrides": args.overrides,
-            "torch": torch.__version__, "machine": platform.processor(), "cores": os.cpu_count(), "load": os.getloadavg()[0],
-            "rows": {"train": len(problem.train), **{name: len(split.truth) for name, split in splits.items()}},
-            "frames_scored": splits["test"].truth.shape[1], "context_frames": 0 if problem.is_steady else problem.context,
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S")}
+    return {
+        "task": problem.name,
+        "budget_s": args.budget,
+        "clock": args.clock,
+        "device": args.device,
+        "search_s": args.search or SEARCH * args.budget,
+        "config": str(args.config),
+        "overrides": args.overrides,
+        "torch": torch.__version__,
+        "machine": platform.processor(),
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "rows": {"train": len(problem.train), **{name: len(split.truth) for name, split in splits.items()}},
+        "frames_scored": splits["test"].truth.shape[1],
+        "context_frames": 0 if problem.is_steady else problem.context,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S"),
+    }
 
 
 def clean(value: Any) -> Any:
-    """`value` for JSON, which has no NaN or inf: null there means the model diverged or the number is undefined."""
+    """`value` for JSON, which has no NaN or inf: null there means the model diverged or the number is
+    undefined."""
     if isinstance(value, dict):
         return {key: clean(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -129,16 +169,24 @@ def compare(config: Config, args: argparse.Namespace) -> dict[str, Any]:
     steady = problem.is_steady
     by_hand = {model for model in args.models if args.settings.get(model)}
     settings = {model: settings_of(model, config, problem, splits["val"], args) for model in args.models}
-    result = {"kind": "compare", **describe(args, problem, splits), "judged_by": "nrmse" if steady else "pooled",
-              "settings": {model: value if model in OURS else asdict(value) for model, value in settings.items()},
-              "rows_printed": [], "ratios": {}}
+    result = {
+        "kind": "compare",
+        **describe(args, problem, splits),
+        "judged_by": "nrmse" if steady else "pooled",
+        "settings": {model: value if model in OURS else asdict(value) for model, value in settings.items()},
+        "rows_printed": [],
+        "ratios": {},
+    }
     cache = open_cache(config, args.task)
     result |= {"data": data_key(cache.fingerprint, config.context(args.task)), "models": {}}
     path = OUT / f"{args.task}_{args.budget:g}s_{'-'.join(args.models)}_{time.strftime('%m%d-%H%M%S')}.json"
     name, errors = trivial(problem, test)
     result["trivial"] = {"name": name, **summary(errors, test, steady, num_bootstrap)}
-    print(f"{args.task}: {result['rows']} rows, {test.truth.shape[1]} frames scored, {args.budget:g} s of {args.clock} each, "
-          f"one thread, judged by {result['judged_by']} on test\n{HEADER}")
+    print(
+        f"{args.task}: {result['rows']} rows, {test.truth.shape[1]} frames scored, {args.budget:g} s of "
+        f"{args.clock} each, "
+        f"one thread, judged by {result['judged_by']} on test\n{HEADER}"
+    )
     print(line(name, "-", result["trivial"]), flush=True)
     scored: dict[str, list[Errors]] = {}
     for seed in args.seeds:
@@ -146,35 +194,65 @@ def compare(config: Config, args: argparse.Namespace) -> dict[str, Any]:
             trained = fit(model, config, problem, splits["val"], settings[model], args, seed, args.budget)
             errors, state_ms = rollout(trained, test, config.evaluate.batch_size)
             scored.setdefault(model, []).append(errors)
-            row = {"model": model, "seed": seed, **summary(errors, test, steady, num_bootstrap), "state_ms": state_ms,
-                   **{key: getattr(trained, key) for key in ("num_parameters", "steps", "step_ms", "seconds", "cpu_seconds",
-                                                             "skipped", "history")},
-                   "is_over_budget": trained.seconds > TOLERANCE * args.budget}
+            row = {
+                "model": model,
+                "seed": seed,
+                **summary(errors, test, steady, num_bootstrap),
+                "state_ms": state_ms,
+                **{
+                    key: getattr(trained, key)
+                    for key in (
+                        "num_parameters",
+                        "steps",
+                        "step_ms",
+                        "seconds",
+                        "cpu_seconds",
+                        "skipped",
+                        "history",
+                    )
+                },
+                "is_over_budget": trained.seconds > TOLERANCE * args.budget,
+            }
             result["rows_printed"].append(row)
             print(line(model, str(seed), row, trained), flush=True)
-            if model in NETWORKS and model not in by_hand:   # the report shows the best seed, and no network made weak by hand
+            if (
+                model in NETWORKS and model not in by_hand
+            ):  # the report shows the best seed, and no network made weak by hand
                 validation = best_error(trained)
                 if validation < result["models"].get(model, {"validation": math.inf})["validation"]:
-                    entry = {"validation": validation, "row": report_row(trained, test, config, cache, state_ms)}
+                    entry = {
+                        "validation": validation,
+                        "row": report_row(trained, test, config, cache, state_ms),
+                    }
                     result["models"][model] = entry
             save(path, result)
     for model, parts in scored.items():
         rows = [row for row in result["rows_printed"] if row["model"] == model]
-        by_parameter = {key: sum(row["by_parameter"][key] for row in rows) / len(rows) for key in rows[0]["by_parameter"]}
-        print(f"{model}: mean over seeds {number(sum(row['error'] for row in rows) / len(rows)).strip()}"
-              + "".join(f", {key}: {number(value).strip()}" for key, value in by_parameter.items()))
+        by_parameter = {
+            key: sum(row["by_parameter"][key] for row in rows) / len(rows) for key in rows[0]["by_parameter"]
+        }
+        print(
+            f"{model}: mean over seeds {number(sum(row['error'] for row in rows) / len(rows)).strip()}"
+            + "".join(f", {key}: {number(value).strip()}" for key, value in by_parameter.items())
+        )
         if model == args.models[0]:
             continue
         if hand := sorted(by_hand & {model, args.models[0]}):
-            print(f"no ratio {args.models[0]} / {model}: the settings of {hand[0]} are given by hand; expected settings "
-                  f"that validation chose. Leave out {hand[0]}.KEY=VALUE, and it is tuned first.")
+            print(
+                f"no ratio {args.models[0]} / {model}: the settings of {hand[0]} are given by hand; expected "
+                f"settings "
+                f"that validation chose. Leave out {hand[0]}.KEY=VALUE, and it is tuned first."
+            )
         else:
             unequal = [row["model"] for row in result["rows_printed"] if row["is_over_budget"]]
             ratio = paired_ratio(scored[args.models[0]], parts, test, steady, num_bootstrap)
             result["ratios"][f"{args.models[0]}/{model}"] = ratio
-            print(f"{args.models[0]} / {model}: {ratio['ratio']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}] (below 1: "
-                  f"{args.models[0]} is better; interval over trajectories, not seeds)"
-                  + (f" NOT AT EQUAL TIME: {', '.join(sorted(set(unequal)))} over budget" if unequal else ""))
+            print(
+                f"{args.models[0]} / {model}: {ratio['ratio']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}] "
+                f"(below 1: "
+                f"{args.models[0]} is better; interval over trajectories, not seeds)"
+                + (f" NOT AT EQUAL TIME: {', '.join(sorted(set(unequal)))} over budget" if unequal else "")
+            )
     save(path, result)
     print(f"wrote {path}")
     return result
@@ -197,7 +275,9 @@ def read_pairs(texts: list[str]) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     argv = sys.argv[1:] if argv is None else argv
     overrides = [text for text in argv if "=" in text and not text.startswith("-")]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--task", required=True)
     parser.add_argument("--models", nargs="+", default=["ours", "fno", "unet"], choices=MODELS)
     add_arguments(parser)

@@ -1,9 +1,10 @@
 """Correction: a coarse solver's step, and what ours, an FNO or a U-Net learn of what it leaves.
 
-The solver is the task's own scheme (`Task.step`), one call per frame on the stored grid; where the data are this scheme's own
-on that grid (data.source=generate without a stride), on half of it: means of two cells, and its change brought back. Every
-model is shown its answer as one more frame and adds to it. The answers to the training frames are computed once, before the
-clock starts, for no model trains through the solver; rollouts call it. So all train one call at a time.
+The solver is the task's own scheme (`Task.step`), one call per frame on the stored grid; where the data are
+this scheme's own on that grid (data.source=generate without a stride), on half of it: means of two cells, and
+its change brought back. Every model is shown its answer as one more frame and adds to it. The answers to the
+training frames are computed once, before the clock starts, for no model trains through the solver; rollouts
+call it. So all train one call at a time.
 
 Not for steady Darcy flow, and not for shallow water, whose fields are not the whole state.
 """
@@ -37,19 +38,24 @@ from ups.models.operator import Operator
 from ups.models.windows import Windows, augment
 from ups.tasks import Task
 
-Step = Callable[[Tensor, Tensor], Tensor]   # u (row, channel, *space) physical, parameters (row, P) -> the next frame
+Step = Callable[
+    [Tensor, Tensor], Tensor
+]  # u (row, channel, *space) physical, parameters (row, P) -> the next frame
 AT_ONCE = 256
 
 
 def coarse_step(task: Task, dt: float, is_halved: bool, low: Tensor, high: Tensor) -> Step:
     """The solver that is corrected. Raises ValueError for a task without one.
 
-    low, high: range (C,) of the training data. A state that lies its width or more outside of it (positive channels: below
-    a tenth) is a rollout that is lost; it is answered with NaN, for a solver might take its time steps for ever.
-    """
+    low, high: range (C,) of the training data. A state that lies its width or more outside of it (positive
+    channels: below a tenth) is a rollout that is lost; it is answered with NaN, for a solver might take its
+    time steps for ever."""
     if task.step is None:
-        raise ValueError(f"{task.name} has no step from a given state; expected a task whose fields are its whole state. Leave "
-                         "the columns of the correction out.")
+        raise ValueError(
+            f"{task.name} has no step from a given state; expected a task whose fields are its whole state. "
+            f"Leave "
+            "the columns of the correction out."
+        )
 
     is_positive = torch.tensor([name in task.positive for name in task.fields])
     shape = (1, -1, *[1] * task.ndim)
@@ -63,7 +69,9 @@ def coarse_step(task: Task, dt: float, is_halved: bool, low: Tensor, high: Tenso
             rows = (first == value) & is_sound
             given = halved(u[rows], task.ndim) if is_halved else u[rows]
             later = task.step(given, parameter=float(value) if parameters.shape[1] else None, dt=dt)
-            out[rows] = u[rows] + doubled(later - given, task.ndim, task.boundary == PERIODIC) if is_halved else later
+            out[rows] = (
+                u[rows] + doubled(later - given, task.ndim, task.boundary == PERIODIC) if is_halved else later
+            )
         return out
 
     return step
@@ -81,7 +89,9 @@ def doubled(u: Tensor, ndim: int, is_periodic: bool) -> Tensor:
     mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[ndim]
     if not is_periodic:
         return F.interpolate(u, scale_factor=2, mode=mode, align_corners=False)
-    finer = F.interpolate(F.pad(u, (1, 1) * ndim, mode="circular"), scale_factor=2, mode=mode, align_corners=False)
+    finer = F.interpolate(
+        F.pad(u, (1, 1) * ndim, mode="circular"), scale_factor=2, mode=mode, align_corners=False
+    )
     return finer[(..., *[slice(2, -2)] * ndim)]
 
 
@@ -93,13 +103,16 @@ def solver_of(config: Config, cache: Cache, u: Tensor) -> Step:
 
 
 def answers(config: Config, cache: Cache, u: Tensor, parameters: Tensor) -> Tensor:
-    """The solver's answer to every frame of u (row, time, channel, *space), kept in bench/out/coarse/ by what u holds."""
+    """The solver's answer to every frame of u (row, time, channel, *space), kept in bench/out/coarse/ by what
+    u holds."""
     digest = hashlib.sha256(u.contiguous().numpy()).hexdigest()[:16]
     path = OUT / "coarse" / f"{cache.task.name}-{digest}.npy"
     if not path.is_file():
         step, rows = solver_of(config, cache, u), parameters.repeat_interleave(u.shape[1], 0)
         with torch.no_grad():
-            parts = [step(*some) for some in zip(u.flatten(0, 1).split(AT_ONCE), rows.split(AT_ONCE), strict=True)]
+            parts = [
+                step(*some) for some in zip(u.flatten(0, 1).split(AT_ONCE), rows.split(AT_ONCE), strict=True)
+            ]
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         with partial.open("wb") as file:
@@ -110,11 +123,14 @@ def answers(config: Config, cache: Cache, u: Tensor, parameters: Tensor) -> Tens
 
 def corrected(problem: Problem, config: Config, cache: Cache) -> Problem:
     """The problem of a rival that corrects the solver."""
-    return dataclasses.replace(problem, step=solver_of(config, cache, problem.train),
-                               train_step=answers(config, cache, problem.train, problem.train_parameters))
+    return dataclasses.replace(
+        problem,
+        step=solver_of(config, cache, problem.train),
+        train_step=answers(config, cache, problem.train, problem.train_parameters),
+    )
 
 
-# ---- ours ----------------------------------------------------------------------------------------------------------------
+# ---- ours --------------------------------------------------------------------------------------------------
 
 
 class Coarse(Base):
@@ -124,7 +140,11 @@ class Coarse(Base):
 
     def __init__(self, codec: Any, step: Step, values: Tensor):
         super().__init__()
-        self.codec, self.step, self.parameters_of = [codec], step, values   # in a list: not a module of the base's own
+        self.codec, self.step, self.parameters_of = (
+            [codec],
+            step,
+            values,
+        )  # in a list: not a module of the base's own
 
     def forward(self, u: Tensor, known: Known) -> Tensor:
         codec = self.codec[0]
@@ -133,9 +153,10 @@ class Coarse(Base):
 
 
 class CoarseWindows(Windows):
-    """Windows with the solver's answer to the last frame shown, which the head then gives while gradients are taken."""
+    """Windows with the solver's answer to the last frame shown, which the head then gives while gradients are
+    taken."""
 
-    answers: Tensor   # (training row, time, channel, *space), physical
+    answers: Tensor  # (training row, time, channel, *space), physical
 
     def draw(self, head: TaskHead, batch: Batch, step: int, part: slice) -> tuple[Tensor, Tensor, Known]:
         cache, rows = self.caches[batch.task], self.caches[batch.task].split["train"][batch.rows[part]]
@@ -143,10 +164,13 @@ class CoarseWindows(Windows):
         window = cache.batch(rows, starts, head.history + 1)
         coarse = self.answers[batch.rows[part], starts + head.history - 1]
         coarse = head.codec.encode(head.codec.normalise(coarse[:, None]))
-        window, coarse = augment(head.task, [(window, head.codec), (coarse, head.codec)],
-                                 generator(self.seed, step, "augment"))
-        head.predict_base = lambda z, *known: coarse if torch.is_grad_enabled() else TaskHead.predict_base(head, z, *known)
-        return window[:, :head.history], window[:, head.history:], head.known(cache.parameters[rows])
+        window, coarse = augment(
+            head.task, [(window, head.codec), (coarse, head.codec)], generator(self.seed, step, "augment")
+        )
+        head.predict_base = lambda z, *known: (
+            coarse if torch.is_grad_enabled() else TaskHead.predict_base(head, z, *known)
+        )
+        return window[:, : head.history], window[:, head.history :], head.known(cache.parameters[rows])
 
 
 def train_ours(args: argparse.Namespace, changes: Changes, seed: int, budget: float) -> Trained:
@@ -162,8 +186,16 @@ def train_ours(args: argparse.Namespace, changes: Changes, seed: int, budget: fl
     u, _ = fields(config, cache, "train")
     parameters = cache.parameters[cache.split["train"]]
     found = answers(config, cache, u, parameters)
-    values = torch.stack([cache.parameters[cache.parameter_index == index][0]
-                          for index in range(len(cache.parameter_values))]) if len(cache.parameter_values) else torch.zeros(0, 0)
+    values = (
+        torch.stack(
+            [
+                cache.parameters[cache.parameter_index == index][0]
+                for index in range(len(cache.parameter_values))
+            ]
+        )
+        if len(cache.parameter_values)
+        else torch.zeros(0, 0)
+    )
     step = solver_of(config, cache, u)
     head = head_with(cache, "persistence", base_settings(cache), torch.device("cpu"))
 
@@ -186,5 +218,14 @@ def train_ours(args: argparse.Namespace, changes: Changes, seed: int, budget: fl
         answers = found
 
     error = base_error(head, cache, config.context(args.task))
-    return train_operator(config, args.task, budget, seed, args.device, CLOCKS[args.clock], fitted=(head, error), modify=modify,
-                          windows_of=MyWindows)
+    return train_operator(
+        config,
+        args.task,
+        budget,
+        seed,
+        args.device,
+        CLOCKS[args.clock],
+        fitted=(head, error),
+        modify=modify,
+        windows_of=MyWindows,
+    )

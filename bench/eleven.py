@@ -1,18 +1,19 @@
-"""The judgement of all eleven families, task by task, seed by seed, column by column; cut off, it goes on where it was.
+"""The judgement of all eleven families, task by task, seed by seed, column by column; cut off, it goes on
+where it was.
 
     python -m bench.numerics                                            # the data: other numerics than ours
-    python -m bench.eleven --budget 180 --seeds 0 1                     # all tasks and columns; days of one core
+    python -m bench.eleven --budget 180 --seeds 0 1   # all tasks and columns; days of one core
     python -m bench.eleven --budget 180 --task cfd1d --column ours fno  # side by side with another task
-    python -m bench.table                                               # docs/results.md and README.md from what is there
+    python -m bench.table   # docs/results.md and README.md from what is there
 
-Every column is trained for the same processor seconds of one thread, its settings found before by the same search (see
-bench/tune.py). Columns: ours_generic (persistence and propagator, or the mean, as bases), ours (all bases), fno, unet, and each
-correcting a coarse solver (ours_correction, ..; bench/correction.py), with the settings that were found without it. A result is
-kept in bench/results/TASK.json as soon as it is there, with the revision that made it; what is there for the same data, seed,
-time, search and kind of processor is not run again. Settings that a search found on one processor serve on another; seconds
-of two do not compare, and the tables never do.
-Long rollouts start from other states and go over three times the horizon that was trained on.
-"""
+Every column is trained for the same processor seconds of one thread, its settings found before by the same
+search (see bench/tune.py). Columns: ours_generic (persistence and propagator, or the mean, as bases), ours
+(all bases), fno, unet, and each correcting a coarse solver (ours_correction, ..; bench/correction.py), with
+the settings that were found without it. A result is kept in bench/results/TASK.json as soon as it is there,
+with the revision that made it; what is there for the same data, seed, time, search and kind of processor is
+not run again. Settings that a search found on one processor serve on another; seconds of two do not compare,
+and the tables never do. Long rollouts start from other states and go over three times the horizon that was
+trained on."""
 
 from __future__ import annotations
 
@@ -58,14 +59,18 @@ def long_split(config: Config, task: str) -> Split | None:
         attributes = spec.attributes(value)
         parameters += [[attributes[name] for name in spec.parameters]] * len(u[-1])
     joined = torch.cat(u)
-    return Split(joined[:, :context], spec.predicted(joined[:, context:]),
-                 torch.tensor(parameters, dtype=torch.float64).view(len(joined), -1),
-                 torch.arange(len(u[0])).repeat(len(u)))
+    return Split(
+        joined[:, :context],
+        spec.predicted(joined[:, context:]),
+        torch.tensor(parameters, dtype=torch.float64).view(len(joined), -1),
+        torch.arange(len(u[0])).repeat(len(u)),
+    )
 
 
 @torch.no_grad()
 def long_rollout(trained: Trained, split: Split, batch_size: int) -> dict[str, Any]:
-    """Whether every number stays finite, and the pooled errors of the last frame of each horizon, beside persistence."""
+    """Whether every number stays finite, and the pooled errors of the last frame of each horizon, beside
+    persistence."""
     errors, _ = rollout(trained, split, batch_size)
     still = Errors.of(split.predicted(split.given[:, -1:]).expand_as(split.truth), split.truth)
     num_frames = split.truth.shape[1]
@@ -77,8 +82,11 @@ def long_rollout(trained: Trained, split: Split, batch_size: int) -> dict[str, A
     return {"is_finite": bool(errors.error.isfinite().all()), "error": at(errors), "persistence": at(still)}
 
 
-def row_of(trained: Trained, test: Split, long: Split | None, problem: Problem, config: Config) -> dict[str, Any]:
+def row_of(
+    trained: Trained, test: Split, long: Split | None, problem: Problem, config: Config
+) -> dict[str, Any]:
     """What is kept of a training."""
+
     def scored(predict: Any, num_bootstrap: int) -> dict[str, Any]:
         errors, state_ms = rollout(Trained(predict, 0, 0, 0.0, 0.0), test, config.evaluate.batch_size)
         return summary(errors, test, problem.is_steady, num_bootstrap) | {"state_ms": state_ms}
@@ -94,7 +102,7 @@ def row_of(trained: Trained, test: Split, long: Split | None, problem: Problem, 
     return row
 
 
-# ---- what is kept --------------------------------------------------------------------------------------------------------
+# ---- what is kept ------------------------------------------------------------------------------------------
 
 
 def read(task: str, folder: Path = RESULTS) -> dict[str, Any]:
@@ -116,13 +124,19 @@ def has(record: dict[str, Any], key: dict[str, Any]) -> bool:
 
 
 def identity(config: Config, task: str) -> str:
-    """What decides a task's data: of those that bench/numerics.py makes how they are made and read, for their last bits depend
-    on the processor; of others what they hold."""
+    """What decides a task's data: of those that bench/numerics.py makes how they are made and read, for their
+    last bits depend on the processor; of others what they hold."""
     if not is_other_numerics(config, task):
         return open_cache(config, task).fingerprint
     wanted = config.task[task]
-    made = [generation_settings(task, parameter=value, **usual_settings(config, task)) for value in wanted.parameters or [None]]
-    read = {key: getattr(wanted, key) for key in ("space_stride", "time_stride", "first_frame", "train_from", "reserve")}
+    made = [
+        generation_settings(task, parameter=value, **usual_settings(config, task))
+        for value in wanted.parameters or [None]
+    ]
+    read = {
+        key: getattr(wanted, key)
+        for key in ("space_stride", "time_stride", "first_frame", "train_from", "reserve")
+    }
     return value_hash([made, read, config.data.val_fraction, config.data.test_fraction])
 
 
@@ -131,15 +145,22 @@ def is_other_numerics(config: Config, task: str) -> bool:
 
 
 def processor(device: str) -> str:
-    """What a second of this machine is worth depends on: the GPU, else the instructions that torch uses of the CPU."""
-    return torch.cuda.get_device_name() if device.startswith("cuda") else torch.backends.cpu.get_cpu_capability()
+    """What a second of this machine is worth depends on: the GPU, else the instructions that torch uses of
+    the CPU."""
+    return (
+        torch.cuda.get_device_name() if device.startswith("cuda") else torch.backends.cpu.get_cpu_capability()
+    )
 
 
 def found_before(record: dict[str, Any], key: dict[str, Any]) -> Settings | Changes | None:
-    """The settings that a search found for the family of a column, with another seed, column or processor; None before any."""
+    """The settings that a search found for the family of a column, with another seed, column or processor;
+    None before any."""
     family, apart = family_of(key["column"]), {"column": "", "seed": 0, "processor": ""}
-    alike = [entry for entry in record["entries"] if family_of(entry["key"]["column"]) == family
-             and entry["key"] | apart == key | apart]
+    alike = [
+        entry
+        for entry in record["entries"]
+        if family_of(entry["key"]["column"]) == family and entry["key"] | apart == key | apart
+    ]
     if not alike:
         return None
     return alike[0]["settings"] if family.startswith("ours") else Settings(**alike[0]["settings"])
@@ -149,8 +170,15 @@ def judge(config: Config, args: argparse.Namespace, task: str, seed: int, column
     """Train and score one column, unless it is there."""
     if not is_up_to_date(config, task)[0]:
         build_cache(config, task, progress=False)
-    key = {"column": column, "seed": seed, "data": identity(config, task), "budget_s": args.budget,
-           "search_s": args.search or SEARCH * args.budget, "clock": args.clock, "processor": processor(args.device)}
+    key = {
+        "column": column,
+        "seed": seed,
+        "data": identity(config, task),
+        "budget_s": args.budget,
+        "search_s": args.search or SEARCH * args.budget,
+        "clock": args.clock,
+        "processor": processor(args.device),
+    }
     if has(read(task), key):
         print(f"{task} {column} seed {seed}: there", flush=True)
         return
@@ -160,40 +188,58 @@ def judge(config: Config, args: argparse.Namespace, task: str, seed: int, column
         settings = settings_of(column, config, problem, splits["val"], args)
     trained = fit(column, config, problem, splits["val"], settings, args, seed, args.budget)
     row = row_of(trained, splits["test"], long_split(config, task), problem, config)
-    record = read(task)   # another process may have written meanwhile
+    record = read(task)  # another process may have written meanwhile
     name, errors = trivial(problem, splits["test"])
     record["trivial"] = {"name": name, **summary(errors, splits["test"], problem.is_steady, 1)}
     record["data"] = describe_data(config, task, problem, splits)
     found = settings if isinstance(settings, dict) else vars(settings)
-    record["entries"].append({"key": key, "settings": found, "row": row,
-                              "environment": describe_environment(1, torch.device(args.device))})
+    record["entries"].append(
+        {
+            "key": key,
+            "settings": found,
+            "row": row,
+            "environment": describe_environment(1, torch.device(args.device)),
+        }
+    )
     keep(record)
-    print(f"{task} {column} seed {seed}: {row['error']:.3g} [{row['low']:.3g}, {row['high']:.3g}], {row['steps']} steps in "
-          f"{row['seconds']:.0f} s", flush=True)
+    print(
+        f"{task} {column} seed {seed}: {row['error']:.3g} [{row['low']:.3g}, {row['high']:.3g}], "
+        f"{row['steps']} steps in "
+        f"{row['seconds']:.0f} s",
+        flush=True,
+    )
 
 
 def describe_data(config: Config, task: str, problem: Problem, splits: dict[str, Split]) -> dict[str, Any]:
     """What the table says of the data."""
     wanted = config.task[task]
-    return {"source": "other numerics" if is_other_numerics(config, task) else config.data.source,
-            "grid": list(problem.train.shape[3:]), "frames_scored": splits["test"].truth.shape[1],
-            "context_frames": 0 if problem.is_steady else problem.context, "t_end": wanted.t_end,
-            "train": len(problem.train), "test": len(splits["test"].truth)}
+    return {
+        "source": "other numerics" if is_other_numerics(config, task) else config.data.source,
+        "grid": list(problem.train.shape[3:]),
+        "frames_scored": splits["test"].truth.shape[1],
+        "context_frames": 0 if problem.is_steady else problem.context,
+        "t_end": wanted.t_end,
+        "train": len(problem.train),
+        "test": len(splits["test"].truth),
+    }
 
 
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--task", nargs="+", choices=tuple(NUMERICS), default=list(NUMERICS))
     parser.add_argument("--column", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     add_arguments(parser)
     parser.set_defaults(config=CONFIG)
     overrides = [text for text in argv if "=" in text and not text.startswith("-")]
-    args = parser.parse_args([text for text in argv if text not in overrides],
-                             argparse.Namespace(overrides=overrides, settings={}))
+    args = parser.parse_args(
+        [text for text in argv if text not in overrides], argparse.Namespace(overrides=overrides, settings={})
+    )
     prepare(args)
     config = load_config(args.config, overrides)
-    seeds, args.seeds = args.seeds, [0]   # settings are searched from one seed, whichever are asked for
+    seeds, args.seeds = args.seeds, [0]  # settings are searched from one seed, whichever are asked for
     for seed in seeds:
         for task in args.task:
             for column in args.column:

@@ -1,30 +1,32 @@
 """Few trajectories of a new equation: what pretraining on other tasks is worth.
 
-    python -m bench.few_shot --task reacdiff1d --parent runs/without_three --seeds 0 1 2       (one held-out task; resumable)
+    python -m bench.few_shot --task reacdiff1d --parent runs/without_three --seeds 0 1 2   (one held-out task; resumable)
     python -m bench.few_shot --table
 
-From one trajectory on where the task has one parameter value (task.cfd1d.parameters=[0.01] data.root=.. cache.root=..). Meant:
-a parabolic task (reacdiff1d), a hyperbolic one (cfd1d) and one with another boundary (diff_react2d).
+From one trajectory on where the task has one parameter value (task.cfd1d.parameters=[0.01] data.root=..
+cache.root=..). Meant: a parabolic task (reacdiff1d), a hyperbolic one (cfd1d) and one with another boundary
+(diff_react2d).
 
-A task is held out; an operator of others is the parent (`make operator`, the command is printed where it is missing). From N
-trajectories of the training split, drawn anew by each seed, smaller draws inside larger ones, and equal time of one thread:
+A task is held out; an operator of others is the parent (`make operator`, the command is printed where it is
+missing). From N trajectories of the training split, drawn anew by each seed, smaller draws inside larger
+ones, and equal time of one thread:
 
     naive       the last frame, or the mean of the N solutions       scratch   ours, from nothing
-    zero_shot   the parent with the head of another of its tasks     frozen    ours from the parent, its trunk as it is
-                (of the same patches; the best on validation) over   full      ours from the parent, the trunk at --trunk of
-                persistence: N = 0, nothing is fitted                          the rates; fno, unet: bench/networks.py
+    zero_shot   the parent with the head of another of its tasks   frozen   ours from the parent, its trunk as it is
+                (of the same patches; the best on validation) over   full   ours from the parent, the trunk at --trunk of
+                persistence: N = 0, nothing is fitted   the rates; fno, unet: bench/networks.py
 
-What a block does at a token is a task's own (ups/models/backbone.py): it starts as the mean of the parent's and is trained in
-`frozen`, too. Weights, bases and shares are chosen on N trajectories of the validation split, all rows on the same; zero_shot
-chooses its head on all of it. Statistics of the codec (mean and standard deviation of each channel, and a basis that is
-complete where task.TASK.energy is 1) are of all training data, for all rows. The rivals have the settings that a search starts
-from, and so has ours: none is tuned. The fit of ours' bases is made once for its three rows and charged to each; where it takes
-more than half of the budget, say so and give more. `base` is what ours would be without its network.
+What a block does at a token is a task's own (ups/models/backbone.py): it starts as the mean of the parent's
+and is trained in `frozen`, too. Weights, bases and shares are chosen on N trajectories of the validation
+split, all rows on the same; zero_shot chooses its head on all of it. Statistics of the codec (mean and
+standard deviation of each channel, and a basis that is complete where task.TASK.energy is 1) are of all
+training data, for all rows. The rivals have the settings that a search starts from, and so has ours: none is
+tuned. The fit of ours' bases is made once for its three rows and charged to each; where it takes more than
+half of the budget, say so and give more. `base` is what ours would be without its network.
 
-A ratio above 1 of `full` over `scratch` is negative transfer, and is printed as such. Reads caches and data of --config; every
-result is kept in bench/results/few_shot.json, and what is there for the same settings, data, parent, budget and seed is not run
-again.
-"""
+A ratio above 1 of `full` over `scratch` is negative transfer, and is printed as such. Reads caches and data
+of --config; every result is kept in bench/results/few_shot.json, and what is there for the same settings,
+data, parent, budget and seed is not run again."""
 
 from __future__ import annotations
 
@@ -65,15 +67,22 @@ RIVALS = ("fno", "unet")
 CPU = torch.device("cpu")
 
 
-# ---- what is shown -------------------------------------------------------------------------------------------------------
+# ---- what is shown -----------------------------------------------------------------------------------------
 
 
 def drawn(cache: Cache, split: str, count: int, seed: int) -> Tensor:
-    """`count` rows of a split in an order that the seed draws, values of a parameter in turn; fewer are the first of more."""
+    """`count` rows of a split in an order that the seed draws, values of a parameter in turn; fewer are the
+    first of more."""
     rows, order = cache.split[split], torch.Generator().manual_seed(seed)
-    numbers, place = cache.trajectory[rows].unique(return_inverse=True)   # of initial conditions, each with every value
+    numbers, place = cache.trajectory[rows].unique(
+        return_inverse=True
+    )  # of initial conditions, each with every value
     turn = torch.randperm(len(numbers), generator=order)[place]
-    return rows[(turn * len(cache.parameter_values) + cache.parameter_index[rows]).argsort()][:count].sort().values
+    return (
+        rows[(turn * len(cache.parameter_values) + cache.parameter_index[rows]).argsort()][:count]
+        .sort()
+        .values
+    )
 
 
 def counts_of(cache: Cache) -> range:
@@ -82,12 +91,16 @@ def counts_of(cache: Cache) -> range:
 
 
 def few(cache: Cache, count: int, seed: int) -> Cache:
-    """The cache with `count` rows to train on and as many, if there are, to choose on; the test split as it is. Raises ValueError
-    for fewer than there are parameter values, which our bases and scales are fitted for one by one, or more than there are."""
+    """The cache with `count` rows to train on and as many, if there are, to choose on; the test split as it
+    is. Raises ValueError for fewer than there are parameter values, which our bases and scales are fitted for
+    one by one, or more than there are."""
     if count not in (sizes := counts_of(cache)):
-        raise ValueError(f"{cache.task.name} has {sizes[0]} parameter values and {sizes[-1]} trajectories to train on; expected "
-                         f"a number between, not {count}. Leave {count} out of --counts, or hold out fewer values with "
-                         f"task.{cache.task.name}.parameters=[..] and make their cache.")
+        raise ValueError(
+            f"{cache.task.name} has {sizes[0]} parameter values and {sizes[-1]} trajectories to train on; "
+            f"expected "
+            f"a number between, not {count}. Leave {count} out of --counts, or hold out fewer values with "
+            f"task.{cache.task.name}.parameters=[..] and make their cache."
+        )
     part = copy.copy(cache)
     part.split = cache.split | {name: drawn(cache, name, count, seed) for name in ("train", "val")}
     return part
@@ -97,13 +110,17 @@ def few_of(problem: Problem, splits: dict[str, Split], cache: Cache, part: Cache
     """(training problem of a rival, what it is chosen on) with the rows of `part`."""
     is_shown, is_chosen = (torch.isin(cache.split[name], part.split[name]) for name in ("train", "val"))
     inputs = problem.train_inputs[is_shown] if problem.train_inputs is not None else None
-    shown = dataclasses.replace(problem, train=problem.train[is_shown], train_parameters=problem.train_parameters[is_shown],
-                                train_inputs=inputs)
+    shown = dataclasses.replace(
+        problem,
+        train=problem.train[is_shown],
+        train_parameters=problem.train_parameters[is_shown],
+        train_inputs=inputs,
+    )
     val = splits["val"]
     return shown, Split(*(rows[is_chosen] for rows in (val.given, val.truth, val.parameters, val.groups)))
 
 
-# ---- rows ----------------------------------------------------------------------------------------------------------------
+# ---- rows --------------------------------------------------------------------------------------------------
 
 
 def naive(problem: Problem, test: Split) -> Errors:
@@ -127,13 +144,24 @@ def borrowed(parent: Operator, cache: Cache, sibling: str) -> Operator:
 def siblings(parent: Operator, cache: Cache) -> list[str]:
     """Tasks of the parent whose heads can speak of this cache's fields."""
     history, bundle = cache.settings.history, cache.settings.bundle
-    return [] if cache.task.is_steady else [
-        name for name, head in parent.heads.items() if not head.task.is_steady
-        and (head.history, head.bundle) == (history, bundle) and can_translate(cache.tokenizer, head.codec)]
+    return (
+        []
+        if cache.task.is_steady
+        else [
+            name
+            for name, head in parent.heads.items()
+            if not head.task.is_steady
+            and (head.history, head.bundle) == (history, bundle)
+            and can_translate(cache.tokenizer, head.codec)
+        ]
+    )
 
 
-def zero_shot(parent: Operator, cache: Cache, splits: dict[str, Split], config: Config) -> tuple[Errors, str] | None:
+def zero_shot(
+    parent: Operator, cache: Cache, splits: dict[str, Split], config: Config
+) -> tuple[Errors, str] | None:
     """Errors on test of the borrowed head that is best on validation, and whose; None where none fits."""
+
     def errors(name: str, split: Split) -> Errors:
         operator = borrowed(parent, cache, name)
         predict = partial(Forecaster(operator).forecast, cache.task.name, extrapolate=True)
@@ -147,7 +175,8 @@ def zero_shot(parent: Operator, cache: Cache, splits: dict[str, Split], config: 
 
 
 class Ours:
-    """Ours from few trajectories: bases fitted to them, once for all rows of one draw, its network from the parent or nothing."""
+    """Ours from few trajectories: bases fitted to them, once for all rows of one draw, its network from the
+    parent or nothing."""
 
     def __init__(self, config: Config, budget: float, parent: Path, trunk: float) -> None:
         self.config, self.budget, self.parent, self.trunk = config, budget, parent, trunk
@@ -157,12 +186,21 @@ class Ours:
         """(head, its validation error, seconds). Raises ValueError where little of the budget is left."""
         if self.kept[:3] != (cache.task.name, count, seed):
             watch = Stopwatch(time.process_time)
-            self.kept = (cache.task.name, count, seed, *fit_bases(cache, self.config, seed, CPU, watch), watch())
+            self.kept = (
+                cache.task.name,
+                count,
+                seed,
+                *fit_bases(cache, self.config, seed, CPU, watch),
+                watch(),
+            )
         head, error, seconds = self.kept[3:]
         if seconds > self.budget / 2:
-            raise ValueError(f"the bases of {cache.task.name} took {seconds:.0f} s to fit to {count} trajectories, of a budget "
-                             f"of {self.budget:g}; expected at most half of it. Give more (--budget), or fewer "
-                             f"(task.{cache.task.name}.base=[persistence,propagator]).")
+            raise ValueError(
+                f"the bases of {cache.task.name} took {seconds:.0f} s to fit to {count} trajectories, of a "
+                f"budget "
+                f"of {self.budget:g}; expected at most half of it. Give more (--budget), or fewer "
+                f"(task.{cache.task.name}.base=[persistence,propagator])."
+            )
         return copy.deepcopy(head), error, seconds
 
     def __call__(self, row: str, cache: Cache, count: int, seed: int) -> tuple[Trained, float]:
@@ -170,27 +208,45 @@ class Ours:
         head, error, seconds = self.fitted(cache, count, seed)
         modify: Callable[[Operator], Any] | None = None
         if row != "scratch":
-            modify = partial(start_from, directory=self.parent, trunk_factor=0.0 if row == "frozen" else self.trunk)
-        return train_ours(self.config, cache.task.name, self.budget - seconds, seed, fitted=(head, error), modify=modify,
-                          cache=cache), seconds
+            modify = partial(
+                start_from, directory=self.parent, trunk_factor=0.0 if row == "frozen" else self.trunk
+            )
+        return train_ours(
+            self.config,
+            cache.task.name,
+            self.budget - seconds,
+            seed,
+            fitted=(head, error),
+            modify=modify,
+            cache=cache,
+        ), seconds
 
 
-# ---- what is kept --------------------------------------------------------------------------------------------------------
+# ---- what is kept ------------------------------------------------------------------------------------------
 
 
 def parent_of(config: Config, folder: Path, task: str) -> tuple[Path, str]:
-    """The operator's folder and fingerprint of the parent run. Raises ValueError or FileNotFoundError where it is missing, knows
-    the held-out task, or has another network than the configuration."""
+    """The operator's folder and fingerprint of the parent run. Raises ValueError or FileNotFoundError where
+    it is missing, knows the held-out task, or has another network than the configuration."""
     rest = ",".join(name for name in config.data.tasks if name != task)
-    make = (f"make operator CONFIG=configs/{config.run.name}.yaml RUN={folder.name} RUNS={folder.parent} "
-            f'ARGS="data.tasks=[{rest}]"')
+    make = (
+        f"make operator CONFIG=configs/{config.run.name}.yaml RUN={folder.name} RUNS={folder.parent} "
+        f'ARGS="data.tasks=[{rest}]"'
+    )
     done = finished_stage(folder / "operator")
     if done is None:
-        raise FileNotFoundError(f"{folder} holds no finished operator; expected one of all tasks but {task}. Run: {make}")
+        raise FileNotFoundError(
+            f"{folder} holds no finished operator; expected one of all tasks but {task}. Run: {make}"
+        )
     description = json.loads((folder / "operator" / "config.json").read_text(encoding="utf-8"))
-    if task in [entry["name"] for entry in description["tasks"]] or description["model"] != to_dict(config.operator.model):
-        raise ValueError(f"{folder} knows {task}, or its network is not that of {config.run.name}; expected one that was trained "
-                         f"without it. Run, under another name: {make}")
+    if task in [entry["name"] for entry in description["tasks"]] or description["model"] != to_dict(
+        config.operator.model
+    ):
+        raise ValueError(
+            f"{folder} knows {task}, or its network is not that of {config.run.name}; expected one that was "
+            f"trained "
+            f"without it. Run, under another name: {make}"
+        )
     return folder / "operator", done["fingerprint"]
 
 
@@ -198,29 +254,52 @@ def read(path: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
 
 
-def settings_of(config: Config, args: argparse.Namespace, cache: Cache, parent: Path, fingerprint: str) -> dict[str, Any]:
+def settings_of(
+    config: Config, args: argparse.Namespace, cache: Cache, parent: Path, fingerprint: str
+) -> dict[str, Any]:
     """What is common to the rows of one table: results of others are not put beside them."""
-    known = [entry["name"] for entry in json.loads((parent / "config.json").read_text(encoding="utf-8"))["tasks"]]
+    known = [
+        entry["name"] for entry in json.loads((parent / "config.json").read_text(encoding="utf-8"))["tasks"]
+    ]
     rivals = {row: dataclasses.asdict(settings_for(row, args.task, cache.task.ndim)) for row in RIVALS}
-    asked = {"operator": to_dict(config.operator), "task": to_dict(config.task[args.task]), "rivals": rivals,
-             "context": config.context(args.task)}
-    return {"data": cache.fingerprint, "parent": fingerprint, "known": known, "budget_s": args.budget, "trunk": args.trunk,
-            "bases": list(config.task[args.task].base), "settings": value_hash(asked)}
+    asked = {
+        "operator": to_dict(config.operator),
+        "task": to_dict(config.task[args.task]),
+        "rivals": rivals,
+        "context": config.context(args.task),
+    }
+    return {
+        "data": cache.fingerprint,
+        "parent": fingerprint,
+        "known": known,
+        "budget_s": args.budget,
+        "trunk": args.trunk,
+        "bases": list(config.task[args.task].base),
+        "settings": value_hash(asked),
+    }
 
 
-def measure(config: Config, args: argparse.Namespace, row: str, count: int, seed: int, ours: Ours) -> dict[str, Any] | None:
+def measure(
+    config: Config, args: argparse.Namespace, row: str, count: int, seed: int, ours: Ours
+) -> dict[str, Any] | None:
     """What one row comes to on test; None for a row that this task has not."""
     cache = open_cache(config, args.task)
     problem, splits = load(config, args.task)
     test, (batch, num_bootstrap) = splits["test"], (config.evaluate.batch_size, config.evaluate.num_bootstrap)
 
     def scored(predict: Any) -> dict[str, Any]:
-        return summary(rollout(Trained(predict, 0, 0, 0.0, 0.0), test, batch)[0], test, problem.is_steady, num_bootstrap)
+        return summary(
+            rollout(Trained(predict, 0, 0, 0.0, 0.0), test, batch)[0], test, problem.is_steady, num_bootstrap
+        )
 
     if row == "zero_shot":
         found = zero_shot(load_operator(ours.parent), cache, splits, config)
-        return None if found is None else summary(found[0], test, problem.is_steady, num_bootstrap) | {
-            "head of": found[1], "trajectories": 0}
+        return (
+            None
+            if found is None
+            else summary(found[0], test, problem.is_steady, num_bootstrap)
+            | {"head of": found[1], "trajectories": 0}
+        )
     part = few(cache, count, seed)
     limited, val = few_of(problem, splits, cache, part)
     facts: dict[str, Any] = {"trajectories": len(limited.train), "validated": len(val.truth)}
@@ -228,11 +307,17 @@ def measure(config: Config, args: argparse.Namespace, row: str, count: int, seed
         return summary(naive(limited, test), test, problem.is_steady, num_bootstrap) | facts
     if row in RIVALS:
         given, fit_s = argparse.Namespace(clock="cpu", device="cpu"), 0.0
-        trained = train_rival(given, config, limited, val, settings_for(row, args.task, problem.ndim), seed, args.budget)
+        trained = train_rival(
+            given, config, limited, val, settings_for(row, args.task, problem.ndim), seed, args.budget
+        )
     else:
         trained, fit_s = ours(row, part, count, seed)
         facts["base"] = scored(trained.predict_base)["error"]
-    return scored(trained.predict) | facts | {"steps": trained.steps, "seconds": trained.seconds + fit_s, "fit_s": fit_s}
+    return (
+        scored(trained.predict)
+        | facts
+        | {"steps": trained.steps, "seconds": trained.seconds + fit_s, "fit_s": fit_s}
+    )
 
 
 def fill(config: Config, args: argparse.Namespace) -> None:
@@ -240,27 +325,34 @@ def fill(config: Config, args: argparse.Namespace) -> None:
     (folder, fingerprint), cache = parent_of(config, args.parent, args.task), open_cache(config, args.task)
     counts = args.counts or [count for count in COUNTS if count in counts_of(cache)]
     for count in counts:
-        few(cache, count, 0)   # refused before anything is measured
+        few(cache, count, 0)  # refused before anything is measured
     common = {"task": args.task} | settings_of(config, args, cache, folder, fingerprint)
     ours = Ours(config, args.budget, folder, args.trunk)
     for seed in args.seeds:
         for count in counts:
             for row in args.rows:
                 is_fitted = row != "zero_shot"
-                key = common | {"row": row, "count": count if is_fitted else 0, "seed": seed if is_fitted else 0}
+                key = common | {
+                    "row": row,
+                    "count": count if is_fitted else 0,
+                    "seed": seed if is_fitted else 0,
+                }
                 if any(entry["key"] == key for entry in read(args.results)):
                     continue
                 found = measure(config, args, row, count, seed, ours)
                 args.results.parent.mkdir(parents=True, exist_ok=True)
-                write_json(args.results, [*read(args.results), {"key": key, "result": found, "torch": torch.__version__}])
+                write_json(
+                    args.results,
+                    [*read(args.results), {"key": key, "result": found, "torch": torch.__version__}],
+                )
                 words = "has no head to borrow" if found is None else f"error {found['error']:.3g}"
                 print(f"{args.task}, {row}, {key['count']} trajectories, seed {seed}: {words}", flush=True)
 
 
 def table(entries: list[dict[str, Any]]) -> str:
-    """Per task and settings, errors on test by row and count, geometric means over seeds (how many), after a comma those of the
-    median over trajectories, which one start far from all that were shown does not rule; what pretraining saves, and where it
-    harms."""
+    """Per task and settings, errors on test by row and count, geometric means over seeds (how many), after a
+    comma those of the median over trajectories, which one start far from all that were shown does not rule;
+    what pretraining saves, and where it harms."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for entry in entries:
         common = {key: value for key, value in entry["key"].items() if key not in ("row", "count", "seed")}
@@ -279,42 +371,67 @@ def part_of_table(common: dict[str, Any], entries: list[dict[str, Any]]) -> str:
             medians.setdefault((key["row"], key["count"]), []).append(result["median"])
             if key["row"] == "scratch":
                 found.setdefault(("base", key["count"]), []).append(result["base"])
-    mean, median = ({key: float(torch.tensor(values, dtype=torch.float64).log().mean().exp()) for key, values in part.items()}
-                    for part in (found, medians))
+    mean, median = (
+        {
+            key: float(torch.tensor(values, dtype=torch.float64).log().mean().exp())
+            for key, values in part.items()
+        }
+        for part in (found, medians)
+    )
     task, counts = common["task"], sorted({count for _, count in mean})
     bases, known = ", ".join(common["bases"]), ", ".join(common["known"])
 
     def cell(key: tuple[str, int]) -> str:
         if key not in mean:
             return "" if (key[0] == "zero_shot") != (key[1] == 0) else "not run"
-        return f"{mean[key]:.3g}" + (f", {median[key]:.2g}" if key in median else "") + f" ({len(found[key])})"
+        return (
+            f"{mean[key]:.3g}" + (f", {median[key]:.2g}" if key in median else "") + f" ({len(found[key])})"
+        )
 
-    rows = [[row, *(cell((row, count)) for count in counts)]
-            for row in ("base", *ROWS) if any((row, count) in mean for count in counts)]
-    lines = [f"{task}, bases {bases}; {common['budget_s']:g} s each; a parent of {known}:", "",
-             *markdown([task, *(f"N = {count}" for count in counts)], rows)]
+    rows = [
+        [row, *(cell((row, count)) for count in counts)]
+        for row in ("base", *ROWS)
+        if any((row, count) in mean for count in counts)
+    ]
+    lines = [
+        f"{task}, bases {bases}; {common['budget_s']:g} s each; a parent of {known}:",
+        "",
+        *markdown([task, *(f"N = {count}" for count in counts)], rows),
+    ]
     both = [count for count in counts if {("full", count), ("scratch", count)} <= mean.keys()]
     harmed = [str(count) for count in both if mean["full", count] > mean["scratch", count]]
     if both:
-        lines += ["", "Negative transfer, full worse than scratch, at N = " + ", ".join(harmed) + "." if harmed
-                  else f"No negative transfer at N = {', '.join(map(str, both))}."]
+        lines += [
+            "",
+            "Negative transfer, full worse than scratch, at N = " + ", ".join(harmed) + "."
+            if harmed
+            else f"No negative transfer at N = {', '.join(map(str, both))}.",
+        ]
     for row in ("full", "scratch"):
         if {(row, 16), ("fno", 256)} <= mean.keys():
-            lines.append(f"{row} from 16 over an FNO from 256: {mean[row, 16] / mean['fno', 256]:.2g}, of the medians "
-                         f"{median[row, 16] / median['fno', 256]:.2g}.")
+            lines.append(
+                f"{row} from 16 over an FNO from 256: {mean[row, 16] / mean['fno', 256]:.2g}, of the medians "
+                f"{median[row, 16] / median['fno', 256]:.2g}."
+            )
     return "\n".join([*lines, ""])
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "small_11task.yaml")
     parser.add_argument("--task", help="the family that is held out")
     parser.add_argument("--parent", type=Path, help="folder of a run whose operator was trained without it")
     parser.add_argument("--counts", type=int, nargs="+", help=f"of {COUNTS} those that the data have")
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--budget", type=float, default=60.0, help="processor seconds of one thread per training")
-    parser.add_argument("--trunk", type=float, default=0.3, help="multiple of the rates for the trunk of full")
+    parser.add_argument(
+        "--budget", type=float, default=60.0, help="processor seconds of one thread per training"
+    )
+    parser.add_argument(
+        "--trunk", type=float, default=0.3, help="multiple of the rates for the trunk of full"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true", help="print what is there and run nothing")
     parser.add_argument("overrides", nargs="*", help="section.key=value")
@@ -322,7 +439,10 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     if not args.table:
         if args.task is None or args.parent is None:
-            parser.error("--task and --parent are missing; expected a family and the run that does not know it, or --table")
+            parser.error(
+                "--task and --parent are missing; expected a family and the run that does not know it, or "
+                "--table"
+            )
         fill(load_config(args.config, args.overrides), args)
     print(table(read(args.results)))
 

@@ -1,21 +1,24 @@
-"""What a step of the operator's training costs on GPUs: samples per second, shares of the machine's peaks, memory.
+"""What a step of the operator's training costs on GPUs: samples per second, shares of the machine's peaks,
+memory.
 
-    python -m bench.gpu --config configs/small_11task.yaml                    on 1, 2, 4 and 8 GPUs, as far as there are
-    python -m bench.gpu --config configs/small.yaml --run runs/small          also accuracy, and where latents lie
+    python -m bench.gpu --config configs/small_11task.yaml   on 1, 2, 4 and 8 GPUs, as far as there are
+    python -m bench.gpu --config configs/small.yaml --run runs/small   also accuracy, and where latents lie
     python -m bench.gpu --config configs/smoke.yaml --steps 2 --eager       a short one, to see that it runs
 
-A step is the stage's own, by `Run.update`: forward, backward, the sum over the ranks, optimizer and average, with the heads of
-all tasks in the model; processes are those of accelerate_configs/, each with operator.train.batch_size rows. Latents are random,
-of the configured shapes: what a step costs does not depend on the numbers, so no data are needed, at full size neither. The base
-is the last of task.TASK.base, not fitted.
+A step is the stage's own, by `Run.update`: forward, backward, the sum over the ranks, optimizer and average,
+with the heads of all tasks in the model; processes are those of accelerate_configs/, each with
+operator.train.batch_size rows. Latents are random, of the configured shapes: what a step costs does not
+depend on the numbers, so no data are needed, at full size neither. The base is the last of task.TASK.base,
+not fitted.
 
-FLOP are those of forward and backward by torch's flop counter; bytes are what all operators read and write when each runs alone,
-so compiled code, which keeps things in registers, may show more than all of the bandwidth. Both are divided by what a product of
-matrices in that precision and a copy reach here, measured; the maker's figures stand beside where the name is known.
+FLOP are those of forward and backward by torch's flop counter; bytes are what all operators read and write
+when each runs alone, so compiled code, which keeps things in registers, may show more than all of the
+bandwidth. Both are divided by what a product of matrices in that precision and a copy reach here, measured;
+the maker's figures stand beside where the name is known.
 
---run: of a trained run, the loss and the rollouts of every task in bf16 and in float32; and steps with the latents on the device,
-mapped, and mapped with reading ahead. What was not run is listed with the reason. Writes bench/out/gpu.json.
-"""
+--run: of a trained run, the loss and the rollouts of every task in bf16 and in float32; and steps with the
+latents on the device, mapped, and mapped with reading ahead. What was not run is listed with the reason.
+Writes bench/out/gpu.json."""
 
 from __future__ import annotations
 
@@ -56,14 +59,31 @@ from ups.training.ranks import main_guard
 from ups.training.run import Run
 
 OUT = ROOT / "bench" / "out"
-WARM_UP = 4   # steps of each task that are not counted; compiled ones are compiled in the first
+WARM_UP = 4  # steps of each task that are not counted; compiled ones are compiled in the first
 PRECISIONS = ("no", "bf16")
 TOPOLOGIES = {"cuda": {1: "single", 2: "2gpu", 4: "4gpu", 8: "8gpu"}, "cpu": {1: "cpu", 2: "cpu2"}}
 # the makers' data sheets, dense, per second: FLOP in float32 and bf16, bytes
-NOMINAL = {"H200": (67e12, 989e12, 4.8e12), "H100 PCIe": (51e12, 756e12, 2.0e12), "H100": (67e12, 989e12, 3.35e12),
-           "A100-SXM4-80GB": (19.5e12, 312e12, 2.04e12), "A100": (19.5e12, 312e12, 1.56e12), "L40S": (91.6e12, 362e12, 0.86e12)}
-COLUMNS = ("task", "processes", "precision", "compiled", "samples/s", "ms/step", "TFLOP/s", "of peak", "GB/s", "of bandwidth",
-           "GiB")
+NOMINAL = {
+    "H200": (67e12, 989e12, 4.8e12),
+    "H100 PCIe": (51e12, 756e12, 2.0e12),
+    "H100": (67e12, 989e12, 3.35e12),
+    "A100-SXM4-80GB": (19.5e12, 312e12, 2.04e12),
+    "A100": (19.5e12, 312e12, 1.56e12),
+    "L40S": (91.6e12, 362e12, 0.86e12),
+}
+COLUMNS = (
+    "task",
+    "processes",
+    "precision",
+    "compiled",
+    "samples/s",
+    "ms/step",
+    "TFLOP/s",
+    "of peak",
+    "GB/s",
+    "of bandwidth",
+    "GiB",
+)
 
 
 # ---------------------------------------------------------------- the machine
@@ -83,7 +103,11 @@ def seconds_of(action: Callable[[], object], device: torch.device, repeats: int 
 
 def precisions(device: torch.device) -> tuple[str, ...]:
     """Those of PRECISIONS that a device computes in; another would be float32 by another name."""
-    return tuple(precision for precision in PRECISIONS if precision == "no" or computed(precision, device) == torch.bfloat16)
+    return tuple(
+        precision
+        for precision in PRECISIONS
+        if precision == "no" or computed(precision, device) == torch.bfloat16
+    )
 
 
 def wait(device: torch.device) -> None:
@@ -92,8 +116,8 @@ def wait(device: torch.device) -> None:
 
 
 def peaks(device: torch.device) -> dict[str, Any]:
-    """FLOP per second of a product of matrices in every precision that the device has and bytes per second of a copy, measured;
-    the name."""
+    """FLOP per second of a product of matrices in every precision that the device has and bytes per second of
+    a copy, measured; the name."""
     is_gpu = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if is_gpu else f"CPU, {torch.get_num_threads()} threads"
     n, found = 8192 if is_gpu else 512, {"name": name}
@@ -126,31 +150,53 @@ class Traffic(TorchDispatchMode):
 
 
 def facts_of(config: Config, name: str) -> SimpleNamespace:
-    """What a head is described by, of the configured sizes: what `ups.models.base_selection` reads of a cache."""
+    """What a head is described by, of the configured sizes: what `ups.models.base_selection` reads of a
+    cache."""
     task, settings, planned = get_task(name), config.task[name], plan(config, name)
 
     def codec(fields: tuple[str, ...], dim: int) -> Tokenizer:
         width = len(fields) * settings.patch**task.ndim
-        return Tokenizer(torch.zeros(len(fields)), torch.ones(len(fields)), torch.eye(width, dim), torch.ones(width) / width,
-                         space=planned["space"], patch=settings.patch, fields=fields,
-                         positive=[field for field in fields if field in task.positive])
+        return Tokenizer(
+            torch.zeros(len(fields)),
+            torch.ones(len(fields)),
+            torch.eye(width, dim),
+            torch.ones(width) / width,
+            space=planned["space"],
+            patch=settings.patch,
+            fields=fields,
+            positive=[field for field in fields if field in task.positive],
+        )
 
     values = torch.tensor([] if task.hides else settings.parameters, dtype=torch.float64)
     return SimpleNamespace(
-        task=task, settings=settings, dt=0.0 if task.is_steady else 0.01, parameter_values=values,
-        parameters=values[:, None].expand(-1, len(task.parameters)) if len(values) else torch.zeros(1, 0, dtype=torch.float64),
+        task=task,
+        settings=settings,
+        dt=0.0 if task.is_steady else 0.01,
+        parameter_values=values,
+        parameters=values[:, None].expand(-1, len(task.parameters))
+        if len(values)
+        else torch.zeros(1, 0, dtype=torch.float64),
         tokenizer=codec(task.fields, planned["shapes"]["state"][-1]),
         input_tokenizer=codec(task.inputs, planned["shapes"]["input"][-1]) if task.is_steady else None,
-        forcing_tokenizer=None)
+        forcing_tokenizer=None,
+    )
 
 
 def operator_of(config: Config, precision: str, kinds: dict[str, str] | None = None) -> Operator:
-    """An operator of tasks over bases (kinds: task -> base; None: all of the configuration, each its last), nothing fitted or
-    trained."""
+    """An operator of tasks over bases (kinds: task -> base; None: all of the configuration, each its last),
+    nothing fitted or trained."""
     kinds = kinds or {name: config.task[name].base[-1] for name in config.data.tasks}
     facts = [facts_of(config, name) for name in kinds]
-    operator = Operator({"model": dataclasses.asdict(config.operator.model), "precision": precision, "tasks": [
-        base_selection.head_description(one, kinds[one.task.name], base_selection.base_settings(one)) for one in facts]})
+    operator = Operator(
+        {
+            "model": dataclasses.asdict(config.operator.model),
+            "precision": precision,
+            "tasks": [
+                base_selection.head_description(one, kinds[one.task.name], base_selection.base_settings(one))
+                for one in facts
+            ],
+        }
+    )
     for one in facts:
         head = operator.heads[one.task.name]
         head.codec.load_state_dict(one.tokenizer.state_dict())
@@ -162,16 +208,22 @@ def operator_of(config: Config, precision: str, kinds: dict[str, str] | None = N
 def batch_of(operator: Operator, name: str, rows: int) -> tuple[Tensor, Tensor, Known]:
     """Random latents shown and to predict, of one call, and the first parameter value."""
     head, device = operator.heads[name], operator.heads[name].scale.device
-    shapes = [(rows, head.history, *head.input_codec.tokens, head.input_codec.dim),
-              (rows, head.bundle, *head.codec.tokens, head.codec.dim)]
+    shapes = [
+        (rows, head.history, *head.input_codec.tokens, head.input_codec.dim),
+        (rows, head.bundle, *head.codec.tokens, head.codec.dim),
+    ]
     values = torch.tensor([[low for low, _ in head.description["parameters"].values()]], dtype=torch.float64)
     z, z_ref = (0.1 * torch.randn(shape, device=device) for shape in shapes)
     return z, z_ref, head.known(values.expand(rows, -1))
 
 
-def loss_of(operator: Operator, name: str, batch: tuple[Tensor, Tensor, Known], part: slice) -> tuple[Tensor, dict]:
+def loss_of(
+    operator: Operator, name: str, batch: tuple[Tensor, Tensor, Known], part: slice
+) -> tuple[Tensor, dict]:
     z, z_ref, known = batch
-    return operator_loss(operator, name, z[part], z_ref[part], Known(known.standard[part], known.index[part]), 0.1)
+    return operator_loss(
+        operator, name, z[part], z_ref[part], Known(known.standard[part], known.index[part]), 0.1
+    )
 
 
 def cost_of(operator: Operator, name: str, batch: tuple[Tensor, Tensor, Known]) -> dict[str, float]:
@@ -186,8 +238,8 @@ def cost_of(operator: Operator, name: str, batch: tuple[Tensor, Tensor, Known]) 
 
 
 def train(config: Config, steps: int) -> dict[str, Any]:
-    """Steps of every task, one after the other, on this rank: task -> seconds per step on the slowest rank, cost of a row,
-    memory; on the main process alone."""
+    """Steps of every task, one after the other, on this rank: task -> seconds per step on the slowest rank,
+    cost of a row, memory; on the main process alone."""
     found: dict[str, Any] = {}
     names, settings = config.data.tasks, config.operator.train
 
@@ -198,8 +250,16 @@ def train(config: Config, steps: int) -> dict[str, Any]:
         operator = run.attach(operator_of(config, settings.precision))
         own = settings.batch_size // run.world
         batches, times = {name: batch_of(operator, name, own) for name in names}, {name: [] for name in names}
-        costs = {} if settings.compile else {
-            name: cost_of(operator, name, batch_of(operator, name, min(own, run.updates.standing.micro_batch))) for name in names}
+        costs = (
+            {}
+            if settings.compile
+            else {
+                name: cost_of(
+                    operator, name, batch_of(operator, name, min(own, run.updates.standing.micro_batch))
+                )
+                for name in names
+            }
+        )
         memory = {}
         for step in run.steps():
             name = names[step // (WARM_UP + steps)]
@@ -212,8 +272,12 @@ def train(config: Config, steps: int) -> dict[str, Any]:
             memory[name] = torch.cuda.max_memory_allocated() if run.device.type == "cuda" else None
         every = run.ranks.gather({name: statistics.median(some[WARM_UP:]) for name, some in times.items()})
         for name in names if run.is_main else ():
-            found[name] = {"seconds": max(one[name] for one in every), "rows": own * run.world, "memory": memory[name],
-                           **costs.get(name, {})}
+            found[name] = {
+                "seconds": max(one[name] for one in every),
+                "rows": own * run.world,
+                "memory": memory[name],
+                **costs.get(name, {}),
+            }
         run.finish({}, operator.description)
 
     main()
@@ -224,15 +288,23 @@ def train(config: Config, steps: int) -> dict[str, Any]:
 
 
 def accuracy(config: Config, folder: Path, device: torch.device) -> dict[str, Any]:
-    """Task -> in bf16 and in float32: the loss of one call from validation windows and the error of rollouts; and how far the two
-    answers of a call are apart, over the change that float32 answers with."""
+    """Task -> in bf16 and in float32: the loss of one call from validation windows and the error of rollouts;
+    and how far the two answers of a call are apart, over the change that float32 answers with."""
     operator, found = load_operator(folder / "operator", device), {}
     for name in config.data.tasks:
         cache = open_cache(config, name)
         operator.serve(cache)
-        head, rows, context = operator.heads[name], base_selection.stratified_windows(cache, "val", 16), config.context(name)
+        head, rows, context = (
+            operator.heads[name],
+            base_selection.stratified_windows(cache, "val", 16),
+            config.context(name),
+        )
         known, one = head.known(cache.parameters[rows]), {}
-        z = cache.inputs(rows, device) if head.task.is_steady else cache.batch(rows, context - head.history, head.history, device)
+        z = (
+            cache.inputs(rows, device)
+            if head.task.is_steady
+            else cache.batch(rows, context - head.history, head.history, device)
+        )
         z_ref = cache.batch(rows, 0 if head.task.is_steady else context, head.bundle, device)
         answers = {}
         for precision in PRECISIONS:
@@ -240,8 +312,10 @@ def accuracy(config: Config, folder: Path, device: torch.device) -> dict[str, An
             with torch.no_grad():
                 answers[precision], z_base = operator.predict(z, name, known)
                 rollouts = squared_errors(operator, cache, rows, context, device)
-                one[precision] = {"loss": float(operator_loss(operator, name, z, z_ref, known, 0.1)[0]),
-                                  "rollout": pooled(rollouts)["network"]}
+                one[precision] = {
+                    "loss": float(operator_loss(operator, name, z, z_ref, known, 0.1)[0]),
+                    "rollout": pooled(rollouts)["network"],
+                }
         change = float((answers["no"] - z_base).norm())
         one["apart"] = float((answers["bf16"] - answers["no"]).norm()) / change if change else None
         found[name] = one
@@ -253,7 +327,9 @@ def placed(config: Config, folder: Path, device: torch.device, steps: int) -> di
     found: dict[str, dict[str, float]] = {}
     for name in config.data.tasks:
         caches, found[name] = {name: open_cache(config, name)}, {}
-        windows = Windows(caches, config.task, {name: config.context(name)}, config.operator, config.sampling, 0)
+        windows = Windows(
+            caches, config.task, {name: config.context(name)}, config.operator, config.sampling, 0
+        )
         for way in ("mapped", "read ahead", "device"):
             operator, times = load_operator(folder / "operator", device).train(), []
             if way == "device":
@@ -266,7 +342,7 @@ def placed(config: Config, folder: Path, device: torch.device, steps: int) -> di
                 loss.backward()
                 if way == "read ahead":
                     windows.read_ahead(step + 1, 0, 1, device, slice(len(batch)))
-                loss.item()   # as the ranks look at the norm
+                loss.item()  # as the ranks look at the norm
                 times.append(time.perf_counter() - started)
             found[name][way] = statistics.median(times[WARM_UP:])
     return found
@@ -278,9 +354,20 @@ def placed(config: Config, folder: Path, device: torch.device, steps: int) -> di
 def launched(topology: str, words: list[str]) -> tuple[dict[str, Any] | None, str]:
     """(what the processes of a topology found, "") or (None, why they did not)."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = ["-m", "accelerate.commands.launch", "--config_file", str(ROOT / "accelerate_configs" / f"{topology}.yaml")]
-    done = subprocess.run([sys.executable, *command, "-m", "bench.gpu", *words], cwd=ROOT, capture_output=True, text=True,
-                          env=environment, check=False)
+    command = [
+        "-m",
+        "accelerate.commands.launch",
+        "--config_file",
+        str(ROOT / "accelerate_configs" / f"{topology}.yaml"),
+    ]
+    done = subprocess.run(
+        [sys.executable, *command, "-m", "bench.gpu", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
     answers = [line for line in done.stdout.splitlines() if line.startswith('{"found": {"')]
     if done.returncode or not answers:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
@@ -289,34 +376,67 @@ def launched(topology: str, words: list[str]) -> tuple[dict[str, Any] | None, st
     return json.loads(answers[-1])["found"], ""
 
 
-def rows_of(found: dict[str, Any], costs: dict[str, Any], world: int, precision: str, is_compiled: bool,
-            machine: dict[str, Any]) -> list[dict[str, Any]]:
+def rows_of(
+    found: dict[str, Any],
+    costs: dict[str, Any],
+    world: int,
+    precision: str,
+    is_compiled: bool,
+    machine: dict[str, Any],
+) -> list[dict[str, Any]]:
     """A row of COLUMNS per task."""
     rows = []
     for name, one in found.items():
-        seconds, each = one["seconds"], one["rows"] / world / one["seconds"]   # rows per second of one process
+        seconds, each = one["seconds"], one["rows"] / world / one["seconds"]  # rows per second of one process
         cost = costs.get(name) or {"flop": math.nan, "bytes": math.nan}
         flop, traffic, memory = cost["flop"] * each, cost["bytes"] * each, one["memory"]
         of_peak, of_bandwidth = flop / machine[f"flop_{precision}"], traffic / machine["bytes"]
-        rows.append(dict(zip(COLUMNS, (
-            name, world, precision, "yes" if is_compiled else "no", one["rows"] / seconds, 1e3 * seconds, flop / 1e12, of_peak,
-            traffic / 1e9, of_bandwidth, memory and memory / 2**30), strict=True)))
+        rows.append(
+            dict(
+                zip(
+                    COLUMNS,
+                    (
+                        name,
+                        world,
+                        precision,
+                        "yes" if is_compiled else "no",
+                        one["rows"] / seconds,
+                        1e3 * seconds,
+                        flop / 1e12,
+                        of_peak,
+                        traffic / 1e9,
+                        of_bandwidth,
+                        memory and memory / 2**30,
+                    ),
+                    strict=True,
+                )
+            )
+        )
     return rows
 
 
 def shown(rows: list[dict[str, Any]]) -> str:
     """Rows as a table of markdown."""
+
     def cell(value: Any) -> str:
         return "" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
 
-    lines = [list(COLUMNS), ["---"] * len(COLUMNS), *[[cell(row[column]) for column in COLUMNS] for row in rows]]
+    lines = [
+        list(COLUMNS),
+        ["---"] * len(COLUMNS),
+        *[[cell(row[column]) for column in COLUMNS] for row in rows],
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--config", default=str(DEFAULT_OVERLAY))
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu"
+    )
     parser.add_argument("--steps", type=int, default=20, help="of each task that are counted")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--eager", action="store_true", help="no compiled steps, which take minutes on a CPU")
@@ -328,30 +448,49 @@ def main() -> None:
         return
     config, device, not_run = load_config(options.config, overrides), torch.device(options.device), []
     machine, rows, costs = peaks(device), [], {}
-    reached = ", ".join(f"{machine[f'flop_{precision}'] / 1e12:.3g} TFLOP/s in {in_words(precision, device)}"
-                        for precision in precisions(device))
-    print(f"{machine['name']}: {reached}, {machine['bytes'] / 1e9:.4g} GB/s; the maker's: {machine['nominal'] or 'unknown'}",
-          flush=True)
+    reached = ", ".join(
+        f"{machine[f'flop_{precision}'] / 1e12:.3g} TFLOP/s in {in_words(precision, device)}"
+        for precision in precisions(device)
+    )
+    print(
+        f"{machine['name']}: {reached}, {machine['bytes'] / 1e9:.4g} GB/s; the maker's: "
+        f"{machine['nominal'] or 'unknown'}",
+        flush=True,
+    )
     has_both = precisions(device) == PRECISIONS
     not_run += [] if has_both else [f"bf16: it would be {in_words('bf16', device)}"]
     num_devices = torch.cuda.device_count() if device.type == "cuda" else len(os.sched_getaffinity(0))
     steps = len(config.data.tasks) * (WARM_UP + options.steps)
-    settings = [(world, precision, is_compiled) for world in options.processes for precision in precisions(device)
-                for is_compiled in ([False] if options.eager else [False, True])]
+    settings = [
+        (world, precision, is_compiled)
+        for world in options.processes
+        for precision in precisions(device)
+        for is_compiled in ([False] if options.eager else [False, True])
+    ]
     for world, precision, is_compiled in settings:
         what = f"{world} process(es), {precision}, {'compiled' if is_compiled else 'eager'}"
         topology = TOPOLOGIES[device.type].get(world)
-        batch = config.operator.train.batch_size * world   # as many rows for each, however many there are
+        batch = config.operator.train.batch_size * world  # as many rows for each, however many there are
         if topology is None or world > num_devices:
             kind = "GPUs" if device.type == "cuda" else "cores (and files for 1 and 2)"
             not_run.append(f"{what}: there are {num_devices} {kind}")
             continue
         with tempfile.TemporaryDirectory() as folder:
-            words = [*overrides, f"run.root={folder}", "run.name=bench", f"operator.train.steps={steps}",
-                     f"operator.train.batch_size={batch}", f"operator.train.precision='{precision}'",
-                     f"operator.train.compile={str(is_compiled).lower()}", "operator.train.validate_every=0",
-                     "operator.train.save_every=0", "tracker.kind=none"]
-            found, why = launched(topology, ["--worker", "--config", options.config, "--steps", str(options.steps), *words])
+            words = [
+                *overrides,
+                f"run.root={folder}",
+                "run.name=bench",
+                f"operator.train.steps={steps}",
+                f"operator.train.batch_size={batch}",
+                f"operator.train.precision='{precision}'",
+                f"operator.train.compile={str(is_compiled).lower()}",
+                "operator.train.validate_every=0",
+                "operator.train.save_every=0",
+                "tracker.kind=none",
+            ]
+            found, why = launched(
+                topology, ["--worker", "--config", options.config, "--steps", str(options.steps), *words]
+            )
         if found is None:
             not_run.append(f"{what}: {why}")
             continue
@@ -364,20 +503,30 @@ def main() -> None:
     if options.run and has_both:
         result["accuracy"] = accuracy(config, Path(options.run), device)
         for name, one in result["accuracy"].items():
-            apart = "its base answers" if one["apart"] is None else f"a call is {one['apart']:.2g} of the network's change apart"
+            apart = (
+                "its base answers"
+                if one["apart"] is None
+                else f"a call is {one['apart']:.2g} of the network's change apart"
+            )
             print(f"{name}: bf16 {one['bf16']}, float32 {one['no']}; {apart}")
     if options.run:
         if device.type == "cuda":
             result["placed"] = placed(config, Path(options.run), device, options.steps)
             for name, one in result["placed"].items():
-                print(f"{name}: " + ", ".join(f"{way} {1e3 * seconds:.3g} ms" for way, seconds in one.items()) + " per step")
+                print(
+                    f"{name}: "
+                    + ", ".join(f"{way} {1e3 * seconds:.3g} ms" for way, seconds in one.items())
+                    + " per step"
+                )
         else:
             not_run.append("where latents lie: a CPU reads and computes by turns")
     else:
         not_run.append("accuracy in bf16, and where latents lie: they need a trained run (--run)")
     print(shown(rows), *[f"not run: {line}" for line in not_run], sep="\n")
     OUT.mkdir(exist_ok=True)
-    (OUT / "gpu.json").write_text(json.dumps(result | {"not_run": not_run, "torch": torch.__version__}, indent=1) + "\n")
+    (OUT / "gpu.json").write_text(
+        json.dumps(result | {"not_run": not_run, "torch": torch.__version__}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

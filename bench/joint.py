@@ -1,16 +1,18 @@
-"""One model of all tasks against one model each, of the same total time; and what weighs the tasks in the one.
+"""One model of all tasks against one model each, of the same total time; and what weighs the tasks in the
+one.
 
     OMP_NUM_THREADS=1 python -m bench.joint --config configs/small_11task.yaml --steps 4400 --seeds 0
-    python -m bench.joint ... --variants joint separate proportional temperature curriculum hard    # ways to share the steps
+    python -m bench.joint ... --variants joint separate proportional temperature curriculum hard   # ways to share the steps
 
-A single model takes as many steps as the joint one takes of its task, of as many rows, the same rows in the same order, with a
-schedule of rates of its own; so both sides cost the same, and the processor seconds that they took are recorded. Bases are
-fitted once per task and seed and are the same on both sides. Weights are the average at the end; the share of the network that
-serves is chosen on validation as the stage does it; what is printed is the pooled nRMSE of served rollouts on test.
+A single model takes as many steps as the joint one takes of its task, of as many rows, the same rows in the
+same order, with a schedule of rates of its own; so both sides cost the same, and the processor seconds that
+they took are recorded. Bases are fitted once per task and seed and are the same on both sides. Weights are
+the average at the end; the share of the network that serves is chosen on validation as the stage does it;
+what is printed is the pooled nRMSE of served rollouts on test.
 
-Reads the latent caches (`make cache`). Writes bench/results/joint.json after every model: what is there, for the same data,
-settings and steps, is not trained again. The stage's own number of steps is in the configuration; fewer are said so.
-"""
+Reads the latent caches (`make cache`). Writes bench/results/joint.json after every model: what is there, for
+the same data, settings and steps, is not trained again. The stage's own number of steps is in the
+configuration; fewer are said so."""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from bench.ours import loss_of
 from ups.common.files import write_json
 from ups.config import ROOT, Config, load_config, to_dict
 from ups.data.cache import Cache, open_cache
-from ups.models.base_selection import fit_base, spread
+from ups.models.base_selection import fit_base, stratified_windows
 from ups.models.loss import pooled, squared_errors
 from ups.models.operator import Operator, over_bases
 from ups.models.selection import JUDGED, SHARES, select
@@ -39,25 +41,35 @@ from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
 RESULTS = ROOT / "bench" / "results" / "joint.json"
 SEPARATE = "separate"
-# of the joint model: overrides of the configuration, and how often the loss of a task counts whose base leaves more than HARD
+# of the joint model: overrides of the configuration, and how often the loss of a task counts whose base
+# leaves more than HARD
 PLAIN: tuple[list[str], float] = ([], 1.0)
 VARIANTS = {
-    "joint": PLAIN, "proportional": (["sampling.strategy=proportional"], 1.0),
-    "temperature": (["sampling.strategy=temperature"], 1.0), "curriculum": (["sampling.strategy=curriculum"], 1.0),
-    "hard": ([], 3.0)}
-HARD = 0.1        # pooled nRMSE of a base on validation
+    "joint": PLAIN,
+    "proportional": (["sampling.strategy=proportional"], 1.0),
+    "temperature": (["sampling.strategy=temperature"], 1.0),
+    "curriculum": (["sampling.strategy=curriculum"], 1.0),
+    "hard": ([], 3.0),
+}
+HARD = 0.1  # pooled nRMSE of a base on validation
 DEVICE = torch.device("cpu")
 
 Bases = dict[str, tuple[dict[str, Any], dict[str, Tensor]]]
 
 
-def train(config: Config, caches: dict[str, Cache], bases: Bases, steps: int, seed: int, emphasis: float) -> Operator:
-    """One operator of these tasks, its averaged weights after `steps` steps. Raises ValueError where a gradient is not
-    finite."""
-    settings = dataclasses.replace(config.operator, train=dataclasses.replace(config.operator.train, steps=steps))
+def train(
+    config: Config, caches: dict[str, Cache], bases: Bases, steps: int, seed: int, emphasis: float
+) -> Operator:
+    """One operator of these tasks, its averaged weights after `steps` steps. Raises ValueError where a
+    gradient is not finite."""
+    settings = dataclasses.replace(
+        config.operator, train=dataclasses.replace(config.operator.train, steps=steps)
+    )
     contexts = {name: config.context(name) for name in caches}
     torch.manual_seed(seed)
-    operator = over_bases(copy.deepcopy(bases), settings.model, settings.train.precision)   # what is found of one stays with it
+    operator = over_bases(
+        copy.deepcopy(bases), settings.model, settings.train.precision
+    )  # what is found of one stays with it
     windows = Windows(caches, config.task, contexts, settings, config.sampling, seed)
     optimizer, ema = build_optimizer(operator, settings.optim), EMA(operator, settings.optim.ema_decay)
     weights = {name: emphasis if left(fact) > HARD else 1.0 for name, (fact, _) in bases.items()}
@@ -66,11 +78,21 @@ def train(config: Config, caches: dict[str, Cache], bases: Bases, steps: int, se
         batch = windows.schedule.batch(step)
         return weights[batch.task] * loss_of(operator, windows, batch, step, slice(0, len(batch)))[0]
 
-    stopped = fit(operator, loss, range(steps), optimizer, lambda step: learning_rate(step, steps, settings.optim),
-                  settings.optim.clip_norm, ema)
+    stopped = fit(
+        operator,
+        loss,
+        range(steps),
+        optimizer,
+        lambda step: learning_rate(step, steps, settings.optim),
+        settings.optim.clip_norm,
+        ema,
+    )
     if stopped is not None:
-        raise ValueError(f"the gradient of {', '.join(caches)} is not finite at step {stopped}; expected numbers. Lower the "
-                         "learning rates of the operator.")
+        raise ValueError(
+            f"the gradient of {', '.join(caches)} is not finite at step {stopped}; expected numbers. Lower "
+            f"the "
+            "learning rates of the operator."
+        )
     operator.load_state_dict(ema.snapshot(), strict=False)
     return operator.eval()
 
@@ -81,24 +103,34 @@ def left(fact: dict[str, Any]) -> float:
 
 
 def judge(operator: Operator, config: Config, cache: Cache, seed: int) -> dict[str, float]:
-    """Pooled nRMSE on test of the served operator and of its base, and the share of the network that serves."""
+    """Pooled nRMSE on test of the served operator and of its base, and the share of the network that
+    serves."""
     name, context = cache.task.name, config.context(cache.task.name)
     description, found = operator.heads[name].description, {}
-    rows = spread(cache, "val", JUDGED * config.operator.train.validate_trajectories)
+    rows = stratified_windows(cache, "val", JUDGED * config.operator.train.validate_trajectories)
     for share in SHARES:
         description["network_share"] = share
         found[share] = squared_errors(operator, cache, rows, context, DEVICE)
     selection = select(found, cache.trajectory[rows], seed)
     description["network_share"] = selection["network_share"]
     errors = pooled(squared_errors(operator, cache, cache.split["test"], context, DEVICE))
-    return {"error": errors["network"], "base": errors["base"], "share": description["network_share"],
-            "validation": pooled(found[selection["compared_share"]])["network"]}
+    return {
+        "error": errors["network"],
+        "base": errors["base"],
+        "share": description["network_share"],
+        "validation": pooled(found[selection["compared_share"]])["network"],
+    }
 
 
 def conditions(config: Config, caches: dict[str, Cache], steps: int) -> dict[str, Any]:
     """What makes two runs comparable."""
-    return {"steps": steps, "steps of the stage": config.operator.train.steps, "torch": torch.__version__,
-            "operator": to_dict(config.operator), "data": {name: cache.fingerprint for name, cache in caches.items()}}
+    return {
+        "steps": steps,
+        "steps of the stage": config.operator.train.steps,
+        "torch": torch.__version__,
+        "operator": to_dict(config.operator),
+        "data": {name: cache.fingerprint for name, cache in caches.items()},
+    }
 
 
 class Record:
@@ -118,32 +150,62 @@ class Record:
         write_json(self.path, self.all)
 
 
-def run(config: Config, given: Config, caches: dict[str, Cache], bases: Bases, variant: str, steps: int, seed: int,
-        record: Record) -> None:
-    """Train and judge what of a variant and seed is not recorded. given: the variant's configuration; bases: of this seed,
-    filled as they are needed."""
-    missing = {name: cache for name, cache in caches.items() if f"{variant}/{seed}/{name}" not in record.mine["runs"]}
+def run(
+    config: Config,
+    given: Config,
+    caches: dict[str, Cache],
+    bases: Bases,
+    variant: str,
+    steps: int,
+    seed: int,
+    record: Record,
+) -> None:
+    """Train and judge what of a variant and seed is not recorded. given: the variant's configuration; bases:
+    of this seed, filled as they are needed."""
+    missing = {
+        name: cache for name, cache in caches.items() if f"{variant}/{seed}/{name}" not in record.mine["runs"]
+    }
     if not missing:
         return
     for name, cache in (missing if variant == SEPARATE else caches).items():
         if name not in bases:
             bases[name] = fit_base(cache, config.operator.base_steps, config.context(name), seed, DEVICE)
             print(f"base of {name}, seed {seed}: {bases[name][0]['description']['base']['kind']}", flush=True)
-    schedule = Windows(caches, config.task, {name: config.context(name) for name in caches}, config.operator,
-                       config.sampling, seed).schedule
+    schedule = Windows(
+        caches,
+        config.task,
+        {name: config.context(name) for name in caches},
+        config.operator,
+        config.sampling,
+        seed,
+    ).schedule
     counts = Counter(schedule.task(step) for step in range(steps))
     groups = [{name: cache} for name, cache in missing.items()] if variant == SEPARATE else [caches]
     for group in groups:
         begun, own = time.process_time(), counts[next(iter(group))] if variant == SEPARATE else steps
-        operator = train(given, group, {name: bases[name] for name in group}, own, seed, VARIANTS.get(variant, PLAIN)[1])
+        operator = train(
+            given, group, {name: bases[name] for name in group}, own, seed, VARIANTS.get(variant, PLAIN)[1]
+        )
         seconds = time.process_time() - begun
-        record.add({f"{variant}/{seed}/{name}": {**judge(operator, config, cache, seed), "steps": own, "seconds": seconds}
-                    for name, cache in group.items()})
-        print(f"{variant}, seed {seed}, {', '.join(group)}: {own} steps in {seconds:.0f} processor seconds", flush=True)
+        record.add(
+            {
+                f"{variant}/{seed}/{name}": {
+                    **judge(operator, config, cache, seed),
+                    "steps": own,
+                    "seconds": seconds,
+                }
+                for name, cache in group.items()
+            }
+        )
+        print(
+            f"{variant}, seed {seed}, {', '.join(group)}: {own} steps in {seconds:.0f} processor seconds",
+            flush=True,
+        )
 
 
 def table(runs: dict[str, dict[str, float]], variants: list[str], seeds: list[int], names: list[str]) -> str:
     """Test errors, geometric means over seeds, and their ratios to those of the separate models."""
+
     def mean(variant: str, name: str, key: str = "error") -> float:
         values = [runs[f"{variant}/{seed}/{name}"][key] for seed in seeds]
         return float(torch.tensor(values, dtype=torch.float64).log().mean().exp())
@@ -158,16 +220,24 @@ def table(runs: dict[str, dict[str, float]], variants: list[str], seeds: list[in
     for variant in variants:
         # a model of several tasks is named by each of them
         taken = {(seed, runs[f"{variant}/{seed}/{name}"]["seconds"]) for seed in seeds for name in names}
-        lines.append(f"{variant}: {sum(seconds for _, seconds in taken) / len(seeds):.0f} processor seconds a seed")
+        lines.append(
+            f"{variant}: {sum(seconds for _, seconds in taken) / len(seeds):.0f} processor seconds a seed"
+        )
         if SEPARATE in variants and variant != SEPARATE:
-            ratios = torch.tensor([mean(variant, name) / mean(SEPARATE, name) for name in names], dtype=torch.float64)
-            lines[-1] += (f"; over {SEPARATE}: geometric mean {float(ratios.log().mean().exp()):.2f}, at most 1 on "
-                          f"{int((ratios <= 1).sum())} of {len(names)}")
+            ratios = torch.tensor(
+                [mean(variant, name) / mean(SEPARATE, name) for name in names], dtype=torch.float64
+            )
+            lines[-1] += (
+                f"; over {SEPARATE}: geometric mean {float(ratios.log().mean().exp()):.2f}, at most 1 on "
+                f"{int((ratios <= 1).sum())} of {len(names)}"
+            )
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "small_11task.yaml")
     parser.add_argument("--steps", type=int, default=0, help="of the joint model (default: the stage's)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])

@@ -4,17 +4,16 @@
     python -m bench.mutate --num 300 --targets config,cache
     python -m bench.mutate --targets data --only 17  one case again, with its traceback
 
-A case is a function of (target, number): a sound file is mutated (bits flipped, cut short, filled with noise; keys deleted,
-renamed or given values of another type or size; NaN; payloads that would run code if anything unpickled or built them) and read
-as the product reads it. Wanted is one of
+A case is a function of (target, number): a sound file is mutated (bits flipped, cut short, filled with noise;
+keys deleted, renamed or given values of another type or size; NaN; payloads that would run code if anything
+unpickled or built them) and read as the product reads it. Wanted is one of
     same      read, and the result is that of the sound file
-    other     read, and the result is what the file now says (a changed number in a configuration or a data file)
+    other   read, and the result is what the file now says (a changed number in a configuration or a data file)
     fallback  refused, and the checkpoint before it taken, with a warning
     refused   ValueError or an OSError of a documented kind that says what is wrong, what was expected and what to do
-Anything else is a failure: another error, a death, CASE_S without an end, more memory than LIMIT_GIB, a result that differs from
-what the file says, a payload that ran. Files are read in worker processes, which a bad file may kill. Prints a table, exits 1 if
-a case failed.
-"""
+Anything else is a failure: another error, a death, CASE_S without an end, more memory than LIMIT_GIB, a
+result that differs from what the file says, a payload that ran. Files are read in worker processes, which a
+bad file may kill. Prints a table, exits 1 if a case failed."""
 
 from __future__ import annotations
 
@@ -67,19 +66,19 @@ from ups.training.saving import Saving
 from ups.training.strategies import Agreed, gathered
 from ups.training.update import Updates
 
-CASE_S = 20          # for one case
-START_S = 120        # for a worker to import torch and read the sound files
-LIMIT_GIB = 6        # of address space above what a worker has at its start
+CASE_S = 20  # for one case
+START_S = 120  # for a worker to import torch and read the sound files
+LIMIT_GIB = 6  # of address space above what a worker has at its start
 SHARES = {"config": 0.35, "data": 0.15, "cache": 0.15, "checkpoint": 0.15, "done": 0.1, "stage": 0.1}
 TASKS = ("burgers1d", "darcy2d", "diff_react2d")
-CANARY = "mutate-canary"   # a payload that runs makes this folder
+CANARY = "mutate-canary"  # a payload that runs makes this folder
 
 
 class Finding(Exception):
     """A case that failed, in words."""
 
 
-# ---------------------------------------------------------------------------------------------------------------- mutations
+# -------------------------------------------------------------------------------------------------- mutations
 
 
 def mutate_bytes(data: bytes, draw: random.Random) -> bytes:
@@ -92,9 +91,9 @@ def mutate_bytes(data: bytes, draw: random.Random) -> bytes:
     elif kind == 3:
         del data[at:]
     elif kind == 4:
-        data[at:at + 512] = bytes(len(data[at:at + 512]))
+        data[at : at + 512] = bytes(len(data[at : at + 512]))
     elif kind == 5:
-        data[at:at + 64] = draw.randbytes(len(data[at:at + 64]))
+        data[at : at + 64] = draw.randbytes(len(data[at : at + 64]))
     elif kind == 6:
         data[at:at] = draw.randbytes(draw.randrange(1, 64))
     else:
@@ -102,8 +101,38 @@ def mutate_bytes(data: bytes, draw: random.Random) -> bytes:
     return bytes(data)
 
 
-VALUES = [None, True, False, 0, 1, -1, 3, 2**31, 2**63, 10**30, 0.5, -0.0, 1e-300, 1e308, float("nan"), float("inf"), "", "no",
-          "x", "1e400", "../../../etc/passwd", "\0", "é" * 1000, [], [[]], [1, "2"], {}, {"a": 1}, [None] * 1000, "9" * 5000]
+VALUES = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    3,
+    2**31,
+    2**63,
+    10**30,
+    0.5,
+    -0.0,
+    1e-300,
+    1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    "no",
+    "x",
+    "1e400",
+    "../../../etc/passwd",
+    "\0",
+    "é" * 1000,
+    [],
+    [[]],
+    [1, "2"],
+    {},
+    {"a": 1},
+    [None] * 1000,
+    "9" * 5000,
+]
 
 
 def mutate_tree(value: Any, draw: random.Random) -> Any:
@@ -125,8 +154,15 @@ def mutate_tree(value: Any, draw: random.Random) -> Any:
         elif kind == 1 and isinstance(node, dict):
             node[draw.choice([f"{key}x", str(key)[1:], str(key).upper(), ""])] = node.pop(key)
         elif kind == 2 and isinstance(node[key], (int, float)) and not isinstance(node[key], bool):
-            node[key] = draw.choice([-node[key], node[key] * 10**draw.randrange(1, 12), str(node[key]), [node[key]],
-                                     node[key] + draw.choice([0.5, 1, -1])])
+            node[key] = draw.choice(
+                [
+                    -node[key],
+                    node[key] * 10 ** draw.randrange(1, 12),
+                    str(node[key]),
+                    [node[key]],
+                    node[key] + draw.choice([0.5, 1, -1]),
+                ]
+            )
         elif kind == 3:
             node[key] = {"nested": node[key]}
         else:
@@ -141,12 +177,13 @@ class Payload:
         return os.mkdir, (CANARY,)
 
 
-# ---------------------------------------------------------------------------------------------------------------- targets
+# ---------------------------------------------------------------------------------------------------- targets
 
 
 @dataclass
 class Target:
-    """mutate(folder, draw): alters a copy of the sound files in `folder`, says how. read(folder): reads it; see the module.
+    """mutate(folder, draw): alters a copy of the sound files in `folder`, says how. read(folder): reads it;
+    see the module.
 
     needs: which of the sound files.
     """
@@ -158,15 +195,31 @@ class Target:
 
 @functools.lru_cache
 def settings(folder: Path) -> Config:
-    tiny = {"burgers1d": "patch=4 space_stride=1 time_stride=1 history=1 num_trajectories=6 resolution=16 num_frames=8 "
-                         "parameters=[0.01] reach=4 reserve=0.0",
-            "darcy2d": "patch=4 space_stride=1 num_trajectories=6 resolution=8 parameters=[1.0]",
-            "diff_react2d": "patch=4 num_trajectories=6 resolution=8 num_frames=12 history=2 train_from=0"}
-    return load_config(None, [f"data.root={folder}/data", f"cache.root={folder}/cache", f"run.root={folder}/runs", "run.name=run",
-                              f"data.tasks=[{', '.join(TASKS)}]", "operator.model.width=8", "operator.model.depth=1",
-                              "operator.model.modes=2", "operator.model.kernel_size=3", "operator.train.precision='no'",
-                              "operator.train.steps=4", "evaluate.context_frames=4",
-                              *(f"task.{task}.{text}" for task in TASKS for text in tiny[task].split())])
+    tiny = {
+        "burgers1d": "patch=4 space_stride=1 time_stride=1 history=1 num_trajectories=6 resolution=16 "
+        "num_frames=8 "
+        "parameters=[0.01] reach=4 reserve=0.0",
+        "darcy2d": "patch=4 space_stride=1 num_trajectories=6 resolution=8 parameters=[1.0]",
+        "diff_react2d": "patch=4 num_trajectories=6 resolution=8 num_frames=12 history=2 train_from=0",
+    }
+    return load_config(
+        None,
+        [
+            f"data.root={folder}/data",
+            f"cache.root={folder}/cache",
+            f"run.root={folder}/runs",
+            "run.name=run",
+            f"data.tasks=[{', '.join(TASKS)}]",
+            "operator.model.width=8",
+            "operator.model.depth=1",
+            "operator.model.modes=2",
+            "operator.model.kernel_size=3",
+            "operator.train.precision='no'",
+            "operator.train.steps=4",
+            "evaluate.context_frames=4",
+            *(f"task.{task}.{text}" for task in TASKS for text in tiny[task].split()),
+        ],
+    )
 
 
 def prepare(folder: Path) -> None:
@@ -175,14 +228,31 @@ def prepare(folder: Path) -> None:
     for task in TASKS:
         spec, wanted = get_task(task), config.task[task]
 
-        def solve(indices: np.ndarray, *, resolution: int, num_frames: int, spec: Any = spec, **_: Any) -> np.ndarray:
+        def solve(
+            indices: np.ndarray, *, resolution: int, num_frames: int, spec: Any = spec, **_: Any
+        ) -> np.ndarray:
             shape = (num_frames, len(spec.channels), *[resolution] * spec.ndim)
-            return np.stack([np.random.default_rng(int(i)).uniform(0.5, 1.5, shape) for i in indices]).astype(np.float32)
+            return np.stack([np.random.default_rng(int(i)).uniform(0.5, 1.5, shape) for i in indices]).astype(
+                np.float32
+            )
 
         for path, value in zip(data_files(config, task), wanted.parameters or [None], strict=True):
-            write_data(path, task, solve, generation_settings(
-                task, "mutate", seed=0, num_trajectories=wanted.num_trajectories, resolution=wanted.resolution,
-                num_frames=wanted.num_frames, t_end=wanted.t_end, parameter=value), chunk=4)
+            write_data(
+                path,
+                task,
+                solve,
+                generation_settings(
+                    task,
+                    "mutate",
+                    seed=0,
+                    num_trajectories=wanted.num_trajectories,
+                    resolution=wanted.resolution,
+                    num_frames=wanted.num_frames,
+                    t_end=wanted.t_end,
+                    parameter=value,
+                ),
+                chunk=4,
+            )
         build_cache(config, task, progress=False)
     run = make_run(config)
     run.folder.take(0.0)
@@ -228,8 +298,10 @@ def make_run(config: Config) -> Run:
         warnings.simplefilter("ignore")
         caches = [open_cache(config, task) for task in TASKS]
     torch.manual_seed(0)
-    descriptions = [head_description(cache, "elliptic" if cache.task.is_steady else "persistence", base_settings(cache))
-                    for cache in caches]
+    descriptions = [
+        head_description(cache, "elliptic" if cache.task.is_steady else "persistence", base_settings(cache))
+        for cache in caches
+    ]
     run = Run(config, "operator", config.operator.train, config.operator.optim, {"cache": "c0ffee"})
     run.model = Operator({"model": to_dict(config.operator.model), "precision": "no", "tasks": descriptions})
     run.updates = Updates(run.model, Agreed(), run.ranks, run.standing, run.train, run.optim, print)
@@ -245,7 +317,11 @@ def is_equal(one: Any, two: Any) -> bool:
     if isinstance(one, torch.Tensor):
         return isinstance(two, torch.Tensor) and one.dtype == two.dtype and torch.equal(one, two)
     if isinstance(one, dict):
-        return isinstance(two, dict) and one.keys() == two.keys() and all(is_equal(one[key], two[key]) for key in one)
+        return (
+            isinstance(two, dict)
+            and one.keys() == two.keys()
+            and all(is_equal(one[key], two[key]) for key in one)
+        )
     if isinstance(one, (list, tuple)):
         return len(one) == len(two) and all(map(is_equal, one, two))
     return type(one) is type(two) and one == two
@@ -270,16 +346,38 @@ def mutate_config(folder: Path, draw: random.Random) -> str:
         path.write_text(text, encoding="utf-8")
         return rewrite(path, draw)
     letters = [chr(97 + i) for i in range(25)]
-    bomb = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip(letters, letters[1:], strict=False))
-    hostile = [f"run: !!python/object/apply:os.mkdir [{CANARY}]", f"run: {{name: !!python/object/new:os.mkdir [{CANARY}]}}",
-               bomb + "run: {name: *y}", bomb + "data: {tasks: *y}", "run: " + "[" * 20000, "run: " + "{a: " * 5000,
-               "include: [1]", "include: ../..", "include: config.yaml", "run: {seed: " + "9" * 5000 + "}",
-               "run: {seed: 0x" + "f" * 9000 + "}",
-               "task: {burgers1d: &t {patch: *t}}", "run: &r {name: *r}", "? [a, b]\n: 1", "? {a: b}\n: 1", "run: 2022-01-01",
-               "run: {name: 2022-13-45}", "run: !!binary abc", "run: !!set {a, b}", "\t", "---\na: 1\n---\nb: 2",
-               "run: {seed: .nan}",
-               "%YAML 9.9\n---\nrun: {}", "run: {name: \"\\ud800\"}", "evaluate: {max_nrmse: {burgers1d: " + "1" * 400 + "}}",
-               "task: {burgers1d: {patch: 1000000000000}}", "data: {tasks: [" + "burgers1d, " * 5000 + "]}"]
+    bomb = "a: &a [x, x]\n" + "".join(
+        f"{b}: &{b} [*{a}, *{a}]\n" for a, b in zip(letters, letters[1:], strict=False)
+    )
+    hostile = [
+        f"run: !!python/object/apply:os.mkdir [{CANARY}]",
+        f"run: {{name: !!python/object/new:os.mkdir [{CANARY}]}}",
+        bomb + "run: {name: *y}",
+        bomb + "data: {tasks: *y}",
+        "run: " + "[" * 20000,
+        "run: " + "{a: " * 5000,
+        "include: [1]",
+        "include: ../..",
+        "include: config.yaml",
+        "run: {seed: " + "9" * 5000 + "}",
+        "run: {seed: 0x" + "f" * 9000 + "}",
+        "task: {burgers1d: &t {patch: *t}}",
+        "run: &r {name: *r}",
+        "? [a, b]\n: 1",
+        "? {a: b}\n: 1",
+        "run: 2022-01-01",
+        "run: {name: 2022-13-45}",
+        "run: !!binary abc",
+        "run: !!set {a, b}",
+        "\t",
+        "---\na: 1\n---\nb: 2",
+        "run: {seed: .nan}",
+        "%YAML 9.9\n---\nrun: {}",
+        'run: {name: "\\ud800"}',
+        "evaluate: {max_nrmse: {burgers1d: " + "1" * 400 + "}}",
+        "task: {burgers1d: {patch: 1000000000000}}",
+        "data: {tasks: [" + "burgers1d, " * 5000 + "]}",
+    ]
     path.write_text(draw.choice(hostile), encoding="utf-8")
     return "hostile text"
 
@@ -320,9 +418,18 @@ def mutate_data(folder: Path, draw: random.Random) -> str:
         if kind < 5:
             old, shape = file[name], file[name].shape
             kinds = [np.float64, np.float16, np.int32, np.complex64, "S4", np.bool_, h5py.string_dtype()]
-            values = [lambda: old[()].astype(draw.choice(kinds[:4])), lambda: old[()].reshape(-1), lambda: old[()][None],
-                      lambda: old[()][..., None], lambda: old[()][:1], lambda: old[()][:0], lambda: np.full(shape, b"text"),
-                      lambda: h5py.Empty("f"), lambda: "text", lambda: old[()].astype(bool)][draw.randrange(10)]()
+            values = [
+                lambda: old[()].astype(draw.choice(kinds[:4])),
+                lambda: old[()].reshape(-1),
+                lambda: old[()][None],
+                lambda: old[()][..., None],
+                lambda: old[()][:1],
+                lambda: old[()][:0],
+                lambda: np.full(shape, b"text"),
+                lambda: h5py.Empty("f"),
+                lambda: "text",
+                lambda: old[()].astype(bool),
+            ][draw.randrange(10)]()
             del file[name]
             file[name] = values
             return f"another {name}"
@@ -330,19 +437,34 @@ def mutate_data(folder: Path, draw: random.Random) -> str:
             shape, huge = file[name].shape, draw.choice([10**6, 10**9, 2**40, 2**62])
             axis = draw.randrange(len(shape))
             del file[name]
-            file.create_dataset(name, (*shape[:axis], huge, *shape[axis + 1:]), "f4", chunks=tuple(min(s, 4) or 1 for s in shape))
+            file.create_dataset(
+                name,
+                (*shape[:axis], huge, *shape[axis + 1 :]),
+                "f4",
+                chunks=tuple(min(s, 4) or 1 for s in shape),
+            )
             return f"a huge {name}"
         if kind == 6:
             del file[name]
-            file[name] = draw.choice([h5py.SoftLink("/nowhere"), h5py.SoftLink(f"/{name}"), h5py.ExternalLink("/dev/zero", "/x"),
-                                      h5py.ExternalLink(path.name, f"/{name}")])
+            file[name] = draw.choice(
+                [
+                    h5py.SoftLink("/nowhere"),
+                    h5py.SoftLink(f"/{name}"),
+                    h5py.ExternalLink("/dev/zero", "/x"),
+                    h5py.ExternalLink(path.name, f"/{name}"),
+                ]
+            )
             return f"a link for {name}"
         if kind == 7:
             holder = file[name] if draw.random() < 0.3 else file
             keys = list(holder.attrs)
             key = draw.choice(keys) if keys else "ups_settings"
-            value = draw.choice([v for v in VALUES if isinstance(v, (str, int, float)) and v not in ("\0", 10**30)])
-            holder.attrs[key] = draw.choice([value, [1.0, 2.0], np.bytes_(b"\xff\xfe"), h5py.Empty("f"), "{}", "[]", "{"])
+            value = draw.choice(
+                [v for v in VALUES if isinstance(v, (str, int, float)) and v not in ("\0", 10**30)]
+            )
+            holder.attrs[key] = draw.choice(
+                [value, [1.0, 2.0], np.bytes_(b"\xff\xfe"), h5py.Empty("f"), "{}", "[]", "{"]
+            )
             return f"attribute {key}"
         for key in list(file.attrs):
             del file.attrs[key]
@@ -352,7 +474,9 @@ def mutate_data(folder: Path, draw: random.Random) -> str:
 def read_data(folder: Path) -> str:
     config, task = settings(folder), (folder / "which").read_text()
     path = data_files(config, task)[0]
-    (_, findings), = examine([(task, path)], val_fraction=config.data.val_fraction, test_fraction=config.data.test_fraction)
+    ((_, findings),) = examine(
+        [(task, path)], val_fraction=config.data.val_fraction, test_fraction=config.data.test_fraction
+    )
     try:
         build_cache(config, task, progress=False)
     except ValueError as error:
@@ -380,13 +504,15 @@ def mutate_cache(folder: Path, draw: random.Random) -> str:
     (folder / "which").write_text(task)
     if draw.random() < 0.5:
         return rewrite(path, draw)
-    if draw.random() < 0.1:   # the seal alone
+    if draw.random() < 0.1:  # the seal alone
         data = path.read_bytes()
-        seal = json.loads(data[len(MAGIC):SEAL_BYTES - 4].rstrip(b"\0"))
-        text = (MAGIC + json.dumps(mutate_tree(seal, draw)).encode()).ljust(SEAL_BYTES - 4, b"\0")[:SEAL_BYTES - 4]
+        seal = json.loads(data[len(MAGIC) : SEAL_BYTES - 4].rstrip(b"\0"))
+        text = (MAGIC + json.dumps(mutate_tree(seal, draw)).encode()).ljust(SEAL_BYTES - 4, b"\0")[
+            : SEAL_BYTES - 4
+        ]
         path.write_bytes(text + zlib.crc32(text).to_bytes(4, "little") + data[SEAL_BYTES:])
         return "seal, with its checksum"
-    with h5py.File(path, "r+", locking=False) as file:   # and sealed again: what a faulty writer would leave
+    with h5py.File(path, "r+", locking=False) as file:  # and sealed again: what a faulty writer would leave
         names: list[str] = []
         file.visit(names.append)
         names.append("header")
@@ -399,14 +525,24 @@ def mutate_cache(folder: Path, draw: random.Random) -> str:
             del file[name]
         else:
             old = file[name][()]
-            values = draw.choice([old.astype(np.float64) * np.nan, old.astype(np.int64) * 10**9, old.reshape(-1), old[None],
-                                  old[:1], old[:0],
-                                  np.array(["text"], "S4"), -np.ones_like(old, np.int64), old.astype(np.float64) + 0.5])
+            values = draw.choice(
+                [
+                    old.astype(np.float64) * np.nan,
+                    old.astype(np.int64) * 10**9,
+                    old.reshape(-1),
+                    old[None],
+                    old[:1],
+                    old[:0],
+                    np.array(["text"], "S4"),
+                    -np.ones_like(old, np.int64),
+                    old.astype(np.float64) + 0.5,
+                ]
+            )
             del file[name]
             file[name] = values
     try:
         write_seal(path)
-    except (KeyError, TypeError, AttributeError):   # nothing left to seal
+    except (KeyError, TypeError, AttributeError):  # nothing left to seal
         pass
     return f"{name}, sealed again"
 
@@ -418,14 +554,24 @@ def read_cache(folder: Path) -> str:
 
     def content(cache: Any) -> dict[str, Any]:
         rows = torch.arange(cache.num_rows)
-        return {"z": cache.batch(rows, 0, cache.num_frames), "codec": cache.tokenizer.state_dict(), "split": cache.split,
-                "parameters": cache.parameters, "index": cache.parameter_index, "trajectory": cache.trajectory, "dt": cache.dt,
-                "fingerprint": cache.fingerprint, "input": cache.inputs(rows) if cache.task.inputs else None,
-                "codec_a": cache.input_tokenizer.state_dict() if cache.task.inputs else None}
+        return {
+            "z": cache.batch(rows, 0, cache.num_frames),
+            "codec": cache.tokenizer.state_dict(),
+            "split": cache.split,
+            "parameters": cache.parameters,
+            "index": cache.parameter_index,
+            "trajectory": cache.trajectory,
+            "dt": cache.dt,
+            "fingerprint": cache.fingerprint,
+            "input": cache.inputs(rows) if cache.task.inputs else None,
+            "codec_a": cache.input_tokenizer.state_dict() if cache.task.inputs else None,
+        }
 
     if not is_equal(content(cache), content(sound)):
         raise Finding("a cache with other content was taken")
-    return "same" if cache.header == sound.header else "other"   # coordinates and the like, which nothing computes with
+    return (
+        "same" if cache.header == sound.header else "other"
+    )  # coordinates and the like, which nothing computes with
 
 
 # -------- checkpoints
@@ -460,8 +606,11 @@ def mutate_checkpoint(folder: Path, draw: random.Random) -> str:
                 damage(value, draw)
                 torch.save(value, place / name)
                 said = "content, signed"
-            manifest = json.loads((place / MANIFEST).read_text())   # as if it had been written so
-            manifest["files"][name] = {"size": (place / name).stat().st_size, "sha256": file_hash(place / name)}
+            manifest = json.loads((place / MANIFEST).read_text())  # as if it had been written so
+            manifest["files"][name] = {
+                "size": (place / name).stat().st_size,
+                "sha256": file_hash(place / name),
+            }
             del manifest["seal"]
             write_sealed(place / MANIFEST, manifest)
     return said
@@ -472,7 +621,7 @@ def damage(value: dict, draw: random.Random) -> None:
     places, todo = [], [value]
     while todo:
         node = todo.pop()
-        for key, inner in (node.items() if isinstance(node, dict) else enumerate(node)):
+        for key, inner in node.items() if isinstance(node, dict) else enumerate(node):
             if isinstance(inner, (dict, list)):
                 todo.append(inner)
             elif isinstance(inner, torch.Tensor):
@@ -532,9 +681,13 @@ def mutate_stage(folder: Path, draw: random.Random) -> str:
             key = draw.choice(list(tensors))
             old = tensors.pop(key)
             if draw.random() < 0.8:
-                tensors[draw.choice([key, f"{key}x"])] = draw.choice([
-                    old[None].contiguous(), old.double() if old.dtype == torch.float32 else old.float(),
-                    torch.full_like(old, torch.nan) if old.is_floating_point() else old + 1])
+                tensors[draw.choice([key, f"{key}x"])] = draw.choice(
+                    [
+                        old[None].contiguous(),
+                        old.double() if old.dtype == torch.float32 else old.float(),
+                        torch.full_like(old, torch.nan) if old.is_floating_point() else old + 1,
+                    ]
+                )
             save_file(tensors, path / name)
         said = f"content of {name}"
     elif name == "config.yaml":
@@ -543,7 +696,7 @@ def mutate_stage(folder: Path, draw: random.Random) -> str:
     else:
         (path / name).write_text(json.dumps(mutate_tree(json.loads((path / name).read_text()), draw)))
         said = f"content of {name}"
-    if name in (MODEL, "config.json") and draw.random() < 0.5:   # as if it had been exported so
+    if name in (MODEL, "config.json") and draw.random() < 0.5:  # as if it had been exported so
         done = json.loads((path / DONE).read_text())
         record = {key: done[key] for key in ("model_sha256", "config_sha256", "config_hash", "parents")}
         record |= {"model_sha256": file_hash(path / MODEL), "config_sha256": file_hash(path / "config.json")}
@@ -570,13 +723,16 @@ def read_stage(folder: Path) -> str:
 
 
 TARGETS = {
-    "config": Target(mutate_config, read_config, "config.yaml"), "data": Target(mutate_data, read_data, "data"),
-    "cache": Target(mutate_cache, read_cache, "cache"), "checkpoint": Target(mutate_checkpoint, read_checkpoint, "runs"),
-    "done": Target(mutate_done, read_done, "runs"), "stage": Target(mutate_stage, read_stage, "runs"),
+    "config": Target(mutate_config, read_config, "config.yaml"),
+    "data": Target(mutate_data, read_data, "data"),
+    "cache": Target(mutate_cache, read_cache, "cache"),
+    "checkpoint": Target(mutate_checkpoint, read_checkpoint, "runs"),
+    "done": Target(mutate_done, read_done, "runs"),
+    "stage": Target(mutate_stage, read_stage, "runs"),
 }
 
 
-# ---------------------------------------------------------------------------------------------------------------- one case
+# --------------------------------------------------------------------------------------------------- one case
 
 
 def is_clear(error: Exception) -> bool:
@@ -584,15 +740,23 @@ def is_clear(error: Exception) -> bool:
     text = str(error)
     kinds = (ValueError, FileNotFoundError, FileExistsError, PermissionError)
     raw = (json.JSONDecodeError, UnicodeError)
-    return (isinstance(error, kinds) and not isinstance(error, raw) and len(text) < 3000
-            and re.search(r"xpected|did you mean|valid YAML", text) is not None and len(re.findall(r"[.;]\s|[.;]$", text)) >= 1)
+    return (
+        isinstance(error, kinds)
+        and not isinstance(error, raw)
+        and len(text) < 3000
+        and re.search(r"xpected|did you mean|valid YAML", text) is not None
+        and len(re.findall(r"[.;]\s|[.;]$", text)) >= 1
+    )
 
 
 def attempt(target: Target, folder: Path, number: int, name: str) -> tuple[str, str]:
     """(outcome, how it was mutated) of one case; failures are "FAILED: .."."""
     shutil.rmtree(folder / "case", ignore_errors=True)
-    shutil.copytree(folder / "sound", folder / "case",
-                    ignore=lambda place, names: set(names) - {target.needs} if Path(place) == folder / "sound" else set())
+    shutil.copytree(
+        folder / "sound",
+        folder / "case",
+        ignore=lambda place, names: set(names) - {target.needs} if Path(place) == folder / "sound" else set(),
+    )
     draw, said = random.Random(f"{name} {number}"), ""
     signal.setitimer(signal.ITIMER_REAL, CASE_S)
     try:
@@ -603,7 +767,11 @@ def attempt(target: Target, folder: Path, number: int, name: str) -> tuple[str, 
     except Finding as finding:
         outcome = f"FAILED: {finding}"
     except Exception as error:
-        outcome = "refused" if is_clear(error) else f"FAILED: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        outcome = (
+            "refused"
+            if is_clear(error)
+            else f"FAILED: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        )
         if outcome != "refused" and os.environ.get("MUTATE_TRACE"):
             traceback.print_exc()
     finally:
@@ -616,6 +784,7 @@ def attempt(target: Target, folder: Path, number: int, name: str) -> tuple[str, 
 
 def worker(name: str, folder: Path, numbers: range) -> None:
     """Cases of one target; two lines each on stdout."""
+
     def late(*_: Any) -> None:
         raise Finding(f"no end within {CASE_S} s")
 
@@ -645,8 +814,19 @@ def run_target(name: str, folder: Path, numbers: range) -> list[dict[str, Any]]:
     """Results of the cases; a worker that dies costs one of them."""
     results, left = [], numbers
     while len(left):
-        command = [sys.executable, "-m", "bench.mutate", "--worker", name, str(folder), str(left.start), str(left.stop)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).resolve().parent.parent)
+        command = [
+            sys.executable,
+            "-m",
+            "bench.mutate",
+            "--worker",
+            name,
+            str(folder),
+            str(left.start),
+            str(left.stop),
+        ]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).resolve().parent.parent
+        )
         running, timer = left.start, watch(process, START_S)
         for line in process.stdout:
             record = json.loads(line)
@@ -660,13 +840,22 @@ def run_target(name: str, folder: Path, numbers: range) -> list[dict[str, Any]]:
         timer.cancel()
         code = process.wait()
         if running < left.stop:
-            results.append({"target": name, "number": running, "said": "", "outcome": f"FAILED: the process died ({code})"})
+            results.append(
+                {
+                    "target": name,
+                    "number": running,
+                    "said": "",
+                    "outcome": f"FAILED: the process died ({code})",
+                }
+            )
         left = range(running + 1, left.stop) if running < left.stop else range(0)
     return results
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--num", type=int, default=12000, help="cases over all targets")
     parser.add_argument("--targets", default=",".join(TARGETS), help="some of " + ", ".join(TARGETS))
     parser.add_argument("--only", type=int, help="one case of one target, with its traceback")
@@ -696,16 +885,25 @@ def main() -> int:
             results += found
             counts = collections.Counter(r["outcome"].split(":")[0] for r in found)
             seconds = time.monotonic() - started
-            print(f"{name:<11} {len(found):>6} files  " + "  ".join(f"{k} {v}" for k, v in sorted(counts.items())) +
-                  f"  ({seconds:.0f} s)", flush=True)
+            print(
+                f"{name:<11} {len(found):>6} files  "
+                + "  ".join(f"{k} {v}" for k, v in sorted(counts.items()))
+                + f"  ({seconds:.0f} s)",
+                flush=True,
+            )
     failed = [r for r in results if r["outcome"].startswith("FAILED")]
     kinds = collections.Counter((r["target"], re.sub(r"\d+", "N", r["outcome"])[:140]) for r in failed)
     for (name, text), count in kinds.most_common(60):
-        first = next(r for r in failed if r["target"] == name and re.sub(r"\d+", "N", r["outcome"])[:140] == text)
+        first = next(
+            r for r in failed if r["target"] == name and re.sub(r"\d+", "N", r["outcome"])[:140] == text
+        )
         print(f"  {count:>5} x {name} {first['number']} ({first['said']}): {first['outcome']}")
     if args.out:
         args.out.write_text(json.dumps(failed, indent=1))
-    print(f"{len(results)} mutated files: " + (f"{len(failed)} FAILED" if failed else "each a clear error or a right result"))
+    print(
+        f"{len(results)} mutated files: "
+        + (f"{len(failed)} FAILED" if failed else "each a clear error or a right result")
+    )
     return int(bool(failed))
 
 

@@ -1,12 +1,12 @@
 """Data of other numerics than ours, for the judgement: no base of ours is exact on them by construction.
 
-    python -m bench.numerics                          # all tasks of bench/eleven.yaml: data/numerics, about 9 min of one core
+    python -m bench.numerics   # all tasks of bench/eleven.yaml: data/numerics, about 9 min of one core
     python -m bench.numerics --task cfd1d
 
-The starts are ours, as PDEBench distributes them; what follows is computed in the ways named at each function below, which
-are first order, or on a finer grid, or both, and stored on the grid of the configuration. Written as our own data are, so
-that data.source=own reads them. Beside them lies data/numerics/long: further starts over HORIZONS times the horizon.
-"""
+The starts are ours, as PDEBench distributes them; what follows is computed in the ways named at each function
+below, which are first order, or on a finer grid, or both, and stored on the grid of the configuration.
+Written as our own data are, so that data.source=own reads them. Beside them lies data/numerics/long: further
+starts over HORIZONS times the horizon."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ from ups.tasks.compressible import random_1d, random_fields
 from ups.tasks.initial import cell_centres, eigenbasis, random_stream, sample_wave
 
 CONFIG = ROOT / "bench" / "eleven.yaml"
-EDITIONS = {"ns_incom2d": 2}   # higher where a task's numbers are others than before; of the rest 1
+EDITIONS = {"ns_incom2d": 2}  # higher where a task's numbers are others than before; of the rest 1
 HORIZONS, NUM_LONG = 3, 8
-LONG_SEED = 1     # added to data.seed: starts that no model has seen
+LONG_SEED = 1  # added to data.seed: starts that no model has seen
 CHUNK = 100
 
 
-def frames(state: Tensor, advance: Callable[[Tensor], Tensor], num: int, stored: Callable[[Tensor], Tensor]) -> Tensor:
+def frames(
+    state: Tensor, advance: Callable[[Tensor], Tensor], num: int, stored: Callable[[Tensor], Tensor]
+) -> Tensor:
     """What is stored of state, advance(state), ..: (n, num, channel, *space), float32."""
     out = [stored(state).float()]
     for _ in range(num - 1):
@@ -53,10 +55,12 @@ def means(u: Tensor, factor: int, ndim: int) -> Tensor:
     return u
 
 
-# ---- 1D, scalar ----------------------------------------------------------------------------------------------------------
+# ---- 1D, scalar --------------------------------------------------------------------------------------------
 
 
-def advection(indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: float, t_end: float) -> Tensor:
+def advection(
+    indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: float, t_end: float
+) -> Tensor:
     """First-order upwind on four times as many cells, every fourth stored."""
     num, dt = 4 * resolution, t_end / (num_frames - 1)
     num_steps = math.ceil(parameter * dt * num / 0.8)
@@ -72,7 +76,8 @@ def advection(indices: Sequence[int], *, seed: int, resolution: int, num_frames:
 
 
 def heat(num: int, amount: float, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Factors of the modes of rfft over the time that the three-point Laplacian takes for diffusivity * time = amount."""
+    """Factors of the modes of rfft over the time that the three-point Laplacian takes for diffusivity * time
+    = amount."""
     k = torch.arange(num // 2 + 1, dtype=torch.float64)
     return torch.exp(-amount * (2 * num * torch.sin(math.pi * k / num)).square()).to(dtype)
 
@@ -81,9 +86,11 @@ def minmod(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(a * b > 0, torch.where(a.abs() < b.abs(), a, b), torch.zeros_like(a))
 
 
-def burgers(indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: float, t_end: float) -> Tensor:
-    """Conservative second-order upwind (minmod slopes, midpoint in time, Rusanov's flux), central diffusion between the steps,
-    on four times as many cells in single precision, every fourth stored."""
+def burgers(
+    indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: float, t_end: float
+) -> Tensor:
+    """Conservative second-order upwind (minmod slopes, midpoint in time, Rusanov's flux), central diffusion
+    between the steps, on four times as many cells in single precision, every fourth stored."""
     num, dt = 4 * resolution, t_end / (num_frames - 1)
 
     def advance(u: Tensor) -> Tensor:
@@ -92,7 +99,7 @@ def burgers(indices: Sequence[int], *, seed: int, resolution: int, num_frames: i
         for _ in range(num_steps):
             rise = u.roll(-1, -1) - u
             half = 0.5 * minmod(rise, rise.roll(1, -1))
-            middle = u - step * num * u * half                        # half a step on: u_t = -u u_x
+            middle = u - step * num * u * half  # half a step on: u_t = -u u_x
             left, right = middle + half, (middle - half).roll(-1, -1)
             speed = torch.maximum(left.abs(), right.abs())
             flux = 0.25 * (left * left + right * right) - 0.5 * speed * (right - left)
@@ -104,9 +111,18 @@ def burgers(indices: Sequence[int], *, seed: int, resolution: int, num_frames: i
     return frames(u, advance, num_frames, lambda u: u[..., 2::4])
 
 
-def reaction_diffusion(rho: float, indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: float,
-                       t_end: float) -> Tensor:
-    """Strang splitting: the reaction by its solution, the three-point Laplacian on four times as many cells; every fourth."""
+def reaction_diffusion(
+    rho: float,
+    indices: Sequence[int],
+    *,
+    seed: int,
+    resolution: int,
+    num_frames: int,
+    parameter: float,
+    t_end: float,
+) -> Tensor:
+    """Strang splitting: the reaction by its solution, the three-point Laplacian on four times as many cells;
+    every fourth."""
     num, num_steps = 4 * resolution, 32
     step = t_end / (num_frames - 1) / num_steps
     half, growth = heat(num, 0.5 * parameter * step), math.exp(rho * step)
@@ -139,12 +155,19 @@ def tridiagonal(low: np.ndarray, diagonal: np.ndarray, up: np.ndarray, right: np
     return right
 
 
-def diffusion_sorption(indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: None,
-                       t_end: float) -> Tensor:
-    """Implicit Euler for what a cell holds (two Newton steps), on twice as many cells whose walls are at 0 and 1; means."""
-    num, dt, capacity = 2 * resolution, t_end / (num_frames - 1), diff_sorp.sorbed_capacity(diff_sorp.FREUNDLICH_N)
+def diffusion_sorption(
+    indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: None, t_end: float
+) -> Tensor:
+    """Implicit Euler for what a cell holds (two Newton steps), on twice as many cells whose walls are at 0
+    and 1; means."""
+    num, dt, capacity = (
+        2 * resolution,
+        t_end / (num_frames - 1),
+        diff_sorp.sorbed_capacity(diff_sorp.FREUNDLICH_N),
+    )
     scale = diff_sorp.DIFFUSION * num**2
-    # -D u_x at the right wall is u there: what leaves is u_cell / (1/D * half a cell + 1) in units of D * num^2 ..
+    # -D u_x at the right wall is u there: what leaves is u_cell / (1/D * half a cell + 1) in units of D *
+    # num^2 ..
     leaving = 2 * diff_sorp.DIFFUSION * num / (1 + 2 * diff_sorp.DIFFUSION * num) / diff_sorp.DIFFUSION / num
 
     def implicit(u: np.ndarray, step: float) -> np.ndarray:
@@ -152,7 +175,7 @@ def diffusion_sorption(indices: Sequence[int], *, seed: int, resolution: int, nu
         for _ in range(2):
             slope = 1 + capacity * (np.maximum(new, 0) + diff_sorp.LEAST) ** (diff_sorp.FREUNDLICH_N - 1)
             diagonal = slope + 2 * step * scale
-            diagonal[0] += step * scale                 # 2 (u - 1) across half a cell
+            diagonal[0] += step * scale  # 2 (u - 1) across half a cell
             diagonal[-1] += step * scale * (leaving - 1)
             right = held - diff_sorp.content(new) + slope * new
             right[0] += 2 * step * scale * diff_sorp.LEFT
@@ -172,7 +195,7 @@ def diffusion_sorption(indices: Sequence[int], *, seed: int, resolution: int, nu
     return means(u, 2, 1).float()
 
 
-# ---- waves in a gas and in shallow water ---------------------------------------------------------------------------------
+# ---- waves in a gas and in shallow water -------------------------------------------------------------------
 
 
 class GasLaw:
@@ -182,7 +205,7 @@ class GasLaw:
 
     @staticmethod
     def flux(fields: Tensor, state: Tensor, axis: int) -> Tensor:
-        velocity, pressure = fields[:, 2 + axis:3 + axis], fields[:, 1]
+        velocity, pressure = fields[:, 2 + axis : 3 + axis], fields[:, 1]
         flux = state * velocity
         flux[:, 1] += pressure * velocity[:, 0]
         flux[:, 2 + axis] += pressure
@@ -206,7 +229,7 @@ class WaterLaw:
 
     @staticmethod
     def flux(fields: Tensor, state: Tensor, axis: int) -> Tensor:
-        flux = state * fields[:, 1 + axis:2 + axis]
+        flux = state * fields[:, 1 + axis : 2 + axis]
         flux[:, 1 + axis] += 0.5 * shallow_water.GRAVITY * fields[:, 0].square()
         return flux
 
@@ -217,15 +240,26 @@ class WaterLaw:
 
 def extended(u: Tensor, cells: int, is_periodic: bool) -> Tensor:
     """u with `cells` more at both ends of the last axis."""
-    first, last = (u[..., -cells:], u[..., :cells]) if is_periodic else (
-        u[..., :1].expand(*u.shape[:-1], cells), u[..., -1:].expand(*u.shape[:-1], cells))
+    first, last = (
+        (u[..., -cells:], u[..., :cells])
+        if is_periodic
+        else (u[..., :1].expand(*u.shape[:-1], cells), u[..., -1:].expand(*u.shape[:-1], cells))
+    )
     return torch.cat([first, u, last], -1)
 
 
-def waves(fields: Tensor, law: type[GasLaw] | type[WaterLaw], *, width: float, is_periodic: bool, dt: float, num_frames: int,
-          viscosity: float = 0.0) -> Iterator[Tensor]:
-    """Fields at t = 0, dt, ..: minmod slopes of the fields, Rusanov's flux, Heun's method; for a gas PDEBench's stresses
-    (eta = zeta = viscosity) by central differences in the same steps."""
+def waves(
+    fields: Tensor,
+    law: type[GasLaw] | type[WaterLaw],
+    *,
+    width: float,
+    is_periodic: bool,
+    dt: float,
+    num_frames: int,
+    viscosity: float = 0.0,
+) -> Iterator[Tensor]:
+    """Fields at t = 0, dt, ..: minmod slopes of the fields, Rusanov's flux, Heun's method; for a gas
+    PDEBench's stresses (eta = zeta = viscosity) by central differences in the same steps."""
     ndim = fields.ndim - 2
 
     def rate(state: Tensor) -> Tensor:
@@ -237,11 +271,20 @@ def waves(fields: Tensor, law: type[GasLaw] | type[WaterLaw], *, width: float, i
             left, right = padded[..., 1:-2] + half[..., :-1], padded[..., 2:-1] - half[..., 1:]
             state_left, state_right = law.conserved(left), law.conserved(right)
             speed = torch.maximum(law.speed(left, axis), law.speed(right, axis))
-            flux = 0.5 * (law.flux(left, state_left, axis) + law.flux(right, state_right, axis)
-                          - speed * (state_right - state_left))
+            flux = 0.5 * (
+                law.flux(left, state_left, axis)
+                + law.flux(right, state_right, axis)
+                - speed * (state_right - state_left)
+            )
             if viscosity:
                 near = padded[..., 1:-1]
-                stress = 0.5 * (near[:, :1, ..., 1:] + near[:, :1, ..., :-1]) * viscosity * near[:, 2:].diff(dim=-1) / width
+                stress = (
+                    0.5
+                    * (near[:, :1, ..., 1:] + near[:, :1, ..., :-1])
+                    * viscosity
+                    * near[:, 2:].diff(dim=-1)
+                    / width
+                )
                 stress[:, axis] *= 7 / 3
                 flux[:, 2:] -= stress
                 flux[:, 1] -= (stress * 0.5 * (near[:, 2:, ..., 1:] + near[:, 2:, ..., :-1])).sum(1)
@@ -264,38 +307,69 @@ def waves(fields: Tensor, law: type[GasLaw] | type[WaterLaw], *, width: float, i
         yield law.primitive(state)
 
 
-def compressible(start: Callable[..., Tensor], ndim: int, side: float, indices: Sequence[int], *, seed: int, resolution: int,
-                 num_frames: int, parameter: float, t_end: float) -> Tensor:
-    """`waves`, in 1D on twice as many cells, in single precision; what is stored is of the means of what is conserved."""
+def compressible(
+    start: Callable[..., Tensor],
+    ndim: int,
+    side: float,
+    indices: Sequence[int],
+    *,
+    seed: int,
+    resolution: int,
+    num_frames: int,
+    parameter: float,
+    t_end: float,
+) -> Tensor:
+    """`waves`, in 1D on twice as many cells, in single precision; what is stored is of the means of what is
+    conserved."""
     finer = 2 if ndim == 1 else 1
     fields = torch.stack([start(random_stream(seed, i), finer * resolution) for i in indices]).float()
-    found = waves(fields, GasLaw, width=side / (finer * resolution), is_periodic=True, dt=t_end / (num_frames - 1),
-                  num_frames=num_frames, viscosity=parameter)
+    found = waves(
+        fields,
+        GasLaw,
+        width=side / (finer * resolution),
+        is_periodic=True,
+        dt=t_end / (num_frames - 1),
+        num_frames=num_frames,
+        viscosity=parameter,
+    )
     return torch.stack([gas.primitive(means(gas.conserved(part), finer, ndim)) for part in found], 1)
 
 
-def water(indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: None, t_end: float) -> Tensor:
+def water(
+    indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: None, t_end: float
+) -> Tensor:
     """`waves` on twice as many cells per axis in single precision; means."""
-    fields = torch.stack([shallow_water.dam(shallow_water.sample_radius(seed, i), 2 * resolution) for i in indices]).float()
-    found = waves(fields, WaterLaw, width=0.5 * shallow_water.SIDE / resolution, is_periodic=False, dt=t_end / (num_frames - 1),
-                  num_frames=num_frames)
+    fields = torch.stack(
+        [shallow_water.dam(shallow_water.sample_radius(seed, i), 2 * resolution) for i in indices]
+    ).float()
+    found = waves(
+        fields,
+        WaterLaw,
+        width=0.5 * shallow_water.SIDE / resolution,
+        is_periodic=False,
+        dt=t_end / (num_frames - 1),
+        num_frames=num_frames,
+    )
     return torch.stack([means(part[:, :1], 2, 2) for part in found], 1)
 
 
-# ---- 2D ------------------------------------------------------------------------------------------------------------------
+# ---- 2D ----------------------------------------------------------------------------------------------------
 
 
-def darcy_flow(indices: Sequence[int], *, seed: int, resolution: int, parameter: float, **_: object) -> Tensor:
+def darcy_flow(
+    indices: Sequence[int], *, seed: int, resolution: int, parameter: float, **_: object
+) -> Tensor:
     """Twice as many cells per axis; means of a and u."""
     a = torch.stack([darcy.sample_coefficient(seed, i, 2 * resolution) for i in indices])
     u = darcy.solve(a, torch.full_like(a, parameter))
     return means(torch.stack([a, u], 1), 2, 2)[:, None].float()
 
 
-def diffusion_reaction(indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: None,
-                       t_end: float) -> Tensor:
-    """Explicit Euler steps of finite volumes on twice as many cells per axis, in single precision; means. The noise of a start
-    is that of the stored cells."""
+def diffusion_reaction(
+    indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: None, t_end: float
+) -> Tensor:
+    """Explicit Euler steps of finite volumes on twice as many cells per axis, in single precision; means. The
+    noise of a start is that of the stored cells."""
     dt, width = t_end / (num_frames - 1), 0.5 * diff_react.SIDE / resolution
     num_steps = math.ceil(dt * 4 * diff_react.DIFFUSION_V / (0.8 * width**2))
     step = dt / num_steps
@@ -304,7 +378,10 @@ def diffusion_reaction(indices: Sequence[int], *, seed: int, resolution: int, nu
     def advance(state: Tensor) -> Tensor:
         for _ in range(num_steps):
             near = F.pad(state, (1, 1, 1, 1), mode="replicate")
-            across, along = near[..., 2:, 1:-1] + near[..., :-2, 1:-1], near[..., 1:-1, 2:] + near[..., 1:-1, :-2]
+            across, along = (
+                near[..., 2:, 1:-1] + near[..., :-2, 1:-1],
+                near[..., 1:-1, 2:] + near[..., 1:-1, :-2],
+            )
             change = spread * (across + along - 4 * state)
             u, v = state.unbind(1)
             state = state + change + step * torch.stack([u - u * u * u - diff_react.REACTION_K - v, u - v], 1)
@@ -316,19 +393,25 @@ def diffusion_reaction(indices: Sequence[int], *, seed: int, resolution: int, nu
 
 
 def bilinear(values: Tensor, x: Tensor, y: Tensor, offset: tuple[float, float], n: int) -> Tensor:
-    """values (batch, p, q), at ((i + offset) / n), interpolated at x, y (batch, ..); outside the last one holds."""
-    rows, columns = (2 * (at * n - first) / (size - 1) - 1
-                     for at, first, size in zip((x, y), offset, values.shape[1:], strict=True))
-    return F.grid_sample(values[:, None], torch.stack([columns, rows], -1), padding_mode="border", align_corners=True)[:, 0]
+    """values (batch, p, q), at ((i + offset) / n), interpolated at x, y (batch, ..); outside the last one
+    holds."""
+    rows, columns = (
+        2 * (at * n - first) / (size - 1) - 1
+        for at, first, size in zip((x, y), offset, values.shape[1:], strict=True)
+    )
+    return F.grid_sample(
+        values[:, None], torch.stack([columns, rows], -1), padding_mode="border", align_corners=True
+    )[:, 0]
 
 
-U_AT, V_AT, C_AT = (0.0, 0.5), (0.5, 0.0), (0.5, 0.5)   # where faces and centres are, in cells
+U_AT, V_AT, C_AT = (0.0, 0.5), (0.5, 0.0), (0.5, 0.5)  # where faces and centres are, in cells
 
 
-def incompressible(indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: None,
-                   t_end: float) -> Tensor:
-    """PhiFlow's kind, which PDEBench used: semi-Lagrangian advection by linear interpolation on a staggered grid of the stored
-    cells, explicit diffusion, pressure projection; first order, single precision."""
+def incompressible(
+    indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: None, t_end: float
+) -> Tensor:
+    """PhiFlow's kind, which PDEBench used: semi-Lagrangian advection by linear interpolation on a staggered
+    grid of the stored cells, explicit diffusion, pressure projection; first order, single precision."""
     n, dt = resolution, t_end / (num_frames - 1)
     num_steps = math.ceil(dt / (0.2 / (n**2 * ns_incompressible.VISCOSITY)))
     step = dt / num_steps
@@ -338,8 +421,10 @@ def incompressible(indices: Sequence[int], *, seed: int, resolution: int, num_fr
     starts = [ns_incompressible.sample_start(seed, i, n) for i in indices]
     v, c, force = (torch.stack(parts).float() for parts in zip(*starts, strict=True))
     centres, faces = (torch.arange(n) + 0.5) / n, torch.arange(n + 1) / n
-    places = {at: torch.meshgrid(*(faces if offset == 0 else centres for offset in at), indexing="ij")
-              for at in (U_AT, V_AT, C_AT)}
+    places = {
+        at: torch.meshgrid(*(faces if offset == 0 else centres for offset in at), indexing="ij")
+        for at in (U_AT, V_AT, C_AT)
+    }
 
     def project(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         u, v = F.pad(u[:, 1:-1], (0, 0, 1, 1)), F.pad(v[:, :, 1:-1], (1, 1))
@@ -353,7 +438,7 @@ def incompressible(indices: Sequence[int], *, seed: int, resolution: int, num_fr
         along, across = bilinear(u, x, y, U_AT, n), bilinear(v, x, y, V_AT, n)
         return bilinear(values, (x - step * along).clamp(0, 1), (y - step * across).clamp(0, 1), at, n)
 
-    def diffused(u: Tensor, dim: int) -> Tensor:   # no slip: odd at the side walls
+    def diffused(u: Tensor, dim: int) -> Tensor:  # no slip: odd at the side walls
         other = 3 - dim
         first, last = -u.narrow(other, 0, 1), -u.narrow(other, n - 1, 1)
         along = F.pad(u.diff(n=2, dim=dim), (0, 0, 1, 1) if dim == 1 else (1, 1))
@@ -375,19 +460,27 @@ def incompressible(indices: Sequence[int], *, seed: int, resolution: int, num_fr
     state, still, out = (*project(v[:, 0], v[:, 1].mT), c), (force[:, 0], force[:, 1].mT), []
     for frame in range(num_frames):
         u, v, c = state = advance(state) if frame else state
-        out.append(torch.stack([0.5 * (u[:, 1:] + u[:, :-1]), 0.5 * (v[:, :, 1:] + v[:, :, :-1]), c, *still], 1))
+        out.append(
+            torch.stack([0.5 * (u[:, 1:] + u[:, :-1]), 0.5 * (v[:, :, 1:] + v[:, :, :-1]), c, *still], 1)
+        )
     return torch.stack(out, 1)
 
 
-# ---- files ---------------------------------------------------------------------------------------------------------------
+# ---- files -------------------------------------------------------------------------------------------------
 
 
 NUMERICS: dict[str, Callable[..., Tensor]] = {
-    "advection1d": advection, "burgers1d": burgers, "reacdiff1d": partial(reaction_diffusion, 1.0),
-    "diff_sorp1d": diffusion_sorption, "cfd1d": partial(compressible, random_1d, 1, 2.0),
+    "advection1d": advection,
+    "burgers1d": burgers,
+    "reacdiff1d": partial(reaction_diffusion, 1.0),
+    "diff_sorp1d": diffusion_sorption,
+    "cfd1d": partial(compressible, random_1d, 1, 2.0),
     "cfd2d": partial(compressible, partial(random_fields, ndim=2, mach=0.1), 2, 1.0),
     "cfd3d": partial(compressible, partial(random_fields, ndim=3, mach=1.0), 3, 1.0),
-    "darcy2d": darcy_flow, "diff_react2d": diffusion_reaction, "shallow_water2d": water, "ns_incom2d": incompressible,
+    "darcy2d": darcy_flow,
+    "diff_react2d": diffusion_reaction,
+    "shallow_water2d": water,
+    "ns_incom2d": incompressible,
 }
 
 
@@ -404,32 +497,54 @@ def generator(task: str) -> str:
 def usual_settings(config: Config, task: str) -> dict[str, object]:
     """Of a task's files, but for the parameter that each has of its own."""
     wanted = config.task[task]
-    return {"generator": generator(task), "seed": config.data.seed, "num_trajectories": wanted.num_trajectories,
-            "resolution": wanted.resolution, "num_frames": wanted.num_frames, "t_end": wanted.t_end}
+    return {
+        "generator": generator(task),
+        "seed": config.data.seed,
+        "num_trajectories": wanted.num_trajectories,
+        "resolution": wanted.resolution,
+        "num_frames": wanted.num_frames,
+        "t_end": wanted.t_end,
+    }
 
 
 def long_config(config: Config, task: str) -> tuple[Path, dict[str, object]]:
     """Folder and settings of a task's long trajectories."""
     wanted = config.task[task]
     return Path(config.data.root) / "long" / task, {
-        "generator": generator(task), "seed": config.data.seed + LONG_SEED, "num_trajectories": NUM_LONG,
-        "resolution": wanted.resolution, "num_frames": HORIZONS * (wanted.num_frames - 1) + 1, "t_end": HORIZONS * wanted.t_end}
+        "generator": generator(task),
+        "seed": config.data.seed + LONG_SEED,
+        "num_trajectories": NUM_LONG,
+        "resolution": wanted.resolution,
+        "num_frames": HORIZONS * (wanted.num_frames - 1) + 1,
+        "t_end": HORIZONS * wanted.t_end,
+    }
 
 
 def generate(config: Config, task: str) -> None:
     """Write what is missing of a task's files, one per parameter value, and its long ones."""
     wanted, spec = config.task[task], get_task(task)
-    places = [(config.data_dir(task), usual_settings(config, task)), *([] if spec.is_steady else [long_config(config, task)])]
+    places = [
+        (config.data_dir(task), usual_settings(config, task)),
+        *([] if spec.is_steady else [long_config(config, task)]),
+    ]
     for folder, settings in places:
         folder.mkdir(parents=True, exist_ok=True)
         for parameter in wanted.parameters or [None]:
             path, begun = folder / spec.file_for(parameter), time.process_time()
-            write_data(path, task, partial(solve, task), generation_settings(task, parameter=parameter, **settings), chunk=CHUNK)
+            write_data(
+                path,
+                task,
+                partial(solve, task),
+                generation_settings(task, parameter=parameter, **settings),
+                chunk=CHUNK,
+            )
             print(f"{path}: {time.process_time() - begun:.1f} s", flush=True)
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--task", nargs="+", choices=tuple(NUMERICS), default=list(NUMERICS))
     argv = sys.argv[1:] if argv is None else argv

@@ -1,8 +1,8 @@
-"""Our operator under the benchmark's clock: the fit of the bases, then gradient steps, until the budget is spent.
+"""Our operator under the benchmark's clock: the fit of the bases, then gradient steps, until the budget is
+spent.
 
-The stage script counts steps; here the share of the budget takes the place of the share of the steps, so that every model
-of the comparison is stopped by the same clock. One task at a time, as the others.
-"""
+The stage script counts steps; here the share of the budget takes the place of the share of the steps, so that
+every model of the comparison is stopped by the same clock. One task at a time, as the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ups.config import Config
 from ups.data.cache import Cache, open_cache
 from ups.data.schedule import Batch
 from ups.forecaster import Forecaster
-from ups.models.base_selection import candidates, fitted_part, selected, shortlist_of, spread
+from ups.models.base_selection import candidates, fitted_part, selected, shortlist_of, stratified_windows
 from ups.models.head import TaskHead
 from ups.models.loss import operator_loss, pooled, squared_errors
 from ups.models.operator import Operator, over_bases
@@ -28,61 +28,90 @@ from ups.models.selection import JUDGED, SHARES, select
 from ups.models.windows import Windows
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
-RESOLUTION = 10_000   # the schedule's resolution: a share of the budget stands for this many steps
+RESOLUTION = 10_000  # the schedule's resolution: a share of the budget stands for this many steps
 
 
-def loss_of(operator: Operator, windows: Windows, batch: Batch, step: int, part: slice) -> tuple[Tensor, dict[str, Tensor]]:
+def loss_of(
+    operator: Operator, windows: Windows, batch: Batch, step: int, part: slice
+) -> tuple[Tensor, dict[str, Tensor]]:
     """What the stage trains on, of the rows `part` of a batch."""
     z, z_ref, known = windows.draw(operator.heads[batch.task], batch, step, part)
     return operator_loss(operator, batch.task, z, z_ref, known, windows.settings.field_weight)
 
 
-def fit_bases(cache: Cache, config: Config, seed: int, place: torch.device, watch: Stopwatch,
-              budget_seconds: float = math.inf) -> tuple[TaskHead, float]:
-    """(head of the best base, its validation error); rollouts are not counted. No further one is fitted after the budget."""
+def fit_bases(
+    cache: Cache,
+    config: Config,
+    seed: int,
+    place: torch.device,
+    watch: Stopwatch,
+    budget_seconds: float = math.inf,
+) -> tuple[TaskHead, float]:
+    """(head of the best base, its validation error); rollouts are not counted. No further one is fitted after
+    the budget."""
     shortlist = shortlist_of(cache, config.context(cache.task.name), seed)
     for name, candidate in candidates(cache, config.operator.base_steps, seed, place):
         with watch:
             shortlist.add(name, candidate)
         if watch() > budget_seconds:
             break
-    head, _ = selected(shortlist, lambda fields: candidates(cache, config.operator.base_steps, seed, place, fields))
+    head, _ = selected(
+        shortlist, lambda fields: candidates(cache, config.operator.base_steps, seed, place, fields)
+    )
     return head, shortlist.scores[head.description["base"]["name"]]
 
 
-def served_share(operator: Operator, cache: Cache, num_validated: int, context: int, seed: int, place: torch.device) -> float:
+def served_share(
+    operator: Operator, cache: Cache, num_validated: int, context: int, seed: int, place: torch.device
+) -> float:
     """How much of what the network says serves, as train_operator.py decides it on validation."""
-    rows, found = spread(cache, "val", JUDGED * num_validated), {}
+    rows, found = stratified_windows(cache, "val", JUDGED * num_validated), {}
     for share in SHARES:
         operator.heads[cache.task.name].description["network_share"] = share
         found[share] = squared_errors(operator, cache, rows, context, place)
     return select(found, cache.trajectory[rows], seed)["network_share"]
 
 
-def train_ours(config: Config, task: str, budget_seconds: float, seed: int, device: str = "cpu",
-               clock: Callable[[], float] = time.process_time, fitted: tuple[TaskHead, float] | None = None,
-               modify: Callable[[Operator], None] | None = None, windows_of: type[Windows] = Windows,
-               cache: Cache | None = None) -> Trained:
-    """Train on one task for `budget_seconds` of `clock`, fits included, validation not; weights chosen on validation.
+def train_ours(
+    config: Config,
+    task: str,
+    budget_seconds: float,
+    seed: int,
+    device: str = "cpu",
+    clock: Callable[[], float] = time.process_time,
+    fitted: tuple[TaskHead, float] | None = None,
+    modify: Callable[[Operator], None] | None = None,
+    windows_of: type[Windows] = Windows,
+    cache: Cache | None = None,
+) -> Trained:
+    """Train on one task for `budget_seconds` of `clock`, fits included, validation not; weights chosen on
+    validation.
 
-    fitted: the head of `choose_base` and its validation error, then nothing is fitted here; modify changes the operator
-    before its first step; windows_of makes what it is shown; cache: the data, where not all of the configuration's. A start
-    that no training trajectory comes near is forecast from all the same, as the rivals do.
-    """
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, tasks=[task]),
-                                 run=dataclasses.replace(config.run, seed=seed))
+    fitted: the head of `choose_base` and its validation error, then nothing is fitted here; modify changes
+    the operator before its first step; windows_of makes what it is shown; cache: the data, where not all of
+    the configuration's. A start that no training trajectory comes near is forecast from all the same, as the
+    rivals do."""
+    config = dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, tasks=[task]),
+        run=dataclasses.replace(config.run, seed=seed),
+    )
     cache, place = cache or open_cache(config, task), torch.device(device)
     watch, cpu_before = Stopwatch(clock), time.process_time()
     head, best = fitted or fit_bases(cache, config, seed, place, watch, budget_seconds)
     torch.manual_seed(seed)
     settings, base = config.operator, fitted_part(head)
-    operator = over_bases({task: ({"description": head.description}, base)}, settings.model, settings.train.precision)
+    operator = over_bases(
+        {task: ({"description": head.description}, base)}, settings.model, settings.train.precision
+    )
     if modify is not None:
         modify(operator)
     operator.to(place)
     optimizer, ema = build_optimizer(operator, settings.optim), EMA(operator, settings.optim.ema_decay)
     scaled = dataclasses.replace(settings, train=dataclasses.replace(settings.train, steps=RESOLUTION))
-    windows = windows_of({task: cache}, config.task, {task: config.context(task)}, scaled, config.sampling, seed)
+    windows = windows_of(
+        {task: cache}, config.task, {task: config.context(task)}, scaled, config.sampling, seed
+    )
 
     history, chosen, times = [{"share": 0.0, "val": best, "base": best}], None, []
 
@@ -99,7 +128,7 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
             if share >= marks[0]:
                 marks.pop(0)
                 with watch, ema.swap():
-                    rows = spread(cache, "val", settings.train.validate_trajectories)
+                    rows = stratified_windows(cache, "val", settings.train.validate_trajectories)
                     found = pooled(squared_errors(operator, cache, rows, config.context(task), place))
                 history.append({"share": share, "val": min(found.values()), **found})
                 if chosen is None or min(found.values()) < chosen[0]:
@@ -109,23 +138,39 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
         batch = windows.schedule.batch(len(times))
         return loss_of(operator, windows, batch, now, slice(0, len(batch)))[0]
 
-    stopped = fit(operator, loss, shares(), optimizer, lambda now: learning_rate(now, RESOLUTION, settings.optim),
-                  settings.optim.clip_norm, ema)
+    stopped = fit(
+        operator,
+        loss,
+        shares(),
+        optimizer,
+        lambda now: learning_rate(now, RESOLUTION, settings.optim),
+        settings.optim.clip_norm,
+        ema,
+    )
     if stopped is not None:
-        raise ValueError(f"the gradient of {task} is not finite at step {len(times)}; expected numbers. Lower the learning "
-                         f"rates of the operator.")
+        raise ValueError(
+            f"the gradient of {task} is not finite at step {len(times)}; expected numbers. Lower the "
+            f"learning "
+            f"rates of the operator."
+        )
     operator.load_state_dict(chosen[1], strict=False)
     described = operator.heads[task].description
-    is_fit_better = best < chosen[0]                         # the fitted base before any gradient step was better still
+    is_fit_better = best < chosen[0]  # the fitted base before any gradient step was better still
     if is_fit_better:
         operator.heads[task].load_state_dict(base, strict=False)
     operator.eval()
 
     @cache_once
     def share() -> float:
-        """Of what the network says, as the stage decides it; asked for by forecasts alone, short trials make none."""
-        return 0.0 if is_fit_better else served_share(operator, cache, settings.train.validate_trajectories,
-                                                      config.context(task), seed, place)
+        """Of what the network says, as the stage decides it; asked for by forecasts alone, short trials make
+        none."""
+        return (
+            0.0
+            if is_fit_better
+            else served_share(
+                operator, cache, settings.train.validate_trajectories, config.context(task), seed, place
+            )
+        )
 
     def predict(given: Tensor, values: Tensor, num_steps: int) -> Tensor:
         described["network_share"] = share()
@@ -136,5 +181,14 @@ def train_ours(config: Config, task: str, budget_seconds: float, seed: int, devi
         return Forecaster(operator).forecast(task, given, values, num_steps, extrapolate=True)
 
     step_ms = 1e3 * sorted(times)[len(times) // 2] if times else float("nan")
-    return Trained(predict, sum(p.numel() for p in operator.parameters()), len(times), step_ms, watch(),
-                   time.process_time() - cpu_before, 0, history, predict_base)
+    return Trained(
+        predict,
+        sum(p.numel() for p in operator.parameters()),
+        len(times),
+        step_ms,
+        watch(),
+        time.process_time() - cpu_before,
+        0,
+        history,
+        predict_base,
+    )

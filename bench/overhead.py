@@ -3,10 +3,10 @@
     python -m bench.overhead                    on an idle machine
     python -m bench.overhead --steps 20         a short one, to see that it runs
 
-bare: the same model, rows, loss, optimizer, clipping and average in a loop without `Run`; the two take turns step by step in one
-process, in alternating order. What the guard's thread takes is measured apart (it runs during both) and added. DDP: two
-processes with ddp.overlap=true against two without, in turns. Writes bench/out/overhead.json.
-"""
+bare: the same model, rows, loss, optimizer, clipping and average in a loop without `Run`; the two take turns
+step by step in one process, in alternating order. What the guard's thread takes is measured apart (it runs
+during both) and added. DDP: two processes with ddp.overlap=true against two without, in turns. Writes
+bench/out/overhead.json."""
 
 from __future__ import annotations
 
@@ -52,22 +52,32 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
     def main() -> None:
         cache = open_cache(config, TASK)
         contexts = {TASK: config.context(TASK)}
-        windows = Windows({TASK: cache}, config.task, contexts, config.operator, config.sampling, config.run.seed)
+        windows = Windows(
+            {TASK: cache}, config.task, contexts, config.operator, config.sampling, config.run.seed
+        )
         run = Run.start(config, "operator", train, optim, {TASK: cache.fingerprint})
-        fact, weights = fit_base(cache, config.operator.base_steps, config.context(TASK), config.run.seed, run.device)
+        fact, weights = fit_base(
+            cache, config.operator.base_steps, config.context(TASK), config.run.seed, run.device
+        )
         both = []
-        for _ in range(2):   # a copy of a parameter forgets which optimizer it is for
+        for _ in range(2):  # a copy of a parameter forgets which optimizer it is for
             run.seed_all()
             both.append(over_bases({TASK: (fact, weights)}, config.operator.model, train.precision))
         operator, bare = run.attach(both[0]), both[1]
-        parameters, optimizer, ema = list(bare.parameters()), build_optimizer(bare, optim), EMA(bare, optim.ema_decay)
+        parameters, optimizer, ema = (
+            list(bare.parameters()),
+            build_optimizer(bare, optim),
+            EMA(bare, optim.ema_decay),
+        )
 
         def bare_step(step: int) -> None:
             batch = windows.schedule.batch(step)
             for first in range(0, len(batch), train.micro_batch):
                 part = slice(first, min(first + train.micro_batch, len(batch)))
                 loss, _ = loss_of(bare, windows, batch, step, part)
-                gradients = torch.autograd.grad(loss * ((part.stop - part.start) / len(batch)), parameters, allow_unused=True)
+                gradients = torch.autograd.grad(
+                    loss * ((part.stop - part.start) / len(batch)), parameters, allow_unused=True
+                )
                 for parameter, gradient in zip(parameters, gradients, strict=True):
                     if gradient is not None:
                         parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
@@ -90,13 +100,19 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
                 started = time.perf_counter()
                 function(step)
                 times[name].append(time.perf_counter() - started)
-            if step + 1 == WARM_UP:   # later what is rounded differently has grown: Muon rounds to bf16
+            if step + 1 == WARM_UP:  # later what is rounded differently has grown: Muon rounds to bf16
                 pairs = zip(operator.parameters(), parameters, strict=True)
-                apart = max(float((a - b).norm() / (a.norm() + 1e-3)) for a, b in ((a.detach(), b.detach()) for a, b in pairs))
+                apart = max(
+                    float((a - b).norm() / (a.norm() + 1e-3))
+                    for a, b in ((a.detach(), b.detach()) for a, b in pairs)
+                )
                 assert apart < 0.01, f"the bare loop does not compute the same: weights {apart:.1e} apart"
         share = (thread_seconds(guard) - used) / (time.perf_counter() - begun)
-        found.update({name: statistics.fmean(values[WARM_UP:]) for name, values in times.items()}, guard=share,
-                     median_ratio=statistics.median(a / b for a, b in zip(times["run"], times["bare"], strict=True)))
+        found.update(
+            {name: statistics.fmean(values[WARM_UP:]) for name, values in times.items()},
+            guard=share,
+            median_ratio=statistics.median(a / b for a, b in zip(times["run"], times["bare"], strict=True)),
+        )
         run.finish({}, {})
 
     main()
@@ -112,25 +128,49 @@ def main() -> None:
         work = Path(folder)
         prepare(work)
         for turn in range(options.repeats):
-            done = subprocess.run([sys.executable, "-m", "bench.overhead", "--worker",
-                                   *overrides(work, f"bare{turn}", options.steps)], cwd=ROOT, text=True, capture_output=True,
-                                  env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}, check=False)
+            done = subprocess.run(
+                [
+                    sys.executable,
+                    "-m",
+                    "bench.overhead",
+                    "--worker",
+                    *overrides(work, f"bare{turn}", options.steps),
+                ],
+                cwd=ROOT,
+                text=True,
+                capture_output=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
+                check=False,
+            )
             if done.returncode:
-                raise RuntimeError(f"the comparison with a bare loop failed; expected numbers:\n{done.stderr}")
+                raise RuntimeError(
+                    f"the comparison with a bare loop failed; expected numbers:\n{done.stderr}"
+                )
             found = json.loads(done.stdout.splitlines()[-1])
             results["bare"].append(found)
-            print(f"Run {found['run'] * 1e3:.2f} ms, bare {found['bare'] * 1e3:.2f} ms per step (median of the ratio "
-                  f"{found['median_ratio']:.4f}); guard's thread {found['guard']:.4f} of a core", flush=True)
+            print(
+                f"Run {found['run'] * 1e3:.2f} ms, bare {found['bare'] * 1e3:.2f} ms per step (median of the "
+                f"ratio "
+                f"{found['median_ratio']:.4f}); guard's thread {found['guard']:.4f} of a core",
+                flush=True,
+            )
         for turn in range(options.repeats):
             for name, more in (("agreed", ()), ("overlapped", ("ddp.overlap=true",))):
                 results[name].append(measure(work, f"{name}{turn}", 2, options.steps, *more))
                 print(f"two processes, {name}: {results[name][-1]['mean'] * 1e3:.2f} ms per step", flush=True)
     bare = statistics.median(found["median_ratio"] - 1.0 + found["guard"] for found in results["bare"])
-    agreed, overlapped = (statistics.median(found["mean"] for found in results[name]) for name in ("agreed", "overlapped"))
+    agreed, overlapped = (
+        statistics.median(found["mean"] for found in results[name]) for name in ("agreed", "overlapped")
+    )
     over_ddp = agreed / overlapped - 1.0
-    print(f"over a bare loop: {100 * bare:+.1f} % (wanted: at most 2); over overlapped DDP: {100 * over_ddp:+.1f} %")
+    print(
+        f"over a bare loop: {100 * bare:+.1f} % (wanted: at most 2); over overlapped DDP: "
+        f"{100 * over_ddp:+.1f} %"
+    )
     OUT.mkdir(exist_ok=True)
-    (OUT / "overhead.json").write_text(json.dumps({**results, "over_bare": bare, "over_ddp": over_ddp}, indent=1) + "\n")
+    (OUT / "overhead.json").write_text(
+        json.dumps({**results, "over_bare": bare, "over_ddp": over_ddp}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

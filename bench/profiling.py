@@ -1,15 +1,16 @@
-"""Where a training step's time goes, how near it comes to the machine's peaks, and which operators are slowest.
+"""Where a training step's time goes, how near it comes to the machine's peaks, and which operators are
+slowest.
 
-    make profile STAGE=operator CONFIG=configs/small.yaml
-    python -m bench.profiling operator --config configs/small.yaml [--first-step 2000] [operator.train.micro_batch=16]
+    make profile STAGE=operator CONFIG=configs/small.yaml python -m bench.profiling operator --config
+    configs/small.yaml [--first-step 2000] [operator.train.micro_batch=16]
 
-The stage's own script runs on one process, in a folder of its own that is thrown away, for a few steps: some to warm up, some
-by the clock (processor seconds on a CPU, which other work on the machine does not lengthen; wall-clock on a GPU, which waits at
-the ends of a part), one in which operations are counted, some under torch.profiler. FLOPs are those of matrix products and
-convolutions; bytes are what every operator reads and writes, as if nothing stayed in a cache, so on small tensors the share of
-the bandwidth may pass 1. The peaks are measured here and now: a product of large matrices in the precision of the stage, a copy.
-Writes RUN/profile-STAGE/: profile.txt and trace.json (for chrome://tracing or ui.perfetto.dev).
-"""
+The stage's own script runs on one process, in a folder of its own that is thrown away, for a few steps: some
+to warm up, some by the clock (processor seconds on a CPU, which other work on the machine does not lengthen;
+wall-clock on a GPU, which waits at the ends of a part), one in which operations are counted, some under
+torch.profiler. FLOPs are those of matrix products and convolutions; bytes are what every operator reads and
+writes, as if nothing stayed in a cache, so on small tensors the share of the bandwidth may pass 1. The peaks
+are measured here and now: a product of large matrices in the precision of the stage, a copy. Writes
+RUN/profile-STAGE/: profile.txt and trace.json (for chrome://tracing or ui.perfetto.dev)."""
 
 import contextlib
 import importlib
@@ -40,21 +41,32 @@ from ups.training.run import Run
 from ups.training.strategies import Agreed
 from ups.training.update import Updates
 
-OPTIONS = {"stage": {"choices": list(STAGES)}, **CONFIG_OPTIONS,
-           "--warm-up": {"type": int, "default": 3}, "--steps": {"type": int, "default": 8, "help": "by the clock"},
-           "--first-step": {"type": int, "default": 0, "help": "late ones are unrolled, or tuned"}}
-PROFILED = 3         # steps under torch.profiler
+OPTIONS = {
+    "stage": {"choices": list(STAGES)},
+    **CONFIG_OPTIONS,
+    "--warm-up": {"type": int, "default": 3},
+    "--steps": {"type": int, "default": 8, "help": "by the clock"},
+    "--first-step": {"type": int, "default": 0, "help": "late ones are unrolled, or tuned"},
+}
+PROFILED = 3  # steps under torch.profiler
 MATRIX = {"cpu": 1024, "cuda": 8192}
-COPY = {"cpu": 2**26, "cuda": 2**30}   # bytes
-SHOWN = 15           # operators
+COPY = {"cpu": 2**26, "cuda": 2**30}  # bytes
+SHOWN = 15  # operators
 LAX = ["diffusion.min_residual_ratio=1e-9", "diffusion.max_whitened_std=1e9"]
 # what is fitted before the first step is fitted for a few steps only: it is as fast then, not as good
-FEW = {"operator": ["operator.base_steps=4"], "diffusion": ["diffusion.scale_steps=10", *LAX],
-       "steady": ["steady.scale_steps=10", *LAX]}
+FEW = {
+    "operator": ["operator.base_steps=4"],
+    "diffusion": ["diffusion.scale_steps=10", *LAX],
+    "steady": ["steady.scale_steps=10", *LAX],
+}
 # part of a step -> what it is the time of; those of a part within another count for the inner one
-PARTS = {"reading latents": ((Cache, "batch"), (Cache, "inputs")), "forward pass": ((Agreed, "loss"),),
-         "backward pass": ((Updates, "_backward"),), "optimizer and average": ((Updates, "_apply"),),
-         "the rest of the update": ((Run, "update"),)}
+PARTS = {
+    "reading latents": ((Cache, "batch"), (Cache, "inputs")),
+    "forward pass": ((Agreed, "loss"),),
+    "backward pass": ((Updates, "_backward"),),
+    "optimizer and average": ((Updates, "_apply"),),
+    "the rest of the update": ((Run, "update"),),
+}
 
 
 class Clock:
@@ -98,11 +110,16 @@ class Moved(TorchDispatchMode):
         super().__init__()
         self.num_bytes = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: tuple = (), options: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: tuple = (), options: dict | None = None
+    ) -> Any:
         out = function(*arguments, **(options or {}))
         if not function.is_view:
-            self.num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tree_flatten((arguments, options, out))[0]
-                                  if isinstance(tensor, Tensor))
+            self.num_bytes += sum(
+                tensor.numel() * tensor.element_size()
+                for tensor in tree_flatten((arguments, options, out))[0]
+                if isinstance(tensor, Tensor)
+            )
         return out
 
 
@@ -122,7 +139,9 @@ def peaks(device: torch.device, dtype: torch.dtype, clock: Clock) -> tuple[float
     one, two = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     source = torch.zeros(COPY[device.type] // 4, device=device)
     target = torch.empty_like(source)
-    return 2 * size**3 / best_of(lambda: one @ two, clock), 2 * COPY[device.type] / best_of(lambda: target.copy_(source), clock)
+    return 2 * size**3 / best_of(lambda: one @ two, clock), 2 * COPY[device.type] / best_of(
+        lambda: target.copy_(source), clock
+    )
 
 
 class Observed:
@@ -141,6 +160,7 @@ class Observed:
                 return original(*arguments, **options)
             with self.clock.part(name):
                 return original(*arguments, **options)
+
         return call
 
     def update(self, original: Callable) -> Callable:
@@ -165,6 +185,7 @@ class Observed:
             if self._done == self.warm_up + self.steps + 1 + PROFILED:
                 self._finish(run)
             return result
+
         return call
 
     def _read_clock(self) -> None:
@@ -177,7 +198,9 @@ class Observed:
         self.profiler.__exit__(None, None, None)
         self.profiler.export_chrome_trace(str(self.trace))
         key = "self_device_time_total" if run.device.type == "cuda" else "self_cpu_time_total"
-        self.table = self.profiler.key_averages().table(sort_by=key, row_limit=SHOWN, max_name_column_width=40)
+        self.table = self.profiler.key_averages().table(
+            sort_by=key, row_limit=SHOWN, max_name_column_width=40
+        )
         run.ranks.is_finished = True
         raise SystemExit(0)
 
@@ -191,7 +214,9 @@ def observe(stage: str, arguments: list[str], observed: Observed) -> None:
             for owner, attribute in places:
                 original = getattr(owner, attribute)
                 inner = observed.update(original) if owner is Run else original
-                patched.enter_context(mock.patch.object(owner, attribute, _method(observed.within(inner, name))))
+                patched.enter_context(
+                    mock.patch.object(owner, attribute, _method(observed.within(inner, name)))
+                )
         script.main()
 
 
@@ -202,16 +227,28 @@ def _method(function: Callable) -> Callable:
 def summary(stage: str, observed: Observed, peak_flops: float, peak_bytes: float) -> str:
     """What was measured, in lines."""
     step = sum(observed.seconds.values())
-    lines = [f"{stage}: {1e3 * step:.1f} ms a step ({'processor time' if observed.run.device.type == 'cpu' else 'wall-clock'}, "
-             f"mean of {observed.steps} from step {observed.first_step + observed.warm_up} on, {observed.run.train.batch_size} "
-             f"rows) on {observed.run.device}, {torch.get_num_threads()} thread(s), "
-             f"precision {in_words(observed.run.train.precision, observed.run.device)}"]
-    lines += [f"  {name:24s} {1e3 * seconds:9.2f} ms  {seconds / step:6.1%}" for name, seconds in observed.seconds.items()]
-    lines += [f"  {observed.flops / 1e9:.2f} GFLOP a step: {observed.flops / step / 1e9:.1f} GFLOP/s, "
-              f"{observed.flops / step / peak_flops:.1%} of {peak_flops / 1e9:.1f} measured here",
-              f"  {observed.num_bytes / 1e9:.2f} GB through operators a step: {observed.num_bytes / step / 1e9:.2f} GB/s, "
-              f"{observed.num_bytes / step / peak_bytes:.1%} of {peak_bytes / 1e9:.2f} measured here", "",
-              f"slowest operators, {PROFILED} steps:", observed.table]
+    lines = [
+        f"{stage}: {1e3 * step:.1f} ms a step "
+        f"({'processor time' if observed.run.device.type == 'cpu' else 'wall-clock'}, "
+        f"mean of {observed.steps} from step {observed.first_step + observed.warm_up} on, "
+        f"{observed.run.train.batch_size} "
+        f"rows) on {observed.run.device}, {torch.get_num_threads()} thread(s), "
+        f"precision {in_words(observed.run.train.precision, observed.run.device)}"
+    ]
+    lines += [
+        f"  {name:24s} {1e3 * seconds:9.2f} ms  {seconds / step:6.1%}"
+        for name, seconds in observed.seconds.items()
+    ]
+    lines += [
+        f"  {observed.flops / 1e9:.2f} GFLOP a step: {observed.flops / step / 1e9:.1f} GFLOP/s, "
+        f"{observed.flops / step / peak_flops:.1%} of {peak_flops / 1e9:.1f} measured here",
+        f"  {observed.num_bytes / 1e9:.2f} GB through operators a step: "
+        f"{observed.num_bytes / step / 1e9:.2f} GB/s, "
+        f"{observed.num_bytes / step / peak_bytes:.1%} of {peak_bytes / 1e9:.2f} measured here",
+        "",
+        f"slowest operators, {PROFILED} steps:",
+        observed.table,
+    ]
     return "\n".join(lines)
 
 
@@ -222,20 +259,37 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as root:
         for parent in STAGES[stage]:
             if finished_stage(config.run_dir / parent) is None:
-                raise FileNotFoundError(f"stage {parent} of run {config.run.name} is not finished; expected it in "
-                                        f"{config.run_dir}, as {stage} is made from it. Run: make {parent} RUN={config.run.name}")
-            shutil.copytree(config.run_dir / parent, Path(root) / config.run.name / parent,
-                            ignore=shutil.ignore_patterns("state"))
+                raise FileNotFoundError(
+                    f"stage {parent} of run {config.run.name} is not finished; expected it in "
+                    f"{config.run_dir}, as {stage} is made from it. Run: make {parent} RUN={config.run.name}"
+                )
+            shutil.copytree(
+                config.run_dir / parent,
+                Path(root) / config.run.name / parent,
+                ignore=shutil.ignore_patterns("state"),
+            )
         out.mkdir(parents=True, exist_ok=True)
         observed = Observed(arguments.warm_up, arguments.steps, arguments.first_step, out / "trace.json")
         never = [f"{stage}.train.{key}=0" for key in ("log_every", "validate_every", "save_every")]
         never += FEW.get(stage, [])
         seen = arguments.first_step + arguments.warm_up + arguments.steps + PROFILED + 2
         steps = max(getattr(config, stage).train.steps, seen)
-        observe(stage, ["--config", arguments.config, *arguments.overrides, *never,
-                        f"run.root={root}", f"{stage}.train.steps={steps}"], observed)
+        observe(
+            stage,
+            [
+                "--config",
+                arguments.config,
+                *arguments.overrides,
+                *never,
+                f"run.root={root}",
+                f"{stage}.train.steps={steps}",
+            ],
+            observed,
+        )
     run = observed.run
-    text = summary(stage, observed, *peaks(run.device, computed(run.train.precision, run.device), Clock(run.device)))
+    text = summary(
+        stage, observed, *peaks(run.device, computed(run.train.precision, run.device), Clock(run.device))
+    )
     assert math.isfinite(observed.flops)
     write_atomic(out / "profile.txt", text + "\n")
     print(f"{text}\n{out / 'trace.json'}")
@@ -243,5 +297,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))   # the scripts
+    sys.path.insert(0, str(ROOT))  # the scripts
     run_script(main, "profile")

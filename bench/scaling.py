@@ -3,11 +3,10 @@
     python -m bench.scaling                     on an idle machine with two cores or more
     python -m bench.scaling --steps 20          a short one, to see that it runs
 
-Two processes are measured with as many rows each as the one has (throughput: twice the global batch) and with half as many (the
-same training in less time: every process repeats the optimizer's step). Every process is bound to a core of its own; the
-settings alternate, so that a drift of the machine meets all. Data and cache are made in a temporary folder. Writes
-bench/out/scaling.json.
-"""
+Two processes are measured with as many rows each as the one has (throughput: twice the global batch) and with
+half as many (the same training in less time: every process repeats the optimizer's step). Every process is
+bound to a core of its own; the settings alternate, so that a drift of the machine meets all. Data and cache
+are made in a temporary folder. Writes bench/out/scaling.json."""
 
 from __future__ import annotations
 
@@ -27,30 +26,56 @@ from ups.config import ROOT
 
 OUT = ROOT / "bench" / "out"
 TASK = "burgers1d"
-ROWS = 32     # of one process
-SETTINGS = [f"data.tasks=[{TASK}]", f"task.{TASK}.num_trajectories=64", f"task.{TASK}.resolution=256",
-            f"task.{TASK}.base=[persistence]", f"task.{TASK}.num_frames=16", f"task.{TASK}.reach=0",
-            "operator.model.width=64", "operator.model.depth=3", "operator.model.modes=12", f"operator.train.batch_size={ROWS}",
-            f"operator.train.micro_batch={ROWS}", "operator.train.precision='no'", "operator.train.validate_every=0",
-            "operator.train.save_every=0", "operator.train.log_every=50", "operator.unroll_fraction=0.0"]
-WARM_UP = 5   # steps that are not counted
+ROWS = 32  # of one process
+SETTINGS = [
+    f"data.tasks=[{TASK}]",
+    f"task.{TASK}.num_trajectories=64",
+    f"task.{TASK}.resolution=256",
+    f"task.{TASK}.base=[persistence]",
+    f"task.{TASK}.num_frames=16",
+    f"task.{TASK}.reach=0",
+    "operator.model.width=64",
+    "operator.model.depth=3",
+    "operator.model.modes=12",
+    f"operator.train.batch_size={ROWS}",
+    f"operator.train.micro_batch={ROWS}",
+    "operator.train.precision='no'",
+    "operator.train.validate_every=0",
+    "operator.train.save_every=0",
+    "operator.train.log_every=50",
+    "operator.unroll_fraction=0.0",
+]
+WARM_UP = 5  # steps that are not counted
 
 
 def overrides(work: Path, name: str, steps: int, *more: str) -> list[str]:
     """The command line of one run."""
-    return [f"run.root={work}/runs", f"run.name={name}", f"data.root={work}/data", f"cache.root={work}/cache",
-            f"operator.train.steps={steps + WARM_UP}", *SETTINGS, *more]
+    return [
+        f"run.root={work}/runs",
+        f"run.name={name}",
+        f"data.root={work}/data",
+        f"cache.root={work}/cache",
+        f"operator.train.steps={steps + WARM_UP}",
+        *SETTINGS,
+        *more,
+    ]
 
 
 def prepare(work: Path) -> None:
     """Data and cache."""
     for script in ("prepare_data.py", "prepare_cache.py"):
-        subprocess.run([sys.executable, script, "--config", "configs/smoke.yaml", *overrides(work, "none", 1)], cwd=ROOT,
-                       check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, script, "--config", "configs/smoke.yaml", *overrides(work, "none", 1)],
+            cwd=ROOT,
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
 
 
 def train(arguments: list[str]) -> dict[str, float]:
-    """Train the operator on this rank; seconds per step (mean and median) after the warm-up, on the slowest rank."""
+    """Train the operator on this rank; seconds per step (mean and median) after the warm-up, on the slowest
+    rank."""
     import torch
 
     from bench.ours import loss_of
@@ -72,8 +97,12 @@ def train(arguments: list[str]) -> dict[str, float]:
         cache = open_cache(config, TASK)
         contexts, settings = {TASK: config.context(TASK)}, config.operator
         windows = Windows({TASK: cache}, config.task, contexts, settings, config.sampling, config.run.seed)
-        run = Run.start(config, "operator", config.operator.train, config.operator.optim, {TASK: cache.fingerprint})
-        fact, weights = fit_base(cache, config.operator.base_steps, config.context(TASK), config.run.seed, run.device)
+        run = Run.start(
+            config, "operator", config.operator.train, config.operator.optim, {TASK: cache.fingerprint}
+        )
+        fact, weights = fit_base(
+            cache, config.operator.base_steps, config.context(TASK), config.run.seed, run.device
+        )
         run.seed_all()
         operator = run.attach(over_bases({TASK: (fact, weights)}, settings.model, settings.train.precision))
         times = []
@@ -100,21 +129,49 @@ def measure(work: Path, name: str, world: int, steps: int, *more: str) -> dict[s
         port = str(free.getsockname()[1])
     processes = []
     for rank in range(world):
-        group = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
-                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if world > 1 else {}
-        processes.append(subprocess.Popen(
-            [sys.executable, "-m", "bench.scaling", "--worker", *overrides(work, name, steps, *more)], cwd=ROOT, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            env={**os.environ, **group, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}))
+        group = (
+            {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(world),
+                "LOCAL_WORLD_SIZE": str(world),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+            }
+            if world > 1
+            else {}
+        )
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "bench.scaling", "--worker", *overrides(work, name, steps, *more)],
+                cwd=ROOT,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={
+                    **os.environ,
+                    **group,
+                    "ACCELERATE_USE_CPU": "true",
+                    "OMP_NUM_THREADS": "1",
+                    "PYTHONPATH": str(ROOT),
+                },
+            )
+        )
     outputs = [process.communicate()[0] for process in processes]
     if any(process.returncode for process in processes):
-        raise RuntimeError(f"{name} failed; expected a run to its end. Give python -m bench.scaling --worker its settings to see "
-                           f"why:\n{outputs[0]}")
+        raise RuntimeError(
+            f"{name} failed; expected a run to its end. Give python -m bench.scaling --worker its settings "
+            f"to see "
+            f"why:\n{outputs[0]}"
+        )
     return json.loads(outputs[0].splitlines()[-1])
 
 
-def parse(text: str, steps: int, worker: Callable[[list[str]], dict[str, float]]) -> argparse.Namespace | None:
-    """The options of a benchmark described by `text`; None in a process it started, once what `worker` found is printed."""
+def parse(
+    text: str, steps: int, worker: Callable[[list[str]], dict[str, float]]
+) -> argparse.Namespace | None:
+    """The options of a benchmark described by `text`; None in a process it started, once what `worker` found
+    is printed."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--repeats", type=int, default=3)
@@ -137,15 +194,29 @@ def main() -> None:
         prepare(work)
         for turn in range(options.repeats):
             for name, (world, size) in settings.items():
-                found = measure(work, f"run{turn}_{world}_{size}", world, options.steps, f"operator.train.batch_size={size}")
+                found = measure(
+                    work,
+                    f"run{turn}_{world}_{size}",
+                    world,
+                    options.steps,
+                    f"operator.train.batch_size={size}",
+                )
                 rates[name].append(size / found["mean"])
                 print(f"{name}: {rates[name][-1]:.0f} rows per second", flush=True)
     one, each, same = (statistics.median(rates[name]) for name in settings)
-    print(f"2 processes x 1 thread over 1 process x 1 thread: {each / one:.2f} with {ROWS} rows each (wanted: at least 1.8), "
-          f"{same / one:.2f} with a global batch of {ROWS}")
+    print(
+        f"2 processes x 1 thread over 1 process x 1 thread: {each / one:.2f} with {ROWS} rows each (wanted: "
+        f"at least 1.8), "
+        f"{same / one:.2f} with a global batch of {ROWS}"
+    )
     OUT.mkdir(exist_ok=True)
-    (OUT / "scaling.json").write_text(json.dumps({"rates": rates, "throughput": each / one, "same_batch": same / one,
-                                                  "cores": os.cpu_count()}, indent=1) + "\n")
+    (OUT / "scaling.json").write_text(
+        json.dumps(
+            {"rates": rates, "throughput": each / one, "same_batch": same / one, "cores": os.cpu_count()},
+            indent=1,
+        )
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""What every model of a comparison is given and how it is scored: data, splits, errors of rollouts, intervals.
+"""What every model of a comparison is given and how it is scored: data, splits, errors of rollouts,
+intervals.
 
-Errors of a rollout, e = u_pred - u_ref in physical units, <.> means over cells, averaged over frames and channels:
-pooled sqrt(sum_n <e^2> / sum_n <u^2>), what time-dependent tasks are judged by; nrmse mean_n sqrt(<e^2> / <u^2>), PDEBench's,
-what steady tasks are judged by (relative L2); median over trajectories, frames and channels of sqrt(<e^2> / <u^2>).
-"""
+Errors of a rollout, e = u_pred - u_ref in physical units, <.> means over cells, averaged over frames and
+channels: pooled sqrt(sum_n <e^2> / sum_n <u^2>), what time-dependent tasks are judged by; nrmse mean_n
+sqrt(<e^2> / <u^2>), PDEBench's, what steady tasks are judged by (relative L2); median over trajectories,
+frames and channels of sqrt(<e^2> / <u^2>)."""
 
 from __future__ import annotations
 
@@ -24,13 +25,13 @@ from ups.metrics.errors import rmse, score, summarise_errors
 from ups.metrics.intervals import bootstrap, merge
 from ups.metrics.spectra import rms
 
-# ---- data ----------------------------------------------------------------------------------------------------------------
+# ---- data --------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Split:
-    """Physical fields of some rows. given: context frames, or the coefficient; truth: what is to be predicted, of fields that
-    stand still nothing."""
+    """Physical fields of some rows. given: context frames, or the coefficient; truth: what is to be
+    predicted, of fields that stand still nothing."""
 
     given: Tensor
     truth: Tensor
@@ -43,10 +44,10 @@ class Split:
 
 
 def fields(config: Config, cache: Any, split: str) -> tuple[Tensor, Tensor | None]:
-    """Physical fields (row, time, channel, *space) of a split and, of a steady task, the coefficients, as the data files hold
-    them: no model is judged by a codec's loss."""
+    """Physical fields (row, time, channel, *space) of a split and, of a steady task, the coefficients, as the
+    data files hold them: no model is judged by a codec's loss."""
     truth = Truth(cache, open_sources(config, cache.task.name), split, context=0)
-    u = truth.frames(truth.rows, 0, truth.num_frames)   # networks of other kinds predict what is given, too
+    u = truth.frames(truth.rows, 0, truth.num_frames)  # networks of other kinds predict what is given, too
     return u, truth.inputs(truth.rows) if cache.task.is_steady else None
 
 
@@ -58,32 +59,55 @@ def load(config: Config, task: str) -> tuple[Problem, dict[str, Split]]:
     for name in ("train", "val", "test"):
         u[name], a[name] = fields(config, cache, name)
     if not spec.is_steady and cache.num_frames <= context:
-        raise ValueError(f"{task} has {cache.num_frames} frames; expected more than the {context} of evaluate.context_frames. "
-                         f"Lower it.")
+        raise ValueError(
+            f"{task} has {cache.num_frames} frames; expected more than the {context} of "
+            f"evaluate.context_frames. "
+            f"Lower it."
+        )
     parameters = {name: cache.parameters[rows] for name, rows in cache.split.items()}
     splits = {}
     for name in ("val", "test"):
         rows = cache.split[name]
         given, truth = (a[name], u[name]) if spec.is_steady else (u[name][:, :context], u[name][:, context:])
         splits[name] = Split(given, spec.predicted(truth), parameters[name], cache.trajectory[rows])
-    offset = torch.tensor([0.0 if field in spec.positive else float(mean / std) for field, mean, std in
-                           zip(spec.fields, cache.tokenizer.mean, cache.tokenizer.std, strict=True)])
-    problem = Problem(task, spec.ndim, spec.boundary, spec.is_steady, spec.is_symmetric, context,
-                      u["train"], u["val"], parameters["train"], parameters["val"],
-                      cache.tokenizer.normalise, cache.tokenizer.denormalise, offset,
-                      a["train"], a["val"], cache.input_tokenizer.normalise if spec.is_steady else None,
-                      tuple(spec.fields.index(name) for name in spec.vector),
-                      len({*zip(cache.tokenizer.space, along(spec.boundary, spec.ndim), spec.spans, strict=True)}) == 1,
-                      cache.tokenizer.std.clone(), num_moving=len(spec.moving))
+    offset = torch.tensor(
+        [
+            0.0 if field in spec.positive else float(mean / std)
+            for field, mean, std in zip(spec.fields, cache.tokenizer.mean, cache.tokenizer.std, strict=True)
+        ]
+    )
+    problem = Problem(
+        task,
+        spec.ndim,
+        spec.boundary,
+        spec.is_steady,
+        spec.is_symmetric,
+        context,
+        u["train"],
+        u["val"],
+        parameters["train"],
+        parameters["val"],
+        cache.tokenizer.normalise,
+        cache.tokenizer.denormalise,
+        offset,
+        a["train"],
+        a["val"],
+        cache.input_tokenizer.normalise if spec.is_steady else None,
+        tuple(spec.fields.index(name) for name in spec.vector),
+        len({*zip(cache.tokenizer.space, along(spec.boundary, spec.ndim), spec.spans, strict=True)}) == 1,
+        cache.tokenizer.std.clone(),
+        num_moving=len(spec.moving),
+    )
     return problem, splits
 
 
-# ---- scores --------------------------------------------------------------------------------------------------------------
+# ---- scores ------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Errors:
-    """Mean squares over cells per trajectory, frame and channel (n, T, C), float64: of the error and of the truth."""
+    """Mean squares over cells per trajectory, frame and channel (n, T, C), float64: of the error and of the
+    truth."""
 
     error: Tensor
     truth: Tensor
@@ -114,19 +138,34 @@ def headline(mean: Tensor, is_steady: bool) -> Tensor:
 def summary(errors: Errors, split: Split, is_steady: bool, num_bootstrap: int) -> dict[str, Any]:
     """The numbers of one model on one split; `error` is the one it is judged by."""
     relative, pooled = (errors.error / errors.truth).sqrt(), errors.pooled()
-    value, low, high = bootstrap(errors.moments(is_steady), lambda m: headline(m, is_steady), num_bootstrap, 0, split.groups)
+    value, low, high = bootstrap(
+        errors.moments(is_steady), lambda m: headline(m, is_steady), num_bootstrap, 0, split.groups
+    )
     by_parameter = {}
     for key in sorted(set(map(tuple, split.parameters.tolist()))) if split.parameters.shape[1] else ():
         rows = (split.parameters == torch.tensor(key, dtype=split.parameters.dtype)).all(1)
         moments = Errors(errors.error[rows], errors.truth[rows]).moments(is_steady)
-        by_parameter[",".join(f"{v:g}" for v in key)] = float(headline(moments.mean(0, keepdim=True), is_steady)[0])
-    return {"error": float(value), "low": float(low), "high": float(high), "pooled": float(pooled.mean()),
-            "nrmse": float(relative.mean()), "median": float(relative.median()), "first_frame": float(pooled[0]),
-            "last_frame": float(pooled[-1]), "by_parameter": by_parameter}
+        by_parameter[",".join(f"{v:g}" for v in key)] = float(
+            headline(moments.mean(0, keepdim=True), is_steady)[0]
+        )
+    return {
+        "error": float(value),
+        "low": float(low),
+        "high": float(high),
+        "pooled": float(pooled.mean()),
+        "nrmse": float(relative.mean()),
+        "median": float(relative.median()),
+        "first_frame": float(pooled[0]),
+        "last_frame": float(pooled[-1]),
+        "by_parameter": by_parameter,
+    }
 
 
-def paired_ratio(one: list[Errors], other: list[Errors], split: Split, is_steady: bool, num_bootstrap: int) -> dict[str, float]:
-    """Error of `one` over that of `other`, each averaged over its seeds, with the interval over common trajectories."""
+def paired_ratio(
+    one: list[Errors], other: list[Errors], split: Split, is_steady: bool, num_bootstrap: int
+) -> dict[str, float]:
+    """Error of `one` over that of `other`, each averaged over its seeds, with the interval over common
+    trajectories."""
     moments = [errors.moments(is_steady) for errors in (*one, *other)]
     width, num_one = moments[0].shape[1], len(one)
 
@@ -161,12 +200,16 @@ def report_row(trained: Trained, split: Split, config: Config, cache: Any, state
         pred = trained.predict(split.given[rows], split.parameters[rows], num_frames)
         parts.append(score(split.predicted(pred), split.truth[rows], cache.task.boundary))
     times = torch.zeros(1) if cache.task.is_steady else cache.dt * torch.arange(1, num_frames + 1)
-    row = summarise_errors(merge(parts), config.evaluate.num_bootstrap, config.run.seed, times, 0, split.groups)
+    row = summarise_errors(
+        merge(parts), config.evaluate.num_bootstrap, config.run.seed, times, 0, split.groups
+    )
     return {**row, "ms_per_state": state_ms, "train_seconds": round(trained.seconds, 1)}
 
 
 def trivial(problem: Problem, split: Split) -> tuple[str, Errors]:
     """Persistence of the last context frame; of a steady task, the mean solution of the training split."""
     if problem.is_steady:
-        return "training mean", Errors.of(problem.train.mean(0, keepdim=True).expand_as(split.truth), split.truth)
+        return "training mean", Errors.of(
+            problem.train.mean(0, keepdim=True).expand_as(split.truth), split.truth
+        )
     return "persistence", Errors.of(split.predicted(split.given[:, -1:]).expand_as(split.truth), split.truth)

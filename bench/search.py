@@ -1,10 +1,10 @@
 """One search of settings for every model of a comparison, on validation alone: climb, then halve.
 
-A third of the time climbs, in equal shares from every start: one change after the other is tried on top of what is best so
-far, each in an equal share of what is left, and kept where validation improves. So short a training prefers small networks,
-and bases that are good before they train, so points of the climb, each start among them, then share the second third: the
-best of each branch, or the best two of the only one, share the last. The winner has been trained from the start for a sixth
-of the time, everything that it costs included.
+A third of the time climbs, in equal shares from every start: one change after the other is tried on top of
+what is best so far, each in an equal share of what is left, and kept where validation improves. So short a
+training prefers small networks, and bases that are good before they train, so points of the climb, each start
+among them, then share the second third: the best of each branch, or the best two of the only one, share the
+last. The winner has been trained from the start for a sixth of the time, everything that it costs included.
 """
 
 from __future__ import annotations
@@ -15,38 +15,51 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-Changes = dict[str, Any]   # setting -> value
+Changes = dict[str, Any]  # setting -> value
 FINALISTS = 4
 
 
 @dataclass
 class Trial:
-    """What one training of a search came to. error: on validation; seconds: of the clock that it took of the search."""
+    """What one training of a search came to. error: on validation; seconds: of the clock that it took of the
+    search."""
 
     error: float
     steps: int
     seconds: float
 
 
-def search(starts: list[Changes], changes: list[Changes], run: Callable[[Changes, float, bool], Trial], seconds: float,
-           say: Callable[[str], None] = print) -> dict[str, Any]:
+def search(
+    starts: list[Changes],
+    changes: list[Changes],
+    run: Callable[[Changes, float, bool], Trial],
+    seconds: float,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
     """The best settings found in `seconds`, and how: changes, val, tried, seconds, trials.
 
-    starts: settings so different that short trials do not tell which is the better to start from; changes: {} is the start
-    itself. run(settings, seconds, is_whole): trains; is_whole: everything is counted that settings cost, for a short trial of
-    the climb only steps are. It raises ValueError for settings that do not fit the data. Raises ValueError itself where fewer
-    than two settings got as far as a step.
-    """
+    starts: settings so different that short trials do not tell which is the better to start from; changes: {}
+    is the start itself. run(settings, seconds, is_whole): trains; is_whole: everything is counted that
+    settings cost, for a short trial of the climb only steps are. It raises ValueError for settings that do
+    not fit the data. Raises ValueError itself where fewer than two settings got as far as a step."""
     trials: list[dict] = []
 
     def attempt(settings: Changes, share: float, is_whole: bool) -> Trial | None:
         try:
             trial = run(settings, share, is_whole)
-        except ValueError as misfit:   # a grid that does not halve so often, more modes than it has
+        except ValueError as misfit:  # a grid that does not halve so often, more modes than it has
             say(f"  left out {settings}: {misfit}")
             return None
         error = trial.error if math.isfinite(trial.error) else math.inf
-        trials.append({"settings": settings, "given": share, "val": error, "steps": trial.steps, "seconds": trial.seconds})
+        trials.append(
+            {
+                "settings": settings,
+                "given": share,
+                "val": error,
+                "steps": trial.steps,
+                "seconds": trial.seconds,
+            }
+        )
         return Trial(error, trial.steps, trial.seconds)
 
     def climb(start: Changes, until: float) -> list[Changes]:
@@ -70,26 +83,51 @@ def search(starts: list[Changes], changes: list[Changes], run: Callable[[Changes
     third = seconds / 3
     branches = [climb(start, third * (number + 1) / len(starts)) for number, start in enumerate(starts)]
     if sum(trial["steps"] > 0 for trial in trials) < 2:
-        raise ValueError(f"a search of {seconds:g} s for {len(changes)} settings came to a training step in fewer than two; "
-                         f"expected time to compare some that fit. Give more (--search), or a smaller task.")
+        raise ValueError(
+            f"a search of {seconds:g} s for {len(changes)} settings came to a training step in fewer than "
+            f"two; "
+            f"expected time to compare some that fit. Give more (--search), or a smaller task."
+        )
     each = FINALISTS // len(starts)
-    branches = [points if len(points) <= each else [points[0], *points[1 - each:]] for points in branches if points]
+    branches = [
+        points if len(points) <= each else [points[0], *points[1 - each :]] for points in branches if points
+    ]
     error = min(trial["val"] for trial in trials)
     for num_left in (1 if len(branches) > 1 else 2, 1):
         num = sum(map(len, branches))
         if num == 1:
             break
-        scored = [sorted((trial.error, number) for number, settings in enumerate(points)
-                         if (trial := attempt(settings, third / num, True)) is not None) for points in branches]
+        scored = [
+            sorted(
+                (trial.error, number)
+                for number, settings in enumerate(points)
+                if (trial := attempt(settings, third / num, True)) is not None
+            )
+            for points in branches
+        ]
         if not any(scored):
-            raise ValueError(f"no settings train for {third / num:g} s without an error; expected some that do. Look at what "
-                             "was left out.")
-        say(f"  at {third / num:.1f} s: " + "; ".join(", ".join(f"{value:.2e}" for value, _ in part) for part in scored))
+            raise ValueError(
+                f"no settings train for {third / num:g} s without an error; expected some that do. Look at "
+                f"what "
+                "was left out."
+            )
+        say(
+            f"  at {third / num:.1f} s: "
+            + "; ".join(", ".join(f"{value:.2e}" for value, _ in part) for part in scored)
+        )
         error = min(part[0][0] for part in scored if part)
-        branches = [[points[number] for _, number in part[:num_left]] for points, part in zip(branches, scored, strict=True)]
-        if num_left == 1:   # of the branches' best: the best of all comes first
+        branches = [
+            [points[number] for _, number in part[:num_left]]
+            for points, part in zip(branches, scored, strict=True)
+        ]
+        if num_left == 1:  # of the branches' best: the best of all comes first
             order = sorted((part[0][0], number) for number, part in enumerate(scored) if part)
             branches = [branches[number] for _, number in order]
-    return {"changes": branches[0][0], "val": error, "tried": len(trials),
-            "seconds": sum(trial["seconds"] for trial in trials), "trials": trials,
-            "made": time.strftime("%Y-%m-%d")}
+    return {
+        "changes": branches[0][0],
+        "val": error,
+        "tried": len(trials),
+        "seconds": sum(trial["seconds"] for trial in trials),
+        "trials": trials,
+        "made": time.strftime("%Y-%m-%d"),
+    }

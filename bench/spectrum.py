@@ -2,11 +2,11 @@
 
     python -m bench.spectrum --config configs/small.yaml --task burgers1d_forced
 
-Needs a finished run of a task whose law is known. The figure is the power of members' deviations from the mean of their
-ensemble over that of exact draws: 1 is right, above 1 is noise that the equation does not have. One frame ahead, starts lie
-all along the test trajectories; at later leads members follow the context. Exact power is printed as a fraction of its sum:
-where it is at rounding, the ratio compares float32 rounding errors.
-"""
+Needs a finished run of a task whose law is known. The figure is the power of members' deviations from the
+mean of their ensemble over that of exact draws: 1 is right, above 1 is noise that the equation does not have.
+One frame ahead, starts lie all along the test trajectories; at later leads members follow the context. Exact
+power is printed as a fraction of its sum: where it is at rounding, the ratio compares float32 rounding
+errors."""
 
 import argparse
 import itertools
@@ -27,20 +27,27 @@ STAGES = ("diffusion", "consistency", "rival")
 
 
 def deviation_power(members: Tensor, boundary: str) -> Tensor:
-    """Power of the deviations from the mean of each ensemble by wave number, of members (rows, M, T, C, *space): (T, shells),
-    summed over channels and averaged over rows."""
+    """Power of the deviations from the mean of each ensemble by wave number, of members (rows, M, T, C,
+    *space): (T, shells), summed over channels and averaged over rows."""
     num = members.shape[1]
     deviations = members.double() - members.double().mean(1, keepdim=True)
     return energy_spectrum(deviations.flatten(0, 1), boundary).sum(2).mean(0) * num / (num - 1)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--config", default="configs/small.yaml")
     parser.add_argument("--task", default="burgers1d_forced")
     parser.add_argument("--models", nargs="+", help="all trained ones and conditional waves")
-    parser.add_argument("--edges", type=int, nargs="+", default=[0, 1, 2, 4, 8, 16, 32, 43, 64],
-                        help="first wave number of every band, and the end of the last")
+    parser.add_argument(
+        "--edges",
+        type=int,
+        nargs="+",
+        default=[0, 1, 2, 4, 8, 16, 32, 43, 64],
+        help="first wave number of every band, and the end of the last",
+    )
     parser.add_argument("--lead", type=int, default=10, help="the later lead")
     parser.add_argument("--windows", type=int, default=512, help="starts of a single frame")
     parser.add_argument("--rows", type=int, default=100, help="rollouts")
@@ -52,8 +59,12 @@ def main() -> None:
     device = torch.device("cpu")
     operator, truth = load_operator(config.run_dir / "operator", device), open_truth(config, args.task)
     stages = [stage for stage in STAGES if (Path(config.run_dir) / stage / "done.json").is_file()]
-    ensembles = Ensembles(TransientResiduals(operator, truth.cache), truth, load_samplers(config.run_dir, stages, device),
-                          config.run.seed)
+    ensembles = Ensembles(
+        TransientResiduals(operator, truth.cache),
+        truth,
+        load_samplers(config.run_dir, stages, device),
+        config.run.seed,
+    )
     names, boundary = args.models or ["dressed_waves", *ensembles.samplers], truth.task.boundary
     rows = truth.cache.split[truth.split][truth.one_of_each(args.rows)]
 
@@ -66,12 +77,19 @@ def main() -> None:
     laws = {1: bands(windows.law), args.lead: bands(later)}
     print(f"{'waves':>24}", *[f"{first:>4}-{end - 1:<4}" for first, end in itertools.pairwise(args.edges)])
     for lead, law in laws.items():
-        print(f"{'exact, fraction':>16} lead {lead:3}", *[f"{value:9.1e}" for value in (law / law.sum()).tolist()])
+        print(
+            f"{'exact, fraction':>16} lead {lead:3}",
+            *[f"{value:9.1e}" for value in (law / law.sum()).tolist()],
+        )
     for model in names:
         later = rollouts(ensembles, model, rows, args.lead, args.members)[:, :, -1:]
         drawn = {1: bands(ensembles.residuals.decode(windows.draws[model])), args.lead: bands(later)}
         for lead, law in laws.items():
-            print(f"{model:>16} lead {lead:3}", *[f"{value:9.3g}" for value in (drawn[lead] / law).tolist()], flush=True)
+            print(
+                f"{model:>16} lead {lead:3}",
+                *[f"{value:9.3g}" for value in (drawn[lead] / law).tolist()],
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

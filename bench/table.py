@@ -3,9 +3,8 @@
     python -m bench.table           # writes both
     python -m bench.table --check   # exit 1 where a page differs from what this would write
 
-Each table stands between two comments of its page. A number is the mean over the seeds that are there; a cell without a
-result yet reads "-".
-"""
+Each table stands between two comments of its page. A number is the mean over the seeds that are there; a cell
+without a result yet reads "-"."""
 
 from __future__ import annotations
 
@@ -21,14 +20,19 @@ from ups.config import ROOT
 from ups.tasks import TASKS, Task
 
 RESULTS = ROOT / "bench" / "results"
-MISSING, NONE = "-", "none"   # none: there is no solver that goes on from the stored fields
+MISSING, NONE = "-", "none"  # none: there is no solver that goes on from the stored fields
 CORRECTION = ("ours_correction", "fno_correction", "unet_correction")
 
 
 def results(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
-    """Task -> what bench/eleven.py kept of it on one kind of processor: the one with most results, of equal ones the latest."""
+    """Task -> what bench/eleven.py kept of it on one kind of processor: the one with most results, of equal
+    ones the latest."""
     records = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json")))
-    return {record["task"]: of_one_processor(record) for record in records if "entries" in record and "task" in record}
+    return {
+        record["task"]: of_one_processor(record)
+        for record in records
+        if "entries" in record and "task" in record
+    }
 
 
 def of_one_processor(record: dict[str, Any]) -> dict[str, Any]:
@@ -54,7 +58,13 @@ def mean(values: Iterable[float | None]) -> float | None:
 def number(value: float | None, is_percent: bool = False) -> str:
     if value is None:
         return MISSING
-    return "diverged" if not math.isfinite(value) else f"{value:.2g}" if is_percent or 1e-2 <= value < 1e3 else f"{value:.1e}"
+    return (
+        "diverged"
+        if not math.isfinite(value)
+        else f"{value:.2g}"
+        if is_percent or 1e-2 <= value < 1e3
+        else f"{value:.1e}"
+    )
 
 
 def error(record: dict[str, Any], column: str, key: str = "error") -> float | None:
@@ -88,7 +98,10 @@ def horizon(task: Task, record: dict[str, Any]) -> str:
 
 def source(task: Task) -> str:
     """Where data come from: published files, our solver, and of what is judged here the numerics."""
-    kinds = [*(["published"] if task.published and not task.of else []), *(["generated"] if task.simulate else [])]
+    kinds = [
+        *(["published"] if task.published and not task.of else []),
+        *(["generated"] if task.simulate else []),
+    ]
     return (" or ".join(kinds) or "yours") + (f", files of {task.of}" if task.of else "")
 
 
@@ -99,55 +112,103 @@ def table(header: tuple[str, ...], body: Iterable[tuple[str, ...]]) -> str:
 
 def task_table(found: dict[str, dict[str, Any]]) -> str:
     """README's: every task of the registry."""
+
     def line(task: Task) -> tuple[str, ...]:
         record = found.get(task.name, {})
         seconds = {f"{row['seconds']:.0f}" for row in rows(record, "ours").values()}
-        return (f"`{task.name}`", source(task), grid(task, record), horizon(task, record), number(error(record, "ours")),
-                number(error(record, "ours", "base")), number(error(record, "fno")), number(error(record, "unet")),
-                min(seconds, default=MISSING))
+        return (
+            f"`{task.name}`",
+            source(task),
+            grid(task, record),
+            horizon(task, record),
+            number(error(record, "ours")),
+            number(error(record, "ours", "base")),
+            number(error(record, "fno")),
+            number(error(record, "unet")),
+            min(seconds, default=MISSING),
+        )
 
-    return table(("task", "source", "grid", "horizon", "ours", "its base", "FNO", "U-Net", "seconds"), map(line, TASKS.values()))
+    return table(
+        ("task", "source", "grid", "horizon", "ours", "its base", "FNO", "U-Net", "seconds"),
+        map(line, TASKS.values()),
+    )
 
 
 def judge_table(found: dict[str, dict[str, Any]]) -> str:
     """docs/results.md: what was judged, column by column."""
+
     def line(record: dict[str, Any]) -> tuple[str, ...]:
         rivals = ("fno", "unet")
         seeds = sorted(rows(record, "ours"))
-        corrects = [*(number(error(record, name)) for name in CORRECTION),
-                    number(ratio(record, CORRECTION[0], CORRECTION[1:]), True)]
-        return (record["task"], number(record["trivial"]["error"]), *(number(error(record, name)) for name in (
-                    "ours_generic", "ours", "fno", "unet")),
-                number(ratio(record, "ours_generic", rivals), True), number(ratio(record, "ours", rivals), True),
-                *(corrects if TASKS[record["task"]].step else (NONE,) * 4), " ".join(map(str, seeds)) or MISSING,
-                record["processor"])
+        corrects = [
+            *(number(error(record, name)) for name in CORRECTION),
+            number(ratio(record, CORRECTION[0], CORRECTION[1:]), True),
+        ]
+        return (
+            record["task"],
+            number(record["trivial"]["error"]),
+            *(number(error(record, name)) for name in ("ours_generic", "ours", "fno", "unet")),
+            number(ratio(record, "ours_generic", rivals), True),
+            number(ratio(record, "ours", rivals), True),
+            *(corrects if TASKS[record["task"]].step else (NONE,) * 4),
+            " ".join(map(str, seeds)) or MISSING,
+            record["processor"],
+        )
 
-    return table(("task", "trivial", "ours, generic bases", "ours", "FNO", "U-Net", "generic / best", "ours / best",
-                  "ours corrects", "FNO corrects", "U-Net corrects", "ours / best", "seeds", "processor"),
-                 map(line, found.values()))
+    return table(
+        (
+            "task",
+            "trivial",
+            "ours, generic bases",
+            "ours",
+            "FNO",
+            "U-Net",
+            "generic / best",
+            "ours / best",
+            "ours corrects",
+            "FNO corrects",
+            "U-Net corrects",
+            "ours / best",
+            "seeds",
+            "processor",
+        ),
+        map(line, found.values()),
+    )
 
 
 def long_table(found: dict[str, dict[str, Any]]) -> str:
     """docs/results.md: rollouts over three times the horizon."""
+
     def line(record: dict[str, Any], column: str) -> tuple[str, ...] | None:
         long = [row["long"] for row in rows(record, column).values() if "long" in row]
         if not long:
             return None
-        return (record["task"], column, f"{sum(part['is_finite'] for part in long)} of {len(long)}",
-                *(number(mean(part["error"][mark] for part in long)) for mark in range(3)),
-                *(number(mean(part["persistence"][mark] for part in long)) for mark in (0, 2)))
+        return (
+            record["task"],
+            column,
+            f"{sum(part['is_finite'] for part in long)} of {len(long)}",
+            *(number(mean(part["error"][mark] for part in long)) for mark in range(3)),
+            *(number(mean(part["persistence"][mark] for part in long)) for mark in (0, 2)),
+        )
 
     lines = [line(record, column) for record in found.values() for column in ("ours", "fno", "unet")]
-    return table(("task", "model", "finite, of seeds", "after 1 horizon", "2", "3", "persistence after 1", "3"),
-                 [entry for entry in lines if entry])
+    return table(
+        ("task", "model", "finite, of seeds", "after 1 horizon", "2", "3", "persistence after 1", "3"),
+        [entry for entry in lines if entry],
+    )
 
 
 TABLES: dict[str, tuple[str, Callable[[dict], str]]] = {
-    "tasks": ("README.md", task_table), "judge": ("docs/results.md", judge_table), "long": ("docs/results.md", long_table)}
+    "tasks": ("README.md", task_table),
+    "judge": ("docs/results.md", judge_table),
+    "long": ("docs/results.md", long_table),
+}
 
 
 def between(name: str) -> re.Pattern:
-    return re.compile(rf"(<!-- table {name}: python -m bench.table -->\n).*?(<!-- end of table {name} -->)", re.S)
+    return re.compile(
+        rf"(<!-- table {name}: python -m bench.table -->\n).*?(<!-- end of table {name} -->)", re.S
+    )
 
 
 def written(root: Path = ROOT) -> dict[str, tuple[str, str]]:
@@ -158,14 +219,19 @@ def written(root: Path = ROOT) -> dict[str, tuple[str, str]]:
         text = make(found)
         after, num = between(name).subn(lambda match: f"{match[1]}{text}\n{match[2]}", after)  # noqa: B023
         if num != 1:
-            raise ValueError(f"{page} has {num} places for the table {name}; expected one, between <!-- table {name}: python -m "
-                             f"bench.table --> and <!-- end of table {name} -->. Put the comments where the table belongs.")
+            raise ValueError(
+                f"{page} has {num} places for the table {name}; expected one, between <!-- table {name}: "
+                f"python -m "
+                f"bench.table --> and <!-- end of table {name} -->. Put the comments where the table belongs."
+            )
         pages[page] = before, after
     return pages
 
 
 def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a page differs")
     args = parser.parse_args(argv)
     differing = {page: after for page, (before, after) in written(root).items() if before != after}

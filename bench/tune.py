@@ -3,13 +3,14 @@
     make tune TASK=burgers1d BUDGET=180
     python -m bench.tune --config configs/small_11task.yaml --task cfd1d --budget 180 --models ours fno unet
 
-A search takes SEARCH times the budget that one training is meant to get (or --search seconds), by processor seconds of one
-thread. Of ours it tries history, patch, base candidates, depth, width, modes, kernel, rates, batch and unrolling, around what
-the configuration says; of the rivals what bench/networks.py lists, around its start. The test split is not looked at.
+A search takes SEARCH times the budget that one training is meant to get (or --search seconds), by processor
+seconds of one thread. Of ours it tries history, patch, base candidates, depth, width, modes, kernel, rates,
+batch and unrolling, around what the configuration says; of the rivals what bench/networks.py lists, around
+its start. The test split is not looked at.
 
-Prints the settings; of ours as an overlay that train_operator.py takes. Keeps them in bench/out/tuned/ with every trial; what
-is there for the same data, start, clock and seed and no shorter a search is not searched again. bench/compare.py does so itself.
-"""
+Prints the settings; of ours as an overlay that train_operator.py takes. Keeps them in bench/out/tuned/ with
+every trial; what is there for the same data, start, clock and seed and no shorter a search is not searched
+again. bench/compare.py does so itself."""
 
 from __future__ import annotations
 
@@ -42,36 +43,101 @@ from ups.report.bench_rows import FOLDER
 from ups.tasks import get_task
 
 OUT = FOLDER
-SEARCH = 3.0   # seconds of a search per second of a training
+SEARCH = 3.0  # seconds of a search per second of a training
 BASELINES = ("fno", "fno_library", "unet")
-GENERIC = ("persistence", "propagator", "mean")   # bases that know no equation
+GENERIC = ("persistence", "propagator", "mean")  # bases that know no equation
 
 
-# ---- what is tried -------------------------------------------------------------------------------------------------------
+# ---- what is tried -----------------------------------------------------------------------------------------
 
 
-COMMON = ({}, {"lr": 1e-3}, {"lr": 2e-3}, {"lr": 4e-3}, {"lr": 8e-3}, {"loss": "change"}, {"loss": "field"},
-          {"weight_decay": 1e-2}, {"decay_start": 0.0}, {"ema": 0.995})
-TRANSIENT = ({"history": 2}, {"history": 4}, {"unroll_fraction": 0.0}, {"is_scored_only": True}, {"is_scored_only": False})
-FOLDED = ({"patch": 1, "width": 24, "depth": 4}, {"patch": 2, "width": 32, "depth": 3}, {"patch": 2, "width": 32, "depth": 4},
-          {"patch": 4, "width": 48, "depth": 3}, {"patch": 4, "width": 64, "depth": 3})
+COMMON = (
+    {},
+    {"lr": 1e-3},
+    {"lr": 2e-3},
+    {"lr": 4e-3},
+    {"lr": 8e-3},
+    {"loss": "change"},
+    {"loss": "field"},
+    {"weight_decay": 1e-2},
+    {"decay_start": 0.0},
+    {"ema": 0.995},
+)
+TRANSIENT = (
+    {"history": 2},
+    {"history": 4},
+    {"unroll_fraction": 0.0},
+    {"is_scored_only": True},
+    {"is_scored_only": False},
+)
+FOLDED = (
+    {"patch": 1, "width": 24, "depth": 4},
+    {"patch": 2, "width": 32, "depth": 3},
+    {"patch": 2, "width": 32, "depth": 4},
+    {"patch": 4, "width": 48, "depth": 3},
+    {"patch": 4, "width": 64, "depth": 3},
+)
 RIVALS: dict[tuple[str, int], tuple[dict, ...]] = {
-    ("fno", 1): ({"width": 32}, {"width": 64}, {"modes": 12}, {"modes": 16}, {"modes": 24}, {"modes": 40},
-                 {"modes": 64, "width": 32}, {"depth": 3}, {"depth": 5}, {"kernel": 5}, {"mlp": True}, {"batch_size": 8},
-                 {"batch_size": 32}),
-    ("fno", 2): ({"width": 24}, {"width": 48}, {"modes": 8}, {"modes": 12}, {"modes": 16}, {"modes": 24}, {"basis": "dct"},
-                 {"basis": "dst"}, {"basis": "dft", "padding": 8, "modes": 12}, {"depth": 3}, {"depth": 5}, {"kernel": 3},
-                 {"mlp": True}, {"batch_size": 2}, {"batch_size": 4}, {"batch_size": 8}),
-    ("fno", 3): ({"width": 12}, {"width": 32}, {"modes": 3}, {"modes": 6}, {"modes": 8, "width": 16}, {"depth": 2}, {"depth": 4},
-                 {"kernel": 3}, {"mlp": True}, {"batch_size": 2}, {"batch_size": 8}),
+    ("fno", 1): (
+        {"width": 32},
+        {"width": 64},
+        {"modes": 12},
+        {"modes": 16},
+        {"modes": 24},
+        {"modes": 40},
+        {"modes": 64, "width": 32},
+        {"depth": 3},
+        {"depth": 5},
+        {"kernel": 5},
+        {"mlp": True},
+        {"batch_size": 8},
+        {"batch_size": 32},
+    ),
+    ("fno", 2): (
+        {"width": 24},
+        {"width": 48},
+        {"modes": 8},
+        {"modes": 12},
+        {"modes": 16},
+        {"modes": 24},
+        {"basis": "dct"},
+        {"basis": "dst"},
+        {"basis": "dft", "padding": 8, "modes": 12},
+        {"depth": 3},
+        {"depth": 5},
+        {"kernel": 3},
+        {"mlp": True},
+        {"batch_size": 2},
+        {"batch_size": 4},
+        {"batch_size": 8},
+    ),
+    ("fno", 3): (
+        {"width": 12},
+        {"width": 32},
+        {"modes": 3},
+        {"modes": 6},
+        {"modes": 8, "width": 16},
+        {"depth": 2},
+        {"depth": 4},
+        {"kernel": 3},
+        {"mlp": True},
+        {"batch_size": 2},
+        {"batch_size": 8},
+    ),
     ("unet", 1): (*FOLDED, {"batch_size": 8}, {"batch_size": 32}),
     ("unet", 2): (*FOLDED, {"batch_size": 4}, {"batch_size": 8}),
-    ("unet", 3): ({"patch": 1, "width": 12, "depth": 2}, {"patch": 1, "width": 16, "depth": 3},
-                  {"patch": 2, "width": 24, "depth": 2}, {"patch": 2, "width": 32, "depth": 3},
-                  {"patch": 4, "width": 48, "depth": 2}, {"batch_size": 2}, {"batch_size": 8}),
+    ("unet", 3): (
+        {"patch": 1, "width": 12, "depth": 2},
+        {"patch": 1, "width": 16, "depth": 3},
+        {"patch": 2, "width": 24, "depth": 2},
+        {"patch": 2, "width": 32, "depth": 3},
+        {"patch": 4, "width": 48, "depth": 2},
+        {"batch_size": 2},
+        {"batch_size": 8},
+    ),
 }
 PATCHES = (1, 2, 4, 8)
-SMALL_BATCHES = (4, 2, 8)   # in 2D and 3D
+SMALL_BATCHES = (4, 2, 8)  # in 2D and 3D
 OPTIM = ("operator.optim.muon_lr", "operator.optim.adamw_lr")
 
 
@@ -88,8 +154,8 @@ def rival_changes(family: str, problem: Problem) -> list[Changes]:
 
 
 def generic(changes: Changes, config: Config, task: str) -> Changes:
-    """`changes` with the generic ones of the bases that it, or the configuration, names; persistence where there are none, the
-    mean of a steady task."""
+    """`changes` with the generic ones of the bases that it, or the configuration, names; persistence where
+    there are none, the mean of a steady task."""
     key = f"task.{task}.base"
     names = [name for name in changes.get(key, config.task[task].base) if name in GENERIC]
     return changes | {key: names or ["mean" if get_task(task).is_steady else "persistence"]}
@@ -102,22 +168,47 @@ def our_changes(config: Config, problem: Problem, kinds: Collection[str] = tuple
     """
     now, space, key = config.task[problem.name], problem.train.shape[3:], f"task.{problem.name}"
     batch, kernel = config.operator.train.batch_size, config.operator.model.kernel_size
-    frames = [{f"{key}.history": num} for num in (1, 2, 4) if num <= problem.context and not problem.is_steady]
-    bases = [{f"{key}.base": names} for names in (
-        ["persistence"], *([*now.base, name] for name in kinds if name not in now.base))]
+    frames = [
+        {f"{key}.history": num} for num in (1, 2, 4) if num <= problem.context and not problem.is_steady
+    ]
+    bases = [
+        {f"{key}.base": names}
+        for names in (["persistence"], *([*now.base, name] for name in kinds if name not in now.base))
+    ]
     for change in bases[1:]:
-        if "transport" in change[f"{key}.base"] and not now.reach:   # over three eighths of the grid, as its check proposes
+        if (
+            "transport" in change[f"{key}.base"] and not now.reach
+        ):  # over three eighths of the grid, as its check proposes
             change[f"{key}.reach"] = 3 * min(space) // 8
-    patches = [{f"{key}.patch": size} for size in PATCHES if size != now.patch and not any(n % size for n in space)]
-    modes = [{"modes": 8}, {"modes": 32}] if problem.ndim < VOLUME else [{"modes": BOX[VOLUME] - 1}]   # more change nothing
+    patches = [
+        {f"{key}.patch": size} for size in PATCHES if size != now.patch and not any(n % size for n in space)
+    ]
+    modes = (
+        [{"modes": 8}, {"modes": 32}] if problem.ndim < VOLUME else [{"modes": BOX[VOLUME] - 1}]
+    )  # more change nothing
     mixing = [{"kind": "box"}] if problem.ndim == PLANE else []
-    sizes = [{f"operator.model.{name}": value for name, value in change.items()} for change in (
-        {"width": 64, "depth": 3}, *mixing, {"width": 128, "depth": 3}, {"depth": 2}, {"depth": 6}, *modes,
-        {"kernel_size": 3}, {"kernel_size": 15 if kernel < 15 else 7})]
-    rates = [{name: factor * getattr(config.operator.optim, name.split(".")[-1]) for name in OPTIM} for factor in (0.5, 2.0)]
+    sizes = [
+        {f"operator.model.{name}": value for name, value in change.items()}
+        for change in (
+            {"width": 64, "depth": 3},
+            *mixing,
+            {"width": 128, "depth": 3},
+            {"depth": 2},
+            {"depth": 6},
+            *modes,
+            {"kernel_size": 3},
+            {"kernel_size": 15 if kernel < 15 else 7},
+        )
+    ]
+    rates = [
+        {name: factor * getattr(config.operator.optim, name.split(".")[-1]) for name in OPTIM}
+        for factor in (0.5, 2.0)
+    ]
     batches = [batch_of(size) for size in (batch // 2, 2 * batch) if size]
     unrolled = [] if problem.is_steady else [{"operator.unroll_fraction": 0.0}]
-    if problem.ndim > 1:   # steps are dear: what is worth most first, what fits bases anew, as long as a training at times, last
+    if (
+        problem.ndim > 1
+    ):  # steps are dear: what is worth most first, what fits bases anew, as long as a training at times, last
         return [{}, *map(batch_of, SMALL_BATCHES), *unrolled, *sizes, *rates, *frames, *patches, *bases]
     return [{}, *frames, *bases, *patches, *sizes, *batches, *rates, *unrolled]
 
@@ -127,22 +218,25 @@ def batch_of(size: int) -> Changes:
 
 
 def our_starts(problem: Problem) -> list[Changes]:
-    """In 1D one frame and no base to fit, and the configuration; in 2D the latter with batches as small as the rivals', in 3D
-    a small network of small patches on one frame and no base, and that: what is quick first, for one fit may take long.
+    """In 1D one frame and no base to fit, and the configuration; in 2D the latter with batches as small as
+    the rivals', in 3D a small network of small patches on one frame and no base, and that: what is quick
+    first, for one fit may take long.
 
-    Where no base fits in 1D, the first is better by a third once it has learnt (compressible flow, 100 s), and neither of its
-    two changes alone is; in a short trial the network that learns what a fitted base leaves is always ahead.
-    """
+    Where no base fits in 1D, the first is better by a third once it has learnt (compressible flow, 100 s),
+    and neither of its two changes alone is; in a short trial the network that learns what a fitted base
+    leaves is always ahead."""
     key = f"task.{problem.name}"
     bare = {f"{key}.history": 1, f"{key}.base": ["persistence"]}
     if problem.ndim == 1:
         return [bare, {}]
-    small = {f"operator.model.{name}": value for name, value in {"width": 48, "depth": 2, "kernel_size": 3}.items()}
+    small = {
+        f"operator.model.{name}": value for name, value in {"width": 48, "depth": 2, "kernel_size": 3}.items()
+    }
     few = batch_of(SMALL_BATCHES[0])
     return [few | small | bare | {f"{key}.patch": 2}, few] if problem.ndim == VOLUME else [few]
 
 
-# ---- one training --------------------------------------------------------------------------------------------------------
+# ---- one training ------------------------------------------------------------------------------------------
 
 
 def overrides_of(changes: Changes) -> list[str]:
@@ -150,19 +244,30 @@ def overrides_of(changes: Changes) -> list[str]:
 
 
 def changed(args: argparse.Namespace, changes: Changes) -> Config:
-    """The configuration with `changes` laid over it, and a latent cache of its own where they ask for another patch."""
+    """The configuration with `changes` laid over it, and a latent cache of its own where they ask for another
+    patch."""
     config = load_config(args.config, [*args.overrides, *overrides_of(changes)])
     if (patch := changes.get(f"task.{args.task}.patch")) is not None:
-        config = dataclasses.replace(config, cache=dataclasses.replace(
-            config.cache, root=str(Path(config.cache.root) / f"patch{patch}")))
+        config = dataclasses.replace(
+            config,
+            cache=dataclasses.replace(config.cache, root=str(Path(config.cache.root) / f"patch{patch}")),
+        )
         if not is_up_to_date(config, args.task)[0]:
             build_cache(config, args.task, progress=False)
     return config
 
 
-def train_rival(args: argparse.Namespace, config: Config, problem: Problem, val: Split, settings: Settings, seed: int,
-                budget: float) -> Trained:
+def train_rival(
+    args: argparse.Namespace,
+    config: Config,
+    problem: Problem,
+    val: Split,
+    settings: Settings,
+    seed: int,
+    budget: float,
+) -> Trained:
     """One rival, with the weights that validation prefers."""
+
     def score(trained: Trained) -> float:
         errors, _ = rollout(trained, val, config.evaluate.batch_size)
         return float(headline(errors.moments(problem.is_steady).mean(0, keepdim=True), problem.is_steady)[0])
@@ -176,7 +281,9 @@ def train_ours(args: argparse.Namespace, changes: Changes, seed: int, budget: fl
         train_ours as train_operator,  # it imports the operator, which the rivals do not need
     )
 
-    return train_operator(changed(args, changes), args.task, budget, seed, args.device, CLOCKS[args.clock], **given)
+    return train_operator(
+        changed(args, changes), args.task, budget, seed, args.device, CLOCKS[args.clock], **given
+    )
 
 
 def best_error(run: Trained) -> float:
@@ -185,9 +292,10 @@ def best_error(run: Trained) -> float:
 
 
 class OurTrials:
-    """Trainings of ours for a search. Bases are fitted once per history, patch and candidates, and who fits them is charged,
-    but for `starts`: some fit every training pays for. A whole trial is the asked training in small: the share of the budget
-    that the fit takes is missing from its steps too, and where that is all of it nothing is left to try."""
+    """Trainings of ours for a search. Bases are fitted once per history, patch and candidates, and who fits
+    them is charged, but for `starts`: some fit every training pays for. A whole trial is the asked training
+    in small: the share of the budget that the fit takes is missing from its steps too, and where that is all
+    of it nothing is left to try."""
 
     def __init__(self, args: argparse.Namespace, starts: list[Changes]):
         self.args, self.starts, self.fits = args, starts, {}
@@ -199,8 +307,13 @@ class OurTrials:
         task, watch = config.task[self.args.task], Stopwatch(CLOCKS[self.args.clock])
         key = (task.history, task.patch, *task.base)
         if key not in self.fits:
-            head, error = fit_bases(open_cache(config, self.args.task), config, self.args.seeds[0],
-                                    torch.device(self.args.device), watch)
+            head, error = fit_bases(
+                open_cache(config, self.args.task),
+                config,
+                self.args.seeds[0],
+                torch.device(self.args.device),
+                watch,
+            )
             self.fits[key] = (head, error, watch())
         return self.fits[key]
 
@@ -215,14 +328,22 @@ class OurTrials:
         return Trial(best_error(run), run.steps, run.seconds + charged)
 
 
-def rival_trial(family: str, args: argparse.Namespace, config: Config, problem: Problem, val: Split, changes: Changes,
-                seconds: float, is_whole: bool) -> Trial:
+def rival_trial(
+    family: str,
+    args: argparse.Namespace,
+    config: Config,
+    problem: Problem,
+    val: Split,
+    changes: Changes,
+    seconds: float,
+    is_whole: bool,
+) -> Trial:
     settings = settings_for(family, problem.name, problem.ndim, changes)
     run = train_rival(args, config, problem, val, settings, args.seeds[0], seconds)
     return Trial(best_error(run), run.steps, run.seconds)
 
 
-# ---- found once ----------------------------------------------------------------------------------------------------------
+# ---- found once --------------------------------------------------------------------------------------------
 
 
 def family_of(model: str) -> str:
@@ -230,7 +351,9 @@ def family_of(model: str) -> str:
     return model if model == "ours_generic" else model.split("_")[0]
 
 
-def found(family: str, args: argparse.Namespace, config: Config, problem: Problem, val: Split) -> dict[str, Any]:
+def found(
+    family: str, args: argparse.Namespace, config: Config, problem: Problem, val: Split
+) -> dict[str, Any]:
     """The record of the search for `family` on these data: read where it is kept, else made."""
     is_ours, kinds = family.startswith("ours"), tuple(BASES)
     if family == "ours_generic":
@@ -238,33 +361,52 @@ def found(family: str, args: argparse.Namespace, config: Config, problem: Proble
         only = generic({}, config, args.task)
         args = argparse.Namespace(**vars(args) | {"overrides": [*args.overrides, *overrides_of(only)]})
         config = load_config(args.config, args.overrides)
-    start = to_dict(config.operator) | to_dict(config.task[args.task]) if is_ours else \
-        dataclasses.asdict(settings_for(family, args.task, problem.ndim))
+    start = (
+        to_dict(config.operator) | to_dict(config.task[args.task])
+        if is_ours
+        else dataclasses.asdict(settings_for(family, args.task, problem.ndim))
+    )
     seconds = args.search or SEARCH * args.budget
-    asked = {"data": open_cache(config, args.task).fingerprint, "clock": args.clock, "seed": args.seeds[0],
-             "start": hashlib.sha256(json.dumps(start, sort_keys=True).encode()).hexdigest()[:16]}
+    asked = {
+        "data": open_cache(config, args.task).fingerprint,
+        "clock": args.clock,
+        "seed": args.seeds[0],
+        "start": hashlib.sha256(json.dumps(start, sort_keys=True).encode()).hexdigest()[:16],
+    }
     path = OUT / "tuned" / f"{args.task}-{family}-{asked['data'][:8]}.json"
     record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if any(record.get(key) != value for key, value in asked.items()) or record["search_s"] < seconds:
         changes = our_changes(config, problem, kinds) if is_ours else rival_changes(family, problem)
         starts = our_starts(problem) if is_ours else [fitting_start(family, problem)]
-        run: Callable[..., Trial] = OurTrials(args, starts) if is_ours else partial(
-            rival_trial, family, args, config, problem, val)
-        print(f"{family}: {len(changes)} changes for {seconds:g} s of {args.clock}, on validation", flush=True)
-        record = asked | {"search_s": seconds} | search(starts, changes, run, seconds, partial(print, flush=True))
+        run: Callable[..., Trial] = (
+            OurTrials(args, starts) if is_ours else partial(rival_trial, family, args, config, problem, val)
+        )
+        print(
+            f"{family}: {len(changes)} changes for {seconds:g} s of {args.clock}, on validation", flush=True
+        )
+        record = (
+            asked | {"search_s": seconds} | search(starts, changes, run, seconds, partial(print, flush=True))
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record, indent=1), encoding="utf-8")
         if is_ours:
             path.with_suffix(".yaml").write_text(overlay(record, args), encoding="utf-8")
-    print(f"{family}: chosen on validation in {record['seconds']:.0f} s, {record['tried']} trials: "
-          f"{record['changes'] or 'as it starts'} ({path})", flush=True)
+    print(
+        f"{family}: chosen on validation in {record['seconds']:.0f} s, {record['tried']} trials: "
+        f"{record['changes'] or 'as it starts'} ({path})",
+        flush=True,
+    )
     return record
 
 
 def fitting_start(family: str, problem: Problem) -> Changes:
     """Fewer modes than the start has, where the grid holds fewer."""
     most = min(problem.train.shape[3:]) // 2
-    return {"modes": most} if family == "fno" and most < settings_for(family, problem.name, problem.ndim).modes else {}
+    return (
+        {"modes": most}
+        if family == "fno" and most < settings_for(family, problem.name, problem.ndim).modes
+        else {}
+    )
 
 
 def overlay(record: dict[str, Any], args: argparse.Namespace) -> str:
@@ -276,53 +418,86 @@ def overlay(record: dict[str, Any], args: argparse.Namespace) -> str:
         for section in sections:
             part = part.setdefault(section, {})
         part[name] = value
-    return (f"# {args.task}: chosen on the validation split (error {record['val']:.3g}) by {record['tried']} trials in "
-            f"{record['seconds']:.0f} of {record['search_s']:g} s of {record['clock']},\n# seed {record['seed']}, data "
-            f"{record['data'][:12]}, {record['made']}; laid over {args.config}\n" + yaml.safe_dump(tree, sort_keys=False))
+    return (
+        f"# {args.task}: chosen on the validation split (error {record['val']:.3g}) by {record['tried']} "
+        f"trials in "
+        f"{record['seconds']:.0f} of {record['search_s']:g} s of {record['clock']},\n# seed "
+        f"{record['seed']}, data "
+        f"{record['data'][:12]}, {record['made']}; laid over {args.config}\n"
+        + yaml.safe_dump(tree, sort_keys=False)
+    )
 
 
-# ---- command -------------------------------------------------------------------------------------------------------------
+# ---- command -----------------------------------------------------------------------------------------------
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What every command of the bench that trains is told."""
     parser.add_argument("--budget", type=float, required=True, help="seconds of training per model and seed")
-    parser.add_argument("--search", type=float, default=0.0,
-                        help=f"seconds of a search per model ({SEARCH:g} times the budget)")
+    parser.add_argument(
+        "--search",
+        type=float,
+        default=0.0,
+        help=f"seconds of a search per model ({SEARCH:g} times the budget)",
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="the first is that of the search")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--clock", choices=tuple(CLOCKS), help="cpu: seconds of one thread, where no GPU computes; else wall")
+    parser.add_argument(
+        "--clock", choices=tuple(CLOCKS), help="cpu: seconds of one thread, where no GPU computes; else wall"
+    )
     parser.add_argument("--config", type=Path, default=DEFAULT_OVERLAY)
 
 
 def prepare(args: argparse.Namespace) -> None:
-    """Settle the clock and the threads. Raises ValueError for times that are not positive or a clock that misses the work."""
+    """Settle the clock and the threads. Raises ValueError for times that are not positive or a clock that
+    misses the work."""
     args.clock = args.clock or ("cpu" if args.device == "cpu" else "wall")
     if args.budget <= 0 or args.search < 0:
-        raise ValueError(f"--budget {args.budget:g} --search {args.search:g}; expected both above zero. Change them.")
+        raise ValueError(
+            f"--budget {args.budget:g} --search {args.search:g}; expected both above zero. Change them."
+        )
     if args.clock == "cpu" and args.device != "cpu":
-        raise ValueError(f"--clock cpu misses what {args.device} computes; expected wall there. Leave --clock out.")
-    torch.set_num_threads(1)   # processor seconds count all threads, and two runs side by side have a core each
+        raise ValueError(
+            f"--clock cpu misses what {args.device} computes; expected wall there. Leave --clock out."
+        )
+    torch.set_num_threads(
+        1
+    )  # processor seconds count all threads, and two runs side by side have a core each
 
 
 def main(argv: list[str] | None = None) -> dict[str, dict]:
     argv = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--task", required=True)
-    parser.add_argument("--models", nargs="+", default=["ours", "fno", "unet"], choices=("ours", "ours_generic", "fno", "unet"))
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        default=["ours", "fno", "unet"],
+        choices=("ours", "ours_generic", "fno", "unet"),
+    )
     add_arguments(parser)
     overrides = [text for text in argv if "=" in text and not text.startswith("-")]
-    args = parser.parse_args([text for text in argv if text not in overrides], argparse.Namespace(overrides=overrides))
+    args = parser.parse_args(
+        [text for text in argv if text not in overrides], argparse.Namespace(overrides=overrides)
+    )
     prepare(args)
     config = load_config(args.config, overrides)
     problem, splits = load(config, args.task)
-    print(f"{args.task}: {len(splits['val'].truth)} validation trajectories, seed {args.seeds[0]}, "
-          f"{time.strftime('%Y-%m-%d %H:%M')}")
+    print(
+        f"{args.task}: {len(splits['val'].truth)} validation trajectories, seed {args.seeds[0]}, "
+        f"{time.strftime('%Y-%m-%d %H:%M')}"
+    )
     records = {family: found(family, args, config, problem, splits["val"]) for family in args.models}
     for family, record in records.items():
         print(f"\n# {family}, validation error {record['val']:.3g}")
-        print(overlay(record, args) if family.startswith("ours") else
-              " ".join(f"{family}.{key}={value}" for key, value in record["changes"].items()) or "as it starts")
+        print(
+            overlay(record, args)
+            if family.startswith("ours")
+            else " ".join(f"{family}.{key}={value}" for key, value in record["changes"].items())
+            or "as it starts"
+        )
     return records
 
 

@@ -1,14 +1,14 @@
-"""Somebody's own equation: the flow that neural operators are usually shown, as a file and a section that describes it.
+"""Somebody's own equation: the flow that neural operators are usually shown, as a file and a section that
+describes it.
 
-    python -m bench.vorticity                                                    # data/vorticity/flow.npy and flow.yaml
+    python -m bench.vorticity   # data/vorticity/flow.npy and flow.yaml
     make train CONFIG=data/vorticity/flow.yaml ARGS="operator.train.steps=400"
     make bench CONFIG=data/vorticity/flow.yaml TASK=flow BUDGET=180
 
-Vorticity on the unit torus, w_t + V.grad w = nu lap w + 0.1 (sin + cos)(2 pi (x + y)), nu = 1e-3, from Gaussian fields of
-covariance 7^1.5 (49 - lap)^-2.5 (Li et al. 2021, arXiv 2010.08895, section 5.3), solved on 128 x 128 and seen on 64 x 64, 31
-frames one unit of time apart. Nothing of it is known to UPS but what the section says: the names of the axes, that they are
-periodic, their length and the step.
-"""
+Vorticity on the unit torus, w_t + V.grad w = nu lap w + 0.1 (sin + cos)(2 pi (x + y)), nu = 1e-3, from
+Gaussian fields of covariance 7^1.5 (49 - lap)^-2.5 (Li et al. 2021, arXiv 2010.08895, section 5.3), solved on
+128 x 128 and seen on 64 x 64, 31 frames one unit of time apart. Nothing of it is known to UPS but what the
+section says: the names of the axes, that they are periodic, their length and the step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from ups.config import ROOT
 
-CELLS, STRIDE, STEPS, VISCOSITY = 128, 2, 100, 1e-3   # of the solver; steps a unit of time
+CELLS, STRIDE, STEPS, VISCOSITY = 128, 2, 100, 1e-3  # of the solver; steps a unit of time
 SECTION = """include: {include}
 run: {{name: vorticity}}
 cache: {{root: cache/vorticity}}
@@ -39,12 +39,14 @@ def start(rows: int, seed: int, n: int = CELLS) -> Tensor:
     k = torch.fft.fftfreq(n, 1 / n, dtype=torch.float64)
     size = 7**0.75 * (49 + 4 * math.pi**2 * (k[:, None] ** 2 + k**2)) ** -1.25
     size[0, 0] = 0
-    return torch.fft.ifft2(torch.fft.fft2(torch.randn(rows, n, n, generator=draw, dtype=torch.float64)) * size * n).real
+    return torch.fft.ifft2(
+        torch.fft.fft2(torch.randn(rows, n, n, generator=draw, dtype=torch.float64)) * size * n
+    ).real
 
 
 def solve(w: Tensor, frames: int, nu: float = VISCOSITY, steps: int = STEPS) -> Tensor:
-    """What follows w (rows, n, n), (rows, frames, n, n): Fourier modes without aliases, Heun's method on the exact exponential
-    of the viscosity."""
+    """What follows w (rows, n, n), (rows, frames, n, n): Fourier modes without aliases, Heun's method on the
+    exact exponential of the viscosity."""
     n = w.shape[-1]
     k = 2 * math.pi * torch.fft.fftfreq(n, 1 / n, dtype=torch.float64)
     kx, ky = k[:, None], k[: n // 2 + 1].abs()
@@ -69,7 +71,9 @@ def solve(w: Tensor, frames: int, nu: float = VISCOSITY, steps: int = STEPS) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trajectories", type=int, default=60)
     parser.add_argument("--frames", type=int, default=31)
     parser.add_argument("--seed", type=int, default=0)

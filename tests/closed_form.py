@@ -4,7 +4,7 @@
                    (mean 0, variance 1, third moment 3/2) one number for all cells, eps white. What the best
                    predictor, A u, leaves is bimodal and alike in all cells; m says how large, to which side.
     advection1d    u_next = roll(u) + BEND sin(2 u): no chance; what a linear base leaves is for the network
-    darcy2d_grf    log u = SLOPE log a + SIZE xi + LOCAL eps, on 4 x 4 cells, log a Gaussian: u is known in law
+    darcy2d_grf   log u = SLOPE log a + SIZE xi + LOCAL eps, on 4 x 4 cells, log a Gaussian: u is known in law
 
 Trajectories have two frames. So every state shown is one of the data (errors as of rollouts come with later
 frames), and the law above is the one to be learnt. Judges return the criteria that draws fail, as those of
@@ -105,7 +105,7 @@ def posterior(log_a: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """(mean (n, cells), covariance (n, cells, cells)) of log a given where mask (n, cells) is 1; float64."""
     k, seen = covariance(), mask.double()
     gram = k * seen[:, None] * seen[:, :, None] + torch.diag_embed(1 - seen)
-    gain = torch.linalg.solve(gram, k * seen[:, :, None])                        # (n, cells seen, cells)
+    gain = torch.linalg.solve(gram, k * seen[:, :, None])  # (n, cells seen, cells)
     return ((log_a.flatten(1).double() * seen)[:, None] @ gain)[:, 0], k - (k * seen[:, None]) @ gain
 
 
@@ -127,9 +127,11 @@ def write_world(root: Path) -> None:
     v = torch.randn(NUM[FIRM], CELLS, generator=generator(1, "firm"))
     log_a = coefficients(NUM[STEADY], generator(1, "coefficients"))
     log_u = solutions(log_a, generator(1, "solutions"))
-    arrays = {NOISY: {"tensor": torch.stack([u, propagate(u) + left(u, generator(1, "left"))], 1)},
-              FIRM: {"tensor": torch.stack([v, bent(v)], 1)},
-              STEADY: {"nu": log_a.exp(), "tensor": log_u.exp()[:, None]}}
+    arrays = {
+        NOISY: {"tensor": torch.stack([u, propagate(u) + left(u, generator(1, "left"))], 1)},
+        FIRM: {"tensor": torch.stack([v, bent(v)], 1)},
+        STEADY: {"nu": log_a.exp(), "tensor": log_u.exp()[:, None]},
+    }
     for name, found in arrays.items():
         task, cells = get_task(name), SIDE if name == STEADY else CELLS
         path = root / name / task.file_for(1.0)
@@ -148,8 +150,10 @@ def write_world(root: Path) -> None:
 
 
 SMALL = "adamw_lr: 5.0e-3, muon_lr: 4.0e-3, warmup_steps: 20, decay_fraction: 0.7, ema_decay: 0.99"
-RING = (f"resolution: {CELLS}, num_frames: 2, t_end: 1.0, parameters: [1.0], space_stride: 1, "
-        "time_stride: 1, patch: 4, base: [propagator], degree: 1")
+RING = (
+    f"resolution: {CELLS}, num_frames: 2, t_end: 1.0, parameters: [1.0], space_stride: 1, "
+    "time_stride: 1, patch: 4, base: [propagator], degree: 1"
+)
 TRAIN = 'precision: "no", log_every: 0, validate_every: 1000, save_every: 0'
 OVERLAY = f"""
 data: {{tasks: [{NOISY}, {FIRM}, {STEADY}], source: published, val_fraction: 0.05, test_fraction: 0.15}}
@@ -203,8 +207,15 @@ def arguments_of(root: Path, *more: str) -> list[str]:
     overlay = root / "world.yaml"
     if not overlay.is_file():
         overlay.write_text(OVERLAY)
-    return ["--config", str(overlay), *[f"{key}.root={root}/{name}" for key, name in
-                                        (("data", "data"), ("cache", "cache"), ("run", "runs"))], *more]
+    return [
+        "--config",
+        str(overlay),
+        *[
+            f"{key}.root={root}/{name}"
+            for key, name in (("data", "data"), ("cache", "cache"), ("run", "runs"))
+        ],
+        *more,
+    ]
 
 
 # fake: what it does to the code of a stage, in the process of that stage alone
@@ -228,14 +239,16 @@ def rival_of_others() -> None:
     """Scored against the residuals of other rows."""
     scores = train_rival.scores
     train_rival.scores = lambda student, source, given, r, noise: scores(
-        student, source, given, r.flip(0), noise)
+        student, source, given, r.flip(0), noise
+    )
 
 
 def operator_of_the_present() -> None:
     """Trained to leave the state as it is."""
     loss = train_operator.operator_loss
     train_operator.operator_loss = lambda operator, task, z, z_ref, *rest: loss(
-        operator, task, z, z_ref if operator.heads[task].task.is_steady else z, *rest)
+        operator, task, z, z_ref if operator.heads[task].task.is_steady else z, *rest
+    )
 
 
 def _stage(log: str, module: str, arguments: list[str], fake: Callable[[], None] | None) -> None:
@@ -276,13 +289,20 @@ def run_stage(root: Path, module: str, *more: str, fake: Callable[[], None] | No
 def ensembles_of(config: Config) -> Ensembles:
     """Every way to draw burgers1d's residual that the stages of this run have made."""
     operator, truth = load_operator(config.run_dir / "operator"), open_truth(config, NOISY)
-    stages = [stage for stage in ("diffusion", "consistency", "rival") if (config.run_dir / stage / "done.json").is_file()]
-    return Ensembles(TransientResiduals(operator, truth.cache), truth, load_samplers(config.run_dir, stages, CPU), 0)
+    stages = [
+        stage
+        for stage in ("diffusion", "consistency", "rival")
+        if (config.run_dir / stage / "done.json").is_file()
+    ]
+    return Ensembles(
+        TransientResiduals(operator, truth.cache), truth, load_samplers(config.run_dir, stages, CPU), 0
+    )
 
 
 @torch.no_grad()
-def draw_left(ensembles: Ensembles, u: Tensor, members: int,
-              **draws: Callable[..., Tensor]) -> dict[str, Tensor]:
+def draw_left(
+    ensembles: Ensembles, u: Tensor, members: int, **draws: Callable[..., Tensor]
+) -> dict[str, Tensor]:
     """model -> u_next - A u (n, members, CELLS) from states u (n, CELLS) and the same noise for every model.
 
     draws: name -> (tokens, facts, noise, second) -> residuals, to judge in place of those that there are.
@@ -305,33 +325,44 @@ def draw_left(ensembles: Ensembles, u: Tensor, members: int,
 def measure_left(u: Tensor, r: Tensor) -> dict[str, float]:
     """r (n, CELLS) drawn at states u, less A u. The worst of four groups: sign of m, |m| below or above 1.
 
-    With c the mean of r over cells in units of SIZE m, which is xi and a little noise: its mean, std, skewness,
-    the share near its upper value and the share between its two. local: std of what cells have of their own.
-    All but mean and between are over the true value.
-    """
+    With c the mean of r over cells in units of SIZE m, which is xi and a little noise: its mean, std,
+    skewness, the share near its upper value and the share between its two. local: std of what cells have of
+    their own. All but mean and between are over the true value."""
     m = u.mean(1)
     c = r.mean(1) / (SIZE * m)
     own = ((r - r.mean(1, keepdim=True)).square().sum(1) / (CELLS - 1)) / LOCAL**2
-    blur = LOCAL**2 / CELLS / SIZE**2                                # times m^-2: variance of c that is noise
+    blur = LOCAL**2 / CELLS / SIZE**2  # times m^-2: variance of c that is noise
     found: dict[str, list[float]] = {}
     for rows in (m > 0, m < 0, m.abs() < 1, m.abs() >= 1):
         z = c[rows].double()
         spread = float((1 + blur * m[rows].double() ** -2).mean().sqrt())
         third = ((z - z.mean()) / z.std()).pow(3).mean()
-        for name, value in {"mean": z.mean(), "std": z.std() / spread, "skewness": third * spread**3 / 1.5,
-                            "upper": (z > 0.75).double().mean() / 0.2,
-                            "between": ((z > 0.25) & (z < 1.25)).double().mean(),
-                            "local": own[rows].mean().sqrt()}.items():
+        for name, value in {
+            "mean": z.mean(),
+            "std": z.std() / spread,
+            "skewness": third * spread**3 / 1.5,
+            "upper": (z > 0.75).double().mean() / 0.2,
+            "between": ((z > 0.25) & (z < 1.25)).double().mean(),
+            "local": own[rows].mean().sqrt(),
+        }.items():
             found.setdefault(name, []).append(float(value))
     aim = dict.fromkeys(found, 1.0) | {"mean": 0.0, "between": 0.0}
-    return {name: aim[name] + max((value - aim[name] for value in values), key=abs)
-            for name, values in found.items()}
+    return {
+        name: aim[name] + max((value - aim[name] for value in values), key=abs)
+        for name, values in found.items()
+    }
 
 
 # Measured with the settings above: teacher std 1.08, skewness 0.84, between 0.01; student 0.89, 0.78, 0.08;
 # rival 0.93, 0.81, 0.07, local 0.77. A conditional Gaussian: skewness -0.05, between 0.34. Chance adds 0.03.
-LEFT = {"mean": (-0.2, 0.2), "std": (0.8, 1.2), "skewness": (0.6, 1.4), "upper": (0.7, 1.4),
-        "between": (0.0, 0.15), "local": (0.65, 1.35)}
+LEFT = {
+    "mean": (-0.2, 0.2),
+    "std": (0.8, 1.2),
+    "skewness": (0.6, 1.4),
+    "upper": (0.7, 1.4),
+    "between": (0.0, 0.15),
+    "local": (0.65, 1.35),
+}
 
 
 def judge_left(u: Tensor, r: Tensor) -> list[str]:
@@ -343,15 +374,18 @@ def measure_prior(log_a: Tensor, mask: Tensor, log_u: Tensor) -> dict[str, float
     """log u (n, SIDE, SIDE) drawn given log a where mask (n, SIDE, SIDE) is 1, against its law.
 
     slope: of log u over its exact mean; seen, unseen: mean square distance from that over the exact one, in
-    either kind of cell; joint: that of means over cells, which correlation decides; third: their third moment.
-    """
+    either kind of cell; joint: that of means over cells, which correlation decides; third: their third
+    moment."""
     mean, spread = posterior(log_a, mask.flatten(1))
     mean, spread = SLOPE * mean, SLOPE**2 * spread + SIZE**2 + LOCAL**2 * torch.eye(SIDE**2)
     off = log_u.flatten(1).double() - mean
     ratio, is_seen, whole = off.square() / spread.diagonal(dim1=1, dim2=2), mask.flatten(1) > 0, off.mean(1)
-    found = {"slope": 1 + (off * mean).sum() / mean.square().sum(), "seen": ratio[is_seen].mean(),
-             "joint": (whole.square() / spread.mean((1, 2))).mean(),
-             "third": whole.pow(3).mean() / (1.5 * SIZE**3)}
+    found = {
+        "slope": 1 + (off * mean).sum() / mean.square().sum(),
+        "seen": ratio[is_seen].mean(),
+        "joint": (whole.square() / spread.mean((1, 2))).mean(),
+        "third": whole.pow(3).mean() / (1.5 * SIZE**3),
+    }
     if not is_seen.all():
         found["unseen"] = ratio[~is_seen].mean()
     return {name: float(value) for name, value in found.items()}
@@ -359,8 +393,13 @@ def measure_prior(log_a: Tensor, mask: Tensor, log_u: Tensor) -> dict[str, float
 
 # Measured: slope 0.95 to 0.97, seen 1.13 (all seen) and 1.3 to 1.4 (half), joint 0.95 to 1.14, third 0.76 to
 # 1.5, unseen 1.15 to 1.2. A conditional Gaussian: joint 0.3 to 0.4, third 0; another field's: slope 0.
-PRIOR = {"slope": (0.85, 1.15), "seen": (0.7, 1.8), "joint": (0.7, 1.4), "third": (0.5, 2.0),
-         "unseen": (0.7, 1.5)}
+PRIOR = {
+    "slope": (0.85, 1.15),
+    "seen": (0.7, 1.8),
+    "joint": (0.7, 1.4),
+    "third": (0.5, 2.0),
+    "unseen": (0.7, 1.5),
+}
 
 
 def judge_prior(log_a: Tensor, mask: Tensor, log_u: Tensor) -> list[str]:
@@ -382,6 +421,8 @@ def measure_assessed(config: Config, entry: dict) -> dict[str, float]:
     exact = left(u.repeat_interleave(64, 0), generator(4, "exact")).unflatten(0, (-1, 64))
     scores = fair_crps(exact, truth)
     ours = entry["models"]["corrector"]
-    return {"one step": ours["one_step"]["crps"]["value"] * unit / float(scores[:count].mean()),
-            "rollout": ours["crps"]["value"] / float(scores[count:].mean()),
-            "ssr": ours["one_step"]["ssr"]["value"]}
+    return {
+        "one step": ours["one_step"]["crps"]["value"] * unit / float(scores[:count].mean()),
+        "rollout": ours["crps"]["value"] / float(scores[count:].mean()),
+        "ssr": ours["one_step"]["ssr"]["value"],
+    }

@@ -10,8 +10,13 @@ from ups.training.checkpoint import write_weights
 from ups.training.folder import DONE, MODEL
 
 
-def write_stage(folder: Path, description: dict[str, Any], weights: dict[str, Tensor], stage: str = "operator",
-                parents: dict[str, str] | None = None) -> str:
+def write_stage(
+    folder: Path,
+    description: dict[str, Any],
+    weights: dict[str, Tensor],
+    stage: str = "operator",
+    parents: dict[str, str] | None = None,
+) -> str:
     """A folder with config.json, model.safetensors and done.json; its fingerprint."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", description)
@@ -21,7 +26,13 @@ def write_stage(folder: Path, description: dict[str, Any], weights: dict[str, Te
 
 def sign(folder: Path, stage: str = "operator", parents: dict[str, str] | None = None) -> str:
     """done.json of the files that are there, as anybody may write it; the fingerprint."""
-    record = {"model_sha256": file_hash(folder / MODEL), "config_sha256": file_hash(folder / "config.json"),
-              "config_hash": "0" * 64, "parents": parents or {}}
-    write_sealed(folder / DONE, {"stage": stage, "run": "test", **record, "fingerprint": value_hash(record), "step": 1})
+    record = {
+        "model_sha256": file_hash(folder / MODEL),
+        "config_sha256": file_hash(folder / "config.json"),
+        "config_hash": "0" * 64,
+        "parents": parents or {},
+    }
+    write_sealed(
+        folder / DONE, {"stage": stage, "run": "test", **record, "fingerprint": value_hash(record), "step": 1}
+    )
     return value_hash(record)

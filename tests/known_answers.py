@@ -1,11 +1,12 @@
-"""Distributions whose samples are known in closed form, and what it takes to learn, distill and judge them in seconds.
+"""Distributions whose samples are known in closed form, and what it takes to learn, distill and judge them in
+seconds.
 
-The losses, samplers, starts and scores are those of ups/; the network is an MLP in the place of the backbone. Every parameter
-of every problem is drawn anew from SEED, so that no answer can be written down beforehand. Judges return the list of criteria
-that a model fails, as "name: value outside [low, high]": empty for a right model, and the negative controls must be caught by
-the criterion made for them.
+The losses, samplers, starts and scores are those of ups/; the network is an MLP in the place of the backbone.
+Every parameter of every problem is drawn anew from SEED, so that no answer can be written down beforehand.
+Judges return the list of criteria that a model fails, as "name: value outside [low, high]": empty for a right
+model, and the negative controls must be caught by the criterion made for them.
 
-    python tests/known_answers.py      compares distillations, and the rival without a teacher, on the bimodal problem
+    python tests/known_answers.py   compares distillations, and the rival without a teacher, on the bimodal problem
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ from ups.tasks.darcy_grf import LinearObservation, apply_covariance
 from ups.training.optim import EMA
 
 SEED = int(os.environ.get("UPS_TEST_SEED") or secrets.randbits(31))
-STEPS = 16            # of the sampler: 32 evaluations
+STEPS = 16  # of the sampler: 32 evaluations
 TURN = turn_of(1.1, STEPS)
-MID_ANGLE = NOISE * (1 - TURN / STEPS)   # the student's second
+MID_ANGLE = NOISE * (1 - TURN / STEPS)  # the student's second
 BATCH = 1024
 Generator = torch.Generator
 
@@ -102,27 +103,33 @@ def ar1_noise(count: int, rho: float, draws: Generator) -> Tensor:
 def gaussian_velocity(mean: float, std: float | Tensor) -> Velocity:
     """The exact F of r ~ N(mean, std^2), every element on its own.
 
-    With var = std^2 cos^2 + sin^2: E[r | x] = mean + std^2 cos (x - mean cos) / var, F = (cos x - E[r | x]) / sin; for mean 0
-    that is x cos sin (1 - std^2) / var.
-    """
+    With var = std^2 cos^2 + sin^2: E[r | x] = mean + std^2 cos (x - mean cos) / var, F = (cos x - E[r | x]) /
+    sin; for mean 0 that is x cos sin (1 - std^2) / var."""
+
     def evaluate(x: Tensor, angle: Tensor) -> Tensor:
         cos, sin = angle.cos()[:, None], angle.sin()[:, None]
         var = std**2 * cos**2 + sin**2
         return (x * cos * sin * (1 - std**2) - mean * sin) / var
+
     return evaluate
 
 
 def midpoint_factor(std: float, num_steps: int, start: float = NOISE) -> float:
-    """What the production sampler must multiply x by, for r ~ N(0, std^2): product over steps of length d = start / num_steps
+    """What the production sampler must multiply x by, for r ~ N(0, std^2): product over steps of length d =
+    start / num_steps
 
     1 - d g(angle - d/2) (1 - d/2 g(angle)),      g = cos sin (1 - std^2) / (std^2 cos^2 + sin^2).
     """
+
     def g(angle: float) -> float:
         cos, sin = math.cos(angle), math.sin(angle)
         return cos * sin * (1 - std**2) / (std**2 * cos**2 + sin**2)
 
     step = start / num_steps
-    return math.prod(1 - step * g(start - (i + 0.5) * step) * (1 - step / 2 * g(start - i * step)) for i in range(num_steps))
+    return math.prod(
+        1 - step * g(start - (i + 0.5) * step) * (1 - step / 2 * g(start - i * step))
+        for i in range(num_steps)
+    )
 
 
 def sigma_levels(num_steps: int, low: float = 0.002, high: float = 80.0, rho: float = 7.0) -> list[float]:
@@ -132,9 +139,12 @@ def sigma_levels(num_steps: int, low: float = 0.002, high: float = 80.0, rho: fl
 
 
 def euler_factor(std: float, num_steps: int) -> float:
-    """What Euler's rule in sigma makes of unit noise, for r ~ N(0, std^2): smax times prod 1 + (b - a) a / (std^2 + a^2)."""
+    """What Euler's rule in sigma makes of unit noise, for r ~ N(0, std^2): smax times prod 1 + (b - a) a /
+    (std^2 + a^2)."""
     levels = sigma_levels(num_steps)
-    return levels[0] * math.prod(1 + (b - a) * a / (std**2 + a**2) for a, b in zip(levels, levels[1:], strict=False))
+    return levels[0] * math.prod(
+        1 + (b - a) * a / (std**2 + a**2) for a, b in zip(levels, levels[1:], strict=False)
+    )
 
 
 def sample_euler(velocity: Velocity, noise: Tensor, num_steps: int) -> Tensor:
@@ -150,7 +160,8 @@ def sample_euler(velocity: Velocity, noise: Tensor, num_steps: int) -> Tensor:
 
 @dataclass
 class Mixture:
-    """r = two normals in one dimension with total mean 0 and variance 1; its ODE is a map between quantiles."""
+    """r = two normals in one dimension with total mean 0 and variance 1; its ODE is a map between
+    quantiles."""
 
     weights: Tensor
     means: Tensor
@@ -178,7 +189,10 @@ class Mixture:
         """The exact F (batch, 1): the components' own, weighted by their posterior probability."""
         means, variances = self.noisy(angle)
         share = (self.weights.log() - (x - means) ** 2 / (2 * variances) - variances.log() / 2).softmax(1)
-        own = [gaussian_velocity(float(m), float(s))(x, angle) for m, s in zip(self.means, self.stds, strict=True)]
+        own = [
+            gaussian_velocity(float(m), float(s))(x, angle)
+            for m, s in zip(self.means, self.stds, strict=True)
+        ]
         return (share * torch.cat(own, 1)).sum(1, keepdim=True).to(x.dtype)
 
     def cumulative(self, x: Tensor, angle: Tensor) -> Tensor:
@@ -186,7 +200,8 @@ class Mixture:
         return (self.weights * torch.special.ndtr((x - means) / variances.sqrt())).sum(1, keepdim=True)
 
     def endpoint(self, x: Tensor, angle: Tensor) -> Tensor:
-        """F_0^{-1}(F_angle(x)) (batch, 1) float64, by bisection: the ODE keeps the order of its paths in one dimension."""
+        """F_0^{-1}(F_angle(x)) (batch, 1) float64, by bisection: the ODE keeps the order of its paths in one
+        dimension."""
         target = self.cumulative(x.double(), angle)
         low, high = torch.full_like(target, -20.0), torch.full_like(target, 20.0)
         for _ in range(60):
@@ -230,7 +245,8 @@ class OneDimensional:
 
 @dataclass
 class Gaussian:
-    """r ~ N(m(c), s(c)^2 C), C_ij = rho^|i-j|, s from 0.1 to 0.4 over c in [-1, 1]; in quiet rows, r = m(c) exactly."""
+    """r ~ N(m(c), s(c)^2 C), C_ij = rho^|i-j|, s from 0.1 to 0.4 over c in [-1, 1]; in quiet rows, r = m(c)
+    exactly."""
 
     a: Tensor
     b: Tensor
@@ -242,8 +258,13 @@ class Gaussian:
 
     @classmethod
     def draw(cls, draws: Generator, quiet_share: float = 0.0) -> Gaussian:
-        return cls(0.3 * normal(8, draws=draws), 0.3 * normal(8, draws=draws), uniform(0.7, 0.85, draws), sign(draws),
-                   quiet_share)
+        return cls(
+            0.3 * normal(8, draws=draws),
+            0.3 * normal(8, draws=draws),
+            uniform(0.7, 0.85, draws),
+            sign(draws),
+            quiet_share,
+        )
 
     def conditions(self, count: int, draws: Generator) -> Tensor:
         """(count, 2): c, and 1 in a quiet row."""
@@ -266,7 +287,8 @@ class Gaussian:
 
 @dataclass
 class Bimodal:
-    """r = k a v + b c + s(c) L noise: one sign k for all dimensions, v a pattern of signs, s from 0.1 a to 0.4 a, LL' = AR(1)."""
+    """r = k a v + b c + s(c) L noise: one sign k for all dimensions, v a pattern of signs, s from 0.1 a to
+    0.4 a, LL' = AR(1)."""
 
     pattern: Tensor
     size: float
@@ -279,8 +301,13 @@ class Bimodal:
     @classmethod
     def draw(cls, draws: Generator) -> Bimodal:
         pattern = torch.tensor([float(sign(draws)) for _ in range(8)])
-        return cls(pattern, uniform(0.9, 1.1, draws), sign(draws) * uniform(0.2, 0.4, draws), uniform(0.7, 0.85, draws),
-                   sign(draws))
+        return cls(
+            pattern,
+            uniform(0.9, 1.1, draws),
+            sign(draws) * uniform(0.2, 0.4, draws),
+            uniform(0.7, 0.85, draws),
+            sign(draws),
+        )
 
     def conditions(self, count: int, draws: Generator) -> Tensor:
         return 2 * torch.rand(count, 1, generator=draws) - 1
@@ -309,7 +336,9 @@ class LinearSDE:
     @classmethod
     def draw(cls, draws: Generator) -> LinearSDE:
         rotation = torch.linalg.qr(normal(3, 3, draws=draws).double())[0]
-        q = torch.linalg.qr(normal(3, 3, draws=draws).double())[0] @ torch.diag(torch.tensor([0.3, 0.5, 0.8]).double())
+        q = torch.linalg.qr(normal(3, 3, draws=draws).double())[0] @ torch.diag(
+            torch.tensor([0.3, 0.5, 0.8]).double()
+        )
         return cls(uniform(0.75, 0.9, draws) * rotation, q)
 
     def stationary(self) -> Tensor:
@@ -332,11 +361,15 @@ class LinearSDE:
 class Net(nn.Module):
     """F(x, angle | c): an MLP of 3 hidden layers; zero at the start, as the backbone is."""
 
-    def __init__(self, dim: int, num_conditions: int, draws: Generator, width: int = 128, num_out: int | None = None):
+    def __init__(
+        self, dim: int, num_conditions: int, draws: Generator, width: int = 128, num_out: int | None = None
+    ):
         super().__init__()
         sizes = [dim + num_conditions + 3, width, width, width, num_out or dim]
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
-        for layer in self.layers:   # twice torch's default bound: what is learnt in 3000 steps then takes half as many
+        for (
+            layer
+        ) in self.layers:  # twice torch's default bound: what is learnt in 3000 steps then takes half as many
             bound = 2 * layer.in_features**-0.5
             nn.init.uniform_(layer.weight, -bound, bound, generator=draws)
             nn.init.uniform_(layer.bias, -bound, bound, generator=draws)
@@ -355,15 +388,20 @@ class Net(nn.Module):
         return lambda x, angle: self(x, angle, c.expand(len(x), -1))
 
 
-def train(net: nn.Module, loss: Callable[[Generator], Tensor], num_steps: int, draws: Generator, lr: float = 8e-3) -> dict:
-    """Minimise the mean of loss(draws) and leave the averaged weights in `net`; {first, last}: mean loss of 50 steps.
+def train(
+    net: nn.Module, loss: Callable[[Generator], Tensor], num_steps: int, draws: Generator, lr: float = 8e-3
+) -> dict:
+    """Minimise the mean of loss(draws) and leave the averaged weights in `net`; {first, last}: mean loss of
+    50 steps.
 
     A gradient that is not finite is an error, not a step.
     """
     optimizer = torch.optim.AdamW(net.parameters(), lr=lr, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
     ema, losses = EMA(net, 0.99), []
     for step in range(num_steps):
-        optimizer.param_groups[0]["lr"] = lr * min((step + 1) / 50, 0.5 + 0.5 * math.cos(math.pi * step / num_steps))
+        optimizer.param_groups[0]["lr"] = lr * min(
+            (step + 1) / 50, 0.5 + 0.5 * math.cos(math.pi * step / num_steps)
+        )
         value = loss(draws).mean()
         optimizer.zero_grad()
         value.backward()
@@ -377,7 +415,8 @@ def train(net: nn.Module, loss: Callable[[Generator], Tensor], num_steps: int, d
 
 @dataclass
 class Scale:
-    """The conditional scale step: r / std = e^h (m + r~), m and h by maximum likelihood; or nothing at all."""
+    """The conditional scale step: r / std = e^h (m + r~), m and h by maximum likelihood; or nothing at
+    all."""
 
     mean: Tensor
     std: Tensor
@@ -459,7 +498,9 @@ def learn(problem, key: str, num_steps: int, scaled: bool = True, width: int = 1
 
     def loss(draws: Generator) -> Tensor:
         c, r = model.draw(BATCH, draws)
-        return diffusion_loss(teacher.given(c), r, normal(*r.shape, draws=draws), draw_angles(len(r), draws, largest))
+        return diffusion_loss(
+            teacher.given(c), r, normal(*r.shape, draws=draws), draw_angles(len(r), draws, largest)
+        )
 
     model.log["teacher"] = train(teacher, loss, num_steps, stream(key, "teacher"))
     model.log["largest"] = largest
@@ -468,7 +509,8 @@ def learn(problem, key: str, num_steps: int, scaled: bool = True, width: int = 1
 
 @dataclass
 class Pool:
-    """Starts, conditions, the teacher's endpoints and, for a control, the residuals the starts were made of."""
+    """Starts, conditions, the teacher's endpoints and, for a control, the residuals the starts were made
+    of."""
 
     x: Tensor
     angle: Tensor
@@ -486,14 +528,15 @@ def build_pool(model: Model, count: int, *keys: int | str) -> Pool:
     draws = stream(model.key, "pool", *keys)
     c, r = model.draw(count, draws)
     start = normal(*r.shape, draws=draws)
-    parts = torch.arange(count).split(4096)   # a batch that stays in the processor's cache
+    parts = torch.arange(count).split(4096)  # a batch that stays in the processor's cache
     solved = [solve_path(model.teacher.given(c[part]), start[part], STEPS, TURN) for part in parts]
     passed, y = (torch.cat(part) for part in zip(*solved, strict=True))
     return Pool(*Solved(None, r, slice(0, count), start, passed, y).pairs(0, MID_ANGLE), c, y, r)
 
 
 def distill(model: Model, pool: Pool, name: str, num_steps: int, target: str = "y", lr: float = 4e-3) -> Net:
-    """A student that starts as the teacher and learns the endpoints (target y), or the residuals themselves (r: a mistake)."""
+    """A student that starts as the teacher and learns the endpoints (target y), or the residuals themselves
+    (r: a mistake)."""
     student, goal = copy.deepcopy(model.teacher), getattr(pool, target)
 
     def loss(draws: Generator) -> Tensor:
@@ -514,8 +557,11 @@ Limits = dict[str, tuple[float, float]]
 def failed(measured: Measured, limits: Limits) -> list[str]:
     """Criteria that are not met, NaN included."""
     assert measured.keys() == limits.keys()
-    return [f"{name}: {measured[name]:.4g} outside [{low:.4g}, {high:.4g}]" for name, (low, high) in limits.items()
-            if not low <= measured[name] <= high]
+    return [
+        f"{name}: {measured[name]:.4g} outside [{low:.4g}, {high:.4g}]"
+        for name, (low, high) in limits.items()
+        if not low <= measured[name] <= high
+    ]
 
 
 def names(failures: list[str]) -> set[str]:
@@ -527,54 +573,93 @@ def measure_bimodal(problem: Bimodal, c: Tensor, r: Tensor) -> Measured:
     at = (r - problem.offset * c) * problem.pattern / problem.size
     side = at.mean(1).sign()
     spread = (at * side[:, None]).std(0).square().mean().sqrt() * problem.size / problem.std(c)
-    return {"fraction": float((side > 0).float().mean()), "gap": float((at.abs() < 0.5).float().mean()),
-            "coherence": float((at.sign().sum(1).abs() == 8).float().mean()), "component std": float(spread)}
+    return {
+        "fraction": float((side > 0).float().mean()),
+        "gap": float((at.abs() < 0.5).float().mean()),
+        "coherence": float((at.sign().sum(1).abs() == 8).float().mean()),
+        "component std": float(spread),
+    }
 
 
 def judge_bimodal(problem: Bimodal, c: Tensor, r: Tensor, truth: Tensor) -> list[str]:
-    """truth (n, 8): draws at c. The component's spread may double where it is a tenth of the whole, and grow by a fifth else."""
+    """truth (n, 8): draws at c. The component's spread may double where it is a tenth of the whole, and grow
+    by a fifth else."""
     exact = measure_bimodal(problem, c, truth)
     is_narrow = float(problem.std(c)) < 0.2
-    return failed(measure_bimodal(problem, c, r) | {"energy distance": energy_distance(r[:2048], truth[:2048])},
-                  {"fraction": (0.42, 0.58), "gap": (0.0, exact["gap"] + 0.06), "coherence": (exact["coherence"] - 0.05, 1.0),
-                   "component std": (0.8, 2.0 if is_narrow else 1.2), "energy distance": (-0.05, 0.05)})
+    return failed(
+        measure_bimodal(problem, c, r) | {"energy distance": energy_distance(r[:2048], truth[:2048])},
+        {
+            "fraction": (0.42, 0.58),
+            "gap": (0.0, exact["gap"] + 0.06),
+            "coherence": (exact["coherence"] - 0.05, 1.0),
+            "component std": (0.8, 2.0 if is_narrow else 1.2),
+            "energy distance": (-0.05, 0.05),
+        },
+    )
 
 
 def measure_gaussian(problem: Gaussian, c: Tensor, r: Tensor) -> Measured:
-    """r (n, 8) drawn at one loud condition: RMS error of the mean over the true std, std and eigenvalues over the true ones."""
+    """r (n, 8) drawn at one loud condition: RMS error of the mean over the true std, std and eigenvalues over
+    the true ones."""
     std = float(problem.std(c[None]))
     covariance = torch.cov(r.double().T)
     ratio = torch.linalg.eigvalsh(covariance) / (std**2 * torch.linalg.eigvalsh(ar1(8, problem.rho)))
-    return {"mean": float((r.mean(0) - problem.mean(c[None])[0]).square().mean().sqrt()) / std,
-            "std": math.sqrt(float(covariance.trace()) / 8) / std,
-            "lowest eigenvalue ratio": float(ratio.min()), "highest eigenvalue ratio": float(ratio.max())}
+    return {
+        "mean": float((r.mean(0) - problem.mean(c[None])[0]).square().mean().sqrt()) / std,
+        "std": math.sqrt(float(covariance.trace()) / 8) / std,
+        "lowest eigenvalue ratio": float(ratio.min()),
+        "highest eigenvalue ratio": float(ratio.max()),
+    }
 
 
 def judge_gaussian(problem: Gaussian, c: Tensor, r: Tensor) -> list[str]:
-    return failed(measure_gaussian(problem, c, r), {"mean": (0.0, 0.05), "std": (0.9, 1.1), "lowest eigenvalue ratio": (0.8, 1.3),
-                                                    "highest eigenvalue ratio": (0.8, 1.3)})
+    return failed(
+        measure_gaussian(problem, c, r),
+        {
+            "mean": (0.0, 0.05),
+            "std": (0.9, 1.1),
+            "lowest eigenvalue ratio": (0.8, 1.3),
+            "highest eigenvalue ratio": (0.8, 1.3),
+        },
+    )
 
 
 def measure_quiet(problem: Gaussian, c: Tensor, r: Tensor, std: Tensor) -> Measured:
-    """r (n, 8) at quiet conditions c (n, 2), over the marginal std (8,): RMS over neighbours drawn alike, and RMS error.
+    """r (n, 8) at quiet conditions c (n, 2), over the marginal std (8,): RMS over neighbours drawn alike, and
+    RMS error.
 
     Rows come in pairs of equal c.
     """
     pairs = ((r[0::2] - r[1::2]) / std).square().mean().sqrt() / math.sqrt(2)
-    return {"quiet spread": float(pairs), "quiet error": float(((r - problem.mean(c)) / std).square().mean().sqrt())}
+    return {
+        "quiet spread": float(pairs),
+        "quiet error": float(((r - problem.mean(c)) / std).square().mean().sqrt()),
+    }
 
 
 def judge_quiet(problem: Gaussian, c: Tensor, r: Tensor, std: Tensor) -> list[str]:
-    return failed(measure_quiet(problem, c, r, std), {"quiet spread": (0.0, 0.05), "quiet error": (0.0, 0.05)})
+    return failed(
+        measure_quiet(problem, c, r, std), {"quiet spread": (0.0, 0.05), "quiet error": (0.0, 0.05)}
+    )
 
 
 def judge_pairing(student: Tensor, teacher: Tensor, largest: float = 0.10) -> list[str]:
-    """Both (places, n, 8) from the same noise, one condition per place. largest: pair error of a student that follows."""
+    """Both (places, n, 8) from the same noise, one condition per place. largest: pair error of a student that
+    follows."""
     found = {name: row["value"] for name, row in pairing(student, teacher).items()}
     measured = {name: math.nan if value is None else value for name, value in found.items()}
-    return failed({"pair error": measured["error"], "pair correlation": measured["correlation"],
-                   "use of noise": measured["variance_ratio"]},
-                  {"pair error": (0.0, largest), "pair correlation": (0.85, 1.0 + 1e-9), "use of noise": (0.9, 1 / 0.9)})
+    return failed(
+        {
+            "pair error": measured["error"],
+            "pair correlation": measured["correlation"],
+            "use of noise": measured["variance_ratio"],
+        },
+        {
+            "pair error": (0.0, largest),
+            "pair correlation": (0.85, 1.0 + 1e-9),
+            "use of noise": (0.9, 1 / 0.9),
+        },
+    )
 
 
 def judge_map(y: Tensor, y_ref: Tensor, scale: float, tolerance: float, mean: str) -> list[str]:
@@ -586,14 +671,17 @@ def judge_map(y: Tensor, y_ref: Tensor, scale: float, tolerance: float, mean: st
 
 def crps(members: Tensor, truth: Tensor) -> float:
     """Mean fair CRPS of one ensemble (M, D) against every truth (n, D)."""
-    return sum(float(fair_crps(members.expand(len(part), -1, -1), part).sum()) for part in truth.split(64)) / len(truth)
+    return sum(
+        float(fair_crps(members.expand(len(part), -1, -1), part).sum()) for part in truth.split(64)
+    ) / len(truth)
 
 
 # ---- controls and rivals
 
 
 class PerDimension(nn.Module):
-    """One-step generator in which every dimension has noise of its own: right margins are all that CRPS asks of it."""
+    """One-step generator in which every dimension has noise of its own: right margins are all that CRPS asks
+    of it."""
 
     def __init__(self, problem: Bimodal, draws: Generator):
         super().__init__()
@@ -604,13 +692,24 @@ class PerDimension(nn.Module):
         def evaluate(x: Tensor, angle: Tensor) -> Tensor:
             rows = torch.eye(self.dim).repeat(len(x), 1)
             conditions = torch.cat([c.expand(len(x), -1).repeat_interleave(self.dim, 0), rows], 1)
-            return self.net(x.reshape(-1, 1), angle.repeat_interleave(self.dim), conditions).view(len(x), self.dim)
+            return self.net(x.reshape(-1, 1), angle.repeat_interleave(self.dim), conditions).view(
+                len(x), self.dim
+            )
+
         return evaluate
 
 
-def learn_ensemble(model: Model, net: nn.Module, name: str, num_steps: int, loss_of: Callable[[Tensor, Tensor], Tensor],
-                   batch: int = 256, members: int = 4) -> None:
+def learn_ensemble(
+    model: Model,
+    net: nn.Module,
+    name: str,
+    num_steps: int,
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+    batch: int = 256,
+    members: int = 4,
+) -> None:
     """Train a one-step generator without a teacher: loss_of(members (batch, M, 8), truth (batch, 8))."""
+
     def loss(draws: Generator) -> Tensor:
         c, r = model.draw(batch, draws)
         noise = normal(batch * members, r.shape[1], draws=draws)
@@ -621,7 +720,8 @@ def learn_ensemble(model: Model, net: nn.Module, name: str, num_steps: int, loss
 
 
 def consistency(model: Model, num_steps: int, last_ratio: float = 0.9) -> Net:
-    """Consistency distillation; the ratio of neighbouring angles rises from 0 to `last_ratio` over the first three quarters."""
+    """Consistency distillation; the ratio of neighbouring angles rises from 0 to `last_ratio` over the first
+    three quarters."""
     student, step = copy.deepcopy(model.teacher), 0
 
     def loss(draws: Generator) -> Tensor:
@@ -632,14 +732,17 @@ def consistency(model: Model, num_steps: int, last_ratio: float = 0.9) -> Net:
         angle = draw_angles(len(r), draws, model.log["largest"])
         angle[::2] = NOISE
         velocity = student.given(c)
-        return consistency_loss(velocity, velocity, model.teacher.given(c), r, normal(*r.shape, draws=draws), angle, ratio)
+        return consistency_loss(
+            velocity, velocity, model.teacher.given(c), r, normal(*r.shape, draws=draws), angle, ratio
+        )
 
     model.log["consistency"] = train(student, loss, num_steps, stream(model.key, "consistency"), lr=1e-3)
     return student
 
 
 def compare(num_steps: int = 2000) -> None:
-    """Print what each way to a one-step model reaches on the bimodal problem (section 7 of the reference), and its time."""
+    """Print what each way to a one-step model reaches on the bimodal problem (section 7 of the reference),
+    and its time."""
     torch.set_num_threads(1)
     problem = Bimodal.draw(stream("bimodal"))
     began = time.process_time()
@@ -648,30 +751,50 @@ def compare(num_steps: int = 2000) -> None:
 
     def ensemble() -> Net:
         net = Net(8, 1, stream("rival"))
-        learn_ensemble(model, net, "rival", num_steps,
-                       lambda members, truth: ensemble_loss(members[..., None], truth[..., None], decode=lambda z: z))
+        learn_ensemble(
+            model,
+            net,
+            "rival",
+            num_steps,
+            lambda members, truth: ensemble_loss(members[..., None], truth[..., None], decode=lambda z: z),
+        )
         return net
 
-    for name, make in {"endpoint": lambda: distill(model, build_pool(model, 2**15), "student", num_steps),
-                       "consistency 0.5": lambda: consistency(model, num_steps, 0.5),
-                       "consistency 0.9": lambda: consistency(model, num_steps, 0.9), "ensemble": ensemble}.items():
+    for name, make in {
+        "endpoint": lambda: distill(model, build_pool(model, 2**15), "student", num_steps),
+        "consistency 0.5": lambda: consistency(model, num_steps, 0.5),
+        "consistency 0.9": lambda: consistency(model, num_steps, 0.9),
+        "ensemble": ensemble,
+    }.items():
         began = time.process_time()
         made[name] = make()
         times[name] = time.process_time() - began
 
     print(f"UPS_TEST_SEED={SEED}, {num_steps} steps each")
-    print(f"{'model':18s}{'evaluations':>12s}{'seconds':>9s}{'pair error':>12s}   narrow | wide: fraction, gap, coherence, "
-          f"component std, energy distance")
+    print(
+        f"{'model':18s}{'evaluations':>12s}{'seconds':>9s}{'pair error':>12s}   narrow | wide: fraction, "
+        f"gap, coherence, "
+        f"component std, energy distance"
+    )
     places, n = problem.places(), 4096
     noise = [model.noise(n, "z", i) for i in range(len(places))]
     exact = torch.stack([model.from_teacher(c, z, 64) for c, z in zip(places, noise, strict=True)])
-    shown = {("truth", 0): torch.stack([problem.residuals(c.expand(n, -1), stream("again", i)) for i, c in enumerate(places)]),
-             ("teacher", 2 * STEPS): torch.stack([model.from_teacher(c, z) for c, z in zip(places, noise, strict=True)])}
+    shown = {
+        ("truth", 0): torch.stack(
+            [problem.residuals(c.expand(n, -1), stream("again", i)) for i, c in enumerate(places)]
+        ),
+        ("teacher", 2 * STEPS): torch.stack(
+            [model.from_teacher(c, z) for c, z in zip(places, noise, strict=True)]
+        ),
+    }
     for name, net in made.items():
         for evaluations in (1,) if name == "ensemble" else (1, 2):
-            shown[name, evaluations] = torch.stack([
-                model.from_student(net, c, z, model.noise(n, "second", i) if evaluations == 2 else None)
-                for i, (c, z) in enumerate(zip(places, noise, strict=True))])
+            shown[name, evaluations] = torch.stack(
+                [
+                    model.from_student(net, c, z, model.noise(n, "second", i) if evaluations == 2 else None)
+                    for i, (c, z) in enumerate(zip(places, noise, strict=True))
+                ]
+            )
     for (name, evaluations), r in shown.items():
         cells = []
         for i, c in enumerate(places):

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 
 class PlannedHandler(http.server.BaseHTTPRequestHandler):
-    """Takes the next behaviour of `server.plan` for each request, "ok" where there is none, a number for an error; notes its
-    Range. `answer`: the test's own."""
+    """Takes the next behaviour of `server.plan` for each request, "ok" where there is none, a number for an
+    error; notes its Range. `answer`: the test's own."""
 
     def do_GET(self):
         server = self.server
         plan = server.plan.pop(0) if server.plan else "ok"
         server.ranges.append(self.headers.get("Range"))
-        with contextlib.suppress(OSError):   # the client has gone
+        with contextlib.suppress(OSError):  # the client has gone
             if isinstance(plan, int):
                 self.send_error(plan)
             else:

@@ -1,8 +1,7 @@
 """A tiny stage for the tests of ups/training/run.py, and the processes that run it.
 
-Ranks are forked from a server that has imported torch once, so a run takes well under a second; each is a process of its
-own with a hard time limit, its own exit code and a log file.
-"""
+Ranks are forked from a server that has imported torch once, so a run takes well under a second; each is a
+process of its own with a hard time limit, its own exit code and a log file."""
 
 from __future__ import annotations
 
@@ -36,10 +35,18 @@ from ups.training.strategies import local
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 60
-SETTINGS = ["operator.train.steps=20", "operator.train.batch_size=8", "operator.train.micro_batch=8",
-            "operator.train.precision='no'", "operator.train.save_every=5", "operator.train.log_every=1",
-            "operator.train.validate_every=4", "operator.train.timeout_s=20", "operator.train.hang_s=10",
-            "operator.optim.warmup_steps=3"]
+SETTINGS = [
+    "operator.train.steps=20",
+    "operator.train.batch_size=8",
+    "operator.train.micro_batch=8",
+    "operator.train.precision='no'",
+    "operator.train.save_every=5",
+    "operator.train.log_every=1",
+    "operator.train.validate_every=4",
+    "operator.train.timeout_s=20",
+    "operator.train.hang_s=10",
+    "operator.optim.warmup_steps=3",
+]
 
 
 class FailInBackward(torch.autograd.Function):
@@ -67,8 +74,8 @@ class Block(torch.nn.Module):
 
 
 class Blocks(torch.nn.Module):
-    """What the real networks have: blocks called twice and without gradients, frozen ones, heads of which a step uses one, an
-    empty parameter."""
+    """What the real networks have: blocks called twice and without gradients, frozen ones, heads of which a
+    step uses one, an empty parameter."""
 
     def __init__(self):
         super().__init__()
@@ -89,25 +96,38 @@ class Blocks(torch.nn.Module):
                 h = block(h + 0.1 * condition)
         return self.heads[self.turn % 2](h) * self.scale
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:   # as in the real ones, another way in than the loss takes
+    def forward(
+        self, x: torch.Tensor
+    ) -> torch.Tensor:  # as in the real ones, another way in than the loss takes
         return self.predict(x)
 
 
 def build_model(has_blocks: bool = False) -> torch.nn.Module:
     if has_blocks:
         return Blocks()
-    model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.GELU(), torch.nn.Dropout(0.1), torch.nn.Linear(16, 16),
-                                torch.nn.GELU(), torch.nn.Linear(16, 1))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(6, 16),
+        torch.nn.GELU(),
+        torch.nn.Dropout(0.1),
+        torch.nn.Linear(16, 16),
+        torch.nn.GELU(),
+        torch.nn.Linear(16, 1),
+    )
     model[3].weight.is_hidden_matrix = True
     return model
 
 
 def inject(fault: dict, run: Run, loss: torch.Tensor, num_calls: int) -> torch.Tensor:
-    """Do what `fault` says: kind, and optionally rank, step (`until` makes it a range) and call within the step."""
+    """Do what `fault` says: kind, and optionally rank, step (`until` makes it a range) and call within the
+    step."""
     if fault.get("kind") in (None, "disk", "return", "export"):
         return loss
     first, last = fault.get("step", 0), fault.get("until", fault.get("step", 0))
-    if fault.get("rank", run.rank) != run.rank or not first <= run.step <= last or num_calls != fault.get("call", num_calls):
+    if (
+        fault.get("rank", run.rank) != run.rank
+        or not first <= run.step <= last
+        or num_calls != fault.get("call", num_calls)
+    ):
         return loss
     kind = fault["kind"]
     if kind == "nan":
@@ -123,7 +143,7 @@ def inject(fault: dict, run: Run, loss: torch.Tensor, num_calls: int) -> torch.T
         return loss
     if kind == "exit0":
         sys.exit(0)
-    if kind in ("remove", "replace"):   # by a user, under the running job
+    if kind in ("remove", "replace"):  # by a user, under the running job
         shutil.rmtree(run.directory)
         if kind == "replace":
             run.directory.mkdir()
@@ -149,7 +169,7 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
     config = load_config(None, [f"run.root={root}", *SETTINGS, *overrides])
     if options.get("fsdp", False):
         forced_fsdp.force()
-    if options.get("deaf", False):   # the reader of what is printed goes away, as a terminal that is closed
+    if options.get("deaf", False):  # the reader of what is printed goes away, as a terminal that is closed
         ends = os.pipe()
         os.close(ends[0])
         os.dup2(ends[1], 1)
@@ -158,7 +178,9 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
         torch.nn.Module.compile = partialmethod(torch.nn.Module.compile, backend=options["backend"])
     if options.get("impatient", False):
         ups.training.run.LOCK_WAIT_S = 0.2
-    run = Run.start(config, stage="operator", train=config.operator.train, optim=config.operator.optim, parents=parents)
+    run = Run.start(
+        config, stage="operator", train=config.operator.train, optim=config.operator.optim, parents=parents
+    )
     if run.is_finished:
         return run.print("nothing to do")
     run.seed_all()
@@ -179,6 +201,7 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
             write(temporary, *parts)
 
         run.saving.checkpoints._write = fail
+
     def loss_of(batch: Batch) -> Callable[[slice], tuple[torch.Tensor, dict]]:
         calls = []
 
@@ -188,7 +211,9 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
             if len(x) > options.get("fits", 99) and run.rank == run.world - 1:
                 raise torch.OutOfMemoryError("injected")
             model.turn = run.step
-            error = (model.predict if options.get("blocks", False) else model)(x).squeeze(-1) - x.square().sum(-1)
+            error = (model.predict if options.get("blocks", False) else model)(x).squeeze(
+                -1
+            ) - x.square().sum(-1)
             return inject(fault, run, error.square().mean(), len(calls)), {"absolute": error.abs().mean()}
 
         return loss_function
@@ -198,32 +223,40 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
     batch = schedule.batch(0).share(run.rank, run.world)
     run.probe(loss_of(batch), len(batch))
     if fault.get("kind") == "export":
+
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
+
         ups.training.checkpoint.save_file = full
     for step in run.steps():
         batch = schedule.batch(step).share(run.rank, run.world)
         if options.get("slow", False):
             time.sleep(0.1)
-        if run.rank == 1 and step == 0:   # as a compiler may, with the interpreter's lock
+        if run.rank == 1 and step == 0:  # as a compiler may, with the interpreter's lock
             ctypes.PyDLL(None).sleep(options.get("compiles_s", 0))
         with (Path(root) / f"rows{run.rank}.jsonl").open("a") as file:
             file.write(json.dumps([step, batch.rows.tolist()]) + "\n")
-        if step in options.get("twice", ()):   # and the checkpoint before it loaded between the two
+        if step in options.get("twice", ()):  # and the checkpoint before it loaded between the two
             run.saving.save(is_required=True)
             run.update(loss_of(batch), size=len(batch))
             once = [local(p).clone() for p in model.parameters()]
             run.agreed(lambda: run.saving.load(run.step - 1), "loading")
-            assert run.step == step and not all(map(torch.equal, once, map(local, model.parameters()))), "not loaded"
+            assert run.step == step and not all(map(torch.equal, once, map(local, model.parameters()))), (
+                "not loaded"
+            )
             run._is_updated = False
         run.update(loss_of(batch), size=len(batch))
-        assert step not in options.get("twice", ()) or all(map(torch.equal, once, map(local, model.parameters()))), "ends differ"
+        assert step not in options.get("twice", ()) or all(
+            map(torch.equal, once, map(local, model.parameters()))
+        ), "ends differ"
         if run.is_due(config.operator.train.validate_every):
             with run.ema_weights(), torch.no_grad():
                 model.eval()
-                for _ in range(run.rank):   # ranks may call the model unequally often
+                for _ in range(run.rank):  # ranks may call the model unequally often
                     model(data)
-                errors = run.agreed(lambda: errors_of_nine(model, held_out, run.rank, run.world), "validation")
+                errors = run.agreed(
+                    lambda: errors_of_nine(model, held_out, run.rank, run.world), "validation"
+                )
                 model.train()
             score = float(run.ranks.reduce_sum(errors).mean())
             run.validated({"score": score}, f"score {score}")
@@ -241,11 +274,22 @@ def _rank_process(rank: int, world: int, port: int, log: str, arguments: tuple, 
     handle = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
-    for name in [name for name in os.environ if name.startswith(("ACCELERATE_", "MASTER_")) or name in ("RANK", "WORLD_SIZE")]:
+    for name in [
+        name
+        for name in os.environ
+        if name.startswith(("ACCELERATE_", "MASTER_")) or name in ("RANK", "WORLD_SIZE")
+    ]:
         del os.environ[name]
     if world > 1:
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world),
-                          MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), ACCELERATE_USE_CPU="true")
+        os.environ.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(world),
+            LOCAL_WORLD_SIZE=str(world),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            ACCELERATE_USE_CPU="true",
+        )
     os.environ.update(environment)
     stage(*arguments)
 
@@ -267,7 +311,8 @@ class Outcome:
 
 
 def free_port() -> int:
-    """A port that nobody listens on and that no connection is given by chance, as those of bind(0) may be before we use them."""
+    """A port that nobody listens on and that no connection is given by chance, as those of bind(0) may be
+    before we use them."""
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -279,18 +324,36 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["loop_stage"])
 
 
-def launch(root: Path, *overrides: str, world: int = 1, fault: dict | None = None, parents: dict | None = None,
-           options: dict | None = None, environment: dict | None = None, by_rank: dict[int, list[str]] | None = None) -> Outcome:
+def launch(
+    root: Path,
+    *overrides: str,
+    world: int = 1,
+    fault: dict | None = None,
+    parents: dict | None = None,
+    options: dict | None = None,
+    environment: dict | None = None,
+    by_rank: dict[int, list[str]] | None = None,
+) -> Outcome:
     """Run the stage on `world` ranks; a rank that outlives another's failure by the limit fails the test."""
     root.mkdir(parents=True, exist_ok=True)
-    os.environ["PYTHONPATH"] = ":".join(map(str, (HERE, HERE / "faults", HERE.parent)))  # read when the server starts
+    os.environ["PYTHONPATH"] = ":".join(
+        map(str, (HERE, HERE / "faults", HERE.parent))
+    )  # read when the server starts
     os.environ["OMP_NUM_THREADS"] = "1"
     port, logs, processes = free_port(), [], []
     for rank in range(world):
         log = root / f"log{time.monotonic_ns()}.rank{rank}"
         mine = [*overrides, *(by_rank or {}).get(rank, [])]
-        arguments = (str(root), mine, fault or {}, parents if parents is not None else {"cache": "c0ffee"}, options or {})
-        process = _context.Process(target=_rank_process, args=(rank, world, port, str(log), arguments, environment or {}))
+        arguments = (
+            str(root),
+            mine,
+            fault or {},
+            parents if parents is not None else {"cache": "c0ffee"},
+            options or {},
+        )
+        process = _context.Process(
+            target=_rank_process, args=(rank, world, port, str(log), arguments, environment or {})
+        )
         process.start()
         logs.append(log)
         processes.append(process)

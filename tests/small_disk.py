@@ -1,7 +1,8 @@
-"""`make data` on a disk that is too small, or that somebody else fills meanwhile: what is said, confirmed and there at last.
+"""`make data` on a disk that is too small, or that somebody else fills meanwhile: what is said, confirmed and
+there at last.
 
-    python tests/small_disk.py advection1d 0.99          a disk of 0.99 of the file's size, as a quota (free space looks enough)
-    python tests/small_disk.py diff_react2d 1.3 taken    a disk with room that is taken while the first trajectories are solved
+    python tests/small_disk.py advection1d 0.99   a disk of 0.99 of the file's size, as a quota (free space looks enough)
+    python tests/small_disk.py diff_react2d 1.3 taken   a disk with room that is taken while the first trajectories are solved
 
 `outcome` does the same from a test: in a mount namespace of its own (no root needed), so nothing is left.
 """
@@ -32,8 +33,12 @@ from ups.data.layout import layout_of  # noqa: E402
 from ups.data.pdebench import data_bytes  # noqa: E402
 from ups.tasks import get_task  # noqa: E402
 
-SHAPES = {"advection1d": (131, 64, 21), "darcy2d": (131, 32, 1), "diff_react2d": (41, 16, 21)}   # trajectories, cells, frames
-CHUNK = 5   # 30 KiB: below the buffer in which HDF5 loses a full disk
+SHAPES = {
+    "advection1d": (131, 64, 21),
+    "darcy2d": (131, 32, 1),
+    "diff_react2d": (41, 16, 21),
+}  # trajectories, cells, frames
+CHUNK = 5  # 30 KiB: below the buffer in which HDF5 loses a full disk
 ISOLATED = ("unshare", "--user", "--map-root-user", "--mount")
 MOUNT = 'mount -t tmpfs -o size="$1" tmpfs "$2" && shift 2 && exec "$@"'
 
@@ -43,28 +48,34 @@ def reason_to_skip() -> str:
     if shutil.which("unshare") is None:
         return "there is no unshare, which makes a small disk"
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([*ISOLATED, "sh", "-c", MOUNT, "sh", "8192", folder, "true"], capture_output=True, text=True)
+        done = subprocess.run(
+            [*ISOLATED, "sh", "-c", MOUNT, "sh", "8192", folder, "true"], capture_output=True, text=True
+        )
     return f"no small disk may be made here: {done.stderr.strip()}" if done.returncode else ""
 
 
 def outcome(task: str, share: float, is_taken: bool = False) -> dict[str, Any]:
     """Generate `task` on a disk of `share` of its size, then again with room.
 
-    first, second: exit statuses; said: last line of the first; solved: trajectories it solved; confirmed: of those, how many it
-    counted as done; wrong: of these, how many are not what was solved; is_whole: whether the file is right at last.
-    """
+    first, second: exit statuses; said: last line of the first; solved: trajectories it solved; confirmed: of
+    those, how many it counted as done; wrong: of these, how many are not what was solved; is_whole: whether
+    the file is right at last."""
     num, cells, frames = SHAPES[task]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, task, str(share), *["taken"] * is_taken, "--inside", folder]
         size = str(int(share * data_bytes(task, num, frames, cells)))
-        done = subprocess.run([*ISOLATED, "sh", "-c", MOUNT, "sh", size, folder, *command], capture_output=True, text=True,
-                              check=True)
+        done = subprocess.run(
+            [*ISOLATED, "sh", "-c", MOUNT, "sh", size, folder, *command],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def given(task: str) -> tuple[dict[str, Any], Callable[..., np.ndarray]]:
-    """Settings and a stand-in for a solver whose numbers depend on (seed, i) only; no zeros: those are what is not
-    there."""
+    """Settings and a stand-in for a solver whose numbers depend on (seed, i) only; no zeros: those are what
+    is not there."""
     num, cells, frames = SHAPES[task]
     spec = get_task(task)
 
@@ -72,14 +83,22 @@ def given(task: str) -> tuple[dict[str, Any], Callable[..., np.ndarray]]:
         shape = (num_frames, len(spec.channels), *[resolution] * spec.ndim)
         return np.stack([1 + np.random.default_rng([seed, i]).random(shape, np.float32) for i in indices])
 
-    return generate.generation_settings(task, "small disk", seed=3, num_trajectories=num, resolution=cells, num_frames=frames,
-                                        t_end=1.0, parameter=0.1 if spec.parameters else None), solve
+    return generate.generation_settings(
+        task,
+        "small disk",
+        seed=3,
+        num_trajectories=num,
+        resolution=cells,
+        num_frames=frames,
+        t_end=1.0,
+        parameter=0.1 if spec.parameters else None,
+    ), solve
 
 
 def write(task: str, path: Path, is_taken: bool) -> None:
     """In a process of its own: HDF5 may take it down."""
     made, exact = given(task)
-    files.require_room = lambda file, num_bytes: None   # a quota does not show in the free space
+    files.require_room = lambda file, num_bytes: None  # a quota does not show in the free space
 
     def solve(indices: np.ndarray, **rest: Any) -> np.ndarray:
         with path.with_name("solved").open("a") as file:
@@ -89,7 +108,7 @@ def write(task: str, path: Path, is_taken: bool) -> None:
             try:
                 while os.write(handle, bytes(4096)):
                     pass
-            except OSError:   # full: that was the point
+            except OSError:  # full: that was the point
                 pass
         return exact(indices, **rest)
 
@@ -97,10 +116,13 @@ def write(task: str, path: Path, is_taken: bool) -> None:
 
 
 def examine(task: str, path: Path) -> tuple[int, int]:
-    """(trajectories that the file or its .partial counts as done, how many of them are not what the solver gave)."""
+    """(trajectories that the file or its .partial counts as done, how many of them are not what the solver
+    gave)."""
     made, exact = given(task)
     confirmed = num_done(path, made)
-    u_ref = exact(range(made["num_trajectories"]), **{key: made[key] for key in ("seed", "resolution", "num_frames")})
+    u_ref = exact(
+        range(made["num_trajectories"]), **{key: made[key] for key in ("seed", "resolution", "num_frames")}
+    )
     wrong = np.zeros(confirmed, bool)
     if confirmed:
         with h5py.File(path if path.exists() else partial_path(path), "r", locking=False) as file:
@@ -122,9 +144,15 @@ def inside(task: str, folder: Path, is_taken: bool) -> dict[str, Any]:
     subprocess.run(["mount", "-o", "remount,size=64M", str(folder)], check=True)
     second = subprocess.run(command, capture_output=True, text=True)
     num_whole, num_wrong = examine(task, path)
-    return {"first": first.returncode, "said": (first.stderr.splitlines() or [""])[-1], "solved": solved,
-            "confirmed": confirmed, "wrong": wrong, "second": second.returncode,
-            "is_whole": path.exists() and num_whole == SHAPES[task][0] and num_wrong == 0}
+    return {
+        "first": first.returncode,
+        "said": (first.stderr.splitlines() or [""])[-1],
+        "solved": solved,
+        "confirmed": confirmed,
+        "wrong": wrong,
+        "second": second.returncode,
+        "is_whole": path.exists() and num_whole == SHAPES[task][0] and num_wrong == 0,
+    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Each acceptance criterion refuses the fake it names; one row per criterion, and every figure that was designed is printed."""
+"""Each acceptance criterion refuses the fake it names; one row per criterion, and every figure that was
+designed is printed."""
 
 import copy
 import dataclasses
@@ -23,10 +24,11 @@ COUNT, MEMBERS, TOKENS, DIM = 320, 10, 4, 4
 
 
 def drawn(kind: str, key: int, shuffle: bool = False, members: int = MEMBERS) -> torch.Tensor:
-    """(COUNT, members, TOKENS, DIM): r = c + s (k + 0.1 e), k = -1 or 1 for all of a case, c and the scale s known per case.
+    """(COUNT, members, TOKENS, DIM): r = c + s (k + 0.1 e), k = -1 or 1 for all of a case, c and the scale s
+    known per case.
 
-    gaussian: the right mean and spread by a head that gets them from its own conditions, whatever the network is shown.
-    """
+    gaussian: the right mean and spread by a head that gets them from its own conditions, whatever the network
+    is shown."""
     known = torch.randn(COUNT, 1, TOKENS, DIM, generator=torch.Generator().manual_seed(1))
     scale = 0.2 + torch.rand(COUNT, 1, 1, 1, generator=torch.Generator().manual_seed(2))
     generator = torch.Generator().manual_seed(key)
@@ -34,34 +36,58 @@ def drawn(kind: str, key: int, shuffle: bool = False, members: int = MEMBERS) ->
     noise = torch.randn(shape, generator=generator)
     whole = torch.randn(*shape[:2], 1, 1, generator=generator).sign().expand(shape)
     mean = known.roll(1, 0) if shuffle and kind != "gaussian" else known
-    return {"right": mean + scale * (whole + 0.1 * noise), "gaussian": mean + scale * noise, "mean": mean.expand(shape),
-            "nan": torch.where(noise > 3, torch.nan, noise), "dead": mean + 0.3 * scale * (whole + 0.1 * noise),
-            "one spread": mean + 0.7 * (whole + 0.1 * noise), "marginal": 1.3 * noise, "nothing": torch.zeros(shape)}[kind]
+    return {
+        "right": mean + scale * (whole + 0.1 * noise),
+        "gaussian": mean + scale * noise,
+        "mean": mean.expand(shape),
+        "nan": torch.where(noise > 3, torch.nan, noise),
+        "dead": mean + 0.3 * scale * (whole + 0.1 * noise),
+        "one spread": mean + 0.7 * (whole + 0.1 * noise),
+        "marginal": 1.3 * noise,
+        "nothing": torch.zeros(shape),
+    }[kind]
 
 
 def assessed(kinds: dict[str, str], truth: torch.Tensor, num_exact: int = 0) -> dict:
-    """What ups.evaluation.transient makes of single steps that draw as `kinds` says; exact draws are right ones."""
-    keys = dict.fromkeys(kinds, 5) | {"rival": 6}          # students from the same noise as their teacher
+    """What ups.evaluation.transient makes of single steps that draw as `kinds` says; exact draws are right
+    ones."""
+    keys = dict.fromkeys(kinds, 5) | {"rival": 6}  # students from the same noise as their teacher
 
     def one_step(ensembles, count, num_members, names, num_steps=0, is_shuffled=False, num_exact=0):
-        draws = {name: drawn(kinds[name], keys[name], is_shuffled)[:count, :1 if name == "operator" else None] for name in names}
+        draws = {
+            name: drawn(kinds[name], keys[name], is_shuffled)[:count, : 1 if name == "operator" else None]
+            for name in names
+        }
         places = torch.arange(count)
-        law, exact = (source.decode(drawn("right", key, members=num)[:count]) if num_exact else None
-                      for key, num in ((98, num_exact), (97, num_members)))
-        return Windows(draws, truth[:count], source.decode(truth[:count]), places, (places % 8) ** 2 // 3, law, exact)
+        law, exact = (
+            source.decode(drawn("right", key, members=num)[:count]) if num_exact else None
+            for key, num in ((98, num_exact), (97, num_members))
+        )
+        return Windows(
+            draws, truth[:count], source.decode(truth[:count]), places, (places % 8) ** 2 // 3, law, exact
+        )
 
     cache = SimpleNamespace(trajectory=torch.arange(COUNT) // 2, split={"test": torch.arange(COUNT)})
     data = SimpleNamespace(cache=cache, split="test", task=SimpleNamespace(boundary="periodic"))
     source = SimpleNamespace(decode=lambda r: r.flatten(-2)[..., None, None, :])
-    ensembles = SimpleNamespace(residuals=source, truth=data, seed=0, names=list(kinds),
-                                head=SimpleNamespace(marginal_std=torch.ones(DIM)))
+    ensembles = SimpleNamespace(
+        residuals=source,
+        truth=data,
+        seed=0,
+        names=list(kinds),
+        head=SimpleNamespace(marginal_std=torch.ones(DIM)),
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transient, "one_step", one_step)
         return transient.assess_one_step(ensembles, COUNT, MEMBERS, 100, num_exact)
 
 
-KINDS = {"operator": "nothing", "dressed": "marginal", "dressed_conditional": "gaussian",
-         **dict.fromkeys(("corrector", "student_1", "student_2", "rival"), "right")}
+KINDS = {
+    "operator": "nothing",
+    "dressed": "marginal",
+    "dressed_conditional": "gaussian",
+    **dict.fromkeys(("corrector", "student_1", "student_2", "rival"), "right"),
+}
 
 
 @functools.cache
@@ -71,8 +97,11 @@ def forecast(**fakes: str) -> dict:
     steps = assessed(kinds, drawn("right", 99, members=1)[:, 0])
     made = copy.deepcopy(entry())
     for model, row in made["models"].items():
-        row |= {"one_step": steps["models"][model], "ms_per_state": 20.0 if model == "corrector" else 1.0,
-                "networks_per_state": 64.0 if model == "corrector" else 3.0}
+        row |= {
+            "one_step": steps["models"][model],
+            "ms_per_state": 20.0 if model == "corrector" else 1.0,
+            "networks_per_state": 64.0 if model == "corrector" else 3.0,
+        }
     made["comparisons"] |= {"student_1 / rival": made["comparisons"]["student_1 / corrector"]}
     long = {"frames": 20, "members": 8, "blown_up": dict.fromkeys(kinds, 0)}
     return {**made, "checks": {**steps["checks"], "long": long}}
@@ -87,22 +116,49 @@ def test_every_designed_criterion_is_printed_once_with_its_interval():
     text = "\n".join(row.criterion for row in rows)
     assert len({row.criterion for row in rows}) == len(rows)
     for name in ("corrector", "student_1", "student_2"):
-        for figure in ("outliers", "rank histogram ratio", "slope of error over binned spread", "share in the 50 % interval"):
+        for figure in (
+            "outliers",
+            "rank histogram ratio",
+            "slope of error over binned spread",
+            "share in the 50 % interval",
+        ):
             assert f"{name}: {figure}" in text
-        assert f"{name}: spread/skill over the rollout, smallest" in text and f"{name}: members blown up" in text
+        assert (
+            f"{name}: spread/skill over the rollout, smallest" in text and f"{name}: members blown up" in text
+        )
     for number in ("2a", "2b", "2c", "2d", "2e", "2f", "2g", "3a", "3b", "3c", "3d", "3e", "3f"):
         assert f"\n{number}" in f"\n{text}", number
-    assert "3d student_1: variance over that of the teacher" in text and "from frame 0" in text and "from frame 4 to 15" in text
+    assert (
+        "3d student_1: variance over that of the teacher" in text
+        and "from frame 0" in text
+        and "from frame 4 to 15" in text
+    )
     sharp = [row for row in rows if row.found["value"] is not None and row.found["low"] == row.found["high"]]
-    for row in sharp:      # counts, times, and what is the same for every initial condition
-        assert any(word in row.criterion for word in (
-            "evaluations", "calls", "faster", "response", "NaN", "blown up", "distance", "correlation", "variance", "less",
-            "rival's")), row.criterion
+    for row in sharp:  # counts, times, and what is the same for every initial condition
+        assert any(
+            word in row.criterion
+            for word in (
+                "evaluations",
+                "calls",
+                "faster",
+                "response",
+                "NaN",
+                "blown up",
+                "distance",
+                "correlation",
+                "variance",
+                "less",
+                "rival's",
+            )
+        ), row.criterion
 
 
 def test_where_the_law_is_known_it_judges_the_spread_of_every_start_in_place_of_the_data():
     """Refuses a spread that is right by what the data happen to hold: here they are of twice the law."""
-    by_law, by_data = (assessed(KINDS, 2 * drawn("right", 99, members=1)[:, 0], num)["models"]["corrector"] for num in (64, 0))
+    by_law, by_data = (
+        assessed(KINDS, 2 * drawn("right", 99, members=1)[:, 0], num)["models"]["corrector"]
+        for num in (64, 0)
+    )
     assert 0.9 < by_law["ssr"]["value"] < 1.1 and by_data["ssr"]["value"] < 0.7
     for part, other in zip(by_law["by_start"], by_data["by_start"], strict=True):
         assert 0.9 < part["ssr"]["value"] < 1.1 and other["ssr"]["value"] < 0.75
@@ -111,70 +167,131 @@ def test_where_the_law_is_known_it_judges_the_spread_of_every_start_in_place_of_
 
 def test_right_draws_pass_what_the_fakes_below_are_refused_by():
     names = missed()
-    for criterion in ("2b spread/skill one step ahead, all starts", "2b spread/skill one step ahead, from frame 0",
-                      "2b corrector: outliers over their expectation, one step",
-                      "2b corrector: slope of error over binned spread, one step",
-                      "2e CRPS lost by showing the network other conditions, of the gain over B1",
-                      "3b student_1: energy distance less 1.1 of the teacher's",
-                      "3d student_1: variance over that of the teacher", "3c student_1: correlation with the teacher's draw",
-                      "3b student_1: spread/skill less the teacher's, one step"):
+    for criterion in (
+        "2b spread/skill one step ahead, all starts",
+        "2b spread/skill one step ahead, from frame 0",
+        "2b corrector: outliers over their expectation, one step",
+        "2b corrector: slope of error over binned spread, one step",
+        "2e CRPS lost by showing the network other conditions, of the gain over B1",
+        "3b student_1: energy distance less 1.1 of the teacher's",
+        "3d student_1: variance over that of the teacher",
+        "3c student_1: correlation with the teacher's draw",
+        "3b student_1: spread/skill less the teacher's, one step",
+    ):
         assert criterion not in names, criterion
 
 
-@pytest.mark.parametrize(("fakes", "criteria"), [
-    ({"corrector": "gaussian"}, ["2e CRPS lost by showing the network other conditions, of the gain over B1"]),
-    ({"corrector": "mean"}, ["2b spread/skill one step ahead, all starts", "2b spread/skill one step ahead, from frame 0",
-                             "2b corrector: outliers over their expectation, one step"]),
-    ({"corrector": "one spread"}, ["2b corrector: slope of error over binned spread, one step"]),
-    ({"corrector": "nan"}, ["2b spread/skill one step ahead, all starts", "2b corrector: rank histogram ratio, one step",
-                            "2e CRPS lost by showing the network other conditions, of the gain over B1"]),
-    ({"student_1": "mean"}, ["3b student_1: energy distance less 1.1 of the teacher's",
-                             "3d student_1: variance over that of the teacher",
-                             "3c student_1: squared distance to the teacher's draw over its variance"]),
-    ({"student_1": "dead"}, ["3d student_1: variance over that of the teacher",
-                             "3b student_1: spread/skill less the teacher's, one step"]),
-    ({"student_1": "gaussian"}, ["3c student_1: correlation with the teacher's draw"]),
-    ({"student_1": "nan"}, ["3d student_1: variance over that of the teacher",
-                            "3b student_1: spread/skill less the teacher's, one step",
-                            "3b student_1: energy distance less 1.1 of the teacher's"])])
+@pytest.mark.parametrize(
+    ("fakes", "criteria"),
+    [
+        (
+            {"corrector": "gaussian"},
+            ["2e CRPS lost by showing the network other conditions, of the gain over B1"],
+        ),
+        (
+            {"corrector": "mean"},
+            [
+                "2b spread/skill one step ahead, all starts",
+                "2b spread/skill one step ahead, from frame 0",
+                "2b corrector: outliers over their expectation, one step",
+            ],
+        ),
+        ({"corrector": "one spread"}, ["2b corrector: slope of error over binned spread, one step"]),
+        (
+            {"corrector": "nan"},
+            [
+                "2b spread/skill one step ahead, all starts",
+                "2b corrector: rank histogram ratio, one step",
+                "2e CRPS lost by showing the network other conditions, of the gain over B1",
+            ],
+        ),
+        (
+            {"student_1": "mean"},
+            [
+                "3b student_1: energy distance less 1.1 of the teacher's",
+                "3d student_1: variance over that of the teacher",
+                "3c student_1: squared distance to the teacher's draw over its variance",
+            ],
+        ),
+        (
+            {"student_1": "dead"},
+            [
+                "3d student_1: variance over that of the teacher",
+                "3b student_1: spread/skill less the teacher's, one step",
+            ],
+        ),
+        ({"student_1": "gaussian"}, ["3c student_1: correlation with the teacher's draw"]),
+        (
+            {"student_1": "nan"},
+            [
+                "3d student_1: variance over that of the teacher",
+                "3b student_1: spread/skill less the teacher's, one step",
+                "3b student_1: energy distance less 1.1 of the teacher's",
+            ],
+        ),
+    ],
+)
 def test_a_fake_misses_the_criterion_that_names_it(fakes, criteria):
     assert set(criteria) <= missed(**fakes), missed(**fakes)
 
 
 def test_a_gaussian_head_alone_loses_nothing_to_the_conditions_shown_to_its_network():
-    assert forecast(corrector="gaussian")["checks"]["shuffled_crps_rise_over_gain"]["value"] == pytest.approx(0.0, abs=1e-9)
+    assert forecast(corrector="gaussian")["checks"]["shuffled_crps_rise_over_gain"]["value"] == pytest.approx(
+        0.0, abs=1e-9
+    )
     assert forecast()["checks"]["shuffled_crps_rise_over_gain"]["low"] > 0.5
 
 
 def test_spread_that_is_right_on_average_only_is_told_by_its_starts():
     made = copy.deepcopy(forecast())
-    for part, value in zip(made["models"]["corrector"]["one_step"]["by_start"], (0.7, 1.3, 1.4, 1.4), strict=True):
+    for part, value in zip(
+        made["models"]["corrector"]["one_step"]["by_start"], (0.7, 1.3, 1.4, 1.4), strict=True
+    ):
         part["ssr"] = point(value)
     names = {row.criterion for row in acceptance.transient("t", made) if not row.passed}
     assert "2b spread/skill one step ahead, all starts" not in names
-    assert {f"2b spread/skill one step ahead, from frame {where}" for where in ("0", "1 to 3", "4 to 15", "16")} <= names
+    assert {
+        f"2b spread/skill one step ahead, from frame {where}" for where in ("0", "1 to 3", "4 to 15", "16")
+    } <= names
 
 
 def test_a_tie_is_no_second_pass_and_the_teacher_twice_is_no_student():
     made = copy.deepcopy(forecast())
-    made["comparisons"]["corrector / dressed_conditional"] |= {"crps": point(0.98), "energy_score": point(0.5)}
+    made["comparisons"]["corrector / dressed_conditional"] |= {
+        "crps": point(0.98),
+        "energy_score": point(0.5),
+    }
     for name in ("student_1", "student_2"):
-        made["models"][name] |= {"evaluations_per_state": 32.0, "networks_per_state": 34.0, "ms_per_state": 20.0}
+        made["models"][name] |= {
+            "evaluations_per_state": 32.0,
+            "networks_per_state": 34.0,
+            "ms_per_state": 20.0,
+        }
     names = {row.criterion for row in acceptance.transient("t", made) if not row.passed}
     assert "2a fair CRPS over the best cheap ensemble (dressed_conditional)" in names
-    assert {"3a student_1: evaluations per state", "3a student_2: times faster than the teacher",
-            "3a student_1: times fewer calls of every network"} <= names
-    made["models"]["student_1"] |= {"evaluations_per_state": 1.0, "networks_per_state": 3.0}   # for 34: 11 times fewer
+    assert {
+        "3a student_1: evaluations per state",
+        "3a student_2: times faster than the teacher",
+        "3a student_1: times fewer calls of every network",
+    } <= names
+    made["models"]["student_1"] |= {
+        "evaluations_per_state": 1.0,
+        "networks_per_state": 3.0,
+    }  # for 34: 11 times fewer
     made["models"]["corrector"]["networks_per_state"] = 34.0
     names = {row.criterion for row in acceptance.transient("t", made) if not row.passed}
-    assert "3a student_1: times fewer calls of every network" in names and "3a student_1: evaluations per state" not in names
+    assert (
+        "3a student_1: times fewer calls of every network" in names
+        and "3a student_1: evaluations per state" not in names
+    )
 
 
 def test_a_student_of_too_much_spread_is_refused_as_one_of_too_little():
     made = copy.deepcopy(forecast())
     made["checks"]["pairing"]["student_1"]["variance_ratio"] = point(1.2)
-    assert "3d student_1: variance over that of the teacher" in {row.criterion for row in acceptance.transient("t", made)
-                                                                 if not row.passed}
+    assert "3d student_1: variance over that of the teacher" in {
+        row.criterion for row in acceptance.transient("t", made) if not row.passed
+    }
 
 
 def test_bounds_are_closer_where_the_law_is_known_and_of_chaos():
@@ -182,20 +299,26 @@ def test_bounds_are_closer_where_the_law_is_known_and_of_chaos():
     made["models"]["corrector"]["ssr_by_lead"] = [0.85 for _ in made["models"]["corrector"]["ssr_by_lead"]]
     for part in made["models"]["corrector"]["one_step"]["by_start"]:
         part["ssr"] = point(0.93)
-    start, lead = "2b spread/skill one step ahead, from frame 0", "2b corrector: spread/skill over the rollout, smallest"
+    start, lead = (
+        "2b spread/skill one step ahead, from frame 0",
+        "2b corrector: spread/skill over the rollout, smallest",
+    )
 
     def names():
         return {row.criterion for row in acceptance.transient("t", made) if not row.passed}
 
     assert not {start, lead} & names()
     made["comparisons"]["corrector / exact"] = made["comparisons"]["corrector / operator"] | {
-        "crps_by_lead": made["comparisons"]["corrector / operator"]["nrmse_mean_by_lead"]}
+        "crps_by_lead": made["comparisons"]["corrector / operator"]["nrmse_mean_by_lead"]
+    }
     made["models"]["exact"] = copy.deepcopy(forecast()["models"]["corrector"])
     made["checks"]["crps_over_exact"] = {"corrector": point(1.0)}
     made["models"]["exact"]["ssr_by_lead_low"] = [0.97 for _ in made["models"]["corrector"]["ssr_by_lead"]]
     for part in made["models"]["exact"]["one_step"]["by_start"]:
         part["ssr"] = {"value": 1.0, "low": 0.99, "high": 1.01}
-    made["checks"]["long"]["climate"] = {name: {"spectrum_error": 0.1, "memory": 1.0, "variance": 1.0} for name in made["models"]}
+    made["checks"]["long"]["climate"] = {
+        name: {"spectrum_error": 0.1, "memory": 1.0, "variance": 1.0} for name in made["models"]
+    }
     assert {start, lead} <= names()
 
 
@@ -212,7 +335,8 @@ def test_a_bound_inside_the_interval_is_marked():
 
 @functools.cache
 def exact_entry(kind: str, spread: float = 0.003) -> dict:
-    """summarise_exact of 40 fields: u = exp(m + spread x), x two patterns of N(0, 1); kind: draws of that law, or a fake."""
+    """summarise_exact of 40 fields: u = exp(m + spread x), x two patterns of N(0, 1); kind: draws of that
+    law, or a fake."""
     fields, draws, cells = 40, 48, 64
     generator = torch.Generator().manual_seed(3)
     patterns = torch.linalg.qr(torch.randn(cells, 2, generator=generator, dtype=torch.float64))[0].T
@@ -226,8 +350,14 @@ def exact_entry(kind: str, spread: float = 0.003) -> dict:
 
         exact, size = (mean + spread * right(2 * draws)).exp(), patterns.square().sum(0).sqrt()
         white = torch.randn(draws, cells, generator=generator, dtype=torch.float64)
-        x = {"right": right(draws), "guess": torch.zeros(draws, cells), "dressed": size * white, "pooled": 30 * size * white,
-             "small": 0.6 * right(draws), "leading": right(draws) @ patterns[1:].T @ patterns[1:] / cells / 0.25}[kind]
+        x = {
+            "right": right(draws),
+            "guess": torch.zeros(draws, cells),
+            "dressed": size * white,
+            "pooled": 30 * size * white,
+            "small": 0.6 * right(draws),
+            "leading": right(draws) @ patterns[1:].T @ patterns[1:] / cells / 0.25,
+        }[kind]
         rows.append(judge((mean + spread * x).exp(), exact))
         splits.append(split_distances(exact, draws, field))
     return summarise_exact(rows, torch.stack(splits).mean(0), 100, 0)
@@ -236,22 +366,41 @@ def exact_entry(kind: str, spread: float = 0.003) -> dict:
 def steady_misses(kind: str, baseline: str = "dressed") -> set[str]:
     full = {"nrmse_mean": point(0.1), "spread_slope": point(1.0), "spread_by_lead": [0.01]}
     none = {**full, "spread_by_lead": [1.0]}
-    cases = {"full": {"corrector": full, "operator": full}, "none": {"corrector": none, "operator": none},
-             "points_50": {"corrector": {"exact": exact_entry(kind)}, "dressed": {"exact": exact_entry(baseline)}}}
-    return {row.criterion.split(": ")[1] for row in acceptance.steady("t", {"cases": cases}) if not row.passed}
+    cases = {
+        "full": {"corrector": full, "operator": full},
+        "none": {"corrector": none, "operator": none},
+        "points_50": {"corrector": {"exact": exact_entry(kind)}, "dressed": {"exact": exact_entry(baseline)}},
+    }
+    return {
+        row.criterion.split(": ")[1] for row in acceptance.steady("t", {"cases": cases}) if not row.passed
+    }
 
 
 def test_a_right_prior_passes_and_the_floor_holds_what_chance_leaves():
     assert not steady_misses("right")
     found = exact_entry("right")
-    assert found["distance"]["value"] < found["floor"] < 0.1 and found["distance"]["low"] <= found["distance"]["value"]
+    assert (
+        found["distance"]["value"] < found["floor"] < 0.1
+        and found["distance"]["low"] <= found["distance"]["value"]
+    )
 
 
-@pytest.mark.parametrize(("fake", "criteria"), [
-    ("guess", {"energy distance to exact draws, 40 fields", "variance of log u over the exact one"}),
-    ("pooled", {"energy distance to exact draws, 40 fields", "variance of log u over the exact one"}),
-    ("dressed", {"energy distance to exact draws, 40 fields", "variance of log u along the leading exact pattern"}),
-    ("small", {"variance of log u over the exact one"}), ("leading", {"variance of log u along the leading exact pattern"})])
+@pytest.mark.parametrize(
+    ("fake", "criteria"),
+    [
+        ("guess", {"energy distance to exact draws, 40 fields", "variance of log u over the exact one"}),
+        ("pooled", {"energy distance to exact draws, 40 fields", "variance of log u over the exact one"}),
+        (
+            "dressed",
+            {
+                "energy distance to exact draws, 40 fields",
+                "variance of log u along the leading exact pattern",
+            },
+        ),
+        ("small", {"variance of log u over the exact one"}),
+        ("leading", {"variance of log u along the leading exact pattern"}),
+    ],
+)
 def test_a_fake_prior_is_refused_where_little_is_uncertain(fake, criteria):
     assert criteria <= steady_misses(fake), steady_misses(fake)
 
@@ -274,15 +423,36 @@ def test_a_prior_that_is_far_where_a_cheap_ensemble_is_near_is_refused_and_equal
 ROW = acceptance.Row("t", "x", point(1.0), 0.9, 1.1)
 
 
-@pytest.mark.parametrize(("figures", "code", "said"), [
-    ([1.0, 0.9, 1.1], 0, "3 of 3 criteria met"), ([1.0, 0.899], 1, "1 of 2"), ([1.101], 1, "0 of 1"),
-    ([1.0, math.nan], 1, "1 of 2"), ([None], 1, "0 of 1"), ([], 1, "0 of 0")])
-def test_the_exit_status_is_zero_only_if_every_criterion_is_met(tmp_path, monkeypatch, capsys, figures, code, said):
+@pytest.mark.parametrize(
+    ("figures", "code", "said"),
+    [
+        ([1.0, 0.9, 1.1], 0, "3 of 3 criteria met"),
+        ([1.0, 0.899], 1, "1 of 2"),
+        ([1.101], 1, "0 of 1"),
+        ([1.0, math.nan], 1, "1 of 2"),
+        ([None], 1, "0 of 1"),
+        ([], 1, "0 of 0"),
+    ],
+)
+def test_the_exit_status_is_zero_only_if_every_criterion_is_met(
+    tmp_path, monkeypatch, capsys, figures, code, said
+):
     (tmp_path / "report").mkdir()
-    (tmp_path / "report" / "results.json").write_text(json.dumps({
-        "run": "r", "ensembles": {"t": {}}, "steady": {}, "gates": [], **dict.fromkeys(
-            ("tasks", "protocol", "environment", "training"), {})}))
-    write_sealed(tmp_path / "report" / "done.json", {"files": {"results.json": file_hash(tmp_path / "report" / "results.json")}})
+    (tmp_path / "report" / "results.json").write_text(
+        json.dumps(
+            {
+                "run": "r",
+                "ensembles": {"t": {}},
+                "steady": {},
+                "gates": [],
+                **dict.fromkeys(("tasks", "protocol", "environment", "training"), {}),
+            }
+        )
+    )
+    write_sealed(
+        tmp_path / "report" / "done.json",
+        {"files": {"results.json": file_hash(tmp_path / "report" / "results.json")}},
+    )
     monkeypatch.setattr(acceptance, "missing", lambda results: [])
     rows = [dataclasses.replace(ROW, found=point(value)) for value in figures]
     monkeypatch.setattr(acceptance, "transient", lambda name, entry: rows)
@@ -293,11 +463,20 @@ def test_the_exit_status_is_zero_only_if_every_criterion_is_met(tmp_path, monkey
 
 
 def test_what_is_not_there_to_be_judged_is_a_miss_and_not_a_shorter_list():
-    gates = [{"name": "made/d/steady", "task": "d", "stage": "steady", "passed": False},
-             {"name": "finite/d", "task": "d", "stage": "operator", "passed": False}]
-    results = {"ensembles": {"t": {"models": {"corrector": {}, "student_1": {}}}}, "steady": {}, "gates": gates}
+    gates = [
+        {"name": "made/d/steady", "task": "d", "stage": "steady", "passed": False},
+        {"name": "finite/d", "task": "d", "stage": "operator", "passed": False},
+    ]
+    results = {
+        "ensembles": {"t": {"models": {"corrector": {}, "student_1": {}}}},
+        "steady": {},
+        "gates": gates,
+    }
     rows = list(acceptance.missing(results))
-    assert [(row.task, row.criterion.split(":")[0]) for row in rows] == [("d", "stage steady"), ("t", "3  student_2")]
+    assert [(row.task, row.criterion.split(":")[0]) for row in rows] == [
+        ("d", "stage steady"),
+        ("t", "3  student_2"),
+    ]
     assert not any(row.passed for row in rows)
 
 
@@ -308,17 +487,28 @@ def test_results_that_lack_a_part_are_an_error_and_no_pass(missing):
         list(acceptance.transient("t", entry))
 
 
-@pytest.mark.parametrize(("wrong", "criteria"), [
-    ({}, set()),
-    ({"spectrum_error": 0.9}, {"spectrum error"}),     # as smooth as the operator
-    ({"memory": 5.0}, {"memory"}),                     # frozen
-    ({"variance": 1.8}, {"variance"}),                 # growing
-    ({"spectrum_error": None, "memory": None, "variance": None}, {"spectrum error", "memory", "variance"})])
+@pytest.mark.parametrize(
+    ("wrong", "criteria"),
+    [
+        ({}, set()),
+        ({"spectrum_error": 0.9}, {"spectrum error"}),  # as smooth as the operator
+        ({"memory": 5.0}, {"memory"}),  # frozen
+        ({"variance": 1.8}, {"variance"}),  # growing
+        (
+            {"spectrum_error": None, "memory": None, "variance": None},
+            {"spectrum error", "memory", "variance"},
+        ),
+    ],
+)
 def test_long_rollouts_are_held_to_the_statistics_of_the_data(wrong, criteria):
     entry = copy.deepcopy(forecast())
     right = {"spectrum_error": 0.2, "memory": 1.1, "variance": 0.9}
-    entry["checks"]["long"]["climate"] = {"operator": {"spectrum_error": 1.0, "memory": 1.0, "variance": 1.0}, **dict.fromkeys(
-        ("corrector", "student_1", "student_2"), right | wrong)}
+    entry["checks"]["long"]["climate"] = {
+        "operator": {"spectrum_error": 1.0, "memory": 1.0, "variance": 1.0},
+        **dict.fromkeys(("corrector", "student_1", "student_2"), right | wrong),
+    }
     rows = [row for row in acceptance.transient("t", entry) if row.criterion.startswith("2j")]
-    found = {row.criterion.removeprefix("2j corrector: ").split(" of long")[0] for row in rows if not row.passed}
+    found = {
+        row.criterion.removeprefix("2j corrector: ").split(" of long")[0] for row in rows if not row.passed
+    }
     assert len(rows) == 3 and found == criteria

@@ -1,4 +1,5 @@
-"""Fields in one, two and three dimensions in one model, from the solvers to the report and a forecast of one's own."""
+"""Fields in one, two and three dimensions in one model, from the solvers to the report and a forecast of
+one's own."""
 
 from __future__ import annotations
 
@@ -31,10 +32,15 @@ TASKS = {
     "reacdiff1d": {**LINE, "parameters": [0.5, 1.0], "t_end": 0.1},
     "diff_sorp1d": {**LINE, "t_end": 20},
 }
-PARAMETERS = {"cfd3d": {"eta": 0.05, "zeta": 0.05, "M": 1.0}, "cfd2d": {"eta": 0.05, "zeta": 0.05, "M": 0.1},
-              "cfd1d": {"eta": 0.05, "zeta": 0.05}, "reacdiff1d": {"Nu": 0.5, "rho": 1.0}, "diff_sorp1d": None}
+PARAMETERS = {
+    "cfd3d": {"eta": 0.05, "zeta": 0.05, "M": 1.0},
+    "cfd2d": {"eta": 0.05, "zeta": 0.05, "M": 0.1},
+    "cfd1d": {"eta": 0.05, "zeta": 0.05},
+    "reacdiff1d": {"Nu": 0.5, "rho": 1.0},
+    "diff_sorp1d": None,
+}
 
-pytestmark = pytest.mark.faults   # 37 s of one core
+pytestmark = pytest.mark.faults  # 37 s of one core
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +48,30 @@ def folder(tmp_path_factory) -> Path:
     """Data, caches and a run with its report, made by the scripts themselves."""
     root = tmp_path_factory.mktemp("grids")
     settings = {
-        "run": {"name": "tiny", "root": str(root)}, "cache": {"root": str(root / "cache"), "chunk": 4},
-        "data": {"tasks": list(TASKS), "root": str(root / "data"), "chunk": 12}, "task": TASKS,
-        "operator": {"model": {"width": 16, "depth": 1, "modes": 4, "kernel_size": 5}, "train": {
-            "steps": 10, "batch_size": 4, "micro_batch": 4, "validate_every": 5, "save_every": 5, "validate_trajectories": 2,
-            "precision": "no"}},
-        "evaluate": {"context_frames": CONTEXT, "num_bootstrap": 50, "stages": ["operator"], "min_initial_conditions": 1,
-                     "max_ratio_to_persistence": 1e6, "max_ratio_to_base": 1e6},
+        "run": {"name": "tiny", "root": str(root)},
+        "cache": {"root": str(root / "cache"), "chunk": 4},
+        "data": {"tasks": list(TASKS), "root": str(root / "data"), "chunk": 12},
+        "task": TASKS,
+        "operator": {
+            "model": {"width": 16, "depth": 1, "modes": 4, "kernel_size": 5},
+            "train": {
+                "steps": 10,
+                "batch_size": 4,
+                "micro_batch": 4,
+                "validate_every": 5,
+                "save_every": 5,
+                "validate_trajectories": 2,
+                "precision": "no",
+            },
+        },
+        "evaluate": {
+            "context_frames": CONTEXT,
+            "num_bootstrap": 50,
+            "stages": ["operator"],
+            "min_initial_conditions": 1,
+            "max_ratio_to_persistence": 1e6,
+            "max_ratio_to_base": 1e6,
+        },
     }
     (root / "tiny.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     config = ["--config", str(root / "tiny.yaml")]
@@ -56,7 +79,9 @@ def folder(tmp_path_factory) -> Path:
     assert prepare_data.main([*config, "--doctor"]) == 0
     assert prepare_cache.main(config) == 0
     for script in ("train_operator.py", "evaluate.py"):
-        done = subprocess.run([sys.executable, script, *config], cwd=ROOT, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            [sys.executable, script, *config], cwd=ROOT, capture_output=True, text=True, timeout=300
+        )
         assert done.returncode == 0, done.stderr
     return root
 
@@ -83,7 +108,7 @@ def test_the_error_in_the_report_is_that_of_a_forecast_of_the_stored_fields(fold
     results = json.loads((folder / "tiny/report/results.json").read_text(encoding="utf-8"))
     entry = results["tasks"][name]
     assert entry["grid"] == list(u.shape[2:])
-    if len(entry["parameters"]) < 2:   # else the mean is over files
+    if len(entry["parameters"]) < 2:  # else the mean is over files
         assert entry["models"]["operator"]["nrmse"]["value"] == pytest.approx(error, rel=1e-3)
     assert entry["models"]["operator"]["nrmse"]["value"] < entry["models"]["persistence"]["nrmse"]["value"]
 
@@ -91,9 +116,11 @@ def test_the_error_in_the_report_is_that_of_a_forecast_of_the_stored_fields(fold
 def test_the_report_shows_a_slice_of_a_box_and_says_where(folder):
     text = (folder / "tiny/report/report.html").read_text(encoding="utf-8")
     assert "Vx at z = 0.562" in text and text.count("at z = ") >= 2 and "at y = " not in text
-    spectra = json.loads((folder / "tiny/report/results.json").read_text(encoding="utf-8"))["tasks"]["cfd3d"]["spectra"]
-    truth, energy = stored(folder, "cfd3d")[1][CONTEXT:], np.array(spectra["truth"])   # lead, channel, shell
-    np.testing.assert_allclose(energy.sum(-1)[0], (truth[0] ** 2).mean((1, 2, 3)), rtol=1e-4)   # Parseval
+    spectra = json.loads((folder / "tiny/report/results.json").read_text(encoding="utf-8"))["tasks"]["cfd3d"][
+        "spectra"
+    ]
+    truth, energy = stored(folder, "cfd3d")[1][CONTEXT:], np.array(spectra["truth"])  # lead, channel, shell
+    np.testing.assert_allclose(energy.sum(-1)[0], (truth[0] ** 2).mean((1, 2, 3)), rtol=1e-4)  # Parseval
 
 
 def test_a_labelled_box_may_have_its_axes_in_any_order(folder, model):
@@ -101,20 +128,38 @@ def test_a_labelled_box_may_have_its_axes_in_any_order(folder, model):
     _, u = stored(folder, "cfd3d")
     plain = model.forecast("cfd3d", u[0], PARAMETERS["cfd3d"], num_frames=2)
     centres = (np.arange(8) + 0.5) / 8
-    box = xarray.Dataset({field: (("x", "y", "z"), u[0, i]) for i, field in enumerate(model.tasks["cfd3d"]["fields"])},
-                         {axis: centres for axis in "xyz"})
+    box = xarray.Dataset(
+        {field: (("x", "y", "z"), u[0, i]) for i, field in enumerate(model.tasks["cfd3d"]["fields"])},
+        {axis: centres for axis in "xyz"},
+    )
     labelled = model.forecast("cfd3d", box.transpose("z", "x", "y"), PARAMETERS["cfd3d"], num_frames=2)
     np.testing.assert_array_equal(labelled["Vy"].transpose("time", "x", "y", "z").values, plain[:, 3])
 
 
 def test_predict_writes_a_box_that_is_read_again(folder, model, tmp_path):
     file, _ = stored(folder, "cfd3d")
-    command = ["--run", str(folder / "tiny"), "--task", "cfd3d", "--input", str(file), "--output", str(tmp_path / "out.hdf5"),
-               "--frames", "3", "--shown", "1", "--rows", "2:4"]
+    command = [
+        "--run",
+        str(folder / "tiny"),
+        "--task",
+        "cfd3d",
+        "--input",
+        str(file),
+        "--output",
+        str(tmp_path / "out.hdf5"),
+        "--frames",
+        "3",
+        "--shown",
+        "1",
+        "--rows",
+        "2:4",
+    ]
     assert predict.main(command) == 0
     u = open_data(tmp_path / "out.hdf5", "cfd3d").read(0, 2)
     start = open_data(file, "cfd3d").read(2, 4)[:, :1]
     np.testing.assert_array_equal(u[:, :1], start)
-    np.testing.assert_allclose(u[:, 1:], model.forecast("cfd3d", start, PARAMETERS["cfd3d"], num_frames=3), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        u[:, 1:], model.forecast("cfd3d", start, PARAMETERS["cfd3d"], num_frames=3), rtol=1e-5, atol=1e-6
+    )
     with h5py.File(tmp_path / "out.hdf5") as contents:
         assert contents["Vz"].shape == (2, 4, 8, 8, 8)

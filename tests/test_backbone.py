@@ -1,4 +1,5 @@
-"""The shared network (ups/models/backbone.py): against the FFT and hand arithmetic, its symmetries, its start, its gradients."""
+"""The shared network (ups/models/backbone.py): against the FFT and hand arithmetic, its symmetries, its
+start, its gradients."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def test_periodic_spectral_mixing_is_a_complex_matrix_per_fourier_mode(n, modes)
 
 @pytest.mark.parametrize("boundary", [NO_FLUX, DIRICHLET, OUTFLOW])
 def test_spectral_mixing_between_walls_is_that_of_the_mirrored_field(boundary):
-    """Even extension: on 2n tokens the cosine modes are the Fourier modes of the mirrored field, real weights act alike."""
+    """Even extension: on 2n tokens the cosine modes are the Fourier modes of the mirrored field, real weights
+    act alike."""
     mixing = SpectralMixing(6, 4)
     x = noise(2, 7, 6)
     mirrored = torch.cat([x, x.flip(1)], 1)
@@ -68,13 +70,22 @@ def test_spectral_mixing_between_walls_is_that_of_the_mirrored_field(boundary):
     torch.testing.assert_close(mixing(x, boundary), both(mirrored, PERIODIC)[:, :7], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(("boundary", "outside"), [
-    (PERIODIC, [8.0, 9, 1, 2]), (NO_FLUX, [1.0, 1, 9, 9]), (OUTFLOW, [1.0, 1, 9, 9]), (DIRICHLET, [0.0, 0, 0, 0])])
+@pytest.mark.parametrize(
+    ("boundary", "outside"),
+    [
+        (PERIODIC, [8.0, 9, 1, 2]),
+        (NO_FLUX, [1.0, 1, 9, 9]),
+        (OUTFLOW, [1.0, 1, 9, 9]),
+        (DIRICHLET, [0.0, 0, 0, 0]),
+    ],
+)
 def test_local_mixing_continues_the_tokens_as_the_boundary_says(boundary, outside):
     mixing = LocalMixing(1, 5)
     mixing.weight.data = torch.tensor([[[1.0, 10, 100, 1000, 10000]]])
     row = [*outside[:2], *range(1, 10), *outside[2:]]
-    expected = [sum(weight * row[i + j] for j, weight in enumerate((1, 10, 100, 1000, 10000))) for i in range(9)]
+    expected = [
+        sum(weight * row[i + j] for j, weight in enumerate((1, 10, 100, 1000, 10000))) for i in range(9)
+    ]
     assert mixing(torch.arange(1.0, 10)[None, :, None], boundary).flatten().tolist() == expected
 
 
@@ -93,9 +104,11 @@ def test_one_set_of_weights_runs_in_one_and_two_dimensions_and_another_in_three(
         x, backbone = noise(2, *grid, 8), planar if len(grid) < 3 else awake(3, boundary)
         y = backbone(x, condition, boundary)
         assert y.shape == x.shape
-        torch.testing.assert_close(y.square().mean(-1), torch.ones(2, *grid), rtol=1e-3, atol=1e-3)   # ends in an RMS norm
-        alone = torch.cat([backbone(x[i:i + 1], condition[i:i + 1], boundary) for i in range(2)])
-        torch.testing.assert_close(y, alone, rtol=1e-4, atol=1e-5)   # no sample sees another
+        torch.testing.assert_close(
+            y.square().mean(-1), torch.ones(2, *grid), rtol=1e-3, atol=1e-3
+        )  # ends in an RMS norm
+        alone = torch.cat([backbone(x[i : i + 1], condition[i : i + 1], boundary) for i in range(2)])
+        torch.testing.assert_close(y, alone, rtol=1e-4, atol=1e-5)  # no sample sees another
 
 
 def test_a_field_constant_along_an_axis_stays_so_but_between_cold_walls():
@@ -113,8 +126,10 @@ def test_a_periodic_field_may_be_shifted_before_or_after(grid):
     backbone, x, condition = awake(len(grid)), noise(2, *grid, 8), noise(2, 8, seed=1)
     shifts, axes = [3, -2, 1][: len(grid)], list(range(1, 1 + len(grid)))
     moved = backbone(torch.roll(x, shifts, axes), condition, PERIODIC)
-    torch.testing.assert_close(moved, torch.roll(backbone(x, condition, PERIODIC), shifts, axes), rtol=1e-3, atol=1e-4)
-    backbone = awake(len(grid), NO_FLUX)   # and only a periodic one
+    torch.testing.assert_close(
+        moved, torch.roll(backbone(x, condition, PERIODIC), shifts, axes), rtol=1e-3, atol=1e-4
+    )
+    backbone = awake(len(grid), NO_FLUX)  # and only a periodic one
     walls = backbone(torch.roll(x, shifts, axes), condition, NO_FLUX)
     assert (walls - torch.roll(backbone(x, condition, NO_FLUX), shifts, axes)).abs().max() > 0.05
 
@@ -123,11 +138,17 @@ def test_a_periodic_field_may_be_shifted_before_or_after(grid):
 def test_axes_may_be_swapped_before_or_after(boundary):
     backbone, condition = awake(), noise(2, 8, seed=1)
     x = noise(2, 7, 8, 8)
-    torch.testing.assert_close(backbone(x.transpose(1, 2), condition, boundary),
-                               backbone(x, condition, boundary).transpose(1, 2), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        backbone(x.transpose(1, 2), condition, boundary),
+        backbone(x, condition, boundary).transpose(1, 2),
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
-@pytest.mark.parametrize(("sizes", "modes"), [((6, 7, 8), 3), ((4, 7, 5), 3), ((9, 9, 9), 4), ((16, 8), 8), ((15, 15), 8)])
+@pytest.mark.parametrize(
+    ("sizes", "modes"), [((6, 7, 8), 3), ((4, 7, 5), 3), ((9, 9, 9), 4), ((16, 8), 8), ((15, 15), 8)]
+)
 def test_periodic_box_mixing_is_a_complex_matrix_per_wave_vector(sizes, modes):
     """Against the FFT, of all waves that the tokens hold: those of 4 tokens are 0, 1 and -1."""
     mixing, x = BoxMixing(6, modes, along(PERIODIC, len(sizes))), noise(2, *sizes, 6)
@@ -140,7 +161,7 @@ def test_periodic_box_mixing_is_a_complex_matrix_per_wave_vector(sizes, modes):
             opposite, num = [-wave for wave in k], num + 1
             if any(k):
                 y_hat[:, *opposite] = x_hat[:, *opposite] @ weight.conj()
-            else:   # the mean of a real field: the imaginary part has nothing to act on
+            else:  # the mean of a real field: the imaginary part has nothing to act on
                 y_hat[:, *k] = x_hat[:, *k] @ weight.real.to(weight.dtype)
     assert 2 * num - 1 == math.prod(min(2 * modes - 1, 2 * ((n - 1) // 2) + 1) for n in sizes)
     y = torch.fft.ifftn(y_hat, dim=axes)
@@ -150,7 +171,8 @@ def test_periodic_box_mixing_is_a_complex_matrix_per_wave_vector(sizes, modes):
 
 @pytest.mark.parametrize("boundary", [NO_FLUX, "no_flux,periodic,outflow", "periodic,no_flux,periodic"])
 def test_box_mixing_between_walls_is_that_of_the_mirrored_field(boundary):
-    """Even extension: the weight of a wave serves its mirror images alike, and its imaginary part acts along periodic axes."""
+    """Even extension: the weight of a wave serves its mirror images alike, and its imaginary part acts along
+    periodic axes."""
     ends = along(boundary, 3)
     mixing, x = BoxMixing(6, 3, ends), noise(2, 5, 6, 7, 6)
     walls = [axis for axis, end in enumerate(ends, 1) if end != PERIODIC]
@@ -163,7 +185,11 @@ def test_box_mixing_between_walls_is_that_of_the_mirrored_field(boundary):
         for number, k in enumerate(both.k):
             like = tuple(abs(wave) if axis in walls else wave for axis, wave in enumerate(k, 1))
             opposite = tuple(abs(wave) if axis in walls else -wave for axis, wave in enumerate(k, 1))
-            real, imag = weight_of[like] if like in weight_of else weight_of[opposite] * torch.tensor([1, -1]).view(2, 1, 1)
+            real, imag = (
+                weight_of[like]
+                if like in weight_of
+                else weight_of[opposite] * torch.tensor([1, -1]).view(2, 1, 1)
+            )
             has_phase = any(wave for axis, wave in enumerate(k, 1) if axis not in walls)
             both.weight[:, number] = torch.stack([real, imag * has_phase])
     torch.testing.assert_close(mixing(x), both(mirrored)[:, :5, :6, :7], rtol=0, atol=1e-5)
@@ -195,11 +221,15 @@ def test_every_parameter_gets_a_gradient_after_one_update(boundary, grid):
     optimizer = torch.optim.SGD(backbone.parameters(), lr=0.1)
     for _ in range(2):
         optimizer.zero_grad()
-        (backbone(noise(2, *grid, 8), noise(2, 8, seed=1), boundary) * noise(2, *grid, 8, seed=2)).sum().backward()
+        (
+            backbone(noise(2, *grid, 8), noise(2, 8, seed=1), boundary) * noise(2, *grid, 8, seed=2)
+        ).sum().backward()
         optimizer.step()
     for name, parameter in backbone.named_parameters():
         assert torch.isfinite(parameter.grad).all() and parameter.grad.abs().amax() > 0, name
-        if name.endswith("spectral.weight"):   # all modes; imaginary ones where the field is periodic, but for wave number 0
+        if name.endswith(
+            "spectral.weight"
+        ):  # all modes; imaginary ones where the field is periodic, but for wave number 0
             reached = parameter.grad.abs().amax((-1, -2)) > 0
             assert reached[0].all() and reached[1].tolist() == [False, *[boundary == PERIODIC] * 3]
 
@@ -213,8 +243,8 @@ def test_the_gated_mlp_is_that_of_the_formula():
         (own,) = block.own.values()
         own.up.weight.copy_(torch.tensor([[2.0], [3.0]]))
         own.down.weight.fill_(0.5)
-        own.modulation.bias.copy_(torch.tensor([0.0, 0, 1, 0, 0, 1]))   # shift, scale, gate, twice
-    x = torch.tensor([[[4.0], [-4.0]]])   # norm x = 1, -1
+        own.modulation.bias.copy_(torch.tensor([0.0, 0, 1, 0, 0, 1]))  # shift, scale, gate, twice
+    x = torch.tensor([[[4.0], [-4.0]]])  # norm x = 1, -1
     silu = [2 / (1 + 2.718281828**-2), -2 / (1 + 2.718281828**2)]
     expected = torch.tensor([4 + 0.5 * silu[0] * 3, -4 + 0.5 * silu[1] * -3]).view(1, 2, 1)
     torch.testing.assert_close(block(x, torch.zeros(1, 1), PERIODIC), expected, rtol=1e-5, atol=1e-5)
@@ -225,7 +255,7 @@ def test_tasks_share_what_mixes_tokens_and_have_what_is_done_at_a_token():
     both = {"advection1d": (PERIODIC,), "burgers1d": (PERIODIC,)}
     backbone, x, condition = FlatBackbone(MODEL, both), noise(2, 7, 8, 8), noise(2, 8, seed=1)
     alone = (torch.manual_seed(0), flat())[1].state_dict()
-    for name, value in backbone.state_dict().items():   # all begin as the one of a single task
+    for name, value in backbone.state_dict().items():  # all begin as the one of a single task
         assert torch.equal(value, alone[name.replace("advection1d", ANY).replace("burgers1d", ANY)]), name
     for block in backbone.blocks:
         for own in block.own.values():
@@ -251,7 +281,7 @@ def test_bfloat16_is_close_to_float32(boundary, grid):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         rough = backbone(x, condition, boundary)
     error = float((rough.float() - exact).detach().norm() / exact.detach().norm())
-    assert 1e-5 < error < 0.02   # 2^-9 per rounding; and the trunk did compute in it
+    assert 1e-5 < error < 0.02  # 2^-9 per rounding; and the trunk did compute in it
 
 
 def test_only_the_matrices_of_the_mlps_are_for_muon():
@@ -278,14 +308,23 @@ def test_a_local_backbone_sees_so_far_and_no_farther_and_begins_as_nothing():
     y = backbone(x, condition, PERIODIC)
     assert (y - nn.functional.rms_norm(x, (8,))).abs().max() > 0.1
     y[0, 10, 10].square().sum().backward()
-    seen = x.grad.abs().amax(-1) > 0   # two tokens to either side, twice
-    assert seen[0, 10].nonzero().flatten().tolist() == seen[0, :, 10].nonzero().flatten().tolist() == list(range(6, 15))
+    seen = x.grad.abs().amax(-1) > 0  # two tokens to either side, twice
+    assert (
+        seen[0, 10].nonzero().flatten().tolist()
+        == seen[0, :, 10].nonzero().flatten().tolist()
+        == list(range(6, 15))
+    )
     assert not seen[1].any() and not seen[0, :6].any() and not seen[0, 15:].any()
-    assert all(getattr(p.weight, "is_hidden_matrix", False) for point in backbone.points for p in (point.up, point.down))
+    assert all(
+        getattr(p.weight, "is_hidden_matrix", False)
+        for point in backbone.points
+        for p in (point.up, point.down)
+    )
 
 
 def test_a_box_mixes_the_axes_of_a_plane_together_and_is_flat_along_a_line():
-    """Of waves along both axes only a weight of their own tells (1, 1) from (1, 2) and (2, 1), whatever those do."""
+    """Of waves along both axes only a weight of their own tells (1, 1) from (1, 2) and (2, 1), whatever those
+    do."""
     model = ModelConfig("flat", 8, 1, 4, 3, 2.0)
     line, plane = ({"t": along(PERIODIC, ndim)} for ndim in (1, 2))
     torch.manual_seed(0)
@@ -294,7 +333,10 @@ def test_a_box_mixes_the_axes_of_a_plane_together_and_is_flat_along_a_line():
     for name, value in BACKBONES["box"](model, line).state_dict().items():
         assert torch.equal(value, flat_line.state_dict()[name]), name
     x = noise(2, 8, 8, 8)
-    for kind, num_waves in (("flat", 28), ("box", 2)):   # one mode along either axis; one wave and its opposite
+    for kind, num_waves in (
+        ("flat", 28),
+        ("box", 2),
+    ):  # one mode along either axis; one wave and its opposite
         block = BACKBONES[kind](model, plane).blocks[0]
         mixing = block.own["t"].mixing or block.spectral
         with torch.no_grad():

@@ -1,5 +1,5 @@
-"""Bases of an axis (ups/common/spectral.py) and base predictors (ups/models/bases/__init__.py) against definitions, exact solutions,
-hand-set weights."""
+"""Bases of an axis (ups/common/spectral.py) and base predictors (ups/models/bases/__init__.py) against
+definitions, exact solutions, hand-set weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ups.models.bases.base import Base, Known
 from ups.models.bases.propagator import dictionary, monomials
 from ups.tasks import burgers, darcy
 
-NONE = torch.zeros(0)   # no parameter
+NONE = torch.zeros(0)  # no parameter
 
 
 def known(standard: torch.Tensor, index: torch.Tensor | None = None) -> Known:
@@ -47,7 +47,9 @@ def test_the_fourier_rows_are_an_orthonormal_basis_and_agree_with_the_fft(n):
     torch.testing.assert_close(basis @ basis.T, torch.eye(n, dtype=torch.float64))
     u = noise(n, dtype=torch.float64)
     u_hat = torch.fft.rfft(u, norm="ortho")
-    weight = torch.full((n // 2 + 1,), math.sqrt(2), dtype=torch.float64)   # each wave number but 0 and n/2 stands for two
+    weight = torch.full(
+        (n // 2 + 1,), math.sqrt(2), dtype=torch.float64
+    )  # each wave number but 0 and n/2 stands for two
     weight[0] = 1
     weight[-1] = 1 if n % 2 == 0 else weight[-1]
     cosines, sines = rows @ u
@@ -62,7 +64,7 @@ def test_the_cosine_and_sine_rows_are_orthonormal(n, make):
 
 
 def test_the_cosine_and_sine_rows_are_what_their_names_say():
-    n, x = 5, (torch.arange(5, dtype=torch.float64) + 0.5) / 5   # cell centres; the walls are at 0 and 1
+    n, x = 5, (torch.arange(5, dtype=torch.float64) + 0.5) / 5  # cell centres; the walls are at 0 and 1
     for k in range(1, n):
         torch.testing.assert_close(cosine(n)[k], math.sqrt(2 / n) * torch.cos(math.pi * k * x))
         torch.testing.assert_close(sine(n)[k - 1], math.sqrt(2 / n) * torch.sin(math.pi * k * x))
@@ -101,7 +103,7 @@ def test_a_field_transform_inverts_itself_and_keeps_the_norm(space, boundary):
     torch.testing.assert_close(transform.inverse(u_hat), u, rtol=0, atol=2e-6)
     if boundary != PERIODIC:
         torch.testing.assert_close(u_hat.norm(), u.norm())
-    assert not transform.state_dict()   # nothing to save: a checkpoint holds the weights alone
+    assert not transform.state_dict()  # nothing to save: a checkpoint holds the weights alone
 
 
 # ---------------------------------------------------------------- propagator
@@ -123,29 +125,46 @@ class FakeSamples:
         return [lambda u=u, u_next=u_next: (u, None, u_next) for u, u_next in self.pairs[value]]
 
 
-def candidates(samples: FakeSamples, space: tuple[int, ...], boundary: str, degree: int, history: int,
-               channels: int = 1) -> dict[str, Propagator]:
-    settings = {"num_values": len(samples.pairs), "num_channels": channels, "space": space, "boundary": boundary,
-                "degree": degree, "history": history}
+def candidates(
+    samples: FakeSamples, space: tuple[int, ...], boundary: str, degree: int, history: int, channels: int = 1
+) -> dict[str, Propagator]:
+    settings = {
+        "num_values": len(samples.pairs),
+        "num_channels": channels,
+        "space": space,
+        "boundary": boundary,
+        "degree": degree,
+        "history": history,
+    }
     found = {}
     for name, own, base in Propagator.fit(samples, settings):
-        assert own == {**settings, "degree": base.degree, "history": base.history}   # it can be built again
+        assert own == {**settings, "degree": base.degree, "history": base.history}  # it can be built again
         found[name] = base
     return found
 
 
-def fitted(trajectories: list[torch.Tensor], boundary: str, degree: int, history: int, ridge: float = 1e-10,
-           want: tuple[int, int] | None = None) -> Propagator:
+def fitted(
+    trajectories: list[torch.Tensor],
+    boundary: str,
+    degree: int,
+    history: int,
+    ridge: float = 1e-10,
+    want: tuple[int, int] | None = None,
+) -> Propagator:
     """The propagator of `trajectories`, one (n, time, C, *space) per parameter value."""
-    pairs = [[(u[:, start:start + history], u[:, start + history]) for start in range(u.shape[1] - history)]
-             for u in trajectories]
+    pairs = [
+        [(u[:, start : start + history], u[:, start + history]) for start in range(u.shape[1] - history)]
+        for u in trajectories
+    ]
     shape = trajectories[0].shape
     found = candidates(FakeSamples(*pairs), tuple(shape[3:]), boundary, degree, history, shape[2])
     degree, history = want or (degree, history)
     return found[f"propagator degree {degree} history {history} ridge {ridge:g}"]
 
 
-def roll_out(base: torch.nn.Module, u: torch.Tensor, steps: int, index: torch.Tensor | None = None) -> torch.Tensor:
+def roll_out(
+    base: torch.nn.Module, u: torch.Tensor, steps: int, index: torch.Tensor | None = None
+) -> torch.Tensor:
     """`steps` frames after the window u (n, history, C, *space)."""
     for _ in range(steps):
         u = torch.cat([u, base(u, known(NONE.expand(len(u), 0), index))[:, None]], 1)
@@ -153,7 +172,8 @@ def roll_out(base: torch.nn.Module, u: torch.Tensor, steps: int, index: torch.Te
 
 
 def modal(u: torch.Tensor, factors: torch.Tensor, boundary: str) -> torch.Tensor:
-    """Frames (n, 1 + T, 1, *space), float64: every spectral mode of u (n, 1, *space) times factors (1 + T, modes)."""
+    """Frames (n, 1 + T, 1, *space), float64: every spectral mode of u (n, 1, *space) times factors (1 + T,
+    modes)."""
     space = u.shape[2:]
     if boundary == PERIODIC:
         axes = tuple(range(-len(space), 0))
@@ -171,12 +191,14 @@ def shifted(u: torch.Tensor, cells: float, steps: int) -> torch.Tensor:
     return modal(u, torch.polar(torch.ones_like(angle), angle), PERIODIC)
 
 
-SHIFTS = (0.3, 1.7, -2.45)   # cells per frame, one per parameter value
+SHIFTS = (0.3, 1.7, -2.45)  # cells per frame, one per parameter value
 
 
 @pytest.fixture(scope="module")
 def shift_propagator():
-    return fitted([shifted(noise(24, 1, 33, dtype=torch.float64), cells, 4).float() for cells in SHIFTS], PERIODIC, 1, 1)
+    return fitted(
+        [shifted(noise(24, 1, 33, dtype=torch.float64), cells, 4).float() for cells in SHIFTS], PERIODIC, 1, 1
+    )
 
 
 def test_a_propagator_recovers_a_shift_by_a_fraction_of_a_cell_for_thirty_steps(shift_propagator):
@@ -188,24 +210,30 @@ def test_a_propagator_recovers_a_shift_by_a_fraction_of_a_cell_for_thirty_steps(
 
 def test_a_mixed_batch_gives_every_sample_the_weights_of_its_own_parameter_value(shift_propagator):
     u, index = noise(6, 1, 33, seed=8, dtype=torch.float64), torch.tensor([2, 0, 1, 1, 2, 0])
-    truth = torch.cat([shifted(u[i:i + 1], SHIFTS[value], 1) for i, value in enumerate(index.tolist())])
+    truth = torch.cat([shifted(u[i : i + 1], SHIFTS[value], 1) for i, value in enumerate(index.tolist())])
     assert relative(roll_out(shift_propagator, truth[:, :1].float(), 1, index), truth[:, 1:]) < 1e-6
     assert relative(roll_out(shift_propagator, truth[:, :1].float(), 1, index.flip(0)), truth[:, 1:]) > 0.5
 
 
-@pytest.mark.parametrize(("boundary", "space"), [
-    (NO_FLUX, (8, 6)), (DIRICHLET, (8, 6)), (PERIODIC, (7, 9)), (NO_FLUX, (4, 5, 6))])
+@pytest.mark.parametrize(
+    ("boundary", "space"), [(NO_FLUX, (8, 6)), (DIRICHLET, (8, 6)), (PERIODIC, (7, 9)), (NO_FLUX, (4, 5, 6))]
+)
 def test_a_propagator_recovers_the_heat_equation_behind_every_wall(boundary, space):
     if boundary == PERIODIC:
-        waves = [2 * torch.fft.fftfreq(space[0], 1 / space[0]).double(), 2 * torch.arange(space[1] // 2 + 1).double()]
+        waves = [
+            2 * torch.fft.fftfreq(space[0], 1 / space[0]).double(),
+            2 * torch.arange(space[1] // 2 + 1).double(),
+        ]
     else:
         waves = [torch.arange(n).double() + (boundary == DIRICHLET) for n in space]
-    rate = sum((2 - 2 * torch.cos(math.pi * k / n)).view(*[-1 if i == axis else 1 for i in range(len(space))])
-               for axis, (k, n) in enumerate(zip(waves, space, strict=True)))
+    rate = sum(
+        (2 - 2 * torch.cos(math.pi * k / n)).view(*[-1 if i == axis else 1 for i in range(len(space))])
+        for axis, (k, n) in enumerate(zip(waves, space, strict=True))
+    )
     factors = torch.exp(-0.2 * torch.arange(11, dtype=torch.float64)[:, None] * rate.flatten())
 
     def frames(num: int, steps: int, seed: int) -> torch.Tensor:
-        return modal(noise(num, 1, *space, seed=seed, dtype=torch.float64), factors[:steps + 1], boundary)
+        return modal(noise(num, 1, *space, seed=seed, dtype=torch.float64), factors[: steps + 1], boundary)
 
     base = fitted([frames(24, 2, 0).float()], boundary, 1, 1)
     truth = frames(3, 10, 5)
@@ -215,7 +243,9 @@ def test_a_propagator_recovers_the_heat_equation_behind_every_wall(boundary, spa
 def reaction_step(u: torch.Tensor, dt: float = 0.1, diffusion: float = 0.3) -> torch.Tensor:
     """Explicit Euler of u_t = D lap u + u - u^3 - v, v_t = u - v with no-flux walls; u (n, 2, ny, nx)."""
     wide = F.pad(u, (1, 1, 1, 1), mode="replicate")
-    laplacian = wide[..., 2:, 1:-1] + wide[..., :-2, 1:-1] + wide[..., 1:-1, 2:] + wide[..., 1:-1, :-2] - 4 * u
+    laplacian = (
+        wide[..., 2:, 1:-1] + wide[..., :-2, 1:-1] + wide[..., 1:-1, 2:] + wide[..., 1:-1, :-2] - 4 * u
+    )
     a, b = u[:, :1], u[:, 1:]
     return u + dt * torch.cat([diffusion * laplacian[:, :1] + a - a**3 - b, a - b], 1)
 
@@ -228,7 +258,7 @@ def test_degree_three_finds_the_coefficients_of_a_cubic_reaction_and_degree_one_
     base = fitted([u.float()], NO_FLUX, 3, 1)
     terms = monomials(2, 3)
     assert terms[:5] == [(0,), (1,), (0, 0), (0, 1), (1, 1)] and len(terms) == 9
-    weight = base.weight_real[0]                                              # modes, terms, channels
+    weight = base.weight_real[0]  # modes, terms, channels
     expected = torch.zeros_like(weight)
     ky, kx = torch.arange(4.0)[:, None], torch.arange(5.0)[None, :]
     eigenvalue = (2 * torch.cos(math.pi * ky / 4) + 2 * torch.cos(math.pi * kx / 5) - 4).flatten()
@@ -247,11 +277,15 @@ def test_degree_three_finds_the_coefficients_of_a_cubic_reaction_and_degree_one_
 
 
 def test_two_frames_of_history_recover_the_wave_equation_and_one_cannot():
-    """Mode k oscillates as cos(k c t + phase), which obeys u_next = 2 cos(k c) u - u_before and nothing of first order."""
+    """Mode k oscillates as cos(k c t + phase), which obeys u_next = 2 cos(k c) u - u_before and nothing of
+    first order."""
     k = torch.arange(9, dtype=torch.float64)
 
     def waves(num: int, seed: int, frames: int) -> torch.Tensor:
-        now, before = noise(num, 1, 17, seed=seed, dtype=torch.float64), noise(num, 1, 17, seed=seed + 1, dtype=torch.float64)
+        now, before = (
+            noise(num, 1, 17, seed=seed, dtype=torch.float64),
+            noise(num, 1, 17, seed=seed + 1, dtype=torch.float64),
+        )
         u_hat = [torch.fft.rfft(before), torch.fft.rfft(now)]
         while len(u_hat) < frames:
             u_hat.append(2 * torch.cos(0.3 * k) * u_hat[-1] - u_hat[-2])
@@ -285,13 +319,24 @@ def test_every_smaller_candidate_equals_its_own_fit():
 def test_candidates_are_every_degree_history_and_ridge_worth_trying():
     u = noise(30, 6, 1, 4)
     fits = candidates(FakeSamples([(u[:, :4], u[:, 4])]), (4,), NO_FLUX, 3, 4)
-    assert set(fits) == {f"propagator degree {d} history {h} ridge {r}" for d in (1, 3) for h in (1, 2, 4)
-                         for r in ("1e-06", "1e-08", "1e-10")}
+    assert set(fits) == {
+        f"propagator degree {d} history {h} ridge {r}"
+        for d in (1, 3)
+        for h in (1, 2, 4)
+        for r in ("1e-06", "1e-08", "1e-10")
+    }
     assert all(f"degree {fits[name].degree} history {fits[name].history} " in name for name in fits)
 
 
-@pytest.mark.parametrize(("most", "found"), [(8 * 4 * 12**2, {(1, 1), (1, 4), (3, 1), (3, 4)}),
-                                             (8 * 4 * 12**2 - 1, {(1, 1), (1, 4)}), (8 * 4 * 4**2 - 1, {(1, 1)}), (31, set())])
+@pytest.mark.parametrize(
+    ("most", "found"),
+    [
+        (8 * 4 * 12**2, {(1, 1), (1, 4), (3, 1), (3, 4)}),
+        (8 * 4 * 12**2 - 1, {(1, 1), (1, 4)}),
+        (8 * 4 * 4**2 - 1, {(1, 1)}),
+        (31, set()),
+    ],
+)
 def test_a_propagator_too_large_for_its_memory_keeps_to_less_and_then_away(most, found, monkeypatch):
     monkeypatch.setattr(Propagator, "MOST_BYTES", most)
     u = noise(30, 6, 1, 4)
@@ -312,7 +357,9 @@ def test_a_large_grid_is_shown_in_small_batches_and_fifty_windows_per_unknown(mo
 def test_a_parameter_value_without_windows_is_an_error_that_numbers_it():
     u = noise(4, 2, 1, 4)
     windows = [[(u[:, :1], u[:, 1])], []]
-    with pytest.raises(ValueError, match="no training window for parameter value number 1; expected at least one"):
+    with pytest.raises(
+        ValueError, match="no training window for parameter value number 1; expected at least one"
+    ):
         candidates(FakeSamples(*windows), (4,), NO_FLUX, 1, 1)
 
 
@@ -321,9 +368,25 @@ def stay(u: torch.Tensor) -> torch.Tensor:
     return u
 
 
-SETTINGS = {"num_values": 2, "num_parameters": 1, "num_channels": 1, "num_inputs": 1, "space": [8, 8], "boundary": PERIODIC,
-            "solver": "test_base:stay", "task": "heat", "positive": [], "names": [], "dt": 0.1, "degree": 2, "history": 2,
-            "reach": 3, "lengths": [1.0, 1.0], "vectors": [], "num_moving": 1}
+SETTINGS = {
+    "num_values": 2,
+    "num_parameters": 1,
+    "num_channels": 1,
+    "num_inputs": 1,
+    "space": [8, 8],
+    "boundary": PERIODIC,
+    "solver": "test_base:stay",
+    "task": "heat",
+    "positive": [],
+    "names": [],
+    "dt": 0.1,
+    "degree": 2,
+    "history": 2,
+    "reach": 3,
+    "lengths": [1.0, 1.0],
+    "vectors": [],
+    "num_moving": 1,
+}
 
 
 def built(kind: str) -> tuple[Base, torch.Tensor]:
@@ -345,7 +408,8 @@ def test_a_base_is_built_from_any_bases_settings_and_is_learnt_where_it_has_weig
 
 @pytest.mark.parametrize("kind", BASES)
 def test_a_call_asks_the_device_for_no_number(kind):
-    """On torch's meta device there are none: item(), tolist(), bool() or nonzero() of a tensor would raise."""
+    """On torch's meta device there are none: item(), tolist(), bool() or nonzero() of a tensor would
+    raise."""
     base, u = built(kind)
     of = Known(torch.zeros(3, 1, device="meta"), torch.tensor([1, 0, 1], device="meta"))
     assert base.to("meta")(u.to("meta"), of).shape == u[:, -1].shape
@@ -369,8 +433,12 @@ def test_the_dictionary_holds_every_product_once():
 # ---------------------------------------------------------------- transport
 
 
-def transport(space: tuple[int, ...], boundary: str, reach: int, channels: int = 1, parameters: int = 1) -> Transport:
-    return Transport(num_parameters=parameters, num_channels=channels, space=space, boundary=boundary, reach=reach)
+def transport(
+    space: tuple[int, ...], boundary: str, reach: int, channels: int = 1, parameters: int = 1
+) -> Transport:
+    return Transport(
+        num_parameters=parameters, num_channels=channels, space=space, boundary=boundary, reach=reach
+    )
 
 
 def scrambled(base: torch.nn.Module, size: float, seed: int = 3) -> torch.nn.Module:
@@ -381,8 +449,17 @@ def scrambled(base: torch.nn.Module, size: float, seed: int = 3) -> torch.nn.Mod
     return base
 
 
-@pytest.mark.parametrize(("space", "boundary"), [((32,), PERIODIC), ((32,), NO_FLUX), ((16, 12), PERIODIC), ((16, 12), NO_FLUX),
-                                                 ((6, 8, 7), PERIODIC), ((6, 8, 7), OUTFLOW)])
+@pytest.mark.parametrize(
+    ("space", "boundary"),
+    [
+        ((32,), PERIODIC),
+        ((32,), NO_FLUX),
+        ((16, 12), PERIODIC),
+        ((16, 12), NO_FLUX),
+        ((6, 8, 7), PERIODIC),
+        ((6, 8, 7), OUTFLOW),
+    ],
+)
 def test_transport_keeps_constants_and_never_leaves_the_range_of_its_input(space, boundary):
     base = scrambled(transport(space, boundary, 3, channels=2), 1.0)
     parameters = known(noise(4, 1, seed=1))
@@ -391,20 +468,29 @@ def test_transport_keeps_constants_and_never_leaves_the_range_of_its_input(space
     u = noise(4, 1, 2, *space, seed=2)
     u_next = base(u, parameters)
     axes = tuple(range(2, u_next.ndim))
-    assert (u_next.amax(axes) <= u[:, 0].amax(axes) + 1e-6).all() and (u_next.amin(axes) >= u[:, 0].amin(axes) - 1e-6).all()
-    assert relative(u_next, u[:, 0]) > 0.1   # and it does something
+    assert (u_next.amax(axes) <= u[:, 0].amax(axes) + 1e-6).all() and (
+        u_next.amin(axes) >= u[:, 0].amin(axes) - 1e-6
+    ).all()
+    assert relative(u_next, u[:, 0]) > 0.1  # and it does something
 
 
 NUS = (0.05, 0.1)
-LOGS = [(math.log(nu) - sum(map(math.log, NUS)) / 2) / (math.log(2) / 2) for nu in NUS]   # standardised: -1 and 1
+LOGS = [
+    (math.log(nu) - sum(map(math.log, NUS)) / 2) / (math.log(2) / 2) for nu in NUS
+]  # standardised: -1 and 1
 
 
 def cole_hopf(n: int, reach: int, dt: float, mean: float, std: float) -> Transport:
-    """Transport with the weights that the Cole-Hopf solution of Burgers' equation prescribes, c = nu / pi = C exp(s log 2 / 2):
+    """Transport with the weights that the Cole-Hopf solution of Burgers' equation prescribes, c = nu / pi = C
+    exp(s log 2 / 2):
 
     weight of the value at x + k:  exp( -(psi(x + k) - psi(x)) / 2c - (k dx)^2 / (4 c dt) ),  psi_x = u = mean + std w.
     """
-    base, middle, slope = transport((n,), PERIODIC, reach), math.exp(sum(map(math.log, NUS)) / 2) / math.pi, math.log(2) / 2
+    base, middle, slope = (
+        transport((n,), PERIODIC, reach),
+        math.exp(sum(map(math.log, NUS)) / 2) / math.pi,
+        math.log(2) / 2,
+    )
     dx = 1 / n
     with torch.no_grad():
         base.stencil[0, 0, 2] = -std * dx / (2 * middle) * reach / base.RATE_SCALE
@@ -415,11 +501,16 @@ def cole_hopf(n: int, reach: int, dt: float, mean: float, std: float) -> Transpo
     return base
 
 
-def burgers_windows(n: int, frames: int, dt: float, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(u (pairs, 1, 1, n), standardised log nu (pairs, 1), u_next (pairs, 1, n)) from the solver, after the first frame."""
+def burgers_windows(
+    n: int, frames: int, dt: float, count: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(u (pairs, 1, 1, n), standardised log nu (pairs, 1), u_next (pairs, 1, n)) from the solver, after the
+    first frame."""
     u, logs, u_next = [], [], []
     for nu, log in zip(NUS, LOGS, strict=True):
-        solution = burgers.simulate(range(count), seed=1, resolution=n, num_frames=frames, parameter=nu, t_end=dt * (frames - 1))
+        solution = burgers.simulate(
+            range(count), seed=1, resolution=n, num_frames=frames, parameter=nu, t_end=dt * (frames - 1)
+        )
         u.append(solution[:, 1:-1].flatten(0, 1)[:, None])
         u_next.append(solution[:, 2:].flatten(0, 1))
         logs.append(torch.full((len(u[-1]), 1), log))
@@ -432,8 +523,8 @@ def test_transport_with_the_cole_hopf_weights_is_burgers_equation():
     base = cole_hopf(256, 96, 0.05, mean, std)
     pred = base((u - mean) / std, known(logs)) * std + mean
     assert relative(pred, u_next) < 1e-4
-    assert relative(u[:, 0], u_next) > 0.05                            # persistence: the step is not small
-    wrong = base((u - mean) / std, known(-logs)) * std + mean          # the other viscosity: the parameter matters
+    assert relative(u[:, 0], u_next) > 0.05  # persistence: the step is not small
+    wrong = base((u - mean) / std, known(-logs)) * std + mean  # the other viscosity: the parameter matters
     assert relative(wrong, u_next) > 0.01
 
 
@@ -470,7 +561,7 @@ def test_transport_acts_along_every_axis_with_its_own_width_and_drift(boundary):
         kernel = blur_kernel(width, drift, 4)
         moved = expected.movedim(2 + axis, -1)
         padded = F.pad(moved[:, 0], (4, 4), mode="circular" if boundary == PERIODIC else "reflect")
-        if boundary != PERIODIC:   # the mirror lies on the face, half a cell outside the first centre
+        if boundary != PERIODIC:  # the mirror lies on the face, half a cell outside the first centre
             padded = torch.cat([moved[:, 0, :, :4].flip(-1), moved[:, 0], moved[:, 0, :, -4:].flip(-1)], -1)
         expected = (padded.unfold(-1, 9, 1) @ kernel)[:, None].movedim(-1, 2 + axis)
     pred = base(u, known(torch.zeros(2, 1)))
@@ -490,7 +581,9 @@ def test_a_symmetric_kernel_between_mirrors_conserves_the_mean():
 
 def elliptic(space: tuple[int, ...], boundary: str, channels: int = 1, inputs: int = 1) -> Elliptic:
     torch.manual_seed(0)
-    return Elliptic(num_parameters=1, num_channels=channels, num_inputs=inputs, space=space, boundary=boundary)
+    return Elliptic(
+        num_parameters=1, num_channels=channels, num_inputs=inputs, space=space, boundary=boundary
+    )
 
 
 def constant_faces(base: Elliptic, a: float) -> Elliptic:
@@ -498,8 +591,8 @@ def constant_faces(base: Elliptic, a: float) -> Elliptic:
     with torch.no_grad():
         for parameter in (*base.face.parameters(), *base.cell.parameters()):
             parameter.zero_()
-        base.face[-1].bias.fill_(math.log(a) / 2)   # both orders of the two cells add up
-        base.cell[-1].bias[base.num_channels:] = -40.0
+        base.face[-1].bias.fill_(math.log(a) / 2)  # both orders of the two cells add up
+        base.cell[-1].bias[base.num_channels :] = -40.0
     return base
 
 
@@ -535,7 +628,7 @@ def test_the_elliptic_operator_is_symmetric_and_positive_for_any_weights(space, 
     axes = tuple(range(2, x.ndim))
     torch.testing.assert_close((x * operator(y)).sum(axes), (operator(x) * y).sum(axes), rtol=1e-4, atol=1e-4)
     assert ((x * operator(x)).sum(axes) > 0).all() and source.shape == x.shape
-    flat = torch.ones_like(x)   # a constant is at rest but for the reaction, except between cold walls
+    flat = torch.ones_like(x)  # a constant is at rest but for the reaction, except between cold walls
     drained = operator(flat).sum(axes) / flat[0, 0].numel()
     assert (drained > 0.1).all() if boundary == DIRICHLET else (drained < 0.05).all()
 
@@ -545,11 +638,15 @@ def test_the_elliptic_operator_is_symmetric_and_positive_for_any_weights(space, 
 def test_the_preconditioned_iteration_solves_the_system_it_builds(space, channels, boundary):
     base = scrambled(elliptic(space, boundary, channels), 0.2)
     with torch.no_grad():
-        base.cell[-1].bias[channels:] += 8.0   # a reaction of order one: without walls the problem is singular otherwise
+        base.cell[-1].bias[channels:] += (
+            8.0  # a reaction of order one: without walls the problem is singular otherwise
+        )
     base.ITERATIONS = 40
     operator, source, solution = system_of(base, noise(2, 1, 1, *space))
     assert solution.shape == (2, channels, *space)
-    assert relative(operator(solution - base.zero.view(-1, *[1] * len(space))), source) < 1e-3   # float32; 2e-4 measured
+    assert (
+        relative(operator(solution - base.zero.view(-1, *[1] * len(space))), source) < 1e-3
+    )  # float32; 2e-4 measured
 
 
 @pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX, DIRICHLET])
@@ -557,14 +654,23 @@ def test_the_gradient_reaches_every_weight_of_the_elliptic_base(boundary):
     base = elliptic((6, 5), boundary)
     base(noise(3, 1, 1, 6, 5), known(noise(3, 1, seed=1))).square().mean().backward()
     for name, parameter in base.named_parameters():
-        assert parameter.grad is not None and torch.isfinite(parameter.grad).all() and parameter.grad.abs().sum() > 0, name
+        assert (
+            parameter.grad is not None
+            and torch.isfinite(parameter.grad).all()
+            and parameter.grad.abs().sum() > 0
+        ), name
 
 
 def darcy_data(num: int, resolution: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Normalised coefficient (num, 1, 1, n, n) and solution (num, 1, n, n); the last value is that of u = 0."""
-    fields = darcy.simulate(range(num), seed=3, resolution=resolution, num_frames=1, parameter=1.0, t_end=1.0)[:, 0]
+    """Normalised coefficient (num, 1, 1, n, n) and solution (num, 1, n, n); the last value is that of u =
+    0."""
+    fields = darcy.simulate(
+        range(num), seed=3, resolution=resolution, num_frames=1, parameter=1.0, t_end=1.0
+    )[:, 0]
     a, u = fields[:, :1], fields[:, 1:]
-    return ((a - a.mean()) / a.std())[:, None], torch.cat([u, torch.zeros_like(u[:1])]).sub(u.mean()).div(u.std())
+    return ((a - a.mean()) / a.std())[:, None], torch.cat([u, torch.zeros_like(u[:1])]).sub(u.mean()).div(
+        u.std()
+    )
 
 
 def test_the_elliptic_base_learns_darcy_flow_from_few_samples_in_few_steps():

@@ -1,4 +1,5 @@
-"""The latent cache: what it holds, that it is shared and picklable, and that nothing damaged or stale passes for whole."""
+"""The latent cache: what it holds, that it is shared and picklable, and that nothing damaged or stale passes
+for whole."""
 
 from __future__ import annotations
 
@@ -35,14 +36,26 @@ from ups.tasks import TASKS, get_task
 
 NUM, FRAMES = 12, 7
 SMALL = [f"task.{task}.num_trajectories={NUM}" for task in ("advection1d", "darcy2d", "diff_react2d")] + [
-    "data.tasks=[advection1d,darcy2d,diff_react2d]", "task.advection1d.resolution=32", f"task.advection1d.num_frames={FRAMES}",
-    "task.darcy2d.resolution=16", "task.diff_react2d.resolution=16", f"task.diff_react2d.num_frames={FRAMES}",
-    "task.diff_react2d.dim=5", "cache.chunk=5",
-    *(f"task.{task}.{key}=1" for task in ("advection1d", "darcy2d", "diff_react2d") for key in ("history", "bundle"))]
+    "data.tasks=[advection1d,darcy2d,diff_react2d]",
+    "task.advection1d.resolution=32",
+    f"task.advection1d.num_frames={FRAMES}",
+    "task.darcy2d.resolution=16",
+    "task.diff_react2d.resolution=16",
+    f"task.diff_react2d.num_frames={FRAMES}",
+    "task.diff_react2d.dim=5",
+    "cache.chunk=5",
+    *(
+        f"task.{task}.{key}=1"
+        for task in ("advection1d", "darcy2d", "diff_react2d")
+        for key in ("history", "bundle")
+    ),
+]
 
 
 def settings(root: Path, *more: str) -> Config:
-    return load_config(ROOT / "configs" / "smoke.yaml", [f"data.root={root}/data", f"cache.root={root}/cache", *SMALL, *more])
+    return load_config(
+        ROOT / "configs" / "smoke.yaml", [f"data.root={root}/data", f"cache.root={root}/cache", *SMALL, *more]
+    )
 
 
 def fake_solver(indices, *, seed, resolution, num_frames, parameter, t_end, task):
@@ -65,9 +78,23 @@ def write_all(config: Config) -> None:
     for task in config.data.tasks:
         wanted = config.task[task]
         for path, parameter in zip(data_files(config, task), wanted.parameters or [None], strict=True):
-            made = generation_settings(task, "test", seed=1, num_trajectories=wanted.num_trajectories, t_end=wanted.t_end,
-                                       resolution=wanted.resolution, num_frames=wanted.num_frames, parameter=parameter)
-            write_data(path, task, lambda indices, task=task, **kw: fake_solver(indices, task=task, **kw), made, chunk=50)
+            made = generation_settings(
+                task,
+                "test",
+                seed=1,
+                num_trajectories=wanted.num_trajectories,
+                t_end=wanted.t_end,
+                resolution=wanted.resolution,
+                num_frames=wanted.num_frames,
+                parameter=parameter,
+            )
+            write_data(
+                path,
+                task,
+                lambda indices, task=task, **kw: fake_solver(indices, task=task, **kw),
+                made,
+                chunk=50,
+            )
 
 
 @pytest.fixture(scope="module")
@@ -94,13 +121,15 @@ def damage(path: Path, position: int, mask: int = 0x10) -> None:
     path.write_bytes(data)
 
 
-# ------------------------------------------------------------------------------------------------------------- content
+# ---------------------------------------------------------------------------------------------------- content
 
 
 def test_rows_follow_file_order_and_decode_to_the_data(built):
     cache = open_cache(built, "advection1d")
     assert (cache.num_rows, cache.num_frames) == (2 * NUM, FRAMES)
-    assert cache.parameters.tolist() == [[0.4]] * NUM + [[1.0]] * NUM and cache.parameters.dtype == torch.float64
+    assert (
+        cache.parameters.tolist() == [[0.4]] * NUM + [[1.0]] * NUM and cache.parameters.dtype == torch.float64
+    )
     assert cache.parameter_values[cache.parameter_index].tolist() == cache.parameters[:, 0].tolist()
     assert cache.trajectory.tolist() == [*range(NUM)] * 2
     assert cache.dt == pytest.approx(0.75 / (FRAMES - 1), rel=1e-5)
@@ -116,16 +145,21 @@ def test_data_files_are_those_of_the_cache_by_their_values_not_by_their_age(buil
     """What a report scores against must be what the latents are of."""
     config = replace(built, data=replace(built.data, root=str(tmp_path)))
     cache = open_cache(config, task)
-    with pytest.raises(FileNotFoundError, match="no data file .*expected .* in PDEBench's layout. Run `make data`"):
+    with pytest.raises(
+        FileNotFoundError, match="no data file .*expected .* in PDEBench's layout. Run `make data`"
+    ):
         same_sources(config, cache)
     for old, new in zip(data_files(built, task), data_files(config, task), strict=True):
         new.parent.mkdir(parents=True, exist_ok=True)
         new.write_bytes(old.read_bytes())
-    same_sources(config, cache)   # a copy, younger than the cache
+    same_sources(config, cache)  # a copy, younger than the cache
     with h5py.File(new, "r+") as file:
         name = "nu" if "nu" in file else "tensor"
         file[name][NUM - 1, ..., 3] = np.nextafter(file[name][NUM - 1, ..., 3], np.float32(9))
-    with pytest.raises(ValueError, match="the data files of .* hold other values than those that .*h5 was built from; expected"):
+    with pytest.raises(
+        ValueError,
+        match="the data files of .* hold other values than those that .*h5 was built from; expected",
+    ):
         same_sources(config, cache)
 
 
@@ -165,16 +199,24 @@ def test_floor_is_the_error_of_decoding_held_out_trajectories(built):
     cache = open_cache(built, "diff_react2d")
     rows = cache.split["test"]
     with h5py.File(data_files(built, "diff_react2d")[0]) as data:
-        u = torch.from_numpy(np.stack([data[f"{i:04d}/data"][()] for i in rows.tolist()])).permute(0, 1, 4, 2, 3).double()
+        u = (
+            torch.from_numpy(np.stack([data[f"{i:04d}/data"][()] for i in rows.tolist()]))
+            .permute(0, 1, 4, 2, 3)
+            .double()
+        )
     u_pred = cache.tokenizer.denormalise(cache.tokenizer.decode(cache.batch(rows, 0, FRAMES))).double()
     ratio = ((u_pred - u).square().mean((3, 4)) / u.square().mean((3, 4))).sqrt()
     floor = cache.floor["test"]["state"]
-    assert floor["nrmse"] == pytest.approx(float(ratio.mean()), rel=1e-4) and floor["nrmse"] > 1e-3   # 5 of 32
+    assert floor["nrmse"] == pytest.approx(float(ratio.mean()), rel=1e-4) and floor["nrmse"] > 1e-3  # 5 of 32
     scale = cache.tokenizer.std.double().view(-1, 1, 1)
     change = (u.diff(dim=1) / scale).square().mean().sqrt()
-    assert floor["over_change"] == pytest.approx(float(((u_pred - u) / scale).square().mean().sqrt() / change), rel=1e-4)
-    assert open_cache(built, "advection1d").floor["val"]["state"]["nrmse"] < 1e-6   # full rank: rounding only
-    assert open_cache(built, "darcy2d").floor["val"]["state"]["over_change"] is None   # nothing changes in a steady task
+    assert floor["over_change"] == pytest.approx(
+        float(((u_pred - u) / scale).square().mean().sqrt() / change), rel=1e-4
+    )
+    assert open_cache(built, "advection1d").floor["val"]["state"]["nrmse"] < 1e-6  # full rank: rounding only
+    assert (
+        open_cache(built, "darcy2d").floor["val"]["state"]["over_change"] is None
+    )  # nothing changes in a steady task
 
 
 def test_batch_is_the_slice_it_names(built):
@@ -186,14 +228,14 @@ def test_batch_is_the_slice_it_names(built):
     z = cache.batch(rows, starts, 3)
     assert z.shape == (4, 3, *cache.tokenizer.tokens, cache.tokenizer.dim) and z.dtype == torch.float32
     assert all(torch.equal(z[i], everything[rows[i], starts[i] : starts[i] + 3]) for i in range(4))
-    z.zero_()   # a copy: the file is untouched
+    z.zero_()  # a copy: the file is untouched
     assert torch.equal(cache.batch(rows, starts, 3)[0], everything[23, 4:7])
 
 
 def test_placed_latents_give_the_same_batches(built):
     mapped, placed = open_cache(built, "darcy2d"), open_cache(built, "darcy2d")
     assert place([placed], "cpu", "device") == "device"
-    assert place([mapped], "cpu", "auto") == "mmap"   # the page cache already is the copy
+    assert place([mapped], "cpu", "auto") == "mmap"  # the page cache already is the copy
     rows = torch.tensor([3, 1])
     assert torch.equal(mapped.batch(rows, 0, 1), placed.batch(rows, 0, 1))
     assert torch.equal(mapped.inputs(rows), placed.inputs(rows))
@@ -211,17 +253,23 @@ def test_content_does_not_depend_on_the_chunk(built, tmp_path):
 
 @pytest.mark.parametrize("task", ["advection1d", "diff_react2d"])
 def test_long_trajectories_are_taken_in_by_frames_and_give_the_same_bits(built, tmp_path, monkeypatch, task):
-    """Two frames at a time, which need not divide how many there are, against whole trajectories; by one codec, as what
-    is subtracted from the moments against cancellation is of the frames that come first."""
+    """Two frames at a time, which need not divide how many there are, against whole trajectories; by one
+    codec, as what is subtracted from the moments against cancellation is of the frames that come first."""
     config = fresh(built, tmp_path, "cache.chunk=1")
     path, spec = config.cache_path(task), get_task(task)
     size = 2 * math.prod(config.task[task].cells(spec.ndim)) * len(spec.channels)
     monkeypatch.setattr(tokenizer, "SLAB", size)
     found, read = [], []
     add = cache_build.CodecErrors.add
-    monkeypatch.setattr(cache_build.CodecErrors, "add", lambda self, u, stored: (read.append(u.shape[1]), add(self, u, stored)))
+    monkeypatch.setattr(
+        cache_build.CodecErrors,
+        "add",
+        lambda self, u, stored: (read.append(u.shape[1]), add(self, u, stored)),
+    )
     fitted, fit = [], tokenizer.Tokenizer.from_moments
-    monkeypatch.setattr(tokenizer.Tokenizer, "from_moments", lambda *given: fitted.append(fit(*given)) or fitted[0])
+    monkeypatch.setattr(
+        tokenizer.Tokenizer, "from_moments", lambda *given: fitted.append(fit(*given)) or fitted[0]
+    )
     for at_once in (2**30, size):
         monkeypatch.setattr(cache_build, "SLAB", at_once)
         build_cache(config, task, progress=False)
@@ -262,25 +310,33 @@ def test_float16_halves_the_latents_and_reports_what_rounding_costs(built, tmp_p
     half, full = open_cache(config, "advection1d"), open_cache(built, "advection1d")
     assert 2 * half.num_bytes == full.num_bytes
     z, exact = half.batch([4], 1, 3), full.batch([4], 1, 3)
-    assert z.dtype == torch.float32 and torch.allclose(z, exact, rtol=2**-11, atol=1e-6) and not torch.equal(z, exact)
-    assert half.floor["val"]["state"]["rounding_over_change"] > 1e-5 > full.floor["val"]["state"]["over_change"]
+    assert (
+        z.dtype == torch.float32
+        and torch.allclose(z, exact, rtol=2**-11, atol=1e-6)
+        and not torch.equal(z, exact)
+    )
+    assert (
+        half.floor["val"]["state"]["rounding_over_change"] > 1e-5 > full.floor["val"]["state"]["over_change"]
+    )
     assert full.floor["val"]["state"]["rounding_over_change"] == 0
 
 
-# ------------------------------------------------------------------------------------------------------------- sharing
+# ---------------------------------------------------------------------------------------------------- sharing
 
 
 def test_cache_is_picklable_and_survives_a_fork(built):
     cache = open_cache(built, "advection1d")
     text = pickle.dumps(cache)
-    assert len(text) < 5000   # the path, not the latents
+    assert len(text) < 5000  # the path, not the latents
     assert torch.equal(pickle.loads(text).batch([3], 1, 2), cache.batch([3], 1, 2))
     expected = float(cache.batch([3], 1, 2).sum())
     child = os.fork()
     if child == 0:
         os._exit(0 if float(cache.batch([3], 1, 2).sum()) == expected else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    loader = torch.utils.data.DataLoader(range(4), num_workers=1, collate_fn=lambda rows: cache.batch(rows, 0, 2))
+    loader = torch.utils.data.DataLoader(
+        range(4), num_workers=1, collate_fn=lambda rows: cache.batch(rows, 0, 2)
+    )
     assert torch.equal(next(iter(loader)), cache.batch([0], 0, 2))
 
 
@@ -311,7 +367,12 @@ def test_damage_that_opening_does_not_look_for_is_found_when_its_row_is_read(cop
 def test_each_row_is_compared_once_while_the_file_stays_as_it_is(built, monkeypatch):
     cache, compared, crc32 = open_cache(built, "advection1d", "quick"), [], cache_module.zlib.crc32
     monkeypatch.setattr(cache_module.zlib, "crc32", lambda row: compared.append(1) or crc32(row))
-    for rows, expected in (([1, 2, 2, 1], 2), ([2, 3, 1], 3), ([1, 2, 3], 3), (range(cache.num_rows), cache.num_rows)):
+    for rows, expected in (
+        ([1, 2, 2, 1], 2),
+        ([2, 3, 1], 3),
+        ([1, 2, 3], 3),
+        (range(cache.num_rows), cache.num_rows),
+    ):
         assert cache.batch(list(rows), 0, 2).isfinite().all() and len(compared) == expected
 
 
@@ -320,13 +381,15 @@ def test_a_file_that_is_overwritten_in_place_while_it_is_read_is_refused(copy, v
     config, path = copy
     cache = open_cache(config, "advection1d", verify)
     z_ref = cache.batch([0, 1], 0, 2)
-    time.sleep(0.05)   # longer than a tick of the file system's clock
+    time.sleep(0.05)  # longer than a tick of the file system's clock
     with path.open("r+b") as file:
         file.seek(read_seal(path)["latents"][0][0] + 5)
         file.write(b"x")
-    assert torch.equal(cache.batch([1], 0, 2), z_ref[1:])   # what was not hit
-    for _ in range(2):   # it does not come round
-        with pytest.raises(ValueError, match="has a damaged row 0 in /state/latents.*Rebuild it with `make cache`"):
+    assert torch.equal(cache.batch([1], 0, 2), z_ref[1:])  # what was not hit
+    for _ in range(2):  # it does not come round
+        with pytest.raises(
+            ValueError, match="has a damaged row 0 in /state/latents.*Rebuild it with `make cache`"
+        ):
             cache.batch([1, 0], 0, 2)
     with pytest.raises(ValueError, match="has a damaged row 0"):
         place([cache], "cpu", "device")
@@ -352,7 +415,9 @@ def test_a_file_that_is_touched_replaced_or_removed_while_it_is_read_serves_on(b
     z_ref = cache.batch([0, 1], 0, 2)
     os.utime(path)
     assert torch.equal(cache.batch([0, 1], 0, 2), z_ref)
-    other = settings(path.parent, f"data.root={built.data.root}", f"cache.root={path.parent}", "task.advection1d.patch=8")
+    other = settings(
+        path.parent, f"data.root={built.data.root}", f"cache.root={path.parent}", "task.advection1d.patch=8"
+    )
     build_cache(other, "advection1d", progress=False)
     assert torch.equal(cache.batch([0, 1], 0, 2), z_ref)
     path.unlink()
@@ -362,7 +427,7 @@ def test_a_file_that_is_touched_replaced_or_removed_while_it_is_read_serves_on(b
 def test_a_file_that_is_truncated_while_it_is_read_is_refused_and_kills_nobody(copy):
     config, path = copy
     cache = open_cache(config, "advection1d")
-    child = os.fork()   # a signal would end it
+    child = os.fork()  # a signal would end it
     if child == 0:
         os.truncate(path, 8192)
         try:
@@ -381,13 +446,15 @@ def test_latents_are_mapped_from_the_file_and_open_no_shared_memory(built):
 
 def test_quick_opening_does_not_read_the_latents(built, copy, monkeypatch):
     config, path = copy
-    monkeypatch.setattr(cache_module._Latents, "verify", lambda self, rows=None: pytest.fail("read all latents"))
+    monkeypatch.setattr(
+        cache_module._Latents, "verify", lambda self, rows=None: pytest.fail("read all latents")
+    )
     open_cache(config, "advection1d", verify="quick")
     monkeypatch.setattr(cache_module, "FULL_BYTES", 10)
-    open_cache(config, "advection1d")   # auto: too large to verify at every opening
+    open_cache(config, "advection1d")  # auto: too large to verify at every opening
 
 
-# ------------------------------------------------------------------------------------------------------------- damage
+# ----------------------------------------------------------------------------------------------------- damage
 
 
 def test_missing_cache_names_make_cache(built, tmp_path):
@@ -395,21 +462,32 @@ def test_missing_cache_names_make_cache(built, tmp_path):
         open_cache(replace(built, cache=replace(built.cache, root=str(tmp_path))), "burgers1d")
 
 
-@pytest.mark.parametrize(("override", "found"), [
-    ("task.advection1d.patch=8", "patch 4 -> 8"), ("task.advection1d.dim=3", "dim 0 -> 3"),
-    ("task.advection1d.time_stride=2", "time_stride 1 -> 2"), ("cache.dtype=float16", "dtype 'float32' -> 'float16'"),
-    ("data.val_fraction=0.2", "val_fraction 0.1 -> 0.2"), ("task.advection1d.parameters=[0.4,4.0]", "parameters"),
-    ("data.seed=7", "seed 2022 -> 7")])
+@pytest.mark.parametrize(
+    ("override", "found"),
+    [
+        ("task.advection1d.patch=8", "patch 4 -> 8"),
+        ("task.advection1d.dim=3", "dim 0 -> 3"),
+        ("task.advection1d.time_stride=2", "time_stride 1 -> 2"),
+        ("cache.dtype=float16", "dtype 'float32' -> 'float16'"),
+        ("data.val_fraction=0.2", "val_fraction 0.1 -> 0.2"),
+        ("task.advection1d.parameters=[0.4,4.0]", "parameters"),
+        ("data.seed=7", "seed 2022 -> 7"),
+    ],
+)
 def test_stale_cache_is_refused_with_the_change_and_the_command(built, override, found):
     config = settings(Path(built.cache.root).parent, override)
-    with pytest.raises(ValueError, match=r"is stale .*`make cache`.*prepare_cache.py --config CONFIG --rebuild") as error:
+    with pytest.raises(
+        ValueError, match=r"is stale .*`make cache`.*prepare_cache.py --config CONFIG --rebuild"
+    ) as error:
         open_cache(config, "advection1d")
     assert found in str(error.value)
     assert is_up_to_date(config, "advection1d")[0] is False
 
 
 def test_settings_that_do_not_touch_the_cache_leave_it_valid(built):
-    config = settings(Path(built.cache.root).parent, "task.advection1d.history=2", "cache.chunk=3", "operator.train.steps=9")
+    config = settings(
+        Path(built.cache.root).parent, "task.advection1d.history=2", "cache.chunk=3", "operator.train.steps=9"
+    )
     assert open_cache(config, "advection1d").settings.history == 2
 
 
@@ -429,7 +507,7 @@ def test_truncated_or_extended_cache_is_refused(copy, cut):
     path.write_bytes(data + b"\0" * cut)
     with pytest.raises(ValueError, match="truncated or appended to"):
         open_cache(config, "advection1d", verify="quick")
-    path.write_bytes(data[:cut // 10])
+    path.write_bytes(data[: cut // 10])
     with pytest.raises(ValueError, match="not a finished UPS cache"):
         open_cache(config, "advection1d", verify="quick")
 
@@ -438,23 +516,31 @@ def test_every_kind_of_bit_flip_is_found(copy):
     config, path = copy
     whole = path.read_bytes()
     seal = read_seal(path)
-    (offset, num_bytes), = seal["latents"]
+    ((offset, num_bytes),) = seal["latents"]
     with h5py.File(path, "r") as file:
-        basis, checksums = (file[name].id.get_offset() for name in ("state/tokenizer/basis", "state/checksums"))
+        basis, checksums = (
+            file[name].id.get_offset() for name in ("state/tokenizer/basis", "state/checksums")
+        )
         header = file["header"].id.get_offset()
     outside = [0, 20, 60, 4000, 4096, 4100, basis, basis + 5, checksums + 3, header + 1, len(whole) - 1]
     generator = np.random.default_rng(0)
-    outside += [int(at) for at in generator.integers(0, len(whole), 200) if not offset <= at < offset + num_bytes]
-    for position in outside:   # seal, HDF5 structure, tokenizer, checksums, metadata, gaps
+    outside += [
+        int(at) for at in generator.integers(0, len(whole), 200) if not offset <= at < offset + num_bytes
+    ]
+    for position in outside:  # seal, HDF5 structure, tokenizer, checksums, metadata, gaps
         damage(path, position, 1 << int(generator.integers(8)))
         with pytest.raises(ValueError, match="make cache"):
             open_cache(config, "advection1d", verify="quick")
         path.write_bytes(whole)
     row_bytes = num_bytes // (2 * NUM)
-    for row, position in ((0, offset), (7, offset + 7 * row_bytes + 11), (2 * NUM - 1, offset + num_bytes - 1)):
+    for row, position in (
+        (0, offset),
+        (7, offset + 7 * row_bytes + 11),
+        (2 * NUM - 1, offset + num_bytes - 1),
+    ):
         damage(path, position)
-        open_cache(config, "advection1d", verify="quick")   # milliseconds cannot see it ..
-        for verify in ("full", "auto"):                     # .. training, which opens with auto, does
+        open_cache(config, "advection1d", verify="quick")  # milliseconds cannot see it ..
+        for verify in ("full", "auto"):  # .. training, which opens with auto, does
             with pytest.raises(ValueError, match=f"damaged row {row} in /state/latents.*--rebuild"):
                 open_cache(config, "advection1d", verify=verify)
         path.write_bytes(whole)
@@ -464,8 +550,12 @@ def test_every_kind_of_bit_flip_is_found(copy):
 def test_foreign_files_are_refused(copy):
     config, path = copy
     path.write_bytes(b"hello")
-    for make in (lambda: None, lambda: path.write_bytes(os.urandom(50000)), lambda: path.write_bytes(b""),
-                 lambda: h5py.File(path, "w").create_dataset("tensor", data=np.zeros(10000)).file.close()):
+    for make in (
+        lambda: None,
+        lambda: path.write_bytes(os.urandom(50000)),
+        lambda: path.write_bytes(b""),
+        lambda: h5py.File(path, "w").create_dataset("tensor", data=np.zeros(10000)).file.close(),
+    ):
         make()
         with pytest.raises(ValueError, match="is not a finished UPS cache .*make cache"):
             open_cache(config, "advection1d")
@@ -478,8 +568,9 @@ def test_other_format_version_is_refused(copy, monkeypatch):
         open_cache(config, "advection1d")
 
 
-@pytest.mark.parametrize("key", ["header", "parameters", "split/val", "state/tokenizer/basis", "state/checksums",
-                                 "state/latents"])
+@pytest.mark.parametrize(
+    "key", ["header", "parameters", "split/val", "state/tokenizer/basis", "state/checksums", "state/latents"]
+)
 def test_missing_part_is_refused_even_when_sealed(copy, key):
     config, path = copy
     with h5py.File(path, "r+", libver=cache_build.LIBVER) as file:
@@ -491,12 +582,19 @@ def test_missing_part_is_refused_even_when_sealed(copy, key):
 
 def test_reading_outside_the_cache_is_refused(built):
     cache = open_cache(built, "advection1d")
-    for rows, starts, length in (([24], 0, 1), ([-1], 0, 1), ([0], 5, 3), ([0], -1, 2), ([0], 0, 8), ([], 0, 1)):
+    for rows, starts, length in (
+        ([24], 0, 1),
+        ([-1], 0, 1),
+        ([0], 5, 3),
+        ([0], -1, 2),
+        ([0], 0, 8),
+        ([], 0, 1),
+    ):
         with pytest.raises(ValueError, match="reach outside /state/latents"):
             cache.batch(rows, starts, length)
 
 
-# ------------------------------------------------------------------------------------------------------------- building
+# --------------------------------------------------------------------------------------------------- building
 
 
 def fresh(built: Config, tmp_path: Path, *more: str) -> Config:
@@ -505,12 +603,20 @@ def fresh(built: Config, tmp_path: Path, *more: str) -> Config:
 
 
 def test_non_finite_data_are_refused_with_trajectory_and_frame(tmp_path):
-    config = settings(tmp_path, "data.tasks=[advection1d]", "task.advection1d.first_frame=1", "task.advection1d.time_stride=2")
+    config = settings(
+        tmp_path,
+        "data.tasks=[advection1d]",
+        "task.advection1d.first_frame=1",
+        "task.advection1d.time_stride=2",
+    )
     write_all(config)
-    for trajectory in (7, 0):   # in training and in held-out data
+    for trajectory in (7, 0):  # in training and in held-out data
         with h5py.File(data_files(config, "advection1d")[1], "r+") as data:
             data["tensor"][trajectory, 5, 3] = np.nan
-        with pytest.raises(ValueError, match=f"beta1.0.hdf5 holds nan in u of trajectory {trajectory}, frame 5; expected finite"):
+        with pytest.raises(
+            ValueError,
+            match=f"beta1.0.hdf5 holds nan in u of trajectory {trajectory}, frame 5; expected finite",
+        ):
             build_cache(config, "advection1d", progress=False)
         assert not list(Path(config.cache.root).glob("*"))
         with h5py.File(data_files(config, "advection1d")[1], "r+") as data:
@@ -522,10 +628,20 @@ def test_missing_data_names_make_data(tmp_path):
         build_cache(settings(tmp_path), "advection1d", progress=False)
 
 
-@pytest.mark.parametrize(("override", "found"), [
-    ("task.advection1d.resolution=64", r"has \(32,\) cells \(after striding\); expected \(64,\).*resolution"),
-    ("task.advection1d.num_frames=9", "has 7 frames .*expected 9.*num_frames"),
-    ("task.advection1d.num_trajectories=50", "has 12 trajectories; expected at least 50.*num_trajectories")])
+@pytest.mark.parametrize(
+    ("override", "found"),
+    [
+        (
+            "task.advection1d.resolution=64",
+            r"has \(32,\) cells \(after striding\); expected \(64,\).*resolution",
+        ),
+        ("task.advection1d.num_frames=9", "has 7 frames .*expected 9.*num_frames"),
+        (
+            "task.advection1d.num_trajectories=50",
+            "has 12 trajectories; expected at least 50.*num_trajectories",
+        ),
+    ],
+)
 def test_data_unlike_the_configuration_are_refused(built, tmp_path, override, found):
     with pytest.raises(ValueError, match=found):
         build_cache(fresh(built, tmp_path, override), "advection1d", progress=False)
@@ -556,13 +672,19 @@ def test_data_that_change_while_being_read_are_refused(tmp_path, monkeypatch):
 
 def test_float16_overflow_is_refused(built, tmp_path, monkeypatch):
     config = fresh(built, tmp_path, "cache.dtype=float16")
-    monkeypatch.setattr(cache_build.Tokenizer, "encode", lambda self, w: torch.full((len(w), FRAMES, 8, 4), 1e5))
-    with pytest.raises(ValueError, match="overflow float16; expected them below 65504. Set cache.dtype=float32"):
+    monkeypatch.setattr(
+        cache_build.Tokenizer, "encode", lambda self, w: torch.full((len(w), FRAMES, 8, 4), 1e5)
+    )
+    with pytest.raises(
+        ValueError, match="overflow float16; expected them below 65504. Set cache.dtype=float32"
+    ):
         build_cache(config, "advection1d", progress=False)
 
 
 def run(code: str, *args: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-c", code, *args], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-c", code, *args], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
 
 
 CHILD = """
@@ -580,15 +702,21 @@ def overrides(config: Config) -> list[str]:
 
 def test_full_disk_is_a_clear_error_and_leaves_nothing(built, tmp_path):
     config = fresh(built, tmp_path)
-    code = CHILD + """
+    code = (
+        CHILD
+        + """
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
 try:
     build_cache(config, "advection1d", progress=False)
 except OSError as error:
     print(type(error).__name__, error)
 """
+    )
     result = run(code, "20000", *overrides(config))
-    assert "cannot write" in result.stdout and "MiB of room in it. Free some, or change cache.root" in result.stdout, result
+    assert (
+        "cannot write" in result.stdout
+        and "MiB of room in it. Free some, or change cache.root" in result.stdout
+    ), result
     assert not list(Path(config.cache.root).iterdir())
 
 
@@ -605,8 +733,10 @@ def test_disk_that_fills_up_later_is_a_clear_error(built, tmp_path, monkeypatch)
 
 
 def test_folder_that_may_not_be_written_is_a_clear_error(built, tmp_path):
-    (tmp_path / "cache").write_text("a file where the folder should be")   # works for root too
-    with pytest.raises(OSError, match="cannot write .*expected a folder that may be written.*change cache.root"):
+    (tmp_path / "cache").write_text("a file where the folder should be")  # works for root too
+    with pytest.raises(
+        OSError, match="cannot write .*expected a folder that may be written.*change cache.root"
+    ):
         build_cache(fresh(built, tmp_path), "advection1d", progress=False)
 
 
@@ -625,7 +755,7 @@ def test_a_builder_that_comes_as_another_ends_leaves_the_finished_file_whole(bui
     config = fresh(built, tmp_path)
     path, flock = config.cache_path("advection1d"), files.fcntl.flock
 
-    def late(file, how):   # between our open and our lock the other one ends
+    def late(file, how):  # between our open and our lock the other one ends
         monkeypatch.undo()
         partial_path(path).write_bytes(built.cache_path("advection1d").read_bytes())
         partial_path(path).rename(path)
@@ -648,7 +778,9 @@ def test_a_planted_temporary_name_is_not_written_through(built, tmp_path, kind):
         partial.symlink_to(victim)
     else:
         partial.hardlink_to(victim)
-    with pytest.raises(OSError, match="partial is a link or no plain file; expected a file of our own.*Remove it"):
+    with pytest.raises(
+        OSError, match="partial is a link or no plain file; expected a file of our own.*Remove it"
+    ):
         build_cache(config, "advection1d", progress=False)
     assert victim.read_text() == "somebody's data"
 
@@ -658,7 +790,9 @@ def test_a_disk_without_locks_is_named(built, tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(files.fcntl, "flock", none)
-    with pytest.raises(OSError, match="cannot be locked .No locks available.; expected a file system with locks"):
+    with pytest.raises(
+        OSError, match="cannot be locked .No locks available.; expected a file system with locks"
+    ):
         build_cache(fresh(built, tmp_path), "advection1d", progress=False)
 
 
@@ -671,7 +805,9 @@ def test_a_cache_that_leads_to_another_file_is_refused(copy, key):
         elsewhere.write_bytes(values.tobytes())
         del file[key]
         if key.endswith("mean"):
-            file.create_dataset(key, values.shape, values.dtype, external=[(str(elsewhere), 0, values.nbytes)])
+            file.create_dataset(
+                key, values.shape, values.dtype, external=[(str(elsewhere), 0, values.nbytes)]
+            )
         else:
             file[key] = h5py.ExternalLink(str(elsewhere), key)
     write_seal(path)
@@ -682,7 +818,9 @@ def test_a_cache_that_leads_to_another_file_is_refused(copy, key):
 @pytest.mark.parametrize("stage", ["_allocate", "CodecErrors", "write_seal"])
 def test_kill_during_build_leaves_nothing_that_opens_and_the_next_build_succeeds(built, tmp_path, stage):
     config = fresh(built, tmp_path)
-    code = CHILD + f"""
+    code = (
+        CHILD
+        + f"""
 original = cache_build.{stage}
 def stop(*args):
     result = original(*args)
@@ -692,7 +830,10 @@ def stop(*args):
 cache_build.{stage} = stop
 build_cache(config, "advection1d", progress=False)
 """
-    child = subprocess.Popen([sys.executable, "-c", code, "0", *overrides(config)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, "0", *overrides(config)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     assert child.stdout.readline() == "ready\n"
     child.send_signal(signal.SIGKILL)
     child.wait()
@@ -701,7 +842,7 @@ build_cache(config, "advection1d", progress=False)
     assert partial.exists() and not path.exists()
     with pytest.raises(FileNotFoundError, match="make cache"):
         open_cache(config, "advection1d")
-    if stage != "write_seal":   # even under the final name it would not pass
+    if stage != "write_seal":  # even under the final name it would not pass
         path.write_bytes(partial.read_bytes())
         with pytest.raises(ValueError, match="not a finished UPS cache"):
             open_cache(config, "advection1d")
@@ -728,12 +869,16 @@ def test_memory_does_not_grow_with_the_number_of_trajectories(built, tmp_path, m
     monkeypatch.setattr(cache_build, "READ_BYTES", 3 * 4 * 32 * FRAMES)
     sizes = []
     read = pdebench.Trajectories.read
-    monkeypatch.setattr(pdebench.Trajectories, "read", lambda self, i, j, frames: sizes.append(j - i) or read(self, i, j, frames))
+    monkeypatch.setattr(
+        pdebench.Trajectories,
+        "read",
+        lambda self, i, j, frames: sizes.append(j - i) or read(self, i, j, frames),
+    )
     build_cache(config, "advection1d", progress=False)
     assert max(sizes) == 3
 
 
-# ------------------------------------------------------------------------------------------------------------- script
+# ----------------------------------------------------------------------------------------------------- script
 
 
 def arguments(config: Config, *flags: str) -> list[str]:
@@ -760,9 +905,12 @@ def test_script_rebuilds_when_the_data_changed(built, tmp_path, capsys):
     path = data_files(config, "advection1d")[0]
     os.utime(path, ns=(time.time_ns(), time.time_ns()))
     is_current, reason = is_up_to_date(config, "advection1d")
-    assert not is_current and reason == f"the data files changed since {config.cache_path('advection1d')} was built"
+    assert (
+        not is_current
+        and reason == f"the data files changed since {config.cache_path('advection1d')} was built"
+    )
     path.unlink()
-    assert is_up_to_date(config, "advection1d")[0] is True   # a whole cache does not need its data
+    assert is_up_to_date(config, "advection1d")[0] is True  # a whole cache does not need its data
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(built, tmp_path, capsys):
@@ -806,6 +954,10 @@ def test_a_figure_is_told_the_axes_and_cell_centres_of_the_data(built):
 
 def test_every_task_names_its_equation_and_the_numbers_in_it():
     for task in TASKS.values():
-        assert ("∂" in task.equation or "∇" in task.equation), task.name
-        shown = [name for name in task.parameters if name not in ("M",)]   # the Mach number is one of the initial state
-        assert all(name in task.equation for name in shown) and all(name in task.equation for name in task.inputs), task.name
+        assert "∂" in task.equation or "∇" in task.equation, task.name
+        shown = [
+            name for name in task.parameters if name not in ("M",)
+        ]  # the Mach number is one of the initial state
+        assert all(name in task.equation for name in shown) and all(
+            name in task.equation for name in task.inputs
+        ), task.name

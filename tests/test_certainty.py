@@ -1,5 +1,6 @@
-"""Which found equations are stated, and with which intervals (ups/models/bases/certainty.py, statement.py): true ones of clean
-data with intervals that hold the truth, no wrong ones of noisy data, none whose short waves grow without bound."""
+"""Which found equations are stated, and with which intervals (ups/models/bases/certainty.py, statement.py):
+true ones of clean data with intervals that hold the truth, no wrong ones of noisy data, none whose short
+waves grow without bound."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from ups.models.bases.identify import Identification, Model
 from ups.models.bases.statement import with_interval
 from ups.models.bases.terms import library
 
-MOVED, ONE, TWO = ((0,), ((0, (0,)),)), ((1,), ()), ((2,), ())   # u_x, u, u^2
+MOVED, ONE, TWO = ((0,), ((0, (0,)),)), ((1,), ()), ((2,), ())  # u_x, u, u^2
 NUMBER = re.compile(r"(-?)\s*\(([\d.]+) ± ([\d.]+)\)(e[+-]\d+)?")
 
 
@@ -24,7 +25,9 @@ def advected(rows: int) -> torch.Tensor:
     """u_t = -0.4 u_x."""
     k = fourier(48, 1.0)
     u_hat = torch.fft.rfft(waves(rows, 48, 1))
-    return torch.stack([torch.fft.irfft(torch.exp(-0.4j * k * 0.02 * i) * u_hat, n=48) for i in range(16)], 1)[:, :, None]
+    return torch.stack(
+        [torch.fft.irfft(torch.exp(-0.4j * k * 0.02 * i) * u_hat, n=48) for i in range(16)], 1
+    )[:, :, None]
 
 
 def diffused(rows: int) -> torch.Tensor:
@@ -41,12 +44,17 @@ def burgers(rows: int) -> torch.Tensor:
 def fisher(rows: int) -> torch.Tensor:
     """u_t = u - u^2 + 0.01 u_xx on [0, 10]."""
     start = 0.5 + 0.4 * torch.tanh(waves(rows, 64, 3))
-    return spectral(1 - 0.01 * fourier(64, 10.0) ** 2, torch.tensor(-1.0, dtype=torch.float64), start, 0.1, 20, 5)
+    return spectral(
+        1 - 0.01 * fourier(64, 10.0) ** 2, torch.tensor(-1.0, dtype=torch.float64), start, 0.1, 20, 5
+    )
 
 
-FILMS = {"advection": (advected, 0.02, 1.0, [(MOVED, -0.4)]), "diffusion": (diffused, 0.05, 1.0, [(UXX, 0.02)]),
-         "burgers": (burgers, 0.02, 1.0, [(UX, -1.0), (UXX, 0.02)]),
-         "fisher": (fisher, 0.1, 10.0, [(ONE, 1.0), (TWO, -1.0), (UXX, 0.01)])}
+FILMS = {
+    "advection": (advected, 0.02, 1.0, [(MOVED, -0.4)]),
+    "diffusion": (diffused, 0.05, 1.0, [(UXX, 0.02)]),
+    "burgers": (burgers, 0.02, 1.0, [(UX, -1.0), (UXX, 0.02)]),
+    "fisher": (fisher, 0.1, 10.0, [(ONE, 1.0), (TWO, -1.0), (UXX, 0.01)]),
+}
 
 
 def noisy(u: torch.Tensor, share: float, seed: int = 0) -> torch.Tensor:
@@ -55,7 +63,9 @@ def noisy(u: torch.Tensor, share: float, seed: int = 0) -> torch.Tensor:
 
 def said(u: torch.Tensor, dt: float, length: float) -> list[tuple[str, Equation]]:
     """Every candidate's lines."""
-    return [(line, base) for _, _, base in found(Trajectories(u, dt, length)) for line in base.says(["u"], ["x"])]
+    return [
+        (line, base) for _, _, base in found(Trajectories(u, dt, length)) for line in base.says(["u"], ["x"])
+    ]
 
 
 @pytest.mark.parametrize("rows", [24, 2])
@@ -64,12 +74,20 @@ def test_the_true_equation_of_clean_data_is_stated_with_intervals_that_hold_the_
     make, dt, length, truth = FILMS[name]
     (line, base), *_ = said(make(rows), dt, length)
     assert line.startswith("∂t u = ") and line.count("±") == len(truth), line
-    stated = {base.terms.terms[place]: (value, width) for _, place, value, width, is_small in base.found["equations"][0]["rows"]
-              if not is_small}
+    stated = {
+        base.terms.terms[place]: (value, width)
+        for _, place, value, width, is_small in base.found["equations"][0]["rows"]
+        if not is_small
+    }
     for term, value in truth:
         near, width = stated[term]
-        # beyond it the grid's modified equation: what differences of sixth order and steps do to waves of these lengths
-        assert abs(near - value) <= width + 1e-4 * abs(value) and width < 0.05 * abs(value), (term, near, width)
+        # beyond it the grid's modified equation: what differences of sixth order and steps do to waves of
+        # these lengths
+        assert abs(near - value) <= width + 1e-4 * abs(value) and width < 0.05 * abs(value), (
+            term,
+            near,
+            width,
+        )
     for _, value, width, exponent in NUMBER.findall(line):
         assert float(value + exponent) > float(width + exponent) > 0
 
@@ -95,7 +113,7 @@ def test_fishers_diffusion_in_one_percent_of_noise_is_not_stated():
 
 
 def test_a_width_of_noise_is_what_attenuation_has_taken():
-    for share in (0.0, 0.1, 0.5, 4.0):   # of noise in the variance of a regressor
+    for share in (0.0, 0.1, 0.5, 4.0):  # of noise in the variance of a regressor
         now, louder = (torch.tensor([3.0 / (1 + n * share)]) for n in (1, 2))
         width = noise_width(now, louder)
         assert float(now + width) == pytest.approx(3.0, rel=1e-4)
@@ -106,24 +124,39 @@ def model(terms: list, values: list[float], channels: int = 1) -> tuple[Identifi
     """Of (channel, term) and their values, without data."""
     one = Identification.__new__(Identification)
     one.library = library(channels, [], 1)
-    one.settings = {"num_channels": channels, "num_values": 1, "space": [16], "positive": [], "boundary": "periodic",
-                    "lengths": [16.0], "dt": 1.0, "cell": [1.0]}
+    one.settings = {
+        "num_channels": channels,
+        "num_values": 1,
+        "space": [16],
+        "positive": [],
+        "boundary": "periodic",
+        "lengths": [16.0],
+        "dt": 1.0,
+        "cell": [1.0],
+    }
     one.make, one.seen, one.bounds = Equation, torch.zeros(1), (torch.tensor(-9.0), torch.tensor(9.0))
-    return one, Model([(c, one.library.index(term)) for c, term in terms], torch.tensor(values, dtype=torch.float64))
+    return one, Model(
+        [(c, one.library.index(term)) for c, term in terms], torch.tensor(values, dtype=torch.float64)
+    )
 
 
 def across(c: int, order: int = 2) -> tuple:
     return ((0, 0), ((c, (0,) * order),))
 
 
-@pytest.mark.parametrize(("terms", "values", "channels", "expected"), [
-    ([(0, UX), (0, UXX)], [-1.0, 0.02], 1, False), ([(0, UX), (0, UXX)], [-1.0, -0.02], 1, True),
-    ([(0, UX), (0, UXX), (0, UXXXX)], [-1.0, -1.0, -1.0], 1, False),                 # Kuramoto and Sivashinsky
-    ([(0, UX), (0, UXX), (0, UXXXX)], [-1.0, 0.02, 4e-5], 1, True),                  # of Burgers' equation in noise
-    ([(0, UX), (0, ((0,), ((0, (0, 0, 0)),)))], [-6.0, -1.0], 1, False),             # Korteweg and de Vries
-    ([(0, ((1,), ((0, (0, 0)),)))], [0.1], 1, True),                                 # u u_xx, where u changes its sign
-    ([(0, across(1)), (1, across(0))], [-1.0, 1.0], 2, False),                       # Schroedinger
-    ([(0, across(1)), (1, across(0))], [1.0, 1.0], 2, True)])
+@pytest.mark.parametrize(
+    ("terms", "values", "channels", "expected"),
+    [
+        ([(0, UX), (0, UXX)], [-1.0, 0.02], 1, False),
+        ([(0, UX), (0, UXX)], [-1.0, -0.02], 1, True),
+        ([(0, UX), (0, UXX), (0, UXXXX)], [-1.0, -1.0, -1.0], 1, False),  # Kuramoto and Sivashinsky
+        ([(0, UX), (0, UXX), (0, UXXXX)], [-1.0, 0.02, 4e-5], 1, True),  # of Burgers' equation in noise
+        ([(0, UX), (0, ((0,), ((0, (0, 0, 0)),)))], [-6.0, -1.0], 1, False),  # Korteweg and de Vries
+        ([(0, ((1,), ((0, (0, 0)),)))], [0.1], 1, True),  # u u_xx, where u changes its sign
+        ([(0, across(1)), (1, across(0))], [-1.0, 1.0], 2, False),  # Schroedinger
+        ([(0, across(1)), (1, across(0))], [1.0, 1.0], 2, True),
+    ],
+)
 def test_an_equation_whose_short_waves_grow_without_bound_is_recognised(terms, values, channels, expected):
     one, made = model(terms, values, channels)
     s = torch.randn(4, channels, 16, generator=generator(0, "s"), dtype=torch.float64)
@@ -134,7 +167,10 @@ def test_an_equation_whose_short_waves_grow_without_bound_is_recognised(terms, v
 def test_the_size_of_a_term_is_its_share_of_the_derivative_in_time():
     one, made = model([(0, ONE), (0, TWO)], [1.0, -1e-3])
     s = torch.randn(4, 1, 16, generator=generator(0, "s"), dtype=torch.float64)
-    exact = torch.stack([s, 1e-3 * s**2]).flatten(1).square().mean(1).sqrt() / (s - 1e-3 * s**2).square().mean().sqrt()
+    exact = (
+        torch.stack([s, 1e-3 * s**2]).flatten(1).square().mean(1).sqrt()
+        / (s - 1e-3 * s**2).square().mean().sqrt()
+    )
     torch.testing.assert_close(sizes(one, made, s), exact, rtol=1e-6, atol=0)
 
 
@@ -147,10 +183,15 @@ def test_blocks_hold_whole_trajectories_where_there_are_enough(rows, count):
             assert len(block[torch.arange(count) % rows == row].unique()) == 1
 
 
-@pytest.mark.parametrize(("value", "width", "text"), [
-    (1.00213, 0.0021, "(1.002 ± 0.003)"), (0.02, 9.4e-6, "(0.020000 ± 0.000010)"), (123456.0, 700.0, "(1.235 ± 0.007)e+05"),
-    (3.2e-36, 1e-37, "(3.2 ± 0.1)e-36"), (17.0, 4.0, "(17 ± 4)")])
+@pytest.mark.parametrize(
+    ("value", "width", "text"),
+    [
+        (1.00213, 0.0021, "(1.002 ± 0.003)"),
+        (0.02, 9.4e-6, "(0.020000 ± 0.000010)"),
+        (123456.0, 700.0, "(1.235 ± 0.007)e+05"),
+        (3.2e-36, 1e-37, "(3.2 ± 0.1)e-36"),
+        (17.0, 4.0, "(17 ± 4)"),
+    ],
+)
 def test_a_coefficient_has_the_digits_that_its_interval_leaves(value, width, text):
     assert with_interval(value, width) == text
-
-

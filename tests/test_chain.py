@@ -54,12 +54,14 @@ def root(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def run_in(root, tmp_path_factory):
     """run(parents, script, ...): configuration of a stage made from true parents in a folder of its own."""
+
     def run(parents: tuple[str, ...], script: str, *more: str, fake=None):
         apart = tmp_path_factory.mktemp("apart")
         for parent in parents:
             shutil.copytree(root / "runs/default" / parent, apart / "default" / parent)
         world.run_stage(root, *script.split(), f"run.root={apart}", *more, fake=fake)
         return world.config_of(root, f"run.root={apart}", *more)
+
     return run
 
 
@@ -80,10 +82,14 @@ def chain(root, u) -> dict[str, torch.Tensor]:
 
 
 def measure_operator(operator) -> dict[str, float]:
-    """linear: error of the propagator over persistence's; bent: share of its base's that the network leaves."""
+    """linear: error of the propagator over persistence's; bent: share of its base's that the network
+    leaves."""
+
     def call(name, v, part="full"):
         codec = operator.heads[name].codec
-        z = operator.rollout(codec.encode(codec.normalise(v[:, None]))[:, None], name, torch.ones(len(v), 1), 1, part)
+        z = operator.rollout(
+            codec.encode(codec.normalise(v[:, None]))[:, None], name, torch.ones(len(v), 1), 1, part
+        )
         return operator.head(name).physical(z)[:, 0, 0]
 
     u, v = world.states(1024, generator(3)), torch.randn(1024, world.CELLS, generator=generator(4))
@@ -92,7 +98,7 @@ def measure_operator(operator) -> dict[str, float]:
     return {"linear": float(linear), "bent": float(full / base)}
 
 
-OPERATOR = {"linear": (0.0, 0.03), "bent": (0.0, 0.3)}   # measured 0.01 (sampling error of the data) and 0.21
+OPERATOR = {"linear": (0.0, 0.03), "bent": (0.0, 0.3)}  # measured 0.01 (sampling error of the data) and 0.21
 
 
 def test_the_operator_is_the_linear_propagator_and_its_network_the_rest(root):
@@ -125,7 +131,8 @@ def test_draws_follow_the_law_of_the_next_state(chain, u, model):
 
 
 def test_the_student_is_its_teachers_map_and_the_rival_is_not(chain):
-    """The rival began as the corrector and scores alone move it: how far, by machine, is 0.08 or more; the student's 0.002."""
+    """The rival began as the corrector and scores alone move it: how far, by machine, is 0.08 or more; the
+    student's 0.002."""
     assert not judge_pairing(chain["student_1"], chain["corrector"], 0.03)
     assert "pair error" in names(judge_pairing(chain["rival"], chain["corrector"], 0.03))
 
@@ -143,14 +150,26 @@ def test_a_fresh_rival_has_what_is_linear_of_the_corrector_and_not_what_it_learn
     rival, corrector = (load_corrector(config.run_dir / stage) for stage in ("rival", "diffusion"))
     for name, value in corrector.heads[NOISY].fitted.items():
         assert torch.equal(rival.heads[NOISY].fitted[name], value), name
-    began, learnt = (torch.cat([p.detach().flatten() for p in network.backbone.parameters()]) for network in (rival, corrector))
+    began, learnt = (
+        torch.cat([p.detach().flatten() for p in network.backbone.parameters()])
+        for network in (rival, corrector)
+    )
     assert float((began - learnt).norm() / learnt.norm()) > 0.3
 
 
-@pytest.mark.parametrize(("fake", "script", "more", "model", "criterion"), [
-    (world.student_of_zero, "train_consistency", ("consistency.tune_fraction=0", "consistency.train.steps=150"),
-     "student_1", "std"),
-    (world.rival_of_others, "train_rival", (), "rival", "skewness")])
+@pytest.mark.parametrize(
+    ("fake", "script", "more", "model", "criterion"),
+    [
+        (
+            world.student_of_zero,
+            "train_consistency",
+            ("consistency.tune_fraction=0", "consistency.train.steps=150"),
+            "student_1",
+            "std",
+        ),
+        (world.rival_of_others, "train_rival", (), "rival", "skewness"),
+    ],
+)
 def test_a_student_trained_falsely_is_caught(run_in, chain, u, fake, script, more, model, criterion):
     config = run_in(("operator", "diffusion"), script, *more, fake=fake)
     drawn = world.draw_left(world.ensembles_of(config), u, MEMBERS)[model]
@@ -166,8 +185,11 @@ def test_a_corrector_that_draws_falsely_is_caught(root, chain, u):
         "shuffled": (lambda tokens, facts, *noises: draw(tokens.flip(0), facts, *noises), "skewness"),
         "half the noise": (lambda tokens, facts, noise, _: draw(tokens, facts, 0.5 * noise, noise), "local"),
         "twice the noise": (lambda tokens, facts, noise, _: draw(tokens, facts, 2 * noise, noise), "local"),
-        "one noise": (lambda tokens, facts, noise, _: draw(tokens, facts, noise[:1].expand_as(noise), noise),
-                      "std")}
+        "one noise": (
+            lambda tokens, facts, noise, _: draw(tokens, facts, noise[:1].expand_as(noise), noise),
+            "std",
+        ),
+    }
     drawn = world.draw_left(ensembles, u, MEMBERS, **{name: fake for name, (fake, _) in fakes.items()})
     for name, (_, criterion) in fakes.items():
         assert criterion in names(world.judge_left(u, drawn[name])), name
@@ -191,10 +213,17 @@ def test_on_validation_the_corrector_is_better_than_itself_with_another_spread(r
     assert {*recorded} == {"corrector", "student_1", "student_2", "rival"}
     few = {way: entry for way, entry in recorded.items() if entry[0] <= judge.EVALUATIONS}
     near = [way for way in few if few[way][1] <= judge.TIED * min(crps for _, crps in few.values())]
-    assert recorded["corrector"][0] > 2 and judge.serving(config.run_dir, NOISY) == min(near, key=few.__getitem__)
+    assert recorded["corrector"][0] > 2 and judge.serving(config.run_dir, NOISY) == min(
+        near, key=few.__getitem__
+    )
     assert judge.spending(config.run_dir, NOISY, 100) == ("corrector", recorded["corrector"][0] // 2)
-    assert judge.spending(config.run_dir, NOISY, 1) == (min(("student_1", "rival"), key=lambda way: recorded[way][1]), 0)
-    assert f"sample() draws by {judge.serving(config.run_dir, NOISY)}, of what" in judge.in_words(config.run_dir, NOISY)
+    assert judge.spending(config.run_dir, NOISY, 1) == (
+        min(("student_1", "rival"), key=lambda way: recorded[way][1]),
+        0,
+    )
+    assert f"sample() draws by {judge.serving(config.run_dir, NOISY)}, of what" in judge.in_words(
+        config.run_dir, NOISY
+    )
     source = TransientResiduals(load_operator(config.run_dir / "operator"), open_cache(config, NOISY))
     corrector = load_samplers(config.run_dir, ["diffusion"], world.CPU)["corrector"]
     scaled = {str(factor): Scaled(corrector.network, 0, factor=factor) for factor in (0.3, 3.0)}
@@ -208,9 +237,13 @@ def test_on_validation_the_corrector_is_better_than_itself_with_another_spread(r
         return total
 
     def found(rank, count, together=lambda part: part):
-        ranks = SimpleNamespace(rank=rank, world=count, device=world.CPU, agreed=lambda make, _: make(), reduce_sum=together)
+        ranks = SimpleNamespace(
+            rank=rank, world=count, device=world.CPU, agreed=lambda make, _: make(), reduce_sum=together
+        )
         shared = {NOISY: source}, {NOISY: config.context(NOISY)}, config.run.seed, ranks
-        best = judge.judge({"corrector": corrector}, *shared)[judge.FOUND][NOISY]   # limits are of its draws alone
+        best = judge.judge({"corrector": corrector}, *shared)[judge.FOUND][
+            NOISY
+        ]  # limits are of its draws alone
         return best | judge._scores(scaled, *shared, judge.ROWS)[NOISY]
 
     alone = found(0, 1)
@@ -229,14 +262,26 @@ def test_a_rollout_tells_the_network_what_was_drawn_and_what_was_given(root, cha
     operator, cache = load_operator(config.run_dir / "operator"), open_cache(config, NOISY)
     sampler, told = load_samplers(config.run_dir, ["consistency"], world.CPU)["student_1"], []
     predict = StateConditions.predict
-    monkeypatch.setattr(StateConditions, "predict", lambda self, z, known, error=0.0, **last: told.append(error) or predict(
-        self, z, known, error, **last))
+    monkeypatch.setattr(
+        StateConditions,
+        "predict",
+        lambda self, z, known, error=0.0, **last: (
+            told.append(error) or predict(self, z, known, error, **last)
+        ),
+    )
 
     def rolled(error: float) -> torch.Tensor:
         told.clear()
         sampler.network.heads[NOISY].drawn_error = error
-        return sample_states(operator, sampler, NOISY, cache.batch(torch.arange(3), 0, config.context(NOISY)),
-                             cache.parameters[:3], 3, 2)
+        return sample_states(
+            operator,
+            sampler,
+            NOISY,
+            cache.batch(torch.arange(3), 0, config.context(NOISY)),
+            cache.parameters[:3],
+            3,
+            2,
+        )
 
     free, large = rolled(0.0), rolled(0.3)
     assert told == [0.0, 0.3, 0.3]
@@ -265,6 +310,7 @@ def prior(root):
         predicted, noise = predict_draws(source, observation, torch.ones(len(v), 1), 0, rows, 1)
         u = posterior_draws(network, source, predicted, noise, kind, case_bank(source, case, 0))
         return log_a, mask, u[:, 0, 0].log()
+
     return draw
 
 
@@ -287,12 +333,18 @@ def drawn_from_law(log_a, mask):
     return world.solutions((mean + (factor @ white[..., None])[..., 0]).view_as(log_a).float(), generator(8))
 
 
-@pytest.mark.parametrize(("case", "options", "criteria"), [
-    ("points_50", {"kind": "gaussian"}, {"joint", "third"}),
-    ("points_50", {"kind": "dressed"}, {"joint", "third"}), ("points_50", {"kind": "pushed"}, {"joint", "third"}),
-    ("points_50", {"kind": "blind"}, {"slope"}),
-    ("full", {"kind": "gaussian"}, {"joint", "third"}), ("full", {"roll": 1}, {"slope", "seen"}),
-    ("points_50", {"roll": 1}, {"slope", "seen"})])
+@pytest.mark.parametrize(
+    ("case", "options", "criteria"),
+    [
+        ("points_50", {"kind": "gaussian"}, {"joint", "third"}),
+        ("points_50", {"kind": "dressed"}, {"joint", "third"}),
+        ("points_50", {"kind": "pushed"}, {"joint", "third"}),
+        ("points_50", {"kind": "blind"}, {"slope"}),
+        ("full", {"kind": "gaussian"}, {"joint", "third"}),
+        ("full", {"roll": 1}, {"slope", "seen"}),
+        ("points_50", {"roll": 1}, {"slope", "seen"}),
+    ],
+)
 def test_a_prior_without_structure_or_of_another_field_is_caught(prior, case, options, criteria):
     assert criteria <= names(world.judge_prior(*prior(case, **options)))
 
@@ -338,7 +390,8 @@ def test_truth_among_the_members_is_caught(root, chain, monkeypatch):
 
 
 def assess_prior(root, monkeypatch) -> dict[str, float]:
-    """Energy distance to exact draws, seen through noise 0.3: of the prior's Gaussian, and the prior's over it."""
+    """Energy distance to exact draws, seen through noise 0.3: of the prior's Gaussian, and the prior's over
+    it."""
     monkeypatch.setitem(TASKS, STEADY, replace(TASKS[STEADY], posterior=world.exact_draws))
     config = world.config_of(root, "evaluate.ensemble_trajectories=8", "evaluate.truth_fields=8")
     truth, network = open_truth(config, STEADY), load_corrector(config.run_dir / "steady")
@@ -346,7 +399,9 @@ def assess_prior(root, monkeypatch) -> dict[str, float]:
     source = SteadyResiduals(operator, truth.cache, network.heads[STEADY].guess)
     entry, _ = assess_steady(source, network, truth, config.evaluate, 0)
     models = entry["cases"]["noisy_0.3"]
-    gaussian, ours = (models[name]["exact"]["distance"]["value"] for name in ("dressed_conditional", "corrector"))
+    gaussian, ours = (
+        models[name]["exact"]["distance"]["value"] for name in ("dressed_conditional", "corrector")
+    )
     return {"gaussian": gaussian, "prior": ours / gaussian}
 
 

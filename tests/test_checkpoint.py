@@ -1,5 +1,5 @@
-"""ups/training/checkpoint.py: a checkpoint is whole or absent, whatever happens while it is written, and of this stage, or
-refused."""
+"""ups/training/checkpoint.py: a checkpoint is whole or absent, whatever happens while it is written, and of
+this stage, or refused."""
 
 import json
 import os
@@ -17,7 +17,9 @@ def agreed(function, _doing):
 
 
 def make(tmp_path, keep=2, config_hash="c", cache="p"):
-    return Checkpoints(tmp_path / "state", keep, 0, agreed, {"config_hash": config_hash, "parents": {"cache": cache}})
+    return Checkpoints(
+        tmp_path / "state", keep, 0, agreed, {"config_hash": config_hash, "parents": {"cache": cache}}
+    )
 
 
 def save(checkpoints, step, world=1):
@@ -47,8 +49,9 @@ def test_a_half_written_folder_where_a_checkpoint_goes_is_replaced_and_a_step_ca
         (folder / "rank_7.pt").write_bytes(b"half")
     for _ in range(2):
         save(checkpoints, 10)
-        assert checkpoints.newest()["step"] == 10 and sorted(path.name for path in checkpoints.path(10).iterdir()) == [
-            "manifest.json", "rank_0.pt", "shared.pt"]
+        assert checkpoints.newest()["step"] == 10 and sorted(
+            path.name for path in checkpoints.path(10).iterdir()
+        ) == ["manifest.json", "rank_0.pt", "shared.pt"]
     assert saved_steps(checkpoints.directory) == [10, 5] and not [*checkpoints.directory.glob(".tmp*")]
 
 
@@ -86,14 +89,18 @@ def test_if_none_is_intact_the_run_does_not_start_over_silently(tmp_path):
     checkpoints = make(tmp_path)
     save(checkpoints, 5)
     (checkpoints.path(5) / "rank_0.pt").unlink()
-    with pytest.raises(DamagedError, match=r"none of the checkpoints \[5\].*Restore it from a copy, or delete"):
+    with pytest.raises(
+        DamagedError, match=r"none of the checkpoints \[5\].*Restore it from a copy, or delete"
+    ):
         checkpoints.newest()
 
 
 def test_a_part_of_a_rank_that_is_not_listed_is_damage(tmp_path):
     checkpoints = make(tmp_path)
     save(checkpoints, 5, world=2)
-    with pytest.raises(DamagedError, match="of 2 processes and lists .*; expected 5, and a part of every process"):
+    with pytest.raises(
+        DamagedError, match="of 2 processes and lists .*; expected 5, and a part of every process"
+    ):
         checkpoints.verify(5)
 
 
@@ -163,7 +170,10 @@ def test_nothing_is_unpickled(tmp_path, monkeypatch):
     checkpoints = make(tmp_path)
     save(checkpoints, 5)
     torch.save({"x": Boom()}, checkpoints.path(5) / "shared.pt")
-    with pytest.raises(DamagedError, match="is not readable .UnpicklingError.*expected tensors and plain values. Delete .*step_"):
+    with pytest.raises(
+        DamagedError,
+        match="is not readable .UnpicklingError.*expected tensors and plain values. Delete .*step_",
+    ):
         checkpoints.read(5, world=1)
     assert not (tmp_path / "should-not-exist").exists()
 
@@ -171,7 +181,9 @@ def test_nothing_is_unpickled(tmp_path, monkeypatch):
 def test_a_checkpoint_of_another_stage_is_refused_and_not_set_aside(tmp_path):
     save(make(tmp_path), 5)
     for other in ({"config_hash": "d"}, {"cache": "q"}):
-        with pytest.raises(FileExistsError, match="step_000000005 was made (with another configuration|from another cache)"):
+        with pytest.raises(
+            FileExistsError, match="step_000000005 was made (with another configuration|from another cache)"
+        ):
             make(tmp_path, **other).newest()
     assert make(tmp_path).newest()["step"] == 5
 
@@ -182,4 +194,6 @@ def test_a_link_in_place_of_an_unfinished_checkpoint_is_removed_and_its_target_s
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / ".tmp-000000005").symlink_to(tmp_path / "elsewhere")
     save(make(tmp_path), 5)
-    assert (tmp_path / "elsewhere" / "file").read_text() == "precious" and make(tmp_path).newest()["step"] == 5
+    assert (tmp_path / "elsewhere" / "file").read_text() == "precious" and make(tmp_path).newest()[
+        "step"
+    ] == 5

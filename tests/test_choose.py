@@ -1,5 +1,5 @@
-"""The choice of a base (ups/models/base_selection.py): the right one on real solutions, recorded, found again, refused where it is
-foreign."""
+"""The choice of a base (ups/models/base_selection.py): the right one on real solutions, recorded, found
+again, refused where it is foreign."""
 
 from __future__ import annotations
 
@@ -41,15 +41,29 @@ from ups.tasks import TASKS, get_task
 from ups.training.fit import find_fit, fit_once
 
 CPU = torch.device("cpu")
-TINY = ["task.advection1d.num_trajectories=16", "task.advection1d.resolution=32", "task.burgers1d.parameters=[0.05,0.1]",
-        "task.burgers1d.num_trajectories=20", "task.darcy2d.num_trajectories=20", "task.darcy2d.resolution=16",
-        "task.diff_react2d.num_trajectories=12", "task.diff_react2d.resolution=16", "operator.base_steps=150",
-        "data.tasks=[advection1d,burgers1d,darcy2d,diff_react2d]"]
+TINY = [
+    "task.advection1d.num_trajectories=16",
+    "task.advection1d.resolution=32",
+    "task.burgers1d.parameters=[0.05,0.1]",
+    "task.burgers1d.num_trajectories=20",
+    "task.darcy2d.num_trajectories=20",
+    "task.darcy2d.resolution=16",
+    "task.diff_react2d.num_trajectories=12",
+    "task.diff_react2d.resolution=16",
+    "operator.base_steps=150",
+    "data.tasks=[advection1d,burgers1d,darcy2d,diff_react2d]",
+]
 
 
 def make_caches(root: Path, *overrides: str) -> Config:
     """Data and caches of configs/smoke.yaml, smaller still, under `root`."""
-    overrides = [f"data.root={root}/data", f"cache.root={root}/cache", f"run.root={root}/runs", *TINY, *overrides]
+    overrides = [
+        f"data.root={root}/data",
+        f"cache.root={root}/cache",
+        f"run.root={root}/runs",
+        *TINY,
+        *overrides,
+    ]
     arguments = ["--config", str(ROOT / "configs" / "smoke.yaml"), *overrides]
     assert prepare_data.main([*arguments, "--workers", "1"]) == 0 and prepare_cache.main(arguments) == 0
     return load_config(ROOT / "configs" / "smoke.yaml", overrides)
@@ -93,16 +107,25 @@ def numbers(config: Config, name: str) -> tuple[int, int]:
 
 def fitted(config: Config, *names: str) -> dict[str, tuple[dict, dict]]:
     """The bases as the operator's stage fits them."""
-    fits = {name: partial(base_selection.fit_base, open_cache(config, name), *numbers(config, name), 0, CPU)
-            for name in names or config.data.tasks}
+    fits = {
+        name: partial(base_selection.fit_base, open_cache(config, name), *numbers(config, name), 0, CPU)
+        for name in names or config.data.tasks
+    }
     return fit_once(OneRank(config), "bases", fits, "fitting")
 
 
 # ---------------------------------------------------------------- the choice
 
 
-@pytest.mark.parametrize(("task", "kind", "ratio"), [("advection1d", "propagator", 100), ("burgers1d", "transport", 10),
-                                                     ("diff_react2d", "propagator", 100), ("darcy2d", "elliptic", 0)])
+@pytest.mark.parametrize(
+    ("task", "kind", "ratio"),
+    [
+        ("advection1d", "propagator", 100),
+        ("burgers1d", "transport", 10),
+        ("diff_react2d", "propagator", 100),
+        ("darcy2d", "elliptic", 0),
+    ],
+)
 def test_each_equation_gets_the_base_that_its_solution_suggests(facts, task, kind, ratio):
     description, scores = facts[task]["description"], facts[task]["validation_nrmse"]
     assert description["base"]["kind"] == kind
@@ -111,12 +134,14 @@ def test_each_equation_gets_the_base_that_its_solution_suggests(facts, task, kin
     if task == "diff_react2d":
         assert description["base"]["settings"]["degree"] == 3 and "degree 3" in best[1]
     if task == "darcy2d":
-        assert best[0] < 0.3   # the mean field of the training split has about 1
+        assert best[0] < 0.3  # the mean field of the training split has about 1
 
 
 def test_the_score_of_every_candidate_is_recorded(config, facts):
     ridges = ("1e-06", "1e-08", "1e-10")
-    expected = {f"propagator degree {d} history {h} ridge {r}" for d in (1, 3) for h in (1, 2, 4) for r in ridges}
+    expected = {
+        f"propagator degree {d} history {h} ridge {r}" for d in (1, 3) for h in (1, 2, 4) for r in ridges
+    }
     assert set(facts["diff_react2d"]["validation_nrmse"]) == {"persistence", *expected}
     assert set(facts["darcy2d"]["validation_nrmse"]) == {"elliptic"}
     assert "transport" in facts["burgers1d"]["validation_nrmse"] and facts["burgers1d"]["seconds"] > 0
@@ -127,8 +152,12 @@ def test_the_score_is_the_pooled_error_of_rollouts_from_the_context(config, fact
     head = loaded(config, facts, "advection1d")
     rows = cache.split["val"]
     assert len(rows) <= base_selection.NUM_ROLLOUTS
-    u = head.physical(cache.batch(rows, 0, cache.num_frames)).double()   # as the report's nRMSE, physical units
-    error = (u[:, context:] - u[:, context - 1 : context]).square().sum((0, 3)) / u[:, context:].square().sum((0, 3))
+    u = head.physical(
+        cache.batch(rows, 0, cache.num_frames)
+    ).double()  # as the report's nRMSE, physical units
+    error = (u[:, context:] - u[:, context - 1 : context]).square().sum((0, 3)) / u[:, context:].square().sum(
+        (0, 3)
+    )
     head.base = Persistence()
     expected = float(error.sqrt().mean())
     assert base_error(head, cache, context) == pytest.approx(expected, rel=1e-5)
@@ -138,12 +167,17 @@ def test_the_score_is_the_pooled_error_of_rollouts_from_the_context(config, fact
 @pytest.mark.parametrize("name", ["advection1d", "darcy2d"])
 def test_rollouts_are_decoded_in_parts_of_so_many_bytes_and_the_errors_stay(config, facts, name, monkeypatch):
     cache, context = open_cache(config, name), config.context(name)
-    operator = over_bases({name: (facts[name], find_fit(stage_folder(config, "operator"), f"bases/{name}")[1])},
-                          config.operator.model, "no")
+    operator = over_bases(
+        {name: (facts[name], find_fit(stage_folder(config, "operator"), f"bases/{name}")[1])},
+        config.operator.model,
+        "no",
+    )
     rows, batch, taken = torch.arange(7), Cache.batch, []
     frame = 8 * math.prod(cache.tokenizer.space)
 
-    def watched(self: Cache, some: torch.Tensor, start: int, length: int, device: torch.device) -> torch.Tensor:
+    def watched(
+        self: Cache, some: torch.Tensor, start: int, length: int, device: torch.device
+    ) -> torch.Tensor:
         taken.append(len(some) * length * frame)
         return batch(self, some, start, length, device)
 
@@ -151,16 +185,19 @@ def test_rollouts_are_decoded_in_parts_of_so_many_bytes_and_the_errors_stay(conf
 
     def found() -> tuple[float, torch.Tensor]:
         taken.clear()
-        return (base_error(operator.heads[name], cache, context), squared_errors(operator, cache, rows, context, CPU))
+        return (
+            base_error(operator.heads[name], cache, context),
+            squared_errors(operator, cache, rows, context, CPU),
+        )
 
     error, squares = found()
-    together, bound = len(taken), 2 * frame * cache.num_frames + frame - 1   # small fields go together
+    together, bound = len(taken), 2 * frame * cache.num_frames + frame - 1  # small fields go together
     monkeypatch.setattr("ups.data.cache.PART_BYTES", bound)
     error_of_parts, squares_of_parts = found()
     assert max(taken) <= bound and together <= 3 < len(taken) and squares_of_parts.shape == squares.shape
     assert error_of_parts == pytest.approx(error, rel=1e-5)
     torch.testing.assert_close(squares_of_parts, squares, rtol=1e-4, atol=1e-9)
-    monkeypatch.setattr("ups.data.cache.PART_BYTES", 1)   # one trajectory is more: alone
+    monkeypatch.setattr("ups.data.cache.PART_BYTES", 1)  # one trajectory is more: alone
     assert [len(some) for some in cache.parts(rows, cache.num_frames, 3)] == [1] * 7
 
 
@@ -168,7 +205,9 @@ def test_the_chosen_base_scores_what_was_recorded_after_loading(config, facts):
     for name in ("advection1d", "burgers1d", "darcy2d"):
         best = min(value for value in facts[name]["validation_nrmse"].values() if value is not None)
         cache = open_cache(config, name)
-        assert base_error(loaded(config, facts, name), cache, config.evaluate.context_frames) == pytest.approx(best, rel=1e-4)
+        assert base_error(
+            loaded(config, facts, name), cache, config.evaluate.context_frames
+        ) == pytest.approx(best, rel=1e-4)
 
 
 class Broken(Persistence):
@@ -199,7 +238,10 @@ def test_a_base_that_blows_up_counts_as_infinitely_bad_and_is_never_chosen(confi
     cache = open_cache(config, "advection1d")
     offer(monkeypatch, ("broken", Broken(value)), ("calm", Persistence()), ("broken too", Broken(value)))
     head, scores = choose_base(cache, *numbers(config, "advection1d"), 0, CPU)
-    assert isinstance(head.base, Persistence) and scores["broken"] == scores["broken too"] == math.inf > scores["calm"]
+    assert (
+        isinstance(head.base, Persistence)
+        and scores["broken"] == scores["broken too"] == math.inf > scores["calm"]
+    )
     recorded = base_selection.fit_base(cache, *numbers(config, "advection1d"), 0, CPU)[0]["validation_nrmse"]
     assert recorded["broken"] is None and recorded["calm"] == scores["calm"]
     json.dumps(recorded, allow_nan=False)
@@ -207,7 +249,9 @@ def test_a_base_that_blows_up_counts_as_infinitely_bad_and_is_never_chosen(confi
 
 def test_a_task_none_of_whose_bases_survives_is_refused(config, monkeypatch):
     offer(monkeypatch, ("first", Broken(math.nan)), ("second", Broken(math.inf)))
-    with pytest.raises(ValueError, match=r"no base of burgers1d survives .*\(tried: first, second\); expected one that stays"):
+    with pytest.raises(
+        ValueError, match=r"no base of burgers1d survives .*\(tried: first, second\); expected one that stays"
+    ):
         choose_base(open_cache(config, "burgers1d"), *numbers(config, "burgers1d"), 0, CPU)
 
 
@@ -232,7 +276,7 @@ def test_bases_are_fitted_on_training_trajectories_from_train_from_on(config, ta
     assert set(rows.tolist()) <= set(cache.split["train"].tolist()) and len(set(rows.tolist())) >= 10
     assert all((starts >= config.task[task].train_from).all() for _, starts, _ in cache.seen)
     last = max(int(starts.max()) + length for _, starts, length in cache.seen)
-    assert last == cache.num_frames   # and the last frame is among them
+    assert last == cache.num_frames  # and the last frame is among them
 
 
 def test_a_fit_depends_on_the_seed_and_not_on_what_was_drawn_before(config):
@@ -251,11 +295,11 @@ def test_the_scale_is_what_the_base_leaves_per_parameter_value(config, facts):
     assert head.scale.shape == (2,) and (head.scale < 1e-2).all()
     head.base = Persistence()
     measured = residual_scale(head, cache, 0)
-    for value in range(2):   # against all training windows: the scale is measured on a sample of them
+    for value in range(2):  # against all training windows: the scale is measured on a sample of them
         rows = cache.split["train"]
         z = cache.batch(rows[cache.parameter_index[rows] == value], 0, cache.num_frames)
         assert float(measured[value]) == pytest.approx(float(z.diff(dim=1).square().mean().sqrt()), rel=0.2)
-    assert 1.5 < measured[1] / measured[0] < 4   # the wave moves 2.5 times as far in a frame
+    assert 1.5 < measured[1] / measured[0] < 4  # the wave moves 2.5 times as far in a frame
 
 
 def test_validation_rows_are_shared_out_over_the_parameter_values(config):
@@ -282,7 +326,9 @@ def test_bases_are_fitted_once_and_found_again(config, facts, monkeypatch):
     monkeypatch.setattr(base_selection, "choose_base", lambda *_: pytest.fail("fitted again"))
     assert {name: fact for name, (fact, _) in fitted(config).items()} == facts
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in directory.iterdir()} == before
-    assert sorted(path.suffix for path in before) == sorted([".json", ".safetensors"] * 4)   # nothing half-written
+    assert sorted(path.suffix for path in before) == sorted(
+        [".json", ".safetensors"] * 4
+    )  # nothing half-written
 
 
 def test_a_fit_that_was_cut_short_is_made_again_and_is_the_same(config, facts, tmp_path):
@@ -299,10 +345,15 @@ def test_a_fit_that_was_cut_short_is_made_again_and_is_the_same(config, facts, t
 
 def test_bases_of_another_configuration_are_refused(config, facts, tmp_path):
     again = copied(config, tmp_path)
-    changes = {"seed": replace(again, run=replace(again.run, seed=1)),
-               "steps": replace(again, operator=replace(again.operator, base_steps=21))}
+    changes = {
+        "seed": replace(again, run=replace(again.run, seed=1)),
+        "steps": replace(again, operator=replace(again.operator, base_steps=21)),
+    }
     for changed in changes.values():
-        with pytest.raises(FileExistsError, match="advection1d.json was made with another configuration .*; expected the same"):
+        with pytest.raises(
+            FileExistsError,
+            match="advection1d.json was made with another configuration .*; expected the same",
+        ):
             find_fit(stage_folder(changed, "operator"), "bases/advection1d")
     assert find_fit(stage_folder(again, "operator"), "bases/advection1d")[0] == facts["advection1d"]
 
@@ -312,7 +363,11 @@ def test_one_flipped_bit_of_what_was_fitted_once_is_refused(config, facts, tmp_p
     again = copied(config, tmp_path)
     path = again.run_dir / "operator" / "bases" / f"burgers1d.{suffix}"
     content = bytearray(path.read_bytes())
-    place = len(content) - 3 if suffix == "safetensors" else content.index(b".", content.index(b'"seconds": ')) + 1
+    place = (
+        len(content) - 3
+        if suffix == "safetensors"
+        else content.index(b".", content.index(b'"seconds": ')) + 1
+    )
     content[place] ^= 1
     path.write_bytes(content)
     text = rf"burgers1d.{suffix} (is .*; expected .* as .*json says|was altered).* Delete .*bases"
@@ -331,7 +386,9 @@ def test_weights_that_do_not_fit_the_head_are_refused(config, facts, damage):
         state["base.stencil"] = torch.zeros(1, 1, 7)
     head = TaskHead(facts["burgers1d"]["description"], width=1)
     name = "base.other" if damage == "unexpected" else "base.stencil"
-    with pytest.raises(ValueError, match=rf"base of burgers1d does not fit the model \({name}\); expected the base of this"):
+    with pytest.raises(
+        ValueError, match=rf"base of burgers1d does not fit the model \({name}\); expected the base of this"
+    ):
         load_base(head, state)
 
 
@@ -354,12 +411,16 @@ def test_the_bounds_are_those_of_the_training_trajectories_widened_the_more_the_
         assert float(head.low[channel]) == pytest.approx(low - margin * (high - low), abs=1e-5)
         assert float(head.high[channel]) == pytest.approx(high + margin * (high - low), abs=1e-5)
     for num, expected in ((1, 8.0), (4, 2.0), (16, 0.5), (1000, 0.5)):
-        assert [float(end) for end in widened(torch.tensor(0.0), torch.tensor(1.0), num)] == [-expected, 1 + expected]
+        assert [float(end) for end in widened(torch.tensor(0.0), torch.tensor(1.0), num)] == [
+            -expected,
+            1 + expected,
+        ]
 
 
 @pytest.mark.parametrize("name", ["darcy2d", "diff_react2d"])
 def test_a_steady_answer_is_not_bounded_by_those_of_training(config, monkeypatch, name):
-    """Small coefficients have solutions that no other has; a rollout's bounds, which diff_react2d has, would cut them."""
+    """Small coefficients have solutions that no other has; a rollout's bounds, which diff_react2d has, would
+    cut them."""
     cache = open_cache(config, name)
     head, _ = choose_base(cache, 20, config.context(name), 0, CPU)
     beyond = torch.full((2, head.codec.num_channels, *head.codec.space), 50.0)
@@ -372,12 +433,19 @@ def test_a_steady_answer_is_not_bounded_by_those_of_training(config, monkeypatch
 
 
 def test_a_propagator_that_is_told_the_walls_values_solves_diffusion_between_them(tmp_path, monkeypatch):
-    """Diffusion-sorption holds u = 1 at one wall and 0 at the other. Sines of the field as it is cannot say so."""
+    """Diffusion-sorption holds u = 1 at one wall and 0 at the other. Sines of the field as it is cannot say
+    so."""
     found = {}
     for walls in (get_task("diff_sorp1d").walls, ()):
         monkeypatch.setitem(TASKS, "diff_sorp1d", replace(TASKS["diff_sorp1d"], walls=walls))
-        config = make_caches(tmp_path, "data.tasks=[diff_sorp1d]", "task.diff_sorp1d.num_trajectories=24",
-                             "task.diff_sorp1d.resolution=32", "task.diff_sorp1d.num_frames=21", "task.diff_sorp1d.patch=4")
+        config = make_caches(
+            tmp_path,
+            "data.tasks=[diff_sorp1d]",
+            "task.diff_sorp1d.num_trajectories=24",
+            "task.diff_sorp1d.resolution=32",
+            "task.diff_sorp1d.num_frames=21",
+            "task.diff_sorp1d.patch=4",
+        )
         head, scores = choose_base(open_cache(config, "diff_sorp1d"), 20, 10, 0, CPU)
         found[bool(walls)] = min(error for name, error in scores.items() if name.startswith("propagator"))
         if walls:

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from ups.metrics.climate import NUM_QUANTILES, climate, memory, quantiles
 
-DECAY = 0.8   # of a frame
+DECAY = 0.8  # of a frame
 
 
 def process(seed: int, size: float = 1.0, decay: float = DECAY, smooth: bool = True) -> Tensor:
-    """(8, 300, 1, 32): independent trajectories of an Ornstein-Uhlenbeck process whose fields have a 1/k^2 spectrum."""
+    """(8, 300, 1, 32): independent trajectories of an Ornstein-Uhlenbeck process whose fields have a 1/k^2
+    spectrum."""
     draws = torch.Generator().manual_seed(seed)
     shape = 1 / (1 + torch.fft.rfftfreq(32, 1 / 32)) if smooth else torch.ones(17)
     noise = torch.fft.irfft(torch.fft.rfft(torch.randn(400, 8, 1, 32, generator=draws)) * shape, n=32)
@@ -41,11 +42,17 @@ def test_memory_is_that_of_the_closed_form_and_quantiles_are_those_of_a_normal(t
     assert float(normal[round(0.975 * NUM_QUANTILES)]) == pytest.approx(1.96, abs=0.03)
 
 
-@pytest.mark.parametrize(("fake", "figure", "least"), [
-    (lambda: process(1, size=1.2), "variance", 0.3), (lambda: process(1) + 0.3, "distance", 0.2),
-    (lambda: process(1, smooth=False), "spectrum_error", 0.2), (lambda: process(1, decay=0.1), "memory", 0.5),
-    (lambda: process(1)[:, :1].expand(-1, 300, -1, -1), "memory", 5.0)],
-    ids=["too strong", "shifted", "white in space", "white in time", "frozen"])
+@pytest.mark.parametrize(
+    ("fake", "figure", "least"),
+    [
+        (lambda: process(1, size=1.2), "variance", 0.3),
+        (lambda: process(1) + 0.3, "distance", 0.2),
+        (lambda: process(1, smooth=False), "spectrum_error", 0.2),
+        (lambda: process(1, decay=0.1), "memory", 0.5),
+        (lambda: process(1)[:, :1].expand(-1, 300, -1, -1), "memory", 5.0),
+    ],
+    ids=["too strong", "shifted", "white in space", "white in time", "frozen"],
+)
 def test_each_figure_refuses_its_fake(truth, fake, figure, least):
     right, found = (climate(u, truth, "periodic")[figure] for u in (process(1), fake()))
     assert abs(found - right) > least, (right, found)

@@ -24,8 +24,16 @@ from ups.tasks.gas import GAMMA, Gas, conserved, evolve, primitive
 from ups.tasks.initial import cell_centres, random_stream
 
 
-def run(fields: Tensor, t: float, *, side: float = 1.0, eta: float = 1e-8, zeta: float = 1e-8,
-        is_periodic: bool = True, num_frames: int = 2) -> Tensor:
+def run(
+    fields: Tensor,
+    t: float,
+    *,
+    side: float = 1.0,
+    eta: float = 1e-8,
+    zeta: float = 1e-8,
+    is_periodic: bool = True,
+    num_frames: int = 2,
+) -> Tensor:
     """(density, pressure, *velocity) (channel, *space) run to t: (num_frames, channel, *space)."""
     flow = Gas(eta, zeta, side / fields.shape[-1], is_periodic)
     states = evolve(conserved(fields[None]), flow, dt=t / (num_frames - 1), num_frames=num_frames)
@@ -40,7 +48,8 @@ def means(u: Tensor, factor: int) -> Tensor:
 
 
 def at_centres(u: Tensor, factor: int) -> Tensor:
-    """(channel, *space) at the centres of cells `factor` times as wide: values there, or between two by Fourier's series."""
+    """(channel, *space) at the centres of cells `factor` times as wide: values there, or between two by
+    Fourier's series."""
     for axis in range(1, u.ndim):
         if factor % 2 == 0:
             k = torch.fft.fftfreq(u.shape[axis]).double().reshape(-1, *[1] * (u.ndim - axis - 1))
@@ -53,9 +62,10 @@ def at_centres(u: Tensor, factor: int) -> Tensor:
 
 
 def riemann(left: tuple[float, ...], right: tuple[float, ...], speed: Tensor) -> Tensor:
-    """(density, pressure, velocity) of the exact solution along x / t = speed (Toro 2009, chapter 4), (3, n)."""
+    """(density, pressure, velocity) of the exact solution along x / t = speed (Toro 2009, chapter 4), (3,
+    n)."""
 
-    def beyond(p: float, density: float, pressure: float) -> float:   # velocity change over the outer wave
+    def beyond(p: float, density: float, pressure: float) -> float:  # velocity change over the outer wave
         c = math.sqrt(GAMMA * pressure / density)
         if p > pressure:
             return (p - pressure) * math.sqrt(2 / density / ((GAMMA + 1) * p + (GAMMA - 1) * pressure))
@@ -70,7 +80,10 @@ def riemann(left: tuple[float, ...], right: tuple[float, ...], speed: Tensor) ->
     u = 0.5 * (u_left + u_right + beyond(p, d_right, p_right) - beyond(p, d_left, p_left))
 
     out = torch.empty(3, len(speed), dtype=torch.float64)
-    for sign, (d, pressure, velocity) in ((1, left), (-1, right)):   # the right side is the left one in a mirror
+    for sign, (d, pressure, velocity) in (
+        (1, left),
+        (-1, right),
+    ):  # the right side is the left one in a mirror
         c, own, middle = math.sqrt(GAMMA * pressure / d), sign * velocity, sign * u
         here, s = sign * speed < middle, sign * speed
         state = torch.tensor([d, pressure, own], dtype=torch.float64)[:, None].repeat(1, len(speed))
@@ -83,8 +96,13 @@ def riemann(left: tuple[float, ...], right: tuple[float, ...], speed: Tensor) ->
             after = torch.tensor([d * (p / pressure) ** (1 / GAMMA), p, middle], dtype=torch.float64)
             tail = middle - c * (p / pressure) ** ((GAMMA - 1) / (2 * GAMMA))
             local = (2 + (GAMMA - 1) / c * (own - s)) / (GAMMA + 1)
-            fan = torch.stack([d * local.abs() ** (2 / (GAMMA - 1)), pressure * local.abs() ** (2 * GAMMA / (GAMMA - 1)),
-                               2 / (GAMMA + 1) * (c + (GAMMA - 1) / 2 * own + s)])
+            fan = torch.stack(
+                [
+                    d * local.abs() ** (2 / (GAMMA - 1)),
+                    pressure * local.abs() ** (2 * GAMMA / (GAMMA - 1)),
+                    2 / (GAMMA + 1) * (c + (GAMMA - 1) / 2 * own + s),
+                ]
+            )
             state = torch.where(s > own - c, torch.where(s > tail, after[:, None], fan), state)
         state[2] *= sign
         out[:, here] = state[:, here]
@@ -98,16 +116,22 @@ def tube(left: tuple[float, ...], right: tuple[float, ...], num_cells: int) -> t
     return x, sides[(x > 0).long()].T.contiguous()
 
 
-SOD = ((1.0, 1.0, 0.75), (0.125, 0.1, 0.0))   # PDEBench's, with a sonic point in the fan
+SOD = ((1.0, 1.0, 0.75), (0.125, 0.1, 0.0))  # PDEBench's, with a sonic point in the fan
 COLLISION = ((5.99924, 460.894, 19.5975), (5.99242, 46.095, -6.19633))
 APART = ((1.0, 0.4, -2.0), (1.0, 0.4, 2.0))
 EXPLOSION = ((1.0, 1000.0, 0.0), (1.0, 0.01, 0.0))
 
 
-@pytest.mark.parametrize(("sides", "t", "limit", "gain"), [
-    (SOD, 0.4, 0.005, 1.45), pytest.param(COLLISION, 0.06, 0.015, 1.2, marks=pytest.mark.faults), (APART, 0.2, 0.008, 1.45),
-    (EXPLOSION, 0.02, 0.035, 1.45)],
-    ids=["sod", "collision", "apart", "explosion"])
+@pytest.mark.parametrize(
+    ("sides", "t", "limit", "gain"),
+    [
+        (SOD, 0.4, 0.005, 1.45),
+        pytest.param(COLLISION, 0.06, 0.015, 1.2, marks=pytest.mark.faults),
+        (APART, 0.2, 0.008, 1.45),
+        (EXPLOSION, 0.02, 0.035, 1.45),
+    ],
+    ids=["sod", "collision", "apart", "explosion"],
+)
 def test_riemann_problems_are_solved_to_first_order(sides, t, limit, gain):
     """gain: by the first halving of the cells; a slow shock rings, which the coarsest grid hardly shows."""
     errors = []
@@ -128,20 +152,27 @@ def test_the_flux_is_that_of_the_textbook():
         (d_left, p_left, u_left, _), (d_right, p_right, u_right, _) = left, right
         c = max(math.sqrt(GAMMA * p / d) for d, p, *_ in (left, right))
         slow, fast = min(u_left, u_right) - c, max(u_left, u_right) + c
-        contact = ((p_right - p_left + d_left * u_left * (slow - u_left) - d_right * u_right * (fast - u_right))
-                   / (d_left * (slow - u_left) - d_right * (fast - u_right)))
+        contact = (
+            p_right - p_left + d_left * u_left * (slow - u_left) - d_right * u_right * (fast - u_right)
+        ) / (d_left * (slow - u_left) - d_right * (fast - u_right))
         (d, p, u, v), bound = (left, slow) if contact >= 0 else (right, fast)
         energy = p / (GAMMA - 1) + 0.5 * d * (u * u + v * v)
         state = np.array([d, energy, d * u, d * v])
         expected = np.array([d * u, (energy + p) * u, d * u * u + p, d * u * v])
         if slow < 0 < fast:
-            between = d * (bound - u) / (bound - contact) * np.array(
-                [1, energy / d + (contact - u) * (contact + p / (d * (bound - u))), contact, v])
+            between = (
+                d
+                * (bound - u)
+                / (bound - contact)
+                * np.array([1, energy / d + (contact - u) * (contact + p / (d * (bound - u))), contact, v])
+            )
             expected += bound * (between - state)
         faces = [torch.tensor(side, dtype=torch.float64).reshape(1, 4, 1) for side in (left, right)]
-        torch.testing.assert_close(gas._flux(*faces, 2).flatten(), torch.from_numpy(expected), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(
+            gas._flux(*faces, 2).flatten(), torch.from_numpy(expected), rtol=1e-10, atol=1e-10
+        )
         kinds.add((slow < 0 < fast, contact >= 0))
-    assert len(kinds) == 4   # either side, moving faster or slower than sound
+    assert len(kinds) == 4  # either side, moving faster or slower than sound
 
 
 def test_a_contact_at_rest_and_a_moving_uniform_gas_stay():
@@ -151,7 +182,7 @@ def test_a_contact_at_rest_and_a_moving_uniform_gas_stay():
     torch.testing.assert_close(run(moving, 0.3)[-1], moving, rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.parametrize("speed", [2.0, 4.0, 20.0])   # from 2.45 on there is a vacuum between
+@pytest.mark.parametrize("speed", [2.0, 4.0, 20.0])  # from 2.45 on there is a vacuum between
 def test_density_and_pressure_stay_positive_where_a_gas_parts(speed):
     _, start = tube((1.0, 0.4, -speed), (1.0, 0.4, speed), 100)
     frames = run(start, 0.3 / speed, side=2.0, is_periodic=False, num_frames=4)
@@ -170,7 +201,9 @@ def vortex(num_cells: int, t: float) -> Tensor:
     strength = 2.5 / math.pi
     around = strength * torch.exp(0.5 * (1 - x * x - y * y))
     heat = 1 - (GAMMA - 1) / (2 * GAMMA) * around.square()
-    return torch.stack([heat ** (1 / (GAMMA - 1)), heat ** (GAMMA / (GAMMA - 1)), 1 - around * y, 0.5 + around * x])
+    return torch.stack(
+        [heat ** (1 / (GAMMA - 1)), heat ** (GAMMA / (GAMMA - 1)), 1 - around * y, 0.5 + around * x]
+    )
 
 
 @pytest.mark.faults
@@ -186,7 +219,8 @@ def test_a_vortex_in_the_wind_converges_at_fourth_order():
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("eta", [1e-3, 0.3])
 def test_a_shear_wave_decays_as_the_viscosity_says(axis, eta):
-    """density Vy_t = eta density Vy_xx: the flow itself has no part in it, so the rate is that of the stress alone."""
+    """density Vy_t = eta density Vy_xx: the flow itself has no part in it, so the rate is that of the stress
+    alone."""
     k, n = 2 * math.pi, 64
     fields = torch.ones(4, n, n, dtype=torch.float64)
     fields[1], fields[2:] = 10.0, 0.0
@@ -197,7 +231,7 @@ def test_a_shear_wave_decays_as_the_viscosity_says(axis, eta):
     amplitude = (frames[:, 3 - axis] * fields[3 - axis]).sum((1, 2)) / fields[3 - axis].square().sum()
     t = torch.tensor([0.0, 0.025, 0.05], dtype=torch.float64)
     torch.testing.assert_close(amplitude.log(), -eta * k**2 * t, rtol=1e-4, atol=1e-12)
-    assert abs((2 * n * math.sin(0.5 * k / n)) ** 2 / k**2 - 1) > 5e-4   # by differences of second order
+    assert abs((2 * n * math.sin(0.5 * k / n)) ** 2 / k**2 - 1) > 5e-4  # by differences of second order
 
 
 @pytest.mark.parametrize(("eta", "zeta"), [(0.02, 0.01), pytest.param(0.005, 0.1, marks=pytest.mark.faults)])
@@ -216,8 +250,8 @@ def test_sound_is_damped_by_both_viscosities(eta, zeta):
 
 
 def test_heat_is_what_the_stress_takes_from_the_motion():
-    """A strong shear at rest otherwise: the mean pressure rises by (GAMMA - 1) times the kinetic energy lost, first
-    where the shear is, by (GAMMA - 1) eta Vy_x^2 per time, and not where the motion is."""
+    """A strong shear at rest otherwise: the mean pressure rises by (GAMMA - 1) times the kinetic energy lost,
+    first where the shear is, by (GAMMA - 1) eta Vy_x^2 per time, and not where the motion is."""
     n = 64
     fields = torch.ones(4, n, n, dtype=torch.float64)
     fields[2] = 0.0
@@ -246,7 +280,7 @@ def test_mass_momentum_and_energy_stay_in_a_periodic_box(ndim, n):
     states = list(evolve(conserved(fields[None]), Gas(0.01, 0.02, 1 / n, True), dt=0.05, num_frames=4))
     first, last = (state[0].flatten(1) for state in (states[0], states[-1]))
     scale = first.abs().mean(1)
-    assert float((last - first).abs().mean(1).div(scale).min()) > 1e-2   # something happened
+    assert float((last - first).abs().mean(1).div(scale).min()) > 1e-2  # something happened
     assert float(((last.mean(1) - first.mean(1)).abs() / scale).max()) < 1e-13
 
 
@@ -255,13 +289,19 @@ def test_mirror_images_and_exchanged_axes_stay_so_to_the_last_bit():
     frames = run(fields, 0.1, eta=0.01, zeta=0.02)
     sign = torch.tensor([1, 1, -1, 1])[:, None, None]
     assert torch.equal(run(fields.flip(1) * sign, 0.1, eta=0.01, zeta=0.02), frames.flip(2) * sign)
-    assert torch.equal(run(fields[[0, 1, 3, 2]].transpose(1, 2), 0.1, eta=0.01, zeta=0.02),
-                       frames[:, [0, 1, 3, 2]].transpose(2, 3))
+    assert torch.equal(
+        run(fields[[0, 1, 3, 2]].transpose(1, 2), 0.1, eta=0.01, zeta=0.02),
+        frames[:, [0, 1, 3, 2]].transpose(2, 3),
+    )
     fields = blast(8, 3)
     frames = run(fields, 0.05)
-    assert torch.equal(run(fields[[0, 1, 3, 2, 4]].transpose(1, 2), 0.05), frames[:, [0, 1, 3, 2, 4]].transpose(2, 3))
-    turned = run(fields[[0, 1, 3, 4, 2]].permute(0, 2, 3, 1), 0.05)   # sums of three in another order
-    torch.testing.assert_close(turned, frames[:, [0, 1, 3, 4, 2]].permute(0, 1, 3, 4, 2), rtol=1e-11, atol=1e-11)
+    assert torch.equal(
+        run(fields[[0, 1, 3, 2, 4]].transpose(1, 2), 0.05), frames[:, [0, 1, 3, 2, 4]].transpose(2, 3)
+    )
+    turned = run(fields[[0, 1, 3, 4, 2]].permute(0, 2, 3, 1), 0.05)  # sums of three in another order
+    torch.testing.assert_close(
+        turned, frames[:, [0, 1, 3, 4, 2]].permute(0, 1, 3, 4, 2), rtol=1e-11, atol=1e-11
+    )
 
 
 def test_a_flow_along_one_axis_is_the_same_in_one_two_and_three_dimensions():
@@ -276,7 +316,7 @@ def test_a_flow_along_one_axis_is_the_same_in_one_two_and_three_dimensions():
         assert torch.equal(last[2:-1], torch.zeros_like(last[2:-1]))
         one = last[[0, 1, 1 + ndim]].flatten(1, -2)
         assert torch.equal(one, one[:, :1].expand_as(one))
-        assert float((one[:, 0] - found).abs().max()) < 4e-3   # by the time steps, which are shorter
+        assert float((one[:, 0] - found).abs().max()) < 4e-3  # by the time steps, which are shorter
 
 
 def test_an_open_end_lets_a_wave_out():
@@ -284,7 +324,10 @@ def test_an_open_end_lets_a_wave_out():
     c = math.sqrt(GAMMA)
     bump = 1e-3 * torch.exp(-((x - 0.5) / 0.05).square())
     frames = run(torch.stack([1 + bump, 1 + c * c * bump, c * bump]), 0.8, is_periodic=False, num_frames=3)
-    assert float(frames[1, 1].max() - 1) > 1e-4 and float((frames[2] - torch.tensor([[1.0], [1.0], [0.0]])).abs().max()) < 1e-5
+    assert (
+        float(frames[1, 1].max() - 1) > 1e-4
+        and float((frames[2] - torch.tensor([[1.0], [1.0], [0.0]])).abs().max()) < 1e-5
+    )
 
 
 # ---------------------------------------------------------------- finer grids
@@ -301,8 +344,13 @@ def test_the_error_of_a_smooth_flow_is_below_a_thousandth():
 
         def start(num_cells: int, ndim: int = ndim) -> Tensor:
             x = torch.meshgrid(*[2 * math.pi * cell_centres(num_cells)] * ndim, indexing="ij")
-            return torch.stack([2 + 0.5 * torch.sin(sum(x)), 3 + 0.3 * torch.cos(sum(x) + 1),
-                                *[0.3 * torch.sin(part + 2) for part in x]])
+            return torch.stack(
+                [
+                    2 + 0.5 * torch.sin(sum(x)),
+                    3 + 0.3 * torch.cos(sum(x) + 1),
+                    *[0.3 * torch.sin(part + 2) for part in x],
+                ]
+            )
 
         found = run(start(n), 0.1, eta=0.01, zeta=0.02)[-1]
         finer = at_centres(run(start(3 * n), 0.1, eta=0.01, zeta=0.02)[-1], 3)
@@ -311,14 +359,21 @@ def test_the_error_of_a_smooth_flow_is_below_a_thousandth():
 
 @pytest.mark.faults
 def test_the_published_grids_resolve_the_random_starts(monkeypatch):
-    """To a thousandth before shocks form: 1024 cells in 1D; in 2D waves that may be 23 cells long, here on a quarter of
-    the 128 x 128 cells. Means over cells, compared with what is values at centres, would not pass."""
-    found, finer = (run(random_1d(random_stream(2022, 0), n), 0.05, side=2.0, eta=0.01, zeta=0.01)[-1]
-                    for n in (1024, 3072))
+    """To a thousandth before shocks form: 1024 cells in 1D; in 2D waves that may be 23 cells long, here on a
+    quarter of the 128 x 128 cells. Means over cells, compared with what is values at centres, would not
+    pass."""
+    found, finer = (
+        run(random_1d(random_stream(2022, 0), n), 0.05, side=2.0, eta=0.01, zeta=0.01)[-1]
+        for n in (1024, 3072)
+    )
     assert apart(found, at_centres(finer, 3)) < 3e-4
     monkeypatch.setattr(compressible, "MAX_MODE", 2)
-    found, finer = (run(random_fields(random_stream(2022, 0), n, ndim=2, mach=0.1), 0.05, side=0.5, eta=0.01,
-                        zeta=0.01)[-1] for n in (64, 128))
+    found, finer = (
+        run(random_fields(random_stream(2022, 0), n, ndim=2, mach=0.1), 0.05, side=0.5, eta=0.01, zeta=0.01)[
+            -1
+        ]
+        for n in (64, 128)
+    )
     assert apart(found, at_centres(finer, 2)) < 1e-3 < apart(found, means(finer, 2))
 
 
@@ -357,20 +412,27 @@ def test_a_stress_that_would_cost_the_pressure_acts_in_halves():
 def looks_uniform(sample: np.ndarray, low: float, high: float) -> bool:
     """Whether range, mean and variance are those of U(low, high), the moments within four standard errors."""
     scaled, n = (np.asarray(sample) - low) / (high - low), len(sample)
-    return bool(scaled.min() >= -1e-9 and scaled.max() <= 1 + 1e-9 and abs(scaled.mean() - 0.5) < 4 / math.sqrt(12 * n)
-                and abs(scaled.var() - 1 / 12) < 4 / math.sqrt(180 * n))
+    return bool(
+        scaled.min() >= -1e-9
+        and scaled.max() <= 1 + 1e-9
+        and abs(scaled.mean() - 0.5) < 4 / math.sqrt(12 * n)
+        and abs(scaled.var() - 1 / 12) < 4 / math.sqrt(180 * n)
+    )
 
 
 def test_random_waves_have_the_documented_moments():
     starts = torch.stack([random_1d(random_stream(7, index), 1024) for index in range(500)])
     for channel, (low, high) in ((0, (0, math.log(10))), (1, (math.log(10), math.log(100)))):
         least, most = starts[:, channel].amin(1), starts[:, channel].amax(1)
-        assert looks_uniform(least.log().numpy(), low, high) and looks_uniform((most - least).log().numpy(), low, high)
+        assert looks_uniform(least.log().numpy(), low, high) and looks_uniform(
+            (most - least).log().numpy(), low, high
+        )
     velocity = starts[:, 2]
     assert velocity.abs().max() < 3
-    # three modes of amplitude U(0, 1), also those of wave number zero; half of them in a window of 0.45 of a length 2
+    # three modes of amplitude U(0, 1), also those of wave number zero; half of them in a window of 0.45 of a
+    # length 2
     assert abs(float(velocity.square().mean()) / (0.5 * (0.5 + 0.5 * 0.225)) - 1) < 0.12
-    is_window = (velocity[:, :512].abs().amax(1) < 1e-6)   # nothing in the left half
+    is_window = velocity[:, :512].abs().amax(1) < 1e-6  # nothing in the left half
     assert abs(float(is_window.double().mean()) - 0.5) < 0.09
 
 
@@ -379,12 +441,16 @@ def test_shock_tubes_jump_where_their_right_values_say():
     starts = torch.stack([shock_tube(random_stream(7, index), cells) for index in range(n)])
     for channel, (low, high) in enumerate(((1, 10), (10, 100), (math.exp(-0.5), math.exp(0.5)))):
         left, right = (starts[:, channel, side].log().numpy() for side in (0, -1))
-        assert looks_uniform(left, math.log(low), math.log(high)) and looks_uniform(right, math.log(low), math.log(high))
+        assert looks_uniform(left, math.log(low), math.log(high)) and looks_uniform(
+            right, math.log(low), math.log(high)
+        )
         place = (starts[:, channel] == starts[:, channel, :1]).sum(1).numpy()
         drawn = (right - math.log(low)) / math.log(high / low)
         assert np.abs(place - cells * (0.25 + 0.5 * drawn)).max() <= 1 + 1e-6
         assert abs(np.corrcoef(left, right)[0, 1]) < 4 / math.sqrt(n)
-        assert ((starts[:, channel] == starts[:, channel, :1]) | (starts[:, channel] == starts[:, channel, -1:])).all()
+        assert (
+            (starts[:, channel] == starts[:, channel, :1]) | (starts[:, channel] == starts[:, channel, -1:])
+        ).all()
 
 
 @pytest.mark.parametrize(("ndim", "n", "power"), [(2, 32, 1.0), (3, 12, 2.0)])
@@ -397,23 +463,27 @@ def test_waves_have_the_documented_spectrum(ndim, n, power):
     assert found[~is_wave].max() < 1e-25
     ratio = found[is_wave] * k.square().sum(0)[is_wave].sqrt() ** power
     assert abs(float(ratio.mean()) / 0.5 - 1) < 0.02 and float((ratio / 0.5 - 1).abs().max()) < 0.35
-    fine = Waves(random_stream(3, 0), 2, ndim)(3 * n)   # has every centre of the coarse grid
-    torch.testing.assert_close(fine[(slice(None), *[slice(1, None, 3)] * ndim)], Waves(random_stream(3, 0), 2, ndim)(n))
+    fine = Waves(random_stream(3, 0), 2, ndim)(3 * n)  # has every centre of the coarse grid
+    torch.testing.assert_close(
+        fine[(slice(None), *[slice(1, None, 3)] * ndim)], Waves(random_stream(3, 0), 2, ndim)(n)
+    )
 
 
 @pytest.mark.parametrize(("ndim", "num"), [(2, 300), pytest.param(3, 40, marks=pytest.mark.faults)])
 def test_random_fields_have_the_documented_means_and_boxes(ndim, num):
-    starts = torch.stack([random_fields(random_stream(5, index), 64, ndim=ndim, mach=0.3) for index in range(num)])
+    starts = torch.stack(
+        [random_fields(random_stream(5, index), 64, ndim=ndim, mach=0.3) for index in range(num)]
+    )
     density, pressure, velocity = starts[:, 0].flatten(1), starts[:, 1].flatten(1), starts[:, 2:]
     speed = velocity.square().sum(1).sqrt().flatten(1)
-    is_box = speed[:, -1] < 1e-9   # the last corner is in no box
+    is_box = speed[:, -1] < 1e-9  # the last corner is in no box
     assert abs(float(is_box.double().mean()) - 0.5) < 4 * 0.5 / math.sqrt(num)
-    d, p = density[:, -1][is_box], pressure[:, -1][is_box]   # of the gas at rest
+    d, p = density[:, -1][is_box], pressure[:, -1][is_box]  # of the gas at rest
     assert looks_uniform(d.numpy(), 0.1, 10) and looks_uniform((p / d).numpy(), 0.1, 10)
     inside = ((speed[is_box] > 1e-3 * speed[is_box].amax(1, keepdim=True)).double().mean(1)) ** (1 / ndim)
     assert abs(float(inside.mean()) - 0.45) < 0.06
     density, pressure, speed = density[~is_box], pressure[~is_box], speed[~is_box]
-    d, p = density.mean(1), pressure.mean(1)   # the waves have no mean
+    d, p = density.mean(1), pressure.mean(1)  # the waves have no mean
     torch.testing.assert_close(speed.mean(1), 0.3 * (GAMMA * p / d).sqrt(), rtol=1e-9, atol=0)
     for values, mean in ((density, d), (pressure, p)):
         contrast = ((values / mean[:, None]) - 1).abs().mean(1)
@@ -427,7 +497,9 @@ def test_turbulence_is_solenoidal_and_of_the_mach_number(ndim):
     fields = turbulence(random_stream(0, 1), 64, ndim=ndim, mach=0.1)
     assert (fields[0] == 1).all() and (fields[1] == fields[1].flatten()[0]).all()
     speed = fields[2:].square().sum(0).sqrt().mean()
-    assert float(speed) == pytest.approx(1) and float(speed / (GAMMA * fields[1].mean()).sqrt()) == pytest.approx(0.1)
+    assert float(speed) == pytest.approx(1) and float(
+        speed / (GAMMA * fields[1].mean()).sqrt()
+    ) == pytest.approx(0.1)
     velocity = turbulence(random_stream(0, 1), n, ndim=ndim, mach=0.1)[2:]
     velocity_hat = torch.fft.fftn(velocity, dim=tuple(range(1, ndim + 1)), norm="forward")
     k = torch.stack(torch.meshgrid(*[torch.fft.fftfreq(n, 1 / n).double()] * ndim, indexing="ij"))
@@ -439,15 +511,25 @@ def test_turbulence_is_solenoidal_and_of_the_mach_number(ndim):
 
 def said_of(path: Path, name: str) -> list[Finding]:
     """What the doctor says of a file."""
-    return [finding for _, found in examine([(name, path)], val_fraction=0.3, test_fraction=0.3, is_own=True)
-            for finding in found]
+    return [
+        finding
+        for _, found in examine([(name, path)], val_fraction=0.3, test_fraction=0.3, is_own=True)
+        for finding in found
+    ]
 
 
 @pytest.mark.parametrize(("name", "kept"), [("cfd1d", True), ("cfd1d_trans", False)])
 def test_the_doctor_knows_a_gas_and_its_boundary(name, kept, tmp_path):
     path = tmp_path / get_task(name).file_for(0.1)
-    write_data(path, name, partial(solve, name), generation_settings(
-        name, "test", seed=0, num_trajectories=5, resolution=32, num_frames=4, t_end=0.1, parameter=0.1), chunk=3)
+    write_data(
+        path,
+        name,
+        partial(solve, name),
+        generation_settings(
+            name, "test", seed=0, num_trajectories=5, resolution=32, num_frames=4, t_end=0.1, parameter=0.1
+        ),
+        chunk=3,
+    )
     assert not said_of(path, name)
     with h5py.File(path, "r+") as file:
         file["density"][:, 2:] *= 1.1
@@ -456,23 +538,46 @@ def test_the_doctor_knows_a_gas_and_its_boundary(name, kept, tmp_path):
     with h5py.File(path, "r+") as file:
         file["pressure"][3, 1, 4] = 0.0
     assert ("a density or pressure is not positive", "trajectories [3]") in [
-        (finding.what, finding.where) for finding in said_of(path, name)]
+        (finding.what, finding.where) for finding in said_of(path, name)
+    ]
 
 
 def test_a_file_of_the_solver_before_is_told_apart(tmp_path):
     """prepare_data.py does not continue or keep a file whose numbers this solver would not compute."""
-    made = {"seed": 0, "num_trajectories": 3, "resolution": 8, "num_frames": 2, "t_end": 0.01, "parameter": 0.1}
+    made = {
+        "seed": 0,
+        "num_trajectories": 3,
+        "resolution": 8,
+        "num_frames": 2,
+        "t_end": 0.01,
+        "parameter": 0.1,
+    }
     path = tmp_path / "cfd1d" / get_task("cfd1d").file_for(0.1)
     path.parent.mkdir()
-    write_data(path, "cfd1d", partial(solve, "cfd1d"), generation_settings("cfd1d", f"ups {ups.__version__}", **made), chunk=3)
-    arguments = [f"data.root={tmp_path}", "data.tasks=[cfd1d]", "data.seed=0", "--workers=1", *[
-        f"task.cfd1d.{key}={made[key]}" for key in ("num_trajectories", "resolution", "num_frames", "t_end")],
-        "task.cfd1d.parameters=[0.1]", "task.cfd1d.patch=1"]
+    write_data(
+        path,
+        "cfd1d",
+        partial(solve, "cfd1d"),
+        generation_settings("cfd1d", f"ups {ups.__version__}", **made),
+        chunk=3,
+    )
+    arguments = [
+        f"data.root={tmp_path}",
+        "data.tasks=[cfd1d]",
+        "data.seed=0",
+        "--workers=1",
+        *[
+            f"task.cfd1d.{key}={made[key]}"
+            for key in ("num_trajectories", "resolution", "num_frames", "t_end")
+        ],
+        "task.cfd1d.parameters=[0.1]",
+        "task.cfd1d.patch=1",
+    ]
     with pytest.raises(ValueError, match=r"generator is 'ups [0-9.]+' there, 'ups [0-9.]+, solver 2' now"):
         prepare_data.main(arguments)
     path.unlink()
     assert prepare_data.main(arguments) == 0 and prepare_data.main(arguments) == 0
-    assert get_task("burgers1d").edition == 1   # whose files stay what they are
+    assert get_task("burgers1d").edition == 1  # whose files stay what they are
 
 
 def test_a_file_in_three_dimensions_is_made_and_read(tmp_path):

@@ -1,4 +1,5 @@
-"""Configuration: what is refused, that all of it is said at once, and that every message ends with what to do next."""
+"""Configuration: what is refused, that all of it is said at once, and that every message ends with what to do
+next."""
 
 import dataclasses
 import subprocess
@@ -59,9 +60,7 @@ def test_a_run_name_that_is_no_folder_of_its_own_is_refused(name, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "name", ["small", "a.b", "run-2", "v1.0+x", "_x", "2026", "läuft", "n" * 100]
-)
+@pytest.mark.parametrize("name", ["small", "a.b", "run-2", "v1.0+x", "_x", "2026", "läuft", "n" * 100])
 def test_ordinary_run_names_are_taken(name):
     assert load_config(None, [f"run.name={name}"]).run.name == name
 
@@ -89,8 +88,8 @@ def test_precision_no_works_without_quotes(word, tmp_path):
 
 def test_precision_yes_is_refused_with_what_to_write():
     assert (
-        "operator.train.precision is 'yes'; expected one of 'no', 'bf16'. Change operator.train.precision in your overlay"
-        in refusal("operator.train.precision=yes")
+        "operator.train.precision is 'yes'; expected one of 'no', 'bf16'. Change operator.train.precision in "
+        "your overlay" in refusal("operator.train.precision=yes")
     )
 
 
@@ -135,7 +134,8 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path):
 def test_a_reach_beyond_the_grid_says_the_setting_to_use():
     said = refusal("task.burgers1d.resolution=128", "task.burgers1d.space_stride=1")
     assert said == (
-        "task.burgers1d.reach is 96; expected 1 to 64 cells (half the grid). Set task.burgers1d.reach=48, or drop "
+        "task.burgers1d.reach is 96; expected 1 to 64 cells (half the grid). Set task.burgers1d.reach=48, or "
+        "drop "
         "transport from task.burgers1d.base."
     )
     load_config(
@@ -155,7 +155,9 @@ def test_a_task_without_a_section_has_the_settings_of_its_file(name, tmp_path):
 
 
 def test_a_section_and_an_override_say_only_what_differs(tmp_path):
-    (tmp_path / "overlay.yaml").write_text("data: {tasks: [cfd1d]}\ntask:\n  cfd1d: {patch: 8, resolution: 512}\n")
+    (tmp_path / "overlay.yaml").write_text(
+        "data: {tasks: [cfd1d]}\ntask:\n  cfd1d: {patch: 8, resolution: 512}\n"
+    )
     config = load_config(tmp_path / "overlay.yaml", ["task.cfd1d.history=2"])
     settings = config.task["cfd1d"]
     assert (settings.patch, settings.resolution, settings.history, settings.num_frames) == (8, 512, 2, 101)
@@ -163,8 +165,12 @@ def test_a_section_and_an_override_say_only_what_differs(tmp_path):
 
 
 def test_default_yaml_repeats_nothing_that_a_task_knows():
-    repeated = [f"{name}.{key}" for name, section in read_yaml(DEFAULT)["task"].items()
-                for key, value in section.items() if value == TASKS[name].settings[key]]
+    repeated = [
+        f"{name}.{key}"
+        for name, section in read_yaml(DEFAULT)["task"].items()
+        for key, value in section.items()
+        if value == TASKS[name].settings[key]
+    ]
     assert not repeated
 
 
@@ -173,10 +179,13 @@ def test_a_section_of_an_unknown_task_is_refused(tmp_path):
     assert "unknown task 'bugers1d'; did you mean 'burgers1d'?" in said
 
 
-@pytest.mark.parametrize("overlay", ["task: 5", "task: {burgers1d: 5}", "data: [1]", "data: {tasks: 5}", "task: {5: {}}"])
+@pytest.mark.parametrize(
+    "overlay", ["task: 5", "task: {burgers1d: 5}", "data: [1]", "data: {tasks: 5}", "task: {5: {}}"]
+)
 def test_sections_of_another_kind_are_refused_by_name(overlay, tmp_path):
     assert "; expected " in refusal(overlay=overlay, tmp_path=tmp_path) or "unknown task '5'" in refusal(
-        overlay=overlay, tmp_path=tmp_path)
+        overlay=overlay, tmp_path=tmp_path
+    )
 
 
 def test_tasks_and_the_configuration_import_without_torch():

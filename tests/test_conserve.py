@@ -1,4 +1,5 @@
-"""What an equation keeps, an operator keeps whatever its network says (ups/models/conserve.py), where its data do."""
+"""What an equation keeps, an operator keeps whatever its network says (ups/models/conserve.py), where its
+data do."""
 
 from __future__ import annotations
 
@@ -25,18 +26,42 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
 def states(task: Task, count: int = 3, frames: int = 4, cells: int = 8, seed: int = 0) -> Tensor:
     """Any fields (count, frames, C, *space), positive where they have to be, that keep nothing."""
     u = noise(count, frames, len(task.fields), *[cells] * task.ndim, seed=seed)
-    return torch.stack([(0.3 * part).exp() if name in task.positive else part + 0.5
-                        for name, part in zip(task.fields, u.unbind(2), strict=True)], 2)
+    return torch.stack(
+        [
+            (0.3 * part).exp() if name in task.positive else part + 0.5
+            for name, part in zip(task.fields, u.unbind(2), strict=True)
+        ],
+        2,
+    )
 
 
 def operator_of(name: str, is_conservative: bool = True, dim: int = 0) -> Operator:
     """One whose network says anything."""
     task = get_task(name)
     codec = fit_codec([states(task, 8).numpy()], fields=task.fields, positive=task.positive, patch=2, dim=dim)
-    operator = Operator({"model": MODEL, "precision": "no", "tasks": [{
-        "name": name, "history": 1, "bundle": 2, "codec": describe_tokenizer(codec), "input_codec": None, "dt": 0.1,
-        "parameter_values": [], "boundary": task.boundary, "domain": list(task.domain), "parameters": {},
-        "base": {"kind": "persistence", "settings": {}}, "network_share": 1.0, "is_conservative": is_conservative}]})
+    operator = Operator(
+        {
+            "model": MODEL,
+            "precision": "no",
+            "tasks": [
+                {
+                    "name": name,
+                    "history": 1,
+                    "bundle": 2,
+                    "codec": describe_tokenizer(codec),
+                    "input_codec": None,
+                    "dt": 0.1,
+                    "parameter_values": [],
+                    "boundary": task.boundary,
+                    "domain": list(task.domain),
+                    "parameters": {},
+                    "base": {"kind": "persistence", "settings": {}},
+                    "network_share": 1.0,
+                    "is_conservative": is_conservative,
+                }
+            ],
+        }
+    )
     operator.heads[name].codec.load_state_dict(codec.state_dict())
     torch.manual_seed(0)
     for parameter in operator.parameters():
@@ -54,8 +79,10 @@ def test_an_operator_keeps_what_its_equation_keeps_whatever_its_network_says(nam
         z = head.codec.encode(head.codec.normalise(u[:, :1]))
         u_pred = head.physical(operator.rollout(z, name, torch.zeros(len(u), 0), 8))
         assert all((u_pred[:, :, task.fields.index(field)] > 0).all() for field in task.positive)
-        torch.testing.assert_close(u_pred, given(task, u_pred, u[:, 0]), rtol=1e-5, atol=1e-5)   # what stands still
-        assert (u_pred[:, -1] - u[:, 0]).abs().max() > 0.05                   # the network does say something
+        torch.testing.assert_close(
+            u_pred, given(task, u_pred, u[:, 0]), rtol=1e-5, atol=1e-5
+        )  # what stands still
+        assert (u_pred[:, -1] - u[:, 0]).abs().max() > 0.05  # the network does say something
         moved[is_conservative] = drift(task, u_pred, u[:, :1])["drift"].abs().max()
     assert moved[True] < 1e-5 and moved[False] > 1e-2
 
@@ -63,7 +90,7 @@ def test_an_operator_keeps_what_its_equation_keeps_whatever_its_network_says(nam
 def test_the_base_keeps_it_too_and_gradients_pass():
     operator = operator_of("cfd1d")
     head, u = operator.heads["cfd1d"], states(get_task("cfd1d"))
-    head.base.forward = lambda u, known: 1.1 * u[:, -1]                       # a base that loses everything
+    head.base.forward = lambda u, known: 1.1 * u[:, -1]  # a base that loses everything
     z = head.codec.encode(head.codec.normalise(u[:, :1]))
     full, base = operator.predict(z, "cfd1d", head.known(torch.zeros(len(u), 0)))
     assert drift(head.task, head.physical(base), u[:, :1])["drift"].abs().max() < 1e-5
@@ -97,12 +124,17 @@ def test_a_gas_with_too_little_energy_left_keeps_a_positive_pressure():
     task = get_task("cfd1d")
     u = states(task, frames=1)
     wild = u.clone()
-    wild[:, :, 2] *= 50 * noise(8)                # more energy of motion than there is energy
+    wild[:, :, 2] *= 50 * noise(8)  # more energy of motion than there is energy
     change = correction(task, wild, u[:, 0])[..., None]
-    found = torch.stack([part * step.exp() if name in task.positive else part + step for name, part, step in
-                         zip(task.fields, wild.unbind(2), change.unbind(2), strict=True)], 2)
+    found = torch.stack(
+        [
+            part * step.exp() if name in task.positive else part + step
+            for name, part, step in zip(task.fields, wild.unbind(2), change.unbind(2), strict=True)
+        ],
+        2,
+    )
     assert found.isfinite().all() and (found[:, :, :2] > 0).all()
-    torch.testing.assert_close(found[:, :, 0].mean(-1), u[:, :, 0].mean(-1))       # the mass is kept all the same
+    torch.testing.assert_close(found[:, :, 0].mean(-1), u[:, :, 0].mean(-1))  # the mass is kept all the same
     torch.testing.assert_close(found[:, :, 1], 0.5 * wild[:, :, 1])
 
 
@@ -112,7 +144,10 @@ def test_what_the_data_do_not_keep_is_not_forced_on_the_operator():
 
         def __init__(self, u: Tensor):
             self.task, self.u, self.num_frames = get_task("burgers1d"), u, u.shape[1]
-            self.split, self.parameter_index = {"train": torch.arange(len(u))}, torch.zeros(len(u), dtype=torch.long)
+            self.split, self.parameter_index = (
+                {"train": torch.arange(len(u))},
+                torch.zeros(len(u), dtype=torch.long),
+            )
             self.codec = fit_codec([u.numpy()], fields=("u",), patch=2)
 
         def batch(self, rows: Tensor, frame: int, count: int, device: torch.device) -> Tensor:
@@ -120,7 +155,10 @@ def test_what_the_data_do_not_keep_is_not_forced_on_the_operator():
 
     def found(u: Tensor) -> bool:
         held, codec = Held(u), fit_codec([u.numpy()], fields=("u",), patch=2)
-        description = {**operator_of("burgers1d").heads["burgers1d"].description, "codec": describe_tokenizer(codec)}
+        description = {
+            **operator_of("burgers1d").heads["burgers1d"].description,
+            "codec": describe_tokenizer(codec),
+        }
         head = TaskHead(description, 1)
         head.codec.load_state_dict(codec.state_dict())
         return base_selection.data_keep(head, held)
@@ -129,11 +167,15 @@ def test_what_the_data_do_not_keep_is_not_forced_on_the_operator():
     kept = kept - kept.mean(-1, keepdim=True)
     assert found(kept)
     lost = kept.clone()
-    lost[:, -1] += 1e-3                       # by the last frame, a thousandth of the spread
+    lost[:, -1] += 1e-3  # by the last frame, a thousandth of the spread
     assert not found(lost)
-    front = torch.tanh(8 * (0.4 + torch.sin(torch.arange(64) / 64 * 2 * torch.pi - torch.linspace(0, 1, 5)[:, None])))
+    front = torch.tanh(
+        8 * (0.4 + torch.sin(torch.arange(64) / 64 * 2 * torch.pi - torch.linspace(0, 1, 5)[:, None]))
+    )
     front = front[None, :, None].expand(8, -1, -1, -1).contiguous()
-    assert found(front) and not found(front[..., ::8].contiguous())    # of few of its cells the mean does not stay
+    assert found(front) and not found(
+        front[..., ::8].contiguous()
+    )  # of few of its cells the mean does not stay
 
 
 def test_no_rollout_of_a_network_that_says_far_too_much_leaves_the_bounds_and_one_within_them_is_left_alone():
@@ -147,14 +189,16 @@ def test_no_rollout_of_a_network_that_says_far_too_much_leaves_the_bounds_and_on
     free = rolled()
     for end, value in ((head.low, -100.0), (head.high, 100.0)):
         end.fill_(value)
-    assert torch.equal(rolled(), free)                      # to the last bit
+    assert torch.equal(rolled(), free)  # to the last bit
     head.low.fill_(-2.0)
     head.high.fill_(3.0)
-    head.base.forward = lambda u, known: -1.5 * u[:, -1] ** 3     # a polynomial that blows up, as a fitted one may
+    head.base.forward = lambda u, known: (
+        -1.5 * u[:, -1] ** 3
+    )  # a polynomial that blows up, as a fitted one may
     u_pred = rolled()
     assert u_pred.min() >= -2 - 1e-5 and u_pred.max() <= 3 + 1e-5 and u_pred.max() > 2.9
     base = head.codec.decode(operator.rollout(z, "burgers1d", torch.zeros(len(u), 0), 40, "base"))
     assert base.isfinite().all() and base.abs().max() <= 3 + 1e-5
     head.low.fill_(-torch.inf)
     head.high.fill_(torch.inf)
-    assert not rolled().isfinite().all()                    # the fake
+    assert not rolled().isfinite().all()  # the fake

@@ -1,4 +1,5 @@
-"""What the split, training or the gates will refuse for want of trajectories or frames is said before anything is trained."""
+"""What the split, training or the gates will refuse for want of trajectories or frames is said before
+anything is trained."""
 
 import h5py
 import numpy as np
@@ -22,10 +23,22 @@ def written(folder, u, **section):
     """The configuration of a task `ks` with the fields u (trajectory, time, x)."""
     with h5py.File(folder / "ks.h5", "w") as file:
         file["u"] = u
-    said = {"include": str(SMALL), "data": {"tasks": ["ks"], "source": "own"}, "cache": {"root": str(folder / "cache")},
-            "run": {"root": str(folder / "runs")},
-            "task": {"ks": {"files": str(folder / "ks.h5"), "layout": {"u": ["trajectory", "time", "x"]}, "dt": 0.5,
-                            "boundary": "periodic", "domain": [0, 1], **section}}}
+    said = {
+        "include": str(SMALL),
+        "data": {"tasks": ["ks"], "source": "own"},
+        "cache": {"root": str(folder / "cache")},
+        "run": {"root": str(folder / "runs")},
+        "task": {
+            "ks": {
+                "files": str(folder / "ks.h5"),
+                "layout": {"u": ["trajectory", "time", "x"]},
+                "dt": 0.5,
+                "boundary": "periodic",
+                "domain": [0, 1],
+                **section,
+            }
+        },
+    }
     path = folder / "ks.yaml"
     path.write_text(yaml.safe_dump(said), encoding="utf-8")
     return path
@@ -38,12 +51,21 @@ def said_of(path, *overrides):
 
 
 def test_too_few_test_trajectories_for_the_gates_are_named_by_doctor_and_every_dry_run(tmp_path, capsys):
-    path, least = written(tmp_path, waves((59, 5, CELLS))), r"on 5 test initial conditions and its gates refuse fewer than 6"
-    for main, flag, status in ((prepare_data.main, "--doctor", 1), (prepare_data.main, "--dry-run", 0),
-                               (prepare_cache.main, "--dry-run", 0)):   # 0: it trains, and the report is written
+    path, least = (
+        written(tmp_path, waves((59, 5, CELLS))),
+        r"on 5 test initial conditions and its gates refuse fewer than 6",
+    )
+    for main, flag, status in (
+        (prepare_data.main, "--doctor", 1),
+        (prepare_data.main, "--dry-run", 0),
+        (prepare_cache.main, "--dry-run", 0),
+    ):  # 0: it trains, and the report is written
         assert main(["--config", str(path), flag]) == status, flag
         out = capsys.readouterr().out
-        assert least in out and "set data.test_fraction=0.11, or add trajectories: 60 at data.test_fraction 0.1" in out
+        assert (
+            least in out
+            and "set data.test_fraction=0.11, or add trajectories: 60 at data.test_fraction 0.1" in out
+        )
     for change in ("data.test_fraction=0.11", "evaluate.min_initial_conditions=5"):
         assert prepare_data.main(["--config", str(path), "--doctor", change]) == 0
         assert prepare_cache.main(["--config", str(path), "--dry-run", change]) == 0
@@ -63,13 +85,24 @@ def test_one_or_two_trajectories_are_refused_by_the_doctor_as_by_the_cache(tmp_p
         build_cache(load_config(path, []), "ks", progress=False)
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ("task.ks.reserve=0.97", "task.ks.reserve 0.97 leaves the operator none of 10 training initial conditions; expected"),
-    ("task.ks.reserve=0.1", "task.ks.reserve 0.1 keeps 1 of 10 training initial conditions for the stages after the operator"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            "task.ks.reserve=0.97",
+            "task.ks.reserve 0.97 leaves the operator none of 10 training initial conditions; expected",
+        ),
+        (
+            "task.ks.reserve=0.1",
+            "task.ks.reserve 0.1 keeps 1 of 10 training initial conditions for the stages after the operator",
+        ),
+    ],
+)
 def test_a_reserve_that_leaves_too_few_is_named_by_doctor_and_dry_run(tmp_path, change, message, capsys):
     path = written(tmp_path, waves((12, 5, CELLS)))
-    assert ("error", message) in [(severity, text[:len(message)]) for severity, text in said_of(path, change)]
+    assert ("error", message) in [
+        (severity, text[: len(message)]) for severity, text in said_of(path, change)
+    ]
     for main, flag in ((prepare_data.main, "--doctor"), (prepare_cache.main, "--dry-run")):
         assert main(["--config", str(path), flag, change]) == 1
         assert message in capsys.readouterr().out
@@ -87,11 +120,15 @@ def test_a_parameter_value_without_training_trajectories_is_named(tmp_path):
     said = yaml.safe_load(path.read_text())
     said["task"]["ks"]["parameters"] = {"nu": "nu"}
     path.write_text(yaml.safe_dump(said))
-    assert any("1 parameter value(s) of ks have no trajectory in training (first: number 1)" in text for _, text in said_of(path))
+    assert any(
+        "1 parameter value(s) of ks have no trajectory in training (first: number 1)" in text
+        for _, text in said_of(path)
+    )
 
 
 def count_split(config):
     from ups.data.sources import open_sources, split_of
+
     return split_of(config, "ks", open_sources(config, "ks"))
 
 
@@ -102,7 +139,12 @@ def test_counts_before_the_cache_are_those_of_the_cache(tmp_path):
     before = count_data(config, "ks")
     build_cache(config, "ks", progress=False)
     cache = open_cache(config, "ks")
-    assert before == cache_counts(config, cache) and before.initial == {"train": 14, "reserved": 10, "val": 3, "test": 3}
+    assert before == cache_counts(config, cache) and before.initial == {
+        "train": 14,
+        "reserved": 10,
+        "val": 3,
+        "test": 3,
+    }
     assert len(cache.split["train"]) == 28 and len(cache.split["reserved"]) == 20
     assert before.judged == {"the operator": 3, "ensembles": 3}
 
@@ -112,7 +154,9 @@ def test_training_warns_of_gates_that_will_fail_and_refuses_what_it_cannot_train
     config = load_config(path, [])
     build_cache(config, "ks", progress=False)
     require_counts(config, {"ks": open_cache(config, "ks")})
-    assert "WARNING ks: the report judges the operator on 1 test initial conditions" in capsys.readouterr().out
+    assert (
+        "WARNING ks: the report judges the operator on 1 test initial conditions" in capsys.readouterr().out
+    )
     config = load_config(path, ["task.ks.reserve=0.97"])
     with pytest.raises(ValueError, match="leaves the operator none of 10 training initial conditions"):
         require_counts(config, {"ks": open_cache(config, "ks")})
@@ -120,7 +164,9 @@ def test_training_warns_of_gates_that_will_fail_and_refuses_what_it_cannot_train
 
 @pytest.mark.parametrize(("frames", "history", "calls"), [(2, 1, 1), (3, 1, 2), (9, 1, 2), (3, 2, 1)])
 def test_windows_hold_as_many_calls_as_the_frames_allow(tmp_path, frames, history, calls):
-    config = load_config(written(tmp_path, waves((12, frames, CELLS)), history=history), ["operator.train.steps=10"])
+    config = load_config(
+        written(tmp_path, waves((12, frames, CELLS)), history=history), ["operator.train.steps=10"]
+    )
     build_cache(config, "ks", progress=False)
     cache = open_cache(config, "ks")
     windows = Windows({"ks": cache}, config.task, {"ks": history}, config.operator, config.sampling, 0)
@@ -129,4 +175,9 @@ def test_windows_hold_as_many_calls_as_the_frames_allow(tmp_path, frames, histor
 
 
 def test_the_reserve_is_rounded_as_the_cache_rounds_it():
-    assert [num_kept(num, share) for num, share in ((10, 0.0), (10, 0.25), (10, 0.97), (1, 0.5))] == [10, 8, 0, 1]
+    assert [num_kept(num, share) for num, share in ((10, 0.0), (10, 0.25), (10, 0.97), (1, 0.5))] == [
+        10,
+        8,
+        0,
+        1,
+    ]

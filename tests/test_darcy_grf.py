@@ -1,4 +1,5 @@
-"""darcy2d_grf: its Gaussian field against the formula, exact conditional samples against the closed form, its data files."""
+"""darcy2d_grf: its Gaussian field against the formula, exact conditional samples against the closed form, its
+data files."""
 
 from __future__ import annotations
 
@@ -39,10 +40,18 @@ def observed(kind: str, g: Tensor) -> LinearObservation:
     single = torch.arange(n * n)[:, None]
     blocks = single.view(n // 4, 4, n // 4, 4).transpose(1, 2).reshape(-1, 16)
     some = single[torch.randperm(n * n, generator=source)[:9]]
-    cells, noise = {"none": (single[:0], 0.0), "points": (some, 0.0), "coarse": (blocks, 0.0), "noisy": (single, 0.3),
-                    "noisy points": (single[::7], 0.5), "full": (single, 0.0)}[kind]
+    cells, noise = {
+        "none": (single[:0], 0.0),
+        "points": (some, 0.0),
+        "coarse": (blocks, 0.0),
+        "noisy": (single, 0.3),
+        "noisy points": (single[::7], 0.5),
+        "full": (single, 0.0),
+    }[kind]
     values = g.flatten()[cells].mean(1)
-    return LinearObservation(n, cells, values + noise * torch.randn(len(cells), generator=source, dtype=torch.float64), noise)
+    return LinearObservation(
+        n, cells, values + noise * torch.randn(len(cells), generator=source, dtype=torch.float64), noise
+    )
 
 
 def largest_deviation(g: Tensor, mean: Tensor, cov: Tensor) -> float:
@@ -62,7 +71,7 @@ def largest_deviation(g: Tensor, mean: Tensor, cov: Tensor) -> float:
     return max(float(of_mean.max()), float(((rows.T @ rows / num - cov).abs() / error).max()))
 
 
-# ---------------------------------------------------------------------------------------------------- the Gaussian field
+# ----------------------------------------------------------------------------------------- the Gaussian field
 
 
 @pytest.mark.parametrize("n", [8, 12])
@@ -81,7 +90,9 @@ def test_the_mode_zero_is_kept_and_holds_the_share_of_the_variance_that_the_docs
 
 def test_samples_have_that_covariance_and_the_mean_zero() -> None:
     g = torch.stack([darcy_grf.sample_log_coefficient(5, index, 8) for index in range(NUM)])
-    assert largest_deviation(g, torch.zeros(8, 8), covariance(8)) < 5  # the largest of 4000 deviations: 4 to 5 is expected
+    assert (
+        largest_deviation(g, torch.zeros(8, 8), covariance(8)) < 5
+    )  # the largest of 4000 deviations: 4 to 5 is expected
     assert largest_deviation(1.1 * g, torch.zeros(8, 8), covariance(8)) > 7  # a tenth more would be seen
 
 
@@ -96,7 +107,7 @@ def test_a_finer_grid_adds_modes_to_those_of_a_coarse_one() -> None:
     assert 0 < float(scale.sqrt()) - 1 < 1e-3
 
 
-# -------------------------------------------------------------------------------------------------------------- the task
+# --------------------------------------------------------------------------------------------------- the task
 
 
 def test_the_solution_satisfies_darcys_equation_for_exp_g() -> None:
@@ -111,16 +122,33 @@ def test_the_solution_satisfies_darcys_equation_for_exp_g() -> None:
 
 def test_the_file_has_darcys_layout_and_does_not_depend_on_the_chunk(tmp_path) -> None:
     spec = get_task("darcy2d_grf")
-    settings = generation_settings("darcy2d_grf", "test 1", seed=4, num_trajectories=7, resolution=12, num_frames=1, t_end=0.0,
-                                   parameter=1.0)
+    settings = generation_settings(
+        "darcy2d_grf",
+        "test 1",
+        seed=4,
+        num_trajectories=7,
+        resolution=12,
+        num_frames=1,
+        t_end=0.0,
+        parameter=1.0,
+    )
     found = []
     for chunk in (2, 7):
         path = tmp_path / str(chunk) / spec.file_for(1.0)
-        write_data(path, "darcy2d_grf", lambda *given, **more: np.asarray(darcy_grf.simulate(*given, **more)), settings,
-                   chunk=chunk)
+        write_data(
+            path,
+            "darcy2d_grf",
+            lambda *given, **more: np.asarray(darcy_grf.simulate(*given, **more)),
+            settings,
+            chunk=chunk,
+        )
         with h5py.File(path) as file:
             assert {key: file[key].shape for key in file} == {
-                "nu": (7, 12, 12), "tensor": (7, 1, 12, 12), "x-coordinate": (12,), "y-coordinate": (12,)}
+                "nu": (7, 12, 12),
+                "tensor": (7, 1, 12, 12),
+                "x-coordinate": (12,),
+                "y-coordinate": (12,),
+            }
         data = open_data(path, "darcy2d_grf")
         assert (data.parameter, data.num_frames, data.space, data.notes) == (1.0, 1, (12, 12), ())
         found.append(data.read(0, 7))
@@ -130,12 +158,15 @@ def test_the_file_has_darcys_layout_and_does_not_depend_on_the_chunk(tmp_path) -
 
 
 def test_nobody_publishes_it() -> None:
-    with pytest.raises(ValueError, match="darcy2d_grf has no published file .*expected one of: none, as it is a data set of "
-                       "ours that nobody publishes. Change .* data.tasks, or set data.source=own .* data.source=generate"):
+    with pytest.raises(
+        ValueError,
+        match="darcy2d_grf has no published file .*expected one of: none, as it is a data set of "
+        "ours that nobody publishes. Change .* data.tasks, or set data.source=own .* data.source=generate",
+    ):
         published_file("darcy2d_grf", 1.0)
 
 
-# ----------------------------------------------------------------------------------------------- the field given part of it
+# --------------------------------------------------------------------------------- the field given part of it
 
 
 @pytest.mark.parametrize("kind", ["none", "points", "coarse", "noisy", "noisy points", "full"])
@@ -143,7 +174,11 @@ def test_the_posterior_is_the_formula_and_the_samples_follow_it(kind: str) -> No
     g = darcy_grf.sample_log_coefficient(1, 0, 8)
     observation, prior = observed(kind, g), covariance(8)
     a = observation.matrix
-    gain = prior @ a.T @ torch.linalg.inv(a @ prior @ a.T + observation.noise**2 * torch.eye(len(a), dtype=torch.float64))
+    gain = (
+        prior
+        @ a.T
+        @ torch.linalg.inv(a @ prior @ a.T + observation.noise**2 * torch.eye(len(a), dtype=torch.float64))
+    )
     mean, cov = posterior(observation)
     torch.testing.assert_close(mean.flatten(), gain @ observation.values, rtol=0, atol=1e-8)
     torch.testing.assert_close(cov, prior - gain @ a @ prior, rtol=0, atol=1e-8)
@@ -173,7 +208,9 @@ def test_members_agree_with_what_was_seen_solve_the_equation_and_differ_elsewher
     g = darcy_grf.sample_log_coefficient(3, 5, 32)
     observation = observed("coarse", g)
     a, u = truth_ensemble(observation, 8, seed=2, beta=3.0)
-    torch.testing.assert_close(observation.apply(a.log()), observation.values.expand(8, -1), rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        observation.apply(a.log()), observation.values.expand(8, -1), rtol=0, atol=1e-9
+    )
     assert (darcy.apply_operator(a, u) - 3).abs().max() <= 1e-7
     assert a.log().std(0).mean() > 0.01 and u.std(0).min() > 0
     torch.testing.assert_close(truth_ensemble(observation, 3, seed=2, beta=3.0)[0], a[:3], rtol=0, atol=1e-12)
@@ -192,18 +229,24 @@ def test_the_posterior_is_calibrated_for_fields_of_the_prior() -> None:
     for index in range(600):
         g = darcy_grf.sample_log_coefficient(8, index, 8)
         mean, cov = posterior(observed("points", g))
-        scores.append(((g - mean).flatten()[:: 5] / cov.diagonal()[:: 5].clamp_min(1e-9).sqrt())[cov.diagonal()[:: 5] > 1e-9])
+        scores.append(
+            ((g - mean).flatten()[::5] / cov.diagonal()[::5].clamp_min(1e-9).sqrt())[
+                cov.diagonal()[::5] > 1e-9
+            ]
+        )
     z = torch.stack(scores)
     assert z.mean(0).abs().max() * math.sqrt(600) < 4
     assert (z.square().mean(0) - 1).abs().max() / math.sqrt(2 / 600) < 4
 
 
-# ----------------------------------------------------------------------------------------------------------------- errors
+# ----------------------------------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize("cells", [[[0], [0]], [[0, 1], [1, 2]], [[64]], [[-1]], [[0.0]], [0]])
 def test_cells_observed_twice_or_outside_are_refused(cells: list) -> None:
-    with pytest.raises(ValueError, match="cells, shape .* not disjoint groups; expected .* from 0 to 63 .* observe each"):
+    with pytest.raises(
+        ValueError, match="cells, shape .* not disjoint groups; expected .* from 0 to 63 .* observe each"
+    ):
         LinearObservation(8, torch.tensor(cells), torch.zeros(len(cells), dtype=torch.float64), 0.0)
 
 
@@ -213,5 +256,7 @@ def test_values_noise_and_sizes_that_make_no_sense_are_refused() -> None:
         with pytest.raises(ValueError, match="values have shape .* expected 3 numbers, one per group"):
             LinearObservation(8, cells, values, 0.0)
     for noise in (-1.0, math.inf, math.nan):
-        with pytest.raises(ValueError, match=f"noise = {noise}; expected a standard deviation >= 0 .* give 0 for none"):
+        with pytest.raises(
+            ValueError, match=f"noise = {noise}; expected a standard deviation >= 0 .* give 0 for none"
+        ):
             LinearObservation(8, cells, torch.zeros(3), noise)

@@ -33,41 +33,96 @@ CONTENT = np.random.default_rng(0).bytes(3 * 2**20 + 17)
 MD5 = hashlib.md5(CONTENT).hexdigest()
 
 
-# ------------------------------------------------------------------------------------------------------- published files
+# -------------------------------------------------------------------------------------------- published files
 
 
 def test_every_task_names_its_published_files():
     published = {name: where for task in TASKS.values() for name, where in task.published.items()}
     known = set()
     for task in [task for task in TASKS.values() if task.published]:
-        values = task.settings["parameters"] if not task.parameters else [task.parameter_in(name) for name in task.published]
+        values = (
+            task.settings["parameters"]
+            if not task.parameters
+            else [task.parameter_in(name) for name in task.published]
+        )
         files = {published_file(task.name, value)[0] for value in values or [None]}
-        assert files == set(task.published)   # the name made from the number is the published one
+        assert files == set(task.published)  # the name made from the number is the published one
         assert set(task.withdrawn) <= files
         assert not any(task.published[name][1].startswith(start) for name, start in task.withdrawn.items())
         assert all(re.fullmatch("[0-9a-f]{8}", start) for start in task.withdrawn.values())
         known |= files
     assert known == set(published) and {name for name, task in TASKS.items() if not task.published} == {
-        "burgers1d_forced", "darcy2d_grf", "ks1d_coarse", "reacdiff1d_as_published", "vorticity2d_forced"}
-    assert len({number for number, _ in published.values()}) == len({md5 for _, md5 in published.values()}) == len(published)
+        "burgers1d_forced",
+        "darcy2d_grf",
+        "ks1d_coarse",
+        "reacdiff1d_as_published",
+        "vorticity2d_forced",
+    }
+    assert (
+        len({number for number, _ in published.values()})
+        == len({md5 for _, md5 in published.values()})
+        == len(published)
+    )
     assert all(re.fullmatch("[0-9a-f]{32}", md5) for _, md5 in published.values())
 
 
 def test_the_list_of_published_files_is_complete_and_names_none_twice():
-    """PDEBench's table has 375 rows; 24 of its 274 files of incompressible flow repeat another byte for byte."""
+    """PDEBench's table has 375 rows; 24 of its 274 files of incompressible flow repeat another byte for
+    byte."""
     rows = published_files("*")
-    families = {"1D_Advection": 8, "1D_Burgers": 12, "ReacDiff": 36, "1D_diff-sorp": 1, "1D_CFD": 5, "Sod": 7, "2D_Darcy": 5,
-                "2D_diff-react": 1, "2D_rdb": 1, "2D_CFD": 8, "2D_shock": 1, "KH_": 7, "OTVortex": 1, "3D_CFD": 2, "BlastWave": 1,
-                "Turb_M": 5, "ns_incom": 274 - 24}
+    families = {
+        "1D_Advection": 8,
+        "1D_Burgers": 12,
+        "ReacDiff": 36,
+        "1D_diff-sorp": 1,
+        "1D_CFD": 5,
+        "Sod": 7,
+        "2D_Darcy": 5,
+        "2D_diff-react": 1,
+        "2D_rdb": 1,
+        "2D_CFD": 8,
+        "2D_shock": 1,
+        "KH_": 7,
+        "OTVortex": 1,
+        "3D_CFD": 2,
+        "BlastWave": 1,
+        "Turb_M": 5,
+        "ns_incom": 274 - 24,
+    }
     assert {key: sum(name.startswith(key) for _, name, *_ in rows) for key in families} == families
     assert len(rows) == sum(families.values()) == 375 - 24
     for column in (1, 2, 3):
         assert len({row[column] for row in rows}) == len(rows)
     assert all(re.fullmatch("[0-9a-f]{32}", md5) and 133017 <= number <= 281365 for *_, number, md5 in rows)
     numbers = {int(re.search(r"512-(\d+)", name)[1]) for _, name, *_ in rows if name.startswith("ns_incom")}
-    repeated = {132, 136, 137, 21, 225, 214, 218, 222, 253, 255, 256, 254, 257, 258, 265, 266, 267, 268, 270, 53, 57, 63, 68, 72}
+    repeated = {
+        132,
+        136,
+        137,
+        21,
+        225,
+        214,
+        218,
+        222,
+        253,
+        255,
+        256,
+        254,
+        257,
+        258,
+        265,
+        266,
+        267,
+        268,
+        270,
+        53,
+        57,
+        63,
+        68,
+        72,
+    }
     assert numbers == set(range(275)) - {49} - repeated
-    for task in TASKS.values():   # and what a setting names is not also fetched by name alone
+    for task in TASKS.values():  # and what a setting names is not also fetched by name alone
         assert not set(task.published) & set(task.further)
 
 
@@ -76,24 +131,38 @@ def test_a_published_file_that_no_setting_names_is_fetched_by_its_name(tmp_path,
     config = ["--config", small(tmp_path, url=server.url[:-2])]
     assert prepare_data.main([*config, "--file", "Sod?.hdf5", "--dry-run"]) == 0
     listed = capsys.readouterr().out.splitlines()
-    assert len(listed) == 7 and listed[2].endswith(f"cfd1d_shock/Sod3.hdf5: {server.url}, MD5 {MD5}") and server.ranges == []
+    assert (
+        len(listed) == 7
+        and listed[2].endswith(f"cfd1d_shock/Sod3.hdf5: {server.url}, MD5 {MD5}")
+        and server.ranges == []
+    )
     assert prepare_data.main([*config, "--file", "Sod3.hdf5"]) == 0
-    assert (tmp_path / "data/cfd1d_shock/Sod3.hdf5").read_bytes() == CONTENT and "MD5 right" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="no published file is called 'Sod8.hdf5'; expected a name of PDEBench's.*lists all"):
+    assert (
+        tmp_path / "data/cfd1d_shock/Sod3.hdf5"
+    ).read_bytes() == CONTENT and "MD5 right" in capsys.readouterr().out
+    with pytest.raises(
+        ValueError, match="no published file is called 'Sod8.hdf5'; expected a name of PDEBench's.*lists all"
+    ):
         prepare_data.main([*config, "--file", "Sod8.hdf5"])
 
 
 def test_file_names_spell_numbers_as_pdebench_does():
-    expected = {("advection1d", 1): "1D_Advection_Sols_beta1.0.hdf5", ("burgers1d", 0.001): "1D_Burgers_Sols_Nu0.001.hdf5",
-                ("cfd1d", 1e-8): "1D_CFD_Rand_Eta1.e-8_Zeta1.e-8_periodic_Train.hdf5",
-                ("cfd2d", 1e-8): "2D_CFD_Rand_M0.1_Eta1e-08_Zeta1e-08_periodic_512_Train.hdf5",
-                ("cfd2d", 0.1): "2D_CFD_Rand_M0.1_Eta0.1_Zeta0.1_periodic_128_Train.hdf5",
-                ("darcy2d", 100): "2D_DarcyFlow_beta100.0_Train.hdf5", ("diff_react2d", None): "2D_diff-react_NA_NA.h5"}
+    expected = {
+        ("advection1d", 1): "1D_Advection_Sols_beta1.0.hdf5",
+        ("burgers1d", 0.001): "1D_Burgers_Sols_Nu0.001.hdf5",
+        ("cfd1d", 1e-8): "1D_CFD_Rand_Eta1.e-8_Zeta1.e-8_periodic_Train.hdf5",
+        ("cfd2d", 1e-8): "2D_CFD_Rand_M0.1_Eta1e-08_Zeta1e-08_periodic_512_Train.hdf5",
+        ("cfd2d", 0.1): "2D_CFD_Rand_M0.1_Eta0.1_Zeta0.1_periodic_128_Train.hdf5",
+        ("darcy2d", 100): "2D_DarcyFlow_beta100.0_Train.hdf5",
+        ("diff_react2d", None): "2D_diff-react_NA_NA.h5",
+    }
     assert {key: get_task(key[0]).file_for(key[1]) for key in expected} == expected
 
 
 def test_a_parameter_that_is_not_published_lists_those_that_are():
-    with pytest.raises(ValueError, match="advection1d has no published file .*beta0.3.*expected one of: .*beta0.1.*beta7.0"):
+    with pytest.raises(
+        ValueError, match="advection1d has no published file .*beta0.3.*expected one of: .*beta0.1.*beta7.0"
+    ):
         published_file("advection1d", 0.3)
     with pytest.raises(ValueError, match="diff_react2d was given parameter 1.0; expected None"):
         get_task("diff_react2d").file_for(1.0)
@@ -101,7 +170,7 @@ def test_a_parameter_that_is_not_published_lists_those_that_are():
         get_task("darcy2d").file_for(None)
 
 
-# -------------------------------------------------------------------------------------------------------------- download
+# --------------------------------------------------------------------------------------------------- download
 
 
 class Handler(PlannedHandler):
@@ -110,7 +179,9 @@ class Handler(PlannedHandler):
     def answer(self, plan):
         wanted = self.headers.get("Range")
         if plan in ("drip", "drip in the head"):
-            self.drip(b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n" if plan == "drip" else b"HTTP/1.1 200 O")
+            self.drip(
+                b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n" if plan == "drip" else b"HTTP/1.1 200 O"
+            )
             return
         ignores = plan in ("no range", "no range, cut")
         start = int(wanted[6:-1]) if wanted and not ignores else 0
@@ -126,7 +197,7 @@ class Handler(PlannedHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         cut = {"cut": 2**20, "nothing": 0, "no range, cut": 2**20 // (1 + len(self.server.ranges) % 2)}
-        self.wfile.write(body[:cut.get(plan)])
+        self.wfile.write(body[: cut.get(plan)])
 
 
 @pytest.fixture
@@ -136,14 +207,22 @@ def server():
 
 
 def get(server, path, md5=MD5, **patience):
-    fetch(server.url, path, md5, patience=Patience(**{"pause_s": 0.001, "timeout_s": 5.0, **patience}), show_progress=False)
+    fetch(
+        server.url,
+        path,
+        md5,
+        patience=Patience(**{"pause_s": 0.001, "timeout_s": 5.0, **patience}),
+        show_progress=False,
+    )
 
 
 def test_a_file_is_downloaded_checked_and_not_asked_for_again(server, tmp_path):
     path = tmp_path / "folder" / "a.hdf5"
     get(server, path)
     assert path.read_bytes() == CONTENT and not partial_path(path).exists()
-    assert subprocess.run(["md5sum", "-c", "a.hdf5.md5"], cwd=path.parent, capture_output=True).returncode == 0
+    assert (
+        subprocess.run(["md5sum", "-c", "a.hdf5.md5"], cwd=path.parent, capture_output=True).returncode == 0
+    )
     get(server, path)
     assert server.ranges == [None]
 
@@ -186,10 +265,14 @@ def test_wrong_md5_is_refused_and_the_download_removed(server, tmp_path):
 def test_a_present_file_with_another_md5_is_kept_and_named(server, tmp_path, monkeypatch):
     path = tmp_path / "1D_Advection_Sols_beta0.1.hdf5"
     path.write_bytes(CONTENT)
-    with pytest.raises(ValueError, match="has MD5 .*If it is yours, set data.source=own; else delete it and run"):
+    with pytest.raises(
+        ValueError, match="has MD5 .*If it is yours, set data.source=own; else delete it and run"
+    ):
         get(server, path, md5="0" * 32)
     monkeypatch.setitem(TASKS["advection1d"].withdrawn, path.name, MD5[:8])
-    with pytest.raises(ValueError, match=r"withdrawn first edition, which is wrong \(PDEBench issues 46 and 51\)"):
+    with pytest.raises(
+        ValueError, match=r"withdrawn first edition, which is wrong \(PDEBench issues 46 and 51\)"
+    ):
         get(server, path, md5="0" * 32)
     assert path.read_bytes() == CONTENT and server.ranges == []
     get(server, path)  # a copied file with the right MD5 is accepted, and remembered
@@ -200,7 +283,9 @@ def test_a_present_file_with_another_md5_is_kept_and_named(server, tmp_path, mon
 
 def test_an_unknown_id_is_not_tried_again(server, tmp_path):
     server.plan = [404]
-    with pytest.raises(ValueError, match=r"api/1 answered 404 Not Found; expected the file a.hdf5. Check data.url"):
+    with pytest.raises(
+        ValueError, match=r"api/1 answered 404 Not Found; expected the file a.hdf5. Check data.url"
+    ):
         get(server, tmp_path / "a.hdf5")
     assert len(server.ranges) == 1
 
@@ -213,9 +298,12 @@ def test_no_progress_ends_after_the_retries_and_says_where_it_continues(server, 
 
 
 def test_a_server_that_ignores_ranges_and_cuts_is_given_up(server, tmp_path):
-    """It brings a MiB and half a MiB in turn: counted by the size of a file that starts again, always something new."""
+    """It brings a MiB and half a MiB in turn: counted by the size of a file that starts again, always
+    something new."""
     server.plan = ["no range, cut"] * 30
-    with pytest.raises(ConnectionError, match="nothing new in 3 attempts .*closed at byte .*continues at byte 1048576"):
+    with pytest.raises(
+        ConnectionError, match="nothing new in 3 attempts .*closed at byte .*continues at byte 1048576"
+    ):
         get(server, tmp_path / "a.hdf5", retries=2)
     assert len(server.ranges) <= 5
     server.plan = ["no range, cut"]
@@ -235,7 +323,9 @@ def test_a_server_that_always_answers_416_is_named(server, tmp_path, have):
 @pytest.mark.parametrize("plan", ["drip", "drip in the head"])
 def test_a_server_that_drips_is_given_up(server, tmp_path, plan):
     server.plan = [plan] * 30
-    with pytest.raises(ConnectionError, match=r"nothing new in 3 attempts \(\d+ bytes in 0.3 s\).*Check the network"):
+    with pytest.raises(
+        ConnectionError, match=r"nothing new in 3 attempts \(\d+ bytes in 0.3 s\).*Check the network"
+    ):
         get(server, tmp_path / "a.hdf5", retries=2, timeout_s=0.3)
     assert len(server.ranges) == 3
 
@@ -246,7 +336,9 @@ def test_a_download_is_not_written_through_a_planted_name(server, tmp_path, kind
     victim.write_text("somebody's data")
     plant = Path.symlink_to if kind == "symlink" else Path.hardlink_to
     plant(partial_path(path), victim)
-    with pytest.raises(OSError, match="a.hdf5.partial is a link or no plain file; expected a file of our own.*Remove it"):
+    with pytest.raises(
+        OSError, match="a.hdf5.partial is a link or no plain file; expected a file of our own.*Remove it"
+    ):
         get(server, path)
     partial_path(path).unlink()
     plant(path.with_name("a.hdf5.md5"), victim)
@@ -268,8 +360,12 @@ def test_a_disk_that_is_full_during_a_download_is_named_and_what_came_is_kept(se
             return self.file.write(block)
 
     transfer = download._transfer
-    monkeypatch.setattr(download, "_transfer", lambda url, path, file, *rest: transfer(url, path, Full(file), *rest))
-    with pytest.raises(OSError, match="cannot write .*a.hdf5 .No space left.*and 3 MiB of room in it.*change data.root"):
+    monkeypatch.setattr(
+        download, "_transfer", lambda url, path, file, *rest: transfer(url, path, Full(file), *rest)
+    )
+    with pytest.raises(
+        OSError, match="cannot write .*a.hdf5 .No space left.*and 3 MiB of room in it.*change data.root"
+    ):
         get(server, tmp_path / "a.hdf5")
     assert 0 <= partial_path(tmp_path / "a.hdf5").stat().st_size <= 2**20
     monkeypatch.undo()
@@ -289,12 +385,14 @@ def test_nobody_listening_is_a_connection_error(tmp_path):
 
 def test_a_download_larger_than_the_disk_is_refused(server, tmp_path, monkeypatch):
     monkeypatch.setattr(files.os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=2**10, f_frsize=2**10))
-    with pytest.raises(OSError, match="cannot write .*a.hdf5 .No space left.*and 3 MiB of room in it.*change data.root"):
+    with pytest.raises(
+        OSError, match="cannot write .*a.hdf5 .No space left.*and 3 MiB of room in it.*change data.root"
+    ):
         get(server, tmp_path / "a.hdf5")
     assert partial_path(tmp_path / "a.hdf5").stat().st_size == 0
 
 
-# ---------------------------------------------------------------------------------------------------------------- doctor
+# ----------------------------------------------------------------------------------------------------- doctor
 
 NUM, SPLIT = 20, {"val_fraction": 0.1, "test_fraction": 0.1}
 
@@ -311,8 +409,16 @@ def moving(speed, num=NUM, resolution=32, frames=21, t_end=2.0, seed=0):
 def saved(folder, u, task="advection1d", parameter=0.4, name=None):
     spec = get_task(task)
     path = folder / (name or spec.file_for(parameter))
-    made = generation_settings(task, "test", seed=0, num_trajectories=len(u), resolution=u.shape[-1], num_frames=u.shape[1],
-                               t_end=spec.t_end, parameter=parameter)
+    made = generation_settings(
+        task,
+        "test",
+        seed=0,
+        num_trajectories=len(u),
+        resolution=u.shape[-1],
+        num_frames=u.shape[1],
+        t_end=spec.t_end,
+        parameter=parameter,
+    )
     write_data(path, task, lambda indices, **_: u[indices], made, chunk=8)
     return path
 
@@ -331,7 +437,11 @@ def examine(path, task, **options):
 
 
 def said(findings, severity):
-    return " | ".join(f"{finding.what} [{finding.where}] {finding.do}" for finding in findings if finding.severity == severity)
+    return " | ".join(
+        f"{finding.what} [{finding.where}] {finding.do}"
+        for finding in findings
+        if finding.severity == severity
+    )
 
 
 def test_sound_data_get_no_complaint(tmp_path):
@@ -348,9 +458,13 @@ def test_nan_is_located(tmp_path):
 
     path = damaged(saved(tmp_path, moving(0.4)), change)
     findings = examine(path, "advection1d", **SPLIT)
-    expected = "2 trajectories hold NaN or Inf (first: trajectory 5, frame 3, u, cell (7,)) [trajectories 5, 9]"
+    expected = (
+        "2 trajectories hold NaN or Inf (first: trajectory 5, frame 3, u, cell (7,)) [trajectories 5, 9]"
+    )
     assert expected in said(findings, "error")
-    assert report(path, findings).startswith(f"{path}: ill: do not train on it\n  error   2 trajectories hold NaN")
+    assert report(path, findings).startswith(
+        f"{path}: ill: do not train on it\n  error   2 trajectories hold NaN"
+    )
 
 
 def test_constant_trajectories_and_repeats_are_named(tmp_path):
@@ -367,12 +481,16 @@ def test_coefficients_of_one_value_are_alike_by_chance_and_others_are_repeats(tm
     rng = np.random.default_rng(0)
     u = np.where(rng.random((NUM, 1, 2, 8, 8)) < 0.5, 0.1, 1.0).astype(np.float32)
     u[:, :, 1] = rng.random((NUM, 1, 8, 8))
-    u[[0, 9, 19]] = np.stack([np.full((8, 8), 0.1), np.outer(np.arange(8), np.arange(8))])[None]   # of both splits
+    u[[0, 9, 19]] = np.stack([np.full((8, 8), 0.1), np.outer(np.arange(8), np.arange(8))])[
+        None
+    ]  # of both splits
     path = saved(tmp_path, u, "darcy2d", 1.0)
     findings = examine(path, "darcy2d", **SPLIT)
     assert "another split" not in said(findings, "error") and "repeat" not in said(findings, "warning")
-    assert "3 coefficients have one value everywhere, alike by chance [trajectories 0, 9, 19]" in said(findings, "info")
-    u[[0, 9, 19], :, 0, 0, 0] = 1.0            # a pattern is no chance
+    assert "3 coefficients have one value everywhere, alike by chance [trajectories 0, 9, 19]" in said(
+        findings, "info"
+    )
+    u[[0, 9, 19], :, 0, 0, 0] = 1.0  # a pattern is no chance
     findings = examine(saved(tmp_path / "again", u, "darcy2d", 1.0), "darcy2d", **SPLIT)
     assert "2 trajectories repeat an earlier one exactly" in said(findings, "warning")
 
@@ -382,7 +500,9 @@ def test_leakage_is_an_initial_condition_in_two_splits(tmp_path):
     u[12, 0] = u[0, 0]  # 0 is test, 12 is training
     path = saved(tmp_path, u)
     findings = examine(path, "advection1d", **SPLIT)
-    assert f"1 trajectories start as one in another split does (first: 12 as 0 of {path.name})" in said(findings, "error")
+    assert f"1 trajectories start as one in another split does (first: 12 as 0 of {path.name})" in said(
+        findings, "error"
+    )
 
 
 def test_leakage_of_a_steady_task_is_judged_by_the_coefficient(tmp_path):
@@ -396,10 +516,14 @@ def test_leakage_of_a_steady_task_is_judged_by_the_coefficient(tmp_path):
 def test_initial_conditions_shared_by_files_are_safe_only_at_equal_indices(tmp_path):
     first, same = saved(tmp_path, moving(0.4)), saved(tmp_path, moving(1.0), parameter=1.0)
     found = dict(doctor.examine([("advection1d", first), ("advection1d", same)], **SPLIT))
-    assert "20 initial conditions are those of 1D_Advection_Sols_beta0.4.hdf5 too" in said(found[same], "info")
+    assert "20 initial conditions are those of 1D_Advection_Sols_beta0.4.hdf5 too" in said(
+        found[same], "info"
+    )
     rolled = saved(tmp_path, moving(0.1)[::-1].copy(), parameter=0.1)
     found = dict(doctor.examine([("advection1d", first), ("advection1d", rolled)], **SPLIT))
-    assert "8 trajectories start as one in another split does (first: 0 as 19 of " in said(found[rolled], "error")
+    assert "8 trajectories start as one in another split does (first: 0 as 19 of " in said(
+        found[rolled], "error"
+    )
 
 
 def test_frozen_fields_are_reported_and_are_suspect_in_reacdiff(tmp_path):
@@ -408,7 +532,9 @@ def test_frozen_fields_are_reported_and_are_suspect_in_reacdiff(tmp_path):
     findings = examine(saved(tmp_path, u, "reacdiff1d", 0.5), "reacdiff1d", **SPLIT)
     assert "80% of the frames equal the one before: the reaction is missing" in said(findings, "warning")
     findings = examine(saved(tmp_path, u, "burgers1d", 4.0), "burgers1d", **SPLIT)
-    assert "80% of the frames equal the one before" in said(findings, "info") and said(findings, "warning") == ""
+    assert (
+        "80% of the frames equal the one before" in said(findings, "info") and said(findings, "warning") == ""
+    )
 
 
 def test_first_editions_are_recognised_by_what_they_hold(tmp_path):
@@ -421,7 +547,9 @@ def test_first_editions_are_recognised_by_what_they_hold(tmp_path):
 
 def test_a_name_that_contradicts_the_attribute_is_an_error(tmp_path):
     path = saved(tmp_path, moving(0.4), name="1D_Advection_Sols_beta4.0.hdf5")
-    assert "the file name says beta = 4.0, its attribute 0.4" in said(examine(path, "advection1d", **SPLIT), "error")
+    assert "the file name says beta = 4.0, its attribute 0.4" in said(
+        examine(path, "advection1d", **SPLIT), "error"
+    )
 
 
 def test_md5_of_a_published_name_is_compared(tmp_path, monkeypatch):
@@ -435,7 +563,9 @@ def test_md5_of_a_published_name_is_compared(tmp_path, monkeypatch):
     assert "the MD5 is the published one" in said(examine(path, "advection1d", **SPLIT), "info")
     monkeypatch.setattr(doctor, "MD5_BYTES", 0)
     assert "MD5 was not compared" in said(examine(path, "advection1d", **SPLIT), "info")
-    assert "the MD5 is the published one" in said(examine(path, "advection1d", **SPLIT, hash_all=True), "info")
+    assert "the MD5 is the published one" in said(
+        examine(path, "advection1d", **SPLIT, hash_all=True), "info"
+    )
 
 
 def test_what_cannot_be_read_is_one_finding(tmp_path):
@@ -451,15 +581,29 @@ def test_what_cannot_be_read_is_one_finding(tmp_path):
     assert "no array '0002/data'" in said(examine(path, "diff_react2d", **SPLIT), "error")
 
 
-# ---------------------------------------------------------------------------------------------------------- prepare_data
+# ----------------------------------------------------------------------------------------------- prepare_data
 
 
 def small(folder, **changes):
     """A configuration of two tiny tasks in a temporary folder."""
-    tiny = {"num_trajectories": 8, "resolution": 16, "num_frames": 12, "space_stride": 1, "time_stride": 1, "patch": 4}
-    overlay = {"data": {"tasks": ["advection1d", "diff_react2d"], "root": str(folder / "data"), "chunk": 3, **changes},
-               "task": {"advection1d": {**tiny, "t_end": 1.1, "parameters": [0.4, 1.0]}, "diff_react2d": tiny},
-               "evaluate": {"min_initial_conditions": 1}}
+    tiny = {
+        "num_trajectories": 8,
+        "resolution": 16,
+        "num_frames": 12,
+        "space_stride": 1,
+        "time_stride": 1,
+        "patch": 4,
+    }
+    overlay = {
+        "data": {
+            "tasks": ["advection1d", "diff_react2d"],
+            "root": str(folder / "data"),
+            "chunk": 3,
+            **changes,
+        },
+        "task": {"advection1d": {**tiny, "t_end": 1.1, "parameters": [0.4, 1.0]}, "diff_react2d": tiny},
+        "evaluate": {"min_initial_conditions": 1},
+    }
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump(overlay), encoding="utf-8")
     return str(path)
@@ -474,7 +618,10 @@ def fake_solvers(monkeypatch):
 
     def react(indices, *, seed, resolution, num_frames, parameter, t_end):
         x = np.linspace(0, 1, resolution)
-        u = [np.random.default_rng([seed, i]).random((num_frames, 2, 1, 1)) + np.cos(x) * np.cos(x[:, None]) for i in indices]
+        u = [
+            np.random.default_rng([seed, i]).random((num_frames, 2, 1, 1)) + np.cos(x) * np.cos(x[:, None])
+            for i in indices
+        ]
         return np.stack(u).astype(np.float32)
 
     fakes = {"advection1d": advection, "diff_react2d": react}
@@ -487,20 +634,33 @@ def test_dry_run_lists_the_files_and_writes_nothing(tmp_path, capsys):
     assert prepare_data.main(["--config", config, "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "advection1d: 2 file(s), about 0.0 MiB, 0% there" in out and "diff_react2d: 1 file(s)" in out
-    assert re.search(r"3 files, about .* MiB to solve in about .*, by some first trajectories of each begun now; .* free", out)
+    assert re.search(
+        r"3 files, about .* MiB to solve in about .*, by some first trajectories of each begun now; .* free",
+        out,
+    )
     assert sorted(os.listdir(tmp_path)) == ["tiny.yaml"]
 
 
 @pytest.mark.parametrize(("enough", "frames", "seconds"), [(0.5, [2], 88), (1e9, [2, 4, 8, 12], 8)])
-def test_the_dry_run_solves_no_more_frames_than_it_takes_to_know_the_time(enough, frames, seconds, monkeypatch, tmp_path, capsys):
-    asked, clock = [], iter(range(99))   # every call of the solver takes a second
+def test_the_dry_run_solves_no_more_frames_than_it_takes_to_know_the_time(
+    enough, frames, seconds, monkeypatch, tmp_path, capsys
+):
+    asked, clock = [], iter(range(99))  # every call of the solver takes a second
     monkeypatch.setattr(dry_run, "TOGETHER", 1)
     monkeypatch.setattr(dry_run, "time", SimpleNamespace(process_time=lambda: next(clock)))
     monkeypatch.setattr(dry_run, "ENOUGH_S", enough)
-    monkeypatch.setitem(TASKS, "diff_react2d", replace(
-        TASKS["diff_react2d"], simulate=lambda indices, **given: asked.append(given) or np.zeros((1, 1))))
+    monkeypatch.setitem(
+        TASKS,
+        "diff_react2d",
+        replace(
+            TASKS["diff_react2d"], simulate=lambda indices, **given: asked.append(given) or np.zeros((1, 1))
+        ),
+    )
     overlay = small(tmp_path, tasks=["diff_react2d"])
-    assert prepare_data.main(["--config", overlay, "--dry-run", "--workers", "1", "task.diff_react2d.t_end=1.1"]) == 0
+    assert (
+        prepare_data.main(["--config", overlay, "--dry-run", "--workers", "1", "task.diff_react2d.t_end=1.1"])
+        == 0
+    )
     assert [given["num_frames"] for given in asked] == frames
     assert f"to solve in about {seconds} s" in capsys.readouterr().out
     assert [given["t_end"] for given in asked] == pytest.approx([0.1 * (num - 1) for num in frames])
@@ -518,8 +678,15 @@ def test_the_dry_run_counts_what_trajectories_take_together(each, call, monkeypa
     monkeypatch.setattr(dry_run, "time", SimpleNamespace(process_time=lambda: now[0]))
     monkeypatch.setitem(TASKS, "diff_react2d", replace(TASKS["diff_react2d"], simulate=simulate))
     given = ["task.diff_react2d.num_trajectories=4", "task.diff_react2d.num_frames=12"]
-    assert prepare_data.main(["--config", small(tmp_path, tasks=["diff_react2d"]), "--dry-run", "--workers", "1", *given]) == 0
-    assert "to solve in about 44 s" in capsys.readouterr().out    # 11 frames of 4 together take 4 s each, in every case
+    assert (
+        prepare_data.main(
+            ["--config", small(tmp_path, tasks=["diff_react2d"]), "--dry-run", "--workers", "1", *given]
+        )
+        == 0
+    )
+    assert (
+        "to solve in about 44 s" in capsys.readouterr().out
+    )  # 11 frames of 4 together take 4 s each, in every case
 
 
 def test_prepare_data_generates_then_says_up_to_date_and_the_doctor_agrees(tmp_path, fake_solvers, capsys):
@@ -542,7 +709,9 @@ def test_prepare_data_generates_then_says_up_to_date_and_the_doctor_agrees(tmp_p
 
 def test_a_task_without_a_solver_is_refused_before_anything_is_made(tmp_path, fake_solvers):
     config = small(tmp_path, tasks=["darcy2d"])
-    with pytest.raises(ValueError, match="no solver for darcy2d; expected tasks among advection1d, diff_react2d"):
+    with pytest.raises(
+        ValueError, match="no solver for darcy2d; expected tasks among advection1d, diff_react2d"
+    ):
         prepare_data.main(["--config", config])
     assert sorted(os.listdir(tmp_path)) == ["tiny.yaml"]
 
@@ -553,7 +722,10 @@ def test_published_source_downloads_by_id(tmp_path, server, monkeypatch, capsys)
     config = small(tmp_path, source="published", url=server.url[:-2], tasks=["advection1d"])
     assert prepare_data.main(["--config", config, "--dry-run"]) == 0
     out = capsys.readouterr().out
-    assert "advection1d: 2 file(s), about 15,703.1 MiB, 0% there, MD5 of 0 compared" in out and "to download" in out
+    assert (
+        "advection1d: 2 file(s), about 15,703.1 MiB, 0% there, MD5 of 0 compared" in out
+        and "to download" in out
+    )
     assert server.ranges == []
     assert prepare_data.main(["--config", config]) == 0
     assert capsys.readouterr().out.count("MD5 right") == 2
@@ -565,8 +737,12 @@ def test_published_source_downloads_by_id(tmp_path, server, monkeypatch, capsys)
 
 
 def test_the_command_line_prints_the_error_without_a_traceback(tmp_path):
-    result = subprocess.run([sys.executable, "prepare_data.py", "--config", str(tmp_path / "no.yaml")], cwd=ROOT,
-                            capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "prepare_data.py", "--config", str(tmp_path / "no.yaml")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert result.returncode == 1 and result.stderr.startswith("prepare_data.py: no configuration file")
 
 

@@ -1,4 +1,5 @@
-"""Diffusion-sorption against the linear limit's series, its similarity, mass balance, PDEBench's scheme and finer runs."""
+"""Diffusion-sorption against the linear limit's series, its similarity, mass balance, PDEBench's scheme and
+finer runs."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def centres(num_cells: int) -> np.ndarray:
 
 
 def linear_limit(start: float, y: np.ndarray, t: float, num_modes: int = 300) -> np.ndarray:
-    """n_f = 1: a heat equation with u = 1 on the left and u + D u_x = 0 on the right, by separation of variables."""
+    """n_f = 1: a heat equation with u = 1 on the left and u + D u_x = 0 on the right, by separation of
+    variables."""
     diffusivity = DIFFUSION / (1 + (1 - POROSITY) / POROSITY * BULK_DENSITY * FREUNDLICH_K)
     low = (np.arange(num_modes) + 0.5) * math.pi / LENGTH
     high = (np.arange(num_modes) + 1.0) * math.pi / LENGTH
@@ -45,7 +47,7 @@ def linear_limit(start: float, y: np.ndarray, t: float, num_modes: int = 300) ->
         k = 0.5 * (low + high)
         is_low = np.sign(np.sin(k * LENGTH) + DIFFUSION * k * np.cos(k * LENGTH)) == sign
         low, high = np.where(is_low, k, low), np.where(is_low, high, k)
-    slope = -1 / (LENGTH + DIFFUSION)   # of the steady state 1 + slope y
+    slope = -1 / (LENGTH + DIFFUSION)  # of the steady state 1 + slope y
     phase = k * LENGTH
     of_one, of_y = (1 - np.cos(phase)) / k, np.sin(phase) / k**2 - LENGTH * np.cos(phase) / k
     norm = 0.5 * LENGTH - np.sin(2 * phase) / (4 * k)
@@ -75,7 +77,7 @@ def test_linear_sorption_is_within_3e_4_at_the_steps_in_use():
 
 def test_a_layer_is_similar_to_itself_at_four_times_the_time_twice_as_deep():
     frames, y = evolve(np.full(768, 0.05), dt=5.0, num_frames=5), centres(768)
-    near = y < 0.5   # the other wall is felt beyond
+    near = y < 0.5  # the other wall is felt beyond
     expected = np.interp(y[near] / 2, np.r_[0, y], np.r_[1.0, frames[1]])
     assert np.abs(frames[4][near] - expected).max() < 5e-4
     assert np.abs(frames[4][near] - frames[1][near]).max() > 0.3
@@ -90,11 +92,21 @@ def test_what_enters_and_leaves_is_what_the_medium_gains():
 
     frames = evolve(np.full(256, 0.1), dt=1.0, num_frames=101)
     flux = np.array([DIFFUSION * (slopes(u)[-1] - slopes(u)[0]) for u in frames[40:]])
-    gained = (flux[0] + flux[-1] + 4 * flux[1:-1:2].sum() + 2 * flux[2:-1:2].sum()) / 3   # Simpson
+    gained = (flux[0] + flux[-1] + 4 * flux[1:-1:2].sum() + 2 * flux[2:-1:2].sum()) / 3  # Simpson
     assert gained > 0.1
     assert held(frames[100]) - held(frames[40]) == pytest.approx(gained, rel=2e-5)
-    assert content(np.float64(0.3) + 1e-6) - content(np.float64(0.3) - 1e-6) == pytest.approx(2e-6 * (
-        1 + (1 - POROSITY) / POROSITY * BULK_DENSITY * FREUNDLICH_K * FREUNDLICH_N * (0.3 + 1e-6) ** (FREUNDLICH_N - 1)))
+    assert content(np.float64(0.3) + 1e-6) - content(np.float64(0.3) - 1e-6) == pytest.approx(
+        2e-6
+        * (
+            1
+            + (1 - POROSITY)
+            / POROSITY
+            * BULK_DENSITY
+            * FREUNDLICH_K
+            * FREUNDLICH_N
+            * (0.3 + 1e-6) ** (FREUNDLICH_N - 1)
+        )
+    )
 
 
 def test_pdebench_s_scheme_on_its_grid_gives_the_same():
@@ -144,7 +156,10 @@ def test_fields_fall_from_the_left_wall_to_the_right_and_stay_between_them():
 def test_starts_are_uniform_constants():
     starts = np.array([sample_start(9, index) for index in range(4000)])
     assert starts.min() >= 0 and starts.max() < 0.2
-    assert abs(starts.mean() - 0.1) < 4 * 0.2 / math.sqrt(12 * 4000) and abs(starts.var() / (0.04 / 12) - 1) < 0.06
+    assert (
+        abs(starts.mean() - 0.1) < 4 * 0.2 / math.sqrt(12 * 4000)
+        and abs(starts.var() / (0.04 / 12) - 1) < 0.06
+    )
     u = simulate(range(3), **SETTINGS | {"num_frames": 1, "seed": 9})
     assert torch.equal(u, torch.from_numpy(starts[:3]).float().view(3, 1, 1, 1).expand(3, 1, 1, 96))
 

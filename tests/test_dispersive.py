@@ -1,5 +1,5 @@
-"""Stiff and dispersive equations: the exponential integrator against matrix exponentials, steps against stability, and correct
-equations that must not be lost to their integrator or its bounds."""
+"""Stiff and dispersive equations: the exponential integrator against matrix exponentials, steps against
+stability, and correct equations that must not be lost to their integrator or its bounds."""
 
 from __future__ import annotations
 
@@ -49,16 +49,30 @@ EXACT = {
 def test_linear_terms_are_exact_in_one_step_even_of_half_the_sampling_rate(name):
     space, boundary, weights, is_coupled = EXACT[name]
     terms, channels, dt = sorted({term for _, term in weights}), 1 + is_coupled, 3.0
-    base = Equation(1, channels, space, boundary, [*map(float, space)], dt, terms=terms, is_stiff=True, is_coupled=is_coupled)
+    base = Equation(
+        1,
+        channels,
+        space,
+        boundary,
+        [*map(float, space)],
+        dt,
+        terms=terms,
+        is_stiff=True,
+        is_coupled=is_coupled,
+    )
     weight = torch.zeros(1, channels, len(terms), dtype=torch.float64)
     for (channel, term), value in weights.items():
         weight[0, channel, terms.index(term)] = value
     size = channels * math.prod(space)
-    every = torch.eye(size, dtype=torch.float64).view(size, channels, *space)   # terms are linear: their matrix
+    every = torch.eye(size, dtype=torch.float64).view(
+        size, channels, *space
+    )  # terms are linear: their matrix
     slope = (weight @ base.terms(every)).flatten(1).mT
     noise = torch.randn(3, size, generator=generator(0, "noise"), dtype=torch.float64)
     exact = noise @ torch.linalg.matrix_exp(dt * slope).mT
-    torch.testing.assert_close(base.advance(noise.view(3, channels, *space), weight).flatten(1), exact, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        base.advance(noise.view(3, channels, *space), weight).flatten(1), exact, rtol=0, atol=1e-6
+    )
 
 
 def test_odd_derivatives_have_imaginary_symbols_that_vanish_at_half_the_sampling_rate():
@@ -67,13 +81,24 @@ def test_odd_derivatives_have_imaginary_symbols_that_vanish_at_half_the_sampling
     k = 2 * math.pi * torch.arange(9) / 16
     assert real[:2].abs().max() == 0 == imaginary[2].abs().max() and imaginary[:2, [0, -1]].abs().max() == 0
     torch.testing.assert_close(imaginary[0, :3], k[:3].double(), rtol=3e-3, atol=0)
-    torch.testing.assert_close(imaginary[1, 1:3], -k[1:3].double() ** 3, rtol=0.03, atol=0)
+    torch.testing.assert_close(imaginary[1, 1:3], -(k[1:3].double() ** 3), rtol=0.03, atol=0)
 
 
-@pytest.mark.parametrize(("term", "ends", "expected"), [
-    (UX, (PERIODIC,), (0, (0,))), (UX, (NO_FLUX,), None), (UXX, (NO_FLUX,), (0, (0, 0))), (UXY, (PERIODIC, NO_FLUX), None),
-    (((1,), ()), (NO_FLUX,), (0, ())), (((2,), ()), (PERIODIC,), None), (((1,), ((0, (0,)),)), (PERIODIC,), None),
-    (((0,), ((-1, (1, 0)),)), (PERIODIC,), None), (((0,), ((0, (-1, 0)),)), (PERIODIC,), None), (((0,), ()), (PERIODIC,), None)])
+@pytest.mark.parametrize(
+    ("term", "ends", "expected"),
+    [
+        (UX, (PERIODIC,), (0, (0,))),
+        (UX, (NO_FLUX,), None),
+        (UXX, (NO_FLUX,), (0, (0, 0))),
+        (UXY, (PERIODIC, NO_FLUX), None),
+        (((1,), ()), (NO_FLUX,), (0, ())),
+        (((2,), ()), (PERIODIC,), None),
+        (((1,), ((0, (0,)),)), (PERIODIC,), None),
+        (((0,), ((-1, (1, 0)),)), (PERIODIC,), None),
+        (((0,), ((0, (-1, 0)),)), (PERIODIC,), None),
+        (((0,), ()), (PERIODIC,), None),
+    ],
+)
 def test_only_what_is_diagonal_acts_by_its_exponential(term, ends, expected):
     assert diagonal(term, [], ends) == expected and (not term[0][0] or diagonal(term, [0], ends) is None)
 
@@ -87,21 +112,33 @@ def burgers(amplitudes: list[float], frames: int = 12) -> torch.Tensor:
     return spectral(-0.02 * k**2, -0.5j * k, start, 0.02, frames, 20)
 
 
-@pytest.mark.parametrize(("term", "value", "least"), [
-    (UXX, 1.0, 3), (UXX, 1e4, 0),   # 6.04 of diffusion a frame; more than any number of steps
-    (UX, 30.0, 17), (((2,), ()), 1e-3, 1)])
+@pytest.mark.parametrize(
+    ("term", "value", "least"),
+    [
+        (UXX, 1.0, 3),
+        (UXX, 1e4, 0),  # 6.04 of diffusion a frame; more than any number of steps
+        (UX, 30.0, 17),
+        (((2,), ()), 1e-3, 1),
+    ],
+)
 def test_steps_are_stable_and_bounded(term, value, least):
     one = Identification(Equation, (data := Trajectories(burgers([1.0] * 8), 0.02, 1.0)).samples, data.own, 0)
     model = Model([(0, one.library.index(term))], torch.tensor([value], dtype=torch.float64))
     num = one.converged(model, one.most_steps)
     assert num == 0 if not least else least <= num <= one.most_steps
-    assert [tried.is_stiff for tried in one.integrators(model)] == [True, False][term == ((2,), ()):]
+    assert [tried.is_stiff for tried in one.integrators(model)] == [True, False][term == ((2,), ()) :]
     if term == UXX:
-        assert one.timed(model).num_steps == 1 and one.timed(model).is_stiff   # the exponential needs no more
+        assert one.timed(model).num_steps == 1 and one.timed(model).is_stiff  # the exponential needs no more
 
 
 def test_a_grid_has_as_many_steps_as_it_can_pay_for():
-    assert [most_steps(space) for space in ([64], [512], [1024], [64, 64], [32] * 3)] == [256, 256, 128, 32, 32]
+    assert [most_steps(space) for space in ([64], [512], [1024], [64, 64], [32] * 3)] == [
+        256,
+        256,
+        128,
+        32,
+        32,
+    ]
 
 
 def test_three_small_trajectories_do_not_clip_a_larger_one():
@@ -115,7 +152,8 @@ def test_three_small_trajectories_do_not_clip_a_larger_one():
 
 
 def korteweg() -> torch.Tensor:
-    """u_t = -u u_x - 0.0025 u_xxx while the waves break up, of four small amplitudes and of four larger ones."""
+    """u_t = -u u_x - 0.0025 u_xxx while the waves break up, of four small amplitudes and of four larger
+    ones."""
     k, x = fourier(512, 2.0), cells(512)
     start = torch.stack([(0.7 + 0.1 * i) * torch.cos(2 * math.pi * (x + 0.3 * i)) for i in range(8)])
     return spectral(0.0025j * k**3, -0.5j * k, start, 0.01, 27, 100)[:, 20:]
@@ -124,9 +162,15 @@ def korteweg() -> torch.Tensor:
 def schroedinger(n: int = 256, dt: float = 0.04, steps: int = 100) -> torch.Tensor:
     """i q_t = -q_xx / 2 - |q|^2 q, by exact half steps of either (Strang)."""
     draw, j = generator(0, "q"), torch.arange(-4, 5)
-    z = torch.randn(10, 9, 2, generator=draw, dtype=torch.float64) * 0.35 * torch.exp(-((j / 3.0) ** 2))[:, None]
+    z = (
+        torch.randn(10, 9, 2, generator=draw, dtype=torch.float64)
+        * 0.35
+        * torch.exp(-((j / 3.0) ** 2))[:, None]
+    )
     q = torch.view_as_complex(z) @ torch.exp(2j * math.pi * j[:, None] * cells(n))
-    turn = torch.exp(-0.5j * dt / steps * (2 * math.pi * torch.fft.fftfreq(n, 10 / n, dtype=torch.float64)) ** 2)
+    turn = torch.exp(
+        -0.5j * dt / steps * (2 * math.pi * torch.fft.fftfreq(n, 10 / n, dtype=torch.float64)) ** 2
+    )
     made = []
     for _ in range(7):
         made.append(torch.stack([q.real, q.imag], 1))
@@ -136,11 +180,16 @@ def schroedinger(n: int = 256, dt: float = 0.04, steps: int = 100) -> torch.Tens
     return torch.stack(made, 1)
 
 
-def fronts(n: int = 64, length: float = 32.0, dt: float = 0.25, steps: int = 30) -> tuple[torch.Tensor, torch.Tensor]:
-    """u_t = u_xx + u - u^2 behind walls, by exact half steps of either: clean, and smoothed after 1 % of noise."""
+def fronts(
+    n: int = 64, length: float = 32.0, dt: float = 0.25, steps: int = 30
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """u_t = u_xx + u - u^2 behind walls, by exact half steps of either: clean, and smoothed after 1 % of
+    noise."""
     draw, k = generator(0, "front"), math.pi * torch.arange(n, dtype=torch.float64)
     modes = torch.cos(torch.outer(k, cells(n)))
-    u = 0.5 + 0.4 * torch.tanh((torch.randn(36, 6, generator=draw, dtype=torch.float64) / torch.arange(1, 7)) @ modes[1:7])
+    u = 0.5 + 0.4 * torch.tanh(
+        (torch.randn(36, 6, generator=draw, dtype=torch.float64) / torch.arange(1, 7)) @ modes[1:7]
+    )
     mix = torch.linalg.solve(modes, torch.exp(-((k / length) ** 2) * dt / steps)[:, None] * modes)
     made, grow = [], math.exp(dt / steps / 2)
     for _ in range(20):
@@ -151,7 +200,9 @@ def fronts(n: int = 64, length: float = 32.0, dt: float = 0.25, steps: int = 30)
             u = u * grow / (1 + u * (grow - 1))
     clean = torch.stack(made, 1)[:, :, None]
     noisy = clean + 0.01 * clean.std() * torch.randn(clean.shape, generator=draw, dtype=torch.float64)
-    return clean, torch.linalg.solve(modes.T, noisy.transpose(-1, -2))[..., :16, :].transpose(-1, -2) @ modes[:16]
+    return clean, torch.linalg.solve(modes.T, noisy.transpose(-1, -2))[..., :16, :].transpose(-1, -2) @ modes[
+        :16
+    ]
 
 
 def test_the_equation_of_korteweg_and_de_vries_is_found_on_512_cells():
@@ -159,16 +210,23 @@ def test_the_equation_of_korteweg_and_de_vries_is_found_on_512_cells():
     data = Trajectories((u := korteweg())[:4], 0.01, 2.0)
     [(name, own, base)] = found(data)
     weights = coefficients(base)
-    assert {term: weights[term] for term in (U_UX, UXXX)} == pytest.approx({U_UX: -1.0, UXXX: -0.0025}, rel=1e-2)
+    assert {term: weights[term] for term in (U_UX, UXXX)} == pytest.approx(
+        {U_UX: -1.0, UXXX: -0.0025}, rel=1e-2
+    )
     assert own["is_stiff"] and own["num_steps"] <= 24 and f"{own['num_steps']} steps a frame" in name
-    assert not base.found["equations"][0]["doubt"] and (error := forecast_error(base, data, u[4:])) < 1e-3, error
+    assert not base.found["equations"][0]["doubt"] and (error := forecast_error(base, data, u[4:])) < 1e-3, (
+        error
+    )
 
 
 def test_the_nonlinear_schroedinger_equation_is_found_by_steps_of_both_fields_together():
     data = Trajectories((u := schroedinger())[:6], 0.04, 10.0)
     data.samples.head.codec.fields = ["u", "v"]
     [(_, own, base)] = found(data)
-    rows = {(channel, base.terms.terms[place]): value for channel, place, value, *_ in base.found["equations"][0]["rows"]}
+    rows = {
+        (channel, base.terms.terms[place]): value
+        for channel, place, value, *_ in base.found["equations"][0]["rows"]
+    }
     assert rows[0, VXX2] == pytest.approx(-0.5, rel=1e-2) and rows[1, UXX2] == pytest.approx(0.5, rel=1e-2)
     assert own["is_coupled"] and own["num_steps"] <= 12 and forecast_error(base, data, u[6:]) < 1e-3
     assert Equation(**own).rates(base.weight).shape == (1, u.shape[-1] // 2 + 1, 2, 2)
@@ -179,4 +237,6 @@ def test_a_front_with_walls_is_not_lost_to_waves_that_too_few_steps_let_grow():
     clean, smooth = fronts()
     data = Trajectories(smooth[:32], 0.25, 32.0, NO_FLUX)
     [(_, _, base)] = found(data)
-    assert coefficients(base)[UXX] == pytest.approx(1, rel=0.1) and forecast_error(base, data, clean[32:]) < 0.01
+    assert (
+        coefficients(base)[UXX] == pytest.approx(1, rel=0.1) and forecast_error(base, data, clean[32:]) < 0.01
+    )

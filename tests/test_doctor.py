@@ -1,4 +1,5 @@
-"""The data doctor on files that look right: another equation, an unsteady answer, noise at a wall, and sound ones beside each."""
+"""The data doctor on files that look right: another equation, an unsteady answer, noise at a wall, and sound
+ones beside each."""
 
 from dataclasses import replace
 
@@ -68,7 +69,9 @@ def without_a_word(path):
 def test_what_no_attribute_tells_the_mean_does(tmp_path):
     """Burgers keeps the mean, a reaction moves it; each under the other's name, and each under its own."""
     burgers = np.asarray(
-        get_task("burgers1d").simulate(range(6), seed=0, resolution=32, num_frames=11, parameter=0.1, t_end=1.0)
+        get_task("burgers1d").simulate(
+            range(6), seed=0, resolution=32, num_frames=11, parameter=0.1, t_end=1.0
+        )
     )
     for u, task, severity, text in (
         (reacting(), "burgers1d", "error", "moves by 0.3"),
@@ -92,7 +95,9 @@ def test_what_no_attribute_tells_the_mean_does(tmp_path):
 
 def darcy(num=6, resolution=16):
     return np.asarray(
-        get_task("darcy2d").simulate(range(num), seed=0, resolution=resolution, num_frames=1, parameter=1.0, t_end=0.0)
+        get_task("darcy2d").simulate(
+            range(num), seed=0, resolution=resolution, num_frames=1, parameter=1.0, t_end=0.0
+        )
     )
 
 
@@ -154,7 +159,9 @@ def test_noise_of_the_grid_at_a_wall_is_found_and_a_sharp_front_is_not_taken_for
 
 def test_a_field_that_is_rough_everywhere_is_not_taken_for_noise_at_a_wall(tmp_path):
     u = np.asarray(
-        get_task("diff_react2d").simulate(range(3), seed=0, resolution=32, num_frames=14, parameter=None, t_end=2.6)
+        get_task("diff_react2d").simulate(
+            range(3), seed=0, resolution=32, num_frames=14, parameter=None, t_end=2.6
+        )
     )
     assert complaints(examine(saved(tmp_path, u, "diff_react2d", None), "diff_react2d", **SPLIT)) == ""
 

@@ -1,5 +1,6 @@
-"""The equation that is found where noise drives it (ups/models/bases/drift.py): against the equation that made the data, the
-law's own mean, and what is found when modes are not weighed or both frames of a pair explain the second."""
+"""The equation that is found where noise drives it (ups/models/bases/drift.py): against the equation that
+made the data, the law's own mean, and what is found when modes are not weighed or both frames of a pair
+explain the second."""
 
 from __future__ import annotations
 
@@ -22,8 +23,14 @@ NU, CELLS, FRAMES, DT = 0.02, 64, 21, 0.05
 
 
 def states(seed: int, count: int, num_frames: int = 1) -> torch.Tensor:
-    return TASKS["burgers1d_forced"].simulate(range(count), seed=seed, resolution=CELLS, num_frames=num_frames, parameter=NU,
-                                              t_end=DT * (num_frames - 1))
+    return TASKS["burgers1d_forced"].simulate(
+        range(count),
+        seed=seed,
+        resolution=CELLS,
+        num_frames=num_frames,
+        parameter=NU,
+        t_end=DT * (num_frames - 1),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +52,12 @@ def base(data) -> Equation:
 
 
 def excess(base: Equation, u: torch.Tensor, data: Trajectories) -> float:
-    """Of new states, the base's error one frame ahead beyond what noise leaves, over the variance of that noise."""
+    """Of new states, the base's error one frame ahead beyond what noise leaves, over the variance of that
+    noise."""
     task, starts = TASKS["burgers1d_forced"], u[:, 0]
-    draws = task.draw(starts.float(), 64, seed=3, rows=range(len(starts)), num_frames=1, parameter=NU, dt=DT)[:, :, 0].double()
+    draws = task.draw(starts.float(), 64, seed=3, rows=range(len(starts)), num_frames=1, parameter=NU, dt=DT)[
+        :, :, 0
+    ].double()
     known = Known(torch.zeros(len(starts), 1), torch.zeros(len(starts), dtype=torch.long))
     mean, std = (value.view(-1, 1) for value in (data.samples.head.codec.mean, data.samples.head.codec.std))
     now = base(((starts.float() - mean) / std)[:, None], known).double() * std + mean
@@ -56,7 +66,9 @@ def excess(base: Equation, u: torch.Tensor, data: Trajectories) -> float:
 
 
 def without_interval(model: Model) -> Certainty:
-    return Certainty(torch.full_like(model.values, math.inf), torch.zeros(len(model.values), dtype=torch.bool))
+    return Certainty(
+        torch.full_like(model.values, math.inf), torch.zeros(len(model.values), dtype=torch.bool)
+    )
 
 
 def test_the_equation_under_white_noise_is_found(base):
@@ -66,21 +78,27 @@ def test_the_equation_under_white_noise_is_found(base):
 
 def test_it_is_stated_with_intervals_that_hold_the_truth(base):
     [line] = base.says(["u"], ["x"])
-    rows = {base.terms.terms[place]: (value, width) for _, place, value, width, is_small in base.found["equations"][0]["rows"]
-            if not is_small}
+    rows = {
+        base.terms.terms[place]: (value, width)
+        for _, place, value, width, is_small in base.found["equations"][0]["rows"]
+        if not is_small
+    }
     assert line.startswith("∂t u = ") and rows.keys() == {UX, UXX}, line
     for term, truth in ((UX, -1.0), (UXX, NU)):
         assert abs(rows[term][0] - truth) <= rows[term][1] < 0.2 * abs(truth), line
 
 
 def test_a_drift_of_frames_with_noise_of_measurement_is_not_stated():
-    """u_t = 0.002 u_xx at rest almost, under white noise of measurement alone: what one frame leaves the next one gives back."""
+    """u_t = 0.002 u_xx at rest almost, under white noise of measurement alone: what one frame leaves the next
+    one gives back."""
     x = torch.arange(CELLS, dtype=torch.float64) / CELLS
     phase = torch.rand(80, 1, 1, generator=generator(0, "phases"), dtype=torch.float64)
     t = 0.05 * torch.arange(FRAMES, dtype=torch.float64)[:, None]
     u = torch.exp(-0.002 * (2 * math.pi) ** 2 * t) * torch.sin(2 * math.pi * (x + phase))
     u = u + 0.1 * torch.randn(u.shape, generator=generator(1, "noise"), dtype=torch.float64)
-    lines = [line for _, _, base in found(Trajectories(u[:, :, None], DT, 1.0)) for line in base.says(["u"], ["x"])]
+    lines = [
+        line for _, _, base in found(Trajectories(u[:, :, None], DT, 1.0)) for line in base.says(["u"], ["x"])
+    ]
     assert not any("±" in line for line in lines), lines
 
 
@@ -91,7 +109,8 @@ def test_its_forecast_is_the_mean_of_the_law(base, data):
 
 
 def test_terms_averaged_over_both_frames_take_noise_for_drift(data, base):
-    """As the fit to quiet data has them: the noise of the second frame is in them and in what they are to explain."""
+    """As the fit to quiet data has them: the noise of the second frame is in them and in what they are to
+    explain."""
     one = Identification(Equation, data.samples, data.own, 0)
     model = one.core()[0]
     _, _, fooled = Equation.of([model], [without_interval(model)], [one], data.samples, data.own, "{}")
@@ -130,7 +149,8 @@ def test_quiet_data_are_not_asked_for_a_drift(monkeypatch):
 
 
 def test_a_weight_within_its_error_goes_and_one_beyond_stays():
-    """Columns of noise beside two that count: of unit residuals a weight's standard error is 1 / its column's length."""
+    """Columns of noise beside two that count: of unit residuals a weight's standard error is 1 / its column's
+    length."""
     draw = generator(0, "columns")
     x = torch.randn(8, 4000, generator=draw, dtype=torch.float64)
     y = 0.5 * x[2] + 0.3 * x[5] + torch.randn(4000, generator=draw, dtype=torch.float64)

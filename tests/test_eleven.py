@@ -1,4 +1,5 @@
-"""The judgement of the eleven families: data of other numerics are true to their equations, results are kept, pages derive."""
+"""The judgement of the eleven families: data of other numerics are true to their equations, results are kept,
+pages derive."""
 
 from __future__ import annotations
 
@@ -19,19 +20,49 @@ from ups.data.build_cache import open_sources
 from ups.tasks import TASKS, get_task
 
 SMALL = {"seed": 3, "resolution": 32, "num_frames": 5}
-ENDS = {"cfd1d": 0.1, "cfd2d": 0.1, "cfd3d": 0.05, "darcy2d": 1.0, "diff_react2d": 0.5, "shallow_water2d": 0.2, "ns_incom2d": 0.1,
-        "diff_sorp1d": 100.0}
-PARAMETERS = {"advection1d": 0.4, "burgers1d": 0.05, "reacdiff1d": 0.5, "cfd1d": 0.1, "cfd2d": 0.1, "cfd3d": 0.1, "darcy2d": 1.0}
+ENDS = {
+    "cfd1d": 0.1,
+    "cfd2d": 0.1,
+    "cfd3d": 0.05,
+    "darcy2d": 1.0,
+    "diff_react2d": 0.5,
+    "shallow_water2d": 0.2,
+    "ns_incom2d": 0.1,
+    "diff_sorp1d": 100.0,
+}
+PARAMETERS = {
+    "advection1d": 0.4,
+    "burgers1d": 0.05,
+    "reacdiff1d": 0.5,
+    "cfd1d": 0.1,
+    "cfd2d": 0.1,
+    "cfd3d": 0.1,
+    "darcy2d": 1.0,
+}
 # of the last frame's RMS: these are coarse schemes on few cells, a wrong equation is off by the field itself
-CLOSE = {"burgers1d": 0.02, "reacdiff1d": 0.01, "diff_sorp1d": 0.02, "cfd1d": 0.1, "darcy2d": 0.1, "shallow_water2d": 0.02}
+CLOSE = {
+    "burgers1d": 0.02,
+    "reacdiff1d": 0.01,
+    "diff_sorp1d": 0.02,
+    "cfd1d": 0.1,
+    "darcy2d": 0.1,
+    "shallow_water2d": 0.02,
+}
 
 
 def made(task, count=2, **changes):
-    given = {**SMALL, "resolution": 16 if task in ("cfd3d", "ns_incom2d") else 32, "parameter": PARAMETERS.get(task),
-             "t_end": ENDS.get(task, 0.5), **changes}
+    given = {
+        **SMALL,
+        "resolution": 16 if task in ("cfd3d", "ns_incom2d") else 32,
+        "parameter": PARAMETERS.get(task),
+        "t_end": ENDS.get(task, 0.5),
+        **changes,
+    }
     if get_task(task).is_steady:
         given["num_frames"] = 1
-    return torch.from_numpy(numerics.solve(task, np.arange(count), **given)), get_task(task).simulate(range(count), **given)
+    return torch.from_numpy(numerics.solve(task, np.arange(count), **given)), get_task(task).simulate(
+        range(count), **given
+    )
 
 
 @pytest.mark.parametrize("task", numerics.NUMERICS)
@@ -44,7 +75,7 @@ def test_other_numerics_solve_the_same_problem_and_not_alike(task):
     if task in CLOSE:
         assert float(gap.max()) < CLOSE[task]
     kept = {"density"} if task.startswith("cfd") else set(get_task(task).conserved)
-    for name in kept:   # of what is stored: fine cells that are strided give it only roughly
+    for name in kept:  # of what is stored: fine cells that are strided give it only roughly
         mass = other[:, :, get_task(task).fields.index(name)].mean(tuple(range(2, other.ndim - 1)))
         bound = 0.05 if task in ("advection1d", "burgers1d", "ns_incom2d") else 1e-5
         assert float((mass - mass[:, :1]).abs().max()) < bound
@@ -60,19 +91,29 @@ def test_upwind_is_first_order_and_its_diffusion_the_known_one():
     diffusion = 0.5 / 256 * (1 - 0.5 * 256 / num_steps)
     k = 2 * math.pi * torch.arange(1, 4)
     strong = start[1:4] > 1.0
-    torch.testing.assert_close((end / start)[1:4][strong], torch.exp(-diffusion * k.double()**2 * 0.5)[strong], rtol=0.02, atol=0)
+    torch.testing.assert_close(
+        (end / start)[1:4][strong], torch.exp(-diffusion * k.double() ** 2 * 0.5)[strong], rtol=0.02, atol=0
+    )
 
 
 def test_a_still_gas_and_a_still_lake_stay_and_vortices_of_no_force_decay():
     still = torch.ones(1, 4, 8, 8)
     still[:, 2:] = 0
-    *_, last = numerics.waves(still, numerics.GasLaw, width=0.1, is_periodic=True, dt=0.1, num_frames=2, viscosity=0.1)
+    *_, last = numerics.waves(
+        still, numerics.GasLaw, width=0.1, is_periodic=True, dt=0.1, num_frames=2, viscosity=0.1
+    )
     torch.testing.assert_close(last, still)
-    shear = still[..., :1].repeat(1, 1, 1, 32)   # rub alone acts: V_x = sin(2 pi y) decays by exp(-eta k^2 t)
+    shear = still[..., :1].repeat(1, 1, 1, 32)  # rub alone acts: V_x = sin(2 pi y) decays by exp(-eta k^2 t)
     shear[:, 2] = 1e-3 * torch.sin(2 * math.pi * (torch.arange(32) + 0.5) / 32)
-    *_, last = numerics.waves(shear, numerics.GasLaw, width=1 / 32, is_periodic=True, dt=0.2, num_frames=2, viscosity=0.1)
-    assert float(last[0, 2].abs().max() / 1e-3) == pytest.approx(math.exp(-0.1 * 4 * math.pi**2 * 0.2), rel=0.05)
-    *_, last = numerics.waves(still[:, 1:], numerics.WaterLaw, width=0.1, is_periodic=False, dt=0.1, num_frames=2)
+    *_, last = numerics.waves(
+        shear, numerics.GasLaw, width=1 / 32, is_periodic=True, dt=0.2, num_frames=2, viscosity=0.1
+    )
+    assert float(last[0, 2].abs().max() / 1e-3) == pytest.approx(
+        math.exp(-0.1 * 4 * math.pi**2 * 0.2), rel=0.05
+    )
+    *_, last = numerics.waves(
+        still[:, 1:], numerics.WaterLaw, width=0.1, is_periodic=False, dt=0.1, num_frames=2
+    )
     torch.testing.assert_close(last, still[:, 1:])
 
 
@@ -86,22 +127,38 @@ def test_elimination_solves_tridiagonal_systems():
 
 
 def test_files_are_read_as_ones_own_and_the_long_ones_start_elsewhere(tmp_path):
-    texts = [f"data.root={tmp_path}", "task.reacdiff1d.num_trajectories=4", "task.reacdiff1d.resolution=16",
-             "task.reacdiff1d.num_frames=5", "task.reacdiff1d.parameters=[0.5]", "data.tasks=[reacdiff1d]",
-             "evaluate.context_frames=2"]
+    texts = [
+        f"data.root={tmp_path}",
+        "task.reacdiff1d.num_trajectories=4",
+        "task.reacdiff1d.resolution=16",
+        "task.reacdiff1d.num_frames=5",
+        "task.reacdiff1d.parameters=[0.5]",
+        "data.tasks=[reacdiff1d]",
+        "evaluate.context_frames=2",
+    ]
     config = load_config(numerics.CONFIG, texts)
     numerics.generate(config, "reacdiff1d")
     [source] = open_sources(config, "reacdiff1d")
     long = eleven.long_split(config, "reacdiff1d")
-    assert source.num_trajectories == 4 and long.truth.shape == (numerics.NUM_LONG, 11, 1, 16) and long.given.shape[1] == 2
-    assert not np.allclose(source.read(0, 1)[0, 0], long.given[0, 0]) and long.parameters.tolist()[0] == [0.5, 1.0]
+    assert (
+        source.num_trajectories == 4
+        and long.truth.shape == (numerics.NUM_LONG, 11, 1, 16)
+        and long.given.shape[1] == 2
+    )
+    assert not np.allclose(source.read(0, 1)[0, 0], long.given[0, 0]) and long.parameters.tolist()[0] == [
+        0.5,
+        1.0,
+    ]
 
 
 def test_long_rollouts_are_scored_beside_persistence_and_a_blow_up_is_said():
     truth = torch.arange(1.0, 7.0).view(1, 6, 1, 1).expand(2, 6, 1, 4)
     split = Split(torch.ones(2, 1, 1, 4), truth, torch.zeros(2, 0), torch.arange(2))
-    row = eleven.long_rollout(Trained(lambda given, parameters, num: truth[:1].expand(len(given), -1, -1, -1) * 1.5, 0, 0, 0, 0),
-                              split, 8)
+    row = eleven.long_rollout(
+        Trained(lambda given, parameters, num: truth[:1].expand(len(given), -1, -1, -1) * 1.5, 0, 0, 0, 0),
+        split,
+        8,
+    )
     assert row["is_finite"] and row["error"] == pytest.approx([0.5] * 3)
     assert row["persistence"] == pytest.approx([1 / 2, 3 / 4, 5 / 6])
     gone = truth.clone()
@@ -116,19 +173,33 @@ def judged(tmp_path, monkeypatch):
 
     def fit(column, config, problem, val, settings, args, seed, budget):
         runs.append((column, seed, budget, args.seeds))
-        return Trained(lambda given, parameters, num: given[:, -1:].expand(-1, num, -1, -1), 5, 7, 0.1, budget, history=[
-            {"val": 0.3}], predict_base=lambda given, parameters, num: 0 * given[:, -1:].expand(-1, num, -1, -1))
+        return Trained(
+            lambda given, parameters, num: given[:, -1:].expand(-1, num, -1, -1),
+            5,
+            7,
+            0.1,
+            budget,
+            history=[{"val": 0.3}],
+            predict_base=lambda given, parameters, num: 0 * given[:, -1:].expand(-1, num, -1, -1),
+        )
 
     split = Split(torch.ones(4, 2, 1, 8), 2 * torch.ones(4, 3, 1, 8), torch.zeros(4, 0), torch.arange(4))
     problem = types.SimpleNamespace(is_steady=False, train=torch.ones(6, 5, 1, 8), context=2)
     cache = types.SimpleNamespace(fingerprint="one")
+
     def settings_of(column, *_):
         searched.append(column)
         return {} if column == "ours" else {"network": column, "width": 3}
 
-    for name, value in {"fit": fit, "load": lambda *_: (problem, {"val": split, "test": split}), "open_cache": lambda *_: cache,
-                        "is_up_to_date": lambda *_: (True, ""), "settings_of": settings_of,
-                        "long_split": lambda *_: split, "RESULTS": tmp_path}.items():
+    for name, value in {
+        "fit": fit,
+        "load": lambda *_: (problem, {"val": split, "test": split}),
+        "open_cache": lambda *_: cache,
+        "is_up_to_date": lambda *_: (True, ""),
+        "settings_of": settings_of,
+        "long_split": lambda *_: split,
+        "RESULTS": tmp_path,
+    }.items():
         monkeypatch.setattr(eleven, name, value)
     monkeypatch.setattr(eleven.read, "__defaults__", (tmp_path,))
     monkeypatch.setattr(eleven.keep, "__defaults__", (tmp_path,))
@@ -142,46 +213,70 @@ def test_what_is_there_is_not_run_again_and_the_rest_goes_on(judged, capsys, mon
     eleven.main(run)
     eleven.main([*run, "fno", "--seeds", "0", "1"])
     assert [entry[:2] for entry in runs] == [("ours", 0), ("fno", 0), ("ours", 1), ("fno", 1)]
-    assert all(seeds == [0] for *_, seeds in runs) and "burgers1d ours seed 0: there" in capsys.readouterr().out
+    assert (
+        all(seeds == [0] for *_, seeds in runs) and "burgers1d ours seed 0: there" in capsys.readouterr().out
+    )
     record = json.loads((folder / "burgers1d.json").read_text())
     row = record["entries"][0]["row"]
-    assert (row["error"], row["base"], row["long"]["is_finite"]) == (0.5, 1.0, True) and record["trivial"]["error"] == 0.5
-    assert searched == ["ours", "fno"]              # the second seed takes what was found for the first
-    eleven.main([*run[:3], "3", *run[4:]])          # another budget
-    cache.fingerprint = "two"                       # of the same recipe, on another processor
+    assert (row["error"], row["base"], row["long"]["is_finite"]) == (0.5, 1.0, True) and record["trivial"][
+        "error"
+    ] == 0.5
+    assert searched == ["ours", "fno"]  # the second seed takes what was found for the first
+    eleven.main([*run[:3], "3", *run[4:]])  # another budget
+    cache.fingerprint = "two"  # of the same recipe, on another processor
     eleven.main(run)
     assert len(runs) == 5
     eleven.main([*run, "task.burgers1d.num_trajectories=299"])
-    eleven.main([*run, "data.source=published"])    # other data
+    eleven.main([*run, "data.source=published"])  # other data
     cache.fingerprint = "three"
     eleven.main([*run, "data.source=published"])
     assert len(runs) == 8 and not list(folder.glob("*.partial"))
     num_searched = len(searched)
     monkeypatch.setattr(eleven, "processor", lambda device: "another")
-    eleven.main(run)                                # is trained again there, by the settings that were found
+    eleven.main(run)  # is trained again there, by the settings that were found
     assert len(runs) == 9 and len(searched) == num_searched
 
 
 def entry(column, seed, error, budget=180.0, processor="AVX2", **more):
-    return {"key": {"column": column, "seed": seed, "budget_s": budget, "processor": processor}, "row": {
-        "error": error, "seconds": budget, "base": 0.4, **more}}
+    return {
+        "key": {"column": column, "seed": seed, "budget_s": budget, "processor": processor},
+        "row": {"error": error, "seconds": budget, "base": 0.4, **more},
+    }
 
 
 def test_tables_are_means_over_common_seeds_and_say_what_is_missing():
     long = {"is_finite": True, "error": [0.1, 0.2, None], "persistence": [0.5, 0.6, 0.7]}
     data = {"grid": [128], "frames_scored": 31, "t_end": 1.0}
-    record = {"task": "cfd1d", "processor": "AVX2", "trivial": {"error": 0.6}, "data": data, "entries": [
-        entry("ours", 0, 0.02, long=long), entry("ours", 1, 0.04), entry("ours", 0, 9.0, budget=2.0), entry("fno", 0, 0.05),
-        entry("fno", 1, 0.05), entry("unet", 0, 0.1), entry("unet", 1, None)]}
+    record = {
+        "task": "cfd1d",
+        "processor": "AVX2",
+        "trivial": {"error": 0.6},
+        "data": data,
+        "entries": [
+            entry("ours", 0, 0.02, long=long),
+            entry("ours", 1, 0.04),
+            entry("ours", 0, 9.0, budget=2.0),
+            entry("fno", 0, 0.05),
+            entry("fno", 1, 0.05),
+            entry("unet", 0, 0.1),
+            entry("unet", 1, None),
+        ],
+    }
     assert table.error(record, "ours") == pytest.approx(0.03) and table.error(record, "ours_generic") is None
     assert table.ratio(record, "ours", ("fno", "unet")) == pytest.approx(0.6)
     assert table.ratio(record, "ours_generic", ("fno", "unet")) is None
     judge = table.judge_table({"cfd1d": record})
     assert "| cfd1d | 0.6 | - | 0.03 | 0.05 | diverged | - | 0.6 |" in judge
-    assert "| cfd1d | ours | 1 of 1 | 0.1 | 0.2 | diverged | 0.5 | 0.7 |" in table.long_table({"cfd1d": record})
-    lines = {line.split("|")[1].strip(" `"): line for line in table.task_table({"cfd1d": record}).splitlines()[2:]}
+    assert "| cfd1d | ours | 1 of 1 | 0.1 | 0.2 | diverged | 0.5 | 0.7 |" in table.long_table(
+        {"cfd1d": record}
+    )
+    lines = {
+        line.split("|")[1].strip(" `"): line for line in table.task_table({"cfd1d": record}).splitlines()[2:]
+    }
     assert lines.keys() == TASKS.keys()
-    assert "| 1024, judged on 128 | 31 frames to t = 1 | 0.03 | 0.4 | 0.05 | diverged | 180 |" in lines["cfd1d"]
+    assert (
+        "| 1024, judged on 128 | 31 frames to t = 1 | 0.03 | 0.4 | 0.05 | diverged | 180 |" in lines["cfd1d"]
+    )
     assert lines["cfd2d"].count("| - ") == 5 and "| steady |" in lines["darcy2d"]
 
 
@@ -189,17 +284,29 @@ def test_seconds_of_two_processors_are_never_compared(tmp_path):
     """Fake refused: a fast machine's network beside the rivals of a slow one."""
     fast = [entry("ours", 0, 0.001, processor="AVX512"), entry("ours", 1, 0.001, processor="AVX512")]
     slow = [entry("ours", 0, 0.02), entry("fno", 0, 0.05)]
-    for entries, chosen, ours in ((fast + slow, "AVX2", 0.02), (slow + fast, "AVX512", 0.001), (fast[:1] + slow, "AVX2", 0.02)):
+    for entries, chosen, ours in (
+        (fast + slow, "AVX2", 0.02),
+        (slow + fast, "AVX512", 0.001),
+        (fast[:1] + slow, "AVX2", 0.02),
+    ):
         (tmp_path / "cfd1d.json").write_text(json.dumps({"task": "cfd1d", "entries": entries}))
         found = table.results(tmp_path)["cfd1d"]
         assert found["processor"] == chosen and table.error(found, "ours") == ours
         assert (table.error(found, "fno") is None) == (chosen == "AVX512")
 
 
-@pytest.mark.parametrize(("column", "family"), [("ours", "ours"), ("ours_correction", "ours"), ("ours_generic", "ours_generic"),
-                                                ("fno_correction", "fno")])
+@pytest.mark.parametrize(
+    ("column", "family"),
+    [
+        ("ours", "ours"),
+        ("ours_correction", "ours"),
+        ("ours_generic", "ours_generic"),
+        ("fno_correction", "fno"),
+    ],
+)
 def test_settings_found_on_one_processor_serve_on_another(column, family):
-    """Fake refused: changes of a configuration taken for settings of a network, which failed only when ours trained with them."""
+    """Fake refused: changes of a configuration taken for settings of a network, which failed only when ours
+    trained with them."""
     changes = {"task.cfd1d.patch": 2} if family.startswith("ours") else {"width": 16}
     kept = entry(family, 0, 0.1, processor="AVX512") | {"settings": changes}
     asked = entry(column, 1, 0.1)["key"]
@@ -220,5 +327,7 @@ def test_a_page_that_says_something_else_is_refused_and_written_anew(tmp_path, c
     assert table.main(["--check"], tmp_path) == 1 and "README.md: differs" in capsys.readouterr().out
     assert table.main([], tmp_path) == 0 and table.main(["--check"], tmp_path) == 0
     (tmp_path / "README.md").write_text("no table")
-    with pytest.raises(ValueError, match="README.md has 0 places for the table tasks; expected one, between <!-- table tasks"):
+    with pytest.raises(
+        ValueError, match="README.md has 0 places for the table tasks; expected one, between <!-- table tasks"
+    ):
         table.main([], tmp_path)

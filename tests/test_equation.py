@@ -1,5 +1,6 @@
-"""The base that finds its equation (ups/models/bases/equation.py): derivatives and selection against definitions, the integrator
-against exact solutions, what is found against the equations that made the data."""
+"""The base that finds its equation (ups/models/bases/equation.py): derivatives and selection against
+definitions, the integrator against exact solutions, what is found against the equations that made the
+data."""
 
 from __future__ import annotations
 
@@ -21,7 +22,12 @@ from ups.models.bases.selection import backwards, forwards, left, solve
 from ups.models.bases.terms import MOST_TERMS, Terms, difference, library
 
 # of one channel in 1D: u_t = .. of powers of u and of derivatives
-U, UX, UXX, UXXXX = ((0,), ((0, (0,)),)), ((1,), ((0, (0,)),)), ((0,), ((0, (0, 0)),)), ((0,), ((0, (0, 0, 0, 0)),))
+U, UX, UXX, UXXXX = (
+    ((0,), ((0, (0,)),)),
+    ((1,), ((0, (0,)),)),
+    ((0,), ((0, (0, 0)),)),
+    ((0,), ((0, (0, 0, 0, 0)),)),
+)
 
 
 def cells(n: int) -> torch.Tensor:
@@ -29,30 +35,54 @@ def cells(n: int) -> torch.Tensor:
 
 
 class Trajectories:
-    """What stands behind `Samples`: u (rows, time, C, *space), its rows all of the training split and of given values."""
+    """What stands behind `Samples`: u (rows, time, C, *space), its rows all of the training split and of
+    given values."""
 
-    def __init__(self, u: torch.Tensor, dt: float, length: float, boundary: str = PERIODIC, num_values: int = 1):
+    def __init__(
+        self, u: torch.Tensor, dt: float, length: float, boundary: str = PERIODIC, num_values: int = 1
+    ):
         self.u, num = u.float(), len(u)
         space = tuple(u.shape[3:])
         shape = (-1, *[1] * len(space))
         over = (0, 1, *range(3, u.ndim))
         mean, std = u.mean(over).float(), u.std(over).float()
-        codec = SimpleNamespace(mean=mean, std=std, ndim=len(space), fields=["u"], positive=(), bridged=lambda w: w,
-                                decode=lambda z: (z - mean.view(shape)) / std.view(shape))
+        codec = SimpleNamespace(
+            mean=mean,
+            std=std,
+            ndim=len(space),
+            fields=["u"],
+            positive=(),
+            bridged=lambda w: w,
+            decode=lambda z: (z - mean.view(shape)) / std.view(shape),
+        )
         head = SimpleNamespace(codec=codec, name="known", scale=torch.ones(1))
         self.num_frames, self.split = u.shape[1], {"train": torch.arange(num)}
         self.parameter_values = torch.arange(float(num_values))
         self.parameter_index = torch.arange(num) * num_values // num
         self.settings = SimpleNamespace(train_from=0)
         self.samples = Samples.__new__(Samples)
-        vars(self.samples).update(head=head, cache=self, seed=0, name="known", device=torch.device("cpu"), first=0)
-        self.own = {"num_values": num_values, "num_channels": u.shape[2], "space": list(space), "boundary": boundary, "dt": 1.0,
-                    "positive": [], "lengths": [float(num) for num in space], "frame": dt,
-                    "cell": [length / num for num in space]}
+        vars(self.samples).update(
+            head=head, cache=self, seed=0, name="known", device=torch.device("cpu"), first=0
+        )
+        self.own = {
+            "num_values": num_values,
+            "num_channels": u.shape[2],
+            "space": list(space),
+            "boundary": boundary,
+            "dt": 1.0,
+            "positive": [],
+            "lengths": [float(num) for num in space],
+            "frame": dt,
+            "cell": [length / num for num in space],
+        }
 
     def batch(self, rows, starts, length, device):
-        return torch.stack([self.u[row, start : start + length]
-                            for row, start in zip(rows.tolist(), starts.tolist(), strict=True)])
+        return torch.stack(
+            [
+                self.u[row, start : start + length]
+                for row, start in zip(rows.tolist(), starts.tolist(), strict=True)
+            ]
+        )
 
 
 def found(data: Trajectories) -> list[tuple[str, dict, Equation]]:
@@ -61,16 +91,21 @@ def found(data: Trajectories) -> list[tuple[str, dict, Equation]]:
 
 def coefficients(base: Equation, value: int = 0) -> dict:
     """In the units of the data."""
-    return {base.terms.terms[place]: coefficient for _, place, coefficient, *_ in base.found["equations"][value]["rows"]}
+    return {
+        base.terms.terms[place]: coefficient
+        for _, place, coefficient, *_ in base.found["equations"][value]["rows"]
+    }
 
 
 def fourier(n: int, length: float) -> torch.Tensor:
     return 2 * math.pi * torch.fft.rfftfreq(n, length / n, dtype=torch.float64)
 
 
-def spectral(linear: torch.Tensor, square: torch.Tensor, start: torch.Tensor, dt: float, frames: int, steps: int) -> torch.Tensor:
-    """u_t = linear u + square (u^2), symbols of periodic modes, by exponential steps of fourth order (Lawson): (rows, frames, 1,
-    cells)."""
+def spectral(
+    linear: torch.Tensor, square: torch.Tensor, start: torch.Tensor, dt: float, frames: int, steps: int
+) -> torch.Tensor:
+    """u_t = linear u + square (u^2), symbols of periodic modes, by exponential steps of fourth order
+    (Lawson): (rows, frames, 1, cells)."""
     step, u_hat, made = dt / steps, torch.fft.rfft(start), []
     half = torch.exp(step / 2 * linear)
 
@@ -90,11 +125,16 @@ def spectral(linear: torch.Tensor, square: torch.Tensor, start: torch.Tensor, dt
 
 def waves(rows: int, n: int, seed: int) -> torch.Tensor:
     draw = generator(seed, "waves")
-    k, amplitude, phase = (torch.arange(1, 5)[:, None], *torch.rand(2, rows, 4, 1, generator=draw, dtype=torch.float64))
+    k, amplitude, phase = (
+        torch.arange(1, 5)[:, None],
+        *torch.rand(2, rows, 4, 1, generator=draw, dtype=torch.float64),
+    )
     return (amplitude * torch.sin(2 * math.pi * (k * cells(n) + phase))).sum(1)
 
 
-def kuramoto(rows: int, frames: int, seed: int = 0, n: int = 64, length: float = 22.0, dt: float = 0.5) -> torch.Tensor:
+def kuramoto(
+    rows: int, frames: int, seed: int = 0, n: int = 64, length: float = 22.0, dt: float = 0.5
+) -> torch.Tensor:
     """u_t = -u u_x - u_xx - u_xxxx, once the start is forgotten."""
     k = fourier(n, length)
     return spectral(k**2 - k**4, -0.5j * k, waves(rows, n, seed), dt, frames + 40, 12)[:, 40:]
@@ -103,10 +143,15 @@ def kuramoto(rows: int, frames: int, seed: int = 0, n: int = 64, length: float =
 # ---------------------------------------------------------------- terms
 
 
-@pytest.mark.parametrize(("boundary", "wave"), [(PERIODIC, lambda x: torch.sin(6 * math.pi * x)),
-                                                (NO_FLUX, lambda x: torch.cos(5 * math.pi * x)),
-                                                (DIRICHLET, lambda x: torch.sin(5 * math.pi * x)),
-                                                (OUTFLOW, lambda x: torch.exp(-100 * (x - 0.5) ** 2))])
+@pytest.mark.parametrize(
+    ("boundary", "wave"),
+    [
+        (PERIODIC, lambda x: torch.sin(6 * math.pi * x)),
+        (NO_FLUX, lambda x: torch.cos(5 * math.pi * x)),
+        (DIRICHLET, lambda x: torch.sin(5 * math.pi * x)),
+        (OUTFLOW, lambda x: torch.exp(-100 * (x - 0.5) ** 2)),
+    ],
+)
 def test_differences_are_of_their_order_behind_every_boundary(boundary, wave):
     for order in (1, 2, 3, 4):
         errors = []
@@ -123,54 +168,95 @@ def test_differences_are_of_their_order_behind_every_boundary(boundary, wave):
 def test_a_library_holds_each_term_once_plain_ones_first_and_not_too_many():
     assert [term for term in (U, UX, UXX, UXXXX) if term in library(1, [], 1)] == [U, UX, UXX, UXXXX]
     gas = library(3, [0, 1], 1)
-    assert ((-1, 1, 0), ((1, (0,)),)) in gas and ((0, 0, 1), ((2, (0,)),)) in gas   # p / rho (log p)_x and v v_x
+    assert ((-1, 1, 0), ((1, (0,)),)) in gas and (
+        (0, 0, 1),
+        ((2, (0,)),),
+    ) in gas  # p / rho (log p)_x and v v_x
     for given in ((1, [], 1), (3, [0, 1], 1), (4, [0, 1], 2), (5, [0, 1], 3)):
         terms = library(*given)
         assert len(terms) == len(set(terms)) <= MOST_TERMS and len(terms[0][1]) == 0
 
 
 def test_a_library_holds_vorticity_and_waves_for_those_who_may_have_them_only():
-    plain, carried, driven = library(1, [], 2), library(1, [], 2, vorticity=[0]), library(1, [], 2, driven=[1])
+    plain, carried, driven = (
+        library(1, [], 2),
+        library(1, [], 2, vorticity=[0]),
+        library(1, [], 2, driven=[1]),
+    )
     assert {*carried} - {*plain} == {((0,), ((0, (-1, 0)), (0, (1,)))), ((0,), ((0, (-1, 1)), (0, (0,))))}
-    assert {*driven} - {*plain} == {((0,), ((-1, (0, number, part)),)) for number in (1, 2, 3, 4) for part in (0, 1)}
+    assert {*driven} - {*plain} == {
+        ((0,), ((-1, (0, number, part)),)) for number in (1, 2, 3, 4) for part in (0, 1)
+    }
     both = [numbers[:2] for _, ((_, numbers),) in {*library(1, [], 2, driven=[0, 1])} - {*plain}]
-    assert len(both) == 80 and not any((-a, -b) in both for a, b in both)   # a wave or its opposite one
+    assert len(both) == 80 and not any((-a, -b) in both for a, b in both)  # a wave or its opposite one
 
 
 def test_what_is_found_is_said_in_words():
-    terms = [((0, 0), ((0, (-1, 0)), (0, (1,)))), ((1, -1), ((1, (0, 1)),)), ((0, 0), ((-1, (2, -1, 1)),)), ((0, 0), ()),
-             ((2, 0), ())]
-    rows = [[0, 0, -1.0, 0.002, False], [0, 1, 0.5, 0.031, False], [1, 2, 1.5e-7, 2e-9, False], [1, 3, -2.0, 0.5, False],
-            [1, 4, 1e-9, None, True]]
-    found = {"origins": [3e5, 0.0], "sizes": [1.0, 2.0],
-             "equations": [{"doubt": "", "rows": rows}, {"doubt": "why not", "rows": rows}]}
+    terms = [
+        ((0, 0), ((0, (-1, 0)), (0, (1,)))),
+        ((1, -1), ((1, (0, 1)),)),
+        ((0, 0), ((-1, (2, -1, 1)),)),
+        ((0, 0), ()),
+        ((2, 0), ()),
+    ]
+    rows = [
+        [0, 0, -1.0, 0.002, False],
+        [0, 1, 0.5, 0.031, False],
+        [1, 2, 1.5e-7, 2e-9, False],
+        [1, 3, -2.0, 0.5, False],
+        [1, 4, 1e-9, None, True],
+    ]
+    found = {
+        "origins": [3e5, 0.0],
+        "sizes": [1.0, 2.0],
+        "equations": [{"doubt": "", "rows": rows}, {"doubt": "why not", "rows": rows}],
+    }
     made = partial(Equation, 2, 2, [8, 8], PERIODIC, positive=[1], terms=terms)
     assert made(found=found).says(["w", "rho"], ["x", "y"]) == [
         "∂t w = -(1.000 ± 0.002) (∂x ∇⁻² w) (∂y w) + (0.50 ± 0.04) (w - 300000) rho^-1 (∂xy log rho)",
         "∂t log rho = (1.50 ± 0.02)e-07 sin 2π(2 x -1 y) - (2.0 ± 0.5) (and 1 term below 1% of it)",
-        "an equation was used as base but is not stated: why not (parameter values 2 of 2)"]
-    assert made().says(["w", "rho"], ["x", "y"]) == [   # weights from before intervals
-        "an equation was used as base but is not stated: it was fitted by a version without intervals (train the operator again)"]
+        "an equation was used as base but is not stated: why not (parameter values 2 of 2)",
+    ]
+    assert made().says(["w", "rho"], ["x", "y"]) == [  # weights from before intervals
+        "an equation was used as base but is not stated: it was fitted by a version without intervals (train "
+        "the operator again)"
+    ]
 
 
 def test_a_flow_has_the_vorticity_it_is_made_of_and_a_wave_its_number():
     x, y = 3 * cells(24)[:, None], 2 * cells(32)[None]
     kx, ky = 2 * math.pi / 3, 4 * math.pi / 2
-    s = (torch.sin(kx * x) * torch.cos(ky * y) + 5.0)[None, None]   # the mean has no stream function
-    terms = Terms([((0,), ((0, (-1, 0)), (0, (1,)))), ((0,), ((-1, (2, 0, 0)),)), ((0,), ((-1, (1, -3, 1)),))],
-                  [], [24, 32], [3.0, 2.0], PERIODIC)
+    s = (torch.sin(kx * x) * torch.cos(ky * y) + 5.0)[None, None]  # the mean has no stream function
+    terms = Terms(
+        [((0,), ((0, (-1, 0)), (0, (1,)))), ((0,), ((-1, (2, 0, 0)),)), ((0,), ((-1, (1, -3, 1)),))],
+        [],
+        [24, 32],
+        [3.0, 2.0],
+        PERIODIC,
+    )
     psi_x = -kx * torch.cos(kx * x) * torch.cos(ky * y) / (kx**2 + ky**2)
     i, j = torch.arange(24)[:, None] / 24, torch.arange(32)[None] / 32
-    exact = [psi_x * -ky * torch.sin(kx * x) * torch.sin(ky * y), torch.cos(4 * math.pi * i.expand(24, 32)),
-             torch.sin(2 * math.pi * (i - 3 * j))]
-    torch.testing.assert_close(terms(s)[0].view(3, 24, 32), torch.stack([e.double() for e in exact]), rtol=1e-4, atol=2e-4)
+    exact = [
+        psi_x * -ky * torch.sin(kx * x) * torch.sin(ky * y),
+        torch.cos(4 * math.pi * i.expand(24, 32)),
+        torch.sin(2 * math.pi * (i - 3 * j)),
+    ]
+    torch.testing.assert_close(
+        terms(s)[0].view(3, 24, 32), torch.stack([e.double() for e in exact]), rtol=1e-4, atol=2e-4
+    )
     some = torch.tensor([7, 500])
     assert torch.equal(terms(s, some), terms(s)[..., some])
 
 
 def test_terms_are_what_they_are_called():
     s = torch.stack([torch.sin(2 * math.pi * cells(64)), torch.cos(2 * math.pi * cells(64))])[None]
-    wanted = [((0, 0), ()), ((-2, 0), ()), ((1, 2), ((1, (0,)),)), ((0, 0), ((0, (0,)), (1, (0, 0)))), ((0, 0), ((0, (0,)),) * 2)]
+    wanted = [
+        ((0, 0), ()),
+        ((-2, 0), ()),
+        ((1, 2), ((1, (0,)),)),
+        ((0, 0), ((0, (0,)), (1, (0, 0)))),
+        ((0, 0), ((0, (0,)),) * 2),
+    ]
     k, (a, b) = 2 * math.pi / 3, (s[0, 0], s[0, 1])
     exact = [torch.ones(64), (-2 * a).exp(), a.exp() * b**2 * -k * a, k * b * -k * k * b, (k * b) ** 2]
     terms = Terms(wanted, [0], [64], [3.0], PERIODIC)
@@ -184,7 +270,7 @@ def test_terms_are_what_they_are_called():
 
 def test_the_columns_that_make_the_last_one_are_found_from_either_side():
     x = torch.randn(12, 400, generator=generator(0, "columns"), dtype=torch.float64)
-    x[7] = x[3] + 1e-7 * x[7]   # a double: one of the two goes
+    x[7] = x[3] + 1e-7 * x[7]  # a double: one of the two goes
     y = 2 * x[3] - 0.5 * x[8] + 1e-3 * x[11]
     a = torch.cat([x[:11], y[None]]) @ torch.cat([x[:11], y[None]]).T
     for chosen in (backwards(a, list(range(11)), 1.5), forwards(a, [], 5, 0.1), forwards(a, [8], 5, 0.1)):
@@ -200,15 +286,23 @@ def test_the_columns_that_make_the_last_one_are_found_from_either_side():
 def test_stiff_diffusion_is_exact_in_one_step_behind_every_wall(boundary):
     """And the plain integrator, which is of no use there, stays within its bounds."""
     n, nu = 48, 0.5
-    wave = {PERIODIC: lambda x: torch.sin(4 * math.pi * x), NO_FLUX: lambda x: torch.cos(2 * math.pi * x),
-            DIRICHLET: lambda x: torch.sin(2 * math.pi * x)}[boundary](cells(n))
+    wave = {
+        PERIODIC: lambda x: torch.sin(4 * math.pi * x),
+        NO_FLUX: lambda x: torch.cos(2 * math.pi * x),
+        DIRICHLET: lambda x: torch.sin(2 * math.pi * x),
+    }[boundary](cells(n))
     k2 = (4 if boundary == PERIODIC else 2) ** 2 * math.pi**2
     for is_stiff in (True, False):
         base = Equation(1, 1, [n], boundary, dt=0.05, terms=[UXX], is_stiff=is_stiff)
         base.weight.fill_(nu)
         base.low.fill_(-2), base.high.fill_(2)
-        u = base(wave.float()[None, None, None], Known(torch.zeros(1, 0), torch.zeros(1, dtype=torch.long)))[0, 0]
-        assert float((u - math.exp(-nu * k2 * 0.05) * wave).abs().max() < 1e-4) == is_stiff and float(u.abs().max()) <= 2
+        u = base(wave.float()[None, None, None], Known(torch.zeros(1, 0), torch.zeros(1, dtype=torch.long)))[
+            0, 0
+        ]
+        assert (
+            float((u - math.exp(-nu * k2 * 0.05) * wave).abs().max() < 1e-4) == is_stiff
+            and float(u.abs().max()) <= 2
+        )
 
 
 def test_steps_are_of_fourth_order_and_every_row_has_its_own_equation():
@@ -234,7 +328,11 @@ def few(monkeypatch):
 def test_the_equation_of_kuramoto_and_sivashinsky_is_found_and_forecasts():
     data = Trajectories(kuramoto(20, 20), 0.5, 22.0)
     [(name, own, base)] = found(data)
-    assert own["is_stiff"] and Equation(**own).weight.shape == base.weight.shape and name.startswith("equation of ")
+    assert (
+        own["is_stiff"]
+        and Equation(**own).weight.shape == base.weight.shape
+        and name.startswith("equation of ")
+    )
     weights = coefficients(base)
     assert [weights.get(term, 0) for term in (UX, UXX, UXXXX)] == pytest.approx([-1, -1, -1], rel=0.01)
     assert all(abs(weights[term]) < 0.02 for term in weights.keys() - {UX, UXX, UXXXX})
@@ -247,7 +345,7 @@ def test_the_equation_of_kuramoto_and_sivashinsky_is_found_and_forecasts():
         return float((u - truth[:, 8:]).norm() / truth[:, 8:].norm())
 
     assert error() < 0.02
-    base.weight[0, 0, base.terms.terms.index(UX)] = 0   # the fake: linear, as a propagator of degree 1
+    base.weight[0, 0, base.terms.terms.index(UX)] = 0  # the fake: linear, as a propagator of degree 1
     assert error() > 0.2
 
 
@@ -259,11 +357,15 @@ def test_a_vorticity_that_carries_itself_and_what_stirs_it_are_found():
     data = Trajectories(stirred(24, 12, seed=0), 1.0, 1.0)
     data.own |= {"vorticity": [0], "driven": [0, 1]}
     [(_, own, base)] = found(data)
-    made, weights = Equation(**own), coefficients(base)   # what is stored is enough to make it again
+    made, weights = Equation(**own), coefficients(base)  # what is stored is enough to make it again
     assert made.terms.terms == base.terms.terms
     carried = {((0,), ((0, (-1, 0)), (0, (1,)))): -1.0, ((0,), ((0, (-1, 1)), (0, (0,)))): 1.0}
-    wanted = carried | {((0,), ((0, (0, 0)),)): 2e-3, ((0,), ((0, (1, 1)),)): 2e-3,
-                        ((0,), ((-1, (1, 1, 0)),)): 0.1, ((0,), ((-1, (1, 1, 1)),)): 0.1}
+    wanted = carried | {
+        ((0,), ((0, (0, 0)),)): 2e-3,
+        ((0,), ((0, (1, 1)),)): 2e-3,
+        ((0,), ((-1, (1, 1, 0)),)): 0.1,
+        ((0,), ((-1, (1, 1, 1)),)): 0.1,
+    }
     assert {term: weights.get(term) for term in wanted} == pytest.approx(wanted, rel=0.02)
     truth, none = stirred(4, 9, seed=1), Known(torch.zeros(4, 0), torch.zeros(4, dtype=torch.long))
     truth = data.samples.head.codec.decode(truth.float())
@@ -275,7 +377,7 @@ def test_a_vorticity_that_carries_itself_and_what_stirs_it_are_found():
         return float((u - truth[:, 8:]).norm() / truth[:, 8:].norm())
 
     assert (right := error()) < 0.01, right
-    for term in carried:   # the fake: a fluid at rest
+    for term in carried:  # the fake: a fluid at rest
         base.weight[0, 0, base.terms.terms.index(term)] = 0
     assert (wrong := error()) > 0.1, wrong
 
@@ -293,7 +395,9 @@ def test_a_logistic_reaction_with_diffusion_behind_walls_is_found():
     """u_t = D u_xx + u - u^2, made by exact half steps of either (Strang)."""
     n, dt, steps, diffusion = 48, 0.1, 40, 0.05
     x = cells(n)
-    u = 0.5 + 0.1 * torch.stack([torch.cos(math.pi * (1 + i % 5) * x) * (-1) ** i + i / 10 for i in range(12)])
+    u = 0.5 + 0.1 * torch.stack(
+        [torch.cos(math.pi * (1 + i % 5) * x) * (-1) ** i + i / 10 for i in range(12)]
+    )
     modes = torch.cos(math.pi * torch.outer(torch.arange(n, dtype=torch.float64), x))
     decay = torch.exp(-diffusion * (math.pi * torch.arange(n, dtype=torch.float64)) ** 2 * dt / steps)
     mix, made, grow = torch.linalg.solve(modes, decay[:, None] * modes), [], math.exp(dt / steps / 2)
@@ -313,7 +417,11 @@ def test_a_logistic_reaction_with_diffusion_behind_walls_is_found():
 def test_what_no_equation_explains_gets_none(fake):
     """Frames in another order, and a field that does not move."""
     u = kuramoto(8, 20)
-    u = u[:, torch.randperm(20, generator=generator(0, "order"))] if fake == "shuffled" else u[:, :1].expand_as(u)
+    u = (
+        u[:, torch.randperm(20, generator=generator(0, "order"))]
+        if fake == "shuffled"
+        else u[:, :1].expand_as(u)
+    )
     assert found(Trajectories(u, 0.5, 22.0)) == []
 
 
@@ -325,36 +433,61 @@ def test_tangents_are_the_derivative_of_the_integrator():
     at, columns = one.tangents(model, one.shot[:2])
     made, places = one.build(model)
     values = model.values.clone().requires_grad_()
-    weight = torch.zeros(made.weight[0].numel(), dtype=torch.float64).index_copy(0, places, values).view(1, *made.weight[0].shape)
+    weight = (
+        torch.zeros(made.weight[0].numel(), dtype=torch.float64)
+        .index_copy(0, places, values)
+        .view(1, *made.weight[0].shape)
+    )
     s = made.advance(one.shot[:2, 0], weight.expand(2, -1, -1))
     torch.testing.assert_close(s, at[:, 0], rtol=0, atol=1e-9)
     [exact] = torch.autograd.grad(s.square().sum() / 2, values)
     torch.testing.assert_close((columns[:, :, 0] * s.detach()).flatten(1).sum(1), exact, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize(("longer", "expected"), [
-    ([0.5, 0.4, 0.3, 0.3, 0.3], 4),   # it helps all the way: until a step gains nothing
-    ([0.5, 0.4, 1.3, 0.2, 0.1], 1),   # the second step loses over longer frames, whatever came of the third
-    ([0.5, 0.6, 0.1, 0.1, 0.1], 0),   # the first does: as regressed
-    ([math.nan, 0.6, 0.5, 0.5, 0.5], 4)])
+@pytest.mark.parametrize(
+    ("longer", "expected"),
+    [
+        ([0.5, 0.4, 0.3, 0.3, 0.3], 4),  # it helps all the way: until a step gains nothing
+        (
+            [0.5, 0.4, 1.3, 0.2, 0.1],
+            1,
+        ),  # the second step loses over longer frames, whatever came of the third
+        ([0.5, 0.6, 0.1, 0.1, 0.1], 0),  # the first does: as regressed
+        ([math.nan, 0.6, 0.5, 0.5, 0.5], 4),
+    ],
+)
 def test_a_fit_to_few_windows_ends_where_it_loses_over_longer_frames(monkeypatch, longer, expected):
-    """cfd2d of one seed in two: 35 terms went from 0.119 of persistence to 0.076, then to 1.0, with ever better next frames."""
+    """cfd2d of one seed in two: 35 terms went from 0.119 of persistence to 0.076, then to 1.0, with ever
+    better next frames."""
     one, shot = Identification.__new__(Identification), [1.0, 0.8, 0.6, 0.4, 0.399]
     one.shot, one.held = "shot", "held"
-    monkeypatch.setattr(one, "error", lambda tried, s, **_: (shot if s == "shot" else longer)[round(float(tried.values[0]))])
+    monkeypatch.setattr(
+        one, "error", lambda tried, s, **_: (shot if s == "shot" else longer)[round(float(tried.values[0]))]
+    )
     step = torch.tensor([[1.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
     monkeypatch.setattr(one, "shooting", lambda tried: step)
     found = one.descended(Model([(0, 0)], torch.zeros(1, dtype=torch.float64)))
     assert round(float(found.values[0])) == expected
 
 
-@pytest.mark.parametrize(("errors", "expected"), [
-    ({35: 0.12, 11: 0.22, 9: 0.27}, 11),   # cfd2d of one seed in two
-    ({35: 0.12, 11: 0.39, 9: 0.6}, 35), ({9: 0.049, 7: 0.074, 4: 1.1}, 9),
-    ({35: 1.12, 11: 1.25, 9: math.inf}, None)])
+@pytest.mark.parametrize(
+    ("errors", "expected"),
+    [
+        ({35: 0.12, 11: 0.22, 9: 0.27}, 11),  # cfd2d of one seed in two
+        ({35: 0.12, 11: 0.39, 9: 0.6}, 35),
+        ({9: 0.049, 7: 0.074, 4: 1.1}, 9),
+        ({35: 1.12, 11: 1.25, 9: math.inf}, None),
+    ],
+)
 def test_the_regression_of_the_least_error_times_terms_is_fitted(monkeypatch, errors, expected):
     one, sizes = Identification.__new__(Identification), iter(errors)
-    one.still, one.settings, one.library, one.held, one.shot = 1.0, {"dt": 0.1}, [((1,), ())] * 40, "held", "shot"
+    one.still, one.settings, one.library, one.held, one.shot = (
+        1.0,
+        {"dt": 0.1},
+        [((1,), ())] * 40,
+        "held",
+        "shot",
+    )
     one.seen = torch.randn(4, 3, 1, 8, generator=generator(0, "seen"), dtype=torch.float64)
     monkeypatch.setattr(one, "equations", lambda *_: [[None]] * 3)
     monkeypatch.setattr(identify, "SIZES", (1.5,))

@@ -1,4 +1,5 @@
-"""Ensembles beside exact draws of the future, and the operator's own errors: what is right passes, each fake is refused."""
+"""Ensembles beside exact draws of the future, and the operator's own errors: what is right passes, each fake
+is refused."""
 
 from __future__ import annotations
 
@@ -26,10 +27,15 @@ from ups.models.operator import over_bases
 from ups.tasks import TASKS, get_task
 
 CPU, SETTINGS = torch.device("cpu"), load_config(None).evaluate
-NUMBERS = {"burgers1d_forced": (100, 24, 0.05), "vorticity2d_forced": (60, 20, 0.1)}   # starts, members, time between frames
+NUMBERS = {
+    "burgers1d_forced": (100, 24, 0.05),
+    "vorticity2d_forced": (60, 20, 0.1),
+}  # starts, members, time between frames
 
 
-@pytest.fixture(scope="module", params=["burgers1d_forced", pytest.param("vorticity2d_forced", marks=pytest.mark.faults)])
+@pytest.fixture(
+    scope="module", params=["burgers1d_forced", pytest.param("vorticity2d_forced", marks=pytest.mark.faults)]
+)
 def judged(request):
     """(task, entry of results.json whose models are exact draws again and the fakes)."""
     task, (starts, members, dt) = get_task(request.param), NUMBERS[request.param]
@@ -40,27 +46,63 @@ def judged(request):
 
     again = draw(2)
     mean = draw(3, 32).mean(1, keepdim=True)
-    shown = {"exact": draw(1), "again": again, "wide": mean + 2 * (again - mean), "narrow": mean + 0.5 * (again - mean),
-             "mean": mean, "blind": again.roll(1, 0), "operator": 1.5 * mean, "bayes_mean": mean}
+    shown = {
+        "exact": draw(1),
+        "again": again,
+        "wide": mean + 2 * (again - mean),
+        "narrow": mean + 0.5 * (again - mean),
+        "mean": mean,
+        "blind": again.roll(1, 0),
+        "operator": 1.5 * mean,
+        "bayes_mean": mean,
+    }
     law = draw(4, 32)
-    scores = {name: {**score_ensemble(drawn, u[:, 1:], task.boundary, draws=law),
-                     **score_joint(drawn, u[:, 1:], task.boundary, mean[:, 0], law)} for name, drawn in shown.items()}
-    versus = {f"{name} / exact": compare_ensembles(rows, scores["exact"], 200, 0) for name, rows in scores.items()}
+    scores = {
+        name: {
+            **score_ensemble(drawn, u[:, 1:], task.boundary, draws=law),
+            **score_joint(drawn, u[:, 1:], task.boundary, mean[:, 0], law),
+        }
+        for name, drawn in shown.items()
+    }
+    versus = {
+        f"{name} / exact": compare_ensembles(rows, scores["exact"], 200, 0) for name, rows in scores.items()
+    }
     versus["operator / bayes_mean"] = compare_ensembles(scores["operator"], scores["bayes_mean"], 200, 0)
-    checks = {times: {"ssr_of_law": summarise_ensemble(score_ensemble(
-        shown["exact"], mean[:, 0] + times * (u[:, 1:] - mean[:, 0]), task.boundary), 200, 0)["ssr"]} for times in (1, 2)}
-    return task.name, {"models": {name: summarise_ensemble(rows, 200, 0) for name, rows in scores.items()},
-                       "comparisons": versus, "checks": checks}
+    checks = {
+        times: {
+            "ssr_of_law": summarise_ensemble(
+                score_ensemble(shown["exact"], mean[:, 0] + times * (u[:, 1:] - mean[:, 0]), task.boundary),
+                200,
+                0,
+            )["ssr"]
+        }
+        for times in (1, 2)
+    }
+    return task.name, {
+        "models": {name: summarise_ensemble(rows, 200, 0) for name, rows in scores.items()},
+        "comparisons": versus,
+        "checks": checks,
+    }
 
 
 def as_corrector(entry: dict, name: str) -> dict:
     """The entry with that model in the corrector's place, and a cheap one that every model beats."""
     versus = entry["comparisons"]
-    models = {"corrector": entry["models"][name] | {"one_step": entry["models"][name]},
-              "exact": entry["models"]["exact"]}
+    models = {
+        "corrector": entry["models"][name] | {"one_step": entry["models"][name]},
+        "exact": entry["models"]["exact"],
+    }
     checks = {"crps_over_exact": {"corrector": versus[f"{name} / exact"]["crps"]}}
-    return {"models": models, "best_cheap": "cheap", "members": 24, "checks": checks, "comparisons": {
-        "corrector / exact": versus[f"{name} / exact"], "corrector / cheap": {"crps": {"value": 0.1, "low": 0.1, "high": 0.1}}}}
+    return {
+        "models": models,
+        "best_cheap": "cheap",
+        "members": 24,
+        "checks": checks,
+        "comparisons": {
+            "corrector / exact": versus[f"{name} / exact"],
+            "corrector / cheap": {"crps": {"value": 0.1, "low": 0.1, "high": 0.1}},
+        },
+    }
 
 
 def missed(entry: dict, name: str) -> set[str]:
@@ -79,23 +121,36 @@ def test_exact_draws_pass_and_their_mean_is_the_best_single_forecast(judged):
     assert errors["mean"] < 1.01 * min(errors.values()) and errors["operator"] > 1.05 * errors["mean"]
 
 
-@pytest.mark.parametrize(("fake", "words"), [
-    ("wide", {"CRPS over that of exact draws, worst lead", "spread/skill beside exact draws, largest"}),
-    ("narrow", {"CRPS over that of exact draws, worst lead", "spread/skill beside exact draws, smallest"}),
-    ("mean", {"CRPS over that of exact draws, worst lead", "spread/skill beside exact draws, smallest"}),
-    ("blind", {"CRPS over that of exact draws, worst lead", "spread/skill beside exact draws, smallest"})])
+@pytest.mark.parametrize(
+    ("fake", "words"),
+    [
+        ("wide", {"CRPS over that of exact draws, worst lead", "spread/skill beside exact draws, largest"}),
+        (
+            "narrow",
+            {"CRPS over that of exact draws, worst lead", "spread/skill beside exact draws, smallest"},
+        ),
+        ("mean", {"CRPS over that of exact draws, worst lead", "spread/skill beside exact draws, smallest"}),
+        ("blind", {"CRPS over that of exact draws, worst lead", "spread/skill beside exact draws, smallest"}),
+    ],
+)
 def test_each_fake_misses_the_criteria_that_are_there_for_it(judged, fake, words):
     """Twice too wide, half as wide, a single forecast, and draws from another state."""
     assert words <= missed(judged[1], fake), missed(judged[1], fake)
 
 
-@pytest.mark.parametrize(("model", "passed"), [("again", True), ("wide", False), ("mean", False), ("blind", False)])
+@pytest.mark.parametrize(
+    ("model", "passed"), [("again", True), ("wide", False), ("mean", False), ("blind", False)]
+)
 def test_the_gate_beside_exact_draws(judged, model, passed):
-    rows = {row["name"]: row for row in ensemble_gates("diffusion", "t", as_corrector(judged[1], model), SETTINGS)}
+    rows = {
+        row["name"]: row for row in ensemble_gates("diffusion", "t", as_corrector(judged[1], model), SETTINGS)
+    }
     assert rows["exact/t/corrector"]["passed"] == passed, rows["exact/t/corrector"]
     cheap = as_corrector(judged[1], model)
     del cheap["comparisons"]["corrector / exact"], cheap["models"]["exact"]
-    assert not any(row["name"].startswith("exact") for row in ensemble_gates("diffusion", "t", cheap, SETTINGS))
+    assert not any(
+        row["name"].startswith("exact") for row in ensemble_gates("diffusion", "t", cheap, SETTINGS)
+    )
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -111,13 +166,22 @@ def test_data_of_another_noise_are_refused_where_draws_of_the_law_judge_in_their
 def test_a_forecast_as_good_as_the_best_mean_is_usable_however_large_the_error_that_chance_leaves(judged):
     large = {"value": 0.7, "low": 0.6, "high": 0.8}
     below = {"value": 0.5, "low": 0.4, "high": 0.6}
-    task = {"models": {"operator": {"nrmse": large, "correlation_time": below}, "persistence": {}}, "times": [1.0, 4.0],
-            "comparisons": {"operator / persistence": {"nrmse": below}}, "network_is_used": False, "num_initial_conditions": 9}
+    task = {
+        "models": {"operator": {"nrmse": large, "correlation_time": below}, "persistence": {}},
+        "times": [1.0, 4.0],
+        "comparisons": {"operator / persistence": {"nrmse": below}},
+        "network_is_used": False,
+        "num_initial_conditions": 9,
+    }
     name, entry = judged
     assert not check_verdicts({"tasks": {name: task}})[name]["usable"]
     poor = check_verdicts({"tasks": {name: task}, "ensembles": {name: entry}})[name]
-    assert not poor["usable"] and "times that of the best mean there can be" in poor["words"]    # the operator is half too large
-    best = {"comparisons": {"operator / bayes_mean": {"nrmse_mean": {"value": 1.02, "low": 1.0, "high": 1.04}}}}
+    assert (
+        not poor["usable"] and "times that of the best mean there can be" in poor["words"]
+    )  # the operator is half too large
+    best = {
+        "comparisons": {"operator / bayes_mean": {"nrmse_mean": {"value": 1.02, "low": 1.0, "high": 1.04}}}
+    }
     assert check_verdicts({"tasks": {name: task}, "ensembles": {name: best}})[name]["usable"]
 
 
@@ -129,14 +193,25 @@ def world(tmp_path_factory):
     """(truth, ensembles without networks) of a forced task at two viscosities, its operator a base alone."""
     name = "burgers1d_forced"
     config = make_caches(
-        tmp_path_factory.mktemp("exact"), f"data.tasks=[{name}]", "operator.base_steps=20", "operator.model.width=16",
-        "operator.model.depth=1", "operator.train.precision='no'",
-        f"task.{name}={{num_trajectories: 20, resolution: 16, num_frames: 16, t_end: 0.75, parameters: [0.02, 0.1]}}")
+        tmp_path_factory.mktemp("exact"),
+        f"data.tasks=[{name}]",
+        "operator.base_steps=20",
+        "operator.model.width=16",
+        "operator.model.depth=1",
+        "operator.train.precision='no'",
+        f"task.{name}={{num_trajectories: 20, resolution: 16, num_frames: 16, t_end: 0.75, parameters: [0.02, 0.1]}}",
+    )
     truth = open_truth(config, name)
     head, _ = choose_base(truth.cache, config.operator.base_steps, truth.context, 0, CPU)
-    operator = over_bases({name: ({"description": head.description}, fitted_part(head))}, config.operator.model, "no")
+    operator = over_bases(
+        {name: ({"description": head.description}, fitted_part(head))}, config.operator.model, "no"
+    )
     operator.eval().requires_grad_(False).serve(truth.cache)
-    return config, truth, SimpleNamespace(residuals=TransientResiduals(operator, truth.cache), truth=truth, seed=3, device=CPU)
+    return (
+        config,
+        truth,
+        SimpleNamespace(residuals=TransientResiduals(operator, truth.cache), truth=truth, seed=3, device=CPU),
+    )
 
 
 def test_exact_draws_start_from_the_frame_last_shown_at_the_viscosity_of_its_file(world):
@@ -155,12 +230,16 @@ def test_exact_draws_start_from_the_frame_last_shown_at_the_viscosity_of_its_fil
     torch.testing.assert_close(mean, drawn.mean(1, keepdim=True))
 
 
-def test_what_exact_draws_leave_of_single_calls_is_what_the_data_leave_where_the_law_is_the_data(world, monkeypatch):
+def test_what_exact_draws_leave_of_single_calls_is_what_the_data_leave_where_the_law_is_the_data(
+    world, monkeypatch
+):
     """From the frame before, at the viscosity of its file, shifted and mirrored as the window is."""
     _, truth, ensembles = world
     cache, asked = truth.cache, []
 
-    def follow(u: torch.Tensor, num: int, *, seed: int, rows: list[int], num_frames: int, **known) -> torch.Tensor:
+    def follow(
+        u: torch.Tensor, num: int, *, seed: int, rows: list[int], num_frames: int, **known
+    ) -> torch.Tensor:
         places, frames = torch.tensor(rows) // cache.num_frames, torch.tensor(rows) % cache.num_frames
         torch.testing.assert_close(u, truth.frames(places, frames - 1, 1)[:, 0])
         asked.append(known["parameter"])
@@ -179,35 +258,57 @@ def test_what_exact_draws_leave_of_single_calls_is_what_the_data_leave_where_the
     assert one_step(single, 40, 2, [], num_exact=3).law is None
 
 
-def test_late_statistics_are_beside_late_exact_draws_as_the_data_may_remember_how_they_began(world, monkeypatch):
+def test_late_statistics_are_beside_late_exact_draws_as_the_data_may_remember_how_they_began(
+    world, monkeypatch
+):
     """Refuses the data in their place: here they begin at three times what the noise keeps up."""
     _, truth, ensembles = world
     frames = truth.frames
     monkeypatch.setattr(truth, "frames", lambda *args: 3 * frames(*args))
-    monkeypatch.setattr(transient, "rollouts", lambda _, model, rows, num_frames, num_members: draw_exactly(
-        truth, 11, rows, num_frames, num_members) * (0.5 if model == "operator" else 1))
+    monkeypatch.setattr(
+        transient,
+        "rollouts",
+        lambda _, model, rows, num_frames, num_members: (
+            draw_exactly(truth, 11, rows, num_frames, num_members) * (0.5 if model == "operator" else 1)
+        ),
+    )
     rows = truth.rows.repeat(4)
     single = SimpleNamespace(**vars(ensembles), names=["operator", "corrector", "dressed"])
     found = transient.long_rollouts(single, rows, 160)["climate"]
     assert set(found) == {"operator", "corrector", "exact", "truth"}
     for model in ("corrector", "exact"):
         assert 0.6 < found[model]["variance"] < 1.6 and 0.6 < found[model]["memory"] < 1.6, found
-    assert found["operator"]["variance"] < 0.4 and found["operator"]["spectrum_error"] > 2 * found["exact"]["spectrum_error"]
+    assert (
+        found["operator"]["variance"] < 0.4
+        and found["operator"]["spectrum_error"] > 2 * found["exact"]["spectrum_error"]
+    )
     monkeypatch.setattr(truth, "task", dataclasses.replace(truth.task, draw=None))
-    monkeypatch.setattr(transient, "rollouts", lambda _, __, rows, ___, ____: truth.frames(rows, 0, 2)[:, None])
+    monkeypatch.setattr(
+        transient, "rollouts", lambda _, __, rows, ___, ____: truth.frames(rows, 0, 2)[:, None]
+    )
     assert set(transient.long_rollouts(single, rows, 2)["climate"]) == {"operator", "corrector", "truth"}
 
 
 def test_chance_is_one_half_of_the_data_beside_the_other(world, monkeypatch):
-    """Refuses a half beside all, which it is part of: of data half of which are twice as large 1.6 of the variance, not 4."""
+    """Refuses a half beside all, which it is part of: of data half of which are twice as large 1.6 of the
+    variance, not 4."""
     _, truth, ensembles = world
     frames, rows = truth.frames, truth.rows[:1].repeat(40)
     sizes = torch.tensor([2.0, 1.0]).repeat(20)
-    monkeypatch.setattr(truth, "frames", lambda which, *args: (found := frames(which, *args)) * sizes[: len(found)].view(
-        -1, *[1] * (found.ndim - 1)))
+    monkeypatch.setattr(
+        truth,
+        "frames",
+        lambda which, *args: (
+            (found := frames(which, *args)) * sizes[: len(found)].view(-1, *[1] * (found.ndim - 1))
+        ),
+    )
     monkeypatch.setattr(truth, "task", dataclasses.replace(truth.task, draw=None))
-    monkeypatch.setattr(transient, "rollouts", lambda _, __, rows, ___, ____: truth.frames(rows, 0, 2)[:, None])
-    found = transient.long_rollouts(SimpleNamespace(**vars(ensembles), names=["operator"]), rows, 2)["climate"]
+    monkeypatch.setattr(
+        transient, "rollouts", lambda _, __, rows, ___, ____: truth.frames(rows, 0, 2)[:, None]
+    )
+    found = transient.long_rollouts(SimpleNamespace(**vars(ensembles), names=["operator"]), rows, 2)[
+        "climate"
+    ]
     assert found["truth"]["variance"] == pytest.approx(4.0, rel=1e-3)
 
 
@@ -219,7 +320,9 @@ def test_an_analog_of_a_reserved_start_is_that_start_and_brings_the_truth(world)
     chosen = errors.nearest(rows, 4)
     assert torch.equal(errors.rows[chosen[:, 0]], rows)
     told = truth.cache.parameter_index
-    assert torch.equal(told[errors.rows[chosen]], told[rows][:, None].expand(-1, 4))       # of the viscosity that models are told
+    assert torch.equal(
+        told[errors.rows[chosen]], told[rows][:, None].expand(-1, 4)
+    )  # of the viscosity that models are told
     members = errors.draw(errors.nearest, rows, 3, 4)
     torch.testing.assert_close(members[:, 0], truth.future(rows, 3), rtol=1e-4, atol=1e-4)
     assert float((members[:, 1] - members[:, 0]).abs().max()) > 1e-3
@@ -234,8 +337,9 @@ def test_errors_by_lead_are_those_of_reserved_rollouts_and_differ_between_member
     many = errors.random(rows, 3 * len(errors.rows))
     assert int(many.max()) < len(errors.rows)
     head = ensembles.residuals.head
-    alone = ensembles.residuals.operator.rollout(truth.given(rows, head.codec, CPU), truth.task.name,
-                                                 truth.cache.parameters[rows], 3)
+    alone = ensembles.residuals.operator.rollout(
+        truth.given(rows, head.codec, CPU), truth.task.name, truth.cache.parameters[rows], 3
+    )
     members = errors.draw(errors.random, rows, 3, 5)
     kept = head.physical(alone[:, None] + errors.left[chosen])
     torch.testing.assert_close(members, kept)
@@ -245,18 +349,30 @@ def test_noise_by_lead_has_the_mean_and_scale_of_the_errors_there_and_that_of_an
     """Refuses one spread for all leads, and for all starts."""
     _, truth, ensembles = world
     errors, rows, num = Errors(ensembles, 3), truth.rows, 4000
-    errors.left[1:] *= 0.1          # of the first reserved trajectory alone the errors are large
+    errors.left[1:] *= 0.1  # of the first reserved trajectory alone the errors are large
     codec = ensembles.residuals.head.codec
-    alone = ensembles.residuals.operator.rollout(truth.given(rows, codec, CPU), truth.task.name, truth.cache.parameters[rows], 3)
+    alone = ensembles.residuals.operator.rollout(
+        truth.given(rows, codec, CPU), truth.task.name, truth.cache.parameters[rows], 3
+    )
     found = codec.encode(codec.normalise(errors.draw_normal(None, rows[:1], 3, num)[0])) - alone[:1]
     scale = errors.left.std(0)
     torch.testing.assert_close(found.std(0), scale, rtol=0.1, atol=1e-4)
     assert ((found.mean(0) - errors.left.mean(0)).abs() < 0.1 * scale + 1e-4).all()
     assert torch.equal(errors.draw_normal(None, rows, 3, 2), errors.draw_normal(None, rows, 3, 2))
-    wide, narrow = (errors.draw_normal(lambda rows, count, which=which: torch.full((len(rows), count), which)
-                                       + torch.arange(count) % 2 * (1 if which else 0), rows[:1], 3, num).std(1).mean()
-                    for which in (0, 1))
-    assert wide < 1e-5 < narrow     # of one trajectory again and again there is no scale
+    wide, narrow = (
+        errors.draw_normal(
+            lambda rows, count, which=which: (
+                torch.full((len(rows), count), which) + torch.arange(count) % 2 * (1 if which else 0)
+            ),
+            rows[:1],
+            3,
+            num,
+        )
+        .std(1)
+        .mean()
+        for which in (0, 1)
+    )
+    assert wide < 1e-5 < narrow  # of one trajectory again and again there is no scale
 
 
 def test_only_a_task_with_a_known_law_has_exact_rivals(world, monkeypatch):
@@ -269,5 +385,7 @@ def test_only_a_task_with_a_known_law_has_exact_rivals(world, monkeypatch):
 
 
 def test_a_stride_in_space_is_refused_where_the_law_is_that_of_the_stored_grid():
-    with pytest.raises(ValueError, match=r"task.burgers1d_forced.space_stride is 2; expected 1 \(exact draws are of the grid"):
+    with pytest.raises(
+        ValueError, match=r"task.burgers1d_forced.space_stride is 2; expected 1 \(exact draws are of the grid"
+    ):
         load_config(None, ["data.tasks=[burgers1d_forced]", "task.burgers1d_forced.space_stride=2"])

@@ -1,5 +1,5 @@
-"""`torch.export` of the operator: one graph per task, for any number of rows, that answers as the operator does and refuses the
-parameter values that it refuses."""
+"""`torch.export` of the operator: one graph per task, for any number of rows, that answers as the operator
+does and refuses the parameter values that it refuses."""
 
 import io
 
@@ -11,9 +11,16 @@ from bench import gpu
 from ups.config import ROOT, load_config
 
 SMALL = ["operator.model.width=8", "operator.model.depth=1", "operator.model.modes=3"]
-CONFIG = load_config(ROOT / "configs" / "small_11task.yaml", [*SMALL, "task.cfd3d.resolution=8", "task.cfd3d.patch=2"])
-PAIRS = [pytest.param(name, kind, marks=[] if (name, kind) == ("advection1d", "propagator") else pytest.mark.faults)
-         for name in CONFIG.data.tasks for kind in CONFIG.task[name].base]
+CONFIG = load_config(
+    ROOT / "configs" / "small_11task.yaml", [*SMALL, "task.cfd3d.resolution=8", "task.cfd3d.patch=2"]
+)
+PAIRS = [
+    pytest.param(
+        name, kind, marks=[] if (name, kind) == ("advection1d", "propagator") else pytest.mark.faults
+    )
+    for name in CONFIG.data.tasks
+    for kind in CONFIG.task[name].base
+]
 
 
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
@@ -31,15 +38,17 @@ def test_the_exported_operator_answers_as_the_operator_for_any_number_of_rows(na
     rows, stored = Dim("rows", min=1, max=1024), io.BytesIO()
     torch.export.save(export(operator, given(2), dynamic_shapes=({0: rows}, None, {0: rows})), stored)
     stored.seek(0)
-    exported = torch.export.load(stored).module()   # as another machine, without this code, has it
+    exported = torch.export.load(stored).module()  # as another machine, without this code, has it
     for num in (1, 2, 5):
         inputs = given(num)
         torch.testing.assert_close(exported(*inputs), operator(*inputs), rtol=1e-5, atol=1e-6)
     z, _, parameters = given(2)
     base, _ = operator.predict(z, name, operator.heads[name].known(parameters), "base")
-    assert not torch.equal(operator(z, name, parameters), base)   # the network has its say
+    assert not torch.equal(operator(z, name, parameters), base)  # the network has its say
     if operator.heads[name].base.knows_fitted_only and len(one.parameter_values):
         with pytest.raises(ValueError, match=f"{name} was asked for the parameter value .*; expected one of"):
             operator(z, name, 1.5 * parameters)
-        with pytest.raises(RuntimeError, match=f"{name} was asked for the parameter value of another case; expected one of"):
+        with pytest.raises(
+            RuntimeError, match=f"{name} was asked for the parameter value of another case; expected one of"
+        ):
             exported(z, name, 1.5 * parameters)

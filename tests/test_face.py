@@ -43,19 +43,35 @@ def folder(tmp_path_factory) -> Path:
     train = {"steps": 2, "validate_every": 2, "save_every": 2, "batch_size": 4, "validate_trajectories": 2}
     size = {"width": 16, "depth": 1, "modes": 4}
     settings = {
-        "include": str(ROOT / "configs" / "smoke.yaml"), "run": {"name": "tiny", "root": str(root)},
-        "data": {"tasks": list(TASKS), "root": str(root / "data")}, "cache": {"root": str(root / "cache")},
-        "task": {"burgers1d_forced": {"num_trajectories": 24, "num_frames": 16, "t_end": 0.375, "resolution": 64}},
+        "include": str(ROOT / "configs" / "smoke.yaml"),
+        "run": {"name": "tiny", "root": str(root)},
+        "data": {"tasks": list(TASKS), "root": str(root / "data")},
+        "cache": {"root": str(root / "cache")},
+        "task": {
+            "burgers1d_forced": {"num_trajectories": 24, "num_frames": 16, "t_end": 0.375, "resolution": 64}
+        },
         "operator": {"base_steps": 5, "train": train, "model": size},
-        "diffusion": {"scale_steps": 5, "train": train, "model": size, "min_residual_ratio": 1e-3, "max_whitened_std": 1e3},
-        "consistency": {"train": train, "pool_batches": 4}, "steady": {"scale_steps": 5, "train": train, "model": size},
+        "diffusion": {
+            "scale_steps": 5,
+            "train": train,
+            "model": size,
+            "min_residual_ratio": 1e-3,
+            "max_whitened_std": 1e3,
+        },
+        "consistency": {"train": train, "pool_batches": 4},
+        "steady": {"scale_steps": 5, "train": train, "model": size},
     }
     (root / "tiny.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     config = ["--config", str(root / "tiny.yaml")]
     assert prepare_data.main(config) == 0 and prepare_cache.main(config) == 0
     for stage in ("operator", "diffusion", "consistency", "steady"):
-        done = subprocess.run([sys.executable, f"train_{stage}.py", *config], cwd=ROOT, capture_output=True, text=True,
-                              timeout=120)
+        done = subprocess.run(
+            [sys.executable, f"train_{stage}.py", *config],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         assert done.returncode == 0, done.stderr
     return root
 
@@ -69,8 +85,12 @@ def field(model: Forecaster, task: str, *lead: int, seed: int = 0) -> np.ndarray
     """A smooth positive field (*lead, C, *space)."""
     known, source = model.tasks[task], np.random.default_rng(seed)
     points = np.meshgrid(*[(np.arange(n) + 0.5) / n for n in known["grid"]], indexing="ij")
-    waves = sum(source.normal(size=(*lead, len(known["inputs"] or known["fields"]), *[1] * len(points)))
-                * np.cos(2 * np.pi * k * sum(points)) / k for k in (1, 2))
+    waves = sum(
+        source.normal(size=(*lead, len(known["inputs"] or known["fields"]), *[1] * len(points)))
+        * np.cos(2 * np.pi * k * sum(points))
+        / k
+        for k in (1, 2)
+    )
     return (1 + 0.2 * waves).astype(np.float32)
 
 
@@ -78,38 +98,75 @@ def field(model: Forecaster, task: str, *lead: int, seed: int = 0) -> np.ndarray
 
 
 def test_all_that_is_known_of_a_task_comes_from_the_weights(model, tmp_path, folder):
-    shutil.copytree(folder / "tiny", tmp_path / "elsewhere")   # no data, no caches, no configuration of ours there
+    shutil.copytree(
+        folder / "tiny", tmp_path / "elsewhere"
+    )  # no data, no caches, no configuration of ours there
     again = ups.load(str(tmp_path / "elsewhere"))
     assert set(again.tasks) == set(TASKS) and again.tasks == model.tasks
     known = model.tasks["diff_react2d"]
     assert known["fields"] == ["u", "v"] and known["axes"] == ["y", "x"] and known["grid"] == [32, 32]
     assert known["domain"] == [-1.0, 1.0] and known["boundary"] == "no_flux" and known["history"] == 4
     assert model.tasks["burgers1d"]["parameters"] == {"Nu": (0.1, 0.1)}
-    for text in ("burgers1d: u on 64 (periodic), dt 0.05, history 1, Nu 0.1 to 0.1",
-                 "darcy2d_grf: a -> u on 32 x 32 (dirichlet)"):
+    for text in (
+        "burgers1d: u on 64 (periodic), dt 0.05, history 1, Nu 0.1 to 0.1",
+        "darcy2d_grf: a -> u on 32 x 32 (dirichlet)",
+    ):
         assert text in repr(model)
     alone = ups.load(folder / "tiny" / "operator")
     u0 = field(model, "burgers1d", 2)
-    np.testing.assert_array_equal(alone.forecast("burgers1d", u0, 0.1, 3), model.forecast("burgers1d", u0, 0.1, 3))
-    assert alone.sample("burgers1d_hidden", u0, members=2).shape == (2, 2, 1, 1, 64)   # of the run that it lies in
+    np.testing.assert_array_equal(
+        alone.forecast("burgers1d", u0, 0.1, 3), model.forecast("burgers1d", u0, 0.1, 3)
+    )
+    assert alone.sample("burgers1d_hidden", u0, members=2).shape == (
+        2,
+        2,
+        1,
+        1,
+        64,
+    )  # of the run that it lies in
 
 
-@pytest.mark.parametrize(("ask", "text"), [
-    (lambda model: model.sample("darcy2d_grf", np.ones((1, 32, 32), "float32")),
-     "darcy2d_grf was asked for samples; "
-     r"expected prior\(task, a_observed, mask\), as it is steady"),
-    (lambda model: model.prior("burgers1d", np.ones((1, 64), "float32"), np.ones(64)),
-     "asked for samples by 'prior'; expected sample"),
-    (lambda model: model.sample("burgers1d_hidden", np.ones((1, 64), "float32"), by="techer"), "by 'techer'; expected sample"),
-    (lambda model: model.sample("burgers1d", np.ones((1, 64), "float32"), 0.1), "draws no samples of burgers1d; expected one of "
-     "burgers1d_hidden, burgers1d_forced, for which it has learnt the operator's errors. Set task.burgers1d.reserve"),
-    (lambda model: model.sample("cfd1d", np.ones((1, 64), "float32")), "this operator does not know 'cfd1d'; expected one of"),
-    (lambda model: model.sample("burgers1d_hidden", np.ones((1, 64), "float32"), members=0),
-     "was asked for 0 members; expected a whole number, at least 1"),
-    (lambda model: model.sample("burgers1d_hidden", np.ones((1, 64), "float32"), members=2.5), "was asked for 2.5 members"),
-    (lambda model: model.prior("darcy2d_grf", np.ones((1, 32, 32), "float32"), np.ones((16, 16))), r"a mask of shape \(16, 16\); "
-     r"expected \(\[batch,\] \*space\), as the field is \(32, 32\)"),
-])
+@pytest.mark.parametrize(
+    ("ask", "text"),
+    [
+        (
+            lambda model: model.sample("darcy2d_grf", np.ones((1, 32, 32), "float32")),
+            "darcy2d_grf was asked for samples; "
+            r"expected prior\(task, a_observed, mask\), as it is steady",
+        ),
+        (
+            lambda model: model.prior("burgers1d", np.ones((1, 64), "float32"), np.ones(64)),
+            "asked for samples by 'prior'; expected sample",
+        ),
+        (
+            lambda model: model.sample("burgers1d_hidden", np.ones((1, 64), "float32"), by="techer"),
+            "by 'techer'; expected sample",
+        ),
+        (
+            lambda model: model.sample("burgers1d", np.ones((1, 64), "float32"), 0.1),
+            "draws no samples of burgers1d; expected one of "
+            "burgers1d_hidden, burgers1d_forced, for which it has learnt the operator's errors. Set "
+            "task.burgers1d.reserve",
+        ),
+        (
+            lambda model: model.sample("cfd1d", np.ones((1, 64), "float32")),
+            "this operator does not know 'cfd1d'; expected one of",
+        ),
+        (
+            lambda model: model.sample("burgers1d_hidden", np.ones((1, 64), "float32"), members=0),
+            "was asked for 0 members; expected a whole number, at least 1",
+        ),
+        (
+            lambda model: model.sample("burgers1d_hidden", np.ones((1, 64), "float32"), members=2.5),
+            "was asked for 2.5 members",
+        ),
+        (
+            lambda model: model.prior("darcy2d_grf", np.ones((1, 32, 32), "float32"), np.ones((16, 16))),
+            r"a mask of shape \(16, 16\); "
+            r"expected \(\[batch,\] \*space\), as the field is \(32, 32\)",
+        ),
+    ],
+)
 def test_what_cannot_be_drawn_is_refused_by_name(model, ask, text):
     with pytest.raises(ValueError, match=text):
         ask(model)
@@ -120,16 +177,25 @@ def test_missing_stages_and_folders_name_the_make_target(model, folder, tmp_path
     bare, u0 = ups.load(tmp_path / "run"), field(model, "burgers1d_hidden")
     assert bare.forecast("burgers1d_hidden", u0).shape == (1, 1, 64)
     for by, stage in (("student", "consistency"), ("teacher", "diffusion"), ("rival", "rival")):
-        with pytest.raises(FileNotFoundError,
-                           match=f"run/{stage}/config.json is missing; expected a finished .*Run make {stage}"):
+        with pytest.raises(
+            FileNotFoundError,
+            match=f"run/{stage}/config.json is missing; expected a finished .*Run make {stage}",
+        ):
             bare.sample("burgers1d_hidden", u0, by=by)
     with pytest.raises(FileNotFoundError, match="run/steady/config.json is missing; .*Run make steady"):
         bare.prior("darcy2d_grf", np.ones((1, 32, 32), "float32"), np.ones((32, 32)))
-    with pytest.raises(FileNotFoundError, match="there is no folder .*nowhere; expected a run.*Run make operator"):
+    with pytest.raises(
+        FileNotFoundError, match="there is no folder .*nowhere; expected a run.*Run make operator"
+    ):
         ups.load(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match="config.json is missing; expected a finished operator stage.*Run make operator"):
+    with pytest.raises(
+        FileNotFoundError,
+        match="config.json is missing; expected a finished operator stage.*Run make operator",
+    ):
         ups.load(tmp_path)
-    with pytest.raises(FileNotFoundError, match="an operator alone has no errors to draw; expected a run's folder"):
+    with pytest.raises(
+        FileNotFoundError, match="an operator alone has no errors to draw; expected a run's folder"
+    ):
         Forecaster(model.operator).sample("burgers1d_hidden", u0)
 
 
@@ -138,42 +204,62 @@ def test_what_serves_is_the_best_of_what_was_finished_and_evaluations_asked_for_
 
     def stage(name, task="forced", *, is_done=True, **figures):
         of = {parent: parents[parent] for parent in STAGES[name]}
-        parents[name] = write_stage(tmp_path / name, {"sampler_steps": 16, judge.FOUND: {task: figures}}, {}, name, of)
+        parents[name] = write_stage(
+            tmp_path / name, {"sampler_steps": 16, judge.FOUND: {task: figures}}, {}, name, of
+        )
         if not is_done:
             (tmp_path / name / "done.json").unlink()
 
-    assert judge.serving(tmp_path, "forced") == "student_1"   # nothing is known
+    assert judge.serving(tmp_path, "forced") == "student_1"  # nothing is known
     stage("diffusion", corrector=0.10)
-    stage("consistency", student_1=0.13, student_2=None)       # two evaluations blew up
-    assert judge.in_words(tmp_path, "forced").startswith("sample() draws by student_1, of what takes at most 2 evaluations")
+    stage("consistency", student_1=0.13, student_2=None)  # two evaluations blew up
+    assert judge.in_words(tmp_path, "forced").startswith(
+        "sample() draws by student_1, of what takes at most 2 evaluations"
+    )
     assert judge.judged(tmp_path, "forced") == {"corrector": (32, 0.10), "student_1": (1, 0.13)}
     assert judge.serving(tmp_path, "forced") == "student_1"
-    for asked, spent in ((1, ("student_1", 0)), (2, ("corrector", 1)), (3, ("corrector", 1)), (16, ("corrector", 8)),
-                         (32, ("corrector", 16)), (100, ("corrector", 16))):
-        assert judge.spending(tmp_path, "forced", asked) == spent   # not student_2, which blew up
-    stage("rival", is_done=False, rival=0.01)                  # a stage that is still training says nothing
+    for asked, spent in (
+        (1, ("student_1", 0)),
+        (2, ("corrector", 1)),
+        (3, ("corrector", 1)),
+        (16, ("corrector", 8)),
+        (32, ("corrector", 16)),
+        (100, ("corrector", 16)),
+    ):
+        assert judge.spending(tmp_path, "forced", asked) == spent  # not student_2, which blew up
+    stage("rival", is_done=False, rival=0.01)  # a stage that is still training says nothing
     assert judge.serving(tmp_path, "forced") == "student_1"
     stage("rival", rival=0.01)
     assert judge.serving(tmp_path, "forced") == "rival" and judge.serving(tmp_path, "other") == "student_1"
-    assert judge.spending(tmp_path, "forced", 1) == ("rival", 0)   # of as many evaluations the better
-    for more, best in ((0.128, "student_1"), (0.1, "student_2")):   # a second evaluation must be worth more than chance is
+    assert judge.spending(tmp_path, "forced", 1) == ("rival", 0)  # of as many evaluations the better
+    for more, best in (
+        (0.128, "student_1"),
+        (0.1, "student_2"),
+    ):  # a second evaluation must be worth more than chance is
         stage("consistency", "tied", student_1=0.13, student_2=more)
         assert judge.serving(tmp_path, "tied") == best
-        assert judge.spending(tmp_path, "tied", 2) == ("student_2", 0) and judge.spending(tmp_path, "tied", 32)[0] == "corrector"
-    found = judge.judged(model.folder, "burgers1d_hidden")     # of the scripts themselves
+        assert (
+            judge.spending(tmp_path, "tied", 2) == ("student_2", 0)
+            and judge.spending(tmp_path, "tied", 32)[0] == "corrector"
+        )
+    found = judge.judged(model.folder, "burgers1d_hidden")  # of the scripts themselves
     assert {*found} == {"corrector", "student_1", "student_2"} and all(crps > 0 for _, crps in found.values())
     assert found["corrector"][0] == 8
 
 
-@pytest.mark.parametrize(("evaluations", "by"), [(32, "teacher"), (8, "teacher"), (2, "student_2"), (1, "student")])
+@pytest.mark.parametrize(
+    ("evaluations", "by"), [(32, "teacher"), (8, "teacher"), (2, "student_2"), (1, "student")]
+)
 def test_evaluations_that_are_asked_for_are_spent(model, evaluations, by):
     u0 = field(model, "burgers1d_hidden", 2)
     asked = model.sample("burgers1d_hidden", u0, members=2, evaluations=evaluations)
     np.testing.assert_array_equal(asked, model.sample("burgers1d_hidden", u0, members=2, by=by))
-    few = model.sample("burgers1d_hidden", u0, members=2, evaluations=4)   # the teacher's sampler in two steps
+    few = model.sample("burgers1d_hidden", u0, members=2, evaluations=4)  # the teacher's sampler in two steps
     assert np.abs(few - asked).max() > 0
     for wrong in ({"evaluations": 0}, {"evaluations": 1.5}, {"evaluations": 2, "by": "teacher"}):
-        with pytest.raises(ValueError, match="hidden was asked for samples with evaluations=.*; expected a whole number"):
+        with pytest.raises(
+            ValueError, match="hidden was asked for samples with evaluations=.*; expected a whole number"
+        ):
             model.sample("burgers1d_hidden", u0, members=2, **wrong)
 
 
@@ -184,11 +270,17 @@ def test_axes_that_are_left_out_are_left_out_of_the_answer(model):
     u0 = field(model, "burgers1d", 3, 1)
     right = model.forecast("burgers1d", u0, {"Nu": 0.1}, 4)
     assert right.shape == (3, 4, 1, 64)
-    np.testing.assert_array_equal(model.forecast("burgers1d", u0[:, 0], {"Nu": [0.1, 0.1, 0.1]}, 4), right)   # no time
-    np.testing.assert_allclose(model.forecast("burgers1d", u0[0, 0], 0.1, 4), right[0], atol=1e-6)            # nor batch
+    np.testing.assert_array_equal(
+        model.forecast("burgers1d", u0[:, 0], {"Nu": [0.1, 0.1, 0.1]}, 4), right
+    )  # no time
+    np.testing.assert_allclose(
+        model.forecast("burgers1d", u0[0, 0], 0.1, 4), right[0], atol=1e-6
+    )  # nor batch
     frames = field(model, "diff_react2d", 2, 6)
     long = model.forecast("diff_react2d", frames, num_frames=3)
-    np.testing.assert_array_equal(long, model.forecast("diff_react2d", frames[:, -4:], num_frames=3))   # the last ones count
+    np.testing.assert_array_equal(
+        long, model.forecast("diff_react2d", frames[:, -4:], num_frames=3)
+    )  # the last ones count
     np.testing.assert_allclose(model.forecast("diff_react2d", frames[0], num_frames=3), long[0], atol=1e-5)
     as_torch = model.forecast("burgers1d", torch.from_numpy(u0), torch.tensor([0.1]), 4)
     assert isinstance(as_torch, torch.Tensor) and as_torch.dtype == torch.float32
@@ -201,15 +293,18 @@ def test_members_are_a_function_of_seed_and_row_whatever_the_batch_holds(model, 
     members = model.sample("burgers1d_hidden", u0, num_frames=2, members=5, by=by)
     assert members.shape == (3, 5, 2, 1, 64) and np.isfinite(members).all()
     spread = members.std(1).mean()
-    assert (members.std(1) > 0).all()                                    # no member is another
+    assert (members.std(1) > 0).all()  # no member is another
     again = model.sample("burgers1d_hidden", u0[1:], num_frames=2, members=5, by=by, rows=[1, 2])
     np.testing.assert_allclose(again, members[1:], rtol=0, atol=1e-6)
-    assert np.abs(model.sample("burgers1d_hidden", u0, num_frames=2, members=5, by=by, seed=1) - members).max() > spread
+    assert (
+        np.abs(model.sample("burgers1d_hidden", u0, num_frames=2, members=5, by=by, seed=1) - members).max()
+        > spread
+    )
     one = model.sample("burgers1d_hidden", u0[0], num_frames=2, members=5, by=by)
     np.testing.assert_allclose(one, members[0], rtol=0, atol=1e-6)
     many = model.sample("burgers1d_hidden", np.concatenate([u0] * 9), num_frames=2, members=5, by=by)
     np.testing.assert_allclose(many[:3], members, rtol=0, atol=1e-6)
-    assert np.abs(many[3:6] - members).max() > 0.1 * spread              # the same states in other rows
+    assert np.abs(many[3:6] - members).max() > 0.1 * spread  # the same states in other rows
 
 
 def test_a_forecast_in_single_steps_has_the_spread_of_one_forecast(model):
@@ -220,11 +315,15 @@ def test_a_forecast_in_single_steps_has_the_spread_of_one_forecast(model):
     for _ in range(frames):
         steps, u = u, model.sample("burgers1d_hidden", u, members=1, by="student")[:, 0, -1]
     assert 0.8 < u.std(0).mean() / whole.std(0).mean() < 1.25
-    np.testing.assert_array_equal(model.sample("burgers1d_hidden", steps, members=1, by="student")[:, 0, -1], u)
+    np.testing.assert_array_equal(
+        model.sample("burgers1d_hidden", steps, members=1, by="student")[:, 0, -1], u
+    )
 
 
 def test_rows_that_do_not_fit_the_batch_are_refused(model):
-    with pytest.raises(ValueError, match="was given 2 row numbers for a batch of 3; expected one whole number each"):
+    with pytest.raises(
+        ValueError, match="was given 2 row numbers for a batch of 3; expected one whole number each"
+    ):
         model.sample("burgers1d_hidden", field(model, "burgers1d_hidden", 3), rows=[0, 1])
 
 
@@ -245,29 +344,45 @@ def test_named_fields_keep_their_names_and_coordinates(model):
     xarray = pytest.importorskip("xarray", reason="xarray is not installed (requirements-dev.txt)")
     frames, x = field(model, "diff_react2d", 4), (np.arange(32) + 0.5) / 16 - 1
     dt = model.tasks["diff_react2d"]["dt"]
-    data = xarray.Dataset({name: (("time", "y", "x"), frames[:, i]) for i, name in enumerate("uv")},
-                          {"time": 7 + dt * np.arange(4), "x": x, "y": x}, attrs={"source": "mine"})
+    data = xarray.Dataset(
+        {name: (("time", "y", "x"), frames[:, i]) for i, name in enumerate("uv")},
+        {"time": 7 + dt * np.arange(4), "x": x, "y": x},
+        attrs={"source": "mine"},
+    )
     found = model.forecast("diff_react2d", data, num_frames=2)
     assert found.attrs == {"source": "mine", "task": "diff_react2d"} and set(found) == {"u", "v"}
     np.testing.assert_allclose(found["time"], 7 + dt * np.arange(4, 6))
-    np.testing.assert_array_equal(found["v"].transpose("time", "y", "x"),
-                                  model.forecast("diff_react2d", frames, num_frames=2)[:, 1])
+    np.testing.assert_array_equal(
+        found["v"].transpose("time", "y", "x"), model.forecast("diff_react2d", frames, num_frames=2)[:, 1]
+    )
     turned = model.forecast("diff_react2d", data.transpose("x", "time", "y"), num_frames=2)
-    xarray.testing.assert_equal(turned, found)                           # by name, not by place
-    u0 = xarray.DataArray(field(model, "burgers1d_hidden", 2)[:, 0], dims=("run", "x"), coords={"run": ["a", "b"]})
+    xarray.testing.assert_equal(turned, found)  # by name, not by place
+    u0 = xarray.DataArray(
+        field(model, "burgers1d_hidden", 2)[:, 0], dims=("run", "x"), coords={"run": ["a", "b"]}
+    )
     members = model.sample("burgers1d_hidden", u0, num_frames=3, members=2)
-    assert members.dims == ("run", "member", "time", "x") and members["run"].values.tolist() == ["a", "b"] and members.name == "u"
-    for wrong, text in ((data.rename(v="w"), "given variables u, w; expected u, v, as it was trained: v missing"),
-                        (data.assign_coords(x=2 * x), "given the coordinate x with steps of 0.125 to 0.125; expected 0.0625"),
-                        (data.assign_coords(time=np.arange(4.0)), "given the coordinate time with steps of 1 to 1; expected 0.2"),
-                        (data.rename(x="lon"), "given dimensions .*; expected y, x")):
+    assert (
+        members.dims == ("run", "member", "time", "x")
+        and members["run"].values.tolist() == ["a", "b"]
+        and members.name == "u"
+    )
+    for wrong, text in (
+        (data.rename(v="w"), "given variables u, w; expected u, v, as it was trained: v missing"),
+        (data.assign_coords(x=2 * x), "given the coordinate x with steps of 0.125 to 0.125; expected 0.0625"),
+        (
+            data.assign_coords(time=np.arange(4.0)),
+            "given the coordinate time with steps of 1 to 1; expected 0.2",
+        ),
+        (data.rename(x="lon"), "given dimensions .*; expected y, x"),
+    ):
         with pytest.raises(ValueError, match=text):
             model.forecast("diff_react2d", wrong)
 
 
 def labelled(values: np.ndarray, *dims: str, **coordinates):
     return pytest.importorskip("xarray", reason="xarray is not installed (requirements-dev.txt)").DataArray(
-        values, coordinates, dims)
+        values, coordinates, dims
+    )
 
 
 def test_a_dimension_named_time_is_time_whatever_its_size_and_place(model):
@@ -292,10 +407,17 @@ def test_a_labelled_forecast_is_the_start_of_the_next(model):
     first = model.forecast("burgers1d", u0, num_frames=3)
     second = model.forecast("burgers1d", first, num_frames=2)
     np.testing.assert_allclose(second["time"], dt * np.arange(4, 6))
-    np.testing.assert_allclose(second, model.forecast("burgers1d", u0, num_frames=5)[3:], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        second, model.forecast("burgers1d", u0, num_frames=5)[3:], rtol=1e-5, atol=1e-6
+    )
     members = model.sample("burgers1d_hidden", u0, num_frames=2, members=3)
     assert model.forecast("burgers1d_hidden", members).dims == ("member", "time", "x")
-    assert model.sample("burgers1d_hidden", members.rename(member="run"), members=2).dims == ("run", "member", "time", "x")
+    assert model.sample("burgers1d_hidden", members.rename(member="run"), members=2).dims == (
+        "run",
+        "member",
+        "time",
+        "x",
+    )
     with pytest.raises(ValueError, match="a batch along the dimension member, which the answer has besides"):
         model.sample("burgers1d_hidden", members)
 
@@ -303,25 +425,40 @@ def test_a_labelled_forecast_is_the_start_of_the_next(model):
 def test_dates_stay_dates_and_go_on_by_their_own_step(model):
     u = field(model, "burgers1d", 3)[:, 0]
     dates = np.datetime64("2020-01-01") + np.arange(3) * np.timedelta64(6, "h")
-    for times, step in ((dates, np.timedelta64(6, "h")), (dates - dates[0], np.timedelta64(6, "h")),
-                        (dates[0].astype("M8[D]") + np.arange(3), np.timedelta64(1, "D"))):
+    for times, step in (
+        (dates, np.timedelta64(6, "h")),
+        (dates - dates[0], np.timedelta64(6, "h")),
+        (dates[0].astype("M8[D]") + np.arange(3), np.timedelta64(1, "D")),
+    ):
         found = model.forecast("burgers1d", labelled(u, "time", "x", time=times), num_frames=2)["time"].values
         assert found.dtype.kind == times.dtype.kind and (found == times[-1] + step * np.arange(1, 3)).all()
-    one = model.forecast("burgers1d", labelled(u, "time", "x", time=dates))     # an answer of one frame knows its step
+    one = model.forecast(
+        "burgers1d", labelled(u, "time", "x", time=dates)
+    )  # an answer of one frame knows its step
     after = model.forecast("burgers1d", one, num_frames=2)["time"].values
     assert (after == dates[-1] + np.timedelta64(6, "h") * np.arange(2, 4)).all()
-    with pytest.warns(UserWarning, match="burgers1d was given a single date, .* trained time step of 0.05 is taken as seconds"):
-        found = model.forecast("burgers1d", labelled(u[:1], "time", "x", time=dates[:1]), num_frames=2)["time"].values
+    with pytest.warns(
+        UserWarning,
+        match="burgers1d was given a single date, .* trained time step of 0.05 is taken as seconds",
+    ):
+        found = model.forecast("burgers1d", labelled(u[:1], "time", "x", time=dates[:1]), num_frames=2)[
+            "time"
+        ].values
     assert (found == dates[0] + np.timedelta64(50, "ms") * np.arange(1, 3)).all()
     uneven = dates + np.array([0, 0, 1], "m8[h]")
-    with pytest.raises(ValueError, match="burgers1d was given dates with steps of 21600 s to 25200 s; expected equal steps"):
+    with pytest.raises(
+        ValueError, match="burgers1d was given dates with steps of 21600 s to 25200 s; expected equal steps"
+    ):
         model.forecast("burgers1d", labelled(u, "time", "x", time=uneven))
-    with pytest.raises(ValueError, match="given the coordinate time with values such as .*'a'.*; expected numbers or dates"):
+    with pytest.raises(
+        ValueError, match="given the coordinate time with values such as .*'a'.*; expected numbers or dates"
+    ):
         model.forecast("burgers1d", labelled(u, "time", "x", time=["a", "b", "c"]))
 
 
 class NoLeap:
-    """A date of a calendar without leap years, with as much of cftime's arithmetic as is used; cftime need not be installed."""
+    """A date of a calendar without leap years, with as much of cftime's arithmetic as is used; cftime need
+    not be installed."""
 
     def __init__(self, days: float):
         self.days = days
@@ -343,16 +480,29 @@ def test_dates_of_other_calendars_go_on_by_their_own_step(model):
     assert [type(date) for date in found] == [NoLeap, NoLeap] and [date.days for date in found] == [61, 62]
 
 
-@pytest.mark.parametrize(("kind", "answer"), [
-    (">f4", "float32"), (">f8", "float64"), ("longdouble", "float64"), ("float16", "float32"), ("float64", "float64"),
-    (">i4", "float64"), ("int8", "float32"), ("bool", "float32"), ("uint16", "float32")])
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [
+        (">f4", "float32"),
+        (">f8", "float64"),
+        ("longdouble", "float64"),
+        ("float16", "float32"),
+        ("float64", "float64"),
+        (">i4", "float64"),
+        ("int8", "float32"),
+        ("bool", "float32"),
+        ("uint16", "float32"),
+    ],
+)
 def test_numbers_of_every_kind_are_converted_and_the_answer_is_floating(model, kind, answer):
     u0 = np.round(field(model, "burgers1d")).astype(kind)
     found = model.forecast("burgers1d", u0, num_frames=2)
     assert found.dtype == answer
     right = model.forecast("burgers1d", u0.astype("float32"), num_frames=2)
     np.testing.assert_allclose(found, right, rtol=1e-6)
-    np.testing.assert_allclose(model.forecast("burgers1d", labelled(u0[0], "x"), num_frames=2), right[:, 0], rtol=1e-6)
+    np.testing.assert_allclose(
+        model.forecast("burgers1d", labelled(u0[0], "x"), num_frames=2), right[:, 0], rtol=1e-6
+    )
     np.testing.assert_allclose(model.forecast("burgers1d", u0.tolist(), num_frames=2), right, rtol=1e-6)
 
 
@@ -370,28 +520,50 @@ def test_values_under_a_mask_are_never_used(model):
     whole = np.ma.masked_array(u0, mask=False)
     np.testing.assert_array_equal(model.forecast("burgers1d", whole), model.forecast("burgers1d", u0))
     holes = np.ma.masked_array(u0, mask=np.arange(64) < 3)
-    with pytest.raises(ValueError, match="burgers1d was given a field with NaN, infinity or masked values; expected finite"):
+    with pytest.raises(
+        ValueError, match="burgers1d was given a field with NaN, infinity or masked values; expected finite"
+    ):
         model.forecast("burgers1d", holes)
     with pytest.raises(ValueError, match="NaN, infinity or masked values"):
         model.sample("burgers1d_hidden", holes)
     a = np.exp(field(model, "darcy2d_grf"))
     mask = np.random.default_rng(1).random((32, 32)) < 0.1
-    np.testing.assert_array_equal(model.prior("darcy2d_grf", np.ma.masked_array(a, mask=~mask[None]), mask, members=2),
-                                  model.prior("darcy2d_grf", a, mask, members=2))
+    np.testing.assert_array_equal(
+        model.prior("darcy2d_grf", np.ma.masked_array(a, mask=~mask[None]), mask, members=2),
+        model.prior("darcy2d_grf", a, mask, members=2),
+    )
     with pytest.raises(ValueError, match="NaN, infinity or masked values"):
         model.prior("darcy2d_grf", np.ma.masked_array(a, mask=~mask[None]), ~mask, members=2)
 
 
-@pytest.mark.parametrize(("change", "text"), [
-    ({"u0": np.full((1, 64), None)}, "burgers1d was given an array of object; expected one array of real numbers. Convert it"),
-    ({"u0": [[0.0] * 64, [0.0] * 63]}, "burgers1d was given lists of unequal lengths; expected one array of real numbers"),
-    ({"u0": np.full((1, 64), "1")}, "burgers1d was given an array of <U1; expected one array"),
-    ({"u0": np.zeros((1, 64), complex)}, "burgers1d was given an array of complex128; expected one array"),
-    ({"u0": torch.zeros(1, 64, dtype=torch.complex64)}, "burgers1d was given torch.complex64; expected one array"),
-    ({"num_frames": 1.5}, "burgers1d was given 1.5 frames to forecast; expected a whole number, at least 1"),
-    ({"num_frames": "2"}, "burgers1d was given 2 frames to forecast; expected a whole number"),
-    ({"parameters": {"nu": 0.1}}, "burgers1d was given the parameter 'nu'; expected Nu"),
-])
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            {"u0": np.full((1, 64), None)},
+            "burgers1d was given an array of object; expected one array of real numbers. Convert it",
+        ),
+        (
+            {"u0": [[0.0] * 64, [0.0] * 63]},
+            "burgers1d was given lists of unequal lengths; expected one array of real numbers",
+        ),
+        ({"u0": np.full((1, 64), "1")}, "burgers1d was given an array of <U1; expected one array"),
+        (
+            {"u0": np.zeros((1, 64), complex)},
+            "burgers1d was given an array of complex128; expected one array",
+        ),
+        (
+            {"u0": torch.zeros(1, 64, dtype=torch.complex64)},
+            "burgers1d was given torch.complex64; expected one array",
+        ),
+        (
+            {"num_frames": 1.5},
+            "burgers1d was given 1.5 frames to forecast; expected a whole number, at least 1",
+        ),
+        ({"num_frames": "2"}, "burgers1d was given 2 frames to forecast; expected a whole number"),
+        ({"parameters": {"nu": 0.1}}, "burgers1d was given the parameter 'nu'; expected Nu"),
+    ],
+)
 def test_what_is_no_field_or_number_of_frames_is_refused_in_one_sentence(model, change, text):
     asked = {"u0": field(model, "burgers1d"), "num_frames": 2, **change}
     with pytest.raises(ValueError, match=text):
@@ -423,66 +595,118 @@ def test_predict_writes_the_forecast_in_the_layout_it_reads(model, folder, tmp_p
         context = truth[:, 5 - history : 5]
         values = {name: high for name, (_, high) in known["parameters"].items()}
         right = np.concatenate([context, model.forecast(task, context, values, 3)], 1)
-        np.testing.assert_allclose(source.coordinates["t"], known["dt"] * np.arange(5 - history, 8), rtol=1e-5)
+        np.testing.assert_allclose(
+            source.coordinates["t"], known["dt"] * np.arange(5 - history, 8), rtol=1e-5
+        )
     np.testing.assert_array_equal(u, right)
     with h5py.File(out) as file:
-        assert file.attrs["task"] == task and file.attrs["first_row"] == 1 and "forecast of " in str(file.attrs["ups_settings"])
-    assert predict.main([*common, "--input", str(out), "--output", str(tmp_path / "next.h5")]) == 0   # its own output
+        assert (
+            file.attrs["task"] == task
+            and file.attrs["first_row"] == 1
+            and "forecast of " in str(file.attrs["ups_settings"])
+        )
+    assert (
+        predict.main([*common, "--input", str(out), "--output", str(tmp_path / "next.h5")]) == 0
+    )  # its own output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["next.h5", "out.h5"]
 
 
 def test_predict_draws_members_that_do_not_depend_on_how_the_rows_are_cut(folder, tmp_path, monkeypatch):
     data = folder / "data" / "burgers1d" / "1D_Burgers_Sols_Nu0.1.hdf5"
-    common = ["--run", str(folder / "tiny"), "--task", "burgers1d_hidden", "--input", str(data), "--frames", "2", "--members",
-              "3"]
+    common = [
+        "--run",
+        str(folder / "tiny"),
+        "--task",
+        "burgers1d_hidden",
+        "--input",
+        str(data),
+        "--frames",
+        "2",
+        "--members",
+        "3",
+    ]
     assert predict.main([*common, "--output", str(tmp_path / "a.h5"), "--rows", ":4"]) == 0
     monkeypatch.setattr(predict, "STATES", 3)
     assert predict.main([*common, "--output", str(tmp_path / "b.h5"), "--rows", "2:4"]) == 0
-    a, b = (predict.open_data(tmp_path / name, "burgers1d_hidden").read(0, num) for name, num in (("a.h5", 12), ("b.h5", 6)))
+    a, b = (
+        predict.open_data(tmp_path / name, "burgers1d_hidden").read(0, num)
+        for name, num in (("a.h5", 12), ("b.h5", 6))
+    )
     assert np.abs(b - a[6:]).max() < 0.1 * a[:3, 2:].std(0).mean()
-    assert a.shape == (12, 4, 1, 64) and (a[:3, 2:].std(0) > 0).all() and (a[:3, :2] == a[0, :2]).all()   # history + 1
+    assert (
+        a.shape == (12, 4, 1, 64) and (a[:3, 2:].std(0) > 0).all() and (a[:3, :2] == a[0, :2]).all()
+    )  # history + 1
 
 
-@pytest.mark.parametrize(("by", "way"), [("student", "student_1"), ("student_2", "student_2"), ("teacher", "corrector")])
-@pytest.mark.parametrize("task", ["burgers1d_forced", "burgers1d_hidden"])   # with a context of 10 frames, and of the history
+@pytest.mark.parametrize(
+    ("by", "way"), [("student", "student_1"), ("student_2", "student_2"), ("teacher", "corrector")]
+)
+@pytest.mark.parametrize(
+    "task", ["burgers1d_forced", "burgers1d_hidden"]
+)  # with a context of 10 frames, and of the history
 def test_interface_command_and_report_draw_the_same_members(model, folder, tmp_path, task, by, way):
     config = load_config(folder / "tiny.yaml")
     truth = open_truth(config, task)
     samplers = load_samplers(config.run_dir, ["diffusion", "consistency"], torch.device("cpu"))
     ensembles = Ensembles(TransientResiduals(model.operator, truth.cache), truth, samplers, seed=3)
     rows = truth.cache.split["test"]
-    rows = rows[rows < truth.sources[0].num_trajectories][:2]   # those of the first file
+    rows = rows[rows < truth.sources[0].num_trajectories][:2]  # those of the first file
     report = rollouts(ensembles, way, rows, 3, 4).numpy()
     given = truth.frames(rows, 0, truth.context).numpy()
     members = model.sample(task, given, num_frames=3, members=4, by=by, seed=3, rows=rows.tolist())
     assert (report.std(1) > 0).all()
-    np.testing.assert_allclose(members, report, rtol=0, atol=1e-6)   # bitwise where it was tried
+    np.testing.assert_allclose(members, report, rtol=0, atol=1e-6)  # bitwise where it was tried
     for row, right in zip(rows.tolist(), members, strict=True):
         out = tmp_path / f"{row}.h5"
-        asked = {"run": folder / "tiny", "task": task, "input": truth.sources[0].path, "output": out, "frames": 3, "members": 4,
-                 "by": by, "seed": 3, "rows": f"{row}:{row + 1}", "shown": truth.context}
+        asked = {
+            "run": folder / "tiny",
+            "task": task,
+            "input": truth.sources[0].path,
+            "output": out,
+            "frames": 3,
+            "members": 4,
+            "by": by,
+            "seed": 3,
+            "rows": f"{row}:{row + 1}",
+            "shown": truth.context,
+        }
         assert predict.main([str(word) for key, value in asked.items() for word in (f"--{key}", value)]) == 0
         drawn = predict.open_data(out, task).read(0, 4)
         np.testing.assert_array_equal(drawn[:, -3:], right)
 
 
-@pytest.mark.parametrize(("change", "text"), [
-    (["--rows", "5:2"], "--rows is '5:2'; expected FIRST:LAST with 0 <= FIRST < LAST <= 24"),
-    (["--frames", "-2"], "--frames is -2 and --members 0; expected at least 1 frame"),
-    (["--frames", "2000000000"], r"the forecast takes 1.23e\+13 bytes and .* has room for .*; expected less"),
-    (["--rows", "all"], "--rows is 'all'; expected"),
-    (["--shown", "99"], "--shown is 99; expected at least 1, the history of burgers1d, and at most 16"),
-    (["--parameters", "Nu"], "--parameters is 'Nu'; expected NAME=VALUE, such as Nu=0.01"),
-    (["--parameters", "Nu=0.7"], "burgers1d was given Nu = 0.7; expected 0.1 to 0.1"),
-    (["--time-stride", "2"], "burgers1d was given the time step 0.[01].*; expected 0.05"),
-    (["--space-stride", "2"], r"burgers1d was given a field on the grid \(32,\); expected \(64,\)"),
-    (["--task", "burger1d"], "does not know 'burger1d'"),
-    (["--output", "{folder}"], "--output is .*; expected a new file in an existing folder"),
-    (["--members", "2"], "draws no samples of burgers1d"),
-])
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (["--rows", "5:2"], "--rows is '5:2'; expected FIRST:LAST with 0 <= FIRST < LAST <= 24"),
+        (["--frames", "-2"], "--frames is -2 and --members 0; expected at least 1 frame"),
+        (
+            ["--frames", "2000000000"],
+            r"the forecast takes 1.23e\+13 bytes and .* has room for .*; expected less",
+        ),
+        (["--rows", "all"], "--rows is 'all'; expected"),
+        (["--shown", "99"], "--shown is 99; expected at least 1, the history of burgers1d, and at most 16"),
+        (["--parameters", "Nu"], "--parameters is 'Nu'; expected NAME=VALUE, such as Nu=0.01"),
+        (["--parameters", "Nu=0.7"], "burgers1d was given Nu = 0.7; expected 0.1 to 0.1"),
+        (["--time-stride", "2"], "burgers1d was given the time step 0.[01].*; expected 0.05"),
+        (["--space-stride", "2"], r"burgers1d was given a field on the grid \(32,\); expected \(64,\)"),
+        (["--task", "burger1d"], "does not know 'burger1d'"),
+        (["--output", "{folder}"], "--output is .*; expected a new file in an existing folder"),
+        (["--members", "2"], "draws no samples of burgers1d"),
+    ],
+)
 def test_predict_refuses_by_name_and_leaves_nothing(folder, tmp_path, change, text):
     data = folder / "data" / "burgers1d" / "1D_Burgers_Sols_Nu0.1.hdf5"
-    given = ["--run", str(folder / "tiny"), "--task", "burgers1d", "--input", str(data), "--output", str(tmp_path / "out.h5")]
+    given = [
+        "--run",
+        str(folder / "tiny"),
+        "--task",
+        "burgers1d",
+        "--input",
+        str(data),
+        "--output",
+        str(tmp_path / "out.h5"),
+    ]
     with pytest.raises(ValueError, match=text), warnings.catch_warnings():
         predict.main([*given, *[part.format(folder=folder) for part in change]])
     assert not list(tmp_path.iterdir())
@@ -490,12 +714,28 @@ def test_predict_refuses_by_name_and_leaves_nothing(folder, tmp_path, change, te
 
 def test_predict_says_in_one_line_what_is_wrong_and_what_it_would_do(folder, tmp_path):
     data = folder / "data" / "burgers1d" / "1D_Burgers_Sols_Nu0.1.hdf5"
-    command = [sys.executable, "predict.py", "--run", str(folder / "tiny"), "--task", "burgers1d", "--output",
-               str(tmp_path / "o.h5")]
-    dry = subprocess.run([*command, "--input", str(data), "--dry-run"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    command = [
+        sys.executable,
+        "predict.py",
+        "--run",
+        str(folder / "tiny"),
+        "--task",
+        "burgers1d",
+        "--output",
+        str(tmp_path / "o.h5"),
+    ]
+    dry = subprocess.run(
+        [*command, "--input", str(data), "--dry-run"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert dry.returncode == 0 and "24 rows of burgers1d x 1 member(s) x 2 frames, not written" in dry.stdout
-    wrong = subprocess.run([*command, "--input", str(tmp_path / "no.h5")], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert wrong.returncode == 1 and wrong.stderr.startswith("predict.py: no data file") and wrong.stderr.count("\n") == 1
+    wrong = subprocess.run(
+        [*command, "--input", str(tmp_path / "no.h5")], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (
+        wrong.returncode == 1
+        and wrong.stderr.startswith("predict.py: no data file")
+        and wrong.stderr.count("\n") == 1
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -510,22 +750,49 @@ def test_what_pip_installs_is_what_requirements_say_and_every_folder_of_ups():
     assert dict(pinned("requirements.txt")).items() < dict(pinned("requirements-dev.txt")).items()
     assert re.fullmatch(r"\d+\.\d+\.\d+", ups.__version__)
     setuptools = pytest.importorskip("setuptools", reason="setuptools is not installed")
-    found = set(setuptools.find_packages(str(ROOT), include=project["tool"]["setuptools"]["packages"]["find"]["include"]))
+    found = set(
+        setuptools.find_packages(
+            str(ROOT), include=project["tool"]["setuptools"]["packages"]["find"]["include"]
+        )
+    )
     folders = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "ups").rglob("*.py")}
     assert found == folders
-    listed = {f"{package}.{name}" for package, names in project["tool"]["setuptools"]["package-data"].items() for name in names}
-    others = {".".join(path.relative_to(ROOT).parts) for path in (ROOT / "ups").rglob("*") if path.is_file()
-              and path.suffix not in (".py", ".pyc")}
+    listed = {
+        f"{package}.{name}"
+        for package, names in project["tool"]["setuptools"]["package-data"].items()
+        for name in names
+    }
+    others = {
+        ".".join(path.relative_to(ROOT).parts)
+        for path in (ROOT / "ups").rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc")
+    }
     assert listed == others
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_predict_and_leaves_nothing(folder, tmp_path, number):
     data = folder / "data" / "burgers1d" / "1D_Burgers_Sols_Nu0.1.hdf5"
-    process = subprocess.Popen([sys.executable, "predict.py", "--run", str(folder / "tiny"), "--task", "burgers1d", "--input",
-                                str(data), "--output", str(tmp_path / "o.h5"), "--frames", "20000"], cwd=ROOT,
-                               stderr=subprocess.PIPE, text=True)
-    while process.poll() is None and not [*tmp_path.iterdir()]:   # until it writes
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "predict.py",
+            "--run",
+            str(folder / "tiny"),
+            "--task",
+            "burgers1d",
+            "--input",
+            str(data),
+            "--output",
+            str(tmp_path / "o.h5"),
+            "--frames",
+            "20000",
+        ],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while process.poll() is None and not [*tmp_path.iterdir()]:  # until it writes
         time.sleep(0.05)
     process.send_signal(number)
     said = process.communicate(timeout=60)[1]
@@ -542,7 +809,19 @@ def test_of_two_writers_of_one_output_the_second_is_refused(folder, tmp_path, mo
         out.write_text("another's")
 
     monkeypatch.setattr(predict, "write_data", while_another_writes)
-    with pytest.raises(FileExistsError, match="out.h5 was made by another process meanwhile; expected a new file"):
-        predict.main(["--run", str(folder / "tiny" / "operator"), "--task", "burgers1d", "--input", str(data), "--output",
-                      str(out)])   # of the operator's folder: it has all that a forecast needs
+    with pytest.raises(
+        FileExistsError, match="out.h5 was made by another process meanwhile; expected a new file"
+    ):
+        predict.main(
+            [
+                "--run",
+                str(folder / "tiny" / "operator"),
+                "--task",
+                "burgers1d",
+                "--input",
+                str(data),
+                "--output",
+                str(out),
+            ]
+        )  # of the operator's folder: it has all that a forecast needs
     assert out.read_text() == "another's" and [*tmp_path.iterdir()] == [out]

@@ -1,9 +1,10 @@
-"""Every fake in the place of a stage is refused by a gate that is named, and exact draws in all places pass every gate.
+"""Every fake in the place of a stage is refused by a gate that is named, and exact draws in all places pass
+every gate.
 
-The world is forced Burgers on 32 cells with its own data, cache and an operator that is a base alone. Corrector and students draw
-the exact next state: noise drives the equation, and a network's noise is that noise. Each fake is scored beside them as
-`assess_transient` scores a model, and put in the place of a stage in the report's entry.
-"""
+The world is forced Burgers on 32 cells with its own data, cache and an operator that is a base alone.
+Corrector and students draw the exact next state: noise drives the equation, and a network's noise is that
+noise. Each fake is scored beside them as `assess_transient` scores a model, and put in the place of a stage
+in the report's entry."""
 
 from __future__ import annotations
 
@@ -34,18 +35,25 @@ from ups.models.operator import over_bases
 from ups.tasks import burgers_forced
 
 NAME, CELLS, NU, DT, CPU = "burgers1d_forced", 32, 0.02, 0.03, torch.device("cpu")
-STEPS = 2                       # of the solver between two frames, 24 normal numbers of the 32 that a draw has
-SETTINGS = dataclasses.replace(load_config(None).evaluate, members=10, ensemble_trajectories=60, ensemble_frames=8,
-                               num_bootstrap=100, truth_members=32)
-FEW = 32                        # rows in a call whose costs are counted
+STEPS = 2  # of the solver between two frames, 24 normal numbers of the 32 that a draw has
+SETTINGS = dataclasses.replace(
+    load_config(None).evaluate,
+    members=10,
+    ensemble_trajectories=60,
+    ensemble_frames=8,
+    num_bootstrap=100,
+    truth_members=32,
+)
+FEW = 32  # rows in a call whose costs are counted
 
 
 @dataclasses.dataclass
 class Exact:
     """Draws of the exact next state as a sampler: of what the condition holds, the state and its prediction.
 
-    The network is called `calls` times where calls are counted, and changes nothing. changed: what becomes of the condition;
-    sign: of the noise; white: white noise of so many times the residual's size in place of the draw."""
+    The network is called `calls` times where calls are counted, and changes nothing. changed: what becomes of
+    the condition; sign: of the noise; white: white noise of so many times the residual's size in place of the
+    draw."""
 
     network: Corrector
     calls: int
@@ -53,8 +61,16 @@ class Exact:
     sign: float = 1.0
     white: float = 0.0
 
-    def residual(self, states: StateConditions, tokens: Tensor, facts: Tensor, noise: Tensor, second: Tensor,
-                 num_steps: int = 0, shown: Tensor | None = None) -> Tensor:
+    def residual(
+        self,
+        states: StateConditions,
+        tokens: Tensor,
+        facts: Tensor,
+        noise: Tensor,
+        second: Tensor,
+        num_steps: int = 0,
+        shown: Tensor | None = None,
+    ) -> Tensor:
         head, codec = self.network.heads[NAME], states.head.codec
         every = torch.arange(len(tokens)).repeat_interleave(len(noise) // len(tokens))
         for _ in range(self.calls if len(noise) == FEW else 0):
@@ -64,9 +80,11 @@ class Exact:
         seen = self.changed(tokens if shown is None else tokens[shown])[every]
         z, change = seen[..., : codec.dim], seen[..., 2 * codec.dim : 3 * codec.dim]
         modes = torch.fft.rfft(codec.denormalise(codec.decode(z[:, None]))[:, 0, 0].double(), norm="forward")
-        modes[:, -(-CELLS // 3):] = 0
+        modes[:, -(-CELLS // 3) :] = 0
         forced = burgers_forced.equation(CELLS, NU, DT / STEPS)
-        for drawn in (self.sign * noise).flatten(1)[:, : 12 * STEPS].double().view(len(noise), STEPS, 6, 2).unbind(1):
+        for drawn in (
+            (self.sign * noise).flatten(1)[:, : 12 * STEPS].double().view(len(noise), STEPS, 6, 2).unbind(1)
+        ):
             modes = forced.advance(modes, drawn)
         u_next = torch.fft.irfft(modes, n=CELLS, norm="forward").float()
         return codec.encode(codec.normalise(u_next[:, None, None]))[:, 0] - (z + change)
@@ -77,7 +95,9 @@ def of_the_batch(tokens: Tensor) -> Tensor:
 
 
 def permuted(u: Tensor, draw: torch.Generator, _: Tensor) -> Tensor:
-    return torch.stack([u[:, torch.randperm(u.shape[1], generator=draw), lead] for lead in range(u.shape[2])], 2)
+    return torch.stack(
+        [u[:, torch.randperm(u.shape[1], generator=draw), lead] for lead in range(u.shape[2])], 2
+    )
 
 
 def reshuffled(u: Tensor, draw: torch.Generator, _: Tensor) -> Tensor:
@@ -95,41 +115,74 @@ def inflated(u: Tensor, _: torch.Generator, __: Tensor, times: float = 1.2) -> T
 
 
 # of whole rollouts, made from the corrector's
-ROLLOUTS = {"permuted": permuted, "reshuffled": reshuffled, "leaked": leaked, "inflated": inflated,
-            "wide": functools.partial(inflated, times=1.3)}
-EQUAL = ("student_1", "student_2", "copied", "antithetic", *ROLLOUTS)     # draws from the corrector's noise
+ROLLOUTS = {
+    "permuted": permuted,
+    "reshuffled": reshuffled,
+    "leaked": leaked,
+    "inflated": inflated,
+    "wide": functools.partial(inflated, times=1.3),
+}
+EQUAL = ("student_1", "student_2", "copied", "antithetic", *ROLLOUTS)  # draws from the corrector's noise
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """(ensembles, entry of results.json with exact draws as corrector and students, and every fake)."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(burgers_forced, "SPIN", 0.2)     # a state is as good as another here
+        patch.setattr(burgers_forced, "SPIN", 0.2)  # a state is as good as another here
         config = make_caches(
-            tmp_path_factory.mktemp("fakes"), f"data.tasks=[{NAME}]", "operator.base_steps=20", "operator.model.width=16",
-            "operator.model.depth=1", "operator.train.precision='no'",
+            tmp_path_factory.mktemp("fakes"),
+            f"data.tasks=[{NAME}]",
+            "operator.base_steps=20",
+            "operator.model.width=16",
+            "operator.model.depth=1",
+            "operator.train.precision='no'",
             f"task.{NAME}={{num_trajectories: 600, resolution: {CELLS}, num_frames: 20, t_end: {19 * DT}, parameters: [{NU}], "
-            "reserve: 0.5, base: [propagator]}")
+            "reserve: 0.5, base: [propagator]}",
+        )
     truth = open_truth(config, NAME)
     head, _ = choose_base(truth.cache, config.operator.base_steps, truth.context, 0, CPU)
-    operator = over_bases({NAME: ({"description": head.description}, fitted_part(head))}, config.operator.model, "no")
+    operator = over_bases(
+        {NAME: ({"description": head.description}, fitted_part(head))}, config.operator.model, "no"
+    )
     operator.eval().requires_grad_(False).serve(truth.cache)
     source = TransientResiduals(operator, truth.cache)
-    network = Corrector({"model": to_dict(config.operator.model), "precision": "no", "tasks": [source.description],
-                         "sampler_steps": 4}).eval().requires_grad_(False)
+    network = (
+        Corrector(
+            {
+                "model": to_dict(config.operator.model),
+                "precision": "no",
+                "tasks": [source.description],
+                "sampler_steps": 4,
+            }
+        )
+        .eval()
+        .requires_grad_(False)
+    )
     ours = network.heads[NAME]
     r, *_ = source.draw("reserved", torch.arange(200), torch.arange(200) % 15, None)
     ours.r_std.copy_(r.flatten(0, -2).std(0))
     ours.marginal_std.copy_(ours.r_std)
     ours.waves.fit(r / ours.r_std)
     sampler = functools.partial(Exact, network)
-    samplers = {"corrector": sampler(8), "student_1": sampler(1), "student_2": sampler(2), "blind": sampler(1, torch.zeros_like),
-                "of_the_batch": sampler(1, of_the_batch), "white": sampler(1, white=1.0), "white_0.69": sampler(1, white=0.69),
-                "copied": Exact(copy.deepcopy(network), 8), "antithetic": sampler(1, sign=-1.0),
-                **{name: sampler(1) for name in ROLLOUTS}}
+    samplers = {
+        "corrector": sampler(8),
+        "student_1": sampler(1),
+        "student_2": sampler(2),
+        "blind": sampler(1, torch.zeros_like),
+        "of_the_batch": sampler(1, of_the_batch),
+        "white": sampler(1, white=1.0),
+        "white_0.69": sampler(1, white=0.69),
+        "copied": Exact(copy.deepcopy(network), 8),
+        "antithetic": sampler(1, sign=-1.0),
+        **{name: sampler(1) for name in ROLLOUTS},
+    }
     ensembles = Ensembles(source, truth, samplers, 0)
-    rollouts = functools.cache(lambda model, rows, num_frames, num_members: original(
-        ensembles, model, torch.tensor(rows), num_frames, num_members))
+    rollouts = functools.cache(
+        lambda model, rows, num_frames, num_members: original(
+            ensembles, model, torch.tensor(rows), num_frames, num_members
+        )
+    )
     original = transient.rollouts
 
     def changed(_, model, rows, num_frames, num_members):
@@ -150,8 +203,12 @@ def world(tmp_path_factory):
 
 def placed(entry: dict, **fakes: str) -> dict:
     """The entry with the figures of other models in the places of these."""
-    out = {**entry, "models": dict(entry["models"]), "comparisons": dict(entry["comparisons"]),
-           "checks": copy.deepcopy(entry["checks"])}
+    out = {
+        **entry,
+        "models": dict(entry["models"]),
+        "comparisons": dict(entry["comparisons"]),
+        "checks": copy.deepcopy(entry["checks"]),
+    }
     for place, fake in fakes.items():
         out["models"][place] = entry["models"][fake]
         if fake in entry["checks"]["response"]:
@@ -164,7 +221,9 @@ def placed(entry: dict, **fakes: str) -> dict:
 
 def failed(entry: dict) -> dict[str, str]:
     """Gate -> reason."""
-    rows = [row for stage in ("diffusion", "consistency") for row in ensemble_gates(stage, "t", entry, SETTINGS)]
+    rows = [
+        row for stage in ("diffusion", "consistency") for row in ensemble_gates(stage, "t", entry, SETTINGS)
+    ]
     assert len(rows) > 40
     return {row["name"]: row["reason"] for row in rows if not row["passed"]}
 
@@ -176,23 +235,44 @@ def test_exact_draws_in_the_place_of_every_stage_pass_every_gate(world):
 def test_exact_draws_pass_every_acceptance_criterion(world):
     """But those of cost: here the network is called for its calls alone."""
     rows = list(acceptance.transient("t", world[1]))
-    assert not [row for row in rows if not row.passed and not row.criterion.startswith("3a")] and len(rows) > 70
+    assert (
+        not [row for row in rows if not row.passed and not row.criterion.startswith("3a")] and len(rows) > 70
+    )
 
 
-@pytest.mark.parametrize(("fake", "gates"), [
-    ("white", {"variogram_space", "spectrum"}), ("white_0.69", {"spread", "coverage_50", "variogram_space", "spectrum"}),
-    ("blind", {"condition"}), ("of_the_batch", {"condition"}), ("permuted", {"variogram_time"}), ("wide", {"spread"}),
-    ("reshuffled", {"spectrum"}), ("leaked", {"nearest"}), ("copied", {"evaluations", "operations"}),
-    ("inflated", {"spread", "independence"}), ("antithetic", {"independence"})])
+@pytest.mark.parametrize(
+    ("fake", "gates"),
+    [
+        ("white", {"variogram_space", "spectrum"}),
+        ("white_0.69", {"spread", "coverage_50", "variogram_space", "spectrum"}),
+        ("blind", {"condition"}),
+        ("of_the_batch", {"condition"}),
+        ("permuted", {"variogram_time"}),
+        ("wide", {"spread"}),
+        ("reshuffled", {"spectrum"}),
+        ("leaked", {"nearest"}),
+        ("copied", {"evaluations", "operations"}),
+        ("inflated", {"spread", "independence"}),
+        ("antithetic", {"independence"}),
+    ],
+)
 def test_a_fake_student_is_refused_by_the_gates_that_name_it(world, fake, gates):
     for student in ("student_1", "student_2"):
         found = failed(placed(world[1], **{student: fake}))
         assert {f"{gate}/t/{student}" for gate in gates} <= set(found), found
 
 
-@pytest.mark.parametrize(("fake", "gates"), [
-    ("white_0.69", {"spread", "coverage_50", "variogram_space", "spectrum"}), ("permuted", {"variogram_time"}),
-    ("wide", {"spread"}), ("reshuffled", {"spectrum"}), ("leaked", {"nearest"}), ("antithetic", {"independence"})])
+@pytest.mark.parametrize(
+    ("fake", "gates"),
+    [
+        ("white_0.69", {"spread", "coverage_50", "variogram_space", "spectrum"}),
+        ("permuted", {"variogram_time"}),
+        ("wide", {"spread"}),
+        ("reshuffled", {"spectrum"}),
+        ("leaked", {"nearest"}),
+        ("antithetic", {"independence"}),
+    ],
+)
 def test_a_fake_in_the_place_of_corrector_and_students_is_refused(world, fake, gates):
     """What is compared with the teacher is equal then."""
     models = ("corrector", "student_1", "student_2")
@@ -207,15 +287,18 @@ def test_fair_scores_reward_dependent_members_which_is_why_independence_has_a_ga
 
 
 def test_linear_waves_without_a_network_may_be_the_law_and_the_report_says_so(world):
-    """On a task that is linear and Gaussian in a step they pass as the corrector does: then its network adds nothing."""
+    """On a task that is linear and Gaussian in a step they pass as the corrector does: then its network adds
+    nothing."""
     entry = world[1]
     assert entry["comparisons"]["corrector / dressed_waves"]["crps"]["high"] > 1.0
     [words] = [text for text in entry["words"] if "linear" in text]
     assert "adds nothing" in words
 
 
-@pytest.mark.parametrize(("noise", "viscosity", "passes"), [
-    (1.0, 1.0, True), (0.85, 1.0, False), (1.2, 1.0, False), (1.0, 0.5, False), (1.0, 2.0, False)])
+@pytest.mark.parametrize(
+    ("noise", "viscosity", "passes"),
+    [(1.0, 1.0, True), (0.85, 1.0, False), (1.2, 1.0, False), (1.0, 0.5, False), (1.0, 2.0, False)],
+)
 def test_draws_of_another_law_are_not_exact(world, monkeypatch, noise, viscosity, passes):
     ensembles, entry = world
     truth, seed = ensembles.truth, 3
@@ -232,7 +315,9 @@ def test_draws_of_another_law_are_not_exact(world, monkeypatch, noise, viscosity
     found = placed(entry)
     windows = one_step(ensembles, 480, SETTINGS.members, [], num_exact=SETTINGS.truth_members)
     groups = truth.cache.trajectory[truth.cache.split["test"][windows.rows]]
-    found["checks"]["ranks_of_data"] = ranks_of_data(windows.u_ref, windows.law, "periodic", 100, seed, groups)
+    found["checks"]["ranks_of_data"] = ranks_of_data(
+        windows.u_ref, windows.law, "periodic", 100, seed, groups
+    )
     rows = truth.cache.split["test"]
     scores = score_ensemble(draw_exactly(truth, seed, rows, 8, 10), truth.future(rows, 8), "periodic")
     found["checks"]["ssr_of_law"] = summarise_ensemble(scores, 100, seed)["ssr"]

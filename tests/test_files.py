@@ -35,9 +35,13 @@ def take(path: Path) -> None:
 
 def plant(kind: str, path: Path, victim: Path) -> None:
     victim.write_text("somebody's data")
-    {"symlink": lambda: path.symlink_to(victim), "hard link": lambda: path.hardlink_to(victim),
-     "dangling": lambda: path.symlink_to(victim.with_name("nothing")), "pipe": lambda: os.mkfifo(path),
-     "folder": path.mkdir}[kind]()
+    {
+        "symlink": lambda: path.symlink_to(victim),
+        "hard link": lambda: path.hardlink_to(victim),
+        "dangling": lambda: path.symlink_to(victim.with_name("nothing")),
+        "pipe": lambda: os.mkfifo(path),
+        "folder": path.mkdir,
+    }[kind]()
 
 
 @pytest.mark.parametrize("kind", ["symlink", "hard link", "dangling", "pipe"])
@@ -67,8 +71,10 @@ def test_a_file_to_be_continued_is_a_plain_file_of_one_name(tmp_path, kind):
 
 
 def test_a_held_file_is_refused_to_others_and_free_once_its_holder_died(tmp_path):
-    code = ("import sys, time; from pathlib import Path; from ups.common.files import held\n"
-            f"with held(Path({str(tmp_path / 'a')!r})): print('ready', flush=True); time.sleep(60)")
+    code = (
+        "import sys, time; from pathlib import Path; from ups.common.files import held\n"
+        f"with held(Path({str(tmp_path / 'a')!r})): print('ready', flush=True); time.sleep(60)"
+    )
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "ready\n"
@@ -85,7 +91,7 @@ def test_a_file_that_its_holder_finished_before_we_had_the_lock_is_left_alone(tm
     partial, final, lock = tmp_path / "a.partial", tmp_path / "a", fcntl.flock
     partial.write_text("finished")
 
-    def late(file, how):   # the holder ends between our open and our lock
+    def late(file, how):  # the holder ends between our open and our lock
         if partial.exists() and partial.read_text() == "finished":
             partial.rename(final) if end == "renamed" else partial.unlink()
         lock(file, how)
@@ -114,8 +120,9 @@ def test_a_full_disk_is_explained_and_another_error_is_left_as_it_is(tmp_path):
         raise OSError(errno.EIO, "broken")
 
 
-@pytest.mark.parametrize("write", [lambda path: write_atomic(path, "new"),
-                                   lambda path: write_weights(path, {"w": torch.ones(2)})])
+@pytest.mark.parametrize(
+    "write", [lambda path: write_atomic(path, "new"), lambda path: write_weights(path, {"w": torch.ones(2)})]
+)
 def test_a_link_in_a_temporary_files_place_is_never_followed_and_modes_follow_the_umask(tmp_path, write):
     victim = tmp_path / "victim"
     victim.write_text("precious")
@@ -142,7 +149,9 @@ def test_one_flipped_character_of_a_sealed_record_is_noticed(tmp_path):
     write_sealed(tmp_path / "x.json", {"number": 0.125, "words": ["a"]})
     assert read_sealed(tmp_path / "x.json", "a record", "")["number"] == 0.125
     (tmp_path / "x.json").write_text((tmp_path / "x.json").read_text().replace("0.125", "0.135"))
-    with pytest.raises(DamagedError, match="x.json was altered .its seal is not that of its content.; expected a record as"):
+    with pytest.raises(
+        DamagedError, match="x.json was altered .its seal is not that of its content.; expected a record as"
+    ):
         read_sealed(tmp_path / "x.json", "a record", "")
 
 

@@ -47,7 +47,7 @@ class Handler(PlannedHandler):
         if plan == "drip":
             self.drip()
         body = content[start:stop]
-        self.wfile.write(body[:len(body) // 2] if plan == "cut" else body)
+        self.wfile.write(body[: len(body) // 2] if plan == "cut" else body)
         server.sent += len(body)
 
 
@@ -83,7 +83,8 @@ def part(server, folder, num=4, **options):
 
 
 def test_garbage_of_hdf5_is_not_collected_by_the_thread_that_asks(served, tmp_path, monkeypatch):
-    """HDF5 holds its lock while it reads from the server: another thread that frees one of its objects waits for ever."""
+    """HDF5 holds its lock while it reads from the server: another thread that frees one of its objects waits
+    for ever."""
     answered, urlopen = first.answered, urllib.request.urlopen
 
     def with_garbage(request, timeout_s):
@@ -93,7 +94,7 @@ def test_garbage_of_hdf5_is_not_collected_by_the_thread_that_asks(served, tmp_pa
         return answered(request, timeout_s)
 
     def collecting(request, timeout):
-        if gc.isenabled():   # as Python does by itself at any allocation
+        if gc.isenabled():  # as Python does by itself at any allocation
             gc.collect()
         return urlopen(request, timeout=timeout)
 
@@ -122,7 +123,10 @@ def test_the_file_says_that_it_is_a_part_and_no_md5_was_compared(served, tmp_pat
     with h5py.File(path) as file:
         settings, done = made_with(file)
     assert (settings["whole"], settings["edition"], settings["num_trajectories"], done) == (MD5, '"a"', 4, 4)
-    note = f"it holds the first 4 of {NUM} trajectories of {server.url}; the published MD5 is of the whole file, so nothing was"
+    note = (
+        f"it holds the first 4 of {NUM} trajectories of {server.url}; the published MD5 is of the whole "
+        f"file, so nothing was"
+    )
     assert any(said.startswith(note) for said in open_data(path, "advection1d").notes)
     findings = dict(examine([("advection1d", path)], val_fraction=0.25, test_fraction=0.25))[path]
     assert any(finding.what.startswith(note) for finding in findings)
@@ -133,8 +137,10 @@ def test_a_finished_part_asks_for_nothing_and_another_file_of_its_name_is_refuse
     path, asked = part(server, tmp_path), len(server.ranges)
     part(server, tmp_path)
     assert len(server.ranges) == asked
-    path.write_bytes(server.content)   # the whole one, renamed
-    with pytest.raises(ValueError, match="first4.hdf5 is not the first 4 trajectories of the published file; expected it"):
+    path.write_bytes(server.content)  # the whole one, renamed
+    with pytest.raises(
+        ValueError, match="first4.hdf5 is not the first 4 trajectories of the published file; expected it"
+    ):
         part(server, tmp_path)
 
 
@@ -144,13 +150,13 @@ def test_a_broken_connection_continues_within_the_part(served, tmp_path):
     path = part(server, tmp_path)
     assert np.array_equal(open_data(path, "advection1d").read(0, 4)[:, :, 0], u[:4])
     starts = [int(asked[6:].split("-")[0]) for asked in server.ranges]
-    assert len(set(starts)) >= 3 and starts[2] == starts[3] > starts[1]   # half of it had come
+    assert len(set(starts)) >= 3 and starts[2] == starts[3] > starts[1]  # half of it had come
 
 
 def test_an_interrupted_part_continues_at_the_next_trajectory(served, tmp_path, monkeypatch):
     server, u = served
     monkeypatch.setattr(first, "CHUNK_BYTES", ROW)
-    monkeypatch.setattr(first, "BLOCK_BYTES", 2**12)   # less than a row: every row is a request of its own
+    monkeypatch.setattr(first, "BLOCK_BYTES", 2**12)  # less than a row: every row is a request of its own
 
     class KillError(Exception):
         pass
@@ -161,7 +167,9 @@ def test_an_interrupted_part_continues_at_the_next_trajectory(served, tmp_path, 
 
     with pytest.raises(KillError):
         part(server, tmp_path, 6, on_progress=kill)
-    assert partial_path(tmp_path / NAME.replace(".hdf5", ".first6.hdf5")).exists() and not list(tmp_path.glob("*first6.hdf5"))
+    assert partial_path(tmp_path / NAME.replace(".hdf5", ".first6.hdf5")).exists() and not list(
+        tmp_path.glob("*first6.hdf5")
+    )
     server.ranges.clear()
     path = part(server, tmp_path, 6)
     large = [asked for asked in server.ranges if np.ptp([int(x) for x in asked[6:].split("-")]) + 1 == ROW]
@@ -172,7 +180,9 @@ def test_an_interrupted_part_continues_at_the_next_trajectory(served, tmp_path, 
 def test_a_server_that_goes_away_is_given_up_and_the_next_call_continues(served, tmp_path):
     server, u = served
     server.plan = ["ok"] + [503] * 3
-    with pytest.raises(ConnectionError, match=r"nothing new in 3 attempts .*run `make data` again: it continues"):
+    with pytest.raises(
+        ConnectionError, match=r"nothing new in 3 attempts .*run `make data` again: it continues"
+    ):
         part(server, tmp_path)
     assert np.array_equal(open_data(part(server, tmp_path), "advection1d").read(0, 4)[:, :, 0], u[:4])
 
@@ -187,7 +197,9 @@ def test_a_server_that_drips_is_given_up(served, tmp_path):
 def test_a_server_without_ranges_says_what_to_do_and_leaves_nothing(served, tmp_path):
     server, _ = served
     server.plan = ["no range"] * 9
-    with pytest.raises(ValueError, match=r"answers with the whole file \(status 200\).*HTTP Range.*set data.fetch=whole"):
+    with pytest.raises(
+        ValueError, match=r"answers with the whole file \(status 200\).*HTTP Range.*set data.fetch=whole"
+    ):
         part(server, tmp_path)
     assert len(server.ranges) == 1 and [path.name for path in tmp_path.iterdir()] == ["whole.hdf5"]
 
@@ -211,7 +223,9 @@ def test_an_unknown_id_and_a_wrong_address_are_named(served, tmp_path):
 def test_a_file_that_changes_while_it_is_read_is_refused(served, tmp_path):
     server, _ = served
     server.mark = ['"a"', '"b"']
-    with pytest.raises(ValueError, match=r"""changed while it was read \(.*'"a"', to .*'"b"'\); expected one file. Remove"""):
+    with pytest.raises(
+        ValueError, match=r"""changed while it was read \(.*'"a"', to .*'"b"'\); expected one file. Remove"""
+    ):
         part(server, tmp_path)
 
 
@@ -223,14 +237,18 @@ def test_a_file_that_changed_since_the_first_part_of_it_came_is_refused(served, 
     with pytest.raises(ConnectionError):
         part(server, tmp_path, 6)
     server.plan, server.mark = [], ['"b"']
-    with pytest.raises(ValueError, match=r"""with other settings \(edition is '"a"' there, '"b"' now\); expected the same"""):
+    with pytest.raises(
+        ValueError, match=r"""with other settings \(edition is '"a"' there, '"b"' now\); expected the same"""
+    ):
         part(server, tmp_path, 6)
 
 
 def test_compressed_arrays_are_refused(server, tmp_path):
     path, _ = whole(tmp_path, chunks=(1, FRAMES, CELLS), compression="lzf")
     server.content = path.read_bytes()
-    with pytest.raises(ValueError, match="keeps its numbers compressed, in pieces; expected arrays .* Set data.fetch=whole"):
+    with pytest.raises(
+        ValueError, match="keeps its numbers compressed, in pieces; expected arrays .* Set data.fetch=whole"
+    ):
         part(server, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["whole.hdf5"]
 
@@ -238,39 +256,76 @@ def test_compressed_arrays_are_refused(server, tmp_path):
 def test_too_few_trajectories_and_nan_are_named_by_the_address(server, tmp_path):
     path, u = whole(tmp_path)
     server.content = path.read_bytes()
-    with pytest.raises(ValueError, match=f"api/1 holds {NUM} trajectories; expected at least 61. Lower task.advection1d.num_t"):
+    with pytest.raises(
+        ValueError,
+        match=f"api/1 holds {NUM} trajectories; expected at least 61. Lower task.advection1d.num_t",
+    ):
         part(server, tmp_path, 61)
     u[2, 3, 5] = np.nan
     server.content = whole(tmp_path, u)[0].read_bytes()
-    with pytest.raises(ValueError, match=r"api/1 holds NaN or Inf in trajectories \[2\]; .* Lower .*num_trajectories to 2"):
+    with pytest.raises(
+        ValueError, match=r"api/1 holds NaN or Inf in trajectories \[2\]; .* Lower .*num_trajectories to 2"
+    ):
         part(server, tmp_path)
 
 
 def test_what_is_not_hdf5_is_named_by_the_address(server, tmp_path):
     server.content = b"<html>maintenance</html>" * 99
-    with pytest.raises(ValueError, match="api/1 is no readable HDF5 file .*; expected one of advection1d. Check data.url"):
+    with pytest.raises(
+        ValueError, match="api/1 is no readable HDF5 file .*; expected one of advection1d. Check data.url"
+    ):
         part(server, tmp_path)
 
 
-def test_prepare_data_fetches_the_first_and_whole_files_where_the_layout_asks_for_it(served, tmp_path, monkeypatch, capsys):
+def test_prepare_data_fetches_the_first_and_whole_files_where_the_layout_asks_for_it(
+    served, tmp_path, monkeypatch, capsys
+):
     server, u = served
     monkeypatch.setitem(TASKS["advection1d"].published, NAME, (1, MD5))
-    sizes = {"num_trajectories": 4, "resolution": CELLS, "num_frames": FRAMES, "t_end": 2.0, "parameters": [0.4], "reserve": 0.0}
+    sizes = {
+        "num_trajectories": 4,
+        "resolution": CELLS,
+        "num_frames": FRAMES,
+        "t_end": 2.0,
+        "parameters": [0.4],
+        "reserve": 0.0,
+    }
     overlay = tmp_path / "part.yaml"
-    overlay.write_text(yaml.safe_dump({
-        "data": {"tasks": ["advection1d_hidden", "diff_react2d"], "source": "published", "fetch": "first",
-                 "url": server.url[:-2], "root": str(tmp_path / "data")},
-        "task": {"advection1d_hidden": sizes, "diff_react2d": {"num_trajectories": 4}}}), encoding="utf-8")
+    overlay.write_text(
+        yaml.safe_dump(
+            {
+                "data": {
+                    "tasks": ["advection1d_hidden", "diff_react2d"],
+                    "source": "published",
+                    "fetch": "first",
+                    "url": server.url[:-2],
+                    "root": str(tmp_path / "data"),
+                },
+                "task": {"advection1d_hidden": sizes, "diff_react2d": {"num_trajectories": 4}},
+            }
+        ),
+        encoding="utf-8",
+    )
     config = load_config(overlay)
-    assert config.data_path("diff_react2d", None).name == "2D_diff-react_NA_NA.h5"   # in groups: whole
-    assert config.data_path("advection1d_hidden", 0.4) == tmp_path / "data/advection1d/1D_Advection_Sols_beta0.4.first4.hdf5"
+    assert config.data_path("diff_react2d", None).name == "2D_diff-react_NA_NA.h5"  # in groups: whole
+    assert (
+        config.data_path("advection1d_hidden", 0.4)
+        == tmp_path / "data/advection1d/1D_Advection_Sols_beta0.4.first4.hdf5"
+    )
     only = ["--config", str(overlay), "data.tasks=[advection1d_hidden]"]
     assert prepare_data.main([*only, "--dry-run"]) == 0
-    assert "advection1d: 1 file(s), about 3.1 MiB, 0% there" in capsys.readouterr().out and server.ranges == []
+    assert (
+        "advection1d: 1 file(s), about 3.1 MiB, 0% there" in capsys.readouterr().out and server.ranges == []
+    )
     assert prepare_data.main(only) == 0
     assert "first4.hdf5: the first 4 trajectories; no MD5 to compare them with" in capsys.readouterr().out
     asked = len(server.ranges)
     assert prepare_data.main(only) == 0 and len(server.ranges) == asked
     assert "up to date; no MD5" in capsys.readouterr().out
-    assert np.array_equal(open_data(config.data_path("advection1d_hidden", 0.4), "advection1d_hidden").read(0, 4)[:, :, 0], u[:4])
-    assert load_config(overlay, ["data.source=own"]).data_path("advection1d_hidden", 0.4).name == NAME   # like url: of downloads
+    assert np.array_equal(
+        open_data(config.data_path("advection1d_hidden", 0.4), "advection1d_hidden").read(0, 4)[:, :, 0],
+        u[:4],
+    )
+    assert (
+        load_config(overlay, ["data.source=own"]).data_path("advection1d_hidden", 0.4).name == NAME
+    )  # like url: of downloads

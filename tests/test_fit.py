@@ -1,4 +1,5 @@
-"""The gradient loop of what is fitted outside a stage (ups/training/optim.py): what it steps on, and where it stops."""
+"""The gradient loop of what is fitted outside a stage (ups/training/optim.py): what it steps on, and where it
+stops."""
 
 from __future__ import annotations
 
@@ -28,11 +29,11 @@ def test_the_steps_are_those_of_the_rate_and_the_clipped_gradient():
 
     def loss_of(step: int) -> torch.Tensor:
         seen.append((step, model.weight.item()))
-        return 1.5 * model.weight.square().sum()   # gradient 3 w
+        return 1.5 * model.weight.square().sum()  # gradient 3 w
 
     assert fit(model, loss_of, rates, sgd(model, 0.1), rates.__getitem__, clip_norm=24.0, ema=ema) is None
-    first = 10 - 0.1 * 24                      # 30, clipped
-    second = first - 0.05 * 3 * first          # 22.8, as it is
+    first = 10 - 0.1 * 24  # 30, clipped
+    second = first - 0.05 * 3 * first  # 22.8, as it is
     third = second - 0.025 * 3 * second
     assert [step for step, _ in seen] == [3, 7, 8]
     assert [value for _, value in seen] == pytest.approx([10, first, second], rel=1e-6)
@@ -52,14 +53,35 @@ def test_it_stops_before_a_gradient_that_is_not_finite(bad):
             begun.append(step)
             yield step
 
-    stopped = fit(model, lambda step: model.weight.sum() * (bad if step == 2 else 1.0), steps(), sgd(model, 0.1),
-                  lambda step: 1.0, clip_norm=10.0)
-    assert stopped == 2 and begun == [0, 1, 2] and model.weight.item() == pytest.approx(0.8) and model.weight.grad is None
+    stopped = fit(
+        model,
+        lambda step: model.weight.sum() * (bad if step == 2 else 1.0),
+        steps(),
+        sgd(model, 0.1),
+        lambda step: 1.0,
+        clip_norm=10.0,
+    )
+    assert (
+        stopped == 2
+        and begun == [0, 1, 2]
+        and model.weight.item() == pytest.approx(0.8)
+        and model.weight.grad is None
+    )
 
 
 def test_what_asks_for_no_gradient_stays_as_it_is():
     model = nn.Sequential(weight(1.0), weight(2.0))
     model[0].requires_grad_(False)
     optimizer = sgd(model[1], 0.1)
-    assert fit(model, lambda step: model(torch.ones(1, 1)).square().sum(), range(3), optimizer, lambda step: 1.0, 1.0) is None
+    assert (
+        fit(
+            model,
+            lambda step: model(torch.ones(1, 1)).square().sum(),
+            range(3),
+            optimizer,
+            lambda step: 1.0,
+            1.0,
+        )
+        is None
+    )
     assert model[0].weight.item() == 1.0 and model[1].weight.item() < 2.0

@@ -44,10 +44,14 @@ def test_a_projection_takes_gradients_and_leaves_what_has_no_divergence(boundary
     assert norm(both - turning) < 2e-2 * norm(turning) and norm(project(both) - both) < 1e-2 * norm(both)
     uniform = torch.ones(1, 2, n, m)
     left = project(uniform)[0].mean((1, 2))
-    assert torch.allclose(left, torch.tensor([0.0 if wall else 1.0 for wall in is_walled]), atol=0.1)   # walls stop it
+    assert torch.allclose(
+        left, torch.tensor([0.0 if wall else 1.0 for wall in is_walled]), atol=0.1
+    )  # walls stop it
 
 
-def flow(boundary: str, n: int, m: int, dt: float, num_channels: int = 3, vectors=((0, 1),), num_moving: int = 3) -> Flow:
+def flow(
+    boundary: str, n: int, m: int, dt: float, num_channels: int = 3, vectors=((0, 1),), num_moving: int = 3
+) -> Flow:
     return Flow(1, num_channels, (n, m), boundary, (1.0, 1.0), dt, vectors, num_moving)
 
 
@@ -73,17 +77,20 @@ def test_a_uniform_wind_carries_everything_over_the_edge_of_a_periodic_box(bound
     assert torch.allclose(later[:2], fields[:2], atol=1e-4)
     exact = blob(x - shift[0] / n, y - shift[1] / m)
     assert norm(later[2] - exact) < 1e-3
-    assert norm(blob(x + shift[0] / n, y + shift[1] / m) - exact) > 0.1   # the fake: carried against the wind
+    assert norm(blob(x + shift[0] / n, y + shift[1] / m) - exact) > 0.1  # the fake: carried against the wind
 
 
 def test_a_vortex_between_walls_turns_and_stays():
-    """A steady flow of Euler's equation: the pressure takes all that carrying changes, and without it does not."""
+    """A steady flow of Euler's equation: the pressure takes all that carrying changes, and without it does
+    not."""
     n, dt = 64, 0.05
     x, y = grid(n, n)
     s, c = (lambda at: torch.sin(math.pi * at)), (lambda at: torch.cos(math.pi * at))
     v = torch.stack([s(x) * c(y), -c(x) * s(y)])
     base = flow(WALLS, n, n, dt)
-    u = torch.cat([v, (s(x) * s(y))[None]])[None, None]     # what is carried is a function of the stream function
+    u = torch.cat([v, (s(x) * s(y))[None]])[
+        None, None
+    ]  # what is carried is a function of the stream function
     later = base(u, known(1))
     assert norm(later - u[:, 0]) < 5e-3
     base.projection.forward = lambda v: v
@@ -97,7 +104,7 @@ def test_what_stands_still_drives_and_is_left_alone():
     x, y = grid(n, n)
     base = flow(PERIODIC_BOX, n, n, dt, 5, ((0, 1), (3, 4)), 3)
     names = base.weight_real.shape[2]
-    assert names == 3 + 2 * (1 + 1 + 2)      # carried; force, force times scalar, scalar along x and along y
+    assert names == 3 + 2 * (1 + 1 + 2)  # carried; force, force times scalar, scalar along x and along y
     turning = torch.stack([torch.sin(2 * math.pi * y), torch.sin(2 * math.pi * x)])
     u = torch.cat([torch.zeros(3, n, n), turning])[None, None]
     u[0, 0, 2] = 1.0
@@ -112,13 +119,22 @@ def test_what_stands_still_drives_and_is_left_alone():
 
 
 def test_a_driven_flow_between_walls_is_found_and_chosen_and_one_whose_velocity_is_another_is_not(tmp_path):
-    """Fake refused: a base that any fields will do for. With the components of the velocity exchanged the carrying is wrong."""
-    config = make_caches(tmp_path, "data.tasks=[ns_incom2d]", *(f"task.ns_incom2d.{change}" for change in (
-        "num_trajectories=24", "resolution=32", "num_frames=13", "t_end=0.6")))
+    """Fake refused: a base that any fields will do for. With the components of the velocity exchanged the
+    carrying is wrong."""
+    config = make_caches(
+        tmp_path,
+        "data.tasks=[ns_incom2d]",
+        *(
+            f"task.ns_incom2d.{change}"
+            for change in ("num_trajectories=24", "resolution=32", "num_frames=13", "t_end=0.6")
+        ),
+    )
     cache, device = open_cache(config, "ns_incom2d"), torch.device("cpu")
     head, scores = choose_base(cache, 0, 3, 0, device)
-    best = {kind: min(score for name, score in scores.items() if name.startswith(kind))
-            for kind in config.task["ns_incom2d"].base}
+    best = {
+        kind: min(score for name, score in scores.items() if name.startswith(kind))
+        for kind in config.task["ns_incom2d"].base
+    }
     assert head.base.kind == "flow" and best["flow"] < 0.5 * min(best["propagator"], best["persistence"])
     settings = base_settings(cache)
     samples = Samples(head, cache, 0)
@@ -127,4 +143,6 @@ def test_a_driven_flow_between_walls_is_found_and_chosen_and_one_whose_velocity_
         wrong = head_with(cache, "flow", fitted, device)
         wrong.base.load_state_dict(base.state_dict())
         assert base_error(wrong, cache, 3) > 1.3 * best["flow"], name
-    assert not list(Flow.fit(samples, settings | {"vectors": [[3, 4]]}))     # a velocity that stands still carries nothing
+    assert not list(
+        Flow.fit(samples, settings | {"vectors": [[3, 4]]})
+    )  # a velocity that stands still carries nothing

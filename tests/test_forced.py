@@ -1,4 +1,5 @@
-"""Forced Burgers and vorticity, coarse Kuramoto-Sivashinsky: order, Ito balances, invariant measures, exact draws, exponents."""
+"""Forced Burgers and vorticity, coarse Kuramoto-Sivashinsky: order, Ito balances, invariant measures, exact
+draws, exponents."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ from ups.tasks import burgers_forced, get_task, kuramoto, vorticity
 from ups.tasks.forced import DAMPING, Forced, num_steps
 from ups.tasks.initial import random_stream
 
-N, NU = {"burgers1d_forced": 32, "vorticity2d_forced": 16}, {"burgers1d_forced": 0.02, "vorticity2d_forced": 0.02}
+N, NU = (
+    {"burgers1d_forced": 32, "vorticity2d_forced": 16},
+    {"burgers1d_forced": 0.02, "vorticity2d_forced": 0.02},
+)
 FAMILIES = {"burgers1d_forced": burgers_forced, "vorticity2d_forced": vorticity}
 
 
@@ -37,14 +41,15 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 def squared(modes: Tensor) -> Tensor:
     """Energy of each mode (batch, ...) as it counts in the mean of the squared field."""
-    weight = torch.where(torch.arange(modes.shape[-1]) > 0, 2.0, 1.0).double()   # the last one is zero
+    weight = torch.where(torch.arange(modes.shape[-1]) > 0, 2.0, 1.0).double()  # the last one is zero
     return modes.abs().square() * weight
 
 
 def halved(drawn: Tensor) -> Tensor:
-    """The normals (batch, steps, J, 2) of two steps in a row as those of one twice as long, of the same path."""
+    """The normals (batch, steps, J, 2) of two steps in a row as those of one twice as long, of the same
+    path."""
     (w, w2), (first, second) = drawn.unflatten(1, (-1, 2)).movedim((-1, 2), (0, 1))
-    area = (first + second) / (2 * math.sqrt(12)) + (w - w2) / 4      # in units of the root of a short step
+    area = (first + second) / (2 * math.sqrt(12)) + (w - w2) / 4  # in units of the root of a short step
     return torch.stack([(w + w2) / math.sqrt(2), area * math.sqrt(12 / 2)], -1)
 
 
@@ -52,14 +57,17 @@ def halved(drawn: Tensor) -> Tensor:
 
 
 def order(name: str, *, has_area: bool = True) -> float:
-    """Observed strong order over three halvings of the step, against one eight times finer than the finest."""
+    """Observed strong order over three halvings of the step, against one eight times finer than the
+    finest."""
     count, span, finest = 8, 0.2, 256
     drawn = normal(count, finest, 2 * len(FAMILIES[name].WAVES), 2)
     ends, modes = {}, started(name, count)
     while drawn.shape[1] >= 4:
         now, forced = modes, equation(name, span / drawn.shape[1])
         for one in drawn.unbind(1):
-            now = forced.advance(now, one if has_area or drawn.shape[1] == finest else one * torch.tensor([1.0, 0.0]))
+            now = forced.advance(
+                now, one if has_area or drawn.shape[1] == finest else one * torch.tensor([1.0, 0.0])
+            )
         ends[drawn.shape[1]], drawn = now, halved(drawn)
     errors = [float((ends[num] - ends[finest]).abs().square().sum().sqrt()) for num in (4, 32)]
     return math.log2(errors[0] / errors[1]) / 3
@@ -72,13 +80,16 @@ def test_a_path_is_followed_to_strong_order_three_halves_and_without_the_area_to
 
 
 def test_the_longest_waves_of_forced_flow_begin_as_they_stay(monkeypatch):
-    """Enstrophy in waves of length 1, which energy reaches last; of a run-up of 5, the fake, they have a quarter of it."""
+    """Enstrophy in waves of length 1, which energy reaches last; of a run-up of 5, the fake, they have a
+    quarter of it."""
     n, nu = N["vorticity2d_forced"], NU["vorticity2d_forced"]
     kx, ky, _ = vorticity.wave_numbers(n)
     is_longest = (kx.square() + ky.square()) == 1
 
     def share(u: Tensor) -> float:
-        return float((squared(torch.fft.rfft2(u[:, 0].double(), norm="forward")) * is_longest).flatten(1).sum(1).mean())
+        return float(
+            (squared(torch.fft.rfft2(u[:, 0].double(), norm="forward")) * is_longest).flatten(1).sum(1).mean()
+        )
 
     sources = streams(160)
     u = vorticity.start(sources, n, nu)
@@ -94,19 +105,29 @@ def test_halving_keeps_the_path():
     drawn = normal(20000, 2, 1, 2)
     long = halved(drawn)[:, 0, 0]
     w, area = drawn[:, :, 0, 0], drawn[:, :, 0, 1] / math.sqrt(12)
-    integral = (w[:, 0] / 2 + area[:, 0]) + (w[:, 0] + w[:, 1] / 2 + area[:, 1])            # short steps of one
+    integral = (w[:, 0] / 2 + area[:, 0]) + (w[:, 0] + w[:, 1] / 2 + area[:, 1])  # short steps of one
     torch.testing.assert_close(2 * (long[:, 0] * math.sqrt(2) / 2 + long[:, 1] * math.sqrt(2 / 12)), integral)
     assert (long.T.cov() - torch.eye(2)).abs().max() < 0.05
 
 
 def test_a_forced_wave_that_decays_has_the_variance_of_its_closed_form():
-    """Ornstein-Uhlenbeck: sigma^2 (1 - exp(-2 a t)) / 2a, at the longest step that num_steps allows, and not far beyond."""
+    """Ornstein-Uhlenbeck: sigma^2 (1 - exp(-2 a t)) / 2a, at the longest step that num_steps allows, and not
+    far beyond."""
+
     def variance(step_damping: float) -> float:
-        """Of the stationary state over its closed form: u' = exp u + (exp - 1) H + phi dW, all linear in the normals."""
-        forced = Forced(torch.tensor([-1.0], dtype=torch.float64), torch.zeros_like, torch.ones(1, 1, dtype=torch.complex128),
-                        step_damping)
+        """Of the stationary state over its closed form: u' = exp u + (exp - 1) H + phi dW, all linear in the
+        normals."""
+        forced = Forced(
+            torch.tensor([-1.0], dtype=torch.float64),
+            torch.zeros_like,
+            torch.ones(1, 1, dtype=torch.complex128),
+            step_damping,
+        )
         gain = forced.advance(torch.ones(1, 1, dtype=torch.complex128), torch.zeros(1, 1, 2)).real
-        parts = [forced.advance(torch.zeros(1, 1, dtype=torch.complex128), one[None, None].double()).real for one in torch.eye(2)]
+        parts = [
+            forced.advance(torch.zeros(1, 1, dtype=torch.complex128), one[None, None].double()).real
+            for one in torch.eye(2)
+        ]
         return float(sum(part.square() for part in parts) / (1 - gain.square()) / 0.5)
 
     assert abs(variance(DAMPING) - 1) < 1e-4 and abs(variance(5.0) - 1) > 0.1
@@ -117,8 +138,9 @@ def test_a_forced_wave_that_decays_has_the_variance_of_its_closed_form():
 
 
 def balance(name: str, weight: Tensor | float, amplitude: float = 1.0) -> tuple[float, float]:
-    """(mean, standard error) of what is left of d<u^2>/2 = (input - losses) dt + <u f_j> dW_j over the input, path by path;
-    weight: of the modes, 1 for the square. amplitude: of the noise over what the input is reckoned from."""
+    """(mean, standard error) of what is left of d<u^2>/2 = (input - losses) dt + <u f_j> dW_j over the input,
+    path by path; weight: of the modes, 1 for the square. amplitude: of the noise over what the input is
+    reckoned from."""
     count, num, dt = 48, 60, 0.01
     forced, modes = equation(name, dt), started(name, count)
     inputs = 0.5 * (squared(forced.waves) * weight).flatten(1).sum() * num * dt
@@ -134,10 +156,13 @@ def balance(name: str, weight: Tensor | float, amplitude: float = 1.0) -> tuple[
     return float(rest.mean()), float(rest.std()) / math.sqrt(count)
 
 
-@pytest.mark.parametrize(("name", "what"), [("burgers1d_forced", "square"), ("vorticity2d_forced", "square"),
-                                            ("vorticity2d_forced", "energy")])
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("burgers1d_forced", "square"), ("vorticity2d_forced", "square"), ("vorticity2d_forced", "energy")],
+)
 def test_the_noise_puts_in_what_ito_says(name, what):
-    """Enstrophy and, as the advection keeps it too, energy. Noise a tenth too large leaves a fifth of the input."""
+    """Enstrophy and, as the advection keeps it too, energy. Noise a tenth too large leaves a fifth of the
+    input."""
     kx, ky, _ = vorticity.wave_numbers(N[name])
     weight = 1 / (kx.square() + ky.square()).clamp_min(1) if what == "energy" else 1.0
     rest, error = balance(name, weight)
@@ -148,10 +173,14 @@ def test_the_noise_puts_in_what_ito_says(name, what):
 def every_wave(name: str) -> tuple[list[tuple[int, ...]], Tensor]:
     """(places of the modes kept, one of each pair of conjugates; modes of their cosines and sines)."""
     n = N[name]
-    kept = torch.arange(n // 2 + 1) * 3 < n if name == "burgers1d_forced" else vorticity.wave_numbers(n)[2].clone()
+    kept = (
+        torch.arange(n // 2 + 1) * 3 < n
+        if name == "burgers1d_forced"
+        else vorticity.wave_numbers(n)[2].clone()
+    )
     kept[(0,) * kept.ndim] = False
     if kept.ndim == 2:
-        kept[n // 2:, 0] = False
+        kept[n // 2 :, 0] = False
     places = [tuple(place) for place in kept.nonzero().tolist()]
     waves = torch.zeros(2 * len(places), *kept.shape, dtype=torch.complex128)
     for j, place in enumerate(places):
@@ -163,8 +192,9 @@ def every_wave(name: str) -> tuple[list[tuple[int, ...]], Tensor]:
 
 
 def variances(name: str, amplitude: float = 1.0) -> tuple[Tensor, Tensor, float]:
-    """(variance of the amplitude at each wave, the wave's rate of decay, how much the advection has exchanged) after noise of
-    sigma^2 = 2 a_k has balanced every mode for a while, from independent N(0, 1) amplitudes."""
+    """(variance of the amplitude at each wave, the wave's rate of decay, how much the advection has
+    exchanged) after noise of sigma^2 = 2 a_k has balanced every mode for a while, from independent N(0, 1)
+    amplitudes."""
     count, base = 64, equation(name, 0.005)
     places, waves = every_wave(name)
     rates = torch.stack([-base.rates[place] for place in places])
@@ -175,14 +205,16 @@ def variances(name: str, amplitude: float = 1.0) -> tuple[Tensor, Tensor, float]
     alone, linear = modes, replace(forced, nonlinear=torch.zeros_like)
     for one in normal(count, 50, len(waves), 2, seed=2).unbind(1):
         modes, alone = forced.advance(modes, one), linear.advance(alone, one)
-    found = torch.stack([modes[(slice(None), *place)].abs().square().mean() for place in places]) * 2 / unit**2
+    found = (
+        torch.stack([modes[(slice(None), *place)].abs().square().mean() for place in places]) * 2 / unit**2
+    )
     return found, rates, float((modes - alone).abs().square().sum() / modes.abs().square().sum())
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_noise_that_balances_every_mode_leaves_the_gaussian_measure_as_it_is(name):
-    """The truncated advection keeps the sum of squares and has no divergence, so independent N(0, 1) are invariant under noise
-    of the right size alone."""
+    """The truncated advection keeps the sum of squares and has no divergence, so independent N(0, 1) are
+    invariant under noise of the right size alone."""
     found, rates, moved = variances(name)
     error = 1 / math.sqrt(64 * len(found))
     assert abs(float(found.mean()) - 1) < 4 * error and moved > 0.1, (found.mean(), error, moved)
@@ -194,10 +226,15 @@ def test_noise_that_balances_every_mode_leaves_the_gaussian_measure_as_it_is(nam
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_advection_keeps_the_square_and_the_energy_unless_products_are_aliased(name):
     """To rounding for modes below n/3; of modes up to n/2 products fall back on others, which is the fake."""
+
     def given(modes: Tensor) -> float:
         twice = torch.where(torch.arange(modes.shape[-1]) > 0, 2.0, 1.0)
         change = twice * (modes.conj() * equation(name, 0.01).nonlinear(modes)).real
-        square = sum(k.square() for k in vorticity.wave_numbers(N[name])[:2]).clamp_min(1) if modes.ndim == 3 else torch.ones(1)
+        square = (
+            sum(k.square() for k in vorticity.wave_numbers(N[name])[:2]).clamp_min(1)
+            if modes.ndim == 3
+            else torch.ones(1)
+        )
         return max(float((change / weight).sum().abs() / change.abs().sum()) for weight in (1.0, square))
 
     places, waves = every_wave(name)
@@ -216,9 +253,11 @@ def test_short_draws_spread_as_the_noise_alone_and_the_mean_stays(name):
     drawn = task.draw(u, 200, seed=5, rows=range(3), num_frames=2, parameter=NU[name], dt=dt)
     assert drawn.shape == (3, 200, 2, 1, *u.shape[2:]) and drawn.dtype == torch.float32
     waves = FAMILIES[name].equation(n, NU[name], dt).waves
-    variance = squared(waves).flatten(1).sum()                  # the same at every point: cosines and sines
+    variance = squared(waves).flatten(1).sum()  # the same at every point: cosines and sines
     spread = (drawn - u[:, None, None]).double().square().mean((0, 1, 3, *range(4, drawn.ndim)))
-    torch.testing.assert_close(spread, float(variance) * dt * torch.tensor([1.0, 2.0]).double(), rtol=0.1, atol=0)
+    torch.testing.assert_close(
+        spread, float(variance) * dt * torch.tensor([1.0, 2.0]).double(), rtol=0.1, atol=0
+    )
     assert float(drawn.flatten(4).mean(-1).sub(u.flatten(2).mean(-1)[:, None, None]).abs().max()) < 1e-6
 
 
@@ -232,14 +271,20 @@ def test_a_draw_is_a_function_of_seed_row_and_member(name):
     assert torch.equal(both[:, :2], task.draw(u, 2, rows=[7, 9], **settings))
     longer = task.draw(u, 3, rows=[7, 9], **settings | {"num_frames": 3})
     assert torch.equal(both, longer[:, :, :2])
-    others = [task.draw(u[:1], 3, rows=[7], **settings | {"seed": 6}), task.draw(u[:1], 3, rows=[8], **settings)]
+    others = [
+        task.draw(u[:1], 3, rows=[7], **settings | {"seed": 6}),
+        task.draw(u[:1], 3, rows=[8], **settings),
+    ]
     assert all(float((other - both[:1]).abs().max()) > 1e-3 for other in others)
-    assert torch.cdist(both[0].flatten(1), both[0].flatten(1)).topk(2, largest=False).values[:, 1].min() > 1e-3
+    assert (
+        torch.cdist(both[0].flatten(1), both[0].flatten(1)).topk(2, largest=False).values[:, 1].min() > 1e-3
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_truth_is_one_more_draw_and_a_draw_from_another_state_is_not(name):
-    """Ranks of the truth among the draws are even at every lead, and those among draws of other states are not."""
+    """Ranks of the truth among the draws are even at every lead, and those among draws of other states are
+    not."""
     task, frames, num = get_task(name), 4, 7
     u = task.simulate(range(60), seed=8, resolution=16, num_frames=frames, parameter=NU[name], t_end=0.3)
     drawn = task.draw(u[:, 0], num, seed=9, rows=range(60), num_frames=frames - 1, parameter=NU[name], dt=0.1)
@@ -247,7 +292,11 @@ def test_the_truth_is_one_more_draw_and_a_draw_from_another_state_is_not(name):
     def outside(members: Tensor) -> Tensor:
         """Share of truths outside their members, by lead."""
         truth = u[:, None, 1:]
-        return ((truth < members.amin(1, True)) | (truth > members.amax(1, True))).double().mean((0, 1, *range(3, u.ndim + 1)))
+        return (
+            ((truth < members.amin(1, True)) | (truth > members.amax(1, True)))
+            .double()
+            .mean((0, 1, *range(3, u.ndim + 1)))
+        )
 
     assert (outside(drawn) - 2 / (num + 1)).abs().max() < 0.1
     assert outside(drawn.roll(1, 0)).min() > 0.35
@@ -257,7 +306,8 @@ def test_the_truth_is_one_more_draw_and_a_draw_from_another_state_is_not(name):
 
 
 def largest_exponent(length: float, num_points: int) -> tuple[float, float]:
-    """(mean, standard error) of the largest Lyapunov exponent over 16 trajectories, by two that are kept close (Benettin)."""
+    """(mean, standard error) of the largest Lyapunov exponent over 16 trajectories, by two that are kept
+    close (Benettin)."""
     size, count = 1e-6, 16
     x = kuramoto.start(streams(count, 1), num_points, length)
     kept = (torch.arange(x.shape[1]) * 3 < num_points) & (torch.arange(x.shape[1]) > 0)
@@ -284,8 +334,9 @@ def test_small_waves_grow_and_decay_as_the_linear_equation_says():
     modes = torch.full((1, 65), 1e-9 + 0j, dtype=torch.complex128) * (number * 3 < 128) * (number > 0)
     later = kuramoto.evolve(modes, length, 2.0, 2)
     for frame, t in enumerate((2.0, 4.0)):
-        torch.testing.assert_close(later[0, frame].abs(), modes[0].abs() * ((q.square() - q.pow(4)) * t).exp(), rtol=1e-5,
-                                   atol=1e-17)
+        torch.testing.assert_close(
+            later[0, frame].abs(), modes[0].abs() * ((q.square() - q.pow(4)) * t).exp(), rtol=1e-5, atol=1e-17
+        )
 
 
 def test_on_the_attractor_what_grows_is_what_is_damped():
@@ -309,9 +360,9 @@ def test_the_filter_passes_what_coarse_points_can_tell_and_nothing_else():
     modes[[0, 3, 7]] = torch.tensor([0.25, 0.5, 0.5j], dtype=torch.complex128)
     seen = 0.25 + torch.cos(2 * math.pi * 3 * x) - torch.sin(2 * math.pi * 7 * x)
     torch.testing.assert_close(kuramoto.filtered(modes, n), seen)
-    modes[[8, 9, 20]] = 1.0 + 1j                                     # two cells long and shorter
+    modes[[8, 9, 20]] = 1.0 + 1j  # two cells long and shorter
     torch.testing.assert_close(kuramoto.filtered(modes, n), seen)
-    strided = torch.fft.irfft(modes, n=64, norm="forward")[::4]       # the fake: every fourth point, which aliases
+    strided = torch.fft.irfft(modes, n=64, norm="forward")[::4]  # the fake: every fourth point, which aliases
     assert float((strided - seen).abs().max()) > 1
 
 
@@ -321,15 +372,20 @@ def test_the_stored_trajectory_is_the_filtered_fine_one_and_loses_a_quarter_of_i
     modes = kuramoto.start(streams(8, 3), 128, kuramoto.LENGTH)
     fine = torch.cat([modes[:, None], kuramoto.evolve(modes, kuramoto.LENGTH, 1.0, 2)], 1)
     torch.testing.assert_close(u[:, :, 0].double(), kuramoto.filtered(fine, 32), rtol=0, atol=1e-6)
-    lost = 1 - float(u.double().square().mean() / torch.fft.irfft(fine, n=128, norm="forward").square().mean())
+    lost = 1 - float(
+        u.double().square().mean() / torch.fft.irfft(fine, n=128, norm="forward").square().mean()
+    )
     assert 0.15 < lost < 0.4, lost
 
 
 def test_two_fine_states_that_look_alike_part_within_a_frame():
-    """The same filtered field with unseen waves of another trajectory: what follows differs, which is the uncertainty."""
+    """The same filtered field with unseen waves of another trajectory: what follows differs, which is the
+    uncertainty."""
     modes = kuramoto.start(streams(16), 128, kuramoto.LENGTH)
     other = torch.cat([modes[:, :16], modes.roll(1, 0)[:, 16:]], 1)
-    one, two = (kuramoto.filtered(kuramoto.evolve(state, kuramoto.LENGTH, 1.0, 10), 32) for state in (modes, other))
+    one, two = (
+        kuramoto.filtered(kuramoto.evolve(state, kuramoto.LENGTH, 1.0, 10), 32) for state in (modes, other)
+    )
     torch.testing.assert_close(kuramoto.filtered(modes, 32), kuramoto.filtered(other, 32))
     apart = (one - two).square().mean((0, 2)).sqrt() / one.std()
     assert 0.01 < float(apart[0]) < 0.5 and float(apart[-1]) > 2 * float(apart[0])

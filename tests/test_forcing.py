@@ -1,4 +1,5 @@
-"""What varies in time and is known in advance: heating and controls are given to every model, and predicted by none."""
+"""What varies in time and is known in advance: heating and controls are given to every model, and predicted
+by none."""
 
 import json
 import sys
@@ -36,12 +37,17 @@ AXES = ["trajectory", "time", "x", "y"]
 
 
 def heat(folder, shape=(24, 8, 16), kind="field", boundary="periodic", mean=0.0):
-    """u_t = 0.05 lap u - 0.5 u + f, f linear in time between frames, solved exactly in modes: u and f in a file, or
-    the series q of f = q s(x)."""
+    """u_t = 0.05 lap u - 0.5 u + f, f linear in time between frames, solved exactly in modes: u and f in a
+    file, or the series q of f = q s(x)."""
     num, frames, *space = shape
     draw, axes = np.random.default_rng(0), tuple(range(-len(space), 0))
-    forward, back = ((scipy.fft.fftn, scipy.fft.ifftn) if boundary == "periodic" else (scipy.fft.dctn, scipy.fft.idctn))
-    k = [2 * np.pi * np.fft.fftfreq(n, 1 / n) if boundary == "periodic" else np.pi * np.arange(n) for n in space]
+    forward, back = (
+        (scipy.fft.fftn, scipy.fft.ifftn) if boundary == "periodic" else (scipy.fft.dctn, scipy.fft.idctn)
+    )
+    k = [
+        2 * np.pi * np.fft.fftfreq(n, 1 / n) if boundary == "periodic" else np.pi * np.arange(n)
+        for n in space
+    ]
     rate = -0.5 - 0.05 * sum(np.meshgrid(*[one**2 for one in k], indexing="ij"))
     grow = np.exp(rate * DT)
     late = (grow - 1 - rate * DT) / (rate**2 * DT)
@@ -49,7 +55,9 @@ def heat(folder, shape=(24, 8, 16), kind="field", boundary="periodic", mean=0.0)
     x = np.meshgrid(*[(np.arange(n) + 0.5) / n for n in space], indexing="ij")
     s = [np.exp(-sum(((one - at) / 0.15) ** 2 for one in x)) for at in (0.4, 0.6)]
     q = draw.standard_normal((2, 1 if kind == "shared" else num, frames)) + mean
-    f = np.stack([np.multiply.outer(q[0], s[0]), np.multiply.outer(q[1], s[1])])[: 2 if kind == "field" else 1].sum(0)
+    f = np.stack([np.multiply.outer(q[0], s[0]), np.multiply.outer(q[1], s[1])])[
+        : 2 if kind == "field" else 1
+    ].sum(0)
     f_hat = forward(f, axes=axes) + np.zeros((num, 1, *[1] * len(space)))
     u = [forward(np.multiply.outer(draw.standard_normal(num), s[1]) + mean, axes=axes)]
     for i in range(frames - 1):
@@ -57,19 +65,51 @@ def heat(folder, shape=(24, 8, 16), kind="field", boundary="periodic", mean=0.0)
     u = np.real(back(np.stack(u, 1), axes=axes))
     with h5py.File(folder / "heat.h5", "w") as file:
         file["u"] = u[0] if num == 1 else u
-        file["f"] = (f if kind == "field" else q[0])[0] if num == 1 or kind == "shared" else f if kind == "field" else q[0]
-    words = AXES[num == 1: 2 + len(space)]
-    return {"files": str(folder / "heat.h5"), "boundary": boundary, "domain": [0, 1], "dt": DT, "forcing": ["f"],
-            "layout": {"u": words, "f": words if kind == "field" else ["time"] if kind == "shared" or num == 1 else
-                       ["trajectory", "time"]}, "base": ["persistence", "propagator"], "degree": 1}
+        file["f"] = (
+            (f if kind == "field" else q[0])[0]
+            if num == 1 or kind == "shared"
+            else f
+            if kind == "field"
+            else q[0]
+        )
+    words = AXES[num == 1 : 2 + len(space)]
+    return {
+        "files": str(folder / "heat.h5"),
+        "boundary": boundary,
+        "domain": [0, 1],
+        "dt": DT,
+        "forcing": ["f"],
+        "layout": {
+            "u": words,
+            "f": words
+            if kind == "field"
+            else ["time"]
+            if kind == "shared" or num == 1
+            else ["trajectory", "time"],
+        },
+        "base": ["persistence", "propagator"],
+        "degree": 1,
+    }
 
 
 def configured(folder, said, *overrides):
-    given = {"include": str(ROOT / "configs" / "small.yaml"), "data": {"tasks": ["heat"], "source": "own"},
-             "cache": {"root": str(folder / "cache")}, "task": {"heat": said}}
+    given = {
+        "include": str(ROOT / "configs" / "small.yaml"),
+        "data": {"tasks": ["heat"], "source": "own"},
+        "cache": {"root": str(folder / "cache")},
+        "task": {"heat": said},
+    }
     (folder / "mine.yaml").write_text(yaml.safe_dump(given), encoding="utf-8")
-    return load_config(folder / "mine.yaml", ["operator.model.width=8", "operator.model.depth=1", "evaluate.num_bootstrap=50",
-                                              "operator.model.kernel_size=3", *overrides])
+    return load_config(
+        folder / "mine.yaml",
+        [
+            "operator.model.width=8",
+            "operator.model.depth=1",
+            "evaluate.num_bootstrap=50",
+            "operator.model.kernel_size=3",
+            *overrides,
+        ],
+    )
 
 
 def fitted(folder, said, *overrides):
@@ -121,8 +161,12 @@ def test_a_linear_base_follows_what_is_known_in_advance_to_rounding(tmp_path, ca
     u = source.read(0, 3).astype(np.float64)
     f, u = task.absolute(u[:, :, 1:], ["f"])[:, :, 0], task.absolute(u[:, :, :1], ["u"])
     first = config.context("heat")
-    told = f[:, first - 1:] if not task.series else f[(slice(None), slice(first - 1, None), *[0] * task.ndim)]
-    u_pred = Forecaster(operator).forecast("heat", u[:, :first], num_frames=u.shape[1] - first, forcing={"f": told})
+    told = (
+        f[:, first - 1 :] if not task.series else f[(slice(None), slice(first - 1, None), *[0] * task.ndim)]
+    )
+    u_pred = Forecaster(operator).forecast(
+        "heat", u[:, :first], num_frames=u.shape[1] - first, forcing={"f": told}
+    )
     scale = np.abs(u - u.mean()).max()
     assert np.abs(u_pred - u[:, first:]).max() < 1e-4 * scale
 
@@ -139,7 +183,7 @@ def test_a_coefficient_that_varies_in_time_is_followed_by_products(tmp_path):
     with h5py.File(tmp_path / "heat.h5", "r+") as file:
         k, u = 2 * np.pi * np.fft.rfftfreq(16, 1 / 16), file["u"][:]
         for i in range(7):
-            q = file["f"][:, i:i + 2].mean(1, keepdims=True)
+            q = file["f"][:, i : i + 2].mean(1, keepdims=True)
             u[:, i + 1] = np.exp(-q * DT) * np.fft.irfft(np.exp(-0.05 * k**2 * DT) * np.fft.rfft(u[:, i]), 16)
         file["u"][...] = u
     for degree in (1, 2):
@@ -157,7 +201,9 @@ def test_cells_without_a_value_have_none_in_the_forcing_either(tmp_path, masked)
     assert error < 0.1, error
     u = open_user(config, "heat").read(0, 3)
     u_pred = Forecaster(operator).forecast("heat", u[:, :1, :1], num_frames=7, forcing=u[:, :, 1])
-    assert np.isnan(u_pred[..., :2]).all() and np.abs(u_pred - u[:, 1:, :1])[..., 2:].max() < 0.1 * np.nanmax(np.abs(u[:, :, 0]))
+    assert np.isnan(u_pred[..., :2]).all() and np.abs(u_pred - u[:, 1:, :1])[..., 2:].max() < 0.1 * np.nanmax(
+        np.abs(u[:, :, 0])
+    )
 
 
 @pytest.mark.parametrize(("kind", "mean"), [("series", 0.0), ("field", 50.0)])
@@ -165,7 +211,8 @@ def test_a_solver_of_the_user_is_given_the_forcing_in_its_units(tmp_path, monkey
     said = heat(tmp_path, kind=kind, mean=mean)
     with h5py.File(tmp_path / "heat.h5") as file:
         np.savez(tmp_path / "known.npz", f=file["f"][:], u=file["u"][:])
-    (tmp_path / f"forced_{kind}.py").write_text(f"""
+    (tmp_path / f"forced_{kind}.py").write_text(
+        f"""
 import numpy as np
 known = np.load({str(tmp_path / "known.npz")!r})
 starts, frames = known["f"][:, :-1].reshape(-1, *known["f"].shape[2:]), known["u"][:, 1:].reshape(-1, 1, 16)
@@ -173,7 +220,9 @@ def step(u, forcing):   # by looking up which frame it is
     at = [np.abs(starts - one).reshape(len(starts), -1).sum(1).argmin() for one in forcing["f"][:, 0]]
     assert forcing["f"].shape == (len(u), 2, *starts.shape[1:])
     return frames[at]
-""", encoding="utf-8")
+""",
+        encoding="utf-8",
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     assert fitted(tmp_path, said | {"base": {"solver": f"forced_{kind}:step"}})[-1] < 1e-5
     sys.modules.pop(f"forced_{kind}")
@@ -183,24 +232,31 @@ def step(u, forcing):   # by looking up which frame it is
 
 
 def test_windows_and_residuals_move_the_forcing_with_the_state(tmp_path):
-    """The fake: forcing of another frame, or that stays where it was when the state is shifted or mirrored."""
+    """The fake: forcing of another frame, or that stays where it was when the state is shifted or
+    mirrored."""
     said = heat(tmp_path) | {"symmetries": ["shift", "mirror"], "reserve": 0.3, "history": 2}
     config, cache, operator, _ = fitted(tmp_path, said)
     head = operator.heads["heat"]
     head.description["network_share"] = 0.0
-    windows = Windows({"heat": cache}, config.task, {"heat": config.context("heat")}, config.operator, config.sampling, 0)
+    windows = Windows(
+        {"heat": cache}, config.task, {"heat": config.context("heat")}, config.operator, config.sampling, 0
+    )
     batch = Batch("heat", torch.arange(6), torch.tensor([0, 1, 2, 3, 0, 1]), slice(0, 6))
-    for step in (0, config.operator.train.steps - 1):   # one call, and several in a row
+    for step in (0, config.operator.train.steps - 1):  # one call, and several in a row
         z, z_ref, known = windows.draw(head, batch, step, slice(None))
         for frame in range(z_ref.shape[1]):
             z_pred = operator.predict(z, "heat", known.later(frame))[0]
-            assert (z_pred - z_ref[:, frame:frame + 1]).abs().max() < 1e-3
-            z = torch.cat([z[:, 1:], z_ref[:, frame:frame + 1]], 1)
+            assert (z_pred - z_ref[:, frame : frame + 1]).abs().max() < 1e-3
+            z = torch.cat([z[:, 1:], z_ref[:, frame : frame + 1]], 1)
     residuals = TransientResiduals(operator, cache)
     for seed in range(3):
-        drawn = residuals.draw("reserved", torch.arange(4), torch.tensor([0, 1, 2, 3]), torch.Generator().manual_seed(seed))
+        drawn = residuals.draw(
+            "reserved", torch.arange(4), torch.tensor([0, 1, 2, 3]), torch.Generator().manual_seed(seed)
+        )
         assert drawn.r.abs().max() < 1e-3
-        led = drawn.tokens[..., 4 * cache.tokenizer.dim: 5 * cache.tokenizer.dim]   # what was left of the last frame
+        led = drawn.tokens[
+            ..., 4 * cache.tokenizer.dim : 5 * cache.tokenizer.dim
+        ]  # what was left of the last frame
         assert led[1:].abs().max() < 1e-3
 
 
@@ -212,8 +268,16 @@ def test_members_are_drawn_about_the_forecast_with_the_same_forcing(tmp_path):
         forcing = head.forced(cache, rows, 1, 5)
         states = TransientResiduals(operator, cache)
         zero = torch.zeros(6, *cache.tokenizer.tokens, bundle * cache.tokenizer.dim)
-        members = draw_rollout(states, lambda tokens, facts, noise, second: noise, cache.batch(rows, 0, 2), parameters, 4,
-                               2, lambda lead, zero=zero: (zero, zero), forcing=forcing)
+        members = draw_rollout(
+            states,
+            lambda tokens, facts, noise, second: noise,
+            cache.batch(rows, 0, 2),
+            parameters,
+            4,
+            2,
+            lambda lead, zero=zero: (zero, zero),
+            forcing=forcing,
+        )
         alone = operator.rollout(cache.batch(rows, 1, 1), "heat", parameters, 4, forcing=forcing)
         torch.testing.assert_close(members, alone[:, None].expand_as(members), rtol=1e-4, atol=1e-5)
         other = operator.rollout(cache.batch(rows, 1, 1), "heat", parameters, 4, forcing=forcing.flip(1))
@@ -240,7 +304,9 @@ def test_the_network_is_told_and_weights_travel_as_plain_values(tmp_path):
     bad["tasks"][0]["base"]["settings"]["num_forcing"] = 2
     with pytest.raises(ValueError, match="a base of 2 forcing fields, .* expected 1"):
         Operator(bad)
-    assert not [key for key in fitted_without(tmp_path).heads["heat"].description if "forcing" in key]   # as before
+    assert not [
+        key for key in fitted_without(tmp_path).heads["heat"].description if "forcing" in key
+    ]  # as before
 
 
 def fitted_without(folder):
@@ -252,13 +318,19 @@ def fitted_without(folder):
 # ---------------------------------------------------------------- the public interface
 
 REFUSED = {
-    "None": (lambda f: None, "was not given its forcing f.*expected forcing={'f': \\(4, 16\\)}, .*frames from the start"),
+    "None": (
+        lambda f: None,
+        "was not given its forcing f.*expected forcing={'f': \\(4, 16\\)}, .*frames from the start",
+    ),
     "frames": (lambda f: f[:3], "forcing f of shape \\(3, 16\\)"),
     "cells": (lambda f: f[:, :8], "forcing f of shape \\(4, 8\\)"),
     "name": (lambda f: {"g": f}, "forcing 'g'"),
     "nan": (lambda f: np.where(f == f[0, 0], np.nan, f), "forcing f with NaN"),
     "range": (lambda f: 100 + f, "forcing f from 9.*widened"),
-    "late": (lambda f: xarray.DataArray(f, {"time": DT * (2 + np.arange(4))}, ("time", "x")), "from 0.4 on; expected it from 0"),
+    "late": (
+        lambda f: xarray.DataArray(f, {"time": DT * (2 + np.arange(4))}, ("time", "x")),
+        "from 0.4 on; expected it from 0",
+    ),
     "step": (lambda f: xarray.DataArray(f, {"time": np.arange(4.0)}, ("time", "x")), "time with steps of 1"),
 }
 
@@ -269,8 +341,9 @@ def test_forecasts_take_forcing_of_every_kind_and_refuse_what_does_not_fit(tmp_p
     f, start, frames = u[:, :4, 1], u[:, :1, :1], 3
     right = model.forecast("heat", start, num_frames=frames, forcing={"f": f})
     assert "forcing f" in repr(model) and model.tasks["heat"]["forcing"] == ["f"]
-    labelled = xarray.DataArray(f.transpose(0, 2, 1)[:, ::-1], {"time": DT * np.arange(4), "x": cells()[::-1]},
-                                ("run", "x", "time"))
+    labelled = xarray.DataArray(
+        f.transpose(0, 2, 1)[:, ::-1], {"time": DT * np.arange(4), "x": cells()[::-1]}, ("run", "x", "time")
+    )
     for given in (f, torch.from_numpy(f), labelled, {"f": labelled}, xarray.Dataset({"f": labelled})):
         assert np.allclose(model.forecast("heat", start, num_frames=frames, forcing=given), right, atol=1e-6)
     shared = model.forecast("heat", start, num_frames=frames, forcing=f[0])
@@ -294,9 +367,19 @@ def test_predict_reads_the_forcing_of_the_frames_to_come(tmp_path, monkeypatch):
     monkeypatch.setattr(predict.ups, "load", lambda *_: Forecaster(operator))
     with h5py.File(tmp_path / "heat.h5", "r+") as file:
         u = file["u"][:]
-        file["u"][:, 4:] = np.nan   # not known yet
-    arguments = ["--run", "none", "--task", "heat", "--input", str(tmp_path / "heat.h5"), "--output",
-                 str(tmp_path / "out.h5"), "--rows", "2:4"]
+        file["u"][:, 4:] = np.nan  # not known yet
+    arguments = [
+        "--run",
+        "none",
+        "--task",
+        "heat",
+        "--input",
+        str(tmp_path / "heat.h5"),
+        "--output",
+        str(tmp_path / "out.h5"),
+        "--rows",
+        "2:4",
+    ]
     assert predict.main([*arguments, "--shown", "4", "--frames", "4"]) == 0
     with h5py.File(tmp_path / "out.h5") as file, h5py.File(tmp_path / "heat.h5") as given:
         assert np.abs(file["u"][:] - u[2:4, 3:]).max() < 1e-4
@@ -309,13 +392,23 @@ def test_predict_reads_the_forcing_of_the_frames_to_come(tmp_path, monkeypatch):
 # ---------------------------------------------------------------- declarations
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"forcing": "f"}, "a list of different names"), ({"forcing": ["g"]}, "it names 'g'; expected fields of the layout"),
-    ({"forcing": ["u", "f"]}, "so nothing is predicted"),
-    ({"layout": {"u": AXES[:3], "f": ["trajectory", "x"]}}, "f, whose array has no time axis"),
-    ({"layout": {"u": ["trajectory", "x", "y"], "f": ["trajectory", "x", "y"]}}, "the task is steady.*inputs: \\[f\\]"),
-    ({"layout": {"u": AXES[:3], "short": AXES[:3]}, "forcing": ["short"]}, "time is 8 long in u .* and 7 in short"),
-])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"forcing": "f"}, "a list of different names"),
+        ({"forcing": ["g"]}, "it names 'g'; expected fields of the layout"),
+        ({"forcing": ["u", "f"]}, "so nothing is predicted"),
+        ({"layout": {"u": AXES[:3], "f": ["trajectory", "x"]}}, "f, whose array has no time axis"),
+        (
+            {"layout": {"u": ["trajectory", "x", "y"], "f": ["trajectory", "x", "y"]}},
+            "the task is steady.*inputs: \\[f\\]",
+        ),
+        (
+            {"layout": {"u": AXES[:3], "short": AXES[:3]}, "forcing": ["short"]},
+            "time is 8 long in u .* and 7 in short",
+        ),
+    ],
+)
 def test_wrong_declarations_are_refused(tmp_path, changes, message):
     said = heat(tmp_path)
     with h5py.File(tmp_path / "heat.h5", "r+") as file:
@@ -331,19 +424,29 @@ def test_wrong_declarations_are_refused(tmp_path, changes, message):
 def test_a_series_beside_a_field_is_described_as_a_question_and_the_doctor_looks_at_it(tmp_path):
     said = heat(tmp_path, kind="series", shape=(24, 12, 16))
     text = describe_file(said["files"])
-    assert "f: [trajectory, time]" in text and "forcing: [f]   # known in advance, and so not predicted?" in text
-    (tmp_path / "mine.yaml").write_text(text.replace("configs/small", str(ROOT / "configs/small")), encoding="utf-8")
+    assert (
+        "f: [trajectory, time]" in text and "forcing: [f]   # known in advance, and so not predicted?" in text
+    )
+    (tmp_path / "mine.yaml").write_text(
+        text.replace("configs/small", str(ROOT / "configs/small")), encoding="utf-8"
+    )
     assert load_config(tmp_path / "mine.yaml").spec("heat").series == ("f",)
     with h5py.File(tmp_path / "heat.h5", "r+") as file, h5py.File(tmp_path / "runs.h5", "w") as runs:
         for i in range(24):
             runs[f"run_{i}/u"], runs[f"run_{i}/f"] = file["u"][i], file["f"][i]
         file["f"][3, 2] = np.nan
-    text = describe_file(str(tmp_path / "runs.h5"))   # a group for each run
+    text = describe_file(str(tmp_path / "runs.h5"))  # a group for each run
     assert '"*/f": [time]' in text and "forcing: [f]" in text and "parameters: {" not in text
     config = configured(tmp_path, said)
-    [(_, findings)] = examine([("heat", tmp_path / "heat.h5")], val_fraction=0.2, test_fraction=0.2,
-                              declared={"heat": lambda: open_user(config, "heat")})
-    assert any(found.severity == "error" and "trajectory 3, frame 2, f" in found.what for found in findings), findings
+    [(_, findings)] = examine(
+        [("heat", tmp_path / "heat.h5")],
+        val_fraction=0.2,
+        test_fraction=0.2,
+        declared={"heat": lambda: open_user(config, "heat")},
+    )
+    assert any(
+        found.severity == "error" and "trajectory 3, frame 2, f" in found.what for found in findings
+    ), findings
 
 
 def test_bases_are_fitted_to_the_values_of_the_same_frames(tmp_path):
@@ -353,5 +456,5 @@ def test_bases_are_fitted_to_the_values_of_the_same_frames(tmp_path):
     _, known, _ = Samples(head, cache, 0).read(rows, starts)
     every = head.forced(cache, rows, 0, cache.num_frames)
     torch.testing.assert_close(known.forcing, torch.stack([every[0, 1:3], every[1, 4:6]]))
-    again = head.forced(cache, rows, cache.num_frames - 1, 2)   # beyond the data from the first frame on
+    again = head.forced(cache, rows, cache.num_frames - 1, 2)  # beyond the data from the first frame on
     torch.testing.assert_close(again, every[:, [-1, 0]])

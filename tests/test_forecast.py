@@ -1,4 +1,5 @@
-"""`Forecaster.forecast` (ups/forecaster.py): operators answer for what they learnt on and refuse the rest by name."""
+"""`Forecaster.forecast` (ups/forecaster.py): operators answer for what they learnt on and refuse the rest by
+name."""
 
 from __future__ import annotations
 
@@ -27,11 +28,20 @@ from ups.models.windows import Windows
 from ups.training.optim import build_optimizer, scale_lr
 
 TASKS = ("burgers1d", "darcy2d", "diff_react2d", "advection1d_hidden")
-SETTINGS = ["operator.base_steps=60", "operator.model.width=16", "operator.model.depth=1",
-            "operator.train.batch_size=8", "operator.train.precision='no'", "task.diff_react2d.history=2",
-            "task.darcy2d.reserve=0.5", f"data.tasks=[{','.join(TASKS)}]",
-            *[f"task.advection1d_hidden.{text}" for text in ("resolution=32", "num_trajectories=16",
-                                                             "space_stride=1", "parameters=[0.1,0.4]")]]
+SETTINGS = [
+    "operator.base_steps=60",
+    "operator.model.width=16",
+    "operator.model.depth=1",
+    "operator.train.batch_size=8",
+    "operator.train.precision='no'",
+    "task.diff_react2d.history=2",
+    "task.darcy2d.reserve=0.5",
+    f"data.tasks=[{','.join(TASKS)}]",
+    *[
+        f"task.advection1d_hidden.{text}"
+        for text in ("resolution=32", "num_trajectories=16", "space_stride=1", "parameters=[0.1,0.4]")
+    ],
+]
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +49,15 @@ def trained(tmp_path_factory) -> tuple[Operator, dict[str, Cache], Config]:
     """An operator with fitted bases and a few steps of the network behind it, that serves every task."""
     config = make_caches(tmp_path_factory.mktemp("forecast"), *SETTINGS)
     caches = {name: open_cache(config, name) for name in TASKS}
-    heads = [choose_base(cache, config.operator.base_steps, config.context(name), 0, torch.device("cpu"))[0]
-             for name, cache in caches.items()]
+    heads = [
+        choose_base(cache, config.operator.base_steps, config.context(name), 0, torch.device("cpu"))[0]
+        for name, cache in caches.items()
+    ]
     torch.manual_seed(0)
-    bases, settings = {head.name: ({"description": head.description}, fitted_part(head)) for head in heads}, config.operator
+    bases, settings = (
+        {head.name: ({"description": head.description}, fitted_part(head)) for head in heads},
+        config.operator,
+    )
     operator = over_bases(bases, settings.model, settings.train.precision)
     contexts = {name: config.context(name) for name in TASKS}
     windows = Windows(caches, config.task, contexts, settings, config.sampling, config.run.seed)
@@ -100,7 +115,7 @@ def test_resampling_is_exact_for_the_modes_that_both_grids_hold_and_keeps_the_me
     torch.testing.assert_close(resample(u, (m,), boundary), right, rtol=0, atol=1e-11)
     rough = torch.randn(3, n, dtype=torch.float64)
     torch.testing.assert_close(resample(rough, (m,), boundary).mean(-1), rough.mean(-1), rtol=0, atol=1e-13)
-    if m > n:   # and a finer grid loses nothing, the last wave of an even grid included
+    if m > n:  # and a finer grid loses nothing, the last wave of an even grid included
         again = resample(resample(rough, (m,), boundary), (n,), boundary)
         torch.testing.assert_close(again, rough, rtol=0, atol=1e-12)
     assert interpolation(n, m, boundary).shape == (m, n)
@@ -110,8 +125,11 @@ def test_resampling_is_exact_for_the_modes_that_both_grids_hold_and_keeps_the_me
 def test_every_axis_is_resampled_by_itself(boundary):
     x, y = (band_limited(points(n, boundary), boundary, 4, seed) for n, seed in ((12, 1), (10, 2)))
     u = torch.einsum("bx,by->bxy", x, y).float()
-    fine = torch.einsum("bx,by->bxy", band_limited(points(20, boundary), boundary, 4, 1),
-                        band_limited(points(9, boundary), boundary, 4, 2)).float()
+    fine = torch.einsum(
+        "bx,by->bxy",
+        band_limited(points(20, boundary), boundary, 4, 1),
+        band_limited(points(9, boundary), boundary, 4, 2),
+    ).float()
     torch.testing.assert_close(resample(u, (20, 9), boundary), fine, rtol=0, atol=1e-5)
 
 
@@ -141,8 +159,10 @@ def test_the_answer_is_of_the_kind_that_was_asked_with(trained):
     as_numpy = forecast(operator, "burgers1d", u0[:, 0].double().numpy(), parameters.numpy(), 2)
     assert isinstance(as_numpy, np.ndarray) and as_numpy.dtype == np.float64 and as_numpy.shape == right.shape
     np.testing.assert_allclose(as_numpy, right.numpy(), rtol=1e-6, atol=1e-6)
-    for one in (parameters[0].tolist(), float(parameters[0, 0])):   # one value for all rows
-        alone = forecast(operator, "burgers1d", u0[:1], one, 2)   # to rounding: products of one row and of two may differ
+    for one in (parameters[0].tolist(), float(parameters[0, 0])):  # one value for all rows
+        alone = forecast(
+            operator, "burgers1d", u0[:1], one, 2
+        )  # to rounding: products of one row and of two may differ
         torch.testing.assert_close(alone, right[:1], rtol=1e-4, atol=1e-5)
     assert not right.requires_grad
 
@@ -159,36 +179,51 @@ def test_another_grid_is_refused_or_on_request_gives_the_numbers_of_the_trained_
     few = [min(n, m) // 2 - 1 for n, m in zip(space, other, strict=True)]
     smooth = resample(resample(u0.double(), few, boundary), space, boundary)
     elsewhere, frames = resample(smooth, other, boundary), 1 if head.task.is_steady else 3
-    with pytest.raises(ValueError, match=rf"{name} was given a field on the grid \({other[0]},.*; expected "
-                                         rf"\({space[0]},.*on which the operator was trained. Give that grid, or re"):
+    with pytest.raises(
+        ValueError,
+        match=rf"{name} was given a field on the grid \({other[0]},.*; expected "
+        rf"\({space[0]},.*on which the operator was trained. Give that grid, or re",
+    ):
         forecast(operator, name, elsewhere, parameters, frames)
-    with pytest.warns(UserWarning, match=rf"{name}: resampled from the grid \({other[0]},.* to the trained "
-                                         rf"grid \({space[0]},.* and back .*e-1[0-9] of the variation of the"):
+    with pytest.warns(
+        UserWarning,
+        match=rf"{name}: resampled from the grid \({other[0]},.* to the trained "
+        rf"grid \({space[0]},.* and back .*e-1[0-9] of the variation of the",
+    ):
         found = forecast(operator, name, elsewhere, parameters, frames, resample=True)
     right = resample(forecast(operator, name, smooth, parameters, frames), other, boundary)
     torch.testing.assert_close(found, right, rtol=0, atol=2e-5 * float(right.abs().max()))
-    if factor == 2 and boundary == PERIODIC:   # every other point is a point of the trained grid
+    if factor == 2 and boundary == PERIODIC:  # every other point is a point of the trained grid
         here = forecast(operator, name, smooth, parameters, frames)
         torch.testing.assert_close(found[..., ::2], here, rtol=0, atol=2e-5 * float(right.abs().max()))
 
 
 @pytest.mark.parametrize("cells", [32, 48, 128])
 def test_the_error_on_another_grid_is_that_of_the_trained_grid(trained, cells):
-    """Against the solver's frames on that grid; by hand, through the codec, it was 10 to 30 times as large."""
+    """Against the solver's frames on that grid; by hand, through the codec, it was 10 to 30 times as
+    large."""
     operator, caches, _ = trained
     head, cache = operator.head("burgers1d"), caches["burgers1d"]
     rows = cache.split["test"]
     u = head.codec.denormalise(head.codec.decode(cache.batch(rows, 0, cache.num_frames)))
     here, there = (resample(u, (n,), PERIODIC) for n in (64, cells))
-    errors = [float((quietly(operator, "burgers1d", part[:, :1], cache.parameters[rows], 15, resample=True)
-                     - part[:, 1:]).norm() / part[:, 1:].norm()) for part in (here, there)]
+    errors = [
+        float(
+            (
+                quietly(operator, "burgers1d", part[:, :1], cache.parameters[rows], 15, resample=True)
+                - part[:, 1:]
+            ).norm()
+            / part[:, 1:].norm()
+        )
+        for part in (here, there)
+    ]
     assert cache.num_frames == 16 and errors[1] < 1.05 * errors[0] < 0.1
 
 
 def test_what_the_trained_grid_cannot_hold_is_said(trained):
     u0, parameters = given(trained, "burgers1d")
     fine = resample(u0.double(), (128,), PERIODIC)
-    wave = torch.cos(2 * math.pi * 40 * torch.arange(128) / 128)   # of 64 cells the last wave number is 32
+    wave = torch.cos(2 * math.pi * 40 * torch.arange(128) / 128)  # of 64 cells the last wave number is 32
     wave = wave * float((fine - fine.mean()).norm() / wave.expand_as(fine).norm())
     with pytest.warns(UserWarning, match="7.1e-01 of the variation of the field given is finer than the"):
         rough = forecast(trained[0], "burgers1d", fine + wave, parameters, 2, resample=True)
@@ -196,35 +231,91 @@ def test_what_the_trained_grid_cannot_hold_is_said(trained):
     torch.testing.assert_close(rough, right, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "change", "text"), [
-    ("burgers1d", {"task": "burger1d"}, "does not know 'burger1d'; expected one of the tasks it was trained on"),
-    ("burgers1d", {"dt": 0.3}, r"burgers1d was given the time step 0.3; expected 0.\d+, with which the"),
-    ("burgers1d", {"dt": math.nan}, "burgers1d was given the time step nan"),
-    ("darcy2d", {"num_frames": 2}, "darcy2d was given 2 frames to forecast; expected 1, as it is steady"),
-    ("burgers1d", {"u0": lambda u: u.expand(-1, -1, 2, -1)}, "was given 2 channels; expected 1: u. Give"),
-    ("diff_react2d", {"u0": lambda u: u[:, :, :1]}, "was given 1 channels; expected 2: u, v. Give them"),
-    ("diff_react2d", {"u0": lambda u: u[:, :1]}, "was given 1 frames; expected its history of 2. Give the"),
-    ("diff_react2d", {"u0": lambda u: u[:, 0, 0]}, r"shape \(1, 16, 16\) .*; expected \(batch, 2, 2, \*space\)"),
-    ("burgers1d", {"u0": lambda u: u.to(torch.complex64)}, "was given torch.complex64; expected one array of real numbers"),
-    ("burgers1d", {"u0": lambda u: u[:0]}, r"a field of shape \(0, 1, 1, 64\)"),
-    ("burgers1d", {"u0": lambda u: u.index_fill(3, torch.tensor([5]), math.nan)}, "a field with NaN, infinity or masked"),
-    ("burgers1d", {"u0": lambda u: 9 * u}, r"was given u from -.* to .*; expected -.* to .*: the range of its training"),
-    ("burgers1d", {"parameters": None}, "was not given its parameter Nu; expected a value from 0.05 to 0.1, .*Pass parameters="),
-    ("burgers1d", {"parameters": []}, r"parameters of shape \(1, 0\); expected \(2, 1\) or \(1,\): Nu. Give"),
-    ("burgers1d", {"parameters": [0.05, 0.1, 0.1]}, r"parameters of shape \(1, 3\); expected \(2, 1\)"),
-    ("burgers1d", {"parameters": [[0.05], [0.1], [0.1]]}, r"parameters of shape \(3, 1\); expected \(2, 1\)"),
-    ("burgers1d", {"parameters": {"nu": 0.1}}, "was given the parameter 'nu'; expected Nu, as it was trained. Give"),
-    ("burgers1d", {"num_frames": 0}, "was given 0 frames to forecast; expected a whole number, at least 1. Ask for 1"),
-    ("burgers1d", {"parameters": 0.04}, "was given Nu = 0.04; expected 0.05 to 0.1, where the operator was"),
-    ("burgers1d", {"parameters": [[0.1], [0.2]]}, "burgers1d was given Nu = 0.2; expected 0.05 to 0.1"),
-    ("burgers1d", {"parameters": math.nan}, "burgers1d was given Nu = nan"),
-    ("burgers1d", {"parameters": -0.1, "extrapolate": True}, "burgers1d was given Nu = -0.1"),
-    ("advection1d_hidden", {"parameters": 0.1}, r"\(1, 1\); expected \(2, 0\) or \(0,\): none, so None"),
-])
+@pytest.mark.parametrize(
+    ("name", "change", "text"),
+    [
+        (
+            "burgers1d",
+            {"task": "burger1d"},
+            "does not know 'burger1d'; expected one of the tasks it was trained on",
+        ),
+        ("burgers1d", {"dt": 0.3}, r"burgers1d was given the time step 0.3; expected 0.\d+, with which the"),
+        ("burgers1d", {"dt": math.nan}, "burgers1d was given the time step nan"),
+        ("darcy2d", {"num_frames": 2}, "darcy2d was given 2 frames to forecast; expected 1, as it is steady"),
+        ("burgers1d", {"u0": lambda u: u.expand(-1, -1, 2, -1)}, "was given 2 channels; expected 1: u. Give"),
+        ("diff_react2d", {"u0": lambda u: u[:, :, :1]}, "was given 1 channels; expected 2: u, v. Give them"),
+        (
+            "diff_react2d",
+            {"u0": lambda u: u[:, :1]},
+            "was given 1 frames; expected its history of 2. Give the",
+        ),
+        (
+            "diff_react2d",
+            {"u0": lambda u: u[:, 0, 0]},
+            r"shape \(1, 16, 16\) .*; expected \(batch, 2, 2, \*space\)",
+        ),
+        (
+            "burgers1d",
+            {"u0": lambda u: u.to(torch.complex64)},
+            "was given torch.complex64; expected one array of real numbers",
+        ),
+        ("burgers1d", {"u0": lambda u: u[:0]}, r"a field of shape \(0, 1, 1, 64\)"),
+        (
+            "burgers1d",
+            {"u0": lambda u: u.index_fill(3, torch.tensor([5]), math.nan)},
+            "a field with NaN, infinity or masked",
+        ),
+        (
+            "burgers1d",
+            {"u0": lambda u: 9 * u},
+            r"was given u from -.* to .*; expected -.* to .*: the range of its training",
+        ),
+        (
+            "burgers1d",
+            {"parameters": None},
+            "was not given its parameter Nu; expected a value from 0.05 to 0.1, .*Pass parameters=",
+        ),
+        (
+            "burgers1d",
+            {"parameters": []},
+            r"parameters of shape \(1, 0\); expected \(2, 1\) or \(1,\): Nu. Give",
+        ),
+        ("burgers1d", {"parameters": [0.05, 0.1, 0.1]}, r"parameters of shape \(1, 3\); expected \(2, 1\)"),
+        (
+            "burgers1d",
+            {"parameters": [[0.05], [0.1], [0.1]]},
+            r"parameters of shape \(3, 1\); expected \(2, 1\)",
+        ),
+        (
+            "burgers1d",
+            {"parameters": {"nu": 0.1}},
+            "was given the parameter 'nu'; expected Nu, as it was trained. Give",
+        ),
+        (
+            "burgers1d",
+            {"num_frames": 0},
+            "was given 0 frames to forecast; expected a whole number, at least 1. Ask for 1",
+        ),
+        (
+            "burgers1d",
+            {"parameters": 0.04},
+            "was given Nu = 0.04; expected 0.05 to 0.1, where the operator was",
+        ),
+        ("burgers1d", {"parameters": [[0.1], [0.2]]}, "burgers1d was given Nu = 0.2; expected 0.05 to 0.1"),
+        ("burgers1d", {"parameters": math.nan}, "burgers1d was given Nu = nan"),
+        ("burgers1d", {"parameters": -0.1, "extrapolate": True}, "burgers1d was given Nu = -0.1"),
+        ("advection1d_hidden", {"parameters": 0.1}, r"\(1, 1\); expected \(2, 0\) or \(0,\): none, so None"),
+    ],
+)
 def test_whatever_the_operator_was_not_trained_on_is_refused_by_name(trained, name, change, text):
     u0, parameters = given(trained, name)
-    asked = {"operator": trained[0], "task": name, "u0": u0, "num_frames": 1 if name == "darcy2d" else 2,
-             "parameters": parameters if parameters.shape[1] else None}
+    asked = {
+        "operator": trained[0],
+        "task": name,
+        "u0": u0,
+        "num_frames": 1 if name == "darcy2d" else 2,
+        "parameters": parameters if parameters.shape[1] else None,
+    }
     forecast(**asked)
     change = {key: value(u0) if callable(value) else value for key, value in change.items()}
     with pytest.raises(ValueError, match=text):
@@ -236,13 +327,15 @@ def test_a_parameter_outside_the_trained_range_is_served_where_that_is_accepted(
     outside = quietly(trained[0], "burgers1d", u0, 0.04, 2, extrapolate=True)
     inside = forecast(trained[0], "burgers1d", u0, parameters, 2)
     assert outside.isfinite().all() and not torch.equal(outside, inside)
-    assert forecast(trained[0], "burgers1d", u0, np.float32(0.1), 2).isfinite().all()   # 0.1 but for rounding
+    assert forecast(trained[0], "burgers1d", u0, np.float32(0.1), 2).isfinite().all()  # 0.1 but for rounding
 
 
 def test_a_start_outside_the_trained_range_is_served_where_that_is_accepted(trained):
     u0, parameters = given(trained, "burgers1d")
     low, high = float(u0.min()), float(u0.max())
-    assert forecast(trained[0], "burgers1d", u0 - (high - low) / 4, parameters, 2).isfinite().all()   # within the bounds
+    assert (
+        forecast(trained[0], "burgers1d", u0 - (high - low) / 4, parameters, 2).isfinite().all()
+    )  # within the bounds
     assert quietly(trained[0], "burgers1d", 9 * u0, parameters, 2, extrapolate=True).isfinite().all()
 
 
@@ -251,7 +344,9 @@ def test_a_forecast_that_blows_up_says_from_where(trained):
     operator.heads["burgers1d"].out.bias.fill_(1e38)
     operator.heads["burgers1d"].scale.fill_(1e38)
     u0, parameters = given(trained, "burgers1d")
-    with pytest.warns(UserWarning, match="burgers1d: the forecast is not finite from frame 1 of 4 on; expected"):
+    with pytest.warns(
+        UserWarning, match="burgers1d: the forecast is not finite from frame 1 of 4 on; expected"
+    ):
         forecast(operator, "burgers1d", u0, parameters, 4)
 
 
@@ -264,8 +359,11 @@ def test_latents_of_another_grid_codec_or_batch_are_refused_inside_the_operator(
     operator(z, "burgers1d", parameters)
     for wrong in (z[:, :, :8], torch.cat([z, z], 2), z[..., :2]):
         shape = tuple(wrong.shape[2:])
-        with pytest.raises(ValueError, match=rf"was given 2 latents of shape \({shape[0]}, {shape[1]}\) and 2 rows "
-                                             r"of parameters; expected \(16, 4\) .*: it was trained .* \(64,\)"):
+        with pytest.raises(
+            ValueError,
+            match=rf"was given 2 latents of shape \({shape[0]}, {shape[1]}\) and 2 rows "
+            r"of parameters; expected \(16, 4\) .*: it was trained .* \(64,\)",
+        ):
             operator(wrong, "burgers1d", parameters)
     with pytest.raises(ValueError, match="burgers1d was given 2 latents of shape .* and 1 rows of param"):
         operator(z, "burgers1d", parameters[:1])
@@ -275,14 +373,23 @@ def test_latents_of_another_grid_codec_or_batch_are_refused_inside_the_operator(
         operator(z, "cfd1d", parameters)
 
 
-@pytest.mark.parametrize(("change", "text"), [
-    (lambda cache: setattr(cache, "dt", 2 * cache.dt), r"burgers1d with the dt 0.\d+; expected 0.\d+, as the"),
-    (lambda cache: setattr(cache, "parameters", 2 * cache.parameters), r"the parameters \{'Nu': \[0.1, 0.2\]\}"),
-    (lambda cache: setattr(cache.tokenizer, "space", (32,)), r"the grid \[32\]; expected \[64\]"),
-    (lambda cache: setattr(cache.tokenizer, "fields", ("v",)), r"the fields \['v'\]; expected \['u'\]"),
-    (lambda cache: cache.tokenizer.basis.mul_(-1), "with another codec; expected the codec of its cache"),
-    (lambda cache: cache.tokenizer.mean.add_(1e-3), "burgers1d with another codec"),
-])
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            lambda cache: setattr(cache, "dt", 2 * cache.dt),
+            r"burgers1d with the dt 0.\d+; expected 0.\d+, as the",
+        ),
+        (
+            lambda cache: setattr(cache, "parameters", 2 * cache.parameters),
+            r"the parameters \{'Nu': \[0.1, 0.2\]\}",
+        ),
+        (lambda cache: setattr(cache.tokenizer, "space", (32,)), r"the grid \[32\]; expected \[64\]"),
+        (lambda cache: setattr(cache.tokenizer, "fields", ("v",)), r"the fields \['v'\]; expected \['u'\]"),
+        (lambda cache: cache.tokenizer.basis.mul_(-1), "with another codec; expected the codec of its cache"),
+        (lambda cache: cache.tokenizer.mean.add_(1e-3), "burgers1d with another codec"),
+    ],
+)
 def test_a_cache_of_other_data_is_refused_by_evaluation_and_corrector_alike(trained, change, text):
     operator, caches, config = trained
     assert operator.serve(caches["burgers1d"]) is operator.heads["burgers1d"]
@@ -305,11 +412,19 @@ def test_a_steady_cache_with_another_coefficient_is_refused(trained):
         SteadyResiduals(operator, other)
 
 
-@pytest.mark.parametrize(("key", "value", "text"), [
-    ("dt", None, "the weights of burgers1d say nothing of the dt they were trained on; expected what"),
-    ("parameters", None, "say nothing of the parameters"),
-    ("boundary", "no_flux", "say no_flux of the boundary they were trained on; expected periodic"),
-    ("domain", [-1.0, 1.0], r"say \[-1.0, 1.0\] of the domain they were trained on; expected \[0.0, 1.0\]")])
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("dt", None, "the weights of burgers1d say nothing of the dt they were trained on; expected what"),
+        ("parameters", None, "say nothing of the parameters"),
+        ("boundary", "no_flux", "say no_flux of the boundary they were trained on; expected periodic"),
+        (
+            "domain",
+            [-1.0, 1.0],
+            r"say \[-1.0, 1.0\] of the domain they were trained on; expected \[0.0, 1.0\]",
+        ),
+    ],
+)
 def test_weights_that_do_not_say_what_they_were_trained_on_are_refused(trained, tmp_path, key, value, text):
     operator, description = trained[0], copy.deepcopy(trained[0].description)
     if value is None:

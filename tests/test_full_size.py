@@ -1,5 +1,5 @@
-"""Files of the published sizes, tens of gigabytes with holes that take no disk: a cache is built from them, and training reads a
-cache of that size, with memory for what is looked at and no more."""
+"""Files of the published sizes, tens of gigabytes with holes that take no disk: a cache is built from them,
+and training reads a cache of that size, with memory for what is looked at and no more."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ import pytest
 
 from ups.data.layout import allocated
 
-pytestmark = pytest.mark.faults   # half a minute
+pytestmark = pytest.mark.faults  # half a minute
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY = """
@@ -24,25 +24,58 @@ MEMORY = """
 
 def run(code: str) -> list[float]:
     """The numbers that the last line of a process of its own prints."""
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(MEMORY) + textwrap.dedent(code)], capture_output=True, text=True,
-                          cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(MEMORY) + textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr
     return [float(word) for word in done.stdout.splitlines()[-1].split()]
 
 
 def settings(task: str, folder: Path, num: int, *more: str) -> list[str]:
-    return [f"data.tasks=[{task}]", "data.source=own", f"data.root={folder}/data", f"cache.root={folder}/cache",
-            f"task.{task}.num_trajectories={num}", *more]
+    return [
+        f"data.tasks=[{task}]",
+        "data.source=own",
+        f"data.root={folder}/data",
+        f"cache.root={folder}/cache",
+        f"task.{task}.num_trajectories={num}",
+        *more,
+    ]
 
 
-# arrays, name, published shape (in 3D half as many cells, nine frames), last time, trajectories asked for, attributes, and the
-# MiB of memory; of whole trajectories those of cfd3d would take 1800
+# arrays, name, published shape (in 3D half as many cells, nine frames), last time, trajectories asked for,
+# attributes, and the MiB of memory; of whole trajectories those of cfd3d would take 1800
 FILES = {
-    "advection1d": (["tensor"], "1D_Advection_Sols_beta1.0.hdf5", (10000, 201, 1024), 2.0, 300, {"beta": 1.0}, 256),
-    "cfd2d": (["density", "pressure", "Vx", "Vy"], "2D_CFD_Rand_M0.1_Eta0.1_Zeta0.1_periodic_128_Train.hdf5",
-              (10000, 21, 128, 128), 1.0, 16, {"eta": 0.1, "zeta": 0.1, "M": 0.1}, 256),
-    "cfd3d": (["density", "pressure", "Vx", "Vy", "Vz"], "3D_CFD_Rand_M1.0_Eta1e-08_Zeta1e-08_periodic_Train.hdf5",
-              (100, 9, 64, 64, 64), 1.0, 3, {"eta": 1e-8, "zeta": 1e-8, "M": 1.0}, 700),
+    "advection1d": (
+        ["tensor"],
+        "1D_Advection_Sols_beta1.0.hdf5",
+        (10000, 201, 1024),
+        2.0,
+        300,
+        {"beta": 1.0},
+        256,
+    ),
+    "cfd2d": (
+        ["density", "pressure", "Vx", "Vy"],
+        "2D_CFD_Rand_M0.1_Eta0.1_Zeta0.1_periodic_128_Train.hdf5",
+        (10000, 21, 128, 128),
+        1.0,
+        16,
+        {"eta": 0.1, "zeta": 0.1, "M": 0.1},
+        256,
+    ),
+    "cfd3d": (
+        ["density", "pressure", "Vx", "Vy", "Vz"],
+        "3D_CFD_Rand_M1.0_Eta1e-08_Zeta1e-08_periodic_Train.hdf5",
+        (100, 9, 64, 64, 64),
+        1.0,
+        3,
+        {"eta": 1e-8, "zeta": 1e-8, "M": 1.0},
+        700,
+    ),
 }
 
 
@@ -54,13 +87,20 @@ def test_a_cache_is_built_with_memory_for_a_few_megabytes_of_data_or_a_frame(tas
         for key in keys:
             file.create_dataset(key, shape, np.float32, dcpl=allocated())
             frames = np.random.default_rng(0).random(shape[1:], np.float32) + 0.5
-            for row in range(num):   # no two alike: a frame in two parts of the split is refused
+            for row in range(num):  # no two alike: a frame in two parts of the split is refused
                 file[key][row] = frames + np.float32(row / num)
         file["t-coordinate"] = np.linspace(0, t_end, shape[1], dtype=np.float32)
         file.attrs.update(attributes)
     parameter = next(iter(attributes.values()))
-    overrides = settings(task, tmp_path, num, f"task.{task}.parameters=[{parameter}]", f"task.{task}.num_frames={shape[1]}",
-                         *[f"task.{task}.{axis}_stride=1" for axis in ("space", "time")], f"task.{task}.resolution={shape[2]}")
+    overrides = settings(
+        task,
+        tmp_path,
+        num,
+        f"task.{task}.parameters=[{parameter}]",
+        f"task.{task}.num_frames={shape[1]}",
+        *[f"task.{task}.{axis}_stride=1" for axis in ("space", "time")],
+        f"task.{task}.resolution={shape[2]}",
+    )
     beyond, size = run(f"""
         import torch
         from ups.config import load_config
@@ -70,19 +110,31 @@ def test_a_cache_is_built_with_memory_for_a_few_megabytes_of_data_or_a_frame(tas
         path = build_cache(config, {task!r}, progress=False)
         print(memory("VmHWM") - before, path.stat().st_size)
     """)
-    assert beyond < most * 2**20 and size > 2**26, (beyond / 2**20, size / 2**20)   # 134, 184 and 595 MiB measured
+    assert beyond < most * 2**20 and size > 2**26, (
+        beyond / 2**20,
+        size / 2**20,
+    )  # 134, 184 and 595 MiB measured
 
 
 def test_training_reads_a_cache_of_any_size_with_memory_for_a_batch(tmp_path):
-    """A cache of 20000 trajectories at full size, 16 GiB of holes around a small one's facts: 12 batches from all over it."""
+    """A cache of 20000 trajectories at full size, 16 GiB of holes around a small one's facts: 12 batches from
+    all over it."""
     folder = tmp_path / "data" / "burgers1d"
     folder.mkdir(parents=True)
     for nu in (0.01, 0.1):
         with h5py.File(folder / f"1D_Burgers_Sols_Nu{nu}.hdf5", "w") as file:
             file["tensor"] = np.random.default_rng(0).random((12, 201, 1024), np.float32)
             file["t-coordinate"], file.attrs["Nu"] = np.linspace(0, 2, 201), nu
-    overrides = settings("burgers1d", tmp_path, 12, "task.burgers1d.parameters=[0.01,0.1]", "task.burgers1d.num_frames=201",
-                         "task.burgers1d.space_stride=1", "task.burgers1d.time_stride=1", "task.burgers1d.reserve=0")
+    overrides = settings(
+        "burgers1d",
+        tmp_path,
+        12,
+        "task.burgers1d.parameters=[0.01,0.1]",
+        "task.burgers1d.num_frames=201",
+        "task.burgers1d.space_stride=1",
+        "task.burgers1d.time_stride=1",
+        "task.burgers1d.reserve=0",
+    )
     beyond, batch, size, spread = run(f"""
         import zlib
         from pathlib import Path

@@ -1,8 +1,9 @@
-"""Every stage is gated and every gate refuses the fake it is there for; verdicts; which split and stages a report is asked for.
+"""Every stage is gated and every gate refuses the fake it is there for; verdicts; which split and stages a
+report is asked for.
 
-The ensembles are made of one world, where the truth is a conditional mean plus a residual with structure, and scored as the
-report scores them: what an honest corrector, student or prior draws passes, and a plain Gaussian, the mean, NaN, ... do not.
-"""
+The ensembles are made of one world, where the truth is a conditional mean plus a residual with structure, and
+scored as the report scores them: what an honest corrector, student or prior draws passes, and a plain
+Gaussian, the mean, NaN, ... do not."""
 
 import copy
 import functools
@@ -26,7 +27,8 @@ CASES, MEMBERS, FRAMES, CELLS = 60, 8, 8, 16
 
 
 def world(seed: int = 0):
-    """(draw, truth): draw(kind, key) -> members (CASES, MEMBERS, FRAMES, 1, CELLS) of a conditional law; truth one right draw."""
+    """(draw, truth): draw(kind, key) -> members (CASES, MEMBERS, FRAMES, 1, CELLS) of a conditional law;
+    truth one right draw."""
     generator = torch.Generator().manual_seed(seed)
     mean = torch.randn(CASES, 1, 1, 1, CELLS, generator=generator)
 
@@ -34,11 +36,18 @@ def world(seed: int = 0):
         source = torch.Generator().manual_seed(1000 * seed + key)
         shape = (CASES, members, FRAMES, 1)
         noise = torch.randn(*shape, CELLS, generator=source)
-        whole = torch.randn(*shape, 1, generator=source).sign().expand(*shape, CELLS)   # all cells up or all down
-        return {"right": mean + whole + 0.1 * noise, "gaussian": mean + noise, "mean": mean.expand(*shape, CELLS),
-                "nan": torch.where(noise > 3.5, torch.nan, noise), "wide": mean + 3 * noise,
-                "inflated": mean + 1.3 * (whole + 0.1 * noise),
-                "blind": mean.roll(1, 0) + whole + 0.1 * noise}[kind]      # what was seen in another case
+        whole = (
+            torch.randn(*shape, 1, generator=source).sign().expand(*shape, CELLS)
+        )  # all cells up or all down
+        return {
+            "right": mean + whole + 0.1 * noise,
+            "gaussian": mean + noise,
+            "mean": mean.expand(*shape, CELLS),
+            "nan": torch.where(noise > 3.5, torch.nan, noise),
+            "wide": mean + 3 * noise,
+            "inflated": mean + 1.3 * (whole + 0.1 * noise),
+            "blind": mean.roll(1, 0) + whole + 0.1 * noise,
+        }[kind]  # what was seen in another case
 
     return draw, draw("right", 99, 1)[:, 0]
 
@@ -49,8 +58,10 @@ def scored(kind: str, key: int) -> tuple[dict, dict]:
     draw, u_ref = world()
     members = u_ref[:, None].expand(-1, MEMBERS, -1, -1, -1) if kind == "truth" else draw(kind, key)
     reference = draw("mean", 5, 1)[:, 0]
-    scores = {**probabilistic.score_ensemble(members, u_ref, "periodic", reference),
-              **score_joint(members, u_ref, "periodic", reference)}
+    scores = {
+        **probabilistic.score_ensemble(members, u_ref, "periodic", reference),
+        **score_joint(members, u_ref, "periodic", reference),
+    }
     return scores, probabilistic.summarise_ensemble(scores, 200, 0)
 
 
@@ -61,47 +72,86 @@ def compared(one: tuple[str, int], other: tuple[str, int]) -> dict:
 
 @functools.cache
 def entry(**fakes: str) -> dict:
-    """A transient entry of results.json whose corrector, student_1, student_2 and rival draw as `fakes` says, else rightly."""
-    kinds = {"operator": "mean", "dressed": "wide", "dressed_conditional": "gaussian",
-             **dict.fromkeys(("corrector", "student_1", "student_2", "rival"), "right"), **fakes}
+    """A transient entry of results.json whose corrector, student_1, student_2 and rival draw as `fakes` says,
+    else rightly."""
+    kinds = {
+        "operator": "mean",
+        "dressed": "wide",
+        "dressed_conditional": "gaussian",
+        **dict.fromkeys(("corrector", "student_1", "student_2", "rival"), "right"),
+        **fakes,
+    }
     drawn = {model: (kind, key if kind == "right" else 5) for key, (model, kind) in enumerate(kinds.items())}
     models = {model: copy.deepcopy(scored(*which)[1]) for model, which in drawn.items()}
     for model, evaluations in (("corrector", 32.0), ("student_1", 1.0), ("student_2", 2.0), ("rival", 1.0)):
-        models[model] |= {"one_step": models[model] | {"by_start": []}, "evaluations_per_state": evaluations,
-                          "operations_per_state": evaluations}
+        models[model] |= {
+            "one_step": models[model] | {"by_start": []},
+            "evaluations_per_state": evaluations,
+            "operations_per_state": evaluations,
+        }
     cheap = "dressed_conditional"
     models[cheap] |= {"operations_per_state": 0.0}
-    pairs = [*((model, other) for model in ("corrector", "student_1", "student_2", "rival") for other in (cheap, "operator")),
-             ("student_1", "corrector"), ("student_2", "corrector")]
-    return {"models": models, "best_cheap": cheap, "num_initial_conditions": CASES, "members": MEMBERS, "comparisons": {
-        f"{one} / {other}": compared(drawn[one], drawn[other]) for one, other in pairs}, "checks": {"response": {}}}
+    pairs = [
+        *(
+            (model, other)
+            for model in ("corrector", "student_1", "student_2", "rival")
+            for other in (cheap, "operator")
+        ),
+        ("student_1", "corrector"),
+        ("student_2", "corrector"),
+    ]
+    return {
+        "models": models,
+        "best_cheap": cheap,
+        "num_initial_conditions": CASES,
+        "members": MEMBERS,
+        "comparisons": {f"{one} / {other}": compared(drawn[one], drawn[other]) for one, other in pairs},
+        "checks": {"response": {}},
+    }
 
 
 @functools.cache
 def prior(kind: str = "right", pushed: str = "right") -> dict:
-    """A steady entry whose prior draws as `kind` says, and the linear posterior through the operator as `pushed`, in two partial
-    cases."""
+    """A steady entry whose prior draws as `kind` says, and the linear posterior through the operator as
+    `pushed`, in two partial cases."""
     draw, u_ref = world(1)
     groups, names = torch.arange(CASES), ("none", "points_10")
-    members = {"operator": draw("mean", 0, 1), "dressed": draw("wide", 1), "dressed_conditional": draw("gaussian", 5),
-               "linear_posterior": draw(pushed, 8), "unconditional": draw("blind", 9),
-               "corrector": u_ref[:, None].expand(-1, MEMBERS, -1, -1, -1) if kind == "truth" else
-               draw(kind, 8 if kind == pushed else 5)}
+    members = {
+        "operator": draw("mean", 0, 1),
+        "dressed": draw("wide", 1),
+        "dressed_conditional": draw("gaussian", 5),
+        "linear_posterior": draw(pushed, 8),
+        "unconditional": draw("blind", 9),
+        "corrector": u_ref[:, None].expand(-1, MEMBERS, -1, -1, -1)
+        if kind == "truth"
+        else draw(kind, 8 if kind == pushed else 5),
+    }
     scores = {model: probabilistic.score_ensemble(u, u_ref, "periodic") for model, u in members.items()}
-    cases = {case: {model: probabilistic.summarise_ensemble(rows, 20, 0) for model, rows in scores.items()} for case in names}
+    cases = {
+        case: {model: probabilistic.summarise_ensemble(rows, 20, 0) for model, rows in scores.items()}
+        for case in names
+    }
     scores["corrector"] |= score_joint(members["corrector"], u_ref, "periodic", members["operator"][:, 0])
     every = dict.fromkeys(names, scores)
     cheap = "linear_posterior" if pushed == "right" else "dressed_conditional"
-    return {"cases": cases, "num_initial_conditions": CASES, "best_cheap": cheap,
-            "ssr": pool_spread([scores["corrector"]] * 2, 200, 0, groups),
-            "checks": pool_checks([scores["corrector"]] * 2, [], 200, 0, groups), "comparisons": {
-                f"corrector / {other}": pool(every, list(names), other, 200, 0, groups)
-                for other in ("dressed", "dressed_conditional", "linear_posterior", "unconditional")}}
+    return {
+        "cases": cases,
+        "num_initial_conditions": CASES,
+        "best_cheap": cheap,
+        "ssr": pool_spread([scores["corrector"]] * 2, 200, 0, groups),
+        "checks": pool_checks([scores["corrector"]] * 2, [], 200, 0, groups),
+        "comparisons": {
+            f"corrector / {other}": pool(every, list(names), other, 200, 0, groups)
+            for other in ("dressed", "dressed_conditional", "linear_posterior", "unconditional")
+        },
+    }
 
 
 def results_with(transient=None, steady=None) -> dict:
     results, _, _ = example()
-    entries = {key: {"t": value} if value else {} for key, value in (("ensembles", transient), ("steady", steady))}
+    entries = {
+        key: {"t": value} if value else {} for key, value in (("ensembles", transient), ("steady", steady))
+    }
     stages = {**dict.fromkeys(("diffusion", "consistency", "rival"), ["t"]), "steady": ["t"]}
     return {**results, "tasks": {}, **entries, "stages": stages}
 
@@ -115,25 +165,47 @@ def test_honest_stages_pass_every_gate_and_each_stage_has_some():
     assert not [row["reason"] for row in gates if not row["passed"]]
     claims = {(row["stage"], row["name"].split("/")[0]) for row in gates}
     every = ("finite", "score", "spread", "coverage_50", "variogram_space", "spectrum", "nearest")
-    assert {(stage, claim) for stage in ("diffusion", "consistency", "rival", "steady") for claim in every} | {
-        (stage, claim) for stage in ("diffusion", "consistency", "rival") for claim in ("trajectories", "variogram_time")} | {
-        (stage, claim) for stage in ("consistency", "rival") for claim in ("evaluations", "operations")} | {
-        ("steady", "observed"), ("consistency", "teacher")} == claims
+    assert {
+        (stage, claim) for stage in ("diffusion", "consistency", "rival", "steady") for claim in every
+    } | {
+        (stage, claim)
+        for stage in ("diffusion", "consistency", "rival")
+        for claim in ("trajectories", "variogram_time")
+    } | {(stage, claim) for stage in ("consistency", "rival") for claim in ("evaluations", "operations")} | {
+        ("steady", "observed"),
+        ("consistency", "teacher"),
+    } == claims
     assert all(row["task"] == "t" and row["low"] <= row["value"] <= row["high"] for row in gates)
 
 
 @pytest.mark.parametrize("model", ["corrector", "student_1", "student_2", "rival"])
-@pytest.mark.parametrize(("fake", "claims"), [
-    ("gaussian", {"score"}), ("mean", {"score", "spread"}), ("nan", {"finite", "score", "spread"}), ("truth", {"spread"}),
-    ("wide", {"score", "spread"})])
+@pytest.mark.parametrize(
+    ("fake", "claims"),
+    [
+        ("gaussian", {"score"}),
+        ("mean", {"score", "spread"}),
+        ("nan", {"finite", "score", "spread"}),
+        ("truth", {"spread"}),
+        ("wide", {"score", "spread"}),
+    ],
+)
 def test_a_fake_in_the_place_of_a_stage_fails(model, fake, claims):
     names = failed(results_with(entry(**{model: fake}), prior()))
     assert {f"{claim}/t/{model}" for claim in claims} <= names, names
 
 
-@pytest.mark.parametrize(("fake", "claims"), [
-    ("gaussian", {"score"}), ("mean", {"score", "spread"}), ("truth", {"spread"}), ("wide", {"score", "spread"}),
-    ("nan", {"finite", "score", "observed", "spread"}), ("blind", {"score", "observed"}), ("inflated", {"spread"})])
+@pytest.mark.parametrize(
+    ("fake", "claims"),
+    [
+        ("gaussian", {"score"}),
+        ("mean", {"score", "spread"}),
+        ("truth", {"spread"}),
+        ("wide", {"score", "spread"}),
+        ("nan", {"finite", "score", "observed", "spread"}),
+        ("blind", {"score", "observed"}),
+        ("inflated", {"spread"}),
+    ],
+)
 def test_a_fake_in_the_place_of_the_prior_fails(fake, claims):
     assert {f"{claim}/t/prior" for claim in claims} <= failed(results_with(entry(), prior(fake)))
 
@@ -181,52 +253,83 @@ def test_a_stage_that_was_asked_for_and_is_missing_fails_unless_the_report_stops
     if stage == "steady":
         results["steady"] = {}
     else:
-        for model in {"diffusion": ("corrector",), "consistency": ("student_1", "student_2"), "rival": ("rival",)}[stage]:
+        for model in {
+            "diffusion": ("corrector",),
+            "consistency": ("student_1", "student_2"),
+            "rival": ("rival",),
+        }[stage]:
             del results["ensembles"]["t"]["models"][model]
     [row] = [row for row in check_gates(results, SETTINGS) if not row["passed"]]
-    assert row["name"] == f"made/t/{stage}" and f"Run make {stage}, or leave it out of evaluate.stages" in row["reason"]
+    assert (
+        row["name"] == f"made/t/{stage}"
+        and f"Run make {stage}, or leave it out of evaluate.stages" in row["reason"]
+    )
     del results["stages"][stage]
     assert not failed(results)
 
 
 def test_an_operator_that_is_gated_passes_and_fails_for_the_stated_reason():
     results, _, _ = example()
-    limits = replace(SETTINGS, max_ratio_to_persistence=1e-6, max_nrmse={"burgers1d": 0.1}, min_initial_conditions=1)
+    limits = replace(
+        SETTINGS, max_ratio_to_persistence=1e-6, max_nrmse={"burgers1d": 0.1}, min_initial_conditions=1
+    )
     gates = {row["name"]: row for row in results["gates"]}
     assert gates["trivial/advection1d"]["value"] == pytest.approx(
-        results["tasks"]["advection1d"]["comparisons"]["operator / persistence"]["nrmse"]["value"])
+        results["tasks"]["advection1d"]["comparisons"]["operator / persistence"]["nrmse"]["value"]
+    )
     assert "trivial/darcy2d" in gates and not gates["nrmse/diff_react2d"]["passed"]
     assert gates["finite/cfd3d/operator"]["passed"] and "finite/advection1d/fno" not in gates
     reasons = {row["name"]: row["reason"] for row in check_gates(results, limits) if not row["passed"]}
-    assert "allowed is below 1e-06" in reasons["trivial/advection1d"] and "was not evaluated" in reasons["nrmse/burgers1d"]
+    assert (
+        "allowed is below 1e-06" in reasons["trivial/advection1d"]
+        and "was not evaluated" in reasons["nrmse/burgers1d"]
+    )
 
 
 def test_a_prediction_that_is_not_finite_fails_every_gate_it_touches():
     results, _, _ = example()
     u_pred, u_ref, times, context = waves(4, 6, 1, 16, 1, 0)
     u_pred[1, 3] = torch.nan
-    results |= {"tasks": {"advection1d": task_entry(u_pred, u_ref, times, context, ["u"], "periodic", False)[0]},
-                "stages": {"operator": ["advection1d"]}}
-    gates = check_gates(results, replace(SETTINGS, max_ratio_to_persistence=1e9, max_nrmse={"advection1d": 1e9},
-                                         min_initial_conditions=1))
-    assert [row["passed"] for row in gates] == [False] * 5   # finite twice, against persistence and base, the limit
+    results |= {
+        "tasks": {"advection1d": task_entry(u_pred, u_ref, times, context, ["u"], "periodic", False)[0]},
+        "stages": {"operator": ["advection1d"]},
+    }
+    gates = check_gates(
+        results,
+        replace(
+            SETTINGS, max_ratio_to_persistence=1e9, max_nrmse={"advection1d": 1e9}, min_initial_conditions=1
+        ),
+    )
+    assert [row["passed"] for row in gates] == [
+        False
+    ] * 5  # finite twice, against persistence and base, the limit
     results |= {"gates": gates, "verdicts": check_verdicts(results)}
     assert not results["verdicts"]["advection1d"]["usable"]
     assert "not finite" in summary.verdict(results) and "5 of 5 gates fail" in summary.verdict(results)
     report.check_results(results)
 
 
-@pytest.mark.parametrize(("value", "low", "high", "passes"), [
-    (0.95, 0.85, 1.05, True), (0.78, 0.70, 0.86, False), (1.2, 1.1, 1.3, False), (1.0, 0.8, 1.25, False),
-    (None, None, None, False), (0.9, None, None, False)])
+@pytest.mark.parametrize(
+    ("value", "low", "high", "passes"),
+    [
+        (0.95, 0.85, 1.05, True),
+        (0.78, 0.70, 0.86, False),
+        (1.2, 1.1, 1.3, False),
+        (1.0, 0.8, 1.25, False),
+        (None, None, None, False),
+        (0.9, None, None, False),
+    ],
+)
 def test_a_gate_passes_where_the_whole_interval_is_inside(value, low, high, passes):
-    row = gate("diffusion", "spread/t/corrector", "spread", {"value": value, "low": low, "high": high}, 0.8, 1.25)
+    row = gate(
+        "diffusion", "spread/t/corrector", "spread", {"value": value, "low": low, "high": high}, 0.8, 1.25
+    )
     assert row["passed"] is passes and row["reason"].endswith("allowed is 0.8 to 1.25") and row["task"] == "t"
-    assert not gate("rival", "score/t/rival", "score", point(1.0), below=1.0)["passed"]   # equal is not better
+    assert not gate("rival", "score/t/rival", "score", point(1.0), below=1.0)["passed"]  # equal is not better
 
 
 def test_less_data_makes_a_gate_harder():
-    noise = torch.tensor([0.6, -0.6, 0.2, -0.2]).repeat(100)      # the same however many there are
+    noise = torch.tensor([0.6, -0.6, 0.2, -0.2]).repeat(100)  # the same however many there are
     ours, theirs = 0.9 + noise, torch.ones(400)
 
     def passed(count: int) -> bool:
@@ -235,35 +338,64 @@ def test_less_data_makes_a_gate_harder():
         return gate("rival", "score/t/rival", "score", found, below=1.0)["passed"]
 
     assert [passed(count) for count in (400, 8)] == [True, False]
-    small = {**copy.deepcopy(entry()), "num_initial_conditions": 5}   # intervals as narrow as they like
+    small = {**copy.deepcopy(entry()), "num_initial_conditions": 5}  # intervals as narrow as they like
     names = failed(results_with(small, prior()))
     assert "score/t/corrector" in names and not any(name.startswith("finite") for name in names)
 
 
-@pytest.mark.parametrize(("error", "ratio", "usable", "words"), [
-    ((0.75, 0.72, 0.78), 0.8, False, "more than a quarter of the field's energy is wrong"),   # passed "3 of 3" gates once
-    ((0.45, 0.38, 0.52), 0.5, False, "more than a quarter"),
-    ((0.26, 0.23, 0.30), 0.3, True, "Usable: its relative error is 0.26"),
-    ((0.3, 0.2, 0.4), 1.01, False, "not clearly better than the last known frame"),
-    ((None, None, None), None, False, "not finite")])
+@pytest.mark.parametrize(
+    ("error", "ratio", "usable", "words"),
+    [
+        (
+            (0.75, 0.72, 0.78),
+            0.8,
+            False,
+            "more than a quarter of the field's energy is wrong",
+        ),  # passed "3 of 3" gates once
+        ((0.45, 0.38, 0.52), 0.5, False, "more than a quarter"),
+        ((0.26, 0.23, 0.30), 0.3, True, "Usable: its relative error is 0.26"),
+        ((0.3, 0.2, 0.4), 1.01, False, "not clearly better than the last known frame"),
+        ((None, None, None), None, False, "not finite"),
+    ],
+)
 def test_the_verdict_says_in_words_when_a_model_is_not_usable(error, ratio, usable, words):
     row = {"nrmse": dict(zip(("value", "low", "high"), error, strict=True)), "correlation_time": point(1.0)}
-    task = {"models": {"operator": row, "persistence": {}}, "times": [0.5, 1.0], "network_is_used": True,
-            "num_initial_conditions": 9,
-            "comparisons": {"operator / persistence": {"nrmse": point(ratio)}, "operator / base": {"nrmse": point(1.07)}}}
+    task = {
+        "models": {"operator": row, "persistence": {}},
+        "times": [0.5, 1.0],
+        "network_is_used": True,
+        "num_initial_conditions": 9,
+        "comparisons": {
+            "operator / persistence": {"nrmse": point(ratio)},
+            "operator / base": {"nrmse": point(1.07)},
+        },
+    }
     verdict = check_verdicts({"tasks": {"own": task}})["own"]
-    assert verdict["usable"] is usable and words in verdict["words"] and "makes it worse than its base alone" in verdict["words"]
+    assert (
+        verdict["usable"] is usable
+        and words in verdict["words"]
+        and "makes it worse than its base alone" in verdict["words"]
+    )
     row["correlation_time"] = point(0.4)
     verdict = check_verdicts({"tasks": {"own": task}})["own"]
     assert not verdict["usable"] and (None in error or "for 0.4 of 1 time units only" in verdict["words"])
 
 
 def test_choices_have_a_report_of_their_own():
-    config = load_config(None, ["run.name=r", "evaluate.split=val", "data.tasks=[advection1d, burgers1d]",
-                                "evaluate.tasks=[burgers1d]"])
+    config = load_config(
+        None,
+        [
+            "run.name=r",
+            "evaluate.split=val",
+            "data.tasks=[advection1d, burgers1d]",
+            "evaluate.tasks=[burgers1d]",
+        ],
+    )
     assert str(config.report_dir) == "runs/r/report-val" and config.evaluated == ["burgers1d"]
     assert str(load_config(None, ["run.name=r"]).report_dir) == "runs/r/report"
-    with pytest.raises(ValueError, match=r"evaluate.tasks is .*advection1d.* with evaluate.split test; expected every task"):
+    with pytest.raises(
+        ValueError, match=r"evaluate.tasks is .*advection1d.* with evaluate.split test; expected every task"
+    ):
         load_config(None, ["evaluate.tasks=[advection1d]", "data.tasks=[advection1d]"])
     with pytest.raises(ValueError, match="evaluate.tasks names darcy2d; expected tasks of the run"):
         load_config(None, ["evaluate.tasks=[darcy2d]", "data.tasks=[advection1d]", "evaluate.split=val"])
@@ -272,11 +404,18 @@ def test_choices_have_a_report_of_their_own():
 def test_reserved_trajectories_ask_for_the_stages_that_learn_from_them():
     tasks = "data.tasks=[advection1d, burgers1d_hidden, darcy2d_grf]"
     asked = load_config(None, [tasks, "task.advection1d.reserve=0"]).asked
-    assert asked["operator"] == ["advection1d", "burgers1d_hidden", "darcy2d_grf"] and asked["steady"] == ["darcy2d_grf"]
+    assert asked["operator"] == ["advection1d", "burgers1d_hidden", "darcy2d_grf"] and asked["steady"] == [
+        "darcy2d_grf"
+    ]
     assert asked["diffusion"] == asked["consistency"] == ["burgers1d_hidden"] and "rival" not in asked
     more = load_config(None, [tasks, "evaluate.stages=[operator, diffusion, rival]"]).asked
     assert more["rival"] == ["burgers1d_hidden"] and "consistency" not in more
     assert set(load_config(None, [tasks, "evaluate.stages=[operator]"]).asked) == {"operator"}
-    assert set(load_config(None, ["data.tasks=[advection1d]", "task.advection1d.reserve=0"]).asked) == {"operator"}
-    with pytest.raises(ValueError, match=r"evaluate.stages is \['operator', 'rival'\]; expected operator, and diffusion where"):
+    assert set(load_config(None, ["data.tasks=[advection1d]", "task.advection1d.reserve=0"]).asked) == {
+        "operator"
+    }
+    with pytest.raises(
+        ValueError,
+        match=r"evaluate.stages is \['operator', 'rival'\]; expected operator, and diffusion where",
+    ):
         load_config(None, [tasks, "evaluate.stages=[operator, rival]"])

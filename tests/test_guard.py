@@ -1,4 +1,5 @@
-"""ups/training/guard.py: whoever hangs, dies or falls out of step is named, and nobody is left waiting for it.
+"""ups/training/guard.py: whoever hangs, dies or falls out of step is named, and nobody is left waiting for
+it.
 
 The ranks are processes that import the guard alone; their work is a line of Python.
 """
@@ -36,19 +37,30 @@ exec(sys.argv[4])
 guard.leave(0, True)
 guard.close(0)
 """
-WAITS = "with guard.waiting('summing gradients'):\n    while True: sleep_in_c(60)"   # a signal ends one sleep
+WAITS = "with guard.waiting('summing gradients'):\n    while True: sleep_in_c(60)"  # a signal ends one sleep
 
 
 def start(folder: Path, *works: str) -> list[subprocess.Popen]:
-    return [subprocess.Popen([sys.executable, "-c", SCRIPT, str(rank), str(len(works)), str(folder), work], cwd=ROOT,
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for rank, work in enumerate(works)]
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(rank), str(len(works)), str(folder), work],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank, work in enumerate(works)
+    ]
 
 
 def end(processes: list[subprocess.Popen], limit: float = 15.0) -> tuple[list[int], list[str], float]:
     """Exit codes, outputs and seconds until the last ended."""
     started = time.monotonic()
     try:
-        outputs = [process.communicate(timeout=max(0.1, limit - (time.monotonic() - started)))[0] for process in processes]
+        outputs = [
+            process.communicate(timeout=max(0.1, limit - (time.monotonic() - started)))[0]
+            for process in processes
+        ]
     finally:
         for process in processes:
             process.kill()
@@ -57,11 +69,15 @@ def end(processes: list[subprocess.Popen], limit: float = 15.0) -> tuple[list[in
 
 @pytest.mark.parametrize("sleep", ["time.sleep(60)", "sleep_in_c(60)"])
 def test_a_rank_that_hangs_is_named_and_both_end_with_124_and_their_stacks(tmp_path, sleep):
-    codes, outputs, seconds = end(start(tmp_path, WAITS, f"guard.step = 7\nwith guard.phase('computing step 7'): {sleep}"))
+    codes, outputs, seconds = end(
+        start(tmp_path, WAITS, f"guard.step = 7\nwith guard.phase('computing step 7'): {sleep}")
+    )
     assert codes == [124, 124] and seconds < HANG_S + 6
     for rank, output in enumerate(outputs):
         assert "the laggard is rank 1: at step 7, computing step 7" in output
-        assert f"rank {rank}, thread MainThread" in output and "rank 0: at step 0, summing gradients" in output
+        assert (
+            f"rank {rank}, thread MainThread" in output and "rank 0: at step 0, summing gradients" in output
+        )
         code, kind, cause, stack = eval((tmp_path / f"end{rank}").read_text())
         assert (code, kind) == (124, "hang") and "laggard is rank 1" in cause and "MainThread" in stack
 
@@ -74,16 +90,20 @@ def test_a_guard_that_nobody_hears_still_records_and_ends_the_rank(tmp_path):
 
 @pytest.mark.parametrize("stall", ["sleep_with_lock(60)", "os.kill(os.getpid(), signal.SIGSTOP)"])
 def test_a_rank_that_does_not_even_answer_is_named_shows_its_stack_and_is_killed(tmp_path, stall):
-    codes, outputs, _ = end(start(tmp_path, WAITS, f"with guard.waiting('gathering'):\n    time.sleep(0.8); {stall}"))
+    codes, outputs, _ = end(
+        start(tmp_path, WAITS, f"with guard.waiting('gathering'):\n    time.sleep(0.8); {stall}")
+    )
     assert codes[0] == 124 and codes[1] in (-signal.SIGABRT, -signal.SIGKILL)
     assert "the laggard is rank 1: its process does not answer; at step 0, gathering" in outputs[0]
-    assert "Fatal Python error: Aborted" in outputs[1] and "Current thread" in outputs[1]   # by faulthandler
+    assert "Fatal Python error: Aborted" in outputs[1] and "Current thread" in outputs[1]  # by faulthandler
 
 
 def test_ranks_out_of_step_are_told_who_is_behind(tmp_path):
     codes, outputs, _ = end(start(tmp_path, f"with guard.waiting('gathering'): pass\n{WAITS}", WAITS))
     assert codes == [124, 124]
-    assert all("the ranks are out of step: rank 1 entered 1 collectives, another 2" in output for output in outputs)
+    assert all(
+        "the ranks are out of step: rank 1 entered 1 collectives, another 2" in output for output in outputs
+    )
 
 
 def test_a_lost_connection_is_called_that(tmp_path):
@@ -91,41 +111,62 @@ def test_a_lost_connection_is_called_that(tmp_path):
     assert codes == [124, 124] and "every rank waits in the same place (summing gradients)" in outputs[0]
 
 
-@pytest.mark.parametrize(("death", "text"), [
-    ("os.kill(os.getpid(), signal.SIGKILL)", "died without a word, killed or crashed"),
-    ("os._exit(0)", "died without a word, killed or crashed"),
-    ("guard.leave(1, False); guard.close(1); sys.exit(1)", "rank 1 failed: it ended with exit code 1 at step 0"),
-])
+@pytest.mark.parametrize(
+    ("death", "text"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "died without a word, killed or crashed"),
+        ("os._exit(0)", "died without a word, killed or crashed"),
+        (
+            "guard.leave(1, False); guard.close(1); sys.exit(1)",
+            "rank 1 failed: it ended with exit code 1 at step 0",
+        ),
+    ],
+)
 def test_a_rank_whose_peer_is_gone_does_not_wait_for_it(tmp_path, death, text):
     codes, outputs, seconds = end(start(tmp_path, WAITS, death))
     assert codes[0] == 124 and codes[1] != 124 and text in outputs[0] and seconds < 6
 
 
 def test_a_failure_before_the_wait_for_its_files_is_seen_by_the_rank_that_waits(tmp_path):
-    """A rank that failed blocks in a collective, to tell the others, while another looks for its files on disk."""
+    """A rank that failed blocks in a collective, to tell the others, while another looks for its files on
+    disk."""
     fails = f"guard.has_failed = True\n{WAITS}"
-    waits = ("time.sleep(0.8)\nwith ups.common.progress.waiting('files'):\n    while not ups.common.progress.peer_failed(): time.sleep(0.05)\n"
-             "print('seen'); os._exit(7)")
+    waits = (
+        "time.sleep(0.8)\nwith ups.common.progress.waiting('files'):\n    while not "
+        "ups.common.progress.peer_failed(): time.sleep(0.05)\n"
+        "print('seen'); os._exit(7)"
+    )
     codes, outputs, _ = end(start(tmp_path, waits, fails))
     assert codes[0] == 7 and "seen" in outputs[0]
     (tmp_path / "sound").mkdir()
     codes, outputs, _ = end(start(tmp_path / "sound", waits, WAITS))
-    assert codes == [124, 124] and "seen" not in outputs[0]   # a rank that waits in good health is no failure
+    assert codes == [124, 124] and "seen" not in outputs[0]  # a rank that waits in good health is no failure
 
 
 def test_an_agreed_end_of_a_peer_is_no_loss(tmp_path):
-    codes, _, _ = end(start(tmp_path, "time.sleep(3)" if HANG_S > 3 else "guard.limit_s = 9; time.sleep(3)",
-                            "guard.leave(143, True); guard.close(143); sys.exit(143)"))
+    codes, _, _ = end(
+        start(
+            tmp_path,
+            "time.sleep(3)" if HANG_S > 3 else "guard.limit_s = 9; time.sleep(3)",
+            "guard.leave(143, True); guard.close(143); sys.exit(143)",
+        )
+    )
     assert codes == [0, 143]
 
 
-@pytest.mark.parametrize("work", [
-    "for _ in range(60): time.sleep(0.1); beat()",
-    "with guard.phase('solving', 30.0): time.sleep(6)",
-])
+@pytest.mark.parametrize(
+    "work",
+    [
+        "for _ in range(60): time.sleep(0.1); beat()",
+        "with guard.phase('solving', 30.0): time.sleep(6)",
+    ],
+)
 def test_long_work_that_makes_progress_or_says_how_long_it_takes_is_left_alone(tmp_path, work):
-    patient = f"guard.hang_s = guard.limit_s = {2 * HANG_S}\n"   # a busy machine may well stop a process for a second
-    codes, outputs, _ = end(start(tmp_path, patient + work, f"{patient}with guard.waiting('for rank 0'): time.sleep(6)"))
+    # a busy machine may well stop a process for a second
+    patient = f"guard.hang_s = guard.limit_s = {2 * HANG_S}\n"
+    codes, outputs, _ = end(
+        start(tmp_path, patient + work, f"{patient}with guard.waiting('for rank 0'): time.sleep(6)")
+    )
     assert codes == [0, 0], outputs
 
 
@@ -135,13 +176,17 @@ def test_a_signal_outside_the_loop_ends_at_once_and_inside_is_noted(tmp_path):
     work = "guard.is_in_loop = True; os.kill(os.getpid(), signal.SIGTERM); print('noted', guard.stop_signal)"
     codes, outputs, _ = end(start(tmp_path, work))
     assert codes == [0] and "noted 15" in outputs[0]
-    twice = "os.kill(os.getpid(), signal.SIGTERM)"   # the second while the first one's SystemExit is on its way out
+    # the second while the first one's SystemExit is on its way out
+    twice = "os.kill(os.getpid(), signal.SIGTERM)"
     codes, outputs, _ = end(start(tmp_path, f"try: {twice}\nfinally: {twice}; print('cleared up')"))
     assert codes == [143] and "cleared up" in outputs[0]
 
 
 def test_a_signal_to_a_blocked_rank_takes_the_grace_period_and_not_longer(tmp_path):
-    blocked = "ups.training.guard.GRACE_S = 1.0; guard.hang_s = guard.limit_s = 50; guard.is_in_loop = True\n" + WAITS
+    blocked = (
+        "ups.training.guard.GRACE_S = 1.0; guard.hang_s = guard.limit_s = 50; guard.is_in_loop = True\n"
+        + WAITS
+    )
     processes = start(tmp_path, blocked, blocked)
     while len(list(tmp_path.glob("ready*"))) < 2:
         time.sleep(0.05)
@@ -154,11 +199,17 @@ def test_a_signal_to_a_blocked_rank_takes_the_grace_period_and_not_longer(tmp_pa
 
 
 def test_ranks_end_when_their_launcher_is_killed(tmp_path):
-    code = ("import subprocess, sys, time\n"
-            f"subprocess.Popen([sys.executable, '-c', {SCRIPT!r}, '0', '1', {str(tmp_path)!r}, "
-            "'with guard.phase(\"working\", 99.0): time.sleep(60)'])\ntime.sleep(60)")
-    launcher = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "TORCHELASTIC_RUN_ID": "none"},
-                                stderr=subprocess.DEVNULL)
+    code = (
+        "import subprocess, sys, time\n"
+        f"subprocess.Popen([sys.executable, '-c', {SCRIPT!r}, '0', '1', {str(tmp_path)!r}, "
+        "'with guard.phase(\"working\", 99.0): time.sleep(60)'])\ntime.sleep(60)"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "TORCHELASTIC_RUN_ID": "none"},
+        stderr=subprocess.DEVNULL,
+    )
     while not (tmp_path / "ready0").exists():
         time.sleep(0.05)
     [rank] = descendants(launcher.pid)
@@ -172,13 +223,17 @@ def test_ranks_end_when_their_launcher_is_killed(tmp_path):
 
 
 def test_a_heartbeat_is_one_small_record_written_in_place_even_on_a_full_disk(tmp_path):
-    work = ("import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); guard.step = 3\n"
-            "with guard.phase('saving'): time.sleep(1.2)")
+    work = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)); guard.step = 3\n"
+        "with guard.phase('saving'): time.sleep(1.2)"
+    )
     codes, outputs, _ = end(start(tmp_path, work))
     path = tmp_path / "heartbeat" / "rank0.json"
     record = json.loads(path.read_text())
     assert codes == [0] and "WARNING" not in outputs[0] and path.stat().st_size == RECORD_BYTES
-    assert record["step"] == 3 and record["code"] == 0 and record["pulse"] >= 3 and record["stage"] == "operator"
+    assert (
+        record["step"] == 3 and record["code"] == 0 and record["pulse"] >= 3 and record["stage"] == "operator"
+    )
 
 
 def test_what_the_main_thread_pays_is_microseconds():
@@ -187,4 +242,4 @@ def test_what_the_main_thread_pays_is_microseconds():
     for _ in range(10_000):
         with guard.phase("computing"), guard.waiting("summing"):
             guard.beat()
-    assert (time.perf_counter() - started) / 10_000 < 200e-6   # some 5 on an idle core
+    assert (time.perf_counter() - started) / 10_000 < 200e-6  # some 5 on an idle core

@@ -1,4 +1,5 @@
-"""Links and storage that lead out of a file are refused by every reader before anything is followed or read."""
+"""Links and storage that lead out of a file are refused by every reader before anything is followed or
+read."""
 
 import os
 import shutil
@@ -17,8 +18,13 @@ from ups.data.pdebench import open_data
 from ups.userdata.readers.hdf5 import node
 
 ROOT = Path(__file__).resolve().parent.parent
-KINDS = {"soft link": "a soft link", "external link": "a link to another file", "external storage": "kept in another file",
-         "view": r"a view of other datasets \(virtual\)", "endless view": r"a view of other datasets \(virtual\)"}
+KINDS = {
+    "soft link": "a soft link",
+    "external link": "a link to another file",
+    "external storage": "kept in another file",
+    "view": r"a view of other datasets \(virtual\)",
+    "endless view": r"a view of other datasets \(virtual\)",
+}
 
 
 def replace(path: Path, key: str, kind: str, target: Path) -> None:
@@ -40,13 +46,22 @@ def replace(path: Path, key: str, kind: str, target: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("task", "key"), [("advection1d", "tensor"), ("advection1d", "t-coordinate"),
-                                           ("diff_react2d", "0000/data"), ("diff_react2d", "0005/data")])
+@pytest.mark.parametrize(
+    ("task", "key"),
+    [
+        ("advection1d", "tensor"),
+        ("advection1d", "t-coordinate"),
+        ("diff_react2d", "0000/data"),
+        ("diff_react2d", "0005/data"),
+    ],
+)
 def test_a_data_file_that_leads_to_another_is_refused(tmp_path, kind, task, key):
     path = written(tmp_path, task)
     other = shutil.copy(path, tmp_path / "other.h5")
     replace(path, key, kind, other)
-    with pytest.raises(ValueError, match=f"{path.name}: {key} in / is {KINDS[kind]}.*expected the numbers in the file"):
+    with pytest.raises(
+        ValueError, match=f"{path.name}: {key} in / is {KINDS[kind]}.*expected the numbers in the file"
+    ):
         open_data(path, task).read(0, 7)
 
 
@@ -74,14 +89,16 @@ for path in sorted(Path({str(tmp_path)!r}).glob("*.h5")):
     except ValueError as error:
         print("tensor in / is" in str(error))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.split() == ["True"] * len(KINDS)
 
 
 def test_what_is_no_data_is_none_and_plain_data_are_found(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["group/data"], file["type"] = np.arange(3), np.dtype("f4")
-        file["again"] = file["group/data"]   # a second name within the file leads nowhere else
+        file["again"] = file["group/data"]  # a second name within the file leads nowhere else
         assert node(file, "group/data")[()].tolist() == node(file, "again")[()].tolist() == [0, 1, 2]
         assert isinstance(node(file, "group"), h5py.Group)
         assert [node(file, path) for path in ("type", "none", "group/none", "group/data/none")] == [None] * 4

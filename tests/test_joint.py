@@ -1,4 +1,5 @@
-"""bench/joint.py: both sides see the same rows as often, nothing is trained twice, and a record is of its conditions alone."""
+"""bench/joint.py: both sides see the same rows as often, nothing is trained twice, and a record is of its
+conditions alone."""
 
 from __future__ import annotations
 
@@ -12,15 +13,22 @@ from ups.data.cache import open_cache
 from ups.models.base_selection import fit_base
 
 TASKS = ("advection1d", "diff_react2d")
-FEW = ["data.tasks=[advection1d,diff_react2d]", "operator.base_steps=20", "operator.train.batch_size=4",
-       "operator.model.width=8", "operator.model.depth=1"]
+FEW = [
+    "data.tasks=[advection1d,diff_react2d]",
+    "operator.base_steps=20",
+    "operator.train.batch_size=4",
+    "operator.model.width=8",
+    "operator.model.depth=1",
+]
 
 
 @pytest.fixture(scope="module")
 def setting(tmp_path_factory):
     config = make_caches(tmp_path_factory.mktemp("joint"), *FEW)
     caches = {name: open_cache(config, name) for name in TASKS}
-    bases = {name: fit_base(cache, 20, config.context(name), 0, joint.DEVICE) for name, cache in caches.items()}
+    bases = {
+        name: fit_base(cache, 20, config.context(name), 0, joint.DEVICE) for name, cache in caches.items()
+    }
     return config, caches, bases
 
 
@@ -42,12 +50,18 @@ def compare(setting, path, monkeypatch, steps=6, variants=("joint", joint.SEPARA
 
 def test_both_sides_see_the_same_rows_as_often_and_nothing_is_trained_twice(setting, tmp_path, monkeypatch):
     runs, seen = compare(setting, tmp_path / "r.json", monkeypatch)
-    together, alone = ([batch for names, *batch in seen if (len(names) > 1) is is_joint] for is_joint in (True, False))
+    together, alone = (
+        [batch for names, *batch in seen if (len(names) > 1) is is_joint] for is_joint in (True, False)
+    )
     assert len(together) == len(alone) == 6 and sorted(together) == sorted(alone)
     assert {key: run["steps"] for key, run in runs.items()} == {
-        f"{variant}/0/{name}": steps for variant, steps in (("joint", 6), ("separate", 3)) for name in TASKS}
-    assert len({run["seconds"] for run in runs.values()}) == 3 and all(run["share"] in (0.0, 0.5, 1.0) for run in runs.values())
-    # of what serves no network the error is the base's, on both sides; one that serves was better on validation
+        f"{variant}/0/{name}": steps for variant, steps in (("joint", 6), ("separate", 3)) for name in TASKS
+    }
+    assert len({run["seconds"] for run in runs.values()}) == 3 and all(
+        run["share"] in (0.0, 0.5, 1.0) for run in runs.values()
+    )
+    # of what serves no network the error is the base's, on both sides; one that serves was better on
+    # validation
     assert all(run["error"] == run["base"] for run in runs.values() if run["share"] == 0.0)
     kept = json.loads((tmp_path / "r.json").read_text())
     assert kept[0]["runs"] == runs
@@ -57,24 +71,36 @@ def test_both_sides_see_the_same_rows_as_often_and_nothing_is_trained_twice(sett
     kept[0]["runs"].pop("separate/0/advection1d")
     (tmp_path / "r.json").write_text(json.dumps(kept))
     again, seen = compare(setting, tmp_path / "r.json", monkeypatch)
-    assert {names for names, *_ in seen} == {("advection1d",)}           # what was interrupted, alone
+    assert {names for names, *_ in seen} == {("advection1d",)}  # what was interrupted, alone
     clock = ("seconds",)
     assert [{k: v for k, v in run.items() if k not in clock} for _, run in sorted(again.items())] == [
-        {k: v for k, v in run.items() if k not in clock} for _, run in sorted(runs.items())]
-    fewer, seen = compare(setting, tmp_path / "r.json", monkeypatch, steps=4)   # other conditions: nothing of it is there
+        {k: v for k, v in run.items() if k not in clock} for _, run in sorted(runs.items())
+    ]
+    fewer, seen = compare(
+        setting, tmp_path / "r.json", monkeypatch, steps=4
+    )  # other conditions: nothing of it is there
     assert len(seen) == 8 and len(json.loads((tmp_path / "r.json").read_text())) == 2
 
 
 def test_a_model_that_is_trained_after_one_that_did_not_serve_begins_afresh(setting, tmp_path, monkeypatch):
     """The share that serves is found of one model, and stays with it."""
-    monkeypatch.setattr(joint, "select", lambda found, groups, seed: {"network_share": 0.0, "compared_share": 1.0})
+    monkeypatch.setattr(
+        joint, "select", lambda found, groups, seed: {"network_share": 0.0, "compared_share": 1.0}
+    )
     _, seen = compare(setting, tmp_path / "r.json", monkeypatch)
-    assert all(fact["description"]["network_share"] == 1.0 for fact, _ in setting[2].values()) and len(seen) == 12
+    assert (
+        all(fact["description"]["network_share"] == 1.0 for fact, _ in setting[2].values())
+        and len(seen) == 12
+    )
 
 
 def test_the_table_compares_with_the_separate_models():
-    runs = {f"{variant}/{seed}/{name}": {"error": error, "base": 1.0, "seconds": 10.0 + len(name), "share": 1.0}
-            for variant, error in (("joint", 0.1), ("separate", 0.2)) for seed in (0, 1) for name in ("a", "bb")}
+    runs = {
+        f"{variant}/{seed}/{name}": {"error": error, "base": 1.0, "seconds": 10.0 + len(name), "share": 1.0}
+        for variant, error in (("joint", 0.1), ("separate", 0.2))
+        for seed in (0, 1)
+        for name in ("a", "bb")
+    }
     runs["joint/0/bb"]["error"] = runs["joint/1/bb"]["error"] = 0.3
     text = joint.table(runs, ["joint", "separate"], [0, 1], ["a", "bb"])
     assert "0.50" in text and "1.50" in text and "geometric mean 0.87, at most 1 on 1 of 2" in text

@@ -1,8 +1,9 @@
-"""Diffusion, distillation and ensembles against distributions known in closed form, and fakes that must be caught.
+"""Diffusion, distillation and ensembles against distributions known in closed form, and fakes that must be
+caught.
 
-Everything is drawn anew at each run but under `make test`; UPS_TEST_SEED repeats one. The judges (tests/known_answers.py) pass
-the teacher and the student, and each negative control must fail the criterion made for it.
-"""
+Everything is drawn anew at each run but under `make test`; UPS_TEST_SEED repeats one. The judges
+(tests/known_answers.py) pass the teacher and the student, and each negative control must fail the criterion
+made for it."""
 
 import math
 from functools import partial
@@ -20,7 +21,7 @@ from ups.models.rollout import ensemble_rollout, member_noise
 
 pytestmark = pytest.mark.drawn
 
-NUM = 8192   # draws per place: the standard error of a spread is 0.8 %
+NUM = 8192  # draws per place: the standard error of a spread is 0.8 %
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +42,7 @@ def test_the_sampler_multiplies_a_gaussian_by_the_product_of_its_steps(num_steps
     for std in (*STDS, math.exp(uniform(-3, 2, draws))):
         got = sample(known.gaussian_velocity(0.0, std), x, num_steps)
         torch.testing.assert_close(got, known.midpoint_factor(std, num_steps) * x, rtol=1e-5, atol=0)
-        start = uniform(0.05, 1.5, draws)   # and from every angle
+        start = uniform(0.05, 1.5, draws)  # and from every angle
         got = sample(known.gaussian_velocity(0.0, std), x, num_steps, torch.full((8,), start).double())
         factor = known.midpoint_factor(std, num_steps, float(torch.tensor(start).double()))
         torch.testing.assert_close(got, factor * x, rtol=1e-5, atol=0)
@@ -51,8 +52,10 @@ def test_sixteen_steps_keep_the_spread_to_the_printed_digits():
     found = [known.midpoint_factor(std, 16) / std for std in STDS]
     assert [round(value, 3) for value in found] == [0.891, 0.983, 0.998, 0.999, 1.000, 1.001, 0.991]
     x = normal(4, 2, draws=stream("digits"))
-    for std, factor in zip(STDS, found, strict=True):   # in single precision, too
-        torch.testing.assert_close(sample(known.gaussian_velocity(0.0, std), x, 16), factor * std * x, rtol=2e-4, atol=1e-6)
+    for std, factor in zip(STDS, found, strict=True):  # in single precision, too
+        torch.testing.assert_close(
+            sample(known.gaussian_velocity(0.0, std), x, 16), factor * std * x, rtol=2e-4, atol=1e-6
+        )
 
 
 def test_a_step_of_the_sampler_is_two_evaluations():
@@ -91,12 +94,15 @@ def test_eulers_rule_in_sigma_loses_spread_as_calculated():
 def line():
     """A teacher of N(mean, std^2), unwhitened, and its student."""
     draws = stream("line")
-    model = known.learn(known.Normal(uniform(-0.6, 0.6, draws), uniform(0.3, 0.7, draws)), "line", 600, scaled=False, width=64)
+    model = known.learn(
+        known.Normal(uniform(-0.6, 0.6, draws), uniform(0.3, 0.7, draws)), "line", 600, scaled=False, width=64
+    )
     return model, known.distill(model, known.build_pool(model, 2**14), "student", 500)
 
 
 def test_the_trained_denoiser_is_the_gaussians(line):
-    """E[r | x] = m + s^2 cos (x - m cos) / (s^2 cos^2 + sin^2), which is (s^2 x + sigma^2 m) / (s^2 + sigma^2) in sigma."""
+    """E[r | x] = m + s^2 cos (x - m cos) / (s^2 cos^2 + sin^2), which is (s^2 x + sigma^2 m) / (s^2 +
+    sigma^2) in sigma."""
     model, _ = line
     problem, draws = model.problem, stream("T2")
     c, r = model.draw(2**14, draws)
@@ -107,8 +113,12 @@ def test_the_trained_denoiser_is_the_gaussians(line):
     sigma = angle.double().tan()[:, None]
     x_sigma = x.double() / angle.double().cos()[:, None]
     exact = (problem.std**2 * x_sigma + sigma**2 * problem.mean) / (problem.std**2 + sigma**2)
-    torch.testing.assert_close(denoise(known.gaussian_velocity(problem.mean, problem.std), x.double(), angle.double()), exact,
-                               rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        denoise(known.gaussian_velocity(problem.mean, problem.std), x.double(), angle.double()),
+        exact,
+        rtol=1e-5,
+        atol=1e-6,
+    )
     assert not known.judge_map(got, exact, problem.std, 0.05, "rms")
 
 
@@ -138,13 +148,17 @@ def test_teacher_and_student_follow_the_gaussian_flow(line):
 
     c, x, angle = starts_of(model, "T3", angle=angles_of_training("T3", "angle"))
     velocity, exact = known.gaussian_velocity(mean, std), end_of(x, angle)
-    torch.testing.assert_close(sample(velocity, x.double(), 256, angle.double()), exact, rtol=0, atol=1e-3 * std)
+    torch.testing.assert_close(
+        sample(velocity, x.double(), 256, angle.double()), exact, rtol=0, atol=1e-3 * std
+    )
     assert not known.judge_map(sample(model.teacher.given(c), x, STEPS, angle), exact, std, 0.03, "rms")
     c, x, angle = starts_of(model, "T3", "student")
     exact = end_of(x, angle)
     with torch.no_grad():
         assert not known.judge_map(denoise(student.given(c), x, angle), exact, std, 0.03, "rms")
-        assert known.judge_map(denoise(model.teacher.given(c), x, angle), exact, std, 0.03, "rms")   # undistilled
+        assert known.judge_map(
+            denoise(model.teacher.given(c), x, angle), exact, std, 0.03, "rms"
+        )  # undistilled
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +176,9 @@ def test_the_sampler_of_an_exact_mixture_is_its_quantile_map():
     x = diffuse(mixture.sample(4096, draws), normal(4096, 1, draws=draws), angle.float()).double()
     exact = mixture.endpoint(x, angle)
     errors = [float((sample(mixture.velocity, x, num, angle) - exact).abs().mean()) for num in (32, 64, 128)]
-    assert errors[1] < 2e-3 and errors[2] < 5e-4 and errors[0] / errors[2] > 8, errors   # second order gives 16
+    assert errors[1] < 2e-3 and errors[2] < 5e-4 and errors[0] / errors[2] > 8, (
+        errors
+    )  # second order gives 16
 
 
 def test_teacher_and_student_map_the_quantiles_of_a_mixture(quantiles):
@@ -174,10 +190,12 @@ def test_teacher_and_student_map_the_quantiles_of_a_mixture(quantiles):
     exact = model.problem.mixture.endpoint(x, angle)
     with torch.no_grad():
         assert not known.judge_map(denoise(student.given(c), x, angle), exact, 1, 0.05, "absolute")
-        assert known.judge_map(denoise(model.teacher.given(c), x, angle), exact, 1, 0.05, "absolute")   # undistilled
+        assert known.judge_map(
+            denoise(model.teacher.given(c), x, angle), exact, 1, 0.05, "absolute"
+        )  # undistilled
 
 
-# ---------------------------------------------------------------- T5, T7: a Gaussian whose size depends on the condition
+# ----------------------------------------------------- T5, T7: a Gaussian whose size depends on the condition
 
 
 @pytest.fixture(scope="module")
@@ -192,19 +210,26 @@ def test_mean_spread_and_correlation_are_right_at_every_condition(gaussian):
         noise = model.noise(NUM, "T5", i)
         assert not known.judge_gaussian(model.problem, c, model.from_teacher(c, noise)), i
         assert not known.judge_gaussian(model.problem, c, model.from_student(student, c, noise)), i
-        assert not known.judge_gaussian(model.problem, c, model.from_student(student, c, noise, model.noise(NUM, "second", i))), i
+        assert not known.judge_gaussian(
+            model.problem, c, model.from_student(student, c, noise, model.noise(NUM, "second", i))
+        ), i
 
 
 def test_a_dressing_of_one_size_fails_where_the_residual_is_narrow_or_wide(gaussian):
     model, _ = gaussian
     c = model.problem.conditions(NUM, stream("dressing"))
     r = model.problem.residuals(c, stream("dressing", "r"))
-    covariance = torch.cov((r - model.problem.mean(c)).T)   # even with the right mean and correlation
+    covariance = torch.cov((r - model.problem.mean(c)).T)  # even with the right mean and correlation
     for i, c in enumerate(model.problem.places()):
-        dressed = model.problem.mean(c[None]) + model.noise(NUM, "dressing", i) @ torch.linalg.cholesky(covariance).T
+        dressed = (
+            model.problem.mean(c[None])
+            + model.noise(NUM, "dressing", i) @ torch.linalg.cholesky(covariance).T
+        )
         assert "std" in names(known.judge_gaussian(model.problem, c, dressed)), i
         white = model.problem.mean(c[None]) + model.problem.std(c[None]) * model.noise(NUM, "white", i)
-        assert {"lowest eigenvalue ratio", "highest eigenvalue ratio"} <= names(known.judge_gaussian(model.problem, c, white)), i
+        assert {"lowest eigenvalue ratio", "highest eigenvalue ratio"} <= names(
+            known.judge_gaussian(model.problem, c, white)
+        ), i
 
 
 @pytest.mark.faults
@@ -214,13 +239,16 @@ def test_quiet_conditions_get_neither_spread_nor_error():
     draws = stream("T7")
     c = torch.stack([2 * torch.rand(512, generator=draws) - 1, torch.ones(512)], 1).repeat_interleave(2, 0)
     noise, std = model.noise(1024, "T7"), model.scale.std
-    for name, r in {"teacher": model.from_teacher(c, noise), "student": model.from_student(student, c, noise)}.items():
+    for name, r in {
+        "teacher": model.from_teacher(c, noise),
+        "student": model.from_student(student, c, noise),
+    }.items():
         assert not known.judge_quiet(model.problem, c, r, std), name
     noisy = model.problem.mean(c) + std * noise
     assert {"quiet spread", "quiet error"} <= names(known.judge_quiet(model.problem, c, noisy, std))
 
 
-def test_four_euler_steps_in_sigma_lose_the_spread(gaussian):   # N7
+def test_four_euler_steps_in_sigma_lose_the_spread(gaussian):  # N7
     model, _ = gaussian
     for i, c in enumerate(model.problem.places()):
         r = model.restored(c, known.sample_euler(model.teacher.given(c), model.noise(NUM, "N7", i), 4))
@@ -247,25 +275,36 @@ def teacher_draws(bimodal):
     """(noise, draws of the teacher), each (places, NUM, 8)."""
     model = bimodal[0]
     noise = torch.stack([model.noise(NUM, "T6", i) for i in range(2)])
-    return noise, torch.stack([model.from_teacher(c, z) for c, z in zip(model.problem.places(), noise, strict=True)])
+    return noise, torch.stack(
+        [model.from_teacher(c, z) for c, z in zip(model.problem.places(), noise, strict=True)]
+    )
 
 
 @pytest.fixture(scope="module")
 def exact_draws(bimodal, teacher_draws):
-    """The teacher's draws with 64 steps from the first 2048 noises of each place: what students are paired with."""
+    """The teacher's draws with 64 steps from the first 2048 noises of each place: what students are paired
+    with."""
     model, noise = bimodal[0], teacher_draws[0][:, :2048]
-    return torch.stack([model.from_teacher(c, z, 64) for c, z in zip(model.problem.places(), noise, strict=True)])
+    return torch.stack(
+        [model.from_teacher(c, z, 64) for c, z in zip(model.problem.places(), noise, strict=True)]
+    )
 
 
 def from_student(model, student, noise, second=None):
     """(places, n, 8) from noise of that shape."""
-    return torch.stack([model.from_student(student, c, noise[i], None if second is None else second[i])
-                        for i, c in enumerate(model.problem.places())])
+    return torch.stack(
+        [
+            model.from_student(student, c, noise[i], None if second is None else second[i])
+            for i, c in enumerate(model.problem.places())
+        ]
+    )
 
 
 def judge(model, r, truths):
     """Failures per place."""
-    return [known.judge_bimodal(model.problem, c, r[i], truths[i]) for i, c in enumerate(model.problem.places())]
+    return [
+        known.judge_bimodal(model.problem, c, r[i], truths[i]) for i, c in enumerate(model.problem.places())
+    ]
 
 
 def test_the_teacher_draws_both_modes_and_nothing_between(bimodal, truths, teacher_draws):
@@ -291,35 +330,47 @@ def test_noise_decides_and_nothing_else_does(bimodal):
     model, student = bimodal
     c, noise = model.problem.places()[1], model.noise(64, "T8")
     for draw in (lambda z: model.from_student(student, c, z), lambda z: model.from_teacher(c, z)):
-        torch.testing.assert_close(draw(noise), draw(noise.clone()), rtol=0, atol=0)   # the same seed, the same sample
+        torch.testing.assert_close(
+            draw(noise), draw(noise.clone()), rtol=0, atol=0
+        )  # the same seed, the same sample
         frozen = draw(noise[:1].expand(64, -1))
         torch.testing.assert_close(frozen, frozen[:1].expand(64, -1), rtol=0, atol=1e-5)
-        assert (draw(noise) - draw(model.noise(64, "T8", "other"))).square().mean() > 0.1   # another seed, another
+        assert (
+            draw(noise) - draw(model.noise(64, "T8", "other"))
+        ).square().mean() > 0.1  # another seed, another
 
 
-def test_the_mean_alone_is_caught(bimodal, truths, exact_draws):   # N1
+def test_the_mean_alone_is_caught(bimodal, truths, exact_draws):  # N1
     model, _ = bimodal
     mean = torch.stack([(model.problem.offset * c).expand(NUM, 8) for c in model.problem.places()])
     for failures in judge(model, mean, truths):
         assert {"gap", "coherence", "component std", "energy distance"} <= names(failures)
-    assert {"pair error", "pair correlation", "use of noise"} <= names(known.judge_pairing(mean[:, :2048], exact_draws))
+    assert {"pair error", "pair correlation", "use of noise"} <= names(
+        known.judge_pairing(mean[:, :2048], exact_draws)
+    )
 
 
-def test_gaussian_dressing_is_caught(bimodal, truths, teacher_draws):   # N2
+def test_gaussian_dressing_is_caught(bimodal, truths, teacher_draws):  # N2
     model, _ = bimodal
     noise = teacher_draws[0]
     everywhere = model.problem.residuals(model.problem.conditions(NUM, stream("N2")), stream("N2", "r"))
     b1 = everywhere.mean(0) + everywhere.std(0) * noise
-    b2 = torch.stack([model.restored(c, noise[i]) for i, c in enumerate(model.problem.places())])   # of the likelihood
-    right = torch.stack([r.mean(0) + z @ torch.linalg.cholesky(torch.cov(r.T)).T for r, z in zip(truths, noise, strict=True)])
+    b2 = torch.stack(
+        [model.restored(c, noise[i]) for i, c in enumerate(model.problem.places())]
+    )  # of the likelihood
+    right = torch.stack(
+        [r.mean(0) + z @ torch.linalg.cholesky(torch.cov(r.T)).T for r, z in zip(truths, noise, strict=True)]
+    )
     for dressed in (b1, b2):
         for failures in judge(model, dressed, truths):
             assert {"gap", "coherence", "energy distance"} <= names(failures)
-    for failures in judge(model, right, truths):   # the right mean, spread and correlation, and still no modes
+    for failures in judge(model, right, truths):  # the right mean, spread and correlation, and still no modes
         assert {"gap", "energy distance"} <= names(failures)
 
 
-def test_the_undistilled_teacher_in_one_evaluation_is_caught(bimodal, truths, teacher_draws, exact_draws):   # N3
+def test_the_undistilled_teacher_in_one_evaluation_is_caught(
+    bimodal, truths, teacher_draws, exact_draws
+):  # N3
     model, _ = bimodal
     fake = from_student(model, model.teacher, teacher_draws[0])
     for failures in judge(model, fake, truths):
@@ -328,45 +379,55 @@ def test_the_undistilled_teacher_in_one_evaluation_is_caught(bimodal, truths, te
 
 
 @pytest.mark.faults
-def test_a_generator_trained_on_crps_alone_is_caught_though_its_crps_is_the_teachers(bimodal, truths, teacher_draws):   # N4
+def test_a_generator_trained_on_crps_alone_is_caught_though_its_crps_is_the_teachers(
+    bimodal, truths, teacher_draws
+):  # N4
     model, _ = bimodal
     fake = known.PerDimension(model.problem, stream("N4"))
     known.learn_ensemble(model, fake, "N4", 600, partial(fair_crps, alpha=ALPHA))
     drawn = from_student(model, fake, teacher_draws[0])
     for failures in judge(model, drawn, truths):
         assert {"coherence", "energy distance"} <= names(failures)
-    scores = [sum(known.crps(r[i, :1024], truths[i][:1024]) for i in range(2)) for r in (drawn, teacher_draws[1])]
-    assert scores[0] < 1.05 * scores[1], scores   # margins are all that CRPS sees
+    scores = [
+        sum(known.crps(r[i, :1024], truths[i][:1024]) for i in range(2)) for r in (drawn, teacher_draws[1])
+    ]
+    assert scores[0] < 1.05 * scores[1], scores  # margins are all that CRPS sees
 
 
-def test_a_student_with_frozen_noise_is_caught(bimodal, truths, teacher_draws, exact_draws):   # N5
+def test_a_student_with_frozen_noise_is_caught(bimodal, truths, teacher_draws, exact_draws):  # N5
     model, student = bimodal
     fake = from_student(model, student, teacher_draws[0][:, :1].expand(-1, NUM, -1))
     for failures in judge(model, fake, truths):
         assert {"fraction", "component std", "energy distance"} <= names(failures)
-    assert {"pair error", "pair correlation", "use of noise"} <= names(known.judge_pairing(fake[:, :2048], exact_draws))
+    assert {"pair error", "pair correlation", "use of noise"} <= names(
+        known.judge_pairing(fake[:, :2048], exact_draws)
+    )
 
 
 @pytest.mark.faults
-def test_a_student_of_the_residuals_themselves_is_caught(bimodal, truths, teacher_draws, exact_draws):   # N6
+def test_a_student_of_the_residuals_themselves_is_caught(bimodal, truths, teacher_draws, exact_draws):  # N6
     model, _ = bimodal
     pool = known.build_pool(model, 2**14, "N6")
-    student = known.distill(model, pool, "N6", 500, target="r", lr=1e-3)   # a flat valley between the modes: slowly
+    student = known.distill(
+        model, pool, "N6", 500, target="r", lr=1e-3
+    )  # a flat valley between the modes: slowly
     fake = from_student(model, student, teacher_draws[0])
     for failures in judge(model, fake, truths):
         assert "energy distance" in names(failures)
-    # what it learns of the condition correlates with the teacher's draws by itself: of some seeds enough for that criterion
+    # what it learns of the condition correlates with the teacher's draws by itself: of some seeds enough for
+    # that criterion
     assert {"pair error", "use of noise"} <= names(known.judge_pairing(fake[:, :2048], exact_draws))
 
 
-# ---------------------------------------------------------------- T9: a linear stochastic equation, rolled out
+# --------------------------------------------------------------- T9: a linear stochastic equation, rolled out
 
 
 ROWS, MEMBERS, LEADS = 4096, 6, 5
 
 
 def judge_rollout(problem, draw):
-    """Failures of an ensemble whose residuals are draw(z, noise): covariance, spread/skill and CRPS at every lead, 5 % each."""
+    """Failures of an ensemble whose residuals are draw(z, noise): covariance, spread/skill and CRPS at every
+    lead, 5 % each."""
     truth_draws = stream("T9", "truth")
     start = problem.conditions(ROWS, truth_draws)
     path, z = [], start
@@ -380,17 +441,31 @@ def judge_rollout(problem, draw):
 
     members = ensemble_rollout(step, start[:, None], LEADS, 1, MEMBERS)
     truth = torch.stack(path, 1)
-    variance, error = (value[:, :, 0].mean(0) for value in spread_skill(members[:, :, :, None], truth[:, :, None]))
-    crps = fair_crps(members.movedim(2, 0).flatten(0, 1), truth.movedim(1, 0).flatten(0, 1)).view(LEADS, -1).mean(1)
+    variance, error = (
+        value[:, :, 0].mean(0) for value in spread_skill(members[:, :, :, None], truth[:, :, None])
+    )
+    crps = (
+        fair_crps(members.movedim(2, 0).flatten(0, 1), truth.movedim(1, 0).flatten(0, 1))
+        .view(LEADS, -1)
+        .mean(1)
+    )
     measured, limits, mean, covariance = {}, {}, start.double(), torch.zeros_like(problem.q)
     for lead in range(LEADS):
         mean = mean @ problem.a.T
         covariance = problem.a @ covariance @ problem.a.T + problem.q @ problem.q.T
         found = torch.cov((members[:, :, lead].double() - mean[:, None]).flatten(0, 1).T)
-        measured |= {f"covariance {lead}": float((found - covariance).norm() / covariance.norm()),
-                     f"spread over skill {lead}": float((variance[lead] * (MEMBERS + 1) / MEMBERS / error[lead]).sqrt()),
-                     f"crps {lead}": float(crps[lead] / (covariance.diagonal().sqrt().mean() / math.sqrt(math.pi)))}
-        limits |= {f"covariance {lead}": (0.0, 0.05), f"spread over skill {lead}": (0.95, 1.05), f"crps {lead}": (0.95, 1.05)}
+        measured |= {
+            f"covariance {lead}": float((found - covariance).norm() / covariance.norm()),
+            f"spread over skill {lead}": float(
+                (variance[lead] * (MEMBERS + 1) / MEMBERS / error[lead]).sqrt()
+            ),
+            f"crps {lead}": float(crps[lead] / (covariance.diagonal().sqrt().mean() / math.sqrt(math.pi))),
+        }
+        limits |= {
+            f"covariance {lead}": (0.0, 0.05),
+            f"spread over skill {lead}": (0.95, 1.05),
+            f"crps {lead}": (0.95, 1.05),
+        }
     return known.failed(measured, limits)
 
 
@@ -414,7 +489,9 @@ def test_an_exact_corrector_spreads_as_the_stochastic_equation_at_every_lead(equ
         return sample(lambda x, angle: own(x @ vectors, angle) @ vectors.T, noise, STEPS) * std.float()
 
     assert not judge_rollout(equation, draw)
-    repeated = names(judge_rollout(equation, lambda z, lead: draw(z, lead, frozen=True)))   # noise must be new at every lead
+    repeated = names(
+        judge_rollout(equation, lambda z, lead: draw(z, lead, frozen=True))
+    )  # noise must be new at every lead
     assert "covariance 0" not in repeated and repeated & {f"covariance {lead}" for lead in range(1, LEADS)}
     silent = names(judge_rollout(equation, lambda z, lead: 0 * z))
     assert {"covariance 0", "spread over skill 0", "crps 0"} <= silent
@@ -444,7 +521,9 @@ def test_teacher_and_student_evaluate_the_network_as_often_as_they_say(bimodal):
     assert evaluations(model.teacher, lambda: model.from_teacher(c, noise)) == 32
     assert evaluations(student, lambda: model.from_student(student, c, noise)) == 1
     assert evaluations(student, lambda: model.from_student(student, c, noise, noise)) == 2
-    assert evaluations(model.teacher, lambda: model.from_student(student, c, noise)) == 0   # the teacher is not asked
+    assert (
+        evaluations(model.teacher, lambda: model.from_student(student, c, noise)) == 0
+    )  # the teacher is not asked
     assert 0 < MID_ANGLE < NOISE
 
 
@@ -467,11 +546,14 @@ def test_shuffled_conditions_cost_the_gain(gaussian):
 
 def test_every_weight_learns_and_the_student_is_no_copy(bimodal):
     model, student = bimodal
-    for (name, before), taught, after in zip(model.untrained.named_parameters(), model.teacher.parameters(), student.parameters(),
-                                             strict=True):
+    for (name, before), taught, after in zip(
+        model.untrained.named_parameters(), model.teacher.parameters(), student.parameters(), strict=True
+    ):
         assert not torch.equal(before, taught) and not torch.equal(taught, after), name
         assert torch.isfinite(taught).all() and torch.isfinite(after).all(), name
-    assert model.log["teacher"]["last"] < 0.8 * model.log["teacher"]["first"]   # F cannot be known exactly: x is noisy
+    assert (
+        model.log["teacher"]["last"] < 0.8 * model.log["teacher"]["first"]
+    )  # F cannot be known exactly: x is noisy
     assert model.log["student"]["last"] < 0.5 * model.log["student"]["first"]
 
 

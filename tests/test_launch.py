@@ -1,7 +1,8 @@
-"""ups/training/launch.py: restarts what a restart can help, and nothing else; leaves no process; needs no torch.
+"""ups/training/launch.py: restarts what a restart can help, and nothing else; leaves no process; needs no
+torch.
 
-The trees are small scripts that tell what ranks would tell; tests/faults/inject.py runs real stages under the real launcher.
-"""
+The trees are small scripts that tell what ranks would tell; tests/faults/inject.py runs real stages under the
+real launcher."""
 
 import json
 import os
@@ -43,25 +44,33 @@ def failed(kind: str, rank: int = 0) -> dict:
     return {"event": "failed", "rank": rank, "kind": kind, "code": 1, "cause": f"cause {kind}"}
 
 
-@pytest.mark.parametrize(("code", "events", "why", "expected"), [
-    (0, [*OPEN, {"event": "finished", "rank": 0}], "", (False, 0)),
-    (0, [], "", (False, 0)),                                            # --dry-run
-    (0, OPEN, "", (False, 1)),                                          # every rank left with os._exit(0)
-    (1, [failed("configuration")], "", (False, 2)),
-    (1, [*OPEN, failed("error"), failed("peer", 1)], "", (False, 1)),   # would repeat
-    (1, [*OPEN, failed("non_finite")], "", (False, 1)),
-    (1, [*OPEN, failed("out_of_memory")], "", (False, 1)),
-    (1, [*OPEN, failed("save")], "", (False, 1)),
-    (1, [*OPEN, failed("memory"), failed("peer", 1)], "", (True, 1)),   # a smaller micro-batch helps
-    (1, [*OPEN, failed("hang"), failed("hang", 1)], "", (True, 124)),
-    (1, [*OPEN, failed("peer")], "", (True, 1)),                        # rank 1 was killed
-    (1, OPEN, "", (True, 1)),                                           # both were
-    (-9, OPEN, "no heartbeat", (True, 124)),
-    (1, [*OPEN, {"event": "stopped", "rank": 0}, {"event": "stopped", "rank": 1}], "", (False, 143)),
-    (1, [*OPEN, {"event": "stopped", "rank": 0}], "", (True, 1)),       # passed on by the launcher after rank 1 died
-    (1, [*OPEN, failed("stopped"), failed("stopped", 1)], "", (False, 143)),
-    (3, [], "", (False, 3)),                                            # the script could not be read
-])
+@pytest.mark.parametrize(
+    ("code", "events", "why", "expected"),
+    [
+        (0, [*OPEN, {"event": "finished", "rank": 0}], "", (False, 0)),
+        (0, [], "", (False, 0)),  # --dry-run
+        (0, OPEN, "", (False, 1)),  # every rank left with os._exit(0)
+        (1, [failed("configuration")], "", (False, 2)),
+        (1, [*OPEN, failed("error"), failed("peer", 1)], "", (False, 1)),  # would repeat
+        (1, [*OPEN, failed("non_finite")], "", (False, 1)),
+        (1, [*OPEN, failed("out_of_memory")], "", (False, 1)),
+        (1, [*OPEN, failed("save")], "", (False, 1)),
+        (1, [*OPEN, failed("memory"), failed("peer", 1)], "", (True, 1)),  # a smaller micro-batch helps
+        (1, [*OPEN, failed("hang"), failed("hang", 1)], "", (True, 124)),
+        (1, [*OPEN, failed("peer")], "", (True, 1)),  # rank 1 was killed
+        (1, OPEN, "", (True, 1)),  # both were
+        (-9, OPEN, "no heartbeat", (True, 124)),
+        (1, [*OPEN, {"event": "stopped", "rank": 0}, {"event": "stopped", "rank": 1}], "", (False, 143)),
+        (
+            1,
+            [*OPEN, {"event": "stopped", "rank": 0}],
+            "",
+            (True, 1),
+        ),  # passed on by the launcher after rank 1 died
+        (1, [*OPEN, failed("stopped"), failed("stopped", 1)], "", (False, 143)),
+        (3, [], "", (False, 3)),  # the script could not be read
+    ],
+)
 def test_what_is_started_again(code, events, why, expected):
     assert verdict(code, events, why)[:2] == expected
 
@@ -72,45 +81,65 @@ def test_a_failure_is_told_by_what_was_lost_not_by_who_lost_it():
 
 def command(folder, work: str, *options: str) -> list[str]:
     """The supervisor with a Python script in place of accelerate launch."""
-    code = ("import sys; from ups.training import launch; launch.launcher_command = lambda words: [sys.executable, '-c', "
-            "*words[1:]]; launch.BACKOFF_S = 0.01; launch.CHILDREN_S = 0.3; sys.exit(launch.main())")
+    code = (
+        "import sys; from ups.training import launch; launch.launcher_command = lambda words: "
+        "[sys.executable, '-c', "
+        "*words[1:]]; launch.BACKOFF_S = 0.01; launch.CHILDREN_S = 0.3; sys.exit(launch.main())"
+    )
     return [sys.executable, "-c", code, *options, "script.py", SCRIPT, str(folder), work]
 
 
 def supervise(folder, work: str, *options: str) -> tuple[int, str, int]:
     """Exit code, what was said, and number of starts."""
-    done = subprocess.run(command(folder, work, *options), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command(folder, work, *options), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
     return done.returncode, done.stderr, len(list(folder.glob("attempt*")))
 
 
 def test_a_death_is_followed_by_a_start_from_the_newest_checkpoint(tmp_path):
-    code, said, starts = supervise(tmp_path, "save(count)\nif count < 5: die()\ntell('finished')", "--restarts", "1")
-    assert code == 0 and starts == 6   # more than --restarts, because there was progress each time
+    code, said, starts = supervise(
+        tmp_path, "save(count)\nif count < 5: die()\ntell('finished')", "--restarts", "1"
+    )
+    assert code == 0 and starts == 6  # more than --restarts, because there was progress each time
     assert "processes died without a word" in said and "Starting again from the checkpoint of step 4" in said
 
 
 def test_a_crash_loop_ends(tmp_path):
     code, said, starts = supervise(tmp_path, "die()", "--restarts", "2")
     assert code == 1 and starts == 3
-    assert "giving up after 2 restarts without a new checkpoint" in said and "The same command tries again" in said
+    assert (
+        "giving up after 2 restarts without a new checkpoint" in said
+        and "The same command tries again" in said
+    )
 
 
 def test_a_smaller_micro_batch_is_progress_and_the_same_again_is_not(tmp_path):
-    short = ("tell('failed', kind='memory', code=1, cause=f'out of memory with a micro-batch of {max(16 >> count, LEAST)}'); "
-             "sys.exit(1)")
-    code, said, starts = supervise(tmp_path, f"LEAST = 1\nif count < 5: {short}\ntell('finished')", "--restarts", "1")
+    short = (
+        "tell('failed', kind='memory', code=1, cause=f'out of memory with a micro-batch of {max(16 >> count, "
+        "LEAST)}'); "
+        "sys.exit(1)"
+    )
+    code, said, starts = supervise(
+        tmp_path, f"LEAST = 1\nif count < 5: {short}\ntell('finished')", "--restarts", "1"
+    )
     assert code == 0 and starts == 6 and "micro-batch of 1. Starting again from the beginning" in said
     (tmp_path / "again").mkdir()
     code, said, starts = supervise(tmp_path / "again", f"LEAST = 8\n{short}", "--restarts", "1")
-    assert code == 1 and starts == 4 and "giving up after 1 restarts" in said   # 16, 8, and 8 twice more
+    assert code == 1 and starts == 4 and "giving up after 1 restarts" in said  # 16, 8, and 8 twice more
 
 
-@pytest.mark.parametrize(("kind", "expected", "words"), [
-    ("configuration", 2, "launch: refused: because"),
-    ("error", 1, "launch: not started again: rank 0: because"),
-])
+@pytest.mark.parametrize(
+    ("kind", "expected", "words"),
+    [
+        ("configuration", 2, "launch: refused: because"),
+        ("error", 1, "launch: not started again: rank 0: because"),
+    ],
+)
 def test_what_would_repeat_is_not_repeated(tmp_path, kind, expected, words):
-    code, said, starts = supervise(tmp_path, f"tell('failed', kind={kind!r}, code=1, cause='because'); sys.exit(1)")
+    code, said, starts = supervise(
+        tmp_path, f"tell('failed', kind={kind!r}, code=1, cause='because'); sys.exit(1)"
+    )
     assert code == expected and starts == 1 and words in said
 
 
@@ -138,19 +167,35 @@ def test_a_supervisor_that_nobody_hears_still_ends_as_it_should(tmp_path):
 
 def test_a_launcher_without_ranks_is_not_waited_for_without_limit(tmp_path):
     """It waits for a machine that never comes; started again it would wait again."""
-    code = ("import sys; from ups.training import launch; launch.launcher_command = lambda words: ['sleep', '300']; "
-            "launch.START_S = 1.0; sys.exit(launch.main())")
-    done = subprocess.run([sys.executable, "-c", code, "script.py"], cwd=ROOT, capture_output=True, text=True,
-                          timeout=60, check=False)
+    code = (
+        "import sys; from ups.training import launch; launch.launcher_command = lambda words: ['sleep', "
+        "'300']; "
+        "launch.START_S = 1.0; sys.exit(launch.main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "script.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 124 and "no rank of this machine was there 1 s after" in done.stderr
     assert "Starting again" not in done.stderr
 
 
 def test_a_signal_before_there_are_ranks_is_obeyed_at_once(tmp_path):
-    code = ("import sys; from ups.training import launch; launch.launcher_command = lambda words: "
-            "['sh', '-c', 'echo there; exec sleep 300']; sys.exit(launch.main())")
-    process = subprocess.Popen([sys.executable, "-c", code, "script.py"], cwd=ROOT, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True)
+    code = (
+        "import sys; from ups.training import launch; launch.launcher_command = lambda words: "
+        "['sh', '-c', 'echo there; exec sleep 300']; sys.exit(launch.main())"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "script.py"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout.readline() == "there\n"
     process.send_signal(signal.SIGTERM)
     words = process.communicate(timeout=30)[1]
@@ -164,21 +209,25 @@ def test_a_signal_before_there_are_ranks_is_obeyed_at_once(tmp_path):
 @pytest.mark.parametrize("is_nohup", [False, True])
 def test_a_closed_terminal_ends_what_make_waits_for_unless_nohup_said_otherwise(tmp_path, is_nohup):
     """The kernel tells the leader of the session, make, alone; and make waits for its children."""
-    work = ("import signal\ndef stop(*_): (folder / 'saved').touch(); tell('stopped'); os._exit(143)\n"
-            "signal.signal(signal.SIGTERM, stop); save(1)\n"
-            f"for _ in range({30 if is_nohup else 300}): time.sleep(0.1)\ntell('finished')")   # longer than any wait for a core
-    (tmp_path / "run.sh").write_text(shlex.join(["nohup"] * is_nohup + command(tmp_path, work))
-                                      + f" > {tmp_path}/out\n" * is_nohup)   # else nohup.out lies in the tree
+    work = (
+        "import signal\ndef stop(*_): (folder / 'saved').touch(); tell('stopped'); os._exit(143)\n"
+        "signal.signal(signal.SIGTERM, stop); save(1)\n"
+        f"for _ in range({30 if is_nohup else 300}): time.sleep(0.1)\ntell('finished')"
+    )  # longer than any wait for a core
+    (tmp_path / "run.sh").write_text(
+        shlex.join(["nohup"] * is_nohup + command(tmp_path, work)) + f" > {tmp_path}/out\n" * is_nohup
+    )  # else nohup.out lies in the tree
     (tmp_path / "Makefile").write_text(f"all:\n\tcd {ROOT} && bash {tmp_path}/run.sh\n")
     master, slave = os.openpty()
 
-    def lead() -> None:   # the leader of a session whose terminal this is
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)   # the tests may run under nohup
+    def lead() -> None:  # the leader of a session whose terminal this is
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
         os.setsid()
         os.close(os.open(os.ttyname(slave), os.O_RDWR))
 
-    make = subprocess.Popen(["make", "-C", str(tmp_path)], stdin=slave, stdout=slave, stderr=slave,
-                            preexec_fn=lead)
+    make = subprocess.Popen(
+        ["make", "-C", str(tmp_path)], stdin=slave, stdout=slave, stderr=slave, preexec_fn=lead
+    )
     os.close(slave)
     while not (tmp_path / "state" / "step_000000001").exists():
         time.sleep(0.05)
@@ -186,16 +235,20 @@ def test_a_closed_terminal_ends_what_make_waits_for_unless_nohup_said_otherwise(
     os.close(master)
     make.wait(20)
     pid = int((tmp_path / "attempt0").read_text())
-    while process_state(pid):   # for nohup: make may be gone before
+    while process_state(pid):  # for nohup: make may be gone before
         time.sleep(0.05)
     assert (tmp_path / "saved").exists() != is_nohup
 
 
 def test_a_terminal_that_closes_before_the_first_look_at_it_is_seen(tmp_path):
-    code = ("import os, sys, time\nfrom ups.training.processes import Terminal\nos.setsid()\n"
-            "os.close(os.open(os.ttyname(0), os.O_RDWR))\nimport signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-            "terminal = Terminal()\nopen(sys.argv[1] + '/there', 'w').close()\n"
-            "while not os.path.exists(sys.argv[1] + '/closed'): time.sleep(0.01)\nsys.exit(7 if terminal.is_closed() else 0)")
+    code = (
+        "import os, sys, time\nfrom ups.training.processes import Terminal\nos.setsid()\n"
+        "os.close(os.open(os.ttyname(0), os.O_RDWR))\nimport signal; signal.signal(signal.SIGHUP, "
+        "signal.SIG_IGN)\n"
+        "terminal = Terminal()\nopen(sys.argv[1] + '/there', 'w').close()\n"
+        "while not os.path.exists(sys.argv[1] + '/closed'): time.sleep(0.01)\nsys.exit(7 if "
+        "terminal.is_closed() else 0)"
+    )
     master, slave = os.openpty()
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdin=slave)
     os.close(slave)
@@ -213,19 +266,34 @@ REFUSES = "tell('failed', kind='configuration', code=2, cause='because'); sys.ex
 
 
 def launched(folder, work: str, topology: str = "cpu2") -> subprocess.Popen:
-    (folder / "script.py").write_text(f"import os, sys, time\nfrom ups.training.processes import tell\n{work}\n")
+    (folder / "script.py").write_text(
+        f"import os, sys, time\nfrom ups.training.processes import tell\n{work}\n"
+    )
     words = ["--config_file", f"accelerate_configs/{topology}.yaml", str(folder / "script.py"), str(folder)]
-    return subprocess.Popen([sys.executable, "-m", "ups.training.launch", *words], cwd=ROOT, stderr=subprocess.PIPE,
-                            text=True, env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    return subprocess.Popen(
+        [sys.executable, "-m", "ups.training.launch", *words],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
 
 
-@pytest.mark.parametrize(("topology", "work", "code", "words"), [
-    ("cpu2", REFUSES, 2, "launch: refused: because\n"),
-    ("cpu", REFUSES, 2, "launch: refused: because\n"),
-    ("cpu2", "if os.environ['RANK'] == '1': os.kill(os.getpid(), 9)\ntime.sleep(60)", 1,
-     "launcher: rank 1 (process N) was ended by SIGKILL\n"
-     "launch: not started again: it ended with exit code 1 before any rank was ready\n"),
-], ids=["refused by both", "refused by the only one", "killed"])
+@pytest.mark.parametrize(
+    ("topology", "work", "code", "words"),
+    [
+        ("cpu2", REFUSES, 2, "launch: refused: because\n"),
+        ("cpu", REFUSES, 2, "launch: refused: because\n"),
+        (
+            "cpu2",
+            "if os.environ['RANK'] == '1': os.kill(os.getpid(), 9)\ntime.sleep(60)",
+            1,
+            "launcher: rank 1 (process N) was ended by SIGKILL\n"
+            "launch: not started again: it ended with exit code 1 before any rank was ready\n",
+        ),
+    ],
+    ids=["refused by both", "refused by the only one", "killed"],
+)
 def test_what_a_rank_said_is_not_buried_by_the_launcher(tmp_path, topology, work, code, words):
     process = launched(tmp_path, work, topology)
     said = process.communicate(timeout=60)[1]
@@ -254,8 +322,10 @@ def test_exit_code_0_of_a_stage_that_is_not_finished_is_a_failure(tmp_path):
 
 
 def test_nothing_that_was_started_survives(tmp_path):
-    work = ("child = subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
-            "(folder / 'child').write_text(str(child.pid)); tell('finished')")
+    work = (
+        "child = subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
+        "(folder / 'child').write_text(str(child.pid)); tell('finished')"
+    )
     assert supervise(tmp_path, work)[0] == 0
     assert process_state(int((tmp_path / "child").read_text())) is None
 
@@ -273,19 +343,26 @@ def test_a_killed_supervisor_takes_its_launcher_along(tmp_path):
 
 
 def told(folder, *signals, pause: float, saving_s: float) -> tuple[int, str]:
-    """Exit code and words of a supervisor that gets `signals`, `pause` apart; its rank takes saving_s to end on the first."""
-    work = ("import signal\n"
-            "def stop(number, frame):\n"
-            "    (folder / 'told').open('a').write(f'{int(number)} '); until = time.monotonic() + saving_s\n"
-            "    while time.monotonic() < until: time.sleep(0.05)\n"
-            "    (folder / 'saved').touch(); tell('stopped'); os._exit(143)\n"
-            f"saving_s = {saving_s}\n"
-            "signal.signal(signal.SIGTERM, stop); signal.signal(signal.SIGINT, stop); save(1); time.sleep(300)")
+    """Exit code and words of a supervisor that gets `signals`, `pause` apart; its rank takes saving_s to end
+    on the first."""
+    work = (
+        "import signal\n"
+        "def stop(number, frame):\n"
+        "    (folder / 'told').open('a').write(f'{int(number)} '); until = time.monotonic() + saving_s\n"
+        "    while time.monotonic() < until: time.sleep(0.05)\n"
+        "    (folder / 'saved').touch(); tell('stopped'); os._exit(143)\n"
+        f"saving_s = {saving_s}\n"
+        "signal.signal(signal.SIGTERM, stop); signal.signal(signal.SIGINT, stop); save(1); time.sleep(300)"
+    )
 
-    def listen() -> None:   # a suite in the background of a shell has SIGINT ignored, and the supervisor keeps to that
+    def listen() -> (
+        None
+    ):  # a suite in the background of a shell has SIGINT ignored, and the supervisor keeps to that
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    process = subprocess.Popen(command(folder, work), cwd=ROOT, preexec_fn=listen, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command(folder, work), cwd=ROOT, preexec_fn=listen, stderr=subprocess.PIPE, text=True
+    )
     while not (folder / "state" / "step_000000001").exists():
         time.sleep(0.05)
     time.sleep(0.3)
@@ -297,11 +374,15 @@ def told(folder, *signals, pause: float, saving_s: float) -> tuple[int, str]:
     return process.returncode, words
 
 
-@pytest.mark.parametrize(("signals", "expected"), [
-    ([signal.SIGTERM], 143), ([signal.SIGINT], 130),
-    ([signal.SIGTERM] * 5, 143),                     # from Slurm and its step, make and a wrapper: told once
-    ([signal.SIGINT] * 2, 130),                      # by the terminal and a wrapper
-])
+@pytest.mark.parametrize(
+    ("signals", "expected"),
+    [
+        ([signal.SIGTERM], 143),
+        ([signal.SIGINT], 130),
+        ([signal.SIGTERM] * 5, 143),  # from Slurm and its step, make and a wrapper: told once
+        ([signal.SIGINT] * 2, 130),  # by the terminal and a wrapper
+    ],
+)
 def test_signals_reach_the_ranks_once_and_are_not_followed_by_a_start(tmp_path, signals, expected):
     code, words = told(tmp_path, *signals, pause=0.02, saving_s=1.0)
     assert code == expected and (tmp_path / "saved").exists(), words
@@ -314,12 +395,23 @@ def test_a_later_ctrl_c_ends_all_at_once(tmp_path):
 
 
 def test_a_launcher_that_is_stopped_is_replaced(tmp_path):
-    work = ("save(count); (folder / 'state' / 'step_of_mine').mkdir(exist_ok=True)\n"      # which is no checkpoint
-            "if count == 0: os.kill(os.getpid(), 19)\ntell('finished')")
-    code = ("import sys; from ups.training import launch; launch.launcher_command = lambda words: [sys.executable, '-c', "
-            "*words[1:]]; launch.STOPPED_S = 0.5; sys.exit(launch.main())")
-    done = subprocess.run([sys.executable, "-c", code, "script.py", SCRIPT, str(tmp_path), work], cwd=ROOT, capture_output=True,
-                          text=True, timeout=60, check=False)
+    work = (
+        "save(count); (folder / 'state' / 'step_of_mine').mkdir(exist_ok=True)\n"  # which is no checkpoint
+        "if count == 0: os.kill(os.getpid(), 19)\ntell('finished')"
+    )
+    code = (
+        "import sys; from ups.training import launch; launch.launcher_command = lambda words: "
+        "[sys.executable, '-c', "
+        "*words[1:]]; launch.STOPPED_S = 0.5; sys.exit(launch.main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "script.py", SCRIPT, str(tmp_path), work],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0 and "is stopped. Starting again from the checkpoint of step 0" in done.stderr
 
 
@@ -334,16 +426,33 @@ def test_the_port_is_a_free_one_unless_the_user_or_several_machines_choose(tmp_p
     assert "--main_process_port" not in words({"num_processes": 16, "num_machines": 2})
     assert words({"num_processes": 2}, "--main_process_port", "1234").count("--main_process_port") == 1
     for path in (ROOT / "accelerate_configs").glob("*.yaml"):
-        assert "29500" not in path.read_text() + " ".join(launcher_command(["--config_file", str(path), "x.py"]))
+        assert "29500" not in path.read_text() + " ".join(
+            launcher_command(["--config_file", str(path), "x.py"])
+        )
 
 
-@pytest.mark.parametrize(("words", "text"), [
-    (["--config_file", "nowhere.yaml", "x.py"], "no topology file nowhere.yaml; expected one of accelerate_configs/"),
-    (["--config_file", "nowhere.yaml"], "no script; expected accelerate launch's options, a script and its arguments"),
-])
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (
+            ["--config_file", "nowhere.yaml", "x.py"],
+            "no topology file nowhere.yaml; expected one of accelerate_configs/",
+        ),
+        (
+            ["--config_file", "nowhere.yaml"],
+            "no script; expected accelerate launch's options, a script and its arguments",
+        ),
+    ],
+)
 def test_a_launch_that_cannot_be_ends_with_2_and_one_line(words, text):
-    done = subprocess.run([sys.executable, "-m", "ups.training.launch", *words], cwd=ROOT, capture_output=True, text=True,
-                          timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "ups.training.launch", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 2 and text in done.stderr and "Traceback" not in done.stderr
 
 
@@ -354,7 +463,10 @@ def test_the_supervisor_starts_without_torch():
 
 def test_make_starts_stages_through_the_supervisor():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert "-m ups.training.launch --config_file $(TOPOLOGY_FILE)" in makefile and "accelerate.commands.launch" not in makefile
+    assert (
+        "-m ups.training.launch --config_file $(TOPOLOGY_FILE)" in makefile
+        and "accelerate.commands.launch" not in makefile
+    )
 
 
 def test_events_are_lines_of_json_and_nothing_without_a_supervisor(tmp_path, monkeypatch):

@@ -1,5 +1,5 @@
-"""Every layout of PDEBench's files, made here to its description and not by our writer, is read as what was written; the largest
-with no more memory than what is asked for."""
+"""Every layout of PDEBench's files, made here to its description and not by our writer, is read as what was
+written; the largest with no more memory than what is asked for."""
 
 import os
 import subprocess
@@ -18,18 +18,31 @@ from ups.tasks import get_task
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM, FRAMES = 5, 4
-SINGLE = {   # task: arrays of its channels, name of its file, attributes; (b, t, x[, y[, z]])
+SINGLE = {  # task: arrays of its channels, name of its file, attributes; (b, t, x[, y[, z]])
     "advection1d": (["tensor"], "1D_Advection_Sols_beta0.4.hdf5", {"beta": 0.4}),
     "burgers1d": (["tensor"], "1D_Burgers_Sols_Nu0.01.hdf5", {"Nu": 0.01}),
     "reacdiff1d": (["tensor"], "ReacDiff_Nu0.5_Rho1.0.hdf5", {"Nu": 0.5, "rho": 1.0}),
-    "cfd1d": (["density", "pressure", "Vx"], "1D_CFD_Rand_Eta0.1_Zeta0.1_periodic_Train.hdf5", {"eta": 0.1, "zeta": 0.1}),
-    "cfd2d": (["density", "pressure", "Vx", "Vy"], "2D_CFD_Rand_M0.1_Eta0.1_Zeta0.1_periodic_128_Train.hdf5",
-              {"eta": 0.1, "zeta": 0.1, "M": 0.1}),
-    "cfd3d": (["density", "pressure", "Vx", "Vy", "Vz"], "3D_CFD_Rand_M1.0_Eta1e-08_Zeta1e-08_periodic_Train.hdf5",
-              {"eta": 1e-8, "zeta": 1e-8, "M": 1.0}),
+    "cfd1d": (
+        ["density", "pressure", "Vx"],
+        "1D_CFD_Rand_Eta0.1_Zeta0.1_periodic_Train.hdf5",
+        {"eta": 0.1, "zeta": 0.1},
+    ),
+    "cfd2d": (
+        ["density", "pressure", "Vx", "Vy"],
+        "2D_CFD_Rand_M0.1_Eta0.1_Zeta0.1_periodic_128_Train.hdf5",
+        {"eta": 0.1, "zeta": 0.1, "M": 0.1},
+    ),
+    "cfd3d": (
+        ["density", "pressure", "Vx", "Vy", "Vz"],
+        "3D_CFD_Rand_M1.0_Eta1e-08_Zeta1e-08_periodic_Train.hdf5",
+        {"eta": 1e-8, "zeta": 1e-8, "M": 1.0},
+    ),
 }
-MULT = {"diff_sorp1d": ("1D_diff-sorp_NA_NA.h5", "x", 1), "diff_react2d": ("2D_diff-react_NA_NA.h5", "yx", 2),
-        "shallow_water2d": ("2D_rdb_NA_NA.h5", "xy", 1)}
+MULT = {
+    "diff_sorp1d": ("1D_diff-sorp_NA_NA.h5", "x", 1),
+    "diff_react2d": ("2D_diff-react_NA_NA.h5", "yx", 2),
+    "shallow_water2d": ("2D_rdb_NA_NA.h5", "xy", 1),
+}
 SIZES = {"x": 6, "y": 8, "z": 10}
 
 
@@ -48,7 +61,7 @@ def coordinates(file, axes, where="{}-coordinate", times=FRAMES + 1):
 @pytest.mark.parametrize("task", SINGLE)
 def test_arrays_with_trajectories_and_time_first(task, is_behind_a_device_axis, tmp_path):
     keys, name, attributes = SINGLE[task]
-    axes = "xyz"[:get_task(task).ndim]
+    axes = "xyz"[: get_task(task).ndim]
     u = numbers(NUM, FRAMES, len(keys), *[SIZES[axis] for axis in axes])
     with h5py.File(tmp_path / name, "w") as file:
         for channel, key in enumerate(keys):
@@ -65,22 +78,32 @@ def test_arrays_with_trajectories_and_time_first(task, is_behind_a_device_axis, 
 
 
 # task -> viscosity, axes, frames and their distance of its single test problems, as far as they are known
-PROBLEMS = {"cfd1d_shock": (1e-8, 81, 0.005), "cfd2d": (1e-3, 51, 0.1), "cfd3d": (1e-8, 21, 0.05), "cfd3d_turb": (1e-8, 21, 0.05)}
+PROBLEMS = {
+    "cfd1d_shock": (1e-8, 81, 0.005),
+    "cfd2d": (1e-3, 51, 0.1),
+    "cfd3d": (1e-8, 21, 0.05),
+    "cfd3d_turb": (1e-8, 21, 0.05),
+}
 
 
-@pytest.mark.parametrize(("task", "name"), [(task, name) for task in PROBLEMS for name in get_task(task).further])
+@pytest.mark.parametrize(
+    ("task", "name"), [(task, name) for task in PROBLEMS for name in get_task(task).further]
+)
 def test_a_single_test_problem_is_read_as_one_trajectory(task, name, tmp_path):
-    """Sod1 to 7, shocks, Kelvin-Helmholtz, Orszag-Tang, blast wave, turbulence: their names tell no viscosity, so the file must.
-    Of their axes no more is documented than of the other files': one without trajectories is refused by the names of the axes."""
+    """Sod1 to 7, shocks, Kelvin-Helmholtz, Orszag-Tang, blast wave, turbulence: their names tell no
+    viscosity, so the file must. Of their axes no more is documented than of the other files': one without
+    trajectories is refused by the names of the axes."""
     spec, (eta, frames, dt) = get_task(task), PROBLEMS[task]
-    axes = "xyz"[:spec.ndim]
+    axes = "xyz"[: spec.ndim]
     u = numbers(1, frames, len(spec.fields), *[SIZES[axis] for axis in axes])
     with h5py.File(tmp_path / name, "w") as file:
         for channel, key in enumerate(spec.fields):
             file[key] = u[:, :, channel]
         coordinates(file, axes, times=0)
         file["t-coordinate"] = (dt * np.arange(frames + 1)).astype(np.float32)
-    with pytest.raises(ValueError, match=f"{name}: no attribute eta .*and its name tells no value; expected a number"):
+    with pytest.raises(
+        ValueError, match=f"{name}: no attribute eta .*and its name tells no value; expected a number"
+    ):
         open_data(tmp_path / name, task)
     with h5py.File(tmp_path / name, "r+") as file:
         file.attrs.update({"eta": eta, "zeta": eta} | ({"M": 0.1} if "M" in spec.parameters else {}))
@@ -93,7 +116,10 @@ def test_a_single_test_problem_is_read_as_one_trajectory(task, name, tmp_path):
         for key in spec.fields:
             values = file.pop(key)[0]
             file[key] = values
-    with pytest.raises(ValueError, match=rf"{name} has density of shape .*expected {2 + spec.ndim} axes \(trajectory, time, x"):
+    with pytest.raises(
+        ValueError,
+        match=rf"{name} has density of shape .*expected {2 + spec.ndim} axes \(trajectory, time, x",
+    ):
         open_data(tmp_path / name, task)
 
 
@@ -119,11 +145,15 @@ def test_a_group_per_trajectory_with_channels_last(task, is_behind_a_device_axis
         for i in range(NUM):
             group = file.create_group(f"{i:04d}")
             values = np.moveaxis(u[i], 1, -1)
-            group.create_dataset("data", data=values[None] if is_behind_a_device_axis else values, compression="lzf")
+            group.create_dataset(
+                "data", data=values[None] if is_behind_a_device_axis else values, compression="lzf"
+            )
             coordinates(group, axes, "grid/{}", FRAMES)
             where, key = (group.attrs, "config") if config == "group" else (file.attrs, f"{i:04d}/config")
             if config:
-                where[key] = f"sim: {{seed: {i}, k: 0.005, n: 1}}\nname: test"   # variable length, as h5py writes it
+                where[key] = (
+                    f"sim: {{seed: {i}, k: 0.005, n: 1}}\nname: test"  # variable length, as h5py writes it
+                )
     data = open_data(tmp_path / name, task)
     assert np.array_equal(data.read(0, NUM), u) and np.array_equal(data.read(2, 4), u[2:4])
     assert data.space == tuple(SIZES[axis] for axis in axes) and data.dt == pytest.approx(0.05)
@@ -132,18 +162,25 @@ def test_a_group_per_trajectory_with_channels_last(task, is_behind_a_device_axis
 
 
 @pytest.mark.parametrize("is_behind_a_device_axis", [False, True])
-def test_incompressible_flow_in_frames_with_force_and_times_of_every_trajectory(is_behind_a_device_axis, tmp_path):
+def test_incompressible_flow_in_frames_with_force_and_times_of_every_trajectory(
+    is_behind_a_device_axis, tmp_path
+):
     velocity, particles = numbers(NUM, FRAMES, 6, 8, 2), numbers(NUM, FRAMES, 6, 8, 1)
     path, lead = tmp_path / "ns_incom_inhom_2d_512-0.h5", (1,) * is_behind_a_device_axis
     with h5py.File(path, "w") as file:
         for key, values in (("velocity", velocity), ("particles", particles)):
-            file.create_dataset(key, data=values.reshape(*lead, *values.shape), compression="lzf", shuffle=True,
-                                chunks=(*lead, 1, 1, *values.shape[2:]))
+            file.create_dataset(
+                key,
+                data=values.reshape(*lead, *values.shape),
+                compression="lzf",
+                shuffle=True,
+                chunks=(*lead, 1, 1, *values.shape[2:]),
+            )
         file["force"] = (force := numbers(NUM, 6, 8, 2)).reshape(*lead, *force.shape)
         file["t"] = np.tile(0.005 * np.arange(FRAMES, dtype=np.float32), (NUM, 1))
         file.attrs.update(config="{NU: 0.01, sim_name: test}", latestIndex=FRAMES - 1)
     data = open_data(path, "ns_incom2d")
-    given = np.broadcast_to(force[:, None], velocity.shape)   # of every frame the same
+    given = np.broadcast_to(force[:, None], velocity.shape)  # of every frame the same
     expected = np.moveaxis(np.concatenate([velocity, particles, given], -1), -1, 2)
     assert np.array_equal(data.read(0, NUM), expected) and np.array_equal(data.read(2, 4), expected[2:4])
     assert np.array_equal(data.read(1, 3, range(2, 4)), expected[1:3, 2:4])
@@ -151,11 +188,15 @@ def test_incompressible_flow_in_frames_with_force_and_times_of_every_trajectory(
     with h5py.File(path, "r+") as file:
         del file["force"]
         file["force"] = numbers(NUM, 6, 6, 2)
-    with pytest.raises(ValueError, match=r"/force has \(trajectories, frames, space\) = .*; expected .* as in velocity"):
+    with pytest.raises(
+        ValueError, match=r"/force has \(trajectories, frames, space\) = .*; expected .* as in velocity"
+    ):
         open_data(path, "ns_incom2d")
 
 
-@pytest.mark.parametrize(("said", "is_wrong"), [("k: 0.005", False), ("k: 0.01", True), ("[", False), ("just text", False)])
+@pytest.mark.parametrize(
+    ("said", "is_wrong"), [("k: 0.005", False), ("k: 0.01", True), ("[", False), ("just text", False)]
+)
 def test_constants_that_a_file_states_otherwise_are_an_error(said, is_wrong, tmp_path):
     path = tmp_path / "2D_diff-react_NA_NA.h5"
     with h5py.File(path, "w") as file:
@@ -165,10 +206,13 @@ def test_constants_that_a_file_states_otherwise_are_an_error(said, is_wrong, tmp
             coordinates(group, "", "grid/{}", FRAMES)
             group.attrs["config"] = f"sim:\n  {said}" if ":" in said else said
     findings = dict(examine([("diff_react2d", path)], val_fraction=0.2, test_fraction=0.2))[path]
-    assert any("the file says k = 0.01, and diff_react2d has 0.005" in finding.what for finding in findings) == is_wrong
+    assert (
+        any("the file says k = 0.01, and diff_react2d has 0.005" in finding.what for finding in findings)
+        == is_wrong
+    )
 
 
-FULL = {   # published shapes, and what of them is asked for: rows, strides in space and time, bytes asked for
+FULL = {  # published shapes, and what of them is asked for: rows, strides in space and time, bytes asked for
     "advection1d": (["tensor"], (10000, 201, 1024), (5000, 5100), 1, 1),
     "darcy2d": (["tensor"], (10000, 1, 128, 128), (9000, 9100), 1, 1),
     "cfd2d": (["density", "pressure", "Vx", "Vy"], (10000, 21, 128, 128), (9990, 9994), 1, 1),
@@ -179,8 +223,8 @@ FULL = {   # published shapes, and what of them is asked for: rows, strides in s
 
 @pytest.mark.parametrize("task", FULL)
 def test_a_file_of_the_published_size_is_read_with_no_more_memory_than_the_batch(task, tmp_path):
-    """Up to 88 GB in size; the files have holes and take no disk. A block of 16 MiB, and twice that where a stride drops most of
-    it, is what reading adds to the batch."""
+    """Up to 88 GB in size; the files have holes and take no disk. A block of 16 MiB, and twice that where a
+    stride drops most of it, is what reading adds to the batch."""
     keys, shape, (low, high), space, time = FULL[task]
     spec = get_task(task)
     attributes = {"beta": 1.0, "eta": 0.1, "zeta": 0.1}
@@ -203,8 +247,13 @@ def test_a_file_of_the_published_size_is_read_with_no_more_memory_than_the_batch
         u = data.read({low}, {high})
         print(float(u[-1].max()), float(u[0].min()), peak() - before - u.nbytes, u.nbytes)
     """
-    result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=ROOT,
-                            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
     assert result.returncode == 0, result.stderr
     largest, smallest, beyond, batch = map(float, result.stdout.split())
     assert (largest, smallest) == (3.0, 0.0)

@@ -1,4 +1,5 @@
-"""Frames that training and test share are found and refused; frames that are equal without being copies are not."""
+"""Frames that training and test share are found and refused; frames that are equal without being copies are
+not."""
 
 from types import SimpleNamespace
 
@@ -26,7 +27,7 @@ def shared(u, task=TASK, parts=PARTS):
 
 def overlapping(dtype=np.float32, step=2, window=5):
     run = noise(40, CELLS)
-    return np.stack([run[i:i + window] for i in range(0, 36, step)]).astype(dtype)
+    return np.stack([run[i : i + window] for i in range(0, 36, step)]).astype(dtype)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -34,9 +35,14 @@ def test_overlapping_windows_are_refused_by_the_doctor_and_the_cache(tmp_path, c
     path = written(tmp_path, overlapping(dtype))
     assert prepare_data.main(["--config", str(path), "--doctor", "evaluate.min_initial_conditions=1"]) == 1
     out = capsys.readouterr().out
-    assert "5 of 5 test frames are also training frames, bit for bit" in out and "cut windows that do not overlap" in out
+    assert (
+        "5 of 5 test frames are also training frames, bit for bit" in out
+        and "cut windows that do not overlap" in out
+    )
     config = load_config(path, [])
-    with pytest.raises(ValueError, match="5 of 5 test frames are also training frames.* expected no frame in two parts"):
+    with pytest.raises(
+        ValueError, match="5 of 5 test frames are also training frames.* expected no frame in two parts"
+    ):
         build_cache(config, "ks", progress=False)
     assert not list((tmp_path / "cache").glob("*.h5"))
 
@@ -54,7 +60,7 @@ def test_a_single_copied_frame_is_counted_with_its_places():
     u[6, 2] = u[1, 3]
     found = shared(u)
     assert found == Shared("test", "training", 1, 8, (6, 2), (1, 3))
-    u[4, 1] = u[5, 3]   # validation and test
+    u[4, 1] = u[5, 3]  # validation and test
     u[6, 2] = 0
     assert str(shared(u)).startswith("1 of 8 test frames are also validation frames")
 
@@ -66,12 +72,12 @@ def test_a_frame_that_was_rounded_to_float32_is_the_same_frame():
 
 
 def resting(u):
-    u[:, 2:] = 0                        # at rest, and minus zero
+    u[:, 2:] = 0  # at rest, and minus zero
     u[6, 2:] = -0.0
 
 
 def saturated(u):
-    u[:, 2:] = np.sign(noise(CELLS))    # all end in one steady pattern
+    u[:, 2:] = np.sign(noise(CELLS))  # all end in one steady pattern
 
 
 def steady_in_the_end(u):
@@ -79,11 +85,11 @@ def steady_in_the_end(u):
 
 
 def alike_at_first(u):
-    u[:, 0] = u[0, 0]                   # one start, other forces
+    u[:, 0] = u[0, 0]  # one start, other forces
 
 
 def flat(u):
-    u[:] = np.arange(4)[None, :, None, None]   # a mean that grows the same everywhere
+    u[:] = np.arange(4)[None, :, None, None]  # a mean that grows the same everywhere
 
 
 @pytest.mark.parametrize("change", [resting, saturated, steady_in_the_end, alike_at_first, flat])
@@ -95,10 +101,10 @@ def test_equal_frames_that_are_no_copies_are_not_reported(change):
 
 def test_steady_samples_are_copies_only_if_coefficient_and_solution_are_equal():
     u = noise(7, 1, 2, CELLS)
-    u[6, :, 0] = u[0, :, 0]             # the same coefficient, another solution
+    u[6, :, 0] = u[0, :, 0]  # the same coefficient, another solution
     assert shared(u, STEADY) is None
     u[5], u[6] = u[1], 3.0
-    u[0] = 3.0                          # coefficients of one value are alike by chance
+    u[0] = 3.0  # coefficients of one value are alike by chance
     assert shared(u, STEADY).count == 1
 
 

@@ -16,19 +16,39 @@ from ups.generative.conditions import error_fact
 from ups.generative.corrector import Drawn
 from ups.generative.limits import LARGEST, WaveLimits, wave_numbers
 
-ALONE = SimpleNamespace(rank=0, world=1, device=torch.device("cpu"), agreed=lambda function, _: function(),
-                        reduce_sum=lambda total: total)
-CASES = [("periodic", (48,), 1), ("no_flux", (48,), 1), ("dirichlet", (40,), 2), ("periodic", (16, 12), 2),
-         ("periodic no_flux", (12, 10), 1), ("periodic", (10, 8, 10), 1)]
+ALONE = SimpleNamespace(
+    rank=0,
+    world=1,
+    device=torch.device("cpu"),
+    agreed=lambda function, _: function(),
+    reduce_sum=lambda total: total,
+)
+CASES = [
+    ("periodic", (48,), 1),
+    ("no_flux", (48,), 1),
+    ("dirichlet", (40,), 2),
+    ("periodic", (16, 12), 2),
+    ("periodic no_flux", (12, 10), 1),
+    ("periodic", (10, 8, 10), 1),
+]
 
 
 def noise(*shape: int, key: int = 0) -> Tensor:
     return torch.randn(*shape, generator=generator(0, key))
 
 
-def band(space: tuple[int, ...], boundary: str, channels: int, first: float, last: float, key: int, count: int = 64,
-         slope: float = 2.0) -> Tensor:
-    """Fields (count, channels, *space) of waves first <= |k| < last alone, their power falling as |k|^-2 slope."""
+def band(
+    space: tuple[int, ...],
+    boundary: str,
+    channels: int,
+    first: float,
+    last: float,
+    key: int,
+    count: int = 64,
+    slope: float = 2.0,
+) -> Tensor:
+    """Fields (count, channels, *space) of waves first <= |k| < last alone, their power falling as |k|^-2
+    slope."""
     transform = FieldTransform(space, boundary)
     k = wave_numbers(transform, boundary)
     size = torch.where((k >= first) & (k < last), k.clamp_min(0.5) ** -slope, 0.0).float()
@@ -36,7 +56,8 @@ def band(space: tuple[int, ...], boundary: str, channels: int, first: float, las
 
 
 class Source:
-    """Residuals of short-tailed states, drawn by the fakes below: as much of a `TransientResiduals` as is used."""
+    """Residuals of short-tailed states, drawn by the fakes below: as much of a `TransientResiduals` as is
+    used."""
 
     name, device, top = "flow", torch.device("cpu"), 6.0
 
@@ -44,7 +65,7 @@ class Source:
         self.boundary, self.space, self.channels = boundary, space, channels
 
     def windows(self, split: str) -> tuple[int, int]:
-        assert split == "reserved"   # neither test nor what the operator was trained on
+        assert split == "reserved"  # neither test nor what the operator was trained on
         return 600, 4
 
     def draw(self, split: str, rows: Tensor, starts: Tensor, draw: torch.Generator) -> Drawn:
@@ -63,17 +84,27 @@ class Source:
 
 
 class Way:
-    """Draws of the right law and white noise, as a network's error is; of told states `told` times as large."""
+    """Draws of the right law and white noise, as a network's error is; of told states `told` times as
+    large."""
 
     evaluations = 1
 
     def __init__(self, source: Source, white: float, told: float = 1.0):
         self.source, self.white, self.told = source, white, told
-        head = SimpleNamespace(limits=WaveLimits(source.channels, *source.space, boundary=source.boundary), drawn_error=0.1)
+        head = SimpleNamespace(
+            limits=WaveLimits(source.channels, *source.space, boundary=source.boundary), drawn_error=0.1
+        )
         self.network = SimpleNamespace(heads={source.name: head})
 
-    def residual(self, source: Source, tokens: Tensor, facts: Tensor, noise: Tensor, second: Tensor,
-                 is_limited: bool = True) -> Tensor:
+    def residual(
+        self,
+        source: Source,
+        tokens: Tensor,
+        facts: Tensor,
+        noise: Tensor,
+        second: Tensor,
+        is_limited: bool = True,
+    ) -> Tensor:
         transform = FieldTransform(source.space, source.boundary)
         k = wave_numbers(transform, source.boundary)
         size = torch.where((k >= 0.9) & (k < source.top), k.clamp_min(0.5) ** -2.0, 0.0).float()
@@ -98,13 +129,17 @@ def powers(limits: WaveLimits, w: Tensor) -> Tensor:
 def limited(way: Way, source: Source, facts: float, key: int) -> tuple[Tensor, ...]:
     """(residuals, draws as made, draws within the limits, predictions) of many other states."""
     r, tokens, _ = source.draw("reserved", torch.arange(2000), torch.zeros(2000), generator(key, "other"))[:3]
-    drawn = way.residual(source, tokens, torch.full((2000, 1), facts), noise(*r.shape, key=key), noise(*r.shape, key=key + 1))
+    drawn = way.residual(
+        source, tokens, torch.full((2000, 1), facts), noise(*r.shape, key=key), noise(*r.shape, key=key + 1)
+    )
     limits = way.network.heads[source.name].limits
     return r, drawn, limits(tokens, drawn, 1, torch.full((2000,), facts) > 0), tokens
 
 
 @pytest.mark.parametrize(("boundary", "space", "channels"), CASES)
-def test_draws_have_the_power_of_residuals_in_every_wave_and_none_where_states_have_none(boundary, space, channels):
+def test_draws_have_the_power_of_residuals_in_every_wave_and_none_where_states_have_none(
+    boundary, space, channels
+):
     source = Source(boundary, space, channels)
     way = Way(source, white=0.1)
     fit(way, source)
@@ -113,8 +148,12 @@ def test_draws_have_the_power_of_residuals_in_every_wave_and_none_where_states_h
     k = wave_numbers(limits.transform, boundary)
     is_kept = (k >= 0.9) & (k < source.top)
     assert torch.equal(limits.is_silent, ~is_kept.expand(channels, -1))
-    beyond, before = (limits.power(prediction + part).mean(0)[limits.is_silent].sum() for part in (found, drawn))
-    assert float(beyond) < 1e-11 * float(limits.power(prediction).mean(0).sum()) < 1e-7 * float(before)   # the prediction's, too
+    beyond, before = (
+        limits.power(prediction + part).mean(0)[limits.is_silent].sum() for part in (found, drawn)
+    )
+    assert (
+        float(beyond) < 1e-11 * float(limits.power(prediction).mean(0).sum()) < 1e-7 * float(before)
+    )  # the prediction's, too
     shells = [shell for shell in range(1, 6) if (is_kept & (limits.shells == shell)).any()]
     ratio = (powers(limits, found) / powers(limits, r))[:, shells]
     assert (ratio > 0.7).all() and (ratio < 1.4).all()
@@ -124,6 +163,7 @@ def test_draws_have_the_power_of_residuals_in_every_wave_and_none_where_states_h
 
 def test_a_mean_that_residuals_do_not_have_is_not_drawn():
     """States have a mean, what the operator leaves has none: the equation keeps it."""
+
     class Held(Source):
         def draw(self, *args) -> Drawn:
             r, tokens, facts, _ = super().draw(*args)
@@ -142,7 +182,7 @@ def test_right_draws_stay_as_they_are():
     way = Way(source, white=0.0)
     fit(way, source)
     kept = way.network.heads["flow"].limits.gain[0, 0, 0, 1:6]
-    assert (kept == 1).float().mean() >= 0.8 and (kept - 1).abs().max() < 0.2   # 3 standard errors each
+    assert (kept == 1).float().mean() >= 0.8 and (kept - 1).abs().max() < 0.2  # 3 standard errors each
 
 
 def test_states_that_were_drawn_have_gains_of_their_own():
@@ -156,7 +196,7 @@ def test_states_that_were_drawn_have_gains_of_their_own():
         r, _, found, _ = limited(way, source, facts, 5)
         ratio = (powers(limits, found) / powers(limits, r))[0, 1:6]
         assert (ratio > 0.8).all() and (ratio < 1.25).all()
-    assert torch.equal(limits.gain[1], torch.ones_like(limits.gain[1]))       # two evaluations were not fitted
+    assert torch.equal(limits.gain[1], torch.ones_like(limits.gain[1]))  # two evaluations were not fitted
 
 
 def test_noise_is_not_made_from_next_to_nothing():
@@ -169,8 +209,15 @@ def test_noise_is_not_made_from_next_to_nothing():
 def test_the_gain_of_a_shell_is_significant_or_one():
     limits = WaveLimits(1, 16, boundary="periodic")
     mean = torch.ones(1, 9)
-    for ratio, error, expected in ((1.2, 0.05, 1.0), (1.2, 0.01, 1.2**-0.5), (0.5, 0.01, math.sqrt(2)), (0.5, 0.5, 1.0)):
-        limits.set_gain(torch.stack([mean, error * mean]), torch.stack([ratio * mean, error * ratio * mean]), 2, False)
+    for ratio, error, expected in (
+        (1.2, 0.05, 1.0),
+        (1.2, 0.01, 1.2**-0.5),
+        (0.5, 0.01, math.sqrt(2)),
+        (0.5, 0.5, 1.0),
+    ):
+        limits.set_gain(
+            torch.stack([mean, error * mean]), torch.stack([ratio * mean, error * ratio * mean]), 2, False
+        )
         torch.testing.assert_close(limits.gain[1], torch.full_like(limits.gain[1], expected))
 
 
@@ -190,10 +237,15 @@ def test_what_is_fitted_does_not_depend_on_how_many_ranks_measure():
             found.setdefault(call, {})[number] = total
             return sum(found[call].values())
 
-        return SimpleNamespace(rank=number, world=2, device=source.device, agreed=lambda function, _: function(),
-                               reduce_sum=reduce_sum)
+        return SimpleNamespace(
+            rank=number,
+            world=2,
+            device=source.device,
+            agreed=lambda function, _: function(),
+            reduce_sum=reduce_sum,
+        )
 
-    for number in (0, 1, 0):   # the first is told the second's sums when it asks again
+    for number in (0, 1, 0):  # the first is told the second's sums when it asks again
         fit(way, source, rank(number))
     for key, value in way.network.heads["flow"].limits.state_dict().items():
         torch.testing.assert_close(value, alone[key], msg=key)

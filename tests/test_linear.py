@@ -1,5 +1,5 @@
-"""The linear map of reduced rank (ups/models/bases/linear.py): beside plain least squares of the same data, on data for which no
-symmetry holds; and what of it a network is trained over."""
+"""The linear map of reduced rank (ups/models/bases/linear.py): beside plain least squares of the same data,
+on data for which no symmetry holds; and what of it a network is trained over."""
 
 from __future__ import annotations
 
@@ -20,10 +20,21 @@ from ups.models.bases.reduced_rank import Directions
 from ups.models.shortlist import tried
 
 CPU = torch.device("cpu")
-TRANSIENT = {"boundary": "no_flux", "domain": [0, 1], "dt": 1.0, "base": ["persistence", "propagator", "linear"]}
-STEADY = {"layout": {name: ["trajectory", "x", "y"] for name in "au"}, "inputs": ["a"], "dt": None, "base": ["mean", "linear"],
-          "domain": {"x": [0, 1], "y": [0, 1]}, "boundary": "no_flux"}
-FLOAT32 = 2e-5   # nRMSE of a rollout that rounding makes: least squares here are of float64
+TRANSIENT = {
+    "boundary": "no_flux",
+    "domain": [0, 1],
+    "dt": 1.0,
+    "base": ["persistence", "propagator", "linear"],
+}
+STEADY = {
+    "layout": {name: ["trajectory", "x", "y"] for name in "au"},
+    "inputs": ["a"],
+    "dt": None,
+    "base": ["mean", "linear"],
+    "domain": {"x": [0, 1], "y": [0, 1]},
+    "boundary": "no_flux",
+}
+FLOAT32 = 2e-5  # nRMSE of a rollout that rounding makes: least squares here are of float64
 
 
 def fields(num: int, *cells: int, seed: int = 0) -> np.ndarray:
@@ -53,21 +64,25 @@ def reaction(num: int = 16, frames: int = 14, n: int = 20) -> dict[str, np.ndarr
     x = (np.arange(n) + 0.5) / n
     laplacian = np.diff(np.pad(np.eye(n), ((1, 1), (0, 0)), "edge"), 2, 0)
     decay, grow = np.diag(0.3 + 0.5 * x), np.diag(0.2 + 0.3 * np.cos(3 * x))
-    values, vectors = np.linalg.eig(np.block([[(0.1 + 0.3 * x)[:, None] * laplacian - decay, grow],
-                                              [decay, 0.1 * laplacian - grow]]))
+    values, vectors = np.linalg.eig(
+        np.block([[(0.1 + 0.3 * x)[:, None] * laplacian - decay, grow], [decay, 0.1 * laplacian - grow]])
+    )
     step = (vectors * np.exp(0.3 * values) @ np.linalg.inv(vectors)).real
-    states = [fields(num, 2 * n, seed=1) * 1e-7]   # in any unit
+    states = [fields(num, 2 * n, seed=1) * 1e-7]  # in any unit
     for _ in range(frames - 1):
         states.append(states[-1] @ step.T)
     return {name: part for name, part in zip("uv", np.split(np.stack(states, 1), 2, 2), strict=True)}
 
 
 def temperatures(days: int = 1500, n: int = 24) -> dict[str, np.ndarray]:
-    """One run at stations: a season of each, noise that each remembers in its own way and hands on, and one broken sensor."""
+    """One run at stations: a season of each, noise that each remembers in its own way and hands on, and one
+    broken sensor."""
     draw, x, u, noise = np.random.default_rng(2), np.linspace(0, 1, n), [], np.zeros(n)
     root = np.linalg.cholesky(np.exp(-np.abs(x[:, None] - x) / 0.2))
     for day in range(days):
-        noise = (0.6 + 0.2 * np.sin(5 * x)) * noise + 0.15 * np.roll(noise, 1) + root @ draw.standard_normal(n)
+        noise = (
+            (0.6 + 0.2 * np.sin(5 * x)) * noise + 0.15 * np.roll(noise, 1) + root @ draw.standard_normal(n)
+        )
         u.append(285 + 10 * x + (8 + 4 * x) * np.cos(2 * np.pi * (day / 365.25 - 0.05 * x)) + 1.5 * noise)
     u = np.stack(u)
     u[:, 5] = 280.0
@@ -82,16 +97,26 @@ def prepared(folder: Path, said: dict, **arrays: np.ndarray) -> tuple[Config, Ca
 
 
 def by_least_squares(cache: Cache, context: int) -> float:
-    """The least test error, as `Candidate.error` has it, of lstsq, ridge and reduced rank, chosen on validation."""
+    """The least test error, as `Candidate.error` has it, of lstsq, ridge and reduced rank, chosen on
+    validation."""
+
     def of(split: str) -> tuple[np.ndarray, np.ndarray]:
         rows = cache.split[split]
-        u = cache.tokenizer.denormalise(cache.tokenizer.decode(cache.batch(rows, 0, cache.num_frames))).double()
-        a = u if cache.input_tokenizer is None else cache.input_tokenizer.denormalise(
-            cache.input_tokenizer.decode(cache.inputs(rows))).double()
+        u = cache.tokenizer.denormalise(
+            cache.tokenizer.decode(cache.batch(rows, 0, cache.num_frames))
+        ).double()
+        a = (
+            u
+            if cache.input_tokenizer is None
+            else cache.input_tokenizer.denormalise(cache.input_tokenizer.decode(cache.inputs(rows))).double()
+        )
         return a.flatten(2).numpy(), u.flatten(2).numpy()
 
     (a, u), is_steady = of("train"), cache.task.is_steady
-    x, y = (a if is_steady else a[:, :-1]).reshape(-1, a.shape[2]), (u if is_steady else u[:, 1:]).reshape(-1, u.shape[2])
+    x, y = (
+        (a if is_steady else a[:, :-1]).reshape(-1, a.shape[2]),
+        (u if is_steady else u[:, 1:]).reshape(-1, u.shape[2]),
+    )
     mean, mean_next = x.mean(0), y.mean(0)
     _, size, right = np.linalg.svd(x - mean, full_matrices=False)
 
@@ -101,8 +126,10 @@ def by_least_squares(cache: Cache, context: int) -> float:
         for _ in range(u.shape[1] - context):
             last = (last - mean) @ weights + mean_next
             out.append(last)
-        out, u = (part.reshape(len(u), -1, cache.tokenizer.num_channels, u.shape[2] // cache.tokenizer.num_channels)
-                  for part in (np.stack(out, 1), u[:, context:]))
+        out, u = (
+            part.reshape(len(u), -1, cache.tokenizer.num_channels, u.shape[2] // cache.tokenizer.num_channels)
+            for part in (np.stack(out, 1), u[:, context:])
+        )
         return float(np.sqrt(np.square(out - u).mean((0, 3)) / np.square(u).mean((0, 3))).mean())
 
     tried_out = [np.linalg.lstsq(x - mean, y - mean_next, rcond=None)[0]]
@@ -115,10 +142,16 @@ def by_least_squares(cache: Cache, context: int) -> float:
     return min(error(best, "test"), error(tried_out[0], "test"))
 
 
-@pytest.mark.parametrize(("arrays", "said"), [
-    (moved(), STEADY), (blocks(), {**TRANSIENT, "patch": 8}),
-    (reaction(), {**TRANSIENT, "layout": {name: ["trajectory", "time", "x"] for name in "uv"}}),
-    (temperatures(), {**TRANSIENT, "layout": {"u": ["time", "x"]}, "cut": 12})], ids=["moved", "blocks", "reaction", "stations"])
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        (moved(), STEADY),
+        (blocks(), {**TRANSIENT, "patch": 8}),
+        (reaction(), {**TRANSIENT, "layout": {name: ["trajectory", "time", "x"] for name in "uv"}}),
+        (temperatures(), {**TRANSIENT, "layout": {"u": ["time", "x"]}, "cut": 12}),
+    ],
+    ids=["moved", "blocks", "reaction", "stations"],
+)
 def test_what_plain_least_squares_predict_the_base_predicts(tmp_path, arrays, said):
     config, cache = prepared(tmp_path, said, **arrays)
     head, scores = base_selection.choose_base(cache, 1, config.context("ks"), 0, CPU)
@@ -136,20 +169,22 @@ def test_a_network_is_trained_over_a_map_whose_errors_are_alike_on_windows_of_th
         for split in ("train", "test"):
             rows = cache.split[split]
             u_ref = head.codec.decode(cache.batch(rows, 0, 1)[:, 0])
-            u = head.next_frame(head.input_codec.decode(cache.inputs(rows)), head.known(cache.parameters[rows]), is_alone)
+            u = head.next_frame(
+                head.input_codec.decode(cache.inputs(rows)), head.known(cache.parameters[rows]), is_alone
+            )
             found.append(float((u - u_ref).norm() / u_ref.norm()))
         return found
 
     (own, other), (firm, firm_other) = errors(is_alone=True), errors(is_alone=False)
     assert own < 0.2 * other and 0.4 * firm_other < firm and other < firm_other < 1
-    assert float(head.scale) == pytest.approx(firm, rel=0.3)   # what the network is to learn
+    assert float(head.scale) == pytest.approx(firm, rel=0.3)  # what the network is to learn
 
 
 def test_a_map_that_grows_is_offered_without_its_growth():
     base = Linear(num_channels=1, num_parameters=0, space=[3], lags=2, rank=2)
     base.kept[:] = torch.tensor([0.9, 0.8, 0.5])
     base.reads[:, 0], base.gives[0, 0] = torch.tensor([0.3, 0.0, 0.0, 0.2, 0.0, 0.0]), 1.0
-    companion = np.array([[1.2, 0.2], [1.0, 0.0]])   # of the first cell; the others decay
+    companion = np.array([[1.2, 0.2], [1.0, 0.0]])  # of the first cell; the others decay
     growth = np.abs(np.linalg.eigvals(companion)).max()
     assert base.growth(0) == pytest.approx(growth, rel=1e-4)
     assert base.shrunk(growth).growth(0) == pytest.approx(1.0, rel=1e-4)
@@ -160,8 +195,14 @@ def test_a_map_between_cells_is_not_offered_where_windows_are_shifted(tmp_path, 
     said = {**TRANSIENT, "boundary": "periodic", "symmetries": ["shift"]}
     config, cache = prepared(tmp_path, said, u=u)
     _, scores = base_selection.choose_base(cache, 1, 1, 0, CPU)
-    assert not any("linear" in name for name in scores) and "linear: left out, as ks is shifted" in capsys.readouterr().out
-    assert "linear" not in load_config(overlay(tmp_path, section(tmp_path, **{**said, "base": None}))).task["ks"].base
+    assert (
+        not any("linear" in name for name in scores)
+        and "linear: left out, as ks is shifted" in capsys.readouterr().out
+    )
+    assert (
+        "linear"
+        not in load_config(overlay(tmp_path, section(tmp_path, **{**said, "base": None}))).task["ks"].base
+    )
 
 
 @pytest.mark.parametrize("shape", [(40, 7), (7, 40)])
@@ -204,4 +245,7 @@ def test_forcing_that_is_known_is_read(tmp_path):
     said = {**TRANSIENT, "layout": layout, "forcing": ["q"], "base": ["persistence", "linear"]}
     config, cache = prepared(tmp_path, said, u=np.stack(u, 1), q=heat)
     head, scores = base_selection.choose_base(cache, 1, config.context("ks"), 0, CPU)
-    assert head.base.kind == "linear" and scores[head.description["base"]["name"]] < 1e-4 < 0.5 < scores["persistence"]
+    assert (
+        head.base.kind == "linear"
+        and scores[head.description["base"]["name"]] < 1e-4 < 0.5 < scores["persistence"]
+    )

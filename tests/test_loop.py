@@ -1,5 +1,5 @@
-"""ups/training/run.py: one process equals two, a resumed run equals an uninterrupted one, and no fault hangs, lies or passes
-silently.
+"""ups/training/run.py: one process equals two, a resumed run equals an uninterrupted one, and no fault hangs,
+lies or passes silently.
 
 Every run here is real: ranks are processes that talk over gloo (tests/loop_stage.py).
 """
@@ -58,8 +58,10 @@ def same_run(one, two):
     a, b = (load_file(outcome.directory / "model.safetensors") for outcome in (one, two))
     assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
     assert one.json("done.json")["results"] == two.json("done.json")["results"]
-    lines = [[{k: v for k, v in line.items() if k not in ("time", "steps_per_s")} for line in outcome.lines()]
-             for outcome in (one, two)]
+    lines = [
+        [{k: v for k, v in line.items() if k not in ("time", "steps_per_s")} for line in outcome.lines()]
+        for outcome in (one, two)
+    ]
     assert lines[0] == lines[1]
 
 
@@ -83,17 +85,35 @@ def test_an_uneven_split_over_three_processes_is_still_the_mean_over_the_global_
 def test_accumulation_changes_nothing(reference, tmp_path, micro_batch):
     outcome = launch(tmp_path, f"operator.train.micro_batch={micro_batch}")
     same_losses(reference, outcome)
-    assert outcome.lines()[-2]["train/absolute"] == pytest.approx(reference.lines()[-2]["train/absolute"], rel=1e-4)
+    assert outcome.lines()[-2]["train/absolute"] == pytest.approx(
+        reference.lines()[-2]["train/absolute"], rel=1e-4
+    )
 
 
 def test_the_real_launcher_starts_two_cpu_processes_from_cpu2_yaml(tmp_path):
     script = tmp_path / "script.py"
-    script.write_text(f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}, {str(ROOT)!r}]\n"
-                      f"from loop_stage import stage\nstage({str(tmp_path)!r}, [], {{}}, {{}}, {{}})\n")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "MASTER_"))}
-    done = subprocess.run([sys.executable, "-m", "accelerate.commands.launch", "--config_file",
-                           str(ROOT / "accelerate_configs" / "cpu2.yaml"), str(script)],
-                          env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240, check=False)
+    script.write_text(
+        f"import sys; sys.path[:0] = [{str(ROOT / 'tests')!r}, {str(ROOT)!r}]\n"
+        f"from loop_stage import stage\nstage({str(tmp_path)!r}, [], {{}}, {{}}, {{}})\n"
+    )
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "MASTER_"))
+    }
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "accelerate.commands.launch",
+            "--config_file",
+            str(ROOT / "accelerate_configs" / "cpu2.yaml"),
+            str(script),
+        ],
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "on 2 x CPU" in done.stdout and "29500" not in done.stdout + done.stderr
     lines = (tmp_path / "default" / "operator" / "metrics.jsonl").read_text().splitlines()
@@ -107,7 +127,9 @@ def test_the_real_launcher_starts_two_cpu_processes_from_cpu2_yaml(tmp_path):
 def test_a_killed_run_resumes_bitwise(tmp_path, reference2, world):
     options = {"dropout": True}
     whole = reference2 if world == 2 else launch(tmp_path / "whole", world=world, options=options)
-    killed = launch(tmp_path / "cut", world=world, options=options, fault={"kind": "kill", "rank": world - 1, "step": 12})
+    killed = launch(
+        tmp_path / "cut", world=world, options=options, fault={"kind": "kill", "rank": world - 1, "step": 12}
+    )
     assert killed.codes[world - 1] == -9 and all(code != 0 for code in killed.codes)
     assert not (killed.directory / "done.json").exists()
     resumed = launch(tmp_path / "cut", world=world, options=options)
@@ -121,8 +143,12 @@ def test_three_kills_within_one_epoch_resume_bitwise(tmp_path):
     often = {"world": 2, "options": {"dropout": True}}
     whole = launch(tmp_path / "whole", "operator.train.save_every=1", **often)
     for step in (11, 12, 13):
-        killed = launch(tmp_path / "cut", "operator.train.save_every=1", fault={"kind": "kill", "rank": step % 2, "step": step},
-                        **often)
+        killed = launch(
+            tmp_path / "cut",
+            "operator.train.save_every=1",
+            fault={"kind": "kill", "rank": step % 2, "step": step},
+            **often,
+        )
         assert killed.codes[step % 2] == -9 and all(killed.codes), killed.logs
     resumed = launch(tmp_path / "cut", "operator.train.save_every=1", **often)
     assert resumed.codes == [0, 0] and "resumed at step 13" in resumed.logs[0], resumed.logs
@@ -132,7 +158,9 @@ def test_three_kills_within_one_epoch_resume_bitwise(tmp_path):
 def test_a_checkpoint_between_two_logs_keeps_the_window_of_each_rank(tmp_path):
     settings = ["operator.train.log_every=4"]
     whole = launch(tmp_path / "whole", *settings, world=2)
-    launch(tmp_path / "cut", *settings, world=2, fault={"kind": "kill", "rank": 0, "step": 17})  # saved at 15, logged at 16
+    launch(
+        tmp_path / "cut", *settings, world=2, fault={"kind": "kill", "rank": 0, "step": 17}
+    )  # saved at 15, logged at 16
     same_run(whole, launch(tmp_path / "cut", *settings, world=2))
 
 
@@ -167,9 +195,18 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_gives_the_same_
 # ---------------------------------------------------------------- faults inside a step
 
 
-@pytest.mark.parametrize(("kind", "where"), [("memory", {"rank": 1}), ("memory", {"rank": 1, "call": 1}),
-                                             ("memory_backward", {"rank": 1}), ("memory_backward", {})])
-def test_out_of_memory_halves_the_micro_batch_on_every_rank_and_repeats_the_batch(tmp_path, reference, kind, where):
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [
+        ("memory", {"rank": 1}),
+        ("memory", {"rank": 1, "call": 1}),
+        ("memory_backward", {"rank": 1}),
+        ("memory_backward", {}),
+    ],
+)
+def test_out_of_memory_halves_the_micro_batch_on_every_rank_and_repeats_the_batch(
+    tmp_path, reference, kind, where
+):
     # Raised at the first call of a step only in a pass of 4 rows: the repetition starts with call 2.
     outcome = launch(tmp_path, world=2, fault={"kind": kind, "step": 3, "call": 1, **where})
     assert outcome.codes == [0, 0], outcome.logs
@@ -198,7 +235,10 @@ def test_out_of_memory_with_a_micro_batch_of_one_fails_on_every_rank(tmp_path):
 def test_a_probe_finds_what_fits_before_the_first_step_on_every_rank(tmp_path, reference):
     outcome = launch(tmp_path, world=2, options={"probe": True, "fits": 1})
     assert outcome.codes == [0, 0], outcome.logs
-    assert "out of memory on 1 of 2 ranks before the first step; every rank tries a micro-batch of 2" in outcome.logs[0]
+    assert (
+        "out of memory on 1 of 2 ranks before the first step; every rank tries a micro-batch of 2"
+        in outcome.logs[0]
+    )
     assert "micro-batch 1 fits (asked: 4)" in outcome.logs[0]
     same_losses(reference, outcome)
     assert {line["train/micro_batch"] for line in outcome.lines() if "train/micro_batch" in line} == {1}
@@ -214,7 +254,11 @@ def test_with_overlap_a_rank_that_fails_ends_both_and_the_next_start_heeds_it(tm
     fault = {"kind": kind, "rank": 1, "step": 7, "call": 1}
     outcome = launch(tmp_path, "ddp.overlap=true", world=2, fault=fault)
     assert outcome.codes[1] == 1 and outcome.codes[0] in (1, 124), outcome.logs
-    expected = "out of memory with a micro-batch of 4 with ddp.overlap" if "memory" in kind else "KeyError: 'injected cause'"
+    expected = (
+        "out of memory with a micro-batch of 4 with ddp.overlap"
+        if "memory" in kind
+        else "KeyError: 'injected cause'"
+    )
     assert expected in outcome.logs[1].splitlines()[-1] and "rank 1 failed: " in outcome.logs[0]
     again = launch(tmp_path, "ddp.overlap=true", world=2)
     assert again.codes == [0, 0] and "resumed at step 5" in again.logs[0], again.logs
@@ -224,7 +268,9 @@ def test_with_overlap_a_rank_that_fails_ends_both_and_the_next_start_heeds_it(tm
 
 
 def test_two_runs_do_not_share_a_stage_directory(tmp_path, monkeypatch):
-    first = threading.Thread(target=launch, args=(tmp_path,), kwargs={"options": {"slow": True}, "environment": {"A": "1"}})
+    first = threading.Thread(
+        target=launch, args=(tmp_path,), kwargs={"options": {"slow": True}, "environment": {"A": "1"}}
+    )
     first.start()
     while not (tmp_path / "default" / "operator" / "heartbeat").is_dir():
         time.sleep(0.05)
@@ -244,11 +290,18 @@ def test_a_nan_on_one_rank_skips_the_step_on_both(tmp_path):
 
 
 def test_too_many_skipped_updates_in_a_row_end_the_run_on_every_rank(tmp_path):
-    outcome = launch(tmp_path, "operator.train.max_skips=3", world=2,
-                     fault={"kind": "nan", "rank": 1, "step": 4, "until": 19})
+    outcome = launch(
+        tmp_path,
+        "operator.train.max_skips=3",
+        world=2,
+        fault={"kind": "nan", "rank": 1, "step": 4, "until": 19},
+    )
     assert outcome.codes == [1, 1]
-    assert all("4 updates in a row were not finite, none was applied. The same command continues from the " in log
-               and "Lower operator.optim.muon_lr" in log for log in outcome.logs)
+    assert all(
+        "4 updates in a row were not finite, none was applied. The same command continues from the " in log
+        and "Lower operator.optim.muon_lr" in log
+        for log in outcome.logs
+    )
     assert not (outcome.directory / "done.json").exists()
 
 
@@ -257,22 +310,34 @@ def test_an_exception_on_one_rank_ends_both_and_names_it(tmp_path):
     assert outcome.codes == [1, 1]
     for rank, log in enumerate(outcome.logs):
         last = log.strip().splitlines()[-1]
-        assert last.startswith(f"FAILED: rank {rank}, stage operator, step 6: rank 1 failed while computing step 6: KeyError: "
-                               "'injected cause'.") and "continues from the last checkpoint" in last
+        assert (
+            last.startswith(
+                f"FAILED: rank {rank}, stage operator, step 6: rank 1 failed while computing step 6: "
+                f"KeyError: "
+                "'injected cause'."
+            )
+            and "continues from the last checkpoint" in last
+        )
     assert "Traceback" in outcome.logs[1] and "inject(fault" in outcome.logs[1]
     record = outcome.json("errors/rank1.json")
     assert record["rank"] == 1 and record["step"] == 6 and "inject" in record["traceback"]
-    assert outcome.json("status.json")["status"] == "failed" and not (outcome.directory / "done.json").exists()
+    assert (
+        outcome.json("status.json")["status"] == "failed" and not (outcome.directory / "done.json").exists()
+    )
     assert launch(tmp_path, world=2).codes == [0, 0]
     assert not (outcome.directory / "errors").exists()
-    assert outcome.json("errors_of_start_0001/rank1.json") == record   # what went wrong before stays to be read
+    assert (
+        outcome.json("errors_of_start_0001/rank1.json") == record
+    )  # what went wrong before stays to be read
 
 
 @pytest.mark.parametrize("fault", [{"kind": "exit0", "step": 6}, {"kind": "return", "step": 6}])
 def test_leaving_early_is_never_success(tmp_path, fault):
     outcome = launch(tmp_path, fault=fault)
     assert outcome.codes == [1] and "the stage is not finished; expected run.finish(...)" in outcome.logs[0]
-    assert not (outcome.directory / "done.json").exists() and outcome.json("status.json")["status"] == "failed"
+    assert (
+        not (outcome.directory / "done.json").exists() and outcome.json("status.json")["status"] == "failed"
+    )
 
 
 def test_a_full_disk_on_one_rank_loses_one_checkpoint_not_the_run(tmp_path, reference):
@@ -280,14 +345,19 @@ def test_a_full_disk_on_one_rank_loses_one_checkpoint_not_the_run(tmp_path, refe
     assert outcome.codes == [0, 0], outcome.logs
     assert "rank 1 failed while writing the checkpoint of step 10: OSError: [Errno 28]" in outcome.logs[0]
     assert "Training goes on; the next try is after 5 more steps" in outcome.logs[0]
-    assert sorted(p.name for p in (outcome.directory / "state").iterdir()) == ["step_000000015", "step_000000020"]
+    assert sorted(p.name for p in (outcome.directory / "state").iterdir()) == [
+        "step_000000015",
+        "step_000000020",
+    ]
 
 
 @pytest.mark.parametrize("steps", [[20], [5, 10, 15]])
 def test_a_disk_that_stays_full_or_is_full_at_the_end_fails_every_rank(tmp_path, steps):
     outcome = launch(tmp_path, world=2, fault={"kind": "disk", "rank": 1, "steps": steps})
     assert outcome.codes == [1, 1]
-    assert all(f"({len(steps)} failed in a row). Free space on, or repair, the disk" in log for log in outcome.logs)
+    assert all(
+        f"({len(steps)} failed in a row). Free space on, or repair, the disk" in log for log in outcome.logs
+    )
 
 
 # ---------------------------------------------------------------- validation and the end
@@ -315,12 +385,15 @@ def test_of_equal_scores_the_lower_second_one_is_kept_and_patience_waits_for_it(
     assert done["best_score"] == 0.9 and done["step"] == 20 and "stopping early" not in outcome.logs[0]
     state = torch.load(outcome.directory / "state" / "step_000000020" / "shared.pt", weights_only=True)
     weights = load_file(outcome.directory / "model.safetensors")
-    assert state["lowest_second"] == 0.95 and not torch.equal(weights["0.weight"], state["ema"]["averages"]["0.weight"])
+    assert state["lowest_second"] == 0.95 and not torch.equal(
+        weights["0.weight"], state["ema"]["averages"]["0.weight"]
+    )
     assert all(torch.equal(weights[name], value) for name, value in state["best_weights"].items())
 
 
 def test_patience_waits_while_the_second_score_falls_although_the_first_drifts_up(tmp_path):
-    """The operator's base is learnt, is the better one and gets a little worse, while the network's error falls."""
+    """The operator's base is learnt, is the better one and gets a little worse, while the network's error
+    falls."""
     scores = [[0.900001, 0.997], [0.900002, 0.99], [0.900003, 0.97], [0.900004, 0.95], [0.900005, 0.93]]
     outcome = launch(tmp_path, "operator.train.patience=1", options={"scores": scores})
     assert outcome.codes == [0], outcome.logs
@@ -329,13 +402,25 @@ def test_patience_waits_while_the_second_score_falls_although_the_first_drifts_u
 
 def test_the_stage_directory_is_complete(reference):
     names = {path.name for path in reference.directory.iterdir()}
-    assert names == {"config.yaml", "environment.json", "metrics.jsonl", "state", "model.safetensors", "config.json",
-                     "done.json", "status.json", "heartbeat", ".lock"}
+    assert names == {
+        "config.yaml",
+        "environment.json",
+        "metrics.jsonl",
+        "state",
+        "model.safetensors",
+        "config.json",
+        "done.json",
+        "status.json",
+        "heartbeat",
+        ".lock",
+    }
     saved = load_config(reference.directory / "config.yaml")
     assert to_dict(saved) == yaml.safe_load((reference.directory / "config.yaml").read_text())
     assert reference.json("config.json") == {"width": 16}
     start = reference.json("environment.json")["starts"][0]
-    assert start["torch"] == torch.__version__ and start["world"] == 1 and len(start["git_revision"]) in (40, 7)
+    assert (
+        start["torch"] == torch.__version__ and start["world"] == 1 and len(start["git_revision"]) in (40, 7)
+    )
     done = reference.json("done.json")
     assert done["step"] == 20 and done["parents"] == {"cache": "c0ffee"} and done["best_score"] > 0
     assert "1 processes x 1 passes of at most 8" in reference.logs[0]
@@ -349,17 +434,23 @@ def test_a_finished_stage_says_so_and_touches_nothing(reference):
 
 
 def test_another_configuration_is_refused_naming_the_keys_and_the_way_out(reference):
-    again = launch(reference.directory.parent.parent, "operator.optim.muon_lr=0.5", "operator.train.save_every=7")
+    again = launch(
+        reference.directory.parent.parent, "operator.optim.muon_lr=0.5", "operator.train.save_every=7"
+    )
     assert again.codes == [2]
     line = again.logs[0].strip()
-    assert "started with another configuration (operator.optim.muon_lr 0.004 -> 0.5); expected the same one" in line
+    assert (
+        "started with another configuration (operator.optim.muon_lr 0.004 -> 0.5); expected the same one"
+        in line
+    )
     assert "make remove STAGE=operator RUN=default" in line and "\n" not in line
     assert "nothing to do" in launch(reference.directory.parent.parent, "operator.train.save_every=7").logs[0]
 
 
 @pytest.mark.parametrize("fault", [{}, {"kind": "kill", "rank": 0, "step": 12}])
 def test_whose_a_folder_is_does_not_depend_on_one_file_in_it(tmp_path, fault):
-    """Finished, or killed after two checkpoints: what is left of config.yaml and environment.json decides nothing."""
+    """Finished, or killed after two checkpoints: what is left of config.yaml and environment.json decides
+    nothing."""
     outcome = launch(tmp_path, fault=fault)
     for names in (("config.yaml",), ("environment.json",), ("config.yaml", "environment.json")):
         for name in names:
@@ -377,18 +468,24 @@ def test_whose_a_folder_is_does_not_depend_on_one_file_in_it(tmp_path, fault):
 
 
 @pytest.mark.parametrize("kind", ["remove", "replace"])
-@pytest.mark.parametrize("step", [6, 19])   # long before a save, and before the last
+@pytest.mark.parametrize("step", [6, 19])  # long before a save, and before the last
 def test_a_folder_that_is_removed_or_replaced_under_a_running_job_is_an_error(tmp_path, kind, step):
     outcome = launch(tmp_path, fault={"kind": kind, "step": step})
     assert outcome.codes == [1], outcome.logs
-    assert "was removed or replaced while this job trained in it; expected the folder that it locked" in outcome.logs[0]
+    assert (
+        "was removed or replaced while this job trained in it; expected the folder that it locked"
+        in outcome.logs[0]
+    )
     assert "finished operator" not in outcome.logs[0]
     assert [path.name for path in outcome.directory.rglob("*")] == ([".lock"] if kind == "replace" else [])
 
 
 def test_a_log_that_is_removed_under_a_running_job_is_an_error(tmp_path):
     outcome = launch(tmp_path, fault={"kind": "lose_log", "step": 6})
-    assert outcome.codes == [1] and "metrics.jsonl was removed or replaced while it was written" in outcome.logs[0]
+    assert (
+        outcome.codes == [1]
+        and "metrics.jsonl was removed or replaced while it was written" in outcome.logs[0]
+    )
     assert not (outcome.directory / "done.json").exists()
 
 
@@ -397,7 +494,11 @@ def test_a_damaged_line_of_the_log_is_not_dropped_when_a_run_continues(tmp_path)
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(b"".join([*lines[:3], lines[3].replace(b'"step"', b'"stop"'), *lines[4:]]))
     resumed = launch(tmp_path)
-    assert resumed.codes == [1] and "line 4 of " in resumed.logs[0] and "only the last line may be cut short" in resumed.logs[0]
+    assert (
+        resumed.codes == [1]
+        and "line 4 of " in resumed.logs[0]
+        and "only the last line may be cut short" in resumed.logs[0]
+    )
     log.write_bytes(b"".join([*lines, b'{"step": 13, "tra']))
     assert launch(tmp_path).codes == [0]
 
@@ -405,13 +506,18 @@ def test_a_damaged_line_of_the_log_is_not_dropped_when_a_run_continues(tmp_path)
 def test_a_changed_parent_is_refused_naming_the_make_target(reference):
     again = launch(reference.directory.parent.parent, parents={"cache": "decade"})
     assert again.codes == [2]
-    assert "was made from another cache (c0ffee then, decade now)" in again.logs[0] and "make operator" in again.logs[0]
+    assert (
+        "was made from another cache (c0ffee then, decade now)" in again.logs[0]
+        and "make operator" in again.logs[0]
+    )
 
 
 def test_only_keys_that_decide_the_result_are_compared():
     keys = relevant_keys(to_dict(load_config(None, ["data.tasks=[burgers1d]"])), "operator")
     assert "operator.optim.muon_lr" in keys and "task.burgers1d.patch" in keys and "run.seed" in keys
-    assert not any(key.startswith(("task.advection1d", "tracker", "evaluate", "run.name", "data.root")) for key in keys)
+    assert not any(
+        key.startswith(("task.advection1d", "tracker", "evaluate", "run.name", "data.root")) for key in keys
+    )
     assert "operator.train.timeout_s" not in keys and "operator.train.batch_size" in keys
 
 
@@ -428,15 +534,27 @@ def test_a_run_that_nobody_hears_records_its_error_and_saves_when_told_to(tmp_pa
     same_run(outcome, reference)
 
 
-@pytest.mark.parametrize(("key", "values"), [("run.seed", (0, 1)), ("operator.train.save_every", (5, 4)),
-                                             ("operator.train.log_every", (1, 3)), ("operator.train.max_skips", (100, 7)),
-                                             ("tracker.kind", ("'none'", "'tensorboard'"))])
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("run.seed", (0, 1)),
+        ("operator.train.save_every", (5, 4)),
+        ("operator.train.log_every", (1, 3)),
+        ("operator.train.max_skips", (100, 7)),
+        ("tracker.kind", ("'none'", "'tensorboard'")),
+    ],
+)
 def test_ranks_with_different_settings_are_refused_by_key_and_rank(tmp_path, key, values):
     """Also in settings that decide no number: two ranks that save at other steps wait for each other."""
-    outcome = launch(tmp_path, world=2, by_rank={rank: [f"{key}={value}"] for rank, value in enumerate(values)})
+    outcome = launch(
+        tmp_path, world=2, by_rank={rank: [f"{key}={value}"] for rank, value in enumerate(values)}
+    )
     assert outcome.codes == [2, 2]
     for log in outcome.logs:
-        assert f"the ranks do not agree: {key} is {values[0]} on rank 0, {values[1]} on rank 1; expected the same" in log
+        assert (
+            f"the ranks do not agree: {key} is {values[0]} on rank 0, {values[1]} on rank 1; expected the "
+            f"same" in log
+        )
     assert not outcome.directory.exists()
 
 
@@ -448,20 +566,59 @@ def test_ranks_are_compared_by_everything_that_they_share(monkeypatch):
     other = what_ranks_share(config, {"cache": "decaf"}, "steady")
     other["the source of ups (SHA-256)"] = "another checkout"
     found = "; ".join(differences([facts, facts, other]))
-    for name, value in (("the parent cache", "'decaf'"), ("the stage", "'steady'"), ("the version of torch", "'9.9'"),
-                        ("the source of ups (SHA-256)", "'another checkout'")):
+    for name, value in (
+        ("the parent cache", "'decaf'"),
+        ("the stage", "'steady'"),
+        ("the version of torch", "'9.9'"),
+        ("the source of ups (SHA-256)", "'another checkout'"),
+    ):
         assert f"{name} is " in found and f"on rank 0, 1, {value} on rank 2" in found
-    assert set(facts) >= {"the version of ups", "the version of Python", "operator.optim.muon_lr", "data.tasks"}
+    assert set(facts) >= {
+        "the version of ups",
+        "the version of Python",
+        "operator.optim.muon_lr",
+        "data.tasks",
+    }
 
 
-@pytest.mark.parametrize(("world", "environment", "overrides", "text"), [
-    (1, {"UPS_EXPECT_WORLD": "2"}, [], "2 processes were asked for (UPS_EXPECT_WORLD), but this launch has 1"),
-    (1, {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_PORT": "1"}, [], "asked for several processes and started one"),
-    (2, {"ACCELERATE_USE_CPU": "false", "CUDA_VISIBLE_DEVICES": "0"}, [], "this machine shows none; each would believe"),
-    (2, {"ACCELERATE_USE_FSDP": "true"}, [], "FSDP was asked for and Accelerate made MULTI_CPU; expected FSDP"),
-    (2, {}, ["operator.train.batch_size=1", "operator.train.micro_batch=1"], "at least one row for each of the 2 processes"),
-])
-def test_launches_that_would_not_give_what_was_asked_for_are_refused(tmp_path, world, environment, overrides, text):
+@pytest.mark.parametrize(
+    ("world", "environment", "overrides", "text"),
+    [
+        (
+            1,
+            {"UPS_EXPECT_WORLD": "2"},
+            [],
+            "2 processes were asked for (UPS_EXPECT_WORLD), but this launch has 1",
+        ),
+        (
+            1,
+            {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_PORT": "1"},
+            [],
+            "asked for several processes and started one",
+        ),
+        (
+            2,
+            {"ACCELERATE_USE_CPU": "false", "CUDA_VISIBLE_DEVICES": "0"},
+            [],
+            "this machine shows none; each would believe",
+        ),
+        (
+            2,
+            {"ACCELERATE_USE_FSDP": "true"},
+            [],
+            "FSDP was asked for and Accelerate made MULTI_CPU; expected FSDP",
+        ),
+        (
+            2,
+            {},
+            ["operator.train.batch_size=1", "operator.train.micro_batch=1"],
+            "at least one row for each of the 2 processes",
+        ),
+    ],
+)
+def test_launches_that_would_not_give_what_was_asked_for_are_refused(
+    tmp_path, world, environment, overrides, text
+):
     if environment.get("CUDA_VISIBLE_DEVICES") and torch.cuda.is_available():
         pytest.skip("this machine has a GPU, so the launch is right")
     outcome = launch(tmp_path, *overrides, world=world, environment=environment)
@@ -485,9 +642,13 @@ def test_hidden_gpus_or_the_variable_mean_the_cpu(monkeypatch):
 def test_topology_files_are_read_by_accelerate_and_hold_topology_only(name):
     path = ROOT / "accelerate_configs" / f"{name}.yaml"
     parsed, raw = load_config_from_file(str(path)), yaml.safe_load(path.read_text())
-    num = {"cpu": 1, "cpu2": 2, "single": 1, "2gpu": 2, "4gpu": 4, "8gpu": 8, "fsdp": 8, "multinode": 16}[name]
+    num = {"cpu": 1, "cpu2": 2, "single": 1, "2gpu": 2, "4gpu": 4, "8gpu": 8, "fsdp": 8, "multinode": 16}[
+        name
+    ]
     assert parsed.num_processes == num and "29500" not in path.read_text()
-    assert not {"mixed_precision", "dynamo_config", "rdzv_backend", "same_network"} & raw.keys()  # ours, or ignored there
+    assert (
+        not {"mixed_precision", "dynamo_config", "rdzv_backend", "same_network"} & raw.keys()
+    )  # ours, or ignored there
     if num > 1 and name != "multinode":
         assert raw["main_process_port"] == 0
 
@@ -505,37 +666,56 @@ def test_what_counts_as_out_of_memory():
 def test_compilation_is_per_block_and_keeps_parameter_names(monkeypatch):
     compiled = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled.append(self))
-    model = torch.nn.ModuleDict({"blocks": torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]),
-                                 "head": torch.nn.Linear(2, 1)})
+    model = torch.nn.ModuleDict(
+        {
+            "blocks": torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]),
+            "head": torch.nn.Linear(2, 1),
+        }
+    )
     names = list(model.state_dict())
     compile_blocks(model)
     assert compiled == list(model["blocks"]) and list(model.state_dict()) == names
 
 
 def test_compiled_blocks_give_the_gradients_of_plain_ones_on_a_cpu():
-    model, x = torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.GELU())]), torch.ones(2, 6)
+    model, x = (
+        torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.GELU())]),
+        torch.ones(2, 6),
+    )
     plain = torch.autograd.grad(model[0](x).sum(), [*model.parameters()])
     compile_blocks(model)
     for one, two in zip(torch.autograd.grad(model[0](x).sum(), [*model.parameters()]), plain, strict=True):
         torch.testing.assert_close(one, two)
 
 
-def test_a_rank_that_compiles_for_long_is_waited_for_and_checkpoints_pass_to_plain_blocks_and_back_twice(tmp_path):
+def test_a_rank_that_compiles_for_long_is_waited_for_and_checkpoints_pass_to_plain_blocks_and_back_twice(
+    tmp_path,
+):
     blocks = {"blocks": True, "backend": "eager"}
     whole = launch(tmp_path / "whole", world=2, options=blocks)
     for step, is_compiled in ((3, True), (8, False), (13, True), (19, False)):
-        outcome = launch(tmp_path / "cut", f"operator.train.compile={is_compiled}", world=2,   # hang_s is 10
-                         options=blocks | {"compiles_s": 6}, fault={"rank": 1, "kind": "term", "step": step})
+        outcome = launch(
+            tmp_path / "cut",
+            f"operator.train.compile={is_compiled}",
+            world=2,  # hang_s is 10
+            options=blocks | {"compiles_s": 6},
+            fault={"rank": 1, "kind": "term", "step": step},
+        )
         assert outcome.codes == [0 if step == 19 else 143] * 2, outcome.logs
     assert "resumed at step 14" in outcome.logs[0]
     same_losses(whole, outcome)
-    assert load_file(outcome.directory / "model.safetensors").keys() == load_file(whole.directory / "model.safetensors").keys()
+    assert (
+        load_file(outcome.directory / "model.safetensors").keys()
+        == load_file(whole.directory / "model.safetensors").keys()
+    )
 
 
 def test_misuse_of_the_loop_is_an_error(tmp_path, monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "UPS_EXPECT_WORLD", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    config = load_config(None, [f"run.root={tmp_path}", "operator.train.steps=3", "operator.train.precision='no'"])
+    config = load_config(
+        None, [f"run.root={tmp_path}", "operator.train.steps=3", "operator.train.precision='no'"]
+    )
     caught = []
 
     @main_guard
@@ -563,7 +743,9 @@ def test_misuse_of_the_loop_is_an_error(tmp_path, monkeypatch):
 def test_a_shared_file_system_is_required(tmp_path):
     config = load_config(None, [f"run.root={tmp_path}"])
     run = ups.training.run.Run(config, "operator", config.operator.train, config.operator.optim, {})
-    with pytest.raises(FileNotFoundError, match="rank 0 does not see .*expected run.root on a file system shared"):
+    with pytest.raises(
+        FileNotFoundError, match="rank 0 does not see .*expected run.root on a file system shared"
+    ):
         run._see_directory()
 
 
@@ -585,7 +767,9 @@ def test_an_update_of_several_tasks_says_which_and_moves_no_other(tmp_path):
     """Refused: the gradient of one task in the place, and then in the weights, of another."""
     config = load_config(None, [f"run.root={tmp_path}", "operator.train.precision='no'"])
     run = ups.training.run.Run(config, "operator", config.operator.train, config.operator.optim, {})
-    model = torch.nn.ModuleDict({"trunk": torch.nn.Linear(2, 3), "a": torch.nn.Linear(3, 1), "b": torch.nn.Linear(3, 1)})
+    model = torch.nn.ModuleDict(
+        {"trunk": torch.nn.Linear(2, 3), "a": torch.nn.Linear(3, 1), "b": torch.nn.Linear(3, 1)}
+    )
     for task in ("a", "b"):
         for parameter in model[task].parameters():
             parameter.task = task
@@ -595,7 +779,9 @@ def test_an_update_of_several_tasks_says_which_and_moves_no_other(tmp_path):
         return model["a"](model["trunk"](torch.ones(1, 2))).sum(), {}
 
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(ValueError, match="of several tasks was told none; expected the task that its loss is of"):
+    with pytest.raises(
+        ValueError, match="of several tasks was told none; expected the task that its loss is of"
+    ):
         run.updates.update(loss, 1)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     run.updates.update(loss, 1, only="a")
@@ -611,15 +797,45 @@ def test_an_unknown_precision_is_refused(tmp_path):
         run.ranks.check(train)
 
 
-# ---------------------------------------------------------------- the predecessor's failures, which must not come back
+# ------------------------------------------------------- the predecessor's failures, which must not come back
 
 
-PRODUCT = {path: ast.parse(path.read_text(encoding="utf-8")) for path in [*ROOT.glob("*.py"), *(ROOT / "ups").rglob("*.py")]}
-COLLECTIVES = {"all_reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list", "barrier", "reduce",
-               "gather", "gather_object", "scatter", "reduce_scatter", "all_to_all", "send", "recv", "monitored_barrier",
-               "wait_for_everyone"}
-OF_RUN = {"gather", "agreed", "reduce_sum", "attach", "update", "keep_best", "keep_if", "finish", "probe",
-          "take_best", "ema_weights", "_hold_whole"}
+PRODUCT = {
+    path: ast.parse(path.read_text(encoding="utf-8"))
+    for path in [*ROOT.glob("*.py"), *(ROOT / "ups").rglob("*.py")]
+}
+COLLECTIVES = {
+    "all_reduce",
+    "all_gather",
+    "all_gather_object",
+    "broadcast",
+    "broadcast_object_list",
+    "barrier",
+    "reduce",
+    "gather",
+    "gather_object",
+    "scatter",
+    "reduce_scatter",
+    "all_to_all",
+    "send",
+    "recv",
+    "monitored_barrier",
+    "wait_for_everyone",
+}
+OF_RUN = {
+    "gather",
+    "agreed",
+    "reduce_sum",
+    "attach",
+    "update",
+    "keep_best",
+    "keep_if",
+    "finish",
+    "probe",
+    "take_best",
+    "ema_weights",
+    "_hold_whole",
+}
 
 
 def calls(tree: ast.AST, within: tuple[ast.AST, ...] = ()) -> Iterator[tuple[ast.Call, tuple[ast.AST, ...]]]:
@@ -642,11 +858,21 @@ def test_collectives_are_in_two_modules_and_each_says_that_it_waits():
     for path, tree in PRODUCT.items():
         for call, within in calls(tree):
             owner, name = named(call)
-            if owner in ("dist", "torch.distributed", "self.accelerator", "accelerator") and name in COLLECTIVES:
-                if path.name == "devices.py":   # the doctor's probe, in processes of its own with their own limit
+            if (
+                owner in ("dist", "torch.distributed", "self.accelerator", "accelerator")
+                and name in COLLECTIVES
+            ):
+                if (
+                    path.name == "devices.py"
+                ):  # the doctor's probe, in processes of its own with their own limit
                     continue
                 assert path.name in ("ranks.py", "update.py"), f"{path}:{call.lineno}"
-                texts = [ast.unparse(item.context_expr) for node in within if isinstance(node, ast.With) for item in node.items]
+                texts = [
+                    ast.unparse(item.context_expr)
+                    for node in within
+                    if isinstance(node, ast.With)
+                    for item in node.items
+                ]
                 assert any("guard.waiting(" in text for text in texts), f"{path}:{call.lineno}"
 
 
@@ -654,17 +880,31 @@ def test_no_collective_is_called_by_one_rank_only():
     for path, tree in PRODUCT.items():
         for call, within in calls(tree):
             owner, name = named(call)
-            if owner in ("run", "self", "ranks", "self.ranks") and name in OF_RUN or owner == "dist" and name in COLLECTIVES:
-                tests = [ast.unparse(node.test) for node in within if isinstance(node, (ast.If, ast.IfExp, ast.While))]
+            if (
+                owner in ("run", "self", "ranks", "self.ranks")
+                and name in OF_RUN
+                or owner == "dist"
+                and name in COLLECTIVES
+            ):
+                tests = [
+                    ast.unparse(node.test)
+                    for node in within
+                    if isinstance(node, (ast.If, ast.IfExp, ast.While))
+                ]
                 tests += [ast.unparse(node) for node in within if isinstance(node, ast.BoolOp)]
                 sided = [text for text in tests if re.search(r"is_main|\brank\b", text)]
                 assert not sided, f"{path}:{call.lineno}: {name} under {sided}"
 
 
 def test_a_collective_on_one_rank_ends_both_and_is_not_waited_for(tmp_path):
-    outcome = launch(tmp_path, "operator.train.hang_s=4", world=2, fault={"kind": "one_sided", "rank": 0, "step": 5})
+    outcome = launch(
+        tmp_path, "operator.train.hang_s=4", world=2, fault={"kind": "one_sided", "rank": 0, "step": 5}
+    )
     assert all(code in (1, 124) for code in outcome.codes), outcome.logs
-    found = "the ranks are out of step: rank 0 is at step 5, gathering after computing step 5; rank 1 is at step 5, summing"
+    found = (
+        "the ranks are out of step: rank 0 is at step 5, gathering after computing step 5; rank 1 is at "
+        "step 5, summing"
+    )
     assert re.search(f"{found}|FAILED: rank", "".join(outcome.logs)), outcome.logs
     assert not (outcome.directory / "done.json").exists()
 
@@ -672,19 +912,39 @@ def test_a_collective_on_one_rank_ends_both_and_is_not_waited_for(tmp_path):
 def test_ranks_are_known_before_anything_is_shared_out_and_no_loader_shares_out_by_itself():
     for path, tree in PRODUCT.items():
         text = path.read_text(encoding="utf-8")
-        assert not re.search(r"DataLoader|DistributedSampler|prepare_data_loader|accelerator\.prepare\(", text), path
-        lines = {name: [call.lineno for call, _ in calls(tree) if named(call)[1] == name] for name in ("start", "share")}
+        assert not re.search(
+            r"DataLoader|DistributedSampler|prepare_data_loader|accelerator\.prepare\(", text
+        ), path
+        lines = {
+            name: [call.lineno for call, _ in calls(tree) if named(call)[1] == name]
+            for name in ("start", "share")
+        }
         if path.name.startswith("train_") and lines["share"]:
-            start = [call.lineno for call, _ in calls(tree) if named(call) in (("Run", "start"), ("", "started"))]
+            start = [
+                call.lineno for call, _ in calls(tree) if named(call) in (("Run", "start"), ("", "started"))
+            ]
             assert start and min(start) < min(lines["share"]), path
 
 
 def test_only_the_main_process_has_a_tracker():
-    made = [(path.name, [node.name for node in within if isinstance(node, ast.FunctionDef)][-1:])
-            for path, tree in PRODUCT.items() for call, within in calls(tree) if named(call)[1] == "Tracker"]
+    made = [
+        (path.name, [node.name for node in within if isinstance(node, ast.FunctionDef)][-1:])
+        for path, tree in PRODUCT.items()
+        for call, within in calls(tree)
+        if named(call)[1] == "Tracker"
+    ]
     assert made == [("run.py", ["_write_start"])]
-    [call] = [within for path, tree in PRODUCT.items() for call, within in calls(tree) if named(call)[1] == "_write_start"]
-    assert any("self.is_main and self._write_start()" in ast.unparse(node) for node in call if isinstance(node, ast.Lambda))
+    [call] = [
+        within
+        for path, tree in PRODUCT.items()
+        for call, within in calls(tree)
+        if named(call)[1] == "_write_start"
+    ]
+    assert any(
+        "self.is_main and self._write_start()" in ast.unparse(node)
+        for node in call
+        if isinstance(node, ast.Lambda)
+    )
 
 
 def test_success_is_printed_only_when_it_is_on_disk(tmp_path):
@@ -692,11 +952,20 @@ def test_success_is_printed_only_when_it_is_on_disk(tmp_path):
     assert outcome.codes == [1, 1]
     for log in outcome.logs:
         assert "finished operator" not in log and "rank 0 failed while writing the results: OSError" in log
-    assert not (outcome.directory / "done.json").exists() and outcome.json("status.json")["status"] == "failed"
+    assert (
+        not (outcome.directory / "done.json").exists() and outcome.json("status.json")["status"] == "failed"
+    )
     again = launch(tmp_path, world=2)
-    assert again.codes == [0, 0] and "resumed at step 20" in again.logs[0] and "finished operator" in again.logs[0]
+    assert (
+        again.codes == [0, 0]
+        and "resumed at step 20" in again.logs[0]
+        and "finished operator" in again.logs[0]
+    )
 
 
 def test_the_only_backward_is_in_the_update():
-    found = {path.name: path.read_text().count(".backward(") for path in [*ROOT.glob("*.py"), *Path(ROOT / "ups").rglob("*.py")]}
+    found = {
+        path.name: path.read_text().count(".backward(")
+        for path in [*ROOT.glob("*.py"), *Path(ROOT / "ups").rglob("*.py")]
+    }
     assert {name: count for name, count in found.items() if count} == {"update.py": 1}

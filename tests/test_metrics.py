@@ -18,7 +18,9 @@ def make(seed=0, n=6, num_frames=5, channels=2, space=(16,), noise=0.1):
 
 
 def summary(u_pred, u_ref, boundary="periodic", **kwargs):
-    return metrics.summarise_errors(metrics.score(u_pred, u_ref, boundary), num_bootstrap=50, seed=0, **kwargs)
+    return metrics.summarise_errors(
+        metrics.score(u_pred, u_ref, boundary), num_bootstrap=50, seed=0, **kwargs
+    )
 
 
 def interval(values, num_bootstrap, seed, groups=None):
@@ -52,7 +54,10 @@ def numpy_pdebench(u_pred, u_ref):
                     total = sum((x**2).sum() for x in (e[i][0], e[i][-1], e[i][:, 0], e[i][:, -1]))
                     edge.append(math.sqrt(total / (2 * space[0] + 2 * space[1])))
                 else:
-                    total = sum((x**2).sum() for x in (e[i][0], e[i][-1], e[i][:, 0], e[i][:, -1], e[i][:, :, 0], e[i][:, :, -1]))
+                    total = sum(
+                        (x**2).sum()
+                        for x in (e[i][0], e[i][-1], e[i][:, 0], e[i][:, -1], e[i][:, :, 0], e[i][:, :, -1])
+                    )
                     nx, ny, nz = space
                     edge.append(math.sqrt(total / (2 * nx * ny + 2 * ny * nz + 2 * nz * nx)))
             out["brmse"][t, c] = np.mean(edge)
@@ -66,7 +71,9 @@ def numpy_pdebench(u_pred, u_ref):
                     if it < energy.shape[1]:
                         energy[:, it] += hat[(slice(None), *k)]
                 shell = np.sqrt(energy.mean(0)) / np.prod(space)
-            bands[:, t, c] = [shell[a:b].mean() if len(shell) > a else np.nan for a, b in ((0, 4), (4, 12), (12, None))]
+            bands[:, t, c] = [
+                shell[a:b].mean() if len(shell) > a else np.nan for a, b in ((0, 4), (4, 12), (12, None))
+            ]
     flat = {key: value.mean() for key, value in out.items()}
     return {**flat, **dict(zip(("frmse_low", "frmse_mid", "frmse_high"), bands.mean((1, 2)), strict=True))}
 
@@ -98,9 +105,11 @@ def test_the_three_normalisations_differ_as_defined():
     row = summary(u_pred, u_ref)
     assert row["nrmse"]["value"] == pytest.approx((1 + 0 + 0 + 1) / 4)
     assert row["nrmse_global"]["value"] == pytest.approx((math.sqrt(1 / 2) + math.sqrt(9 / 18)) / 2, rel=1e-5)
-    assert row["nrmse_pooled"]["value"] == pytest.approx((math.sqrt(1 / 10) + math.sqrt(9 / 10)) / 2, rel=1e-5)
+    assert row["nrmse_pooled"]["value"] == pytest.approx(
+        (math.sqrt(1 / 10) + math.sqrt(9 / 10)) / 2, rel=1e-5
+    )
     assert metrics.nrmse_global(u_pred, u_ref).tolist() == pytest.approx([math.sqrt(0.5)] * 2)
-    parts = zip(u_pred.split(1), u_ref.split(1), strict=True)   # however they are cut
+    parts = zip(u_pred.split(1), u_ref.split(1), strict=True)  # however they are cut
     assert metrics.nrmse_pooled(parts).flatten().tolist() == pytest.approx([math.sqrt(0.1), math.sqrt(0.9)])
     assert row["error_growth"] == pytest.approx([0.5, 0.5]) and row["nrmse_by_field"] == pytest.approx([0.5])
 
@@ -118,21 +127,28 @@ def test_boundary_error_in_3d_times_root_channels_is_the_published_one():
 @pytest.mark.parametrize("space", [(15,), (12, 8), (4, 6, 5)])
 def test_spectrum_sums_to_the_mean_square(boundary, space):
     _, u = make(space=space)
-    assert torch.allclose(spectra.energy_spectrum(u, boundary).sum(3), u.double().square().mean(tuple(range(3, u.ndim))))
+    assert torch.allclose(
+        spectra.energy_spectrum(u, boundary).sum(3), u.double().square().mean(tuple(range(3, u.ndim)))
+    )
 
 
 def test_spectrum_of_one_wave_sits_in_its_shell():
     x = torch.arange(64) / 64
     wave = (2 * math.pi * 5 * x).sin().expand(1, 1, 1, 64)
     assert spectra.energy_spectrum(wave, "periodic")[0, 0, 0, 5].item() == pytest.approx(0.5)
-    half = (math.pi * 7 * (x + 0.5 / 64)).cos().expand(1, 1, 1, 64)  # 3.5 cycles per box, no flux at both ends
+    half = (
+        (math.pi * 7 * (x + 0.5 / 64)).cos().expand(1, 1, 1, 64)
+    )  # 3.5 cycles per box, no flux at both ends
     assert spectra.energy_spectrum(half, "no_flux")[0, 0, 0, 3].item() == pytest.approx(0.5)
 
 
 def test_cosine_spectrum_has_no_edge_tail_where_the_fourier_spectrum_has_one():
     cell = torch.arange(64, dtype=torch.float64) + 0.5
     ramp = (math.pi * cell / 64).cos().expand(1, 1, 1, 64)  # smooth, but jumps when made periodic
-    tail = {name: spectra.energy_spectrum(ramp, name)[0, 0, 0, 8:].sum().item() for name in ("periodic", "dirichlet")}
+    tail = {
+        name: spectra.energy_spectrum(ramp, name)[0, 0, 0, 8:].sum().item()
+        for name in ("periodic", "dirichlet")
+    }
     assert tail["dirichlet"] < 1e-20 < 1e-3 < tail["periodic"]
 
 
@@ -141,13 +157,17 @@ def test_all_quadrants_hold_more_error_than_the_positive_one():
     positive = spectra.error_shells(u_pred - u_ref)
     everything = spectra.energy_spectrum(u_pred - u_ref, "periodic")[..., :8]
     assert (everything >= positive - 1e-12).all() and 2 < (everything.sum() / positive.sum()).item() < 4
-    assert torch.allclose(positive[..., 0], metrics.bias(u_pred, u_ref).square(), atol=1e-9)  # shell 0: the squared mean
+    assert torch.allclose(
+        positive[..., 0], metrics.bias(u_pred, u_ref).square(), atol=1e-9
+    )  # shell 0: the squared mean
 
 
 def test_scores_do_not_depend_on_the_batch_size(monkeypatch):
     u_pred, u_ref = make(n=7, space=(8, 8))
     whole = metrics.score(u_pred, u_ref, "periodic")
-    batches = [metrics.score(u_pred[i:i + k], u_ref[i:i + k], "periodic") for i, k in ((0, 3), (3, 1), (4, 3))]
+    batches = [
+        metrics.score(u_pred[i : i + k], u_ref[i : i + k], "periodic") for i, k in ((0, 3), (3, 1), (4, 3))
+    ]
     joined = intervals.merge(batches)
     monkeypatch.setattr(metrics, "CHUNK", 1)  # one trajectory at a time inside score
     single = metrics.score(u_pred, u_ref, "periodic")
@@ -173,7 +193,9 @@ def test_zero_frames_are_left_out_and_counted():
     ratio = metrics.nrmse(u_pred, u_ref)
     assert ratio.isnan().sum() == 1
     row = summary(u_pred, u_ref)
-    assert row["zero_frames"] == 1 and row["nrmse"]["value"] == pytest.approx(ratio.nanmean().item(), rel=1e-5)
+    assert row["zero_frames"] == 1 and row["nrmse"]["value"] == pytest.approx(
+        ratio.nanmean().item(), rel=1e-5
+    )
     nothing = summary(u_pred, torch.zeros_like(u_ref))
     assert nothing["nrmse"]["value"] is None and nothing["rmse"]["value"] > 0 and nothing["zero_frames"] == 60
 
@@ -207,14 +229,20 @@ def test_unequal_shapes_are_refused():
 
 def test_correlation_time_is_the_first_lead_below_the_threshold():
     x = 2 * math.pi * torch.arange(64, dtype=torch.float64) / 64
-    phases = torch.tensor([0.0, 0.3, 0.6, 0.7, 0.1], dtype=torch.float64)  # the correlation of shifted waves is cos(phase)
+    phases = torch.tensor(
+        [0.0, 0.3, 0.6, 0.7, 0.1], dtype=torch.float64
+    )  # the correlation of shifted waves is cos(phase)
     u_ref = x.sin().expand(1, 5, 1, 64)
     u_pred = (x + phases[:, None]).sin()[None, :, None]
     values = metrics.correlation(u_pred, u_ref)
     assert torch.allclose(values[0], phases.cos())
     assert metrics.correlation_time(values).tolist() == [4.0]  # cos(0.6) = 0.825, cos(0.7) = 0.765
-    assert metrics.correlation_time(values, torch.tensor([0.1, 0.2, 0.3, 0.5, 0.6])).tolist() == pytest.approx([0.5])
-    assert metrics.correlation_time(values[:, :3]).tolist() == [3.0]  # never below: the last lead, a lower bound
+    assert metrics.correlation_time(
+        values, torch.tensor([0.1, 0.2, 0.3, 0.5, 0.6])
+    ).tolist() == pytest.approx([0.5])
+    assert metrics.correlation_time(values[:, :3]).tolist() == [
+        3.0
+    ]  # never below: the last lead, a lower bound
     with pytest.raises(ValueError, match="one per predicted frame"):
         metrics.correlation_time(values, torch.ones(3))
 
@@ -275,18 +303,29 @@ def test_compare_is_the_ratio_of_the_two_summaries():
     u_pred, u_ref = make()
     ours, theirs = metrics.score(u_pred, u_ref, "periodic"), metrics.score(u_pred + 0.3, u_ref, "periodic")
     for metric in ("nrmse", "nrmse_pooled", "frmse_low"):
-        expected = metrics.summarise_errors(ours, 10, 0)[metric]["value"] / metrics.summarise_errors(theirs, 10,
-                                                                                                     0)[metric]["value"]
+        expected = (
+            metrics.summarise_errors(ours, 10, 0)[metric]["value"]
+            / metrics.summarise_errors(theirs, 10, 0)[metric]["value"]
+        )
         entry = intervals.compare(metrics.ERROR[metric], ours, theirs, 50, 0)
-        assert entry["value"] == pytest.approx(expected, rel=1e-5) and entry["low"] <= entry["value"] <= entry["high"]
+        assert (
+            entry["value"] == pytest.approx(expected, rel=1e-5)
+            and entry["low"] <= entry["value"] <= entry["high"]
+        )
 
 
 def test_spectra_keep_first_middle_and_last_lead_of_truth_and_models():
     u_pred, u_ref = make(num_frames=5, space=(8, 8))
     scores = metrics.score(u_pred, u_ref, "periodic")
     found = metrics.summarise_spectra({"operator": scores})
-    assert found["leads"] == [0, 2, 4] and np.shape(found["truth"]) == np.shape(found["operator"]) == (3, 2, 6)
-    assert np.sum(found["truth"][2][1]) == pytest.approx(u_ref[:, 4, 1].double().square().mean().item(), rel=1e-4)
+    assert found["leads"] == [0, 2, 4] and np.shape(found["truth"]) == np.shape(found["operator"]) == (
+        3,
+        2,
+        6,
+    )
+    assert np.sum(found["truth"][2][1]) == pytest.approx(
+        u_ref[:, 4, 1].double().square().mean().item(), rel=1e-4
+    )
     assert metrics.shown_leads(1) == [0] and metrics.shown_leads(2) == [0, 1]
 
 
@@ -295,5 +334,7 @@ def test_a_steady_task_has_no_correlation_time():
     row = summary(u_pred, u_ref, boundary="dirichlet")
     assert "correlation_time" not in row and len(row["error_growth"]) == 1
     assert row["nrmse"]["value"] == pytest.approx(metrics.nrmse(u_pred, u_ref).mean().item(), rel=1e-5)
-    assert torch.allclose(metrics.nrmse_per_trajectory(metrics.score(u_pred, u_ref, "dirichlet")),
-                          metrics.nrmse(u_pred, u_ref).mean((1, 2)))
+    assert torch.allclose(
+        metrics.nrmse_per_trajectory(metrics.score(u_pred, u_ref, "dirichlet")),
+        metrics.nrmse(u_pred, u_ref).mean((1, 2)),
+    )

@@ -1,4 +1,5 @@
-"""A boundary per axis, as in a channel: periodic along it, walls across; each part is that of its own axis."""
+"""A boundary per axis, as in a channel: periodic along it, walls across; each part is that of its own
+axis."""
 
 import math
 from dataclasses import replace
@@ -29,10 +30,18 @@ def test_one_name_is_for_all_axes_and_several_for_one_each():
         along(CHANNEL, 3)
 
 
-@pytest.mark.parametrize("boundary", [CHANNEL, f"{DIRICHLET},{PERIODIC}", f"{PERIODIC},{PERIODIC},{OUTFLOW}",
-                                      f"{PERIODIC},{NO_FLUX},{PERIODIC}", f"{NO_FLUX},{DIRICHLET}"])
+@pytest.mark.parametrize(
+    "boundary",
+    [
+        CHANNEL,
+        f"{DIRICHLET},{PERIODIC}",
+        f"{PERIODIC},{PERIODIC},{OUTFLOW}",
+        f"{PERIODIC},{NO_FLUX},{PERIODIC}",
+        f"{NO_FLUX},{DIRICHLET}",
+    ],
+)
 def test_a_mixed_transform_inverts_itself_and_is_complex_where_an_axis_is_periodic(boundary):
-    space = (6, 5, 4)[:boundary.count(",") + 1]
+    space = (6, 5, 4)[: boundary.count(",") + 1]
     transform = FieldTransform(space, boundary)
     u = noise(2, 3, *space)
     u_hat = transform.forward(u)
@@ -44,7 +53,7 @@ def test_the_modes_of_a_channel_are_fourier_along_and_cosine_across():
     transform, x, y = FieldTransform((8, 6), CHANNEL), torch.arange(8) / 8, (torch.arange(6) + 0.5) / 6
     u = torch.cos(2 * math.pi * 2 * x)[:, None] * torch.cos(math.pi * 3 * y)
     size = transform.forward(u).unflatten(-1, transform.shape).abs()
-    assert torch.nonzero(size > 1e-5).tolist() == [[2, 3]]   # of axis 0 the half spectrum
+    assert torch.nonzero(size > 1e-5).tolist() == [[2, 3]]  # of axis 0 the half spectrum
 
 
 @pytest.mark.parametrize("mixing", [SpectralMixing(4, 3), LocalMixing(4, 3)])
@@ -62,7 +71,7 @@ def test_a_mixed_spectrum_holds_all_energy_and_a_wave_where_it_is():
     x = torch.arange(8, dtype=torch.float64) / 8
     wave = torch.cos(2 * math.pi * 3 * x)[:, None].expand(8, 6)[None, None, None]
     assert int(energy_spectrum(wave, CHANNEL).argmax()) == 3
-    shear = cosine(6)[4].expand(8, 6)[None, None, None]   # two cycles per box
+    shear = cosine(6)[4].expand(8, 6)[None, None, None]  # two cycles per box
     assert int(energy_spectrum(shear, CHANNEL).argmax()) == 2
 
 
@@ -70,6 +79,7 @@ def test_a_field_of_few_modes_is_resampled_exactly_along_each_kind_of_axis():
     def field(n, m):
         x, y = torch.arange(n) / n, (torch.arange(m) + 0.5) / m
         return torch.sin(2 * math.pi * x)[:, None] * (1 + torch.cos(2 * math.pi * y))
+
     torch.testing.assert_close(resample(field(8, 6), (16, 9), CHANNEL), field(16, 9), rtol=0, atol=1e-5)
 
 
@@ -85,7 +95,7 @@ def test_shifts_go_along_periodic_axes_alone_axes_of_other_ends_are_not_exchange
     rows = {tuple(u[0, 0, 0].roll(s, 0).flatten().tolist()) for s in range(6)}
     assert {tuple(image.flatten().tolist()) for image in shifted} == rows
     mirrored = images(replace(task, is_symmetric=True, is_shifted=False))
-    assert len({tuple(image.flatten().tolist()) for image in mirrored}) == 4   # two mirrors, no exchange
+    assert len({tuple(image.flatten().tolist()) for image in mirrored}) == 4  # two mirrors, no exchange
     assert all(torch.equal(image, u) for image in images(replace(task, is_shifted=False)))
 
 

@@ -1,4 +1,5 @@
-"""Incompressible flow against a manufactured flow, the Stokes spectrum of the box, its balances and finer runs."""
+"""Incompressible flow against a manufactured flow, the Stokes spectrum of the box, its balances and finer
+runs."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from ups.tasks.ns_incompressible import (
 )
 
 SETTINGS = {"seed": 3, "resolution": 32, "num_frames": 5, "parameter": None, "t_end": 0.2}
-STOKES = 52.3446911   # least eigenvalue of the Stokes operator in the unit square (Leriche and Labrosse 2004: 4 * 13.0861728)
+# least eigenvalue of the Stokes operator in the unit square (Leriche and Labrosse 2004: 4 * 13.0861728)
+STOKES = 52.3446911
 
 
 def stream_flow(n: int, strength: float = 0.1) -> Tensor:
@@ -35,18 +37,27 @@ def stream_flow(n: int, strength: float = 0.1) -> Tensor:
 
 
 def manufactured(n: int, viscosity: float, strength: float = 0.1) -> tuple[Tensor, Tensor, Tensor]:
-    """(V, particles, force) of a steady flow: particles are a function of the stream function, and their push balances
-    advection and friction, with no pressure."""
+    """(V, particles, force) of a steady flow: particles are a function of the stream function, and their push
+    balances advection and friction, with no pressure."""
     x = cell_centres(n)
     s, c = torch.sin(math.pi * x), torch.cos(math.pi * x)
-    p, d1, d2, d3 = s.square(), 2 * math.pi * s * c, 2 * math.pi**2 * (c.square() - s.square()), -8 * math.pi**3 * s * c
+    p, d1, d2, d3 = (
+        s.square(),
+        2 * math.pi * s * c,
+        2 * math.pi**2 * (c.square() - s.square()),
+        -8 * math.pi**3 * s * c,
+    )
     px, dx, d2x, d3x = (part[:, None] * strength for part in (p, d1, d2, d3))
-    vx, vy = px * d1, -dx * p                       # psi_y, -psi_x
+    vx, vy = px * d1, -dx * p  # psi_y, -psi_x
     vx_x, vx_y, vy_x, vy_y = dx * d1, px * d2, -d2x * p, -dx * d1
     lap_x, lap_y = d2x * d1 + px * d3, -d3x * p - dx * d2
     particles = 2 + px * p / strength
-    force = torch.stack([(vx * vx_x + vy * vx_y - viscosity * lap_x) / particles,
-                         ((vx * vy_x + vy * vy_y - viscosity * lap_y) / particles).T])
+    force = torch.stack(
+        [
+            (vx * vx_x + vy * vx_y - viscosity * lap_x) / particles,
+            ((vx * vy_x + vy * vy_y - viscosity * lap_y) / particles).T,
+        ]
+    )
     return stream_flow(n, strength), particles, force
 
 
@@ -73,18 +84,29 @@ def test_a_manufactured_steady_flow_stays_to_second_order():
         x = cell_centres(n)
         bump = torch.sin(math.pi * x).square()
         exact = 0.1 * bump[:, None] * (math.pi * torch.sin(2 * math.pi * x))
-        errors.append((float((at_centres(moved, carried)[0] - exact).abs().max()), float((carried - particles).abs().mean())))
-    orders = [[math.log2(a / b) for a, b in zip(coarse, fine, strict=True)]
-              for coarse, fine in zip(errors, errors[1:], strict=False)]
+        errors.append(
+            (
+                float((at_centres(moved, carried)[0] - exact).abs().max()),
+                float((carried - particles).abs().mean()),
+            )
+        )
+    orders = [
+        [math.log2(a / b) for a, b in zip(coarse, fine, strict=True)]
+        for coarse, fine in zip(errors, errors[1:], strict=False)
+    ]
     assert min(order[0] for order in orders) > 1.8 and errors[-1][0] < 1e-3
-    assert min(order[1] for order in orders) > 1.6 and errors[-1][1] < 1e-3   # the limiter takes some at the extrema
+    assert (
+        min(order[1] for order in orders) > 1.6 and errors[-1][1] < 1e-3
+    )  # the limiter takes some at the extrema
 
 
 def test_slow_flow_decays_at_the_least_rate_of_the_stokes_operator():
     errors = []
     for n in (16, 32):
         box = Box(torch.zeros(2, n, n, dtype=torch.float64), 1.0)
-        frames = list(box.evolve(1e-6 * stream_flow(n), torch.zeros(n, n, dtype=torch.float64), dt=0.03, num_frames=4))
+        frames = list(
+            box.evolve(1e-6 * stream_flow(n), torch.zeros(n, n, dtype=torch.float64), dt=0.03, num_frames=4)
+        )
         rate = math.log(energy(frames[2][0]) / energy(frames[3][0])) / (2 * 0.03)
         errors.append(abs(rate / STOKES - 1))
     assert errors[0] < 2e-2 and errors[1] < 5e-3 and errors[0] / errors[1] > 3.5
@@ -106,13 +128,15 @@ def test_the_flow_sticks_to_the_walls():
     for n in (32, 64):
         v, particles, force = random_start(n)
         moved, _ = last(Box(force), v, particles, 0.3)
-        slips.append(float((1.5 * moved[:, 1:-1, 0] - 0.5 * moved[:, 1:-1, 1]).norm() / moved[:, 1:-1, n // 2].norm()))
+        slips.append(
+            float((1.5 * moved[:, 1:-1, 0] - 0.5 * moved[:, 1:-1, 1]).norm() / moved[:, 1:-1, n // 2].norm())
+        )
     assert slips[1] < 0.05 and slips[0] / slips[1] > 2.5
 
 
 def test_particles_are_conserved_to_rounding_and_keep_their_range():
     v, particles, force = random_start(32)
-    patches = particles.sign()   # at an end of the range everywhere
+    patches = particles.sign()  # at an end of the range everywhere
     for _, carried in Box(force).evolve(v, patches, dt=0.1, num_frames=4):
         assert abs(float((carried - patches).mean())) < 1e-14
         assert float(carried.abs().max()) < 1 + 1e-12
@@ -125,7 +149,7 @@ def test_without_friction_and_force_the_energy_stays_and_friction_alone_takes_wh
     box = Box(torch.zeros_like(force), 0.0)
     v = box.project(v)
     drift = energy(last(box, v, particles, 0.1)[0]) / energy(v) - 1
-    assert -1e-3 < drift <= 0   # of the time steps alone
+    assert -1e-3 < drift <= 0  # of the time steps alone
     rate = box.rates(v, particles)[0]
     assert abs(float((v * box.project(rate)).sum())) < 1e-10 * float(rate.norm() * v.norm())
     box = Box(torch.zeros_like(force), 0.05)
@@ -141,7 +165,7 @@ def gradient_square(v: Tensor) -> float:
     inner = v[:, 1:-1]
     sides = torch.cat([-inner[..., :1], inner, -inner[..., -1:]], 2)
     across = torch.diff(sides, dim=2)
-    across[..., [0, -1]] *= math.sqrt(0.5)   # between a value and its image: half of it lies outside
+    across[..., [0, -1]] *= math.sqrt(0.5)  # between a value and its image: half of it lies outside
     return float(torch.diff(v, dim=1).square().sum() + across.square().sum())
 
 
@@ -152,9 +176,11 @@ def test_mirrored_and_exchanged_starts_give_mirrored_and_exchanged_flows():
     v, particles, force = random_start(24)
     moved, carried = last(Box(force), v, particles, 0.1)
     swapped, carried_2 = last(Box(force.flip(0)), v.flip(0), particles.T, 0.1)
-    assert torch.allclose(swapped.flip(0), moved, rtol=0, atol=1e-12) and torch.allclose(carried_2.T, carried, rtol=0, atol=1e-12)
+    assert torch.allclose(swapped.flip(0), moved, rtol=0, atol=1e-12) and torch.allclose(
+        carried_2.T, carried, rtol=0, atol=1e-12
+    )
 
-    def mirror(u: Tensor) -> Tensor:   # of x: Vx changes its sign
+    def mirror(u: Tensor) -> Tensor:  # of x: Vx changes its sign
         return torch.stack([-u[0].flip(0), u[1].flip(1)])
 
     mirrored, carried_3 = last(Box(mirror(force)), mirror(v), particles.flip(0), 0.1)
@@ -167,7 +193,11 @@ def smooth_run(n: int, t: float) -> Tensor:
     x = cell_centres(n)
     particles = torch.cos(math.pi * x)[:, None] * torch.cos(2 * math.pi * x)[None, :]
     push = both_ways(torch.sin(math.pi * x)[:, None] * torch.ones(n, dtype=torch.float64))
-    return at_centres(*last(Box(push * torch.tensor([1.0, -0.5]).double()[:, None, None]), stream_flow(n, 0.2), particles, t))
+    return at_centres(
+        *last(
+            Box(push * torch.tensor([1.0, -0.5]).double()[:, None, None]), stream_flow(n, 0.2), particles, t
+        )
+    )
 
 
 def test_a_grid_twice_as_fine_is_within_a_thousandth_where_the_flow_is_smooth():
@@ -188,20 +218,26 @@ def test_noise_has_unit_variance_and_the_documented_spectrum(smoothness, scale, 
     square = k[:, None].square() + k.square()
     power = power.mean((0, 1))
     assert not power[square < least].any() and power[square == least].min() > 0
-    shells = [float(power[(square >= low**2) & (square < (1.2 * low) ** 2)].mean()) for low in (5, 10, 20, 40)]
+    shells = [
+        float(power[(square >= low**2) & (square < (1.2 * low) ** 2)].mean()) for low in (5, 10, 20, 40)
+    ]
     slopes = [math.log2(b / a) for a, b in zip(shells, shells[1:], strict=False)]
     assert slopes == pytest.approx([-4 * smoothness] * 3, rel=0.12)
 
 
 def test_the_force_has_neither_the_largest_nor_the_finest_waves_of_the_particles():
-    """Its wave numbers start at the root of five and fall with the sixth power, theirs at one with the second."""
+    """Its wave numbers start at the root of five and fall with the sixth power, theirs at one with the
+    second."""
     k = torch.fft.fftfreq(64, d=1 / 64, dtype=torch.float64)
     square = k[:, None].square() + k.square()
     shares = []
     for index in range(8):
         _, particles, force = sample_start(5, index, 64)
         power = torch.fft.fft2(torch.stack([particles, *force])).abs().square()
-        shares.append(torch.stack([power[:, square < 4.5].sum(1), power[:, square > 30].sum(1)], 1) / power.sum((1, 2))[:, None])
+        shares.append(
+            torch.stack([power[:, square < 4.5].sum(1), power[:, square > 30].sum(1)], 1)
+            / power.sum((1, 2))[:, None]
+        )
     particles, force = torch.stack(shares).mean(0)[0], torch.stack(shares).mean(0)[1:].mean(0)
     assert force[0] < 1e-12 and 0.6 < particles[0] < 0.95
     assert force[1] < 1e-3 and 5e-3 < particles[1] < 0.1
@@ -214,7 +250,9 @@ def test_starts_are_the_same_fields_on_every_grid_and_have_mean_zero():
     coarse = field(modes, cell_centres(32), cell_centres(32), 32)
     fine = field(modes, cell_centres(96), cell_centres(96), 96)
     assert torch.allclose(coarse, fine[1::3, 1::3], rtol=0, atol=1e-12)
-    assert abs(float(fine.mean())) < 1e-12 and float(fine.square().mean()) == pytest.approx(float(modes.abs().square().sum()))
+    assert abs(float(fine.mean())) < 1e-12 and float(fine.square().mean()) == pytest.approx(
+        float(modes.abs().square().sum())
+    )
 
 
 def test_the_first_frame_is_the_noise_made_incompressible_and_the_doctor_finds_files_sound(tmp_path):

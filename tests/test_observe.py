@@ -1,5 +1,5 @@
-"""ups/generative/observation.py: what is seen of an input field is what the level says, for training batches and for named
-cases."""
+"""ups/generative/observation.py: what is seen of an input field is what the level says, for training batches
+and for named cases."""
 
 from __future__ import annotations
 
@@ -39,14 +39,19 @@ def within(count: int, share: float, num: int) -> bool:
     return abs(count - num * share) < 4 * math.sqrt(num * share * (1 - share))
 
 
-# --------------------------------------------------------------------------------------------------------- training levels
+# -------------------------------------------------------------------------------------------- training levels
 
 
 def test_kinds_have_their_shares_and_levels_their_ranges() -> None:
     num = 4000
     coverage, noise, block = draw_levels((16, 24), row_generators(0, rows=range(num))).unbind(1)
-    kinds = {"full": (coverage == 1) & (noise == 0) & (block == 1), "none": coverage == 0,
-             "points": (coverage > 0) & (coverage < 1), "coarse": block > 1, "noisy": noise > 0}
+    kinds = {
+        "full": (coverage == 1) & (noise == 0) & (block == 1),
+        "none": coverage == 0,
+        "points": (coverage > 0) & (coverage < 1),
+        "coarse": block > 1,
+        "noisy": noise > 0,
+    }
     assert sum(int(rows.sum()) for rows in kinds.values()) == num  # every row is of one kind
     for name, rows in kinds.items():
         assert within(int(rows.sum()), SHARES[name], num), name
@@ -60,7 +65,9 @@ def test_kinds_have_their_shares_and_levels_their_ranges() -> None:
 
 def test_only_blocks_that_divide_the_grid_are_drawn() -> None:
     assert set(draw_levels((12, 20), row_generators(0, rows=range(400)))[:, 2].tolist()) == {1, 2, 4}
-    with pytest.raises(ValueError, match=r"no block of 2, 4, 8 cells divides the grid \(16, 15\); expected even .* Change"):
+    with pytest.raises(
+        ValueError, match=r"no block of 2, 4, 8 cells divides the grid \(16, 15\); expected even .* Change"
+    ):
         draw_levels((16, 15), row_generators(0, rows=range(4)))
 
 
@@ -69,7 +76,7 @@ def test_a_row_does_not_depend_on_the_batch_it_is_in() -> None:
 
     def seen(rows: range, *keys: int) -> Observation:
         generators = row_generators(5, *keys, rows=rows)
-        return observe(v[rows.start:rows.stop], draw_levels((8, 8), generators), generators)
+        return observe(v[rows.start : rows.stop], draw_levels((8, 8), generators), generators)
 
     whole, parts = seen(range(12), 3), [seen(range(5), 3), seen(range(5, 12), 3)]
     for name in ("values", "mask", "facts"):
@@ -77,7 +84,7 @@ def test_a_row_does_not_depend_on_the_batch_it_is_in() -> None:
     assert not torch.equal(whole.mask, seen(range(12), 4).mask)
 
 
-# ------------------------------------------------------------------------------------------------------------ observations
+# ----------------------------------------------------------------------------------------------- observations
 
 
 @pytest.mark.parametrize("space", [(64,), (16, 8), (8, 8, 16)])
@@ -85,8 +92,14 @@ def test_points_are_seen_exactly_and_the_rest_not_at_all(space: tuple[int, ...])
     v = field(3, 2, *space)
     found = observe(v, levels((0.25, 0, 1), (0.5, 0, 1), (1e-9, 0, 1)), row_generators(1, rows=range(3)))
     cells = math.prod(space)
-    assert found.mask.shape == (3, 1, *space) and found.values.shape == v.shape and found.facts.shape == (3, len(FACTS))
-    assert found.mask.flatten(1).sum(1).tolist() == [cells // 4, cells // 2, 1] and set(found.mask.unique().tolist()) == {0, 1}
+    assert (
+        found.mask.shape == (3, 1, *space)
+        and found.values.shape == v.shape
+        and found.facts.shape == (3, len(FACTS))
+    )
+    assert found.mask.flatten(1).sum(1).tolist() == [cells // 4, cells // 2, 1] and set(
+        found.mask.unique().tolist()
+    ) == {0, 1}
     assert torch.equal(found.values, v * found.mask)
     assert found.facts[:2].tolist() == [[0.25, 0, 0], [0.5, 0, 0]] and found.facts.dtype == torch.float32
 
@@ -113,17 +126,34 @@ def test_noise_is_added_to_every_cell_with_the_given_size() -> None:
     found = observe(v, levels((1, 0.5, 1), (1, 0, 1)), row_generators(1, rows=range(2)))
     noise = (found.values - v)[0].flatten().double()
     assert abs(noise.mean()) < 4 * 0.5 / 64 and abs(noise.std() / 0.5 - 1) < 4 / math.sqrt(2 * 4096)
-    assert torch.equal(found.values[1], v[1]) and found.mask.min() == 1 and found.facts[:, 1].tolist() == [0.5, 0]
+    assert (
+        torch.equal(found.values[1], v[1])
+        and found.mask.min() == 1
+        and found.facts[:, 1].tolist() == [0.5, 0]
+    )
 
 
 def test_named_cases_are_what_their_names_say() -> None:
     v = field(2, 1, 32, 32)
-    facts = {case: observe_case(v, case, row_generators(0, rows=range(2))).facts[1].tolist() for case in CASES}
-    expected = {"none": [0, 0, 0], "points_1": [10 / 1024, 0, 0], "points_10": [102 / 1024, 0, 0], "points_50": [0.5, 0, 0],
-                "coarse_4": [1, 0, 2], "noisy_0.3": [1, 0.3, 0], "full": [1, 0, 0]}
+    facts = {
+        case: observe_case(v, case, row_generators(0, rows=range(2))).facts[1].tolist() for case in CASES
+    }
+    expected = {
+        "none": [0, 0, 0],
+        "points_1": [10 / 1024, 0, 0],
+        "points_10": [102 / 1024, 0, 0],
+        "points_50": [0.5, 0, 0],
+        "coarse_4": [1, 0, 2],
+        "noisy_0.3": [1, 0.3, 0],
+        "full": [1, 0, 0],
+    }
     assert {case: pytest.approx(values) for case, values in expected.items()} == facts
     none, full = (observe_case(v, case, row_generators(0, rows=range(2))) for case in ("none", "full"))
-    assert none.values.abs().max() == none.mask.max() == 0 and torch.equal(full.values, v) and full.mask.min() == 1
+    assert (
+        none.values.abs().max() == none.mask.max() == 0
+        and torch.equal(full.values, v)
+        and full.mask.min() == 1
+    )
     again = observe_case(v, "points_10", row_generators(0, rows=range(2)))
     assert torch.equal(again.mask, observe_case(v, "points_10", row_generators(0, rows=range(2))).mask)
     assert not torch.equal(again.mask[0], again.mask[1])
@@ -131,11 +161,13 @@ def test_named_cases_are_what_their_names_say() -> None:
 
 def test_requests_that_do_not_fit_are_refused() -> None:
     v = field(2, 1, 12, 16)
-    with pytest.raises(ValueError, match=r"blocks of 8 cells do not divide the grid \(12, 16\); expected a multiple of 8"):
+    with pytest.raises(
+        ValueError, match=r"blocks of 8 cells do not divide the grid \(12, 16\); expected a multiple of 8"
+    ):
         observe(v, levels((1, 0, 1), (1, 0, 8)), row_generators(0, rows=range(2)))
 
 
-# ------------------------------------------------------------------------------------------------- as seen by the exact answer
+# -------------------------------------------------------------------------------- as seen by the exact answer
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -146,7 +178,10 @@ def test_the_linear_observation_is_the_same_one_of_the_log_coefficient(case: str
     found = observe_case(v, case, row_generators(0, rows=range(1)))
     linear = as_linear(found, 0, mean, std)
     count = {"none": 0, "points_1": 3, "points_10": 26, "points_50": 128, "coarse_4": 16}.get(case, 256)
-    assert linear.cells.shape == (count, 16 if case == "coarse_4" else 1) and linear.values.dtype == torch.float64
+    assert (
+        linear.cells.shape == (count, 16 if case == "coarse_4" else 1)
+        and linear.values.dtype == torch.float64
+    )
     assert linear.noise == pytest.approx(0.3 * std if case == "noisy_0.3" else 0.0)
     error = linear.values - linear.matrix @ g.flatten()
     if linear.noise:

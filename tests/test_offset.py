@@ -1,5 +1,5 @@
-"""Fields whose mean dominates their variation are counted from an offset: the mean is subtracted in float64, errors are
-relative to the variation, and the public interface takes and gives the values of the files."""
+"""Fields whose mean dominates their variation are counted from an offset: the mean is subtracted in float64,
+errors are relative to the variation, and the public interface takes and gives the values of the files."""
 
 import h5py
 import numpy as np
@@ -22,7 +22,7 @@ from ups.models.operator import over_bases
 from ups.tasks import TASKS, Place, get_task, own_task
 from ups.userdata.offset import DOMINANT, dominant
 
-MEAN, SIZE = 101325.0, 0.01   # sound in air, in Pa
+MEAN, SIZE = 101325.0, 0.01  # sound in air, in Pa
 
 
 def sound(num=20, frames=T):
@@ -34,20 +34,24 @@ def assessed(folder, u, **said):
     """The results of the propagator alone on fields u, its operator and its cache."""
     folder.mkdir(exist_ok=True)
     write(folder / "a.h5", u=u)
-    config = load_config(overlay(folder, section(folder, **{"base": ["persistence", "propagator"], **said})),
-                         ["operator.model.width=8", "operator.model.depth=1", "evaluate.num_bootstrap=20"])
+    config = load_config(
+        overlay(folder, section(folder, **{"base": ["persistence", "propagator"], **said})),
+        ["operator.model.width=8", "operator.model.depth=1", "evaluate.num_bootstrap=20"],
+    )
     build_cache(config, "ks", progress=False)
     cache = open_cache(config, "ks")
     facts, weights = fit_base(cache, 1, 1, 0, torch.device("cpu"))
     facts["description"]["network_share"] = 0.0
     operator = over_bases({"ks": (facts, weights)}, config.operator.model, "no")
-    entry, samples = assess_forecasts(operator, open_truth(config, "ks"), config.evaluate, 0, torch.device("cpu"))
+    entry, samples = assess_forecasts(
+        operator, open_truth(config, "ks"), config.evaluate, 0, torch.device("cpu")
+    )
     return entry, samples, operator, cache, facts
 
 
 def test_a_large_mean_costs_no_accuracy_and_errors_are_relative_to_the_variation(tmp_path):
-    """Before: the mean was subtracted in float32, which left a quarter of the variation to rounding, and the verdict said that
-    the error is 1e-8 of the mean."""
+    """Before: the mean was subtracted in float32, which left a quarter of the variation to rounding, and the
+    verdict said that the error is 1e-8 of the mean."""
     plain, *_ = assessed(tmp_path / "plain", sound() - MEAN)
     entry, [sample, _], _, cache, facts = assessed(tmp_path / "mean", sound())
     assert entry["offset"] == {"u": MEAN} and plain["offset"] == {} and plain["measure"] == "RMS of the truth"
@@ -58,8 +62,10 @@ def test_a_large_mean_costs_no_accuracy_and_errors_are_relative_to_the_variation
     assert cache.floor["test"]["state"]["nrmse"] < 1e-6
     verdict = check_verdicts({"tasks": {"ks": entry}})["ks"]["words"]
     assert verdict.startswith("Usable: its relative error is ") and "of the RMS of u - 101325" in verdict
-    assert sample["fields"] == ["u - 101325"] and np.abs(sample["u_ref"]).max() < 2 * SIZE   # of figures
-    assert facts["validation_nrmse"]["persistence"] == pytest.approx(entry["models"]["persistence"]["nrmse"]["value"], rel=0.3)
+    assert sample["fields"] == ["u - 101325"] and np.abs(sample["u_ref"]).max() < 2 * SIZE  # of figures
+    assert facts["validation_nrmse"]["persistence"] == pytest.approx(
+        entry["models"]["persistence"]["nrmse"]["value"], rel=0.3
+    )
 
 
 def test_validation_nrmse_of_a_base_is_that_of_the_log_of_training(tmp_path):
@@ -77,13 +83,18 @@ def test_forecasts_take_and_give_values_of_the_file_in_the_precision_of_the_inpu
     u = sound()
     _, _, operator, cache, _ = assessed(tmp_path / "a", u)
     model, row = Forecaster(operator), int(cache.split["test"][0])
-    u_pred = model.forecast("ks", u[row:row + 1, :1, None], num_frames=T - 1)
+    u_pred = model.forecast("ks", u[row : row + 1, :1, None], num_frames=T - 1)
     assert u_pred.dtype == np.float64 and u_pred.shape == (1, T - 1, 1, X)
     assert np.sqrt(np.square(u_pred[0, :, 0] - u[row, 1:]).mean()) < 1e-3 * SIZE
-    single = model.forecast("ks", u[row:row + 1, :1, None].astype(np.float32), num_frames=T - 1)
-    assert single.dtype == np.float32 and np.abs(single - u_pred).max() < 0.02   # float32 holds no more of 101325
-    with pytest.raises(ValueError, match="was given u from 101325.99 to 101326.01; expected 101324.98 to 101325.02: the range"):
-        model.forecast("ks", u[row:row + 1, :1, None] + 1.0, num_frames=1)
+    single = model.forecast("ks", u[row : row + 1, :1, None].astype(np.float32), num_frames=T - 1)
+    assert (
+        single.dtype == np.float32 and np.abs(single - u_pred).max() < 0.02
+    )  # float32 holds no more of 101325
+    with pytest.raises(
+        ValueError,
+        match="was given u from 101325.99 to 101326.01; expected 101324.98 to 101325.02: the range",
+    ):
+        model.forecast("ks", u[row : row + 1, :1, None] + 1.0, num_frames=1)
 
 
 def test_predict_writes_values_of_the_file_in_float64(tmp_path, monkeypatch):
@@ -92,8 +103,24 @@ def test_predict_writes_values_of_the_file_in_float64(tmp_path, monkeypatch):
     operator.record = {"model_sha256": "0"}
     monkeypatch.setattr(predict.ups, "load", lambda *_: Forecaster(operator))
     out = tmp_path / "out.h5"
-    predict.main(["--run", str(tmp_path), "--task", "ks", "--input", str(tmp_path / "a" / "a.h5"), "--output", str(out),
-                  "--rows", "0:2", "--shown", "1", "--frames", "3"])
+    predict.main(
+        [
+            "--run",
+            str(tmp_path),
+            "--task",
+            "ks",
+            "--input",
+            str(tmp_path / "a" / "a.h5"),
+            "--output",
+            str(out),
+            "--rows",
+            "0:2",
+            "--shown",
+            "1",
+            "--frames",
+            "3",
+        ]
+    )
     with h5py.File(out) as file:
         assert file["u"].dtype == np.float64
         assert np.sqrt(np.square(file["u"][:] - u[:2, :4]).mean()) < 1e-3 * SIZE
@@ -119,7 +146,8 @@ def test_fields_without_a_dominant_mean_are_read_as_before(tmp_path):
 
 
 def test_no_field_of_pdebench_is_counted_from_an_offset(tmp_path):
-    """Its nRMSE is relative to the truth, mean included; the largest mean over variation is that of shallow water."""
+    """Its nRMSE is relative to the truth, mean included; the largest mean over variation is that of shallow
+    water."""
     assert not any(task.offsets for task in TASKS.values())
     task = get_task("shallow_water2d")
     h = task.simulate(range(6), seed=0, resolution=32, num_frames=6, parameter=None, t_end=task.t_end)
@@ -148,19 +176,30 @@ def test_an_offset_may_be_said_and_a_wrong_one_is_refused(tmp_path):
     write(tmp_path / "a.h5", u=sound(6))
     for said, expected in (({"u": 101000}, {"u": 101000.0}), ({"u": 0}, {}), ({}, {"u": MEAN})):
         assert load_config(overlay(tmp_path, section(tmp_path, offset=said))).task["ks"].offset == expected
-    for said, message in (({"w": 1.0}, "that of 'w' is 1.0; expected a number for fields of the layout .u."),
-                          ({"u": "big"}, "that of 'u' is 'big'; expected a number"), ([1], r"it is \[1\]; expected a number")):
+    for said, message in (
+        ({"w": 1.0}, "that of 'w' is 1.0; expected a number for fields of the layout .u."),
+        ({"u": "big"}, "that of 'u' is 'big'; expected a number"),
+        ([1], r"it is \[1\]; expected a number"),
+    ):
         with pytest.raises(ValueError, match=rf"task.ks.offset: {message}"):
             load_config(overlay(tmp_path, section(tmp_path, offset=said)))
-    with pytest.raises(ValueError, match=r"task.ks.positive: it names u, whose mean is about 101325.* Leave u out of positive"):
+    with pytest.raises(
+        ValueError,
+        match=r"task.ks.positive: it names u, whose mean is about 101325.* Leave u out of positive",
+    ):
         load_config(overlay(tmp_path, section(tmp_path, positive=["u"])))
-    assert load_config(overlay(tmp_path, section(tmp_path, positive=["u"], offset={"u": 0}))).task["ks"].positive == ["u"]
+    assert load_config(overlay(tmp_path, section(tmp_path, positive=["u"], offset={"u": 0}))).task[
+        "ks"
+    ].positive == ["u"]
 
 
 def test_the_doctor_says_how_much_of_the_variation_is_rounding(tmp_path, capsys):
-    for u, said, expected in ((sound(6).astype(np.float32), {}, "% of the variation of u is rounding: its mean 101325 is "),
-                              (sound(6), {"positive": ["u"], "offset": {"u": 0}}, "and it is trained on in float32"),
-                              (sound(6), {}, None), (waves(), {}, None)):
+    for u, said, expected in (
+        (sound(6).astype(np.float32), {}, "% of the variation of u is rounding: its mean 101325 is "),
+        (sound(6), {"positive": ["u"], "offset": {"u": 0}}, "and it is trained on in float32"),
+        (sound(6), {}, None),
+        (waves(), {}, None),
+    ):
         write(tmp_path / "a.h5", u=u)
         path = overlay(tmp_path, section(tmp_path, **said))
         prepare_data.main(["--config", str(path), "--doctor"])
@@ -169,24 +208,40 @@ def test_the_doctor_says_how_much_of_the_variation_is_rounding(tmp_path, capsys)
 
 
 def test_a_users_solver_is_given_the_values_of_the_file(tmp_path, monkeypatch):
-    (tmp_path / "shifting.py").write_text("import numpy as np\nSEEN = []\n\ndef step(u):\n    SEEN.append(u.mean())\n"
-                                          "    return u\n")
+    (tmp_path / "shifting.py").write_text(
+        "import numpy as np\nSEEN = []\n\ndef step(u):\n    SEEN.append(u.mean())\n    return u\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     write(tmp_path / "a.h5", u=sound(12))
     config = load_config(overlay(tmp_path, section(tmp_path, base={"solver": "shifting:step"})))
     build_cache(config, "ks", progress=False)
     fit_base(open_cache(config, "ks"), 1, 1, 0, torch.device("cpu"))
     import shifting
+
     assert len(shifting.SEEN) and all(abs(mean - MEAN) < 0.01 for mean in shifting.SEEN)
 
 
 def test_counted_and_absolute_are_inverse_for_numpy_and_torch():
-    facts = {"arrays": [{"array": name, "axes": ["trajectory", "time", "x"], "fields": [name]} for name in "pq"], "axes": ["x"],
-             "boundary": "periodic", "domain": [[0, 1]], "inputs": [], "parameters": {}, "positive": [], "conserved": [],
-             "bounded": [], "symmetries": [], "vector": [], "hidden": False, "offset": {"q": MEAN}}
+    facts = {
+        "arrays": [{"array": name, "axes": ["trajectory", "time", "x"], "fields": [name]} for name in "pq"],
+        "axes": ["x"],
+        "boundary": "periodic",
+        "domain": [[0, 1]],
+        "inputs": [],
+        "parameters": {},
+        "positive": [],
+        "conserved": [],
+        "bounded": [],
+        "symmetries": [],
+        "vector": [],
+        "hidden": False,
+        "offset": {"q": MEAN},
+    }
     task, u = own_task("ks", facts), np.stack([waves(), MEAN + waves()], 2).astype(np.float64)
     for fields in (u, torch.from_numpy(u)):
         counted = task.counted(fields, ("p", "q"))
         assert abs(float(counted[:, :, 1].mean())) < 1 and (counted[:, :, 0] == fields[:, :, 0]).all()
-        assert (task.absolute(counted, ("p", "q")) == fields).all() and abs(float(fields[:, :, 1].mean()) - MEAN) < 1
+        assert (task.absolute(counted, ("p", "q")) == fields).all() and abs(
+            float(fields[:, :, 1].mean()) - MEAN
+        ) < 1
     assert task.counted(u, ("p",)) is u and task.measure == "RMS of p, q - 101325"

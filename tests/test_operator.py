@@ -1,4 +1,5 @@
-"""The operator (ups/models/operator.py), rollouts (ups/models/rollout.py) and the stage that trains it (train_operator.py)."""
+"""The operator (ups/models/operator.py), rollouts (ups/models/rollout.py) and the stage that trains it
+(train_operator.py)."""
 
 from __future__ import annotations
 
@@ -53,42 +54,75 @@ from ups.training.optim import build_optimizer, scale_lr
 
 MODEL = {"kind": "flat", "width": 16, "depth": 2, "modes": 4, "kernel_size": 5, "mlp_ratio": 2.0}
 HEADS = [("burgers1d", "transport", 2), ("darcy2d", "elliptic", 1), ("diff_react2d", "propagator", 2)]
-VALUES = {"advection1d": (0.1, 0.4), "burgers1d": (0.01, 0.1, 1.0), "darcy2d": (1.0,), "diff_react2d": (), "cfd3d": (0.1,)}
+VALUES = {
+    "advection1d": (0.1, 0.4),
+    "burgers1d": (0.01, 0.1, 1.0),
+    "darcy2d": (1.0,),
+    "diff_react2d": (),
+    "cfd3d": (0.1,),
+}
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def codec(fields: tuple[str, ...], ndim: int, cells: int = 16, patch: int = 4, dim: int = 0, seed: int = 0) -> Tokenizer:
+def codec(
+    fields: tuple[str, ...], ndim: int, cells: int = 16, patch: int = 4, dim: int = 0, seed: int = 0
+) -> Tokenizer:
     generator = np.random.default_rng(seed)
     u = generator.standard_normal((4, 3, len(fields), *[cells] * ndim)).cumsum(-1).astype(np.float32)
     return fit_codec([u], fields=fields, patch=patch, dim=dim)
 
 
-def describe(name: str, kind: str = "persistence", history: int = 1, bundle: int = 1, dim: int = 0, cells: int = 16,
-             **settings) -> tuple[dict, dict[str, Tokenizer]]:
+def describe(
+    name: str,
+    kind: str = "persistence",
+    history: int = 1,
+    bundle: int = 1,
+    dim: int = 0,
+    cells: int = 16,
+    **settings,
+) -> tuple[dict, dict[str, Tokenizer]]:
     """A head's description and its codecs."""
     task = get_task(name)
     codecs = {"codec": codec(task.fields, task.ndim, cells, dim=dim)}
     if task.is_steady:
         codecs["coefficient_codec"] = codec(task.inputs, task.ndim, cells, seed=1)
-    geometry = {"num_values": max(1, len(VALUES[name])), "num_parameters": len(task.parameters), "num_channels": len(task.fields),
-                "num_inputs": len(task.inputs), "space": [cells] * task.ndim, "boundary": task.boundary, "degree": 2,
-                "history": history, "reach": 3}
-    return {"name": name, "history": history, "bundle": bundle, "codec": describe_tokenizer(codecs["codec"]),
-            "input_codec": describe_tokenizer(codecs["coefficient_codec"]) if task.is_steady else None,
-            "parameter_values": list(VALUES[name]), "dt": 0.05, "boundary": task.boundary,
-            "domain": list(task.domain),
-            "parameters": {key: [min(VALUES[name]), max(VALUES[name])] for key in task.parameters},
-            "base": {"kind": kind, "settings": {**geometry, **settings}}, "network_share": 1.0,
-            "is_conservative": False}, codecs
+    geometry = {
+        "num_values": max(1, len(VALUES[name])),
+        "num_parameters": len(task.parameters),
+        "num_channels": len(task.fields),
+        "num_inputs": len(task.inputs),
+        "space": [cells] * task.ndim,
+        "boundary": task.boundary,
+        "degree": 2,
+        "history": history,
+        "reach": 3,
+    }
+    return {
+        "name": name,
+        "history": history,
+        "bundle": bundle,
+        "codec": describe_tokenizer(codecs["codec"]),
+        "input_codec": describe_tokenizer(codecs["coefficient_codec"]) if task.is_steady else None,
+        "parameter_values": list(VALUES[name]),
+        "dt": 0.05,
+        "boundary": task.boundary,
+        "domain": list(task.domain),
+        "parameters": {key: [min(VALUES[name]), max(VALUES[name])] for key in task.parameters},
+        "base": {"kind": kind, "settings": {**geometry, **settings}},
+        "network_share": 1.0,
+        "is_conservative": False,
+    }, codecs
 
 
 def build(*heads: tuple[dict, dict], precision: str = "no", is_awake: bool = True) -> Operator:
     """An operator of these heads; awake: nothing in it is zero any more, as after training."""
     torch.manual_seed(0)
-    operator = Operator({"model": MODEL, "precision": precision, "tasks": [description for description, _ in heads]})
+    operator = Operator(
+        {"model": MODEL, "precision": precision, "tasks": [description for description, _ in heads]}
+    )
     for description, codecs in heads:
         for part, fitted in codecs.items():
             getattr(operator.heads[description["name"]], part).load_state_dict(fitted.state_dict())
@@ -117,19 +151,34 @@ def values(name: str, batch: int = 2) -> Tensor:
 # ---------------------------------------------------------------- prediction
 
 
-@pytest.mark.parametrize(("name", "kind", "history", "bundle", "dim"), [
-    ("advection1d", "persistence", 1, 1, 0), ("advection1d", "propagator", 3, 1, 2), ("advection1d", "propagator", 2, 2, 0),
-    ("burgers1d", "transport", 1, 3, 0), ("diff_react2d", "propagator", 2, 2, 5), ("darcy2d", "elliptic", 1, 1, 3)])
+@pytest.mark.parametrize(
+    ("name", "kind", "history", "bundle", "dim"),
+    [
+        ("advection1d", "persistence", 1, 1, 0),
+        ("advection1d", "propagator", 3, 1, 2),
+        ("advection1d", "propagator", 2, 2, 0),
+        ("burgers1d", "transport", 1, 3, 0),
+        ("diff_react2d", "propagator", 2, 2, 5),
+        ("darcy2d", "elliptic", 1, 1, 3),
+    ],
+)
 def test_a_prediction_has_a_frame_per_bundle_and_the_latents_of_the_state(name, kind, history, bundle, dim):
     operator = build(describe(name, kind, history, bundle, dim))
     head = operator.heads[name]
-    full, base = operator.predict(latents(operator, name, 2, history), name, operator.heads[name].known(values(name)))
+    full, base = operator.predict(
+        latents(operator, name, 2, history), name, operator.heads[name].known(values(name))
+    )
     assert full.shape == base.shape == (2, bundle, *head.codec.tokens, head.codec.dim)
     assert torch.isfinite(full).all() and (full - base).abs().max() > 0.05
     assert head.codec.dim == (dim or head.codec.width)
     assert torch.equal(operator(latents(operator, name, 2, history), name, values(name)), full)
-    with pytest.raises(ValueError, match=f"{name} was given {history + 1} frames; expected its history of {history}. Slice the"):
-        operator.predict(latents(operator, name, 2, history + 1), name, operator.heads[name].known(values(name)))
+    with pytest.raises(
+        ValueError,
+        match=f"{name} was given {history + 1} frames; expected its history of {history}. Slice the",
+    ):
+        operator.predict(
+            latents(operator, name, 2, history + 1), name, operator.heads[name].known(values(name))
+        )
 
 
 def test_the_base_is_called_once_per_frame_of_the_bundle_on_its_own_answers():
@@ -142,7 +191,9 @@ def test_the_base_is_called_once_per_frame_of_the_bundle_on_its_own_answers():
         torch.testing.assert_close(head.codec.decode(base[:, frame]), u[:, -1], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("advection1d", "propagator"), ("burgers1d", "transport"), ("darcy2d", "elliptic")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("advection1d", "propagator"), ("burgers1d", "transport"), ("darcy2d", "elliptic")]
+)
 def test_before_training_and_where_the_network_is_not_used_the_operator_is_its_base(name, kind):
     fresh = build(describe(name, kind), is_awake=False)
     full, base = fresh.predict(latents(fresh, name), name, fresh.heads[name].known(values(name)))
@@ -164,7 +215,9 @@ def test_what_the_trunk_makes_of_a_state_comes_with_the_same_prediction_also_whe
     seen, features = operator.predict_seen(z, "burgers1d", known)
     full, base = operator.predict(z, "burgers1d", known)
     assert torch.equal(seen, full) and features.shape == (2, *head.codec.tokens, operator.width)
-    change = head.scale[known.index].view(-1, 1, 1, 1) * head.out(features).unflatten(-1, (head.bundle, -1)).movedim(-2, 1)
+    change = head.scale[known.index].view(-1, 1, 1, 1) * head.out(features).unflatten(
+        -1, (head.bundle, -1)
+    ).movedim(-2, 1)
     torch.testing.assert_close(base + change, full)
     head.description["network_share"] = 0.0
     alone, still = operator.predict_seen(z, "burgers1d", known)
@@ -178,8 +231,9 @@ def test_the_network_sees_every_frame_the_parameters_the_task_and_the_base():
     z, head = latents(operator, "burgers1d", 1, 3).requires_grad_(), operator.heads["burgers1d"]
 
     def change(z: Tensor, nu: float) -> Tensor:
-        full, base = operator.predict(z, "burgers1d",
-                                      operator.heads["burgers1d"].known(torch.tensor([[nu]], dtype=torch.float64)))
+        full, base = operator.predict(
+            z, "burgers1d", operator.heads["burgers1d"].known(torch.tensor([[nu]], dtype=torch.float64))
+        )
         return full - base
 
     change(z, 0.1).square().sum().backward()
@@ -202,7 +256,9 @@ def test_the_networks_output_is_in_units_of_the_scale_of_the_parameter_value():
     full, base = operator.predict(z, "advection1d", operator.heads["advection1d"].known(parameters))
     operator.heads["advection1d"].scale.copy_(torch.tensor([0.5, 3.0]))
     scaled, _ = operator.predict(z, "advection1d", operator.heads["advection1d"].known(parameters))
-    torch.testing.assert_close(scaled - base, (full - base) * torch.tensor([0.5, 3.0, 0.5, 3.0]).view(4, 1, 1, 1))
+    torch.testing.assert_close(
+        scaled - base, (full - base) * torch.tensor([0.5, 3.0, 0.5, 3.0]).view(4, 1, 1, 1)
+    )
 
 
 def test_bfloat16_in_the_trunk_leaves_base_and_codec_in_float32(monkeypatch):
@@ -221,14 +277,18 @@ def test_bfloat16_in_the_trunk_leaves_base_and_codec_in_float32(monkeypatch):
 
 def test_a_device_without_bfloat16_products_is_not_asked_for_them(monkeypatch):
     """Refused: bf16 that was trained elsewhere, or asked for, emulated at a thirtieth of the speed."""
-    exact, rough = (build(describe("burgers1d", "persistence"), precision=precision) for precision in ("no", "bf16"))
+    exact, rough = (
+        build(describe("burgers1d", "persistence"), precision=precision) for precision in ("no", "bf16")
+    )
     rough.load_state_dict(exact.state_dict())
     z, known = latents(exact, "burgers1d"), exact.heads["burgers1d"].known(values("burgers1d"))
     for has in (True, False):
         monkeypatch.setattr("ups.common.precision.has_bfloat16", lambda kind, has=has: has)
         same = torch.equal(rough.predict(z, "burgers1d", known)[0], exact.predict(z, "burgers1d", known)[0])
         assert same == (not has)
-        assert in_words("bf16", torch.device("cpu")).startswith("bf16" if has else "float32 (this cpu does not")
+        assert in_words("bf16", torch.device("cpu")).startswith(
+            "bf16" if has else "float32 (this cpu does not"
+        )
         assert in_words("no", torch.device("cpu")) == "float32"
 
 
@@ -239,7 +299,12 @@ def test_a_call_inside_a_rollout_waits_for_no_device(name, kind, history):
     known, z = operator.heads[name].known(values(name)), latents(operator, name, 2, history)
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         full, _ = operator.predict(fake.from_tensor(z), name, known)
-        assert isinstance(full, FakeTensor) and full.shape == (2, 1, *operator.heads[name].codec.tokens, full.shape[-1])
+        assert isinstance(full, FakeTensor) and full.shape == (
+            2,
+            1,
+            *operator.heads[name].codec.tokens,
+            full.shape[-1],
+        )
         with pytest.raises(DataDependentOutputException):
             bool(full.isfinite().all())
 
@@ -253,12 +318,20 @@ def test_every_parameter_gets_a_gradient_after_two_updates():
         optimizer.zero_grad()
         for name, head in operator.heads.items():
             z_ref = noise(2, 1, *head.codec.tokens, head.codec.dim, seed=1)
-            parameters = values(name) * 2 if name == "darcy2d" else values(name)   # a standardised logarithm that is not 0
-            loss, _ = operator_loss(operator, name, latents(operator, name, 2, head.history), z_ref, head.known(parameters), 0.0)
+            parameters = (
+                values(name) * 2 if name == "darcy2d" else values(name)
+            )  # a standardised logarithm that is not 0
+            loss, _ = operator_loss(
+                operator, name, latents(operator, name, 2, head.history), z_ref, head.known(parameters), 0.0
+            )
             loss.backward()
         optimizer.step()
     for name, parameter in operator.named_parameters():
-        assert parameter.grad is not None and torch.isfinite(parameter.grad).all() and parameter.grad.abs().amax() > 0, name
+        assert (
+            parameter.grad is not None
+            and torch.isfinite(parameter.grad).all()
+            and parameter.grad.abs().amax() > 0
+        ), name
 
 
 # ---------------------------------------------------------------- parameters
@@ -266,10 +339,14 @@ def test_every_parameter_gets_a_gradient_after_two_updates():
 
 def test_parameters_become_standardised_logarithms_and_the_number_of_their_value():
     operator = build(describe("burgers1d", "propagator"))
-    known = operator.heads["burgers1d"].known(torch.tensor([[0.01], [1.0], [0.1], [1.0]], dtype=torch.float64))
+    known = operator.heads["burgers1d"].known(
+        torch.tensor([[0.01], [1.0], [0.1], [1.0]], dtype=torch.float64)
+    )
     assert known.index.tolist() == [0, 2, 1, 2]
-    torch.testing.assert_close(known.standard[:3, 0], torch.tensor([-1.5**0.5, 1.5**0.5, 0.0]), rtol=0, atol=1e-6)
-    nearly = operator.heads["burgers1d"].known(torch.tensor([[0.01]]))   # float32 rounding of a known value
+    torch.testing.assert_close(
+        known.standard[:3, 0], torch.tensor([-(1.5**0.5), 1.5**0.5, 0.0]), rtol=0, atol=1e-6
+    )
+    nearly = operator.heads["burgers1d"].known(torch.tensor([[0.01]]))  # float32 rounding of a known value
     assert nearly.index.tolist() == [0]
     empty = build(describe("diff_react2d", "propagator")).heads["diff_react2d"].known(torch.zeros(3, 0))
     assert empty.standard.shape == (3, 0) and empty.index.tolist() == [0, 0, 0]
@@ -278,9 +355,14 @@ def test_parameters_become_standardised_logarithms_and_the_number_of_their_value
 @pytest.mark.parametrize("value", [0.02, 0.0100001, math.nan])
 def test_a_propagator_refuses_a_parameter_value_it_was_not_fitted_for(value):
     operator = build(describe("burgers1d", "propagator"))
-    with pytest.raises(ValueError, match=rf"burgers1d was asked for the parameter value {value:g}; expected one of \[0.01, 0.1, "
-                                         r"1.0\], for which its propagator was fitted. Add the value to task.burgers1d.par"):
-        operator(latents(operator, "burgers1d"), "burgers1d", torch.tensor([[0.1], [value]], dtype=torch.float64))
+    with pytest.raises(
+        ValueError,
+        match=rf"burgers1d was asked for the parameter value {value:g}; expected one of \[0.01, 0.1, "
+        r"1.0\], for which its propagator was fitted. Add the value to task.burgers1d.par",
+    ):
+        operator(
+            latents(operator, "burgers1d"), "burgers1d", torch.tensor([[0.1], [value]], dtype=torch.float64)
+        )
 
 
 def test_a_transport_base_takes_any_parameter_value_and_varies_with_it():
@@ -292,7 +374,9 @@ def test_a_transport_base_takes_any_parameter_value_and_varies_with_it():
 
 
 def test_a_token_grid_smaller_than_the_local_mixing_is_refused():
-    with pytest.raises(ValueError, match="advection1d has 1 tokens along an axis; expected at least half of operator.model"):
+    with pytest.raises(
+        ValueError, match="advection1d has 1 tokens along an axis; expected at least half of operator.model"
+    ):
         build(describe("advection1d", cells=4))
 
 
@@ -302,25 +386,31 @@ def test_a_token_grid_smaller_than_the_local_mixing_is_refused():
 def test_the_relative_error_is_that_of_the_formula():
     """By hand, two samples, one token of two numbers; RMS over tokens and dim."""
     z_ref = torch.tensor([[3.0, 1.0], [0.0, 2.0]]).view(2, 1, 1, 2)
-    z_base = torch.tensor([[1.0, 1.0], [0.0, 2.0]]).view(2, 1, 1, 2)     # leaves 2 (mean square) and nothing
-    z_pred = torch.tensor([[3.0, 2.0], [1.0, 1.0]]).view(2, 1, 1, 2)     # errs by 1/2 and 1 (mean square)
+    z_base = torch.tensor([[1.0, 1.0], [0.0, 2.0]]).view(2, 1, 1, 2)  # leaves 2 (mean square) and nothing
+    z_pred = torch.tensor([[3.0, 2.0], [1.0, 1.0]]).view(2, 1, 1, 2)  # errs by 1/2 and 1 (mean square)
     scale = torch.tensor([0.5, 2.0])
     f = FLOOR**2
     expected = [math.sqrt(2 * (0.5 + f) / (2 + 0.25 + 2 * f)), math.sqrt(2 * (1 + f) / (4 + 2 * f))]
     assert float(relative_error(z_pred, z_ref, z_base, scale)) == pytest.approx(sum(expected) / 2, rel=1e-6)
     # the field's: |error| / |z_ref|, mean squares 0.5 / 5 and 1 / 2
-    assert float(relative_field_error(z_pred, z_ref)) == pytest.approx((math.sqrt(0.1) + math.sqrt(0.5)) / 2, rel=1e-5)
+    assert float(relative_field_error(z_pred, z_ref)) == pytest.approx(
+        (math.sqrt(0.1) + math.sqrt(0.5)) / 2, rel=1e-5
+    )
 
 
 def test_to_learn_nothing_costs_one_and_rounding_costs_nothing_to_speak_of():
     z_base, z_ref = noise(64, 1, 8, 4), noise(64, 1, 8, 4, seed=1)
     scale = (z_ref - z_base).square().mean((1, 2, 3)).sqrt()
     assert float(relative_error(z_base, z_ref, z_base, scale)) == pytest.approx(1.0, abs=1e-4)
-    solved = z_ref + 1e-6 * noise(64, 1, 8, 4, seed=2)     # the base is exact to rounding: no gradient worth following
+    solved = z_ref + 1e-6 * noise(
+        64, 1, 8, 4, seed=2
+    )  # the base is exact to rounding: no gradient worth following
     pred = solved.clone().requires_grad_()
     loss = relative_error(pred, z_ref, solved, torch.full((64,), 1e-7))
     loss.backward()
-    assert float(pred.grad.norm()) < 1e-2 * float(torch.autograd.grad((pred / 1e-6).square().mean().sqrt(), pred)[0].norm())
+    assert float(pred.grad.norm()) < 1e-2 * float(
+        torch.autograd.grad((pred / 1e-6).square().mean().sqrt(), pred)[0].norm()
+    )
 
 
 def test_the_base_is_not_rewarded_for_leaving_more_to_the_network():
@@ -340,9 +430,12 @@ def test_the_loss_is_the_mean_over_calls_of_network_and_learnt_base(kind, bundle
     loss, metrics = operator_loss(operator, "burgers1d", z, z_ref, head.known(parameters), field_weight)
     total, network, base = 0.0, 0.0, 0.0
     for call in range(2):
-        target = z_ref[:, call * bundle:(call + 1) * bundle]
+        target = z_ref[:, call * bundle : (call + 1) * bundle]
         full, z_base = operator.predict(z, "burgers1d", operator.heads["burgers1d"].known(parameters))
-        errors = [float(relative_error(pred.detach(), target, z_base, torch.tensor([0.2, 0.3]))) for pred in (full, z_base)]
+        errors = [
+            float(relative_error(pred.detach(), target, z_base, torch.tensor([0.2, 0.3])))
+            for pred in (full, z_base)
+        ]
         total += errors[0] + field_weight * float(relative_field_error(full.detach(), target))
         total += errors[1] if kind == "transport" else 0.0
         network, base = network + errors[0] / 2, base + errors[1] / 2
@@ -355,26 +448,47 @@ def test_the_loss_is_the_mean_over_calls_of_network_and_learnt_base(kind, bundle
 def test_gradients_flow_through_the_rollout():
     operator = build(describe("burgers1d", "persistence"))
     z, z_ref = latents(operator, "burgers1d"), latents(operator, "burgers1d", frames=2, seed=1)
-    through, _ = operator_loss(operator, "burgers1d", z, z_ref, operator.heads["burgers1d"].known(values("burgers1d")), 0.0)
+    through, _ = operator_loss(
+        operator, "burgers1d", z, z_ref, operator.heads["burgers1d"].known(values("burgers1d")), 0.0
+    )
     first, z_base = operator.predict(z, "burgers1d", operator.heads["burgers1d"].known(values("burgers1d")))
-    second, z_base2 = operator.predict(first.detach(), "burgers1d", operator.heads["burgers1d"].known(values("burgers1d")))
+    second, z_base2 = operator.predict(
+        first.detach(), "burgers1d", operator.heads["burgers1d"].known(values("burgers1d"))
+    )
     ones = torch.ones(2)
-    cut = (relative_error(first, z_ref[:, :1], z_base, ones) + relative_error(second, z_ref[:, 1:], z_base2, ones)) / 2
+    cut = (
+        relative_error(first, z_ref[:, :1], z_base, ones)
+        + relative_error(second, z_ref[:, 1:], z_base2, ones)
+    ) / 2
     assert float(through.detach()) == pytest.approx(float(cut.detach()), rel=1e-5)
-    gradients = [torch.autograd.grad(loss, operator.heads["burgers1d"].out.weight)[0] for loss in (through, cut)]
+    gradients = [
+        torch.autograd.grad(loss, operator.heads["burgers1d"].out.weight)[0] for loss in (through, cut)
+    ]
     assert float((gradients[0] - gradients[1]).norm() / gradients[1].norm()) > 0.01
 
 
 @pytest.mark.parametrize("name", ["burgers1d", "diff_react2d", "darcy2d"])
 def test_one_batch_can_be_overfitted(name):
-    operator = build(describe(name, "elliptic" if name == "darcy2d" else "persistence", dim=4), is_awake=False)
+    operator = build(
+        describe(name, "elliptic" if name == "darcy2d" else "persistence", dim=4), is_awake=False
+    )
     head = operator.heads[name]
     z, z_ref = latents(operator, name, 4), 0.3 * noise(4, 1, *head.codec.tokens, head.codec.dim, seed=1)
     if name != "darcy2d":
         z_ref = z_ref + z
-    settings = OptimConfig(muon_lr=0.01, muon_momentum=0.95, muon_weight_decay=0.0, adamw_lr=0.01, adamw_betas=[0.9, 0.95],
-                           adamw_weight_decay=0.0, warmup_steps=0, decay_fraction=0.5, clip_norm=1.0, ema_decay=0.9,
-                           trunk_factor=1.0)
+    settings = OptimConfig(
+        muon_lr=0.01,
+        muon_momentum=0.95,
+        muon_weight_decay=0.0,
+        adamw_lr=0.01,
+        adamw_betas=[0.9, 0.95],
+        adamw_weight_decay=0.0,
+        warmup_steps=0,
+        decay_fraction=0.5,
+        clip_norm=1.0,
+        ema_decay=0.9,
+        trunk_factor=1.0,
+    )
     optimizer = build_optimizer(operator, settings)
     first = None
     for step in range(120):
@@ -394,8 +508,13 @@ def test_every_velocity_of_a_symmetric_task_turns_with_the_space():
     symmetric = [task for task in TASKS.values() if task.is_symmetric]
     assert {"darcy2d", "diff_react2d", "cfd1d", "cfd3d"} <= {task.name for task in symmetric}
     for task in symmetric:
-        assert task.vector == tuple(f for f in task.fields if f.startswith(("V", "force"))) and len(task.vector) % task.ndim == 0
-        assert all(name[-1] == axis for name, axis in zip(task.vector, itertools.cycle(task.axes), strict=False))
+        assert (
+            task.vector == tuple(f for f in task.fields if f.startswith(("V", "force")))
+            and len(task.vector) % task.ndim == 0
+        )
+        assert all(
+            name[-1] == axis for name, axis in zip(task.vector, itertools.cycle(task.axes), strict=False)
+        )
 
 
 def fitted(u: Tensor, fields: tuple[str, ...], positive: tuple[str, ...] = ()) -> Tokenizer:
@@ -407,8 +526,11 @@ def drawn(task: str, parts: list[tuple[Tensor, Tokenizer]], seeds: range) -> lis
     """Physical fields after `augment`, one list per seed."""
     out = []
     for seed in seeds:
-        z = augment(get_task(task), [(fit.encode(fit.normalise(u)), fit) for u, fit in parts],
-                    torch.Generator().manual_seed(seed))
+        z = augment(
+            get_task(task),
+            [(fit.encode(fit.normalise(u)), fit) for u, fit in parts],
+            torch.Generator().manual_seed(seed),
+        )
         out.append([fit.denormalise(fit.decode(part)) for part, (_, fit) in zip(z, parts, strict=True)])
     return out
 
@@ -420,13 +542,13 @@ def num_distinct(found: list[list[Tensor]]) -> int:
 def test_augmented_darcy_data_still_solve_darcys_equation():
     data = darcy.simulate(range(2), seed=0, resolution=16, num_frames=1, parameter=1.0, t_end=1.0)
     a, u = data[:, :, :1], data[:, :, 1:]
-    flipped = darcy.solve(a[0, 0, 0].flip(1).T, torch.ones(()))            # the fact that it rests on
+    flipped = darcy.solve(a[0, 0, 0].flip(1).T, torch.ones(()))  # the fact that it rests on
     torch.testing.assert_close(flipped.float(), u[0, 0, 0].flip(1).T, rtol=0, atol=1e-6)
     found = drawn("darcy2d", [(a, fitted(a, ("nu",))), (u, fitted(u, ("u",)))], range(24))
     for moved_a, moved_u in found:
         solution = darcy.solve(moved_a[:, 0, 0].round(decimals=3), torch.ones(()))
         torch.testing.assert_close(moved_u[:, 0, 0], solution.float(), rtol=0, atol=1e-5)
-    assert num_distinct(found) == 8   # the symmetries of the square
+    assert num_distinct(found) == 8  # the symmetries of the square
 
 
 def test_augmented_reaction_diffusion_still_obeys_its_equation():
@@ -438,15 +560,20 @@ def test_augmented_reaction_diffusion_still_obeys_its_equation():
     assert num_distinct(found) == 8
 
 
-@pytest.mark.parametrize(("name", "num_cells"), [("cfd1d", 16), ("cfd1d_trans", 16), ("cfd2d", 8), ("cfd3d", 8)])
-def test_augmented_gas_still_obeys_its_equations_and_a_velocity_that_does_not_turn_fails(name, num_cells, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "num_cells"), [("cfd1d", 16), ("cfd1d_trans", 16), ("cfd2d", 8), ("cfd3d", 8)]
+)
+def test_augmented_gas_still_obeys_its_equations_and_a_velocity_that_does_not_turn_fails(
+    name, num_cells, monkeypatch
+):
     task = get_task(name)
     u = task.simulate(range(3), seed=0, resolution=num_cells, num_frames=2, parameter=0.01, t_end=0.02)
     low, high = task.domain
     flow = gas.Gas(0.01, 0.01, (high - low) / num_cells, task.boundary == "periodic")
 
     def largest_error() -> float:
-        """Of the second frames after `augment`, beside those that follow from the first, in units of the change."""
+        """Of the second frames after `augment`, beside those that follow from the first, in units of the
+        change."""
         errors = []
         for [moved] in drawn(name, [(u, fitted(u, task.fields, task.positive))], range(8)):
             last = list(gas.evolve(gas.conserved(moved[:, 0].double()), flow, dt=0.02, num_frames=2))[-1]
@@ -468,32 +595,51 @@ def test_augmented_advection_still_moves_by_the_same_distance():
     found = drawn("advection1d", [(u.float(), fitted(u, ("u",)))], range(40))
     k = 2 * math.pi * torch.arange(9, dtype=torch.float64)
     for [moved] in found:
-        next_frames = torch.fft.irfft(torch.fft.rfft(moved[:, :-1].double()) * torch.exp(-1j * k * 0.07), n=16)
+        next_frames = torch.fft.irfft(
+            torch.fft.rfft(moved[:, :-1].double()) * torch.exp(-1j * k * 0.07), n=16
+        )
         torch.testing.assert_close(moved[:, 1:].double(), next_frames, rtol=0, atol=1e-5)
     assert 10 < num_distinct(found) <= 16
 
 
 def test_augmented_fisher_kpp_still_obeys_its_equation():
     u = torch.from_numpy(np.random.default_rng(0).random(32))
-    frames = [u, *(torch.fft.irfft(modes, n=32, norm="forward") for modes in reacdiff.evolve(
-        torch.fft.rfft(u, norm="forward"), diffusivity=0.1, rate=2.0, dt=0.1, num_frames=3)[1:])]
-    found = drawn("reacdiff1d_rho2", [(u := torch.stack(frames)[None, :, None], fitted(u, ("u",)))], range(80))
+    frames = [
+        u,
+        *(
+            torch.fft.irfft(modes, n=32, norm="forward")
+            for modes in reacdiff.evolve(
+                torch.fft.rfft(u, norm="forward"), diffusivity=0.1, rate=2.0, dt=0.1, num_frames=3
+            )[1:]
+        ),
+    ]
+    found = drawn(
+        "reacdiff1d_rho2", [(u := torch.stack(frames)[None, :, None], fitted(u, ("u",)))], range(80)
+    )
     for [moved] in found:
-        again = reacdiff.evolve(torch.fft.rfft(moved[0, 0, 0].double(), norm="forward"), diffusivity=0.1, rate=2.0, dt=0.1,
-                                num_frames=3)
-        torch.testing.assert_close(moved[0, 1:, 0].double(), torch.fft.irfft(again, n=32, norm="forward")[1:], rtol=0, atol=1e-5)
-    assert 32 < num_distinct(found) <= 64   # shifts, and mirror images of them
+        again = reacdiff.evolve(
+            torch.fft.rfft(moved[0, 0, 0].double(), norm="forward"),
+            diffusivity=0.1,
+            rate=2.0,
+            dt=0.1,
+            num_frames=3,
+        )
+        torch.testing.assert_close(
+            moved[0, 1:, 0].double(), torch.fft.irfft(again, n=32, norm="forward")[1:], rtol=0, atol=1e-5
+        )
+    assert 32 < num_distinct(found) <= 64  # shifts, and mirror images of them
 
 
 def test_augmented_incompressible_flow_still_has_no_divergence_and_one_that_does_not_turn_has(monkeypatch):
     task, x = get_task("ns_incom2d"), (torch.arange(17, dtype=torch.float64) / 16)
-    psi = torch.sin(math.pi * x).square()[:, None] * torch.sin(2 * math.pi * x) * x   # of no symmetry
+    psi = torch.sin(math.pi * x).square()[:, None] * torch.sin(2 * math.pi * x) * x  # of no symmetry
     v = torch.stack([torch.diff(psi, dim=1), -torch.diff(psi, dim=0).T])
     u = ns_incompressible.at_centres(v, torch.outer(x[1:], x[1:].square()))
-    u = torch.cat([u, 3 * u[:2]])[None, None].float()   # a force without divergence, too
+    u = torch.cat([u, 3 * u[:2]])[None, None].float()  # a force without divergence, too
 
     def largest_divergence() -> list[float]:
-        """Of velocity and force, beside the gradient; that of faces, averaged as the values at the centres are."""
+        """Of velocity and force, beside the gradient; that of faces, averaged as the values at the centres
+        are."""
         shares = []
         for [moved] in drawn("ns_incom2d", [(u, fitted(u, task.fields))], range(24)):
             for part in (moved[0, 0, :2].double(), moved[0, 0, 3:].double()):
@@ -542,9 +688,14 @@ def test_one_call_may_answer_in_another_shape():
 
 
 def test_a_rollout_without_enough_context_or_frames_is_refused():
-    with pytest.raises(ValueError, match="the context has 2 frames; expected at least the history of 3. Raise evaluate.context"):
+    with pytest.raises(
+        ValueError,
+        match="the context has 2 frames; expected at least the history of 3. Raise evaluate.context",
+    ):
         rollout(lambda w: w, torch.zeros(1, 2, 1), 4, 3)
-    with pytest.raises(ValueError, match="a rollout of 0 frames was asked for; expected at least 1. Lower evaluate.context"):
+    with pytest.raises(
+        ValueError, match="a rollout of 0 frames was asked for; expected at least 1. Lower evaluate.context"
+    ):
         rollout(lambda w: w, torch.zeros(1, 2, 1), 0, 1)
 
 
@@ -555,7 +706,7 @@ def test_a_saved_operator_gives_its_outputs_back_bit_by_bit(tmp_path):
     operator = build(*[describe(name, kind, history) for name, kind, history in HEADS])
     operator.heads["darcy2d"].description["network_share"] = 0.0
     operator.heads["burgers1d"].scale.copy_(torch.tensor([1.0, 2.0, 3.0]))
-    for head in operator.heads.values():   # as `choose_base` does; weights are finite
+    for head in operator.heads.values():  # as `choose_base` does; weights are finite
         head.low.fill_(-3.0), head.high.fill_(3.0)
     write_stage(tmp_path, operator.description, operator.state_dict())
     again = load_operator(tmp_path)
@@ -571,17 +722,30 @@ def test_a_saved_operator_gives_its_outputs_back_bit_by_bit(tmp_path):
 def test_an_unfinished_operator_is_refused_naming_the_make_target(tmp_path, missing):
     for name in {"config.json", "model.safetensors", "done.json"} - {missing}:
         (tmp_path / name).write_text("{}")
-    with pytest.raises(FileNotFoundError, match=f"{missing} is missing; expected a finished operator stage in .*. Run make oper"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=f"{missing} is missing; expected a finished operator stage in .*. Run make oper",
+    ):
         load_operator(tmp_path)
 
 
 # ---------------------------------------------------------------- the stage
 
 
-RUN = ["operator.train.steps=20", "operator.train.micro_batch=8", "operator.train.log_every=1",
-       "operator.train.validate_every=10", "operator.train.save_every=5",
-       "operator.train.validate_trajectories=1", "operator.train.precision='no'", "operator.base_steps=20",
-       "operator.model.width=16", "task.darcy2d.energy=0.999", "task.diff_react2d.history=2", "task.advection1d.history=4"]
+RUN = [
+    "operator.train.steps=20",
+    "operator.train.micro_batch=8",
+    "operator.train.log_every=1",
+    "operator.train.validate_every=10",
+    "operator.train.save_every=5",
+    "operator.train.validate_trajectories=1",
+    "operator.train.precision='no'",
+    "operator.base_steps=20",
+    "operator.model.width=16",
+    "task.darcy2d.energy=0.999",
+    "task.diff_react2d.history=2",
+    "task.advection1d.history=4",
+]
 
 
 @pytest.fixture(scope="module")
@@ -589,7 +753,9 @@ def caches(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("stage")
     config = make_caches(root, *RUN)
     cache = open_cache(config, "darcy2d")
-    assert cache.tokenizer.dim != cache.input_tokenizer.dim   # a steady task whose question and answer differ in shape
+    assert (
+        cache.tokenizer.dim != cache.input_tokenizer.dim
+    )  # a steady task whose question and answer differ in shape
     return root
 
 
@@ -615,13 +781,16 @@ def _stage(log: str, overrides: list[str], kill_at: int) -> None:
 
 
 def train(caches: Path, root: Path, *more: str, kill_at: int = -1) -> tuple[int, str]:
-    """The stage in a process of its own, forked from tests/loop_stage.py's server: (exit code, its output)."""
+    """The stage in a process of its own, forked from tests/loop_stage.py's server: (exit code, its
+    output)."""
     root.mkdir(exist_ok=True)
     # read when the server starts
     os.environ["PYTHONPATH"] = ":".join(map(str, (ROOT / "tests", ROOT / "tests" / "faults", ROOT)))
     os.environ["OMP_NUM_THREADS"] = "1"
     log = root / f"log{time.monotonic_ns()}"
-    process = loop_stage._context.Process(target=_stage, args=(str(log), overrides_of(caches, root, *more), kill_at))
+    process = loop_stage._context.Process(
+        target=_stage, args=(str(log), overrides_of(caches, root, *more), kill_at)
+    )
     process.start()
     process.join(60)
     is_hung = process.is_alive()
@@ -632,7 +801,9 @@ def train(caches: Path, root: Path, *more: str, kill_at: int = -1) -> tuple[int,
 
 
 def lines_of(root: Path) -> list[dict]:
-    return [json.loads(line) for line in (root / "smoke" / "operator" / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line) for line in (root / "smoke" / "operator" / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -650,7 +821,12 @@ def test_the_stage_learns_from_every_task_and_states_its_bases(reference):
     assert set(done["results"]["validation"]) == set(done["results"]["bases"]) == tasks and done["step"] == 20
     assert done["results"]["bases"]["darcy2d"] == "elliptic"
     lines = lines_of(reference)
-    assert {key.split("/")[1] for line in lines for key in line if key.startswith("train/") and key.count("/") == 2} == tasks
+    assert {
+        key.split("/")[1]
+        for line in lines
+        for key in line
+        if key.startswith("train/") and key.count("/") == 2
+    } == tasks
     assert all(math.isfinite(line["train/loss"]) for line in lines if "train/loss" in line)
 
 
@@ -661,15 +837,22 @@ def test_what_is_exported_validates_as_recorded_and_the_network_serves_where_it_
     operator = load_operator(directory)
     for name, error in recorded.items():
         cache = open_cache(config, name)
-        rows, recorded_of = stratified_windows(cache, "val", 4), operator.heads[name].description["selection"]   # four times as many
+        rows, recorded_of = (
+            stratified_windows(cache, "val", 4),
+            operator.heads[name].description["selection"],
+        )  # four times as many
         served = operator.heads[name].description["network_share"]
         found = {}
         for share in (0.5, 1.0):
-            operator.heads[name].description["network_share"] = share   # as it was validated
+            operator.heads[name].description["network_share"] = share  # as it was validated
             found[share] = squared_errors(operator, cache, rows, config.context(name), torch.device("cpu"))
         best = min(found, key=lambda share: pooled(found[share])["network"])
-        selection = select({share: found[share] for share in (1.0, 0.5)}, cache.trajectory[rows], config.run.seed)
-        assert selection == recorded_of and served == selection["network_share"]   # the numbers that decided are with the weights
+        selection = select(
+            {share: found[share] for share in (1.0, 0.5)}, cache.trajectory[rows], config.run.seed
+        )
+        assert (
+            selection == recorded_of and served == selection["network_share"]
+        )  # the numbers that decided are with the weights
         truth, _, *squares = found[best].sum(0)
         for key, square in zip(("network", "base"), squares, strict=True):
             assert float((square / truth).sqrt().mean()) == pytest.approx(error[key], rel=1e-6), (name, key)
@@ -682,28 +865,67 @@ def test_nine_trajectories_validate_alike_on_any_number_of_processes(caches, ref
     cache.split["val"] = torch.arange(9)
     found = []
     for num in (1, world):
-        ranks = [SimpleNamespace(rank=rank, world=num, device=torch.device("cpu"), agreed=lambda function, _: function(),
-                                 ranks=SimpleNamespace(reduce_sum=lambda part: part)) for rank in range(num)]
-        found.append(sum(train_operator.validate(operator, {"burgers1d": cache}, config, run, 32)["burgers1d"] for run in ranks))
+        ranks = [
+            SimpleNamespace(
+                rank=rank,
+                world=num,
+                device=torch.device("cpu"),
+                agreed=lambda function, _: function(),
+                ranks=SimpleNamespace(reduce_sum=lambda part: part),
+            )
+            for rank in range(num)
+        ]
+        found.append(
+            sum(
+                train_operator.validate(operator, {"burgers1d": cache}, config, run, 32)["burgers1d"]
+                for run in ranks
+            )
+        )
     assert len(found[0]) == 9 and bool(found[0].flatten(1).any(1).all())
     torch.testing.assert_close(*found, rtol=1e-5, atol=0.0)
-    torch.testing.assert_close(*map(torch.tensor, (pooled(sums)["network"] for sums in found)), rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(
+        *map(torch.tensor, (pooled(sums)["network"] for sums in found)), rtol=1e-6, atol=0.0
+    )
 
 
 def test_two_processes_from_the_launcher_give_the_losses_of_one(caches, reference, tmp_path):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "MASTER_"))}
-    done = subprocess.run([sys.executable, "-m", "accelerate.commands.launch", "--config_file",
-                           str(ROOT / "accelerate_configs" / "cpu2.yaml"), str(ROOT / "train_operator.py"),
-                           "--config", str(ROOT / "configs" / "smoke.yaml"), *overrides_of(caches, tmp_path)],
-                          env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=100, check=False)
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "MASTER_"))
+    }
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "accelerate.commands.launch",
+            "--config_file",
+            str(ROOT / "accelerate_configs" / "cpu2.yaml"),
+            str(ROOT / "train_operator.py"),
+            "--config",
+            str(ROOT / "configs" / "smoke.yaml"),
+            *overrides_of(caches, tmp_path),
+        ],
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 process(es) on cpu" in done.stdout
-    one, two = ([line["train/loss"] for line in lines_of(root) if "train/loss" in line] for root in (reference, tmp_path))
+    one, two = (
+        [line["train/loss"] for line in lines_of(root) if "train/loss" in line]
+        for root in (reference, tmp_path)
+    )
     assert len(one) == len(two) == 20
     torch.testing.assert_close(torch.tensor(two), torch.tensor(one), rtol=1e-5, atol=0.0)
-    scores = [[line.get("validation/score", 0.0) for line in lines_of(root)] for root in (reference, tmp_path)]
-    assert scores[1] == pytest.approx(scores[0], rel=1e-4)   # with one validation trajectory for two processes
-    bases = [load_file(root / "smoke" / "operator" / "bases" / "burgers1d.safetensors") for root in (reference, tmp_path)]
+    scores = [
+        [line.get("validation/score", 0.0) for line in lines_of(root)] for root in (reference, tmp_path)
+    ]
+    assert scores[1] == pytest.approx(scores[0], rel=1e-4)  # with one validation trajectory for two processes
+    bases = [
+        load_file(root / "smoke" / "operator" / "bases" / "burgers1d.safetensors")
+        for root in (reference, tmp_path)
+    ]
     assert all(torch.equal(bases[0][key], bases[1][key]) for key in bases[0])
 
 
@@ -711,14 +933,23 @@ def test_a_killed_stage_resumes_to_the_same_weights_bit_by_bit(caches, reference
     code, log = train(caches, tmp_path, kill_at=13)
     assert code == -signal.SIGKILL, log
     assert not (tmp_path / "smoke" / "operator" / "done.json").exists()
-    fitted_at = {path: path.stat().st_mtime_ns for path in (tmp_path / "smoke" / "operator" / "bases").iterdir()}
+    fitted_at = {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "smoke" / "operator" / "bases").iterdir()
+    }
     code, log = train(caches, tmp_path)
     assert code == 0 and "resumed at step 10" in log, log
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "smoke" / "operator" / "bases").iterdir()} == fitted_at
-    whole, resumed = (load_file(root / "smoke" / "operator" / "model.safetensors") for root in (reference, tmp_path))
+    assert {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "smoke" / "operator" / "bases").iterdir()
+    } == fitted_at
+    whole, resumed = (
+        load_file(root / "smoke" / "operator" / "model.safetensors") for root in (reference, tmp_path)
+    )
     assert whole.keys() == resumed.keys() and all(torch.equal(whole[name], resumed[name]) for name in whole)
     clock = ("time", "steps_per_s")
-    numbers = [[{k: v for k, v in line.items() if k not in clock} for line in lines_of(root)] for root in (reference, tmp_path)]
+    numbers = [
+        [{k: v for k, v in line.items() if k not in clock} for line in lines_of(root)]
+        for root in (reference, tmp_path)
+    ]
     assert numbers[0] == numbers[1]
 
 
@@ -731,11 +962,19 @@ def test_half_of_what_the_network_says_is_half_way_from_the_base():
         head.description["network_share"] = share
         found[share], base = operator.predict(z, "burgers1d", known)
     torch.testing.assert_close(found[0.5], (found[1.0] + base) / 2)
-    assert torch.equal(found[0.0], base) and not head.is_network_used and (found[1.0] - base).abs().max() > 0.05
+    assert (
+        torch.equal(found[0.0], base) and not head.is_network_used and (found[1.0] - base).abs().max() > 0.05
+    )
 
 
 def test_without_validation_the_averaged_weights_are_exported_and_judged(caches, tmp_path):
-    code, log = train(caches, tmp_path, "operator.train.validate_every=0", "operator.train.steps=3", "data.tasks=[burgers1d]")
+    code, log = train(
+        caches,
+        tmp_path,
+        "operator.train.validate_every=0",
+        "operator.train.steps=3",
+        "data.tasks=[burgers1d]",
+    )
     assert code == 0, log
     directory = tmp_path / "smoke" / "operator"
     state = torch.load(directory / "state" / "step_000000003" / "shared.pt", weights_only=True)
@@ -745,10 +984,12 @@ def test_without_validation_the_averaged_weights_are_exported_and_judged(caches,
     cache, operator = open_cache(config, "burgers1d"), load_operator(directory)
     found = []
     for share in (0.5, 1.0):
-        operator.heads["burgers1d"].description["network_share"] = share   # as it was validated
+        operator.heads["burgers1d"].description["network_share"] = share  # as it was validated
         sums = squared_errors(operator, cache, stratified_windows(cache, "val", 4), 10, torch.device("cpu"))
         found.append(pooled(sums)["network"])
-    recorded = json.loads((directory / "done.json").read_text())["results"]["validation"]["burgers1d"]["network"]
+    recorded = json.loads((directory / "done.json").read_text())["results"]["validation"]["burgers1d"][
+        "network"
+    ]
     assert min(found) == pytest.approx(recorded, rel=1e-6)
 
 
@@ -756,7 +997,9 @@ def run_here(monkeypatch, capsys, *arguments: str) -> tuple[int, str]:
     """main in this process, for what ends before any process group: (exit code, output)."""
     for name in ("RANK", "WORLD_SIZE", "UPS_EXPECT_WORLD", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "argv", ["train_operator.py", "--config", str(ROOT / "configs" / "smoke.yaml"), *arguments])
+    monkeypatch.setattr(
+        sys, "argv", ["train_operator.py", "--config", str(ROOT / "configs" / "smoke.yaml"), *arguments]
+    )
     code = 0
     try:
         train_operator.main()
@@ -774,18 +1017,36 @@ def test_a_finished_stage_says_nothing_to_do_and_touches_nothing(caches, referen
 
 
 def test_a_missing_cache_names_make_cache(caches, tmp_path, monkeypatch, capsys):
-    code, output = run_here(monkeypatch, capsys, *overrides_of(caches, tmp_path / "runs"), f"cache.root={tmp_path}")
-    assert code == 2 and "no cache of advection1d" in output and "`make cache`" in output and "Traceback" not in output
+    code, output = run_here(
+        monkeypatch, capsys, *overrides_of(caches, tmp_path / "runs"), f"cache.root={tmp_path}"
+    )
+    assert (
+        code == 2
+        and "no cache of advection1d" in output
+        and "`make cache`" in output
+        and "Traceback" not in output
+    )
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(("override", "text"), [
-    ("task.advection1d.history=16", "task.advection1d leaves 16 frames to train on"),
-    ("task.advection1d.history=11", "evaluate.context_frames is 10; expected at least task.advection1d.history 11 and fewer"),
-    ("evaluate.context_frames=14", "evaluate.context_frames is 14; expected at least task.diff_react2d.history 2 and fewer "
-                                   "than the 14 frames of diff_react2d"),
-])
-def test_too_few_frames_are_refused_before_anything_is_made(caches, tmp_path, monkeypatch, capsys, override, text):
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("task.advection1d.history=16", "task.advection1d leaves 16 frames to train on"),
+        (
+            "task.advection1d.history=11",
+            "evaluate.context_frames is 10; expected at least task.advection1d.history 11 and fewer",
+        ),
+        (
+            "evaluate.context_frames=14",
+            "evaluate.context_frames is 14; expected at least task.diff_react2d.history 2 and fewer "
+            "than the 14 frames of diff_react2d",
+        ),
+    ],
+)
+def test_too_few_frames_are_refused_before_anything_is_made(
+    caches, tmp_path, monkeypatch, capsys, override, text
+):
     code, output = run_here(monkeypatch, capsys, *overrides_of(caches, tmp_path / "runs"), override)
     assert code == 2 and text in output and "Traceback" not in output, output
     assert not (tmp_path / "runs").exists()
@@ -803,11 +1064,15 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(caches, tmp_path, 
     arguments = [*overrides_of(caches, tmp_path / "runs"), f"cache.root={tmp_path}/no"]
     code, output = run_here(monkeypatch, capsys, "--dry-run", *arguments)
     assert code == 0 and "is missing: make cache" in output and " parameters; per process " in output
-    code, output = run_here(monkeypatch, capsys, "--dry-run", "--show-config", *overrides_of(caches, tmp_path / "runs"))
+    code, output = run_here(
+        monkeypatch, capsys, "--dry-run", "--show-config", *overrides_of(caches, tmp_path / "runs")
+    )
     assert code == 0 and "width: 16" in output
 
 
-def test_the_printed_number_of_parameters_is_that_of_the_finished_model(caches, reference, monkeypatch, capsys):
+def test_the_printed_number_of_parameters_is_that_of_the_finished_model(
+    caches, reference, monkeypatch, capsys
+):
     _, output = run_here(monkeypatch, capsys, "--dry-run", *overrides_of(caches, reference))
     printed = int(re.search(r"some ([\d,]+) parameters", output)[1].replace(",", ""))
     operator = load_operator(reference / "smoke" / "operator")
@@ -817,25 +1082,40 @@ def test_the_printed_number_of_parameters_is_that_of_the_finished_model(caches, 
 
 
 def test_the_schedule_offers_every_window_that_the_unrolled_phase_needs(caches, tmp_path):
-    config = load_config(ROOT / "configs" / "smoke.yaml", overrides_of(caches, tmp_path, "operator.unroll_steps=3"))
+    config = load_config(
+        ROOT / "configs" / "smoke.yaml", overrides_of(caches, tmp_path, "operator.unroll_steps=3")
+    )
     found = {name: open_cache(config, name) for name in config.data.tasks}
     contexts = {name: config.context(name) for name in found}
     windows = Windows(found, config.task, contexts, config.operator, config.sampling, 0).schedule.windows
-    # 16 frames: 4 shown, 3 predicted; reaction-diffusion 14 of which the first 3 are left out; Darcy has one frame
-    assert windows["advection1d"][1] == 10 and windows["diff_react2d"][1] == 14 - 3 - 5 + 1 and windows["darcy2d"][1] == 1
+    # 16 frames: 4 shown, 3 predicted; reaction-diffusion 14 of which the first 3 are left out; Darcy has one
+    # frame
+    assert (
+        windows["advection1d"][1] == 10
+        and windows["diff_react2d"][1] == 14 - 3 - 5 + 1
+        and windows["darcy2d"][1] == 1
+    )
     assert all(windows[name][0] == len(cache.split["train"]) for name, cache in found.items())
 
 
-def test_rollout_errors_come_with_the_truth_and_its_variation_and_no_rows_give_none_in_the_right_shape(caches, reference):
+def test_rollout_errors_come_with_the_truth_and_its_variation_and_no_rows_give_none_in_the_right_shape(
+    caches, reference
+):
     config = load_config(ROOT / "configs" / "smoke.yaml", overrides_of(caches, reference))
     cache, operator = open_cache(config, "diff_react2d"), load_operator(reference / "smoke" / "operator")
     nothing = squared_errors(operator, cache, torch.zeros(0, dtype=torch.long), 10, torch.device("cpu"))
     something = squared_errors(operator, cache, cache.split["val"], 10, torch.device("cpu"))
-    assert nothing.shape[1:] == something.shape[1:] == (4, 4, 2) and len(nothing) == 0 < len(something) == len(cache.split["val"])
-    u = operator.heads["diff_react2d"].physical(cache.batch(cache.split["val"], 10, 4, torch.device("cpu"))).double()
+    assert nothing.shape[1:] == something.shape[1:] == (4, 4, 2) and len(nothing) == 0 < len(
+        something
+    ) == len(cache.split["val"])
+    u = (
+        operator.heads["diff_react2d"]
+        .physical(cache.batch(cache.split["val"], 10, 4, torch.device("cpu")))
+        .double()
+    )
     torch.testing.assert_close(something[:, 0], u.square().sum((3, 4)))
     mean = cache.tokenizer.mean.view(2, 1, 1).double()
-    torch.testing.assert_close(something[:, 1], (u - mean).square().sum((3, 4)))     # the variation
+    torch.testing.assert_close(something[:, 1], (u - mean).square().sum((3, 4)))  # the variation
     assert something.dtype == nothing.dtype
 
 

@@ -24,7 +24,9 @@ OPTIM = load_config().operator.optim
 
 def make_model(seed=0):
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(12, 24), nn.Tanh(), nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 12), nn.Linear(12, 2))
+    model = nn.Sequential(
+        nn.Linear(12, 24), nn.Tanh(), nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 12), nn.Linear(12, 2)
+    )
     for index in (0, 2, 4):
         model[index].weight.is_hidden_matrix = True
     return model
@@ -40,15 +42,29 @@ def train(model, optimizers, num_steps=5):
 
 
 def test_muon_adamw_equals_the_pair_of_torch_optimizers_bitwise(monkeypatch):
-    monkeypatch.setattr("ups.common.precision.has_bfloat16", lambda kind: True)   # as torch's does, whatever the device
+    monkeypatch.setattr(
+        "ups.common.precision.has_bfloat16", lambda kind: True
+    )  # as torch's does, whatever the device
     ours, theirs = make_model(), make_model()
     muon, rest = split_parameters(theirs)
     pair = [
-        torch.optim.Muon(muon, lr=OPTIM.muon_lr, momentum=OPTIM.muon_momentum, weight_decay=OPTIM.muon_weight_decay,
-                         adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW([{"params": [p for p in rest if p.ndim >= 2]},
-                           {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0}],
-                          lr=OPTIM.adamw_lr, betas=tuple(OPTIM.adamw_betas), weight_decay=OPTIM.adamw_weight_decay, fused=True),
+        torch.optim.Muon(
+            muon,
+            lr=OPTIM.muon_lr,
+            momentum=OPTIM.muon_momentum,
+            weight_decay=OPTIM.muon_weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        ),
+        torch.optim.AdamW(
+            [
+                {"params": [p for p in rest if p.ndim >= 2]},
+                {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
+            ],
+            lr=OPTIM.adamw_lr,
+            betas=tuple(OPTIM.adamw_betas),
+            weight_decay=OPTIM.adamw_weight_decay,
+            fused=True,
+        ),
     ]
     train(theirs, pair)
     train(ours, [build_optimizer(ours, OPTIM)])
@@ -92,7 +108,9 @@ def test_only_flagged_matrices_go_to_muon_and_frozen_parameters_nowhere():
 def test_a_flag_on_a_vector_is_refused():
     model = make_model()
     model[0].bias.is_hidden_matrix = True
-    with pytest.raises(ValueError, match=r"parameter 0.bias of shape \(24,\).*expected a real matrix.*Remove the flag"):
+    with pytest.raises(
+        ValueError, match=r"parameter 0.bias of shape \(24,\).*expected a real matrix.*Remove the flag"
+    ):
         split_parameters(model)
 
 
@@ -133,7 +151,7 @@ def test_parameters_marked_so_learn_at_a_multiple_of_the_rate():
         network(torch.ones(1, 3)).sum().backward()
     start = model.weight.detach().clone()
     build_optimizer(model, optim).step()
-    build_optimizer(before, optim).step()   # the copy lost the mark
+    build_optimizer(before, optim).step()  # the copy lost the mark
     torch.testing.assert_close(model.weight - start, 0.25 * (before.weight - start))
     assert [len(group["params"]) for group in build_optimizer(model, OPTIM).param_groups] == [1, 1]
 
@@ -180,15 +198,21 @@ def test_ema_state_round_trip_and_a_foreign_state_is_refused():
     ema.update()
     copy_.load_state_dict(ema.state_dict())
     assert copy_.num_updates == 1 and all(torch.equal(a, copy_.averages[n]) for n, a in ema.averages.items())
-    with pytest.raises(ValueError, match="the saved average does not fit the model at .*expected the same parameters"):
+    with pytest.raises(
+        ValueError, match="the saved average does not fit the model at .*expected the same parameters"
+    ):
         EMA(nn.Linear(2, 2), 0.9).load_state_dict(ema.state_dict())
 
 
 def test_gradients_of_tasks_share_a_place_and_each_tasks_are_those_of_its_loss_alone():
-    """Refused: a place so shared that one task's gradients are added to another's, or that shared ones lie in it."""
+    """Refused: a place so shared that one task's gradients are added to another's, or that shared ones lie in
+    it."""
+
     def network() -> nn.ModuleDict:
         torch.manual_seed(0)
-        model = nn.ModuleDict({"trunk": nn.Linear(3, 4), "a": nn.Linear(4, 50), "b": nn.Linear(4, 7), "last": nn.Linear(2, 2)})
+        model = nn.ModuleDict(
+            {"trunk": nn.Linear(3, 4), "a": nn.Linear(4, 50), "b": nn.Linear(4, 7), "last": nn.Linear(2, 2)}
+        )
         for task in ("a", "b"):
             for parameter in model[task].parameters():
                 parameter.task = task
@@ -197,23 +221,32 @@ def test_gradients_of_tasks_share_a_place_and_each_tasks_are_those_of_its_loss_a
     model, alone, x = network(), network(), torch.randn(5, 3)
     flat, ends = place_gradients(model, torch.device("cpu"), 6, is_by_task=True)
     plain, whole = place_gradients(network(), torch.device("cpu"), 6)
-    shared, own = 16 + 4 * 16, {"a": 208 + 64, "b": 32 + 16}   # counts and each parameter up to a multiple of ALIGN
-    assert ends == {None: flat.numel(), "a": shared + own["a"], "b": shared + own["b"]} and flat.numel() == ends["a"]
+    shared, own = (
+        16 + 4 * 16,
+        {"a": 208 + 64, "b": 32 + 16},
+    )  # counts and each parameter up to a multiple of ALIGN
+    assert (
+        ends == {None: flat.numel(), "a": shared + own["a"], "b": shared + own["b"]}
+        and flat.numel() == ends["a"]
+    )
     assert whole == {None: plain.numel()} and plain.numel() == shared + sum(own.values())
     for task in ("a", "b", "a"):
-        flat[:ends[task]].zero_(), alone.zero_grad()
+        flat[: ends[task]].zero_(), alone.zero_grad()
         for each in (model, alone):
             each[task](each["trunk"](x)).square().sum().backward()
         for part in ("trunk", task):
             for one, other in zip(model[part].parameters(), alone[part].parameters(), strict=True):
                 assert torch.equal(one.grad, other.grad) and one.grad.data_ptr() >= flat.data_ptr()
-        assert float(flat[:ends[task]].norm()) == pytest.approx(float(torch.cat([
-            p.grad.flatten() for p in alone.parameters() if p.grad is not None]).norm()), rel=1e-6)
+        assert float(flat[: ends[task]].norm()) == pytest.approx(
+            float(torch.cat([p.grad.flatten() for p in alone.parameters() if p.grad is not None]).norm()),
+            rel=1e-6,
+        )
         assert not flat[:6].any()
 
 
 def test_a_step_of_one_task_leaves_alone_what_is_another_tasks_own():
-    """Refused: moments of an earlier gradient that go on moving a task's own weights, Muon's by as much as a gradient."""
+    """Refused: moments of an earlier gradient that go on moving a task's own weights, Muon's by as much as a
+    gradient."""
     model = make_model()
     model[2].weight.task, model[4].bias.task = "burgers1d", "burgers1d"
     optimizer = build_optimizer(model, OPTIM)
@@ -221,7 +254,7 @@ def test_a_step_of_one_task_leaves_alone_what_is_another_tasks_own():
     before = copy.deepcopy(model.state_dict())
     moments = [copy.deepcopy(optimizer.state[p]) for p in (model[2].weight, model[4].bias)]
     for name in ("2.weight", "4.bias"):
-        model.get_parameter(name).grad.zero_()   # as a batch of advection leaves them
+        model.get_parameter(name).grad.zero_()  # as a batch of advection leaves them
     optimizer.step(only="advection1d")
     same = {name for name, value in model.state_dict().items() if torch.equal(value, before[name])}
     assert same == {"2.weight", "4.bias"}

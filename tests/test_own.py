@@ -1,4 +1,5 @@
-"""Files of the user's own: README's section works as written, and every refusal on the way leads to what works."""
+"""Files of the user's own: README's section works as written, and every refusal on the way leads to what
+works."""
 
 import os
 import re
@@ -90,7 +91,15 @@ def overlay(tmp_path):
     given = {
         "include": str(ROOT / "configs" / "small.yaml"),
         "data": {"tasks": ["burgers1d"], "root": str(tmp_path / "data"), "source": "own"},
-        "task": {"burgers1d": {"num_trajectories": 12, "resolution": 128, "num_frames": 41, "parameters": [0.3], "reach": 48}},
+        "task": {
+            "burgers1d": {
+                "num_trajectories": 12,
+                "resolution": 128,
+                "num_frames": 41,
+                "parameters": [0.3],
+                "reach": 48,
+            }
+        },
     }
     path = tmp_path / "my_data.yaml"
     path.write_text(yaml.safe_dump(given), encoding="utf-8")

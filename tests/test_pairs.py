@@ -1,4 +1,5 @@
-"""Input-output pairs, as two frames and as a one-dimensional map a(x) -> u(x): both train and end in a report."""
+"""Input-output pairs, as two frames and as a one-dimensional map a(x) -> u(x): both train and end in a
+report."""
 
 import copy
 import json
@@ -26,7 +27,9 @@ CELLS = 32
 def smooth(num, seed=0):
     """Smooth periodic fields (num, CELLS) of random phases."""
     draw, x = np.random.default_rng(seed), 2 * np.pi * np.arange(CELLS) / CELLS
-    return sum(draw.standard_normal((num, 1)) / k * np.sin(k * x + 6.28 * draw.random((num, 1))) for k in (1, 2, 3))
+    return sum(
+        draw.standard_normal((num, 1)) / k * np.sin(k * x + 6.28 * draw.random((num, 1))) for k in (1, 2, 3)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -39,27 +42,53 @@ def pairs(tmp_path_factory):
             for key, values in arrays.items():
                 file[key] = values.astype(np.float32)
     common = {"boundary": "periodic", "domain": [0, 1]}
-    said = {"include": str(ROOT / "configs" / "smoke.yaml"), "run": {"name": "pairs", "root": str(folder / "runs")},
-            "data": {"tasks": ["frames", "map"], "source": "own"}, "cache": {"root": str(folder / "cache")},
-            "task": {"frames": {"files": str(folder / "frames.h5"), "layout": {"u": ["trajectory", "time", "x"]}, "dt": 1.0,
-                                **common},
-                     "map": {"files": str(folder / "map.h5"), "layout": {"a": ["trajectory", "x"], "u": ["trajectory", "x"]},
-                             "inputs": ["a"], **common}},
-            "operator": {"base_steps": 4, "train": {"steps": 4, "validate_every": 4, "save_every": 4}},
-            "evaluate": {"num_bootstrap": 20, "stages": ["operator"]}}
+    said = {
+        "include": str(ROOT / "configs" / "smoke.yaml"),
+        "run": {"name": "pairs", "root": str(folder / "runs")},
+        "data": {"tasks": ["frames", "map"], "source": "own"},
+        "cache": {"root": str(folder / "cache")},
+        "task": {
+            "frames": {
+                "files": str(folder / "frames.h5"),
+                "layout": {"u": ["trajectory", "time", "x"]},
+                "dt": 1.0,
+                **common,
+            },
+            "map": {
+                "files": str(folder / "map.h5"),
+                "layout": {"a": ["trajectory", "x"], "u": ["trajectory", "x"]},
+                "inputs": ["a"],
+                **common,
+            },
+        },
+        "operator": {"base_steps": 4, "train": {"steps": 4, "validate_every": 4, "save_every": 4}},
+        "evaluate": {"num_bootstrap": 20, "stages": ["operator"]},
+    }
     (folder / "pairs.yaml").write_text(yaml.safe_dump(said), encoding="utf-8")
     return folder
 
 
 def test_two_frames_and_a_one_dimensional_map_train_and_end_in_a_report(pairs):
     for script in ("prepare_cache.py", "train_operator.py", "evaluate.py"):
-        done = subprocess.run([sys.executable, script, "--config", str(pairs / "pairs.yaml")], cwd=ROOT, capture_output=True,
-                              text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        done = subprocess.run(
+            [sys.executable, script, "--config", str(pairs / "pairs.yaml")],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
         assert done.returncode == 0, done.stdout + done.stderr
     folder = pairs / "runs" / "pairs" / "report"
     results = json.loads((folder / "results.json").read_text())
-    assert results["tasks"]["frames"]["num_frames_predicted"] == results["tasks"]["map"]["num_frames_predicted"] == 1
-    assert results["tasks"]["frames"]["models"]["operator"]["nrmse"]["value"] < 0.1   # a linear map, which the base finds
+    assert (
+        results["tasks"]["frames"]["num_frames_predicted"]
+        == results["tasks"]["map"]["num_frames_predicted"]
+        == 1
+    )
+    assert (
+        results["tasks"]["frames"]["models"]["operator"]["nrmse"]["value"] < 0.1
+    )  # a linear map, which the base finds
     page = (folder / "report.html").read_text()
     assert "1 frame predicted, up to lead time 1" in page and "coefficient a" in page
     for task in ("frames", "map"):
@@ -69,10 +98,20 @@ def test_two_frames_and_a_one_dimensional_map_train_and_end_in_a_report(pairs):
 @pytest.mark.parametrize("has_inputs", [True, False])
 def test_one_frame_of_a_one_dimensional_field_is_drawn_as_lines(has_inputs):
     u, x = smooth(2), np.arange(CELLS) / CELLS
-    sample = {"u_ref": u[:1, None], "u_pred": u[1:, None], "times": np.zeros(1), "fields": ["u"], "axes": ["x"],
-              "coordinates": [x], "inputs": {"a": u[0] ** 2} if has_inputs else {}}
+    sample = {
+        "u_ref": u[:1, None],
+        "u_pred": u[1:, None],
+        "times": np.zeros(1),
+        "fields": ["u"],
+        "axes": ["x"],
+        "coordinates": [x],
+        "inputs": {"a": u[0] ** 2} if has_inputs else {},
+    }
     axes = sample_figure(sample, 0).axes
-    assert [ax.get_title() for ax in axes] == ["coefficient a"] * has_inputs + ["truth and prediction", "error"]
+    assert [ax.get_title() for ax in axes] == ["coefficient a"] * has_inputs + [
+        "truth and prediction",
+        "error",
+    ]
     truth, prediction = (line.get_ydata() for line in axes[-2].lines)
     assert np.array_equal(truth, u[0]) and np.array_equal(prediction, u[1])
     assert np.array_equal(axes[-1].lines[0].get_ydata(), u[1] - u[0])
@@ -81,8 +120,14 @@ def test_one_frame_of_a_one_dimensional_field_is_drawn_as_lines(has_inputs):
 def test_a_one_dimensional_prior_is_drawn_as_lines():
     entry, sample = copy.deepcopy(make_steady())
     sample |= {"axes": ["x"], "coordinates": sample["coordinates"][:1]}
-    sample["cases"] = {case: {"observed": one["observed"][0], "u_ref": one["u_ref"][:, 0], "members": one["members"][:, :, 0]}
-                       for case, one in sample["cases"].items()}
+    sample["cases"] = {
+        case: {
+            "observed": one["observed"][0],
+            "u_ref": one["u_ref"][:, 0],
+            "members": one["members"][:, :, 0],
+        }
+        for case, one in sample["cases"].items()
+    }
     axes = steady_cases(sample, 0).axes
     assert len(axes) == 3 * len(sample["cases"]) and axes[0].get_ylabel() == "nothing seen"
     page = steady_section(entry, sample, "map")
@@ -94,10 +139,21 @@ def test_a_rollout_of_one_frame_has_a_page_without_a_player(tmp_path):
     entry, [median, worst] = task_entry(u_pred, u_ref, times, context, ["u"], "periodic", False)
     samples = [{**sample, "inputs": {}, "times": times.numpy()} for sample in (median, worst)]
     entry |= {"times": times.tolist(), "parameters": []}
-    results = {"run": "pairs", "created": "2025-01-31T12:00:00Z", "config_hash": "3f9a", "environment": {"command": ["x"]},
-               "protocol": {"split": "test", "context_frames": CONTEXT, "seed": 0, "legacy": False}, "tasks": {"pairs": entry},
-               "training": {"steps": 1}, "stages": {"operator": ["pairs"]}, "ensembles": {}, "steady": {}}
+    results = {
+        "run": "pairs",
+        "created": "2025-01-31T12:00:00Z",
+        "config_hash": "3f9a",
+        "environment": {"command": ["x"]},
+        "protocol": {"split": "test", "context_frames": CONTEXT, "seed": 0, "legacy": False},
+        "tasks": {"pairs": entry},
+        "training": {"steps": 1},
+        "stages": {"operator": ["pairs"]},
+        "ensembles": {},
+        "steady": {},
+    }
     results |= {"gates": check_gates(results, GATES), "verdicts": check_verdicts(results)}
-    report.write_report(results, {"pairs": samples}, [{"step": 1, "train/loss": 1.0}], tmp_path / "report.html", {})
+    report.write_report(
+        results, {"pairs": samples}, [{"step": 1, "train/loss": 1.0}], tmp_path / "report.html", {}
+    )
     page = (tmp_path / "report.html").read_text()
     assert "1 frame predicted" in page and 'class="player' not in page

@@ -21,12 +21,15 @@ SIZES = {name: 32 if TASKS[name].ndim < 3 else 8 for name in SOLVERS}
 SHAPES = {name: (len(TASKS[name].channels), *[SIZES[name]] * TASKS[name].ndim) for name in SOLVERS}
 SMALL = {"advection1d": 0.4, "burgers1d": 0.01, "burgers1d_forced": 0.02, "vorticity2d_forced": 0.02}
 PARAMETERS = {name: SMALL.get(name, 1.0 if TASKS[name].parameters else None) for name in SOLVERS}
-TIMES = {name: 0.01 if name.startswith("cfd") else 0.2 for name in SOLVERS}   # sound is fast
+TIMES = {name: 0.01 if name.startswith("cfd") else 0.2 for name in SOLVERS}  # sound is fast
 
 
 def request(task: str, **changes: object) -> dict[str, object]:
     settings: dict[str, object] = {
-        "seed": 3, "resolution": SIZES[task], "num_frames": 4, "parameter": PARAMETERS[task],
+        "seed": 3,
+        "resolution": SIZES[task],
+        "num_frames": 4,
+        "parameter": PARAMETERS[task],
         "t_end": TIMES[task],
     }
     return settings | changes
@@ -45,12 +48,23 @@ def initial_waves(indices: range, seed: int, x: Tensor) -> Tensor:
 
 
 def burgers_frames(
-    wave: Wave, nu: float, resolution: int, num_frames: int, t_end: float, faces: int = 16384,
+    wave: Wave,
+    nu: float,
+    resolution: int,
+    num_frames: int,
+    t_end: float,
+    faces: int = 16384,
 ) -> Tensor:
     """Burgers from one wave in float64, (num_frames, resolution)."""
     psi, mean = burgers.potential(wave, faces)
-    return burgers.evolve(psi, mean, diffusivity=nu / math.pi, dt=t_end / (num_frames - 1),
-                          num_frames=num_frames, resolution=resolution)
+    return burgers.evolve(
+        psi,
+        mean,
+        diffusivity=nu / math.pi,
+        dt=t_end / (num_frames - 1),
+        num_frames=num_frames,
+        resolution=resolution,
+    )
 
 
 # ---------------------------------------------------------------- all solvers
@@ -87,18 +101,29 @@ def test_seeds_and_indices_give_different_trajectories(task: str) -> None:
 
 
 @pytest.mark.parametrize("task", SOLVERS)
-@pytest.mark.parametrize(("change", "message"), [
-    ({"resolution": 4}, "resolution = 4 .* expected at least 8 .* choose"),
-    ({"num_frames": 0}, "num_frames = 0; expected at least 1.* choose"),
-    ({"seed": -1}, "negative; expected numbers >= 0 .* count"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"resolution": 4}, "resolution = 4 .* expected at least 8 .* choose"),
+        ({"num_frames": 0}, "num_frames = 0; expected at least 1.* choose"),
+        ({"seed": -1}, "negative; expected numbers >= 0 .* count"),
+    ],
+)
 def test_bad_requests_say_what_and_what_to_do(task: str, change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SOLVERS[task](range(1), **request(task, **change))
 
 
-@pytest.mark.parametrize(("task", "name"), [("advection1d", "beta"), ("burgers1d", "nu"), ("cfd1d", "eta"),
-                                            ("darcy2d", "beta"), ("darcy2d_grf", "beta")])
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        ("advection1d", "beta"),
+        ("burgers1d", "nu"),
+        ("cfd1d", "eta"),
+        ("darcy2d", "beta"),
+        ("darcy2d_grf", "beta"),
+    ],
+)
 @pytest.mark.parametrize("value", [0.0, -1.0, None, math.nan, math.inf])
 def test_a_parameter_that_is_not_positive_is_refused(task: str, name: str, value: float | None) -> None:
     with pytest.raises(ValueError, match=f"{name} = {value}; expected a positive number .* give"):
@@ -138,8 +163,12 @@ def test_a_wave_does_not_depend_on_resolution_and_has_period_one() -> None:
 def test_a_wave_is_the_sum_written_in_its_docstring() -> None:
     wave = Wave((0, 2, 0, 4), (0.5, 0.25, 0.75, 1.0), (1.0, 2.0, 3.0, 4.0), -1.0, True, (0.1, 0.55))
     x, scale = 0.3, 2 * math.pi * 1024 / 1023
-    total = (0.5 * math.sin(1.0) + 0.25 * math.sin(2 * scale * x + 2.0) + 0.75 * math.sin(3.0)
-             + math.sin(4 * scale * x + 4.0))
+    total = (
+        0.5 * math.sin(1.0)
+        + 0.25 * math.sin(2 * scale * x + 2.0)
+        + 0.75 * math.sin(3.0)
+        + math.sin(4 * scale * x + 4.0)
+    )
     window = 0.5 * (math.tanh((x - 0.1) / 0.01) - math.tanh((x - 0.55) / 0.01))
     value = float(wave(torch.tensor([x], dtype=torch.float64)))
     assert value == pytest.approx(-abs(total) * window, abs=1e-14)
@@ -242,8 +271,12 @@ def test_burgers_shock_travels_with_its_exact_profile() -> None:
 
 @pytest.mark.parametrize("nu", [0.001, 0.01, 1.0])
 def test_burgers_agrees_with_a_run_refined_fourfold(nu: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    waves = [*find(2, use_abs=False, has_window=False), *find(2, use_abs=True, has_window=False),
-             *find(1, use_abs=False, has_window=True), *find(1, use_abs=True, has_window=True)]
+    waves = [
+        *find(2, use_abs=False, has_window=False),
+        *find(2, use_abs=True, has_window=False),
+        *find(1, use_abs=False, has_window=True),
+        *find(1, use_abs=True, has_window=True),
+    ]
     coarse = [burgers_frames(wave, nu, 128, 6, 0.25) for wave in waves]
     monkeypatch.setattr(burgers, "FIRST_STEP_CELLS", 4 * burgers.FIRST_STEP_CELLS)
     for wave, u in zip(waves, coarse, strict=True):
@@ -369,14 +402,18 @@ def test_darcy_keeps_the_symmetries_of_the_square_and_accepts_rectangles_and_bat
 
 def test_darcy_solves_samples_together_as_it_does_alone_and_with_either_preconditioner() -> None:
     jumps = torch.stack([darcy.sample_coefficient(0, index, 24) for index in range(3)])
-    a = torch.cat([jumps, torch.stack([darcy_grf.sample_log_coefficient(0, index, 24).exp() for index in range(4)])])
+    a = torch.cat(
+        [jumps, torch.stack([darcy_grf.sample_log_coefficient(0, index, 24).exp() for index in range(4)])]
+    )
     source = torch.ones(7, 1, 1, dtype=torch.float64)
     source[2] = 0  # done before it starts, among others that are not
     alone = darcy.solve(a, source)
     for is_smooth, batch in ((False, 4), (True, 1), (True, 3), (True, 16)):
         u = darcy.solve(a, source, is_smooth=is_smooth, batch=batch)
         torch.testing.assert_close(u, alone, rtol=0, atol=1e-9)
-        assert ((darcy.apply_operator(a, u) - source).flatten(1).norm(dim=1) <= 1e-10 * 24).all() and u[2].abs().max() == 0
+        assert ((darcy.apply_operator(a, u) - source).flatten(1).norm(dim=1) <= 1e-10 * 24).all() and u[
+            2
+        ].abs().max() == 0
     darcy.solve(a[3:], torch.ones(()), is_smooth=True, max_iterations=20)
     with pytest.raises(RuntimeError, match="after 20 iterations"):
         darcy.solve(a[3:], torch.ones(()), max_iterations=20, batch=4)
@@ -392,9 +429,9 @@ def test_darcy_solution_is_proportional_to_beta_and_the_coefficient_two_valued()
 def test_darcy_threshold_is_the_mean_of_the_random_field() -> None:
     """E exp(-r^2/s) by brute force over centres, points and widths; about half of the area is above it."""
     x = cell_centres(200)
-    axis = torch.stack([
-        torch.exp(-(x[:, None] - x[None, :]).square() / (0.5 * w)).mean() for w in cell_centres(200)
-    ])
+    axis = torch.stack(
+        [torch.exp(-(x[:, None] - x[None, :]).square() / (0.5 * w)).mean() for w in cell_centres(200)]
+    )
     assert darcy._mean_of_bumps() == pytest.approx(5 * float(axis.square().mean()), rel=1e-3)
     share = torch.stack([darcy.sample_coefficient(0, i, 16) > 0.5 for i in range(400)]).double().mean(0)
     assert 0.4 < share.mean() < 0.6
@@ -412,15 +449,21 @@ def test_darcy_that_does_not_converge_or_has_a_bad_coefficient_is_an_error() -> 
 
 def smooth_state(num_cells: int) -> Tensor:
     x = cell_centres(num_cells)
-    return torch.stack([torch.cos(math.pi * x)[:, None] * torch.cos(2 * math.pi * x)[None, :],
-                        torch.cos(2 * math.pi * x)[:, None].expand(num_cells, num_cells)])
+    return torch.stack(
+        [
+            torch.cos(math.pi * x)[:, None] * torch.cos(2 * math.pi * x)[None, :],
+            torch.cos(2 * math.pi * x)[:, None].expand(num_cells, num_cells),
+        ]
+    )
 
 
 def test_diff_react_is_fourth_order_in_time() -> None:
     state = smooth_state(16)
     reference = diff_react.evolve(state, dt=1 / 512, num_steps=512, num_frames=2)[1]
-    errors = [float((diff_react.evolve(state, dt=1 / n, num_steps=n, num_frames=2)[1] - reference).norm())
-              for n in (8, 16, 32)]
+    errors = [
+        float((diff_react.evolve(state, dt=1 / n, num_steps=n, num_frames=2)[1] - reference).norm())
+        for n in (8, 16, 32)
+    ]
     orders = [math.log2(coarse / fine) for coarse, fine in zip(errors, errors[1:], strict=False)]
     assert all(3.8 < order < 4.5 for order in orders)
 
@@ -435,6 +478,7 @@ def test_diff_react_agrees_with_a_run_refined_fourfold_in_time(monkeypatch: pyte
 
 def test_diff_react_agrees_with_an_independent_integrator_of_the_five_point_stencil() -> None:
     """Classical Runge-Kutta on the cells with mirrored ghosts: other operator code, other time scheme."""
+
     def rate(state: Tensor) -> Tensor:
         padded = torch.nn.functional.pad(state[None], (1, 1, 1, 1), mode="replicate")[0]
         neighbours = padded[:, 2:, 1:-1] + padded[:, :-2, 1:-1] + padded[:, 1:-1, 2:] + padded[:, 1:-1, :-2]
@@ -460,7 +504,7 @@ def test_diff_react_without_reaction_conserves_the_mean_and_decays_each_mode_exa
     assert (frames.mean((2, 3)) - noise.mean((1, 2))).abs().max() < 1e-13
     x = cell_centres(32)
     mode = (torch.cos(3 * math.pi * x)[:, None] * torch.cos(math.pi * x)[None, :]).expand(2, 32, 32)
-    decay = sum(-(32 * math.sin(k * math.pi / 64)) ** 2 for k in (3, 1))
+    decay = sum(-((32 * math.sin(k * math.pi / 64)) ** 2) for k in (3, 1))
     last = diff_react.evolve(mode, dt=0.1, num_steps=10, num_frames=2, reaction_rate=0.0)[1]
     for channel, diffusion in enumerate((1e-3, 5e-3)):
         exact = mode[channel] * math.exp(diffusion * decay)

@@ -1,4 +1,5 @@
-"""PDEBench's layouts: what is written is what is read, whatever the chunk or the interruption; every malformed file is named."""
+"""PDEBench's layouts: what is written is what is read, whatever the chunk or the interruption; every
+malformed file is named."""
 
 import errno
 import json
@@ -44,8 +45,14 @@ def solver(task):
 
 def settings(task, num=7, resolution=6, frames=5, **changes):
     spec = get_task(task)
-    given = {"seed": 3, "num_trajectories": num, "resolution": resolution, "num_frames": 1 if spec.is_steady else frames,
-             "t_end": spec.t_end, "parameter": 0.1 if spec.parameters else None}
+    given = {
+        "seed": 3,
+        "num_trajectories": num,
+        "resolution": resolution,
+        "num_frames": 1 if spec.is_steady else frames,
+        "t_end": spec.t_end,
+        "parameter": 0.1 if spec.parameters else None,
+    }
     return generation_settings(task, "test 1", **{**given, **changes})
 
 
@@ -58,7 +65,9 @@ def written(folder, task, **changes):
 
 def truth(task, num=7, resolution=6, frames=5):
     made = settings(task, num, resolution, frames)
-    return solver(task)(range(num), **{k: made[k] for k in ("seed", "resolution", "num_frames", "parameter", "t_end")})
+    return solver(task)(
+        range(num), **{k: made[k] for k in ("seed", "resolution", "num_frames", "parameter", "t_end")}
+    )
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -81,7 +90,9 @@ def test_strides_read_the_strided_frames_and_cells(task, tmp_path):
     spec, path = get_task(task), written(tmp_path, task)
     first, every = (0, 1) if spec.is_steady else (1, 2)
     data = open_data(path, task, space_stride=4, time_stride=every, first_frame=first)
-    u = truth(task)[(slice(1, 6), slice(first, None, every), slice(None), *[slice(None, None, 4)] * spec.ndim)]
+    u = truth(task)[
+        (slice(1, 6), slice(first, None, every), slice(None), *[slice(None, None, 4)] * spec.ndim)
+    ]
     assert np.array_equal(data.read(1, 6), u)
     assert u.shape[1:] == (data.num_frames, len(spec.channels), *data.space)
     assert len(data.coordinates[spec.axes[0]]) == 2
@@ -99,13 +110,22 @@ def test_reading_in_small_blocks_gives_the_same(task, tmp_path, monkeypatch):
 def test_array_files_have_the_published_layout(tmp_path):
     with h5py.File(written(tmp_path, "cfd1d")) as file:
         assert {"density", "pressure", "Vx", "x-coordinate", "t-coordinate"} == set(file)
-        assert all(file[key].chunks is None and file[key].compression is None and file[key].dtype == "<f4" for key in file)
-        assert file["Vx"].shape == (7, 5, 6) and file["t-coordinate"].shape == (6,)  # one time more than frames
+        assert all(
+            file[key].chunks is None and file[key].compression is None and file[key].dtype == "<f4"
+            for key in file
+        )
+        assert file["Vx"].shape == (7, 5, 6) and file["t-coordinate"].shape == (
+            6,
+        )  # one time more than frames
         assert file.attrs["eta"] == file.attrs["zeta"] == 0.1
         assert json.loads(file.attrs["ups_settings"])["seed"] == 3
     with h5py.File(written(tmp_path, "darcy2d")) as file:
         assert {key: file[key].shape for key in file} == {
-            "nu": (7, 6, 6), "tensor": (7, 1, 6, 6), "x-coordinate": (6,), "y-coordinate": (6,)}
+            "nu": (7, 6, 6),
+            "tensor": (7, 1, 6, 6),
+            "x-coordinate": (6,),
+            "y-coordinate": (6,),
+        }
     with h5py.File(written(tmp_path, "reacdiff1d")) as file:
         assert (file.attrs["Nu"], file.attrs["rho"]) == (0.1, 1.0)
 
@@ -179,13 +199,16 @@ def test_a_reader_survives_fork_and_pickle(tmp_path):
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):
-    """A file of 1 GiB is read with 160 MiB of address space to spare (the file has holes: it takes no disk)."""
+    """A file of 1 GiB is read with 160 MiB of address space to spare (the file has holes: it takes no
+    disk)."""
     path = tmp_path / "1D_Advection_Sols_beta1.0.hdf5"
     made = settings("advection1d", num=1310, resolution=1024, frames=201, parameter=1.0)
     with h5py.File(path, "w") as file:
         layout_of(get_task("advection1d")).create(file, made)
         file.attrs.update(ups_progress=1310, ups_settings=json.dumps(made))
-        file["tensor"][1300:1303] = np.arange(3, dtype=np.float32)[:, None, None].repeat(201, 1).repeat(1024, 2)
+        file["tensor"][1300:1303] = (
+            np.arange(3, dtype=np.float32)[:, None, None].repeat(201, 1).repeat(1024, 2)
+        )
     assert path.stat().st_size > 2**30
     code = f"""
         import resource
@@ -200,12 +223,17 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
         except MemoryError:
             print("limited")
     """
-    result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=ROOT,
-                            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
     assert result.stdout.split() == ["0.0", "2.0", "limited"], result.stderr
 
 
-# ---------------------------------------------------------------------------------------------------------- bad files
+# -------------------------------------------------------------------------------------------------- bad files
 
 
 def edit(path, key, value):
@@ -217,24 +245,79 @@ def edit(path, key, value):
 
 ZEROS = np.zeros((7, 5, 6), np.float32)
 BAD = {
-    "missing key": ("advection1d", "tensor", None, r"no array 'tensor'; expected .* for advection1d. .* Found: t-coordinate"),
-    "missing channel": ("cfd1d", "Vx", None, r"no array 'Vx'; expected 3 axes \(trajectory, time, x\) .* for cfd1d"),
+    "missing key": (
+        "advection1d",
+        "tensor",
+        None,
+        r"no array 'tensor'; expected .* for advection1d. .* Found: t-coordinate",
+    ),
+    "missing channel": (
+        "cfd1d",
+        "Vx",
+        None,
+        r"no array 'Vx'; expected 3 axes \(trajectory, time, x\) .* for cfd1d",
+    ),
     "group for array": ("advection1d", "tensor", "group", "no array 'tensor'"),
-    "wrong rank": ("advection1d", "tensor", ZEROS[0], r"shape \(5, 6\), float32; expected 3 axes \(trajectory, time, x\)"),
+    "wrong rank": (
+        "advection1d",
+        "tensor",
+        ZEROS[0],
+        r"shape \(5, 6\), float32; expected 3 axes \(trajectory, time, x\)",
+    ),
     "wrong dims": ("advection1d", "tensor", np.zeros((7, 5, 6, 6), "f4"), r"expected 3 axes"),
-    "no trajectories": ("advection1d", "tensor", ZEROS[:0], r"\(0, 5, 6\) .*expected at least one trajectory"),
+    "no trajectories": (
+        "advection1d",
+        "tensor",
+        ZEROS[:0],
+        r"\(0, 5, 6\) .*expected at least one trajectory",
+    ),
     "no frames": ("advection1d", "tensor", ZEROS[:, :0], "expected at least one trajectory, frame and cell"),
-    "integers": ("advection1d", "tensor", ZEROS.astype(int), r"of shape \(7, 5, 6\), int64; expected .*real floating-point"),
-    "complex": ("advection1d", "tensor", ZEROS.astype(complex), "complex128; expected .*real floating-point numbers"),
-    "other length": ("cfd1d", "Vx", ZEROS[:6], r"= \(6, 5, \(6,\)\); expected \(7, 5, \(6,\)\) as in density"),
+    "integers": (
+        "advection1d",
+        "tensor",
+        ZEROS.astype(int),
+        r"of shape \(7, 5, 6\), int64; expected .*real floating-point",
+    ),
+    "complex": (
+        "advection1d",
+        "tensor",
+        ZEROS.astype(complex),
+        "complex128; expected .*real floating-point numbers",
+    ),
+    "other length": (
+        "cfd1d",
+        "Vx",
+        ZEROS[:6],
+        r"= \(6, 5, \(6,\)\); expected \(7, 5, \(6,\)\) as in density",
+    ),
     "no times": ("advection1d", "t-coordinate", None, "no 't-coordinate'; expected the frames' times"),
-    "times too long": ("advection1d", "t-coordinate", np.arange(7.0), r"shape \(7,\); expected \(5,\) or one more"),
-    "times not equal": ("advection1d", "t-coordinate", np.arange(5.0) ** 2, "expected equal, increasing steps"),
+    "times too long": (
+        "advection1d",
+        "t-coordinate",
+        np.arange(7.0),
+        r"shape \(7,\); expected \(5,\) or one more",
+    ),
+    "times not equal": (
+        "advection1d",
+        "t-coordinate",
+        np.arange(5.0) ** 2,
+        "expected equal, increasing steps",
+    ),
     "times backwards": ("advection1d", "t-coordinate", -np.arange(5.0), "expected equal, increasing steps"),
-    "grid too long": ("advection1d", "x-coordinate", np.arange(7.0), r"x-coordinate has shape \(7,\); expected \(6,\) to match"),
+    "grid too long": (
+        "advection1d",
+        "x-coordinate",
+        np.arange(7.0),
+        r"x-coordinate has shape \(7,\); expected \(6,\) to match",
+    ),
     "frames of a steady task": ("darcy2d", "tensor", np.zeros((7, 2, 6, 6), "f4"), "expected .*one frame"),
     "channels": ("diff_react2d", "0000/data", np.zeros((5, 6, 6, 3), "f4"), r"2 channel\(s\)"),
-    "no data in first": ("diff_react2d", "0000/data", None, "no array '0000/data'; expected .* in every group"),
+    "no data in first": (
+        "diff_react2d",
+        "0000/data",
+        None,
+        "no array '0000/data'; expected .* in every group",
+    ),
 }
 
 
@@ -251,7 +334,9 @@ def test_a_malformed_file_is_named(case, tmp_path):
 
 
 def test_missing_file_names_the_make_target(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no data file .*nothing.hdf5; expected advection1d.* Run `make data`"):
+    with pytest.raises(
+        FileNotFoundError, match="no data file .*nothing.hdf5; expected advection1d.* Run `make data`"
+    ):
         open_data(tmp_path / "nothing.hdf5", "advection1d")
     partial_path(tmp_path / "nothing.hdf5").touch()
     with pytest.raises(FileNotFoundError, match="unfinished nothing.hdf5.partial, which it continues"):
@@ -261,9 +346,11 @@ def test_missing_file_names_the_make_target(tmp_path):
 def test_what_is_not_hdf5_is_named(tmp_path):
     path = tmp_path / "page.hdf5"
     path.write_text("<html>not found</html>")
-    with pytest.raises(ValueError, match="no readable HDF5 file .*signature not found.*; expected a complete one"):
+    with pytest.raises(
+        ValueError, match="no readable HDF5 file .*signature not found.*; expected a complete one"
+    ):
         open_data(path, "advection1d")
-    with pytest.raises(FileNotFoundError, match="no data file"):   # a folder
+    with pytest.raises(FileNotFoundError, match="no data file"):  # a folder
         open_data(tmp_path, "advection1d")
 
 
@@ -311,14 +398,16 @@ def test_ranges_and_strides_are_checked(tmp_path):
         open_data(path, "advection1d", first_frame=5)
 
 
-# ------------------------------------------------------------------------------------------------------------- writer
+# ----------------------------------------------------------------------------------------------------- writer
 
 
 @pytest.mark.parametrize("task", ["cfd2d", "darcy2d", "diff_react2d"])
 def test_the_chunk_does_not_change_the_file(task, tmp_path):
     for chunk in (1, 4, 100):
         write_data(tmp_path / f"{chunk}.h5", task, solver(task), settings(task), chunk=chunk)
-    assert np.array_equal(open_data(tmp_path / "1.h5", task).read(0, 7), open_data(tmp_path / "100.h5", task).read(0, 7))
+    assert np.array_equal(
+        open_data(tmp_path / "1.h5", task).read(0, 7), open_data(tmp_path / "100.h5", task).read(0, 7)
+    )
     if get_task(task).layout == "arrays":
         assert len({(tmp_path / f"{chunk}.h5").read_bytes() for chunk in (1, 4, 100)}) == 1
 
@@ -328,15 +417,26 @@ def contents(path):
     found = {}
     with h5py.File(path) as file:
         found["/"] = dict(file.attrs)
-        file.visititems(lambda name, node: found.update(
-            {name: (dict(node.attrs), node[()].tobytes() if hasattr(node, "shape") else b"")}))
+        file.visititems(
+            lambda name, node: found.update(
+                {name: (dict(node.attrs), node[()].tobytes() if hasattr(node, "shape") else b"")}
+            )
+        )
     return found
 
 
-@pytest.mark.parametrize("task, num, chunk, dies_in", [
-    ("advection1d", 40, 3, 0), ("advection1d", 40, 3, 2), ("diff_react2d", 40, 3, 2), ("diff_react2d", 700, 330, 1)])
+@pytest.mark.parametrize(
+    "task, num, chunk, dies_in",
+    [
+        ("advection1d", 40, 3, 0),
+        ("advection1d", 40, 3, 2),
+        ("diff_react2d", 40, 3, 2),
+        ("diff_react2d", 700, 330, 1),
+    ],
+)
 def test_a_killed_generation_continues_and_ends_in_the_same_file(task, num, chunk, dies_in, tmp_path):
-    """The process kills itself (SIGKILL) after having stored some chunk; hundreds of groups overflow HDF5's cache."""
+    """The process kills itself (SIGKILL) after having stored some chunk; hundreds of groups overflow HDF5's
+    cache."""
     path, made = tmp_path / "killed.h5", settings(task, num, resolution=2)
     code = f"""
         import os, signal, sys
@@ -358,7 +458,9 @@ def test_a_killed_generation_continues_and_ends_in_the_same_file(task, num, chun
         kind.store = killed
         generate.write_data(Path({str(path)!r}), {task!r}, solver({task!r}), settings({task!r}, {num}, 2), chunk={chunk})
     """
-    result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=ROOT)
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=ROOT
+    )
     assert result.returncode == -signal.SIGKILL, result.stderr
     assert not path.exists() and num_done(path, made) == dies_in * chunk
     asked = []
@@ -378,7 +480,9 @@ def test_a_finished_file_is_kept_and_other_settings_are_refused(tmp_path):
     before, seen = path.stat().st_mtime_ns, []
     write_data(path, "advection1d", None, settings("advection1d"), chunk=3, on_progress=seen.append)
     assert path.stat().st_mtime_ns == before and seen == [7]
-    with pytest.raises(ValueError, match=r"other settings \(seed is 3 there, 4 now\); expected the same.*rm '"):
+    with pytest.raises(
+        ValueError, match=r"other settings \(seed is 3 there, 4 now\); expected the same.*rm '"
+    ):
         write_data(path, "advection1d", None, settings("advection1d", seed=4), chunk=3)
 
 
@@ -396,7 +500,7 @@ def test_a_foreign_file_is_never_overwritten(tmp_path):
 def test_two_processes_cannot_write_one_file(tmp_path):
     path, made = tmp_path / "data.hdf5", settings("advection1d")
 
-    def solve(indices, **rest):   # a second one starts while the first solves
+    def solve(indices, **rest):  # a second one starts while the first solves
         with pytest.raises(BlockingIOError, match="data.hdf5.partial is being written by another process"):
             write_data(path, "advection1d", solver("advection1d"), made, chunk=3)
         return solver("advection1d")(indices, **rest)
@@ -408,7 +512,7 @@ def test_two_processes_cannot_write_one_file(tmp_path):
 def test_a_file_that_another_process_finished_meanwhile_is_kept(tmp_path, monkeypatch):
     path, made = tmp_path / "data.hdf5", settings("advection1d")
 
-    def late(*args):   # the other ends after we looked and before we have the lock
+    def late(*args):  # the other ends after we looked and before we have the lock
         monkeypatch.undo()
         write_data(path, "advection1d", solver("advection1d"), made, chunk=3)
         return files.completing(*args)
@@ -424,7 +528,13 @@ def test_a_write_that_gets_lost_is_noticed_before_it_counts_as_done(task, tmp_pa
     path, made, store = tmp_path / "data.hdf5", settings(task), type(layout_of(get_task(task))).store
 
     def lossy(layout, file, settings, first, u):
-        store(layout, file, settings, first, np.where(first + np.arange(len(u)).reshape(-1, *[1] * (u.ndim - 1)) == 5, 0, u))
+        store(
+            layout,
+            file,
+            settings,
+            first,
+            np.where(first + np.arange(len(u)).reshape(-1, *[1] * (u.ndim - 1)) == 5, 0, u),
+        )
 
     monkeypatch.setattr(type(layout_of(get_task(task))), "store", lossy)
     told = "trajectories 3 to 5 read back from .* are not those that were written.*continues at trajectory 3"
@@ -437,7 +547,9 @@ def test_a_write_that_gets_lost_is_noticed_before_it_counts_as_done(task, tmp_pa
 
 
 @pytest.mark.parametrize("task", ["advection1d", "diff_react2d"])
-def test_room_that_is_gone_between_chunks_is_an_error_and_the_next_call_continues(task, tmp_path, monkeypatch):
+def test_room_that_is_gone_between_chunks_is_an_error_and_the_next_call_continues(
+    task, tmp_path, monkeypatch
+):
     path, made, calls = tmp_path / "data.hdf5", settings(task), []
 
     def full(file, num_bytes):
@@ -446,7 +558,9 @@ def test_room_that_is_gone_between_chunks_is_an_error_and_the_next_call_continue
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(generate, "reserve", full)
-    with pytest.raises(OSError, match="cannot write .*No space left.*MiB of room in it. Free some, or change data.root"):
+    with pytest.raises(
+        OSError, match="cannot write .*No space left.*MiB of room in it. Free some, or change data.root"
+    ):
         write_data(path, task, solver(task), made, chunk=3)
     assert num_done(path, made) == 3 and min(calls) >= data_bytes(task, 7, 5, 6)
     write_data(path, task, solver(task), made, chunk=3)
@@ -467,23 +581,31 @@ def test_a_full_disk_ends_with_its_name_and_nothing_false(task, share, is_taken)
 def test_a_planted_temporary_name_is_not_written_through(tmp_path):
     (tmp_path / "victim").write_bytes(b"")
     partial_path(tmp_path / "data.hdf5").symlink_to(tmp_path / "victim")
-    with pytest.raises(OSError, match="data.hdf5.partial is a link or no plain file; expected a file of our own"):
-        write_data(tmp_path / "data.hdf5", "advection1d", solver("advection1d"), settings("advection1d"), chunk=3)
+    with pytest.raises(
+        OSError, match="data.hdf5.partial is a link or no plain file; expected a file of our own"
+    ):
+        write_data(
+            tmp_path / "data.hdf5", "advection1d", solver("advection1d"), settings("advection1d"), chunk=3
+        )
     assert (tmp_path / "victim").read_bytes() == b""
 
 
 def test_too_small_a_disk_is_refused_before_writing(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(files.os, "posix_fallocate", lambda *args: asked.append(args))   # which would fill it
+    monkeypatch.setattr(files.os, "posix_fallocate", lambda *args: asked.append(args))  # which would fill it
     monkeypatch.setattr(files.os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=500))
-    with pytest.raises(OSError, match="cannot write .*No space left.*MiB of room in it. Free some, or change data.root"):
+    with pytest.raises(
+        OSError, match="cannot write .*No space left.*MiB of room in it. Free some, or change data.root"
+    ):
         written(tmp_path, "advection1d", num=1000)
     assert not asked
 
 
 def test_no_permission_names_the_folder(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="cannot write .*expected a folder that may be written.* change data.root"):
+    with pytest.raises(
+        OSError, match="cannot write .*expected a folder that may be written.* change data.root"
+    ):
         written(tmp_path / "file" / "below", "advection1d")
 
     def refused(*args):
@@ -506,10 +628,16 @@ def test_wrong_shapes_and_nan_from_a_solver_are_refused_and_the_rest_is_kept(tmp
         write_data(path, "advection1d", broken, made, chunk=2)
     assert num_done(path, made) == 4
     with pytest.raises(AssertionError, match=r"\(2, 5, 1\), .*\(2, 5, 1, 6\)"):
-        write_data(path, "advection1d", lambda indices, **rest: np.zeros((len(indices), 5, 1), np.float32), made, chunk=2)
+        write_data(
+            path,
+            "advection1d",
+            lambda indices, **rest: np.zeros((len(indices), 5, 1), np.float32),
+            made,
+            chunk=2,
+        )
 
 
-# -------------------------------------------------------------------------------------------------------------- split
+# ------------------------------------------------------------------------------------------------------ split
 
 
 def test_split_is_pdebenchs_and_covers_every_trajectory_once():
@@ -520,7 +648,9 @@ def test_split_is_pdebenchs_and_covers_every_trajectory_once():
         assert sorted(np.concatenate(list(split.values())).tolist()) == list(range(30))
     assert [len(rows) for rows in split_indices("advection1d", 3, 0.1, 0.1).values()] == [1, 1, 1]
     for num, val, test in ((2, 0.1, 0.1), (10, 0.5, 0.5), (10, 0.0, 0.1)):
-        with pytest.raises(ValueError, match=f"{num} trajectories cannot be split.*expected at least one each"):
+        with pytest.raises(
+            ValueError, match=f"{num} trajectories cannot be split.*expected at least one each"
+        ):
             split_indices("advection1d", num, val, test)
 
 

@@ -1,4 +1,5 @@
-"""A base per field (ups/models/bases/per_field.py): what one frame predicts is not left to what serves a field that none does."""
+"""A base per field (ups/models/bases/per_field.py): what one frame predicts is not left to what serves a
+field that none does."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ from ups.models.operator import over_bases
 CPU = torch.device("cpu")
 NUM, FRAMES, CELLS, DT = 24, 16, 16, 0.1
 X = 2 * np.pi * np.arange(CELLS) / CELLS
-CLOCK = np.sin(0.3 * np.arange(FRAMES)[:, None] + np.arange(NUM)[:, None, None]) + 0 * X   # one frame does not show where it goes
+CLOCK = (
+    np.sin(0.3 * np.arange(FRAMES)[:, None] + np.arange(NUM)[:, None, None]) + 0 * X
+)  # one frame does not show where it goes
 ALONE = Known(torch.zeros(3, 0), torch.zeros(3, dtype=torch.long))
 
 
@@ -36,8 +39,13 @@ def logistic(seed: int = 0) -> np.ndarray:
 
 def cache_of(folder: Path, **fields: np.ndarray) -> Cache:
     folder.mkdir(exist_ok=True)
-    said = section(folder, layout={name: ["trajectory", "time", "x"] for name in fields}, domain=[0, 2 * math.pi], dt=DT,
-                   base=["persistence", "propagator"])
+    said = section(
+        folder,
+        layout={name: ["trajectory", "time", "x"] for name in fields},
+        domain=[0, 2 * math.pi],
+        dt=DT,
+        base=["persistence", "propagator"],
+    )
     write(folder / "a.h5", **{name: values.astype(np.float32) for name, values in fields.items()})
     config = load_config(overlay(folder, said))
     build_cache(config, "ks", progress=False)
@@ -45,11 +53,13 @@ def cache_of(folder: Path, **fields: np.ndarray) -> Cache:
 
 
 def served(cache: Cache) -> tuple[dict, dict, dict[str, float]]:
-    """Facts and weights of the base that serves, and each field's pooled nRMSE of its test rollouts, by an operator that was
-    built from what is written to files."""
+    """Facts and weights of the base that serves, and each field's pooled nRMSE of its test rollouts, by an
+    operator that was built from what is written to files."""
     facts, weights = base_selection.fit_base(cache, 1, 1, 0, CPU)
-    settings = load_config(overlay(cache.path.parent, section(cache.path.parent.parent)),
-                           ["operator.model.width=8", "operator.model.depth=1"]).operator.model
+    settings = load_config(
+        overlay(cache.path.parent, section(cache.path.parent.parent)),
+        ["operator.model.width=8", "operator.model.depth=1"],
+    ).operator.model
     operator = over_bases({"ks": (json.loads(json.dumps(facts)), weights)}, settings, "no")
     rows = cache.split["test"]
     with torch.no_grad():
@@ -70,12 +80,16 @@ def test_a_field_that_cannot_be_predicted_takes_no_base_from_another(tmp_path):
     assert alone["u"] < 5e-3 and both["u"] < 1.2 * alone["u"]
     again = served(cache_of(tmp_path / "again", u=logistic(), q=CLOCK))
     assert again[0]["description"]["base"] == facts["description"]["base"]
-    assert again[1].keys() == weights.keys() and all(torch.equal(again[1][name], weights[name]) for name in weights)
+    assert again[1].keys() == weights.keys() and all(
+        torch.equal(again[1][name], weights[name]) for name in weights
+    )
 
 
 def test_fields_that_one_base_serves_best_are_served_by_it_alone(tmp_path):
     """Two fields of which each drives the other, and two that have nothing to do with each other."""
-    phase = X - DT * np.arange(FRAMES)[:, None] + 2.4 * np.arange(NUM)[:, None, None] ** 1.1   # no frame is there twice
+    phase = (
+        X - DT * np.arange(FRAMES)[:, None] + 2.4 * np.arange(NUM)[:, None, None] ** 1.1
+    )  # no frame is there twice
     wave, slope = np.sin(phase), np.cos(phase)
     for name, q in (("coupled", slope), ("apart", logistic(1))):
         cache = cache_of(tmp_path / name, u=wave if name == "coupled" else logistic(), q=q)
@@ -85,7 +99,9 @@ def test_fields_that_one_base_serves_best_are_served_by_it_alone(tmp_path):
 
 def test_a_field_that_is_zero_throughout_has_no_error_and_stays_zero(tmp_path):
     facts, _, errors = served(cache_of(tmp_path, u=logistic(), q=CLOCK, z=np.zeros(CLOCK.shape)))
-    assert facts["description"]["base"]["kind"] == "per_field" and errors["u"] < 5e-3 and math.isnan(errors["z"])
+    assert (
+        facts["description"]["base"]["kind"] == "per_field" and errors["u"] < 5e-3 and math.isnan(errors["z"])
+    )
 
 
 class Exact(Propagator):
@@ -100,7 +116,8 @@ class Exact(Propagator):
 
 
 def test_of_three_fields_the_two_that_go_together_are_tried_together(tmp_path, monkeypatch):
-    """u and v turn into each other, q is a clock. Every base sees what it was fitted to, and serves what it is best at."""
+    """u and v turn into each other, q is a clock. Every base sees what it was fitted to, and serves what it
+    is best at."""
     phase = 0.5 * np.arange(FRAMES)[:, None] + np.arange(NUM)[:, None, None] + X
     cache = cache_of(tmp_path, u=np.sin(phase), v=np.cos(phase), q=CLOCK)
     order, asked = [cache.task.fields.index(name) for name in "uvq"], []
@@ -109,7 +126,12 @@ def test_of_three_fields_the_two_that_go_together_are_tried_together(tmp_path, m
     def fake(cache, base_steps, seed, device, fields=None):
         if fields is None:
             for number, factor in ((0, 0.9), (1, 0.95)):
-                head = base_selection.head_with(cache, "propagator", base_selection.base_settings(cache) | {"degree": 1, "history": 1}, device)
+                head = base_selection.head_with(
+                    cache,
+                    "propagator",
+                    base_selection.base_settings(cache) | {"degree": 1, "history": 1},
+                    device,
+                )
                 head.base = Exact(cache, lambda u, factor=factor: factor * u)
                 yield f"damped {number}", head
             return
@@ -119,24 +141,52 @@ def test_of_three_fields_the_two_that_go_together_are_tried_together(tmp_path, m
             back = np.argsort(place).tolist()
             base = Exact(cache, lambda u: torch.einsum("ij,bjx->bix", turn, u[:, place])[:, back])
             settings = settings_of(base_selection.base_settings(cache), fields) | {"degree": 1, "history": 1}
-            yield "turn", base_selection.head_of(cache, [Part(base, "propagator", settings, list(fields), list(fields))], device)
+            yield (
+                "turn",
+                base_selection.head_of(
+                    cache, [Part(base, "propagator", settings, list(fields), list(fields))], device
+                ),
+            )
 
     monkeypatch.setattr(base_selection, "candidates", fake)
     head, scores = base_selection.choose_base(cache, 1, 1, 0, CPU)
-    assert sorted(asked) == [(0,), (0, 1), (0, 2), (1,), (1, 2), (2,)] and head.description["base"]["kind"] == "per_field"
-    assert all(scores[head.description["base"]["name"]] < error for name, error in scores.items() if ":" not in name)
+    assert (
+        sorted(asked) == [(0,), (0, 1), (0, 2), (1,), (1, 2), (2,)]
+        and head.description["base"]["kind"] == "per_field"
+    )
+    assert all(
+        scores[head.description["base"]["name"]] < error for name, error in scores.items() if ":" not in name
+    )
 
 
 def test_fields_that_are_followed_are_tried_together_without_the_hopeless():
     assert base_selection.groups_of({(0,): 0.2, (1, 2): 0.9, (3,): 0.1}) == [[0], [1, 2], [3], [0, 3]]
-    assert base_selection.groups_of({(0,): 0.2, (1,): 0.3}) == [[0], [1]] == base_selection.groups_of({(0,): 0.8, (1,): 0.9})
+    assert (
+        base_selection.groups_of({(0,): 0.2, (1,): 0.3})
+        == [[0], [1]]
+        == base_selection.groups_of({(0,): 0.8, (1,): 0.9})
+    )
 
 
 def test_components_of_a_vector_stay_together():
-    settings = {"num_channels": 4, "num_moving": 3, "vectors": [[1, 2]], "positive": [0], "space": [8, 8],
-                "boundary": PERIODIC, "vorticity": [], "walls": [[0, 1], [2, 3], [4, 5], [6, 7]]}
-    assert settings_of(settings, [1, 2, 3]) == {**settings, "num_channels": 3, "num_moving": 2, "vectors": [[0, 1]],
-                                                "positive": [], "walls": [[2, 3], [4, 5], [6, 7]]}
+    settings = {
+        "num_channels": 4,
+        "num_moving": 3,
+        "vectors": [[1, 2]],
+        "positive": [0],
+        "space": [8, 8],
+        "boundary": PERIODIC,
+        "vorticity": [],
+        "walls": [[0, 1], [2, 3], [4, 5], [6, 7]],
+    }
+    assert settings_of(settings, [1, 2, 3]) == {
+        **settings,
+        "num_channels": 3,
+        "num_moving": 2,
+        "vectors": [[0, 1]],
+        "positive": [],
+        "walls": [[2, 3], [4, 5], [6, 7]],
+    }
     alone = settings_of(settings | {"positive": []}, [0])
     assert alone["vectors"] == [] and alone["vorticity"] == [0] and alone["walls"] == [[0, 1]]
     assert settings_of(settings, [0])["vorticity"] == [] and settings_of(settings, [0])["positive"] == [0]
@@ -146,8 +196,14 @@ def test_components_of_a_vector_stay_together():
 
 
 def fitted(num_channels: int, degree: int = 1, seed: int = 0) -> tuple[Propagator, dict]:
-    settings = {"num_values": 1, "num_channels": num_channels, "space": [CELLS], "boundary": PERIODIC, "degree": degree,
-                "history": 1}
+    settings = {
+        "num_values": 1,
+        "num_channels": num_channels,
+        "space": [CELLS],
+        "boundary": PERIODIC,
+        "degree": degree,
+        "history": 1,
+    }
     base, draw = Propagator(**settings), torch.Generator().manual_seed(seed)
     for weight in (base.weight_real, base.weight_imag):
         weight.copy_(0.1 * torch.randn(weight.shape, generator=draw))
@@ -159,8 +215,10 @@ def test_each_field_comes_from_its_base_which_sees_what_it_reads():
     base = PerField.of([Part(one, "propagator", small, [2], [2]), Part(two, "propagator", large, None, [0])])
     u = torch.randn(3, 1, 3, CELLS, generator=torch.Generator().manual_seed(2))
     found = base(u, ALONE)
-    assert torch.equal(found[:, 2], one(u[:, :, 2:], ALONE)[:, 0]) and torch.equal(found[:, 0], two(u, ALONE)[:, 0])
-    assert torch.equal(found[:, 1], u[:, 0, 1])   # which none answers for
+    assert torch.equal(found[:, 2], one(u[:, :, 2:], ALONE)[:, 0]) and torch.equal(
+        found[:, 0], two(u, ALONE)[:, 0]
+    )
+    assert torch.equal(found[:, 1], u[:, 0, 1])  # which none answers for
     spoiled = u.clone()
     spoiled[:, :, 1] = torch.nan
     assert torch.equal(base(spoiled, ALONE)[:, 2], found[:, 2]) and base(spoiled, ALONE)[:, 0].isnan().all()
@@ -174,39 +232,72 @@ def test_each_field_comes_from_its_base_which_sees_what_it_reads():
 def test_parts_of_one_base_are_joined_and_called_once():
     one, settings = fitted(2)
     described = {"kind": "propagator", "settings": settings}
-    parts = joined([*parts_of(one, described, [0]), *parts_of(Persistence(), {"kind": "persistence", "settings": {}}, [2]),
-                    *parts_of(one, described, [1])])
+    parts = joined(
+        [
+            *parts_of(one, described, [0]),
+            *parts_of(Persistence(), {"kind": "persistence", "settings": {}}, [2]),
+            *parts_of(one, described, [1]),
+        ]
+    )
     assert [part.fields for part in parts] == [[0, 1], [2]]
     inner = PerField.of([Part(one, "propagator", settings, [0, 2], [0, 2])])
     assert parts_of(inner, {}, [2, 1])[0].fields == [2] and parts_of(inner, {}, [1]) == []
 
 
 def test_what_was_found_is_said_of_the_fields_that_it_serves_and_bounds_can_be_lifted():
-    settings = {"num_values": 1, "num_channels": 2, "space": [CELLS], "boundary": PERIODIC, "lengths": [1.0], "dt": 0.1,
-                "positive": [], "terms": [((1, 0), ()), ((0, 1), ())], "found": {
-                    "origins": [0.0, 0.0], "sizes": [1.0, 1.0], "equations": [
-                        {"doubt": "", "rows": [[0, 0, 0.5, 0.01, False], [1, 1, 0.5, 0.01, False]]}]}}
+    settings = {
+        "num_values": 1,
+        "num_channels": 2,
+        "space": [CELLS],
+        "boundary": PERIODIC,
+        "lengths": [1.0],
+        "dt": 0.1,
+        "positive": [],
+        "terms": [((1, 0), ()), ((0, 1), ())],
+        "found": {
+            "origins": [0.0, 0.0],
+            "sizes": [1.0, 1.0],
+            "equations": [{"doubt": "", "rows": [[0, 0, 0.5, 0.01, False], [1, 1, 0.5, 0.01, False]]}],
+        },
+    }
     equation = Equation(**settings)
     equation.weight.fill_(0.5)
     equation.high.fill_(1.0)
-    base = PerField.of([Part(equation, "equation", settings, None, [1]), Part(Persistence(), "persistence", {}, None, [0])])
+    base = PerField.of(
+        [Part(equation, "equation", settings, None, [1]), Part(Persistence(), "persistence", {}, None, [0])]
+    )
     assert [line.split(" =")[0] for line in base.says(("u", "uv"), ("x",))] == ["∂t uv"]
     u = 5 * torch.ones(3, 1, 2, CELLS)
     assert float(base(u, ALONE)[:, 1].max()) == 1.0 < 5 < float(base.unbounded()(u, ALONE)[:, 1].min())
-    assert float(base(u, ALONE)[:, 1].max()) == 1.0   # as before
+    assert float(base(u, ALONE)[:, 1].max()) == 1.0  # as before
 
 
 def test_a_solver_of_the_users_may_serve_some_fields():
-    settings = {"num_channels": 2, "solver": "mine:step", "task": "ks", "positive": [], "names": [], "dt": 0.1}
+    settings = {
+        "num_channels": 2,
+        "solver": "mine:step",
+        "task": "ks",
+        "positive": [],
+        "names": [],
+        "dt": 0.1,
+    }
     (one, small), solver = fitted(1), Solver(**settings)
-    base = PerField.of([Part(solver, "solver", settings, None, [1]), Part(one, "propagator", small, [0], [0])])
-    assert base.is_users and base.solver == "mine:step" and not PerField.of([Part(one, "propagator", small, [0], [0])]).is_users
+    base = PerField.of(
+        [Part(solver, "solver", settings, None, [1]), Part(one, "propagator", small, [0], [0])]
+    )
+    assert (
+        base.is_users
+        and base.solver == "mine:step"
+        and not PerField.of([Part(one, "propagator", small, [0], [0])]).is_users
+    )
     u = torch.ones(3, 1, 2, CELLS)
     assert bool((base.use(lambda u: 2 * u)(u, ALONE)[:, 1] == 2).all())
 
 
 def test_no_number_is_asked_of_the_device():
     (one, small), (two, large) = fitted(1, 3), fitted(3, 1, 1)
-    base = PerField.of([Part(one, "propagator", small, [2], [2]), Part(two, "propagator", large, None, [0, 1])]).to("meta")
+    base = PerField.of(
+        [Part(one, "propagator", small, [2], [2]), Part(two, "propagator", large, None, [0, 1])]
+    ).to("meta")
     known = Known(torch.zeros(3, 0, device="meta"), torch.zeros(3, dtype=torch.long, device="meta"))
     assert base(torch.zeros(3, 1, 3, CELLS, device="meta"), known).shape == (3, 3, CELLS)

@@ -37,9 +37,13 @@ def test_a_solver_of_many_at_once_is_not_given_few():
 @pytest.mark.slow
 def test_two_processes_give_the_bits_of_one_and_one_that_dies_is_named():
     indices = np.arange(3, 14)
-    with pytest.raises(OSError, match="a process that solved trajectories of burgers1d from 3 on died.*--workers 1"):
+    with pytest.raises(
+        OSError, match="a process that solved trajectories of burgers1d from 3 on died.*--workers 1"
+    ):
         with solver_pool(2 * MIN_SHARE, num_workers=8) as solver:
-            assert np.array_equal(solver("burgers1d", indices, **SETTINGS), solve("burgers1d", indices, **SETTINGS))
+            assert np.array_equal(
+                solver("burgers1d", indices, **SETTINGS), solve("burgers1d", indices, **SETTINGS)
+            )
             workers = active_children()
             assert len(workers) == 2
             workers[0].kill()
@@ -51,17 +55,35 @@ def test_two_processes_give_the_bits_of_one_and_one_that_dies_is_named():
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
 def test_a_killed_run_leaves_no_process_and_continues(tmp_path):
-    command = [sys.executable, "prepare_data.py", "--config", "configs/smoke.yaml", f"data.root={tmp_path}", "--workers", "2",
-               "data.tasks=[diff_react2d]", "task.diff_react2d.num_trajectories=200", "data.chunk=16"]
+    command = [
+        sys.executable,
+        "prepare_data.py",
+        "--config",
+        "configs/smoke.yaml",
+        f"data.root={tmp_path}",
+        "--workers",
+        "2",
+        "data.tasks=[diff_react2d]",
+        "task.diff_react2d.num_trajectories=200",
+        "data.chunk=16",
+    ]
     with open(tmp_path / "log", "w") as log, subprocess.Popen(command, cwd=ROOT, stderr=log) as run:
         deadline, children = time.monotonic() + 60, []
-        while run.poll() is None and "8%" not in (tmp_path / "log").read_text() and time.monotonic() < deadline:
+        while (
+            run.poll() is None and "8%" not in (tmp_path / "log").read_text() and time.monotonic() < deadline
+        ):
             time.sleep(0.05)
         children = psutil.Process(run.pid).children(recursive=True)
         run.kill()
     assert len(children) >= 2, (tmp_path / "log").read_text()
-    assert not [process for process in psutil.wait_procs(children, timeout=20)[1] if process.status() != psutil.STATUS_ZOMBIE]
-    listed = subprocess.run([*command, "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert not [
+        process
+        for process in psutil.wait_procs(children, timeout=20)[1]
+        if process.status() != psutil.STATUS_ZOMBIE
+    ]
+    listed = subprocess.run(
+        [*command, "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     assert re.search(r"diff_react2d: 1 file\(s\), about .* MiB, [1-9]\d?% there", listed), listed
 
 

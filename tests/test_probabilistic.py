@@ -1,4 +1,5 @@
-"""ups.metrics.ensembles against closed forms, hand arithmetic and fakes; random tests take a fresh seed, which they print."""
+"""ups.metrics.ensembles against closed forms, hand arithmetic and fakes; random tests take a fresh seed,
+which they print."""
 
 import json
 import math
@@ -43,7 +44,9 @@ def ensemble(generator, n=3, members=6, num_frames=3, channels=2, space=(16,), s
     """Smooth truth and members drawn around one common mean: exchangeable for spread 1."""
     shape = (num_frames, channels, *space)
     mean = 3.0 + normal(generator, n, *shape)
-    return (mean[:, None] + spread * normal(generator, n, members, *shape)).float(), (mean + normal(generator, n, *shape)).float()
+    return (mean[:, None] + spread * normal(generator, n, members, *shape)).float(), (
+        mean + normal(generator, n, *shape)
+    ).float()
 
 
 def close_to_mean(values, expected, scale=1.0):
@@ -53,7 +56,8 @@ def close_to_mean(values, expected, scale=1.0):
 
 
 def crps_gaussian(mean, std, y):
-    """CRPS of N(mean, std^2): std (w (2 Phi(w) - 1) + 2 phi(w) - 1/sqrt(pi)), w = (y - mean) / std (Gneiting & Raftery 2007)."""
+    """CRPS of N(mean, std^2): std (w (2 Phi(w) - 1) + 2 phi(w) - 1/sqrt(pi)), w = (y - mean) / std (Gneiting
+    & Raftery 2007)."""
     mean, std, y = torch.broadcast_tensors(*(torch.as_tensor(v, dtype=torch.float64) for v in (mean, std, y)))
     w = (y - mean) / torch.where(std > 0, std, 1.0)
     density = (-w.square() / 2).exp() / math.sqrt(2 * math.pi)
@@ -65,14 +69,16 @@ def summary(members, u_ref, boundary="periodic", **kwargs):
     return summarise_ensemble(score_ensemble(members, u_ref, boundary, **kwargs), 50, 0)
 
 
-# ------------------------------------------------------------------------------------------------------------------------ CRPS
+# ------------------------------------------------------------------------------------------------------- CRPS
 
 
 def test_crps_of_many_members_is_the_gaussian_formula(generator):
     y = torch.linspace(-6, 8, 15, dtype=torch.float64)[None]
     count, mean, std = 40_000, 0.7, 1.8
     members = (mean + std * normal(generator, count)).reshape(1, count, 1).expand(1, count, 15)
-    tolerance = SIGMAS * 2 * std / math.sqrt(count)  # the influence of one member is below 2 std, except for y far away
+    tolerance = (
+        SIGMAS * 2 * std / math.sqrt(count)
+    )  # the influence of one member is below 2 std, except for y far away
     found = fair_crps(members.transpose(1, 2)[0, :, :, None].float(), y[0, :, None].float())
     assert torch.allclose(found.double(), crps_gaussian(mean, std, y)[0], atol=tolerance, rtol=0)
 
@@ -100,18 +106,24 @@ def test_fair_crps_is_unbiased_and_the_plain_one_inflated_by_one_over_members(co
     assert not close_to_mean(fair_crps(x, y, alpha=0.0), 1.0, IDEAL)
 
 
-@pytest.mark.parametrize("std, ratio", [(0.0, 1.414), (0.25, 1.208), (0.5, 1.081), (0.8, 1.011), (1.25, 1.014), (2.0, 1.162)])
+@pytest.mark.parametrize(
+    "std, ratio", [(0.0, 1.414), (0.25, 1.208), (0.5, 1.081), (0.8, 1.011), (1.25, 1.014), (2.0, 1.162)]
+)
 def test_crps_hardly_sees_a_wrong_spread(std, ratio, generator):
     y = torch.linspace(-9, 9, 20_001, dtype=torch.float64)
     weight = (-y.square() / 2).exp()
-    assert float((weight * crps_gaussian(0.0, std, y)).sum() / weight.sum()) / IDEAL == pytest.approx(ratio, abs=6e-4)
+    assert float((weight * crps_gaussian(0.0, std, y)).sum() / weight.sum()) / IDEAL == pytest.approx(
+        ratio, abs=6e-4
+    )
     if std in (0.5, 1.25):
         exact = math.sqrt(2 * (1 + std**2)) - std  # E|x - y| - E|x - x'| / 2, times sqrt(pi)
         assert exact == pytest.approx(ratio, abs=6e-4)
-        assert close_to_mean(fair_crps(std * normal(generator, 50_000, 16), normal(generator, 50_000)), exact, IDEAL)
+        assert close_to_mean(
+            fair_crps(std * normal(generator, 50_000, 16), normal(generator, 50_000)), exact, IDEAL
+        )
 
 
-# ----------------------------------------------------------------------------------------------------- spread, ranks, coverage
+# ------------------------------------------------------------------------------------ spread, ranks, coverage
 
 
 @pytest.mark.parametrize("count", [2, 4, 16])
@@ -125,7 +137,9 @@ def test_exchangeable_members_have_spread_skill_ratio_one_and_the_error_of_a_fin
     assert row["ssr"]["low"] < row["ssr"]["value"] < row["ssr"]["high"] < 1 + 10 * error
     for ssr, rmse, spread in zip(row["ssr_by_lead"], row["rmse_by_lead"], row["spread_by_lead"], strict=True):
         assert abs(ssr - 1) < SIGMAS * error * math.sqrt(2) and ssr == pytest.approx(spread / rmse, rel=3e-5)
-        assert rmse / math.sqrt(1 + 1 / count) == pytest.approx(1, abs=SIGMAS / math.sqrt(points))  # 1.225, 1.118, 1.031
+        assert rmse / math.sqrt(1 + 1 / count) == pytest.approx(
+            1, abs=SIGMAS / math.sqrt(points)
+        )  # 1.225, 1.118, 1.031
     assert summary(0.5 * x, y)["ssr"]["value"] < 0.75 or count == 2
 
 
@@ -136,7 +150,8 @@ def test_means_are_taken_before_the_root():
 
 
 def rank_ratio(counts):
-    """sum_k (h_k - N/(M+1))^2 / (N M/(M+1)): Candille and Talagrand's ratio of one set of counts, as in their paper."""
+    """sum_k (h_k - N/(M+1))^2 / (N M/(M+1)): Candille and Talagrand's ratio of one set of counts, as in their
+    paper."""
     bins, total = counts.shape[-1], counts.sum(-1)
     return (counts - total[..., None] / bins).square().sum(-1) / (total * (bins - 1) / bins)
 
@@ -153,20 +168,26 @@ def test_ranks_are_flat_for_exchangeable_members_and_not_for_confident_ones(coun
 
 
 def test_correlated_points_are_no_evidence_against_flat_ranks(generator):
-    x, y = (normal(generator, *shape, 6, 1, 1).expand(*shape, 6, 1, 32) for shape in ((300, 8), (300,)))  # 32 times the same
+    x, y = (
+        normal(generator, *shape, 6, 1, 1).expand(*shape, 6, 1, 32) for shape in ((300, 8), (300,))
+    )  # 32 times the same
     scores = score_ensemble(x, y, "periodic", rank_stride=1)
     row = summarise_ensemble(scores, 20, 0)
     assert float(rank_ratio(scores["ranks"].sum(0)).mean()) > 5  # 32 in the mean
     assert abs(row["rank_ratio"]["value"] - 1) < SIGMAS * 32 * math.sqrt(2 / 8 / 6)
     confident = summary(0.5 * x, y, rank_stride=1)["rank_ratio"]["value"]
     assert confident > 5 * 32 and summary(x[:1], y[:1])["rank_ratio"]["value"] is None
-    whole = 1 + rank_ratio(scores["ranks"].sum(0)).mean() - rank_ratio(scores["ranks"]).mean()   # without pairs of one case
+    whole = (
+        1 + rank_ratio(scores["ranks"].sum(0)).mean() - rank_ratio(scores["ranks"]).mean()
+    )  # without pairs of one case
     assert row["rank_ratio"]["value"] == pytest.approx(float(whole), rel=1e-4, abs=1e-4)
     assert row["rank_ratio"]["low"] < row["rank_ratio"]["value"] < row["rank_ratio"]["high"]
 
 
 def test_ties_are_broken_evenly_and_the_stride_thins_every_axis(generator):
-    counts = rank_histogram(torch.zeros(10, 4, 1, 1, 40, 50), torch.zeros(10, 1, 1, 40, 50), generator).sum((0, 1))
+    counts = rank_histogram(torch.zeros(10, 4, 1, 1, 40, 50), torch.zeros(10, 1, 1, 40, 50), generator).sum(
+        (0, 1)
+    )
     assert float(rank_ratio(counts)) < 1 + SIGMAS * math.sqrt(2 / 4) + 2
     thin = rank_histogram(torch.zeros(1, 4, 2, 3, 9, 8), torch.zeros(1, 2, 3, 9, 8), generator, 4)
     assert thin.sum((0, 2)).tolist() == [3 * 3 * 2] * 2
@@ -197,9 +218,15 @@ def test_binned_spread_follows_the_error_only_if_the_spread_knows(generator):
     x, y = scale * normal(generator, 200, 16, 1, 1, 64), scale * normal(generator, 200, 1, 1, 64)
     x, y = x + 10, y + 10
     bins = summary(x, y)["spread_skill_bins"]
-    assert len(bins["spread"]) == 10 and sum(bins["count"]) == 200 * 64 and bins["slope"] == pytest.approx(1, abs=0.1)
+    assert (
+        len(bins["spread"]) == 10
+        and sum(bins["count"]) == 200 * 64
+        and bins["slope"] == pytest.approx(1, abs=0.1)
+    )
     assert bins["rmse"][-1] > 5 * bins["rmse"][0]
-    assert abs(summary(x, y[..., torch.randperm(64, generator=generator)])["spread_skill_bins"]["slope"]) < 0.5
+    assert (
+        abs(summary(x, y[..., torch.randperm(64, generator=generator)])["spread_skill_bins"]["slope"]) < 0.5
+    )
     assert summary(x[:, :3], y)["spread_skill_bins"] == {"spread": [], "rmse": [], "count": [], "slope": None}
 
 
@@ -207,15 +234,19 @@ def test_spread_bins_join_into_equal_counts():
     sums = torch.zeros(3, probabilistic.NUM_FINE, dtype=torch.float64)
     sums[0, 40:60], sums[1, 40:60], sums[2, 40:60] = 5.0, torch.arange(20.0).double().square() * 5, 20.0
     row = spread_skill_bins(sums)
-    assert row["count"] == [10] * 10 and row["rmse"] == [2.0] * 10 and row["slope"] == pytest.approx(0, abs=1e-12)
+    assert (
+        row["count"] == [10] * 10
+        and row["rmse"] == [2.0] * 10
+        and row["slope"] == pytest.approx(0, abs=1e-12)
+    )
     assert row["spread"][0] == pytest.approx(math.sqrt(0.5), rel=1e-5)
     line = sums.clone()
-    line[2] = 4 * line[1]                                # rmse twice the spread, in every bin
+    line[2] = 4 * line[1]  # rmse twice the spread, in every bin
     slopes = spread_slope(torch.stack([sums, line, 7 * line, torch.zeros_like(line)]))
     assert slopes[:3].tolist() == pytest.approx([0, 2, 2], abs=1e-9) and slopes[3].isnan()
 
 
-# ------------------------------------------------------------------------------------------------------ structure, pairing
+# ----------------------------------------------------------------------------------------- structure, pairing
 
 
 def test_energy_score_by_hand():
@@ -223,7 +254,9 @@ def test_energy_score_by_hand():
     expected = ((5 + 1) / 2 - math.sqrt(9 + 9) / 2) / math.sqrt(2)
     assert float(energy_score(members, torch.zeros(1, 2))) == pytest.approx(expected)
     assert float(energy_score(members[:, :1], torch.zeros(1, 2))) == pytest.approx(5 / math.sqrt(2))
-    points = energy_score(members.flatten(0, 1).T[:, :, None], torch.zeros(2, 1))          # of single numbers: the CRPS
+    points = energy_score(
+        members.flatten(0, 1).T[:, :, None], torch.zeros(2, 1)
+    )  # of single numbers: the CRPS
     assert float(points.mean()) == pytest.approx(float(fair_crps(members, torch.zeros(1, 2))))
 
 
@@ -231,12 +264,15 @@ def test_scores_have_a_gradient_where_draws_coincide():
     members, truth = torch.zeros(2, 3, 4, requires_grad=True), torch.zeros(2, 4)
     (fair_crps(members, truth, 0.95) + energy_score(members, truth, 1e-12)).sum().backward()
     assert members.grad.isfinite().all()
-    assert float(energy_score(members.detach(), truth).abs().max()) == 0.0      # judged, equal draws are at no distance
+    assert (
+        float(energy_score(members.detach(), truth).abs().max()) == 0.0
+    )  # judged, equal draws are at no distance
 
 
 def test_energy_score_sees_structure_that_crps_cannot(generator):
     def coherent(count):
         return normal(generator, 2000, count, 1).expand(2000, count, 8)
+
     x, y = coherent(8), coherent(1)[:, 0]
     shuffled = torch.stack([x[:, torch.randperm(8, generator=generator), i] for i in range(8)], 2)
     assert torch.allclose(fair_crps(shuffled, y), fair_crps(x, y))
@@ -254,10 +290,13 @@ def test_energy_distance_of_point_masses_is_exact():
 def test_energy_distance_of_two_gaussians(mean, std, generator):
     def distance(centre, variance):  # E|N(centre, variance)|, the folded normal
         root = math.sqrt(variance)
-        density = math.sqrt(2 / math.pi) * math.exp(-centre**2 / (2 * variance))
+        density = math.sqrt(2 / math.pi) * math.exp(-(centre**2) / (2 * variance))
         return root * density + centre * math.erf(centre / root / math.sqrt(2))
+
     expected = 2 * distance(mean, 1 + std**2) - distance(0, 2) - distance(0, 2 * std**2)
-    values = [energy_distance(normal(generator, 8, 1), mean + std * normal(generator, 6, 1)) for _ in range(1500)]
+    values = [
+        energy_distance(normal(generator, 8, 1), mean + std * normal(generator, 6, 1)) for _ in range(1500)
+    ]
     assert close_to_mean(torch.tensor(values, dtype=torch.float64), expected)
     assert (expected == 0) == ((mean, std) == (0.0, 1.0))
 
@@ -266,20 +305,29 @@ def test_energy_distance_of_what_is_not_finite_is_infinite():
     assert energy_distance(torch.zeros(4, 3), torch.full((3, 3), torch.nan)) == math.inf
 
 
-@pytest.mark.parametrize("boundary, space", [("periodic", (64,)), ("no_flux", (33,)), ("periodic", (16, 20)),
-                                             ("outflow", (8, 8, 6))])
+@pytest.mark.parametrize(
+    "boundary, space",
+    [("periodic", (64,)), ("no_flux", (33,)), ("periodic", (16, 20)), ("outflow", (8, 8, 6))],
+)
 def test_spectrum_error_counts_decades_of_energy(boundary, space, generator):
     u_ref, reference = normal(generator, 2, 3, 2, *space), normal(generator, 2, 3, 2, *space)
     members = (10 * u_ref)[:, None].expand(2, 4, 3, 2, *space)
-    assert torch.allclose(spectrum_error(members, u_ref, boundary), torch.full((2, 3, 2), 2.0, dtype=torch.float64))
+    assert torch.allclose(
+        spectrum_error(members, u_ref, boundary), torch.full((2, 3, 2), 2.0, dtype=torch.float64)
+    )
     assert float(spectrum_error(u_ref[:, None], u_ref, boundary).abs().max()) == 0.0
     sampled = (reference + 0.1 * (u_ref - reference))[:, None]
-    assert torch.allclose(spectrum_error(sampled, u_ref, boundary, reference), torch.full((2, 3, 2), 2.0, dtype=torch.float64))
+    assert torch.allclose(
+        spectrum_error(sampled, u_ref, boundary, reference), torch.full((2, 3, 2), 2.0, dtype=torch.float64)
+    )
 
 
 def test_spectrum_error_is_of_members_and_not_of_their_mean(generator):
     x, y = normal(generator, 40, 8, 1, 1, 256), normal(generator, 40, 1, 1, 256)
-    of_members, of_mean = spectrum_error(x, y, "periodic").mean(), spectrum_error(x.mean(1, keepdim=True), y, "periodic").mean()
+    of_members, of_mean = (
+        spectrum_error(x, y, "periodic").mean(),
+        spectrum_error(x.mean(1, keepdim=True), y, "periodic").mean(),
+    )
     assert of_mean > math.log10(8) - 0.1 and of_members < 0.5 * of_mean
 
 
@@ -298,18 +346,30 @@ def test_pairing_is_zero_for_equal_two_for_independent_and_one_for_the_mean(gene
     teacher = normal(generator, 400, 8, 50) + 5 * normal(generator, 400, 1, 50)
     mean = teacher.mean(1, keepdim=True)
     equal = pairing(teacher.clone(), teacher)
-    assert {name: row["value"] for name, row in equal.items()} == {"error": 0.0, "correlation": pytest.approx(1.0),
-                                                                   "variance_ratio": 1.0}
-    assert value(mean.expand_as(teacher), teacher, "error") == pytest.approx(7 / 8)  # unbiased variance: (M - 1) / M
+    assert {name: row["value"] for name, row in equal.items()} == {
+        "error": 0.0,
+        "correlation": pytest.approx(1.0),
+        "variance_ratio": 1.0,
+    }
+    assert value(mean.expand_as(teacher), teacher, "error") == pytest.approx(
+        7 / 8
+    )  # unbiased variance: (M - 1) / M
     x, y = normal(generator, 400, 8, 50), normal(generator, 400, 8, 50)
     error = SIGMAS * math.sqrt(2 / 160_000)
-    assert value(y, x, "error") == pytest.approx(2, abs=4 * error) and abs(value(2 * y, x, "correlation")) < error
+    assert (
+        value(y, x, "error") == pytest.approx(2, abs=4 * error)
+        and abs(value(2 * y, x, "correlation")) < error
+    )
     assert value(2 * y, x, "variance_ratio") == pytest.approx(4, abs=4 * 2 * error)
     assert value(teacher + 1, teacher, "correlation") == pytest.approx(1.0)
     assert value(teacher + 1, teacher, "error") == pytest.approx(1.0, abs=2 * error)
     row = pairing(2 * y, x, 200, 0, torch.arange(400) // 2)["variance_ratio"]
-    half = (row["high"] - row["low"]) / 2   # 1.96 errors: one seed in twenty has 4 outside the interval
-    assert row["low"] < row["value"] < row["high"] and abs(row["value"] - 4) < SIGMAS / 1.96 * half and half < 0.1
+    half = (row["high"] - row["low"]) / 2  # 1.96 errors: one seed in twenty has 4 outside the interval
+    assert (
+        row["low"] < row["value"] < row["high"]
+        and abs(row["value"] - 4) < SIGMAS / 1.96 * half
+        and half < 0.1
+    )
     assert pairing(torch.full_like(x, math.nan), x)["error"] == {"value": None, "low": None, "high": None}
 
 
@@ -318,18 +378,20 @@ def test_the_mean_over_pairs_leaves_out_a_group_with_itself():
     away = [matrix[i, j] for i in range(4) for j in range(4) if i // 2 != j // 2]
     value, low, high = intervals.bootstrap_pairs(matrix, 200, 0, torch.tensor([5, 5, 9, 9]))
     assert float(value) == pytest.approx(sum(away).item() / 8) and low <= value <= high
-    assert math.isnan(intervals.bootstrap_pairs(matrix, 20, 0, torch.zeros(4))[0])   # one group has no pair
+    assert math.isnan(intervals.bootstrap_pairs(matrix, 20, 0, torch.zeros(4))[0])  # one group has no pair
 
 
 def test_energy_distance_of_pairs_sees_fakes_and_its_floor_holds_what_chance_leaves(generator):
     below, size = 0, 60
     for seed in range(size):
-        known = 0.3 * normal(generator, 60, 1, 4)                 # member and truth share their condition
+        known = 0.3 * normal(generator, 60, 1, 4)  # member and truth share their condition
         x, y = known + normal(generator, 60, 3, 4), known[:, 0] + normal(generator, 60, 4)
         value = float(intervals.bootstrap_pairs(intervals.distance_matrix(x[:, :1], y), 2, 0)[0])
         below += value <= intervals.exchange_floor(x[:, 0], y, seed)
     assert abs(below / size - 0.95) < SIGMAS * math.sqrt(0.95 * 0.05 / size)
-    far = intervals.bootstrap_pairs(intervals.distance_matrix(known.expand(-1, 3, -1), y), 200, 0)   # the mean for samples
+    far = intervals.bootstrap_pairs(
+        intervals.distance_matrix(known.expand(-1, 3, -1), y), 200, 0
+    )  # the mean for samples
     assert far[1] > intervals.exchange_floor(x[:, 0], y, 0) and far[1] < far[0] < far[2]
     broken = intervals.distance_matrix(torch.full_like(x, math.nan), y)
     assert all(math.isnan(part) for part in intervals.bootstrap_pairs(broken, 10, 0))
@@ -337,13 +399,19 @@ def test_energy_distance_of_pairs_sees_fakes_and_its_floor_holds_what_chance_lea
 
 def test_the_distance_of_pairs_is_the_energy_distance_without_pairs_within_a_case(generator):
     x, y = normal(generator, 7, 2, 3), normal(generator, 7, 3)
-    expected = [2 * (x[i, m] - y[j]).norm() - (x[i, m] - x[j, k]).norm() - (y[i] - y[j]).norm()
-                for i in range(7) for j in range(7) if i != j for m in range(2) for k in range(2)]
+    expected = [
+        2 * (x[i, m] - y[j]).norm() - (x[i, m] - x[j, k]).norm() - (y[i] - y[j]).norm()
+        for i in range(7)
+        for j in range(7)
+        if i != j
+        for m in range(2)
+        for k in range(2)
+    ]
     value = float(intervals.bootstrap_pairs(intervals.distance_matrix(x, y), 2, 0)[0])
     assert value == pytest.approx(float(torch.stack(expected).mean()), rel=1e-9)
 
 
-# ---------------------------------------------------------------------------------------------------------- whole ensembles
+# -------------------------------------------------------------------------------------------- whole ensembles
 
 
 @pytest.mark.parametrize("members", [1, 6])
@@ -351,26 +419,36 @@ def test_scores_over_draws_of_the_law_are_the_means_of_scores_of_each(generator,
     """And what looks at whole fields or ranks stays with the one truth."""
     x, u_ref = ensemble(generator, n=3, space=(6, 8), members=members)
     draws = torch.randn(3, 5, *u_ref.shape[1:], generator=generator)
-    torch.testing.assert_close(expected_crps(x.double(), draws.double()),
-                               torch.stack([fair_crps(x.double(), y.double()) for y in draws.unbind(1)]).mean(0))
+    torch.testing.assert_close(
+        expected_crps(x.double(), draws.double()),
+        torch.stack([fair_crps(x.double(), y.double()) for y in draws.unbind(1)]).mean(0),
+    )
     found, one = score_ensemble(x, u_ref, "periodic", draws=draws), score_ensemble(x, u_ref, "periodic")
     each = [score_ensemble(x, y, "periodic") for y in draws.unbind(1)]
     for name, value in found.items():
         by_law = name in ("crps", "squared_error")
-        torch.testing.assert_close(value, torch.stack([scores[name] for scores in each]).mean(0) if by_law else one[name],
-                                   equal_nan=True)
+        torch.testing.assert_close(
+            value,
+            torch.stack([scores[name] for scores in each]).mean(0) if by_law else one[name],
+            equal_nan=True,
+        )
     assert not torch.allclose(found["crps"], one["crps"])
     broken = torch.where(torch.arange(members)[:, None, None, None, None] == 0, math.nan, x)
     assert score_ensemble(broken, u_ref, "periodic", draws=draws)["crps"].isinf().all()
 
 
-@pytest.mark.parametrize("boundary, space", [("periodic", (20,)), ("no_flux", (12, 8)), ("periodic", (6, 4, 8))])
+@pytest.mark.parametrize(
+    "boundary, space", [("periodic", (20,)), ("no_flux", (12, 8)), ("periodic", (6, 4, 8))]
+)
 def test_merged_batches_equal_one_scoring(boundary, space, generator, monkeypatch):
     members, u_ref = ensemble(generator, n=5, space=space)
     members[:, 1], members[1, 0, 0] = u_ref, u_ref[1, 0]  # ties
     reference = members.mean(1)
     whole = score_ensemble(members, u_ref, boundary, reference)
-    parts = [score_ensemble(members[i:j], u_ref[i:j], boundary, reference[i:j]) for i, j in ((0, 1), (1, 4), (4, 5))]
+    parts = [
+        score_ensemble(members[i:j], u_ref[i:j], boundary, reference[i:j])
+        for i, j in ((0, 1), (1, 4), (4, 5))
+    ]
     monkeypatch.setattr(probabilistic, "CHUNK", 6 * 2 * 2 * math.prod(space) + 1)  # two frames at a time
     for other in (merge(parts), score_ensemble(members, u_ref, boundary, reference)):
         assert set(other) == set(whole) and all(value.dtype == torch.float64 for value in other.values())
@@ -388,10 +466,19 @@ def test_one_member_is_a_deterministic_forecast(generator):
     row = summary(u_pred[:, None], u_ref, reference=u_pred)
     plain = metrics.summarise_errors(metrics.score(u_pred, u_ref, "periodic"), 50, 0)
     assert row["crps"]["value"] == pytest.approx(float((u_pred - u_ref).abs().mean()), rel=1e-5)
-    assert row["nrmse_mean"] == row["nrmse_member"] == plain["nrmse"] and row["nrmse_mean_by_lead"] == plain["error_growth"]
-    assert row["ssr"]["value"] == 0 and row["num_members"] == 1 and sum(row["rank_histogram"]) == u_ref.numel()
-    assert all(row[name]["value"] is None for name in ("coverage_50", "coverage_90", "rank_ratio", "outlier_share"))
-    assert row["energy_score"]["value"] == pytest.approx(float((u_pred - u_ref).square().mean((2, 3)).sqrt().mean()), rel=1e-5)
+    assert (
+        row["nrmse_mean"] == row["nrmse_member"] == plain["nrmse"]
+        and row["nrmse_mean_by_lead"] == plain["error_growth"]
+    )
+    assert (
+        row["ssr"]["value"] == 0 and row["num_members"] == 1 and sum(row["rank_histogram"]) == u_ref.numel()
+    )
+    assert all(
+        row[name]["value"] is None for name in ("coverage_50", "coverage_90", "rank_ratio", "outlier_share")
+    )
+    assert row["energy_score"]["value"] == pytest.approx(
+        float((u_pred - u_ref).square().mean((2, 3)).sqrt().mean()), rel=1e-5
+    )
     assert row["residual_spectrum_error"]["value"] > 5  # no residual at all
 
 
@@ -399,8 +486,19 @@ def test_a_row_holds_every_number_with_its_interval(generator):
     members, u_ref = ensemble(generator, n=30, members=16)
     scores = score_ensemble(members, u_ref, "periodic", members.mean(1))
     row = summarise_ensemble(scores, 100, 3, torch.arange(30) // 2)
-    names = ("crps", "ssr", "nrmse_mean", "nrmse_member", "energy_score", "coverage_50", "coverage_90", "outlier_share",
-             "spectrum_error", "residual_spectrum_error", "spread_slope")
+    names = (
+        "crps",
+        "ssr",
+        "nrmse_mean",
+        "nrmse_member",
+        "energy_score",
+        "coverage_50",
+        "coverage_90",
+        "outlier_share",
+        "spectrum_error",
+        "residual_spectrum_error",
+        "spread_slope",
+    )
     for name in names:
         assert row[name]["low"] < row[name]["value"] < row[name]["high"], name
     assert row["rank_ratio"]["value"] > 0
@@ -422,8 +520,19 @@ def test_a_member_that_is_not_finite_becomes_null_and_is_never_dropped(bad, gene
     assert scores["crps"][2, 1].tolist() == [math.inf] * 2 and scores["nonfinite"].sum() == 1
     assert scores["crps"].isfinite().sum() == scores["crps"].numel() - 2
     row = summarise_ensemble(scores, 50, 0)
-    for name in ("crps", "ssr", "nrmse_mean", "nrmse_member", "energy_score", "coverage_50", "coverage_90", "rank_ratio",
-                 "outlier_share", "spectrum_error", "residual_spectrum_error"):
+    for name in (
+        "crps",
+        "ssr",
+        "nrmse_mean",
+        "nrmse_member",
+        "energy_score",
+        "coverage_50",
+        "coverage_90",
+        "rank_ratio",
+        "outlier_share",
+        "spectrum_error",
+        "residual_spectrum_error",
+    ):
         assert row[name] == {"value": None, "low": None, "high": None}, name
     for name in ("crps", "ssr", "spread", "rmse", "nrmse_mean"):
         values = row[f"{name}_by_lead"]
@@ -450,7 +559,9 @@ def test_compare_is_a_paired_ratio(generator):
     for name in ("crps", "energy_score", "nrmse_mean"):
         assert out[name] == {key: pytest.approx(0.5, rel=1e-4) for key in ("value", "low", "high")}, name
     assert out["nrmse_mean_by_lead"]["value"] == pytest.approx([0.5] * 3, rel=1e-4)
-    assert out["ssr_less"] == {key: pytest.approx(0.0, abs=1e-4) for key in ("value", "low", "high")}   # spread and error halved
+    assert out["ssr_less"] == {
+        key: pytest.approx(0.0, abs=1e-4) for key in ("value", "low", "high")
+    }  # spread and error halved
     assert "residual_spectrum_error" not in out and out["spectrum_error"]["value"] > 0
     single = compare_ensembles(ours, score_ensemble(members[:, :1], u_ref, "periodic"), 50, 0)
     assert 0 < single["crps"]["low"] < single["crps"]["value"] < single["crps"]["high"] < 1
@@ -460,22 +571,59 @@ def scored(n=2, members=3):
     return score_ensemble(torch.rand(n, members, 4, 1, 8), torch.rand(n, 4, 1, 8), "periodic")
 
 
-@pytest.mark.parametrize("call, text", [
-    (lambda: fair_crps(torch.zeros(3, 4, 5), torch.zeros(3, 6)), r"members \(3, 4, 5\) and truth \(3, 6\).*in fair_crps"),
-    (lambda: fair_crps(torch.zeros(3, 0, 5), torch.zeros(3, 5)), "M >= 1"),
-    (lambda: energy_score(torch.zeros(3, 4, 6), torch.zeros(3, 7)), "in energy_score. Put the member axis second"),
-    (lambda: energy_distance(torch.zeros(3, 4), torch.zeros(1, 4)), r"expected \(a, d\) and \(b, d\) with a, b >= 2"),
-    (lambda: pairing(torch.zeros(3, 1, 4), torch.zeros(3, 1, 4)), "M >= 2 in pairing"),
-    (lambda: score_ensemble(torch.zeros(2, 3, 4, 8), torch.zeros(2, 4, 8), "periodic"), "1 to 3 space axes"),
-    (lambda: score_ensemble(torch.zeros(2, 4, 1, 8), torch.zeros(2, 3, 4, 1, 8), "periodic"), "Put the member axis second"),
-    (lambda: score_ensemble(torch.zeros(2, 3, 4, 1, 8), torch.zeros(2, 4, 1, 8), "periodic", torch.zeros(2, 4, 1, 9)),
-     "expected two equal"),
-    (lambda: score_ensemble(torch.zeros(2, 3, 4, 1, 8), torch.zeros(2, 4, 1, 8), "periodic", draws=torch.zeros(2, 4, 1, 8)),
-     "in score_ensemble, draws,"),
-    (lambda: score_ensemble(torch.zeros(1, 3, 1, 1, 8), torch.full((1, 1, 1, 8), math.nan), "periodic"), "truth .* holds NaN"),
-    (lambda: score_ensemble(torch.zeros(1, 3, 1, 1, 1), torch.ones(1, 1, 1, 1), "periodic"), "at least 2 per axis in a spectrum"),
-    (lambda: compare_ensembles(scored(), scored(n=3), 5, 0), "expected the same cases in compare_ensembles"),
-])
+@pytest.mark.parametrize(
+    "call, text",
+    [
+        (
+            lambda: fair_crps(torch.zeros(3, 4, 5), torch.zeros(3, 6)),
+            r"members \(3, 4, 5\) and truth \(3, 6\).*in fair_crps",
+        ),
+        (lambda: fair_crps(torch.zeros(3, 0, 5), torch.zeros(3, 5)), "M >= 1"),
+        (
+            lambda: energy_score(torch.zeros(3, 4, 6), torch.zeros(3, 7)),
+            "in energy_score. Put the member axis second",
+        ),
+        (
+            lambda: energy_distance(torch.zeros(3, 4), torch.zeros(1, 4)),
+            r"expected \(a, d\) and \(b, d\) with a, b >= 2",
+        ),
+        (lambda: pairing(torch.zeros(3, 1, 4), torch.zeros(3, 1, 4)), "M >= 2 in pairing"),
+        (
+            lambda: score_ensemble(torch.zeros(2, 3, 4, 8), torch.zeros(2, 4, 8), "periodic"),
+            "1 to 3 space axes",
+        ),
+        (
+            lambda: score_ensemble(torch.zeros(2, 4, 1, 8), torch.zeros(2, 3, 4, 1, 8), "periodic"),
+            "Put the member axis second",
+        ),
+        (
+            lambda: score_ensemble(
+                torch.zeros(2, 3, 4, 1, 8), torch.zeros(2, 4, 1, 8), "periodic", torch.zeros(2, 4, 1, 9)
+            ),
+            "expected two equal",
+        ),
+        (
+            lambda: score_ensemble(
+                torch.zeros(2, 3, 4, 1, 8), torch.zeros(2, 4, 1, 8), "periodic", draws=torch.zeros(2, 4, 1, 8)
+            ),
+            "in score_ensemble, draws,",
+        ),
+        (
+            lambda: score_ensemble(
+                torch.zeros(1, 3, 1, 1, 8), torch.full((1, 1, 1, 8), math.nan), "periodic"
+            ),
+            "truth .* holds NaN",
+        ),
+        (
+            lambda: score_ensemble(torch.zeros(1, 3, 1, 1, 1), torch.ones(1, 1, 1, 1), "periodic"),
+            "at least 2 per axis in a spectrum",
+        ),
+        (
+            lambda: compare_ensembles(scored(), scored(n=3), 5, 0),
+            "expected the same cases in compare_ensembles",
+        ),
+    ],
+)
 def test_errors_say_what_is_wrong(call, text):
     with pytest.raises(ValueError, match=text):
         call()

@@ -16,7 +16,12 @@ from test_choose import make_caches
 from bench import profiling
 from ups.config import ROOT
 
-RUN = ["data.tasks=[burgers1d]", "operator.model.width=16", "operator.model.depth=1", "operator.train.precision='no'"]
+RUN = [
+    "data.tasks=[burgers1d]",
+    "operator.model.width=16",
+    "operator.model.depth=1",
+    "operator.train.precision='no'",
+]
 
 
 def _profile(log: str, arguments: list[str]) -> None:
@@ -33,9 +38,21 @@ def test_the_parts_of_a_step_add_up_and_the_trace_names_them(tmp_path):
     make_caches(tmp_path, *RUN)
     os.environ["PYTHONPATH"] = ":".join(map(str, (ROOT / "tests", ROOT / "tests" / "faults", ROOT)))
     log = tmp_path / "log"
-    arguments = ["operator", "--config", str(ROOT / "configs" / "smoke.yaml"), f"data.root={tmp_path}/data",
-                 f"cache.root={tmp_path}/cache", f"run.root={tmp_path}/runs", "task.burgers1d.parameters=[0.05,0.1]",
-                 "task.burgers1d.num_trajectories=20", *RUN, "--steps", "3", "--warm-up", "1"]
+    arguments = [
+        "operator",
+        "--config",
+        str(ROOT / "configs" / "smoke.yaml"),
+        f"data.root={tmp_path}/data",
+        f"cache.root={tmp_path}/cache",
+        f"run.root={tmp_path}/runs",
+        "task.burgers1d.parameters=[0.05,0.1]",
+        "task.burgers1d.num_trajectories=20",
+        *RUN,
+        "--steps",
+        "3",
+        "--warm-up",
+        "1",
+    ]
     process = loop_stage._context.Process(target=_profile, args=(str(log), arguments))
     began = time.monotonic()
     process.start()
@@ -43,14 +60,24 @@ def test_the_parts_of_a_step_add_up_and_the_trace_names_them(tmp_path):
     assert process.exitcode == 0 and time.monotonic() - began < 60, log.read_text()
     folder = tmp_path / "runs" / "smoke" / "profile-operator"
     text = (folder / "profile.txt").read_text()
-    step = float(re.match(r"operator: ([\d.]+) ms a step \(processor time, mean of 3 from step 1 on", text)[1])
-    parts = {name.strip(): float(ms) for name, ms in re.findall(r"^  ([a-z ]+?) +(-?[\d.]+) ms +-?[\d.]+%$", text, re.M)}
-    assert {*parts} == {*profiling.PARTS, "between updates"} and sum(parts.values()) == pytest.approx(step, rel=0.02, abs=0.1)
+    step = float(
+        re.match(r"operator: ([\d.]+) ms a step \(processor time, mean of 3 from step 1 on", text)[1]
+    )
+    parts = {
+        name.strip(): float(ms)
+        for name, ms in re.findall(r"^  ([a-z ]+?) +(-?[\d.]+) ms +-?[\d.]+%$", text, re.M)
+    }
+    assert {*parts} == {*profiling.PARTS, "between updates"} and sum(parts.values()) == pytest.approx(
+        step, rel=0.02, abs=0.1
+    )
     assert all(parts[name] > 0 for name in ("forward pass", "backward pass", "optimizer and average"))
     assert re.search(r"[\d.]+ GFLOP a step: .* of .* measured here", text) and "aten::" in text
     names = {event.get("name") for event in json.loads((folder / "trace.json").read_text())["traceEvents"]}
     assert {"forward pass", "backward pass", "optimizer and average"} <= names
-    assert {path.name for path in (tmp_path / "runs").rglob("*") if path.is_file()} == {"trace.json", "profile.txt"}
+    assert {path.name for path in (tmp_path / "runs").rglob("*") if path.is_file()} == {
+        "trace.json",
+        "profile.txt",
+    }
 
 
 def test_flops_and_bytes_of_a_product_are_counted():
@@ -58,12 +85,14 @@ def test_flops_and_bytes_of_a_product_are_counted():
     with profiling.FlopCounterMode(display=False) as counter, profiling.Moved() as moved:
         one @ two.view(16, 4)
     assert counter.get_total_flops() == 2 * 8 * 16 * 4
-    assert moved.num_bytes == 4 * (8 * 16 + 16 * 4 + 8 * 4)   # a view moves nothing
+    assert moved.num_bytes == 4 * (8 * 16 + 16 * 4 + 8 * 4)  # a view moves nothing
 
 
 def test_a_missing_parent_names_the_make_target(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["profiling", "diffusion", f"run.root={tmp_path}"])
-    with pytest.raises(FileNotFoundError, match="stage operator of run small is not finished; expected it in .*Run: make op"):
+    with pytest.raises(
+        FileNotFoundError, match="stage operator of run small is not finished; expected it in .*Run: make op"
+    ):
         profiling.main()
 
 

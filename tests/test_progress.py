@@ -1,4 +1,5 @@
-"""The bar (ups/common/progress.py): where a stage stands, a loss that can be read, and what is being done before the first step."""
+"""The bar (ups/common/progress.py): where a stage stands, a loss that can be read, and what is being done
+before the first step."""
 
 import io
 import sys
@@ -25,7 +26,10 @@ def open_terminal(monkeypatch):
 
 
 def test_a_stage_knows_its_place_among_those_that_the_report_needs():
-    assert position("operator", ["operator"]) == "operator (3 of 4)" and position("rival", ["operator"]) == "rival"
+    assert (
+        position("operator", ["operator"]) == "operator (3 of 4)"
+        and position("rival", ["operator"]) == "rival"
+    )
 
 
 def test_the_loss_shown_is_a_mean_over_tasks_not_that_of_the_last_one(monkeypatch):
@@ -47,8 +51,12 @@ def test_a_note_is_shown_on_the_main_process_alone_with_what_others_did(monkeypa
     done = [1]
     with Bar("bases", 6, True, lambda: done[0], unit="tasks") as bar:
         note("burgers1d: transport")
-        assert bar.n == 1 and "1/6 tasks" in terminal.getvalue() and "burgers1d: transport" in terminal.getvalue()
-        done[0] = 6                      # of which another process fitted five
+        assert (
+            bar.n == 1
+            and "1/6 tasks" in terminal.getvalue()
+            and "burgers1d: transport" in terminal.getvalue()
+        )
+        done[0] = 6  # of which another process fitted five
     assert "6/6 tasks" in terminal.getvalue() and progress._shown is None
 
 
@@ -64,6 +72,7 @@ def test_every_base_of_a_task_is_announced(monkeypatch, tmp_path):
     from test_choose import make_caches
 
     from ups.data.cache import open_cache
+
     config = make_caches(tmp_path, "data.tasks=[burgers1d]", "operator.base_steps=4")
     told = []
     for module in (base_selection, base):

@@ -1,4 +1,5 @@
-"""The project keeps its word: configurations, scripts, Makefile and README agree, house style holds, the chain runs."""
+"""The project keeps its word: configurations, scripts, Makefile and README agree, house style holds, the
+chain runs."""
 
 import ast
 import dataclasses
@@ -29,20 +30,38 @@ CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TARGETS = set(re.search(r"^\.PHONY: ((?:.*\\\n)*.*)", MAKEFILE, re.M)[1].replace("\\\n", " ").split())
-SCRIPT_LINES, MODULE_LINES, WIDTH = 160, 400, 110
-STAGES = [name for name in SCRIPTS if name != "predict.py"]   # what takes a configuration
+SCRIPT_LINES, MODULE_LINES, WIDTH = 220, 570, 110
+STAGES = [name for name in SCRIPTS if name != "predict.py"]  # what takes a configuration
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
 
 def make(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess:
     """make as a user would call it, not as a child of the `make test` that may run this."""
-    inherited = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CONFIG", "RUN", "RUNS", "ARGS", "TOPOLOGY", "STAGE", "TASK"}
+    inherited = {
+        "MAKEFLAGS",
+        "MFLAGS",
+        "MAKELEVEL",
+        "CONFIG",
+        "RUN",
+        "RUNS",
+        "ARGS",
+        "TOPOLOGY",
+        "STAGE",
+        "TASK",
+    }
     environment = {key: value for key, value in os.environ.items() if key not in inherited}
-    return subprocess.run(["make", f"PYTHON={sys.executable}", *arguments], cwd=ROOT, env=environment, capture_output=True,
-                          text=True, timeout=timeout, stdin=subprocess.DEVNULL)
+    return subprocess.run(
+        ["make", f"PYTHON={sys.executable}", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        stdin=subprocess.DEVNULL,
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------- configuration
+# ---------------------------------------------------------------------------------------------- configuration
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -51,7 +70,7 @@ def test_every_configuration_loads_and_its_resolved_form_is_the_same_configurati
     (tmp_path / "saved.yaml").write_text(yaml.safe_dump(to_dict(config), sort_keys=False), encoding="utf-8")
     assert load_config(tmp_path / "saved.yaml") == config
     assert config.run.name == path.stem  # what make takes for the name of the run
-    assert config.run.root == "runs"     # where make looks for it
+    assert config.run.root == "runs"  # where make looks for it
 
 
 def test_overlays_repeat_nothing_that_default_yaml_says():
@@ -63,8 +82,12 @@ def test_overlays_repeat_nothing_that_default_yaml_says():
                 yield f"{key}{name}"
 
     default = {"include": None, **read_yaml(ROOT / "configs" / "default.yaml")}
-    default["task"] = {name: {**task.settings, **default["task"].get(name, {})} for name, task in TASKS.items()}
-    found = {path.name: list(repeated(read_yaml(path), default)) for path in CONFIGS if path.stem != "default"}
+    default["task"] = {
+        name: {**task.settings, **default["task"].get(name, {})} for name, task in TASKS.items()
+    }
+    found = {
+        path.name: list(repeated(read_yaml(path), default)) for path in CONFIGS if path.stem != "default"
+    }
     assert not any(found.values()), found
 
 
@@ -80,24 +103,40 @@ def keys_of(cls: type, where: str = "") -> typing.Iterator[tuple[str, str]]:
 
 
 def test_every_key_of_the_configuration_is_read_somewhere():
-    """As SECTION.key or, where the section was given a shorter name or is an argument, as one of the names below."""
+    """As SECTION.key or, where the section was given a shorter name or is an argument, as one of the names
+    below."""
     short = {"self", "settings", "section", "wanted", "evaluate_config", "limits"}
     read = set()
     for name, text in TEXTS.items():
         tree = ast.parse(text)
-        if name == "ups/config/schema.py":   # what the sections say of themselves is no use of them; the whole's answers are
-            tree = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Config")
+        if (
+            name == "ups/config/schema.py"
+        ):  # what the sections say of themselves is no use of them; the whole's answers are
+            tree = next(
+                node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Config"
+            )
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute):
                 value = node.value.value if isinstance(node.value, ast.Subscript) else node.value
-                owner = value.attr if isinstance(value, ast.Attribute) else value.id if isinstance(value, ast.Name) else ""
+                owner = (
+                    value.attr
+                    if isinstance(value, ast.Attribute)
+                    else value.id
+                    if isinstance(value, ast.Name)
+                    else ""
+                )
                 read |= {(owner, node.attr)}
-    unread = [f"{section}.{key}" for section, key in keys_of(Config)
-              if not any((owner, key) in read for owner in {section, *short})]
+    unread = [
+        f"{section}.{key}"
+        for section, key in keys_of(Config)
+        if not any((owner, key) in read for owner in {section, *short})
+    ]
     assert not unread
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "accelerate_configs").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "accelerate_configs").glob("*.yaml")), ids=lambda path: path.stem
+)
 def test_topology_files_hold_topology_only(path):
     settings = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert settings["num_processes"] >= 1
@@ -106,12 +145,14 @@ def test_topology_files_hold_topology_only(path):
         assert settings["main_process_port"] == 0  # a free one
 
 
-# ------------------------------------------------------------------------------------------------------------------ style
+# ------------------------------------------------------------------------------------------------------ style
 
 
 def test_scripts_and_modules_keep_to_their_budgets():
     lines = {name: text.count("\n") for name, text in TEXTS.items()}
-    assert not {name: num for name, num in lines.items() if num > (MODULE_LINES if "/" in name else SCRIPT_LINES)}
+    assert not {
+        name: num for name, num in lines.items() if num > (MODULE_LINES if "/" in name else SCRIPT_LINES)
+    }
     wide = {name: max(map(len, text.splitlines()), default=0) for name, text in TEXTS.items()}
     assert not {name: width for name, width in wide.items() if width > WIDTH}
 
@@ -121,28 +162,51 @@ def test_only_the_loop_calls_backward():
     assert ".backward(" in TEXTS["ups/training/update.py"]
 
 
-@pytest.mark.parametrize("pattern", [
-    r"os\._exit\(0\)", r"share_memory_", r"\b29500\b", r"except\s*:", r"except (Base)?Exception:\s*\n\s*(pass|continue)\b",
-    r"\b(TODO|FIXME|XXX)\b", r"torch\.load\((?![^)]*weights_only=True)", r"\bpickle\.loads?\(", r"nan_to_num\([^)]*nan=0",
-])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"os\._exit\(0\)",
+        r"share_memory_",
+        r"\b29500\b",
+        r"except\s*:",
+        r"except (Base)?Exception:\s*\n\s*(pass|continue)\b",
+        r"\b(TODO|FIXME|XXX)\b",
+        r"torch\.load\((?![^)]*weights_only=True)",
+        r"\bpickle\.loads?\(",
+        r"nan_to_num\([^)]*nan=0",
+    ],
+)
 def test_no_product_file_holds(pattern):
-    found = [f"{name}:{text[:match.start()].count(chr(10)) + 1}: {match[0]!r}" for name, text in TEXTS.items()
-             for match in re.finditer(pattern, text)]
+    found = [
+        f"{name}:{text[: match.start()].count(chr(10)) + 1}: {match[0]!r}"
+        for name, text in TEXTS.items()
+        for match in re.finditer(pattern, text)
+    ]
     assert not found
 
 
 def test_the_product_imports_nothing_that_is_not_required():
-    pinned = re.findall(r"^([A-Za-z0-9_-]+)==\S+$", (ROOT / "requirements.txt").read_text(encoding="utf-8"), re.M)
+    pinned = re.findall(
+        r"^([A-Za-z0-9_-]+)==\S+$", (ROOT / "requirements.txt").read_text(encoding="utf-8"), re.M
+    )
     modules = {"PyYAML": "yaml"}
-    allowed = {modules.get(name, name) for name in pinned} | {"PIL", "ups"}   # PIL: matplotlib cannot be without it
+    allowed = {modules.get(name, name) for name in pinned} | {
+        "PIL",
+        "ups",
+    }  # PIL: matplotlib cannot be without it
 
     imported = set()
     for text in TEXTS.values():
         for node in ast.walk(ast.parse(text)):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else \
-                [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names = (
+                [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else []
+            )
             imported |= {name.split(".")[0] for name in names}
-    asked_for = {"xarray", "huggingface_hub"}   # only by who gives such a field or name
+    asked_for = {"xarray", "huggingface_hub"}  # only by who gives such a field or name
     assert imported - set(sys.stdlib_module_names) - allowed - asked_for == set()
     assert allowed - imported - {"PIL"} == set()
     assert not [name for name in imported if name in ("bench", "tests")]
@@ -151,12 +215,16 @@ def test_the_product_imports_nothing_that_is_not_required():
 def test_ruff_is_clean():
     if importlib.util.find_spec("ruff") is None:
         pytest.skip("ruff is not installed (requirements-dev.txt)")
-    result = subprocess.run([sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format", "concise", "."], cwd=ROOT,
-                            capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format", "concise", "."],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert result.returncode == 0, result.stdout
 
 
-# --------------------------------------------------------------------------------------------------------- Makefile, README
+# ------------------------------------------------------------------------------------------- Makefile, README
 
 
 @needs_make
@@ -168,7 +236,15 @@ def test_help_is_the_default_and_lists_every_target():
 @needs_make
 @pytest.mark.parametrize("target", sorted(TARGETS - {"help"}))
 def test_every_target_names_files_that_exist(target, tmp_path):
-    result = make("-n", target, "STAGE=operator", "TASK=burgers1d", "TO=elsewhere", "GRID=run.seed=1,2", f"RUNS={tmp_path}")
+    result = make(
+        "-n",
+        target,
+        "STAGE=operator",
+        "TASK=burgers1d",
+        "TO=elsewhere",
+        "GRID=run.seed=1,2",
+        f"RUNS={tmp_path}",
+    )
     assert result.returncode == 0, result.stderr
     assert not list(tmp_path.iterdir())
     commands = result.stdout.replace("\\\n", " ")
@@ -188,16 +264,26 @@ def test_topologies_say_how_many_processes_are_expected_and_share_out_the_cores(
 
 
 @needs_make
-@pytest.mark.parametrize(("arguments", "text"), [
-    ("train CONFIG=typo", "no configuration file 'typo'; expected one of: configs/default.yaml .*Name it: make train CONFIG="),
-    ("train CONFIG=", "no configuration file ''; expected one of: configs/default.yaml "),
-    ("train RUN=smoek", "no configuration file 'configs/smoek.yaml'; expected one of: "),
-    ("train CONF=configs/smoke.yaml", "unknown variable CONF; expected some of: CONFIG ARGS RUN "),
-    ("help run=1", "unknown variable run; expected some of: CONFIG ARGS RUN "),
-    ("operator TOPOLOGY=3gpu", "no accelerate_configs/3gpu.yaml; expected TOPOLOGY to be one of: .*cpu2"),
-    ("data RUN= CONFIG=configs/smoke.yaml", "RUN is ''; expected one word without / that does not begin with a dot"),
-    ("data RUN=/etc CONFIG=configs/smoke.yaml", "RUN is '/etc'; expected one word"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            "train CONFIG=typo",
+            "no configuration file 'typo'; expected one of: configs/default.yaml .*Name it: make train "
+            "CONFIG=",
+        ),
+        ("train CONFIG=", "no configuration file ''; expected one of: configs/default.yaml "),
+        ("train RUN=smoek", "no configuration file 'configs/smoek.yaml'; expected one of: "),
+        ("train CONF=configs/smoke.yaml", "unknown variable CONF; expected some of: CONFIG ARGS RUN "),
+        ("help run=1", "unknown variable run; expected some of: CONFIG ARGS RUN "),
+        ("operator TOPOLOGY=3gpu", "no accelerate_configs/3gpu.yaml; expected TOPOLOGY to be one of: .*cpu2"),
+        (
+            "data RUN= CONFIG=configs/smoke.yaml",
+            "RUN is ''; expected one word without / that does not begin with a dot",
+        ),
+        ("data RUN=/etc CONFIG=configs/smoke.yaml", "RUN is '/etc'; expected one word"),
+    ],
+)
 def test_make_refuses_in_one_line_what_it_does_not_understand_before_anything_runs(arguments, text):
     result = make(*arguments.split())
     assert result.returncode != 0 and result.stdout == ""
@@ -205,26 +291,45 @@ def test_make_refuses_in_one_line_what_it_does_not_understand_before_anything_ru
 
 
 @needs_make
-@pytest.mark.parametrize("arguments", [["STAGE=../.."], ["STAGE=../other"], ["STAGE=.."], ["STAGE=."], ["STAGE=a b"], ["STAGE="],
-                                       [], ["RUN=..", "STAGE=other"], ["RUN=.", "STAGE=small"], ["RUN=", "STAGE=small"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["STAGE=../.."],
+        ["STAGE=../other"],
+        ["STAGE=.."],
+        ["STAGE=."],
+        ["STAGE=a b"],
+        ["STAGE="],
+        [],
+        ["RUN=..", "STAGE=other"],
+        ["RUN=.", "STAGE=small"],
+        ["RUN=", "STAGE=small"],
+    ],
+)
 def test_make_removes_stages_of_a_run_and_nothing_else(tmp_path, arguments):
-    kept = tmp_path / "runs" / "small" / "operator" / ".lock"   # of a stage that has just begun
+    kept = tmp_path / "runs" / "small" / "operator" / ".lock"  # of a stage that has just begun
     kept.parent.mkdir(parents=True)
     kept.touch()
     (tmp_path / "other").mkdir()
     assert make("remove", f"RUNS={tmp_path / 'runs'}", *arguments).returncode != 0
     assert kept.is_file() and (tmp_path / "other").is_dir()
-    assert make("remove", f"RUNS={tmp_path / 'runs'}", "STAGE=operator").returncode == 0 and not kept.parent.exists()
+    assert (
+        make("remove", f"RUNS={tmp_path / 'runs'}", "STAGE=operator").returncode == 0
+        and not kept.parent.exists()
+    )
 
 
 @needs_make
 def test_an_interpreter_that_lacks_packages_is_refused_with_what_to_run(tmp_path):
     bare = tmp_path / "python"
-    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')   # no site-packages
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')  # no site-packages
     bare.chmod(0o755)
-    result = make("data", f"PYTHON={bare}")   # the last one given counts
+    result = make("data", f"PYTHON={bare}")  # the last one given counts
     assert result.returncode != 0 and "prepare_data.py" not in result.stdout
-    assert "it lacks torch, accelerate, " in result.stderr and "-m pip install -r requirements-dev.txt, or leave" in result.stderr
+    assert (
+        "it lacks torch, accelerate, " in result.stderr
+        and "-m pip install -r requirements-dev.txt, or leave" in result.stderr
+    )
     assert f"there is no PYTHON={tmp_path}/no; leave it out" in make("data", f"PYTHON={tmp_path}/no").stderr
     assert what_lacks() == ""
     bare = tmp_path / "requirements.txt"
@@ -236,8 +341,13 @@ def test_an_interpreter_that_lacks_packages_is_refused_with_what_to_run(tmp_path
 def test_a_run_named_after_a_configuration_uses_it(tmp_path):
     assert "--config configs/smoke.yaml run.name=smoke" in make("-n", "data", "RUN=smoke").stdout
     assert "--config configs/small.yaml run.name=small" in make("-n", "data").stdout
-    assert "--config configs/smoke.yaml run.name=other" in make("-n", "data", "RUN=other", "CONFIG=configs/smoke.yaml").stdout
-    earlier = tmp_path / "other" / "operator" / "config.yaml"      # the report's `make bench TASK=.. RUN=other` needs no CONFIG
+    assert (
+        "--config configs/smoke.yaml run.name=other"
+        in make("-n", "data", "RUN=other", "CONFIG=configs/smoke.yaml").stdout
+    )
+    earlier = (
+        tmp_path / "other" / "operator" / "config.yaml"
+    )  # the report's `make bench TASK=.. RUN=other` needs no CONFIG
     assert make("-n", "bench", "TASK=burgers1d", "RUN=other", f"RUNS={tmp_path}").returncode != 0
     earlier.parent.mkdir(parents=True)
     earlier.touch()
@@ -245,15 +355,25 @@ def test_a_run_named_after_a_configuration_uses_it(tmp_path):
     assert f"bench.compare --config {earlier} --task burgers1d" in found
 
 
-@pytest.mark.parametrize(("page", "wanted"), [
-    ("README.md", {"train", "test"}), ("docs/distributed.md", {"train", "train-2gpu", "train-8gpu", "doctor"})])
+@pytest.mark.parametrize(
+    ("page", "wanted"),
+    [
+        ("README.md", {"train", "test"}),
+        ("docs/distributed.md", {"train", "train-2gpu", "train-8gpu", "doctor"}),
+    ],
+)
 def test_pages_name_targets_and_files_that_exist(page, wanted):
     text = (ROOT / page).read_text(encoding="utf-8")
-    code = re.findall(r"```\w*\n(.*?)```", text, re.S) + re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.S))
+    code = re.findall(r"```\w*\n(.*?)```", text, re.S) + re.findall(
+        r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.S)
+    )
     named = {target for text in code for target in re.findall(r"(?<![\w./])make ([a-z][a-z0-9-]*)", text)}
     assert wanted <= named <= TARGETS
-    paths = {path for text in code
-             for path in re.findall(r"(?<![\w/.])((?:[\w.-]+/)*[\w-]+\.(?:py|sh|yaml|txt|md|toml))\b", text)}
+    paths = {
+        path
+        for text in code
+        for path in re.findall(r"(?<![\w/.])((?:[\w.-]+/)*[\w-]+\.(?:py|sh|yaml|txt|md|toml))\b", text)
+    }
     mine = {path for path in paths if path.startswith("my")}  # what the reader would write
     assert len(paths - mine) > 5
     generated = {"config.yaml", "results.json"}
@@ -270,8 +390,10 @@ def test_the_page_on_processes_names_settings_and_variables_that_are_read():
     keys = {f"{section.split('.')[-1]}.{key}" for section, key in keys_of(Config)}
     named = set(re.findall(r"`((?:train|ddp|run|cache|tracker)\.[a-z_]+)(?:=\w+)?`", page))
     assert len(named) > 5 and named <= keys
-    scripts = "".join((ROOT / path).read_text(encoding="utf-8")
-                      for path in ("Makefile", "cluster/node.sh", "ups/training/ranks.py"))
+    scripts = "".join(
+        (ROOT / path).read_text(encoding="utf-8")
+        for path in ("Makefile", "cluster/node.sh", "ups/training/ranks.py")
+    )
     set_here = re.search(r"^Set here: (.*?)\n\n", page, re.S | re.M)[1]
     for name in re.findall(r"`([A-Z_]{6,})`", set_here):
         assert name in scripts, name
@@ -286,7 +408,9 @@ def test_readme_tree_lists_every_file_of_the_top_level_and_every_folder_of_ups_a
         pytest.skip("not a git checkout")
     files = tracked.stdout.splitlines()
     top = {line.split("/")[0] + ("/" if "/" in line else "") for line in files} - {".gitignore", "README.md"}
-    rooms = {f"ups/{line.split('/')[1]}/" for line in files if line.startswith("ups/") and line.count("/") == 2}
+    rooms = {
+        f"ups/{line.split('/')[1]}/" for line in files if line.startswith("ups/") and line.count("/") == 2
+    }
     tree = re.search(r"^## The tree\n+```\n(.*?)```", README, re.S | re.M)[1]
     assert {line.split()[0] for line in tree.splitlines()} == top | rooms
 
@@ -304,29 +428,39 @@ def test_readme_overrides_are_understood():
         load_config(None, [text])
 
 
-# ---------------------------------------------------------------------------------------------------------------- scripts
+# ---------------------------------------------------------------------------------------------------- scripts
 
 
 @pytest.fixture
 def tiny(tmp_path):
     """A configuration of two tasks, one in time and one steady, that writes under `tmp_path` only."""
     path = tmp_path / "tiny.yaml"
-    path.write_text(yaml.safe_dump({
-        "include": str(ROOT / "configs" / "smoke.yaml"),
-        "run": {"name": "tiny", "root": str(tmp_path / "runs")},
-        "data": {"tasks": ["burgers1d", "darcy2d"], "root": str(tmp_path / "data")},
-        "cache": {"root": str(tmp_path / "cache")},
-        "task": {name: {"reserve": 0.5} for name in ("burgers1d", "darcy2d")},
-        "operator": {"base_steps": 5, "train": {"steps": 10, "validate_every": 10, "save_every": 10}},
-        "diffusion": {"min_residual_ratio": 0.001, "max_whitened_std": 1000.0},  # that it runs, not how good it is
-        "evaluate": {"max_ratio_to_persistence": 1000.0},
-    }), encoding="utf-8")
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "include": str(ROOT / "configs" / "smoke.yaml"),
+                "run": {"name": "tiny", "root": str(tmp_path / "runs")},
+                "data": {"tasks": ["burgers1d", "darcy2d"], "root": str(tmp_path / "data")},
+                "cache": {"root": str(tmp_path / "cache")},
+                "task": {name: {"reserve": 0.5} for name in ("burgers1d", "darcy2d")},
+                "operator": {"base_steps": 5, "train": {"steps": 10, "validate_every": 10, "save_every": 10}},
+                "diffusion": {
+                    "min_residual_ratio": 0.001,
+                    "max_whitened_std": 1000.0,
+                },  # that it runs, not how good it is
+                "evaluate": {"max_ratio_to_persistence": 1000.0},
+            }
+        ),
+        encoding="utf-8",
+    )
     return path
 
 
 @pytest.fixture
 def end_of(monkeypatch, capsys):
-    """What a script prints and what it says at its end, if that is a failure; in this process: one each takes seconds."""
+    """What a script prints and what it says at its end, if that is a failure; in this process: one each takes
+    seconds."""
+
     def run(script: str, *arguments: str) -> tuple[str, str]:
         monkeypatch.chdir(ROOT)
         monkeypatch.setattr(sys, "argv", [script, *arguments])
@@ -357,7 +491,7 @@ def test_a_misspelt_key_ends_every_script_with_one_line_that_helps(script, tmp_p
 
 @needs_make
 @pytest.mark.slow
-@pytest.mark.faults   # minutes: of the slow half
+@pytest.mark.faults  # minutes: of the slow half
 def test_make_train_runs_the_whole_chain_and_a_second_one_does_nothing(tiny):
     folder = tiny.parent
     arguments = [f"CONFIG={tiny}", f"RUNS={folder / 'runs'}", "TOPOLOGY=cpu"]
@@ -369,10 +503,16 @@ def test_make_train_runs_the_whole_chain_and_a_second_one_does_nothing(tiny):
     results = json.loads((run / "report" / "results.json").read_text())
     assert set(results["tasks"]) == {"burgers1d", "darcy2d"} and results["run"] == "tiny"
     page = (run / "report" / "report.html").read_text(encoding="utf-8")
-    outside = re.findall(r"""(?:src|href)\s*=\s*["'](?!data:|#)([^"']+)|url\((?!["']?data:|["']?#)([^)]+)\)""", page)
+    outside = re.findall(
+        r"""(?:src|href)\s*=\s*["'](?!data:|#)([^"']+)|url\((?!["']?data:|["']?#)([^)]+)\)""", page
+    )
     assert not outside and len(page) > 10000
 
-    stamps = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.suffix in (".json", ".h5", ".hdf5", ".html")}
+    stamps = {
+        path: path.stat().st_mtime_ns
+        for path in folder.rglob("*")
+        if path.suffix in (".json", ".h5", ".hdf5", ".html")
+    }
     started = time.monotonic()
     second = make("train", *arguments)
     seconds = time.monotonic() - started
@@ -383,10 +523,13 @@ def test_make_train_runs_the_whole_chain_and_a_second_one_does_nothing(tiny):
 
     changed = make("operator", *arguments, "ARGS=operator.train.steps=11")
     assert changed.returncode != 0
-    assert "operator.train.steps 10 -> 11" in changed.stderr and "make remove STAGE=operator RUN=tiny" in changed.stderr
+    assert (
+        "operator.train.steps 10 -> 11" in changed.stderr
+        and "make remove STAGE=operator RUN=tiny" in changed.stderr
+    )
     assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
 
-    between = folder / "between.yaml"   # an overlay that is included, not CONFIG itself
+    between = folder / "between.yaml"  # an overlay that is included, not CONFIG itself
     between.write_text(f"include: {ROOT / 'configs' / 'smoke.yaml'}\nrun: {{seed: 1}}\n", encoding="utf-8")
     before = tiny.read_text(encoding="utf-8")
     tiny.write_text(before.replace(str(ROOT / "configs" / "smoke.yaml"), str(between)), encoding="utf-8")
@@ -400,7 +543,9 @@ def test_make_train_runs_the_whole_chain_and_a_second_one_does_nothing(tiny):
     assert again.returncode == 0 and page.is_file()
     assert "report.html: to do, report.html is missing or was altered" in again.stdout
     other = make("report", *arguments, "ARGS=run.name=other", "STAGES=operator", "-n").stdout
-    assert len(re.findall(r"run.name=tiny run.root=\S+ run.name=other", other)) == other.count("run.name=tiny")
+    assert len(re.findall(r"run.name=tiny run.root=\S+ run.name=other", other)) == other.count(
+        "run.name=tiny"
+    )
     weights = run / "consistency" / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
@@ -412,14 +557,25 @@ def test_make_train_runs_the_whole_chain_and_a_second_one_does_nothing(tiny):
     weights.write_bytes(content)
 
     def by_hand(*overrides: str) -> subprocess.CompletedProcess:
-        return subprocess.run([sys.executable, "evaluate.py", "--config", str(tiny), *overrides], cwd=ROOT, capture_output=True,
-                              text=True, timeout=120)
+        return subprocess.run(
+            [sys.executable, "evaluate.py", "--config", str(tiny), *overrides],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
 
     wider = by_hand("operator.model.width=64")
-    assert wider.returncode != 0 and "started with another configuration (operator.model.width " in wider.stderr
-    for path in (folder / "data").rglob("*.hdf5"):   # of another seed, beside the old caches
+    assert (
+        wider.returncode != 0 and "started with another configuration (operator.model.width " in wider.stderr
+    )
+    for path in (folder / "data").rglob("*.hdf5"):  # of another seed, beside the old caches
         path.unlink()
     assert make("data", *arguments, "ARGS=data.seed=7").returncode == 0
     page.unlink()
     foreign = by_hand()
-    assert foreign.returncode != 0 and "hold other values than those that" in foreign.stderr and not page.exists()
+    assert (
+        foreign.returncode != 0
+        and "hold other values than those that" in foreign.stderr
+        and not page.exists()
+    )

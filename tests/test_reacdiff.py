@@ -1,4 +1,5 @@
-"""Reaction-diffusion against a travelling wave, its two closed forms, an independent scheme and finer runs."""
+"""Reaction-diffusion against a travelling wave, its two closed forms, an independent scheme and finer
+runs."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ def test_a_front_travels_at_its_speed_and_keeps_its_shape_to_fourth_order(monkey
     errors = []
     for size in (0.4, 0.2, 0.1):
         monkeypatch.setattr(reacdiff, "MAX_REACTION", size)
-        u = values_of(evolve(modes_of(two_fronts(n, 0, nu, rho)), diffusivity=nu, rate=rho, dt=0.8, num_frames=2)[1])
+        u = values_of(
+            evolve(modes_of(two_fronts(n, 0, nu, rho)), diffusivity=nu, rate=rho, dt=0.8, num_frames=2)[1]
+        )
         errors.append(float((u - two_fronts(n, 0.8, nu, rho)).abs().max()))
     orders = [math.log2(coarse / fine) for coarse, fine in zip(errors, errors[1:], strict=False)]
     assert min(orders) > 3.7 and errors[-1] < 2e-5
@@ -64,7 +67,7 @@ def test_a_front_is_within_1e_7_at_the_steps_in_use():
     frames = evolve(modes_of(two_fronts(n, 0, nu, rho)), diffusivity=nu, rate=rho, dt=0.2, num_frames=5)
     for frame in range(5):
         assert float((values_of(frames[frame]) - two_fronts(n, 0.2 * frame, nu, rho)).abs().max()) < 1e-7
-    assert float((two_fronts(n, 0.8, nu, rho) - two_fronts(n, 0, nu, rho)).abs().max()) > 0.9   # it did travel
+    assert float((two_fronts(n, 0.8, nu, rho) - two_fronts(n, 0, nu, rho)).abs().max()) > 0.9  # it did travel
 
 
 @pytest.mark.parametrize("rho", [1.0, 2.0, 5.0, 10.0])
@@ -107,20 +110,24 @@ def test_an_independent_scheme_of_finite_differences_gives_the_same_to_second_or
 # ---------------------------------------------------------------- trajectories
 
 
-@pytest.mark.parametrize(("nu", "rho"), [(0.5, 1.0), pytest.param(5.0, 10.0, marks=pytest.mark.faults), (0.01, 10.0)])
+@pytest.mark.parametrize(
+    ("nu", "rho"), [(0.5, 1.0), pytest.param(5.0, 10.0, marks=pytest.mark.faults), (0.01, 10.0)]
+)
 def test_finer_starts_and_steps_change_less_than_a_millionth(nu, rho, monkeypatch):
     settings = SETTINGS | {"parameter": nu, "t_end": 1.0}
     coarse = solver_of(rho)(range(3), **settings)
     for name, factor in (("NUM_FINE", 4), ("OCTAVES", 1.5), ("STEPS_PER_OCTAVE", 4), ("MAX_REACTION", 0.25)):
         monkeypatch.setattr(reacdiff, name, type(getattr(reacdiff, name))(getattr(reacdiff, name) * factor))
     fine = solver_of(rho)(range(3), **settings)
-    assert float((coarse - fine).abs().max()) < 1e-6 * (1 if nu >= 0.5 else 20)   # kinks last where nu is small
+    assert float((coarse - fine).abs().max()) < 1e-6 * (
+        1 if nu >= 0.5 else 20
+    )  # kinks last where nu is small
 
 
 def test_a_trajectory_is_one_function_whatever_the_grid():
     coarse = solver_of(1.0)(range(4), **SETTINGS | {"resolution": 32})
     fine = solver_of(1.0)(range(4), **SETTINGS)
-    assert torch.allclose(coarse, fine[..., 1::3], rtol=0, atol=2e-7)   # the middle one of three cells
+    assert torch.allclose(coarse, fine[..., 1::3], rtol=0, atol=2e-7)  # the middle one of three cells
 
 
 def test_fields_stay_between_zero_and_one_and_grow():
@@ -146,12 +153,16 @@ def test_starts_have_the_documented_moments():
     means = u.mean(-1)
     assert abs(float(means.mean()) - 0.5) < 4 * float(means.std()) / math.sqrt(1500)
     assert abs(float(((means - 0.5) ** 3).mean())) < 4 * float(((means - 0.5) ** 3).std()) / math.sqrt(1500)
-    flat = float(((u[:, 192:].max(-1)[0] - u[:, 192:].min(-1)[0]) < 1e-4).double().mean())   # right of every window
+    flat = float(
+        ((u[:, 192:].max(-1)[0] - u[:, 192:].min(-1)[0]) < 1e-4).double().mean()
+    )  # right of every window
     assert abs(flat - 0.1) < 4 * math.sqrt(0.09 / 1500)
 
 
 def test_a_nu_that_the_modes_do_not_resolve_is_refused():
-    with pytest.raises(ValueError, match="nu = 1e-08 and rho = 1 with frames 0.01 apart need more than 2049 modes; expected"):
+    with pytest.raises(
+        ValueError, match="nu = 1e-08 and rho = 1 with frames 0.01 apart need more than 2049 modes; expected"
+    ):
         solver_of(1.0)([0], **SETTINGS | {"parameter": 1e-8})
 
 
@@ -164,7 +175,7 @@ def test_as_published_is_the_heat_equation_from_the_same_starts():
     reacting = get_task("reacdiff1d").simulate(range(6), **settings)
     assert torch.equal(heat[:, 0], reacting[:, 0])
     assert float((heat[:, 1:].mean(-1) - heat[:, 1:2].mean(-1)).abs().max()) < 1e-7
-    assert float(heat[:, 10:].std(-1).max()) < 1e-2   # constant in space by t = 0.2, and from then on
+    assert float(heat[:, 10:].std(-1).max()) < 1e-2  # constant in space by t = 0.2, and from then on
     assert float((heat[:, 15:] - heat[:, 14:-1]).abs().max()) < 1e-2
     assert float((reacting[:, -1].mean(-1) - heat[:, -1].mean(-1)).min()) > 0.05
 
@@ -179,7 +190,9 @@ def test_the_doctor_tells_data_with_a_reaction_from_data_as_published(tmp_path):
     with h5py.File(path, "r+") as file:
         del file.attrs["ups_settings"], file.attrs["ups_progress"]
     assert "the reaction is missing" in said(examine(path, "reacdiff1d", **SPLIT, is_own=True), "warning")
-    assert "the file says rho = 1, and reacdiff1d_rho2 has 2" in said(examine(path, "reacdiff1d_rho2", **SPLIT), "error")
+    assert "the file says rho = 1, and reacdiff1d_rho2 has 2" in said(
+        examine(path, "reacdiff1d_rho2", **SPLIT), "error"
+    )
 
 
 def test_every_published_rho_has_its_task():

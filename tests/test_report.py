@@ -20,12 +20,12 @@ import torch
 from PIL import Image
 
 from ups.common.files import file_hash, write_sealed
+from ups.common.formatting import number
 from ups.evaluation.gates import PAIR, check_gates, check_verdicts, network_share
 from ups.metrics import errors as metrics
 from ups.metrics.intervals import compare
 from ups.report import animations, figures, leaderboard, report
 from ups.report.summary import overview, verdict
-from ups.report.tables import number
 from ups.tasks import get_task
 
 CONTEXT = 4
@@ -43,7 +43,8 @@ def waves(n, num_frames, fields, cells, ndim, seed):
         space = sum(k[:, None, :, d].reshape(n, 1, fields, *[1] * ndim) * x[d] for d in range(ndim))
         for i, drift in enumerate((0.0, 0.06)):
             angle = space - ((1 + drift * phase[:, None]) * times[None, :, None] - phase[:, None]).reshape(
-                n, num_frames + 1, fields, *[1] * ndim)
+                n, num_frames + 1, fields, *[1] * ndim
+            )
             u[i] += amplitude.reshape(n, 1, fields, *[1] * ndim) * (2 * math.pi * angle).sin()
     u[1] += 0.03 * times.reshape(1, -1, 1, *[1] * ndim) * torch.randn(u[1].shape, generator=generator)
     return u[1, :, 1:], u[0, :, 1:], times[1:], u[0, :, :1]
@@ -53,38 +54,75 @@ def task_entry(u_pred, u_ref, times, context, fields, boundary, has_rivals):
     steady = u_ref.shape[1] == 1
     trivial = u_ref.mean(0, keepdim=True).expand_as(u_ref) if steady else context.expand_as(u_ref)
     noise = 0.005 * torch.randn(u_ref.shape, generator=torch.Generator().manual_seed(2))
-    predictions = {"operator": u_pred, "base": u_ref + 1.25 * (u_pred - u_ref) + noise,
-                   "train_mean" if steady else "persistence": trivial,
-                   "codec_floor": u_ref + 0.002 * torch.randn(u_ref.shape, generator=torch.Generator().manual_seed(1))}
+    predictions = {
+        "operator": u_pred,
+        "base": u_ref + 1.25 * (u_pred - u_ref) + noise,
+        "train_mean" if steady else "persistence": trivial,
+        "codec_floor": u_ref + 0.002 * torch.randn(u_ref.shape, generator=torch.Generator().manual_seed(1)),
+    }
     if has_rivals:
         predictions |= {"fno": u_ref + 1.7 * (u_pred - u_ref), "unet": u_ref + 2.9 * (u_pred - u_ref)}
     scores = {model: metrics.score(u, u_ref, boundary) for model, u in predictions.items()}
-    models = {model: metrics.summarise_errors(s, 100, 0, None if steady else times) for model, s in scores.items()}
+    models = {
+        model: metrics.summarise_errors(s, 100, 0, None if steady else times) for model, s in scores.items()
+    }
     for row, milliseconds in zip(models.values(), (0.81, 0.4, 0.0, 0.12, 1.9, 4.4), strict=False):
         row |= {"ms_per_state": milliseconds, "evaluations_per_state": 1}
     errors = metrics.nrmse_per_trajectory(scores["operator"])
     cells, ndim = u_ref.shape[3], u_ref.ndim - 3
     axis = (np.arange(cells) + 0.5) / cells
-    samples = [{"u_ref": u_ref[i].numpy(), "u_pred": u_pred[i].numpy(), "times": times.numpy(), "fields": fields,
-                "axes": ["x", "y", "z"][:ndim], "coordinates": [axis] * ndim,
-                "label": label, "parameter": None if steady else "beta = 0.4"}
-               for label, i in (("median error", int(errors.argsort()[len(errors) // 2])), ("worst error", int(errors.argmax())))]
+    samples = [
+        {
+            "u_ref": u_ref[i].numpy(),
+            "u_pred": u_pred[i].numpy(),
+            "times": times.numpy(),
+            "fields": fields,
+            "axes": ["x", "y", "z"][:ndim],
+            "coordinates": [axis] * ndim,
+            "label": label,
+            "parameter": None if steady else "beta = 0.4",
+        }
+        for label, i in (
+            ("median error", int(errors.argsort()[len(errors) // 2])),
+            ("worst error", int(errors.argmax())),
+        )
+    ]
     if steady:
         for sample in samples:
             sample["inputs"] = {"a": (sample["u_ref"][0, 0] > 0).astype(float)}
-    comparisons = {f"operator / {other}": {key: compare(metrics.ERROR[key], scores["operator"], scores[other], 100, 0)
-                                           for key in ("nrmse", "crmse")}
-                   for other in ("base", "persistence", "train_mean") if other in scores}
-    entry = {"num_initial_conditions": len(u_ref), "comparisons": comparisons, "network_is_used": True,
-             "num_trajectories": len(u_ref), "num_frames_predicted": u_ref.shape[1], "parameters": [] if steady else [0.4, 1.0],
-             "fields": fields, "grid": list(u_ref.shape[3:]), "times": times.tolist(), "models": models,
-             "equation": "∂u/∂t = 0", "conserved": fields[:1],
-             "spectra": metrics.summarise_spectra({model: scores[model] for model in ("operator", "codec_floor")})}
+    comparisons = {
+        f"operator / {other}": {
+            key: compare(metrics.ERROR[key], scores["operator"], scores[other], 100, 0)
+            for key in ("nrmse", "crmse")
+        }
+        for other in ("base", "persistence", "train_mean")
+        if other in scores
+    }
+    entry = {
+        "num_initial_conditions": len(u_ref),
+        "comparisons": comparisons,
+        "network_is_used": True,
+        "num_trajectories": len(u_ref),
+        "num_frames_predicted": u_ref.shape[1],
+        "parameters": [] if steady else [0.4, 1.0],
+        "fields": fields,
+        "grid": list(u_ref.shape[3:]),
+        "times": times.tolist(),
+        "models": models,
+        "equation": "∂u/∂t = 0",
+        "conserved": fields[:1],
+        "spectra": metrics.summarise_spectra({model: scores[model] for model in ("operator", "codec_floor")}),
+    }
     return entry, samples
 
 
-GATES = SimpleNamespace(quality=True, max_ratio_to_persistence=0.5, max_ratio_to_base=1.25, min_initial_conditions=4,
-                        max_nrmse={"advection1d": 0.5, "diff_react2d": 0.01})
+GATES = SimpleNamespace(
+    quality=True,
+    max_ratio_to_persistence=0.5,
+    max_ratio_to_base=1.25,
+    min_initial_conditions=4,
+    max_nrmse={"advection1d": 0.5, "diff_react2d": 0.01},
+)
 
 
 def example():
@@ -94,41 +132,74 @@ def example():
 
 @functools.cache
 def make_example(n=4, size=1):
-    """(results, samples, history) of a made-up run: 1D, steady 2D, 2D with two fields, 3D. size 2: as large as a real one."""
-    results = {"run": "example", "created": "2025-01-31T12:00:00Z", "config_hash": "3f9a1c0b7d21",
-               "environment": {"command": ["evaluate.py", "--config", "configs/small.yaml"], "git_revision": "0123456789abcdef",
-                               "device": "2 CPU cores", "torch": torch.__version__},
-               "protocol": {"split": "test", "context_frames": CONTEXT, "seed": 0, "legacy": False}, "tasks": {},
-               "training": {"steps": 4000, "seconds": 5412.0, "parameters": 1_312_480}}
+    """(results, samples, history) of a made-up run: 1D, steady 2D, 2D with two fields, 3D. size 2: as large
+    as a real one."""
+    results = {
+        "run": "example",
+        "created": "2025-01-31T12:00:00Z",
+        "config_hash": "3f9a1c0b7d21",
+        "environment": {
+            "command": ["evaluate.py", "--config", "configs/small.yaml"],
+            "git_revision": "0123456789abcdef",
+            "device": "2 CPU cores",
+            "torch": torch.__version__,
+        },
+        "protocol": {"split": "test", "context_frames": CONTEXT, "seed": 0, "legacy": False},
+        "tasks": {},
+        "training": {"steps": 4000, "seconds": 5412.0, "parameters": 1_312_480},
+    }
     samples = {}
-    for seed, (name, frames, fields, cells, ndim, boundary) in enumerate((
+    for seed, (name, frames, fields, cells, ndim, boundary) in enumerate(
+        (
             ("advection1d", 16 * size, ["u"], 64 * size, 1, "periodic"),
             ("darcy2d", 1, ["u"], 32 * size, 2, "dirichlet"),
             ("diff_react2d", 11 * size, ["u", "v"], 32 * size, 2, "no_flux"),
-            ("cfd3d", 6, ["density"], 12 * size, 3, "periodic"))):
+            ("cfd3d", 6, ["density"], 12 * size, 3, "periodic"),
+        )
+    ):
         u_pred, u_ref, times, context = waves(n, frames, len(fields), cells, ndim, seed)
         if frames == 1:
             u_pred, times = u_ref + 0.05 * (u_pred - u_ref) + 0.02 * u_ref.roll(3, 3), torch.zeros(1)
-        results["tasks"][name], samples[name] = task_entry(u_pred, u_ref, times, context, fields, boundary,
-                                                             name != "cfd3d")
+        results["tasks"][name], samples[name] = task_entry(
+            u_pred, u_ref, times, context, fields, boundary, name != "cfd3d"
+        )
     results |= {"stages": {"operator": list(results["tasks"])}, "ensembles": {}, "steady": {}}
     results |= {"gates": check_gates(results, GATES), "verdicts": check_verdicts(results)}
     history = []
     for step in range(50, 4001, 50):
         loss = 0.9 * math.exp(-step / 900) + 0.02 + 0.01 * math.sin(step)
-        history.append({"step": step, "time": float(step), "train/loss": loss, "train/lr_factor": min(1.0, (4000 - step) / 2800)})
+        history.append(
+            {
+                "step": step,
+                "time": float(step),
+                "train/loss": loss,
+                "train/lr_factor": min(1.0, (4000 - step) / 2800),
+            }
+        )
         if step % 500 == 0:
-            history.append({"step": step, **{f"validation/{task}": (i + 1) * 0.2 * math.exp(-step / 1200) + 0.01
-                                             for i, task in enumerate(samples)}})
+            history.append(
+                {
+                    "step": step,
+                    **{
+                        f"validation/{task}": (i + 1) * 0.2 * math.exp(-step / 1200) + 0.01
+                        for i, task in enumerate(samples)
+                    },
+                }
+            )
     return results, samples, history
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     results, samples, history = example()
-    shown = {"advection1d": samples["advection1d"], **{task: samples[task][:1] for task in ("darcy2d", "diff_react2d")}}
+    shown = {
+        "advection1d": samples["advection1d"],
+        **{task: samples[task][:1] for task in ("darcy2d", "diff_react2d")},
+    }
     path = tmp_path_factory.mktemp("report") / "report.html"
-    report.write_report(results, shown, history, path, sections={"Ensembles": "<p>added by a later stage</p>"})
+    report.write_report(
+        results, shown, history, path, sections={"Ensembles": "<p>added by a later stage</p>"}
+    )
     return results, samples, path
 
 
@@ -187,8 +258,15 @@ def test_page_shows_the_numbers_of_results(made):
 def test_figures_are_written_as_readable_png_files(made):
     _, _, path = made
     names = {file.stem for file in (path.parent / "figures").glob("*.png")}
-    assert {"training", "advection1d_median_error_u", "advection1d_worst_error_u", "darcy2d_median_error_u", "darcy2d_spectra",
-            "diff_react2d_median_error_v", "cfd3d_error_growth"} <= names and "darcy2d_error_growth" not in names
+    assert {
+        "training",
+        "advection1d_median_error_u",
+        "advection1d_worst_error_u",
+        "darcy2d_median_error_u",
+        "darcy2d_spectra",
+        "diff_react2d_median_error_v",
+        "cfd3d_error_growth",
+    } <= names and "darcy2d_error_growth" not in names
     for file in (path.parent / "figures").glob("*.png"):
         with Image.open(file) as image:
             assert min(image.size) > 200
@@ -208,7 +286,10 @@ def test_a_3d_field_is_shown_by_its_middle_slice():
     sample = example()[1]["cfd3d"][0]
     figure = figures.sample_figure(sample, 0)
     image = figure.axes[0].get_images()[0].get_array()
-    assert np.array_equal(image.T, sample["u_ref"][0, 0, :, :, 6]) and animations.player(sample, 0).count("<canvas") == 3
+    assert (
+        np.array_equal(image.T, sample["u_ref"][0, 0, :, :, 6])
+        and animations.player(sample, 0).count("<canvas") == 3
+    )
 
 
 def decoded(uri):
@@ -218,7 +299,10 @@ def decoded(uri):
 def test_the_image_in_a_player_is_the_field():
     sample = example()[1]["diff_react2d"][0]
     image = decoded(re.findall(r'src="(data:image/png;base64,[^"]+)"', animations.player(sample, 0))[0])
-    first, field = image[:32].astype(float), sample["u_ref"][0, 0].T[::-1]  # rows from the top are y from its end
+    first, field = (
+        image[:32].astype(float),
+        sample["u_ref"][0, 0].T[::-1],
+    )  # rows from the top are y from its end
     assert np.corrcoef(first.ravel(), field.ravel())[0, 1] > 0.9999
 
 
@@ -259,19 +343,39 @@ def test_verdict_says_which_model_is_better():
     assert f"1 of {len(results['gates'])} gates fail: nrmse/diff_react2d." in text
     assert "No FNO or U-Net was trained on cfd3d (make bench)." in text
     models = results["tasks"]["advection1d"]["models"]
-    models["operator"]["nrmse"], models["fno"]["nrmse"] = interval(9.0, 8.1, 9.9), interval(0.01, 0.009, 0.011)
+    models["operator"]["nrmse"], models["fno"]["nrmse"] = (
+        interval(9.0, 8.1, 9.9),
+        interval(0.01, 0.009, 0.011),
+    )
     text = verdict(results)
     assert re.search(r"Beside the better of FNO and U-Net its error is .*higher on advection1d \(FNO\)", text)
     assert "The largest error is on advection1d: nRMSE 9.00 (8.10 to 9.90)" in text
 
 
-@pytest.mark.parametrize(("ratio", "kind", "words", "cell"), [
-    (interval(0.86, 0.80, 0.92), "less", "takes off 14.0 % on advection1d", "<b>14.0 %</b></span><small>8.00 – 20.0 %</small>"),
-    (interval(0.99, 0.95, 1.01), "tie", "Operator and base alone tie on advection1d",
-     ">tie</span><small>-1.00 – 5.00 %</small>"),
-    (interval(1.07, 1.03, 1.10), "more", "The base alone is better on advection1d",
-     "<b>-7.00 %</b> the base is better</span><small>"),
-    (interval(None), "unknown", "is not known on advection1d.", ">no interval</span>")])
+@pytest.mark.parametrize(
+    ("ratio", "kind", "words", "cell"),
+    [
+        (
+            interval(0.86, 0.80, 0.92),
+            "less",
+            "takes off 14.0 % on advection1d",
+            "<b>14.0 %</b></span><small>8.00 – 20.0 %</small>",
+        ),
+        (
+            interval(0.99, 0.95, 1.01),
+            "tie",
+            "Operator and base alone tie on advection1d",
+            ">tie</span><small>-1.00 – 5.00 %</small>",
+        ),
+        (
+            interval(1.07, 1.03, 1.10),
+            "more",
+            "The base alone is better on advection1d",
+            "<b>-7.00 %</b> the base is better</span><small>",
+        ),
+        (interval(None), "unknown", "is not known on advection1d.", ">no interval</span>"),
+    ],
+)
 def test_the_networks_share_is_judged_on_paired_trajectories(ratio, kind, words, cell):
     """A network that ties with its base, or loses to it, is not praised, whatever persistence does."""
     results, _, _ = example()
@@ -280,21 +384,27 @@ def test_the_networks_share_is_judged_on_paired_trajectories(ratio, kind, words,
     task["comparisons"][PAIR]["nrmse"] = ratio
     assert network_share(task)[0] == kind and words in verdict(results)
     assert cell in overview(results) and "times lower" not in verdict(results)
-    assert network_share({**task, "num_initial_conditions": 1}) == ("unknown", [])   # whose interval is none
+    assert network_share({**task, "num_initial_conditions": 1}) == ("unknown", [])  # whose interval is none
     task["network_is_used"] = False
     assert network_share(task) == ("off", [])
-    assert "The network is not used on advection1d." in verdict(results)   # older weights do not record why
+    assert "The network is not used on advection1d." in verdict(results)  # older weights do not record why
 
 
 def test_a_conserved_mean_that_the_network_loses_is_named():
     results, _, _ = example()
     task = results["tasks"]["advection1d"]
-    task["models"]["operator"]["drift"], task["models"]["codec_floor"]["drift"] = interval(0.027, 0.02, 0.03), interval(2.1e-7)
-    words = "On advection1d the equation keeps the mean of u; the operator moves it by 0.0270 of its RMS, the data by 2.10×10⁻⁷."
+    task["models"]["operator"]["drift"], task["models"]["codec_floor"]["drift"] = (
+        interval(0.027, 0.02, 0.03),
+        interval(2.1e-7),
+    )
+    words = (
+        "On advection1d the equation keeps the mean of u; the operator moves it by 0.0270 of its RMS, "
+        "the data by 2.10×10⁻⁷."
+    )
     assert words in verdict(results) and "<i>conserved: u, to 0.0270</i>" in overview(results)
     task["models"]["operator"]["drift"] = interval(3e-7)
     assert words not in verdict(results)
-    del task["models"]["operator"]["drift"]       # of an equation that keeps nothing
+    del task["models"]["operator"]["drift"]  # of an equation that keeps nothing
     assert words not in verdict(results) and "conserved:" not in overview(results)
 
 
@@ -302,48 +412,80 @@ def columns(text):
     """Heads of the first table and the cells of its rows."""
     table = re.search(r"<table>(.*?)</table>", text, re.S)[1]
     head = re.findall(r"<th scope=col>(.*?)</th>", table)
-    rows = [[re.sub(r"<[^>]+>", " ", cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)]
-            for row in re.findall(r"<tr>(.*?)</tr>", table)[1:]]
+    rows = [
+        [re.sub(r"<[^>]+>", " ", cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)]
+        for row in re.findall(r"<tr>(.*?)</tr>", table)[1:]
+    ]
     return head, {row[0].strip(): dict(zip(head, row, strict=True)) for row in rows}
 
 
 def test_the_first_table_sets_the_operator_beside_base_rival_and_conservation(made):
     results, _, path = made
     head, rows = columns(path.read_text(encoding="utf-8"))
-    assert head[:5] == ["nRMSE", "UPS operator", "base alone", "network takes off the base's error", "best FNO or U-Net"]
+    assert head[:5] == [
+        "nRMSE",
+        "UPS operator",
+        "base alone",
+        "network takes off the base's error",
+        "best FNO or U-Net",
+    ]
     for name, task in results["tasks"].items():
         models, row = task["models"], rows[name]
         assert number(models["base"]["nrmse"]["value"]) in row["base alone"]
         assert number(models["operator"]["crmse"]["value"]) in row["error of the mean, operator"]
         assert number(models["base"]["crmse"]["value"]) in row["error of the mean, base"]
         if name == "cfd3d":
-            assert "not trained" in row["best FNO or U-Net"] and "make bench TASK=cfd3d RUN=example" in row["best FNO or U-Net"]
+            assert (
+                "not trained" in row["best FNO or U-Net"]
+                and "make bench TASK=cfd3d RUN=example" in row["best FNO or U-Net"]
+            )
         else:
-            assert number(models["fno"]["nrmse"]["value"]) in row["best FNO or U-Net"] and "FNO" in row["best FNO or U-Net"]
+            assert (
+                number(models["fno"]["nrmse"]["value"]) in row["best FNO or U-Net"]
+                and "FNO" in row["best FNO or U-Net"]
+            )
 
 
 def test_the_page_says_whether_a_model_is_usable_then_shows_it_and_folds_gates_that_pass(made, tmp_path):
     results, _, path = made
     text = path.read_text(encoding="utf-8")
-    places = [text.index(part) for part in (f'{html.escape(results["verdicts"]["advection1d"]["words"])}</li>', "<table>",
-                                            '<section id="cfd3d">', "added by a later stage", '<section id="gates">')]
+    places = [
+        text.index(part)
+        for part in (
+            f"{html.escape(results['verdicts']['advection1d']['words'])}</li>",
+            "<table>",
+            '<section id="cfd3d">',
+            "added by a later stage",
+            '<section id="gates">',
+        )
+    ]
     count = len(results["gates"])
-    assert places == sorted(places) and f"<details open><summary><h2>Gates</h2> {count - 1} of {count} gates pass" in text
+    assert (
+        places == sorted(places)
+        and f"<details open><summary><h2>Gates</h2> {count - 1} of {count} gates pass" in text
+    )
     results = copy.deepcopy(results)
     results["gates"], results["tasks"] = [gate for gate in results["gates"] if gate["passed"]], {}
     results["verdicts"]["cfd3d"] = {"usable": False, "words": "Not usable: as an example."}
     report.write_report(results, {}, [], tmp_path / "report.html", {})
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert f"<details><summary><h2>Gates</h2> {count - 1} of {count - 1} gates pass" in text and "<details open" not in text
-    assert "<em class=fail>cfd3d</em> Not usable: as an example." in text and "not usable: 1 of 4 tasks" in text
+    assert (
+        f"<details><summary><h2>Gates</h2> {count - 1} of {count - 1} gates pass" in text
+        and "<details open" not in text
+    )
+    assert (
+        "<em class=fail>cfd3d</em> Not usable: as an example." in text and "not usable: 1 of 4 tasks" in text
+    )
 
 
 def test_nothing_is_wider_than_the_page(made):
     """Tables and figures scroll in boxes of their own; on a narrow page every cell names its column."""
     text = made[2].read_text(encoding="utf-8")
-    assert text.count("<div class=scroll><table>") == text.count("<table") and re.search(r"\.scroll \{ overflow-x: auto", text)
+    assert text.count("<div class=scroll><table>") == text.count("<table") and re.search(
+        r"\.scroll \{ overflow-x: auto", text
+    )
     assert re.search(r"figure \{[^}]*overflow-x: auto", text) and "width=device-width" in text
-    assert not re.search(r"<svg[^>]* width=", text)   # 100 % of its box, at most its own size
+    assert not re.search(r"<svg[^>]* width=", text)  # 100 % of its box, at most its own size
     assert re.search(r"@media \(max-width: \d+px\)[^@]*td::before \{ content: attr\(data-name\)", text)
     named = re.findall(r'<td data-name="([^"]*)">', text)
     assert len(named) == text.count("<td") and {"UPS operator", "base alone"} <= set(named)
@@ -357,53 +499,108 @@ def labels(figure):
 def test_axes_are_lead_time_and_the_tasks_own_space(made):
     results, samples, path = made
     plane, task = copy.deepcopy(samples["diff_react2d"][0]), get_task("diff_react2d")
-    plane |= {"axes": list(task.axes), "coordinates": [np.array(task.centres(size, axis)) for size, axis in zip(
-        plane["u_ref"].shape[2:], task.axes, strict=True)]}
+    plane |= {
+        "axes": list(task.axes),
+        "coordinates": [
+            np.array(task.centres(size, axis))
+            for size, axis in zip(plane["u_ref"].shape[2:], task.axes, strict=True)
+        ],
+    }
     figure = figures.sample_figure(plane, 0)
     assert figure.axes[0].get_images()[0].get_extent() == pytest.approx([-1, 1, -1, 1])
     assert task.axes == ("y", "x") and figure.axes[10].get_xlabel() == "x"
-    image = figure.axes[0].get_images()[0].get_array()      # rows are y from below; stored as (y, x)
+    image = figure.axes[0].get_images()[0].get_array()  # rows are y from below; stored as (y, x)
     assert np.array_equal(image, plane["u_ref"][0, 0]) and f"lead {plane['times'][0]:.3g}" in labels(figure)
     line = labels(figures.sample_figure(samples["advection1d"][0], 0))
     task = results["tasks"]["advection1d"]
     growth = labels(figures.by_lead(task["models"], task["times"], report.GROWTH, task["models"]))
-    assert "lead time" in line & growth and not any(text.startswith(("t =", "time")) for text in line | growth)
+    assert "lead time" in line & growth and not any(
+        text.startswith(("t =", "time")) for text in line | growth
+    )
     text = path.read_text(encoding="utf-8")
     assert "∂u/∂t = 0; 4 trajectories" in text and "up to lead time 0.800" in text and '"t = "' not in text
 
 
 def deuteranope(colour):
     """The colour in CIE Lab as an eye without green cones sees it (Machado et al. 2009, severity 1)."""
-    rgb = np.array([int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)])
+    rgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    seen = np.clip(np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]])
-                   @ linear, 0, 1)
-    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ seen / (0.9505, 1, 1.089)
+    seen = np.clip(
+        np.array(
+            [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+        )
+        @ linear,
+        0,
+        1,
+    )
+    xyz = (
+        np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+        @ seen
+        / (0.9505, 1, 1.089)
+    )
     x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
 def test_lines_that_share_a_figure_are_told_apart_without_green_and_without_colour():
-    together = [["truth", "operator", "base", "fno", "unet", "persistence", "codec_floor"],
-                ["operator", "corrector", "student_1", "student_2", "rival", "dressed", "dressed_conditional", "dressed_waves",
-                 "dressed_resampled", "dressed_leads", "analogs", "normal_leads", "normal_analogs", "exact", "bayes_mean"]]
+    together = [
+        ["truth", "operator", "base", "fno", "unet", "persistence", "codec_floor"],
+        [
+            "operator",
+            "corrector",
+            "student_1",
+            "student_2",
+            "rival",
+            "dressed",
+            "dressed_conditional",
+            "dressed_waves",
+            "dressed_resampled",
+            "dressed_leads",
+            "analogs",
+            "normal_leads",
+            "normal_analogs",
+            "exact",
+            "bayes_mean",
+        ],
+    ]
     for names in together:
         looks = {name: figures.line(name, 30) for name in names}
         drawn = [(str(look["linestyle"]), look["marker"]) for look in looks.values()]
         assert len(set(drawn)) == len(drawn), drawn
-    for one, other in (("operator", "base"), ("operator", "student_1"), ("corrector", "student_1"), ("operator", "fno"),
-                       ("base", "persistence"), ("operator", "truth")):
+    for one, other in (
+        ("operator", "base"),
+        ("operator", "student_1"),
+        ("corrector", "student_1"),
+        ("operator", "fno"),
+        ("base", "persistence"),
+        ("operator", "truth"),
+    ):
         apart = np.linalg.norm(deuteranope(figures.color(one)) - deuteranope(figures.color(other)))
         assert apart > 25, (one, other, apart)
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda r: r.pop("protocol"), "results.protocol is missing"),
-    (lambda r: r["tasks"]["darcy2d"]["models"].pop("operator"), "tasks.darcy2d.models.operator is missing"),
-    (lambda r: r["tasks"]["darcy2d"]["models"]["fno"].update(nrmse=0.1), "models.fno.nrmse is 0.1; expected a dict"),
-    (lambda r: r["tasks"]["cfd3d"]["models"]["operator"]["nrmse"].update(value=float("nan")), "not JSON compliant"),
-    (lambda r: r["gates"].append({**r["gates"][0], "passed": 1}), r"gates.\d+.passed is 1; expected a bool"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: r.pop("protocol"), "results.protocol is missing"),
+        (
+            lambda r: r["tasks"]["darcy2d"]["models"].pop("operator"),
+            "tasks.darcy2d.models.operator is missing",
+        ),
+        (
+            lambda r: r["tasks"]["darcy2d"]["models"]["fno"].update(nrmse=0.1),
+            "models.fno.nrmse is 0.1; expected a dict",
+        ),
+        (
+            lambda r: r["tasks"]["cfd3d"]["models"]["operator"]["nrmse"].update(value=float("nan")),
+            "not JSON compliant",
+        ),
+        (
+            lambda r: r["gates"].append({**r["gates"][0], "passed": 1}),
+            r"gates.\d+.passed is 1; expected a bool",
+        ),
+    ],
+)
 def test_results_that_break_the_schema_are_refused(change, message, tmp_path):
     results, _, _ = example()
     change(results)
@@ -416,11 +613,25 @@ def test_results_survive_the_file(tmp_path):
     results, _, _ = example()
     path = tmp_path / "report" / "results.json"
     report.write_results(results, path)
-    assert json.loads(path.read_text()) == results and [p.name for p in path.parent.iterdir()] == ["results.json"]
+    assert json.loads(path.read_text()) == results and [p.name for p in path.parent.iterdir()] == [
+        "results.json"
+    ]
 
 
-@pytest.mark.parametrize(("value", "text"), [(0.0123456, "0.0123"), (1.5e-6, "1.50×10⁻⁶"), (None, "–"), (1234567, "1,234,567"),
-                                             (0.0, "0"), (250.0, "250"), (2.5e7, "2.50×10⁷"), (True, "True"), (1234.5, "1,234")])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0123456, "0.0123"),
+        (1.5e-6, "1.50×10⁻⁶"),
+        (None, "–"),
+        (1234567, "1,234,567"),
+        (0.0, "0"),
+        (250.0, "250"),
+        (2.5e7, "2.50×10⁷"),
+        (True, "True"),
+        (1234.5, "1,234"),
+    ],
+)
 def test_numbers_are_written_with_three_digits(value, text):
     assert number(value) == text
 
@@ -443,14 +654,25 @@ def record(folder):
 def test_leaderboard_has_a_row_per_run_and_sorts(tmp_path):
     results, _, _ = example()
     assert leaderboard.table(tmp_path) == f"No reports in {tmp_path}."
-    for name, factor in (("slow", 3.0), ("best", 0.5), ("middle", 1.0), ("slow", 2.0)):   # slow was judged twice
+    for name, factor in (
+        ("slow", 3.0),
+        ("best", 0.5),
+        ("middle", 1.0),
+        ("slow", 2.0),
+    ):  # slow was judged twice
         fake_run(results, name, factor, tmp_path)
     report.write_results(results, tmp_path / "best" / "report-val" / "results.json")
     record(tmp_path / "best" / "report-val")
-    rows = [line for line in leaderboard.table(tmp_path).splitlines() if re.match(r"\| (slow|best|middle)", line)]
+    rows = [
+        line for line in leaderboard.table(tmp_path).splitlines() if re.match(r"\| (slow|best|middle)", line)
+    ]
     assert [row.split(" | ")[0] for row in rows] == ["| best", "| middle", "| slow"]
     assert leaderboard.mean_of(leaderboard.read(tmp_path)[1], "nrmse") == pytest.approx(
-        math.exp(np.mean([math.log(t["models"]["operator"]["nrmse"]["value"]) for t in results["tasks"].values()])), rel=1e-6)
+        math.exp(
+            np.mean([math.log(t["models"]["operator"]["nrmse"]["value"]) for t in results["tasks"].values()])
+        ),
+        rel=1e-6,
+    )
     with pytest.raises(ValueError, match="no run has the metric 'speed'"):
         leaderboard.table(tmp_path, "speed")
     with pytest.raises(ValueError, match="no run was scored on 'burgers1d'"):
@@ -485,7 +707,9 @@ def test_results_that_were_altered_are_no_row(tmp_path):
     path = tmp_path / "edited" / "report" / "results.json"
     assert "edited" in leaderboard.table(tmp_path)
     path.write_text(path.read_text().replace('"seed"', '"seed" '))
-    with pytest.raises(ValueError, match=r"edited/report/results.json was altered: its digest is not that of .*done.json"):
+    with pytest.raises(
+        ValueError, match=r"edited/report/results.json was altered: its digest is not that of .*done.json"
+    ):
         leaderboard.table(tmp_path)
     (path.parent / "done.json").unlink()
     results["gates"] = [gate | {"passed": True} for gate in results["gates"]]

@@ -1,4 +1,5 @@
-"""Ensemble sections of the report: everything measured is shown, what is missing is left out, nothing is fetched."""
+"""Ensemble sections of the report: everything measured is shown, what is missing is left out, nothing is
+fetched."""
 
 import copy
 import functools
@@ -11,14 +12,23 @@ import pytest
 import torch
 from test_report import Page, example
 
+from ups.common.formatting import number
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.report import animations, figures_ensemble, report
 from ups.report.report import ENSEMBLE_ROWS, ensemble_section, steady_section
-from ups.report.tables import cell, label, number
+from ups.report.tables import cell, label
 
 NUM_MEMBERS = 16
-SPREADS = {"operator": 0.0, "dressed": 0.5, "dressed_conditional": 0.8, "dressed_resampled": 0.7, "rival": 1.2, "corrector": 1.0,
-           "student_1": 0.95, "student_2": 1.0}
+SPREADS = {
+    "operator": 0.0,
+    "dressed": 0.5,
+    "dressed_conditional": 0.8,
+    "dressed_resampled": 0.7,
+    "rival": 1.2,
+    "corrector": 1.0,
+    "student_1": 0.95,
+    "student_2": 1.0,
+}
 
 
 def smooth(generator, *shape, ndim):
@@ -26,20 +36,26 @@ def smooth(generator, *shape, ndim):
     axes = tuple(range(-ndim, 0))
     waves = torch.meshgrid(*[torch.fft.fftfreq(n, 1 / n) for n in shape[-ndim:]], indexing="ij")
     decay = 1 / (1 + sum(k.square() for k in waves)).sqrt() ** (1 + ndim / 2)
-    u = torch.fft.ifftn(torch.fft.fftn(torch.randn(*shape, generator=generator), dim=axes) * decay, dim=axes).real
+    u = torch.fft.ifftn(
+        torch.fft.fftn(torch.randn(*shape, generator=generator), dim=axes) * decay, dim=axes
+    ).real
     return u / u.std()
 
 
 def forecasts(space, n=12, num_frames=6, fields=1):
-    """An ensemble per model around a known mean whose uncertainty grows with lead and x; the truth is one more such draw."""
+    """An ensemble per model around a known mean whose uncertainty grows with lead and x; the truth is one
+    more such draw."""
     generator, ndim = torch.Generator().manual_seed(len(space)), len(space)
     shape = (num_frames, fields, *space)
     grow = torch.linspace(0.05, 0.5, num_frames).reshape(-1, *[1] * (1 + ndim))
     width = grow * torch.linspace(0.2, 2.0, space[0]).reshape(-1, *[1] * (ndim - 1))
     mean = 2 + smooth(generator, n, *shape, ndim=ndim)
     u_ref = mean + width * smooth(generator, n, *shape, ndim=ndim)
-    members = {model: mean[:, None] + spread * width * smooth(generator, n, 1 if spread == 0 else NUM_MEMBERS, *shape, ndim=ndim)
-               for model, spread in SPREADS.items()}
+    members = {
+        model: mean[:, None]
+        + spread * width * smooth(generator, n, 1 if spread == 0 else NUM_MEMBERS, *shape, ndim=ndim)
+        for model, spread in SPREADS.items()
+    }
     noise = torch.randn(n, NUM_MEMBERS, *shape, generator=generator)
     members["dressed"] = mean[:, None] + 0.5 * grow * noise  # white and the same everywhere
     return members, u_ref, mean
@@ -47,10 +63,15 @@ def forecasts(space, n=12, num_frames=6, fields=1):
 
 def sample_of(members, u_ref):
     space, fields = u_ref.shape[3:], u_ref.shape[2]
-    return {"u_ref": u_ref[0].numpy(), "members": {model: x[0].numpy() for model, x in members.items()},
-            "times": [0.2 * (i + 1) for i in range(u_ref.shape[1])], "fields": ["u", "v"][:fields],
-            "axes": ["x", "y", "z"][:len(space)], "coordinates": [(np.arange(cells) + 0.5) / cells for cells in space],
-            "label": "median error"}
+    return {
+        "u_ref": u_ref[0].numpy(),
+        "members": {model: x[0].numpy() for model, x in members.items()},
+        "times": [0.2 * (i + 1) for i in range(u_ref.shape[1])],
+        "fields": ["u", "v"][:fields],
+        "axes": ["x", "y", "z"][: len(space)],
+        "coordinates": [(np.arange(cells) + 0.5) / cells for cells in space],
+        "label": "median error",
+    }
 
 
 @functools.cache
@@ -61,10 +82,18 @@ def make_forecast():
     models = {model: summarise_ensemble(s, 100, 0) for model, s in scores.items()}
     for i, row in enumerate(models.values()):
         row |= {"evaluations_per_state": float(i * 4 + 1), "ms_per_state": 0.71 * i + 0.5}
-    entry = {"task": "burgers1d", "members": NUM_MEMBERS, "times": times, "models": models,
-             "comparisons": {"corrector vs dressed_conditional": compare_ensembles(scores["corrector"],
-                                                                                   scores["dressed_conditional"], 100, 0)},
-             "words": ["The corrector knows its <error>.", "Its student keeps that."]}
+    entry = {
+        "task": "burgers1d",
+        "members": NUM_MEMBERS,
+        "times": times,
+        "models": models,
+        "comparisons": {
+            "corrector vs dressed_conditional": compare_ensembles(
+                scores["corrector"], scores["dressed_conditional"], 100, 0
+            )
+        },
+        "words": ["The corrector knows its <error>.", "Its student keeps that."],
+    }
     return entry, sample_of(members, u_ref)
 
 
@@ -77,16 +106,38 @@ def make_steady(cells=24):
         spread = 0.6 / (1 + 2 * i)
         mean = smooth(generator, 1, cells, cells, ndim=2)
         observed = mean[0].clone().exp()
-        observed[torch.rand(cells, cells, generator=generator) > (0.0, 0.01, 0.1, 1.0, 1.0, 1.0)[i]] = math.nan
+        observed[torch.rand(cells, cells, generator=generator) > (0.0, 0.01, 0.1, 1.0, 1.0, 1.0)[i]] = (
+            math.nan
+        )
         draws = mean + spread * smooth(generator, 17, 1, cells, cells, ndim=2)
         cases[case] = {"observed": observed.numpy(), "u_ref": draws[0].numpy(), "members": draws[1:].numpy()}
-        rows[case] = {model: {"crps": {"value": factor * spread, "low": 0.9 * factor * spread, "high": 1.1 * factor * spread},
-                              "ssr": {"value": 0.8 + 0.02 * i, "low": 0.7, "high": 1.1}, "nrmse_mean": 0.123 + i,
-                              "exact": {"distance": 1.31 + i, "trace": 0.97}}
-                      for model, factor in (("dressed", 1.5), ("corrector", 1.0))}
+        rows[case] = {
+            model: {
+                "crps": {
+                    "value": factor * spread,
+                    "low": 0.9 * factor * spread,
+                    "high": 1.1 * factor * spread,
+                },
+                "ssr": {"value": 0.8 + 0.02 * i, "low": 0.7, "high": 1.1},
+                "nrmse_mean": 0.123 + i,
+                "exact": {"distance": 1.31 + i, "trace": 0.97},
+            }
+            for model, factor in (("dressed", 1.5), ("corrector", 1.0))
+        }
     axis = (np.arange(cells) + 0.5) / cells
-    sample = {"cases": cases, "fields": ["u"], "axes": ["x", "y"], "coordinates": [axis, axis], "label": "test field 3"}
-    return {"task": "darcy2d_grf", "members": 16, "cases": rows, "words": ["What is seen narrows what remains."]}, sample
+    sample = {
+        "cases": cases,
+        "fields": ["u"],
+        "axes": ["x", "y"],
+        "coordinates": [axis, axis],
+        "label": "test field 3",
+    }
+    return {
+        "task": "darcy2d_grf",
+        "members": 16,
+        "cases": rows,
+        "words": ["What is seen narrows what remains."],
+    }, sample
 
 
 @functools.cache
@@ -119,8 +170,14 @@ def test_the_section_names_every_model_and_every_number():
         for metric in (metric.name for metric in ENSEMBLE_ROWS):
             if metric in row and metric != "nonfinite_trajectories":
                 assert cell(row[metric]).replace("<b>", "").replace("</b>", "") in re.sub(
-                    r'<b style="[^"]*" title="[^"]*">|<b>| \*</b>|</b>', "", page), (model, metric)
-    for text in ("The corrector knows its &lt;error&gt;.", "Its student keeps that.", "corrector vs dressed", "16 members"):
+                    r'<b style="[^"]*" title="[^"]*">|<b>| \*</b>|</b>', "", page
+                ), (model, metric)
+    for text in (
+        "The corrector knows its &lt;error&gt;.",
+        "Its student keeps that.",
+        "corrector vs dressed",
+        "16 members",
+    ):
         assert text in page
     assert number(entry["comparisons"]["corrector vs dressed_conditional"]["crps"]["value"]) in page
     assert page.count("<svg") == page.count("<figure>") == 6
@@ -129,8 +186,13 @@ def test_the_section_names_every_model_and_every_number():
 def test_the_best_is_marked_by_the_smallest_or_by_the_calibrated_number():
     entry, _ = forecast()
     rows = {"dressed": (0.31, 1.4), "corrector": (0.2, None), "student_1": (0.22, 0.85)}
-    entry["models"] = {model: {"crps": {"value": crps, "low": 0.1, "high": 0.4}, "ssr": {"value": ssr, "low": ssr, "high": ssr}}
-                       for model, (crps, ssr) in rows.items()}
+    entry["models"] = {
+        model: {
+            "crps": {"value": crps, "low": 0.1, "high": 0.4},
+            "ssr": {"value": ssr, "low": ssr, "high": ssr},
+        }
+        for model, (crps, ssr) in rows.items()
+    }
     page = ensemble_section(entry, {}, "burgers1d")
     assert re.findall(r'title="best of the row">([^<]*)</b>', page) == ["0.200 *", "0.850 *"]
     assert text_of(page).count("–  ") >= 1 and "<svg" not in page
@@ -139,13 +201,20 @@ def test_the_best_is_marked_by_the_smallest_or_by_the_calibrated_number():
 def test_sections_fit_into_the_page_without_requests(tmp_path):
     results, _, _ = example()
     results["tasks"] = {"advection1d": results["tasks"]["advection1d"]}
-    report.write_report(results, {}, [], tmp_path / "report.html", {"Ensemble of burgers1d": page_of_forecast(),
-                                                                    "Steady prior": page_of_steady()})
+    report.write_report(
+        results,
+        {},
+        [],
+        tmp_path / "report.html",
+        {"Ensemble of burgers1d": page_of_forecast(), "Steady prior": page_of_steady()},
+    )
     text = (tmp_path / "report.html").read_text()
     page = Page(text)
     assert not page.open and "Ensemble of burgers1d" in text and len(text) < 3_000_000
     assert all(source.startswith(("data:", "#")) for source in page.sources if source)
-    assert all(link.startswith("#") for link in page.links) and "http" not in text.replace("http://www.w3.org", "")
+    assert all(link.startswith("#") for link in page.links) and "http" not in text.replace(
+        "http://www.w3.org", ""
+    )
 
 
 @pytest.mark.parametrize("space, fields", [((24, 16), 2), ((8, 8, 8), 1)])
@@ -166,30 +235,43 @@ def test_members_move_beside_the_truth():
     lines = json.loads(re.search(r"json\">(.*?)</script>", played).group(1))["lines"]
     assert played.count('<polyline class="member"') == 6 and len(lines) == 7 and lines[0][2][5] is None
     low, high = (float(end) for end in re.search(r"range (\S+) to (\S+?)<", played).groups())
-    for row, u in ((lines[-1], line["u_ref"]), (lines[3], line["members"]["corrector"][3])):   # the truth on top, the last
+    for row, u in (
+        (lines[-1], line["u_ref"]),
+        (lines[3], line["members"]["corrector"][3]),
+    ):  # the truth on top, the last
         drawn = np.clip((u[:, 0] - low) / (high - low) * 999, -99, 1099)
-        np.testing.assert_allclose(np.array(row), drawn, atol=5)   # the ends are printed with three digits
+        np.testing.assert_allclose(np.array(row), drawn, atol=5)  # the ends are printed with three digits
     plane = sample_of(*forecasts((24, 16), n=1, num_frames=3)[:2])
-    images = re.findall(r'src="(data:image/png;base64,[^"]+)"', animations.members_player(plane, "corrector", 0))
-    assert len(images) == 5 and len(set(images)) == 5   # truth, three members, their spread
+    images = re.findall(
+        r'src="(data:image/png;base64,[^"]+)"', animations.members_player(plane, "corrector", 0)
+    )
+    assert len(images) == 5 and len(set(images)) == 5  # truth, three members, their spread
     plane["members"]["corrector"] = plane["members"]["corrector"][:1]
     assert animations.members_player(plane, "corrector", 0).count("<canvas") == 2
-    assert "members beside the truth" in ensemble_section({"models": {"corrector": {"crps": 0.5}}}, plane, "burgers1d")
+    assert "members beside the truth" in ensemble_section(
+        {"models": {"corrector": {"crps": 0.5}}}, plane, "burgers1d"
+    )
 
 
 def test_what_is_missing_is_left_out():
     entry, sample = forecast()
     entry = {"models": {"operator": entry["models"]["operator"]}, "times": entry["times"]}
     page = ensemble_section(entry, {}, "burgers1d")
-    assert "corrector" not in page and "coverage" not in page and page.count("<svg") == 2  # scores by lead, spectra
+    assert (
+        "corrector" not in page and "coverage" not in page and page.count("<svg") == 2
+    )  # scores by lead, spectra
     del entry["models"]["operator"]["crps_by_lead"], entry["models"]["operator"]["spectrum_error"]
     entry["models"]["operator"] |= {"residual_spectrum_error": {"value": None, "low": None, "high": None}}
     page = ensemble_section(entry, {"members": {}}, "burgers1d")
     assert "CRPS" in page and "spectrum" not in page
     one = {"models": {"corrector": {"crps": 0.5}}}
-    assert "0.500" in ensemble_section(one, {}, "burgers1d") and "<svg" not in ensemble_section(one, {}, "burgers1d")
+    assert "0.500" in ensemble_section(one, {}, "burgers1d") and "<svg" not in ensemble_section(
+        one, {}, "burgers1d"
+    )
     sample["members"] = {"student_1": sample["members"]["student_1"]}
-    assert "student, 1 step" in ensemble_section({"models": {"corrector": {"crps": 0.5}}}, sample, "burgers1d")
+    assert "student, 1 step" in ensemble_section(
+        {"models": {"corrector": {"crps": 0.5}}}, sample, "burgers1d"
+    )
 
 
 def test_a_broken_model_is_shown_with_dashes_and_does_not_stop_the_others():
@@ -201,10 +283,17 @@ def test_a_broken_model_is_shown_with_dashes_and_does_not_stop_the_others():
             row[key] = [None] * len(value)
         elif isinstance(value, dict) and "value" in value:
             row[key] = {"value": None, "low": None, "high": None}
-    row |= {"nonfinite_trajectories": 3, "spread_skill_bins": {"spread": [None], "rmse": [None], "count": [None], "slope": None}}
+    row |= {
+        "nonfinite_trajectories": 3,
+        "spread_skill_bins": {"spread": [None], "rmse": [None], "count": [None], "slope": None},
+    }
     sample["members"]["corrector"][3, 2:] = np.nan
     page = ensemble_section(entry, sample, "burgers1d")
-    assert "non-finite trajectories" in page and "rival, no teacher" in page and "nan" not in text_of(page).lower()
+    assert (
+        "non-finite trajectories" in page
+        and "rival, no teacher" in page
+        and "nan" not in text_of(page).lower()
+    )
 
 
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
@@ -215,7 +304,7 @@ def test_every_point_of_the_reliability_diagram_is_within_its_axes(size):
         bins = row["spread_skill_bins"]
         bins["spread"], bins["rmse"] = ([size * value for value in bins[key]] for key in ("spread", "rmse"))
     [ax] = figures_ensemble.reliability(entry["models"]).axes
-    *lines, _ = ax.lines   # the last one is the diagonal
+    *lines, _ = ax.lines  # the last one is the diagonal
     assert len(lines) >= 5
     for line in lines:
         for values, (low, high) in zip(line.get_data(), (ax.get_xlim(), ax.get_ylim()), strict=True):
@@ -224,11 +313,23 @@ def test_every_point_of_the_reliability_diagram_is_within_its_axes(size):
 
 def test_steady_section_has_a_row_per_case_and_model():
     (entry, sample), page = steady(), page_of_steady()
-    for text in ("nothing seen", "1 % of cells", "10 % of cells", "means of 4×4", "all, noise 0.3", "all seen", "test field 3",
-                 "What is seen narrows", "0.123", "1.31"):
+    for text in (
+        "nothing seen",
+        "1 % of cells",
+        "10 % of cells",
+        "means of 4×4",
+        "all, noise 0.3",
+        "all seen",
+        "test field 3",
+        "What is seen narrows",
+        "0.123",
+        "1.31",
+    ):
         assert text in page, text
     assert page.count("<tr><th scope=row>") == 12 and page.count("<svg") == 1
-    assert page.count("best of the row") == 6  # CRPS of the corrector in every case; the other numbers are equal
+    assert (
+        page.count("best of the row") == 6
+    )  # CRPS of the corrector in every case; the other numbers are equal
     del sample["cases"]
     entry["cases"]["new_case"] = {"student_1": {"crps": None}}
     page = steady_section(entry, sample, "darcy2d_grf")

@@ -1,4 +1,5 @@
-"""ups/data/schedule.py: the schedule is a pure function of (seed, step), fair, and the same for any number of processes."""
+"""ups/data/schedule.py: the schedule is a pure function of (seed, step), fair, and the same for any number of
+processes."""
 
 from collections import Counter
 
@@ -12,8 +13,18 @@ WINDOWS = {"a": (10, 3), "b": (40, 7), "c": (90, 1)}
 
 
 def make(strategy="balanced", **options):
-    return Schedule(WINDOWS, **{"batch_size": 4, "seed": 3, "strategy": strategy, "temperature": 2.0, "total_steps": 120,
-                                "complexity": {"a": 2.0, "b": 1.0, "c": 3.0}, **options})
+    return Schedule(
+        WINDOWS,
+        **{
+            "batch_size": 4,
+            "seed": 3,
+            "strategy": strategy,
+            "temperature": 2.0,
+            "total_steps": 120,
+            "complexity": {"a": 2.0, "b": 1.0, "c": 3.0},
+            **options,
+        },
+    )
 
 
 @pytest.mark.parametrize("strategy", ["balanced", "proportional", "temperature", "curriculum"])
@@ -23,7 +34,9 @@ def test_a_batch_depends_on_seed_and_step_alone(strategy):
     for step in (59, 7, 30):
         batch = jump.batch(step)
         assert batch.task == expected[step].task
-        assert torch.equal(batch.rows, expected[step].rows) and torch.equal(batch.starts, expected[step].starts)
+        assert torch.equal(batch.rows, expected[step].rows) and torch.equal(
+            batch.starts, expected[step].starts
+        )
     other = make(strategy, seed=4)
     assert any(not torch.equal(other.batch(step).rows, expected[step].rows) for step in range(10))
 
@@ -37,7 +50,9 @@ def test_every_trajectory_comes_exactly_once_per_epoch_across_batch_borders():
         seen[batch.task] += batch.rows.tolist()
     epochs = {}
     for task, (num_rows, _) in WINDOWS.items():
-        epochs[task] = [seen[task][i : i + num_rows] for i in range(0, len(seen[task]) - num_rows + 1, num_rows)]
+        epochs[task] = [
+            seen[task][i : i + num_rows] for i in range(0, len(seen[task]) - num_rows + 1, num_rows)
+        ]
         assert len(epochs[task]) >= 10
         assert all(sorted(epoch) == list(range(num_rows)) for epoch in epochs[task])
     assert epochs["a"][0] != epochs["a"][1]
@@ -58,7 +73,9 @@ def test_shares_are_disjoint_and_cover_the_global_batch(world):
 
 def test_window_starts_are_uniform():
     schedule = Schedule({"a": (50, 5)}, batch_size=50, seed=1)
-    counts = torch.bincount(torch.cat([schedule.batch(step).starts for step in range(200)]), minlength=5).double()
+    counts = torch.bincount(
+        torch.cat([schedule.batch(step).starts for step in range(200)]), minlength=5
+    ).double()
     assert ((counts - 2000).square() / 2000).sum() < 18.5  # chi-square, 4 degrees of freedom, p = 0.001
 
 
@@ -68,7 +85,9 @@ def test_balanced_takes_every_task_once_per_round_in_changing_order():
     assert all(sorted(r) == ["a", "b", "c"] for r in rounds) and len(set(rounds)) > 3
 
 
-@pytest.mark.parametrize(("strategy", "weights"), [("proportional", (10, 40, 90)), ("temperature", (10**0.5, 40**0.5, 90**0.5))])
+@pytest.mark.parametrize(
+    ("strategy", "weights"), [("proportional", (10, 40, 90)), ("temperature", (10**0.5, 40**0.5, 90**0.5))]
+)
 def test_weighted_counts_stay_within_one_batch_of_their_share(strategy, weights):
     schedule, counts = make(strategy), Counter()
     for step in range(500):
@@ -84,17 +103,28 @@ def test_curriculum_brings_tasks_in_by_complexity_and_all_by_half_time():
     assert Counter(schedule.task(step) for step in range(60, 120)) == {"a": 20, "b": 20, "c": 20}
 
 
-@pytest.mark.parametrize(("options", "text"), [
-    ({"windows": {"a": (0, 3)}}, "task a has 0 training trajectories with 3 windows each; expected at least one"),
-])
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            {"windows": {"a": (0, 3)}},
+            "task a has 0 training trajectories with 3 windows each; expected at least one",
+        ),
+    ],
+)
 def test_impossible_schedules_are_refused(options, text):
     with pytest.raises(ValueError, match=text):
         Schedule(**{"windows": WINDOWS, "batch_size": 4, "seed": 0, **options})
 
 
 def test_generator_streams_of_neighbouring_keys_are_unrelated():
-    draws = torch.stack([torch.randn(2000, generator=generator(0, "noise", step, rank))
-                         for step in range(4) for rank in range(4)])
+    draws = torch.stack(
+        [
+            torch.randn(2000, generator=generator(0, "noise", step, rank))
+            for step in range(4)
+            for rank in range(4)
+        ]
+    )
     correlation = torch.corrcoef(draws) - torch.eye(16)
     assert correlation.abs().max() < 0.1  # 120 pairs; standard deviation 0.022
     assert torch.equal(draws[5], torch.randn(2000, generator=generator(0, "noise", 1, 1)))

@@ -1,5 +1,5 @@
-"""Selection on validation (ups/models/selection.py): which weights are kept, whether the network or its base serves, and the
-sentences made from the numbers that decided it (ups/evaluation/selected.py)."""
+"""Selection on validation (ups/models/selection.py): which weights are kept, whether the network or its base
+serves, and the sentences made from the numbers that decided it (ups/evaluation/selected.py)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from ups.report import model_card
 from ups.report.summary import verdict
 
 ALONE = torch.arange(64)
-MEAN = [0.4, 0.7, 0.9] + [1.0] * 7         # a base that falls to the mean
-CHAOS = [0.05, 0.15, 0.4] + [1.41] * 7     # a network that follows longer and goes on as the system does
+MEAN = [0.4, 0.7, 0.9] + [1.0] * 7  # a base that falls to the mean
+CHAOS = [0.05, 0.15, 0.4] + [1.41] * 7  # a network that follows longer and goes on as the system does
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
@@ -34,14 +34,17 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
 
 
 def rollout_squares(ratio: Tensor, seed: int = 0) -> Tensor:
-    """`squared_errors` of a network whose error is `ratio` (rows,) times its base's, row by row: (rows, 4, 6, 1)."""
+    """`squared_errors` of a network whose error is `ratio` (rows,) times its base's, row by row: (rows, 4, 6,
+    1)."""
     base = 0.01 * noise(len(ratio), 6, 1, seed=seed).exp().double()
-    return torch.stack([torch.ones_like(base), torch.ones_like(base), ratio.double().view(-1, 1, 1).square() * base, base], 1)
+    return torch.stack(
+        [torch.ones_like(base), torch.ones_like(base), ratio.double().view(-1, 1, 1).square() * base, base], 1
+    )
 
 
 def squares_of(network: list[float], base: list[float], rows: int = 64, mean: float = 0.0) -> Tensor:
-    """`squared_errors` of rollouts whose pooled error by lead, relative to the variation, is about this, rows alike but for a
-    tenth: (rows, 4, T, 1). mean: of the field, in units of its variation."""
+    """`squared_errors` of rollouts whose pooled error by lead, relative to the variation, is about this, rows
+    alike but for a tenth: (rows, 4, T, 1). mean: of the field, in units of its variation."""
     some = 1 + 0.1 * noise(rows, seed=5).double()
     ones = torch.ones(rows, len(base)).double()
     squares = [some[:, None] ** 2 * torch.tensor(part).double().square() for part in (network, base)]
@@ -49,7 +52,10 @@ def squares_of(network: list[float], base: list[float], rows: int = 64, mean: fl
 
 
 def serves(network: list[float], base: list[float], **shares: list[float]) -> float:
-    found = {1.0: squares_of(network, base), **{float(f"0.{key[4:]}"): squares_of(part, base) for key, part in shares.items()}}
+    found = {
+        1.0: squares_of(network, base),
+        **{float(f"0.{key[4:]}"): squares_of(part, base) for key, part in shares.items()},
+    }
     return select(found, ALONE, 0)["network_share"]
 
 
@@ -61,8 +67,8 @@ def beats_its_base(sums: Tensor, groups: Tensor = ALONE) -> bool:
 
 
 def test_the_network_serves_where_it_is_better_by_more_than_chance_alone():
-    luck = (0.5 * noise(64, seed=3)).exp()          # as often better as worse, and by as much
-    ratio = 0.98 * luck / luck.mean()               # on these rows a little better in the mean: that was enough before
+    luck = (0.5 * noise(64, seed=3)).exp()  # as often better as worse, and by as much
+    ratio = 0.98 * luck / luck.mean()  # on these rows a little better in the mean: that was enough before
     network, base = (part.sqrt().mean() for part in rollout_squares(ratio).unbind(1)[2:])
     assert network < base and not beats_its_base(rollout_squares(ratio))
     assert beats_its_base(rollout_squares(0.8 * luck.clamp(0.8, 1.2)))
@@ -74,13 +80,13 @@ def test_the_network_serves_where_it_is_better_by_more_than_chance_alone():
 def test_a_network_that_blows_up_on_one_start_does_not_serve():
     ratio = torch.full((64,), 0.5)
     assert beats_its_base(rollout_squares(ratio))
-    for large in (60.0, math.inf, math.nan):     # 60: by the median it is still the better of the two
+    for large in (60.0, math.inf, math.nan):  # 60: by the median it is still the better of the two
         ratio[7] = large
         assert not beats_its_base(rollout_squares(ratio))
         assert select({1.0: rollout_squares(ratio)}, ALONE, 0)["network_share"] == 0
     equal = rollout_squares(torch.ones(64))
     assert not beats_its_base(equal)
-    assert not beats_its_base(torch.zeros_like(equal))   # nothing to be told by
+    assert not beats_its_base(torch.zeros_like(equal))  # nothing to be told by
     assert select({1.0: torch.zeros_like(equal)}, ALONE, 0)["network_share"] == 0
 
 
@@ -93,25 +99,33 @@ def test_chaos_about_a_mean_is_judged_by_its_variation(mean):
 
 
 def test_where_chaos_has_taken_over_the_mean_is_no_better_than_what_goes_on_as_the_system_does():
-    """Of whole rollouts the base, which falls to the mean, is the better; what was learnt shows in the first leads. Errors above
-    chance, a network that has blown up, still count."""
+    """Of whole rollouts the base, which falls to the mean, is the better; what was learnt shows in the first
+    leads. Errors above chance, a network that has blown up, still count."""
     chaotic = squares_of(CHAOS, MEAN)
     assert pooled(chaotic)["network"] > pooled(chaotic)["base"] and not beats_its_base(chaotic)
     assert serves(CHAOS, MEAN) == 1.0
-    assert serves([0.4, 0.7, 0.9] + [1.41] * 7, MEAN) == 0.0     # learnt nothing
-    assert serves([0.05, 0.15, 0.4] + [3.0] * 7, MEAN) == 0.0    # blown up
-    assert serves(MEAN, CHAOS) == 0.0                            # the other way round: the base follows longer
-    assert serves(CHAOS, MEAN, half5=[0.06, 0.2, 0.45] + [1.1] * 7) == 1.0   # half is no better for being nearer the mean
+    assert serves([0.4, 0.7, 0.9] + [1.41] * 7, MEAN) == 0.0  # learnt nothing
+    assert serves([0.05, 0.15, 0.4] + [3.0] * 7, MEAN) == 0.0  # blown up
+    assert serves(MEAN, CHAOS) == 0.0  # the other way round: the base follows longer
+    assert (
+        serves(CHAOS, MEAN, half5=[0.06, 0.2, 0.45] + [1.1] * 7) == 1.0
+    )  # half is no better for being nearer the mean
 
 
-@pytest.mark.parametrize(("rows", "num_leads", "mean"), [(8, 20, 0.0), (8, 200, 0.3), (64, 10, 0.75), (64, 200, 0.75)])
-def test_in_chaos_the_one_that_follows_longer_serves_whether_it_goes_on_or_falls_to_the_mean(rows, num_leads, mean):
+@pytest.mark.parametrize(
+    ("rows", "num_leads", "mean"), [(8, 20, 0.0), (8, 200, 0.3), (64, 10, 0.75), (64, 200, 0.75)]
+)
+def test_in_chaos_the_one_that_follows_longer_serves_whether_it_goes_on_or_falls_to_the_mean(
+    rows, num_leads, mean
+):
     """Gaussian waves; correlations with the truth of 1 / (1 + (t / 8)^4), of the other four leads later."""
     draws, time = torch.Generator().manual_seed(0), torch.arange(1, num_leads + 1.0)
     waves = torch.randn(12, 64, generator=draws) / 12**0.5
     truth, one, other = (torch.randn(rows, num_leads, 12, generator=draws) @ waves for _ in range(3))
     for delay, is_longer in ((4.0, True), (-4.0, False)):
-        known, known_on = (1 / (1 + (part.clamp_min(0.3) / 8) ** 4)[None, :, None] for part in (time, time - delay))
+        known, known_on = (
+            1 / (1 + (part.clamp_min(0.3) / 8) ** 4)[None, :, None] for part in (time, time - delay)
+        )
         goes_on = known_on * truth + (1 - known_on**2).sqrt() * one
         falls = known * (known * truth + (1 - known**2).sqrt() * other)
         truth_squares, variation = ((truth + part).square().sum(-1) for part in (mean, 0.0))
@@ -126,19 +140,31 @@ def test_the_number_of_lost_leads_does_not_decide_what_serves(num_leads):
     lost = num_leads - 3
     for seed in range(3):
         sums = squares_of([0.05, 0.15, 0.4] + [1.41] * lost, [0.4, 0.7, 0.9] + [1.0] * lost)
-        sums[:, 2:, 3:] *= (0.1 * noise(64, 2, lost, 1, seed=seed)).exp().double()   # independent where both know nothing
+        sums[:, 2:, 3:] *= (
+            (0.1 * noise(64, 2, lost, 1, seed=seed)).exp().double()
+        )  # independent where both know nothing
         found = select({1.0: sums}, ALONE, 0)
-        assert (found["network_share"], found["num_leads"], found["num_leads_compared"]) == (1.0, num_leads, 3)
+        assert (found["network_share"], found["num_leads"], found["num_leads_compared"]) == (
+            1.0,
+            num_leads,
+            3,
+        )
 
 
-@pytest.mark.parametrize(("network", "base"), [
-    ([0.518], [0.958]),                                  # a steady task
-    ([1.2], [1.45]),                                     # a first lead, neither follows the truth
-    ([0.70] * 5, [0.945] * 5),                           # neither ever follows
-    ([0.52, 0.7, 0.8, 0.85], [0.6, 0.9, 0.95, 1.0]),
-    ([0.55] * 10, [0.49] + [0.9] * 9),                   # only the base follows, and only at first
-    ([0.45, 0.55, 0.6, 0.6], [0.45, 0.7, 0.9, 0.95]),    # both follow, the network knows much of what comes after
-])
+@pytest.mark.parametrize(
+    ("network", "base"),
+    [
+        ([0.518], [0.958]),  # a steady task
+        ([1.2], [1.45]),  # a first lead, neither follows the truth
+        ([0.70] * 5, [0.945] * 5),  # neither ever follows
+        ([0.52, 0.7, 0.8, 0.85], [0.6, 0.9, 0.95, 1.0]),
+        ([0.55] * 10, [0.49] + [0.9] * 9),  # only the base follows, and only at first
+        (
+            [0.45, 0.55, 0.6, 0.6],
+            [0.45, 0.7, 0.9, 0.95],
+        ),  # both follow, the network knows much of what comes after
+    ],
+)
 def test_an_error_counts_in_full_unless_both_first_followed_the_truth_and_then_lost_it(network, base):
     found = select({1.0: squares_of(network, base)}, ALONE, 0)
     assert found["network_share"] == 1.0 and found["num_leads_compared"] == len(base)
@@ -152,14 +178,18 @@ def test_an_error_that_falls_never_turns_the_choice_against_its_candidate():
     levels = [0.1, 0.45, 0.6, 0.79, 0.81, 1.0, 1.41, 1.7, 1.8, 3.0]
     draw = torch.Generator().manual_seed(0)
     for _ in range(300):
-        first = [levels[i] for i in torch.randint(0, 2, (2,), generator=draw)]      # both follow: else see the next test
-        network, base = ([start, *(levels[i] for i in torch.randint(0, 10, (4,), generator=draw))] for start in first)
+        first = [
+            levels[i] for i in torch.randint(0, 2, (2,), generator=draw)
+        ]  # both follow: else see the next test
+        network, base = (
+            [start, *(levels[i] for i in torch.randint(0, 10, (4,), generator=draw))] for start in first
+        )
         lead = int(torch.randint(0, 5, (1,), generator=draw))
         better = [*network]
         better[lead] = network[lead] * float(torch.rand(1, generator=draw))
         before, after = (difference(candidate, base) for candidate in (network, better))
         assert after <= before, (network, better, base)
-        assert difference(base, better) >= difference(base, network)                 # nor for the other
+        assert difference(base, better) >= difference(base, network)  # nor for the other
 
 
 def difference(network: list[float], base: list[float]) -> float:
@@ -182,28 +212,41 @@ def test_a_network_that_improves_at_any_lead_never_scores_worse_and_two_errors_n
     levels = [0.05, 0.3, 0.49, 0.51, 0.7, 0.79, 0.81, 1.0, 1.2, 1.41, 1.7, 1.8, 3.0, 10.0]
     draw = torch.Generator().manual_seed(0)
     for _ in range(300):
-        base, network = ([levels[i] for i in torch.randint(0, len(levels), (4,), generator=draw)] for _ in range(2))
+        base, network = (
+            [levels[i] for i in torch.randint(0, len(levels), (4,), generator=draw)] for _ in range(2)
+        )
         for lead, factor in itertools.product(range(4), (0.99, 0.7, 0.3)):
             better = [*network]
             better[lead] *= factor
-            worse_score, better_score = (scores_of({"a": squares_of(curve, base, 1)}) for curve in (network, better))
+            worse_score, better_score = (
+                scores_of({"a": squares_of(curve, base, 1)}) for curve in (network, better)
+            )
             assert better_score < worse_score, (network, better, base)
 
 
 def test_weights_that_follow_longer_are_kept_although_the_mean_has_the_smaller_error():
-    curves = [MEAN, [0.3, 0.6, 0.8] + [1.2] * 7, [0.2, 0.4, 0.7, 1.2] + [1.41] * 6, CHAOS, [0.05, 0.1, 0.3] + [1.41] * 7]
+    curves = [
+        MEAN,
+        [0.3, 0.6, 0.8] + [1.2] * 7,
+        [0.2, 0.4, 0.7, 1.2] + [1.41] * 6,
+        CHAOS,
+        [0.05, 0.1, 0.3] + [1.41] * 7,
+    ]
     found = [scores_of({"a": squares_of(curve, MEAN)}) for curve in curves]
     assert found == sorted(found, reverse=True) and len(set(found)) == len(found)
-    assert scores_of({"a": squares_of([0.05, 0.15, 0.4] + [3.0] * 7, MEAN)})[1] > found[0][1]   # blown up
-    far = [scores_of({"a": squares_of(curve + curve[-1:] * 400, MEAN + MEAN[-1:] * 400)}) for curve in (MEAN, CHAOS)]
-    assert far[1] < far[0]                                                                      # however long the rollout is
+    assert scores_of({"a": squares_of([0.05, 0.15, 0.4] + [3.0] * 7, MEAN)})[1] > found[0][1]  # blown up
+    far = [
+        scores_of({"a": squares_of(curve + curve[-1:] * 400, MEAN + MEAN[-1:] * 400)})
+        for curve in (MEAN, CHAOS)
+    ]
+    assert far[1] < far[0]  # however long the rollout is
 
 
 def test_where_no_error_is_large_the_score_is_the_pooled_error_bit_for_bit():
     for seed in range(5):
         draws = torch.rand(64, 2, 7, 2, generator=torch.Generator().manual_seed(seed))
         sums = torch.cat([torch.ones(64, 2, 7, 2), 0.6 * draws], 1).double()
-        sums[:, :, 3, 1] = 0.0                                    # a channel that is zero there
+        sums[:, :, 3, 1] = 0.0  # a channel that is zero there
         assert not is_lost(sums).any()
         found = pooled(sums)
         geometric = [math.exp(math.log(error)) for error in (min(found.values()), found["network"])]
@@ -211,13 +254,17 @@ def test_where_no_error_is_large_the_score_is_the_pooled_error_bit_for_bit():
         chosen = select({1.0: sums}, ALONE, 0)
         ratios = error_ratios(sums, ALONE, 0)
         assert {key: chosen[key] for key in ratios} == ratios
-        assert (chosen["network"], chosen["base"]) == tuple(float(f"{found[part]:.6g}") for part in ("network", "base"))
+        assert (chosen["network"], chosen["base"]) == tuple(
+            float(f"{found[part]:.6g}") for part in ("network", "base")
+        )
 
 
 @pytest.mark.parametrize("base", [0.945, 0.5])
 def test_every_fall_of_the_networks_error_is_a_better_score_above_its_bases_error_too(base):
     """So patience does not end a training whose error falls from 0.997 to 0.628."""
-    found = [scores_of({"a": squares_of([error], [base])}) for error in torch.linspace(0.997, 0.628, 12).tolist()]
+    found = [
+        scores_of({"a": squares_of([error], [base])}) for error in torch.linspace(0.997, 0.628, 12).tolist()
+    ]
     assert found == sorted(found, reverse=True) and len(set(found)) == len(found)
 
 
@@ -234,7 +281,12 @@ def records() -> list[dict]:
     """Selections of steady tasks and of rollouts, from real comparisons of all kinds."""
     found = []
     for (network, base), leads in itertools.product(itertools.product(GRID, GRID), (1, 4)):
-        for wobble, groups in ((0.0, ALONE), (0.2, ALONE), (0.2, ALONE % 3), (0.0, torch.zeros(64, dtype=torch.long))):
+        for wobble, groups in (
+            (0.0, ALONE),
+            (0.2, ALONE),
+            (0.2, ALONE % 3),
+            (0.0, torch.zeros(64, dtype=torch.long)),
+        ):
             sums = squares_of([network] * leads, [base] * leads)
             sums[:, 2] *= (wobble * noise(64, leads, 1, seed=leads)).exp().double()
             found.append(select({1.0: sums, 0.5: sums}, groups, 0))
@@ -247,7 +299,7 @@ def records() -> list[dict]:
 def test_the_sentence_about_the_selection_agrees_with_the_numbers_in_it():
     seen = set()
     for record in records():
-        record = json.loads(json.dumps(record, allow_nan=False))      # as it is stored
+        record = json.loads(json.dumps(record, allow_nan=False))  # as it is stored
         words, kind = in_words(record), outcome(record)
         seen.add(kind)
         assert words.startswith("The network serves") == (record["network_share"] > 0) == (kind == "network")
@@ -256,7 +308,9 @@ def test_the_sentence_about_the_selection_agrees_with_the_numbers_in_it():
         for value, part in zip((network, base), ("network", "base"), strict=True):
             assert record[part] is None or value == pytest.approx(record[part], rel=5e-3)
         assert ("base alone is better" in words) == (kind == "base") and (kind != "base" or base < network)
-        assert ("is better than its base alone" in words) == (kind == "network") and (kind != "network" or network < base)
+        assert ("is better than its base alone" in words) == (kind == "network") and (
+            kind != "network" or network < base
+        )
         assert ("not finite" in words) == (kind == "broken") == (record["network"] is None)
         assert f"{record['num_initial_conditions']} initial condition" in words
         if interval := re.search(r"interval of the ratio (\S+) to ([^;)]+)", words):
@@ -270,7 +324,9 @@ def test_the_sentence_about_the_selection_agrees_with_the_numbers_in_it():
         judged = gates.judge_task(task, {})["words"]
         if kind != "network":
             assert words in judged and numbers_in_words(record) in text
-            assert ("better without it" in text) == (kind == "base") and ("no clear difference" in text) == (kind == "tie")
+            assert ("better without it" in text) == (kind == "base") and ("no clear difference" in text) == (
+                kind == "tie"
+            )
         else:
             assert "not used" not in judged + text
     assert seen == {"network", "base", "tie", "broken"}
@@ -280,10 +336,17 @@ def a_task(record: dict | None) -> dict:
     """An entry of results.json."""
     row = {"nrmse": {"value": 0.4, "low": 0.3, "high": 0.5}}
     ratio = {"value": 0.9, "low": 0.8, "high": 0.95}
-    return {"models": {"operator": row, "persistence": row}, "times": [1.0], "num_initial_conditions": 9,
-            "num_trajectories": 9, "measure": "field", "conserved": [], "selection": record,
-            "network_is_used": bool(record and record["network_share"] > 0),
-            "comparisons": {"operator / persistence": {"nrmse": ratio}, "operator / base": {"nrmse": ratio}}}
+    return {
+        "models": {"operator": row, "persistence": row},
+        "times": [1.0],
+        "num_initial_conditions": 9,
+        "num_trajectories": 9,
+        "measure": "field",
+        "conserved": [],
+        "selection": record,
+        "network_is_used": bool(record and record["network_share"] > 0),
+        "comparisons": {"operator / persistence": {"nrmse": ratio}, "operator / base": {"nrmse": ratio}},
+    }
 
 
 def test_weights_without_a_record_load_and_no_reason_is_invented():
@@ -291,7 +354,9 @@ def test_weights_without_a_record_load_and_no_reason_is_invented():
     assert all("selection" not in head.description for head in operator.heads.values())
     task = a_task(None)
     judged = gates.judge_task(task, {})["words"]
-    assert "these weights" not in judged and "no record of the validation" in judged and "better" not in judged
+    assert (
+        "these weights" not in judged and "no record of the validation" in judged and "better" not in judged
+    )
     assert "The network is not used on a." in verdict({"tasks": {"a": task}, "gates": [], "protocol": {}})
 
 
@@ -302,7 +367,9 @@ def test_the_numbers_that_decided_stay_with_the_weights_and_do_not_hinder_a_warm
     assert first.heads["burgers1d"].is_network_used and record == first.description["tasks"][0]["selection"]
     again = json.loads(json.dumps(first.description))
     assert again["tasks"][0]["selection"] == record and again["tasks"][0]["network_share"] == 1.0
-    assert second.heads["burgers1d"].take(first.heads["burgers1d"]) == second.heads["burgers1d"].take(second.heads["burgers1d"])
+    assert second.heads["burgers1d"].take(first.heads["burgers1d"]) == second.heads["burgers1d"].take(
+        second.heads["burgers1d"]
+    )
 
 
 def test_the_model_card_states_the_selection_of_each_task():

@@ -1,4 +1,5 @@
-"""The shallow-water solver against Stoker's dam break, its conservation laws and symmetries, and finer runs."""
+"""The shallow-water solver against Stoker's dam break, its conservation laws and symmetries, and finer
+runs."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from ups.tasks.shallow_water import SIDE, dam, evolve, sample_radius, simulate
 def stoker(x: Tensor, t: float, high: float = 2.0, low: float = 1.0) -> Tensor:
     """Height of the one-dimensional dam break at x = 0, g = 1 (Stoker 1957): a fan, a plateau, a bore."""
 
-    def excess(h: float) -> float:   # velocity behind the fan less velocity behind the bore
+    def excess(h: float) -> float:  # velocity behind the fan less velocity behind the bore
         return 2 * (math.sqrt(high) - math.sqrt(h)) - (h - low) * math.sqrt(0.5 * (h + low) / (h * low))
 
     below, above = low, high
@@ -58,7 +59,7 @@ def test_a_dam_along_an_axis_breaks_as_stoker_says():
         errors.append(float((h - stoker(x, 0.5)).abs().mean()))
     orders = [math.log2(coarse / fine) for coarse, fine in zip(errors, errors[1:], strict=False)]
     assert errors[0] < 6e-3 and errors[-1] < 2e-3
-    assert min(orders) > 0.8   # first order at a bore, whatever the scheme
+    assert min(orders) > 0.8  # first order at a bore, whatever the scheme
 
 
 def test_the_same_dam_along_the_other_axis_is_the_same_to_the_last_bit():
@@ -87,8 +88,10 @@ def test_a_lake_at_rest_stays_to_the_last_bit():
 def test_water_is_conserved_until_waves_reach_the_walls_and_then_leaves():
     frames = evolve(dam(0.7, 64), width=SIDE / 64, dt=0.25, num_frames=17)
     water = frames[:, 0].mean((1, 2))
-    assert float((water[:5] / water[0] - 1).abs().max()) < 1e-12   # to t = 1
-    assert float(frames[:5, 1:].sum((2, 3)).abs().max()) < 1e-10   # and the momentum of a symmetric flow is zero
+    assert float((water[:5] / water[0] - 1).abs().max()) < 1e-12  # to t = 1
+    assert (
+        float(frames[:5, 1:].sum((2, 3)).abs().max()) < 1e-10
+    )  # and the momentum of a symmetric flow is zero
     assert water[-1] < 0.99 * water[0]
 
 
@@ -97,7 +100,7 @@ def test_heights_stay_positive_where_the_water_nearly_runs_out():
     state[0] = 1e-3
     state[0, 24:40, 24:40] = 1.0
     apart = torch.where(torch.arange(64) < 32, -1.0, 1.0).double()
-    state[1] = state[0] * apart[:, None]   # two streams that part
+    state[1] = state[0] * apart[:, None]  # two streams that part
     frames = evolve(state, width=1 / 64, dt=0.02, num_frames=8)
     assert torch.isfinite(frames).all() and frames[:, 0].min() > 0
 
@@ -119,4 +122,6 @@ def test_radii_are_uniform_and_the_dam_is_what_they_say():
     h = simulate(range(3), seed=5, resolution=128, num_frames=1, parameter=None, t_end=0.0)[:, 0, 0]
     area = (h.double() - 1).mean((1, 2)) * SIDE**2
     assert torch.allclose(area, math.pi * radii[:3].double() ** 2, rtol=1e-3)
-    assert h.min() == 1 and h.max() == 2 and float(((h > 1) & (h < 2)).double().mean()) < 0.01   # the edge alone is mixed
+    assert (
+        h.min() == 1 and h.max() == 2 and float(((h > 1) & (h < 2)).double().mean()) < 0.01
+    )  # the edge alone is mixed

@@ -1,5 +1,5 @@
-"""Which base serves (ups/models/shortlist.py): of those that validation cannot tell apart the simplest, if it is stable beyond
-the data; and what a forecast says of itself where it goes further."""
+"""Which base serves (ups/models/shortlist.py): of those that validation cannot tell apart the simplest, if it
+is stable beyond the data; and what a forecast says of itself where it goes further."""
 
 from __future__ import annotations
 
@@ -37,11 +37,15 @@ def cache_of(folder: Path, *, base: list[str] | None = None, **fields: np.ndarra
     return open_cache(config, "ks")
 
 
-def waves(num_frames: int = FRAMES, speed: float = 1.0, growth: float = 0.0, modes: int = 3, seed: int = 0) -> np.ndarray:
+def waves(
+    num_frames: int = FRAMES, speed: float = 1.0, growth: float = 0.0, modes: int = 3, seed: int = 0
+) -> np.ndarray:
     """Sums of a few waves of which each moves at `speed` and grows at a rate of `growth`, float32."""
     draw, t = np.random.default_rng(seed), DT * np.arange(num_frames)[:, None]
-    u = sum(draw.standard_normal((NUM, 1, 1)) * np.sin(m * (X - speed * t) + draw.random((NUM, 1, 1)) * 2 * np.pi)
-            for m in range(1, modes + 1))
+    u = sum(
+        draw.standard_normal((NUM, 1, 1)) * np.sin(m * (X - speed * t) + draw.random((NUM, 1, 1)) * 2 * np.pi)
+        for m in range(1, modes + 1)
+    )
     return (u * np.exp(growth * t)).astype(np.float32)
 
 
@@ -63,7 +67,9 @@ def selected(cache: Cache, **bases: torch.nn.Module) -> tuple[str, dict]:
     """Which of these candidates serves, and what is known of it."""
     shortlist = base_selection.shortlist_of(cache, 0 if cache.task.is_steady else 1, 0)
     for name, base in bases.items():
-        head = base_selection.head_with(cache, base.kind, base_selection.base_settings(cache) | {"degree": 1, "terms": []}, CPU)
+        head = base_selection.head_with(
+            cache, base.kind, base_selection.base_settings(cache) | {"degree": 1, "terms": []}, CPU
+        )
         head.base = base
         shortlist.add(name, head)
     description = base_selection.selected(shortlist, lambda fields: iter(()))[0].description
@@ -91,7 +97,9 @@ def test_a_base_that_validation_tells_from_the_best_is_not_as_good_however_simpl
         exact, close = propagator(cache, moving(), degree=3), propagator(cache, moving(growth=1e-3))
         assert len(cache.split["val"]) == num // 10
         assert selected(cache, still=Persistence(), exact=exact)[0] == "exact"
-        assert selected(cache, close=close, exact=exact)[0] == "exact"   # 1e-3 of the error of persistence is much
+        assert (
+            selected(cache, close=close, exact=exact)[0] == "exact"
+        )  # 1e-3 of the error of persistence is much
 
 
 def test_one_trajectory_that_goes_astray_is_told_from_chance(tmp_path):
@@ -100,18 +108,26 @@ def test_one_trajectory_that_goes_astray_is_told_from_chance(tmp_path):
     exact, astray = propagator(cache, moving(growth=0.1), degree=3), propagator(cache, moving(growth=0.1))
     lost = float(cache.batch(cache.split["val"][:1], 0, 1).abs().amax())
     forward = astray.forward
-    astray.forward = lambda u, known: forward(u, known) * torch.where(
-        (u.abs().amax((1, 2, 3)) >= 0.99 * lost)[:, None, None], 1.2, 1.0)
+    astray.forward = lambda u, known: (
+        forward(u, known) * torch.where((u.abs().amax((1, 2, 3)) >= 0.99 * lost)[:, None, None], 1.2, 1.0)
+    )
     assert selected(cache, astray=astray, exact=exact)[0] == "exact"
 
 
-@pytest.mark.parametrize(("term", "num_steps", "expected"), [((0,), 1, "twice"), ((0,), 2, "stable"), ((0, 0), 1, "unstable")])
-def test_an_equation_that_too_few_steps_make_unstable_serves_in_twice_as_many(tmp_path, term, num_steps, expected):
-    """u_t = -6 u_x: one step a frame goes 4.9 of the shortest waves' radians. With diffusion of the wrong sign no step helps."""
+@pytest.mark.parametrize(
+    ("term", "num_steps", "expected"), [((0,), 1, "twice"), ((0,), 2, "stable"), ((0, 0), 1, "unstable")]
+)
+def test_an_equation_that_too_few_steps_make_unstable_serves_in_twice_as_many(
+    tmp_path, term, num_steps, expected
+):
+    """u_t = -6 u_x: one step a frame goes 4.9 of the shortest waves' radians. With diffusion of the wrong
+    sign no step helps."""
     cache = cache_of(tmp_path, u=waves(speed=6.0, modes=1))
     advection, other = ((0,), ((0, (0,)),)), ((0,), ((0, (0, 0)),))
-    base = Equation(**base_selection.base_settings(cache) | {"terms": [advection, other], "num_steps": num_steps})
-    width = 2 * math.pi / CELLS   # in cells, frames and standard deviations
+    base = Equation(
+        **base_selection.base_settings(cache) | {"terms": [advection, other], "num_steps": num_steps}
+    )
+    width = 2 * math.pi / CELLS  # in cells, frames and standard deviations
     base.weight[0, 0, 0] = -6 * DT / width
     base.weight[0, 0, 1] = -0.3 if term == (0, 0) else 0.0
     name, description = selected(cache, equation=base)
@@ -123,7 +139,9 @@ def test_an_equation_that_too_few_steps_make_unstable_serves_in_twice_as_many(tm
 
 def test_a_steady_task_takes_the_simplest_of_equals_and_makes_no_rollout(tmp_path):
     a = waves(1)[:, 0]
-    said = section(tmp_path, layout={"a": ["trajectory", "x"], "u": ["trajectory", "x"]}, dt=None, inputs=["a"])
+    said = section(
+        tmp_path, layout={"a": ["trajectory", "x"], "u": ["trajectory", "x"]}, dt=None, inputs=["a"]
+    )
     write(tmp_path / "a.h5", a=a, u=-a)
     config = load_config(overlay(tmp_path, said))
     build_cache(config, "ks", progress=False)
@@ -135,13 +153,28 @@ def test_a_steady_task_takes_the_simplest_of_equals_and_makes_no_rollout(tmp_pat
 
 
 def test_complexity_orders_the_bases():
-    settings = {"num_values": 1, "num_parameters": 0, "num_channels": 1, "num_inputs": 0, "space": [16], "boundary": PERIODIC,
-                "lengths": [1.0], "dt": 0.1, "positive": [], "reach": 3}
+    settings = {
+        "num_values": 1,
+        "num_parameters": 0,
+        "num_channels": 1,
+        "num_inputs": 0,
+        "space": [16],
+        "boundary": PERIODIC,
+        "lengths": [1.0],
+        "dt": 0.1,
+        "positive": [],
+        "reach": 3,
+    }
     advection, burgers = [((0,), ((0, (0,)),))], [((1,), ((0, (0,)),))]
-    bases = [Mean(1), Persistence(), Equation(**settings, terms=advection),
-             *(Propagator(**settings, degree=degree, history=history) for degree, history in ((1, 1), (1, 4))),
-             Equation(**settings, terms=burgers), Propagator(**settings, degree=2, history=1),
-             Propagator(**settings, degree=3, history=1)]
+    bases = [
+        Mean(1),
+        Persistence(),
+        Equation(**settings, terms=advection),
+        *(Propagator(**settings, degree=degree, history=history) for degree, history in ((1, 1), (1, 4))),
+        Equation(**settings, terms=burgers),
+        Propagator(**settings, degree=2, history=1),
+        Propagator(**settings, degree=3, history=1),
+    ]
     for base in bases:
         if base.kind == "equation":
             base.weight.fill_(1.0)
@@ -159,7 +192,9 @@ def test_growth_in_modes_that_the_data_leave_empty_is_found(tmp_path):
     name, description = selected(cache, wild=wild)
     assert name == "wild" and "modes of u that are empty in the data grow" in description["base"]["unstable"]
     facts = {"description": description, "validation_nrmse": {"wild": 1e-6}}
-    assert "no base as good as this one is stable beyond the data: modes of u" in base_selection.in_words("ks", facts)
+    assert "no base as good as this one is stable beyond the data: modes of u" in base_selection.in_words(
+        "ks", facts
+    )
     facts = {"description": selected(cache, calm=calm)[1], "validation_nrmse": {"calm": 1e-6}}
     assert "stable" not in base_selection.in_words("ks", facts)
 
@@ -167,7 +202,10 @@ def test_growth_in_modes_that_the_data_leave_empty_is_found(tmp_path):
 def test_growth_of_what_the_data_hold_is_found_where_a_clamp_hides_it(tmp_path):
     """The equation keeps its states within bounds of its own, so its rollouts stay finite."""
     cache = cache_of(tmp_path, u=waves(growth=0.0))
-    settings = base_selection.base_settings(cache) | {"terms": [((0,), ((0, (0,)),)), ((1,), ())], "num_steps": 4}
+    settings = base_selection.base_settings(cache) | {
+        "terms": [((0,), ((0, (0,)),)), ((1,), ())],
+        "num_steps": 4,
+    }
     base = Equation(**settings)
     base.weight.copy_(torch.tensor([[[-1.0, 0.9]]]))
     base.low.fill_(-6.0)
@@ -185,10 +223,11 @@ def test_a_true_solution_that_grows_as_the_data_do_is_stable(tmp_path, growth):
 
 
 def test_linear_growth_goes_on(tmp_path):
-    """u = t + waves: each frame the mean rises by the same amount, which no propagator does, but an equation does."""
+    """u = t + waves: each frame the mean rises by the same amount, which no propagator does, but an equation
+    does."""
     u = waves() + 3 * np.arange(FRAMES, dtype=np.float32)[:, None]
     cache = cache_of(tmp_path, u=u)
-    settings = base_selection.base_settings(cache)   # its equation counts in cells and frames
+    settings = base_selection.base_settings(cache)  # its equation counts in cells and frames
     base = Equation(**settings | {"terms": [((0,), ()), ((0,), ((0, (0,)),))], "num_steps": 2})
     base.weight.copy_(torch.tensor([[[3.0, -settings["frame"] / settings["cell"][0]]]]))
     base.mean.copy_(cache.tokenizer.mean)
@@ -201,8 +240,11 @@ def chaos(num: int = NUM, frames: int = 20) -> np.ndarray:
     """Kuramoto-Sivashinsky on [0, 22], 0.25 apart, by ETD1 steps of 0.01."""
     k = 2 * np.pi * np.fft.rfftfreq(CELLS, 22 / CELLS)
     linear, step = k**2 - k**4, 0.01
-    decay, gain = np.exp(step * linear), np.where(linear == 0, step, np.expm1(step * linear) / np.where(linear == 0, 1, linear))
-    u = np.fft.rfft(np.random.default_rng(0).standard_normal((num, CELLS))) * np.exp(-k**2)
+    decay, gain = (
+        np.exp(step * linear),
+        np.where(linear == 0, step, np.expm1(step * linear) / np.where(linear == 0, 1, linear)),
+    )
+    u = np.fft.rfft(np.random.default_rng(0).standard_normal((num, CELLS))) * np.exp(-(k**2))
     kept = []
     for number in range(3000 + 25 * frames):
         if number >= 3000 and number % 25 == 0:
@@ -214,8 +256,13 @@ def chaos(num: int = NUM, frames: int = 20) -> np.ndarray:
 def test_chaos_is_stable(tmp_path):
     """The equation itself: what perturbs it grows, and stays on the attractor."""
     cache = cache_of(tmp_path, u=chaos())
-    settings = base_selection.base_settings(cache) | {"lengths": [22.0], "dt": 0.25, "num_steps": 16, "is_stiff": True, "terms": [
-        ((1,), ((0, (0,)),)), ((0,), ((0, (0, 0)),)), ((0,), ((0, (0, 0, 0, 0)),))]}
+    settings = base_selection.base_settings(cache) | {
+        "lengths": [22.0],
+        "dt": 0.25,
+        "num_steps": 16,
+        "is_stiff": True,
+        "terms": [((1,), ((0, (0,)),)), ((0,), ((0, (0, 0)),)), ((0,), ((0, (0, 0, 0, 0)),))],
+    }
     base = Equation(**settings)
     base.weight.fill_(-1.0)
     base.mean.copy_(cache.tokenizer.mean)
@@ -233,7 +280,10 @@ def test_diffusion_between_walls_is_stable(tmp_path):
     config = load_config(overlay(tmp_path, said))
     build_cache(config, "ks", progress=False)
     facts, _ = base_selection.fit_base(open_cache(config, "ks"), 1, 1, 0, CPU)
-    assert facts["description"]["base"]["kind"] == "propagator" and facts["description"]["base"]["unstable"] == ""
+    assert (
+        facts["description"]["base"]["kind"] == "propagator"
+        and facts["description"]["base"]["unstable"] == ""
+    )
 
 
 # ---------------------------------------------------------------- what a forecast says of itself
@@ -244,8 +294,10 @@ def model(tmp_path_factory) -> tuple[Forecaster, Cache]:
     """A forecaster of waves that grow, whose base knows how."""
     cache = cache_of(tmp_path_factory.mktemp("model"), u=waves(growth=0.6))
     facts, weights = base_selection.fit_base(cache, 1, 1, 0, CPU)
-    config = load_config(overlay(cache.path.parent, section(cache.path.parent.parent)), ["operator.model.width=8",
-                                                                                        "operator.model.depth=1"])
+    config = load_config(
+        overlay(cache.path.parent, section(cache.path.parent.parent)),
+        ["operator.model.width=8", "operator.model.depth=1"],
+    )
     operator = over_bases({"ks": (facts, weights)}, config.operator.model, "no")
     operator.heads["ks"].description["network_share"] = 0.0
     return Forecaster(operator), cache
@@ -263,7 +315,10 @@ def test_a_forecast_longer_than_what_was_evaluated_says_so_once_and_from_which_f
     u = 0.1 * waves(1)[:2]
     assert not said_of(forecaster, u, FRAMES - 1)
     [text] = said_of(forecaster, u, FRAMES + 4)
-    assert f"is longer than the {FRAMES - 1} frames on which the operator was evaluated" in text and f"frame {FRAMES} on" in text
+    assert (
+        f"is longer than the {FRAMES - 1} frames on which the operator was evaluated" in text
+        and f"frame {FRAMES} on" in text
+    )
     assert "bounds" not in text
 
 
@@ -272,7 +327,11 @@ def test_a_forecast_that_reaches_the_bounds_says_so_and_from_which_frame(model):
     u = waves(growth=0.6)
     u = u[[np.abs(u).max((1, 2)).argmax(), 0]]
     texts = said_of(forecaster, u[:, -1:], FRAMES - 1)
-    assert len(texts) == 1 and "reaches the bounds of the training data" in texts[0] and "evaluated" not in texts[0]
+    assert (
+        len(texts) == 1
+        and "reaches the bounds of the training data" in texts[0]
+        and "evaluated" not in texts[0]
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         u_pred = forecaster.forecast("ks", u[:, -1:], num_frames=FRAMES - 1)

@@ -1,4 +1,5 @@
-"""What is solved on a GPU, shown without one: a device that is the CPU under another name, and refuses what mixes the two."""
+"""What is solved on a GPU, shown without one: a device that is the CPU under another name, and refuses what
+mixes the two."""
 
 import numpy as np
 import pytest
@@ -22,7 +23,10 @@ class Elsewhere(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         homes = [getattr(x, "home", "cpu") for x in inputs]
-        if len({home for home, x in zip(homes, inputs, strict=True) if x.ndim}) > 1 and function not in COPIES:
+        if (
+            len({home for home, x in zip(homes, inputs, strict=True) if x.ndim}) > 1
+            and function not in COPIES
+        ):
             raise RuntimeError(f"{function} of tensors on different devices")
         home = str(kwargs["device"]) if kwargs.get("device") is not None else homes[0] if homes else "cpu"
         found = function(*args, **kwargs | ({"device": torch.device("cpu")} if "device" in kwargs else {}))
@@ -41,7 +45,9 @@ def gpu(monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "cells"), [("cfd1d_trans", 512), ("cfd2d", 16), ("cfd3d_turb", 8)])
-def test_a_gas_is_solved_on_the_gpu_and_gets_as_many_trajectories_as_it_has_memory_for(name, cells, gpu, monkeypatch):
+def test_a_gas_is_solved_on_the_gpu_and_gets_as_many_trajectories_as_it_has_memory_for(
+    name, cells, gpu, monkeypatch
+):
     evolve, seen = compressible.evolve, []
 
     def watched(state, *args, **kwargs):
@@ -59,7 +65,9 @@ def test_a_gas_is_solved_on_the_gpu_and_gets_as_many_trajectories_as_it_has_memo
 
 
 def test_a_solver_that_mixes_devices_is_found(gpu, monkeypatch):
-    monkeypatch.setattr(compressible, "conserved", lambda fields: conserved(fields) * torch.ones(16, device="cpu"))
+    monkeypatch.setattr(
+        compressible, "conserved", lambda fields: conserved(fields) * torch.ones(16, device="cpu")
+    )
     with Elsewhere(), pytest.raises(RuntimeError, match="tensors on different devices"):
         generate.solve("cfd1d", np.arange(2), resolution=16, **SETTINGS)
 
@@ -68,7 +76,11 @@ def test_what_gains_nothing_by_a_gpu_stays_with_the_processes(gpu, monkeypatch):
     names = ("cfd1d", "cfd3d_turb", "burgers1d", "darcy2d")
     assert [generate.solved_on(name) for name in names] == ["meta", "meta", "cpu", "cpu"]
     given = []
-    monkeypatch.setattr(generate.ProcessPoolExecutor, "map", lambda pool, function, slices: given.extend(slices) or [np.zeros(1)])
+    monkeypatch.setattr(
+        generate.ProcessPoolExecutor,
+        "map",
+        lambda pool, function, slices: given.extend(slices) or [np.zeros(1)],
+    )
     with generate.solver_pool(1000, 2) as solver, Elsewhere():
         assert solver("cfd1d", np.arange(3), resolution=16, **SETTINGS).shape == (3, 3, 3, 16) and not given
         solver("burgers1d", np.arange(3), resolution=16, **SETTINGS)

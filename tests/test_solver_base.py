@@ -1,5 +1,5 @@
-"""A coarse solver of one's own as a base: what it gives in physical units is the prediction, exactly; weights hold its name
-and no way to run it, so whoever loads them passes the function."""
+"""A coarse solver of one's own as a base: what it gives in physical units is the prediction, exactly; weights
+hold its name and no way to run it, so whoever loads them passes the function."""
 
 import sys
 
@@ -56,10 +56,23 @@ def mine(tmp_path, monkeypatch):
         waves = a * np.sin(k * x + 6 * phase) * np.exp(-nu * k**2 * t[:, None])
         with h5py.File(tmp_path / f"heat_{nu}.h5", "w") as file:
             file["u"], file.attrs["nu"] = 3 + waves.sum(1).astype(np.float32), nu
-    given = {"include": str(SMALL), "data": {"tasks": ["heat"], "source": "own"}, "cache": {"root": str(tmp_path / "cache")},
-             "task": {"heat": {"files": str(tmp_path / "heat_*.h5"), "layout": {"u": ["trajectory", "time", "x"]},
-                               "boundary": "periodic", "domain": [0, 1], "dt": 0.1, "parameters": ["nu"], "positive": ["u"],
-                               "base": {"solver": "exact_step:step"}}}}
+    given = {
+        "include": str(SMALL),
+        "data": {"tasks": ["heat"], "source": "own"},
+        "cache": {"root": str(tmp_path / "cache")},
+        "task": {
+            "heat": {
+                "files": str(tmp_path / "heat_*.h5"),
+                "layout": {"u": ["trajectory", "time", "x"]},
+                "boundary": "periodic",
+                "domain": [0, 1],
+                "dt": 0.1,
+                "parameters": ["nu"],
+                "positive": ["u"],
+                "base": {"solver": "exact_step:step"},
+            }
+        },
+    }
     (tmp_path / "my.yaml").write_text(yaml.safe_dump(given), encoding="utf-8")
     yield tmp_path / "my.yaml"
     for name in MODULES:
@@ -68,23 +81,38 @@ def mine(tmp_path, monkeypatch):
 
 def test_a_solver_that_is_exact_leaves_nothing_and_is_chosen_before_what_is_not(mine):
     config = load_config(mine, ["task.heat.base=[persistence, {solver: exact_step:step}]"])
-    assert (config.task["heat"].base, config.task["heat"].solver) == (["persistence", "solver"], "exact_step:step")
+    assert (config.task["heat"].base, config.task["heat"].solver) == (
+        ["persistence", "solver"],
+        "exact_step:step",
+    )
     build_cache(config, "heat", progress=False)
     cache = open_cache(config, "heat")
     best, scores = choose_base(cache, 0, 1, 0, torch.device("cpu"))[:2]
-    assert best.base.kind == "solver" and scores["solver exact_step:step"] < 1e-5 < 1e-2 < scores["persistence"]
-    assert best.description["base"]["settings"]["solver"] == "exact_step:step"   # named in the weights
-    operator = over_bases({"heat": ({"description": best.description}, fitted_part(best))}, config.operator.model, "no",
-                          solvers_of(config))
+    assert (
+        best.base.kind == "solver" and scores["solver exact_step:step"] < 1e-5 < 1e-2 < scores["persistence"]
+    )
+    assert best.description["base"]["settings"]["solver"] == "exact_step:step"  # named in the weights
+    operator = over_bases(
+        {"heat": ({"description": best.description}, fitted_part(best))},
+        config.operator.model,
+        "no",
+        solvers_of(config),
+    )
     z = cache.batch(cache.split["val"], 0, 1)
     operator.rollout(z, "heat", cache.parameters[cache.split["val"]], 2)
-    again = type(operator)(operator.description)   # as weights are read: without the function
-    with pytest.raises(ValueError, match="the base of heat is a solver of the user's, 'exact_step:step'; expected the function "
-                                         r"itself.* ups.load\(path, solvers=\{TASK: step\}\)"):
+    again = type(operator)(operator.description)  # as weights are read: without the function
+    with pytest.raises(
+        ValueError,
+        match="the base of heat is a solver of the user's, 'exact_step:step'; expected the function "
+        r"itself.* ups.load\(path, solvers=\{TASK: step\}\)",
+    ):
         again.rollout(z, "heat", cache.parameters[cache.split["val"]], 2)
     with pytest.raises(ValueError, match="the base of heat is a solver of the user's, 'exact_step:step'"):
         again.use_solvers({"other": operator.heads["heat"].base.step})
-    assert "exact_step" in sys.modules and again.use_solvers(solvers_of(config)).heads["heat"].base.step is not None
+    assert (
+        "exact_step" in sys.modules
+        and again.use_solvers(solvers_of(config)).heads["heat"].base.step is not None
+    )
 
 
 def test_tensors_and_a_number_per_value_go_to_a_function_of_torch(mine):
@@ -106,18 +134,28 @@ def test_our_own_solvers_are_examples(mine):
     torch.testing.assert_close(base(u, Known(raw, torch.zeros(1, dtype=torch.long), raw)), expected.float())
 
 
-@pytest.mark.parametrize(("place", "message"), [
-    ("no_such_module:step", "the solver of heat is 'no_such_module:step', which is not there .*No module named"),
-    ("exact_step:stride", "which is not there .*has no attribute 'stride'.*function step"),
-])
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (
+            "no_such_module:step",
+            "the solver of heat is 'no_such_module:step', which is not there .*No module named",
+        ),
+        ("exact_step:stride", "which is not there .*has no attribute 'stride'.*function step"),
+    ],
+)
 def test_a_solver_that_is_not_there_is_named(mine, place, message):
     with pytest.raises(ValueError, match=message):
         load_step(place, "heat")
 
 
 def test_a_wrong_shape_and_a_wrong_name_are_refused(mine):
-    base = Solver(1, "exact_step:wrong_shape", "heat", [], [], 0.1).use(load_step("exact_step:wrong_shape", "heat"))
-    with pytest.raises(ValueError, match=r"exact_step:wrong_shape gave \(2, 1, 1\) for a field of shape \(2, 1, 8\)"):
+    base = Solver(1, "exact_step:wrong_shape", "heat", [], [], 0.1).use(
+        load_step("exact_step:wrong_shape", "heat")
+    )
+    with pytest.raises(
+        ValueError, match=r"exact_step:wrong_shape gave \(2, 1, 1\) for a field of shape \(2, 1, 8\)"
+    ):
         base(torch.zeros(2, 1, 1, 8), Known(torch.zeros(2, 0), torch.zeros(2, dtype=torch.long)))
     with pytest.raises(ValueError, match=r"task.heat.solver is 'step'; expected MODULE:FUNCTION"):
         load_config(mine, ["task.heat.base={solver: step}"])
@@ -135,18 +173,27 @@ def test_a_changed_solver_is_another_stage_and_a_missing_one_is_named_before_any
     after = StageFolder(config, "operator", parents_of(config, "operator"))
     with pytest.raises(FileExistsError, match="made from another solver of heat .*expected the same one"):
         require_identity(record, after.identity, "stage operator", mine, after.remedy)
-    with pytest.raises(ValueError, match=r"task.heat.solver is 'no_such:step', and Python finds no file of a module "
-                                         r"no_such; expected one, such as no_such.py in .*PYTHONPATH"):
+    with pytest.raises(
+        ValueError,
+        match=r"task.heat.solver is 'no_such:step', and Python finds no file of a module "
+        r"no_such; expected one, such as no_such.py in .*PYTHONPATH",
+    ):
         parents_of(load_config(mine, ["task.heat.base={solver: no_such:step}"]), "operator")
 
 
 def test_a_digest_covers_the_modules_that_a_solver_imports_and_runs_none(tmp_path, monkeypatch):
     """The fakes: a digest of the named file alone, and one whose search imports the packages around it."""
     ran = "raise SystemExit('was run')\n"
-    files = {"pkg/__init__.py": ran, "pkg/mod.py": ran + "import helper, numpy\nfrom . import beside\nfrom .deep.end import f\n",
-             "pkg/beside.py": "", "pkg/deep/__init__.py": "",
-             "pkg/deep/end.py": "import importlib\nimportlib.import_module('late')", "helper.py": "import pkg.mod",
-             "late.py": "", "other.py": ""}
+    files = {
+        "pkg/__init__.py": ran,
+        "pkg/mod.py": ran + "import helper, numpy\nfrom . import beside\nfrom .deep.end import f\n",
+        "pkg/beside.py": "",
+        "pkg/deep/__init__.py": "",
+        "pkg/deep/end.py": "import importlib\nimportlib.import_module('late')",
+        "helper.py": "import pkg.mod",
+        "late.py": "",
+        "other.py": "",
+    }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
@@ -156,18 +203,27 @@ def test_a_digest_covers_the_modules_that_a_solver_imports_and_runs_none(tmp_pat
         (tmp_path / name).write_text(f"{text}\n# changed", encoding="utf-8")
         assert (solver_digest("pkg.mod:step", "ks") != before) == (name != "other.py"), name
         (tmp_path / name).write_text(text, encoding="utf-8")
-    assert solver_digest("pkg.mod:step", "ks") == before and not {"pkg", "helper", "late"} & sys.modules.keys()
+    assert (
+        solver_digest("pkg.mod:step", "ks") == before and not {"pkg", "helper", "late"} & sys.modules.keys()
+    )
 
 
 def test_a_run_s_own_configuration_names_no_solver(mine, tmp_path):
-    """It may come with weights from elsewhere: make takes it where no other configuration has the run's name."""
+    """It may come with weights from elsewhere: make takes it where no other configuration has the run's
+    name."""
     folder = tmp_path / "runs" / "x" / "operator"
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump({**yaml.safe_load(mine.read_text()), "include": None}), encoding="utf-8")
+    (folder / "config.yaml").write_text(
+        yaml.safe_dump({**yaml.safe_load(mine.read_text()), "include": None}), encoding="utf-8"
+    )
     named = "task.heat.base={solver: exact_step:step}"
-    with pytest.raises(ValueError, match="names no code to run; expected the solver of heat from you. Give it again"):
+    with pytest.raises(
+        ValueError, match="names no code to run; expected the solver of heat from you. Give it again"
+    ):
         load_config(folder / "config.yaml")
     assert load_config(folder / "config.yaml", [named]).task["heat"].solver == "exact_step:step"
     (folder / "config.yaml").write_text("include: /etc/hostname", encoding="utf-8")
-    with pytest.raises(ValueError, match="includes '/etc/hostname'; expected the whole configuration of a run"):
+    with pytest.raises(
+        ValueError, match="includes '/etc/hostname'; expected the whole configuration of a run"
+    ):
         load_config(folder / "config.yaml")

@@ -1,6 +1,5 @@
-"""ups/training/folder.py, ups/commands/stages.py: what lies in a stage's folder is that stage's, or refused; what is stale is never up
-to date.
-"""
+"""ups/training/folder.py, ups/commands/stages.py: what lies in a stage's folder is that stage's, or refused;
+what is stale is never up to date."""
 
 import errno
 import shutil
@@ -34,10 +33,15 @@ def finish(config, name="operator", **changes):
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "model.safetensors").write_bytes(b"weights")
     (directory / "config.json").write_text("{}")
-    record = {"model_sha256": file_hash(directory / "model.safetensors"),
-              "config_sha256": file_hash(directory / "config.json"), **identity, **changes}
-    write_sealed(directory / "done.json",
-                 {"stage": name, "step": 3, "fingerprint": value_hash(record), **record})
+    record = {
+        "model_sha256": file_hash(directory / "model.safetensors"),
+        "config_sha256": file_hash(directory / "config.json"),
+        **identity,
+        **changes,
+    }
+    write_sealed(
+        directory / "done.json", {"stage": name, "step": 3, "fingerprint": value_hash(record), **record}
+    )
     return directory
 
 
@@ -46,8 +50,9 @@ def test_a_finished_stage_is_believed_only_with_its_own_model(config):
     directory = finish(config)
     assert require_stage(config, "operator")["step"] == 3
     (directory / "model.safetensors").write_bytes(b"others!")
-    with pytest.raises(DamagedError, match="model.safetensors is .*; expected .* as done.json says. Delete "
-                                           ".*done.json"):
+    with pytest.raises(
+        DamagedError, match="model.safetensors is .*; expected .* as done.json says. Delete .*done.json"
+    ):
         finished_stage(directory)
     (directory / "model.safetensors").write_bytes(b"weights")
     (directory / "config.json").unlink()
@@ -59,8 +64,9 @@ def test_a_finished_stage_is_believed_only_with_its_own_model(config):
 
 
 def test_missing_operator_names_the_make_target(config):
-    with pytest.raises(FileNotFoundError, match="stage operator of run run is missing; expected .*Run: make "
-                                                "operator RUN=run"):
+    with pytest.raises(
+        FileNotFoundError, match="stage operator of run run is missing; expected .*Run: make operator RUN=run"
+    ):
         require_stage(config, "operator")
     (config.run_dir / "operator").mkdir(parents=True)
     with pytest.raises(FileNotFoundError, match="is unfinished"):
@@ -72,13 +78,19 @@ def test_a_finished_stage_is_one_of_this_configuration_with_these_parents(config
     same = ["data.tasks=[burgers1d]", f"run.root={config.run.root}", "run.name=run"]
     other = load_config(None, [*same, "operator.model.width=64"])
     free = load_config(None, [*same, "operator.train.hang_s=9"])
-    with pytest.raises(FileExistsError, match=r"stage operator of run run was made with another "
-                                              r"configuration \(hash .* in done"):
+    with pytest.raises(
+        FileExistsError,
+        match=r"stage operator of run run was made with another "
+        r"configuration \(hash .* in done",
+    ):
         require_stage(other, "operator")
     assert require_stage(free, "operator")["step"] == 3
     monkeypatch.setattr(stages, "cache_fingerprint", lambda config, task: "q")
-    with pytest.raises(FileExistsError, match=r"was made from another burgers1d \(p then, q now\); .*make "
-                                              r"remove STAGE=operator"):
+    with pytest.raises(
+        FileExistsError,
+        match=r"was made from another burgers1d \(p then, q now\); .*make "
+        r"remove STAGE=operator",
+    ):
         require_stage(config, "operator")
 
 
@@ -91,8 +103,16 @@ def folder_of(config, *overrides, parents=None, name="operator"):
     return StageFolder(changed, name, parents or {"cache": "p"})
 
 
-@pytest.mark.parametrize("left", ["environment.json", "config.yaml", "done.json", "bases/burgers1d.json",
-                                  "state/step_000000005/manifest.json"])
+@pytest.mark.parametrize(
+    "left",
+    [
+        "environment.json",
+        "config.yaml",
+        "done.json",
+        "bases/burgers1d.json",
+        "state/step_000000005/manifest.json",
+    ],
+)
 def test_any_one_record_of_another_configuration_or_parent_refuses_the_folder(config, left):
     """config.yaml or environment.json may be lost: what is left says whose the folder is."""
     folder = folder_of(config)
@@ -111,20 +131,23 @@ def test_any_one_record_of_another_configuration_or_parent_refuses_the_folder(co
     text = "run.seed 0 -> 1" if left == "config.yaml" else "made with another configuration"
     with pytest.raises(FileExistsError, match=text):
         folder_of(config, "run.seed=1").examine()
-    if left != "config.yaml":   # which knows no parents
-        with pytest.raises(FileExistsError, match=r"was made from another cache \(p then, q now\); expected "
-                                                  r"the same one. "
-                                                  "Delete .*make remove STAGE=operator RUN=run"):
+    if left != "config.yaml":  # which knows no parents
+        with pytest.raises(
+            FileExistsError,
+            match=r"was made from another cache \(p then, q now\); expected "
+            r"the same one. "
+            "Delete .*make remove STAGE=operator RUN=run",
+        ):
             folder_of(config, parents={"cache": "q"}).examine()
 
 
 def test_what_came_while_a_job_waited_for_the_lock_is_compared_again(config):
     first, second = folder_of(config), folder_of(config, "run.seed=1")
-    assert second.examine() is None   # both start at the same time
+    assert second.examine() is None  # both start at the same time
     assert first.take(0.0) == ""
     assert "another process is training in" in second.take(0.0)
     first.begin({})
-    first._lock.close()   # killed
+    first._lock.close()  # killed
     assert "run.seed 0 -> 1" in second.take(0.0)
     assert folder_of(config).take(0.0) == ""
 
@@ -133,8 +156,10 @@ def test_a_folder_that_was_removed_or_replaced_is_no_longer_ours(config):
     first, second = folder_of(config), folder_of(config)
     assert first.take(0.0) == "" and first.is_own()
     shutil.rmtree(first.path)
-    with pytest.raises(FileNotFoundError, match="was removed or replaced while this job trained in it; "
-                                                "expected the folder that"):
+    with pytest.raises(
+        FileNotFoundError,
+        match="was removed or replaced while this job trained in it; expected the folder that",
+    ):
         first.require_own()
     assert second.take(0.0) == "" and second.is_own() and not first.is_own()
     with pytest.raises(FileNotFoundError, match="was removed or replaced"):
@@ -160,8 +185,9 @@ def test_a_stage_is_not_trained_where_there_are_no_locks(config, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(files.fcntl, "flock", none)
-    with pytest.raises(OSError, match="operator/.lock cannot be locked .No locks available.; expected .* "
-                                      "locks.*Mount it"):
+    with pytest.raises(
+        OSError, match="operator/.lock cannot be locked .No locks available.; expected .* locks.*Mount it"
+    ):
         folder_of(config).take(0.0)
 
 
@@ -175,7 +201,8 @@ def test_errors_of_earlier_starts_are_kept_and_bounded(config):
     folder.begin({})
     kept = sorted(path for path in folder.path.glob("errors*"))
     assert [(path.name, (path / "rank0.json").read_text()) for path in kept] == [
-        (f"errors_of_start_{start:04d}", str(start - 1)) for start in range(5, 10)]
+        (f"errors_of_start_{start:04d}", str(start - 1)) for start in range(5, 10)
+    ]
 
 
 # ---------------------------------------------------------------- whether there is anything to do
@@ -226,24 +253,33 @@ def test_a_report_is_made_again_when_the_bench_has_measured_a_rival(config, monk
 def test_a_report_is_made_of_stages_of_this_configuration(config):
     finish(config)
     other = folder_of(config, "operator.model.width=64").config
-    with pytest.raises(FileExistsError, match="stage operator of run run was made with another "
-                                              "configuration"):
+    with pytest.raises(
+        FileExistsError, match="stage operator of run run was made with another configuration"
+    ):
         report_parents(other)
 
 
-@pytest.mark.parametrize(("finished", "arguments", "code", "text"), [
-    (True, [], 0, "run/operator: up to date"), (False, [], 3, "run/operator: to do, it is missing"),
-    (True, ["run.seed=1"], 1, "was made with another configuration"),
-    (True, ["run.sede=1"], 1, "did you mean 'seed'?")])
-def test_the_answer_is_an_exit_code_and_one_line(config, monkeypatch, capsys, finished, arguments, code,
-                                                 text):
+@pytest.mark.parametrize(
+    ("finished", "arguments", "code", "text"),
+    [
+        (True, [], 0, "run/operator: up to date"),
+        (False, [], 3, "run/operator: to do, it is missing"),
+        (True, ["run.seed=1"], 1, "was made with another configuration"),
+        (True, ["run.sede=1"], 1, "did you mean 'seed'?"),
+    ],
+)
+def test_the_answer_is_an_exit_code_and_one_line(
+    config, monkeypatch, capsys, finished, arguments, code, text
+):
     if finished:
         finish(config)
     same = ["data.tasks=[burgers1d]", f"run.root={config.run.root}", "run.name=run"]
-    monkeypatch.setattr(sys, "argv", ["stage", "operator", "--config", "configs/default.yaml", *same, *arguments])
+    monkeypatch.setattr(
+        sys, "argv", ["stage", "operator", "--config", "configs/default.yaml", *same, *arguments]
+    )
     with pytest.raises(SystemExit) as ended:
         run_script(stages.main, "ups.commands.stages")
-    if code == 1:   # Python prints what it ends with, and the status is 1
+    if code == 1:  # Python prints what it ends with, and the status is 1
         assert text in ended.value.code and "\n" not in ended.value.code
     else:
         said = capsys.readouterr().out

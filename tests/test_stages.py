@@ -1,8 +1,8 @@
-"""The stages after the operator, end to end on two tiny tasks: residuals, ensembles, processes, resumption and refusals.
+"""The stages after the operator, end to end on two tiny tasks: residuals, ensembles, processes, resumption
+and refusals.
 
-One chain of runs on one process serves all tests: an operator, its corrector, the student, the rival and the steady prior of
-`burgers1d_hidden` (1D, 32 cells) and `darcy2d_grf` (2D, 16 x 16 cells).
-"""
+One chain of runs on one process serves all tests: an operator, its corrector, the student, the rival and the
+steady prior of `burgers1d_hidden` (1D, 32 cells) and `darcy2d_grf` (2D, 16 x 16 cells)."""
 
 from __future__ import annotations
 
@@ -72,43 +72,96 @@ from ups.models.windows import augment
 from ups.training.folder import finished_stage
 from ups.training.optim import split_parameters
 
-loop_stage._context.set_forkserver_preload(["loop_stage", "train_consistency", "train_rival", "train_steady", "train_operator"])
+loop_stage._context.set_forkserver_preload(
+    ["loop_stage", "train_consistency", "train_rival", "train_steady", "train_operator"]
+)
 
 SMOKE = ROOT / "configs" / "smoke.yaml"
 CPU = torch.device("cpu")
 HIDDEN, STEADY = "burgers1d_hidden", "darcy2d_grf"
-TASKS = [f"data.tasks=[{HIDDEN},{STEADY}]", f"task.{HIDDEN}.resolution=32", f"task.{HIDDEN}.num_frames=10",
-         f"task.{HIDDEN}.t_end=0.45", f"task.{HIDDEN}.degree=1", f"task.{STEADY}.resolution=16", "evaluate.context_frames=4"]
-OPERATOR = ["operator.model.width=16", "operator.model.depth=1", "operator.model.modes=4", "operator.base_steps=5",
-            "operator.train.steps=3", "operator.train.precision='no'", "operator.train.validate_trajectories=1"]
-STAGES = {"diffusion": ("train_diffusion", ()), "consistency": ("train_consistency", ()),
-          "rival": ("train_rival", ()), "steady": ("train_steady", ())}
-PARENTS = {"diffusion": ["operator"], "consistency": ["operator", "diffusion"], "rival": ["operator", "diffusion"],
-           "steady": ["operator"]}
-TRAIN = [f"{section}.{key}" for section in ("diffusion", "consistency", "rival", "steady") for key in
-         ("train.steps=20", "train.log_every=1", "train.validate_every=10", "train.save_every=5", "train.validate_trajectories=2",
-          "train.precision='no'", "train.timeout_s=20")]
-MODEL = [f"{section}.{key}" for section in ("diffusion", "steady") for key in
-         ("model.width=16", "model.depth=1", "model.modes=4", "scale_steps=20")]
-SETTINGS = [*TASKS, *OPERATOR, *TRAIN, *MODEL, "diffusion.min_residual_ratio=0.01", "diffusion.max_whitened_std=50",
-            "consistency.tune_fraction=0.3", "consistency.members=2", "rival.members=2",
-            "evaluate.stages=[operator,diffusion,consistency,rival,steady]"]
-TUNED = 14   # first step of the tuning phase
-EXACT = "donot_use_mm_for_euclid_dist"   # of torch.cdist, which would lose small distances
+TASKS = [
+    f"data.tasks=[{HIDDEN},{STEADY}]",
+    f"task.{HIDDEN}.resolution=32",
+    f"task.{HIDDEN}.num_frames=10",
+    f"task.{HIDDEN}.t_end=0.45",
+    f"task.{HIDDEN}.degree=1",
+    f"task.{STEADY}.resolution=16",
+    "evaluate.context_frames=4",
+]
+OPERATOR = [
+    "operator.model.width=16",
+    "operator.model.depth=1",
+    "operator.model.modes=4",
+    "operator.base_steps=5",
+    "operator.train.steps=3",
+    "operator.train.precision='no'",
+    "operator.train.validate_trajectories=1",
+]
+STAGES = {
+    "diffusion": ("train_diffusion", ()),
+    "consistency": ("train_consistency", ()),
+    "rival": ("train_rival", ()),
+    "steady": ("train_steady", ()),
+}
+PARENTS = {
+    "diffusion": ["operator"],
+    "consistency": ["operator", "diffusion"],
+    "rival": ["operator", "diffusion"],
+    "steady": ["operator"],
+}
+TRAIN = [
+    f"{section}.{key}"
+    for section in ("diffusion", "consistency", "rival", "steady")
+    for key in (
+        "train.steps=20",
+        "train.log_every=1",
+        "train.validate_every=10",
+        "train.save_every=5",
+        "train.validate_trajectories=2",
+        "train.precision='no'",
+        "train.timeout_s=20",
+    )
+]
+MODEL = [
+    f"{section}.{key}"
+    for section in ("diffusion", "steady")
+    for key in ("model.width=16", "model.depth=1", "model.modes=4", "scale_steps=20")
+]
+SETTINGS = [
+    *TASKS,
+    *OPERATOR,
+    *TRAIN,
+    *MODEL,
+    "diffusion.min_residual_ratio=0.01",
+    "diffusion.max_whitened_std=50",
+    "consistency.tune_fraction=0.3",
+    "consistency.members=2",
+    "rival.members=2",
+    "evaluate.stages=[operator,diffusion,consistency,rival,steady]",
+]
+TUNED = 14  # first step of the tuning phase
+EXACT = "donot_use_mm_for_euclid_dist"  # of torch.cdist, which would lose small distances
 
 
 # ---------------------------------------------------------------- runs
 
 
-def _script(log: str, module: str, arguments: list[str], environment: dict[str, str], kill_at: int, nan_from: int) -> None:
-    """A script's main in this process, which kills itself before a step, or sees NaN residuals from a step (0: before it) on.
+def _script(
+    log: str, module: str, arguments: list[str], environment: dict[str, str], kill_at: int, nan_from: int
+) -> None:
+    """A script's main in this process, which kills itself before a step, or sees NaN residuals from a step
+    (0: before it) on.
 
     What it read of every cache, and the splits it drew residuals from, go to LOG.rows.
     """
     handle = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
-    for name in [name for name in os.environ if name.startswith(("ACCELERATE_", "MASTER_")) or name in ("RANK", "WORLD_SIZE")]:
+    for name in [
+        name
+        for name in os.environ
+        if name.startswith(("ACCELERATE_", "MASTER_")) or name in ("RANK", "WORLD_SIZE")
+    ]:
         del os.environ[name]
     os.environ.update(environment)
     torch.set_num_threads(1)
@@ -127,12 +180,14 @@ def _script(log: str, module: str, arguments: list[str], environment: dict[str, 
             read.setdefault("drawn", set()).add(split)
             drawn = draw(residuals, split, *rest, **options)
             return drawn._replace(r=drawn.r * math.nan) if 0 <= nan_from <= step[0] else drawn
+
         return call
 
     def noted(function):
         def call(cache: Cache, rows: Tensor, *rest, **options):
             read.setdefault(cache.task.name, set()).update(torch.as_tensor(rows).tolist())
             return function(cache, rows, *rest, **options)
+
         return call
 
     ups.training.run.Run.update = update_or_die
@@ -143,7 +198,9 @@ def _script(log: str, module: str, arguments: list[str], environment: dict[str, 
     Path(log).with_suffix(".rows").write_text(json.dumps({name: sorted(rows) for name, rows in read.items()}))
 
 
-def launch(root: Path, module: str, *arguments: str, world: int = 1, kill_at: int = -1, nan_from: int = -1) -> tuple[list, list]:
+def launch(
+    root: Path, module: str, *arguments: str, world: int = 1, kill_at: int = -1, nan_from: int = -1
+) -> tuple[list, list]:
     """A script on `world` processes, forked from the server of tests/loop_stage.py: (exit codes, outputs)."""
     root.mkdir(exist_ok=True)
     # read when the server starts
@@ -151,11 +208,25 @@ def launch(root: Path, module: str, *arguments: str, world: int = 1, kill_at: in
     os.environ["OMP_NUM_THREADS"] = "1"
     port, logs, processes = loop_stage.free_port(), [], []
     for rank in range(world):
-        group = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
-                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"} if world > 1 else {}
+        group = (
+            {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(world),
+                "LOCAL_WORLD_SIZE": str(world),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "ACCELERATE_USE_CPU": "true",
+            }
+            if world > 1
+            else {}
+        )
         logs.append(root / f"{time.monotonic_ns()}_rank{rank}.log")
-        processes.append(loop_stage._context.Process(target=_script, args=(str(logs[-1]), module, list(arguments), group, kill_at,
-                                                                          nan_from)))
+        processes.append(
+            loop_stage._context.Process(
+                target=_script, args=(str(logs[-1]), module, list(arguments), group, kill_at, nan_from)
+            )
+        )
         processes[-1].start()
     limit = time.monotonic() + 60
     for process in processes:
@@ -217,7 +288,9 @@ def edit(path: Path, change) -> dict:
     """Rewrite a done.json after change(record), as if the stage had ended so; the record."""
     done = json.loads(path.read_text())
     change(done)
-    done["fingerprint"] = value_hash({name: done[name] for name in ("model_sha256", "config_sha256", "config_hash", "parents")})
+    done["fingerprint"] = value_hash(
+        {name: done[name] for name in ("model_sha256", "config_sha256", "config_hash", "parents")}
+    )
     done["seal"] = value_hash({name: value for name, value in done.items() if name != "seal"})
     path.write_text(json.dumps(done))
     return done
@@ -226,11 +299,14 @@ def edit(path: Path, change) -> dict:
 @pytest.fixture
 def run_here(monkeypatch, capsys):
     """main of a stage in this process, for what ends before any process group: (exit code, output)."""
+
     def run(stage: str, data: Path, root: Path, *more: str) -> tuple[int, str]:
         for name in ("RANK", "WORLD_SIZE", "UPS_EXPECT_WORLD", "MASTER_PORT"):
             monkeypatch.delenv(name, raising=False)
         module, flags = STAGES[stage]
-        monkeypatch.setattr(sys, "argv", [f"{module}.py", *flags, "--config", str(SMOKE), *overrides_of(data, root, *more)])
+        monkeypatch.setattr(
+            sys, "argv", [f"{module}.py", *flags, "--config", str(SMOKE), *overrides_of(data, root, *more)]
+        )
         code = 0
         try:
             importlib.import_module(module).main()
@@ -238,6 +314,7 @@ def run_here(monkeypatch, capsys):
             code = error.code or 0
         captured = capsys.readouterr()
         return code, captured.out + captured.err
+
     return run
 
 
@@ -256,17 +333,21 @@ def test_a_stage_finishes_and_a_second_start_says_nothing_to_do(chain, run_here,
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_two_processes_give_the_losses_of_one(chain, tmp_path, stage):
-    codes, logs = start(stage, chain, with_parents(chain, tmp_path, stage), f"{stage}.train.micro_batch=2", world=2)
+    codes, logs = start(
+        stage, chain, with_parents(chain, tmp_path, stage), f"{stage}.train.micro_batch=2", world=2
+    )
     assert codes == [0, 0], logs
-    assert "8 = 2 processes x 2 passes of at most 2" in logs[0]   # on one process: 2 of 4
+    assert "8 = 2 processes x 2 passes of at most 2" in logs[0]  # on one process: 2 of 4
     torch.testing.assert_close(losses_of(tmp_path, stage), losses_of(chain, stage), rtol=1e-5, atol=0.0)
     key = f"validation/{HIDDEN}/pair" if stage == "consistency" else "validation/score"
     scores = [[line[key] for line in lines_of(root, stage) if key in line] for root in (chain, tmp_path)]
     assert scores[1] == pytest.approx(scores[0], rel=1e-4) and len(scores[0]) == 2 + (stage == "consistency")
 
 
-@pytest.mark.parametrize(("stage", "kill_at", "resumed_at"), [("diffusion", 13, 10), ("consistency", 17, 15), ("rival", 13, 10),
-                                                              ("steady", 13, 10)])
+@pytest.mark.parametrize(
+    ("stage", "kill_at", "resumed_at"),
+    [("diffusion", 13, 10), ("consistency", 17, 15), ("rival", 13, 10), ("steady", 13, 10)],
+)
 def test_a_killed_stage_resumes_to_the_same_weights_bit_by_bit(chain, tmp_path, stage, kill_at, resumed_at):
     codes, logs = start(stage, chain, with_parents(chain, tmp_path, stage), kill_at=kill_at)
     assert codes == [-signal.SIGKILL] and not (tmp_path / "smoke" / stage / "done.json").exists(), logs
@@ -275,18 +356,29 @@ def test_a_killed_stage_resumes_to_the_same_weights_bit_by_bit(chain, tmp_path, 
     whole, resumed = (load_file(root / "smoke" / stage / "model.safetensors") for root in (chain, tmp_path))
     assert whole.keys() == resumed.keys() and all(torch.equal(whole[name], resumed[name]) for name in whole)
     clock = ("time", "steps_per_s")
-    numbers = [[{k: v for k, v in line.items() if k not in clock} for line in lines_of(root, stage)]
-               for root in (chain, tmp_path)]
+    numbers = [
+        [{k: v for k, v in line.items() if k not in clock} for line in lines_of(root, stage)]
+        for root in (chain, tmp_path)
+    ]
     assert numbers[0] == numbers[1]
-    results = [json.loads((root / "smoke" / stage / "done.json").read_text())["results"] for root in (chain, tmp_path)]
+    results = [
+        json.loads((root / "smoke" / stage / "done.json").read_text())["results"]
+        for root in (chain, tmp_path)
+    ]
     assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("stage", ["consistency", "steady"])
 def test_a_stage_starts_from_another_run_with_its_trunk_frozen(chain, tmp_path, stage):
     root = with_parents(chain, tmp_path, stage)
-    codes, logs = start(stage, chain, root, f"{stage}.init={chain / 'smoke'}", f"{stage}.optim.trunk_factor=0",
-                        f"{stage}.train.steps=2")
+    codes, logs = start(
+        stage,
+        chain,
+        root,
+        f"{stage}.init={chain / 'smoke'}",
+        f"{stage}.optim.trunk_factor=0",
+        f"{stage}.train.steps=2",
+    )
     assert codes == [0] and f"heads: {STEADY if stage == 'steady' else HIDDEN} as it was" in logs[0], logs
     given, own = (load_file(folder / "smoke" / stage / "model.safetensors") for folder in (chain, root))
     same = {name for name in own if torch.equal(own[name], given[name])}
@@ -297,27 +389,41 @@ def test_a_stage_starts_from_another_run_with_its_trunk_frozen(chain, tmp_path, 
 def test_no_stage_reads_test_rows_and_a_corrector_only_what_the_operator_never_saw(chain, config):
     for name in (HIDDEN, STEADY):
         split = {key: set(rows.tolist()) for key, rows in open_cache(config, name).split.items()}
-        read = {stage: set(json.loads((chain / f"read_{stage}.json").read_text()).get(name, []))
-                for stage in ("operator", *STAGES)}
+        read = {
+            stage: set(json.loads((chain / f"read_{stage}.json").read_text()).get(name, []))
+            for stage in ("operator", *STAGES)
+        }
         assert read["operator"] <= split["train"] | split["val"] and read["operator"] & split["train"]
         for stage in ("steady",) if name == STEADY else ("diffusion", "consistency", "rival"):
-            fields = split["train"] if stage == "steady" else set()   # whose coefficients the linear guess is fitted to
-            assert read[stage] <= split["reserved"] | split["val"] | fields and read[stage] & split["reserved"], stage
+            fields = (
+                split["train"] if stage == "steady" else set()
+            )  # whose coefficients the linear guess is fitted to
+            assert (
+                read[stage] <= split["reserved"] | split["val"] | fields and read[stage] & split["reserved"]
+            ), stage
     for stage in STAGES:
         assert json.loads((chain / f"read_{stage}.json").read_text())["drawn"] == ["reserved", "val"]
 
 
 def test_the_scale_is_fitted_once_and_frozen_through_corrector_and_student(chain):
     scales = load_file(chain / "smoke" / "diffusion" / "scales" / f"{HIDDEN}.safetensors")
-    weights = {stage: load_file(chain / "smoke" / stage / "model.safetensors") for stage in ("diffusion", "consistency", "rival")}
+    weights = {
+        stage: load_file(chain / "smoke" / stage / "model.safetensors")
+        for stage in ("diffusion", "consistency", "rival")
+    }
     assert any(name.startswith("gaussian_out") and value.any() for name, value in scales.items())
     for name, value in scales.items():
         assert all(torch.equal(found[f"heads.{HIDDEN}.{name}"], value) for found in weights.values()), name
-    trained = [name for name in weights["diffusion"]
-               if name.removeprefix(f"heads.{HIDDEN}.") not in scales and ".limits." not in name]
+    trained = [
+        name
+        for name in weights["diffusion"]
+        if name.removeprefix(f"heads.{HIDDEN}.") not in scales and ".limits." not in name
+    ]
     assert trained and not any("gaussian" in name for name in trained)
     for stage in ("consistency", "rival"):
-        assert all(not torch.equal(weights[stage][name], weights["diffusion"][name]) for name in trained), stage
+        assert all(not torch.equal(weights[stage][name], weights["diffusion"][name]) for name in trained), (
+            stage
+        )
 
 
 def test_the_student_trains_as_many_matrices_under_muon_as_its_teacher(chain):
@@ -328,7 +434,9 @@ def test_the_student_trains_as_many_matrices_under_muon_as_its_teacher(chain):
 
 def test_the_tuned_student_is_kept_only_if_the_gate_says_so(chain):
     done = json.loads((chain / "smoke" / "consistency" / "done.json").read_text())
-    lines = {line["step"]: line for line in lines_of(chain, "consistency") if f"validation/{HIDDEN}/pair" in line}
+    lines = {
+        line["step"]: line for line in lines_of(chain, "consistency") if f"validation/{HIDDEN}/pair" in line
+    }
     assert sorted(lines) == [10, TUNED, 20]
     assert done["results"]["is_tuned"] == ("validation/gate" in lines[20])
     assert done["best_score"] == lines[20].get("validation/gate")
@@ -347,7 +455,10 @@ def test_a_dry_run_states_what_the_stage_trains_and_writes_nothing(chain, tmp_pa
     trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
     assert f"some {trained:,} parameters; " in output
     first, *_ = parents = PARENTS[stage]
-    assert f"0 of {len(parents)} parents are there; {tmp_path}/smoke/{first}/done.json is missing: make {first}" in output
+    assert (
+        f"0 of {len(parents)} parents are there; {tmp_path}/smoke/{first}/done.json is missing: make {first}"
+        in output
+    )
     assert f"on {STEADY if stage == 'steady' else HIDDEN}\n" in output and "20 steps of " in output
 
 
@@ -378,27 +489,36 @@ def test_residual_and_prediction_add_up_to_the_truth(hidden):
     torch.testing.assert_close(r + z_pred[:, 0], z[:, 1], rtol=0, atol=1e-6)
     dim = hidden.head.codec.dim
     assert torch.equal(tokens[..., :dim], z[:, 0]) and r.abs().max() > 1e-3
-    torch.testing.assert_close(tokens[..., :dim] + tokens[..., 2 * dim : 3 * dim] + r, z[:, 1], rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        tokens[..., :dim] + tokens[..., 2 * dim : 3 * dim] + r, z[:, 1], rtol=0, atol=1e-6
+    )
     before = hidden.cache.batch(hidden.cache.split["reserved"][places], torch.tensor([0, 0, 6]), 1)[:, 0]
     assert torch.equal(tokens[..., dim : 2 * dim], z[:, 0] - before) and not tokens[1, :, dim : 2 * dim].any()
-    assert facts.tolist() == [[pytest.approx(math.log(hidden.cache.dt)), 0.0]] * 3      # the state is exact
+    assert facts.tolist() == [[pytest.approx(math.log(hidden.cache.dt)), 0.0]] * 3  # the state is exact
     left = z[:, 0] - hidden.operator(before[:, None], HIDDEN, torch.zeros(3, 0))[:, 0]
     torch.testing.assert_close(tokens[[0, 2], :, 3 * dim : 4 * dim], left[[0, 2]], rtol=0, atol=1e-5)
     assert left[[0, 2]].abs().max() > 1e-3 and not tokens[1, :, 3 * dim : 4 * dim].any()
-    shifted, tokens, *_ = hidden.draw("reserved", places, starts, generator(1))   # augmented alike: truth, history, prediction
+    shifted, tokens, *_ = hidden.draw(
+        "reserved", places, starts, generator(1)
+    )  # augmented alike: truth, history, prediction
     [moved] = augment(hidden.head.task, [(z, hidden.head.codec)], generator(1))
-    torch.testing.assert_close(tokens[..., :dim] + tokens[..., 2 * dim : 3 * dim] + shifted, moved[:, 1], rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        tokens[..., :dim] + tokens[..., 2 * dim : 3 * dim] + shifted, moved[:, 1], rtol=0, atol=1e-5
+    )
     assert (moved - z).abs().max() > 0.1
 
 
 @torch.no_grad()
 def test_a_rollout_is_shown_what_the_call_before_left_of_its_state(hidden, monkeypatch):
-    """As it was drawn, without another call of the operator; the fake: what is left is always made anew, or forgotten."""
+    """As it was drawn, without another call of the operator; the fake: what is left is always made anew, or
+    forgotten."""
     z, known, calls, left = hidden.cache.batch(torch.arange(3), 0, 2), torch.zeros(3, 0), [], []
     dim, given = hidden.head.codec.dim, hidden.operator.predict
     monkeypatch.setattr(hidden.operator, "predict", lambda *args: calls.append(1) or given(*args))
 
-    def drawn(tokens: torch.Tensor, facts: torch.Tensor, noise: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    def drawn(
+        tokens: torch.Tensor, facts: torch.Tensor, noise: torch.Tensor, second: torch.Tensor
+    ) -> torch.Tensor:
         left.append(tokens[..., 3 * dim : 4 * dim])
         return 0.01 * noise
 
@@ -409,7 +529,9 @@ def test_a_rollout_is_shown_what_the_call_before_left_of_its_state(hidden, monke
     torch.testing.assert_close(left[0], begun.repeat_interleave(2, 0), rtol=0, atol=1e-5)
     for lead in (1, 2):
         torch.testing.assert_close(left[lead], 0.01 * noises[lead - 1], rtol=0, atol=1e-5)
-    anew = hidden.predict(members[:, :, :2].flatten(0, 1), hidden.head.known(known.repeat_interleave(2, 0)))[1]
+    anew = hidden.predict(members[:, :, :2].flatten(0, 1), hidden.head.known(known.repeat_interleave(2, 0)))[
+        1
+    ]
     torch.testing.assert_close(left[2], anew[..., 3 * dim : 4 * dim], rtol=0, atol=1e-5)
 
 
@@ -428,23 +550,36 @@ def test_residuals_of_bundles_keep_frames_tokens_and_channels_in_order(config):
     settings = replace(config.task[HIDDEN], history=2, bundle=3, train_from=1)
     config = replace(config, task={**config.task, HIDDEN: settings})
     cache = open_cache(config, HIDDEN)
-    operator = Operator({"model": to_dict(config.operator.model), "precision": "no",
-                         "tasks": [head_description(cache, "persistence", base_settings(cache))]})
+    operator = Operator(
+        {
+            "model": to_dict(config.operator.model),
+            "precision": "no",
+            "tasks": [head_description(cache, "persistence", base_settings(cache))],
+        }
+    )
     operator.heads[HIDDEN].codec.load_state_dict(cache.tokenizer.state_dict())
     operator.heads[HIDDEN].out.weight.normal_(std=0.1, generator=generator(0))
     residuals = TransientResiduals(operator, cache)
     assert residuals.windows("reserved") == (len(cache.split["reserved"]), 10 - 1 - 2 - 3 + 1)
-    assert residuals.description == {"name": HIDDEN, "dim": 3 * 4, "tokens": [8], "fields": [3, 32],
-                                     "num_conditions": 7 * 4 + operator.width, "num_features": operator.width}
+    assert residuals.description == {
+        "name": HIDDEN,
+        "dim": 3 * 4,
+        "tokens": [8],
+        "fields": [3, 32],
+        "num_conditions": 7 * 4 + operator.width,
+        "num_features": operator.width,
+    }
     places, starts = torch.tensor([4, 2]), torch.tensor([0, 4])
     r, tokens, *_ = residuals.draw("reserved", places, starts, None)
-    z = cache.batch(cache.split["reserved"][places], starts + 1, 5)   # starts count from train_from
+    z = cache.batch(cache.split["reserved"][places], starts + 1, 5)  # starts count from train_from
     z_pred = operator(z[:, :2], HIDDEN, torch.zeros(2, 0))
     codec = operator.heads[HIDDEN].codec
     expected = codec.decode(z[:, 2:]) - codec.decode(z_pred)
     torch.testing.assert_close(residuals.decode(r), expected, rtol=0, atol=1e-5)
     assert residuals.decode(r).shape == (2, 3, 1, 32) and tokens.shape == (2, 8, 28 + operator.width)
-    torch.testing.assert_close(tokens[..., 8:12], z[:, 0] - cache.batch(cache.split["reserved"][places], starts, 1)[:, 0])
+    torch.testing.assert_close(
+        tokens[..., 8:12], z[:, 0] - cache.batch(cache.split["reserved"][places], starts, 1)[:, 0]
+    )
     members = residuals.decode(r[:, None].expand(-1, 6, -1, -1))
     torch.testing.assert_close(members, expected[:, None].expand(-1, 6, -1, -1, -1), rtol=0, atol=1e-5)
 
@@ -454,7 +589,9 @@ def test_residual_and_guess_add_up_to_the_logarithm_of_the_solution_of_a_steady_
     places = torch.arange(8)
     r, tokens, facts, _ = steady.draw("reserved", places, torch.zeros(8), generator(2))
     z_in, z_ref, parameters = steady.fields("reserved", places)
-    z_in, z_ref = augment(steady.head.task, [(z_in, steady.head.input_codec), (z_ref, steady.head.codec)], generator(2))
+    z_in, z_ref = augment(
+        steady.head.task, [(z_in, steady.head.input_codec), (z_ref, steady.head.codec)], generator(2)
+    )
     u = steady.head.physical(z_ref[:, 0]).clamp_min(steady.linear.least)
     values, v_guess, spread, mask, guess = tokens.split(16, -1)
     torch.testing.assert_close(steady.solution(guess, r), u, rtol=1e-3, atol=0)
@@ -462,9 +599,15 @@ def test_residual_and_guess_add_up_to_the_logarithm_of_the_solution_of_a_steady_
     assert ((mask == 0) | (mask == 1)).all() and not values[mask == 0].any() and facts.shape == (8, 3)
     torch.testing.assert_close(mask.flatten(1).mean(1), facts[:, 0])
     full = (facts[:, 0] == 1) & (facts[:, 1] == 0) & (facts[:, 2] == 0)
-    assert full.any() and torch.equal(v_guess[full], values[full]) and (spread[full] == math.log(SPREAD_FLOOR)).all()
+    assert (
+        full.any()
+        and torch.equal(v_guess[full], values[full])
+        and (spread[full] == math.log(SPREAD_FLOOR)).all()
+    )
     assert (spread[~full] > math.log(SPREAD_FLOOR)).any()
-    z_pred = steady.operator(z_in[full], STEADY, parameters[full])[:, 0]   # the operator, shown all that there is
+    z_pred = steady.operator(z_in[full], STEADY, parameters[full])[
+        :, 0
+    ]  # the operator, shown all that there is
     torch.testing.assert_close(guess[full], steady.logarithm(steady.head.physical(z_pred)), rtol=0, atol=1e-3)
 
 
@@ -474,13 +617,22 @@ def test_window_starts_are_weighted_by_half_with_the_size_of_their_residuals(hid
     rows = hidden.cache.split["reserved"]
     z = hidden.cache.batch(rows, 0, 10)
     known = hidden.head.known(hidden.cache.parameters[rows])
-    rms = torch.stack([(z[:, t + 1] - hidden.predict(z[:, t : t + 1], known)[0]).square().mean().sqrt()
-                       for t in range(9)]).double()
+    rms = torch.stack(
+        [(z[:, t + 1] - hidden.predict(z[:, t : t + 1], known)[0]).square().mean().sqrt() for t in range(9)]
+    ).double()
     torch.testing.assert_close(weights, 0.5 / 9 + 0.5 * rms / rms.sum(), rtol=1e-5, atol=0)
-    assert float(weights.sum()) == pytest.approx(1.0) and weights[0] > 1.5 * weights[-1] and steady.start_weights() is None
-    starts = torch.cat([schedule_of({HIDDEN: hidden}, "reserved", 64, 0).batch(step).starts for step in range(40)])
+    assert (
+        float(weights.sum()) == pytest.approx(1.0)
+        and weights[0] > 1.5 * weights[-1]
+        and steady.start_weights() is None
+    )
+    starts = torch.cat(
+        [schedule_of({HIDDEN: hidden}, "reserved", 64, 0).batch(step).starts for step in range(40)]
+    )
     expected = len(starts) * weights
-    assert ((starts.bincount(minlength=9) - expected).square() / expected).sum() < 26.1   # chi-square, 8, p = 0.001
+    assert (
+        (starts.bincount(minlength=9) - expected).square() / expected
+    ).sum() < 26.1  # chi-square, 8, p = 0.001
 
 
 @torch.no_grad()
@@ -488,6 +640,7 @@ def test_window_starts_are_weighted_by_half_with_the_size_of_their_residuals(hid
 def test_draws_do_not_depend_on_how_the_batch_is_cut(hidden, steady, name):
     source = hidden if name == HIDDEN else steady
     places, starts = torch.tensor([5, 1, 7, 0, 2, 6]), torch.tensor([3, 0, 5, 1, 2, 4]) * (name == HIDDEN)
+
     def drawn(places, starts):
         found = source.draw("reserved", places, starts, generator(4), True, True)
         assert (found.start is not None) == (name == STEADY)
@@ -504,8 +657,9 @@ def test_draws_do_not_depend_on_how_the_batch_is_cut(hidden, steady, name):
 
 @torch.no_grad()
 def test_training_states_carry_an_error_like_a_rollouts(hidden):
-    """The frames given are exact; the error is a residual of that frame, moved, or noise as large; the truth stays. Of some
-    exact ones nothing before the history is shown, as nothing is where a forecast is given no more."""
+    """The frames given are exact; the error is a residual of that frame, moved, or noise as large; the truth
+    stays. Of some exact ones nothing before the history is shown, as nothing is where a forecast is given no
+    more."""
     count, start = 400, 4
     z = hidden.cache.batch(hidden.cache.split["reserved"][:1], start - 1, 2).expand(count, -1, -1, -1)
     off, told = hidden.disturb(z, torch.full((count,), start), [generator(7, i) for i in range(count)])
@@ -514,27 +668,38 @@ def test_training_states_carry_an_error_like_a_rollouts(hidden):
     assert abs(float((size > 0).float().mean()) - DISTURBED) < 4 * 0.5 / count**0.5
     is_alone = (off[:, 0] == off[:, 1]).flatten(1).all(1)
     assert abs(float(is_alone.float().mean()) - ALONE) < 4 * 0.3 / count**0.5 and not size[is_alone].any()
-    left = hidden.left[start - 1]                       # what a call leaves on frame 4, the last that is seen
+    left = hidden.left[start - 1]  # what a call leaves on frame 4, the last that is seen
     largest, smallest = (f(left.square().flatten(1).mean(1).sqrt().tolist()) for f in (max, min))
     seen = size[size > 0]
     assert torch.equal(told > 0, size > 0)
     assert 0.7 * smallest < (seen / told[size > 0]).min() <= (seen / told[size > 0]).max() < 1.3 * largest
     assert 0.7 * SMALLEST * smallest < seen.min() < 0.1 * seen.max() < 0.13 * LARGEST * largest
     rolled = torch.stack([left.roll(k, 1) for k in range(left.shape[1])]).flatten(0, 1).flatten(1)
-    alike = torch.nn.functional.normalize(error[size > 0, 1].flatten(1)) @ torch.nn.functional.normalize(rolled).mT
+    alike = (
+        torch.nn.functional.normalize(error[size > 0, 1].flatten(1))
+        @ torch.nn.functional.normalize(rolled).mT
+    )
     share = float((alike.amax(1) > 0.999).float().mean())
-    assert abs(share - 0.5) < 4 * 0.5 / len(seen) ** 0.5          # with structure; the rest is white
-    given, told = hidden.disturb(z, torch.zeros(count, dtype=torch.long), [generator(7, i) for i in range(count)])
-    assert torch.equal(given[~is_alone], z[~is_alone]) and torch.equal(given[:, 1], z[:, 1]) and not told.any()
-    first = hidden.disturb(z, torch.ones(count, dtype=torch.long), [generator(7, i) for i in range(count)])[0] - z
+    assert abs(share - 0.5) < 4 * 0.5 / len(seen) ** 0.5  # with structure; the rest is white
+    given, told = hidden.disturb(
+        z, torch.zeros(count, dtype=torch.long), [generator(7, i) for i in range(count)]
+    )
+    assert (
+        torch.equal(given[~is_alone], z[~is_alone]) and torch.equal(given[:, 1], z[:, 1]) and not told.any()
+    )
+    first = (
+        hidden.disturb(z, torch.ones(count, dtype=torch.long), [generator(7, i) for i in range(count)])[0] - z
+    )
     assert not first[~is_alone, 0].any() and first[:, 1].any()
     places, starts, dim = torch.arange(8), torch.full((8,), start), hidden.head.codec.dim
-    clean, off = (hidden.draw("reserved", places, starts, generator(3), is_disturbed) for is_disturbed in (False, True))
+    clean, off = (
+        hidden.draw("reserved", places, starts, generator(3), is_disturbed) for is_disturbed in (False, True)
+    )
     truth, same = (r + tokens[..., :dim] + tokens[..., 2 * dim : 3 * dim] for r, tokens, *_ in (clean, off))
     torch.testing.assert_close(same, truth, rtol=0, atol=1e-5)
     assert not torch.equal(off[1], clean[1])
     is_off = (off[1] != clean[1])[..., :dim].flatten(1).any(1)
-    assert torch.equal(off[2][:, 1] > 0, is_off) and not clean[2][:, 1].any()       # its size is told
+    assert torch.equal(off[2][:, 1] > 0, is_off) and not clean[2][:, 1].any()  # its size is told
     assert off[2][is_off, 1].max() <= math.log1p(LARGEST / SMALLEST)
 
 
@@ -544,14 +709,18 @@ def test_reserved_trajectories_are_the_same_for_every_parameter_value_and_in_no_
     assert cache.split["reserved"].numel() and cache.split["train"].numel()
     trajectories = {key: set(cache.trajectory[rows].tolist()) for key, rows in cache.split.items()}
     for key, rows in cache.split.items():
-        by_value = [set(cache.trajectory[rows[cache.parameter_index[rows] == value]].tolist())
-                    for value in cache.parameter_index.unique()]
+        by_value = [
+            set(cache.trajectory[rows[cache.parameter_index[rows] == value]].tolist())
+            for value in cache.parameter_index.unique()
+        ]
         assert all(found == trajectories[key] for found in by_value)
         assert all(not trajectories[key] & trajectories[other] for other in cache.split if other != key)
     assert sum(len(rows) for rows in cache.split.values()) == cache.num_rows
     every = Cache(cache.path, replace(cache.settings, reserve=0.0))
     assert every.split["reserved"].numel() == 0
-    assert sorted(every.split["train"].tolist()) == sorted(torch.cat([cache.split["train"], cache.split["reserved"]]).tolist())
+    assert sorted(every.split["train"].tolist()) == sorted(
+        torch.cat([cache.split["train"], cache.split["reserved"]]).tolist()
+    )
     assert all(torch.equal(every.split[key], cache.split[key]) for key in ("val", "test"))
 
 
@@ -559,26 +728,37 @@ def test_reserved_trajectories_are_the_same_for_every_parameter_value_and_in_no_
 def test_a_hidden_parameter_is_nowhere_to_be_seen(hidden, config):
     cache = hidden.cache
     assert cache.parameters.shape == (cache.num_rows, 0) and cache.parameter_values.numel() == 0
-    assert len(cache.parameter_index.unique()) == 2 and config.context(HIDDEN) == config.task[HIDDEN].history == 1
+    assert (
+        len(cache.parameter_index.unique()) == 2
+        and config.context(HIDDEN) == config.task[HIDDEN].history == 1
+    )
     assert config.data_dir(HIDDEN).name == "burgers1d"
     places = torch.tensor([0, 1])
     one = cache.split["reserved"][places]
-    two = one + config.task[HIDDEN].num_trajectories   # the same initial states, the other parameter value
+    two = one + config.task[HIDDEN].num_trajectories  # the same initial states, the other parameter value
     assert (cache.parameter_index[one] != cache.parameter_index[two]).all()
     z_one, z_two = cache.batch(one, 0, 2), cache.batch(two, 0, 2)
     torch.testing.assert_close(z_one[:, 0], z_two[:, 0], rtol=0, atol=1e-6)
-    assert (z_one[:, 1] - z_two[:, 1]).abs().max() > 0.01   # and yet the next state differs
-    for a, b in zip(hidden.predict(z_one[:, :1], hidden.head.known(cache.parameters[one])),
-                    hidden.predict(z_one[:, :1], hidden.head.known(cache.parameters[two])),
-                    strict=True):
+    assert (z_one[:, 1] - z_two[:, 1]).abs().max() > 0.01  # and yet the next state differs
+    for a, b in zip(
+        hidden.predict(z_one[:, :1], hidden.head.known(cache.parameters[one])),
+        hidden.predict(z_one[:, :1], hidden.head.known(cache.parameters[two])),
+        strict=True,
+    ):
         assert torch.equal(a, b)
 
 
 def test_validation_residuals_are_fixed_and_of_the_validation_split(hidden):
     first, again = (validation(hidden, 0, 3) for _ in range(2))
-    assert all(torch.equal(a, b) for one, two in zip(first, again, strict=True) for a, b in zip(one[:3], two[:3], strict=True))
+    assert all(
+        torch.equal(a, b)
+        for one, two in zip(first, again, strict=True)
+        for a, b in zip(one[:3], two[:3], strict=True)
+    )
     states = hidden.cache.batch(hidden.cache.split["val"], 0, hidden.cache.num_frames).flatten(0, 1)
-    spectra = torch.fft.rfft(hidden.head.codec.decode(states)[:, 0]).abs()   # of every state to be shown, whatever its shift
+    spectra = torch.fft.rfft(
+        hidden.head.codec.decode(states)[:, 0]
+    ).abs()  # of every state to be shown, whatever its shift
     for _, tokens, *_ in first:
         found = torch.fft.rfft(hidden.head.codec.decode(tokens[..., :4])[:, 0]).abs()
         assert (torch.cdist(found, spectra, compute_mode=EXACT).min(1).values < 1e-3).all()
@@ -597,16 +777,31 @@ def ensembles(hidden, config) -> Ensembles:
 def shown(source: TransientResiduals, count: int = 5) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(tokens, facts, noise, second) of test windows."""
     _, tokens, facts, _ = source.draw("test", torch.arange(count) % 4, torch.arange(count), None)
-    return tokens, facts, *(torch.randn(count, 8, 4, generator=generator(9, key)) for key in ("noise", "second"))
+    return (
+        tokens,
+        facts,
+        *(torch.randn(count, 8, 4, generator=generator(9, key)) for key in ("noise", "second")),
+    )
 
 
 @torch.no_grad()
 def test_the_ways_to_draw_are_what_they_are_called(ensembles, chain, config):
-    assert ensembles.names == ["operator", "dressed", "dressed_conditional", "dressed_waves", "dressed_resampled", "rival",
-                               "corrector", "student_1", "student_2"]
+    assert ensembles.names == [
+        "operator",
+        "dressed",
+        "dressed_conditional",
+        "dressed_waves",
+        "dressed_resampled",
+        "rival",
+        "corrector",
+        "student_1",
+        "student_2",
+    ]
     tokens, facts, noise, second = shown(ensembles.residuals)
     draw = partial(ensembles.residual, tokens=tokens, facts=facts, noise=noise, second=second)
-    networks = {stage: load_corrector(chain / "smoke" / stage) for stage in ("diffusion", "consistency", "rival")}
+    networks = {
+        stage: load_corrector(chain / "smoke" / stage) for stage in ("diffusion", "consistency", "rival")
+    }
     head = networks["diffusion"].heads[HIDDEN]
     assert not draw("operator").any()
     torch.testing.assert_close(draw("dressed"), head.marginal_mean + head.marginal_std * noise)
@@ -619,15 +814,25 @@ def test_the_ways_to_draw_are_what_they_are_called(ensembles, chain, config):
     scale = head.r_std * condition.log_scale.exp()
     torch.testing.assert_close(draw("dressed_conditional"), head.r_mean + scale * (condition.mean + noise))
     assert head.waves.std.std() > 0.1
-    torch.testing.assert_close(draw("dressed_waves"), head.r_mean + scale * (condition.mean + head.waves.coloured(noise)))
-    ends = {"corrector": sample(networks["diffusion"].velocity(condition), noise, config.diffusion.sampler_steps)}
-    for stage, name in (("consistency", "student_1"), ("rival", "rival")):   # f = cos x - sin F at pi/2
+    torch.testing.assert_close(
+        draw("dressed_waves"), head.r_mean + scale * (condition.mean + head.waves.coloured(noise))
+    )
+    ends = {
+        "corrector": sample(networks["diffusion"].velocity(condition), noise, config.diffusion.sampler_steps)
+    }
+    for stage, name in (("consistency", "student_1"), ("rival", "rival")):  # f = cos x - sin F at pi/2
         ends[name] = -networks[stage].velocity(condition)(noise, torch.full((5,), math.pi / 2))
-    mid, student = networks["consistency"].description["mid_angle"], networks["consistency"].velocity(condition)
-    assert mid == pytest.approx(3 / 8 * math.pi)   # on the teacher's path of four steps, the nearest to 1.1
+    mid, student = (
+        networks["consistency"].description["mid_angle"],
+        networks["consistency"].velocity(condition),
+    )
+    assert mid == pytest.approx(3 / 8 * math.pi)  # on the teacher's path of four steps, the nearest to 1.1
     x = math.cos(mid) * ends["student_1"] + math.sin(mid) * second
     ends["student_2"] = math.cos(mid) * x - math.sin(mid) * student(x, torch.full((5,), mid))
-    states, stages = ensembles.residuals, {"student_1": "consistency", "student_2": "consistency", "rival": "rival"}
+    states, stages = (
+        ensembles.residuals,
+        {"student_1": "consistency", "student_2": "consistency", "rival": "rival"},
+    )
 
     def limited(name: str, end: torch.Tensor) -> torch.Tensor:
         limits = networks[stages.get(name, "diffusion")].heads[HIDDEN].limits
@@ -643,14 +848,18 @@ def test_the_ways_to_draw_are_what_they_are_called(ensembles, chain, config):
 
 
 @torch.no_grad()
-def test_resampled_residuals_are_whole_residuals_of_reserved_rows_each_equally_likely(ensembles, hidden, monkeypatch):
+def test_resampled_residuals_are_whole_residuals_of_reserved_rows_each_equally_likely(
+    ensembles, hidden, monkeypatch
+):
     assert ensembles.bank.shape == (ups.evaluation.ensemble.BANK, 8, 4)
     rows = hidden.cache.split["reserved"]
     z = hidden.cache.batch(rows, 0, hidden.cache.num_frames)
     known = hidden.head.known(hidden.cache.parameters[rows])
     r = torch.cat([z[:, t + 1] - hidden.predict(z[:, t : t + 1], known)[0] for t in range(9)])
     # of about the same size: the bank's states were shifted, with which the operator does not commute exactly
-    assert float(ensembles.bank.square().mean().sqrt()) == pytest.approx(float(r.square().mean().sqrt()), rel=0.1)
+    assert float(ensembles.bank.square().mean().sqrt()) == pytest.approx(
+        float(r.square().mean().sqrt()), rel=0.1
+    )
     tokens, facts, *_ = shown(hidden, 1)
     noise, count = torch.randn(8000, 8, 4, generator=generator(3)), len(ensembles.bank)
     drawn = ensembles.residual("dressed_resampled", tokens, facts, noise, noise)
@@ -659,28 +868,48 @@ def test_resampled_residuals_are_whole_residuals_of_reserved_rows_each_equally_l
     monkeypatch.undo()
     assert torch.equal(drawn, ensembles.bank[index])
     tenths = (index * 10 // count).bincount(minlength=10).double()
-    assert ((tenths - 800).square() / 800).sum() < 27.9 and len(index.unique()) > 0.99 * count   # chi-square, 9, p = 0.001
+    assert ((tenths - 800).square() / 800).sum() < 27.9 and len(
+        index.unique()
+    ) > 0.99 * count  # chi-square, 9, p = 0.001
 
 
 @torch.no_grad()
 def test_evaluations_are_counted_as_they_are_made(ensembles, config):
     tokens, facts, noise, second = shown(ensembles.residuals)
     network = ensembles.corrector
-    size = sum(p.numel() for name, p in network.backbone.named_parameters() if ".own." not in name or f".{HIDDEN}." in name)
+    size = sum(
+        p.numel()
+        for name, p in network.backbone.named_parameters()
+        if ".own." not in name or f".{HIDDEN}." in name
+    )
     share = sum(p.numel() for p in ensembles.head.gaussian.parameters()) / size
-    expected = {"operator": 0, "dressed": 0, "dressed_conditional": 0, "dressed_waves": 0, "dressed_resampled": 0, "rival": 1,
-                "student_1": 1, "student_2": 2, "corrector": 2 * config.diffusion.sampler_steps}
+    expected = {
+        "operator": 0,
+        "dressed": 0,
+        "dressed_conditional": 0,
+        "dressed_waves": 0,
+        "dressed_resampled": 0,
+        "rival": 1,
+        "student_1": 1,
+        "student_2": 2,
+        "corrector": 2 * config.diffusion.sampler_steps,
+    }
     for name, count in expected.items():
         draw = partial(ensembles.residual, name, tokens, facts, noise, second)
-        gaussian = 0.0 if name in ("operator", "dressed", "dressed_resampled") else share   # of mean and scale
+        gaussian = 0.0 if name in ("operator", "dressed", "dressed_resampled") else share  # of mean and scale
         assert ensembles.count_calls(draw) == Counter(draw=count, every=pytest.approx(count + gaussian)), name
         costs = costs_per_state(ensembles, name, 2)
         assert costs["evaluations_per_state"] == count
-        assert costs["networks_per_state"] == pytest.approx(count + gaussian + 1)   # the operator's trunk is always asked
+        assert costs["networks_per_state"] == pytest.approx(
+            count + gaussian + 1
+        )  # the operator's trunk is always asked
         assert costs["operations_per_state"] > 0
     seven = partial(ensembles.residual, "corrector", tokens, facts, noise, second, num_steps=7)
     assert ensembles.count_calls(seven)["draw"] == 14
-    copied, whitened = copy.deepcopy(ensembles.samplers["corrector"]), Sampler.whitened   # which no hook of the first one sees
+    copied, whitened = (
+        copy.deepcopy(ensembles.samplers["corrector"]),
+        Sampler.whitened,
+    )  # which no hook of the first one sees
 
     def teacher(sampler, *args, **options):
         return whitened(copied if sampler.evaluations == 1 else sampler, *args, **options)
@@ -704,16 +933,28 @@ def test_rollouts_of_the_operator_are_its_plain_rollouts(ensembles, hidden):
     torch.testing.assert_close(found[:, 0], expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("model", ["dressed", "dressed_conditional", "dressed_waves", "dressed_resampled", "rival", "corrector",
-                                   "student_2"])
-def test_members_do_not_depend_on_the_batch_and_follow_the_seed(ensembles, hidden, config, monkeypatch, model):
+@pytest.mark.parametrize(
+    "model",
+    [
+        "dressed",
+        "dressed_conditional",
+        "dressed_waves",
+        "dressed_resampled",
+        "rival",
+        "corrector",
+        "student_2",
+    ],
+)
+def test_members_do_not_depend_on_the_batch_and_follow_the_seed(
+    ensembles, hidden, config, monkeypatch, model
+):
     rows = hidden.cache.split["test"][:3]
     together = rollouts(ensembles, model, rows, 3, 3)
     assert together.shape == (3, 3, 3, 1, 32) and len(together.flatten(2)[..., 0].unique()) == 9
     exact = {"rtol": 0, "atol": 1e-6}
     torch.testing.assert_close(rollouts(ensembles, model, rows[1:2], 3, 3), together[1:2], **exact)
     torch.testing.assert_close(rollouts(ensembles, model, rows.flip(0), 3, 3).flip(0), together, **exact)
-    monkeypatch.setattr(ups.generative.draws, "BLOCK", 4)   # more than one trajectory's, less than two's
+    monkeypatch.setattr(ups.generative.draws, "BLOCK", 4)  # more than one trajectory's, less than two's
     torch.testing.assert_close(rollouts(ensembles, model, rows, 3, 3), together, rtol=1e-4, atol=1e-5)
     monkeypatch.setattr(ensembles, "seed", 1)
     assert (rollouts(ensembles, model, rows, 3, 3) - together).abs().amax((2, 3, 4)).min() > 1e-4
@@ -723,21 +964,31 @@ def test_members_do_not_depend_on_the_batch_and_follow_the_seed(ensembles, hidde
 def test_leads_and_members_have_noise_of_their_own(ensembles):
     parts = [part.flatten(1) for lead in range(3) for part in ensembles.noise(torch.tensor([2, 5]), lead, 4)]
     draws = torch.cat(parts)
-    assert (torch.corrcoef(draws) - torch.eye(len(draws))).abs().max() < 0.8 and len(draws) == 48   # 32 numbers each
+    assert (torch.corrcoef(draws) - torch.eye(len(draws))).abs().max() < 0.8 and len(
+        draws
+    ) == 48  # 32 numbers each
 
 
 @torch.no_grad()
 def test_single_steps_are_compared_on_the_same_test_windows_with_the_same_noise(ensembles, hidden):
     windows = one_step(ensembles, 6, 3, ensembles.names)
     draws, again = windows.draws, one_step(ensembles, 6, 3, ["corrector"]).draws
-    assert set(draws) == set(ensembles.names) and draws["operator"].shape[1] == 1 and not draws["operator"].any()
+    assert (
+        set(draws) == set(ensembles.names) and draws["operator"].shape[1] == 1 and not draws["operator"].any()
+    )
     assert windows.truth.shape == (6, 8, 4) and windows.rows.max() < len(hidden.cache.split["test"])
     torch.testing.assert_close(again["corrector"], draws["corrector"])
-    torch.testing.assert_close(windows.u_ref, hidden.decode(windows.truth), rtol=0, atol=1e-5)   # the codec leaves nothing out
+    torch.testing.assert_close(
+        windows.u_ref, hidden.decode(windows.truth), rtol=0, atol=1e-5
+    )  # the codec leaves nothing out
     mixed = one_step(ensembles, 6, 3, ["corrector", "dressed"], is_shuffled=True).draws
-    torch.testing.assert_close(mixed["dressed"], draws["dressed"])   # which knows no conditions
-    gaussian = one_step(ensembles, 6, 3, ["dressed_conditional"], is_shuffled=True).draws["dressed_conditional"]
-    torch.testing.assert_close(gaussian, draws["dressed_conditional"])   # nor has a network that could lose them
+    torch.testing.assert_close(mixed["dressed"], draws["dressed"])  # which knows no conditions
+    gaussian = one_step(ensembles, 6, 3, ["dressed_conditional"], is_shuffled=True).draws[
+        "dressed_conditional"
+    ]
+    torch.testing.assert_close(
+        gaussian, draws["dressed_conditional"]
+    )  # nor has a network that could lose them
     assert (mixed["corrector"] - draws["corrector"]).abs().max() > 1e-3
     fine = one_step(ensembles, 6, 3, ["corrector"], num_steps=32).draws
     assert 0 < (fine["corrector"] - draws["corrector"]).abs().max()
@@ -758,22 +1009,43 @@ def test_posterior_draws_are_what_they_are_called(chain, steady, config, monkeyp
     place = (torch.special.ndtr(noise.flatten(2)[..., 0].double()) * len(bank)).long()
     field = torch.cat([member_noise(steady.noise_shape, 0, [row], 0, 4, "field") for row in (0, 1)])
     v_drawn = steady.linear(observation, field).draws.flatten(0, 1)
-    pushed = steady.logarithm(steady.head.physical(steady.operator(
-        steady.head.input_codec.encode(v_drawn)[:, None], STEADY, parameters.repeat_interleave(4, 0))[:, 0]))
-    own = head.condition(start.tokens, start.facts)      # the operator's own error, at each draw as if it were all seen
-    torch.testing.assert_close(start.off.view_as(noise), pushed.view_as(noise) - guess[:, None], rtol=0, atol=1e-5)
+    pushed = steady.logarithm(
+        steady.head.physical(
+            steady.operator(
+                steady.head.input_codec.encode(v_drawn)[:, None], STEADY, parameters.repeat_interleave(4, 0)
+            )[:, 0]
+        )
+    )
+    own = head.condition(
+        start.tokens, start.facts
+    )  # the operator's own error, at each draw as if it were all seen
+    torch.testing.assert_close(
+        start.off.view_as(noise), pushed.view_as(noise) - guess[:, None], rtol=0, atol=1e-5
+    )
     assert (v_drawn[:4] - v_drawn[0]).abs().max() > 0.01
     assert torch.equal(start.facts, torch.tensor([[1.0, 0.0, 0.0]]).expand(8, 3))
     with_error = start.off + head.unwhiten(noise.flatten(0, 1), own)
     begun = head.whiten(with_error, condition)
-    residuals = {"dressed": bank.mean(0) + bank.std(0) * noise, "resampled": bank[place], "pushed": start.off,
-                 "gaussian": head.unwhiten(noise.flatten(0, 1), condition)}
+    residuals = {
+        "dressed": bank.mean(0) + bank.std(0) * noise,
+        "resampled": bank[place],
+        "pushed": start.off,
+        "gaussian": head.unwhiten(noise.flatten(0, 1), condition),
+    }
     whole = predict_draws(steady, observation_of_all(v), parameters, 0, [0, 1], 4)
-    head.by = "pushed"      # the operator's own error is all that is uncertain there, and always drawn
-    torch.testing.assert_close(posterior_draws(prior, steady, *whole, "prior", bank),
-                               posterior_draws(prior, steady, *whole, "gaussian", bank), rtol=1e-4, atol=0)
-    by = {"pushed": start.off, "error": with_error, "gaussian": residuals["gaussian"],
-          "diffusion": head.unwhiten(sample(prior.velocity(condition), begun, 4), condition)}
+    head.by = "pushed"  # the operator's own error is all that is uncertain there, and always drawn
+    torch.testing.assert_close(
+        posterior_draws(prior, steady, *whole, "prior", bank),
+        posterior_draws(prior, steady, *whole, "gaussian", bank),
+        rtol=1e-4,
+        atol=0,
+    )
+    by = {
+        "pushed": start.off,
+        "error": with_error,
+        "gaussian": residuals["gaussian"],
+        "diffusion": head.unwhiten(sample(prior.velocity(condition), begun, 4), condition),
+    }
     head.description["start"] = "pushed"
     _, z, _ = steady.fields("reserved", torch.arange(len(bank)))
     blind = posterior_draws(prior, steady, predicted, noise, "blind", bank)
@@ -787,7 +1059,7 @@ def test_posterior_draws_are_what_they_are_called(chain, steady, config, monkeyp
     monkeypatch.setattr(ups.generative.draws, "STATES", 3)
     again = posterior_draws(prior, steady, predicted, noise, "prior", bank)
     torch.testing.assert_close(again, draws, rtol=1e-3, atol=1e-6)
-    head.description["start"] = "gaussian"      # the path begins at white noise
+    head.description["start"] = "gaussian"  # the path begins at white noise
     r = head.unwhiten(sample(prior.velocity(condition), noise.flatten(0, 1), 4), condition)
     draws = posterior_draws(prior, steady, predicted, noise, "prior", bank)
     torch.testing.assert_close(draws, steady.solution(guess[:, None], r.view_as(noise)), rtol=1e-3, atol=1e-6)
@@ -795,23 +1067,36 @@ def test_posterior_draws_are_what_they_are_called(chain, steady, config, monkeyp
 
 @torch.no_grad()
 def test_a_prior_serves_by_what_draws_best_on_validation_and_says_so(chain, steady, monkeypatch):
-    """A path that leads astray does not serve, nor does an error that is none; where both are right they do."""
+    """A path that leads astray does not serve, nor does an error that is none; where both are right they
+    do."""
     done = json.loads((chain / "smoke" / "steady" / "done.json").read_text())["results"]["choice"][STEADY]
     prior = load_corrector(chain / "smoke" / "steady")
-    head, ranks = prior.heads[STEADY], SimpleNamespace(rank=0, world=1, device="cpu", agreed=lambda work, _: work(),
-                                                       reduce_sum=lambda sums: sums)
+    head, ranks = (
+        prior.heads[STEADY],
+        SimpleNamespace(
+            rank=0, world=1, device="cpu", agreed=lambda work, _: work(), reduce_sum=lambda sums: sums
+        ),
+    )
     assert set(done) == set(BY) and done["pushed"] == 1.0 and head.by == min(done, key=done.get)
     posterior = steady.linear.forward
-    with monkeypatch.context() as patch:      # draws of the coefficient that are none of it: the path begins at white noise
+    with (
+        monkeypatch.context() as patch
+    ):  # draws of the coefficient that are none of it: the path begins at white noise
         patch.setattr(steady, "is_pushed", True)
-        patch.setattr(steady.linear, "forward", lambda *given: (found := posterior(*given))._replace(draws=found.draws + 5))
+        patch.setattr(
+            steady.linear,
+            "forward",
+            lambda *given: (found := posterior(*given))._replace(draws=found.draws + 5),
+        )
         choose_starts(prior, {STEADY: steady}, 0, 2, ranks)
         assert not head.is_pushed and not steady.is_pushed and head.by == "diffusion"
         assert steady.draw("reserved", torch.arange(2), None, generator(0), is_begun=True).start is None
-    astray = lambda condition: (lambda x, angle: 3 + 0 * x)   # noqa: E731
+    astray = lambda condition: lambda x, angle: 3 + 0 * x  # noqa: E731
     monkeypatch.setattr(prior, "velocity", astray)
-    head.gaussian_out.bias[len(head.r_std) :] += 8.0        # an error of the operator, thousands of times too large
-    exact = steady.head.physical(steady.fields("val", torch.arange(2))[1][:, 0])[:, None].expand(-1, 4, -1, -1, -1)
+    head.gaussian_out.bias[len(head.r_std) :] += 8.0  # an error of the operator, thousands of times too large
+    exact = steady.head.physical(steady.fields("val", torch.arange(2))[1][:, 0])[:, None].expand(
+        -1, 4, -1, -1, -1
+    )
 
     def best_by(name):
         return lambda *_: exact + (head.by != name) * torch.randn(exact.shape)
@@ -822,10 +1107,15 @@ def test_a_prior_serves_by_what_draws_best_on_validation_and_says_so(chain, stea
         choose_starts(prior, {STEADY: steady}, 0, 2, ranks)
         assert head.is_pushed and steady.is_pushed and head.by == "diffusion"
     scores = choose_draws(prior, {STEADY: steady}, 0, 2, ranks)[STEADY]
-    assert head.by == "pushed" and scores["pushed"] == 1.0 < min(score for by, score in scores.items() if by != "pushed")
-    monkeypatch.setattr(prior, "velocity", lambda condition: (lambda x, angle: 0 * x))
+    assert head.by == "pushed" and scores["pushed"] == 1.0 < min(
+        score for by, score in scores.items() if by != "pushed"
+    )
+    monkeypatch.setattr(prior, "velocity", lambda condition: lambda x, angle: 0 * x)
     monkeypatch.setattr(selection, "draw_solutions", best_by("diffusion"))
-    assert choose_draws(prior, {STEADY: steady}, 0, 2, ranks)[STEADY]["diffusion"] == 0.0 and head.by == "diffusion"
+    assert (
+        choose_draws(prior, {STEADY: steady}, 0, 2, ranks)[STEADY]["diffusion"] == 0.0
+        and head.by == "diffusion"
+    )
 
 
 # ---------------------------------------------------------------- bad input
@@ -835,17 +1125,29 @@ def test_a_prior_serves_by_what_draws_best_on_validation_and_says_so(chain, stea
 def test_without_reserved_trajectories_there_is_nothing_to_correct(chain, tmp_path, run_here, stage):
     reserve = [f"task.{name}.reserve=0" for name in (HIDDEN, STEADY)]
     code, output = run_here(stage, chain, with_parents(chain, tmp_path, stage), *reserve)
-    assert code == 2 and f"no task for stage {stage} has reserved trajectories; expected task.TASK.reserve above 0" in output
+    assert (
+        code == 2
+        and f"no task for stage {stage} has reserved trajectories; expected task.TASK.reserve above 0"
+        in output
+    )
     assert not (tmp_path / "smoke" / stage).exists() and "Traceback" not in output
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_missing_or_unfinished_operator_is_refused_naming_the_make_target(chain, tmp_path, run_here, stage):
     code, output = run_here(stage, chain, tmp_path)
-    assert code == 2 and "stage operator of run smoke is missing; expected" in output and "make operator RUN=smoke" in output
+    assert (
+        code == 2
+        and "stage operator of run smoke is missing; expected" in output
+        and "make operator RUN=smoke" in output
+    )
     (with_parents(chain, tmp_path, stage) / "smoke" / "operator" / "done.json").unlink()
     code, output = run_here(stage, chain, tmp_path)
-    assert code == 2 and "stage operator of run smoke is unfinished; expected" in output and "Traceback" not in output
+    assert (
+        code == 2
+        and "stage operator of run smoke is unfinished; expected" in output
+        and "Traceback" not in output
+    )
     assert not (tmp_path / "smoke" / stage).exists()
 
 
@@ -853,11 +1155,22 @@ def test_a_missing_or_unfinished_operator_is_refused_naming_the_make_target(chai
 def test_a_student_without_a_teacher_is_refused_naming_the_make_target(chain, tmp_path, run_here, stage):
     with_parents(chain, tmp_path, "diffusion")
     code, output = run_here(stage, chain, tmp_path)
-    assert code == 2 and "stage diffusion of run smoke is missing; expected" in output and "make diffusion RUN=smoke" in output
+    assert (
+        code == 2
+        and "stage diffusion of run smoke is missing; expected" in output
+        and "make diffusion RUN=smoke" in output
+    )
 
 
-@pytest.mark.parametrize(("stage", "altered"), [("diffusion", "operator"), ("steady", "operator"), ("consistency", "operator"),
-                                                ("consistency", "diffusion")])
+@pytest.mark.parametrize(
+    ("stage", "altered"),
+    [
+        ("diffusion", "operator"),
+        ("steady", "operator"),
+        ("consistency", "operator"),
+        ("consistency", "diffusion"),
+    ],
+)
 def test_altered_weights_of_a_parent_are_refused(chain, tmp_path, run_here, stage, altered):
     weights = with_parents(chain, tmp_path, stage) / "smoke" / altered / "model.safetensors"
     content = bytearray(weights.read_bytes())
@@ -874,8 +1187,13 @@ def test_a_teacher_made_from_another_operator_or_cache_is_refused(chain, tmp_pat
     done = tmp_path / "smoke" / "diffusion" / "done.json"
     edit(done, lambda record: record["parents"].update({parent: "another"}))
     code, output = run_here("consistency", chain, tmp_path)
-    assert code == 2 and f"stage diffusion of run smoke was made from another {parent} (another then, " in output
-    assert "make remove STAGE=diffusion RUN=smoke" in output and not (tmp_path / "smoke" / "consistency").exists()
+    assert (
+        code == 2 and f"stage diffusion of run smoke was made from another {parent} (another then, " in output
+    )
+    assert (
+        "make remove STAGE=diffusion RUN=smoke" in output
+        and not (tmp_path / "smoke" / "consistency").exists()
+    )
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -883,32 +1201,47 @@ def test_a_stage_made_from_another_operator_is_not_continued(chain, tmp_path, ru
     with_parents(chain, tmp_path, stage)
     shutil.copytree(chain / "smoke" / stage, tmp_path / "smoke" / stage)
     description = tmp_path / "smoke" / "operator" / "config.json"
-    description.write_text(description.read_text() + "\n")   # as if it had been trained again
-    operator = edit(description.with_name("done.json"), lambda record: record.update(config_sha256=file_hash(description)))
+    description.write_text(description.read_text() + "\n")  # as if it had been trained again
+    operator = edit(
+        description.with_name("done.json"), lambda record: record.update(config_sha256=file_hash(description))
+    )
     name, now = "operator", operator["fingerprint"]
     if "diffusion" in PARENTS[stage]:
-        diffusion = edit(tmp_path / "smoke" / "diffusion" / "done.json", lambda record: record["parents"].update(operator=now))
+        diffusion = edit(
+            tmp_path / "smoke" / "diffusion" / "done.json",
+            lambda record: record["parents"].update(operator=now),
+        )
         name, now = "diffusion", diffusion["fingerprint"]
     code, output = run_here(stage, chain, tmp_path)
     assert code == 2 and f"smoke/{stage} was made from another {name} (" in output and f"{now} now)" in output
-    assert finished_stage(chain / "smoke" / stage)["fingerprint"]   # the original stands
+    assert finished_stage(chain / "smoke" / stage)["fingerprint"]  # the original stands
 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_an_overfitted_operator_is_refused_with_the_measured_ratio_on_every_process(chain, tmp_path, world):
-    codes, logs = start("diffusion", chain, with_parents(chain, tmp_path, "diffusion"), "diffusion.min_residual_ratio=1000",
-                        world=world)
-    measured = json.loads((tmp_path / "smoke" / "diffusion" / "scales" / f"{HIDDEN}.json").read_text())["facts"]["ratio"]
+    codes, logs = start(
+        "diffusion",
+        chain,
+        with_parents(chain, tmp_path, "diffusion"),
+        "diffusion.min_residual_ratio=1000",
+        world=world,
+    )
+    measured = json.loads((tmp_path / "smoke" / "diffusion" / "scales" / f"{HIDDEN}.json").read_text())[
+        "facts"
+    ]["ratio"]
     assert codes == [1] * world and 0.01 < measured < 100
     for rank, log in enumerate(logs):
         last = log.strip().splitlines()[-1]
-        assert last.startswith(f"FAILED: rank {rank}, stage diffusion, step 0: ValueError: the operator's residuals of {HIDDEN} "
-                               f"where the corrector trains are {measured:.3f} times those of validation (standard error ")
+        assert last.startswith(
+            f"FAILED: rank {rank}, stage diffusion, step 0: ValueError: the operator's residuals of {HIDDEN} "
+            f"where the corrector trains are {measured:.3f} times those of validation (standard error "
+        )
     assert not (tmp_path / "smoke" / "diffusion" / "done.json").exists()
 
 
 def test_a_scale_that_does_not_carry_over_to_validation_is_refused(chain, tmp_path):
-    """As it was fitted, the handful of trajectories here could not tell; a restart judges what is recorded."""
+    """As it was fitted, the handful of trajectories here could not tell; a restart judges what is
+    recorded."""
     data = with_parents(chain, tmp_path, "steady")
     scales = tmp_path / "smoke" / "steady" / "scales"
     shutil.copytree(chain / "smoke" / "steady" / "scales", scales)
@@ -917,13 +1250,24 @@ def test_a_scale_that_does_not_carry_over_to_validation_is_refused(chain, tmp_pa
     write_sealed(scales / f"{STEADY}.json", {name: value for name, value in record.items() if name != "seal"})
     codes, logs = start("steady", chain, data, "diffusion.max_whitened_std=1.15")
     last = logs[0].splitlines()[-1]
-    assert codes == [1] and f"the whitened residual of {STEADY} has a standard deviation of" in last and " and 1.200 " in last
+    assert (
+        codes == [1]
+        and f"the whitened residual of {STEADY} has a standard deviation of" in last
+        and " and 1.200 " in last
+    )
     assert "(diffusion.max_whitened_std). Reserve more trajectories" in last
 
 
-def test_a_corrector_over_an_operator_of_another_configuration_is_refused_before_anything_is_made(chain, tmp_path, run_here):
-    code, output = run_here("diffusion", chain, with_parents(chain, tmp_path, "diffusion"), "operator.model.width=24")
-    assert code == 2 and "smoke/operator was started with another configuration (operator.model.width 16 -> 24)" in output
+def test_a_corrector_over_an_operator_of_another_configuration_is_refused_before_anything_is_made(
+    chain, tmp_path, run_here
+):
+    code, output = run_here(
+        "diffusion", chain, with_parents(chain, tmp_path, "diffusion"), "operator.model.width=24"
+    )
+    assert (
+        code == 2
+        and "smoke/operator was started with another configuration (operator.model.width 16 -> 24)" in output
+    )
     assert not (tmp_path / "smoke" / "diffusion").exists() and "Traceback" not in output
 
 
@@ -940,51 +1284,88 @@ def test_one_flipped_bit_of_a_fitted_scale_is_refused(chain, tmp_path):
 
 
 def test_residuals_that_turn_nan_end_the_run_naming_stage_step_and_checkpoint(chain, tmp_path):
-    codes, logs = start("diffusion", chain, with_parents(chain, tmp_path, "diffusion"), "diffusion.train.max_skips=2", nan_from=7)
+    codes, logs = start(
+        "diffusion",
+        chain,
+        with_parents(chain, tmp_path, "diffusion"),
+        "diffusion.train.max_skips=2",
+        nan_from=7,
+    )
     last = logs[0].strip().splitlines()[-1]
-    assert codes == [1] and last.startswith("FAILED: rank 0, stage diffusion, step 9: 3 updates in a row were not finite"), logs
+    assert codes == [1] and last.startswith(
+        "FAILED: rank 0, stage diffusion, step 9: 3 updates in a row were not finite"
+    ), logs
     assert "continues from the checkpoint of step 5" in last and "Lower diffusion.optim.muon_lr" in last
     assert [line["train/skipped"] for line in lines_of(tmp_path, "diffusion")][-2:] == [1, 2]
-    codes, logs = start("diffusion", chain, tmp_path)   # the data mended
+    codes, logs = start("diffusion", chain, tmp_path)  # the data mended
     assert codes == [0] and "resumed at step 5" in logs[0]
     assert torch.equal(losses_of(tmp_path, "diffusion"), losses_of(chain, "diffusion"))
 
 
-@pytest.mark.parametrize(("stage", "text"), [
-    ("diffusion", f"ValueError: the residuals of {HIDDEN} that start at frame 0 are not finite; expected finite ones. Look at"),
-    ("steady", f"rank 0 failed while fitting the scale of the residuals: ValueError: the likelihood of {STEADY}'s residuals is "
-               "not finite at step 0 of their scale; expected finite residuals")])
+@pytest.mark.parametrize(
+    ("stage", "text"),
+    [
+        (
+            "diffusion",
+            f"ValueError: the residuals of {HIDDEN} that start at frame 0 are not finite; expected finite "
+            f"ones. Look at",
+        ),
+        (
+            "steady",
+            f"rank 0 failed while fitting the scale of the residuals: ValueError: the likelihood of "
+            f"{STEADY}'s residuals is "
+            "not finite at step 0 of their scale; expected finite residuals",
+        ),
+    ],
+)
 def test_residuals_that_are_nan_from_the_start_are_refused_on_every_process(chain, tmp_path, stage, text):
     codes, logs = start(stage, chain, with_parents(chain, tmp_path, stage), world=2, nan_from=0)
     assert codes == [1, 1]
     for rank, log in enumerate(logs):
-        assert log.strip().splitlines()[-1].startswith(f"FAILED: rank {rank}, stage {stage}, step 0: {text}"), log
+        assert (
+            log.strip().splitlines()[-1].startswith(f"FAILED: rank {rank}, stage {stage}, step 0: {text}")
+        ), log
     assert not list((tmp_path / "smoke" / stage).glob("scales/*.json"))
 
 
-@pytest.mark.parametrize(("override", "text"), [
-    ("diffusion.sampler_steps=0", "diffusion.sampler_steps is 0; expected a positive number"),
-    ("evaluate.members=1", "evaluate.members is 1; expected at least 2: one member has no spread"),
-    ("consistency.members=1", "consistency.members is 1; expected at least 2"),
-    ("consistency.mid_angle=2", r"consistency.mid_angle is 2.0; expected an angle in \(0, 1.57\)"),
-    ("consistency.mid_angle=0", "consistency.mid_angle is 0.0; expected an angle in"),
-    ("consistency.pool_batches=6", "consistency.pool_batches is 6; expected a multiple of 4: a quarter is replaced at a time"),
-    ("consistency.tune_fraction=1.0", r"consistency.tune_fraction is 1.0; expected a number in \[0, 1\)"),
-    ("evaluate.spread_skill=[1.25,0.8]", r"evaluate.spread_skill is \[1.25, 0.8\]; expected a lower and an upper bound"),
-    (f"task.{HIDDEN}.reserve=1.0", rf"task.{HIDDEN}.reserve is 1.0; expected a share in \[0, 1\)"),
-    (f"task.{HIDDEN}.reserve=-0.1", rf"task.{HIDDEN}.reserve is -0.1; expected a share in \[0, 1\)"),
-    ("diffusion.model.kernel_size=6", "diffusion.model.kernel_size is 6; expected an odd number"),
-    ("steady.model.kernel_size=4", "steady.model.kernel_size is 4; expected an odd number"),
-    ("diffusion.max_whitened_std=1.0", "diffusion.max_whitened_std is 1.0; expected a number above 1"),
-    ("diffusion.min_residual_ratio=0", "diffusion.min_residual_ratio is 0.0; expected a positive number"),
-    ("steady.scale_steps=0", "steady.scale_steps is 0; expected a positive number"),
-    ("rival.train.steps=0", "rival.train.steps is 0; expected a positive number"),
-    ("steady.sampler_steps=0", "steady.sampler_steps is 0; expected a positive number"),
-    ("diffusion.train.batch_size=7", "diffusion.train.batch_size 7 is not a multiple of micro_batch 4"),
-    (f"task.{STEADY}.space_stride=2", rf"task.{STEADY}.space_stride is 2; expected 1 \(the exact posterior is that of the grid"),
-    (f"data.tasks=[burgers1d,{HIDDEN}]", f"task.{HIDDEN}.resolution is 32 and task.burgers1d.resolution is 64; expected the same "
-                                         r"\(both read the same files\)"),
-])
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("diffusion.sampler_steps=0", "diffusion.sampler_steps is 0; expected a positive number"),
+        ("evaluate.members=1", "evaluate.members is 1; expected at least 2: one member has no spread"),
+        ("consistency.members=1", "consistency.members is 1; expected at least 2"),
+        ("consistency.mid_angle=2", r"consistency.mid_angle is 2.0; expected an angle in \(0, 1.57\)"),
+        ("consistency.mid_angle=0", "consistency.mid_angle is 0.0; expected an angle in"),
+        (
+            "consistency.pool_batches=6",
+            "consistency.pool_batches is 6; expected a multiple of 4: a quarter is replaced at a time",
+        ),
+        ("consistency.tune_fraction=1.0", r"consistency.tune_fraction is 1.0; expected a number in \[0, 1\)"),
+        (
+            "evaluate.spread_skill=[1.25,0.8]",
+            r"evaluate.spread_skill is \[1.25, 0.8\]; expected a lower and an upper bound",
+        ),
+        (f"task.{HIDDEN}.reserve=1.0", rf"task.{HIDDEN}.reserve is 1.0; expected a share in \[0, 1\)"),
+        (f"task.{HIDDEN}.reserve=-0.1", rf"task.{HIDDEN}.reserve is -0.1; expected a share in \[0, 1\)"),
+        ("diffusion.model.kernel_size=6", "diffusion.model.kernel_size is 6; expected an odd number"),
+        ("steady.model.kernel_size=4", "steady.model.kernel_size is 4; expected an odd number"),
+        ("diffusion.max_whitened_std=1.0", "diffusion.max_whitened_std is 1.0; expected a number above 1"),
+        ("diffusion.min_residual_ratio=0", "diffusion.min_residual_ratio is 0.0; expected a positive number"),
+        ("steady.scale_steps=0", "steady.scale_steps is 0; expected a positive number"),
+        ("rival.train.steps=0", "rival.train.steps is 0; expected a positive number"),
+        ("steady.sampler_steps=0", "steady.sampler_steps is 0; expected a positive number"),
+        ("diffusion.train.batch_size=7", "diffusion.train.batch_size 7 is not a multiple of micro_batch 4"),
+        (
+            f"task.{STEADY}.space_stride=2",
+            rf"task.{STEADY}.space_stride is 2; expected 1 \(the exact posterior is that of the grid",
+        ),
+        (
+            f"data.tasks=[burgers1d,{HIDDEN}]",
+            f"task.{HIDDEN}.resolution is 32 and task.burgers1d.resolution is 64; expected the same "
+            r"\(both read the same files\)",
+        ),
+    ],
+)
 def test_impossible_settings_of_the_new_stages_are_refused(override, text):
     load_config(SMOKE, SETTINGS)
     with pytest.raises(ValueError, match=text):
@@ -1007,7 +1388,9 @@ def test_loaded_stages_draw_the_rollouts_that_the_report_scores(ensembles, hidde
     assert members.shape[:3] == (2, 4, 3)
     expected = rollouts(ensembles, way, rows, 3, 4)
     torch.testing.assert_close(hidden.head.physical(members), expected, rtol=1e-4, atol=1e-5)
-    again = sample_states(operator, sampler, HIDDEN, z[:1], parameters[:1], 3, 4, seed=ensembles.seed + 1, names=names[:1])
+    again = sample_states(
+        operator, sampler, HIDDEN, z[:1], parameters[:1], 3, 4, seed=ensembles.seed + 1, names=names[:1]
+    )
     assert (again - members[:1]).abs().amax((2, 3, 4)).min() > 1e-4
 
 
@@ -1019,13 +1402,20 @@ def test_a_loaded_prior_draws_solutions_without_the_cache_that_its_guess_was_fit
     z_in, _, parameters = steady.fields("test", torch.arange(2))
     v = steady.head.input_codec.decode(z_in[:, 0])
     mask = (torch.rand(v.shape, generator=generator(3)) < 0.5).float()
-    u = sample_solutions(load_operator(chain / "smoke" / "operator"), sampler, STEADY, seen(v, mask), parameters, 3)
+    u = sample_solutions(
+        load_operator(chain / "smoke" / "operator"), sampler, STEADY, seen(v, mask), parameters, 3
+    )
     predicted, noise = predict_draws(steady, seen(v, mask), parameters, 0, [0, 1], 3)
-    expected = posterior_draws(sampler.network, steady, predicted, noise, "prior", case_bank(steady, "points_50", 0))
+    expected = posterior_draws(
+        sampler.network, steady, predicted, noise, "prior", case_bank(steady, "points_50", 0)
+    )
     assert u.shape == (2, 3, 1, 16, 16) and (u > 0).all()
     torch.testing.assert_close(u, expected)
-    other = seen(v.where(mask > 0, torch.nan), mask)   # what is not seen is not looked at
-    assert torch.equal(other.values, seen(v, mask).values) and other.facts[:, 0].tolist() == mask.mean((1, 2, 3)).tolist()
+    other = seen(v.where(mask > 0, torch.nan), mask)  # what is not seen is not looked at
+    assert (
+        torch.equal(other.values, seen(v, mask).values)
+        and other.facts[:, 0].tolist() == mask.mean((1, 2, 3)).tolist()
+    )
 
 
 def test_the_bootstrapped_distillation_of_the_bench_is_another_student_of_the_same_pairs(chain, config):

@@ -1,8 +1,8 @@
-"""T10: -u'' = f on an interval, f a Gaussian process seen at some points: u is then Gaussian, mean G mu, covariance G S G^T.
+"""T10: -u'' = f on an interval, f a Gaussian process seen at some points: u is then Gaussian, mean G mu,
+covariance G S G^T.
 
-The linear posterior of ups/generative/observation.py and the production losses and sampler of the prior must find both; a prior
-that does not look at the mask must be caught.
-"""
+The linear posterior of ups/generative/observation.py and the production losses and sampler of the prior must
+find both; a prior that does not look at the mask must be caught."""
 
 from __future__ import annotations
 
@@ -22,18 +22,29 @@ from ups.generative.observation import LinearPosterior, observe, row_generators,
 pytestmark = pytest.mark.drawn
 
 CELLS, NUM = 8, 8192
-UNSEEN = 1e8          # noise variance of what is not observed
-MASKS = torch.tensor([[0] * 8, [0, 0, 0, 0, 1, 0, 0, 0], [1, 0, 0, 1, 0, 0, 1, 0], [1, 1, 1, 1, 0, 0, 0, 0],
-                      [0, 0, 0, 0, 0, 1, 0, 1], [0, 1, 0, 0, 0, 0, 0, 0]], dtype=torch.float64)
+UNSEEN = 1e8  # noise variance of what is not observed
+MASKS = torch.tensor(
+    [
+        [0] * 8,
+        [0, 0, 0, 0, 1, 0, 0, 0],
+        [1, 0, 0, 1, 0, 0, 1, 0],
+        [1, 1, 1, 1, 0, 0, 0, 0],
+        [0, 0, 0, 0, 0, 1, 0, 1],
+        [0, 1, 0, 0, 0, 0, 0, 0],
+    ],
+    dtype=torch.float64,
+)
 
 
 @dataclass
 class Poisson:
-    """r = u - G guess, u = G f; conditions: mask * f, mask and the linear guess of f from them, each (count, CELLS)."""
+    """r = u - G guess, u = G f; conditions: mask * f, mask and the linear guess of f from them, each (count,
+    CELLS)."""
 
     covariance: Tensor
     green: Tensor
-    gain: Tensor       # (masks, cells seen, cells) and offset (masks, cells): the linear guess is affine in what is seen
+    # (masks, cells seen, cells) and offset (masks, cells): the linear guess is affine in what is seen
+    gain: Tensor
     offset: Tensor
     dim: int = CELLS
     num_conditions: int = 3 * CELLS
@@ -42,13 +53,28 @@ class Poisson:
     def draw(cls, draws: torch.Generator) -> Poisson:
         x = (torch.arange(CELLS, dtype=torch.float64) + 1) / (CELLS + 1)
         length = known.uniform(0.15, 0.3, draws)
-        covariance = torch.exp(-0.5 * ((x[:, None] - x) / length) ** 2) + 0.01 * torch.eye(CELLS, dtype=torch.float64)
-        laplacian = 2 * torch.eye(CELLS) - torch.diag(torch.ones(CELLS - 1), 1) - torch.diag(torch.ones(CELLS - 1), -1)
+        covariance = torch.exp(-0.5 * ((x[:, None] - x) / length) ** 2) + 0.01 * torch.eye(
+            CELLS, dtype=torch.float64
+        )
+        laplacian = (
+            2 * torch.eye(CELLS)
+            - torch.diag(torch.ones(CELLS - 1), 1)
+            - torch.diag(torch.ones(CELLS - 1), -1)
+        )
         green = torch.linalg.inv(laplacian.double() * (CELLS + 1) ** 2)
-        fields = torch.randn(4000, CELLS, generator=draws, dtype=torch.float64) @ torch.linalg.cholesky(covariance).T
+        fields = (
+            torch.randn(4000, CELLS, generator=draws, dtype=torch.float64)
+            @ torch.linalg.cholesky(covariance).T
+        )
         linear, unit = LinearPosterior.fit(fields[:, None]), torch.eye(CELLS, dtype=torch.float64)
-        guesses = torch.stack([linear(seen(torch.cat([0 * unit[:1], unit])[:, None], mask.expand(CELLS + 1, 1, -1))).mean[:, 0]
-                               for mask in MASKS])
+        guesses = torch.stack(
+            [
+                linear(seen(torch.cat([0 * unit[:1], unit])[:, None], mask.expand(CELLS + 1, 1, -1))).mean[
+                    :, 0
+                ]
+                for mask in MASKS
+            ]
+        )
         return cls(covariance, green / green.norm() * 4, guesses[:, 1:] - guesses[:, :1], guesses[:, 0])
 
     def seen(self, values: Tensor, mask: Tensor) -> Tensor:
@@ -58,7 +84,10 @@ class Poisson:
         return torch.cat([values, mask, guess], 1).float()
 
     def conditions(self, count: int, draws: torch.Generator) -> Tensor:
-        f = torch.randn(count, CELLS, generator=draws, dtype=torch.float64) @ torch.linalg.cholesky(self.covariance).T
+        f = (
+            torch.randn(count, CELLS, generator=draws, dtype=torch.float64)
+            @ torch.linalg.cholesky(self.covariance).T
+        )
         mask = MASKS[torch.randint(len(MASKS), (count,), generator=draws)]
         self.field = f
         return self.seen(mask * f, mask)
@@ -67,7 +96,7 @@ class Poisson:
         """Mean (count, CELLS) and covariance (count, CELLS, CELLS) of f, float64."""
         values, mask = c[:, :CELLS].double(), c[:, CELLS : 2 * CELLS].double()
         gram = self.covariance + torch.diag_embed(1e-9 + UNSEEN * (1 - mask))
-        gain = torch.linalg.solve(gram, self.covariance.expand(len(c), -1, -1))          # (count, CELLS, CELLS)
+        gain = torch.linalg.solve(gram, self.covariance.expand(len(c), -1, -1))  # (count, CELLS, CELLS)
         return (values[:, None] @ gain)[:, 0], self.covariance - self.covariance @ gain
 
     def residuals(self, c: Tensor, draws: torch.Generator) -> Tensor:
@@ -75,16 +104,21 @@ class Poisson:
         return ((self.field - c[:, 2 * CELLS :].double()) @ self.green.T).float()
 
     def judge(self, c: Tensor, r: Tensor) -> list[str]:
-        """c (C,), r (count, CELLS): mean of u within 5 % of its prior spread, trace and largest eigenvalue within 10 %."""
+        """c (C,), r (count, CELLS): mean of u within 5 % of its prior spread, trace and largest eigenvalue
+        within 10 %."""
         mean, covariance = (part[0] for part in self.posterior(c[None]))
         u = r.double() + self.green @ c[2 * CELLS :].double()
         exact, prior = self.green @ covariance @ self.green.T, self.green @ self.covariance @ self.green.T
         found = torch.cov(u.T)
         largest = torch.linalg.eigvalsh(exact)[-1]
-        return known.failed({"mean": float((u.mean(0) - self.green @ mean).norm() / prior.trace().sqrt()),
-                             "trace": float(found.trace() / exact.trace()),
-                             "eigenvalue": float(torch.linalg.eigvalsh(found)[-1] / largest)},
-                            {"mean": (0.0, 0.05), "trace": (0.9, 1.1), "eigenvalue": (0.9, 1.1)})
+        return known.failed(
+            {
+                "mean": float((u.mean(0) - self.green @ mean).norm() / prior.trace().sqrt()),
+                "trace": float(found.trace() / exact.trace()),
+                "eigenvalue": float(torch.linalg.eigvalsh(found)[-1] / largest),
+            },
+            {"mean": (0.0, 0.05), "trace": (0.9, 1.1), "eigenvalue": (0.9, 1.1)},
+        )
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +130,10 @@ def poisson():
 def places(problem: Poisson) -> list[Tensor]:
     """One random f seen nowhere, at one point, at every third."""
     draws = stream("places")
-    f = torch.randn(1, CELLS, generator=draws, dtype=torch.float64) @ torch.linalg.cholesky(problem.covariance).T
+    f = (
+        torch.randn(1, CELLS, generator=draws, dtype=torch.float64)
+        @ torch.linalg.cholesky(problem.covariance).T
+    )
     return list(problem.seen(MASKS[:3] * f, MASKS[:3]))
 
 
@@ -109,7 +146,7 @@ def test_the_linear_guess_is_the_posterior_mean_of_a_gaussian_process():
     assert torch.equal(c[:, 2 * CELLS :][is_seen], c[:, :CELLS][is_seen])
 
 
-@pytest.mark.faults   # 41 s; tests/test_chain.py has the stage's own prior beside its exact posterior
+@pytest.mark.faults  # 41 s; tests/test_chain.py has the stage's own prior beside its exact posterior
 def test_the_prior_given_part_of_the_source_is_the_gaussian_posterior(poisson):
     for i, c in enumerate(places(poisson.problem)):
         assert not poisson.problem.judge(c, poisson.from_teacher(c, poisson.noise(NUM, "T10", i))), i
@@ -119,15 +156,22 @@ def test_the_prior_given_part_of_the_source_is_the_gaussian_posterior(poisson):
 def test_a_prior_that_ignores_the_mask_is_caught(poisson):
     """Shown the conditions of nothing seen, it draws from all solutions."""
     nothing, _, third = places(poisson.problem)
-    caught = known.names(poisson.problem.judge(third, poisson.from_teacher(nothing, poisson.noise(NUM, "ignored"))))
+    caught = known.names(
+        poisson.problem.judge(third, poisson.from_teacher(nothing, poisson.noise(NUM, "ignored")))
+    )
     assert {"trace", "eigenvalue"} <= caught
 
 
 # ---------------------------------------------------------------- the linear posterior of a field
 
 
-LEVELS = {"none": (0.0, 0.0, 1), "points": (0.25, 0.0, 1), "coarse": (1.0, 0.0, 2), "noisy": (1.0, 0.4, 1),
-          "some, noisy": (0.5, 0.4, 1)}
+LEVELS = {
+    "none": (0.0, 0.0, 1),
+    "points": (0.25, 0.0, 1),
+    "coarse": (1.0, 0.0, 2),
+    "noisy": (1.0, 0.4, 1),
+    "some, noisy": (0.5, 0.4, 1),
+}
 
 
 def gaussian(cells: int = 16, rough: float = 0.0) -> Tensor:
@@ -139,7 +183,9 @@ def gaussian(cells: int = 16, rough: float = 0.0) -> Tensor:
 def given(covariance: Tensor, found: observation.Observation, row: int = 0) -> tuple[Tensor, Tensor]:
     """Mean (cells,) and covariance (cells, cells) of the field given a row of an observation, written out."""
     groups = found.groups[row]
-    a = torch.zeros(len(groups), len(covariance), dtype=torch.float64).scatter_(1, groups, 1 / groups.shape[1])
+    a = torch.zeros(len(groups), len(covariance), dtype=torch.float64).scatter_(
+        1, groups, 1 / groups.shape[1]
+    )
     inner = a @ covariance @ a.T + float(found.facts[row, 1]) ** 2 * torch.eye(len(a), dtype=torch.float64)
     gain = torch.linalg.solve(inner, a @ covariance).T
     return gain @ found.values[row].flatten()[groups[:, 0]].double(), covariance - gain @ a @ covariance
@@ -169,15 +215,21 @@ def exact_linear(covariance: Tensor, num_modes: int, shape: tuple[int, ...]) -> 
 def test_the_linear_posterior_is_the_formula_and_its_draws_follow_it(case, num_modes):
     linear = exact_linear(gaussian(), num_modes, (1, 16))
     covariance = (linear.basis * linear.variance @ linear.basis.T + linear.left * torch.eye(16)).double()
-    v = (torch.linalg.cholesky(covariance) @ torch.randn(16, generator=stream("field"), dtype=torch.float64))[None, None].float()
-    found = observe(v, torch.tensor([LEVELS[case]], dtype=torch.float64), row_generators(0, case, rows=range(1)))
+    v = (torch.linalg.cholesky(covariance) @ torch.randn(16, generator=stream("field"), dtype=torch.float64))[
+        None, None
+    ].float()
+    found = observe(
+        v, torch.tensor([LEVELS[case]], dtype=torch.float64), row_generators(0, case, rows=range(1))
+    )
     mean, spread, drawn, cov = posterior_of(linear, found, NUM)
     mean_ref, cov_ref = given(covariance, found)
     torch.testing.assert_close(mean, mean_ref, rtol=0, atol=2e-4)
     torch.testing.assert_close(spread, cov_ref.diagonal().clamp_min(0).sqrt(), rtol=0, atol=2e-3)
     error = 5 * (cov_ref.diagonal().max() / NUM) ** 0.5 + 1e-3
     assert (drawn - mean_ref).abs().max() < error and (cov - cov_ref).abs().max() < error
-    assert case == "none" or (cov - covariance).abs().max() > 5 * error     # draws that look at nothing are caught
+    assert (
+        case == "none" or (cov - covariance).abs().max() > 5 * error
+    )  # draws that look at nothing are caught
 
 
 def test_two_channels_are_seen_together_and_tell_of_each_other():
@@ -189,11 +241,14 @@ def test_two_channels_are_seen_together_and_tell_of_each_other():
     found = seen(v, mask)
     cells = torch.nonzero(mask.expand(1, 2, 8).flatten())[:, 0]
     gain = torch.linalg.solve(covariance[cells][:, cells], covariance[cells]).T
-    torch.testing.assert_close(linear(found).mean.flatten().double(), gain @ v.flatten()[cells].double(), rtol=0, atol=2e-3)
+    torch.testing.assert_close(
+        linear(found).mean.flatten().double(), gain @ v.flatten()[cells].double(), rtol=0, atol=2e-3
+    )
 
 
 def test_a_posterior_from_few_fields_is_as_wide_as_its_error_and_that_of_a_sample_covariance_is_not():
-    """Half of the cells seen, fields hardly more than cells; the fake measures variances on the fields that made the patterns."""
+    """Half of the cells seen, fields hardly more than cells; the fake measures variances on the fields that
+    made the patterns."""
     fields = drawn(uneven(32), 4400, "few")
     few, v, many = fields[:40], fields[40:400], fields[400:]
     mask = (torch.arange(32) % 2 == 0).float().expand(len(v), 1, 32)
@@ -232,8 +287,9 @@ def divergence(linear: LinearPosterior, covariance: Tensor) -> float:
 
 @pytest.mark.parametrize("num_axes", [1, 2])
 def test_a_covariance_that_waves_make_diagonal_is_known_from_few_fields(monkeypatch, num_axes):
-    """An eighth of the components' divergence from 64 cosines under 100 fields. The fake, waves where they are not those of the
-    field, is refused: a field of uneven cells has its components, and forced on waves it is further off."""
+    """An eighth of the components' divergence from 64 cosines under 100 fields. The fake, waves where they
+    are not those of the field, is refused: a field of uneven cells has its components, and forced on waves it
+    is further off."""
     shape = (64,) if num_axes == 1 else (8, 8)
     variance = torch.logspace(0, -4, 64, dtype=torch.float64)
     basis = functools.reduce(torch.kron, [spectral.cosine(n) for n in shape]).T
@@ -242,7 +298,9 @@ def test_a_covariance_that_waves_make_diagonal_is_known_from_few_fields(monkeypa
     def found(covariance: Tensor, waves: tuple, are_components: bool = True) -> float:
         monkeypatch.setattr(observation, "WAVES", waves)
         if not are_components:
-            monkeypatch.setattr(observation, "component_basis", functools.partial(observation.wave_basis, rows=waves[0]))
+            monkeypatch.setattr(
+                observation, "component_basis", functools.partial(observation.wave_basis, rows=waves[0])
+            )
         linear = LinearPosterior.fit(drawn(covariance, 100, "waves").view(-1, 1, *shape))
         monkeypatch.undo()
         return divergence(linear, covariance)
@@ -259,23 +317,28 @@ def test_waves_of_more_cells_than_are_kept_leave_the_rest_alike(monkeypatch):
     variance = torch.tensor([1.0, 0.8, 0.6, 0.4, 0.3, 0.2] + [0.01] * 18).double()
     basis = spectral.fourier(24).T.flip(1)
     linear = LinearPosterior.fit(drawn(basis * variance @ basis.T, 3000, "kept").view(-1, 1, 24))
-    assert (linear.basis.double() - basis[:, :6]).abs().max() < 1e-6          # and not what the largest of a sample turn to
+    assert (
+        linear.basis.double() - basis[:, :6]
+    ).abs().max() < 1e-6  # and not what the largest of a sample turn to
     torch.testing.assert_close((linear.variance + linear.left).double(), variance[:6], rtol=0.1, atol=0)
     assert abs(float(linear.left) / 0.01 - 1) < 0.03
 
 
 def test_images_count_as_fields_of_their_own(monkeypatch):
-    """Of fields without a direction, mirrored ones: the covariance of their components is then as symmetric as they are.
+    """Of fields without a direction, mirrored ones: the covariance of their components is then as symmetric
+    as they are.
 
-    Of 300 sets the error's ratio is 0.79, its deviation 0.13 and 3 in 100 are above 1: the mean of 16 sets is judged. The fake,
-    images that are the fields themselves, has 1."""
+    Of 300 sets the error's ratio is 0.79, its deviation 0.13 and 3 in 100 are above 1: the mean of 16 sets is
+    judged. The fake, images that are the fields themselves, has 1."""
     monkeypatch.setattr(observation, "WAVES", ())
     factor = torch.linalg.cholesky(gaussian(32))
     sets = (torch.randn(16, 60, 1, 32, generator=stream("mirrored"), dtype=torch.float64) @ factor.T).float()
     draws = stream("images")
 
     def error(fields: Tensor, chance: float) -> float:
-        linear = LinearPosterior.fit(fields, image=lambda v: v.flip(-1) if torch.rand((), generator=draws) < chance else v)
+        linear = LinearPosterior.fit(
+            fields, image=lambda v: v.flip(-1) if torch.rand((), generator=draws) < chance else v
+        )
         found = (linear.basis * linear.variance @ linear.basis.T).double()
         return float((found - gaussian(32)).norm())
 
@@ -289,12 +352,17 @@ def test_images_count_as_fields_of_their_own(monkeypatch):
 def test_more_cells_than_modes_leave_the_rest_alike_in_every_cell(monkeypatch):
     monkeypatch.setattr(observation, "MODES", 6)
     covariance = gaussian(24, rough=0.05)
-    fields = (torch.randn(3000, 24, generator=stream("many"), dtype=torch.float64) @ torch.linalg.cholesky(covariance).T).float()
+    fields = (
+        torch.randn(3000, 24, generator=stream("many"), dtype=torch.float64)
+        @ torch.linalg.cholesky(covariance).T
+    ).float()
     linear = LinearPosterior.fit(fields.view(-1, 1, 24))
     assert linear.basis.shape == (24, 6)
     basis = linear.basis.double()
     outside = float(covariance.trace() - (basis.mT @ covariance @ basis).trace()) / 18
-    assert abs(float(linear.left) / outside - 1) < 0.1     # of what is outside the patterns found, and these are nearly the best
+    assert (
+        abs(float(linear.left) / outside - 1) < 0.1
+    )  # of what is outside the patterns found, and these are nearly the best
     assert outside < 1.5 * float(torch.linalg.eigvalsh(covariance)[:-6].mean())
     whole = linear.variance.sum() + 24 * linear.left
     assert abs(float(whole) / float(covariance.trace()) - 1) < 0.1

@@ -1,13 +1,23 @@
-"""A task's step goes on from any state as its solver would, so that it can be corrected or shown to a network."""
+"""A task's step goes on from any state as its solver would, so that it can be corrected or shown to a
+network."""
 
 import pytest
 import torch
 
 from ups.tasks import TASKS, get_task
 
-STATED = {"advection1d": (0.4, 0.5), "burgers1d": (0.05, 0.5), "reacdiff1d": (0.5, 0.5),
-          "diff_sorp1d": (None, 100.0), "cfd1d": (0.1, 0.1), "cfd1d_trans": (0.1, 0.1), "cfd2d": (0.1, 0.1), "cfd3d": (0.1, 0.05),
-          "diff_react2d": (None, 0.5), "ns_incom2d": (None, 0.4)}
+STATED = {
+    "advection1d": (0.4, 0.5),
+    "burgers1d": (0.05, 0.5),
+    "reacdiff1d": (0.5, 0.5),
+    "diff_sorp1d": (None, 100.0),
+    "cfd1d": (0.1, 0.1),
+    "cfd1d_trans": (0.1, 0.1),
+    "cfd2d": (0.1, 0.1),
+    "cfd3d": (0.1, 0.05),
+    "diff_react2d": (None, 0.5),
+    "ns_incom2d": (None, 0.4),
+}
 
 
 @pytest.mark.parametrize("name", STATED)
@@ -23,10 +33,11 @@ def test_a_step_is_the_solvers_from_frame_to_frame_and_rows_know_nothing_of_each
     assert torch.equal(found[:, still:], given[:, still:])
     change = task.predicted(then - given).square().mean((0, *space)).sqrt()
     gap = task.predicted(found - then).square().mean((0, *space)).sqrt()
-    # the solvers of waves and layers know more than the cells do: sub-cell shifts, finer cells, velocities on faces
+    # the solvers of waves and layers know more than the cells do: sub-cell shifts, finer cells, velocities on
+    # faces
     bound = {"advection1d": 0.2, "burgers1d": 0.02, "diff_sorp1d": 0.25, "ns_incom2d": 0.2}.get(name, 1e-3)
     assert bool((gap <= bound * change).all()), gap / change
-    assert bound < 1   # standing still, the fake, is refused: its gap is the change
+    assert bound < 1  # standing still, the fake, is refused: its gap is the change
     alone = task.step(given[1:], parameter=parameter, dt=t_end / 8)
     torch.testing.assert_close(alone[0], found[1], rtol=1e-6, atol=1e-6)
 

@@ -17,11 +17,26 @@ STORIES = re.split(r"^## ", (ROOT / "docs/own_data.md").read_text(encoding="utf-
 
 def run(folder, command):
     """A command or a script of the page, with this interpreter as `python` and for make."""
-    for word, place in {"python ": f"{sys.executable} ", "make ": f"make PYTHON={sys.executable} TOPOLOGY=cpu "}.items():
+    for word, place in {
+        "python ": f"{sys.executable} ",
+        "make ": f"make PYTHON={sys.executable} TOPOLOGY=cpu ",
+    }.items():
         command = place + command.removeprefix(word) if command.startswith(word) else command
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS", "RUN", "ARGS"))}
-    done = subprocess.run(command.replace("train.steps=60", "train.steps=4"), shell=True, cwd=folder, timeout=300, text=True,
-                          capture_output=True, stdin=subprocess.DEVNULL, env={**kept, "OMP_NUM_THREADS": "1"})
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("MAKE", "MFLAGS", "RUN", "ARGS"))
+    }
+    done = subprocess.run(
+        command.replace("train.steps=60", "train.steps=4"),
+        shell=True,
+        cwd=folder,
+        timeout=300,
+        text=True,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        env={**kept, "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, command + done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout + done.stderr
 
@@ -29,14 +44,19 @@ def run(folder, command):
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.split()[0])
 def test_a_story_ends_with_its_forecast(tmp_path, story):
-    for path in (*ROOT.glob("*.py"), *(ROOT / name for name in ("Makefile", "ups", "configs", "accelerate_configs"))):
+    for path in (
+        *ROOT.glob("*.py"),
+        *(ROOT / name for name in ("Makefile", "ups", "configs", "accelerate_configs")),
+    ):
         (tmp_path / path.name).symlink_to(path)
     (tmp_path / "my").mkdir()
     said = []
     for language, text in re.findall(r"^```(\w*)\n(.*?)^```", story, re.S | re.M):
         if language == "python":
             (tmp_path / "block.py").write_text(text, encoding="utf-8")
-        said += [run(tmp_path, command) for command in (["python block.py"] if language else text.splitlines())]
+        said += [
+            run(tmp_path, command) for command in (["python block.py"] if language else text.splitlines())
+        ]
     if story.startswith("Sea"):
         later = xarray.open_dataset(tmp_path / "my/forecast.nc").sst
         models = json.loads((tmp_path / "runs/sst/report/results.json").read_text())["tasks"]["sst"]["models"]
@@ -47,5 +67,7 @@ def test_a_story_ends_with_its_forecast(tmp_path, story):
     else:
         [[terms]] = [re.findall(r"∂t usol = (.*)", text) for text in said if "∂t usol" in text]
         for term in ("usol (∂x usol)", "∂xx usol", "∂xxxx usol"):
-            assert abs(float(re.search(rf"- ?\(([\d.]+) ± [\d.]+\) {re.escape(term)}", terms)[1]) - 1) < 0.02, terms
+            assert (
+                abs(float(re.search(rf"- ?\(([\d.]+) ± [\d.]+\) {re.escape(term)}", terms)[1]) - 1) < 0.02
+            ), terms
         assert float(said[-1].split()[-1]) < 0.05

@@ -1,4 +1,5 @@
-"""Joint structure of members and their independence: one for independent draws of the truth's law, of any grid and few cases."""
+"""Joint structure of members and their independence: one for independent draws of the truth's law, of any
+grid and few cases."""
 
 import math
 
@@ -10,12 +11,18 @@ from ups.metrics.ensembles import summarise_ensemble
 from ups.metrics.intervals import bootstrap, entry
 from ups.metrics.joint import JOINT, score_joint
 
-GRIDS = [((32,), "periodic", 6, 1), ((33,), "no_flux", 5, 2), ((8, 12), "periodic", 3, 1), ((16,), "dirichlet", 1, 1),
-         ((4, 6, 5), "outflow", 2, 1)]
+GRIDS = [
+    ((32,), "periodic", 6, 1),
+    ((33,), "no_flux", 5, 2),
+    ((8, 12), "periodic", 3, 1),
+    ((16,), "dirichlet", 1, 1),
+    ((4, 6, 5), "outflow", 2, 1),
+]
 
 
 def walks(count: int, num: int, frames: int, fields: int, space: tuple[int, ...], seed: int) -> torch.Tensor:
-    """Members (count, num, frames, fields, *space): sums over time of noise that is smooth in space, with a rough rest."""
+    """Members (count, num, frames, fields, *space): sums over time of noise that is smooth in space, with a
+    rough rest."""
     source = torch.Generator().manual_seed(seed)
     rough = torch.randn(count, num, frames, fields, *space, generator=source)
     smooth = torch.randn(count, num, frames, fields, *[1] * len(space), generator=source)
@@ -30,7 +37,9 @@ def figures(members: torch.Tensor, u_ref: torch.Tensor, boundary: str) -> dict[s
 
 @pytest.mark.parametrize(("space", "boundary", "frames", "fields"), GRIDS)
 @pytest.mark.parametrize("count", [200, 12])
-def test_independent_draws_of_one_law_are_as_far_from_each_other_as_from_the_truth(space, boundary, frames, fields, count):
+def test_independent_draws_of_one_law_are_as_far_from_each_other_as_from_the_truth(
+    space, boundary, frames, fields, count
+):
     """Of few trajectories, too; one frame has no structure in time."""
     drawn = walks(count, 9, frames, fields, space, 1)
     found = figures(drawn[:, 1:], drawn[:, 0], boundary)
@@ -41,15 +50,23 @@ def test_independent_draws_of_one_law_are_as_far_from_each_other_as_from_the_tru
     assert found["spectrum"]["value"] < (0.15 if count == 200 else 0.6)
 
 
-@pytest.mark.parametrize(("fake", "name", "low", "high"), [
-    ("permuted", "variogram_time", 1.3, math.inf), ("white", "variogram_space", 1.3, math.inf),
-    ("white", "spectrum", 0.5, math.inf), ("leaked", "nearest", 0.0, 1e-6)])
+@pytest.mark.parametrize(
+    ("fake", "name", "low", "high"),
+    [
+        ("permuted", "variogram_time", 1.3, math.inf),
+        ("white", "variogram_space", 1.3, math.inf),
+        ("white", "spectrum", 0.5, math.inf),
+        ("leaked", "nearest", 0.0, 1e-6),
+    ],
+)
 def test_members_without_structure_are_far_from_the_truth_and_a_leak_is_near(fake, name, low, high):
     drawn = walks(100, 9, 6, 1, (32,), 2)
     u, u_ref, source = drawn[:, 1:], drawn[:, 0], torch.Generator().manual_seed(0)
-    members = {"permuted": lambda: torch.stack([u[:, torch.randperm(8, generator=source), t] for t in range(6)], 2),
-               "white": lambda: 5 + u.sub(5).std() * torch.randn(u.shape, generator=source),
-               "leaked": lambda: torch.cat([u_ref[:, None], u[:, 1:]], 1)}[fake]()
+    members = {
+        "permuted": lambda: torch.stack([u[:, torch.randperm(8, generator=source), t] for t in range(6)], 2),
+        "white": lambda: 5 + u.sub(5).std() * torch.randn(u.shape, generator=source),
+        "leaked": lambda: torch.cat([u_ref[:, None], u[:, 1:]], 1),
+    }[fake]()
     found = figures(members, u_ref, "periodic")[name]
     assert low <= found["low"] and found["high"] <= high, found
 
@@ -68,16 +85,25 @@ def test_the_trajectory_score_over_draws_of_the_law_is_that_over_truths_in_the_m
     drawn, law = walks(400, 5, 3, 1, (8,), 4), walks(400, 16, 3, 1, (8,), 5)
     by_truth = score_joint(drawn[:, 1:], drawn[:, 0], "periodic")["trajectory_score"]
     by_law = score_joint(drawn[:, 1:], drawn[:, 0], "periodic", draws=law)["trajectory_score"]
-    assert float(by_law.mean()) == pytest.approx(float(by_truth.mean()), rel=0.05) and by_law.std() < 0.5 * by_truth.std()
+    assert (
+        float(by_law.mean()) == pytest.approx(float(by_truth.mean()), rel=0.05)
+        and by_law.std() < 0.5 * by_truth.std()
+    )
 
 
 @pytest.mark.parametrize("has_law", [True, False])
-@pytest.mark.parametrize(("kind", "low", "high"), [("independent", 0.9, 1.1), ("inflated", 0.6, 0.8), ("antithetic", -0.05, 0.1)])
+@pytest.mark.parametrize(
+    ("kind", "low", "high"), [("independent", 0.9, 1.1), ("inflated", 0.6, 0.8), ("antithetic", -0.05, 0.1)]
+)
 def test_dependent_members_have_an_ensemble_mean_of_less_variance(kind, low, high, has_law):
     def drawn(seed: int) -> torch.Tensor:
         u = torch.randn(200, 10, 4, 1, 8, generator=torch.Generator().manual_seed(seed))
         mean = u.mean(1, keepdim=True)
-        return {"independent": u, "inflated": mean + 1.2 * (u - mean), "antithetic": torch.cat([u[:, :5], -u[:, :5]], 1)}[kind]
+        return {
+            "independent": u,
+            "inflated": mean + 1.2 * (u - mean),
+            "antithetic": torch.cat([u[:, :5], -u[:, :5]], 1),
+        }[kind]
 
     law = torch.randn(200, 32, 4, 1, 8, generator=torch.Generator().manual_seed(9))
     known = {"law": law} if has_law else {"again": drawn(2)[:, :, :3]}
@@ -95,11 +121,16 @@ def test_the_response_is_the_slope_on_the_teachers_and_zero_for_a_blind_one():
 @pytest.mark.parametrize(("size", "low", "high"), [(1.0, 0.47, 0.53), (0.8, 0.2, 0.45), (1.25, 0.55, 0.8)])
 def test_data_of_the_law_have_any_rank_among_its_draws(size, low, high):
     every = torch.randn(400, 17, 1, 1, 16, generator=torch.Generator().manual_seed(0)) + 3
-    ranks = ranks_of_data(size * every[:, 0], size * 3 - 3 + every[:, 1:], "periodic", 50, 0, torch.arange(400))
+    ranks = ranks_of_data(
+        size * every[:, 0], size * 3 - 3 + every[:, 1:], "periodic", 50, 0, torch.arange(400)
+    )
     assert all(low < value < high for value in ranks["value"]) and len(ranks["value"]) == 3
 
 
 def test_rows_of_an_ensemble_without_joint_scores_have_none():
     from ups.metrics.ensembles import score_ensemble
+
     drawn = walks(10, 4, 3, 1, (16,), 3)
-    assert "variogram_space" not in summarise_ensemble(score_ensemble(drawn[:, 1:], drawn[:, 0], "periodic"), 20, 0)
+    assert "variogram_space" not in summarise_ensemble(
+        score_ensemble(drawn[:, 1:], drawn[:, 0], "periodic"), 20, 0
+    )

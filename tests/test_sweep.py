@@ -1,4 +1,5 @@
-"""Sweeps (ups/commands/sweep.py, cluster/wandb_sweep.yaml): what is run, under which names, and the table of it."""
+"""Sweeps (ups/commands/sweep.py, cluster/wandb_sweep.yaml): what is run, under which names, and the table of
+it."""
 
 from __future__ import annotations
 
@@ -20,10 +21,12 @@ GRID = ["operator.model.depth=1,2", "operator.optim.adamw_betas=[0.9,0.95],[0.8,
 
 
 def test_a_grid_is_every_combination_and_lists_are_one_value():
-    assert sweep.settings_of(GRID) == [("operator.model.depth=1", "operator.optim.adamw_betas=[0.9,0.95]"),
-                                       ("operator.model.depth=1", "operator.optim.adamw_betas=[0.8,0.9]"),
-                                       ("operator.model.depth=2", "operator.optim.adamw_betas=[0.9,0.95]"),
-                                       ("operator.model.depth=2", "operator.optim.adamw_betas=[0.8,0.9]")]
+    assert sweep.settings_of(GRID) == [
+        ("operator.model.depth=1", "operator.optim.adamw_betas=[0.9,0.95]"),
+        ("operator.model.depth=1", "operator.optim.adamw_betas=[0.8,0.9]"),
+        ("operator.model.depth=2", "operator.optim.adamw_betas=[0.9,0.95]"),
+        ("operator.model.depth=2", "operator.optim.adamw_betas=[0.8,0.9]"),
+    ]
     for text in ("operator.model.depth", "=1,2", "operator.model.depth=1,,2"):
         with pytest.raises(ValueError, match="expected key=value,value, such as operator.optim.muon_lr"):
             sweep.settings_of([text])
@@ -34,28 +37,53 @@ def test_a_run_of_a_sweep_has_a_name_of_its_own_validation_and_caches_where_it_n
     assert len(names) == 8 and all(load_config(None, [f"run.name={name}"]) for name in names)
     plain = sweep.overrides_of("small", ("operator.model.depth=1",), 3, "cache")
     assert plain == ["operator.model.depth=1", "run.seed=3", "evaluate.split=val"]
-    one, two = (sweep.overrides_of("small", (f"task.burgers1d.patch={patch}",), 0, "cache")[1] for patch in (2, 4))
+    one, two = (
+        sweep.overrides_of("small", (f"task.burgers1d.patch={patch}",), 0, "cache")[1] for patch in (2, 4)
+    )
     assert one.startswith("cache.root=cache/small-") and one != two
 
 
 def judged(runs: Path, name: str, errors: dict[str, float]) -> None:
     """A report on validation with these errors."""
+
     def models(error):
         return {"operator": {"nrmse": {"value": error, "low": error, "high": error}, "error_growth": []}}
 
-    tasks = {task: {"models": models(error), "base": "propagator", "network_is_used": error < 0.2, "grid": [8], "parameters": [],
-                    "num_frames_predicted": 1, "num_trajectories": 4} for task, error in errors.items()}
+    tasks = {
+        task: {
+            "models": models(error),
+            "base": "propagator",
+            "network_is_used": error < 0.2,
+            "grid": [8],
+            "parameters": [],
+            "num_frames_predicted": 1,
+            "num_trajectories": 4,
+        }
+        for task, error in errors.items()
+    }
     path = runs / name / "report-val" / "results.json"
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"run": name, "tasks": tasks, "protocol": {"split": "val", "seed": 0}, "gates": [],
-                                "environment": {}, "training": {"seed": 5, "muon_lr": 0.004, "adamw_lr": 0.002}}))
+    path.write_text(
+        json.dumps(
+            {
+                "run": name,
+                "tasks": tasks,
+                "protocol": {"split": "val", "seed": 0},
+                "gates": [],
+                "environment": {},
+                "training": {"seed": 5, "muon_lr": 0.004, "adamw_lr": 0.002},
+            }
+        )
+    )
     write_sealed(path.parent / "done.json", {"files": {path.name: file_hash(path)}})
 
 
 def fake_train(name, arguments, overrides):
     """Depth 1 errs by 0.4 and 0.1, depth 2 by half of it; the second seed of it fails."""
-    depth, seed = (next(text.split("=")[1] for text in overrides if text.startswith(key))
-                   for key in ("operator.model.depth", "run.seed"))
+    depth, seed = (
+        next(text.split("=")[1] for text in overrides if text.startswith(key))
+        for key in ("operator.model.depth", "run.seed")
+    )
     is_there = (depth, seed) != ("2", "1")
     if is_there:
         scale = (1 + int(seed) / 2) / int(depth)
@@ -63,16 +91,37 @@ def fake_train(name, arguments, overrides):
     return is_there
 
 
-def test_the_table_has_mean_and_spread_over_seeds_best_first_and_says_what_failed(tmp_path, monkeypatch, capsys):
+def test_the_table_has_mean_and_spread_over_seeds_best_first_and_says_what_failed(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(sweep, "train", fake_train)
-    monkeypatch.setattr(sys, "argv", ["sweep", "--config", str(ROOT / "configs" / "smoke.yaml"), "--run", "mine", "--runs",
-                                      str(tmp_path), "--seeds", "0 1", "--args", "", "--", "operator.model.depth=1,2"])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "sweep",
+            "--config",
+            str(ROOT / "configs" / "smoke.yaml"),
+            "--run",
+            "mine",
+            "--runs",
+            str(tmp_path),
+            "--seeds",
+            "0 1",
+            "--args",
+            "",
+            "--",
+            "operator.model.depth=1,2",
+        ],
+    )
     assert sweep.main() == 1
     out = capsys.readouterr()
     assert "1 of 4 runs failed: mine-" in out.err
     lines = (tmp_path / "mine-sweep.md").read_text().splitlines()
     assert lines[0] == "| setting | seeds of 2 | nRMSE (geometric mean) | burgers1d | darcy2d |"
-    assert lines[2] == "| operator.model.depth=2 | 1 | 0.100 | 0.200 | 0.0500 |"   # of one seed there is no spread
+    assert (
+        lines[2] == "| operator.model.depth=2 | 1 | 0.100 | 0.200 | 0.0500 |"
+    )  # of one seed there is no spread
     assert lines[3] == "| operator.model.depth=1 | 2 | 0.250 ± 0.0707 | 0.500 ± 0.141 | 0.125 ± 0.0354 |"
     shown = leaderboard.table(tmp_path, split="val").splitlines()
     assert "| base | network | rates | seed |" in shown[2] and len(shown) == 7
@@ -82,21 +131,38 @@ def test_the_table_has_mean_and_spread_over_seeds_best_first_and_says_what_faile
 
 def test_a_mistyped_setting_is_refused_before_anything_is_trained(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "train", lambda *_: pytest.fail("trained"))
-    monkeypatch.setattr(sys, "argv", ["sweep", "--run", "mine", "--runs", str(tmp_path), "operator.model.depht=1,2"])
+    monkeypatch.setattr(
+        sys, "argv", ["sweep", "--run", "mine", "--runs", str(tmp_path), "operator.model.depht=1,2"]
+    )
     with pytest.raises(ValueError, match="did you mean 'depth'"):
         sweep.main()
 
 
-@pytest.mark.faults   # half a minute: every run is a chain of its own
+@pytest.mark.faults  # half a minute: every run is a chain of its own
 def test_a_sweep_by_make_trains_each_setting_once(tmp_path):
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({
-        "include": str(ROOT / "configs" / "smoke.yaml"), "data": {"tasks": ["burgers1d"], "root": str(tmp_path / "data")},
-        "cache": {"root": str(tmp_path / "cache")},
-        "operator": {"base_steps": 5, "train": {"steps": 4, "validate_every": 4, "save_every": 4}},
-        "task": {"burgers1d": {"parameters": [0.05], "num_trajectories": 20}}}))
+    (tmp_path / "tiny.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "include": str(ROOT / "configs" / "smoke.yaml"),
+                "data": {"tasks": ["burgers1d"], "root": str(tmp_path / "data")},
+                "cache": {"root": str(tmp_path / "cache")},
+                "operator": {"base_steps": 5, "train": {"steps": 4, "validate_every": 4, "save_every": 4}},
+                "task": {"burgers1d": {"parameters": [0.05], "num_trajectories": 20}},
+            }
+        )
+    )
     assert "task.burgers1d.num_trajectories=20" in TINY
-    command = ["make", "sweep", f"PYTHON={sys.executable}", f"CONFIG={tmp_path / 'tiny.yaml'}", f"RUNS={tmp_path / 'runs'}",
-               "TOPOLOGY=cpu", "STAGES=operator", "SEEDS=0", "GRID=operator.optim.muon_lr=2e-3,4e-3"]
+    command = [
+        "make",
+        "sweep",
+        f"PYTHON={sys.executable}",
+        f"CONFIG={tmp_path / 'tiny.yaml'}",
+        f"RUNS={tmp_path / 'runs'}",
+        "TOPOLOGY=cpu",
+        "STAGES=operator",
+        "SEEDS=0",
+        "GRID=operator.optim.muon_lr=2e-3,4e-3",
+    ]
     first = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert first.returncode == 0, first.stdout + first.stderr
     table = (tmp_path / "runs" / "tiny-sweep.md").read_text()
@@ -109,15 +175,28 @@ def test_a_sweep_by_make_trains_each_setting_once(tmp_path):
 
 def test_a_sweep_of_wandb_gives_the_script_overrides_that_it_understands(tmp_path):
     page = yaml.safe_load((ROOT / "cluster" / "wandb_sweep.yaml").read_text())
-    given = [f"{key}={(found.get('values') or [found['min']])[0]}" for key, found in page["parameters"].items()]
-    command = [part for text in page["command"] for part in
-               ({"${program}": [page["program"]], "${args_no_hyphens}": given}.get(text, [text]))]
+    given = [
+        f"{key}={(found.get('values') or [found['min']])[0]}" for key, found in page["parameters"].items()
+    ]
+    command = [
+        part
+        for text in page["command"]
+        for part in ({"${program}": [page["program"]], "${args_no_hyphens}": given}.get(text, [text]))
+    ]
     (tmp_path / "python").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     (tmp_path / "python").chmod(0o755)
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True,
-                          env={"PATH": f"{tmp_path}:/usr/bin:/bin", "WANDB_RUN_ID": "abc123"})
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "WANDB_RUN_ID": "abc123"},
+    )
     script, flag, path, *overrides = done.stdout.split()
     assert (script, flag) == ("train_operator.py", "--config") and set(given) < set(overrides)
     config = load_config(ROOT / path, overrides)
     assert config.run.name == "sweep-abc123" and config.tracker.kind == "wandb"
-    assert page["metric"]["name"] == "operator/validation/score"   # as ups/training/track.py and train_operator.py call it
+    assert (
+        page["metric"]["name"] == "operator/validation/score"
+    )  # as ups/training/track.py and train_operator.py call it

@@ -1,4 +1,5 @@
-"""The patch-POD codec against linear algebra: orthonormality, Parseval, truncation, a plain SVD, streaming."""
+"""The patch-POD codec against linear algebra: orthonormality, Parseval, truncation, a plain SVD,
+streaming."""
 
 from __future__ import annotations
 
@@ -9,20 +10,29 @@ from toy_codec import fit_codec
 
 from ups.data.tokenizer import PatchMoments, Tokenizer, patchify, unpatchify
 
-CASES = [(1, ("u",), ()), (1, ("rho", "p", "v"), ("rho", "p")), (2, ("u", "v"), ()), (2, ("h",), ("h",)),
-         (3, ("rho", "v"), ("rho",))]
+CASES = [
+    (1, ("u",), ()),
+    (1, ("rho", "p", "v"), ("rho", "p")),
+    (2, ("u", "v"), ()),
+    (2, ("h",), ("h",)),
+    (3, ("rho", "v"), ("rho",)),
+]
 
 
-def make_field(ndim: int, fields: tuple[str, ...], positive: tuple[str, ...], num: int = 6, size: int = 8,
-               seed: int = 0) -> np.ndarray:
-    """Smooth correlated random fields (num, 3, C, *space), offset and scaled per channel, exp of them where positive."""
+def make_field(
+    ndim: int, fields: tuple[str, ...], positive: tuple[str, ...], num: int = 6, size: int = 8, seed: int = 0
+) -> np.ndarray:
+    """Smooth correlated random fields (num, 3, C, *space), offset and scaled per channel, exp of them where
+    positive."""
     generator = np.random.default_rng(seed)
     u = generator.standard_normal((num, 3, len(fields), *[size] * ndim))
     for axis in range(3, 3 + ndim):
         u = u.cumsum(axis) / 3
     u = 0.7 * u + 0.3 * u.mean(2, keepdims=True)
     for channel, name in enumerate(fields):
-        u[:, :, channel] = np.exp(0.3 * u[:, :, channel]) if name in positive else 5.0 + 10.0**channel * u[:, :, channel]
+        u[:, :, channel] = (
+            np.exp(0.3 * u[:, :, channel]) if name in positive else 5.0 + 10.0**channel * u[:, :, channel]
+        )
     return u.astype(np.float32)
 
 
@@ -34,7 +44,9 @@ def fit(u: np.ndarray, fields: tuple[str, ...], positive: tuple[str, ...] = (), 
 def test_full_rank_codec_is_orthonormal_isometric_and_exact(ndim, fields, positive):
     u = make_field(ndim, fields, positive)
     codec = fit(u, fields, positive)
-    assert codec.dim == codec.width == len(fields) * 4**ndim and codec.kept_energy == pytest.approx(1.0, abs=1e-6)
+    assert codec.dim == codec.width == len(fields) * 4**ndim and codec.kept_energy == pytest.approx(
+        1.0, abs=1e-6
+    )
     basis = codec.basis.double()
     assert torch.allclose(basis.T @ basis, torch.eye(codec.dim, dtype=torch.float64), atol=1e-6)
     w = codec.normalise(torch.from_numpy(u))
@@ -42,7 +54,9 @@ def test_full_rank_codec_is_orthonormal_isometric_and_exact(ndim, fields, positi
     assert z.shape == (6, 3, *[2] * ndim, codec.dim) == (6, 3, *codec.tokens, codec.dim)
     assert float(z.double().square().sum()) == pytest.approx(float(w.double().square().sum()), rel=1e-6)
     assert torch.allclose(codec.decode(z), w, atol=5e-6)
-    assert torch.allclose(codec.denormalise(codec.decode(z)), torch.from_numpy(u), rtol=2e-6, atol=2e-6 * float(np.abs(u).max()))
+    assert torch.allclose(
+        codec.denormalise(codec.decode(z)), torch.from_numpy(u), rtol=2e-6, atol=2e-6 * float(np.abs(u).max())
+    )
 
 
 def test_normalised_field_has_mean_zero_and_variance_one_in_log_space_where_positive():
@@ -62,7 +76,9 @@ def test_parseval_holds_inside_the_kept_subspace(ndim, fields, positive):
     distance = (codec.decode(first) - codec.decode(second)).double().square().sum()
     assert float(distance) == pytest.approx(float((first - second).double().square().sum()), rel=1e-6)
     w = torch.randn(5, 1, len(fields), *codec.space, generator=torch.Generator().manual_seed(1))
-    assert float((codec.encode(w) * first).sum()) == pytest.approx(float((w * codec.decode(first)).sum()), rel=1e-4)   # adjoint
+    assert float((codec.encode(w) * first).sum()) == pytest.approx(
+        float((w * codec.decode(first)).sum()), rel=1e-4
+    )  # adjoint
 
 
 @pytest.mark.parametrize(("ndim", "fields", "positive"), CASES)
@@ -74,7 +90,7 @@ def test_basis_and_spectrum_equal_a_plain_svd_of_all_patches(ndim, fields, posit
         v[:, :, channel] = np.log(v[:, :, channel]) if name in positive else v[:, :, channel]
     axes = (0, 1, *range(3, 3 + ndim))
     w = (v - v.mean(axes, keepdims=True)) / v.std(axes, keepdims=True)
-    rows = []   # patches cut by plain loops, independent of patchify
+    rows = []  # patches cut by plain loops, independent of patchify
     for corner in np.ndindex(*[4] * ndim):
         cut = tuple(slice(2 * at, 2 * at + 2) for at in corner)
         rows.append(w[(slice(None), slice(None), slice(None), *cut)].reshape(18, -1))
@@ -108,7 +124,7 @@ def test_white_noise_has_no_preferred_mode_and_a_smooth_field_does():
     assert fit(noise, ("u",), patch=8, dim=2).kept_energy == pytest.approx(2 / 8, abs=0.05)
     x = np.linspace(0, 2 * np.pi, 64, endpoint=False)
     phases = np.random.default_rng(1).uniform(0, 2 * np.pi, (50, 4, 1, 1))
-    wave = np.sin(x + phases).astype(np.float32)   # span{sin, cos}: two modes hold everything
+    wave = np.sin(x + phases).astype(np.float32)  # span{sin, cos}: two modes hold everything
     assert fit(wave, ("u",), patch=8, dim=2).kept_energy == pytest.approx(1.0, abs=1e-6)
 
 
@@ -135,7 +151,7 @@ def test_fit_is_deterministic_and_the_sign_of_a_mode_is_fixed():
     u = make_field(1, ("u",), (), size=32)
     first, second = fit(u, ("u",)), fit(u.copy(), ("u",))
     assert all(torch.equal(value, second.state_dict()[name]) for name, value in first.state_dict().items())
-    mirrored = fit(2 * u.mean() - u, ("u",))   # same covariance: the modes must not flip
+    mirrored = fit(2 * u.mean() - u, ("u",))  # same covariance: the modes must not flip
     assert torch.allclose(first.basis, mirrored.basis, atol=1e-4)
     leaders = first.basis.abs().argmax(0)
     assert bool((first.basis.gather(0, leaders[None]) > -1e-3).all())
@@ -147,7 +163,9 @@ def test_constant_channel_is_kept_exactly():
     codec = fit(u, ("u", "v"))
     w = codec.normalise(torch.from_numpy(u))
     assert float(codec.std[1]) == 1.0 and w[:, :, 1].abs().max() == 0
-    assert torch.allclose(codec.denormalise(codec.decode(codec.encode(w)))[:, :, 1], torch.tensor(3.25), atol=1e-5)
+    assert torch.allclose(
+        codec.denormalise(codec.decode(codec.encode(w)))[:, :, 1], torch.tensor(3.25), atol=1e-5
+    )
 
 
 def test_leading_axes_and_other_grids_are_free():
@@ -165,12 +183,13 @@ def test_a_codec_widens_half_latents_and_passes_gradients():
     w = codec.decode(z)
     assert torch.allclose(codec.encode(w), z, atol=1e-6) and codec.decode(z.half()).dtype == torch.float32
     w.square().sum().backward()
-    assert torch.allclose(z.grad, 2 * z, atol=1e-5)   # an isometry
+    assert torch.allclose(z.grad, 2 * z, atol=1e-5)  # an isometry
 
 
 def test_state_restores_the_codec_bitwise(tmp_path):
     codec = fit(make_field(2, ("h", "v"), ("h",)), ("h", "v"), ("h",), dim=6)
     from safetensors.torch import load_file, save_file
+
     save_file(codec.state_dict(), tmp_path / "codec.safetensors")
     restored = Tokenizer.from_state(load_file(tmp_path / "codec.safetensors"), codec.meta())
     u = torch.from_numpy(make_field(2, ("h", "v"), ("h",), seed=1))

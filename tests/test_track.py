@@ -1,5 +1,5 @@
-"""ups/training/track.py: what W&B (the real package, offline) and TensorBoard are left with after crashes; neither can stop a
-run."""
+"""ups/training/track.py: what W&B (the real package, offline) and TensorBoard are left with after crashes;
+neither can stop a run."""
 
 import json
 import os
@@ -54,16 +54,30 @@ else:
 def environment(directory: Path, **more: str) -> dict[str, str]:
     """W&B's other files stay in the test's folder; no credentials."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-    return {**kept, "HOME": str(directory), "WANDB_CONFIG_DIR": str(directory / "config"),
-            "WANDB_CACHE_DIR": str(directory / "cache"), "WANDB_DATA_DIR": str(directory / "data"), "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT), "NETRC": str(directory / "none"), **more}
+    return {
+        **kept,
+        "HOME": str(directory),
+        "WANDB_CONFIG_DIR": str(directory / "config"),
+        "WANDB_CACHE_DIR": str(directory / "cache"),
+        "WANDB_DATA_DIR": str(directory / "data"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "NETRC": str(directory / "none"),
+        **more,
+    }
 
 
 def start(directory: Path, *arguments: object, **more: str) -> subprocess.Popen:
     directory.mkdir(exist_ok=True)
-    return subprocess.Popen([sys.executable, "-c", LOGGER, str(directory), *map(str, arguments)], cwd=directory,
-                            env=environment(directory, **more), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", LOGGER, str(directory), *map(str, arguments)],
+        cwd=directory,
+        env=environment(directory, **more),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def records(path: Path) -> list:
@@ -75,8 +89,8 @@ def records(path: Path) -> list:
         if 32768 - position % 32768 < 7:
             position += 32768 - position % 32768
             continue
-        _, length, kind = struct.unpack("<IHB", data[position:position + 7])
-        parts += data[position + 7:position + 7 + length]
+        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
+        parts += data[position + 7 : position + 7 + length]
         position += 7 + length
         if kind in (1, 4):  # whole, or the last part
             record = Record()
@@ -87,12 +101,16 @@ def records(path: Path) -> list:
 
 
 def sent(directory: Path) -> tuple[list[tuple[int, str, float]], list[int], list]:
-    """(step, name, value) of every number in the order of the records, exit codes, run records; over all starts."""
+    """(step, name, value) of every number in the order of the records, exit codes, run records; over all
+    starts."""
     numbers, codes, runs = [], [], []
     for path in sorted(directory.glob("wandb/offline-run-*/*.wandb")):
         for record in records(path):
             if record.HasField("history"):
-                row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+                row = {
+                    item.key or "/".join(item.nested_key): json.loads(item.value_json)
+                    for item in record.history.item
+                }
                 step = row.pop("operator/step")
                 numbers += [(step, name, value) for name, value in row.items() if not name.startswith("_")]
             if record.HasField("exit"):
@@ -117,13 +135,17 @@ def test_after_a_kill_wandb_has_every_number_once_in_order_under_one_id_and_the_
     identity = None
     for _ in range(300):
         numbers = sent(directory)[0] if list(directory.glob("wandb/offline-run-*/*.wandb")) else []
-        identity = identity or ((directory / "wandb.json").is_file() and json.loads((directory / "wandb.json").read_text())["id"])
+        identity = identity or (
+            (directory / "wandb.json").is_file() and json.loads((directory / "wandb.json").read_text())["id"]
+        )
         if len(numbers) == 24:
             break
         time.sleep(0.1)
     first.kill()
     first.wait()
-    second = start(directory, "offline", 10, 30, "1")  # from the checkpoint of step 10: steps 11 to 20 come again
+    second = start(
+        directory, "offline", 10, 30, "1"
+    )  # from the checkpoint of step 10: steps 11 to 20 come again
     assert second.wait(60) == 0, second.stderr.read()
     numbers, codes, runs = sent(directory)
     expected = [(step, "operator/train/loss", 0.5 * step) for step in range(1, 31)]
@@ -132,7 +154,9 @@ def test_after_a_kill_wandb_has_every_number_once_in_order_under_one_id_and_the_
     steps = [step for step, _, _ in numbers]
     assert steps == sorted(steps) and codes == [1]
     assert len(runs) >= 2 and {run.run_id for run in runs} == {identity} and len(identity) == 32
-    assert {(run.run_group, run.job_type, run.display_name) for run in runs} == {("chain", "operator", "chain-operator")}
+    assert {(run.run_group, run.job_type, run.display_name) for run in runs} == {
+        ("chain", "operator", "chain-operator")
+    }
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "train/loss" in line] == list(range(1, 31))
 
@@ -151,15 +175,20 @@ def test_what_was_logged_before_wandb_was_asked_for_is_sent_too(tmp_path, wandb_
     assert numbers == [(step, "operator/train/loss", 0.5 * step) for step in range(1, 7)]
 
 
-@pytest.mark.parametrize("more, cause", [
-    ({}, "no W&B credentials"),
-    ({"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}, "W&B cannot be reached"),
-    ({"WANDB_API_KEY": "short"}, "W&B cannot be reached"),
-])
+@pytest.mark.parametrize(
+    "more, cause",
+    [
+        ({}, "no W&B credentials"),
+        ({"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}, "W&B cannot be reached"),
+        ({"WANDB_API_KEY": "short"}, "W&B cannot be reached"),
+    ],
+)
 def test_without_network_or_with_a_wrong_key_an_online_run_is_recorded_offline(tmp_path, more, cause):
     process = start(tmp_path / "run", "online", 0, 3, "0", **more)
     _, text = process.communicate(timeout=90)
-    assert process.returncode == 0 and cause in text and "recorded offline. Upload it later: wandb sync" in text, text
+    assert (
+        process.returncode == 0 and cause in text and "recorded offline. Upload it later: wandb sync" in text
+    ), text
     numbers, codes, _ = sent(tmp_path / "run")
     assert len(numbers) == 3 and codes == [0]
 
@@ -180,13 +209,21 @@ def test_wandb_disabled_leaves_an_id_and_no_run(tmp_path):
 
 
 def test_of_two_ranks_one_has_a_run_and_a_failure_is_recorded_as_failed(tmp_path):
-    outcome = launch(tmp_path, "tracker.kind=wandb", "tracker.mode=offline", world=2,
-                     fault={"kind": "error", "rank": 1, "step": 8}, environment=environment(tmp_path))
+    outcome = launch(
+        tmp_path,
+        "tracker.kind=wandb",
+        "tracker.mode=offline",
+        world=2,
+        fault={"kind": "error", "rank": 1, "step": 8},
+        environment=environment(tmp_path),
+    )
     assert outcome.codes == [1, 1]
     numbers, codes, runs = sent(outcome.directory)
     assert codes == [1] and {run.run_group for run in runs} == {"default"}
     assert len(list(outcome.directory.glob("wandb/offline-run-*"))) == 1
-    assert "Tracking run with wandb" in outcome.logs[0] and "wandb" not in outcome.logs[1].replace("tracker.kind=wandb", "")
+    assert "Tracking run with wandb" in outcome.logs[0] and "wandb" not in outcome.logs[1].replace(
+        "tracker.kind=wandb", ""
+    )
     assert [step for step, name, _ in numbers if name == "operator/train/loss"] == list(range(1, 9))
 
 
@@ -233,7 +270,9 @@ def track(tmp_path, monkeypatch, config, fake, steps=4):
 
 
 @pytest.mark.parametrize("fail", ["init", "login", "log", "define_metric", "finish"])
-def test_a_failing_tracker_never_stops_training_and_loses_no_number(tmp_path, monkeypatch, capsys, wandb_config, fail):
+def test_a_failing_tracker_never_stops_training_and_loses_no_number(
+    tmp_path, monkeypatch, capsys, wandb_config, fail
+):
     track(tmp_path, monkeypatch, wandb_config, FakeWandb(fail=[fail]))
     told = capsys.readouterr().err.count("the tracker failed and is switched off (ConnectionError: no route)")
     assert told == (fail != "login")  # which offline does not need
@@ -246,7 +285,9 @@ def test_a_blocking_tracker_never_stops_training(tmp_path, monkeypatch, capsys, 
     assert "it did not take everything within 0.5 s" in capsys.readouterr().err
 
 
-def test_the_wait_for_wandb_at_the_end_of_a_finished_stage_is_no_hang_and_has_its_limit(tmp_path, monkeypatch, wandb_config):
+def test_the_wait_for_wandb_at_the_end_of_a_finished_stage_is_no_hang_and_has_its_limit(
+    tmp_path, monkeypatch, wandb_config
+):
     beats = []
     monkeypatch.setattr(ups.training.track, "beat", lambda: beats.append(1))
     monkeypatch.setattr(ups.training.track, "WAIT_S", 1.0)
@@ -304,7 +345,9 @@ def scalars(directory: Path) -> dict[str, Counter]:
 
 def test_tensorboard_shows_every_step_once_after_a_kill(tmp_path):
     arguments = dict(world=2, environment={})
-    killed = launch(tmp_path, "tracker.kind=tensorboard", fault={"kind": "kill", "rank": 0, "step": 13}, **arguments)
+    killed = launch(
+        tmp_path, "tracker.kind=tensorboard", fault={"kind": "kill", "rank": 0, "step": 13}, **arguments
+    )
     assert killed.codes[0] == -signal.SIGKILL
     resumed = launch(tmp_path, "tracker.kind=tensorboard", **arguments)
     assert resumed.codes == [0, 0], resumed.logs
@@ -315,7 +358,9 @@ def test_tensorboard_shows_every_step_once_after_a_kill(tmp_path):
 
 def test_a_tensorboard_that_fails_is_switched_off(tmp_path, capsys):
     (tmp_path / "tensorboard").write_text("a file where the folder should be")
-    tracker = Tracker(tmp_path, load_config(None, ["tracker.kind=tensorboard"]).tracker, "myrun", "operator", {})
+    tracker = Tracker(
+        tmp_path, load_config(None, ["tracker.kind=tensorboard"]).tracker, "myrun", "operator", {}
+    )
     tracker.rewind(0)
     tracker.log(1, {"loss": 0.5})
     tracker.flush()
@@ -337,14 +382,18 @@ def test_rewind_drops_later_and_torn_lines(tmp_path):
     assert len(lines) == 3 and '"loss": 0.7' in lines[2]
 
 
-@pytest.mark.parametrize("line", [b"7", b'{"loss": 1}', b'{"step": 2, "loss": 0.5', b"\xff\xfe", b"[]", b'{"step": "2"}', b""])
+@pytest.mark.parametrize(
+    "line", [b"7", b'{"loss": 1}', b'{"step": 2, "loss": 0.5', b"\xff\xfe", b"[]", b'{"step": "2"}', b""]
+)
 def test_a_damaged_line_before_the_last_is_refused_by_its_number(tmp_path, line):
     tracker = Tracker(tmp_path, load_config().tracker, "myrun", "operator", {})
     tracker.log(1, {"loss": 0.5})
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(line + b'\n{"step": 3, "loss": 0.5}\n')
     before = (tmp_path / "metrics.jsonl").read_bytes()
-    with pytest.raises(DamagedError, match=r"line 2 of .*metrics.jsonl is not readable .*only the last line may be cut"):
+    with pytest.raises(
+        DamagedError, match=r"line 2 of .*metrics.jsonl is not readable .*only the last line may be cut"
+    ):
         tracker.rewind(3)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
@@ -362,5 +411,7 @@ def test_numbers_written_to_a_file_that_is_gone_are_an_error(tmp_path):
 
 def test_a_tracker_whose_package_is_missing_is_refused_at_the_start(monkeypatch, wandb_config):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="tracker.kind is wandb, but the package wandb is not installed; .*pip install wandb"):
+    with pytest.raises(
+        ValueError, match="tracker.kind is wandb, but the package wandb is not installed; .*pip install wandb"
+    ):
         check_tracker(wandb_config)

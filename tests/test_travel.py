@@ -1,4 +1,5 @@
-"""Weights that travel (ups/commands/publish.py, ups/report/model_card.py): what is copied, pushed, fetched and judged elsewhere."""
+"""Weights that travel (ups/commands/publish.py, ups/report/model_card.py): what is copied, pushed, fetched
+and judged elsewhere."""
 
 from __future__ import annotations
 
@@ -27,10 +28,19 @@ from ups.config import ROOT, load_config
 from ups.forecaster import Forecaster
 from ups.report.model_card import card
 
-RUN = ["data.tasks=[burgers1d,darcy2d]", "task.darcy2d.energy=0.999", "operator.train.steps=4", "operator.base_steps=5",
-       "operator.model.width=16", "operator.model.depth=1", "operator.train.precision='no'",
-       "operator.train.validate_trajectories=1", "evaluate.max_trajectories=4", "evaluate.num_bootstrap=20",
-       "evaluate.max_ratio_to_persistence=1000"]
+RUN = [
+    "data.tasks=[burgers1d,darcy2d]",
+    "task.darcy2d.energy=0.999",
+    "operator.train.steps=4",
+    "operator.base_steps=5",
+    "operator.model.width=16",
+    "operator.model.depth=1",
+    "operator.train.precision='no'",
+    "operator.train.validate_trajectories=1",
+    "evaluate.max_trajectories=4",
+    "evaluate.num_bootstrap=20",
+    "evaluate.max_ratio_to_persistence=1000",
+]
 
 
 def report_of(monkeypatch, *overrides: str, is_drawn: bool = False) -> tuple[int, dict]:
@@ -40,7 +50,9 @@ def report_of(monkeypatch, *overrides: str, is_drawn: bool = False) -> tuple[int
     if not is_drawn:
         monkeypatch.setattr(evaluate.report, "write_report", lambda *_: None)
     status = evaluate.main()
-    return status, json.loads((load_config(ROOT / "configs" / "smoke.yaml", overrides).report_dir / "results.json").read_text())
+    return status, json.loads(
+        (load_config(ROOT / "configs" / "smoke.yaml", overrides).report_dir / "results.json").read_text()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +69,14 @@ def home(tmp_path_factory) -> Path:
 
 def test_a_report_writes_the_card_of_its_numbers_beside_the_weights(home):
     folder = home / "runs" / "smoke" / "operator"
-    text, results = (folder / "README.md").read_text(), json.loads((folder.parent / "report" / "results.json").read_text())
-    assert text.startswith("---\nlicense: mit\nlibrary_name: ups\n") and "# smoke: the operator, which forecasts" in text
+    text, results = (
+        (folder / "README.md").read_text(),
+        json.loads((folder.parent / "report" / "results.json").read_text()),
+    )
+    assert (
+        text.startswith("---\nlicense: mit\nlibrary_name: ups\n")
+        and "# smoke: the operator, which forecasts" in text
+    )
     assert "| burgers1d | u | 64 | 0 to 1 | periodic | 0.0" in text and "Nu 0.05 to 0.1 |" in text
     for name, task in results["tasks"].items():
         error = task["models"]["operator"]["nrmse"]
@@ -83,11 +101,17 @@ def test_cards_of_the_other_stages_have_every_ensemble_and_a_domain_per_axis(hom
     results = json.loads((home / "runs" / "smoke" / "report" / "results.json").read_text())
     score = {"value": 0.25, "low": 0.125, "high": 0.5}
     rows = {"corrector": {"crps": score, "ssr": 1.5}, "dressed": {"crps": score}}
-    results |= {"ensembles": {"burgers1d": {"models": rows}}, "steady": {"darcy2d": {"cases": {"none": rows}}},
-                "stages": {"consistency": ["burgers1d"], "steady": ["darcy2d"]}}
+    results |= {
+        "ensembles": {"burgers1d": {"models": rows}},
+        "steady": {"darcy2d": {"cases": {"none": rows}}},
+        "stages": {"consistency": ["burgers1d"], "steady": ["darcy2d"]},
+    }
     known = ups.load(home / "runs" / "smoke").tasks
     text = card("consistency", results, known, {})
-    assert "| burgers1d | corrector | 0.250 [0.125, 0.500] | – | 1.50 | – |" in text and "| burgers1d | + noise |" in text
+    assert (
+        "| burgers1d | corrector | 0.250 [0.125, 0.500] | – | 1.50 | – |" in text
+        and "| burgers1d | + noise |" in text
+    )
     assert "| darcy2d |" not in text
     known["darcy2d"] |= {"domain": [[0, 1], [0.5, 2]], "boundary": ["periodic", "dirichlet"]}
     text = card("steady", results, known, {})
@@ -99,17 +123,23 @@ def test_a_copy_is_all_that_a_forecast_needs(home, tmp_path, monkeypatch):
     run, u0 = home / "runs" / "smoke", np.sin(2 * np.pi * np.arange(64) / 64)[None].astype("float32")
     copy = publish.copy(run, tmp_path / "copy")
     files = {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()}
-    assert {f"operator/{name}" for name in ("config.json", "model.safetensors", "done.json", "README.md")} <= files
+    assert {
+        f"operator/{name}" for name in ("config.json", "model.safetensors", "done.json", "README.md")
+    } <= files
     assert not [name for name in files if "state" in name or name.endswith((".pt", ".lock"))]
-    one, two = (ups.load(folder).forecast("burgers1d", u0, {"Nu": 0.05}, num_frames=3) for folder in (run, copy))
+    one, two = (
+        ups.load(folder).forecast("burgers1d", u0, {"Nu": 0.05}, num_frames=3) for folder in (run, copy)
+    )
     assert np.array_equal(one, two)
     (copy / "operator" / "metrics.jsonl").unlink()
-    monkeypatch.setattr(sys, "argv", ["travel", str(run), str(copy)])   # as make publish calls it
+    monkeypatch.setattr(sys, "argv", ["travel", str(run), str(copy)])  # as make publish calls it
     assert publish.main() == 0 and (copy / "operator" / "metrics.jsonl").is_file()
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
 
-def test_weights_from_elsewhere_reproduce_their_table_where_the_data_are_the_same(home, tmp_path, monkeypatch):
+def test_weights_from_elsewhere_reproduce_their_table_where_the_data_are_the_same(
+    home, tmp_path, monkeypatch
+):
     copy = publish.copy(home / "runs" / "smoke", tmp_path / "pretrained")
     _, there = report_of(monkeypatch, *overrides_of(home, home / "runs", *RUN))
     _, here = report_of(monkeypatch, *overrides_of(home, tmp_path / "runs", *RUN, f"evaluate.weights={copy}"))
@@ -122,17 +152,26 @@ def test_weights_from_elsewhere_reproduce_their_table_where_the_data_are_the_sam
 def test_weights_from_elsewhere_are_judged_on_other_data_in_their_own_codec(home, tmp_path, monkeypatch):
     """Other trajectories have another codec, which the weights do not speak."""
     make_caches(tmp_path, *RUN, "data.seed=7")
-    more = overrides_of(tmp_path, tmp_path / "runs", *RUN, "data.seed=7", f"evaluate.weights={home / 'runs' / 'smoke'}")
+    more = overrides_of(
+        tmp_path, tmp_path / "runs", *RUN, "data.seed=7", f"evaluate.weights={home / 'runs' / 'smoke'}"
+    )
     _, results = report_of(monkeypatch, *more)
     model = ups.load(home / "runs" / "smoke")
     from ups.evaluation.truth import open_truth
+
     truth = open_truth(load_config(ROOT / "configs" / "smoke.yaml", more), "burgers1d")
     assert not model.operator.heads["burgers1d"].codec.is_same(truth.cache.tokenizer)
-    u_pred = model.forecast("burgers1d", truth.frames(truth.rows, 0, truth.context),
-                            truth.cache.parameters[truth.rows], num_frames=truth.num_frames)
+    u_pred = model.forecast(
+        "burgers1d",
+        truth.frames(truth.rows, 0, truth.context),
+        truth.cache.parameters[truth.rows],
+        num_frames=truth.num_frames,
+    )
     u_ref = truth.future(truth.rows)
     error = ((u_pred - u_ref).square().mean(-1) / u_ref.square().mean(-1)).sqrt().mean()
-    assert results["tasks"]["burgers1d"]["models"]["operator"]["nrmse"]["value"] == pytest.approx(float(error), rel=1e-4)
+    assert results["tasks"]["burgers1d"]["models"]["operator"]["nrmse"]["value"] == pytest.approx(
+        float(error), rel=1e-4
+    )
 
 
 def error_in_card(text: str, task: str) -> float:
@@ -144,9 +183,17 @@ def error_in_card(text: str, task: str) -> float:
 def test_the_published_weights_are_on_new_data_what_their_card_says(tmp_path, monkeypatch):
     """Trajectories that nobody trained on, by README's command; the card is of these weights."""
     path, folder = ROOT / "configs" / "pretrained.yaml", ROOT / "pretrained" / "operator"
-    more = ["data.tasks=[advection1d,burgers1d]", "data.seed=7", f"data.root={tmp_path}/data", f"cache.root={tmp_path}/cache",
-            f"run.root={tmp_path}/runs", "task.advection1d.num_trajectories=40", "task.burgers1d.num_trajectories=40",
-            "evaluate.num_bootstrap=20", f"evaluate.weights={ROOT / 'pretrained'}"]
+    more = [
+        "data.tasks=[advection1d,burgers1d]",
+        "data.seed=7",
+        f"data.root={tmp_path}/data",
+        f"cache.root={tmp_path}/cache",
+        f"run.root={tmp_path}/runs",
+        "task.advection1d.num_trajectories=40",
+        "task.burgers1d.num_trajectories=40",
+        "evaluate.num_bootstrap=20",
+        f"evaluate.weights={ROOT / 'pretrained'}",
+    ]
     arguments = ["--config", str(path), *more]
     assert prepare_data.main([*arguments, "--workers", "1"]) == 0 and prepare_cache.main(arguments) == 0
     monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
@@ -154,27 +201,47 @@ def test_the_published_weights_are_on_new_data_what_their_card_says(tmp_path, mo
     evaluate.main()
     found = json.loads((tmp_path / "runs" / "pretrained" / "report" / "results.json").read_text())
     text, model = (folder / "README.md").read_text(encoding="utf-8"), ups.load(ROOT / "pretrained")
-    assert [*model.tasks] == load_config(path).data.tasks == re.findall(r"^\| (\w+) \| \d+ \| \d+ \|", text, re.M)
+    assert (
+        [*model.tasks]
+        == load_config(path).data.tasks
+        == re.findall(r"^\| (\w+) \| \d+ \| \d+ \|", text, re.M)
+    )
     for name in ("advection1d", "burgers1d"):
         models = found["tasks"][name]["models"]
         assert models["operator"]["nrmse"]["value"] == pytest.approx(error_in_card(text, name), rel=1.0), name
     assert models["operator"]["nrmse"]["value"] < 0.5 * models["base"]["nrmse"]["value"]
 
 
-@pytest.mark.parametrize(("weights", "text"), [
-    ("{tmp}", "evaluate.weights leads to .*, which is no finished operator; expected one with done.json, or its run's folder")])
+@pytest.mark.parametrize(
+    ("weights", "text"),
+    [
+        (
+            "{tmp}",
+            "evaluate.weights leads to .*, which is no finished operator; expected one with done.json, or "
+            "its run's folder",
+        )
+    ],
+)
 def test_what_is_no_operator_is_not_judged(home, tmp_path, monkeypatch, weights, text):
     with pytest.raises(FileNotFoundError, match=text):
-        report_of(monkeypatch, *overrides_of(home, tmp_path / "runs", *RUN, f"evaluate.weights={weights.format(tmp=tmp_path)}"))
+        report_of(
+            monkeypatch,
+            *overrides_of(home, tmp_path / "runs", *RUN, f"evaluate.weights={weights.format(tmp=tmp_path)}"),
+        )
 
 
 def test_a_run_without_card_or_operator_does_not_travel(home, tmp_path):
-    with pytest.raises(FileNotFoundError, match="holds no finished operator; expected a run's folder, such as runs/small"):
+    with pytest.raises(
+        FileNotFoundError, match="holds no finished operator; expected a run's folder, such as runs/small"
+    ):
         publish.copy(tmp_path, tmp_path / "copy")
     run = publish.copy(home / "runs" / "smoke", tmp_path / "smoke")
     (run / "operator" / "README.md").unlink()
-    with pytest.raises(FileNotFoundError, match="has no README.md; expected a stage that a report on the test split has judged, "
-                                                "for that writes its card. Run make report RUN=smoke"):
+    with pytest.raises(
+        FileNotFoundError,
+        match="has no README.md; expected a stage that a report on the test split has judged, "
+        "for that writes its card. Run make report RUN=smoke",
+    ):
         publish.copy(run, tmp_path / "copy")
 
 
@@ -200,15 +267,29 @@ class Hub(BaseHTTPRequestHandler):
         sent = self.rfile.read(int(self.headers["Content-Length"]))
         here = f"http://127.0.0.1:{self.server.server_port}"
         if self.path.endswith("/preupload/main"):
-            self._answer({"files": [{"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
-                                    for file in json.loads(sent)["files"]]})
+            self._answer(
+                {
+                    "files": [
+                        {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
+                        for file in json.loads(sent)["files"]
+                    ]
+                }
+            )
         elif self.path.endswith("/commit/main"):
             lines = [json.loads(line) for line in sent.splitlines()]
             assert lines[0]["value"]["summary"] == "Weights of smoke"
-            self.files.update({line["value"]["path"]: base64.b64decode(line["value"]["content"]) for line in lines[1:]})
-            self._answer({"success": True, "commitOid": self.sha, "commitUrl": f"{here}/owner/name/commit/{self.sha}",
-                          "hookOutput": ""})
-        else:   # of the repository, of the card's head
+            self.files.update(
+                {line["value"]["path"]: base64.b64decode(line["value"]["content"]) for line in lines[1:]}
+            )
+            self._answer(
+                {
+                    "success": True,
+                    "commitOid": self.sha,
+                    "commitUrl": f"{here}/owner/name/commit/{self.sha}",
+                    "hookOutput": "",
+                }
+            )
+        else:  # of the repository, of the card's head
             self._answer({"url": f"{here}/owner/name", "errors": [], "warnings": []})
 
     def do_HEAD(self):
@@ -219,10 +300,22 @@ class Hub(BaseHTTPRequestHandler):
         if "/resolve/" in self.path:
             return self.do_HEAD()
         if "/tree/" in self.path:
-            return self._answer([{"type": "file", "path": name, "size": len(body), "oid": hashlib.sha1(body).hexdigest()}
-                                 for name, body in self.files.items()])
-        self._answer({"id": "owner/name", "modelId": "owner/name", "sha": self.sha, "tags": [], "private": False,
-                      "siblings": [{"rfilename": name} for name in self.files]})
+            return self._answer(
+                [
+                    {"type": "file", "path": name, "size": len(body), "oid": hashlib.sha1(body).hexdigest()}
+                    for name, body in self.files.items()
+                ]
+            )
+        self._answer(
+            {
+                "id": "owner/name",
+                "modelId": "owner/name",
+                "sha": self.sha,
+                "tags": [],
+                "private": False,
+                "siblings": [{"rfilename": name} for name in self.files],
+            }
+        )
 
     def log_message(self, *_):
         pass
@@ -233,9 +326,11 @@ def hub(monkeypatch, tmp_path):
     constants = pytest.importorskip("huggingface_hub.constants")
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    here = f"http://127.0.0.1:{server.server_port}"   # as HF_ENDPOINT would say before the import
+    here = f"http://127.0.0.1:{server.server_port}"  # as HF_ENDPOINT would say before the import
     monkeypatch.setattr(constants, "ENDPOINT", here)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", here + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", here + "/{repo_id}/resolve/{revision}/{filename}"
+    )
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(Hub, "files", {})
@@ -254,36 +349,57 @@ def test_what_was_pushed_to_a_hub_is_loaded_by_name(home, hub):
     model = ups.load("hf://owner/name")
     assert isinstance(model, Forecaster) and not (model.folder / "operator" / "planted.pt").exists()
     u0 = np.zeros((1, 64), "float32") + 0.3
-    one, two = (found.forecast("burgers1d", u0, {"Nu": 0.1}, num_frames=2) for found in (model, ups.load(run)))
+    one, two = (
+        found.forecast("burgers1d", u0, {"Nu": 0.1}, num_frames=2) for found in (model, ups.load(run))
+    )
     assert np.array_equal(one, two)
 
 
-def test_predict_takes_weights_from_a_hub_by_name_and_from_this_machine_when_it_is_gone(home, hub, tmp_path, monkeypatch):
+def test_predict_takes_weights_from_a_hub_by_name_and_from_this_machine_when_it_is_gone(
+    home, hub, tmp_path, monkeypatch
+):
     run = home / "runs" / "smoke"
     ups.push(run, "owner/name")
     [data, *_] = sorted((home / "data" / "burgers1d").glob("*.hdf5"))
 
     def predicted(name: str, weights: str) -> np.ndarray:
-        given = ["--task", "burgers1d", "--input", str(data), "--rows", "0:2", "--output", str(tmp_path / name)]
+        given = [
+            "--task",
+            "burgers1d",
+            "--input",
+            str(data),
+            "--rows",
+            "0:2",
+            "--output",
+            str(tmp_path / name),
+        ]
         assert predict.main(["--run", weights, *given]) == 0
         with h5py.File(tmp_path / name) as file:
             return file["tensor"][:]
 
     assert np.array_equal(found := predicted("hub.h5", "hf://owner/name"), predicted("run.h5", str(run)))
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")   # nobody listens there
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     assert np.array_equal(predicted("again.h5", "hf://owner/name"), found)
-    with pytest.raises(FileNotFoundError, match="hf://owner/other is neither on this machine nor to be had from its hub .*; ex"):
+    with pytest.raises(
+        FileNotFoundError,
+        match="hf://owner/other is neither on this machine nor to be had from its hub .*; ex",
+    ):
         predicted("other.h5", "hf://owner/other")
     assert not (tmp_path / "other.h5").exists()
 
 
 def test_a_name_of_a_hub_without_its_client_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ImportError, match="a name that begins with hf:// needs huggingface_hub, which is not installed; "
-                                          "expected it, or a folder. Run pip install huggingface_hub"):
+    with pytest.raises(
+        ImportError,
+        match="a name that begins with hf:// needs huggingface_hub, which is not installed; "
+        "expected it, or a folder. Run pip install huggingface_hub",
+    ):
         ups.load("hf://owner/name")
 
 
 def test_a_mistyped_folder_asks_no_network():
-    with pytest.raises(FileNotFoundError, match="there is no folder runs/smal; expected a run, such as runs/small"):
+    with pytest.raises(
+        FileNotFoundError, match="there is no folder runs/smal; expected a run, such as runs/small"
+    ):
         ups.load("runs/smal")

@@ -1,5 +1,5 @@
-"""Forecasts that take no model (ups/evaluation/trivial.py): the climatology and, where frames have dates, its annual cycle stand
-beside persistence in results, gates and verdicts."""
+"""Forecasts that take no model (ups/evaluation/trivial.py): the climatology and, where frames have dates, its
+annual cycle stand beside persistence in results, gates and verdicts."""
 
 from __future__ import annotations
 
@@ -38,9 +38,18 @@ def opened(folder, unit: str | None = "days since 2001-03-01", **said):
         if unit:
             file["time"] = np.arange(DAYS, dtype=float)
             file["time"].attrs["units"] = unit
-    said = {"layout": {"u": ["time", "x"]}, "cut": CUT, "boundary": "no_flux", "dt": 1.0, "base": ["persistence"], **said}
-    config = load_config(overlay(folder, section(folder, **said)), [
-        "operator.model.width=8", "operator.model.depth=1", "evaluate.num_bootstrap=20"])
+    said = {
+        "layout": {"u": ["time", "x"]},
+        "cut": CUT,
+        "boundary": "no_flux",
+        "dt": 1.0,
+        "base": ["persistence"],
+        **said,
+    }
+    config = load_config(
+        overlay(folder, section(folder, **said)),
+        ["operator.model.width=8", "operator.model.depth=1", "evaluate.num_bootstrap=20"],
+    )
     build_cache(config, "ks", progress=False)
     return config, open_truth(config, "ks"), u
 
@@ -60,24 +69,43 @@ def test_climatology_is_the_mean_of_training_frames_per_cell_and_the_season_is_k
     train = cache.split["train"].numpy()
     windows = u[: len(u) // CUT * CUT].reshape(-1, CUT, u.shape[1]) - offset
     late = windows[truth.rows.numpy(), truth.context :]
-    assert found["climatology"] == pytest.approx(np.sqrt(np.square(late - windows[train].mean((0, 1))).mean()), rel=1e-4)
+    assert found["climatology"] == pytest.approx(
+        np.sqrt(np.square(late - windows[train].mean((0, 1))).mean()), rel=1e-4
+    )
     years = truth.years(torch.arange(2)).numpy()
     assert years.shape == (2, CUT) and years[1, 0] == pytest.approx(2001 + 2 / 12 + CUT / 365.2425)
     noise = np.std(windows - u.mean(0) + offset - windows.mean(1, keepdims=True))
-    assert found["seasonal_climatology"] < 0.6 * found["climatology"] and found["seasonal_climatology"] < 1.6 * noise
+    assert (
+        found["seasonal_climatology"] < 0.6 * found["climatology"]
+        and found["seasonal_climatology"] < 1.6 * noise
+    )
 
 
-@pytest.mark.parametrize(("unit", "said"), [(None, {}), ("days", {}), ("hours since 2001-03-01", {}),
-                                            ("days since 2001-03-01", {"first_frame": 900})])
+@pytest.mark.parametrize(
+    ("unit", "said"),
+    [
+        (None, {}),
+        ("days", {}),
+        ("hours since 2001-03-01", {}),
+        ("days since 2001-03-01", {"first_frame": 900}),
+    ],
+)
 def test_without_dates_or_less_than_two_years_of_them_no_season_is_made(tmp_path, unit, said):
     assert errors(opened(tmp_path, unit, **said)[1]).keys() == {"persistence", "climatology"}
 
 
-@pytest.mark.parametrize(("units", "calendar", "times", "years"), [
-    ("days since 1900-01-01", "360_day", [360.0, 540.0], [1901.0, 1901.5]),
-    ("Hours Since 2000-1-1 00:00:0.0", "", [24 * 365.2425], [2001.0]), (b"seconds since 1970-07-01", b"noleap", [0.0], [1970.5]),
-    ("months since 2000-01-01", "standard", [0.0, 6.0], [2000.0, 2000.5]), ("m since 2000-01-01", "", [0.0], None),
-    ("days", "", [0.0], None), ("", "", [0.0], None)])
+@pytest.mark.parametrize(
+    ("units", "calendar", "times", "years"),
+    [
+        ("days since 1900-01-01", "360_day", [360.0, 540.0], [1901.0, 1901.5]),
+        ("Hours Since 2000-1-1 00:00:0.0", "", [24 * 365.2425], [2001.0]),
+        (b"seconds since 1970-07-01", b"noleap", [0.0], [1970.5]),
+        ("months since 2000-01-01", "standard", [0.0, 6.0], [2000.0, 2000.5]),
+        ("m since 2000-01-01", "", [0.0], None),
+        ("days", "", [0.0], None),
+        ("", "", [0.0], None),
+    ],
+)
 def test_dates_are_read_as_cf_writes_them(units, calendar, times, years):
     found = in_years(np.array(times), {"units": units, "calendar": calendar})
     assert found is None if years is None else found == pytest.approx(years, abs=1e-3)
@@ -85,22 +113,33 @@ def test_dates_are_read_as_cf_writes_them(units, calendar, times, years):
 
 def test_a_model_that_is_worse_than_climatology_is_not_usable_and_every_table_shows_it(tmp_path):
     config, truth, _ = opened(tmp_path)
-    facts, weights = fit_base(open_cache(config, "ks"), 1, 1, 0, CPU)   # persistence
+    facts, weights = fit_base(open_cache(config, "ks"), 1, 1, 0, CPU)  # persistence
     operator = over_bases({"ks": (facts, weights)}, config.operator.model, "no")
     operator.heads["ks"].description["network_share"] = 0.0
     entry, _ = assess_forecasts(operator, truth, config.evaluate, 0, CPU)
     rivals = ("climatology", "seasonal_climatology")
-    assert {"persistence", *rivals} <= {*entry["models"]} and all(f"operator / {name}" in entry["comparisons"] for name in rivals)
-    for ratio in (0.9, 1.1):   # of the season's error
-        entry["comparisons"] |= {f"operator / {name}": {"nrmse": dict.fromkeys(("value", "low", "high"), value)}
-                                 for name, value in (("persistence", 0.5), (rivals[0], 0.6), (rivals[1], ratio))}
+    assert {"persistence", *rivals} <= {*entry["models"]} and all(
+        f"operator / {name}" in entry["comparisons"] for name in rivals
+    )
+    for ratio in (0.9, 1.1):  # of the season's error
+        entry["comparisons"] |= {
+            f"operator / {name}": {"nrmse": dict.fromkeys(("value", "low", "high"), value)}
+            for name, value in (("persistence", 0.5), (rivals[0], 0.6), (rivals[1], ratio))
+        }
         entry["models"]["operator"]["nrmse"] = dict.fromkeys(("value", "low", "high"), 0.2)
         gates = {row["name"]: row["passed"] for row in operator_gates("ks", entry, LIMITS)}
-        assert gates["trivial/ks"] and gates["trivial/ks/climatology"] and gates["trivial/ks/seasonal_climatology"] is (ratio < 1)
+        assert (
+            gates["trivial/ks"]
+            and gates["trivial/ks/climatology"]
+            and gates["trivial/ks/seasonal_climatology"] is (ratio < 1)
+        )
         verdict = check_verdicts({"tasks": {"ks": entry}})["ks"]
         assert verdict["usable"] is (ratio < 1)
         assert ("not clearly better than the seasonal climatology" in verdict["words"]) is (ratio > 1)
     results = {"tasks": {"ks": entry}, "run": "r"}
-    assert all(word in text for word in ("persistence", "climatology", "seasonal climatology")
-               for text in (overview(results), "\n".join(_forecasts("", results))))
+    assert all(
+        word in text
+        for word in ("persistence", "climatology", "seasonal climatology")
+        for text in (overview(results), "\n".join(_forecasts("", results)))
+    )
     assert math.isfinite(entry["models"]["seasonal_climatology"]["nrmse"]["value"])

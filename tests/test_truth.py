@@ -1,4 +1,5 @@
-"""ups/evaluation/truth.py: operator and ensembles are scored against the data, not against what the codec keeps of them."""
+"""ups/evaluation/truth.py: operator and ensembles are scored against the data, not against what the codec
+keeps of them."""
 
 from types import SimpleNamespace
 
@@ -20,13 +21,24 @@ CPU, TASK = torch.device("cpu"), "burgers1d"
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["whole", "truncated"])
 def world(request, tmp_path_factory):
-    """(configuration, truth, operator) of a codec that keeps everything, and of one that keeps one number per patch."""
-    config = make_caches(tmp_path_factory.mktemp("truth"), f"task.{TASK}.dim={request.param}", f"task.{TASK}.reserve=0.5",
-                         "operator.base_steps=20", "operator.model.width=16", "operator.model.depth=1",
-                         "operator.train.precision='no'", "evaluate.num_bootstrap=20", f"data.tasks=[{TASK}]")
+    """(configuration, truth, operator) of a codec that keeps everything, and of one that keeps one number per
+    patch."""
+    config = make_caches(
+        tmp_path_factory.mktemp("truth"),
+        f"task.{TASK}.dim={request.param}",
+        f"task.{TASK}.reserve=0.5",
+        "operator.base_steps=20",
+        "operator.model.width=16",
+        "operator.model.depth=1",
+        "operator.train.precision='no'",
+        "evaluate.num_bootstrap=20",
+        f"data.tasks=[{TASK}]",
+    )
     truth = open_truth(config, TASK)
     head, _ = choose_base(truth.cache, config.operator.base_steps, truth.context, 0, CPU)
-    operator = over_bases({TASK: ({"description": head.description}, fitted_part(head))}, config.operator.model, "no")
+    operator = over_bases(
+        {TASK: ({"description": head.description}, fitted_part(head))}, config.operator.model, "no"
+    )
     return config, truth, operator.eval().requires_grad_(False)
 
 
@@ -43,7 +55,8 @@ def test_the_truth_is_what_the_data_file_holds(world):
 
 
 def test_a_perfect_latent_is_charged_what_its_codec_leaves_out(world):
-    """In a single step and in the codec's own row of the report alike: the error that both see is one and the same."""
+    """In a single step and in the codec's own row of the report alike: the error that both see is one and the
+    same."""
     config, truth, operator = world
     operator.serve(truth.cache)
     source, codec = TransientResiduals(operator, truth.cache), operator.head(TASK).codec
@@ -52,10 +65,16 @@ def test_a_perfect_latent_is_charged_what_its_codec_leaves_out(world):
         return torch.zeros_like(noise)
 
     shape = (*truth.cache.batch(truth.rows[:1], 0, 1).shape[2:-1], source.description["dim"])
-    ensembles = SimpleNamespace(residuals=source, truth=truth, seed=0, device=CPU, residual=knows_the_latents,
-                                noise=lambda keys, lead, count: [torch.zeros(len(keys) * count, *shape)] * 2)
+    ensembles = SimpleNamespace(
+        residuals=source,
+        truth=truth,
+        seed=0,
+        device=CPU,
+        residual=knows_the_latents,
+        noise=lambda keys, lead, count: [torch.zeros(len(keys) * count, *shape)] * 2,
+    )
     windows = one_step(ensembles, 16, 1, ["perfect"])
-    members = source.decode(windows.truth[:, None])                   # what was scored as the truth once
+    members = source.decode(windows.truth[:, None])  # what was scored as the truth once
     row = summarise_ensemble(score_ensemble(members, windows.u_ref, truth.task.boundary), 20, 0)
     entry, _ = assess_forecasts(operator, truth, config.evaluate, 0, CPU)
     floor = entry["models"]["codec_floor"]["nrmse"]["value"]

@@ -1,4 +1,5 @@
-"""The chain on the problems whose next state is truly uncertain, in miniature: what the report says of them."""
+"""The chain on the problems whose next state is truly uncertain, in miniature: what the report says of
+them."""
 
 import json
 import subprocess
@@ -11,21 +12,43 @@ from ups.config import ROOT, load_config
 from ups.evaluation.gates import check_gates
 from ups.tasks import get_task
 
-TASKS = {"burgers1d_forced": "{num_trajectories: 24, resolution: 32, num_frames: 14, t_end: 0.65}",
-         "vorticity2d_forced": "{num_trajectories: 24, resolution: 16, num_frames: 14, t_end: 1.3}",
-         "ks1d_coarse": "{num_trajectories: 24, resolution: 32, num_frames: 14, t_end: 13.0, patch: 2, history: 2}"}
-SCRIPTS = ("prepare_data", "prepare_cache", "train_operator", "train_diffusion", "train_consistency", "evaluate")
+TASKS = {
+    "burgers1d_forced": "{num_trajectories: 24, resolution: 32, num_frames: 14, t_end: 0.65}",
+    "vorticity2d_forced": "{num_trajectories: 24, resolution: 16, num_frames: 14, t_end: 1.3}",
+    "ks1d_coarse": "{num_trajectories: 24, resolution: 32, num_frames: 14, t_end: 13.0, patch: 2, history: "
+    "2}",
+}
+SCRIPTS = (
+    "prepare_data",
+    "prepare_cache",
+    "train_operator",
+    "train_diffusion",
+    "train_consistency",
+    "evaluate",
+)
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory) -> Path:
     """The report's folder of a run of every script."""
     root = tmp_path_factory.mktemp("uncertain")
-    arguments = ["--config", str(ROOT / "configs" / "smoke.yaml"), f"run.root={root}/runs", f"data.root={root}/data",
-                 f"cache.root={root}/cache", f"data.tasks=[{', '.join(TASKS)}]",
-                 *[f"task.{name}={settings}" for name, settings in TASKS.items()]]
+    arguments = [
+        "--config",
+        str(ROOT / "configs" / "smoke.yaml"),
+        f"run.root={root}/runs",
+        f"data.root={root}/data",
+        f"cache.root={root}/cache",
+        f"data.tasks=[{', '.join(TASKS)}]",
+        *[f"task.{name}={settings}" for name, settings in TASKS.items()],
+    ]
     for script in SCRIPTS:
-        done = subprocess.run([sys.executable, f"{script}.py", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=600)
+        done = subprocess.run(
+            [sys.executable, f"{script}.py", *arguments],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
         assert done.returncode == 0, (script, done.stderr[-2000:])
     return root / "runs/smoke/report"
 
@@ -37,18 +60,39 @@ def test_exact_draws_stand_in_the_report_where_the_law_is_known_and_statistics_w
     for name, entry in results["ensembles"].items():
         models, has_law = entry["models"], get_task(name).draw is not None
         assert {"dressed_leads", "analogs"} <= set(models)
-        assert ({"exact", "bayes_mean"} <= set(models)) == has_law == ("corrector / exact" in entry["comparisons"])
+        assert (
+            ({"exact", "bayes_mean"} <= set(models))
+            == has_law
+            == ("corrector / exact" in entry["comparisons"])
+        )
         assert has_law == (len(models["corrector"].get("crps_over_exact_by_lead", ())) == len(entry["times"]))
         assert get_task(name).unknown in entry["setting"]
-        gates = {gate["name"] for gate in check_gates(results, load_config(None).evaluate)}   # those of smoke.yaml claim less
+        gates = {
+            gate["name"] for gate in check_gates(results, load_config(None).evaluate)
+        }  # those of smoke.yaml claim less
         assert (f"exact/{name}/corrector" in gates) == (f"law_ranks/{name}" in gates) == has_law
-        assert {f"{claim}/{name}/student_1" for claim in ("independence", "condition", "variogram_time", "operations")} <= gates
+        assert {
+            f"{claim}/{name}/student_1"
+            for claim in ("independence", "condition", "variogram_time", "operations")
+        } <= gates
         assert models["corrector"]["independence"]["value"] > 0
-        assert set(entry["checks"]["long"]["climate"]) == {"operator", "corrector", "student_1", "student_2", "truth",
-                                                           *(["exact"] if has_law else [])}
-    assert "truth, one half beside the other" in page and page.count("memory over the truth&#x27;s") + page.count(
-        "memory over the truth's") >= 3
-    assert page.count("CRPS over that of exact draws") >= 2 and "mean of exact draws" in page and "errors of analogs" in page
+        assert set(entry["checks"]["long"]["climate"]) == {
+            "operator",
+            "corrector",
+            "student_1",
+            "student_2",
+            "truth",
+            *(["exact"] if has_law else []),
+        }
+    assert (
+        "truth, one half beside the other" in page
+        and page.count("memory over the truth&#x27;s") + page.count("memory over the truth's") >= 3
+    )
+    assert (
+        page.count("CRPS over that of exact draws") >= 2
+        and "mean of exact draws" in page
+        and "errors of analogs" in page
+    )
     assert "best mean there can be" in results["verdicts"]["burgers1d_forced"]["words"]
 
 
@@ -57,6 +101,8 @@ def test_the_configuration_gives_exact_draws_the_grid_of_the_data():
     assert set(config.data.tasks) == set(TASKS) and config.evaluate.ensemble_trajectories >= 100
     for name in config.data.tasks:
         settings = config.task[name]
-        assert settings.space_stride == 1 and settings.reserve > 0.5 and settings.history <= config.context(name)
+        assert (
+            settings.space_stride == 1 and settings.reserve > 0.5 and settings.history <= config.context(name)
+        )
         tested = config.data.test_fraction * settings.num_trajectories * max(1, len(settings.parameters))
         assert tested >= 100, name  # initial conditions behind the intervals

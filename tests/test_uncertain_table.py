@@ -1,5 +1,5 @@
-"""The table of ensembles over seeds (bench/uncertain.py): its figures are those of the reports, and runs that are no repetitions
-of each other are refused."""
+"""The table of ensembles over seeds (bench/uncertain.py): its figures are those of the reports, and runs that
+are no repetitions of each other are refused."""
 
 from __future__ import annotations
 
@@ -14,9 +14,17 @@ from bench import uncertain
 
 def model(crps: float, leads: list[float]) -> tuple[dict, dict]:
     """(row of a model, its comparison)."""
-    return ({"ssr_by_lead": leads, "evaluations_per_state": 2.0, "networks_per_state": 4.0},
-            {"crps": {"value": crps, "low": crps - 0.1, "high": crps + 0.1},
-             "crps_by_lead": {"value": [crps, crps + 0.2], "low": [crps - 0.3, crps], "high": [crps + 0.3, crps + 0.4]}})
+    return (
+        {"ssr_by_lead": leads, "evaluations_per_state": 2.0, "networks_per_state": 4.0},
+        {
+            "crps": {"value": crps, "low": crps - 0.1, "high": crps + 0.1},
+            "crps_by_lead": {
+                "value": [crps, crps + 0.2],
+                "low": [crps - 0.3, crps],
+                "high": [crps + 0.3, crps + 0.4],
+            },
+        },
+    )
 
 
 def results(seed: int, crps: float = 1.0) -> dict:
@@ -24,13 +32,30 @@ def results(seed: int, crps: float = 1.0) -> dict:
     models = {name: row for name, (row, _) in rows.items()}
     chaos = {"spectrum_error": 0.2, "memory": 1.1, "variance": 1.0}
     entry = {"num_trajectories": 10, "members": 4, "times": [0.1, 0.2], "checks": {"long": {"climate": {}}}}
-    forced = entry | {"models": models | {"exact": model(1.0, [1.0, 1.0])[0]},
-                      "comparisons": {f"{name} / exact": versus for name, (_, versus) in rows.items()}}
-    coarse = entry | {"models": models, "comparisons": {"student_1 / operator": rows["student_1"][1]}, "checks": {"long": {
-        "frames": 30, "blown_up": {"operator": 0, "student_1": seed}, "climate": {
-            "operator": chaos, "student_1": {"spectrum_error": 0.1 * crps, "memory": 0.9, "variance": 1.4}}}}}
-    return {"run": f"run_{seed}", "protocol": {"split": "test", "context_frames": 3, "seed": seed},
-            "training": {"data_seed": 1}, "ensembles": {"forced": forced, "coarse": copy.deepcopy(coarse)}}
+    forced = entry | {
+        "models": models | {"exact": model(1.0, [1.0, 1.0])[0]},
+        "comparisons": {f"{name} / exact": versus for name, (_, versus) in rows.items()},
+    }
+    coarse = entry | {
+        "models": models,
+        "comparisons": {"student_1 / operator": rows["student_1"][1]},
+        "checks": {
+            "long": {
+                "frames": 30,
+                "blown_up": {"operator": 0, "student_1": seed},
+                "climate": {
+                    "operator": chaos,
+                    "student_1": {"spectrum_error": 0.1 * crps, "memory": 0.9, "variance": 1.4},
+                },
+            }
+        },
+    }
+    return {
+        "run": f"run_{seed}",
+        "protocol": {"split": "test", "context_frames": 3, "seed": seed},
+        "training": {"data_seed": 1},
+        "ensembles": {"forced": forced, "coarse": copy.deepcopy(coarse)},
+    }
 
 
 def written(folder, found: dict):
@@ -50,28 +75,41 @@ def printed(monkeypatch, capsys, *folders) -> tuple[int, str, str]:
     return status, *capsys.readouterr()
 
 
-def test_a_row_is_the_mean_over_seeds_with_the_widest_interval_and_the_extreme_leads(tmp_path, monkeypatch, capsys):
+def test_a_row_is_the_mean_over_seeds_with_the_widest_interval_and_the_extreme_leads(
+    tmp_path, monkeypatch, capsys
+):
     folders = [written(tmp_path / str(seed), results(seed, 1.0 + 0.1 * seed)) for seed in (0, 1)]
     status, page, _ = printed(monkeypatch, capsys, *folders)
     assert status == 0
     assert "forced: 10 initial conditions, 2 leads, 4 members, 2 runs, seeds 0, 1" in page
-    assert "| student, 1 step | 1.050 [0.900, 1.200] | 1.250 [1.000, 1.500] | 0.90 to 1.10 | 2 | 4 | 50 |" in page
+    assert (
+        "| student, 1 step | 1.050 [0.900, 1.200] | 1.250 [1.000, 1.500] | 0.90 to 1.10 | 2 | 4 | 50 |"
+        in page
+    )
     assert "| UPS operator | 1.400 [1.300, 1.500] | 1.600 [1.400, 1.800] | 0.00 to 0.00 | 2 | 4 | - |" in page
-    assert "CRPS over the operator's" in page and "| student, 1 step | 0.5 | 0.105 | 0.525 | 0.9 | 1.4 |" in page
+    assert (
+        "CRPS over the operator's" in page and "| student, 1 step | 0.5 | 0.105 | 0.525 | 0.9 | 1.4 |" in page
+    )
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    (lambda found: found["protocol"].update(context_frames=4), "differ in context;"),
-    (lambda found: found["protocol"].update(seed=0), r"the runs have the seeds \[0, 0\]"),
-    (lambda found: found["training"].update(data_seed=2), "differ in data;"),
-    (lambda found: found["ensembles"]["forced"].update(members=5), "differ in forced;"),
-    (lambda found: found["ensembles"].pop("coarse"), "differ in coarse;")])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda found: found["protocol"].update(context_frames=4), "differ in context;"),
+        (lambda found: found["protocol"].update(seed=0), r"the runs have the seeds \[0, 0\]"),
+        (lambda found: found["training"].update(data_seed=2), "differ in data;"),
+        (lambda found: found["ensembles"]["forced"].update(members=5), "differ in forced;"),
+        (lambda found: found["ensembles"].pop("coarse"), "differ in coarse;"),
+    ],
+)
 def test_runs_that_are_no_repetitions_are_refused(change, words, tmp_path, monkeypatch, capsys):
     other = results(1)
     change(other)
     with pytest.raises(ValueError, match=words):
         uncertain.table([results(0) | {"seconds": {}}, other | {"seconds": {}}])
-    status, page, error = printed(monkeypatch, capsys, written(tmp_path / "a", results(0)), written(tmp_path / "b", other))
+    status, page, error = printed(
+        monkeypatch, capsys, written(tmp_path / "a", results(0)), written(tmp_path / "b", other)
+    )
     assert status == 1 and not page and error.startswith("uncertain: ")
 
 
@@ -80,11 +118,20 @@ def test_what_is_undefined_in_one_run_is_no_figure(tmp_path):
     other = results(1)
     other["ensembles"]["forced"]["comparisons"]["student_1 / exact"]["crps_by_lead"]["value"][1] = None
     other["ensembles"]["coarse"]["checks"]["long"]["climate"]["student_1"]["spectrum_error"] = None
-    page = uncertain.table([found | {"seconds": {"diffusion": 1.0, "consistency": 1.0}} for found in (results(0), other)])
-    assert "| student, 1 step | 1.000 [0.900, 1.100] | - |" in page and "| student, 1 step | 0.5 | - | - | 0.9 | 1.4 |" in page
+    page = uncertain.table(
+        [found | {"seconds": {"diffusion": 1.0, "consistency": 1.0}} for found in (results(0), other)]
+    )
+    assert (
+        "| student, 1 step | 1.000 [0.900, 1.100] | - |" in page
+        and "| student, 1 step | 0.5 | - | - | 0.9 | 1.4 |" in page
+    )
 
 
 def test_a_run_without_a_report_is_named(tmp_path, monkeypatch, capsys):
     (tmp_path / "none").mkdir()
     status, page, error = printed(monkeypatch, capsys, tmp_path / "none")
-    assert status == 1 and not page and "expected the report of a finished run. Run make report RUN=none." in error
+    assert (
+        status == 1
+        and not page
+        and "expected the report of a finished run. Run make report RUN=none." in error
+    )

@@ -25,8 +25,13 @@ from ups.models.bases.units import FieldUnits, unit_of
 from ups.models.head import TaskHead
 
 CPU = torch.device("cpu")
-UNITS = {"as made": (1.0, 1.0, 1.0), "nanometres": (1e-9, 1e-9, 1e-12), "parsecs": (1e5, 3e16, 1e12),
-         "faint": (1e-30, 1e-6, 1e-15), "loud": (1e30, 1.0, 1e3)}   # of the field, lengths, times
+UNITS = {
+    "as made": (1.0, 1.0, 1.0),
+    "nanometres": (1e-9, 1e-9, 1e-12),
+    "parsecs": (1e5, 3e16, 1e12),
+    "faint": (1e-30, 1e-6, 1e-15),
+    "loud": (1e30, 1.0, 1e3),
+}  # of the field, lengths, times
 
 
 def fitted(folder, u: np.ndarray, length: float, dt: float) -> tuple[dict, dict]:
@@ -34,10 +39,22 @@ def fitted(folder, u: np.ndarray, length: float, dt: float) -> tuple[dict, dict]
     folder.mkdir()
     with h5py.File(folder / "u.h5", "w") as file:
         file["u"] = u
-    said = {"include": str(ROOT / "configs" / "smoke.yaml"), "run": {"root": str(folder / "runs")},
-            "data": {"tasks": ["made"], "source": "own"}, "cache": {"root": str(folder / "cache"), "dtype": "float32"},
-            "task": {"made": {"files": str(folder / "u.h5"), "layout": {"u": ["trajectory", "time", "x"]}, "dt": dt,
-                              "boundary": "periodic", "domain": [0.0, length], "base": ["persistence", "equation"]}}}
+    said = {
+        "include": str(ROOT / "configs" / "smoke.yaml"),
+        "run": {"root": str(folder / "runs")},
+        "data": {"tasks": ["made"], "source": "own"},
+        "cache": {"root": str(folder / "cache"), "dtype": "float32"},
+        "task": {
+            "made": {
+                "files": str(folder / "u.h5"),
+                "layout": {"u": ["trajectory", "time", "x"]},
+                "dt": dt,
+                "boundary": "periodic",
+                "domain": [0.0, length],
+                "base": ["persistence", "equation"],
+            }
+        },
+    }
     (folder / "made.yaml").write_text(yaml.safe_dump(said), encoding="utf-8")
     assert prepare_cache.main(["--config", str(folder / "made.yaml")]) == 0
     return fit_base(open_cache(load_config(folder / "made.yaml"), "made"), 4, 1, 0, CPU)
@@ -46,7 +63,9 @@ def fitted(folder, u: np.ndarray, length: float, dt: float) -> tuple[dict, dict]
 def coefficients(facts: dict) -> dict[tuple, float]:
     """Of the equation that was chosen, as its description has them: term -> coefficient."""
     settings = facts["description"]["base"]["settings"]
-    return {settings["terms"][place]: value for _, place, value, *_ in settings["found"]["equations"][0]["rows"]}
+    return {
+        settings["terms"][place]: value for _, place, value, *_ in settings["found"]["equations"][0]["rows"]
+    }
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +84,9 @@ def test_the_same_data_in_other_units_have_the_same_base_error_and_terms(made, n
     errors = one["validation_nrmse"]
     assert len(errors) == 2 and other["validation_nrmse"] == pytest.approx(errors, rel=1e-2)
     assert min(errors.values()) < 0.05 and coefficients(one).keys() == coefficients(other).keys()
-    assert one["says"][0].replace("e", "").count("±") == other["says"][0].count("±") == 3   # stated in all units
+    assert (
+        one["says"][0].replace("e", "").count("±") == other["says"][0].count("±") == 3
+    )  # stated in all units
 
 
 @pytest.mark.parametrize("name", UNITS)
@@ -74,7 +95,9 @@ def test_coefficients_are_in_the_units_of_the_data(made, name):
     found = coefficients(made[name][0])
     wanted = {UX: -x / (a * t), UXX: -(x**2) / t, UXXXX: -(x**4) / t}
     # within what this coarse grid makes of them
-    assert {term: found[term] / wanted[term] for term in wanted} == pytest.approx(dict.fromkeys(wanted, 1.0), rel=0.06)
+    assert {term: found[term] / wanted[term] for term in wanted} == pytest.approx(
+        dict.fromkeys(wanted, 1.0), rel=0.06
+    )
 
 
 def test_a_served_base_and_the_time_step_that_a_network_is_given_do_not_depend_on_the_units(made):
@@ -92,16 +115,23 @@ def test_a_served_base_and_the_time_step_that_a_network_is_given_do_not_depend_o
 
 
 def test_a_unit_of_a_coefficient_is_that_of_its_term():
-    """Of every term of two libraries: its value in scaled units times its unit is its value in those of the data."""
+    """Of every term of two libraries: its value in scaled units times its unit is its value in those of the
+    data."""
     draw, dt = generator(0, "fields"), 3e-7
     for positive, names in (([1], ["v", "p"]), ([], ["w"])):
         channels, space = len(names), (12, 10)
-        lengths = (5e6, 2e-4) if positive else (5e6, 2e6)   # rounding of the inverse Laplacian is that of its longest wave
+        lengths = (
+            (5e6, 2e-4) if positive else (5e6, 2e6)
+        )  # rounding of the inverse Laplacian is that of its longest wave
         cell = [length / n for length, n in zip(lengths, space, strict=True)]
         terms = library(channels, positive, 2, [0] if channels == 1 else [], [0])
         w = torch.randn(3, channels, *space, generator=draw, dtype=torch.float64)
-        codec = SimpleNamespace(mean=torch.tensor([2e4, -7.0][:channels]), std=torch.tensor([1e4, 0.4][:channels]), fields=names,
-                                positive=["p"])
+        codec = SimpleNamespace(
+            mean=torch.tensor([2e4, -7.0][:channels]),
+            std=torch.tensor([1e4, 0.4][:channels]),
+            fields=names,
+            positive=["p"],
+        )
         units = FieldUnits.of(codec)
         every = (...,) + (None,) * 2
         s = w * units.scale[every] + units.shift[every]
@@ -109,14 +139,20 @@ def test_a_unit_of_a_coefficient_is_that_of_its_term():
         scaled = Terms(terms, positive, space, [float(n) for n in space], "periodic", cell)(s)
         exact = Terms(terms, positive, space, lengths, "periodic")(physical)
         for place, term in enumerate(terms):
-            for channel, size in enumerate([1.0 if c in positive else units.size[c] for c in range(channels)]):
-                rate = scaled[:, place] * size / dt     # a coefficient of 1, as a rate in the units of the data
+            for channel, size in enumerate(
+                [1.0 if c in positive else units.size[c] for c in range(channels)]
+            ):
+                rate = scaled[:, place] * size / dt  # a coefficient of 1, as a rate in the units of the data
                 unit = unit_of(term, channel, units, positive, cell, dt)
-                torch.testing.assert_close(exact[:, place] * unit, rate, rtol=1e-6, atol=1e-6 * float(rate.abs().max()))
+                torch.testing.assert_close(
+                    exact[:, place] * unit, rate, rtol=1e-6, atol=1e-6 * float(rate.abs().max())
+                )
 
 
 def test_a_mean_far_from_zero_is_the_origin_of_its_field():
-    codec = SimpleNamespace(mean=torch.tensor([101325.0, 3.0]), std=torch.tensor([0.01, 1.0]), fields=["p", "u"], positive=[])
+    codec = SimpleNamespace(
+        mean=torch.tensor([101325.0, 3.0]), std=torch.tensor([0.01, 1.0]), fields=["p", "u"], positive=[]
+    )
     units = FieldUnits.of(codec)
     assert units.origin == [pytest.approx(101325), 0.0] and units.shift.tolist() == [0.0, 3.0]
 
@@ -130,8 +166,18 @@ def test_a_flow_in_other_units_is_the_same_flow(length, speed):
     def made(length: float, speed: float) -> torch.Tensor:
         frame, cell = 0.05 * length / speed, [length / 16, 2 * length / 12]
         codec = SimpleNamespace(mean=torch.full((3,), 0.3 * speed), std=torch.full((3,), speed))
-        settings = {"num_values": 1, "num_channels": 3, "space": space, "boundary": "periodic", "dt": 1.0,
-                    "lengths": [16.0, 12.0], "vectors": [[0, 1]], "num_moving": 3, "cell": cell, "frame": frame}
+        settings = {
+            "num_values": 1,
+            "num_channels": 3,
+            "space": space,
+            "boundary": "periodic",
+            "dt": 1.0,
+            "lengths": [16.0, 12.0],
+            "vectors": [[0, 1]],
+            "num_moving": 3,
+            "cell": cell,
+            "frame": frame,
+        }
         samples = SimpleNamespace(device=CPU, head=SimpleNamespace(codec=codec))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Flow, "normal_equations", lambda *_: None)
@@ -154,7 +200,8 @@ def test_a_candidate_that_cannot_be_fitted_is_named_with_its_reason(capsys):
     assert list(reported(singular(), "mine: propagator")) == ["one"]
     assert capsys.readouterr().out.splitlines() == [
         "mine: flow: left out, as it needs a velocity that moves, in two dimensions or three",
-        "mine: propagator: left out, as its equations have no solution (singular)"]
+        "mine: propagator: left out, as its equations have no solution (singular)",
+    ]
 
 
 def test_a_parameter_of_any_size_is_refused_where_it_was_not_fitted(made):
@@ -164,10 +211,19 @@ def test_a_parameter_of_any_size_is_refused_where_it_was_not_fitted(made):
             values = [low * size, 2 * size]
             base = facts["description"]["base"]
             of_one = {**base, "settings": {**base["settings"], "num_parameters": 1}}
-            head = TaskHead({**facts["description"], "parameters": {"q": values}, "parameter_values": values, "base": of_one},
-                            width=1)
+            head = TaskHead(
+                {
+                    **facts["description"],
+                    "parameters": {"q": values},
+                    "parameter_values": values,
+                    "base": of_one,
+                },
+                width=1,
+            )
             for value in values:
-                assert int(head.known(torch.tensor([[value]], dtype=torch.float64)).index) == values.index(value)
+                assert int(head.known(torch.tensor([[value]], dtype=torch.float64)).index) == values.index(
+                    value
+                )
             with pytest.raises(ValueError, match="expected one of"):
                 head.known(torch.tensor([[1.5 * size]], dtype=torch.float64))
             assert math.isfinite(float(head.known(torch.tensor([[values[1]]], dtype=torch.float64)).standard))

@@ -1,4 +1,5 @@
-"""A stage that starts from another's weights (ups/models/warm.py): what is taken, what stays, what is refused."""
+"""A stage that starts from another's weights (ups/models/warm.py): what is taken, what stays, what is
+refused."""
 
 from __future__ import annotations
 
@@ -24,9 +25,18 @@ from ups.models.warm import is_trunk, start_from, take_trunk
 from ups.training.optim import build_optimizer
 
 SMOKE = ROOT / "configs" / "smoke.yaml"
-RUN = ["operator.train.steps=6", "operator.train.validate_every=3", "operator.train.save_every=2", "operator.train.log_every=1",
-       "operator.train.validate_trajectories=1", "operator.train.precision='no'", "operator.base_steps=5",
-       "operator.model.width=16", "operator.model.depth=1", "task.advection1d.history=1"]
+RUN = [
+    "operator.train.steps=6",
+    "operator.train.validate_every=3",
+    "operator.train.save_every=2",
+    "operator.train.log_every=1",
+    "operator.train.validate_trajectories=1",
+    "operator.train.precision='no'",
+    "operator.base_steps=5",
+    "operator.model.width=16",
+    "operator.model.depth=1",
+    "task.advection1d.history=1",
+]
 FIRST, SECOND = "data.tasks=[advection1d,burgers1d]", "data.tasks=[burgers1d,diff_react2d]"
 
 
@@ -61,17 +71,26 @@ def are_equal(one: dict, two: dict) -> bool:
 def test_trunk_and_known_heads_are_taken_bit_by_bit_and_new_heads_are_new(parent):
     given = load_operator(parent / "operator")
     torch.manual_seed(5)
-    network = Operator({**given.description, "tasks": [*reversed(given.description["tasks"]), describe("diff_react2d")[0]]})
-    for name in given.names:   # as fitted to the same data
+    network = Operator(
+        {**given.description, "tasks": [*reversed(given.description["tasks"]), describe("diff_react2d")[0]]}
+    )
+    for name in given.names:  # as fitted to the same data
         network.heads[name].codec.load_state_dict(given.heads[name].codec.state_dict())
     before = {name: value.clone() for name, value in network.state_dict().items()}
     words = start_from(network, parent / "operator", 0.5)
-    assert "the trunk learns at 0.5 of the rates; heads: burgers1d as it was, advection1d as it was, diff_react2d anew" in words
+    assert (
+        "the trunk learns at 0.5 of the rates; heads: burgers1d as it was, advection1d as it was, "
+        "diff_react2d anew" in words
+    )
     after = network.state_dict()
-    assert are_equal(trunk_of(after), trunk_of(given.state_dict())) and not are_equal(trunk_of(after), trunk_of(before))
+    assert are_equal(trunk_of(after), trunk_of(given.state_dict())) and not are_equal(
+        trunk_of(after), trunk_of(before)
+    )
     for name, value in after.items():
         if name.startswith("heads."):
-            assert torch.equal(value, before[name] if "diff_react2d" in name else given.state_dict()[name]), name
+            assert torch.equal(value, before[name] if "diff_react2d" in name else given.state_dict()[name]), (
+                name
+            )
         elif ".own.diff_react2d." in name:
             of = [given.state_dict()[name.replace("diff_react2d", task)] for task in given.names]
             assert torch.equal(value, torch.stack(of).mean(0)), name
@@ -93,7 +112,9 @@ def test_mixing_that_the_parent_does_not_have_begins_anew(parent):
     before = {name: value.clone() for name, value in child.state_dict().items()}
     take_trunk(child, given)
     after = child.state_dict()
-    assert torch.equal(after["backbone.blocks.0.spectral.weight"], given.state_dict()["backbone.blocks.0.spectral.weight"])
+    assert torch.equal(
+        after["backbone.blocks.0.spectral.weight"], given.state_dict()["backbone.blocks.0.spectral.weight"]
+    )
     mixing, up = (f"backbone.blocks.0.own.cfd3d.{part}.weight" for part in ("mixing", "up"))
     assert torch.equal(after[mixing], before[mixing]) and not torch.equal(after[up], before[up])
     alone = network(volume)
@@ -101,7 +122,9 @@ def test_mixing_that_the_parent_does_not_have_begins_anew(parent):
     before = {name: value.clone() for name, value in grandchild.state_dict().items()}
     take_trunk(grandchild, alone)
     after = grandchild.state_dict()
-    assert torch.equal(after[mixing], alone.state_dict()[mixing]) and not torch.equal(before[mixing], after[mixing])
+    assert torch.equal(after[mixing], alone.state_dict()[mixing]) and not torch.equal(
+        before[mixing], after[mixing]
+    )
     spectral = "backbone.blocks.0.spectral.weight"
     assert torch.equal(after[spectral], before[spectral]) and spectral not in alone.state_dict()
 
@@ -110,34 +133,60 @@ def test_rates_of_the_trunk_are_multiplied_and_those_of_heads_are_not(parent):
     network = load_operator(parent / "operator")
     start_from(network, parent / "operator", 0.25)
     settings = load_config(SMOKE, RUN).operator.optim
-    rates = {id(p): group["lr"] for group in build_optimizer(network, settings).param_groups for p in group["params"]}
+    rates = {
+        id(p): group["lr"]
+        for group in build_optimizer(network, settings).param_groups
+        for p in group["params"]
+    }
     for name, parameter in network.named_parameters():
         base = settings.muon_lr if getattr(parameter, "is_hidden_matrix", False) else settings.adamw_lr
         if ".base." not in name:
             assert rates[id(parameter)] == base * (0.25 if is_trunk(name) else 1.0), name
 
 
-def test_a_step_of_the_stage_moves_what_is_shared_and_what_is_its_tasks_own_and_nothing_else(caches, tmp_path):
-    """Refused: a stage that steps every parameter, so that stale moments move tasks that are not in the batch."""
-    code, log = train(caches, tmp_path, *RUN, FIRST, "operator.train.steps=8", "operator.train.save_every=1",
-                      "operator.train.keep=8", "operator.optim.warmup_steps=1")
+def test_a_step_of_the_stage_moves_what_is_shared_and_what_is_its_tasks_own_and_nothing_else(
+    caches, tmp_path
+):
+    """Refused: a stage that steps every parameter, so that stale moments move tasks that are not in the
+    batch."""
+    code, log = train(
+        caches,
+        tmp_path,
+        *RUN,
+        FIRST,
+        "operator.train.steps=8",
+        "operator.train.save_every=1",
+        "operator.train.keep=8",
+        "operator.optim.warmup_steps=1",
+    )
     assert code == 0, log
     stage = tmp_path / "smoke" / "operator"
-    weights = [torch.load(stage / "state" / f"step_{step:09d}" / "shared.pt")["model"] for step in range(1, 9)]
-    tasks = [re.search(r"train/(\w+)/network", line)[1] for line in (stage / "metrics.jsonl").read_text().splitlines()
-             if "train/loss" in line][1:]
-    moved = [{task_of(name) for name in after if not torch.equal(before[name], after[name])}
-             for before, after in itertools.pairwise(weights)]
+    weights = [
+        torch.load(stage / "state" / f"step_{step:09d}" / "shared.pt")["model"] for step in range(1, 9)
+    ]
+    tasks = [
+        re.search(r"train/(\w+)/network", line)[1]
+        for line in (stage / "metrics.jsonl").read_text().splitlines()
+        if "train/loss" in line
+    ][1:]
+    moved = [
+        {task_of(name) for name in after if not torch.equal(before[name], after[name])}
+        for before, after in itertools.pairwise(weights)
+    ]
     assert set(tasks) == {"advection1d", "burgers1d"} and moved[-1] == {None, tasks[-1]}
     assert all(own - {None} == {task} for own, task in zip(moved, tasks, strict=True))
 
 
-@pytest.mark.parametrize(("name", "kind", "history"), [("burgers1d", "persistence", 2), ("darcy2d", "elliptic", 1)])
+@pytest.mark.parametrize(
+    ("name", "kind", "history"), [("burgers1d", "persistence", 2), ("darcy2d", "elliptic", 1)]
+)
 def test_a_head_over_another_codec_says_the_same_of_the_same_fields(tmp_path, name, kind, history):
     one = build(describe(name, kind, history, bundle=1))
     description, codecs = describe(name, kind, history, bundle=1)
     space = dict(zip(("codec", "coefficient_codec"), ((2, 3) if name == "darcy2d" else (4,)), strict=False))
-    others = {part: codec(found.fields, found.ndim, seed=space.get(part, 7) + 9) for part, found in codecs.items()}
+    others = {
+        part: codec(found.fields, found.ndim, seed=space.get(part, 7) + 9) for part, found in codecs.items()
+    }
     for part, found in others.items():
         found.mean.add_(0.3), found.std.mul_(1.7)
         assert not found.is_same(codecs[part])
@@ -153,25 +202,37 @@ def test_a_head_over_another_codec_says_the_same_of_the_same_fields(tmp_path, na
     def moved(z, before, after):
         return after.encode(after.normalise(before.denormalise(before.decode(z))))
 
-    torch.testing.assert_close(shown(mine, moved(z, into, mine.input_codec), moved(state, given.codec, mine.codec)),
-                               shown(given, z, state), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        shown(mine, moved(z, into, mine.input_codec), moved(state, given.codec, mine.codec)),
+        shown(given, z, state),
+        rtol=1e-4,
+        atol=1e-4,
+    )
     hidden = torch.randn(3, *given.codec.tokens, one.width)
-    change, change_ref = (head.codec.decode(head.out(hidden)) * head.codec.std.view(-1, *[1] * head.codec.ndim)
-                          for head in (mine, given))
+    change, change_ref = (
+        head.codec.decode(head.out(hidden)) * head.codec.std.view(-1, *[1] * head.codec.ndim)
+        for head in (mine, given)
+    )
     torch.testing.assert_close(change, change_ref, rtol=1e-4, atol=1e-4)
-    assert build(describe(name, kind, history, bundle=2)).heads[name].take(given) == ""   # that it cannot serve
+    assert (
+        build(describe(name, kind, history, bundle=2)).heads[name].take(given) == ""
+    )  # that it cannot serve
 
 
 def test_a_frozen_trunk_stays_bit_by_bit_while_heads_learn(caches, parent, tmp_path):
-    code, log = train(caches, tmp_path, *RUN, SECOND, f"operator.init={parent}", "operator.optim.trunk_factor=0")
+    code, log = train(
+        caches, tmp_path, *RUN, SECOND, f"operator.init={parent}", "operator.optim.trunk_factor=0"
+    )
     assert code == 0 and "the trunk stays as it is; heads: burgers1d as it was, diff_react2d anew" in log, log
     child, given = weights_of(tmp_path / "smoke"), weights_of(parent)
     assert are_equal(trunk_of(child), trunk_of(given))
     for name in ("into.weight", "out.weight"):
         assert not torch.equal(child[f"heads.burgers1d.{name}"], given[f"heads.burgers1d.{name}"]), name
-    assert child["heads.diff_react2d.out.weight"].any()   # it began as nothing
+    assert child["heads.diff_react2d.out.weight"].any()  # it began as nothing
     done = json.loads((tmp_path / "smoke" / "operator" / "done.json").read_text())
-    assert done["parents"]["init"] == json.loads((parent / "operator" / "done.json").read_text())["fingerprint"]
+    assert (
+        done["parents"]["init"] == json.loads((parent / "operator" / "done.json").read_text())["fingerprint"]
+    )
 
 
 def test_a_killed_stage_that_started_from_another_resumes_bit_by_bit(caches, parent, tmp_path):
@@ -201,16 +262,32 @@ def test_a_stage_is_of_the_weights_that_it_started_from(caches, parent, tmp_path
     record = {**done, "fingerprint": "other"}
     record["seal"] = value_hash({name: value for name, value in record.items() if name != "seal"})
     (moved / "operator" / "done.json").write_text(json.dumps(record))
-    assert stages.stage_folder(load_config(SMOKE, [*arguments, f"operator.init={moved}"]), "operator").identity != identity
+    assert (
+        stages.stage_folder(load_config(SMOKE, [*arguments, f"operator.init={moved}"]), "operator").identity
+        != identity
+    )
 
 
-@pytest.mark.parametrize(("more", "text"), [
-    (["operator.init={tmp}/nothing"], "operator.init leads to .*/nothing, which is no finished operator stage of another run; "
-     "expected one with done.json, or its run's folder. Name one with operator.init=, or leave it empty"),
-    (["operator.init={parent}", "run.root={parent}/..", "run.name=smoke"], "is no finished operator stage of another run"),
-    (["operator.init={parent}", "operator.model.width=24", "operator.model.modes=3"],
-     r"whose network is another: operator.model.width 24 \(there 16\), operator.model.modes 3 \(there \d+\); expected the same"),
-])
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        (
+            ["operator.init={tmp}/nothing"],
+            "operator.init leads to .*/nothing, which is no finished operator stage of another run; "
+            "expected one with done.json, or its run's folder. Name one with operator.init=, or leave it "
+            "empty",
+        ),
+        (
+            ["operator.init={parent}", "run.root={parent}/..", "run.name=smoke"],
+            "is no finished operator stage of another run",
+        ),
+        (
+            ["operator.init={parent}", "operator.model.width=24", "operator.model.modes=3"],
+            r"whose network is another: operator.model.width 24 \(there 16\), operator.model.modes 3 \(there "
+            r"\d+\); expected the same",
+        ),
+    ],
+)
 def test_what_cannot_be_started_from_is_refused_by_name(caches, parent, tmp_path, more, text):
     more = [override.format(tmp=tmp_path, parent=parent) for override in more]
     config = load_config(SMOKE, [*overrides_of(caches, tmp_path), *RUN, FIRST, *more])
@@ -220,23 +297,35 @@ def test_what_cannot_be_started_from_is_refused_by_name(caches, parent, tmp_path
 
 def test_an_operator_is_no_start_of_a_corrector(caches, parent, tmp_path):
     config = load_config(SMOKE, [*overrides_of(caches, tmp_path), f"diffusion.init={parent / 'operator'}"])
-    with pytest.raises(FileNotFoundError, match="diffusion.init leads to .*operator, which is no finished diffusion stage"):
+    with pytest.raises(
+        FileNotFoundError, match="diffusion.init leads to .*operator, which is no finished diffusion stage"
+    ):
         stages.init_of(config, "diffusion")
 
 
 def test_a_factor_of_a_trunk_that_was_not_taken_is_refused():
-    with pytest.raises(ValueError, match="operator.optim.trunk_factor is 0.5 of a trunk that is not trained yet; expected 1 "
-                                         "without init. Name the run to start from with operator.init"):
+    with pytest.raises(
+        ValueError,
+        match="operator.optim.trunk_factor is 0.5 of a trunk that is not trained yet; expected 1 "
+        "without init. Name the run to start from with operator.init",
+    ):
         load_config(SMOKE, ["operator.optim.trunk_factor=0.5"])
-    with pytest.raises(ValueError, match="operator.optim.trunk_factor is -1.0; expected 0 \\(frozen\\) or more"):
+    with pytest.raises(
+        ValueError, match="operator.optim.trunk_factor is -1.0; expected 0 \\(frozen\\) or more"
+    ):
         load_config(SMOKE, ["operator.optim.trunk_factor=-1", "operator.init=runs/x"])
 
 
 def test_training_longer_than_planned_is_told_how(caches, parent):
     arguments = [*overrides_of(caches, parent.parent), *RUN, FIRST]
-    for more, is_told in ((["operator.train.steps=60"], True), (["operator.train.steps=60", "run.seed=3"], False)):
+    for more, is_told in (
+        (["operator.train.steps=60"], True),
+        (["operator.train.steps=60", "run.seed=3"], False),
+    ):
         with pytest.raises(FileExistsError, match="started with another configuration") as caught:
             stages.stage_folder(load_config(SMOKE, [*arguments, *more]), "operator").examine()
-        told = re.search(r"To train on from its end, choose another run.name .* operator.init=(\S+) and", str(caught.value))
+        told = re.search(
+            r"To train on from its end, choose another run.name .* operator.init=(\S+) and", str(caught.value)
+        )
         assert bool(told) == is_told
         assert not told or Path(told[1]) == parent / "operator"

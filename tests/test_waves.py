@@ -1,5 +1,5 @@
-"""The linear part of draws (ups/generative/waves.py): of a Gaussian it is the whole flow and the whole map; the network adds
-nothing that residuals never do."""
+"""The linear part of draws (ups/generative/waves.py): of a Gaussian it is the whole flow and the whole map;
+the network adds nothing that residuals never do."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ def noise(*shape: int, key: int = 0) -> Tensor:
 
 
 def residuals(tokens: tuple[int, ...], dim: int, boundary: str, num: int = NUM, key: int = 0) -> Tensor:
-    """Stationary: waves of their own, correlated between the numbers of a token and between neighbours, odd and even."""
+    """Stationary: waves of their own, correlated between the numbers of a token and between neighbours, odd
+    and even."""
     x = noise(num, *tokens, dim, key=key)
     mixed = x @ noise(dim, dim, key=99)
     if boundary == "periodic":
         neighbour = mixed.roll(1, 1)
         mixed = mixed + 0.8 * neighbour + 0.5 * neighbour[..., torch.arange(dim).roll(1)]
-    mixed[..., -1] *= 1e-5      # that hardly ever moves
+    mixed[..., -1] *= 1e-5  # that hardly ever moves
     return mixed / mixed.flatten(0, -2).std(0).clamp_min(1e-3)
 
 
@@ -36,7 +37,12 @@ def covariance(r: Tensor) -> Tensor:
     return flat.T @ flat / len(flat)
 
 
-CASES = [((8,), 3, "periodic"), ((4, 4), 2, "periodic"), ((6,), 3, "no_flux"), ((4, 3), 2, "periodic,no_flux")]
+CASES = [
+    ((8,), 3, "periodic"),
+    ((4, 4), 2, "periodic"),
+    ((6,), 3, "no_flux"),
+    ((4, 3), 2, "periodic,no_flux"),
+]
 
 
 @pytest.mark.parametrize(("tokens", "dim", "boundary"), CASES)
@@ -48,7 +54,9 @@ def test_fields_come_back_from_their_waves(tokens, dim, boundary, is_mixed, monk
     linear.fit(residuals(tokens, dim, boundary, 500))
     assert linear.is_mixed == is_mixed
     x, rest = noise(5, *tokens, dim), noise(5, *tokens, dim, key=1)
-    torch.testing.assert_close(linear._joined(x, torch.ones_like(linear.std), rest, 0 * linear.std), x, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        linear._joined(x, torch.ones_like(linear.std), rest, 0 * linear.std), x, rtol=1e-4, atol=1e-5
+    )
     other = Waves(tokens, dim, boundary)
     other.load_state_dict(linear.state_dict())
     torch.testing.assert_close(other.coloured(x), linear.coloured(x), rtol=0, atol=0)
@@ -67,12 +75,17 @@ def test_a_stationary_gaussian_is_drawn_by_what_is_linear_alone(tokens, dim, bou
     linear = Waves(tokens, dim, boundary)
     linear.fit(r[: NUM // 2])
     exact, start = covariance(r[NUM // 2 :]), noise(NUM // 2, *tokens, dim, key=2)
-    drawn = {"coloured": linear.coloured(start), "flow": sample(lambda x, angle: linear.flow(x, angle, 0 * x), start, 16),
-             "map": draw_members(lambda x, angle: linear.map(x, angle, 0 * x), start)}
+    drawn = {
+        "coloured": linear.coloured(start),
+        "flow": sample(lambda x, angle: linear.flow(x, angle, 0 * x), start, 16),
+        "map": draw_members(lambda x, angle: linear.map(x, angle, 0 * x), start),
+    }
     limit = 0.06 * exact.diagonal().max()
     for name, found in drawn.items():
         assert (covariance(found) - exact).abs().max() < limit, name
-    torch.testing.assert_close(drawn["flow"], drawn["map"], rtol=0.05, atol=0.05)      # the same end from the same noise
+    torch.testing.assert_close(
+        drawn["flow"], drawn["map"], rtol=0.05, atol=0.05
+    )  # the same end from the same noise
     apart = Waves(tokens, dim, boundary)
     apart.std.copy_(r.flatten(0, -2).std(0).expand_as(apart.std))
     assert (covariance(apart.coloured(start)) - exact).abs().max() > 3 * limit
@@ -91,8 +104,18 @@ def test_the_flow_denoises_as_well_as_can_be_and_leaves_its_rest_in_units_of_its
     target = column.cos() * white - column.sin() * r
     rest = target - linear.flow(x, angle, 0 * x)
     seen = linear._mixed(linear._waves(rest)).abs().square().mean(0)
-    expected = (linear.std.square() / (linear.std.square() * column.cos().square() + column.sin().square())).mean(0)
+    expected = (
+        linear.std.square() / (linear.std.square() * column.cos().square() + column.sin().square())
+    ).mean(0)
     torch.testing.assert_close(seen, expected, rtol=0.1, atol=1e-4)
-    still = (linear._mixed(linear._waves(denoise(lambda x, angle: linear.flow(x, angle, noise(*x.shape, key=4)), x, angle)))
-             .abs().square().mean(0))
-    assert (still[linear.std < 1e-2] < 1e-3).all() and (linear.std < 1e-2).any()   # whatever the network says, no draw goes there
+    still = (
+        linear._mixed(
+            linear._waves(denoise(lambda x, angle: linear.flow(x, angle, noise(*x.shape, key=4)), x, angle))
+        )
+        .abs()
+        .square()
+        .mean(0)
+    )
+    assert (still[linear.std < 1e-2] < 1e-3).all() and (
+        linear.std < 1e-2
+    ).any()  # whatever the network says, no draw goes there

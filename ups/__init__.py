@@ -21,8 +21,11 @@ __all__ = ["load", "push"]
 __version__ = "0.1.0"
 
 
-def load(folder: "str | Path", device: "str | torch.device" = "cpu",
-         solvers: "Mapping[str, Callable[..., Any]] | None" = None) -> "Forecaster":
+def load(
+    folder: "str | Path",
+    device: "str | torch.device" = "cpu",
+    solvers: "Mapping[str, Callable[..., Any]] | None" = None,
+) -> "Forecaster":
     """The model of a run's folder (such as runs/small), of its operator's, or of a hub's hf://OWNER/NAME; see
     `ups.forecaster.Forecaster`.
 

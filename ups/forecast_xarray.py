@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ups.tasks import Task
 
-CLOSE = 1e-3   # relative: published coordinates are float32, and some are off by a rounding of their own
-STEP = "step_seconds"   # attribute of a coordinate of dates: what one date alone does not say
-Field = Any   # numpy.ndarray, torch.Tensor, xarray.DataArray, xarray.Dataset, or nested lists of numbers
+CLOSE = 1e-3  # relative: published coordinates are float32, and some are off by a rounding of their own
+STEP = "step_seconds"  # attribute of a coordinate of dates: what one date alone does not say
+Field = Any  # numpy.ndarray, torch.Tensor, xarray.DataArray, xarray.Dataset, or nested lists of numbers
 
 
 def as_tensor(u: Any, name: str) -> Tensor:
@@ -25,7 +25,7 @@ def as_tensor(u: Any, name: str) -> Tensor:
         return u.detach().to(torch.promote_types(u.dtype, torch.float32))
     try:
         values = np.asanyarray(u)
-    except ValueError:   # NumPy's word for lists of unequal lengths
+    except ValueError:  # NumPy's word for lists of unequal lengths
         raise _not_numbers(name, "lists of unequal lengths") from None
     if values.dtype.kind not in "biuf":
         raise _not_numbers(name, f"an array of {values.dtype}")
@@ -37,12 +37,19 @@ def as_tensor(u: Any, name: str) -> Tensor:
 
 
 def _not_numbers(name: str, found: str) -> ValueError:
-    return ValueError(f"{name} was given {found}; expected one array of real numbers. Convert it, for "
-                      "example with numpy.asarray(u, dtype='float32').")
+    return ValueError(
+        f"{name} was given {found}; expected one array of real numbers. Convert it, for "
+        "example with numpy.asarray(u, dtype='float32')."
+    )
 
 
-def unlabel(u: Any, task: Task, fields: tuple[str, ...], dt: float, axes: tuple[str, ...],
-            ) -> tuple[np.ndarray, list[str]]:
+def unlabel(
+    u: Any,
+    task: Task,
+    fields: tuple[str, ...],
+    dt: float,
+    axes: tuple[str, ...],
+) -> tuple[np.ndarray, list[str]]:
     """(u as (batch, time, C, *space), names of the batch's dimension, none or one) of a Dataset with a
     variable per field, or a DataArray with a dimension "channel".
 
@@ -53,9 +60,11 @@ def unlabel(u: Any, task: Task, fields: tuple[str, ...], dt: float, axes: tuple[
     """
     if hasattr(u, "data_vars"):
         if missing := [name for name in fields if name not in u]:
-            raise ValueError(f"{task.name} was given variables {', '.join(map(str, u.data_vars))}; expected "
-                             f"{', '.join(fields)}, as it was trained: {', '.join(missing)} missing. Rename "
-                             "or add them.")
+            raise ValueError(
+                f"{task.name} was given variables {', '.join(map(str, u.data_vars))}; expected "
+                f"{', '.join(fields)}, as it was trained: {', '.join(missing)} missing. Rename "
+                "or add them."
+            )
         u = u[list(fields)].to_array("channel")
     elif "channel" not in u.dims:
         u = u.expand_dims("channel")
@@ -63,15 +72,20 @@ def unlabel(u: Any, task: Task, fields: tuple[str, ...], dt: float, axes: tuple[
         u = u.sel(channel=list(fields))
     batch = [name for name in u.dims if name not in (*task.axes, "time", "channel")]
     if len(batch) > 1 or not set(task.axes) <= set(u.dims):
-        raise ValueError(f"{task.name} was given dimensions {', '.join(map(str, u.dims))}; expected "
-                         f"{', '.join(task.axes)}, and besides time and channel one more at most, the batch. "
-                         "Rename or select them.")
+        raise ValueError(
+            f"{task.name} was given dimensions {', '.join(map(str, u.dims))}; expected "
+            f"{', '.join(task.axes)}, and besides time and channel one more at most, the batch. "
+            "Rename or select them."
+        )
     if {*batch} & {*axes}:
-        raise ValueError(f"{task.name} was given a batch along the dimension {batch[0]}, which the answer "
-                         "has besides; expected another name. Rename it, for example to 'run'.")
+        raise ValueError(
+            f"{task.name} was given a batch along the dimension {batch[0]}, which the answer "
+            "has besides; expected another name. Rename it, for example to 'run'."
+        )
     u = u.isel({axis: slice(None, None, -1) for axis in _descending(u, task)})
-    wanted = {axis: (high - low) / u.sizes[axis] for axis, (low, high)
-              in zip(task.axes, task.spans, strict=True)} | ({"time": dt} if dt else {})
+    wanted = {
+        axis: (high - low) / u.sizes[axis] for axis, (low, high) in zip(task.axes, task.spans, strict=True)
+    } | ({"time": dt} if dt else {})
     for name, step in wanted.items():
         if name in u.coords:
             _check_steps(u[name].values.reshape(-1), name, step, task)
@@ -89,38 +103,57 @@ def unlabel_forcing(values: Any, name: str, task: Task, dt: float, u0: Any) -> n
     axes = () if name in task.series else task.axes
     batch = [dim for dim in values.dims if dim not in (*axes, "time")]
     if len(batch) > 1 or not {"time", *axes} <= {*values.dims}:
-        raise ValueError(f"{task.name} was given forcing {name} with dimensions "
-                         f"{', '.join(map(str, values.dims))}; expected {', '.join(('time', *axes))}, and "
-                         "one more at most, the batch. Rename or select them.")
+        raise ValueError(
+            f"{task.name} was given forcing {name} with dimensions "
+            f"{', '.join(map(str, values.dims))}; expected {', '.join(('time', *axes))}, and "
+            "one more at most, the batch. Rename or select them."
+        )
     values = values.isel({axis: slice(None, None, -1) for axis in _descending(values, task)})
-    steps = {axis: (high - low) / values.sizes[axis] for axis, (low, high)
-             in zip(task.axes, task.spans, strict=True) if axis in axes} | {"time": dt}
+    steps = {
+        axis: (high - low) / values.sizes[axis]
+        for axis, (low, high) in zip(task.axes, task.spans, strict=True)
+        if axis in axes
+    } | {"time": dt}
     for axis, step in steps.items():
         if axis in values.coords:
             _check_steps(values[axis].values.reshape(-1), axis, step, task)
-    both = [one["time"].values.reshape(-1) for one in (u0, values) if hasattr(one, "coords")
-            and "time" in one.coords]
+    both = [
+        one["time"].values.reshape(-1)
+        for one in (u0, values)
+        if hasattr(one, "coords") and "time" in one.coords
+    ]
     if len(both) == 2 and len({_is_dates(times) for times in both}) == 1:
         last, first = both[0][-1], both[1][0]
         is_same = last == first if _is_dates(both[0]) else abs(float(first - last)) <= CLOSE * dt
         if not is_same:
-            raise ValueError(f"{task.name} was given forcing {name} from {first} on; expected it from {last} "
-                             "on, the last frame of the start. Select those frames.")
+            raise ValueError(
+                f"{task.name} was given forcing {name} from {first} on; expected it from {last} "
+                "on, the last frame of the start. Select those frames."
+            )
     return values.transpose(*batch, "time", *axes).values
 
 
 def _descending(u: Any, task: Task) -> list[str]:
     """The axes of a labelled field whose coordinates run from high to low."""
-    return [axis for axis in task.axes if axis in u.dims and axis in u.coords and u[axis].dtype.kind in "iuf"
-            and u.sizes[axis] > 1 and (np.diff(u[axis].values) < 0).all()]
+    return [
+        axis
+        for axis in task.axes
+        if axis in u.dims
+        and axis in u.coords
+        and u[axis].dtype.kind in "iuf"
+        and u.sizes[axis] > 1
+        and (np.diff(u[axis].values) < 0).all()
+    ]
 
 
 def _check_steps(values: np.ndarray, name: str, step: float, task: Task) -> None:
     """Raise ValueError unless neighbouring coordinates are `step` apart; dates, whose unit no task states,
     equally far apart."""
     if not (_is_dates(values) or values.dtype.kind in "iuf"):
-        raise ValueError(f"{task.name} was given the coordinate {name} with values such as {values[0]!r}; "
-                         f"expected numbers{' or dates' if name == 'time' else ''}. Convert or drop it.")
+        raise ValueError(
+            f"{task.name} was given the coordinate {name} with values such as {values[0]!r}; "
+            f"expected numbers{' or dates' if name == 'time' else ''}. Convert or drop it."
+        )
     tolerance = CLOSE * max(1, len(values) / 100)
     if len(values) < 2:
         return
@@ -128,16 +161,20 @@ def _check_steps(values: np.ndarray, name: str, step: float, task: Task) -> None
         steps = np.diff(values).astype("timedelta64[ns]")
         seconds = steps / np.timedelta64(1, "s")
         if not np.abs(seconds - seconds.mean()).max() <= tolerance * seconds.mean():
-            raise ValueError(f"{task.name} was given dates with steps of {seconds.min():g} s to "
-                             f"{seconds.max():g} s; expected equal steps, as it was trained. Select or "
-                             "interpolate such frames.")
+            raise ValueError(
+                f"{task.name} was given dates with steps of {seconds.min():g} s to "
+                f"{seconds.max():g} s; expected equal steps, as it was trained. Select or "
+                "interpolate such frames."
+            )
         return
     found = np.diff(values.astype(float))
     if not np.abs(found - step).max() <= tolerance * step:
-        raise ValueError(f"{task.name} was given the coordinate {name} with steps of {found.min():g} to "
-                         f"{found.max():g}; expected {step:g}, as it was trained on "
-                         f"{', '.join(f'[{low:g}, {high:g}]' for low, high in {*task.spans})}. "
-                         "Put the field on such cells, or correct it.")
+        raise ValueError(
+            f"{task.name} was given the coordinate {name} with steps of {found.min():g} to "
+            f"{found.max():g}; expected {step:g}, as it was trained on "
+            f"{', '.join(f'[{low:g}, {high:g}]' for low, high in {*task.spans})}. "
+            "Put the field on such cells, or correct it."
+        )
 
 
 def _is_dates(values: np.ndarray) -> bool:
@@ -153,26 +190,34 @@ def _times(like: Any, task: Task, dt: float, count: int) -> tuple[np.ndarray, di
     attributes = dict(like["time"].attrs) if "time" in like.coords else {}
     if not _is_dates(known):
         return float(known[-1]) + dt * np.arange(1, count + 1), attributes
-    if known.dtype != object:   # fine enough to divide, and wide enough
+    if known.dtype != object:  # fine enough to divide, and wide enough
         unit = "ns" if np.datetime_data(known.dtype)[0] == "ns" else "us"
         known = known.astype(f"{known.dtype.kind}8[{unit}]")
     if len(known) > 1:
         step = (known[-1] - known[0]) / (len(known) - 1)
-        attributes[STEP] = float(step / (timedelta(seconds=1) if known.dtype == object
-                                         else np.timedelta64(1, "s")))
+        attributes[STEP] = float(
+            step / (timedelta(seconds=1) if known.dtype == object else np.timedelta64(1, "s"))
+        )
     else:
         seconds = attributes.get(STEP, dt)
-        step = timedelta(seconds=seconds) if known.dtype == object else \
-            np.timedelta64(round(seconds * 1e9), "ns")
+        step = (
+            timedelta(seconds=seconds)
+            if known.dtype == object
+            else np.timedelta64(round(seconds * 1e9), "ns")
+        )
         if STEP not in attributes:
-            warnings.warn(f"{task.name} was given a single date, which does not say how far frames are "
-                          f"apart; the trained time step of {dt:g} is taken as seconds. Pass two frames or "
-                          "more, and their step is used.", stacklevel=6)
+            warnings.warn(
+                f"{task.name} was given a single date, which does not say how far frames are "
+                f"apart; the trained time step of {dt:g} is taken as seconds. Pass two frames or "
+                "more, and their step is used.",
+                stacklevel=6,
+            )
     return np.array([known[-1] + number * step for number in range(1, count + 1)]), attributes
 
 
-def label(values: np.ndarray, like: Any, task: Task, batch: list[str], axes: tuple[str, ...],
-          dt: float) -> Any:
+def label(
+    values: np.ndarray, like: Any, task: Task, batch: list[str], axes: tuple[str, ...], dt: float
+) -> Any:
     """An answer ([batch,] *axes, C, *space) to the labelled field `like`, with its coordinates; batch: as
     `unlabel` found it; axes: such as member and time."""
     import xarray
@@ -183,8 +228,9 @@ def label(values: np.ndarray, like: Any, task: Task, batch: list[str], axes: tup
     coordinates = {name: like[name] for name in (*batch, *task.axes) if name in like.coords}
     if "time" in axes:
         coordinates["time"] = "time", *_times(like, task, dt, sizes["time"])
-    coordinates |= {"channel": list(task.fields)} | ({"member": np.arange(sizes["member"])}
-                                                     if "member" in axes else {})
+    coordinates |= {"channel": list(task.fields)} | (
+        {"member": np.arange(sizes["member"])} if "member" in axes else {}
+    )
     out = xarray.DataArray(values, coordinates, dims, attrs={"task": task.name})
     if not hasattr(like, "data_vars"):
         unit = task.units.get(task.fields[0])
@@ -192,5 +238,6 @@ def label(values: np.ndarray, like: Any, task: Task, batch: list[str], axes: tup
             out = out.assign_attrs(units=unit)
         return out if "channel" in like.dims else out.isel(channel=0, drop=True).rename(task.fields[0])
     out = out.to_dataset("channel").assign_attrs(like.attrs | {"task": task.name})
-    return out.assign({name: out[name].assign_attrs(units=task.units[name]) for name in task.fields
-                       if name in task.units})
+    return out.assign(
+        {name: out[name].assign_attrs(units=task.units[name]) for name in task.fields if name in task.units}
+    )

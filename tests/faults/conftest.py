@@ -7,7 +7,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 
 
-def pytest_collection_modifyitems(items):   # gets those of other folders too
+def pytest_collection_modifyitems(items):  # gets those of other folders too
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.faults)

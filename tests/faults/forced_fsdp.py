@@ -1,4 +1,5 @@
-"""FSDP2 on the CPU, for tests: Accelerate 1.15 makes DDP of it there and says nothing (reference/distributed.md A3).
+"""FSDP2 on the CPU, for tests: Accelerate 1.15 makes DDP of it there and says nothing
+(reference/distributed.md A3).
 
 As a script it runs another so:  accelerate launch --config_file .. tests/faults/forced_fsdp.py train_operator.py --config ..
 """
@@ -14,10 +15,17 @@ from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 import ups.training.ranks
 
 # What accelerate launch makes of accelerate_configs/fsdp.yaml
-ENVIRONMENT = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true",
-               "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP", "FSDP_TRANSFORMER_CLS_TO_WRAP": "Block",
-               "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT", "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
-               "FSDP_OFFLOAD_PARAMS": "false", "FSDP_ACTIVATION_CHECKPOINTING": "false"}
+ENVIRONMENT = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_RESHARD_AFTER_FORWARD": "true",
+    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_TRANSFORMER_CLS_TO_WRAP": "Block",
+    "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
+    "FSDP_OFFLOAD_PARAMS": "false",
+    "FSDP_ACTIVATION_CHECKPOINTING": "false",
+}
 
 
 def accelerator(**options) -> Accelerator:

@@ -1,9 +1,10 @@
-"""Read mutated files, one after another, in a process that is watched: python fuzzed.py FOLDER SEED NUM [CASE]
+"""Read mutated files, one after another, in a process that is watched: python fuzzed.py FOLDER SEED NUM
+[CASE]
 
-A line of JSON for each: the target, its number, the outcome. A case is a function of (seed, target, number). It fails if it
-imports, runs, connects to, removes or writes anything or opens a file outside of its folder (watched.py), takes longer than
-CASE_S, needs LIMIT_MB more or ends in an error that is not one clear sentence. A case that no alarm can end ends the process.
-"""
+A line of JSON for each: the target, its number, the outcome. A case is a function of (seed, target, number).
+It fails if it imports, runs, connects to, removes or writes anything or opens a file outside of its folder
+(watched.py), takes longer than CASE_S, needs LIMIT_MB more or ends in an error that is not one clear
+sentence. A case that no alarm can end ends the process."""
 
 import faulthandler
 import json
@@ -35,10 +36,22 @@ from ups.training.folder import DONE, MODEL
 from ups.userdata.reader import open_own
 
 CASE_S, LIMIT_MB, HEADER = 5, 500, 2048
-PARTS = {"config.json": 9, "done.json": 3, MODEL: 4, "data": 4}   # of 20 cases
-FACTS = {"arrays": [{"array": "u", "axes": ["trajectory", "time", "x"], "fields": ["u"]}], "inputs": [], "axes": ["x"],
-         "boundary": "periodic", "domain": [[0, 1]], "parameters": {}, "positive": [], "conserved": [], "bounded": [],
-         "hidden": False, "symmetries": ["shift"], "vector": [], "times": ""}   # of a task of the user's
+PARTS = {"config.json": 9, "done.json": 3, MODEL: 4, "data": 4}  # of 20 cases
+FACTS = {
+    "arrays": [{"array": "u", "axes": ["trajectory", "time", "x"], "fields": ["u"]}],
+    "inputs": [],
+    "axes": ["x"],
+    "boundary": "periodic",
+    "domain": [[0, 1]],
+    "parameters": {},
+    "positive": [],
+    "conserved": [],
+    "bounded": [],
+    "hidden": False,
+    "symmetries": ["shift"],
+    "vector": [],
+    "times": "",
+}  # of a task of the user's
 
 
 class Late(BaseException):
@@ -53,10 +66,21 @@ def prepare(folder: Path) -> None:
             operator.description["tasks"][0].update(own=FACTS, domain=[[0.0, 1.0]])
         signed = write_stage(folder / name / "operator", operator.description, operator.state_dict())
         if name == "burgers1d":
-            corrector = Corrector({"model": to_dict(ModelConfig(**test_hostile.SIZE)), "precision": "no", "sampler_steps": 2,
-                                   "tasks": [StateConditions(operator, name).description]})
-            write_stage(folder / name / "diffusion", corrector.description, corrector.state_dict(), "diffusion",
-                        {"operator": signed})
+            corrector = Corrector(
+                {
+                    "model": to_dict(ModelConfig(**test_hostile.SIZE)),
+                    "precision": "no",
+                    "sampler_steps": 2,
+                    "tasks": [StateConditions(operator, name).description],
+                }
+            )
+            write_stage(
+                folder / name / "diffusion",
+                corrector.description,
+                corrector.state_dict(),
+                "diffusion",
+                {"operator": signed},
+            )
     u = np.random.default_rng(0).normal(size=(3, 4, 16)).astype("float32")
     np.save(folder / "u.npy", u)
     np.savez(folder / "u.npz", u=u)
@@ -74,10 +98,10 @@ def change_stage(name: str, case: Path, sound: Path, draw: random.Random) -> Non
     if name == MODEL:
         length = int.from_bytes(data[:8], "little")
         if draw.random() < 0.6:
-            header = json.dumps(mutate_tree(json.loads(data[8:8 + length]), draw)).encode()
-            path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length:])
+            header = json.dumps(mutate_tree(json.loads(data[8 : 8 + length]), draw)).encode()
+            path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
         else:
-            path.write_bytes(mutate_bytes(data[:8 + length], draw) + data[8 + length:])
+            path.write_bytes(mutate_bytes(data[: 8 + length], draw) + data[8 + length :])
     elif draw.random() < 0.7:
         path.write_text(json.dumps(mutate_tree(json.loads(data), draw)), encoding="utf-8")
     else:
@@ -96,9 +120,13 @@ def change_data(case: Path, sound: Path, draw: random.Random) -> None:
     path = draw.choice([path for path in sorted(sound.iterdir()) if path.is_file()])
     data = path.read_bytes()
     case.mkdir()
-    at = len(data) - HEADER if path.suffix == ".npz" and draw.random() < 0.5 else 0   # a zip's directory is at its end
+    at = (
+        len(data) - HEADER if path.suffix == ".npz" and draw.random() < 0.5 else 0
+    )  # a zip's directory is at its end
     end = max(at, 0) + (128 if path.suffix == ".npy" else HEADER)
-    (case / path.name).write_bytes(data[:max(at, 0)] + mutate_bytes(data[max(at, 0):end], draw) + data[end:])
+    (case / path.name).write_bytes(
+        data[: max(at, 0)] + mutate_bytes(data[max(at, 0) : end], draw) + data[end:]
+    )
 
 
 def read_data(case: Path) -> None:
@@ -107,7 +135,7 @@ def read_data(case: Path) -> None:
 
 
 def outcome_of(case: Path, read: Callable[[Path], None]) -> str:
-    """"read", "refused" or "FAILED: why"."""
+    """ "read", "refused" or "FAILED: why"."""
     watched.seen.clear()
     faulthandler.dump_traceback_later(4 * CASE_S, exit=True)
     signal.setitimer(signal.ITIMER_REAL, CASE_S)
@@ -117,11 +145,18 @@ def outcome_of(case: Path, read: Callable[[Path], None]) -> str:
         outcome = "read"
     except Late:
         outcome = f"FAILED: no end within {CASE_S} s"
-    except BaseException as error:   # noqa: BLE001, SystemExit would be a find
+    except BaseException as error:  # noqa: BLE001, SystemExit would be a find
         watched.folder = None
-        where = [f"{Path(frame.f_code.co_filename).name}:{line}" for frame, line in traceback.walk_tb(error.__traceback__)][-3:]
+        where = [
+            f"{Path(frame.f_code.co_filename).name}:{line}"
+            for frame, line in traceback.walk_tb(error.__traceback__)
+        ][-3:]
         is_fine = isinstance(error, Exception) and is_clear(error)
-        outcome = "refused" if is_fine else f"FAILED: {type(error).__name__}: {' '.join(str(error).split())[:300]} at {where}"
+        outcome = (
+            "refused"
+            if is_fine
+            else f"FAILED: {type(error).__name__}: {' '.join(str(error).split())[:300]} at {where}"
+        )
     finally:
         watched.folder = None
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -129,10 +164,14 @@ def outcome_of(case: Path, read: Callable[[Path], None]) -> str:
     return f"FAILED: {watched.seen[:3]}" if watched.seen else outcome
 
 
-CONTROLS: dict[str, Callable[[Path], object]] = {   # what must be noticed
-    "import": lambda case: __import__("mailbox"), "write": lambda case: (case.parent / "outside").write_text(""),
-    "trace": lambda case: {}["missing"], "hang": lambda case: time.sleep(60), "exit": lambda case: sys.exit(0),
-    "memory": lambda case: bytearray(2 * LIMIT_MB * 2**20), "vague": lambda case: json.loads("{"),
+CONTROLS: dict[str, Callable[[Path], object]] = {  # what must be noticed
+    "import": lambda case: __import__("mailbox"),
+    "write": lambda case: (case.parent / "outside").write_text(""),
+    "trace": lambda case: {}["missing"],
+    "hang": lambda case: time.sleep(60),
+    "exit": lambda case: sys.exit(0),
+    "memory": lambda case: bytearray(2 * LIMIT_MB * 2**20),
+    "vague": lambda case: json.loads("{"),
 }
 
 
@@ -146,7 +185,7 @@ def main() -> None:
     sound, case = folder / "sound", folder / "case"
     sound.mkdir(parents=True)
     prepare(sound)
-    for path in sorted(sound.iterdir()):   # imports what is needed, and proves that what is mutated is sound
+    for path in sorted(sound.iterdir()):  # imports what is needed, and proves that what is mutated is sound
         if path.is_dir():
             watched.use(path)
         else:
@@ -160,7 +199,11 @@ def main() -> None:
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + LIMIT_MB * 2**20,) * 2)
     for name, control in () if only else CONTROLS.items():
-        print(json.dumps({"target": "control", "number": name}), json.dumps({"outcome": outcome_of(case, control)}), flush=True)
+        print(
+            json.dumps({"target": "control", "number": name}),
+            json.dumps({"outcome": outcome_of(case, control)}),
+            flush=True,
+        )
     for name, part in PARTS.items():
         for number in map(int, only) if only else range(int(num) * part // sum(PARTS.values())):
             draw = random.Random(f"{seed} {name} {number}")
@@ -169,7 +212,10 @@ def main() -> None:
                 change_data(case, sound, draw)
             else:
                 change_stage(name, case, sound, draw)
-            print(json.dumps({"outcome": outcome_of(case, read_data if name == "data" else watched.use)}), flush=True)
+            print(
+                json.dumps({"outcome": outcome_of(case, read_data if name == "data" else watched.use)}),
+                flush=True,
+            )
             shutil.rmtree(case)
 
 

@@ -1,17 +1,18 @@
-"""The injection matrix: what becomes of a run when something goes wrong, for every stage, rank and fault; anyone can run it.
+"""The injection matrix: what becomes of a run when something goes wrong, for every stage, rank and fault;
+anyone can run it.
 
     python tests/faults/inject.py                                   all of it (some 50 minutes on one core)
-    python tests/faults/inject.py --quick                           a representative part of every stage (a few minutes)
+    python tests/faults/inject.py --quick   a representative part of every stage (a few minutes)
     python tests/faults/inject.py --stages operator --ranks 1 --faults kill,hang_c
     python tests/faults/inject.py --list
 
-Every case runs a real stage script on two CPU processes, with a fault put in by tests/faults/injected.py, then the same command
-again. It passes if everything ended within LIMIT_S of the fault, exit codes are right, a message names the cause, the ranks'
-weights were equal after every update, the end equals that of a run without the fault (bit by bit, but where the micro-batch
-changed), and no process is left. Ranks are forked from this process, which has imported torch once; the cases called launcher/*
-go through ups/training/launch.py and accelerate launch. Prints a table, writes it as JSON, exits 1 if a case failed. See
-docs/reliability.md.
-"""
+Every case runs a real stage script on two CPU processes, with a fault put in by tests/faults/injected.py,
+then the same command again. It passes if everything ended within LIMIT_S of the fault, exit codes are right,
+a message names the cause, the ranks' weights were equal after every update, the end equals that of a run
+without the fault (bit by bit, but where the micro-batch changed), and no process is left. Ranks are forked
+from this process, which has imported torch once; the cases called launcher/* go through
+ups/training/launch.py and accelerate launch. Prints a table, writes it as JSON, exits 1 if a case failed. See
+docs/reliability.md."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ from inject_storage import QUICK_STORAGE, STORAGE, storage_case
 
 from ups.training.processes import adopt_orphans
 
-OTHERS = ("moments", "sharded", "differ", "storage", "cache", "launcher")   # beside faults of a rank
+OTHERS = ("moments", "sharded", "differ", "storage", "cache", "launcher")  # beside faults of a rank
 
 
 def cases(options: argparse.Namespace, references: References) -> Iterator[tuple[str, Callable[[], Result]]]:
@@ -58,10 +59,16 @@ def cases(options: argparse.Namespace, references: References) -> Iterator[tuple
         for name in (fault for fault in faults if fault in KINDS and stage in KINDS[fault].stages):
             wanted = QUICK[stage].get(name, ()) if options.quick else KINDS[name].ranks
             for ranks in (ranks for ranks in options.ranks if ranks in wanted):
-                yield f"{stage}/{name}/{ranks}", lambda s=stage, r=ranks, n=name: rank_case(references, s, r, n)
+                yield (
+                    f"{stage}/{name}/{ranks}",
+                    lambda s=stage, r=ranks, n=name: rank_case(references, s, r, n),
+                )
         if "moments" in faults and (stage == "operator" or not options.quick):
             for where in ("saving", "the end"):
-                yield f"{stage}/moments/{where}", lambda s=stage, w=where: moments_case(references, s, w, moments)
+                yield (
+                    f"{stage}/moments/{where}",
+                    lambda s=stage, w=where: moments_case(references, s, w, moments),
+                )
         if stage == "operator":
             if "sharded" in faults:
                 for name in QUICK_SHARDED if options.quick else SHARDED:
@@ -86,7 +93,8 @@ def chosen(options: argparse.Namespace, references: References) -> Iterator[tupl
 
 
 def summary(results: list[dict[str, Any]]) -> str:
-    """A Markdown table: cases, how many passed, and the time from the fault to the end of the last process, by fault."""
+    """A Markdown table: cases, how many passed, and the time from the fault to the end of the last process,
+    by fault."""
     groups: dict[str, list[dict]] = {}
     for entry in results:
         stage, name, *_ = entry["case"].split("/")
@@ -95,31 +103,48 @@ def summary(results: list[dict[str, Any]]) -> str:
     for name, entries in groups.items():
         ends = [entry["end_s"] for entry in entries if entry["end_s"] is not None]
         times = f"{statistics.median(ends):.1f} | {max(ends):.1f}" if ends else "- | -"
-        lines.append(f"| {name} | {len(entries)} | {sum(not entry['problems'] for entry in entries)} | {times} |")
+        lines.append(
+            f"| {name} | {len(entries)} | {sum(not entry['problems'] for entry in entries)} | {times} |"
+        )
     return "\n".join(lines)
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.default_int_handler)   # ignored in a background shell, and so in what it starts
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # ignored in a background shell, and so in what it starts
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
     def some(allowed: Any) -> Callable[[str], list[str]]:
         def read(text: str) -> list[str]:
             if unknown := [word for word in text.split(",") if word not in allowed]:
-                raise argparse.ArgumentTypeError(f"{unknown[0]!r} is unknown; expected some of {', '.join(allowed)}")
+                raise argparse.ArgumentTypeError(
+                    f"{unknown[0]!r} is unknown; expected some of {', '.join(allowed)}"
+                )
             return text.split(",")
+
         return read
 
     parser.add_argument("--stages", type=some(SCRIPTS), default=list(SCRIPTS), help=",".join(SCRIPTS))
     parser.add_argument("--ranks", type=some(RANKS), default=list(RANKS), help=",".join(RANKS))
     parser.add_argument("--faults", type=some([*KINDS, *OTHERS]), default=[], help="see --list")
-    parser.add_argument("--launches", type=some([*LAUNCHES, *MACHINES]), default=[], help="of the group launcher")
+    parser.add_argument(
+        "--launches", type=some([*LAUNCHES, *MACHINES]), default=[], help="of the group launcher"
+    )
     parser.add_argument("--match", default="", help="of all these, the cases whose name matches this pattern")
-    parser.add_argument("--moments", type=int, default=50, help="random moments of saving, ending, building a cache")
+    parser.add_argument(
+        "--moments", type=int, default=50, help="random moments of saving, ending, building a cache"
+    )
     parser.add_argument("--quick", action="store_true", help="a representative part")
     parser.add_argument("--json", type=Path, default=Path("injection.json"), help="where the results go")
-    parser.add_argument("--work", type=Path, help="folder for data and runs (default: a temporary one, removed)")
-    parser.add_argument("--summary", type=Path, nargs="+", help="print a table by fault of such files and end")
+    parser.add_argument(
+        "--work", type=Path, help="folder for data and runs (default: a temporary one, removed)"
+    )
+    parser.add_argument(
+        "--summary", type=Path, nargs="+", help="print a table by fault of such files and end"
+    )
     parser.add_argument("--list", action="store_true", help="list the cases and end")
     options = parser.parse_args()
     if options.list:
@@ -141,19 +166,26 @@ def main() -> int:
         import train_consistency  # noqa: F401
         import train_operator  # noqa: F401
         import train_steady  # noqa: F401
+
         prepare(work)
         references, results = References(work), []
         for _, case in chosen(options, references):
             result = case()
             results.append(result)
             end = "" if result.end_s is None else f"{result.end_s:.1f} s"
-            print(f"{'ok  ' if not result.problems else 'FAIL'}  {result.case:<48} {end:>8} {result.total_s:7.1f} s  "
-                  f"{'; '.join(result.problems)} {result.note}".rstrip(), flush=True)
+            print(
+                f"{'ok  ' if not result.problems else 'FAIL'}  {result.case:<48} {end:>8} "
+                f"{result.total_s:7.1f} s  "
+                f"{'; '.join(result.problems)} {result.note}".rstrip(),
+                flush=True,
+            )
             options.json.write_text(json.dumps([vars(entry) for entry in results], indent=1) + "\n")
     failed = [result for result in results if result.problems]
     ends = [result.end_s for result in results if result.end_s is not None]
-    print(f"{len(results) - len(failed)} of {len(results)} cases passed; longest time from a fault to the end "
-          f"{max(ends, default=0.0):.1f} s")
+    print(
+        f"{len(results) - len(failed)} of {len(results)} cases passed; longest time from a fault to the end "
+        f"{max(ends, default=0.0):.1f} s"
+    )
     return int(bool(failed))
 
 

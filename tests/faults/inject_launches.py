@@ -1,4 +1,5 @@
-"""The operator through ups/training/launch.py and accelerate launch: signals, and faults that need a restart."""
+"""The operator through ups/training/launch.py and accelerate launch: signals, and faults that need a
+restart."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ from ups.training.processes import descendants
 class Launch:
     """What is done to a launched stage, or a fault inside (then no signal).
 
-    whom: supervisor, launcher, rank or ranks; or the terminal, which is closed, of a make that leads its session.
-    """
+    whom: supervisor, launcher, rank or ranks; or the terminal, which is closed, of a make that leads its
+    session."""
 
     code: set[int]
     says: str
@@ -48,56 +49,104 @@ class Launch:
     number: int = 0
     fault: dict[str, Any] = field(default_factory=dict)
     settings: tuple[str, ...] = ()
-    continues: bool = False             # ended, the same command is given again; else it must be finished
-    then: int = 0                       # a signal to the same process
-    pause_s: float = 3.0                # before it
-    is_early: bool = False              # struck while the ranks import, not amid training
-    is_deaf: bool = False               # nobody reads what is printed
-    limit_s: float = LIMIT_S            # from the signal to the end of the last process
+    continues: bool = False  # ended, the same command is given again; else it must be finished
+    then: int = 0  # a signal to the same process
+    pause_s: float = 3.0  # before it
+    is_early: bool = False  # struck while the ranks import, not amid training
+    is_deaf: bool = False  # nobody reads what is printed
+    limit_s: float = LIMIT_S  # from the signal to the end of the last process
 
 
 LAUNCHES: dict[str, Launch] = {
     "kill rank": Launch({0}, r"launch: .*Starting again from the checkpoint of step", "rank", signal.SIGKILL),
-    "kill launcher": Launch({0}, r"launch: .*Starting again from the checkpoint of step", "launcher", signal.SIGKILL),
+    "kill launcher": Launch(
+        {0}, r"launch: .*Starting again from the checkpoint of step", "launcher", signal.SIGKILL
+    ),
     "kill supervisor": Launch({-9}, r"", "supervisor", signal.SIGKILL, continues=True),
-    "term supervisor": Launch({143}, r"told to stop \(signal\): saved step", "supervisor", signal.SIGTERM, continues=True),
-    "int supervisor": Launch({130}, r"told to stop \(signal\): saved step", "supervisor", signal.SIGINT, continues=True),
-    "term launcher": Launch({143}, r"told to stop \(signal\): saved step", "launcher", signal.SIGTERM, continues=True),
-    "int launcher": Launch({143}, r"told to stop \(signal\): saved step", "launcher", signal.SIGINT, continues=True),
-    "term rank": Launch({143}, r"told to stop \(signal\): saved step", "rank", signal.SIGTERM, continues=True),
-    "kill supervisor while ranks import": Launch(   # less than hang_s, at which orphans end themselves
-        {-9}, r"", "supervisor", signal.SIGKILL, continues=True, is_early=True, limit_s=4.0),
-    "term supervisor twice": Launch({143}, r"to stop \(signal\): saved step", "supervisor", signal.SIGTERM,
-                                    continues=True, then=signal.SIGTERM, pause_s=0.02),
+    "term supervisor": Launch(
+        {143}, r"told to stop \(signal\): saved step", "supervisor", signal.SIGTERM, continues=True
+    ),
+    "int supervisor": Launch(
+        {130}, r"told to stop \(signal\): saved step", "supervisor", signal.SIGINT, continues=True
+    ),
+    "term launcher": Launch(
+        {143}, r"told to stop \(signal\): saved step", "launcher", signal.SIGTERM, continues=True
+    ),
+    "int launcher": Launch(
+        {143}, r"told to stop \(signal\): saved step", "launcher", signal.SIGINT, continues=True
+    ),
+    "term rank": Launch(
+        {143}, r"told to stop \(signal\): saved step", "rank", signal.SIGTERM, continues=True
+    ),
+    "kill supervisor while ranks import": Launch(  # less than hang_s, at which orphans end themselves
+        {-9}, r"", "supervisor", signal.SIGKILL, continues=True, is_early=True, limit_s=4.0
+    ),
+    "term supervisor twice": Launch(
+        {143},
+        r"to stop \(signal\): saved step",
+        "supervisor",
+        signal.SIGTERM,
+        continues=True,
+        then=signal.SIGTERM,
+        pause_s=0.02,
+    ),
     "close terminal": Launch({-1, 2}, r"", "terminal", signal.SIGHUP, continues=True),
     "stop rank": Launch({0}, r"laggard is rank 1[\s\S]*launch: .*Starting again", "rank", signal.SIGSTOP),
     "stop ranks": Launch({0}, r"launch: no heartbeat for \d+ s. Starting again", "ranks", signal.SIGSTOP),
-    "stop launcher": Launch({0}, r"launch: the launcher \(process \d+\) is stopped. Starting again", "launcher", signal.SIGSTOP),
-    "stop and continue supervisor": Launch({0}, r"finished operator", "supervisor", signal.SIGSTOP, then=signal.SIGCONT),
-    "out of memory in the optimizer": Launch({0}, r"out of memory with a micro-batch of 2[\s\S]*Starting again",
-                                             fault={"kind": "oom_optimizer", "ranks": [1]}),
-    "out of memory with overlap": Launch({0}, r"out of memory with a micro-batch of 2 with ddp.overlap[\s\S]*Starting again",
-                                         fault={"kind": "oom_backward", "ranks": [1]}, settings=("ddp.overlap=true",)),
-    "error": Launch({1}, r"launch: not started again: rank [01]: .*injected in reading", continues=True,
-                    fault={"kind": "error_loader", "ranks": [1]}),
-    "every rank leaves with 0": Launch({1}, r"launch: not started again: all ranks left before the stage was finished",
-                                       fault={"kind": "exit0", "ranks": [0, 1]}, continues=True),
-    "crash loop": Launch({1}, r"launch: giving up after 1 restarts without a new checkpoint", continues=True,
-                         fault={"kind": "kill", "ranks": [1], "step": 1, "repeat": 99}),
-    "refused configuration": Launch({2}, r"\Alaunch: refused: [^\n]*unknown key[^\n]*\n\Z",   # no other line
-                                    settings=("operator.train.sav_every=1",)),
-    "error that nobody hears": Launch({1}, r"\A\Z", continues=True, is_deaf=True,
-                                      fault={"kind": "error_loader", "ranks": [1]}),
+    "stop launcher": Launch(
+        {0}, r"launch: the launcher \(process \d+\) is stopped. Starting again", "launcher", signal.SIGSTOP
+    ),
+    "stop and continue supervisor": Launch(
+        {0}, r"finished operator", "supervisor", signal.SIGSTOP, then=signal.SIGCONT
+    ),
+    "out of memory in the optimizer": Launch(
+        {0},
+        r"out of memory with a micro-batch of 2[\s\S]*Starting again",
+        fault={"kind": "oom_optimizer", "ranks": [1]},
+    ),
+    "out of memory with overlap": Launch(
+        {0},
+        r"out of memory with a micro-batch of 2 with ddp.overlap[\s\S]*Starting again",
+        fault={"kind": "oom_backward", "ranks": [1]},
+        settings=("ddp.overlap=true",),
+    ),
+    "error": Launch(
+        {1},
+        r"launch: not started again: rank [01]: .*injected in reading",
+        continues=True,
+        fault={"kind": "error_loader", "ranks": [1]},
+    ),
+    "every rank leaves with 0": Launch(
+        {1},
+        r"launch: not started again: all ranks left before the stage was finished",
+        fault={"kind": "exit0", "ranks": [0, 1]},
+        continues=True,
+    ),
+    "crash loop": Launch(
+        {1},
+        r"launch: giving up after 1 restarts without a new checkpoint",
+        continues=True,
+        fault={"kind": "kill", "ranks": [1], "step": 1, "repeat": 99},
+    ),
+    "refused configuration": Launch(
+        {2},
+        r"\Alaunch: refused: [^\n]*unknown key[^\n]*\n\Z",  # no other line
+        settings=("operator.train.sav_every=1",),
+    ),
+    "error that nobody hears": Launch(
+        {1}, r"\A\Z", continues=True, is_deaf=True, fault={"kind": "error_loader", "ranks": [1]}
+    ),
     "torn word of a rank": Launch({0}, "a word of a rank is torn", fault={"kind": "torn_word", "ranks": [1]}),
 }
 QUICK_LAUNCHES = ("kill rank", "term supervisor twice")
 
 
 def is_importing(pid: int) -> bool:
-    """Whether a process is a rank, which at first imports torch for some seconds; not the launcher, whose words end so."""
+    """Whether a process is a rank, which at first imports torch for some seconds; not the launcher, whose
+    words end so."""
     try:
         return b"-m\0ups.training.launch\0rank\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:   # it is gone
+    except OSError:  # it is gone
         return False
 
 
@@ -120,32 +169,62 @@ def _under_make(command: list[str], folder: Path, environment: dict) -> tuple[su
         os.close(os.open(os.ttyname(slave), os.O_RDWR))
 
     try:
-        return subprocess.Popen(["make", "-C", str(folder)], stdin=slave, stdout=slave, stderr=slave,
-                                env=environment, preexec_fn=lead), master
+        return subprocess.Popen(
+            ["make", "-C", str(folder)],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environment,
+            preexec_fn=lead,
+        ), master
     finally:
         os.close(slave)
 
 
 def launcher_case(references: References, name: str) -> Result:
     """The operator through ups/training/launch.py, with a signal or a fault, then the same command again."""
-    case, work, result, started = LAUNCHES[name], references.work, Result(f"launcher/{name}", []), time.monotonic()
+    case, work, result, started = (
+        LAUNCHES[name],
+        references.work,
+        Result(f"launcher/{name}", []),
+        time.monotonic(),
+    )
     folder = work / "cases" / f"launcher_{name.replace(' ', '_')}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     directory, problems = folder / "runs" / "smoke" / "operator", result.problems
-    slow = {"kind": "slow", "ranks": [0, 1], "step": 0, "repeat": 99} if case.number else {"kind": "none", "ranks": []}
+    slow = (
+        {"kind": "slow", "ranks": [0, 1], "step": 0, "repeat": 99}
+        if case.number
+        else {"kind": "none", "ranks": []}
+    )
     fault = {"step": STEP, **(case.fault or slow), "once": str(folder / "struck")}
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("ACCELERATE_", "MASTER_", "UPS_"))}
-    environment["PYTHONPATH"] = str(ROOT)   # for injected.py, which lies beside the tests
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("ACCELERATE_", "MASTER_", "UPS_"))
+    }
+    environment["PYTHONPATH"] = str(ROOT)  # for injected.py, which lies beside the tests
 
     def read() -> str:
         return (folder / "log").read_text(errors="replace") if (folder / "log").is_file() else ""
 
     def command(fault: dict[str, Any]) -> list[str]:
         settings = settings_of(work, folder / "runs", "operator", (f"hang_s={LAUNCHED_HANG_S}",))
-        return [sys.executable, "-m", "ups.training.launch", "--restarts", "1", "--config_file",
-                str(ROOT / "accelerate_configs" / "cpu2.yaml"), str(ROOT / "tests" / "faults" / "injected.py"), json.dumps(fault),
-                str(ROOT / SCRIPTS["operator"]), *settings, *case.settings]
+        return [
+            sys.executable,
+            "-m",
+            "ups.training.launch",
+            "--restarts",
+            "1",
+            "--config_file",
+            str(ROOT / "accelerate_configs" / "cpu2.yaml"),
+            str(ROOT / "tests" / "faults" / "injected.py"),
+            json.dumps(fault),
+            str(ROOT / SCRIPTS["operator"]),
+            *settings,
+            *case.settings,
+        ]
 
     def start(fault: dict[str, Any], log: Path, is_deaf: bool = False) -> subprocess.Popen:
         with log.open("ab") as file, contextlib.ExitStack() as stack:
@@ -170,7 +249,7 @@ def launcher_case(references: References, name: str) -> Result:
         process, master = _under_make(command(fault), folder, environment)
     else:
         process = start(fault, folder / "log", case.is_deaf)
-    is_over = case.whom in ("supervisor", "terminal")   # else it is started again
+    is_over = case.whom in ("supervisor", "terminal")  # else it is started again
     try:
         if case.number:
             until = time.monotonic() + CASE_S
@@ -178,8 +257,12 @@ def launcher_case(references: References, name: str) -> Result:
                 time.sleep(0.02)
             if process.poll() is not None:
                 raise IndexError
-            pids = {"supervisor": [process.pid], "rank": [rank["pid"] for rank in ranks()[1:]],
-                    "ranks": [rank["pid"] for rank in ranks()], "terminal": []}
+            pids = {
+                "supervisor": [process.pid],
+                "rank": [rank["pid"] for rank in ranks()[1:]],
+                "ranks": [rank["pid"] for rank in ranks()],
+                "terminal": [],
+            }
             if case.whom == "launcher":
                 stat = Path(f"/proc/{pids['ranks'][0]}/stat").read_text()
                 pids["launcher"] = [int(stat.rpartition(")")[2].split()[1])]
@@ -203,7 +286,7 @@ def launcher_case(references: References, name: str) -> Result:
     if case.number and code is not None:
         while is_over and descendants(os.getpid()) and time.time() - struck < case.limit_s:
             time.sleep(0.05)
-        result.end_s = (time.time() if is_over else said_at) - struck   # else: until it is started again
+        result.end_s = (time.time() if is_over else said_at) - struck  # else: until it is started again
         if result.end_s > case.limit_s and (not case.then or case.pause_s < 1.0):
             problems.append(f"ended {result.end_s:.0f} s after the fault")
     text = read()
@@ -235,13 +318,32 @@ def absent_machine_case(references: References) -> Result:
     """The second of two machines, whose first never comes: the launcher would wait for many minutes."""
     result, started = Result("launcher/a machine that never comes", []), time.monotonic()
     code = "import sys; from ups.training import launch; launch.START_S = 8.0; sys.exit(launch.main())"
-    words = ["--config_file", "accelerate_configs/multinode.yaml", "--num_machines", "2", "--num_processes",
-             "2", "--machine_rank", "1", "--main_process_ip", "127.0.0.1", "--main_process_port", "1",
-             "train_operator.py"]
+    words = [
+        "--config_file",
+        "accelerate_configs/multinode.yaml",
+        "--num_machines",
+        "2",
+        "--num_processes",
+        "2",
+        "--machine_rank",
+        "1",
+        "--main_process_ip",
+        "127.0.0.1",
+        "--main_process_port",
+        "1",
+        "train_operator.py",
+    ]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true"}
     try:
-        done = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, env=environment,
-                              capture_output=True, text=True, timeout=LIMIT_S + 8.0, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S + 8.0,
+            check=False,
+        )
         if done.returncode != 124 or "no rank of this machine was there 8 s after" not in done.stderr:
             result.problems.append(f"exit code {done.returncode}, and it said {done.stderr[-300:]!r}")
     except subprocess.TimeoutExpired:
@@ -257,13 +359,27 @@ def unprepared_case(references: References) -> Result:
     folder = references.work / "cases" / "machines"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    environment = {**os.environ, "CONFIG": str(folder / "none.yaml"), "RUN": "none", "RUNS": str(folder),
-                   "JOB": "job", "NUM_NODES": "2", "PYTHON": sys.executable}
+    environment = {
+        **os.environ,
+        "CONFIG": str(folder / "none.yaml"),
+        "RUN": "none",
+        "RUNS": str(folder),
+        "JOB": "job",
+        "NUM_NODES": "2",
+        "PYTHON": sys.executable,
+    }
     nodes = []
     for rank in range(2):
         with (folder / f"{rank}.log").open("w") as log:
-            nodes.append(subprocess.Popen(["bash", "cluster/node.sh"], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=log,
-                                          env={**environment, "NODE_RANK": str(rank)}))
+            nodes.append(
+                subprocess.Popen(
+                    ["bash", "cluster/node.sh"],
+                    cwd=ROOT,
+                    stdout=subprocess.DEVNULL,
+                    stderr=log,
+                    env={**environment, "NODE_RANK": str(rank)},
+                )
+            )
     until = time.monotonic() + LIMIT_S
     while time.monotonic() < until and any(node.poll() is None for node in nodes):
         time.sleep(0.05)
@@ -276,5 +392,7 @@ def unprepared_case(references: References) -> Result:
     return result
 
 
-MACHINES = {"a machine that never comes": absent_machine_case,
-            "a machine that cannot prepare": unprepared_case}
+MACHINES = {
+    "a machine that never comes": absent_machine_case,
+    "a machine that cannot prepare": unprepared_case,
+}

@@ -1,4 +1,5 @@
-"""Kill -9 at random moments of saving, of the stage's end, of building a cache, and the same command again."""
+"""Kill -9 at random moments of saving, of the stage's end, of building a cache, and the same command
+again."""
 
 from __future__ import annotations
 
@@ -38,6 +39,7 @@ def strike_at(number: int, count: Path, owner: Any, names: tuple[str, ...]) -> N
 
     os.fsync = flushing
     sys.addaudithook(lambda event, _: moment() if event in EVENTS else None)
+
     def watched(before: Callable) -> Callable:
         def changed(*arguments: Any, **options: Any) -> Any:
             inside[0] += 1
@@ -49,6 +51,7 @@ def strike_at(number: int, count: Path, owner: Any, names: tuple[str, ...]) -> N
                     inside_now, inside[0] = inside[0], 0
                     count.write_text(str(seen[0]))
                     inside[0] = inside_now
+
         return changed
 
     for name in names:
@@ -56,14 +59,22 @@ def strike_at(number: int, count: Path, owner: Any, names: tuple[str, ...]) -> N
 
 
 def moments_case(references: References, stage: str, where: str, number: int) -> Result:
-    """Kill -9 at `number` random file operations of saving or of the stage's end, each time followed by the same command."""
+    """Kill -9 at `number` random file operations of saving or of the stage's end, each time followed by the
+    same command."""
     import injected
 
     import ups.training.checkpoint
     import ups.training.run
 
-    work, result, started = references.work, Result(f"{stage}/kill at {number} moments of {where}", []), time.monotonic()
-    targets = {"saving": (ups.training.checkpoint.Checkpoints, ("save",)), "the end": (ups.training.run.Run, ("finish", "close"))}
+    work, result, started = (
+        references.work,
+        Result(f"{stage}/kill at {number} moments of {where}", []),
+        time.monotonic(),
+    )
+    targets = {
+        "saving": (ups.training.checkpoint.Checkpoints, ("save",)),
+        "the end": (ups.training.run.Run, ("finish", "close")),
+    }
     folder = work / "cases" / f"{stage}_moments_{where.replace(' ', '')}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -74,8 +85,15 @@ def moments_case(references: References, stage: str, where: str, number: int) ->
         def child() -> None:
             if at is not None:
                 strike_at(at, folder / "count", *targets[where])
-            fault = {"kind": "term", "ranks": [0], "step": int(steps), "once": str(folder / "term")} if steps != "none" else {}
-            injected.run_script({"ranks": [], **fault}, script, settings_of(work, root, stage, ("save_every=1",)))
+            fault = (
+                {"kind": "term", "ranks": [0], "step": int(steps), "once": str(folder / "term")}
+                if steps != "none"
+                else {}
+            )
+            injected.run_script(
+                {"ranks": [], **fault}, script, settings_of(work, root, stage, ("save_every=1",))
+            )
+
         return wait([fork(child, root.with_suffix(".log"), {})], time.monotonic() + CASE_S)[0][0]
 
     for root in (reference, before):
@@ -85,7 +103,9 @@ def moments_case(references: References, stage: str, where: str, number: int) ->
         return result
     draws = random.Random(f"{stage} {where}")
     total = int((folder / "count").read_text())
-    total = max(1, total * 3 // STEPS) if where == "saving" else total   # the kills hit the last two steps' saves
+    total = (
+        max(1, total * 3 // STEPS) if where == "saving" else total
+    )  # the kills hit the last two steps' saves
     for turn in range(number):
         at, root = draws.randint(1, total), folder / f"turn{turn}"
         shutil.copytree(before, root)
@@ -93,8 +113,11 @@ def moments_case(references: References, stage: str, where: str, number: int) ->
         if code not in (-9, 0):
             result.problems.append(f"killed at operation {at}, it ended with {code}")
         again = run(root, None)
-        wrong = [f"the same command again ended with {again}"] if again != 0 else compare(
-            reference / "smoke" / stage, root / "smoke" / stage, True)
+        wrong = (
+            [f"the same command again ended with {again}"]
+            if again != 0
+            else compare(reference / "smoke" / stage, root / "smoke" / stage, True)
+        )
         result.problems += [f"killed at operation {at} of {total}: {text}" for text in wrong]
         if wrong:
             result.note = f"see {root}"
@@ -121,12 +144,16 @@ def cache_case(references: References, number: int) -> Result:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
             try:
                 sys.exit(prepare_cache.main(arguments))
-            except (ValueError, OSError) as error:   # as the script itself does
+            except (ValueError, OSError) as error:  # as the script itself does
                 sys.exit(f"prepare_cache.py: {error}")
+
         return fork(child, folder / "log", {})
 
     def hashes() -> dict[str, str]:
-        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted((folder / "cache").iterdir())}
+        return {
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted((folder / "cache").iterdir())
+        }
 
     if wait([build()], time.monotonic() + CASE_S)[0] != [0]:
         result.problems.append("building without a kill failed")
@@ -142,12 +169,17 @@ def cache_case(references: References, number: int) -> Result:
         time.sleep(after)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        if (wait([build()], time.monotonic() + CASE_S)[0] != [0] or hashes() != reference
-                or wait([build("--verify")], time.monotonic() + CASE_S)[0] != [0]):
-            result.problems.append(f"killed after {after:.3f} of {duration:.3f} s, the same command did not give the same caches")
+        if (
+            wait([build()], time.monotonic() + CASE_S)[0] != [0]
+            or hashes() != reference
+            or wait([build("--verify")], time.monotonic() + CASE_S)[0] != [0]
+        ):
+            result.problems.append(
+                f"killed after {after:.3f} of {duration:.3f} s, the same command did not give the same caches"
+            )
             break
     shutil.rmtree(folder / "cache", ignore_errors=True)
-    (folder / "log").unlink()   # the limit is on it, too
+    (folder / "log").unlink()  # the limit is on it, too
     code, _ = wait([build(limit=20_000)], time.monotonic() + CASE_S)
     if code != [1] or not re.search(r"cannot write .*File too large", (folder / "log").read_text()):
         result.problems.append(f"without space it ended with {code} and no clear message")

@@ -1,4 +1,5 @@
-"""What cases of the injection matrix are made of: forked ranks, data, runs to compare with, what was found."""
+"""What cases of the injection matrix are made of: forked ranks, data, runs to compare with, what was
+found."""
 
 from __future__ import annotations
 
@@ -21,44 +22,89 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from ups.training.processes import descendants, die_with_parent, end_processes  # noqa: E402
 
-LIMIT_S = 30.0       # from the fault to the end of the last process
-CASE_S = 150.0       # for a whole run
-HANG_S, LAUNCHED_HANG_S = 8.0, 12.0   # a fresh process imports what a fork has: seconds without progress
-STEP, STEPS, SAVE = 6, 12, 4   # of the fault, of a run, between checkpoints
+LIMIT_S = 30.0  # from the fault to the end of the last process
+CASE_S = 150.0  # for a whole run
+HANG_S, LAUNCHED_HANG_S = 8.0, 12.0  # a fresh process imports what a fork has: seconds without progress
+STEP, STEPS, SAVE = 6, 12, 4  # of the fault, of a run, between checkpoints
 TASKS = ("burgers1d_hidden", "darcy2d_grf")
-SCRIPTS = {"operator": "train_operator.py", "diffusion": "train_diffusion.py", "consistency": "train_consistency.py",
-           "steady": "train_steady.py"}
-PARENTS = {"operator": [], "diffusion": ["operator"], "consistency": ["operator", "diffusion"], "steady": ["operator"]}
+SCRIPTS = {
+    "operator": "train_operator.py",
+    "diffusion": "train_diffusion.py",
+    "consistency": "train_consistency.py",
+    "steady": "train_steady.py",
+}
+PARENTS = {
+    "operator": [],
+    "diffusion": ["operator"],
+    "consistency": ["operator", "diffusion"],
+    "steady": ["operator"],
+}
 
 
 @dataclass
 class Result:
     case: str
     problems: list[str]
-    end_s: float | None = None         # from the fault to the end of the last process
+    end_s: float | None = None  # from the fault to the end of the last process
     total_s: float = 0.0
     note: str = ""
 
 
 def settings_of(work: Path, root: Path, stage: str, more: tuple[str, ...] = ()) -> list[str]:
     """The command line of a stage: tiny, on data that all cases share."""
-    tasks = [f"data.tasks=[{','.join(TASKS)}]", "task.burgers1d_hidden.resolution=32", "task.burgers1d_hidden.num_frames=10",
-             "task.burgers1d_hidden.t_end=0.45", "task.burgers1d_hidden.degree=1", "task.darcy2d_grf.resolution=16",
-             "evaluate.context_frames=4", "operator.base_steps=5", "diffusion.min_residual_ratio=0.001",
-             "diffusion.max_whitened_std=1000", "consistency.tune_fraction=0.3", "consistency.members=2"]
-    sections = [f"{section}.{key}" for section in SCRIPTS for key in (
-        f"train.steps={STEPS}", f"train.save_every={SAVE}", "train.validate_every=6", "train.log_every=1", "train.batch_size=8",
-        "train.micro_batch=2", "train.precision='no'", "train.validate_trajectories=1", f"train.hang_s={HANG_S}",
-        "train.timeout_s=60")]
-    models = [f"{section}.{key}" for section in ("operator", "diffusion", "steady") for key in
-              ("model.width=16", "model.depth=1", "model.modes=4")]
+    tasks = [
+        f"data.tasks=[{','.join(TASKS)}]",
+        "task.burgers1d_hidden.resolution=32",
+        "task.burgers1d_hidden.num_frames=10",
+        "task.burgers1d_hidden.t_end=0.45",
+        "task.burgers1d_hidden.degree=1",
+        "task.darcy2d_grf.resolution=16",
+        "evaluate.context_frames=4",
+        "operator.base_steps=5",
+        "diffusion.min_residual_ratio=0.001",
+        "diffusion.max_whitened_std=1000",
+        "consistency.tune_fraction=0.3",
+        "consistency.members=2",
+    ]
+    sections = [
+        f"{section}.{key}"
+        for section in SCRIPTS
+        for key in (
+            f"train.steps={STEPS}",
+            f"train.save_every={SAVE}",
+            "train.validate_every=6",
+            "train.log_every=1",
+            "train.batch_size=8",
+            "train.micro_batch=2",
+            "train.precision='no'",
+            "train.validate_trajectories=1",
+            f"train.hang_s={HANG_S}",
+            "train.timeout_s=60",
+        )
+    ]
+    models = [
+        f"{section}.{key}"
+        for section in ("operator", "diffusion", "steady")
+        for key in ("model.width=16", "model.depth=1", "model.modes=4")
+    ]
     scales = ["diffusion.scale_steps=10", "steady.scale_steps=10"]
-    return ["--config", str(ROOT / "configs" / "smoke.yaml"), f"run.root={root}", f"data.root={work}/data",
-            f"cache.root={work}/cache", *tasks, *sections, *models, *scales, *(f"{stage}.train.{text}" for text in more)]
+    return [
+        "--config",
+        str(ROOT / "configs" / "smoke.yaml"),
+        f"run.root={root}",
+        f"data.root={work}/data",
+        f"cache.root={work}/cache",
+        *tasks,
+        *sections,
+        *models,
+        *scales,
+        *(f"{stage}.train.{text}" for text in more),
+    ]
 
 
 def fork(function: Callable[[], Any], log: Path, environment: dict[str, str]) -> int:
-    """A child of this process that calls `function`, prints to `log` and ends with the exit code a script would have."""
+    """A child of this process that calls `function`, prints to `log` and ends with the exit code a script
+    would have."""
     sys.stdout.flush()
     sys.stderr.flush()
     parent, pid = os.getpid(), os.fork()
@@ -71,7 +117,10 @@ def fork(function: Callable[[], Any], log: Path, environment: dict[str, str]) ->
         os.dup2(handle, 1)
         os.dup2(handle, 2)
         for name in list(os.environ):
-            if name.startswith(("ACCELERATE_", "MASTER_", "UPS_", "TORCHELASTIC")) or name in ("RANK", "WORLD_SIZE"):
+            if name.startswith(("ACCELERATE_", "MASTER_", "UPS_", "TORCHELASTIC")) or name in (
+                "RANK",
+                "WORLD_SIZE",
+            ):
                 del os.environ[name]
         os.environ.update(environment)
         function()
@@ -114,15 +163,27 @@ class Ended:
     digests: list[dict[str, str]]
 
 
-def run_ranks(folder: Path, stage: str, arguments: list[str], fault: dict[str, Any], world: int = 2,
-              by_rank: dict[int, list[str]] | None = None) -> Ended:
+def run_ranks(
+    folder: Path,
+    stage: str,
+    arguments: list[str],
+    fault: dict[str, Any],
+    world: int = 2,
+    by_rank: dict[int, list[str]] | None = None,
+) -> Ended:
     """A stage on `world` forked ranks. by_rank: more arguments of some."""
     pids, logs = start_ranks(folder, stage, arguments, fault, world, by_rank)
     return end_ranks(folder, pids, logs)
 
 
-def start_ranks(folder: Path, stage: str, arguments: list[str], fault: dict[str, Any], world: int = 2,
-                by_rank: dict[int, list[str]] | None = None) -> tuple[list[int], list[Path]]:
+def start_ranks(
+    folder: Path,
+    stage: str,
+    arguments: list[str],
+    fault: dict[str, Any],
+    world: int = 2,
+    by_rank: dict[int, list[str]] | None = None,
+) -> tuple[list[int], list[Path]]:
     """Processes and log files of `run_ranks`, which now run."""
     import injected
     import loop_stage
@@ -136,8 +197,19 @@ def start_ranks(folder: Path, stage: str, arguments: list[str], fault: dict[str,
     description = {"ranks": [], "once": str(folder / "struck"), "digests": str(folder / "digests"), **fault}
     pids = []
     for rank, log in enumerate(logs):
-        group = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
-                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"} if world > 1 else {}
+        group = (
+            {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(world),
+                "LOCAL_WORLD_SIZE": str(world),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "ACCELERATE_USE_CPU": "true",
+            }
+            if world > 1
+            else {}
+        )
         words = [*arguments, *(by_rank or {}).get(rank, [])]
         script = partial(injected.run_script, description, str(ROOT / SCRIPTS[stage]), words)
         pids.append(fork(script, log, group))
@@ -148,7 +220,9 @@ def end_ranks(folder: Path, pids: list[int], logs: list[Path]) -> Ended:
     """What became of started ranks, once they have ended."""
     codes, ends = wait(pids, time.monotonic() + CASE_S)
     digests = [json.loads(path.read_text()) for path in sorted(folder.glob("digests*"))]
-    return Ended(codes, ends, "\n".join(log.read_text(errors="replace") for log in logs if log.is_file()), digests)
+    return Ended(
+        codes, ends, "\n".join(log.read_text(errors="replace") for log in logs if log.is_file()), digests
+    )
 
 
 def prepare(work: Path) -> None:
@@ -157,9 +231,13 @@ def prepare(work: Path) -> None:
     import prepare_data
 
     arguments = settings_of(work, work / "none", "operator")
-    for name, call in (("data", lambda: prepare_data.main([*arguments, "--workers", "1"])),
-                       ("cache", lambda: prepare_cache.main(arguments))):
-        codes, _ = wait([fork(lambda call=call: sys.exit(call()), work / f"{name}.log", {})], time.monotonic() + 600)
+    for name, call in (
+        ("data", lambda: prepare_data.main([*arguments, "--workers", "1"])),
+        ("cache", lambda: prepare_cache.main(arguments)),
+    ):
+        codes, _ = wait(
+            [fork(lambda call=call: sys.exit(call()), work / f"{name}.log", {})], time.monotonic() + 600
+        )
         if codes != [0]:
             sys.exit(f"preparing the {name} failed: see {work / name}.log")
 
@@ -181,7 +259,7 @@ class References:
         if key not in self.made:
             name = "_".join([stage, *more, *(name for name, _ in fault)]).replace("=", "")
             folder = self.work / "references" / name
-            shutil.rmtree(folder, ignore_errors=True)   # of an earlier call, perhaps with other code
+            shutil.rmtree(folder, ignore_errors=True)  # of an earlier call, perhaps with other code
             self.parents(stage, folder / "runs")
             arguments = settings_of(self.work, folder / "runs", stage, more)
             ended = run_ranks(folder, stage, arguments, dict(fault))
@@ -196,8 +274,12 @@ def compare(one: Path, two: Path, is_exact: bool) -> list[str]:
     import torch
     from safetensors.torch import load_file
 
-    problems = [f"{path / name} is missing" for path in (one, two) for name in ("model.safetensors", "metrics.jsonl")
-                if not (path / name).is_file()]
+    problems = [
+        f"{path / name} is missing"
+        for path in (one, two)
+        for name in ("model.safetensors", "metrics.jsonl")
+        if not (path / name).is_file()
+    ]
     if problems:
         return problems
     a, b = (load_file(path / "model.safetensors") for path in (one, two))
@@ -205,12 +287,19 @@ def compare(one: Path, two: Path, is_exact: bool) -> list[str]:
         return ["the exported weights have other names"]
     for name in a:
         if is_exact and not torch.equal(a[name], b[name]):
-            problems.append(f"weights differ in {name} by {float((a[name].double() - b[name].double()).abs().max()):.1e}")
+            problems.append(
+                f"weights differ in {name} by {float((a[name].double() - b[name].double()).abs().max()):.1e}"
+            )
             break
         if not is_exact and not torch.allclose(a[name].double(), b[name].double(), rtol=2e-2, atol=2e-3):
-            problems.append(f"weights differ in {name} by {float((a[name].double() - b[name].double()).abs().max()):.1e}")
+            problems.append(
+                f"weights differ in {name} by {float((a[name].double() - b[name].double()).abs().max()):.1e}"
+            )
             break
-    lines = [[json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()] for path in (one, two)]
+    lines = [
+        [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        for path in (one, two)
+    ]
     keys = [[(line["step"], sorted(line)) for line in part] for part in lines]
     if keys[0] != keys[1]:
         problems.append(f"metrics.jsonl has gaps or repetitions: {len(keys[0])} and {len(keys[1])} lines")

@@ -26,7 +26,7 @@ from inject_runs import (
     start_ranks,
 )
 
-ANOTHER = "run.seed=7"   # asked for where the first run had 0
+ANOTHER = "run.seed=7"  # asked for where the first run had 0
 
 
 class Scene:
@@ -92,7 +92,8 @@ def lost_finished(scene: Scene) -> None:
 
 
 def two_first_starts(scene: Scene) -> None:
-    """The second looked at the empty folder before the first took it; it goes on when the first was killed."""
+    """The second looked at the empty folder before the first took it; it goes on when the first was
+    killed."""
     go, late = scene.folder / "go", scene.folder / "late"
     held = {"kind": "held_back", "ranks": [0, 1], "until": str(go)}
     pids, logs = start_ranks(late, "operator", scene.arguments(ANOTHER), held)
@@ -189,7 +190,8 @@ def damaged_line(scene: Scene) -> None:
 
 
 def full_disk(scene: Scene) -> None:
-    """Data are generated on a disk that is too small, and on one that somebody else fills; then again with room."""
+    """Data are generated on a disk that is too small, and on one that somebody else fills; then again with
+    room."""
     import small_disk
 
     if reason := small_disk.reason_to_skip():

@@ -1,12 +1,13 @@
-"""One rank with a fault: replaces a few functions, then runs a stage script as it is. The product has no hooks for this.
+"""One rank with a fault: replaces a few functions, then runs a stage script as it is. The product has no
+hooks for this.
 
-    accelerate launch ... tests/faults/injected.py '{"kind": "kill", "ranks": [1], "step": 5}' train_operator.py --config ...
+    accelerate launch ... tests/faults/injected.py '{"kind": "kill", "ranks": [1], "step": 5}'
+    train_operator.py --config ...
 
-A fault: kind (a key of FAULTS), ranks that have it, step at which it strikes, and `once`: a path to which the rank is added, of
-a file that is made when it strikes, and that keeps it from striking again. is_sharded: FSDP2; is_large:
-caches count as large. Every rank, with a fault or without, notes after each update a digest of its weights; they
-go to `digests` (a path that ends in the rank) when the script ends.
-"""
+A fault: kind (a key of FAULTS), ranks that have it, step at which it strikes, and `once`: a path to which the
+rank is added, of a file that is made when it strikes, and that keeps it from striking again. is_sharded:
+FSDP2; is_large: caches count as large. Every rank, with a fault or without, notes after each update a digest
+of its weights; they go to `digests` (a path that ends in the rank) when the script ends."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ import ups.training.run
 import ups.training.track
 import ups.training.update
 
-NEVER_S = 600   # longer than any case may last
+NEVER_S = 600  # longer than any case may last
 
 
 class Bad(torch.autograd.Function):
@@ -72,29 +73,39 @@ class Fault:
 
 
 def in_loss(change: Callable[[Fault, Callable, slice, int], Any]) -> Callable[[Fault], None]:
-    """A fault inside the loss function of a step: change(fault, loss_function, rows, number of the call in this step)."""
+    """A fault inside the loss function of a step: change(fault, loss_function, rows, number of the call in
+    this step)."""
+
     def install(fault: Fault) -> None:
         update = ups.training.run.Run.update
 
-        def changed(run: ups.training.run.Run, loss_function: Callable, size: int, *others: Any,
-                    **options: Any) -> bool:
+        def changed(
+            run: ups.training.run.Run, loss_function: Callable, size: int, *others: Any, **options: Any
+        ) -> bool:
             calls = []
 
             def loss(rows: slice) -> tuple:
                 calls.append(rows)
                 is_time = fault.step <= run.step < fault.step + fault.description.get("repeat", 1)
                 is_time = is_time and len(calls) == fault.description.get("call", 1)
-                return change(fault, loss_function, rows, run) if is_time and fault.strike() else loss_function(rows)
+                return (
+                    change(fault, loss_function, rows, run)
+                    if is_time and fault.strike()
+                    else loss_function(rows)
+                )
 
             return update(run, loss, size, *others, **options)
 
         ups.training.run.Run.update = changed
+
     return install
 
 
-def around(owner: type, name: str, action: Callable[[Fault, Any], None],
-           is_time: Callable[[Fault, Any, tuple], bool]) -> Callable[[Fault], None]:
+def around(
+    owner: type, name: str, action: Callable[[Fault, Any], None], is_time: Callable[[Fault, Any, tuple], bool]
+) -> Callable[[Fault], None]:
     """A fault at a call of owner.name: action(fault, self) before it."""
+
     def install(fault: Fault) -> None:
         before = getattr(owner, name)
 
@@ -104,12 +115,14 @@ def around(owner: type, name: str, action: Callable[[Fault, Any], None],
             return before(self, *arguments, **options)
 
         setattr(owner, name, changed)
+
     return install
 
 
 def raising(error: Exception) -> Callable[..., Any]:
     def action(*_: Any) -> None:
         raise error
+
     return action
 
 
@@ -117,6 +130,7 @@ def sending(number: int, then: Callable = lambda function, rows: function(rows))
     def action(fault: Fault, function: Any = None, rows: Any = None, run: Any = None) -> Any:
         os.kill(os.getpid(), number)
         return then(function, rows) if rows is not None else None
+
     return action
 
 
@@ -124,6 +138,7 @@ def hanging(sleep: Callable[[int], Any]) -> Callable[..., Any]:
     def action(fault: Fault, function: Callable, rows: slice, run: Any) -> Any:
         sleep(NEVER_S)
         return function(rows)
+
     return action
 
 
@@ -131,6 +146,7 @@ def with_loss(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., A
     def action(fault: Fault, function: Callable, rows: slice, run: Any) -> tuple:
         loss, metrics = function(rows)
         return change(loss), metrics
+
     return action
 
 
@@ -140,7 +156,9 @@ def at_step(fault: Fault, checkpoints: ups.training.checkpoint.Checkpoints, argu
 
 
 def full_disk(owner: type, name: str, room: Callable[[Any], int]) -> Callable[[Fault], None]:
-    """From the fault's step on, for the time of a call (for good if "lasting"), no file may grow beyond room(self) bytes."""
+    """From the fault's step on, for the time of a call (for good if "lasting"), no file may grow beyond
+    room(self) bytes."""
+
     def install(fault: Fault) -> None:
         before = getattr(owner, name)
 
@@ -157,6 +175,7 @@ def full_disk(owner: type, name: str, room: Callable[[Any], int]) -> Callable[[F
                     resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 
         setattr(owner, name, changed)
+
     return install
 
 
@@ -177,6 +196,7 @@ def in_loader(fault: Fault) -> None:
 
 def in_validation(action: Callable[..., Any]) -> Callable[[Fault], None]:
     """A fault in what a rank computes in a validation during training, where the others would wait for it."""
+
     def install(fault: Fault) -> None:
         agreed = ups.training.ranks.Ranks.agreed
 
@@ -185,9 +205,11 @@ def in_validation(action: Callable[..., Any]) -> Callable[[Fault], None]:
                 if doing == "validating" and ranks.guard.step >= fault.step and fault.strike():
                     action(fault)
                 return function()
+
             return agreed(ranks, local, doing)
 
         ups.training.ranks.Ranks.agreed = changed
+
     return install
 
 
@@ -211,6 +233,7 @@ def in_optimizer(fault: Fault) -> None:
 
 def in_fitting(fault: Fault) -> None:
     """At once, when the other rank still fits, and has not begun to wait."""
+
     def failing(*_: Any) -> None:
         fault.strike()
         raise ArithmeticError("injected in fitting")
@@ -257,7 +280,7 @@ def overwrite(path: Path, name: str = "state/latents") -> None:
     with path.open("r+b") as file:
         file.seek(first)
         numbers = bytearray(file.read(size))
-        numbers[3::4] = bytes(byte ^ 1 for byte in numbers[3::4])   # in the exponent of a float32
+        numbers[3::4] = bytes(byte ^ 1 for byte in numbers[3::4])  # in the exponent of a float32
         file.seek(first)
         file.write(numbers)
 
@@ -269,11 +292,15 @@ def overwriting(fault: Fault, function: Callable, rows: slice, run: Any) -> Any:
 
 
 def leave_quietly(*_: Any) -> None:
-    os._exit(0)   # what no exit code can tell from success
+    os._exit(0)  # what no exit code can tell from success
 
 
 SLEEP_IN_C, SLEEP_WITH_LOCK = ctypes.CDLL(None).sleep, ctypes.PyDLL(None).sleep
-RUN, CHECKPOINTS, TRACKER = ups.training.run.Run, ups.training.checkpoint.Checkpoints, ups.training.track.Tracker
+RUN, CHECKPOINTS, TRACKER = (
+    ups.training.run.Run,
+    ups.training.checkpoint.Checkpoints,
+    ups.training.track.Tracker,
+)
 FULL = OSError(errno.ENOSPC, "No space left on device (injected)")
 
 FAULTS: dict[str, Callable[[Fault], None]] = {
@@ -285,8 +312,12 @@ FAULTS: dict[str, Callable[[Fault], None]] = {
     "nan_gradient": in_loss(with_loss(lambda loss: Bad.apply(loss, "nan"))),
     "error_loader": in_loader,
     "error_validation": in_validation(raising(ArithmeticError("injected in validation"))),
-    "error_alone": around(RUN, "keep_if", raising(ArithmeticError("injected where no one looks")),
-                          lambda fault, run, _: run.step >= fault.step),
+    "error_alone": around(
+        RUN,
+        "keep_if",
+        raising(ArithmeticError("injected where no one looks")),
+        lambda fault, run, _: run.step >= fault.step,
+    ),
     "error_saving": around(CHECKPOINTS, "_write", raising(FULL), at_step),
     "full_saving": full_disk(CHECKPOINTS, "_write", lambda _: 500),
     "full_logging": full_disk(TRACKER, "log", lambda tracker: tracker.path.stat().st_size + 10),
@@ -336,11 +367,11 @@ def run_script(description: dict[str, Any], script: str, arguments: list[str]) -
     if description.get("is_sharded", False):
         os.environ.update(forced_fsdp.ENVIRONMENT)
         forced_fsdp.force()
-    elif "digests" in description:   # of a sharded model every rank has other numbers
+    elif "digests" in description:  # of a sharded model every rank has other numbers
         note_digests(Path(f"{description['digests']}{os.environ.get('RANK', 0)}"))
     if "grace_s" in description:
         ups.training.guard.GRACE_S = description["grace_s"]
-    if description.get("is_large", False):   # caches count as too large to be verified when opened
+    if description.get("is_large", False):  # caches count as too large to be verified when opened
         ups.data.cache.FULL_BYTES = 0
     if int(os.environ.get("RANK", 0)) in description.get("ranks", []):
         FAULTS[description["kind"]](Fault(description))

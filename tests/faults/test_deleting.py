@@ -1,4 +1,5 @@
-"""What deletes, deletes what carries our own record; what publishes, replaces an earlier copy alone, whole or not at all."""
+"""What deletes, deletes what carries our own record; what publishes, replaces an earlier copy alone, whole or
+not at all."""
 
 import json
 import multiprocessing
@@ -29,15 +30,36 @@ CONFIG = (ROOT / "pretrained" / "operator" / "config.yaml").read_text(encoding="
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
 
 
 def make(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
-    return subprocess.run(["make", "--no-print-directory", "-f", str(ROOT / "Makefile"), *arguments, f"PYTHON={sys.executable}"],
-                          cwd=cwd, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    return subprocess.run(
+        [
+            "make",
+            "--no-print-directory",
+            "-f",
+            str(ROOT / "Makefile"),
+            *arguments,
+            f"PYTHON={sys.executable}",
+        ],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
 
 
-MINE = ("my/thesis.tex", "home/me/letters.txt", "runs/smoke/operator/mine.py", "data/smoke/mine.h5", "cache/smoke/mine.h5")
+MINE = (
+    "my/thesis.tex",
+    "home/me/letters.txt",
+    "runs/smoke/operator/mine.py",
+    "data/smoke/mine.h5",
+    "cache/smoke/mine.h5",
+)
 
 
 @pytest.fixture
@@ -49,13 +71,17 @@ def place(tmp_path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (["clean-smoke", "RUNS=my runs"], "RUNS is 'my runs'; expected one word"),
-    (["smoke", "CONFIG=a b.yaml"], "expected one word"),
-    (["remove", "RUN=home", "STAGE=me", "RUNS="], "RUNS is empty"), (["publish", "TO=a b"], "expected one word"),
-    (["remove", "RUN=home", "STAGE=me", "RUNS=."], "was not deleted, as it holds home/me/letters.txt"),
-    (["clean-smoke"], "was not deleted, as it holds runs/smoke/operator/mine.py"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["clean-smoke", "RUNS=my runs"], "RUNS is 'my runs'; expected one word"),
+        (["smoke", "CONFIG=a b.yaml"], "expected one word"),
+        (["remove", "RUN=home", "STAGE=me", "RUNS="], "RUNS is empty"),
+        (["publish", "TO=a b"], "expected one word"),
+        (["remove", "RUN=home", "STAGE=me", "RUNS=."], "was not deleted, as it holds home/me/letters.txt"),
+        (["clean-smoke"], "was not deleted, as it holds runs/smoke/operator/mine.py"),
+    ],
+)
 def test_no_recipe_deletes_what_carries_no_record_of_ours(place, arguments, words):
     done = make(*arguments, cwd=place)
     assert done.returncode != 0 and words in done.stderr, (done.stdout, done.stderr)
@@ -63,7 +89,9 @@ def test_no_recipe_deletes_what_carries_no_record_of_ours(place, arguments, word
 
 
 def test_no_recipe_deletes_by_itself():
-    recipes = [line for line in (ROOT / "Makefile").read_text(encoding="utf-8").splitlines() if line.startswith("\t")]
+    recipes = [
+        line for line in (ROOT / "Makefile").read_text(encoding="utf-8").splitlines() if line.startswith("\t")
+    ]
     assert not [line for line in recipes if re.search(r"\brm\b|-delete|rmtree|unlink", line)]
 
 
@@ -75,7 +103,9 @@ def stages(run: Path) -> Path:
     (run / "diffusion" / ".lock").touch()
     write_json(run / "diffusion" / "environment.json", {"config_hash": "0", "parents": {}, "starts": []})
     (run / "report").mkdir()
-    write_json(run / "report" / "results.json", {"run": run.name, "config_hash": "0", "gates": [], "tasks": {}})
+    write_json(
+        run / "report" / "results.json", {"run": run.name, "config_hash": "0", "gates": [], "tasks": {}}
+    )
     return run
 
 
@@ -84,23 +114,34 @@ def test_what_is_ours_is_deleted_and_said(tmp_path, capsys):
     data.parent.mkdir(parents=True)
     write_data(data, "burgers1d", solver("burgers1d"), settings("burgers1d", num_trajectories=2), chunk=2)
     shutil.copyfile(data, partial_path(data))
-    assert remove_ours(run) and remove_ours(tmp_path / "data" / "smoke") and not remove_ours(tmp_path / "cache")
+    assert (
+        remove_ours(run) and remove_ours(tmp_path / "data" / "smoke") and not remove_ours(tmp_path / "cache")
+    )
     assert [path.name for path in tmp_path.rglob("*")] == ["runs", "data"] or not files_in(tmp_path)
     assert capsys.readouterr().out.count("deleting ") == 5
 
 
-@pytest.mark.parametrize("spoil", [
-    lambda run: (run / "notes.txt").write_text("mine"),
-    lambda run: (run / "diffusion" / "environment.json").unlink() or (run / "diffusion" / "a.py").write_text("mine"),
-    lambda run: (run / "steady").symlink_to(run / "operator"),
-    lambda run: (run / "operator" / "done.json").write_text("{}"),
-    lambda run: sign(run / "operator", "steady"),
-], ids=["a note", "a lock of another kind", "a link", "a record without a seal", "another stage's record"])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda run: (run / "notes.txt").write_text("mine"),
+        lambda run: (
+            (run / "diffusion" / "environment.json").unlink()
+            or (run / "diffusion" / "a.py").write_text("mine")
+        ),
+        lambda run: (run / "steady").symlink_to(run / "operator"),
+        lambda run: (run / "operator" / "done.json").write_text("{}"),
+        lambda run: sign(run / "operator", "steady"),
+    ],
+    ids=["a note", "a lock of another kind", "a link", "a record without a seal", "another stage's record"],
+)
 def test_one_thing_that_is_not_ours_keeps_all(tmp_path, spoil):
     run = stages(tmp_path / "smoke")
     spoil(run)
     before = files_in(tmp_path)
-    with pytest.raises(ValueError, match="smoke was not deleted, as it holds .*Move what is yours, or delete it yourself"):
+    with pytest.raises(
+        ValueError, match="smoke was not deleted, as it holds .*Move what is yours, or delete it yourself"
+    ):
         remove_ours(run)
     assert files_in(tmp_path) == before
 
@@ -116,7 +157,9 @@ def published(run: Path) -> Path:
     (folder / "config.yaml").write_text(CONFIG, encoding="utf-8")
     record = json.loads((folder / "done.json").read_text())
     record.pop("seal")
-    record["config_hash"] = value_hash({"stage": "operator", **relevant_keys(yaml.safe_load(CONFIG), "operator")})
+    record["config_hash"] = value_hash(
+        {"stage": "operator", **relevant_keys(yaml.safe_load(CONFIG), "operator")}
+    )
     write_sealed(folder / "done.json", record)
     (folder / "images").mkdir()
     for name in ("README.md", "images/one.png", "metrics.jsonl", "state/step_000000001/shared.pt", ".lock"):
@@ -126,9 +169,14 @@ def published(run: Path) -> Path:
 
 
 TARGETS = {
-    "itself": lambda root: root / "run", "its stage": lambda root: root / "run" / "operator", "around it": lambda root: root,
-    "another run": lambda root: published(root / "other"), "somebody's operator": lambda root: mine(root / "mine"),
-    "a copy with something beside": lambda root: mine(publish.copy(root / "run", root / "copy"), "operator/notes.md"),
+    "itself": lambda root: root / "run",
+    "its stage": lambda root: root / "run" / "operator",
+    "around it": lambda root: root,
+    "another run": lambda root: published(root / "other"),
+    "somebody's operator": lambda root: mine(root / "mine"),
+    "a copy with something beside": lambda root: mine(
+        publish.copy(root / "run", root / "copy"), "operator/notes.md"
+    ),
     "a link": lambda root: linked(root / "link", publish.copy(root / "run", root / "copy")),
     "a file": lambda root: mine(root, "file") / "file",
 }
@@ -168,12 +216,13 @@ def test_a_link_in_a_run_is_not_followed(tmp_path, name):
     with pytest.raises(ValueError, match="is a link"):
         publish.copy(run, tmp_path / "copy")
     with pytest.raises(ValueError, match="is a link"):
-        publish.travelling(run)   # which `push` sends
+        publish.travelling(run)  # which `push` sends
     assert not (tmp_path / "copy").exists()
 
 
 def publish_slowly(run: Path, to: Path, has_begun: Any) -> None:
     """As make publish does, a fifth of a second for each file."""
+
     def slowly(*paths: Path, **options: Any) -> Path:
         has_begun.set()
         time.sleep(0.2)
@@ -188,7 +237,7 @@ def test_an_interruption_leaves_what_was_there(tmp_path, how):
     run, to = published(tmp_path / "run"), tmp_path / "pub" / "copy"
     before = files_in(publish.copy(run, to))
     (run / "operator" / "README.md").write_text("new", encoding="utf-8")
-    fork = multiprocessing.get_context("fork")   # has all that is imported
+    fork = multiprocessing.get_context("fork")  # has all that is imported
     has_begun = fork.Event()
     process = fork.Process(target=publish_slowly, args=(run, to, has_begun))
     process.start()

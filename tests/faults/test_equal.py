@@ -1,5 +1,5 @@
-"""Fifty steps are the same however they are shared out; `python -m pytest -s tests/faults/test_equal.py` prints by how much
-not."""
+"""Fifty steps are the same however they are shared out; `python -m pytest -s tests/faults/test_equal.py`
+prints by how much not."""
 
 import collections
 import json
@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_sharded import FSDP, PLAIN, STEPS, close, launch
 
-WAYS = {   # name -> (processes, rows in a pass, how, further settings); the global batch is 8 rows
+WAYS = {  # name -> (processes, rows in a pass, how, further settings); the global batch is 8 rows
     "1 process, 2 passes": (1, 4, PLAIN, ()),
     "1 process, 4 passes": (1, 2, PLAIN, ()),
     "2 processes": (2, 8, PLAIN, ()),
@@ -41,7 +41,10 @@ def test_fifty_steps_are_those_of_one_process_in_one_pass(alone, tmp_path, way):
     largest = float(((found - expected) / expected).abs().max())
     print(f"{way}: largest relative difference of a loss {largest:.1e}")
     close(outcome, alone)
-    for key, most in (("train/gradient_norm", 1e-5), ("train/lr_factor", 0.0)):   # of all rows and weights, not of one rank's
+    for key, most in (
+        ("train/gradient_norm", 1e-5),
+        ("train/lr_factor", 0.0),
+    ):  # of all rows and weights, not of one rank's
         one, other = ([line[key] for line in o.lines() if key in line] for o in (outcome, alone))
         assert len(one) == 50 and one == pytest.approx(other, rel=most, abs=0.0), key
     assert every_epoch(tmp_path, world) == {epoch: [1] * 40 for epoch in range(10)}

@@ -1,5 +1,6 @@
-"""Ten thousand mutations of config.json, done.json and the headers of weights and data: each is read or refused in one clear
-sentence; none imports, writes, runs or opens anything else, hangs or ends in a traceback (fuzzed.py)."""
+"""Ten thousand mutations of config.json, done.json and the headers of weights and data: each is read or
+refused in one clear sentence; none imports, writes, runs or opens anything else, hangs or ends in a traceback
+(fuzzed.py)."""
 
 import collections
 import json
@@ -18,11 +19,25 @@ SEED, NUM = 0, 10_000
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory) -> dict[str, list[tuple[object, str]]]:
     """Target -> (number, outcome) of its cases."""
-    print(f"seed {SEED}, {NUM} mutations: python tests/faults/fuzzed.py FOLDER {SEED} {NUM}, and CASE to read one again")
-    command = [sys.executable, fuzzed.__file__, tmp_path_factory.mktemp("fuzz") / "place", str(SEED), str(NUM)]
+    print(
+        f"seed {SEED}, {NUM} mutations: python tests/faults/fuzzed.py FOLDER {SEED} {NUM}, and CASE to read "
+        f"one again"
+    )
+    command = [
+        sys.executable,
+        fuzzed.__file__,
+        tmp_path_factory.mktemp("fuzz") / "place",
+        str(SEED),
+        str(NUM),
+    ]
     paths = ":".join(map(str, (ROOT, ROOT / "tests", ROOT / "tests" / "faults")))
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1800,
-                          env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, f"seed {SEED}, after {done.stdout[-200:]}:\n{done.stderr[-3000:]}"
     found = collections.defaultdict(list)
     for line in done.stdout.splitlines():

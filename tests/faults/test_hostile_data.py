@@ -1,4 +1,5 @@
-"""Data and configurations from strangers: sizes are looked at before anything of that size is read or made."""
+"""Data and configurations from strangers: sizes are looked at before anything of that size is read or
+made."""
 
 import os
 import re
@@ -29,7 +30,9 @@ print(f"{time.perf_counter() - started:.2f} {int(most) // 1024}")
 
 def fields(file: h5py.File) -> None:
     x = np.arange(16) / 16
-    file["u"] = np.sin(2 * np.pi * (x + np.arange(4)[:, None, None] + 0.1 * np.arange(5)[:, None])).astype("float32")
+    file["u"] = np.sin(2 * np.pi * (x + np.arange(4)[:, None, None] + 0.1 * np.arange(5)[:, None])).astype(
+        "float32"
+    )
 
 
 def sixteen_gigabytes_of_coordinates(file: h5py.File) -> None:
@@ -46,7 +49,7 @@ def coordinates_larger_than_fields(file: h5py.File) -> None:
 
 
 def a_large_chunk(file: h5py.File) -> None:
-    shape = (6, 100, 2**10, 2**10)   # 2.3 GiB of float32 in one chunk
+    shape = (6, 100, 2**10, 2**10)  # 2.3 GiB of float32 in one chunk
     u = file.create_dataset("u", shape, "f4", chunks=shape, compression="gzip")
     u.id.write_direct_chunk((0, 0, 0, 0), b"\0" * 10**7)
 
@@ -75,22 +78,40 @@ def packed(num_bytes: int) -> bytes:
 
 
 DATA = {
-    sixteen_gigabytes_of_coordinates: "expected a field, which compresses to no less than 1/500|has no more than the fields",
-    coordinates_larger_than_fields: "holds 1048576 numbers in x; expected a coordinate, which has no more than the fields, 320",
+    sixteen_gigabytes_of_coordinates: "expected a field, which compresses to no less than 1/500|has no more "
+    "than the fields",
+    coordinates_larger_than_fields: "holds 1048576 numbers in x; expected a coordinate, which has no more "
+    "than the fields, 320",
     a_large_chunk: "holds u in compressed chunks of 2400 MiB; expected at most 256",
-    a_diamond: "holds no array 'v'", a_chain: "holds no array 'v'",
+    a_diamond: "holds no array 'v'",
+    a_chain: "holds no array 'v'",
 }
 CONFIGURATIONS = {
-    "30000 keys": ("\n".join(f"key{i}: 1" for i in range(30000)), "has 348889 bytes; expected a configuration of at most"),
+    "30000 keys": (
+        "\n".join(f"key{i}: 1" for i in range(30000)),
+        "has 348889 bytes; expected a configuration of at most",
+    ),
     "7000 keys": ("\n".join(f"key{i}: 1" for i in range(7000)), "and 6980 more"),
-    "7000 bounds": ("evaluate:\n  max_nrmse:\n" + "\n".join(f"    key{i}: x" for i in range(7000)), "and 6980 more"),
-    "a number of 1e5 digits": ("run: {seed: " + ":".join(["1"] * 50000) + "}", "a number of 99999 characters"),
+    "7000 bounds": (
+        "evaluate:\n  max_nrmse:\n" + "\n".join(f"    key{i}: x" for i in range(7000)),
+        "and 6980 more",
+    ),
+    "a number of 1e5 digits": (
+        "run: {seed: " + ":".join(["1"] * 50000) + "}",
+        "a number of 99999 characters",
+    ),
 }
 
 
 def read(path: Path) -> str:
-    done = subprocess.run([sys.executable, "-c", READ, path], cwd=ROOT, capture_output=True, text=True, timeout=60,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        [sys.executable, "-c", READ, path],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     *text, numbers = done.stdout.splitlines()
     seconds, size = map(float, numbers.split())
@@ -107,7 +128,10 @@ def test_data_that_ask_for_more_than_a_field_needs_are_refused_at_once(tmp_path,
     section = {"files": str(tmp_path / "my.h5"), "layout": {name: axes}, "boundary": "periodic", "dt": 0.1}
     section |= {} if "coordinates" in make.__name__ else {"domain": [0, 1]}
     path = tmp_path / "my.yaml"
-    path.write_text(yaml.safe_dump({"data": {"tasks": ["mine"], "source": "own"}, "task": {"mine": section}}), encoding="utf-8")
+    path.write_text(
+        yaml.safe_dump({"data": {"tasks": ["mine"], "source": "own"}, "task": {"mine": section}}),
+        encoding="utf-8",
+    )
     assert re.search(DATA[make], read(path)), read(path)
 
 

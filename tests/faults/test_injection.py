@@ -1,4 +1,5 @@
-"""The injection matrix, a representative part of it (tests/faults/inject.py --quick), and that the tool notices what is wrong."""
+"""The injection matrix, a representative part of it (tests/faults/inject.py --quick), and that the tool
+notices what is wrong."""
 
 import json
 import os
@@ -17,22 +18,38 @@ from safetensors.torch import save_file
 
 from ups.config import ROOT
 
-NAMES = [*(f"{stage}/{name}/{ranks}" for stage, faults in QUICK.items() for name, ranks in faults.items()),
-         *(f"operator/sharded {name}/1" for name in QUICK_SHARDED),
-         *(f"operator/ranks differ in {name}" for name in QUICK_DIFFERENCES),
-         *(f"storage/{name}" for name in QUICK_STORAGE), *(f"launcher/{name}" for name in QUICK_LAUNCHES),
-         *(f"operator/kill at 3 moments of {where}" for where in ("saving", "the end")),
-         "cache/kill at 3 moments"]
+NAMES = [
+    *(f"{stage}/{name}/{ranks}" for stage, faults in QUICK.items() for name, ranks in faults.items()),
+    *(f"operator/sharded {name}/1" for name in QUICK_SHARDED),
+    *(f"operator/ranks differ in {name}" for name in QUICK_DIFFERENCES),
+    *(f"storage/{name}" for name in QUICK_STORAGE),
+    *(f"launcher/{name}" for name in QUICK_LAUNCHES),
+    *(f"operator/kill at 3 moments of {where}" for where in ("saving", "the end")),
+    "cache/kill at 3 moments",
+]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """Case -> what became of it."""
     folder = tmp_path_factory.mktemp("injection")
-    done = subprocess.run([sys.executable, str(ROOT / "tests" / "faults" / "inject.py"), "--quick", "--work",
-                           str(folder / "work"),
-                           "--json", str(folder / "results.json")], cwd=ROOT, capture_output=True, text=True, timeout=1500,
-                          check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(ROOT / "tests" / "faults" / "inject.py"),
+            "--quick",
+            "--work",
+            str(folder / "work"),
+            "--json",
+            str(folder / "results.json"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=1500,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     assert (folder / "results.json").is_file(), done.stdout + done.stderr
     found = {entry["case"]: entry for entry in json.loads((folder / "results.json").read_text())}
     assert done.returncode == int(any(entry["problems"] for entry in found.values())), done.stdout
@@ -58,7 +75,7 @@ def test_every_fault_of_the_matrix_exists():
     used = {kind.description["kind"] for kind in (*KINDS.values(), *SHARDED.values())}
     used |= {case.fault.get("kind", "none") for case in LAUNCHES.values()}
     assert used <= set(FAULTS)
-    assert set(FAULTS) - used == {"slow", "other_version", "held_back", "overwritten"}   # other cases
+    assert set(FAULTS) - used == {"slow", "other_version", "held_back", "overwritten"}  # other cases
 
 
 # ---------------------------------------------------------------- the tool fails where it should
@@ -67,18 +84,22 @@ def test_every_fault_of_the_matrix_exists():
 def end_of_run(folder, value=1.0, steps=(1, 2, 3), loss=0.5):
     folder.mkdir()
     save_file({"w": torch.full((3,), value)}, folder / "model.safetensors")
-    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": step, "time": 1.0, "train/loss": loss}) + "\n"
-                                                  for step in steps))
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps({"step": step, "time": 1.0, "train/loss": loss}) + "\n" for step in steps)
+    )
     return folder
 
 
-@pytest.mark.parametrize(("other", "is_exact", "text"), [
-    ({"value": 1.0 + 1e-6}, True, "weights differ in w"),
-    ({"value": 1.1}, False, "weights differ in w"),
-    ({"steps": (1, 3)}, True, "gaps or repetitions: 3 and 2 lines"),
-    ({"steps": (1, 2, 2, 3)}, False, "gaps or repetitions: 3 and 4 lines"),
-    ({"loss": 0.5000001}, True, "logged numbers differ from step 1 on"),
-])
+@pytest.mark.parametrize(
+    ("other", "is_exact", "text"),
+    [
+        ({"value": 1.0 + 1e-6}, True, "weights differ in w"),
+        ({"value": 1.1}, False, "weights differ in w"),
+        ({"steps": (1, 3)}, True, "gaps or repetitions: 3 and 2 lines"),
+        ({"steps": (1, 2, 2, 3)}, False, "gaps or repetitions: 3 and 4 lines"),
+        ({"loss": 0.5000001}, True, "logged numbers differ from step 1 on"),
+    ],
+)
 def test_another_end_is_noticed(tmp_path, other, is_exact, text):
     one, two = end_of_run(tmp_path / "one"), end_of_run(tmp_path / "two", **other)
     assert any(text in problem for problem in compare(one, two, is_exact))
@@ -113,12 +134,19 @@ def test_a_stage_that_ends_with_what_another_made_is_noticed(tmp_path):
 
 def test_ranks_whose_weights_differ_are_noticed():
     assert check_digests(Ended([0, 0], [], "", [{"1": "a", "2": "b"}, {"1": "a", "2": "c"}])) == [
-        "the ranks' weights differ after steps [2]"]
+        "the ranks' weights differ after steps [2]"
+    ]
     assert check_digests(Ended([0, 0], [], "", [{"1": "a", "2": "b"}, {"1": "a"}])) == []
 
 
 @pytest.mark.parametrize("words", [["--faults", "kil"], ["--stages", "operators"], ["--ranks", "2"]])
 def test_unknown_words_are_refused_with_the_known_ones(words):
-    done = subprocess.run([sys.executable, str(ROOT / "tests" / "faults" / "inject.py"), *words, "--list"], cwd=ROOT,
-                          capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "faults" / "inject.py"), *words, "--list"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 2 and f"{words[1]!r} is unknown; expected some of" in done.stderr

@@ -1,5 +1,6 @@
-"""What starts the stages, and what they tell who started them: make and cluster/node.sh run those that the configuration names,
-as Python reads it; others' data are waited for; stops and restarts work on full disks; every refusal is a line with a remedy."""
+"""What starts the stages, and what they tell who started them: make and cluster/node.sh run those that the
+configuration names, as Python reads it; others' data are waited for; stops and restarts work on full disks;
+every refusal is a line with a remedy."""
 
 import errno
 import os
@@ -33,15 +34,18 @@ with Path(__file__).with_name("started").open("a") as file:
     print(*words, file=file)
 """
 TASKS = f"{{include: {ROOT}/configs/smoke.yaml, data: {{tasks: [burgers1d]}}, task: {{burgers1d: {{reserve: 0.3}}}}, evaluate: "
-CONFIGS = {   # evaluate.stages as YAML can write it -> what is trained
+CONFIGS = {  # evaluate.stages as YAML can write it -> what is trained
     "flow over two lines": (TASKS + "{stages: [operator,\n  diffusion]}}", "operator diffusion"),
     "JSON": (TASKS + '{"stages": ["operator", "diffusion", "rival"]}}', "operator diffusion rival"),
-    "comment in a list": (f"include: {ROOT}/configs/small_11task.yaml\nevaluate:\n  stages:\n  # all\n\n  - operator\n"
-                          "  - 'diffusion'\ndata: {tasks: [burgers1d]}\ntask: {burgers1d: {reserve: 0.3}}\n",
-                          "operator diffusion"),
+    "comment in a list": (
+        f"include: {ROOT}/configs/small_11task.yaml\nevaluate:\n  stages:\n  # all\n\n  - operator\n"
+        "  - 'diffusion'\ndata: {tasks: [burgers1d]}\ntask: {burgers1d: {reserve: 0.3}}\n",
+        "operator diffusion",
+    ),
     "included": (f"include: {ROOT}/configs/small_11task.yaml\nrun: {{seed: 1}}\n", "operator"),
     "no task for it": (TASKS + "{stages: [operator, steady]}}", "operator"),
-    "weights from elsewhere": (TASKS + f"{{weights: {ROOT}/pretrained}}}}", "")}
+    "weights from elsewhere": (TASKS + f"{{weights: {ROOT}/pretrained}}}}", ""),
+}
 
 
 @pytest.fixture
@@ -50,12 +54,21 @@ def started(tmp_path):
     (tmp_path / "recorder.py").write_text(RECORDER)
     (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path}/recorder.py "$@"\n')
     (tmp_path / "python").chmod(0o755)
-    environment = {key: value for key, value in os.environ.items()
-                   if key not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "STAGES", "ARGS", "RUN", "CONFIG")}
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "STAGES", "ARGS", "RUN", "CONFIG")
+    }
 
     def start(*words: str, **variables: str) -> tuple[int, list[str]]:
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120,
-                              env=environment | {"PYTHONPATH": str(ROOT)} | variables)
+        done = subprocess.run(
+            words,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=environment | {"PYTHONPATH": str(ROOT)} | variables,
+        )
         log = tmp_path / "started"
         return done.returncode, log.read_text().splitlines() if log.is_file() else [done.stderr]
 
@@ -75,46 +88,90 @@ def test_the_stages_of_a_configuration_are_read_however_they_are_written(name, c
     assert stages.main() == 0 and capsys.readouterr().out == stages + "\n"
 
 
-@pytest.mark.parametrize(("arguments", "stages", "named"), [
-    (["CONFIG=mine.yaml"], "operator diffusion rival", []),
-    (["STAGES=operator  steady"], "operator steady", ["evaluate.stages=[operator,steady]"]),
-    (["STAGES=", "ARGS=evaluate.stages=[operator]"], "operator", ["evaluate.stages=[operator]"])])
-def test_make_trains_the_stages_of_the_configuration_and_the_report_asks_for_them(arguments, stages, named, started, tmp_path):
+@pytest.mark.parametrize(
+    ("arguments", "stages", "named"),
+    [
+        (["CONFIG=mine.yaml"], "operator diffusion rival", []),
+        (["STAGES=operator  steady"], "operator steady", ["evaluate.stages=[operator,steady]"]),
+        (["STAGES=", "ARGS=evaluate.stages=[operator]"], "operator", ["evaluate.stages=[operator]"]),
+    ],
+)
+def test_make_trains_the_stages_of_the_configuration_and_the_report_asks_for_them(
+    arguments, stages, named, started, tmp_path
+):
     (tmp_path / "mine.yaml").write_text(CONFIGS["JSON"][0])
     arguments = [word.replace("=mine", f"={tmp_path}/mine") for word in arguments]
-    code, lines = started("make", "report", "CONFIG=configs/smoke.yaml", f"RUNS={tmp_path}", f"PYTHON={tmp_path}/python",
-                          "TOPOLOGY=cpu", *arguments)
+    code, lines = started(
+        "make",
+        "report",
+        "CONFIG=configs/smoke.yaml",
+        f"RUNS={tmp_path}",
+        f"PYTHON={tmp_path}/python",
+        "TOPOLOGY=cpu",
+        *arguments,
+    )
     assert code == 0 and trained(lines, "cpu.yaml") == stages.split() and lines[-1].startswith("evaluate.py")
-    assert re.findall(r"evaluate\.stages=\S+", lines[-1]) == named   # nothing else: a stage that is missing fails by its gate
+    assert (
+        re.findall(r"evaluate\.stages=\S+", lines[-1]) == named
+    )  # nothing else: a stage that is missing fails by its gate
 
 
-@pytest.mark.parametrize(("name", "given", "stages"), [
-    ("uncertain", "", "operator diffusion consistency rival"),
-    ("smoke", "operator  steady", "operator steady")])
+@pytest.mark.parametrize(
+    ("name", "given", "stages"),
+    [
+        ("uncertain", "", "operator diffusion consistency rival"),
+        ("smoke", "operator  steady", "operator steady"),
+    ],
+)
 def test_nodes_train_the_same_stages(name, given, stages, started, tmp_path):
-    code, lines = started("cluster/node.sh", CONFIG=f"configs/{name}.yaml", RUNS=str(tmp_path), STAGES=given,
-                          PYTHON=f"{tmp_path}/python")
+    code, lines = started(
+        "cluster/node.sh",
+        CONFIG=f"configs/{name}.yaml",
+        RUNS=str(tmp_path),
+        STAGES=given,
+        PYTHON=f"{tmp_path}/python",
+    )
     assert code == 0 and trained(lines, "multinode.yaml") == stages.split()
 
 
 def test_intervals_of_one_resample_are_refused():
-    with pytest.raises(ValueError, match="evaluate.num_bootstrap is 1; expected at least 20: a 95 % interval leaves out one"):
+    with pytest.raises(
+        ValueError, match="evaluate.num_bootstrap is 1; expected at least 20: a 95 % interval leaves out one"
+    ):
         load_config(ROOT / "configs" / "smoke.yaml", ["evaluate.num_bootstrap=1"])
 
 
-@pytest.mark.parametrize(("script", "name"), [("prepare_data.py", "data/burgers1d/1D_Burgers_Sols_Nu0.05.hdf5"),
-                                              ("prepare_cache.py", "cache/burgers1d.h5")])
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        ("prepare_data.py", "data/burgers1d/1D_Burgers_Sols_Nu0.05.hdf5"),
+        ("prepare_cache.py", "cache/burgers1d.h5"),
+    ],
+)
 def test_a_run_waits_for_the_data_that_another_creates(script, name, tmp_path):
-    words = [sys.executable, script, "--config", "configs/smoke.yaml", "data.tasks=[burgers1d]",
-             "task.burgers1d.num_trajectories=10", "task.burgers1d.parameters=[0.05]", f"data.root={tmp_path}/data",
-             f"cache.root={tmp_path}/cache"]
+    words = [
+        sys.executable,
+        script,
+        "--config",
+        "configs/smoke.yaml",
+        "data.tasks=[burgers1d]",
+        "task.burgers1d.num_trajectories=10",
+        "task.burgers1d.parameters=[0.05]",
+        f"data.root={tmp_path}/data",
+        f"cache.root={tmp_path}/cache",
+    ]
     if script == "prepare_cache.py":
-        subprocess.run([words[0], "prepare_data.py", *words[2:]], cwd=ROOT, check=True, capture_output=True, timeout=60)
+        subprocess.run(
+            [words[0], "prepare_data.py", *words[2:]], cwd=ROOT, check=True, capture_output=True, timeout=60
+        )
     path = tmp_path / name
     path.parent.mkdir(parents=True)
-    with held(partial_path(path)):   # as the other run does
+    with held(partial_path(path)):  # as the other run does
         process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        is_told = any(f"waiting: {partial_path(path)} is being written by another process" in line for line in process.stderr)
+        is_told = any(
+            f"waiting: {partial_path(path)} is being written by another process" in line
+            for line in process.stderr
+        )
         assert is_told and process.poll() is None
     printed, said = process.communicate(timeout=60)
     assert process.returncode == 0 and path.is_file(), (printed, said)
@@ -127,7 +184,12 @@ def test_a_heartbeat_can_be_read_whatever_the_rank_is_doing(tmp_path):
         with guard.phase(doing):
             guard._write()
         record = glance(tmp_path / "rank0.json")
-        assert record and record["doing"] and doing.startswith(record["doing"]) and record["pulse"] == guard._pulse
+        assert (
+            record
+            and record["doing"]
+            and doing.startswith(record["doing"])
+            and record["pulse"] == guard._pulse
+        )
 
 
 # A rank in place of the launcher: the disk of TMPDIR is full before it says that it is there.
@@ -153,11 +215,30 @@ time.sleep(60)
 @pytest.mark.skipif(reason_to_skip() != "", reason=reason_to_skip())
 def test_a_full_disk_of_temporary_files_costs_neither_a_restart_nor_a_save(tmp_path):
     (tmp_path / "tmp").mkdir()
-    code = ("import sys; from ups.training import launch; launch.launcher_command = lambda words: [sys.executable, '-c', "
-            "*words[1:]]; launch.BACKOFF_S = 0.01; sys.exit(launch.main())")
+    code = (
+        "import sys; from ups.training import launch; launch.launcher_command = lambda words: "
+        "[sys.executable, '-c', "
+        "*words[1:]]; launch.BACKOFF_S = 0.01; sys.exit(launch.main())"
+    )
     temporary = str(tmp_path / "tmp")
-    words = [*ISOLATED, "sh", "-c", MOUNT, "sh", "65536", temporary, sys.executable, "-c", code, "x.py", RANK, str(tmp_path)]
-    process = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": temporary})
+    words = [
+        *ISOLATED,
+        "sh",
+        "-c",
+        MOUNT,
+        "sh",
+        "65536",
+        temporary,
+        sys.executable,
+        "-c",
+        code,
+        "x.py",
+        RANK,
+        str(tmp_path),
+    ]
+    process = subprocess.Popen(
+        words, cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": temporary}
+    )
     while not (tmp_path / "trains").exists() and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
@@ -172,14 +253,28 @@ def failing(error: BaseException):
     return main
 
 
-@pytest.mark.parametrize(("error", "status"), [
-    (PermissionError(errno.EACCES, "Permission denied", "runs/report"),
-     "x: no access to runs/report (Permission denied); expected a file and folder that you may read and write. Change their"),
-    (OSError(errno.ENOSPC, "No space left on device"),
-     "x: the disk of a file is full (No space left on device); expected room to write. Free some, then run the same command"),
-    (RuntimeError("could not create a primitive"),
-     "x: out of memory (could not create a primitive); expected room for one batch. End other programs, or lower batch sizes"),
-    (MemoryError(), "x: out of memory (MemoryError); expected room"), (KeyboardInterrupt(), 130)])
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (
+            PermissionError(errno.EACCES, "Permission denied", "runs/report"),
+            "x: no access to runs/report (Permission denied); expected a file and folder that you may read "
+            "and write. Change their",
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            "x: the disk of a file is full (No space left on device); expected room to write. Free some, "
+            "then run the same command",
+        ),
+        (
+            RuntimeError("could not create a primitive"),
+            "x: out of memory (could not create a primitive); expected room for one batch. End other "
+            "programs, or lower batch sizes",
+        ),
+        (MemoryError(), "x: out of memory (MemoryError); expected room"),
+        (KeyboardInterrupt(), 130),
+    ],
+)
 def test_what_the_machine_refuses_is_one_line_with_a_remedy(error, status, capsys):
     with pytest.raises(SystemExit) as ending:
         run_script(failing(error), "x")
@@ -194,27 +289,55 @@ def test_a_bug_keeps_its_traceback():
 
 
 def test_a_rate_that_no_number_can_hold_is_refused():
-    with pytest.raises(ValueError, match=r"operator.optim.muon_lr is 1e\+300; expected a learning rate in \(0, 10\]"):
+    with pytest.raises(
+        ValueError, match=r"operator.optim.muon_lr is 1e\+300; expected a learning rate in \(0, 10\]"
+    ):
         load_config(None, ["operator.optim.muon_lr=1e300"])
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch):
     huggingface_hub = pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", failing(OSError("Got: ConnectError\nsecond line")))
-    with pytest.raises(FileNotFoundError, match="hf://a/b is neither on this machine nor to be had from its hub .Got: ConnectErr"
-                                                "or second line.; expected OWNER/NAME of weights .* Check the name and the net"):
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", failing(OSError("Got: ConnectError\nsecond line"))
+    )
+    with pytest.raises(
+        FileNotFoundError,
+        match="hf://a/b is neither on this machine nor to be had from its hub .Got: ConnectErr"
+        "or second line.; expected OWNER/NAME of weights .* Check the name and the net",
+    ):
         fetch("hf://a/b")
 
 
 @pytest.mark.skipif(reason_to_skip() != "", reason=reason_to_skip())
 def test_a_folder_that_may_not_be_written_refuses_a_stage_in_one_line(tmp_path):
-    code = ("import sys; from ups.config import load_config; from ups.training.folder import StageFolder\n"
-            "config = load_config('configs/smoke.yaml', ['run.root=' + sys.argv[1]])\n"
-            "print(StageFolder(config, 'operator', {}).take(0.0))")
+    code = (
+        "import sys; from ups.config import load_config; from ups.training.folder import StageFolder\n"
+        "config = load_config('configs/smoke.yaml', ['run.root=' + sys.argv[1]])\n"
+        "print(StageFolder(config, 'operator', {}).take(0.0))"
+    )
     mount = MOUNT.replace("size=", "ro,size=")
-    done = subprocess.run([*ISOLATED, "sh", "-c", mount, "sh", "65536", str(tmp_path), sys.executable, "-c", code, str(tmp_path)],
-                          cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.stdout.startswith(f"no access to {tmp_path}/smoke (Read-only file system); expected a file and"), done.stderr
+    done = subprocess.run(
+        [
+            *ISOLATED,
+            "sh",
+            "-c",
+            mount,
+            "sh",
+            "65536",
+            str(tmp_path),
+            sys.executable,
+            "-c",
+            code,
+            str(tmp_path),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.startswith(
+        f"no access to {tmp_path}/smoke (Read-only file system); expected a file and"
+    ), done.stderr
 
 
 def test_an_occupied_port_is_one_line(tmp_path):
@@ -222,9 +345,31 @@ def test_an_occupied_port_is_one_line(tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        words = ["--config_file", "accelerate_configs/multinode.yaml", "--num_machines", "2", "--num_processes", "2",
-                 "--machine_rank", "0", "--main_process_ip", "127.0.0.1", "--main_process_port", port, "train_operator.py"]
-        done = subprocess.run([sys.executable, "-m", "ups.training.launch", *words], cwd=ROOT, capture_output=True, text=True,
-                              timeout=60, env={**os.environ, "ACCELERATE_USE_CPU": "true"})
-    assert done.returncode == 2 and re.fullmatch(rf"launch: refused: .*{port}.*another process.*; expected a free port on this "
-                                                 r"machine. Set PORT= of cluster/node.sh .*\n", done.stderr), done.stderr
+        words = [
+            "--config_file",
+            "accelerate_configs/multinode.yaml",
+            "--num_machines",
+            "2",
+            "--num_processes",
+            "2",
+            "--machine_rank",
+            "0",
+            "--main_process_ip",
+            "127.0.0.1",
+            "--main_process_port",
+            port,
+            "train_operator.py",
+        ]
+        done = subprocess.run(
+            [sys.executable, "-m", "ups.training.launch", *words],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**os.environ, "ACCELERATE_USE_CPU": "true"},
+        )
+    assert done.returncode == 2 and re.fullmatch(
+        rf"launch: refused: .*{port}.*another process.*; expected a free port on this "
+        r"machine. Set PORT= of cluster/node.sh .*\n",
+        done.stderr,
+    ), done.stderr

@@ -1,4 +1,5 @@
-"""cluster/: the chain on several machines. Two "nodes" on this one train over gloo; the files are what their readers expect."""
+"""cluster/: the chain on several machines. Two "nodes" on this one train over gloo; the files are what their
+readers expect."""
 
 import json
 import os
@@ -34,14 +35,46 @@ def free_ports(num):
 
 
 def start(rank, config, folder, job, port, **more):
-    inherited = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "RUN", "ARGS", "TOPOLOGY", "STAGE", "TASK", "UPS_EXPECT_WORLD"}
-    environment = {name: value for name, value in os.environ.items() if name not in inherited and not name.startswith("SLURM_")}
-    environment |= {"CONFIG": str(config), "RUN": "two", "RUNS": str(folder / "runs"), "STAGES": "operator", "JOB": job,
-                    "NUM_NODES": "2", "NODE_RANK": str(rank), "FIRST_NODE": "127.0.0.1", "NUM_GPUS": "0", "PORT": str(port),
-                    "PYTHON": sys.executable, "OMP_NUM_THREADS": "1", **more}
+    inherited = {
+        "MAKEFLAGS",
+        "MFLAGS",
+        "MAKELEVEL",
+        "RUN",
+        "ARGS",
+        "TOPOLOGY",
+        "STAGE",
+        "TASK",
+        "UPS_EXPECT_WORLD",
+    }
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in inherited and not name.startswith("SLURM_")
+    }
+    environment |= {
+        "CONFIG": str(config),
+        "RUN": "two",
+        "RUNS": str(folder / "runs"),
+        "STAGES": "operator",
+        "JOB": job,
+        "NUM_NODES": "2",
+        "NODE_RANK": str(rank),
+        "FIRST_NODE": "127.0.0.1",
+        "NUM_GPUS": "0",
+        "PORT": str(port),
+        "PYTHON": sys.executable,
+        "OMP_NUM_THREADS": "1",
+        **more,
+    }
     log = (folder / f"{job}.{rank}.log").open("w+")
-    return subprocess.Popen([str(CLUSTER / "node.sh")], env=environment, stdin=subprocess.DEVNULL, stdout=log,
-                            stderr=subprocess.STDOUT, start_new_session=True), log
+    return subprocess.Popen(
+        [str(CLUSTER / "node.sh")],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    ), log
 
 
 def finish(nodes, timeout=400):
@@ -62,11 +95,19 @@ def finish(nodes, timeout=400):
 @pytest.mark.slow
 def test_two_nodes_train_together_and_the_first_writes_the_report(tmp_path):
     config = tmp_path / "two.yaml"
-    config.write_text(yaml.safe_dump({
-        "include": str(ROOT / "configs" / "smoke.yaml"), "data": {"tasks": ["burgers1d"], "root": str(tmp_path / "data")},
-        "cache": {"root": str(tmp_path / "cache")}, "task": {"burgers1d": {"reserve": 0.0}},
-        "operator": {"base_steps": 5, "train": {"steps": 8, "validate_every": 8, "save_every": 4}},
-        "evaluate": {"max_ratio_to_persistence": 1000.0}}), encoding="utf-8")
+    config.write_text(
+        yaml.safe_dump(
+            {
+                "include": str(ROOT / "configs" / "smoke.yaml"),
+                "data": {"tasks": ["burgers1d"], "root": str(tmp_path / "data")},
+                "cache": {"root": str(tmp_path / "cache")},
+                "task": {"burgers1d": {"reserve": 0.0}},
+                "operator": {"base_steps": 5, "train": {"steps": 8, "validate_every": 8, "save_every": 4}},
+                "evaluate": {"max_ratio_to_persistence": 1000.0},
+            }
+        ),
+        encoding="utf-8",
+    )
     port = free_ports(2)
     nodes = [start(rank, config, tmp_path, "first", port) for rank in range(2)]
     codes, texts = finish(nodes)
@@ -86,7 +127,7 @@ def test_two_nodes_train_together_and_the_first_writes_the_report(tmp_path):
 
 def test_the_second_node_waits_for_the_first_ones_caches_and_ends_when_told_to(tmp_path):
     (tmp_path / "runs" / "two").mkdir(parents=True)
-    (tmp_path / "runs" / "two" / ".prepared").write_text("earlier ready\n")   # of another job
+    (tmp_path / "runs" / "two" / ".prepared").write_text("earlier ready\n")  # of another job
     node = start(1, "configs/smoke.yaml", tmp_path, "now", 1)
     with pytest.raises(subprocess.TimeoutExpired):
         node[0].wait(3)
@@ -114,17 +155,36 @@ def test_a_first_node_that_gives_no_sign_of_life_is_given_up(tmp_path, words):
 
 
 @needs_make
-@pytest.mark.parametrize(("rank", "words"), [
-    (0, ["of 2 machines number 1 did not come within 1 s; expected each to run this with NUM_NODES=2 JOB=now, its own"]),
-    (1, ["FIRST_NODE is 127.0.0.1, which is this machine", "; expected an address of the first one, node7. Mend that"])])
+@pytest.mark.parametrize(
+    ("rank", "words"),
+    [
+        (
+            0,
+            [
+                "of 2 machines number 1 did not come within 1 s; expected each to run this with NUM_NODES=2 "
+                "JOB=now, its own"
+            ],
+        ),
+        (
+            1,
+            [
+                "FIRST_NODE is 127.0.0.1, which is this machine",
+                "; expected an address of the first one, node7. Mend that",
+            ],
+        ),
+    ],
+)
 def test_a_node_that_finds_only_itself_is_refused(tmp_path, rank, words):
-    """The other never came, has the same number or another folder; or what is given as the first one is the node itself."""
+    """The other never came, has the same number or another folder; or what is given as the first one is the
+    node itself."""
     folder = tmp_path / "runs" / "two"
     folder.mkdir(parents=True)
     (folder / ".node1").write_text("earlier node8\n")
     (folder / ".node0").write_text("now node7\n")
     (folder / ".prepared").write_text("now ready\n")
-    codes, texts = finish([start(rank, "configs/smoke.yaml", tmp_path, "now", 1, COMPANY_S="1", PYTHON="true")], timeout=60)
+    codes, texts = finish(
+        [start(rank, "configs/smoke.yaml", tmp_path, "now", 1, COMPANY_S="1", PYTHON="true")], timeout=60
+    )
     assert codes == [1] and all(word in texts[0] for word in words), texts
     assert rank == 1 or (folder / ".prepared").read_text() == "now failed\n"
 
@@ -139,7 +199,7 @@ def test_a_first_node_that_prepares_for_long_is_waited_for(tmp_path):
     assert process.poll() is None
     ready.write_text("now ready\n")
     codes, texts = finish([(process, log)], timeout=60)
-    assert codes == [0], texts   # its stage is the command `true`
+    assert codes == [0], texts  # its stage is the command `true`
 
 
 @pytest.mark.parametrize("name", ["node.sh", "slurm.sh"])
@@ -157,34 +217,71 @@ def fake(folder, name, text):
     (folder / name).chmod(0o755)
 
 
-@pytest.mark.parametrize("state, code, is_requeued", [("preempted", 1, True), ("failed", 1, False), ("finished", 0, False)])
+@pytest.mark.parametrize(
+    "state, code, is_requeued", [("preempted", 1, True), ("failed", 1, False), ("finished", 0, False)]
+)
 def test_a_preempted_slurm_job_is_requeued_and_no_other(tmp_path, state, code, is_requeued):
     """With srun and scontrol replaced by scripts that write down how they were called."""
-    fake(tmp_path, "srun", f'env | grep -E "^(FIRST_NODE|NUM_NODES|NUM_GPUS|JOB)=" | sort >{tmp_path}/environment; exit {code}')
-    fake(tmp_path, "scontrol", f'if [[ $1 == show ]]; then echo node7; echo node8; else echo "$@" >{tmp_path}/requeued; fi')
+    fake(
+        tmp_path,
+        "srun",
+        f'env | grep -E "^(FIRST_NODE|NUM_NODES|NUM_GPUS|JOB)=" | sort >{tmp_path}/environment; exit {code}',
+    )
+    fake(
+        tmp_path,
+        "scontrol",
+        f'if [[ $1 == show ]]; then echo node7; echo node8; else echo "$@" >{tmp_path}/requeued; fi',
+    )
     status = tmp_path / "runs" / "small" / "operator"
     status.mkdir(parents=True)
     (status / "status.json").write_text(json.dumps({"status": state, "step": 3}, indent=1))
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_NODELIST": "node[7-8]",
-                   "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "8", "SLURM_JOB_ID": "12", "RUNS": str(tmp_path / "runs")}
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_SUBMIT_DIR": str(ROOT),
+        "SLURM_JOB_NODELIST": "node[7-8]",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_GPUS_ON_NODE": "8",
+        "SLURM_JOB_ID": "12",
+        "RUNS": str(tmp_path / "runs"),
+    }
     done = subprocess.run([str(CLUSTER / "slurm.sh")], env=environment, capture_output=True, text=True)
     assert done.returncode == code, done.stderr
-    assert (tmp_path / "environment").read_text().split() == ["FIRST_NODE=node7", "JOB=12.0", "NUM_GPUS=8", "NUM_NODES=2"]
+    assert (tmp_path / "environment").read_text().split() == [
+        "FIRST_NODE=node7",
+        "JOB=12.0",
+        "NUM_GPUS=8",
+        "NUM_NODES=2",
+    ]
     assert (tmp_path / "requeued").is_file() == is_requeued
     assert not is_requeued or (tmp_path / "requeued").read_text() == "requeue 12\n"
 
 
 def test_the_skypilot_file_says_what_skypilot_reads_and_starts_the_same_script():
     task = yaml.safe_load((CLUSTER / "sky.yaml").read_text(encoding="utf-8"))
-    assert task.keys() <= {"name", "num_nodes", "resources", "workdir", "envs", "setup", "run"}  # of SkyPilot's task schema
+    assert task.keys() <= {
+        "name",
+        "num_nodes",
+        "resources",
+        "workdir",
+        "envs",
+        "setup",
+        "run",
+    }  # of SkyPilot's task schema
     assert "cluster/node.sh" in task["run"] and all(isinstance(value, str) for value in task["envs"].values())
     asked = set(re.findall(r"SKYPILOT_\w+", task["run"]))
-    assert asked == {"SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_GPUS_PER_NODE", "SKYPILOT_NODE_IPS",
-                     "SKYPILOT_TASK_ID"}  # what it sets on every node
+    assert asked == {
+        "SKYPILOT_NUM_NODES",
+        "SKYPILOT_NODE_RANK",
+        "SKYPILOT_NUM_GPUS_PER_NODE",
+        "SKYPILOT_NODE_IPS",
+        "SKYPILOT_TASK_ID",
+    }  # what it sets on every node
     done = subprocess.run(["bash", "-n"], input=task["run"] + task["setup"], text=True)
     assert done.returncode == 0
 
 
 def test_every_stage_of_a_configuration_has_a_target_and_a_script():
-    assert re.search(r"^TRAINED := (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)[1].split() == [*STAGES]
+    assert re.search(r"^TRAINED := (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)[
+        1
+    ].split() == [*STAGES]
     assert all((ROOT / f"train_{stage}.py").is_file() for stage in STAGES)

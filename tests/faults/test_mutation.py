@@ -1,4 +1,5 @@
-"""Mutated input, in short: every reader gives a clear error or a right result (bench/mutate.py is the long version)."""
+"""Mutated input, in short: every reader gives a clear error or a right result (bench/mutate.py is the long
+version)."""
 
 import json
 import os
@@ -35,6 +36,7 @@ def place(tmp_path_factory):
 @pytest.fixture
 def alarm(monkeypatch, tmp_path):
     """Cases in this process: late ones are found, payloads would run in a folder of the test."""
+
     def late(*_):
         raise Finding("no end")
 
@@ -73,12 +75,14 @@ def test_the_tool_finds_hangs_other_errors_and_code_that_ran(place, alarm, monke
     assert outcome_of(place, lambda folder: {}["missing"]) == "FAILED: KeyError: 'missing'"
     assert outcome_of(place, lambda folder: json.loads("{")).startswith("FAILED: JSONDecodeError")
     payload = pickle.dumps(mutate.Payload())
-    assert outcome_of(place, lambda folder: pickle.loads(payload) or "same") == "FAILED: code from the file ran"
+    assert (
+        outcome_of(place, lambda folder: pickle.loads(payload) or "same") == "FAILED: code from the file ran"
+    )
     assert not os.path.exists(mutate.CANARY)
 
 
 def test_the_tool_survives_a_process_that_dies(place, monkeypatch):
-    monkeypatch.setattr(mutate, "START_S", 0.05)   # killed before its first case, every time
+    monkeypatch.setattr(mutate, "START_S", 0.05)  # killed before its first case, every time
     results = mutate.run_target("done", place, range(2))
     assert [result["outcome"] for result in results] == ["FAILED: the process died (-9)"] * 2
 
@@ -92,21 +96,32 @@ def test_a_clear_error_says_what_was_expected_and_is_of_a_documented_kind():
 
 def test_a_case_is_a_function_of_its_number():
     tree = {"a": [1, 2, {"b": 3.0}], "c": "text"}
-    assert repr(mutate.mutate_tree(tree, random.Random(5))) == repr(mutate.mutate_tree(tree, random.Random(5)))
-    assert mutate.mutate_bytes(b"x" * 100, random.Random(5)) == mutate.mutate_bytes(b"x" * 100, random.Random(5)) != b"x" * 100
+    assert repr(mutate.mutate_tree(tree, random.Random(5))) == repr(
+        mutate.mutate_tree(tree, random.Random(5))
+    )
+    assert (
+        mutate.mutate_bytes(b"x" * 100, random.Random(5))
+        == mutate.mutate_bytes(b"x" * 100, random.Random(5))
+        != b"x" * 100
+    )
     assert tree == {"a": [1, 2, {"b": 3.0}], "c": "text"}
 
 
 # ---------------------------------------------------------------- what it found once
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("run: " + "[" * 20000, "is not valid YAML"), ("run: {name: 2022-13-45}", "is not valid YAML"),
-    ("? [a]\n: 1", "is not valid YAML"),
-    ("run: {name: \"\x00\"}", "is not valid YAML"), ("run: {seed: 0x" + "f" * 9000 + "}", "a number of 9002 characters"),
-    ("run: {seed: 1.0e400}", "run.seed is '1.0e400'|run.seed is inf"),
-    ("a: &a [x, x]\nb: &b [*a, *a]\nrun: {seed: *b}", "unknown key a"),
-])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("run: " + "[" * 20000, "is not valid YAML"),
+        ("run: {name: 2022-13-45}", "is not valid YAML"),
+        ("? [a]\n: 1", "is not valid YAML"),
+        ('run: {name: "\x00"}', "is not valid YAML"),
+        ("run: {seed: 0x" + "f" * 9000 + "}", "a number of 9002 characters"),
+        ("run: {seed: 1.0e400}", "run.seed is '1.0e400'|run.seed is inf"),
+        ("a: &a [x, x]\nb: &b [*a, *a]\nrun: {seed: *b}", "unknown key a"),
+    ],
+)
 def test_hostile_yaml_is_refused_in_a_message_of_readable_length(tmp_path, text, message):
     path = tmp_path / "config.yaml"
     path.write_text(text)
@@ -124,19 +139,28 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
 
 def test_records_and_weights_are_refused_with_what_to_do(tmp_path):
     path = tmp_path / "record.json"
-    for text, message in (("{", "is not readable"), ("[]", "holds a list"), ('{"step": "3"}', "has no right 'step'"),
-                          ('{"step": true}', "has no right 'step'"), ("{}", "has no right 'step'"),
-                          ("[" * 9999, "is not readable")):
+    for text, message in (
+        ("{", "is not readable"),
+        ("[]", "holds a list"),
+        ('{"step": "3"}', "has no right 'step'"),
+        ('{"step": true}', "has no right 'step'"),
+        ("{}", "has no right 'step'"),
+        ("[" * 9999, "is not readable"),
+    ):
         path.write_text(text)
         with pytest.raises(DamagedError, match=f"{message}.*expected a record. Delete it."):
             read_record(path, "a record", "Delete it.", step=int)
     with pytest.raises(DamagedError, match="is not readable .*; expected a safetensors file. Make it."):
         read_weights(tmp_path / "w.safetensors", "Make it.")
     layer, description = torch.nn.Linear(2, 1), {"model": {"depth": 1}, "tasks": [{}]}
-    for state, message in (({"weight": layer.weight.data}, "has bias as missing; expected .torch.float32"),
-                           ({"weight": torch.zeros(1, 3), "bias": layer.bias.data}, "has weight as .*1, 3.*expected .*1, 2"),
-                           ({"weight": layer.weight.data * torch.nan, "bias": layer.bias.data},
-                            r"in \['weight'\] that are not finite")):
+    for state, message in (
+        ({"weight": layer.weight.data}, "has bias as missing; expected .torch.float32"),
+        ({"weight": torch.zeros(1, 3), "bias": layer.bias.data}, "has weight as .*1, 3.*expected .*1, 2"),
+        (
+            {"weight": layer.weight.data * torch.nan, "bias": layer.bias.data},
+            r"in \['weight'\] that are not finite",
+        ),
+    ):
         with pytest.raises(DamagedError, match=f"{message}.*Make it."):
             write_stage(tmp_path / "operator", description, state)
             load_stage(tmp_path / "operator", lambda _: layer, "stage", "Make it.")

@@ -1,4 +1,5 @@
-"""Numbers and names of every kind: those that a forecast, a file or a folder cannot take are refused in one line."""
+"""Numbers and names of every kind: those that a forecast, a file or a folder cannot take are refused in one
+line."""
 
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from ups.config import load_config
 from ups.tasks import require_name
 
 PRETRAINED = Path(__file__).resolve().parents[2] / "pretrained"
-U0 = np.sin(np.arange(256) / 256 * 2 * np.pi, dtype=np.float32)[None, None, None]   # batch, time, channel, x
+U0 = np.sin(np.arange(256) / 256 * 2 * np.pi, dtype=np.float32)[None, None, None]  # batch, time, channel, x
 NU = {"Nu": 0.1}
 HIDDEN = np.ma.masked_array([0.1], [True])
 
@@ -22,19 +23,28 @@ def model():
     return ups.load(PRETRAINED)
 
 
-@pytest.mark.parametrize(("given", "words"), [
-    ({"num_frames": 1.5}, "was given 1.5 frames to forecast; expected a whole number"),
-    ({"num_frames": True}, "was given True frames to forecast; expected a whole number"),
-    ({"num_frames": "2"}, "was given 2 frames to forecast; expected a whole number"),
-    ({"u0": U0.astype(object)}, "was given an array of object; expected one array of real numbers"),
-    ({"u0": np.ma.masked_array(U0, U0 > 0.9)}, "masked values; expected finite numbers"),
-    ({"parameters": {"Nu": np.array([0.1], object)}}, "parameter Nu was given an array of object; expected one array of real"),
-    ({"parameters": {"Nu": "0.1"}}, "parameter Nu was given an array of <U3; expected one array of real numbers"),
-    ({"parameters": {"Nu": None}}, "parameter Nu was given an array of object"),
-    ({"parameters": {"Nu": HIDDEN}}, "was given Nu = nan; expected 0.01 to 0.1"),
-    ({"parameters": HIDDEN}, "was given Nu = nan; expected 0.01 to 0.1"),
-    ({"dt": "0.05"}, "was given the time step 0.05; expected 0.05"),
-])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"num_frames": 1.5}, "was given 1.5 frames to forecast; expected a whole number"),
+        ({"num_frames": True}, "was given True frames to forecast; expected a whole number"),
+        ({"num_frames": "2"}, "was given 2 frames to forecast; expected a whole number"),
+        ({"u0": U0.astype(object)}, "was given an array of object; expected one array of real numbers"),
+        ({"u0": np.ma.masked_array(U0, U0 > 0.9)}, "masked values; expected finite numbers"),
+        (
+            {"parameters": {"Nu": np.array([0.1], object)}},
+            "parameter Nu was given an array of object; expected one array of real",
+        ),
+        (
+            {"parameters": {"Nu": "0.1"}},
+            "parameter Nu was given an array of <U3; expected one array of real numbers",
+        ),
+        ({"parameters": {"Nu": None}}, "parameter Nu was given an array of object"),
+        ({"parameters": {"Nu": HIDDEN}}, "was given Nu = nan; expected 0.01 to 0.1"),
+        ({"parameters": HIDDEN}, "was given Nu = nan; expected 0.01 to 0.1"),
+        ({"dt": "0.05"}, "was given the time step 0.05; expected 0.05"),
+    ],
+)
 def test_a_forecast_refuses_what_is_no_number_of_its_kind(model, given, words):
     with pytest.raises(ValueError, match=words) as caught:
         model.forecast("burgers1d", **({"u0": U0, "parameters": NU} | given))
@@ -43,25 +53,48 @@ def test_a_forecast_refuses_what_is_no_number_of_its_kind(model, given, words):
 
 def test_numbers_of_other_kinds_forecast_the_same(model):
     expected = model.forecast("burgers1d", U0, NU, num_frames=2)
-    for given in ({"u0": np.ma.masked_array(U0)}, {"num_frames": np.int64(2)}, {"dt": np.float32(0.05)},
-                  {"parameters": {"Nu": np.float64(0.1)}}, {"parameters": np.ma.masked_array([0.1])}, {"parameters": [[0.1]]}):
+    for given in (
+        {"u0": np.ma.masked_array(U0)},
+        {"num_frames": np.int64(2)},
+        {"dt": np.float32(0.05)},
+        {"parameters": {"Nu": np.float64(0.1)}},
+        {"parameters": np.ma.masked_array([0.1])},
+        {"parameters": [[0.1]]},
+    ):
         found = model.forecast("burgers1d", **({"u0": U0, "parameters": NU, "num_frames": 2} | given))
         assert np.array_equal(found, expected), given
 
 
 def declared(folder: Path, name: str) -> Path:
     np.save(folder / "u.npy", np.sin(np.arange(6 * 5 * 16)).reshape(6, 5, 16))
-    section = {"files": str(folder / "u.npy"), "layout": {"u": ["trajectory", "time", "x"]}, "boundary": "periodic",
-               "domain": [0, 1], "dt": 0.1}
+    section = {
+        "files": str(folder / "u.npy"),
+        "layout": {"u": ["trajectory", "time", "x"]},
+        "boundary": "periodic",
+        "domain": [0, 1],
+        "dt": 0.1,
+    }
     path = folder / "my.yaml"
-    path.write_text(yaml.safe_dump({"data": {"tasks": [name], "source": "own"}, "cache": {"root": str(folder / "cache")},
-                                    "task": {name: section}}), encoding="utf-8")
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "data": {"tasks": [name], "source": "own"},
+                "cache": {"root": str(folder / "cache")},
+                "task": {name: section},
+            }
+        ),
+        encoding="utf-8",
+    )
     return path
 
 
-@pytest.mark.parametrize("name", ["a.b", "up/../../esc", "x" * 300, "", "a b", "1d", "*", "-x", "a\n", "train", "keys"])
+@pytest.mark.parametrize(
+    "name", ["a.b", "up/../../esc", "x" * 300, "", "a b", "1d", "*", "-x", "a\n", "train", "keys"]
+)
 def test_the_name_of_a_task_is_an_identifier(tmp_path, name):
-    with pytest.raises(ValueError, match="is no name of a task; expected an identifier of at most 64") as caught:
+    with pytest.raises(
+        ValueError, match="is no name of a task; expected an identifier of at most 64"
+    ) as caught:
         load_config(declared(tmp_path, name))
     assert "\n" not in str(caught.value)
 

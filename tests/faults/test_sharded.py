@@ -1,8 +1,8 @@
-"""ups/training/strategies.py: the same numbers as without FSDP2, resumption on any ranks, one rank's failure ends all,
-then it goes on.
+"""ups/training/strategies.py: the same numbers as without FSDP2, resumption on any ranks, one rank's failure
+ends all, then it goes on.
 
-Ranks are processes that talk over gloo; tests/faults/forced_fsdp.py makes Accelerate do on the CPU what it does on GPUs.
-"""
+Ranks are processes that talk over gloo; tests/faults/forced_fsdp.py makes Accelerate do on the CPU what it
+does on GPUs."""
 
 import importlib
 import json
@@ -26,11 +26,17 @@ from ups.config import ROOT
 from ups.training import strategies
 from ups.training.strategies import axis_of, cut
 
-loop_stage._context.set_forkserver_preload(["loop_stage", "train_operator", "train_consistency", "train_steady"])
+loop_stage._context.set_forkserver_preload(
+    ["loop_stage", "train_operator", "train_consistency", "train_steady"]
+)
 
 FSDP = {"options": {"fsdp": True, "blocks": True}, "environment": forced_fsdp.ENVIRONMENT}
 PLAIN = {"options": {"blocks": True}}
-STEPS = ("operator.train.steps=50", "operator.optim.muon_lr=2e-4", "operator.optim.adamw_lr=5e-4")   # as Muon amplifies rounding
+STEPS = (
+    "operator.train.steps=50",
+    "operator.optim.muon_lr=2e-4",
+    "operator.optim.adamw_lr=5e-4",
+)  # as Muon amplifies rounding
 
 
 def launch(root, *overrides, how=FSDP, world=2, **more):
@@ -46,10 +52,14 @@ def close(one, two, rtol=1e-5):
     """Losses, validation scores and exported weights agree to rounding."""
     assert len(one.losses()) == len(two.losses()) > 0
     torch.testing.assert_close(torch.tensor(one.losses()), torch.tensor(two.losses()), rtol=rtol, atol=0.0)
-    scores = [torch.tensor([line["validation/score"] for line in outcome.lines() if "validation/score" in line])
-              for outcome in (one, two)]
+    scores = [
+        torch.tensor([line["validation/score"] for line in outcome.lines() if "validation/score" in line])
+        for outcome in (one, two)
+    ]
     torch.testing.assert_close(*scores, rtol=rtol, atol=0.0)
-    torch.testing.assert_close(weights(one), weights(two), rtol=1e-4, atol=3e-5)   # Muon's iteration is in bfloat16
+    torch.testing.assert_close(
+        weights(one), weights(two), rtol=1e-4, atol=3e-5
+    )  # Muon's iteration is in bfloat16
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +84,12 @@ def shared(tmp_path_factory):
 def test_the_export_is_whole_and_a_checkpoint_holds_half_of_everything_on_each_rank(plain, shared):
     assert "the model is sharded (FSDP): a rank that runs out of memory or fails ends all" in shared.logs[0]
     exported = weights(shared)
-    assert {name: tensor.shape for name, tensor in exported.items()} == {n: t.shape for n, t in weights(plain).items()}
-    assert {"none", "scale", "frozen.mix"} <= exported.keys() and all(type(t) is torch.Tensor for t in exported.values())
+    assert {name: tensor.shape for name, tensor in exported.items()} == {
+        n: t.shape for n, t in weights(plain).items()
+    }
+    assert {"none", "scale", "frozen.mix"} <= exported.keys() and all(
+        type(t) is torch.Tensor for t in exported.values()
+    )
     folder = shared.directory / "state" / "step_000000050"
     common = torch.load(folder / "shared.pt", weights_only=True)
     assert set(common["model"]) == {"scale"} and "optimizer" not in common and common["is_sharded"]
@@ -83,8 +97,10 @@ def test_the_export_is_whole_and_a_checkpoint_holds_half_of_everything_on_each_r
     for name, whole in exported.items():
         if name != "scale":
             assert sum(part["model"][name].numel() for part in parts) == whole.numel(), name
-    assert [part["model"]["blocks.0.mix"].shape for part in parts] == [(1, 3, 16, 16)] * 2   # the axis of 2
-    assert [part["model"]["blocks.0.up.weight"].shape for part in parts] == [(25, 8)] * 2    # 25 does not divide evenly
+    assert [part["model"]["blocks.0.mix"].shape for part in parts] == [(1, 3, 16, 16)] * 2  # the axis of 2
+    assert [part["model"]["blocks.0.up.weight"].shape for part in parts] == [
+        (25, 8)
+    ] * 2  # 25 does not divide evenly
     assert [part["model"]["blocks.0.down.bias"].shape for part in parts] == [(8,)] * 2
     assert [part["model"]["heads.0.bias"].shape for part in parts] == [(1,), (0,)]
     averages = torch.cat([part["ema"]["averages"]["blocks.0.mix"] for part in parts])
@@ -100,8 +116,10 @@ def test_a_killed_run_resumes_bitwise_also_from_the_checkpoint_before_a_damaged_
     shutil.copytree(tmp_path / "cut", tmp_path / "damaged")
     part = tmp_path / "damaged" / "default" / "operator" / "state" / "step_000000010" / "rank_1.pt"
     part.write_bytes(part.read_bytes()[:-100])
-    for folder, words in (("cut", ["resumed at step 10"]),
-                          ("damaged", ["rank_1.pt is ", "going back to step 5", "resumed at step 5"])):
+    for folder, words in (
+        ("cut", ["resumed at step 10"]),
+        ("damaged", ["rank_1.pt is ", "going back to step 5", "resumed at step 5"]),
+    ):
         resumed = launch(tmp_path / folder, *STEPS)
         assert resumed.codes == [0, 0] and all(word in resumed.logs[0] for word in words), resumed.logs
         assert shared.losses() == resumed.losses()
@@ -111,19 +129,31 @@ def test_a_killed_run_resumes_bitwise_also_from_the_checkpoint_before_a_damaged_
 
 def test_a_run_continues_on_other_ranks_sharded_or_not(plain, tmp_path):
     """Sharded over 2, then over 4, then whole on 1, then sharded over 2 again."""
-    for step, world, how, before in ((7, 2, FSDP, ""), (17, 4, FSDP, "8 (written by 2 processes)"),
-                                     (27, 1, PLAIN, "18 (written by 4 processes)"), (99, 2, FSDP, "28 (written by 1 processes)")):
-        outcome = launch(tmp_path, *STEPS, how=how, world=world, fault={"kind": "term", "rank": 0, "step": step})
+    for step, world, how, before in (
+        (7, 2, FSDP, ""),
+        (17, 4, FSDP, "8 (written by 2 processes)"),
+        (27, 1, PLAIN, "18 (written by 4 processes)"),
+        (99, 2, FSDP, "28 (written by 1 processes)"),
+    ):
+        outcome = launch(
+            tmp_path, *STEPS, how=how, world=world, fault={"kind": "term", "rank": 0, "step": step}
+        )
         assert outcome.codes == [0 if step == 99 else 143] * world, outcome.logs
         assert f"resumed at step {before}" in outcome.logs[0] or not before
-    close(plain, outcome, rtol=1e-4)   # rounding, over 50 steps and four orders of summation
+    close(plain, outcome, rtol=1e-4)  # rounding, over 50 steps and four orders of summation
 
 
 @pytest.mark.parametrize("how, settings", [(PLAIN, ()), (PLAIN, ("ddp.overlap=true",)), (FSDP, ())])
 def test_a_step_after_saving_and_loading_in_one_process_is_the_step_that_was_taken(tmp_path, how, settings):
     """Before the first step, between two logs, and where best weights are kept."""
-    outcome = launch(tmp_path, "operator.train.steps=8", "operator.train.log_every=3", *settings, how=how,
-                     options={"twice": (0, 1, 5)})
+    outcome = launch(
+        tmp_path,
+        "operator.train.steps=8",
+        "operator.train.log_every=3",
+        *settings,
+        how=how,
+        options={"twice": (0, 1, 5)},
+    )
     assert outcome.codes == [0, 0], outcome.logs
 
 
@@ -141,10 +171,16 @@ def test_what_is_not_finite_on_one_rank_is_skipped_by_both(tmp_path):
 def test_a_rank_that_fails_ends_both_and_is_named(tmp_path, kind):
     outcome = launch(tmp_path, fault={"kind": kind, "rank": 1, "step": 7})
     assert outcome.codes[1] == 1 and outcome.codes[0] in (1, 124), outcome.logs
-    expected = "out of memory with a micro-batch of 4 with a sharded model" if kind != "error" else "KeyError: 'injected cause'"
+    expected = (
+        "out of memory with a micro-batch of 4 with a sharded model"
+        if kind != "error"
+        else "KeyError: 'injected cause'"
+    )
     assert expected in outcome.logs[1].splitlines()[-1] and "rank 1 failed: " in outcome.logs[0]
     assert outcome.json("errors/rank1.json")["rank"] == 1
-    left = [json.loads(path.read_text())["micro_batch"] for path in outcome.directory.glob("memory/rank1.json")]
+    left = [
+        json.loads(path.read_text())["micro_batch"] for path in outcome.directory.glob("memory/rank1.json")
+    ]
     assert left == ([2] if kind != "error" else [])
 
 
@@ -158,16 +194,38 @@ def topology(tmp_path):
 
 def supervise(tmp_path, script):
     path = tmp_path / "script.py"
-    path.write_text(f"import sys; sys.path[:0] = {[str(ROOT / 'tests' / 'faults'), str(ROOT / 'tests'), str(ROOT)]}\n{script}\n")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "MASTER_"))}
-    command = [sys.executable, "-m", "ups.training.launch", "--config_file", str(topology(tmp_path)), str(path)]
-    return subprocess.run(command, cwd=ROOT,
-                          env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240, check=False)
+    path.write_text(
+        f"import sys; sys.path[:0] = "
+        f"{[str(ROOT / 'tests' / 'faults'), str(ROOT / 'tests'), str(ROOT)]}\n{script}\n"
+    )
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "MASTER_"))
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "ups.training.launch",
+        "--config_file",
+        str(topology(tmp_path)),
+        str(path),
+    ]
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
 
 
 def test_out_of_memory_on_one_rank_starts_both_again_with_half_the_micro_batch(tmp_path):
-    done = supervise(tmp_path, f"from loop_stage import stage\nstage({str(tmp_path)!r}, [], {{}}, {{}}, "
-                               "{'fsdp': True, 'blocks': True, 'fits': 2})")
+    done = supervise(
+        tmp_path,
+        f"from loop_stage import stage\nstage({str(tmp_path)!r}, [], {{}}, {{}}, "
+        "{'fsdp': True, 'blocks': True, 'fits': 2})",
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr.count("Starting again") == 1
     assert "out of memory with a micro-batch of 4 with a sharded model" in done.stderr
@@ -176,13 +234,28 @@ def test_out_of_memory_on_one_rank_starts_both_again_with_half_the_micro_batch(t
     assert (directory / "done.json").is_file()
 
 
-@pytest.mark.parametrize(("overrides", "environment", "text"), [
-    (["ddp.overlap=true"], {}, "ddp.overlap is true and FSDP was asked for; expected one of them"),
-    ([], {"FSDP_VERSION": "1", "FSDP_RESHARD_AFTER_FORWARD": "FULL_SHARD"}, "fsdp_config has no fsdp_version: 2"),
-    ([], {"FSDP_OFFLOAD_PARAMS": "true"}, "fsdp_config has no fsdp_offload_params: false"),
-    ([], {"FSDP_ACTIVATION_CHECKPOINTING": "true"}, "fsdp_config has no fsdp_activation_checkpointing: false"),
-    ([], {"FSDP_AUTO_WRAP_POLICY": "NO_WRAP"}, "fsdp_config has no fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP"),
-])
+@pytest.mark.parametrize(
+    ("overrides", "environment", "text"),
+    [
+        (["ddp.overlap=true"], {}, "ddp.overlap is true and FSDP was asked for; expected one of them"),
+        (
+            [],
+            {"FSDP_VERSION": "1", "FSDP_RESHARD_AFTER_FORWARD": "FULL_SHARD"},
+            "fsdp_config has no fsdp_version: 2",
+        ),
+        ([], {"FSDP_OFFLOAD_PARAMS": "true"}, "fsdp_config has no fsdp_offload_params: false"),
+        (
+            [],
+            {"FSDP_ACTIVATION_CHECKPOINTING": "true"},
+            "fsdp_config has no fsdp_activation_checkpointing: false",
+        ),
+        (
+            [],
+            {"FSDP_AUTO_WRAP_POLICY": "NO_WRAP"},
+            "fsdp_config has no fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
+        ),
+    ],
+)
 def test_what_cannot_be_had_is_refused_before_anything_is_made(tmp_path, overrides, environment, text):
     outcome = launch(tmp_path, *overrides, environment=forced_fsdp.ENVIRONMENT | environment)
     assert outcome.codes == [2, 2] and all(text in log for log in outcome.logs), outcome.logs
@@ -192,7 +265,9 @@ def test_what_cannot_be_had_is_refused_before_anything_is_made(tmp_path, overrid
 def test_unequal_shares_are_refused(tmp_path):
     outcome = launch(tmp_path, world=3)
     assert outcome.codes == [2] * 3 and not outcome.directory.exists()
-    assert "the batch of 8 rows does not divide into 3 equal shares; expected that with FSDP" in outcome.logs[0]
+    assert (
+        "the batch of 8 rows does not divide into 3 equal shares; expected that with FSDP" in outcome.logs[0]
+    )
 
 
 @pytest.mark.parametrize("blocks", [False, True])
@@ -200,23 +275,52 @@ def test_a_model_that_cannot_be_sharded_is_refused(tmp_path, blocks):
     """Without a block of the class that is named; with a parameter that is not float32."""
     outcome = launch(tmp_path, options={"blocks": blocks, "double": True})
     assert outcome.codes == [1, 1], outcome.logs
-    assert ("parameter none has type torch.float64; expected float32 with FSDP" if blocks else
-            "the model has no module of class Block (fsdp_transformer_layer_cls_to_wrap)") in outcome.logs[0]
+    assert (
+        "parameter none has type torch.float64; expected float32 with FSDP"
+        if blocks
+        else "the model has no module of class Block (fsdp_transformer_layer_cls_to_wrap)"
+    ) in outcome.logs[0]
 
 
 # ---------------------------------------------------------------- real stages
 
 
 def overrides_of(root, *more):
-    return ["--config", str(ROOT / "configs" / "smoke.yaml"), f"data.root={root}/data", f"cache.root={root}/cache",
-            "data.tasks=[burgers1d,darcy2d_grf]", "task.burgers1d.resolution=32", "task.darcy2d_grf.resolution=16",
-            "task.burgers1d.reserve=0.5", "task.burgers1d.num_frames=10", "task.burgers1d.t_end=0.45", "task.burgers1d.reach=8",
-            "evaluate.context_frames=4", "diffusion.min_residual_ratio=0.001", "diffusion.max_whitened_std=1000.0",
-            "operator.base_steps=5", "diffusion.scale_steps=5", "steady.scale_steps=5",
-            *[f"{section}.{key}" for section in ("operator", "diffusion", "consistency", "rival", "steady") for key in (
-                "train.steps=6", "train.validate_every=3", "train.validate_trajectories=3", "train.log_every=1",
-                "train.precision='no'", "train.timeout_s=60")],
-            "operator.model.depth=1", "diffusion.model.depth=1", "steady.model.depth=1", *more]
+    return [
+        "--config",
+        str(ROOT / "configs" / "smoke.yaml"),
+        f"data.root={root}/data",
+        f"cache.root={root}/cache",
+        "data.tasks=[burgers1d,darcy2d_grf]",
+        "task.burgers1d.resolution=32",
+        "task.darcy2d_grf.resolution=16",
+        "task.burgers1d.reserve=0.5",
+        "task.burgers1d.num_frames=10",
+        "task.burgers1d.t_end=0.45",
+        "task.burgers1d.reach=8",
+        "evaluate.context_frames=4",
+        "diffusion.min_residual_ratio=0.001",
+        "diffusion.max_whitened_std=1000.0",
+        "operator.base_steps=5",
+        "diffusion.scale_steps=5",
+        "steady.scale_steps=5",
+        *[
+            f"{section}.{key}"
+            for section in ("operator", "diffusion", "consistency", "rival", "steady")
+            for key in (
+                "train.steps=6",
+                "train.validate_every=3",
+                "train.validate_trajectories=3",
+                "train.log_every=1",
+                "train.precision='no'",
+                "train.timeout_s=60",
+            )
+        ],
+        "operator.model.depth=1",
+        "diffusion.model.depth=1",
+        "steady.model.depth=1",
+        *more,
+    ]
 
 
 def _script(log, module, arguments, environment):
@@ -234,11 +338,20 @@ def _script(log, module, arguments, environment):
 def run_stage(root, module, *arguments, is_sharded):
     port, logs, processes = loop_stage.free_port(), [], []
     for rank in (0, 1):
-        group = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true",
-                 **(forced_fsdp.ENVIRONMENT if is_sharded else {})}
+        group = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "ACCELERATE_USE_CPU": "true",
+            **(forced_fsdp.ENVIRONMENT if is_sharded else {}),
+        }
         logs.append(root / f"{time.monotonic_ns()}_rank{rank}.log")
-        processes.append(loop_stage._context.Process(target=_script, args=(str(logs[-1]), module, list(arguments), group)))
+        processes.append(
+            loop_stage._context.Process(target=_script, args=(str(logs[-1]), module, list(arguments), group))
+        )
         processes[-1].start()
     for process in processes:
         process.join(60)
@@ -259,26 +372,42 @@ def data(tmp_path_factory):
 
 
 def both(data, stage, module, parents=()):
-    """The stage on two ranks in the default mode, and sharded from the same parents, an operator in bfloat16; the two must
-    agree."""
+    """The stage on two ranks in the default mode, and sharded from the same parents, an operator in bfloat16;
+    the two must agree."""
     for mode in ("plain", "shared"):
         for parent in parents if mode == "shared" else ():
-            shutil.copytree(data / "plain" / "smoke" / parent, data / mode / "smoke" / parent, dirs_exist_ok=True)
-        run_stage(data, module, *overrides_of(data, f"run.root={data / mode}", "operator.train.precision=bf16"),
-                  is_sharded=mode == "shared")
+            shutil.copytree(
+                data / "plain" / "smoke" / parent, data / mode / "smoke" / parent, dirs_exist_ok=True
+            )
+        run_stage(
+            data,
+            module,
+            *overrides_of(data, f"run.root={data / mode}", "operator.train.precision=bf16"),
+            is_sharded=mode == "shared",
+        )
     folders = [data / mode / "smoke" / stage for mode in ("plain", "shared")]
-    logged = [[json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in folders]
+    logged = [
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in folders
+    ]
     scored = "validation/burgers1d/crps" if stage == "consistency" else "validation/score"
     for name in ("train/loss", "train/gradient_norm", scored):
         values = [torch.tensor([line[name] for line in lines if name in line]) for lines in logged]
         assert len(values[0]) >= (2 if "validation" in name else 6) and values[0].isfinite().all()
         torch.testing.assert_close(*values, rtol=1e-4, atol=0.0)
-    torch.testing.assert_close(*[load_file(folder / "model.safetensors") for folder in folders], rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(
+        *[load_file(folder / "model.safetensors") for folder in folders], rtol=1e-3, atol=1e-5
+    )
     mine = max((folders[1] / "state").glob("step_*/rank_1.pt"))
-    assert mine.stat().st_size > 100_000   # it holds shards
-    kinds = {str(keys): value.dtype for keys, value in tree_flatten_with_path(torch.load(mine, weights_only=True)["shards"])[0]
-             if isinstance(value, torch.Tensor) and value.is_floating_point()}
-    assert len(kinds) > 100 and {*kinds.values()} == {torch.float32}, kinds   # weights, moments and averages, of any precision
+    assert mine.stat().st_size > 100_000  # it holds shards
+    kinds = {
+        str(keys): value.dtype
+        for keys, value in tree_flatten_with_path(torch.load(mine, weights_only=True)["shards"])[0]
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+    }
+    assert len(kinds) > 100 and {*kinds.values()} == {torch.float32}, (
+        kinds
+    )  # weights, moments and averages, of any precision
 
 
 def test_the_operators_script_gives_the_same_sharded_or_not_in_bfloat16(data):
@@ -304,14 +433,21 @@ def test_parts_put_together_are_the_whole(shape, world):
     tensor, axis = torch.randn(shape), axis_of(torch.Size(shape), world)
     parts = [cut(tensor, axis, rank, world) for rank in range(world)]
     assert torch.equal(torch.cat(parts, axis), tensor)
-    assert axis == 0 or len({part.shape for part in parts}) == 1   # torch divides other axes evenly or not at all
+    assert (
+        axis == 0 or len({part.shape for part in parts}) == 1
+    )  # torch divides other axes evenly or not at all
 
 
 def test_a_state_of_three_ranks_is_read_by_two_and_by_one():
-    whole = {"model": {"a": torch.arange(10.0), "b": torch.arange(12.0).view(2, 6)}, "best_weights": None,
-             "ema": {"num_updates": 7, "averages": {"a": torch.arange(10.0) + 1}},
-             "optimizer": {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.arange(10.0) + 2}},
-                           "param_groups": [{"params": [0], "betas": (0.9, 0.95)}]}}
+    whole = {
+        "model": {"a": torch.arange(10.0), "b": torch.arange(12.0).view(2, 6)},
+        "best_weights": None,
+        "ema": {"num_updates": 7, "averages": {"a": torch.arange(10.0) + 1}},
+        "optimizer": {
+            "state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.arange(10.0) + 2}},
+            "param_groups": [{"params": [0], "betas": (0.9, 0.95)}],
+        },
+    }
     shapes = {"a": torch.Size([10]), "b": torch.Size([2, 6]), 0: torch.Size([10])}
     common = {"model": {"buffer": torch.ones(3)}, "step": 4}
 
@@ -324,8 +460,18 @@ def test_a_state_of_three_ranks_is_read_by_two_and_by_one():
     for place in (None, (1, 2)):
         found = strategies.joined(common | {"is_sharded": True}, None, lambda: pieces, shapes, place)
         wanted = whole if place is None else of(*place)
-        assert torch.equal(found["model"]["buffer"], torch.ones(3)) and found["optimizer"]["state"][0]["step"] == 3
-        assert found["optimizer"]["param_groups"] == whole["optimizer"]["param_groups"] and found["best_weights"] is None
-        for read in (lambda s: s["model"]["a"], lambda s: s["model"]["b"], lambda s: s["ema"]["averages"]["a"],
-                     lambda s: s["optimizer"]["state"][0]["exp_avg"]):
+        assert (
+            torch.equal(found["model"]["buffer"], torch.ones(3))
+            and found["optimizer"]["state"][0]["step"] == 3
+        )
+        assert (
+            found["optimizer"]["param_groups"] == whole["optimizer"]["param_groups"]
+            and found["best_weights"] is None
+        )
+        for read in (
+            lambda s: s["model"]["a"],
+            lambda s: s["model"]["b"],
+            lambda s: s["ema"]["averages"]["a"],
+            lambda s: s["optimizer"]["state"][0]["exp_avg"],
+        ):
             assert torch.equal(read(found), read(wanted))

@@ -1,5 +1,5 @@
-"""Storage that was never written, or not wholly: it reads as zeros, and is refused; fields that are zero, still or at
-rest are not."""
+"""Storage that was never written, or not wholly: it reads as zeros, and is refused; fields that are zero,
+still or at rest are not."""
 
 import os
 from pathlib import Path
@@ -42,12 +42,14 @@ def flip(raw: bytearray, start: int) -> bytearray:
 
 def longer(raw: bytearray, start: int) -> bytearray:
     end = raw.index(b"(6, 20, 32)", start)
-    raw[end:end + 11] = b"(7, 20, 32)"   # the first array runs into the second
+    raw[end : end + 11] = b"(7, 20, 32)"  # the first array runs into the second
     return raw
 
 
 def netcdf(path: Path, share: float, kind: str, unlimited: bool) -> None:
-    made = xarray.Dataset({"u": (("b", "t", "x"), waves()), "n": ("b", np.arange(N, dtype="i2"))}, attrs={"history": "made"})
+    made = xarray.Dataset(
+        {"u": (("b", "t", "x"), waves()), "n": ("b", np.arange(N, dtype="i2"))}, attrs={"history": "made"}
+    )
     made.to_netcdf(path, engine="scipy", format=kind, unlimited_dims=["b"] * unlimited)
     os.truncate(path, int(share * path.stat().st_size))
 
@@ -62,13 +64,20 @@ def test_classic_netcdf_is_as_long_as_its_header_says(tmp_path, kind, unlimited)
             with open_store(path) as store:
                 assert np.array_equal(store.read("u"), waves())
         else:
-            with pytest.raises(ValueError, match="is damaged, or no readable netCDF file .*; expected a complete file"):
+            with pytest.raises(
+                ValueError, match="is damaged, or no readable netCDF file .*; expected a complete file"
+            ):
                 with open_store(path) as store:
                     store.read("u")
 
 
-@pytest.mark.parametrize(("damage", "words"), [(flip, "holds u.npy with another checksum"),
-                                               (longer, "holds u.npy of .* bytes, and its header speaks of float32 of shape")])
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (flip, "holds u.npy with another checksum"),
+        (longer, "holds u.npy of .* bytes, and its header speaks of float32 of shape"),
+    ],
+)
 def test_members_of_npz_are_what_was_written(tmp_path, damage, words):
     np.savez(tmp_path / "a.npz", u=waves(), v=waves()[::-1])
     with open_store(tmp_path / "a.npz") as store:
@@ -80,15 +89,21 @@ def test_members_of_npz_are_what_was_written(tmp_path, damage, words):
 
 def zarr_of(path: Path, u: np.ndarray, chunks: tuple[int, ...], version: int = 3) -> Path:
     zarr.open_group(str(path), mode="w", zarr_format=version).create_array("u", data=u, chunks=chunks)
-    return next(p for p in sorted(path.rglob("*")) if p.name in ("1.0.0",) or p.parts[-4:] == ("c", "1", "0", "0"))
+    return next(
+        p for p in sorted(path.rglob("*")) if p.name in ("1.0.0",) or p.parts[-4:] == ("c", "1", "0", "0")
+    )
 
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_chunks_of_zarr_are_there(tmp_path, version):
     chunk = zarr_of(tmp_path / "a.zarr", waves(), (1, T, X), version)
     chunk.unlink()
-    with pytest.raises(ValueError, match="the chunk .*1.0.0 of u is missing and those beside it are there; expected all"), \
-            open_store(tmp_path / "a.zarr") as store:
+    with (
+        pytest.raises(
+            ValueError, match="the chunk .*1.0.0 of u is missing and those beside it are there; expected all"
+        ),
+        open_store(tmp_path / "a.zarr") as store,
+    ):
         store.require_whole("u")
 
 
@@ -124,7 +139,7 @@ def filled(value, *at):
 
 
 def decaying() -> np.ndarray:
-    u = waves() * np.exp(-np.arange(T) ** 2 / 3.0, dtype=np.float32)[:, None]
+    u = waves() * np.exp(-(np.arange(T) ** 2) / 3.0, dtype=np.float32)[:, None]
     return np.where(np.abs(u) < 1e-6, np.float32(0), u)
 
 
@@ -135,7 +150,9 @@ def settling() -> np.ndarray:
 def leaving() -> np.ndarray:
     """A step that moves three cells a frame and leaves the domain."""
     x, front = np.arange(X), 3 * np.arange(T)[:, None] + np.arange(N)[:, None, None]
-    return ((x >= front) & (x < front + 7)).astype(np.float32) * (1 + 0.1 * np.arange(N, dtype=np.float32))[:, None, None]
+    return ((x >= front) & (x < front + 7)).astype(np.float32) * (1 + 0.1 * np.arange(N, dtype=np.float32))[
+        :, None, None
+    ]
 
 
 def wall() -> np.ndarray:
@@ -155,8 +172,9 @@ def from_rest(rows=slice(None)) -> np.ndarray:
 
 def opening() -> np.ndarray:
     """A hole that grows by three cells a frame."""
-    return (np.arange(X) >= 3 * np.arange(T)[:, None] / 2 - np.arange(N)[:, None, None]).astype(np.float32) * (
-        2 + waves()[:, :1])
+    return (np.arange(X) >= 3 * np.arange(T)[:, None] / 2 - np.arange(N)[:, None, None]).astype(
+        np.float32
+    ) * (2 + waves()[:, :1])
 
 
 def pulse() -> np.ndarray:
@@ -167,18 +185,38 @@ def pulse() -> np.ndarray:
 
 UNWRITTEN = {
     "last frames of one": (lost(3, slice(15, None)), "trajectory 3 holds u = 0 in every cell of frame 15 "),
-    "last frames of all": (lost(slice(None), slice(12, None)), "trajectory 0 holds u = 0 in every cell of frame 12 "),
+    "last frames of all": (
+        lost(slice(None), slice(12, None)),
+        "trajectory 0 holds u = 0 in every cell of frame 12 ",
+    ),
     "one frame": (lost(2, 7), "trajectory 2 holds u = 0 in every cell of frame 7 "),
     "all but the first": (lost(2, slice(1, None)), "trajectory 2 holds u = 0 in every cell of frame 1 "),
-    "the first frames": (lost(2, slice(0, 3)), "trajectory 2 holds zeros until frame 2, as most others do not"),
-    "half of a frame": (lost(1, 9, slice(X // 2, None)), "trajectory 1 holds u = 0 in 50% of the cells of frame 9 "),
-    "part of the last": (lost(5, T - 1, slice(26, None)), "trajectory 5 holds u = 0 in 19% of the cells of frame 19 "),
-    "a block that ends": (lost(1, slice(9, None), slice(20, 28)), "trajectory 1 holds u = 0 in 25% of the cells of frame 9 "),
+    "the first frames": (
+        lost(2, slice(0, 3)),
+        "trajectory 2 holds zeros until frame 2, as most others do not",
+    ),
+    "half of a frame": (
+        lost(1, 9, slice(X // 2, None)),
+        "trajectory 1 holds u = 0 in 50% of the cells of frame 9 ",
+    ),
+    "part of the last": (
+        lost(5, T - 1, slice(26, None)),
+        "trajectory 5 holds u = 0 in 19% of the cells of frame 19 ",
+    ),
+    "a block that ends": (
+        lost(1, slice(9, None), slice(20, 28)),
+        "trajectory 1 holds u = 0 in 25% of the cells of frame 9 ",
+    ),
     "a trajectory": (lost(4), "trajectory 4 holds nothing but u = 0"),
     "all": (lost(slice(None)), "trajectory 0 holds nothing but u = 0"),
-    "a fill value": (filled(-999.0, 3, slice(15, None)), "trajectory 3 holds u = -999 in every cell of frame 15 "),
-    "coarse frames": (np.where(np.arange(T)[:, None] < 15, waves()[:, np.random.default_rng(0).permutation(T)], 0),
-                      "trajectory 0 holds u = 0 in every cell of frame 15 "),
+    "a fill value": (
+        filled(-999.0, 3, slice(15, None)),
+        "trajectory 3 holds u = -999 in every cell of frame 15 ",
+    ),
+    "coarse frames": (
+        np.where(np.arange(T)[:, None] < 15, waves()[:, np.random.default_rng(0).permutation(T)], 0),
+        "trajectory 0 holds u = 0 in every cell of frame 15 ",
+    ),
 }
 WRITTEN = [decaying, settling, leaving, wall, geometry, from_rest, lambda: from_rest(2), pulse, opening]
 
@@ -186,14 +224,33 @@ WRITTEN = [decaying, settling, leaving, wall, geometry, from_rest, lambda: from_
 def built(folder: Path, **fields: np.ndarray) -> tuple:
     """(what building a cache said, findings of the doctor) of a file with these fields."""
     np.savez(folder / "a.npz", **fields)
-    section = {"files": str(folder / "a.npz"), "layout": {name: ["trajectory", "time", "x"] for name in fields},
-               "boundary": "outflow", "domain": [0, 1], "dt": 0.1}
+    section = {
+        "files": str(folder / "a.npz"),
+        "layout": {name: ["trajectory", "time", "x"] for name in fields},
+        "boundary": "outflow",
+        "domain": [0, 1],
+        "dt": 0.1,
+    }
     path = folder / "my.yaml"
-    path.write_text(yaml.safe_dump({"include": str(SMALL), "data": {"tasks": ["mine"], "source": "own"},
-                                    "cache": {"root": str(folder / "cache")}, "task": {"mine": section}}), encoding="utf-8")
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "include": str(SMALL),
+                "data": {"tasks": ["mine"], "source": "own"},
+                "cache": {"root": str(folder / "cache")},
+                "task": {"mine": section},
+            }
+        ),
+        encoding="utf-8",
+    )
     config = load_config(path)
-    [(_, findings)] = examine([("mine", folder / "a.npz")], val_fraction=0.2, test_fraction=0.2, is_own=True,
-                              declared={"mine": lambda: open_user(config, "mine")})
+    [(_, findings)] = examine(
+        [("mine", folder / "a.npz")],
+        val_fraction=0.2,
+        test_fraction=0.2,
+        is_own=True,
+        declared={"mine": lambda: open_user(config, "mine")},
+    )
     try:
         build_cache(config, "mine", progress=False)
     except ValueError as error:
@@ -207,15 +264,33 @@ def test_what_was_never_written_is_refused_by_the_cache_and_the_doctor(tmp_path,
     u, words = UNWRITTEN[case]
     said, findings = built(tmp_path, u=u.astype(np.float32))
     assert words in said and "never written" in said
-    assert any(one.severity == "error" and ("never written" in one.what or "constant" in one.what) for one in findings)
+    assert any(
+        one.severity == "error" and ("never written" in one.what or "constant" in one.what)
+        for one in findings
+    )
 
 
-@pytest.mark.parametrize("make", WRITTEN, ids=["decaying", "settling", "leaving", "wall", "geometry", "from_rest",
-                                               "one_from_rest", "pulse", "opening"])
+@pytest.mark.parametrize(
+    "make",
+    WRITTEN,
+    ids=[
+        "decaying",
+        "settling",
+        "leaving",
+        "wall",
+        "geometry",
+        "from_rest",
+        "one_from_rest",
+        "pulse",
+        "opening",
+    ],
+)
 def test_fields_that_are_still_or_zero_are_taken(tmp_path, make):
     said, findings = built(tmp_path, u=make())
     assert said == "" and not any("written" in one.what for one in findings)
-    assert make is not wall or "50% of the cells of u hold one number" in str(findings)   # which the doctor mentions
+    assert make is not wall or "50% of the cells of u hold one number" in str(
+        findings
+    )  # which the doctor mentions
 
 
 def test_a_field_may_be_zero_throughout_and_another_not(tmp_path):
@@ -251,15 +326,23 @@ def test_a_group_that_was_declared_and_not_written_is_refused(tmp_path):
 
 @pytest.mark.parametrize("array", ["u", "nu", "x", "0001/u"])
 def test_arrays_that_are_used_are_whole_and_others_need_not_be(tmp_path, array):
-    said = {"files": str(tmp_path / "a.h5"), "boundary": "periodic", "dt": 0.1, "parameters": {"nu": "nu"},
-            "layout": {"*/u": ["time", "x"]} if "/" in array else {"u": ["trajectory", "time", "x"]}}
+    said = {
+        "files": str(tmp_path / "a.h5"),
+        "boundary": "periodic",
+        "dt": 0.1,
+        "parameters": {"nu": "nu"},
+        "layout": {"*/u": ["time", "x"]} if "/" in array else {"u": ["trajectory", "time", "x"]},
+    }
     if array != "x":
         said["domain"] = [0, 1]
     path = tmp_path / "my.yaml"
-    path.write_text(yaml.safe_dump({"data": {"tasks": ["mine"], "source": "own"}, "task": {"mine": said}}), encoding="utf-8")
+    path.write_text(
+        yaml.safe_dump({"data": {"tasks": ["mine"], "source": "own"}, "task": {"mine": said}}),
+        encoding="utf-8",
+    )
     for is_whole in (True, False):
         with h5py.File(tmp_path / "a.h5", "w") as file:
-            file.create_dataset("unused", (3,), "f4", chunks=(1,))   # nothing of it was written
+            file.create_dataset("unused", (3,), "f4", chunks=(1,))  # nothing of it was written
             stored = {f"{i:04d}/u": u for i, u in enumerate(waves())} if "/" in array else {"u": waves()}
             for name, values in {**stored, "nu": np.linspace(1, 2, N), "x": (np.arange(X) + 0.5) / X}.items():
                 if name == array and not is_whole:

@@ -1,8 +1,7 @@
 """Load folders of weights, one after another, and tell what each did: python watched.py SOUND FOLDER ..
 
-A line of JSON for each: the error, seconds, the largest size of this process so far in MB, and what was imported, run,
-compiled, connected, changed or opened outside of the folder meanwhile.
-"""
+A line of JSON for each: the error, seconds, the largest size of this process so far in MB, and what was
+imported, run, compiled, connected, changed or opened outside of the folder meanwhile."""
 
 import contextlib
 import json
@@ -16,9 +15,28 @@ import numpy as np
 
 import ups
 
-NEVER = ("import", "exec", "compile", "subprocess", "socket", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.remove",
-         "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "shutil", "ctypes.dlopen",
-         "webbrowser")
+NEVER = (
+    "import",
+    "exec",
+    "compile",
+    "subprocess",
+    "socket",
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "os.fork",
+    "os.remove",
+    "os.rename",
+    "os.mkdir",
+    "os.rmdir",
+    "os.link",
+    "os.symlink",
+    "os.truncate",
+    "os.chmod",
+    "shutil",
+    "ctypes.dlopen",
+    "webbrowser",
+)
 folder, seen = None, []
 
 
@@ -29,7 +47,10 @@ def watch(event: str, arguments: tuple) -> None:
         path, mode = Path(str(arguments[0])), arguments[1]
         if not Path(path).absolute().is_relative_to(folder) or (mode or "r")[0] not in "r":
             seen.append(f"open {path} {mode}")
-    elif event.startswith(NEVER) and (event, arguments[-1]) != ("compile", "<unknown>"):   # ast.literal_eval parses
+    elif event.startswith(NEVER) and (event, arguments[-1]) != (
+        "compile",
+        "<unknown>",
+    ):  # ast.literal_eval parses
         seen.append(f"{event} {str(arguments)[:80]}")
 
 
@@ -55,18 +76,17 @@ def use(path: Path) -> None:
 def main() -> None:
     global folder
     sound, *folders = map(Path, sys.argv[1:])
-    use(sound)   # imports what a model needs
+    use(sound)  # imports what a model needs
     sys.addaudithook(watch)
-    for folder in folders:   # noqa: B007, PLW0603: the hook reads it
+    for folder in folders:  # noqa: B007, PLW0603: the hook reads it
         started, text = time.perf_counter(), ""
         seen.clear()
         try:
             use(folder)
-        except BaseException as error:   # noqa: BLE001, SystemExit would be a find
+        except BaseException as error:  # noqa: BLE001, SystemExit would be a find
             text = f"{type(error).__name__}: {error}"
         seconds, found, folder = time.perf_counter() - started, [*seen], None
-        print(json.dumps({"error": text, "seconds": seconds, "seen": found,
-                          "mb": largest()}), flush=True)
+        print(json.dumps({"error": text, "seconds": seconds, "seen": found, "mb": largest()}), flush=True)
 
 
 if __name__ == "__main__":

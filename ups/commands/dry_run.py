@@ -33,11 +33,11 @@ from ups.tasks import get_task
 from ups.training.folder import DONE
 from ups.training.ranks import asks_for_cpu
 
-STATE_COPIES = 6      # weights, gradient, two moments, average, best average; float32 each
+STATE_COPIES = 6  # weights, gradient, two moments, average, best average; float32 each
 # tokens in the measured batch of a CPU, whose time grows with their number from far fewer on
 MEASURED = 1024
-REPEATS = 2           # the fastest counts
-ENOUGH_S = 1.0        # of solving, or of a pass, to tell how long one takes
+REPEATS = 2  # the fastest counts
+ENOUGH_S = 1.0  # of solving, or of a pass, to tell how long one takes
 # trajectories solved together for so many frames, while they have no more cells: what a small grid's solver
 # spends is mostly on single operations (cfd1d: a tenth of the time each)
 TOGETHER, TIMED, MOST_CELLS = 16, 3, 2**17
@@ -49,7 +49,7 @@ def _work(config: Config, stage: str) -> tuple[float, float, int]:
     section = getattr(config, stage)
     if stage == "operator":
         return 1 + section.unroll_fraction * (section.unroll_steps - 1), 0, 0
-    if stage == "consistency":   # two evaluations per sampler step, a solved batch every fourth step
+    if stage == "consistency":  # two evaluations per sampler step, a solved batch every fourth step
         return 1 + section.tune_fraction * section.members, 2 * config.diffusion.sampler_steps / 4, 0
     return (section.members, 1, 0) if stage == "rival" else (section.noises, 1, section.scale_steps)
 
@@ -63,8 +63,9 @@ def print_training_plan(config: Config, stage: str) -> None:
         print(f"{stage}: nothing to do, no such task reserves trajectories (task.TASK.reserve)")
         return
     print(f"{stage}: to {config.run_dir / stage}, on {', '.join(names)}")
-    parents = ({config.run_dir / parent / DONE: parent for parent in STAGES[stage]}
-               or {config.cache_path(name): "cache" for name in names})
+    parents = {config.run_dir / parent / DONE: parent for parent in STAGES[stage]} or {
+        config.cache_path(name): "cache" for name in names
+    }
     if start := config.init_dir(stage):
         parents[start / DONE] = "the run to start from"
     missing = [path for path in parents if not path.is_file()]
@@ -73,35 +74,47 @@ def print_training_plan(config: Config, stage: str) -> None:
     world = int(os.environ.get("WORLD_SIZE") or os.environ.get("UPS_EXPECT_WORLD") or 1)
     share = -(-train.batch_size // world)
     micro = min(train.micro_batch, share)
-    print(f"  {train.steps} steps of {train.batch_size} rows = {world} process(es) x {share}, in "
-          f"micro-batches of {micro}")
+    print(
+        f"  {train.steps} steps of {train.batch_size} rows = {world} process(es) x {share}, in "
+        f"micro-batches of {micro}"
+    )
     networks = [_network(config, name, model, is_operator=stage == "operator") for name in names]
-    seconds = [_seconds(network, tokens, micro, config.spec(name).boundary, train.precision)
-               for name, (network, tokens) in zip(names, networks, strict=True)]
-    with torch.device("meta"):   # what the tasks share, and a row of the embedding each
+    seconds = [
+        _seconds(network, tokens, micro, config.spec(name).boundary, train.precision)
+        for name, (network, tokens) in zip(names, networks, strict=True)
+    ]
+    with torch.device("meta"):  # what the tasks share, and a row of the embedding each
         shared = (Operator if stage == "operator" else Corrector)(
-            {"model": to_dict(model), "precision": train.precision, "tasks": []})
+            {"model": to_dict(model), "precision": train.precision, "tasks": []}
+        )
     weights = dict(shared.named_parameters())
     for name, (network, _) in zip(names, networks, strict=True):
-        weights |= {f"{name}.{key}" if task_of(key) or not key.startswith("backbone.") else key: p
-                    for key, p in network.named_parameters()}
+        weights |= {
+            f"{name}.{key}" if task_of(key) or not key.startswith("backbone.") else key: p
+            for key, p in network.named_parameters()
+        }
     count = sum(p.numel() for p in weights.values()) + len(names) * model.width
     state = STATE_COPIES * 4 * count
     # per block: some 12 tensors of the width and 4 of the hidden width are kept for the backward pass, 2 to 4
     # bytes each
     tokens = max(math.prod(tokens) for _, tokens in networks)
     kept = micro * tokens * model.depth * model.width * (12 + 4 * model.mlp_ratio) * 3 * trained
-    print(f"  some {count:,} parameters; per process {state / 2**20:.0f} MiB of state, {kept / 2**20:.0f} "
-          f"MiB of activations; on disk {train.keep} checkpoints of {state / 2**20:.0f} MiB")
+    print(
+        f"  some {count:,} parameters; per process {state / 2**20:.0f} MiB of state, {kept / 2**20:.0f} "
+        f"MiB of activations; on disk {train.keep} checkpoints of {state / 2**20:.0f} MiB"
+    )
     step = sum(share * (trained * both + evaluated * forth) for forth, both in seconds) / len(names)
     fits = sum(train.batch_size * fitted * both for _, both in seconds) / min(world, len(names))
     device = "the GPU" if _device().type == "cuda" else f"{torch.get_num_threads()} thread(s) of this CPU"
-    print(f"  about {duration(train.steps * step + fits)}: an estimate from one step per task, measured now "
-          f"on {device}; bases and validation come on top")
+    print(
+        f"  about {duration(train.steps * step + fits)}: an estimate from one step per task, measured now "
+        f"on {device}; bases and validation come on top"
+    )
 
 
-def print_data_plan(config: Config, files: list[tuple], solve: Callable[..., object],
-                    num_workers: int) -> None:
+def print_data_plan(
+    config: Config, files: list[tuple], solve: Callable[..., object], num_workers: int
+) -> None:
     """Per task: files, bytes, how much is there, and the time that the rest takes to solve.
 
     files: (task, parameter, path, bytes, what it is made from) of each; solve: what makes a trajectory.
@@ -114,7 +127,7 @@ def print_data_plan(config: Config, files: list[tuple], solve: Callable[..., obj
             begun = partial_path(path)
             have = size if path.exists() else min(size, begun.stat().st_size if begun.exists() else 0)
             if source == "published" and made[2] and not path.exists():
-                have = 0   # it is given its whole room at once
+                have = 0  # it is given its whole room at once
             if source == "generate":
                 todo = made["num_trajectories"] - num_done(path, made)
                 have = int(size * (1 - todo / made["num_trajectories"]))
@@ -127,10 +140,15 @@ def print_data_plan(config: Config, files: list[tuple], solve: Callable[..., obj
             state += f", MD5 of {sum(is_verified(path, made[1]) for path, _, made in mine)} compared"
         print(f"  {task}: {len(mine)} file(s), about {total / 2**20:,.1f} MiB, {state}")
         missing += total - there
-    how = {"generate": f"to solve in about {duration(seconds)}, by some first trajectories of each begun now",
-           "published": "to download", "own": "to be written by you"}[source]
-    print(f"  {len(files)} files, about {missing / 2**20:,.1f} MiB {how}; "
-          f"{free_bytes(config.data.root) / 2**20:,.0f} MiB free")
+    how = {
+        "generate": f"to solve in about {duration(seconds)}, by some first trajectories of each begun now",
+        "published": "to download",
+        "own": "to be written by you",
+    }[source]
+    print(
+        f"  {len(files)} files, about {missing / 2**20:,.1f} MiB {how}; "
+        f"{free_bytes(config.data.root) / 2**20:,.0f} MiB free"
+    )
 
 
 def _solver_seconds(solve: Callable[..., object], task: str, made: dict[str, Any]) -> float:
@@ -140,8 +158,15 @@ def _solver_seconds(solve: Callable[..., object], task: str, made: dict[str, Any
 
     def spent(num: int, frames: int) -> float:
         started = time.process_time()
-        solve(task, np.arange(num), seed=made["seed"], resolution=made["resolution"], num_frames=frames,
-              parameter=made["parameter"], t_end=made["t_end"] * (frames - 1) / max(steps, 1))
+        solve(
+            task,
+            np.arange(num),
+            seed=made["seed"],
+            resolution=made["resolution"],
+            num_frames=frames,
+            parameter=made["parameter"],
+            t_end=made["t_end"] * (frames - 1) / max(steps, 1),
+        )
         return time.process_time() - started
 
     while (alone := spent(1, frames)) <= ENOUGH_S and frames < made["num_frames"]:
@@ -155,26 +180,34 @@ def _solver_seconds(solve: Callable[..., object], task: str, made: dict[str, Any
 def print_report_plan(config: Config) -> None:
     """What the report reads and writes, and the time of its ensembles, which is most of it."""
     settings, total = config.evaluate, 0.0
-    print(f"report: to {config.report_dir}: results.json, report.html, figures; on "
-          f"{', '.join(config.evaluated)}")
+    print(
+        f"report: to {config.report_dir}: results.json, report.html, figures; on "
+        f"{', '.join(config.evaluated)}"
+    )
     for stage, section in (("diffusion", config.diffusion), ("steady", config.steady)):
         for name in config.served(stage, config.evaluated):
             network, x = _network(config, name, section.model, is_operator=False)
-            forth, _ = _seconds(network, x, settings.batch_size, config.spec(name).boundary,
-                                section.train.precision)
+            forth, _ = _seconds(
+                network, x, settings.batch_size, config.spec(name).boundary, section.train.precision
+            )
             states = settings.ensemble_trajectories * (
-                4 if stage == "steady" else 24 + settings.ensemble_frames)
+                4 if stage == "steady" else 24 + settings.ensemble_frames
+            )
             total += 2 * config.diffusion.sampler_steps * settings.members * states * forth
-    print(f"  about {duration(total)} for ensembles of {settings.members} members of what is corrected: an "
-          "estimate from one evaluation per task, measured now; the operator's rollouts take seconds per "
-          "task")
+    print(
+        f"  about {duration(total)} for ensembles of {settings.members} members of what is corrected: an "
+        "estimate from one evaluation per task, measured now; the operator's rollouts take seconds per "
+        "task"
+    )
 
 
 def duration(seconds: float) -> str:
     """Seconds as one reads them: no more digits than an estimate has."""
-    return next(f"{float(f'{seconds / size:.2g}'):g} {unit}"
-                for size, unit in ((3600, "h"), (60, "min"), (1, "s"))
-                if seconds >= 1.5 * size or size == 1)
+    return next(
+        f"{float(f'{seconds / size:.2g}'):g} {unit}"
+        for size, unit in ((3600, "h"), (60, "min"), (1, "s"))
+        if seconds >= 1.5 * size or size == 1
+    )
 
 
 def free_bytes(root: str) -> int:
@@ -187,8 +220,9 @@ def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() and not asks_for_cpu() else "cpu")
 
 
-def _network(config: Config, name: str, model: ModelConfig,
-             is_operator: bool) -> tuple[nn.ModuleDict, tuple[int, ...]]:
+def _network(
+    config: Config, name: str, model: ModelConfig, is_operator: bool
+) -> tuple[nn.ModuleDict, tuple[int, ...]]:
     """A network of the stage's size for one task, and the task's grid of tokens. Latents count at full
     rank."""
     task, settings, shapes = config.spec(name), config.task[name], plan(config, name)["shapes"]
@@ -200,18 +234,25 @@ def _network(config: Config, name: str, model: ModelConfig,
         # FieldConditions: what was seen, the guess, its spread, the mask; then the noisy residual, m and h
         inputs = (3 * len(task.inputs) + 1) * settings.patch**task.ndim + dim + 3 * outputs
     else:
-        inputs = ((settings.history + 2 + settings.bundle) * dim + config.model_of("operator").width
-                  + 3 * outputs)
-    return nn.ModuleDict({"into": nn.Linear(inputs, model.width), "backbone": backbone_of(model, task),
-                          "out": nn.Linear(model.width, outputs)}), tuple(tokens)
+        inputs = (
+            (settings.history + 2 + settings.bundle) * dim + config.model_of("operator").width + 3 * outputs
+        )
+    return nn.ModuleDict(
+        {
+            "into": nn.Linear(inputs, model.width),
+            "backbone": backbone_of(model, task),
+            "out": nn.Linear(model.width, outputs),
+        }
+    ), tuple(tokens)
 
 
-def _seconds(network: nn.ModuleDict, tokens: tuple[int, ...], micro: int, boundary: str,
-             precision: str) -> tuple[float, float]:
+def _seconds(
+    network: nn.ModuleDict, tokens: tuple[int, ...], micro: int, boundary: str, precision: str
+) -> tuple[float, float]:
     """Seconds per row of a pass there, and there and back."""
     device = _device()
     is_cuda, part = device.type == "cuda", list(tokens)
-    while not is_cuda and math.prod(part) > MEASURED:   # a pass costs in proportion to its tokens
+    while not is_cuda and math.prod(part) > MEASURED:  # a pass costs in proportion to its tokens
         part[part.index(max(part))] = -(-max(part) // 2)
     rows = micro if is_cuda else max(1, min(micro, MEASURED // math.prod(part)))
     network = network.to(device)

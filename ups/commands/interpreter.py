@@ -32,5 +32,7 @@ def what_lacks(file="requirements.txt"):
 
 if __name__ == "__main__":
     if lacks := what_lacks(*sys.argv[1:]):
-        sys.exit(f"PYTHON={sys.executable} cannot run this: {lacks}. Run: {sys.executable} -m pip install -r "
-                 f"requirements-dev.txt, or leave PYTHON out, and make sets up .venv")
+        sys.exit(
+            f"PYTHON={sys.executable} cannot run this: {lacks}. Run: {sys.executable} -m pip install -r "
+            f"requirements-dev.txt, or leave PYTHON out, and make sets up .venv"
+        )

@@ -22,11 +22,11 @@ from ups.data.pdebench import made_with
 from ups.data.seal import read_seal
 from ups.training.folder import DONE, LOCK
 
-RECORDS = (DONE, LOCK, "environment.json", "results.json")   # deleted last: what is left half is still known
+RECORDS = (DONE, LOCK, "environment.json", "results.json")  # deleted last: what is left half is still known
 REPORTS = ("report", "report-val")
-SIGN = ".prepared"      # of cluster/node.sh, in the folder of a run
-DEPTH = 4               # of folders below a path: data/NAME/TASK/FILE
-MOST_SHOWN = 5          # things that are not ours, in a message
+SIGN = ".prepared"  # of cluster/node.sh, in the folder of a run
+DEPTH = 4  # of folders below a path: data/NAME/TASK/FILE
+MOST_SHOWN = 5  # things that are not ours, in a message
 
 
 class NotOursError(ValueError):
@@ -41,12 +41,14 @@ def is_ours(folder: Path) -> bool:
             return False
         if (folder / DONE).is_file():
             return read_sealed(folder / DONE, "a record", "", stage=str)["stage"] == kind
-        if kind == "report":   # a gate failed
+        if kind == "report":  # a gate failed
             record = json.loads((folder / "results.json").read_text(encoding="utf-8"))
             return {"run", "config_hash", "gates", "tasks"} <= record.keys()
         started = folder / "environment.json"
-        return (folder / LOCK).is_file() and ([*folder.iterdir()] == [folder / LOCK] or bool(
-            read_record(started, "a record", "", config_hash=str, parents=dict)))
+        return (folder / LOCK).is_file() and (
+            [*folder.iterdir()] == [folder / LOCK]
+            or bool(read_record(started, "a record", "", config_hash=str, parents=dict))
+        )
     return False
 
 
@@ -127,9 +129,11 @@ def remove_ours(path: Path) -> list[Path]:
         for one in found:
             require_unused(one)
     except NotOursError as error:
-        raise ValueError(f"{path} was not deleted, as it holds {error}; expected stages with {DONE} or a "
-                         "lock, reports, generated data and caches alone. Move what is yours, or delete it "
-                         "yourself.") from None
+        raise ValueError(
+            f"{path} was not deleted, as it holds {error}; expected stages with {DONE} or a "
+            "lock, reports, generated data and caches alone. Move what is yours, or delete it "
+            "yourself."
+        ) from None
     for one in found:
         print(f"deleting {one}", flush=True)
         delete(one)
@@ -139,8 +143,11 @@ def remove_ours(path: Path) -> list[Path]:
 
 
 def main() -> int:
-    arguments = read_command(__doc__, {"paths": {"nargs": "+", "type": Path, "metavar": "PATH"}},
-                             prog="python -m ups.commands.remove")
+    arguments = read_command(
+        __doc__,
+        {"paths": {"nargs": "+", "type": Path, "metavar": "PATH"}},
+        prog="python -m ups.commands.remove",
+    )
     status = 0
     for path in arguments.paths:
         try:

@@ -26,8 +26,10 @@ def opened(documentation: str, stage: str) -> tuple[Config, dict[str, Cache]]:
         raise SystemExit(print_refusals(config, config.served(stage)))
     names = config.served(stage)
     if not names:
-        raise ValueError(f"no task for stage {stage} has reserved trajectories; expected task.TASK.reserve "
-                         "above 0 for at least one of data.tasks. Set it and train the operator again.")
+        raise ValueError(
+            f"no task for stage {stage} has reserved trajectories; expected task.TASK.reserve "
+            "above 0 for at least one of data.tasks. Set it and train the operator again."
+        )
     caches = {name: open_cache(config, name) for name in names}
     require_counts(config, caches)
     return config, caches
@@ -49,16 +51,24 @@ def cache_counts(config: Config, cache: Cache) -> Counts:
     """`count_data` of an open cache, whose data files may be gone."""
     rows = {part: index.numpy() for part, index in cache.split.items()}
     rows["train"] = np.concatenate([rows["train"], rows.pop("reserved")])
-    return count_rows(config, cache.task.name, rows, cache.trajectory.numpy(), cache.parameter_index.numpy(),
-                      len(cache.parameter_values), cache.num_frames)
+    return count_rows(
+        config,
+        cache.task.name,
+        rows,
+        cache.trajectory.numpy(),
+        cache.parameter_index.numpy(),
+        len(cache.parameter_values),
+        cache.num_frames,
+    )
 
 
 def begun(run: Run, network: TaskNetwork, config: Config) -> TaskNetwork:
     """The same network, with the weights of the stage that `run` is to start from, if of any. A
     collective."""
     if (folder := config.init_dir(run.stage)) is not None:
-        run.print(run.agreed(lambda: start_from(network, folder, run.optim.trunk_factor),
-                             f"taking over {folder}"))
+        run.print(
+            run.agreed(lambda: start_from(network, folder, run.optim.trunk_factor), f"taking over {folder}")
+        )
     return network
 
 

@@ -21,9 +21,12 @@ from ups.config import CONFIG_OPTIONS, STAGES, Config, load_config, read_command
 from ups.report.bench_rows import data_key, find_bench_rows
 from ups.training.folder import DONE, StageFolder, finished_stage, require_identity
 
-TO_DO = 3   # exit status
-OPTIONS = {"stage": {"choices": ["stages", "data", "cache", *STAGES, "report"]}, **CONFIG_OPTIONS,
-           "--of-report": {"action": "store_true", "help": "to do only if the report needs the stage"}}
+TO_DO = 3  # exit status
+OPTIONS = {
+    "stage": {"choices": ["stages", "data", "cache", *STAGES, "report"]},
+    **CONFIG_OPTIONS,
+    "--of-report": {"action": "store_true", "help": "to do only if the report needs the stage"},
+}
 
 
 def parents_of(config: Config, stage: str, caches: Mapping[str, Any] | None = None) -> dict[str, str]:
@@ -33,10 +36,15 @@ def parents_of(config: Config, stage: str, caches: Mapping[str, Any] | None = No
     Raises FileNotFoundError, ValueError or FileExistsError, naming the make target, for a parent that is not
     there, was altered or was made otherwise.
     """
-    return {**{name: require_stage(config, name)["fingerprint"] for name in STAGES[stage]},
-            **{name: caches[name].fingerprint if caches else cache_fingerprint(config, name)
-               for name in config.served(stage)},
-            **init_of(config, stage), **(solver_digests(config) if stage == "operator" else {})}
+    return {
+        **{name: require_stage(config, name)["fingerprint"] for name in STAGES[stage]},
+        **{
+            name: caches[name].fingerprint if caches else cache_fingerprint(config, name)
+            for name in config.served(stage)
+        },
+        **init_of(config, stage),
+        **(solver_digests(config) if stage == "operator" else {}),
+    }
 
 
 def init_of(config: Config, stage: str) -> dict[str, str]:
@@ -50,25 +58,34 @@ def init_of(config: Config, stage: str) -> dict[str, str]:
     key, own = f"{stage}.init", config.run_dir / stage
     done = finished_stage(folder) if folder.resolve() != own.resolve() else None
     if done is None or (done["stage"] == "operator") != (stage == "operator"):
-        raise FileNotFoundError(f"{key} leads to {folder}, which is no finished {stage} stage of another "
-                                f"run; expected one with {DONE}, or its run's folder. Name one with {key}=, "
-                                f"or leave it empty to start afresh.")
+        raise FileNotFoundError(
+            f"{key} leads to {folder}, which is no finished {stage} stage of another "
+            f"run; expected one with {DONE}, or its run's folder. Name one with {key}=, "
+            f"or leave it empty to start afresh."
+        )
     found = read_record(folder / "config.json", "the description of a network", "Name another.", model=dict)
     section = stage if hasattr(getattr(config, stage), "model") else "diffusion"
-    if different := [f"{section}.model.{name} {value} (there {found['model'].get(name, 'none')})"
-                     for name, value in to_dict(config.model_of(stage)).items()
-                     if found["model"].get(name) != value]:
-        raise ValueError(f"{key} leads to {folder}, whose network is another: {', '.join(different)}; "
-                         "expected the same, as its weights are to be taken over. Set the keys to what is "
-                         f"there, or name another with {key}=.")
+    if different := [
+        f"{section}.model.{name} {value} (there {found['model'].get(name, 'none')})"
+        for name, value in to_dict(config.model_of(stage)).items()
+        if found["model"].get(name) != value
+    ]:
+        raise ValueError(
+            f"{key} leads to {folder}, whose network is another: {', '.join(different)}; "
+            "expected the same, as its weights are to be taken over. Set the keys to what is "
+            f"there, or name another with {key}=."
+        )
     return {"init": done["fingerprint"]}
 
 
 def solver_digests(config: Config) -> dict[str, str]:
-    """"solver of TASK" -> digest of the user's coarse solver, of the tasks that have one for a base. Raises
+    """ "solver of TASK" -> digest of the user's coarse solver, of the tasks that have one for a base. Raises
     ValueError where Python finds none."""
-    return {f"solver of {name}": solver_digest(config.task[name].solver, name) for name in config.data.tasks
-            if "solver" in config.task[name].base}
+    return {
+        f"solver of {name}": solver_digest(config.task[name].solver, name)
+        for name in config.data.tasks
+        if "solver" in config.task[name].base
+    }
 
 
 def cache_fingerprint(config: Config, task: str) -> str:
@@ -81,13 +98,17 @@ def cache_fingerprint(config: Config, task: str) -> str:
         with h5py.File(path, "r", locking=False) as file:
             return str(json.loads(bytes(file["header"][()]).decode())["fingerprint"])
     except FileNotFoundError:
-        raise FileNotFoundError(f"no cache of {task} at {path}; expected the latents there (key cache.root). "
-                                f"Build it with "
-                                f"`make cache` (python prepare_cache.py --config CONFIG).") from None
+        raise FileNotFoundError(
+            f"no cache of {task} at {path}; expected the latents there (key cache.root). "
+            f"Build it with "
+            f"`make cache` (python prepare_cache.py --config CONFIG)."
+        ) from None
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise DamagedError(f"{path} has no header that can be read ({error}); expected a whole cache. "
-                           f"Rebuild it with "
-                           f"python prepare_cache.py --config CONFIG --rebuild.") from error
+        raise DamagedError(
+            f"{path} has no header that can be read ({error}); expected a whole cache. "
+            f"Rebuild it with "
+            f"python prepare_cache.py --config CONFIG --rebuild."
+        ) from error
 
 
 def require_stage(config: Config, stage: str) -> dict[str, Any]:
@@ -100,9 +121,11 @@ def require_stage(config: Config, stage: str) -> dict[str, Any]:
     path, name = config.run_dir / stage, config.run.name
     done = finished_stage(path)
     if done is None:
-        raise FileNotFoundError(f"stage {stage} of run {name} is "
-                                f"{'unfinished' if path.is_dir() else 'missing'}; expected "
-                                f"{path / DONE}. Run: make {stage} RUN={name}")
+        raise FileNotFoundError(
+            f"stage {stage} of run {name} is "
+            f"{'unfinished' if path.is_dir() else 'missing'}; expected "
+            f"{path / DONE}. Run: make {stage} RUN={name}"
+        )
     folder = stage_folder(config, stage)
     folder.require_same_settings()
     require_identity(done, folder.identity, f"stage {stage} of run {name}", path / DONE, folder.remedy)
@@ -132,9 +155,11 @@ def judged(config: Config) -> dict[str, Any]:
         return require_stage(config, "operator")
     folder = config.operator_dir
     if (done := finished_stage(folder)) is None:
-        raise FileNotFoundError(f"evaluate.weights leads to {folder}, which is no finished operator; "
-                                f"expected one with {DONE}, or its run's folder. Name one, or leave it empty "
-                                f"to judge this run's.")
+        raise FileNotFoundError(
+            f"evaluate.weights leads to {folder}, which is no finished operator; "
+            f"expected one with {DONE}, or its run's folder. Name one, or leave it empty "
+            f"to judge this run's."
+        )
     return done | {"parents": {name: cache_fingerprint(config, name) for name in config.evaluated}}
 
 
@@ -144,13 +169,19 @@ def report_parents(config: Config) -> dict[str, str]:
 
     Raises as `require_stage`. One that is not there is no error here: the report then fails by a gate.
     """
-    there = [stage for stage in STAGES if stage in config.asked and (config.run_dir / stage).is_dir()
-             and stage != "operator"]
+    there = [
+        stage
+        for stage in STAGES
+        if stage in config.asked and (config.run_dir / stage).is_dir() and stage != "operator"
+    ]
     found = {"operator": judged(config), **{stage: require_stage(config, stage) for stage in there}}
     caches = {name: found["operator"]["parents"][name] for name in config.evaluated}
-    return {**caches, **{stage: done["fingerprint"] for stage, done in found.items()},
-            "evaluate": value_hash(to_dict(config)["evaluate"]),
-            "bench": value_hash(bench_rows(config, found["operator"]["parents"]))}
+    return {
+        **caches,
+        **{stage: done["fingerprint"] for stage, done in found.items()},
+        "evaluate": value_hash(to_dict(config)["evaluate"]),
+        "bench": value_hash(bench_rows(config, found["operator"]["parents"])),
+    }
 
 
 def bench_rows(config: Config, parents: dict[str, str]) -> dict[str, dict[str, dict]]:
@@ -160,8 +191,10 @@ def bench_rows(config: Config, parents: dict[str, str]) -> dict[str, dict[str, d
     the whole test split. Raises as `find_bench_rows`.
     """
     is_whole = config.evaluate.split == "test" and not config.evaluate.max_trajectories
-    return {name: find_bench_rows(name, data_key(parents[name], config.context(name))) if is_whole else {}
-            for name in config.evaluated}
+    return {
+        name: find_bench_rows(name, data_key(parents[name], config.context(name))) if is_whole else {}
+        for name in config.evaluated
+    }
 
 
 def report_record(config: Config, parents: dict[str, str]) -> dict[str, Any]:
@@ -170,8 +203,12 @@ def report_record(config: Config, parents: dict[str, str]) -> dict[str, Any]:
     """
     folder = config.report_dir
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / DONE]
-    return {"stage": "report", "run": config.run.name, "parents": parents,
-            "files": {path.relative_to(folder).as_posix(): file_hash(path) for path in files}}
+    return {
+        "stage": "report",
+        "run": config.run.name,
+        "parents": parents,
+        "files": {path.relative_to(folder).as_posix(): file_hash(path) for path in files},
+    }
 
 
 def why_report(config: Config, parents: dict[str, str]) -> str:
@@ -184,8 +221,11 @@ def why_report(config: Config, parents: dict[str, str]) -> str:
         return str(error)
     if done["parents"] != parents:
         return "what it was made from has changed"
-    changed = [name for name, digest in done["files"].items()
-               if not (path := config.report_dir / name).is_file() or file_hash(path) != digest]
+    changed = [
+        name
+        for name, digest in done["files"].items()
+        if not (path := config.report_dir / name).is_file() or file_hash(path) != digest
+    ]
     return f"{changed[0]} is missing or was altered" if changed else ""
 
 
@@ -201,8 +241,10 @@ def main() -> int:
         return TO_DO
     if stage in STAGES and not config.served(stage):
         kind = "steady" if stage == "steady" else "transient"
-        print(f"{name}: nothing to do, no {kind} task reserves trajectories for it (task.TASK.reserve)",
-              flush=True)
+        print(
+            f"{name}: nothing to do, no {kind} task reserves trajectories for it (task.TASK.reserve)",
+            flush=True,
+        )
         return 0
     if stage in STAGES and arguments.of_report and stage not in config.trained:
         key = "evaluate.weights" if config.evaluate.weights else "evaluate.stages"

@@ -20,25 +20,28 @@ from statistics import mean, stdev
 from typing import Any
 
 from ups.common.files import value_hash, write_atomic
+from ups.common.formatting import number
 from ups.config import DEFAULT_OVERLAY, load_config, read_command, run_script
 from ups.report.leaderboard import figure, mean_of
-from ups.report.tables import markdown, number
+from ups.report.tables import markdown
 
-OPTIONS = {"--config": {"default": str(DEFAULT_OVERLAY)},
-           "--run": {"required": True, "help": "with which names of runs begin"},
-           "--runs": {"default": "runs", "help": "folder of all runs"},
-           "--seeds": {"default": "0", "help": "such as '0 1 2'"},
-           "--args": {"default": "", "help": "overrides of all runs"},
-           "--stages": {"default": "", "help": "in place of evaluate.stages"},
-           "--topology": {"default": "single"},
-           "grid": {"nargs": "+", "metavar": "section.key=value,value"}}
-OF_LATENTS = ("task.", "data.", "cache.")   # keys that make other caches
-SPLIT = re.compile(r",(?![^\[{]*[\]}])")    # a comma outside brackets
-INHERITED = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")   # of a make that called us
+OPTIONS = {
+    "--config": {"default": str(DEFAULT_OVERLAY)},
+    "--run": {"required": True, "help": "with which names of runs begin"},
+    "--runs": {"default": "runs", "help": "folder of all runs"},
+    "--seeds": {"default": "0", "help": "such as '0 1 2'"},
+    "--args": {"default": "", "help": "overrides of all runs"},
+    "--stages": {"default": "", "help": "in place of evaluate.stages"},
+    "--topology": {"default": "single"},
+    "grid": {"nargs": "+", "metavar": "section.key=value,value"},
+}
+OF_LATENTS = ("task.", "data.", "cache.")  # keys that make other caches
+SPLIT = re.compile(r",(?![^\[{]*[\]}])")  # a comma outside brackets
+INHERITED = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")  # of a make that called us
 
 RESULTS = Path("report-val") / "results.json"
 
-Setting = tuple[str, ...]   # overrides
+Setting = tuple[str, ...]  # overrides
 
 
 def settings_of(grid: Iterable[str]) -> list[Setting]:
@@ -47,8 +50,10 @@ def settings_of(grid: Iterable[str]) -> list[Setting]:
     for text in grid:
         key, sign, values = text.partition("=")
         if not (key and sign and all(SPLIT.split(values))):
-            raise ValueError(f"the grid has {text!r}; expected key=value,value, such as "
-                             f"operator.optim.muon_lr=2e-3,4e-3. Mend it.")
+            raise ValueError(
+                f"the grid has {text!r}; expected key=value,value, such as "
+                f"operator.optim.muon_lr=2e-3,4e-3. Mend it."
+            )
         axes.append([f"{key}={value}" for value in SPLIT.split(values)])
     return list(itertools.product(*axes))
 
@@ -72,8 +77,10 @@ def table(runs: Path, run: str, settings: Sequence[Setting], seeds: Sequence[int
         paths = [runs / name_of(run, setting, seed) / RESULTS for seed in seeds]
         found = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()]
         tasks = tasks or [name for results in found[:1] for name in results["tasks"]]
-        scores = [[mean_of(results, "nrmse") for results in found],
-                  *([figure(results["tasks"][name], "nrmse") for results in found] for name in tasks)]
+        scores = [
+            [mean_of(results, "nrmse") for results in found],
+            *([figure(results["tasks"][name], "nrmse") for results in found] for name in tasks),
+        ]
         rows.append((setting, len(found), scores))
     rows.sort(key=lambda row: mean(row[2][0]) if row[1] and None not in row[2][0] else float("inf"))
     head = ["setting", f"seeds of {len(seeds)}", "nRMSE (geometric mean)", *tasks]
@@ -92,10 +99,19 @@ def train(name: str, arguments: Any, overrides: Iterable[str]) -> bool:
     """Make one run with its report; whether that is there. A report of which a gate fails is a result as
     well."""
     environment = {key: value for key, value in os.environ.items() if key not in INHERITED}
-    given = {"CONFIG": arguments.config, "RUN": name, "RUNS": arguments.runs, "STAGES": arguments.stages,
-             "TOPOLOGY": arguments.topology, "PYTHON": sys.executable, "ARGS": " ".join(overrides)}
-    done = subprocess.run(["make", "--no-print-directory", "report",
-                           *(f"{key}={value}" for key, value in given.items())], env=environment)
+    given = {
+        "CONFIG": arguments.config,
+        "RUN": name,
+        "RUNS": arguments.runs,
+        "STAGES": arguments.stages,
+        "TOPOLOGY": arguments.topology,
+        "PYTHON": sys.executable,
+        "ARGS": " ".join(overrides),
+    }
+    done = subprocess.run(
+        ["make", "--no-print-directory", "report", *(f"{key}={value}" for key, value in given.items())],
+        env=environment,
+    )
     return not done.returncode or (Path(arguments.runs) / name / RESULTS).is_file()
 
 
@@ -115,8 +131,9 @@ def main() -> int:
     write_atomic(runs / f"{run}-sweep.md", text + "\n")
     print(f"\n{text}\n\n{runs / f'{run}-sweep.md'}")
     if failed:
-        print(f"{len(failed)} of {len(settings) * len(seeds)} runs failed: {', '.join(failed)}",
-              file=sys.stderr)
+        print(
+            f"{len(failed)} of {len(settings) * len(seeds)} runs failed: {', '.join(failed)}", file=sys.stderr
+        )
     return 1 if failed else 0
 
 

@@ -19,16 +19,20 @@ from typing import IO, Any, BinaryIO, TypeVar
 from tqdm import tqdm
 
 T = TypeVar("T")
-WAIT_S = 1.0   # between looks at a file that another process writes
-NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}   # flock where there are no locks
+WAIT_S = 1.0  # between looks at a file that another process writes
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}  # flock where there are no locks
 # of a record such as done.json or of the header of weights: what a stranger sends is read in a second, or not
 MOST_RECORD_BYTES = 4 * 2**20
 NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 NO_ACCESS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 # of libraries, in a RuntimeError; the last is oneDNN's, on a CPU
-NO_MEMORY = ("CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory", "not enough memory",
-             "could not create a primitive")
-TOGETHER = " + "   # between the names of files that go together
+NO_MEMORY = (
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "can't allocate memory",
+    "not enough memory",
+    "could not create a primitive",
+)
+TOGETHER = " + "  # between the names of files that go together
 UNWRITABLE = NO_ROOM | NO_ACCESS | {errno.EEXIST}
 
 
@@ -41,25 +45,34 @@ def is_out_of_memory(error: BaseException) -> bool:
 
     An asynchronous CUDA error is not curable: the context is lost.
     """
-    is_torch = type(error).__name__ == "OutOfMemoryError"   # torch.OutOfMemoryError
-    return isinstance(error, MemoryError) or isinstance(error, RuntimeError) and (
-        is_torch or any(text in str(error) for text in NO_MEMORY))
+    is_torch = type(error).__name__ == "OutOfMemoryError"  # torch.OutOfMemoryError
+    return (
+        isinstance(error, MemoryError)
+        or isinstance(error, RuntimeError)
+        and (is_torch or any(text in str(error) for text in NO_MEMORY))
+    )
 
 
 def in_words(error: BaseException) -> str:
     """The message of an error; if memory, a disk or its rights are the cause, one line with the remedy."""
     if is_out_of_memory(error):
         what = " ".join(str(error).split()) or type(error).__name__
-        return (f"out of memory ({what:.200}); expected room for one batch. End other programs, or lower "
-                "batch sizes, task.TASK.resolution or the size of the model")
-    is_bare = isinstance(error, OSError) and not error.__cause__   # else somebody has said it
+        return (
+            f"out of memory ({what:.200}); expected room for one batch. End other programs, or lower "
+            "batch sizes, task.TASK.resolution or the size of the model"
+        )
+    is_bare = isinstance(error, OSError) and not error.__cause__  # else somebody has said it
     if is_bare and error.errno in NO_ROOM:
-        return (f"the disk of {error.filename or 'a file'} is full ({error.strerror}); expected room to "
-                "write. Free some, then run the same command again")
+        return (
+            f"the disk of {error.filename or 'a file'} is full ({error.strerror}); expected room to "
+            "write. Free some, then run the same command again"
+        )
     if is_bare and error.errno in NO_ACCESS:
-        return (f"no access to {error.filename or 'a file'} ({error.strerror}); expected a file and folder "
-                "that you may read and write. Change their rights, or name a folder of yours: run.root, "
-                "data.root or cache.root")
+        return (
+            f"no access to {error.filename or 'a file'} ({error.strerror}); expected a file and folder "
+            "that you may read and write. Change their rights, or name a folder of yours: run.root, "
+            "data.root or cache.root"
+        )
     return str(error)
 
 
@@ -120,7 +133,7 @@ def flush(path: Path) -> None:
 def create(path: Path) -> BinaryIO:
     """A new, empty file at `path`. What lay there is removed: as a link it may lead to somebody's data."""
     path.unlink(missing_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)   # O_EXCL follows no link
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # O_EXCL follows no link
     return os.fdopen(handle, "w+b")
 
 
@@ -157,12 +170,13 @@ def place_new(path: Path, target: Path) -> None:
     """Name a finished file `target`, which must not be there. Raises FileExistsError if another process made
     it meanwhile."""
     try:
-        os.link(path, target)   # where a rename would replace it
+        os.link(path, target)  # where a rename would replace it
         path.unlink()
     except FileExistsError as error:
-        raise FileExistsError(f"{target} was made by another process meanwhile; expected a new file. Name "
-                              f"another.") from error
-    except OSError:   # a file system without hard links
+        raise FileExistsError(
+            f"{target} was made by another process meanwhile; expected a new file. Name another."
+        ) from error
+    except OSError:  # a file system without hard links
         os.rename(path, target)
 
 
@@ -206,8 +220,10 @@ def read_sealed(path: Path, what: str, do: str, **kinds: type | tuple[type, ...]
     """`read_record` of what `write_sealed` wrote. Raises DamagedError also if any of it was altered."""
     record = read_record(path, what, do, seal=str, **kinds)
     if record["seal"] != value_hash({name: value for name, value in record.items() if name != "seal"}):
-        raise DamagedError(f"{path} was altered (its seal is not that of its content); expected {what} as it "
-                           f"was written. {do}")
+        raise DamagedError(
+            f"{path} was altered (its seal is not that of its content); expected {what} as it "
+            f"was written. {do}"
+        )
     return record
 
 
@@ -244,10 +260,13 @@ def _open_own(path: Path) -> BinaryIO:
             return os.fdopen(handle, "r+b")
         os.close(handle)
     except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):   # a link, a folder, a socket
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):  # a link, a folder, a socket
             raise
-    raise OSError(errno.ELOOP, f"{path} is a link or no plain file; expected a file of our own, or none. "
-                               f"Nothing was written. Remove it and run the same command again")
+    raise OSError(
+        errno.ELOOP,
+        f"{path} is a link or no plain file; expected a file of our own, or none. "
+        f"Nothing was written. Remove it and run the same command again",
+    )
 
 
 def lock(file: IO, path: Path) -> None:
@@ -258,15 +277,20 @@ def lock(file: IO, path: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise OSError(error.errno, f"{path} is being written by another process; expected one at a time. "
-                                   f"Wait for it, or end it") from error
+        raise OSError(
+            error.errno,
+            f"{path} is being written by another process; expected one at a time. Wait for it, or end it",
+        ) from error
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        raise OSError(error.errno, f"{path} cannot be locked ({os.strerror(error.errno)}); expected a file "
-                                   f"system with locks, as two processes would spoil one file. Mount it with "
-                                   f"them (NFS: local_lock=flock, Lustre: flock), or choose "
-                                   f"another disk") from error
+        raise OSError(
+            error.errno,
+            f"{path} cannot be locked ({os.strerror(error.errno)}); expected a file "
+            f"system with locks, as two processes would spoil one file. Mount it with "
+            f"them (NFS: local_lock=flock, Lustre: flock), or choose "
+            f"another disk",
+        ) from error
 
 
 def when_free(make: Callable[[], T]) -> T:
@@ -277,7 +301,7 @@ def when_free(make: Callable[[], T]) -> T:
             return make()
         except BlockingIOError as error:
             if not is_told:
-                tqdm.write(f"waiting: {error.strerror}", file=sys.stderr)   # beside a bar
+                tqdm.write(f"waiting: {error.strerror}", file=sys.stderr)  # beside a bar
             is_told = True
             time.sleep(WAIT_S)
 
@@ -319,7 +343,7 @@ def require_room(file: BinaryIO, num_bytes: int) -> None:
 
 def reserve(file: BinaryIO, num_bytes: int) -> None:
     """Give `file` its first `num_bytes` on the disk for real: a full disk is an error now, not in an hour."""
-    require_room(file, num_bytes)   # else a disk would be filled before it is found too small
+    require_room(file, num_bytes)  # else a disk would be filled before it is found too small
     os.posix_fallocate(file.fileno(), 0, num_bytes)
 
 
@@ -332,6 +356,9 @@ def explained(path: Path, num_bytes: int, keys: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in UNWRITABLE or error.__cause__:
             raise
-        raise OSError(error.errno, f"cannot write {path} ({os.strerror(error.errno)}); expected a folder "
-                                   f"that may be written and {num_bytes / 2**20:.0f} MiB of room in it. Free "
-                                   f"some, or change {keys}") from error
+        raise OSError(
+            error.errno,
+            f"cannot write {path} ({os.strerror(error.errno)}); expected a folder "
+            f"that may be written and {num_bytes / 2**20:.0f} MiB of room in it. Free "
+            f"some, or change {keys}",
+        ) from error

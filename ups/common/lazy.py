@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 else:
+
     class _Module:
         """A module whose attributes are looked up each time; it is imported for the first of them."""
 
@@ -17,6 +18,6 @@ else:
         def __getattr__(self, attribute: str) -> Any:
             return getattr(importlib.import_module(self._name), attribute)
 
-    np, torch, Tensor = _Module("numpy"), _Module("torch"), Any   # Tensor: for annotations only
+    np, torch, Tensor = _Module("numpy"), _Module("torch"), Any  # Tensor: for annotations only
 
 __all__ = ["Tensor", "np", "torch"]

@@ -15,12 +15,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-RECENT = 50           # updates whose mean loss is shown: that of one jumps with the task that was drawn
+RECENT = 50  # updates whose mean loss is shown: that of one jumps with the task that was drawn
 
 _shown: "Bar | None" = None
 
 
-watched: Any = None   # who wants to know that this process makes progress: the guard of a rank
+watched: Any = None  # who wants to know that this process makes progress: the guard of a rank
 
 
 def beat() -> None:
@@ -40,7 +40,7 @@ def peer_failed() -> bool:
 
 
 def position(stage: str, trained: Sequence[str]) -> str:
-    """"operator (3 of 8)": a stage and where it stands from data to report; the name alone of a stage that
+    """ "operator (3 of 8)": a stage and where it stands from data to report; the name alone of a stage that
     the report does not need. trained: the stages that it needs (`Config.trained`).
     """
     chain = ["data", "cache", *trained, "report"]
@@ -50,8 +50,14 @@ def position(stage: str, trained: Sequence[str]) -> str:
 class Bar(tqdm):
     """The bar of this process while it is open; hidden unless this is the main one."""
 
-    def __init__(self, title: str, total: int, is_main: bool = True, count: Callable[[], int] | None = None,
-                 **options: Any) -> None:
+    def __init__(
+        self,
+        title: str,
+        total: int,
+        is_main: bool = True,
+        count: Callable[[], int] | None = None,
+        **options: Any,
+    ) -> None:
         """count: how much of `total` is done, where several processes do it; then the time that is left is
         not foretold.
         """
@@ -59,8 +65,14 @@ class Bar(tqdm):
         is_terminal = sys.stderr.isatty()
         if count is not None:
             options["bar_format"] = "{l_bar}{bar}| {n_fmt}/{total_fmt} {unit} [{elapsed}{postfix}]"
-        super().__init__(total=total, desc=title, disable=not is_main, dynamic_ncols=is_terminal,
-                         mininterval=0.5 if is_terminal else 30.0, **options)
+        super().__init__(
+            total=total,
+            desc=title,
+            disable=not is_main,
+            dynamic_ncols=is_terminal,
+            mininterval=0.5 if is_terminal else 30.0,
+            **options,
+        )
         self._losses: deque[float] = deque(maxlen=RECENT)
         self._count, self._noted_at = count, -math.inf
         _shown = self if is_main else None
@@ -68,8 +80,9 @@ class Bar(tqdm):
     def lost(self, loss: float) -> None:
         """Show the mean of the last losses, this one included."""
         self._losses.append(loss)
-        self.set_postfix_str(f"mean loss of {len(self._losses)}: {sum(self._losses) / len(self._losses):.3e}",
-                             refresh=False)
+        self.set_postfix_str(
+            f"mean loss of {len(self._losses)}: {sum(self._losses) / len(self._losses):.3e}", refresh=False
+        )
 
     def say(self, text: str) -> None:
         """Show `text` beside the bar, and how much is done by now."""

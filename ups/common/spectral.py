@@ -21,8 +21,12 @@ def fourier_pairs(n: int, modes: int) -> Tensor:
     modes: at most n // 2 + 1, all there are. The sines of wave numbers 0 and n/2 are zero rows; all others
     have unit norm.
     """
-    angle = 2 * math.pi * torch.outer(torch.arange(modes, dtype=torch.float64),
-                                      torch.arange(n, dtype=torch.float64)) / n
+    angle = (
+        2
+        * math.pi
+        * torch.outer(torch.arange(modes, dtype=torch.float64), torch.arange(n, dtype=torch.float64))
+        / n
+    )
     return _unit(torch.stack([angle.cos(), angle.sin()]))
 
 
@@ -48,7 +52,7 @@ def box(ends: Sequence[str], modes: int) -> list[tuple[int, ...]]:
     of those with signs along periodic axes, for k and -k are one wave; along the others 0 .. modes - 1."""
     sides = [range((1 - modes) * (end == PERIODIC), modes) for end in ends]
 
-    def is_kept(k: tuple[int, ...]) -> bool:   # the last that has a sign and is not 0 is above it
+    def is_kept(k: tuple[int, ...]) -> bool:  # the last that has a sign and is not 0 is above it
         signed = [wave for wave, end in zip(k, ends, strict=True) if end == PERIODIC and wave]
         return not signed or signed[-1] > 0
 
@@ -111,7 +115,7 @@ def interpolation(n: int, m: int, boundary: str) -> Tensor:
     if boundary != PERIODIC:
         return cosine(m)[:kept].mT @ cosine(n)[:kept] * math.sqrt(m / n)
     u_hat = torch.fft.rfft(torch.eye(n, dtype=torch.float64), norm="forward")[:, : kept // 2 + 1]
-    if kept % 2 == 0 and n != m:   # the last wave of the coarser grid: one term there, two on the finer
+    if kept % 2 == 0 and n != m:  # the last wave of the coarser grid: one term there, two on the finer
         u_hat[:, -1] *= 2.0 if m < n else 0.5
     return torch.fft.irfft(u_hat, n=m, norm="forward").mT
 
@@ -120,8 +124,10 @@ def resample(u: Tensor, space: Sequence[int], boundary: str) -> Tensor:
     """u (..., *own space) on the grid `space` of the same domain: `interpolation` of every axis, in
     float64."""
     own = u.shape[-len(space) :]
-    matrices = [interpolation(n, m, end).to(u.device)
-                for n, m, end in zip(own, space, along(boundary, len(space)), strict=True)]
+    matrices = [
+        interpolation(n, m, end).to(u.device)
+        for n, m, end in zip(own, space, along(boundary, len(space)), strict=True)
+    ]
     return apply_axes(u.double(), matrices).to(u.dtype)
 
 
@@ -159,8 +165,12 @@ class FieldTransform(nn.Module):
         """(..., modes) to (..., *space)."""
         u = u_hat.unflatten(-1, self.shape)
         if self.periodic:
-            u = torch.fft.irfftn(u, s=[self.space[axis] for axis in self.periodic],
-                                 dim=[axis - len(self.space) for axis in self.periodic], norm="ortho")
+            u = torch.fft.irfftn(
+                u,
+                s=[self.space[axis] for axis in self.periodic],
+                dim=[axis - len(self.space) for axis in self.periodic],
+                norm="ortho",
+            )
         return self._across_walls(u, True)
 
     def _across_walls(self, u: Tensor, is_back: bool) -> Tensor:
@@ -168,5 +178,6 @@ class FieldTransform(nn.Module):
         for axis in self.walls:
             matrix = getattr(self, f"matrix{axis}").to(u)
             u = (u.movedim(axis - len(self.space), -1) @ (matrix if is_back else matrix.mT)).movedim(
-                -1, axis - len(self.space))
+                -1, axis - len(self.space)
+            )
         return u

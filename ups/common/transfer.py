@@ -15,5 +15,5 @@ def send(tensor: Tensor, device: torch.device | str) -> Tensor:
     A plain `.to(device)` waits until a GPU has done all that it was given before. From pinned memory the copy
     takes its place in line; torch keeps that memory until it is done.
     """
-    assert tensor.device.type == "cpu", tensor.device   # the way back has to wait
+    assert tensor.device.type == "cpu", tensor.device  # the way back has to wait
     return pinned(tensor, device).to(device, non_blocking=True)

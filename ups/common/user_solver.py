@@ -17,7 +17,7 @@ from typing import Any
 from ups.common.files import file_hash, value_hash
 
 IMPORTERS = ("import_module", "__import__")
-KEYS = ("stdlib", "platstdlib", "purelib", "platlib")   # of sysconfig: where installed packages lie
+KEYS = ("stdlib", "platstdlib", "purelib", "platlib")  # of sysconfig: where installed packages lie
 
 
 def find_module(name: str) -> Path | None:
@@ -38,9 +38,11 @@ def solver_file(place: str, task: str) -> Path:
     """The source of the module in MODULE:FUNCTION. Raises ValueError where Python would find none."""
     module = place.partition(":")[0]
     if (file := find_module(module)) is None:
-        raise ValueError(f"task.{task}.solver is {place!r:.200}, and Python finds no file of a module "
-                         f"{module:.100}; expected one, such as {module.replace('.', '/'):.100}.py in "
-                         f"{Path.cwd()}. Write it there, or put its folder on PYTHONPATH.")
+        raise ValueError(
+            f"task.{task}.solver is {place!r:.200}, and Python finds no file of a module "
+            f"{module:.100}; expected one, such as {module.replace('.', '/'):.100}.py in "
+            f"{Path.cwd()}. Write it there, or put its folder on PYTHONPATH."
+        )
     return file
 
 
@@ -71,12 +73,13 @@ def _with_packages(name: str) -> list[str]:
 def _is_users(name: str, file: Path, solver: str) -> bool:
     """Whether a module is part of the user's solver: of its package, or not installed."""
     top = name.partition(".")[0]
-    if top == __name__.partition(".")[0]:   # a change of this package does not ask for another training
+    if top == __name__.partition(".")[0]:  # a change of this package does not ask for another training
         return False
     installed = [sysconfig.get_path(key) for key in KEYS] + [site.getusersitepackages()]
     return top == solver.partition(".")[0] or not (
         {"site-packages", "dist-packages"} & {*file.parts}
-        or any(file.resolve().is_relative_to(Path(folder).resolve()) for folder in installed if folder))
+        or any(file.resolve().is_relative_to(Path(folder).resolve()) for folder in installed if folder)
+    )
 
 
 def _imports(name: str, file: Path) -> Iterator[str]:
@@ -85,7 +88,7 @@ def _imports(name: str, file: Path) -> Iterator[str]:
     yield name
     try:
         tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError, RecursionError, MemoryError):   # importing it will say so
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # importing it will say so
         return
     package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
     for node in ast.walk(tree):
@@ -95,8 +98,12 @@ def _imports(name: str, file: Path) -> Iterator[str]:
             around = package[: len(package) + 1 - node.level] if node.level else []
             base = ".".join([*around, *([node.module] if node.module else [])])
             yield from (part for part in (base, *(f"{base}.{alias.name}" for alias in node.names)) if base)
-        elif (isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant)
-              and getattr(node.func, "attr", getattr(node.func, "id", "")) in IMPORTERS):
+        elif (
+            isinstance(node, ast.Call)
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+            and getattr(node.func, "attr", getattr(node.func, "id", "")) in IMPORTERS
+        ):
             yield str(node.args[0].value)
 
 
@@ -105,22 +112,28 @@ def load_step(place: str, task: str) -> Callable[..., Any]:
     module, _, name = place.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:   # ValueError: an empty name
-        raise ValueError(f"the solver of {task} is {place!r:.200}, which is not there ({error}); expected a "
-                         f"module with a function step(u), as {module:.100}.py with {name or 'step'}. Run "
-                         f"where Python finds that module (its folder on PYTHONPATH), or choose another base "
-                         f"and train.") from error
+    except (ImportError, AttributeError, ValueError) as error:  # ValueError: an empty name
+        raise ValueError(
+            f"the solver of {task} is {place!r:.200}, which is not there ({error}); expected a "
+            f"module with a function step(u), as {module:.100}.py with {name or 'step'}. Run "
+            f"where Python finds that module (its folder on PYTHONPATH), or choose another base "
+            f"and train."
+        ) from error
 
 
 def solvers_of(config: Any) -> Mapping[str, Callable[..., Any]]:
     """Task -> the solver that the user's configuration names, of the tasks that may have one as a base."""
-    return {name: load_step(config.task[name].solver, name) for name in config.data.tasks
-            if "solver" in config.task[name].base}
+    return {
+        name: load_step(config.task[name].solver, name)
+        for name in config.data.tasks
+        if "solver" in config.task[name].base
+    }
 
 
 def solvers_named(given: Sequence[str]) -> Mapping[str, Callable[..., Any]]:
     """Task -> the solver that a command line names, as TASK=MODULE:FUNCTION. Raises ValueError."""
     if wrong := [text for text in given if not re.fullmatch(r"[^=]+=[\w.]+:\w+", text)]:
-        raise ValueError(f"--solver is {wrong[0]!r}; expected TASK=MODULE:FUNCTION, such as "
-                         "ks=my_solver:step. Correct it.")
+        raise ValueError(
+            f"--solver is {wrong[0]!r}; expected TASK=MODULE:FUNCTION, such as ks=my_solver:step. Correct it."
+        )
     return {task: load_step(place, task) for task, place in (text.split("=") for text in given)}

@@ -30,20 +30,24 @@ from ups.config.schema import ROOT, STAGES, Config, OwnTaskConfig, TaskConfig
 from ups.tasks import TASKS, get_task
 from ups.userdata.section import DEFAULTS, complete
 
-DEFAULT = ROOT / "configs" / "default.yaml"   # every key
-DEFAULT_OVERLAY = ROOT / "configs" / "small.yaml"   # where a command line, or make, names none
-CONFIG_OPTIONS = {"--config": {"default": str(DEFAULT_OVERLAY), "metavar": "FILE",
-                               "help": "YAML overlay of configs/default.yaml (configs/small.yaml)"},
-                  "overrides": {"nargs": "*", "metavar": "section.key=value"}}
+DEFAULT = ROOT / "configs" / "default.yaml"  # every key
+DEFAULT_OVERLAY = ROOT / "configs" / "small.yaml"  # where a command line, or make, names none
+CONFIG_OPTIONS = {
+    "--config": {
+        "default": str(DEFAULT_OVERLAY),
+        "metavar": "FILE",
+        "help": "YAML overlay of configs/default.yaml (configs/small.yaml)",
+    },
+    "overrides": {"nargs": "*", "metavar": "section.key=value"},
+}
 DRY_RUN = {"--dry-run": {"action": "store_true", "help": "print what would be done and write nothing"}}
-SHOW_CONFIG = {"--show-config": {"action": "store_true",
-                                 "help": "print the resolved configuration and end"}}
+SHOW_CONFIG = {"--show-config": {"action": "store_true", "help": "print the resolved configuration and end"}}
 
 
-MOST_BYTES = 2**17    # of a file: ours have 10 KB, and PyYAML reads 100 KB in a second
-MOST_DIGITS = 1000    # of a whole number, which PyYAML reads in quadratic time
-MOST_PROBLEMS = 20    # that a message lists
-OF_ONE_KIND = ("inputs", "coordinates", "times", "flipped", "repeated")   # of a declaration, beside numbers
+MOST_BYTES = 2**17  # of a file: ours have 10 KB, and PyYAML reads 100 KB in a second
+MOST_DIGITS = 1000  # of a whole number, which PyYAML reads in quadratic time
+MOST_PROBLEMS = 20  # that a message lists
+OF_ONE_KIND = ("inputs", "coordinates", "times", "flipped", "repeated")  # of a declaration, beside numbers
 
 
 class _Loader(yaml.SafeLoader):
@@ -54,31 +58,37 @@ class _Loader(yaml.SafeLoader):
 
 # PyYAML's resolvers by the first letter, without words for true and false but these
 _Loader.yaml_implicit_resolvers = {
-    letter: [(tag, pattern) for tag, pattern in resolvers
-             if tag != "tag:yaml.org,2002:bool" or letter in "tTfF"]
-    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()}
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
-                              list("-+.0123456789"))
+    letter: [
+        (tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool" or letter in "tTfF"
+    ]
+    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict:
     seen = set()
     for node_of_key, _ in node.value:
         key = loader.construct_object(node_of_key, deep=True)
-        if not isinstance(key, Hashable):   # which the next line says
+        if not isinstance(key, Hashable):  # which the next line says
             break
         if key in seen:
             line = node_of_key.start_mark.line + 1
-            raise ValueError(f"duplicate key {_show(key)} in line {line}; expected each key once. Remove one "
-                             "of the two")
+            raise ValueError(
+                f"duplicate key {_show(key)} in line {line}; expected each key once. Remove one of the two"
+            )
         seen.add(key)
     return loader.construct_mapping(node, deep=True)
 
 
 def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
     if len(node.value) > MOST_DIGITS:
-        raise ValueError(f"a number of {len(node.value)} characters in line {node.start_mark.line + 1}; "
-                         f"expected at most {MOST_DIGITS}. Shorten it")
+        raise ValueError(
+            f"a number of {len(node.value)} characters in line {node.start_mark.line + 1}; "
+            f"expected at most {MOST_DIGITS}. Shorten it"
+        )
     return loader.construct_yaml_int(node)
 
 
@@ -91,21 +101,27 @@ def read_yaml(path: str | Path) -> dict:
     path = Path(path)
     if not path.is_file():
         near = sorted(str(p) for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
-        raise FileNotFoundError(f"no configuration file {path}; expected a YAML file. Name one that is there "
-                                "with --config (CONFIG= of make): "
-                                f"{', '.join(near) or f'{path.parent} has none'}.")
+        raise FileNotFoundError(
+            f"no configuration file {path}; expected a YAML file. Name one that is there "
+            "with --config (CONFIG= of make): "
+            f"{', '.join(near) or f'{path.parent} has none'}."
+        )
     if (size := path.stat().st_size) > MOST_BYTES:
-        raise ValueError(f"{path} has {size} bytes; expected a configuration of at most {MOST_BYTES}. Name "
-                         "another file.")
+        raise ValueError(
+            f"{path} has {size} bytes; expected a configuration of at most {MOST_BYTES}. Name another file."
+        )
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         # a date that is none, unhashable keys, depth
-        raise ValueError(f"{path} is not valid YAML: {error}. Expected a mapping of sections; mend that "
-                         "line.") from error
+        raise ValueError(
+            f"{path} is not valid YAML: {error}. Expected a mapping of sections; mend that line."
+        ) from error
     if not isinstance(data, (dict, type(None))):
-        raise ValueError(f"{path} holds a {type(data).__name__}; expected a mapping of sections such as "
-                         "'run:'. See configs/small.yaml for one.")
+        raise ValueError(
+            f"{path} holds a {type(data).__name__}; expected a mapping of sections such as "
+            "'run:'. See configs/small.yaml for one."
+        )
     return data or {}
 
 
@@ -120,13 +136,15 @@ def _unknown(key: str, allowed: typing.Iterable[str], where: str) -> ValueError:
     allowed = list(allowed)
     near = difflib.get_close_matches(key, allowed, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
-    return ValueError(f"unknown key {where}{key[:200]}{hint} Expected one of: {', '.join(allowed)}. Rename "
-                      "or remove it.")
+    return ValueError(
+        f"unknown key {where}{key[:200]}{hint} Expected one of: {', '.join(allowed)}. Rename or remove it."
+    )
 
 
 def _wrong(key: str, value: Any, expected: str) -> ValueError:
-    return ValueError(f"{key} is {_show(value)}; expected {expected}. Change {key} in your overlay or on the "
-                      "command line.")
+    return ValueError(
+        f"{key} is {_show(value)}; expected {expected}. Change {key} in your overlay or on the command line."
+    )
 
 
 def _show(value: Any) -> str:
@@ -134,7 +152,7 @@ def _show(value: Any) -> str:
     gigabytes."""
     try:
         return _short.repr(value)
-    except ValueError:   # a number of thousands of digits
+    except ValueError:  # a number of thousands of digits
         return f"a {type(value).__name__} that is too long to print"
 
 
@@ -147,7 +165,7 @@ def _convert(value: Any, kind: Any, key: str) -> Any:
     origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         return _build(kind, value, f"{key}.")
-    if origin is types.UnionType:   # of the section of a task, one that declares it names its files
+    if origin is types.UnionType:  # of the section of a task, one that declares it names its files
         is_own = isinstance(value, dict) and "files" in value
         return _build(OwnTaskConfig if is_own else TaskConfig, value, f"{key}.")
     if origin is dict and isinstance(value, dict):
@@ -166,15 +184,24 @@ def _convert(value: Any, kind: Any, key: str) -> Any:
                 return kind(value if isinstance(value, int) else float(value))
     if kind is str and isinstance(value, str):
         return value
-    raise _wrong(key, value, {
-        dict: "a mapping", list: "a list such as [1, 2] or [u, v]", bool: "true or false",
-        int: "a whole number",
-        float: "a finite number", str: "text (in a file: in quotes)",
-        Literal: f"one of {', '.join(map(repr, arguments))}"}[origin])
+    raise _wrong(
+        key,
+        value,
+        {
+            dict: "a mapping",
+            list: "a list such as [1, 2] or [u, v]",
+            bool: "true or false",
+            int: "a whole number",
+            float: "a finite number",
+            str: "text (in a file: in quotes)",
+            Literal: f"one of {', '.join(map(repr, arguments))}",
+        }[origin],
+    )
 
 
-def _convert_all(entries: typing.Iterable[tuple[str, Any, Any, str]],
-                 problems: typing.Iterable[str] = ()) -> dict[str, Any]:
+def _convert_all(
+    entries: typing.Iterable[tuple[str, Any, Any, str]], problems: typing.Iterable[str] = ()
+) -> dict[str, Any]:
     """Every (name, value, kind, dotted key) converted; a ValueError has a line for all that is wrong,
     `problems` first."""
     values, problems = {}, list(problems)
@@ -197,8 +224,10 @@ def _build(cls: type, data: Any, where: str = "") -> Any:
     problems = [str(_unknown(key, hints, where)) for key in unknown[:MOST_PROBLEMS]]
     problems += [f"unknown key {where}{key:.200}" for key in unknown[MOST_PROBLEMS:]]
     if missing := [key for key in hints if key not in data]:
-        problems.append(f"missing {', '.join(where + key for key in missing)}; expected every key in "
-                        f"{DEFAULT} or in an overlay. Add to your overlay what is missing.")
+        problems.append(
+            f"missing {', '.join(where + key for key in missing)}; expected every key in "
+            f"{DEFAULT} or in an overlay. Add to your overlay what is missing."
+        )
     present = ((key, data[key], kind, f"{where}{key}") for key, kind in hints.items() if key in data)
     return cls(**_convert_all(present, problems))
 
@@ -207,8 +236,9 @@ def _override(data: dict, text: str) -> None:
     """Apply one `a.b.c=value` override in place; the value is read as YAML."""
     key, sep, value = text.partition("=")
     if not sep or not key:
-        raise ValueError(f"override {text!r} is not understood; expected section.key=value, such as "
-                         "run.seed=1. Mend it.")
+        raise ValueError(
+            f"override {text!r} is not understood; expected section.key=value, such as run.seed=1. Mend it."
+        )
     *sections, last = key.split(".")
     node = data
     for depth, part in enumerate(sections):
@@ -220,8 +250,9 @@ def _override(data: dict, text: str) -> None:
     try:
         read = yaml.load(value, _Loader)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"override {_show(text)}: the value is not valid YAML ({error}). Quote "
-                         "it.") from error
+        raise ValueError(
+            f"override {_show(text)}: the value is not valid YAML ({error}). Quote it."
+        ) from error
     # in place of text a number, a date or a bare no is text: run.name=2026 needs no quotes within quotes
     is_text = isinstance(node.get(last), str) and not isinstance(read, (str, list, dict))
     node[last] = value.strip() if is_text else _merge(node.get(last), read)
@@ -234,8 +265,9 @@ def _name_solver(section: Any) -> None:
     named = [entry for entry in entries if isinstance(entry, dict)]
     if named:
         section["solver"] = next((entry["solver"] for entry in named if "solver" in entry), section["solver"])
-        section["base"] = [kind for entry in entries
-                           for kind in (entry if isinstance(entry, dict) else [entry])]
+        section["base"] = [
+            kind for entry in entries for kind in (entry if isinstance(entry, dict) else [entry])
+        ]
 
 
 def _is_of_run(path: Path) -> bool:
@@ -257,8 +289,11 @@ def _declaration(section: dict[str, Any], where: str) -> dict[str, Any]:
     by it; null: left out."""
     section = {key: DEFAULTS[key] if value is None else value for key, value in section.items()}
     kinds = typing.get_type_hints(OwnTaskConfig)
-    return section | _convert_all((key, value, kinds[key], where + key) for key, value in section.items()
-                                  if key in OF_ONE_KIND or (kinds[key] in (int, float, bool) and key != "dt"))
+    return section | _convert_all(
+        (key, value, kinds[key], where + key)
+        for key, value in section.items()
+        if key in OF_ONE_KIND or (kinds[key] in (int, float, bool) and key != "dt")
+    )
 
 
 def load_config(path: str | Path | None = None, overrides: typing.Sequence[str] = ()) -> Config:
@@ -273,8 +308,9 @@ def load_config(path: str | Path | None = None, overrides: typing.Sequence[str] 
     data = functools.reduce(_merge, overlays, read_yaml(DEFAULT))
     sections = data["task"]
     sections = sections if isinstance(sections, dict) else {}
-    declared = [name for name, section in sections.items()
-                if isinstance(section, dict) and "files" in section]
+    declared = [
+        name for name, section in sections.items() if isinstance(section, dict) and "files" in section
+    ]
     for name in {*sections} - {*declared}:
         get_task(str(name))
     data["task"] = _merge({name: task.settings for name, task in TASKS.items()}, data["task"])
@@ -286,32 +322,39 @@ def load_config(path: str | Path | None = None, overrides: typing.Sequence[str] 
         data["task"] = {name: _without_solver(section) for name, section in data["task"].items()}
     for text in overrides:
         _override(data, text)
-    for name in declared:   # the files of one that is not asked for need not be there
+    for name in declared:  # the files of one that is not asked for need not be there
         section = data["task"].pop(name)
         if name in data["data"]["tasks"]:
             data["task"][name] = complete(str(name), _declaration(section, f"task.{name}."))
     for name, section in data["task"].items() if isinstance(data["task"], dict) else ():
         _name_solver(section)
         if is_of_run and isinstance(section, dict) and "solver" in section["base"] and not section["solver"]:
-            raise ValueError(f"{path} is the configuration of a run, which may come from elsewhere and names "
-                             f"no code to run; expected the solver of {name} from you. Give it again: "
-                             f"'task.{name}.base={{solver: MODULE:FUNCTION}}' (ARGS= of make), or --config "
-                             "with a file of your own.")
+            raise ValueError(
+                f"{path} is the configuration of a run, which may come from elsewhere and names "
+                f"no code to run; expected the solver of {name} from you. Give it again: "
+                f"'task.{name}.base={{solver: MODULE:FUNCTION}}' (ARGS= of make), or --config "
+                "with a file of your own."
+            )
     config = _build(Config, data)
-    named = {*config.data.tasks, *map(str, sections),
-             *(text.partition("=")[0].split(".")[1] for text in overrides if text.startswith("task."))}
+    named = {
+        *config.data.tasks,
+        *map(str, sections),
+        *(text.partition("=")[0].split(".")[1] for text in overrides if text.startswith("task.")),
+    }
     tasks = {name: entry for name, entry in config.task.items() if name in named}
     config = dataclasses.replace(config, task=tasks)
     check(config)
     return config
 
 
-def read_command(description: str, options: dict[str, dict[str, Any]], arguments: list[str] | None = None,
-                 **about: Any) -> argparse.Namespace:
+def read_command(
+    description: str, options: dict[str, dict[str, Any]], arguments: list[str] | None = None, **about: Any
+) -> argparse.Namespace:
     """A command line, read. options: name -> what argparse is to know of it; of a configuration
     `CONFIG_OPTIONS`; about: what it is to know of the command."""
-    parser = argparse.ArgumentParser(description=description, **about,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, **about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, told in options.items():
         parser.add_argument(name, **told)
     return parser.parse_intermixed_args(arguments)
@@ -323,8 +366,8 @@ def keep_freed_memory() -> None:
     faults."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        m_trim_threshold, m_mmap_threshold = -1, -3   # of malloc.h
-        mallopt(m_mmap_threshold, 32 * 2**20)         # the largest that it takes
+        m_trim_threshold, m_mmap_threshold = -1, -3  # of malloc.h
+        mallopt(m_mmap_threshold, 32 * 2**20)  # the largest that it takes
         mallopt(m_trim_threshold, 2**31 - 1)
 
 
@@ -362,13 +405,17 @@ def show(config: Config) -> None:
 
 def _overlays(path: Path, seen: tuple[Path, ...]) -> list[dict]:
     if path.resolve() in seen:
-        raise ValueError(f"{path} includes itself (through {' -> '.join(map(str, seen))}); expected a chain "
-                         "of files that ends. Remove one include.")
+        raise ValueError(
+            f"{path} includes itself (through {' -> '.join(map(str, seen))}); expected a chain "
+            "of files that ends. Remove one include."
+        )
     data = read_yaml(path)
     include = data.pop("include", None)
     if include and _is_of_run(path):
-        raise ValueError(f"{path} includes {_show(include)}; expected the whole configuration of a run. Give "
-                         "--config a file of your own.")
+        raise ValueError(
+            f"{path} includes {_show(include)}; expected the whole configuration of a run. Give "
+            "--config a file of your own."
+        )
     before = _overlays(path.parent / str(include), (*seen, path.resolve())) if include else []
     return [*before, data]
 

@@ -15,8 +15,12 @@ from ups.userdata.section import facts
 ROOT = Path(__file__).resolve().parents[2]
 # stage of a run -> those that it is made from
 STAGES: dict[str, tuple[str, ...]] = {
-    "operator": (), "diffusion": ("operator",), "consistency": ("operator", "diffusion"),
-    "rival": ("operator", "diffusion"), "steady": ("operator",)}
+    "operator": (),
+    "diffusion": ("operator",),
+    "consistency": ("operator", "diffusion"),
+    "rival": ("operator", "diffusion"),
+    "steady": ("operator",),
+}
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,9 @@ NotNegative = Bound(lambda value: value >= 0, "0 or more", "Use another.")
 Rate = Bound(lambda value: 0 < value <= 10, "a learning rate in (0, 10]", "Use 2e-3.")
 Members = Bound(lambda value: value >= 2, "at least 2: one member has no spread", "Raise it.")
 Resamples = Bound(lambda value: value >= 20, "at least 20: a 95 % interval leaves out one in 20", "Raise it.")
-Between = Bound(lambda value: len(value) == 2 and 0 < value[0] < value[1], "a lower and an upper bound",
-                "Use [0.5, 2.0].")
+Between = Bound(
+    lambda value: len(value) == 2 and 0 < value[0] < value[1], "a lower and an upper bound", "Use [0.5, 2.0]."
+)
 Folder = Bound(lambda value: bool(value.strip()), "a folder", "Name one, such as {key}=my_folder.")
 
 
@@ -73,7 +78,8 @@ class CacheConfig:
 @dataclass(frozen=True)
 class TaskConfig:
     num_trajectories: Annotated[
-        int, Bound(lambda value: value >= 3, "at least 3 (training, validation, test)", "Raise it.")]
+        int, Bound(lambda value: value >= 3, "at least 3 (training, validation, test)", "Raise it.")
+    ]
     resolution: Annotated[int, Positive]
     num_frames: Annotated[int, Positive]
     t_end: float
@@ -87,13 +93,30 @@ class TaskConfig:
     train_from: Annotated[int, NotNegative]
     history: Annotated[int, Positive]
     bundle: Annotated[int, Positive]
-    base: list[Literal["persistence", "propagator", "transport", "flow", "equation", "elliptic", "linear",
-                       "mean", "solver"]]
+    base: list[
+        Literal[
+            "persistence",
+            "propagator",
+            "transport",
+            "flow",
+            "equation",
+            "elliptic",
+            "linear",
+            "mean",
+            "solver",
+        ]
+    ]
     solver: str
     degree: int
     reach: int
-    reserve: Annotated[float, Bound(lambda value: 0 <= value < 1,
-        "a share in [0, 1)", "Use 0.5, or 0 for a task that is not corrected.")]
+    reserve: Annotated[
+        float,
+        Bound(
+            lambda value: 0 <= value < 1,
+            "a share in [0, 1)",
+            "Use 0.5, or 0 for a task that is not corrected.",
+        ),
+    ]
 
     def spec(self, name: str) -> Task:
         """The task that the section is of."""
@@ -119,8 +142,15 @@ class PlaceConfig:
 @dataclass(frozen=True)
 class OwnTaskConfig(TaskConfig):
     """A task that its section declares; `ups.userdata.section.complete` fills what is left out."""
-    num_trajectories: Annotated[int, Bound(lambda value: value == 0 or value >= 3,
-        "0 (all) or at least 3 (training, validation, test)", "Raise it.")]
+
+    num_trajectories: Annotated[
+        int,
+        Bound(
+            lambda value: value == 0 or value >= 3,
+            "0 (all) or at least 3 (training, validation, test)",
+            "Raise it.",
+        ),
+    ]
     resolution: list[int]
     parameters: dict[str, str]
     files: str
@@ -155,7 +185,7 @@ class OwnTaskConfig(TaskConfig):
 
     @property
     def num_files(self) -> int:
-        return 1   # they are read as one
+        return 1  # they are read as one
 
 
 @dataclass(frozen=True)
@@ -166,7 +196,7 @@ class SamplingConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    kind: Literal["flat", "box"]   # a row of ups/models/backbone.py
+    kind: Literal["flat", "box"]  # a row of ups/models/backbone.py
     width: Annotated[int, Positive]
     depth: Annotated[int, Positive]
     modes: Annotated[int, Positive]
@@ -201,7 +231,8 @@ class TrainConfig:
     validate_trajectories: Annotated[int, Positive]
     save_every: int
     keep: Annotated[
-        int, Bound(lambda value: value >= 2, "at least 2 (the newest may be damaged)", "Raise it.")]
+        int, Bound(lambda value: value >= 2, "at least 2 (the newest may be damaged)", "Raise it.")
+    ]
     patience: int
     max_skips: Annotated[int, Positive]
     hang_s: Annotated[float, Positive]
@@ -257,8 +288,10 @@ class RivalConfig(ScoredConfig):
 
 @dataclass(frozen=True)
 class ConsistencyConfig(ScoredConfig):
-    pool_batches: Annotated[int, Bound(lambda value: value > 0 and value % 4 == 0,
-        "a multiple of 4: a quarter is replaced at a time")]
+    pool_batches: Annotated[
+        int,
+        Bound(lambda value: value > 0 and value % 4 == 0, "a multiple of 4: a quarter is replaced at a time"),
+    ]
     mid_angle: Annotated[float, Bound(lambda value: 0 < value < 1.57, "an angle in (0, 1.57)", "Use 1.1.")]
     tune_fraction: Annotated[float, Share]
 
@@ -333,8 +366,11 @@ class Config:
     def asked(self) -> dict[str, list[str]]:
         """Stage -> tasks of a report that it is asked for, of the stages that evaluate.stages names; of
         weights from elsewhere the operator alone."""
-        wanted = {stage: self.served(stage, self.evaluated) for stage in STAGES
-                  if stage == "operator" or not self.evaluate.weights}
+        wanted = {
+            stage: self.served(stage, self.evaluated)
+            for stage in STAGES
+            if stage == "operator" or not self.evaluate.weights
+        }
         return {stage: wanted[stage] for stage in wanted if stage in self.evaluate.stages and wanted[stage]}
 
     @property
@@ -390,11 +426,20 @@ class Config:
     def context(self, task: str) -> int:
         """Frames given to a model before its first prediction."""
         entry = self.spec(task)
-        return (0 if entry.is_steady else self.task[task].history if entry.hides or entry.own
-                else self.evaluate.context_frames)
+        return (
+            0
+            if entry.is_steady
+            else self.task[task].history
+            if entry.hides or entry.own
+            else self.evaluate.context_frames
+        )
 
     def served(self, stage: str, names: list[str] | None = None) -> list[str]:
         """The tasks (of `names`, else all) that a stage serves, whose caches it reads: the operator all, the
         others, which learn its errors, those with reserved trajectories."""
-        return [name for name in names or self.data.tasks if stage == "operator" or (
-            self.task[name].reserve > 0 and self.spec(name).is_steady == (stage == "steady"))]
+        return [
+            name
+            for name in names or self.data.tasks
+            if stage == "operator"
+            or (self.task[name].reserve > 0 and self.spec(name).is_steady == (stage == "steady"))
+        ]

@@ -48,10 +48,10 @@ from ups.userdata.masks import is_wrong
 # long again (the processor's caches). Of longer ones SLAB numbers are held, or one frame; with temporaries
 # some 25 to 40 times that: 0.6 GiB, or 160 bytes for every number of a larger frame
 READ_BYTES = 2**22
-HEADER_BYTES, ROW_BYTES = 2**20, 64   # allowance for everything but the latents, fixed and per row
-SAMPLES, SAMPLE_BYTES = 256, 2**14   # of a file, to tell it from another as large: 4 MiB, 10 ms
-WHOLE = 0, 1.0   # dim and energy of the tokenizer of what is known in advance: nothing of it is left out
-LIBVER = ("v110", "v110")   # object headers with checksums, read by HDF5 1.10 and later
+HEADER_BYTES, ROW_BYTES = 2**20, 64  # allowance for everything but the latents, fixed and per row
+SAMPLES, SAMPLE_BYTES = 256, 2**14  # of a file, to tell it from another as large: 4 MiB, 10 ms
+WHOLE = 0, 1.0  # dim and energy of the tokenizer of what is known in advance: nothing of it is left out
+LIBVER = ("v110", "v110")  # object headers with checksums, read by HDF5 1.10 and later
 
 
 def _identity(paths: Iterable[Path]) -> list[list]:
@@ -61,10 +61,19 @@ def _identity(paths: Iterable[Path]) -> list[list]:
     for path in (part for each in paths for part in parts_of(each)):
         parts = [part for part in ([path] if path.is_file() else sorted(path.rglob("*"))) if part.is_file()]
         count = min(len(parts), SAMPLES)
-        digests = {parts[i]: _sampled(parts[i], SAMPLES // count)
-                   for i in (np.arange(count) * len(parts) // max(1, count)).tolist()}
-        found += [[str(part.relative_to(path.parent)), part.stat().st_size, part.stat().st_mtime_ns,
-                   digests.get(part, "")] for part in parts]
+        digests = {
+            parts[i]: _sampled(parts[i], SAMPLES // count)
+            for i in (np.arange(count) * len(parts) // max(1, count)).tolist()
+        }
+        found += [
+            [
+                str(part.relative_to(path.parent)),
+                part.stat().st_size,
+                part.stat().st_mtime_ns,
+                digests.get(part, ""),
+            ]
+            for part in parts
+        ]
     return found
 
 
@@ -106,12 +115,20 @@ def plan(config: Config, task_name: str, codecs: dict[str, Tokenizer] | None = N
     tokens = [size // settings.patch for size in space]
     shapes = {}
     for name, part in _channels(task).items():
-        dim = (codecs[name].dim if codecs else settings.dim * (name != "forcing")
-               or settings.patch**task.ndim * len(task.channels[part]))
+        dim = (
+            codecs[name].dim
+            if codecs
+            else settings.dim * (name != "forcing") or settings.patch**task.ndim * len(task.channels[part])
+        )
         shapes[name] = (rows, frames, *tokens, dim)
     values = sum(math.prod(shape) for shape in shapes.values())
-    return {"rows": rows, "frames": frames, "space": space, "shapes": shapes,
-            "bytes": values * np.dtype(config.cache.dtype).itemsize + rows * ROW_BYTES + HEADER_BYTES}
+    return {
+        "rows": rows,
+        "frames": frames,
+        "space": space,
+        "shapes": shapes,
+        "bytes": values * np.dtype(config.cache.dtype).itemsize + rows * ROW_BYTES + HEADER_BYTES,
+    }
 
 
 def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
@@ -130,51 +147,84 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
     num, split = trajectories_of(config, task_name, sources), split_of(config, task_name, sources)
     table = table_of(config, task_name, sources)
     most, keys = plan(config, task_name)["bytes"], "cache.root or cache.dtype"
-    with completing(path, most, keys, is_continued=False) as held_file, tqdm(
-            total=2 * num * len(sources), unit=" trajectories", desc=f"cache {task_name}",
-            disable=not progress) as bar:
+    with (
+        completing(path, most, keys, is_continued=False) as held_file,
+        tqdm(
+            total=2 * num * len(sources),
+            unit=" trajectories",
+            desc=f"cache {task_name}",
+            disable=not progress,
+        ) as bar,
+    ):
         mask = sources[0].mask
-        moments = {name: PatchMoments(task.channels[part], task.positive, sources[0].space, settings.patch,
-                                      None if mask is None else mask[part]) for name, part in groups.items()}
+        moments = {
+            name: PatchMoments(
+                task.channels[part],
+                task.positive,
+                sources[0].space,
+                settings.patch,
+                None if mask is None else mask[part],
+            )
+            for name, part in groups.items()
+        }
         extremes = Extremes(task.channels, task.offsets)
         for *_, u in _read(task, sources, num, config.cache.chunk, bar, split["train"]):
             for name, part in groups.items():
                 moments[name].add(u[:, :, part])
             for some in u if asked(task) else ():
                 extremes.add(some)
-        codecs = {name: Tokenizer.from_moments(found, *(WHOLE if name == "forcing" else
-                                                        (settings.dim, settings.energy)))
-                  for name, found in moments.items()}
+        codecs = {
+            name: Tokenizer.from_moments(
+                found, *(WHOLE if name == "forcing" else (settings.dim, settings.energy))
+            )
+            for name, found in moments.items()
+        }
         needed = plan(config, task_name, codecs)
         with explained(path, needed["bytes"], keys):
             digest, partial = _digest_of(used, split), partial_path(path)
             reserve(held_file, needed["bytes"])
             _allocate(partial, needed["shapes"], config.cache.dtype)
-            reserve(held_file, needed["bytes"])   # again: HDF5 gave back what was reserved before
+            reserve(held_file, needed["bytes"])  # again: HDF5 gave back what was reserved before
             with h5py.File(partial, "r+", libver=LIBVER, locking=False) as file:
                 stream = written(task, sources, _read(task, sources, num, config.cache.chunk, bar))
                 arrays, floor = _encode(task, codecs, file, stream, split, digest)
-                if found := suspects(sources[0], extremes):   # after what was never written
-                    raise ValueError(f"{found[0].where}: {found[0].what}; expected values of the field. "
-                                     f"To do: {found[0].do}.")
+                if found := suspects(sources[0], extremes):  # after what was never written
+                    raise ValueError(
+                        f"{found[0].where}: {found[0].what}; expected values of the field. "
+                        f"To do: {found[0].do}."
+                    )
                 if _identity(paths) != files:
-                    raise ValueError(f"the data files of {task_name} changed while they were read; expected "
-                                     "them to stay as they are. Let `make data` finish, then run `make "
-                                     "cache` again.")
+                    raise ValueError(
+                        f"the data files of {task_name} changed while they were read; expected "
+                        "them to stay as they are. Let `make data` finish, then run `make "
+                        "cache` again."
+                    )
                 for name, codec in codecs.items():
-                    arrays |= {f"{name}/tokenizer/{key}": value.numpy()
-                               for key, value in codec.state_dict().items()}
-                arrays |= {f"split/{name}": split_rows(index, len(sources), num)
-                           for name, index in split.items()}
-                header = {"settings": used, "fingerprint": digest.hexdigest(), "files": files,
-                          "dt": sources[0].dt, "boundary": task.boundary,
-                          "tokenizers": {name: codec.meta() for name, codec in codecs.items()},
-                          "coordinates": {axis: list(map(float, at))
-                                          for axis, at in sources[0].coordinates.items()}, "floor": floor,
-                          **({} if table.values is None else {"values": table.values})}
-                arrays |= {"parameters": table.parameters, "parameter_index": table.index,
-                           "trajectory": table.trajectory,
-                           "header": np.frombuffer(json.dumps(header).encode(), np.uint8)}
+                    arrays |= {
+                        f"{name}/tokenizer/{key}": value.numpy() for key, value in codec.state_dict().items()
+                    }
+                arrays |= {
+                    f"split/{name}": split_rows(index, len(sources), num) for name, index in split.items()
+                }
+                header = {
+                    "settings": used,
+                    "fingerprint": digest.hexdigest(),
+                    "files": files,
+                    "dt": sources[0].dt,
+                    "boundary": task.boundary,
+                    "tokenizers": {name: codec.meta() for name, codec in codecs.items()},
+                    "coordinates": {
+                        axis: list(map(float, at)) for axis, at in sources[0].coordinates.items()
+                    },
+                    "floor": floor,
+                    **({} if table.values is None else {"values": table.values}),
+                }
+                arrays |= {
+                    "parameters": table.parameters,
+                    "parameter_index": table.index,
+                    "trajectory": table.trajectory,
+                    "header": np.frombuffer(json.dumps(header).encode(), np.uint8),
+                }
                 for name, values in arrays.items():
                     file.create_dataset(name, data=values)
             write_seal(partial)
@@ -183,8 +233,10 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
 
 def _digest_of(settings: dict[str, Any], split: dict[str, np.ndarray]) -> Any:
     """What the fingerprint of a cache is made of before any value is read."""
-    return hashlib.sha256(json.dumps([FORMAT, settings], sort_keys=True).encode()
-                          + b"".join(index.tobytes() for index in split.values()))
+    return hashlib.sha256(
+        json.dumps([FORMAT, settings], sort_keys=True).encode()
+        + b"".join(index.tobytes() for index in split.values())
+    )
 
 
 def same_sources(config: Config, cache: Cache) -> list[Source]:
@@ -203,21 +255,27 @@ def same_sources(config: Config, cache: Cache) -> list[Source]:
         for *_, u in _read(cache.task, sources, num, config.cache.chunk, bar):
             digest.update(u)
     if digest.hexdigest() != cache.fingerprint:
-        raise ValueError(f"the data files of {name} in {paths[0].parent} hold other values than those that "
-                         f"{cache.path} was built from; expected the same, or truth and latents would be of "
-                         "different trajectories. Put the files back, or run `make cache` and train again.")
+        raise ValueError(
+            f"the data files of {name} in {paths[0].parent} hold other values than those that "
+            f"{cache.path} was built from; expected the same, or truth and latents would be of "
+            "different trajectories. Put the files back, or run `make cache` and train again."
+        )
     return sources
 
 
 def _channels(task: Task) -> dict[str, slice]:
     """Groups of channels with a tokenizer of their own, as slices of Task.channels."""
     num, end = len(task.inputs), len(task.inputs) + len(task.fields)
-    return {"state": slice(num, end), **({"input": slice(num)} if num else {}),
-            **({"forcing": slice(end, None)} if task.forcing else {})}
+    return {
+        "state": slice(num, end),
+        **({"input": slice(num)} if num else {}),
+        **({"forcing": slice(end, None)} if task.forcing else {}),
+    }
 
 
-def _read(task: Task, sources: Sequence[Source], num: int, chunk: int, bar: tqdm,
-          chosen: np.ndarray | None = None) -> Iterator[tuple[int, np.ndarray, range, np.ndarray]]:
+def _read(
+    task: Task, sources: Sequence[Source], num: int, chunk: int, bar: tqdm, chosen: np.ndarray | None = None
+) -> Iterator[tuple[int, np.ndarray, range, np.ndarray]]:
     """(file, trajectory indices, frames, values) of the first `num` trajectories of every file, or the
     `chosen` ones of them; of trajectories of more than SLAB numbers one by one, as many frames at a time as
     `PatchMoments` takes in."""
@@ -251,8 +309,10 @@ def _wrong_number(task: Task, source: Source, name: str, value: float, row: int,
     if task.own is None:
         do = f"Run `make data` again, or keep it out by {key}.num_trajectories."
     elif np.isnan(value):
-        do = (f"Write {key}.skip_missing: true to leave out frames in which cells have no number that have "
-              "one elsewhere, or mend the file.")
+        do = (
+            f"Write {key}.skip_missing: true to leave out frames in which cells have no number that have "
+            "one elsewhere, or mend the file."
+        )
     elif np.isfinite(value) and not (name in task.positive and value <= 0):
         expected, do = "none, as this cell has no number in other frames", "Mend the file."
     else:
@@ -260,9 +320,14 @@ def _wrong_number(task: Task, source: Source, name: str, value: float, row: int,
     return ValueError(f"{path} holds {value:g} in {name} of {place}; expected {expected}. {do}")
 
 
-def _encode(task: Task, codecs: dict[str, Tokenizer], file: h5py.File,
-            stream: Iterable[tuple[int, np.ndarray, range, np.ndarray]], split: dict[str, np.ndarray],
-            digest: Any) -> tuple[dict[str, np.ndarray], dict]:
+def _encode(
+    task: Task,
+    codecs: dict[str, Tokenizer],
+    file: h5py.File,
+    stream: Iterable[tuple[int, np.ndarray, range, np.ndarray]],
+    split: dict[str, np.ndarray],
+    digest: Any,
+) -> tuple[dict[str, np.ndarray], dict]:
     """Write the latents of `stream` into `file`; returns the checksums of the rows and the floor.
 
     `digest` takes in every value that was read.
@@ -272,8 +337,10 @@ def _encode(task: Task, codecs: dict[str, Tokenizer], file: h5py.File,
     checksums = {f"{name}/checksums": np.zeros(num_rows, np.uint32) for name in codecs}
     # one table from the start: small results kept between large temporaries would fragment the heap, 70 KB
     # per trajectory
-    errors = {name: torch.full((num_rows, codec.num_channels + 4), torch.nan, dtype=torch.float64)
-              for name, codec in codecs.items()}
+    errors = {
+        name: torch.full((num_rows, codec.num_channels + 4), torch.nan, dtype=torch.float64)
+        for name, codec in codecs.items()
+    }
     measures: dict[str, CodecErrors] = {}
     seen = np.zeros(latents["state"].shape[:2], np.uint64)
     for number, index, frames, u in stream:
@@ -284,8 +351,10 @@ def _encode(task: Task, codecs: dict[str, Tokenizer], file: h5py.File,
             fields, dtype = torch.from_numpy(u[:, :, _channels(task)[name]]), latents[name].dtype.name
             stored = codec.encode(codec.normalise(fields)).to(getattr(torch, dtype))
             if not stored.isfinite().all():
-                raise ValueError(f"latents of {task.name} overflow {dtype}; expected them below "
-                                 f"{torch.finfo(stored.dtype).max:.0f}. Set cache.dtype=float32.")
+                raise ValueError(
+                    f"latents of {task.name} overflow {dtype}; expected them below "
+                    f"{torch.finfo(stored.dtype).max:.0f}. Set cache.dtype=float32."
+                )
             latents[name][row : row + len(u), frames.start : frames.stop] = stored.numpy()
             sums = checksums[f"{name}/checksums"]
             for at, values in enumerate(stored.numpy(), row):
@@ -301,10 +370,15 @@ def _encode(task: Task, codecs: dict[str, Tokenizer], file: h5py.File,
     for part, chosen in rows.items():
         part_of[chosen] = part
     if shared := shared_frames(seen, part_of):
-        raise ValueError(f"{task.name}: {shared}; expected no frame in two parts of the split, or test "
-                         f"errors are too good. To do: {REMEDY}.")
-    floor = {part: {name: _floor(codecs[name].fields, errors[name][chosen]) for name in codecs}
-             for part, chosen in rows.items() if part != "train"}
+        raise ValueError(
+            f"{task.name}: {shared}; expected no frame in two parts of the split, or test "
+            f"errors are too good. To do: {REMEDY}."
+        )
+    floor = {
+        part: {name: _floor(codecs[name].fields, errors[name][chosen]) for name in codecs}
+        for part, chosen in rows.items()
+        if part != "train"
+    }
     return checksums, floor
 
 
@@ -322,8 +396,9 @@ class CodecErrors:
         self.norms.append(torch.stack([rmse(codec.denormalise(w_pred), u), rms(u)]))
         change = (w if self.last is None else torch.cat([self.last, w], 1)).diff(dim=1)
         parts = ((w_pred - w), (w_pred - codec.decode(z)), change)
-        self.squares.append([(x.shape[1], x.double().square().flatten(1).mean(1, keepdim=True))
-                             for x in parts])
+        self.squares.append(
+            [(x.shape[1], x.double().square().flatten(1).mean(1, keepdim=True)) for x in parts]
+        )
         self.last = w[:, -1:].clone()
 
     def result(self) -> Tensor:
@@ -337,26 +412,38 @@ class CodecErrors:
         columns = [ratio(errors, sizes).nanmean(1), ratio(total, size)[:, None]]
         for blocks in zip(*self.squares, strict=True):
             num = sum(count for count, _ in blocks)
-            columns.append(sum(count / num * mean for count, mean in blocks if count) if num
-                           else blocks[0][1])
+            columns.append(
+                sum(count / num * mean for count, mean in blocks if count) if num else blocks[0][1]
+            )
         return torch.cat(columns, 1)
 
 
 def _floor(fields: Sequence[str], errors: Tensor) -> dict[str, Any]:
     """Means of `CodecErrors` as JSON: nrmse, per field and overall; error and rounding over the one-step
     change."""
-    *channels, total, error, rounding, change = (None if math.isnan(x) else x
-                                                 for x in errors.nanmean(0).tolist())
+    *channels, total, error, rounding, change = (
+        None if math.isnan(x) else x for x in errors.nanmean(0).tolist()
+    )
     defined = [x for x in channels if x is not None]
-    return {"nrmse": sum(defined) / len(defined) if defined else None, "nrmse_global": total,
-            "fields": dict(zip(fields, channels, strict=True)),
-            "over_change": math.sqrt(error / change) if change else None,
-            "rounding_over_change": math.sqrt(rounding / change) if change else None}
+    return {
+        "nrmse": sum(defined) / len(defined) if defined else None,
+        "nrmse_global": total,
+        "fields": dict(zip(fields, channels, strict=True)),
+        "over_change": math.sqrt(error / change) if change else None,
+        "rounding_over_change": math.sqrt(rounding / change) if change else None,
+    }
 
 
 def _allocate(partial: Path, shapes: dict[str, tuple[int, ...]], dtype: str) -> None:
     """Make the HDF5 file with its latents, contiguous and page-aligned, not yet written."""
-    with h5py.File(partial, "w", libver=LIBVER, locking=False, userblock_size=SEAL_BYTES,
-                   alignment_threshold=SEAL_BYTES, alignment_interval=SEAL_BYTES) as file:
+    with h5py.File(
+        partial,
+        "w",
+        libver=LIBVER,
+        locking=False,
+        userblock_size=SEAL_BYTES,
+        alignment_threshold=SEAL_BYTES,
+        alignment_interval=SEAL_BYTES,
+    ) as file:
         for name, shape in shapes.items():
             file.create_dataset(f"{name}/latents", shape, dtype, dcpl=allocated())

@@ -40,12 +40,23 @@ from ups.userdata.readers.hdf5 import dataset, node
 
 # opening verifies every row up to this size: CRC-32 runs at 2 GB/s, a quarter of a second
 FULL_BYTES = 2**29
-BESIDE = ("cuda",)   # devices that compute while the host reads on
+BESIDE = ("cuda",)  # devices that compute while the host reads on
 # of decoded fields in float64, at a time; a rollout holds some of that size
 PART_BYTES = 2**28
 # keys of task.TASK that decide what a cache holds
-USED_SETTINGS = ("num_trajectories", "resolution", "num_frames", "t_end", "parameters", "space_stride",
-                 "time_stride", "first_frame", "patch", "dim", "energy")
+USED_SETTINGS = (
+    "num_trajectories",
+    "resolution",
+    "num_frames",
+    "t_end",
+    "parameters",
+    "space_stride",
+    "time_stride",
+    "first_frame",
+    "patch",
+    "dim",
+    "energy",
+)
 
 
 class Cache:
@@ -61,15 +72,19 @@ class Cache:
     header: everything else that the file says about itself.
     """
 
-    def __init__(self, path: str | Path, settings: TaskConfig,
-                 verify: Literal["auto", "quick", "full"] = "auto"):
+    def __init__(
+        self, path: str | Path, settings: TaskConfig, verify: Literal["auto", "quick", "full"] = "auto"
+    ):
         self.path, self.settings = Path(path), settings
         read_seal(self.path)
         try:
             with h5py.File(self.path, "r", locking=False) as file:
                 self.header: dict[str, Any] = json.loads(bytes(dataset(file, "header")[()]).decode())
-                self._parts = {name: _read_part(self.path, file, name, self.header)
-                               for name in ("state", "input", "forcing") if node(file, name) is not None}
+                self._parts = {
+                    name: _read_part(self.path, file, name, self.header)
+                    for name in ("state", "input", "forcing")
+                    if node(file, name) is not None
+                }
                 self._state, self.tokenizer = self._parts["state"]
                 self._input, self.input_tokenizer = self._parts.get("input", (None, None))
                 self._forcing, self.forcing_tokenizer = self._parts.get("forcing", (None, None))
@@ -77,23 +92,28 @@ class Cache:
                 self.num_bytes = sum(part.num_bytes for part, _ in self._parts.values())
                 self.parameters, self.parameter_index, self.trajectory = (
                     torch.from_numpy(dataset(file, name)[()])
-                    for name in ("parameters", "parameter_index", "trajectory"))
-                self.split = {name: torch.from_numpy(dataset(file, f"split/{name}")[()])
-                              for name in ("train", "val", "test")}
+                    for name in ("parameters", "parameter_index", "trajectory")
+                )
+                self.split = {
+                    name: torch.from_numpy(dataset(file, f"split/{name}")[()])
+                    for name in ("train", "val", "test")
+                }
             self.task: Task = described_task(self.header["settings"]["task"])
             self.fingerprint: str = self.header["fingerprint"]
             self.dt, self.floor = float(self.header["dt"]), self.header["floor"]
             settings_then, is_own = self.header["settings"]["settings"], self.task.own is not None
-            values = torch.tensor(self.header["values"] if is_own else settings_then["parameters"],
-                                  dtype=torch.float64)
+            values = torch.tensor(
+                self.header["values"] if is_own else settings_then["parameters"], dtype=torch.float64
+            )
             found = self.parameters if is_own else self.parameters[:, :1].flatten()
             self.is_sampled = len(values) > 0 and not torch.equal(found, values[self.parameter_index])
             if self.is_sampled and not is_own:
                 raise ValueError("parameters that are not those of its settings")
         except Exception as error:
             # by what is missing or of another kind; the seal holds, so it was written so
-            raise refusal(self.path, f"lacks a part ({type(error).__name__}: {error})",
-                           "all parts of a cache") from error
+            raise refusal(
+                self.path, f"lacks a part ({type(error).__name__}: {error})", "all parts of a cache"
+            ) from error
         self._check()
         self.frame_bytes = self.num_bytes / (self.num_rows * self.num_frames)
         self.parameter_values = values
@@ -107,20 +127,27 @@ class Cache:
     def _check(self) -> None:
         """Raise ValueError unless the parts fit each other."""
         num, task = self.num_rows, self.task
-        fields = {"state": task.fields, **({"input": task.inputs} if task.inputs else {}),
-                  **({"forcing": task.forcing} if task.forcing else {})}
+        fields = {
+            "state": task.fields,
+            **({"input": task.inputs} if task.inputs else {}),
+            **({"forcing": task.forcing} if task.forcing else {}),
+        }
         numbers = [self.parameter_index, self.trajectory, *self.split.values()]
         is_right = {
-            "latents or tokenizers": fields.keys() == self._parts.keys() and all(
-                part.fits(num, codec, fields[name]) for name, (part, codec) in self._parts.items()),
+            "latents or tokenizers": fields.keys() == self._parts.keys()
+            and all(part.fits(num, codec, fields[name]) for name, (part, codec) in self._parts.items()),
             "parameters": self.parameters.shape == (num, len(task.parameters))
-            and self.parameters.dtype == torch.float64 and bool(self.parameters.isfinite().all()),
+            and self.parameters.dtype == torch.float64
+            and bool(self.parameters.isfinite().all()),
             "row numbers": len(self.parameter_index) == len(self.trajectory) == num
-            and all(rows.dtype == torch.int64 and rows.ndim == 1 and len(rows) > 0
-                    and _is_within(rows, num - 1) for rows in numbers)
+            and all(
+                rows.dtype == torch.int64 and rows.ndim == 1 and len(rows) > 0 and _is_within(rows, num - 1)
+                for rows in numbers
+            )
             and torch.equal(torch.cat(numbers[2:]).sort().values, torch.arange(num)),
             "time step": math.isfinite(self.dt) and (self.dt == 0 if task.is_steady else self.dt > 0),
-            "floor": isinstance(self.floor, dict) and isinstance(self.fingerprint, str)}
+            "floor": isinstance(self.floor, dict) and isinstance(self.fingerprint, str),
+        }
         if wrong := [name for name, fine in is_right.items() if not fine]:
             raise refusal(self.path, f"has {wrong[0]} that do not fit its other parts", "parts of one cache")
 
@@ -129,20 +156,31 @@ class Cache:
         "reserved"."""
         train = self.split["train"]
         numbers = self.trajectory[train].unique()
-        is_kept = torch.isin(self.trajectory[train], numbers[:num_kept(len(numbers), share)])
+        is_kept = torch.isin(self.trajectory[train], numbers[: num_kept(len(numbers), share)])
         self.split |= {"train": train[is_kept], "reserved": train[~is_kept]}
 
     def scene(self) -> dict[str, Any]:
         """What a figure of a trajectory must know: the fields it shows, stored space axes and the cell
         centres along each (as the data file has them, else spread over the task's domain)."""
         stored, task = self.header["coordinates"], self.task
-        return {"fields": [*map(task.with_unit, task.moving)], "axes": list(task.axes),
-                "labels": [*map(task.with_unit, task.axes)], "time": task.with_unit("time"),
-                "coordinates": [np.array(stored.get(axis) or task.centres(num_cells, axis))
-                                for axis, num_cells in zip(task.axes, self.tokenizer.space, strict=True)]}
+        return {
+            "fields": [*map(task.with_unit, task.moving)],
+            "axes": list(task.axes),
+            "labels": [*map(task.with_unit, task.axes)],
+            "time": task.with_unit("time"),
+            "coordinates": [
+                np.array(stored.get(axis) or task.centres(num_cells, axis))
+                for axis, num_cells in zip(task.axes, self.tokenizer.space, strict=True)
+            ],
+        }
 
-    def batch(self, rows: Tensor | Sequence[int], starts: Tensor | Sequence[int] | int, length: int,
-              device: torch.device | str = "cpu") -> Tensor:
+    def batch(
+        self,
+        rows: Tensor | Sequence[int],
+        starts: Tensor | Sequence[int] | int,
+        length: int,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
         """Latents (B, length, *tokens, dim), float32, on `device`: frames starts .. starts + length - 1 of
         each row.
 
@@ -161,8 +199,13 @@ class Cache:
         assert self._input is not None, f"{self.task.name} is not steady"
         return self._input.gather(rows, 0, 1, torch.device(device))
 
-    def forcing(self, rows: Tensor | Sequence[int], starts: Tensor | Sequence[int] | int, length: int,
-                device: torch.device | str = "cpu") -> Tensor:
+    def forcing(
+        self,
+        rows: Tensor | Sequence[int],
+        starts: Tensor | Sequence[int] | int,
+        length: int,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
         """Latents (B, length, *tokens, dim) of what is known in advance, as `batch`; after the last frame
         follows the first again, for forecasts that are longer than the data."""
         assert self._forcing is not None, f"{self.task.name} has no forcing"
@@ -173,8 +216,7 @@ class Cache:
         frames = (starts.view(-1, 1) + torch.arange(length)) % self.num_frames
         return z[torch.arange(len(z), device=z.device)[:, None], send(frames.expand(len(z), -1), z.device)]
 
-    def read_ahead(self, rows: Tensor, starts: Tensor | int, length: int,
-                   device: torch.device | str) -> None:
+    def read_ahead(self, rows: Tensor, starts: Tensor | int, length: int, device: torch.device | str) -> None:
         """Read what `batch` (and `inputs` or `forcing`) will be asked for next, into pinned memory,
         while a GPU computes; does nothing for other devices and for latents that lie there."""
         for part, _ in self._parts.values():
@@ -199,22 +241,33 @@ class _Latents:
         with open(self.handle, "rb", closefd=False) as file:
             self.rows = np.memmap(file, latents.dtype, mode="r", offset=self.offset, shape=self.shape)
         self.size, self.is_placed = os.fstat(self.handle).st_size, False
-        self.ahead: dict[tuple, Tensor] = {}   # what was read before it is asked for, by what was asked
-        self.checked_at, self.is_checked = None, np.zeros(self.shape[0], bool)   # since when, which rows
+        self.ahead: dict[tuple, Tensor] = {}  # what was read before it is asked for, by what was asked
+        self.checked_at, self.is_checked = None, np.zeros(self.shape[0], bool)  # since when, which rows
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*not writable.*")   # nothing here writes to it
+            warnings.filterwarnings("ignore", message=".*not writable.*")  # nothing here writes to it
             self.frames = torch.from_numpy(self.rows.reshape(self.shape[0] * self.shape[1], -1))
 
     def fits(self, num_rows: int, codec: Tokenizer, fields: tuple[str, ...]) -> bool:
         """Whether this is `num_rows` trajectories of `fields` in the tokens of their `codec`, in a type that
         caches have."""
-        return (codec.fields == fields and codec.is_sound() and self.rows.dtype in (np.float32, np.float16)
-                and self.shape[0] == num_rows and self.shape[1] >= 1
-                and self.shape[2:] == (*codec.tokens, codec.dim)
-                and self.checksums.shape == (num_rows,) and self.checksums.dtype == np.uint32)
+        return (
+            codec.fields == fields
+            and codec.is_sound()
+            and self.rows.dtype in (np.float32, np.float16)
+            and self.shape[0] == num_rows
+            and self.shape[1] >= 1
+            and self.shape[2:] == (*codec.tokens, codec.dim)
+            and self.checksums.shape == (num_rows,)
+            and self.checksums.dtype == np.uint32
+        )
 
-    def gather(self, rows: Tensor | Sequence[int], starts: Tensor | Sequence[int] | int, length: int,
-               device: torch.device) -> Tensor:
+    def gather(
+        self,
+        rows: Tensor | Sequence[int],
+        starts: Tensor | Sequence[int] | int,
+        length: int,
+        device: torch.device,
+    ) -> Tensor:
         rows, starts = torch.as_tensor(rows, dtype=torch.int64), torch.as_tensor(starts, dtype=torch.int64)
         z = self.ahead.pop(_request(rows, starts, length), None)
         z = self._read(rows, starts, length) if z is None else z
@@ -231,11 +284,14 @@ class _Latents:
         beat()
         num_rows, num_frames = self.shape[:2]
         last_row, last_start = num_rows - 1, num_frames - length
-        if not (length >= 1 and rows.numel() and _is_within(rows, last_row)
-                and _is_within(starts, last_start)):
-            raise ValueError(f"rows {rows.tolist()[:8]}, starts {starts.flatten().tolist()[:8]}, length "
-                             f"{length} reach outside {self.name} of {self.path}; expected rows up to "
-                             f"{last_row} and frames up to {num_frames - 1}. Take rows from Cache.split.")
+        if not (
+            length >= 1 and rows.numel() and _is_within(rows, last_row) and _is_within(starts, last_start)
+        ):
+            raise ValueError(
+                f"rows {rows.tolist()[:8]}, starts {starts.flatten().tolist()[:8]}, length "
+                f"{length} reach outside {self.name} of {self.path}; expected rows up to "
+                f"{last_row} and frames up to {num_frames - 1}. Take rows from Cache.split."
+            )
         if not self.is_placed:
             self.verify(rows.numpy())
         # A window is one run of memory: overlapping windows are rows of a strided view, and index_select
@@ -244,7 +300,7 @@ class _Latents:
         windows = self.frames.as_strided((len(self.frames) - length + 1, length * size), (size, 1))
         z = windows.index_select(0, send(rows * num_frames + starts, self.frames.device))
         if not self.is_placed:
-            self.verify(rows.numpy())   # the same rows, if the file was written to meanwhile
+            self.verify(rows.numpy())  # the same rows, if the file was written to meanwhile
         return z
 
     def verify(self, rows: np.ndarray | None = None) -> None:
@@ -265,15 +321,18 @@ class _Latents:
         for row in () if seen[rows].all() else np.unique(rows[~seen[rows]]):
             beat()
             if zlib.crc32(self.rows[row]) != self.checksums[row]:
-                raise refusal(self.path, f"has a damaged row {row} in {self.name}",
-                               f"checksum {self.checksums[row]:08x}")
+                raise refusal(
+                    self.path,
+                    f"has a damaged row {row} in {self.name}",
+                    f"checksum {self.checksums[row]:08x}",
+                )
             seen[row] = True
 
     def place(self, device: torch.device) -> None:
         """Copy all rows, verified, to `device`."""
         self.verify()
         frames = self.frames.to(device, copy=True)
-        self.verify()   # again, if the file was written to meanwhile
+        self.verify()  # again, if the file was written to meanwhile
         self.frames, self.is_placed = frames, True
 
 
@@ -287,8 +346,12 @@ def _is_within(values: Tensor, last: int) -> bool:
     return int(low) >= 0 and int(high) <= last
 
 
-def place(caches: Iterable[Cache], device: torch.device | str, mode: Literal["auto", "mmap", "device"],
-          fraction: float = 1.0) -> str:
+def place(
+    caches: Iterable[Cache],
+    device: torch.device | str,
+    mode: Literal["auto", "mmap", "device"],
+    fraction: float = 1.0,
+) -> str:
     """Copy the latents of all `caches` to `device` once, or leave them mapped; returns "device" or "mmap".
 
     auto: copy when together they take at most `fraction` of the device's free memory; on a CPU the page cache
@@ -297,8 +360,9 @@ def place(caches: Iterable[Cache], device: torch.device | str, mode: Literal["au
     """
     caches, device = list(caches), torch.device(device)
     if mode == "auto":
-        fits = device.type == "cuda" and (sum(cache.num_bytes for cache in caches)
-                                          <= fraction * torch.cuda.mem_get_info(device)[0])
+        fits = device.type == "cuda" and (
+            sum(cache.num_bytes for cache in caches) <= fraction * torch.cuda.mem_get_info(device)[0]
+        )
         mode = "device" if fits else "mmap"
     if mode == "device":
         for part, _ in [part for cache in caches for part in cache._parts.values()]:
@@ -315,16 +379,21 @@ def open_cache(config: Config, task_name: str, verify: Literal["auto", "quick", 
     """
     path = config.cache_path(task_name)
     if not path.is_file():
-        raise FileNotFoundError(f"no cache of {task_name} at {path}; expected the latents there (key "
-                                "cache.root). Build it with `make cache` (python prepare_cache.py --config "
-                                "CONFIG).")
+        raise FileNotFoundError(
+            f"no cache of {task_name} at {path}; expected the latents there (key "
+            "cache.root). Build it with `make cache` (python prepare_cache.py --config "
+            "CONFIG)."
+        )
     cache = Cache(path, config.task[task_name], verify)
     stored, wanted = cache.header["settings"], cache_settings(config, task_name)
     if not isinstance(stored, dict) or not all(isinstance(stored.get(part), dict) for part in wanted):
         raise refusal(path, "does not say with what settings it was built", "the settings it was built with")
-    changed = [f"{key} {stored[part].get(key)!r:.200} -> {wanted[part].get(key)!r}"
-               for part in wanted for key in wanted[part] | stored[part]
-               if stored[part].get(key) != wanted[part].get(key)]
+    changed = [
+        f"{key} {stored[part].get(key)!r:.200} -> {wanted[part].get(key)!r}"
+        for part in wanted
+        for key in wanted[part] | stored[part]
+        if stored[part].get(key) != wanted[part].get(key)
+    ]
     if changed:
         raise refusal(path, f"is stale ({'; '.join(changed)})", "the settings it was built with")
     return cache
@@ -335,8 +404,9 @@ def _read_part(path: Path, file: h5py.File, name: str, header: dict[str, Any]) -
     latents = _Latents(path, dataset(file, f"{name}/latents"), dataset(file, f"{name}/checksums")[()])
     tensors = {key: torch.from_numpy(dataset(file, f"{name}/tokenizer/{key}")[()]) for key in TENSORS}
     if any(value.dtype != torch.float32 for value in tensors.values()):
-        raise TypeError(f"a tokenizer of {', '.join(str(value.dtype) for value in tensors.values())}; "
-                        "expected float32")
+        raise TypeError(
+            f"a tokenizer of {', '.join(str(value.dtype) for value in tensors.values())}; expected float32"
+        )
     return latents, Tokenizer.from_state(tensors, header["tokenizers"][name])
 
 
@@ -345,11 +415,18 @@ def cache_settings(config: Config, task_name: str) -> dict[str, dict]:
     task, settings, data = config.spec(task_name), config.task[task_name], config.data
     origin = {"source": data.source, "seed": data.seed if data.source == "generate" else None}
     return {
-        "task": {**task.description, "fields": list(task.fields), "inputs": list(task.inputs),
-                 "positive": list(task.positive)},
+        "task": {
+            **task.description,
+            "fields": list(task.fields),
+            "inputs": list(task.inputs),
+            "positive": list(task.positive),
+        },
         "settings": {key: getattr(settings, key) for key in USED_SETTINGS},
-        "data": {**(origin if task.own is None else {"split": settings.split}),
-                 **({"skip_missing": True} if task.own is not None and settings.skip_missing else {}),
-                 "val_fraction": data.val_fraction, "test_fraction": data.test_fraction},
+        "data": {
+            **(origin if task.own is None else {"split": settings.split}),
+            **({"skip_missing": True} if task.own is not None and settings.skip_missing else {}),
+            "val_fraction": data.val_fraction,
+            "test_fraction": data.test_fraction,
+        },
         "cache": {"dtype": config.cache.dtype},
     }

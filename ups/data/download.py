@@ -26,7 +26,7 @@ from ups.tasks import TASKS, get_task
 
 READ_BYTES = 2**20
 MAX_PAUSE_S = 60.0
-MIN_SPEED = 1024   # bytes a second; the largest files are 100 GB, and nobody waits for three years
+MIN_SPEED = 1024  # bytes a second; the largest files are 100 GB, and nobody waits for three years
 TRANSIENT = (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException, ssl.SSLError)
 
 
@@ -37,30 +37,46 @@ def published_file(task: str, parameter: float | None) -> tuple[str, int, str]:
     name = spec.file_for(parameter)
     if name not in spec.published:
         known = ", ".join(spec.published) or "none, as it is a data set of ours that nobody publishes"
-        raise ValueError(f"{task} has no published file {name}; expected one of: {known}. Change "
-                         f"task.{task}.parameters or data.tasks, or set "
-                         "data.source=own for files of yours"
-                         f"{' or, to solve the equation, data.source=generate' if spec.simulate else ''}.")
+        raise ValueError(
+            f"{task} has no published file {name}; expected one of: {known}. Change "
+            f"task.{task}.parameters or data.tasks, or set "
+            "data.source=own for files of yours"
+            f"{' or, to solve the equation, data.source=generate' if spec.simulate else ''}."
+        )
     return name, *spec.published[name]
 
 
 def published_files(pattern: str) -> list[tuple[str, str, int, str]]:
     """Task, name, DaRUS id and MD5 of every published file whose name fits `pattern` (with * and ?), of those
     that no setting names, too. Raises ValueError where none does."""
-    found = [(task.name, name, *source) for task in TASKS.values() if not task.of
-             for name, source in (dict(task.published) | dict(task.further)).items()
-             if fnmatchcase(name, pattern)]
+    found = [
+        (task.name, name, *source)
+        for task in TASKS.values()
+        if not task.of
+        for name, source in (dict(task.published) | dict(task.further)).items()
+        if fnmatchcase(name, pattern)
+    ]
     if not found:
-        raise ValueError(f"no published file is called {pattern!r}; expected a name of PDEBench's, such as "
-                         "Sod1.hdf5, or a pattern such as 'KH_*'. --file '*' --dry-run lists all.")
+        raise ValueError(
+            f"no published file is called {pattern!r}; expected a name of PDEBench's, such as "
+            "Sod1.hdf5, or a pattern such as 'KH_*'. --file '*' --dry-run lists all."
+        )
     return found
 
 
 def md5_of(path: Path, show_progress: bool = False) -> str:
     """MD5 of a file, read in pieces."""
     digest = hashlib.md5(usedforsecurity=False)
-    with path.open("rb") as file, tqdm(total=path.stat().st_size, unit="B", unit_scale=True,
-                                       desc=f"MD5 {path.name}", disable=not show_progress) as bar:
+    with (
+        path.open("rb") as file,
+        tqdm(
+            total=path.stat().st_size,
+            unit="B",
+            unit_scale=True,
+            desc=f"MD5 {path.name}",
+            disable=not show_progress,
+        ) as bar,
+    ):
         while block := file.read(READ_BYTES):
             digest.update(block)
             bar.update(len(block))
@@ -77,8 +93,12 @@ def edition(name: str, md5: str) -> str:
 def is_verified(path: Path, md5: str) -> bool:
     """Whether `path` exists and its MD5 was found right after it was last changed."""
     record = path.with_name(path.name + ".md5")
-    return (path.is_file() and record.is_file() and record.read_text(encoding="utf-8").split()[:1] == [md5]
-            and record.stat().st_mtime_ns >= path.stat().st_mtime_ns)
+    return (
+        path.is_file()
+        and record.is_file()
+        and record.read_text(encoding="utf-8").split()[:1] == [md5]
+        and record.stat().st_mtime_ns >= path.stat().st_mtime_ns
+    )
 
 
 @dataclass(frozen=True)
@@ -105,18 +125,28 @@ class Patience:
                 code = getattr(error, "code", None)
                 # the client's fault: no use to try
                 if code is not None and code < 500 and code not in (408, 425, 429):
-                    raise ValueError(f"{url} answered {code} {error.reason}; expected the file {path.name}. "
-                                     f"Check data.url, or download the file by hand to {path}.") from error
+                    raise ValueError(
+                        f"{url} answered {code} {error.reason}; expected the file {path.name}. "
+                        f"Check data.url, or download the file by hand to {path}."
+                    ) from error
                 failures = 1 if have() >= before + MIN_SPEED * self.timeout_s else failures + 1
                 if failures > self.retries:
-                    raise ConnectionError(f"{url} gave next to nothing new in {failures} attempts ({error}); "
-                                          f"expected the file {path.name}. Check the network and run `make "
-                                          f"data` again: it continues at byte {have()}.") from error
+                    raise ConnectionError(
+                        f"{url} gave next to nothing new in {failures} attempts ({error}); "
+                        f"expected the file {path.name}. Check the network and run `make "
+                        f"data` again: it continues at byte {have()}."
+                    ) from error
                 time.sleep(min(MAX_PAUSE_S, self.pause_s * 2 ** (failures - 1)))
 
 
-def fetch(url: str, path: Path, md5: str, *, patience: Patience = Patience(),  # noqa: B008, it is frozen
-          show_progress: bool = True) -> None:
+def fetch(
+    url: str,
+    path: Path,
+    md5: str,
+    *,
+    patience: Patience = Patience(),  # noqa: B008, it is frozen
+    show_progress: bool = True,
+) -> None:
     """Make `path` the file at `url` whose MD5 is `md5` (hexadecimal); nothing is done for one already found
     right.
 
@@ -129,12 +159,16 @@ def fetch(url: str, path: Path, md5: str, *, patience: Patience = Patience(),  #
         require_address(url)
     partial = partial_path(path)
     with completing(path, 0, "data.root") as file:
-        if path.exists():   # another process ended it before we had the lock
+        if path.exists():  # another process ended it before we had the lock
             partial.unlink()
             _check(path, path, md5, show_progress)
             return
-        patience.persist(lambda: _transfer(url, path, file, patience.timeout_s, show_progress),
-                         lambda: partial.stat().st_size, url, path)
+        patience.persist(
+            lambda: _transfer(url, path, file, patience.timeout_s, show_progress),
+            lambda: partial.stat().st_size,
+            url,
+            path,
+        )
         _check(partial, path, md5, show_progress)
 
 
@@ -153,8 +187,9 @@ def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float, show_progr
     """
     have = os.fstat(file.fileno()).st_size
     try:
-        answer = answered(urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {}),
-                          timeout_s)
+        answer = answered(
+            urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {}), timeout_s
+        )
     except urllib.error.HTTPError as error:
         if error.code != 416 or not have:
             raise
@@ -162,23 +197,29 @@ def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float, show_progr
         if total == str(have):
             return  # everything was there already; the MD5 decides
         file.truncate(0)
-        raise ConnectionError(f"the unfinished file had {have} bytes, the server's has {total or '?'}; "
-                              "starting again") from error
-    is_continued = (answer.status == 206 and answer.headers.get("Content-Range", "").startswith("bytes "
-                                                                                                f"{have}-"))
+        raise ConnectionError(
+            f"the unfinished file had {have} bytes, the server's has {total or '?'}; starting again"
+        ) from error
+    is_continued = answer.status == 206 and answer.headers.get("Content-Range", "").startswith(
+        f"bytes {have}-"
+    )
     start, length = have if is_continued else 0, answer.headers.get("Content-Length", "")
     total = start + int(length) if length.isdecimal() else None
     file.seek(start)
-    with answer, explained(path, total or 0, "data.root"), tqdm(
-            total=total, initial=start, unit="B", unit_scale=True, desc=path.name,
-            disable=not show_progress) as bar:
+    with (
+        answer,
+        explained(path, total or 0, "data.root"),
+        tqdm(
+            total=total, initial=start, unit="B", unit_scale=True, desc=path.name, disable=not show_progress
+        ) as bar,
+    ):
         require_room(file, total or 0)
         for block in blocks(answer, timeout_s):
             file.write(block)
-            file.flush()   # now, as the size of the file tells the progress
+            file.flush()  # now, as the size of the file tells the progress
             bar.update(len(block))
         if total is None or file.tell() >= total:
-            file.truncate()   # complete: what lay behind is not the server's
+            file.truncate()  # complete: what lay behind is not the server's
     if total is not None and file.tell() < total:
         raise ConnectionError(f"the connection closed at byte {file.tell()} of {total}")
 
@@ -204,7 +245,7 @@ def answered(request: urllib.request.Request, timeout_s: float) -> http.client.H
     def ask() -> None:
         try:
             answer.set_result(urllib.request.urlopen(request, timeout=timeout_s))
-        except Exception as error:   # for the caller to raise
+        except Exception as error:  # for the caller to raise
             answer.set_exception(error)
 
     threading.Thread(target=ask, daemon=True).start()
@@ -218,11 +259,15 @@ def _check(file: Path, path: Path, md5: str, show_progress: bool) -> None:
     """Compare the MD5 of `file` (path itself, or its .partial, which is to become path) and record it."""
     found = md5_of(file, show_progress)
     if found != md5:
-        do = ("If it is yours, set data.source=own; else delete it and run `make data`, or choose another "
-              "data.root.")
+        do = (
+            "If it is yours, set data.source=own; else delete it and run `make data`, or choose another "
+            "data.root."
+        )
         if file != path:
             file.unlink()
-            do = ("The download was deleted. Run `make data` again; if the MD5 stays, the publisher has "
-                  "changed the file: see its task in ups/tasks.")
+            do = (
+                "The download was deleted. Run `make data` again; if the MD5 stays, the publisher has "
+                "changed the file: see its task in ups/tasks."
+            )
         raise ValueError(f"{file} has MD5 {found}; expected {md5}. {edition(path.name, found)}{do}")
     write_atomic(path.with_name(path.name + ".md5"), f"{md5}  {path.name}\n")

@@ -26,9 +26,9 @@ from ups.data.layout import layout_of
 from ups.data.pdebench import Trajectories, data_bytes, describe, made_with, opened
 from ups.userdata.readers.hdf5 import node
 
-BLOCK_BYTES = 2**18    # of small reads: what HDF5 asks for to find its way lies close together
-KEPT = 16              # such blocks
-CHUNK_BYTES = 2**26    # of trajectories fetched before they count as done
+BLOCK_BYTES = 2**18  # of small reads: what HDF5 asks for to find its way lies close together
+KEPT = 16  # such blocks
+CHUNK_BYTES = 2**26  # of trajectories fetched before they count as done
 
 
 @contextlib.contextmanager
@@ -87,7 +87,7 @@ class RemoteFile(io.RawIOBase):
             return self._range(self.at, self.at + num)
         first, last = self.at // BLOCK_BYTES, (self.at + num - 1) // BLOCK_BYTES
         start = self.at - first * BLOCK_BYTES
-        return b"".join(map(self._block, range(first, last + 1)))[start:start + num]
+        return b"".join(map(self._block, range(first, last + 1)))[start : start + num]
 
     def _block(self, number: int) -> bytes:
         """Bytes of an aligned block, the latest kept."""
@@ -105,8 +105,10 @@ class RemoteFile(io.RawIOBase):
 
         def attempt() -> None:
             have = start + len(part)
-            answer = answered(urllib.request.Request(self.url, headers={"Range": f"bytes={have}-{stop - 1}"}),
-                              self.patience.timeout_s)
+            answer = answered(
+                urllib.request.Request(self.url, headers={"Range": f"bytes={have}-{stop - 1}"}),
+                self.patience.timeout_s,
+            )
             with answer:
                 end = self._accept(answer, have, stop)
                 for block in blocks(answer, self.patience.timeout_s):
@@ -122,25 +124,32 @@ class RemoteFile(io.RawIOBase):
         said = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", answer.headers.get("Content-Range") or "")
         whole = "set data.fetch=whole, which downloads the file and compares its MD5"
         if answer.status != 206 or not said:
-            raise ValueError(f"{self.url} answers with the whole file (status {answer.status}) where a part "
-                             f"was asked for; expected a server with HTTP Range. Mend data.url, or {whole}.")
+            raise ValueError(
+                f"{self.url} answers with the whole file (status {answer.status}) where a part "
+                f"was asked for; expected a server with HTTP Range. Mend data.url, or {whole}."
+            )
         first, last, size = map(int, said.groups())
         edition = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
         if self.size < 0:
             self.size, self.edition = size, edition
         if (size, edition) != (self.size, self.edition):
-            raise ValueError(f"{self.url} changed while it was read (from {self.size} bytes, "
-                             f"{self.edition!r}, to {size}, {edition!r}); expected one file. Remove "
-                             f"{partial_path(self.path)} and run the same command again, or {whole}.")
+            raise ValueError(
+                f"{self.url} changed while it was read (from {self.size} bytes, "
+                f"{self.edition!r}, to {size}, {edition!r}); expected one file. Remove "
+                f"{partial_path(self.path)} and run the same command again, or {whole}."
+            )
         if (first, last + 1) != (start, min(stop, size)):
-            raise ValueError(f"{self.url} gave bytes {first} to {last}; expected {start} to "
-                             f"{min(stop, size) - 1}. Mend data.url, or {whole}.")
+            raise ValueError(
+                f"{self.url} gave bytes {first} to {last}; expected {start} to "
+                f"{min(stop, size) - 1}. Mend data.url, or {whole}."
+            )
         return last + 1
 
 
 @contextlib.contextmanager
-def opened_remote(url: str, path: Path, task: str,
-                  patience: Patience) -> Iterator[tuple[h5py.File, RemoteFile]]:
+def opened_remote(
+    url: str, path: Path, task: str, patience: Patience
+) -> Iterator[tuple[h5py.File, RemoteFile]]:
     """The open HDF5 file at `url`. What the server did is raised as it is; what HDF5 finds, as ValueError."""
     remote = RemoteFile(url, path, patience)
     try:
@@ -149,10 +158,12 @@ def opened_remote(url: str, path: Path, task: str,
     except (OSError, LookupError, RuntimeError, TypeError, ArithmeticError, ValueError) as error:
         if remote.error:
             raise remote.error from None
-        if str(path) in str(error) or url in str(error):   # our own
+        if str(path) in str(error) or url in str(error):  # our own
             raise
-        raise ValueError(f"{url} is no readable HDF5 file ({error}); expected one of {task}. Check data.url, "
-                         "or set data.fetch=whole, which compares its MD5.") from error
+        raise ValueError(
+            f"{url} is no readable HDF5 file ({error}); expected one of {task}. Check data.url, "
+            "or set data.fetch=whole, which compares its MD5."
+        ) from error
 
 
 def holds_first(path: Path, task: str, num: int, md5: str) -> bool:
@@ -162,15 +173,24 @@ def holds_first(path: Path, task: str, num: int, md5: str) -> bool:
     with opened(path, task) as file:
         settings, done = made_with(file) or ({}, 0)
     if (settings.get("whole"), settings.get("num_trajectories"), done) != (md5, num, num):
-        raise ValueError(f"{path} is not the first {num} trajectories of the published file; expected it, by "
-                         "its name. Move it elsewhere, or choose another data.root, and run `make data` "
-                         "again.")
+        raise ValueError(
+            f"{path} is not the first {num} trajectories of the published file; expected it, by "
+            "its name. Move it elsewhere, or choose another data.root, and run `make data` "
+            "again."
+        )
     return True
 
 
-def fetch_first(url: str, path: Path, task: str, num: int, md5: str, *,
-                patience: Patience = Patience(),  # noqa: B008, it is frozen
-                on_progress: Callable[[int], None] = lambda done: None) -> None:
+def fetch_first(
+    url: str,
+    path: Path,
+    task: str,
+    num: int,
+    md5: str,
+    *,
+    patience: Patience = Patience(),  # noqa: B008, it is frozen
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> None:
     """Make `path` the first `num` trajectories of the published file at `url`, whose MD5, were it whole, is
     `md5`; nothing is done for one that is there, and an unfinished one continues.
 
@@ -184,9 +204,15 @@ def fetch_first(url: str, path: Path, task: str, num: int, md5: str, *,
         data = describe(source, path, task)
         _require_rows(source, data, url, num)
         settings = generation_settings(
-            task, f"the first {num} of {data.num_trajectories} trajectories of {url}", seed=0,
-            num_trajectories=num, resolution=data.space[0], num_frames=data.num_frames,
-            t_end=data.dt * (data.num_frames - 1), parameter=data.parameter)
+            task,
+            f"the first {num} of {data.num_trajectories} trajectories of {url}",
+            seed=0,
+            num_trajectories=num,
+            resolution=data.space[0],
+            num_frames=data.num_frames,
+            t_end=data.dt * (data.num_frames - 1),
+            parameter=data.parameter,
+        )
         settings |= {"seed": None, "whole": md5, "edition": remote.edition or str(remote.size)}
         row_bytes = data_bytes(task, 1, data.num_frames, data.space[0])
 
@@ -194,12 +220,21 @@ def fetch_first(url: str, path: Path, task: str, num: int, md5: str, *,
             u = data.read_from(source, int(indices[0]), int(indices[-1]) + 1)
             if not np.isfinite(u).all():
                 bad = indices[~np.isfinite(u).reshape(len(u), -1).all(1)].tolist()
-                raise ValueError(f"{url} holds NaN or Inf in trajectories {bad[:5]}; expected finite "
-                                 f"numbers. Lower task.{task}.num_trajectories to {bad[0]}.")
+                raise ValueError(
+                    f"{url} holds NaN or Inf in trajectories {bad[:5]}; expected finite "
+                    f"numbers. Lower task.{task}.num_trajectories to {bad[0]}."
+                )
             return u
 
-        write_data(path, task, read, settings, chunk=max(1, CHUNK_BYTES // row_bytes),
-                   on_progress=on_progress, begin=lambda file: _copy_facts(source, file, data))
+        write_data(
+            path,
+            task,
+            read,
+            settings,
+            chunk=max(1, CHUNK_BYTES // row_bytes),
+            on_progress=on_progress,
+            begin=lambda file: _copy_facts(source, file, data),
+        )
 
 
 def _require_rows(source: h5py.File, data: Trajectories, url: str, num: int) -> None:
@@ -207,11 +242,15 @@ def _require_rows(source: h5py.File, data: Trajectories, url: str, num: int) -> 
     layout, task = layout_of(data.task), data.task
     stored = [layout.dataset(source, array)[0] for array in task.arrays] if task.is_contiguous else []
     if not stored or any(dataset.chunks for dataset in stored) or len(set(data.space)) > 1:
-        raise ValueError(f"{url} keeps its numbers compressed, in pieces; expected arrays that begin with "
-                         "the first trajectories. Set data.fetch=whole.")
+        raise ValueError(
+            f"{url} keeps its numbers compressed, in pieces; expected arrays that begin with "
+            "the first trajectories. Set data.fetch=whole."
+        )
     if num > data.num_trajectories:
-        raise ValueError(f"{url} holds {data.num_trajectories} trajectories; expected at least {num}. "
-                         f"Lower task.{task.name}.num_trajectories.")
+        raise ValueError(
+            f"{url} holds {data.num_trajectories} trajectories; expected at least {num}. "
+            f"Lower task.{task.name}.num_trajectories."
+        )
 
 
 def _copy_facts(source: h5py.File, file: h5py.File, data: Trajectories) -> None:

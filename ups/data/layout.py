@@ -45,20 +45,28 @@ class Layout:
     def describe(self, num: int, frames: int, resolution: int) -> str:
         """What a file must hold, in words: arrays, axes, shapes, coordinates, attributes."""
         task = self.task
-        parts = [*[f"{array.key} ({', '.join(self.axes(array))}) = "
-                   f"{self.shape(array, num, frames, resolution)} of floats" for array in task.arrays],
-                 *[f"{self.coordinate('t')} = ({frames},), the frames' times"] * (not task.is_steady),
-                 *[f"{self.coordinate(axis)} = ({resolution},), optional" for axis in task.axes],
-                 *[f"attribute {', '.join(task.parameters)}"] * bool(task.parameters)]
+        parts = [
+            *[
+                f"{array.key} ({', '.join(self.axes(array))}) = "
+                f"{self.shape(array, num, frames, resolution)} of floats"
+                for array in task.arrays
+            ],
+            *[f"{self.coordinate('t')} = ({frames},), the frames' times"] * (not task.is_steady),
+            *[f"{self.coordinate(axis)} = ({resolution},), optional" for axis in task.axes],
+            *[f"attribute {', '.join(task.parameters)}"] * bool(task.parameters),
+        ]
         return f"{self.opening.format(num)} {'; '.join(parts)}"
 
     def grid(self, settings: dict[str, Any], num_times: int) -> dict[str, np.ndarray]:
         """Cell centres x_i = xL + (i + 1/2) dx per axis and the frames' times, float32."""
-        grid = {axis: np.array(self.task.centres(settings["resolution"], axis), np.float32)
-                for axis in sorted(self.task.axes)}
+        grid = {
+            axis: np.array(self.task.centres(settings["resolution"], axis), np.float32)
+            for axis in sorted(self.task.axes)
+        }
         if not self.task.is_steady:
-            grid["t"] = (np.arange(num_times) * settings["t_end"]
-                         / max(1, settings["num_frames"] - 1)).astype(np.float32)
+            grid["t"] = (
+                np.arange(num_times) * settings["t_end"] / max(1, settings["num_frames"] - 1)
+            ).astype(np.float32)
         return grid
 
     def path(self, array: Array, name: str = "") -> str:
@@ -70,7 +78,7 @@ class Layout:
         return () if self.lead else tuple(sorted(filter(str.isdigit, file), key=int))
 
     def config(self, file: h5py.File, name: str = "") -> dict[str, str]:
-        """"config": the text in which PDEBench's generator says its settings, if the file has it. It is an
+        """ "config": the text in which PDEBench's generator says its settings, if the file has it. It is an
         attribute of the first trajectory's group, or of the file (config or, in older ones, 0000/config)."""
         places = [(file.attrs, f"{name}/config"), (file.attrs, "config")]
         places += [(node(file, name).attrs, "config")] if name else []
@@ -81,8 +89,11 @@ class Layout:
 
     def fits(self, file: h5py.File) -> bool:
         """Whether a file may be of this task, by its keys and the axes of its arrays."""
-        return all(len(getattr(node(file, self.path(array, *self.names(file)[:1])), "shape", None) or ())
-                   == len(self.axes(array)) for array in self.task.arrays)
+        return all(
+            len(getattr(node(file, self.path(array, *self.names(file)[:1])), "shape", None) or ())
+            == len(self.axes(array))
+            for array in self.task.arrays
+        )
 
     def dataset(self, file: h5py.File, array: Array, name: str = "") -> tuple[h5py.Dataset, tuple[int, ...]]:
         """The dataset that holds an array, and where its axes begin: (), or (0,) behind a leading axis of
@@ -93,17 +104,20 @@ class Layout:
         lead = (0,) if is_there and len(found.shape) == len(axes) + 1 and found.shape[0] == 1 else ()
         if not is_there or len(found.shape) != len(lead + axes) or found.dtype.kind != "f":
             held = f"{path} of shape {found.shape}, {found.dtype}" if is_there else f"no array {path!r}"
-            raise ValueError(f"{file.filename} has {held}; expected {len(axes)} axes ({', '.join(axes)}) of "
-                             f"real floating-point numbers{'' if self.lead else ' in every group'} for "
-                             f"{self.task.name}. Write it so with h5py, or take the right file. "
-                             f"{found_in(file)}")
+            raise ValueError(
+                f"{file.filename} has {held}; expected {len(axes)} axes ({', '.join(axes)}) of "
+                f"real floating-point numbers{'' if self.lead else ' in every group'} for "
+                f"{self.task.name}. Write it so with h5py, or take the right file. "
+                f"{found_in(file)}"
+            )
         return found, lead
 
     def parts(self, u: np.ndarray) -> Iterable[tuple[Array, np.ndarray]]:
         """Every array of a file with its channels of u (n, time, channel, *space), views."""
         arrays = self.task.arrays
-        return zip(arrays, np.split(u, np.cumsum([array.channels for array in arrays])[:-1], axis=2),
-                   strict=True)
+        return zip(
+            arrays, np.split(u, np.cumsum([array.channels for array in arrays])[:-1], axis=2), strict=True
+        )
 
     def placed(self, first: int, u: np.ndarray) -> Iterator[tuple[str, tuple, np.ndarray]]:
         """Where the trajectories u (n, time, channel, *space) from `first` on lie: (dataset, its rows, their
@@ -136,8 +150,12 @@ class Layout:
             is_own = axis == "t" and task.has_own_times
             file[self.coordinate(axis)] = np.tile(values[:frames], (num, 1)) if is_own else values
         for array in task.arrays:
-            file.create_dataset(array.key, self.shape(array, num, frames, settings["resolution"]), np.float32,
-                                dcpl=allocated())
+            file.create_dataset(
+                array.key,
+                self.shape(array, num, frames, settings["resolution"]),
+                np.float32,
+                dcpl=allocated(),
+            )
 
     def store(self, file: h5py.File, settings: dict[str, Any], first: int, u: np.ndarray) -> None:
         """Write u as trajectories first, first + 1, .."""
@@ -162,14 +180,18 @@ class Groups(Layout):
         """Nothing: the file grows by groups."""
 
     def store(self, file: h5py.File, settings: dict[str, Any], first: int, u: np.ndarray) -> None:
-        sim = {**dict(self.task.constants), "t": settings["t_end"], "tdim": settings["num_frames"],
-               "seed": settings["seed"]}
+        sim = {
+            **dict(self.task.constants),
+            "t": settings["t_end"],
+            "tdim": settings["num_frames"],
+            "seed": settings["seed"],
+        }
         for axis, (low, high) in zip(self.task.axes, self.task.spans, strict=True):
             sim |= {f"{axis}_min": low, f"{axis}_max": high, f"{axis}dim": settings["resolution"]}
         for index, (key, _, values) in enumerate(self.placed(first, u), first):
             name, _, array = key.partition("/")
             if node(file, name) is not None:
-                del file[name]   # written after the last confirmed chunk, perhaps not completely
+                del file[name]  # written after the last confirmed chunk, perhaps not completely
             group = file.create_group(name)
             group.create_dataset(array, data=values, compression="lzf")
             for axis, points in self.grid(settings, settings["num_frames"]).items():
@@ -195,12 +217,16 @@ def layout_of(task: Task) -> Layout:
 def found_in(file: h5py.File) -> str:
     """What a file holds, and which tasks it may be of."""
     keys = sorted(file)
-    listing = [f"{key} {item.shape}" if isinstance(item := node(file, key), h5py.Dataset) else f"group {key}"
-               for key in keys[:8]]
+    listing = [
+        f"{key} {item.shape}" if isinstance(item := node(file, key), h5py.Dataset) else f"group {key}"
+        for key in keys[:8]
+    ]
     could_be = [name for name, task in TASKS.items() if layout_of(task).fits(file)]
     more = f" and {len(keys) - 8} more" * (len(keys) > 8)
-    return (f"Found: {', '.join(listing) or 'nothing'}{more}. Check data.tasks; this file could be: "
-            f"{', '.join(could_be) or 'none of ours'}.")
+    return (
+        f"Found: {', '.join(listing) or 'nothing'}{more}. Check data.tasks; this file could be: "
+        f"{', '.join(could_be) or 'none of ours'}."
+    )
 
 
 def fixed_text(text: str) -> np.bytes_:

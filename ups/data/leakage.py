@@ -17,8 +17,10 @@ from ups.tasks import Task
 
 PARTS = ("train", "val", "test")
 NOT_COMPARED = 0
-REMEDY = ("cut windows that do not overlap, or keep all windows of one run in one part: files in folders "
-          "train, val and test")
+REMEDY = (
+    "cut windows that do not overlap, or keep all windows of one run in one part: files in folders "
+    "train, val and test"
+)
 
 
 @dataclass(frozen=True)
@@ -34,20 +36,23 @@ class Shared:
     there: tuple[int, int]
 
     def __str__(self) -> str:
-        return (f"{self.count} of {self.total} {self.part} frames are also {self.other} frames, bit for bit "
-                f"(first: frame {self.here[1]} of trajectory {self.here[0]} is frame {self.there[1]} of "
-                f"trajectory {self.there[0]})")
+        return (
+            f"{self.count} of {self.total} {self.part} frames are also {self.other} frames, bit for bit "
+            f"(first: frame {self.here[1]} of trajectory {self.here[0]} is frame {self.there[1]} of "
+            f"trajectory {self.there[0]})"
+        )
 
 
 def frame_digests(u: np.ndarray, task: Task) -> np.ndarray:
     """A digest (n, T), uint64, of each frame of u (n, T, C, *space); NOT_COMPARED for frames whose predicted
     fields (of a steady task its coefficient) are constant or not finite."""
-    u = u.astype(np.float32, copy=False) + np.float32(0)   # -0 is 0
+    u = u.astype(np.float32, copy=False) + np.float32(0)  # -0 is 0
     compared = task.inputs or task.moving
-    moving = u[:, :, [task.channels.index(name) for name in compared]].reshape(*u.shape[:2], len(compared),
-                                                                               -1)
+    moving = u[:, :, [task.channels.index(name) for name in compared]].reshape(
+        *u.shape[:2], len(compared), -1
+    )
     low, high = moving.min(-1), moving.max(-1)
-    if np.isnan(low).any():   # cells of a mask
+    if np.isnan(low).any():  # cells of a mask
         low, high = np.fmin.reduce(moving, -1), np.fmax.reduce(moving, -1)
     varies = (high > low).any(-1) & np.isfinite(low).all(-1) & np.isfinite(high).all(-1)
     out = np.full(u.shape[:2], NOT_COMPARED, np.uint64)
@@ -82,7 +87,12 @@ def shared_frames(digests: np.ndarray, part_of: Sequence[str]) -> Shared | None:
             twin = np.flatnonzero((group == group[first]) & (part == other))[0]
             total = sum(name == PARTS[here] for name in part_of) * digests.shape[1]
             names = {"val": "validation"}
-            return Shared(names.get(PARTS[here], PARTS[here]), "training" if other == 0 else "validation",
-                          len(found), total, (int(row[first]), int(frame[first])),
-                          (int(row[twin]), int(frame[twin])))
+            return Shared(
+                names.get(PARTS[here], PARTS[here]),
+                "training" if other == 0 else "validation",
+                len(found),
+                total,
+                (int(row[first]), int(frame[first])),
+                (int(row[twin]), int(frame[twin])),
+            )
     return None

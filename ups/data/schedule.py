@@ -80,8 +80,9 @@ class Schedule:
         weights = sizes ** (1.0 / temperature if strategy == "temperature" else 1.0)
         self._weights = (weights / weights.sum()).tolist()
         self.start_weights = dict(start_weights or {})
-        self._entry = (sorted(self.tasks, key=lambda task: complexity[task]) if strategy == "curriculum"
-                       else self.tasks)
+        self._entry = (
+            sorted(self.tasks, key=lambda task: complexity[task]) if strategy == "curriculum" else self.tasks
+        )
         # (task index, how many batches of it came before), for steps 0, 1, ...
         self._draws: list[tuple[int, int]] = []
         self._counts = [0] * len(self.tasks)

@@ -11,7 +11,7 @@ import h5py
 
 FORMAT = 1
 MAGIC = b"UPS latent cache "
-SEAL_BYTES = 4096         # a page, so that the latents can be page-aligned behind it
+SEAL_BYTES = 4096  # a page, so that the latents can be page-aligned behind it
 
 
 def read_seal(path: Path) -> dict[str, Any]:
@@ -22,21 +22,32 @@ def read_seal(path: Path) -> dict[str, Any]:
         text, checksum = block[:-4], int.from_bytes(block[-4:], "little")
         try:
             is_sealed = len(block) == SEAL_BYTES and zlib.crc32(text) == checksum and text.startswith(MAGIC)
-            seal = json.loads(text[len(MAGIC):].rstrip(b"\0").decode()) if is_sealed else {}
+            seal = json.loads(text[len(MAGIC) :].rstrip(b"\0").decode()) if is_sealed else {}
             is_sealed = {"format", "size", "latents", "digest"} == seal.keys() and all(
-                isinstance(at, int) and isinstance(num, int) for at, num in seal["latents"])
-        except (ValueError, TypeError, AttributeError):   # a seal of something else
+                isinstance(at, int) and isinstance(num, int) for at, num in seal["latents"]
+            )
+        except (ValueError, TypeError, AttributeError):  # a seal of something else
             is_sealed = False
         if not is_sealed:
-            raise refusal(path, "is not a finished UPS cache (no intact seal in its first bytes)",
-                           "a file written by prepare_cache.py")
+            raise refusal(
+                path,
+                "is not a finished UPS cache (no intact seal in its first bytes)",
+                "a file written by prepare_cache.py",
+            )
         is_inside = all(SEAL_BYTES <= at <= at + num <= size for at, num in seal["latents"])
         for is_right, what, expected in (
-                (seal["format"] == FORMAT, f"has format {seal['format']}", f"format {FORMAT}"),
-                (seal["size"] == size, f"holds {size} bytes",
-                 f"{seal['size']} (it was truncated or appended to)"),
-                (is_inside and _header_digest(file, size, seal["latents"]) == seal["digest"],
-                 "has an altered header", f"SHA-256 {str(seal['digest'])[:12]}")):
+            (seal["format"] == FORMAT, f"has format {seal['format']}", f"format {FORMAT}"),
+            (
+                seal["size"] == size,
+                f"holds {size} bytes",
+                f"{seal['size']} (it was truncated or appended to)",
+            ),
+            (
+                is_inside and _header_digest(file, size, seal["latents"]) == seal["digest"],
+                "has an altered header",
+                f"SHA-256 {str(seal['digest'])[:12]}",
+            ),
+        ):
             if not is_right:
                 raise refusal(path, what, expected)
     return seal
@@ -49,8 +60,12 @@ def write_seal(path: Path) -> None:
         latents = [[array.id.get_offset(), array.nbytes] for array in arrays]
     with path.open("r+b") as file:
         size = os.fstat(file.fileno()).st_size
-        seal = {"format": FORMAT, "size": size, "latents": latents,
-                "digest": _header_digest(file, size, latents)}
+        seal = {
+            "format": FORMAT,
+            "size": size,
+            "latents": latents,
+            "digest": _header_digest(file, size, latents),
+        }
         text = (MAGIC + json.dumps(seal).encode()).ljust(SEAL_BYTES - 4, b"\0")
         file.seek(0)
         file.write(text + zlib.crc32(text).to_bytes(4, "little"))
@@ -68,5 +83,7 @@ def _header_digest(file: BinaryIO, size: int, latents: list[list[int]]) -> str:
 
 def refusal(path: Path, what: str, expected: str) -> ValueError:
     """The error of a file that is no cache as it was written."""
-    return ValueError(f"{path} {what}; expected {expected}. Rebuild it with `make cache` (if that finds "
-                      "nothing to do: python prepare_cache.py --config CONFIG --rebuild).")
+    return ValueError(
+        f"{path} {what}; expected {expected}. Rebuild it with `make cache` (if that finds "
+        "nothing to do: python prepare_cache.py --config CONFIG --rebuild)."
+    )

@@ -37,11 +37,18 @@ def open_user(config: Config, task_name: str, strided: bool = True) -> OwnTrajec
     """The files that the section of a task declares; strided: as the section says."""
     settings = config.task[task_name]
     strides = {key: getattr(settings, key) for key in ("space_stride", "time_stride", "first_frame")}
-    return open_own(config.spec(task_name), data_files(config, task_name), resolution=settings.resolution,
-                    num_frames=settings.num_frames, dt=settings.dt,
-                    num_trajectories=settings.num_trajectories, split_by=settings.split,
-                    cut=settings.cut, skip_missing=settings.skip_missing,
-                    **(strides if strided else {}))
+    return open_own(
+        config.spec(task_name),
+        data_files(config, task_name),
+        resolution=settings.resolution,
+        num_frames=settings.num_frames,
+        dt=settings.dt,
+        num_trajectories=settings.num_trajectories,
+        split_by=settings.split,
+        cut=settings.cut,
+        skip_missing=settings.skip_missing,
+        **(strides if strided else {}),
+    )
 
 
 def split_of(config: Config, task_name: str, sources: Sequence[Source]) -> dict[str, np.ndarray]:
@@ -76,17 +83,24 @@ def table_of(config: Config, task_name: str, sources: Sequence[Source]) -> Table
     if needs_files(settings):
         parameters = sources[0].parameters
         values = np.unique(parameters, axis=0) if parameters.shape[1] else np.zeros((0, 0))
-        if len(values) > MOST_VALUES:   # those at even steps of their order stand for all
+        if len(values) > MOST_VALUES:  # those at even steps of their order stand for all
             values = values[np.linspace(0, len(values) - 1, MOST_VALUES).round().astype(int)]
         scale = np.where(np.ptp(values, axis=0) > 0, np.ptp(values, axis=0), 1.0) if len(values) else 1.0
-        index = (np.abs((parameters[:, None] - values) / scale).sum(-1).argmin(1) if len(values)
-                 else np.zeros(len(parameters), int))
+        index = (
+            np.abs((parameters[:, None] - values) / scale).sum(-1).argmin(1)
+            if len(values)
+            else np.zeros(len(parameters), int)
+        )
         return Table(parameters, index, sources[0].starts, values.tolist())
     num = settings.num_trajectories
     attributes = [task.attributes(value) for value in settings.parameters or [None]]
     values = np.array([[entry[name] for name in task.parameters] for entry in attributes], np.float64)
-    return Table(values.repeat(num, 0), np.arange(len(sources)).repeat(num),
-                 np.tile(np.arange(num), len(sources)), None)
+    return Table(
+        values.repeat(num, 0),
+        np.arange(len(sources)).repeat(num),
+        np.tile(np.arange(num), len(sources)),
+        None,
+    )
 
 
 def trajectories_of(config: Config, task_name: str, sources: Sequence[Source]) -> int:
@@ -101,26 +115,48 @@ def open_sources(config: Config, task_name: str) -> list[Source]:
         return [open_user(config, task_name)]
     frames = -(-(settings.num_frames - settings.first_frame) // settings.time_stride)
     space = settings.cells(get_task(task_name).ndim)
-    sources = [open_data(path, task_name, space_stride=settings.space_stride,
-                         time_stride=settings.time_stride,
-                         first_frame=settings.first_frame) for path in data_files(config, task_name)]
+    sources = [
+        open_data(
+            path,
+            task_name,
+            space_stride=settings.space_stride,
+            time_stride=settings.time_stride,
+            first_frame=settings.first_frame,
+        )
+        for path in data_files(config, task_name)
+    ]
     for source, value in zip(sources, settings.parameters or [None], strict=True):
         checks = (
-            (source.num_frames == frames, "frames (after striding)", source.num_frames,
-             frames, "num_frames"),
-            (source.space == space, "cells (after striding)", source.space, space,
-             "resolution"),
-            (source.num_trajectories >= settings.num_trajectories, "trajectories", source.num_trajectories,
-             f"at least {settings.num_trajectories}", "num_trajectories"),
-            (value is None or np.isclose(source.parameter, value, rtol=1e-6, atol=0), "as parameter",
-             source.parameter, value, "parameters"),
-            (np.isclose(source.dt, sources[0].dt, rtol=1e-4, atol=0), "between frames", source.dt,
-             sources[0].dt, "t_end"),
+            (source.num_frames == frames, "frames (after striding)", source.num_frames, frames, "num_frames"),
+            (source.space == space, "cells (after striding)", source.space, space, "resolution"),
+            (
+                source.num_trajectories >= settings.num_trajectories,
+                "trajectories",
+                source.num_trajectories,
+                f"at least {settings.num_trajectories}",
+                "num_trajectories",
+            ),
+            (
+                value is None or np.isclose(source.parameter, value, rtol=1e-6, atol=0),
+                "as parameter",
+                source.parameter,
+                value,
+                "parameters",
+            ),
+            (
+                np.isclose(source.dt, sources[0].dt, rtol=1e-4, atol=0),
+                "between frames",
+                source.dt,
+                sources[0].dt,
+                "t_end",
+            ),
         )
         for is_right, what, found, expected, field in checks:
             if not is_right:
-                raise ValueError(f"{source.path} has {found} {what}; expected {expected}. Correct "
-                                 f"{key}.{field}, or remove the file and run `make data`.")
+                raise ValueError(
+                    f"{source.path} has {found} {what}; expected {expected}. Correct "
+                    f"{key}.{field}, or remove the file and run `make data`."
+                )
     return sources
 
 
@@ -133,8 +169,9 @@ def look_at_own(config: Config, tasks: Sequence[str]) -> None:
         for path in data_files(config, task):
             if not all(part.exists() for part in parts_of(path)):
                 there = sorted(other.name for other in path.parent.glob("*"))
-                layout = layout_of(get_task(task)).describe(wanted.num_trajectories, wanted.num_frames,
-                                                            wanted.resolution)
+                layout = layout_of(get_task(task)).describe(
+                    wanted.num_trajectories, wanted.num_frames, wanted.resolution
+                )
                 raise FileNotFoundError(
                     f"no data file {path}; expected yours there, as data.source=own says. Write {layout}; or "
                     f"correct data.root or task.{task} (in that folder: {', '.join(there[:5]) or 'nothing'})."

@@ -26,14 +26,14 @@ from torch import Tensor, nn
 TENSORS = ("mean", "std", "basis", "spectrum")
 # numbers turned into float64 at a time (32 MiB), so that memory does not follow the size of a trajectory
 SLAB = 2**22
-SMOOTHINGS = 16   # of the cells of a mask: as many cells from a coast on no step of the blocks is left
+SMOOTHINGS = 16  # of the cells of a mask: as many cells from a coast on no step of the blocks is left
 
 
 def patchify(w: Tensor, ndim: int, patch: int) -> Tensor:
     """(..., C, *space) as patch vectors (..., *tokens, C * patch^ndim); patches tile the space."""
-    first = w.ndim - ndim - 1   # the axis of channels
+    first = w.ndim - ndim - 1  # the axis of channels
     for axis in range(first + 1, first + 1 + 2 * ndim, 2):
-        w = w.unflatten(axis, (-1, patch))   # tokens, cells within them
+        w = w.unflatten(axis, (-1, patch))  # tokens, cells within them
     tokens = tuple(range(first + 1, first + 1 + 2 * ndim, 2))
     return w.movedim(tokens, tuple(range(first, first + ndim))).flatten(first + ndim)
 
@@ -43,8 +43,9 @@ def unpatchify(vectors: Tensor, ndim: int, patch: int) -> Tensor:
     lead, tokens = vectors.shape[: -ndim - 1], vectors.shape[-ndim - 1 : -1]
     first = len(lead)
     pairs = [axis for i in range(ndim) for axis in (first + i, first + ndim + 1 + i)]
-    blocks = vectors.reshape(*lead, *tokens, -1,
-                             *[patch] * ndim).permute([*range(first), first + ndim, *pairs])
+    blocks = vectors.reshape(*lead, *tokens, -1, *[patch] * ndim).permute(
+        [*range(first), first + ndim, *pairs]
+    )
     return blocks.reshape(*lead, -1, *(size * patch for size in tokens))
 
 
@@ -59,8 +60,10 @@ def mask_from_text(text: str, shape: Sequence[int]) -> np.ndarray:
     words = text.split()
     lengths = [int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 16]
     if len(lengths) != len(words) or sum(lengths) != math.prod(shape):
-        raise ValueError(f"a mask of {text!r:.60} is no mask of {tuple(shape)} cells; expected the lengths "
-                         "of its runs. Take another copy of the file, or make it again.")
+        raise ValueError(
+            f"a mask of {text!r:.60} is no mask of {tuple(shape)} cells; expected the lengths "
+            "of its runs. Take another copy of the file, or make it again."
+        )
     return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths).reshape(shape)
 
 
@@ -72,8 +75,14 @@ class PatchMoments:
     product, where shift is the channel mean of the first batch and only guards against cancellation.
     """
 
-    def __init__(self, fields: Sequence[str], positive: Sequence[str], space: Sequence[int], patch: int,
-                 mask: np.ndarray | None = None):
+    def __init__(
+        self,
+        fields: Sequence[str],
+        positive: Sequence[str],
+        space: Sequence[int],
+        patch: int,
+        mask: np.ndarray | None = None,
+    ):
         self.fields, self.positive = tuple(fields), tuple(name for name in fields if name in positive)
         self.space, self.ndim, self.patch, self.count = tuple(space), len(space), patch, 0
         self.mask = mask if mask is not None and mask.any() else None
@@ -84,15 +93,20 @@ class PatchMoments:
         frames = torch.from_numpy(np.ascontiguousarray(u)).flatten(0, 1)
         assert frames.shape[1:] == (len(self.fields), *self.space), (u.shape, self.fields, self.space)
         if self.valid is not None:
-            frames = torch.where(self.valid, frames, 1.0)   # has a logarithm, and does not count
+            frames = torch.where(self.valid, frames, 1.0)  # has a logarithm, and does not count
         if not self.count:
             w, axes = _log(frames, self.fields, self.positive, self.ndim), (0, *range(2, frames.ndim))
-            mean = (w.mean(dim=axes, dtype=torch.float64) if self.valid is None else
-                    (w.double() * self.valid).sum(axes) / (len(w) * num_valid(self.valid)))
+            mean = (
+                w.mean(dim=axes, dtype=torch.float64)
+                if self.valid is None
+                else (w.double() * self.valid).sum(axes) / (len(w) * num_valid(self.valid))
+            )
             self.shift = mean.repeat_interleave(self.patch**self.ndim)
-            self.first, self.second = torch.zeros_like(self.shift), torch.zeros(2 * self.shift.shape,
-                                                                                dtype=torch.float64)
-            if self.valid is not None:   # of x times valid and of valid times valid, for the means
+            self.first, self.second = (
+                torch.zeros_like(self.shift),
+                torch.zeros(2 * self.shift.shape, dtype=torch.float64),
+            )
+            if self.valid is not None:  # of x times valid and of valid times valid, for the means
                 self.cells = patchify(self.valid.double(), self.ndim, self.patch).flatten(0, -2)
                 self.cross = torch.zeros_like(self.second)
         for slab in frames.split(max(1, SLAB // frames[0].numel())):
@@ -116,8 +130,19 @@ class Tokenizer(nn.Module):
     everywhere. Raises ValueError for a text that is no mask.
     """
 
-    def __init__(self, mean: Tensor, std: Tensor, basis: Tensor, spectrum: Tensor, *, space: Sequence[int],
-                 patch: int, fields: Sequence[str], positive: Sequence[str], mask: str = ""):
+    def __init__(
+        self,
+        mean: Tensor,
+        std: Tensor,
+        basis: Tensor,
+        spectrum: Tensor,
+        *,
+        space: Sequence[int],
+        patch: int,
+        fields: Sequence[str],
+        positive: Sequence[str],
+        mask: str = "",
+    ):
         super().__init__()
         self.space, self.patch = tuple(int(size) for size in space), int(patch)
         self.fields, self.positive = tuple(fields), tuple(positive)
@@ -127,8 +152,9 @@ class Tokenizer(nn.Module):
         for name, value in zip(TENSORS, (mean, std, basis, spectrum), strict=True):
             self.register_buffer(name, value.detach().to(torch.float32).contiguous())
         self.mask, shape = mask, (self.num_channels, *self.space)
-        self.register_buffer("valid", torch.from_numpy(~mask_from_text(mask, shape)) if mask else None,
-                             persistent=False)
+        self.register_buffer(
+            "valid", torch.from_numpy(~mask_from_text(mask, shape)) if mask else None, persistent=False
+        )
         assert self.basis.shape[0] == self.width and self.mean.shape == self.std.shape == (self.num_channels,)
 
     @property
@@ -171,21 +197,35 @@ class Tokenizer(nn.Module):
             enough = spectrum.cumsum(0) >= energy
             dim = len(values) if energy >= 1.0 or not enough.any() else int(enough.int().argmax()) + 1
         assert 1 <= dim <= len(values), (dim, len(values))
-        return cls(mean, std, vectors[:, :dim], spectrum, space=moments.space, patch=moments.patch,
-                   fields=moments.fields, positive=moments.positive,
-                   mask="" if moments.mask is None else mask_as_text(moments.mask))
+        return cls(
+            mean,
+            std,
+            vectors[:, :dim],
+            spectrum,
+            space=moments.space,
+            patch=moments.patch,
+            fields=moments.fields,
+            positive=moments.positive,
+            mask="" if moments.mask is None else mask_as_text(moments.mask),
+        )
 
     def normalise(self, u: Tensor) -> Tensor:
         """Physical field (..., C, *space) to the normalised one. Raises ValueError for u <= 0 in a positive
         channel."""
-        w = (_log(self._with(1.0, u), self.fields, self.positive, self.ndim)
-             - self._column(self.mean)) / self._column(self.std)
+        w = (
+            _log(self._with(1.0, u), self.fields, self.positive, self.ndim) - self._column(self.mean)
+        ) / self._column(self.std)
         return self.held(w)
 
     def denormalise(self, w: Tensor) -> Tensor:
         """Normalised field (..., C, *space) to physical units."""
-        u = _per_channel(torch.exp, w * self._column(self.std) + self._column(self.mean), self.fields,
-                         self.positive, self.ndim)
+        u = _per_channel(
+            torch.exp,
+            w * self._column(self.std) + self._column(self.mean),
+            self.fields,
+            self.positive,
+            self.ndim,
+        )
         return self.missing(u)
 
     def missing(self, u: Tensor) -> Tensor:
@@ -228,23 +268,32 @@ class Tokenizer(nn.Module):
     def is_sound(self) -> bool:
         """Whether all statistics are finite, every scale is above zero and the basis is orthonormal."""
         product = self.basis.double().T @ self.basis.double()
-        return (all(bool(value.isfinite().all()) for value in self.buffers()) and bool((self.std > 0).all())
-                and self.spectrum.shape == (self.width,)
-                and bool((product
-                          - torch.eye(self.dim, dtype=torch.float64, device=product.device)).abs().max()
-                         < 1e-3))
+        return (
+            all(bool(value.isfinite().all()) for value in self.buffers())
+            and bool((self.std > 0).all())
+            and self.spectrum.shape == (self.width,)
+            and bool(
+                (product - torch.eye(self.dim, dtype=torch.float64, device=product.device)).abs().max() < 1e-3
+            )
+        )
 
     def is_same(self, other: "Tokenizer") -> bool:
         """Whether both are maps of the same fields by the same numbers, on whatever device."""
         return self.meta() == other.meta() and all(
             one.shape == two.shape and torch.equal(one.cpu(), two.cpu())
-            for one, two in zip(self.buffers(), other.buffers(), strict=True))
+            for one, two in zip(self.buffers(), other.buffers(), strict=True)
+        )
 
     def meta(self) -> dict:
         """What `state_dict()` does not hold, as JSON-able values; `from_state(state_dict(), meta())` restores
         the codec."""
-        return {"space": list(self.space), "patch": self.patch, "fields": list(self.fields),
-                "positive": list(self.positive), **({"mask": self.mask} if self.mask else {})}
+        return {
+            "space": list(self.space),
+            "patch": self.patch,
+            "fields": list(self.fields),
+            "positive": list(self.positive),
+            **({"mask": self.mask} if self.mask else {}),
+        }
 
     @classmethod
     def from_state(cls, tensors: dict[str, Tensor], meta: dict) -> "Tokenizer":
@@ -297,17 +346,22 @@ def _log(u: Tensor, fields: Sequence[str], positive: Sequence[str], ndim: int) -
     for name in positive:
         channel = u.select(-ndim - 1, fields.index(name))
         if not bool((channel > 0).all()):
-            raise ValueError(f"{name} reaches {float(channel.min())}; expected positive values, as it is "
-                             "normalised in log-space (Task.positive). Repair the data or the prediction "
-                             "that made it.")
+            raise ValueError(
+                f"{name} reaches {float(channel.min())}; expected positive values, as it is "
+                "normalised in log-space (Task.positive). Repair the data or the prediction "
+                "that made it."
+            )
     return _per_channel(torch.log, u, fields, positive, ndim)
 
 
-def _per_channel(function: Callable[[Tensor], Tensor], u: Tensor, fields: Sequence[str],
-                 chosen: Sequence[str], ndim: int) -> Tensor:
+def _per_channel(
+    function: Callable[[Tensor], Tensor], u: Tensor, fields: Sequence[str], chosen: Sequence[str], ndim: int
+) -> Tensor:
     """`function` of the `chosen` channels of `u` (..., C, *space), the others as they are."""
     if not chosen:
         return u
-    parts = [function(part) if name in chosen else part
-             for name, part in zip(fields, u.unbind(-ndim - 1), strict=True)]
+    parts = [
+        function(part) if name in chosen else part
+        for name, part in zip(fields, u.unbind(-ndim - 1), strict=True)
+    ]
     return torch.stack(parts, -ndim - 1)

@@ -14,15 +14,17 @@ import numpy as np
 from ups.tasks import Task
 from ups.userdata.masks import settled
 
-JUMP = 3.0          # times the largest of the steps before; of resolved fields the next is 1 to 1.5 times it
-REST_JUMP = 5.0     # times the largest of the steps after: a flow that is set in motion slows down
-STEPS = 4           # that a step is compared with
-SHARE = 1 / 16      # of the cells of a frame: fewer may be a small structure that leaves
-NEGLIGIBLE = 1e-3   # of a field's variation: no jump
-LIKE = 0.9          # of the usual variation, in a frame before zeros: fields that fade have less
-DO = ("Write it again, or leave it out of the file (the last frames or trajectories: task.{}.num_frames or "
-      "num_trajectories)")
-Block = tuple[int, np.ndarray, range, np.ndarray]   # file, trajectories, frames, values
+JUMP = 3.0  # times the largest of the steps before; of resolved fields the next is 1 to 1.5 times it
+REST_JUMP = 5.0  # times the largest of the steps after: a flow that is set in motion slows down
+STEPS = 4  # that a step is compared with
+SHARE = 1 / 16  # of the cells of a frame: fewer may be a small structure that leaves
+NEGLIGIBLE = 1e-3  # of a field's variation: no jump
+LIKE = 0.9  # of the usual variation, in a frame before zeros: fields that fade have less
+DO = (
+    "Write it again, or leave it out of the file (the last frames or trajectories: task.{}.num_frames or "
+    "num_trajectories)"
+)
+Block = tuple[int, np.ndarray, range, np.ndarray]  # file, trajectories, frames, values
 
 
 class Written:
@@ -34,7 +36,7 @@ class Written:
         self.channels = slice(len(task.inputs), len(task.inputs) + len(task.moving))
         # what a stored zero is, counted from the field's offset
         self.zeros = np.float32([-task.offsets.get(name, 0.0) + 0.0 for name in task.moving])
-        self.starts: list[tuple[int, int]] = []   # (trajectory, its frames of zeros before a jump)
+        self.starts: list[tuple[int, int]] = []  # (trajectory, its frames of zeros before a jump)
         self.num_rows = 0
         self._begin()
 
@@ -67,8 +69,10 @@ class Written:
                     is_whole = equal[frame, channel]
                     where = "every cell" if is_whole else f"{lost[frame, channel]:.0%} of the cells"
                     value = values[frame, channel] if is_whole else self.zeros[channel]
-                    return (f"{self._says(channel, value)} in {where} of frame {self._stored(frame)} and not "
-                            "before")
+                    return (
+                        f"{self._says(channel, value)} in {where} of frame {self._stored(frame)} and not "
+                        "before"
+                    )
         return ""
 
     def unstarted(self) -> tuple[int, str] | None:
@@ -111,9 +115,12 @@ class Written:
             return False
         if not equal[frame]:
             is_lost = (u[-1] == self.zeros[channel]) & (u[-2] != self.zeros[channel])
-            largest = np.sort(np.abs(np.diff(u[:-1], axis=0)))[:, -is_lost.sum():]   # fronts jump, too
-            return bool(len(before) and rms(step[is_lost]) > JUMP * rms(largest).max()
-                        and rms(step[~is_lost]) < 2 * most)
+            largest = np.sort(np.abs(np.diff(u[:-1], axis=0)))[:, -is_lost.sum() :]  # fronts jump, too
+            return bool(
+                len(before)
+                and rms(step[is_lost]) > JUMP * rms(largest).max()
+                and rms(step[~is_lost]) < 2 * most
+            )
         is_like = u[-1, 0] == self.zeros[channel] and u[-2].std() >= LIKE * np.median(u[:-1].std(-1))
         return bool(is_like or (len(before) and rms(step) > JUMP * most))
 
@@ -137,5 +144,7 @@ def written(task: Task, sources: Sequence[Any], stream: Iterable[Block]) -> Iter
 
 
 def _unwritten(task: Task, source: Any, row: int, problem: str) -> ValueError:
-    return ValueError(f"{source.path}: trajectory {row} holds {problem}; expected a simulated field: this "
-                      f"was never written. {DO.format(task.name)}.")
+    return ValueError(
+        f"{source.path}: trajectory {row} holds {problem}; expected a simulated field: this "
+        f"was never written. {DO.format(task.name)}."
+    )

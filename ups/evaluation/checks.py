@@ -7,11 +7,17 @@ from torch import Tensor
 from ups.metrics.intervals import bootstrap, entry, halves
 from ups.metrics.spectra import ROUNDING, octaves
 
-LEADS = 4   # of a second ensemble, drawn where no law is known
+LEADS = 4  # of a second ensemble, drawn where no law is known
 
 
-def independence(members: Tensor, num_bootstrap: int, seed: int, groups: Tensor, law: Tensor | None = None,
-                 again: Tensor | None = None) -> dict[str, float | None]:
+def independence(
+    members: Tensor,
+    num_bootstrap: int,
+    seed: int,
+    groups: Tensor,
+    law: Tensor | None = None,
+    again: Tensor | None = None,
+) -> dict[str, float | None]:
     """Variance of the ensemble mean over that of a mean of independent members, mean over leads, with its
     interval: 1 for independent ones, 0 for antithetic pairs, 1 / a^2 for members inflated by a around their
     mean. Above 1: a biased mean, or members that depend on each other.
@@ -30,30 +36,46 @@ def independence(members: Tensor, num_bootstrap: int, seed: int, groups: Tensor,
         y, x = again.double(), x[:, :, : again.shape[2]]
         together = num * (x.mean(1) - y.mean(1)).square().flatten(2).sum(2) / 2
         alone = (x.var(1) + y.var(1)).flatten(2).sum(2) / 2
-    return entry(bootstrap(torch.cat([together, alone], 1), lambda mean: halves(mean).mean(1), num_bootstrap,
-                           seed, groups))
+    return entry(
+        bootstrap(
+            torch.cat([together, alone], 1), lambda mean: halves(mean).mean(1), num_bootstrap, seed, groups
+        )
+    )
 
 
-def response(student: tuple[Tensor, Tensor], teacher: tuple[Tensor, Tensor], num_bootstrap: int, seed: int,
-             groups: Tensor) -> dict[str, float | None]:
+def response(
+    student: tuple[Tensor, Tensor],
+    teacher: tuple[Tensor, Tensor],
+    num_bootstrap: int,
+    seed: int,
+    groups: Tensor,
+) -> dict[str, float | None]:
     """How much of the teacher's response to its condition a student has, with its interval: 1 for equal
     maps, 0 for one that does not see its condition. Each pair: draws (n, M, ...) under the condition of the
     case and under that of another case, from the same noise; the slope of the student's difference on the
     teacher's."""
     ours, theirs = ((own.double() - other.double()).flatten(1) for own, other in (student, teacher))
-    return entry(bootstrap(torch.stack([(ours * theirs).mean(1), theirs.square().mean(1)], 1),
-                           lambda mean: mean[:, 0] / mean[:, 1], num_bootstrap, seed, groups))
+    return entry(
+        bootstrap(
+            torch.stack([(ours * theirs).mean(1), theirs.square().mean(1)], 1),
+            lambda mean: mean[:, 0] / mean[:, 1],
+            num_bootstrap,
+            seed,
+            groups,
+        )
+    )
 
 
-def ranks_of_data(u_ref: Tensor, law: Tensor, boundary: str, num_bootstrap: int, seed: int,
-                  groups: Tensor) -> dict[str, list] | None:
+def ranks_of_data(
+    u_ref: Tensor, law: Tensor, boundary: str, num_bootstrap: int, seed: int, groups: Tensor
+) -> dict[str, list] | None:
     """Rank of the data's energy among that of exact draws, over their number, by octave of the wave number,
     with intervals: 1/2 where the data u_ref (n, T, C, *space) come from the law of the draws (n, K, T, C,
     *space). Energies of deviations from the mean of all: above 1/2 the data vary more than the law, or its
     mean is wrong. Octaves in which the law has rounding errors only are left out; None without others."""
     every = torch.cat([u_ref[:, None], law], 1).double()
     away = (every - every.mean(1, keepdim=True)).flatten(0, 1)
-    energy = octaves(away, boundary).mean((1, 2)).unflatten(0, every.shape[:2])            # (n, 1 + K, bands)
+    energy = octaves(away, boundary).mean((1, 2)).unflatten(0, every.shape[:2])  # (n, 1 + K, bands)
     size = u_ref.double().square().flatten(1).mean(1)[:, None, None]
     kept = (energy > ROUNDING * size).double().mean((0, 1)) > 0.5
     if not kept.any():

@@ -37,13 +37,14 @@ from ups.models.operator import Operator
 from ups.models.rollout import name_starts
 from ups.models.windows import symmetry
 
-BANK = 1024           # residuals that B3 draws from
-TIMED = 5             # calls behind a time per state
+BANK = 1024  # residuals that B3 draws from
+TIMED = 5  # calls behind a time per state
 CHEAP = ("operator", "dressed", "dressed_conditional", "dressed_waves", "dressed_resampled")
 
 
-def load_samplers(run_dir: Path, stages: Iterable[str], device: torch.device,
-                  operator: Operator | None = None) -> dict[str, Sampler]:
+def load_samplers(
+    run_dir: Path, stages: Iterable[str], device: torch.device, operator: Operator | None = None
+) -> dict[str, Sampler]:
     """Name -> a way to draw, of every network that these finished stages of a run hold. Raises as
     `load_corrector`."""
     found = [ways_of(stage, load_corrector(run_dir / stage, device, operator)) for stage in stages]
@@ -57,8 +58,9 @@ def resampled(bank: Tensor, noise: Tensor) -> Tensor:
 
 def _num_weights(network: nn.Module, task: str = "") -> int:
     """Of those that all tasks share, and the task's own."""
-    return sum(weight.numel() for name, weight in network.named_parameters()
-               if task_of(name) in (None, ANY, task))
+    return sum(
+        weight.numel() for name, weight in network.named_parameters() if task_of(name) in (None, ANY, task)
+    )
 
 
 class Ensembles:
@@ -75,8 +77,12 @@ class Ensembles:
         self.names = [*CHEAP, *samplers]
         batch = Schedule({residuals.name: residuals.windows("reserved")}, BANK, seed + 4).batch(0)
         parts = zip(batch.rows.split(128), batch.starts.split(128), strict=True)
-        self.bank = torch.cat([residuals.draw("reserved", rows, starts, generator(seed, "bank", i))[0]
-                               for i, (rows, starts) in enumerate(parts)])
+        self.bank = torch.cat(
+            [
+                residuals.draw("reserved", rows, starts, generator(seed, "bank", i))[0]
+                for i, (rows, starts) in enumerate(parts)
+            ]
+        )
 
     def count_calls(self, function: Callable[[], object]) -> Counter[str]:
         """Network calls while `function` runs: "draw" of networks that draw, "every" of these and of the
@@ -108,8 +114,16 @@ class Ensembles:
         """The head that draws, or of the cheap ways the corrector's, which has their mean and scale."""
         return self.samplers[model if model in self.samplers else "corrector"].network.heads[self.head.name]
 
-    def residual(self, model: str, tokens: Tensor, facts: Tensor, noise: Tensor, second: Tensor,
-                 num_steps: int = 0, shown: Tensor | None = None) -> Tensor:
+    def residual(
+        self,
+        model: str,
+        tokens: Tensor,
+        facts: Tensor,
+        noise: Tensor,
+        second: Tensor,
+        num_steps: int = 0,
+        shown: Tensor | None = None,
+    ) -> Tensor:
         """One residual per row of noise, second (rows, *tokens, dim), latent units. num_steps > 0: of the
         corrector's sampler.
 
@@ -124,8 +138,9 @@ class Ensembles:
         if model == "dressed_resampled":
             return resampled(self.bank, noise.flatten(1)[:, 0])
         if model in self.samplers:
-            return self.samplers[model].residual(self.residuals, tokens, facts, noise, second, num_steps,
-                                                 shown)
+            return self.samplers[model].residual(
+                self.residuals, tokens, facts, noise, second, num_steps, shown
+            )
         every = torch.arange(len(tokens), device=noise.device).repeat_interleave(len(noise) // len(tokens))
         if model == "dressed_waves":
             noise = self.head.waves.coloured(noise)
@@ -145,9 +160,18 @@ def rollouts(ensembles: Ensembles, model: str, rows: Tensor, num_frames: int, nu
     for some in truth.cache.parts(rows, num_frames * num_members, len(rows)):
         given = truth.given(some, source.head.codec, ensembles.device)
         names = name_starts(some.tolist(), truth.frames(some, truth.context - 1, 1)[:, 0])
-        z = draw_members(source, partial(ensembles.residual, model), given, truth.cache.parameters[some],
-                         num_frames, num_members, ensembles.seed, names, ensembles.head_of(model).drawn_error,
-                         truth.forced(some, source.head, num_frames))
+        z = draw_members(
+            source,
+            partial(ensembles.residual, model),
+            given,
+            truth.cache.parameters[some],
+            num_frames,
+            num_members,
+            ensembles.seed,
+            names,
+            ensembles.head_of(model).drawn_error,
+            truth.forced(some, source.head, num_frames),
+        )
         parts.append(truth.task.predicted(source.head.physical(z)).cpu())
     return torch.cat(parts)
 
@@ -173,8 +197,15 @@ class Windows:
 
 
 @torch.no_grad()
-def one_step(ensembles: Ensembles, count: int, num_members: int, names: Sequence[str], num_steps: int = 0,
-             is_shuffled: bool = False, num_exact: int = 0) -> Windows:
+def one_step(
+    ensembles: Ensembles,
+    count: int,
+    num_members: int,
+    names: Sequence[str],
+    num_steps: int = 0,
+    is_shuffled: bool = False,
+    num_exact: int = 0,
+) -> Windows:
     """One call from `count` windows of the evaluated split. num_steps > 0: of the corrector's sampler.
     num_exact: exact draws of each, at most.
 
@@ -191,27 +222,47 @@ def one_step(ensembles: Ensembles, count: int, num_members: int, names: Sequence
         u_ref = source.decode(r) + left_out(ensembles, rows, starts, generator(*key))
         noise, second = ensembles.noise(torch.arange(len(rows)) + len(parts) * size, -1, num_members)
         shown = torch.arange(len(tokens), device=noise.device).roll(1) if is_shuffled else None
-        draws = [ensembles.residual(name, tokens, facts, noise, second, num_steps, shown)
-                 .unflatten(0, (-1, num_members))[:, :1 if name == "operator" else None] for name in names]
+        draws = [
+            ensembles.residual(name, tokens, facts, noise, second, num_steps, shown).unflatten(
+                0, (-1, num_members)
+            )[:, : 1 if name == "operator" else None]
+            for name in names
+        ]
         parts.append((r, u_ref, *draws))
     truth, u_ref, *draws = map(torch.cat, zip(*parts, strict=True))
     found = Windows(dict(zip(names, draws, strict=True)), truth, u_ref, windows.rows, windows.starts)
     if not num_exact or ensembles.truth.task.draw is None:
         return found
     cuts = zip(found.rows.split(size), found.starts.split(size), u_ref.split(size), strict=True)
-    drawn = torch.cat([law_of(ensembles, *cut, generator(ensembles.seed, "test", number),
-                              num_members + affordable(num_exact, u_ref)) for number, cut in enumerate(cuts)])
+    drawn = torch.cat(
+        [
+            law_of(
+                ensembles,
+                *cut,
+                generator(ensembles.seed, "test", number),
+                num_members + affordable(num_exact, u_ref),
+            )
+            for number, cut in enumerate(cuts)
+        ]
+    )
     return replace(found, exact=drawn[:, :num_members], law=drawn[:, num_members:])
 
 
-def law_of(ensembles: Ensembles, places: Tensor, starts: Tensor, u_ref: Tensor, draw: torch.Generator,
-           num_draws: int) -> Tensor:
+def law_of(
+    ensembles: Ensembles, places: Tensor, starts: Tensor, u_ref: Tensor, draw: torch.Generator, num_draws: int
+) -> Tensor:
     """What exact draws leave where the data leave u_ref: (count, num_draws, bundle, C, *space). draw: the
     symmetry that `TransientResiduals.draw` applies."""
     truth, codec = ensembles.truth, ensembles.residuals.head.codec
     rows, frames, u = predicted_by(ensembles, places, starts)
-    drawn = truth.draws(rows, truth.frames(rows, frames - 1, 1)[:, 0], rows * truth.cache.num_frames + frames,
-                        ensembles.seed + 2, u.shape[1], num_draws)
+    drawn = truth.draws(
+        rows,
+        truth.frames(rows, frames - 1, 1)[:, 0],
+        rows * truth.cache.num_frames + frames,
+        ensembles.seed + 2,
+        u.shape[1],
+        num_draws,
+    )
     move = symmetry(truth.task, codec.space, draw)
     law = move(codec.normalise(drawn.flatten(1, 2).to(ensembles.device)), codec)
     return law.unflatten(1, drawn.shape[1:3]) + (u_ref - move(u, codec))[:, None]
@@ -255,12 +306,15 @@ def costs_per_state(ensembles: Ensembles, model: str, batch_size: int) -> dict[s
     def step() -> None:
         z_pred, tokens, facts = source.predict(z, known, led=led)
         z_next = z_pred + ensembles.residual(model, tokens, facts, noise, second)
-        source.decode(z_next).cpu()   # waits for the device
+        source.decode(z_next).cpu()  # waits for the device
 
-    seconds = timeit.repeat(step, number=1, repeat=TIMED + 1)[1:]   # the first warms up
+    seconds = timeit.repeat(step, number=1, repeat=TIMED + 1)[1:]  # the first warms up
     calls = ensembles.count_calls(step)
     with FlopCounterMode(display=False) as operations:
         step()
-    return {"ms_per_state": 1e3 * statistics.median(seconds) / len(rows),
-            "evaluations_per_state": float(calls["draw"]), "networks_per_state": float(calls["every"]),
-            "operations_per_state": operations.get_total_flops() / len(rows)}
+    return {
+        "ms_per_state": 1e3 * statistics.median(seconds) / len(rows),
+        "evaluations_per_state": float(calls["draw"]),
+        "networks_per_state": float(calls["every"]),
+        "operations_per_state": operations.get_total_flops() / len(rows),
+    }

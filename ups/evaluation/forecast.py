@@ -20,12 +20,13 @@ from ups.models.operator import Operator, Part
 from ups.tasks import Task
 
 COMPARED = ("nrmse", "crmse")
-SPECTRA = ("operator", "persistence", "train_mean")   # models whose energy spectra are kept
+SPECTRA = ("operator", "persistence", "train_mean")  # models whose energy spectra are kept
 
 
 @torch.no_grad()
-def assess_forecasts(operator: Operator, truth: Truth, settings: EvaluateConfig, seed: int,
-                     device: torch.device) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def assess_forecasts(
+    operator: Operator, truth: Truth, settings: EvaluateConfig, seed: int, device: torch.device
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The task's entry of results.json and the trajectories the report shows: the median and the worst."""
     cache, task, rows = truth.cache, truth.task, truth.rows
     head = operator.serve(cache, any_codec=bool(settings.weights))
@@ -39,46 +40,72 @@ def assess_forecasts(operator: Operator, truth: Truth, settings: EvaluateConfig,
         start = None if task.is_steady else truth.frames(some, truth.context - 1, 1)
         predictions |= trivial.forecasts(some, u_ref, start)
         for model, u_pred in predictions.items():
-            parts.setdefault(model, []).append({**score(u_pred, u_ref, task.boundary),
-                                                **drift(task, u_pred, start)})
+            parts.setdefault(model, []).append(
+                {**score(u_pred, u_ref, task.boundary), **drift(task, u_pred, start)}
+            )
     scores = {model: merge(part) for model, part in parts.items()}
 
     times = torch.zeros(1) if task.is_steady else cache.dt * torch.arange(1, truth.num_frames + 1)
     legacy = (truth.context or 1) if settings.legacy else 0
     groups, count = cache.trajectory[rows], settings.num_bootstrap
-    models = {model: summarise_errors(part, count, seed, times, legacy, groups)
-              for model, part in scores.items()}
+    models = {
+        model: summarise_errors(part, count, seed, times, legacy, groups) for model, part in scores.items()
+    }
     beyond = truth.context + truth.num_frames - cache.num_frames
     models["operator"] |= {"ms_per_state": 1e3 * min(seconds), "evaluations_per_state": 1 / head.bundle}
-    comparisons = {f"operator / {other}": {name: compare(ERROR[name], scores["operator"], scores[other],
-                                                         count, seed, groups)
-                                           for name in COMPARED}
-                   for other in ("base", *TRIVIAL) if other in scores}
+    comparisons = {
+        f"operator / {other}": {
+            name: compare(ERROR[name], scores["operator"], scores[other], count, seed, groups)
+            for name in COMPARED
+        }
+        for other in ("base", *TRIVIAL)
+        if other in scores
+    }
     entry = {
-        "num_initial_conditions": len(groups.unique()), "comparisons": comparisons, "models": models,
-        "num_trajectories": len(rows), "num_frames_predicted": truth.num_frames,
-        **({"num_frames_beyond": beyond} if beyond > 0 else {}), "times": times.tolist(),
-        "parameters": cache.parameter_values.tolist(), "fields": list(task.moving),
-        "grid": list(cache.tokenizer.space), "axes": list(task.axes),
-        "boundary": task.boundary, "domain": [list(span) for span in task.spans], "dt": cache.dt,
-        "num_training": len(cache.split["train"]), "given": [*task.inputs, *task.still, *task.forcing],
+        "num_initial_conditions": len(groups.unique()),
+        "comparisons": comparisons,
+        "models": models,
+        "num_trajectories": len(rows),
+        "num_frames_predicted": truth.num_frames,
+        **({"num_frames_beyond": beyond} if beyond > 0 else {}),
+        "times": times.tolist(),
+        "parameters": cache.parameter_values.tolist(),
+        "fields": list(task.moving),
+        "grid": list(cache.tokenizer.space),
+        "axes": list(task.axes),
+        "boundary": task.boundary,
+        "domain": [list(span) for span in task.spans],
+        "dt": cache.dt,
+        "num_training": len(cache.split["train"]),
+        "given": [*task.inputs, *task.still, *task.forcing],
         "parameter_ranges": head.description["parameters"],
         "spectra": summarise_spectra({model: scores[model] for model in SPECTRA if model in scores}),
-        "base": head.description["base"]["kind"], "network_is_used": head.is_network_used,
+        "base": head.description["base"]["kind"],
+        "network_is_used": head.is_network_used,
         "network_share": head.description["network_share"],
         "selection": head.description.get(SELECTION),
-        "equation": task.equation, "found": head.says(),
-        "offset": dict(task.offsets), "measure": task.measure,
-        "conserved": list(task.conserved), "latent_dim": head.codec.dim,
-        "kept_energy": head.codec.kept_energy, **({"units": dict(task.units)} if task.units else {}),
+        "equation": task.equation,
+        "found": head.says(),
+        "offset": dict(task.offsets),
+        "measure": task.measure,
+        "conserved": list(task.conserved),
+        "latent_dim": head.codec.dim,
+        "kept_energy": head.codec.kept_energy,
+        **({"units": dict(task.units)} if task.units else {}),
     }
-    order = torch.argsort(torch.nan_to_num(nrmse_per_trajectory(scores["operator"]), nan=torch.inf,
-                                           posinf=torch.inf))
+    order = torch.argsort(
+        torch.nan_to_num(nrmse_per_trajectory(scores["operator"]), nan=torch.inf, posinf=torch.inf)
+    )
     median_and_worst = rows[order[[len(order) // 2, -1]]]
-    shown = [sample for some in cache.parts(median_and_worst, cache.num_frames, settings.batch_size)
-             for sample in samples_of(operator, truth, some, device)]
-    return entry, [{**sample, "times": times.numpy(), "label": label}
-                   for label, sample in zip(("median error", "worst error"), shown, strict=True)]
+    shown = [
+        sample
+        for some in cache.parts(median_and_worst, cache.num_frames, settings.batch_size)
+        for sample in samples_of(operator, truth, some, device)
+    ]
+    return entry, [
+        {**sample, "times": times.numpy(), "label": label}
+        for label, sample in zip(("median error", "worst error"), shown, strict=True)
+    ]
 
 
 def drift(task: Task, u_pred: Tensor, u_start: Tensor | None) -> Scores:
@@ -87,16 +114,19 @@ def drift(task: Task, u_pred: Tensor, u_start: Tensor | None) -> Scores:
     kept."""
     if u_start is None or not task.conserved:
         return {}
-    now, then = (task.densities(u) if task.densities else u[:, :, [*map(task.fields.index, task.conserved)]]
-                 for u in (u_pred.double(), u_start.double()))
+    now, then = (
+        task.densities(u) if task.densities else u[:, :, [*map(task.fields.index, task.conserved)]]
+        for u in (u_pred.double(), u_start.double())
+    )
     known = known_cells(then)
     mean = cell_mean(now, known)
     moved = (mean - cell_mean(then, known)) / cell_mean(then.square(), known).sqrt()
     return {"drift": moved.masked_fill(~mean.isfinite(), torch.inf)}
 
 
-def forecasts(operator: Operator, truth: Truth, rows: Tensor,
-              device: torch.device) -> tuple[dict[str, Tensor], float]:
+def forecasts(
+    operator: Operator, truth: Truth, rows: Tensor, device: torch.device
+) -> tuple[dict[str, Tensor], float]:
     """Model -> predicted frames (n, T, C, *space), physical units: operator, its base alone, and the codec of
     the truth; and the seconds that the operator's took, decoding included."""
     head = operator.head(truth.task.name)
@@ -115,13 +145,15 @@ def rolled_out(operator: Operator, truth: Truth, rows: Tensor, given: Tensor, pa
     """The frames (n, T, C, *space) that a part of the operator predicts from `given` latents, physical units,
     still fields included."""
     head = operator.head(truth.task.name)
-    z = operator.rollout(given, head.name, truth.cache.parameters[rows], truth.num_frames, part,
-                         truth.forced(rows, head))
+    z = operator.rollout(
+        given, head.name, truth.cache.parameters[rows], truth.num_frames, part, truth.forced(rows, head)
+    )
     return head.physical(z).cpu()
 
 
-def samples_of(operator: Operator, truth: Truth, rows: Tensor,
-               device: torch.device) -> Iterator[dict[str, Any]]:
+def samples_of(
+    operator: Operator, truth: Truth, rows: Tensor, device: torch.device
+) -> Iterator[dict[str, Any]]:
     """Trajectories as `ups.report.figures` draws them; rolled out together: where bases take many small
     steps a few rows cost as much as one."""
     task, cache = truth.task, truth.cache
@@ -130,6 +162,10 @@ def samples_of(operator: Operator, truth: Truth, rows: Tensor,
     for place, row in enumerate(rows):
         known = zip(task.parameters, cache.parameters[row].tolist(), strict=False)
         inputs = {task.inputs[0]: truth.inputs(row[None])[0, 0, 0].numpy()} if task.is_steady else {}
-        yield {**cache.scene(), "inputs": inputs, "u_ref": u_ref[place].numpy(),
-               "u_pred": u_pred[place].numpy(),
-               "parameter": ", ".join(f"{key} = {value:g}" for key, value in known) or None}
+        yield {
+            **cache.scene(),
+            "inputs": inputs,
+            "u_ref": u_ref[place].numpy(),
+            "u_pred": u_pred[place].numpy(),
+            "parameter": ", ".join(f"{key} = {value:g}" for key, value in known) or None,
+        }

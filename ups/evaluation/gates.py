@@ -31,23 +31,27 @@ from ups.evaluation.claims import ENSEMBLE, PRIOR, Claim, Interval, point
 from ups.evaluation.selected import in_words
 from ups.metrics.errors import LARGEST_ERROR
 
-TRIVIAL = {   # forecasts that take no model (ups/evaluation/trivial.py), in words
-    "persistence": "the last known frame", "train_mean": "the mean", "climatology": "the climatology",
-    "seasonal_climatology": "the seasonal climatology"}
-OTHERS = (*TRIVIAL, "codec_floor", "fno", "unet")   # models of an entry that no stage of ours made
+TRIVIAL = {  # forecasts that take no model (ups/evaluation/trivial.py), in words
+    "persistence": "the last known frame",
+    "train_mean": "the mean",
+    "climatology": "the climatology",
+    "seasonal_climatology": "the seasonal climatology",
+}
+OTHERS = (*TRIVIAL, "codec_floor", "fno", "unet")  # models of an entry that no stage of ours made
 # of the stages
 MODELS = {"diffusion": ("corrector",), "consistency": ("student_1", "student_2"), "rival": ("rival",)}
-BEST_MEAN = 1.1        # times the error of the best mean: as good, where the whole interval is below
-SHORTEST = 0.5         # share of the horizon over which a usable model stays correlated with the truth
+BEST_MEAN = 1.1  # times the error of the best mean: as good, where the whole interval is below
+SHORTEST = 0.5  # share of the horizon over which a usable model stays correlated with the truth
 
-PAIR = "operator / base"   # of a task's comparisons
+PAIR = "operator / base"  # of a task's comparisons
 BESIDE = "({value:.3f} [{low:.3f}, {high:.3f}] times the base's error)"
-NETWORK = {   # what a verdict says of it, by `network_share`
-    "off": " {selected}", "unknown": "",
+NETWORK = {  # what a verdict says of it, by `network_share`
+    "off": " {selected}",
+    "unknown": "",
     "less": f" Its network makes it better than its base alone {BESIDE}.",
     "more": f" Its network makes it worse than its base alone {BESIDE}.",
-    "tie": f" Its network adds nothing that can be told to its base {BESIDE}."}
-
+    "tie": f" Its network adds nothing that can be told to its base {BESIDE}.",
+}
 
 
 def trivial_of(task: dict[str, Any]) -> list[str]:
@@ -55,60 +59,102 @@ def trivial_of(task: dict[str, Any]) -> list[str]:
     return [name for name in TRIVIAL if name in task["models"]]
 
 
-def gate(stage: str, name: str, what: str, found: Interval, above: float | None = None,
-         below: float | None = None, bound: str = "",
-         near: tuple[float, float] | None = None) -> dict[str, Any]:
+def gate(
+    stage: str,
+    name: str,
+    what: str,
+    found: Interval,
+    above: float | None = None,
+    below: float | None = None,
+    bound: str = "",
+    near: tuple[float, float] | None = None,
+) -> dict[str, Any]:
     """The record of one gate: passed where the whole interval of `found` lies strictly between the bounds,
     and is not wholly outside `near`. Undefined fails."""
     known = None not in found.values()
     passed = known and (above is None or found["low"] > above) and (below is None or found["high"] < below)
     passed = passed and (near is None or (found["high"] >= near[0] and found["low"] <= near[1]))
-    bound = bound or (f"below {below:g}" if above is None else f"above {above:g}" if below is None else
-                      f"{above:g} to {below:g}")
+    bound = bound or (
+        f"below {below:g}"
+        if above is None
+        else f"above {above:g}"
+        if below is None
+        else f"{above:g} to {below:g}"
+    )
     if near:
         bound += f", not wholly {'below' if near[1] == math.inf else 'outside'} {near[0]:g}"
         bound += f" to {near[1]:g}" if near[1] < math.inf else ""
     shown = f"{found['value']:.4g}" if known else "undefined (not finite)"
     if known and found["low"] != found["high"]:
         shown += f" [{found['low']:.4g}, {found['high']:.4g}]"
-    return {"stage": stage, "task": name.split("/")[1], "name": name, **found, "bound": bound,
-            "passed": passed, "reason": f"{what} is {shown}; allowed is {bound}"}
+    return {
+        "stage": stage,
+        "task": name.split("/")[1],
+        "name": name,
+        **found,
+        "bound": bound,
+        "passed": passed,
+        "reason": f"{what} is {shown}; allowed is {bound}",
+    }
 
 
 def missing(stage: str, name: str) -> dict[str, Any]:
-    return {**gate(stage, f"made/{name}/{stage}", "", point(None), bound="there"),
-            "reason": f"stage {stage} was asked for and is missing; expected its draws of {name}. Run make "
-                      f"{stage}, or leave it out of evaluate.stages (make: STAGES)."}
+    return {
+        **gate(stage, f"made/{name}/{stage}", "", point(None), bound="there"),
+        "reason": f"stage {stage} was asked for and is missing; expected its draws of {name}. Run make "
+        f"{stage}, or leave it out of evaluate.stages (make: STAGES).",
+    }
 
 
 def operator_gates(name: str, task: dict[str, Any], settings: Any) -> Iterator[dict]:
     models = task["models"]
     for model in [model for model in models if model not in OTHERS]:
-        yield gate("operator", f"finite/{name}/{model}", "the number of trajectories with NaN or inf",
-                   point(models[model].get("nonfinite_trajectories")), below=1, bound="none")
+        yield gate(
+            "operator",
+            f"finite/{name}/{model}",
+            "the number of trajectories with NaN or inf",
+            point(models[model].get("nonfinite_trajectories")),
+            below=1,
+            bound="none",
+        )
     first, *others = trivial_of(task)
-    limits = {first: (f"trivial/{name}", settings.max_ratio_to_persistence),
-              **{other: (f"trivial/{name}/{other}", settings.max_ratio_to_persistence) for other in others},
-              "base": (f"base/{name}", settings.max_ratio_to_base)}
+    limits = {
+        first: (f"trivial/{name}", settings.max_ratio_to_persistence),
+        **{other: (f"trivial/{name}/{other}", settings.max_ratio_to_persistence) for other in others},
+        "base": (f"base/{name}", settings.max_ratio_to_base),
+    }
     for other, (claim, limit) in limits.items() if settings.quality else ():
         if other in models:
-            yield gate("operator", claim, f"nRMSE of the operator over that of {other}",
-                       task["comparisons"][f"operator / {other}"]["nrmse"], below=limit)
+            yield gate(
+                "operator",
+                claim,
+                f"nRMSE of the operator over that of {other}",
+                task["comparisons"][f"operator / {other}"]["nrmse"],
+                below=limit,
+            )
     if name in settings.max_nrmse:
-        yield gate("operator", f"nrmse/{name}", "nRMSE of the operator", models["operator"]["nrmse"],
-                   below=settings.max_nrmse[name])
+        yield gate(
+            "operator",
+            f"nrmse/{name}",
+            "nRMSE of the operator",
+            models["operator"]["nrmse"],
+            below=settings.max_nrmse[name],
+        )
 
 
-def claimed(claims: tuple[Claim, ...], stage: str, name: str, entry: dict[str, Any], settings: Any,
-            model: str) -> Iterator[dict]:
+def claimed(
+    claims: tuple[Claim, ...], stage: str, name: str, entry: dict[str, Any], settings: Any, model: str
+) -> Iterator[dict]:
     """The gates of one model by the rows that apply to it."""
     for claim in claims:
         found = claim.figure(entry, model) if claim.applies(stage, settings) else None
         if found is not None:
             where = claim.name if claim.of_task else f"{claim.name}/{name}/{model}"
             words = claim.words.format(model=model, cheap=entry["best_cheap"])
-            yield {**gate(stage, where.format(task=name), words, found, **claim.bounds(settings, model)),
-                   "refuses": claim.refuses}
+            yield {
+                **gate(stage, where.format(task=name), words, found, **claim.bounds(settings, model)),
+                "refuses": claim.refuses,
+            }
 
 
 def ensemble_gates(stage: str, name: str, entry: dict[str, Any], settings: Any) -> Iterator[dict]:
@@ -135,11 +181,17 @@ def check_gates(results: dict[str, Any], settings: Any) -> list[dict]:
         if entry is None or any(model not in entry["models"] for model in MODELS.get(stage, ())):
             gates.append(missing(stage, name))
         else:
-            gates += [few(row, entry["num_initial_conditions"], settings.min_initial_conditions)
-                      for row in claims(name, entry, settings)]
+            gates += [
+                few(row, entry["num_initial_conditions"], settings.min_initial_conditions)
+                for row in claims(name, entry, settings)
+            ]
     for name in settings.max_nrmse.keys() - results["tasks"].keys():
-        gates.append({**gate("operator", f"nrmse/{name}", "", point(None), below=settings.max_nrmse[name]),
-                      "reason": f"{name} was not evaluated, yet evaluate.max_nrmse sets a limit for it"})
+        gates.append(
+            {
+                **gate("operator", f"nrmse/{name}", "", point(None), below=settings.max_nrmse[name]),
+                "reason": f"{name} was not evaluated, yet evaluate.max_nrmse sets a limit for it",
+            }
+        )
     return gates
 
 
@@ -148,10 +200,13 @@ def few(row: dict[str, Any], count: int, least: int) -> dict[str, Any]:
     interval."""
     if count >= least or not row["passed"] or row["name"].startswith("finite"):
         return row
-    return {**row, "passed": False,
-            "reason": f"{row['reason']}, but only {count} initial conditions were judged; expected at least "
-                      f"{least} (evaluate.min_initial_conditions). Raise data.test_fraction or add "
-                      "trajectories."}
+    return {
+        **row,
+        "passed": False,
+        "reason": f"{row['reason']}, but only {count} initial conditions were judged; expected at least "
+        f"{least} (evaluate.min_initial_conditions). Raise data.test_fraction or add "
+        "trajectories.",
+    }
 
 
 # ---- verdicts
@@ -186,28 +241,40 @@ def judge_task(task: dict[str, Any], ensembles: dict[str, Any]) -> dict[str, Any
         faults.append("its predictions are not finite, or their error is undefined")
     else:
         shown = f"{error['value']:.3g} [{error['low']:.3g}, {error['high']:.3g}]"
-        if task.get("offset"):   # the mean dominates the variation
+        if task.get("offset"):  # the mean dominates the variation
             shown += f" of the {task['measure']}"
         if error["high"] > LARGEST_ERROR and not is_best:
-            faults.append(f"its relative error is {shown}, and above {LARGEST_ERROR:g} more than a quarter "
-                          "of the field's energy is wrong")
+            faults.append(
+                f"its relative error is {shown}, and above {LARGEST_ERROR:g} more than a quarter "
+                "of the field's energy is wrong"
+            )
         ratios = {name: versus[f"operator / {name}"]["nrmse"]["high"] for name in trivial_of(task)}
         if beaten_by := [TRIVIAL[name] for name, high in ratios.items() if high is None or high >= 1]:
             faults.append(f"it is not clearly better than {' or '.join(beaten_by)}")
         if until["high"] is not None and until["high"] < SHORTEST * task["times"][-1] and not is_best:
-            faults.append(f"it follows the truth (correlation above 0.8) for {until['value']:.3g} of "
-                          f"{task['times'][-1]:.3g} time units only")
+            faults.append(
+                f"it follows the truth (correlation above 0.8) for {until['value']:.3g} of "
+                f"{task['times'][-1]:.3g} time units only"
+            )
     words = f"Not usable: {'; '.join(faults)}." if faults else f"Usable: its relative error is {shown}."
     if best["high"] is not None:
-        words += (f" Chance has a part in what follows: its error is {best['value']:.3f} [{best['low']:.3f}, "
-                  f"{best['high']:.3f}] times that of the best mean there can be.")
+        words += (
+            f" Chance has a part in what follows: its error is {best['value']:.3f} [{best['low']:.3f}, "
+            f"{best['high']:.3f}] times that of the best mean there can be."
+        )
     kind, _ = network_share(task)
-    return {"usable": not faults,
-            "words": words + NETWORK[kind].format(selected=in_words(task.get("selection")),
-                                                  **versus.get(PAIR, {}).get("nrmse", {}))}
+    return {
+        "usable": not faults,
+        "words": words
+        + NETWORK[kind].format(
+            selected=in_words(task.get("selection")), **versus.get(PAIR, {}).get("nrmse", {})
+        ),
+    }
 
 
 def check_verdicts(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """TASK -> {"usable", "words"}."""
-    return {name: judge_task(task, results.get("ensembles", {}).get(name, {}))
-            for name, task in results["tasks"].items()}
+    return {
+        name: judge_task(task, results.get("ensembles", {}).get(name, {}))
+        for name, task in results["tasks"].items()
+    }

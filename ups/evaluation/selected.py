@@ -4,7 +4,7 @@ decided it: the record of `ups.models.selection.select`, kept with the weights a
 from collections.abc import Mapping
 from typing import Any
 
-from ups.report.tables import number
+from ups.common.formatting import number
 
 Selection = Mapping[str, Any]
 
@@ -13,9 +13,10 @@ SENTENCES = {
     "base": "The network is not used: on validation the base alone is better ({numbers}).",
     "tie": "The network is not used: validation finds no clear difference from the base alone ({numbers}).",
     "broken": "The network is not used: its validation error is not finite ({numbers}).",
-    "unknown": "The network is not used; the weights hold no record of the validation that decided it."}
-METRICS = ("nrmse", "nrmse_pooled")   # the ratios that decide
-DIGITS = range(3, 7)   # the record has six
+    "unknown": "The network is not used; the weights hold no record of the validation that decided it.",
+}
+METRICS = ("nrmse", "nrmse_pooled")  # the ratios that decide
+DIGITS = range(3, 7)  # the record has six
 
 
 def outcome(selection: Selection | None) -> str:
@@ -50,8 +51,9 @@ def numbers_in_words(selection: Selection) -> str:
     network, base = _apart(selection["network"], selection["base"])
     words = [f"nRMSE {network} with it, {base} by the base alone"]
     lows, highs = ([selection[metric][end] for metric in METRICS] for end in ("low", "high"))
-    count, leads, compared = (selection[key] for key in ("num_initial_conditions", "num_leads",
-                                                         "num_leads_compared"))
+    count, leads, compared = (
+        selection[key] for key in ("num_initial_conditions", "num_leads", "num_leads_compared")
+    )
     if count > 1 and None not in (*lows, *highs):
         low, _, high = _apart(min(lows), 1.0, max(highs))
         words.append(f"95 % interval of the ratio {low} to {high}")

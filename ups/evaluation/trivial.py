@@ -8,9 +8,9 @@ from torch import Tensor
 
 from ups.evaluation.truth import Truth
 
-ENOUGH = 256      # training trajectories of which a mean is taken, evenly, if there are more
-YEARS = 2         # that times must span for a mean by the time of the year
-HARMONICS = 3     # of the year: the shape of a season without the noise of single days
+ENOUGH = 256  # training trajectories of which a mean is taken, evenly, if there are more
+YEARS = 2  # that times must span for a mean by the time of the year
+HARMONICS = 3  # of the year: the shape of a season without the noise of single days
 
 
 class Trivial:
@@ -21,7 +21,7 @@ class Trivial:
     def __init__(self, truth: Truth, batch_size: int):
         self.truth, task, cache = truth, truth.task, truth.cache
         self.constant = truth.future(cache.split["train"]).mean(0, keepdim=True) if task.is_steady else None
-        self.cycles: dict[str, tuple[int, Tensor]] = {}   # name -> harmonics, their weights
+        self.cycles: dict[str, tuple[int, Tensor]] = {}  # name -> harmonics, their weights
         if task.is_steady:
             return
         rows = cache.split["train"]
@@ -35,8 +35,9 @@ class Trivial:
             for harmonics, total in sums.values():
                 phases = cycle(truth.years(some), harmonics, u.shape[0])
                 total[0], total[1] = total[0] + phases.T @ phases, total[1] + phases.T @ u.flatten(1)
-        self.cycles = {name: (harmonics, torch.linalg.pinv(a) @ b)
-                       for name, (harmonics, (a, b)) in sums.items()}
+        self.cycles = {
+            name: (harmonics, torch.linalg.pinv(a) @ b) for name, (harmonics, (a, b)) in sums.items()
+        }
 
     def forecasts(self, rows: Tensor, u_ref: Tensor, start: Tensor | None) -> dict[str, Tensor]:
         """Name -> forecast of the frames u_ref (n, T, C, *space) that follow start (n, 1, C, *space)."""

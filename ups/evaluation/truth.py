@@ -19,7 +19,7 @@ from ups.data.tokenizer import Tokenizer
 from ups.models.head import TaskHead
 from ups.userdata.reader import OwnTrajectories
 
-LAW_BYTES = 2**30   # of exact draws to judge by
+LAW_BYTES = 2**30  # of exact draws to judge by
 
 
 def affordable(num_draws: int, u_ref: Tensor) -> int:
@@ -36,8 +36,7 @@ class Truth:
     parameter value.
     """
 
-    def __init__(self, cache: Cache, sources: Sequence[Source], split: str, context: int,
-                 most: int = 0):
+    def __init__(self, cache: Cache, sources: Sequence[Source], split: str, context: int, most: int = 0):
         self.cache, self.task, self.sources = cache, cache.task, sources
         self.split, self.context, self.rows = split, context, cache.split[split]
         if most:
@@ -47,19 +46,22 @@ class Truth:
         total = sources[0].frames_of(self.rows.tolist()) if is_own else cache.num_frames
         self.num_frames = total - context
         if context and self.num_frames < 1:
-            raise ValueError(f"{self.task.name} has {cache.num_frames} frames; expected more than "
-                             f"evaluate.context_frames = {context}. Lower evaluate.context_frames or keep "
-                             "more frames.")
+            raise ValueError(
+                f"{self.task.name} has {cache.num_frames} frames; expected more than "
+                f"evaluate.context_frames = {context}. Lower evaluate.context_frames or keep "
+                "more frames."
+            )
 
     def _read(self, rows: Tensor, count: int = 0) -> Tensor:
         """Trajectories (n, T, channels, *space), float32, of `count` frames or as long as training's; each is
         read once."""
         unique, where = rows.unique(return_inverse=True)
-        num = self.cache.num_rows // len(self.sources)   # rows: source x trajectory
+        num = self.cache.num_rows // len(self.sources)  # rows: source x trajectory
         places = [divmod(row, num) for row in unique.tolist()]
         frames = range(count) if count > self.cache.num_frames else None
-        return torch.stack([torch.from_numpy(self.sources[file].read(i, i + 1, frames)[0])
-                            for file, i in places])[where]
+        return torch.stack(
+            [torch.from_numpy(self.sources[file].read(i, i + 1, frames)[0]) for file, i in places]
+        )[where]
 
     def years(self, rows: Tensor) -> Tensor | None:
         """The dates (n, T) of all frames, in years; None where the files say none."""
@@ -77,11 +79,13 @@ class Truth:
         u = self._read(rows, int(torch.as_tensor(first).max()) + count)
         index = torch.arange(len(rows))[:, None]
         first_field, end = len(self.task.inputs), len(self.task.inputs + self.task.fields)
-        return u[index, torch.as_tensor(first).expand(len(rows))[:, None] + torch.arange(count),
-                 first_field:end]
+        return u[
+            index, torch.as_tensor(first).expand(len(rows))[:, None] + torch.arange(count), first_field:end
+        ]
 
-    def draws(self, rows: Tensor, u: Tensor, numbers: Tensor, seed: int, num_frames: int,
-              num_draws: int) -> Tensor:
+    def draws(
+        self, rows: Tensor, u: Tensor, numbers: Tensor, seed: int, num_frames: int, num_draws: int
+    ) -> Tensor:
         """Exact futures (n, num_draws, num_frames, C, *space) of states u (n, C, *space) at the parameters of
         rows, in physical units; draw j is a function of seed, the state's number and j. Task.draw must be
         known."""
@@ -89,9 +93,15 @@ class Truth:
         index = self.cache.parameter_index[rows]
         for place in index.unique().tolist():
             same, known = (index == place).nonzero()[:, 0], self.cache.settings.parameters
-            out[same] = self.task.draw(u[same], num_draws, seed=seed, rows=numbers[same].tolist(),
-                                       num_frames=num_frames, parameter=known[place] if known else None,
-                                       dt=self.cache.dt)
+            out[same] = self.task.draw(
+                u[same],
+                num_draws,
+                seed=seed,
+                rows=numbers[same].tolist(),
+                num_frames=num_frames,
+                parameter=known[place] if known else None,
+                dt=self.cache.dt,
+            )
         return out
 
     def future(self, rows: Tensor, count: int = 0) -> Tensor:
@@ -103,8 +113,11 @@ class Truth:
         steady task. The cache's, where its codec is the same."""
         is_steady = self.task.is_steady
         if codec.is_same(self.cache.input_tokenizer if is_steady else self.cache.tokenizer):
-            return (self.cache.inputs(rows, device) if is_steady
-                    else self.cache.batch(rows, 0, self.context, device))
+            return (
+                self.cache.inputs(rows, device)
+                if is_steady
+                else self.cache.batch(rows, 0, self.context, device)
+            )
         u = self.inputs(rows) if is_steady else self.frames(rows, 0, self.context)
         return codec.encode(codec.normalise(u.to(device)))
 
@@ -137,5 +150,6 @@ def open_truth(config: Config, name: str) -> Truth:
     """The evaluated trajectories of a task as `config` says, their data files checked against cache and
     configuration."""
     cache, settings = open_cache(config, name), config.evaluate
-    return Truth(cache, same_sources(config, cache), settings.split, config.context(name),
-                 settings.max_trajectories)
+    return Truth(
+        cache, same_sources(config, cache), settings.split, config.context(name), settings.max_trajectories
+    )

@@ -14,14 +14,15 @@ from ups.generative.draws import KEYS, Sampler
 from ups.generative.limits import WaveLimits
 from ups.generative.residuals import TransientResiduals, summed
 
-SIZE = 64            # reserved states in a batch
-MEASURED = 32        # batches: the power of short waves is that of a few sharp states
-DRAWN = 8            # of them, of which draws are made, whose power varies less
+SIZE = 64  # reserved states in a batch
+MEASURED = 32  # batches: the power of short waves is that of a few sharp states
+DRAWN = 8  # of them, of which draws are made, whose power varies less
 
 
 def measure_residuals(limits: WaveLimits, source: TransientResiduals, seed: int, ranks: Any) -> Tensor:
     """Set the silent waves; the power by shell of residuals, (mean, standard error) (2, channels, shells). A
     collective."""
+
     def of_states(number: int) -> Tensor:
         r, tokens, _ = _batch(source, seed, number)
         return limits.power(_field(source, source.prediction(tokens) + r)).sum(0)
@@ -34,8 +35,14 @@ def measure_residuals(limits: WaveLimits, source: TransientResiduals, seed: int,
     return _mean_and_error(_total(source, shape, of_residuals, MEASURED, ranks), MEASURED)
 
 
-def fit_gains(samplers: Mapping[str, Sampler], source: TransientResiduals, residuals: Tensor, seed: int,
-              ranks: Any, is_drawn: bool = False) -> None:
+def fit_gains(
+    samplers: Mapping[str, Sampler],
+    source: TransientResiduals,
+    residuals: Tensor,
+    seed: int,
+    ranks: Any,
+    is_drawn: bool = False,
+) -> None:
     """Set the gains of a task's head in the network of `samplers` at states that are given; with is_drawn at
     states that are said to have the head's `drawn_error`. residuals: of `measure_residuals`. A collective."""
     each = list(samplers.values())
@@ -47,8 +54,18 @@ def fit_gains(samplers: Mapping[str, Sampler], source: TransientResiduals, resid
         told = torch.cat([facts[:, :-1], error_fact(facts.new_full((len(facts), 1), size))], 1)
         streams = [generator(seed, "limits", key, number) for key in KEYS]
         noise, second = (send(torch.randn(r.shape, generator=stream), r.device) for stream in streams)
-        return torch.stack([_moments(limits.power_by_shell(_field(source, sampler.residual(
-            source, tokens, told, noise, second, is_limited=False)))) for sampler in each])
+        return torch.stack(
+            [
+                _moments(
+                    limits.power_by_shell(
+                        _field(
+                            source, sampler.residual(source, tokens, told, noise, second, is_limited=False)
+                        )
+                    )
+                )
+                for sampler in each
+            ]
+        )
 
     shape = (len(each), 2, *limits.gain.shape[2:])
     for sampler, sums in zip(each, _total(source, shape, of_draws, DRAWN, ranks), strict=True):
@@ -77,9 +94,14 @@ def _mean_and_error(sums: Tensor, batches: int) -> Tensor:
     return torch.stack([mean, ((square - mean.square()).clamp_min(0) / (batches * SIZE)).sqrt()])
 
 
-def _total(source: TransientResiduals, shape: tuple[int, ...], of: Callable[[int], Tensor], batches: int,
-           ranks: Any) -> Tensor:
+def _total(
+    source: TransientResiduals, shape: tuple[int, ...], of: Callable[[int], Tensor], batches: int, ranks: Any
+) -> Tensor:
     """The sum of of(number), of this shape, over so many batches, of which every rank takes some."""
-    [sums] = summed({source.name: [*range(batches)][ranks.rank :: ranks.world]},
-                    lambda _, number: of(number).flatten(), torch.Size(shape).numel(), ranks)
+    [sums] = summed(
+        {source.name: [*range(batches)][ranks.rank :: ranks.world]},
+        lambda _, number: of(number).flatten(),
+        torch.Size(shape).numel(),
+        ranks,
+    )
     return torch.tensor(sums, dtype=torch.float64, device=source.device).view(shape)

@@ -12,9 +12,9 @@ from ups.generative.observation import LinearPosterior, Observation, whole
 from ups.models.bases.base import Known
 from ups.models.operator import Operator
 
-SPREAD_FLOOR = 1e-3    # of the coefficient, in normalised units: what is seen exactly
-STATES = 512           # draws of a coefficient in one call of the operator
-SMALLEST = 0.01        # error of a state over a residual's size; a sampler of a small run leaves some 5 %
+SPREAD_FLOOR = 1e-3  # of the coefficient, in normalised units: what is seen exactly
+STATES = 512  # draws of a coefficient in one call of the operator
+SMALLEST = 0.01  # error of a state over a residual's size; a sampler of a small run leaves some 5 %
 
 
 def error_fact(size: Tensor) -> Tensor:
@@ -37,12 +37,17 @@ class StateConditions:
         self.device = self.head.scale.device
         dim, history, bundle = self.head.codec.dim, self.head.history, self.head.bundle
         self.description: dict[str, Any] = {
-            **self.head.task.description, "dim": bundle * dim, "tokens": list(self.head.codec.tokens),
-            "num_conditions": (history + 2 + bundle) * dim + operator.width, "num_features": operator.width,
-            "fields": [bundle * self.head.codec.num_channels, *self.head.codec.space]}
+            **self.head.task.description,
+            "dim": bundle * dim,
+            "tokens": list(self.head.codec.tokens),
+            "num_conditions": (history + 2 + bundle) * dim + operator.width,
+            "num_features": operator.width,
+            "fields": [bundle * self.head.codec.num_channels, *self.head.codec.space],
+        }
 
-    def predict(self, z: Tensor, known: Known, error: Tensor | float = 0.0,
-                led: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def predict(
+        self, z: Tensor, known: Known, error: Tensor | float = 0.0, led: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """z (batch, history or one more, *tokens, dim) to (prediction (batch, *tokens, bundle * dim), tokens,
         facts). Nothing is before a first frame that is there twice, or a history alone. known: its forcing
         begins a frame before the last of z. error: of z, (batch,), its size over that of a residual; 0:
@@ -92,13 +97,16 @@ class FieldConditions:
         self.device, self.noise_shape = self.head.scale.device, (2, *linear.shape)
         codec, dim = self.head.input_codec, self.head.codec.dim
         num_conditions = 3 * codec.width + codec.patch**self.head.task.ndim + dim
-        self.description: dict[str, Any] = {**self.head.task.description, "dim": dim,
-                                            "num_conditions": num_conditions,
-                                            "guess": {"shape": list(linear.shape),
-                                                      "num_modes": len(linear.variance)}}
+        self.description: dict[str, Any] = {
+            **self.head.task.description,
+            "dim": dim,
+            "num_conditions": num_conditions,
+            "guess": {"shape": list(linear.shape), "num_modes": len(linear.variance)},
+        }
 
-    def predict(self, observation: Observation, parameters: Tensor,
-                noise: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Start]:
+    def predict(
+        self, observation: Observation, parameters: Tensor, noise: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Start]:
         """(log O(v_guess) (batch, *tokens, dim), tokens, facts, what draws begin at) of an observation in
         normalised units. noise: (batch, M, *noise_shape) standard normal, for the M draws v_s of each row;
         None: of none."""
@@ -108,13 +116,23 @@ class FieldConditions:
         if not len(v):
             return guess, tokens, observation.facts, Start(guess[:0], tokens[:0], observation.facts[:0])
         each = zip(v.split(STATES), parameters.repeat_interleave(num, 0).split(STATES), strict=True)
-        pushed, shown = (torch.cat(part) for part in zip(*(
-            self._pushed(whole(some), some, torch.zeros_like(some), row) for some, row in each), strict=True))
-        return guess, tokens, observation.facts, Start(pushed - guess.repeat_interleave(num, 0), shown,
-                                                       whole(v).facts)
+        pushed, shown = (
+            torch.cat(part)
+            for part in zip(
+                *(self._pushed(whole(some), some, torch.zeros_like(some), row) for some, row in each),
+                strict=True,
+            )
+        )
+        return (
+            guess,
+            tokens,
+            observation.facts,
+            Start(pushed - guess.repeat_interleave(num, 0), shown, whole(v).facts),
+        )
 
-    def _pushed(self, observation: Observation, v: Tensor, spread: Tensor,
-                parameters: Tensor) -> tuple[Tensor, Tensor]:
+    def _pushed(
+        self, observation: Observation, v: Tensor, spread: Tensor, parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """(log O(v), tokens) of a coefficient v (batch, C, *space) with its spread."""
         codec, ndim = self.head.input_codec, self.head.task.ndim
         z = self.operator(codec.encode(v)[:, None], self.name, parameters)[:, 0]

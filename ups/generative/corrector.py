@@ -44,10 +44,9 @@ FREQUENCIES = (1, 2, 4, 8, 16)
 LARGEST_LOG_SCALE = math.log(1e4)
 # of a head's tensors
 FITTED = ("r_mean", "r_std", "c_mean", "c_std", "largest_std", "marginal", "gaussian", "waves")
-GAUSSIAN_DEPTH = 2               # of the mean and scale on the operator's trunk
-MOST_SAMPLER_STEPS = 4096        # with more a draw of one state takes minutes
-STD_FLOOR = 1e-3                 # of the largest std_k: coefficients smaller than that are noise of the codec
-
+GAUSSIAN_DEPTH = 2  # of the mean and scale on the operator's trunk
+MOST_SAMPLER_STEPS = 4096  # with more a draw of one state takes minutes
+STD_FLOOR = 1e-3  # of the largest std_k: coefficients smaller than that are noise of the codec
 
 
 class Start(NamedTuple):
@@ -84,8 +83,9 @@ class Condition:
 
     def rows(self, index: Tensor) -> "Condition":
         """The conditions of some rows; an index may repeat."""
-        return replace(self, **{key: value[index] for key, value in vars(self).items()
-                                if isinstance(value, Tensor)})
+        return replace(
+            self, **{key: value[index] for key, value in vars(self).items() if isinstance(value, Tensor)}
+        )
 
     def begin(self, noise: Tensor) -> Tensor:
         """Where the path begins (batch, *tokens, dim), from white noise of that shape."""
@@ -109,25 +109,34 @@ class CorrectorHead(nn.Module):
         require_kinds(description, CORRECTOR_HEAD, task.name)
         self.name, self.boundary = task.name, task.boundary
         dim, num_conditions = description["dim"], description["num_conditions"]
-        for name, size, value in (("r_mean", dim, 0.0), ("r_std", dim, 1.0), ("c_mean", num_conditions, 0.0),
-                                  ("c_std", num_conditions, 1.0), ("marginal_mean", dim, 0.0),
-                                  ("marginal_std", dim, 1.0)):
+        for name, size, value in (
+            ("r_mean", dim, 0.0),
+            ("r_std", dim, 1.0),
+            ("c_mean", num_conditions, 0.0),
+            ("c_std", num_conditions, 1.0),
+            ("marginal_mean", dim, 0.0),
+            ("marginal_std", dim, 1.0),
+        ):
             self.register_buffer(name, torch.full((size,), value))
-        self.register_buffer("largest_std", torch.ones(()))   # of the whitened residual's largest mode
+        self.register_buffer("largest_std", torch.ones(()))  # of the whitened residual's largest mode
         self.guess = LinearPosterior(**description["guess"]) if "guess" in description else None
         self.waves = Waves(description["tokens"], dim, self.boundary) if "tokens" in description else None
-        self.limits = (WaveLimits(*description["fields"], boundary=self.boundary) if "tokens" in description
-                       else None)
+        self.limits = (
+            WaveLimits(*description["fields"], boundary=self.boundary) if "tokens" in description else None
+        )
         self.description = description
         self.gaussian_into = nn.Linear(num_conditions, model.width)
         self.gaussian_facts = nn.Linear(MAX_FACTS, model.width)
-        self.gaussian = (LocalBackbone(model, GAUSSIAN_DEPTH) if description.get("num_features")
-                         else backbone_of(model, task))
+        self.gaussian = (
+            LocalBackbone(model, GAUSSIAN_DEPTH)
+            if description.get("num_features")
+            else backbone_of(model, task)
+        )
         self.gaussian_out = zero_linear(model.width, 2 * dim)
         self.into = nn.Linear(num_conditions + 3 * dim, model.width)
         self.out = zero_linear(model.width, dim)
         self.gaussian_parts = [self.gaussian_into, self.gaussian_facts, self.gaussian, self.gaussian_out]
-        nn.ModuleList(self.gaussian_parts).requires_grad_(False)   # but while `fit_head` fits them
+        nn.ModuleList(self.gaussian_parts).requires_grad_(False)  # but while `fit_head` fits them
 
     @property
     def by(self) -> str:
@@ -172,9 +181,11 @@ class CorrectorHead(nn.Module):
         """Raw tokens (batch, *tokens, C) and facts (batch, K <= MAX_FACTS) as what `whiten`, `unwhiten` and
         `Corrector.velocity` take. Raises ValueError for conditions that it was not trained under."""
         if tokens.shape[-1] != len(self.c_mean):
-            raise ValueError(f"a draw of {self.name} was given {tokens.shape[-1]} conditions at a token; "
-                             f"expected {len(self.c_mean)}: this stage was trained with another operator or "
-                             "by another version of the package. Train it again.")
+            raise ValueError(
+                f"a draw of {self.name} was given {tokens.shape[-1]} conditions at a token; "
+                f"expected {len(self.c_mean)}: this stage was trained with another operator or "
+                "by another version of the package. Train it again."
+            )
         tokens = (tokens - self.c_mean) / self.c_std
         facts = nn.functional.pad(facts, (0, MAX_FACTS - facts.shape[1]))
         hidden = self.gaussian(self.gaussian_into(tokens), self.gaussian_facts(facts), self.boundary)
@@ -200,11 +211,15 @@ class CorrectorHead(nn.Module):
         is_own = (condition.facts == own.facts).all(1) | (self.by != BY[0])
         is_own = is_own.view(-1, *[1] * (start.off.ndim - 1))
         off = start.off + torch.where(is_own, self.unwhiten(torch.zeros_like(own.mean), own), 0.0)
-        return replace(condition, start_mean=self.whiten(off, condition),
-                       start_scale=torch.where(is_own, (own.log_scale - condition.log_scale).exp(), 0.0))
+        return replace(
+            condition,
+            start_mean=self.whiten(off, condition),
+            start_scale=torch.where(is_own, (own.log_scale - condition.log_scale).exp(), 0.0),
+        )
 
-    def shown(self, r: Tensor, tokens: Tensor, facts: Tensor,
-              start: Start | None = None) -> tuple[Tensor, Condition]:
+    def shown(
+        self, r: Tensor, tokens: Tensor, facts: Tensor, start: Start | None = None
+    ) -> tuple[Tensor, Condition]:
         """(r~, its condition) of what a residuals' `draw` gives."""
         condition = self.condition(tokens, facts)
         return self.whiten(r, condition), condition if start is None else self.begun(condition, start)
@@ -218,11 +233,15 @@ class Corrector(TaskNetwork):
         super().__init__(description, CorrectorHead)
         require_kinds(description, CORRECTOR, "a corrector")
         if (steps := description.get("sampler_steps", 1)) not in range(1, MOST_SAMPLER_STEPS + 1):
-            raise ValueError(f"a corrector takes {steps!r:.80} steps a draw; expected 1 to "
-                             f"{MOST_SAMPLER_STEPS}. Train it with fewer sampler_steps.")
+            raise ValueError(
+                f"a corrector takes {steps!r:.80} steps a draw; expected 1 to "
+                f"{MOST_SAMPLER_STEPS}. Train it with fewer sampler_steps."
+            )
         width = self.width
-        self.facts, self.angle = (nn.Sequential(nn.Linear(size, width), nn.SiLU(), nn.Linear(width, width))
-                                  for size in (MAX_FACTS, 2 * len(FREQUENCIES) + 1))
+        self.facts, self.angle = (
+            nn.Sequential(nn.Linear(size, width), nn.SiLU(), nn.Linear(width, width))
+            for size in (MAX_FACTS, 2 * len(FREQUENCIES) + 1)
+        )
         self.register_buffer("frequencies", torch.tensor(FREQUENCIES, dtype=torch.float32), persistent=False)
 
     def velocity(self, condition: Condition) -> Velocity:
@@ -234,8 +253,7 @@ class Corrector(TaskNetwork):
         def evaluate(x: Tensor, angle: Tensor) -> Tensor:
             phase = angle[:, None] * self.frequencies
             at = self.angle(torch.cat([angle[:, None], phase.sin(), phase.cos()], -1))
-            vector = (self.task_embedding[self.names.index(condition.name)] + self.facts(condition.facts)
-                      + at)
+            vector = self.task_embedding[self.names.index(condition.name)] + self.facts(condition.facts) + at
             tokens = torch.cat([x.float(), condition.tokens], -1)
             with autocast(self.precision, x.device):
                 hidden = self.backbone(head.into(tokens), vector, head.boundary, condition.name)
@@ -253,8 +271,14 @@ def gaussian_nll(white: Tensor, log_scale: Tensor) -> Tensor:
     return (0.5 * white.square() + log_scale).flatten(1).mean(1)
 
 
-def fit_head(head: CorrectorHead, draw: Callable[[int], Drawn], validation: Sequence[Drawn], steps: int,
-             optim: OptimConfig, num_rows: tuple[int, int]) -> dict[str, float]:
+def fit_head(
+    head: CorrectorHead,
+    draw: Callable[[int], Drawn],
+    validation: Sequence[Drawn],
+    steps: int,
+    optim: OptimConfig,
+    num_rows: tuple[int, int],
+) -> dict[str, float]:
     """Fill the statistics and the Gaussian of a head by maximum likelihood; deterministic in the draws and
     the initial weights.
 
@@ -270,7 +294,7 @@ def fit_head(head: CorrectorHead, draw: Callable[[int], Drawn], validation: Sequ
     head.r_std.copy_(std.clamp_min(STD_FLOOR * float(std.max())).clamp_min(1e-12))
     head.c_mean.copy_(tokens.mean(0))
     head.c_std.copy_(tokens.std(0).clamp_min(1e-6))
-    if num_features := head.description.get("num_features", 0):   # of unit size, however little they vary
+    if num_features := head.description.get("num_features", 0):  # of unit size, however little they vary
         head.c_mean[-num_features:] = 0.0
         head.c_std[-num_features:] = 1.0
 
@@ -282,12 +306,21 @@ def fit_head(head: CorrectorHead, draw: Callable[[int], Drawn], validation: Sequ
         white, condition = head.shown(*draw(step))
         return gaussian_nll(white, condition.log_scale).mean()
 
-    stopped = fit(fitted, loss_of, range(steps), build_optimizer(fitted, optim),
-                  lambda step: learning_rate(step, steps, optim), optim.clip_norm, ema)
+    stopped = fit(
+        fitted,
+        loss_of,
+        range(steps),
+        build_optimizer(fitted, optim),
+        lambda step: learning_rate(step, steps, optim),
+        optim.clip_norm,
+        ema,
+    )
     if stopped is not None:
-        raise ValueError(f"the likelihood of {head.name}'s residuals is not finite at step {stopped} of "
-                         "their scale; expected finite residuals. Look at the data with the doctor, or "
-                         "lower the learning rates of this stage.")
+        raise ValueError(
+            f"the likelihood of {head.name}'s residuals is not finite at step {stopped} of "
+            "their scale; expected finite residuals. Look at the data with the doctor, or "
+            "lower the learning rates of this stage."
+        )
     ema.write(ema.averages)
     fitted.requires_grad_(False)
     with torch.no_grad():
@@ -298,7 +331,7 @@ def fit_head(head: CorrectorHead, draw: Callable[[int], Drawn], validation: Sequ
         head.gaussian_out.weight[: len(factor)].div_(factor[:, None])
         head.gaussian_out.bias[: len(factor)].div_(factor)
         white = white / factor
-        if head.waves is not None:   # of states as they are trained on: what an error adds can be drawn, too
+        if head.waves is not None:  # of states as they are trained on: what an error adds can be drawn, too
             head.waves.fit(torch.cat([head.shown(*draw(step))[0] for step in range(len(probe))]))
         head.largest_std.copy_(largest_mode(white))
         held_out = [head.shown(*part) for part in validation]
@@ -311,11 +344,17 @@ def fit_head(head: CorrectorHead, draw: Callable[[int], Drawn], validation: Sequ
         return rows.var() / min(len(rows), num)
 
     error = (variance_of_mean(size_train, num_rows[0]) + variance_of_mean(size_val, num_rows[1])).sqrt()
-    facts = {"ratio": (size_train.mean() - size_val.mean()).exp(), "ratio_error": error,
-             "nll": nll + factor.log().mean(), "std_train": white.std(), "std_val": val.std(),
-             "std_val_error": variance_of_mean(squares, num_rows[1]).sqrt() / (2 * val.std()),
-             "largest_std": head.largest_std, "kurtosis": white.pow(4).mean() / white.var() ** 2 - 3,
-             "rms_val": torch.cat(r_val).square().mean().sqrt()}
+    facts = {
+        "ratio": (size_train.mean() - size_val.mean()).exp(),
+        "ratio_error": error,
+        "nll": nll + factor.log().mean(),
+        "std_train": white.std(),
+        "std_val": val.std(),
+        "std_val_error": variance_of_mean(squares, num_rows[1]).sqrt() / (2 * val.std()),
+        "largest_std": head.largest_std,
+        "kurtosis": white.pow(4).mean() / white.var() ** 2 - 3,
+        "rms_val": torch.cat(r_val).square().mean().sqrt(),
+    }
     return {name: float(value) for name, value in facts.items()}
 
 
@@ -328,21 +367,24 @@ def largest_mode(r: Tensor, iterations: int = 20) -> Tensor:
     """Square root of the largest eigenvalue of the second moment of r (n, ...), by power iteration on the
     samples; a scalar."""
     flat = r.flatten(1)
-    v = flat[flat.square().sum(1).argmax()]   # a sample, which no mode that matters is orthogonal to
+    v = flat[flat.square().sum(1).argmax()]  # a sample, which no mode that matters is orthogonal to
     for _ in range(iterations):
         v = v / v.norm().clamp_min(1e-12)
         v = flat.T @ (flat @ v) / len(flat)
     return v.norm().sqrt()
 
 
-def load_corrector(directory: str | Path, device: torch.device | str = "cpu",
-                   operator: nn.Module | None = None) -> Corrector:
+def load_corrector(
+    directory: str | Path, device: torch.device | str = "cpu", operator: nn.Module | None = None
+) -> Corrector:
     """The finished network of a stage directory (config.json, model.safetensors), in evaluation mode on
     `device`. operator: a loaded one, whose errors it draws. Raises as `load_stage`, and DamagedError for the
     network of another operator."""
     found = load_stage(directory, Corrector, "stage", f"Run make {Path(directory).name}.")
     if operator is not None and found.record["parents"].get("operator") != operator.record["fingerprint"]:
-        raise DamagedError(f"{directory} draws the errors of another operator than the one that was loaded; "
-                           f"expected stages of one run. Load the run again, or run make "
-                           f"{Path(directory).name}.")
+        raise DamagedError(
+            f"{directory} draws the errors of another operator than the one that was loaded; "
+            f"expected stages of one run. Load the run again, or run make "
+            f"{Path(directory).name}."
+        )
     return found.to(device).eval()

@@ -22,7 +22,7 @@ from ups.common.progress import beat
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
 
-NOISE = math.pi / 2      # the angle of pure noise
+NOISE = math.pi / 2  # the angle of pure noise
 # of ln tan(angle) in training: 95 % between tan = 0.04 and 23, past the largest mode of most residuals
 LOG_TAN_STD = 1.6
 # largest residual mode, in standard deviations, that this spread covers; larger ones shift its mean
@@ -41,8 +41,9 @@ def draw_angles(count: int, generator: torch.Generator | None = None, largest_st
     largest_std: square root of the largest eigenvalue of the residual's covariance; above REACH the mean of
     ln tan moves up by the logarithm of the excess, so that the largest mode, too, is seen drowned in noise.
     """
-    share = (torch.arange(count, dtype=torch.float64)
-             + torch.rand(count, generator=generator, dtype=torch.float64)) / count
+    share = (
+        torch.arange(count, dtype=torch.float64) + torch.rand(count, generator=generator, dtype=torch.float64)
+    ) / count
     normal = math.sqrt(2) * torch.erfinv((2 * share - 1).clamp(-1 + 1e-12, 1 - 1e-12))
     log_tan = math.log(max(largest_std / REACH, 1.0)) + LOG_TAN_STD * normal
     return log_tan.exp().atan().float()[torch.randperm(count, generator=generator)]

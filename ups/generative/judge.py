@@ -19,19 +19,24 @@ from ups.generative.calibration import fit_gains, measure_residuals
 from ups.generative.draws import WAYS, Sampler, sample_states
 from ups.generative.residuals import TransientResiduals, summed
 from ups.metrics.proper import fair_crps
-from ups.models.base_selection import spread
+from ups.models.base_selection import stratified_windows
 from ups.training.folder import stage_of_run
 
-FOUND = "validation_crps"   # in config.json: task -> way -> CRPS, None where a member is not finite
+FOUND = "validation_crps"  # in config.json: task -> way -> CRPS, None where a member is not finite
 ROWS, LEADS, MEMBERS = 32, 10, 4
-FEW, SIZES = 8, (0.0, 0.03, 0.1, 0.3)   # trajectories on which an error is chosen, over a residual's size
-USUAL, EVALUATIONS = "student_1", 2   # where nothing was judged; per call of what serves
-TIED = 1.05   # so much chance is in these figures: with two evaluations for one they differed by -5 % to 5 %
+FEW, SIZES = 8, (0.0, 0.03, 0.1, 0.3)  # trajectories on which an error is chosen, over a residual's size
+USUAL, EVALUATIONS = "student_1", 2  # where nothing was judged; per call of what serves
+TIED = 1.05  # so much chance is in these figures: with two evaluations for one they differed by -5 % to 5 %
 
 
 @torch.no_grad()
-def judge(samplers: Mapping[str, Sampler], residuals: Mapping[str, TransientResiduals],
-          contexts: Mapping[str, int], seed: int, ranks: Any) -> dict[str, dict]:
+def judge(
+    samplers: Mapping[str, Sampler],
+    residuals: Mapping[str, TransientResiduals],
+    contexts: Mapping[str, int],
+    seed: int,
+    ranks: Any,
+) -> dict[str, dict]:
     """{FOUND: task -> way -> fair CRPS} of the ways of one network: mean over trajectories, the first leads,
     channels and cells of normalised fields; None where a member is not finite. Sets the heads' limits and
     their `drawn_error`, by the best way. contexts: frames that are given, by task. A collective."""
@@ -45,17 +50,28 @@ def judge(samplers: Mapping[str, Sampler], residuals: Mapping[str, TransientResi
             network.heads[name].drawn_error = size
         tried[size] = _scores(samplers, residuals, contexts, seed, ranks, FEW)
     for name, source in residuals.items():
-        network.heads[name].drawn_error = min(SIZES, key=lambda size: min(
-            score if score is not None else math.inf for score in tried[size][name].values()))
+        network.heads[name].drawn_error = min(
+            SIZES,
+            key=lambda size: min(
+                score if score is not None else math.inf for score in tried[size][name].values()
+            ),
+        )
         fit_gains(samplers, source, powers[name], seed, ranks, is_drawn=True)
     return {FOUND: _scores(samplers, residuals, contexts, seed, ranks, ROWS)}
 
 
-def _scores(samplers: Mapping[str, Sampler], residuals: Mapping[str, TransientResiduals],
-            contexts: Mapping[str, int], seed: int, ranks: Any, num_rows: int) -> dict[str, dict]:
+def _scores(
+    samplers: Mapping[str, Sampler],
+    residuals: Mapping[str, TransientResiduals],
+    contexts: Mapping[str, int],
+    seed: int,
+    ranks: Any,
+    num_rows: int,
+) -> dict[str, dict]:
     """Task -> way -> fair CRPS on some validation trajectories."""
+
     def own_parts(name: str, source: TransientResiduals) -> list[Tensor]:
-        rows, num = spread(source.cache, "val", num_rows)[ranks.rank :: ranks.world], frames_of(name)
+        rows, num = stratified_windows(source.cache, "val", num_rows)[ranks.rank :: ranks.world], frames_of(name)
         return [*source.cache.parts(rows, num * MEMBERS, ROWS)] if len(rows) else []
 
     def frames_of(name: str) -> int:
@@ -66,17 +82,37 @@ def _scores(samplers: Mapping[str, Sampler], residuals: Mapping[str, TransientRe
         decode, given = source.head.codec.decode, cache.batch(rows, 0, contexts[name], source.device)
         w_ref = decode(cache.batch(rows, contexts[name], num, source.device))
         forcing = source.head.forced(cache, rows, contexts[name] - 1, num + 1)
-        scores = [fair_crps(decode(sample_states(source.operator, sampler, name, given,
-                                                 cache.parameters[rows], num, MEMBERS, seed, rows.tolist(),
-                                                 forcing)),
-                            w_ref).sum() for sampler in samplers.values()]
+        scores = [
+            fair_crps(
+                decode(
+                    sample_states(
+                        source.operator,
+                        sampler,
+                        name,
+                        given,
+                        cache.parameters[rows],
+                        num,
+                        MEMBERS,
+                        seed,
+                        rows.tolist(),
+                        forcing,
+                    )
+                ),
+                w_ref,
+            ).sum()
+            for sampler in samplers.values()
+        ]
         return torch.stack([*scores, scores[0].new_tensor(len(rows))])
 
     parts = {name: own_parts(name, source) for name, source in residuals.items()}
     sums = summed(parts, sums_of, len(samplers) + 1, ranks)
-    return {name: {way: total / count if math.isfinite(total) else None
-                   for way, total in zip(samplers, totals, strict=True)}
-            for name, (*totals, count) in zip(residuals, sums, strict=True)}
+    return {
+        name: {
+            way: total / count if math.isfinite(total) else None
+            for way, total in zip(samplers, totals, strict=True)
+        }
+        for name, (*totals, count) in zip(residuals, sums, strict=True)
+    }
 
 
 def finished_ways(run_dir: str | Path, task: str) -> dict[str, tuple[int, float]]:
@@ -91,9 +127,11 @@ def finished_ways(run_dir: str | Path, task: str) -> dict[str, tuple[int, float]
                 if crps is not None:
                     found[way] = evaluations or 2 * int(description["sampler_steps"]), float(crps)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise DamagedError(f"{Path(run_dir) / stage}/config.json has no figures of {way} "
-                                   f"({error!r:.100}); expected those of this version. Run make {stage} "
-                                   "again.") from error
+                raise DamagedError(
+                    f"{Path(run_dir) / stage}/config.json has no figures of {way} "
+                    f"({error!r:.100}); expected those of this version. Run make {stage} "
+                    "again."
+                ) from error
     return found
 
 
@@ -109,7 +147,7 @@ def spending(run_dir: str | Path, task: str, evaluations: int) -> tuple[str, int
     corrector's sampler, in as many steps as it was trained for at most. USUAL where nothing fits."""
     found, steps = {}, 0
     for way, (taken, crps) in finished_ways(run_dir, task).items():
-        if way == "corrector":   # each step takes two; in fewer steps it was not judged
+        if way == "corrector":  # each step takes two; in fewer steps it was not judged
             steps = min(taken, evaluations) // 2
             taken, crps = 2 * steps, crps if 2 * steps == taken else math.inf
         if 0 < taken <= evaluations:
@@ -125,8 +163,11 @@ def serving(run_dir: str | Path, task: str) -> str:
     found = judged(run_dir, task)
     fitting = {way: entry for way, entry in found.items() if entry[0] <= EVALUATIONS}
     most = TIED * min((crps for _, crps in fitting.values()), default=math.inf)
-    return min((way for way, (_, crps) in fitting.items() if crps <= most), key=fitting.__getitem__,
-               default=min(found, key=lambda way: found[way][0], default=USUAL))
+    return min(
+        (way for way, (_, crps) in fitting.items() if crps <= most),
+        key=fitting.__getitem__,
+        default=min(found, key=lambda way: found[way][0], default=USUAL),
+    )
 
 
 def in_words(run_dir: str | Path, task: str) -> str:
@@ -135,7 +176,12 @@ def in_words(run_dir: str | Path, task: str) -> str:
     listed = ", ".join(f"{way} {crps:.3g} with {taken}" for way, (taken, crps) in found.items())
     is_cheap = name not in found or found[name][0] <= EVALUATIONS
     most = f"of what takes at most {EVALUATIONS} evaluations per call"
-    why = (f"{most} the cheapest within {TIED - 1:.0%} of the best on validation" if is_cheap else
-           f"the cheapest that stays finite on validation, as nothing {most} does")
-    return (f"sample() draws by {name}, {why}; fair CRPS there, over the field's standard deviation: "
-            f"{listed or 'not judged'}.")
+    why = (
+        f"{most} the cheapest within {TIED - 1:.0%} of the best on validation"
+        if is_cheap
+        else f"the cheapest that stays finite on validation, as nothing {most} does"
+    )
+    return (
+        f"sample() draws by {name}, {why}; fair CRPS there, over the field's standard deviation: "
+        f"{listed or 'not judged'}."
+    )

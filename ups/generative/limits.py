@@ -17,10 +17,10 @@ from ups.common.boundary import DIRICHLET, along
 from ups.common.spectral import FieldTransform
 from ups.metrics.spectra import ROUNDING
 
-CHANCE = 3.0      # standard errors by which powers of draws and residuals differ where a gain is not 1
+CHANCE = 3.0  # standard errors by which powers of draws and residuals differ where a gain is not 1
 TINY = 1e-30
-LARGEST = 2.0     # gain: noise is not made from next to nothing
-SETS = 2          # of gains: for a state that is given, and for one that was drawn
+LARGEST = 2.0  # gain: noise is not made from next to nothing
+SETS = 2  # of gains: for a state that is given, and for one that was drawn
 
 
 class WaveLimits(nn.Module):
@@ -76,8 +76,9 @@ class WaveLimits(nn.Module):
 def wave_numbers(transform: FieldTransform, boundary: str) -> Tensor:
     """|k| of every wave of a transform (modes,), in waves per box; along walls they come in halves."""
     waves = []
-    for axis, (n, size, end) in enumerate(zip(transform.space, transform.shape,
-                                              along(boundary, len(transform.space)), strict=True)):
+    for axis, (n, size, end) in enumerate(
+        zip(transform.space, transform.shape, along(boundary, len(transform.space)), strict=True)
+    ):
         k = torch.arange(size, dtype=torch.float64)
         is_periodic = axis in transform.periodic
         waves.append(torch.minimum(k, n - k) if is_periodic else (k + (end == DIRICHLET)) / 2)

@@ -27,23 +27,28 @@ from ups.tasks.darcy_grf import LinearObservation
 
 # of the rows of training batches
 SHARES = {"full": 0.25, "none": 0.05, "points": 0.40, "coarse": 0.15, "noisy": 0.15}
-COVERAGE = (0.01, 0.5)   # share of the cells that "points" sees, log-uniform
-NOISE = (0.05, 1.0)      # standard deviation of "noisy" in normalised units (v has 1), log-uniform
-BLOCKS = (2, 4, 8)       # cells per axis that "coarse" averages, those that divide the grid equally likely
+COVERAGE = (0.01, 0.5)  # share of the cells that "points" sees, log-uniform
+NOISE = (0.05, 1.0)  # standard deviation of "noisy" in normalised units (v has 1), log-uniform
+BLOCKS = (2, 4, 8)  # cells per axis that "coarse" averages, those that divide the grid equally likely
 FACTS = ("coverage", "noise", "log2_block")
-WAVES = (cosine, sine, fourier)   # along every axis, of which a field's covariance may be made
-MODES = 1024             # patterns of a field at most, in its linear posterior: all of a 32 x 32 grid
-FOLDS = 4                # of the training fields: what variances are measured on did not make the patterns
-IMAGES = 16              # random symmetric images of every training field that a covariance is averaged over
-LARGEST = 2**27          # numbers in all of them together
-LEAST = 1e-6             # variance of a cell by itself, in normalised units: keeps a covariance regular
+WAVES = (cosine, sine, fourier)  # along every axis, of which a field's covariance may be made
+MODES = 1024  # patterns of a field at most, in its linear posterior: all of a 32 x 32 grid
+FOLDS = 4  # of the training fields: what variances are measured on did not make the patterns
+IMAGES = 16  # random symmetric images of every training field that a covariance is averaged over
+LARGEST = 2**27  # numbers in all of them together
+LEAST = 1e-6  # variance of a cell by itself, in normalised units: keeps a covariance regular
 
 # case: its levels, how well a row is observed: share of the cells seen, noise, cells per axis averaged
 CASES: dict[str, tuple[float, float, int]] = {
-    "none": (0.0, 0.0, 1), "points_1": (0.01, 0.0, 1), "points_10": (0.1, 0.0, 1), "points_50": (0.5, 0.0, 1),
-    "coarse_4": (1.0, 0.0, 4), "noisy_0.3": (1.0, 0.3, 1), "full": (1.0, 0.0, 1),
+    "none": (0.0, 0.0, 1),
+    "points_1": (0.01, 0.0, 1),
+    "points_10": (0.1, 0.0, 1),
+    "points_50": (0.5, 0.0, 1),
+    "coarse_4": (1.0, 0.0, 4),
+    "noisy_0.3": (1.0, 0.3, 1),
+    "full": (1.0, 0.0, 1),
 }
-PARTIAL = [case for case in CASES if case != "full"]   # what is all observed has one answer
+PARTIAL = [case for case in CASES if case != "full"]  # what is all observed has one answer
 
 
 @dataclass(frozen=True)
@@ -77,11 +82,14 @@ def draw_levels(space: Sequence[int], generators: Sequence[torch.Generator]) -> 
     """
     blocks = [block for block in BLOCKS if not any(size % block for size in space)]
     if not blocks:
-        raise ValueError(f"no block of {', '.join(map(str, BLOCKS))} cells divides the grid {tuple(space)}; "
-                         "expected even numbers of cells (ups.generative.observation.draw_levels). Change "
-                         "task.TASK.resolution or task.TASK.space_stride.")
-    pick, level = torch.stack([torch.rand(2, generator=source, dtype=torch.float64) for source in generators],
-                              1)
+        raise ValueError(
+            f"no block of {', '.join(map(str, BLOCKS))} cells divides the grid {tuple(space)}; "
+            "expected even numbers of cells (ups.generative.observation.draw_levels). Change "
+            "task.TASK.resolution or task.TASK.space_stride."
+        )
+    pick, level = torch.stack(
+        [torch.rand(2, generator=source, dtype=torch.float64) for source in generators], 1
+    )
     edges = torch.tensor(list(SHARES.values()), dtype=torch.float64).cumsum(0)[:-1]
     number = torch.bucketize(pick, edges, right=True)
     kind = {name: number == i for i, name in enumerate(SHARES)}
@@ -103,14 +111,16 @@ def observe(v: Tensor, levels: Tensor, generators: Sequence[torch.Generator]) ->
     blocks = levels[:, 2].long()
     for block in sorted(set(blocks.tolist()) - {1}):
         if any(size % block for size in space):
-            raise ValueError(f"blocks of {block} cells do not divide the grid {tuple(space)}; expected a "
-                             f"multiple of {block} per axis (ups.generative.observation.observe). Change "
-                             "task.TASK.resolution or leave the case out.")
+            raise ValueError(
+                f"blocks of {block} cells do not divide the grid {tuple(space)}; expected a "
+                f"multiple of {block} per axis (ups.generative.observation.observe). Change "
+                "task.TASK.resolution or leave the case out."
+            )
         rows = send(blocks == block, v.device).view(-1, *[1] * (v.ndim - 1))
         seen = torch.where(rows, block_average(v, block), seen)
     for row, ((coverage, noise, _), source) in enumerate(zip(levels.tolist(), generators, strict=True)):
         count = max(round(coverage * cells), int(coverage > 0))
-        is_some = 0 < count < cells   # which ones is drawn only then
+        is_some = 0 < count < cells  # which ones is drawn only then
         mask[row, torch.randperm(cells, generator=source)[:count] if is_some else slice(count)] = 1.0
         if noise > 0:
             eta[row] = torch.randn(v.shape[1:], generator=source) * noise
@@ -158,12 +168,17 @@ def as_linear(observation: Observation, row: int, mean: float, std: float) -> Li
     """
     values, groups = observation.values[row].detach().cpu(), observation.groups[row]
     if values.ndim != 3 or values.shape[0] != 1 or values.shape[1] != values.shape[2]:
-        raise ValueError(f"observation of shape {tuple(values.shape)}; expected one channel on a square, (1, "
-                         "n, n) (ups.generative.observation.as_linear), for which the exact posterior is "
-                         "known. Use it for darcy2d_grf.")
+        raise ValueError(
+            f"observation of shape {tuple(values.shape)}; expected one channel on a square, (1, "
+            "n, n) (ups.generative.observation.as_linear), for which the exact posterior is "
+            "known. Use it for darcy2d_grf."
+        )
     return LinearObservation(
-        resolution=values.shape[1], cells=groups, values=values.flatten()[groups[:, 0]].double() * std + mean,
-        noise=float(observation.facts[row, FACTS.index("noise")]) * std)
+        resolution=values.shape[1],
+        cells=groups,
+        values=values.flatten()[groups[:, 0]].double() * std + mean,
+        noise=float(observation.facts[row, FACTS.index("noise")]) * std,
+    )
 
 
 def block_average(v: Tensor, block: int) -> Tensor:
@@ -204,14 +219,20 @@ class LinearPosterior(nn.Module):
     def __init__(self, shape: Sequence[int], num_modes: int):
         super().__init__()
         self.shape, cells = tuple(shape), torch.Size(shape).numel()
-        for name, size in (("mean", (cells,)), ("variance", (num_modes,)), ("basis", (cells, num_modes)),
-                           ("left", ()), ("least", ())):
+        for name, size in (
+            ("mean", (cells,)),
+            ("variance", (num_modes,)),
+            ("basis", (cells, num_modes)),
+            ("left", ()),
+            ("least", ()),
+        ):
             self.register_buffer(name, torch.zeros(size))
         self._covariance: Tensor | None = None
 
     @classmethod
-    def fit(cls, fields: Tensor, least: float = 0.0,
-            image: Callable[[Tensor], Tensor] | None = None) -> "LinearPosterior":
+    def fit(
+        cls, fields: Tensor, least: float = 0.0, image: Callable[[Tensor], Tensor] | None = None
+    ) -> "LinearPosterior":
         """Of training fields (n, C, *space), on their device. image: a random symmetric image of such fields,
         one for all; None: there is no symmetry."""
         num_images = max(1, min(IMAGES, LARGEST // fields.numel()))
@@ -223,7 +244,7 @@ class LinearPosterior(nn.Module):
         def left_of(variance: Tensor) -> float:
             return max(float(total - variance.sum()) / max(len(mean) - len(variance), 1), LEAST)
 
-        def code(variance: Tensor) -> float:   # twice as many nats, but for constants
+        def code(variance: Tensor) -> float:  # twice as many nats, but for constants
             return float(variance.log().sum()) + (len(mean) - len(variance)) * math.log(left_of(variance))
 
         basis, variance = min(found, key=lambda pair: code(pair[1]))
@@ -241,23 +262,37 @@ class LinearPosterior(nn.Module):
         values = observation.values
         if noise is None:
             noise = values.new_zeros(len(values), 0, 2, *self.shape)
-        rows = zip(values.flatten(1), observation.groups, observation.is_whole, observation.facts[:, 1],
-                   noise.flatten(3), strict=True)
+        rows = zip(
+            values.flatten(1),
+            observation.groups,
+            observation.is_whole,
+            observation.facts[:, 1],
+            noise.flatten(3),
+            strict=True,
+        )
         squares = self.basis.square()
-        full = self.left + squares @ self.variance   # variance of each cell where nothing is seen
-        parts = [self._whole(y, size, *white.unbind(1), squares) if is_whole
-                 else self._part(y, groups, size, *white.unbind(1), full)
-                 for y, groups, is_whole, size, white in rows]
-        mean, spread, draws = (torch.stack(part).to(values).unflatten(-1, self.shape)
-                               for part in zip(*parts, strict=True))
+        full = self.left + squares @ self.variance  # variance of each cell where nothing is seen
+        parts = [
+            self._whole(y, size, *white.unbind(1), squares)
+            if is_whole
+            else self._part(y, groups, size, *white.unbind(1), full)
+            for y, groups, is_whole, size, white in rows
+        ]
+        mean, spread, draws = (
+            torch.stack(part).to(values).unflatten(-1, self.shape) for part in zip(*parts, strict=True)
+        )
         # what was seen exactly, cell by cell, is not computed again
         is_exact = observation.mask.expand_as(values) > 0
         is_exact &= (observation.facts[:, 1:] == 0).all(1).view(-1, *[1] * len(self.shape))
-        return Posterior(torch.where(is_exact, values, mean), spread.masked_fill(is_exact, 0.0),
-                         torch.where(is_exact[:, None], values[:, None], draws))
+        return Posterior(
+            torch.where(is_exact, values, mean),
+            spread.masked_fill(is_exact, 0.0),
+            torch.where(is_exact[:, None], values[:, None], draws),
+        )
 
-    def _whole(self, y: Tensor, noise: Tensor, white: Tensor, eta: Tensor,
-               squares: Tensor) -> tuple[Tensor, ...]:
+    def _whole(
+        self, y: Tensor, noise: Tensor, white: Tensor, eta: Tensor, squares: Tensor
+    ) -> tuple[Tensor, ...]:
         """mean, spread (cells,) and draws (M, cells) where all cells are seen, y, with noise: in the modes
         all is diagonal. squares: of the basis."""
         along, left, square = self.variance + self.left, self.left, noise.square()
@@ -269,11 +304,15 @@ class LinearPosterior(nn.Module):
         z = self._drawn(white)
         rest = left * (1 - gain_left)
         spread = (rest + squares @ (along * (1 - gain) - rest)).clamp_min(0).sqrt()
-        return self.mean + filtered(y - self.mean), spread, \
-            self.mean + z + filtered(y - self.mean - z - noise * eta)
+        return (
+            self.mean + filtered(y - self.mean),
+            spread,
+            self.mean + z + filtered(y - self.mean - z - noise * eta),
+        )
 
-    def _part(self, y: Tensor, groups: Tensor, noise: Tensor, white: Tensor, eta: Tensor,
-              full: Tensor) -> tuple[Tensor, ...]:
+    def _part(
+        self, y: Tensor, groups: Tensor, noise: Tensor, white: Tensor, eta: Tensor, full: Tensor
+    ) -> tuple[Tensor, ...]:
         """The same where the groups (k, m) are seen, in float64; nothing is where k is 0. full: variance of
         each cell where it is 0."""
         per_channel = self.basis.shape[0] // self.shape[0]
@@ -281,7 +320,7 @@ class LinearPosterior(nn.Module):
         cells = send(cells, y.device)
         z, mean = self._drawn(white).double(), self.mean.double()
 
-        def seen(x: Tensor) -> Tensor:   # A x
+        def seen(x: Tensor) -> Tensor:  # A x
             return x[..., cells].mean(-1)
 
         cross = self._cross(cells)
@@ -303,7 +342,7 @@ class LinearPosterior(nn.Module):
 
     def _cross(self, cells: Tensor) -> Tensor:
         """A C, (k, cells), float64, of groups (k, m)."""
-        if len(self.variance) == len(self.mean):   # all modes: C is no larger than they are
+        if len(self.variance) == len(self.mean):  # all modes: C is no larger than they are
             if self._covariance is None or self._covariance.device != self.basis.device:
                 basis = self.basis.double()
                 self._covariance = basis * self.variance @ basis.mT
@@ -318,13 +357,13 @@ def component_basis(images: Sequence[Tensor], mean: Tensor) -> tuple[Tensor, Ten
     """(basis (cells, K), variance (K,)) of the principal components of images (n, C, *space) of the same
     fields about mean (cells,): variances are those of fields that did not make the component."""
     space, (count, cells) = None, images[0].flatten(1).shape
-    if cells > MODES:   # they are sought among the leading ones, of as many images as those need
+    if cells > MODES:  # they are sought among the leading ones, of as many images as those need
         few = torch.cat([part.flatten(1) - mean.float() for part in images[: 1 + 8 * MODES // count]])
         with torch.random.fork_rng():
             torch.manual_seed(0)
             space = torch.svd_lowrank(few[: 8 * MODES], min(MODES, len(few)))[2].double()
     fold = torch.arange(count, device=mean.device) % FOLDS
-    second = 0   # moments of every fold, (FOLDS, K, K)
+    second = 0  # moments of every fold, (FOLDS, K, K)
     for part in images:
         off = part.flatten(1).double() - mean
         off = off if space is None else off @ space
@@ -334,14 +373,18 @@ def component_basis(images: Sequence[Tensor], mean: Tensor) -> tuple[Tensor, Ten
     def components(moment: Tensor) -> Tensor:
         return torch.linalg.eigh(moment)[1].flip(1)
 
-    variance = sum(torch.einsum("ik,ij,jk->k", u, second[k], u) for k in range(FOLDS)
-                   for u in [components(second.sum(0) - second[k])])
+    variance = sum(
+        torch.einsum("ik,ij,jk->k", u, second[k], u)
+        for k in range(FOLDS)
+        for u in [components(second.sum(0) - second[k])]
+    )
     basis = components(second.sum(0))
     return basis if space is None else space @ basis, variance.clamp_min(LEAST)
 
 
-def wave_basis(images: Sequence[Tensor], mean: Tensor,
-               rows: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
+def wave_basis(
+    images: Sequence[Tensor], mean: Tensor, rows: Callable[[int], Tensor]
+) -> tuple[Tensor, Tensor]:
     """The same of the products of waves `rows(n)` (n, n) along every axis: those of most variance, alone in
     every channel."""
     shape = images[0].shape[1:]

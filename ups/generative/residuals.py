@@ -36,12 +36,12 @@ from ups.generative.observation import LinearPosterior, draw_levels, observe, ro
 from ups.models.operator import Operator
 from ups.models.windows import augment, stay, symmetry
 
-FLOOR = 1e-3           # of a solution's mean: a guess is lifted to it before its logarithm is taken
-SIZED = 64             # training solutions behind that mean
+FLOOR = 1e-3  # of a solution's mean: a guess is lifted to it before its logarithm is taken
+SIZED = 64  # training solutions behind that mean
 VALIDATION_BATCHES = 8
-START_ROWS = 32        # trajectories from which the residual's size at each start is taken
-DISTURBED, ALONE = 0.75, 0.1   # shares in training: with an error as a rollout's own; without what was before
-LARGEST = 1.0          # of its size over that of a residual, which is log-uniform from SMALLEST on
+START_ROWS = 32  # trajectories from which the residual's size at each start is taken
+DISTURBED, ALONE = 0.75, 0.1  # shares in training: with an error as a rollout's own; without what was before
+LARGEST = 1.0  # of its size over that of a residual, which is log-uniform from SMALLEST on
 
 
 class TransientResiduals(StateConditions):
@@ -70,8 +70,12 @@ class TransientResiduals(StateConditions):
         bundle * dim)."""
         num_rows, num_starts = self.windows("reserved")
         places = torch.arange(num_rows)[:: max(1, num_rows // START_ROWS)][:START_ROWS]
-        return torch.stack([self.draw("reserved", places, torch.full((len(places),), start), None)[0]
-                            for start in range(num_starts)])
+        return torch.stack(
+            [
+                self.draw("reserved", places, torch.full((len(places),), start), None)[0]
+                for start in range(num_starts)
+            ]
+        )
 
     def start_weights(self) -> Tensor:
         """Half of the windows start anywhere alike, half in proportion to the residual's size at that start.
@@ -82,13 +86,14 @@ class TransientResiduals(StateConditions):
         rms = self.left.square().flatten(1).mean(1).sqrt().double().cpu()
         if not bool(rms.isfinite().all()):
             frame = int((~rms.isfinite()).nonzero()[0]) + self.train_from
-            raise ValueError(f"the residuals of {self.name} that start at frame {frame} are not finite; "
-                             "expected finite ones. Look at the data with the doctor, or train the operator "
-                             "again.")
+            raise ValueError(
+                f"the residuals of {self.name} that start at frame {frame} are not finite; "
+                "expected finite ones. Look at the data with the doctor, or train the operator "
+                "again."
+            )
         return 0.5 / len(rms) + 0.5 * rms / rms.sum().clamp_min(1e-30)
 
-    def disturb(self, z: Tensor, starts: Tensor,
-                sources: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
+    def disturb(self, z: Tensor, starts: Tensor, sources: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
         """z (batch, frames, *tokens, dim) from window starts - 1 on, some rows with an error as a rollout's,
         and its size over a residual's, (batch,): one source a row.
 
@@ -107,7 +112,7 @@ class TransientResiduals(StateConditions):
             if is_clean >= DISTURBED:
                 continue
             for frame in range(z.shape[1]):
-                call, part = divmod(int(starts[row]) - 1 + frame - history, bundle)   # that predicts it
+                call, part = divmod(int(starts[row]) - 1 + frame - history, bundle)  # that predicts it
                 if call < 0:
                     continue
                 error = self.left[min(call * bundle, len(self.left) - 1), int(which * self.left.shape[1])]
@@ -120,24 +125,37 @@ class TransientResiduals(StateConditions):
         return z, send(errors, z.device)
 
     @torch.no_grad()
-    def draw(self, split: str, places: Tensor, starts: Tensor, draw: torch.Generator | None,
-             is_disturbed: bool = False, is_begun: bool = False) -> Drawn:
+    def draw(
+        self,
+        split: str,
+        places: Tensor,
+        starts: Tensor,
+        draw: torch.Generator | None,
+        is_disturbed: bool = False,
+        is_begun: bool = False,
+    ) -> Drawn:
         rows, history = self.cache.split[split][places], self.head.history
         frames = starts + self.train_from
-        before = self.cache.batch(rows, (frames - 1).clamp_min(0), 1, self.device)   # or itself: no change
+        before = self.cache.batch(rows, (frames - 1).clamp_min(0), 1, self.device)  # or itself: no change
         z = torch.cat([before, self.cache.batch(rows, frames, history + self.head.bundle, self.device)], 1)
         parts = [(z, self.head.codec)]
-        if self.head.task.forcing:   # from the frame before the last of the history on, as `predict` takes it
-            parts.append((self.cache.forcing(rows, frames + history - 2, 2 + self.head.bundle, self.device),
-                          self.head.forcing_codec))
+        if self.head.task.forcing:  # from the frame before the last of the history on, as `predict` takes it
+            parts.append(
+                (
+                    self.cache.forcing(rows, frames + history - 2, 2 + self.head.bundle, self.device),
+                    self.head.forcing_codec,
+                )
+            )
         z, *forcing = [z for z, _ in parts] if draw is None else augment(self.head.task, parts, draw)
         seen, z_ref, error = z[:, : 1 + history], z[:, 1 + history :], 0.0
         if is_disturbed:
             keys = zip(places.tolist(), starts.tolist(), strict=True)
-            seen, error = self.disturb(seen, starts, [generator(draw.initial_seed(), "disturb", *key)
-                                                      for key in keys])
-        known = self.head.known(self.cache.parameters[rows],
-                                *[self.head.forcing_codec.decode(z_forcing) for z_forcing in forcing])
+            seen, error = self.disturb(
+                seen, starts, [generator(draw.initial_seed(), "disturb", *key) for key in keys]
+            )
+        known = self.head.known(
+            self.cache.parameters[rows], *[self.head.forcing_codec.decode(z_forcing) for z_forcing in forcing]
+        )
         z_pred, tokens, facts = self.predict(seen, known, error)
         return Drawn(z_ref.movedim(1, -2).flatten(-2) - z_pred, tokens, facts)
 
@@ -161,8 +179,10 @@ class SteadyResiduals(FieldConditions):
             draw = generator(0, "images")
             is_symmetric = symmetry(head.task, codec.space, draw) is not stay
             linear = LinearPosterior.fit(
-                known, FLOOR * float(mean),
-                (lambda v: symmetry(head.task, codec.space, draw)(v, codec)) if is_symmetric else None)
+                known,
+                FLOOR * float(mean),
+                (lambda v: symmetry(head.task, codec.space, draw)(v, codec)) if is_symmetric else None,
+            )
         super().__init__(operator, cache.task.name, linear)
 
     def windows(self, split: str) -> tuple[int, int]:
@@ -175,12 +195,22 @@ class SteadyResiduals(FieldConditions):
         """(coefficient latents (batch, 1, *tokens, dim_a), solution latents (batch, 1, *tokens, dim),
         parameters)."""
         rows = self.cache.split[split][places]
-        return (self.cache.inputs(rows, self.device), self.cache.batch(rows, 0, 1, self.device),
-                self.cache.parameters[rows])
+        return (
+            self.cache.inputs(rows, self.device),
+            self.cache.batch(rows, 0, 1, self.device),
+            self.cache.parameters[rows],
+        )
 
     @torch.no_grad()
-    def draw(self, split: str, places: Tensor, starts: Tensor, draw: torch.Generator | None,
-             is_disturbed: bool = False, is_begun: bool = False) -> Drawn:
+    def draw(
+        self,
+        split: str,
+        places: Tensor,
+        starts: Tensor,
+        draw: torch.Generator | None,
+        is_disturbed: bool = False,
+        is_begun: bool = False,
+    ) -> Drawn:
         """Of rows `places` (positions in the split); draw: symmetry and observations, never None. is_begun:
         with one v_s a row, where a draw begins.
 
@@ -193,10 +223,15 @@ class SteadyResiduals(FieldConditions):
         observation = observe(v, draw_levels(v.shape[2:], sources), sources)
         is_begun &= self.is_pushed
         noise = torch.stack([torch.randn(1, *self.noise_shape, generator=source) for source in sources])
-        guess, tokens, facts, start = self.predict(observation, parameters,
-                                                   send(noise, v.device) if is_begun else None)
-        return Drawn(self.logarithm(self.head.physical(z_ref[:, 0])) - guess, tokens, facts,
-                     start if is_begun else None)
+        guess, tokens, facts, start = self.predict(
+            observation, parameters, send(noise, v.device) if is_begun else None
+        )
+        return Drawn(
+            self.logarithm(self.head.physical(z_ref[:, 0])) - guess,
+            tokens,
+            facts,
+            start if is_begun else None,
+        )
 
 
 Residuals = TransientResiduals | SteadyResiduals
@@ -204,36 +239,56 @@ Residuals = TransientResiduals | SteadyResiduals
 
 def schedule_of(all_residuals: dict[str, Residuals], split: str, batch_size: int, seed: int) -> Schedule:
     """Batches of residuals: tasks in turn, starts by `start_weights`."""
-    return Schedule({name: r.windows(split) for name, r in all_residuals.items()}, batch_size, seed,
-                    start_weights={name: r.start_weights() for name, r in all_residuals.items()})
+    return Schedule(
+        {name: r.windows(split) for name, r in all_residuals.items()},
+        batch_size,
+        seed,
+        start_weights={name: r.start_weights() for name, r in all_residuals.items()},
+    )
 
 
 def validation(residuals: Residuals, seed: int, batch_size: int, is_begun: bool = False) -> list[Drawn]:
     """A fixed set of validation residuals, in batches."""
     schedule = schedule_of({residuals.name: residuals}, "val", batch_size, seed + 1)
     batches = [schedule.batch(step) for step in range(VALIDATION_BATCHES)]
-    return [residuals.draw("val", batch.rows, batch.starts, generator(seed, "validation", i),
-                           is_begun=is_begun)
-            for i, batch in enumerate(batches)]
+    return [
+        residuals.draw("val", batch.rows, batch.starts, generator(seed, "validation", i), is_begun=is_begun)
+        for i, batch in enumerate(batches)
+    ]
 
 
-def held_out_of(all_residuals: dict[str, Residuals], seed: int, batch_size: int, ranks: Any,
-                make: Callable[[str, int, Drawn], Any]) -> dict[str, list]:
+def held_out_of(
+    all_residuals: dict[str, Residuals],
+    seed: int,
+    batch_size: int,
+    ranks: Any,
+    make: Callable[[str, int, Drawn], Any],
+) -> dict[str, list]:
     """Task -> what make(task, number, drawn) makes of this rank's share of the numbered batches of
     `validation`."""
-    return {name: [make(name, number, drawn)
-                   for number, drawn in enumerate(validation(source, seed, batch_size, True))
-                   if number % ranks.world == ranks.rank] for name, source in all_residuals.items()}
+    return {
+        name: [
+            make(name, number, drawn)
+            for number, drawn in enumerate(validation(source, seed, batch_size, True))
+            if number % ranks.world == ranks.rank
+        ]
+        for name, source in all_residuals.items()
+    }
 
 
 @torch.no_grad()
 def summed(held_out: dict[str, list], sums_of: Callable[[str, Any], Tensor], size: int, ranks: Any) -> list:
     """For every task the sums (size,) over all ranks of sums_of(task, part) of what `held_out_of` gave, as
     numbers. A collective."""
+
     def local() -> Tensor:
         nothing = torch.zeros(size, dtype=torch.float64, device=ranks.device)
-        return torch.stack([sum((sums_of(name, part).double() for part in parts), nothing)
-                            for name, parts in held_out.items()])
+        return torch.stack(
+            [
+                sum((sums_of(name, part).double() for part in parts), nothing)
+                for name, parts in held_out.items()
+            ]
+        )
 
     return ranks.reduce_sum(ranks.agreed(local, "validating")).tolist()
 
@@ -257,12 +312,14 @@ class Batches:
     rows a rank has; largest: the first step of the task that takes most memory.
     """
 
-    def __init__(self, residuals: dict[str, Residuals], size: int, seed: int, stream: str, ranks: Any,
-                 offset: int = 0):
+    def __init__(
+        self, residuals: dict[str, Residuals], size: int, seed: int, stream: str, ranks: Any, offset: int = 0
+    ):
         self.residuals, self.size, self.seed, self.stream, self.ranks = residuals, size, seed, stream, ranks
         self.schedule = schedule_of(residuals, "reserved", size, seed + offset)
-        self.largest = self.schedule.step_of_largest({name: source.cache.frame_bytes
-                                                      for name, source in residuals.items()})
+        self.largest = self.schedule.step_of_largest(
+            {name: source.cache.frame_bytes for name, source in residuals.items()}
+        )
         self.share = len(self.batch(0))
 
     def batch(self, step: int) -> Batch:
@@ -272,22 +329,31 @@ class Batches:
     def shown(self, network: Corrector, step: int, part: slice) -> tuple[Tensor, Condition, slice]:
         """(r~, its condition, where it lies in the global batch) of the rows `part` of the share."""
         batch = self.batch(step)
-        drawn = self.residuals[batch.task].draw("reserved", batch.rows[part], batch.starts[part],
-                                                generator(self.seed, self.stream, "augment", step),
-                                                is_disturbed=True, is_begun=True)
+        drawn = self.residuals[batch.task].draw(
+            "reserved",
+            batch.rows[part],
+            batch.starts[part],
+            generator(self.seed, self.stream, "augment", step),
+            is_disturbed=True,
+            is_begun=True,
+        )
         return *network.heads[batch.task].shown(*drawn), batch.within(part)
 
     def noise(self, like: Tensor, within: slice, step: int, noises: int = 1) -> Tensor:
         """`noises` of each row of `like` (rows, ...), which lie `within` the global batch of a step."""
-        noise = torch.randn(self.size, noises, *like.shape[1:],
-                            generator=generator(self.seed, self.stream, "noise", step))
+        noise = torch.randn(
+            self.size, noises, *like.shape[1:], generator=generator(self.seed, self.stream, "noise", step)
+        )
         return send(noise[within].flatten(0, 1), like.device)
 
     def noised(self, network: Corrector, step: int, part: slice, noises: int = 1) -> Noised:
         """The rows `part` of the share, each under `noises` noises and as many angles."""
         r, condition, within = self.shown(network, step, part)
         again = torch.arange(len(r), device=r.device).repeat_interleave(noises)
-        angle = draw_angles(self.size * noises, generator(self.seed, self.stream, "angle", step),
-                            network.heads[condition.name].largest).view(self.size, noises)
+        angle = draw_angles(
+            self.size * noises,
+            generator(self.seed, self.stream, "angle", step),
+            network.heads[condition.name].largest,
+        ).view(self.size, noises)
         condition, noise = condition.rows(again), self.noise(r, within, step, noises)
         return Noised(condition, r[again], condition.begin(noise), angle[within].flatten(), within)

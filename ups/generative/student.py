@@ -26,14 +26,14 @@ from ups.generative.diffusion import NOISE, Velocity, column, denoise, diffuse, 
 from ups.generative.residuals import Batches, Residuals, summed
 from ups.metrics.proper import energy_score, fair_crps
 
-STREAM = "consistency"   # of the random numbers
-NUM_TURNS = 4         # steps in which a row begins at mid_angle once
-HUBER = 0.03          # pseudo-Huber scale, in residual standard deviations per element
-ALPHA = 0.95          # of the almost fair CRPS (Lang et al. 2024): keeps two equal members from being free
-TINY = 1e-12          # squared distance to which equal draws are lifted, for a gradient
-MEMBERS = 16          # in validation
-VARIES = 0.1          # from the teacher's variance a student's may differ
-GAIN = 0.995          # tuning is kept if CRPS falls to this share or below, and nothing else is worse
+STREAM = "consistency"  # of the random numbers
+NUM_TURNS = 4  # steps in which a row begins at mid_angle once
+HUBER = 0.03  # pseudo-Huber scale, in residual standard deviations per element
+ALPHA = 0.95  # of the almost fair CRPS (Lang et al. 2024): keeps two equal members from being free
+TINY = 1e-12  # squared distance to which equal draws are lifted, for a gradient
+MEMBERS = 16  # in validation
+VARIES = 0.1  # from the teacher's variance a student's may differ
+GAIN = 0.995  # tuning is kept if CRPS falls to this share or below, and nothing else is worse
 
 
 # ---------------------------------------------------------------- one and two evaluations
@@ -45,8 +45,9 @@ def draw_members(student: Velocity, noise: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def sample_student(student: Velocity, noise: Tensor, mid_angle: float = 0.0,
-                   second: Tensor | None = None) -> Tensor:
+def sample_student(
+    student: Velocity, noise: Tensor, mid_angle: float = 0.0, second: Tensor | None = None
+) -> Tensor:
     """Residuals from `noise` (batch, ...) in one evaluation, or in two with fresh noise `second` at
     `mid_angle`.
 
@@ -97,8 +98,9 @@ def pseudo_huber(difference: Tensor) -> Tensor:
     return (difference.square().flatten(1).mean(1) + HUBER**2).sqrt() - HUBER
 
 
-def endpoint_loss(student: Velocity, x: Tensor, angle: Tensor, y: Tensor,
-                  size: Tensor | float = 1.0) -> Tensor:
+def endpoint_loss(
+    student: Velocity, x: Tensor, angle: Tensor, y: Tensor, size: Tensor | float = 1.0
+) -> Tensor:
     """Half pseudo_huber(f(x, angle) - y) and half the same of `size` times the difference, per row (batch,);
     y = the end of the teacher's ODE from the same x, size: of each number in the units in which draws are
     judged. White alone, a network learns what carries no size; in units alone, the few that do."""
@@ -130,8 +132,10 @@ class Solved:
         """(x, angle) of the rows in a step of training: every fourth at mid_angle, the rest in noise."""
         places = torch.arange(self.within.start, self.within.stop, device=self.r.device)
         is_mid = (places + step) % NUM_TURNS == 0
-        return (torch.where(column(is_mid, self.r), self.passed, self.start),
-                torch.where(is_mid, mid_angle, NOISE))
+        return (
+            torch.where(column(is_mid, self.r), self.passed, self.start),
+            torch.where(is_mid, mid_angle, NOISE),
+        )
 
 
 def solve(teacher: Corrector, batches: Batches, mid_angle: float, number: int, part: slice) -> Solved:
@@ -174,8 +178,9 @@ class SolvedPool:
 # ---------------------------------------------------------------- scores
 
 
-def ensemble_loss(members: Tensor, truth: Tensor, decode: Callable[[Tensor], Tensor],
-                  block: int = 4) -> Tensor:
+def ensemble_loss(
+    members: Tensor, truth: Tensor, decode: Callable[[Tensor], Tensor], block: int = 4
+) -> Tensor:
     """0.5 afCRPS of the field + 0.25 energy score of blocks of tokens + 0.25 of all tokens, per row (batch,).
 
     members (batch, M, *tokens, dim), truth (batch, *tokens, dim) in units in which errors are of order one;
@@ -185,21 +190,23 @@ def ensemble_loss(members: Tensor, truth: Tensor, decode: Callable[[Tensor], Ten
     """
     crps = fair_crps(decode(members), decode(truth), ALPHA)
     whole = energy_score(members, truth, TINY)
-    lines, lines_ref = members.flatten(2, -2), truth.flatten(1, -2)               # tokens in storage order
+    lines, lines_ref = members.flatten(2, -2), truth.flatten(1, -2)  # tokens in storage order
     usable = lines.shape[2] // block * block
     if usable == 0:
         return 0.5 * crps + 0.5 * whole
     parts = lines[:, :, :usable].unflatten(2, (-1, block)).flatten(3).movedim(2, 1).flatten(0, 1)
     parts_ref = lines_ref[:, :usable].unflatten(1, (-1, block)).flatten(2).flatten(0, 1)
-    return 0.5 * crps + 0.25 * whole + 0.25 * energy_score(parts, parts_ref, TINY).view(len(truth),
-                                                                                        -1).mean(1)
+    return (
+        0.5 * crps + 0.25 * whole + 0.25 * energy_score(parts, parts_ref, TINY).view(len(truth), -1).mean(1)
+    )
 
 
 def score_noise(like: Tensor, rows: slice, size: int, num_members: int, seed: int, step: int) -> Tensor:
     """Noise (batch, M, *tokens, dim) of the members that are scored in `step`, for `rows` of a global batch
     of `size`."""
-    noise = torch.randn(size, num_members, *like.shape[1:],
-                        generator=generator(seed, STREAM, "members", step))
+    noise = torch.randn(
+        size, num_members, *like.shape[1:], generator=generator(seed, STREAM, "members", step)
+    )
     return send(noise[rows], like.device)
 
 
@@ -235,35 +242,59 @@ def scores(student: Corrector, source: Residuals, condition: Condition, r: Tenso
 def ends_of(teacher: Corrector, seed: int, name: str, number: int, drawn: Drawn) -> tuple:
     """A batch of validation with members' noise, and the teacher's ends of the first two members."""
     r, condition = teacher.heads[name].shown(*drawn)
-    noise = send(torch.randn(len(r), MEMBERS, *r.shape[1:],
-                             generator=generator(seed, STREAM, "validate", number)), r.device)
-    return condition, r, noise, *(sample(teacher.velocity(condition), noise[:, i],
-                                         teacher.description["sampler_steps"]) for i in (0, 1))
+    noise = send(
+        torch.randn(len(r), MEMBERS, *r.shape[1:], generator=generator(seed, STREAM, "validate", number)),
+        r.device,
+    )
+    return (
+        condition,
+        r,
+        noise,
+        *(
+            sample(teacher.velocity(condition), noise[:, i], teacher.description["sampler_steps"])
+            for i in (0, 1)
+        ),
+    )
 
 
-def validate(student: Corrector, residuals: dict[str, Residuals], held_out: dict[str, list],
-             ranks: Any) -> dict[str, dict]:
+def validate(
+    student: Corrector, residuals: dict[str, Residuals], held_out: dict[str, list], ranks: Any
+) -> dict[str, dict]:
     """Task -> pair (squared distance to the teacher's draw over its variance), variance (over the teacher's),
     crps, spread_skill, energy (score), of what `ends_of` gave, each of latents or the field. A collective."""
+
     def sums_of(name: str, part: tuple) -> Tensor:
         condition, r, noise, *ends = part
-        states, truth, first, second = (_drawn(student, condition, noise),
-                                        *(_sized(student, condition, end) for end in (r, *ends)))
+        states, truth, first, second = (
+            _drawn(student, condition, noise),
+            *(_sized(student, condition, end) for end in (r, *ends)),
+        )
         field, field_ref, size = residuals[name].decode(states), residuals[name].decode(truth), len(r)
-        return torch.stack([
-            (states[:, 0] - first).square().mean() * size,
-            0.5 * (first - second).square().mean() * size, states.var(1).mean() * size,
-            fair_crps(field, field_ref).sum(),
-            (1 + 1 / noise.shape[1]) * field.var(1).mean() * size,
-            (field.mean(1) - field_ref).square().mean() * size,
-            energy_score(states, truth).sum(),
-            r.new_tensor(size)])
+        return torch.stack(
+            [
+                (states[:, 0] - first).square().mean() * size,
+                0.5 * (first - second).square().mean() * size,
+                states.var(1).mean() * size,
+                fair_crps(field, field_ref).sum(),
+                (1 + 1 / noise.shape[1]) * field.var(1).mean() * size,
+                (field.mean(1) - field_ref).square().mean() * size,
+                energy_score(states, truth).sum(),
+                r.new_tensor(size),
+            ]
+        )
 
-    return {name: {"pair": pair / max(whole, 1e-12), "variance": own / max(whole, 1e-12),
-                   "crps": crps / count, "energy": energy / count,
-                   "spread_skill": (spread / max(skill, 1e-12)) ** 0.5}
-            for name, (pair, whole, own, crps, spread, skill, energy, count)
-            in zip(held_out, summed(held_out, sums_of, 8, ranks), strict=True)}
+    return {
+        name: {
+            "pair": pair / max(whole, 1e-12),
+            "variance": own / max(whole, 1e-12),
+            "crps": crps / count,
+            "energy": energy / count,
+            "spread_skill": (spread / max(skill, 1e-12)) ** 0.5,
+        }
+        for name, (pair, whole, own, crps, spread, skill, energy, count) in zip(
+            held_out, summed(held_out, sums_of, 8, ranks), strict=True
+        )
+    }
 
 
 def metrics_of(found: dict[str, dict]) -> dict[str, float]:
@@ -273,16 +304,22 @@ def metrics_of(found: dict[str, dict]) -> dict[str, float]:
 
 def words_of(found: dict[str, dict]) -> str:
     """What `validate` found, in a line."""
-    return ", ".join(f"{name} pair {entry['pair']:.3f} variance {entry['variance']:.2f} CRPS "
-                     f"{entry['crps']:.4f} spread/skill {entry['spread_skill']:.2f}"
-                     for name, entry in found.items())
+    return ", ".join(
+        f"{name} pair {entry['pair']:.3f} variance {entry['variance']:.2f} CRPS "
+        f"{entry['crps']:.4f} spread/skill {entry['spread_skill']:.2f}"
+        for name, entry in found.items()
+    )
 
 
 def gate(tuned: dict[str, dict], before: dict[str, dict]) -> float | None:
     """Mean CRPS ratio of the tuned student if it may be kept, else None: every task must gain and none lose
     elsewhere."""
     pairs = [(now, before[name]) for name, now in tuned.items()]
-    is_kept = all(now["crps"] <= GAIN * old["crps"] and now["energy"] <= old["energy"]
-                  and abs(now["spread_skill"] - 1) <= abs(old["spread_skill"] - 1)
-                  and abs(now["variance"] - 1) <= max(abs(old["variance"] - 1), VARIES) for now, old in pairs)
+    is_kept = all(
+        now["crps"] <= GAIN * old["crps"]
+        and now["energy"] <= old["energy"]
+        and abs(now["spread_skill"] - 1) <= abs(old["spread_skill"] - 1)
+        and abs(now["variance"] - 1) <= max(abs(old["variance"] - 1), VARIES)
+        for now, old in pairs
+    )
     return sum(now["crps"] / old["crps"] for now, old in pairs) / len(pairs) if is_kept else None

@@ -10,8 +10,8 @@ N(0, s^2), with x = cos(angle) r + sin(angle) noise and v = s^2 cos^2 + sin^2,
 
 (ups/generative/diffusion.py). A network over it learns the rest, in units of that spread: what a residual
 never does no draw does, and before a step is trained draws have the residuals' spectrum. Along walls waves
-are those of `ups.common.spectral.FieldTransform`, and this is an approximation that the network has to make good.
-"""
+are those of `ups.common.spectral.FieldTransform`, and this is an approximation that the network has to make
+good."""
 
 from collections.abc import Sequence
 
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from ups.common.spectral import FieldTransform
 
-LARGEST = 2**22   # numbers in the eigenvectors of all waves; with more each number of a token is left alone
-LEAST = 1e-3      # of the largest standard deviation: what is smaller is noise of the codec
+LARGEST = 2**22  # numbers in the eigenvectors of all waves; with more each number of a token is left alone
+LEAST = 1e-3  # of the largest standard deviation: what is smaller is noise of the codec
 SMALLEST_SINE = 1e-3
 
 
@@ -36,13 +36,17 @@ class Waves(nn.Module):
         self.is_mixed = num * dim**2 <= LARGEST
         if self.is_mixed:
             eye = torch.eye(dim).expand(num, dim, dim)
-            self.register_buffer("mix", torch.view_as_real(eye.to(torch.complex64)).clone()
-                                 if self.transform.is_complex else eye.clone())
+            self.register_buffer(
+                "mix",
+                torch.view_as_real(eye.to(torch.complex64)).clone()
+                if self.transform.is_complex
+                else eye.clone(),
+            )
 
     @torch.no_grad()
     def fit(self, r: Tensor) -> None:
         """Fill std and eigenvectors from residuals (n, *tokens, dim)."""
-        r_hat = self._waves(r.double()).movedim(1, 0)                          # (waves, n, dim)
+        r_hat = self._waves(r.double()).movedim(1, 0)  # (waves, n, dim)
         second = r_hat.mH @ r_hat / len(r)
         if self.is_mixed:
             variance, mix = torch.linalg.eigh(second)

@@ -30,8 +30,9 @@ def memory(u: Tensor) -> Tensor:
     away = u.double() - u.double().mean((0, 1, *range(3, u.ndim)), keepdim=True)
     most = max(1, u.shape[1] // 2)
     axes = (0, 1, *range(3, u.ndim))
-    correlation = torch.stack([(away[:, : u.shape[1] - lag] * away[:, lag:]).mean(axes)
-                               for lag in range(most + 1)])
+    correlation = torch.stack(
+        [(away[:, : u.shape[1] - lag] * away[:, lag:]).mean(axes) for lag in range(most + 1)]
+    )
     correlation = correlation / correlation[0]
     out = torch.full((u.shape[2],), float(most), dtype=torch.float64)
     for channel, curve in enumerate(correlation.T):
@@ -54,7 +55,9 @@ def climate(u: Tensor, u_ref: Tensor, boundary: str) -> dict[str, float]:
     mean, deviation = (getattr(u_ref.double(), name)(points, keepdim=True) for name in ("mean", "std"))
     x, y = (u.double() - mean) / deviation, (u_ref.double() - mean) / deviation
     ours, theirs = (octaves(part, boundary).mean((0, 1)) for part in (x, y))
-    return {"variance": float((x.var(points) / y.var(points)).mean()),
-            "spectrum_error": float((ours / theirs).log10().abs().mean()),
-            "distance": float((quantiles(x) - quantiles(y)).abs().mean()),
-            "memory": float((memory(x) / memory(y)).mean())}
+    return {
+        "variance": float((x.var(points) / y.var(points)).mean()),
+        "spectrum_error": float((ours / theirs).log10().abs().mean()),
+        "distance": float((quantiles(x) - quantiles(y)).abs().mean()),
+        "memory": float((memory(x) / memory(y)).mean()),
+    }

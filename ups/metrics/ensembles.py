@@ -43,13 +43,13 @@ from ups.metrics.mask import cell_mean, filled, fraction, known_cells
 from ups.metrics.proper import check_members, energy_score, expected_crps, fair_crps
 from ups.metrics.spectra import rms, spectrum_error
 
-LEVELS = (0.5, 0.9)   # nominal probabilities of the central intervals whose coverage is reported
-NUM_BINS = 10         # of predicted spread
+LEVELS = (0.5, 0.9)  # nominal probabilities of the central intervals whose coverage is reported
+NUM_BINS = 10  # of predicted spread
 # stored bins per decade of spread / RMS of the truth, and in all, from 1e-6 to 1e2
 FINE, NUM_FINE = 16, 8 * 16
 # |x|^2 + |y|^2 - 2 x.y would lose small distances, and the zero of equal draws
-POINTS = 16           # per axis, whose ranks are counted: neighbouring cells are no independent draws
-CASES = 64            # in one call of the energy score, whose pairs of members then stay in the cache
+POINTS = 16  # per axis, whose ranks are counted: neighbouring cells are no independent draws
+CASES = 64  # in one call of the energy score, whose pairs of members then stay in the cache
 
 
 def spread_skill(members: Tensor, u_ref: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,7 +81,7 @@ def _spread_bins(members: Tensor, u_ref: Tensor) -> Tensor:
     known = known_cells(y)
     x, y = filled(x, known), filled(y, known)
     unit, kept = torch.where(scale > 0, scale, 1.0) * count / (count + 1), filled((scale > 0).double(), known)
-    first, second = x[:, :count // 2].var(1) / unit, x[:, count // 2:].var(1) / unit
+    first, second = x[:, : count // 2].var(1) / unit, x[:, count // 2 :].var(1) / unit
     index = ((0.5 * first.log10() + 6) * FINE).clamp(0, NUM_FINE - 1).long().flatten(2)
     error = (x.mean(1) - y).square() / (unit * (count + 1) / count)
     for row, value in enumerate((kept, kept * second, kept * error)):
@@ -121,23 +121,34 @@ def coverage(counts: Tensor, level: float) -> Tensor:
     < 10 at 90 %): most outliers would be covered.
     """
     bins = counts.shape[-1]
-    edges = (torch.arange(bins + 1, dtype=torch.float64) - bins / 2).clamp(-level * bins / 2,
-                                                                           level * bins / 2)
-    return (counts * edges.diff()).sum(-1) / counts.sum(-1) * (1.0 if bins * (1 - level) > 1 + 1e-9
-                                                               else math.nan)
+    edges = (torch.arange(bins + 1, dtype=torch.float64) - bins / 2).clamp(
+        -level * bins / 2, level * bins / 2
+    )
+    return (
+        (counts * edges.diff()).sum(-1)
+        / counts.sum(-1)
+        * (1.0 if bins * (1 - level) > 1 + 1e-9 else math.nan)
+    )
 
 
 def _ranks(members: Tensor, u_ref: Tensor, stride: int) -> Tensor:
     """rank_histogram whose tie-breaking is seeded by each frame's truth, so that it does not depend on the
     batch."""
-    counts = [rank_histogram(x[None, :, None], y[None, None], torch.Generator().manual_seed(
-                  zlib.crc32(y.cpu().contiguous().numpy().tobytes())), stride)
-              for x, y in zip(members.transpose(1, 2).flatten(0, 1), u_ref.flatten(0, 1), strict=True)]
+    counts = [
+        rank_histogram(
+            x[None, :, None],
+            y[None, None],
+            torch.Generator().manual_seed(zlib.crc32(y.cpu().contiguous().numpy().tobytes())),
+            stride,
+        )
+        for x, y in zip(members.transpose(1, 2).flatten(0, 1), u_ref.flatten(0, 1), strict=True)
+    ]
     return torch.cat(counts).reshape(*u_ref.shape[:2], -1)
 
 
-def _score_chunk(members: Tensor, u_ref: Tensor, boundary: str, reference: Tensor | None,
-                 stride: int, draws: Tensor | None) -> Scores:
+def _score_chunk(
+    members: Tensor, u_ref: Tensor, boundary: str, reference: Tensor | None, stride: int, draws: Tensor | None
+) -> Scores:
     """Everything that is per frame, each tensor (n, T, ...)."""
     known, cells = known_cells(u_ref), (..., *[None] * (u_ref.ndim - 2))
     broken = ~filled(members, known).isfinite().all(1).flatten(2).all(2)
@@ -153,27 +164,43 @@ def _score_chunk(members: Tensor, u_ref: Tensor, boundary: str, reference: Tenso
     # (n T C, M, *space)
     fields, fields_ref = frames.transpose(1, 2).flatten(0, 1), frames_ref.flatten(0, 1)
     share, size = fraction(known), torch.as_tensor(fraction(known)).double().mean().sqrt()
-    out = {"crps": fair_crps(fields, fields_ref).view(y.shape[:3]) / share, "variance": variance,
-           "squared_error": squared,
-           "member_rmse": torch.stack([rmse(member, y) for member in x.unbind(1)]).mean(0),
-           "energy_score": torch.cat(scores).view(y.shape[:2]) / size,
-           "ranks": _ranks(members, u_ref, stride).to(y.device),
-           "spread_bins": _spread_bins(x, y), "spectrum_error": spectrum_error(x, y, boundary)}
+    out = {
+        "crps": fair_crps(fields, fields_ref).view(y.shape[:3]) / share,
+        "variance": variance,
+        "squared_error": squared,
+        "member_rmse": torch.stack([rmse(member, y) for member in x.unbind(1)]).mean(0),
+        "energy_score": torch.cat(scores).view(y.shape[:2]) / size,
+        "ranks": _ranks(members, u_ref, stride).to(y.device),
+        "spread_bins": _spread_bins(x, y),
+        "spectrum_error": spectrum_error(x, y, boundary),
+    }
     if reference is not None:
         out["residual_spectrum_error"] = spectrum_error(x, y, boundary, reference)
     if draws is not None:
         law = filled(draws.double(), known)
-        out["crps"] = expected_crps(fields, law.transpose(1, 2).flatten(0, 1).transpose(1, 2).flatten(0, 1)
-                                    ).view(y.shape[:3]) / share
+        out["crps"] = (
+            expected_crps(fields, law.transpose(1, 2).flatten(0, 1).transpose(1, 2).flatten(0, 1)).view(
+                y.shape[:3]
+            )
+            / share
+        )
         away = (x.mean(1) - law.mean(1)).square() + law.var(1, correction=0)
         out["squared_error"] = cell_mean(away, known)
-    out = {name: value.masked_fill(broken[(..., *[None] * (value.ndim - 2))], torch.inf)
-           for name, value in out.items()}
+    out = {
+        name: value.masked_fill(broken[(..., *[None] * (value.ndim - 2))], torch.inf)
+        for name, value in out.items()
+    }
     return {**out, "ref_rms": rms(y), "nonfinite": broken.double()}
 
 
-def score_ensemble(members: Tensor, u_ref: Tensor, boundary: str, reference: Tensor | None = None,
-                   rank_stride: int | None = None, draws: Tensor | None = None) -> dict[str, Tensor]:
+def score_ensemble(
+    members: Tensor,
+    u_ref: Tensor,
+    boundary: str,
+    reference: Tensor | None = None,
+    rank_stride: int | None = None,
+    draws: Tensor | None = None,
+) -> dict[str, Tensor]:
     """Per-trajectory quantities of a batch, float64 on the CPU, every tensor with n first; join batches with
     `merge_ensembles`.
 
@@ -195,12 +222,20 @@ def score_ensemble(members: Tensor, u_ref: Tensor, boundary: str, reference: Ten
     frames, size = max(1, CHUNK // frame), max(1, CHUNK // (frame * u_ref.shape[1]))
     rows = []
     for i in range(0, len(u_ref), size):
-        x, y, known, law = (None if u is None else u[i:i + size]
-                            for u in (members, u_ref, reference, draws))
-        parts = [_score_chunk(x[:, :, t:t + frames], y[:, t:t + frames], boundary,
-                              None if known is None else known[:, t:t + frames], stride,
-                              None if law is None else law[:, :, t:t + frames])
-                 for t in range(0, y.shape[1], frames)]
+        x, y, known, law = (
+            None if u is None else u[i : i + size] for u in (members, u_ref, reference, draws)
+        )
+        parts = [
+            _score_chunk(
+                x[:, :, t : t + frames],
+                y[:, t : t + frames],
+                boundary,
+                None if known is None else known[:, t : t + frames],
+                stride,
+                None if law is None else law[:, :, t : t + frames],
+            )
+            for t in range(0, y.shape[1], frames)
+        ]
         rows.append(merge(parts, 1))
     out = merge(rows)
     return {**out, "spread_bins": out["spread_bins"].sum(1)}
@@ -232,8 +267,12 @@ def spread_skill_bins(sums: Tensor) -> dict[str, Any]:
     points; slope."""
     bins = _joined(sums[None])[0]
     count, variance, error = bins[:, bins[0] > 0]
-    return {"spread": numbers((variance / count).sqrt()), "rmse": numbers((error / count).sqrt()),
-            "count": numbers(count), "slope": number(spread_slope(sums[None])[0])}
+    return {
+        "spread": numbers((variance / count).sqrt()),
+        "rmse": numbers((error / count).sqrt()),
+        "count": numbers(count),
+        "slope": number(spread_slope(sums[None])[0]),
+    }
 
 
 # ---- rows
@@ -279,48 +318,114 @@ def _of_ranks(statistic: Callable[[Tensor], Tensor]) -> Any:
 
 
 ENSEMBLES = (
-    Metric("crps", "CRPS", "continuous ranked probability score, fair: error of a forecast distribution, "
-                           "units of the field",
-           _mean_of("crps"), is_compared=True),
-    Metric("energy_score", "energy score",
-           "the same for whole fields: sees whether points vary together; units of an RMSE",
-           _mean_of("energy_score"), is_compared=True),
-    Metric("nrmse_mean", "nRMSE of the mean",
-           "ensemble mean against the truth, per frame and field, as nRMSE elsewhere",
-           lambda scores, _: defined_mean(_relative(scores, True).flatten(1)), is_compared=True),
-    Metric("nrmse_member", "nRMSE of a member",
-           "single members; sqrt(2) times that of the mean where the spread is right",
-           lambda scores, _: defined_mean(_relative(scores, False).flatten(1)), best=None),
-    Metric("ssr", "spread / skill",
-           "spread over error of the mean, with (M+1)/M; 1 is calibrated, below 1 too sure",
-           lambda scores, _: _calibration(scores, False), best=1.0),
-    *[Metric(f"coverage_{100 * level:.0f}", f"coverage, {100 * level:.0f} %",
-             f"share of truths in the central {100 * level:.0f} % interval, exact for finite M",
-             _of_ranks(partial(coverage, level=level)), best=level) for level in LEVELS],
-    Metric("outlier_share", "outliers / expected", "share of truths outside the ensemble over 2/(M+1)",
-           _of_ranks(outlier_share), best=1.0),
-    Metric("rank_ratio", "rank ratio", "unevenness of the rank histogram (Candille and Talagrand); 1 is flat",
-           best=1.0),
-    Metric("spectrum_error", "spectrum error",
-           "mean |log10| of members' energy over true energy, octaves of the wave number",
-           _mean_of("spectrum_error"), is_compared=True),
-    Metric("residual_spectrum_error", "residual spectrum error",
-           "the same of sampled residuals and true ones",
-           _mean_of("residual_spectrum_error"), is_compared=True),
+    Metric(
+        "crps",
+        "CRPS",
+        "continuous ranked probability score, fair: error of a forecast distribution, units of the field",
+        _mean_of("crps"),
+        is_compared=True,
+    ),
+    Metric(
+        "energy_score",
+        "energy score",
+        "the same for whole fields: sees whether points vary together; units of an RMSE",
+        _mean_of("energy_score"),
+        is_compared=True,
+    ),
+    Metric(
+        "nrmse_mean",
+        "nRMSE of the mean",
+        "ensemble mean against the truth, per frame and field, as nRMSE elsewhere",
+        lambda scores, _: defined_mean(_relative(scores, True).flatten(1)),
+        is_compared=True,
+    ),
+    Metric(
+        "nrmse_member",
+        "nRMSE of a member",
+        "single members; sqrt(2) times that of the mean where the spread is right",
+        lambda scores, _: defined_mean(_relative(scores, False).flatten(1)),
+        best=None,
+    ),
+    Metric(
+        "ssr",
+        "spread / skill",
+        "spread over error of the mean, with (M+1)/M; 1 is calibrated, below 1 too sure",
+        lambda scores, _: _calibration(scores, False),
+        best=1.0,
+    ),
+    *[
+        Metric(
+            f"coverage_{100 * level:.0f}",
+            f"coverage, {100 * level:.0f} %",
+            f"share of truths in the central {100 * level:.0f} % interval, exact for finite M",
+            _of_ranks(partial(coverage, level=level)),
+            best=level,
+        )
+        for level in LEVELS
+    ],
+    Metric(
+        "outlier_share",
+        "outliers / expected",
+        "share of truths outside the ensemble over 2/(M+1)",
+        _of_ranks(outlier_share),
+        best=1.0,
+    ),
+    Metric(
+        "rank_ratio",
+        "rank ratio",
+        "unevenness of the rank histogram (Candille and Talagrand); 1 is flat",
+        best=1.0,
+    ),
+    Metric(
+        "spectrum_error",
+        "spectrum error",
+        "mean |log10| of members' energy over true energy, octaves of the wave number",
+        _mean_of("spectrum_error"),
+        is_compared=True,
+    ),
+    Metric(
+        "residual_spectrum_error",
+        "residual spectrum error",
+        "the same of sampled residuals and true ones",
+        _mean_of("residual_spectrum_error"),
+        is_compared=True,
+    ),
     *JOINT,
-    Metric("spread_slope", moments=lambda scores, _: (
-        scores["spread_bins"].flatten(1), lambda mean: spread_slope(mean.unflatten(1, (3, -1))))),
-    Metric("crps_by_lead", moments=lambda scores, _: defined_mean(scores["crps"], 2), has_ends=True,
-           is_compared=True),
-    Metric("nrmse_mean_by_lead", moments=lambda scores, _: defined_mean(_relative(scores, True), 2),
-           is_compared=True),
+    Metric(
+        "spread_slope",
+        moments=lambda scores, _: (
+            scores["spread_bins"].flatten(1),
+            lambda mean: spread_slope(mean.unflatten(1, (3, -1))),
+        ),
+    ),
+    Metric(
+        "crps_by_lead",
+        moments=lambda scores, _: defined_mean(scores["crps"], 2),
+        has_ends=True,
+        is_compared=True,
+    ),
+    Metric(
+        "nrmse_mean_by_lead",
+        moments=lambda scores, _: defined_mean(_relative(scores, True), 2),
+        is_compared=True,
+    ),
     Metric("spread_by_lead", moments=lambda scores, _: _root_by_lead(_inflated(scores))),
     Metric("rmse_by_lead", moments=lambda scores, _: _root_by_lead(scores["squared_error"])),
     Metric("ssr_by_lead", moments=lambda scores, _: _calibration(scores, True), has_ends=True),
-    Metric("nonfinite_trajectories", "non-finite trajectories", "with NaN or inf in any member", best=None,
-           plain=lambda scores: int(scores["nonfinite"].amax(1).sum())),
-    Metric("num_members", "members", "size of the ensemble",
-           plain=lambda scores: scores["ranks"].shape[2] - 1, best=None),
+    Metric(
+        "nonfinite_trajectories",
+        "non-finite trajectories",
+        "with NaN or inf in any member",
+        best=None,
+        plain=lambda scores: int(scores["nonfinite"].amax(1).sum()),
+    ),
+    Metric(
+        "num_members",
+        "members",
+        "size of the ensemble",
+        plain=lambda scores: scores["ranks"].shape[2] - 1,
+        best=None,
+    ),
     Metric("num_trajectories", plain=lambda scores: len(scores["crps"])),
     Metric("spread_skill_bins", plain=lambda scores: spread_skill_bins(scores["spread_bins"].sum(0))),
     Metric("rank_histogram", plain=lambda scores: numbers(scores["ranks"].sum((0, 1)))),
@@ -328,16 +433,20 @@ ENSEMBLES = (
 ENSEMBLE = {metric.name: metric for metric in ENSEMBLES}
 
 
-def summarise_ensemble(scores: Scores, num_bootstrap: int, seed: int,
-                       groups: Tensor | None = None) -> dict[str, Any]:
+def summarise_ensemble(
+    scores: Scores, num_bootstrap: int, seed: int, groups: Tensor | None = None
+) -> dict[str, Any]:
     """One model's row: every metric of `ENSEMBLES`, null where not finite or undefined, and lists by lead
     (physical units)."""
-    return {**summarise(ENSEMBLES, scores, num_bootstrap, seed, None, groups),
-            "rank_ratio": entry(rank_evenness(scores["ranks"], num_bootstrap, seed, groups))}
+    return {
+        **summarise(ENSEMBLES, scores, num_bootstrap, seed, None, groups),
+        "rank_ratio": entry(rank_evenness(scores["ranks"], num_bootstrap, seed, groups)),
+    }
 
 
-def compare_ensembles(scores: Scores, baseline: Scores, num_bootstrap: int, seed: int,
-                      groups: Tensor | None = None) -> dict[str, dict]:
+def compare_ensembles(
+    scores: Scores, baseline: Scores, num_bootstrap: int, seed: int, groups: Tensor | None = None
+) -> dict[str, dict]:
     """metric(scores) / metric(baseline) with paired intervals, below 1 is better; the scores are fair, so M
     may differ.
 
@@ -346,10 +455,15 @@ def compare_ensembles(scores: Scores, baseline: Scores, num_bootstrap: int, seed
     ssr_less: spread/skill less the baseline's.
     """
     if scores["crps"].shape != baseline["crps"].shape:
-        raise ValueError(f"scores of {tuple(scores['crps'].shape)} and baseline of "
-                         f"{tuple(baseline['crps'].shape)} trajectories, leads, fields; expected the same "
-                         "cases in compare_ensembles. Score both models on one split.")
-    rows = {metric.name: compare(metric, scores, baseline, num_bootstrap, seed, groups)
-            for metric in ENSEMBLES if metric.is_compared}
+        raise ValueError(
+            f"scores of {tuple(scores['crps'].shape)} and baseline of "
+            f"{tuple(baseline['crps'].shape)} trajectories, leads, fields; expected the same "
+            "cases in compare_ensembles. Score both models on one split."
+        )
+    rows = {
+        metric.name: compare(metric, scores, baseline, num_bootstrap, seed, groups)
+        for metric in ENSEMBLES
+        if metric.is_compared
+    }
     rows["ssr_less"] = compare(ENSEMBLE["ssr"], scores, baseline, num_bootstrap, seed, groups, Tensor.sub)
     return {name: row for name, row in rows.items() if row is not None}

@@ -44,14 +44,18 @@ FLAT = 1e-6  # a field whose standard deviation is below FLAT * RMS is constant 
 
 def check_shapes(u_pred: Tensor, u_ref: Tensor) -> None:
     if u_pred.shape != u_ref.shape or not 4 <= u_ref.ndim <= 6 or 0 in u_ref.shape:
-        raise ValueError(f"prediction {tuple(u_pred.shape)} and truth {tuple(u_ref.shape)}; expected two "
-                         "equal, non-empty shapes (n, T, C, *space) with 1 to 3 space axes. Cut the context "
-                         "frames from both.")
+        raise ValueError(
+            f"prediction {tuple(u_pred.shape)} and truth {tuple(u_ref.shape)}; expected two "
+            "equal, non-empty shapes (n, T, C, *space) with 1 to 3 space axes. Cut the context "
+            "frames from both."
+        )
     known = known_cells(u_ref)
     if not filled(u_ref, known).isfinite().all() or (known is not None and not known.any()):
-        raise ValueError(f"the truth of shape {tuple(u_ref.shape)} holds NaN or inf; expected finite fields, "
-                         "but for cells that have no value in any frame. "
-                         "Check the data file: its reference solver failed.")
+        raise ValueError(
+            f"the truth of shape {tuple(u_ref.shape)} holds NaN or inf; expected finite fields, "
+            "but for cells that have no value in any frame. "
+            "Check the data file: its reference solver failed."
+        )
 
 
 def _error(u_pred: Tensor, u_ref: Tensor) -> Tensor:
@@ -122,8 +126,11 @@ def boundary_rmse(u_pred: Tensor, u_ref: Tensor) -> Tensor:
 
     faces = on_faces(squared)
     total = sum(face.sum(space_axes(face)) for face in faces)
-    count = sum(math.prod(face.shape[3:]) for face in faces) if known is None else \
-        sum(face.sum(space_axes(face)) for face in on_faces(known[None, None]))
+    count = (
+        sum(math.prod(face.shape[3:]) for face in faces)
+        if known is None
+        else sum(face.sum(space_axes(face)) for face in on_faces(known[None, None]))
+    )
     return (total / count).sqrt()
 
 
@@ -146,8 +153,9 @@ def correlation(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     return torch.where(flat_ref, torch.nan, value).nanmean(2)
 
 
-def correlation_time(values: Tensor, lead_times: Tensor | None = None,
-                     threshold: float = CORRELATION) -> Tensor:
+def correlation_time(
+    values: Tensor, lead_times: Tensor | None = None, threshold: float = CORRELATION
+) -> Tensor:
     """First lead time whose correlation (n, T) is below `threshold`, the last lead time when none is -> (n,).
 
     So a censored trajectory gives a lower bound. lead_times (T,): time since the last context frame; default
@@ -156,8 +164,10 @@ def correlation_time(values: Tensor, lead_times: Tensor | None = None,
     num_frames = values.shape[1]
     lead_times = torch.arange(1, num_frames + 1) if lead_times is None else torch.as_tensor(lead_times)
     if lead_times.shape != (num_frames,):
-        raise ValueError(f"lead_times has shape {tuple(lead_times.shape)}; expected ({num_frames},), one per "
-                         "predicted frame. Cut the context frames from it.")
+        raise ValueError(
+            f"lead_times has shape {tuple(lead_times.shape)}; expected ({num_frames},), one per "
+            "predicted frame. Cut the context frames from it."
+        )
     below = values < threshold
     first = torch.where(below.any(1), below.double().argmax(1), num_frames - 1)
     return lead_times.to(torch.float64)[first.cpu()]
@@ -176,15 +186,26 @@ def _score_chunk(u_pred: Tensor, u_ref: Tensor, boundary: str) -> dict[str, Tens
     u_pred = torch.where(bad.reshape(*bad.shape, *[1] * (u_ref.ndim - 3)), u_ref, u_pred)  # marked inf below
     u_pred = filled(u_pred, known, torch.nan)
     leads = shown_leads(u_ref.shape[1])
-    errors = {"rmse": rmse(u_pred, u_ref), "bias": bias(u_pred, u_ref), "max_error": max_error(u_pred, u_ref),
-              "brmse": boundary_rmse(u_pred, u_ref), "shells": error_shells(u_pred - u_ref)}
-    errors = {name: value.masked_fill(bad.reshape(*bad.shape, *[1] * (value.ndim - 3)), torch.inf)
-              for name, value in errors.items()}
+    errors = {
+        "rmse": rmse(u_pred, u_ref),
+        "bias": bias(u_pred, u_ref),
+        "max_error": max_error(u_pred, u_ref),
+        "brmse": boundary_rmse(u_pred, u_ref),
+        "shells": error_shells(u_pred - u_ref),
+    }
+    errors = {
+        name: value.masked_fill(bad.reshape(*bad.shape, *[1] * (value.ndim - 3)), torch.inf)
+        for name, value in errors.items()
+    }
     spectrum = energy_spectrum(u_pred[:, leads], boundary).masked_fill(bad[:, leads, :, None], torch.inf)
-    return {**errors, "ref_rms": rms(u_ref), "spectrum_pred": spectrum,
-            "correlation": correlation(u_pred, u_ref).masked_fill(bad.any(2), -1.0),
-            "spectrum_ref": energy_spectrum(u_ref[:, leads], boundary),
-            "nonfinite": bad.flatten(1).any(1).double()}
+    return {
+        **errors,
+        "ref_rms": rms(u_ref),
+        "spectrum_pred": spectrum,
+        "correlation": correlation(u_pred, u_ref).masked_fill(bad.any(2), -1.0),
+        "spectrum_ref": energy_spectrum(u_ref[:, leads], boundary),
+        "nonfinite": bad.flatten(1).any(1).double(),
+    }
 
 
 def score(u_pred: Tensor, u_ref: Tensor, boundary: str) -> dict[str, Tensor]:
@@ -199,8 +220,9 @@ def score(u_pred: Tensor, u_ref: Tensor, boundary: str) -> dict[str, Tensor]:
     """
     check_shapes(u_pred, u_ref)
     size = max(1, CHUNK // math.prod(u_ref.shape[1:]))
-    parts = [_score_chunk(u_pred[i:i + size], u_ref[i:i + size], boundary)
-             for i in range(0, len(u_ref), size)]
+    parts = [
+        _score_chunk(u_pred[i : i + size], u_ref[i : i + size], boundary) for i in range(0, len(u_ref), size)
+    ]
     return merge(parts)
 
 
@@ -240,49 +262,105 @@ def _correlated(scores: Scores, lead_times: Any) -> Moments | None:
 
 
 ERRORS = (
-    Metric("nrmse", "nRMSE",
-           "RMS error over RMS of the truth per frame and field, mean over frames, fields, trajectories "
-           "(PDEBench)", lambda scores, _: defined_mean(relative(scores).flatten(1))),
-    Metric("nrmse_global", "nRMSE, global",
-           "one ratio per trajectory over all frames, fields and cells (relative L2)", _global),
-    Metric("nrmse_pooled", "nRMSE, pooled",
-           "per frame and field, squares averaged over trajectories before the ratio", _pooled),
-    Metric("nrmse_legacy", "nRMSE, legacy",
-           "PDEBench's published convention: context frames counted as perfect"),
+    Metric(
+        "nrmse",
+        "nRMSE",
+        "RMS error over RMS of the truth per frame and field, mean over frames, fields, trajectories "
+        "(PDEBench)",
+        lambda scores, _: defined_mean(relative(scores).flatten(1)),
+    ),
+    Metric(
+        "nrmse_global",
+        "nRMSE, global",
+        "one ratio per trajectory over all frames, fields and cells (relative L2)",
+        _global,
+    ),
+    Metric(
+        "nrmse_pooled",
+        "nRMSE, pooled",
+        "per frame and field, squares averaged over trajectories before the ratio",
+        _pooled,
+    ),
+    Metric(
+        "nrmse_legacy", "nRMSE, legacy", "PDEBench's published convention: context frames counted as perfect"
+    ),
     Metric("rmse", "RMSE", "RMS error in physical units", lambda scores, _: plain_mean(scores["rmse"])),
-    Metric("crmse", "cRMSE", "RMS error of the spatial mean, the conserved quantity",
-           lambda scores, _: root_mean(scores["bias"].square())),
-    Metric("drift", "drift",
-           "RMS change, since the last known frame, of what the equation keeps, over its RMS there (mean "
-           "over frames and over what is kept)",
-           lambda scores, _: root_mean(scores["drift"].square()) if "drift" in scores else None),
-    Metric("max_error", "max error",
-           "largest error over cells and trajectories, mean over frames and fields; no interval",
-           plain=lambda scores: {"value": number(scores["max_error"].amax(0).mean()), "low": None,
-                                 "high": None}),   # the bootstrap of a maximum is not consistent
-    Metric("brmse", "boundary RMSE", "RMS error in the outermost cells", lambda scores,
-           _: plain_mean(scores["brmse"])),
-    Metric("frmse_low", "Fourier RMSE, low", f"error of wave numbers below {LOW}",
-           lambda scores, _: _band(scores, 0, LOW)),
-    Metric("frmse_mid", "Fourier RMSE, mid", f"error of wave numbers {LOW} to {HIGH - 1}",
-           lambda scores, _: _band(scores, LOW, HIGH)),
-    Metric("frmse_high", "Fourier RMSE, high", f"error of wave numbers from {HIGH}",
-           lambda scores, _: _band(scores, HIGH, None)),
-    Metric("correlation_time", "correlation time",
-           f"lead time at which the correlation falls below {CORRELATION:g} (the "
-           "horizon if it never does)", _correlated, best=None),
+    Metric(
+        "crmse",
+        "cRMSE",
+        "RMS error of the spatial mean, the conserved quantity",
+        lambda scores, _: root_mean(scores["bias"].square()),
+    ),
+    Metric(
+        "drift",
+        "drift",
+        "RMS change, since the last known frame, of what the equation keeps, over its RMS there (mean "
+        "over frames and over what is kept)",
+        lambda scores, _: root_mean(scores["drift"].square()) if "drift" in scores else None,
+    ),
+    Metric(
+        "max_error",
+        "max error",
+        "largest error over cells and trajectories, mean over frames and fields; no interval",
+        plain=lambda scores: {"value": number(scores["max_error"].amax(0).mean()), "low": None, "high": None},
+    ),  # the bootstrap of a maximum is not consistent
+    Metric(
+        "brmse",
+        "boundary RMSE",
+        "RMS error in the outermost cells",
+        lambda scores, _: plain_mean(scores["brmse"]),
+    ),
+    Metric(
+        "frmse_low",
+        "Fourier RMSE, low",
+        f"error of wave numbers below {LOW}",
+        lambda scores, _: _band(scores, 0, LOW),
+    ),
+    Metric(
+        "frmse_mid",
+        "Fourier RMSE, mid",
+        f"error of wave numbers {LOW} to {HIGH - 1}",
+        lambda scores, _: _band(scores, LOW, HIGH),
+    ),
+    Metric(
+        "frmse_high",
+        "Fourier RMSE, high",
+        f"error of wave numbers from {HIGH}",
+        lambda scores, _: _band(scores, HIGH, None),
+    ),
+    Metric(
+        "correlation_time",
+        "correlation time",
+        f"lead time at which the correlation falls below {CORRELATION:g} (the horizon if it never does)",
+        _correlated,
+        best=None,
+    ),
     Metric("error_growth", moments=lambda scores, _: defined_mean(relative(scores), 2), has_ends=True),
     Metric("nrmse_by_field", moments=lambda scores, _: defined_mean(relative(scores), 1)),
-    Metric("nonfinite_trajectories", "non-finite trajectories", "predictions that hold NaN or inf",
-           plain=lambda scores: int(scores["nonfinite"].sum())),
-    Metric("zero_frames", "zero frames", "frames whose truth is zero: no relative error, left out",
-           plain=lambda scores: int((scores["ref_rms"] == 0).sum())),
+    Metric(
+        "nonfinite_trajectories",
+        "non-finite trajectories",
+        "predictions that hold NaN or inf",
+        plain=lambda scores: int(scores["nonfinite"].sum()),
+    ),
+    Metric(
+        "zero_frames",
+        "zero frames",
+        "frames whose truth is zero: no relative error, left out",
+        plain=lambda scores: int((scores["ref_rms"] == 0).sum()),
+    ),
 )
 ERROR = {metric.name: metric for metric in ERRORS}
 
 
-def summarise_errors(scores: Scores, num_bootstrap: int, seed: int, lead_times: Tensor | None = None,
-                     legacy_context: int = 0, groups: Tensor | None = None) -> dict[str, Any]:
+def summarise_errors(
+    scores: Scores,
+    num_bootstrap: int,
+    seed: int,
+    lead_times: Tensor | None = None,
+    legacy_context: int = 0,
+    groups: Tensor | None = None,
+) -> dict[str, Any]:
     """One model's row of results.json: every metric of `ERRORS`.
 
     lead_times: of the correlation time. legacy_context > 0 adds nrmse_legacy, times T / (T + context):
@@ -292,8 +370,9 @@ def summarise_errors(scores: Scores, num_bootstrap: int, seed: int, lead_times: 
     if legacy_context:
         num_frames = scores["rmse"].shape[1]
         factor = num_frames / (num_frames + legacy_context)
-        out["nrmse_legacy"] = {end: None if value is None else number(value * factor)
-                               for end, value in out["nrmse"].items()}
+        out["nrmse_legacy"] = {
+            end: None if value is None else number(value * factor) for end, value in out["nrmse"].items()
+        }
     return out
 
 
@@ -301,7 +380,9 @@ def summarise_spectra(scores: dict[str, Scores]) -> dict[str, Any]:
     """Mean energy spectra of the truth and of each model: leads, wavenumber and name ->
     [lead][field][shell]."""
     first = next(iter(scores.values()))
-    return {"leads": shown_leads(first["rmse"].shape[1]),
-            "wavenumber": list(range(first["spectrum_ref"].shape[3])),
-            "truth": numbers(first["spectrum_ref"].mean(0)),
-            **{name: numbers(value["spectrum_pred"].mean(0)) for name, value in scores.items()}}
+    return {
+        "leads": shown_leads(first["rmse"].shape[1]),
+        "wavenumber": list(range(first["spectrum_ref"].shape[3])),
+        "truth": numbers(first["spectrum_ref"].mean(0)),
+        **{name: numbers(value["spectrum_pred"].mean(0)) for name, value in scores.items()},
+    }

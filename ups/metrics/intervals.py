@@ -16,13 +16,13 @@ from torch import Tensor
 
 CHUNK = 2**22  # cells scored at a time in float64 (32 MiB per temporary)
 INTERVAL = 0.95
-SWAPS = 1000      # of truth and member, behind the noise floor of an energy distance
-FLOOR = 0.95      # quantile of what these leave
+SWAPS = 1000  # of truth and member, behind the noise floor of an energy distance
+FLOOR = 0.95  # quantile of what these leave
 
-Scores = dict[str, Tensor]                      # quantities of each trajectory, n first
-Statistic = Callable[[Tensor], Tensor]          # mean of moments (B, M) -> (B, ...)
-Moments = tuple[Tensor, Statistic]              # (n, M), and what is made of their mean
-Interval = tuple[Tensor, Tensor, Tensor]        # value, low, high
+Scores = dict[str, Tensor]  # quantities of each trajectory, n first
+Statistic = Callable[[Tensor], Tensor]  # mean of moments (B, M) -> (B, ...)
+Moments = tuple[Tensor, Statistic]  # (n, M), and what is made of their mean
+Interval = tuple[Tensor, Tensor, Tensor]  # value, low, high
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,10 @@ def numbers(values: Sequence[Any]) -> list:
 
 def entry(interval: Interval) -> dict[str, Any]:
     """{"value", "low", "high"} of an interval, numbers or lists."""
-    return {key: numbers(part) if part.ndim else number(part)
-            for key, part in zip(("value", "low", "high"), interval, strict=True)}
+    return {
+        key: numbers(part) if part.ndim else number(part)
+        for key, part in zip(("value", "low", "high"), interval, strict=True)
+    }
 
 
 # ---- moments
@@ -98,8 +100,9 @@ def root_mean(squares: Tensor) -> Moments:
 # ---- intervals
 
 
-def bootstrap(moments: Tensor, statistic: Statistic, num_bootstrap: int, seed: int,
-              groups: Tensor | None = None) -> Interval:
+def bootstrap(
+    moments: Tensor, statistic: Statistic, num_bootstrap: int, seed: int, groups: Tensor | None = None
+) -> Interval:
     """(value, low, high) of statistic(mean of moments over trajectories); the 95 % percentile interval (Efron
     1979).
 
@@ -109,16 +112,20 @@ def bootstrap(moments: Tensor, statistic: Statistic, num_bootstrap: int, seed: i
     """
     member = group_index(len(moments), groups)
     num_groups = int(member.max()) + 1
-    sums = torch.zeros(num_groups, moments.shape[1], dtype=torch.float64).index_add_(0, member,
-                                                                                     moments.double())
+    sums = torch.zeros(num_groups, moments.shape[1], dtype=torch.float64).index_add_(
+        0, member, moments.double()
+    )
     sizes = torch.bincount(member, minlength=num_groups).double()
     value = statistic((sums.sum(0) / sizes.sum())[None])[0]
     generator = torch.Generator().manual_seed(seed)
     rows = max(1, CHUNK // moments.shape[1])
-    drawn = (drawn_counts(num_groups, min(rows, num_bootstrap - start), generator)
-             for start in range(0, num_bootstrap, rows))
-    return interval_of(value, torch.cat([statistic(counts @ sums / (counts @ sizes)[:, None])
-                                         for counts in drawn]))
+    drawn = (
+        drawn_counts(num_groups, min(rows, num_bootstrap - start), generator)
+        for start in range(0, num_bootstrap, rows)
+    )
+    return interval_of(
+        value, torch.cat([statistic(counts @ sums / (counts @ sizes)[:, None]) for counts in drawn])
+    )
 
 
 def drawn_counts(num_groups: int, count: int, generator: torch.Generator) -> Tensor:
@@ -131,8 +138,9 @@ def drawn_counts(num_groups: int, count: int, generator: torch.Generator) -> Ten
 
 def group_index(count: int, groups: Tensor | None) -> Tensor:
     """The group of each of `count` trajectories, numbered from 0; each its own without `groups`."""
-    return torch.unique(torch.arange(count) if groups is None else torch.as_tensor(groups),
-                        return_inverse=True)[1]
+    return torch.unique(
+        torch.arange(count) if groups is None else torch.as_tensor(groups), return_inverse=True
+    )[1]
 
 
 def interval_of(value: Tensor, draws: Tensor) -> Interval:
@@ -142,9 +150,15 @@ def interval_of(value: Tensor, draws: Tensor) -> Interval:
     return value, torch.where(value.isfinite(), low, value), torch.where(value.isfinite(), high, value)
 
 
-def compare(metric: Metric, scores: Scores, baseline: Scores, num_bootstrap: int, seed: int,
-            groups: Tensor | None = None,
-            join: Callable[[Tensor, Tensor], Tensor] = Tensor.div) -> dict[str, Any] | None:
+def compare(
+    metric: Metric,
+    scores: Scores,
+    baseline: Scores,
+    num_bootstrap: int,
+    seed: int,
+    groups: Tensor | None = None,
+    join: Callable[[Tensor, Tensor], Tensor] = Tensor.div,
+) -> dict[str, Any] | None:
     """metric(scores) / metric(baseline) with its paired interval: below 1 is better than the baseline, where
     low is best.
 
@@ -155,13 +169,25 @@ def compare(metric: Metric, scores: Scores, baseline: Scores, num_bootstrap: int
         return None
     (ours, statistic), (theirs, other) = both
     width = ours.shape[1]
-    return entry(bootstrap(torch.cat([ours, theirs], 1),
-                           lambda mean: join(statistic(mean[:, :width]), other(mean[:, width:])),
-                           num_bootstrap, seed, groups))
+    return entry(
+        bootstrap(
+            torch.cat([ours, theirs], 1),
+            lambda mean: join(statistic(mean[:, :width]), other(mean[:, width:])),
+            num_bootstrap,
+            seed,
+            groups,
+        )
+    )
 
 
-def summarise(metrics: Sequence[Metric], scores: Scores, num_bootstrap: int, seed: int,
-              lead_times: Any = None, groups: Tensor | None = None) -> dict[str, Any]:
+def summarise(
+    metrics: Sequence[Metric],
+    scores: Scores,
+    num_bootstrap: int,
+    seed: int,
+    lead_times: Any = None,
+    groups: Tensor | None = None,
+) -> dict[str, Any]:
     """One model's row of results.json: name -> {value, low, high}, or a list (and its _low and _high), of
     every metric."""
     out: dict[str, Any] = {}
@@ -235,8 +261,9 @@ def exchange_floor(members: Tensor, truth: Tensor, seed: int, groups: Tensor | N
     ones are below it with that probability.
     """
     sums, counts = _by_group(distance_matrix(members[:, None], truth), groups)
-    signs = torch.randint(2, (SWAPS, len(sums)),
-                          generator=torch.Generator().manual_seed(seed)).double() * 2 - 1
+    signs = (
+        torch.randint(2, (SWAPS, len(sums)), generator=torch.Generator().manual_seed(seed)).double() * 2 - 1
+    )
     return float(torch.quantile(((signs @ sums) * signs).sum(1) / counts.sum(), FLOOR))
 
 
@@ -252,13 +279,14 @@ def rank_evenness(counts: Tensor, num_bootstrap: int, seed: int, groups: Tensor 
     away = (counts - total / bins) / (total * (bins - 1) / bins).sqrt()
     matrix = torch.einsum("itk,jtk->ij", away, away) / counts.shape[1]
     pairs = _by_group(matrix, groups)[1].sum() / len(counts)
-    if bins < 3 or pairs == 0:   # the ranks of one member say nothing, nor does one case
+    if bins < 3 or pairs == 0:  # the ranks of one member say nothing, nor does one case
         return (torch.tensor(math.nan, dtype=torch.float64),) * 3
     return tuple(1 + pairs * end for end in bootstrap_pairs(matrix, num_bootstrap, seed, groups))
 
 
-def pairing(student: Tensor, teacher: Tensor, num_bootstrap: int = 1, seed: int = 0,
-            groups: Tensor | None = None) -> dict[str, dict[str, float | None]]:
+def pairing(
+    student: Tensor, teacher: Tensor, num_bootstrap: int = 1, seed: int = 0, groups: Tensor | None = None
+) -> dict[str, dict[str, float | None]]:
     """How closely a distilled model follows its teacher from the same noise: both (n, M, ...), member i from
     the same draw.
 
@@ -267,16 +295,29 @@ def pairing(student: Tensor, teacher: Tensor, num_bootstrap: int = 1, seed: int 
     members. variance_ratio: Var_z(student) / Var_z(teacher).
     """
     if student.shape != teacher.shape or student.ndim < 2 or student.shape[1] < 2:
-        raise ValueError(f"student {tuple(student.shape)} and teacher {tuple(teacher.shape)}; expected equal "
-                         "shapes (n, M, ...) with M >= 2 in pairing. Sample both from the same noise.")
+        raise ValueError(
+            f"student {tuple(student.shape)} and teacher {tuple(teacher.shape)}; expected equal "
+            "shapes (n, M, ...) with M >= 2 in pairing. Sample both from the same noise."
+        )
     student, teacher = student.double().flatten(2), teacher.double().flatten(2)
     ours, theirs = (u - u.mean(1, keepdim=True) for u in (student, teacher))
     unbiased = (teacher.shape[1] - 1) / teacher.shape[1]
     moments = [(student - teacher).square(), ours * theirs, ours.square(), theirs.square()]
     value, low, high = bootstrap(
         torch.stack([part.mean((1, 2)) for part in moments], 1),
-        lambda mean: torch.stack([mean[:, 0] / mean[:, 3] * unbiased,
-                                  mean[:, 1] / (mean[:, 2] * mean[:, 3]).sqrt(),
-                                  mean[:, 2] / mean[:, 3]], 1), num_bootstrap, seed, groups)
-    return {name: entry((value[i], low[i], high[i]))
-            for i, name in enumerate(("error", "correlation", "variance_ratio"))}
+        lambda mean: torch.stack(
+            [
+                mean[:, 0] / mean[:, 3] * unbiased,
+                mean[:, 1] / (mean[:, 2] * mean[:, 3]).sqrt(),
+                mean[:, 2] / mean[:, 3],
+            ],
+            1,
+        ),
+        num_bootstrap,
+        seed,
+        groups,
+    )
+    return {
+        name: entry((value[i], low[i], high[i]))
+        for i, name in enumerate(("error", "correlation", "variance_ratio"))
+    }

@@ -25,7 +25,7 @@ from ups.metrics.mask import filled, fraction, known_cells
 from ups.metrics.proper import EXACT, check_members, energy_score
 from ups.metrics.spectra import ROUNDING, octaves, rms, space_axes
 
-TOLERANCE = 0.01       # decades (2 %): a smaller difference of variograms or spectra counts as none
+TOLERANCE = 0.01  # decades (2 %): a smaller difference of variograms or spectra counts as none
 RATIOS = ("variogram_space", "variogram_time")
 
 
@@ -46,12 +46,16 @@ def variograms(r: Tensor, boundary: str, floor: Tensor) -> tuple[Tensor, Tensor]
     """log10 of mean |difference| over cells: (in space (n, features), in time (n, features)) of r (n, T, C,
     *space). floor (n, T, C): smaller ones count as that. A single frame has no features in time."""
     axes = space_axes(r)
-    mean = Tensor.mean if known_cells(r) is None else Tensor.nanmean   # over pairs of which both are known
-    space = [torch.fmax(mean(_differences(r, axis, lag, end == PERIODIC).abs(), axes), floor).log10()
-             for axis, end in zip(axes, along(boundary, len(axes)), strict=True)
-             for lag in _lags(r.shape[axis])]
-    time = [torch.fmax(mean(_differences(r, 1, lag, False).abs(), (1, *axes)), floor.mean(1)).log10()
-            for lag in _lags(r.shape[1])]
+    mean = Tensor.mean if known_cells(r) is None else Tensor.nanmean  # over pairs of which both are known
+    space = [
+        torch.fmax(mean(_differences(r, axis, lag, end == PERIODIC).abs(), axes), floor).log10()
+        for axis, end in zip(axes, along(boundary, len(axes)), strict=True)
+        for lag in _lags(r.shape[axis])
+    ]
+    time = [
+        torch.fmax(mean(_differences(r, 1, lag, False).abs(), (1, *axes)), floor.mean(1)).log10()
+        for lag in _lags(r.shape[1])
+    ]
     return torch.stack(space, 1).flatten(1), torch.cat([r.new_zeros(len(r), 0), *time], 1)
 
 
@@ -69,7 +73,7 @@ def _distances(features: Tensor) -> Tensor:
 def _nearest(x: Tensor, y: Tensor) -> Tensor:
     """(n, 2, T): distance of the truth y (n, T, C, *space) to the nearest member of x (n, M, T, C, *space),
     and the mean distance of a member to the nearest of the truth and the other members."""
-    every = torch.cat([y[:, None], x], 1).transpose(1, 2).flatten(3)            # (n, T, 1 + M, cells)
+    every = torch.cat([y[:, None], x], 1).transpose(1, 2).flatten(3)  # (n, T, 1 + M, cells)
     apart = torch.cdist(every, every, compute_mode=EXACT)
     apart.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
     least = apart.amin(-1)
@@ -87,8 +91,14 @@ def residual_energy(u: Tensor, u_ref: Tensor, boundary: str, reference: Tensor |
     return (total / u.shape[1]).flatten(1, 2)
 
 
-def _score_chunk(members: Tensor, u_ref: Tensor, boundary: str, reference: Tensor | None,
-                 draws: Tensor | None, energy_ref: Tensor | None) -> Scores:
+def _score_chunk(
+    members: Tensor,
+    u_ref: Tensor,
+    boundary: str,
+    reference: Tensor | None,
+    draws: Tensor | None,
+    energy_ref: Tensor | None,
+) -> Scores:
     x, y = members.double(), u_ref.double()
     known = known_cells(y)
     broken = ~filled(x, known).isfinite().flatten(1).all(1)
@@ -98,7 +108,7 @@ def _score_chunk(members: Tensor, u_ref: Tensor, boundary: str, reference: Tenso
     x = torch.where(broken[(..., *[None] * y.ndim)], y[:, None], x)
     x_known, y_known = filled(x, known), filled(y, known)
     score = energy_score(x_known, y_known)
-    if draws is not None:      # the same mean, without the chance of one truth
+    if draws is not None:  # the same mean, without the chance of one truth
         law = filled(draws.double(), known)
         far = torch.cdist(x_known.flatten(2), law.flatten(2), compute_mode=EXACT).mean((1, 2))
         one = torch.cdist(x_known.flatten(2), y_known.flatten(1)[:, None], compute_mode=EXACT).mean((1, 2))
@@ -107,19 +117,30 @@ def _score_chunk(members: Tensor, u_ref: Tensor, boundary: str, reference: Tenso
     x = filled(x, known, torch.nan)
     every = torch.cat([y[:, None], x], 1)
     r = (every if reference is None else every - reference[:, None]).flatten(0, 1)
-    floor, count = rms(y).square() * ROUNDING, every.shape[1]      # of an energy
+    floor, count = rms(y).square() * ROUNDING, every.shape[1]  # of an energy
     lowest = floor.sqrt().repeat_interleave(count, 0).clamp_min(torch.finfo(torch.float64).tiny)
     energy_ref = residual_energy(y[:, None], y, boundary, reference) if energy_ref is None else energy_ref
     features = dict(zip(RATIOS, variograms(r, boundary, lowest), strict=True))
     out = {name: _distances(value.unflatten(0, (-1, count))) for name, value in features.items()}
-    out |= {"trajectory_score": score, "nearest": _nearest(x_known, y_known),
-            "energy": torch.stack([residual_energy(x, y, boundary, reference), energy_ref], 1)}
-    return {name: value.masked_fill(broken[(..., *[None] * (value.ndim - 1))], torch.inf)
-            for name, value in out.items()}
+    out |= {
+        "trajectory_score": score,
+        "nearest": _nearest(x_known, y_known),
+        "energy": torch.stack([residual_energy(x, y, boundary, reference), energy_ref], 1),
+    }
+    return {
+        name: value.masked_fill(broken[(..., *[None] * (value.ndim - 1))], torch.inf)
+        for name, value in out.items()
+    }
 
 
-def score_joint(members: Tensor, u_ref: Tensor, boundary: str, reference: Tensor | None = None,
-                draws: Tensor | None = None, energy_ref: Tensor | None = None) -> Scores:
+def score_joint(
+    members: Tensor,
+    u_ref: Tensor,
+    boundary: str,
+    reference: Tensor | None = None,
+    draws: Tensor | None = None,
+    energy_ref: Tensor | None = None,
+) -> Scores:
     """Per-trajectory quantities of members (n, M, T, C, *space) beside u_ref (n, T, C, *space), float64 on
     the CPU: trajectory_score (n,), the two distances of each of RATIOS (n, 2), nearest (n, 2, T), energy of
     members and truth (n, 2, T C, octaves); inf where a member is not finite. reference as u_ref, the
@@ -127,42 +148,64 @@ def score_joint(members: Tensor, u_ref: Tensor, boundary: str, reference: Tensor
     mean over them; energy_ref: their `residual_energy`, in place of the truth's."""
     check_members(members, u_ref, "score_joint")
     size = max(1, CHUNK // members[0].numel())
-    parts = [[None if u is None else u[i:i + size] for u in (members, u_ref, reference, draws, energy_ref)]
-             for i in range(0, len(u_ref), size)]
+    parts = [
+        [None if u is None else u[i : i + size] for u in (members, u_ref, reference, draws, energy_ref)]
+        for i in range(0, len(u_ref), size)
+    ]
     return merge([_score_chunk(x, y, boundary, *others) for x, y, *others in parts])
 
 
 def decades(energy: Tensor) -> Moments:
     """`spectrum` of energy (n, 2, F, octaves)."""
     num_octaves = energy.shape[-1]
-    return energy.flatten(1), lambda mean: halves(mean).log10().unflatten(1, (-1, num_octaves)).mean(
-        1).abs().amax(1)
+    return energy.flatten(
+        1
+    ), lambda mean: halves(mean).log10().unflatten(1, (-1, num_octaves)).mean(1).abs().amax(1)
 
 
 def _ratio_of(name: str):
     """Moments of the ratio of two mean distances; None where it was not scored or there is none."""
+
     def moments(scores: Scores, _: object) -> Moments | None:
         found = scores.get(name)
         if found is None or found.isnan().all():
             return None
         # (n, 2, T) or (n, 2, 1)
         return found.reshape(len(found), 2, -1).flatten(1), lambda mean: halves(mean).mean(1)
+
     return moments
 
 
 JOINT = (
-    Metric("trajectory_score", "trajectory score",
-           "energy score of whole trajectories: sees whether leads and points vary together; units of an "
-           "RMSE",
-           lambda scores, _: (scores["trajectory_score"][:, None], lambda mean: mean[:, 0])
-           if "trajectory_score" in scores else None, is_compared=True),
-    *[Metric(name, label,
-             f"{what} from the truth to a member over that between two members; 1 for exact draws",
-             _ratio_of(name), best=1.0)
-      for name, label, what in (("variogram_space", "variogram in space", "distance of variograms"),
-                                ("variogram_time", "variogram in time", "distance of variograms"),
-                                ("nearest", "nearest member", "distance to the nearest member"))],
-    Metric("spectrum", "spectrum of members",
-           "decades between the energy that members and the truth add to the operator's, in the worst octave",
-           lambda scores, _: decades(scores["energy"]) if "energy" in scores else None),
+    Metric(
+        "trajectory_score",
+        "trajectory score",
+        "energy score of whole trajectories: sees whether leads and points vary together; units of an RMSE",
+        lambda scores, _: (
+            (scores["trajectory_score"][:, None], lambda mean: mean[:, 0])
+            if "trajectory_score" in scores
+            else None
+        ),
+        is_compared=True,
+    ),
+    *[
+        Metric(
+            name,
+            label,
+            f"{what} from the truth to a member over that between two members; 1 for exact draws",
+            _ratio_of(name),
+            best=1.0,
+        )
+        for name, label, what in (
+            ("variogram_space", "variogram in space", "distance of variograms"),
+            ("variogram_time", "variogram in time", "distance of variograms"),
+            ("nearest", "nearest member", "distance to the nearest member"),
+        )
+    ],
+    Metric(
+        "spectrum",
+        "spectrum of members",
+        "decades between the energy that members and the truth add to the operator's, in the worst octave",
+        lambda scores, _: decades(scores["energy"]) if "energy" in scores else None,
+    ),
 )

@@ -13,9 +13,11 @@ EXACT = "donot_use_mm_for_euclid_dist"
 
 def check_members(members: Tensor, u_ref: Tensor, where: str) -> None:
     if members.ndim < 2 or 0 in members.shape or (members.shape[0], *members.shape[2:]) != tuple(u_ref.shape):
-        raise ValueError(f"members {tuple(members.shape)} and truth {tuple(u_ref.shape)}; expected (n, M, "
-                         f"...) and (n, ...) with equal further axes and M >= 1 in {where}. Put the member "
-                         "axis second.")
+        raise ValueError(
+            f"members {tuple(members.shape)} and truth {tuple(u_ref.shape)}; expected (n, M, "
+            f"...) and (n, ...) with equal further axes and M >= 1 in {where}. Put the member "
+            "axis second."
+        )
 
 
 def fair_crps(members: Tensor, truth: Tensor, alpha: float = 1.0) -> Tensor:
@@ -45,7 +47,7 @@ def expected_crps(members: Tensor, draws: Tensor) -> Tensor:
     mean, without the chance that one truth has."""
     check_members(members, draws[:, 0], "expected_crps")
     x, y = members.flatten(2), draws.flatten(2)
-    away = torch.cdist(x, y, p=1).mean(1) / x.shape[2]          # (n, K)
+    away = torch.cdist(x, y, p=1).mean(1) / x.shape[2]  # (n, K)
     return fair_crps(members, draws[:, 0]) + away.mean(1) - away[:, 0]
 
 
@@ -75,8 +77,10 @@ def energy_distance(x: Tensor, y: Tensor) -> float:
     finite.
     """
     if not x.ndim == y.ndim == 2 or x.shape[1] != y.shape[1] or min(len(x), len(y)) < 2:
-        raise ValueError(f"samples {tuple(x.shape)} and {tuple(y.shape)}; expected (a, d) and (b, d) with a, "
-                         "b >= 2 in energy_distance. Flatten each draw to one row.")
+        raise ValueError(
+            f"samples {tuple(x.shape)} and {tuple(y.shape)}; expected (a, d) and (b, d) with a, "
+            "b >= 2 in energy_distance. Flatten each draw to one row."
+        )
     if not (x.isfinite().all() and y.isfinite().all()):
         return math.inf
     x, y, a, b = x.double(), y.double(), len(x), len(y)

@@ -84,9 +84,12 @@ def energy_spectrum(u: Tensor, boundary: str) -> Tensor:
     """
     u, space = _whole(u.double()), u.shape[3:]
     ends = along(boundary, len(space))
-    waves = [torch.fft.fftfreq(n, 1 / n, dtype=torch.float64, device=u.device) if end == PERIODIC
-             else torch.arange(n, dtype=torch.float64, device=u.device) / 2
-             for n, end in zip(space, ends, strict=True)]
+    waves = [
+        torch.fft.fftfreq(n, 1 / n, dtype=torch.float64, device=u.device)
+        if end == PERIODIC
+        else torch.arange(n, dtype=torch.float64, device=u.device) / 2
+        for n, end in zip(space, ends, strict=True)
+    ]
     for axis, (n, end) in enumerate(zip(space, ends, strict=True), 3):
         if end != PERIODIC:
             u = (u.movedim(axis, -1) @ cosine(n).to(u.device).mT).movedim(-1, axis)
@@ -101,8 +104,9 @@ def octaves(u: Tensor, boundary: str) -> Tensor:
     space = u.shape[3:]
     last = min(space) // 2
     if last < 1:
-        raise ValueError(f"a grid of {tuple(space)} cells; expected at least 2 per axis in a spectrum. Leave "
-                         "spectra out.")
+        raise ValueError(
+            f"a grid of {tuple(space)} cells; expected at least 2 per axis in a spectrum. Leave spectra out."
+        )
     spectrum = energy_spectrum(u, boundary)
     edges = [*(2**j for j in range(max(1, int(math.log2(last))))), last + 1]
     return torch.stack([spectrum[..., a:b].sum(-1) for a, b in itertools.pairwise(edges)], -1)

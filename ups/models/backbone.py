@@ -28,17 +28,18 @@ from ups.common.spectral import box, box_rows, cosine, fourier_pairs
 from ups.config import ModelConfig
 from ups.tasks import Task, described_task
 
-ANY = "any"   # of a network of one task that needs no name
+ANY = "any"  # of a network of one task that needs no name
 PLANE, VOLUME = 2, 3
-BOX = {PLANE: 8, VOLUME: 3}   # most modes along an axis where all are mixed together; 4 in 3D are no better
-Ends = tuple[str, ...]   # the boundary of each axis of a task
+BOX = {PLANE: 8, VOLUME: 3}  # most modes along an axis where all are mixed together; 4 in 3D are no better
+Ends = tuple[str, ...]  # the boundary of each axis of a task
 
 
 def task_of(name: str) -> str | None:
     """The task whose own a parameter or buffer of a network is, by its name; None for what tasks share."""
     parts = name.split(".")
-    return next((after for part, after in zip(parts, parts[1:], strict=False)
-                 if part in ("heads", "own")), None)
+    return next(
+        (after for part, after in zip(parts, parts[1:], strict=False) if part in ("heads", "own")), None
+    )
 
 
 def zero_linear(size: int, width: int) -> nn.Linear:
@@ -75,8 +76,8 @@ class SpectralMixing(nn.Module):
         """(batch, *tokens, width) to the same shape."""
         total = torch.zeros_like(x)
         for axis, end in enumerate(along(boundary, x.ndim - 2), 1):
-            h = x.movedim(axis, 0)                                                 # (n, *others, width)
-            basis = self._basis(len(h), end == PERIODIC, x)                        # (1 or 2, modes, n)
+            h = x.movedim(axis, 0)  # (n, *others, width)
+            basis = self._basis(len(h), end == PERIODIC, x)  # (1 or 2, modes, n)
             modes, width, flat = basis.shape[1], h.shape[-1], basis.flatten(0, 1)
             hat = (flat @ h.flatten(1)).view(-1, modes, h[0].numel() // width, width)
             hat = convolved(hat, self.weight[0, :modes], self.weight[1, :modes])
@@ -87,14 +88,14 @@ class SpectralMixing(nn.Module):
 def convolved(hat: Tensor, real: Tensor, imag: Tensor) -> Tensor:
     """W x_hat, mode by mode: hat (2, modes, rows, width), x_hat = c - i s, or (1, ..), c alone, to that
     of (2 or 1 times modes, rows, width)."""
-    c, s = hat[0], hat[-1]   # W x_hat has the cosine part Wr c + Wi s and the sine part Wr s - Wi c
+    c, s = hat[0], hat[-1]  # W x_hat has the cosine part Wr c + Wi s and the sine part Wr s - Wi c
     return c @ real if len(hat) == 1 else torch.cat([c @ real + s @ imag, s @ real - c @ imag])
 
 
 class BoxMixing(nn.Module):
     """A convolution along all axes together, diagonal in its low modes: y_k = W_k x_k over the wave vectors k
-    of `ups.common.spectral.box`; weight (2, K, width, width), real and imaginary part, those of a task with these
-    ends."""
+    of `ups.common.spectral.box`; weight (2, K, width, width), real and imaginary part, those of a task with
+    these ends."""
 
     def __init__(self, width: int, modes: int, ends: Ends):
         super().__init__()
@@ -106,10 +107,14 @@ class BoxMixing(nn.Module):
         """(rows of those waves that the tokens hold, which these are; None: all)."""
         key = (*tokens, like.device)
         if key not in self._kept:
-            most = [(n - 1) // 2 if end == PERIODIC else n - 1
-                    for n, end in zip(tokens, self.ends, strict=True)]
-            kept = [number for number, k in enumerate(self.k)
-                    if all(abs(wave) <= limit for wave, limit in zip(k, most, strict=True))]
+            most = [
+                (n - 1) // 2 if end == PERIODIC else n - 1 for n, end in zip(tokens, self.ends, strict=True)
+            ]
+            kept = [
+                number
+                for number, k in enumerate(self.k)
+                if all(abs(wave) <= limit for wave, limit in zip(k, most, strict=True))
+            ]
             rows = box_rows([self.k[number] for number in kept], tokens, self.ends).float().to(like.device)
             is_all = len(kept) == len(self.k)
             self._kept[key] = rows, None if is_all else torch.tensor(kept, device=like.device)
@@ -122,7 +127,7 @@ class BoxMixing(nn.Module):
         weight = self.weight if kept is None else self.weight[:, kept]
         flat = rows.flatten(0, 1).expand(batch, -1, -1)
         hat = flat.bmm(x.flatten(1, -2)).view(batch, *rows.shape[:2], width).permute(1, 2, 0, 3)
-        hat = convolved(hat, *weight.unbind(0)).transpose(0, 1)   # (batch, 1 or 2 times K, width)
+        hat = convolved(hat, *weight.unbind(0)).transpose(0, 1)  # (batch, 1 or 2 times K, width)
         return flat.mT.bmm(hat).view(x.shape)
 
 
@@ -142,9 +147,9 @@ class LocalMixing(nn.Module):
         side, weight, total = self.side, self.weight.to(x.dtype), 0.0
         for axis, end in reversed([*enumerate(along(boundary, len(tokens)))]):
             before, after = math.prod(tokens[:axis]), math.prod(tokens[axis + 1 :])
-            is_last = axis == len(tokens) - 1   # images (num, before, n, width), else (num, n, after, width)
+            is_last = axis == len(tokens) - 1  # images (num, before, n, width), else (num, n, after, width)
             h = x.reshape((batch, before, -1, width) if is_last else (batch * before, -1, after, width))
-            if end == PERIODIC:   # in a third of the time of nn.functional.pad
+            if end == PERIODIC:  # in a third of the time of nn.functional.pad
                 n, along_n = tokens[axis], 1 + is_last
                 h = torch.cat([h.narrow(along_n, n - side, side), h, h.narrow(along_n, 0, side)], along_n)
                 h = h.movedim(-1, 1)
@@ -182,8 +187,15 @@ class Block(nn.Module):
     condition; mixing along axes is shared, the rest is each task's own, where it is pointwise begins as the
     first's. joint: the dimensions from which on all axes are mixed together."""
 
-    def __init__(self, width: int, modes: int, kernel_size: int, mlp_ratio: float, tasks: Mapping[str, Ends],
-                 joint: int = VOLUME):
+    def __init__(
+        self,
+        width: int,
+        modes: int,
+        kernel_size: int,
+        mlp_ratio: float,
+        tasks: Mapping[str, Ends],
+        joint: int = VOLUME,
+    ):
         super().__init__()
         is_shared = any(len(ends) < joint for ends in tasks.values())
         self.spectral = SpectralMixing(width, modes) if is_shared else None
@@ -197,8 +209,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, condition: Tensor, boundary: str, task: str = ANY) -> Tensor:
         own, shape = self.own[task], (x.shape[0], *[1] * (x.ndim - 2), -1)
-        shift1, scale1, gate1, shift2, scale2, gate2 = (m.view(shape)
-                                                        for m in own.modulation(condition).chunk(6, -1))
+        shift1, scale1, gate1, shift2, scale2, gate2 = (
+            m.view(shape) for m in own.modulation(condition).chunk(6, -1)
+        )
         h = nn.functional.rms_norm(x, x.shape[-1:]) * (1 + scale1) + shift1
         x = x + gate1 * (own.mixing(h) if own.mixing is not None else self.spectral(h, boundary))
         h = nn.functional.rms_norm(x, x.shape[-1:]) * (1 + scale2) + shift2
@@ -214,8 +227,10 @@ class FlatBackbone(nn.Module):
 
     def __init__(self, model: ModelConfig, tasks: Mapping[str, Ends], joint: int = VOLUME):
         super().__init__()
-        self.blocks = nn.ModuleList(Block(model.width, model.modes, model.kernel_size, model.mlp_ratio, tasks,
-                                          joint) for _ in range(model.depth))
+        self.blocks = nn.ModuleList(
+            Block(model.width, model.modes, model.kernel_size, model.mlp_ratio, tasks, joint)
+            for _ in range(model.depth)
+        )
 
     def forward(self, x: Tensor, condition: Tensor, boundary: str, task: str = ANY) -> Tensor:
         for block in self.blocks:
@@ -232,7 +247,7 @@ class LocalBackbone(nn.Module):
         super().__init__()
         self.local = nn.ModuleList(LocalMixing(model.width, model.kernel_size) for _ in range(depth))
         self.points = nn.ModuleList(Pointwise(model.width, model.mlp_ratio / 2, 1) for _ in range(depth))
-        for point in self.points:   # begins as if it were not there
+        for point in self.points:  # begins as if it were not there
             nn.init.zeros_(point.down.weight)
 
     def forward(self, x: Tensor, condition: Tensor, boundary: str) -> Tensor:
@@ -246,7 +261,9 @@ class LocalBackbone(nn.Module):
 
 # Every kind is made from a ModelConfig and the ends of tasks, and called as FlatBackbone is.
 BACKBONES: dict[str, Callable[..., nn.Module]] = {
-    "flat": FlatBackbone, "box": partial(FlatBackbone, joint=PLANE)}
+    "flat": FlatBackbone,
+    "box": partial(FlatBackbone, joint=PLANE),
+}
 
 
 def backbone_of(model: ModelConfig, task: Task) -> nn.Module:
@@ -269,8 +286,9 @@ class TaskNetwork(nn.Module):
         self.description, self.precision, self.width = description, description["precision"], model.width
         self.names = [task["name"] for task in tasks]
         self.heads = nn.ModuleDict({task["name"]: head(task, model) for task in tasks})
-        self.backbone = BACKBONES[model.kind](model, {task.name: along(task.boundary, task.ndim)
-                                                      for task in map(described_task, tasks)})
+        self.backbone = BACKBONES[model.kind](
+            model, {task.name: along(task.boundary, task.ndim) for task in map(described_task, tasks)}
+        )
         self.task_embedding = nn.Parameter(torch.randn(len(tasks), model.width) * 0.02)
         for name, parameter in self.named_parameters():
             if (task := task_of(name)) is not None:

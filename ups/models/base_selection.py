@@ -28,10 +28,10 @@ from ups.models.shortlist import Candidate, Shortlist, tried
 # validation trajectories per candidate, spread over the parameter values; 16 let a base pass that blows up
 NUM_ROLLOUTS = 64
 BATCH = 32
-POOR = 0.1   # error of a field from which it may spoil the fit of others
-HOPELESS = 0.5   # error of a field from which the others are tried without it
-HALVED = 2.0   # times less is what a base per field must leave of some field, as it takes as many calls
-KEPT = 1e-5   # of a channel's spread, RMS; advection of waves that a grid samples loses 3e-5, half its error
+POOR = 0.1  # error of a field from which it may spoil the fit of others
+HOPELESS = 0.5  # error of a field from which the others are tried without it
+HALVED = 2.0  # times less is what a base per field must leave of some field, as it takes as many calls
+KEPT = 1e-5  # of a channel's spread, RMS; advection of waves that a grid samples loses 3e-5, half its error
 
 # fields -> candidates that see these alone
 CandidatesOf = Callable[[Sequence[int]], Iterator[tuple[str, TaskHead]]]
@@ -41,9 +41,12 @@ def head_description(cache: Cache, kind: str, settings: dict[str, Any]) -> dict[
     """The JSON-able description of a task's head with the base `kind`; see `Operator`."""
     task, is_steady = cache.settings, cache.task.is_steady
     return {
-        **cache.task.description, "history": 1 if is_steady else task.history,
+        **cache.task.description,
+        "history": 1 if is_steady else task.history,
         "bundle": 1 if is_steady else task.bundle,
-        **describe_data(cache), "base": {"kind": kind, "settings": settings}, "network_share": 1.0,
+        **describe_data(cache),
+        "base": {"kind": kind, "settings": settings},
+        "network_share": 1.0,
         "is_conservative": False,
         # user data may be in any units: the network counts their time in frames
         "time_unit": cache.dt if cache.task.own is not None and cache.dt else 1.0,
@@ -59,28 +62,43 @@ def base_settings(cache: Cache) -> dict[str, Any]:
     task, spec, space = cache.settings, cache.task, list(cache.tokenizer.space)
     ends = along(spec.boundary, spec.ndim)
     is_scalar = len(spec.fields) == 1 and not (spec.positive or spec.vector)
-    return {"num_values": max(1, len(cache.parameter_values)), "num_parameters": cache.parameters.shape[1],
-            "num_channels": cache.tokenizer.num_channels, "num_inputs": len(cache.task.inputs),
-            "space": space, "lengths": [float(num_cells) for num_cells in space], "dt": 1.0,
-            "cell": [(high - low) / num_cells
-                     for (low, high), num_cells in zip(spec.spans, space, strict=True)],
-            "frame": cache.dt or 1.0, "boundary": spec.boundary, "walls": normalised_walls(cache),
-            "degree": task.degree, "history": task.history, "reach": task.reach,
-            "num_moving": len(spec.moving),
-            **({"num_forcing": len(spec.forcing), "series": [*map(spec.forcing.index, spec.series)]}
-               if spec.forcing else {}),
-            "vectors": [[spec.fields.index(name) for name in vector] for vector in spec.vectors],
-            "positive": [i for i, name in enumerate(spec.fields) if name in spec.positive],
-            "vorticity": [0] if is_scalar and ends == (PERIODIC, PERIODIC) else [],
-            "driven": [i for i, (end, name) in enumerate(zip(ends, spec.axes, strict=True)) if end == PERIODIC
-                       and (not spec.is_shifted or name in spec.fixed_axes)]}
+    return {
+        "num_values": max(1, len(cache.parameter_values)),
+        "num_parameters": cache.parameters.shape[1],
+        "num_channels": cache.tokenizer.num_channels,
+        "num_inputs": len(cache.task.inputs),
+        "space": space,
+        "lengths": [float(num_cells) for num_cells in space],
+        "dt": 1.0,
+        "cell": [(high - low) / num_cells for (low, high), num_cells in zip(spec.spans, space, strict=True)],
+        "frame": cache.dt or 1.0,
+        "boundary": spec.boundary,
+        "walls": normalised_walls(cache),
+        "degree": task.degree,
+        "history": task.history,
+        "reach": task.reach,
+        "num_moving": len(spec.moving),
+        **(
+            {"num_forcing": len(spec.forcing), "series": [*map(spec.forcing.index, spec.series)]}
+            if spec.forcing
+            else {}
+        ),
+        "vectors": [[spec.fields.index(name) for name in vector] for vector in spec.vectors],
+        "positive": [i for i, name in enumerate(spec.fields) if name in spec.positive],
+        "vorticity": [0] if is_scalar and ends == (PERIODIC, PERIODIC) else [],
+        "driven": [
+            i
+            for i, (end, name) in enumerate(zip(ends, spec.axes, strict=True))
+            if end == PERIODIC and (not spec.is_shifted or name in spec.fixed_axes)
+        ],
+    }
 
 
 def normalised_walls(cache: Cache) -> list[list[float]]:
     """`Task.walls` in units of the codec; [] for a task that states none."""
     if not cache.task.walls:
         return []
-    ends = torch.tensor(cache.task.walls)                                       # fields, 2
+    ends = torch.tensor(cache.task.walls)  # fields, 2
     return cache.tokenizer.normalise(ends.T[:, :, None])[:, :, 0].T.tolist()
 
 
@@ -125,15 +143,17 @@ def data_keep(head: TaskHead, cache: Cache) -> bool:
     if not cache.task.conserved:
         return False
     rows, last = stratified_windows(cache, "train", NUM_ROLLOUTS), cache.num_frames - 1
-    start, *later = (head.physical(cache.batch(rows, frame, 1, head.scale.device)) for frame in
-                     (0, last // 2, last))
+    start, *later = (
+        head.physical(cache.batch(rows, frame, 1, head.scale.device)) for frame in (0, last // 2, last)
+    )
     moved = torch.cat([correction(cache.task, u, start[:, 0], head.codec.valid) for u in later], 1)
     moved = moved / head.codec.std
     return bool(moved.square().mean((0, 1)).sqrt().max() <= KEPT)
 
 
-def candidates(cache: Cache, base_steps: int, seed: int, device: torch.device,
-               fields: Sequence[int] | None = None) -> Iterator[tuple[str, TaskHead]]:
+def candidates(
+    cache: Cache, base_steps: int, seed: int, device: torch.device, fields: Sequence[int] | None = None
+) -> Iterator[tuple[str, TaskHead]]:
     """Yield (name, head on `device` with a fitted base) for every base in task.TASK.base; heads are of width
     1. With `fields`, bases of these predicted fields, which see no others but those that are given.
 
@@ -149,8 +169,9 @@ def candidates(cache: Cache, base_steps: int, seed: int, device: torch.device,
         samples, settings = samples_of(samples, reads), settings_of(settings, reads)
     for kind in cache.settings.base:
         if cache.is_sampled and BASES[kind].knows_fitted_only:
-            print(f"{cache.task.name}: {kind} serves a few parameter values alone, and these are many: left "
-                  f"out")
+            print(
+                f"{cache.task.name}: {kind} serves a few parameter values alone, and these are many: left out"
+            )
             continue
         if fields is not None and not BASES[kind].fits_some:
             continue
@@ -185,15 +206,18 @@ def residual_scale(head: TaskHead, cache: Cache, seed: int) -> Tensor:
     scales, samples = [], Samples(head, cache, seed + 1)
     for value in range(len(head.scale)):
         windows = (read() for read in samples.batches(4 * BATCH, BATCH, value))
-        squares = [head.codec.encode(u_next - head.next_frame(u, known)).square().mean()
-                   for u, known, u_next in windows]
+        squares = [
+            head.codec.encode(u_next - head.next_frame(u, known)).square().mean()
+            for u, known, u_next in windows
+        ]
         scales.append(torch.stack(squares).mean().sqrt())
     # float32 rounding of a normalised field: nothing below it can be learnt
     return torch.stack(scales).clamp_min(1e-7)
 
 
-def choose_base(cache: Cache, base_steps: int, context_frames: int, seed: int,
-                device: torch.device) -> tuple[TaskHead, dict[str, float]]:
+def choose_base(
+    cache: Cache, base_steps: int, context_frames: int, seed: int, device: torch.device
+) -> tuple[TaskHead, dict[str, float]]:
     """The head with the base that serves, selected by validation rollouts, and the pooled nRMSE of every
     candidate for all fields (inf: it blew up).
 
@@ -207,17 +231,24 @@ def choose_base(cache: Cache, base_steps: int, context_frames: int, seed: int,
 
 def shortlist_of(cache: Cache, context_frames: int, seed: int) -> Shortlist:
     """The empty shortlist of a task, for candidates that are tried on its validation trajectories."""
-    return Shortlist(cache, context_frames, stratified_windows(cache, "val", NUM_ROLLOUTS),
-                     stratified_windows(cache, "train", NUM_ROLLOUTS), seed)
+    return Shortlist(
+        cache,
+        context_frames,
+        stratified_windows(cache, "val", NUM_ROLLOUTS),
+        stratified_windows(cache, "train", NUM_ROLLOUTS),
+        seed,
+    )
 
 
 def selected(shortlist: Shortlist, candidates_of: CandidatesOf) -> tuple[TaskHead, dict[str, float]]:
     """The head of what serves, complete, and the scores of all. Raises ValueError for an empty shortlist."""
     cache, name = shortlist.cache, shortlist.cache.task.name
     if not shortlist.all.kept:
-        raise ValueError(f"no base of {name} survives its validation rollouts (tried: "
-                         f"{', '.join(shortlist.scores)}); expected one that stays finite. Add persistence "
-                         f"to task.{name}.base, or look at the data with the doctor.")
+        raise ValueError(
+            f"no base of {name} survives its validation rollouts (tried: "
+            f"{', '.join(shortlist.scores)}); expected one that stays finite. Add persistence "
+            f"to task.{name}.base, or look at the data with the doctor."
+        )
     best = per_field(shortlist, shortlist.select(shortlist.all), candidates_of)
     head, is_steady = best.head, cache.task.is_steady
     head.description["base"] |= {"name": best.name, "unstable": shortlist.unstable(best)}
@@ -233,7 +264,7 @@ def per_field(shortlist: Shortlist, whole: Candidate, candidates_of: CandidatesO
     are tried, and of all fields that are not hopeless together.
     """
     cache = shortlist.cache
-    units = [ties for ties in shortlist.units if ties.kept]   # a field that is zero throughout has no error
+    units = [ties for ties in shortlist.units if ties.kept]  # a field that is zero throughout has no error
     if len(units) < 2:
         return whole
     errors = {tuple(ties.fields): ties.error(whole) for ties in units}
@@ -256,8 +287,9 @@ def per_field(shortlist: Shortlist, whole: Candidate, candidates_of: CandidatesO
     head = head_of(cache, joined(parts), whole.head.scale.device)
     head.description["is_conservative"] = whole.head.description["is_conservative"]
     found = shortlist.try_out("; ".join(names), head)
-    if (not all(ties.is_as_good(found, whole) for ties in units)
-            or all(HALVED * ties.error(found) > ties.error(whole) for ties in units)):
+    if not all(ties.is_as_good(found, whole) for ties in units) or all(
+        HALVED * ties.error(found) > ties.error(whole) for ties in units
+    ):
         return whole
     shortlist.scores[found.name] = found.error()
     return found
@@ -271,8 +303,10 @@ def groups_of(errors: dict[tuple[int, ...], float]) -> list[list[int]]:
     if not rest[0]:
         rest = [[unit for unit in units if unit != one] for one in units]
     together = [group for group in rest if 1 < len(group) < len(units)]
-    return [sorted(channel for unit in group for channel in unit)
-            for group in [*([unit] for unit in units), *together]]
+    return [
+        sorted(channel for unit in group for channel in unit)
+        for group in [*([unit] for unit in units), *together]
+    ]
 
 
 def settle(head: TaskHead, cache: Cache, seed: int) -> None:
@@ -304,13 +338,16 @@ def forcing_range(head: TaskHead, cache: Cache) -> dict[str, list[float]]:
         w = head.forced(cache, rows, 0, cache.num_frames).transpose(0, 2).flatten(1)
         ends.append((w.amin(1), w.amax(1)))
     low, high = torch.stack([a for a, _ in ends]).amin(0), torch.stack([b for _, b in ends]).amax(0)
-    low, high = (codec.denormalise(end.view(-1, *[1] * codec.ndim)).flatten().tolist()
-                 for end in widened(low, high, len(every)))
+    low, high = (
+        codec.denormalise(end.view(-1, *[1] * codec.ndim)).flatten().tolist()
+        for end in widened(low, high, len(every))
+    )
     return dict(zip(codec.fields, map(list, zip(low, high, strict=True)), strict=True))
 
 
-def fit_base(cache: Cache, base_steps: int, context_frames: int, seed: int,
-             device: torch.device) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def fit_base(
+    cache: Cache, base_steps: int, context_frames: int, seed: int, device: torch.device
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Facts and weights of the chosen base of a task, for `fit_once`.
 
     Facts: description (of the head, for `Operator`), seconds, says (`Base.says`) and validation_nrmse:
@@ -318,37 +355,49 @@ def fit_base(cache: Cache, base_steps: int, context_frames: int, seed: int,
     """
     started = time.perf_counter()
     head, scores = choose_base(cache, base_steps, context_frames, seed, device)
-    facts = {"description": head.description, "seconds": time.perf_counter() - started,
-             "says": head.says(),
-             "validation_nrmse": {k: (v if math.isfinite(v) else None) for k, v in scores.items()}}
+    facts = {
+        "description": head.description,
+        "seconds": time.perf_counter() - started,
+        "says": head.says(),
+        "validation_nrmse": {k: (v if math.isfinite(v) else None) for k, v in scores.items()},
+    }
     return facts, fitted_part(head)
 
 
 def in_words(name: str, facts: dict[str, Any]) -> str:
     """Which base `fit_base` chose for a task, its error, whether it is stable, and what it found."""
     base, horizon = facts["description"]["base"], facts["description"][HORIZON]
-    lines = [f"base of {name}: {base['name']}, validation nRMSE "
-             f"{facts['validation_nrmse'][base['name']]:.2e}"]
+    lines = [
+        f"base of {name}: {base['name']}, validation nRMSE {facts['validation_nrmse'][base['name']]:.2e}"
+    ]
     if base["unstable"]:
-        lines.append(f"no base as good as this one is stable beyond the data: {base['unstable']}. Trust no "
-                     f"forecast of more than {horizon} frames, or add trajectories with more frames.")
+        lines.append(
+            f"no base as good as this one is stable beyond the data: {base['unstable']}. Trust no "
+            f"forecast of more than {horizon} frames, or add trajectories with more frames."
+        )
     return "\n    ".join([*lines, *facts.get("says", [])])
 
 
 def fitted_part(head: TaskHead) -> dict[str, Tensor]:
     """Codec, base and scale; the rest is trained."""
-    return {name: value for name, value in head.state_dict().items()
-            if not name.startswith(("into.", "out."))}
+    return {
+        name: value for name, value in head.state_dict().items() if not name.startswith(("into.", "out."))
+    }
 
 
 def load_base(head: TaskHead, state: dict[str, Tensor]) -> None:
     """Fill codec, base and scale of a head with the weights of `fit_base`. Raises ValueError if they do not
     fit the head."""
     wanted = fitted_part(head)
-    wrong = sorted(name for name in state.keys() | wanted.keys()
-                   if name not in state or name not in wanted or state[name].shape != wanted[name].shape)
+    wrong = sorted(
+        name
+        for name in state.keys() | wanted.keys()
+        if name not in state or name not in wanted or state[name].shape != wanted[name].shape
+    )
     if wrong:
-        raise ValueError(f"the fitted base of {head.name} does not fit the model ({', '.join(wrong[:3])}); "
-                         "expected the base of this version and configuration. Delete the folder bases of "
-                         "the stage and train again.")
+        raise ValueError(
+            f"the fitted base of {head.name} does not fit the model ({', '.join(wrong[:3])}); "
+            "expected the base of this version and configuration. Delete the folder bases of "
+            "the stage and train again."
+        )
     head.load_state_dict(state, strict=False)

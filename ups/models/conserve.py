@@ -22,9 +22,14 @@ def correction(task: Task, u: Tensor, u_start: Tensor, known: Tensor | None = No
     space = tuple(range(3, u.ndim))
     mean = torch.mean if known is None else torch.nanmean
     now, then = mean(u, space), mean(u_start, space).expand(u.shape[:3])
-    parts = [torch.zeros_like(a) if name not in task.conserved else
-             b.log() - a.log() if name in task.positive else b - a
-             for name, a, b in zip(task.fields, now.unbind(2), then.unbind(2), strict=True)]
+    parts = [
+        torch.zeros_like(a)
+        if name not in task.conserved
+        else b.log() - a.log()
+        if name in task.positive
+        else b - a
+        for name, a, b in zip(task.fields, now.unbind(2), then.unbind(2), strict=True)
+    ]
     return torch.stack(parts, 2)
 
 
@@ -44,5 +49,5 @@ def given(task: Task, u: Tensor, u_start: Tensor) -> Tensor:
     """u (batch, T, C, *space) with the still fields, which are facts, of u_start (batch, C, *space)."""
     if not task.still:
         return u
-    facts = u_start[:, None, len(task.moving):].expand(-1, u.shape[1], *[-1] * (1 + task.ndim))
+    facts = u_start[:, None, len(task.moving) :].expand(-1, u.shape[1], *[-1] * (1 + task.ndim))
     return torch.cat([u[:, :, : len(task.moving)], facts], 2)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 Check = Callable[[Any], bool]
-Rows = dict[str, tuple[Check, str]]   # key: (what its value must pass, in words)
+Rows = dict[str, tuple[Check, str]]  # key: (what its value must pass, in words)
 
 
 def is_number(value: Any) -> bool:
@@ -34,8 +34,9 @@ def is_flag(value: Any) -> bool:
 
 def each(check: Check, num: int | None = None) -> Check:
     """Of a list, of `num` entries where that is given."""
-    return lambda value: (isinstance(value, (list, tuple)) and num in (None, len(value))
-                          and all(map(check, value)))
+    return lambda value: (
+        isinstance(value, (list, tuple)) and num in (None, len(value)) and all(map(check, value))
+    )
 
 
 def is_tree(value: Any) -> bool:
@@ -45,8 +46,11 @@ def is_tree(value: Any) -> bool:
 
 def is_ranges(value: Any) -> bool:
     """Name -> [smallest, largest]."""
-    return (isinstance(value, Mapping) and all(map(is_text, value))
-            and all(each(is_number, 2)(span) and span[0] <= span[1] for span in value.values()))
+    return (
+        isinstance(value, Mapping)
+        and all(map(is_text, value))
+        and all(each(is_number, 2)(span) and span[0] <= span[1] for span in value.values())
+    )
 
 
 def is_size(value: Any) -> bool:
@@ -62,26 +66,63 @@ COUNT, WHOLE, FLAG = (is_count, "a count"), (is_whole, "a whole number"), (is_fl
 NUMBER, NAMES, CELLS = (is_number, "a number"), (each(is_text), "names"), (each(is_count), "counts")
 CHANNELS = (each(is_whole), "numbers of channels")
 HEAD: Rows = {
-    "history": COUNT, "bundle": COUNT, "horizon": COUNT, "dt": (is_size, "a time"), "time_unit": NUMBER,
+    "history": COUNT,
+    "bundle": COUNT,
+    "horizon": COUNT,
+    "dt": (is_size, "a time"),
+    "time_unit": NUMBER,
     "parameters": (is_ranges, "the smallest and largest value by name"),
-    "parameter_values": (is_table, "numbers"), "network_share": NUMBER, "is_conservative": FLAG,
+    "parameter_values": (is_table, "numbers"),
+    "network_share": NUMBER,
+    "is_conservative": FLAG,
     "forcing_range": (is_ranges, "the smallest and largest value by name"),
 }
-FORCING = "forcing_codec"   # in a description, of what is known in advance; not there for tasks without
-CODEC: Rows = {"space": CELLS, "patch": COUNT, "fields": NAMES, "positive": NAMES,
-               "mask": (is_text, "the lengths of the runs of a mask")}
-BASE: Rows = {
-    "num_values": WHOLE, "num_parameters": WHOLE, "num_channels": WHOLE, "num_inputs": WHOLE, "degree": WHOLE,
-    "history": WHOLE, "reach": WHOLE, "lags": COUNT, "rank": WHOLE, "firm_rank": WHOLE,
-    "num_moving": WHOLE, "num_steps": WHOLE, "space": CELLS,
-    "lengths": (each(is_number), "numbers"), "cell": (each(is_number), "numbers"), "dt": NUMBER,
-    "frame": NUMBER, "terms": (is_tree, "whole numbers in lists"), "positive": CHANNELS,
-    "vorticity": CHANNELS, "driven": CHANNELS, "vectors": (each(each(is_whole)), "lists of channels"),
-    "walls": (each(each(is_number)), "lists of numbers"), "num_forcing": WHOLE, "series": CHANNELS,
-    "forcing": NAMES, "forcing_positive": CHANNELS, "forcing_offsets": (each(is_number), "numbers"),
+FORCING = "forcing_codec"  # in a description, of what is known in advance; not there for tasks without
+CODEC: Rows = {
+    "space": CELLS,
+    "patch": COUNT,
+    "fields": NAMES,
+    "positive": NAMES,
+    "mask": (is_text, "the lengths of the runs of a mask"),
 }
-CORRECTOR_HEAD: Rows = {"drawn_error": (is_size, "a size"), "dim": COUNT, "num_conditions": COUNT,
-                        "num_features": WHOLE, "tokens": CELLS, "fields": CELLS}
+BASE: Rows = {
+    "num_values": WHOLE,
+    "num_parameters": WHOLE,
+    "num_channels": WHOLE,
+    "num_inputs": WHOLE,
+    "degree": WHOLE,
+    "history": WHOLE,
+    "reach": WHOLE,
+    "lags": COUNT,
+    "rank": WHOLE,
+    "firm_rank": WHOLE,
+    "num_moving": WHOLE,
+    "num_steps": WHOLE,
+    "space": CELLS,
+    "lengths": (each(is_number), "numbers"),
+    "cell": (each(is_number), "numbers"),
+    "dt": NUMBER,
+    "frame": NUMBER,
+    "terms": (is_tree, "whole numbers in lists"),
+    "positive": CHANNELS,
+    "vorticity": CHANNELS,
+    "driven": CHANNELS,
+    "vectors": (each(each(is_whole)), "lists of channels"),
+    "walls": (each(each(is_number)), "lists of numbers"),
+    "num_forcing": WHOLE,
+    "series": CHANNELS,
+    "forcing": NAMES,
+    "forcing_positive": CHANNELS,
+    "forcing_offsets": (each(is_number), "numbers"),
+}
+CORRECTOR_HEAD: Rows = {
+    "drawn_error": (is_size, "a size"),
+    "dim": COUNT,
+    "num_conditions": COUNT,
+    "num_features": WHOLE,
+    "tokens": CELLS,
+    "fields": CELLS,
+}
 CORRECTOR: Rows = {"sampler_steps": COUNT, "mid_angle": NUMBER, "is_map": FLAG}
 
 
@@ -89,16 +130,20 @@ def require_kinds(description: Mapping[str, Any], rows: Rows, what: str) -> None
     """Raise ValueError, by name, for a value of another kind than its row says."""
     for key, (check, expected) in rows.items():
         if key in description and not check(description[key]):
-            raise ValueError(f"the weights of {what} say {description[key]!r:.80} of {key}; expected "
-                             f"{expected}. Take another copy of them, or train again.")
+            raise ValueError(
+                f"the weights of {what} say {description[key]!r:.80} of {key}; expected "
+                f"{expected}. Take another copy of them, or train again."
+            )
 
 
 def require_codec(codec: Mapping[str, Any], fields: Sequence[str], what: str) -> None:
     """Raise ValueError unless a codec has the fields of its task, and takes logarithms of its own alone."""
     if len(codec["fields"]) != len(fields) or not set(codec["positive"]) <= set(codec["fields"]):
-        raise ValueError(f"the weights of {what} say {codec['fields']!r:.80} of its fields and "
-                         f"{codec['positive']!r:.80} of those above zero; expected {list(fields)!r:.80}. "
-                         f"Take another copy of them.")
+        raise ValueError(
+            f"the weights of {what} say {codec['fields']!r:.80} of its fields and "
+            f"{codec['positive']!r:.80} of those above zero; expected {list(fields)!r:.80}. "
+            f"Take another copy of them."
+        )
 
 
 def require_forcing(description: Mapping[str, Any], names: Sequence[str], what: str) -> None:
@@ -109,15 +154,19 @@ def require_forcing(description: Mapping[str, Any], names: Sequence[str], what: 
         count, series = settings.get("num_forcing", 0), settings.get("series", [])
         is_known = count in (0, len(names)) and {*series} <= {*range(count)}
         if not is_known or len(settings.get("forcing", names)) != len(names):
-            raise ValueError(f"the weights of {what} have a base of {count} forcing fields, {series!r:.60} of"
-                             f" them series; expected {len(names)}. Take another copy of them.")
+            raise ValueError(
+                f"the weights of {what} have a base of {count} forcing fields, {series!r:.60} of"
+                f" them series; expected {len(names)}. Take another copy of them."
+            )
     if not names and not codec:
         return
     require_codec({"fields": [], "positive": []} | dict(codec), names, what)
     if wrong := [key for key in ("space", "patch") if codec.get(key) != state.get(key)]:
-        raise ValueError(f"the weights of {what} say {codec.get(wrong[0])!r:.80} of the {wrong[0]} of their "
-                         f"forcing; expected {state.get(wrong[0])!r:.80}, as of the state. Take another copy "
-                         "of them.")
+        raise ValueError(
+            f"the weights of {what} say {codec.get(wrong[0])!r:.80} of the {wrong[0]} of their "
+            f"forcing; expected {state.get(wrong[0])!r:.80}, as of the state. Take another copy "
+            "of them."
+        )
 
 
 def _settings(base: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -135,12 +184,16 @@ def require_base(base: Mapping[str, Any], num_parameters: int, what: str) -> Non
     settings = base["settings"]
     require_kinds(settings, BASE, f"{what} (base)")
     if settings.get("num_parameters", num_parameters) != num_parameters:
-        raise ValueError(f"the weights of {what} are of {num_parameters} parameters and their base of "
-                         f"{settings['num_parameters']}; expected as many. Take another copy of them.")
+        raise ValueError(
+            f"the weights of {what} are of {num_parameters} parameters and their base of "
+            f"{settings['num_parameters']}; expected as many. Take another copy of them."
+        )
     for part in settings.get("parts", ()):
         require_base(part, num_parameters, what)
     for powers, factors in settings.get("terms", ()):
         if max([len(powers), *(1 + channel for channel, _ in factors)]) > settings["num_channels"]:
-            raise ValueError(f"the weights of {what} have a term of a channel beyond the "
-                             f"{settings['num_channels']} of its base; expected one of these. Take "
-                             f"another copy of them.")
+            raise ValueError(
+                f"the weights of {what} have a term of a channel beyond the "
+                f"{settings['num_channels']} of its base; expected one of these. Take "
+                f"another copy of them."
+            )

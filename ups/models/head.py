@@ -26,36 +26,40 @@ from ups.models.described import (
 from ups.models.warm import AS_IT_WAS, TRANSLATED, can_translate, take_maps, translate_maps
 from ups.tasks import described_task
 
-FOUND = ("network_share", "is_conservative")   # of the data, by the stage
-SELECTION = "selection"   # what decided network_share, `ups.models.selection.select`; older weights lack it
-HORIZON = "horizon"   # frames of the rollouts on which the operator was evaluated; older weights lack it
+FOUND = ("network_share", "is_conservative")  # of the data, by the stage
+SELECTION = "selection"  # what decided network_share, `ups.models.selection.select`; older weights lack it
+HORIZON = "horizon"  # frames of the rollouts on which the operator was evaluated; older weights lack it
 # of a description: forcing -> what it was trained in, half as much on both sides included, as for the state
 FORCING_RANGE = "forcing_range"
-AT_BOUNDS = 1e-3   # of the width between the bounds: a codec that is not complete moves what was clipped
-SAME = 1e-6   # relative: parameter values that differ by less are the same number in float32
+AT_BOUNDS = 1e-3  # of the width between the bounds: a codec that is not complete moves what was clipped
+SAME = 1e-6  # relative: parameter values that differ by less are the same number in float32
 AGAIN = "Train the operator again on these data: make remove STAGE=operator, then make operator."
 
 
 class TaskHead(nn.Module):
     """What one task adds to the shared network: codec, base predictor, input and output map, scales.
 
-    description (JSON-able; ups/models/base_selection.py makes it): all that the tensors do not hold. name; history,
-    bundle (frames); what it is trained on, as `describe_data` says; base: {kind, settings}; network_share of
-    what the network says, by validation; is_conservative, where the training data keep what the equation
-    keeps; horizon (frames) of the rollouts it was evaluated on, which old weights do not have. Raises
-    ValueError where that is missing or not the task's.
-    """
+    description (JSON-able; ups/models/base_selection.py makes it): all that the tensors do not hold. name;
+    history, bundle (frames); what it is trained on, as `describe_data` says; base: {kind, settings};
+    network_share of what the network says, by validation; is_conservative, where the training data keep what
+    the equation keeps; horizon (frames) of the rollouts it was evaluated on, which old weights do not have.
+    Raises ValueError where that is missing or not the task's."""
 
     def __init__(self, description: dict[str, Any], width: int):
         super().__init__()
         self.name = description["name"]
         self.task = described_task(description)
         known = {"boundary": self.task.boundary, "domain": plain(self.task.domain)}
-        if wrong := [key for key in (*known, "dt", "parameters", *FOUND) if key not in description
-                     or description[key] != known.get(key, description[key])]:
-            raise ValueError(f"the weights of {self.name} say {description.get(wrong[0], 'nothing')} of the "
-                             f"{wrong[0]} they were trained on; expected "
-                             f"{known.get(wrong[0], 'what this version records')}. {AGAIN}")
+        if wrong := [
+            key
+            for key in (*known, "dt", "parameters", *FOUND)
+            if key not in description or description[key] != known.get(key, description[key])
+        ]:
+            raise ValueError(
+                f"the weights of {self.name} say {description.get(wrong[0], 'nothing')} of the "
+                f"{wrong[0]} they were trained on; expected "
+                f"{known.get(wrong[0], 'what this version records')}. {AGAIN}"
+            )
         require_kinds(description, HEAD, self.name)
         for codec in ("codec", "input_codec", FORCING):
             require_kinds(description.get(codec) or {}, CODEC, f"{self.name} ({codec})")
@@ -67,8 +71,9 @@ class TaskHead(nn.Module):
         frame = description["dt"] / description.get("time_unit", 1.0)
         self.log_dt = math.log(frame) if frame > 0 else 0.0
         self.codec = _empty_tokenizer(description["codec"])
-        self.coefficient_codec = (_empty_tokenizer(description["input_codec"]) if description["input_codec"]
-                                  else None)
+        self.coefficient_codec = (
+            _empty_tokenizer(description["input_codec"]) if description["input_codec"] else None
+        )
         self.forcing_codec = _empty_tokenizer(description[FORCING]) if self.task.forcing else None
         self.base = build_base(description["base"])
         for parameter in self.base.parameters():
@@ -99,8 +104,11 @@ class TaskHead(nn.Module):
     def says(self) -> list[str]:
         """What the base found, in words, and from where the fields in it are counted."""
         found = self.base.says(self.task.fields, self.task.axes)
-        return found + [f"{name} is counted from {value:.12g}" for name, value in self.task.offsets.items()
-                        if found and name in self.task.fields]
+        return found + [
+            f"{name} is counted from {value:.12g}"
+            for name, value in self.task.offsets.items()
+            if found and name in self.task.fields
+        ]
 
     def physical(self, z: Tensor) -> Tensor:
         """Latents (..., *tokens, dim) of the state to the field (..., C, *space), physical units counted from
@@ -129,12 +137,17 @@ class TaskHead(nn.Module):
         if self.forcing_codec is not None and forcing is not None:
             forcing = self.forcing_codec.bridged(forcing)
         if parameters.ndim != 2 or parameters.shape[1] != len(names):
-            raise ValueError(f"{self.name} was given parameters of shape {tuple(parameters.shape)}; expected "
-                             f"(batch, {len(names)}): {', '.join(names) or 'none'}. Give these, in order.")
+            raise ValueError(
+                f"{self.name} was given parameters of shape {tuple(parameters.shape)}; expected "
+                f"(batch, {len(names)}): {', '.join(names) or 'none'}. Give these, in order."
+            )
         parameters = parameters.cpu()
         if not names:
-            return Known(send(parameters.float(), device),
-                         send(torch.zeros(parameters.shape[0], dtype=torch.long), device), forcing=forcing)
+            return Known(
+                send(parameters.float(), device),
+                send(torch.zeros(parameters.shape[0], dtype=torch.long), device),
+                forcing=forcing,
+            )
         values = torch.tensor(self.description["parameter_values"], dtype=torch.float64)
         logs, trained = self._scaled(parameters.double()), self._scaled(values.reshape(len(values), -1))
         distance, nearest = (logs[:, None, : trained.shape[1]] - trained).abs().amax(-1).min(1)
@@ -142,8 +155,12 @@ class TaskHead(nn.Module):
             self._require_fitted(parameters[:, 0], distance)
         spread = trained.std(0, correction=0) if len(values) > 1 else torch.ones(1)
         spread = torch.where(spread > 0, spread, torch.ones_like(spread))
-        return Known(send(((logs - trained.mean(0)) / spread).float(), device), send(nearest, device),
-                     send(parameters.float(), device), forcing)
+        return Known(
+            send(((logs - trained.mean(0)) / spread).float(), device),
+            send(nearest, device),
+            send(parameters.float(), device),
+            forcing,
+        )
 
     def require_forcing(self, known: Known) -> None:
         """Raise ValueError unless what is known in advance is there for a call, by its shape."""
@@ -151,12 +168,18 @@ class TaskHead(nn.Module):
         if forcing is None and not names:
             return
         shape = (len(known.index), "time", len(names), *self.codec.space)
-        if forcing is None or not names or forcing.shape[1] < num_frames or (
-                [*forcing.shape[:1], *forcing.shape[2:]] != [*shape[:1], *shape[2:]]):
+        if (
+            forcing is None
+            or not names
+            or forcing.shape[1] < num_frames
+            or ([*forcing.shape[:1], *forcing.shape[2:]] != [*shape[:1], *shape[2:]])
+        ):
             given = "no forcing" if forcing is None else f"forcing of shape {tuple(forcing.shape)}"
             expected = f"({', '.join(map(str, shape))}), {num_frames} frames or more of {', '.join(names)}"
-            raise ValueError(f"{self.name} was given {given}; expected {expected if names else 'none'}, as "
-                             "it was trained. Give the normalised values from the last frame shown on.")
+            raise ValueError(
+                f"{self.name} was given {given}; expected {expected if names else 'none'}, as "
+                "it was trained. Give the normalised values from the last frame shown on."
+            )
 
     def forcing_tokens(self, known: Known) -> list[Tensor]:
         """What the network is told in advance of a call, one tensor (batch, *tokens, n): the forcing from the
@@ -169,16 +192,23 @@ class TaskHead(nn.Module):
         """Parameters (n, P), or the first of them, by their logarithms where all trained ones are above zero,
         else over the largest of them."""
         spans = list(self.description["parameters"].values())[: parameters.shape[1]]
-        return torch.stack([column.log() if low > 0 else column / (max(-low, high) or 1.0)
-                            for (low, high), column in zip(spans, parameters.unbind(1), strict=True)], 1)
+        return torch.stack(
+            [
+                column.log() if low > 0 else column / (max(-low, high) or 1.0)
+                for (low, high), column in zip(spans, parameters.unbind(1), strict=True)
+            ],
+            1,
+        )
 
     def _require_fitted(self, given: Tensor, distance: Tensor) -> None:
         """Refuse parameter values of which one is not a fitted one, `distance` away in the logarithm."""
-        is_fitted = (distance <= SAME).all()   # NaN is not
+        is_fitted = (distance <= SAME).all()  # NaN is not
         asked, values = f"{self.name} was asked for the parameter value", self.description["parameter_values"]
-        expected = (f"expected one of {values}, for which its {self.base.kind} was fitted. Add the value to "
-                    f"task.{self.name}.parameters and train, or choose another base.")
-        if torch.compiler.is_exporting():   # what is exported refuses them too; its graph holds none to name
+        expected = (
+            f"expected one of {values}, for which its {self.base.kind} was fitted. Add the value to "
+            f"task.{self.name}.parameters and train, or choose another base."
+        )
+        if torch.compiler.is_exporting():  # what is exported refuses them too; its graph holds none to name
             torch._assert_async(is_fitted, f"{asked} of another case; {expected}")
         elif not bool(is_fitted):
             raise ValueError(f"{asked} {float(given[int(distance.argmax())]):g}; {expected}")
@@ -192,16 +222,24 @@ class TaskHead(nn.Module):
             if self.forcing_codec is None or parent.forcing_codec is None:
                 return ""
             pairs.append((self.forcing_codec, parent.forcing_codec))
-        if ((self.history, self.bundle) != (parent.history, parent.bundle)
-                or dict(self.task.offsets) != dict(parent.task.offsets)
-                or not all(can_translate(*pair) for pair in pairs)):
+        if (
+            (self.history, self.bundle) != (parent.history, parent.bundle)
+            or dict(self.task.offsets) != dict(parent.task.offsets)
+            or not all(can_translate(*pair) for pair in pairs)
+        ):
             return ""
         if not all(one.is_same(other) for one, other in pairs):
             translate_maps(self, parent)
             return TRANSLATED
-        known, given = ({"time_unit": 1.0} | {key: value for key, value in head.description.items()
-                                              if key not in (*FOUND, SELECTION, HORIZON)}
-                        for head in (self, parent))
+        known, given = (
+            {"time_unit": 1.0}
+            | {
+                key: value
+                for key, value in head.description.items()
+                if key not in (*FOUND, SELECTION, HORIZON)
+            }
+            for head in (self, parent)
+        )
         if known == given:
             self.load_state_dict(parent.state_dict())
             return AS_IT_WAS
@@ -221,14 +259,15 @@ class TaskHead(nn.Module):
         """The number, from 1, of the first frame of a forecast u (..., time, C, *space), physical units, in
         which a value is at `low` or `high`; 0 if none is."""
         every, margin = (...,) + (None,) * self.task.ndim, AT_BOUNDS * (self.high - self.low)
-        least, most = (self.codec.denormalise(end[every]).to(u)
-                       for end in (self.low + margin, self.high - margin))
+        least, most = (
+            self.codec.denormalise(end[every]).to(u) for end in (self.low + margin, self.high - margin)
+        )
         is_at = ((u <= least) | (u >= most)) & (margin > 0).to(u.device)[every]
         frames = self.task.predicted(is_at).flatten(-1 - self.task.ndim).any(-1).flatten(0, -2).any(0)
         return 1 + int(frames.nonzero()[0]) if bool(frames.any()) else 0
 
     def _clamp(self, w: Tensor) -> Tensor:
-        if self.task.is_steady:   # one call grows no further; a coefficient may ask for more than any before
+        if self.task.is_steady:  # one call grows no further; a coefficient may ask for more than any before
             return w
         every = (...,) + (None,) * self.task.ndim
         return torch.clamp(w, self.low[every], self.high[every])
@@ -237,13 +276,17 @@ class TaskHead(nn.Module):
     def is_restored(self) -> bool:
         """Whether `keep` changes anything. A bound is kept where the user declares it, and a mask always."""
         is_bounded = self.task.own is not None and bool(self.task.bounded)
-        return (self.description["is_conservative"] or bool(self.task.still) or is_bounded
-                or self.codec.valid is not None)
+        return (
+            self.description["is_conservative"]
+            or bool(self.task.still)
+            or is_bounded
+            or self.codec.valid is not None
+        )
 
     def keep(self, w: Tensor, w_start: Tensor) -> Tensor:
         """Normalised fields w (batch, T, C, *space) with what the equation keeps of w_start (batch, C,
         *space): as they are for a task without, or where the data do not keep it."""
-        if self.task.own is not None:   # the order of values is that of normalised ones
+        if self.task.own is not None:  # the order of values is that of normalised ones
             w = clipped(self.task, w, w_start, self.codec.valid)
         w = given(self.task, w, w_start)
         if not self.description["is_conservative"]:
@@ -287,15 +330,19 @@ def plain(domain: tuple) -> list:
 
 def _empty_tokenizer(meta: dict[str, Any]) -> Tokenizer:
     """A codec of the right shape whose tensors a state_dict fills."""
-    return Tokenizer.from_state({name: torch.zeros(size) for name, size in meta["shape"].items()},
-                                {key: value for key, value in meta.items() if key != "shape"})
+    return Tokenizer.from_state(
+        {name: torch.zeros(size) for name, size in meta["shape"].items()},
+        {key: value for key, value in meta.items() if key != "shape"},
+    )
 
 
 def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
     """The facts and tensor shapes of a codec, JSON-able: an operator is built from these and filled by a
     state_dict."""
-    return {**tokenizer.meta(),
-            "shape": {name: list(value.shape) for name, value in tokenizer.state_dict().items()}}
+    return {
+        **tokenizer.meta(),
+        "shape": {name: list(value.shape) for name, value in tokenizer.state_dict().items()},
+    }
 
 
 def describe_data(cache: Cache) -> dict[str, Any]:
@@ -305,24 +352,35 @@ def describe_data(cache: Cache) -> dict[str, Any]:
     grid, fields and patch; boundary; domain of every axis; dt between frames (0 if steady); parameters: name
     -> smallest and largest value, empty where the task hides or has none; parameter_values of the first.
     """
-    return {"codec": describe_tokenizer(cache.tokenizer),
-            "input_codec": describe_tokenizer(cache.input_tokenizer) if cache.input_tokenizer else None,
-            **({FORCING: describe_tokenizer(cache.forcing_tokenizer)} if cache.forcing_tokenizer else {}),
-            "boundary": cache.task.boundary, "domain": plain(cache.task.domain), "dt": cache.dt,
-            "parameters": {name: [float(column.min()), float(column.max())]
-                           # none where they are hidden
-                           for name, column in zip(cache.task.parameters, cache.parameters.unbind(1),
-                                                   strict=False)},
-            "parameter_values": cache.parameter_values.tolist()}
+    return {
+        "codec": describe_tokenizer(cache.tokenizer),
+        "input_codec": describe_tokenizer(cache.input_tokenizer) if cache.input_tokenizer else None,
+        **({FORCING: describe_tokenizer(cache.forcing_tokenizer)} if cache.forcing_tokenizer else {}),
+        "boundary": cache.task.boundary,
+        "domain": plain(cache.task.domain),
+        "dt": cache.dt,
+        "parameters": {
+            name: [float(column.min()), float(column.max())]
+            # none where they are hidden
+            for name, column in zip(cache.task.parameters, cache.parameters.unbind(1), strict=False)
+        },
+        "parameter_values": cache.parameter_values.tolist(),
+    }
 
 
 def flat_facts(description: dict[str, Any]) -> dict[str, Any]:
     """`describe_data` by the names a message uses."""
     names = {"space": "grid", "fields": "fields", "positive": "logarithms", "patch": "patch", "shape": "size"}
-    codecs = {"": description["codec"], "input ": description["input_codec"] or {},
-              "forcing ": description.get(FORCING) or {}}
+    codecs = {
+        "": description["codec"],
+        "input ": description["input_codec"] or {},
+        "forcing ": description.get(FORCING) or {},
+    }
     facts = {prefix + name: codec.get(key) for prefix, codec in codecs.items() for key, name in names.items()}
-    facts |= {f"{prefix}mask": f"of {len(mask.split())} runs ({value_hash(mask)[:8]})" if mask else None
-              for prefix, mask in ((prefix, codec.get("mask")) for prefix, codec in codecs.items())}
-    return facts | {key: description[key]
-                    for key in ("boundary", "domain", "dt", "parameters", "parameter_values")}
+    facts |= {
+        f"{prefix}mask": f"of {len(mask.split())} runs ({value_hash(mask)[:8]})" if mask else None
+        for prefix, mask in ((prefix, codec.get("mask")) for prefix, codec in codecs.items())
+    }
+    return facts | {
+        key: description[key] for key in ("boundary", "domain", "dt", "parameters", "parameter_values")
+    }

@@ -14,7 +14,7 @@ from ups.models.operator import Operator
 
 # of the field's spread; an error this small is left alone: float32 rollouts end an order below it
 FLOOR = 1e-4
-PARTS = {"network": "full", "base": "base"}   # of the operator: name in the log -> part of a rollout
+PARTS = {"network": "full", "base": "base"}  # of the operator: name in the log -> part of a rollout
 
 
 def relative_error(z_pred: Tensor, z_ref: Tensor, z_base: Tensor, scale: Tensor) -> Tensor:
@@ -34,12 +34,17 @@ def relative_error(z_pred: Tensor, z_ref: Tensor, z_base: Tensor, scale: Tensor)
 def relative_field_error(z_pred: Tensor, z_ref: Tensor) -> Tensor:
     """Mean over samples of |z_pred - z_ref| / |z_ref|; both (batch, time, *tokens, dim)."""
     axes = tuple(range(1, z_ref.ndim))
-    return ((z_pred - z_ref).square().mean(axes)
-            / z_ref.square().mean(axes).clamp_min(1e-8)).add(1e-12).sqrt().mean()
+    return (
+        ((z_pred - z_ref).square().mean(axes) / z_ref.square().mean(axes).clamp_min(1e-8))
+        .add(1e-12)
+        .sqrt()
+        .mean()
+    )
 
 
-def operator_loss(operator: Operator, task: str, z: Tensor, z_ref: Tensor, known: Known,
-                  field_weight: float) -> tuple[Tensor, dict[str, Tensor]]:
+def operator_loss(
+    operator: Operator, task: str, z: Tensor, z_ref: Tensor, known: Known, field_weight: float
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss of a window: z (batch, history, ...) shown, z_ref (batch, unroll * bundle, ...) to predict, call
     after call; known: `TaskHead.known` of its rows.
 
@@ -56,8 +61,12 @@ def operator_loss(operator: Operator, task: str, z: Tensor, z_ref: Tensor, known
         full, z_base = operator.predict(z, task, known.later(call * head.bundle))
         network_error = relative_error(full, target, z_base, scale)
         base_error = relative_error(z_base, target, z_base, scale)
-        loss = (loss + network_error + (base_error if head.base.is_learnt else 0.0)
-                + field_weight * relative_field_error(full, target))
+        loss = (
+            loss
+            + network_error
+            + (base_error if head.base.is_learnt else 0.0)
+            + field_weight * relative_field_error(full, target)
+        )
         network, base = network + network_error.detach(), base + base_error.detach()
         if call + 1 < calls:
             z = torch.cat([z, full], 1)[:, -head.history :]
@@ -65,15 +74,17 @@ def operator_loss(operator: Operator, task: str, z: Tensor, z_ref: Tensor, known
 
 
 @torch.no_grad()
-def squared_errors(operator: Operator, cache: Cache, rows: Tensor, context: int,
-                   device: torch.device) -> Tensor:
+def squared_errors(
+    operator: Operator, cache: Cache, rows: Tensor, context: int, device: torch.device
+) -> Tensor:
     """Sums over space of u_ref^2, of its squared distance from the mean of the training data, and of the
     squared rollout errors of operator and base: (rows, 4, T, C), float64."""
     head, num_frames = operator.heads[cache.task.name], cache.num_frames - context
     predicted = head.task.predicted
-    if len(rows) == 0:   # fewer trajectories than processes
-        return torch.zeros(0, 2 + len(PARTS), num_frames, len(head.task.moving), dtype=torch.float64,
-                           device=device)
+    if len(rows) == 0:  # fewer trajectories than processes
+        return torch.zeros(
+            0, 2 + len(PARTS), num_frames, len(head.task.moving), dtype=torch.float64, device=device
+        )
 
     zeros = torch.zeros(1, 1, head.codec.num_channels, *[1] * head.task.ndim, device=device)
     mean = predicted(head.codec.denormalise(zeros).double())
@@ -85,8 +96,7 @@ def squared_errors(operator: Operator, cache: Cache, rows: Tensor, context: int,
         forcing = head.forced(cache, some, context - 1, num_frames + 1)
         errors = [u_ref, u_ref - mean]
         for part in PARTS.values():
-            z_pred = operator.rollout(given, head.name, cache.parameters[some], num_frames, part,
-                                      forcing)
+            z_pred = operator.rollout(given, head.name, cache.parameters[some], num_frames, part, forcing)
             errors.append(predicted(head.physical(z_pred).double()) - u_ref)
         return torch.stack([filled(error.square(), known).sum(over) for error in errors], 1)
 
@@ -98,5 +108,6 @@ def pooled(sums: Tensor) -> dict[str, float]:
     from `squared_errors`; inf where one blew up."""
     reference, _, *squares = sums.sum(0)
     values = [float((square / reference)[reference > 0].sqrt().mean()) for square in squares]
-    return {name: value if math.isfinite(value) else math.inf
-            for name, value in zip(PARTS, values, strict=True)}
+    return {
+        name: value if math.isfinite(value) else math.inf for name, value in zip(PARTS, values, strict=True)
+    }

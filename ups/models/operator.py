@@ -30,10 +30,10 @@ from ups.models.head import AGAIN, TaskHead, describe_data, flat_facts
 from ups.models.rollout import rollout
 from ups.training.stage import load_stage
 
-MAX_PARAMETERS = 3   # the PDEBench task with the most: cfd2d and cfd3d (eta, zeta, M)
+MAX_PARAMETERS = 3  # the PDEBench task with the most: cfd2d and cfd3d (eta, zeta, M)
 # of `flat_facts`
 OF_FIELDS = ("grid", "fields", "input grid", "input fields", "forcing fields", "boundary", "domain", "dt")
-Part = Literal["full", "base"]   # of the operator: network and base, or the base alone
+Part = Literal["full", "base"]  # of the operator: network and base, or the base alone
 
 
 class Operator(TaskNetwork):
@@ -47,20 +47,29 @@ class Operator(TaskNetwork):
         kernel_size = description["model"]["kernel_size"]
         for head in self.heads.values():
             ends = along(head.task.boundary, head.task.ndim)
-            fewest = min((n for n, end in zip(head.codec.tokens, ends, strict=True) if end == PERIODIC),
-                         default=kernel_size)
+            fewest = min(
+                (n for n, end in zip(head.codec.tokens, ends, strict=True) if end == PERIODIC),
+                default=kernel_size,
+            )
             if fewest < kernel_size // 2:
-                raise ValueError(f"{head.name} has {fewest} tokens along an axis; expected "
-                                 f"at least half of operator.model.kernel_size = {kernel_size}. Lower it, or "
-                                 f"task.{head.name}.patch.")
-        self.condition = nn.Sequential(nn.Linear(MAX_PARAMETERS + 1 + len(BOUNDARIES), self.width), nn.SiLU(),
-                                       nn.Linear(self.width, self.width))
+                raise ValueError(
+                    f"{head.name} has {fewest} tokens along an axis; expected "
+                    f"at least half of operator.model.kernel_size = {kernel_size}. Lower it, or "
+                    f"task.{head.name}.patch."
+                )
+        self.condition = nn.Sequential(
+            nn.Linear(MAX_PARAMETERS + 1 + len(BOUNDARIES), self.width),
+            nn.SiLU(),
+            nn.Linear(self.width, self.width),
+        )
 
     def head(self, task: str) -> TaskHead:
         """The head of a task. Raises ValueError for one that it was not trained on."""
         if task not in self.heads:
-            raise ValueError(f"this operator does not know {task!r:.80}; expected one of the tasks it was "
-                             f"trained on: {', '.join(self.names)}. Add it to data.tasks and train.")
+            raise ValueError(
+                f"this operator does not know {task!r:.80}; expected one of the tasks it was "
+                f"trained on: {', '.join(self.names)}. Add it to data.tasks and train."
+            )
         return self.heads[task]
 
     def use_solvers(self, solvers: Mapping[str, Callable[..., Any]]) -> "Operator":
@@ -68,8 +77,10 @@ class Operator(TaskNetwork):
         for a task that lacks its own."""
         bases = {head.name: head.base for head in self.heads.values() if head.base.is_users}
         if missing := [name for name in bases if name not in solvers]:
-            raise ValueError(f"the base of {missing[0]} is a solver of the user's, "
-                             f"{bases[missing[0]].solver!r:.80}; {PASS}")
+            raise ValueError(
+                f"the base of {missing[0]} is a solver of the user's, "
+                f"{bases[missing[0]].solver!r:.80}; {PASS}"
+            )
         for name, base in bases.items():
             base.use(solvers[name])
         return self
@@ -81,15 +92,23 @@ class Operator(TaskNetwork):
         """
         head = self.head(cache.task.name)
         now, then = flat_facts(describe_data(cache)), flat_facts(head.description)
-        wrong = [(f"the {fact} {now[fact]}", then[fact]) for fact in now if now[fact] != then[fact]
-                 and (fact in OF_FIELDS or not any_codec)]
-        for here, there in ((cache.tokenizer, head.codec), (cache.input_tokenizer, head.coefficient_codec),
-                            (cache.forcing_tokenizer, head.forcing_codec)):
+        wrong = [
+            (f"the {fact} {now[fact]}", then[fact])
+            for fact in now
+            if now[fact] != then[fact] and (fact in OF_FIELDS or not any_codec)
+        ]
+        for here, there in (
+            (cache.tokenizer, head.codec),
+            (cache.input_tokenizer, head.coefficient_codec),
+            (cache.forcing_tokenizer, head.forcing_codec),
+        ):
             if here is not None and not (wrong or any_codec) and not here.is_same(there):
                 wrong = [("another codec", "the codec of its cache")]
         if wrong:
-            raise ValueError(f"{cache.path} holds {head.name} with {wrong[0][0]}; expected {wrong[0][1]}, as "
-                             f"the operator was trained. Give the cache it was trained on. {AGAIN}")
+            raise ValueError(
+                f"{cache.path} holds {head.name} with {wrong[0][0]}; expected {wrong[0][1]}, as "
+                f"the operator was trained. Give the cache it was trained on. {AGAIN}"
+            )
         return head
 
     def predict(self, z: Tensor, task: str, known: Known, part: Part = "full") -> tuple[Tensor, Tensor]:
@@ -120,14 +139,18 @@ class Operator(TaskNetwork):
         head = self.head(task)
         codec, (frames, *found) = head.input_codec, z.shape[1:]
         if frames != head.history:
-            raise ValueError(f"{task} was given {frames} frames; expected its history of {head.history}. "
-                             f"Slice the context.")
+            raise ValueError(
+                f"{task} was given {frames} frames; expected its history of {head.history}. "
+                f"Slice the context."
+            )
         if found != [*codec.tokens, codec.dim] or known.index.shape[0] != z.shape[0]:
-            raise ValueError(f"{task} was given {len(z)} latents of shape {tuple(found)} and "
-                             f"{len(known.index)} rows of parameters; expected {(*codec.tokens, codec.dim)} "
-                             f"and as many rows: it was trained on a grid of {codec.space} cells. Give the "
-                             "field to ups.load(..).forecast(.., resample=True), or train on the other "
-                             "grid.")
+            raise ValueError(
+                f"{task} was given {len(z)} latents of shape {tuple(found)} and "
+                f"{len(known.index)} rows of parameters; expected {(*codec.tokens, codec.dim)} "
+                f"and as many rows: it was trained on a grid of {codec.space} cells. Give the "
+                "field to ups.load(..).forecast(.., resample=True), or train on the other "
+                "grid."
+            )
         head.require_forcing(known)
         return head
 
@@ -149,8 +172,15 @@ class Operator(TaskNetwork):
         """One call from raw parameters (batch, P) and `Known.forcing`: (batch, bundle, *tokens, dim)."""
         return self.predict(z, task, self.head(task).known(parameters, forcing))[0]
 
-    def rollout(self, z: Tensor, task: str, parameters: Tensor, num_frames: int,
-                part: Part = "full", forcing: Tensor | None = None) -> Tensor:
+    def rollout(
+        self,
+        z: Tensor,
+        task: str,
+        parameters: Tensor,
+        num_frames: int,
+        part: Part = "full",
+        forcing: Tensor | None = None,
+    ) -> Tensor:
         """The `num_frames` frames (batch, num_frames, *tokens, dim) that follow z (batch, history or more,
         *tokens, dim).
 
@@ -183,16 +213,23 @@ def padded(forcing: Tensor | None, bundle: int) -> Tensor | None:
     return torch.cat([forcing, *[forcing[:, -1:]] * (bundle - 1)], 1)
 
 
-def load_operator(directory: str | Path, device: torch.device | str = "cpu",
-                  solvers: Mapping[str, Callable[..., Any]] | None = None) -> Operator:
+def load_operator(
+    directory: str | Path,
+    device: torch.device | str = "cpu",
+    solvers: Mapping[str, Callable[..., Any]] | None = None,
+) -> Operator:
     """The finished operator of a stage directory (config.json, model.safetensors), in evaluation mode on
     `device`. solvers: task -> the user's function, where its base calls one."""
     operator = load_stage(directory, Operator, "operator stage", "Run make operator.", "operator")
     return operator.use_solvers(solvers or {}).to(device).eval()
 
 
-def over_bases(bases: dict[str, tuple[dict[str, Any], dict[str, Tensor]]], model: ModelConfig,
-               precision: str, solvers: Mapping[str, Callable[..., Any]] | None = None) -> Operator:
+def over_bases(
+    bases: dict[str, tuple[dict[str, Any], dict[str, Tensor]]],
+    model: ModelConfig,
+    precision: str,
+    solvers: Mapping[str, Callable[..., Any]] | None = None,
+) -> Operator:
     """An operator over fitted bases (task -> facts and weights of `fit_base`), its network not yet trained.
     solvers: as of `load_operator`."""
     descriptions = [facts["description"] for facts, _ in bases.values()]

@@ -20,11 +20,15 @@ def rollout(step: Callable[[Tensor], Tensor], context: Tensor, num_frames: int, 
     when the context is shorter than the history or no frame is asked for.
     """
     if num_frames < 1:
-        raise ValueError(f"a rollout of {num_frames} frames was asked for; expected at least 1. Lower "
-                         f"evaluate.context_frames or keep more frames.")
+        raise ValueError(
+            f"a rollout of {num_frames} frames was asked for; expected at least 1. Lower "
+            f"evaluate.context_frames or keep more frames."
+        )
     if context.shape[1] < history:
-        raise ValueError(f"the context has {context.shape[1]} frames; expected at least the history of "
-                         f"{history}. Raise evaluate.context_frames or lower task.TASK.history.")
+        raise ValueError(
+            f"the context has {context.shape[1]} frames; expected at least the history of "
+            f"{history}. Raise evaluate.context_frames or lower task.TASK.history."
+        )
     frames, done = [], 0
     window = context[:, -history:]
     while done < num_frames:
@@ -37,25 +41,34 @@ def rollout(step: Callable[[Tensor], Tensor], context: Tensor, num_frames: int, 
     return torch.cat(frames, 1)[:, :num_frames]
 
 
-def member_noise(shape: Sequence[int], seed: int, names: Sequence[int | str], lead: int, num_members: int,
-                 key: str = "noise") -> Tensor:
+def member_noise(
+    shape: Sequence[int],
+    seed: int,
+    names: Sequence[int | str],
+    lead: int,
+    num_members: int,
+    key: str = "noise",
+) -> Tensor:
     """Standard normal (len(names), num_members, *shape): of (seed, key, name, lead) alone, whatever the batch
     holds.
 
     Independent over names, members, leads and keys. names: of the trajectories, such as their row numbers.
     """
-    return torch.stack([torch.randn(num_members, *shape, generator=generator(seed, key, name, lead))
-                        for name in names])
+    return torch.stack(
+        [torch.randn(num_members, *shape, generator=generator(seed, key, name, lead)) for name in names]
+    )
 
 
 def name_starts(rows: Sequence[int], u: Tensor) -> list[str]:
     """Names for `member_noise` of forecasts that start from u (batch, ...): the row number and a digest of
     the state, in float32. A forecast that goes on from its own last frame gets fresh noise; the same forecast
     made again gets the same."""
-    states = u.detach().to("cpu", torch.float32) + 0.0   # -0.0 is 0.0
-    states = torch.where(states.isnan(), 0.0, states).contiguous()   # cells of a mask
-    return [f"{int(row)} {hashlib.blake2b(state.numpy().tobytes(), digest_size=8).hexdigest()}"
-            for row, state in zip(rows, states, strict=True)]
+    states = u.detach().to("cpu", torch.float32) + 0.0  # -0.0 is 0.0
+    states = torch.where(states.isnan(), 0.0, states).contiguous()  # cells of a mask
+    return [
+        f"{int(row)} {hashlib.blake2b(state.numpy().tobytes(), digest_size=8).hexdigest()}"
+        for row, state in zip(rows, states, strict=True)
+    ]
 
 
 def in_blocks(function: Callable[[Tensor], Tensor], count: int, size: int) -> Tensor:
@@ -69,8 +82,9 @@ def in_blocks(function: Callable[[Tensor], Tensor], count: int, size: int) -> Te
 
 
 @torch.no_grad()
-def ensemble_rollout(step: Callable[[Tensor, int], Tensor], context: Tensor, num_frames: int, history: int,
-                     num_members: int) -> Tensor:
+def ensemble_rollout(
+    step: Callable[[Tensor, int], Tensor], context: Tensor, num_frames: int, history: int, num_members: int
+) -> Tensor:
     """Members (batch, num_members, num_frames, ...) that follow `context` (batch, time, ...).
 
     step(window, lead): (batch * num_members, history, ...) to the next frames (batch * num_members, bundle,

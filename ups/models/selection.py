@@ -30,14 +30,14 @@ from ups.metrics.intervals import compare, group_index, number
 from ups.models.loss import pooled
 
 NUM_BOOTSTRAP = 1000
-SHARES = (1.0, 0.5)   # of the network's output; half is better where it learnt little (ns_incom2d)
+SHARES = (1.0, 0.5)  # of the network's output; half is better where it learnt little (ns_incom2d)
 # Errors at a lead, relative to the variation. At the same correlation r with the truth the best forecast has
 # an error of sqrt(1 - r^2) and one that goes on as the system does sqrt(2 - 2 r): up to 0.8 less than 12 %
 # more, at 1 sqrt(2) times. CHANCE: another state of a system of twice the variance. From 8 trajectories of a
 # dozen waves sqrt(2) is measured as 1.2 to 1.6.
 LOST, CHANCE = 0.8, math.sqrt(3)
-EXCESS = 1e-3   # weight of the error above LOST at a lost lead: it orders equal scores, over 1000 leads too
-JUDGED = 4      # times as many trajectories select network or base as select the weights
+EXCESS = 1e-3  # weight of the error above LOST at a lost lead: it orders equal scores, over 1000 leads too
+JUDGED = 4  # times as many trajectories select network or base as select the weights
 
 
 def relative(sums: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,9 +98,17 @@ def error_ratios(sums: Tensor, groups: Tensor, seed: int) -> dict[str, dict[str,
     groups (rows,): trajectories of one initial condition are resampled together.
     """
     reference, _, network, base = (part.sqrt().cpu() for part in sums.unbind(1))
-    return {name: compare(ERROR[name], {"rmse": network, "ref_rms": reference},
-                          {"rmse": base, "ref_rms": reference}, NUM_BOOTSTRAP, seed, groups)
-            for name in ("nrmse", "nrmse_pooled")}
+    return {
+        name: compare(
+            ERROR[name],
+            {"rmse": network, "ref_rms": reference},
+            {"rmse": base, "ref_rms": reference},
+            NUM_BOOTSTRAP,
+            seed,
+            groups,
+        )
+        for name in ("nrmse", "nrmse_pooled")
+    }
 
 
 def is_better(ratios: dict[str, dict[str, float | None]]) -> bool:
@@ -126,10 +134,15 @@ def select(found: dict[float, Tensor], groups: Tensor, seed: int) -> dict[str, A
     lost = is_lost(found[share])
     compared = _without(found[share], lost)
     ratios = error_ratios(compared, groups, seed)
-    return {"network_share": share if is_better(ratios) else 0.0, "compared_share": share,
-            **{name: number(error) for name, error in pooled(compared).items()}, **ratios,
-            "num_leads": len(lost), "num_leads_compared": int((~lost).any(1).sum()),
-            "num_initial_conditions": int(group_index(len(groups), groups).max()) + 1}
+    return {
+        "network_share": share if is_better(ratios) else 0.0,
+        "compared_share": share,
+        **{name: number(error) for name, error in pooled(compared).items()},
+        **ratios,
+        "num_leads": len(lost),
+        "num_leads_compared": int((~lost).any(1).sum()),
+        "num_initial_conditions": int(group_index(len(groups), groups).max()) + 1,
+    }
 
 
 def _without(sums: Tensor, lost: Tensor) -> Tensor:

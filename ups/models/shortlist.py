@@ -25,13 +25,13 @@ from ups.models.head import TaskHead
 from ups.models.rollout import rollout
 
 NUM_BOOTSTRAP = 1000
-WORSE = 1.1      # times the error of the best: no base is as good with more, however few trajectories tell
+WORSE = 1.1  # times the error of the best: no base is as good with more, however few trajectories tell
 ROUNDING = 1e-6  # of the field, in a frame: a float32 transform there and back, and the sums between (8 eps)
-NUM_LONG = 16    # validation trajectories that are forecast beyond the data
-LONG = 4         # times the frames of the data is how far
+NUM_LONG = 16  # validation trajectories that are forecast beyond the data
+LONG = 4  # times the frames of the data is how far
 # of a channel's standard deviation: noise that is added to their start; modes of the data below it are empty
 NOISE = 1e-3
-SLACK = 2.0      # times what the data allow
+SLACK = 2.0  # times what the data allow
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,9 @@ class Candidate:
 
 
 @torch.no_grad()
-def tried(name: str, head: TaskHead, cache: Cache, context: int, rows: Tensor,
-          is_rolled_out: bool = True) -> Candidate:
+def tried(
+    name: str, head: TaskHead, cache: Cache, context: int, rows: Tensor, is_rolled_out: bool = True
+) -> Candidate:
     """The candidate after rollouts of the base alone from the first `context` frames of `rows` (single calls
     for a steady task), or after calls from the truth before each of the frames that follow."""
     device, predicted, found = head.scale.device, cache.task.predicted, []
@@ -76,8 +77,9 @@ def tried(name: str, head: TaskHead, cache: Cache, context: int, rows: Tensor,
         if is_rolled_out:
             u_pred = rollout(step, given, u_ref.shape[1], head.history)
         else:
-            u_pred = torch.cat([step(u[:, frame - head.history : frame])
-                                for frame in range(context, cache.num_frames)], 1)
+            u_pred = torch.cat(
+                [step(u[:, frame - head.history : frame]) for frame in range(context, cache.num_frames)], 1
+            )
         # in physical units, as the nRMSE of the report and of the log of training
         u_pred, u_ref = (predicted(head.codec.denormalise(w).double()) for w in (u_pred, u_ref))
         u_pred = u_pred.nan_to_num(math.inf, math.inf, -math.inf)
@@ -93,10 +95,14 @@ def is_as_good(one: Candidate, best: Candidate, groups: Tensor, seed: int) -> bo
         here, there = one.error(num_frames), best.error(num_frames)
         if here - there <= ROUNDING * num_frames:
             continue
-        scores = [{"rmse": each.rmse[:, :num_frames], "ref_rms": each.ref_rms[:, :num_frames]}
-                  for each in (one, best)]
-        low = here <= WORSE * there and compare(ERROR["nrmse_pooled"], *scores, NUM_BOOTSTRAP, seed,
-                                                groups)["low"]
+        scores = [
+            {"rmse": each.rmse[:, :num_frames], "ref_rms": each.ref_rms[:, :num_frames]}
+            for each in (one, best)
+        ]
+        low = (
+            here <= WORSE * there
+            and compare(ERROR["nrmse_pooled"], *scores, NUM_BOOTSTRAP, seed, groups)["low"]
+        )
         if not low or low > 1:
             return False
     return True
@@ -145,8 +151,9 @@ class Shortlist:
         alone = {*range(len(spec.moving))} - {channel for vector in vectors for channel in vector}
         units = sorted([*([channel] for channel in alone), *vectors])
         self.all = Ties(range(len(spec.moving)), groups, seed)
-        self.units = [Ties(unit, groups, seed) for unit in units
-                      if max(unit) < len(spec.moving) and len(units) > 1]
+        self.units = [
+            Ties(unit, groups, seed) for unit in units if max(unit) < len(spec.moving) and len(units) > 1
+        ]
         self.scores: dict[str, float] = {}
         self._growth: Growth | None = None
         self._unstable: dict[str, str] = {}
@@ -169,16 +176,20 @@ class Shortlist:
             return ""
         self._growth = self._growth or Growth(self.cache, one.head, torch.cat([self.trained, self.rows]))
         if one.name not in self._unstable:
-            self._unstable[one.name] = self._growth.exceeded_by(one.head, self.rows[:NUM_LONG], self.context,
-                                                                self.seed)
+            self._unstable[one.name] = self._growth.exceeded_by(
+                one.head, self.rows[:NUM_LONG], self.context, self.seed
+            )
         return self._unstable[one.name]
 
     def select(self, ties: Ties) -> Candidate:
         """The simplest candidate that is stable beyond the data, if none is the best in twice its sub-steps
         where that makes it stable, else the best."""
         ranked = sorted(ties.kept, key=lambda one: (*one.head.base.complexity, ties.error(one)))
-        ranked = [one for place, one in enumerate(ranked)
-                  if not any(self.beats(other, one, ties) for other in ranked[place + 1 :])]
+        ranked = [
+            one
+            for place, one in enumerate(ranked)
+            if not any(self.beats(other, one, ties) for other in ranked[place + 1 :])
+        ]
         return next((one for one in ranked if not self.unstable(one)), None) or self.steadied(ties)
 
     def beats(self, one: Candidate, simpler: Candidate, ties: Ties) -> bool:
@@ -189,8 +200,9 @@ class Shortlist:
         scores = []
         for each in (one, simpler):
             if each.name not in self._next_frames:
-                self._next_frames[each.name] = tried(each.name, each.head, self.cache, self.context,
-                                                     self.rows, is_rolled_out=False)
+                self._next_frames[each.name] = tried(
+                    each.name, each.head, self.cache, self.context, self.rows, is_rolled_out=False
+                )
             found = self._next_frames[each.name].of(ties.fields)
             scores.append({"rmse": found.rmse, "ref_rms": found.ref_rms})
         high = compare(ERROR["nrmse_pooled"], *scores, NUM_BOOTSTRAP, self.seed, ties.groups)["high"]
@@ -232,11 +244,11 @@ class Growth:
             moved.append(rms(w - w[:, :1]).amax(0))
             size = size + rms(w - w.mean(space_axes(w), True)).square().sum(0)
             power = power + self.transform(w).abs().square().mean(1).sum(0) / len(rows)
-        self.is_empty = power.sqrt() < NOISE                                           # C, modes
+        self.is_empty = power.sqrt() < NOISE  # C, modes
         self.moved = torch.stack(moved).amax(0).cummax(0).values.clamp_min(NOISE)
         half, size = (self.num_frames - 1) // 2, (size / len(rows)).sqrt().clamp_min(NOISE)
         faster, larger = self.moved[-1] / self.moved[half], size[-1] / size[half]
-        grown = torch.where(faster > 2, torch.maximum(faster, larger), larger)   # linear growth has 2
+        grown = torch.where(faster > 2, torch.maximum(faster, larger), larger)  # linear growth has 2
         self.rate = grown.log().clamp_min(0) / (self.num_frames / 2)
 
     def allowed(self, num_frames: int) -> Tensor:
@@ -251,7 +263,7 @@ class Growth:
         device, num_fields = head.scale.device, len(self.fields)
         u = head.codec.decode(self.cache.batch(rows, 0, context, device))
         start, known = u[:, :1, :num_fields], head.known_of(self.cache, rows, 0, self.num_frames)
-        forcing = known.forcing   # the same again after the last frame
+        forcing = known.forcing  # the same again after the last frame
         noise = torch.randn(u[:, :, :num_fields].shape, generator=generator(seed, head.name, "growth"))
         u[:, :, :num_fields] += NOISE * noise.to(device)
         u, base, empty = u[:, -head.history :], head.base.unbounded(), torch.zeros(num_fields, device=device)
@@ -270,8 +282,10 @@ class Growth:
                 empty = self._in_empty_modes(new[:, 0, :num_fields])
         grown = self._in_empty_modes(new[:, 0, :num_fields]) / empty.clamp_min(NOISE)
         if wrong := self._where(~(grown <= allowed)):
-            return (f"modes of {wrong} that are empty in the data grow {float(grown.max()):.1e} times from "
-                    f"frame {self.num_frames} to {LONG * self.num_frames}")
+            return (
+                f"modes of {wrong} that are empty in the data grow {float(grown.max()):.1e} times from "
+                f"frame {self.num_frames} to {LONG * self.num_frames}"
+            )
         return ""
 
     def _in_empty_modes(self, w: Tensor) -> Tensor:

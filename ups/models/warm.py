@@ -32,8 +32,9 @@ def start_from(network: TaskNetwork, directory: Path, trunk_factor: float) -> st
         if is_trunk(name):
             parameter.lr_factor = trunk_factor
             parameter.requires_grad_(trunk_factor > 0)
-    taken = {name: network.heads[name].take(parent.heads[name]) for name in network.names
-             if name in parent.names}
+    taken = {
+        name: network.heads[name].take(parent.heads[name]) for name in network.names if name in parent.names
+    }
     for name in taken:
         row, from_row = network.names.index(name), parent.names.index(name)
         own["task_embedding"][row].copy_(given["task_embedding"][from_row])
@@ -59,8 +60,10 @@ def take_trunk(network: TaskNetwork, parent: TaskNetwork, sibling: str | None = 
             sources = [name]
         elif name.startswith("backbone."):
             known = task if task in parent.names else sibling
-            sources = [name.replace(f".own.{task}.", f".own.{other}.")
-                       for other in ([known] if known else parent.names)]
+            sources = [
+                name.replace(f".own.{task}.", f".own.{other}.")
+                for other in ([known] if known else parent.names)
+            ]
         else:
             continue
         if is_mixing:
@@ -71,8 +74,13 @@ def take_trunk(network: TaskNetwork, parent: TaskNetwork, sibling: str | None = 
 
 def take_maps(head: nn.Module, parent: nn.Module) -> str:
     """Copy `into` and `out` of a head from another's; in words, "" where their shapes differ."""
-    pairs = list(zip((*head.into.parameters(), *head.out.parameters()),
-                     (*parent.into.parameters(), *parent.out.parameters()), strict=True))
+    pairs = list(
+        zip(
+            (*head.into.parameters(), *head.out.parameters()),
+            (*parent.into.parameters(), *parent.out.parameters()),
+            strict=True,
+        )
+    )
     if any(one.shape != other.shape for one, other in pairs):
         return ""
     with torch.no_grad():
@@ -83,8 +91,12 @@ def take_maps(head: nn.Module, parent: nn.Module) -> str:
 
 def can_translate(codec: Tokenizer, parent: Tokenizer) -> bool:
     """Whether latents of both are maps of the same patches of the same fields."""
-    return ((codec.fields, codec.positive, codec.ndim, codec.patch)
-            == (parent.fields, parent.positive, parent.ndim, parent.patch))
+    return (codec.fields, codec.positive, codec.ndim, codec.patch) == (
+        parent.fields,
+        parent.positive,
+        parent.ndim,
+        parent.patch,
+    )
 
 
 def translation(codec: Tokenizer, parent: Tokenizer) -> tuple[Tensor, Tensor]:
@@ -104,11 +116,13 @@ def translate_maps(head: nn.Module, parent: nn.Module) -> None:
         pairs += [(head.forcing_codec, parent.forcing_codec)] * (1 + head.bundle)
     maps = [translation(*pair) for pair in pairs]
     parts = parent.into.weight.split([matrix.shape[0] for matrix, _ in maps], 1)
-    head.into.weight.copy_(torch.cat([part @ matrix for part, (matrix, _) in zip(parts, maps, strict=True)],
-                                     1))
-    head.into.bias.copy_(parent.into.bias + sum(part @ offset for part, (_, offset)
-                                                in zip(parts, maps, strict=True)))
-    back, _ = translation(parent.codec, head.codec)   # of changes, which have no offset
+    head.into.weight.copy_(
+        torch.cat([part @ matrix for part, (matrix, _) in zip(parts, maps, strict=True)], 1)
+    )
+    head.into.bias.copy_(
+        parent.into.bias + sum(part @ offset for part, (_, offset) in zip(parts, maps, strict=True))
+    )
+    back, _ = translation(parent.codec, head.codec)  # of changes, which have no offset
     for name in ("weight", "bias"):
         change = getattr(parent.out, name).detach().unflatten(0, (parent.bundle, -1))
         getattr(head.out, name).copy_(torch.einsum("ij,bj...->bi...", back, change).flatten(0, 1))

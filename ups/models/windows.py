@@ -17,7 +17,7 @@ from ups.models.bases.base import Known
 from ups.models.head import TaskHead
 from ups.tasks import Task
 
-Move = Callable[[Tensor, Tokenizer], Tensor]   # normalised fields (..., C, *space) of a codec to their image
+Move = Callable[[Tensor, Tokenizer], Tensor]  # normalised fields (..., C, *space) of a codec to their image
 
 
 def stay(w: Tensor, codec: Tokenizer) -> Tensor:
@@ -35,9 +35,12 @@ def symmetry(task: Task, space: Sequence[int], generator: torch.Generator) -> Mo
     axes, shifts, flips, order = list(range(-task.ndim, 0)), [], [], list(range(task.ndim))
     ends = along(task.boundary, task.ndim)
     if task.is_shifted and PERIODIC in ends:
-        shifts = [int(torch.randint(0, n, (), generator=generator))
-                  if end == PERIODIC and axis not in task.fixed_axes else 0
-                  for n, end, axis in zip(space, ends, task.axes, strict=True)]
+        shifts = [
+            int(torch.randint(0, n, (), generator=generator))
+            if end == PERIODIC and axis not in task.fixed_axes
+            else 0
+            for n, end, axis in zip(space, ends, task.axes, strict=True)
+        ]
     if task.is_symmetric:
         flips = [axis for axis in axes if bool(torch.randint(0, 2, (), generator=generator))]
         is_cube = len({*zip(space, ends, task.spans, strict=True)}) == 1
@@ -53,8 +56,10 @@ def symmetry(task: Task, space: Sequence[int], generator: torch.Generator) -> Mo
         channels, mean, std = [*w.unbind(-1 - task.ndim)], codec.mean.unbind(), codec.std.unbind()
         for vector in task.vectors_of(codec.fields):
             own = [codec.fields.index(name) for name in vector]
-            images = [(1 - 2 * (axis in flips)) * (channels[i] * std[i] + mean[i])
-                      for axis, i in zip(axes, own, strict=True)]
+            images = [
+                (1 - 2 * (axis in flips)) * (channels[i] * std[i] + mean[i])
+                for axis, i in zip(axes, own, strict=True)
+            ]
             for i, axis in zip(own, order, strict=True):
                 channels[i] = (images[axis] - mean[i]) / std[i]
         return torch.stack(channels, -1 - task.ndim)
@@ -62,8 +67,9 @@ def symmetry(task: Task, space: Sequence[int], generator: torch.Generator) -> Mo
     return move
 
 
-def augment(task: Task, parts: Sequence[tuple[Tensor, Tokenizer]],
-            generator: torch.Generator) -> list[Tensor]:
+def augment(
+    task: Task, parts: Sequence[tuple[Tensor, Tokenizer]], generator: torch.Generator
+) -> list[Tensor]:
     """The same `symmetry` applied to several latents.
 
     parts: (latents (batch, time, *tokens, dim), their codec). One symmetry per call; exact for a full-rank
@@ -83,25 +89,41 @@ class Windows:
     in or that leaves nothing to validate on.
     """
 
-    def __init__(self, caches: Mapping[str, Cache], tasks: Mapping[str, TaskConfig],
-                 contexts: Mapping[str, int], settings: OperatorConfig, sampling: SamplingConfig, seed: int):
+    def __init__(
+        self,
+        caches: Mapping[str, Cache],
+        tasks: Mapping[str, TaskConfig],
+        contexts: Mapping[str, int],
+        settings: OperatorConfig,
+        sampling: SamplingConfig,
+        seed: int,
+    ):
         self.caches, self.tasks, self.settings, self.seed = caches, tasks, settings, seed
         self.calls: dict[str, int] = {}
         windows, complexity = {}, {}
         for name, cache in caches.items():
             task, context = tasks[name], contexts[name]
             if not cache.task.is_steady and not task.history <= context < cache.num_frames:
-                raise ValueError(f"evaluate.context_frames is {context}; expected at least the history of "
-                                 f"{name}, {task.history}, and fewer than its {cache.num_frames} frames. "
-                                 f"Change it, or task.{name}.history or num_frames.")
+                raise ValueError(
+                    f"evaluate.context_frames is {context}; expected at least the history of "
+                    f"{name}, {task.history}, and fewer than its {cache.num_frames} frames. "
+                    f"Change it, or task.{name}.history or num_frames."
+                )
             # as many calls in a row as the frames hold: two frames train single calls
             calls = self.calls[name] = max(1, min(settings.unroll_steps, most_calls(task, cache.num_frames)))
             length = task.history + calls * task.bundle
             starts = 1 if cache.task.is_steady else cache.num_frames - task.train_from - length + 1
             windows[name] = (len(cache.split["train"]), starts)
             complexity[name] = cache.task.ndim + len(cache.task.fields) / 10
-        self.schedule = Schedule(windows, settings.train.batch_size, seed, sampling.strategy,
-                                 sampling.temperature, complexity, settings.train.steps)
+        self.schedule = Schedule(
+            windows,
+            settings.train.batch_size,
+            seed,
+            sampling.strategy,
+            sampling.temperature,
+            complexity,
+            settings.train.steps,
+        )
 
     def draw(self, head: TaskHead, batch: Batch, step: int, part: slice) -> tuple[Tensor, Tensor, Known]:
         """(z shown, z_ref to predict, what is known) of the rows `part` of this rank's share of a batch."""
@@ -109,8 +131,10 @@ class Windows:
         rows, starts, length = self._asked(batch, step, part)
         symmetry = generator(self.seed, step, "augment")
         if head.task.is_steady:
-            parts = [(cache.inputs(rows, device), head.input_codec),
-                     (cache.batch(rows, 0, 1, device), head.codec)]
+            parts = [
+                (cache.inputs(rows, device), head.input_codec),
+                (cache.batch(rows, 0, 1, device), head.codec),
+            ]
             (z, z_ref), told = augment(head.task, parts, symmetry), []
         else:
             parts = [(cache.batch(rows, starts, length, device), head.codec)]

@@ -23,7 +23,7 @@ from ups.report.figures import (
 )
 
 MAX_FRAMES = 24
-NUM_MEMBERS = {1: 6, 2: 3}   # by axes shown: lines over each other, maps beside each other
+NUM_MEMBERS = {1: 6, 2: 3}  # by axes shown: lines over each other, maps beside each other
 
 
 def sprite(frames: np.ndarray, cmap: Any, vmin: float, vmax: float) -> str:
@@ -41,14 +41,17 @@ def sprite(frames: np.ndarray, cmap: Any, vmin: float, vmax: float) -> str:
 def _player(kind: str, body: str, times: np.ndarray, lines: list[list[list]]) -> str:
     """A player's HTML: lines, one list of rows of heights for each polyline of the body."""
     data = {"times": [f"{float(time):.3g}" for time in times], "lines": lines}
-    return (f'<div class="player {kind}">{body}<div class="controls"><button type="button" aria-label="play '
-            f'or pause">&#9654;</button><input type="range" min="0" max="{len(times) - 1}" value="0" '
-            f'aria-label="frame"><output>lead {data["times"][0]}</output></div><script '
-            f'type="application/json">{json.dumps(data, separators=(",", ":"))}</script></div>')
+    return (
+        f'<div class="player {kind}">{body}<div class="controls"><button type="button" aria-label="play '
+        f'or pause">&#9654;</button><input type="range" min="0" max="{len(times) - 1}" value="0" '
+        f'aria-label="frame"><output>lead {data["times"][0]}</output></div><script '
+        f'type="application/json">{json.dumps(data, separators=(",", ":"))}</script></div>'
+    )
 
 
-def _lines(times: np.ndarray, sample: dict, field: int, ref: np.ndarray,
-           others: list[tuple[str, np.ndarray]]) -> str:
+def _lines(
+    times: np.ndarray, sample: dict, field: int, ref: np.ndarray, others: list[tuple[str, np.ndarray]]
+) -> str:
     """Lines (T, x) over x: the truth, below it the others with the class of each, heights 0 to 999."""
     name, across = html.escape(sample["fields"][field]), html.escape(axis_labels(sample)[0])
     low, high = (colours(FIELD_MAP, ref)[end] for end in ("vmin", "vmax"))
@@ -58,10 +61,12 @@ def _lines(times: np.ndarray, sample: dict, field: int, ref: np.ndarray,
     rows = [[[round(v) if np.isfinite(v) else None for v in row] for row in u.tolist()] for u in scaled]
     polylines = "".join(f'<polyline class="{kind}"/>' for kind, _ in drawn)
     legend = ", ".join(f'<b class="{kind}">{kind}</b>' for kind in dict.fromkeys(["truth", *dict(others)]))
-    body = (f'<svg viewBox="0 0 {ref.shape[1] - 1} 999" preserveAspectRatio="none" role="img" '
-            f'aria-label="rollout of {name}">{polylines}'
-            f'</svg><p class="note">{name} over {across}: {legend}; vertical range {low - margin:.3g} to '
-            f'{high + margin:.3g}</p>')
+    body = (
+        f'<svg viewBox="0 0 {ref.shape[1] - 1} 999" preserveAspectRatio="none" role="img" '
+        f'aria-label="rollout of {name}">{polylines}'
+        f'</svg><p class="note">{name} over {across}: {legend}; vertical range {low - margin:.3g} to '
+        f"{high + margin:.3g}</p>"
+    )
     return _player("line", body, times, rows)
 
 
@@ -69,9 +74,12 @@ def _fields(times: np.ndarray, panels: list[tuple[str, np.ndarray, dict]]) -> st
     """Maps (T, x, y) side by side: (title, values, colours)."""
     some = (..., *[slice(None, None, -(-max(panels[0][1].shape[1:]) // (MAX_CELLS // 2)))] * 2)
     panels = [(title, u[some], scale) for title, u, scale in panels]
-    body = "".join(f'<figure><canvas width="{u.shape[1]}" height="{u.shape[2]}"></canvas><img alt="" '
-                   f'src="{sprite(u, **scale)}"><figcaption>{title} <span>{scale["vmin"]:.3g} to '
-                   f'{scale["vmax"]:.3g}</span></figcaption></figure>' for title, u, scale in panels)
+    body = "".join(
+        f'<figure><canvas width="{u.shape[1]}" height="{u.shape[2]}"></canvas><img alt="" '
+        f'src="{sprite(u, **scale)}"><figcaption>{title} <span>{scale["vmin"]:.3g} to '
+        f"{scale['vmax']:.3g}</span></figcaption></figure>"
+        for title, u, scale in panels
+    )
     return _player("field", f'<div class="panels">{body}</div>', times, [])
 
 
@@ -91,7 +99,7 @@ def members_player(sample: dict, model: str, field: int) -> str:
     ref = shown(sample, sample["u_ref"], field)[frames]
     members = shown(sample, sample["members"][model], field)[:, frames]
     times = np.asarray(sample["times"])[frames]
-    some = members[:NUM_MEMBERS[ref.ndim - 1]]
+    some = members[: NUM_MEMBERS[ref.ndim - 1]]
     if ref.ndim == 2:
         return _lines(times, sample, field, ref, [("member", u) for u in some])
     scale = colours(FIELD_MAP, ref, some)

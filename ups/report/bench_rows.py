@@ -21,7 +21,7 @@ def data_key(fingerprint: str, context: int) -> dict[str, Any]:
 
 
 def find_bench_rows(task: str, key: dict[str, Any], folder: Path = FOLDER) -> dict[str, dict]:
-    """"fno", "unet" -> row of results.json of `task`, the best on validation of several results with this
+    """ "fno", "unet" -> row of results.json of `task`, the best on validation of several results with this
     `data_key`.
 
     Raises DamagedError for a result that is not readable.

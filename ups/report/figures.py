@@ -30,39 +30,71 @@ from ups.report.tables import label, ordered
 INK, LINE = "#1f2933", "#c5ccd3"  # replaced by the page's colours in SVG; as they are in PNG files
 FIELD_MAP, ERROR_MAP, INPUT_MAP = "viridis", "RdBu_r", "cividis"
 SPREAD_MAP = "YlOrRd"  # light where the ensemble is sure
-UPRIGHT = ("y", "j", "row", "lat", "rlat", "z", "k", "lev", "height", "depth")   # axes, how names begin
-UNSEEN = "#b9c0c7"     # cells that were not observed, or hold no number
+UPRIGHT = ("y", "j", "row", "lat", "rlat", "z", "k", "lev", "height", "depth")  # axes, how names begin
+UNSEEN = "#b9c0c7"  # cells that were not observed, or hold no number
 DASHED = (0, (3, 1.5))
 # Colour, dash and marker of every model, so that no line is told by its colour alone. Colours after Okabe and
 # Ito 2008, which stay apart for the colour-blind (a test simulates it); mid-tones, readable on white and on
 # black.
-LOOKS = {"truth": (INK, "-", ""), "operator": ("#0072b2", "-", "o"), "base": ("#d55e00", (0, (5, 2)), "s"),
-         "corrector": ("#e377c2", "-", "D"),
-         "student_1": ("#009e73", (0, (7, 1.5, 1.5, 1.5)), "^"), "student_2": ("#56b4e9", (0, (3, 1)), "v"),
-         "rival": ("#e69f00", (0, (7, 1.5, 1.5, 1.5, 1.5, 1.5)), "P"), "fno": ("#e69f00", (0, (3, 1)), "P"),
-         "unet": ("#8c6d46", (0, (7, 1.5, 1.5, 1.5)), "X"), "persistence": ("#8a939c", (0, (4, 2)), ""),
-         "climatology": ("#8a939c", (0, (1, 2)), ""),
-         "seasonal_climatology": ("#8a939c", (0, (6, 1, 1, 1)), ""),
-         "train_mean": ("#8a939c", (0, (4, 2)), ""), "codec_floor": ("#7a8a2e", (0, (1, 1.5)), ""),
-         "dressed": ("#8a939c", (0, (4, 2)), "x"), "dressed_conditional": ("#8c6d46", (0, (4, 2)), "+"),
-         "dressed_waves": ("#8c6d46", (0, (1, 2)), "x"),
-         "dressed_resampled": ("#7a8a2e", (0, (4, 2)), "1"), "dressed_leads": ("#882255", (0, (2, 1)), "2"),
-         "analogs": ("#d55e00", (0, (2, 1)), "3"), "normal_leads": ("#882255", (0, (1, 2)), "4"),
-         "normal_analogs": ("#d55e00", (0, (1, 2)), "|"), "exact": (INK, (0, (1, 1)), "*"),
-         "bayes_mean": (INK, (0, (4, 1)), "_")}
-CYCLE = [LOOKS[name] for name in ("operator", "base", "student_1", "corrector", "rival", "student_2",
-                                  "persistence")]   # of tasks
+LOOKS = {
+    "truth": (INK, "-", ""),
+    "operator": ("#0072b2", "-", "o"),
+    "base": ("#d55e00", (0, (5, 2)), "s"),
+    "corrector": ("#e377c2", "-", "D"),
+    "student_1": ("#009e73", (0, (7, 1.5, 1.5, 1.5)), "^"),
+    "student_2": ("#56b4e9", (0, (3, 1)), "v"),
+    "rival": ("#e69f00", (0, (7, 1.5, 1.5, 1.5, 1.5, 1.5)), "P"),
+    "fno": ("#e69f00", (0, (3, 1)), "P"),
+    "unet": ("#8c6d46", (0, (7, 1.5, 1.5, 1.5)), "X"),
+    "persistence": ("#8a939c", (0, (4, 2)), ""),
+    "climatology": ("#8a939c", (0, (1, 2)), ""),
+    "seasonal_climatology": ("#8a939c", (0, (6, 1, 1, 1)), ""),
+    "train_mean": ("#8a939c", (0, (4, 2)), ""),
+    "codec_floor": ("#7a8a2e", (0, (1, 1.5)), ""),
+    "dressed": ("#8a939c", (0, (4, 2)), "x"),
+    "dressed_conditional": ("#8c6d46", (0, (4, 2)), "+"),
+    "dressed_waves": ("#8c6d46", (0, (1, 2)), "x"),
+    "dressed_resampled": ("#7a8a2e", (0, (4, 2)), "1"),
+    "dressed_leads": ("#882255", (0, (2, 1)), "2"),
+    "analogs": ("#d55e00", (0, (2, 1)), "3"),
+    "normal_leads": ("#882255", (0, (1, 2)), "4"),
+    "normal_analogs": ("#d55e00", (0, (1, 2)), "|"),
+    "exact": (INK, (0, (1, 1)), "*"),
+    "bayes_mean": (INK, (0, (4, 1)), "_"),
+}
+CYCLE = [
+    LOOKS[name]
+    for name in ("operator", "base", "student_1", "corrector", "rival", "student_2", "persistence")
+]  # of tasks
 # per axis in a shown field; finer grids are strided (never averaged, which would hide errors)
 MAX_CELLS = 128
 LOWEST = 0.9  # height of a row of maps, inches
 COLUMNS = 5  # leads shown of a 2D field
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "ups", "font.size": 9, "axes.titlesize": 9,
-         "axes.labelsize": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8,
-         "legend.frameon": False, "text.color": INK, "axes.edgecolor": INK, "axes.labelcolor": INK,
-         "xtick.color": INK, "ytick.color": INK, "axes.titlecolor": INK, "axes.facecolor": "none",
-         "figure.constrained_layout.use": True, "image.origin": "lower", "image.interpolation": "none",
-         "grid.color": LINE, "grid.linewidth": 0.6, "lines.linewidth": 1.6}
-styled = matplotlib.rc_context(STYLE)   # decorator of what draws
+STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "ups",
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.labelsize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "legend.frameon": False,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.titlecolor": INK,
+    "axes.facecolor": "none",
+    "figure.constrained_layout.use": True,
+    "image.origin": "lower",
+    "image.interpolation": "none",
+    "grid.color": LINE,
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.6,
+}
+styled = matplotlib.rc_context(STYLE)  # decorator of what draws
 
 
 def color(name: str) -> str:
@@ -73,8 +105,13 @@ def color(name: str) -> str:
 def line(look: str | tuple, num_points: int) -> dict:
     """How a line of so many points is drawn, by the name of its model: keywords of `Axes.plot`."""
     shade, dash, marker = LOOKS.get(look, look)
-    return {"color": shade, "linestyle": dash, "marker": marker, "markersize": 4,
-            "markevery": max(1, num_points // 8)}
+    return {
+        "color": shade,
+        "linestyle": dash,
+        "marker": marker,
+        "markersize": 4,
+        "markevery": max(1, num_points // 8),
+    }
 
 
 def lead_title(time: float) -> str:
@@ -108,12 +145,17 @@ def to_html(fig: Figure | None, caption: str, png: Path | None = None) -> str:
     text = out.getvalue().replace(INK, "var(--ink)").replace(LINE, "var(--line)")
     width = float(re.search(r'<svg[^>]* width="([\d.]+)pt"', text).group(1)) * 4 / 3
     for pattern, new in (
-            (r"(?s)^.*?(?=<svg)", ""), (r"(?s)<metadata>.*?</metadata>", ""),
-            (r"data:image/png;base64,\s*([A-Za-z0-9+/=\s]+)", _smaller),
-            (r"(font: [^;\"]*?px )[^;\"]*", r"\1system-ui, sans-serif"),
-            (r'(<svg[^>]*?) height="[\d.]+pt"', r"\1"),
-            (r'(<svg[^>]*?) width="[\d.]+pt"', rf'\1 role="img" aria-label="{html.escape(caption)}" '
-             rf'style="width:100%;max-width:{width:.0f}px;height:auto"')):
+        (r"(?s)^.*?(?=<svg)", ""),
+        (r"(?s)<metadata>.*?</metadata>", ""),
+        (r"data:image/png;base64,\s*([A-Za-z0-9+/=\s]+)", _smaller),
+        (r"(font: [^;\"]*?px )[^;\"]*", r"\1system-ui, sans-serif"),
+        (r'(<svg[^>]*?) height="[\d.]+pt"', r"\1"),
+        (
+            r'(<svg[^>]*?) width="[\d.]+pt"',
+            rf'\1 role="img" aria-label="{html.escape(caption)}" '
+            rf'style="width:100%;max-width:{width:.0f}px;height:auto"',
+        ),
+    ):
         text = re.sub(pattern, new, text)
     return f"<figure>{text}<figcaption>{html.escape(caption)}</figcaption></figure>"
 
@@ -126,14 +168,19 @@ def shown(sample: dict, u: Any, field: int) -> np.ndarray:
         u = u[..., u.shape[-1] // 2]
     if shown_axes(sample)[0] > 0:
         u = u.swapaxes(-1, -2)
-    return u[(..., *(slice(None, None, -(-n // MAX_CELLS)) for n in u.shape[-min(num_axes, 2):]))]
+    return u[(..., *(slice(None, None, -(-n // MAX_CELLS)) for n in u.shape[-min(num_axes, 2) :]))]
 
 
 def shown_axes(sample: dict) -> list[int]:
     """Which axes a figure shows, the horizontal one first: y, z and latitudes go upwards."""
     kept = list(range(len(sample["axes"])))[:2]
-    return sorted(kept, key=lambda axis: next((rank for rank, begin in enumerate(UPRIGHT, 1)
-                                               if sample["axes"][axis].lower().startswith(begin)), 0))
+    return sorted(
+        kept,
+        key=lambda axis: next(
+            (rank for rank, begin in enumerate(UPRIGHT, 1) if sample["axes"][axis].lower().startswith(begin)),
+            0,
+        ),
+    )
 
 
 def axis_labels(sample: dict) -> list[str]:
@@ -166,8 +213,10 @@ def field_errors(sample: dict) -> np.ndarray:
     """
     u_ref, u_pred = (np.asarray(sample[key], dtype=float) for key in ("u_ref", "u_pred"))
     axes = (0, *range(2, u_ref.ndim))
-    energy, squared = (np.where(np.isnan(u_ref), 0, square).sum(axes)   # but for the cells of a mask
-                       for square in (u_ref**2, (u_pred - u_ref) ** 2))
+    energy, squared = (
+        np.where(np.isnan(u_ref), 0, square).sum(axes)  # but for the cells of a mask
+        for square in (u_ref**2, (u_pred - u_ref) ** 2)
+    )
     return np.where(np.isfinite(squared), np.sqrt(squared / np.where(energy > 0, energy, np.nan)), np.inf)
 
 
@@ -193,15 +242,16 @@ def compared(ref: np.ndarray, pred: np.ndarray) -> list[tuple[str, np.ndarray, d
     return [("truth", ref, scale), ("prediction", pred, scale), ("error", error, colours(ERROR_MAP, error))]
 
 
-def maps(sample: dict,
-         rows: Mapping[str, Sequence[tuple[str, np.ndarray, dict]]]) -> tuple[Figure, np.ndarray]:
+def maps(
+    sample: dict, rows: Mapping[str, Sequence[tuple[str, np.ndarray, dict]]]
+) -> tuple[Figure, np.ndarray]:
     """A figure and its axes: the name of each row -> (title, values (x, y), colours) of each column; titles
     are those of the first row."""
     x0, x1, y0, y1 = extent = _extent(sample)
     across, up = axis_labels(sample)
     num_columns = len(next(iter(rows.values())))
     height = (7.4 / num_columns) * min((y1 - y0) / (x1 - x0), 2.0)
-    is_flat = height < LOWEST   # then rows have room for their names, and axes have scales of their own
+    is_flat = height < LOWEST  # then rows have room for their names, and axes have scales of their own
     fig = Figure(figsize=(9.2, 1.0 + len(rows) * max(height, LOWEST)))
     axes = fig.subplots(len(rows), num_columns, sharex=True, sharey=True, squeeze=False)
     for row, (name, panels) in zip(axes, rows.items(), strict=True):
@@ -233,8 +283,13 @@ def finish(ax: Axes, **settings: Any) -> None:
 
 
 @styled
-def by_lead(models: dict, times: list[float], panels: Iterable[tuple[str, str, str]],
-            banded: Iterable[str], lead: str = "lead time") -> Figure | None:
+def by_lead(
+    models: dict,
+    times: list[float],
+    panels: Iterable[tuple[str, str, str]],
+    banded: Iterable[str],
+    lead: str = "lead time",
+) -> Figure | None:
     """A line over lead time for each model's list `key`, in a panel for every (title, key, scale) that there
     is; for those in `banded` its 95 % interval as a band. lead: the name of that axis. None without leads."""
     panels = [panel for panel in panels if any(len(row.get(panel[1], ())) > 1 for row in models.values())]
@@ -248,13 +303,18 @@ def by_lead(models: dict, times: list[float], panels: Iterable[tuple[str, str, s
         for name, values in kept.items():
             ax.plot(times, values, label=label(name), **line(name, len(times)))
             if f"{key}_low" in models[name] and name in banded:
-                ax.fill_between(times, *(floats(models[name][f"{key}_{end}"]) for end in ("low", "high")),
-                                color=color(name), alpha=0.2, linewidth=0)
+                ax.fill_between(
+                    times,
+                    *(floats(models[name][f"{key}_{end}"]) for end in ("low", "high")),
+                    color=color(name),
+                    alpha=0.2,
+                    linewidth=0,
+                )
         finish(ax, xlabel=lead, title=title, yscale=scale)
         # a periodic truth passes through its first frame again; persistence would stretch the axis there
         known = [values[values > 0].min() for name, values in kept.items() if name != "persistence"]
         if scale == "linear":
-            ax.axhspan(0.9, 1.1, color=LINE, alpha=0.5, linewidth=0)   # calibrated
+            ax.axhspan(0.9, 1.1, color=LINE, alpha=0.5, linewidth=0)  # calibrated
             ax.set_ylim(bottom=0)
         elif known:
             ax.set_ylim(bottom=0.6 * min(known))
@@ -283,8 +343,12 @@ def space_time(sample: dict, field: int) -> Figure:
     for ax, lead in zip(bottom.subplots(1, len(leads), sharey=True), leads, strict=True):
         ax.plot(x, ref[lead], color=INK, label="truth")
         ax.plot(x, pred[lead], color=color("operator"), linestyle=DASHED, label="prediction")
-        finish(ax, title=lead_title(times[lead]), xlabel=axis_labels(sample)[0],
-               ylabel=name if lead == leads[0] else "")
+        finish(
+            ax,
+            title=lead_title(times[lead]),
+            xlabel=axis_labels(sample)[0],
+            ylabel=name if lead == leads[0] else "",
+        )
     bottom.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return fig
 
@@ -294,8 +358,13 @@ def frames_2d(sample: dict, field: int) -> Figure:
     """2D: rows truth, prediction, error over columns of lead times; truth and prediction share one scale."""
     leads, name = pick_leads(len(sample["times"]), COLUMNS), shown_name(sample, field)
     titles = [lead_title(sample["times"][lead]) for lead in leads]
-    fig, axes = maps(sample, {row: [(title, u, scale) for title, u in zip(titles, values, strict=True)]
-                              for row, values, scale in compared(*(u[leads] for u in _both(sample, field)))})
+    fig, axes = maps(
+        sample,
+        {
+            row: [(title, u, scale) for title, u in zip(titles, values, strict=True)]
+            for row, values, scale in compared(*(u[leads] for u in _both(sample, field)))
+        },
+    )
     bar(axes[:2], name)
     bar(axes[2], f"error in {name}")
     return fig
@@ -306,16 +375,21 @@ def profiles(sample: dict, field: int) -> Figure:
     """1D, one frame: the coefficient of a steady task, truth with prediction, and error over x."""
     name, x = sample["fields"][field], shown(sample, sample["coordinates"], 0)
     ref, pred = (u[0] for u in _both(sample, field))
-    panels = [(f"coefficient {key}", key, [(shown(sample, [a], 0), "truth", key)])
-              for key, a in sample.get("inputs", {}).items()]
-    panels += [("truth and prediction", name, [(ref, "truth", "truth"), (pred, "operator", "prediction")]),
-               ("error", f"error in {name}", [(pred - ref, "operator", "error")])]
+    panels = [
+        (f"coefficient {key}", key, [(shown(sample, [a], 0), "truth", key)])
+        for key, a in sample.get("inputs", {}).items()
+    ]
+    panels += [
+        ("truth and prediction", name, [(ref, "truth", "truth"), (pred, "operator", "prediction")]),
+        ("error", f"error in {name}", [(pred - ref, "operator", "error")]),
+    ]
     fig = Figure(figsize=(9.2, 3.0))
     axes = fig.subplots(1, len(panels))
     for ax, (title, text, lines) in zip(axes, panels, strict=True):
         for values, look, what in lines:
-            ax.plot(x, values, color=color(look), linestyle=DASHED if what == "prediction" else "-",
-                    label=what)
+            ax.plot(
+                x, values, color=color(look), linestyle=DASHED if what == "prediction" else "-", label=what
+            )
         finish(ax, title=title, xlabel=axis_labels(sample)[0], ylabel=text)
     fig.legend(*axes[-2].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return fig
@@ -326,8 +400,10 @@ def steady(sample: dict, field: int) -> Figure:
     """2D, one frame: the coefficient of a steady task, truth, prediction and error side by side."""
     name = sample["fields"][field]
     inputs = [(f"coefficient {key}", shown(sample, [a], 0)) for key, a in sample.get("inputs", {}).items()]
-    panels = [*((title, a, colours(INPUT_MAP, a)) for title, a in inputs),
-              *compared(*(u[0] for u in _both(sample, field)))]
+    panels = [
+        *((title, a, colours(INPUT_MAP, a)) for title, a in inputs),
+        *compared(*(u[0] for u in _both(sample, field))),
+    ]
     fig, axes = maps(sample, {"": panels})
     for ax, (title, _, _) in zip(axes[0], panels, strict=True):
         text = {"error": f"error in {name}", "truth": name, "prediction": name}.get(title, title.split()[-1])
@@ -346,17 +422,19 @@ def spectra(spectrum: dict, field: int, name: str, times: list[float], max_shell
     """Energy spectra of truth and models at the kept leads, up to the Nyquist shell."""
     leads, wave = spectrum["leads"], floats(spectrum["wavenumber"])
     kept = (wave >= 1) & (wave <= max_shell)
-    energy = {key: [floats(lead[field])[kept] for lead in leads_of] for key, leads_of in spectrum.items()
-              if key not in ("leads", "wavenumber")}
+    energy = {
+        key: [floats(lead[field])[kept] for lead in leads_of]
+        for key, leads_of in spectrum.items()
+        if key not in ("leads", "wavenumber")
+    }
     positive = np.concatenate(energy["truth"])[np.concatenate(energy["truth"]) > 0]
     fig = Figure(figsize=(9.2 if len(leads) > 1 else 4.6, 2.9))
     axes = fig.subplots(1, len(leads), sharey=True, squeeze=False)[0]
     for column, (ax, lead) in enumerate(zip(axes, leads, strict=True)):
         for key, values in energy.items():
             style = {"linewidth": 2.4, "alpha": 0.75} if key == "truth" else {}
-            ax.loglog(wave[kept], values[column], label=label(key), **line(key, int(kept.sum())),
-                      **style)
-        ax.set_xscale("log", base=2)   # octaves: on a small grid there is no power of ten but the first
+            ax.loglog(wave[kept], values[column], label=label(key), **line(key, int(kept.sum())), **style)
+        ax.set_xscale("log", base=2)  # octaves: on a small grid there is no power of ten but the first
         ax.xaxis.set_major_formatter("{x:g}")
         ax.set(xlabel="wave number (cycles per box)", title=lead_title(times[lead]) if len(times) > 1 else "")
         ax.grid(axis="y")
@@ -372,8 +450,11 @@ def training(history: list[dict]) -> Figure:
     """Losses, validation scores and the learning rate over the steps, from rows of metrics.jsonl (see
     ups.training.run, ups.training.track)."""
     fig = Figure(figsize=(9.2, 3.8))
-    panels = (("training loss", "train/loss", "log"), ("validation", "validation/", "log"),
-              ("learning rate / peak", "train/lr_factor", "linear"))
+    panels = (
+        ("training loss", "train/loss", "log"),
+        ("validation", "validation/", "log"),
+        ("learning rate / peak", "train/lr_factor", "linear"),
+    )
     for ax, (title, prefix, scale) in zip(fig.subplots(1, 3), panels, strict=True):
         names, looks = sorted({name for row in history for name in row if name.startswith(prefix)}), {}
         for name in names:
@@ -381,10 +462,17 @@ def training(history: list[dict]) -> Figure:
             text = name.split("/", 1)[1]
             # a task keeps its colour and marker; its base alone is dashed
             shade, _, marker = looks.setdefault(text.split("/")[0], CYCLE[len(looks) % len(CYCLE)])
-            style = line((shade, DASHED if text.endswith("/base") else "-",
-                          marker if title == "validation" else ""), len(rows))
-            ax.plot([row["step"] for row in rows], floats(row[name] for row in rows),
-                    label=text.replace("/", ", "), linewidth=1.1, **style)
+            style = line(
+                (shade, DASHED if text.endswith("/base") else "-", marker if title == "validation" else ""),
+                len(rows),
+            )
+            ax.plot(
+                [row["step"] for row in rows],
+                floats(row[name] for row in rows),
+                label=text.replace("/", ", "),
+                linewidth=1.1,
+                **style,
+            )
         finish(ax, title=title, xlabel="step (optimizer updates)", yscale=scale)
         if len(names) > 1:
             ax.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, handlelength=3)

@@ -35,27 +35,49 @@ from ups.report.figures import (
 )
 from ups.report.tables import NAMES, label, ordered
 
-FEATURED = ("corrector", "exact", "student_1", "dressed_waves", "student_2", "rival", "dressed_conditional",
-            "dressed", "dressed_resampled", "dressed_leads", "analogs", "normal_leads", "normal_analogs")
-NUM_LINES = 8       # members drawn as lines
+FEATURED = (
+    "corrector",
+    "exact",
+    "student_1",
+    "dressed_waves",
+    "student_2",
+    "rival",
+    "dressed_conditional",
+    "dressed",
+    "dressed_resampled",
+    "dressed_leads",
+    "analogs",
+    "normal_leads",
+    "normal_analogs",
+)
+NUM_LINES = 8  # members drawn as lines
 LEADS = 3
-LEAD_PANELS = (("CRPS", "crps_by_lead", "log"), ("nRMSE of the ensemble mean", "nrmse_mean_by_lead", "log"),
-               ("spread / error of the mean", "ssr_by_lead", "linear"),
-               ("CRPS over that of exact draws", "crps_over_exact_by_lead", "linear"))
+LEAD_PANELS = (
+    ("CRPS", "crps_by_lead", "log"),
+    ("nRMSE of the ensemble mean", "nrmse_mean_by_lead", "log"),
+    ("spread / error of the mean", "ssr_by_lead", "linear"),
+    ("CRPS over that of exact draws", "crps_over_exact_by_lead", "linear"),
+)
 
 
 def featured(models: dict, count: int) -> list[str]:
     """The `count` models to show in full: the corrector, its student, the strongest of the cheap ones, then
     the others."""
-    return [*[name for name in FEATURED if name in models],
-            *[name for name in models if name not in NAMES]][:count]
+    return [*[name for name in FEATURED if name in models], *[name for name in models if name not in NAMES]][
+        :count
+    ]
 
 
 def case_name(case: str) -> str:
     """A case of ups.generative.observation.CASES in words."""
     kind, _, number = case.partition("_")
-    words = {"none": "nothing seen", "full": "all seen", "points": f"{number} % of cells",
-             "coarse": f"means of {number}×{number}", "noisy": f"all, noise {number}"}
+    words = {
+        "none": "nothing seen",
+        "full": "all seen",
+        "points": f"{number} % of cells",
+        "coarse": f"means of {number}×{number}",
+        "noisy": f"all, noise {number}",
+    }
     return words.get(kind, case) if number or kind in ("none", "full") else case
 
 
@@ -65,8 +87,10 @@ def fan(sample: dict, field: int) -> Figure:
     over x, leads in columns and models in rows."""
     ref, x = shown(sample, sample["u_ref"], field), shown(sample, sample["coordinates"], 0)
     models, leads = featured(sample["members"], 3), pick_leads(len(ref), LEADS)
-    drawn = {model: shown(sample, sample["members"][model], field)
-             for model in {*models, "operator"} & sample["members"].keys()}
+    drawn = {
+        model: shown(sample, sample["members"][model], field)
+        for model in {*models, "operator"} & sample["members"].keys()
+    }
     fig = Figure(figsize=(9.2, 0.7 + 2.0 * len(models)))
     axes = fig.subplots(len(models), len(leads), sharex=True, sharey="col", squeeze=False)
     for row, model in zip(axes, models, strict=True):
@@ -74,16 +98,26 @@ def fan(sample: dict, field: int) -> Figure:
             members, shade = drawn[model][:, lead], color(model)
             for level, alpha in ((0.9, 0.2), (0.5, 0.34)):
                 ends = np.quantile(members, [(1 - level) / 2, (1 + level) / 2], axis=0, method="weibull")
-                ax.fill_between(x, *ends, color=shade, alpha=alpha, linewidth=0,
-                                label=f"{100 * level:.0f} % of members")
+                ax.fill_between(
+                    x, *ends, color=shade, alpha=alpha, linewidth=0, label=f"{100 * level:.0f} % of members"
+                )
             lines = ax.plot(x, members[:NUM_LINES].T, color=shade, linewidth=0.5, alpha=0.75)
             lines[0].set_label("members")
             if "operator" in drawn:
-                ax.plot(x, drawn["operator"][0, lead], color=color("operator"), linewidth=1.2,
-                        linestyle=DASHED, label=label("operator"))
+                ax.plot(
+                    x,
+                    drawn["operator"][0, lead],
+                    color=color("operator"),
+                    linewidth=1.2,
+                    linestyle=DASHED,
+                    label=label("operator"),
+                )
             ax.plot(x, ref[lead], color=INK, linewidth=1.4, label="truth")
-            finish(ax, title=lead_title(sample["times"][lead]) if model == models[0] else "",
-                           xlabel=axis_labels(sample)[0] if model == models[-1] else "")
+            finish(
+                ax,
+                title=lead_title(sample["times"][lead]) if model == models[0] else "",
+                xlabel=axis_labels(sample)[0] if model == models[-1] else "",
+            )
         row[0].set_ylabel(f"{label(model)}\n{sample['fields'][field]}")
     handles, names = axes[0, 0].get_legend_handles_labels()
     fig.legend(handles, names, loc="outside lower center", ncols=len(names))
@@ -96,20 +130,30 @@ def _panels(ref: np.ndarray, members: np.ndarray, count: int, scale: dict) -> li
     mean = members.mean(0)
     spread, error = members.std(0, ddof=1) if len(members) > 1 else 0 * mean, np.abs(mean - ref)
     own = colours(SPREAD_MAP, spread, error)
-    return [("truth", ref, scale), ("mean", mean, scale),
-            *[(f"member {i + 1}", member, scale) for i, member in enumerate(members[:count])],
-            ("spread", spread, own), ("error of mean", error, own)]
+    return [
+        ("truth", ref, scale),
+        ("mean", mean, scale),
+        *[(f"member {i + 1}", member, scale) for i, member in enumerate(members[:count])],
+        ("spread", spread, own),
+        ("error of mean", error, own),
+    ]
 
 
 def _barred(sample: dict, rows: Mapping[str, list[tuple]], field: int, first: int) -> Figure:
     """Maps of `_panels` from column `first` on, with their colour bars."""
     fig, axes = maps(sample, rows)
-    for row in axes:   # what is certain and what is not differ by decades
+    for row in axes:  # what is certain and what is not differ by decades
         bar(row[-2:], "", 3, aspect=12)
     for columns, text in ((axes[:, :first], "observed"), (axes[:, first:-2], sample["fields"][field])):
-        if columns.size:   # as wide as its columns
-            bar(columns, text, 3 * columns.shape[1], orientation="horizontal", fraction=0.03,
-                aspect=12 * columns.shape[1])
+        if columns.size:  # as wide as its columns
+            bar(
+                columns,
+                text,
+                3 * columns.shape[1],
+                orientation="horizontal",
+                fraction=0.03,
+                aspect=12 * columns.shape[1],
+            )
     return fig
 
 
@@ -119,16 +163,24 @@ def members_2d(sample: dict, model: str, field: int) -> Figure:
     ref, members = (shown(sample, u, field) for u in (sample["u_ref"], sample["members"][model]))
     leads = pick_leads(len(ref), LEADS)
     scale = colours(FIELD_MAP, ref[leads], members[:, leads])
-    return _barred(sample, {lead_title(sample["times"][lead]): _panels(ref[lead], members[:, lead], 2, scale)
-                            for lead in leads}, field, 0)
+    return _barred(
+        sample,
+        {lead_title(sample["times"][lead]): _panels(ref[lead], members[:, lead], 2, scale) for lead in leads},
+        field,
+        0,
+    )
 
 
 def steady_cases(sample: dict, field: int) -> Figure:
     """Steady prior: per observation case (rows) what was observed of the coefficient and what the ensemble
     says of the solution."""
-    drawn = {case: [shown(sample, u, at) for u, at in (([entry["observed"]], 0), (entry["u_ref"], field),
-                                                       (entry["members"], field))]
-             for case, entry in sample["cases"].items()}
+    drawn = {
+        case: [
+            shown(sample, u, at)
+            for u, at in (([entry["observed"]], 0), (entry["u_ref"], field), (entry["members"], field))
+        ]
+        for case, entry in sample["cases"].items()
+    }
     return (_case_lines if len(sample["axes"]) == 1 else _case_maps)(sample, drawn, field)
 
 
@@ -149,8 +201,11 @@ def _case_lines(sample: dict, drawn: dict[str, list[np.ndarray]], field: int) ->
             row[2].plot(x, members.std(0, ddof=1), color=color("corrector"), label="spread")
         row[2].plot(x, np.abs(mean - ref), color=INK, linestyle=DASHED, label="error of mean")
         for ax, title in zip(row, ("observed coefficient", name, "spread and error of mean"), strict=True):
-            finish(ax, title=title if is_first else "",
-                   xlabel=axis_labels(sample)[0] if row[0] is axes[-1, 0] else "")
+            finish(
+                ax,
+                title=title if is_first else "",
+                xlabel=axis_labels(sample)[0] if row[0] is axes[-1, 0] else "",
+            )
         row[0].set_ylabel(case_name(case))
     pairs = [pair for ax in axes[0, 1:] for pair in zip(*ax.get_legend_handles_labels(), strict=True)]
     fig.legend(*zip(*pairs, strict=True), loc="outside lower center", ncols=len(pairs))
@@ -162,8 +217,15 @@ def _case_maps(sample: dict, drawn: dict[str, list[np.ndarray]], field: int) -> 
     """2D: what was observed, truth, mean, one member, spread, error of the mean."""
     seen = colours(INPUT_MAP, *[observed for observed, _, _ in drawn.values()])
     scale = colours(FIELD_MAP, *[u for _, ref, members in drawn.values() for u in (ref, members[0])])
-    return _barred(sample, {case_name(case): [("observed", observed, seen), *_panels(ref, members, 1, scale)]
-                            for case, (observed, ref, members) in drawn.items()}, field, 1)
+    return _barred(
+        sample,
+        {
+            case_name(case): [("observed", observed, seen), *_panels(ref, members, 1, scale)]
+            for case, (observed, ref, members) in drawn.items()
+        },
+        field,
+        1,
+    )
 
 
 @styled
@@ -178,11 +240,16 @@ def rank_histograms(models: dict) -> Figure | None:
     fig = Figure(figsize=(9.2 * max(columns, 2) / 4, 0.4 + 1.6 * rows))
     axes = fig.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
     for ax, (model, counts) in zip(axes, kept.items(), strict=False):
-        ax.bar((np.arange(len(counts)) + 0.5) / len(counts), counts / counts.sum() * len(counts),
-               width=0.92 / len(counts), color=color(model), alpha=0.85)
+        ax.bar(
+            (np.arange(len(counts)) + 0.5) / len(counts),
+            counts / counts.sum() * len(counts),
+            width=0.92 / len(counts),
+            color=color(model),
+            alpha=0.85,
+        )
         ax.axhline(1.0, color=INK, linewidth=1.0)
         ax.set_title(label(model), color=color(model))
-    for ax in axes[len(kept):]:
+    for ax in axes[len(kept) :]:
         ax.remove()
     axes[0].set_xticks([0, 0.5, 1], ["below", "", "above"])
     # the end bars of a confident ensemble may be many times the rest: cut, the table has them
@@ -196,20 +263,32 @@ def rank_histograms(models: dict) -> Figure | None:
 def reliability(models: dict) -> Figure | None:
     """Error of the mean against predicted spread in bins of equally many points, logarithmic; the diagonal is
     right."""
-    kept = {model: models[model]["spread_skill_bins"] for model in ordered(models)
-            if len(models[model].get("spread_skill_bins", {}).get("spread", ())) > 1}
+    kept = {
+        model: models[model]["spread_skill_bins"]
+        for model in ordered(models)
+        if len(models[model].get("spread_skill_bins", {}).get("spread", ())) > 1
+    }
     if not kept:
         return None
     fig = Figure(figsize=(6.6, 3.5))
     ax = fig.subplots()
     for model, bins in kept.items():
         slope = "" if bins["slope"] is None else f" (slope {bins['slope']:.2f})"
-        ax.loglog(floats(bins["spread"]), floats(bins["rmse"]), linewidth=1.2, label=label(model) + slope,
-                  **line(model, len(bins["spread"])))
-    ax.set(xlim=ax.get_xlim(), ylim=ax.get_ylim())   # of the points, which lazy scaling has not seen
+        ax.loglog(
+            floats(bins["spread"]),
+            floats(bins["rmse"]),
+            linewidth=1.2,
+            label=label(model) + slope,
+            **line(model, len(bins["spread"])),
+        )
+    ax.set(xlim=ax.get_xlim(), ylim=ax.get_ylim())  # of the points, which lazy scaling has not seen
     ax.axline((1, 1), (2, 2), color=INK, linewidth=0.8)
-    ax.set(aspect="equal", anchor="W", xlabel="predicted spread / RMS of the truth",
-           ylabel="error of the mean / RMS")
+    ax.set(
+        aspect="equal",
+        anchor="W",
+        xlabel="predicted spread / RMS of the truth",
+        ylabel="error of the mean / RMS",
+    )
     ax.grid()
     ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
     return fig
@@ -221,8 +300,10 @@ def spectrum_errors(models: dict) -> Figure | None:
     intervals."""
     names, panels = ordered(models)[::-1], {}
     for title, key in (("members", "spectrum_error"), ("sampled residuals", "residual_spectrum_error")):
-        rows = [models[name].get(key, {}) if (title, name) != ("sampled residuals", "operator") else {}
-                for name in names]
+        rows = [
+            models[name].get(key, {}) if (title, name) != ("sampled residuals", "operator") else {}
+            for name in names
+        ]
         panels[title] = [floats(row.get(part) for row in rows) for part in ("value", "low", "high")]
     panels = {title: ends for title, ends in panels.items() if np.isfinite(ends[0]).any()}
     if not panels:
@@ -230,8 +311,15 @@ def spectrum_errors(models: dict) -> Figure | None:
     fig = Figure(figsize=(9.2, 0.9 + 0.24 * len(models)))
     axes = fig.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for ax, (title, (value, low, high)) in zip(axes, panels.items(), strict=True):
-        ax.barh([label(name) for name in names], value, xerr=(value - low, high - value),
-                color=list(map(color, names)), alpha=0.85, height=0.66, ecolor=INK)
+        ax.barh(
+            [label(name) for name in names],
+            value,
+            xerr=(value - low, high - value),
+            color=list(map(color, names)),
+            alpha=0.85,
+            height=0.66,
+            ecolor=INK,
+        )
         ax.set(title=f"spectrum of {title}", xlabel="mean |log₁₀ (energy / true energy)|", axisbelow=True)
         ax.grid(axis="x")
     return fig
@@ -240,6 +328,7 @@ def spectrum_errors(models: dict) -> Figure | None:
 def field_to_show(sample: dict) -> int:
     """The field with the largest relative error of the first shown model's mean."""
     model = (featured(sample["members"], 1) or list(sample["members"]))[0]
-    errors = field_errors({"u_ref": sample["u_ref"],
-                                   "u_pred": np.asarray(sample["members"][model], dtype=float).mean(0)})
+    errors = field_errors(
+        {"u_ref": sample["u_ref"], "u_pred": np.asarray(sample["members"][model], dtype=float).mean(0)}
+    )
     return int(np.argmax(np.nan_to_num(errors, nan=-1.0, posinf=np.inf)))

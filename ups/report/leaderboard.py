@@ -9,14 +9,19 @@ from pathlib import Path
 from statistics import geometric_mean
 
 from ups.common.files import DamagedError, file_hash, read_record, read_sealed
+from ups.common.formatting import number
 from ups.config import read_command, run_script
-from ups.report.tables import is_interval, markdown, number, value_of
+from ups.report.tables import is_interval, markdown, value_of
 from ups.training.folder import DONE
 
-OPTIONS = {"--runs": {"default": "runs", "help": "folder of all runs"}, "--metric": {"default": "nrmse"},
-           "--task": {}, "--split": {"default": "test", "choices": ["test", "val"]}}
-SHARED = ("num_frames_predicted", "grid", "parameters", "num_trajectories")   # of a task that is compared
-MEASURE = "RMS of the truth"   # what relative errors are relative to, where a report does not say
+OPTIONS = {
+    "--runs": {"default": "runs", "help": "folder of all runs"},
+    "--metric": {"default": "nrmse"},
+    "--task": {},
+    "--split": {"default": "test", "choices": ["test", "val"]},
+}
+SHARED = ("num_frames_predicted", "grid", "parameters", "num_trajectories")  # of a task that is compared
+MEASURE = "RMS of the truth"  # what relative errors are relative to, where a report does not say
 
 
 def read_report(folder: Path) -> tuple[dict, bool]:
@@ -25,19 +30,32 @@ def read_report(folder: Path) -> tuple[dict, bool]:
     A report of which a gate failed has no record. Raises DamagedError for a file that is not readable, that
     is not the one of the record, or that says that every gate passed without a record; FileNotFoundError."""
     path, again = folder / "results.json", "Make the report again."
-    results = read_record(path, "the results of a report", again, run=str, tasks=dict, protocol=dict,
-                          environment=dict, training=dict, gates=list)
+    results = read_record(
+        path,
+        "the results of a report",
+        again,
+        run=str,
+        tasks=dict,
+        protocol=dict,
+        environment=dict,
+        training=dict,
+        gates=list,
+    )
     try:
         record = read_sealed(folder / DONE, "the record of a report", again, files=dict)
     except FileNotFoundError:
         if all(gate["passed"] for gate in results["gates"]):
-            raise DamagedError(f"{path} says that every gate passed and {DONE} is not there; expected the "
-                               f"record of a report that passed. The results were altered, or the report was "
-                               f"not finished. {again}") from None
+            raise DamagedError(
+                f"{path} says that every gate passed and {DONE} is not there; expected the "
+                f"record of a report that passed. The results were altered, or the report was "
+                f"not finished. {again}"
+            ) from None
         return results, False
     if record["files"].get(path.name) != file_hash(path):
-        raise DamagedError(f"{path} was altered: its digest is not that of {folder / DONE}; expected the "
-                           f"results as they were written. {again}")
+        raise DamagedError(
+            f"{path} was altered: its digest is not that of {folder / DONE}; expected the "
+            f"results as they were written. {again}"
+        )
     return results, True
 
 
@@ -59,8 +77,7 @@ def mean_of(results: dict, metric: str, task: str | None = None) -> float | None
     return geometric_mean(values) if values and all(value and value > 0 for value in values) else None
 
 
-def table(runs: str | Path, metric: str = "nrmse", task: str | None = None,
-          split: str = "test") -> str:
+def table(runs: str | Path, metric: str = "nrmse", task: str | None = None, split: str = "test") -> str:
     """Markdown, best first (lower is better except for correlation_time), by `task` or by the mean over
     tasks.
 
@@ -71,42 +88,72 @@ def table(runs: str | Path, metric: str = "nrmse", task: str | None = None,
     groups, known = {}, set()
     for results in read(runs, split):
         protocol = {key: value for key, value in results["protocol"].items() if key != "seed"}
-        data = {name: [*[entry[key] for key in SHARED], entry.get("measure", MEASURE)]
-                for name, entry in results["tasks"].items()}
+        data = {
+            name: [*[entry[key] for key in SHARED], entry.get("measure", MEASURE)]
+            for name, entry in results["tasks"].items()
+        }
         groups.setdefault(json.dumps([protocol, data], sort_keys=True), []).append(results)
-        known |= {name for entry in results["tasks"].values()
-                  for name, value in entry["models"]["operator"].items()
-                  if is_interval(value) or name == "ms_per_state"}
+        known |= {
+            name
+            for entry in results["tasks"].values()
+            for name, value in entry["models"]["operator"].items()
+            if is_interval(value) or name == "ms_per_state"
+        }
     if not groups:
         return f"No reports in {runs}."
     if metric not in known:
-        raise ValueError(f"no run has the metric {metric!r}; expected one of {', '.join(sorted(known))} in "
-                         f"{runs}. Change --metric.")
+        raise ValueError(
+            f"no run has the metric {metric!r}; expected one of {', '.join(sorted(known))} in "
+            f"{runs}. Change --metric."
+        )
     shown = [_markdown(rows, metric, task) for rows in groups.values() if task in (None, *rows[0]["tasks"])]
     if not shown:
-        raise ValueError(f"no run was scored on {task!r}; expected a task of {runs}. Leave --task out to see "
-                         "all.")
+        raise ValueError(
+            f"no run was scored on {task!r}; expected a task of {runs}. Leave --task out to see all."
+        )
     return "\n\n".join(shown)
 
 
 def _markdown(rows: list[dict], metric: str, task: str | None) -> str:
     """One table, of runs that can be compared."""
     tasks, sign = rows[0]["tasks"], -1 if metric == "correlation_time" else 1
-    horizon = ", ".join(f"{name} {'×'.join(map(str, entry['grid']))} cells, "
-                        f"{entry['num_frames_predicted']} frames"
-                        + f", relative to the {entry.get('measure')}" * bool(entry.get("offset"))
-                        for name, entry in sorted(tasks.items()))
-    settings = ", ".join(f"{name} {value}" for name, value in sorted(rows[0]["protocol"].items())
-                         if name != "seed")
-    head = ["run", "gates", f"{metric} (geometric mean)", *sorted(tasks), "base", "network", "rates", "seed",
-            "parameters", "seconds", "git"]
+    horizon = ", ".join(
+        f"{name} {'×'.join(map(str, entry['grid']))} cells, "
+        f"{entry['num_frames_predicted']} frames"
+        + f", relative to the {entry.get('measure')}"
+        * bool(entry.get("offset"))
+        for name, entry in sorted(tasks.items())
+    )
+    settings = ", ".join(
+        f"{name} {value}" for name, value in sorted(rows[0]["protocol"].items()) if name != "seed"
+    )
+    head = [
+        "run",
+        "gates",
+        f"{metric} (geometric mean)",
+        *sorted(tasks),
+        "base",
+        "network",
+        "rates",
+        "seed",
+        "parameters",
+        "seconds",
+        "git",
+    ]
     ranked = sorted(rows, key=lambda row: sign * (mean_of(row, metric, task) or sign * float("inf")))
-    cells = [[row["run"], "pass" if all(gate["passed"] for gate in row["gates"]) else "FAIL",
-              number(mean_of(row, metric)),
-              *[number(figure(row["tasks"][name], metric)) for name in sorted(tasks)],
-              *_settings(row), number(row["training"].get("parameters")),
-              number(row["training"].get("seconds")),
-              str(row["environment"].get("git_revision") or "–")[:10]] for row in ranked]
+    cells = [
+        [
+            row["run"],
+            "pass" if all(gate["passed"] for gate in row["gates"]) else "FAIL",
+            number(mean_of(row, metric)),
+            *[number(figure(row["tasks"][name], metric)) for name in sorted(tasks)],
+            *_settings(row),
+            number(row["training"].get("parameters")),
+            number(row["training"].get("seconds")),
+            str(row["environment"].get("git_revision") or "–")[:10],
+        ]
+        for row in ranked
+    ]
     return "\n".join([f"{horizon} ({settings})", "", *markdown(head, cells)])
 
 
@@ -117,8 +164,12 @@ def _settings(row: dict) -> list[str]:
     bases = list(dict.fromkeys(tasks[name].get("base", "–") for name in sorted(tasks)))
     used = [tasks[name].get("network_is_used") for name in tasks]
     rates = [number(training.get(key)) for key in ("muon_lr", "adamw_lr")]
-    return [", ".join(bases), "–" if None in used else f"{sum(used)} of {len(used)}", ", ".join(rates),
-            number(training.get("seed"))]
+    return [
+        ", ".join(bases),
+        "–" if None in used else f"{sum(used)} of {len(used)}",
+        ", ".join(rates),
+        number(training.get("seed")),
+    ]
 
 
 def main() -> None:

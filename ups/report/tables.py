@@ -1,40 +1,68 @@
 """Numbers, intervals and tables as the report writes them."""
 
 import html
-import math
 import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from ups.common.formatting import number
 from ups.metrics.intervals import Metric
 
-COSTS = (   # what a model is measured to cost
-    Metric("evaluations_per_state", "evaluations per state",
-           "network calls per predicted state and member; of ensembles the "
-           "operator aside", best=None),
-    Metric("networks_per_state", "networks per state",
-           "calls of every network per predicted state and member: of the one that draws, of the "
-           "operator, and of the Gaussian that gives mean and scale by its share of weights", best=None),
-    Metric("operations_per_state", "operations per state",
-           "floating-point operations of matrix products and convolutions per predicted state and member",
-           best=None),
-    Metric("ms_per_state", "ms per state",
-           "wall-clock time per predicted state and member, operator and decoding included", best=None),
+COSTS = (  # what a model is measured to cost
+    Metric(
+        "evaluations_per_state",
+        "evaluations per state",
+        "network calls per predicted state and member; of ensembles the operator aside",
+        best=None,
+    ),
+    Metric(
+        "networks_per_state",
+        "networks per state",
+        "calls of every network per predicted state and member: of the one that draws, of the "
+        "operator, and of the Gaussian that gives mean and scale by its share of weights",
+        best=None,
+    ),
+    Metric(
+        "operations_per_state",
+        "operations per state",
+        "floating-point operations of matrix products and convolutions per predicted state and member",
+        best=None,
+    ),
+    Metric(
+        "ms_per_state",
+        "ms per state",
+        "wall-clock time per predicted state and member, operator and decoding included",
+        best=None,
+    ),
 )
-NAMES = {   # of the models, in the order in which they are shown
-    "operator": "UPS operator", "base": "base alone", "dressed": "+ noise",
-    "dressed_conditional": "+ conditional noise", "dressed_waves": "+ conditional waves",
+NAMES = {  # of the models, in the order in which they are shown
+    "operator": "UPS operator",
+    "base": "base alone",
+    "dressed": "+ noise",
+    "dressed_conditional": "+ conditional noise",
+    "dressed_waves": "+ conditional waves",
     "dressed_resampled": "+ drawn residual",
-    "linear_posterior": "linear posterior, pushed", "unconditional": "any solution",
-    "dressed_leads": "+ errors by lead", "analogs": "+ errors of analogs", "normal_leads": "+ noise by lead",
-    "normal_analogs": "+ noise of analogs", "exact": "exact draws", "bayes_mean": "mean of exact draws",
-    "rival": "rival, no teacher", "corrector": "corrector", "student_1": "student, 1 step",
-    "student_2": "student, 2 steps", "fno": "FNO", "unet": "U-Net", "persistence": "persistence",
-    "climatology": "climatology", "seasonal_climatology": "seasonal climatology",
-    "train_mean": "training mean", "codec_floor": "codec floor",
+    "linear_posterior": "linear posterior, pushed",
+    "unconditional": "any solution",
+    "dressed_leads": "+ errors by lead",
+    "analogs": "+ errors of analogs",
+    "normal_leads": "+ noise by lead",
+    "normal_analogs": "+ noise of analogs",
+    "exact": "exact draws",
+    "bayes_mean": "mean of exact draws",
+    "rival": "rival, no teacher",
+    "corrector": "corrector",
+    "student_1": "student, 1 step",
+    "student_2": "student, 2 steps",
+    "fno": "FNO",
+    "unet": "U-Net",
+    "persistence": "persistence",
+    "climatology": "climatology",
+    "seasonal_climatology": "seasonal climatology",
+    "train_mean": "training mean",
+    "codec_floor": "codec floor",
 }
-RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-COUNTS = ("zero_frames", "nonfinite_trajectories")   # shown where they are not zero
+COUNTS = ("zero_frames", "nonfinite_trajectories")  # shown where they are not zero
 
 
 def is_interval(value: Any) -> bool:
@@ -60,27 +88,16 @@ def ordered(models: Collection[str]) -> list[str]:
     return [*[name for name in NAMES if name in models], *[name for name in models if name not in NAMES]]
 
 
-def number(value: Any, digits: int = 3) -> str:
-    """Three significant digits, or `digits`; powers of ten written out; a dash for null."""
-    if value is None:
-        return "–"
-    if isinstance(value, (bool, str)) or (isinstance(value, int) and abs(value) < 10**15):
-        return f"{value:,}" if type(value) is int else str(value)
-    if value == 0 or not math.isfinite(value):
-        return "0" if value == 0 else "not finite" if math.isinf(value) else "undefined"
-    if not 1e-3 <= abs(value) < 1e5:
-        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
-        return f"{mantissa}×10{str(int(exponent)).translate(RAISED)}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.{digits}g}".rstrip(".")
-
-
 def cell(value: Any) -> str:
     """A number as HTML, its interval below it."""
     if not is_interval(value):
         return number(value)
     text = f"<b>{number(value['value'])}</b>"
-    return (text if value["low"] is None else text + f"<small>{number(value['low'])} – "
-                                                     f"{number(value['high'])}</small>")
+    return (
+        text
+        if value["low"] is None
+        else text + f"<small>{number(value['low'])} – {number(value['high'])}</small>"
+    )
 
 
 def metric_name(metric: Metric) -> str:

@@ -12,11 +12,22 @@ from typing import Any
 from ups.tasks.task import Array, Finding, Task, in_unit
 from ups.tasks.user_task import Place, own_task, require_name
 
-__all__ = ["TASKS", "Array", "Finding", "Place", "Task", "described_task", "get_task", "in_unit",
-           "own_task", "require_name"]
+__all__ = [
+    "TASKS",
+    "Array",
+    "Finding",
+    "Place",
+    "Task",
+    "described_task",
+    "get_task",
+    "in_unit",
+    "own_task",
+    "require_name",
+]
 
 TASKS: dict[str, Task] = {
-    task.name: task for file in sorted(module.name for module in pkgutil.iter_modules(__path__))
+    task.name: task
+    for file in sorted(module.name for module in pkgutil.iter_modules(__path__))
     for task in getattr(importlib.import_module(f"{__name__}.{file}"), "FAMILY", ())
 }
 
@@ -26,9 +37,11 @@ def get_task(name: str) -> Task:
     if name not in TASKS:
         near = difflib.get_close_matches(name, TASKS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"unknown task {name!r:.80}{hint} Expected one of: {', '.join(TASKS)} (key "
-                         f"data.tasks), or one of yours, which task.{name:.80}.files declares (README, Your "
-                         f"own data).")
+        raise ValueError(
+            f"unknown task {name!r:.80}{hint} Expected one of: {', '.join(TASKS)} (key "
+            f"data.tasks), or one of yours, which task.{name:.80}.files declares (README, Your "
+            f"own data)."
+        )
     return TASKS[name]
 
 

@@ -16,8 +16,9 @@ from ups.tasks.task import Array, Finding, Task
 
 
 @solver("beta")
-def simulate(seed: int, index: int, *, resolution: int, num_frames: int, parameter: float,
-             t_end: float) -> Tensor:
+def simulate(
+    seed: int, index: int, *, resolution: int, num_frames: int, parameter: float, t_end: float
+) -> Tensor:
     """u at the cell centres, (num_frames, 1, resolution). parameter: beta, domain lengths per time."""
     times = torch.linspace(0.0, t_end, num_frames, dtype=torch.float64)[:, None, None]
     return sample_wave(seed, index)(cell_centres(resolution) - parameter * times)
@@ -26,8 +27,10 @@ def simulate(seed: int, index: int, *, resolution: int, num_frames: int, paramet
 def advance(u: Tensor, *, parameter: float, dt: float) -> Tensor:
     """u (n, 1, cells) a time dt later: its trigonometric interpolation, moved."""
     modes = torch.fft.rfft(u.double())
-    turn = torch.polar(torch.ones(modes.shape[-1], dtype=torch.float64),
-                       -2 * math.pi * parameter * dt * torch.arange(modes.shape[-1]).double())
+    turn = torch.polar(
+        torch.ones(modes.shape[-1], dtype=torch.float64),
+        -2 * math.pi * parameter * dt * torch.arange(modes.shape[-1]).double(),
+    )
     return torch.fft.irfft(modes * turn, n=u.shape[-1]).to(u)
 
 
@@ -37,9 +40,13 @@ def moves_at_beta(data: Any, scan: Any) -> Iterator[Finding]:
         return
     right, double = (_transport_error(data, factor * data.parameter) for factor in (1.0, 2.0))
     if double < 0.5 * right:
-        yield Finding("error", f"the field moves at twice beta (relative error {double:.2g}, at beta "
-                               f"{right:.2g}): the withdrawn first edition (PDEBench issue 46)",
-                      str(data.path), "delete it and run `make data`")
+        yield Finding(
+            "error",
+            f"the field moves at twice beta (relative error {double:.2g}, at beta "
+            f"{right:.2g}): the withdrawn first edition (PDEBench issue 46)",
+            str(data.path),
+            "delete it and run `make data`",
+        )
 
 
 def _transport_error(data: Any, speed: float) -> float:
@@ -60,10 +67,23 @@ def _transport_error(data: Any, speed: float) -> float:
 
 
 ADVECTION = Task(
-    "advection1d", ("u",), 1, PERIODIC, "arrays", (Array("tensor"),), "1D_Advection_Sols_beta{}.hdf5",
+    "advection1d",
+    ("u",),
+    1,
+    PERIODIC,
+    "arrays",
+    (Array("tensor"),),
+    "1D_Advection_Sols_beta{}.hdf5",
     ("beta",),
-    equation="∂u/∂t + beta ∂u/∂x = 0", t_end=2.0, num_frames=201, resolution=1024, conserved=("u",),
-    bounded=("u",), simulate=simulate, step=advance, checks=(moves_at_beta,),
+    equation="∂u/∂t + beta ∂u/∂x = 0",
+    t_end=2.0,
+    num_frames=201,
+    resolution=1024,
+    conserved=("u",),
+    bounded=("u",),
+    simulate=simulate,
+    step=advance,
+    checks=(moves_at_beta,),
     published={
         "1D_Advection_Sols_beta0.1.hdf5": (255672, "b4be2fc3383f737c76033073e6d2ccfb"),
         "1D_Advection_Sols_beta0.2.hdf5": (255671, "d47b52c1be4b6bcaa8748a8df2f5fbb8"),

@@ -63,7 +63,11 @@ def _zeros(wave: Wave, left: Tensor, right: Tensor) -> Tensor:
 
 
 def _plan(
-    max_speed: float, diffusivity: float, dt: float, resolution: int, num_faces: int,
+    max_speed: float,
+    diffusivity: float,
+    dt: float,
+    resolution: int,
+    num_faces: int,
 ) -> tuple[int, int]:
     """(steps per frame, faces): the fewest steps and coarsest grid that resolve and do not overflow.
 
@@ -124,7 +128,13 @@ def _cell_averages(psi: Tensor, mean: float, resolution: int) -> Tensor:
 
 
 def evolve(
-    psi: Tensor, mean: float, *, diffusivity: float, dt: float, num_frames: int, resolution: int,
+    psi: Tensor,
+    mean: float,
+    *,
+    diffusivity: float,
+    dt: float,
+    num_frames: int,
+    resolution: int,
 ) -> Tensor:
     """Cell averages of u of one trajectory at t = 0, dt, 2 dt, ...: (num_frames, resolution), float64.
 
@@ -155,8 +165,9 @@ def evolve(
 
 
 @solver("nu")
-def simulate(seed: int, index: int, *, resolution: int, num_frames: int, parameter: float,
-             t_end: float) -> Tensor:
+def simulate(
+    seed: int, index: int, *, resolution: int, num_frames: int, parameter: float, t_end: float
+) -> Tensor:
     """Cell averages of u, (num_frames, 1, resolution).
 
     parameter: nu, PDEBench's file name parameter; the diffusion coefficient is nu / pi. Raises ValueError too
@@ -166,30 +177,64 @@ def simulate(seed: int, index: int, *, resolution: int, num_frames: int, paramet
     while num_faces < MIN_FINE:
         num_faces *= 2
     psi, mean = potential(sample_wave(seed, index), num_faces)
-    return evolve(psi, mean, diffusivity=parameter / math.pi, dt=t_end / max(num_frames - 1, 1),
-                  num_frames=num_frames, resolution=resolution)[:, None]
+    return evolve(
+        psi,
+        mean,
+        diffusivity=parameter / math.pi,
+        dt=t_end / max(num_frames - 1, 1),
+        num_frames=num_frames,
+        resolution=resolution,
+    )[:, None]
 
 
 def advance(u: Tensor, *, parameter: float, dt: float) -> Tensor:
     """u (n, 1, cells), cell averages, a time dt later; within a cell u is constant."""
     finer = max(1, MIN_FINE // u.shape[-1])
     psi = torch.cumsum(u.double().repeat_interleave(finer, -1), -1) / (finer * u.shape[-1])
-    later = [evolve(torch.cat([one.new_zeros(1), one[:-1]]), float(one[-1]), diffusivity=parameter / math.pi,
-                    dt=dt, num_frames=2, resolution=u.shape[-1])[1:] for one in psi[:, 0]]
+    later = [
+        evolve(
+            torch.cat([one.new_zeros(1), one[:-1]]),
+            float(one[-1]),
+            diffusivity=parameter / math.pi,
+            dt=dt,
+            num_frames=2,
+            resolution=u.shape[-1],
+        )[1:]
+        for one in psi[:, 0]
+    ]
     return torch.stack(later).to(u)
 
 
 def starts_at_zero(data: Any, scan: Any) -> Iterator[Finding]:
     """The first edition was on (-1, 1)."""
     if "x" in data.coordinates and data.coordinates["x"][0] < 0:
-        yield Finding("error", "x starts below zero: the withdrawn first edition of Burgers, with a wrong "
-                               "flux (PDEBench issue 51)", str(data.path), "delete it and run `make data`")
+        yield Finding(
+            "error",
+            "x starts below zero: the withdrawn first edition of Burgers, with a wrong "
+            "flux (PDEBench issue 51)",
+            str(data.path),
+            "delete it and run `make data`",
+        )
 
 
 BURGERS = Task(
-    "burgers1d", ("u",), 1, PERIODIC, "arrays", (Array("tensor"),), "1D_Burgers_Sols_Nu{}.hdf5", ("Nu",),
-    equation="∂u/∂t + u ∂u/∂x = (Nu/π) ∂²u/∂x²", t_end=2.0, num_frames=201, resolution=1024, conserved=("u",),
-    bounded=("u",), simulate=simulate, step=advance, checks=(starts_at_zero,),
+    "burgers1d",
+    ("u",),
+    1,
+    PERIODIC,
+    "arrays",
+    (Array("tensor"),),
+    "1D_Burgers_Sols_Nu{}.hdf5",
+    ("Nu",),
+    equation="∂u/∂t + u ∂u/∂x = (Nu/π) ∂²u/∂x²",
+    t_end=2.0,
+    num_frames=201,
+    resolution=1024,
+    conserved=("u",),
+    bounded=("u",),
+    simulate=simulate,
+    step=advance,
+    checks=(starts_at_zero,),
     published={
         "1D_Burgers_Sols_Nu0.001.hdf5": (268190, "44cb784d5a07aa2b1c864cabdcf625f9"),
         "1D_Burgers_Sols_Nu0.002.hdf5": (268193, "edf1cd13622d151dfde3e4e5af7a95b4"),
@@ -220,7 +265,11 @@ BURGERS = Task(
         "1D_Burgers_Sols_Nu4.0.hdf5": "f9f84827",
     },
     # strides: those of PDEBench's benchmark
-    defaults={"space_stride": 4, "time_stride": 5, "base": ["persistence", "propagator", "transport"],
-              "reach": 96},
+    defaults={
+        "space_stride": 4,
+        "time_stride": 5,
+        "base": ["persistence", "propagator", "transport"],
+        "reach": 96,
+    },
 )
 FAMILY = (BURGERS, BURGERS.hidden(base=["persistence", "propagator"], reach=0))

@@ -23,10 +23,10 @@ from ups.tasks.initial import solver
 from ups.tasks.task import Array, Task
 
 WAVES = (1, 2, 3)
-AMPLITUDE = 0.5    # an input of 0.375: shocks of about 1.6
-START = 0.4        # standard deviation of a forced wave's amplitude before the run-up
-SPIN = 2.0         # a shock crosses the box in about one
-STEP = 0.5         # times the cell width: the largest speed in a run is about 2.5, RK4 needs 0.53 at that
+AMPLITUDE = 0.5  # an input of 0.375: shocks of about 1.6
+START = 0.4  # standard deviation of a forced wave's amplitude before the run-up
+SPIN = 2.0  # a shock crosses the box in about one
+STEP = 0.5  # times the cell width: the largest speed in a run is about 2.5, RK4 needs 0.53 at that
 
 
 @functools.lru_cache(maxsize=8)
@@ -45,15 +45,18 @@ def equation(resolution: int, nu: float, dt: float) -> Forced:
     return Forced(-nu * k.square(), nonlinear, waves, dt)
 
 
-def evolve(u: Tensor, streams: Sequence["np.random.Generator"], *, num_frames: int, parameter: float,
-           dt: float) -> Tensor:
+def evolve(
+    u: Tensor, streams: Sequence["np.random.Generator"], *, num_frames: int, parameter: float, dt: float
+) -> Tensor:
     """The frames that follow u (batch, 1, n), dt apart, (batch, num_frames, 1, n), float64. parameter: nu."""
-    num = num_steps(dt, STEP / u.shape[-1], parameter * (2 * math.pi * WAVES[-1])**2)
+    num = num_steps(dt, STEP / u.shape[-1], parameter * (2 * math.pi * WAVES[-1]) ** 2)
     forced = equation(u.shape[-1], parameter, dt / num)
     modes = torch.fft.rfft(u[:, 0].double(), norm="forward")
-    modes[:, -(-u.shape[-1] // 3):] = 0
-    frames = [torch.fft.irfft(now, n=u.shape[-1], norm="forward")
-              for now in forced.evolve(modes, streams, num_frames, num)]
+    modes[:, -(-u.shape[-1] // 3) :] = 0
+    frames = [
+        torch.fft.irfft(now, n=u.shape[-1], norm="forward")
+        for now in forced.evolve(modes, streams, num_frames, num)
+    ]
     return torch.stack(frames, 1)[:, :, None]
 
 
@@ -67,18 +70,42 @@ def start(streams: Sequence["np.random.Generator"], resolution: int, nu: float) 
 
 
 @solver("nu", cells_at_once=2**14)
-def simulate(seed: int, indices: Sequence[int], *, resolution: int, num_frames: int, parameter: float,
-             t_end: float) -> Tensor:
+def simulate(
+    seed: int, indices: Sequence[int], *, resolution: int, num_frames: int, parameter: float, t_end: float
+) -> Tensor:
     """u, (n, num_frames, 1, resolution)."""
-    return trajectories(start, evolve, seed, indices, resolution=resolution, num_frames=num_frames,
-                        parameter=parameter, t_end=t_end)
+    return trajectories(
+        start,
+        evolve,
+        seed,
+        indices,
+        resolution=resolution,
+        num_frames=num_frames,
+        parameter=parameter,
+        t_end=t_end,
+    )
 
 
 FAMILY = (
-    Task("burgers1d_forced", ("u",), 1, PERIODIC, "arrays", (Array("tensor"),), "1D_BurgersForced_Nu{}.hdf5",
-         ("Nu",), equation="∂u/∂t + u ∂u/∂x = Nu ∂²u/∂x² + white noise in the waves 1 to 3", t_end=1.0,
-         unknown="white noise drives it", is_stationary=True,
-         num_frames=41, resolution=128, num_trajectories=2000, conserved=("u",), simulate=simulate,
-         draw=functools.partial(draws, evolve),
-         defaults={"parameters": [0.01], "reserve": 0.5, "base": ["persistence", "propagator", "equation"]}),
+    Task(
+        "burgers1d_forced",
+        ("u",),
+        1,
+        PERIODIC,
+        "arrays",
+        (Array("tensor"),),
+        "1D_BurgersForced_Nu{}.hdf5",
+        ("Nu",),
+        equation="∂u/∂t + u ∂u/∂x = Nu ∂²u/∂x² + white noise in the waves 1 to 3",
+        t_end=1.0,
+        unknown="white noise drives it",
+        is_stationary=True,
+        num_frames=41,
+        resolution=128,
+        num_trajectories=2000,
+        conserved=("u",),
+        simulate=simulate,
+        draw=functools.partial(draws, evolve),
+        defaults={"parameters": [0.01], "reserve": 0.5, "base": ["persistence", "propagator", "equation"]},
+    ),
 )

@@ -23,7 +23,7 @@ from ups.tasks.task import Array, Finding, Task
 NUM_BUMPS = 5
 MAX_SQUARED_WIDTH = 0.5
 HIGH, LOW = 1.0, 0.1  # HIGH where the sum of bumps is above its mean, as in PDEBench
-LOOKED_AT = 8      # trajectories, spread over the file, that are solved again
+LOOKED_AT = 8  # trajectories, spread over the file, that are solved again
 # relative distance from the steady solution; PDEBench's wall, a cell further out, makes some 0.02
 UNSTEADY = 0.05
 
@@ -122,8 +122,13 @@ def _solve_batch(a: Tensor, source: Tensor, scale: Tensor, tolerance: float, max
 
 
 def solve(
-    a: Tensor, source: Tensor, *, tolerance: float = 1e-10, max_iterations: int = 1000,
-    is_smooth: bool = False, batch: int = 1,
+    a: Tensor,
+    source: Tensor,
+    *,
+    tolerance: float = 1e-10,
+    max_iterations: int = 1000,
+    is_smooth: bool = False,
+    batch: int = 1,
 ) -> Tensor:
     """u with -div(a grad u) = source, u = 0 on the wall of the unit square: (..., nx, ny), float64.
 
@@ -161,23 +166,42 @@ def is_solution(data: Any, scan: Any) -> Iterator[Finding]:
     _, u = data.stratified_rows(LOOKED_AT)
     a, u_stored = torch.from_numpy(u[:, 0]).double().unbind(1)
     if not bool((a > 0).all()):
-        yield Finding("error", f"the coefficient falls to {float(a.min()):g}; expected it positive",
-                      str(data.path), "write a, not its logarithm, to the array nu")
+        yield Finding(
+            "error",
+            f"the coefficient falls to {float(a.min()):g}; expected it positive",
+            str(data.path),
+            "write a, not its logarithm, to the array nu",
+        )
         return
     u_steady = solve(a, torch.full_like(a, data.parameter), tolerance=1e-6)
     error = ((u_stored - u_steady).flatten(1).norm(dim=1) / u_steady.flatten(1).norm(dim=1)).max()
     if error > UNSTEADY:
-        yield Finding("warning", f"u is up to {float(error):.2g} (relative) from the solution of -div(a grad "
-                                 "u) = beta: not yet steady, as published files are (a relaxation stopped "
-                                 "at t = 1.75), or of another equation",
-                      str(data.path), DARCY.remedy)
+        yield Finding(
+            "warning",
+            f"u is up to {float(error):.2g} (relative) from the solution of -div(a grad "
+            "u) = beta: not yet steady, as published files are (a relaxation stopped "
+            "at t = 1.75), or of another equation",
+            str(data.path),
+            DARCY.remedy,
+        )
 
 
 DARCY = Task(
-    "darcy2d", ("u",), 2, DIRICHLET, "arrays", (Array("nu", steady=True), Array("tensor")),
+    "darcy2d",
+    ("u",),
+    2,
+    DIRICHLET,
+    "arrays",
+    (Array("nu", steady=True), Array("tensor")),
     "2D_DarcyFlow_beta{}_Train.hdf5",
-    ("beta",), equation="-∇·(a ∇u) = beta", inputs=("a",), t_end=0.0, num_frames=1, is_symmetric=True,
-    simulate=simulate, checks=(is_solution,),
+    ("beta",),
+    equation="-∇·(a ∇u) = beta",
+    inputs=("a",),
+    t_end=0.0,
+    num_frames=1,
+    is_symmetric=True,
+    simulate=simulate,
+    checks=(is_solution,),
     published={
         "2D_DarcyFlow_beta0.01_Train.hdf5": (133217, "d05c287d4c0b7d3178b0097084238251"),
         "2D_DarcyFlow_beta0.1_Train.hdf5": (133218, "294f9a03a4aa16b0e386469ca8b471be"),
@@ -185,6 +209,6 @@ DARCY = Task(
         "2D_DarcyFlow_beta10.0_Train.hdf5": (133220, "a7f23cf8011fc211b180828af39b7d1a"),
         "2D_DarcyFlow_beta100.0_Train.hdf5": (133221, "7c09f3b1bb097737d3fd52ffb0c6f1c8"),
     },
-    defaults={"space_stride": 2},   # that of PDEBench's benchmark
+    defaults={"space_stride": 2},  # that of PDEBench's benchmark
 )
 FAMILY = (DARCY,)

@@ -34,8 +34,8 @@ from ups.tasks.initial import random_stream, solver
 
 TAU = 3.0
 ALPHA = 2.0
-STREAM = (1,)   # sets the members apart from the trajectories of the same seed
-BATCH = 16    # members solved together: 0.7 ms each at 32 x 32 for 4.2 ms alone; more no longer fit the cache
+STREAM = (1,)  # sets the members apart from the trajectories of the same seed
+BATCH = 16  # members solved together: 0.7 ms each at 32 x 32 for 4.2 ms alone; more no longer fit the cache
 
 
 @functools.lru_cache(maxsize=8)
@@ -113,19 +113,21 @@ class LinearObservation:
 
     def __post_init__(self) -> None:
         cells, size = self.cells, self.resolution**2
-        is_index = (cells.ndim == 2 and not cells.is_floating_point()
-                    and bool(((cells >= 0) & (cells < size)).all()))
+        is_index = (
+            cells.ndim == 2 and not cells.is_floating_point() and bool(((cells >= 0) & (cells < size)).all())
+        )
         is_right = {
             f"cells, shape {tuple(cells.shape)}, are not disjoint groups; expected (k, m) different whole "
             f"numbers from 0 to {size - 1} (ups.tasks.darcy_grf); observe each cell once, as "
-            "ups.generative.observation does.":
-                is_index and cells.unique().numel() == cells.numel() and cells.shape[1] > 0,
+            "ups.generative.observation does.": is_index
+            and cells.unique().numel() == cells.numel()
+            and cells.shape[1] > 0,
             f"values have shape {tuple(self.values.shape)} or are not finite; expected {len(cells)} numbers, "
-            "one per group of cells (ups.tasks.darcy_grf); check what was observed.":
-                self.values.shape == cells.shape[:1] and bool(torch.isfinite(self.values).all()),
+            "one per group of cells (ups.tasks.darcy_grf); check what was observed.": self.values.shape
+            == cells.shape[:1]
+            and bool(torch.isfinite(self.values).all()),
             f"noise = {self.noise}; expected a standard deviation >= 0 (ups.tasks.darcy_grf); give 0 for "
-            "none.":
-                math.isfinite(self.noise) and self.noise >= 0,
+            "none.": math.isfinite(self.noise) and self.noise >= 0,
         }
         if wrong := [text for text, fine in is_right.items() if not fine]:
             raise ValueError(wrong[0])
@@ -165,8 +167,9 @@ def draw_log_coefficients(observation: LinearObservation, num: int, seed: int) -
     return g + (torch.cholesky_solve(misfit.T, factor).T @ cross).view(num, n, n)
 
 
-def truth_ensemble(observation: LinearObservation, num: int, seed: int,
-                   beta: float = 1.0) -> tuple[Tensor, Tensor]:
+def truth_ensemble(
+    observation: LinearObservation, num: int, seed: int, beta: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """`num` exact samples of (a, u) given the observation of g = log a: both (num, n, n), float64.
 
     The members of `draw_log_coefficients` are solved with the constant source beta. n is the grid that the
@@ -177,8 +180,16 @@ def truth_ensemble(observation: LinearObservation, num: int, seed: int,
 
 
 FAMILY = (
-    replace(darcy.DARCY, name="darcy2d_grf", filename="2D_DarcyFlow_GRF_beta{}.hdf5", resolution=64,
-            positive=("a",),
-            equation="-∇·(a ∇u) = beta, log a Gaussian", published={}, simulate=simulate,
-            posterior=truth_ensemble, defaults={"parameters": [1.0], "reserve": 0.5}),
+    replace(
+        darcy.DARCY,
+        name="darcy2d_grf",
+        filename="2D_DarcyFlow_GRF_beta{}.hdf5",
+        resolution=64,
+        positive=("a",),
+        equation="-∇·(a ∇u) = beta, log a Gaussian",
+        published={},
+        simulate=simulate,
+        posterior=truth_ensemble,
+        defaults={"parameters": [1.0], "reserve": 0.5},
+    ),
 )

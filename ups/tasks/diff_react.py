@@ -33,7 +33,12 @@ def _parts(ny: int, nx: int, dt: float) -> tuple[Tensor, ...]:
 
 
 def evolve(
-    state: Tensor, *, dt: float, num_steps: int, num_frames: int, reaction_rate: float = 1.0,
+    state: Tensor,
+    *,
+    dt: float,
+    num_steps: int,
+    num_frames: int,
+    reaction_rate: float = 1.0,
 ) -> Tensor:
     """States of one trajectory after 0, num_steps, 2 num_steps, ... steps: (num_frames, 2, ny, nx), float64.
 
@@ -67,8 +72,9 @@ def sample_noise(seed: int, index: int, resolution: int) -> Tensor:
 
 
 @solver(channels=2, ndim=2)
-def simulate(seed: int, index: int, *, resolution: int, num_frames: int, parameter: None,
-             t_end: float) -> Tensor:
+def simulate(
+    seed: int, index: int, *, resolution: int, num_frames: int, parameter: None, t_end: float
+) -> Tensor:
     """Channels (u, v), space axes (y, x): (num_frames, 2, resolution, resolution).
 
     The time step is the frame spacing divided by the smallest whole number that brings it to MAX_DT or below,
@@ -93,13 +99,27 @@ def advance(u: Tensor, *, parameter: None, dt: float) -> Tensor:
 
 
 FAMILY = (
-    Task("diff_react2d", ("u", "v"), 2, NO_FLUX, "groups", (Array("data", channels=2, vector=True),),
-         "2D_diff-react_NA_NA.h5", equation="∂u/∂t = Du lap u + u - u³ - k - v, ∂v/∂t = Dv lap v + u - v",
-         constants=(("Du", DIFFUSION_U), ("Dv", DIFFUSION_V), ("k", REACTION_K)), domain=(-1.0, 1.0),
-         axes=("y", "x"), t_end=5.0, num_trajectories=1000, is_symmetric=True, simulate=simulate,
-         step=advance, published={
-             "2D_diff-react_NA_NA.h5": (133017, "b8d0b86064193195ddc30c33be5dc949"),
-         },
-         # the first frames are white noise that decays: context only
-         defaults={"train_from": 6, "history": 4}),
+    Task(
+        "diff_react2d",
+        ("u", "v"),
+        2,
+        NO_FLUX,
+        "groups",
+        (Array("data", channels=2, vector=True),),
+        "2D_diff-react_NA_NA.h5",
+        equation="∂u/∂t = Du lap u + u - u³ - k - v, ∂v/∂t = Dv lap v + u - v",
+        constants=(("Du", DIFFUSION_U), ("Dv", DIFFUSION_V), ("k", REACTION_K)),
+        domain=(-1.0, 1.0),
+        axes=("y", "x"),
+        t_end=5.0,
+        num_trajectories=1000,
+        is_symmetric=True,
+        simulate=simulate,
+        step=advance,
+        published={
+            "2D_diff-react_NA_NA.h5": (133017, "b8d0b86064193195ddc30c33be5dc949"),
+        },
+        # the first frames are white noise that decays: context only
+        defaults={"train_from": 6, "history": 4},
+    ),
 )

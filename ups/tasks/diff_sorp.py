@@ -28,13 +28,13 @@ POROSITY = 0.29
 BULK_DENSITY = 2880.0
 FREUNDLICH_K = 3.5e-4
 FREUNDLICH_N = 0.874
-LEAST = 1e-6           # keeps R finite at u = 0 (PDEBench)
+LEAST = 1e-6  # keeps R finite at u = 0 (PDEBench)
 MAX_START = 0.2
 LEFT = 1.0
-MIN_CELLS = 512        # to solve on: an error of 7e-5 in the first frame, of 2e-5 on twice as many (measured)
-WALL = 0.5 / NOMINAL_POINTS   # how far outside of (0, 1) the walls are
-OCTAVES = 12           # the steps up to the first frame grow from 2^-12 of it ..
-MARGIN = 1.05          # of the stability bound
+MIN_CELLS = 512  # to solve on: an error of 7e-5 in the first frame, of 2e-5 on twice as many (measured)
+WALL = 0.5 / NOMINAL_POINTS  # how far outside of (0, 1) the walls are
+OCTAVES = 12  # the steps up to the first frame grow from 2^-12 of it ..
+MARGIN = 1.05  # of the stability bound
 STEPS_PER_OCTAVE = 12  # .. and later ones are as small a part of the time passed: an error of 3e-5 (measured)
 
 
@@ -62,7 +62,7 @@ def slopes(u: "np.ndarray") -> "np.ndarray":
     np.subtract(u[1:], u[:-1], out=slope[1:-1])
     slope *= len(u)
     slope[0] = (u[0] - LEFT) / gap
-    slope[-1] = -u[-1] / (DIFFUSION + gap)   # u = -D u_x at the wall, u_x along the gap
+    slope[-1] = -u[-1] / (DIFFUSION + gap)  # u = -D u_x at the wall, u_x along the gap
     return slope
 
 
@@ -80,8 +80,9 @@ def _stages(num: int) -> tuple[float, list[tuple[float, float, float]], "np.ndar
     return b[1] * w, rows, np.array(parts)
 
 
-def evolve(u: "np.ndarray", *, dt: float, num_frames: int, exponent: float = FREUNDLICH_N,
-           is_begun: bool = False) -> "np.ndarray":
+def evolve(
+    u: "np.ndarray", *, dt: float, num_frames: int, exponent: float = FREUNDLICH_N, is_begun: bool = False
+) -> "np.ndarray":
     """u of one trajectory at t = 0, dt, 2 dt, ...: (num_frames, n), float64.
 
     u: in the cells, (n,), within [0, 1]. exponent: n_f; with 1 the sorption is linear and R a constant.
@@ -137,29 +138,46 @@ def sample_start(seed: int, index: int) -> float:
 
 
 @solver()
-def simulate(seed: int, index: int, *, resolution: int, num_frames: int, parameter: None,
-             t_end: float) -> Tensor:
+def simulate(
+    seed: int, index: int, *, resolution: int, num_frames: int, parameter: None, t_end: float
+) -> Tensor:
     """u at the centres, (num_frames, 1, resolution)."""
     finer = math.ceil(MIN_CELLS / resolution) | 1
     u = np.full(resolution * finer, sample_start(seed, index))
     frames = evolve(u, dt=t_end / max(num_frames - 1, 1), num_frames=num_frames)
-    return torch.from_numpy(frames[:, None, finer // 2::finer].copy())
+    return torch.from_numpy(frames[:, None, finer // 2 :: finer].copy())
 
 
 def advance(u: Tensor, *, parameter: None, dt: float) -> Tensor:
     """u (n, 1, cells) a time dt later, its walls where `WALL` says."""
-    later = [evolve(one, dt=dt, num_frames=2, is_begun=True)[1:]
-             for one in u[:, 0].double().clamp(0, LEFT).numpy()]
+    later = [
+        evolve(one, dt=dt, num_frames=2, is_begun=True)[1:] for one in u[:, 0].double().clamp(0, LEFT).numpy()
+    ]
     return torch.from_numpy(np.stack(later)).to(u)
 
 
 FAMILY = (
-    Task("diff_sorp1d", ("u",), 1, DIRICHLET, "groups", (Array("data", vector=True),),
-         "1D_diff-sorp_NA_NA.h5",
-         equation="R(u) ∂u/∂t = D ∂²u/∂x², R(u) = 1 + (1 - por)/por rho_s k_f n_f u^(n_f - 1)",
-         constants=(("D", DIFFUSION), ("por", POROSITY), ("rho_s", BULK_DENSITY), ("k_f", FREUNDLICH_K),
-                    ("n_f", FREUNDLICH_N)),
-         walls=((LEFT, 0.0),),   # on the right u = -D u_x, which is below 0.01 (D = 5e-4)
-         t_end=500.0, resolution=NOMINAL_POINTS, simulate=simulate, step=advance,
-         published={"1D_diff-sorp_NA_NA.h5": (133020, "9d466d1213065619d087319e16d9a938")}),
+    Task(
+        "diff_sorp1d",
+        ("u",),
+        1,
+        DIRICHLET,
+        "groups",
+        (Array("data", vector=True),),
+        "1D_diff-sorp_NA_NA.h5",
+        equation="R(u) ∂u/∂t = D ∂²u/∂x², R(u) = 1 + (1 - por)/por rho_s k_f n_f u^(n_f - 1)",
+        constants=(
+            ("D", DIFFUSION),
+            ("por", POROSITY),
+            ("rho_s", BULK_DENSITY),
+            ("k_f", FREUNDLICH_K),
+            ("n_f", FREUNDLICH_N),
+        ),
+        walls=((LEFT, 0.0),),  # on the right u = -D u_x, which is below 0.01 (D = 5e-4)
+        t_end=500.0,
+        resolution=NOMINAL_POINTS,
+        simulate=simulate,
+        step=advance,
+        published={"1D_diff-sorp_NA_NA.h5": (133020, "9d466d1213065619d087319e16d9a938")},
+    ),
 )

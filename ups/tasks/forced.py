@@ -24,8 +24,8 @@ from ups.common.lazy import Tensor, np, torch
 from ups.tasks.initial import random_stream
 from ups.tasks.modes import coefficients, step
 
-STREAM = 1        # sets the draws apart from the trajectories of the same seed
-DAMPING = 0.1     # most of a forced wave that a step may damp: its variance is right to 1e-4 then
+STREAM = 1  # sets the draws apart from the trajectories of the same seed
+DAMPING = 0.1  # most of a forced wave that a step may damp: its variance is right to 1e-4 then
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,9 @@ class Forced:
         shift = self.pushed(drawn[..., 1] * math.sqrt(self.dt / 12))
         return step(modes + shift, lambda now: self.nonlinear(now) + push, self.parts) - shift
 
-    def evolve(self, modes: Tensor, streams: Sequence["np.random.Generator"], num_frames: int,
-               num_steps: int) -> Iterator[Tensor]:
+    def evolve(
+        self, modes: Tensor, streams: Sequence["np.random.Generator"], num_frames: int, num_steps: int
+    ) -> Iterator[Tensor]:
         """The modes after num_steps, 2 num_steps, ... steps, num_frames times; every row has its stream."""
         for _ in range(num_frames):
             drawn = np.stack([stream.standard_normal((num_steps, len(self.waves), 2)) for stream in streams])
@@ -73,22 +74,39 @@ def num_steps(spacing: float, longest: float, damping: float = 0.0) -> int:
     return max(1, math.ceil(spacing / longest * (1 - 1e-12)))
 
 
-def trajectories(start: Callable[..., Tensor], evolve: Callable[..., Tensor], seed: int,
-                 indices: Sequence[int], *, resolution: int, num_frames: int, parameter: float,
-                 t_end: float) -> Tensor:
+def trajectories(
+    start: Callable[..., Tensor],
+    evolve: Callable[..., Tensor],
+    seed: int,
+    indices: Sequence[int],
+    *,
+    resolution: int,
+    num_frames: int,
+    parameter: float,
+    t_end: float,
+) -> Tensor:
     """Task.simulate: from start(streams, resolution, parameter) (n, C, *space) on, (n, num_frames, C,
     *space); a stream serves both."""
     streams = [random_stream(seed, index) for index in indices]
     first = start(streams, resolution, parameter)[:, None]
     if num_frames == 1:
         return first
-    later = evolve(first[:, 0], streams, num_frames=num_frames - 1, parameter=parameter,
-                   dt=t_end / (num_frames - 1))
+    later = evolve(
+        first[:, 0], streams, num_frames=num_frames - 1, parameter=parameter, dt=t_end / (num_frames - 1)
+    )
     return torch.cat([first, later], 1)
 
 
-def draws(evolve: Callable[..., Tensor], u: Tensor, num: int, *, seed: int, rows: Sequence[int],
-          cells_at_once: int = 2**18, **settings: Any) -> Tensor:
+def draws(
+    evolve: Callable[..., Tensor],
+    u: Tensor,
+    num: int,
+    *,
+    seed: int,
+    rows: Sequence[int],
+    cells_at_once: int = 2**18,
+    **settings: Any,
+) -> Tensor:
     """Task.draw: `num` independent futures of each state u (n, C, *space), (n, num, num_frames, C, *space).
 
     evolve(u, streams, **settings): frames that follow (batch, num_frames, C, *space). Draw j of a state is a
@@ -97,6 +115,8 @@ def draws(evolve: Callable[..., Tensor], u: Tensor, num: int, *, seed: int, rows
     states = u.double().repeat_interleave(num, 0)
     streams = [random_stream(seed, member, (STREAM, int(row))) for row in rows for member in range(num)]
     size = max(1, cells_at_once // u[0].numel())
-    parts = [evolve(states[first:first + size], streams[first:first + size], **settings).float()
-             for first in range(0, len(states), size)]
+    parts = [
+        evolve(states[first : first + size], streams[first : first + size], **settings).float()
+        for first in range(0, len(states), size)
+    ]
     return torch.cat(parts).unflatten(0, (len(u), num))

@@ -33,10 +33,10 @@ from dataclasses import dataclass
 from ups.common.lazy import Tensor, torch
 
 GAMMA = 5 / 3
-MOST_RESTORED = 0.5   # a pressure that is wrong by more is no matter of rounding the energy off
-CFL = 0.8   # of the sum over the axes; each of the four stages takes half a step
-MAX_HALVINGS = 12   # of a step: it is then shorter than that of an explicit method for the stresses
-DENSITY, PRESSURE, VELOCITY = 0, 1, 2   # channels; of a state they are density, energy and momentum
+MOST_RESTORED = 0.5  # a pressure that is wrong by more is no matter of rounding the energy off
+CFL = 0.8  # of the sum over the axes; each of the four stages takes half a step
+MAX_HALVINGS = 12  # of a step: it is then shorter than that of an explicit method for the stresses
+DENSITY, PRESSURE, VELOCITY = 0, 1, 2  # channels; of a state they are density, energy and momentum
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,9 @@ class Gas:
 def conserved(fields: Tensor) -> Tensor:
     """(density, energy, momentum) of (density, pressure, velocity), (n, channel, *space)."""
     density, pressure, velocity = fields[:, :1], fields[:, 1:2], fields[:, 2:]
-    return torch.cat([density, pressure / (GAMMA - 1) + 0.5 * density * _square(velocity),
-                      density * velocity], 1)
+    return torch.cat(
+        [density, pressure / (GAMMA - 1) + 0.5 * density * _square(velocity), density * velocity], 1
+    )
 
 
 def primitive(state: Tensor) -> Tensor:
@@ -140,8 +141,11 @@ def _along(values: Tensor, axis: int, num: int, gas: Gas) -> Tensor:
     """values (n, channel, *space) as (cell along the axis, channel, n, *others) with `num` cells more at
     either end: those of the other end, or copies of the last."""
     values = values.movedim((2 + axis, 1), (0, 1))
-    first, last = (values[-num:], values[:num]) if gas.is_periodic else (
-        values[i:i + 1 or None].expand(num, *values.shape[1:]) for i in (0, -1))
+    first, last = (
+        (values[-num:], values[:num])
+        if gas.is_periodic
+        else (values[i : i + 1 or None].expand(num, *values.shape[1:]) for i in (0, -1))
+    )
     return torch.cat([first, values, last])
 
 
@@ -209,8 +213,11 @@ def _sides(values: Tensor) -> tuple[Tensor, Tensor]:
     bend = slope.diff(dim=0)
     skew = bend.diff(n=2, dim=0).mul_(3 / 128)
     more, less = torch.maximum(bend[:-1], bend[1:]), torch.minimum(bend[:-1], bend[1:])
-    curve = (torch.minimum(less, (4 * less).sub_(more)).clamp_min_(0)
-             .add_(torch.maximum(more, (4 * more).sub_(less)).clamp_max_(0)))   # at faces, the least around
+    curve = (
+        torch.minimum(less, (4 * less).sub_(more))
+        .clamp_min_(0)
+        .add_(torch.maximum(more, (4 * more).sub_(less)).clamp_max_(0))
+    )  # at faces, the least around
     before, after = values[2:-3], values[3:-2]
     middle = (before + after).mul_(0.5)
     bent = middle - curve[1:-1].mul(0.5)
@@ -219,8 +226,10 @@ def _sides(values: Tensor) -> tuple[Tensor, Tensor]:
     middle.sub_((bend[1:-2] + bend[2:-1]).mul_(0.0625))
 
     curve, sides = curve.mul_(4 / 3), []
-    for cell, own, behind, rise in ((before, slice(-1), slice(-2), slope[1:-3]),
-                                    (after, slice(1, None), slice(2, None), -slope[3:-1])):
+    for cell, own, behind, rise in (
+        (before, slice(-1), slice(-2), slope[1:-3]),
+        (after, slice(1, None), slice(2, None), -slope[3:-1]),
+    ):
         large, steep = (0.5 * rise).add_(curve[behind]), 4 * rise
         low = torch.minimum(large, steep).clamp_max_(0).add_(cell)
         high = torch.maximum(large, steep).clamp_min_(0).add_(cell)
@@ -235,7 +244,8 @@ def _flux(left: Tensor, right: Tensor, normal: int) -> Tensor:
     left, right: (density, pressure, velocity) on either side; normal: channel of the velocity across.
     """
     (d_left, p_left, u_left), (d_right, p_right, u_right) = (
-        (side[:, DENSITY], side[:, PRESSURE], side[:, normal]) for side in (left, right))
+        (side[:, DENSITY], side[:, PRESSURE], side[:, normal]) for side in (left, right)
+    )
     sound = (GAMMA * torch.maximum(p_left / d_left, p_right / d_right)).sqrt()
     slow, fast = torch.minimum(u_left, u_right) - sound, torch.maximum(u_left, u_right) + sound
     swept_left, swept_right = d_left * (slow - u_left), d_right * (fast - u_right)
@@ -277,14 +287,14 @@ def _rub(state: Tensor, step: Tensor, gas: Gas, is_plain: bool) -> Tensor:
         ratios.append(_back(around / padded[3:-3], axis).flatten(1).amax(1))
         faces.append(face * (gas.eta / gas.width))
     strongest = (4 / 3 * gas.eta + gas.zeta + (num_axes - 1) * gas.eta) / gas.width**2
-    most = torch.stack(ratios).amax(0) * (strongest * 7 / 72)   # of the eigenvalues (Gershgorin)
+    most = torch.stack(ratios).amax(0) * (strongest * 7 / 72)  # of the eigenvalues (Gershgorin)
     rate = most * step.flatten()
     odd = torch.ceil((9 + 8 * rate).sqrt() / 4 - 0.75).clamp_min(1) * 2 + 1
     stages = torch.where(rate < 1, 2.0, odd).reshape(step.shape)
     per_stage = 4 * step / (stages * stages + stages - 2)
 
     first = _stress(start, density, faces, gas, is_plain)
-    before, now = torch.zeros_like(start), per_stage * first / 3   # of the change
+    before, now = torch.zeros_like(start), per_stage * first / 3  # of the change
     for stage in range(2, int(stages.max()) + 1):
         share, last, older = (_share(stage - back) for back in range(3))
         mu, nu = (2 * stage - 1) / stage * share / last, -(stage - 1) / stage * share / older

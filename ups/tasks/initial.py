@@ -23,9 +23,15 @@ WINDOW_FIRST, WINDOW_RANGE = 0.1, 0.35  # left edge = first + range * (the numbe
 MIN_RESOLUTION = 8
 
 
-def solver(parameter_name: str | None = None, *, channels: int = 1, ndim: int = 1, is_steady: bool = False,
-           cells_at_once: int = 0,
-           cell_bytes: int = 0) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+def solver(
+    parameter_name: str | None = None,
+    *,
+    channels: int = 1,
+    ndim: int = 1,
+    is_steady: bool = False,
+    cells_at_once: int = 0,
+    cell_bytes: int = 0,
+) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Makes a task's `simulate` (ups/tasks/task.py) of what gives one trajectory, the function it decorates:
 
         trajectory(seed, index, resolution=, num_frames=, parameter=, t_end=) -> (num_frames, channel, *space)
@@ -39,10 +45,18 @@ def solver(parameter_name: str | None = None, *, channels: int = 1, ndim: int = 
     8, num_frames < 1, negative indices or seed, t_end not positive where there is more than one frame, and a
     parameter that is missing, superfluous or not a positive finite number.
     """
+
     def decorate(trajectory: Callable[..., Tensor]) -> Callable[..., Tensor]:
         @functools.wraps(trajectory)
-        def simulate(indices: Sequence[int], *, seed: int, resolution: int, num_frames: int,
-                     parameter: float | None, t_end: float) -> Tensor:
+        def simulate(
+            indices: Sequence[int],
+            *,
+            seed: int,
+            resolution: int,
+            num_frames: int,
+            parameter: float | None,
+            t_end: float,
+        ) -> Tensor:
             is_time = math.isfinite(t_end) and t_end > 0
             is_right = {
                 f"resolution = {resolution} cells per axis; expected at least {MIN_RESOLUTION} (simulate); "
@@ -61,16 +75,23 @@ def solver(parameter_name: str | None = None, *, channels: int = 1, ndim: int = 
             }
             if wrong := [text for text, fine in is_right.items() if not fine]:
                 raise ValueError(wrong[0])
-            u = torch.empty(len(indices), 1 if is_steady else num_frames, channels, *[resolution] * ndim,
-                            device="cpu")
+            u = torch.empty(
+                len(indices), 1 if is_steady else num_frames, channels, *[resolution] * ndim, device="cpu"
+            )
             cells = cells_at_once
             if cell_bytes and torch.get_default_device().type != "cpu":
                 cells = torch.cuda.mem_get_info()[0] // (2 * cell_bytes)
             num = max(1, cells // resolution**ndim)
             for row in range(0, len(indices), num):
-                chosen = indices[row:row + num] if cells_at_once else indices[row]
-                u[row:row + num] = trajectory(seed, chosen, resolution=resolution, num_frames=num_frames,
-                                              parameter=parameter, t_end=t_end)
+                chosen = indices[row : row + num] if cells_at_once else indices[row]
+                u[row : row + num] = trajectory(
+                    seed,
+                    chosen,
+                    resolution=resolution,
+                    num_frames=num_frames,
+                    parameter=parameter,
+                    t_end=t_end,
+                )
             return u
 
         simulate.is_for_gpu, simulate.cells_at_once = bool(cell_bytes), cells_at_once
@@ -144,9 +165,13 @@ def sample_wave(seed: int, index: int) -> Wave:
     return draw_wave(random_stream(seed, index))
 
 
-def draw_wave(stream: "np.random.Generator", *, num_modes: int = NUM_MODES,
-              probability_window: float = PROBABILITY_WINDOW,
-              domain: tuple[float, float] = (0.0, 1.0)) -> Wave:
+def draw_wave(
+    stream: "np.random.Generator",
+    *,
+    num_modes: int = NUM_MODES,
+    probability_window: float = PROBABILITY_WINDOW,
+    domain: tuple[float, float] = (0.0, 1.0),
+) -> Wave:
     """The next wave of a stream, as PDEBench's 1D generators distribute them.
 
     Two modes drawn from 1..num_modes with replacement; amplitude U(0,1) and phase U(0,2 pi) for each of them;
@@ -165,7 +190,10 @@ def draw_wave(stream: "np.random.Generator", *, num_modes: int = NUM_MODES,
     right = left + WINDOW_WIDTH / (domain[1] - domain[0])
     return Wave(
         wave_number=tuple((mode + 1) * int((drawn == mode).sum()) for mode in range(num_modes)),
-        amplitude=tuple(amplitude.tolist()), phase=tuple(phase.tolist()), sign=sign, use_abs=use_abs,
+        amplitude=tuple(amplitude.tolist()),
+        phase=tuple(phase.tolist()),
+        sign=sign,
+        use_abs=use_abs,
         window=(left, right) if opened < probability_window else None,
         edge=WINDOW_EDGE / (domain[1] - domain[0]),
     )
@@ -178,7 +206,7 @@ def eigenbasis(num_cells: int, boundary: str, side: float = 1.0) -> tuple[Tensor
     wave, first = (torch.sin, 1) if boundary == DIRICHLET else (torch.cos, 0)
     k = torch.arange(first, num_cells + first, dtype=torch.float64)
     basis = wave(math.pi * k[:, None] * cell_centres(num_cells)[None, :]) * math.sqrt(2 / num_cells)
-    basis[-first] /= math.sqrt(2)   # the first cosine, the last sine
+    basis[-first] /= math.sqrt(2)  # the first cosine, the last sine
     return basis, (2 * num_cells / side * torch.sin(0.5 * math.pi * k / num_cells)).square()
 
 

@@ -24,18 +24,18 @@ from ups.tasks.initial import random_stream, solver
 from ups.tasks.modes import coefficients, step
 from ups.tasks.task import Array, Task
 
-LENGTH = 112.0    # of 96 all that grows is seen, and few starts decide every error (docs/log.md)
-FACTOR = 4        # times as many points as are seen
-SPACING = 1.0     # largest distance of the solver's points: energy falls by 1e-4 to the last mode kept
-STEP = 0.25       # Kassam and Trefethen 2005
-SPIN = 150.0      # before the first frame, from random waves
-START = 1.0       # their standard deviation
+LENGTH = 112.0  # of 96 all that grows is seen, and few starts decide every error (docs/log.md)
+FACTOR = 4  # times as many points as are seen
+SPACING = 1.0  # largest distance of the solver's points: energy falls by 1e-4 to the last mode kept
+STEP = 0.25  # Kassam and Trefethen 2005
+SPIN = 150.0  # before the first frame, from random waves
+START = 1.0  # their standard deviation
 
 
 def filtered(modes: Tensor, resolution: int) -> Tensor:
     """Values at `resolution` points of the modes (..., m) below resolution / 2."""
     kept = modes[..., : resolution // 2 + 1].clone()
-    kept[..., (resolution + 1) // 2:] = 0
+    kept[..., (resolution + 1) // 2 :] = 0
     return torch.fft.irfft(kept, n=resolution, norm="forward")
 
 
@@ -66,20 +66,22 @@ def evolve(modes: Tensor, length: float, spacing: float, num_frames: int) -> Ten
     return torch.stack(frames, 1)
 
 
-def start(streams: Sequence["np.random.Generator"], num_points: int, length: float,
-          spin: float = SPIN) -> Tensor:
+def start(
+    streams: Sequence["np.random.Generator"], num_points: int, length: float, spin: float = SPIN
+) -> Tensor:
     """Modes of states on the attractor, (batch, num_points // 2 + 1): random waves that grow, after a run-up
     of `spin`."""
-    growing = max(1, int(length / (2 * math.pi)))   # wave numbers below one
+    growing = max(1, int(length / (2 * math.pi)))  # wave numbers below one
     drawn = np.stack([stream.standard_normal((growing, 2)) for stream in streams])
     modes = torch.zeros(len(streams), num_points // 2 + 1, dtype=torch.complex128)
-    modes[:, 1:growing + 1] = torch.view_as_complex(torch.from_numpy(drawn)) * START / (2 * growing**0.5)
+    modes[:, 1 : growing + 1] = torch.view_as_complex(torch.from_numpy(drawn)) * START / (2 * growing**0.5)
     return evolve(modes, length, spin, 1)[:, 0]
 
 
 @solver(cells_at_once=2**12)
-def simulate(seed: int, indices: Sequence[int], *, resolution: int, num_frames: int, parameter: None,
-             t_end: float) -> Tensor:
+def simulate(
+    seed: int, indices: Sequence[int], *, resolution: int, num_frames: int, parameter: None, t_end: float
+) -> Tensor:
     """The filtered u, (n, num_frames, 1, resolution)."""
     num_points = FACTOR * resolution
     while num_points * SPACING < LENGTH:
@@ -92,10 +94,25 @@ def simulate(seed: int, indices: Sequence[int], *, resolution: int, num_frames: 
 
 
 FAMILY = (
-    Task("ks1d_coarse", ("u",), 1, PERIODIC, "arrays", (Array("tensor"),), "1D_KS_Coarse.hdf5",
-         constants=(("length", LENGTH),), domain=(0.0, LENGTH),
-         unknown="its short waves are not seen", is_stationary=True,
-         equation="∂u/∂t + u ∂u/∂x + ∂²u/∂x² + ∂⁴u/∂x⁴ = 0, seen without its short waves", t_end=60.0,
-         num_frames=61, resolution=32, num_trajectories=1000, conserved=("u",), simulate=simulate,
-         defaults={"reserve": 0.5}),
+    Task(
+        "ks1d_coarse",
+        ("u",),
+        1,
+        PERIODIC,
+        "arrays",
+        (Array("tensor"),),
+        "1D_KS_Coarse.hdf5",
+        constants=(("length", LENGTH),),
+        domain=(0.0, LENGTH),
+        unknown="its short waves are not seen",
+        is_stationary=True,
+        equation="∂u/∂t + u ∂u/∂x + ∂²u/∂x² + ∂⁴u/∂x⁴ = 0, seen without its short waves",
+        t_end=60.0,
+        num_frames=61,
+        resolution=32,
+        num_trajectories=1000,
+        conserved=("u",),
+        simulate=simulate,
+        defaults={"reserve": 0.5},
+    ),
 )

@@ -132,5 +132,7 @@ ROWS = """
     271 166296 907d7cd2c84312f52f94b27197128d00  272 166297 7d1dc19e1b08c09d86bed9a0c7448ceb
     273 166298 e5e51712cc8921fcc4e89b9fe4690c7f  274 166299 5a3ea4a7cdeade672038ffdbf3a7886a
 """.split()
-FILES = {PATTERN.format(number): (int(file), md5)
-         for number, file, md5 in zip(ROWS[::3], ROWS[1::3], ROWS[2::3], strict=True)}
+FILES = {
+    PATTERN.format(number): (int(file), md5)
+    for number, file, md5 in zip(ROWS[::3], ROWS[1::3], ROWS[2::3], strict=True)
+}

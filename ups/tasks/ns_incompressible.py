@@ -34,13 +34,13 @@ from ups.tasks.task import Array, Finding, Task
 
 FIRST = next(iter(FILES))
 VISCOSITY = 0.01
-HIGHEST = 127                     # wave number of the noise: PDEBench's configuration has 256 cells
-LEAST_SQUARE = 0.1                # of scale times wave number; smaller ones are dropped (PhiFlow)
-SMOOTHNESS, SCALE = 1.0, 0.4      # of V and particles
+HIGHEST = 127  # wave number of the noise: PDEBench's configuration has 256 cells
+LEAST_SQUARE = 0.1  # of scale times wave number; smaller ones are dropped (PhiFlow)
+SMOOTHNESS, SCALE = 1.0, 0.4  # of V and particles
 FORCE_SMOOTHNESS, FORCE_SCALE = 3.0, 0.15
-CFL = 0.5                         # of the sum over both axes; the limiter keeps the range up to here
-DIFFUSION_NUMBER = 0.25           # NU step / dx^2; stable up to 0.31
-DIVERGENT = 0.3                   # divergence over gradient as stored; ours have 0.13, 0.6 if exchanged
+CFL = 0.5  # of the sum over both axes; the limiter keeps the range up to here
+DIFFUSION_NUMBER = 0.25  # NU step / dx^2; stable up to 0.31
+DIVERGENT = 0.3  # divergence over gradient as stored; ours have 0.13, 0.6 if exchanged
 
 
 # V is (2, n + 1, n): component a on its faces, first axis along a; cells are (2, n, n) likewise, so that both
@@ -73,7 +73,7 @@ class Box:
         self.n, self.force, self.viscosity = force.shape[-1], force, viscosity
         basis, eigenvalues = (part.to(force.device) for part in eigenbasis(self.n, NO_FLUX))
         total = eigenvalues[:, None] + eigenvalues[None, :]
-        total[0, 0] = math.inf   # the mean pressure is of no account
+        total[0, 0] = math.inf  # the mean pressure is of no account
         self.basis, self.inverse = basis, -1 / total
 
     def project(self, v: Tensor) -> Tensor:
@@ -88,15 +88,14 @@ class Box:
         """Time derivatives of V without pressure and of the particles."""
         n, inner, cells = self.n, v[:, 1:-1], both_ways(particles)
         centre = 0.5 * (v[:, 1:] + v[:, :-1])
-        across = v.flip(0).transpose(1, 2)[..., 1:-1]   # the other component, walls left out
+        across = v.flip(0).transpose(1, 2)[..., 1:-1]  # the other component, walls left out
         at_corners = 0.25 * (inner[..., 1:] + inner[..., :-1]) * (across[:, 1:] + across[:, :-1])
         advected = torch.diff(centre.square(), dim=1) + _differences(at_corners, 2)
-        mirrored = torch.cat([-inner[..., :1], inner, -inner[..., -1:]], 2)   # no slip: odd at the side walls
+        mirrored = torch.cat([-inner[..., :1], inner, -inner[..., -1:]], 2)  # no slip: odd at the side walls
         diffused = torch.diff(v, n=2, dim=1) + torch.diff(mirrored, n=2, dim=2)
         push = self.force * cells
         rate = torch.zeros_like(v)
-        rate[:, 1:-1] = (self.viscosity * n * n * diffused - n * advected
-                         + 0.5 * (push[:, 1:] + push[:, :-1]))
+        rate[:, 1:-1] = self.viscosity * n * n * diffused - n * advected + 0.5 * (push[:, 1:] + push[:, :-1])
 
         step = torch.diff(torch.cat([cells[:, :1], cells, cells[:, -1:]], 1), dim=1)
         before, after = step[:, :-1], step[:, 1:]
@@ -115,8 +114,9 @@ class Box:
             now = old * particles + (1 - old) * (now + step * change)
         return v_now, now
 
-    def evolve(self, v: Tensor, particles: Tensor, *, dt: float,
-               num_frames: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def evolve(
+        self, v: Tensor, particles: Tensor, *, dt: float, num_frames: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """(V, particles) at t = 0, dt, 2 dt, ..; V is made incompressible first."""
         v = self.project(v)
         yield v, particles
@@ -125,8 +125,10 @@ class Box:
             while left > 0:
                 x, y = v[0].abs(), v[1].abs().T
                 speed = float((torch.maximum(x[1:], x[:-1]) + torch.maximum(y[:, 1:], y[:, :-1])).max())
-                longest = min(DIFFUSION_NUMBER / (self.n**2 * self.viscosity) if self.viscosity else math.inf,
-                              CFL / (self.n * speed) if speed else math.inf)
+                longest = min(
+                    DIFFUSION_NUMBER / (self.n**2 * self.viscosity) if self.viscosity else math.inf,
+                    CFL / (self.n * speed) if speed else math.inf,
+                )
                 num_left = max(1, math.ceil(left / longest * (1 - 1e-12)))
                 v, particles = self.advance(v, particles, left / num_left)
                 left = left * (num_left - 1) / num_left
@@ -153,7 +155,7 @@ def noise(stream: "np.random.Generator", num: int, smoothness: float, scale: flo
     square = (k[:, None].square() + k.square()) * scale**2
     drawn = torch.from_numpy(stream.standard_normal((2, num, len(k), len(k))))
     modes = torch.complex(*drawn) * torch.where(square > LEAST_SQUARE, square, math.inf).pow(-smoothness)
-    modes = modes + modes.flip(1, 2).conj()   # the field is real
+    modes = modes + modes.flip(1, 2).conj()  # the field is real
     return modes / modes.abs().square().sum((1, 2)).mean().sqrt()
 
 
@@ -161,7 +163,7 @@ def field(modes: Tensor, x: Tensor, y: Tensor, resolution: int) -> Tensor:
     """Values at all (x, y) of the modes that `resolution` points tell apart, (len(x), len(y)), float64."""
     kept = min(HIGHEST, (resolution - 1) // 2)
     k = torch.arange(-kept, kept + 1, dtype=torch.float64)
-    modes = modes[HIGHEST - kept:HIGHEST + kept + 1, HIGHEST - kept:HIGHEST + kept + 1]
+    modes = modes[HIGHEST - kept : HIGHEST + kept + 1, HIGHEST - kept : HIGHEST + kept + 1]
     wave_x, wave_y = (torch.exp(2j * math.pi * torch.outer(points, k)) for points in (x, y))
     return (wave_x @ modes @ wave_y.T).real
 
@@ -172,22 +174,27 @@ def sample_start(seed: int, index: int, resolution: int) -> tuple[Tensor, Tensor
     v, particles = noise(stream, 2, SMOOTHNESS, SCALE), noise(stream, 1, SMOOTHNESS, SCALE)[0]
     force = noise(stream, 2, FORCE_SMOOTHNESS, FORCE_SCALE)
     centres, faces = cell_centres(resolution), torch.arange(resolution + 1, dtype=torch.float64) / resolution
-    return (torch.stack([field(v[0], faces, centres, resolution), field(v[1], centres, faces, resolution).T]),
-            field(particles, centres, centres, resolution),
-            torch.stack([field(force[0], centres, centres, resolution),
-                         field(force[1], centres, centres, resolution).T]))
+    return (
+        torch.stack([field(v[0], faces, centres, resolution), field(v[1], centres, faces, resolution).T]),
+        field(particles, centres, centres, resolution),
+        torch.stack(
+            [field(force[0], centres, centres, resolution), field(force[1], centres, centres, resolution).T]
+        ),
+    )
 
 
 @solver(channels=5, ndim=2)
-def simulate(seed: int, index: int, *, resolution: int, num_frames: int, parameter: None,
-             t_end: float) -> Tensor:
+def simulate(
+    seed: int, index: int, *, resolution: int, num_frames: int, parameter: None, t_end: float
+) -> Tensor:
     """Channels (Vx, Vy, particles, force_x, force_y), space axes (x, y): (num_frames, 5, resolution,
     resolution)."""
     v, particles, force = sample_start(seed, index, resolution)
     frames = torch.empty(num_frames, 5, resolution, resolution)
     frames[:, 3:] = torch.stack([force[0], force[1].T])
-    for frame, state in enumerate(Box(force).evolve(v, particles, dt=t_end / max(num_frames - 1, 1),
-                                                    num_frames=num_frames)):
+    for frame, state in enumerate(
+        Box(force).evolve(v, particles, dt=t_end / max(num_frames - 1, 1), num_frames=num_frames)
+    ):
         frames[frame, :3] = at_centres(*state)
     return frames
 
@@ -214,23 +221,45 @@ def is_incompressible(data: Any, scan: Any) -> Iterator[Finding]:
     gradients = [[np.gradient(u[a], axis=axis)[2:-2, 2:-2] for axis in (0, 1)] for a in (0, 1)]
     share = np.linalg.norm(gradients[0][0] + gradients[1][1]) / max(np.linalg.norm(gradients), 1e-300)
     if share > DIVERGENT:
-        yield Finding("error", f"the velocity has a divergence of {share:.2g} of its gradient, and the flow "
-                               "is incompressible: its components or axes are exchanged, or it is another",
-                      str(data.path), "write velocity as (trajectory, time, x, y, component), Vx first")
+        yield Finding(
+            "error",
+            f"the velocity has a divergence of {share:.2g} of its gradient, and the flow "
+            "is incompressible: its components or axes are exchanged, or it is another",
+            str(data.path),
+            "write velocity as (trajectory, time, x, y, component), Vx first",
+        )
 
 
 FAMILY = (
-    Task("ns_incom2d", ("Vx", "Vy", "particles", "force_x", "force_y"), 2, DIRICHLET, "arrays",
-         (Array("velocity", channels=2, vector=True), Array("particles", vector=True),
-          Array("force", channels=2, vector=True, steady=True)),
-         FIRST, still=("force_x", "force_y"), constants=(("NU", VISCOSITY),), has_own_times=True,
-         equation="∂V/∂t + V·∇V = -∇p + NU lap V + particles force, ∇·V = 0, ∂particles/∂t + "
-                  "V·∇particles = 0",
-         t_end=4.995, num_frames=1000, resolution=512, num_trajectories=4,
-         conserved=("Vx", "Vy", "particles"),   # nothing flows through the walls
-         is_symmetric=True, vector=("Vx", "Vy", "force_x", "force_y"), simulate=simulate, edition=2,
-         step=advance, checks=(is_incompressible,),
-         published={name: FILES[name] for name in FILES if name == FIRST},
-         further={name: FILES[name] for name in FILES if name != FIRST},
-         defaults={"base": ["persistence", "propagator", "flow"]}),
+    Task(
+        "ns_incom2d",
+        ("Vx", "Vy", "particles", "force_x", "force_y"),
+        2,
+        DIRICHLET,
+        "arrays",
+        (
+            Array("velocity", channels=2, vector=True),
+            Array("particles", vector=True),
+            Array("force", channels=2, vector=True, steady=True),
+        ),
+        FIRST,
+        still=("force_x", "force_y"),
+        constants=(("NU", VISCOSITY),),
+        has_own_times=True,
+        equation="∂V/∂t + V·∇V = -∇p + NU lap V + particles force, ∇·V = 0, ∂particles/∂t + V·∇particles = 0",
+        t_end=4.995,
+        num_frames=1000,
+        resolution=512,
+        num_trajectories=4,
+        conserved=("Vx", "Vy", "particles"),  # nothing flows through the walls
+        is_symmetric=True,
+        vector=("Vx", "Vy", "force_x", "force_y"),
+        simulate=simulate,
+        edition=2,
+        step=advance,
+        checks=(is_incompressible,),
+        published={name: FILES[name] for name in FILES if name == FIRST},
+        further={name: FILES[name] for name in FILES if name != FIRST},
+        defaults={"base": ["persistence", "propagator", "flow"]},
+    ),
 )

@@ -25,7 +25,7 @@ SIDE = 5.0
 INSIDE, OUTSIDE = 2.0, 1.0
 RADIUS_FIRST, RADIUS_RANGE = 0.3, 0.4
 SUBCOLUMNS = 16
-CFL = 0.4   # of the sum over both axes; above 0.5 a height may become negative
+CFL = 0.4  # of the sum over both axes; above 0.5 a height may become negative
 
 
 def _differences(values: Tensor, width: float) -> Tensor:
@@ -54,9 +54,12 @@ def _differences(values: Tensor, width: float) -> Tensor:
 
     mass_left, mass_right = h_left * u_left, h_right * u_right
     mass = flux(mass_left, mass_right, h_right - h_left)
-    momentum = flux(mass_left * u_left + 0.5 * GRAVITY * h_left.square(),
-                    mass_right * u_right + 0.5 * GRAVITY * h_right.square(), mass_right - mass_left)
-    across = mass * torch.where(mass > 0, v_left, v_right)   # the contact wave carries v
+    momentum = flux(
+        mass_left * u_left + 0.5 * GRAVITY * h_left.square(),
+        mass_right * u_right + 0.5 * GRAVITY * h_right.square(),
+        mass_right - mass_left,
+    )
+    across = mass * torch.where(mass > 0, v_left, v_right)  # the contact wave carries v
     return torch.diff(torch.stack([mass, momentum, across]), dim=1) / width
 
 
@@ -98,7 +101,7 @@ def dam(radius: float, resolution: int) -> Tensor:
     edges = (2 * torch.arange(resolution + 1, dtype=torch.float64) - resolution) * (0.5 * SIDE / resolution)
     covered = (torch.minimum(edges[1:], chord) - torch.maximum(edges[:-1], -chord)).clamp_min(0)
     share = covered.unflatten(0, (resolution, SUBCOLUMNS)).mean(1) * (resolution / SIDE)
-    share = 0.5 * (share + share.flip(0))   # the order of a sum shows in the last bit
+    share = 0.5 * (share + share.flip(0))  # the order of a sum shows in the last bit
     state = torch.zeros(3, resolution, resolution, dtype=torch.float64)
     state[0] = OUTSIDE + (INSIDE - OUTSIDE) * 0.5 * (share + share.T)
     return state
@@ -110,17 +113,35 @@ def sample_radius(seed: int, index: int) -> float:
 
 
 @solver(ndim=2)
-def simulate(seed: int, index: int, *, resolution: int, num_frames: int, parameter: None,
-             t_end: float) -> Tensor:
+def simulate(
+    seed: int, index: int, *, resolution: int, num_frames: int, parameter: None, t_end: float
+) -> Tensor:
     """h at the cells, space axes (x, y): (num_frames, 1, resolution, resolution)."""
-    return evolve(dam(sample_radius(seed, index), resolution), width=SIDE / resolution,
-                  dt=t_end / max(num_frames - 1, 1), num_frames=num_frames)[:, :1]
+    return evolve(
+        dam(sample_radius(seed, index), resolution),
+        width=SIDE / resolution,
+        dt=t_end / max(num_frames - 1, 1),
+        num_frames=num_frames,
+    )[:, :1]
 
 
 FAMILY = (
-    Task("shallow_water2d", ("h",), 2, OUTFLOW, "groups", (Array("data", vector=True),), "2D_rdb_NA_NA.h5",
-         positive=("h",), equation="∂h/∂t + ∇·(h V) = 0, ∂(h V)/∂t + ∇·(h V V) + g h ∇h = 0",
-         constants=(("g", GRAVITY),), domain=(-SIDE / 2, SIDE / 2), num_trajectories=1000, is_symmetric=True,
-         published={"2D_rdb_NA_NA.h5": (133021, "75d838c47aa410694bdc912ea7f22282")}, simulate=simulate,
-         defaults={"history": 4}),   # the momentum is not stored: earlier frames tell it
+    Task(
+        "shallow_water2d",
+        ("h",),
+        2,
+        OUTFLOW,
+        "groups",
+        (Array("data", vector=True),),
+        "2D_rdb_NA_NA.h5",
+        positive=("h",),
+        equation="∂h/∂t + ∇·(h V) = 0, ∂(h V)/∂t + ∇·(h V V) + g h ∇h = 0",
+        constants=(("g", GRAVITY),),
+        domain=(-SIDE / 2, SIDE / 2),
+        num_trajectories=1000,
+        is_symmetric=True,
+        published={"2D_rdb_NA_NA.h5": (133021, "75d838c47aa410694bdc912ea7f22282")},
+        simulate=simulate,
+        defaults={"history": 4},
+    ),  # the momentum is not stored: earlier frames tell it
 )

@@ -46,15 +46,12 @@ def in_unit(name: str, unit: str | None) -> str:
 class Task:
     """One family of trajectories.
 
-    name: key used in configs, folders and files.
-    fields: physical channels in our order; for steady tasks the unknown only (`inputs` holds the
-    coefficient).
-    inputs: coefficient fields a(x) of a steady task, empty for a time-dependent one.
-    ndim: space dimensions. boundary: as in ups/common/boundary.py. walls: of each field in 1D its values at both
-    ends, where these are known and not zero. domain: every axis runs over it; or one such pair
-    per axis.
-    axes: names of the stored space axes in storage order.
-    parameters: names of the file-level parameters, as the HDF5 attribute spells them; `filename` is the
+    name: key used in configs, folders and files. fields: physical channels in our order; for steady tasks the
+    unknown only (`inputs` holds the coefficient). inputs: coefficient fields a(x) of a steady task, empty for
+    a time-dependent one. ndim: space dimensions. boundary: as in ups/common/boundary.py. walls: of each field
+    in 1D its values at both ends, where these are known and not zero. domain: every axis runs over it; or one
+    such pair per axis. axes: names of the stored space axes in storage order. parameters: names of the
+    file-level parameters, as the HDF5 attribute spells them; `filename` is the
         published file's name as a function of the first. constants: equation constants that all files of the
         task share.
     respell: (old, new) text in the file name where PDEBench departs from Python's way of writing the number.
@@ -180,8 +177,9 @@ class Task:
 
     def vectors_of(self, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
         """The components of each vector among `names`."""
-        return tuple(vector for vector in zip(*[iter(self.vector)] * self.ndim, strict=True)
-                     if {*vector} <= {*names})
+        return tuple(
+            vector for vector in zip(*[iter(self.vector)] * self.ndim, strict=True) if {*vector} <= {*names}
+        )
 
     @property
     def offsets(self) -> Mapping[str, float]:
@@ -201,8 +199,8 @@ class Task:
     def _moved(self, u: Any, names: Sequence[str], sign: float) -> Any:
         if not any(name in self.offsets for name in names):
             return u
-        u = u.double() if hasattr(u, "double") else u.astype("f8")   # torch, NumPy
-        u = u + 0.0   # a copy
+        u = u.double() if hasattr(u, "double") else u.astype("f8")  # torch, NumPy
+        u = u + 0.0  # a copy
         for channel, name in enumerate(names):
             u[(..., channel, *[slice(None)] * self.ndim)] += sign * self.offsets.get(name, 0.0)
         return u
@@ -244,11 +242,21 @@ class Task:
         values = [value for value in map(self.parameter_in, self.published) if value is not None]
         return {
             **{key: getattr(self, key) for key in ("num_trajectories", "resolution", "num_frames", "t_end")},
-            "parameters": values, "space_stride": 1, "time_stride": 1, "first_frame": 0, "train_from": 0,
-            "patch": 4, "solver": "",
-            "dim": 0, "energy": 1.0, "history": 1, "bundle": 1, "degree": 0 if self.is_steady else 3,
+            "parameters": values,
+            "space_stride": 1,
+            "time_stride": 1,
+            "first_frame": 0,
+            "train_from": 0,
+            "patch": 4,
+            "solver": "",
+            "dim": 0,
+            "energy": 1.0,
+            "history": 1,
+            "bundle": 1,
+            "degree": 0 if self.is_steady else 3,
             "reach": 0,
-            "reserve": 0.0, "base": ["elliptic"] if self.is_steady else ["persistence", "propagator"],
+            "reserve": 0.0,
+            "base": ["elliptic"] if self.is_steady else ["persistence", "propagator"],
             **self.defaults,
         }
 
@@ -259,8 +267,10 @@ class Task:
             return f"mend task.{self.name} or the files"
         if self.simulate:
             return "set data.source=generate, which solves the stated equation, or train on it for what it is"
-        return (f"train on it for what it is, or write data of your own (data.source=own): {self.name} has "
-                "no solver here")
+        return (
+            f"train on it for what it is, or write data of your own (data.source=own): {self.name} has "
+            "no solver here"
+        )
 
     @property
     def is_contiguous(self) -> bool:
@@ -271,8 +281,14 @@ class Task:
     def hidden(self, **defaults: Any) -> "Task":
         """The variant that reads the same files with the parameter withheld; defaults: where its settings
         differ."""
-        return replace(self, name=f"{self.name}_hidden", hides=True, of=self.name, draw=None,
-                       defaults={**self.defaults, "history": 1, "reserve": 0.5, **defaults})
+        return replace(
+            self,
+            name=f"{self.name}_hidden",
+            hides=True,
+            of=self.name,
+            draw=None,
+            defaults={**self.defaults, "history": 1, "reserve": 0.5, **defaults},
+        )
 
     @property
     def spans(self) -> tuple[tuple[float, float], ...]:
@@ -287,10 +303,13 @@ class Task:
     def file_for(self, parameter: float | None) -> str:
         """Published file name for one value of the first parameter (formatted as PDEBench writes it)."""
         if (parameter is None) != (not self.parameters):
-            expected = (f"a value of {self.parameters[0]}" if self.parameters else "None (the task has no "
-                                                                                   "parameter)")
-            raise ValueError(f"{self.name} was given parameter {parameter!r}; expected {expected}. "
-                             f"Mend task.{self.name}.parameters.")
+            expected = (
+                f"a value of {self.parameters[0]}" if self.parameters else "None (the task has no parameter)"
+            )
+            raise ValueError(
+                f"{self.name} was given parameter {parameter!r}; expected {expected}. "
+                f"Mend task.{self.name}.parameters."
+            )
         name = self.filename if parameter is None else self.filename.format(float(parameter))
         return name.replace(*self.respell) if self.respell[0] else name
 

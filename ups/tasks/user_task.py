@@ -10,20 +10,22 @@ from ups.common.boundary import PERIODIC, along
 from ups.common.lazy import np
 from ups.tasks.task import Finding, Task
 
-LOOKED_AT = 8   # trajectories of the check of seams
-JUMP = 8.0      # times the mean difference of neighbours: no periodic field that its grid resolves jumps so
-COUNTED = 8     # cells of an axis: of fewer, neighbours lie further apart than the mean of a smooth field
-ROUGH = 1.2     # difference of neighbours over mean deviation: 1.4 of numbers without order, 0.1 of fields
-KEPT = 1e-5     # of its RMS, that a mean may move for forecasts to keep it (ups/models/base_selection.py)
-DRIFT = 1e-2    # of it: no rounding, no lossy solver, another equation
+LOOKED_AT = 8  # trajectories of the check of seams
+JUMP = 8.0  # times the mean difference of neighbours: no periodic field that its grid resolves jumps so
+COUNTED = 8  # cells of an axis: of fewer, neighbours lie further apart than the mean of a smooth field
+ROUGH = 1.2  # difference of neighbours over mean deviation: 1.4 of numbers without order, 0.1 of fields
+KEPT = 1e-5  # of its RMS, that a mean may move for forecasts to keep it (ups/models/base_selection.py)
+DRIFT = 1e-2  # of it: no rounding, no lossy solver, another equation
 ODD = 0.1, 5.0  # correlation that a mirror forbids, and its mean over its standard error, which are no chance
-MOST_LETTERS = 64   # bytes, of a name: that of a file has 255, with what is put before and behind it
+MOST_LETTERS = 64  # bytes, of a name: that of a file has 255, with what is put before and behind it
 # attributes of torch's ModuleDict, which takes no module of such a name
-TORCH = re.compile("_.*|(get|named|register|set|requires|share|to|zero)_.*|T_destination|add_module|apply"
-                   "|bfloat16|buffers|call_super_init|children|clear|compile|[cimx]pu|cuda|double"
-                   "|dump_patches|eval|extra_repr|float|forward|half|items|keys|load_state_dict|modules|mtia"
-                   "|parameters|pop|state_dict|to|train|training|type|update|values")
-BEYOND = 1e-3   # of the range of the start, that a bounded field may leave it: overshoots of a solver
+TORCH = re.compile(
+    "_.*|(get|named|register|set|requires|share|to|zero)_.*|T_destination|add_module|apply"
+    "|bfloat16|buffers|call_super_init|children|clear|compile|[cimx]pu|cuda|double"
+    "|dump_patches|eval|extra_repr|float|forward|half|items|keys|load_state_dict|modules|mtia"
+    "|parameters|pop|state_dict|to|train|training|type|update|values"
+)
+BEYOND = 1e-3  # of the range of the start, that a bounded field may leave it: overshoots of a solver
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,11 @@ def require_name(name: str) -> None:
     """Raise ValueError unless `name` can name a task: files, weights and keys of a configuration go by it."""
     is_short = isinstance(name, str) and len(name.encode()) <= MOST_LETTERS
     if not is_short or not name.isidentifier() or TORCH.fullmatch(name):
-        raise ValueError(f"{name!r:.80} is no name of a task; expected an identifier of at most "
-                         f"{MOST_LETTERS} letters, digits and _ that is no method of torch's modules, as "
-                         "files and weights go by it. Write another name under task and in data.tasks.")
+        raise ValueError(
+            f"{name!r:.80} is no name of a task; expected an identifier of at most "
+            f"{MOST_LETTERS} letters, digits and _ that is no method of torch's modules, as "
+            "files and weights go by it. Write another name under task and in data.tasks."
+        )
 
 
 def own_task(name: str, facts: Mapping[str, Any]) -> Task:
@@ -63,27 +67,49 @@ def own_task(name: str, facts: Mapping[str, Any]) -> Task:
     require_name(name)
     if not all(isinstance(unit, str) for unit in facts.get("units", {}).values()):
         raise ValueError(f"{name} has units {facts['units']!r:.80}; expected text. Take another copy of it.")
-    places = tuple(Place(entry["array"], tuple(entry["axes"]), tuple(entry["fields"]))
-                   for entry in facts["arrays"])
+    places = tuple(
+        Place(entry["array"], tuple(entry["axes"]), tuple(entry["fields"])) for entry in facts["arrays"]
+    )
     inputs = tuple(facts["inputs"])
     forcing = tuple(field for place in places for field in place.fields if field in facts.get("forcing", ()))
     is_steady = all(place.is_steady for place in places)
     fields = tuple(field for place in places for field in place.fields if field not in inputs + forcing)
-    series = tuple(field for place in places for field in place.fields
-                   if field in forcing and not {*place.axes} & {*facts["axes"]})
+    series = tuple(
+        field
+        for place in places
+        for field in place.fields
+        if field in forcing and not {*place.axes} & {*facts["axes"]}
+    )
     still = () if is_steady else tuple(field for place in places if place.is_steady for field in place.fields)
     moving = tuple(field for field in fields if field not in still)
     return Task(
-        name=name, fields=moving + still, inputs=inputs, still=still, forcing=forcing, series=series,
-        ndim=len(facts["axes"]), axes=tuple(facts["axes"]), boundary=facts["boundary"],
-        domain=tuple((float(low), float(high)) for low, high in facts["domain"]), layout="own", arrays=places,
-        filename="", parameters=tuple(facts["parameters"]), positive=tuple(facts["positive"]),
-        conserved=tuple(facts["conserved"]), bounded=tuple(facts["bounded"]), hides=facts["hidden"],
+        name=name,
+        fields=moving + still,
+        inputs=inputs,
+        still=still,
+        forcing=forcing,
+        series=series,
+        ndim=len(facts["axes"]),
+        axes=tuple(facts["axes"]),
+        boundary=facts["boundary"],
+        domain=tuple((float(low), float(high)) for low, high in facts["domain"]),
+        layout="own",
+        arrays=places,
+        filename="",
+        parameters=tuple(facts["parameters"]),
+        positive=tuple(facts["positive"]),
+        conserved=tuple(facts["conserved"]),
+        bounded=tuple(facts["bounded"]),
+        hides=facts["hidden"],
         is_shifted=any(word.startswith("shift") for word in facts["symmetries"]),
-        fixed_axes=tuple(axis for axis in facts["axes"] if not {"shift", f"shift_{axis}"}
-                         & {*facts["symmetries"]}),
-        is_symmetric="mirror" in facts["symmetries"], vector=tuple(facts["vector"]),
-        checks=(seams, orders, stated, mirrored), own=dict(facts))
+        fixed_axes=tuple(
+            axis for axis in facts["axes"] if not {"shift", f"shift_{axis}"} & {*facts["symmetries"]}
+        ),
+        is_symmetric="mirror" in facts["symmetries"],
+        vector=tuple(facts["vector"]),
+        checks=(seams, orders, stated, mirrored),
+        own=dict(facts),
+    )
 
 
 def jumps(u: Any, axis: int) -> float:
@@ -96,7 +122,7 @@ def jumps(u: Any, axis: int) -> float:
 def _states(data: Any) -> Any:
     """Some trajectories (n, time, channel, *space), float64, without the forcing, which may be rough."""
     task = data.task
-    u = data.stratified_rows(LOOKED_AT)[1][:, :, :len(task.channels) - len(task.forcing)]
+    u = data.stratified_rows(LOOKED_AT)[1][:, :, : len(task.channels) - len(task.forcing)]
     return u.astype(np.float64)
 
 
@@ -108,14 +134,22 @@ def seams(data: Any, scan: Any) -> Iterator[Finding]:
         ratio = jumps(u, number - task.ndim)
         ends = [u.take(cell, number - task.ndim) for cell in (0, -1)]
         if end == PERIODIC and ratio > JUMP:
-            yield Finding("error", f"{axis} is said to be periodic, and the field jumps where its ends meet, "
-                                   f"by {ratio:.3g} times the difference of neighbours", where,
-                          f"write task.{task.name}.boundary: no_flux (or dirichlet, outflow; one per axis as "
-                          "{" + f"{axis}: no_flux" + "}), or cut the data where they repeat")
+            yield Finding(
+                "error",
+                f"{axis} is said to be periodic, and the field jumps where its ends meet, "
+                f"by {ratio:.3g} times the difference of neighbours",
+                where,
+                f"write task.{task.name}.boundary: no_flux (or dirichlet, outflow; one per axis as "
+                "{" + f"{axis}: no_flux" + "}), or cut the data where they repeat",
+            )
         elif end == PERIODIC and u.shape[number - task.ndim] > 2 and np.array_equal(*ends):
-            yield Finding("warning", f"the first and the last cell of {axis} hold the same numbers, so a "
-                                     "periodic grid has one point twice", where,
-                          f"write task.{task.name}.repeated: [{axis}]")
+            yield Finding(
+                "warning",
+                f"the first and the last cell of {axis} hold the same numbers, so a "
+                "periodic grid has one point twice",
+                where,
+                f"write task.{task.name}.repeated: [{axis}]",
+            )
 
 
 def orders(data: Any, scan: Any) -> Iterator[Finding]:
@@ -126,9 +160,13 @@ def orders(data: Any, scan: Any) -> Iterator[Finding]:
         beside = np.abs(np.diff(u, axis=number)).swapaxes(0, 2).reshape(u.shape[2], -1).mean(1)
         is_rough = apart.any() and (beside[apart > 0] > ROUGH * apart[apart > 0]).all()
         if u.shape[number] >= COUNTED and is_rough:
-            yield Finding("warning", f"neighbours along {axis} are no more alike than any two cells",
-                          str(data.path), f"check the words of task.{task.name}.layout: is {axis} an axis of "
-                          "space, and in its place? Else the grid does not resolve the field")
+            yield Finding(
+                "warning",
+                f"neighbours along {axis} are no more alike than any two cells",
+                str(data.path),
+                f"check the words of task.{task.name}.layout: is {axis} an axis of "
+                "space, and in its place? Else the grid does not resolve the field",
+            )
 
 
 def mirrored(data: Any, scan: Any) -> Iterator[Finding]:
@@ -146,17 +184,21 @@ def mirrored(data: Any, scan: Any) -> Iterator[Finding]:
     for number, axis in enumerate(task.axes):
         slope = np.gradient(middle, axis=number + 3)
         for channel, name in enumerate(task.moving):
-            turned = name in task.vector[number::task.ndim]
+            turned = name in task.vector[number :: task.ndim]
             for word, odd in (("its slope", slope), ("itself times its slope", middle * slope))[: 2 - turned]:
                 a, b = (part[:, :, channel].reshape(len(u), -1) for part in (change, odd))
                 found = (a * b).sum(1) / np.maximum(np.sqrt((a**2).sum(1) * (b**2).sum(1)), 1e-300)
                 error = found.std(ddof=1) / np.sqrt(len(u)) if len(u) > 1 else np.inf
                 if abs(found.mean()) > max(ODD[0], ODD[1] * error):
-                    yield Finding("error", f"mirrored along {axis}, {name} is no solution: its change goes "
-                                           f"with {word} (correlation {found.mean():.2f}), which a mirror "
-                                           "turns round", str(data.path),
-                                  f"name the fields that it turns in task.{task.name}.vector, one per axis, "
-                                  f"or leave mirror out of task.{task.name}.symmetries")
+                    yield Finding(
+                        "error",
+                        f"mirrored along {axis}, {name} is no solution: its change goes "
+                        f"with {word} (correlation {found.mean():.2f}), which a mirror "
+                        "turns round",
+                        str(data.path),
+                        f"name the fields that it turns in task.{task.name}.vector, one per axis, "
+                        f"or leave mirror out of task.{task.name}.symmetries",
+                    )
                     break
 
 
@@ -165,8 +207,12 @@ def stated(data: Any, scan: Any) -> Iterator[Finding]:
     task, where, key = data.task, str(data.path), f"task.{data.task.name}"
     for name in task.positive:
         if (lowest := scan.lowest[task.channels.index(name)]) <= 0:
-            yield Finding("error", f"{name} is said to be positive, and goes down to {lowest:.3g}", where,
-                          f"leave {name} out of {key}.positive, or mend the files")
+            yield Finding(
+                "error",
+                f"{name} is said to be positive, and goes down to {lowest:.3g}",
+                where,
+                f"leave {name} out of {key}.positive, or mend the files",
+            )
     drifts = np.median(scan.drift, 0) if scan.drift else []
     for name in task.conserved if scan.drift else ():
         drift = drifts[task.channels.index(name)]
@@ -174,17 +220,29 @@ def stated(data: Any, scan: Any) -> Iterator[Finding]:
         if drift <= KEPT:
             yield Finding("info", f"{moves}: it is conserved, and forecasts will keep it", where, "nothing")
         elif drift <= DRIFT:
-            yield Finding("warning", f"{moves}, and is said to be conserved: forecasts are held to it up to "
-                                     f"{KEPT:g} only", where, f"leave {name} out of {key}.conserved, or save "
-                          "what a conservative solver gives, on all of its cells")
+            yield Finding(
+                "warning",
+                f"{moves}, and is said to be conserved: forecasts are held to it up to {KEPT:g} only",
+                where,
+                f"leave {name} out of {key}.conserved, or save "
+                "what a conservative solver gives, on all of its cells",
+            )
         else:
-            yield Finding("error", f"{moves}, and is said to be conserved", where,
-                          f"leave {name} out of {key}.conserved")
+            yield Finding(
+                "error",
+                f"{moves}, and is said to be conserved",
+                where,
+                f"leave {name} out of {key}.conserved",
+            )
     for name in task.bounded:
         u = data.stratified_rows(LOOKED_AT)[1][:, :, task.channels.index(name)].astype(np.float64)
         u = u.reshape(*u.shape[:2], -1)
         low, high = u[:, 0].min(1), u[:, 0].max(1)
         beyond = np.maximum(u.max((1, 2)) - high, low - u.min((1, 2))).max() / max((high - low).max(), 1e-300)
         if beyond > BEYOND:
-            yield Finding("error", f"{name} is said to be bounded, and leaves the range of its start by "
-                                   f"{beyond:.2g} of it", where, f"leave {name} out of {key}.bounded")
+            yield Finding(
+                "error",
+                f"{name} is said to be bounded, and leaves the range of its start by {beyond:.2g} of it",
+                where,
+                f"leave {name} out of {key}.bounded",
+            )

@@ -27,9 +27,9 @@ SIDE = 6.283185307179586
 WAVES = ((3, 0), (0, 3), (2, 2), (2, -2))
 AMPLITUDE = 1.0
 DRAG = 0.1
-START = 1.3        # standard deviation of a forced wave's amplitude before the run-up
-SPIN = 30.0        # six e-foldings of energy, 1 / 2 DRAG each: the longest waves are as late ones (a test)
-STEP = 1.2         # over the points per axis: RK4 needs 2.7 over the speed, at most 6 in a run, times n / 3
+START = 1.3  # standard deviation of a forced wave's amplitude before the run-up
+SPIN = 30.0  # six e-foldings of energy, 1 / 2 DRAG each: the longest waves are as late ones (a test)
+STEP = 1.2  # over the points per axis: RK4 needs 2.7 over the speed, at most 6 in a run, times n / 3
 
 
 @functools.lru_cache(maxsize=8)
@@ -56,23 +56,27 @@ def equation(n: int, nu: float, dt: float) -> Forced:
     flux = torch.stack([-1j * kx.expand_as(square), -1j * ky.expand_as(square)]) * kept
 
     def nonlinear(modes: Tensor) -> Tensor:
-        fields = torch.fft.irfft2(torch.cat([modes[:, None], modes[:, None] * to_v], 1), s=(n, n),
-                                  norm="forward")
+        fields = torch.fft.irfft2(
+            torch.cat([modes[:, None], modes[:, None] * to_v], 1), s=(n, n), norm="forward"
+        )
         carried = torch.fft.rfft2(fields[:, :1] * fields[:, 1:], norm="forward")
         return carried[:, 0] * flux[0] + carried[:, 1] * flux[1]
 
     return Forced(-nu * square - DRAG, nonlinear, AMPLITUDE * plane_waves(n, WAVES), dt)
 
 
-def evolve(u: Tensor, streams: Sequence["np.random.Generator"], *, num_frames: int, parameter: float,
-           dt: float) -> Tensor:
+def evolve(
+    u: Tensor, streams: Sequence["np.random.Generator"], *, num_frames: int, parameter: float, dt: float
+) -> Tensor:
     """The frames that follow u (batch, 1, n, n), dt apart, (batch, num_frames, 1, n, n), float64. parameter:
     nu."""
     n = u.shape[-1]
     num = num_steps(dt, STEP / n, 9 * parameter + DRAG)
     modes = torch.fft.rfft2(u[:, 0].double(), norm="forward") * wave_numbers(n)[2]
-    frames = [torch.fft.irfft2(now, s=(n, n), norm="forward")
-              for now in equation(n, parameter, dt / num).evolve(modes, streams, num_frames, num)]
+    frames = [
+        torch.fft.irfft2(now, s=(n, n), norm="forward")
+        for now in equation(n, parameter, dt / num).evolve(modes, streams, num_frames, num)
+    ]
     return torch.stack(frames, 1)[:, :, None]
 
 
@@ -87,19 +91,44 @@ def start(streams: Sequence["np.random.Generator"], n: int, nu: float) -> Tensor
 
 
 @solver("nu", ndim=2, cells_at_once=2**15)
-def simulate(seed: int, indices: Sequence[int], *, resolution: int, num_frames: int, parameter: float,
-             t_end: float) -> Tensor:
+def simulate(
+    seed: int, indices: Sequence[int], *, resolution: int, num_frames: int, parameter: float, t_end: float
+) -> Tensor:
     """The vorticity, (n, num_frames, 1, resolution, resolution)."""
-    return trajectories(start, evolve, seed, indices, resolution=resolution, num_frames=num_frames,
-                        parameter=parameter, t_end=t_end)
+    return trajectories(
+        start,
+        evolve,
+        seed,
+        indices,
+        resolution=resolution,
+        num_frames=num_frames,
+        parameter=parameter,
+        t_end=t_end,
+    )
 
 
 FAMILY = (
-    Task("vorticity2d_forced", ("omega",), 2, PERIODIC, "arrays", (Array("omega"),),
-         "2D_VorticityForced_Nu{}.hdf5", ("Nu",), constants=(("drag", DRAG),), domain=(0.0, SIDE),
-         equation="∂omega/∂t + V·∇omega = Nu lap omega - drag omega + white noise in waves of length 2π/3",
-         unknown="white noise drives it", is_stationary=True, t_end=4.0, num_frames=41, resolution=32,
-         num_trajectories=1000, conserved=("omega",), simulate=simulate,
-         draw=functools.partial(draws, evolve),
-         defaults={"parameters": [0.02], "reserve": 0.5, "base": ["persistence", "propagator", "equation"]}),
+    Task(
+        "vorticity2d_forced",
+        ("omega",),
+        2,
+        PERIODIC,
+        "arrays",
+        (Array("omega"),),
+        "2D_VorticityForced_Nu{}.hdf5",
+        ("Nu",),
+        constants=(("drag", DRAG),),
+        domain=(0.0, SIDE),
+        equation="∂omega/∂t + V·∇omega = Nu lap omega - drag omega + white noise in waves of length 2π/3",
+        unknown="white noise drives it",
+        is_stationary=True,
+        t_end=4.0,
+        num_frames=41,
+        resolution=32,
+        num_trajectories=1000,
+        conserved=("omega",),
+        simulate=simulate,
+        draw=functools.partial(draws, evolve),
+        defaults={"parameters": [0.02], "reserve": 0.5, "base": ["persistence", "propagator", "equation"]},
+    ),
 )

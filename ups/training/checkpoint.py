@@ -45,7 +45,7 @@ def write_weights(path: Path, tensors: dict[str, Tensor]) -> None:
 def read_weights(path: Path, do: str) -> dict[str, Tensor]:
     """The tensors of a safetensors file. Raises DamagedError if they cannot be read or are not finite."""
     try:
-        tensors = load_file(path)   # on the CPU first: a rank's "cpu:0" is no device to safetensors
+        tensors = load_file(path)  # on the CPU first: a rank's "cpu:0" is no device to safetensors
     except Exception as error:  # safetensors has an error class of its own, and torch's and Python's besides
         raise DamagedError(f"{path} is not readable ({error}); expected a safetensors file. {do}") from error
     _require_finite(tensors, path, do)
@@ -56,8 +56,9 @@ def _require_finite(value: Any, path: Path, do: str) -> None:
     """Raise DamagedError for a tensor in a tree of mappings and lists that holds NaN or Inf."""
     for keys, tensor in tree_flatten_with_path(value)[0]:
         if isinstance(tensor, Tensor) and not bool(torch.isfinite(tensor).all()):
-            raise DamagedError(f"{path} holds numbers in {keystr(keys)} that are not finite; expected finite "
-                               f"ones. {do}")
+            raise DamagedError(
+                f"{path} holds numbers in {keystr(keys)} that are not finite; expected finite ones. {do}"
+            )
 
 
 class Checkpoints:
@@ -68,8 +69,14 @@ class Checkpoints:
     the stage, which they carry.
     """
 
-    def __init__(self, directory: Path, keep: int, rank: int, agreed: Callable[[Callable[[], Any], str], Any],
-                 identity: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        keep: int,
+        rank: int,
+        agreed: Callable[[Callable[[], Any], str], Any],
+        identity: dict[str, Any],
+    ) -> None:
         self.directory, self.keep, self.identity = directory, keep, identity
         self.rank, self.agreed = rank, agreed
 
@@ -85,19 +92,22 @@ class Checkpoints:
         """
         temporary = self.directory / f".tmp-{step:09d}"
         try:
-            self.agreed(lambda: self.rank == 0 and self._begin(temporary),
-                        f"preparing the checkpoint of step {step}")
-            self.agreed(lambda: self._write(temporary, shared, local),
-                        f"writing the checkpoint of step {step}")
-            self.agreed(lambda: self.rank == 0 and self._commit(temporary, step, facts),
-                        f"committing step {step}")
+            self.agreed(
+                lambda: self.rank == 0 and self._begin(temporary), f"preparing the checkpoint of step {step}"
+            )
+            self.agreed(
+                lambda: self._write(temporary, shared, local), f"writing the checkpoint of step {step}"
+            )
+            self.agreed(
+                lambda: self.rank == 0 and self._commit(temporary, step, facts), f"committing step {step}"
+            )
         except Exception:
             if self.rank == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
             raise
 
     def _begin(self, temporary: Path) -> None:
-        self.directory.mkdir(exist_ok=True)   # the stage's folder is there, or it was removed under us
+        self.directory.mkdir(exist_ok=True)  # the stage's folder is there, or it was removed under us
         for stale in self.directory.glob(".tmp-*"):
             remove(stale)
         temporary.mkdir()
@@ -110,8 +120,10 @@ class Checkpoints:
             flush(temporary / name)
 
     def _commit(self, temporary: Path, step: int, facts: dict[str, Any]) -> None:
-        files = {path.name: {"size": path.stat().st_size, "sha256": file_hash(path)}
-                 for path in temporary.iterdir()}
+        files = {
+            path.name: {"size": path.stat().st_size, "sha256": file_hash(path)}
+            for path in temporary.iterdir()
+        }
         write_sealed(temporary / MANIFEST, {"step": step, **facts, **self.identity, "files": files})
         # only a run that went back past it writes a step again; what it holds is of no use then
         remove(self.path(step))
@@ -127,14 +139,23 @@ class Checkpoints:
         """
         path = self.path(step)
         try:
-            manifest = read_sealed(path / MANIFEST,
-                                   "a committed checkpoint", "", step=int, world=int, files=dict,
-                                   config_hash=str, parents=dict)
+            manifest = read_sealed(
+                path / MANIFEST,
+                "a committed checkpoint",
+                "",
+                step=int,
+                world=int,
+                files=dict,
+                config_hash=str,
+                parents=dict,
+            )
         except FileNotFoundError as error:
-            raise DamagedError(f"{path} has no readable {MANIFEST} ({error}); expected a committed "
-                               f"checkpoint.") from error
-        require_identity(manifest, self.identity, path, path / MANIFEST,
-                         f"Delete {self.directory.parent} to start over.")
+            raise DamagedError(
+                f"{path} has no readable {MANIFEST} ({error}); expected a committed checkpoint."
+            ) from error
+        require_identity(
+            manifest, self.identity, path, path / MANIFEST, f"Delete {self.directory.parent} to start over."
+        )
         return manifest
 
     def verify(self, step: int) -> dict[str, Any]:
@@ -142,9 +163,11 @@ class Checkpoints:
         path, manifest = self.path(step), self.manifest(step)
         files, names = manifest["files"], [SHARED, *(f"rank_{rank}.pt" for rank in range(manifest["world"]))]
         if manifest["step"] != step or set(names) - files.keys():
-            raise DamagedError(f"{path} says that it is step {manifest['step']} of {manifest['world']} "
-                               f"processes and lists {', '.join(files)}; expected {step}, and a part of "
-                               f"every process.")
+            raise DamagedError(
+                f"{path} says that it is step {manifest['step']} of {manifest['world']} "
+                f"processes and lists {', '.join(files)}; expected {step}, and a part of "
+                f"every process."
+            )
         for name in names:
             require_hash(path / name, files[name]["sha256"], MANIFEST, "It is damaged.")
         return manifest
@@ -162,15 +185,20 @@ class Checkpoints:
             except DamagedError as error:
                 damaged.append((found[len(damaged)], error))
         if found and manifest is None:
-            raise DamagedError(f"none of the checkpoints {found} in {self.directory} is intact (newest: "
-                               f"{damaged[0][1]}). Expected one. Restore it from a copy, or delete "
-                               f"{self.directory.parent} to start over.")
+            raise DamagedError(
+                f"none of the checkpoints {found} in {self.directory} is intact (newest: "
+                f"{damaged[0][1]}). Expected one. Restore it from a copy, or delete "
+                f"{self.directory.parent} to start over."
+            )
         for step, error in damaged:
             aside = self.directory / f".damaged-{step:09d}"
             remove(aside)
             os.replace(self.path(step), aside)
-            print(f"WARNING: {error} Moved to {aside}; going back to step "
-                  f"{manifest['step']}.", file=sys.stderr, flush=True)
+            print(
+                f"WARNING: {error} Moved to {aside}; going back to step {manifest['step']}.",
+                file=sys.stderr,
+                flush=True,
+            )
         return manifest
 
     def read(self, step: int, world: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -180,8 +208,10 @@ class Checkpoints:
         Raises DamagedError for a part that cannot be read or holds numbers that are not finite.
         """
         path, is_mine = self.path(step), self.manifest(step)["world"] == world
-        return (self._read_part(path / SHARED),
-                self._read_part(path / f"rank_{self.rank}.pt") if is_mine else None)
+        return (
+            self._read_part(path / SHARED),
+            self._read_part(path / f"rank_{self.rank}.pt") if is_mine else None,
+        )
 
     def parts(self, step: int) -> list[dict[str, Any]]:
         """What each rank wrote as its own, in rank order. Raises DamagedError as `read` does."""
@@ -193,14 +223,16 @@ class Checkpoints:
             part = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # torch's, pickle's, zipfile's and Python's, by kind of damage
             cause = str(error).split("\n")[0][:200]
-            raise DamagedError(f"{path} is not readable ({type(error).__name__}: {cause}); expected tensors "
-                               f"and plain values. {self.remedy(path.parent)}") from error
+            raise DamagedError(
+                f"{path} is not readable ({type(error).__name__}: {cause}); expected tensors "
+                f"and plain values. {self.remedy(path.parent)}"
+            ) from error
         if not isinstance(part, dict):
-            raise DamagedError(f"{path} holds a {type(part).__name__}; expected named values. "
-                               f"{self.remedy(path.parent)}")
+            raise DamagedError(
+                f"{path} holds a {type(part).__name__}; expected named values. {self.remedy(path.parent)}"
+            )
         _require_finite(part, path, self.remedy(path.parent))
         return part
 
     def remedy(self, path: Path) -> str:
         return f"Delete {path} to continue from the checkpoint before it."
-

@@ -14,7 +14,7 @@ from ups.training.folder import StageFolder
 if TYPE_CHECKING:
     from ups.training.run import Run
 
-Fit = tuple[dict[str, Any], dict[str, Tensor]]   # plain facts, weights
+Fit = tuple[dict[str, Any], dict[str, Tensor]]  # plain facts, weights
 
 
 def fit_once(run: "Run", folder: str, fits: dict[str, Callable[[], Fit]], doing: str) -> dict[str, Fit]:
@@ -38,8 +38,9 @@ def fit_once(run: "Run", folder: str, fits: dict[str, Callable[[], Fit]], doing:
                 time.sleep(0.2)
         return {} if left else {name: find_fit(run.folder, f"{folder}/{name}") for name in fits}
 
-    with Bar(f"{run.stage}: {folder}", len(fits), run.is_main, lambda: len(fits) - len(missing()),
-             unit="tasks"):
+    with Bar(
+        f"{run.stage}: {folder}", len(fits), run.is_main, lambda: len(fits) - len(missing()), unit="tasks"
+    ):
         return run.agreed(fit_or_find, doing)
 
 

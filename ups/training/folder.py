@@ -43,13 +43,28 @@ DONE, MODEL, MANIFEST = "done.json", "model.safetensors", "manifest.json"
 
 # Keys of these sections decide what a stage computes; of them, these last parts only say how and where.
 SECTIONS = ("data", "cache", "task", "sampling")
-FREE_KEYS = {"data.root", "data.url", "data.chunk", "cache.root", "cache.place", "cache.device_fraction",
-             "cache.chunk"}
-FREE_TRAIN_KEYS = {"micro_batch", "compile", "log_every", "save_every", "keep", "max_skips", "hang_s",
-                   "timeout_s"}
-LOCK, MEMORY = ".lock", "memory"   # MEMORY: folder of what each rank had to go down to for want of memory
-CARRIERS = ("*.json", "*/*.json", f"state/*/{MANIFEST}")   # where records lie that carry an identity
-KEPT_ERRORS = 5   # starts whose errors are kept
+FREE_KEYS = {
+    "data.root",
+    "data.url",
+    "data.chunk",
+    "cache.root",
+    "cache.place",
+    "cache.device_fraction",
+    "cache.chunk",
+}
+FREE_TRAIN_KEYS = {
+    "micro_batch",
+    "compile",
+    "log_every",
+    "save_every",
+    "keep",
+    "max_skips",
+    "hang_s",
+    "timeout_s",
+}
+LOCK, MEMORY = ".lock", "memory"  # MEMORY: folder of what each rank had to go down to for want of memory
+CARRIERS = ("*.json", "*/*.json", f"state/*/{MANIFEST}")  # where records lie that carry an identity
+KEPT_ERRORS = 5  # starts whose errors are kept
 
 
 def dotted(value: Any, key: str) -> Iterator[tuple[str, Any]]:
@@ -65,25 +80,36 @@ def relevant_keys(config: dict[str, Any], section: str) -> dict[str, Any]:
     """Dotted key -> value of what decides the stage's result; the rest may change when a run continues."""
     # where a start is read from is free as well: the fingerprint of what lies there is a parent
     free = FREE_KEYS | {f"{section}.init", *(f"{section}.train.{name}" for name in FREE_TRAIN_KEYS)}
-    found = [("run.seed", config["run"]["seed"]),
-             *(pair for name in (*SECTIONS, section) for pair in dotted(config[name], name))]
-    return {key: value for key, value in found if key not in free
-            and not (key.startswith("task.") and key.split(".")[1] not in config["data"]["tasks"])}
+    found = [
+        ("run.seed", config["run"]["seed"]),
+        *(pair for name in (*SECTIONS, section) for pair in dotted(config[name], name)),
+    ]
+    return {
+        key: value
+        for key, value in found
+        if key not in free
+        and not (key.startswith("task.") and key.split(".")[1] not in config["data"]["tasks"])
+    }
 
 
-def require_identity(record: Mapping[str, Any], identity: Mapping[str, Any], what: str | Path, path: Path,
-                     do: str) -> None:
+def require_identity(
+    record: Mapping[str, Any], identity: Mapping[str, Any], what: str | Path, path: Path, do: str
+) -> None:
     """Raise FileExistsError unless `record`, read from `path`, carries `identity`; what: whose it is."""
     then, now = record.get("config_hash", "none"), identity["config_hash"]
     if then != now:
-        raise FileExistsError(f"{what} was made with another configuration (hash {then!s:.12} in "
-                              f"{path.name}, {now[:12]} now); expected the same one. {do}")
+        raise FileExistsError(
+            f"{what} was made with another configuration (hash {then!s:.12} in "
+            f"{path.name}, {now[:12]} now); expected the same one. {do}"
+        )
     before, parents = record.get("parents", {}), identity["parents"]
     for name in sorted(before.keys() | parents.keys()):
         if before.get(name) != parents.get(name):
-            said = [f"{of.get(name, 'none')!s:.80}" for of in (before, parents)]   # whatever a file holds
-            raise FileExistsError(f"{what} was made from another {name!s:.80} ({said[0]} then, {said[1]} "
-                                  f"now); expected the same one. {do}")
+            said = [f"{of.get(name, 'none')!s:.80}" for of in (before, parents)]  # whatever a file holds
+            raise FileExistsError(
+                f"{what} was made from another {name!s:.80} ({said[0]} then, {said[1]} "
+                f"now); expected the same one. {do}"
+            )
 
 
 class FinishedStage(NamedTuple):
@@ -101,14 +127,24 @@ def read_stage(folder: Path, stage: str = "") -> FinishedStage | None:
     """
     again = f"Delete {folder / DONE} and run the stage again; it resumes from its last checkpoint."
     try:
-        done = read_sealed(folder / DONE, "the record of a finished stage", again, model_sha256=str,
-                           config_sha256=str, fingerprint=str, config_hash=str, parents=dict, stage=str,
-                           step=int)
+        done = read_sealed(
+            folder / DONE,
+            "the record of a finished stage",
+            again,
+            model_sha256=str,
+            config_sha256=str,
+            fingerprint=str,
+            config_hash=str,
+            parents=dict,
+            stage=str,
+            step=int,
+        )
     except FileNotFoundError:
         return None
     if done["stage"] != (stage or folder.name):
-        raise DamagedError(f"{folder / DONE} is of stage {done['stage']!s:.80}; expected "
-                           f"{stage or folder.name}. {again}")
+        raise DamagedError(
+            f"{folder / DONE} is of stage {done['stage']!s:.80}; expected {stage or folder.name}. {again}"
+        )
     path, what = folder / "config.json", "the description of a network"
     require_small(path, what, again)
     require_hash(path, done["config_sha256"], DONE, again)
@@ -141,11 +177,15 @@ def stage_config(folder: Path, done: Mapping[str, Any]) -> dict[str, Any]:
         saved = read_yaml(path)
         found = value_hash({"stage": done["stage"], **relevant_keys(saved, done["stage"])})
     except (KeyError, TypeError, AttributeError, ValueError, FileNotFoundError) as error:
-        raise DamagedError(f"{path} is not readable ({error!s:.200}); expected the configuration that this "
-                           f"stage was trained with. Take another copy of the stage.") from error
+        raise DamagedError(
+            f"{path} is not readable ({error!s:.200}); expected the configuration that this "
+            f"stage was trained with. Take another copy of the stage."
+        ) from error
     if found != done["config_hash"]:
-        raise DamagedError(f"{path} has hash {found[:12]}; expected {done['config_hash']:.12} as {DONE} "
-                           f"says. Take another copy of the stage.")
+        raise DamagedError(
+            f"{path} has hash {found[:12]}; expected {done['config_hash']:.12} as {DONE} "
+            f"says. Take another copy of the stage."
+        )
     return saved
 
 
@@ -162,9 +202,11 @@ def stage_of_run(run: Path, stage: str) -> FinishedStage | None:
         beside, then = read_stage(run / parent), found.done["parents"].get(parent, "none")
         now = beside.done["fingerprint"] if beside is not None else "none"
         if now != then:
-            raise DamagedError(f"{folder} was made from another {parent} than the one beside it "
-                               f"({then!s:.12}, not {now!s:.12}); expected stages of one run. Put the stages "
-                               f"of one run together, or run make {stage} again.")
+            raise DamagedError(
+                f"{folder} was made from another {parent} than the one beside it "
+                f"({then!s:.12}, not {now!s:.12}); expected stages of one run. Put the stages "
+                f"of one run together, or run make {stage} again."
+            )
     return found
 
 
@@ -179,9 +221,11 @@ class StageFolder:
         self.config, self.stage, self.path = config, stage, config.run_dir / stage
         self.relevant = relevant_keys(to_dict(config), stage)
         self.identity = {"config_hash": value_hash({"stage": stage, **self.relevant}), "parents": parents}
-        self.remedy = (f"Delete {self.path} (make remove STAGE={stage} RUN={config.run.name}) and run "
-                       f"make {stage} RUN={config.run.name} again, or choose another run.name.")
-        self.is_open = False   # once every rank is in it; nothing is noted before
+        self.remedy = (
+            f"Delete {self.path} (make remove STAGE={stage} RUN={config.run.name}) and run "
+            f"make {stage} RUN={config.run.name} again, or choose another run.name."
+        )
+        self.is_open = False  # once every rank is in it; nothing is noted before
         self._lock: IO | None = None
 
     def examine(self) -> dict[str, Any] | None:
@@ -195,7 +239,7 @@ class StageFolder:
             try:
                 record = read_record(path, "a record of a stage", self.remedy, config_hash=str, parents=dict)
             except (DamagedError, FileNotFoundError):
-                continue   # without an identity, or damaged: who reads it for its content will say so
+                continue  # without an identity, or damaged: who reads it for its content will say so
             require_identity(record, self.identity, self.path, path, self.remedy)
         return finished_stage(self.path)
 
@@ -210,18 +254,27 @@ class StageFolder:
         try:
             before = relevant_keys(saved, self.stage)
         except (KeyError, TypeError, AttributeError) as error:
-            raise DamagedError(f"{path} lacks a part ({error}); expected the configuration that this stage "
-                               f"was started with. "
-                               f"{self.remedy}") from error
+            raise DamagedError(
+                f"{path} lacks a part ({error}); expected the configuration that this stage "
+                f"was started with. "
+                f"{self.remedy}"
+            ) from error
         now = self.relevant
-        if changed := [f"{key} {before.get(key, 'absent')} -> {now.get(key, 'absent')}"
-                       for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]:
+        if changed := [
+            f"{key} {before.get(key, 'absent')} -> {now.get(key, 'absent')}"
+            for key in sorted(before.keys() | now.keys())
+            if before.get(key) != now.get(key)
+        ]:
             is_longer = (self.path / DONE).is_file() and len(changed) == 1 and "train.steps" in changed[0]
-            longer = (f"To train on from its end, choose another run.name (RUN= of make) and give "
-                      f"{self.stage}.init={self.path} and the number of further steps. ") * is_longer
-            raise FileExistsError(f"{self.path} was started with another configuration "
-                                  f"({'; '.join(changed)}); expected the "
-                                  f"same one, to continue. {longer}{self.remedy}")
+            longer = (
+                f"To train on from its end, choose another run.name (RUN= of make) and give "
+                f"{self.stage}.init={self.path} and the number of further steps. "
+            ) * is_longer
+            raise FileExistsError(
+                f"{self.path} was started with another configuration "
+                f"({'; '.join(changed)}); expected the "
+                f"same one, to continue. {longer}{self.remedy}"
+            )
 
     def take(self, wait_s: float) -> str:
         """Lock the folder, made if it is missing; what speaks against it, or "".
@@ -234,15 +287,17 @@ class StageFolder:
                 self.path.mkdir(parents=True, exist_ok=True)
                 self._lock = (self.path / LOCK).open("a")
                 lock(self._lock, self.path / LOCK)
-                if self.is_own():   # else it was removed while we waited
-                    self.examine()   # who had the lock until now may have started something else
+                if self.is_own():  # else it was removed while we waited
+                    self.examine()  # who had the lock until now may have started something else
                     return ""
             except FileExistsError as error:
                 refusal = str(error)
             except BlockingIOError:
                 if time.monotonic() > until:
-                    refusal = (f"another process is training in {self.path}; expected one at a time. Wait "
-                               f"for it, or end it.")
+                    refusal = (
+                        f"another process is training in {self.path}; expected one at a time. Wait "
+                        f"for it, or end it."
+                    )
             except OSError as error:
                 if error.errno not in NO_ACCESS:
                     raise
@@ -250,7 +305,7 @@ class StageFolder:
             if self._lock is not None:
                 self._lock.close()
             time.sleep(0.1)
-        self._lock = None   # nothing of this process is written here
+        self._lock = None  # nothing of this process is written here
         return refusal
 
     def enter(self, rank: int) -> None:
@@ -263,9 +318,11 @@ class StageFolder:
             self._lock = self._lock or (self.path / LOCK).open("rb")
             record = read_record(path, "the record of this start", self.remedy)
         if record.get("config_hash") != self.identity["config_hash"]:
-            raise FileNotFoundError(f"rank {rank} does not see {path} that rank 0 wrote; expected run.root "
-                                    f"on a file system "
-                                    "shared by all machines. Set run.root to one.")
+            raise FileNotFoundError(
+                f"rank {rank} does not see {path} that rank 0 wrote; expected run.root "
+                f"on a file system "
+                "shared by all machines. Set run.root to one."
+            )
 
     def is_own(self) -> bool:
         """Whether the path still leads to the folder that was locked."""
@@ -274,9 +331,11 @@ class StageFolder:
     def require_own(self) -> None:
         """Raise FileNotFoundError unless `is_own`."""
         if not self.is_own():
-            raise FileNotFoundError(f"{self.path} was removed or replaced while this job trained in it; "
-                                    f"expected the folder that "
-                                    f"it locked. Leave it alone while a job runs, and start this one again")
+            raise FileNotFoundError(
+                f"{self.path} was removed or replaced while this job trained in it; "
+                f"expected the folder that "
+                f"it locked. Leave it alone while a job runs, and start this one again"
+            )
 
     def keep(self, name: str, record: dict[str, Any]) -> None:
         """Write a record of this stage for `find`, perhaps of another start."""
@@ -309,8 +368,10 @@ class StageFolder:
 
     def micro_batch(self, asked: int, now: int) -> int:
         """`now`, or what earlier starts that were `asked` for the same have left of it for want of memory."""
-        left = [read_record(path, "a micro-batch", "Delete it.", micro_batch=int, micro_batch_asked=int)
-                for path in self.path.glob(f"{MEMORY}/rank*.json")]
+        left = [
+            read_record(path, "a micro-batch", "Delete it.", micro_batch=int, micro_batch_asked=int)
+            for path in self.path.glob(f"{MEMORY}/rank*.json")
+        ]
         return max(1, min([now, *(m["micro_batch"] for m in left if m["micro_batch_asked"] == asked)]))
 
     def note(self, name: str, record: dict[str, Any]) -> bool:
@@ -333,5 +394,13 @@ class StageFolder:
         """Write done.json, last; hashes: of what it vouches for, for its fingerprint."""
         self.require_own()
         record = {**hashes, **self.identity}
-        write_sealed(self.path / DONE, {"stage": self.stage, "run": self.config.run.name, **record,
-                                        "fingerprint": value_hash(record), **facts})
+        write_sealed(
+            self.path / DONE,
+            {
+                "stage": self.stage,
+                "run": self.config.run.name,
+                **record,
+                "fingerprint": value_hash(record),
+                **facts,
+            },
+        )

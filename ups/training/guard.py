@@ -31,20 +31,28 @@ from typing import Any
 from ups.common import progress
 from ups.training.processes import glance, process_state, shout, stacks, tell, this_machine
 
-TICK_S = 0.5        # between looks of the thread
-GRACE_S = 20.0      # without progress after SIGTERM or SIGINT
-SAME_S = 1.0        # signals so close are one: make, Slurm, a terminal and a launcher may all pass it on
-PEER_S = 2.0        # for a rank to notice by itself that another is gone, which gives the better message
-LEAVE_S = 10.0      # from a failure to the end of the process
-STACK_S = 2.0       # for the other ranks to print their stacks
+TICK_S = 0.5  # between looks of the thread
+GRACE_S = 20.0  # without progress after SIGTERM or SIGINT
+SAME_S = 1.0  # signals so close are one: make, Slurm, a terminal and a launcher may all pass it on
+PEER_S = 2.0  # for a rank to notice by itself that another is gone, which gives the better message
+LEAVE_S = 10.0  # from a failure to the end of the process
+STACK_S = 2.0  # for the other ranks to print their stacks
 # of every heartbeat, so that nothing of a longer one stays behind it; written in place, in one piece, so that
 # a full disk does not stop it
 RECORD_BYTES = 1024
 EXIT_HANG, EXIT_STOPPED = 124, 128 + signal.SIGTERM
 # of a rank that wrote no heartbeat
-NOTHING = {"is_waiting": False, "collectives": 0, "doing": "", "beats": -1, "pulse": -1, "has_failed": False,
-           "code": None, "machine": ""}
-LAUNCHED_BY = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")   # where the parent is a launcher
+NOTHING = {
+    "is_waiting": False,
+    "collectives": 0,
+    "doing": "",
+    "beats": -1,
+    "pulse": -1,
+    "has_failed": False,
+    "code": None,
+    "machine": "",
+}
+LAUNCHED_BY = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")  # where the parent is a launcher
 
 
 def block_of(record: dict[str, Any]) -> bytes:
@@ -65,7 +73,7 @@ class Peer:
         self.why = ""
 
     def update(self, record: dict[str, Any] | None, now: float) -> None:
-        before, self.record = self.record, record or self.record   # None: not there yet, or being written
+        before, self.record = self.record, record or self.record  # None: not there yet, or being written
         if self.record["beats"] != before["beats"]:
             self.progress_at = now
         if self.record["pulse"] != before["pulse"]:
@@ -83,17 +91,23 @@ class Guard:
     failure.
     """
 
-    def __init__(self, rank: int, world: int, stage: str, hang_s: float,
-                 on_end: Callable[[int, str, str, str], None] = lambda *facts: None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        stage: str,
+        hang_s: float,
+        on_end: Callable[[int, str, str, str], None] = lambda *facts: None,
+    ) -> None:
         self.rank, self.world, self.stage, self.hang_s, self.on_end = rank, world, stage, hang_s, on_end
         self.step, self.doing, self.limit_s, self.is_waiting = 0, "starting", hang_s, False
         self.num_collectives = self.num_beats = 0
         self.stop_signal, self.is_in_loop, self.is_leaving = 0, False, False
-        self.has_failed = False   # told in a collective, into which a rank that waits for files never comes
+        self.has_failed = False  # told in a collective, into which a rank that waits for files never comes
         self.directory: Path | None = None
         self._stop_file = Path()
         self._beat_at, self._stop_at, self._pulse = time.monotonic(), None, 0
-        self._noted_at = 0.0   # when the main thread got the first signal
+        self._noted_at = 0.0  # when the main thread got the first signal
         self._code, self._is_agreed = None, False
         self._peers = {other: Peer(self._beat_at, hang_s) for other in range(world) if other != rank}
         self._machine, self._lock, self._file = this_machine(), threading.Lock(), None
@@ -108,8 +122,9 @@ class Guard:
             faulthandler.enable(2)
         self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wakeup_before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
-        self._handlers = {number: signal.signal(number, self._note)
-                          for number in (signal.SIGTERM, signal.SIGINT)}
+        self._handlers = {
+            number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)
+        }
         progress.watched = self
         self.beat()
         tell("start", pid=os.getpid())
@@ -124,8 +139,9 @@ class Guard:
         directory.mkdir(exist_ok=True)
         with self._lock:
             self._stop_file = directory / f"stop-{job}.json"
-            self._file = os.open(directory / f"rank{self.rank}.json",
-                                 os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+            self._file = os.open(
+                directory / f"rank{self.rank}.json", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            )
             self.directory = directory
             now = time.monotonic()
             for peer in self._peers.values():
@@ -212,7 +228,7 @@ class Guard:
     def _note(self, number: int, _frame: Any) -> None:
         if self.is_leaving:
             return
-        if self.stop_signal:   # asked again: only Ctrl-C means more than the first time
+        if self.stop_signal:  # asked again: only Ctrl-C means more than the first time
             if number == signal.SIGINT and time.monotonic() - self._noted_at > SAME_S:
                 raise KeyboardInterrupt
             return
@@ -244,11 +260,24 @@ class Guard:
 
     def _record(self) -> dict[str, Any]:
         born = (process_state(os.getpid()) or ("", 0))[1]
-        return {"rank": self.rank, "pid": os.getpid(), "born": born, "machine": self._machine,
-                "stage": self.stage, "step": self.step, "doing": self.doing[:200],
-                "is_waiting": self.is_waiting, "limit_s": self.limit_s, "collectives": self.num_collectives,
-                "beats": self.num_beats, "pulse": self._pulse, "time": time.time(),
-                "has_failed": self.has_failed, "code": self._code, "is_agreed": self._is_agreed}
+        return {
+            "rank": self.rank,
+            "pid": os.getpid(),
+            "born": born,
+            "machine": self._machine,
+            "stage": self.stage,
+            "step": self.step,
+            "doing": self.doing[:200],
+            "is_waiting": self.is_waiting,
+            "limit_s": self.limit_s,
+            "collectives": self.num_collectives,
+            "beats": self.num_beats,
+            "pulse": self._pulse,
+            "time": time.time(),
+            "has_failed": self.has_failed,
+            "code": self._code,
+            "is_agreed": self._is_agreed,
+        }
 
     def _write(self) -> None:
         if self._file is None:
@@ -280,8 +309,10 @@ class Guard:
         is_here = record["machine"] == self._machine
         if not is_here or (process_state(record["pid"]) or ("", None))[1] == record["born"]:
             return ""
-        return (f"(process {record['pid']}) died without a word, killed or crashed; last heard of at step "
-                f"{record['step']}, {record['doing']}")
+        return (
+            f"(process {record['pid']}) died without a word, killed or crashed; last heard of at step "
+            f"{record['step']}, {record['doing']}"
+        )
 
     def _judge(self, now: float, lost: dict[int, Peer]) -> tuple[int, str, str, list[int]] | None:
         """(exit code, kind, cause, ranks at fault) if the job must end."""
@@ -291,7 +322,7 @@ class Guard:
         if self._parent is not None and os.getppid() != self._parent:
             return EXIT_HANG, "launcher", f"the launcher (process {self._parent}) is gone", []
         if self._stop_file.is_file():
-            found = glance(self._stop_file)   # None: it is being written
+            found = glance(self._stop_file)  # None: it is being written
             return found and (found["code"], found["kind"], found["cause"], [])
         if lost:
             first, peer = next(iter(lost.items()))
@@ -307,18 +338,24 @@ class Guard:
         at_fault = [seen["rank"] for seen in stuck]
         if stuck:
             worst = max(stuck, key=lambda seen: seen["quiet_s"])
-            cause = (f"no progress for {worst['quiet_s']:.0f} s; the laggard is rank {worst['rank']}: "
-                     f"{worst['note']}{self._describe(worst['rank'])}")
+            cause = (
+                f"no progress for {worst['quiet_s']:.0f} s; the laggard is rank {worst['rank']}: "
+                f"{worst['note']}{self._describe(worst['rank'])}"
+            )
         elif first["collectives"] < last["collectives"]:
             at_fault = [first["rank"]]
-            cause = (f"the ranks are out of step: rank {first['rank']} entered {first['collectives']} "
-                     f"collectives, another {last['collectives']}; it is {self._describe(first['rank'])}")
+            cause = (
+                f"the ranks are out of step: rank {first['rank']} entered {first['collectives']} "
+                f"collectives, another {last['collectives']}; it is {self._describe(first['rank'])}"
+            )
         elif len({seen["doing"] for seen in ranks}) > 1:
             words = sorted(f"rank {seen['rank']} is {self._describe(seen['rank'])}" for seen in ranks)
             cause = f"the ranks are out of step: {'; '.join(words)}"
         else:
-            cause = (f"no progress for {min(seen['quiet_s'] for seen in ranks):.0f} s: every rank waits in "
-                     f"the same place ({self.doing}); the connection between them may be lost")
+            cause = (
+                f"no progress for {min(seen['quiet_s'] for seen in ranks):.0f} s: every rank waits in "
+                f"the same place ({self.doing}); the connection between them may be lost"
+            )
         if self._stop_at:
             return EXIT_STOPPED, "stopped", f"told to stop, but {cause}", at_fault
         return EXIT_HANG, "hang", cause, at_fault
@@ -332,11 +369,16 @@ class Guard:
         for rank, peer in self._peers.items():
             if self.directory is not None and not peer.has_ended:
                 record = peer.record
-                is_deaf = now - peer.pulse_at > record["limit_s"] / 2   # its guard does not run
-                found.append(record | {
-                    "rank": rank, "is_waiting": record["is_waiting"] and not is_deaf,
-                    "quiet_s": now - max(peer.progress_at, since),
-                    "note": "its process does not answer; " if is_deaf else ""})
+                is_deaf = now - peer.pulse_at > record["limit_s"] / 2  # its guard does not run
+                found.append(
+                    record
+                    | {
+                        "rank": rank,
+                        "is_waiting": record["is_waiting"] and not is_deaf,
+                        "quiet_s": now - max(peer.progress_at, since),
+                        "note": "its process does not answer; " if is_deaf else "",
+                    }
+                )
         return found
 
     def _describe(self, rank: int) -> str:
@@ -352,12 +394,19 @@ class Guard:
 
     def _end(self, code: int, kind: str, cause: str, at_fault: list[int]) -> None:
         """Say everything and end this process."""
-        last_word = threading.Timer(2 * STACK_S + 3.0, os._exit, (code,))   # if a file system hangs
+        last_word = threading.Timer(2 * STACK_S + 3.0, os._exit, (code,))  # if a file system hangs
         last_word.daemon = True
         last_word.start()
         stack = stacks(f"rank {self.rank}")
-        shout("\n".join([f"{kind.upper()}: rank {self.rank}, stage {self.stage}: {cause}",
-                         *(f"  rank {rank}: {self._describe(rank)}" for rank in range(self.world)), stack]))
+        shout(
+            "\n".join(
+                [
+                    f"{kind.upper()}: rank {self.rank}, stage {self.stage}: {cause}",
+                    *(f"  rank {rank}: {self._describe(rank)}" for rank in range(self.world)),
+                    stack,
+                ]
+            )
+        )
         if self.directory is not None and kind != "launcher":
             try:
                 # the first one stands
@@ -377,13 +426,19 @@ class Guard:
         until = time.monotonic() + STACK_S
         while time.monotonic() < until:
             self._look()
-            left = {rank: peer.record for rank, peer in self._peers.items()
-                    if not peer.has_ended and peer.lost_at is None and "pid" in peer.record}
+            left = {
+                rank: peer.record
+                for rank, peer in self._peers.items()
+                if not peer.has_ended and peer.lost_at is None and "pid" in peer.record
+            }
             if not left:
                 return
             time.sleep(0.05)
-        pids = [record["pid"] for rank, record in left.items()
-                if rank in at_fault and record["machine"] == self._machine]
+        pids = [
+            record["pid"]
+            for rank, record in left.items()
+            if rank in at_fault and record["machine"] == self._machine
+        ]
         for numbers, pause in (((signal.SIGABRT, signal.SIGCONT), 1.0), ((signal.SIGKILL,), 0.0)):
             for pid, number in itertools.product(pids, numbers):
                 with contextlib.suppress(ProcessLookupError):

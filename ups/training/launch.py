@@ -52,14 +52,14 @@ from ups.training.processes import (
 )
 
 POLL_S = 0.1
-START_S = 600.0       # from the launcher's start to the first rank: it may wait for other machines
-RESTARTS = 3          # in a row, without a new checkpoint
-BACKOFF_S = 1.0       # before a restart
-STOP_S = 60.0         # from a signal to the end: the guard's grace, a checkpoint, the tracker
-STOPPED_S = 10.0      # that the launcher may be in state T before it is taken for hung
-LINGER_S = 20.0       # that the launcher may outlive all its ranks
-CHILDREN_S = 3.0      # for what is left of a tree (a tracker's service) to end by itself
-LAUNCHER = "UPS_LAUNCHER"   # number of the launcher's process, for its ranks
+START_S = 600.0  # from the launcher's start to the first rank: it may wait for other machines
+RESTARTS = 3  # in a row, without a new checkpoint
+BACKOFF_S = 1.0  # before a restart
+STOP_S = 60.0  # from a signal to the end: the guard's grace, a checkpoint, the tracker
+STOPPED_S = 10.0  # that the launcher may be in state T before it is taken for hung
+LINGER_S = 20.0  # that the launcher may outlive all its ranks
+CHILDREN_S = 3.0  # for what is left of a tree (a tracker's service) to end by itself
+LAUNCHER = "UPS_LAUNCHER"  # number of the launcher's process, for its ranks
 FINAL = {"configuration": 2, "error": 1, "save": 1, "non_finite": 1, "out_of_memory": 1, "interrupted": 130}
 
 
@@ -75,9 +75,13 @@ class Attempt:
         self._read, self._heard, self.why, self._told_at = 0, {}, "", None
         self._started_at = self._heard_at = time.monotonic()
         self._terminal = terminal
-        self.process = subprocess.Popen(command, env={**os.environ, EVENTS: str(events)},
-                                        stdin=subprocess.DEVNULL, start_new_session=True,
-                                        preexec_fn=partial(die_with_parent, os.getpid()))
+        self.process = subprocess.Popen(
+            command,
+            env={**os.environ, EVENTS: str(events)},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=partial(die_with_parent, os.getpid()),
+        )
 
     def wait(self) -> int:
         """The launcher's exit code, once everything that it started is gone."""
@@ -85,8 +89,9 @@ class Attempt:
             self._watch()
         finally:
             code = self.process.poll()
-            end_processes(lambda: descendants(os.getpid()),
-                          CHILDREN_S if code is not None and not self.why else 0.0)
+            end_processes(
+                lambda: descendants(os.getpid()), CHILDREN_S if code is not None and not self.why else 0.0
+            )
             code = self.process.wait()
             self._hear()
         return code
@@ -98,7 +103,7 @@ class Attempt:
             now = time.monotonic()
             self._hear()
             if self._terminal.is_closed():
-                os.kill(os.getpid(), signal.SIGHUP)   # unless nohup has made that mean nothing
+                os.kill(os.getpid(), signal.SIGHUP)  # unless nohup has made that mean nothing
             for number in self._asked[self._num_asked :]:
                 self._num_asked += 1
                 self._forward(number)
@@ -107,14 +112,19 @@ class Attempt:
             pids = self.pids()
             alone_at = (alone_at or now) if pids and not any(process_state(pid) for pid in pids) else None
             launcher = f"the launcher (process {self.process.pid})"
-            limits = (   # since when, how long that may be, what to say
+            limits = (  # since when, how long that may be, what to say
                 (self._told_at, STOP_S, f"it did not end within {STOP_S:.0f} s of a signal"),
                 (stopped_at, STOPPED_S, f"{launcher} is stopped"),
                 (alone_at, LINGER_S, f"{launcher} outlives all its ranks"),
-                (None if self.events else self._started_at, START_S,
-                 f"no rank of this machine was there {START_S:.0f} s after the launcher's start; expected "
-                 f"the other machines, if there are any, to be there. Look at what they say, and at address "
-                 f"and port"))
+                (
+                    None if self.events else self._started_at,
+                    START_S,
+                    f"no rank of this machine was there {START_S:.0f} s after the launcher's start; expected "
+                    f"the other machines, if there are any, to be there. Look at what they say, and at "
+                    f"address "
+                    f"and port",
+                ),
+            )
             late = (why for since, limit_s, why in limits if since is not None and now - since > limit_s)
             self.why = next(late, self.why) or self._silence(now)
 
@@ -136,7 +146,7 @@ class Attempt:
         with self._events.open("rb") as file:
             file.seek(self._read)
             text = file.read()
-        text = text[: text.rfind(b"\n") + 1]   # whole lines
+        text = text[: text.rfind(b"\n") + 1]  # whole lines
         self._read += len(text)
         for line in filter(None, text.split(b"\n")):
             try:
@@ -182,26 +192,33 @@ def verdict(code: int, events: list[dict[str, Any]], why: str = "") -> tuple[boo
     failures = [event for event in events if event["event"] == "failed"]
     refusals = dict.fromkeys(event["cause"] for event in failures if event["kind"] == "configuration")
     # what would repeat explains most, a lost peer less than what was lost
-    failure = min(failures, key=lambda event: (event["kind"] not in FINAL, event["kind"] == "peer"),
-                  default={"rank": 0, "kind": "", "cause": ""})
+    failure = min(
+        failures,
+        key=lambda event: (event["kind"] not in FINAL, event["kind"] == "peer"),
+        default={"rank": 0, "kind": "", "cause": ""},
+    )
     kind, cause = failure["kind"], f"rank {failure['rank']}: {failure['cause']}"
     started = {event["rank"] for event in events if event["event"] == "start"}
     ended = {event["rank"] for event in events if event["event"] in ("failed", "stopped", "finished")}
     # else a launcher passed on a signal after a death
-    is_stop = ("stopped" in said or failures) and started <= ended and all(
-        event["kind"] == "stopped" for event in failures)
+    is_stop = (
+        ("stopped" in said or failures)
+        and started <= ended
+        and all(event["kind"] == "stopped" for event in failures)
+    )
     is_quiet, own = code == 0 and not why, code if 0 < code < 128 else 1
-    rows = (   # the first that applies: whether it does, what is returned
-        (refusals, False, FINAL["configuration"], "; ".join(refusals)),   # most often the same of every rank
+    rows = (  # the first that applies: whether it does, what is returned
+        (refusals, False, FINAL["configuration"], "; ".join(refusals)),  # most often the same of every rank
         (kind in FINAL, False, FINAL.get(kind), cause),
         ("finished" in said and code == 0, False, 0, "finished"),
         (is_stop, False, 128 + signal.SIGTERM, "told to stop; the same command continues"),
-        (is_quiet and "start" not in said, False, 0, "nothing to do"),   # such as --dry-run or --help
+        (is_quiet and "start" not in said, False, 0, "nothing to do"),  # such as --dry-run or --help
         (is_quiet, False, 1, "all ranks left before the stage was finished"),
-        (why, bool(events), EXIT_HANG, why),   # where no rank was born another start will do no better
+        (why, bool(events), EXIT_HANG, why),  # where no rank was born another start will do no better
         (failures, True, EXIT_HANG if kind == "hang" else 1, cause),
         ("start" not in said, False, own, f"it ended with exit code {own} before any rank was ready"),
-        (True, True, 1, f"processes died without a word (exit code {code})"))
+        (True, True, 1, f"processes died without a word (exit code {code})"),
+    )
     return next(tuple(row) for applies, *row in rows if applies)
 
 
@@ -211,12 +228,15 @@ def launcher_command(arguments: list[str]) -> list[str]:
     if "--config_file" in arguments[:-1]:
         path = Path(arguments[arguments.index("--config_file") + 1])
         if not path.is_file():
-            raise FileNotFoundError(f"no topology file {path}; expected one of accelerate_configs/. Correct "
-                                    f"--config_file.")
+            raise FileNotFoundError(
+                f"no topology file {path}; expected one of accelerate_configs/. Correct --config_file."
+            )
         settings = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    is_theirs = (settings.get("num_machines", 1) != 1
-                 or {"main_process_port", "rdzv_backend"} & settings.keys()
-                 or any(word.startswith(("--main_process_port", "--num_machines")) for word in arguments))
+    is_theirs = (
+        settings.get("num_machines", 1) != 1
+        or {"main_process_port", "rdzv_backend"} & settings.keys()
+        or any(word.startswith(("--main_process_port", "--num_machines")) for word in arguments)
+    )
     port = [] if is_theirs else ["--main_process_port", "0"]
     place = next(index for index, word in enumerate(arguments) if word.endswith(".py"))
     ranks = ["--module", "ups.training.launch", "rank", *arguments[place:]]
@@ -239,14 +259,14 @@ def supervise(arguments: list[str], restarts: int = RESTARTS) -> int:
     Raises FileNotFoundError for a topology file that does not exist.
     """
     command, terminal = launcher_command(arguments), Terminal()
-    asked: list[int] = []   # signals that came; a handler may not do more than note them
+    asked: list[int] = []  # signals that came; a handler may not do more than note them
     adopt_orphans()
 
     def note(number: int, _frame: Any) -> None:
         asked.append(signal.SIGTERM if number == signal.SIGHUP else number)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:   # as nohup sets it
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
             signal.signal(number, note)
     newest, num_failed, shortages = -1, 0, set()
     while True:
@@ -267,11 +287,15 @@ def supervise(arguments: list[str], restarts: int = RESTARTS) -> int:
         num_failed = 0 if step > newest or told_of - shortages else num_failed + 1
         newest, shortages = max(newest, step), shortages | told_of
         if num_failed > restarts:
-            say(f"giving up after {restarts} restarts without a new checkpoint (the newest is of step "
-                f"{newest}): {reason}. The same command tries again.")
+            say(
+                f"giving up after {restarts} restarts without a new checkpoint (the newest is of step "
+                f"{newest}): {reason}. The same command tries again."
+            )
             return code
-        say(f"{reason}. Starting again from "
-            f"{f'the checkpoint of step {newest}' if newest >= 0 else 'the beginning'}")
+        say(
+            f"{reason}. Starting again from "
+            f"{f'the checkpoint of step {newest}' if newest >= 0 else 'the beginning'}"
+        )
         time.sleep(BACKOFF_S)
         if asked:
             return 128 + asked[-1]
@@ -287,7 +311,7 @@ def launcher(arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    logging.disable(logging.ERROR)   # of what the ranks told already, or the exceptions below tell
+    logging.disable(logging.ERROR)  # of what the ranks told already, or the exceptions below tell
     os.environ[LAUNCHER] = str(os.getpid())
     sys.argv, who, code = ["accelerate launch", *arguments], "the only rank", 0
     try:
@@ -299,12 +323,18 @@ def launcher(arguments: list[str]) -> int:
         code = error.returncode
     except SignalException as error:
         return 128 + error.sigval
-    except (ConnectionError, DistNetworkError) as error:   # the address or the port is not free
-        tell("failed", kind="configuration", code=2, cause=(
-            f"{' '.join(str(error).split())[:200]}; expected a free port on this machine. Set PORT= of "
-            f"cluster/node.sh on all machines, or --main_process_port"))
+    except (ConnectionError, DistNetworkError) as error:  # the address or the port is not free
+        tell(
+            "failed",
+            kind="configuration",
+            code=2,
+            cause=(
+                f"{' '.join(str(error).split())[:200]}; expected a free port on this machine. Set PORT= of "
+                f"cluster/node.sh on all machines, or --main_process_port"
+            ),
+        )
         return 2
-    if code < 0:   # by a signal, so the rank could not say so itself
+    if code < 0:  # by a signal, so the rank could not say so itself
         print(f"launcher: {who} was ended by {signal.Signals(-code).name}", file=sys.stderr, flush=True)
     return int(code != 0)
 
@@ -318,7 +348,7 @@ def rank(arguments: list[str]) -> int:
     return 0
 
 
-PARTS = {"launcher": launcher, "rank": rank}   # by the first word of the command line; else the supervisor
+PARTS = {"launcher": launcher, "rank": rank}  # by the first word of the command line; else the supervisor
 
 
 def say(text: str) -> None:
@@ -326,10 +356,15 @@ def say(text: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m ups.training.launch", description=__doc__,
-                                     allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--restarts", type=int, default=RESTARTS,
-                        help="restarts in a row without a new checkpoint")
+    parser = argparse.ArgumentParser(
+        prog="python -m ups.training.launch",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--restarts", type=int, default=RESTARTS, help="restarts in a row without a new checkpoint"
+    )
     options, arguments = parser.parse_known_args()
     outlive_readers()
     if not any(word.endswith(".py") for word in arguments):

@@ -27,7 +27,7 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 NORM_EPS = 1e-7
 ADAM_EPS = 1e-8
-MOMENTS = {"muon": ("momentum_buffer",), "adamw": ("exp_avg", "exp_avg_sq")}   # of the state, by kind
+MOMENTS = {"muon": ("momentum_buffer",), "adamw": ("exp_avg", "exp_avg_sq")}  # of the state, by kind
 ALIGN = 16  # elements between starts of gradients in the flat buffer: 64 bytes, a cache line
 UPDATE_RMS = 0.2  # of AdamW in practice (Liu et al. 2025, section 2.2)
 
@@ -82,13 +82,22 @@ class MuonAdamW(torch.optim.Optimizer):
         """
         self.allocate()
         (saved, flat), (groups, wanted) = (
-            ([group["params"] for group in state["param_groups"]],
-             {f"{index}.{name}": value for index, entry in state["state"].items()
-              for name, value in entry.items()}) for state in (state_dict, self.state_dict()))
+            (
+                [group["params"] for group in state["param_groups"]],
+                {
+                    f"{index}.{name}": value
+                    for index, entry in state["state"].items()
+                    for name, value in entry.items()
+                },
+            )
+            for state in (state_dict, self.state_dict())
+        )
         require_alike(flat, wanted, "optimizer's state")
         if saved != groups:
-            raise ValueError("the saved optimizer has other groups of parameters; expected the same. Resume "
-                             "with the configuration that wrote it.")
+            raise ValueError(
+                "the saved optimizer has other groups of parameters; expected the same. Resume "
+                "with the configuration that wrote it."
+            )
         super().load_state_dict(state_dict)
 
     @torch.no_grad()
@@ -101,8 +110,11 @@ class MuonAdamW(torch.optim.Optimizer):
         assert closure is None
         self.allocate()
         for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None
-                          and (only is None or getattr(p, "task", only) == only)]
+            parameters = [
+                p
+                for p in group["params"]
+                if p.grad is not None and (only is None or getattr(p, "task", only) == only)
+            ]
             if group["kind"] == "muon":
                 self._step_muon(group, parameters)
             elif parameters:
@@ -181,20 +193,36 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> MuonAdamW:
     """
     muon, rest = split_parameters(model)
     if not muon and not rest:
-        raise ValueError("the model has no parameter that requires a gradient; expected at least one. Check "
-                         "the model.")
+        raise ValueError(
+            "the model has no parameter that requires a gradient; expected at least one. Check the model."
+        )
     groups: dict[tuple, dict[str, Any]] = {}
     for parameter in muon:
         factor = getattr(parameter, "lr_factor", 1.0)
-        group = groups.setdefault(("muon", factor), {
-            "kind": "muon", "params": [], "lr": factor * optim.muon_lr, "momentum": optim.muon_momentum,
-            "weight_decay": optim.muon_weight_decay})
+        group = groups.setdefault(
+            ("muon", factor),
+            {
+                "kind": "muon",
+                "params": [],
+                "lr": factor * optim.muon_lr,
+                "momentum": optim.muon_momentum,
+                "weight_decay": optim.muon_weight_decay,
+            },
+        )
         group["params"].append(parameter)
     for parameter in rest:
         factor, decays = getattr(parameter, "lr_factor", 1.0), parameter.ndim >= 2
-        group = groups.setdefault((factor, decays), {
-            "kind": "adamw", "params": [], "lr": factor * optim.adamw_lr, "betas": tuple(optim.adamw_betas),
-            "fused": True, "weight_decay": optim.adamw_weight_decay if decays else 0.0})
+        group = groups.setdefault(
+            (factor, decays),
+            {
+                "kind": "adamw",
+                "params": [],
+                "lr": factor * optim.adamw_lr,
+                "betas": tuple(optim.adamw_betas),
+                "fused": True,
+                "weight_decay": optim.adamw_weight_decay if decays else 0.0,
+            },
+        )
         group["params"].append(parameter)
     return MuonAdamW(list(groups.values()))
 
@@ -204,8 +232,9 @@ def aligned(length: int) -> int:
     return -(-length // ALIGN) * ALIGN
 
 
-def place_gradients(model: nn.Module, device: torch.device, num_counts: int,
-                    is_by_task: bool = False) -> tuple[Tensor, dict[str | None, int]]:
+def place_gradients(
+    model: nn.Module, device: torch.device, num_counts: int, is_by_task: bool = False
+) -> tuple[Tensor, dict[str | None, int]]:
     """One flat float32 buffer of zeros whose views the gradients of `model` are from now on, and up to where
     a step needs it; its first `num_counts` are free.
 
@@ -214,16 +243,18 @@ def place_gradients(model: nn.Module, device: torch.device, num_counts: int,
     they go, None: all}. Else {None: all}. Raises ValueError for a parameter that is not float32.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
-    groups: dict[str | None, list[Tensor]] = {None: []}   # by task; None: shared
+    groups: dict[str | None, list[Tensor]] = {None: []}  # by task; None: shared
     for parameter in parameters:
         if parameter.dtype != torch.float32:
-            raise ValueError(f"a parameter has type {parameter.dtype}; expected float32. Build the model in "
-                             f"float32: bf16 belongs to train.precision, and a complex number is two.")
+            raise ValueError(
+                f"a parameter has type {parameter.dtype}; expected float32. Build the model in "
+                f"float32: bf16 belongs to train.precision, and a complex number is two."
+            )
         groups.setdefault(getattr(parameter, "task", None), []).append(parameter)
     if not is_by_task or len(groups) <= 2:
         groups = {None: parameters}
     first, places, ends = aligned(num_counts), [], {}
-    for task, members in groups.items():   # what is shared comes first
+    for task, members in groups.items():  # what is shared comes first
         lengths = [aligned(local(p).numel()) for p in members]
         starts = [*itertools.accumulate(lengths, initial=first)]
         places += zip(members, starts[:-1], strict=True)
@@ -237,8 +268,8 @@ def place_gradients(model: nn.Module, device: torch.device, num_counts: int,
 
 
 def learning_rate(step: int, total_steps: int, optim: OptimConfig) -> float:
-    """Factor on the base rates at `step` (0-based): linear warm-up, constant, linear to zero at total_steps.
-    """
+    """Factor on the base rates at `step` (0-based): linear warm-up, constant, linear to zero at
+    total_steps."""
     warmup = (step + 1) / optim.warmup_steps if optim.warmup_steps > 0 else 1.0
     num_decay = optim.decay_fraction * total_steps
     decay = (total_steps - step) / num_decay if num_decay > 0 else 1.0
@@ -248,11 +279,16 @@ def learning_rate(step: int, total_steps: int, optim: OptimConfig) -> float:
 def require_alike(saved: dict[str, Any], wanted: dict[str, Tensor], what: str) -> None:
     """Raise ValueError unless both have the same names with tensors of the same shapes."""
     wrong = sorted(saved.keys() ^ wanted.keys())
-    wrong += [name for name, value in wanted.items()
-              if name in saved and getattr(saved[name], "shape", None) != value.shape]
+    wrong += [
+        name
+        for name, value in wanted.items()
+        if name in saved and getattr(saved[name], "shape", None) != value.shape
+    ]
     if wrong:
-        raise ValueError(f"the saved {what} does not fit the model at {wrong[0]}; expected the same "
-                         f"parameters. Resume with the configuration that wrote it.")
+        raise ValueError(
+            f"the saved {what} does not fit the model at {wrong[0]}; expected the same "
+            f"parameters. Resume with the configuration that wrote it."
+        )
 
 
 class EMA:
@@ -264,8 +300,10 @@ class EMA:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay, self.num_updates = decay, 0
         self.parameters = {name: local(p) for name, p in model.named_parameters() if p.requires_grad}
-        self.averages = {name: p.detach().clone().to(torch.promote_types(p.dtype, torch.float32))
-                         for name, p in self.parameters.items()}
+        self.averages = {
+            name: p.detach().clone().to(torch.promote_types(p.dtype, torch.float32))
+            for name, p in self.parameters.items()
+        }
 
     @torch.no_grad()
     def update(self) -> None:
@@ -305,9 +343,15 @@ class EMA:
         self.num_updates = int(state["num_updates"])
 
 
-def fit(module: nn.Module, loss_of: Callable[[int], Tensor], steps: Iterable[int],
-        optimizer: torch.optim.Optimizer,
-        rate: Callable[[int], float], clip_norm: float, ema: EMA | None = None) -> int | None:
+def fit(
+    module: nn.Module,
+    loss_of: Callable[[int], Tensor],
+    steps: Iterable[int],
+    optimizer: torch.optim.Optimizer,
+    rate: Callable[[int], float],
+    clip_norm: float,
+    ema: EMA | None = None,
+) -> int | None:
     """Take a gradient step on the scalar loss_of(step) for each of `steps`; None when all were taken.
 
     For what is fitted in one process, in seconds to minutes, and again when it was interrupted. A stage's

@@ -21,8 +21,8 @@ from typing import Any
 
 import psutil
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36   # linux/prctl.h
-EVENTS = "UPS_LAUNCH_EVENTS"   # environment variable: the file
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+EVENTS = "UPS_LAUNCH_EVENTS"  # environment variable: the file
 
 
 def tell(event: str, **facts: Any) -> bool:
@@ -31,8 +31,8 @@ def tell(event: str, **facts: Any) -> bool:
         return False
     line = json.dumps({"event": event, "rank": int(os.environ.get("RANK", 0)), **facts})
     try:
-        with open(os.environ[EVENTS], "ab", buffering=0) as file:   # one write: lines of ranks do not mix
-            file.write(f"\n{line}\n".encode())   # and none is glued to one that is torn
+        with open(os.environ[EVENTS], "ab", buffering=0) as file:  # one write: lines of ranks do not mix
+            file.write(f"\n{line}\n".encode())  # and none is glued to one that is torn
     except OSError as error:
         print(f"WARNING: the supervisor was not told of {event!r} ({error})", file=sys.stderr, flush=True)
         return False
@@ -83,8 +83,11 @@ def stacks(who: str) -> str:
     frames, names = sys._current_frames(), {thread.ident: thread.name for thread in threading.enumerate()}
     own, main = threading.get_ident(), threading.main_thread().ident
     order = [main, *(ident for ident in frames if ident not in (own, main))]
-    return "".join(f"  {who}, thread {names.get(ident, ident)}:\n"
-                   f"{''.join(traceback.format_stack(frames[ident]))}" for ident in order if ident in frames)
+    return "".join(
+        f"  {who}, thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frames[ident]))}"
+        for ident in order
+        if ident in frames
+    )
 
 
 def descendants(pid: int) -> list[int]:
@@ -105,7 +108,7 @@ def adopt_orphans() -> None:
 def die_with_parent(parent: int) -> None:
     """Be killed when `parent`, the process that started this one, dies. For a child before its exec."""
     control_process(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:   # it died before we asked
+    if os.getppid() != parent:  # it died before we asked
         os._exit(1)
 
 
@@ -118,16 +121,16 @@ class Terminal:
 
     def __init__(self) -> None:
         self._handle, self._is_ours = None, False
-        with contextlib.suppress(OSError):   # there is none
+        with contextlib.suppress(OSError):  # there is none
             self._handle = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-        self.is_closed()   # whose it is must be known before it can close
+        self.is_closed()  # whose it is must be known before it can close
 
     def is_closed(self) -> bool:
         try:
-            if self._handle is not None and (group := os.tcgetpgrp(self._handle)):   # 0: nobody's, as it is
-                self._is_ours = group == os.getpgrp()                                # about to hang up
+            if self._handle is not None and (group := os.tcgetpgrp(self._handle)):  # 0: nobody's, as it is
+                self._is_ours = group == os.getpgrp()  # about to hang up
             return False
-        except OSError:   # EIO: it hung up, which is told once
+        except OSError:  # EIO: it hung up, which is told once
             os.close(self._handle)
             self._handle = None
             return self._is_ours
@@ -139,7 +142,7 @@ class _Outlet(io.FileIO):
     def write(self, data: bytes) -> int:
         try:
             return super().write(data)
-        except OSError:   # a closed terminal or pipe, a full disk behind it: where it would be said, too
+        except OSError:  # a closed terminal or pipe, a full disk behind it: where it would be said, too
             return len(data)
 
 
@@ -152,11 +155,11 @@ def outlive_readers() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)   # gets the lowest number that is free, this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, this one
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
-        if stream is getattr(sys, f"__{name}__"):   # else a test or a notebook has put its own there
-            with contextlib.suppress(OSError, AttributeError):   # None where it was closed
+        if stream is getattr(sys, f"__{name}__"):  # else a test or a notebook has put its own there
+            with contextlib.suppress(OSError, AttributeError):  # None where it was closed
                 stream.flush()
             outlet = io.BufferedWriter(_Outlet(number, "w", closefd=False))
             encoding = getattr(stream, "encoding", "utf-8")

@@ -37,8 +37,16 @@ from ups.training.guard import EXIT_STOPPED, Guard
 from ups.training.processes import outlive_readers, tell
 
 # In errors of ranks that lost a peer, or that did not find each other: another start may do better.
-CONNECTION = ("onnection", "Broken pipe", "NCCL", "imed out", "gloo", "Socket", "DistNetworkError",
-              "DistStoreError")
+CONNECTION = (
+    "onnection",
+    "Broken pipe",
+    "NCCL",
+    "imed out",
+    "gloo",
+    "Socket",
+    "DistNetworkError",
+    "DistStoreError",
+)
 
 
 class StageError(RuntimeError):
@@ -54,7 +62,7 @@ class StageError(RuntimeError):
 
 def cause_of(error: BaseException) -> str:
     """The kind and the message of an error, on one line."""
-    what = in_words(error) if is_out_of_memory(error) else error   # of disks the advice says more
+    what = in_words(error) if is_out_of_memory(error) else error  # of disks the advice says more
     return " ".join(f"{type(error).__name__}: {what}".split())
 
 
@@ -65,7 +73,7 @@ class Preempted(SystemExit):
 class Ranks:
     """This rank among the others, as the launcher's environment says; `join` brings them together."""
 
-    active: "Ranks | None" = None   # of the run of this process
+    active: "Ranks | None" = None  # of the run of this process
 
     def __init__(self, folder: StageFolder, hang_s: float) -> None:
         self.folder, self.device = folder, torch.device("cpu")
@@ -75,8 +83,8 @@ class Ranks:
         # progress by themselves; other long work calls ups.common.progress.beat
         self.phase = self.guard.phase
         self.is_main = self.rank == 0
-        self.is_finished = False   # the stage
-        self.is_recorded = False   # the failure that is under way, in errors/
+        self.is_finished = False  # the stage
+        self.is_recorded = False  # the failure that is under way, in errors/
         # lets go of what the run holds, at its end
         self.close: Callable[[int], None] = lambda exit_code: None
 
@@ -88,24 +96,39 @@ class Ranks:
         expected = environ.get("UPS_EXPECT_WORLD", self.world)
         is_for_several = {"ACCELERATE_MIXED_PRECISION", "MASTER_PORT"} <= environ.keys()
         has_no_gpu = not torch.cuda.is_available() and not asks_for_cpu()
-        rows = (   # whether it is wrong, the error
-            (int(expected) != self.world,
-             f"{expected} processes were asked for (UPS_EXPECT_WORLD), but this launch has {self.world}; "
-             f"expected as many. Use accelerate launch --config_file with a file from accelerate_configs/."),
-            ("UPS_EXPECT_WORLD" not in environ and is_for_several and "WORLD_SIZE" not in environ,
-             "accelerate was asked for several processes and started one (it does so for --cpu "
-             "--num_processes and for MULTI_CPU); expected WORLD_SIZE to be set. Use --config_file "
-             "accelerate_configs/cpu2.yaml."),
-            (train.precision not in ("no", "bf16"),
-             f"{section}.train.precision is {train.precision!r}; expected 'no' or 'bf16' (Accelerate ignores "
-             f"fp16 on a CPU without a word). Change it."),
-            (self.world > 1 and has_no_gpu,
-             f"{self.world} processes were started for GPUs, but this machine shows none; each would believe "
-             f"it is alone. Use --config_file accelerate_configs/cpu2.yaml, or export "
-             f"ACCELERATE_USE_CPU=true."),
-            (train.batch_size < self.world,
-             f"{section}.train.batch_size is {train.batch_size}, the global batch; expected at least one row "
-             f"for each of the {self.world} processes. Raise it or use fewer processes."))
+        rows = (  # whether it is wrong, the error
+            (
+                int(expected) != self.world,
+                f"{expected} processes were asked for (UPS_EXPECT_WORLD), but this launch has {self.world}; "
+                f"expected as many. Use accelerate launch --config_file with a file from "
+                f"accelerate_configs/.",
+            ),
+            (
+                "UPS_EXPECT_WORLD" not in environ and is_for_several and "WORLD_SIZE" not in environ,
+                "accelerate was asked for several processes and started one (it does so for --cpu "
+                "--num_processes and for MULTI_CPU); expected WORLD_SIZE to be set. Use --config_file "
+                "accelerate_configs/cpu2.yaml.",
+            ),
+            (
+                train.precision not in ("no", "bf16"),
+                f"{section}.train.precision is {train.precision!r}; expected 'no' or 'bf16' (Accelerate "
+                f"ignores "
+                f"fp16 on a CPU without a word). Change it.",
+            ),
+            (
+                self.world > 1 and has_no_gpu,
+                f"{self.world} processes were started for GPUs, but this machine shows none; each would "
+                f"believe "
+                f"it is alone. Use --config_file accelerate_configs/cpu2.yaml, or export "
+                f"ACCELERATE_USE_CPU=true.",
+            ),
+            (
+                train.batch_size < self.world,
+                f"{section}.train.batch_size is {train.batch_size}, the global batch; expected at least one "
+                f"row "
+                f"for each of the {self.world} processes. Raise it or use fewer processes.",
+            ),
+        )
         for is_wrong, why in rows:
             if is_wrong:
                 raise ValueError(why)
@@ -115,20 +138,26 @@ class Ranks:
         for.
         """
         is_cpu = asks_for_cpu() or not torch.cuda.is_available()
-        group = InitProcessGroupKwargs(backend="gloo" if is_cpu else "nccl",
-                                       timeout=timedelta(seconds=timeout_s))
+        group = InitProcessGroupKwargs(
+            backend="gloo" if is_cpu else "nccl", timeout=timedelta(seconds=timeout_s)
+        )
         self.guard.start()
         with self.guard.waiting("joining the process group"):
-            accelerator = Accelerator(mixed_precision=precision, cpu=is_cpu,
-                                      kwargs_handlers=[group] if self.world > 1 else [])
+            accelerator = Accelerator(
+                mixed_precision=precision, cpu=is_cpu, kwargs_handlers=[group] if self.world > 1 else []
+            )
         state, self.device = accelerator.state, accelerator.device
         if (state.num_processes, state.process_index) != (self.world, self.rank):
-            raise ValueError(f"Accelerate sees process {state.process_index} of {state.num_processes}; "
-                             f"expected {self.rank} of {self.world} as the launcher says. Start with a file "
-                             f"from accelerate_configs/.")
+            raise ValueError(
+                f"Accelerate sees process {state.process_index} of {state.num_processes}; "
+                f"expected {self.rank} of {self.world} as the launcher says. Start with a file "
+                f"from accelerate_configs/."
+            )
         if state.mixed_precision != precision:
-            raise ValueError(f"Accelerate computes in {state.mixed_precision!r}; expected {precision!r} as "
-                             f"{self.folder.stage}.train.precision says. Unset ACCELERATE_MIXED_PRECISION.")
+            raise ValueError(
+                f"Accelerate computes in {state.mixed_precision!r}; expected {precision!r} as "
+                f"{self.folder.stage}.train.precision says. Unset ACCELERATE_MIXED_PRECISION."
+            )
         return accelerator
 
     # ---------------------------------------------------------------- agreement
@@ -193,8 +222,14 @@ class Ranks:
         return cause
 
     def write_error(self, kind: str, cause: str, text: str) -> None:
-        record = {"rank": self.rank, "stage": self.folder.stage, "step": self.guard.step, "kind": kind,
-                  "cause": cause, "traceback": text}
+        record = {
+            "rank": self.rank,
+            "stage": self.folder.stage,
+            "step": self.guard.step,
+            "kind": kind,
+            "cause": cause,
+            "traceback": text,
+        }
         self.is_recorded = self.folder.note(f"errors/rank{self.rank}.json", record) or self.is_recorded
 
     def status(self, status: str, **facts: Any) -> None:
@@ -226,10 +261,15 @@ def what_ranks_share(config: dict[str, Any], parents: dict[str, str], stage: str
     """
     files = sorted((*ROOT.glob("*.py"), *(ROOT / "ups").rglob("*.py")))
     source = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
-    return {**dict(dotted(config, "")), **{f"the parent {name}": value for name, value in parents.items()},
-            "the stage": stage,
-            "the version of ups": __version__, "the source of ups (SHA-256)": source[:12],
-            "the version of torch": torch.__version__, "the version of Python": platform.python_version()}
+    return {
+        **dict(dotted(config, "")),
+        **{f"the parent {name}": value for name, value in parents.items()},
+        "the stage": stage,
+        "the version of ups": __version__,
+        "the source of ups (SHA-256)": source[:12],
+        "the version of torch": torch.__version__,
+        "the version of Python": platform.python_version(),
+    }
 
 
 def differences(facts: list[dict[str, Any]]) -> list[str]:
@@ -254,10 +294,17 @@ def describe_environment(world: int, device: torch.device) -> dict[str, Any]:
 
     gpus = range(torch.cuda.device_count() if device.type == "cuda" else 0)
     return {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "command": sys.argv, "world": world,
-        "device": str(device), "gpus": [torch.cuda.get_device_name(index) for index in gpus],
-        "python": platform.python_version(), "torch": torch.__version__, "accelerate": version("accelerate"),
-        "numpy": version("numpy"), "platform": platform.platform(), "cpus": os.cpu_count(),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": sys.argv,
+        "world": world,
+        "device": str(device),
+        "gpus": [torch.cuda.get_device_name(index) for index in gpus],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "accelerate": version("accelerate"),
+        "numpy": version("numpy"),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "git_revision": git("rev-parse", "HEAD"),
         "git_is_dirty": git("status", "--porcelain") not in ("", "unknown"),
@@ -287,8 +334,14 @@ def main_guard(main: Callable[..., None]) -> Callable[..., None]:
         except BaseException as error:
             code, is_agreed = _report(error), getattr(error, "is_agreed", False)
         if code == 0 and Ranks.active is not None and not Ranks.active.is_finished:
-            is_agreed, code = False, _report(RuntimeError("main ended although the stage is not finished; "
-                                                          "expected run.finish(...) at its end."))
+            is_agreed, code = (
+                False,
+                _report(
+                    RuntimeError(
+                        "main ended although the stage is not finished; expected run.finish(...) at its end."
+                    )
+                ),
+            )
         ranks, Ranks.active = Ranks.active, None
         if ranks is not None:
             ranks.guard.leave(code, is_agreed)
@@ -313,9 +366,13 @@ def _end_of_exit(error: SystemExit) -> tuple[int, bool]:
     if ranks is not None and code == EXIT_STOPPED:
         is_agreed = isinstance(error, Preempted)
         if not is_agreed:
-            print(f"STOPPED: rank {ranks.rank}, stage {ranks.folder.stage}, step {ranks.guard.step}: told to "
-                  f"stop outside the training loop, where there is nothing new to save. The same command "
-                  f"continues.", file=sys.stderr, flush=True)
+            print(
+                f"STOPPED: rank {ranks.rank}, stage {ranks.folder.stage}, step {ranks.guard.step}: told to "
+                f"stop outside the training loop, where there is nothing new to save. The same command "
+                f"continues.",
+                file=sys.stderr,
+                flush=True,
+            )
         ranks.status("preempted")
         tell("stopped", code=code)
         return code, is_agreed
@@ -335,7 +392,7 @@ def _report(error: BaseException) -> int:
             traceback.print_exception(error)
             kind = "connection" if any(word in cause for word in CONNECTION) else kind
         is_told = tell("failed", kind="configuration" if code == 2 else kind, code=code, cause=cause)
-        if code == 1 or not is_told:   # a supervisor says once what every rank refuses
+        if code == 1 or not is_told:  # a supervisor says once what every rank refuses
             print(f"FAILED: rank {rank}: {cause}", file=sys.stderr, flush=True)
         return code
     code = 130 if kind == "interrupted" else 1
@@ -347,7 +404,7 @@ def _report(error: BaseException) -> int:
         ranks.guard.leave(code, is_agreed=False)
         is_cut_off = ranks.world > 1 and any(word in cause for word in CONNECTION)
         lost = ranks.guard.lost_peer(1.5 if is_cut_off else 0.0) if ranks.world > 1 else None
-        kind = "connection" if is_cut_off else kind   # to be tried again
+        kind = "connection" if is_cut_off else kind  # to be tried again
         cause = ranks.record(error, kind)
         if lost is not None:
             kind, cause = "peer", f"{lost} (here: {cause[:120]})"
@@ -355,6 +412,9 @@ def _report(error: BaseException) -> int:
     ranks.status("failed", kind=kind, cause=cause, exit_code=code)
     advice = getattr(error, "advice", "The same command continues from the last checkpoint.")
     tell("failed", kind=kind, code=code, cause=f"{cause}. {advice}")
-    print(f"FAILED: rank {rank}, stage {ranks.folder.stage}, step "
-          f"{ranks.guard.step}: {cause}. {advice}", file=sys.stderr, flush=True)
+    print(
+        f"FAILED: rank {rank}, stage {ranks.folder.stage}, step {ranks.guard.step}: {cause}. {advice}",
+        file=sys.stderr,
+        flush=True,
+    )
     return code

@@ -58,8 +58,8 @@ LOCK_WAIT_S = 10.0  # for processes of an earlier start, which may be on their w
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Compile, in place, every block of every ModuleList: few graphs, and parameter names stay as they are.
-    """
+    """Compile, in place, every block of every ModuleList: few graphs, and parameter names stay as they
+    are."""
     torch._dynamo.config.recompile_limit = 64  # every task has shapes of its own; the default is 8
     torch._dynamo.config.fail_on_recompile_limit_hit = True  # else it falls back to eager without a word
     for blocks in (module for module in model.modules() if isinstance(module, nn.ModuleList)):
@@ -73,8 +73,9 @@ class Run:
     # ---------------------------------------------------------------- start
 
     @classmethod
-    def start(cls, config: Config, stage: str, train: TrainConfig, optim: OptimConfig,
-              parents: dict[str, str]) -> "Run":
+    def start(
+        cls, config: Config, stage: str, train: TrainConfig, optim: OptimConfig, parents: dict[str, str]
+    ) -> "Run":
         """Check everything, form the process group and open the stage directory.
 
         parents: name -> fingerprint of what the stage is made from. If the stage is finished with this
@@ -93,8 +94,9 @@ class Run:
             run._open()
         return run
 
-    def __init__(self, config: Config, stage: str, train: TrainConfig, optim: OptimConfig,
-                 parents: dict[str, str]) -> None:
+    def __init__(
+        self, config: Config, stage: str, train: TrainConfig, optim: OptimConfig, parents: dict[str, str]
+    ) -> None:
         self.config, self.stage, self.train, self.optim = config, stage, train, optim
         self.folder = StageFolder(config, stage, parents)
         self.directory = self.folder.path
@@ -104,7 +106,7 @@ class Run:
         share = -(-train.batch_size // self.world)
         self.standing = Standing(min(train.micro_batch, share), train.micro_batch)
         self.numbers = Log(self.ranks, self.standing)
-        self.model = self.updates = self.saving = self.bar = None   # until `attach` and `steps`
+        self.model = self.updates = self.saving = self.bar = None  # until `attach` and `steps`
         self._is_updated, self.is_preempted = True, False
 
     # What scripts ask of the parts
@@ -126,31 +128,38 @@ class Run:
         self._plugin = plugin_of(self.accelerator.state, train.batch_size, self.config.ddp.overlap)
         facts = what_ranks_share(to_dict(self.config), self.folder.identity["parents"], self.stage)
         if different := differences(ranks.gather(facts)):
-            raise ValueError(f"the ranks do not agree: {'; '.join(different[:5])}; expected the same "
-                             f"configuration, parents and versions on all. Start every process with the same "
-                             f"command, files and environment.")
-        refusal = ranks.agreed(lambda: self.is_main and self.folder.take(LOCK_WAIT_S),
-                               "locking the stage directory")
+            raise ValueError(
+                f"the ranks do not agree: {'; '.join(different[:5])}; expected the same "
+                f"configuration, parents and versions on all. Start every process with the same "
+                f"command, files and environment."
+            )
+        refusal = ranks.agreed(
+            lambda: self.is_main and self.folder.take(LOCK_WAIT_S), "locking the stage directory"
+        )
         refusal, job = ranks.gather((refusal, str(time.time_ns())))[0]
         if refusal:
             raise FileExistsError(refusal)
         ranks.agreed(lambda: self.is_main and self._write_start(), "opening the stage directory")
         ranks.agreed(self._see_directory, "looking for the stage directory")
-        ranks.agreed(lambda: ranks.guard.open(self.directory / "heartbeat", job),
-                     "writing the first heartbeat")
+        ranks.agreed(
+            lambda: ranks.guard.open(self.directory / "heartbeat", job), "writing the first heartbeat"
+        )
         self.folder.is_open = True
         ranks.status("running")
         tell("open", directory=str(self.directory.absolute()))
         device = torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU"
         passes = math.ceil(train.batch_size / self.world / self.standing.micro_batch)
-        self.print(f"{self.position}: {self.directory} on {self.world} x {device}, precision "
-                   f"{in_words(train.precision, self.device)}; batch {train.batch_size} = {self.world} "
-                   f"processes x {passes} passes of at most {self.standing.micro_batch}")
+        self.print(
+            f"{self.position}: {self.directory} on {self.world} x {device}, precision "
+            f"{in_words(train.precision, self.device)}; batch {train.batch_size} = {self.world} "
+            f"processes x {passes} passes of at most {self.standing.micro_batch}"
+        )
 
     def _write_start(self) -> None:
         self.folder.begin(describe_environment(self.world, self.device))
-        self.numbers.tracker = Tracker(self.directory, self.config.tracker, self.config.run.name, self.stage,
-                                       to_dict(self.config))
+        self.numbers.tracker = Tracker(
+            self.directory, self.config.tracker, self.config.run.name, self.stage, to_dict(self.config)
+        )
 
     def _see_directory(self) -> None:
         self.folder.enter(self.rank)
@@ -178,8 +187,10 @@ class Run:
             strategy = strategy_of(model, self._plugin, self.config.ddp.overlap, self.device, self.world)
         self.updates = Updates(model, strategy, self.ranks, self.standing, self.train, self.optim, self.print)
         if not strategy.is_agreed:
-            self.print(f"{strategy.mode}: a rank that runs out of memory or fails ends all of them; the same "
-                       f"command continues from the last checkpoint")
+            self.print(
+                f"{strategy.mode}: a rank that runs out of memory or fails ends all of them; the same "
+                f"command continues from the last checkpoint"
+            )
         groups = self.updates.optimizer.param_groups
         num_muon = sum(p.numel() for group in groups if group["kind"] == "muon" for p in group["params"])
         self.print(f"{sum(p.numel() for p in model.parameters())} parameters, {num_muon} of them under Muon")
@@ -227,14 +238,17 @@ class Run:
                 self._is_updated = False
                 yield self.step
                 if not self._is_updated:
-                    raise RuntimeError(f"step {self.step} had no run.update; expected one in every turn of "
-                                       f"the loop.")
+                    raise RuntimeError(
+                        f"step {self.step} had no run.update; expected one in every turn of the loop."
+                    )
                 self.bar.update()
                 if self.is_preempted or self._is_over() or self.is_due(self.train.save_every):
                     self.saving.save(is_required=self.is_preempted or self._is_over())
                 if self.is_preempted and not self._is_over():
-                    self.print(f"told to stop (signal): saved step {self.step}; the same command continues "
-                               f"from there")
+                    self.print(
+                        f"told to stop (signal): saved step {self.step}; the same command continues "
+                        f"from there"
+                    )
                     raise Preempted(EXIT_STOPPED)
 
     def _is_over(self) -> bool:
@@ -244,8 +258,9 @@ class Run:
         """Whether something done every `every` steps (0: never) is due now; always at the last step."""
         return every > 0 and (self.step % every == 0 or self.step == self.train.steps)
 
-    def update(self, loss_function: LossFunction, size: int, meanwhile: Meanwhile = nothing,
-               only: str | None = None) -> bool:
+    def update(
+        self, loss_function: LossFunction, size: int, meanwhile: Meanwhile = nothing, only: str | None = None
+    ) -> bool:
         """One optimizer update over the global batch; whether the weights changed (False: skipped as
         non-finite).
 
@@ -257,8 +272,9 @@ class Run:
         StageError on all ranks alike.
         """
         if self._is_updated:
-            raise RuntimeError("run.update outside run.steps() or twice in a step; expected once in every "
-                               "turn of the loop.")
+            raise RuntimeError(
+                "run.update outside run.steps() or twice in a step; expected once in every turn of the loop."
+            )
 
         def with_whole_log(rows: slice) -> tuple[Tensor, dict[str, Tensor]]:
             self.numbers.require_whole()
@@ -316,8 +332,10 @@ class Run:
             self.updates.best_weights = self.updates.ema.snapshot()
         elif self.train.patience and standing.num_without_better >= self.train.patience:
             standing.is_stopped_early = True
-            self.print(f"stopping early at step {self.step}: {standing.num_without_better} validations "
-                       f"without a better score")
+            self.print(
+                f"stopping early at step {self.step}: {standing.num_without_better} validations "
+                f"without a better score"
+            )
         return is_better
 
     # ---------------------------------------------------------------- end
@@ -330,25 +348,34 @@ class Run:
         done.json. A collective. Raises RuntimeError if training did not come to its end.
         """
         if not self._is_over():
-            raise RuntimeError(f"finish at step {self.step} of {self.train.steps}; expected the loop to run "
-                               f"to its end.")
+            raise RuntimeError(
+                f"finish at step {self.step} of {self.train.steps}; expected the loop to run to its end."
+            )
         with self.ranks.guard.waiting("gathering the weights"):
             tensors = gathered(self.model, self.updates.exported(), self.is_main)
-        self.agreed(lambda: self.is_main and self._export(tensors, results, model_config),
-                    "writing the results")
+        self.agreed(
+            lambda: self.is_main and self._export(tensors, results, model_config), "writing the results"
+        )
         self.ranks.is_finished = True
         tell("finished")
         self.print(f"finished {self.stage}: {self.directory / DONE}")
 
-    def _export(self, tensors: dict[str, Tensor], results: dict[str, Any],
-                description: dict[str, Any]) -> None:
+    def _export(
+        self, tensors: dict[str, Tensor], results: dict[str, Any], description: dict[str, Any]
+    ) -> None:
         self.saving.require_ready()
         model, config = self.directory / MODEL, self.directory / "config.json"
         write_weights(model, tensors)
         write_json(config, description)
-        self.folder.finish({"model_sha256": file_hash(model), "config_sha256": file_hash(config)}, {
-            "step": self.step, "best_score": self.best_score if math.isfinite(self.best_score) else None,
-            "num_skipped": self.standing.num_skipped, "results": results})
+        self.folder.finish(
+            {"model_sha256": file_hash(model), "config_sha256": file_hash(config)},
+            {
+                "step": self.step,
+                "best_score": self.best_score if math.isfinite(self.best_score) else None,
+                "num_skipped": self.standing.num_skipped,
+                "results": results,
+            },
+        )
         self.ranks.status("finished")
 
     def close(self, exit_code: int) -> None:

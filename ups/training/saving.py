@@ -35,7 +35,7 @@ class Log:
         self.tracker: Tracker | None = None
         # name -> [sum of value * rows, rows] on this rank since the last log
         self.window: dict[str, list] = {}
-        self._error: OSError | None = None   # of rank 0; raised where all ranks hear of it
+        self._error: OSError | None = None  # of rank 0; raised where all ranks hear of it
         self.mark()
 
     def mark(self) -> None:
@@ -86,10 +86,17 @@ class Log:
         self.mark()
         is_cuda = self.ranks.device.type == "cuda"
         memory = {"memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 3)} if is_cuda else {}
-        self.log({**{f"train/{name}": value / num_rows for name, (value, num_rows) in sorted(totals.items())},
-                  "train/lr_factor": done.factor, "train/gradient_norm": done.norm,
-                  "train/skipped": self.standing.num_skipped, "train/micro_batch": self.standing.micro_batch,
-                  "steps_per_s": round(num_steps / max(seconds, 1e-9), 3), **memory})
+        self.log(
+            {
+                **{f"train/{name}": value / num_rows for name, (value, num_rows) in sorted(totals.items())},
+                "train/lr_factor": done.factor,
+                "train/gradient_norm": done.norm,
+                "train/skipped": self.standing.num_skipped,
+                "train/micro_batch": self.standing.micro_batch,
+                "steps_per_s": round(num_steps / max(seconds, 1e-9), 3),
+                **memory,
+            }
+        )
 
     def close(self, exit_code: int) -> None:
         """Close the tracker with the true exit code."""
@@ -117,8 +124,11 @@ def seed_everything(seed: int) -> None:
 def random_state(device: torch.device) -> dict[str, Any]:
     """All generators of this rank as tensors and plain values."""
     name, keys, position, has_gauss, gauss = numpy.random.get_state()
-    return {"torch": torch_random_state(device), "python": random.getstate(),
-            "numpy": [name, torch.from_numpy(keys.astype("int64")), position, has_gauss, gauss]}
+    return {
+        "torch": torch_random_state(device),
+        "python": random.getstate(),
+        "numpy": [name, torch.from_numpy(keys.astype("int64")), position, has_gauss, gauss],
+    }
 
 
 def set_random_state(state: dict[str, Any], device: torch.device) -> None:
@@ -134,12 +144,14 @@ class Saving:
     generators.
     """
 
-    def __init__(self, ranks: Ranks, updates: Updates, numbers: Log, train: TrainConfig,
-                 say: Callable[..., None]) -> None:
+    def __init__(
+        self, ranks: Ranks, updates: Updates, numbers: Log, train: TrainConfig, say: Callable[..., None]
+    ) -> None:
         self.ranks, self.updates, self.numbers, self.train, self.say = ranks, updates, numbers, train, say
-        self.checkpoints = Checkpoints(ranks.folder.path / "state", train.keep, ranks.rank, ranks.agreed,
-                                       ranks.folder.identity)
-        self.num_failed = 0   # in a row
+        self.checkpoints = Checkpoints(
+            ranks.folder.path / "state", train.keep, ranks.rank, ranks.agreed, ranks.folder.identity
+        )
+        self.num_failed = 0  # in a row
 
     def save(self, is_required: bool) -> None:
         """Commit a checkpoint; a failure is reported and bounded, and fatal if the checkpoint is required."""
@@ -152,12 +164,16 @@ class Saving:
         except StageError as error:
             self.num_failed += 1
             if is_required or self.num_failed >= MAX_FAILED_SAVES:
-                advice = (f"Free space on, or repair, the disk of {self.ranks.folder.path}; the last "
-                          f"checkpoint is intact.")
+                advice = (
+                    f"Free space on, or repair, the disk of {self.ranks.folder.path}; the last "
+                    f"checkpoint is intact."
+                )
                 raise StageError(f"{error} ({self.num_failed} failed in a row)", "save", advice) from error
             self.ranks.is_recorded = False
-            self.say(f"WARNING: {error}. Training goes on; the next try is after {self.train.save_every} "
-                     f"more steps.")
+            self.say(
+                f"WARNING: {error}. Training goes on; the next try is after {self.train.save_every} "
+                f"more steps."
+            )
 
     def require_ready(self) -> None:
         """Raise OSError unless the folder is still this run's and everything that was logged is on disk."""
@@ -167,8 +183,9 @@ class Saving:
     def resume(self) -> None:
         """Continue from the newest intact checkpoint, if there is any. A collective."""
         ranks = self.ranks
-        manifest = ranks.agreed(lambda: self.checkpoints.newest() if ranks.is_main else None,
-                                "looking for checkpoints")
+        manifest = ranks.agreed(
+            lambda: self.checkpoints.newest() if ranks.is_main else None, "looking for checkpoints"
+        )
         manifest = ranks.gather(manifest)[0]
         if manifest is not None:
             step, world = manifest["step"], manifest["world"]
@@ -190,6 +207,8 @@ class Saving:
             raise
         except Exception as error:  # whatever a foreign content leads to
             path = self.checkpoints.path(step)
-            raise DamagedError(f"{path} does not fit this run ({type(error).__name__}: {error}); expected "
-                               f"what this version and configuration save. "
-                               f"{self.checkpoints.remedy(path)}") from error
+            raise DamagedError(
+                f"{path} does not fit this run ({type(error).__name__}: {error}); expected "
+                f"what this version and configuration save. "
+                f"{self.checkpoints.remedy(path)}"
+            ) from error

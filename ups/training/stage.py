@@ -23,24 +23,48 @@ from ups.common.files import MOST_RECORD_BYTES, DamagedError, require_plain
 from ups.training.checkpoint import read_weights
 from ups.training.folder import DONE, MODEL, read_stage, require_weights
 
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-          "I64": torch.int64, "I32": torch.int32, "BOOL": torch.bool}
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "BOOL": torch.bool,
+}
 # Of what a network holds or computes on the way beside its weights (transforms, grids): numbers in one
 # tensor, operations per tensor of the weights; and the largest whole number that no weights must explain.
 MOST_NUMBERS = 2**25
 MOST_OPERATIONS = 200
 MOST_COUNT = 2**20
 # functions of torch whose answer may be larger than what they are given; those of the first by whole numbers
-MAKERS = {"zeros", "ones", "empty", "full", "rand", "randn", "arange", "eye", "linspace", "fftfreq", "repeat",
-          "repeat_interleave", "new_zeros", "new_ones", "new_empty", "new_full"}
+MAKERS = {
+    "zeros",
+    "ones",
+    "empty",
+    "full",
+    "rand",
+    "randn",
+    "arange",
+    "eye",
+    "linspace",
+    "fftfreq",
+    "repeat",
+    "repeat_interleave",
+    "new_zeros",
+    "new_ones",
+    "new_empty",
+    "new_full",
+}
 PRODUCTS = {"outer", "meshgrid", "kron", "cartesian_prod", "einsum"}
 MATRIX_PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "mm", "bmm"}
 
 Sizes = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
-def load_stage(directory: str | Path, build: Callable[[dict[str, Any]], nn.Module], what: str, do: str,
-               stage: str = "") -> nn.Module:
+def load_stage(
+    directory: str | Path, build: Callable[[dict[str, Any]], nn.Module], what: str, do: str, stage: str = ""
+) -> nn.Module:
     """The network of a finished stage: `build` from its config.json, filled from its model.safetensors; its
     `record` is that of the stage.
 
@@ -60,8 +84,9 @@ def load_stage(directory: str | Path, build: Callable[[dict[str, Any]], nn.Modul
     for name in sorted(stored.keys() | wanted.keys()):
         there, expected = stored.get(name, "missing"), wanted.get(name, "missing")
         if there != expected:
-            raise DamagedError(f"{path} has {name:.80} as {there}; expected {expected}, as its config.json "
-                               f"describes. {do}")
+            raise DamagedError(
+                f"{path} has {name:.80} as {there}; expected {expected}, as its config.json describes. {do}"
+            )
     require_weights(directory, done)
     network.load_state_dict(read_weights(path, do))
     network.record = done
@@ -78,7 +103,7 @@ def read_header(path: Path, do: str) -> Sizes:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(size - 8, MOST_RECORD_BYTES):
                 raise ValueError(f"a header of {length} bytes")
-            header = json.loads(file.read(length).decode())   # json would guess the codec, and import it
+            header = json.loads(file.read(length).decode())  # json would guess the codec, and import it
         sizes, spans = {}, []
         for name, entry in header.items():
             if name != "__metadata__":
@@ -93,13 +118,20 @@ def read_header(path: Path, do: str) -> Sizes:
         if [first for first, _ in sorted(spans)] != ends[:-1] or ends[-1] != size - 8 - length:
             raise ValueError(f"{size} bytes that are not those of its header")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DamagedError(f"{path} is not readable ({type(error).__name__}: {error!s:.200}); expected a "
-                           f"safetensors file. {do}") from error
+        raise DamagedError(
+            f"{path} is not readable ({type(error).__name__}: {error!s:.200}); expected a "
+            f"safetensors file. {do}"
+        ) from error
     return sizes
 
 
-def _build(build: Callable[[dict[str, Any]], nn.Module], description: dict[str, Any], stored: Sizes,
-           path: Path, do: str) -> nn.Module:
+def _build(
+    build: Callable[[dict[str, Any]], nn.Module],
+    description: dict[str, Any],
+    stored: Sizes,
+    path: Path,
+    do: str,
+) -> nn.Module:
     """The network of a description. Raises DamagedError, before anything large is made, for a description of
     none or of a larger one than is `stored`."""
     num = sum(math.prod(shape) for _, shape in stored.values())
@@ -108,13 +140,16 @@ def _build(build: Callable[[dict[str, Any]], nn.Module], description: dict[str, 
         if counts and max(map(abs, counts)) > max(num, MOST_COUNT):
             raise ValueError(f"it counts to {max(map(abs, counts)):.3g} and its weights hold {num} numbers")
         if description["model"]["depth"] * len(description["tasks"]) > len(stored):
-            raise ValueError(f"its depth is {description['model']['depth']} and its weights hold "
-                             f"{len(stored)} tensors")
+            raise ValueError(
+                f"its depth is {description['model']['depth']} and its weights hold {len(stored)} tensors"
+            )
         with _Budget(num + MOST_NUMBERS, MOST_OPERATIONS * (10 + len(stored))):
             return build(description)
     except Exception as error:  # whatever a foreign description leads to
-        raise DamagedError(f"{path} describes no network ({type(error).__name__}: {error!s:.300}); expected "
-                           f"what this version writes. {do}") from error
+        raise DamagedError(
+            f"{path} describes no network ({type(error).__name__}: {error!s:.300}); expected "
+            f"what this version writes. {do}"
+        ) from error
 
 
 class _Budget(TorchFunctionMode):
@@ -128,15 +163,18 @@ class _Budget(TorchFunctionMode):
         super().__init__()
         self.numbers, self.made, self.operations = numbers, 0, operations
 
-    def __torch_function__(self, function: Callable[..., Any], types: Any, args: tuple = (),
-                           kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs, name = kwargs or {}, getattr(function, "__name__", "")
         size = _most_numbers(name, args, kwargs)
         self.made += size if name in MAKERS else 0
         self.operations -= 1
         if size > self.numbers or self.made > 2 * self.numbers or self.operations < 0:
-            raise ValueError(f"it asks for a tensor of {size} numbers, {self.made} altogether; expected no "
-                             f"more than its weights explain")
+            raise ValueError(
+                f"it asks for a tensor of {size} numbers, {self.made} altogether; expected no "
+                f"more than its weights explain"
+            )
         return function(*args, **kwargs)
 
 
@@ -151,7 +189,8 @@ def _most_numbers(name: str, args: tuple, kwargs: dict[str, Any]) -> int:
     if name in PRODUCTS:
         return math.prod(sizes)
     if name in MATRIX_PRODUCTS:
-        return math.prod(size // max(1, tensor.shape[-1]) for size, tensor in zip(sizes, tensors, strict=True)
-                         ) * max(1, tensors[-1].shape[-1])
+        return math.prod(
+            size // max(1, tensor.shape[-1]) for size, tensor in zip(sizes, tensors, strict=True)
+        ) * max(1, tensors[-1].shape[-1])
     lengths = zip_longest(*(reversed(tensor.shape) for tensor in tensors), fillvalue=1)
     return max(sum(sizes), math.prod(map(max, lengths)) if tensors else 0)

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from accelerate.state import AcceleratorState
     from accelerate.utils import FullyShardedDataParallelPlugin
 
-LossFunction = Callable[[slice], tuple[Tensor, dict[str, Tensor]]]   # rows -> (their mean loss, metrics)
-STATE = ("model", "optimizer", "ema", "best_weights")   # of a checkpoint, what is shared out
+LossFunction = Callable[[slice], tuple[Tensor, dict[str, Tensor]]]  # rows -> (their mean loss, metrics)
+STATE = ("model", "optimizer", "ema", "best_weights")  # of a checkpoint, what is shared out
 
 
 def is_shared(tensor: Tensor) -> bool:
@@ -55,8 +55,14 @@ def like(parameter: Tensor, piece: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     # shape and stride are given because torch would take them from this rank's part, and parts may be unequal
-    return DTensor.from_local(piece, parameter.device_mesh, parameter.placements, run_check=False,
-                              shape=parameter.shape, stride=parameter.stride())
+    return DTensor.from_local(
+        piece,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
 
 
 def whole(parameter: Tensor, piece: Tensor) -> Tensor:
@@ -96,13 +102,19 @@ def gathered(model: nn.Module, chosen: dict[str, Tensor], is_kept: bool) -> dict
     """The model's whole tensors, in main memory, where `is_kept`. chosen: this rank's part of what takes
     their place. A collective.
     """
-    tensors = ((name, whole(value, chosen.get(name, local(value))))
-               for name, value in model.state_dict().items())
+    tensors = (
+        (name, whole(value, chosen.get(name, local(value)))) for name, value in model.state_dict().items()
+    )
     return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in tensors if is_kept}
 
 
-def joined(shared: dict[str, Any], own: dict[str, Any] | None, of_all: Callable[[], list[dict]],
-           shapes: dict[str | int, torch.Size], mine: tuple[int, int] | None) -> dict[str, Any]:
+def joined(
+    shared: dict[str, Any],
+    own: dict[str, Any] | None,
+    of_all: Callable[[], list[dict]],
+    shapes: dict[str | int, torch.Size],
+    mine: tuple[int, int] | None,
+) -> dict[str, Any]:
     """STATE of a checkpoint as this rank holds it, however many ranks wrote it and whether or not they shared
     the model out.
 
@@ -119,21 +131,28 @@ def joined(shared: dict[str, Any], own: dict[str, Any] | None, of_all: Callable[
             found = [entry["shards"] for entry in of_all()]
             state = _each(lambda pieces, shape: torch.cat(pieces, axis_of(shape, len(found))), found, shapes)
         if mine:
-            state = _each(lambda pieces, shape: cut(pieces[0], axis_of(shape, mine[1]), *mine).clone(),
-                          [state], shapes)
+            state = _each(
+                lambda pieces, shape: cut(pieces[0], axis_of(shape, mine[1]), *mine).clone(), [state], shapes
+            )
     return state | {"model": shared["model"] | state["model"]}
 
 
-def _each(function: Callable[[list[Tensor], torch.Size], Tensor], trees: list[Any],
-          shapes: dict[str | int, torch.Size], shape: torch.Size | None = None) -> Any:
+def _each(
+    function: Callable[[list[Tensor], torch.Size], Tensor],
+    trees: list[Any],
+    shapes: dict[str | int, torch.Size],
+    shape: torch.Size | None = None,
+) -> Any:
     """function(tensors, shape of their parameter) for every tensor of mappings that are built alike.
 
     What is a scalar or belongs to no parameter is the first's.
     """
     first = trees[0]
     if isinstance(first, dict):
-        return {key: _each(function, [tree[key] for tree in trees], shapes, shapes.get(key, shape))
-                for key in first}
+        return {
+            key: _each(function, [tree[key] for tree in trees], shapes, shapes.get(key, shape))
+            for key in first
+        }
     is_shared_out = isinstance(first, Tensor) and first.ndim and shape is not None
     return function(trees, shape) if is_shared_out else first
 
@@ -151,10 +170,10 @@ def shapes_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str | 
 class Agreed:
     """Every rank holds the model, and is done with its gradients when they are summed."""
 
-    is_agreed = True    # whether ranks can agree to repeat a batch; else one that fails ends all
+    is_agreed = True  # whether ranks can agree to repeat a batch; else one that fails ends all
     is_sharded = False
-    scale = 1           # of a loss: torch divides sums of gradients by the world
-    mode = why_alone = ""   # in words
+    scale = 1  # of a loss: torch divides sums of gradients by the world
+    mode = why_alone = ""  # in words
 
     def loss(self, function: LossFunction, rows: slice) -> tuple[Tensor, dict[str, Tensor]]:
         """function(rows), called so that gradients are shared as this strategy does."""
@@ -165,8 +184,8 @@ class Agreed:
         return contextlib.nullcontext()
 
     def to_sum(self, buffer: Tensor, counts: Tensor) -> Tensor:
-        """What is summed over ranks after the passes: counts with the gradients behind them, or counts alone.
-        """
+        """What is summed over ranks after the passes: counts with the gradients behind them, or counts
+        alone."""
         return buffer if self.is_agreed else counts
 
     def norm(self, gradients: Tensor, squares: Tensor) -> Tensor:
@@ -214,8 +233,9 @@ class Overlapped(Agreed):
 
     def __init__(self, model: nn.Module, world: int) -> None:
         self.inner, self.scale = Loss(model), world
-        self.outer = DistributedDataParallel(self.inner, find_unused_parameters=True,
-                                             forward_sync_buffers=False)
+        self.outer = DistributedDataParallel(
+            self.inner, find_unused_parameters=True, forward_sync_buffers=False
+        )
 
     def loss(self, function: LossFunction, rows: slice) -> tuple[Tensor, dict[str, Tensor]]:
         return self.outer(function, rows), self.inner.values
@@ -235,30 +255,39 @@ class Sharded(Agreed):
     mode = "the model is sharded (FSDP)"
     why_alone = "with a sharded model, whose ranks cannot agree to repeat a batch"
 
-    def __init__(self, model: nn.Module, plugin: "FullyShardedDataParallelPlugin", device: torch.device,
-                 world: int) -> None:
+    def __init__(
+        self, model: nn.Module, plugin: "FullyShardedDataParallelPlugin", device: torch.device, world: int
+    ) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
         from torch.distributed.tensor import Shard
 
         other = {name: p.dtype for name, p in model.named_parameters() if p.dtype != torch.float32}
         if other:
-            raise ValueError(f"parameter {next(iter(other))} has type {next(iter(other.values()))}; expected "
-                             f"float32 with FSDP. Build the model in float32.")
+            raise ValueError(
+                f"parameter {next(iter(other))} has type {next(iter(other.values()))}; expected "
+                f"float32 with FSDP. Build the model in float32."
+            )
         names = plugin.transformer_cls_names_to_wrap
         blocks = [module for module in model.modules() if type(module).__name__ in names]
         if not blocks:
-            raise ValueError(f"the model has no module of class {' or '.join(names)} "
-                             f"(fsdp_transformer_layer_cls_to_wrap); expected one. Use "
-                             f"accelerate_configs/fsdp.yaml.")
-        marks = {name: vars(p) for name, p in model.named_parameters()}   # is_hidden_matrix, lr_factor
+            raise ValueError(
+                f"the model has no module of class {' or '.join(names)} "
+                f"(fsdp_transformer_layer_cls_to_wrap); expected one. Use "
+                f"accelerate_configs/fsdp.yaml."
+            )
+        marks = {name: vars(p) for name, p in model.named_parameters()}  # is_hidden_matrix, lr_factor
         self.inner, self.scale, self._frees = Loss(model), world, bool(plugin.reshard_after_forward)
         mesh = init_device_mesh(device.type, (world,))
         self._units = [*reversed(blocks), self.inner]
         for unit in self._units:
-            fully_shard(unit, mesh=mesh, reshard_after_forward=self._frees and unit is not self.inner,
-                        shard_placement_fn=lambda p: Shard(axis_of(p.shape, world)))
-        for name, parameter in model.named_parameters():   # torch made new ones
+            fully_shard(
+                unit,
+                mesh=mesh,
+                reshard_after_forward=self._frees and unit is not self.inner,
+                shard_placement_fn=lambda p: Shard(axis_of(p.shape, world)),
+            )
+        for name, parameter in model.named_parameters():  # torch made new ones
             vars(parameter).update(marks[name])
         # the first that is called is taken for the root, and validation may come before training
         with torch.no_grad():
@@ -290,16 +319,22 @@ class Sharded(Agreed):
         return {"model": equal}, {"shards": state | {"model": mine}}
 
 
-def strategy_of(model: nn.Module, plugin: "FullyShardedDataParallelPlugin | None", is_overlapped: bool,
-                device: torch.device, world: int) -> Agreed:
+def strategy_of(
+    model: nn.Module,
+    plugin: "FullyShardedDataParallelPlugin | None",
+    is_overlapped: bool,
+    device: torch.device,
+    world: int,
+) -> Agreed:
     """What was asked for; one process alone has nothing to overlap. A collective."""
     if plugin is not None:
         return Sharded(model, plugin, device, world)
     return Overlapped(model, world) if is_overlapped and world > 1 else Agreed()
 
 
-def plugin_of(state: "AcceleratorState", batch_size: int,
-              is_overlapped: bool) -> "FullyShardedDataParallelPlugin | None":
+def plugin_of(
+    state: "AcceleratorState", batch_size: int, is_overlapped: bool
+) -> "FullyShardedDataParallelPlugin | None":
     """The launcher's setting of FSDP2, None if it was not asked for.
 
     Raises ValueError if it cannot be had as asked for.
@@ -308,25 +343,42 @@ def plugin_of(state: "AcceleratorState", batch_size: int,
     if not is_active and os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
         return None
     if not is_active:
-        raise ValueError(f"FSDP was asked for and Accelerate made {state.distributed_type.value}; expected "
-                         f"FSDP, which it has for GPUs only. Use another file of accelerate_configs/, such "
-                         f"as cpu2.yaml.")
+        raise ValueError(
+            f"FSDP was asked for and Accelerate made {state.distributed_type.value}; expected "
+            f"FSDP, which it has for GPUs only. Use another file of accelerate_configs/, such "
+            f"as cpu2.yaml."
+        )
     from torch.distributed.fsdp import CPUOffloadPolicy
 
     plugin = state.fsdp_plugin
-    wanted = {"fsdp_version: 2": plugin.fsdp_version == 2,
-              "fsdp_offload_params: false": not isinstance(plugin.cpu_offload, CPUOffloadPolicy),
-              "fsdp_activation_checkpointing: false": not plugin.activation_checkpointing,
-              "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP": bool(plugin.transformer_cls_names_to_wrap)}
-    rows = (   # whether it is as it must be, the error
-        *((is_met, f"the launcher's fsdp_config has no {setting}; expected that, the only one that is built. "
-                   f"Use accelerate_configs/fsdp.yaml.") for setting, is_met in wanted.items()),
-        (not is_overlapped, "ddp.overlap is true and FSDP was asked for; expected one of them, for each "
-                            "reduces gradients in its own way. Set ddp.overlap=false."),
-        (batch_size % state.num_processes == 0,
-         f"the batch of {batch_size} rows does not divide into {state.num_processes} equal shares; expected "
-         f"that with FSDP, where every rank must compute as many passes as the others. Change "
-         f"train.batch_size or the number of processes."))
+    wanted = {
+        "fsdp_version: 2": plugin.fsdp_version == 2,
+        "fsdp_offload_params: false": not isinstance(plugin.cpu_offload, CPUOffloadPolicy),
+        "fsdp_activation_checkpointing: false": not plugin.activation_checkpointing,
+        "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP": bool(plugin.transformer_cls_names_to_wrap),
+    }
+    rows = (  # whether it is as it must be, the error
+        *(
+            (
+                is_met,
+                f"the launcher's fsdp_config has no {setting}; expected that, the only one that is built. "
+                f"Use accelerate_configs/fsdp.yaml.",
+            )
+            for setting, is_met in wanted.items()
+        ),
+        (
+            not is_overlapped,
+            "ddp.overlap is true and FSDP was asked for; expected one of them, for each "
+            "reduces gradients in its own way. Set ddp.overlap=false.",
+        ),
+        (
+            batch_size % state.num_processes == 0,
+            f"the batch of {batch_size} rows does not divide into {state.num_processes} equal shares; "
+            f"expected "
+            f"that with FSDP, where every rank must compute as many passes as the others. Change "
+            f"train.batch_size or the number of processes.",
+        ),
+    )
     for is_met, why in rows:
         if not is_met:
             raise ValueError(why)

@@ -31,12 +31,12 @@ from ups.common.progress import beat
 from ups.config import TrackerConfig
 from ups.training.processes import descendants
 
-INIT_TIMEOUT_S = 30    # W&B's default is 90; without an answer the run is recorded offline
+INIT_TIMEOUT_S = 30  # W&B's default is 90; without an answer the run is recorded offline
 FINISH_TIMEOUT_S = 20  # its default is none: it would wait for a network that never comes back
-WAIT_S = 75            # for both and the offline attempt between them, at the end of a finished stage
+WAIT_S = 75  # for both and the offline attempt between them, at the end of a finished stage
 # at the end of any other: less than the guard gives a rank that has failed (ups/training/guard.py)
 LEAVE_S = 8
-FLUSH_S = 1.0          # W&B's default is 15: what a killed offline run may lose
+FLUSH_S = 1.0  # W&B's default is 15: what a killed offline run may lose
 MAX_WAITING = 100_000  # numbers that a tracker has not taken; more means that it never will
 
 
@@ -44,9 +44,11 @@ def check_tracker(tracker: TrackerConfig) -> None:
     """Raise ValueError if the package that `tracker.kind` needs is not installed."""
     package = {"none": "json", "wandb": "wandb", "tensorboard": "tensorboard"}[tracker.kind]
     if importlib.util.find_spec(package) is None:
-        raise ValueError(f"tracker.kind is {tracker.kind}, but the package {package} is not installed; "
-                         f"expected it in this environment. Run: pip install {package}, or set "
-                         f"tracker.kind=none.")
+        raise ValueError(
+            f"tracker.kind is {tracker.kind}, but the package {package} is not installed; "
+            f"expected it in this environment. Run: pip install {package}, or set "
+            f"tracker.kind=none."
+        )
 
 
 class Tracker:
@@ -55,16 +57,21 @@ class Tracker:
     group: the run's name, shared by its stages. Call `rewind` once before the first `log`.
     """
 
-    def __init__(self, directory: Path, tracker: TrackerConfig, group: str, stage: str,
-                 config: dict[str, Any]) -> None:
+    def __init__(
+        self, directory: Path, tracker: TrackerConfig, group: str, stage: str, config: dict[str, Any]
+    ) -> None:
         self.path = directory / "metrics.jsonl"
         self._file = self.path.open("a", encoding="utf-8")
         self._calls: queue.Queue[tuple[str, Any]] = queue.Queue(MAX_WAITING)
         self._outside: threading.Thread | None = None
         if tracker.kind != "none":
             kind = {"wandb": _Wandb, "tensorboard": _TensorBoard}[tracker.kind]
-            self._outside = threading.Thread(target=self._serve, name=tracker.kind, daemon=True, args=(
-                partial(kind, directory, tracker, group, stage, config),))
+            self._outside = threading.Thread(
+                target=self._serve,
+                name=tracker.kind,
+                daemon=True,
+                args=(partial(kind, directory, tracker, group, stage, config),),
+            )
             self._outside.start()
 
     def rewind(self, step: int) -> None:
@@ -83,10 +90,12 @@ class Tracker:
                 at = values.pop("step")
                 is_kept = at <= step
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise DamagedError(f"line {number} of {self.path} is not readable ({error}); expected a step "
-                                   f"and its numbers (only the last line may be cut short). Restore the file "
-                                   f"from a copy, or remove it to go on without the numbers so "
-                                   f"far") from error
+                raise DamagedError(
+                    f"line {number} of {self.path} is not readable ({error}); expected a step "
+                    f"and its numbers (only the last line may be cut short). Restore the file "
+                    f"from a copy, or remove it to go on without the numbers so "
+                    f"far"
+                ) from error
             if is_kept:
                 text.append(line.decode() + "\n")
                 lines.append((at, {k: v for k, v in _numbers(values).items() if k != "time"}))
@@ -108,9 +117,11 @@ class Tracker:
         Raises FileNotFoundError if the file is gone.
         """
         if not is_at(self.path, self._file):
-            raise FileNotFoundError(f"{self.path} was removed or replaced while it was written; expected it "
-                                    f"to stay. Start the stage again: it continues from its last checkpoint, "
-                                    f"without the numbers before")
+            raise FileNotFoundError(
+                f"{self.path} was removed or replaced while it was written; expected it "
+                f"to stay. Start the stage again: it continues from its last checkpoint, "
+                f"without the numbers before"
+            )
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -150,8 +161,12 @@ class Tracker:
 
     def _switch_off(self, error: Exception) -> None:
         self._outside = None
-        print(f"WARNING: the tracker failed and is switched off ({type(error).__name__}: {error}); the "
-              f"numbers are in {self.path}.", file=sys.stderr, flush=True)
+        print(
+            f"WARNING: the tracker failed and is switched off ({type(error).__name__}: {error}); the "
+            f"numbers are in {self.path}.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, float]:
@@ -161,8 +176,9 @@ def _numbers(values: dict[str, Any]) -> dict[str, float]:
 class _Wandb:
     """One W&B run."""
 
-    def __init__(self, directory: Path, tracker: TrackerConfig, group: str, stage: str,
-                 config: dict[str, Any]) -> None:
+    def __init__(
+        self, directory: Path, tracker: TrackerConfig, group: str, stage: str, config: dict[str, Any]
+    ) -> None:
         import wandb
 
         self.stage, self.path = stage, directory / "wandb.json"
@@ -177,12 +193,25 @@ class _Wandb:
             if mode == "online" and not wandb.login(prompt=False, verify=False):
                 raise ConnectionError("no W&B credentials")
             settings = wandb.Settings(
-                init_timeout=INIT_TIMEOUT_S, login_timeout=INIT_TIMEOUT_S, finish_timeout=FINISH_TIMEOUT_S,
+                init_timeout=INIT_TIMEOUT_S,
+                login_timeout=INIT_TIMEOUT_S,
+                finish_timeout=FINISH_TIMEOUT_S,
                 # off: no wrapper around the stdout of all threads
-                x_transaction_log_flush_interval=FLUSH_S, console="off")
-            return wandb.init(project=tracker.project, mode=mode, dir=str(directory), id=self.record["id"],
-                              resume="allow", group=group, job_type=stage, name=f"{group}-{stage}",
-                              config=config, settings=settings)
+                x_transaction_log_flush_interval=FLUSH_S,
+                console="off",
+            )
+            return wandb.init(
+                project=tracker.project,
+                mode=mode,
+                dir=str(directory),
+                id=self.record["id"],
+                resume="allow",
+                group=group,
+                job_type=stage,
+                name=f"{group}-{stage}",
+                config=config,
+                settings=settings,
+            )
 
         try:
             self.run = start(tracker.mode)
@@ -193,9 +222,13 @@ class _Wandb:
         except Exception as error:
             if tracker.mode != "online":
                 raise
-            print(f"WARNING: W&B cannot be reached ({type(error).__name__}: {error}); this run is recorded "
-                  f"offline. Upload it later: wandb sync "
-                  f"{directory / 'wandb' / 'offline-run-*'}", file=sys.stderr, flush=True)
+            print(
+                f"WARNING: W&B cannot be reached ({type(error).__name__}: {error}); this run is recorded "
+                f"offline. Upload it later: wandb sync "
+                f"{directory / 'wandb' / 'offline-run-*'}",
+                file=sys.stderr,
+                flush=True,
+            )
             wandb.teardown()  # else it says that the id is in use, by the attempt that failed
             self.run = start("offline")
         self.run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
@@ -218,8 +251,9 @@ class _Wandb:
 class _TensorBoard:
     """Event files in DIRECTORY/tensorboard, one per start, which holds all numbers: older are dropped."""
 
-    def __init__(self, directory: Path, tracker: TrackerConfig, group: str, stage: str,
-                 config: dict[str, Any]) -> None:
+    def __init__(
+        self, directory: Path, tracker: TrackerConfig, group: str, stage: str, config: dict[str, Any]
+    ) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self.stage, self.writer = stage, SummaryWriter(str(directory / "tensorboard"), purge_step=0)

@@ -34,9 +34,9 @@ from ups.training.optim import (
 from ups.training.ranks import Ranks, StageError
 from ups.training.strategies import Agreed, LossFunction
 
-Meanwhile = Callable[[slice], object]   # what the host may do with the first rows of the next step
+Meanwhile = Callable[[slice], object]  # what the host may do with the first rows of the next step
 STOP, OUT_OF_MEMORY, FATAL, ROWS, LOSS, SQUARES = range(6)  # before the gradients; summed over ranks
-WATCH_S = 0.02   # for which a rank on a CPU looks again and again whether a sum is there
+WATCH_S = 0.02  # for which a rank on a CPU looks again and again whether a sum is there
 PROBED = ("cuda",)  # devices on which memory runs out with an error; a CPU's processes are killed instead
 
 
@@ -102,12 +102,20 @@ class Update:
 class Updates:
     """The updates of `model`, whose gradients, optimizer and average (`ema`) are here."""
 
-    def __init__(self, model: nn.Module, strategy: Agreed, ranks: Ranks, standing: Standing,
-                 train: TrainConfig, optim: OptimConfig, say: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        strategy: Agreed,
+        ranks: Ranks,
+        standing: Standing,
+        train: TrainConfig,
+        optim: OptimConfig,
+        say: Callable[..., None],
+    ) -> None:
         self.model, self.strategy, self.ranks = model, strategy, ranks
         self.standing, self.train, self.optim, self.say = standing, train, optim, say
         self.best_weights: dict[str, Tensor] | None = None
-        self.saved: int | None = None   # step of the last checkpoint
+        self.saved: int | None = None  # step of the last checkpoint
         self.optimizer = build_optimizer(model, optim)
         self.optimizer.allocate()
         self.ema = EMA(model, optim.ema_decay)
@@ -121,17 +129,21 @@ class Updates:
         self._buffer = self._whole[: self._ends.get(only, self._ends[None])]
         self._gradients = self._buffer[aligned(SQUARES + 1) :]
 
-    def update(self, loss_function: LossFunction, size: int, meanwhile: Meanwhile = nothing,
-               only: str | None = None) -> Update:
+    def update(
+        self, loss_function: LossFunction, size: int, meanwhile: Meanwhile = nothing, only: str | None = None
+    ) -> Update:
         """One update over the global batch, of which this rank has `size` rows; see `Run.update`."""
         if len(self._ends) > 1 and only is None:
-            raise ValueError("an update of a model of several tasks was told none; expected the task that "
-                             "its loss is of, for gradients of tasks share a place. Call it with only=TASK.")
+            raise ValueError(
+                "an update of a model of several tasks was told none; expected the task that "
+                "its loss is of, for gradients of tasks share a place. Call it with only=TASK."
+            )
         self._begin(only)
         step = self.standing.step
         metrics, counts, norm = self._try_until_it_fits(
             lambda: self._try(loss_function, size, f"computing step {step}", meanwhile),
-            f"in step {step}; every rank repeats the batch with")
+            f"in step {step}; every rank repeats the batch with",
+        )
         loss, norm = counts[LOSS] / counts[ROWS], norm / counts[ROWS]
         is_finite = math.isfinite(loss) and math.isfinite(norm)
         factor = learning_rate(step, self.train.steps, self.optim)
@@ -149,9 +161,11 @@ class Updates:
         before = self.standing.micro_batch
         with torch.random.fork_rng([self.ranks.device] if self.ranks.device.type == "cuda" else []):
             self._try_until_it_fits(
-                lambda: self._try(loss_function, min(size, self.standing.micro_batch),
-                                  "looking for a micro-batch that fits"),
-                "before the first step; every rank tries")
+                lambda: self._try(
+                    loss_function, min(size, self.standing.micro_batch), "looking for a micro-batch that fits"
+                ),
+                "before the first step; every rank tries",
+            )
         if self.standing.micro_batch != before:
             self.say(f"micro-batch {self.standing.micro_batch} fits (asked: {before})")
 
@@ -165,8 +179,9 @@ class Updates:
             set_torch_random_state(random_state, self.ranks.device)
         return tried
 
-    def _try(self, loss_function: LossFunction, size: int, doing: str,
-             meanwhile: Meanwhile = nothing) -> tuple[list, list[float], float]:
+    def _try(
+        self, loss_function: LossFunction, size: int, doing: str, meanwhile: Meanwhile = nothing
+    ) -> tuple[list, list[float], float]:
         """Gradients of the sum over the global batch; metrics of this rank, counts over all ranks, the
         gradient's norm.
         """
@@ -183,8 +198,9 @@ class Updates:
             self.ranks.raise_if_any(cause, doing)
         return metrics, counts, norm
 
-    def _backward(self, loss_function: LossFunction, size: int,
-                  meanwhile: Meanwhile = nothing) -> tuple[list, str | None]:
+    def _backward(
+        self, loss_function: LossFunction, size: int, meanwhile: Meanwhile = nothing
+    ) -> tuple[list, str | None]:
         """Gradients of the sum over rows into the buffer, counts before them; metrics and the cause of a
         failure. `meanwhile` is called once a GPU has been told all of it.
         """
@@ -199,8 +215,10 @@ class Updates:
                     loss = loss.float() * num_rows
                     (loss * self.strategy.scale).backward()
                 loss_sum = loss_sum + loss.detach()
-                metrics += [(name, torch.as_tensor(value).detach().float(), num_rows)
-                            for name, value in values.items()]
+                metrics += [
+                    (name, torch.as_tensor(value).detach().float(), num_rows)
+                    for name, value in values.items()
+                ]
             meanwhile(slice(0, self.standing.micro_batch))
         except Exception as error:  # told through the buffer: all ranks take part in the all-reduce
             is_memory = is_out_of_memory(error)
@@ -250,8 +268,10 @@ class Updates:
         if now == 1:
             advice = f"Make {self.ranks.folder.stage}.model smaller, or use a device with more memory."
             return StageError(cause, "out_of_memory", advice, is_agreed)
-        self.ranks.folder.note(f"{MEMORY}/rank{self.ranks.rank}.json", {
-            "micro_batch": now // 2, "micro_batch_asked": self.train.micro_batch})
+        self.ranks.folder.note(
+            f"{MEMORY}/rank{self.ranks.rank}.json",
+            {"micro_batch": now // 2, "micro_batch_asked": self.train.micro_batch},
+        )
         advice = "The same command continues from the last checkpoint with half the micro-batch."
         return StageError(cause, "memory", advice, is_agreed)
 
@@ -261,16 +281,24 @@ class Updates:
         if is_finite:
             return
         standing.num_skipped += 1
-        self.say(f"WARNING: step {standing.step} skipped: loss {loss} or its gradient is not finite "
-                 f"({in_row} in a row)")
+        self.say(
+            f"WARNING: step {standing.step} skipped: loss {loss} or its gradient is not finite "
+            f"({in_row} in a row)"
+        )
         if in_row > self.train.max_skips:
             section = self.ranks.folder.stage
-            saved = ("start (no checkpoint was written yet)" if self.saved is None
-                     else f"checkpoint of step {self.saved}")
-            raise StageError(f"{in_row} updates in a row were not finite, none was applied", "non_finite",
-                             f"The same command continues from the {saved} at the same rates. Look at the "
-                             f"data with make doctor. Lower {section}.optim.muon_lr and adamw_lr in a run of "
-                             f"another name (RUN= of make): this one is refused with other rates.")
+            saved = (
+                "start (no checkpoint was written yet)"
+                if self.saved is None
+                else f"checkpoint of step {self.saved}"
+            )
+            raise StageError(
+                f"{in_row} updates in a row were not finite, none was applied",
+                "non_finite",
+                f"The same command continues from the {saved} at the same rates. Look at the "
+                f"data with make doctor. Lower {section}.optim.muon_lr and adamw_lr in a run of "
+                f"another name (RUN= of make): this one is refused with other rates.",
+            )
 
     # ---------------------------------------------------------------- state
 
@@ -280,13 +308,19 @@ class Updates:
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What a checkpoint holds of a run: (equal on all ranks, of this one)."""
-        shared, own = self.strategy.split({
-            "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
-            "ema": self.ema.state_dict(), "best_weights": self.best_weights})
+        shared, own = self.strategy.split(
+            {
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "ema": self.ema.state_dict(),
+                "best_weights": self.best_weights,
+            }
+        )
         return shared | {"is_sharded": self.strategy.is_sharded, **asdict(self.standing)}, own
 
-    def load(self, shared: dict[str, Any], own: dict[str, Any] | None,
-             of_all: Callable[[], list[dict]]) -> None:
+    def load(
+        self, shared: dict[str, Any], own: dict[str, Any] | None, of_all: Callable[[], list[dict]]
+    ) -> None:
         """Take over what `state` gave; own: None if another number of ranks wrote it; of_all(): that of every
         rank.
 
@@ -295,8 +329,9 @@ class Updates:
         mine = (self.ranks.rank, self.ranks.world) if self.strategy.is_sharded else None
         state = strategies.joined(shared, own, of_all, strategies.shapes_of(self.model, self.optimizer), mine)
         own_model = self.model.state_dict()
-        self.model.load_state_dict({name: strategies.like(own_model[name], tensor)
-                                    for name, tensor in state["model"].items()})
+        self.model.load_state_dict(
+            {name: strategies.like(own_model[name], tensor) for name, tensor in state["model"].items()}
+        )
         self.optimizer.load_state_dict(state["optimizer"])
         self.ema.load_state_dict(state["ema"])
         self.best_weights = state["best_weights"]
@@ -305,6 +340,6 @@ class Updates:
         saved = {name: shared.get(name, value) for name, value in vars(self.standing).items()}
         asked, micro_batch = saved.pop("micro_batch_asked"), saved.pop("micro_batch")
         vars(self.standing).update(saved)
-        if asked == self.train.micro_batch:   # else the user asked for another since
+        if asked == self.train.micro_batch:  # else the user asked for another since
             self.standing.micro_batch = min(micro_batch, self.standing.micro_batch)
         self.saved = self.ranks.guard.step = self.standing.step

@@ -23,27 +23,36 @@ from ups.userdata.inspect_file import (
 from ups.userdata.readers import Store
 
 
-def parameter_values(key: str, store: Store, name: str, place: str, path: Path, groups: Sequence[str],
-            num: int) -> np.ndarray:
+def parameter_values(
+    key: str, store: Store, name: str, place: str, path: Path, groups: Sequence[str], num: int
+) -> np.ndarray:
     """The parameter of each of the `num` trajectories of a file (or of its groups)."""
     if groups and "*" in place:
         return np.array([float(value_in(key, store, name, place, path, group)) for group in groups])
     values = value_in(key, store, name, place, path)
     if values.ndim and groups and list(groups) != sorted(groups):
         other = ", ".join(sorted(groups)[:2])
-        raise wrong(f"{key}.parameters.{name}", f"{path} holds {len(values)} values for groups whose names "
-                    f"may be sorted as {groups[0]}, {groups[1]}, .. or as {other}, ..",
-                    "a value in each group", f"Write {name}: \"*/{name}\", an array or (\"*@{name}\") an "
-                    "attribute of each group; or name groups with leading zeros.")
+        raise wrong(
+            f"{key}.parameters.{name}",
+            f"{path} holds {len(values)} values for groups whose names "
+            f"may be sorted as {groups[0]}, {groups[1]}, .. or as {other}, ..",
+            "a value in each group",
+            f'Write {name}: "*/{name}", an array or ("*@{name}") an '
+            "attribute of each group; or name groups with leading zeros.",
+        )
     if values.ndim and len(values) != num:
-        raise wrong(f"{key}.parameters.{name}", f"{path} holds {len(values)} values", f"1, or {num} as it "
-                    f"holds trajectories (by {key}.layout)", "Write one per trajectory, or correct the words "
-                    "for the axes.")
+        raise wrong(
+            f"{key}.parameters.{name}",
+            f"{path} holds {len(values)} values",
+            f"1, or {num} as it holds trajectories (by {key}.layout)",
+            "Write one per trajectory, or correct the words for the axes.",
+        )
     return np.broadcast_to(values, num)
 
 
-def step_of(key: str, store: Store, task: Task, groups: Sequence[str],
-            frames: int) -> tuple[float, np.ndarray]:
+def step_of(
+    key: str, store: Store, task: Task, groups: Sequence[str], frames: int
+) -> tuple[float, np.ndarray]:
     """The step of the times in a file, the same in all of its groups, 0 where it tells none or has a single
     frame; and the frames after which there are gaps in them."""
     place, none = task.own["times"], np.arange(0)
@@ -55,16 +64,26 @@ def step_of(key: str, store: Store, task: Task, groups: Sequence[str],
     if found is None and not place:
         return 0.0, none
     if found is None or len(found[1]) < frames:
-        raise wrong(f"{key}.dt", f"{store.path} holds no times in "
-                                 f"{place!r}", f"{frames} of them as in other files",
-                    "Write the number itself, such as dt: 0.1.")
+        raise wrong(
+            f"{key}.dt",
+            f"{store.path} holds no times in {place!r}",
+            f"{frames} of them as in other files",
+            "Write the number itself, such as dt: 0.1.",
+        )
     _require_common(key, store, task, groups, *found, is_time=True)
     times = found[1][:frames]
     return even_step(key, store, found[0], times), jumps_in(times)
 
 
-def _require_common(key: str, store: Store, task: Task, groups: Sequence[str], place: str,
-                    values: np.ndarray, is_time: bool = False) -> None:
+def _require_common(
+    key: str,
+    store: Store,
+    task: Task,
+    groups: Sequence[str],
+    place: str,
+    values: np.ndarray,
+    is_time: bool = False,
+) -> None:
     """Raise ValueError where the coordinate that the first group holds at `place` goes on otherwise in
     another group. is_time: as far as both go."""
     folders = [array.array.rpartition("/")[0] for array in task.arrays if "*" in array.array]
@@ -76,9 +95,12 @@ def _require_common(key: str, store: Store, task: Task, groups: Sequence[str], p
         there = np.asarray(store.read(other), np.float64)
         both = slice(min(len(values), *there.shape[-1:]) if is_time and there.ndim else None)
         if not goes_on(values[both], there[..., both] if there.ndim else there):
-            raise wrong(f"{key}.files", f"{other} in {store.path} is not in the steps of {place}",
-                        "one step and one grid in all groups",
-                        "Put groups of another one into a file and a task of their own.")
+            raise wrong(
+                f"{key}.files",
+                f"{other} in {store.path} is not in the steps of {place}",
+                "one step and one grid in all groups",
+                "Put groups of another one into a file and a task of their own.",
+            )
 
 
 def run_lengths(key: str, store: Store, task: Task, groups: Sequence[str], frames: int) -> list[int]:
@@ -91,19 +113,26 @@ def run_lengths(key: str, store: Store, task: Task, groups: Sequence[str], frame
         for group in groups:
             name = place.array.replace("*", group)
             found = store.array(name)
-            if found is None or len(found.shape) != len(place.axes) or any(
-                    found.shape[axis] != first.shape[axis] for axis in grid):
+            if (
+                found is None
+                or len(found.shape) != len(place.axes)
+                or any(found.shape[axis] != first.shape[axis] for axis in grid)
+            ):
                 what = "no array" if found is None else f"{found.shape} numbers in"
-                raise wrong(f"{key}.files", f"{store.path} holds {what} {name}", f"{first.shape} as in "
-                            f"{groups[0]}", "Leave that group out, or put groups of another grid into a "
-                            "task of their own.")
+                raise wrong(
+                    f"{key}.files",
+                    f"{store.path} holds {what} {name}",
+                    f"{first.shape} as in {groups[0]}",
+                    "Leave that group out, or put groups of another grid into a task of their own.",
+                )
             store.require_whole(name)
             lengths[group] += [] if place.is_steady else [found.shape[place.axes.index("time")]]
     return [min(own, default=frames) for own in lengths.values()]
 
 
-def require_domain(key: str, store: Store, task: Task, groups: Sequence[str],
-                   space: Sequence[int]) -> list[str]:
+def require_domain(
+    key: str, store: Store, task: Task, groups: Sequence[str], space: Sequence[int]
+) -> list[str]:
     """The axes whose cells are uneven and counted as equal, as the domain is said. Raise ValueError where the
     coordinates of a file are not those of the task, or of one grid in all groups."""
     uneven: list[str] = []

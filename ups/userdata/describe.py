@@ -35,16 +35,23 @@ from ups.userdata.readers import Store, Stored, open_store
 from ups.userdata.section import MOST_PARAMETERS
 
 # attributes of an array that name others, which describe it (CF conventions, 5 and 7)
-NAMING = ("ancillary_variables", "bounds", "cell_measures", "climatology", "coordinates", "formula_terms",
-          "grid_mapping")
+NAMING = (
+    "ancillary_variables",
+    "bounds",
+    "cell_measures",
+    "climatology",
+    "coordinates",
+    "formula_terms",
+    "grid_mapping",
+)
 # files of one record from which on none is cut; windows that few runs are cut into, and their frames
 MOST_PARTS, WINDOWS, SHORTEST, LONGEST = 15, 60, 3, 50
-LEAST, USUAL_SHARE, LARGEST_SHARE = 6, 0.1, 0.5   # that the report needs for its test, of all trajectories
-SMALL = 1e-3      # of a field's spread: what counts as nothing at a wall
-COUNTS = ("coordinate", "grid/", "dimensions/")   # in names of arrays that are no fields
-FEWEST = 3        # pairs that can be split into training, validation and test
-EVEN = 1e-3       # of a step, by which the steps of a coordinate differ
-MOST_FILES = 8   # of those beside a file, to compare attributes with
+LEAST, USUAL_SHARE, LARGEST_SHARE = 6, 0.1, 0.5  # that the report needs for its test, of all trajectories
+SMALL = 1e-3  # of a field's spread: what counts as nothing at a wall
+COUNTS = ("coordinate", "grid/", "dimensions/")  # in names of arrays that are no fields
+FEWEST = 3  # pairs that can be split into training, validation and test
+EVEN = 1e-3  # of a step, by which the steps of a coordinate differ
+MOST_FILES = 8  # of those beside a file, to compare attributes with
 
 
 def describe_file(path: str) -> str:
@@ -61,16 +68,24 @@ def _section(store: Store) -> list[str]:
     stem = Path(files.split(TOGETHER)[0]).stem.lower()
     name = re.sub(r"[\W_]+|^(?=\d)", "_", stem).strip("_") or "mine"
     series: dict[str, list[str]] = {}
-    head = ["# my_data.yaml: what ends with a question mark is a guess; answer it.",
-            "include: configs/small.yaml", f"data: {{tasks: [{quoted(name)}], source: own}}", "task:",
-            f"  {quoted(name)}:", f'    files: "{files}"' + f"   # {question}" * bool(question)]
+    head = [
+        "# my_data.yaml: what ends with a question mark is a guess; answer it.",
+        "include: configs/small.yaml",
+        f"data: {{tasks: [{quoted(name)}], source: own}}",
+        "task:",
+        f"  {quoted(name)}:",
+        f'    files: "{files}"' + f"   # {question}" * bool(question),
+    ]
     if is_well(store):
         layout = from_well(store)["layout"]
         fields = [entry["fields"][0] for entry in layout.values() if "time" in entry["axes"]]
         given = [entry["fields"][0] for entry in layout.values() if "time" not in entry["axes"]]
-        return [*head, "    layout: well   # arrays, axes, boundary, times and parameters as the file says: "
-                f"predicts {', '.join(fields) or 'nothing'}" + f", given {', '.join(given)}" * bool(given),
-                *_about(fields or given)]
+        return [
+            *head,
+            "    layout: well   # arrays, axes, boundary, times and parameters as the file says: "
+            f"predicts {', '.join(fields) or 'nothing'}" + f", given {', '.join(given)}" * bool(given),
+            *_about(fields or given),
+        ]
     if store.groups("*/data") and len(store.array(f"{store.groups('*/data')[0]}/data").shape) >= 3:
         layout = from_pdebench(store)["layout"]
         axes = {array: entry["axes"] for array, entry in layout.items()}
@@ -78,27 +93,40 @@ def _section(store: Store) -> list[str]:
     else:
         fields = in_groups(store, _fields(store))
         if not fields:
-            raise ValueError(f"{store.path} holds {store.listing()}; expected a field, numbers with two axes "
-                             f"or more, one of them of space. Name a file that holds one.")
+            raise ValueError(
+                f"{store.path} holds {store.listing()}; expected a field, numbers with two axes "
+                f"or more, one of them of space. Name a file that holds one."
+            )
         axes, sure = {}, True
         for array in fields:
             axes[array], is_sure = _axes(store, store.first(array), len(fields) == 1 or "*" in array)
-            if "*" in array and "time" not in axes[array]:   # a group is one trajectory
+            if "*" in array and "time" not in axes[array]:  # a group is one trajectory
                 axes[array] = ["time" if word == "trajectory" else word for word in axes[array]]
             sure &= is_sure
         series = series_of(store, axes)
         axes = {array: words for array, words in axes.items() if array not in series} | series
     space = [axis for axis in dict.fromkeys(itertools.chain(*axes.values())) if axis not in WORDS]
     if not 1 <= len(space) <= 3:
-        shown = ", ".join(f"{name} {dict(zip(words, store.array(name).shape, strict=True))}"
-                          for name, words in axes.items() if "*" not in name)
-        raise ValueError(f"{store.path} holds {shown}; expected one to three axes of space of two cells or "
-                         "more. Take a file of a field in space.")
+        shown = ", ".join(
+            f"{name} {dict(zip(words, store.array(name).shape, strict=True))}"
+            for name, words in axes.items()
+            if "*" not in name
+        )
+        raise ValueError(
+            f"{store.path} holds {shown}; expected one to three axes of space of two cells or "
+            "more. Take a file of a field in space."
+        )
     lines = [*head, "    layout:"]
     for array, words in axes.items():
         shape = shape_of(store, array)
-        note = "" if sure else (f"   # of shape {shape}, of: trajectory, time, channel, component (of a "
-                                "vector), x, y, z; are these its axes, in order?")
+        note = (
+            ""
+            if sure
+            else (
+                f"   # of shape {shape}, of: trajectory, time, channel, component (of a "
+                "vector), x, y, z; are these its axes, in order?"
+            )
+        )
         lines.append(f"      {quoted(array)}: [{', '.join(words)}]{note}")
     if not sure and (other := other_reading(store, axes)):
         lines.append(f"    # or {other}?")
@@ -107,10 +135,12 @@ def _section(store: Store) -> list[str]:
     lines += _ends(store, axes, space, absent)
     is_steady, (cut, num) = all("time" not in words for words in axes.values()), _windows(store, axes)
     if is_steady and (len(axes) < 2 or num < FEWEST):
-        raise ValueError(f"{store.path} holds {num} map{'s' * (num > 1)} of {' and of '.join(axes)}, without "
-                         "an axis of time; expected frames, or many pairs of a field that is given and one "
-                         "that follows from it. Take files with these, an axis that counts them, or many "
-                         "files whose names differ in a number.")
+        raise ValueError(
+            f"{store.path} holds {num} map{'s' * (num > 1)} of {' and of '.join(axes)}, without "
+            "an axis of time; expected frames, or many pairs of a field that is given and one "
+            "that follows from it. Take files with these, an axis that counts them, or many "
+            "files whose names differ in a number."
+        )
     if is_steady:
         names = ", ".join(names_of(store, *next(iter(axes.items())), space))
         lines.append(f"    inputs: [{names}]   # no array has an axis of time: which one is given?")
@@ -119,21 +149,25 @@ def _section(store: Store) -> list[str]:
     else:
         found = _coordinates(store, axes).get("time")
         numbers = _shown(_numbers(store))
-        lines.append(f"    dt: {found}   # the array of times" if found else
-                     f"    dt: 1.0   # between stored frames, or the name of what holds it"
-                     f"{numbers and f' ({numbers})'}?")
+        lines.append(
+            f"    dt: {found}   # the array of times"
+            if found
+            else f"    dt: 1.0   # between stored frames, or the name of what holds it"
+            f"{numbers and f' ({numbers})'}?"
+        )
     if series:
         rest = [field_of(array) for array in [*axes][1:] if array not in series and "time" in axes[array]]
-        lines.append(f"    forcing: [{', '.join(map(field_of, series))}]   # known in advance, and so not "
-                     f"predicted? {', '.join(rest)}{', too?' * bool(rest)}".rstrip())
+        lines.append(
+            f"    forcing: [{', '.join(map(field_of, series))}]   # known in advance, and so not "
+            f"predicted? {', '.join(rest)}{', too?' * bool(rest)}".rstrip()
+        )
     lines += lengths(store, axes, cut) + asked
     if cut:
         lines.append(f"    cut: {cut}   # frames: of the runs {num} windows, those of test the last in time")
     share = math.ceil(100 * LEAST / num) / 100
     if USUAL_SHARE < share <= LARGEST_SHARE:
         lines[2] = lines[2].replace("}", f", test_fraction: {share}}}") + f"   # {LEAST} for the report"
-    return lines + _parameters(store, axes) + _about([field_of(array) for array in axes],
-                                                     bool(series))
+    return lines + _parameters(store, axes) + _about([field_of(array) for array in axes], bool(series))
 
 
 def _names_of_times(store: Store, axes: dict[str, list[str]]) -> list[str]:
@@ -147,8 +181,10 @@ def _step_of(place: str, times: np.ndarray) -> list[str]:
         return [f"    # {place} has {gaps} steps other than {np.median(steps):g}: no window crosses them"]
     if is_even(times) or steps.min() <= 0:
         return []
-    return [f"    dt: {tidy(float(np.median(steps)))}   # {place} has steps of {steps.min():g} to "
-            f"{steps.max():g}: count them as equal?"]
+    return [
+        f"    dt: {tidy(float(np.median(steps)))}   # {place} has steps of {steps.min():g} to "
+        f"{steps.max():g}: count them as equal?"
+    ]
 
 
 def _windows(store: Store, axes: dict[str, list[str]]) -> tuple[int, int]:
@@ -162,24 +198,37 @@ def _windows(store: Store, axes: dict[str, list[str]]) -> tuple[int, int]:
         return 0, runs
     each, found = shape.get("trajectory", 1), lengths_of(store, array, words.index("time"))
     cut = max(SHORTEST, min(LONGEST, each * sum(found) // WINDOWS))
-    if (is_broken := broken(store, axes)).any():   # short windows survive frames that are left out
+    if (is_broken := broken(store, axes)).any():  # short windows survive frames that are left out
         cut = SHORTEST
         return cut, whole(is_broken, cut) * sum(found) // len(is_broken)
     return cut, each * sum(length // cut for length in found)
 
 
 def _fields(store: Store) -> list[str]:
-    """The arrays that may be fields: of floating-point numbers, with the most axes, and those with one less.
-    """
+    """The arrays that may be fields: of floating-point numbers, with the most axes, and those with one
+    less."""
     known = {name: store.array(name) for name in store.names()}
-    named = {word for name in known for attribute in NAMING
-             for word in str(store.attributes(name).get(attribute, "")).replace(":", " ").split()}
-    fitting = {name: len(array.shape) for name, array in known.items() if name not in named
-               and array.dtype.kind in "fiub" and min(array.shape, default=0) > 0 and not _is_place(name)
-               and sum(size > 1 for size in array.shape) >= 2}
+    named = {
+        word
+        for name in known
+        for attribute in NAMING
+        for word in str(store.attributes(name).get(attribute, "")).replace(":", " ").split()
+    }
+    fitting = {
+        name: len(array.shape)
+        for name, array in known.items()
+        if name not in named
+        and array.dtype.kind in "fiub"
+        and min(array.shape, default=0) > 0
+        and not _is_place(name)
+        and sum(size > 1 for size in array.shape) >= 2
+    }
     shapes = [known[name].shape for name in fitting if known[name].dtype.kind == "f"]
-    fitting = {name: rank for name, rank in fitting.items()   # whole numbers may be indices
-               if known[name].dtype.kind == "f" or not shapes or known[name].shape in shapes}
+    fitting = {
+        name: rank
+        for name, rank in fitting.items()  # whole numbers may be indices
+        if known[name].dtype.kind == "f" or not shapes or known[name].shape in shapes
+    }
     most = max(fitting.values(), default=0)
     alike = [name for name, rank in fitting.items() if rank >= most - 1]
     return [name for name in alike if fitting[name] == most or {*known[name].axes} <= {*known[alike[0]].axes}]
@@ -193,8 +242,11 @@ def _is_place(name: str) -> bool:
 def _lists(store: Store) -> dict[str, np.ndarray]:
     """The arrays of one axis and their numbers."""
     known = {name: store.array(name) for name in store.names()}
-    return {name: np.asarray(store.read(name), np.float64) for name, array in known.items()
-            if len(array.shape) == 1 and array.dtype.kind in "fiu"}
+    return {
+        name: np.asarray(store.read(name), np.float64)
+        for name, array in known.items()
+        if len(array.shape) == 1 and array.dtype.kind in "fiu"
+    }
 
 
 def _is_even(values: np.ndarray) -> bool:
@@ -205,12 +257,16 @@ def _is_even(values: np.ndarray) -> bool:
 
 
 def _coordinates(store: Store, axes: dict[str, list[str]]) -> dict[str, str]:
-    """Axis -> the array of its coordinates, of those whose names begin as its own, by length and even steps.
-    """
+    """Axis -> the array of its coordinates, of those whose names begin as its own, by length and even
+    steps."""
     array, words = next(iter(axes.items()))
     sizes = dict(zip(words, shape_of(store, array), strict=True))
-    return {axis: name for axis, size in sizes.items() for name, values in _lists(store).items()
-            if _begins(name, axis) and len(values) == size and _is_even(values)}
+    return {
+        axis: name
+        for axis, size in sizes.items()
+        for name, values in _lists(store).items()
+        if _begins(name, axis) and len(values) == size and _is_even(values)
+    }
 
 
 def _begins(name: str, axis: str) -> bool:
@@ -227,7 +283,7 @@ def _axes(store: Store, array: str, is_alone: bool) -> tuple[list[str], bool]:
     lengths = {axis: len(place[1]) for axis in SPACE if (place := coordinate(store, [], [axis]))}
     if times := coordinate(store, [], TIMES):
         lengths["time"] = len(times[1])
-    for name, values in _lists(store).items():   # a coordinate rises evenly, parameters do not
+    for name, values in _lists(store).items():  # a coordinate rises evenly, parameters do not
         for axis in ("time", *SPACE) if _is_even(values) else ():
             if _begins(name, axis):
                 lengths.setdefault(axis, len(values))
@@ -265,8 +321,9 @@ def _is_even_grid(x: np.ndarray) -> bool:
 
 def _is_globe(axis: str, said: dict) -> bool:
     """Whether an axis is of latitudes or longitudes, by its name or its units."""
-    return axis.lower().startswith(("lat", "lon")) or str(said.get("units", "")).startswith(("degrees_n",
-                                                                                            "degrees_e"))
+    return axis.lower().startswith(("lat", "lon")) or str(said.get("units", "")).startswith(
+        ("degrees_n", "degrees_e")
+    )
 
 
 def _end(store: Store, axis: str, size: int) -> str | None:
@@ -289,8 +346,11 @@ def _matched(array: Stored, lengths: dict[str, int]) -> list[str]:
         return []
     words = []
     for size in array.shape:
-        fitting = [axis for axis, length in lengths.items()
-                   if length == size or (axis == "time" and length == size + 1)]
+        fitting = [
+            axis
+            for axis, length in lengths.items()
+            if length == size or (axis == "time" and length == size + 1)
+        ]
         if len(fitting) > 1 or (fitting and array.shape.count(size) > 1):
             return []
         words.append(fitting[0] if fitting else "trajectory")
@@ -311,7 +371,8 @@ def _ends(store: Store, axes: dict[str, list[str]], space: list[str], absent: li
         spread = float(u.std()) or 1.0
         walls = max(float(np.abs(u.take(cell, at)).mean()) for cell in (0, -1))
         ends[axis] = _end(store, axis, u.shape[at]) or (
-            DIRICHLET if walls < SMALL * spread else PERIODIC if jumps(u, at) < JUMP else NO_FLUX)
+            DIRICHLET if walls < SMALL * spread else PERIODIC if jumps(u, at) < JUMP else NO_FLUX
+        )
         if ends[axis] == PERIODIC and u.shape[at] > 2 and np.array_equal(u.take(0, at), u.take(-1, at)):
             repeated.append(axis)
         place = coordinate(store, [], [axis])
@@ -319,23 +380,43 @@ def _ends(store: Store, axes: dict[str, list[str]], space: list[str], absent: li
             domain[axis] = [0.0, 1.0]
         elif not _is_even_grid(place[1]) and (rises(place[1]) or rises(place[1][::-1])):
             steps = np.abs(np.diff(place[1]))
-            uneven.append(f"    # {place[0]} has steps of {steps.min():g} to {steps.max():g}: are its cells "
-                          "to be counted as equal, from end to end of this domain?")
-            domain[axis] = [tidy(float(place[1].min() - steps.mean() / 2)),
-                            tidy(float(place[1].max() + steps.mean() / 2))]
-    shown = next(iter(ends.values())) if len({*ends.values()}) == 1 else "{" + ", ".join(
-        f"{axis}: {end}" for axis, end in ends.items()) + "}"
-    lines = [f"    boundary: {shown}   # as the ends of the field look: periodic, no_flux, dirichlet or "
-             f"outflow?"]
+            uneven.append(
+                f"    # {place[0]} has steps of {steps.min():g} to {steps.max():g}: are its cells "
+                "to be counted as equal, from end to end of this domain?"
+            )
+            domain[axis] = [
+                tidy(float(place[1].min() - steps.mean() / 2)),
+                tidy(float(place[1].max() + steps.mean() / 2)),
+            ]
+    shown = (
+        next(iter(ends.values()))
+        if len({*ends.values()}) == 1
+        else "{" + ", ".join(f"{axis}: {end}" for axis, end in ends.items()) + "}"
+    )
+    lines = [
+        f"    boundary: {shown}   # as the ends of the field look: periodic, no_flux, dirichlet or outflow?"
+    ]
     named = {axis: name for axis, name in _coordinates(store, axes).items() if axis in domain}
     if domain:
-        spans = ", ".join(f"{axis}: {quoted(named[axis]) if axis in named else span}"
-                          for axis, span in domain.items())
+        spans = ", ".join(
+            f"{axis}: {quoted(named[axis]) if axis in named else span}" for axis, span in domain.items()
+        )
         numbers = _shown(_numbers(store))
         lines += uneven
-        lines.append(f"    domain: {{{spans}}}" + ("" if len(uneven) == len(domain) else "   # " + (
-            "the arrays of the coordinates" if {*named} == {*domain} else
-            f"the file holds no such coordinates{numbers and f' ({numbers})'}: from where to where?")))
+        lines.append(
+            f"    domain: {{{spans}}}"
+            + (
+                ""
+                if len(uneven) == len(domain)
+                else "   # "
+                + (
+                    "the arrays of the coordinates"
+                    if {*named} == {*domain}
+                    else f"the file holds no such coordinates{numbers and f' ({numbers})'}: from where to "
+                    f"where?"
+                )
+            )
+        )
     if repeated:
         lines.append(f"    repeated: [{', '.join(repeated)}]   # the last cell is the first again")
     return lines
@@ -343,16 +424,21 @@ def _ends(store: Store, axes: dict[str, list[str]], space: list[str], absent: li
 
 def _sample(store: Store, array: str, words: list[str]) -> np.ndarray:
     """The first trajectory of an array at its last frame, with its axes, float64."""
-    index = tuple(slice(0, 1) if word == "trajectory" else slice(-1 + n, n) if word == "time" else slice(None)
-                  for word, n in zip(words, shape_of(store, array), strict=True))
+    index = tuple(
+        slice(0, 1) if word == "trajectory" else slice(-1 + n, n) if word == "time" else slice(None)
+        for word, n in zip(words, shape_of(store, array), strict=True)
+    )
     return np.asarray(store.read(store.first(array), index), np.float64)
 
 
 def _numbers(store: Store) -> dict[str, float]:
     """The attributes of the file that are one number."""
     found = {key: np.asarray(value) for key, value in store.attributes().items()}
-    return {key: float(value.reshape(-1)[0]) for key, value in found.items()
-            if value.dtype.kind in "fiu" and value.size == 1}
+    return {
+        key: float(value.reshape(-1)[0])
+        for key, value in found.items()
+        if value.dtype.kind in "fiu" and value.size == 1
+    }
 
 
 def _shown(numbers: dict[str, float]) -> str:
@@ -364,10 +450,13 @@ def _parameters(store: Store, axes: dict[str, list[str]]) -> list[str]:
     that are not the same in the other files."""
     known, numbers = {*_coordinates(store, axes).values()}, _numbers(store)
     known |= {array.replace("*", group) for array in axes for group in store.groups(array) or [""]}
-    for name in store.names():   # coordinates, and what varies along a named axis
+    for name in store.names():  # coordinates, and what varies along a named axis
         known |= {*store.array(name).axes, *[name] * (meant(" ".join(store.array(name).axes)) in WORDS[1:])}
-    lists = [name for name in _lists(store) if name not in known and not _is_place(name)
-             and name.rsplit("/", 1)[-1] not in (*TIMES, *SPACE)]
+    lists = [
+        name
+        for name in _lists(store)
+        if name not in known and not _is_place(name) and name.rsplit("/", 1)[-1] not in (*TIMES, *SPACE)
+    ]
     differing = set()
     own = Path(store.path)
     for path in alike(own)[:MOST_FILES]:
@@ -377,19 +466,29 @@ def _parameters(store: Store, axes: dict[str, list[str]]) -> list[str]:
     names = [*[name for name in numbers if name in differing], *lists][:MOST_PARAMETERS]
     values = ", ".join(f"{field_of(name)}: {quoted(name)}" for name in names)
     same = {name: value for name, value in numbers.items() if name not in differing}
-    return [*[f"    parameters: {{{values}}}   # does the equation depend on these?"] * bool(names),
-            *[f"    # parameters: {{name: attribute}}   # is {_shown(same)} another in further files, and "
-              "not dt or a length?"] * bool(same)]
+    return [
+        *[f"    parameters: {{{values}}}   # does the equation depend on these?"] * bool(names),
+        *[
+            f"    # parameters: {{name: attribute}}   # is {_shown(same)} another in further files, and "
+            "not dt or a length?"
+        ]
+        * bool(same),
+    ]
 
 
 def _about(fields: list[str], is_forced: bool = False) -> list[str]:
     """Questions that no file answers."""
     first = fields[0]
-    return [f"    # positive: [{first}]       # always above zero, over orders of magnitude?",
-            f"    # conserved: [{first}]      # is its mean over space kept?",
-            *[f"    # forcing: [{fields[-1]}]        # which fields vary in time and are known in advance "
-              "(heating, a control)?"] * (len(fields) > 1 and not is_forced),
-            "    # symmetries: [shift, mirror]   # is a solution, shifted along periodic axes, a solution "
-            "(shift_x: along x alone; not along what a force varies with)? Its mirror image?",
-            f"    # vector: [{first}, ..]     # which fields are the components of a vector, which a mirror "
-            "turns round?"]
+    return [
+        f"    # positive: [{first}]       # always above zero, over orders of magnitude?",
+        f"    # conserved: [{first}]      # is its mean over space kept?",
+        *[
+            f"    # forcing: [{fields[-1]}]        # which fields vary in time and are known in advance "
+            "(heating, a control)?"
+        ]
+        * (len(fields) > 1 and not is_forced),
+        "    # symmetries: [shift, mirror]   # is a solution, shifted along periodic axes, a solution "
+        "(shift_x: along x alone; not along what a force varies with)? Its mirror image?",
+        f"    # vector: [{first}, ..]     # which fields are the components of a vector, which a mirror "
+        "turns round?",
+    ]

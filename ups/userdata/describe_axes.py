@@ -8,9 +8,9 @@ from ups.userdata.axis_names import WORDS
 from ups.userdata.readers import Store
 
 SPACE = ("x", "y", "z")
-YAML_WORDS = ("true", "false", "null", "y", "n", "yes", "no", "on", "off")   # to some of its readers
-MOST_CHANNELS = 8   # of an axis that nothing names
-LOOKED_AT, FOLLOWS = 16, 0.8   # frames, and their difference over their mean deviation: random ones 1.4
+YAML_WORDS = ("true", "false", "null", "y", "n", "yes", "no", "on", "off")  # to some of its readers
+MOST_CHANNELS = 8  # of an axis that nothing names
+LOOKED_AT, FOLLOWS = 16, 0.8  # frames, and their difference over their mean deviation: random ones 1.4
 
 
 def shape_of(store: Store, array: str) -> tuple[int, ...]:
@@ -34,12 +34,15 @@ def usual(shape: tuple[int, ...], is_film: bool, is_alone: bool) -> list[str]:
     sizes = [shape[axis] for axis in kept]
     lead = ["time"] if is_film else ["trajectory"]
     if not is_film and shape[1] > 1 and len(sizes) > (3 if len({*sizes[1:]}) == 1 and not is_alone else 2):
-        lead.append("time")   # maps of as many cells along each axis, of several fields, are pairs
+        lead.append("time")  # maps of as many cells along each axis, of several fields, are pairs
     if len(sizes) == 2 and is_alone:
         lead = ["time"]
-    inner = sizes[len(lead):]
-    small = [number for number, size in enumerate(inner)
-             if len(inner) > 1 and MOST_CHANNELS >= size <= min([*inner[:number], *inner[number + 1:]]) / 2]
+    inner = sizes[len(lead) :]
+    small = [
+        number
+        for number, size in enumerate(inner)
+        if len(inner) > 1 and MOST_CHANNELS >= size <= min([*inner[:number], *inner[number + 1 :]]) / 2
+    ]
     words = iter(SPACE)
     named = ["channel" if number in small[:1] else next(words, "component") for number in range(len(inner))]
     if small and small[0] == len(inner) - 1 == inner[-1]:
@@ -62,17 +65,30 @@ def other_reading(store: Store, axes: dict[str, list[str]]) -> str:
     array, words = next(iter(axes.items()))
     space = [word for word in words if word not in WORDS]
     rest = [word for word in words if word not in ("trajectory", "time")]
-    if "single" in words or not {*space} <= {*SPACE} or (   # a file's own names are kept
-            words[:2] == ["trajectory", "time"] and min(shape_of(store, array)[:2]) <= MOST_CHANNELS):
+    if (
+        "single" in words
+        or not {*space} <= {*SPACE}
+        or (  # a file's own names are kept
+            words[:2] == ["trajectory", "time"] and min(shape_of(store, array)[:2]) <= MOST_CHANNELS
+        )
+    ):
         return ""
     if words[:2] == ["trajectory", "time"] and len(space) < len(SPACE):
-        other = [*words[:1], SPACE[0], *[SPACE[SPACE.index(word) + 1] if word in space else word
-                                         for word in words[2:]]]
-        return (f"maps, {quoted(array)}: [{', '.join(other)}] and so on, with inputs: [{field_of(array)}]"
-                if len(axes) > 1 else
-                f"one film, {quoted(array)}: [{', '.join(['time', *other[1:]])}]")
+        other = [
+            *words[:1],
+            SPACE[0],
+            *[SPACE[SPACE.index(word) + 1] if word in space else word for word in words[2:]],
+        ]
+        return (
+            f"maps, {quoted(array)}: [{', '.join(other)}] and so on, with inputs: [{field_of(array)}]"
+            if len(axes) > 1
+            else f"one film, {quoted(array)}: [{', '.join(['time', *other[1:]])}]"
+        )
     if words[0] == "time":
         shown = ", ".join(rest[1:])
         return f"trajectories, {quoted(array)}: [trajectory, time, {shown}]" if shown else ""
-    return f"frames, {quoted(array)}: [trajectory, time, {', '.join(words[1:-1])}]" if words[2:] else \
-        f"frames, {quoted(array)}: [time, {', '.join(words[1:])}]"
+    return (
+        f"frames, {quoted(array)}: [trajectory, time, {', '.join(words[1:-1])}]"
+        if words[2:]
+        else f"frames, {quoted(array)}: [time, {', '.join(words[1:])}]"
+    )

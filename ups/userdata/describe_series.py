@@ -20,10 +20,11 @@ def series_of(store: Store, axes: dict[str, list[str]]) -> dict[str, list[str]]:
         array = store.array(store.first(name))
         if name == main or array.dtype.kind != "f" or name.rsplit("/", 1)[-1] in (*TIMES, *array.axes):
             continue
-        words = [meant(axis) for axis in array.axes] or ["trajectory", "time"][2 - len(array.shape):]
+        words = [meant(axis) for axis in array.axes] or ["trajectory", "time"][2 - len(array.shape) :]
         is_series = words in (["time"], ["trajectory", "time"]) and len(words) == len(array.shape)
         fits = is_series and all(
-            sizes.get(word) == size for word, size in zip(words, array.shape, strict=True))
+            sizes.get(word) == size for word, size in zip(words, array.shape, strict=True)
+        )
         is_sure = array.axes or sizes["time"] not in {*space, sizes.get("trajectory")}
         values = np.asarray(store.read(store.first(name))) if fits and is_sure else np.zeros(0)
         if values.size and not (words == ["time"] and is_even(values)):

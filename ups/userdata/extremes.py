@@ -11,10 +11,10 @@ import numpy as np
 
 from ups.tasks import Finding, Task
 
-FAR = 2.5       # standard deviations of the other values, from the nearest of them
-SAMPLED = 256   # values of each channel that are kept of a trajectory, for that deviation
-LOOKED_AT = 8   # values of each channel, the farthest from others
-DISTINCT = 16   # of them that differ, at least: phases and indicators have few values
+FAR = 2.5  # standard deviations of the other values, from the nearest of them
+SAMPLED = 256  # values of each channel that are kept of a trajectory, for that deviation
+LOOKED_AT = 8  # values of each channel, the farthest from others
+DISTINCT = 16  # of them that differ, at least: phases and indicators have few values
 
 
 class Extremes:
@@ -23,7 +23,7 @@ class Extremes:
     def __init__(self, channels: Sequence[str], offsets: Mapping[str, float] | None = None):
         self.channels, self.offsets, self.count = tuple(channels), offsets or {}, 0
         self.kept: list[np.ndarray] = []
-        self.found: list[dict[float, list[float]]] = [{} for _ in channels]   # value: [cells, distance]
+        self.found: list[dict[float, list[float]]] = [{} for _ in channels]  # value: [cells, distance]
 
     def add(self, u: np.ndarray) -> None:
         """Take in a trajectory u (T, channels, *space); NaN does not count."""
@@ -62,8 +62,14 @@ def asked(task: Task) -> bool:
 def suspects(data: Any, extremes: Extremes) -> list[Finding]:
     """What to ask about the numbers of a task's files."""
     key = f"task.{data.task.name}"
-    return [Finding("error", f"{name} is {value:g} in {cells} of {extremes.count} numbers and from {low:g} "
-                    f"to {high:g} in the others, so it seems to stand for none", str(data.path),
-                    f"write {key}.missing: {value:g}, and {key}.skip_missing: true if only some frames have "
-                    f"it; or {key}.missing: nan if it is a value of the field")
-            for name, value, cells, low, high in (extremes.suspects() if asked(data.task) else ())]
+    return [
+        Finding(
+            "error",
+            f"{name} is {value:g} in {cells} of {extremes.count} numbers and from {low:g} "
+            f"to {high:g} in the others, so it seems to stand for none",
+            str(data.path),
+            f"write {key}.missing: {value:g}, and {key}.skip_missing: true if only some frames have "
+            f"it; or {key}.missing: nan if it is a value of the field",
+        )
+        for name, value, cells, low, high in (extremes.suspects() if asked(data.task) else ())
+    ]

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 # where a coordinate may lie
 COORDINATES = ("{}", "{}-coordinate", "grid/{}", "dimensions/{}", "coords/{}")
 TIMES = ("t", "time", "times")
-NO_TIMES = "-"   # in place of the array of times: those of the file are not looked at
-SMALL = 2**16   # numbers that are read of a coordinate whatever the fields have
-MOST = 0.8       # of the steps of times, that are equal where the others are gaps in a record
-UNEVEN = 0.01   # of a step, by which steps may differ: float32 coordinates
+NO_TIMES = "-"  # in place of the array of times: those of the file are not looked at
+SMALL = 2**16  # numbers that are read of a coordinate whatever the fields have
+MOST = 0.8  # of the steps of times, that are equal where the others are gaps in a record
+UNEVEN = 0.01  # of a step, by which steps may differ: float32 coordinates
 
 
 def wrong(key: str, what: str, expected: str, do: str) -> ValueError:
@@ -37,14 +37,23 @@ def matches(key: str, pattern: str) -> list[str]:
     columns = [_matching(key, part) for part in patterns]
     rows = [*zip(*columns, strict=False)]
     if {*map(len, columns)} != {len(rows)}:
-        raise wrong(f"{key}.files", ", ".join(f"{len(found)} files fit {part}" for found, part in zip(
-            columns, patterns, strict=True)), "as many of each, as they go together in their order",
-            "Correct the patterns.")
+        raise wrong(
+            f"{key}.files",
+            ", ".join(
+                f"{len(found)} files fit {part}" for found, part in zip(columns, patterns, strict=True)
+            ),
+            "as many of each, as they go together in their order",
+            "Correct the patterns.",
+        )
     varying = [[_varying(column, path) for column, path in zip(columns, row, strict=True)] for row in rows]
     for row, numbers in zip(rows, varying, strict=True):
         if len({tuple(one) for one in numbers if one}) > 1:
-            raise wrong(f"{key}.files", f"{row[0]} goes with {', '.join(row[1:])}", "files of the same run "
-                        "or time", "Correct the patterns, or the names: they go together in their order.")
+            raise wrong(
+                f"{key}.files",
+                f"{row[0]} goes with {', '.join(row[1:])}",
+                "files of the same run or time",
+                "Correct the patterns, or the names: they go together in their order.",
+            )
     return [TOGETHER.join(row) for row in rows]
 
 
@@ -60,14 +69,16 @@ def _varying(column: Sequence[str], path: str) -> list[str]:
 def _matching(key: str, pattern: str) -> list[str]:
     from ups.userdata.readers import natural  # imports h5py
 
-    literal = pattern.replace("[", "[[]")   # a name may have brackets
+    literal = pattern.replace("[", "[[]")  # a name may have brackets
     found = sorted(glob.glob(pattern, recursive=True) or glob.glob(literal, recursive=True), key=natural)
     if not found:
         folder = Path(pattern).parent
         names = sorted(path.name for path in folder.glob("*"))[:5] if folder.is_dir() else ["no such folder"]
-        raise FileNotFoundError(f"{key}.files: no file fits {pattern!r}; expected yours (relative to "
-                                f"{Path.cwd()}). Correct {key}.files (in {folder}: "
-                                f"{', '.join(names) or 'nothing'}).")
+        raise FileNotFoundError(
+            f"{key}.files: no file fits {pattern!r}; expected yours (relative to "
+            f"{Path.cwd()}). Correct {key}.files (in {folder}: "
+            f"{', '.join(names) or 'nothing'})."
+        )
     return found
 
 
@@ -84,48 +95,68 @@ def measure(key: str, store: "Store", places: Iterable[Place]) -> dict[str, int]
         found = store.array(array)
         if found is None:
             near = difflib.get_close_matches(array, store.names(), n=1)
-            raise wrong(f"{key}.layout", f"{store.path} holds no array "
-                                         f"{array!r}", "every array of the layout",
-                        f"{f'Did you mean {near[0]!r}? ' if near else ''}Write one that it holds: "
-                        f"{store.listing()}.")
+            raise wrong(
+                f"{key}.layout",
+                f"{store.path} holds no array {array!r}",
+                "every array of the layout",
+                f"{f'Did you mean {near[0]!r}? ' if near else ''}Write one that it holds: {store.listing()}.",
+            )
         if found.dtype.kind not in "fiub":
-            raise wrong(f"{key}.layout", f"{array} in {store.path} holds {found.dtype}", "real numbers",
-                        f"Write {array}.real and {array}.imag, two fields." if found.dtype.kind == "c" else
-                        "Leave the array out.")
+            raise wrong(
+                f"{key}.layout",
+                f"{array} in {store.path} holds {found.dtype}",
+                "real numbers",
+                f"Write {array}.real and {array}.imag, two fields."
+                if found.dtype.kind == "c"
+                else "Leave the array out.",
+            )
         if len(found.shape) != len(place.axes):
-            raise wrong(f"{key}.layout", f"{array} in {store.path} has {len(found.shape)} axes, "
-                                         f"{found.shape}, and {len(place.axes)} words "
-                                         f"({', '.join(place.axes)})", "one word per axis, as they are "
-                                                                       "stored",
-                        f"Correct layout.{array}: trajectory, time, channel, component, single (1 long) or a "
-                        f"name such as x.")
+            raise wrong(
+                f"{key}.layout",
+                f"{array} in {store.path} has {len(found.shape)} axes, "
+                f"{found.shape}, and {len(place.axes)} words "
+                f"({', '.join(place.axes)})",
+                "one word per axis, as they are stored",
+                f"Correct layout.{array}: trajectory, time, channel, component, single (1 long) or a "
+                f"name such as x.",
+            )
         store.require_whole(array)
         lengths = [*zip(place.axes, found.shape, strict=True), *[("trajectory", len(groups))] * bool(groups)]
         for axis, size in lengths:
             if axis == "single" and size != 1:
-                raise wrong(f"{key}.layout", f"the axis called single is {size} long in {array} of "
-                            f"{store.path}", "1", "Call it channel if each is a field, or by its name.")
+                raise wrong(
+                    f"{key}.layout",
+                    f"the axis called single is {size} long in {array} of {store.path}",
+                    "1",
+                    "Call it channel if each is a field, or by its name.",
+                )
             if axis not in ("channel", "component", "single") and sizes.setdefault(axis, size) != size:
-                raise wrong(f"{key}.layout", f"{axis} is {size} long in {array} of {store.path} and "
-                                             f"{sizes[axis]} in {first[axis]}", "one size per axis, so one "
-                                                 "grid", f"Are the words of {array} in the order of its "
-                                                         f"axes? Else put arrays of another grid into a task "
-                                                         f"of their own.")
+                raise wrong(
+                    f"{key}.layout",
+                    f"{axis} is {size} long in {array} of {store.path} and {sizes[axis]} in {first[axis]}",
+                    "one size per axis, so one grid",
+                    f"Are the words of {array} in the order of its "
+                    f"axes? Else put arrays of another grid into a task "
+                    f"of their own.",
+                )
             first.setdefault(axis, array)
             if size < 1:
-                raise wrong(f"{key}.layout", f"{array} in {store.path} has shape "
-                                             f"{found.shape}", "at least one number",
-                            "Leave that file out.")
+                raise wrong(
+                    f"{key}.layout",
+                    f"{array} in {store.path} has shape {found.shape}",
+                    "at least one number",
+                    "Leave that file out.",
+                )
     return sizes
 
 
-def coordinate(store: "Store", places: Sequence[Place],
-               names: Iterable[str]) -> "tuple[str, np.ndarray] | None":
+def coordinate(
+    store: "Store", places: Sequence[Place], names: Iterable[str]
+) -> "tuple[str, np.ndarray] | None":
     """Where a coordinate lies, by its usual names, and its numbers; None if nowhere."""
-    if store.is_single:   # its array would answer to every name
+    if store.is_single:  # its array would answer to every name
         return None
-    groups = [store.first(place.array).rpartition("/")[0]
-              for place in places if "*" in place.array]
+    groups = [store.first(place.array).rpartition("/")[0] for place in places if "*" in place.array]
     for name in names:
         for form in [form.format(name) for form in COORDINATES]:
             for place in [form, *[f"{group}/{form}" for group in groups]]:
@@ -134,9 +165,9 @@ def coordinate(store: "Store", places: Sequence[Place],
                     _require_no_larger(store, place, found.shape, places)
                     store.require_whole(place)
                     values = np.asarray(store.read(place), np.float64)
-                    values = values.ravel() if 1 in values.shape else values   # a column, or a row
+                    values = values.ravel() if 1 in values.shape else values  # a column, or a row
                     if values.ndim == 2 and not (rises(values[0]) or rises(values[0][::-1])):
-                        continue   # x and y of a data set of maps are its fields
+                        continue  # x and y of a data set of maps are its fields
                     return place, common_row(store, place, values) if values.ndim == 2 else values
     return None
 
@@ -144,8 +175,11 @@ def coordinate(store: "Store", places: Sequence[Place],
 def names_of_times(store: "Store", places: Sequence[Place]) -> list[str]:
     """The usual names of the array of times, and those that a file gives to the axis called time."""
     found = [store.array(store.first(place.array)) for place in places]
-    named = [array.axes[place.axes.index("time")] for place, array in zip(places, found, strict=True)
-             if "time" in place.axes and array is not None and array.axes]
+    named = [
+        array.axes[place.axes.index("time")]
+        for place, array in zip(places, found, strict=True)
+        if "time" in place.axes and array is not None and array.axes
+    ]
     return [*dict.fromkeys([*TIMES, *named])]
 
 
@@ -154,8 +188,10 @@ def _require_no_larger(store: "Store", place: str, shape: Sequence[int], places:
     fields = [store.array(store.first(entry.array)) for entry in places]
     most = max((math.prod(field.shape) for field in fields if field is not None), default=0)
     if math.prod(shape) > max(most, SMALL):
-        raise ValueError(f"{store.path} holds {math.prod(shape)} numbers in {place}; expected a coordinate, "
-                         f"which has no more than the fields, {most}. Leave that array out, or name another.")
+        raise ValueError(
+            f"{store.path} holds {math.prod(shape)} numbers in {place}; expected a coordinate, "
+            f"which has no more than the fields, {most}. Leave that array out, or name another."
+        )
 
 
 def rises(values: "np.ndarray") -> bool:
@@ -167,8 +203,10 @@ def rises(values: "np.ndarray") -> bool:
 def goes_on(values: "np.ndarray", other: "np.ndarray") -> bool:
     """Whether another coordinate, of one row or of several, has as many steps as `values` and the same."""
     allowed = UNEVEN * np.ptp(values) / max(1, len(values) - 1)
-    return other.shape[-1:] == values.shape and not (
-        np.abs(other - other[..., :1] - values + values[0]) > allowed).any()
+    return (
+        other.shape[-1:] == values.shape
+        and not (np.abs(other - other[..., :1] - values + values[0]) > allowed).any()
+    )
 
 
 def is_even(times: "np.ndarray") -> bool:
@@ -191,10 +229,13 @@ def even_step(key: str, store: "Store", place: str, times: "np.ndarray") -> floa
         steps = np.diff(times)
         if len(jumps_in(times)):
             return float(np.median(steps))
-        raise wrong(f"{key}.dt", f"{place} in {store.path} has steps of {steps.min():g} to "
-                                 f"{steps.max():g}",
-                    "equal, increasing ones", f"Write {key}.dt: {np.median(steps):g} to count all steps as "
-                    f"equal, as those of months; or leave uneven ones out ({key}.first_frame).")
+        raise wrong(
+            f"{key}.dt",
+            f"{place} in {store.path} has steps of {steps.min():g} to {steps.max():g}",
+            "equal, increasing ones",
+            f"Write {key}.dt: {np.median(steps):g} to count all steps as "
+            f"equal, as those of months; or leave uneven ones out ({key}.first_frame).",
+        )
     return float((times[-1] - times[0]) / (len(times) - 1))
 
 
@@ -202,9 +243,11 @@ def common_row(store: "Store", place: str, rows: "np.ndarray") -> "np.ndarray":
     """The first row of a coordinate that is stored for every trajectory. Raises ValueError where they differ
     by more than where they begin."""
     if different := [number for number, row in enumerate(rows) if not goes_on(rows[0], row)]:
-        raise ValueError(f"{store.path}: row {different[0]} of {place} has other steps than row 0; expected "
-                         "the same of every trajectory. Put trajectories of another step or grid into files "
-                         "and a task of their own.")
+        raise ValueError(
+            f"{store.path}: row {different[0]} of {place} has other steps than row 0; expected "
+            "the same of every trajectory. Put trajectories of another step or grid into files "
+            "and a task of their own."
+        )
     return rows[0]
 
 
@@ -239,9 +282,12 @@ def number_in(pattern: str, name: str) -> float | None:
 def value_in(key: str, store: "Store", name: str, place: str, path: Path, group: str = "") -> "np.ndarray":
     """The value(s) of a parameter in a file: () or (trajectories,), float64. Raises ValueError."""
     if place in store.attributes() and not store.is_single and store.array(place) is not None:
-        raise wrong(f"{key}.parameters.{name}", f"{path} holds an attribute {place} and an array {place}",
-                    "one of them", f"Write \"@{place}\" for the attribute of the file, or give the array "
-                    "another name.")
+        raise wrong(
+            f"{key}.parameters.{name}",
+            f"{path} holds an attribute {place} and an array {place}",
+            "one of them",
+            f'Write "@{place}" for the attribute of the file, or give the array another name.',
+        )
     if "{}" in place:
         found = number_in(place, parts_of(path)[0].name)
     else:
@@ -253,9 +299,13 @@ def value_in(key: str, store: "Store", name: str, place: str, path: Path, group:
         is_right = False
     if not is_right:
         there = sorted(store.attributes())
-        raise wrong(f"{key}.parameters.{name}", f"{path} holds no number in {place!r}" if found is None else
-                    f"{place} in {path} holds "
-                    f"{found!r:.80}", "an attribute, an array with a number per trajectory, or "
-                    "a pattern of file names such as \"run_nu{}_*\"", f"Correct it (attributes: "
-                    f"{', '.join(there[:8]) or 'none'}; arrays: {store.listing()}).")
+        raise wrong(
+            f"{key}.parameters.{name}",
+            f"{path} holds no number in {place!r}"
+            if found is None
+            else f"{place} in {path} holds {found!r:.80}",
+            "an attribute, an array with a number per trajectory, or "
+            'a pattern of file names such as "run_nu{}_*"',
+            f"Correct it (attributes: {', '.join(there[:8]) or 'none'}; arrays: {store.listing()}).",
+        )
     return values.reshape(-1)[0] if values.size == 1 else values

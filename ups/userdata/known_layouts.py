@@ -34,20 +34,29 @@ def from_well(store: "Store") -> dict[str, Any]:
     grid = words([about.get("grid_type", "cartesian")])[0]
     if not is_well(store) or grid != "cartesian":
         what = f"a {grid} grid" if is_well(store) else "no dimensions/spatial_dims"
-        raise ValueError(f"{store.path} has {what}; expected the layout of The Well on a cartesian grid. "
-                         "Write the arrays with their axes in place of layout: well.")
+        raise ValueError(
+            f"{store.path} has {what}; expected the layout of The Well on a cartesian grid. "
+            "Write the arrays with their axes in place of layout: well."
+        )
     layout = {}
     for group, rank in RANKS.items():
         for name in words(store.attributes(group).get("field_names")):
             place, said = f"{group}/{name}", store.attributes(f"{group}/{name}")
             varying = list(said.get("dim_varying", [True] * len(space)))
-            axes = [word for word, varies in (("trajectory", "sample_varying"), ("time", "time_varying"))
-                    if said.get(varies, True)]
+            axes = [
+                word
+                for word, varies in (("trajectory", "sample_varying"), ("time", "time_varying"))
+                if said.get(varies, True)
+            ]
             axes += [axis for axis, does in zip(space, varying, strict=True) if does] + ["component"] * rank
             layout[place] = {"axes": axes, "fields": [name]}
     ends = {axis: _end(store, axis) for axis in space}
-    return {"layout": layout, "boundary": ends, "times": "dimensions/time",
-            "parameters": _parameters(store, words(about.get("simulation_parameters")))}
+    return {
+        "layout": layout,
+        "boundary": ends,
+        "times": "dimensions/time",
+        "parameters": _parameters(store, words(about.get("simulation_parameters"))),
+    }
 
 
 def _end(store: "Store", axis: str) -> str:
@@ -82,15 +91,19 @@ def from_pdebench(store: "Store") -> dict[str, Any]:
         layout["*/data"] = {"axes": ["time", *"xyz"[:num], "channel"], "fields": ["u"]}
     for name in [] if groups else [name for name in store.names() if "coordinate" not in name]:
         shape = store.array(name).shape
-        is_vector = len(shape) > 4 and shape[-1] == len(shape) - 3   # (trajectory, time, x, y, 2)
+        is_vector = len(shape) > 4 and shape[-1] == len(shape) - 3  # (trajectory, time, x, y, 2)
         num = len(shape) - 2 - is_vector
         if num >= 1:
-            layout[name] = {"axes": ["trajectory", "time", *"xyz"[:num], *["component"] * is_vector],
-                            "fields": ["u" if name == "tensor" else name]}
+            layout[name] = {
+                "axes": ["trajectory", "time", *"xyz"[:num], *["component"] * is_vector],
+                "fields": ["u" if name == "tensor" else name],
+            }
     if not layout:
-        raise ValueError(f"{store.path} holds {store.listing()}; expected PDEBench's layout, arrays "
-                         f"(trajectory, time, *space) or groups with data. Write the arrays with their axes "
-                         f"in place of layout: pdebench.")
+        raise ValueError(
+            f"{store.path} holds {store.listing()}; expected PDEBench's layout, arrays "
+            f"(trajectory, time, *space) or groups with data. Write the arrays with their axes "
+            f"in place of layout: pdebench."
+        )
     return {"layout": layout}
 
 

@@ -13,9 +13,9 @@ from ups.common.boundary import PERIODIC, along
 from ups.common.files import parts_of
 from ups.userdata.inspect_file import wrong
 
-READ = 2**22      # numbers at a time
-WHOLE: dict[tuple, list[np.ndarray]] = {}   # what is known of files that were read
-LOOKED_AT = 8     # trajectories in which a mask is sought, spread over all of them
+READ = 2**22  # numbers at a time
+WHOLE: dict[tuple, list[np.ndarray]] = {}  # what is known of files that were read
+LOOKED_AT = 8  # trajectories in which a mask is sought, spread over all of them
 
 
 def find_mask(data: Any) -> np.ndarray | None:
@@ -31,14 +31,20 @@ def find_mask(data: Any) -> np.ndarray | None:
                 return None
     task = data.task
     axes = {name: number - task.ndim for number, name in enumerate(task.axes)}
-    shifted = [axis for axis, end in zip(task.axes, along(task.boundary, task.ndim), strict=True)
-               if task.is_shifted and end == PERIODIC and axis not in task.fixed_axes]
+    shifted = [
+        axis
+        for axis, end in zip(task.axes, along(task.boundary, task.ndim), strict=True)
+        if task.is_shifted and end == PERIODIC and axis not in task.fixed_axes
+    ]
     images = [("shift", np.roll(mask, 1, axes[axis])) for axis in shifted]
     images += [("mirror", np.flip(mask, axis)) for axis in axes.values() if task.is_symmetric]
     if moved := [name for name, image in images if not np.array_equal(image, mask)]:
-        raise wrong(f"task.{task.name}.symmetries", f"it names {moved[0]}, and cells of {data.path} have "
-                    "no value in any frame (land, a solid)", "symmetries that do not move them",
-                    f"Leave {moved[0]} out of it.")
+        raise wrong(
+            f"task.{task.name}.symmetries",
+            f"it names {moved[0]}, and cells of {data.path} have no value in any frame (land, a solid)",
+            "symmetries that do not move them",
+            f"Leave {moved[0]} out of it.",
+        )
     return mask
 
 
@@ -50,15 +56,23 @@ def _whole_frames(data: Any, lengths: Sequence[int]) -> list[np.ndarray]:
     key = files, json.dumps(data.task.own, sort_keys=True), data.space, tuple(lengths)
     if key not in WHOLE:
         at_once = max(1, READ // (len(data.task.channels) * math.prod(data.space)))
-        WHOLE[key] = [np.concatenate([
-            ~is_wrong(data.read(row, row + 1, range(first, min(first + at_once, frames))), data.mask)[0].any(
-                tuple(range(1, 2 + data.task.ndim))) for first in range(0, frames, at_once)])
-            for row, frames in enumerate(lengths)]
+        WHOLE[key] = [
+            np.concatenate(
+                [
+                    ~is_wrong(data.read(row, row + 1, range(first, min(first + at_once, frames))), data.mask)[
+                        0
+                    ].any(tuple(range(1, 2 + data.task.ndim)))
+                    for first in range(0, frames, at_once)
+                ]
+            )
+            for row, frames in enumerate(lengths)
+        ]
     return WHOLE[key]
 
 
-def whole_windows(data: Any, lengths: Sequence[int], used: range, cut: int, breaks: Sequence[np.ndarray],
-                  skip_missing: bool) -> tuple[np.ndarray, int]:
+def whole_windows(
+    data: Any, lengths: Sequence[int], used: range, cut: int, breaks: Sequence[np.ndarray], skip_missing: bool
+) -> tuple[np.ndarray, int]:
     """Rows of the windows that cross no gap in time, and in whose frames `used`, if skip_missing, every cell
     has a value that has one elsewhere; and how many of all frames lack one. data: a row for every run, from
     its first frame on; lengths: of the runs; cut: from window to window, 0: one of each run; breaks: of every
@@ -69,7 +83,7 @@ def whole_windows(data: Any, lengths: Sequence[int], used: range, cut: int, brea
         left_out += int((~is_whole).sum())
         begin = used[0]
         while begin + last < frames:
-            gaps = begin + used.step * np.flatnonzero(~is_whole[begin:begin + last + 1:used.step])
+            gaps = begin + used.step * np.flatnonzero(~is_whole[begin : begin + last + 1 : used.step])
             crossed = jumps[(begin <= jumps) & (jumps < begin + last)]
             stops = [*gaps[-1:], *crossed[-1:]]
             if not stops:
@@ -81,8 +95,12 @@ def whole_windows(data: Any, lengths: Sequence[int], used: range, cut: int, brea
         key, why = f"task.{data.task.name}", f"cells have no value in {left_out} of {sum(lengths)} frames"
         num_breaks = sum(map(len, breaks))
         why = " and ".join([why] * (left_out > 0) + [f"times have {num_breaks} gaps"] * (num_breaks > 0))
-        raise wrong(f"{key}.cut", f"no {last + 1} frames follow each other, as {why}", "a window at least",
-                    f"Cut into shorter windows: {key}.cut, or {key}.num_frames for one of every run.")
+        raise wrong(
+            f"{key}.cut",
+            f"no {last + 1} frames follow each other, as {why}",
+            "a window at least",
+            f"Cut into shorter windows: {key}.cut, or {key}.num_frames for one of every run.",
+        )
     return np.array(rows), left_out
 
 

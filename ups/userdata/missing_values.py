@@ -6,7 +6,7 @@ from typing import Any
 from ups.common.lazy import np
 from ups.userdata.inspect_file import wrong
 
-CLOSE = 1e-6      # relative, of a number that stands for none: float32 rounds 1e20
+CLOSE = 1e-6  # relative, of a number that stands for none: float32 rounds 1e20
 
 
 def missing_values(key: str, said: Any) -> list[str]:
@@ -15,11 +15,14 @@ def missing_values(key: str, said: Any) -> list[str]:
     """
     values = said if isinstance(said, list) else [said]
     try:
-        texts = [f"{float(str(value)):.17g}" for value in values]   # of true there is none
+        texts = [f"{float(str(value)):.17g}" for value in values]  # of true there is none
     except ValueError:
-        raise wrong(f"{key}.missing", f"it is {said!r:.80}", "a number that stands for none in the files, or "
-                    "a list of such numbers", "Write missing: -9999, or missing: nan if no number does.",
-                    ) from None
+        raise wrong(
+            f"{key}.missing",
+            f"it is {said!r:.80}",
+            "a number that stands for none in the files, or a list of such numbers",
+            "Write missing: -9999, or missing: nan if no number does.",
+        ) from None
     # with a point, for which YAML 1.1 puts it in quotes, and so gives back text
     return [text.replace("e", ".0e") if "e" in text and "." not in text else text for text in texts]
 

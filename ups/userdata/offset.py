@@ -20,13 +20,19 @@ if TYPE_CHECKING:
 # Mean over standard deviation from which the mean dominates: 99.6 % of the mean square. Twice the largest of
 # PDEBench's fields (8.3, the height of shallow water), so that its definition of nRMSE holds for all of them.
 DOMINANT = 16.0
-ROUNDING = 1.0          # times the precision of the stored numbers: less variation than that is a constant
-SAMPLES = 8             # trajectories of the sample, spread over all files
-SAMPLED_CELLS = {1: 4096, 2: 128, 3: 32}   # per axis, of a sampled frame
+ROUNDING = 1.0  # times the precision of the stored numbers: less variation than that is a constant
+SAMPLES = 8  # trajectories of the sample, spread over all files
+SAMPLED_CELLS = {1: 4096, 2: 128, 3: 32}  # per axis, of a sampled frame
 
 
-def offsets(key: str, said: Mapping[str, Any], paths: Sequence[str], places: Sequence[Place],
-            axes: Sequence[str], is_steady: bool) -> dict[str, float]:
+def offsets(
+    key: str,
+    said: Mapping[str, Any],
+    paths: Sequence[str],
+    places: Sequence[Place],
+    axes: Sequence[str],
+    is_steady: bool,
+) -> dict[str, float]:
     """Field -> offset, of the fields that are counted from one: as said, else by a sample of the files.
 
     Fields whose logarithm is learnt (positive; the solution of a steady task with a prior) and components of
@@ -34,33 +40,55 @@ def offsets(key: str, said: Mapping[str, Any], paths: Sequence[str], places: Seq
     field, and for a positive field whose mean dominates.
     """
     given, fields = said["offset"], [field for place in places for field in place.fields]
-    if not isinstance(given, Mapping) or (strange := [
-            name for name, value in given.items() if name not in fields or isinstance(value, bool)
-            or not isinstance(value, int | float) or not math.isfinite(value)]):
-        raise wrong(f"{key}.offset", f"it is {given!r:.80}" if not isinstance(given, Mapping) else
-                    f"that of {strange[0]!r:.80} is {given[strange[0]]!r:.80}",
-                    f"a number for fields of the layout ({', '.join(fields)})",
-                    f"Write offset: {{{fields[0]}: 0}} to count {fields[0]} from zero, or leave it out.")
-    found = {field: value for field, value in dominant(
-        paths, places, axes, said["first_frame"], said["missing"]).items()
-             if field not in given and field not in said["vector"]}
+    if not isinstance(given, Mapping) or (
+        strange := [
+            name
+            for name, value in given.items()
+            if name not in fields
+            or isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ]
+    ):
+        raise wrong(
+            f"{key}.offset",
+            f"it is {given!r:.80}"
+            if not isinstance(given, Mapping)
+            else f"that of {strange[0]!r:.80} is {given[strange[0]]!r:.80}",
+            f"a number for fields of the layout ({', '.join(fields)})",
+            f"Write offset: {{{fields[0]}: 0}} to count {fields[0]} from zero, or leave it out.",
+        )
+    found = {
+        field: value
+        for field, value in dominant(paths, places, axes, said["first_frame"], said["missing"]).items()
+        if field not in given and field not in said["vector"]
+    }
     if positive := [field for field in found if field in said["positive"]]:
-        raise wrong(f"{key}.positive", f"it names {positive[0]}, whose mean is about "
-                    f"{found[positive[0]]:g} and more than {DOMINANT:g} times its variation",
-                    "fields that vary over orders of magnitude", f"Leave {positive[0]} out of positive, and "
-                    f"it is counted from that mean; or write offset: {{{positive[0]}: 0}} to learn its "
-                    "logarithm all the same.")
-    if is_steady and said["reserve"]:   # the prior of a steady task is of the logarithm of its solution
+        raise wrong(
+            f"{key}.positive",
+            f"it names {positive[0]}, whose mean is about "
+            f"{found[positive[0]]:g} and more than {DOMINANT:g} times its variation",
+            "fields that vary over orders of magnitude",
+            f"Leave {positive[0]} out of positive, and "
+            f"it is counted from that mean; or write offset: {{{positive[0]}: 0}} to learn its "
+            "logarithm all the same.",
+        )
+    if is_steady and said["reserve"]:  # the prior of a steady task is of the logarithm of its solution
         found = {field: value for field, value in found.items() if field in said["inputs"]}
     return found | {name: float(value) for name, value in given.items() if value}
 
 
-def dominant(paths: Sequence[str], places: Sequence[Place], axes: Sequence[str],
-             first_frame: int = 0, missing: Sequence[str] = ()) -> dict[str, float]:
+def dominant(
+    paths: Sequence[str],
+    places: Sequence[Place],
+    axes: Sequence[str],
+    first_frame: int = 0,
+    missing: Sequence[str] = (),
+) -> dict[str, float]:
     """Field -> its mean, rounded to a tenth of its variation, of those whose mean dominates."""
     from ups.userdata.readers import open_store  # imports h5py
 
-    moments: dict[str, np.ndarray] = {}   # field -> numbers, sum and sum of squares about the first, that one
+    moments: dict[str, np.ndarray] = {}  # field -> numbers, sum and sum of squares about the first, that one
     precision = dict.fromkeys((field for place in places for field in place.fields), 0.0)
     some = [paths[i] for i in sorted({round(i) for i in np.linspace(0, len(paths) - 1, SAMPLES)})]
     for path in some:
@@ -74,7 +102,8 @@ def dominant(paths: Sequence[str], places: Sequence[Place], axes: Sequence[str],
                         if u.size:
                             shift = moments[field][3] if field in moments else u[0]
                             moments[field] = moments.get(field, 0) + np.array(
-                                [u.size, (u - shift).sum(), np.square(u - shift).sum(), 0.0])
+                                [u.size, (u - shift).sum(), np.square(u - shift).sum(), 0.0]
+                            )
                             moments[field][3] = shift
     found = {}
     for field, (num, first, second, shift) in moments.items():
@@ -89,8 +118,14 @@ def _precision(u: "np.ndarray") -> float:
     return float(np.finfo(u.dtype).eps) if u.dtype.kind == "f" else 0.0
 
 
-def sampled_frames(store: "Store", place: Place, axes: Sequence[str], count: int,
-            first_frame: int, missing: Sequence[str] = ()) -> "Iterator[np.ndarray]":
+def sampled_frames(
+    store: "Store",
+    place: Place,
+    axes: Sequence[str],
+    count: int,
+    first_frame: int,
+    missing: Sequence[str] = (),
+) -> "Iterator[np.ndarray]":
     """Some frames (fields, cells) of an array, of `count` trajectories each; nothing where a file has no such
     array, which its reader says."""
     groups = store.groups(place.array) if "*" in place.array else [""]
@@ -103,13 +138,17 @@ def sampled_frames(store: "Store", place: Place, axes: Sequence[str], count: int
         frames = range(min(first_frame, sizes.get("time", 1) - 1), sizes.get("time", 1))
         for number in _some(sizes.get("trajectory", 1), 1 if len(groups) > 1 else count):
             for frame in _some(len(frames), 3):
-                at = {"trajectory": slice(number, number + 1),
-                      "time": slice(frames[frame], frames[frame] + 1)}
+                at = {
+                    "trajectory": slice(number, number + 1),
+                    "time": slice(frames[frame], frames[frame] + 1),
+                }
                 step = {axis: -(-sizes[axis] // SAMPLED_CELLS[len(axes)]) for axis in axes if axis in sizes}
                 index = tuple(at.get(axis, slice(None, None, step.get(axis))) for axis in place.axes)
                 block = without(np.asarray(store.read(name, index)), missing)
-                inner = sorted((i for i, axis in enumerate(place.axes) if axis in ("channel", "component")),
-                               key=lambda i: place.axes[i])
+                inner = sorted(
+                    (i for i, axis in enumerate(place.axes) if axis in ("channel", "component")),
+                    key=lambda i: place.axes[i],
+                )
                 yield np.moveaxis(block, inner, range(len(inner))).reshape(len(place.fields), -1)
 
 

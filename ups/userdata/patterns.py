@@ -9,10 +9,10 @@ from ups.common.files import TOGETHER, parts_of
 from ups.userdata.readers import Store, natural, open_store
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
-DATES = 1700, 2300       # years of what may be a date, YYYY, YYYYMM, YYYYMMDD or longer
+DATES = 1700, 2300  # years of what may be a date, YYYY, YYYYMM, YYYYMMDD or longer
 DATE_DIGITS = 4, 6, 8, 10, 12, 14
 SHOWN = 6
-MOST_FILES = 20   # to look at
+MOST_FILES = 20  # to look at
 
 
 def alike(path: Path) -> list[Path]:
@@ -47,9 +47,11 @@ def pattern(path: Path) -> tuple[str, str]:
     some = ", ".join("-".join(row) for row in list(zip(*values, strict=True))[:SHOWN])
     named = str(path.with_name(f"{stem.replace('*', '{}', 1)}{path.suffix}").name)
     some += ", .." * (len(files) > SHOWN)
-    return shown, (f"the names of {len(files)} files differ in {some}: are they runs of one system, or of "
-                   f"values of a parameter (parameters: {{name: \"{named}\"}}), or unlike, such as levels of "
-                   "noise (name one of them)?")
+    return shown, (
+        f"the names of {len(files)} files differ in {some}: are they runs of one system, or of "
+        f'values of a parameter (parameters: {{name: "{named}"}}), or unlike, such as levels of '
+        "noise (name one of them)?"
+    )
 
 
 def in_groups(store: Store, names: list[str]) -> list[str]:
@@ -76,12 +78,20 @@ def beside(store: Store, array: str) -> list[tuple[Path, str]]:
     if len(parts_of(path)) > 1 or "*" in array:
         return []
     same, numbers = alike(path), NUMBER.findall(path.stem)
-    others = [other for other in sorted(path.parent.glob(f"*{escape(path.suffix)}"))
-              if other not in same and NUMBER.findall(other.stem) == numbers]
+    others = [
+        other
+        for other in sorted(path.parent.glob(f"*{escape(path.suffix)}"))
+        if other not in same and NUMBER.findall(other.stem) == numbers
+    ]
     for other in others[:MOST_FILES]:
         with contextlib.suppress(ValueError, OSError), open_store(f"{path}{TOGETHER}{other}") as both:
-            found += [(other, name) for name in both.names() if store.array(name) is None
-                      and not name[0].isdigit() and both.array(name) == store.array(array)][:1]
+            found += [
+                (other, name)
+                for name in both.names()
+                if store.array(name) is None
+                and not name[0].isdigit()
+                and both.array(name) == store.array(array)
+            ][:1]
     return found
 
 
@@ -108,8 +118,11 @@ def _differing(files: list[Path]) -> dict[int, list[str]]:
 
 
 def _are_dates(values: list[str]) -> bool:
-    return all(len(value) in DATE_DIGITS and DATES[0] <= int(value[:4]) <= DATES[1] for value in values
-               if "." not in value) and not any("." in value for value in values)
+    return all(
+        len(value) in DATE_DIGITS and DATES[0] <= int(value[:4]) <= DATES[1]
+        for value in values
+        if "." not in value
+    ) and not any("." in value for value in values)
 
 
 def _are_counted(values: list[str]) -> bool:

@@ -13,8 +13,8 @@ from ups.userdata.offset import sampled_frames
 from ups.userdata.patterns import beside, lengths_of, pattern
 from ups.userdata.readers import Store
 
-LOOKED_AT = 8   # trajectories
-SCANNED = 2**24   # numbers, in which every frame is looked at
+LOOKED_AT = 8  # trajectories
+SCANNED = 2**24  # numbers, in which every frame is looked at
 
 
 def names_of(store: Store, array: str, words: list[str], space: list[str]) -> list[str]:
@@ -33,8 +33,11 @@ def others(store: Store, axes: dict[str, list[str]]) -> list[str]:
     files = ", ".join(f'"{pattern(path)[0]}"' for path in (Path(store.path), *(other for other, _ in found)))
     names = [*axes, *(name for _, name in found)]
     layout = ", ".join(f"{quoted(name)}: [{', '.join(words)}]" for name in names)
-    return [f"    # files: [{files}]", f"    # layout: {{{layout}}}   # in place of those above: files "
-            "beside this one hold these fields on the same grid and times?"]
+    return [
+        f"    # files: [{files}]",
+        f"    # layout: {{{layout}}}   # in place of those above: files "
+        "beside this one hold these fields on the same grid and times?",
+    ]
 
 
 def lengths(store: Store, axes: dict[str, list[str]], cut: int) -> list[str]:
@@ -44,8 +47,10 @@ def lengths(store: Store, axes: dict[str, list[str]], cut: int) -> list[str]:
     if len({*found}) < 2:
         return []
     least, most = min(found), max(found)
-    return [f"    num_frames: {least}   # runs hold {least} to {most}: the first of each, or cut: "
-            f"{max(2, least // 2)} for windows of all?"]
+    return [
+        f"    num_frames: {least}   # runs hold {least} to {most}: the first of each, or cut: "
+        f"{max(2, least // 2)} for windows of all?"
+    ]
 
 
 def broken(store: Store, axes: dict[str, list[str]]) -> np.ndarray:
@@ -67,7 +72,7 @@ def whole(is_broken: np.ndarray, cut: int) -> int:
     """How many windows of `cut` frames hold no broken one."""
     num, begin = 0, 0
     while begin + cut <= len(is_broken):
-        gaps = np.flatnonzero(is_broken[begin:begin + cut])
+        gaps = np.flatnonzero(is_broken[begin : begin + cut])
         num, begin = num + (not len(gaps)), begin + (int(gaps[-1]) + 1 if len(gaps) else cut)
     return num
 
@@ -77,7 +82,7 @@ def missing(store: Store, axes: dict[str, list[str]], space: list[str]) -> tuple
     found, lines, has_gaps = {}, [], False
     for array, words in axes.items():
         names = names_of(store, array, words, space)
-        if words.count("component") > 1:   # of a tensor
+        if words.count("component") > 1:  # of a tensor
             continue
         frames = [*sampled_frames(store, Place(array, tuple(words), tuple(names)), space, LOOKED_AT, 0)]
         extremes = Extremes(names)
@@ -89,8 +94,10 @@ def missing(store: Store, axes: dict[str, list[str]], space: list[str]) -> tuple
     if found:
         what = ", ".join(f"{name} is {value}" for value, name in found.items())
         said = ", ".join(found) if len(found) == 1 else f"[{', '.join(found)}]"
-        lines.append(f"    missing: {said}   # {what} in many cells, far from all others: does it stand for "
-                     "none (nan: it does not)?")
+        lines.append(
+            f"    missing: {said}   # {what} in many cells, far from all others: does it stand for "
+            "none (nan: it does not)?"
+        )
     if has_gaps or broken(store, axes).any():
         lines.append("    skip_missing: true   # cells have no value in some frames: leave these frames out?")
     return [*found], lines

@@ -1,6 +1,5 @@
-"""The reader of files that a configuration declares (ups/userdata/section.py): all that fit a pattern, as one set
-of trajectories, whatever their kind and the order of their axes.
-"""
+"""The reader of files that a configuration declares (ups/userdata/section.py): all that fit a pattern, as one
+set of trajectories, whatever their kind and the order of their axes."""
 
 import hashlib
 import math
@@ -26,10 +25,10 @@ from ups.userdata.missing_values import without
 from ups.userdata.readers import Store, open_store
 from ups.userdata.split import in_time, split
 
-BLOCK_BYTES = 16 * 2**20   # largest temporary of a read, as of PDEBench's files
+BLOCK_BYTES = 16 * 2**20  # largest temporary of a read, as of PDEBench's files
 MANY = ("trajectory", "time")
-ENOUGH_RUNS = 10   # that are cut into windows: from as many on, whole ones are dealt out to a split
-MOST_VALUES = 8   # of parameters, for each of which there are trajectories enough to fit a base of its own
+ENOUGH_RUNS = 10  # that are cut into windows: from as many on, whole ones are dealt out to a split
+MOST_VALUES = 8  # of parameters, for each of which there are trajectories enough to fit a base of its own
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class OwnTrajectories:
     is_cut: bool = False
     _spread: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, compare=False, repr=False)
 
-    parameter, attributes = None, MappingProxyType({})   # they are of trajectories: parameters
+    parameter, attributes = None, MappingProxyType({})  # they are of trajectories: parameters
 
     @property
     def num_trajectories(self) -> int:
@@ -81,7 +80,8 @@ class OwnTrajectories:
     def parameters(self) -> np.ndarray:
         """(n, P), float64."""
         return np.array([self.files[file].parameters[number] for file, number, _ in self.rows]).reshape(
-            len(self.rows), len(self.task.parameters))
+            len(self.rows), len(self.task.parameters)
+        )
 
     @cached_property
     def starts(self) -> np.ndarray:
@@ -104,8 +104,11 @@ class OwnTrajectories:
             return self.rows[:, 1]
         first: dict[bytes, int] = {}
         count = max(1, BLOCK_BYTES // (4 * len(self.task.channels) * math.prod(self.space)))
-        frames = (u for i in range(0, self.num_trajectories, count)
-                  for u in self.read(i, min(i + count, self.num_trajectories), range(1)))
+        frames = (
+            u
+            for i in range(0, self.num_trajectories, count)
+            for u in self.read(i, min(i + count, self.num_trajectories), range(1))
+        )
         out = [first.setdefault(hashlib.sha256(u.tobytes()).digest(), i) for i, u in enumerate(frames)]
         return np.array(out) if len(first) > 2 else np.arange(self.num_trajectories)
 
@@ -137,8 +140,8 @@ class OwnTrajectories:
         out = np.empty((last - first, len(frames), len(self.task.channels), *self.space), np.float32)
         rows, following = self.rows[first:last], (0, 1, 0)
         if self.is_cut and self.time_stride == 1 and frames == range(self.num_frames):
-            following = (0, 0, self.num_frames)   # windows that follow each other are read as one film
-        for file, pieces in groupby(_runs(rows, following), lambda piece: rows[piece[0], 0]):   # opened once
+            following = (0, 0, self.num_frames)  # windows that follow each other are read as one film
+        for file, pieces in groupby(_runs(rows, following), lambda piece: rows[piece[0], 0]):  # opened once
             with open_store(self.files[file].path) as store:
                 for (start, stop), place in product(pieces, self.task.arrays):
                     _, number, begin = rows[start].tolist()
@@ -150,7 +153,7 @@ class OwnTrajectories:
 
     def frames_of(self, rows: Sequence[int]) -> int:
         """How many frames each of these trajectories has: more than num_frames where all are longer."""
-        if self.is_cut or self.task.forcing or self.years is not None:   # these are known of num_frames
+        if self.is_cut or self.task.forcing or self.years is not None:  # these are known of num_frames
             return self.num_frames
         ends = [(self.files[file].lengths[number], begin) for file, number, begin in self.rows[rows].tolist()]
         return max(self.num_frames, min(len(range(begin, end, self.time_stride)) for end, begin in ends))
@@ -188,8 +191,16 @@ class OwnTrajectories:
         """Trajectories of "train", "val" and "test" (ascending), as `ups.userdata.split` deals them out."""
         return split(self, val_fraction, test_fraction)
 
-    def _fill(self, store: Store, file: OwnFile, place: Place, number: int, first_frame: int, out: np.ndarray,
-              wanted: range) -> None:
+    def _fill(
+        self,
+        store: Store,
+        file: OwnFile,
+        place: Place,
+        number: int,
+        first_frame: int,
+        out: np.ndarray,
+        wanted: range,
+    ) -> None:
         """The fields of one array, of the frames `wanted` from `first_frame` on of trajectories number.. of
         the file, into out (n, time, channel, *space)."""
         names = [self.task.channels.index(field) for field in place.fields]
@@ -200,21 +211,32 @@ class OwnTrajectories:
         frames = len(wanted) if place.is_steady else min(len(wanted), count)
         for row in range(len(out) if is_grouped else 1):
             array = place.array.replace("*", file.groups[number + row]) if is_grouped else place.array
-            target = out[row:row + 1] if is_grouped else out
+            target = out[row : row + 1] if is_grouped else out
             for frame in range(wanted.start, wanted.stop, frames):
                 count, into = min(frames, wanted.stop - frame), frame - wanted.start
                 begin = first_frame + frame * self.time_stride
-                at = {"trajectory": slice(number, number + len(out)),
-                      "time": slice(begin, begin + (count - 1) * self.time_stride + 1, self.time_stride),
-                      **dict.fromkeys(("channel", "component"), slice(None)), "single": 0}
+                at = {
+                    "trajectory": slice(number, number + len(out)),
+                    "time": slice(begin, begin + (count - 1) * self.time_stride + 1, self.time_stride),
+                    **dict.fromkeys(("channel", "component"), slice(None)),
+                    "single": 0,
+                }
                 repeated = self.task.own.get("repeated", ())
                 kept = {axis: n - (axis in repeated) for axis, n in zip(place.axes, size, strict=True)}
-                index = tuple(at.get(axis, slice((kept[axis] - 1) % self.space_stride if axis in file.flipped
-                                                 else 0, kept[axis], self.space_stride))
-                              for axis in place.axes)
+                index = tuple(
+                    at.get(
+                        axis,
+                        slice(
+                            (kept[axis] - 1) % self.space_stride if axis in file.flipped else 0,
+                            kept[axis],
+                            self.space_stride,
+                        ),
+                    )
+                    for axis in place.axes
+                )
                 block = without(np.asarray(store.read(array, index)), self.task.own.get("missing", ()))
                 block = self._ordered(block, place, file.flipped)
-                target[:, into:into + count, names] = self.task.counted(block, place.fields)
+                target[:, into : into + count, names] = self.task.counted(block, place.fields)
 
     def _ordered(self, block: np.ndarray, place: Place, flipped: Sequence[str]) -> np.ndarray:
         """A part of a stored array as (trajectory, time, channel, *space), 1 long where it lacks an axis."""
@@ -243,11 +265,21 @@ def own_files(name: str, pattern: str) -> list[Path]:
     return [Path(path) for path in matches(f"task.{name}", pattern)]
 
 
-def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (), num_frames: int = 0,
-             dt: float = 0.0,
-             num_trajectories: int = 0, space_stride: int = 1, time_stride: int = 1,
-             first_frame: int = 0, split_by: str = "auto", cut: int = 0,
-             skip_missing: bool = False) -> OwnTrajectories:
+def open_own(
+    task: Task,
+    paths: Sequence[Path],
+    *,
+    resolution: Sequence[int] = (),
+    num_frames: int = 0,
+    dt: float = 0.0,
+    num_trajectories: int = 0,
+    space_stride: int = 1,
+    time_stride: int = 1,
+    first_frame: int = 0,
+    split_by: str = "auto",
+    cut: int = 0,
+    skip_missing: bool = False,
+) -> OwnTrajectories:
     """The trajectories in `paths`, described but not read, checked against each other and, where given,
     against the grid, the frames and the step that are expected of them.
 
@@ -264,10 +296,12 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
             space, frames = tuple(sizes[axis] for axis in task.axes), sizes.get("time", 1)
             resolution, num_frames = resolution or space, num_frames or frames
             if space != resolution:
-                raise wrong(f"{key}.files", f"{path} holds a grid of {space} cells, and {paths[0]} one of "
-                            f"{resolution}", "one grid in "
-                                             "all files", "Split them into two tasks with a pattern of "
-                            "files each, or resample some.")
+                raise wrong(
+                    f"{key}.files",
+                    f"{path} holds a grid of {space} cells, and {paths[0]} one of {resolution}",
+                    "one grid in all files",
+                    "Split them into two tasks with a pattern of files each, or resample some.",
+                )
             grouped = [place.array for place in task.arrays if "*" in place.array]
             groups = tuple(store.groups(grouped[0])) if grouped else ()
             own_lengths = run_lengths(key, store, task, groups, frames) if groups else [frames]
@@ -275,59 +309,112 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
                 where = f" in {groups[own_lengths.index(shortest)]}" if groups else ""
                 first = f"{paths[0]} in {groups[0]}" if groups else paths[0]
                 kind = "group" if groups else "file"
-                raise wrong(f"{key}.num_frames", f"{path} holds {shortest} frames{where}",
-                            f"{num_frames} as in {first}", f"Write {key}.num_frames: "
-                            f"{shortest} to use as many of every {kind}, or leave that {kind} out.")
+                raise wrong(
+                    f"{key}.num_frames",
+                    f"{path} holds {shortest} frames{where}",
+                    f"{num_frames} as in {first}",
+                    f"Write {key}.num_frames: "
+                    f"{shortest} to use as many of every {kind}, or leave that {kind} out.",
+                )
             uneven.append(require_domain(key, store, task, groups, space))
             if uneven[-1] != uneven[0]:
-                raise wrong(f"{key}.files", f"the cells of {path} are uneven along other axes than those of "
-                            f"{paths[0]}", "one grid in all files", "Put them into two tasks.")
+                raise wrong(
+                    f"{key}.files",
+                    f"the cells of {path} are uneven along other axes than those of {paths[0]}",
+                    "one grid in all files",
+                    "Put them into two tasks.",
+                )
             ends.append(FOREIGN["well"](store)["boundary"] if is_well(store) else {})
             if ends[-1] != ends[0]:
-                raise wrong(f"{key}.files", f"{path} says {ends[-1]} of its boundary, and {paths[0]} "
-                            f"{ends[0]}", "one boundary in all files", "Put them into two tasks.")
+                raise wrong(
+                    f"{key}.files",
+                    f"{path} says {ends[-1]} of its boundary, and {paths[0]} {ends[0]}",
+                    "one boundary in all files",
+                    "Put them into two tasks.",
+                )
             found[path], jumps = step_of(key, store, task, groups, frames)
             num = len(groups) or sizes.get("trajectory", 1)
-            values = [parameter_values(key, store, name, place, path, groups, num)
-                      for name, place in task.own["parameters"].items()]
+            values = [
+                parameter_values(key, store, name, place, path, groups, num)
+                for name, place in task.own["parameters"].items()
+            ]
             table = np.stack(values, 1) if values else np.zeros((num, 0))
             lengths.append(own_lengths if groups else own_lengths * num)
-            is_broken = skip_missing or len(jumps)   # then later frames may not follow
+            is_broken = skip_missing or len(jumps)  # then later frames may not follow
             breaks += [jumps] * num
-            turned = flipped(key, task.own.get("flipped", []), task.axes, store, task.arrays,
-                             task.own.get("coordinates", {}))
-            files.append(OwnFile(path, num, groups, table.astype(np.float64), tuple(turned),
-                                 (num_frames,) * num if is_broken else tuple(lengths[-1]),
-                                 None if task.is_steady else years_of(store, task)))
+            turned = flipped(
+                key,
+                task.own.get("flipped", []),
+                task.axes,
+                store,
+                task.arrays,
+                task.own.get("coordinates", {}),
+            )
+            files.append(
+                OwnFile(
+                    path,
+                    num,
+                    groups,
+                    table.astype(np.float64),
+                    tuple(turned),
+                    (num_frames,) * num if is_broken else tuple(lengths[-1]),
+                    None if task.is_steady else years_of(store, task),
+                )
+            )
     steps = {path: step for path, step in found.items() if step}
     for path, step in steps.items():
         expected = dt or next(iter(steps.values()))
         if abs(step - expected) > 0.01 * expected:
-            raise wrong(f"{key}.dt", f"the frames of {path} are {step:g} "
-                                     f"apart", f"{expected:g} as of the others",
-                        "Put files of another step into a task of their own, or resample them.")
+            raise wrong(
+                f"{key}.dt",
+                f"the frames of {path} are {step:g} apart",
+                f"{expected:g} as of the others",
+                "Put files of another step into a task of their own, or resample them.",
+            )
     if first_frame + 1 > num_frames:
         raise wrong(f"{key}.first_frame", f"it is {first_frame} of {num_frames} frames", "fewer", "Lower it.")
     runs = [(number, run) for number, own in enumerate(lengths) for run in range(len(own))]
     lengths = [frames for own in lengths for frames in own]
-    rows = np.array([(*run, begin) for run, frames in zip(runs, lengths, strict=True)
-                     for begin in (range(first_frame, frames - cut + 1, cut) if cut else [first_frame])])
+    rows = np.array(
+        [
+            (*run, begin)
+            for run, frames in zip(runs, lengths, strict=True)
+            for begin in (range(first_frame, frames - cut + 1, cut) if cut else [first_frame])
+        ]
+    )
     rows = rows.reshape(-1, 3)
     num_breaks = sum(map(len, breaks))
     if skip_missing or num_breaks:
         cells = tuple(-(-size // space_stride) for size in resolution)
-        every = OwnTrajectories(Path(paths[0]), task, tuple(files), np.array([(*run, 0) for run in runs]),
-                                min(lengths), cells, 0.0, {}, (), space_stride)
-        rows, left_out = whole_windows(every, lengths, range(first_frame, num_frames, time_stride), cut,
-                                       breaks, skip_missing)
+        every = OwnTrajectories(
+            Path(paths[0]),
+            task,
+            tuple(files),
+            np.array([(*run, 0) for run in runs]),
+            min(lengths),
+            cells,
+            0.0,
+            {},
+            (),
+            space_stride,
+        )
+        rows, left_out = whole_windows(
+            every, lengths, range(first_frame, num_frames, time_stride), cut, breaks, skip_missing
+        )
     if num_trajectories > len(rows):
-        raise wrong(f"{key}.num_trajectories", f"the files hold {len(rows)}", f"at least {num_trajectories}",
-                    f"Lower it, or write 0 for all; {len(files)} file(s) fit {key}.files.")
+        raise wrong(
+            f"{key}.num_trajectories",
+            f"the files hold {len(rows)}",
+            f"at least {num_trajectories}",
+            f"Lower it, or write 0 for all; {len(files)} file(s) fit {key}.files.",
+        )
     if num_trajectories:
         rows = rows[np.linspace(0, len(rows) - 1, num_trajectories).round().astype(int)]
     spans = zip(task.axes, task.spans, resolution, strict=True)
-    coordinates = {axis: (low + (np.arange(size) + 0.5) * (high - low) / size)[::space_stride]
-                   for axis, (low, high), size in spans}
+    coordinates = {
+        axis: (low + (np.arange(size) + 0.5) * (high - low) / size)[::space_stride]
+        for axis, (low, high), size in spans
+    }
     step = dt or next(iter(steps.values()), 0.0 if task.is_steady else 1.0)
     if not task.is_steady:
         coordinates["t"] = step * np.arange(num_frames)[first_frame::time_stride]
@@ -337,17 +424,30 @@ def open_own(task: Task, paths: Sequence[Path], *, resolution: Sequence[int] = (
     if num_breaks:
         notes += (f"gaps in the times at {num_breaks} places: no window crosses them",)
     if skip_missing and left_out:
-        notes += (f"{left_out} of {sum(lengths)} frames are left out, in which cells have no value that have "
-                  "one elsewhere",)
+        notes += (
+            f"{left_out} of {sum(lengths)} frames are left out, in which cells have no value that have "
+            "one elsewhere",
+        )
     if cut:
         notes += (f"cut into {len(rows)} windows of {cut} frames",)
     elif max(lengths) > num_frames:
         notes += (f"the first {num_frames} frames, of up to {max(lengths)}",)
     return OwnTrajectories(
-        Path(paths[0]) if len(paths) == 1 else parts_of(paths[0])[0].parent, task, tuple(files), rows,
-        len(coordinates.get("t", [0])), tuple(-(-size // space_stride) for size in resolution),
-        0.0 if task.is_steady else step * time_stride, coordinates, notes, space_stride, time_stride,
-        first_frame, split_by, bool(cut))
+        Path(paths[0]) if len(paths) == 1 else parts_of(paths[0])[0].parent,
+        task,
+        tuple(files),
+        rows,
+        len(coordinates.get("t", [0])),
+        tuple(-(-size // space_stride) for size in resolution),
+        0.0 if task.is_steady else step * time_stride,
+        coordinates,
+        notes,
+        space_stride,
+        time_stride,
+        first_frame,
+        split_by,
+        bool(cut),
+    )
 
 
 def open_input(task: Task, path: str, dt: float, given: Sequence[str], **strides: int) -> OwnTrajectories:

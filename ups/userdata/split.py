@@ -14,7 +14,7 @@ from ups.common.rows import split_sizes
 from ups.userdata.inspect_file import wrong
 
 FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-SEED = 0   # of the order in which trajectories are dealt out to training, validation and test
+SEED = 0  # of the order in which trajectories are dealt out to training, validation and test
 
 
 def split(data: Any, val_fraction: float, test_fraction: float) -> dict[str, np.ndarray]:
@@ -25,50 +25,68 @@ def split(data: Any, val_fraction: float, test_fraction: float) -> dict[str, np.
     """
     folders = _folders([parts_of(file.path)[0] for file in data.files])
     if data.split_by == "auto" and len({*folders}) > 1 and {*folders} != {"train", "val", "test"}:
-        raise wrong(f"task.{data.task.name}.split", f"files lie in folders "
-                    f"{', '.join(sorted(filter(None, {*folders})))} and others in none of train, val and "
-                    f"test" if None in folders else f"files lie in {' and '.join(sorted({*folders}))} "
-                    "alone", "all three of train, val and test, and no file elsewhere",
-                    "Make the missing one, or write split: index to deal out all files by number.")
+        raise wrong(
+            f"task.{data.task.name}.split",
+            f"files lie in folders "
+            f"{', '.join(sorted(filter(None, {*folders})))} and others in none of train, val and "
+            f"test"
+            if None in folders
+            else f"files lie in {' and '.join(sorted({*folders}))} alone",
+            "all three of train, val and test, and no file elsewhere",
+            "Make the missing one, or write split: index to deal out all files by number.",
+        )
     if data.split_by == "folder" or (data.split_by == "auto" and len({*folders}) == 3):
         names = np.array([folders[file] or "none" for file in data.rows[:, 0]])
         if missing := [name for name in ("train", "val", "test") if not (names == name).any()]:
-            raise wrong(f"task.{data.task.name}.split", f"no file lies in a folder {missing[0]}",
-                        "folders train, "
-                        "val and test", "Move files there and widen the pattern of files, or write "
-                        "split: index.")
+            raise wrong(
+                f"task.{data.task.name}.split",
+                f"no file lies in a folder {missing[0]}",
+                "folders train, val and test",
+                "Move files there and widen the pattern of files, or write split: index.",
+            )
         return {name: np.flatnonzero(names == name) for name in ("train", "val", "test")}
     starts = np.unique(data.starts)
     sizes = split_sizes(len(starts), val_fraction, test_fraction)
     if sizes["train"] < 1:
-        raise wrong(f"task.{data.task.name}", f"{len(starts)} trajectories (of different initial "
-                    f"conditions) cannot be split into training, validation and test with "
-                    f"data.val_fraction {val_fraction:g} and data.test_fraction {test_fraction:g}",
-                    "one at least for each, so 3 at least", "Add files, cut long ones into several "
-                    "trajectories, or, where an axis of the arrays counts them, call it trajectory in "
-                    "the layout.")
+        raise wrong(
+            f"task.{data.task.name}",
+            f"{len(starts)} trajectories (of different initial "
+            f"conditions) cannot be split into training, validation and test with "
+            f"data.val_fraction {val_fraction:g} and data.test_fraction {test_fraction:g}",
+            "one at least for each, so 3 at least",
+            "Add files, cut long ones into several "
+            "trajectories, or, where an axis of the arrays counts them, call it trajectory in "
+            "the layout.",
+        )
     if data.in_time is not None or (data.is_cut and not data.by_run):
         return _split_in_time(data, val_fraction, test_fraction)
     order = np.random.default_rng(SEED).permutation(starts)
     parts = np.split(order, [sizes["val"], sizes["val"] + sizes["test"]])
-    return {name: np.flatnonzero(np.isin(data.starts, part))
-            for name, part in zip(("val", "test", "train"), parts, strict=True)}
+    return {
+        name: np.flatnonzero(np.isin(data.starts, part))
+        for name, part in zip(("val", "test", "train"), parts, strict=True)
+    }
 
 
 def _split_in_time(data: Any, val_fraction: float, test_fraction: float) -> dict[str, np.ndarray]:
     parts: dict[str, list[int]] = {"train": [], "val": [], "test": []}
     runs = [np.flatnonzero((data.rows[:, :2] == run).all(1)) for run in np.unique(data.rows[:, :2], axis=0)]
     for windows in runs if data.in_time is None else [data.in_time]:
-        num_val, num_test = (max(1, math.ceil(len(windows) * share - 1e-9))
-                             for share in (val_fraction, test_fraction))
+        num_val, num_test = (
+            max(1, math.ceil(len(windows) * share - 1e-9)) for share in (val_fraction, test_fraction)
+        )
         num_train = max(0, len(windows) - num_val - num_test)
         ends = [num_train, max(num_train, len(windows) - num_test)]
         for name, some in zip(parts, np.split(windows, ends), strict=True):
             parts[name] += some.tolist()
     if empty := [name for name, rows in parts.items() if not rows]:
-        raise wrong(f"task.{data.task.name}.cut", f"its windows leave none for {empty[0]} with "
-                    f"data.val_fraction {val_fraction:g} and data.test_fraction {test_fraction:g}",
-                    "one at least for each part", "Cut into shorter windows, or lower these.")
+        raise wrong(
+            f"task.{data.task.name}.cut",
+            f"its windows leave none for {empty[0]} with "
+            f"data.val_fraction {val_fraction:g} and data.test_fraction {test_fraction:g}",
+            "one at least for each part",
+            "Cut into shorter windows, or lower these.",
+        )
     return {name: np.sort(rows) for name, rows in parts.items()}
 
 
@@ -87,6 +105,16 @@ def in_time(data: Any) -> np.ndarray | None:
 def _folders(paths: Sequence[Path]) -> list[str | None]:
     """Of every file the part of the split that the nearest folder names, of those that they do not share."""
     shared = Path(os.path.commonpath([path.absolute().parent for path in paths]))
-    return [next((FOLDERS[name] for name in reversed([part.lower() for part in
-                                                      path.absolute().parent.relative_to(shared).parts])
-                  if name in FOLDERS), None) for path in paths]
+    return [
+        next(
+            (
+                FOLDERS[name]
+                for name in reversed(
+                    [part.lower() for part in path.absolute().parent.relative_to(shared).parts]
+                )
+                if name in FOLDERS
+            ),
+            None,
+        )
+        for path in paths
+    ]

@@ -12,8 +12,18 @@ from ups.tasks import Place, Task
 from ups.userdata.inspect_file import NO_TIMES
 
 
-def write_own(path: Path, task: Task, fields: Callable[[np.ndarray], np.ndarray], num: int, num_frames: int,
-              space: Sequence[int], *, chunk: int, times: np.ndarray, parameters: np.ndarray) -> None:
+def write_own(
+    path: Path,
+    task: Task,
+    fields: Callable[[np.ndarray], np.ndarray],
+    num: int,
+    num_frames: int,
+    space: Sequence[int],
+    *,
+    chunk: int,
+    times: np.ndarray,
+    parameters: np.ndarray,
+) -> None:
     """Write `num` trajectories, `chunk` at a time: fields(indices) -> (n, num_frames, channels, *space).
 
     times (num_frames,) go where the task's files have theirs, parameters (num, P) where they have those.
@@ -21,25 +31,31 @@ def write_own(path: Path, task: Task, fields: Callable[[np.ndarray], np.ndarray]
     """
     is_grouped = any("*" in place.array for place in task.arrays)
     if num > 1 and not is_grouped and all("trajectory" not in place.axes for place in task.arrays):
-        raise ValueError(f"{path.name} would hold {num} trajectories of {task.name}; expected one, as its "
-                         f"files hold one each. Give one row, such as --rows 0:1, without --members.")
+        raise ValueError(
+            f"{path.name} would hold {num} trajectories of {task.name}; expected one, as its "
+            f"files hold one each. Give one row, such as --rows 0:1, without --members."
+        )
     with h5py.File(path, "w", locking=False) as file:
         for axis, (low, high), size in zip(task.axes, task.spans, space, strict=True):
-            if axis in task.own.get("flipped", ()):   # else the file would not show that it is
+            if axis in task.own.get("flipped", ()):  # else the file would not show that it is
                 file[task.own["coordinates"].get(axis) or axis] = (
-                    high - (np.arange(size) + 0.5) * (high - low) / size)
+                    high - (np.arange(size) + 0.5) * (high - low) / size
+                )
         for first in range(0, num, chunk):
             indices = np.arange(first, min(first + chunk, num))
             u = fields(indices)
             for place in task.arrays:
                 _store(file, task, place, u, indices, num, num_frames, space)
         groups = [f"{i:04d}" for i in range(num)] if is_grouped else [""]
-        if "@" in task.own["times"]:   # an attribute that holds the step
+        if "@" in task.own["times"]:  # an attribute that holds the step
             place, _, attribute = task.own["times"].partition("@")
             (file[place] if place else file).attrs[attribute] = np.diff(times[:2]).sum()
         elif task.own["times"] not in ("", NO_TIMES) and not task.is_steady:
-            inside = [task.own["times"]] if "/" in task.own["times"] or not is_grouped else \
-                [f"{group}/{task.own['times']}" for group in groups]
+            inside = (
+                [task.own["times"]]
+                if "/" in task.own["times"] or not is_grouped
+                else [f"{group}/{task.own['times']}" for group in groups]
+            )
             for name in inside:
                 file[name] = times
         places = task.own["parameters"].items()
@@ -51,16 +67,28 @@ def write_own(path: Path, task: Task, fields: Callable[[np.ndarray], np.ndarray]
                 file[where] = values
 
 
-def _store(file: h5py.File, task: Task, place: Place, u: np.ndarray, indices: np.ndarray, num: int,
-           num_frames: int, space: Sequence[int]) -> None:
+def _store(
+    file: h5py.File,
+    task: Task,
+    place: Place,
+    u: np.ndarray,
+    indices: np.ndarray,
+    num: int,
+    num_frames: int,
+    space: Sequence[int],
+) -> None:
     """The fields of one array, of the trajectories `indices`, in the order of its stored axes."""
     inner = [axis for axis in place.axes if axis in ("channel", "component")]
-    counts = [task.ndim if axis == "component" else len(place.fields) // task.ndim ** inner.count("component")
-              for axis in inner]
+    counts = [
+        task.ndim if axis == "component" else len(place.fields) // task.ndim ** inner.count("component")
+        for axis in inner
+    ]
     block = u[:, :, [task.channels.index(field) for field in place.fields]]
     block = block.reshape(len(u), num_frames, *counts, *space)
-    block = np.flip(block, [axis - task.ndim for axis, name in enumerate(task.axes)
-                            if name in task.own.get("flipped", ())])
+    block = np.flip(
+        block,
+        [axis - task.ndim for axis, name in enumerate(task.axes) if name in task.own.get("flipped", ())],
+    )
     closed = [(0, int(axis in task.own.get("repeated", ()))) for axis in task.axes]
     block = np.pad(block, [(0, 0)] * (block.ndim - task.ndim) + closed, mode="wrap")
     have = ["trajectory", "time", *inner, *task.axes]
@@ -69,15 +97,17 @@ def _store(file: h5py.File, task: Task, place: Place, u: np.ndarray, indices: np
     have = [word for axis, word in enumerate(have) if axis not in lacking or not axis]
     num_single = place.axes.count("single")
     block, have = block.reshape(*block.shape, *[1] * num_single), have + ["single"] * num_single
-    seen: dict[str, int] = {}   # of the two axes of a tensor the first stays first
+    seen: dict[str, int] = {}  # of the two axes of a tensor the first stays first
     order = []
     for word in place.axes:
         at = [axis for axis, name in enumerate(have) if name == word]
         order.append(at[seen.setdefault(word, 0)])
         seen[word] += 1
     if "trajectory" in place.axes:
-        shape = tuple(num if word == "trajectory" else block.shape[axis] for word, axis in zip(
-            place.axes, order, strict=True))
+        shape = tuple(
+            num if word == "trajectory" else block.shape[axis]
+            for word, axis in zip(place.axes, order, strict=True)
+        )
         stored = file.require_dataset(place.array, shape, block.dtype)
         rows = slice(indices[0], indices[-1] + 1)
         at = tuple(rows if word == "trajectory" else slice(None) for word in place.axes)

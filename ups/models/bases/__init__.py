@@ -2,9 +2,8 @@
 the rest.
 
 All act on normalised fields. Which one a task gets is decided by rollouts on validation trajectories
-(ups/models/base_selection.py) and stored with the model; fields may have one each (per_field.py). A new one is a file
-with a `Base`, its row here and its row in ups/config/checks.py.
-"""
+(ups/models/base_selection.py) and stored with the model; fields may have one each (per_field.py). A new one
+is a file with a `Base`, its row here and its row in ups/config/checks.py."""
 
 from ups.models.bases.base import Base, Mean, Persistence
 from ups.models.bases.elliptic import Elliptic

@@ -96,18 +96,20 @@ class Samples:
         length = min(length, num_frames)
         starts = self.first + torch.randint(0, num_frames - length + 1, (len(rows),), generator=draw)
         w = codec.bridged(codec.decode(self.cache.batch(rows, starts, length, self.device))).double()
-        scale, shift = (value.to(w.device).view(-1, *[1] * codec.ndim)
-                        for value in (self.units.scale, self.units.shift))
+        scale, shift = (
+            value.to(w.device).view(-1, *[1] * codec.ndim) for value in (self.units.scale, self.units.shift)
+        )
         return w * scale + shift
 
     def at_zero(self) -> Tensor:
         """The normalised values (C,) of u = 0."""
         codec = self.head.codec
-        return codec.normalise(torch.zeros(codec.num_channels, *[1] * codec.ndim,
-                                           device=self.device)).flatten(1)[:, 0]
+        return codec.normalise(
+            torch.zeros(codec.num_channels, *[1] * codec.ndim, device=self.device)
+        ).flatten(1)[:, 0]
 
 
-Fit = Generator[tuple[str, dict[str, Any], T], None, str | None]   # of candidates, see `Base.fit`
+Fit = Generator[tuple[str, dict[str, Any], T], None, str | None]  # of candidates, see `Base.fit`
 
 
 class Base(nn.Module):
@@ -117,13 +119,13 @@ class Base(nn.Module):
     """
 
     kind: str
-    knows_fitted_only = False   # whether it serves no other parameter values than those it was fitted on
-    is_learnt = False           # whether it has weights that gradient steps train, rather than a closed form
-    is_users = False            # whether it calls a function of the user's, which weights do not hold
-    lr_factor = 1.0             # of the rate, once it trains beside the network
-    is_of_cells = False         # whether it has numbers for every cell
-    fits_some = False           # whether it may be fitted to some of the fields alone
-    degree = math.inf           # of the next frame as a polynomial of the last ones; inf: it is none
+    knows_fitted_only = False  # whether it serves no other parameter values than those it was fitted on
+    is_learnt = False  # whether it has weights that gradient steps train, rather than a closed form
+    is_users = False  # whether it calls a function of the user's, which weights do not hold
+    lr_factor = 1.0  # of the rate, once it trains beside the network
+    is_of_cells = False  # whether it has numbers for every cell
+    fits_some = False  # whether it may be fitted to some of the fields alone
+    degree = math.inf  # of the next frame as a polynomial of the last ones; inf: it is none
 
     def says(self, fields: Sequence[str], axes: Sequence[str]) -> list[str]:
         """What it found, in words: of an equation a line for every field, per parameter value."""
@@ -187,7 +189,7 @@ class Learnt(Base):
     """LEARNING_RATE of Adam; BATCH windows a step, so that every base may see as many."""
 
     is_learnt = True
-    lr_factor = 0.2   # how fast it moves while the network learns what it leaves; at 1 it wanders
+    lr_factor = 0.2  # how fast it moves while the network learns what it leaves; at 1 it wanders
     LEARNING_RATE: float
     BATCH: int
 
@@ -206,8 +208,11 @@ class Learnt(Base):
         base.prepare(samples, batches[0]())
         stopped = base.descend(lambda step: batches[step](), num_steps, samples.name)
         yield cls.kind, settings, base
-        return None if stopped is None else (f"its fit stopped at step {stopped + 1} of {num_steps}, where a "
-                                             f"gradient is not finite")
+        return (
+            None
+            if stopped is None
+            else (f"its fit stopped at step {stopped + 1} of {num_steps}, where a gradient is not finite")
+        )
 
     def descend(self, draw: Callable[[int], Window], num_steps: int, name: str = "") -> int | None:
         """Adam on relative errors of one call, with linear warm-up and decay; None, or the step at which it
@@ -215,6 +220,7 @@ class Learnt(Base):
 
         Validation judges what that leaves.
         """
+
         def loss_of(step: int) -> Tensor:
             note(f"{name}: {self.kind}, step {step + 1} of {num_steps}")
             u, known, u_next = draw(step)

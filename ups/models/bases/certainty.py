@@ -43,14 +43,14 @@ Grams = Callable[["Model", Tensor], Tensor]
 Solved = Callable[[Tensor, list[int]], Tensor]
 
 BLOCKS = 8
-STUDENT = 2.36        # 95 %, BLOCKS - 1 degrees of freedom
-SMALL, LITTLE = 1e-3, 1e-2   # of the RMS of the derivative in time: smaller terms are counted, not stated;
-                             # smaller terms are if they are not sure
-UNEXPLAINED = 0.5     # of persistence's error a frame ahead: more leaves room for any equation
-MISSING = 0.1         # of it, beyond noise: other terms are missing
-CORRELATED = 0.1      # of the residuals of consecutive frames of a drift
-WAVES = 1e3, 1e4      # wave numbers, in radians per cell: beyond all grids
-CELLS = 256           # about which the equation is linearised
+STUDENT = 2.36  # 95 %, BLOCKS - 1 degrees of freedom
+SMALL, LITTLE = 1e-3, 1e-2  # of the RMS of the derivative in time: smaller terms are counted, not stated;
+# smaller terms are if they are not sure
+UNEXPLAINED = 0.5  # of persistence's error a frame ahead: more leaves room for any equation
+MISSING = 0.1  # of it, beyond noise: other terms are missing
+CORRELATED = 0.1  # of the residuals of consecutive frames of a drift
+WAVES = 1e3, 1e4  # wave numbers, in radians per cell: beyond all grids
+CELLS = 256  # about which the equation is linearised
 HALVES = "its terms differ between halves of the data"
 UNCLEAR = "it leaves too much of what happens from one frame to the next unexplained"
 ILL_POSED = "in it the shortest waves grow without bound"
@@ -73,30 +73,34 @@ def of_equation(one: "Identification", model: "Model") -> Certainty:
     transform = FieldTransform(tuple(one.settings["space"]), one.settings["boundary"]).to(s.device)
     # noise has all modes alike; the error of a wrong term has those of the field
     noise = transform(missed).abs().square().mean(0).median(-1).values
-    moved, missed = ((part / one.std).square().transpose(0, 1).flatten(1).mean(1)
-                     for part in (s[:, 1] - s[:, 0], missed))
-    beyond = missed - 3 * noise / one.std.flatten().square()   # of both frames, of the first one amplified
+    moved, missed = (
+        (part / one.std).square().transpose(0, 1).flatten(1).mean(1) for part in (s[:, 1] - s[:, 0], missed)
+    )
+    beyond = missed - 3 * noise / one.std.flatten().square()  # of both frames, of the first one amplified
     is_unclear = (missed > UNEXPLAINED**2 * moved).any() | (beyond > MISSING**2 * moved).any()
 
     def solved(a: Tensor, columns: list[int]) -> Tensor:
         values = model.values.clone()
         values[[place for place in every if place not in columns]] = 0.0
-        a = a.clone()   # the residual without the terms that are dropped, the integrator being linear in them
+        a = a.clone()  # the residual without the terms that are dropped, the integrator being linear in them
         a[:, -1] += a[:, :-1] @ (model.values - values)
         a[-1] += (model.values - values) @ a[:-1]
         values[columns] += solve(a, columns)
         return values
 
-    return assessed(one, model, s, one.shooting_rows, solved, noise.sqrt(),
-                    UNCLEAR if bool(is_unclear) else "")
+    return assessed(
+        one, model, s, one.shooting_rows, solved, noise.sqrt(), UNCLEAR if bool(is_unclear) else ""
+    )
 
 
 def of_drift(drift: "Drift", model: "Model") -> Certainty:
     """Of what a driven equation does on the average, from the pairs that it was fitted to."""
     one = drift.found
     built = one.build(model)
-    first, second = (drift.modes(one.seen[:, i + 1] - one.run(built, model.values, one.seen[:, i], 1)[:, 0])
-                     * drift.trust for i in (0, 1))
+    first, second = (
+        drift.modes(one.seen[:, i + 1] - one.run(built, model.values, one.seen[:, i], 1)[:, 0]) * drift.trust
+        for i in (0, 1)
+    )
     alike = float((first * second).sum() / (first.square().sum() * second.square().sum()).sqrt())
     doubt = UNCLEAR if abs(alike) > CORRELATED else ""
 
@@ -108,13 +112,21 @@ def of_drift(drift: "Drift", model: "Model") -> Certainty:
     return assessed(one, model, drift.few, drift.shooting_rows, solved, None, doubt)
 
 
-def assessed(one: "Identification", model: "Model", states: Tensor, grams: Grams, solved: Solved,
-             noise: Tensor | None, doubt: str) -> Certainty:
+def assessed(
+    one: "Identification",
+    model: "Model",
+    states: Tensor,
+    grams: Grams,
+    solved: Solved,
+    noise: Tensor | None,
+    doubt: str,
+) -> Certainty:
     """noise (C,): standard deviation of that in the frames; None: a drift's residuals say nothing of it."""
     every, some, terms = grams(model, states), states[::2], list(range(len(model.unknowns)))
     now, now_some = solved(every.sum(0), terms), solved(every[::2].sum(0), terms)
-    width, halves = scatter(every, block_of(len(one.rows), len(states)).to(every.device),
-                            lambda a: solved(a, terms))
+    width, halves = scatter(
+        every, block_of(len(one.rows), len(states)).to(every.device), lambda a: solved(a, terms)
+    )
     finer = replace(model, num_steps=2 * model.num_steps, is_finer=True)
     width = width + (now - model.values).abs()
     width = width + 2 * (solved(grams(finer, some).sum(0), terms) - now_some).abs()
@@ -165,7 +177,7 @@ def sizes(one: "Identification", model: "Model", s: Tensor) -> Tensor:
     """RMS of every term over that of the derivative in time of its channel (unknowns,), at s (rows, C,
     *space)."""
     made, weight, places = weights(one, model)
-    terms = made.terms(s)   # rows, terms, cells
+    terms = made.terms(s)  # rows, terms, cells
     total = (weight @ terms).square().mean((0, 2)).sqrt()
     size = weight.abs() * terms.square().mean((0, 2)).sqrt() / total.clamp_min(1e-300)[:, None]
     return size.flatten()[places]

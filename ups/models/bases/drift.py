@@ -24,12 +24,12 @@ from ups.models.bases.selection import significant, solve
 if TYPE_CHECKING:
     from ups.models.bases.base import Samples
 
-NUM_REGRESSED, NUM_FITTED = 2**20, 2**19   # cells of the pairs, for a library of so many terms
+NUM_REGRESSED, NUM_FITTED = 2**20, 2**19  # cells of the pairs, for a library of so many terms
 FEW_TERMS = 32
-MOST_REGRESSED, MOST_FITTED = 4096, 2048   # pairs
-BYTES = 2**27   # of terms at a time
-SURE = 12.0     # standard errors that a weight is from zero; pairs of one trajectory are not independent
-LEAST = 1e-3    # of the power of a channel's strongest mode: weaker ones tell of the grid
+MOST_REGRESSED, MOST_FITTED = 4096, 2048  # pairs
+BYTES = 2**27  # of terms at a time
+SURE = 12.0  # standard errors that a weight is from zero; pairs of one trajectory are not independent
+LEAST = 1e-3  # of the power of a channel's strongest mode: weaker ones tell of the grid
 REWEIGHED, ROUNDS, NEWTON = 2, 12, 4
 
 
@@ -81,9 +81,10 @@ class Drift:
         """A first model, as if the step were short."""
         every = list(range(len(self.found.library)))
         for _ in range(REWEIGHED):
-            values = torch.stack([solve(a, every) for a in self.equations()])   # (C, terms)
-            left = sum((y - torch.einsum("ct,rtm->rcm", values, x)).square().sum(0)
-                       for x, y in self.columns())
+            values = torch.stack([solve(a, every) for a in self.equations()])  # (C, terms)
+            left = sum(
+                (y - torch.einsum("ct,rtm->rcm", values, x)).square().sum(0) for x, y in self.columns()
+            )
             self.trust = self.trusted(left / len(self.pairs))
         unknowns, values = [], []
         for channel, a in enumerate(self.equations()):
@@ -137,6 +138,7 @@ class Drift:
             self.trust, kept = self.trusted(left), significant(a, every, SURE, max(1, len(every) // 4))
             if len(kept) == len(every) and turn > 1:
                 break
-            model = replace(model, unknowns=[model.unknowns[place] for place in kept],
-                            values=model.values[kept])
+            model = replace(
+                model, unknowns=[model.unknowns[place] for place in kept], values=model.values[kept]
+            )
         return model if found.error(model, found.held) < found.still else None

@@ -36,19 +36,34 @@ class Elliptic(Learnt):
     # Adam, 400 steps on Darcy: 1.8e-2, 1.2e-2, 7.8e-3, 2.9e-3 for 5e-3, 1e-2, 2e-2, 4e-2
     LEARNING_RATE = 4e-2
 
-    def __init__(self, num_parameters: int, num_channels: int, num_inputs: int, space: tuple[int, ...],
-                 boundary: str, lengths: Sequence[float] = (), cell: Sequence[float] = (), **_: Any):
+    def __init__(
+        self,
+        num_parameters: int,
+        num_channels: int,
+        num_inputs: int,
+        space: tuple[int, ...],
+        boundary: str,
+        lengths: Sequence[float] = (),
+        cell: Sequence[float] = (),
+        **_: Any,
+    ):
         super().__init__()
         self.ndim, self.num_channels, self.ends = len(space), num_channels, along(boundary, len(space))
         hidden = self.HIDDEN
-        self.face = nn.Sequential(nn.Linear(2 * num_inputs + 2, hidden), nn.GELU(), nn.Linear(hidden, hidden),
-                                  nn.GELU(), nn.Linear(hidden, num_channels))
-        self.cell = nn.Sequential(nn.Linear(num_inputs, hidden), nn.GELU(),
-                                  nn.Linear(hidden, 2 * num_channels))
+        self.face = nn.Sequential(
+            nn.Linear(2 * num_inputs + 2, hidden),
+            nn.GELU(),
+            nn.Linear(hidden, hidden),
+            nn.GELU(),
+            nn.Linear(hidden, num_channels),
+        )
+        self.cell = nn.Sequential(
+            nn.Linear(num_inputs, hidden), nn.GELU(), nn.Linear(hidden, 2 * num_channels)
+        )
         self.log_source = nn.Parameter(torch.zeros(num_parameters))
         self.register_buffer("zero", torch.zeros(num_channels))
         self.register_buffer("gain", torch.ones(num_channels))
-        lengths = comparable(lengths or [1.0] * len(space), cell)   # all alike where nothing is said
+        lengths = comparable(lengths or [1.0] * len(space), cell)  # all alike where nothing is said
         h2 = [(n * lengths[0] / length) ** 2 for n, length in zip(space, lengths, strict=True)]
         self.num_cells, self.mean_square = space[0], sum(h2) / len(h2)
         self.transform, total = FieldTransform(space, boundary), torch.zeros((), dtype=torch.float64)
@@ -72,7 +87,7 @@ class Elliptic(Learnt):
         return torch.cat([before, x], axis), torch.cat([x, after], axis)
 
     def forward(self, u: Tensor, known: Known) -> Tensor:
-        a = u[:, 0].float().movedim(1, -1)                                     # batch, *space, C_in
+        a = u[:, 0].float().movedim(1, -1)  # batch, *space, C_in
         marked = torch.cat([a, torch.ones_like(a[..., :1])], -1)
         faces = []
         for axis, end in enumerate(self.ends, 1):
@@ -82,7 +97,7 @@ class Elliptic(Learnt):
         source, reaction = self.cell(a).movedim(-1, 1).chunk(2, 1)
         scale = torch.exp(known.standard.float() @ self.log_source).view(-1, *[1] * (self.ndim + 1))
         source = (1 + source) * scale * self.gain.view(-1, *[1] * self.ndim) / self.num_cells**2
-        reaction = nn.functional.softplus(reaction - 8) / self.num_cells**2       # starts near zero
+        reaction = nn.functional.softplus(reaction - 8) / self.num_cells**2  # starts near zero
 
         def operator(x: Tensor) -> Tensor:
             y = reaction * x

@@ -18,8 +18,8 @@ from ups.models.bases.identify import Identification, Model, most_steps, terms_o
 from ups.models.bases.statement import described, stated
 from ups.models.bases.terms import WAVE, Term, Terms, diagonal
 
-NOISY = 0.7   # of persistence's error one frame ahead, above which a frame is taken for noise
-MIN_FRAMES = 3   # of central differences in time
+NOISY = 0.7  # of persistence's error one frame ahead, above which a frame is taken for noise
+MIN_FRAMES = 3  # of central differences in time
 
 
 class Equation(Base):
@@ -39,18 +39,32 @@ class Equation(Base):
 
     kind, knows_fitted_only, fits_some = "equation", True, True
 
-    def __init__(self, num_values: int, num_channels: int, space: Sequence[int], boundary: str,
-                 lengths: Sequence[float] = (), dt: float = 1.0, positive: Sequence[int] = (),
-                 terms: Sequence[Term] = (), num_steps: int = 1, is_stiff: bool = False,
-                 is_coupled: bool = False, cell: Sequence[float] = (), is_finer: bool = False,
-                 found: dict[str, Any] | None = None, **_: Any):
+    def __init__(
+        self,
+        num_values: int,
+        num_channels: int,
+        space: Sequence[int],
+        boundary: str,
+        lengths: Sequence[float] = (),
+        dt: float = 1.0,
+        positive: Sequence[int] = (),
+        terms: Sequence[Term] = (),
+        num_steps: int = 1,
+        is_stiff: bool = False,
+        is_coupled: bool = False,
+        cell: Sequence[float] = (),
+        is_finer: bool = False,
+        found: dict[str, Any] | None = None,
+        **_: Any,
+    ):
         super().__init__()
         self.found = found or {}
         terms = [(tuple(powers), tuple((c, tuple(axes)) for c, axes in factors)) for powers, factors in terms]
-        most = 2 * most_steps(space)   # intervals compare with twice the steps
+        most = 2 * most_steps(space)  # intervals compare with twice the steps
         if num_steps not in range(1, most + 1):
-            raise ValueError(f"an equation takes {num_steps} steps a frame; expected 1 to {most}. Train it "
-                             f"again.")
+            raise ValueError(
+                f"an equation takes {num_steps} steps a frame; expected 1 to {most}. Train it again."
+            )
         self.num_steps, self.step, self.is_stiff = num_steps, dt / num_steps, is_stiff
         self.is_coupled = is_coupled
         lengths = lengths or [1.0] * len(space)
@@ -65,13 +79,20 @@ class Equation(Base):
             if is_stiff and channel is not None and (axes or is_coupled):
                 stiff[slice(None) if is_coupled else channel, place] = 1
                 linear.append(place)
-                symbols.append(math.prod((self._symbol(axis, axes.count(axis)) for axis in {*axes}),
-                                         start=torch.ones(self.transform.shape, dtype=torch.complex128)))
+                symbols.append(
+                    math.prod(
+                        (self._symbol(axis, axes.count(axis)) for axis in {*axes}),
+                        start=torch.ones(self.transform.shape, dtype=torch.complex128),
+                    )
+                )
                 sources.append(torch.eye(num_channels)[channel])
         symbols = [torch.view_as_real(symbol.flatten()).mT for symbol in symbols]
-        for name, value in (("stiff", stiff), ("linear", torch.tensor(linear, dtype=torch.long)),
-                            ("symbols", torch.stack(symbols, 1) if linear else torch.zeros(2, 0, 1)),
-                            ("sources", torch.stack(sources) if linear else torch.zeros(0, num_channels))):
+        for name, value in (
+            ("stiff", stiff),
+            ("linear", torch.tensor(linear, dtype=torch.long)),
+            ("symbols", torch.stack(symbols, 1) if linear else torch.zeros(2, 0, 1)),
+            ("sources", torch.stack(sources) if linear else torch.zeros(0, num_channels)),
+        ):
             self.register_buffer(name, value, persistent=False)
 
     def _symbol(self, axis: int, order: int) -> Tensor:
@@ -79,7 +100,7 @@ class Equation(Base):
         odd order are imaginary, and 0 at half the sampling rate: real fields stay real."""
         matrix = getattr(self.terms, f"difference{axis}{order}")
         if self.ends[axis] == PERIODIC:
-            values = torch.fft.fft(matrix[:, 0])[: self.transform.shape[axis]]   # of a circulant matrix
+            values = torch.fft.fft(matrix[:, 0])[: self.transform.shape[axis]]  # of a circulant matrix
             values = 1j * values.imag if order % 2 else values.real + 0j
         else:
             rows = getattr(self.transform, f"matrix{axis}").double()
@@ -162,8 +183,13 @@ class Equation(Base):
     @property
     def degree(self) -> int:
         """Of the right-hand side; a power of a positive channel counts by its size."""
-        return max((sum(map(abs, powers)) + sum(channel != WAVE for channel, _ in factors)
-                    for powers, factors in self.terms.terms), default=1)
+        return max(
+            (
+                sum(map(abs, powers)) + sum(channel != WAVE for channel, _ in factors)
+                for powers, factors in self.terms.terms
+            ),
+            default=1,
+        )
 
     @property
     def num_fitted(self) -> int:
@@ -189,8 +215,10 @@ class Equation(Base):
         was not fitted on."""
         frames = samples.cache.num_frames - samples.first
         if frames < MIN_FRAMES:
-            print(f"{samples.name}: equation needs {MIN_FRAMES} frames to estimate time derivatives, the "
-                  f"data have {frames}: left out")
+            print(
+                f"{samples.name}: equation needs {MIN_FRAMES} frames to estimate time derivatives, the "
+                f"data have {frames}: left out"
+            )
             return None
         found: list[Identification] = []
         quiet: list[Model | None] = []
@@ -204,8 +232,10 @@ class Equation(Base):
             sure.append(of_equation(found[-1], quiet[-1]))
         if None not in quiet:
             yield cls.of(quiet, sure, found, samples, settings, "equation of {} terms")
-        if any(model is None or one.error(model, one.held[:, :2]) > NOISY
-               for one, model in zip(found, quiet, strict=True)):
+        if any(
+            model is None or one.error(model, one.held[:, :2]) > NOISY
+            for one, model in zip(found, quiet, strict=True)
+        ):
             noisy, sure = [], []
             for value in range(settings["num_values"]):
                 note(f"{samples.name}: the drift of parameter value {value + 1} of {settings['num_values']}")
@@ -214,28 +244,48 @@ class Equation(Base):
                 drift = Drift(found[value], samples, value)
                 noisy.append(drift.model())
                 if noisy[-1] is None:
-                    return f"no {'drift' if None not in quiet else 'terms'} of parameter value {value + 1} " \
-                           f"of {settings['num_values']} beat persistence on training data held out"
+                    return (
+                        f"no {'drift' if None not in quiet else 'terms'} of parameter value {value + 1} "
+                        f"of {settings['num_values']} beat persistence on training data held out"
+                    )
                 sure.append(of_drift(drift, noisy[-1]))
             yield cls.of(noisy, sure, found, samples, settings, "drift of {} terms")
             if None in quiet:
-                return f"no equation of parameter value {len(quiet)} of {settings['num_values']} beats " \
-                       f"persistence on training data held out; its drift does"
+                return (
+                    f"no equation of parameter value {len(quiet)} of {settings['num_values']} beats "
+                    f"persistence on training data held out; its drift does"
+                )
         return None
 
     @classmethod
-    def of(cls, models: list[Model], sure: list[Certainty], found: list[Identification], samples: Samples,
-           settings: dict[str, Any], words: str) -> tuple[str, dict[str, Any], "Equation"]:
+    def of(
+        cls,
+        models: list[Model],
+        sure: list[Certainty],
+        found: list[Identification],
+        samples: Samples,
+        settings: dict[str, Any],
+        words: str,
+    ) -> tuple[str, dict[str, Any], "Equation"]:
         """(words with the number of terms, settings, base) of what was found for every parameter value."""
         library, units = found[0].library, samples.units
         terms, weight = terms_of(models, library)
-        own = {**settings, "terms": terms, "num_steps": max(model.num_steps for model in models),
-               "is_stiff": any(model.is_stiff for model in models),
-               "is_coupled": any(model.is_coupled for model in models),
-               "found": described(models, sure, library, terms, units, settings)}
+        own = {
+            **settings,
+            "terms": terms,
+            "num_steps": max(model.num_steps for model in models),
+            "is_stiff": any(model.is_stiff for model in models),
+            "is_coupled": any(model.is_coupled for model in models),
+            "found": described(models, sure, library, terms, units, settings),
+        }
         base = cls(**own)
         low, high = zip(*[one.bounds for one in found], strict=True)
-        for name, value in (("weight", weight), ("mean", units.shift), ("std", units.scale),
-                            ("low", torch.stack(low).amin(0)), ("high", torch.stack(high).amax(0))):
+        for name, value in (
+            ("weight", weight),
+            ("mean", units.shift),
+            ("std", units.scale),
+            ("low", torch.stack(low).amin(0)),
+            ("high", torch.stack(high).amax(0)),
+        ):
             getattr(base, name).copy_(value)
         return f"{words.format(len(terms))}, {own['num_steps']} steps a frame", own, base

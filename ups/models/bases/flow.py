@@ -14,7 +14,7 @@ from ups.models.bases.base import Fit, Known, Samples
 from ups.models.bases.propagator import Modal
 from ups.models.bases.units import comparable
 
-TAPS = -1, 0, 1, 2   # cells that cubic interpolation reads along an axis (Lagrange)
+TAPS = -1, 0, 1, 2  # cells that cubic interpolation reads along an axis (Lagrange)
 
 
 class Projection(nn.Module):
@@ -31,7 +31,7 @@ class Projection(nn.Module):
         total, ends = torch.zeros(1, dtype=torch.float64), along(boundary, len(space))
         for axis, (n, length, end) in enumerate(zip(space, lengths, ends, strict=True)):
             cell = torch.eye(n, dtype=torch.float64)
-            after = cell.roll(1, 1)   # row i has cell i + 1
+            after = cell.roll(1, 1)  # row i has cell i + 1
             faces = slice(None) if end == PERIODIC else slice(-1)
             mean, slope = (0.5 * (after + cell))[faces], ((after - cell) * (n / length))[faces]
             values, vectors = torch.linalg.eigh(slope.mT @ slope)
@@ -39,18 +39,22 @@ class Projection(nn.Module):
             self.register_buffer(f"gradient{axis}", (mean.mT @ slope).float(), persistent=False)
             self.register_buffer(f"basis{axis}", vectors.mT.float(), persistent=False)
         total = total[0]
-        inverse = torch.where(total > 1e-9 * total.max(), 1 / total, 0.0)   # a constant pressure does nothing
+        inverse = torch.where(total > 1e-9 * total.max(), 1 / total, 0.0)  # a constant pressure does nothing
         self.register_buffer("inverse", inverse.float(), persistent=False)
 
     def forward(self, v: Tensor) -> Tensor:
         """v (batch, axes, *space), in one unit along all axes."""
-        gradients, bases = ([getattr(self, f"{name}{axis}") for axis in range(v.shape[1])]
-                            for name in ("gradient", "basis"))
-        source = sum(apply_axis(part, gradient.mT, axis)
-                     for axis, (part, gradient) in enumerate(zip(v.unbind(1), gradients, strict=True), 1))
+        gradients, bases = (
+            [getattr(self, f"{name}{axis}") for axis in range(v.shape[1])] for name in ("gradient", "basis")
+        )
+        source = sum(
+            apply_axis(part, gradient.mT, axis)
+            for axis, (part, gradient) in enumerate(zip(v.unbind(1), gradients, strict=True), 1)
+        )
         pressure = apply_axes(apply_axes(source, bases) * self.inverse, [basis.mT for basis in bases])
-        return v - torch.stack([apply_axis(pressure, gradient, axis)
-                                for axis, gradient in enumerate(gradients, 1)], 1)
+        return v - torch.stack(
+            [apply_axis(pressure, gradient, axis) for axis, gradient in enumerate(gradients, 1)], 1
+        )
 
 
 class Flow(Modal):
@@ -66,36 +70,57 @@ class Flow(Modal):
 
     kind = "flow"
 
-    def __init__(self, num_values: int, num_channels: int, space: tuple[int, ...], boundary: str,
-                 lengths: Sequence[float], dt: float, vectors: Sequence[Sequence[int]], num_moving: int,
-                 cell: Sequence[float] = (), num_forcing: int = 0, series: Sequence[int] = (), **_: Any):
+    def __init__(
+        self,
+        num_values: int,
+        num_channels: int,
+        space: tuple[int, ...],
+        boundary: str,
+        lengths: Sequence[float],
+        dt: float,
+        vectors: Sequence[Sequence[int]],
+        num_moving: int,
+        cell: Sequence[float] = (),
+        num_forcing: int = 0,
+        series: Sequence[int] = (),
+        **_: Any,
+    ):
         self.velocity, *self.others = [list(vector) for vector in vectors]
         taken = {channel for vector in vectors for channel in vector}
         self.scalars = [channel for channel in range(num_channels) if channel not in taken]
         num_vectors = len(self.others) * (1 + len(self.scalars)) + len(space) * len(self.scalars)
-        super().__init__(num_values, num_moving + len(space) * num_vectors, num_channels, space, boundary,
-                         num_forcing, series)
+        super().__init__(
+            num_values,
+            num_moving + len(space) * num_vectors,
+            num_channels,
+            space,
+            boundary,
+            num_forcing,
+            series,
+        )
         self.ends, self.num_moving = along(boundary, len(space)), num_moving
         lengths = comparable(lengths, cell)
         self.projection = Projection(space, lengths, boundary)
         self.register_buffer("mean", torch.zeros(num_channels))
         self.register_buffer("std", torch.ones(num_channels))
         cells = torch.tensor([dt * n / length for n, length in zip(space, lengths, strict=True)])
-        self.register_buffer("cells", cells.view(-1, *[1] * len(space)), persistent=False)   # at a speed of 1
+        self.register_buffer("cells", cells.view(-1, *[1] * len(space)), persistent=False)  # at a speed of 1
         places = torch.meshgrid(*(torch.arange(n).float() for n in space), indexing="ij")
         self.register_buffer("places", torch.stack(places), persistent=False)
 
     def physical(self, w: Tensor, channels: list[int]) -> Tensor:
         """Some channels of normalised w (batch, C, *space)."""
-        return torch.stack([w[:, channel] * self.std[channel] + self.mean[channel]
-                            for channel in channels], 1)
+        return torch.stack(
+            [w[:, channel] * self.std[channel] + self.mean[channel] for channel in channels], 1
+        )
 
     def parts(self, u: Tensor, known: Known) -> tuple[Tensor, Tensor]:
         w = u[:, -1]
         shift = self.physical(w, self.velocity) * self.cells
         middle = self.read(shift, self.places - shift / 2)
-        carried = torch.cat([self.read(w[:, : self.num_moving], self.places - middle),
-                             w[:, self.num_moving :]], 1)
+        carried = torch.cat(
+            [self.read(w[:, : self.num_moving], self.places - middle), w[:, self.num_moving :]], 1
+        )
         change = self.physical(carried, self.velocity) - self.physical(w, self.velocity)
         lost, fields = (self.projection(change) - change).unbind(1), [*carried.unbind(1)]
         for channel, part in zip(self.velocity, lost, strict=True):
@@ -114,20 +139,27 @@ class Flow(Modal):
             yield from (push * scalar for scalar in scalars)
         for scalar in scalars:
             for along_axis in self.velocity:
-                yield torch.cat([scalar if along_axis == axis else torch.zeros_like(scalar)
-                                 for axis in self.velocity], 1)
+                yield torch.cat(
+                    [scalar if along_axis == axis else torch.zeros_like(scalar) for axis in self.velocity], 1
+                )
 
     def read(self, w: Tensor, at: Tensor) -> Tensor:
         """Fields w (batch, C, *space) at places (batch, axes, *space), in cells from the first centre; beyond
         a wall those of the cell beside it."""
-        sides: list[list[tuple[Tensor, Tensor]]] = []   # of every axis: cells to read, and their weights
+        sides: list[list[tuple[Tensor, Tensor]]] = []  # of every axis: cells to read, and their weights
         for place, n, end in zip(at.unbind(1), w.shape[2:], self.ends, strict=True):
             place = place if end == PERIODIC else place.clamp(-0.5, n - 0.5)
             first = place.floor()
             cells, part = first.long(), place - first
-            sides.append([((cells + tap).remainder(n) if end == PERIODIC else (cells + tap).clamp(0, n - 1),
-                           math.prod((part - other) / (tap - other) for other in TAPS if other != tap))
-                          for tap in TAPS])
+            sides.append(
+                [
+                    (
+                        (cells + tap).remainder(n) if end == PERIODIC else (cells + tap).clamp(0, n - 1),
+                        math.prod((part - other) / (tap - other) for other in TAPS if other != tap),
+                    )
+                    for tap in TAPS
+                ]
+            )
         values, out = w.flatten(2), torch.zeros_like(w)
         for taps in itertools.product(*sides):
             index = torch.zeros_like(taps[0][0])
@@ -147,7 +179,7 @@ class Flow(Modal):
         made = cls(**settings).to(samples.device)
         if not cls.has_room(settings, made.weight_real.shape[2]):
             return f"its normal equations take more than {cls.MOST_BYTES >> 20} MiB"
-        for name in ("mean", "std"):   # of the velocity in the narrowest cells per frame
+        for name in ("mean", "std"):  # of the velocity in the narrowest cells per frame
             values = getattr(samples.head.codec, name).double().clone()
             values[vectors[0]] *= settings["frame"] / min(settings["cell"])
             getattr(made, name).copy_(values)

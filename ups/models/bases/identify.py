@@ -27,32 +27,32 @@ from ups.models.bases.units import widened
 if TYPE_CHECKING:
     from ups.models.bases.base import Samples
 
-NUM_REGRESSED, NUM_SHOT, NUM_TIMED = 2**15, 2**12, 2**13   # cells: of the regression, Gauss-Newton, steps
-MOST_REGRESSED, MOST_SHOT, MOST_TIMED = 256, 32, 32         # windows
-LEAST = 4               # windows
-MOST_BOUNDED = 64       # trajectories that bound what is predicted
-FRAMES = 2              # that the integrator is to hit from every start
-HELD_OUT = 16           # trajectories and frames that judge a fit
-SHARPNESS = 1, 2, 3     # of the windows' weights
-SLOW = 0.01             # of the mean square of the change: below it a window counts by its change
-SIZES = 1.5, 3.0        # times what the whole library leaves is what the first terms may leave
-HIGHER = 3.0            # times less is what higher derivatives are to leave: they mimic a difference's error
-LEFT = 0.1, 0.0         # what plain terms may leave anyway, first, and where none of those is GOOD
-GOOD = 0.1              # of persistence's error; below it they may be the solver's, as of diff_react2d
-MOST_STEPS = 32, 256    # a frame, of a large grid and of a small one
-STEPPED = 2**17         # cells times steps a frame, at most, beyond the first of those
-STABLE = 2.7            # steps times rates: the fourth-order one grows beyond 2.78 on the real axis, 2.83 on
-                        # the imaginary one
-DOUBLINGS = 3           # of the steps, for what has grown over the longer frames
-MOVED = 3e-4, 0.05      # of the change, median and most, that twice the steps may alter
-NOISE, GROWS = 1e-6, 1.2   # of the change; times the largest mode of it with twice the steps, or at first
-CANDIDATES, ADDED = 6, 12   # terms a channel to look at, and of all to take
+NUM_REGRESSED, NUM_SHOT, NUM_TIMED = 2**15, 2**12, 2**13  # cells: of the regression, Gauss-Newton, steps
+MOST_REGRESSED, MOST_SHOT, MOST_TIMED = 256, 32, 32  # windows
+LEAST = 4  # windows
+MOST_BOUNDED = 64  # trajectories that bound what is predicted
+FRAMES = 2  # that the integrator is to hit from every start
+HELD_OUT = 16  # trajectories and frames that judge a fit
+SHARPNESS = 1, 2, 3  # of the windows' weights
+SLOW = 0.01  # of the mean square of the change: below it a window counts by its change
+SIZES = 1.5, 3.0  # times what the whole library leaves is what the first terms may leave
+HIGHER = 3.0  # times less is what higher derivatives are to leave: they mimic a difference's error
+LEFT = 0.1, 0.0  # what plain terms may leave anyway, first, and where none of those is GOOD
+GOOD = 0.1  # of persistence's error; below it they may be the solver's, as of diff_react2d
+MOST_STEPS = 32, 256  # a frame, of a large grid and of a small one
+STEPPED = 2**17  # cells times steps a frame, at most, beyond the first of those
+STABLE = 2.7  # steps times rates: the fourth-order one grows beyond 2.78 on the real axis, 2.83 on
+# the imaginary one
+DOUBLINGS = 3  # of the steps, for what has grown over the longer frames
+MOVED = 3e-4, 0.05  # of the change, median and most, that twice the steps may alter
+NOISE, GROWS = 1e-6, 1.2  # of the change; times the largest mode of it with twice the steps, or at first
+CANDIDATES, ADDED = 6, 12  # terms a channel to look at, and of all to take
 MOST_GROWTHS = 3
-HELPS = 0.7             # times the error is what more steps must leave
-GREW = 0.5              # times the error is what a growth must leave for another one to be tried
-SUSPECT = 20, 0.1       # times the error of the next FRAMES, or of persistence's: then more steps are tried
-GAIN = 0.04             # of the squared error, that a new term has to take
-BYTES = 2**26           # of terms at a time
+HELPS = 0.7  # times the error is what more steps must leave
+GREW = 0.5  # times the error is what a growth must leave for another one to be tried
+SUSPECT = 20, 0.1  # times the error of the next FRAMES, or of persistence's: then more steps are tried
+GAIN = 0.04  # of the squared error, that a new term has to take
+BYTES = 2**26  # of terms at a time
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,13 @@ class Identification:
     def __init__(self, make: Callable[..., Any], samples: "Samples", settings: dict[str, Any], value: int):
         self.make, self.settings = make, {**settings, "num_values": 1}
         self.most_steps = most_steps(settings["space"])
-        self.library = library(settings["num_channels"], settings["positive"], len(settings["space"]),
-                               settings.get("vorticity", ()), settings.get("driven", ()))
+        self.library = library(
+            settings["num_channels"],
+            settings["positive"],
+            len(settings["space"]),
+            settings.get("vorticity", ()),
+            settings.get("driven", ()),
+        )
         draw, rows = generator(samples.seed, samples.name, "equation", value), samples.rows(value)
         rows = rows[torch.randperm(len(rows), generator=draw)]
         held = rows[: min(HELD_OUT, max(1, len(rows) // 8))]
@@ -94,13 +99,22 @@ class Identification:
         self.held = states(held, len(held), 1 + HELD_OUT)
         self.std = samples.units.scale.to(self.seen.device).view(-1, *[1] * len(settings["space"]))
         r = (self.held[:, :1] - self.held[:, 1:]) / self.unit(self.held)
-        self.still = float(r.square().flatten(1).mean(1).sqrt().mean())   # the error of persistence
+        self.still = float(r.square().flatten(1).mean(1).sqrt().mean())  # the error of persistence
         some = torch.randperm(self.cells, generator=draw)[: max(1, NUM_REGRESSED // len(self.seen))]
         self.some = some.to(self.seen.device)
-        self.whole = Terms(self.library, settings["positive"], settings["space"], settings["lengths"],
-                           settings["boundary"], settings["cell"]).to(self.seen.device)
-        ends = [(s.amin(1), s.amax(1)) for row in rows[:MOST_BOUNDED].split(1)
-                for s in [samples.states(row, samples.cache.num_frames, draw).transpose(0, 2).flatten(1)]]
+        self.whole = Terms(
+            self.library,
+            settings["positive"],
+            settings["space"],
+            settings["lengths"],
+            settings["boundary"],
+            settings["cell"],
+        ).to(self.seen.device)
+        ends = [
+            (s.amin(1), s.amax(1))
+            for row in rows[:MOST_BOUNDED].split(1)
+            for s in [samples.states(row, samples.cache.num_frames, draw).transpose(0, 2).flatten(1)]
+        ]
         low, high = torch.stack([a for a, _ in ends]).amin(0), torch.stack([b for _, b in ends]).amax(0)
         self.bounds = widened(low, high, len(ends))
 
@@ -113,9 +127,16 @@ class Identification:
     def build(self, model: Model) -> tuple[Any, Tensor]:
         """An integrator of the model's terms, and the places of its unknowns among its weights."""
         used = sorted({term for _, term in model.unknowns})
-        made = self.make(**{**self.settings, "terms": [self.library[term] for term in used],
-                            "num_steps": model.num_steps, "is_stiff": model.is_stiff,
-                            "is_coupled": model.is_coupled, "is_finer": model.is_finer}).to(self.seen.device)
+        made = self.make(
+            **{
+                **self.settings,
+                "terms": [self.library[term] for term in used],
+                "num_steps": model.num_steps,
+                "is_stiff": model.is_stiff,
+                "is_coupled": model.is_coupled,
+                "is_finer": model.is_finer,
+            }
+        ).to(self.seen.device)
         made.low, made.high = self.bounds
         places = [channel * len(used) + used.index(term) for channel, term in model.unknowns]
         return made, torch.tensor(places, device=self.seen.device)
@@ -156,11 +177,20 @@ class Identification:
     def integrators(self, model: Model) -> list[Model]:
         """The model with all integrators that differ for it, the plain one last."""
         ends = along(self.settings["boundary"], len(self.settings["space"]))
-        linear = [(channel, diagonal(self.library[term], self.settings["positive"], ends))
-                  for channel, term in model.unknowns]
+        linear = [
+            (channel, diagonal(self.library[term], self.settings["positive"], ends))
+            for channel, term in model.unknowns
+        ]
         own = {channel == one[0] for channel, one in linear if one and one[1]}
-        return [replace(model, is_stiff=is_stiff, is_coupled=is_coupled) for is_tried, is_stiff, is_coupled in
-                ((False in own, True, True), (True in own, True, False), (True, False, False)) if is_tried]
+        return [
+            replace(model, is_stiff=is_stiff, is_coupled=is_coupled)
+            for is_tried, is_stiff, is_coupled in (
+                (False in own, True, True),
+                (True in own, True, False),
+                (True, False, False),
+            )
+            if is_tried
+        ]
 
     def converged(self, model: Model, limit: int) -> int:
         """The fewest steps, `limit` at most, after which twice as many change nothing, and half as many more;
@@ -223,7 +253,7 @@ class Identification:
             values = self.whole(s.flatten(0, 1), self.some).unflatten(0, (-1, 3))
             values = (values[:, 0] + 4 * values[:, 1] + values[:, 2]) / 6
             columns = torch.cat([values[:, None].expand(-1, wanted.shape[1], -1, -1), wanted[:, :, None]], 2)
-            x = columns * weight.sqrt()[..., None, None]   # weightings, rows, C, terms + 1, cells
+            x = columns * weight.sqrt()[..., None, None]  # weightings, rows, C, terms + 1, cells
             total = total + (x @ x.mT).sum(1)
         return total
 
@@ -237,9 +267,12 @@ class Identification:
         ratio = (second / first).mean(1, True)
         slow = first.clamp_min(SLOW * first.mean(0))
         trust = torch.stack([ratio**-sharp / slow for sharp in SHARPNESS])
-        tried, done = [], set()   # (error, model, its libraries)
-        plain = [place for place, (_, factors) in enumerate(self.library)
-                 if all(channel == WAVE or len(axes) < 3 for channel, axes in factors)]
+        tried, done = [], set()  # (error, model, its libraries)
+        plain = [
+            place
+            for place, (_, factors) in enumerate(self.library)
+            if all(channel == WAVE or len(axes) < 3 for channel, axes in factors)
+        ]
         every, weighted = list(range(len(self.library))), [*self.equations(once / (2 * dt), trust)]
         for least, place in itertools.product(LEFT, range(len(weighted))):
             if least == LEFT[1] and any(error < GOOD for error, *_ in tried):
@@ -260,8 +293,11 @@ class Identification:
         if holding:
             return min(holding, key=lambda one: one[0] * len(one[1].unknowns))[1:]
         # nothing holds so long: what is closest over the next frames, where persistence has 0.5
-        close = [(self.error(model, self.shot, is_bounded=True), model, own) for error, model, own in tried
-                 if math.isfinite(error)]
+        close = [
+            (self.error(model, self.shot, is_bounded=True), model, own)
+            for error, model, own in tried
+            if math.isfinite(error)
+        ]
         close = [one for one in close if one[0] < 0.5]
         if not close:
             return None

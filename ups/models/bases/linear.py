@@ -14,10 +14,10 @@ from ups.common.progress import beat
 from ups.models.bases.base import Base, Fit, Known, Samples
 from ups.models.bases.reduced_rank import MOST, Directions, FoldSums, Map, choose
 
-FOLDS = 4           # of the windows, in the order of initial conditions and time
-GROWTH = 1e-4       # per frame, from which a map without it is tried, too
-STEPS, STATES = 40, 4   # of the power iteration that finds it
-BATCH = 32          # windows that are read at a time
+FOLDS = 4  # of the windows, in the order of initial conditions and time
+GROWTH = 1e-4  # per frame, from which a map without it is tried, too
+STEPS, STATES = 40, 4  # of the power iteration that finds it
+BATCH = 32  # windows that are read at a time
 
 
 class Linear(Base):
@@ -31,13 +31,23 @@ class Linear(Base):
     """
 
     kind, degree, fits_some, is_of_cells = "linear", 1, True, True
-    MOST_BYTES = 2**29       # of windows
-    MOST_WEIGHTS = 2**24     # numbers in U and V
-    MOST_WINDOWS = 1500, 8   # in all or, if that is more, per number that the map reads, if these are few
+    MOST_BYTES = 2**29  # of windows
+    MOST_WEIGHTS = 2**24  # numbers in U and V
+    MOST_WINDOWS = 1500, 8  # in all or, if that is more, per number that the map reads, if these are few
 
-    def __init__(self, num_channels: int, num_parameters: int, space: Sequence[int], num_inputs: int = 0,
-                 lags: int = 1, rank: int = 0, firm_rank: int | None = None, num_forcing: int = 0,
-                 series: Sequence[int] = (), **_: Any):
+    def __init__(
+        self,
+        num_channels: int,
+        num_parameters: int,
+        space: Sequence[int],
+        num_inputs: int = 0,
+        lags: int = 1,
+        rank: int = 0,
+        firm_rank: int | None = None,
+        num_forcing: int = 0,
+        series: Sequence[int] = (),
+        **_: Any,
+    ):
         super().__init__()
         self.series, self.forcing_fields = list(series), [*set(range(num_forcing)) - set(series)]
         self.space, self.lags, self.num_channels = tuple(space), lags, num_channels
@@ -122,25 +132,39 @@ class Linear(Base):
             read, held = Directions.of(x), torch.arange(len(x), device=x.device).chunk(FOLDS)
             folds = [FoldSums.of(read.scores, some) for some in held]
             most = cls.MOST_WEIGHTS // (x.shape[1] + y.shape[1])
-            for start, kept in starts(x, y, 0 if is_steady else settings["num_moving"] * y.shape[1]
-                                      // settings["num_channels"]):
+            for start, kept in starts(
+                x, y, 0 if is_steady else settings["num_moving"] * y.shape[1] // settings["num_channels"]
+            ):
                 beat()
                 target = y if is_steady else y - kept * x[:, : len(kept)]
                 best, firm = choose(read, folds, Directions.of(target), held, most)
                 numbers = *means, kept
-                if lags == 1 and start != "persistence":   # which is a base of its own
+                if lags == 1 and start != "persistence":  # which is a base of its own
                     yield cls.made(samples, settings, start, 1, *numbers, Map.none(x, y), None)
                 if best.rank:
                     name, fitted, base = cls.made(samples, settings, start, lags, *numbers, best, firm)
                     yield name, fitted, base
                     if not is_steady and (growth := base.growth(samples.seed)) > 1 + GROWTH:
-                        yield (f"{name}, without its growth of {growth:.4g}", fitted,
-                               copy.deepcopy(base).shrunk(growth))
+                        yield (
+                            f"{name}, without its growth of {growth:.4g}",
+                            fitted,
+                            copy.deepcopy(base).shrunk(growth),
+                        )
         return None
 
     @classmethod
-    def made(cls, samples: Samples, settings: dict[str, Any], start: str, lags: int, mean_in: Tensor,
-             mean: Tensor, kept: Tensor, best: Map, firm: Map | None) -> tuple[str, dict[str, Any], "Linear"]:
+    def made(
+        cls,
+        samples: Samples,
+        settings: dict[str, Any],
+        start: str,
+        lags: int,
+        mean_in: Tensor,
+        mean: Tensor,
+        kept: Tensor,
+        best: Map,
+        firm: Map | None,
+    ) -> tuple[str, dict[str, Any], "Linear"]:
         """A candidate of fitted numbers: name, settings and base."""
         settings = {**settings, "lags": lags, "rank": best.rank}
         settings |= {} if firm is None else {"firm_rank": firm.rank}
@@ -160,8 +184,10 @@ class Linear(Base):
         most = max(most, each * num_in) if num_in <= MOST else most
         count = min(total, most, max(1, self.MOST_BYTES // (4 * (num_in + num_out))))
         picked = torch.linspace(0, max(0, total - 1), count, dtype=torch.float64).round().long()
-        x, y = torch.empty(count, num_in, device=samples.device), torch.empty(count, num_out,
-                                                                              device=samples.device)
+        x, y = (
+            torch.empty(count, num_in, device=samples.device),
+            torch.empty(count, num_out, device=samples.device),
+        )
         for first in range(0, count, BATCH):
             some = picked[first : first + BATCH]
             row, start = rows[some // samples.num_starts], samples.first + some % samples.num_starts
@@ -169,7 +195,7 @@ class Linear(Base):
             x[first : first + BATCH], y[first : first + BATCH] = self.inputs(u, known), u_next.flatten(1)
         reads = samples.head.input_codec if self.is_steady else samples.head.codec
         for values, valid, times in ((x, reads.valid, self.lags), (y, samples.head.codec.valid, 1)):
-            if valid is not None:   # what masked cells are filled with is no data
+            if valid is not None:  # what masked cells are filled with is no data
                 known = valid.flatten().repeat(times)
                 values[:, : len(known)] *= known
         return x, y
@@ -184,7 +210,10 @@ def starts(x: Tensor, y: Tensor, num_moving: int) -> Iterator[tuple[str, Tensor]
         return
     x = x[:, : y.shape[1]]
     alike = (x * y).sum(0) / x.square().sum(0).clamp_min(1e-12)
-    for name, kept in (("the mean", torch.zeros_like(y[0])), ("persistence", torch.ones_like(y[0])),
-                       ("damped persistence", alike.clamp(-1, 1))):
+    for name, kept in (
+        ("the mean", torch.zeros_like(y[0])),
+        ("persistence", torch.ones_like(y[0])),
+        ("damped persistence", alike.clamp(-1, 1)),
+    ):
         kept[num_moving:] = 1.0
         yield name, kept

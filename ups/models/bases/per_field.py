@@ -41,8 +41,12 @@ class PerField(Base):
     @classmethod
     def of(cls, parts: Sequence[Part]) -> "PerField":
         """The base of fitted parts."""
-        base = cls([{"kind": part.kind, "settings": part.settings, "reads": part.reads, "fields": part.fields}
-                    for part in parts])
+        base = cls(
+            [
+                {"kind": part.kind, "settings": part.settings, "reads": part.reads, "fields": part.fields}
+                for part in parts
+            ]
+        )
         base.parts = nn.ModuleList(part.base for part in parts)
         return base.to(next((value.device for part in parts for value in part.base.buffers()), "cpu"))
 
@@ -57,11 +61,18 @@ class PerField(Base):
         for number, (base, part) in enumerate(zip(self.parts, self.described, strict=True)):
             every, reads = part["reads"] is None, getattr(self, f"reads{number}")
             answer = call(base, u if every else u.index_select(2, reads), known)
-            answers |= {channel: answer[:, channel if every else part["reads"].index(channel)]
-                        for channel in part["fields"]}
+            answers |= {
+                channel: answer[:, channel if every else part["reads"].index(channel)]
+                for channel in part["fields"]
+            }
         count = 1 + max(*answers, u.shape[2] - 1)
-        return torch.stack([answers[channel] if channel in answers else u[:, -1, channel].float()
-                            for channel in range(count)], 1)
+        return torch.stack(
+            [
+                answers[channel] if channel in answers else u[:, -1, channel].float()
+                for channel in range(count)
+            ],
+            1,
+        )
 
     @property
     def knows_fitted_only(self) -> bool:
@@ -110,8 +121,12 @@ class PerField(Base):
         found = []
         for base, part in zip(self.parts, self.described, strict=True):
             names = [fields[channel] for channel in part["reads"] or range(len(fields))]
-            other = [f"∂t {start}{name} =" for channel, name in enumerate(fields)
-                     if channel not in part["fields"] for start in ("", "log ")]
+            other = [
+                f"∂t {start}{name} ="
+                for channel, name in enumerate(fields)
+                if channel not in part["fields"]
+                for start in ("", "log ")
+            ]
             found += [line for line in base.says(names, axes) if not line.startswith(tuple(other))]
         return found
 
@@ -126,9 +141,16 @@ def parts_of(base: Base, description: dict[str, Any], fields: Sequence[int]) -> 
     """What of a fitted base with its kind and settings answers for `fields`."""
     if not isinstance(base, PerField):
         return [Part(base, description["kind"], description["settings"], None, list(fields))]
-    found = [Part(one, part["kind"], part["settings"], part["reads"],
-                  [channel for channel in part["fields"] if channel in fields])
-             for one, part in zip(base.parts, base.described, strict=True)]
+    found = [
+        Part(
+            one,
+            part["kind"],
+            part["settings"],
+            part["reads"],
+            [channel for channel in part["fields"] if channel in fields],
+        )
+        for one, part in zip(base.parts, base.described, strict=True)
+    ]
     return [part for part in found if part.fields]
 
 
@@ -157,7 +179,7 @@ class _SomeFields:
         return self.codec.bridged(self.codec.decode(z)).index_select(-self.ndim - 1, self.channels)
 
     def bridged(self, w: Tensor) -> Tensor:
-        return w   # as `decode` gives it
+        return w  # as `decode` gives it
 
 
 class _SomeHead:
@@ -177,12 +199,18 @@ def settings_of(settings: dict[str, Any], channels: Sequence[int]) -> dict[str, 
     """`base_settings` of some channels."""
     place = {channel: number for number, channel in enumerate(channels)}
     positive = [place[channel] for channel in settings["positive"] if channel in place]
-    vectors = [[place[channel] for channel in vector]
-               for vector in settings["vectors"] if {*vector} <= {*place}]
+    vectors = [
+        [place[channel] for channel in vector] for vector in settings["vectors"] if {*vector} <= {*place}
+    ]
     is_part = any({*channels} & {*vector} for vector in settings["vectors"])
     is_scalar = len(channels) == 1 and not positive and not is_part
     ends = along(settings["boundary"], len(settings["space"]))
-    return {**settings, "num_channels": len(channels), "positive": positive, "vectors": vectors,
-            "num_moving": sum(channel < settings["num_moving"] for channel in channels),
-            "walls": [settings["walls"][channel] for channel in channels] if settings["walls"] else [],
-            "vorticity": [0] if is_scalar and ends == (PERIODIC, PERIODIC) else []}
+    return {
+        **settings,
+        "num_channels": len(channels),
+        "positive": positive,
+        "vectors": vectors,
+        "num_moving": sum(channel < settings["num_moving"] for channel in channels),
+        "walls": [settings["walls"][channel] for channel in channels] if settings["walls"] else [],
+        "vorticity": [0] if is_scalar and ends == (PERIODIC, PERIODIC) else [],
+    }

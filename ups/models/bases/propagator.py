@@ -17,14 +17,17 @@ MOST_DEGREE = 5
 
 def monomials(num_channels: int, degree: int) -> list[tuple[int, ...]]:
     """Channel tuples of all monomials of degree 1 .. `degree`, in order of degree."""
-    return [term for d in range(1, degree + 1)
-            for term in itertools.combinations_with_replacement(range(num_channels), d)]
+    return [
+        term
+        for d in range(1, degree + 1)
+        for term in itertools.combinations_with_replacement(range(num_channels), d)
+    ]
 
 
 def dictionary(u: Tensor, degree: int) -> Tensor:
     """Monomials of one frame: (..., C, *space) with C at axis 1 to (batch, terms, *space)."""
     channels, terms = u.unbind(1), {}
-    for term in monomials(len(channels), degree):   # each from one of a lower degree by one product
+    for term in monomials(len(channels), degree):  # each from one of a lower degree by one product
         terms[term] = channels[term[-1]] * terms[term[:-1]] if len(term) > 1 else channels[term[0]]
     return torch.stack(list(terms.values()), 1)
 
@@ -50,10 +53,18 @@ class Modal(Base):
     # per parameter value, in the normal equations: some fifty times the unknowns of one mode
     MAX_WINDOWS, BATCH, WINDOWS_PER_UNKNOWN = 2000, 32, 50
     RIDGES = (1e-6, 1e-8, 1e-10)
-    MOST_BYTES = 2**30   # of the normal equations, and a quarter of it of a batch in modes
+    MOST_BYTES = 2**30  # of the normal equations, and a quarter of it of a batch in modes
 
-    def __init__(self, num_values: int, num_terms: int, num_channels: int, space: tuple[int, ...],
-                 boundary: str, num_forcing: int = 0, series: Sequence[int] = ()):
+    def __init__(
+        self,
+        num_values: int,
+        num_terms: int,
+        num_channels: int,
+        space: tuple[int, ...],
+        boundary: str,
+        num_forcing: int = 0,
+        series: Sequence[int] = (),
+    ):
         super().__init__()
         self.transform = FieldTransform(space, boundary)
         self.num_forced, self.series = num_forced(num_forcing), list(series)
@@ -74,9 +85,12 @@ class Modal(Base):
     def forward(self, u: Tensor, known: Known) -> Tensor:
         start, phi = self.parts(u.float(), known)
         phi = self.with_forcing(phi, known)
-        phi = phi.permute(2, 0, 1)                                             # modes, batch, terms
-        weight = (torch.complex(self.weight_real, self.weight_imag) if self.transform.is_complex
-                  else self.weight_real)
+        phi = phi.permute(2, 0, 1)  # modes, batch, terms
+        weight = (
+            torch.complex(self.weight_real, self.weight_imag)
+            if self.transform.is_complex
+            else self.weight_real
+        )
         change = phi @ weight[0]
         # one product of all rows per parameter value: its shape does not depend on which values they have
         for value in range(1, len(weight)):
@@ -87,7 +101,7 @@ class Modal(Base):
         """phi (batch, num_terms, modes) and what is known in advance, in modes."""
         if not self.num_forced:
             return phi
-        w = known.forcing[:, :2].float()                                       # now, next
+        w = known.forcing[:, :2].float()  # now, next
         values = w[:, :, self.series].flatten(3)[..., 0].flatten(1)
         values = torch.cat([values, values.new_ones(len(w), 1)], 1).to(phi.dtype)
         told = [values[..., None].expand(-1, -1, phi.shape[-1])]
@@ -111,7 +125,7 @@ class Modal(Base):
         a = b = n = 0
         terms, count = self.weight_real.shape[2], min(self.MAX_WINDOWS, samples.count(value))
         size = max(1, min(self.BATCH, self.MOST_BYTES // 4 // (16 * terms * self.transform.modes)))
-        if size < self.BATCH:   # each takes long
+        if size < self.BATCH:  # each takes long
             count = min(count, self.WINDOWS_PER_UNKNOWN * terms)
         for read in samples.batches(count, size, value):
             u, known, u_next = read()
@@ -122,8 +136,10 @@ class Modal(Base):
             phi, target = phi.to(wide), target.to(wide)
             a, b, n = a + phi.mH @ phi, b + phi.mH @ target, n + phi.shape[1]
         if n == 0:
-            raise ValueError(f"no training window for parameter value number {value}; expected at least one. "
-                             "Check the split.")
+            raise ValueError(
+                f"no training window for parameter value number {value}; expected at least one. "
+                "Check the split."
+            )
         return a, b, n
 
     def solve(self, sums: Sequence[tuple[Tensor, Tensor, int]], ridge: float) -> None:
@@ -151,11 +167,28 @@ class Propagator(Modal):
 
     kind = "propagator"
 
-    def __init__(self, num_values: int, num_channels: int, space: tuple[int, ...], boundary: str, degree: int,
-                 history: int, walls: Sequence[tuple[float, float]] = (), num_forcing: int = 0,
-                 series: Sequence[int] = (), **_: Any):
-        super().__init__(num_values, self.num_terms(num_channels, degree, history, num_forcing), num_channels,
-                         space, boundary, num_forcing, series)
+    def __init__(
+        self,
+        num_values: int,
+        num_channels: int,
+        space: tuple[int, ...],
+        boundary: str,
+        degree: int,
+        history: int,
+        walls: Sequence[tuple[float, float]] = (),
+        num_forcing: int = 0,
+        series: Sequence[int] = (),
+        **_: Any,
+    ):
+        super().__init__(
+            num_values,
+            self.num_terms(num_channels, degree, history, num_forcing),
+            num_channels,
+            space,
+            boundary,
+            num_forcing,
+            series,
+        )
         self.degree, self.history, self.has_products = degree, history, degree > 1 and num_forcing > 0
         # between the values at the walls: what is above it is zero there, as sines are
         ends = [low + (high - low) * (torch.arange(space[0]) + 0.5) / space[0] for low, high in walls]
@@ -180,8 +213,9 @@ class Propagator(Modal):
         num_channels = settings["num_channels"]
         wanted = [(settings["degree"], settings["history"]), (1, settings["history"]), (1, 1)]
         num_forcing = settings.get("num_forcing", 0)
-        sizes = [some for some in wanted
-                 if cls.has_room(settings, cls.num_terms(num_channels, *some, num_forcing))]
+        sizes = [
+            some for some in wanted if cls.has_room(settings, cls.num_terms(num_channels, *some, num_forcing))
+        ]
         room = f"its normal equations take more than {cls.MOST_BYTES >> 20} MiB"
         if not sizes:
             return room
@@ -189,12 +223,14 @@ class Propagator(Modal):
         largest = cls(**{**settings, "degree": degree, "history": history}).to(samples.device)
         sums = [largest.normal_equations(samples, value) for value in range(settings["num_values"])]
         per_frame = len(monomials(num_channels, degree))
-        for deg, lags in itertools.product(sorted({1, degree}),
-                                           sorted({1, 2, history} & set(range(1, history + 1)))):
+        for deg, lags in itertools.product(
+            sorted({1, degree}), sorted({1, 2, history} & set(range(1, history + 1)))
+        ):
             terms, end = range(len(monomials(num_channels, deg))), largest.weight_real.shape[2]
             first = end - largest.num_forced if deg == 1 else history * per_frame
-            keep = torch.tensor([*(lag * per_frame + term for lag in range(lags) for term in terms),
-                                 *range(first, end)])
+            keep = torch.tensor(
+                [*(lag * per_frame + term for lag in range(lags) for term in terms), *range(first, end)]
+            )
             for ridge in cls.RIDGES:
                 smaller = {**settings, "degree": deg, "history": lags}
                 fitted = cls(**smaller)
@@ -205,7 +241,8 @@ class Propagator(Modal):
     @classmethod
     def num_terms(cls, num_channels: int, degree: int, history: int, num_forcing: int = 0) -> int:
         if degree not in range(1, MOST_DEGREE + 1):
-            raise ValueError(f"a propagator has the degree {degree!r:.80}; expected 1 to {MOST_DEGREE}. "
-                             f"Train it again.")
+            raise ValueError(
+                f"a propagator has the degree {degree!r:.80}; expected 1 to {MOST_DEGREE}. Train it again."
+            )
         products = num_channels * num_forcing if degree > 1 else 0
         return sum(math.comb(num_channels + d - 1, d) for d in range(1, degree + 1)) * history + products

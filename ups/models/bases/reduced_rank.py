@@ -12,16 +12,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-RIDGES = tuple(10.0**power for power in range(-13, 2))   # over the largest variance of a direction of x
-SMALLER = 1.0, 1e-2, 1e-4   # times the best ridge of full rank: fewer directions need less of it
-AS_GOOD = 1.005     # times the least error: of these the largest ridge, then the smallest rank
-FIRM = 0.5          # of the error on other windows that a firm map leaves on those it was fitted to
-NEARLY = 0.75       # of the ranks
-TINY = 1e-15        # of the largest variance: rounding in float64
-ROUNDING = 1e-14    # of the squares of y, below which errors are alike
-MOST = 1024         # directions of so many numbers
-MANY = 512          # of more numbers; beyond so many, one ridge is tried with all ranks
-BLOCK = 2**16       # columns that are summed in float64 at a time
+RIDGES = tuple(10.0**power for power in range(-13, 2))  # over the largest variance of a direction of x
+SMALLER = 1.0, 1e-2, 1e-4  # times the best ridge of full rank: fewer directions need less of it
+AS_GOOD = 1.005  # times the least error: of these the largest ridge, then the smallest rank
+FIRM = 0.5  # of the error on other windows that a firm map leaves on those it was fitted to
+NEARLY = 0.75  # of the ranks
+TINY = 1e-15  # of the largest variance: rounding in float64
+ROUNDING = 1e-14  # of the squares of y, below which errors are alike
+MOST = 1024  # directions of so many numbers
+MANY = 512  # of more numbers; beyond so many, one ridge is tried with all ranks
+BLOCK = 2**16  # columns that are summed in float64 at a time
 
 
 class Map(NamedTuple):
@@ -102,7 +102,7 @@ class Errors:
         away, of_held = y[held] - mean, x[held].T @ y[held]
         cross = fold.vectors.T @ (products - of_held - others * torch.outer(fold.mean, mean))
         cross_held = fold.vectors.T @ ((x[held] - fold.mean).T @ away)
-        self.square = cross @ cross.T                # k, k
+        self.square = cross @ cross.T  # k, k
         self.square_held = cross_held @ cross.T
         squares = y.square().sum() - y[held].square().sum() - others * mean.square().sum()
         self.sizes = torch.stack([away.square().sum(), squares])
@@ -121,28 +121,38 @@ class Errors:
         root = (1 / (self.values + ridge * self.values.max())).sqrt()
         power, vectors = torch.linalg.eigh(root[:, None] * self.square * root)
         power, vectors = power.flip(0).clamp_min(0), root[:, None] * vectors.flip(1)
-        gains = [2 * (vectors * (square @ vectors)).sum(0) - power * (vectors * other).sum(0)
-                 for square, other in ((self.square_held, self.held @ vectors),
-                                       (self.square, self.values[:, None] * vectors))]
+        gains = [
+            2 * (vectors * (square @ vectors)).sum(0) - power * (vectors * other).sum(0)
+            for square, other in (
+                (self.square_held, self.held @ vectors),
+                (self.square, self.values[:, None] * vectors),
+            )
+        ]
         total = torch.stack(gains).cumsum(1)
         total = torch.cat([torch.zeros_like(total[:, :1]), total], 1)
         return torch.maximum(self.sizes[:, None] - total, self.least[:, None])
 
 
-def choose(read: Directions, folds: Sequence[FoldSums], give: Directions, held: Sequence[Tensor],
-           most: int) -> tuple[Map, Map | None]:
+def choose(
+    read: Directions, folds: Sequence[FoldSums], give: Directions, held: Sequence[Tensor], most: int
+) -> tuple[Map, Map | None]:
     """The map of the least error on windows held out, and a firm one (see FIRM) where that one is not; of
     rank `most` at most."""
-    if not len(read.variances) or not len(give.variances):   # nothing varies
+    if not len(read.variances) or not len(give.variances):  # nothing varies
         return Map.none(read.x, give.x), None
     products = read.scores.T @ give.scores
-    errors = [Errors(read.scores, give.scores, fold, rows, products)
-              for fold, rows in zip(folds, held, strict=True)]
+    errors = [
+        Errors(read.scores, give.scores, fold, rows, products) for fold, rows in zip(folds, held, strict=True)
+    ]
     by_ridge = {ridge: sum(error.of_ridge(ridge) for error in errors) for ridge in RIDGES}
     best = largest_as_good({ridge: float(found[0]) for ridge, found in by_ridge.items()})
-    by_rank = {ridge: sum(error.of_rank(ridge) for error in errors)[:, : most + 1]
-               for ridge in {max(best * factor, RIDGES[0])
-                             for factor in (SMALLER if len(read.variances) <= MANY else SMALLER[:1])}}
+    by_rank = {
+        ridge: sum(error.of_rank(ridge) for error in errors)[:, : most + 1]
+        for ridge in {
+            max(best * factor, RIDGES[0])
+            for factor in (SMALLER if len(read.variances) <= MANY else SMALLER[:1])
+        }
+    }
     ridge = largest_as_good({ridge: float(found[0].min()) for ridge, found in by_rank.items()})
     rank = smallest_as_good(by_rank[ridge][0])
     every = min(len(read.variances), len(give.variances), len(read.scores) - max(map(len, held)) - 1)

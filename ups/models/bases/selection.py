@@ -4,8 +4,8 @@ what is to be explained, the others for what may explain it."""
 import torch
 from torch import Tensor
 
-RIDGE = 1e-9   # of columns of length 1; float64 leaves half the digits of what is nearly dependent
-OWN = 1e-4     # of a column's square that others do not explain, at least, or it is taken for one of theirs
+RIDGE = 1e-9  # of columns of length 1; float64 leaves half the digits of what is nearly dependent
+OWN = 1e-4  # of a column's square that others do not explain, at least, or it is taken for one of theirs
 
 
 def scaled(a: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,8 +12,10 @@ from torch import Tensor
 from ups.common.user_solver import load_step
 from ups.models.bases.base import Base, Fit, Known, Samples
 
-PASS = ("expected the function itself, as weights name no code to run. Pass it: ups.load(path, "
-        "solvers={TASK: step}), or predict.py --solver TASK=MODULE:FUNCTION.")
+PASS = (
+    "expected the function itself, as weights name no code to run. Pass it: ups.load(path, "
+    "solvers={TASK: step}), or predict.py --solver TASK=MODULE:FUNCTION."
+)
 
 
 class Solver(Base):
@@ -29,14 +31,25 @@ class Solver(Base):
     kind = "solver"
     is_users = True
 
-    def __init__(self, num_channels: int, solver: str, task: str, positive: Sequence[int],
-                 names: Sequence[str], dt: float, offsets: Sequence[float] = (),
-                 forcing: Sequence[str] = (), forcing_positive: Sequence[int] = (),
-                 forcing_offsets: Sequence[float] = (), series: Sequence[int] = (), **_: Any):
+    def __init__(
+        self,
+        num_channels: int,
+        solver: str,
+        task: str,
+        positive: Sequence[int],
+        names: Sequence[str],
+        dt: float,
+        offsets: Sequence[float] = (),
+        forcing: Sequence[str] = (),
+        forcing_positive: Sequence[int] = (),
+        forcing_offsets: Sequence[float] = (),
+        series: Sequence[int] = (),
+        **_: Any,
+    ):
         super().__init__()
         self.step, self.dt, self.task, self.solver = None, dt, task, str(solver)
         self.positive, self.names = list(positive), list(names)
-        self.offsets = list(offsets)   # of fields that are counted from one; the solver's are not
+        self.offsets = list(offsets)  # of fields that are counted from one; the solver's are not
         self.register_buffer("mean", torch.zeros(num_channels))
         self.register_buffer("std", torch.ones(num_channels))
         self.forcing, self.series = list(forcing), list(series)
@@ -53,8 +66,9 @@ class Solver(Base):
 
     def forward(self, u: Tensor, known: Known) -> Tensor:
         if self.step is None:
-            raise ValueError(f"the base of {self.task} is a solver of the user's, {self.solver!r:.80}; "
-                             f"{PASS}")
+            raise ValueError(
+                f"the base of {self.task} is a solver of the user's, {self.solver!r:.80}; {PASS}"
+            )
         column = (-1, *[1] * (u.ndim - 3))
         w, mean, std = u[:, -1].float(), self.mean.view(column), self.std.view(column)
         physical = self._across(torch.exp, w * std + mean)
@@ -67,8 +81,17 @@ class Solver(Base):
 
     def _across(self, function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
         """`function` of the channels that are normalised by their logarithms."""
-        return torch.stack([function(part) if channel in self.positive else part
-                            for channel, part in enumerate(u.unbind(1))], 1) if self.positive else u
+        return (
+            torch.stack(
+                [
+                    function(part) if channel in self.positive else part
+                    for channel, part in enumerate(u.unbind(1))
+                ],
+                1,
+            )
+            if self.positive
+            else u
+        )
 
     def _told(self, known: Known) -> dict[str, Tensor]:
         """What is known in advance in physical units, now and in the next frame, by name."""
@@ -87,8 +110,9 @@ class Solver(Base):
         out = torch.empty_like(u)
         for value in raw[:, 0].unique():
             rows = raw[:, 0] == value
-            out[rows] = self._call(u[rows], raw[rows], {name: f[rows] for name, f in told.items()},
-                                   parameter=float(value))
+            out[rows] = self._call(
+                u[rows], raw[rows], {name: f[rows] for name, f in told.items()}, parameter=float(value)
+            )
         return out
 
     def _call(self, u: Tensor, raw: Tensor | None, told: dict[str, Tensor], **more: Any) -> Tensor:
@@ -96,29 +120,40 @@ class Solver(Base):
         columns = {} if raw is None else dict(zip(self.names, raw.unbind(1), strict=False))
         named = {"parameters": columns, "forcing": {name: f.to(u) for name, f in told.items()}}
         if not self.is_torch:
-            named = {key: {name: one.cpu().numpy() for name, one in some.items()}
-                     for key, some in (("parameters", columns), ("forcing", told))}
+            named = {
+                key: {name: one.cpu().numpy() for name, one in some.items()}
+                for key, some in (("parameters", columns), ("forcing", told))
+            }
         offered = {"dt": self.dt, "parameter": None} | named | more
         found = self.step(given, **{name: value for name, value in offered.items() if name in self.accepts})
         if tuple(getattr(found, "shape", ())) != tuple(u.shape):
-            raise ValueError(f"{self.solver} gave {getattr(found, 'shape', type(found).__name__)} for a "
-                             f"field of shape {tuple(u.shape)}; expected that shape. Let it return (batch, "
-                             f"channel, *space).")
+            raise ValueError(
+                f"{self.solver} gave {getattr(found, 'shape', type(found).__name__)} for a "
+                f"field of shape {tuple(u.shape)}; expected that shape. Let it return (batch, "
+                f"channel, *space)."
+            )
         return found.to(u) if self.is_torch else torch.from_numpy(np.ascontiguousarray(found)).to(u)
 
     @classmethod
     def fit(cls, samples: Samples, settings: dict[str, Any]) -> Fit[Self]:
         """There is nothing to fit but the units."""
         cache, codec = samples.cache, samples.head.codec
-        named = {**settings, "solver": cache.settings.solver, "task": cache.task.name, "dt": cache.dt,
-                 "names": [] if cache.task.hides else list(cache.task.parameters),
-                 "offsets": [cache.task.offsets.get(name, 0.0) for name in codec.fields],
-                 "positive": [codec.fields.index(name) for name in codec.positive]}
+        named = {
+            **settings,
+            "solver": cache.settings.solver,
+            "task": cache.task.name,
+            "dt": cache.dt,
+            "names": [] if cache.task.hides else list(cache.task.parameters),
+            "offsets": [cache.task.offsets.get(name, 0.0) for name in codec.fields],
+            "positive": [codec.fields.index(name) for name in codec.positive],
+        }
         if cache.task.forcing:
             told = samples.head.forcing_codec
-            named |= {"forcing": list(told.fields),
-                      "forcing_positive": [told.fields.index(name) for name in told.positive],
-                      "forcing_offsets": [cache.task.offsets.get(name, 0.0) for name in told.fields]}
+            named |= {
+                "forcing": list(told.fields),
+                "forcing_positive": [told.fields.index(name) for name in told.positive],
+                "forcing_offsets": [cache.task.offsets.get(name, 0.0) for name in told.fields],
+            }
         base = cls(**named).use(load_step(named["solver"], named["task"])).to(samples.device)
         base.mean.copy_(codec.mean)
         base.std.copy_(codec.std)

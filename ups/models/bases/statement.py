@@ -15,8 +15,14 @@ NOT_STATED = "an equation was used as base but is not stated"
 NO_INTERVALS = "it was fitted by a version without intervals (train the operator again)"
 
 
-def described(models: "Sequence[Model]", sure: Sequence[Certainty], library: Sequence[Term],
-              terms: Sequence[Term], units: FieldUnits, settings: dict[str, Any]) -> dict[str, Any]:
+def described(
+    models: "Sequence[Model]",
+    sure: Sequence[Certainty],
+    library: Sequence[Term],
+    terms: Sequence[Term],
+    units: FieldUnits,
+    settings: dict[str, Any],
+) -> dict[str, Any]:
     """What is known of the equations of all parameter values, JSON-able and in the units of the data.
 
     origins (C,): from where powers of each field are counted. equations, of each value: doubt, why it is not
@@ -27,24 +33,43 @@ def described(models: "Sequence[Model]", sure: Sequence[Certainty], library: Seq
     for model, one in zip(models, sure, strict=True):
         rows = []
         for (channel, place), value, width, is_small in zip(
-                model.unknowns, model.values.tolist(), one.half_width.tolist(), one.is_negligible.tolist(),
-                strict=True):
-            unit = unit_of(library[place], channel, units, settings["positive"], settings["cell"],
-                           settings["frame"])
-            rows.append([channel, terms.index(library[place]), value * unit,
-                         width * unit if math.isfinite(width) else None, is_small])
+            model.unknowns,
+            model.values.tolist(),
+            one.half_width.tolist(),
+            one.is_negligible.tolist(),
+            strict=True,
+        ):
+            unit = unit_of(
+                library[place], channel, units, settings["positive"], settings["cell"], settings["frame"]
+            )
+            rows.append(
+                [
+                    channel,
+                    terms.index(library[place]),
+                    value * unit,
+                    width * unit if math.isfinite(width) else None,
+                    is_small,
+                ]
+            )
         equations.append({"doubt": one.doubt, "rows": rows})
     return {"origins": units.origin, "sizes": units.size, "equations": equations}
 
 
-def stated(found: dict[str, Any], terms: Sequence[Term], fields: Sequence[str], positive: Sequence[int],
-           axes: Sequence[str]) -> list[str]:
+def stated(
+    found: dict[str, Any],
+    terms: Sequence[Term],
+    fields: Sequence[str],
+    positive: Sequence[int],
+    axes: Sequence[str],
+) -> list[str]:
     """A line for every field, per parameter value; one for all equations that are not stated. found: of
     `described`, {} of weights from before it."""
     if not found:
         return [f"{NOT_STATED}: {NO_INTERVALS}"]
-    counted = [f"({name} - {_number(origin, size / 1000)})" if origin else name
-               for name, origin, size in zip(fields, found["origins"], found["sizes"], strict=True)]
+    counted = [
+        f"({name} - {_number(origin, size / 1000)})" if origin else name
+        for name, origin, size in zip(fields, found["origins"], found["sizes"], strict=True)
+    ]
     words = [written(term, fields, positive, axes, counted) for term in terms]
     lines, doubts = [], {}
     for place, equation in enumerate(found["equations"], 1):
@@ -58,15 +83,18 @@ def stated(found: dict[str, Any], terms: Sequence[Term], fields: Sequence[str], 
             large = [row for row in rows if not row[4]]
             right = " ".join(
                 f"{'-' if value < 0 else '+'} {with_interval(abs(value), width)} {words[term]}".rstrip()
-                for _, term, value, width, _ in large)
+                for _, term, value, width, _ in large
+            )
             right = f"-{right[2:]}" if right.startswith("-") else right[2:] or "0"
             if few := len(rows) - len(large):
                 right += f" (and {few} term{'s' * (few > 1)} below {LITTLE:.0%} of it)"
             lines.append(f"∂t {'log ' if channel in positive else ''}{field} = {right}")
     num = len(found["equations"])
-    return lines + [f"{NOT_STATED}: {doubt}" + (f" (parameter values {', '.join(map(str, places))} of {num})"
-                                                if len(places) < num else "")
-                    for doubt, places in doubts.items()]
+    return lines + [
+        f"{NOT_STATED}: {doubt}"
+        + (f" (parameter values {', '.join(map(str, places))} of {num})" if len(places) < num else "")
+        for doubt, places in doubts.items()
+    ]
 
 
 def with_interval(value: float, half_width: float) -> str:

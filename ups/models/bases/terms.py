@@ -19,14 +19,22 @@ Term = tuple[tuple[int, ...], tuple[Factor, ...]]
 
 # Central differences of sixth order, of fourth for the third and fourth derivative (Fornberg 1988): weights
 # of the cell itself and of those at its right; those at its left follow by symmetry.
-STENCILS = {1: (0, 3 / 4, -3 / 20, 1 / 60), 2: (-49 / 18, 3 / 2, -3 / 20, 1 / 90),
-            3: (0, -13 / 8, 1, -1 / 8), 4: (28 / 3, -13 / 2, 2, -1 / 6)}
+STENCILS = {
+    1: (0, 3 / 4, -3 / 20, 1 / 60),
+    2: (-49 / 18, 3 / 2, -3 / 20, 1 / 90),
+    3: (0, -13 / 8, 1, -1 / 8),
+    4: (28 / 3, -13 / 2, 2, -1 / 6),
+}
 # of two orders more: what a fit by these changes is the error of those
-FINER = {1: (0, 4 / 5, -1 / 5, 4 / 105, -1 / 280), 2: (-205 / 72, 8 / 5, -1 / 5, 8 / 315, -1 / 560),
-         3: (0, -61 / 30, 169 / 120, -3 / 10, 7 / 240), 4: (91 / 8, -122 / 15, 169 / 60, -2 / 5, 7 / 240)}
-MOST_TERMS = 400   # of a library
+FINER = {
+    1: (0, 4 / 5, -1 / 5, 4 / 105, -1 / 280),
+    2: (-205 / 72, 8 / 5, -1 / 5, 8 / 315, -1 / 560),
+    3: (0, -61 / 30, 169 / 120, -3 / 10, 7 / 240),
+    4: (91 / 8, -122 / 15, 169 / 60, -2 / 5, 7 / 240),
+}
+MOST_TERMS = 400  # of a library
 INVERSE = WAVE = -1
-MOST_WAVES = 4     # wave numbers along an axis
+MOST_WAVES = 4  # wave numbers along an axis
 
 
 def difference(n: int, order: int, boundary: str, is_finer: bool = False) -> Tensor:
@@ -34,7 +42,7 @@ def difference(n: int, order: int, boundary: str, is_finer: bool = False) -> Ten
     wall lie the mirrored cells, of the other sign if Dirichlet, beyond an open end copies of the last one."""
     matrix, cells = torch.zeros(n, n, dtype=torch.float64), torch.arange(n)
     for distance, weight in enumerate((FINER if is_finer else STENCILS)[order]):
-        for side in ((1, -1) if distance else (1,)):
+        for side in (1, -1) if distance else (1,):
             there = cells + side * distance
             sign = torch.full((n,), weight * (side if order % 2 else 1), dtype=torch.float64)
             if boundary == PERIODIC:
@@ -48,8 +56,13 @@ def difference(n: int, order: int, boundary: str, is_finer: bool = False) -> Ten
     return matrix
 
 
-def library(num_channels: int, positive: Sequence[int], ndim: int, vorticity: Sequence[int] = (),
-            driven: Sequence[int] = ()) -> list[Term]:
+def library(
+    num_channels: int,
+    positive: Sequence[int],
+    ndim: int,
+    vorticity: Sequence[int] = (),
+    driven: Sequence[int] = (),
+) -> list[Term]:
     """Terms worth trying, plain ones first, MOST_TERMS at most: reactions of up to three fields, derivatives
     up to the second times up to two of them, products of two first derivatives, and the third and fourth
     derivative.
@@ -66,17 +79,23 @@ def library(num_channels: int, positive: Sequence[int], ndim: int, vorticity: Se
     one = [power((c, e)) for c in channels for e in ((1, -1) if c in positive else (1,))]
     ratios = [power((a, 1), (b, -1)) for a, b in itertools.permutations(positive, 2)]
     free = [c for c in channels if c not in positive]
-    several = [[power(*((c, 1) for c in chosen))
-                for chosen in itertools.combinations_with_replacement(free, degree)] for degree in (2, 3)]
+    several = [
+        [power(*((c, 1) for c in chosen)) for chosen in itertools.combinations_with_replacement(free, degree)]
+        for degree in (2, 3)
+    ]
     first = [(((c, (a,)),)) for c in channels for a in range(ndim)]
     pure = [((c, (a,) * 2),) for c in channels for a in range(ndim)]
     mixed = [((c, pair),) for c in channels for pair in itertools.combinations(range(ndim), 2)]
     pairs = [tuple(sorted(a + b)) for a, b in itertools.combinations_with_replacement(first, 2)]
     higher = [((c, (a,) * order),) for c in channels for a in range(ndim) for order in (3, 4)]
     # of a wave and its opposite one
-    standing = [numbers for numbers in itertools.product(*(range(-MOST_WAVES, MOST_WAVES + 1) if a in driven
-                                                           else (0,) for a in range(ndim)))
-                if numbers > (0,) * ndim]
+    standing = [
+        numbers
+        for numbers in itertools.product(
+            *(range(-MOST_WAVES, MOST_WAVES + 1) if a in driven else (0,) for a in range(ndim))
+        )
+        if numbers > (0,) * ndim
+    ]
 
     def tiers() -> Iterator[list[Term]]:
         plain = [power(), *one, *ratios]
@@ -87,8 +106,12 @@ def library(num_channels: int, positive: Sequence[int], ndim: int, vorticity: Se
         yield list(itertools.product([*one, *ratios], pure))
         yield list(itertools.product(plain, mixed))
         yield list(itertools.product(several[0], first))
-        yield [(power(), tuple(sorted([(a, (INVERSE, along)), (c, (1 - along,))])))
-               for a in vorticity for c in channels for along in range(2)]
+        yield [
+            (power(), tuple(sorted([(a, (INVERSE, along)), (c, (1 - along,))])))
+            for a in vorticity
+            for c in channels
+            for along in range(2)
+        ]
         yield [(power(), ((WAVE, (*numbers, part)),)) for numbers in standing for part in range(2)]
 
     terms: list[Term] = []
@@ -107,8 +130,9 @@ def diagonal(term: Term, positive: Sequence[int], ends: Sequence[str]) -> Factor
     if any(powers) or len(factors) != 1:
         return None
     [(channel, axes)] = factors
-    is_diagonal = channel != WAVE and all(axis != INVERSE and (ends[axis] == PERIODIC
-                                                               or axes.count(axis) % 2 == 0) for axis in axes)
+    is_diagonal = channel != WAVE and all(
+        axis != INVERSE and (ends[axis] == PERIODIC or axes.count(axis) % 2 == 0) for axis in axes
+    )
     return (channel, axes) if is_diagonal else None
 
 
@@ -124,20 +148,30 @@ def inverse_laplacian(space: Sequence[int], lengths: Sequence[float]) -> Tensor:
 def standing_wave(numbers: Sequence[int], space: Sequence[int]) -> Tensor:
     """The cosine, or the sine where the last number is 1, of that many waves along each axis, (*space)."""
     *numbers, part = numbers
-    phase = sum(torch.arange(n, dtype=torch.float64).view(-1, *[1] * (len(space) - 1 - axis)) * (number / n)
-                for axis, (n, number) in enumerate(zip(space, numbers, strict=True)))
+    phase = sum(
+        torch.arange(n, dtype=torch.float64).view(-1, *[1] * (len(space) - 1 - axis)) * (number / n)
+        for axis, (n, number) in enumerate(zip(space, numbers, strict=True))
+    )
     phase = 2 * math.pi * phase.expand(*space)
     return phase.sin() if part else phase.cos()
 
 
-def written(term: Term, fields: Sequence[str], positive: Sequence[int], axes: Sequence[str],
-            counted: Sequence[str] = ()) -> str:
+def written(
+    term: Term,
+    fields: Sequence[str],
+    positive: Sequence[int],
+    axes: Sequence[str],
+    counted: Sequence[str] = (),
+) -> str:
     """A term as text, say u ∂xx v; x of waves in lengths of the axis, ∇⁻² the inverse Laplacian. counted: the
     fields as their powers are counted, where that is not from zero."""
     powers, factors = term
     counted = counted or fields
-    parts = [counted[c] + (f"^{exponent}" if exponent != 1 else "")
-             for c, exponent in enumerate(powers) if exponent]
+    parts = [
+        counted[c] + (f"^{exponent}" if exponent != 1 else "")
+        for c, exponent in enumerate(powers)
+        if exponent
+    ]
     for channel, along_axes in factors:
         if channel == WAVE:
             *numbers, part = along_axes
@@ -147,47 +181,65 @@ def written(term: Term, fields: Sequence[str], positive: Sequence[int], axes: Se
         name = f"log {fields[channel]}" if channel in positive else fields[channel]
         inverse = "∇⁻² " * (INVERSE in along_axes)
         parts.append(f"∂{''.join(axes[axis] for axis in along_axes if axis != INVERSE)} {inverse}{name}")
-    return " ".join(f"({part})" if " " in part and part[0] != "(" and len(parts) > 1 else part
-                    for part in parts)
+    return " ".join(
+        f"({part})" if " " in part and part[0] != "(" and len(parts) > 1 else part for part in parts
+    )
 
 
 class Terms(nn.Module):
     """The values of `terms` on a grid. lengths: of the axes, and cell, as `comparable` takes them; the state
     has the logarithm of a positive channel."""
 
-    def __init__(self, terms: Sequence[Term], positive: Sequence[int], space: Sequence[int],
-                 lengths: Sequence[float], boundary: str, cell: Sequence[float] = (),
-                 is_finer: bool = False):
+    def __init__(
+        self,
+        terms: Sequence[Term],
+        positive: Sequence[int],
+        space: Sequence[int],
+        lengths: Sequence[float],
+        boundary: str,
+        cell: Sequence[float] = (),
+        is_finer: bool = False,
+    ):
         super().__init__()
         self.terms, self.positive, self.space = list(terms), list(positive), tuple(space)
         ends = along(boundary, len(space))
         self.powers = sorted({powers for powers, _ in self.terms}, reverse=True)
         self.products = sorted({factors for _, factors in self.terms})
         self.factors = sorted({factor for factors in self.products for factor in factors})
-        for axis, order in {(axis, axes.count(axis)) for channel, axes in self.factors for axis in axes
-                            if channel != WAVE and axis != INVERSE}:
+        for axis, order in {
+            (axis, axes.count(axis))
+            for channel, axes in self.factors
+            for axis in axes
+            if channel != WAVE and axis != INVERSE
+        }:
             matrix = difference(space[axis], order, ends[axis], is_finer)
             matrix = matrix * (space[axis] / lengths[axis]) ** order
             self.register_buffer(f"difference{axis}{order}", matrix, persistent=False)
         chosen = [(self.powers.index(powers), self.products.index(factors)) for powers, factors in self.terms]
         self.register_buffer("chosen", torch.tensor(chosen, dtype=torch.long).view(-1, 2).T, persistent=False)
         # of every power the products that its terms have; and the terms in that order
-        groups = [[term for term, (power, _) in enumerate(chosen) if power == place]
-                  for place in range(len(self.powers))]
+        groups = [
+            [term for term, (power, _) in enumerate(chosen) if power == place]
+            for place in range(len(self.powers))
+        ]
         self.groups = [[chosen[term][1] for term in group] for group in groups]
         order = torch.tensor([term for group in groups for term in group], dtype=torch.long)
         self.register_buffer("order", order, persistent=False)
         if any(channel != WAVE and INVERSE in axes for channel, axes in self.factors):
-            self.register_buffer("inverse", inverse_laplacian(space, comparable(lengths, cell)),
-                                 persistent=False)
+            self.register_buffer(
+                "inverse", inverse_laplacian(space, comparable(lengths, cell)), persistent=False
+            )
         for channel, numbers in self.factors:
             if channel == WAVE:
                 self.register_buffer(f"wave{numbers}", standing_wave(numbers, space), persistent=False)
 
     def derived(self, s: Tensor) -> dict[Factor, Tensor]:
         """Every factor of s (rows, C, *space): (rows, cells). Channels that are derived alike go together."""
-        found = {(channel, numbers): getattr(self, f"wave{numbers}").to(s.dtype).flatten().expand(len(s), -1)
-                 for channel, numbers in self.factors if channel == WAVE}
+        found = {
+            (channel, numbers): getattr(self, f"wave{numbers}").to(s.dtype).flatten().expand(len(s), -1)
+            for channel, numbers in self.factors
+            if channel == WAVE
+        }
         for axes in sorted({axes for channel, axes in self.factors if channel != WAVE}):
             channels = [channel for channel, others in self.factors if others == axes and channel != WAVE]
             part = s if len(channels) == s.shape[1] else torch.stack([s[:, c] for c in channels], 1)
@@ -201,8 +253,9 @@ class Terms(nn.Module):
                     part = part @ matrix.mT
                 else:
                     part = (matrix @ part.flatten(3 + axis)).view(part.shape)
-            found |= dict(zip([(channel, axes) for channel in channels], part.flatten(2).unbind(1),
-                              strict=True))
+            found |= dict(
+                zip([(channel, axes) for channel in channels], part.flatten(2).unbind(1), strict=True)
+            )
         return found
 
     def values(self, s: Tensor, cells: Tensor | None = None) -> tuple[list[Tensor], list[Tensor]]:
@@ -213,9 +266,15 @@ class Terms(nn.Module):
             channels = channels[..., cells]
             derived = {factor: values[:, cells] for factor, values in derived.items()}
         unity = torch.ones_like(channels[:, 0])
-        return ([self._power(channels, power, unity) for power in self.powers],
-                [math.prod([derived[factor] for factor in factors[1:]], start=derived[factors[0]])
-                 if factors else unity for factors in self.products])
+        return (
+            [self._power(channels, power, unity) for power in self.powers],
+            [
+                math.prod([derived[factor] for factor in factors[1:]], start=derived[factors[0]])
+                if factors
+                else unity
+                for factors in self.products
+            ],
+        )
 
     def forward(self, s: Tensor, cells: Tensor | None = None) -> Tensor:
         """s (rows, C, *space) to (rows, terms, cells), of all cells or of some."""
@@ -230,13 +289,19 @@ class Terms(nn.Module):
         """The sum of the terms, as s (rows, C, *space), by their weights from `grouped`; no term is ever
         held."""
         powers, products = self.values(s)
-        parts = [power[:, None] * (weight @ torch.stack([products[place] for place in group], 1))
-                 for power, weight, group in zip(powers, weights, self.groups, strict=True)]
+        parts = [
+            power[:, None] * (weight @ torch.stack([products[place] for place in group], 1))
+            for power, weight, group in zip(powers, weights, self.groups, strict=True)
+        ]
         return sum(parts[1:], parts[0]).view(s.shape)
 
     def _power(self, channels: Tensor, power: tuple[int, ...], unity: Tensor) -> Tensor:
-        logarithm = [exponent * channels[:, c] for c, exponent in enumerate(power)
-                     if exponent and c in self.positive]
-        free = [channels[:, c] ** exponent for c, exponent in enumerate(power)
-                if exponent and c not in self.positive]
+        logarithm = [
+            exponent * channels[:, c] for c, exponent in enumerate(power) if exponent and c in self.positive
+        ]
+        free = [
+            channels[:, c] ** exponent
+            for c, exponent in enumerate(power)
+            if exponent and c not in self.positive
+        ]
         return math.prod(free, start=sum(logarithm[1:], logarithm[0]).exp() if logarithm else unity)

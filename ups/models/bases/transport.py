@@ -24,15 +24,24 @@ class Transport(Learnt):
 
     kind, BATCH, fits_some = "transport", 16, True
     TAPS = 5
-    LEARNING_RATE = 1e-2   # Adam, 600 steps on Burgers nu 0.01: 4e-4; 3e-2 gives 7e-3
-    RATE_SCALE = 10.0   # so that a unit step of the optimizer moves the potential as much as the width
+    LEARNING_RATE = 1e-2  # Adam, 600 steps on Burgers nu 0.01: 4e-4; 3e-2 gives 7e-3
+    RATE_SCALE = 10.0  # so that a unit step of the optimizer moves the potential as much as the width
 
-    def __init__(self, num_parameters: int, num_channels: int, space: tuple[int, ...], boundary: str,
-                 reach: int, **_: Any):
+    def __init__(
+        self,
+        num_parameters: int,
+        num_channels: int,
+        space: tuple[int, ...],
+        boundary: str,
+        reach: int,
+        **_: Any,
+    ):
         super().__init__()
         if not 0 < reach <= max(space):
-            raise ValueError(f"transport reaches {reach} cells of a grid {tuple(space)}; expected no more "
-                             f"than the grid. Train it again.")
+            raise ValueError(
+                f"transport reaches {reach} cells of a grid {tuple(space)}; expected no more "
+                f"than the grid. Train it again."
+            )
         self.ndim, self.reach, self.ends = len(space), reach, along(boundary, len(space))
         self.stencil = nn.Parameter(torch.zeros(self.ndim, num_channels, self.TAPS))
         self.log_amplitude = nn.Parameter(torch.zeros(self.ndim, num_parameters))
@@ -52,8 +61,11 @@ class Transport(Learnt):
     def _along_last(self, u: Tensor, parameters: Tensor, axis: int) -> Tensor:
         """One pass along the last axis: u (batch, C, n), parameters (batch, P)."""
         n, reach, side, end = u.shape[-1], self.reach, self.TAPS // 2, self.ends[axis]
-        rate = (nn.functional.conv1d(self._pad(u, side, end), self.stencil[axis][None])[:, 0]
-                * self.RATE_SCALE / reach)
+        rate = (
+            nn.functional.conv1d(self._pad(u, side, end), self.stencil[axis][None])[:, 0]
+            * self.RATE_SCALE
+            / reach
+        )
         rate = rate * torch.exp(parameters @ self.log_amplitude[axis])[:, None]
         rate = self._pad(rate[:, None], reach, end)[:, 0]
         potential = rate.cumsum(-1) - rate / 2
@@ -61,15 +73,17 @@ class Transport(Learnt):
         drift = self.drift[axis, 0] + parameters @ self.drift[axis, 1:]
         width = torch.exp(self.log_width[axis, 0] + parameters @ self.log_width[axis, 1:])
         bias = drift[:, None] * k - 0.5 * (k / width[:, None]) ** 2
-        logits = potential.unfold(-1, 2 * reach + 1, 1) - potential[:, reach:reach + n, None] + bias[:, None]
-        kernel = logits.softmax(-1)                                                # batch, n, 2 reach + 1
+        logits = (
+            potential.unfold(-1, 2 * reach + 1, 1) - potential[:, reach : reach + n, None] + bias[:, None]
+        )
+        kernel = logits.softmax(-1)  # batch, n, 2 reach + 1
         return torch.einsum("bnk,bcnk->bcn", kernel, self._pad(u, reach, end).unfold(-1, 2 * reach + 1, 1))
 
     def forward(self, u: Tensor, known: Known) -> Tensor:
         u, parameters = u[:, -1].float(), known.standard.float()
         for axis in range(self.ndim):
             moved = u.movedim((1, 2 + axis), (-2, -1))
-            lines = moved.flatten(0, -3)   # of the other axes, joined to the batch: (batch * lines, C, n)
+            lines = moved.flatten(0, -3)  # of the other axes, joined to the batch: (batch * lines, C, n)
             out = self._along_last(lines, parameters.repeat_interleave(lines.shape[0] // u.shape[0], 0), axis)
             u = out.view(moved.shape).movedim((-2, -1), (1, 2 + axis))
         return u

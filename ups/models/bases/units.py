@@ -15,10 +15,10 @@ from torch import Tensor
 if TYPE_CHECKING:
     from ups.data.tokenizer import Tokenizer
 
-FAR = 100   # standard deviations from zero to the mean: of such a field the distance to its mean is fitted,
-            # as float32 would keep fewer than five digits of its variation
-BEYOND = 0.5, 8.0   # of the range of training trajectories, many and one: forecasts of test trajectories went
-                    # 0.1 beyond that of many, those that blow up pass any number
+FAR = 100  # standard deviations from zero to the mean: of such a field the distance to its mean is fitted,
+# as float32 would keep fewer than five digits of its variation
+BEYOND = 0.5, 8.0  # of the range of training trajectories, many and one: forecasts of test trajectories went
+# 0.1 beyond that of many, those that blow up pass any number
 
 
 def widened(low: Tensor, high: Tensor, num_trajectories: int) -> tuple[Tensor, Tensor]:
@@ -48,7 +48,7 @@ class FieldUnits:
     def of(cls, codec: "Tokenizer") -> "FieldUnits":
         """Those of the fields of a codec."""
         means, stds = codec.mean.double().tolist(), codec.std.double().tolist()
-        rows = []   # scale, shift, size, origin
+        rows = []  # scale, shift, size, origin
         for name, mean, std in zip(codec.fields, means, stds, strict=True):
             if name in codec.positive:
                 rows.append((std, 0.0, math.exp(mean), 0.0))
@@ -60,8 +60,14 @@ class FieldUnits:
         return cls(*(torch.tensor(part, dtype=torch.float64) for part in (scale, shift)), [*size], [*origin])
 
 
-def unit_of(term: tuple[Sequence[int], Sequence[tuple[int, Sequence[int]]]], channel: int,
-            fields: FieldUnits, positive: Sequence[int], cell: Sequence[float], frame: float) -> float:
+def unit_of(
+    term: tuple[Sequence[int], Sequence[tuple[int, Sequence[int]]]],
+    channel: int,
+    fields: FieldUnits,
+    positive: Sequence[int],
+    cell: Sequence[float],
+    frame: float,
+) -> float:
     """What a coefficient of 1 of `term` in the equation of `channel` is in the units of the data.
 
     Sums of logarithms: no power of a unit leaves the range of numbers on the way.
@@ -71,7 +77,7 @@ def unit_of(term: tuple[Sequence[int], Sequence[tuple[int, Sequence[int]]]], cha
     total = own[channel] - math.log(frame)
     total -= sum(exponent * math.log(fields.size[c]) for c, exponent in enumerate(powers) if exponent)
     for c, axes in factors:
-        if c >= 0:   # waves that stand still have no unit
+        if c >= 0:  # waves that stand still have no unit
             total -= own[c] - sum(math.log(cell[axis]) for axis in axes if axis >= 0)
-            total -= 2 * math.log(min(cell)) if -1 in axes else 0.0   # the inverse Laplacian
+            total -= 2 * math.log(min(cell)) if -1 in axes else 0.0  # the inverse Laplacian
     return math.exp(total)

@@ -17,7 +17,7 @@ from ups.userdata.readers.store import Store, Stored, checked, natural
 __all__ = ["Store", "Stored", "natural", "open_store"]
 
 KINDS = "HDF5, netCDF, zarr, .npy, .npz, a MATLAB file or one of torch"
-ZARR = ("zarr.json", ".zgroup", ".zarray")   # one of these lies in every folder of that kind
+ZARR = ("zarr.json", ".zgroup", ".zarray")  # one of these lies in every folder of that kind
 
 
 def open_store(path: str | Path) -> Store:
@@ -29,13 +29,14 @@ def open_store(path: str | Path) -> Store:
         from ups.userdata.readers.together import Together
 
         return Together(parts, open_store)
-    if not path.is_file() and not path.is_dir():   # a pipe would be waited at
+    if not path.is_file() and not path.is_dir():  # a pipe would be waited at
         raise FileNotFoundError(f"there is no file {path}; expected {KINDS}. Correct the path.")
     first = b"" if path.is_dir() else _begin(path)
     if path.is_dir():
         if path.suffix != ".zarr" and not any((path / name).is_file() for name in ZARR):
-            raise ValueError(f"{path} is a folder; expected {KINDS}. Name the files in it, such as "
-                             f"{path}/*.h5.")
+            raise ValueError(
+                f"{path} is a folder; expected {KINDS}. Name the files in it, such as {path}/*.h5."
+            )
         from ups.userdata.readers.xarray_files import Zarr as kind
     elif h5py.is_hdf5(path):
         store = Hdf5(path)
@@ -53,15 +54,18 @@ def open_store(path: str | Path) -> Store:
         from ups.userdata.readers.numpy_files import Npy as kind
     elif zipfile.is_zipfile(path):
         from ups.userdata.readers.numpy_files import Npz, Torch
+
         names = checked(path, lambda: _names_in_zip(path), ".npz file")
         kind = Torch if any(name.endswith("/data.pkl") for name in names) else Npz
     elif first.startswith(b"MATLAB 5"):
         from ups.userdata.readers.numpy_files import Matlab as kind
-    elif first.startswith(b"\x80\x02"):   # what torch wrote before version 1.6
+    elif first.startswith(b"\x80\x02"):  # what torch wrote before version 1.6
         from ups.userdata.readers.numpy_files import Torch as kind
     else:
-        raise ValueError(f"{path} begins with {first!r}; expected {KINDS}. Write the arrays into one of "
-                         f"these, such as np.save.")
+        raise ValueError(
+            f"{path} begins with {first!r}; expected {KINDS}. Write the arrays into one of "
+            f"these, such as np.save."
+        )
     return kind(path)
 
 

@@ -18,8 +18,8 @@ from ups.userdata.readers.store import Store, Stored, checked, decoded, require_
 
 LINKS = {h5l.TYPE_SOFT: "a soft link", h5l.TYPE_EXTERNAL: "a link to another file"}
 
-DIMENSION = "b'This is a netCDF dimension"   # how the name of one without a coordinate begins
-MOST_LOOKED_AT = 100   # of what lies in a file, for signs that it is netCDF
+DIMENSION = "b'This is a netCDF dimension"  # how the name of one without a coordinate begins
+MOST_LOOKED_AT = 100  # of what lies in a file, for signs that it is netCDF
 
 
 class Hdf5(Store):
@@ -38,13 +38,17 @@ class Hdf5(Store):
         return checked(self.path, self._has_netcdf_marks, "HDF5 file")
 
     def _has_netcdf_marks(self) -> bool:
-        if "_NCProperties" in self.file.attrs:   # since 2016
+        if "_NCProperties" in self.file.attrs:  # since 2016
             return True
-        own = [name for name in islice(self.file, MOST_LOOKED_AT)
-               if self.file.get(name, getlink=True).__class__ is h5py.HardLink]
+        own = [
+            name
+            for name in islice(self.file, MOST_LOOKED_AT)
+            if self.file.get(name, getlink=True).__class__ is h5py.HardLink
+        ]
         marks = [self.file[name].attrs for name in own]
-        return any("_Netcdf4Dimid" in found or str(found.get("NAME", b"")).startswith(DIMENSION)
-                   for found in marks)
+        return any(
+            "_Netcdf4Dimid" in found or str(found.get("NAME", b"")).startswith(DIMENSION) for found in marks
+        )
 
     def require_whole(self, name: str) -> None:
         checked(self.path, lambda: require_written(node(self.file, name), self.path), "HDF5 file")
@@ -59,8 +63,9 @@ class Hdf5(Store):
         found = node(self.file, name)
         if not isinstance(found, h5py.Dataset):
             return None
-        axes = tuple(dim.label or (dim.keys()[0].rsplit("/", 1)[-1] if len(dim) else "")
-                     for dim in found.dims)
+        axes = tuple(
+            dim.label or (dim.keys()[0].rsplit("/", 1)[-1] if len(dim) else "") for dim in found.dims
+        )
         return Stored(found.shape, found.dtype, axes if all(axes) else ())
 
     def _read(self, name: str, index: tuple) -> np.ndarray:
@@ -100,11 +105,16 @@ def require_written(dataset: h5py.Dataset, path: Path, again: str = "Write it ag
     large."""
     chunks, stored = dataset.chunks, dataset.id
     there = stored.get_num_chunks() if chunks else stored.get_storage_size()
-    expected = (math.prod(-(-size // chunk) for size, chunk in zip(dataset.shape, chunks, strict=True))
-                if chunks else dataset.nbytes)
+    expected = (
+        math.prod(-(-size // chunk) for size, chunk in zip(dataset.shape, chunks, strict=True))
+        if chunks
+        else dataset.nbytes
+    )
     if there < expected:
-        raise ValueError(f"{path}: {there} of {expected} {'chunks' if chunks else 'bytes'} of {dataset.name} "
-                         f"are there; expected all. {again}")
+        raise ValueError(
+            f"{path}: {there} of {expected} {'chunks' if chunks else 'bytes'} of {dataset.name} "
+            f"are there; expected all. {again}"
+        )
 
 
 def node(parent: h5py.Group, path: str) -> h5py.Group | h5py.Dataset | None:
@@ -129,12 +139,20 @@ def node(parent: h5py.Group, path: str) -> h5py.Group | h5py.Dataset | None:
     if layout.get_layout() == h5d.VIRTUAL:
         raise _refusal(parent, path, "a view of other datasets (virtual)")
     if layout.get_external_count():
-        raise _refusal(parent, path, "kept in another file "
-                                     f"({layout.get_external(0)[0].decode(errors='replace')!r:.200})")
+        raise _refusal(
+            parent,
+            path,
+            f"kept in another file ({layout.get_external(0)[0].decode(errors='replace')!r:.200})",
+        )
     found = h5py.Dataset(here)
     if layout.get_nfilters():
-        require_unpackable(Path(parent.file.filename), path, found.dtype.itemsize * math.prod(found.chunks),
-                           found.nbytes, here.get_storage_size())
+        require_unpackable(
+            Path(parent.file.filename),
+            path,
+            found.dtype.itemsize * math.prod(found.chunks),
+            found.nbytes,
+            here.get_storage_size(),
+        )
     return found
 
 
@@ -147,6 +165,8 @@ def dataset(parent: h5py.Group, path: str) -> h5py.Dataset:
 
 
 def _refusal(parent: h5py.Group, path: str, what: str) -> ValueError:
-    return ValueError(f"{parent.file.filename}: {path} in {parent.name} is {what}; expected the numbers in "
-                      "the file itself, as only they can be checked. Copy them into it (h5py), or make or "
-                      "download the file again.")
+    return ValueError(
+        f"{parent.file.filename}: {path} in {parent.name} is {what}; expected the numbers in "
+        "the file itself, as only they can be checked. Copy them into it (h5py), or make or "
+        "download the file again."
+    )

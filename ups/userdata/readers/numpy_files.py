@@ -16,10 +16,14 @@ from numpy.lib import format as npy
 from ups.common.files import DamagedError
 from ups.userdata.readers.store import Store, Stored, checked, library, require_unpackable
 
-MOST_HEADER_BYTES = 10_000   # of an array, as NumPy takes at most
-HEADER_BYTES = 30   # of a file within a zip, before its name and its extra field, whose lengths end it
-MATLAB_NUMBERS = ("double", "single", "logical",
-                  *[f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)])
+MOST_HEADER_BYTES = 10_000  # of an array, as NumPy takes at most
+HEADER_BYTES = 30  # of a file within a zip, before its name and its extra field, whose lengths end it
+MATLAB_NUMBERS = (
+    "double",
+    "single",
+    "logical",
+    *[f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)],
+)
 
 
 class Arrays(Store):
@@ -88,9 +92,11 @@ class Torch(Arrays):
             """Memory of a tensor, which is asked for before the file is read and touched by that alone."""
             nonlocal room
             room -= storage.nbytes()
-            if room < 0:   # files of torch before 1.6 are not compared with their length by torch
-                raise DamagedError(f"{path} speaks of more bytes of tensors than it holds; expected those "
-                                   "that it speaks of. Copy or write it again.")
+            if room < 0:  # files of torch before 1.6 are not compared with their length by torch
+                raise DamagedError(
+                    f"{path} speaks of more bytes of tensors than it holds; expected those "
+                    "that it speaks of. Copy or write it again."
+                )
             return storage
 
         try:
@@ -99,12 +105,21 @@ class Torch(Arrays):
             parts = dict(_tensors(path, found, path.stem if self.is_single else "", set()))
         except DamagedError:
             raise
-        except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, TypeError, ValueError,
-                AttributeError) as error:
+        except (
+            pickle.UnpicklingError,
+            RuntimeError,
+            EOFError,
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+        ) as error:
             cause = f"{type(error).__name__}: {error}".partition("\n")[0]
-            raise ValueError(f"{path} holds more than tensors, or is cut off ({cause:.100}); expected a "
-                             "tensor, or dicts and lists of tensors: nothing else is unpickled. Save these "
-                             "alone with torch.save.") from None
+            raise ValueError(
+                f"{path} holds more than tensors, or is cut off ({cause:.100}); expected a "
+                "tensor, or dicts and lists of tensors: nothing else is unpickled. Save these "
+                "alone with torch.save."
+            ) from None
         super().__init__(path, parts)
 
 
@@ -113,8 +128,8 @@ def _tensors(path: Path, found: Any, name: str, seen: set[int]) -> Iterator[tupl
     several places goes by the first."""
     if hasattr(found, "detach"):
         num_bytes, stored = found.numel() * found.element_size(), found.untyped_storage().nbytes()
-        require_unpackable(path, name, 0, num_bytes, stored)   # one number may stand for many
-        wide = found.float() if str(found.dtype) == "torch.bfloat16" else found   # NumPy has none
+        require_unpackable(path, name, 0, num_bytes, stored)  # one number may stand for many
+        wide = found.float() if str(found.dtype) == "torch.bfloat16" else found  # NumPy has none
         yield name, wide.numpy(force=True)
     elif id(found) not in seen:
         seen.add(id(found))
@@ -152,19 +167,21 @@ def _array(path: Path, file: IO[bytes], name: str, size: int = 0, is_mapped: boo
     is_first = npy.read_magic(file) == (1, 0)
     start = file.tell()
     length = int.from_bytes(file.read(2 if is_first else 4), "little")
-    if length > MOST_HEADER_BYTES:   # else read, of whatever size, before it is looked at
+    if length > MOST_HEADER_BYTES:  # else read, of whatever size, before it is looked at
         raise ValueError(f"a header of {length} bytes")
     file.seek(start)
     try:
         read = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
         shape, is_fortran, dtype = read(file)
-    except TokenError as error:   # of NumPy's reader for the headers of Python 2
+    except TokenError as error:  # of NumPy's reader for the headers of Python 2
         raise ValueError(f"a header that is no dictionary, {error}") from error
     if dtype.hasobject:
         raise ValueError(f"{path} holds {name} of Python objects; expected numbers. Write numbers.")
     if size and file.tell() + math.prod(shape) * dtype.itemsize != begin + size:
-        raise ValueError(f"{path} holds {name} of {size} bytes, and its header speaks of {dtype} of shape "
-                         f"{shape}; expected these alone. Write it again.")
+        raise ValueError(
+            f"{path} holds {name} of {size} bytes, and its header speaks of {dtype} of shape "
+            f"{shape}; expected these alone. Write it again."
+        )
     order = "F" if is_fortran else "C"
     if is_mapped and shape:
         return np.memmap(path, dtype, "r", file.tell(), shape, order)
@@ -177,5 +194,7 @@ def _require_unchanged(path: Path, _size: int, _changed: int) -> None:
     file, as all of it is read."""
     with zipfile.ZipFile(path) as archive:
         if (name := archive.testzip()) is not None:
-            raise ValueError(f"{path} holds {name} with another checksum than was written; expected the "
-                             "same. Copy or write it again.")
+            raise ValueError(
+                f"{path} holds {name} with another checksum than was written; expected the "
+                "same. Copy or write it again."
+            )

@@ -16,10 +16,10 @@ import numpy as np
 from ups.common.files import DamagedError
 
 MOST_CHUNK_BYTES = 2**28
-MOST_RATIO = 500   # of an array to what is stored of it; fields have 1 to 20, zeros 1000
+MOST_RATIO = 500  # of an array to what is stored of it; fields have 1 to 20, zeros 1000
 # attributes that say which numbers the stored ones stand for
 CODED = ("scale_factor", "add_offset", "_FillValue", "missing_value")
-PARTS = {"real": np.real, "imag": np.imag}   # of a complex array "psi", the arrays psi.real and psi.imag
+PARTS = {"real": np.real, "imag": np.imag}  # of a complex array "psi", the arrays psi.real and psi.imag
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,17 @@ def require_unpackable(path: Path, name: str, chunk: int, whole: int = 0, stored
     """Raise DamagedError for an array of which one compressed chunk, which is read whole, or all of them are
     far more bytes than a field needs."""
     if chunk > MOST_CHUNK_BYTES:
-        raise DamagedError(f"{path} holds {name} in compressed chunks of {chunk / 2**20:.0f} MiB; expected "
-                           f"at most {MOST_CHUNK_BYTES // 2**20}, as a chunk is read whole. Write it in "
-                           "smaller ones.")
+        raise DamagedError(
+            f"{path} holds {name} in compressed chunks of {chunk / 2**20:.0f} MiB; expected "
+            f"at most {MOST_CHUNK_BYTES // 2**20}, as a chunk is read whole. Write it in "
+            "smaller ones."
+        )
     if whole > max(MOST_CHUNK_BYTES, MOST_RATIO * stored):
-        raise DamagedError(f"{path} holds {name} of {whole / 2**20:.0f} MiB in {stored / 2**20:.3g}; "
-                           f"expected a field, which compresses to no less than 1/{MOST_RATIO}. Write what "
-                           "varies.")
+        raise DamagedError(
+            f"{path} holds {name} of {whole / 2**20:.0f} MiB in {stored / 2**20:.3g}; "
+            f"expected a field, which compresses to no less than 1/{MOST_RATIO}. Write what "
+            "varies."
+        )
 
 
 def natural(name: str) -> list:
@@ -54,8 +58,10 @@ def library(name: str, path: Path) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise ValueError(f"{path} needs the library {name}, which is not installed; expected it for such "
-                         f"files. Run pip install {name}, or write the arrays as HDF5 or .npy.") from None
+        raise ValueError(
+            f"{path} needs the library {name}, which is not installed; expected it for such "
+            f"files. Run pip install {name}, or write the arrays as HDF5 or .npy."
+        ) from None
 
 
 def decoded(values: np.ndarray, about: Mapping[str, Any], path: Path) -> np.ndarray:
@@ -65,8 +71,11 @@ def decoded(values: np.ndarray, about: Mapping[str, Any], path: Path) -> np.ndar
     if values.dtype.kind not in "fiu" or not said:
         return values
     xarray = library("xarray", path)
-    coded = xarray.Variable([f"axis{number}" for number in range(values.ndim)], values,
-                            {name: value[0] for name, value in said.items()})
+    coded = xarray.Variable(
+        [f"axis{number}" for number in range(values.ndim)],
+        values,
+        {name: value[0] for name, value in said.items()},
+    )
     return xarray.conventions.decode_cf_variable("array", coded, decode_times=False).values
 
 
@@ -78,7 +87,7 @@ class Store:
     A kind of file gives _names, _array and _read, where complex arrays are whole.
     """
 
-    is_single = False   # one array, which goes by any name
+    is_single = False  # one array, which goes by any name
 
     def __init__(self, path: Path):
         self.path = path
@@ -98,8 +107,14 @@ class Store:
     @cached_property
     def _every_name(self) -> list[str]:
         kinds = {name: self._array(name).dtype.kind for name in self._names()}
-        return sorted((f"{name}{part}" for name, kind in kinds.items()
-                       for part in ([f".{part}" for part in PARTS] if kind == "c" else [""])), key=natural)
+        return sorted(
+            (
+                f"{name}{part}"
+                for name, kind in kinds.items()
+                for part in ([f".{part}" for part in PARTS] if kind == "c" else [""])
+            ),
+            key=natural,
+        )
 
     def array(self, name: str) -> Stored | None:
         whole, part = self._part(name)
@@ -137,7 +152,7 @@ class Store:
         """The names that stand for * in `pattern`, in natural order."""
         head, _, tail = pattern.partition("*")
         fitting = fnmatch.filter(self.names(), pattern)
-        return sorted({name[len(head):len(name) - len(tail)] for name in fitting}, key=natural)
+        return sorted({name[len(head) : len(name) - len(tail)] for name in fitting}, key=natural)
 
     def first(self, pattern: str) -> str:
         """The name of an array, of an array of every group that of the first group."""
@@ -171,9 +186,18 @@ def checked(path: Path, action: Callable[[], Any], kind: str) -> Any:
     """action(), where what a library says of a damaged file becomes a ValueError that names it."""
     try:
         return action()
-    except (OSError, LookupError, RuntimeError, TypeError, ArithmeticError, ValueError, EOFError,
-            BadZipFile) as error:
+    except (
+        OSError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ArithmeticError,
+        ValueError,
+        EOFError,
+        BadZipFile,
+    ) as error:
         if isinstance(error, ValueError) and str(path) in str(error):
             raise
-        raise ValueError(f"{path} is damaged, or no readable {kind} ({error}); expected a complete file. "
-                         f"Write it again.") from error
+        raise ValueError(
+            f"{path} is damaged, or no readable {kind} ({error}); expected a complete file. Write it again."
+        ) from error

@@ -11,8 +11,8 @@ import numpy as np
 from ups.common.files import TOGETHER
 from ups.userdata.readers.store import Store, Stored
 
-MOST = 2**16     # numbers of a coordinate that are compared
-CLOSE = 1e-3     # of its step, by which coordinates may differ
+MOST = 2**16  # numbers of a coordinate that are compared
+CLOSE = 1e-3  # of its step, by which coordinates may differ
 
 
 class Together(Store):
@@ -36,9 +36,16 @@ class Together(Store):
 
     def _names(self) -> list[str]:
         every = [self._named(store) for store in self.stores]
-        return list(dict.fromkeys(name if sum(name in names for names in every) == 1 or len(
-            self.stores[number].array(name).shape) < 2 else f"{number + 1}/{name}"
-            for number, names in enumerate(every) for name in names))
+        return list(
+            dict.fromkeys(
+                name
+                if sum(name in names for names in every) == 1
+                or len(self.stores[number].array(name).shape) < 2
+                else f"{number + 1}/{name}"
+                for number, names in enumerate(every)
+                for name in names
+            )
+        )
 
     def _holding(self, name: str) -> tuple[Store, str] | None:
         """The file that holds an array, and the array's name there."""
@@ -87,7 +94,8 @@ class Together(Store):
                     raise ValueError(
                         f"{name} of {store.path} is {_shown(values, unit)}, and of {other.path} "
                         f"{_shown(expected, said)}; expected the same, as files that go together hold fields "
-                        "of the same runs. Correct the patterns of files, or cut or resample some.")
+                        "of the same runs. Correct the patterns of files, or cut or resample some."
+                    )
 
 
 def _shown(values: np.ndarray, unit: str) -> str:

@@ -13,8 +13,8 @@ import numpy as np
 from ups.userdata.readers.hdf5 import Hdf5
 from ups.userdata.readers.store import Store, Stored, checked, decoded, library, require_unpackable
 
-WHOLE: set[tuple[Path, str, int]] = set()   # arrays, with the time of their folder, that lack no chunk
-UNWRITTEN = 9.969209968386869e36   # what netCDF puts where no number was written, if nothing else is said
+WHOLE: set[tuple[Path, str, int]] = set()  # arrays, with the time of their folder, that lack no chunk
+UNWRITTEN = 9.969209968386869e36  # what netCDF puts where no number was written, if nothing else is said
 
 
 class NetCdf(Store):
@@ -25,18 +25,26 @@ class NetCdf(Store):
         self.engine = engine
         library(engine, path)
         xarray = library("xarray", path)
-        said = {"engine": engine, "decode_times": False, "decode_coords": False, "cache": False,
-                "create_default_indexes": False}
-        if engine == "scipy":   # classic netCDF has no groups
+        said = {
+            "engine": engine,
+            "decode_times": False,
+            "decode_coords": False,
+            "cache": False,
+            "create_default_indexes": False,
+        }
+        if engine == "scipy":  # classic netCDF has no groups
             self.root = checked(path, lambda: xarray.open_dataset(path, **said), "netCDF file")
             self.arrays = dict(self.root.variables)
         else:
-            with Hdf5(path) as file:   # HDF5 itself would follow links into other files
+            with Hdf5(path) as file:  # HDF5 itself would follow links into other files
                 file.names()
             said["driver_kwds"] = {"locking": False}
             self.root = checked(path, lambda: xarray.open_datatree(path, **said), "netCDF file")
-            self.arrays = {f"{place}/{name}".strip("/"): group.variables[name]
-                           for place, group in self.root.to_dict().items() for name in group.variables}
+            self.arrays = {
+                f"{place}/{name}".strip("/"): group.variables[name]
+                for place, group in self.root.to_dict().items()
+                for name in group.variables
+            }
 
     def close(self) -> None:
         self.root.close()
@@ -55,7 +63,7 @@ class NetCdf(Store):
         return found
 
     def require_whole(self, name: str) -> None:
-        if self.engine == "h5netcdf":   # scipy refuses a classic file that is too short
+        if self.engine == "h5netcdf":  # scipy refuses a classic file that is too short
             with Hdf5(self.path) as file:
                 file.require_whole(name)
 
@@ -85,8 +93,9 @@ class Zarr(Store):
             return []
         seen.add(here)
         arrays = [f"{above}{name}" for name, _ in group.arrays()]
-        return arrays + [name for key, inner in group.groups()
-                         for name in self._below(inner, f"{above}{key}/", seen)]
+        return arrays + [
+            name for key, inner in group.groups() for name in self._below(inner, f"{above}{key}/", seen)
+        ]
 
     def _get(self, name: str) -> Any:
         if self.is_single:
@@ -104,14 +113,19 @@ class Zarr(Store):
     def require_whole(self, name: str) -> None:
         key = self.path, name, self.path.stat().st_mtime_ns
         if key not in WHOLE and (missing := _missing_chunk(self._get(name), self.path)):
-            raise ValueError(f"{self.path}: the chunk {missing} of {name} is missing and those beside it are "
-                             "there; expected all, as zarr reads a missing one as its fill value. Write it "
-                             "again, with zarr.config.set({'array.write_empty_chunks': True}) where zero.")
+            raise ValueError(
+                f"{self.path}: the chunk {missing} of {name} is missing and those beside it are "
+                "there; expected all, as zarr reads a missing one as its fill value. Write it "
+                "again, with zarr.config.set({'array.write_empty_chunks': True}) where zero."
+            )
         WHOLE.add(key)
 
     def _read(self, name: str, index: tuple) -> np.ndarray:
-        return checked(self.path, lambda: decoded(np.asarray(self._get(name)[index or ...]),
-                                                  self._get(name).attrs, self.path), "zarr folder")
+        return checked(
+            self.path,
+            lambda: decoded(np.asarray(self._get(name)[index or ...]), self._get(name).attrs, self.path),
+            "zarr folder",
+        )
 
     def attributes(self, name: str = "") -> dict[str, Any]:
         found = self._get(name) if name else self.root
@@ -130,8 +144,10 @@ def _require_files(path: Path, _changed: int) -> None:
                     seen.add(place)
                     waiting.append(Path(entry))
             elif not entry.is_file() and os.path.exists(entry):
-                raise ValueError(f"{path} holds {Path(entry).relative_to(path)}, a pipe or a device; "
-                                 "expected files and folders. Write that array again.")
+                raise ValueError(
+                    f"{path} holds {Path(entry).relative_to(path)}, a pipe or a device; "
+                    "expected files and folders. Write that array again."
+                )
 
 
 def _missing_chunk(array: Any, path: Path) -> str:
@@ -140,8 +156,10 @@ def _missing_chunk(array: Any, path: Path) -> str:
     the first axis, only their values say more (ups/data/written.py)."""
     stored = getattr(array, "shards", None) or array.chunks
     first, *rest = [range(-(-size // chunk)) for size, chunk in zip(array.shape, stored, strict=True)] or [()]
-    names = [[array.metadata.encode_chunk_key((row, *others)) for others in itertools.product(*rest)]
-             for row in first]
+    names = [
+        [array.metadata.encode_chunk_key((row, *others)) for others in itertools.product(*rest)]
+        for row in first
+    ]
     is_there = np.array([[(path / array.path / name).exists() for name in row] for row in names], bool)
     is_odd = ~is_there & is_there.any(0) if len(names) else is_there
     return names[(at := np.argwhere(is_odd)[0])[0]][at[1]] if is_odd.any() else ""
