@@ -128,32 +128,42 @@ def _check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) -
     wanted = f"(batch, {steps}, {codec.num_channels}, *space) with {codec.ndim} space axes"
     frames, channels = u.shape[1:2].numel(), u.shape[2:3].numel()
     is_masked = head.codec.valid is not None or codec.valid is not None
-    is_right = {
-        f"a field of shape {tuple(u.shape)} and {u.dtype}; expected {wanted}, floating point. Move its axes": u.ndim
-        == 3 + codec.ndim
-        and len(u) > 0
-        and u.is_floating_point(),
-        f"{frames} frames; expected its history of {steps}. Give the last {steps}": frames == 1
-        if head.task.is_steady
-        else frames >= steps,
-        f"{channels} channels; expected {codec.num_channels}: {', '.join(codec.fields)}. Give them in order": channels
-        == codec.num_channels,
-        "a field with NaN, infinity or masked values; expected finite numbers"
-        f"{', but in the cells of its mask' * is_masked}. Fill or repair the field": bool(
-            codec.held(u).isfinite().all()
+    is_steady, same_grid = head.task.is_steady, tuple(u.shape[3:]) == codec.space
+    num_wanted = "1, as it is steady" if is_steady else "a whole number, at least 1"
+    checks = [
+        (
+            u.ndim == 3 + codec.ndim and len(u) > 0 and u.is_floating_point(),
+            f"a field of shape {tuple(u.shape)} and {u.dtype}; expected {wanted}, floating point. Move its axes",
         ),
-        f"a field on the grid {tuple(u.shape[3:])}; expected {codec.space}, as cells of it have no value. "
-        "Put the field on that grid": not is_masked or tuple(u.shape[3:]) == codec.space,
-        f"{num_frames} frames to forecast; expected "
-        f"{'1, as it is steady' if head.task.is_steady else 'a whole number, at least 1'}. Ask for 1": is_count(
-            num_frames
-        )
-        and (num_frames == 1 or not head.task.is_steady),
-        f"the time step {dt}; expected {trained:g}, with which the operator was trained. Take frames so far "
-        f"apart, or train with the other step": dt is None
-        or (isinstance(dt, (Real, Tensor)) and abs(dt - trained) <= SAME * trained),
-    }
-    if wrong := [text for text, fine in is_right.items() if not fine]:
+        (
+            frames == 1 if is_steady else frames >= steps,
+            f"{frames} frames; expected its history of {steps}. Give the last {steps}",
+        ),
+        (
+            channels == codec.num_channels,
+            f"{channels} channels; expected {codec.num_channels}: {', '.join(codec.fields)}. Give them in order",
+        ),
+        (
+            bool(codec.held(u).isfinite().all()),
+            "a field with NaN, infinity or masked values; expected finite numbers"
+            f"{', but in the cells of its mask' * is_masked}. Fill or repair the field",
+        ),
+        (
+            same_grid or not is_masked,
+            f"a field on the grid {tuple(u.shape[3:])}; expected {codec.space}, as cells of it have no value. "
+            "Put the field on that grid",
+        ),
+        (
+            is_count(num_frames) and (num_frames == 1 or not is_steady),
+            f"{num_frames} frames to forecast; expected {num_wanted}. Ask for 1",
+        ),
+        (
+            dt is None or (isinstance(dt, (Real, Tensor)) and abs(dt - trained) <= SAME * trained),
+            f"the time step {dt}; expected {trained:g}, with which the operator was trained. Take frames so far "
+            "apart, or train with the other step",
+        ),
+    ]
+    if wrong := [text for is_right, text in checks if not is_right]:
         raise ValueError(f"{head.name} was given {wrong[0]}.")
 
 

@@ -71,7 +71,10 @@ def _scores(
     """Task -> way -> fair CRPS on some validation trajectories."""
 
     def own_parts(name: str, source: TransientResiduals) -> list[Tensor]:
-        rows, num = stratified_windows(source.cache, "val", num_rows)[ranks.rank :: ranks.world], frames_of(name)
+        rows, num = (
+            stratified_windows(source.cache, "val", num_rows)[ranks.rank :: ranks.world],
+            frames_of(name),
+        )
         return [*source.cache.parts(rows, num * MEMBERS, ROWS)] if len(rows) else []
 
     def frames_of(name: str) -> int:
