@@ -17,7 +17,7 @@ compares the draws.
 import math
 from functools import partial
 
-from ups.commands.stage_setup import begun, opened, started
+from ups.commands.stage_setup import load_inputs, start_run, warm_start
 from ups.common.user_solver import solvers_of
 from ups.generative.corrector import Corrector, load_corrector
 from ups.generative.draws import ways_of
@@ -73,8 +73,8 @@ def loss_of(
 @main_guard
 def main() -> None:
     # ---- config, setup
-    config, caches = opened(__doc__, STAGE)
-    run = started(config, STAGE, caches)
+    config, caches = load_inputs(__doc__, STAGE)
+    run = start_run(config, STAGE, caches)
     section, seed = config.consistency, config.run.seed
     train = section.train
     tuned_from = max(1, round((1 - section.tune_fraction) * train.steps))
@@ -91,7 +91,7 @@ def main() -> None:
 
     # ---- model: starts as the teacher
     run.seed_all()
-    student = run.attach(begun(run, student_of(teacher, section.mid_angle), config))
+    student = run.attach(warm_start(run, student_of(teacher, section.mid_angle), config))
     given = (student, batches, pool, section.members, tuned_from)
     run.probe(partial(loss_of, *given, train.steps - 1, batches.largest, 0), batches.share)  # as it is tuned
 

@@ -19,7 +19,7 @@ validation, as those of the next stages: the best one serves.
 
 from functools import partial
 
-from ups.commands.stage_setup import begun, opened, started
+from ups.commands.stage_setup import load_inputs, start_run, warm_start
 from ups.common.user_solver import solvers_of
 from ups.generative.draws import ways_of
 from ups.generative.fitting import STREAM, loss_of, scaled_corrector, validate
@@ -34,8 +34,8 @@ STAGE = "diffusion"
 @main_guard
 def main() -> None:
     # ---- config, setup
-    config, caches = opened(__doc__, STAGE)
-    run = started(config, STAGE, caches)
+    config, caches = load_inputs(__doc__, STAGE)
+    run = start_run(config, STAGE, caches)
     section, train, seed = config.diffusion, config.diffusion.train, config.run.seed
 
     # ---- data: residuals of the frozen operator
@@ -46,7 +46,7 @@ def main() -> None:
     # ---- model: the conditional mean and scale of the residuals, fitted once, and the diffusion of what they
     # leave
     corrector, scales = scaled_corrector(run, residuals, section, config.diffusion, seed)
-    corrector = run.attach(begun(run, corrector, config))
+    corrector = run.attach(warm_start(run, corrector, config))
     held_out = held_out_of(residuals, seed, train.validate_trajectories, run.ranks, lambda *batch: batch)
     run.probe(partial(loss_of, corrector, batches, section.noises, batches.largest), batches.share)
 

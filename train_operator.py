@@ -17,7 +17,7 @@ from functools import partial
 
 from torch import Tensor
 
-from ups.commands.stage_setup import begun, opened, started
+from ups.commands.stage_setup import load_inputs, start_run, warm_start
 from ups.common.user_solver import solvers_of
 from ups.config import Config
 from ups.data.cache import Cache, place
@@ -64,11 +64,11 @@ def validate(
 @main_guard
 def main() -> None:
     # ---- config, setup
-    config, caches = opened(__doc__, STAGE)
+    config, caches = load_inputs(__doc__, STAGE)
     train, seed = config.operator.train, config.run.seed
     contexts = {name: config.context(name) for name in caches}
     windows = Windows(caches, config.task, contexts, config.operator, config.sampling, seed)
-    run = started(config, STAGE, caches)
+    run = start_run(config, STAGE, caches)
     placed = place(caches.values(), run.device, config.cache.place, config.cache.device_fraction)
     run.print(f"{run.world} process(es) on {run.device}, latents: {placed}")
 
@@ -84,7 +84,7 @@ def main() -> None:
     # ---- model
     run.seed_all()
     operator = run.attach(
-        begun(run, over_bases(bases, config.operator.model, train.precision, solvers_of(config)), config)
+        warm_start(run, over_bases(bases, config.operator.model, train.precision, solvers_of(config)), config)
     )
 
     largest = windows.schedule.step_of_largest({name: cache.frame_bytes for name, cache in caches.items()})

@@ -16,7 +16,7 @@ compares the draws.
 
 from functools import partial
 
-from ups.commands.stage_setup import begun, opened, started
+from ups.commands.stage_setup import load_inputs, start_run, warm_start
 from ups.common.user_solver import solvers_of
 from ups.generative.corrector import Corrector, load_corrector
 from ups.generative.draws import ways_of
@@ -49,8 +49,8 @@ def loss_of(network: Corrector, batches: Batches, num_members: int, step: int, p
 @main_guard
 def main() -> None:
     # ---- config, setup
-    config, caches = opened(__doc__, STAGE)
-    run = started(config, STAGE, caches)
+    config, caches = load_inputs(__doc__, STAGE)
+    run = start_run(config, STAGE, caches)
     section, seed = config.rival, config.run.seed
 
     # ---- data: residuals of the frozen operator
@@ -65,7 +65,7 @@ def main() -> None:
     # ---- model
     run.seed_all()
     start = {"corrector": twin_of, "fresh": fresh_of}[section.start]
-    network = run.attach(begun(run, start(corrector), config))
+    network = run.attach(warm_start(run, start(corrector), config))
     run.probe(partial(loss_of, network, batches, section.members, batches.largest), batches.share)
 
     # ---- loop

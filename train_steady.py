@@ -19,7 +19,7 @@ the report compares the draws with exact ones.
 
 from functools import partial
 
-from ups.commands.stage_setup import begun, opened, started
+from ups.commands.stage_setup import load_inputs, start_run, warm_start
 from ups.common.user_solver import solvers_of
 from ups.generative.fitting import STREAM, loss_of, scaled_corrector, validate
 from ups.generative.residuals import Batches, SteadyResiduals, held_out_of
@@ -33,8 +33,8 @@ STAGE = "steady"
 @main_guard
 def main() -> None:
     # ---- config, setup
-    config, caches = opened(__doc__, STAGE)
-    run = started(config, STAGE, caches)
+    config, caches = load_inputs(__doc__, STAGE)
+    run = start_run(config, STAGE, caches)
     section, train, seed = config.steady, config.steady.train, config.run.seed
 
     # ---- data: residuals of the frozen operator
@@ -54,7 +54,7 @@ def main() -> None:
             for name, head in corrector.heads.items()
         )
     )
-    corrector = run.attach(begun(run, corrector, config))
+    corrector = run.attach(warm_start(run, corrector, config))
     held_out = held_out_of(residuals, seed, train.validate_trajectories, run.ranks, lambda *batch: batch)
     run.probe(partial(loss_of, corrector, batches, section.noises, batches.largest), batches.share)
 

@@ -1,4 +1,4 @@
-"""What every training script begins with: its configuration, its caches and its run."""
+"""The steps that every training script begins with: load the inputs, start the run, load initial weights."""
 
 import os
 
@@ -14,11 +14,11 @@ from ups.models.warm import start_from
 from ups.training.run import Run
 
 
-def opened(documentation: str, stage: str) -> tuple[Config, dict[str, Cache]]:
-    """The configuration of the command line and the caches that `stage` reads, by task.
+def load_inputs(documentation: str, stage: str) -> tuple[Config, dict[str, Cache]]:
+    """Return the configuration of the command line and the open cache of every task of `stage`.
 
-    With --dry-run, prints the plan and ends the process, with status 1 where training will be refused.
-    Raises ValueError where no task has trajectories for the stage, or one has too few.
+    With --dry-run, print the plan and exit; the exit status is 1 if training would be refused.
+    Raises ValueError if no task has trajectories for the stage, or if a task has too few.
     """
     config, is_dry_run = parse_arguments(documentation)
     if is_dry_run:
@@ -36,8 +36,10 @@ def opened(documentation: str, stage: str) -> tuple[Config, dict[str, Cache]]:
 
 
 def require_counts(config: Config, caches: dict[str, Cache]) -> None:
-    """Raise ValueError where training would be refused for want of trajectories or frames; warn (on the first
-    process) where the gates of the report will be."""
+    """Raise ValueError if a task has too few trajectories or frames to train.
+
+    If it has too few for the gates of the report, the first process prints a warning.
+    """
     for name, cache in caches.items():
         for finding in check_counts(config, name, cache_counts(config, cache)):
             text = f"{name}: {finding.what}. To do: {finding.do}."
@@ -48,8 +50,8 @@ def require_counts(config: Config, caches: dict[str, Cache]) -> None:
 
 
 def cache_counts(config: Config, cache: Cache) -> Counts:
-    """`count_data` of an open cache, whose data files may be gone."""
-    rows = {part: index.numpy() for part, index in cache.split.items()}
+    """Return `count_data` of an open cache. The data files are not needed."""
+    rows = {split: index.numpy() for split, index in cache.split.items()}
     rows["train"] = np.concatenate([rows["train"], rows.pop("reserved")])
     return count_rows(
         config,
@@ -62,21 +64,20 @@ def cache_counts(config: Config, cache: Cache) -> Counts:
     )
 
 
-def begun(run: Run, network: TaskNetwork, config: Config) -> TaskNetwork:
-    """The same network, with the weights of the stage that `run` is to start from, if of any. A
-    collective."""
-    if (folder := config.init_dir(run.stage)) is not None:
-        run.print(
-            run.agreed(lambda: start_from(network, folder, run.optim.trunk_factor), f"taking over {folder}")
-        )
-    return network
-
-
-def started(config: Config, stage: str, caches: dict[str, Cache]) -> Run:
-    """`Run.start` of the stage with its section and parents; ends the process if the stage is finished."""
+def start_run(config: Config, stage: str, caches: dict[str, Cache]) -> Run:
+    """Return the new or resumed run of `stage`; exit with status 0 if the stage is finished."""
     section = getattr(config, stage)
     run = Run.start(config, stage, section.train, section.optim, parents_of(config, stage, caches))
     if run.is_finished:
         run.print(f"{run.directory} is finished and up to date: nothing to do")
         raise SystemExit(0)
     return run
+
+
+def warm_start(run: Run, network: TaskNetwork, config: Config) -> TaskNetwork:
+    """Return `network`, with the weights of the stage in `STAGE.init` if that is set. All ranks must call it."""
+    if (folder := config.init_dir(run.stage)) is not None:
+        run.print(
+            run.agreed(lambda: start_from(network, folder, run.optim.trunk_factor), f"taking over {folder}")
+        )
+    return network
