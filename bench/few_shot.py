@@ -1,6 +1,6 @@
 """Few trajectories of a new equation: what pretraining on other tasks is worth.
 
-    python -m bench.few_shot --task reacdiff1d --parent runs/without_three --seeds 0 1 2   (one held-out task; resumable)
+    python -m bench.few_shot --task reacdiff1d --parent runs/without_three --seeds 0 1 2   # resumable
     python -m bench.few_shot --table
 
 From one trajectory on where the task has one parameter value (task.cfd1d.parameters=[0.01] data.root=..
@@ -11,10 +11,13 @@ A task is held out; an operator of others is the parent (`make operator`, the co
 missing). From N trajectories of the training split, drawn anew by each seed, smaller draws inside larger
 ones, and equal time of one thread:
 
-    naive       the last frame, or the mean of the N solutions       scratch   ours, from nothing
-    zero_shot   the parent with the head of another of its tasks   frozen   ours from the parent, its trunk as it is
-                (of the same patches; the best on validation) over   full   ours from the parent, the trunk at --trunk of
-                persistence: N = 0, nothing is fitted   the rates; fno, unet: bench/networks.py
+    naive       the last frame, or the mean of the N solutions
+    zero_shot   N = 0: the parent over persistence, with the head of another of its tasks (of the same
+                patches; the best on validation)
+    scratch     ours, from random weights
+    frozen      ours from the parent, its trunk fixed
+    full        ours from the parent, the trunk at --trunk of the learning rates
+    fno, unet   bench/networks.py
 
 What a block does at a token is a task's own (ups/models/backbone.py): it starts as the mean of the parent's
 and is trained in `frozen`, too. Weights, bases and shares are chosen on N trajectories of the validation

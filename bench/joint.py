@@ -2,7 +2,7 @@
 one.
 
     OMP_NUM_THREADS=1 python -m bench.joint --config configs/small_11task.yaml --steps 4400 --seeds 0
-    python -m bench.joint ... --variants joint separate proportional temperature curriculum hard   # ways to share the steps
+    python -m bench.joint ... --variants joint separate hard
 
 A single model takes as many steps as the joint one takes of its task, of as many rows, the same rows in the
 same order, with a schedule of rates of its own; so both sides cost the same, and the processor seconds that

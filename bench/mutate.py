@@ -8,9 +8,9 @@ A case is a function of (target, number): a sound file is mutated (bits flipped,
 keys deleted, renamed or given values of another type or size; NaN; payloads that would run code if anything
 unpickled or built them) and read as the product reads it. Wanted is one of
     same      read, and the result is that of the sound file
-    other   read, and the result is what the file now says (a changed number in a configuration or a data file)
+    other     read, and the result is what the file now says (a changed number in a configuration)
     fallback  refused, and the checkpoint before it taken, with a warning
-    refused   ValueError or an OSError of a documented kind that says what is wrong, what was expected and what to do
+    refused   ValueError or a documented OSError that says what is wrong, what was expected and what to do
 Anything else is a failure: another error, a death, CASE_S without an end, more memory than LIMIT_GIB, a
 result that differs from what the file says, a payload that ran. Files are read in worker processes, which a
 bad file may kill. Prints a table, exits 1 if a case failed."""

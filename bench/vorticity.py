@@ -29,7 +29,12 @@ run: {{name: vorticity}}
 cache: {{root: cache/vorticity}}
 data: {{tasks: [flow], source: own}}
 task:
-  flow: {{files: "{file}", layout: {{omega: [trajectory, time, x, y]}}, boundary: periodic, domain: [0, 1], dt: 1.0}}
+  flow:
+    files: "{file}"
+    layout: {{omega: [trajectory, time, x, y]}}
+    boundary: periodic
+    domain: [0, 1]
+    dt: 1.0
 """
 
 

@@ -166,7 +166,7 @@ operator:
   base_steps: 20
   unroll_steps: 1
   optim: {{{SMALL}}}
-  train: {{steps: 900, batch_size: 32, micro_batch: 32, {TRAIN}}}   # a third of them move what is a task's own
+  train: {{steps: 900, batch_size: 32, micro_batch: 32, {TRAIN}}}   # a third moves the private weights
 diffusion:
   model: {{width: 24, depth: 1, modes: 3, kernel_size: 3}}
   optim: {{{SMALL}}}

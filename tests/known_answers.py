@@ -6,7 +6,7 @@ Every parameter of every problem is drawn anew from SEED, so that no answer can 
 Judges return the list of criteria that a model fails, as "name: value outside [low, high]": empty for a right
 model, and the negative controls must be caught by the criterion made for them.
 
-    python tests/known_answers.py   compares distillations, and the rival without a teacher, on the bimodal problem
+    python tests/known_answers.py   compares distillations, and the rival without a teacher, on two modes
 """
 
 from __future__ import annotations

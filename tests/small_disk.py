@@ -1,8 +1,8 @@
 """`make data` on a disk that is too small, or that somebody else fills meanwhile: what is said, confirmed and
 there at last.
 
-    python tests/small_disk.py advection1d 0.99   a disk of 0.99 of the file's size, as a quota (free space looks enough)
-    python tests/small_disk.py diff_react2d 1.3 taken   a disk with room that is taken while the first trajectories are solved
+    python tests/small_disk.py advection1d 0.99         a quota of 0.99 of the file; free space looks enough
+    python tests/small_disk.py diff_react2d 1.3 taken   the room is taken while trajectories are solved
 
 `outcome` does the same from a test: in a mount namespace of its own (no root needed), so nothing is left.
 """

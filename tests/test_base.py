@@ -484,7 +484,8 @@ def cole_hopf(n: int, reach: int, dt: float, mean: float, std: float) -> Transpo
     """Transport with the weights that the Cole-Hopf solution of Burgers' equation prescribes, c = nu / pi = C
     exp(s log 2 / 2):
 
-    weight of the value at x + k:  exp( -(psi(x + k) - psi(x)) / 2c - (k dx)^2 / (4 c dt) ),  psi_x = u = mean + std w.
+    weight of the value at x + k:  exp( -(psi(x + k) - psi(x)) / 2c - (k dx)^2 / (4 c dt) )
+    with psi_x = u = mean + std w.
     """
     base, middle, slope = (
         transport((n,), PERIODIC, reach),

@@ -971,7 +971,7 @@ def test_answers_are_augmented_with_the_frames_that_they_answer():
     torch.testing.assert_close(coarse.movedim(-1, 1), decayed(window[:, -1].movedim(-1, 1), known))
 
 
-def test_the_coarse_solver_is_the_tasks_own_on_half_the_grid_of_its_own_data_and_lost_states_are_not_stepped():
+def test_the_coarse_solver_is_the_tasks_on_half_the_grid_and_lost_states_are_not_stepped():
     task, x = get_task("advection1d"), (torch.arange(32) + 0.5) / 32
     u, c = (
         torch.sin(2 * math.pi * (x - torch.tensor([[0.0], [0.3]])))[:, None],

@@ -137,8 +137,8 @@ def world(tmp_path_factory):
             "operator.model.width=16",
             "operator.model.depth=1",
             "operator.train.precision='no'",
-            f"task.{NAME}={{num_trajectories: 600, resolution: {CELLS}, num_frames: 20, t_end: {19 * DT}, parameters: [{NU}], "
-            "reserve: 0.5, base: [propagator]}",
+            f"task.{NAME}={{num_trajectories: 600, resolution: {CELLS}, num_frames: 20, t_end: {19 * DT}, "
+            f"parameters: [{NU}], reserve: 0.5, base: [propagator]}}",
         )
     truth = open_truth(config, NAME)
     head, _ = choose_base(truth.cache, config.operator.base_steps, truth.context, 0, CPU)

@@ -149,7 +149,8 @@ def test_training_reads_a_cache_of_any_size_with_memory_for_a_batch(tmp_path):
         from ups.models.operator import Operator
         from ups.models.windows import Windows
         config = load_config(None, {overrides!r})
-        small, large, num = build_cache(config, "burgers1d", progress=False), {str(tmp_path / "large.h5")!r}, 10000
+        small, large = build_cache(config, "burgers1d", progress=False), {str(tmp_path / "large.h5")!r}
+        num = 10000
         with h5py.File(small, "r") as file:
             shape, parts, floor = file["state/latents"].shape, {{}}, file["header"][()]
             codec = {{key: values[()] for key, values in file["state/tokenizer"].items()}}
@@ -158,10 +159,12 @@ def test_training_reads_a_cache_of_any_size_with_memory_for_a_batch(tmp_path):
         with h5py.File(large, "r+", libver=LIBVER) as file:
             zeros = zlib.crc32(np.zeros(shape[1:], np.float32))
             arrays = {{"state/checksums": np.full(2 * num, zeros, np.uint32), "header": floor,
-                       "parameters": np.repeat([0.01, 0.1], num)[:, None], "parameter_index": np.arange(2).repeat(num),
+                       "parameters": np.repeat([0.01, 0.1], num)[:, None],
+                       "parameter_index": np.arange(2).repeat(num),
                        "trajectory": np.tile(np.arange(num), 2)}}
             arrays |= {{f"state/tokenizer/{{key}}": values for key, values in codec.items()}}
-            arrays |= {{f"split/{{name}}": split_rows(cut, 2, num) for name, cut in zip(("val", "test", "train"), cuts)}}
+            names = ("val", "test", "train")
+            arrays |= {{f"split/{{name}}": split_rows(cut, 2, num) for name, cut in zip(names, cuts)}}
             for name, values in arrays.items():
                 file.create_dataset(name, data=values)
         write_seal(Path(large))
@@ -169,7 +172,8 @@ def test_training_reads_a_cache_of_any_size_with_memory_for_a_batch(tmp_path):
         model = {{"kind": "flat", "width": 8, "depth": 1, "modes": 3, "kernel_size": 3, "mlp_ratio": 1.0}}
         operator = Operator({{"model": model, "precision": "no",
                               "tasks": [head_description(cache, "persistence", base_settings(cache))]}})
-        windows = Windows({{"burgers1d": cache}}, config.task, {{"burgers1d": 10}}, config.operator, config.sampling, 0)
+        caches, contexts = {{"burgers1d": cache}}, {{"burgers1d": 10}}
+        windows = Windows(caches, config.task, contexts, config.operator, config.sampling, 0)
         head, last = operator.heads["burgers1d"], config.operator.train.steps - 1
         torch.set_grad_enabled(False)
         def draw(step):

@@ -27,7 +27,8 @@ from ups.training.guard import Guard
 from ups.common.progress import beat
 rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 sleep_in_c, sleep_with_lock = ctypes.CDLL(None).sleep, ctypes.PyDLL(None).sleep
-guard = Guard(rank, world, "operator", {HANG_S}, lambda *facts: (folder / f"end{{rank}}").write_text(repr(facts)))
+end = folder / f"end{{rank}}"
+guard = Guard(rank, world, "operator", {HANG_S}, lambda *facts: end.write_text(repr(facts)))
 guard.start()
 guard.open(folder / "heartbeat", "job")
 (folder / f"ready{{rank}}").touch()

@@ -241,7 +241,8 @@ def test_a_file_of_the_published_size_is_read_with_no_more_memory_than_the_batch
         import resource
         from ups.data.pdebench import open_data
         def peak():
-            return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) * 1024
+            status = open("/proc/self/status")
+            return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) * 1024
         before = peak()
         data = open_data({str(tmp_path / "full.hdf5")!r}, {task!r}, space_stride={space}, time_stride={time})
         u = data.read({low}, {high})

@@ -83,7 +83,7 @@ def test_a_field_of_few_modes_is_resampled_exactly_along_each_kind_of_axis():
     torch.testing.assert_close(resample(field(8, 6), (16, 9), CHANNEL), field(16, 9), rtol=0, atol=1e-5)
 
 
-def test_shifts_go_along_periodic_axes_alone_axes_of_other_ends_are_not_exchanged_and_none_where_none_are_known():
+def test_shifts_go_along_periodic_axes_alone_and_axes_of_other_ends_are_not_exchanged():
     u = noise(1, 1, 1, 6, 6)
     task = replace(get_task("diff_react2d"), boundary=CHANNEL, is_symmetric=False, vector=())
 

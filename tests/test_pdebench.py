@@ -456,7 +456,8 @@ def test_a_killed_generation_continues_and_ends_in_the_same_file(task, num, chun
                 os.kill(os.getpid(), signal.SIGKILL)
 
         kind.store = killed
-        generate.write_data(Path({str(path)!r}), {task!r}, solver({task!r}), settings({task!r}, {num}, 2), chunk={chunk})
+        path, wanted = Path({str(path)!r}), settings({task!r}, {num}, 2)
+        generate.write_data(path, {task!r}, solver({task!r}), wanted, chunk={chunk})
     """
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=ROOT

@@ -67,7 +67,8 @@ IN_PLACE = {  # of commands that a test cannot run: what runs, and why
     # tens of gigabytes from the network
     f"make train CONFIG={DATA}": f"python prepare_data.py --config {DATA} --dry-run",
     f'make data CONFIG={DATA} ARGS="data.fetch=first task.advection1d.num_trajectories=500"': (
-        f"python prepare_data.py --config {DATA} --dry-run data.fetch=first task.advection1d.num_trajectories=500"
+        f"python prepare_data.py --config {DATA} --dry-run data.fetch=first "
+        "task.advection1d.num_trajectories=500"
     ),
     f"python prepare_data.py --config {DATA} --file 'KH_*'": f"python prepare_data.py --config {DATA} --file "
     f"'KH_*' --dry-run",

@@ -25,7 +25,8 @@ import os, sys, time
 from pathlib import Path
 import ups.training.track
 from ups.config import load_config
-directory, mode, first, last, ending = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
+directory, mode, ending = Path(sys.argv[1]), sys.argv[2], sys.argv[5]
+first, last = int(sys.argv[3]), int(sys.argv[4])
 ups.training.track.INIT_TIMEOUT_S, ups.training.track.FINISH_TIMEOUT_S, ups.training.track.FLUSH_S = 1, 1, 0.1
 settings = load_config(None, ["tracker.kind=wandb", f"tracker.mode={mode}"]).tracker
 tracker = ups.training.track.Tracker(directory, settings, "chain", "operator", {"a": 1})

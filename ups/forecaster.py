@@ -133,7 +133,8 @@ def _check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) -
     checks = [
         (
             u.ndim == 3 + codec.ndim and len(u) > 0 and u.is_floating_point(),
-            f"a field of shape {tuple(u.shape)} and {u.dtype}; expected {wanted}, floating point. Move its axes",
+            f"a field of shape {tuple(u.shape)} and {u.dtype}; expected {wanted}, floating point. "
+            "Move its axes",
         ),
         (
             frames == 1 if is_steady else frames >= steps,
@@ -141,7 +142,8 @@ def _check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) -
         ),
         (
             channels == codec.num_channels,
-            f"{channels} channels; expected {codec.num_channels}: {', '.join(codec.fields)}. Give them in order",
+            f"{channels} channels; expected {codec.num_channels}: {', '.join(codec.fields)}. "
+            "Give them in order",
         ),
         (
             bool(codec.held(u).isfinite().all()),
@@ -150,8 +152,8 @@ def _check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) -
         ),
         (
             same_grid or not is_masked,
-            f"a field on the grid {tuple(u.shape[3:])}; expected {codec.space}, as cells of it have no value. "
-            "Put the field on that grid",
+            f"a field on the grid {tuple(u.shape[3:])}; expected {codec.space}, as cells of it have "
+            "no value. Put the field on that grid",
         ),
         (
             is_count(num_frames) and (num_frames == 1 or not is_steady),
@@ -159,8 +161,8 @@ def _check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) -
         ),
         (
             dt is None or (isinstance(dt, (Real, Tensor)) and abs(dt - trained) <= SAME * trained),
-            f"the time step {dt}; expected {trained:g}, with which the operator was trained. Take frames so far "
-            "apart, or train with the other step",
+            f"the time step {dt}; expected {trained:g}, with which the operator was trained. "
+            "Take frames so far apart, or train with the other step",
         ),
     ]
     if wrong := [text for is_right, text in checks if not is_right]:

@@ -1,7 +1,9 @@
 """FSDP2 on the CPU, for tests: Accelerate 1.15 makes DDP of it there and says nothing
 (reference/distributed.md A3).
 
-As a script it runs another so:  accelerate launch --config_file .. tests/faults/forced_fsdp.py train_operator.py --config ..
+As a script it runs another so:
+
+    accelerate launch --config_file .. tests/faults/forced_fsdp.py train_operator.py --config ..
 """
 
 import runpy

@@ -23,7 +23,8 @@ try:
     load_config(sys.argv[1])
 except (ValueError, OSError) as error:
     print(str(error)[:9000])
-most = re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]   # ru_maxrss has the parent's, from before exec
+# not ru_maxrss, which has the parent's, from before exec
+most = re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]
 print(f"{time.perf_counter() - started:.2f} {int(most) // 1024}")
 """
 

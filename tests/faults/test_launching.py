@@ -33,7 +33,10 @@ if "ups.commands.stages" in words:
 with Path(__file__).with_name("started").open("a") as file:
     print(*words, file=file)
 """
-TASKS = f"{{include: {ROOT}/configs/smoke.yaml, data: {{tasks: [burgers1d]}}, task: {{burgers1d: {{reserve: 0.3}}}}, evaluate: "
+TASKS = (
+    f"{{include: {ROOT}/configs/smoke.yaml, data: {{tasks: [burgers1d]}}, "
+    "task: {burgers1d: {reserve: 0.3}}, evaluate: "
+)
 CONFIGS = {  # evaluate.stages as YAML can write it -> what is trained
     "flow over two lines": (TASKS + "{stages: [operator,\n  diffusion]}}", "operator diffusion"),
     "JSON": (TASKS + '{"stages": ["operator", "diffusion", "rival"]}}', "operator diffusion rival"),

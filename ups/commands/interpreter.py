@@ -2,7 +2,7 @@
 
 Any Python 3.8 or later runs this file.
 
-    python -m ups.commands.interpreter [FILE]   exit status 1 and one line with the fix; FILE: requirements.txt
+    python -m ups.commands.interpreter [FILE]   exit status 1 and one line with the fix (requirements.txt)
 """
 
 import re

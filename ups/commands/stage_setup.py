@@ -75,7 +75,7 @@ def start_run(config: Config, stage: str, caches: dict[str, Cache]) -> Run:
 
 
 def warm_start(run: Run, network: TaskNetwork, config: Config) -> TaskNetwork:
-    """Return `network`, with the weights of the stage in `STAGE.init` if that is set. All ranks must call it."""
+    """Return `network`, with the weights of the stage in `STAGE.init` if set. All ranks must call it."""
     if (folder := config.init_dir(run.stage)) is not None:
         run.print(
             run.agreed(lambda: start_from(network, folder, run.optim.trunk_factor), f"taking over {folder}")
