@@ -23,10 +23,10 @@ from ups.config import Config
 from ups.data.cache import Cache, place
 from ups.data.schedule import Batch
 from ups.evaluation import selected
-from ups.models.base_selection import fit_base, in_words, stratified_windows
+from ups.models.base_selection import fit_base, in_words, stratified_rows
 from ups.models.loss import operator_loss, pooled, squared_errors
-from ups.models.operator import Operator, over_bases
-from ups.models.selection import JUDGED, SHARES, scores_of, select
+from ups.models.operator import Operator, build_operator
+from ups.models.selection import NETWORK_WEIGHTS, SELECTION_FACTOR, scores_of, select
 from ups.models.windows import Windows
 from ups.training.fit import fit_once
 from ups.training.ranks import main_guard
@@ -39,8 +39,8 @@ def loss_of(
     operator: Operator, windows: Windows, batch: Batch, step: int, part: slice
 ) -> tuple[Tensor, dict]:
     """Loss and metrics of the rows `part` of this rank's share."""
-    z, z_ref, known = windows.draw(operator.heads[batch.task], batch, step, part)
-    loss, metrics = operator_loss(operator, batch.task, z, z_ref, known, windows.settings.field_weight)
+    z, z_ref, parameters = windows.read(operator.heads[batch.task], batch, step, part)
+    loss, metrics = operator_loss(operator, batch.task, z, z_ref, parameters, windows.settings.field_weight)
     return loss, {f"{batch.task}/{key}": value for key, value in metrics.items()}
 
 
@@ -51,7 +51,7 @@ def validate(
     its base alone. A collective."""
 
     def errors(name: str, cache: Cache) -> Tensor:
-        rows, own = stratified_windows(cache, "val", count), slice(run.rank, None, run.world)
+        rows, own = stratified_rows(cache, "val", count), slice(run.rank, None, run.world)
         part = squared_errors(operator, cache, rows[own], config.context(name), run.device)
         whole = part.new_zeros(len(rows), *part.shape[1:])
         whole[own] = part
@@ -84,7 +84,9 @@ def main() -> None:
     # ---- model
     run.seed_all()
     operator = run.attach(
-        warm_start(run, over_bases(bases, config.operator.model, train.precision, solvers_of(config)), config)
+        warm_start(
+            run, build_operator(bases, config.operator.model, train.precision, solvers_of(config)), config
+        )
     )
 
     largest = windows.schedule.step_of_largest({name: cache.frame_bytes for name, cache in caches.items()})
@@ -119,16 +121,16 @@ def main() -> None:
 
     # ---- finish: the network serves a task only where it helps by more than chance, by half if that is best
     run.take_best()
-    found, errors, num_judged = {}, {}, JUDGED * train.validate_trajectories
-    for share in SHARES:
+    found, errors, num_judged = {}, {}, SELECTION_FACTOR * train.validate_trajectories
+    for share in NETWORK_WEIGHTS:
         for head in operator.heads.values():
-            head.description["network_share"] = share
+            head.description["network_weight"] = share
         found[share] = validate(operator, caches, config, run, num_judged)
     for name, cache in caches.items():
-        groups = cache.trajectory[stratified_windows(cache, "val", num_judged)]
+        groups = cache.trajectory[stratified_rows(cache, "val", num_judged)]
         selection = select({share: part[name] for share, part in found.items()}, groups, seed)
         operator.heads[name].record_selection(selection)
-        errors[name] = pooled(found[selection["compared_share"]][name])
+        errors[name] = pooled(found[selection["compared_weight"]][name])
         run.print(f"{name}: {selected.in_words(selection)}")
     run.finish(
         {

@@ -34,7 +34,7 @@ from ups.common.boundary import PERIODIC
 from ups.config import DEFAULT_OVERLAY, Config, load_config
 from ups.data.cache import open_cache
 from ups.models.backbone import Block
-from ups.models.base_selection import choose_base
+from ups.models.base_selection import select_base
 from ups.models.operator import Operator
 
 HEAD_DIM, WINDOW = (
@@ -223,7 +223,7 @@ def ablate(task: str, args: argparse.Namespace) -> dict[str, Any]:
         f"seconds of one thread"
     )
     for seed in args.seeds:
-        head, scores = choose_base(
+        head, scores = select_base(
             data, config.operator.base_steps, config.context(task), seed, torch.device("cpu")
         )
         for name in names:

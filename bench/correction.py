@@ -31,8 +31,8 @@ from ups.common.seeds import generator
 from ups.config import Config
 from ups.data.cache import Cache, open_cache
 from ups.data.schedule import Batch
-from ups.models.base_selection import base_error, base_settings, data_keep, head_with
-from ups.models.bases.base import Base, Known
+from ups.models.base_selection import base_error, base_settings, data_conserve, head_with
+from ups.models.bases.base import Base, ParameterBatch
 from ups.models.head import TaskHead
 from ups.models.operator import Operator
 from ups.models.windows import Windows, augment
@@ -146,9 +146,9 @@ class Coarse(Base):
             values,
         )  # in a list: not a module of the base's own
 
-    def forward(self, u: Tensor, known: Known) -> Tensor:
+    def forward(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
         codec = self.codec[0]
-        rows = self.parameters_of[known.index] if len(self.parameters_of) else torch.zeros(len(u), 0)
+        rows = self.parameters_of[parameters.index] if len(self.parameters_of) else torch.zeros(len(u), 0)
         return codec.normalise(self.step(codec.denormalise(u[:, -1]), rows))
 
 
@@ -158,7 +158,9 @@ class CoarseWindows(Windows):
 
     answers: Tensor  # (training row, time, channel, *space), physical
 
-    def draw(self, head: TaskHead, batch: Batch, step: int, part: slice) -> tuple[Tensor, Tensor, Known]:
+    def draw(
+        self, head: TaskHead, batch: Batch, step: int, part: slice
+    ) -> tuple[Tensor, Tensor, ParameterBatch]:
         cache, rows = self.caches[batch.task], self.caches[batch.task].split["train"][batch.rows[part]]
         starts = batch.starts[part] + self.tasks[batch.task].train_from
         window = cache.batch(rows, starts, head.history + 1)
@@ -167,10 +169,14 @@ class CoarseWindows(Windows):
         window, coarse = augment(
             head.task, [(window, head.codec), (coarse, head.codec)], generator(self.seed, step, "augment")
         )
-        head.predict_base = lambda z, *known: (
-            coarse if torch.is_grad_enabled() else TaskHead.predict_base(head, z, *known)
+        head.predict_base = lambda z, *parameters: (
+            coarse if torch.is_grad_enabled() else TaskHead.predict_base(head, z, *parameters)
         )
-        return window[:, : head.history], window[:, head.history :], head.known(cache.parameters[rows])
+        return (
+            window[:, : head.history],
+            window[:, head.history :],
+            head.parameter_batch(cache.parameters[rows]),
+        )
 
 
 def train_ours(args: argparse.Namespace, changes: Changes, seed: int, budget: float) -> Trained:
@@ -199,7 +205,7 @@ def train_ours(args: argparse.Namespace, changes: Changes, seed: int, budget: fl
     step = solver_of(config, cache, u)
     head = head_with(cache, "persistence", base_settings(cache), torch.device("cpu"))
 
-    head.description["is_conservative"] = data_keep(head, cache)
+    head.description["is_conservative"] = data_conserve(head, cache)
 
     def to_solver(part: TaskHead) -> None:
         part.base = Coarse(part.codec, step, values)

@@ -26,8 +26,8 @@ from ups.evaluation.truth import open_truth
 from ups.generative import conditions
 from ups.generative import residuals as residual
 from ups.metrics import ensembles as probabilistic
-from ups.models.base_selection import stratified_windows
-from ups.models.bases.base import Known
+from ups.models.base_selection import stratified_rows
+from ups.models.bases.base import ParameterBatch
 from ups.models.operator import load_operator
 
 ROOT = Path("bench/out/disturbance")
@@ -52,11 +52,11 @@ def put_in(variant: str) -> None:
         def forget(
             self: conditions.StateConditions,
             z: torch.Tensor,
-            known: Known,
+            parameters: ParameterBatch,
             error: torch.Tensor | float = 0.0,
             led: torch.Tensor | None = None,
         ) -> tuple:
-            return see(self, z[:, -self.head.history :], known, error)  # nothing is before
+            return see(self, z[:, -self.head.history :], parameters, error)  # nothing is before
 
         conditions.StateConditions.predict = forget
 
@@ -87,7 +87,7 @@ def score(
     cache = truth.cache
     values = len(cache.parameter_index.unique())
     rows, num_frames = (
-        stratified_windows(cache, "val", num_initial * values),
+        stratified_rows(cache, "val", num_initial * values),
         min(config.evaluate.ensemble_frames, truth.num_frames),
     )
     u_ref = truth.future(rows, num_frames)

@@ -56,10 +56,10 @@ from ups.config import ROOT, Config, ModelConfig, load_config, to_dict
 from ups.data.cache import Cache, open_cache
 from ups.forecaster import Forecaster
 from ups.models.base_selection import base_settings as settings_of_base
-from ups.models.base_selection import fitted_part, head_with
+from ups.models.base_selection import fitted_state, head_with
 from ups.models.head import TaskHead
-from ups.models.operator import Operator, load_operator, over_bases
-from ups.models.warm import can_translate, start_from, take_trunk, translate_maps
+from ups.models.operator import Operator, build_operator, load_operator
+from ups.models.warm import can_translate, copy_trunk, copy_weights, translate_maps
 from ups.report.tables import markdown
 from ups.training.folder import finished_stage
 
@@ -135,9 +135,9 @@ def naive(problem: Problem, test: Split) -> Errors:
 def borrowed(parent: Operator, cache: Cache, sibling: str) -> Operator:
     """An operator of the cache's task with the head of `sibling` in its terms, over persistence."""
     head = head_with(cache, "persistence", settings_of_base(cache), CPU)
-    bases = {cache.task.name: ({"description": head.description}, fitted_part(head))}
-    operator = over_bases(bases, ModelConfig(**parent.description["model"]), parent.precision)
-    take_trunk(operator, parent, sibling)
+    bases = {cache.task.name: ({"description": head.description}, fitted_state(head))}
+    operator = build_operator(bases, ModelConfig(**parent.description["model"]), parent.precision)
+    copy_trunk(operator, parent, sibling)
     operator.task_embedding.data[0] = parent.task_embedding.data[parent.names.index(sibling)]
     translate_maps(operator.heads[cache.task.name], parent.heads[sibling])
     operator.heads[cache.task.name].scale.fill_(float(parent.heads[sibling].scale.mean()))
@@ -212,7 +212,7 @@ class Ours:
         modify: Callable[[Operator], Any] | None = None
         if row != "scratch":
             modify = partial(
-                start_from, directory=self.parent, trunk_factor=0.0 if row == "frozen" else self.trunk
+                copy_weights, directory=self.parent, trunk_factor=0.0 if row == "frozen" else self.trunk
             )
         return train_ours(
             self.config,

@@ -50,7 +50,7 @@ from ups.data.build_cache import plan
 from ups.data.cache import open_cache, place
 from ups.data.tokenizer import Tokenizer
 from ups.models import base_selection
-from ups.models.bases.base import Known
+from ups.models.bases.base import ParameterBatch
 from ups.models.loss import operator_loss, pooled, squared_errors
 from ups.models.operator import Operator, load_operator
 from ups.models.windows import Windows
@@ -205,7 +205,7 @@ def operator_of(config: Config, precision: str, kinds: dict[str, str] | None = N
     return operator
 
 
-def batch_of(operator: Operator, name: str, rows: int) -> tuple[Tensor, Tensor, Known]:
+def batch_of(operator: Operator, name: str, rows: int) -> tuple[Tensor, Tensor, ParameterBatch]:
     """Random latents shown and to predict, of one call, and the first parameter value."""
     head, device = operator.heads[name], operator.heads[name].scale.device
     shapes = [
@@ -214,19 +214,24 @@ def batch_of(operator: Operator, name: str, rows: int) -> tuple[Tensor, Tensor, 
     ]
     values = torch.tensor([[low for low, _ in head.description["parameters"].values()]], dtype=torch.float64)
     z, z_ref = (0.1 * torch.randn(shape, device=device) for shape in shapes)
-    return z, z_ref, head.known(values.expand(rows, -1))
+    return z, z_ref, head.parameter_batch(values.expand(rows, -1))
 
 
 def loss_of(
-    operator: Operator, name: str, batch: tuple[Tensor, Tensor, Known], part: slice
+    operator: Operator, name: str, batch: tuple[Tensor, Tensor, ParameterBatch], part: slice
 ) -> tuple[Tensor, dict]:
-    z, z_ref, known = batch
+    z, z_ref, parameters = batch
     return operator_loss(
-        operator, name, z[part], z_ref[part], Known(known.standard[part], known.index[part]), 0.1
+        operator,
+        name,
+        z[part],
+        z_ref[part],
+        ParameterBatch(parameters.standard[part], parameters.index[part]),
+        0.1,
     )
 
 
-def cost_of(operator: Operator, name: str, batch: tuple[Tensor, Tensor, Known]) -> dict[str, float]:
+def cost_of(operator: Operator, name: str, batch: tuple[Tensor, Tensor, ParameterBatch]) -> dict[str, float]:
     """FLOP and bytes of a row, there and back."""
     rows = len(batch[0])
     with FlopCounterMode(display=False) as counter:
@@ -293,13 +298,13 @@ def accuracy(config: Config, folder: Path, device: torch.device) -> dict[str, An
     operator, found = load_operator(folder / "operator", device), {}
     for name in config.data.tasks:
         cache = open_cache(config, name)
-        operator.serve(cache)
+        operator.head_for(cache)
         head, rows, context = (
             operator.heads[name],
-            base_selection.stratified_windows(cache, "val", 16),
+            base_selection.stratified_rows(cache, "val", 16),
             config.context(name),
         )
-        known, one = head.known(cache.parameters[rows]), {}
+        parameters, one = head.parameter_batch(cache.parameters[rows]), {}
         z = (
             cache.inputs(rows, device)
             if head.task.is_steady
@@ -310,10 +315,10 @@ def accuracy(config: Config, folder: Path, device: torch.device) -> dict[str, An
         for precision in PRECISIONS:
             operator.precision = precision
             with torch.no_grad():
-                answers[precision], z_base = operator.predict(z, name, known)
+                answers[precision], z_base = operator.predict(z, name, parameters)
                 rollouts = squared_errors(operator, cache, rows, context, device)
                 one[precision] = {
-                    "loss": float(operator_loss(operator, name, z, z_ref, known, 0.1)[0]),
+                    "loss": float(operator_loss(operator, name, z, z_ref, parameters, 0.1)[0]),
                     "rollout": pooled(rollouts)["network"],
                 }
         change = float((answers["no"] - z_base).norm())
@@ -337,8 +342,8 @@ def placed(config: Config, folder: Path, device: torch.device, steps: int) -> di
             for step in range(WARM_UP + steps):
                 started = time.perf_counter()
                 batch = windows.schedule.batch(step)
-                z, z_ref, known = windows.draw(operator.heads[name], batch, step, slice(len(batch)))
-                loss = operator_loss(operator, name, z, z_ref, known, 0.1)[0]
+                z, z_ref, parameters = windows.read(operator.heads[name], batch, step, slice(len(batch)))
+                loss = operator_loss(operator, name, z, z_ref, parameters, 0.1)[0]
                 loss.backward()
                 if way == "read ahead":
                     windows.read_ahead(step + 1, 0, 1, device, slice(len(batch)))

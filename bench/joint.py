@@ -32,10 +32,10 @@ from bench.ours import loss_of
 from ups.common.files import write_json
 from ups.config import ROOT, Config, load_config, to_dict
 from ups.data.cache import Cache, open_cache
-from ups.models.base_selection import fit_base, stratified_windows
+from ups.models.base_selection import fit_base, stratified_rows
 from ups.models.loss import pooled, squared_errors
-from ups.models.operator import Operator, over_bases
-from ups.models.selection import JUDGED, SHARES, select
+from ups.models.operator import Operator, build_operator
+from ups.models.selection import NETWORK_WEIGHTS, SELECTION_FACTOR, select
 from ups.models.windows import Windows
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
@@ -67,7 +67,7 @@ def train(
     )
     contexts = {name: config.context(name) for name in caches}
     torch.manual_seed(seed)
-    operator = over_bases(
+    operator = build_operator(
         copy.deepcopy(bases), settings.model, settings.train.precision
     )  # what is found of one stays with it
     windows = Windows(caches, config.task, contexts, settings, config.sampling, seed)
@@ -107,18 +107,18 @@ def judge(operator: Operator, config: Config, cache: Cache, seed: int) -> dict[s
     serves."""
     name, context = cache.task.name, config.context(cache.task.name)
     description, found = operator.heads[name].description, {}
-    rows = stratified_windows(cache, "val", JUDGED * config.operator.train.validate_trajectories)
-    for share in SHARES:
-        description["network_share"] = share
+    rows = stratified_rows(cache, "val", SELECTION_FACTOR * config.operator.train.validate_trajectories)
+    for share in NETWORK_WEIGHTS:
+        description["network_weight"] = share
         found[share] = squared_errors(operator, cache, rows, context, DEVICE)
     selection = select(found, cache.trajectory[rows], seed)
-    description["network_share"] = selection["network_share"]
+    description["network_weight"] = selection["network_weight"]
     errors = pooled(squared_errors(operator, cache, cache.split["test"], context, DEVICE))
     return {
         "error": errors["network"],
         "base": errors["base"],
-        "share": description["network_share"],
-        "validation": pooled(found[selection["compared_share"]])["network"],
+        "share": description["network_weight"],
+        "validation": pooled(found[selection["compared_weight"]])["network"],
     }
 
 

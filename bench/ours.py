@@ -20,11 +20,11 @@ from ups.config import Config
 from ups.data.cache import Cache, open_cache
 from ups.data.schedule import Batch
 from ups.forecaster import Forecaster
-from ups.models.base_selection import candidates, fitted_part, selected, shortlist_of, stratified_windows
+from ups.models.base_selection import candidates, fitted_state, selected, shortlist_of, stratified_rows
 from ups.models.head import TaskHead
 from ups.models.loss import operator_loss, pooled, squared_errors
-from ups.models.operator import Operator, over_bases
-from ups.models.selection import JUDGED, SHARES, select
+from ups.models.operator import Operator, build_operator
+from ups.models.selection import NETWORK_WEIGHTS, SELECTION_FACTOR, select
 from ups.models.windows import Windows
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
@@ -35,8 +35,8 @@ def loss_of(
     operator: Operator, windows: Windows, batch: Batch, step: int, part: slice
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """What the stage trains on, of the rows `part` of a batch."""
-    z, z_ref, known = windows.draw(operator.heads[batch.task], batch, step, part)
-    return operator_loss(operator, batch.task, z, z_ref, known, windows.settings.field_weight)
+    z, z_ref, parameters = windows.read(operator.heads[batch.task], batch, step, part)
+    return operator_loss(operator, batch.task, z, z_ref, parameters, windows.settings.field_weight)
 
 
 def fit_bases(
@@ -65,11 +65,11 @@ def served_share(
     operator: Operator, cache: Cache, num_validated: int, context: int, seed: int, place: torch.device
 ) -> float:
     """How much of what the network says serves, as train_operator.py decides it on validation."""
-    rows, found = stratified_windows(cache, "val", JUDGED * num_validated), {}
-    for share in SHARES:
-        operator.heads[cache.task.name].description["network_share"] = share
+    rows, found = stratified_rows(cache, "val", SELECTION_FACTOR * num_validated), {}
+    for share in NETWORK_WEIGHTS:
+        operator.heads[cache.task.name].description["network_weight"] = share
         found[share] = squared_errors(operator, cache, rows, context, place)
-    return select(found, cache.trajectory[rows], seed)["network_share"]
+    return select(found, cache.trajectory[rows], seed)["network_weight"]
 
 
 def train_ours(
@@ -87,7 +87,7 @@ def train_ours(
     """Train on one task for `budget_seconds` of `clock`, fits included, validation not; weights chosen on
     validation.
 
-    fitted: the head of `choose_base` and its validation error, then nothing is fitted here; modify changes
+    fitted: the head of `select_base` and its validation error, then nothing is fitted here; modify changes
     the operator before its first step; windows_of makes what it is shown; cache: the data, where not all of
     the configuration's. A start that no training trajectory comes near is forecast from all the same, as the
     rivals do."""
@@ -100,8 +100,8 @@ def train_ours(
     watch, cpu_before = Stopwatch(clock), time.process_time()
     head, best = fitted or fit_bases(cache, config, seed, place, watch, budget_seconds)
     torch.manual_seed(seed)
-    settings, base = config.operator, fitted_part(head)
-    operator = over_bases(
+    settings, base = config.operator, fitted_state(head)
+    operator = build_operator(
         {task: ({"description": head.description}, base)}, settings.model, settings.train.precision
     )
     if modify is not None:
@@ -128,7 +128,7 @@ def train_ours(
             if share >= marks[0]:
                 marks.pop(0)
                 with watch, ema.swap():
-                    rows = stratified_windows(cache, "val", settings.train.validate_trajectories)
+                    rows = stratified_rows(cache, "val", settings.train.validate_trajectories)
                     found = pooled(squared_errors(operator, cache, rows, config.context(task), place))
                 history.append({"share": share, "val": min(found.values()), **found})
                 if chosen is None or min(found.values()) < chosen[0]:
@@ -173,11 +173,11 @@ def train_ours(
         )
 
     def predict(given: Tensor, values: Tensor, num_steps: int) -> Tensor:
-        described["network_share"] = share()
+        described["network_weight"] = share()
         return Forecaster(operator).forecast(task, given, values, num_steps, extrapolate=True)
 
     def predict_base(given: Tensor, values: Tensor, num_steps: int) -> Tensor:
-        described["network_share"] = 0.0
+        described["network_weight"] = 0.0
         return Forecaster(operator).forecast(task, given, values, num_steps, extrapolate=True)
 
     step_ms = 1e3 * sorted(times)[len(times) // 2] if times else float("nan")

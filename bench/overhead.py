@@ -38,7 +38,7 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
     from ups.config import load_config
     from ups.data.cache import open_cache
     from ups.models.base_selection import fit_base
-    from ups.models.operator import over_bases
+    from ups.models.operator import build_operator
     from ups.models.windows import Windows
     from ups.training.optim import EMA, build_optimizer, learning_rate, scale_lr
     from ups.training.ranks import main_guard
@@ -62,7 +62,7 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
         both = []
         for _ in range(2):  # a copy of a parameter forgets which optimizer it is for
             run.seed_all()
-            both.append(over_bases({TASK: (fact, weights)}, config.operator.model, train.precision))
+            both.append(build_operator({TASK: (fact, weights)}, config.operator.model, train.precision))
         operator, bare = run.attach(both[0]), both[1]
         parameters, optimizer, ema = (
             list(bare.parameters()),

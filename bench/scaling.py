@@ -82,7 +82,7 @@ def train(arguments: list[str]) -> dict[str, float]:
     from ups.config import load_config
     from ups.data.cache import open_cache
     from ups.models.base_selection import fit_base
-    from ups.models.operator import over_bases
+    from ups.models.operator import build_operator
     from ups.models.windows import Windows
     from ups.training.ranks import main_guard
     from ups.training.run import Run
@@ -104,7 +104,9 @@ def train(arguments: list[str]) -> dict[str, float]:
             cache, config.operator.base_steps, config.context(TASK), config.run.seed, run.device
         )
         run.seed_all()
-        operator = run.attach(over_bases({TASK: (fact, weights)}, settings.model, settings.train.precision))
+        operator = run.attach(
+            build_operator({TASK: (fact, weights)}, settings.model, settings.train.precision)
+        )
         times = []
         for step in run.steps():
             started = time.perf_counter()

@@ -310,7 +310,7 @@ def draw_left(
     source, codec = ensembles.residuals, ensembles.residuals.head.codec
     draws = draws or {name: partial(ensembles.residual, name) for name in ensembles.names}
     z = codec.encode(codec.normalise(u[:, None]))[:, None].repeat_interleave(members, 0)
-    z_pred, tokens, facts = source.predict(z, source.head.known(torch.ones(len(z), 1)))
+    z_pred, tokens, facts = source.predict(z, source.head.parameter_batch(torch.ones(len(z), 1)))
     noise, second = (torch.randn(z_pred.shape, generator=generator(3, key)) for key in ("noise", "second"))
     out = {}
     for name, draw in draws.items():

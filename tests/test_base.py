@@ -15,16 +15,16 @@ from ups.common.spectral import FieldTransform, apply_axes, cosine, fourier_pair
 from ups.config import TaskConfig
 from ups.config.checks import BASES as RULES
 from ups.models.bases import BASES, Elliptic, Persistence, Propagator, Transport
-from ups.models.bases.base import Base, Known
+from ups.models.bases.base import Base, ParameterBatch
 from ups.models.bases.propagator import dictionary, monomials
 from ups.tasks import burgers, darcy
 
 NONE = torch.zeros(0)  # no parameter
 
 
-def known(standard: torch.Tensor, index: torch.Tensor | None = None) -> Known:
+def parameter_batch(standard: torch.Tensor, index: torch.Tensor | None = None) -> ParameterBatch:
     """Of standardised parameters; without an index all rows have the first value."""
-    return Known(standard, torch.zeros(len(standard), dtype=torch.long) if index is None else index)
+    return ParameterBatch(standard, torch.zeros(len(standard), dtype=torch.long) if index is None else index)
 
 
 def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -167,7 +167,7 @@ def roll_out(
 ) -> torch.Tensor:
     """`steps` frames after the window u (n, history, C, *space)."""
     for _ in range(steps):
-        u = torch.cat([u, base(u, known(NONE.expand(len(u), 0), index))[:, None]], 1)
+        u = torch.cat([u, base(u, parameter_batch(NONE.expand(len(u), 0), index))[:, None]], 1)
     return u[:, -steps:]
 
 
@@ -403,7 +403,7 @@ def test_a_base_is_built_from_any_bases_settings_and_is_learnt_where_it_has_weig
     base, u = built(kind)
     assert base.kind == kind
     assert base.is_learnt == any(True for _ in base.parameters()) and (base.lr_factor < 1) == base.is_learnt
-    assert base(u, known(torch.zeros(3, 1), torch.tensor([1, 0, 1]))).shape == u[:, -1].shape
+    assert base(u, parameter_batch(torch.zeros(3, 1), torch.tensor([1, 0, 1]))).shape == u[:, -1].shape
 
 
 @pytest.mark.parametrize("kind", BASES)
@@ -411,7 +411,7 @@ def test_a_call_asks_the_device_for_no_number(kind):
     """On torch's meta device there are none: item(), tolist(), bool() or nonzero() of a tensor would
     raise."""
     base, u = built(kind)
-    of = Known(torch.zeros(3, 1, device="meta"), torch.tensor([1, 0, 1], device="meta"))
+    of = ParameterBatch(torch.zeros(3, 1, device="meta"), torch.tensor([1, 0, 1], device="meta"))
     assert base.to("meta")(u.to("meta"), of).shape == u[:, -1].shape
     with pytest.raises((RuntimeError, NotImplementedError)):
         of.index.unique().tolist()
@@ -419,10 +419,10 @@ def test_a_call_asks_the_device_for_no_number(kind):
 
 def test_what_is_not_fitted_is_persistence():
     u = noise(2, 3, 1, 8)
-    assert torch.equal(Persistence()(u, known(NONE.expand(2, 0))), u[:, -1])
+    assert torch.equal(Persistence()(u, parameter_batch(NONE.expand(2, 0))), u[:, -1])
     for boundary in (PERIODIC, NO_FLUX):
         base = Propagator(num_values=1, num_channels=1, space=(8,), boundary=boundary, degree=3, history=3)
-        torch.testing.assert_close(base(u, known(NONE.expand(2, 0))), u[:, -1])
+        torch.testing.assert_close(base(u, parameter_batch(NONE.expand(2, 0))), u[:, -1])
 
 
 def test_the_dictionary_holds_every_product_once():
@@ -462,7 +462,7 @@ def scrambled(base: torch.nn.Module, size: float, seed: int = 3) -> torch.nn.Mod
 )
 def test_transport_keeps_constants_and_never_leaves_the_range_of_its_input(space, boundary):
     base = scrambled(transport(space, boundary, 3, channels=2), 1.0)
-    parameters = known(noise(4, 1, seed=1))
+    parameters = parameter_batch(noise(4, 1, seed=1))
     constant = torch.tensor([0.7, -2.0]).view(1, 1, 2, *[1] * len(space)).expand(4, 1, 2, *space).contiguous()
     torch.testing.assert_close(base(constant, parameters), constant[:, 0])
     u = noise(4, 1, 2, *space, seed=2)
@@ -522,10 +522,12 @@ def test_transport_with_the_cole_hopf_weights_is_burgers_equation():
     u, logs, u_next = burgers_windows(256, 6, 0.05, 4)
     mean, std = 0.05, 0.6
     base = cole_hopf(256, 96, 0.05, mean, std)
-    pred = base((u - mean) / std, known(logs)) * std + mean
+    pred = base((u - mean) / std, parameter_batch(logs)) * std + mean
     assert relative(pred, u_next) < 1e-4
     assert relative(u[:, 0], u_next) > 0.05  # persistence: the step is not small
-    wrong = base((u - mean) / std, known(-logs)) * std + mean  # the other viscosity: the parameter matters
+    wrong = (
+        base((u - mean) / std, parameter_batch(-logs)) * std + mean
+    )  # the other viscosity: the parameter matters
     assert relative(wrong, u_next) > 0.01
 
 
@@ -537,10 +539,10 @@ def test_transport_finds_burgers_equation_from_data():
 
     def draw(step: int) -> tuple:
         rows = shown[torch.arange(16 * step, 16 * step + 16) % len(shown)]
-        return u[rows], known(logs[rows]), u_next[rows]
+        return u[rows], parameter_batch(logs[rows]), u_next[rows]
 
     base.descend(draw, 400)
-    assert relative(base(u[held], known(logs[held])), u_next[held]) < 2e-3
+    assert relative(base(u[held], parameter_batch(logs[held])), u_next[held]) < 2e-3
 
 
 def blur_kernel(width: float, drift: float, reach: int) -> torch.Tensor:
@@ -565,14 +567,14 @@ def test_transport_acts_along_every_axis_with_its_own_width_and_drift(boundary):
         if boundary != PERIODIC:  # the mirror lies on the face, half a cell outside the first centre
             padded = torch.cat([moved[:, 0, :, :4].flip(-1), moved[:, 0], moved[:, 0, :, -4:].flip(-1)], -1)
         expected = (padded.unfold(-1, 9, 1) @ kernel)[:, None].movedim(-1, 2 + axis)
-    pred = base(u, known(torch.zeros(2, 1)))
+    pred = base(u, parameter_batch(torch.zeros(2, 1)))
     torch.testing.assert_close(pred.double(), expected, rtol=0, atol=1e-6)
 
 
 def test_a_symmetric_kernel_between_mirrors_conserves_the_mean():
     base = transport((16,), NO_FLUX, 4)
     u = noise(3, 1, 1, 16)
-    pred = base(u, known(torch.zeros(3, 1)))
+    pred = base(u, parameter_batch(torch.zeros(3, 1)))
     torch.testing.assert_close(pred.mean(-1), u[:, 0].mean(-1))
     assert relative(pred, u[:, 0]) > 0.05
 
@@ -603,7 +605,7 @@ def test_constant_faces_between_cold_walls_solve_the_poisson_problem(space):
     base.gain.fill_(space[0] ** 2 / base.mean_square)
     base.zero.fill_(0.3)
     u_ref = darcy.solve(torch.full(space, 0.4), torch.ones(()))
-    u_pred = base(noise(2, 1, 1, *space), known(torch.zeros(2, 1))) - 0.3
+    u_pred = base(noise(2, 1, 1, *space), parameter_batch(torch.zeros(2, 1))) - 0.3
     assert relative(u_pred[0, 0], u_ref) < 1e-5 and relative(u_pred[1, 0], u_ref) < 1e-5
 
 
@@ -612,7 +614,7 @@ def system_of(base: Elliptic, u: torch.Tensor) -> tuple:
     kept = []
     solve = base._solve
     base._solve = lambda operator, source: kept.append((operator, source)) or solve(operator, source)
-    solution = base(u, known(torch.full((len(u), 1), 0.5)))
+    solution = base(u, parameter_batch(torch.full((len(u), 1), 0.5)))
     base._solve = solve
     return *kept[0], solution
 
@@ -653,7 +655,7 @@ def test_the_preconditioned_iteration_solves_the_system_it_builds(space, channel
 @pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX, DIRICHLET])
 def test_the_gradient_reaches_every_weight_of_the_elliptic_base(boundary):
     base = elliptic((6, 5), boundary)
-    base(noise(3, 1, 1, 6, 5), known(noise(3, 1, seed=1))).square().mean().backward()
+    base(noise(3, 1, 1, 6, 5), parameter_batch(noise(3, 1, seed=1))).square().mean().backward()
     for name, parameter in base.named_parameters():
         assert (
             parameter.grad is not None
@@ -681,23 +683,23 @@ def test_the_elliptic_base_learns_darcy_flow_from_few_samples_in_few_steps():
     base.zero.copy_(u[-1].flatten()[:1])
     u = u[:-1]
     zeros = torch.zeros(80, 1)
-    before = relative(base(a[held], known(zeros[held])), u[held])
-    base.calibrate(a[shown], known(zeros[shown]), u[shown])
-    calibrated = relative(base(a[held], known(zeros[held])), u[held])
+    before = relative(base(a[held], parameter_batch(zeros[held])), u[held])
+    base.calibrate(a[shown], parameter_batch(zeros[shown]), u[shown])
+    calibrated = relative(base(a[held], parameter_batch(zeros[held])), u[held])
 
     def draw(step: int) -> tuple:
         rows = torch.arange(8 * step, 8 * step + 8) % 64
-        return a[rows], known(zeros[rows]), u[rows]
+        return a[rows], parameter_batch(zeros[rows]), u[rows]
 
     base.descend(draw, 150)
-    after = relative(base(a[held], known(zeros[held])), u[held])
+    after = relative(base(a[held], parameter_batch(zeros[held])), u[held])
     mean = relative(u[shown].mean(0, keepdim=True).expand(16, -1, -1, -1), u[held])
     assert calibrated < before and after < 0.2 * mean and after < 0.1, (before, calibrated, after, mean)
 
 
 def test_calibration_finds_the_gain_of_a_scaled_source():
     base = constant_faces(elliptic((8, 8), DIRICHLET), 1.0)
-    u, none = noise(3, 1, 1, 8, 8), known(torch.zeros(3, 1))
+    u, none = noise(3, 1, 1, 8, 8), parameter_batch(torch.zeros(3, 1))
     base.zero.fill_(-0.2)
     u_ref = 7.5 * (base(u, none) + 0.2) - 0.2
     base.calibrate(u, none, u_ref)

@@ -23,7 +23,7 @@ from bench.search import Trial, search
 from ups.common.boundary import DIRICHLET, NO_FLUX, PERIODIC
 from ups.config import ModelConfig, load_config
 from ups.models.backbone import ANY, FlatBackbone
-from ups.models.base_selection import choose_base
+from ups.models.base_selection import select_base
 from ups.report.bench_rows import data_key, find_bench_rows
 from ups.tasks import darcy_grf, get_task
 from ups.training.optim import EMA, split_parameters
@@ -843,7 +843,7 @@ def test_every_variant_trains_all_its_weights(name, ticking, monkeypatch):
 
     monkeypatch.setattr(ours, "operator_loss", watched)
     config = ablate.configure(name, None, SMALL)
-    head, scores = choose_base(
+    head, scores = select_base(
         FakeCache(), config.operator.base_steps, config.context("burgers1d"), 0, torch.device("cpu")
     )
     trained = ours.train_ours(

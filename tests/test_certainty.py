@@ -64,7 +64,9 @@ def noisy(u: torch.Tensor, share: float, seed: int = 0) -> torch.Tensor:
 def said(u: torch.Tensor, dt: float, length: float) -> list[tuple[str, Equation]]:
     """Every candidate's lines."""
     return [
-        (line, base) for _, _, base in found(Trajectories(u, dt, length)) for line in base.says(["u"], ["x"])
+        (line, base)
+        for _, _, base in found(Trajectories(u, dt, length))
+        for line in base.findings(["u"], ["x"])
     ]
 
 

@@ -56,7 +56,7 @@ def operator_of(name: str, is_conservative: bool = True, dim: int = 0) -> Operat
                     "domain": list(task.domain),
                     "parameters": {},
                     "base": {"kind": "persistence", "settings": {}},
-                    "network_share": 1.0,
+                    "network_weight": 1.0,
                     "is_conservative": is_conservative,
                 }
             ],
@@ -92,7 +92,7 @@ def test_the_base_keeps_it_too_and_gradients_pass():
     head, u = operator.heads["cfd1d"], states(get_task("cfd1d"))
     head.base.forward = lambda u, known: 1.1 * u[:, -1]  # a base that loses everything
     z = head.codec.encode(head.codec.normalise(u[:, :1]))
-    full, base = operator.predict(z, "cfd1d", head.known(torch.zeros(len(u), 0)))
+    full, base = operator.predict(z, "cfd1d", head.parameter_batch(torch.zeros(len(u), 0)))
     assert drift(head.task, head.physical(base), u[:, :1])["drift"].abs().max() < 1e-5
     full.square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in head.out.parameters())
@@ -161,7 +161,7 @@ def test_what_the_data_do_not_keep_is_not_forced_on_the_operator():
         }
         head = TaskHead(description, 1)
         head.codec.load_state_dict(codec.state_dict())
-        return base_selection.data_keep(head, held)
+        return base_selection.data_conserve(head, held)
 
     kept = states(get_task("burgers1d"), 8, 5, 16)
     kept = kept - kept.mean(-1, keepdim=True)

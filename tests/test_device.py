@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_choose import make_caches
+from test_base_selection import make_caches
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -37,7 +37,7 @@ from ups.generative.student import SolvedPool, solve, twin_of
 from ups.models.backbone import FlatBackbone
 from ups.models.base_selection import base_settings, head_description
 from ups.models.bases import Elliptic
-from ups.models.bases.base import Known
+from ups.models.bases.base import ParameterBatch
 from ups.models.loss import operator_loss
 from ups.models.operator import Operator
 from ups.models.windows import Windows
@@ -265,7 +265,7 @@ def test_reading_ahead_changes_neither_what_is_drawn_nor_its_order(config, name,
     )
 
     def drawn(step: int, part: slice) -> list[Tensor]:
-        z, z_ref, known = windows.draw(head, windows.schedule.batch(step).share(1, 2), step, part)
+        z, z_ref, known = windows.read(head, windows.schedule.batch(step).share(1, 2), step, part)
         return [z, z_ref, known.standard]
 
     plain = [drawn(step, part) for step in steps]
@@ -307,7 +307,7 @@ def test_the_rows_of_all_ranks_are_the_global_batch_when_they_read_ahead(config,
             batch = windows.schedule.batch(step).share(rank, world)
             part = slice(0, len(batch))
             assert step == steps[0] or any(latents.ahead for latents, _ in cache._parts.values())
-            found.append(windows.draw(head, batch, step, part)[1])
+            found.append(windows.read(head, batch, step, part)[1])
             windows.read_ahead(step + 1, rank, world, torch.device("cpu"), part)
         return found
 
@@ -489,7 +489,7 @@ class Loss(nn.Module):
         self.operator, self.name = operator, name
 
     def forward(self, z: Tensor, z_ref: Tensor, *known: Tensor) -> Tensor:
-        return operator_loss(self.operator, self.name, z, z_ref, Known(*known), 0.1)[0]
+        return operator_loss(self.operator, self.name, z, z_ref, ParameterBatch(*known), 0.1)[0]
 
 
 def with_gradients(model: nn.Module, weights: dict[str, Tensor], *given: Tensor) -> list[Tensor]:
@@ -519,8 +519,8 @@ def test_a_step_is_one_graph_whatever_the_data_are(config, caches, name, kind):
     weights = {key: value.detach() for key, value in (*model.named_parameters(), *model.named_buffers())}
 
     def batch(step: int, rows: list[int]) -> tuple[Tensor, ...]:
-        z, z_ref, known = windows.draw(head, windows.schedule.batch(step), step, slice(0, SIZE))
-        known = head.known(
+        z, z_ref, known = windows.read(head, windows.schedule.batch(step), step, slice(0, SIZE))
+        known = head.parameter_batch(
             cache.parameters[torch.tensor(rows) * (cache.num_rows - 1)]
         )  # of the first or the last value
         return z, z_ref, known.standard, known.index

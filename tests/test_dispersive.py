@@ -12,7 +12,7 @@ from test_equation import UXX, Trajectories, cells, coefficients, few, found, fo
 
 from ups.common.boundary import DIRICHLET, NO_FLUX, PERIODIC
 from ups.common.seeds import generator
-from ups.models.bases.base import Known
+from ups.models.bases.base import ParameterBatch
 from ups.models.bases.equation import Equation
 from ups.models.bases.identify import Identification, Model, most_steps
 from ups.models.bases.terms import diagonal
@@ -21,7 +21,7 @@ UX, UXXX, UXY = (((0,), ((0, axes),)) for axes in ((0,), (0, 0, 0), (0, 1)))
 # of two fields, u and v
 U2, V2 = ((1, 0), ()), ((0, 1), ())
 UXX2, VXX2, UX2, VX2 = (((0, 0), ((channel, axes),)) for axes in ((0, 0), (0,)) for channel in (0, 1))
-NONE = Known(torch.zeros(4, 0), torch.zeros(4, dtype=torch.long))
+NONE = ParameterBatch(torch.zeros(4, 0), torch.zeros(4, dtype=torch.long))
 
 
 def forecast_error(base: Equation, data: Trajectories, u: torch.Tensor) -> float:

@@ -11,12 +11,12 @@ import torch
 from test_equation import UX, UXX, Trajectories, coefficients, found
 
 from ups.common.seeds import generator
-from ups.models.bases.base import Known
+from ups.models.bases.base import ParameterBatch
 from ups.models.bases.certainty import Certainty
 from ups.models.bases.drift import Drift
 from ups.models.bases.equation import Equation
 from ups.models.bases.identify import Identification, Model
-from ups.models.bases.selection import significant
+from ups.models.bases.least_squares import significant
 from ups.tasks import TASKS
 
 NU, CELLS, FRAMES, DT = 0.02, 64, 21, 0.05
@@ -58,9 +58,9 @@ def excess(base: Equation, u: torch.Tensor, data: Trajectories) -> float:
     draws = task.draw(starts.float(), 64, seed=3, rows=range(len(starts)), num_frames=1, parameter=NU, dt=DT)[
         :, :, 0
     ].double()
-    known = Known(torch.zeros(len(starts), 1), torch.zeros(len(starts), dtype=torch.long))
+    parameters = ParameterBatch(torch.zeros(len(starts), 1), torch.zeros(len(starts), dtype=torch.long))
     mean, std = (value.view(-1, 1) for value in (data.samples.head.codec.mean, data.samples.head.codec.std))
-    now = base(((starts.float() - mean) / std)[:, None], known).double() * std + mean
+    now = base(((starts.float() - mean) / std)[:, None], parameters).double() * std + mean
     noise = draws.var(1)
     return float(((now - draws.mean(1)).square() - noise / 64).mean() / noise.mean())
 
@@ -77,7 +77,7 @@ def test_the_equation_under_white_noise_is_found(base):
 
 
 def test_it_is_stated_with_intervals_that_hold_the_truth(base):
-    [line] = base.says(["u"], ["x"])
+    [line] = base.findings(["u"], ["x"])
     rows = {
         base.terms.terms[place]: (value, width)
         for _, place, value, width, is_small in base.found["equations"][0]["rows"]
@@ -97,7 +97,9 @@ def test_a_drift_of_frames_with_noise_of_measurement_is_not_stated():
     u = torch.exp(-0.002 * (2 * math.pi) ** 2 * t) * torch.sin(2 * math.pi * (x + phase))
     u = u + 0.1 * torch.randn(u.shape, generator=generator(1, "noise"), dtype=torch.float64)
     lines = [
-        line for _, _, base in found(Trajectories(u[:, :, None], DT, 1.0)) for line in base.says(["u"], ["x"])
+        line
+        for _, _, base in found(Trajectories(u[:, :, None], DT, 1.0))
+        for line in base.findings(["u"], ["x"])
     ]
     assert not any("±" in line for line in lines), lines
 

@@ -15,10 +15,10 @@ from bench import vorticity
 from ups.common.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
 from ups.common.seeds import generator
 from ups.models.bases import identify
-from ups.models.bases.base import Known, Samples
+from ups.models.bases.base import ParameterBatch, Samples
 from ups.models.bases.equation import Equation
 from ups.models.bases.identify import Identification, Model
-from ups.models.bases.selection import backwards, forwards, left, solve
+from ups.models.bases.least_squares import backwards, forwards, left, solve
 from ups.models.bases.terms import MOST_TERMS, Terms, difference, library
 
 # of one channel in 1D: u_t = .. of powers of u and of derivatives
@@ -212,12 +212,12 @@ def test_what_is_found_is_said_in_words():
         "equations": [{"doubt": "", "rows": rows}, {"doubt": "why not", "rows": rows}],
     }
     made = partial(Equation, 2, 2, [8, 8], PERIODIC, positive=[1], terms=terms)
-    assert made(found=found).says(["w", "rho"], ["x", "y"]) == [
+    assert made(found=found).findings(["w", "rho"], ["x", "y"]) == [
         "∂t w = -(1.000 ± 0.002) (∂x ∇⁻² w) (∂y w) + (0.50 ± 0.04) (w - 300000) rho^-1 (∂xy log rho)",
         "∂t log rho = (1.50 ± 0.02)e-07 sin 2π(2 x -1 y) - (2.0 ± 0.5) (and 1 term below 1% of it)",
         "an equation was used as base but is not stated: why not (parameter values 2 of 2)",
     ]
-    assert made().says(["w", "rho"], ["x", "y"]) == [  # weights from before intervals
+    assert made().findings(["w", "rho"], ["x", "y"]) == [  # weights from before intervals
         "an equation was used as base but is not stated: it was fitted by a version without intervals (train "
         "the operator again)"
     ]
@@ -296,9 +296,10 @@ def test_stiff_diffusion_is_exact_in_one_step_behind_every_wall(boundary):
         base = Equation(1, 1, [n], boundary, dt=0.05, terms=[UXX], is_stiff=is_stiff)
         base.weight.fill_(nu)
         base.low.fill_(-2), base.high.fill_(2)
-        u = base(wave.float()[None, None, None], Known(torch.zeros(1, 0), torch.zeros(1, dtype=torch.long)))[
-            0, 0
-        ]
+        u = base(
+            wave.float()[None, None, None],
+            ParameterBatch(torch.zeros(1, 0), torch.zeros(1, dtype=torch.long)),
+        )[0, 0]
         assert (
             float((u - math.exp(-nu * k2 * 0.05) * wave).abs().max() < 1e-4) == is_stiff
             and float(u.abs().max()) <= 2
@@ -341,7 +342,7 @@ def test_the_equation_of_kuramoto_and_sivashinsky_is_found_and_forecasts():
     def error() -> float:
         u = truth[:, :1]
         for _ in range(8):
-            u = base(u, Known(torch.zeros(4, 0), torch.zeros(4, dtype=torch.long)))[:, None]
+            u = base(u, ParameterBatch(torch.zeros(4, 0), torch.zeros(4, dtype=torch.long)))[:, None]
         return float((u - truth[:, 8:]).norm() / truth[:, 8:].norm())
 
     assert error() < 0.02
@@ -367,7 +368,7 @@ def test_a_vorticity_that_carries_itself_and_what_stirs_it_are_found():
         ((0,), ((-1, (1, 1, 1)),)): 0.1,
     }
     assert {term: weights.get(term) for term in wanted} == pytest.approx(wanted, rel=0.02)
-    truth, none = stirred(4, 9, seed=1), Known(torch.zeros(4, 0), torch.zeros(4, dtype=torch.long))
+    truth, none = stirred(4, 9, seed=1), ParameterBatch(torch.zeros(4, 0), torch.zeros(4, dtype=torch.long))
     truth = data.samples.head.codec.decode(truth.float())
 
     def error() -> float:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_choose import make_caches
+from test_base_selection import make_caches
 from torch import Tensor
 
 from bench.acceptance import Row, exact
@@ -22,8 +22,8 @@ from ups.evaluation.truth import open_truth
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.joint import score_joint
-from ups.models.base_selection import choose_base, fitted_part
-from ups.models.operator import over_bases
+from ups.models.base_selection import fitted_state, select_base
+from ups.models.operator import build_operator
 from ups.tasks import TASKS, get_task
 
 CPU, SETTINGS = torch.device("cpu"), load_config(None).evaluate
@@ -203,11 +203,11 @@ def world(tmp_path_factory):
         "parameters: [0.02, 0.1]}",
     )
     truth = open_truth(config, name)
-    head, _ = choose_base(truth.cache, config.operator.base_steps, truth.context, 0, CPU)
-    operator = over_bases(
-        {name: ({"description": head.description}, fitted_part(head))}, config.operator.model, "no"
+    head, _ = select_base(truth.cache, config.operator.base_steps, truth.context, 0, CPU)
+    operator = build_operator(
+        {name: ({"description": head.description}, fitted_state(head))}, config.operator.model, "no"
     )
-    operator.eval().requires_grad_(False).serve(truth.cache)
+    operator.eval().requires_grad_(False).head_for(truth.cache)
     return (
         config,
         truth,

@@ -43,9 +43,9 @@ def test_the_exported_operator_answers_as_the_operator_for_any_number_of_rows(na
         inputs = given(num)
         torch.testing.assert_close(exported(*inputs), operator(*inputs), rtol=1e-5, atol=1e-6)
     z, _, parameters = given(2)
-    base, _ = operator.predict(z, name, operator.heads[name].known(parameters), "base")
+    base, _ = operator.predict(z, name, operator.heads[name].parameter_batch(parameters), "base")
     assert not torch.equal(operator(z, name, parameters), base)  # the network has its say
-    if operator.heads[name].base.knows_fitted_only and len(one.parameter_values):
+    if operator.heads[name].base.needs_fitted_parameters and len(one.parameter_values):
         with pytest.raises(ValueError, match=f"{name} was asked for the parameter value .*; expected one of"):
             operator(z, name, 1.5 * parameters)
         with pytest.raises(

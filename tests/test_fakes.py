@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from test_choose import make_caches
+from test_base_selection import make_caches
 from torch import Tensor
 
 from bench import acceptance
@@ -30,8 +30,8 @@ from ups.generative.conditions import StateConditions
 from ups.generative.corrector import Corrector
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
-from ups.models.base_selection import choose_base, fitted_part
-from ups.models.operator import over_bases
+from ups.models.base_selection import fitted_state, select_base
+from ups.models.operator import build_operator
 from ups.tasks import burgers_forced
 
 NAME, CELLS, NU, DT, CPU = "burgers1d_forced", 32, 0.02, 0.03, torch.device("cpu")
@@ -141,11 +141,11 @@ def world(tmp_path_factory):
             f"parameters: [{NU}], reserve: 0.5, base: [propagator]}}",
         )
     truth = open_truth(config, NAME)
-    head, _ = choose_base(truth.cache, config.operator.base_steps, truth.context, 0, CPU)
-    operator = over_bases(
-        {NAME: ({"description": head.description}, fitted_part(head))}, config.operator.model, "no"
+    head, _ = select_base(truth.cache, config.operator.base_steps, truth.context, 0, CPU)
+    operator = build_operator(
+        {NAME: ({"description": head.description}, fitted_state(head))}, config.operator.model, "no"
     )
-    operator.eval().requires_grad_(False).serve(truth.cache)
+    operator.eval().requires_grad_(False).head_for(truth.cache)
     source = TransientResiduals(operator, truth.cache)
     network = (
         Corrector(

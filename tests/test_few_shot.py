@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_choose import make_caches
+from test_base_selection import make_caches
 from test_operator import overrides_of, train
 
 from bench import few_shot

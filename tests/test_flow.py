@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
-from test_choose import make_caches
+from test_base_selection import make_caches
 from torch import Tensor
 
 from ups.data.cache import open_cache
-from ups.models.base_selection import base_error, base_settings, choose_base, head_with
-from ups.models.bases.base import Known, Samples
+from ups.models.base_selection import base_error, base_settings, head_with, select_base
+from ups.models.bases.base import ParameterBatch, Samples
 from ups.models.bases.flow import Flow, Projection
 
 PERIODIC_BOX, WALLS = "periodic", "dirichlet"
@@ -55,8 +55,8 @@ def flow(
     return Flow(1, num_channels, (n, m), boundary, (1.0, 1.0), dt, vectors, num_moving)
 
 
-def known(rows: int) -> Known:
-    return Known(torch.zeros(rows, 0), torch.zeros(rows, dtype=torch.long))
+def parameter_batch(rows: int) -> ParameterBatch:
+    return ParameterBatch(torch.zeros(rows, 0), torch.zeros(rows, dtype=torch.long))
 
 
 @pytest.mark.parametrize(("boundary", "shift"), [(PERIODIC_BOX, (5.3, -70.6)), (PERIODIC_BOX, (0.25, 0.5))])
@@ -73,7 +73,7 @@ def test_a_uniform_wind_carries_everything_over_the_edge_of_a_periodic_box(bound
     wind = torch.tensor(shift) / torch.tensor([n, m]) / dt
     fields = torch.stack([wind[0].expand(n, m), wind[1].expand(n, m), blob(x, y)])
     u = ((fields - base.mean.view(-1, 1, 1)) / base.std.view(-1, 1, 1))[None, None]
-    later = base(u, known(1))[0] * base.std.view(-1, 1, 1) + base.mean.view(-1, 1, 1)
+    later = base(u, parameter_batch(1))[0] * base.std.view(-1, 1, 1) + base.mean.view(-1, 1, 1)
     assert torch.allclose(later[:2], fields[:2], atol=1e-4)
     exact = blob(x - shift[0] / n, y - shift[1] / m)
     assert norm(later[2] - exact) < 1e-3
@@ -91,12 +91,12 @@ def test_a_vortex_between_walls_turns_and_stays():
     u = torch.cat([v, (s(x) * s(y))[None]])[
         None, None
     ]  # what is carried is a function of the stream function
-    later = base(u, known(1))
+    later = base(u, parameter_batch(1))
     assert norm(later - u[:, 0]) < 5e-3
     base.projection.forward = lambda v: v
-    assert norm((base(u, known(1)) - u[:, 0])[:, :2]) > 5e-2
+    assert norm((base(u, parameter_batch(1)) - u[:, 0])[:, :2]) > 5e-2
     backwards = torch.cat([-v, u[0, 0, 2:]])[None, None]
-    assert norm(flow(WALLS, n, n, dt)(backwards, known(1)) - backwards[:, 0]) < 5e-3
+    assert norm(flow(WALLS, n, n, dt)(backwards, parameter_batch(1)) - backwards[:, 0]) < 5e-3
 
 
 def test_what_stands_still_drives_and_is_left_alone():
@@ -114,7 +114,7 @@ def test_what_stands_still_drives_and_is_left_alone():
     assert torch.allclose(pushed[3:5], turning, atol=1e-2) and torch.allclose(pushed[5:7], turning, atol=1e-2)
     assert torch.allclose(pushed[7:], torch.tensor([1.0, 0, 0, 1]).view(-1, 1, 1).expand(-1, n, n), atol=1e-5)
     base.weight_real[0, :, 3, 0] = base.weight_real[0, :, 4, 1] = 0.5
-    later = base(u, known(1))
+    later = base(u, parameter_batch(1))
     assert torch.allclose(later[0, :2], 0.5 * turning, atol=1e-2) and torch.equal(later[:, 3:], u[:, 0, 3:])
 
 
@@ -130,7 +130,7 @@ def test_a_driven_flow_between_walls_is_found_and_chosen_and_one_whose_velocity_
         ),
     )
     cache, device = open_cache(config, "ns_incom2d"), torch.device("cpu")
-    head, scores = choose_base(cache, 0, 3, 0, device)
+    head, scores = select_base(cache, 0, 3, 0, device)
     best = {
         kind: min(score for name, score in scores.items() if name.startswith(kind))
         for kind in config.task["ns_incom2d"].base

@@ -28,7 +28,7 @@ from ups.generative.draws import draw_rollout
 from ups.generative.residuals import TransientResiduals
 from ups.models.base_selection import fit_base
 from ups.models.bases.base import Samples
-from ups.models.operator import Operator, over_bases
+from ups.models.operator import Operator, build_operator
 from ups.models.windows import Windows
 from ups.userdata.describe import describe_file
 
@@ -118,7 +118,9 @@ def fitted(folder, said, *overrides):
     build_cache(config, "heat", progress=False)
     cache = open_cache(config, "heat")
     facts, weights = fit_base(cache, 1, config.context("heat"), 0, CPU)
-    operator = over_bases({"heat": (facts, weights)}, config.operator.model, "no", solvers_of(config)).eval()
+    operator = build_operator(
+        {"heat": (facts, weights)}, config.operator.model, "no", solvers_of(config)
+    ).eval()
     return config, cache, operator, facts["validation_nrmse"][facts["description"]["base"]["name"]]
 
 
@@ -237,13 +239,13 @@ def test_windows_and_residuals_move_the_forcing_with_the_state(tmp_path):
     said = heat(tmp_path) | {"symmetries": ["shift", "mirror"], "reserve": 0.3, "history": 2}
     config, cache, operator, _ = fitted(tmp_path, said)
     head = operator.heads["heat"]
-    head.description["network_share"] = 0.0
+    head.description["network_weight"] = 0.0
     windows = Windows(
         {"heat": cache}, config.task, {"heat": config.context("heat")}, config.operator, config.sampling, 0
     )
     batch = Batch("heat", torch.arange(6), torch.tensor([0, 1, 2, 3, 0, 1]), slice(0, 6))
     for step in (0, config.operator.train.steps - 1):  # one call, and several in a row
-        z, z_ref, known = windows.draw(head, batch, step, slice(None))
+        z, z_ref, known = windows.read(head, batch, step, slice(None))
         for frame in range(z_ref.shape[1]):
             z_pred = operator.predict(z, "heat", known.later(frame))[0]
             assert (z_pred - z_ref[:, frame : frame + 1]).abs().max() < 1e-3
@@ -265,7 +267,7 @@ def test_members_are_drawn_about_the_forecast_with_the_same_forcing(tmp_path):
         _, cache, operator, _ = fitted(tmp_path, heat(tmp_path) | {"bundle": bundle})
         stirred(operator)
         rows, parameters, head = torch.arange(3), torch.zeros(3, 0), operator.heads["heat"]
-        forcing = head.forced(cache, rows, 1, 5)
+        forcing = head.forcing_of(cache, rows, 1, 5)
         states = TransientResiduals(operator, cache)
         zero = torch.zeros(6, *cache.tokenizer.tokens, bundle * cache.tokenizer.dim)
         members = draw_rollout(
@@ -290,8 +292,8 @@ def test_the_network_is_told_and_weights_travel_as_plain_values(tmp_path):
     again = Operator(json.loads(json.dumps(operator.description)))
     again.load_state_dict(operator.state_dict())
     z, none = cache.batch([0, 1], 0, 1), torch.zeros(2, 0)
-    forcing = again.heads["heat"].forced(cache, torch.arange(2), 0, 2)
-    told = again.predict(z, "heat", again.heads["heat"].known(none, forcing))[0]
+    forcing = again.heads["heat"].forcing_of(cache, torch.arange(2), 0, 2)
+    told = again.predict(z, "heat", again.heads["heat"].parameter_batch(none, forcing))[0]
     torch.testing.assert_close(told, operator(z, "heat", none, forcing))
     assert (told - operator(z, "heat", none, -forcing)).abs().max() > 1e-3
     with pytest.raises(ValueError, match="was given no forcing; expected"):
@@ -454,7 +456,7 @@ def test_bases_are_fitted_to_the_values_of_the_same_frames(tmp_path):
     head = operator.heads["heat"]
     rows, starts = torch.tensor([1, 5]), torch.tensor([0, 3])
     _, known, _ = Samples(head, cache, 0).read(rows, starts)
-    every = head.forced(cache, rows, 0, cache.num_frames)
+    every = head.forcing_of(cache, rows, 0, cache.num_frames)
     torch.testing.assert_close(known.forcing, torch.stack([every[0, 1:3], every[1, 4:6]]))
-    again = head.forced(cache, rows, cache.num_frames - 1, 2)  # beyond the data from the first frame on
+    again = head.forcing_of(cache, rows, cache.num_frames - 1, 2)  # beyond the data from the first frame on
     torch.testing.assert_close(again, every[:, [-1, 0]])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from finished import write_stage
-from test_choose import make_caches
+from test_base_selection import make_caches
 from torch import Tensor
 
 from ups.common.boundary import NO_FLUX, PERIODIC
@@ -21,9 +21,9 @@ from ups.config import Config
 from ups.data.cache import Cache, open_cache
 from ups.forecaster import Forecaster
 from ups.generative.residuals import SteadyResiduals, TransientResiduals
-from ups.models.base_selection import choose_base, fitted_part
+from ups.models.base_selection import fitted_state, select_base
 from ups.models.loss import operator_loss
-from ups.models.operator import Operator, load_operator, over_bases
+from ups.models.operator import Operator, build_operator, load_operator
 from ups.models.windows import Windows
 from ups.training.optim import build_optimizer, scale_lr
 
@@ -50,21 +50,21 @@ def trained(tmp_path_factory) -> tuple[Operator, dict[str, Cache], Config]:
     config = make_caches(tmp_path_factory.mktemp("forecast"), *SETTINGS)
     caches = {name: open_cache(config, name) for name in TASKS}
     heads = [
-        choose_base(cache, config.operator.base_steps, config.context(name), 0, torch.device("cpu"))[0]
+        select_base(cache, config.operator.base_steps, config.context(name), 0, torch.device("cpu"))[0]
         for name, cache in caches.items()
     ]
     torch.manual_seed(0)
     bases, settings = (
-        {head.name: ({"description": head.description}, fitted_part(head)) for head in heads},
+        {head.name: ({"description": head.description}, fitted_state(head)) for head in heads},
         config.operator,
     )
-    operator = over_bases(bases, settings.model, settings.train.precision)
+    operator = build_operator(bases, settings.model, settings.train.precision)
     contexts = {name: config.context(name) for name in TASKS}
     windows = Windows(caches, config.task, contexts, settings, config.sampling, config.run.seed)
     optimizer = build_optimizer(operator, settings.optim)
     for step in range(12):
         batch = windows.schedule.batch(step)
-        z, z_ref, known = windows.draw(operator.heads[batch.task], batch, step, slice(0, 8))
+        z, z_ref, known = windows.read(operator.heads[batch.task], batch, step, slice(0, 8))
         loss, _ = operator_loss(operator, batch.task, z, z_ref, known, settings.field_weight)
         optimizer.zero_grad()
         loss.backward()
@@ -392,7 +392,7 @@ def test_latents_of_another_grid_codec_or_batch_are_refused_inside_the_operator(
 )
 def test_a_cache_of_other_data_is_refused_by_evaluation_and_corrector_alike(trained, change, text):
     operator, caches, config = trained
-    assert operator.serve(caches["burgers1d"]) is operator.heads["burgers1d"]
+    assert operator.head_for(caches["burgers1d"]) is operator.heads["burgers1d"]
     TransientResiduals(operator, caches["burgers1d"])
     other = copy.copy(caches["burgers1d"])
     other.tokenizer = copy.deepcopy(other.tokenizer)

@@ -178,7 +178,7 @@ def test_training_reads_a_cache_of_any_size_with_memory_for_a_batch(tmp_path):
         torch.set_grad_enabled(False)
         def draw(step):
             batch = windows.schedule.batch(step)
-            return windows.draw(head, batch, step, slice(None))[1], batch.rows
+            return windows.read(head, batch, step, slice(None))[1], batch.rows
         draw(last)
         before, most, seen = memory("RssAnon"), 0, []
         for step in range(last - 12, last):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from test_choose import make_caches
+from test_base_selection import make_caches
 
 from bench import joint
 from ups.data.cache import open_cache
@@ -85,11 +85,11 @@ def test_both_sides_see_the_same_rows_as_often_and_nothing_is_trained_twice(sett
 def test_a_model_that_is_trained_after_one_that_did_not_serve_begins_afresh(setting, tmp_path, monkeypatch):
     """The share that serves is found of one model, and stays with it."""
     monkeypatch.setattr(
-        joint, "select", lambda found, groups, seed: {"network_share": 0.0, "compared_share": 1.0}
+        joint, "select", lambda found, groups, seed: {"network_weight": 0.0, "compared_weight": 1.0}
     )
     _, seen = compare(setting, tmp_path / "r.json", monkeypatch)
     assert (
-        all(fact["description"]["network_share"] == 1.0 for fact, _ in setting[2].values())
+        all(fact["description"]["network_weight"] == 1.0 for fact, _ in setting[2].values())
         and len(seen) == 12
     )
 

@@ -15,7 +15,7 @@ from ups.data.build_cache import build_cache
 from ups.data.cache import Cache, open_cache
 from ups.models import base_selection
 from ups.models.bases import Linear
-from ups.models.bases.base import Known
+from ups.models.bases.base import ParameterBatch
 from ups.models.bases.reduced_rank import Directions
 from ups.models.shortlist import tried
 
@@ -154,7 +154,7 @@ def by_least_squares(cache: Cache, context: int) -> float:
 )
 def test_what_plain_least_squares_predict_the_base_predicts(tmp_path, arrays, said):
     config, cache = prepared(tmp_path, said, **arrays)
-    head, scores = base_selection.choose_base(cache, 1, config.context("ks"), 0, CPU)
+    head, scores = base_selection.select_base(cache, 1, config.context("ks"), 0, CPU)
     assert head.base.kind == "linear" and not head.description["base"]["unstable"]
     error = tried("", head, cache, config.context("ks"), cache.split["test"]).error()
     assert error < max(1.05 * by_least_squares(cache, config.context("ks")), FLOAT32)
@@ -162,7 +162,7 @@ def test_what_plain_least_squares_predict_the_base_predicts(tmp_path, arrays, sa
 
 def test_a_network_is_trained_over_a_map_whose_errors_are_alike_on_windows_of_the_fit_and_on_others(tmp_path):
     config, cache = prepared(tmp_path, STEADY, **moved())
-    head, _ = base_selection.choose_base(cache, 1, config.context("ks"), 0, CPU)
+    head, _ = base_selection.select_base(cache, 1, config.context("ks"), 0, CPU)
 
     def errors(is_alone: bool) -> list[float]:
         found = []
@@ -170,7 +170,9 @@ def test_a_network_is_trained_over_a_map_whose_errors_are_alike_on_windows_of_th
             rows = cache.split[split]
             u_ref = head.codec.decode(cache.batch(rows, 0, 1)[:, 0])
             u = head.next_frame(
-                head.input_codec.decode(cache.inputs(rows)), head.known(cache.parameters[rows]), is_alone
+                head.input_codec.decode(cache.inputs(rows)),
+                head.parameter_batch(cache.parameters[rows]),
+                is_alone,
             )
             found.append(float((u - u_ref).norm() / u_ref.norm()))
         return found
@@ -194,7 +196,7 @@ def test_a_map_between_cells_is_not_offered_where_windows_are_shifted(tmp_path, 
     u = fields(12, 16)[:, None].repeat(3, 1)
     said = {**TRANSIENT, "boundary": "periodic", "symmetries": ["shift"]}
     config, cache = prepared(tmp_path, said, u=u)
-    _, scores = base_selection.choose_base(cache, 1, 1, 0, CPU)
+    _, scores = base_selection.select_base(cache, 1, 1, 0, CPU)
     assert (
         not any("linear" in name for name in scores)
         and "linear: left out, as ks is shifted" in capsys.readouterr().out
@@ -219,7 +221,7 @@ def test_cells_fixed_in_time_stay_and_parameters_shift_the_answer():
     base = Linear(num_channels=1, num_parameters=1, space=[2], rank=1)
     base.kept[1], base.mean[:], base.mean_in[:2] = 1.0, 2.0, 2.0
     base.reads[2, 0], base.gives[0, 0] = 3.0, 1.0
-    known = Known(torch.tensor([[0.5]]), torch.zeros(1, dtype=torch.long))
+    known = ParameterBatch(torch.tensor([[0.5]]), torch.zeros(1, dtype=torch.long))
     assert base(torch.tensor([[[[7.0, 9.0]]]]), known).tolist() == [[[2.0 + 1.5, 9.0]]]
 
 
@@ -229,7 +231,7 @@ def test_masked_cells_take_no_part(tmp_path):
     arrays["u"][:, 8:14] = np.nan
     said = {**TRANSIENT, "layout": {"u": ["time", "x"]}, "cut": 12, "base": ["persistence", "linear"]}
     config, cache = prepared(tmp_path, said, **arrays)
-    head, scores = base_selection.choose_base(cache, 1, config.context("ks"), 0, CPU)
+    head, scores = base_selection.select_base(cache, 1, config.context("ks"), 0, CPU)
     assert head.base.kind == "linear" and scores[head.description["base"]["name"]] < scores["persistence"]
     for part in (head.base.reads, head.base.gives):
         assert part[8:14].abs().max() < 1e-6 * part.abs().max()
@@ -244,7 +246,7 @@ def test_forcing_that_is_known_is_read(tmp_path):
     layout = {"u": ["trajectory", "time", "x"], "q": ["trajectory", "time"]}
     said = {**TRANSIENT, "layout": layout, "forcing": ["q"], "base": ["persistence", "linear"]}
     config, cache = prepared(tmp_path, said, u=np.stack(u, 1), q=heat)
-    head, scores = base_selection.choose_base(cache, 1, config.context("ks"), 0, CPU)
+    head, scores = base_selection.select_base(cache, 1, config.context("ks"), 0, CPU)
     assert (
         head.base.kind == "linear"
         and scores[head.description["base"]["name"]] < 1e-4 < 0.5 < scores["persistence"]

@@ -186,7 +186,7 @@ def test_land_is_the_same_however_it_is_written_and_no_forecast_is_there(tmp_pat
         write(folder / "a.h5", u=waves((12, T, X, Y)))
         config = load_config(overlay(folder, section(folder, layout=AXES)))
         build_cache(config, "ks", progress=False)
-        operator.serve(open_truth(config, "ks").cache)
+        operator.head_for(open_truth(config, "ks").cache)
 
 
 def test_bases_see_no_coast(tmp_path, monkeypatch):

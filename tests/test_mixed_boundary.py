@@ -11,7 +11,7 @@ from ups.common.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, along
 from ups.common.spectral import FieldTransform, cosine, resample
 from ups.metrics.spectra import energy_spectrum
 from ups.models.backbone import LocalMixing, SpectralMixing
-from ups.models.bases.base import Known
+from ups.models.bases.base import ParameterBatch
 from ups.models.bases.elliptic import Elliptic
 from ups.models.bases.transport import Transport
 from ups.models.windows import symmetry
@@ -102,13 +102,16 @@ def test_shifts_go_along_periodic_axes_alone_and_axes_of_other_ends_are_not_exch
 def test_transport_and_the_elliptic_solve_wrap_around_periodic_axes_alone():
     base = Transport(0, 1, (8, 6), CHANNEL, reach=2)
     torch.nn.init.constant_(base.log_width, 0.0)
-    u, known = torch.zeros(1, 1, 1, 8, 6), Known(torch.zeros(1, 0), torch.zeros(1, dtype=torch.long))
+    u, parameters = (
+        torch.zeros(1, 1, 1, 8, 6),
+        ParameterBatch(torch.zeros(1, 0), torch.zeros(1, dtype=torch.long)),
+    )
     u[..., 0, 0] = 1.0
-    out = base(u, known)[0, 0]
+    out = base(u, parameters)[0, 0]
     assert out[-1].abs().max() > 0.01 and out[:, -1].abs().max() < 1e-7
     torch.manual_seed(0)
     solve = Elliptic(0, 1, 1, (8, 6), f"{PERIODIC},{DIRICHLET}")
     a = noise(1, 1, 1, 8, 6)
-    one, other = solve(a, known), solve(a.roll(3, -2), known)
+    one, other = solve(a, parameters), solve(a.roll(3, -2), parameters)
     torch.testing.assert_close(one.roll(3, -2), other, rtol=1e-4, atol=1e-4 * float(one.detach().abs().max()))
-    assert not torch.allclose(solve(a.roll(3, -1), known), one.roll(3, -1), rtol=0.1)
+    assert not torch.allclose(solve(a.roll(3, -1), parameters), one.roll(3, -1), rtol=0.1)

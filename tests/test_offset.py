@@ -16,9 +16,9 @@ from ups.evaluation.forecast import assess_forecasts
 from ups.evaluation.gates import check_verdicts
 from ups.evaluation.truth import open_truth
 from ups.forecaster import Forecaster
-from ups.models.base_selection import fit_base, stratified_windows
+from ups.models.base_selection import fit_base, stratified_rows
 from ups.models.loss import pooled, squared_errors
-from ups.models.operator import over_bases
+from ups.models.operator import build_operator
 from ups.tasks import TASKS, Place, get_task, own_task
 from ups.userdata.offset import DOMINANT, dominant
 
@@ -41,8 +41,8 @@ def assessed(folder, u, **said):
     build_cache(config, "ks", progress=False)
     cache = open_cache(config, "ks")
     facts, weights = fit_base(cache, 1, 1, 0, torch.device("cpu"))
-    facts["description"]["network_share"] = 0.0
-    operator = over_bases({"ks": (facts, weights)}, config.operator.model, "no")
+    facts["description"]["network_weight"] = 0.0
+    operator = build_operator({"ks": (facts, weights)}, config.operator.model, "no")
     entry, samples = assess_forecasts(
         operator, open_truth(config, "ks"), config.evaluate, 0, torch.device("cpu")
     )
@@ -72,7 +72,7 @@ def test_validation_nrmse_of_a_base_is_that_of_the_log_of_training(tmp_path):
     """Of a field with a moderate mean: one was relative to the variation, the other to the field."""
     u = 5 + waves((20, T, X)).astype(np.float64)
     _, _, operator, cache, facts = assessed(tmp_path / "a", u, base=["persistence"])
-    rows = stratified_windows(cache, "val", 64)
+    rows = stratified_rows(cache, "val", 64)
     logged = pooled(squared_errors(operator, cache, rows, 1, torch.device("cpu")))["base"]
     assert facts["validation_nrmse"]["persistence"] == pytest.approx(logged, rel=1e-3)
     persistence = np.sqrt(np.square(u[:, 1:] - u[:, :1]).mean()) / np.sqrt(np.square(u).mean())

@@ -33,7 +33,7 @@ from ups.forecaster import Forecaster
 from ups.generative.draws import draw_rollout
 from ups.generative.residuals import StateConditions
 from ups.models.base_selection import fit_base
-from ups.models.operator import over_bases
+from ups.models.operator import build_operator
 from ups.models.windows import symmetry
 from ups.report.report import write_report, write_results
 from ups.tasks import described_task
@@ -300,7 +300,7 @@ def test_units_of_the_files_go_with_the_weights_and_the_forecast(tmp_path):
         and cache.scene()["time"] == "lead time (days)"
     )
     fitted = fit_base(cache, 1, 1, 0, torch.device("cpu"))
-    model = Forecaster(over_bases({"ks": fitted}, config.operator.model, "no"))
+    model = Forecaster(build_operator({"ks": fitted}, config.operator.model, "no"))
     frames = model.forecast("ks", data[["T"]].isel(run=0, time=[0]), num_frames=2)
     assert (
         frames["T"].attrs["units"]
@@ -1152,7 +1152,7 @@ def operator_on(folder, said, network=True, base="persistence"):
     build_cache(config, "ks", progress=False)
     cache = open_cache(config, "ks")
     facts, weights = fit_base(cache, 1, 1, 0, torch.device("cpu"))
-    operator = over_bases({"ks": (facts, weights)}, config.operator.model, "no")
+    operator = build_operator({"ks": (facts, weights)}, config.operator.model, "no")
     torch.manual_seed(0)
     for parameter in operator.parameters() if network else ():
         torch.nn.init.normal_(parameter, std=0.05)

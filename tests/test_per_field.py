@@ -17,9 +17,9 @@ from ups.data.build_cache import build_cache
 from ups.data.cache import Cache, open_cache
 from ups.models import base_selection
 from ups.models.bases import Equation, Persistence, Propagator, Solver
-from ups.models.bases.base import Known
+from ups.models.bases.base import ParameterBatch
 from ups.models.bases.per_field import Part, PerField, joined, parts_of, settings_of
-from ups.models.operator import over_bases
+from ups.models.operator import build_operator
 
 CPU = torch.device("cpu")
 NUM, FRAMES, CELLS, DT = 24, 16, 16, 0.1
@@ -27,7 +27,7 @@ X = 2 * np.pi * np.arange(CELLS) / CELLS
 CLOCK = (
     np.sin(0.3 * np.arange(FRAMES)[:, None] + np.arange(NUM)[:, None, None]) + 0 * X
 )  # one frame does not show where it goes
-ALONE = Known(torch.zeros(3, 0), torch.zeros(3, dtype=torch.long))
+ALONE = ParameterBatch(torch.zeros(3, 0), torch.zeros(3, dtype=torch.long))
 
 
 def logistic(seed: int = 0) -> np.ndarray:
@@ -60,7 +60,7 @@ def served(cache: Cache) -> tuple[dict, dict, dict[str, float]]:
         overlay(cache.path.parent, section(cache.path.parent.parent)),
         ["operator.model.width=8", "operator.model.depth=1"],
     ).operator.model
-    operator = over_bases({"ks": (json.loads(json.dumps(facts)), weights)}, settings, "no")
+    operator = build_operator({"ks": (json.loads(json.dumps(facts)), weights)}, settings, "no")
     rows = cache.split["test"]
     with torch.no_grad():
         z = cache.batch(rows, 0, FRAMES)
@@ -93,7 +93,7 @@ def test_fields_that_one_base_serves_best_are_served_by_it_alone(tmp_path):
     wave, slope = np.sin(phase), np.cos(phase)
     for name, q in (("coupled", slope), ("apart", logistic(1))):
         cache = cache_of(tmp_path / name, u=wave if name == "coupled" else logistic(), q=q)
-        head, scores = base_selection.choose_base(cache, 1, 1, 0, CPU)
+        head, scores = base_selection.select_base(cache, 1, 1, 0, CPU)
         assert head.description["base"]["kind"] == "propagator" and not any(":" in name for name in scores)
 
 
@@ -111,7 +111,7 @@ class Exact(Propagator):
         super().__init__(**base_selection.base_settings(cache) | {"degree": 1, "history": 1})
         self.step = step
 
-    def forward(self, u: torch.Tensor, known: Known) -> torch.Tensor:
+    def forward(self, u: torch.Tensor, parameters: ParameterBatch) -> torch.Tensor:
         return self.step(u[:, -1])
 
 
@@ -149,7 +149,7 @@ def test_of_three_fields_the_two_that_go_together_are_tried_together(tmp_path, m
             )
 
     monkeypatch.setattr(base_selection, "candidates", fake)
-    head, scores = base_selection.choose_base(cache, 1, 1, 0, CPU)
+    head, scores = base_selection.select_base(cache, 1, 1, 0, CPU)
     assert (
         sorted(asked) == [(0,), (0, 1), (0, 2), (1,), (1, 2), (2,)]
         and head.description["base"]["kind"] == "per_field"
@@ -225,7 +225,7 @@ def test_each_field_comes_from_its_base_which_sees_what_it_reads():
     again = PerField(json.loads(json.dumps(base.described)))
     again.load_state_dict(base.state_dict())
     assert torch.equal(again(u, ALONE), found)
-    assert base.complexity == (3, one.num_fitted + two.num_fitted) and base.knows_fitted_only
+    assert base.complexity == (3, one.num_fitted + two.num_fitted) and base.needs_fitted_parameters
     assert not base.is_learnt and base.lr_factor == 1.0
 
 
@@ -266,7 +266,7 @@ def test_what_was_found_is_said_of_the_fields_that_it_serves_and_bounds_can_be_l
     base = PerField.of(
         [Part(equation, "equation", settings, None, [1]), Part(Persistence(), "persistence", {}, None, [0])]
     )
-    assert [line.split(" =")[0] for line in base.says(("u", "uv"), ("x",))] == ["∂t uv"]
+    assert [line.split(" =")[0] for line in base.findings(("u", "uv"), ("x",))] == ["∂t uv"]
     u = 5 * torch.ones(3, 1, 2, CELLS)
     assert float(base(u, ALONE)[:, 1].max()) == 1.0 < 5 < float(base.unbounded()(u, ALONE)[:, 1].min())
     assert float(base(u, ALONE)[:, 1].max()) == 1.0  # as before
@@ -286,9 +286,9 @@ def test_a_solver_of_the_users_may_serve_some_fields():
         [Part(solver, "solver", settings, None, [1]), Part(one, "propagator", small, [0], [0])]
     )
     assert (
-        base.is_users
+        base.is_user_solver
         and base.solver == "mine:step"
-        and not PerField.of([Part(one, "propagator", small, [0], [0])]).is_users
+        and not PerField.of([Part(one, "propagator", small, [0], [0])]).is_user_solver
     )
     u = torch.ones(3, 1, 2, CELLS)
     assert bool((base.use(lambda u: 2 * u)(u, ALONE)[:, 1] == 2).all())
@@ -299,5 +299,7 @@ def test_no_number_is_asked_of_the_device():
     base = PerField.of(
         [Part(one, "propagator", small, [2], [2]), Part(two, "propagator", large, None, [0, 1])]
     ).to("meta")
-    known = Known(torch.zeros(3, 0, device="meta"), torch.zeros(3, dtype=torch.long, device="meta"))
-    assert base(torch.zeros(3, 1, 3, CELLS, device="meta"), known).shape == (3, 3, CELLS)
+    parameters = ParameterBatch(
+        torch.zeros(3, 0, device="meta"), torch.zeros(3, dtype=torch.long, device="meta")
+    )
+    assert base(torch.zeros(3, 1, 3, CELLS, device="meta"), parameters).shape == (3, 3, CELLS)

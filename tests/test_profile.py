@@ -11,7 +11,7 @@ import time
 import loop_stage
 import pytest
 import torch
-from test_choose import make_caches
+from test_base_selection import make_caches
 
 from bench import profiling
 from ups.config import ROOT

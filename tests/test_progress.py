@@ -10,7 +10,7 @@ from ups.common import progress
 from ups.common.progress import Bar, note, position
 from ups.models import base_selection
 from ups.models.bases import Transport, base
-from ups.models.bases.base import Known
+from ups.models.bases.base import ParameterBatch
 
 
 class Terminal(io.StringIO):
@@ -63,13 +63,13 @@ def test_a_note_is_shown_on_the_main_process_alone_with_what_others_did(monkeypa
 def test_the_fit_of_a_base_tells_its_steps(monkeypatch):
     told = []
     monkeypatch.setattr(base, "note", told.append)
-    u, none = torch.randn(2, 1, 1, 16), Known(torch.zeros(2, 0), torch.zeros(2, dtype=torch.long))
+    u, none = torch.randn(2, 1, 1, 16), ParameterBatch(torch.zeros(2, 0), torch.zeros(2, dtype=torch.long))
     Transport(0, 1, (16,), "periodic", 4).descend(lambda step: (u, none, u[:, 0] + 1), 3, "burgers1d")
     assert told == [f"burgers1d: transport, step {step} of 3" for step in (1, 2, 3)]
 
 
 def test_every_base_of_a_task_is_announced(monkeypatch, tmp_path):
-    from test_choose import make_caches
+    from test_base_selection import make_caches
 
     from ups.data.cache import open_cache
 
@@ -77,7 +77,7 @@ def test_every_base_of_a_task_is_announced(monkeypatch, tmp_path):
     told = []
     for module in (base_selection, base):
         monkeypatch.setattr(module, "note", told.append)
-    base_selection.choose_base(open_cache(config, "burgers1d"), 4, 10, 0, torch.device("cpu"))
+    base_selection.select_base(open_cache(config, "burgers1d"), 4, 10, 0, torch.device("cpu"))
     kinds = config.task["burgers1d"].base
     assert [f"burgers1d: {kind}" for kind in kinds] == [text for text in told if "step" not in text]
     assert "burgers1d: transport, step 4 of 4" in told

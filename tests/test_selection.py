@@ -56,7 +56,7 @@ def serves(network: list[float], base: list[float], **shares: list[float]) -> fl
         1.0: squares_of(network, base),
         **{float(f"0.{key[4:]}"): squares_of(part, base) for key, part in shares.items()},
     }
-    return select(found, ALONE, 0)["network_share"]
+    return select(found, ALONE, 0)["network_weight"]
 
 
 def beats_its_base(sums: Tensor, groups: Tensor = ALONE) -> bool:
@@ -83,18 +83,18 @@ def test_a_network_that_blows_up_on_one_start_does_not_serve():
     for large in (60.0, math.inf, math.nan):  # 60: by the median it is still the better of the two
         ratio[7] = large
         assert not beats_its_base(rollout_squares(ratio))
-        assert select({1.0: rollout_squares(ratio)}, ALONE, 0)["network_share"] == 0
+        assert select({1.0: rollout_squares(ratio)}, ALONE, 0)["network_weight"] == 0
     equal = rollout_squares(torch.ones(64))
     assert not beats_its_base(equal)
     assert not beats_its_base(torch.zeros_like(equal))  # nothing to be told by
-    assert select({1.0: torch.zeros_like(equal)}, ALONE, 0)["network_share"] == 0
+    assert select({1.0: torch.zeros_like(equal)}, ALONE, 0)["network_weight"] == 0
 
 
 @pytest.mark.parametrize("mean", [0.5, 1.0, 3.0])
 def test_chaos_about_a_mean_is_judged_by_its_variation(mean):
     """The mean's error is less than 1 relative to such a field, and no less of the field's variation."""
     sums = squares_of(CHAOS, MEAN, mean=mean)
-    assert select({1.0: sums}, ALONE, 0)["network_share"] == 1.0
+    assert select({1.0: sums}, ALONE, 0)["network_weight"] == 1.0
     assert scores_of({"a": sums}) < scores_of({"a": squares_of([0.3, 0.6, 0.8] + [1.2] * 7, MEAN, mean=mean)})
 
 
@@ -132,7 +132,7 @@ def test_in_chaos_the_one_that_follows_longer_serves_whether_it_goes_on_or_falls
         squares = [(part - truth).square().sum(-1) for part in (goes_on, falls)]
         for pair, is_used in ((squares, is_longer), (squares[::-1], not is_longer)):
             sums = torch.stack([truth_squares, variation, *pair], 1)[..., None].double()
-            assert (select({1.0: sums}, torch.arange(rows), 0)["network_share"] > 0) is is_used
+            assert (select({1.0: sums}, torch.arange(rows), 0)["network_weight"] > 0) is is_used
 
 
 @pytest.mark.parametrize("num_leads", [10, 100, 400])
@@ -144,7 +144,7 @@ def test_the_number_of_lost_leads_does_not_decide_what_serves(num_leads):
             (0.1 * noise(64, 2, lost, 1, seed=seed)).exp().double()
         )  # independent where both know nothing
         found = select({1.0: sums}, ALONE, 0)
-        assert (found["network_share"], found["num_leads"], found["num_leads_compared"]) == (
+        assert (found["network_weight"], found["num_leads"], found["num_leads_compared"]) == (
             1.0,
             num_leads,
             3,
@@ -167,7 +167,7 @@ def test_the_number_of_lost_leads_does_not_decide_what_serves(num_leads):
 )
 def test_an_error_counts_in_full_unless_both_first_followed_the_truth_and_then_lost_it(network, base):
     found = select({1.0: squares_of(network, base)}, ALONE, 0)
-    assert found["network_share"] == 1.0 and found["num_leads_compared"] == len(base)
+    assert found["network_weight"] == 1.0 and found["num_leads_compared"] == len(base)
     assert serves(base, network) == 0.0
     assert found["network"] == pytest.approx(pooled(squares_of(network, base))["network"], rel=1e-5)
     assert scores_of({"a": squares_of(network, base)})[0] == pooled(squares_of(network, base))["network"]
@@ -302,7 +302,7 @@ def test_the_sentence_about_the_selection_agrees_with_the_numbers_in_it():
         record = json.loads(json.dumps(record, allow_nan=False))  # as it is stored
         words, kind = in_words(record), outcome(record)
         seen.add(kind)
-        assert words.startswith("The network serves") == (record["network_share"] > 0) == (kind == "network")
+        assert words.startswith("The network serves") == (record["network_weight"] > 0) == (kind == "network")
         numbers = re.search(r"nRMSE (\S+) with it, (\S+) by the base alone", words).groups()
         network, base = (math.inf if text == "–" else float(text) for text in numbers)
         for value, part in zip((network, base), ("network", "base"), strict=True):
@@ -344,7 +344,7 @@ def a_task(record: dict | None) -> dict:
         "measure": "field",
         "conserved": [],
         "selection": record,
-        "network_is_used": bool(record and record["network_share"] > 0),
+        "network_is_used": bool(record and record["network_weight"] > 0),
         "comparisons": {"operator / persistence": {"nrmse": ratio}, "operator / base": {"nrmse": ratio}},
     }
 
@@ -366,7 +366,7 @@ def test_the_numbers_that_decided_stay_with_the_weights_and_do_not_hinder_a_warm
     first.heads["burgers1d"].record_selection(record)
     assert first.heads["burgers1d"].is_network_used and record == first.description["tasks"][0]["selection"]
     again = json.loads(json.dumps(first.description))
-    assert again["tasks"][0]["selection"] == record and again["tasks"][0]["network_share"] == 1.0
+    assert again["tasks"][0]["selection"] == record and again["tasks"][0]["network_weight"] == 1.0
     assert second.heads["burgers1d"].take(first.heads["burgers1d"]) == second.heads["burgers1d"].take(
         second.heads["burgers1d"]
     )

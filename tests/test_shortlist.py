@@ -20,7 +20,7 @@ from ups.data.cache import Cache, open_cache
 from ups.forecaster import Forecaster
 from ups.models import base_selection
 from ups.models.bases import Equation, Mean, Persistence, Propagator
-from ups.models.operator import over_bases
+from ups.models.operator import build_operator
 
 CPU = torch.device("cpu")
 NUM, FRAMES, CELLS, DT = 24, 16, 32, 0.1
@@ -298,8 +298,8 @@ def model(tmp_path_factory) -> tuple[Forecaster, Cache]:
         overlay(cache.path.parent, section(cache.path.parent.parent)),
         ["operator.model.width=8", "operator.model.depth=1"],
     )
-    operator = over_bases({"ks": (facts, weights)}, config.operator.model, "no")
-    operator.heads["ks"].description["network_share"] = 0.0
+    operator = build_operator({"ks": (facts, weights)}, config.operator.model, "no")
+    operator.heads["ks"].description["network_weight"] = 0.0
     return Forecaster(operator), cache
 
 

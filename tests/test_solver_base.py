@@ -15,10 +15,10 @@ from ups.common.user_solver import load_step, solver_digest, solvers_of
 from ups.config import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
-from ups.models.base_selection import choose_base, fitted_part
-from ups.models.bases.base import Known
+from ups.models.base_selection import fitted_state, select_base
+from ups.models.bases.base import ParameterBatch
 from ups.models.bases.solver import Solver
-from ups.models.operator import over_bases
+from ups.models.operator import build_operator
 from ups.tasks import burgers
 from ups.training.folder import StageFolder, require_identity
 
@@ -87,13 +87,13 @@ def test_a_solver_that_is_exact_leaves_nothing_and_is_chosen_before_what_is_not(
     )
     build_cache(config, "heat", progress=False)
     cache = open_cache(config, "heat")
-    best, scores = choose_base(cache, 0, 1, 0, torch.device("cpu"))[:2]
+    best, scores = select_base(cache, 0, 1, 0, torch.device("cpu"))[:2]
     assert (
         best.base.kind == "solver" and scores["solver exact_step:step"] < 1e-5 < 1e-2 < scores["persistence"]
     )
     assert best.description["base"]["settings"]["solver"] == "exact_step:step"  # named in the weights
-    operator = over_bases(
-        {"heat": ({"description": best.description}, fitted_part(best))},
+    operator = build_operator(
+        {"heat": ({"description": best.description}, fitted_state(best))},
         config.operator.model,
         "no",
         solvers_of(config),
@@ -121,7 +121,7 @@ def test_tensors_and_a_number_per_value_go_to_a_function_of_torch(mine):
     base.std.fill_(2.0)
     u, raw = torch.randn(4, 1, 1, 8), torch.tensor([[0.5], [2.0], [0.5], [1.0]])
     expected = ((u[:, 0] * 2 + 1) * raw[:, :, None] - 1) / 2
-    torch.testing.assert_close(base(u, Known(raw, torch.zeros(4, dtype=torch.long), raw)), expected)
+    torch.testing.assert_close(base(u, ParameterBatch(raw, torch.zeros(4, dtype=torch.long), raw)), expected)
 
 
 def test_our_own_solvers_are_examples(mine):
@@ -131,7 +131,9 @@ def test_our_own_solvers_are_examples(mine):
     u = 0.5 * torch.sin(2 * torch.pi * torch.arange(32) / 32).view(1, 1, 1, 32)
     raw = torch.tensor([[0.1]])
     expected = burgers.FAMILY[0].step(u[:, 0], parameter=float(raw[0, 0]), dt=0.05)
-    torch.testing.assert_close(base(u, Known(raw, torch.zeros(1, dtype=torch.long), raw)), expected.float())
+    torch.testing.assert_close(
+        base(u, ParameterBatch(raw, torch.zeros(1, dtype=torch.long), raw)), expected.float()
+    )
 
 
 @pytest.mark.parametrize(
@@ -156,7 +158,7 @@ def test_a_wrong_shape_and_a_wrong_name_are_refused(mine):
     with pytest.raises(
         ValueError, match=r"exact_step:wrong_shape gave \(2, 1, 1\) for a field of shape \(2, 1, 8\)"
     ):
-        base(torch.zeros(2, 1, 1, 8), Known(torch.zeros(2, 0), torch.zeros(2, dtype=torch.long)))
+        base(torch.zeros(2, 1, 1, 8), ParameterBatch(torch.zeros(2, 0), torch.zeros(2, dtype=torch.long)))
     with pytest.raises(ValueError, match=r"task.heat.solver is 'step'; expected MODULE:FUNCTION"):
         load_config(mine, ["task.heat.base={solver: step}"])
 

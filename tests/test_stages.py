@@ -525,13 +525,13 @@ def test_a_rollout_is_shown_what_the_call_before_left_of_its_state(hidden, monke
     noises = [torch.randn(6, *z.shape[2:], generator=generator(lead)) for lead in range(3)]
     members = draw_rollout(hidden, drawn, z, known, 3, 2, lambda lead: (noises[lead], noises[lead]))
     assert len(calls) == 1
-    begun = (z[:, 1:] - given(z[:, :1], HIDDEN, hidden.head.known(known))[0])[:, 0]
+    begun = (z[:, 1:] - given(z[:, :1], HIDDEN, hidden.head.parameter_batch(known))[0])[:, 0]
     torch.testing.assert_close(left[0], begun.repeat_interleave(2, 0), rtol=0, atol=1e-5)
     for lead in (1, 2):
         torch.testing.assert_close(left[lead], 0.01 * noises[lead - 1], rtol=0, atol=1e-5)
-    anew = hidden.predict(members[:, :, :2].flatten(0, 1), hidden.head.known(known.repeat_interleave(2, 0)))[
-        1
-    ]
+    anew = hidden.predict(
+        members[:, :, :2].flatten(0, 1), hidden.head.parameter_batch(known.repeat_interleave(2, 0))
+    )[1]
     torch.testing.assert_close(left[2], anew[..., 3 * dim : 4 * dim], rtol=0, atol=1e-5)
 
 
@@ -616,7 +616,7 @@ def test_window_starts_are_weighted_by_half_with_the_size_of_their_residuals(hid
     weights = hidden.start_weights()
     rows = hidden.cache.split["reserved"]
     z = hidden.cache.batch(rows, 0, 10)
-    known = hidden.head.known(hidden.cache.parameters[rows])
+    known = hidden.head.parameter_batch(hidden.cache.parameters[rows])
     rms = torch.stack(
         [(z[:, t + 1] - hidden.predict(z[:, t : t + 1], known)[0]).square().mean().sqrt() for t in range(9)]
     ).double()
@@ -741,8 +741,8 @@ def test_a_hidden_parameter_is_nowhere_to_be_seen(hidden, config):
     torch.testing.assert_close(z_one[:, 0], z_two[:, 0], rtol=0, atol=1e-6)
     assert (z_one[:, 1] - z_two[:, 1]).abs().max() > 0.01  # and yet the next state differs
     for a, b in zip(
-        hidden.predict(z_one[:, :1], hidden.head.known(cache.parameters[one])),
-        hidden.predict(z_one[:, :1], hidden.head.known(cache.parameters[two])),
+        hidden.predict(z_one[:, :1], hidden.head.parameter_batch(cache.parameters[one])),
+        hidden.predict(z_one[:, :1], hidden.head.parameter_batch(cache.parameters[two])),
         strict=True,
     ):
         assert torch.equal(a, b)
@@ -807,7 +807,7 @@ def test_the_ways_to_draw_are_what_they_are_called(ensembles, chain, config):
     torch.testing.assert_close(draw("dressed"), head.marginal_mean + head.marginal_std * noise)
     rows = ensembles.residuals.cache.split["reserved"]
     z = ensembles.residuals.cache.batch(rows, 0, 10)
-    known = ensembles.residuals.head.known(torch.zeros(len(rows), 0))
+    known = ensembles.residuals.head.parameter_batch(torch.zeros(len(rows), 0))
     r = torch.cat([z[:, t + 1] - ensembles.residuals.predict(z[:, t : t + 1], known)[0] for t in range(9)])
     assert float(head.marginal_std.norm()) == pytest.approx(float(r.flatten(0, -2).std(0).norm()), rel=0.15)
     condition = networks["diffusion"].heads[HIDDEN].condition(tokens, facts)
@@ -854,7 +854,7 @@ def test_resampled_residuals_are_whole_residuals_of_reserved_rows_each_equally_l
     assert ensembles.bank.shape == (ups.evaluation.ensemble.BANK, 8, 4)
     rows = hidden.cache.split["reserved"]
     z = hidden.cache.batch(rows, 0, hidden.cache.num_frames)
-    known = hidden.head.known(hidden.cache.parameters[rows])
+    known = hidden.head.parameter_batch(hidden.cache.parameters[rows])
     r = torch.cat([z[:, t + 1] - hidden.predict(z[:, t : t + 1], known)[0] for t in range(9)])
     # of about the same size: the bank's states were shifted, with which the operator does not commute exactly
     assert float(ensembles.bank.square().mean().sqrt()) == pytest.approx(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_choose import TINY
+from test_base_selection import TINY
 
 from ups.commands import sweep
 from ups.common.files import file_hash, write_sealed

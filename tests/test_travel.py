@@ -15,7 +15,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from test_choose import make_caches
+from test_base_selection import make_caches
 from test_operator import overrides_of, train
 
 import evaluate

@@ -21,7 +21,7 @@ from ups.evaluation.gates import check_verdicts, operator_gates
 from ups.evaluation.trivial import Trivial
 from ups.evaluation.truth import Truth, open_truth
 from ups.models.base_selection import fit_base
-from ups.models.operator import over_bases
+from ups.models.operator import build_operator
 from ups.report.model_card import _forecasts
 from ups.report.summary import overview
 from ups.userdata.dates import in_years
@@ -114,8 +114,8 @@ def test_dates_are_read_as_cf_writes_them(units, calendar, times, years):
 def test_a_model_that_is_worse_than_climatology_is_not_usable_and_every_table_shows_it(tmp_path):
     config, truth, _ = opened(tmp_path)
     facts, weights = fit_base(open_cache(config, "ks"), 1, 1, 0, CPU)  # persistence
-    operator = over_bases({"ks": (facts, weights)}, config.operator.model, "no")
-    operator.heads["ks"].description["network_share"] = 0.0
+    operator = build_operator({"ks": (facts, weights)}, config.operator.model, "no")
+    operator.heads["ks"].description["network_weight"] = 0.0
     entry, _ = assess_forecasts(operator, truth, config.evaluate, 0, CPU)
     rivals = ("climatology", "seasonal_climatology")
     assert {"persistence", *rivals} <= {*entry["models"]} and all(

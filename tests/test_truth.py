@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_choose import make_caches
+from test_base_selection import make_caches
 
 from ups.data.build_cache import open_sources
 from ups.evaluation.ensemble import one_step
@@ -13,8 +13,8 @@ from ups.evaluation.forecast import assess_forecasts
 from ups.evaluation.truth import open_truth
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
-from ups.models.base_selection import choose_base, fitted_part
-from ups.models.operator import over_bases
+from ups.models.base_selection import fitted_state, select_base
+from ups.models.operator import build_operator
 
 CPU, TASK = torch.device("cpu"), "burgers1d"
 
@@ -35,9 +35,9 @@ def world(request, tmp_path_factory):
         f"data.tasks=[{TASK}]",
     )
     truth = open_truth(config, TASK)
-    head, _ = choose_base(truth.cache, config.operator.base_steps, truth.context, 0, CPU)
-    operator = over_bases(
-        {TASK: ({"description": head.description}, fitted_part(head))}, config.operator.model, "no"
+    head, _ = select_base(truth.cache, config.operator.base_steps, truth.context, 0, CPU)
+    operator = build_operator(
+        {TASK: ({"description": head.description}, fitted_state(head))}, config.operator.model, "no"
     )
     return config, truth, operator.eval().requires_grad_(False)
 
@@ -58,7 +58,7 @@ def test_a_perfect_latent_is_charged_what_its_codec_leaves_out(world):
     """In a single step and in the codec's own row of the report alike: the error that both see is one and the
     same."""
     config, truth, operator = world
-    operator.serve(truth.cache)
+    operator.head_for(truth.cache)
     source, codec = TransientResiduals(operator, truth.cache), operator.head(TASK).codec
 
     def knows_the_latents(name, tokens, facts, noise, second, num_steps, shown):

@@ -18,7 +18,7 @@ from ups.config import ROOT, load_config
 from ups.data.cache import open_cache
 from ups.models.base_selection import fit_base, reported
 from ups.models.bases import BASES, identify
-from ups.models.bases.base import Known
+from ups.models.bases.base import ParameterBatch
 from ups.models.bases.flow import Flow
 from ups.models.bases.terms import Terms, library
 from ups.models.bases.units import FieldUnits, unit_of
@@ -85,7 +85,7 @@ def test_the_same_data_in_other_units_have_the_same_base_error_and_terms(made, n
     assert len(errors) == 2 and other["validation_nrmse"] == pytest.approx(errors, rel=1e-2)
     assert min(errors.values()) < 0.05 and coefficients(one).keys() == coefficients(other).keys()
     assert (
-        one["says"][0].replace("e", "").count("±") == other["says"][0].count("±") == 3
+        one["findings"][0].replace("e", "").count("±") == other["findings"][0].count("±") == 3
     )  # stated in all units
 
 
@@ -106,11 +106,11 @@ def test_a_served_base_and_the_time_step_that_a_network_is_given_do_not_depend_o
         heads[name] = TaskHead(facts["description"], width=1)
         heads[name].load_state_dict(weights, strict=False)
     w = torch.randn(4, 1, 1, 32, generator=generator(0, "start"))
-    known = Known(torch.zeros(4, 0), torch.zeros(4, dtype=torch.long))
-    first = heads["as made"].next_frame(w, known)
+    parameters = ParameterBatch(torch.zeros(4, 0), torch.zeros(4, dtype=torch.long))
+    first = heads["as made"].next_frame(w, parameters)
     assert float((first - w[:, 0]).std()) > 0.01
     for head in heads.values():
-        torch.testing.assert_close(head.next_frame(w, known), first, rtol=0, atol=1e-2)
+        torch.testing.assert_close(head.next_frame(w, parameters), first, rtol=0, atol=1e-2)
         assert head.log_dt == 0.0
 
 
@@ -161,7 +161,7 @@ def test_a_mean_far_from_zero_is_the_origin_of_its_field():
 def test_a_flow_in_other_units_is_the_same_flow(length, speed):
     draw, space = generator(0, "flow"), (16, 12)
     u = torch.randn(2, 1, 3, *space, generator=draw)
-    known = Known(torch.zeros(2, 0), torch.zeros(2, dtype=torch.long))
+    parameters = ParameterBatch(torch.zeros(2, 0), torch.zeros(2, dtype=torch.long))
 
     def made(length: float, speed: float) -> torch.Tensor:
         frame, cell = 0.05 * length / speed, [length / 16, 2 * length / 12]
@@ -182,7 +182,7 @@ def test_a_flow_in_other_units_is_the_same_flow(length, speed):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Flow, "normal_equations", lambda *_: None)
             patch.setattr(Flow, "solve", lambda *_: None)
-            return next(Flow.fit(samples, settings))[2](u, known)
+            return next(Flow.fit(samples, settings))[2](u, parameters)
 
     moved = made(1.0, 1.0)
     assert float((moved - u[:, -1]).abs().max()) > 0.1
@@ -221,9 +221,11 @@ def test_a_parameter_of_any_size_is_refused_where_it_was_not_fitted(made):
                 width=1,
             )
             for value in values:
-                assert int(head.known(torch.tensor([[value]], dtype=torch.float64)).index) == values.index(
-                    value
-                )
+                assert int(
+                    head.parameter_batch(torch.tensor([[value]], dtype=torch.float64)).index
+                ) == values.index(value)
             with pytest.raises(ValueError, match="expected one of"):
-                head.known(torch.tensor([[1.5 * size]], dtype=torch.float64))
-            assert math.isfinite(float(head.known(torch.tensor([[values[1]]], dtype=torch.float64)).standard))
+                head.parameter_batch(torch.tensor([[1.5 * size]], dtype=torch.float64))
+            assert math.isfinite(
+                float(head.parameter_batch(torch.tensor([[values[1]]], dtype=torch.float64)).standard)
+            )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_choose import make_caches
+from test_base_selection import make_caches
 from test_operator import build, codec, describe, latents, overrides_of, train
 
 from ups.commands import stages
@@ -21,7 +21,7 @@ from ups.common.files import value_hash
 from ups.config import ROOT, load_config
 from ups.models.backbone import task_of
 from ups.models.operator import Operator, load_operator
-from ups.models.warm import is_trunk, start_from, take_trunk
+from ups.models.warm import copy_trunk, copy_weights, is_trunk
 from ups.training.optim import build_optimizer
 
 SMOKE = ROOT / "configs" / "smoke.yaml"
@@ -77,7 +77,7 @@ def test_trunk_and_known_heads_are_taken_bit_by_bit_and_new_heads_are_new(parent
     for name in given.names:  # as fitted to the same data
         network.heads[name].codec.load_state_dict(given.heads[name].codec.state_dict())
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    words = start_from(network, parent / "operator", 0.5)
+    words = copy_weights(network, parent / "operator", 0.5)
     assert (
         "the trunk learns at 0.5 of the rates; heads: burgers1d as it was, advection1d as it was, "
         "diff_react2d anew" in words
@@ -110,7 +110,7 @@ def test_mixing_that_the_parent_does_not_have_begins_anew(parent):
     volume, line = describe("cfd3d")[0], given.description["tasks"][0]
     child = network(line, volume)
     before = {name: value.clone() for name, value in child.state_dict().items()}
-    take_trunk(child, given)
+    copy_trunk(child, given)
     after = child.state_dict()
     assert torch.equal(
         after["backbone.blocks.0.spectral.weight"], given.state_dict()["backbone.blocks.0.spectral.weight"]
@@ -120,7 +120,7 @@ def test_mixing_that_the_parent_does_not_have_begins_anew(parent):
     alone = network(volume)
     grandchild = network(line, volume)
     before = {name: value.clone() for name, value in grandchild.state_dict().items()}
-    take_trunk(grandchild, alone)
+    copy_trunk(grandchild, alone)
     after = grandchild.state_dict()
     assert torch.equal(after[mixing], alone.state_dict()[mixing]) and not torch.equal(
         before[mixing], after[mixing]
@@ -131,7 +131,7 @@ def test_mixing_that_the_parent_does_not_have_begins_anew(parent):
 
 def test_rates_of_the_trunk_are_multiplied_and_those_of_heads_are_not(parent):
     network = load_operator(parent / "operator")
-    start_from(network, parent / "operator", 0.25)
+    copy_weights(network, parent / "operator", 0.25)
     settings = load_config(SMOKE, RUN).operator.optim
     rates = {
         id(p): group["lr"]

@@ -238,7 +238,7 @@ def in_fitting(fault: Fault) -> None:
         fault.strike()
         raise ArithmeticError("injected in fitting")
 
-    ups.models.base_selection.choose_base = failing
+    ups.models.base_selection.select_base = failing
 
 
 def twice(fault: Fault, function: Callable, rows: slice, run: Any) -> Any:

@@ -10,7 +10,7 @@ from ups.config import Config, parse_arguments
 from ups.data.cache import Cache, open_cache
 from ups.data.counts import Counts, check_counts, count_rows, print_refusals
 from ups.models.backbone import TaskNetwork
-from ups.models.warm import start_from
+from ups.models.warm import copy_weights
 from ups.training.run import Run
 
 
@@ -78,6 +78,6 @@ def warm_start(run: Run, network: TaskNetwork, config: Config) -> TaskNetwork:
     """Return `network`, with the weights of the stage in `STAGE.init` if set. All ranks must call it."""
     if (folder := config.init_dir(run.stage)) is not None:
         run.print(
-            run.agreed(lambda: start_from(network, folder, run.optim.trunk_factor), f"taking over {folder}")
+            run.agreed(lambda: copy_weights(network, folder, run.optim.trunk_factor), f"taking over {folder}")
         )
     return network

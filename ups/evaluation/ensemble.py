@@ -298,13 +298,13 @@ def costs_per_state(ensembles: Ensembles, model: str, batch_size: int) -> dict[s
     source, truth = ensembles.residuals, ensembles.truth
     rows = truth.cache.split[truth.split][:batch_size]
     z = truth.cache.batch(rows, 0, 1 + source.head.history, ensembles.device)
-    known = source.head.known_of(truth.cache, rows, source.head.history - 1, 2 + source.head.bundle)
+    parameters = source.head.parameters_of(truth.cache, rows, source.head.history - 1, 2 + source.head.bundle)
     noise, second = ensembles.noise(rows, 0, 1)
     # a rollout knows it from the call before; of several frames it is made anew
-    led = source.frames(source.predict(z, known)[0]) if source.head.bundle == 1 else None
+    led = source.frames(source.predict(z, parameters)[0]) if source.head.bundle == 1 else None
 
     def step() -> None:
-        z_pred, tokens, facts = source.predict(z, known, led=led)
+        z_pred, tokens, facts = source.predict(z, parameters, led=led)
         z_next = z_pred + ensembles.residual(model, tokens, facts, noise, second)
         source.decode(z_next).cpu()  # waits for the device
 

@@ -29,7 +29,7 @@ def assess_forecasts(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The task's entry of results.json and the trajectories the report shows: the median and the worst."""
     cache, task, rows = truth.cache, truth.task, truth.rows
-    head = operator.serve(cache, any_codec=bool(settings.weights))
+    head = operator.head_for(cache, any_codec=bool(settings.weights))
     parts: dict[str, list[Scores]] = {}
     seconds = []
     trivial = Trivial(truth, settings.batch_size)
@@ -82,10 +82,10 @@ def assess_forecasts(
         "spectra": summarise_spectra({model: scores[model] for model in SPECTRA if model in scores}),
         "base": head.description["base"]["kind"],
         "network_is_used": head.is_network_used,
-        "network_share": head.description["network_share"],
+        "network_weight": head.description["network_weight"],
         "selection": head.description.get(SELECTION),
         "equation": task.equation,
-        "found": head.says(),
+        "found": head.findings(),
         "offset": dict(task.offsets),
         "measure": task.measure,
         "conserved": list(task.conserved),

@@ -27,7 +27,7 @@ def outcome(selection: Selection | None) -> str:
     """
     if not selection:
         return "unknown"
-    if selection["network_share"] > 0:
+    if selection["network_weight"] > 0:
         return "network"
     if selection["network"] is None:
         return "broken"
@@ -40,7 +40,7 @@ def in_words(selection: Selection | None) -> str:
     """A sentence that names the better one, with the numbers."""
     if not selection:
         return SENTENCES["unknown"]
-    share = selection["network_share"]
+    share = selection["network_weight"]
     half = "" if share in (0, 1) else f" with {share:g} of its output"
     return SENTENCES[outcome(selection)].format(half=half, numbers=numbers_in_words(selection))
 

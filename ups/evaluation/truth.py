@@ -123,11 +123,11 @@ class Truth:
 
     def forced(self, rows: Tensor, head: TaskHead, num_frames: int = 0) -> Tensor | None:
         """What a model is told in advance of the first `num_frames` (0: all) frames that are scored, as
-        `TaskHead.forced` from the last frame shown on, beyond the data from the first on again; None for a
+        `TaskHead.forcing_of` from the last frame shown on, beyond the data from the first on again; None for a
         task without."""
         codec, count = head.forcing_codec, 1 + (num_frames or self.num_frames)
         if codec is None or codec.is_same(self.cache.forcing_tokenizer):
-            return head.forced(self.cache, rows, self.context - 1, count)
+            return head.forcing_of(self.cache, rows, self.context - 1, count)
         frames = (self.context - 1 + torch.arange(count)) % self.cache.num_frames
         return codec.normalise(self._read(rows)[:, frames, -len(self.task.forcing) :].to(head.scale.device))
 

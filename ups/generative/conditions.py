@@ -9,7 +9,7 @@ from torch import Tensor
 from ups.data.tokenizer import patchify
 from ups.generative.corrector import Start
 from ups.generative.observation import LinearPosterior, Observation, whole
-from ups.models.bases.base import Known
+from ups.models.bases.base import ParameterBatch
 from ups.models.operator import Operator
 
 SPREAD_FLOOR = 1e-3  # of the coefficient, in normalised units: what is seen exactly
@@ -46,23 +46,27 @@ class StateConditions:
         }
 
     def predict(
-        self, z: Tensor, known: Known, error: Tensor | float = 0.0, led: Tensor | None = None
+        self, z: Tensor, parameters: ParameterBatch, error: Tensor | float = 0.0, led: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """z (batch, history or one more, *tokens, dim) to (prediction (batch, *tokens, bundle * dim), tokens,
-        facts). Nothing is before a first frame that is there twice, or a history alone. known: its forcing
+        facts). Nothing is before a first frame that is there twice, or a history alone. parameters: its forcing
         begins a frame before the last of z. error: of z, (batch,), its size over that of a residual; 0:
         exact. led (batch, frames, *tokens, dim): the
         prediction whose first frame became the last of z; None: made here."""
         z = torch.cat([z[:, :1], z], 1)[:, -1 - self.head.history :]
         earlier, z, change = z[:, :-1], z[:, 1:], z[:, 1:2] - z[:, :1]
-        led = self.operator.predict(earlier, self.name, known)[0] if led is None else led
+        led = self.operator.predict(earlier, self.name, parameters)[0] if led is None else led
         is_first = (change == 0).flatten(1).all(1).view(-1, *[1] * (z.ndim - 1))
-        full, features = self.operator.predict_seen(z, self.name, known.later(1))
+        full, features = self.operator.predict_with_features(z, self.name, parameters.later(1))
         parts = (z, change, full - z[:, -1:], torch.where(is_first, 0.0, z[:, -1:] - led[:, :1]))
         tokens = torch.cat([*(part.movedim(1, -2).flatten(-2) for part in parts), features], -1)
         dt = torch.full((len(z), 1), self.head.log_dt, device=z.device)
         size = torch.as_tensor(error, device=z.device).float().expand(len(z))[:, None]
-        return full.movedim(1, -2).flatten(-2), tokens, torch.cat([known.standard, dt, error_fact(size)], 1)
+        return (
+            full.movedim(1, -2).flatten(-2),
+            tokens,
+            torch.cat([parameters.standard, dt, error_fact(size)], 1),
+        )
 
     def frames(self, r: Tensor) -> Tensor:
         """(..., *tokens, bundle * dim) to frames of latents (..., bundle, *tokens, dim)."""

@@ -29,8 +29,8 @@ from ups.generative.limits import WaveLimits
 from ups.generative.observation import LinearPosterior
 from ups.generative.waves import Waves
 from ups.models.backbone import LocalBackbone, TaskNetwork, backbone_of, zero_linear
-from ups.models.described import CORRECTOR, CORRECTOR_HEAD, require_kinds
-from ups.models.warm import take_maps
+from ups.models.description_checks import CORRECTOR, CORRECTOR_HEAD, require_kinds
+from ups.models.warm import copy_maps
 from ups.tasks import described_task
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 from ups.training.stage import load_stage
@@ -175,7 +175,7 @@ class CorrectorHead(nn.Module):
     def take(self, parent: "CorrectorHead") -> str:
         """Take over the maps of another head of this task; statistics and Gaussian are those of its own
         residuals. In words, "" if it cannot serve."""
-        return take_maps(self, parent)
+        return copy_maps(self, parent)
 
     def condition(self, tokens: Tensor, facts: Tensor) -> Condition:
         """Raw tokens (batch, *tokens, C) and facts (batch, K <= MAX_FACTS) as what `whiten`, `unwhiten` and

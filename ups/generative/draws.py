@@ -161,18 +161,18 @@ def draw_rollout(
     if forcing is not None:
         z, forcing = z[:, -head.history :], padded(forcing, head.bundle).repeat_interleave(num_members, 0)
         forcing = torch.cat([forcing[:, :1], forcing], 1)  # begins a frame earlier, as `predict` takes it
-    known = head.known(parameters.repeat_interleave(num_members, 0), forcing)
+    batch = head.parameter_batch(parameters.repeat_interleave(num_members, 0), forcing)
     z = torch.cat([z[:, :1], z], 1)  # where nothing is before the first frame: no change
     last: dict[str, Tensor] = {}  # the prediction that led to the state, where it holds one frame
 
     def step(window: Tensor, lead: int) -> Tensor:
         z_pred, tokens, facts = states.predict(
-            window, known.later(lead * head.bundle), drawn_error if lead else 0.0, **last
+            window, batch.later(lead * head.bundle), drawn_error if lead else 0.0, **last
         )
         if head.bundle == 1:
             last["led"] = states.frames(z_pred)
         z_next = states.frames(z_pred + residual(tokens, facts, *noise_of(lead)))
-        return z_next if head.task.own is None else head.keep_latents(z_next, window[:, -1])
+        return z_next if head.task.own is None else head.conserve_latents(z_next, window[:, -1])
 
     return ensemble_rollout(step, z, num_frames, 1 + head.history, num_members)
 

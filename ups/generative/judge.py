@@ -19,7 +19,7 @@ from ups.generative.calibration import fit_gains, measure_residuals
 from ups.generative.draws import WAYS, Sampler, sample_states
 from ups.generative.residuals import TransientResiduals, summed
 from ups.metrics.proper import fair_crps
-from ups.models.base_selection import stratified_windows
+from ups.models.base_selection import stratified_rows
 from ups.training.folder import stage_of_run
 
 FOUND = "validation_crps"  # in config.json: task -> way -> CRPS, None where a member is not finite
@@ -72,7 +72,7 @@ def _scores(
 
     def own_parts(name: str, source: TransientResiduals) -> list[Tensor]:
         rows, num = (
-            stratified_windows(source.cache, "val", num_rows)[ranks.rank :: ranks.world],
+            stratified_rows(source.cache, "val", num_rows)[ranks.rank :: ranks.world],
             frames_of(name),
         )
         return [*source.cache.parts(rows, num * MEMBERS, ROWS)] if len(rows) else []
@@ -84,7 +84,7 @@ def _scores(
         source, cache, num = residuals[name], residuals[name].cache, frames_of(name)
         decode, given = source.head.codec.decode, cache.batch(rows, 0, contexts[name], source.device)
         w_ref = decode(cache.batch(rows, contexts[name], num, source.device))
-        forcing = source.head.forced(cache, rows, contexts[name] - 1, num + 1)
+        forcing = source.head.forcing_of(cache, rows, contexts[name] - 1, num + 1)
         scores = [
             fair_crps(
                 decode(

@@ -56,7 +56,7 @@ class TransientResiduals(StateConditions):
     """
 
     def __init__(self, operator: Operator, cache: Cache):
-        operator.serve(cache)
+        operator.head_for(cache)
         super().__init__(operator, cache.task.name)
         self.cache, self.train_from = cache, cache.settings.train_from
 
@@ -153,10 +153,10 @@ class TransientResiduals(StateConditions):
             seen, error = self.disturb(
                 seen, starts, [generator(draw.initial_seed(), "disturb", *key) for key in keys]
             )
-        known = self.head.known(
+        parameters = self.head.parameter_batch(
             self.cache.parameters[rows], *[self.head.forcing_codec.decode(z_forcing) for z_forcing in forcing]
         )
-        z_pred, tokens, facts = self.predict(seen, known, error)
+        z_pred, tokens, facts = self.predict(seen, parameters, error)
         return Drawn(z_ref.movedim(1, -2).flatten(-2) - z_pred, tokens, facts)
 
 
@@ -170,7 +170,7 @@ class SteadyResiduals(FieldConditions):
     is_pushed = True
 
     def __init__(self, operator: Operator, cache: Cache, linear: LinearPosterior | None = None):
-        head, self.cache = operator.serve(cache), cache
+        head, self.cache = operator.head_for(cache), cache
         if linear is None:
             rows, device = cache.split["train"], head.scale.device
             codec = head.input_codec

@@ -46,7 +46,7 @@ def head_description(cache: Cache, kind: str, settings: dict[str, Any]) -> dict[
         "bundle": 1 if is_steady else task.bundle,
         **describe_data(cache),
         "base": {"kind": kind, "settings": settings},
-        "network_share": 1.0,
+        "network_weight": 1.0,
         "is_conservative": False,
         # user data may be in any units: the network counts their time in frames
         "time_unit": cache.dt if cache.task.own is not None and cache.dt else 1.0,
@@ -124,10 +124,10 @@ def head_of(cache: Cache, parts: Sequence[Part], device: torch.device) -> TaskHe
 def base_error(head: TaskHead, cache: Cache, context_frames: int) -> float:
     """Pooled nRMSE of the base alone over validation rollouts (single calls for a steady task), of what it
     predicts and is not zero throughout; inf if it blows up."""
-    return tried("", head, cache, context_frames, stratified_windows(cache, "val", NUM_ROLLOUTS)).error()
+    return tried("", head, cache, context_frames, stratified_rows(cache, "val", NUM_ROLLOUTS)).error()
 
 
-def stratified_windows(cache: Cache, split: str, count: int) -> Tensor:
+def stratified_rows(cache: Cache, split: str, count: int) -> Tensor:
     """`count` rows (<= count,) of a split, all if fewer, the same number of each parameter value as far as it
     goes."""
     rows = cache.split[split]
@@ -137,12 +137,12 @@ def stratified_windows(cache: Cache, split: str, count: int) -> Tensor:
     return torch.stack(picked[:count])
 
 
-def data_keep(head: TaskHead, cache: Cache) -> bool:
+def data_conserve(head: TaskHead, cache: Cache) -> bool:
     """Whether the training data, on the grid of the cache, keep what the task's equation keeps, from the
     first frame to the middle and the last. A front that is read at every fourth cell does not."""
     if not cache.task.conserved:
         return False
-    rows, last = stratified_windows(cache, "train", NUM_ROLLOUTS), cache.num_frames - 1
+    rows, last = stratified_rows(cache, "train", NUM_ROLLOUTS), cache.num_frames - 1
     start, *later = (
         head.physical(cache.batch(rows, frame, 1, head.scale.device)) for frame in (0, last // 2, last)
     )
@@ -163,24 +163,24 @@ def candidates(
     """
     settings = base_settings(cache)
     samples = Samples(head_with(cache, "persistence", settings, device), cache, seed, 16 * base_steps)
-    is_conservative = data_keep(samples.head, cache)
+    is_conservative = data_conserve(samples.head, cache)
     if fields is not None:
         reads = [*fields, *range(len(cache.task.moving), len(cache.task.fields))]
         samples, settings = samples_of(samples, reads), settings_of(settings, reads)
     for kind in cache.settings.base:
-        if cache.is_sampled and BASES[kind].knows_fitted_only:
+        if cache.is_sampled and BASES[kind].needs_fitted_parameters:
             print(
                 f"{cache.task.name}: {kind} serves a few parameter values alone, and these are many: left out"
             )
             continue
-        if fields is not None and not BASES[kind].fits_some:
+        if fields is not None and not BASES[kind].can_fit_subset:
             continue
         note(f"{cache.task.name}: {kind}")
         for name, fitted, base in reported(BASES[kind].fit(samples, settings), f"{cache.task.name}: {kind}"):
             if fields is None:
                 head = head_with(cache, kind, fitted, device)
                 head.base.load_state_dict(base.state_dict())
-                if base.is_users:
+                if base.is_user_solver:
                     head.base.use(base.step)
             else:
                 head = head_of(cache, [Part(base, kind, fitted, reads, list(fields))], device)
@@ -207,15 +207,15 @@ def residual_scale(head: TaskHead, cache: Cache, seed: int) -> Tensor:
     for value in range(len(head.scale)):
         windows = (read() for read in samples.batches(4 * BATCH, BATCH, value))
         squares = [
-            head.codec.encode(u_next - head.next_frame(u, known)).square().mean()
-            for u, known, u_next in windows
+            head.codec.encode(u_next - head.next_frame(u, parameters)).square().mean()
+            for u, parameters, u_next in windows
         ]
         scales.append(torch.stack(squares).mean().sqrt())
     # float32 rounding of a normalised field: nothing below it can be learnt
     return torch.stack(scales).clamp_min(1e-7)
 
 
-def choose_base(
+def select_base(
     cache: Cache, base_steps: int, context_frames: int, seed: int, device: torch.device
 ) -> tuple[TaskHead, dict[str, float]]:
     """The head with the base that serves, selected by validation rollouts, and the pooled nRMSE of every
@@ -234,8 +234,8 @@ def shortlist_of(cache: Cache, context_frames: int, seed: int) -> Shortlist:
     return Shortlist(
         cache,
         context_frames,
-        stratified_windows(cache, "val", NUM_ROLLOUTS),
-        stratified_windows(cache, "train", NUM_ROLLOUTS),
+        stratified_rows(cache, "val", NUM_ROLLOUTS),
+        stratified_rows(cache, "train", NUM_ROLLOUTS),
         seed,
     )
 
@@ -322,7 +322,7 @@ def settle(head: TaskHead, cache: Cache, seed: int) -> None:
 def bounds(head: TaskHead, cache: Cache) -> tuple[Tensor, Tensor]:
     """What no channel of a rollout leaves, normalised, (C,) each: the range of training trajectories,
     widened."""
-    ends, every = [], stratified_windows(cache, "train", NUM_ROLLOUTS)
+    ends, every = [], stratified_rows(cache, "train", NUM_ROLLOUTS)
     for rows in cache.parts(every, cache.num_frames, NUM_ROLLOUTS):
         w = head.codec.decode(cache.batch(rows, 0, cache.num_frames, head.scale.device)).transpose(0, 2)
         ends.append((w.flatten(1).amin(1), w.flatten(1).amax(1)))
@@ -335,7 +335,7 @@ def forcing_range(head: TaskHead, cache: Cache) -> dict[str, list[float]]:
     """`bounds` of what is known in advance: name -> physical units counted from the task's offsets."""
     codec, ends, every = head.forcing_codec, [], cache.split["train"]
     for rows in cache.parts(every, cache.num_frames, NUM_ROLLOUTS):
-        w = head.forced(cache, rows, 0, cache.num_frames).transpose(0, 2).flatten(1)
+        w = head.forcing_of(cache, rows, 0, cache.num_frames).transpose(0, 2).flatten(1)
         ends.append((w.amin(1), w.amax(1)))
     low, high = torch.stack([a for a, _ in ends]).amin(0), torch.stack([b for _, b in ends]).amax(0)
     low, high = (
@@ -350,18 +350,18 @@ def fit_base(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Facts and weights of the chosen base of a task, for `fit_once`.
 
-    Facts: description (of the head, for `Operator`), seconds, says (`Base.says`) and validation_nrmse:
+    Facts: description (of the head, for `Operator`), seconds, says (`Base.findings`) and validation_nrmse:
     candidate -> number, None for one that blew up.
     """
     started = time.perf_counter()
-    head, scores = choose_base(cache, base_steps, context_frames, seed, device)
+    head, scores = select_base(cache, base_steps, context_frames, seed, device)
     facts = {
         "description": head.description,
         "seconds": time.perf_counter() - started,
-        "says": head.says(),
+        "findings": head.findings(),
         "validation_nrmse": {k: (v if math.isfinite(v) else None) for k, v in scores.items()},
     }
-    return facts, fitted_part(head)
+    return facts, fitted_state(head)
 
 
 def in_words(name: str, facts: dict[str, Any]) -> str:
@@ -375,10 +375,10 @@ def in_words(name: str, facts: dict[str, Any]) -> str:
             f"no base as good as this one is stable beyond the data: {base['unstable']}. Trust no "
             f"forecast of more than {horizon} frames, or add trajectories with more frames."
         )
-    return "\n    ".join([*lines, *facts.get("says", [])])
+    return "\n    ".join([*lines, *facts.get("findings", [])])
 
 
-def fitted_part(head: TaskHead) -> dict[str, Tensor]:
+def fitted_state(head: TaskHead) -> dict[str, Tensor]:
     """Codec, base and scale; the rest is trained."""
     return {
         name: value for name, value in head.state_dict().items() if not name.startswith(("into.", "out."))
@@ -388,7 +388,7 @@ def fitted_part(head: TaskHead) -> dict[str, Tensor]:
 def load_base(head: TaskHead, state: dict[str, Tensor]) -> None:
     """Fill codec, base and scale of a head with the weights of `fit_base`. Raises ValueError if they do not
     fit the head."""
-    wanted = fitted_part(head)
+    wanted = fitted_state(head)
     wrong = sorted(
         name
         for name in state.keys() | wanted.keys()

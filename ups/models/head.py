@@ -11,10 +11,10 @@ from ups.common.transfer import send
 from ups.data.cache import Cache
 from ups.data.tokenizer import Tokenizer
 from ups.models.backbone import zero_linear
-from ups.models.bases.base import Known
+from ups.models.bases.base import ParameterBatch
 from ups.models.bases.per_field import build_base
 from ups.models.conserve import clipped, correction, given
-from ups.models.described import (
+from ups.models.description_checks import (
     CODEC,
     FORCING,
     HEAD,
@@ -23,11 +23,11 @@ from ups.models.described import (
     require_forcing,
     require_kinds,
 )
-from ups.models.warm import AS_IT_WAS, TRANSLATED, can_translate, take_maps, translate_maps
+from ups.models.warm import AS_IT_WAS, TRANSLATED, can_translate, copy_maps, translate_maps
 from ups.tasks import described_task
 
-FOUND = ("network_share", "is_conservative")  # of the data, by the stage
-SELECTION = "selection"  # what decided network_share, `ups.models.selection.select`; older weights lack it
+FOUND = ("network_weight", "is_conservative")  # of the data, by the stage
+SELECTION = "selection"  # what decided network_weight, `ups.models.selection.select`; older weights lack it
 HORIZON = "horizon"  # frames of the rollouts on which the operator was evaluated; older weights lack it
 # of a description: forcing -> what it was trained in, half as much on both sides included, as for the state
 FORCING_RANGE = "forcing_range"
@@ -41,7 +41,7 @@ class TaskHead(nn.Module):
 
     description (JSON-able; ups/models/base_selection.py makes it): all that the tensors do not hold. name;
     history, bundle (frames); what it is trained on, as `describe_data` says; base: {kind, settings};
-    network_share of what the network says, by validation; is_conservative, where the training data keep what
+    network_weight of what the network says, by validation; is_conservative, where the training data keep what
     the equation keeps; horizon (frames) of the rollouts it was evaluated on, which old weights do not have.
     Raises ValueError where that is missing or not the task's."""
 
@@ -95,15 +95,15 @@ class TaskHead(nn.Module):
     def is_network_used(self) -> bool:
         """Whether the network serves the task: it does where it helps on validation, else the base alone
         does."""
-        return self.description["network_share"] > 0
+        return self.description["network_weight"] > 0
 
     def record_selection(self, selection: dict[str, Any]) -> None:
         """Serve what `ups.models.selection.select` found on validation; its numbers stay with the weights."""
-        self.description |= {"network_share": selection["network_share"], SELECTION: selection}
+        self.description |= {"network_weight": selection["network_weight"], SELECTION: selection}
 
-    def says(self) -> list[str]:
+    def findings(self) -> list[str]:
         """What the base found, in words, and from where the fields in it are counted."""
-        found = self.base.says(self.task.fields, self.task.axes)
+        found = self.base.findings(self.task.fields, self.task.axes)
         return found + [
             f"{name} is counted from {value:.12g}"
             for name, value in self.task.offsets.items()
@@ -115,19 +115,21 @@ class TaskHead(nn.Module):
         the task's offsets."""
         return self.codec.denormalise(self.codec.decode(z))
 
-    def forced(self, cache: Cache, rows: Tensor, first: Tensor | int, num_frames: int) -> Tensor | None:
+    def forcing_of(self, cache: Cache, rows: Tensor, first: Tensor | int, num_frames: int) -> Tensor | None:
         """What is known in advance of rows of a cache, normalised: (batch, num_frames, K, *space) from the
         frame `first` of each row on; None for a task without."""
         if self.forcing_codec is None:
             return None
         return self.forcing_codec.decode(cache.forcing(rows, first, num_frames, self.scale.device))
 
-    def known_of(self, cache: Cache, rows: Tensor, first: Tensor | int = 0, num_frames: int = 2) -> Known:
-        """`known` of rows of a cache: its parameters, and `forced`."""
-        return self.known(cache.parameters[rows], self.forced(cache, rows, first, num_frames))
+    def parameters_of(
+        self, cache: Cache, rows: Tensor, first: Tensor | int = 0, num_frames: int = 2
+    ) -> ParameterBatch:
+        """`parameter_batch` of rows of a cache: its parameters, and `forced`."""
+        return self.parameter_batch(cache.parameters[rows], self.forcing_of(cache, rows, first, num_frames))
 
-    def known(self, parameters: Tensor, forcing: Tensor | None = None) -> Known:
-        """What raw parameters (batch, P) and `Known.forcing` say of the rows; they wait for no device where
+    def parameter_batch(self, parameters: Tensor, forcing: Tensor | None = None) -> ParameterBatch:
+        """What raw parameters (batch, P) and `ParameterBatch.forcing` say of the rows; they wait for no device where
         they come from the host.
 
         Raises ValueError for another number of parameters than the task shows, or a value the base cannot
@@ -143,7 +145,7 @@ class TaskHead(nn.Module):
             )
         parameters = parameters.cpu()
         if not names:
-            return Known(
+            return ParameterBatch(
                 send(parameters.float(), device),
                 send(torch.zeros(parameters.shape[0], dtype=torch.long), device),
                 forcing=forcing,
@@ -151,23 +153,23 @@ class TaskHead(nn.Module):
         values = torch.tensor(self.description["parameter_values"], dtype=torch.float64)
         logs, trained = self._scaled(parameters.double()), self._scaled(values.reshape(len(values), -1))
         distance, nearest = (logs[:, None, : trained.shape[1]] - trained).abs().amax(-1).min(1)
-        if self.base.knows_fitted_only:
+        if self.base.needs_fitted_parameters:
             self._require_fitted(parameters[:, 0], distance)
         spread = trained.std(0, correction=0) if len(values) > 1 else torch.ones(1)
         spread = torch.where(spread > 0, spread, torch.ones_like(spread))
-        return Known(
+        return ParameterBatch(
             send(((logs - trained.mean(0)) / spread).float(), device),
             send(nearest, device),
             send(parameters.float(), device),
             forcing,
         )
 
-    def require_forcing(self, known: Known) -> None:
+    def require_forcing(self, parameters: ParameterBatch) -> None:
         """Raise ValueError unless what is known in advance is there for a call, by its shape."""
-        names, forcing, num_frames = self.task.forcing, known.forcing, 1 + self.bundle
+        names, forcing, num_frames = self.task.forcing, parameters.forcing, 1 + self.bundle
         if forcing is None and not names:
             return
-        shape = (len(known.index), "time", len(names), *self.codec.space)
+        shape = (len(parameters.index), "time", len(names), *self.codec.space)
         if (
             forcing is None
             or not names
@@ -181,12 +183,14 @@ class TaskHead(nn.Module):
                 "it was trained. Give the normalised values from the last frame shown on."
             )
 
-    def forcing_tokens(self, known: Known) -> list[Tensor]:
+    def forcing_tokens(self, parameters: ParameterBatch) -> list[Tensor]:
         """What the network is told in advance of a call, one tensor (batch, *tokens, n): the forcing from the
         last frame shown to the last one predicted; nothing for a task without."""
         if self.forcing_codec is None:
             return []
-        return [self.forcing_codec.encode(known.forcing[:, : 1 + self.bundle]).movedim(1, -2).flatten(-2)]
+        return [
+            self.forcing_codec.encode(parameters.forcing[:, : 1 + self.bundle]).movedim(1, -2).flatten(-2)
+        ]
 
     def _scaled(self, parameters: Tensor) -> Tensor:
         """Parameters (n, P), or the first of them, by their logarithms where all trained ones are above zero,
@@ -243,7 +247,7 @@ class TaskHead(nn.Module):
         if known == given:
             self.load_state_dict(parent.state_dict())
             return AS_IT_WAS
-        return take_maps(self, parent)
+        return copy_maps(self, parent)
 
     def bound(self, z: Tensor) -> Tensor:
         """Latents (batch, T, *tokens, dim) whose fields stay within `low` and `high`; those that do, and
@@ -273,7 +277,7 @@ class TaskHead(nn.Module):
         return torch.clamp(w, self.low[every], self.high[every])
 
     @property
-    def is_restored(self) -> bool:
+    def has_constraints(self) -> bool:
         """Whether `keep` changes anything. A bound is kept where the user declares it, and a mask always."""
         is_bounded = self.task.own is not None and bool(self.task.bounded)
         return (
@@ -295,30 +299,32 @@ class TaskHead(nn.Module):
         change = correction(self.task, u, u_start, self.codec.valid) / self.codec.std
         return self.codec.held(w + change[(...,) + (None,) * self.task.ndim])
 
-    def keep_latents(self, z: Tensor, z_start: Tensor) -> Tensor:
+    def conserve_latents(self, z: Tensor, z_start: Tensor) -> Tensor:
         """`keep` of latents (batch, T, *tokens, dim), as exactly as the codec holds a constant."""
-        return self._kept(self.codec.decode(z), z_start) if self.is_restored else z
+        return self._kept(self.codec.decode(z), z_start) if self.has_constraints else z
 
     def restore(self, z: Tensor, z_start: Tensor) -> Tensor:
-        """`bound` of latents, then `keep_latents`, decoded once."""
-        return self._kept(self._clamp(self.codec.decode(z)), z_start) if self.is_restored else self.bound(z)
+        """`bound` of latents, then `conserve_latents`, decoded once."""
+        return (
+            self._kept(self._clamp(self.codec.decode(z)), z_start) if self.has_constraints else self.bound(z)
+        )
 
     def _kept(self, w: Tensor, z_start: Tensor) -> Tensor:
         return self.codec.encode(self.keep(w, self.codec.decode(z_start)))
 
-    def next_frame(self, u: Tensor, known: Known, is_alone: bool = False) -> Tensor:
+    def next_frame(self, u: Tensor, parameters: ParameterBatch, is_alone: bool = False) -> Tensor:
         """The base's answer (batch, C, *space) to normalised u (batch, history, C_in, *space); `is_alone`:
         no network corrects it."""
         bridged = self.input_codec.bridged(u)
-        answer = self.base.alone(bridged, known) if is_alone else self.base(bridged, known)
+        answer = self.base.alone(bridged, parameters) if is_alone else self.base(bridged, parameters)
         return self.keep(self._clamp(answer)[:, None], u[:, -1])[:, 0]
 
-    def predict_base(self, z: Tensor, known: Known, is_alone: bool = False) -> Tensor:
+    def predict_base(self, z: Tensor, parameters: ParameterBatch, is_alone: bool = False) -> Tensor:
         """The base's next `bundle` frames as latents (batch, bundle, *tokens, dim), as `next_frame`."""
         u = self.input_codec.decode(z)
         frames = []
         for frame in range(self.bundle):
-            frames.append(self.next_frame(u, known.later(frame), is_alone))
+            frames.append(self.next_frame(u, parameters.later(frame), is_alone))
             u = torch.cat([u[:, 1:], frames[-1][:, None]], 1) if not self.task.is_steady else u
         return self.codec.encode(torch.stack(frames, 1))
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ups.data.cache import Cache
 from ups.metrics.mask import filled, known_cells
-from ups.models.bases.base import Known
+from ups.models.bases.base import ParameterBatch
 from ups.models.operator import Operator
 
 # of the field's spread; an error this small is left alone: float32 rollouts end an order below it
@@ -43,22 +43,22 @@ def relative_field_error(z_pred: Tensor, z_ref: Tensor) -> Tensor:
 
 
 def operator_loss(
-    operator: Operator, task: str, z: Tensor, z_ref: Tensor, known: Known, field_weight: float
+    operator: Operator, task: str, z: Tensor, z_ref: Tensor, parameters: ParameterBatch, field_weight: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss of a window: z (batch, history, ...) shown, z_ref (batch, unroll * bundle, ...) to predict, call
-    after call; known: `TaskHead.known` of its rows.
+    after call; parameters: `TaskHead.parameter_batch` of its rows.
 
     The sum of the network's relative error, the learnt base's own and field_weight times that of the field,
     averaged over the calls; gradients flow through the rollout. Returns it with the detached errors of
     network and base.
     """
     head = operator.heads[task]
-    scale = head.scale[known.index]
+    scale = head.scale[parameters.index]
     loss, network, base = 0.0, 0.0, 0.0
     calls = z_ref.shape[1] // head.bundle
     for call in range(calls):
         target = z_ref[:, call * head.bundle : (call + 1) * head.bundle]
-        full, z_base = operator.predict(z, task, known.later(call * head.bundle))
+        full, z_base = operator.predict(z, task, parameters.later(call * head.bundle))
         network_error = relative_error(full, target, z_base, scale)
         base_error = relative_error(z_base, target, z_base, scale)
         loss = (
@@ -92,13 +92,13 @@ def squared_errors(
     def sums(some: Tensor) -> Tensor:
         given = cache.inputs(some, device) if head.task.is_steady else cache.batch(some, 0, context, device)
         u_ref = predicted(head.physical(cache.batch(some, context, num_frames, device)).double())
-        over, known = tuple(range(3, u_ref.ndim)), known_cells(u_ref)
-        forcing = head.forced(cache, some, context - 1, num_frames + 1)
+        over, is_known = tuple(range(3, u_ref.ndim)), known_cells(u_ref)
+        forcing = head.forcing_of(cache, some, context - 1, num_frames + 1)
         errors = [u_ref, u_ref - mean]
         for part in PARTS.values():
             z_pred = operator.rollout(given, head.name, cache.parameters[some], num_frames, part, forcing)
             errors.append(predicted(head.physical(z_pred).double()) - u_ref)
-        return torch.stack([filled(error.square(), known).sum(over) for error in errors], 1)
+        return torch.stack([filled(error.square(), is_known).sum(over) for error in errors], 1)
 
     return torch.cat([sums(some) for some in cache.parts(rows, cache.num_frames, len(rows))])
 

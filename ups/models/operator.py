@@ -24,7 +24,7 @@ from ups.config import ModelConfig, to_dict
 from ups.data.cache import Cache
 from ups.models.backbone import TaskNetwork
 from ups.models.base_selection import load_base
-from ups.models.bases.base import Known
+from ups.models.bases.base import ParameterBatch
 from ups.models.bases.solver import PASS
 from ups.models.head import AGAIN, TaskHead, describe_data, flat_facts
 from ups.models.rollout import rollout
@@ -75,7 +75,7 @@ class Operator(TaskNetwork):
     def use_solvers(self, solvers: Mapping[str, Callable[..., Any]]) -> "Operator":
         """With the user's functions (task -> step) for the bases that call one. Raises ValueError, by name,
         for a task that lacks its own."""
-        bases = {head.name: head.base for head in self.heads.values() if head.base.is_users}
+        bases = {head.name: head.base for head in self.heads.values() if head.base.is_user_solver}
         if missing := [name for name in bases if name not in solvers]:
             raise ValueError(
                 f"the base of {missing[0]} is a solver of the user's, "
@@ -85,7 +85,7 @@ class Operator(TaskNetwork):
             base.use(solvers[name])
         return self
 
-    def serve(self, cache: Cache, any_codec: bool = False) -> TaskHead:
+    def head_for(self, cache: Cache, any_codec: bool = False) -> TaskHead:
         """The head of a cache's task. Raises ValueError, by name, where it was trained on other data.
 
         any_codec: it is asked about fields, not about latents of this cache, and may have a codec of its own.
@@ -111,30 +111,34 @@ class Operator(TaskNetwork):
             )
         return head
 
-    def predict(self, z: Tensor, task: str, known: Known, part: Part = "full") -> tuple[Tensor, Tensor]:
-        """z (batch, history, *tokens, dim) and `TaskHead.known` to (full, base), each (batch, bundle,
+    def predict(
+        self, z: Tensor, task: str, parameters: ParameterBatch, part: Part = "full"
+    ) -> tuple[Tensor, Tensor]:
+        """z (batch, history, *tokens, dim) and `TaskHead.parameter_batch` to (full, base), each (batch, bundle,
         *tokens, dim).
 
         For a steady task z is the coefficient (batch, 1, *tokens, dim_a). Raises ValueError for a task, token
         grid or number of frames that is not the trained one; by shapes alone: nothing waits for the device.
         """
-        head = self._checked(z, task, known)
+        head = self._checked(z, task, parameters)
         is_alone = part == "base" or not head.is_network_used
-        z_base = head.predict_base(z, known, is_alone)
+        z_base = head.predict_base(z, parameters, is_alone)
         if is_alone:
             return z_base, z_base
-        return self._changed(head, z, z_base, known, self._features(head, z, z_base, known)), z_base
+        return self._changed(head, z, z_base, parameters, self._features(head, z, z_base, parameters)), z_base
 
-    def predict_seen(self, z: Tensor, task: str, known: Known) -> tuple[Tensor, Tensor]:
+    def predict_with_features(
+        self, z: Tensor, task: str, parameters: ParameterBatch
+    ) -> tuple[Tensor, Tensor]:
         """The prediction (batch, bundle, *tokens, dim), as `predict` gives it, and what the trunk makes of
         the state, (batch, *tokens, width): also where the base serves alone."""
-        head = self._checked(z, task, known)
-        z_base = head.predict_base(z, known, not head.is_network_used)
-        features = self._features(head, z, z_base, known)
-        full = self._changed(head, z, z_base, known, features) if head.is_network_used else z_base
+        head = self._checked(z, task, parameters)
+        z_base = head.predict_base(z, parameters, not head.is_network_used)
+        features = self._features(head, z, z_base, parameters)
+        full = self._changed(head, z, z_base, parameters, features) if head.is_network_used else z_base
         return full, features.float()
 
-    def _checked(self, z: Tensor, task: str, known: Known) -> TaskHead:
+    def _checked(self, z: Tensor, task: str, parameters: ParameterBatch) -> TaskHead:
         """The head of the task, of whose shapes all is."""
         head = self.head(task)
         codec, (frames, *found) = head.input_codec, z.shape[1:]
@@ -143,34 +147,36 @@ class Operator(TaskNetwork):
                 f"{task} was given {frames} frames; expected its history of {head.history}. "
                 f"Slice the context."
             )
-        if found != [*codec.tokens, codec.dim] or known.index.shape[0] != z.shape[0]:
+        if found != [*codec.tokens, codec.dim] or parameters.index.shape[0] != z.shape[0]:
             raise ValueError(
                 f"{task} was given {len(z)} latents of shape {tuple(found)} and "
-                f"{len(known.index)} rows of parameters; expected {(*codec.tokens, codec.dim)} "
+                f"{len(parameters.index)} rows of parameters; expected {(*codec.tokens, codec.dim)} "
                 f"and as many rows: it was trained on a grid of {codec.space} cells. Give the "
                 "field to ups.load(..).forecast(.., resample=True), or train on the other "
                 "grid."
             )
-        head.require_forcing(known)
+        head.require_forcing(parameters)
         return head
 
-    def _features(self, head: TaskHead, z: Tensor, z_base: Tensor, known: Known) -> Tensor:
+    def _features(self, head: TaskHead, z: Tensor, z_base: Tensor, parameters: ParameterBatch) -> Tensor:
         history = z.movedim(1, -2).flatten(-2)
         with autocast(self.precision, z.device):
-            x = head.into(torch.cat([history, z_base[:, 0].detach(), *head.forcing_tokens(known)], -1))
-            return self.backbone(x, self._condition(head, known.standard), head.task.boundary, head.name)
+            x = head.into(torch.cat([history, z_base[:, 0].detach(), *head.forcing_tokens(parameters)], -1))
+            return self.backbone(x, self._condition(head, parameters.standard), head.task.boundary, head.name)
 
-    def _changed(self, head: TaskHead, z: Tensor, z_base: Tensor, known: Known, features: Tensor) -> Tensor:
+    def _changed(
+        self, head: TaskHead, z: Tensor, z_base: Tensor, parameters: ParameterBatch, features: Tensor
+    ) -> Tensor:
         """The base's prediction with the network's change to it."""
-        scale = head.scale[known.index].view(-1, *[1] * (z.ndim - 1))
+        scale = head.scale[parameters.index].view(-1, *[1] * (z.ndim - 1))
         with autocast(self.precision, z.device):
             out = head.out(features)
         change = out.float().unflatten(-1, (head.bundle, -1)).movedim(-2, 1)
-        return head.restore(z_base + head.description["network_share"] * scale * change, z[:, -1])
+        return head.restore(z_base + head.description["network_weight"] * scale * change, z[:, -1])
 
     def forward(self, z: Tensor, task: str, parameters: Tensor, forcing: Tensor | None = None) -> Tensor:
-        """One call from raw parameters (batch, P) and `Known.forcing`: (batch, bundle, *tokens, dim)."""
-        return self.predict(z, task, self.head(task).known(parameters, forcing))[0]
+        """One call from raw parameters (batch, P) and `ParameterBatch.forcing`: (batch, bundle, *tokens, dim)."""
+        return self.predict(z, task, self.head(task).parameter_batch(parameters, forcing))[0]
 
     def rollout(
         self,
@@ -185,14 +191,14 @@ class Operator(TaskNetwork):
         *tokens, dim).
 
         parameters: raw, (batch, P). part "full": the operator as it serves the task; "base": its base alone.
-        z of a steady task: the coefficient. forcing: as `Known.forcing`, num_frames + 1 frames. Raises
-        ValueError as `TaskHead.known`, `predict` and `rollout`.
+        z of a steady task: the coefficient. forcing: as `ParameterBatch.forcing`, num_frames + 1 frames. Raises
+        ValueError as `TaskHead.parameter_batch`, `predict` and `rollout`.
         """
         head = self.head(task)
-        known, calls = head.known(parameters, padded(forcing, head.bundle)), itertools.count()
+        batch, calls = head.parameter_batch(parameters, padded(forcing, head.bundle)), itertools.count()
 
         def step(window: Tensor) -> Tensor:
-            return self.predict(window, task, known.later(next(calls) * head.bundle), part)[0]
+            return self.predict(window, task, batch.later(next(calls) * head.bundle), part)[0]
 
         return rollout(step, z, num_frames, head.history)
 
@@ -224,7 +230,7 @@ def load_operator(
     return operator.use_solvers(solvers or {}).to(device).eval()
 
 
-def over_bases(
+def build_operator(
     bases: dict[str, tuple[dict[str, Any], dict[str, Tensor]]],
     model: ModelConfig,
     precision: str,

@@ -30,14 +30,14 @@ from ups.metrics.intervals import compare, group_index, number
 from ups.models.loss import pooled
 
 NUM_BOOTSTRAP = 1000
-SHARES = (1.0, 0.5)  # of the network's output; half is better where it learnt little (ns_incom2d)
+NETWORK_WEIGHTS = (1.0, 0.5)  # of the network's output; half is better where it learnt little (ns_incom2d)
 # Errors at a lead, relative to the variation. At the same correlation r with the truth the best forecast has
 # an error of sqrt(1 - r^2) and one that goes on as the system does sqrt(2 - 2 r): up to 0.8 less than 12 %
 # more, at 1 sqrt(2) times. CHANCE: another state of a system of twice the variance. From 8 trajectories of a
 # dozen waves sqrt(2) is measured as 1.2 to 1.6.
 LOST, CHANCE = 0.8, math.sqrt(3)
 EXCESS = 1e-3  # weight of the error above LOST at a lost lead: it orders equal scores, over 1000 leads too
-JUDGED = 4  # times as many trajectories select network or base as select the weights
+SELECTION_FACTOR = 4  # times as many trajectories select network or base as select the weights
 
 
 def relative(sums: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,7 +123,7 @@ def select(found: dict[float, Tensor], groups: Tensor, seed: int) -> dict[str, A
     found: share -> `squared_errors`. The share with the smallest pooled error is compared with the base. It
     serves if it is better by more than chance, else the base alone does. Returned:
 
-        compared_share: the one compared; network_share: the one that serves, 0 for the base alone
+        compared_weight: the one compared; network_weight: the one that serves, 0 for the base alone
         network, base: pooled nRMSE over the leads that count, None if not finite
         nrmse, nrmse_pooled: `error_ratios`, from which `is_better` decides
         num_leads, num_leads_compared: of a rollout, and those not lost by both
@@ -135,8 +135,8 @@ def select(found: dict[float, Tensor], groups: Tensor, seed: int) -> dict[str, A
     compared = _without(found[share], lost)
     ratios = error_ratios(compared, groups, seed)
     return {
-        "network_share": share if is_better(ratios) else 0.0,
-        "compared_share": share,
+        "network_weight": share if is_better(ratios) else 0.0,
+        "compared_weight": share,
         **{name: number(error) for name, error in pooled(compared).items()},
         **ratios,
         "num_leads": len(lost),

@@ -69,10 +69,13 @@ def tried(
         given, u_ref = u[:, :context], u[:, context:]
         if head.task.is_steady:
             given, u_ref = head.input_codec.decode(cache.inputs(some, device)), u
-        known, calls = head.known_of(cache, some, context - 1, u_ref.shape[1] + 1), itertools.count()
+        parameters, calls = (
+            head.parameters_of(cache, some, context - 1, u_ref.shape[1] + 1),
+            itertools.count(),
+        )
 
         def step(window: Tensor) -> Tensor:
-            return head.next_frame(window, known.later(next(calls)), is_alone=True)[:, None]  # noqa: B023
+            return head.next_frame(window, parameters.later(next(calls)), is_alone=True)[:, None]  # noqa: B023
 
         if is_rolled_out:
             u_pred = rollout(step, given, u_ref.shape[1], head.history)
@@ -195,7 +198,7 @@ class Shortlist:
     def beats(self, one: Candidate, simpler: Candidate, ties: Ties) -> bool:
         """Whether next frames from every start of the validation trajectories show that a map of cells is
         better than a base that their rollouts cannot tell from it: where noise decides, these are few."""
-        if not one.head.base.is_of_cells or self.cache.task.is_steady:
+        if not one.head.base.is_cellwise or self.cache.task.is_steady:
             return False
         scores = []
         for each in (one, simpler):
@@ -211,7 +214,7 @@ class Shortlist:
     def steadied(self, ties: Ties) -> Candidate:
         """The best candidate, in twice its sub-steps if it is stable then and no worse but for rounding."""
         best = ties.best
-        if (more := best.head.base.in_more_steps()) is None:
+        if (more := best.head.base.with_more_steps()) is None:
             return best
         head = copy.deepcopy(best.head)
         head.base, changed = more
@@ -262,8 +265,8 @@ class Growth:
         noise and free of all bounds, in words; "" if it does not."""
         device, num_fields = head.scale.device, len(self.fields)
         u = head.codec.decode(self.cache.batch(rows, 0, context, device))
-        start, known = u[:, :1, :num_fields], head.known_of(self.cache, rows, 0, self.num_frames)
-        forcing = known.forcing  # the same again after the last frame
+        start, parameters = u[:, :1, :num_fields], head.parameters_of(self.cache, rows, 0, self.num_frames)
+        forcing = parameters.forcing  # the same again after the last frame
         noise = torch.randn(u[:, :, :num_fields].shape, generator=generator(seed, head.name, "growth"))
         u[:, :, :num_fields] += NOISE * noise.to(device)
         u, base, empty = u[:, -head.history :], head.base.unbounded(), torch.zeros(num_fields, device=device)
@@ -271,8 +274,8 @@ class Growth:
             beat()
             if forcing is not None:
                 now = [(frame - 1) % self.num_frames, frame % self.num_frames]
-                known = replace(known, forcing=forcing[:, now])
-            new = head.keep(base.alone(u, known)[:, None], u[:, -1])
+                parameters = replace(parameters, forcing=forcing[:, now])
+            new = head.keep(base.alone(u, parameters)[:, None], u[:, -1])
             u = torch.cat([u, new], 1)[:, -head.history :]
             moved = rms(new[:, :, :num_fields] - start).amax((0, 1))
             allowed = self.allowed(frame + 1)

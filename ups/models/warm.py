@@ -19,14 +19,14 @@ from ups.training.stage import load_stage
 AS_IT_WAS, TRANSLATED = "as it was", "in the terms of its new codec"
 
 
-def start_from(network: TaskNetwork, directory: Path, trunk_factor: float) -> str:
+def copy_weights(network: TaskNetwork, directory: Path, trunk_factor: float) -> str:
     """Give `network` the weights of the finished stage in `directory`, in place; what was taken, in words.
 
     trunk_factor: multiple of the learning rates at which the trunk goes on; 0: it stays as it is. Raises
     FileNotFoundError or DamagedError for a stage that cannot be read.
     """
     parent = load_stage(directory, type(network), "stage", "Name another with init.")
-    take_trunk(network, parent)
+    copy_trunk(network, parent)
     own, given = network.state_dict(), parent.state_dict()
     for name, parameter in network.named_parameters():
         if is_trunk(name):
@@ -49,7 +49,7 @@ def is_trunk(name: str) -> bool:
 
 
 @torch.no_grad()
-def take_trunk(network: TaskNetwork, parent: TaskNetwork, sibling: str | None = None) -> None:
+def copy_trunk(network: TaskNetwork, parent: TaskNetwork, sibling: str | None = None) -> None:
     """Copy what tasks share, and give each task its own parts of the blocks: the parent's of the same name,
     else of `sibling`, else the mean of the parent's. Mixing that no task of the parent has, for it is of
     other dimensions or boundaries, stays as it is."""
@@ -72,7 +72,7 @@ def take_trunk(network: TaskNetwork, parent: TaskNetwork, sibling: str | None = 
             tensor.copy_(torch.stack([given[other] for other in sources]).mean(0))
 
 
-def take_maps(head: nn.Module, parent: nn.Module) -> str:
+def copy_maps(head: nn.Module, parent: nn.Module) -> str:
     """Copy `into` and `out` of a head from another's; in words, "" where their shapes differ."""
     pairs = list(
         zip(

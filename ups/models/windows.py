@@ -13,7 +13,7 @@ from ups.data.cache import Cache
 from ups.data.counts import most_calls
 from ups.data.schedule import Batch, Schedule
 from ups.data.tokenizer import Tokenizer
-from ups.models.bases.base import Known
+from ups.models.bases.base import ParameterBatch
 from ups.models.head import TaskHead
 from ups.tasks import Task
 
@@ -125,7 +125,9 @@ class Windows:
             settings.train.steps,
         )
 
-    def draw(self, head: TaskHead, batch: Batch, step: int, part: slice) -> tuple[Tensor, Tensor, Known]:
+    def draw(
+        self, head: TaskHead, batch: Batch, step: int, part: slice
+    ) -> tuple[Tensor, Tensor, ParameterBatch]:
         """(z shown, z_ref to predict, what is known) of the rows `part` of this rank's share of a batch."""
         cache, device = self.caches[batch.task], head.scale.device
         rows, starts, length = self._asked(batch, step, part)
@@ -143,7 +145,7 @@ class Windows:
             window, *forcing = augment(head.task, parts, symmetry)
             z, z_ref = window[:, : head.history], window[:, head.history :]
             told = [head.forcing_codec.decode(z_forcing[:, head.history - 1 :]) for z_forcing in forcing]
-        return z, z_ref, head.known(cache.parameters[rows], *told)
+        return z, z_ref, head.parameter_batch(cache.parameters[rows], *told)
 
     def _asked(self, batch: Batch, step: int, part: slice) -> tuple[Tensor, Tensor | int, int]:
         """(rows, first frames, how many frames) of the rows `part` of a share of a step's batch."""

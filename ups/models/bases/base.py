@@ -18,7 +18,7 @@ from ups.training.optim import fit
 
 
 @dataclass(frozen=True)
-class Known:
+class ParameterBatch:
     """What is known of a batch's parameters, looked up once where they come from, so that no call asks the
     device; its shapes are the task's, whatever the values.
 
@@ -40,7 +40,7 @@ class Known:
 
 T = TypeVar("T")
 # u (batch, history, C, *space), what is known of its rows, u_next (batch, C, *space)
-Window = tuple[Tensor, Known, Tensor]
+Window = tuple[Tensor, ParameterBatch, Tensor]
 
 
 class Samples:
@@ -77,13 +77,13 @@ class Samples:
     def read(self, rows: Tensor, starts: Tensor) -> Window:
         """The windows that start there."""
         head, cache, device = self.head, self.cache, self.device
-        known = head.known_of(cache, rows, starts + head.history - 1)
+        parameters = head.parameters_of(cache, rows, starts + head.history - 1)
         if head.task.is_steady:
             u_next = head.codec.bridged(head.codec.decode(cache.batch(rows, 0, 1, device)[:, 0]))
             u = head.input_codec.bridged(head.input_codec.decode(cache.inputs(rows, device)))
-            return u, known, u_next
+            return u, parameters, u_next
         u = head.codec.bridged(head.codec.decode(cache.batch(rows, starts, head.history + 1, device)))
-        return u[:, :-1], known, u[:, -1]
+        return u[:, :-1], parameters, u[:, -1]
 
     @property
     def units(self) -> FieldUnits:
@@ -119,15 +119,15 @@ class Base(nn.Module):
     """
 
     kind: str
-    knows_fitted_only = False  # whether it serves no other parameter values than those it was fitted on
+    needs_fitted_parameters = False  # whether it serves no other parameter values than those it was fitted on
     is_learnt = False  # whether it has weights that gradient steps train, rather than a closed form
-    is_users = False  # whether it calls a function of the user's, which weights do not hold
+    is_user_solver = False  # whether it calls a function of the user's, which weights do not hold
     lr_factor = 1.0  # of the rate, once it trains beside the network
-    is_of_cells = False  # whether it has numbers for every cell
-    fits_some = False  # whether it may be fitted to some of the fields alone
+    is_cellwise = False  # whether it has numbers for every cell
+    can_fit_subset = False  # whether it may be fitted to some of the fields alone
     degree = math.inf  # of the next frame as a polynomial of the last ones; inf: it is none
 
-    def says(self, fields: Sequence[str], axes: Sequence[str]) -> list[str]:
+    def findings(self, fields: Sequence[str], axes: Sequence[str]) -> list[str]:
         """What it found, in words: of an equation a line for every field, per parameter value."""
         return []
 
@@ -140,15 +140,15 @@ class Base(nn.Module):
     def num_fitted(self) -> int:
         return sum(value.numel() for value in self.parameters())
 
-    def alone(self, u: Tensor, known: Known) -> Tensor:
+    def alone(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
         """A call that no network corrects, where that may differ from one that a network is trained over."""
-        return self(u, known)
+        return self(u, parameters)
 
     def unbounded(self) -> "Base":
         """The base without bounds of its own on the state."""
         return self
 
-    def in_more_steps(self) -> "tuple[Base, dict[str, Any]] | None":
+    def with_more_steps(self) -> "tuple[Base, dict[str, Any]] | None":
         """The base in twice its sub-steps and the settings that differ; None if it has none or enough."""
         return None
 
@@ -167,7 +167,7 @@ class Persistence(Base):
     def __init__(self, **_: Any):
         super().__init__()
 
-    def forward(self, u: Tensor, known: Known) -> Tensor:
+    def forward(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
         return u[:, -1]
 
 
@@ -181,7 +181,7 @@ class Mean(Base):
         super().__init__()
         self.num_channels = num_channels
 
-    def forward(self, u: Tensor, known: Known) -> Tensor:
+    def forward(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
         return u.new_zeros(u.shape[0], self.num_channels, *u.shape[3:])
 
 
@@ -223,9 +223,9 @@ class Learnt(Base):
 
         def loss_of(step: int) -> Tensor:
             note(f"{name}: {self.kind}, step {step + 1} of {num_steps}")
-            u, known, u_next = draw(step)
+            u, parameters, u_next = draw(step)
             axes = tuple(range(1, u_next.ndim))
-            error = (self(u, known) - u_next).square().mean(axes)
+            error = (self(u, parameters) - u_next).square().mean(axes)
             return (error / self.unit(u, u_next).square().mean(axes).clamp_min(1e-8)).add(1e-12).sqrt().mean()
 
         def rate(step: int) -> float:

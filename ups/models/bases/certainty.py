@@ -30,7 +30,7 @@ from torch import Tensor
 
 from ups.common.seeds import generator
 from ups.common.spectral import FieldTransform
-from ups.models.bases.selection import solve
+from ups.models.bases.least_squares import solve
 from ups.models.bases.terms import INVERSE, WAVE
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from ups.common.progress import beat
 from ups.common.seeds import generator
 from ups.common.spectral import FieldTransform
 from ups.models.bases.identify import Identification, Model
-from ups.models.bases.selection import significant, solve
+from ups.models.bases.least_squares import significant, solve
 
 if TYPE_CHECKING:
     from ups.models.bases.base import Samples

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ups.common.boundary import DIRICHLET, PERIODIC, along
 from ups.common.spectral import FieldTransform
-from ups.models.bases.base import Known, Learnt, Samples, Window
+from ups.models.bases.base import Learnt, ParameterBatch, Samples, Window
 from ups.models.bases.units import comparable
 
 
@@ -86,7 +86,7 @@ class Elliptic(Learnt):
         before, after = (last, first) if end == PERIODIC else (mirror * first, mirror * last)
         return torch.cat([before, x], axis), torch.cat([x, after], axis)
 
-    def forward(self, u: Tensor, known: Known) -> Tensor:
+    def forward(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
         a = u[:, 0].float().movedim(1, -1)  # batch, *space, C_in
         marked = torch.cat([a, torch.ones_like(a[..., :1])], -1)
         faces = []
@@ -95,7 +95,7 @@ class Elliptic(Learnt):
             value = self.face(torch.cat([left, right], -1)) + self.face(torch.cat([right, left], -1))
             faces.append(value.exp().movedim(-1, 1) * self.scales[axis - 1])
         source, reaction = self.cell(a).movedim(-1, 1).chunk(2, 1)
-        scale = torch.exp(known.standard.float() @ self.log_source).view(-1, *[1] * (self.ndim + 1))
+        scale = torch.exp(parameters.standard.float() @ self.log_source).view(-1, *[1] * (self.ndim + 1))
         source = (1 + source) * scale * self.gain.view(-1, *[1] * self.ndim) / self.num_cells**2
         reaction = nn.functional.softplus(reaction - 8) / self.num_cells**2  # starts near zero
 
@@ -117,11 +117,11 @@ class Elliptic(Learnt):
         self.calibrate(*first)
 
     @torch.no_grad()
-    def calibrate(self, u: Tensor, known: Known, u_ref: Tensor) -> None:
+    def calibrate(self, u: Tensor, parameters: ParameterBatch, u_ref: Tensor) -> None:
         """Set the source's gain by least squares, so that training starts at the right size (the solve is
         linear in it)."""
         zero = self.zero.view(-1, *[1] * self.ndim)
-        x, y = self(u, known) - zero, u_ref - zero
+        x, y = self(u, parameters) - zero, u_ref - zero
         axes = (0, *range(2, x.ndim))
         self.gain.mul_((x * y).sum(axes) / x.square().sum(axes).clamp_min(1e-12))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ups.common.boundary import PERIODIC, along
 from ups.common.progress import note
 from ups.common.spectral import FieldTransform
-from ups.models.bases.base import Base, Fit, Known, Samples
+from ups.models.bases.base import Base, Fit, ParameterBatch, Samples
 from ups.models.bases.certainty import Certainty, of_drift, of_equation
 from ups.models.bases.drift import Drift
 from ups.models.bases.identify import Identification, Model, most_steps, terms_of
@@ -37,7 +37,7 @@ class Equation(Base):
     that what would blow up is bounded, wrong and not chosen.
     """
 
-    kind, knows_fitted_only, fits_some = "equation", True, True
+    kind, needs_fitted_parameters, can_fit_subset = "equation", True, True
 
     def __init__(
         self,
@@ -121,12 +121,12 @@ class Equation(Base):
             rates = weight @ symbols[:, None]
         return torch.complex(*rates) if self.transform.is_complex else rates[0]
 
-    def forward(self, u: Tensor, known: Known) -> Tensor:
+    def forward(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
         u = u[:, -1].float()
         if not self.terms.terms:
             return u
         mean, std = self._column(self.mean, u), self._column(self.std, u)
-        weight = self.weight if len(self.weight) == 1 else self.weight[known.index]
+        weight = self.weight if len(self.weight) == 1 else self.weight[parameters.index]
         return (self.advance(u * std + mean, weight) - mean) / std
 
     def _column(self, values: Tensor, like: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ class Equation(Base):
             s_hat = moved(s_hat + step / 6 * (a + 2 * b + 2 * c)) + step / 6 * d
         return clamped(self.transform.inverse(s_hat))
 
-    def says(self, fields: Sequence[str], axes: Sequence[str]) -> list[str]:
+    def findings(self, fields: Sequence[str], axes: Sequence[str]) -> list[str]:
         return stated(self.found, self.terms.terms, fields, self.terms.positive, axes)
 
     @property
@@ -201,7 +201,7 @@ class Equation(Base):
         free.high.fill_(torch.inf)
         return free
 
-    def in_more_steps(self) -> tuple["Equation", dict[str, Any]] | None:
+    def with_more_steps(self) -> tuple["Equation", dict[str, Any]] | None:
         if 2 * self.num_steps > most_steps(self.terms.space):
             return None
         finer = copy.deepcopy(self)

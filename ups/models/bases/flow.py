@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ups.common.boundary import PERIODIC, along
 from ups.common.spectral import apply_axes, apply_axis
-from ups.models.bases.base import Fit, Known, Samples
+from ups.models.bases.base import Fit, ParameterBatch, Samples
 from ups.models.bases.propagator import Modal
 from ups.models.bases.units import comparable
 
@@ -114,7 +114,7 @@ class Flow(Modal):
             [w[:, channel] * self.std[channel] + self.mean[channel] for channel in channels], 1
         )
 
-    def parts(self, u: Tensor, known: Known) -> tuple[Tensor, Tensor]:
+    def parts(self, u: Tensor, parameters: ParameterBatch) -> tuple[Tensor, Tensor]:
         w = u[:, -1]
         shift = self.physical(w, self.velocity) * self.cells
         middle = self.read(shift, self.places - shift / 2)

@@ -20,7 +20,7 @@ from ups.common.boundary import along
 from ups.common.progress import beat
 from ups.common.seeds import generator
 from ups.common.spectral import FieldTransform
-from ups.models.bases.selection import backwards, forwards, left, scaled, solve
+from ups.models.bases.least_squares import backwards, forwards, left, scaled, solve
 from ups.models.bases.terms import WAVE, Term, Terms, diagonal, library
 from ups.models.bases.units import widened
 

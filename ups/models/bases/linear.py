@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ups.common.boundary import PERIODIC, along
 from ups.common.progress import beat
-from ups.models.bases.base import Base, Fit, Known, Samples
+from ups.models.bases.base import Base, Fit, ParameterBatch, Samples
 from ups.models.bases.reduced_rank import MOST, Directions, FoldSums, Map, choose
 
 FOLDS = 4  # of the windows, in the order of initial conditions and time
@@ -30,7 +30,7 @@ class Linear(Base):
     network is trained, has more ridge, so that its errors on both are alike. firm_rank: of that one.
     """
 
-    kind, degree, fits_some, is_of_cells = "linear", 1, True, True
+    kind, degree, can_fit_subset, is_cellwise = "linear", 1, True, True
     MOST_BYTES = 2**29  # of windows
     MOST_WEIGHTS = 2**24  # numbers in U and V
     MOST_WINDOWS = 1500, 8  # in all or, if that is more, per number that the map reads, if these are few
@@ -65,23 +65,23 @@ class Linear(Base):
     def num_fitted(self) -> int:
         return sum(value.numel() for value in (self.mean, self.kept, self.reads, self.gives))
 
-    def inputs(self, u: Tensor, known: Known) -> Tensor:
+    def inputs(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
         """What the map reads, (batch, numbers): of u (batch, history, C, *space), the newest frame first, of
         the forcing now and then, and of parameters."""
-        read = [u[:, -self.lags :].flip(1).flatten(1), known.standard]
-        if known.forcing is not None:
-            w = known.forcing[:, :2].flatten(3)
+        read = [u[:, -self.lags :].flip(1).flatten(1), parameters.standard]
+        if parameters.forcing is not None:
+            w = parameters.forcing[:, :2].flatten(3)
             read += [w[:, :, self.forcing_fields].flatten(1), w[:, :, self.series, 0].flatten(1)]
         return torch.cat([part.float() for part in read], 1)
 
-    def forward(self, u: Tensor, known: Known) -> Tensor:
-        return self._mapped(u, known, "firm_" if self.has_firm else "")
+    def forward(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
+        return self._mapped(u, parameters, "firm_" if self.has_firm else "")
 
-    def alone(self, u: Tensor, known: Known) -> Tensor:
-        return self._mapped(u, known, "")
+    def alone(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
+        return self._mapped(u, parameters, "")
 
-    def _mapped(self, u: Tensor, known: Known, which: str) -> Tensor:
-        x = self.inputs(u, known) - self.mean_in
+    def _mapped(self, u: Tensor, parameters: ParameterBatch, which: str) -> Tensor:
+        x = self.inputs(u, parameters) - self.mean_in
         out = self.mean + x @ getattr(self, f"{which}reads") @ getattr(self, f"{which}gives").T
         if not self.is_steady:
             out = out + self.kept * x[:, : len(self.kept)]
@@ -191,13 +191,13 @@ class Linear(Base):
         for first in range(0, count, BATCH):
             some = picked[first : first + BATCH]
             row, start = rows[some // samples.num_starts], samples.first + some % samples.num_starts
-            u, known, u_next = samples.read(row, start)
-            x[first : first + BATCH], y[first : first + BATCH] = self.inputs(u, known), u_next.flatten(1)
+            u, parameters, u_next = samples.read(row, start)
+            x[first : first + BATCH], y[first : first + BATCH] = self.inputs(u, parameters), u_next.flatten(1)
         reads = samples.head.input_codec if self.is_steady else samples.head.codec
         for values, valid, times in ((x, reads.valid, self.lags), (y, samples.head.codec.valid, 1)):
             if valid is not None:  # what masked cells are filled with is no data
-                known = valid.flatten().repeat(times)
-                values[:, : len(known)] *= known
+                inside = valid.flatten().repeat(times)
+                values[:, : len(inside)] *= inside
         return x, y
 
 

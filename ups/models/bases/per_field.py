@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ups.common.boundary import PERIODIC, along
 from ups.models.bases import BASES
-from ups.models.bases.base import Base, Known, Samples
+from ups.models.bases.base import Base, ParameterBatch, Samples
 
 
 class Part(NamedTuple):
@@ -50,17 +50,17 @@ class PerField(Base):
         base.parts = nn.ModuleList(part.base for part in parts)
         return base.to(next((value.device for part in parts for value in part.base.buffers()), "cpu"))
 
-    def forward(self, u: Tensor, known: Known) -> Tensor:
-        return self._joined(u, known, Base.__call__)
+    def forward(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
+        return self._joined(u, parameters, Base.__call__)
 
-    def alone(self, u: Tensor, known: Known) -> Tensor:
-        return self._joined(u, known, lambda base, *window: base.alone(*window))
+    def alone(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
+        return self._joined(u, parameters, lambda base, *window: base.alone(*window))
 
-    def _joined(self, u: Tensor, known: Known, call: Callable[..., Tensor]) -> Tensor:
+    def _joined(self, u: Tensor, parameters: ParameterBatch, call: Callable[..., Tensor]) -> Tensor:
         answers = {}
         for number, (base, part) in enumerate(zip(self.parts, self.described, strict=True)):
             every, reads = part["reads"] is None, getattr(self, f"reads{number}")
-            answer = call(base, u if every else u.index_select(2, reads), known)
+            answer = call(base, u if every else u.index_select(2, reads), parameters)
             answers |= {
                 channel: answer[:, channel if every else part["reads"].index(channel)]
                 for channel in part["fields"]
@@ -75,22 +75,22 @@ class PerField(Base):
         )
 
     @property
-    def knows_fitted_only(self) -> bool:
-        return any(base.knows_fitted_only for base in self.parts)
+    def needs_fitted_parameters(self) -> bool:
+        return any(base.needs_fitted_parameters for base in self.parts)
 
     @property
-    def is_users(self) -> bool:
-        return any(base.is_users for base in self.parts)
+    def is_user_solver(self) -> bool:
+        return any(base.is_user_solver for base in self.parts)
 
     @property
     def solver(self) -> str:
         """The name of the user's function."""
-        return next(base.solver for base in self.parts if base.is_users)
+        return next(base.solver for base in self.parts if base.is_user_solver)
 
     def use(self, step: Callable[..., Any]) -> Self:
         """With the user's function."""
         for base in self.parts:
-            if base.is_users:
+            if base.is_user_solver:
                 base.use(step)
         return self
 
@@ -116,7 +116,7 @@ class PerField(Base):
         free.parts = nn.ModuleList(base.unbounded() for base in self.parts)
         return free
 
-    def says(self, fields: Sequence[str], axes: Sequence[str]) -> list[str]:
+    def findings(self, fields: Sequence[str], axes: Sequence[str]) -> list[str]:
         """What the parts found of the fields that they answer for."""
         found = []
         for base, part in zip(self.parts, self.described, strict=True):
@@ -127,7 +127,7 @@ class PerField(Base):
                 if channel not in part["fields"]
                 for start in ("", "log ")
             ]
-            found += [line for line in base.says(names, axes) if not line.startswith(tuple(other))]
+            found += [line for line in base.findings(names, axes) if not line.startswith(tuple(other))]
         return found
 
 
@@ -187,7 +187,7 @@ class _SomeHead:
 
     def __init__(self, head: nn.Module, channels: Sequence[int]):
         self.name, self.scale, self.task, self.history = head.name, head.scale, head.task, head.history
-        self.known_of, self.codec = head.known_of, _SomeFields(head.codec, channels)
+        self.parameters_of, self.codec = head.parameters_of, _SomeFields(head.codec, channels)
 
 
 def samples_of(samples: Samples, channels: Sequence[int]) -> Samples:

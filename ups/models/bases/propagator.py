@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ups.common.spectral import FieldTransform
-from ups.models.bases.base import Base, Fit, Known, Samples
+from ups.models.bases.base import Base, Fit, ParameterBatch, Samples
 
 MOST_DEGREE = 5
 
@@ -46,10 +46,10 @@ class Modal(Base):
     something is known in advance, phi goes on with that, now and in the next frame, and with a constant:
     fields by their own modes, a series by its value in every mode, so that its pattern in space is fitted.
     weight_real, weight_imag: (values, modes, terms, C). Zero until fitted. num_forcing: how many channels
-    `Known.forcing` has; series: those of them that are one number a frame.
+    `ParameterBatch.forcing` has; series: those of them that are one number a frame.
     """
 
-    knows_fitted_only = fits_some = True
+    needs_fitted_parameters = can_fit_subset = True
     # per parameter value, in the normal equations: some fifty times the unknowns of one mode
     MAX_WINDOWS, BATCH, WINDOWS_PER_UNKNOWN = 2000, 32, 50
     RIDGES = (1e-6, 1e-8, 1e-10)
@@ -79,12 +79,12 @@ class Modal(Base):
         return (2 if self.transform.is_complex else 1) * self.weight_real.numel()
 
     @abstractmethod
-    def parts(self, u: Tensor, known: Known) -> tuple[Tensor, Tensor]:
+    def parts(self, u: Tensor, parameters: ParameterBatch) -> tuple[Tensor, Tensor]:
         """start and phi of a window u (batch, history, C, *space)."""
 
-    def forward(self, u: Tensor, known: Known) -> Tensor:
-        start, phi = self.parts(u.float(), known)
-        phi = self.with_forcing(phi, known)
+    def forward(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
+        start, phi = self.parts(u.float(), parameters)
+        phi = self.with_forcing(phi, parameters)
         phi = phi.permute(2, 0, 1)  # modes, batch, terms
         weight = (
             torch.complex(self.weight_real, self.weight_imag)
@@ -94,14 +94,14 @@ class Modal(Base):
         change = phi @ weight[0]
         # one product of all rows per parameter value: its shape does not depend on which values they have
         for value in range(1, len(weight)):
-            change = torch.where((known.index == value)[:, None], phi @ weight[value], change)
+            change = torch.where((parameters.index == value)[:, None], phi @ weight[value], change)
         return start + self.transform.inverse(change.permute(1, 2, 0))
 
-    def with_forcing(self, phi: Tensor, known: Known) -> Tensor:
+    def with_forcing(self, phi: Tensor, parameters: ParameterBatch) -> Tensor:
         """phi (batch, num_terms, modes) and what is known in advance, in modes."""
         if not self.num_forced:
             return phi
-        w = known.forcing[:, :2].float()  # now, next
+        w = parameters.forcing[:, :2].float()  # now, next
         values = w[:, :, self.series].flatten(3)[..., 0].flatten(1)
         values = torch.cat([values, values.new_ones(len(w), 1)], 1).to(phi.dtype)
         told = [values[..., None].expand(-1, -1, phi.shape[-1])]
@@ -128,9 +128,9 @@ class Modal(Base):
         if size < self.BATCH:  # each takes long
             count = min(count, self.WINDOWS_PER_UNKNOWN * terms)
         for read in samples.batches(count, size, value):
-            u, known, u_next = read()
-            start, phi = self.parts(u, known)
-            phi = self.with_forcing(phi, known)
+            u, parameters, u_next = read()
+            start, phi = self.parts(u, parameters)
+            phi = self.with_forcing(phi, parameters)
             phi, target = phi.permute(2, 0, 1), self.transform.forward(u_next - start).permute(2, 0, 1)
             wide = torch.complex128 if phi.is_complex() else torch.float64
             phi, target = phi.to(wide), target.to(wide)
@@ -194,10 +194,10 @@ class Propagator(Modal):
         ends = [low + (high - low) * (torch.arange(space[0]) + 0.5) / space[0] for low, high in walls]
         self.register_buffer("line", torch.stack(ends) if ends else torch.zeros(()), persistent=False)
 
-    def parts(self, u: Tensor, known: Known) -> tuple[Tensor, Tensor]:
+    def parts(self, u: Tensor, parameters: ParameterBatch) -> tuple[Tensor, Tensor]:
         frames = [dictionary(u[:, -1 - lag] - self.line, self.degree) for lag in range(self.history)]
         if self.has_products:
-            between = known.forcing[:, :2].float().mean(1)
+            between = parameters.forcing[:, :2].float().mean(1)
             frames.append(((u[:, -1] - self.line)[:, :, None] * between[:, None]).flatten(1, 2))
         return u[:, -1], self.transform.forward(torch.cat(frames, 1))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ups.common.user_solver import load_step
-from ups.models.bases.base import Base, Fit, Known, Samples
+from ups.models.bases.base import Base, Fit, ParameterBatch, Samples
 
 PASS = (
     "expected the function itself, as weights name no code to run. Pass it: ups.load(path, "
@@ -29,7 +29,7 @@ class Solver(Base):
     """
 
     kind = "solver"
-    is_users = True
+    is_user_solver = True
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Solver(Base):
         self.is_torch = "torch" in getattr(step, "__globals__", {})
         return self
 
-    def forward(self, u: Tensor, known: Known) -> Tensor:
+    def forward(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
         if self.step is None:
             raise ValueError(
                 f"the base of {self.task} is a solver of the user's, {self.solver!r:.80}; {PASS}"
@@ -74,9 +74,9 @@ class Solver(Base):
         physical = self._across(torch.exp, w * std + mean)
         if any(self.offsets):
             offset = torch.tensor(self.offsets, dtype=torch.float64, device=w.device).view(column)
-            physical = self._next(physical.double() + offset, known) - offset
+            physical = self._next(physical.double() + offset, parameters) - offset
         else:
-            physical = self._next(physical, known)
+            physical = self._next(physical, parameters)
         return ((self._across(torch.log, physical) - mean) / std).to(w)
 
     def _across(self, function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
@@ -93,18 +93,18 @@ class Solver(Base):
             else u
         )
 
-    def _told(self, known: Known) -> dict[str, Tensor]:
+    def _told(self, parameters: ParameterBatch) -> dict[str, Tensor]:
         """What is known in advance in physical units, now and in the next frame, by name."""
         told = {}
         for channel, name in enumerate(self.forcing):
-            f = known.forcing[:, :2, channel].double()
+            f = parameters.forcing[:, :2, channel].double()
             f = f * self.forcing_std[channel] + self.forcing_mean[channel]
             f = (f.exp() if channel in self.forcing_positive else f) + self.forcing_offsets[channel]
             told[name] = f.flatten(2)[..., 0] if channel in self.series else f
         return told
 
-    def _next(self, u: Tensor, known: Known) -> Tensor:
-        raw, told = known.raw, self._told(known)
+    def _next(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
+        raw, told = parameters.raw, self._told(parameters)
         if "parameter" not in self.accepts or raw is None or not raw.shape[1]:
             return self._call(u, raw, told)
         out = torch.empty_like(u)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.common.boundary import PERIODIC, along
-from ups.models.bases.base import Known, Learnt
+from ups.models.bases.base import Learnt, ParameterBatch
 
 
 class Transport(Learnt):
@@ -22,7 +22,7 @@ class Transport(Learnt):
     logarithms. The head is ours.
     """
 
-    kind, BATCH, fits_some = "transport", 16, True
+    kind, BATCH, can_fit_subset = "transport", 16, True
     TAPS = 5
     LEARNING_RATE = 1e-2  # Adam, 600 steps on Burgers nu 0.01: 4e-4; 3e-2 gives 7e-3
     RATE_SCALE = 10.0  # so that a unit step of the optimizer moves the potential as much as the width
@@ -79,11 +79,11 @@ class Transport(Learnt):
         kernel = logits.softmax(-1)  # batch, n, 2 reach + 1
         return torch.einsum("bnk,bcnk->bcn", kernel, self._pad(u, reach, end).unfold(-1, 2 * reach + 1, 1))
 
-    def forward(self, u: Tensor, known: Known) -> Tensor:
-        u, parameters = u[:, -1].float(), known.standard.float()
+    def forward(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
+        u, standard = u[:, -1].float(), parameters.standard.float()
         for axis in range(self.ndim):
             moved = u.movedim((1, 2 + axis), (-2, -1))
             lines = moved.flatten(0, -3)  # of the other axes, joined to the batch: (batch * lines, C, n)
-            out = self._along_last(lines, parameters.repeat_interleave(lines.shape[0] // u.shape[0], 0), axis)
+            out = self._along_last(lines, standard.repeat_interleave(lines.shape[0] // u.shape[0], 0), axis)
             u = out.view(moved.shape).movedim((-2, -1), (1, 2 + axis))
         return u

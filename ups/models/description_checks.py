@@ -73,7 +73,7 @@ HEAD: Rows = {
     "time_unit": NUMBER,
     "parameters": (is_ranges, "the smallest and largest value by name"),
     "parameter_values": (is_table, "numbers"),
-    "network_share": NUMBER,
+    "network_weight": NUMBER,
     "is_conservative": FLAG,
     "forcing_range": (is_ranges, "the smallest and largest value by name"),
 }

@@ -25,18 +25,18 @@ from ups.models.base_selection import (
     base_error,
     base_settings,
     candidates,
-    choose_base,
     head_description,
     load_base,
     residual_scale,
-    stratified_windows,
+    select_base,
+    stratified_rows,
 )
 from ups.models.bases import Persistence
-from ups.models.bases.base import Known
+from ups.models.bases.base import ParameterBatch
 from ups.models.bases.units import widened
 from ups.models.head import TaskHead
 from ups.models.loss import squared_errors
-from ups.models.operator import over_bases
+from ups.models.operator import build_operator
 from ups.tasks import TASKS, get_task
 from ups.training.fit import find_fit, fit_once
 
@@ -167,7 +167,7 @@ def test_the_score_is_the_pooled_error_of_rollouts_from_the_context(config, fact
 @pytest.mark.parametrize("name", ["advection1d", "darcy2d"])
 def test_rollouts_are_decoded_in_parts_of_so_many_bytes_and_the_errors_stay(config, facts, name, monkeypatch):
     cache, context = open_cache(config, name), config.context(name)
-    operator = over_bases(
+    operator = build_operator(
         {name: (facts[name], find_fit(stage_folder(config, "operator"), f"bases/{name}")[1])},
         config.operator.model,
         "no",
@@ -217,7 +217,7 @@ class Broken(Persistence):
         super().__init__()
         self.value = value
 
-    def forward(self, u: torch.Tensor, known: Known) -> torch.Tensor:
+    def forward(self, u: torch.Tensor, parameters: ParameterBatch) -> torch.Tensor:
         return torch.where(u[:, -1] == 123.0, self.value, 123.0)
 
 
@@ -237,7 +237,7 @@ def offer(monkeypatch: pytest.MonkeyPatch, *bases: tuple[str, torch.nn.Module]) 
 def test_a_base_that_blows_up_counts_as_infinitely_bad_and_is_never_chosen(config, monkeypatch, value):
     cache = open_cache(config, "advection1d")
     offer(monkeypatch, ("broken", Broken(value)), ("calm", Persistence()), ("broken too", Broken(value)))
-    head, scores = choose_base(cache, *numbers(config, "advection1d"), 0, CPU)
+    head, scores = select_base(cache, *numbers(config, "advection1d"), 0, CPU)
     assert (
         isinstance(head.base, Persistence)
         and scores["broken"] == scores["broken too"] == math.inf > scores["calm"]
@@ -252,7 +252,7 @@ def test_a_task_none_of_whose_bases_survives_is_refused(config, monkeypatch):
     with pytest.raises(
         ValueError, match=r"no base of burgers1d survives .*\(tried: first, second\); expected one that stays"
     ):
-        choose_base(open_cache(config, "burgers1d"), *numbers(config, "burgers1d"), 0, CPU)
+        select_base(open_cache(config, "burgers1d"), *numbers(config, "burgers1d"), 0, CPU)
 
 
 # ---------------------------------------------------------------- what the fit may see
@@ -284,7 +284,7 @@ def test_a_fit_depends_on_the_seed_and_not_on_what_was_drawn_before(config):
     for seed, draws in ((0, 0), (0, 7), (1, 0)):
         torch.manual_seed(99)
         torch.randn(draws)
-        head, _ = choose_base(open_cache(config, "darcy2d"), 5, config.context("darcy2d"), seed, CPU)
+        head, _ = select_base(open_cache(config, "darcy2d"), 5, config.context("darcy2d"), seed, CPU)
         found.append(torch.cat([value.flatten() for value in head.base.state_dict().values()]))
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
 
@@ -304,10 +304,10 @@ def test_the_scale_is_what_the_base_leaves_per_parameter_value(config, facts):
 
 def test_validation_rows_are_shared_out_over_the_parameter_values(config):
     cache = open_cache(config, "advection1d")
-    rows = stratified_windows(cache, "train", 6)
+    rows = stratified_rows(cache, "train", 6)
     assert cache.parameter_index[rows].bincount().tolist() == [3, 3] and len(set(rows.tolist())) == 6
     assert set(rows.tolist()) <= set(cache.split["train"].tolist())
-    every = stratified_windows(cache, "val", 1000)
+    every = stratified_rows(cache, "val", 1000)
     assert sorted(every.tolist()) == sorted(cache.split["val"].tolist())
 
 
@@ -323,7 +323,7 @@ def copied(config: Config, root: Path) -> Config:
 def test_bases_are_fitted_once_and_found_again(config, facts, monkeypatch):
     directory = config.run_dir / "operator" / "bases"
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in directory.iterdir()}
-    monkeypatch.setattr(base_selection, "choose_base", lambda *_: pytest.fail("fitted again"))
+    monkeypatch.setattr(base_selection, "select_base", lambda *_: pytest.fail("fitted again"))
     assert {name: fact for name, (fact, _) in fitted(config).items()} == facts
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in directory.iterdir()} == before
     assert sorted(path.suffix for path in before) == sorted(
@@ -402,7 +402,7 @@ def test_a_steady_task_has_one_frame_and_one_call_whatever_the_configuration_say
 
 def test_the_bounds_are_those_of_the_training_trajectories_widened_the_more_the_fewer_these_are(config):
     cache = open_cache(config, "diff_react2d")
-    head, _ = choose_base(cache, 20, config.context("diff_react2d"), 0, CPU)
+    head, _ = select_base(cache, 20, config.context("diff_react2d"), 0, CPU)
     w = head.codec.decode(cache.batch(cache.split["train"], 0, cache.num_frames))
     margin = 8 / len(cache.split["train"])
     assert 0.5 < margin < 1
@@ -422,11 +422,11 @@ def test_a_steady_answer_is_not_bounded_by_those_of_training(config, monkeypatch
     """Small coefficients have solutions that no other has; a rollout's bounds, which diff_react2d has, would
     cut them."""
     cache = open_cache(config, name)
-    head, _ = choose_base(cache, 20, config.context(name), 0, CPU)
+    head, _ = select_base(cache, 20, config.context(name), 0, CPU)
     beyond = torch.full((2, head.codec.num_channels, *head.codec.space), 50.0)
-    monkeypatch.setattr(head.base, "forward", lambda u, known: beyond)
+    monkeypatch.setattr(head.base, "forward", lambda u, parameters: beyond)
     z = beyond.new_zeros(2, head.history, *head.input_codec.tokens, head.input_codec.dim)
-    z_base = head.predict_base(z, head.known(cache.parameters[:2]))
+    z_base = head.predict_base(z, head.parameter_batch(cache.parameters[:2]))
     for found in (z_base, head.bound(head.codec.encode(beyond)[:, None])):
         is_free = bool(head.codec.decode(found).amin() > 49)
         assert is_free == head.task.is_steady
@@ -446,7 +446,7 @@ def test_a_propagator_that_is_told_the_walls_values_solves_diffusion_between_the
             "task.diff_sorp1d.num_frames=21",
             "task.diff_sorp1d.patch=4",
         )
-        head, scores = choose_base(open_cache(config, "diff_sorp1d"), 20, 10, 0, CPU)
+        head, scores = select_base(open_cache(config, "diff_sorp1d"), 20, 10, 0, CPU)
         found[bool(walls)] = min(error for name, error in scores.items() if name.startswith("propagator"))
         if walls:
             ends = head.codec.denormalise(head.base.line)[0]
