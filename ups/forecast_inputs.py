@@ -66,8 +66,8 @@ def read_forcing(
     *,
     extrapolate: bool = False,
 ) -> Tensor | None:
-    """The forcing of a forecast as `ParameterBatch.forcing` has it, (batch, num_frames + 1, K, *trained grid) on the
-    operator's device; None for a task without.
+    """The forcing of a forecast, as in `ParameterBatch.forcing`: (batch, num_frames + 1, K, *trained grid) on
+    the operator's device; None for a task without.
 
     forcing: name -> values in the frames from the start (the last frame of u0) to the last one predicted, in
     the units of the training data: ([batch,] num_frames + 1, *space) of a field, ([batch,] num_frames + 1) of

@@ -123,8 +123,8 @@ class Truth:
 
     def forced(self, rows: Tensor, head: TaskHead, num_frames: int = 0) -> Tensor | None:
         """What a model is told in advance of the first `num_frames` (0: all) frames that are scored, as
-        `TaskHead.forcing_of` from the last frame shown on, beyond the data from the first on again; None for a
-        task without."""
+        `TaskHead.forcing_of` from the last frame shown on, beyond the data from the first on again; None for
+        a task without."""
         codec, count = head.forcing_codec, 1 + (num_frames or self.num_frames)
         if codec is None or codec.is_same(self.cache.forcing_tokenizer):
             return head.forcing_of(self.cache, rows, self.context - 1, count)

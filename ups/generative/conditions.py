@@ -49,8 +49,8 @@ class StateConditions:
         self, z: Tensor, parameters: ParameterBatch, error: Tensor | float = 0.0, led: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """z (batch, history or one more, *tokens, dim) to (prediction (batch, *tokens, bundle * dim), tokens,
-        facts). Nothing is before a first frame that is there twice, or a history alone. parameters: its forcing
-        begins a frame before the last of z. error: of z, (batch,), its size over that of a residual; 0:
+        facts). Nothing is before a first frame that is there twice, or a history alone. parameters: their
+        forcing begins a frame before the last of z. error: of z, (batch,), its size over that of a residual; 0:
         exact. led (batch, frames, *tokens, dim): the
         prediction whose first frame became the last of z; None: made here."""
         z = torch.cat([z[:, :1], z], 1)[:, -1 - self.head.history :]

@@ -114,8 +114,8 @@ class Operator(TaskNetwork):
     def predict(
         self, z: Tensor, task: str, parameters: ParameterBatch, part: Part = "full"
     ) -> tuple[Tensor, Tensor]:
-        """z (batch, history, *tokens, dim) and `TaskHead.parameter_batch` to (full, base), each (batch, bundle,
-        *tokens, dim).
+        """z (batch, history, *tokens, dim) and `TaskHead.parameter_batch` to (full, base), each
+        (batch, bundle, *tokens, dim).
 
         For a steady task z is the coefficient (batch, 1, *tokens, dim_a). Raises ValueError for a task, token
         grid or number of frames that is not the trained one; by shapes alone: nothing waits for the device.
@@ -175,7 +175,7 @@ class Operator(TaskNetwork):
         return head.restore(z_base + head.description["network_weight"] * scale * change, z[:, -1])
 
     def forward(self, z: Tensor, task: str, parameters: Tensor, forcing: Tensor | None = None) -> Tensor:
-        """One call from raw parameters (batch, P) and `ParameterBatch.forcing`: (batch, bundle, *tokens, dim)."""
+        """One call from raw parameters (batch, P) and normalised forcing: (batch, bundle, *tokens, dim)."""
         return self.predict(z, task, self.head(task).parameter_batch(parameters, forcing))[0]
 
     def rollout(
@@ -191,8 +191,8 @@ class Operator(TaskNetwork):
         *tokens, dim).
 
         parameters: raw, (batch, P). part "full": the operator as it serves the task; "base": its base alone.
-        z of a steady task: the coefficient. forcing: as `ParameterBatch.forcing`, num_frames + 1 frames. Raises
-        ValueError as `TaskHead.parameter_batch`, `predict` and `rollout`.
+        z of a steady task: the coefficient. forcing: as in `ParameterBatch`, num_frames + 1 frames. Raises ValueError as
+        `TaskHead.parameter_batch`, `predict` and `rollout`.
         """
         head = self.head(task)
         batch, calls = head.parameter_batch(parameters, padded(forcing, head.bundle)), itertools.count()
