@@ -129,8 +129,8 @@ class TaskHead(nn.Module):
         return self.parameter_batch(cache.parameters[rows], self.forcing_of(cache, rows, first, num_frames))
 
     def parameter_batch(self, parameters: Tensor, forcing: Tensor | None = None) -> ParameterBatch:
-        """The `ParameterBatch` of raw parameters (batch, P) and normalised forcing. No device is waited for if
-        the parameters lie on the host.
+        """The `ParameterBatch` of raw parameters (batch, P) and normalised forcing. No device is waited for
+        if the parameters lie on the host.
 
         Raises ValueError for another number of parameters than the task shows, or a value the base cannot
         serve: a propagator knows the fitted values only.

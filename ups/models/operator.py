@@ -191,8 +191,8 @@ class Operator(TaskNetwork):
         *tokens, dim).
 
         parameters: raw, (batch, P). part "full": the operator as it serves the task; "base": its base alone.
-        z of a steady task: the coefficient. forcing: as in `ParameterBatch`, num_frames + 1 frames. Raises ValueError as
-        `TaskHead.parameter_batch`, `predict` and `rollout`.
+        z of a steady task: the coefficient. forcing: as in `ParameterBatch`, num_frames + 1 frames. Raises
+        ValueError as `TaskHead.parameter_batch`, `predict` and `rollout`.
         """
         head = self.head(task)
         batch, calls = head.parameter_batch(parameters, padded(forcing, head.bundle)), itertools.count()
