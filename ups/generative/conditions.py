@@ -51,7 +51,8 @@ class StateConditions:
         """z (batch, history or one more, *tokens, dim) to (prediction (batch, *tokens, bundle * dim), tokens,
         facts). Nothing is before a first frame that is there twice, or a history alone. parameters: their
         forcing begins a frame before the last of z. error: of z, (batch,), its size over that of a residual;
-        0: exact. led (batch, frames, *tokens, dim): the prediction whose first frame became the last of z; None: made here."""
+        0: exact. led (batch, frames, *tokens, dim): the prediction whose first frame became the
+        last of z; None: made here."""
         z = torch.cat([z[:, :1], z], 1)[:, -1 - self.head.history :]
         earlier, z, change = z[:, :-1], z[:, 1:], z[:, 1:2] - z[:, :1]
         led = self.operator.predict(earlier, self.name, parameters)[0] if led is None else led
