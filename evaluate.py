@@ -24,6 +24,7 @@ import torch
 
 from ups.commands.stages import bench_rows, judged, report_parents, report_record, why_report
 from ups.common.files import explained, value_hash, write_sealed
+from ups.common.stages import TRANSIENT
 from ups.common.user_solver import solvers_of
 from ups.config import parse_arguments, run_script, to_dict
 from ups.evaluation import ensemble, forecast, gates, steady, transient, truth
@@ -80,7 +81,7 @@ def main() -> int:
     # ---- ensembles
     ensembles, priors, sections = {}, {}, {}
     if "diffusion" in stages:
-        networks = [name for name in stages if name != "steady"]
+        networks = [name for name in stages if name in TRANSIENT]
         samplers = ensemble.load_samplers(config.run_dir, networks, device, operator)
         for name in config.asked["diffusion"]:
             residuals = TransientResiduals(operator, truths[name].cache)

@@ -257,7 +257,7 @@ def main() -> int:
     stage, config = arguments.stage, load_config(arguments.config, arguments.overrides)
     out = config.run_dir / f"profile-{stage}"
     with tempfile.TemporaryDirectory() as root:
-        for parent in STAGES[stage]:
+        for parent in STAGES[stage].parents:
             if finished_stage(config.run_dir / parent) is None:
                 raise FileNotFoundError(
                     f"stage {parent} of run {config.run.name} is not finished; expected it in "

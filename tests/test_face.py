@@ -203,7 +203,7 @@ def test_what_serves_is_the_best_of_what_was_finished_and_evaluations_asked_for_
     parents = {"operator": write_stage(tmp_path / "operator", {}, {})}
 
     def stage(name, task="forced", *, is_done=True, **figures):
-        of = {parent: parents[parent] for parent in STAGES[name]}
+        of = {parent: parents[parent] for parent in STAGES[name].parents}
         parents[name] = write_stage(
             tmp_path / name, {"sampler_steps": 16, judge.FOUND: {task: figures}}, {}, name, of
         )

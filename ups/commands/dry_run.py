@@ -63,7 +63,7 @@ def print_training_plan(config: Config, stage: str) -> None:
         print(f"{stage}: nothing to do, no such task reserves trajectories (task.TASK.reserve)")
         return
     print(f"{stage}: to {config.run_dir / stage}, on {', '.join(names)}")
-    parents = {config.run_dir / parent / DONE: parent for parent in STAGES[stage]} or {
+    parents = {config.run_dir / parent / DONE: parent for parent in STAGES[stage].parents} or {
         config.cache_path(name): "cache" for name in names
     }
     if start := config.init_dir(stage):

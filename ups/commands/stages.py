@@ -37,7 +37,7 @@ def parents_of(config: Config, stage: str, caches: Mapping[str, Any] | None = No
     there, was altered or was made otherwise.
     """
     return {
-        **{name: require_stage(config, name)["fingerprint"] for name in STAGES[stage]},
+        **{name: require_stage(config, name)["fingerprint"] for name in STAGES[stage].parents},
         **{
             name: caches[name].fingerprint if caches else cache_fingerprint(config, name)
             for name in config.served(stage)
@@ -64,7 +64,7 @@ def init_of(config: Config, stage: str) -> dict[str, str]:
             f"or leave it empty to start afresh."
         )
     found = read_record(folder / "config.json", "the description of a network", "Name another.", model=dict)
-    section = stage if hasattr(getattr(config, stage), "model") else "diffusion"
+    section = STAGES[stage].network
     if different := [
         f"{section}.model.{name} {value} (there {found['model'].get(name, 'none')})"
         for name, value in to_dict(config.model_of(stage)).items()
@@ -240,9 +240,8 @@ def main() -> int:
         print(name, flush=True)
         return TO_DO
     if stage in STAGES and not config.served(stage):
-        kind = "steady" if stage == "steady" else "transient"
         print(
-            f"{name}: nothing to do, no {kind} task reserves trajectories for it (task.TASK.reserve)",
+            f"{name}: nothing to do, no {STAGES[stage].tasks} task reserves trajectories for it (task.TASK.reserve)",
             flush=True,
         )
         return 0

@@ -1,6 +1,7 @@
 """The configuration: what it may say (schema), how it is read (load), what no configuration may say
 (checks)."""
 
+from ups.common.stages import STAGES
 from ups.config.load import (
     CONFIG_OPTIONS,
     DEFAULT,
@@ -17,7 +18,6 @@ from ups.config.load import (
 )
 from ups.config.schema import (
     ROOT,
-    STAGES,
     Config,
     DiffusionConfig,
     EvaluateConfig,

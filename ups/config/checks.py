@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, get_type_hints
 
-from ups.config.schema import STAGES, Config, TaskConfig
+from ups.common.stages import STAGES
+from ups.config.schema import Config, TaskConfig
 from ups.tasks import TASKS, Task
 
 NAME = re.compile(r"(?=.{1,100}$)\w[\w+-]*(\.[\w+-]+)*")
@@ -111,6 +112,7 @@ def _of_sections(config: Config) -> list[Requirement]:
     sections = {stage: getattr(config, stage) for stage in STAGES}
     held_out = data.val_fraction + data.test_fraction
     strange = [name for name in evaluate.tasks if name not in names]
+    needed = {"operator", *(parent for stage in evaluate.stages for parent in STAGES[stage].parents)}
     return [
         (
             NAME.fullmatch(config.run.name) is not None and not config.run_dir.is_file(),
@@ -156,8 +158,7 @@ def _of_sections(config: Config) -> list[Requirement]:
             "Lower one of them.",
         ),
         (
-            "operator" in evaluate.stages
-            and ("diffusion" in evaluate.stages or not {"consistency", "rival"} & set(evaluate.stages)),
+            needed <= {*evaluate.stages},
             f"evaluate.stages is {evaluate.stages}",
             "operator, and diffusion where consistency or rival is named",
             "Name the stages that these stand on, too.",

@@ -25,8 +25,9 @@ from typing import Any, Literal, NoReturn
 import yaml
 
 from ups.common.files import in_words, is_out_of_memory
+from ups.common.stages import STAGES
 from ups.config.checks import check
-from ups.config.schema import ROOT, STAGES, Config, OwnTaskConfig, TaskConfig
+from ups.config.schema import ROOT, Config, OwnTaskConfig, TaskConfig
 from ups.tasks import TASKS, get_task
 from ups.userdata.section import DEFAULTS, complete
 

@@ -9,18 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from ups.common.stages import STAGES
 from ups.tasks import Task, get_task, own_task
 from ups.userdata.section import facts
 
 ROOT = Path(__file__).resolve().parents[2]
-# stage of a run -> those that it is made from
-STAGES: dict[str, tuple[str, ...]] = {
-    "operator": (),
-    "diffusion": ("operator",),
-    "consistency": ("operator", "diffusion"),
-    "rival": ("operator", "diffusion"),
-    "steady": ("operator",),
-}
 
 
 @dataclass(frozen=True)
@@ -306,7 +299,7 @@ class EvaluateConfig:
     max_trajectories: int
     num_bootstrap: Annotated[int, Resamples]
     legacy: bool
-    stages: list[Literal["operator", "diffusion", "consistency", "rival", "steady"]]
+    stages: list[Literal[*STAGES]]
     quality: bool
     max_ratio_to_persistence: float
     max_ratio_to_base: float
@@ -394,7 +387,7 @@ class Config:
 
     def model_of(self, stage: str) -> ModelConfig:
         """The network of a stage; student and rival have the corrector's."""
-        return getattr(getattr(self, stage), "model", self.diffusion.model)
+        return getattr(self, STAGES[stage].network).model
 
     def spec(self, name: str) -> Task:
         """The task called `name`: built in, or declared by its section. Raises ValueError for neither."""
@@ -435,11 +428,12 @@ class Config:
         )
 
     def served(self, stage: str, names: list[str] | None = None) -> list[str]:
-        """The tasks (of `names`, else all) that a stage serves, whose caches it reads: the operator all, the
-        others, which learn its errors, those with reserved trajectories."""
+        """The tasks (of `names`, else all) that a stage trains on: the operator all, the others, which learn
+        its errors, those with reserved trajectories."""
+        tasks = STAGES[stage].tasks
         return [
             name
             for name in names or self.data.tasks
-            if stage == "operator"
-            or (self.task[name].reserve > 0 and self.spec(name).is_steady == (stage == "steady"))
+            if tasks == "all"
+            or (self.task[name].reserve > 0 and self.spec(name).is_steady == (tasks == "steady"))
         ]

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ups.common.stages import STAGES, TRANSIENT
+
 Interval = dict[str, float | None]
 Figure = Callable[[dict[str, Any], str], Interval | None]  # of an entry and a model
 Bounds = tuple[float | None, float | None]
 
-EVALUATIONS = {"student_1": 1, "student_2": 2, "rival": 1}
-LEARNT = ("diffusion", "consistency", "rival")
+EVALUATIONS = {name: num for stage in STAGES.values() for name, num in stage.samplers.items()}
 NOT_WORSE = 1.05  # a score over the best cheap ensemble's, where that may be the exact law
 # inside, near, in decades: twice the energy in an octave is near enough, ten times is refused at once
 SPECTRUM = (None, 1.0), (0.0, 0.3)
@@ -35,7 +36,7 @@ class Claim:
     figure: Figure
     inside: Bounds | Callable[[Any, str], Bounds]
     near: Bounds | Callable[[Any, str], Bounds] | None = None
-    stages: Sequence[str] = LEARNT
+    stages: Sequence[str] = TRANSIENT
     always: bool = False
     of_task: bool = False
 

@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from ups.common.stages import STAGES
 from ups.evaluation.claims import ENSEMBLE, PRIOR, Claim, Interval, point
 from ups.evaluation.selected import in_words
 from ups.metrics.errors import LARGEST_ERROR
@@ -39,7 +40,6 @@ TRIVIAL = {  # forecasts that take no model (ups/evaluation/trivial.py), in word
 }
 OTHERS = (*TRIVIAL, "codec_floor", "fno", "unet")  # models of an entry that no stage of ours made
 # of the stages
-MODELS = {"diffusion": ("corrector",), "consistency": ("student_1", "student_2"), "rival": ("rival",)}
 BEST_MEAN = 1.1  # times the error of the best mean: as good, where the whole interval is below
 SHORTEST = 0.5  # share of the horizon over which a usable model stays correlated with the truth
 
@@ -159,7 +159,7 @@ def claimed(
 
 def ensemble_gates(stage: str, name: str, entry: dict[str, Any], settings: Any) -> Iterator[dict]:
     """Of the corrector, the students or the rival."""
-    for model in MODELS[stage]:
+    for model in STAGES[stage].samplers:
         yield from claimed(ENSEMBLE, stage, name, entry, settings, model)
 
 
@@ -178,7 +178,8 @@ def check_gates(results: dict[str, Any], settings: Any) -> list[dict]:
     for stage, name in [(stage, name) for stage, names in results["stages"].items() for name in names]:
         part, claims = CLAIMS.get(stage, ("ensembles", partial(ensemble_gates, stage)))
         entry = results[part].get(name)
-        if entry is None or any(model not in entry["models"] for model in MODELS.get(stage, ())):
+        samplers = STAGES[stage].samplers if part == "ensembles" else ()
+        if entry is None or any(sampler not in entry["models"] for sampler in samplers):
             gates.append(missing(stage, name))
         else:
             gates += [

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ups.common.files import DamagedError
+from ups.common.stages import STAGES
 from ups.common.transfer import send
 from ups.data.tokenizer import Tokenizer
 from ups.generative.conditions import FieldConditions, StateConditions
@@ -38,12 +39,10 @@ STATES = 512  # states in one call of a network
 BLOCK, BLOCK_BYTES = 64, 2**28  # on a CPU; the most that a field of so many states takes
 KEYS = ("noise", "second")  # of the random numbers of a draw
 
-WAYS = {  # name: (stage, evaluations of a student; 0: the probability flow of a diffusion)
-    "rival": ("rival", 1),
-    "corrector": ("diffusion", 0),
-    "student_1": ("consistency", 1),
-    "student_2": ("consistency", 2),
-    "prior": ("steady", 0),
+WAYS = {  # sampler -> (stage, evaluations of a student; 0: the probability flow of a diffusion)
+    sampler: (stage.name, evaluations)
+    for stage in STAGES.values()
+    for sampler, evaluations in stage.samplers.items()
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ups.common.files import remove, write_atomic
 from ups.common.formatting import number
+from ups.common.stages import STAGES
 from ups.evaluation.gates import TRIVIAL
 from ups.evaluation.selected import in_words
 from ups.report.bench_rows import NETWORKS
@@ -17,20 +18,6 @@ from ups.report.tables import is_interval, label, markdown, ordered
 from ups.tasks import in_unit
 
 CARD, IMAGES = "README.md", "images"
-TITLES = {
-    "operator": "the operator, which forecasts",
-    "diffusion": "the corrector, which draws its errors",
-    "consistency": "the student, which draws them in one evaluation",
-    "rival": "the rival, trained by scores alone",
-    "steady": "the prior of steady solutions",
-}
-CALLS = {
-    "operator": "forecast(task, u0, parameters, num_frames)",
-    "steady": "prior(task, a_observed, mask)",
-    "diffusion": 'sample(task, u0, num_frames=10, members=16, by="teacher")',
-    "consistency": "sample(task, u0, num_frames=10, members=16)",
-    "rival": 'sample(task, u0, num_frames=10, members=16, by="rival")',
-}
 SCORES = {
     "crps": "fair CRPS",
     "energy_score": "energy score",
@@ -84,7 +71,7 @@ def card(
             "tags: [physics, partial-differential-equations, forecasting]",
             "---",
             "",
-            f"# {results['run']}: {TITLES[stage]}",
+            f"# {results['run']}: {STAGES[stage].title}",
             "",
             f"Weights of UPS, made {results['created'][:10]}. In Python:",
             "",
@@ -92,7 +79,7 @@ def card(
             "import ups",
             "",
             'model = ups.load("FOLDER")   # of the run; from a hub "hf://OWNER/NAME"',
-            f"model.{CALLS[stage]}",
+            f"model.{STAGES[stage].call}",
             "```",
             "",
             "## Where it holds",

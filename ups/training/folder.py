@@ -198,7 +198,7 @@ def stage_of_run(run: Path, stage: str) -> FinishedStage | None:
         raise DamagedError(f"{folder} is a link; expected a folder of its own. Copy the stage there.")
     if (found := read_stage(folder)) is None:
         return None
-    for parent in STAGES[stage]:
+    for parent in STAGES[stage].parents:
         beside, then = read_stage(run / parent), found.done["parents"].get(parent, "none")
         now = beside.done["fingerprint"] if beside is not None else "none"
         if now != then:
