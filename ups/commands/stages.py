@@ -241,7 +241,8 @@ def main() -> int:
         return TO_DO
     if stage in STAGES and not config.served(stage):
         print(
-            f"{name}: nothing to do, no {STAGES[stage].tasks} task reserves trajectories for it (task.TASK.reserve)",
+            f"{name}: nothing to do, no {STAGES[stage].tasks} task reserves trajectories for it "
+            "(task.TASK.reserve)",
             flush=True,
         )
         return 0
