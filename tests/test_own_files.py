@@ -789,11 +789,20 @@ def test_the_repeated_last_cell_of_a_periodic_axis_is_left_out(tmp_path):
         read(tmp_path, {**said, "repeated": ["y"], "boundary": {"x": "periodic", "y": "no_flux"}})
 
 
-def test_longer_test_trajectories_are_judged_to_their_end(tmp_path):
+@pytest.mark.parametrize("extra", ["", "dates", "forcing"])
+def test_longer_test_trajectories_are_judged_to_their_end(tmp_path, extra):
     for name, frames in (("train", T), ("val", T), ("test", T + 9)):
-        (tmp_path / "data" / name).mkdir(parents=True)
-        write(tmp_path / "data" / name / "a.h5", u=waves((8, frames, X), seed=len(name)))
+        path = tmp_path / "data" / name / "a.h5"
+        path.parent.mkdir(parents=True)
+        forcing = {"f": np.arange(8 * frames).reshape(8, frames) / 7} if extra == "forcing" else {}
+        write(path, u=waves((8, frames, X), seed=len(name)), **forcing)
+        if extra == "dates":
+            with h5py.File(path, "a") as file:
+                file["time"] = 0.5 * np.arange(frames)
+                file["time"].attrs["units"] = f"days since {1980 + len(name)}-01-01"
     said = section(tmp_path, files=str(tmp_path / "data" / "*" / "*.h5"))
+    if extra == "forcing":
+        said |= {"layout": {**said["layout"], "f": ["trajectory", "time"]}, "forcing": ["f"]}
     with pytest.raises(
         ValueError, match=f"holds {T} frames; expected {T + 9} .* Write task.ks.num_frames: {T} "
     ):
@@ -805,6 +814,14 @@ def test_longer_test_trajectories_are_judged_to_their_end(tmp_path):
         sample["u_ref"]
     ) == T + 8
     assert np.array_equal(truth.future(truth.rows[:1]).numpy()[0, :, 0], waves((8, T + 9, X), seed=4)[0, 1:])
+    years, f = truth.years(truth.rows, T + 9), truth.forced(truth.rows[:1], operator.head("ks"))
+    assert (
+        (years is None)
+        if extra != "dates"
+        else torch.allclose(years[:, -1], torch.tensor(1984 + (T + 8) / 2 / 365.2425, dtype=torch.float64))
+    )
+    if extra == "forcing":  # rises to the end, and does not begin again
+        assert f.shape[1] == T + 9 and float(f[0].diff(dim=0).min()) > 0
 
 
 def test_no_window_crosses_a_gap_in_time(tmp_path):
@@ -834,6 +851,23 @@ def test_dimensions_without_coordinates_keep_their_names(tmp_path):
         yaml.safe_load(text)["task"]["a"]["layout"]["b"] == ["trajectory", "time", "dim_0"]
         and "# or " not in text
     )
+
+
+def test_a_frame_per_file_is_refused_with_the_command_that_joins_them(tmp_path):
+    days = np.datetime64("2001-01-28") + np.arange(12)
+    frames = waves((1, 12, 6, X))[0]
+    for day, u in zip(days, frames, strict=True):
+        one = xarray.Dataset({"sst": (("time_counter", "y", "x"), u[None])}, {"time_counter": [day]})
+        one.to_netcdf(tmp_path / f"sst_{day}.nc", engine="h5netcdf")
+    with pytest.raises(
+        ValueError, match="one map of sst, as do 12 files of .*; expected the frames"
+    ) as refusal:
+        describe_file(str(tmp_path / "sst_2001-01-28.nc"))
+    command = re.search(r'python -c "(.*)", and', str(refusal.value))[1]
+    subprocess.run([sys.executable, "-c", command], cwd=tmp_path, check=True)
+    with xarray.open_dataset(tmp_path / "joined.nc") as joined:
+        assert (joined.time_counter.values == days).all() and (joined.sst.values == frames).all()
+    assert "sst: [time, y, x]" in describe_file(str(tmp_path / "joined.nc"))
 
 
 def test_one_map_is_no_data_set(tmp_path):

@@ -72,7 +72,7 @@ def test_climatology_is_the_mean_of_training_frames_per_cell_and_the_season_is_k
     assert found["climatology"] == pytest.approx(
         np.sqrt(np.square(late - windows[train].mean((0, 1))).mean()), rel=1e-4
     )
-    years = truth.years(torch.arange(2)).numpy()
+    years = truth.years(torch.arange(2), CUT).numpy()
     assert years.shape == (2, CUT) and years[1, 0] == pytest.approx(2001 + 2 / 12 + CUT / 365.2425)
     noise = np.std(windows - u.mean(0) + offset - windows.mean(1, keepdims=True))
     assert (

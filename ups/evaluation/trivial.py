@@ -26,14 +26,14 @@ class Trivial:
             return
         rows = cache.split["train"]
         rows = rows[torch.linspace(0, len(rows) - 1, min(ENOUGH, len(rows))).round().long()]
-        years = truth.years(rows)
+        years = truth.years(rows, cache.num_frames)
         sums = {"climatology": (0, [0, 0])}
         if years is not None and float(years.max() - years.min()) >= YEARS:
             sums["seasonal_climatology"] = HARMONICS, [0, 0]
         for some in cache.parts(rows, cache.num_frames, batch_size):
             u = task.predicted(truth.frames(some, 0, cache.num_frames)).double().flatten(0, 1)
             for harmonics, total in sums.values():
-                phases = cycle(truth.years(some), harmonics, u.shape[0])
+                phases = cycle(truth.years(some, cache.num_frames), harmonics, u.shape[0])
                 total[0], total[1] = total[0] + phases.T @ phases, total[1] + phases.T @ u.flatten(1)
         self.cycles = {
             name: (harmonics, torch.linalg.pinv(a) @ b) for name, (harmonics, (a, b)) in sums.items()
@@ -43,8 +43,9 @@ class Trivial:
         """Name -> forecast of the frames u_ref (n, T, C, *space) that follow start (n, 1, C, *space)."""
         if self.constant is not None:
             return {"train_mean": self.constant.expand_as(u_ref)}
-        years, first = self.truth.years(rows), self.truth.context
-        years = years if years is None else years[:, first : first + u_ref.shape[1]]
+        first = self.truth.context
+        years = self.truth.years(rows, first + u_ref.shape[1])
+        years = None if years is None else years[:, first:]
         found = {"persistence": self.truth.task.predicted(start).expand_as(u_ref)}
         for name, (harmonics, weights) in self.cycles.items():
             u = cycle(years, harmonics, math.prod(u_ref.shape[:2])) @ weights

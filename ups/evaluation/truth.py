@@ -63,12 +63,12 @@ class Truth:
             [torch.from_numpy(self.sources[file].read(i, i + 1, frames)[0]) for file, i in places]
         )[where]
 
-    def years(self, rows: Tensor) -> Tensor | None:
-        """The dates (n, T) of all frames, in years; None where the files say none."""
-        num, found = self.cache.num_rows // len(self.sources), [source.years for source in self.sources]
-        if any(years is None for years in found):
+    def years(self, rows: Tensor, num_frames: int) -> Tensor | None:
+        """The dates (n, num_frames) of the first frames, in years; None if the files hold no dates."""
+        if self.sources[0].years is None:
             return None
-        return torch.stack([torch.from_numpy(found[row // num][row % num]) for row in rows.tolist()])
+        years = self.sources[0].years_of(rows.tolist(), num_frames)
+        return None if years is None else torch.from_numpy(years)
 
     def inputs(self, rows: Tensor) -> Tensor:
         """The coefficient of a steady task (n, 1, C_in, *space)."""
@@ -122,14 +122,16 @@ class Truth:
         return codec.encode(codec.normalise(u.to(device)))
 
     def forced(self, rows: Tensor, head: TaskHead, num_frames: int = 0) -> Tensor | None:
-        """What a model is told in advance of the first `num_frames` (0: all) frames that are scored, as
-        `TaskHead.forcing_of` from the last frame shown on, beyond the data from the first on again; None for
-        a task without."""
+        """The forcing of the first `num_frames` (0: all) scored frames, as `TaskHead.forcing_of` from the last
+        input frame on; after the last frame of the data the first follows. None for a task without forcing."""
         codec, count = head.forcing_codec, 1 + (num_frames or self.num_frames)
-        if codec is None or codec.is_same(self.cache.forcing_tokenizer):
+        total = self.context + self.num_frames
+        is_longer = self.context - 1 + count > self.cache.num_frames < total
+        if codec is None or (codec.is_same(self.cache.forcing_tokenizer) and not is_longer):
             return head.forcing_of(self.cache, rows, self.context - 1, count)
-        frames = (self.context - 1 + torch.arange(count)) % self.cache.num_frames
-        return codec.normalise(self._read(rows)[:, frames, -len(self.task.forcing) :].to(head.scale.device))
+        frames = (self.context - 1 + torch.arange(count)) % total
+        f = self._read(rows, total)[:, frames, -len(self.task.forcing) :]
+        return codec.normalise(f.to(head.scale.device))
 
     def scored(self, rows: Tensor, codec: Tokenizer, device: torch.device, count: int = 0) -> Tensor:
         """The latents of the first `count` (0: all) frames that are scored, likewise."""

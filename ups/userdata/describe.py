@@ -134,13 +134,8 @@ def _section(store: Store) -> list[str]:
     lines += others(store, axes)
     lines += _ends(store, axes, space, absent)
     is_steady, (cut, num) = all("time" not in words for words in axes.values()), _windows(store, axes)
-    if is_steady and (len(axes) < 2 or num < FEWEST):
-        raise ValueError(
-            f"{store.path} holds {num} map{'s' * (num > 1)} of {' and of '.join(axes)}, without "
-            "an axis of time; expected frames, or many pairs of a field that is given and one "
-            "that follows from it. Take files with these, an axis that counts them, or many "
-            "files whose names differ in a number."
-        )
+    if is_steady and (len(axes) < 2 or num < FEWEST or _date_axis(store, axes)):
+        raise ValueError(_only_maps(store, axes, num))
     if is_steady:
         names = ", ".join(names_of(store, *next(iter(axes.items())), space))
         lines.append(f"    inputs: [{names}]   # no array has an axis of time: which one is given?")
@@ -168,6 +163,38 @@ def _section(store: Store) -> list[str]:
     if USUAL_SHARE < share <= LARGEST_SHARE:
         lines[2] = lines[2].replace("}", f", test_fraction: {share}}}") + f"   # {LEAST} for the report"
     return lines + _parameters(store, axes) + _about([field_of(array) for array in axes], bool(series))
+
+
+def _only_maps(store: Store, axes: dict[str, list[str]], num: int) -> str:
+    """The refusal of maps without an axis of time; for a frame per file, with the command that joins them."""
+    path, words = Path(store.path), next(iter(axes.values()))
+    if len(files := alike(path)) > 1 and "trajectory" not in words:
+        pattern_of_files, _ = pattern(path)
+        join = "Stack them along an axis of time in one file, as numpy.stack does, and describe that file."
+        if time := _date_axis(store, axes):
+            join = (
+                'Join them: python -c "import glob, xarray; xarray.concat([xarray.open_dataset(path) for path '
+                f"in glob.glob('{pattern_of_files}')], '{time}').sortby('{time}').to_netcdf('joined.nc')\", and "
+                "describe joined.nc."
+            )
+        return (
+            f"{path} holds one map of {' and of '.join(axes)}, as do {len(files)} files of such names; expected "
+            f"the frames of a run in one file, with an axis of time. {join}"
+        )
+    return (
+        f"{path} holds {num} map{'s' * (num > 1)} of {' and of '.join(axes)}, without an axis of time; expected "
+        "frames, or many pairs of a field that is given and one that follows from it. Take files with these, "
+        "an axis that counts them, or many files whose names differ in a number."
+    )
+
+
+def _date_axis(store: Store, axes: dict[str, list[str]]) -> str:
+    """The name of an axis of length 1 along which a date is stored, "" if there is none."""
+    array, words = next(iter(axes.items()))
+    names = zip(store.array(store.first(array)).axes, words, strict=False)
+    single = [(name,) for name, word in names if word == "single"]
+    dates = [name for name in store.names() if " since " in str(store.attributes(name).get("units", ""))]
+    return next((store.array(name).axes[0] for name in dates if store.array(name).axes in single), "")
 
 
 def _names_of_times(store: Store, axes: dict[str, list[str]]) -> list[str]:

@@ -114,13 +114,17 @@ class OwnTrajectories:
 
     @cached_property
     def years(self) -> np.ndarray | None:
-        """The dates (n, num_frames) of all frames, in years; None where a file has none for each."""
-        dates = [file.years for file in self.files]
-        index = self.rows[:, 2, None] + self.time_stride * np.arange(self.num_frames)
-        last = [index[self.rows[:, 0] == file].max(initial=0) for file in range(len(dates))]
-        if any(years is None or len(years) <= end for years, end in zip(dates, last, strict=True)):
+        """The dates (n, num_frames) of all frames, in years; None if a file has none for each of its frames."""
+        return self.years_of(range(self.num_trajectories), self.num_frames)
+
+    def years_of(self, rows: Sequence[int], num_frames: int) -> np.ndarray | None:
+        """The dates (rows, num_frames) of some trajectories, in years; None if a file has none for a frame."""
+        rows = self.rows[list(rows)]
+        index = rows[:, 2, None] + self.time_stride * np.arange(num_frames)
+        dates = [self.files[file].years for file in rows[:, 0]]
+        if any(years is None or len(years) <= frames[-1] for years, frames in zip(dates, index, strict=True)):
             return None
-        return np.stack([dates[file][frames] for file, frames in zip(self.rows[:, 0], index, strict=True)])
+        return np.stack([years[frames] for years, frames in zip(dates, index, strict=True)])
 
     @cached_property
     def in_time(self) -> np.ndarray | None:
@@ -153,7 +157,7 @@ class OwnTrajectories:
 
     def frames_of(self, rows: Sequence[int]) -> int:
         """How many frames each of these trajectories has: more than num_frames where all are longer."""
-        if self.is_cut or self.task.forcing or self.years is not None:  # these are known of num_frames
+        if self.is_cut:
             return self.num_frames
         ends = [(self.files[file].lengths[number], begin) for file, number, begin in self.rows[rows].tolist()]
         return max(self.num_frames, min(len(range(begin, end, self.time_stride)) for end, begin in ends))
