@@ -118,7 +118,7 @@ class OwnTrajectories:
         return self.years_of(range(self.num_trajectories), self.num_frames)
 
     def years_of(self, rows: Sequence[int], num_frames: int) -> np.ndarray | None:
-        """The dates (rows, num_frames) of some trajectories, in years; None if a file has none for a frame."""
+        """The dates (rows, num_frames) of some trajectories, in years; None if a file lacks one."""
         rows = self.rows[list(rows)]
         index = rows[:, 2, None] + self.time_stride * np.arange(num_frames)
         dates = [self.files[file].years for file in rows[:, 0]]
