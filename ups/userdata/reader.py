@@ -114,7 +114,7 @@ class OwnTrajectories:
 
     @cached_property
     def years(self) -> np.ndarray | None:
-        """The dates (n, num_frames) of all frames, in years; None if a file has none for each of its frames."""
+        """The dates (n, num_frames) of all frames, in years; None if a file has none for each."""
         return self.years_of(range(self.num_trajectories), self.num_frames)
 
     def years_of(self, rows: Sequence[int], num_frames: int) -> np.ndarray | None:
