@@ -122,8 +122,8 @@ class Truth:
         return codec.encode(codec.normalise(u.to(device)))
 
     def forced(self, rows: Tensor, head: TaskHead, num_frames: int = 0) -> Tensor | None:
-        """The forcing of the first `num_frames` (0: all) scored frames, as `TaskHead.forcing_of` from the last
-        input frame on; after the last frame of the data the first follows. None for a task without forcing."""
+        """The forcing of the first `num_frames` (0: all) scored frames, as `TaskHead.forcing_of`, from the
+        last input frame on. After the last frame of the data the first follows. None without forcing."""
         codec, count = head.forcing_codec, 1 + (num_frames or self.num_frames)
         total = self.context + self.num_frames
         is_longer = self.context - 1 + count > self.cache.num_frames < total

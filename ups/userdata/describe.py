@@ -173,18 +173,18 @@ def _only_maps(store: Store, axes: dict[str, list[str]], num: int) -> str:
         join = "Stack them along an axis of time in one file, as numpy.stack does, and describe that file."
         if time := _date_axis(store, axes):
             join = (
-                'Join them: python -c "import glob, xarray; xarray.concat([xarray.open_dataset(path) for path '
-                f"in glob.glob('{pattern_of_files}')], '{time}').sortby('{time}').to_netcdf('joined.nc')\", and "
-                "describe joined.nc."
+                'Join them: python -c "import glob, xarray; xarray.concat([xarray.open_dataset(path) '
+                f"for path in glob.glob('{pattern_of_files}')], '{time}').sortby('{time}')"
+                ".to_netcdf('joined.nc')\", and describe joined.nc."
             )
         return (
-            f"{path} holds one map of {' and of '.join(axes)}, as do {len(files)} files of such names; expected "
-            f"the frames of a run in one file, with an axis of time. {join}"
+            f"{path} holds one map of {' and of '.join(axes)}, as do {len(files)} files of such names; "
+            f"expected the frames of a run in one file, with an axis of time. {join}"
         )
     return (
-        f"{path} holds {num} map{'s' * (num > 1)} of {' and of '.join(axes)}, without an axis of time; expected "
-        "frames, or many pairs of a field that is given and one that follows from it. Take files with these, "
-        "an axis that counts them, or many files whose names differ in a number."
+        f"{path} holds {num} map{'s' * (num > 1)} of {' and of '.join(axes)}, without an axis of time; "
+        "expected frames, or many pairs of a field that is given and one that follows from it. Take files with "
+        "these, an axis that counts them, or many files whose names differ in a number."
     )
 
 
