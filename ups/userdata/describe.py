@@ -183,8 +183,8 @@ def _only_maps(store: Store, axes: dict[str, list[str]], num: int) -> str:
         )
     return (
         f"{path} holds {num} map{'s' * (num > 1)} of {' and of '.join(axes)}, without an axis of time; "
-        "expected frames, or many pairs of a field that is given and one that follows from it. Take files with "
-        "these, an axis that counts them, or many files whose names differ in a number."
+        "expected frames, or many pairs of a field that is given and one that follows from it. Take files "
+        "with these, an axis that counts them, or many files whose names differ in a number."
     )
 
 
