@@ -67,7 +67,7 @@ def main() -> None:
     config, caches = load_inputs(__doc__, STAGE)
     train, seed = config.operator.train, config.run.seed
     contexts = {name: config.context(name) for name in caches}
-    windows = Windows(caches, config.task, contexts, config.operator, config.sampling, seed)
+    windows = Windows(caches, config.task, contexts, config.operator, seed)
     run = start_run(config, STAGE, caches)
     placed = place(caches.values(), run.device, config.cache.place, config.cache.device_fraction)
     run.print(f"{run.world} process(es) on {run.device}, latents: {placed}")
@@ -90,12 +90,12 @@ def main() -> None:
     )
 
     largest = windows.schedule.step_of_largest({name: cache.frame_bytes for name, cache in caches.items()})
-    batch = windows.schedule.batch(largest).share(run.rank, run.world)
+    batch = windows.schedule.batch(largest).shard(run.rank, run.world)
     run.probe(partial(loss_of, operator, windows, batch, train.steps - 1), len(batch))  # unrolled
 
     # ---- loop
     for step in run.steps():
-        batch = windows.schedule.batch(step).share(run.rank, run.world)
+        batch = windows.schedule.batch(step).shard(run.rank, run.world)
         run.update(
             partial(loss_of, operator, windows, batch, step),
             len(batch),

@@ -332,9 +332,7 @@ def placed(config: Config, folder: Path, device: torch.device, steps: int) -> di
     found: dict[str, dict[str, float]] = {}
     for name in config.data.tasks:
         caches, found[name] = {name: open_cache(config, name)}, {}
-        windows = Windows(
-            caches, config.task, {name: config.context(name)}, config.operator, config.sampling, 0
-        )
+        windows = Windows(caches, config.task, {name: config.context(name)}, config.operator, 0)
         for way in ("mapped", "read ahead", "device"):
             operator, times = load_operator(folder / "operator", device).train(), []
             if way == "device":

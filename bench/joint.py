@@ -1,5 +1,4 @@
-"""One model of all tasks against one model each, of the same total time; and what weighs the tasks in the
-one.
+"""One model of all tasks against one model for each, of the same total time.
 
     OMP_NUM_THREADS=1 python -m bench.joint --config configs/small_11task.yaml --steps 4400 --seeds 0
     python -m bench.joint ... --variants joint separate hard
@@ -41,16 +40,8 @@ from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
 RESULTS = ROOT / "bench" / "results" / "joint.json"
 SEPARATE = "separate"
-# of the joint model: overrides of the configuration, and how often the loss of a task counts whose base
-# leaves more than HARD
-PLAIN: tuple[list[str], float] = ([], 1.0)
-VARIANTS = {
-    "joint": PLAIN,
-    "proportional": (["sampling.strategy=proportional"], 1.0),
-    "temperature": (["sampling.strategy=temperature"], 1.0),
-    "curriculum": (["sampling.strategy=curriculum"], 1.0),
-    "hard": ([], 3.0),
-}
+# of the joint model: weight of the loss of a task whose base has an error above HARD
+VARIANTS = {"joint": 1.0, "hard": 3.0}
 HARD = 0.1  # pooled nRMSE of a base on validation
 DEVICE = torch.device("cpu")
 
@@ -70,7 +61,7 @@ def train(
     operator = build_operator(
         copy.deepcopy(bases), settings.model, settings.train.precision
     )  # what is found of one stays with it
-    windows = Windows(caches, config.task, contexts, settings, config.sampling, seed)
+    windows = Windows(caches, config.task, contexts, settings, seed)
     optimizer, ema = build_optimizer(operator, settings.optim), EMA(operator, settings.optim.ema_decay)
     weights = {name: emphasis if left(fact) > HARD else 1.0 for name, (fact, _) in bases.items()}
 
@@ -152,7 +143,6 @@ class Record:
 
 def run(
     config: Config,
-    given: Config,
     caches: dict[str, Cache],
     bases: Bases,
     variant: str,
@@ -160,8 +150,8 @@ def run(
     seed: int,
     record: Record,
 ) -> None:
-    """Train and judge what of a variant and seed is not recorded. given: the variant's configuration; bases:
-    of this seed, filled as they are needed."""
+    """Train and score the models of a variant and seed that are not recorded yet. bases: those of this seed;
+    the missing ones are fitted and added."""
     missing = {
         name: cache for name, cache in caches.items() if f"{variant}/{seed}/{name}" not in record.mine["runs"]
     }
@@ -176,7 +166,6 @@ def run(
         config.task,
         {name: config.context(name) for name in caches},
         config.operator,
-        config.sampling,
         seed,
     ).schedule
     counts = Counter(schedule.task(step) for step in range(steps))
@@ -184,7 +173,7 @@ def run(
     for group in groups:
         begun, own = time.process_time(), counts[next(iter(group))] if variant == SEPARATE else steps
         operator = train(
-            given, group, {name: bases[name] for name in group}, own, seed, VARIANTS.get(variant, PLAIN)[1]
+            config, group, {name: bases[name] for name in group}, own, seed, VARIANTS.get(variant, 1.0)
         )
         seconds = time.process_time() - begun
         record.add(
@@ -252,8 +241,7 @@ def main() -> None:
     for seed in args.seeds:
         bases: Bases = {}
         for variant in args.variants:
-            given = load_config(args.config, [*args.overrides, *VARIANTS.get(variant, PLAIN)[0]])
-            run(config, given, caches, bases, variant, steps, seed, record)
+            run(config, caches, bases, variant, steps, seed, record)
     print(table(record.mine["runs"], args.variants, args.seeds, list(caches)))
 
 

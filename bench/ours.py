@@ -109,9 +109,7 @@ def train_ours(
     operator.to(place)
     optimizer, ema = build_optimizer(operator, settings.optim), EMA(operator, settings.optim.ema_decay)
     scaled = dataclasses.replace(settings, train=dataclasses.replace(settings.train, steps=RESOLUTION))
-    windows = windows_of(
-        {task: cache}, config.task, {task: config.context(task)}, scaled, config.sampling, seed
-    )
+    windows = windows_of({task: cache}, config.task, {task: config.context(task)}, scaled, seed)
 
     history, chosen, times = [{"share": 0.0, "val": best, "base": best}], None, []
 

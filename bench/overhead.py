@@ -52,9 +52,7 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
     def main() -> None:
         cache = open_cache(config, TASK)
         contexts = {TASK: config.context(TASK)}
-        windows = Windows(
-            {TASK: cache}, config.task, contexts, config.operator, config.sampling, config.run.seed
-        )
+        windows = Windows({TASK: cache}, config.task, contexts, config.operator, config.run.seed)
         run = Run.start(config, "operator", train, optim, {TASK: cache.fingerprint})
         fact, weights = fit_base(
             cache, config.operator.base_steps, config.context(TASK), config.run.seed, run.device
@@ -88,7 +86,7 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
             ema.update()
 
         def run_step(step: int) -> None:
-            batch = windows.schedule.batch(step).share(run.rank, run.world)
+            batch = windows.schedule.batch(step).shard(run.rank, run.world)
             run.update(partial(loss_of, operator, windows, batch, step), len(batch), only=batch.task)
 
         times: dict[str, list[float]] = {"run": [], "bare": []}

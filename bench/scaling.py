@@ -96,7 +96,7 @@ def train(arguments: list[str]) -> dict[str, float]:
     def main() -> None:
         cache = open_cache(config, TASK)
         contexts, settings = {TASK: config.context(TASK)}, config.operator
-        windows = Windows({TASK: cache}, config.task, contexts, settings, config.sampling, config.run.seed)
+        windows = Windows({TASK: cache}, config.task, contexts, settings, config.run.seed)
         run = Run.start(
             config, "operator", config.operator.train, config.operator.optim, {TASK: cache.fingerprint}
         )
@@ -110,7 +110,7 @@ def train(arguments: list[str]) -> dict[str, float]:
         times = []
         for step in run.steps():
             started = time.perf_counter()
-            batch = windows.schedule.batch(step).share(run.rank, run.world)
+            batch = windows.schedule.batch(step).shard(run.rank, run.world)
             run.update(partial(loss_of, operator, windows, batch, step), len(batch), only=batch.task)
             times.append(time.perf_counter() - started)
         times = times[WARM_UP:]

@@ -220,7 +220,7 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
 
     if options.get("probe", False):
         ups.training.update.PROBED = ("cpu",)
-    batch = schedule.batch(0).share(run.rank, run.world)
+    batch = schedule.batch(0).shard(run.rank, run.world)
     run.probe(loss_of(batch), len(batch))
     if fault.get("kind") == "export":
 
@@ -229,7 +229,7 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
 
         ups.training.checkpoint.save_file = full
     for step in run.steps():
-        batch = schedule.batch(step).share(run.rank, run.world)
+        batch = schedule.batch(step).shard(run.rank, run.world)
         if options.get("slow", False):
             time.sleep(0.1)
         if run.rank == 1 and step == 0:  # as a compiler may, with the interpreter's lock

@@ -150,9 +150,7 @@ def operator_stage(
 ) -> tuple[nn.Module, Callable]:
     """(the operator on the device, its loss of a step)."""
     operator = operator_over(caches, {name: kind}).to(META)
-    windows = Windows(
-        {name: caches[name]}, config.task, {name: config.context(name)}, config.operator, config.sampling, 0
-    )
+    windows = Windows({name: caches[name]}, config.task, {name: config.context(name)}, config.operator, 0)
     return operator, lambda step: partial(
         train_operator.loss_of, operator, windows, windows.schedule.batch(step), step
     )
@@ -252,9 +250,7 @@ def test_reading_ahead_changes_neither_what_is_drawn_nor_its_order(config, name,
     they are asked for; a step that is repeated, or cut otherwise, reads them again."""
     cache, part = open_cache(config, name), slice(0, SIZE)
     head = operator_over({name: cache}, {name: config.task[name].base[-1]}).heads[name]
-    windows = Windows(
-        {name: cache}, config.task, {name: config.context(name)}, config.operator, config.sampling, 0
-    )
+    windows = Windows({name: cache}, config.task, {name: config.context(name)}, config.operator, 0)
     steps, reads, read = (
         range(config.operator.train.steps - 3, config.operator.train.steps),
         [],
@@ -265,7 +261,7 @@ def test_reading_ahead_changes_neither_what_is_drawn_nor_its_order(config, name,
     )
 
     def drawn(step: int, part: slice) -> list[Tensor]:
-        z, z_ref, known = windows.read(head, windows.schedule.batch(step).share(1, 2), step, part)
+        z, z_ref, known = windows.read(head, windows.schedule.batch(step).shard(1, 2), step, part)
         return [z, z_ref, known.standard]
 
     plain = [drawn(step, part) for step in steps]
@@ -298,13 +294,12 @@ def test_the_rows_of_all_ranks_are_the_global_batch_when_they_read_ahead(config,
                 config.task,
                 {"burgers1d": config.context("burgers1d")},
                 config.operator,
-                config.sampling,
                 0,
             ),
             [],
         )
         for step in steps:
-            batch = windows.schedule.batch(step).share(rank, world)
+            batch = windows.schedule.batch(step).shard(rank, world)
             part = slice(0, len(batch))
             assert step == steps[0] or any(latents.ahead for latents, _ in cache._parts.values())
             found.append(windows.read(head, batch, step, part)[1])
@@ -512,9 +507,7 @@ def test_a_step_is_one_graph_whatever_the_data_are(config, caches, name, kind):
             operator.heads[name].base.weight_real.normal_(std=0.01)
         elif kind == "equation":
             operator.heads[name].base.weight.normal_(std=0.01)
-    windows = Windows(
-        {name: cache}, config.task, {name: config.context(name)}, config.operator, config.sampling, 0
-    )
+    windows = Windows({name: cache}, config.task, {name: config.context(name)}, config.operator, 0)
     model, head = Loss(operator, name), operator.heads[name]
     weights = {key: value.detach() for key, value in (*model.named_parameters(), *model.named_buffers())}
 

@@ -240,9 +240,7 @@ def test_windows_and_residuals_move_the_forcing_with_the_state(tmp_path):
     config, cache, operator, _ = fitted(tmp_path, said)
     head = operator.heads["heat"]
     head.description["network_weight"] = 0.0
-    windows = Windows(
-        {"heat": cache}, config.task, {"heat": config.context("heat")}, config.operator, config.sampling, 0
-    )
+    windows = Windows({"heat": cache}, config.task, {"heat": config.context("heat")}, config.operator, 0)
     batch = Batch("heat", torch.arange(6), torch.tensor([0, 1, 2, 3, 0, 1]), slice(0, 6))
     for step in (0, config.operator.train.steps - 1):  # one call, and several in a row
         z, z_ref, known = windows.read(head, batch, step, slice(None))

@@ -173,7 +173,7 @@ def test_training_reads_a_cache_of_any_size_with_memory_for_a_batch(tmp_path):
         operator = Operator({{"model": model, "precision": "no",
                               "tasks": [head_description(cache, "persistence", base_settings(cache))]}})
         caches, contexts = {{"burgers1d": cache}}, {{"burgers1d": 10}}
-        windows = Windows(caches, config.task, contexts, config.operator, config.sampling, 0)
+        windows = Windows(caches, config.task, contexts, config.operator, 0)
         head, last = operator.heads["burgers1d"], config.operator.train.steps - 1
         torch.set_grad_enabled(False)
         def draw(step):

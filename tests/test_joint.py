@@ -44,7 +44,7 @@ def compare(setting, path, monkeypatch, steps=6, variants=("joint", joint.SEPARA
 
     monkeypatch.setattr(joint, "loss_of", watched)
     for variant in variants:
-        joint.run(config, config, caches, bases, variant, steps, 0, record)
+        joint.run(config, caches, bases, variant, steps, 0, record)
     return record.mine["runs"], seen
 
 

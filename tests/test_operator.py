@@ -1110,7 +1110,7 @@ def test_the_schedule_offers_every_window_that_the_unrolled_phase_needs(caches, 
     )
     found = {name: open_cache(config, name) for name in config.data.tasks}
     contexts = {name: config.context(name) for name in found}
-    windows = Windows(found, config.task, contexts, config.operator, config.sampling, 0).schedule.windows
+    windows = Windows(found, config.task, contexts, config.operator, 0).schedule.windows
     # 16 frames: 4 shown, 3 predicted; reaction-diffusion 14 of which the first 3 are left out; Darcy has one
     # frame
     assert (

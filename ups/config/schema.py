@@ -182,12 +182,6 @@ class OwnTaskConfig(TaskConfig):
 
 
 @dataclass(frozen=True)
-class SamplingConfig:
-    strategy: Literal["proportional", "balanced", "temperature", "curriculum"]
-    temperature: Annotated[float, Positive]
-
-
-@dataclass(frozen=True)
 class ModelConfig:
     kind: Literal["flat", "box"]  # a row of ups/models/backbone.py
     width: Annotated[int, Positive]
@@ -330,7 +324,6 @@ class Config:
     data: DataConfig
     cache: CacheConfig
     task: dict[str, TaskConfig | OwnTaskConfig]
-    sampling: SamplingConfig
     ddp: DdpConfig
     operator: OperatorConfig
     diffusion: DiffusionConfig

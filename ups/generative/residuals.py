@@ -324,7 +324,7 @@ class Batches:
 
     def batch(self, step: int) -> Batch:
         """This rank's share of a step's batch."""
-        return self.schedule.batch(step).share(self.ranks.rank, self.ranks.world)
+        return self.schedule.batch(step).shard(self.ranks.rank, self.ranks.world)
 
     def shown(self, network: Corrector, step: int, part: slice) -> tuple[Tensor, Condition, slice]:
         """(r~, its condition, where it lies in the global batch) of the rows `part` of the share."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ups.common.boundary import PERIODIC, along
 from ups.common.seeds import generator
-from ups.config import OperatorConfig, SamplingConfig, TaskConfig
+from ups.config import OperatorConfig, TaskConfig
 from ups.data.cache import Cache
 from ups.data.counts import most_calls
 from ups.data.schedule import Batch, Schedule
@@ -95,12 +95,11 @@ class Windows:
         tasks: Mapping[str, TaskConfig],
         contexts: Mapping[str, int],
         settings: OperatorConfig,
-        sampling: SamplingConfig,
         seed: int,
     ):
         self.caches, self.tasks, self.settings, self.seed = caches, tasks, settings, seed
         self.calls: dict[str, int] = {}
-        windows, complexity = {}, {}
+        windows = {}
         for name, cache in caches.items():
             task, context = tasks[name], contexts[name]
             if not cache.task.is_steady and not task.history <= context < cache.num_frames:
@@ -114,16 +113,7 @@ class Windows:
             length = task.history + calls * task.bundle
             starts = 1 if cache.task.is_steady else cache.num_frames - task.train_from - length + 1
             windows[name] = (len(cache.split["train"]), starts)
-            complexity[name] = cache.task.ndim + len(cache.task.fields) / 10
-        self.schedule = Schedule(
-            windows,
-            settings.train.batch_size,
-            seed,
-            sampling.strategy,
-            sampling.temperature,
-            complexity,
-            settings.train.steps,
-        )
+        self.schedule = Schedule(windows, settings.train.batch_size, seed)
 
     def draw(
         self, head: TaskHead, batch: Batch, step: int, part: slice
@@ -161,5 +151,5 @@ class Windows:
     def read_ahead(self, step: int, rank: int, world: int, device: torch.device, part: slice) -> None:
         """Have `Cache.read_ahead` read what `draw` will want of a coming step; of the last there is none."""
         if step < self.settings.train.steps:
-            batch = self.schedule.batch(step).share(rank, world)
+            batch = self.schedule.batch(step).shard(rank, world)
             self.caches[batch.task].read_ahead(*self._asked(batch, step, part), device)

@@ -42,7 +42,8 @@ from ups.config import STAGES, Config, read_yaml, to_dict
 DONE, MODEL, MANIFEST = "done.json", "model.safetensors", "manifest.json"
 
 # Keys of these sections decide what a stage computes; of them, these last parts only say how and where.
-SECTIONS = ("data", "cache", "task", "sampling")
+SECTIONS = ("data", "cache", "task")
+REMOVED_SECTIONS = ("sampling",)  # still part of the hash of a stage that was trained with them
 FREE_KEYS = {
     "data.root",
     "data.url",
@@ -80,9 +81,10 @@ def relevant_keys(config: dict[str, Any], section: str) -> dict[str, Any]:
     """Dotted key -> value of what decides the stage's result; the rest may change when a run continues."""
     # where a start is read from is free as well: the fingerprint of what lies there is a parent
     free = FREE_KEYS | {f"{section}.init", *(f"{section}.train.{name}" for name in FREE_TRAIN_KEYS)}
+    removed = [name for name in REMOVED_SECTIONS if name in config]
     found = [
         ("run.seed", config["run"]["seed"]),
-        *(pair for name in (*SECTIONS, section) for pair in dotted(config[name], name)),
+        *(pair for name in (*SECTIONS, *removed, section) for pair in dotted(config[name], name)),
     ]
     return {
         key: value

@@ -9,7 +9,7 @@ The `for` stays in the script:
             return run.print("nothing to do")
         run.seed_all(); model = run.attach(build(config))
         for step in run.steps():
-            batch = schedule.batch(step).share(run.rank, run.world)
+            batch = schedule.batch(step).shard(run.rank, run.world)
             run.update(lambda part: loss(model, batch, part), size=len(batch))
             if run.is_due(train.validate_every):
                 run.validated(metrics, words)
