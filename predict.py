@@ -31,7 +31,7 @@ from ups.data.layout import layout_of
 from ups.data.pdebench import open_data
 from ups.forecast_xarray import CLOSE
 from ups.userdata.reader import open_input
-from ups.userdata.writer import write_own
+from ups.userdata.writer import write_user_file
 
 STATES = 64  # fields in one call of the network
 OPTIONS = {
@@ -159,7 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
             write_data(path, args.task, predict, settings, chunk=chunk)
         else:
             table = np.tile(list(values.values()), (len(rows), 1)) if values else source.parameters[rows]
-            write_own(
+            write_user_file(
                 path,
                 head.task,
                 predict,

@@ -3,7 +3,7 @@
 Reads: the configuration. Writes: DATA_ROOT/TASK/FILE (PDEBench's names), a file per task and parameter value.
     data.source=generate   trajectory i of a task is a function of (data.seed, i) only; solvers in ups/tasks
     data.source=published  downloaded from data.url, MD5-checked unless data.fetch=first reads a part
-    data.source=own        yours: looked at, never written
+    data.source=user        yours: looked at, never written
 One single-threaded process per core solves large files; their number never changes the results. Compressible
 flow is solved on a GPU if there is one. A killed run continues, a finished file is kept, and a file made
 with other settings is never overwritten.
@@ -28,7 +28,7 @@ from ups.data.download import fetch, is_verified, published_file, published_file
 from ups.data.first import fetch_first, holds_first
 from ups.data.generate import generation_settings, num_cores, num_done, solve, solver_pool, write_data
 from ups.data.pdebench import data_bytes
-from ups.data.sources import data_files, look_at_own, open_user
+from ups.data.sources import data_files, list_user_files, open_user
 from ups.tasks import TASKS, get_task
 
 
@@ -76,8 +76,8 @@ def main(arguments: list[str] | None = None) -> int:
     if args.show_config:
         show(config)
         return 0
-    is_published, is_own = config.data.source == "published", config.data.source == "own"
-    mine = [name for name in config.data.tasks if config.is_own(name)]
+    is_published, is_own = config.data.source == "published", config.data.source == "user"
+    mine = [name for name in config.data.tasks if config.has_user_files(name)]
 
     # ------------------------------------------------------------------------------------------------ by name
     if args.file:
@@ -156,13 +156,13 @@ def main(arguments: list[str] | None = None) -> int:
     if args.dry_run:
         from ups.commands.dry_run import print_data_plan  # imports torch
 
-        look_at_own(config, list(declared))
+        list_user_files(config, list(declared))
         if files:
             print_data_plan(config, files, solve, args.workers)
         return print_refusals(config, config.data.tasks)
 
     # ---------------------------------------------------------------------------------------------------- own
-    look_at_own(config, mine)
+    list_user_files(config, mine)
     if len(mine) == len(config.data.tasks):
         return 0
 
@@ -176,7 +176,7 @@ def main(arguments: list[str] | None = None) -> int:
         solved = ", ".join(name for name, task in TASKS.items() if task.simulate)
         raise ValueError(
             f"there is no solver for {', '.join(unsolved)}; expected tasks among {solved}. "
-            "Change data.tasks, or set data.source=published, or data.source=own for files of "
+            "Change data.tasks, or set data.source=published, or data.source=user for files of "
             "yours."
         )
     with solver_pool(max(missing, default=0), args.workers) as solver:

@@ -141,7 +141,7 @@ def identity(config: Config, task: str) -> str:
 
 
 def is_other_numerics(config: Config, task: str) -> bool:
-    return task in NUMERICS and config.data.source == "own"
+    return task in NUMERICS and config.data.source == "user"
 
 
 def processor(device: str) -> str:

@@ -5,7 +5,7 @@
 
 The starts are ours, as PDEBench distributes them; what follows is computed in the ways named at each function
 below, which are first order, or on a finer grid, or both, and stored on the grid of the configuration.
-Written as our own data are, so that data.source=own reads them. Beside them lies data/numerics/long: further
+Written as our own data are, so that data.source=user reads them. Beside them lies data/numerics/long: further
 starts over HORIZONS times the horizon."""
 
 from __future__ import annotations

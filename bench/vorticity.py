@@ -27,7 +27,7 @@ CELLS, STRIDE, STEPS, VISCOSITY = 128, 2, 100, 1e-3  # of the solver; steps a un
 SECTION = """include: {include}
 run: {{name: vorticity}}
 cache: {{root: cache/vorticity}}
-data: {{tasks: [flow], source: own}}
+data: {{tasks: [flow], source: user}}
 task:
   flow:
     files: "{file}"

@@ -1006,7 +1006,7 @@ def test_ours_corrects_the_solver_and_is_never_trained_through_it(searched, tick
     monkeypatch.setattr(correction, "OUT", compare.OUT)
     monkeypatch.setattr("bench.tune.is_up_to_date", lambda config, task: (True, ""))
     args = types.SimpleNamespace(
-        config=None, overrides=[*SMALL, "data.source=own"], task="burgers1d", device="cpu", clock="cpu"
+        config=None, overrides=[*SMALL, "data.source=user"], task="burgers1d", device="cpu", clock="cpu"
     )
     torch.manual_seed(0)
     trained = correction.train_ours(

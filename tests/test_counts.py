@@ -25,7 +25,7 @@ def written(folder, u, **section):
         file["u"] = u
     said = {
         "include": str(SMALL),
-        "data": {"tasks": ["ks"], "source": "own"},
+        "data": {"tasks": ["ks"], "source": "user"},
         "cache": {"root": str(folder / "cache")},
         "run": {"root": str(folder / "runs")},
         "task": {

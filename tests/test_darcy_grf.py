@@ -161,7 +161,7 @@ def test_nobody_publishes_it() -> None:
     with pytest.raises(
         ValueError,
         match="darcy2d_grf has no published file .*expected one of: none, as it is a data set of "
-        "ours that nobody publishes. Change .* data.tasks, or set data.source=own .* data.source=generate",
+        "ours that nobody publishes. Change .* data.tasks, or set data.source=user .* data.source=generate",
     ):
         published_file("darcy2d_grf", 1.0)
 

@@ -266,7 +266,7 @@ def test_a_present_file_with_another_md5_is_kept_and_named(server, tmp_path, mon
     path = tmp_path / "1D_Advection_Sols_beta0.1.hdf5"
     path.write_bytes(CONTENT)
     with pytest.raises(
-        ValueError, match="has MD5 .*If it is yours, set data.source=own; else delete it and run"
+        ValueError, match="has MD5 .*If it is yours, set data.source=user; else delete it and run"
     ):
         get(server, path, md5="0" * 32)
     monkeypatch.setitem(TASKS["advection1d"].withdrawn, path.name, MD5[:8])

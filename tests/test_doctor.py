@@ -174,7 +174,7 @@ def test_no_task_without_a_solver_is_advised_to_generate(tmp_path, monkeypatch):
     u = np.random.default_rng(0).random((20, 21, 1, 16), np.float32)
     u[:, 4:] = u[:, 4:5]
     findings = examine(saved(tmp_path, u, "reacdiff1d", 0.5), "reacdiff1d", **SPLIT)
-    assert "write data of your own (data.source=own): reacdiff1d has no solver here" in said(
+    assert "write data of your own (data.source=user): reacdiff1d has no solver here" in said(
         findings, "warning"
     )
     assert "source=generate" not in complaints(findings)

@@ -327,5 +327,5 @@ def test_prepare_data_fetches_the_first_and_whole_files_where_the_layout_asks_fo
         u[:4],
     )
     assert (
-        load_config(overlay, ["data.source=own"]).data_path("advection1d_hidden", 0.4).name == NAME
+        load_config(overlay, ["data.source=user"]).data_path("advection1d_hidden", 0.4).name == NAME
     )  # like url: of downloads

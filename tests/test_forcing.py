@@ -95,7 +95,7 @@ def heat(folder, shape=(24, 8, 16), kind="field", boundary="periodic", mean=0.0)
 def configured(folder, said, *overrides):
     given = {
         "include": str(ROOT / "configs" / "small.yaml"),
-        "data": {"tasks": ["heat"], "source": "own"},
+        "data": {"tasks": ["heat"], "source": "user"},
         "cache": {"root": str(folder / "cache")},
         "task": {"heat": said},
     }

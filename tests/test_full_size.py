@@ -38,7 +38,7 @@ def run(code: str) -> list[float]:
 def settings(task: str, folder: Path, num: int, *more: str) -> list[str]:
     return [
         f"data.tasks=[{task}]",
-        "data.source=own",
+        "data.source=user",
         f"data.root={folder}/data",
         f"cache.root={folder}/cache",
         f"task.{task}.num_trajectories={num}",

@@ -19,7 +19,7 @@ from ups.forecaster import Forecaster
 from ups.models.base_selection import fit_base, stratified_rows
 from ups.models.loss import pooled, squared_errors
 from ups.models.operator import build_operator
-from ups.tasks import TASKS, Place, get_task, own_task
+from ups.tasks import TASKS, Place, get_task, make_user_task
 from ups.userdata.offset import DOMINANT, dominant
 
 MEAN, SIZE = 101325.0, 0.01  # sound in air, in Pa
@@ -237,7 +237,7 @@ def test_counted_and_absolute_are_inverse_for_numpy_and_torch():
         "hidden": False,
         "offset": {"q": MEAN},
     }
-    task, u = own_task("ks", facts), np.stack([waves(), MEAN + waves()], 2).astype(np.float64)
+    task, u = make_user_task("ks", facts), np.stack([waves(), MEAN + waves()], 2).astype(np.float64)
     for fields in (u, torch.from_numpy(u)):
         counted = task.counted(fields, ("p", "q"))
         assert abs(float(counted[:, :, 1].mean())) < 1 and (counted[:, :, 0] == fields[:, :, 0]).all()

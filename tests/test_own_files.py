@@ -38,9 +38,9 @@ from ups.models.windows import symmetry
 from ups.report.report import write_report, write_results
 from ups.tasks import described_task
 from ups.userdata.describe import describe_file
-from ups.userdata.reader import open_own
+from ups.userdata.reader import open_user_files
 from ups.userdata.readers import open_store
-from ups.userdata.writer import write_own
+from ups.userdata.writer import write_user_file
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ROOT / "configs" / "small.yaml"
@@ -76,7 +76,7 @@ def write(path, **arrays):
 def overlay(folder, section, **more):
     given = {
         "include": str(SMALL),
-        "data": {"tasks": ["ks"], "source": "own"},
+        "data": {"tasks": ["ks"], "source": "user"},
         "cache": {"root": str(folder / "cache")},
         "task": {"ks": section},
         **more,
@@ -249,7 +249,7 @@ def test_axes_are_turned_to_rise_and_forecasts_turned_back(tmp_path):
         both = read(tmp_path, section(tmp_path, files=str(tmp_path / "*.h5"), space_stride=stride, **said))[2]
         assert np.array_equal(both, np.concatenate([found, found]))
     task = config.spec("ks")
-    write_own(
+    write_user_file(
         tmp_path / "w.hdf5",
         task,
         lambda indices: found[indices],
@@ -263,7 +263,7 @@ def test_axes_are_turned_to_rise_and_forecasts_turned_back(tmp_path):
     with h5py.File(tmp_path / "w.hdf5") as file:
         assert np.array_equal(file["u"], u[..., ::-1])
     assert task.own["flipped"] == ["y"] and np.array_equal(
-        open_own(task, [tmp_path / "w.hdf5"]).read(0, N), found
+        open_user_files(task, [tmp_path / "w.hdf5"]).read(0, N), found
     )
     field = xarray.DataArray(u[..., ::-1], coords={"y": y, "time": t}, dims=("run", "time", "x", "y"))
     values, batch = unlabel(field, task, ("u",), DT, ("time",))
@@ -486,7 +486,7 @@ def test_what_is_written_is_read_again(tmp_path):
     well_file(tmp_path / "a.h5", u, v)
     config, source, found = read(tmp_path, {"files": str(tmp_path / "a.h5"), "layout": "well"})
     task = config.spec("ks")
-    write_own(
+    write_user_file(
         tmp_path / "b.hdf5",
         task,
         lambda indices: found[indices],
@@ -497,7 +497,7 @@ def test_what_is_written_is_read_again(tmp_path):
         times=DT * np.arange(T),
         parameters=source.parameters,
     )
-    again = open_own(task, [tmp_path / "b.hdf5"])
+    again = open_user_files(task, [tmp_path / "b.hdf5"])
     assert np.array_equal(again.read(0, N), found) and again.dt == pytest.approx(DT)
     assert np.array_equal(again.parameters, source.parameters)
 
@@ -566,7 +566,7 @@ def test_the_step_may_be_an_attribute_and_is_written_as_one(tmp_path):
     write(tmp_path / "a.h5", u=waves(), attr_every=DT)
     config, source, found = read(tmp_path, section(tmp_path, dt="every"))
     assert source.dt == DT and config.task["ks"].times == "@every"
-    write_own(
+    write_user_file(
         tmp_path / "b.hdf5",
         config.spec("ks"),
         lambda indices: found[indices],
@@ -577,7 +577,7 @@ def test_the_step_may_be_an_attribute_and_is_written_as_one(tmp_path):
         times=DT * np.arange(T),
         parameters=source.parameters,
     )
-    assert open_own(config.spec("ks"), [tmp_path / "b.hdf5"]).dt == DT
+    assert open_user_files(config.spec("ks"), [tmp_path / "b.hdf5"]).dt == DT
     write(tmp_path / "c.h5", u=waves(), attr_every=2 * DT)
     with pytest.raises(ValueError, match="frames of .*c.h5 are 1 apart; expected 0.5"):
         read(tmp_path, section(tmp_path, dt="every"))
@@ -770,7 +770,7 @@ def test_the_repeated_last_cell_of_a_periodic_axis_is_left_out(tmp_path):
         turned = int(name == "falling")  # the last cell that is stored is the first one then
         assert config.task["ks"].domain["x"] == [turned, X + turned]
         assert np.array_equal(found[:, :, 0], np.roll(u, -turned, 2))
-        write_own(
+        write_user_file(
             tmp_path / "w.hdf5",
             config.spec("ks"),
             lambda indices, u=found: u[indices],
@@ -781,7 +781,7 @@ def test_the_repeated_last_cell_of_a_periodic_axis_is_left_out(tmp_path):
             times=DT * np.arange(T),
             parameters=source.parameters,
         )
-        assert np.array_equal(open_own(config.spec("ks"), [tmp_path / "w.hdf5"]).read(0, 20), found)
+        assert np.array_equal(open_user_files(config.spec("ks"), [tmp_path / "w.hdf5"]).read(0, 20), found)
         (tmp_path / "w.hdf5").unlink()
     with pytest.raises(
         ValueError, match="task.ks.repeated: it is .*; expected a list of periodic axes, of x"

@@ -45,7 +45,7 @@ def pairs(tmp_path_factory):
     said = {
         "include": str(ROOT / "configs" / "smoke.yaml"),
         "run": {"name": "pairs", "root": str(folder / "runs")},
-        "data": {"tasks": ["frames", "map"], "source": "own"},
+        "data": {"tasks": ["frames", "map"], "source": "user"},
         "cache": {"root": str(folder / "cache")},
         "task": {
             "frames": {

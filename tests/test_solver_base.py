@@ -58,7 +58,7 @@ def mine(tmp_path, monkeypatch):
             file["u"], file.attrs["nu"] = 3 + waves.sum(1).astype(np.float32), nu
     given = {
         "include": str(SMALL),
-        "data": {"tasks": ["heat"], "source": "own"},
+        "data": {"tasks": ["heat"], "source": "user"},
         "cache": {"root": str(tmp_path / "cache")},
         "task": {
             "heat": {

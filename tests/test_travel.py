@@ -91,7 +91,7 @@ def test_a_report_writes_the_card_of_its_numbers_beside_the_weights(home):
 def test_a_card_names_the_gates_that_failed_and_a_licence_by_where_data_are_from(home):
     results = json.loads((home / "runs" / "smoke" / "report" / "results.json").read_text())
     results["gates"][0] |= {"passed": False, "reason": "far off"}
-    results["training"]["source"] = "own"
+    results["training"]["source"] = "user"
     text = card("operator", results, ups.load(home / "runs" / "smoke").tasks, {})
     assert f"Failed: {results['gates'][0]['name']}, far off." in text
     assert "license: other" in text and "whose owner says how the weights may be passed on" in text

@@ -42,7 +42,7 @@ def fitted(folder, u: np.ndarray, length: float, dt: float) -> tuple[dict, dict]
     said = {
         "include": str(ROOT / "configs" / "smoke.yaml"),
         "run": {"root": str(folder / "runs")},
-        "data": {"tasks": ["made"], "source": "own"},
+        "data": {"tasks": ["made"], "source": "user"},
         "cache": {"root": str(folder / "cache"), "dtype": "float32"},
         "task": {
             "made": {

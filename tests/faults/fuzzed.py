@@ -31,9 +31,9 @@ from ups.common.files import read_record, write_sealed
 from ups.config import ModelConfig, to_dict
 from ups.generative.conditions import StateConditions
 from ups.generative.corrector import Corrector
-from ups.tasks import own_task
+from ups.tasks import make_user_task
 from ups.training.folder import DONE, MODEL
-from ups.userdata.reader import open_own
+from ups.userdata.reader import open_user_files
 
 CASE_S, LIMIT_MB, HEADER = 5, 500, 2048
 PARTS = {"config.json": 9, "done.json": 3, MODEL: 4, "data": 4}  # of 20 cases
@@ -130,7 +130,7 @@ def change_data(case: Path, sound: Path, draw: random.Random) -> None:
 
 
 def read_data(case: Path) -> None:
-    data = open_own(own_task("mine", FACTS), list(case.iterdir()))
+    data = open_user_files(make_user_task("mine", FACTS), list(case.iterdir()))
     data.read(0, data.num_trajectories)
 
 

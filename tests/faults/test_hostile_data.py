@@ -130,7 +130,7 @@ def test_data_that_ask_for_more_than_a_field_needs_are_refused_at_once(tmp_path,
     section |= {} if "coordinates" in make.__name__ else {"domain": [0, 1]}
     path = tmp_path / "my.yaml"
     path.write_text(
-        yaml.safe_dump({"data": {"tasks": ["mine"], "source": "own"}, "task": {"mine": section}}),
+        yaml.safe_dump({"data": {"tasks": ["mine"], "source": "user"}, "task": {"mine": section}}),
         encoding="utf-8",
     )
     assert re.search(DATA[make], read(path)), read(path)

@@ -78,7 +78,7 @@ def declared(folder: Path, name: str) -> Path:
     path.write_text(
         yaml.safe_dump(
             {
-                "data": {"tasks": [name], "source": "own"},
+                "data": {"tasks": [name], "source": "user"},
                 "cache": {"root": str(folder / "cache")},
                 "task": {name: section},
             }

@@ -236,7 +236,7 @@ def built(folder: Path, **fields: np.ndarray) -> tuple:
         yaml.safe_dump(
             {
                 "include": str(SMALL),
-                "data": {"tasks": ["mine"], "source": "own"},
+                "data": {"tasks": ["mine"], "source": "user"},
                 "cache": {"root": str(folder / "cache")},
                 "task": {"mine": section},
             }
@@ -337,7 +337,7 @@ def test_arrays_that_are_used_are_whole_and_others_need_not_be(tmp_path, array):
         said["domain"] = [0, 1]
     path = tmp_path / "my.yaml"
     path.write_text(
-        yaml.safe_dump({"data": {"tasks": ["mine"], "source": "own"}, "task": {"mine": said}}),
+        yaml.safe_dump({"data": {"tasks": ["mine"], "source": "user"}, "task": {"mine": said}}),
         encoding="utf-8",
     )
     for is_whole in (True, False):

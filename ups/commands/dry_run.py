@@ -143,7 +143,7 @@ def print_data_plan(
     how = {
         "generate": f"to solve in about {duration(seconds)}, by some first trajectories of each begun now",
         "published": "to download",
-        "own": "to be written by you",
+        "user": "to be written by you",
     }[source]
     print(
         f"  {len(files)} files, about {missing / 2**20:,.1f} MiB {how}; "

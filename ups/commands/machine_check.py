@@ -193,7 +193,7 @@ def missing_data(config: Config) -> int:
             name, entry.num_trajectories, entry.num_frames, entry.resolution
         )
         for name, entry in config.task.items()
-        if name in config.data.tasks and not config.is_own(name)
+        if name in config.data.tasks and not config.has_user_files(name)
         for value in entry.parameters or [None]
     }
     return sum(size for path, size in sizes.items() if not path.exists())

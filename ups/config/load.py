@@ -27,7 +27,7 @@ import yaml
 from ups.common.files import in_words, is_out_of_memory
 from ups.common.stages import STAGES
 from ups.config.checks import check
-from ups.config.schema import ROOT, Config, OwnTaskConfig, TaskConfig
+from ups.config.schema import ROOT, Config, UserTaskConfig, TaskConfig
 from ups.tasks import TASKS, get_task
 from ups.userdata.section import DEFAULTS, complete
 
@@ -168,7 +168,7 @@ def _convert(value: Any, kind: Any, key: str) -> Any:
         return _build(kind, value, f"{key}.")
     if origin is types.UnionType:  # of the section of a task, one that declares it names its files
         is_own = isinstance(value, dict) and "files" in value
-        return _build(OwnTaskConfig if is_own else TaskConfig, value, f"{key}.")
+        return _build(UserTaskConfig if is_own else TaskConfig, value, f"{key}.")
     if origin is dict and isinstance(value, dict):
         return _convert_all((str(k), v, arguments[1], f"{key}.{k}") for k, v in value.items())
     if origin is list and isinstance(value, list):
@@ -289,7 +289,7 @@ def _declaration(section: dict[str, Any], where: str) -> dict[str, Any]:
     """A section that declares a task, with the types of what has one way to be written, as the files are read
     by it; null: left out."""
     section = {key: DEFAULTS[key] if value is None else value for key, value in section.items()}
-    kinds = typing.get_type_hints(OwnTaskConfig)
+    kinds = typing.get_type_hints(UserTaskConfig)
     return section | _convert_all(
         (key, value, kinds[key], where + key)
         for key, value in section.items()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ups.common.stages import STAGES
-from ups.tasks import Task, get_task, own_task
+from ups.tasks import Task, get_task, make_user_task
 from ups.userdata.section import facts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +50,7 @@ class RunConfig:
 class DataConfig:
     tasks: list[str]
     root: Annotated[str, Folder]
-    source: Literal["generate", "published", "own"]
+    source: Literal["generate", "published", "user"]
     url: str
     fetch: Literal["whole", "first"]
     seed: Annotated[int, NotNegative]
@@ -133,7 +133,7 @@ class PlaceConfig:
 
 
 @dataclass(frozen=True)
-class OwnTaskConfig(TaskConfig):
+class UserTaskConfig(TaskConfig):
     """A task that its section declares; `ups.userdata.section.complete` fills what is left out."""
 
     num_trajectories: Annotated[
@@ -171,7 +171,7 @@ class OwnTaskConfig(TaskConfig):
     split: Literal["auto", "index", "folder"]
 
     def spec(self, name: str) -> Task:
-        return own_task(name, facts(self))
+        return make_user_task(name, facts(self))
 
     def cells(self, ndim: int) -> tuple[int, ...]:
         return tuple(-(-size // self.space_stride) for size in self.resolution)
@@ -323,7 +323,7 @@ class Config:
     run: RunConfig
     data: DataConfig
     cache: CacheConfig
-    task: dict[str, TaskConfig | OwnTaskConfig]
+    task: dict[str, TaskConfig | UserTaskConfig]
     ddp: DdpConfig
     operator: OperatorConfig
     diffusion: DiffusionConfig
@@ -386,9 +386,9 @@ class Config:
         """The task called `name`: built in, or declared by its section. Raises ValueError for neither."""
         return self.task[name].spec(name) if name in self.task else get_task(name)
 
-    def is_own(self, name: str) -> bool:
+    def has_user_files(self, name: str) -> bool:
         """Whether the files of a task are the user's."""
-        return self.data.source == "own" or isinstance(self.task[name], OwnTaskConfig)
+        return self.data.source == "user" or isinstance(self.task[name], UserTaskConfig)
 
     def cache_path(self, task: str) -> Path:
         return Path(self.cache.root) / f"{task}.h5"

@@ -23,7 +23,7 @@ from ups.data.written import SHARE, Written
 from ups.tasks import Finding
 from ups.userdata.extremes import Extremes, suspects
 from ups.userdata.masks import is_wrong, mask_words, settled
-from ups.userdata.reader import OwnTrajectories
+from ups.userdata.reader import UserTrajectories
 from ups.userdata.resolution import affordable, resolved
 
 BLOCK_BYTES = 32 * 2**20
@@ -49,7 +49,7 @@ def examine(
     test_fraction: float,
     hash_all: bool = False,
     is_own: bool = False,
-    declared: Mapping[str, Callable[[], OwnTrajectories]] | None = None,
+    declared: Mapping[str, Callable[[], UserTrajectories]] | None = None,
     checks: Mapping[str, Callable[[], Iterable[Finding]]] | None = None,
 ) -> Iterator[tuple[Path, list[Finding]]]:
     """What is to be said about each of the files (task, path). A file that cannot be read gives one error;

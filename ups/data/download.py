@@ -40,7 +40,7 @@ def published_file(task: str, parameter: float | None) -> tuple[str, int, str]:
         raise ValueError(
             f"{task} has no published file {name}; expected one of: {known}. Change "
             f"task.{task}.parameters or data.tasks, or set "
-            "data.source=own for files of yours"
+            "data.source=user for files of yours"
             f"{' or, to solve the equation, data.source=generate' if spec.simulate else ''}."
         )
     return name, *spec.published[name]
@@ -260,7 +260,7 @@ def _check(file: Path, path: Path, md5: str, show_progress: bool) -> None:
     found = md5_of(file, show_progress)
     if found != md5:
         do = (
-            "If it is yours, set data.source=own; else delete it and run `make data`, or choose another "
+            "If it is yours, set data.source=user; else delete it and run `make data`, or choose another "
             "data.root."
         )
         if file != path:

@@ -4,7 +4,7 @@ trajectories.
 A frame is compared by a digest of its numbers as float32. What is equal without being a copy is not
 counted: fields that are constant in space (a fluid at rest), frames that equal a neighbour in their own
 trajectory (a state that no longer changes, which others may reach too), and frames that are the first of
-every trajectory they occur in (`OwnTrajectories.starts` keeps equal starts together).
+every trajectory they occur in (`UserTrajectories.starts` keeps equal starts together).
 """
 
 import hashlib

@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 
 from ups.common.files import parts_of
-from ups.config import Config, OwnTaskConfig, TaskConfig
+from ups.config import Config, UserTaskConfig, TaskConfig
 from ups.data.layout import layout_of
 from ups.data.pdebench import Trajectories, open_data, split_indices
 from ups.tasks import get_task
-from ups.userdata.reader import MOST_VALUES, OwnTrajectories, open_own, own_files
+from ups.userdata.reader import MOST_VALUES, UserTrajectories, open_user_files, user_files
 
-Source = Trajectories | OwnTrajectories
+Source = Trajectories | UserTrajectories
 
 
 def needs_files(settings: TaskConfig) -> bool:
     """Whether the files of a task, and not its configuration, say how many trajectories there are."""
-    return isinstance(settings, OwnTaskConfig)
+    return isinstance(settings, UserTaskConfig)
 
 
 def data_files(config: Config, task_name: str) -> list[Path]:
@@ -29,15 +29,15 @@ def data_files(config: Config, task_name: str) -> list[Path]:
     """
     settings = config.task[task_name]
     if needs_files(settings):
-        return own_files(task_name, settings.files)
+        return user_files(task_name, settings.files)
     return [config.data_path(task_name, value) for value in settings.parameters or [None]]
 
 
-def open_user(config: Config, task_name: str, strided: bool = True) -> OwnTrajectories:
+def open_user(config: Config, task_name: str, strided: bool = True) -> UserTrajectories:
     """The files that the section of a task declares; strided: as the section says."""
     settings = config.task[task_name]
     strides = {key: getattr(settings, key) for key in ("space_stride", "time_stride", "first_frame")}
-    return open_own(
+    return open_user_files(
         config.spec(task_name),
         data_files(config, task_name),
         resolution=settings.resolution,
@@ -160,8 +160,8 @@ def open_sources(config: Config, task_name: str) -> list[Source]:
     return sources
 
 
-def look_at_own(config: Config, tasks: Sequence[str]) -> None:
-    """Print a line per file of the user's (data.source=own), or per task that declares its files; they are
+def list_user_files(config: Config, tasks: Sequence[str]) -> None:
+    """Print a line per file of the user's (data.source=user), or per task that declares its files; they are
     never written. ValueError or FileNotFoundError for what is missing or not as configured.
     """
     for task in tasks:
@@ -173,7 +173,7 @@ def look_at_own(config: Config, tasks: Sequence[str]) -> None:
                     wanted.num_trajectories, wanted.num_frames, wanted.resolution
                 )
                 raise FileNotFoundError(
-                    f"no data file {path}; expected yours there, as data.source=own says. Write {layout}; or "
+                    f"no data file {path}; expected yours there, as data.source=user says. Write {layout}; or "
                     f"correct data.root or task.{task} (in that folder: {', '.join(there[:5]) or 'nothing'})."
                 )
         for source in open_sources(config, task):

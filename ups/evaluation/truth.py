@@ -17,7 +17,7 @@ from ups.data.cache import Cache, open_cache
 from ups.data.sources import Source
 from ups.data.tokenizer import Tokenizer
 from ups.models.head import TaskHead
-from ups.userdata.reader import OwnTrajectories
+from ups.userdata.reader import UserTrajectories
 
 LAW_BYTES = 2**30  # of exact draws to judge by
 
@@ -42,7 +42,7 @@ class Truth:
         if most:
             self.rows = self.rows[torch.argsort(cache.trajectory[self.rows], stable=True)[:most]]
         # of the user's files, trajectories of this split may go on beyond those of training
-        is_own = isinstance(sources[0], OwnTrajectories) and not self.task.is_steady
+        is_own = isinstance(sources[0], UserTrajectories) and not self.task.is_steady
         total = sources[0].frames_of(self.rows.tolist()) if is_own else cache.num_frames
         self.num_frames = total - context
         if context and self.num_frames < 1:

@@ -27,7 +27,7 @@ SCORES = {
 LICENCES = {
     "generate": "MIT; the data were made by this project's solvers",
     "published": "of the weights MIT; the data are PDEBench's and keep their own licence",
-    "own": "the data were the user's own, whose owner says how the weights may be passed on",
+    "user": "the data were the user's own, whose owner says how the weights may be passed on",
 }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ups.tasks.task import Array, Finding, Task, in_unit
-from ups.tasks.user_task import Place, own_task, require_name
+from ups.tasks.user_task import Place, make_user_task, require_name
 
 __all__ = [
     "TASKS",
@@ -21,7 +21,7 @@ __all__ = [
     "described_task",
     "get_task",
     "in_unit",
-    "own_task",
+    "make_user_task",
     "require_name",
 ]
 
@@ -49,4 +49,4 @@ def described_task(description: Mapping[str, Any]) -> Task:
     """The task of a description that weights or a cache carry: by name, and of a user's own task by the facts
     beside it ("own")."""
     name, facts = description["name"], description.get("own")
-    return own_task(name, facts) if facts else get_task(name)
+    return make_user_task(name, facts) if facts else get_task(name)

@@ -268,7 +268,7 @@ class Task:
         if self.simulate:
             return "set data.source=generate, which solves the stated equation, or train on it for what it is"
         return (
-            f"train on it for what it is, or write data of your own (data.source=own): {self.name} has "
+            f"train on it for what it is, or write data of your own (data.source=user): {self.name} has "
             "no solver here"
         )
 

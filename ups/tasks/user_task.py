@@ -55,7 +55,7 @@ def require_name(name: str) -> None:
         )
 
 
-def own_task(name: str, facts: Mapping[str, Any]) -> Task:
+def make_user_task(name: str, facts: Mapping[str, Any]) -> Task:
     """The task that `facts` (plain values, JSON-able) declare. Raises ValueError for a name that none can
     have.
 

@@ -71,7 +71,7 @@ def _section(store: Store) -> list[str]:
     head = [
         "# my_data.yaml: what ends with a question mark is a guess; answer it.",
         "include: configs/small.yaml",
-        f"data: {{tasks: [{quoted(name)}], source: own}}",
+        f"data: {{tasks: [{quoted(name)}], source: user}}",
         "task:",
         f"  {quoted(name)}:",
         f'    files: "{files}"' + f"   # {question}" * bool(question),

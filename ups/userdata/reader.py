@@ -14,7 +14,7 @@ import numpy as np
 
 from ups.common.files import parts_of
 from ups.common.rows import stratified_rows
-from ups.tasks import Place, Task, own_task
+from ups.tasks import Place, Task, make_user_task
 from ups.userdata.checks import parameter_values, require_domain, run_lengths, step_of
 from ups.userdata.dates import years_of
 from ups.userdata.grid import flipped
@@ -32,7 +32,7 @@ MOST_VALUES = 8  # of parameters, for each of which there are trajectories enoug
 
 
 @dataclass(frozen=True)
-class OwnFile:
+class UserFile:
     """One file: its trajectories, the names of their groups (or ()), the parameters (trajectories, P), the
     axes along which it stores the cells from the last to the first, the frames of every trajectory, and the
     dates of its frames in years, where it has such."""
@@ -47,7 +47,7 @@ class OwnFile:
 
 
 @dataclass(frozen=True)
-class OwnTrajectories:
+class UserTrajectories:
     """The files of one task, described but not read; as `ups.data.pdebench.Trajectories`, of several files.
 
     rows (n, 3): file, number in it and first frame of every trajectory; starts (n,): its initial condition,
@@ -56,7 +56,7 @@ class OwnTrajectories:
 
     path: Path
     task: Task
-    files: tuple[OwnFile, ...]
+    files: tuple[UserFile, ...]
     rows: np.ndarray
     num_frames: int
     space: tuple[int, ...]
@@ -198,7 +198,7 @@ class OwnTrajectories:
     def _fill(
         self,
         store: Store,
-        file: OwnFile,
+        file: UserFile,
         place: Place,
         number: int,
         first_frame: int,
@@ -264,12 +264,12 @@ def _runs(rows: np.ndarray, following: tuple[int, int, int]) -> Iterator[tuple[i
     return zip(cuts[:-1], cuts[1:], strict=True)
 
 
-def own_files(name: str, pattern: str) -> list[Path]:
+def user_files(name: str, pattern: str) -> list[Path]:
     """The files that a section names."""
     return [Path(path) for path in matches(f"task.{name}", pattern)]
 
 
-def open_own(
+def open_user_files(
     task: Task,
     paths: Sequence[Path],
     *,
@@ -283,7 +283,7 @@ def open_own(
     split_by: str = "auto",
     cut: int = 0,
     skip_missing: bool = False,
-) -> OwnTrajectories:
+) -> UserTrajectories:
     """The trajectories in `paths`, described but not read, checked against each other and, where given,
     against the grid, the frames and the step that are expected of them.
 
@@ -355,7 +355,7 @@ def open_own(
                 task.own.get("coordinates", {}),
             )
             files.append(
-                OwnFile(
+                UserFile(
                     path,
                     num,
                     groups,
@@ -390,7 +390,7 @@ def open_own(
     num_breaks = sum(map(len, breaks))
     if skip_missing or num_breaks:
         cells = tuple(-(-size // space_stride) for size in resolution)
-        every = OwnTrajectories(
+        every = UserTrajectories(
             Path(paths[0]),
             task,
             tuple(files),
@@ -436,7 +436,7 @@ def open_own(
         notes += (f"cut into {len(rows)} windows of {cut} frames",)
     elif max(lengths) > num_frames:
         notes += (f"the first {num_frames} frames, of up to {max(lengths)}",)
-    return OwnTrajectories(
+    return UserTrajectories(
         Path(paths[0]) if len(paths) == 1 else parts_of(paths[0])[0].parent,
         task,
         tuple(files),
@@ -454,11 +454,11 @@ def open_own(
     )
 
 
-def open_input(task: Task, path: str, dt: float, given: Sequence[str], **strides: int) -> OwnTrajectories:
+def open_input(task: Task, path: str, dt: float, given: Sequence[str], **strides: int) -> UserTrajectories:
     """One file of fields to start from, laid out as the task's own. dt: of its frames, where it holds no
     times; given: NAME=VALUE of parameters that are not looked for in it.
     """
     names = {text.split("=")[0] for text in given}
     places = {name: place for name, place in task.own["parameters"].items() if name not in names}
-    reduced = own_task(task.name, {**task.own, "parameters": places})
-    return open_own(reduced, [Path(path)], dt=0 if task.own["times"] else dt, **strides)
+    reduced = make_user_task(task.name, {**task.own, "parameters": places})
+    return open_user_files(reduced, [Path(path)], dt=0 if task.own["times"] else dt, **strides)

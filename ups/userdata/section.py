@@ -213,7 +213,7 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def facts(settings: Any) -> dict[str, Any]:
-    """What a complete section says of its task, for `ups.tasks.own_task`."""
+    """What a complete section says of its task, for `ups.tasks.make_user_task`."""
     return {
         "arrays": [
             {"array": place.array, "axes": place.axes, "fields": place.fields}

@@ -12,7 +12,7 @@ from ups.tasks import Place, Task
 from ups.userdata.inspect_file import NO_TIMES
 
 
-def write_own(
+def write_user_file(
     path: Path,
     task: Task,
     fields: Callable[[np.ndarray], np.ndarray],
