@@ -24,11 +24,11 @@ from ups.config.schema import (
     ModelConfig,
     OperatorConfig,
     OptimConfig,
-    UserTaskConfig,
     SteadyConfig,
     TaskConfig,
     TrackerConfig,
     TrainConfig,
+    UserTaskConfig,
 )
 
 __all__ = [

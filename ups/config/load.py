@@ -27,7 +27,7 @@ import yaml
 from ups.common.files import in_words, is_out_of_memory
 from ups.common.stages import STAGES
 from ups.config.checks import check
-from ups.config.schema import ROOT, Config, UserTaskConfig, TaskConfig
+from ups.config.schema import ROOT, Config, TaskConfig, UserTaskConfig
 from ups.tasks import TASKS, get_task
 from ups.userdata.section import DEFAULTS, complete
 

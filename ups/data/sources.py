@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ups.common.files import parts_of
-from ups.config import Config, UserTaskConfig, TaskConfig
+from ups.config import Config, TaskConfig, UserTaskConfig
 from ups.data.layout import layout_of
 from ups.data.pdebench import Trajectories, open_data, split_indices
 from ups.tasks import get_task
@@ -173,7 +173,7 @@ def list_user_files(config: Config, tasks: Sequence[str]) -> None:
                     wanted.num_trajectories, wanted.num_frames, wanted.resolution
                 )
                 raise FileNotFoundError(
-                    f"no data file {path}; expected yours there, as data.source=user says. Write {layout}; or "
+                    f"no data file {path}; expected yours there (data.source=user). Write {layout}; or "
                     f"correct data.root or task.{task} (in that folder: {', '.join(there[:5]) or 'nothing'})."
                 )
         for source in open_sources(config, task):
