@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 
 import torch
 
-from ups.commands.stages import bench_rows, judged, report_parents, report_record, why_report
+from ups.commands.stages import bench_rows, evaluated_operator, report_parents, report_record, why_report
 from ups.common.files import explained, value_hash, write_sealed
 from ups.common.stages import TRANSIENT
 from ups.common.user_solver import solvers_of
@@ -52,7 +52,7 @@ def main() -> int:
 
     # ---- setup
     settings, seed, directory = config.evaluate, config.run.seed, config.report_dir
-    parents, trained, folder = report_parents(config), judged(config), config.operator_dir
+    parents, trained, folder = report_parents(config), evaluated_operator(config), config.operator_dir
     # whose draws are assessed
     stages = [name for name in config.asked if name in parents and name != "operator"]
     if not why_report(config, parents):

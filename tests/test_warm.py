@@ -300,7 +300,7 @@ def test_an_operator_is_no_start_of_a_corrector(caches, parent, tmp_path):
     with pytest.raises(
         FileNotFoundError, match="diffusion.init leads to .*operator, which is no finished diffusion stage"
     ):
-        stages.init_of(config, "diffusion")
+        stages.init_fingerprint(config, "diffusion")
 
 
 def test_a_factor_of_a_trunk_that_was_not_taken_is_refused():

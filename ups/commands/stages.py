@@ -1,11 +1,10 @@
-"""The chain: the stages of a run, what each is made from, and whether one, or the report, is there, whole and
-as asked for. Without torch, as make asks every time.
+"""Decide whether a stage must run: it is skipped if its config, inputs and checksums are unchanged.
 
     python -m ups.commands.stages operator --config configs/small.yaml
     python -m ups.commands.stages stages --config configs/small.yaml     prints the stages that a report needs
 
-Exit status 0: up to date; 3: to do; 1: refused, with the reason. The scripts of data and cache look for
-themselves.
+Exit status: 0 up to date, 3 to do, 1 refused with a reason. make runs this before every stage, so it does not
+import torch. `data` and `cache` are always to do: their scripts check every file themselves.
 """
 
 import json
@@ -30,11 +29,11 @@ OPTIONS = {
 
 
 def parents_of(config: Config, stage: str, caches: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Name -> fingerprint of what `stage` is to be made from, itself finished and of this configuration.
+    """Return name -> fingerprint of every input of `stage`: parent stages, caches, initial weights, solvers.
 
-    caches: task -> the open cache that the stage reads; else what the files say now.
-    Raises FileNotFoundError, ValueError or FileExistsError, naming the make target, for a parent that is not
-    there, was altered or was made otherwise.
+    caches: task -> open cache; without it the fingerprints are read from the files.
+    Raises FileNotFoundError, DamagedError or FileExistsError, which name the make target, if a parent is
+    missing, was altered or was made with another configuration.
     """
     return {
         **{name: require_stage(config, name)["fingerprint"] for name in STAGES[stage].parents},
@@ -42,16 +41,16 @@ def parents_of(config: Config, stage: str, caches: Mapping[str, Any] | None = No
             name: caches[name].fingerprint if caches else cache_fingerprint(config, name)
             for name in config.served(stage)
         },
-        **init_of(config, stage),
+        **init_fingerprint(config, stage),
         **(solver_digests(config) if stage == "operator" else {}),
     }
 
 
-def init_of(config: Config, stage: str) -> dict[str, str]:
-    """The fingerprint of the finished stage whose weights `stage` starts from, as "init"; nothing if from
-    none.
+def init_fingerprint(config: Config, stage: str) -> dict[str, str]:
+    """Return {"init": fingerprint} of the finished stage in `STAGE.init`; {} if `init` is empty.
 
-    Raises FileNotFoundError or ValueError where there is none or its network is not the one asked for.
+    Raises FileNotFoundError if that folder holds no finished stage of the same kind, ValueError if its
+    network has another size.
     """
     if (folder := config.init_dir(stage)) is None:
         return {}
@@ -79,8 +78,10 @@ def init_of(config: Config, stage: str) -> dict[str, str]:
 
 
 def solver_digests(config: Config) -> dict[str, str]:
-    """ "solver of TASK" -> digest of the user's coarse solver, of the tasks that have one for a base. Raises
-    ValueError where Python finds none."""
+    """Return "solver of TASK" -> digest of the user's coarse solver, for every task whose bases include it.
+
+    Raises ValueError if Python cannot import it.
+    """
     return {
         f"solver of {name}": solver_digest(config.task[name].solver, name)
         for name in config.data.tasks
@@ -89,10 +90,7 @@ def solver_digests(config: Config) -> dict[str, str]:
 
 
 def cache_fingerprint(config: Config, task: str) -> str:
-    """The fingerprint that the cache of `task` carries.
-
-    Reading the cache itself checks much more: ups/data/cache.py.
-    """
+    """Return the fingerprint in the header of a task's cache. Only `open_cache` verifies the contents."""
     path = config.cache_path(task)
     try:
         with h5py.File(path, "r", locking=False) as file:
@@ -100,23 +98,20 @@ def cache_fingerprint(config: Config, task: str) -> str:
     except FileNotFoundError:
         raise FileNotFoundError(
             f"no cache of {task} at {path}; expected the latents there (key cache.root). "
-            f"Build it with "
-            f"`make cache` (python prepare_cache.py --config CONFIG)."
+            "Build it with `make cache` (python prepare_cache.py --config CONFIG)."
         ) from None
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise DamagedError(
             f"{path} has no header that can be read ({error}); expected a whole cache. "
-            f"Rebuild it with "
-            f"python prepare_cache.py --config CONFIG --rebuild."
+            "Rebuild it with python prepare_cache.py --config CONFIG --rebuild."
         ) from error
 
 
 def require_stage(config: Config, stage: str) -> dict[str, Any]:
-    """The record of the finished `stage` of this run, its "fingerprint" being what a child records.
+    """Return done.json of a finished stage of this run. Its "fingerprint" identifies the stage.
 
-    Raises FileNotFoundError naming the make target if it is missing or unfinished, DamagedError if it was
-    altered, FileExistsError if it was made with another configuration or from other parents than those there
-    now.
+    Raises FileNotFoundError with the make target if the stage is missing or unfinished, DamagedError if it
+    was altered, FileExistsError if it was made with another configuration or from other parents.
     """
     path, name = config.run_dir / stage, config.run.name
     done = finished_stage(path)
@@ -133,24 +128,23 @@ def require_stage(config: Config, stage: str) -> dict[str, Any]:
 
 
 def stage_folder(config: Config, stage: str) -> StageFolder:
-    """The folder of a script's stage, made from what is there now. Raises as `parents_of`."""
+    """Return the folder of a stage, with its present parents. Raises as `parents_of`."""
     return StageFolder(config, stage, parents_of(config, stage))
 
 
 def why_to_do(config: Config, stage: str) -> str:
-    """Why the script of `stage` must run, or "" if what it makes is there.
-
-    Raises as `require_stage` if it would be refused.
-    """
+    """Return why a stage or the report must run; "" if it is up to date. Raises as `require_stage`."""
     if stage == "report":
         return why_report(config, report_parents(config))
     folder = stage_folder(config, stage)
     return "" if folder.examine() else "it is unfinished" if folder.path.is_dir() else "it is missing"
 
 
-def judged(config: Config) -> dict[str, Any]:
-    """The record of the operator that a report judges: this run's, as `require_stage`, or that of
-    evaluate.weights, asked about the caches that are here."""
+def evaluated_operator(config: Config) -> dict[str, Any]:
+    """Return done.json of the operator that the report evaluates: this run's, or that of evaluate.weights.
+
+    With evaluate.weights, its parents are the caches of this run. Raises as `require_stage`.
+    """
     if not config.evaluate.weights:
         return require_stage(config, "operator")
     folder = config.operator_dir
@@ -158,37 +152,37 @@ def judged(config: Config) -> dict[str, Any]:
         raise FileNotFoundError(
             f"evaluate.weights leads to {folder}, which is no finished operator; "
             f"expected one with {DONE}, or its run's folder. Name one, or leave it empty "
-            f"to judge this run's."
+            "to evaluate this run's."
         )
     return done | {"parents": {name: cache_fingerprint(config, name) for name in config.evaluated}}
 
 
 def report_parents(config: Config) -> dict[str, str]:
-    """Name -> fingerprint of every stage that is asked for (`Config.asked`) and there, and the hashes of how
-    they are judged and of the networks of other kinds beside them.
+    """Return name -> fingerprint of every input of the report.
 
-    Raises as `require_stage`. One that is not there is no error here: the report then fails by a gate.
+    Inputs are caches, stages in `Config.asked`, the section `evaluate` and the results of make bench. A stage
+    that has not run is no error here: a gate of the report fails. Raises as `require_stage`.
     """
-    there = [
+    present = [
         stage
         for stage in STAGES
         if stage in config.asked and (config.run_dir / stage).is_dir() and stage != "operator"
     ]
-    found = {"operator": judged(config), **{stage: require_stage(config, stage) for stage in there}}
-    caches = {name: found["operator"]["parents"][name] for name in config.evaluated}
+    operator = evaluated_operator(config)
+    stages = {"operator": operator, **{stage: require_stage(config, stage) for stage in present}}
     return {
-        **caches,
-        **{stage: done["fingerprint"] for stage, done in found.items()},
+        **{name: operator["parents"][name] for name in config.evaluated},
+        **{stage: done["fingerprint"] for stage, done in stages.items()},
         "evaluate": value_hash(to_dict(config)["evaluate"]),
-        "bench": value_hash(bench_rows(config, found["operator"]["parents"])),
+        "bench": value_hash(bench_rows(config, operator["parents"])),
     }
 
 
 def bench_rows(config: Config, parents: dict[str, str]) -> dict[str, dict[str, dict]]:
-    """TASK -> {"fno", "unet": row of results.json}, as make bench measured them, for every evaluated task.
+    """Return TASK -> {"fno", "unet": row of results.json} by make bench, for every evaluated task.
 
-    parents: of the operator, among them TASK -> fingerprint of the cache. Nothing where the report is not on
-    the whole test split. Raises as `find_bench_rows`.
+    The rows are empty unless the report is on the whole test split. parents: of the operator; they hold the
+    fingerprint of every cache. Raises as `find_bench_rows`.
     """
     is_whole = config.evaluate.split == "test" and not config.evaluate.max_trajectories
     return {
@@ -198,9 +192,7 @@ def bench_rows(config: Config, parents: dict[str, str]) -> dict[str, dict[str, d
 
 
 def report_record(config: Config, parents: dict[str, str]) -> dict[str, Any]:
-    """What done.json of the report in `config.report_dir` says: its parents, and a digest of each of its
-    files.
-    """
+    """Return the contents of the report's done.json: its parents and a digest of each of its files."""
     folder = config.report_dir
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / DONE]
     return {
@@ -212,7 +204,7 @@ def report_record(config: Config, parents: dict[str, str]) -> dict[str, Any]:
 
 
 def why_report(config: Config, parents: dict[str, str]) -> str:
-    """Why the report must be made (again), or "" if it is there, whole and of these parents."""
+    """Return why the report must be made; "" if it is complete, unaltered and has these parents."""
     try:
         done = read_sealed(config.report_dir / DONE, "the record of a report", "", parents=dict, files=dict)
     except FileNotFoundError:
