@@ -95,7 +95,7 @@ train-cpu2 train-2gpu train-4gpu train-8gpu train-fsdp: train-%:
 data: $(ENVIRONMENT)          ## Generate, or download and check, the data files
 	$(call stage,$@,$(PY) prepare_data.py)
 
-doctor: $(ENVIRONMENT)        ## Examine this machine (GPUs, ranks, limits, disks, caches) and the data files (NaN, repeats, leakage)
+doctor: $(ENVIRONMENT)        ## Check this machine (GPUs, ranks, limits, disks) and the data files (NaN, repeats, leakage)
 	status=0; $(PY) -m ups.commands.machine_check --topology $(TOPOLOGY_FILE) $(FLAGS) || status=1; $(PY) prepare_data.py --doctor $(FLAGS) || status=1; exit $$status
 
 cache: data                   ## Fit the tokenizers and encode the data
