@@ -77,7 +77,7 @@ IN_PLACE = {  # of commands that a test cannot run: what runs, and why
     # twice as long for nothing else
     'make sweep GRID="operator.optim.muon_lr=2e-3,4e-3" SEEDS="0 1" STAGES=operator': "make sweep "
     'GRID="operator.optim.muon_lr=2e-3,4e-3" SEEDS="0" STAGES=operator',
-    # test_travel.py has a hub
+    # test_publish.py has a hub
     "make publish RUN=small TO=hf://owner/name": "make -n publish RUN=small TO=hf://owner/name",
 }
 COMMANDS = {

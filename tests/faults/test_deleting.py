@@ -216,7 +216,7 @@ def test_a_link_in_a_run_is_not_followed(tmp_path, name):
     with pytest.raises(ValueError, match="is a link"):
         publish.copy(run, tmp_path / "copy")
     with pytest.raises(ValueError, match="is a link"):
-        publish.travelling(run)  # which `push` sends
+        publish.published_files(run)  # which `push` sends
     assert not (tmp_path / "copy").exists()
 
 
@@ -228,7 +228,7 @@ def publish_slowly(run: Path, to: Path, has_begun: Any) -> None:
         time.sleep(0.2)
         return whole(*paths, **options)
 
-    whole, publish.shutil.copyfile, sys.argv = shutil.copyfile, slowly, ["travel", str(run), str(to)]
+    whole, publish.shutil.copyfile, sys.argv = shutil.copyfile, slowly, ["publish", str(run), str(to)]
     sys.exit(publish.main())
 
 

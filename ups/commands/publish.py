@@ -1,14 +1,14 @@
-"""Weights that travel: what of a run another machine needs, copied to a folder or to a model hub and back.
+"""Publish the weights of a run: copy what another machine needs to a folder or a model hub.
 
     python -m ups.commands.publish runs/small pretrained            (or: make publish RUN=small TO=pretrained)
     python -m ups.commands.publish runs/small hf://owner/name
 
-What travels is a folder per stage, with its network (config.json, model.safetensors), who made it from what
-(done.json, config.yaml, metrics.jsonl) and the card with its pictures that the report writes. Tensors are
-safetensors and the rest is text: nothing that is loaded can run.
+A copy has one folder per stage: the network (config.json, model.safetensors), its origin (done.json,
+config.yaml, metrics.jsonl) and the report's model card with pictures. Tensors are safetensors and the rest is
+text, so loading a copy runs no code.
 
-A copy is made beside its target, opened as `ups.load` opens it, and renamed. It takes the place of an earlier
-copy alone: of a folder that holds such files of finished stages and nothing else.
+The copy is made beside its target, opened as `ups.load` opens it, and renamed. It replaces nothing but an
+earlier copy: a folder with such files of finished stages and nothing else.
 """
 
 import shutil
@@ -22,52 +22,49 @@ from ups.config import STAGES, read_command, run_script
 from ups.report.model_card import CARD, IMAGES
 from ups.training.folder import DONE, MODEL, finished_stage, stage_config, stage_of_run
 
-HUB = "hf://"  # before a name on a hub: without it a folder that is missing is no reason to ask the network
+HUB = "hf://"  # marks a name on a hub: a folder that is missing never causes a request
 NEEDED = ("config.json", MODEL, DONE, "config.yaml", CARD)
 FILES = (*NEEDED, "metrics.jsonl", f"{IMAGES}/*.png")
 
 
-def travelling(run: Path) -> dict[str, Path]:
-    """Path in a copy -> file, of every finished stage in the folder of a run.
+def published_files(run: Path) -> dict[str, Path]:
+    """Return path in the copy -> file, for every finished stage in the folder of a run.
 
-    Raises FileNotFoundError for a run without operator, or a stage without its card; DamagedError for a stage
-    that is not as it was left, of another run or behind a link.
+    Raises FileNotFoundError for a run without operator or a stage without its card; DamagedError for a stage
+    that was altered, belongs to another run or is a link.
     """
-    again = "Publish files of the run itself."
-    there = [stage for stage in STAGES if (run / stage / DONE).is_file() and stage_of_run(run, stage)]
-    if "operator" not in there:
+    fix = "Publish files of the run itself."
+    finished = [stage for stage in STAGES if (run / stage / DONE).is_file() and stage_of_run(run, stage)]
+    if "operator" not in finished:
         raise FileNotFoundError(
-            f"{run} holds no finished operator; expected a run's folder, such as "
-            f"runs/small. Run make train, or name another."
+            f"{run} holds no finished operator; expected a run's folder, such as runs/small. "
+            "Run make train, or name another."
         )
-    for stage in there:
+    for stage in finished:
         for name in NEEDED:
             if not (run / stage / name).is_file():
                 raise FileNotFoundError(
-                    f"{run / stage} has no {name}; expected a stage that a report on the "
-                    f"test split has judged, for that writes its card. Run make report "
-                    f"RUN={run.name}, or delete the stage."
+                    f"{run / stage} has no {name}; expected a stage with the card that a report on the "
+                    f"test split writes. Run make report RUN={run.name}, or delete the stage."
                 )
         stage_config(run / stage, finished_stage(run / stage))
         if (run / stage / IMAGES).is_symlink():
-            raise DamagedError(f"{run / stage / IMAGES} is a link; expected a folder of its own. {again}")
+            raise DamagedError(f"{run / stage / IMAGES} is a link; expected a folder of its own. {fix}")
     files = {
         path.relative_to(run).as_posix(): path
-        for stage in there
+        for stage in finished
         for pattern in FILES
         for path in sorted((run / stage).glob(pattern))
     }
     for path in files.values():
-        require_plain(path, again)
+        require_plain(path, fix)
     return files
 
 
 def require_target(run: Path, folder: Path) -> None:
-    """Raise ValueError unless a copy of `run` may take the place of `folder`: nothing, an empty folder or an
-    earlier copy, outside of the run.
-    """
-    here, there = run.resolve(), folder.resolve()
-    if here == there or here in there.parents or there in here.parents:
+    """Raise ValueError unless `folder` is outside of the run and is missing, empty or an earlier copy."""
+    source, target = run.resolve(), folder.resolve()
+    if source == target or source in target.parents or target in source.parents:
         raise ValueError(
             f"{folder} is the run {run} itself, or in it or around it; expected another place. "
             "Name another with TO=."
@@ -76,7 +73,7 @@ def require_target(run: Path, folder: Path) -> None:
         raise ValueError(
             f"{folder} is a link or a file; expected a folder, or nothing. Name another with TO=."
         )
-    known = {
+    copied = {
         path
         for stage in STAGES
         if _is_copy(folder / stage)
@@ -84,7 +81,7 @@ def require_target(run: Path, folder: Path) -> None:
         for path in (folder / stage).glob(pattern)
     }
     strange = (
-        path for path in folder.rglob("*") if path.is_symlink() or not (path.is_dir() or path in known)
+        path for path in folder.rglob("*") if path.is_symlink() or not (path.is_dir() or path in copied)
     )
     if (first := next(strange, None)) is not None:
         raise ValueError(
@@ -94,7 +91,7 @@ def require_target(run: Path, folder: Path) -> None:
 
 
 def _is_copy(folder: Path) -> bool:
-    """Whether a folder is a finished stage, as it was left."""
+    """Whether a folder is a finished, unaltered stage."""
     try:
         return not folder.is_symlink() and finished_stage(folder) is not None
     except DamagedError:
@@ -102,12 +99,12 @@ def _is_copy(folder: Path) -> bool:
 
 
 def copy(run: str | Path, folder: str | Path) -> Path:
-    """`travelling` of a run in `folder`, in place of an earlier copy, whole or not at all; the folder.
+    """Copy `published_files` of a run to `folder`, completely or not at all; return the folder.
 
-    Raises as `travelling` and `require_target`.
+    Raises as `published_files` and `require_target`.
     """
     run, folder = Path(run), Path(folder)
-    files = travelling(run)
+    files = published_files(run)
     require_target(run, folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.publishing-") as temporary:
@@ -118,12 +115,12 @@ def copy(run: str | Path, folder: str | Path) -> Path:
             shutil.copyfile(path, new / name, follow_symlinks=False)
             flush(new / name)
         require_loadable(new)
-        require_target(run, folder)  # it took a while
+        require_target(run, folder)  # it may have changed meanwhile
         try:
             if folder.exists():
                 folder.rename(old)
             new.rename(folder)
-        except BaseException:  # a signal, too: else what was there would go with the temporary folder
+        except BaseException:  # signals too: else the earlier copy would be lost with the temporary folder
             if old.exists() and not folder.exists():
                 old.rename(folder)
             raise
@@ -132,8 +129,7 @@ def copy(run: str | Path, folder: str | Path) -> Path:
 
 
 def require_loadable(folder: Path) -> None:
-    """Raise DamagedError unless every stage of a copy opens as `ups.load` opens it, but for a solver of the
-    user's, which nobody runs here."""
+    """Raise DamagedError unless `ups.load` can open every stage of a copy. The user's solver is not run."""
     from ups.generative.corrector import Corrector
     from ups.models.operator import Operator
     from ups.training.stage import load_stage
@@ -144,12 +140,12 @@ def require_loadable(folder: Path) -> None:
 
 
 def push(run: str | Path, name: str) -> str:
-    """`travelling` of a run to NAME (OWNER/NAME) on the hub, in one commit, made if need be; its address.
+    """Commit `published_files` of a run to OWNER/NAME on the hub; return the address of the commit.
 
-    The operator's card is the model's. Raises ImportError without huggingface_hub, and its errors, which say
-    what is wrong, for a name or token that the hub does not accept.
+    The repository is created if it is missing. The operator's card becomes the model's. Raises ImportError
+    without huggingface_hub, and the client's own errors for a name or token that the hub refuses.
     """
-    hub, files = _hub(), travelling(Path(run))
+    hub, files = _hub(), published_files(Path(run))
     api, name = hub.HfApi(), name.removeprefix(HUB)
     root = (
         files[f"operator/{CARD}"].read_text(encoding="utf-8").replace(f"]({IMAGES}/", f"](operator/{IMAGES}/")
@@ -163,9 +159,10 @@ def push(run: str | Path, name: str) -> str:
 
 
 def fetch(name: str) -> Path:
-    """The folder of a run that `push` left under hf://OWNER/NAME, or hf://OWNER/NAME@REVISION, downloaded
-    once and kept by huggingface_hub. Raises ImportError as `push`, and FileNotFoundError with what the hub
-    said."""
+    """Download hf://OWNER/NAME or hf://OWNER/NAME@REVISION once, and return its folder.
+
+    huggingface_hub keeps the files. Raises ImportError as `push`, FileNotFoundError with the hub's reason.
+    """
     name, _, revision = name.removeprefix(HUB).partition("@")
     patterns = [f"{stage}/{pattern}" for stage in STAGES for pattern in FILES]
     hub = _hub()
@@ -173,19 +170,19 @@ def fetch(name: str) -> Path:
         return Path(hub.snapshot_download(name, revision=revision or None, allow_patterns=patterns))
     except (OSError, ValueError) as error:
         raise FileNotFoundError(
-            f"{HUB}{name} is neither on this machine nor to be had from its hub "
-            f"({' '.join(str(error).split()):.200}); expected OWNER/NAME of weights that "
-            "were pushed. Check the name and the network, or give a folder."
+            f"{HUB}{name} is neither on this machine nor on its hub ({' '.join(str(error).split()):.200}); "
+            "expected OWNER/NAME of weights that were pushed. Check the name and the network, or pass a "
+            "folder."
         ) from error
 
 
-def _hub():  # its modules come with the first use
+def _hub():
     try:
         import huggingface_hub
     except ImportError as error:
         raise ImportError(
             f"a name that begins with {HUB} needs huggingface_hub, which is not installed; "
-            f"expected it, or a folder. Run pip install huggingface_hub."
+            "expected it, or a folder. Run pip install huggingface_hub."
         ) from error
     return huggingface_hub
 
@@ -196,7 +193,7 @@ def main() -> int:
         {"run": {"help": "folder of a run"}, "to": {"help": f"a folder, or {HUB}OWNER/NAME"}},
         prog="python -m ups.commands.publish",
     )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # by way of `copy`'s clean-up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that `copy` cleans up
     is_hub = arguments.to.startswith(HUB)
     print(push(arguments.run, arguments.to) if is_hub else copy(arguments.run, arguments.to))
     return 0

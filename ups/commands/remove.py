@@ -1,10 +1,10 @@
-"""Remove: what this package made, and nothing else.
+"""Delete files that this package made, and nothing else.
 
     python -m ups.commands.remove runs/smoke data/smoke cache/smoke      (or: make clean-smoke)
 
-Deletes a finished or unfinished stage or report by its record, a generated data file by the settings in it, a
-cache by its seal, and the folders that are empty then. Where anything else lies below a path, nothing below
-it is deleted. Without torch.
+It recognises a stage or report, finished or not, by its record, a generated data file by the settings in it
+and a cache by its seal. It deletes these and the folders that are then empty. If a path holds anything else,
+nothing below it is deleted. Does not import torch.
 """
 
 import contextlib
@@ -22,26 +22,31 @@ from ups.data.pdebench import made_with
 from ups.data.seal import read_seal
 from ups.training.folder import DONE, LOCK
 
-RECORDS = (DONE, LOCK, "environment.json", "results.json")  # deleted last: what is left half is still known
+RECORDS = (
+    DONE,
+    LOCK,
+    "environment.json",
+    "results.json",
+)  # deleted last, so that a half-deleted folder is still recognised
 REPORTS = ("report", "report-val")
-SIGN = ".prepared"  # of cluster/node.sh, in the folder of a run
+PREPARED = ".prepared"  # written by cluster/node.sh in the folder of a run
 DEPTH = 4  # of folders below a path: data/NAME/TASK/FILE
-MOST_SHOWN = 5  # things that are not ours, in a message
+MOST_SHOWN = 5  # foreign files named in a message
 
 
 class NotOursError(ValueError):
-    """Something that carries no record of ours, or is in use."""
+    """A file or folder that has no record of this package, or is in use."""
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether a folder is a stage or a report, by a record in it."""
+    """Whether a folder is a stage or a report, by the record in it."""
     with contextlib.suppress(OSError, ValueError):
         kind = "report" if folder.name in REPORTS else folder.name
         if kind != "report" and kind not in STAGES:
             return False
         if (folder / DONE).is_file():
             return read_sealed(folder / DONE, "a record", "", stage=str)["stage"] == kind
-        if kind == "report":  # a gate failed
+        if kind == "report":  # without done.json, because a gate failed
             record = json.loads((folder / "results.json").read_text(encoding="utf-8"))
             return {"run", "config_hash", "gates", "tasks"} <= record.keys()
         started = folder / "environment.json"
@@ -53,7 +58,7 @@ def is_ours(folder: Path) -> bool:
 
 
 def is_our_file(path: Path) -> bool:
-    """Whether a file is a generated data file or a cache, or one that is not finished."""
+    """Whether a file is a generated data file or a cache, finished or not."""
     with contextlib.suppress(OSError, ValueError, RuntimeError, LookupError):
         with h5py.File(path, "r", locking=False) as file:
             if made_with(file) is not None:
@@ -65,32 +70,32 @@ def is_our_file(path: Path) -> bool:
 
 
 def found_below(path: Path, depth: int = DEPTH) -> Iterator[Path]:
-    """The stages, reports and files of ours at and below a path. Raises NotOursError for anything else."""
+    """Yield our stages, reports and files at and below a path. Raises NotOursError for anything else."""
     if path.is_symlink() or not (path.is_dir() or path.is_file()):
         raise NotOursError(f"{path} (a link, or no plain file)")
     if path.is_file():
-        if path.name != SIGN and not is_our_file(path):
+        if path.name != PREPARED and not is_our_file(path):
             raise NotOursError(str(path))
         yield path
     elif is_ours(path):
         yield path
     elif not depth:
-        raise NotOursError(f"{path} (a folder of no record)")
+        raise NotOursError(f"{path} (a folder without a record)")
     else:
-        wrong = []
+        foreign = []
         for inner in sorted(path.iterdir()):
             try:
                 yield from found_below(inner, depth - 1)
             except NotOursError as error:
-                wrong += str(error).split(", ")
-            if len(wrong) >= MOST_SHOWN:
+                foreign += str(error).split(", ")
+            if len(foreign) >= MOST_SHOWN:
                 break
-        if wrong:
-            raise NotOursError(", ".join(wrong))
+        if foreign:
+            raise NotOursError(", ".join(foreign))
 
 
 def require_unused(path: Path) -> None:
-    """Raise NotOursError for a stage that a process trains in, or a file that one writes."""
+    """Raise NotOursError for a stage or file that another process writes."""
     file = path / LOCK if path.is_dir() else path
     if file.is_file():
         with file.open("rb") as held:
@@ -101,7 +106,7 @@ def require_unused(path: Path) -> None:
 
 
 def delete(path: Path) -> None:
-    """Remove a file, or a folder with its records last."""
+    """Delete a file, or a folder with its records last."""
     if path.is_dir():
         for inner in sorted(path.iterdir(), key=lambda inner: inner.name in RECORDS):
             remove(inner)
@@ -111,7 +116,7 @@ def delete(path: Path) -> None:
 
 
 def remove_empty(path: Path) -> None:
-    """Remove a folder and those in it, as far as they are empty."""
+    """Delete a folder and its subfolders if they are empty."""
     if path.is_dir() and not path.is_symlink():
         for inner in path.iterdir():
             remove_empty(inner)
@@ -120,8 +125,7 @@ def remove_empty(path: Path) -> None:
 
 
 def remove_ours(path: Path) -> list[Path]:
-    """Delete what lies at a path; what was deleted. Raises ValueError, and deletes nothing, where not all of
-    it is ours."""
+    """Delete everything at a path and return it. Raises ValueError and deletes nothing if not all is ours."""
     if not os.path.lexists(path):
         return []
     try:

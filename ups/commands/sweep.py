@@ -1,11 +1,11 @@
-"""A sweep: every combination of some settings with every seed, trained by make, compared on validation.
+"""Train every combination of some settings and seeds with make, and compare them on validation.
 
     make sweep GRID="operator.optim.muon_lr=2e-3,4e-3 operator.model.depth=2,4" SEEDS="0 1" STAGES=operator
 
-Values of a key are divided by commas outside brackets. Each combination and seed is a run RUN-HASH-sSEED of
-its own, with a report on the validation split (report-val/), so what is there is not trained again. Where a
-setting changes the latents, the run has a folder of caches of its own. The table, best first, is printed and
-kept in RUNS/RUN-sweep.md: mean and standard deviation over seeds. All runs: the leaderboard with --split val.
+Commas outside brackets separate the values of a key. Each combination and seed is a run RUN-HASH-sSEED with a
+report on the validation split (report-val/); finished runs are not trained again. A setting that changes the
+latents gets its own folder of caches. The table of means and standard deviations over seeds, best first, is
+printed and written to RUNS/RUN-sweep.md. For all runs see the leaderboard with --split val.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from ups.report.tables import markdown
 
 OPTIONS = {
     "--config": {"default": str(DEFAULT_OVERLAY)},
-    "--run": {"required": True, "help": "with which names of runs begin"},
+    "--run": {"required": True, "help": "first part of the names of runs"},
     "--runs": {"default": "runs", "help": "folder of all runs"},
     "--seeds": {"default": "0", "help": "such as '0 1 2'"},
     "--args": {"default": "", "help": "overrides of all runs"},
@@ -35,24 +35,24 @@ OPTIONS = {
     "--topology": {"default": "single"},
     "grid": {"nargs": "+", "metavar": "section.key=value,value"},
 }
-OF_LATENTS = ("task.", "data.", "cache.")  # keys that make other caches
+LATENT_KEYS = ("task.", "data.", "cache.")  # a change of these needs other caches
 SPLIT = re.compile(r",(?![^\[{]*[\]}])")  # a comma outside brackets
-INHERITED = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")  # of a make that called us
+INHERITED = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")  # set by the make that runs the sweep
 
 RESULTS = Path("report-val") / "results.json"
 
-Setting = tuple[str, ...]  # overrides
+Setting = tuple[str, ...]  # overrides, key=value
 
 
 def settings_of(grid: Iterable[str]) -> list[Setting]:
-    """Every combination of the values of `key=value,value`. Raises ValueError for what is no such text."""
+    """Return every combination of the values in `key=value,value`. Raises ValueError for another text."""
     axes = []
     for text in grid:
         key, sign, values = text.partition("=")
         if not (key and sign and all(SPLIT.split(values))):
             raise ValueError(
                 f"the grid has {text!r}; expected key=value,value, such as "
-                f"operator.optim.muon_lr=2e-3,4e-3. Mend it."
+                "operator.optim.muon_lr=2e-3,4e-3. Fix it."
             )
         axes.append([f"{key}={value}" for value in SPLIT.split(values)])
     return list(itertools.product(*axes))
@@ -63,15 +63,14 @@ def name_of(run: str, setting: Setting, seed: int) -> str:
 
 
 def overrides_of(run: str, setting: Setting, seed: int, cache_root: str) -> list[str]:
-    """What a run of the sweep is given beside its name."""
-    is_other = any(override.startswith(OF_LATENTS) for override in setting)
-    cache = [f"cache.root={cache_root}/{run}-{value_hash(sorted(setting))[:6]}"] if is_other else []
+    """Return the overrides of one run."""
+    needs_caches = any(override.startswith(LATENT_KEYS) for override in setting)
+    cache = [f"cache.root={cache_root}/{run}-{value_hash(sorted(setting))[:6]}"] if needs_caches else []
     return [*setting, *cache, f"run.seed={seed}", "evaluate.split=val"]
 
 
 def table(runs: Path, run: str, settings: Sequence[Setting], seeds: Sequence[int]) -> str:
-    """Markdown, best first: nRMSE on validation, mean and standard deviation over the seeds that have a
-    report."""
+    """Return a Markdown table of validation nRMSE, best first: mean and standard deviation over seeds."""
     rows, tasks = [], []
     for setting in settings:
         paths = [runs / name_of(run, setting, seed) / RESULTS for seed in seeds]
@@ -96,10 +95,9 @@ def _spread(values: Sequence[float | None]) -> str:
 
 
 def train(name: str, arguments: Any, overrides: Iterable[str]) -> bool:
-    """Make one run with its report; whether that is there. A report of which a gate fails is a result as
-    well."""
+    """Make one run and return whether it has a report. A report with failed gates counts as well."""
     environment = {key: value for key, value in os.environ.items() if key not in INHERITED}
-    given = {
+    variables = {
         "CONFIG": arguments.config,
         "RUN": name,
         "RUNS": arguments.runs,
@@ -109,7 +107,7 @@ def train(name: str, arguments: Any, overrides: Iterable[str]) -> bool:
         "ARGS": " ".join(overrides),
     }
     done = subprocess.run(
-        ["make", "--no-print-directory", "report", *(f"{key}={value}" for key, value in given.items())],
+        ["make", "--no-print-directory", "report", *(f"{key}={value}" for key, value in variables.items())],
         env=environment,
     )
     return not done.returncode or (Path(arguments.runs) / name / RESULTS).is_file()
@@ -119,7 +117,7 @@ def main() -> int:
     arguments = read_command(__doc__, OPTIONS, prog="python -m ups.commands.sweep")
     run, runs, shared = arguments.run, Path(arguments.runs), arguments.args.split()
     settings, seeds = settings_of(arguments.grid), list(map(int, arguments.seeds.split()))
-    # all are read before any is trained
+    # all settings are checked before the first run is trained
     roots = {setting: load_config(arguments.config, [*shared, *setting]).cache.root for setting in settings}
     failed = []
     for setting, seed in itertools.product(settings, seeds):

@@ -1,5 +1,5 @@
-"""Weights that travel (ups/commands/publish.py, ups/report/model_card.py): what is copied, pushed, fetched
-and judged elsewhere."""
+"""Publishing (ups/commands/publish.py, ups/report/model_card.py): copies, hubs, and reports on published
+weights."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def report_of(monkeypatch, *overrides: str, is_drawn: bool = False) -> tuple[int
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
     """Data, caches and runs/smoke, an operator that a report has judged."""
-    root = tmp_path_factory.mktemp("travel")
+    root = tmp_path_factory.mktemp("publish")
     make_caches(root, *RUN)
     code, log = train(root, root / "runs", *RUN)
     assert code == 0, log
@@ -132,7 +132,7 @@ def test_a_copy_is_all_that_a_forecast_needs(home, tmp_path, monkeypatch):
     )
     assert np.array_equal(one, two)
     (copy / "operator" / "metrics.jsonl").unlink()
-    monkeypatch.setattr(sys, "argv", ["travel", str(run), str(copy)])  # as make publish calls it
+    monkeypatch.setattr(sys, "argv", ["publish", str(run), str(copy)])  # as make publish calls it
     assert publish.main() == 0 and (copy / "operator" / "metrics.jsonl").is_file()
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
@@ -239,8 +239,8 @@ def test_a_run_without_card_or_operator_does_not_travel(home, tmp_path):
     (run / "operator" / "README.md").unlink()
     with pytest.raises(
         FileNotFoundError,
-        match="has no README.md; expected a stage that a report on the test split has judged, "
-        "for that writes its card. Run make report RUN=smoke",
+        match="has no README.md; expected a stage with the card that a report on the test split writes. "
+        "Run make report RUN=smoke",
     ):
         publish.copy(run, tmp_path / "copy")
 
@@ -342,7 +342,7 @@ def hub(monkeypatch, tmp_path):
 def test_what_was_pushed_to_a_hub_is_loaded_by_name(home, hub):
     run = home / "runs" / "smoke"
     assert ups.push(run, "owner/name").endswith(f"/owner/name/commit/{hub.sha}")
-    assert set(hub.files) == {"README.md", *publish.travelling(run)}
+    assert set(hub.files) == {"README.md", *publish.published_files(run)}
     root = hub.files["README.md"].decode()
     assert "](operator/images/" in root and "](images/" not in root
     hub.files["operator/planted.pt"] = b"never fetched"
@@ -382,7 +382,7 @@ def test_predict_takes_weights_from_a_hub_by_name_and_from_this_machine_when_it_
     assert np.array_equal(predicted("again.h5", "hf://owner/name"), found)
     with pytest.raises(
         FileNotFoundError,
-        match="hf://owner/other is neither on this machine nor to be had from its hub .*; ex",
+        match="hf://owner/other is neither on this machine nor on its hub .*; ex",
     ):
         predicted("other.h5", "hf://owner/other")
     assert not (tmp_path / "other.h5").exists()
