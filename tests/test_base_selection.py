@@ -31,8 +31,7 @@ from ups.models.base_selection import (
     select_base,
     stratified_rows,
 )
-from ups.models.bases import Persistence
-from ups.models.bases.base import ParameterBatch
+from ups.models.bases.base import ParameterBatch, Persistence
 from ups.models.bases.units import widened
 from ups.models.head import TaskHead
 from ups.models.loss import squared_errors

@@ -14,8 +14,8 @@ from ups.config import Config, load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import Cache, open_cache
 from ups.models import base_selection
-from ups.models.bases import Linear
 from ups.models.bases.base import ParameterBatch
+from ups.models.bases.linear import Linear
 from ups.models.bases.reduced_rank import Directions
 from ups.models.shortlist import tried
 

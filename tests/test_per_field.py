@@ -16,9 +16,11 @@ from ups.config import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import Cache, open_cache
 from ups.models import base_selection
-from ups.models.bases import Equation, Persistence, Propagator, Solver
-from ups.models.bases.base import ParameterBatch
+from ups.models.bases.base import ParameterBatch, Persistence
+from ups.models.bases.equation import Equation
 from ups.models.bases.per_field import Part, PerField, joined, parts_of, settings_of
+from ups.models.bases.propagator import Propagator
+from ups.models.bases.solver import Solver
 from ups.models.operator import build_operator
 
 CPU = torch.device("cpu")

@@ -9,8 +9,9 @@ import torch
 from ups.common import progress
 from ups.common.progress import Bar, note, position
 from ups.models import base_selection
-from ups.models.bases import Transport, base
+from ups.models.bases import base
 from ups.models.bases.base import ParameterBatch
+from ups.models.bases.transport import Transport
 
 
 class Terminal(io.StringIO):

@@ -19,7 +19,9 @@ from ups.data.build_cache import build_cache
 from ups.data.cache import Cache, open_cache
 from ups.forecaster import Forecaster
 from ups.models import base_selection
-from ups.models.bases import Equation, Mean, Persistence, Propagator
+from ups.models.bases.base import Mean, Persistence
+from ups.models.bases.equation import Equation
+from ups.models.bases.propagator import Propagator
 from ups.models.operator import build_operator
 
 CPU = torch.device("cpu")

@@ -3,70 +3,15 @@ made."""
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, get_type_hints
+from collections.abc import Iterator
+from typing import Any, get_type_hints
 
 from ups.common.stages import STAGES
+from ups.config.bases import BASES, Requirement
 from ups.config.schema import Config, TaskConfig
 from ups.tasks import TASKS, Task
 
 NAME = re.compile(r"(?=.{1,100}$)\w[\w+-]*(\.[\w+-]+)*")
-
-Requirement = tuple[bool, str, str, str]  # whether it holds, what is wrong, what was expected, what to do
-
-
-class Rules(NamedTuple):
-    """What a configuration may say of a base predictor of ups/models/bases/: whom it serves, with which
-    settings. Here because a configuration is checked before torch is there.
-
-    is_steady: it serves steady tasks and no others, or the reverse; None: both. needs(key, settings, cells
-    along an axis)."""
-
-    is_steady: bool | None
-    needs: Callable[[str, TaskConfig, int], Iterable[Requirement]] = lambda *_: ()
-
-
-BASES = {
-    "persistence": Rules(is_steady=False),
-    "propagator": Rules(
-        False,
-        lambda key, settings, _: [
-            (
-                1 <= settings.degree <= 5,
-                f"{key}.degree is {settings.degree}",
-                "1 to 5",
-                "Change it or drop propagator from the list.",
-            )
-        ],
-    ),
-    "transport": Rules(
-        False,
-        lambda key, settings, cells: [
-            (
-                0 < settings.reach <= cells // 2,
-                f"{key}.reach is {settings.reach}",
-                f"1 to {cells // 2} cells (half the grid)",
-                f"Set {key}.reach={cells * 3 // 8}, or drop transport from {key}.base.",
-            )
-        ],
-    ),
-    "flow": Rules(is_steady=False),
-    "equation": Rules(is_steady=False),
-    "linear": Rules(is_steady=None),
-    "elliptic": Rules(is_steady=True),
-    "mean": Rules(is_steady=True),
-    "solver": Rules(
-        False,
-        lambda key, settings, _: [
-            (
-                bool(re.fullmatch(r"[\w.]+:\w+", settings.solver)),
-                f"{key}.solver is {settings.solver!r:.80}",
-                "MODULE:FUNCTION, a coarse solver of yours",
-                f"Write {key}.base: {{solver: my_module:step}}.",
-            )
-        ],
-    ),
-}
 
 
 def check(config: Config) -> None:
@@ -188,7 +133,7 @@ def _of_task(task: Task, settings: TaskConfig) -> list[Requirement]:
     cells = min(axes)
     width = settings.patch**task.ndim * len(task.fields)
     frames = -(-(settings.num_frames - settings.first_frame) // settings.time_stride) - settings.train_from
-    serving = [name for name, rules in BASES.items() if rules.is_steady in (None, task.is_steady)]
+    serving = [name for name, row in BASES.items() if task.is_steady in row.serves]
     return [
         (
             bool(settings.parameters) == bool(task.parameters),
@@ -247,5 +192,5 @@ def _of_task(task: Task, settings: TaskConfig) -> list[Requirement]:
             )
             for base in settings.base
         ],
-        *[row for base in settings.base for row in BASES[base].needs(key, settings, cells)],
+        *[row for base in settings.base for row in BASES[base].requirements(key, settings, cells)],
     ]

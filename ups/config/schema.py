@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ups.common.stages import STAGES
+from ups.config.bases import BASES
 from ups.tasks import Task, get_task, make_user_task
 from ups.userdata.section import facts
 
@@ -86,19 +87,7 @@ class TaskConfig:
     train_from: Annotated[int, NotNegative]
     history: Annotated[int, Positive]
     bundle: Annotated[int, Positive]
-    base: list[
-        Literal[
-            "persistence",
-            "propagator",
-            "transport",
-            "flow",
-            "equation",
-            "elliptic",
-            "linear",
-            "mean",
-            "solver",
-        ]
-    ]
+    base: list[Literal[*BASES]]
     solver: str
     degree: int
     reach: int

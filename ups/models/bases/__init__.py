@@ -1,18 +1,18 @@
-"""Base predictors: what is cheap, and exact where the equation allows it, in front of the network that learns
-the rest.
+"""Base predictors: cheap one-call models that come before the network, exact where the equation allows it.
 
-All act on normalised fields. Which one a task gets is decided by rollouts on validation trajectories
-(ups/models/base_selection.py) and stored with the model; fields may have one each (per_field.py). A new one
-is a file with a `Base`, its row here and its row in ups/config/checks.py."""
+All act on normalised fields. Validation rollouts select one for each task (ups/models/base_selection.py), or
+one for each field (per_field.py); it is stored with the model. A new base is one file here with a subclass of
+`Base` and one row in ups/config/bases.py."""
 
-from ups.models.bases.base import Base, Mean, Persistence
-from ups.models.bases.elliptic import Elliptic
-from ups.models.bases.equation import Equation
-from ups.models.bases.flow import Flow
-from ups.models.bases.linear import Linear
-from ups.models.bases.propagator import Propagator
-from ups.models.bases.solver import Solver
-from ups.models.bases.transport import Transport
+from importlib import import_module
 
-_ALL = (Persistence, Mean, Propagator, Transport, Flow, Equation, Elliptic, Linear, Solver)
-BASES: dict[str, type[Base]] = {base.kind: base for base in _ALL}
+from ups.config.bases import BASES as TABLE
+from ups.models.bases.base import Base
+
+
+def _import(implementation: str) -> type[Base]:
+    module, name = implementation.split(":")
+    return getattr(import_module(f"{__name__}.{module}"), name)
+
+
+BASES: dict[str, type[Base]] = {name: _import(row.implementation) for name, row in TABLE.items()}
