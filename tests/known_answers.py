@@ -28,7 +28,6 @@ from torch import Tensor, nn
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.bootstrapped import consistency_loss
 from ups.common.seeds import generator
 from ups.generative.corrector import LARGEST_LOG_SCALE, gaussian_nll, largest_mode
 from ups.generative.diffusion import NOISE, Velocity, denoise, diffusion_loss, draw_angles, sample
@@ -719,27 +718,6 @@ def learn_ensemble(
     model.log[name] = train(net, loss, num_steps, stream(model.key, name))
 
 
-def consistency(model: Model, num_steps: int, last_ratio: float = 0.9) -> Net:
-    """Consistency distillation; the ratio of neighbouring angles rises from 0 to `last_ratio` over the first
-    three quarters."""
-    student, step = copy.deepcopy(model.teacher), 0
-
-    def loss(draws: Generator) -> Tensor:
-        nonlocal step
-        ratio = last_ratio * min(1.0, step / (0.75 * num_steps))
-        step += 1
-        c, r = model.draw(BATCH, draws)
-        angle = draw_angles(len(r), draws, model.log["largest"])
-        angle[::2] = NOISE
-        velocity = student.given(c)
-        return consistency_loss(
-            velocity, velocity, model.teacher.given(c), r, normal(*r.shape, draws=draws), angle, ratio
-        )
-
-    model.log["consistency"] = train(student, loss, num_steps, stream(model.key, "consistency"), lr=1e-3)
-    return student
-
-
 def compare(num_steps: int = 2000) -> None:
     """Print what each way to a one-step model reaches on the bimodal problem (section 7 of the reference),
     and its time."""
@@ -762,8 +740,6 @@ def compare(num_steps: int = 2000) -> None:
 
     for name, make in {
         "endpoint": lambda: distill(model, build_pool(model, 2**15), "student", num_steps),
-        "consistency 0.5": lambda: consistency(model, num_steps, 0.5),
-        "consistency 0.9": lambda: consistency(model, num_steps, 0.9),
         "ensemble": ensemble,
     }.items():
         began = time.process_time()

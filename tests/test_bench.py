@@ -15,18 +15,14 @@ import pytest
 import torch
 from toy_codec import fit_codec
 
-from bench import ablate, baselines, compare, correction, covariance, networks, ours, score, tune
-from bench.baselines import Problem, Trained, Trainer
+from bench import baselines, compare, correction, networks, ours, score, tune
+from bench.baselines import Problem, Trainer
 from bench.networks import Settings, settings_for
 from bench.score import Errors
-from bench.search import Trial, search
 from ups.common.boundary import DIRICHLET, NO_FLUX, PERIODIC
-from ups.config import ModelConfig, load_config
-from ups.models.backbone import ANY, FlatBackbone
-from ups.models.base_selection import select_base
+from ups.config import load_config
 from ups.report.bench_rows import data_key, find_bench_rows
-from ups.tasks import darcy_grf, get_task
-from ups.training.optim import EMA, split_parameters
+from ups.tasks import get_task
 
 TINY = {"width": 8, "modes": 4, "depth": 2, "batch_size": 4}
 
@@ -196,21 +192,6 @@ def test_spectral_convolution_equals_the_neuraloperator_packages(sizes):
     )
 
 
-def test_periodic_fno_commutes_with_shifts_and_the_unet_with_shifts_of_its_coarsest_cell():
-    fno = networks.FNO(1, 1, (16,), PERIODIC, Settings(**TINY))
-    unet = networks.UNet(1, 1, (16,), PERIODIC, Settings(network="unet", width=8, depth=3))
-    u = torch.randn(2, 16, 1)
-    torch.testing.assert_close(fno(u.roll(3, 1)), fno(u).roll(3, 1), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(unet(u.roll(4, 1)), unet(u).roll(4, 1), rtol=1e-4, atol=1e-5)
-
-
-def test_extend_by_boundary():
-    x = torch.arange(1.0, 5.0)[None]
-    assert networks.extend(x, 1, 2, "circular").tolist() == [[3, 4, 1, 2, 3, 4, 1, 2]]
-    assert networks.extend(x, 1, 2, "replicate").tolist() == [[1, 1, 1, 2, 3, 4, 4, 4]]
-    assert networks.extend(x, 1, 1, "zeros").tolist() == [[0, 1, 2, 3, 4, 0]]
-
-
 @pytest.mark.parametrize("patch", [1, 2])
 @pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX, DIRICHLET])
 @pytest.mark.parametrize("sizes", [(16,), (8, 16), (4, 8, 8)])
@@ -233,13 +214,6 @@ def test_unet_folds_neighbours_into_channels_and_unfolds_them_where_they_were(si
     assert torch.equal(net(u), u)
     corner = u[(slice(None), *[slice(2)] * len(sizes))].flatten(1)
     assert torch.equal(seen[0].flatten(2)[:, :, 0], corner)
-
-
-def test_grids_and_modes_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="does not halve 3 times"):
-        networks.UNet(1, 1, (20,), PERIODIC, Settings(network="unet"))
-    with pytest.raises(ValueError, match="expected 1 to 9 on 16 cells"):
-        networks.FNO(1, 1, (16,), PERIODIC, Settings(modes=10))
 
 
 # ---- training ----------------------------------------------------------------------------------------------
@@ -267,17 +241,6 @@ def test_training_beats_persistence(changes):
     assert pred.shape == truth.shape and float(error) < 0.3 * float(still)
 
 
-@pytest.mark.parametrize(("network", "ndim"), [("fno", 2), ("unet", 2), ("fno", 3), ("unet", 3)])
-def test_steady_training_reaches_every_weight(network, ndim):
-    p = problem(steady=True, ndim=ndim, boundary=DIRICHLET, size=8)
-    trainer = Trainer(p, Settings(**{**TINY, "network": network, "loss": "field"}), seed=0)
-    start = [x.detach().clone() for x in trainer.net.parameters()]
-    for _ in range(3):
-        trainer.step(0.5)
-    assert all(not torch.equal(a, b) for a, b in zip(start, trainer.net.parameters(), strict=True))
-    assert trainer.predict(p.train_inputs, p.train_parameters, 1).shape == p.train.shape
-
-
 def test_an_untrained_network_is_persistence():
     trainer = Trainer(problem(), Settings(**TINY), seed=0)
     u, c = heat()
@@ -292,87 +255,6 @@ def test_a_batch_is_shifted_as_one_and_taken_from_one_trajectory():
     c = 0.5 + 0.5 * (parameters > 0)
     expected = torch.exp(-0.05 * c[:, None] * torch.arange(1, 4.0) ** 2).expand(-1, 3, -1)
     torch.testing.assert_close(power[:, 1:] / power[:, :-1], expected, rtol=1e-3, atol=1e-3)
-
-
-def test_scored_windows_start_at_the_last_context_frame():
-    p = problem()
-    p.train[:, :9] = torch.nan
-    window, targets, *_ = Trainer(p, Settings(**TINY, is_scored_only=True), seed=0).batch(2)
-    assert torch.isfinite(window).all() and torch.isfinite(targets).all()
-
-
-def test_axes_that_differ_are_not_exchanged_and_only_periodic_ones_are_shifted():
-    """A channel: periodic along, walls across; 8 x 4 cells."""
-    u = torch.randn(6, 14, 2, 8, 4)
-    p = dataclasses.replace(
-        problem(ndim=2), boundary="periodic,no_flux", is_cube=False, train=u, val=u, is_symmetric=False
-    )
-    for network in ("fno", "unet"):
-        trainer = Trainer(p, Settings(**{**TINY, "network": network, "modes": 2, "kernel": 3}), seed=0)
-        assert trainer.net.grid.shape == (8, 4, 1) and trainer.net.grid[0, :, 0].tolist() == [
-            0.125,
-            0.375,
-            0.625,
-            0.875,
-        ]
-        v = torch.randn(2, 8, 4, 2)
-        parameters = torch.zeros(2, 0)
-        torch.testing.assert_close(
-            trainer.advance(v[:, None].roll(2, 2), parameters),
-            trainer.advance(v[:, None], parameters).roll(2, 1),
-            rtol=1e-4,
-            atol=1e-5,
-        )
-    window, *_ = trainer.batch(1)
-    columns = {tuple(frame.sum(0).flatten().round(decimals=3).tolist()) for frame in trainer.u.flatten(0, 1)}
-    assert {
-        tuple(frame.sum(0).flatten().round(decimals=3).tolist()) for frame in window.flatten(0, 1)
-    } <= columns
-    trainer.problem = dataclasses.replace(p, is_symmetric=True)
-    assert all(trainer.symmetry(window)[0].shape == window.shape for _ in range(9))
-
-
-def test_a_network_is_shown_what_stands_still_and_neither_predicts_it_nor_is_scored_by_it():
-    p = problem()
-    still = p.train[:, :1].expand_as(p.train)
-    p = dataclasses.replace(
-        p,
-        train=torch.cat([p.train, still], 2),
-        val=torch.cat([p.val, p.val[:, :1].expand_as(p.val)], 2),
-        offset=torch.zeros(2 * p.train.shape[2]),
-        num_moving=p.train.shape[2],
-    )
-    trainer = Trainer(p, Settings(**{**TINY, "batch_size": 16, "lr": 1e-2}), seed=0)
-    window, targets, parameters, _ = trainer.batch(1)
-    for _ in range(3):
-        trainer.step(0.5)
-    num = p.num_moving
-    pred = trainer.advance(window, parameters)
-    assert torch.equal(pred[..., num:], window[:, -1, ..., num:]) and not torch.equal(
-        pred[..., :num], window[:, -1, ..., :num]
-    )
-    assert not torch.equal(
-        pred, trainer.advance(torch.cat([window[..., :num], 0 * window[..., num:]], -1), parameters)
-    )  # shown
-    far = torch.cat([targets[:, 0, ..., :num], 1e3 + targets[:, 0, ..., num:]], -1)
-    assert torch.equal(trainer.loss(pred, targets[:, 0], None), trainer.loss(pred, far, None))
-    found = trainer.predict(p.val[:2, :10], p.val_parameters[:2], 3)
-    assert torch.equal(found[:, :, num:], p.val[:2, :3, num:])
-    split = score.Split(p.val[:, :10], p.val[:, 10:, :num], p.val_parameters, torch.arange(len(p.val)))
-    errors, _ = score.rollout(
-        Trained(lambda given, values, count: 0 * p.val[: len(given), :count], 0, 0, 0.0, 0.0), split, 4
-    )
-    assert errors.error.shape[2] == num and torch.equal(errors.error, errors.truth)  # nothing predicted
-
-
-def test_symmetries_move_all_fields_alike():
-    trainer = Trainer(problem(ndim=2, boundary=NO_FLUX), Settings(**TINY), seed=0)
-    field, seen = torch.arange(64.0).view(1, 1, 8, 8, 1), set()
-    for _ in range(60):
-        one, other = trainer.symmetry(field, field + 100)
-        assert torch.equal(one + 100, other)
-        seen.add(tuple(one.flatten().tolist()))
-    assert len(seen) == 8
 
 
 @pytest.mark.parametrize("ndim", [1, 2, 3])
@@ -410,18 +292,6 @@ def test_vectors_turn_with_the_space(ndim):
         trainer.problem = p
     assert len(seen) == {1: 2, 2: 8, 3: 48}[ndim] or (ndim == 3 and len(seen) > 20)
     assert torn > 20
-
-
-def test_learning_rate_warms_up_stays_and_falls_to_zero():
-    s = Settings(lr=1.0, warmup=0.1, decay_start=0.6)
-    rates = [baselines.learning_rate(share, s) for share in (0.0, 0.05, 0.3, 0.8, 1.0)]
-    assert rates == pytest.approx([0.0, 0.5, 1.0, 0.5, 0.0])
-
-
-def test_parameters_are_scaled_logarithms_without_constant_or_repeated_columns():
-    values = torch.tensor([[0.01, 0.01, 5.0], [1.0, 1.0, 5.0]])
-    assert baselines.ParameterScale(values)(values).tolist() == [[-1.0], [1.0]]
-    assert baselines.ParameterScale(torch.zeros(3, 0))(torch.zeros(2, 0)).shape == (2, 0)
 
 
 def test_the_budget_is_kept_and_validation_is_not_charged():
@@ -487,13 +357,6 @@ def test_errors_by_hand():
     twice = Errors(4 * errors.error, errors.truth)
     ratio = score.paired_ratio([twice], [errors, errors], split, True, 50)
     assert ratio["ratio"] == pytest.approx(2.0)
-
-
-def test_a_diverged_rollout_is_reported_as_such():
-    truth = torch.ones(2, 1, 1, 4)
-    errors = Errors.of(torch.full_like(truth, torch.nan), truth)
-    row = score.summary(errors, score.Split(truth, truth, torch.zeros(2, 0), torch.arange(2)), False, 10)
-    assert "diverged" in compare.line("fno", "0", row) and compare.clean(row)["error"] is None
 
 
 @pytest.mark.parametrize("steady", [False, True])
@@ -592,83 +455,6 @@ def test_rivals_are_searched_before_a_ratio_is_printed_and_found_again(
     assert tries == 0 and "no ratio fno / unet: the settings of unet are given by hand" in text
 
 
-def fake_run(quality, seen, steps=lambda settings, seconds: 1):
-    def run(settings, seconds, is_whole):
-        seen.append((settings, seconds, is_whole))
-        return Trial(quality(settings, is_whole), steps(settings, seconds), seconds)
-
-    return run
-
-
-def test_what_short_trials_prefer_serves_only_where_it_wins_at_length():
-    seen = []
-    found = search(
-        [{}],
-        [{}, {"width": 8}, {"width": 64}, {"width": 4}, {"depth": 1}],
-        fake_run(  # small ones learn first
-            lambda settings, is_whole: (
-                1 / settings.get("width", 48) if is_whole else settings.get("width", 48)
-            ),
-            seen,
-        ),
-        30.0,
-    )
-    assert found["changes"] == {} and found["val"] == 1 / 48 and found["tried"] == len(seen)
-    assert [seconds for *_, is_whole in seen if is_whole for seconds in [_[1]]] == pytest.approx(
-        [10 / 3] * 3 + [5.0] * 2
-    )
-    assert found["seconds"] == pytest.approx(30.0)
-
-
-def test_a_search_leaves_out_what_does_not_fit_and_refuses_too_little_time(capsys):
-    def run(settings, seconds, is_whole):
-        if settings.get("modes") == 99:
-            raise ValueError("modes is 99; expected 1 to 9")
-        return Trial(settings.get("lr", 1.0), 1, seconds)
-
-    assert search([{}], [{}, {"modes": 99}, {"lr": 0.5}], run, 3.0)["changes"] == {"lr": 0.5}
-    assert "left out {'modes': 99}: modes is 99; expected 1 to 9" in capsys.readouterr().out
-    with pytest.raises(
-        ValueError, match="came to a training step in fewer than two; expected time .* Give more"
-    ):
-        search([{}], [{}, {"lr": 0.5}], fake_run(lambda *_: 1.0, [], lambda settings, seconds: 0), 3.0)
-    with pytest.raises(ValueError, match="fewer than two"):
-        search([{}], [{}, {"modes": 99}], run, 3.0)
-
-
-def test_of_two_starts_the_one_that_short_trials_think_worse_is_still_compared_at_length():
-    seen = []
-
-    def quality(
-        settings, is_whole
-    ):  # what a fitted base gives at once, and what is learnt in time without it
-        return (
-            (0.02 if is_whole else 0.4)
-            if settings.get("frames") == 1
-            else 0.03 - 0.001 * settings.get("depth", 0)
-        )
-
-    found = search(
-        [{"frames": 1}, {}], [{}, {"depth": 1}, {"depth": 2}, {"depth": 3}], fake_run(quality, seen), 60.0
-    )
-    assert found["changes"] == {"frames": 1} and found["val"] == 0.02 and found["seconds"] <= 60.01
-    whole = [(settings, seconds) for settings, seconds, is_whole in seen if is_whole]
-    assert [settings for settings, _ in whole[-2:]] == [{"frames": 1}, {"depth": 3}] and whole[-1][
-        1
-    ] == pytest.approx(10.0)
-
-
-def test_a_search_that_waits_for_a_fit_says_what_it_had_no_time_for(capsys):
-    slow = []
-    search(
-        [{}], [{}, {"lr": 0.5}, {"lr": 0.25}], lambda *a: slow.append(a) or Trial(1.0, 1, 0.6), 3.0
-    )  # a fit took long
-    assert [settings for settings, *_ in slow] == [
-        {},
-        {"lr": 0.5},
-    ] and "no time for 1 of 3 changes" in capsys.readouterr().out
-
-
 def test_the_search_of_ours_finds_fewer_frames_and_no_propagator_although_neither_alone_helps(
     searched, monkeypatch, tmp_path
 ):
@@ -713,66 +499,6 @@ def test_the_search_of_ours_finds_fewer_frames_and_no_propagator_although_neithe
     assert [
         tune.family_of(name) for name in ("ours", "ours_generic", "ours_correction", "fno_correction")
     ] == ["ours", "ours_generic", "ours", "fno"]
-
-
-def test_a_base_whose_fit_takes_the_whole_budget_is_not_chosen(monkeypatch):
-    """It would be served alone, untrained on; whoever fits a base again does not pay again."""
-    monkeypatch.setattr(
-        tune.OurTrials, "fitted", lambda self, config: self.fits.setdefault("fit", (None, 1e-3, 25.0))
-    )
-    monkeypatch.setattr(tune, "changed", lambda args, changes: None)
-    trained = []
-    monkeypatch.setattr(
-        tune,
-        "train_ours",
-        lambda args, changes, seed, left, fitted: (
-            trained.append(left) or baselines.Trained(None, 0, 5, 0.0, left, history=[{"val": 1e-3}])
-        ),
-    )
-    args = types.SimpleNamespace(budget=20.0, seeds=[0])
-    dear = tune.OurTrials(args, [])
-    assert (
-        dear({}, 4.0, True) == Trial(math.inf, 0, 25.0)
-        and dear({}, 4.0, False) == Trial(math.inf, 0, 0.0)
-        and not trained
-    )
-    args.budget = 50.0
-    assert tune.OurTrials(args, [])({}, 4.0, True) == Trial(1e-3, 5, 27.0) and trained == [
-        2.0
-    ]  # half of it is left for steps
-    assert tune.OurTrials(args, [{}])({}, 4.0, False) == Trial(
-        1e-3, 5, 4.0
-    )  # where a search starts, somebody has to fit
-
-
-def test_what_is_tried_fits_the_schema_and_the_grid(searched):
-    config = load_config(None, ["data.tasks=[burgers1d]", "task.burgers1d.history=10"])
-    changes = tune.our_changes(config, dataclasses.replace(problem(), name="burgers1d"))
-    assert (
-        len(changes) > 20
-        and {"task.burgers1d.patch": 8} in changes
-        and {"task.burgers1d.patch": 4} not in changes
-    )
-    assert len(set(map(str, changes))) == len(changes)
-    config = load_config(None, ["data.tasks=[shallow_water2d]"])
-    plane = tune.our_changes(config, dataclasses.replace(problem(ndim=2), name="shallow_water2d"))
-    assert plane[1]["operator.train.batch_size"] == 4 and "base" in str(plane[-1])  # the dearest last
-    assert tune.our_starts(problem(ndim=2)) == [plane[1]]
-    bare, volume = tune.our_starts(problem(ndim=3, size=4))
-    assert volume == plane[1] and bare["task.toy.patch"] == 2 and bare["operator.model.width"] == 48
-    for model in ("fno", "unet"):  # the built-in lists are valid settings
-        assert (
-            len(tune.rival_changes(model, problem())) > 10 < len(tune.rival_changes(model, problem(True, 2)))
-        )
-        assert len(tune.rival_changes(model, problem(ndim=3, size=4))) > 10
-    assert (
-        tune.fitting_start("fno", problem()) == {"modes": 8} and tune.fitting_start("unet", problem()) == {}
-    )
-
-
-def test_fields_are_those_of_the_data_files_whatever_the_codec_keeps():
-    cache = FakeCache(dim=3)
-    assert torch.equal(score.fields(load_config(), cache, "test")[0], cache.u[32:])
 
 
 @pytest.mark.parametrize("seconds", [5.0, 9.0])
@@ -823,114 +549,10 @@ SMALL = [
 def ticking(monkeypatch):
     """Our operator trains on the toy by a clock that ticks once a reading."""
     ticks = itertools.count()
-    for module in (ours, ablate):
+    for module in (ours,):
         monkeypatch.setattr(module, "open_cache", lambda config, task: FakeCache())
     monkeypatch.setattr(ours, "Stopwatch", lambda clock: baselines.Stopwatch(lambda: next(ticks)))
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
-
-
-@pytest.mark.parametrize("name", ablate.VARIANTS)
-def test_every_variant_trains_all_its_weights(name, ticking, monkeypatch):
-    built, lengths, loss = [], set(), ours.operator_loss
-
-    def modify(operator):
-        ablate.MODIFIED.get(name, lambda _: None)(operator)
-        built.append((operator, {key: p.detach().clone() for key, p in operator.named_parameters()}))
-
-    def watched(operator, task, z, z_ref, *rest):
-        lengths.add(z_ref.shape[1])
-        return loss(operator, task, z, z_ref, *rest)
-
-    monkeypatch.setattr(ours, "operator_loss", watched)
-    config = ablate.configure(name, None, SMALL)
-    head, scores = select_base(
-        FakeCache(), config.operator.base_steps, config.context("burgers1d"), 0, torch.device("cpu")
-    )
-    trained = ours.train_ours(
-        config, "burgers1d", 14.0, 0, fitted=(head, min(scores.values())), modify=modify
-    )
-    [(operator, start)] = built
-    assert trained.steps > 8 and all(math.isfinite(point["val"]) for point in trained.history)
-    assert not [key for key, p in operator.named_parameters() if torch.equal(p, start[key])]
-    assert lengths == ({1} if name == "no_unroll" else {1, 2})
-    assert bool(split_parameters(operator)[0]) == (name != "adamw")
-
-
-@pytest.mark.parametrize(
-    ("names", "seen"),
-    [
-        ((), range(32)),
-        (("no_spectral",), (-2, -1, 0, 1, 2)),
-        (("no_spectral", "no_local"), (0,)),
-        (("no_local",), range(32)),
-        (("attention", "no_local"), range(32)),
-        (("window_attention", "no_local"), range(8)),
-        (("no_gate", "no_spectral", "no_local"), (0,)),
-    ],
-)
-def test_a_part_that_was_taken_out_carries_nothing_from_token_to_token(names, seen):
-    torch.manual_seed(0)
-    model = ModelConfig(kind="flat", width=8, depth=2, modes=4, kernel_size=3, mlp_ratio=2.0)
-    backbone = FlatBackbone(model, {ANY: (PERIODIC,)})
-    for name in names:
-        ablate.MODIFIED[name](types.SimpleNamespace(backbone=backbone, width=8))
-    for name, parameter in backbone.named_parameters():
-        if name.endswith("modulation.weight"):
-            torch.nn.init.normal_(parameter)
-    x, condition = torch.randn(2, 1, 32, 8), torch.randn(1, 8)
-    x[1, :, 1:] = x[0, :, 1:]
-    a, b = (backbone(part, condition, PERIODIC)[0] for part in x)
-    assert set(torch.nonzero((a != b).any(-1)).flatten().tolist()) == {token % 32 for token in seen}
-
-
-def test_attention_commutes_with_shifts_and_windows_are_attention_on_tiles():
-    one, tiles = ablate.Attention(8), ablate.Attention(8, window=4)
-    tiles.load_state_dict(one.state_dict())
-    x = torch.randn(2, 8, 6, 8)
-    torch.testing.assert_close(one(x.roll((3, 2), (1, 2)), PERIODIC), one(x, PERIODIC).roll((3, 2), (1, 2)))
-    assert not torch.allclose(one(x.roll(3, 1), NO_FLUX), one(x, NO_FLUX).roll(3, 1), atol=1e-3)
-    x = torch.randn(2, 8, 12, 8)
-    torch.testing.assert_close(tiles(x, PERIODIC)[:, 4:8, 8:12], one(x[:, 4:8, 8:12], NO_FLUX))
-
-
-def test_the_other_variants_change_what_their_names_say():
-    read = {name: ablate.configure(name, None, SMALL).operator for name in ablate.VARIANTS}
-    assert [read[name].model.width for name in ("standard", "width_x0.5", "width_x1.5")] == [8, 4, 12]
-    assert [read[name].model.depth for name in ("standard", "depth_x0.5", "depth_x1.5")] == [2, 1, 3]
-    model, block = torch.nn.Linear(2, 2), FlatBackbone(read["standard"].model, {ANY: (PERIODIC,)}).blocks[0]
-    last = EMA(model, read["no_ema"].optim.ema_decay)
-    torch.nn.init.normal_(model.weight)
-    last.update()
-    assert torch.equal(last.averages["weight"], model.weight)
-    plain = ablate.PlainBlock(block)
-    assert sum(p.numel() for p in plain.parameters()) == sum(p.numel() for p in block.parameters())
-
-
-def test_the_ablation_writes_its_table(ticking, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(ablate, "OUT", tmp_path)
-    [result] = ablate.main(
-        ["--task", "burgers1d", "--budget", "6", "--seeds", "0", "1", "--variants", "no_local", *SMALL]
-    )
-    saved = json.loads(next(tmp_path.glob("ablate_burgers1d_6s_*.json")).read_text())
-    assert [row["variant"] for row in saved["table"]] == ["standard", "no_local"] and saved["seeds"] == [0, 1]
-    assert (
-        saved["table"][0]["ratio"] == 1.0
-        and len(saved["runs"]) == 4
-        and "no_local" in capsys.readouterr().out
-    )
-    run = {"base": 1.0, "steps": 2, "step_ms": 1.0, "num_parameters": 3}
-    rows = ablate.table(
-        [
-            {**run, "variant": name, "seed": seed, "error": error}
-            for name, seed, error in [
-                ("standard", 0, 1.0),
-                ("standard", 1, 3.0),
-                ("adamw", 0, 2.0),
-                ("adamw", 1, 3.0),
-            ]
-        ]
-    )
-    assert rows[1]["ratio"] == 1.25 and rows[1]["ratios"] == [2.0, 1.0] and rows[1]["error"] == 2.5
 
 
 # ---- correction --------------------------------------------------------------------------------------------
@@ -959,16 +581,6 @@ def test_a_rival_that_corrects_starts_from_the_solver_and_learns_what_it_leaves(
     pred, truth = trainer.predict(fresh[:, :10], c, 4), fresh[:, 10:]
     alone = torch.stack([first, *(first := decayed(first, c) for _ in range(3))], 1)
     assert float((pred - truth).square().mean()) < 0.3 * float((alone - truth).square().mean())
-
-
-def test_answers_are_augmented_with_the_frames_that_they_answer():
-    u, c = heat()
-    p = dataclasses.replace(
-        problem(), step=decayed, train_step=torch.stack([decayed(u[:, t], c) for t in range(14)], 1)
-    )
-    window, _, parameters, coarse = Trainer(p, Settings(**{**TINY, "history": 2}), seed=0).batch(1)
-    known = 0.5 + 0.5 * (parameters > 0).double()
-    torch.testing.assert_close(coarse.movedim(-1, 1), decayed(window[:, -1].movedim(-1, 1), known))
 
 
 def test_the_coarse_solver_is_the_tasks_on_half_the_grid_and_lost_states_are_not_stepped():
@@ -1018,14 +630,3 @@ def test_ours_corrects_the_solver_and_is_never_trained_through_it(searched, tick
     torch.testing.assert_close(base, alone, atol=1e-4, rtol=1e-4)
     assert not any(calls) and trained.steps > 20
     assert float((pred - u[:, 10:]).square().mean()) < float((alone - u[:, 10:]).square().mean())
-
-
-def test_the_table_of_covariances_ranks_the_basis_of_the_law_first_by_code_and_by_divergence(monkeypatch):
-    monkeypatch.setattr(covariance, "CELLS", 8)
-    fields = torch.stack([darcy_grf.sample_log_coefficient(0, index, 8) for index in range(60)])[
-        :, None
-    ].float()
-    *found, exact = covariance.rows(fields)
-    by_divergence, by_code = (sorted(found, key=lambda row: float(row[column])) for column in (1, 2))
-    assert [row[0] for row in by_divergence] == [row[0] for row in by_code] and by_code[0][0] == "cosine"
-    assert float(by_divergence[0][1]) < float(by_divergence[1][1]) / 4 and exact[0] == "exact"

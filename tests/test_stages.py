@@ -32,7 +32,6 @@ import prepare_data
 import ups.evaluation.ensemble
 import ups.generative.draws
 import ups.training.run
-from bench import bootstrapped
 from ups.common.files import file_hash, value_hash, write_sealed
 from ups.common.seeds import generator
 from ups.config import ROOT, Config, load_config, to_dict
@@ -1416,9 +1415,3 @@ def test_a_loaded_prior_draws_solutions_without_the_cache_that_its_guess_was_fit
         torch.equal(other.values, seen(v, mask).values)
         and other.facts[:, 0].tolist() == mask.mean((1, 2, 3)).tolist()
     )
-
-
-def test_the_bootstrapped_distillation_of_the_bench_is_another_student_of_the_same_pairs(chain, config):
-    found = bootstrapped.compare(config, 4)
-    assert set(found) == {"endpoint", "bootstrapped"} and found["endpoint"] != found["bootstrapped"]
-    assert all(math.isfinite(value) for entry in found.values() for value in entry[HIDDEN].values())

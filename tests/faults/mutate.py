@@ -1,8 +1,8 @@
 """Mutated input: what every reader makes of files that are damaged, altered or hostile.
 
-    python -m bench.mutate                           12 000 files, some 20 minutes on one core
-    python -m bench.mutate --num 300 --targets config,cache
-    python -m bench.mutate --targets data --only 17  one case again, with its traceback
+    PYTHONPATH=. python tests/faults/mutate.py       12 000 files, some 20 minutes on one core
+    PYTHONPATH=. python tests/faults/mutate.py --num 300 --targets config,cache
+    PYTHONPATH=. python tests/faults/mutate.py --targets data --only 17  one case again, with its traceback
 
 A case is a function of (target, number): a sound file is mutated (bits flipped, cut short, filled with noise;
 keys deleted, renamed or given values of another type or size; NaN; payloads that would run code if anything
@@ -49,7 +49,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from ups.common.files import file_hash, value_hash, write_sealed
-from ups.config import DEFAULT, Config, load_config, to_dict
+from ups.config import DEFAULT, ROOT, Config, load_config, to_dict
 from ups.data.build_cache import build_cache, data_files
 from ups.data.cache import open_cache
 from ups.data.doctor import examine
@@ -816,17 +816,15 @@ def run_target(name: str, folder: Path, numbers: range) -> list[dict[str, Any]]:
     while len(left):
         command = [
             sys.executable,
-            "-m",
-            "bench.mutate",
+            __file__,
             "--worker",
             name,
             str(folder),
             str(left.start),
             str(left.stop),
         ]
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).resolve().parent.parent
-        )
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
         running, timer = left.start, watch(process, START_S)
         for line in process.stdout:
             record = json.loads(line)
