@@ -635,7 +635,7 @@ def test_dry_run_lists_the_files_and_writes_nothing(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "advection1d: 2 file(s), about 0.0 MiB, 0% there" in out and "diff_react2d: 1 file(s)" in out
     assert re.search(
-        r"3 files, about .* MiB to solve in about .*, by some first trajectories of each begun now; .* free",
+        r"3 files, about .* MiB to solve in about .*, estimated from a few trajectories of each file; ",
         out,
     )
     assert sorted(os.listdir(tmp_path)) == ["tiny.yaml"]
@@ -648,7 +648,7 @@ def test_the_dry_run_solves_no_more_frames_than_it_takes_to_know_the_time(
     asked, clock = [], iter(range(99))  # every call of the solver takes a second
     monkeypatch.setattr(dry_run, "TOGETHER", 1)
     monkeypatch.setattr(dry_run, "time", SimpleNamespace(process_time=lambda: next(clock)))
-    monkeypatch.setattr(dry_run, "ENOUGH_S", enough)
+    monkeypatch.setattr(dry_run, "SOLVER_S", enough)
     monkeypatch.setitem(
         TASKS,
         "diff_react2d",
