@@ -6,15 +6,10 @@ before torch is imported; ups/models/bases imports them.
 
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from ups.config.schema import TaskConfig
+from typing import Any, NamedTuple
 
 Requirement = tuple[bool, str, str, str]  # whether it holds, what is wrong, what was expected, what to do
-Requirements = Callable[
-    [str, "TaskConfig", int], Iterator[Requirement]
-]  # of (key, settings, cells along an axis)
+Requirements = Callable[[str, Any, int], Iterator[Requirement]]  # of (key, settings, cells along an axis)
 
 TRANSIENT, STEADY = (False,), (True,)
 
@@ -27,7 +22,7 @@ class BaseRow(NamedTuple):
     requirements: Requirements = lambda *_: iter(())
 
 
-def _degree(key: str, settings: "TaskConfig", cells: int) -> Iterator[Requirement]:
+def _degree(key: str, settings: Any, cells: int) -> Iterator[Requirement]:
     yield (
         1 <= settings.degree <= 5,
         f"{key}.degree is {settings.degree}",
@@ -36,7 +31,7 @@ def _degree(key: str, settings: "TaskConfig", cells: int) -> Iterator[Requiremen
     )
 
 
-def _reach(key: str, settings: "TaskConfig", cells: int) -> Iterator[Requirement]:
+def _reach(key: str, settings: Any, cells: int) -> Iterator[Requirement]:
     yield (
         0 < settings.reach <= cells // 2,
         f"{key}.reach is {settings.reach}",
@@ -45,7 +40,7 @@ def _reach(key: str, settings: "TaskConfig", cells: int) -> Iterator[Requirement
     )
 
 
-def _solver(key: str, settings: "TaskConfig", cells: int) -> Iterator[Requirement]:
+def _solver(key: str, settings: Any, cells: int) -> Iterator[Requirement]:
     yield (
         re.fullmatch(r"[\w.]+:\w+", settings.solver) is not None,
         f"{key}.solver is {settings.solver!r:.80}",
