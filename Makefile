@@ -29,7 +29,7 @@ TRAINED := operator diffusion consistency rival steady
 export PYTHONUNBUFFERED := 1
 
 # What is asked for is looked at before anything runs.
-ifneq ($(filter-out help test test-faults lint leaderboard publish remove smoke clean-smoke,$(or $(MAKECMDGOALS),help)),)
+ifneq ($(filter-out help venv test test-faults lint leaderboard publish remove smoke clean-smoke,$(or $(MAKECMDGOALS),help)),)
 $(if $(wildcard $(CONFIG)),,$(error no configuration file '$(CONFIG)'; expected one of: $(wildcard configs/*.yaml), or a \
   file of your own. Name it: make train CONFIG=configs/small.yaml RUN=mine))
 $(if $(wildcard accelerate_configs/$(TOPOLOGY).yaml),,$(error no accelerate_configs/$(TOPOLOGY).yaml; expected TOPOLOGY to \
@@ -67,7 +67,7 @@ PY := .venv/bin/python
 ENVIRONMENT := .venv/installed
 endif
 
-.PHONY: help data doctor cache operator diffusion consistency rival steady report train train-cpu2 train-2gpu train-4gpu train-8gpu train-fsdp smoke test test-faults lint bench bench-gpu tune sweep profile dry-run \
+.PHONY: help venv data doctor cache operator diffusion consistency rival steady report train train-cpu2 train-2gpu train-4gpu train-8gpu train-fsdp smoke test test-faults lint bench bench-gpu tune sweep profile dry-run \
   leaderboard publish remove clean-smoke
 
 help:           ## This list
@@ -82,6 +82,8 @@ help:           ## This list
 	@python3 -c 'import sys; sys.version_info >= (3, 11) or sys.exit("python3 is too old; expected 3.11 or later. Put one first in PATH.")'
 	python3 -m venv .venv && .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@touch $@
+
+venv: $(ENVIRONMENT)          ## Set up .venv; every other target does so too
 
 train: report   ## The whole chain, from data to report: what is done is kept, what was interrupted continues
 train-cpu2:     ## train, on two CPU processes

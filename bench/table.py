@@ -1,10 +1,10 @@
-"""The tables of docs/results.md and README.md that derive from the registry of tasks and bench/results/.
+"""Write the tables of README.md and docs/ that come from the registry of tasks and from bench/results/.
 
-    python -m bench.table           # writes both
-    python -m bench.table --check   # exit 1 where a page differs from what this would write
+    python -m bench.table           # write the pages
+    python -m bench.table --check   # exit 1 if a page differs from what this would write
 
-Each table stands between two comments of its page. A number is the mean over the seeds that are there; a cell
-without a result yet reads "-"."""
+Each table stands between two comments of its page. A number is the mean over the available seeds; a cell
+without a result reads "-"."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ups.config import ROOT
 from ups.tasks import TASKS, Task
 
 RESULTS = ROOT / "bench" / "results"
-MISSING, NONE = "-", "none"  # none: there is no solver that goes on from the stored fields
+MISSING = "-"
+LABELS = {"ours": "UPS", "fno": "FNO", "unet": "U-Net"}
 CORRECTION = ("ours_correction", "fno_correction", "unet_correction")
 
 
 def results(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
-    """Task -> what bench/eleven.py kept of it on one kind of processor: the one with most results, of equal
-    ones the latest."""
+    """Task -> results of bench/eleven.py on the processor with most of them, on a tie the latest."""
     records = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json")))
     return {
         record["task"]: of_one_processor(record)
@@ -43,28 +43,24 @@ def of_one_processor(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def rows(record: dict[str, Any], column: str) -> dict[int, dict[str, Any]]:
-    """Seed -> row of a column, of the longest training that is there."""
+    """Seed -> row of a column, of the longest training."""
     mine = [entry for entry in record.get("entries", []) if entry["key"]["column"] == column]
     longest = max((entry["key"]["budget_s"] for entry in mine), default=0)
     return {entry["key"]["seed"]: entry["row"] for entry in mine if entry["key"]["budget_s"] == longest}
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """None where there is no value; inf where one diverged."""
+    """The mean; None without values, inf if one diverged (None in the results)."""
     found = [math.inf if value is None else value for value in values]
     return sum(found) / len(found) if found else None
 
 
-def number(value: float | None, is_percent: bool = False) -> str:
+def number(value: float | None, is_ratio: bool = False) -> str:
     if value is None:
         return MISSING
-    return (
-        "diverged"
-        if not math.isfinite(value)
-        else f"{value:.2g}"
-        if is_percent or 1e-2 <= value < 1e3
-        else f"{value:.1e}"
-    )
+    if not math.isfinite(value):
+        return "diverged"
+    return f"{value:.2g}" if is_ratio or 1e-2 <= value < 1e3 else f"{value:.1e}"
 
 
 def error(record: dict[str, Any], column: str, key: str = "error") -> float | None:
@@ -72,7 +68,7 @@ def error(record: dict[str, Any], column: str, key: str = "error") -> float | No
 
 
 def ratio(record: dict[str, Any], one: str, others: tuple[str, ...]) -> float | None:
-    """Error of a column over the best of others, by the seeds that all have; None where one is missing."""
+    """Error of a column over the best of others, on the seeds that all have; None if there is none."""
     found = [rows(record, name) for name in (one, *others)]
     seeds = set.intersection(*map(set, found))
     values = [mean(part[seed]["error"] for seed in seeds) for part in found]
@@ -81,28 +77,29 @@ def ratio(record: dict[str, Any], one: str, others: tuple[str, ...]) -> float | 
     return values[0] / min(values[1:])
 
 
-def grid(task: Task, record: dict[str, Any]) -> str:
-    """As published and, where it was judged, as judged."""
-    published = " x ".join([str(task.resolution)] * task.ndim)
-    judged = " x ".join(map(str, record["data"]["grid"])) if "data" in record else published
-    return published if judged == published else f"{published}, judged on {judged}"
+def grid(task: Task) -> str:
+    return " x ".join([str(task.resolution)] * task.ndim)
 
 
-def horizon(task: Task, record: dict[str, Any]) -> str:
-    if task.is_steady:
-        return "steady"
-    data = record.get("data")
-    num, end = (data["frames_scored"], data["t_end"]) if data else (task.num_frames - 1, task.t_end)
-    return f"{num} frames to t = {end:g}"
+def frames(task: Task) -> str:
+    return "steady" if task.is_steady else f"{task.num_frames} to t = {task.t_end:g}"
 
 
 def source(task: Task) -> str:
-    """Where data come from: published files, our solver, and of what is judged here the numerics."""
+    """Where the data come from: published files, our solver, or the files of another task."""
     kinds = [
         *(["published"] if task.published and not task.of else []),
         *(["generated"] if task.simulate else []),
     ]
-    return (" or ".join(kinds) or "yours") + (f", files of {task.of}" if task.of else "")
+    return (" or ".join(kinds) or "user data") + (f", files of {task.of}" if task.of else "")
+
+
+def protocol(record: dict[str, Any]) -> str:
+    """Grid and number of scored frames of a comparison, such as 256, 31 frames."""
+    data = record.get("data", {})
+    size = " x ".join(map(str, data.get("grid", []))) or MISSING
+    is_steady = TASKS[record["task"]].is_steady
+    return f"{size}, steady" if is_steady else f"{size}, {data.get('frames_scored', MISSING)} frames"
 
 
 def table(header: tuple[str, ...], body: Iterable[tuple[str, ...]]) -> str:
@@ -111,47 +108,45 @@ def table(header: tuple[str, ...], body: Iterable[tuple[str, ...]]) -> str:
 
 
 def task_table(found: dict[str, dict[str, Any]]) -> str:
-    """README's: every task of the registry."""
-
-    def line(task: Task) -> tuple[str, ...]:
-        record = found.get(task.name, {})
-        seconds = {f"{row['seconds']:.0f}" for row in rows(record, "ours").values()}
-        return (
-            f"`{task.name}`",
-            source(task),
-            grid(task, record),
-            horizon(task, record),
-            number(error(record, "ours")),
-            number(error(record, "ours", "base")),
-            number(error(record, "fno")),
-            number(error(record, "unet")),
-            min(seconds, default=MISSING),
-        )
-
+    """docs/tasks.md: every task of the registry."""
     return table(
-        ("task", "source", "grid", "horizon", "ours", "its base", "FNO", "U-Net", "seconds"),
-        map(line, TASKS.values()),
+        ("task", "source", "published grid", "frames"),
+        ((f"`{task.name}`", source(task), grid(task), frames(task)) for task in TASKS.values()),
     )
 
 
-def judge_table(found: dict[str, dict[str, Any]]) -> str:
-    """docs/results.md: what was judged, column by column."""
+def comparison_table(found: dict[str, dict[str, Any]]) -> str:
+    """README.md: errors of ours, its base, FNO and U-Net on every task that was compared."""
 
     def line(record: dict[str, Any]) -> tuple[str, ...]:
-        rivals = ("fno", "unet")
-        seeds = sorted(rows(record, "ours"))
-        corrects = [
-            *(number(error(record, name)) for name in CORRECTION),
-            number(ratio(record, CORRECTION[0], CORRECTION[1:]), True),
-        ]
+        return (
+            f"`{record['task']}`",
+            number(error(record, "ours")),
+            number(error(record, "fno")),
+            number(error(record, "unet")),
+            number(error(record, "ours", "base")),
+            number(record["trivial"]["error"]),
+            protocol(record),
+        )
+
+    return table(
+        ("task", "UPS", "FNO", "U-Net", "UPS base alone", "trivial", "grid, horizon"),
+        map(line, found.values()),
+    )
+
+
+def equal_time_table(found: dict[str, dict[str, Any]]) -> str:
+    """docs/results.md: errors after equal training time."""
+    others = ("fno", "unet")
+
+    def line(record: dict[str, Any]) -> tuple[str, ...]:
         return (
             record["task"],
             number(record["trivial"]["error"]),
-            *(number(error(record, name)) for name in ("ours_generic", "ours", "fno", "unet")),
-            number(ratio(record, "ours_generic", rivals), True),
-            number(ratio(record, "ours", rivals), True),
-            *(corrects if TASKS[record["task"]].step else (NONE,) * 4),
-            " ".join(map(str, seeds)) or MISSING,
+            *(number(error(record, name)) for name in ("ours_generic", "ours", *others)),
+            number(ratio(record, "ours_generic", others), True),
+            number(ratio(record, "ours", others), True),
+            " ".join(map(str, sorted(rows(record, "ours")))) or MISSING,
             record["processor"],
         )
 
@@ -159,16 +154,12 @@ def judge_table(found: dict[str, dict[str, Any]]) -> str:
         (
             "task",
             "trivial",
-            "ours, generic bases",
-            "ours",
+            "UPS, generic bases",
+            "UPS",
             "FNO",
             "U-Net",
             "generic / best",
-            "ours / best",
-            "ours corrects",
-            "FNO corrects",
-            "U-Net corrects",
-            "ours / best",
+            "UPS / best",
             "seeds",
             "processor",
         ),
@@ -176,31 +167,49 @@ def judge_table(found: dict[str, dict[str, Any]]) -> str:
     )
 
 
-def long_table(found: dict[str, dict[str, Any]]) -> str:
-    """docs/results.md: rollouts over three times the horizon."""
-
-    def line(record: dict[str, Any], column: str) -> tuple[str, ...] | None:
-        long = [row["long"] for row in rows(record, column).values() if "long" in row]
-        if not long:
-            return None
-        return (
-            record["task"],
-            column,
-            f"{sum(part['is_finite'] for part in long)} of {len(long)}",
-            *(number(mean(part["error"][mark] for part in long)) for mark in range(3)),
-            *(number(mean(part["persistence"][mark] for part in long)) for mark in (0, 2)),
-        )
-
-    lines = [line(record, column) for record in found.values() for column in ("ours", "fno", "unet")]
+def correction_table(found: dict[str, dict[str, Any]]) -> str:
+    """docs/results.md: errors of networks that correct our solver."""
     return table(
-        ("task", "model", "finite, of seeds", "after 1 horizon", "2", "3", "persistence after 1", "3"),
-        [entry for entry in lines if entry],
+        ("task", "UPS", "FNO", "U-Net", "UPS / best"),
+        (
+            (
+                name,
+                *(number(error(record, column)) for column in CORRECTION),
+                number(ratio(record, CORRECTION[0], CORRECTION[1:]), True),
+            )
+            for name, record in found.items()
+            if TASKS[name].step
+        ),
     )
 
 
+def long_table(found: dict[str, dict[str, Any]]) -> str:
+    """docs/results.md: errors at the end of one and of three horizons."""
+
+    def ends(parts: list[dict[str, Any]], key: str) -> str:
+        return ", ".join(number(mean(part[key][mark] for part in parts)) for mark in (0, 2))
+
+    def line(record: dict[str, Any]) -> tuple[str, ...]:
+        long = {
+            column: [row["long"] for row in rows(record, column).values() if "long" in row]
+            for column in LABELS
+        }
+        every = [part for parts in long.values() for part in parts]
+        return (
+            record["task"],
+            *(ends(parts, "error") for parts in long.values()),
+            ends(every, "persistence"),
+        )
+
+    is_long = [record for record in found.values() if not TASKS[record["task"]].is_steady]
+    return table(("task", *LABELS.values(), "persistence"), map(line, is_long))
+
+
 TABLES: dict[str, tuple[str, Callable[[dict], str]]] = {
-    "tasks": ("README.md", task_table),
-    "judge": ("docs/results.md", judge_table),
+    "comparison": ("README.md", comparison_table),
+    "tasks": ("docs/tasks.md", task_table),
+    "equal_time": ("docs/results.md", equal_time_table),
+    "correction": ("docs/results.md", correction_table),
     "long": ("docs/results.md", long_table),
 }
 
@@ -212,7 +221,7 @@ def between(name: str) -> re.Pattern:
 
 
 def written(root: Path = ROOT) -> dict[str, tuple[str, str]]:
-    """Page -> (as it is, as it should be). Raises ValueError for a page without its two comments."""
+    """Page -> (text now, text as it should be). Raises ValueError for a page without its comments."""
     found, pages = results(root / "bench" / "results"), {}
     for name, (page, make) in TABLES.items():
         before, after = pages.get(page) or [(root / page).read_text(encoding="utf-8")] * 2
@@ -220,9 +229,9 @@ def written(root: Path = ROOT) -> dict[str, tuple[str, str]]:
         after, num = between(name).subn(lambda match: f"{match[1]}{text}\n{match[2]}", after)  # noqa: B023
         if num != 1:
             raise ValueError(
-                f"{page} has {num} places for the table {name}; expected one, between <!-- table {name}: "
-                f"python -m "
-                f"bench.table --> and <!-- end of table {name} -->. Put the comments where the table belongs."
+                f"{page} has {num} places for the table {name}; expected one, between "
+                f"<!-- table {name}: python -m bench.table --> and <!-- end of table {name} -->. "
+                f"Put the comments where the table belongs."
             )
         pages[page] = before, after
     return pages

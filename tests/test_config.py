@@ -229,7 +229,7 @@ def test_tasks_and_the_configuration_import_without_torch():
         (
             "data: {tasks: [bugers1d]}",
             "unknown task 'bugers1d'; did you mean 'burgers1d'?",
-            "(key data.tasks), or one of yours",
+            "(key data.tasks), or a user task",
         ),
         ("data: {tasks: []}", "data.tasks is empty; expected at least one task", "Known: advection1d"),
     ],

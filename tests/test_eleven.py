@@ -265,19 +265,14 @@ def test_tables_are_means_over_common_seeds_and_say_what_is_missing():
     assert table.error(record, "ours") == pytest.approx(0.03) and table.error(record, "ours_generic") is None
     assert table.ratio(record, "ours", ("fno", "unet")) == pytest.approx(0.6)
     assert table.ratio(record, "ours_generic", ("fno", "unet")) is None
-    judge = table.judge_table({"cfd1d": record})
-    assert "| cfd1d | 0.6 | - | 0.03 | 0.05 | diverged | - | 0.6 |" in judge
-    assert "| cfd1d | ours | 1 of 1 | 0.1 | 0.2 | diverged | 0.5 | 0.7 |" in table.long_table(
-        {"cfd1d": record}
+    found = {"cfd1d": record}
+    assert "| cfd1d | 0.6 | - | 0.03 | 0.05 | diverged | - | 0.6 |" in table.equal_time_table(found)
+    assert "| cfd1d | 0.1, diverged | -, - | -, - | 0.5, 0.7 |" in table.long_table(found)
+    assert "| `cfd1d` | 0.03 | 0.05 | diverged | 0.4 | 0.6 | 128, 31 frames |" in table.comparison_table(
+        found
     )
-    lines = {
-        line.split("|")[1].strip(" `"): line for line in table.task_table({"cfd1d": record}).splitlines()[2:]
-    }
-    assert lines.keys() == TASKS.keys()
-    assert (
-        "| 1024, judged on 128 | 31 frames to t = 1 | 0.03 | 0.4 | 0.05 | diverged | 180 |" in lines["cfd1d"]
-    )
-    assert lines["cfd2d"].count("| - ") == 5 and "| steady |" in lines["darcy2d"]
+    lines = {line.split("|")[1].strip(" `"): line for line in table.task_table(found).splitlines()[2:]}
+    assert lines.keys() == TASKS.keys() and "| steady |" in lines["darcy2d"]
 
 
 def test_seconds_of_two_processors_are_never_compared(tmp_path):
@@ -320,14 +315,15 @@ def test_the_pages_are_what_the_results_and_the_registry_give():
 
 
 def test_a_page_that_says_something_else_is_refused_and_written_anew(tmp_path, capsys):
-    for page in ("README.md", "docs/results.md"):
+    for page in ("README.md", "docs/tasks.md", "docs/results.md"):
         text, at = (table.ROOT / page).read_text(), tmp_path / page
         at.parent.mkdir(exist_ok=True)
-        at.write_text(text.replace("| `cfd1d` | published", "| `cfd1d` | mine"))
+        at.write_text(text.replace("| `cfd1d` | ", "| `cfd1d` | mine, "))
     assert table.main(["--check"], tmp_path) == 1 and "README.md: differs" in capsys.readouterr().out
     assert table.main([], tmp_path) == 0 and table.main(["--check"], tmp_path) == 0
     (tmp_path / "README.md").write_text("no table")
     with pytest.raises(
-        ValueError, match="README.md has 0 places for the table tasks; expected one, between <!-- table tasks"
+        ValueError,
+        match="README.md has 0 places for the table comparison; expected one, between <!-- table comparison",
     ):
         table.main([], tmp_path)

@@ -1045,7 +1045,7 @@ def test_a_name_that_is_taken_is_refused(tmp_path):
     )
     with pytest.raises(ValueError, match="under the name of a built-in task; expected a name of its own"):
         load_config(given)
-    with pytest.raises(ValueError, match="or one of yours, which task.kss.files declares"):
+    with pytest.raises(ValueError, match="or a user task, whose data task.kss.files names"):
         load_config(overlay(tmp_path, section(tmp_path)), ["data.tasks=[kss]"])
 
 

@@ -1,4 +1,4 @@
-"""The project keeps its word: configurations, scripts, Makefile and README agree, house style holds, the
+"""The project keeps its word: configurations, scripts and Makefile agree, house style holds, the
 chain runs."""
 
 import ast
@@ -28,7 +28,6 @@ PRODUCT = [*SCRIPTS, *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "up
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in PRODUCT}
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 TARGETS = set(re.search(r"^\.PHONY: ((?:.*\\\n)*.*)", MAKEFILE, re.M)[1].replace("\\\n", " ").split())
 SCRIPT_LINES, MODULE_LINES, WIDTH = 220, 570, 110
 STAGES = [name for name in SCRIPTS if name != "predict.py"]  # what takes a configuration
@@ -224,7 +223,7 @@ def test_ruff_is_clean():
     assert result.returncode == 0, result.stdout
 
 
-# ------------------------------------------------------------------------------------------- Makefile, README
+# ------------------------------------------------------------------------------------------- Makefile
 
 
 @needs_make
@@ -353,79 +352,6 @@ def test_a_run_named_after_a_configuration_uses_it(tmp_path):
     earlier.touch()
     found = make("-n", "bench", "TASK=burgers1d", "RUN=other", f"RUNS={tmp_path}").stdout
     assert f"bench.compare --config {earlier} --task burgers1d" in found
-
-
-@pytest.mark.parametrize(
-    ("page", "wanted"),
-    [
-        ("README.md", {"train", "test"}),
-        ("docs/distributed.md", {"train", "train-2gpu", "train-8gpu", "doctor"}),
-    ],
-)
-def test_pages_name_targets_and_files_that_exist(page, wanted):
-    text = (ROOT / page).read_text(encoding="utf-8")
-    code = re.findall(r"```\w*\n(.*?)```", text, re.S) + re.findall(
-        r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.S)
-    )
-    named = {target for text in code for target in re.findall(r"(?<![\w./])make ([a-z][a-z0-9-]*)", text)}
-    assert wanted <= named <= TARGETS
-    paths = {
-        path
-        for text in code
-        for path in re.findall(r"(?<![\w/.])((?:[\w.-]+/)*[\w-]+\.(?:py|sh|yaml|txt|md|toml))\b", text)
-    }
-    mine = {path for path in paths if path.startswith("my")}  # what the reader would write
-    assert len(paths - mine) > 5
-    generated = {"config.yaml", "results.json"}
-    missing = [path for path in paths - mine - generated if not (ROOT / path).exists()]
-    assert not missing
-    linked = re.findall(r"\]\((?!http)([^)#]+)\)", text)
-    assert not [path for path in linked if not (ROOT / page).parent.joinpath(path).exists()]
-    modules = {module for text in code for module in re.findall(r"-m ((?:ups|bench)\.[\w.]*\w)", text)}
-    assert not [module for module in modules if not (ROOT / f"{module.replace('.', '/')}.py").is_file()]
-
-
-def test_the_page_on_processes_names_settings_and_variables_that_are_read():
-    page = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
-    keys = {f"{section.split('.')[-1]}.{key}" for section, key in keys_of(Config)}
-    named = set(re.findall(r"`((?:train|ddp|run|cache|tracker)\.[a-z_]+)(?:=\w+)?`", page))
-    assert len(named) > 5 and named <= keys
-    scripts = "".join(
-        (ROOT / path).read_text(encoding="utf-8")
-        for path in ("Makefile", "cluster/node.sh", "ups/training/ranks.py")
-    )
-    set_here = re.search(r"^Set here: (.*?)\n\n", page, re.S | re.M)[1]
-    for name in re.findall(r"`([A-Z_]{6,})`", set_here):
-        assert name in scripts, name
-    start = (ROOT / "cluster" / "node.sh").read_text(encoding="utf-8")
-    for name in re.findall(r"\b([A-Z_]+)=\S+", re.search(r"^NUM_NODES=2 (.*)$", page, re.M)[1]):
-        assert name in start, name
-
-
-def test_readme_tree_lists_every_file_of_the_top_level_and_every_folder_of_ups_and_nothing_else():
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
-    if tracked.returncode:
-        pytest.skip("not a git checkout")
-    files = tracked.stdout.splitlines()
-    top = {line.split("/")[0] + ("/" if "/" in line else "") for line in files} - {".gitignore", "README.md"}
-    rooms = {
-        f"ups/{line.split('/')[1]}/" for line in files if line.startswith("ups/") and line.count("/") == 2
-    }
-    tree = re.search(r"^## The tree\n+```\n(.*?)```", README, re.S | re.M)[1]
-    assert {line.split()[0] for line in tree.splitlines()} == top | rooms
-
-
-def test_readme_names_the_tasks_that_can_be_generated():
-    solved = re.search(r"^\*\*Tasks\.\*\* (.*?)\n\n", README, re.S | re.M)[1]
-    named = {name for name in re.findall(r"`(\w+)`", solved) if name in TASKS}
-    assert named == {name for name, task in TASKS.items() if task.simulate}
-
-
-def test_readme_overrides_are_understood():
-    overrides = re.findall(r"(?<=[ \"`])([a-z_]+(?:\.[a-z_0-9]+)+=(?:\[[^\]]*\]|[\w./-]+))", README)
-    assert len(overrides) >= 3
-    for text in overrides:
-        load_config(None, [text])
 
 
 # ---------------------------------------------------------------------------------------------------- scripts

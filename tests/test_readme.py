@@ -1,5 +1,5 @@
-"""README and the notebook keep their word: their commands and code run, in a fresh clone with a shrunken
-configs/small.yaml."""
+"""README, the pages of docs/ and the notebook: what they name exists, their code runs in a fresh clone with a
+shrunken configs/small.yaml."""
 
 import json
 import os
@@ -12,10 +12,22 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ups.config import DEFAULT_OVERLAY
+from ups.config import DEFAULT_OVERLAY, load_config, to_dict
+from ups.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parent.parent
+MAX_WORDS, MAX_LINES = 1800, 250  # of README.md, of docs/results.md
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+LAB = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in sorted((ROOT / "docs" / "lab").glob("*.md"))
+}
+README = PAGES["README.md"]
+RUN_PAGES = ("README.md", "docs/training.md", "docs/forecasts.md", "docs/tasks.md", "docs/own_data.md")
 TRAIN = {
     "steps": 10,
     "validate_every": 10,
@@ -25,7 +37,7 @@ TRAIN = {
     "validate_trajectories": 4,
 }
 SIZE = {"width": 16, "depth": 1, "modes": 4}
-SMALL = {  # stands for configs/small.yaml: the same names, tasks and grids, trained for seconds
+SMALL = {  # replaces configs/small.yaml: the same names, tasks and grids, trained for seconds
     "include": "tiny.yaml",
     "run": {"name": "small"},
     "cache": {"root": "cache/small"},
@@ -46,7 +58,7 @@ SMALL = {  # stands for configs/small.yaml: the same names, tasks and grids, tra
     "consistency": {"train": TRAIN, "pool_batches": 4},
     "steady": {"scale_steps": 10, "train": TRAIN, "model": SIZE},
 }
-OVERLAYS = {  # what stands for others that README names
+OVERLAYS = {  # replace other configurations that the pages name
     "smoke": {"include": "tiny.yaml", "data": {"tasks": ["burgers1d"]}, "operator": {"model": SIZE}},
     "pretrained": {
         "include": "seven.yaml",
@@ -55,28 +67,24 @@ OVERLAYS = {  # what stands for others that README names
         "task": {name: {"num_trajectories": 80} for name in ("advection1d", "burgers1d")},
     },
 }
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = [
-    (language, text.replace("\\\n", " "))
-    for language, text in re.findall(r"^```(\w*)\n(.*?)^```", README, re.S | re.M)
-]
-FIRST = next(text for language, text in BLOCKS if language == "python")
 DATA = "configs/pdebench_2task.yaml"
-IN_PLACE = {  # of commands that a test cannot run: what runs, and why
-    "make test": "make -n test",  # this
+FIRST_500 = "data.fetch=first task.advection1d.num_trajectories=500"
+IN_PLACE = {  # command -> what runs in its place, and why
     # tens of gigabytes from the network
-    f"make train CONFIG={DATA}": f"python prepare_data.py --config {DATA} --dry-run",
-    f'make data CONFIG={DATA} ARGS="data.fetch=first task.advection1d.num_trajectories=500"': (
-        f"python prepare_data.py --config {DATA} --dry-run data.fetch=first "
-        "task.advection1d.num_trajectories=500"
+    f'make data CONFIG={DATA} ARGS="{FIRST_500}"': (
+        f"python prepare_data.py --config {DATA} --dry-run {FIRST_500}"
     ),
-    f"python prepare_data.py --config {DATA} --file 'KH_*'": f"python prepare_data.py --config {DATA} --file "
-    f"'KH_*' --dry-run",
-    "accelerate launch --config_file accelerate_configs/4gpu.yaml train_operator.py":  # four GPUs
-    "accelerate launch --config_file accelerate_configs/cpu.yaml train_operator.py",
-    # twice as long for nothing else
-    'make sweep GRID="operator.optim.muon_lr=2e-3,4e-3" SEEDS="0 1" STAGES=operator': "make sweep "
-    'GRID="operator.optim.muon_lr=2e-3,4e-3" SEEDS="0" STAGES=operator',
+    f"python prepare_data.py --config {DATA} --file 'KH_*'": (
+        f"python prepare_data.py --config {DATA} --file 'KH_*' --dry-run"
+    ),
+    # four GPUs
+    "accelerate launch --config_file accelerate_configs/4gpu.yaml train_operator.py": (
+        "accelerate launch --config_file accelerate_configs/cpu.yaml train_operator.py"
+    ),
+    # a second seed takes twice as long and shows nothing else
+    'make sweep GRID="operator.optim.muon_lr=2e-3,4e-3" SEEDS="0 1" STAGES=operator': (
+        'make sweep GRID="operator.optim.muon_lr=2e-3,4e-3" SEEDS="0" STAGES=operator'
+    ),
     # test_publish.py has a hub
     "make publish RUN=small TO=hf://owner/name": "make -n publish RUN=small TO=hf://owner/name",
 }
@@ -87,8 +95,30 @@ COMMANDS = {
 }
 
 
+def blocks_of(page: str) -> list[tuple[str, str]]:
+    """(language, text) of the fenced blocks of a page, without the stories, which test_stories.py runs."""
+    text = re.split(r"^## Story", PAGES[page], maxsplit=1, flags=re.M)[0]
+    return [
+        (language, block.replace("\\\n", " "))
+        for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.S | re.M)
+    ]
+
+
+def is_of_a_story(text: str) -> bool:
+    """Whether a block needs the files of a story of docs/own_data.md."""
+    return "film" in text
+
+
+BLOCKS = {
+    f"{page} {text.splitlines()[0][:50]}": (page, language, text)
+    for page in RUN_PAGES
+    for language, text in blocks_of(page)
+    if not is_of_a_story(text)
+}
+
+
 def run(folder: Path, command: str, timeout: float = 600) -> subprocess.CompletedProcess:
-    """A command of README in `folder`, with this interpreter as `python`, for make and of `accelerate`."""
+    """A command of a page in `folder`, with this interpreter as `python`, for make and for `accelerate`."""
     words = command.split(maxsplit=1)
     kept = {
         key: value
@@ -139,6 +169,125 @@ def trained(clone) -> Path:
     return clone
 
 
+# ---------------------------------------------------------------- what the pages name
+
+
+def code_of(text: str) -> list[str]:
+    """Fenced, indented and inline code of a page."""
+    plain = re.sub(r"```.*?```", "", text, flags=re.S)
+    return [
+        *re.findall(r"```\w*\n(.*?)```", text, re.S),
+        *re.findall(r"^    (\S.*)$", plain, re.M),
+        *re.findall(r"`([^`\n]+)`", plain),
+    ]
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", [*PAGES, *LAB])
+def test_links_of_a_page_lead_somewhere(page):
+    folder = (ROOT / page).parent
+    for path, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", {**PAGES, **LAB}[page]):
+        target = folder / path if path else ROOT / page
+        assert target.exists(), path
+        if anchor:
+            assert anchor in anchors(target.read_text(encoding="utf-8")), f"{path}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_targets_files_and_modules_that_a_page_names_exist(page):
+    code = code_of(PAGES[page])
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = re.search(r"^\.PHONY: ((?:.*\\\n)*.*)", makefile, re.M)[1].replace("\\\n", " ").split()
+    named = {target for text in code for target in re.findall(r"(?<![\w./])make ([a-z][a-z0-9-]*)", text)}
+    assert named <= {*targets}
+    paths = {
+        path
+        for text in code
+        for path in re.findall(r"(?<![\w/.*])((?:[\w.-]+/)*[\w-]+\.(?:py|sh|yaml|txt|md|toml))\b", text)
+    }
+    of_a_user = {path for path in paths if path.startswith("my")}
+    generated = {"config.yaml", "report.html"}
+    assert not [path for path in paths - of_a_user - generated if not (ROOT / path).exists()]
+    modules = {module for text in code for module in re.findall(r"-m ((?:ups|bench)\.[\w.]*\w)", text)}
+    assert not [module for module in modules if not (ROOT / f"{module.replace('.', '/')}.py").is_file()]
+
+
+def dotted(values: dict, key: str = "") -> list[str]:
+    """Every key of a configuration, and every section, with dots."""
+    inner = [name for k, v in values.items() if isinstance(v, dict) for name in dotted(v, f"{key}{k}.")]
+    return [*(f"{key}{name}" for name in values), *inner]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_settings_that_a_page_names_exist(page):
+    """`train.hang_s` is a key of every stage, `task.TASK.reserve` one of every task."""
+    keys = dotted(to_dict(load_config(None)))
+    sections = "train|ddp|run|cache|tracker|data|evaluate|operator|diffusion|consistency|rival|steady|task"
+    text = re.sub(r"task\.\w+\.", "task.burgers1d.", " ".join(code_of(PAGES[page])))
+    named = set(re.findall(rf"(?<![\w./-])((?:{sections})(?:\.\w+)+)(?![\w/(])", text))
+    assert not [name for name in named if not any(f".{key}".endswith(f".{name}") for key in keys)]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_overrides_of_a_page_are_understood(page):
+    for text in re.findall(r"(?<=[ \"`])([a-z_]+(?:\.[a-z_0-9]+)+=(?:\[[^\]]*\]|[\w./-]+))", PAGES[page]):
+        load_config(None, [text])
+
+
+def test_pages_are_short():
+    assert len(README.split()) <= MAX_WORDS
+    assert PAGES["docs/results.md"].count("\n") <= MAX_LINES
+
+
+def test_the_tree_of_the_design_page_is_that_of_the_repository():
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if tracked.returncode:
+        pytest.skip("not a git checkout")
+    files = tracked.stdout.splitlines()
+    top = {line.split("/")[0] + ("/" if "/" in line else "") for line in files} - {".gitignore", "README.md"}
+    folders = {
+        f"ups/{line.split('/')[1]}/" for line in files if line.startswith("ups/") and line.count("/") == 2
+    }
+    tree = re.search(r"^## The tree\n+```\n(.*?)```", PAGES["docs/design.md"], re.S | re.M)[1]
+    assert {line.split()[0] for line in tree.splitlines()} == top | folders
+
+
+def test_the_page_on_tasks_names_those_that_can_be_generated():
+    solved = re.search(r"^\*\*Generated.*?(?=^A task gets)", PAGES["docs/tasks.md"], re.S | re.M)[0]
+    named = {name for name in re.findall(r"`(\w+)`", solved) if name in TASKS}
+    assert named == {name for name, task in TASKS.items() if task.simulate}
+
+
+def test_the_page_on_processes_names_variables_that_are_read():
+    page = PAGES["docs/distributed.md"]
+    scripts = "".join(
+        (ROOT / path).read_text(encoding="utf-8")
+        for path in ("Makefile", "cluster/node.sh", "ups/training/ranks.py")
+    )
+    set_here = re.search(r"^Set here: (.*?)\n\n", page, re.S | re.M)[1]
+    for name in re.findall(r"`([A-Z_]{6,})`", set_here):
+        assert name in scripts, name
+    start = (ROOT / "cluster" / "node.sh").read_text(encoding="utf-8")
+    for name in re.findall(r"\b([A-Z_]+)=\S+", re.search(r"^NUM_NODES=2 (.*)$", page, re.M)[1]):
+        assert name in start, name
+
+
+def test_commands_on_a_film_in_readme_are_those_of_the_story_that_is_tested():
+    of_readme = [text for _, text in blocks_of("README.md") if is_of_a_story(text) and "task:" not in text]
+    commands = [
+        line for text in of_readme for line in text.splitlines() if line.startswith(("make", "python"))
+    ]
+    loads = [load for text in of_readme for load in re.findall(r'ups\.load\("[^"]+"\)', text)]
+    story = PAGES["docs/own_data.md"]
+    assert len(commands) == 3 and len(loads) == 1
+    assert not [text for text in commands + loads if text not in story]
+
+
 # ---------------------------------------------------------------- one default for scripts and make
 
 
@@ -151,12 +300,12 @@ def test_make_and_scripts_have_the_same_default_configuration(clone, monkeypatch
         f"prepare_data.py --config {DEFAULT_OVERLAY.relative_to(ROOT)} run.name=small run.root=runs"
         in planned.stdout
     )
-    shown = [
+    configs = [
         yaml.safe_load(run(clone, f"python {script} --show-config").stdout)
         for script in ("prepare_data.py", "evaluate.py")
     ]
-    assert shown[0] == shown[1] and shown[0]["run"] == {"name": "small", "root": "runs", "seed": 0}
-    assert (shown[0]["data"]["root"], shown[0]["cache"]["root"]) == ("data/small", "cache/small")
+    assert configs[0] == configs[1] and configs[0]["run"] == {"name": "small", "root": "runs", "seed": 0}
+    assert (configs[0]["data"]["root"], configs[0]["cache"]["root"]) == ("data/small", "cache/small")
 
 
 @needs_make
@@ -189,14 +338,27 @@ def test_a_stage_launched_before_its_parent_ends_in_one_line_that_names_the_make
 # ---------------------------------------------------------------- every block
 
 
+def test_the_first_block_of_readme_forecasts_what_it_says(tmp_path):
+    _, text = next(block for block in blocks_of("README.md") if block[0] == "python")
+    (tmp_path / "block.py").write_text(text, encoding="utf-8")
+    (tmp_path / "pretrained").symlink_to(ROOT / "pretrained")
+    done = subprocess.run(
+        [sys.executable, "block.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == text.strip().rsplit("# ", 1)[1], done.stderr
+
+
 @needs_make
 @pytest.mark.slow
 @pytest.mark.faults
-@pytest.mark.parametrize("number", range(len(BLOCKS)), ids=[text.splitlines()[0][:50] for _, text in BLOCKS])
-def test_every_block_of_readme_runs_where_make_train_has_run(trained, number):
-    """In their order, as a reader would: the section on the reader's data writes files that its commands
-    read."""
-    language, text = BLOCKS[number]
+@pytest.mark.parametrize("name", BLOCKS)
+def test_every_block_runs_where_make_train_has_run(trained, name):
+    """In their order, as a reader would: a block of docs/own_data.md writes files that its commands read."""
+    page, language, text = BLOCKS[name]
     if text.startswith("# my_"):
         (trained / text.split()[1]).write_text(text, encoding="utf-8")
     if language == "yaml":
@@ -204,35 +366,33 @@ def test_every_block_of_readme_runs_where_make_train_has_run(trained, number):
         (trained / "section.yaml").write_text(
             yaml.safe_dump(section if "task" in section else {"task": section})
         )
-        assert (
-            run(
-                trained, "python prepare_data.py --config section.yaml --show-config data.tasks=[burgers1d]"
-            ).returncode
-            == 0
-        )
+        command = "python prepare_data.py --config section.yaml --show-config data.tasks=[burgers1d]"
+        assert run(trained, command).returncode == 0
         return
     if language == "python":
         script = "my_data.py" if text.startswith("# my_data.py") else "block.py"
         if script == "block.py":
-            (trained / script).write_text(text if text == FIRST else FIRST + text, encoding="utf-8")
+            first = next(block for kind, block in blocks_of(page) if kind == "python")
+            (trained / script).write_text(text if text == first else first + text, encoding="utf-8")
         commands = [f"python {script}"]
     else:
         commands = [line for line in text.splitlines() if line.split()[0] in COMMANDS]
-        assert commands or "prepare_data.py       data files" in text  # or the tree
+        assert commands
     for command in commands:
         done = run(trained, IN_PLACE.get(command, command))
         assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
 
 
-def test_what_stands_in_for_a_command_of_readme_stands_in_for_one_that_is_there():
-    assert {*IN_PLACE} <= {line for language, text in BLOCKS if not language for line in text.splitlines()}
+def test_every_replaced_command_is_on_a_page():
+    lines = {line for _, language, text in BLOCKS.values() if not language for line in text.splitlines()}
+    assert {*IN_PLACE} <= lines
 
 
 @needs_make
 @pytest.mark.slow
 @pytest.mark.faults
 def test_the_notebook_runs_as_it_is_where_make_train_has_run(trained):
-    book = json.loads((trained / "docs" / "tour.ipynb").read_text(encoding="utf-8"))
+    book = json.loads((trained / "docs" / "lab" / "tour.ipynb").read_text(encoding="utf-8"))
     cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
     assert len(book["cells"]) <= 30 and not any(cell["outputs"] or cell["execution_count"] for cell in cells)
     text = "\n".join("".join(cell["source"]) for cell in cells)

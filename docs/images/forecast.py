@@ -1,5 +1,6 @@
-"""The picture and the numbers at the top of the README: python docs/images/forecast.py [RUN], from the
-project's root."""
+"""The picture at the top of the README: python docs/images/forecast.py, from the root of a clone.
+
+Truth: the solvers of ups/tasks, from starts of another seed than that of the training data (data.seed)."""
 
 import sys
 from pathlib import Path
@@ -12,22 +13,57 @@ import numpy as np  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import ups  # noqa: E402
+from ups.tasks import TASKS  # noqa: E402
 
-u0 = np.sin(2 * np.pi * np.arange(256) / 256)[None]  # (channel, x)
-model = ups.load(sys.argv[1] if sys.argv[1:] else "runs/small")
-u = model.forecast("burgers1d", u0, {"Nu": 0.01}, num_frames=30)  # (30, 1, 256)
-print(u[[0, 9, 29]].max((1, 2)).round(3))
+SEED = 7
 
-dt, x = model.tasks["burgers1d"]["dt"], (np.arange(256) + 0.5) / 256
-fig, axes = plt.subplots(1, 2, figsize=(9, 2.8), width_ratios=(1, 1.2), layout="constrained")
-axes[0].plot(x, u0[0], color="0.6", label="t = 0, given")
-for frame, color in ((9, "tab:blue"), (29, "tab:red")):
-    axes[0].plot(x, u[frame, 0], color=color, label=f"t = {(frame + 1) * dt:.2f}")
-axes[0].set(xlabel="x", ylabel="u")
-axes[0].legend(frameon=False)
-image = axes[1].imshow(
-    np.concatenate([u0, u[:, 0]]), origin="lower", aspect="auto", extent=(0, 1, 0, 30 * dt), cmap="RdBu_r"
+
+def solve(task: str, *, resolution: int, num_frames: int, parameter: float, t_end: float) -> np.ndarray:
+    """One solution of the task's solver, (frames, channel, *space)."""
+    [u] = TASKS[task].simulate(
+        [0], seed=SEED, resolution=resolution, num_frames=num_frames, parameter=parameter, t_end=t_end
+    )
+    return np.asarray(u, dtype="float32")
+
+
+model = ups.load("pretrained")
+burgers = solve("burgers1d", resolution=256, num_frames=32, parameter=0.01, t_end=1.55)
+burgers_pred = model.forecast("burgers1d", burgers[0], {"Nu": 0.01}, num_frames=31)
+gas = solve("cfd2d", resolution=32, num_frames=13, parameter=0.01, t_end=0.6)
+gas_pred = model.forecast("cfd2d", gas[0], num_frames=12)
+[darcy] = solve("darcy2d", resolution=64, num_frames=1, parameter=1.0, t_end=1.0)
+darcy_pred = model.forecast("darcy2d", darcy[:1])
+
+rows = (  # name, input, truth, forecast, their axes
+    (
+        "Burgers, u(t, x)\n31 frames",
+        np.broadcast_to(burgers[0], (31, 256)),
+        burgers[1:, 0],
+        burgers_pred[:, 0],
+        ("x", "t"),
+    ),
+    ("compressible flow, Vx\nat t = 0.6, 12 frames", gas[0, 2], gas[-1, 2], gas_pred[-1, 2], ("x", "y")),
+    ("Darcy flow,\na(x, y) to u(x, y)", darcy[0], darcy[1], darcy_pred.reshape(64, 64), ("x", "y")),
 )
-axes[1].set(xlabel="x", ylabel="t")
-fig.colorbar(image, ax=axes[1], label="u")
+fig, axes = plt.subplots(3, 4, figsize=(9, 6.2), layout="constrained")
+for line, (name, given, truth, forecast, (across, up)) in zip(axes, rows, strict=True):
+    low, high = float(truth.min()), float(truth.max())
+    error = forecast - truth
+    largest = float(np.abs(error).max())
+    nrmse = float(np.linalg.norm(error) / np.linalg.norm(truth))
+    for ax, field, limits, cmap in (
+        (line[0], given, (None, None), "viridis"),
+        (line[1], truth, (low, high), "viridis"),
+        (line[2], forecast, (low, high), "viridis"),
+        (line[3], error, (-largest, largest), "RdBu_r"),
+    ):
+        image = ax.imshow(field, origin="lower", aspect="auto", vmin=limits[0], vmax=limits[1], cmap=cmap)
+        ax.set(xticks=[], yticks=[], xlabel=across)
+        bar = fig.colorbar(image, ax=ax)
+        bar.ax.tick_params(labelsize=7)
+        bar.formatter.set_powerlimits((-2, 3))
+    line[0].set_ylabel(f"{name}\n{up}", fontsize=9)
+    print(f"{name.splitlines()[0]}: relative L2 error {nrmse:.1e}")
+for ax, title in zip(axes[0], ("input", "solver", "UPS forecast", "difference"), strict=True):
+    ax.set_title(title)
 fig.savefig(Path(__file__).with_suffix(".png"), dpi=110)

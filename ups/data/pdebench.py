@@ -25,7 +25,7 @@ from ups.userdata.readers.hdf5 import node, require_written
 BLOCK_BYTES = 16 * 2**20
 SETTINGS, PROGRESS = "ups_settings", "ups_progress"  # attributes of files we generate
 AGAIN = (
-    "If it is yours, write it again (README, Your own data); else delete it and run `make data`, which "
+    "If it is yours, write it again (docs/own_data.md); else delete it and run `make data`, which "
     "makes it again."
 )
 

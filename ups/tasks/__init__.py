@@ -39,8 +39,8 @@ def get_task(name: str) -> Task:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(
             f"unknown task {name!r:.80}{hint} Expected one of: {', '.join(TASKS)} (key "
-            f"data.tasks), or one of yours, which task.{name:.80}.files declares (README, Your "
-            f"own data)."
+            f"data.tasks), or a user task, whose data task.{name:.80}.files names "
+            f"(docs/own_data.md)."
         )
     return TASKS[name]
 
