@@ -16,8 +16,8 @@ from ups.report.bench_rows import NETWORKS
 from ups.report.figures_ensemble import case_name
 from ups.report.tables import is_interval, label, markdown, ordered
 from ups.tasks import in_unit
+from ups.training.folder import CARD, IMAGES
 
-CARD, IMAGES = "README.md", "images"
 SCORES = {
     "crps": "fair CRPS",
     "energy_score": "energy score",

@@ -40,6 +40,7 @@ from ups.common.files import (
 from ups.config import STAGES, Config, read_yaml, to_dict
 
 DONE, MODEL, MANIFEST = "done.json", "model.safetensors", "manifest.json"
+CARD, IMAGES = "README.md", "images"  # the model card and its pictures
 
 # Keys of these sections decide what a stage computes; of them, these last parts only say how and where.
 SECTIONS = ("data", "cache", "task")
