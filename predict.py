@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     head, known = model.operator.head(args.task), model.tasks.get(args.task)
 
     # ---- data
-    strides, own = {"space_stride": args.space_stride, "time_stride": args.time_stride}, head.task.own
+    strides, own = {"space_stride": args.space_stride, "time_stride": args.time_stride}, head.task.user_facts
     source = (
         open_data(args.input, args.task, **strides)
         if own is None

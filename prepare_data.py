@@ -94,10 +94,10 @@ def main(arguments: list[str] | None = None) -> int:
     declared = {
         name: partial(open_user, config, name, strided=False)
         for name in config.data.tasks
-        if config.spec(name).own is not None
+        if config.spec(name).user_facts is not None
     }
     distinct = {
-        (get_task(name).of or name, parameter): name
+        (get_task(name).files_of or name, parameter): name
         for name in config.data.tasks
         if name not in declared
         for parameter in sorted(config.task[name].parameters) or [None]
@@ -135,7 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
             name: partial(
                 count_findings,
                 config,
-                [task for task in config.data.tasks if name in (task, config.spec(task).of)],
+                [task for task in config.data.tasks if name in (task, config.spec(task).files_of)],
             )
             for name, _ in paths
         }

@@ -88,10 +88,10 @@ def frames(task: Task) -> str:
 def source(task: Task) -> str:
     """Where the data come from: published files, our solver, or the files of another task."""
     kinds = [
-        *(["published"] if task.published and not task.of else []),
+        *(["published"] if task.published and not task.files_of else []),
         *(["generated"] if task.simulate else []),
     ]
-    return (" or ".join(kinds) or "user data") + (f", files of {task.of}" if task.of else "")
+    return (" or ".join(kinds) or "user data") + (f", files of {task.files_of}" if task.files_of else "")
 
 
 def protocol(record: dict[str, Any]) -> str:

@@ -164,9 +164,9 @@ def test_a_parameter_that_is_not_published_lists_those_that_are():
         ValueError, match="advection1d has no published file .*beta0.3.*expected one of: .*beta0.1.*beta7.0"
     ):
         published_file("advection1d", 0.3)
-    with pytest.raises(ValueError, match="diff_react2d was given parameter 1.0; expected None"):
+    with pytest.raises(ValueError, match="diff_react2d got parameter 1.0; expected None"):
         get_task("diff_react2d").file_for(1.0)
-    with pytest.raises(ValueError, match="darcy2d was given parameter None; expected a value of beta"):
+    with pytest.raises(ValueError, match="darcy2d got parameter None; expected a value of beta"):
         get_task("darcy2d").file_for(None)
 
 

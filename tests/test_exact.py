@@ -42,7 +42,9 @@ def judged(request):
     u = task.simulate(range(starts), seed=21, resolution=16, num_frames=5, parameter=0.02, t_end=4 * dt)
 
     def draw(seed: int, num: int = members) -> Tensor:
-        return task.draw(u[:, 0], num, seed=seed, rows=range(starts), num_frames=4, parameter=0.02, dt=dt)
+        return task.exact_futures(
+            u[:, 0], num, seed=seed, rows=range(starts), num_frames=4, parameter=0.02, dt=dt
+        )
 
     again = draw(2)
     mean = draw(3, 32).mean(1, keepdim=True)
@@ -225,7 +227,9 @@ def test_exact_draws_start_from_the_frame_last_shown_at_the_viscosity_of_its_fil
         i = int(truth.cache.trajectory[row])
         u = torch.from_numpy(sources[file].read(i, i + 1)[0, truth.context - 1])[None]
         parameter = config.task[truth.task.name].parameters[file]
-        by_hand = truth.task.draw(u, 2, seed=5, rows=[row], num_frames=3, parameter=parameter, dt=0.05)
+        by_hand = truth.task.exact_futures(
+            u, 2, seed=5, rows=[row], num_frames=3, parameter=parameter, dt=0.05
+        )
         torch.testing.assert_close(futures, by_hand[0])
     mean = mean_exactly(truth, 5, 2, truth.rows, 3, 7)
     torch.testing.assert_close(mean, drawn.mean(1, keepdim=True))
@@ -246,8 +250,8 @@ def test_what_exact_draws_leave_of_single_calls_is_what_the_data_leave_where_the
         asked.append(known["parameter"])
         return truth.frames(places, frames, num_frames)[:, None].expand(-1, num, *[-1] * (u.ndim))
 
-    for law in (truth.task.draw, follow):
-        monkeypatch.setattr(truth, "task", dataclasses.replace(truth.task, draw=law))
+    for law in (truth.task.exact_futures, follow):
+        monkeypatch.setattr(truth, "task", dataclasses.replace(truth.task, exact_futures=law))
         single = SimpleNamespace(**vars(ensembles), noise=lambda *args: (torch.zeros(1), torch.zeros(1)))
         windows = one_step(single, 40, 2, [], num_exact=3)
         assert windows.law.shape == (40, 3, *windows.u_ref.shape[1:]) and windows.u_ref.abs().max() > 0.01
@@ -255,7 +259,7 @@ def test_what_exact_draws_leave_of_single_calls_is_what_the_data_leave_where_the
         assert bool(is_data) == (law is follow)
     assert set(asked) == {0.02, 0.1}
     assert one_step(single, 40, 2, []).law is None
-    monkeypatch.setattr(truth, "task", dataclasses.replace(truth.task, draw=None))
+    monkeypatch.setattr(truth, "task", dataclasses.replace(truth.task, exact_futures=None))
     assert one_step(single, 40, 2, [], num_exact=3).law is None
 
 
@@ -283,7 +287,7 @@ def test_late_statistics_are_beside_late_exact_draws_as_the_data_may_remember_ho
         found["operator"]["variance"] < 0.4
         and found["operator"]["spectrum_error"] > 2 * found["exact"]["spectrum_error"]
     )
-    monkeypatch.setattr(truth, "task", dataclasses.replace(truth.task, draw=None))
+    monkeypatch.setattr(truth, "task", dataclasses.replace(truth.task, exact_futures=None))
     monkeypatch.setattr(
         transient, "rollouts", lambda _, __, rows, ___, ____: truth.frames(rows, 0, 2)[:, None]
     )
@@ -303,7 +307,7 @@ def test_chance_is_one_half_of_the_data_beside_the_other(world, monkeypatch):
             (found := frames(which, *args)) * sizes[: len(found)].view(-1, *[1] * (found.ndim - 1))
         ),
     )
-    monkeypatch.setattr(truth, "task", dataclasses.replace(truth.task, draw=None))
+    monkeypatch.setattr(truth, "task", dataclasses.replace(truth.task, exact_futures=None))
     monkeypatch.setattr(
         transient, "rollouts", lambda _, __, rows, ___, ____: truth.frames(rows, 0, 2)[:, None]
     )

@@ -250,7 +250,7 @@ def test_the_advection_keeps_the_square_and_the_energy_unless_products_are_alias
 def test_short_draws_spread_as_the_noise_alone_and_the_mean_stays(name):
     task, n, dt = get_task(name), 16, 1e-3
     u = task.simulate(range(3), seed=4, resolution=n, num_frames=1, parameter=NU[name], t_end=1.0)[:, 0]
-    drawn = task.draw(u, 200, seed=5, rows=range(3), num_frames=2, parameter=NU[name], dt=dt)
+    drawn = task.exact_futures(u, 200, seed=5, rows=range(3), num_frames=2, parameter=NU[name], dt=dt)
     assert drawn.shape == (3, 200, 2, 1, *u.shape[2:]) and drawn.dtype == torch.float32
     waves = FAMILIES[name].equation(n, NU[name], dt).waves
     variance = squared(waves).flatten(1).sum()  # the same at every point: cosines and sines
@@ -266,14 +266,14 @@ def test_a_draw_is_a_function_of_seed_row_and_member(name):
     task = get_task(name)
     u = task.simulate(range(2), seed=4, resolution=16, num_frames=1, parameter=NU[name], t_end=1.0)[:, 0]
     settings = {"seed": 5, "num_frames": 2, "parameter": NU[name], "dt": 0.05}
-    both = task.draw(u, 3, rows=[7, 9], **settings)
-    assert torch.equal(both[1:], task.draw(u[1:], 3, rows=[9], **settings))
-    assert torch.equal(both[:, :2], task.draw(u, 2, rows=[7, 9], **settings))
-    longer = task.draw(u, 3, rows=[7, 9], **settings | {"num_frames": 3})
+    both = task.exact_futures(u, 3, rows=[7, 9], **settings)
+    assert torch.equal(both[1:], task.exact_futures(u[1:], 3, rows=[9], **settings))
+    assert torch.equal(both[:, :2], task.exact_futures(u, 2, rows=[7, 9], **settings))
+    longer = task.exact_futures(u, 3, rows=[7, 9], **settings | {"num_frames": 3})
     assert torch.equal(both, longer[:, :, :2])
     others = [
-        task.draw(u[:1], 3, rows=[7], **settings | {"seed": 6}),
-        task.draw(u[:1], 3, rows=[8], **settings),
+        task.exact_futures(u[:1], 3, rows=[7], **settings | {"seed": 6}),
+        task.exact_futures(u[:1], 3, rows=[8], **settings),
     ]
     assert all(float((other - both[:1]).abs().max()) > 1e-3 for other in others)
     assert (
@@ -287,7 +287,9 @@ def test_the_truth_is_one_more_draw_and_a_draw_from_another_state_is_not(name):
     not."""
     task, frames, num = get_task(name), 4, 7
     u = task.simulate(range(60), seed=8, resolution=16, num_frames=frames, parameter=NU[name], t_end=0.3)
-    drawn = task.draw(u[:, 0], num, seed=9, rows=range(60), num_frames=frames - 1, parameter=NU[name], dt=0.1)
+    drawn = task.exact_futures(
+        u[:, 0], num, seed=9, rows=range(60), num_frames=frames - 1, parameter=NU[name], dt=0.1
+    )
 
     def outside(members: Tensor) -> Tensor:
         """Share of truths outside their members, by lead."""

@@ -141,7 +141,7 @@ def test_fields_without_a_dominant_mean_are_read_as_before(tmp_path):
     for u in (waves(), 3 + waves(), waves().astype(np.float64)):
         write(tmp_path / "a.h5", u=u)
         config, source, values = read(tmp_path, section(tmp_path))
-        assert config.task["ks"].offset == {} and "offset" not in source.task.own
+        assert config.task["ks"].offset == {} and "offset" not in source.task.user_facts
         assert np.array_equal(values[:, :, 0], u.astype(np.float32)) and values.dtype == np.float32
 
 

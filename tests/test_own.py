@@ -159,7 +159,7 @@ def test_own_files_without_times_say_which_array_to_add(overlay):
         prepare_data.main(["--config", str(overlay)])
 
 
-@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if not task.of])
+@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if not task.files_of])
 def test_a_file_written_as_the_layout_says_can_be_read(name, tmp_path):
     task = get_task(name)
     frames = 1 if task.is_steady else 5

@@ -262,7 +262,7 @@ def test_axes_are_turned_to_rise_and_forecasts_turned_back(tmp_path):
     )
     with h5py.File(tmp_path / "w.hdf5") as file:
         assert np.array_equal(file["u"], u[..., ::-1])
-    assert task.own["flipped"] == ["y"] and np.array_equal(
+    assert task.user_facts["flipped"] == ["y"] and np.array_equal(
         open_user_files(task, [tmp_path / "w.hdf5"]).read(0, N), found
     )
     field = xarray.DataArray(u[..., ::-1], coords={"y": y, "time": t}, dims=("run", "time", "x", "y"))
@@ -440,7 +440,7 @@ def test_a_task_of_its_own_travels_as_plain_values(tmp_path):
     config = load_config(overlay(tmp_path, said))
     task = config.spec("ks")
     again = described_task(yaml.safe_load(yaml.safe_dump(task.description)))
-    assert again == task and again.own == task.own and hash(again) == hash(task)
+    assert again == task and again.user_facts == task.user_facts and hash(again) == hash(task)
     assert (task.is_symmetric, task.is_shifted, task.spans) == (True, False, ((0, 2), (-1, 1)))
     assert config.task["ks"].patch == 2 and config.task["ks"].cells(2) == (X, Y) and config.context("ks") == 1
 

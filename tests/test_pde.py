@@ -16,7 +16,7 @@ from ups.tasks.initial import (
     sample_wave,
 )
 
-SOLVERS = {name: task.simulate for name, task in TASKS.items() if task.simulate and not task.of}
+SOLVERS = {name: task.simulate for name, task in TASKS.items() if task.simulate and not task.files_of}
 SIZES = {name: 32 if TASKS[name].ndim < 3 else 8 for name in SOLVERS}
 SHAPES = {name: (len(TASKS[name].channels), *[SIZES[name]] * TASKS[name].ndim) for name in SOLVERS}
 SMALL = {"advection1d": 0.4, "burgers1d": 0.01, "burgers1d_forced": 0.02, "vorticity2d_forced": 0.02}

@@ -66,7 +66,7 @@ def test_exact_draws_stand_in_the_report_where_the_law_is_known_and_statistics_w
             == ("corrector / exact" in entry["comparisons"])
         )
         assert has_law == (len(models["corrector"].get("crps_over_exact_by_lead", ())) == len(entry["times"]))
-        assert get_task(name).unknown in entry["setting"]
+        assert get_task(name).why_uncertain in entry["setting"]
         gates = {
             gate["name"] for gate in check_gates(results, load_config(None).evaluate)
         }  # those of smoke.yaml claim less

@@ -19,7 +19,7 @@ def check(config: Config) -> None:
     tasks = {name: config.spec(name) for name in config.data.tasks}
     rows = [*_of_bounds(config, ""), *_of_sections(config)]
     for name, task in tasks.items():  # those that read the same files must want the same files
-        other = next(one for one in tasks if (tasks[one].of or one) == (task.of or name))
+        other = next(one for one in tasks if (tasks[one].files_of or one) == (task.files_of or name))
         for field in ("num_trajectories", "resolution", "num_frames", "t_end"):
             one, two = getattr(config.task[other], field), getattr(config.task[name], field)
             rows.append(
@@ -177,7 +177,7 @@ def _of_task(task: Task, settings: TaskConfig) -> list[Requirement]:
             f"Lower {key}.resolution instead.",
         ),
         (
-            task.draw is None or settings.space_stride == 1,
+            task.exact_futures is None or settings.space_stride == 1,
             f"{key}.space_stride is {settings.space_stride}",
             "1 (exact draws are of the grid the data were generated on, and start from a whole state)",
             f"Lower {key}.resolution instead.",

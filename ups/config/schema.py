@@ -409,7 +409,7 @@ class Config:
         return Path(self.cache.root) / f"{task}.h5"
 
     def data_dir(self, task: str) -> Path:
-        return Path(self.data.root) / (get_task(task).of or task)
+        return Path(self.data.root) / (get_task(task).files_of or task)
 
     def num_first(self, task: str) -> int:
         """How many trajectories of a published file are fetched, where not all are; else 0."""
@@ -431,7 +431,7 @@ class Config:
             0
             if entry.is_steady
             else self.task[task].history
-            if entry.hides or entry.own
+            if entry.hides or entry.user_facts
             else self.evaluate.context_frames
         )
 

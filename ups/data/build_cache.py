@@ -306,7 +306,7 @@ def _wrong_number(task: Task, source: Source, name: str, value: float, row: int,
     key = f"task.{task.name}"
     expected = "finite positive numbers" if name in task.positive else "finite numbers"
     path, place = source.place(row, frame)
-    if task.own is None:
+    if task.user_facts is None:
         do = f"Run `make data` again, or keep it out by {key}.num_trajectories."
     elif np.isnan(value):
         do = (

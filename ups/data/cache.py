@@ -101,7 +101,7 @@ class Cache:
             self.task: Task = described_task(self.header["settings"]["task"])
             self.fingerprint: str = self.header["fingerprint"]
             self.dt, self.floor = float(self.header["dt"]), self.header["floor"]
-            settings_then, is_own = self.header["settings"]["settings"], self.task.own is not None
+            settings_then, is_own = self.header["settings"]["settings"], self.task.user_facts is not None
             values = torch.tensor(
                 self.header["values"] if is_own else settings_then["parameters"], dtype=torch.float64
             )
@@ -423,8 +423,8 @@ def cache_settings(config: Config, task_name: str) -> dict[str, dict]:
         },
         "settings": {key: getattr(settings, key) for key in USED_SETTINGS},
         "data": {
-            **(origin if task.own is None else {"split": settings.split}),
-            **({"skip_missing": True} if task.own is not None and settings.skip_missing else {}),
+            **(origin if task.user_facts is None else {"split": settings.split}),
+            **({"skip_missing": True} if task.user_facts is not None and settings.skip_missing else {}),
             "val_fraction": data.val_fraction,
             "test_fraction": data.test_fraction,
         },

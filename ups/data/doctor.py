@@ -280,7 +280,7 @@ def _of_data(data: Trajectories, scan: _Scan) -> Iterator[Finding]:
                 "name the right task in data.tasks, or mend what is wrong in the file",
             )
     median = float(np.median(np.max(scan.drift, 1))) if scan.drift else 0.0
-    if task.own is None and task.conserved == task.fields and median > DRIFT:
+    if task.user_facts is None and task.conserved == task.fields and median > DRIFT:
         yield Finding(
             "error",
             f"the mean of a trajectory moves by {median:.2g} of its RMS, and {task.name} "
@@ -307,7 +307,9 @@ def _of_data(data: Trajectories, scan: _Scan) -> Iterator[Finding]:
                 where,
                 "nothing if these are walls, solids or land; else they were never written",
             )
-    for check in () if scan.not_finite else (*task.checks, *[resolved, affordable] * (task.own is not None)):
+    for check in (
+        () if scan.not_finite else (*task.checks, *[resolved, affordable] * (task.user_facts is not None))
+    ):
         yield from check(data, scan)
 
 
@@ -315,7 +317,7 @@ def _of_domain(data: Trajectories) -> Iterator[Finding]:
     """Whether coordinates, of cells or of nodes on both ends, span what the task's domain does: its bases
     know no other."""
     task = data.task
-    for axis, (low, high) in zip(task.axes, task.spans, strict=True) if task.own is None else ():
+    for axis, (low, high) in zip(task.axes, task.spans, strict=True) if task.user_facts is None else ():
         x = data.coordinates.get(axis, np.zeros(1))
         length = float(x[-1] - x[0])
         if len(x) > 1 and not any(

@@ -52,7 +52,7 @@ def published_files(pattern: str) -> list[tuple[str, str, int, str]]:
     found = [
         (task.name, name, *source)
         for task in TASKS.values()
-        if not task.of
+        if not task.files_of
         for name, source in (dict(task.published) | dict(task.further)).items()
         if fnmatchcase(name, pattern)
     ]

@@ -386,7 +386,7 @@ def _require_task(
     ]
     names = {name for task in rivals for name in task.parameters} & set(attributes)
     fits = [made[0]["task"]] if made else [task.name for task in rivals if set(task.parameters) == names]
-    if fits and names and not {spec.name, spec.of} & set(fits):
+    if fits and names and not {spec.name, spec.files_of} & set(fits):
         raise ValueError(
             f"{path} has attributes ({', '.join(sorted(names))}) of {fits[0]}; expected a file "
             f"of {spec.name}, with {', '.join(spec.parameters)}. Name the right task in "

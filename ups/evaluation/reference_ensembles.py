@@ -47,7 +47,7 @@ def draw_law(
 ) -> Tensor | None:
     """`num_draws` exact futures, fewer where they take too much memory, to judge by in place of the one that
     the data hold, u_ref; None where no law is known."""
-    if truth.task.draw is None:
+    if truth.task.exact_futures is None:
         return None
     return draw_exactly(truth, seed, rows, num_frames, affordable(num_draws, u_ref))
 
@@ -172,7 +172,7 @@ def rivals_of(ensembles: Ensembles, settings: EvaluateConfig, num_frames: int) -
         "analogs": partial(errors.draw, errors.nearest),
         "normal_leads": partial(errors.draw_normal, None),
         "normal_analogs": partial(errors.draw_normal, errors.nearest),
-        **(known if truth.task.draw else {}),
+        **(known if truth.task.exact_futures else {}),
     }
 
 

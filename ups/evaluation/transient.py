@@ -315,7 +315,7 @@ def long_rollouts(ensembles: Ensembles, rows: Tensor, num_frames: int) -> dict[s
         model: int((~(members.abs().flatten(2).amax(2) <= limit)).sum()) for model, members in u.items()
     }
     if truth.task.is_stationary and len(every) > 1:
-        if truth.task.draw is not None:
+        if truth.task.exact_futures is not None:
             u["exact"] = draw_exactly(truth, ensembles.seed + 3, rows, num_frames, LONG_MEMBERS)
             u["truth"] = draw_exactly(truth, ensembles.seed + 4, every[:LONG_EXACT], num_frames, 1)
         late = {model: members[:, :, num_frames // 2 :].flatten(0, 1) for model, members in u.items()}
@@ -341,7 +341,7 @@ def setting_of(settings: TaskConfig, task: Task) -> str:
     """Why the next state of this task is uncertain, in words."""
     values = ", ".join(f"{value:g}" if isinstance(value, float) else value for value in settings.parameters)
     words = [
-        *([task.unknown] if task.unknown else []),
+        *([task.why_uncertain] if task.why_uncertain else []),
         *([f"the parameter (one of {values}) is hidden"] if task.hides else []),
         *([f"patches of {settings.patch} cells are cut to {settings.dim} numbers"] if settings.dim else []),
     ]

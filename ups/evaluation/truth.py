@@ -93,7 +93,7 @@ class Truth:
         index = self.cache.parameter_index[rows]
         for place in index.unique().tolist():
             same, known = (index == place).nonzero()[:, 0], self.cache.settings.parameters
-            out[same] = self.task.draw(
+            out[same] = self.task.exact_futures(
                 u[same],
                 num_draws,
                 seed=seed,

@@ -171,7 +171,7 @@ def draw_rollout(
         if head.bundle == 1:
             last["led"] = states.frames(z_pred)
         z_next = states.frames(z_pred + residual(tokens, facts, *noise_of(lead)))
-        return z_next if head.task.own is None else head.conserve_latents(z_next, window[:, -1])
+        return z_next if head.task.user_facts is None else head.conserve_latents(z_next, window[:, -1])
 
     return ensemble_rollout(step, z, num_frames, 1 + head.history, num_members)
 

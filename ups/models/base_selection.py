@@ -49,7 +49,7 @@ def head_description(cache: Cache, kind: str, settings: dict[str, Any]) -> dict[
         "network_weight": 1.0,
         "is_conservative": False,
         # user data may be in any units: the network counts their time in frames
-        "time_unit": cache.dt if cache.task.own is not None and cache.dt else 1.0,
+        "time_unit": cache.dt if cache.task.user_facts is not None and cache.dt else 1.0,
     }
 
 

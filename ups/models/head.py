@@ -279,7 +279,7 @@ class TaskHead(nn.Module):
     @property
     def has_constraints(self) -> bool:
         """Whether `keep` changes anything. A bound is kept where the user declares it, and a mask always."""
-        is_bounded = self.task.own is not None and bool(self.task.bounded)
+        is_bounded = self.task.user_facts is not None and bool(self.task.bounded)
         return (
             self.description["is_conservative"]
             or bool(self.task.still)
@@ -290,7 +290,7 @@ class TaskHead(nn.Module):
     def keep(self, w: Tensor, w_start: Tensor) -> Tensor:
         """Normalised fields w (batch, T, C, *space) with what the equation keeps of w_start (batch, C,
         *space): as they are for a task without, or where the data do not keep it."""
-        if self.task.own is not None:  # the order of values is that of normalised ones
+        if self.task.user_facts is not None:  # the order of values is that of normalised ones
             w = clipped(self.task, w, w_start, self.codec.valid)
         w = given(self.task, w, w_start)
         if not self.description["is_conservative"]:

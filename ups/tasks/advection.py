@@ -67,14 +67,14 @@ def _transport_error(data: Any, speed: float) -> float:
 
 
 ADVECTION = Task(
-    "advection1d",
-    ("u",),
-    1,
-    PERIODIC,
-    "arrays",
-    (Array("tensor"),),
-    "1D_Advection_Sols_beta{}.hdf5",
-    ("beta",),
+    name="advection1d",
+    fields=("u",),
+    ndim=1,
+    boundary=PERIODIC,
+    layout="arrays",
+    arrays=(Array("tensor"),),
+    filename="1D_Advection_Sols_beta{}.hdf5",
+    parameters=("beta",),
     equation="∂u/∂t + beta ∂u/∂x = 0",
     t_end=2.0,
     num_frames=201,

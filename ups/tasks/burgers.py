@@ -218,14 +218,14 @@ def starts_at_zero(data: Any, scan: Any) -> Iterator[Finding]:
 
 
 BURGERS = Task(
-    "burgers1d",
-    ("u",),
-    1,
-    PERIODIC,
-    "arrays",
-    (Array("tensor"),),
-    "1D_Burgers_Sols_Nu{}.hdf5",
-    ("Nu",),
+    name="burgers1d",
+    fields=("u",),
+    ndim=1,
+    boundary=PERIODIC,
+    layout="arrays",
+    arrays=(Array("tensor"),),
+    filename="1D_Burgers_Sols_Nu{}.hdf5",
+    parameters=("Nu",),
     equation="∂u/∂t + u ∂u/∂x = (Nu/π) ∂²u/∂x²",
     t_end=2.0,
     num_frames=201,

@@ -240,14 +240,14 @@ def task(
         domain, given = (0.0, 1.0), partial(start, ndim=ndim, mach=mach)
     fields = FIELDS[: 2 + ndim]
     return Task(
-        name,
-        fields,
-        ndim,
-        boundary,
-        "arrays",
-        tuple(map(Array, fields)),
-        filename,
-        ("eta", "zeta") if mach is None else ("eta", "zeta", "M"),
+        name=name,
+        fields=fields,
+        ndim=ndim,
+        boundary=boundary,
+        layout="arrays",
+        arrays=tuple(map(Array, fields)),
+        filename=filename,
+        parameters=("eta", "zeta") if mach is None else ("eta", "zeta", "M"),
         constants=() if mach is None else (("M", mach),),
         equation=EQUATION,
         positive=FIELDS[:2],

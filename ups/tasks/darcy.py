@@ -187,14 +187,14 @@ def is_solution(data: Any, scan: Any) -> Iterator[Finding]:
 
 
 DARCY = Task(
-    "darcy2d",
-    ("u",),
-    2,
-    DIRICHLET,
-    "arrays",
-    (Array("nu", steady=True), Array("tensor")),
-    "2D_DarcyFlow_beta{}_Train.hdf5",
-    ("beta",),
+    name="darcy2d",
+    fields=("u",),
+    ndim=2,
+    boundary=DIRICHLET,
+    layout="arrays",
+    arrays=(Array("nu", steady=True), Array("tensor")),
+    filename="2D_DarcyFlow_beta{}_Train.hdf5",
+    parameters=("beta",),
     equation="-∇·(a ∇u) = beta",
     inputs=("a",),
     t_end=0.0,

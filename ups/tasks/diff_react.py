@@ -100,13 +100,13 @@ def advance(u: Tensor, *, parameter: None, dt: float) -> Tensor:
 
 FAMILY = (
     Task(
-        "diff_react2d",
-        ("u", "v"),
-        2,
-        NO_FLUX,
-        "groups",
-        (Array("data", channels=2, vector=True),),
-        "2D_diff-react_NA_NA.h5",
+        name="diff_react2d",
+        fields=("u", "v"),
+        ndim=2,
+        boundary=NO_FLUX,
+        layout="groups",
+        arrays=(Array("data", channels=2, vector=True),),
+        filename="2D_diff-react_NA_NA.h5",
         equation="∂u/∂t = Du lap u + u - u³ - k - v, ∂v/∂t = Dv lap v + u - v",
         constants=(("Du", DIFFUSION_U), ("Dv", DIFFUSION_V), ("k", REACTION_K)),
         domain=(-1.0, 1.0),

@@ -158,13 +158,13 @@ def advance(u: Tensor, *, parameter: None, dt: float) -> Tensor:
 
 FAMILY = (
     Task(
-        "diff_sorp1d",
-        ("u",),
-        1,
-        DIRICHLET,
-        "groups",
-        (Array("data", vector=True),),
-        "1D_diff-sorp_NA_NA.h5",
+        name="diff_sorp1d",
+        fields=("u",),
+        ndim=1,
+        boundary=DIRICHLET,
+        layout="groups",
+        arrays=(Array("data", vector=True),),
+        filename="1D_diff-sorp_NA_NA.h5",
         equation="R(u) ∂u/∂t = D ∂²u/∂x², R(u) = 1 + (1 - por)/por rho_s k_f n_f u^(n_f - 1)",
         constants=(
             ("D", DIFFUSION),

@@ -232,17 +232,17 @@ def is_incompressible(data: Any, scan: Any) -> Iterator[Finding]:
 
 FAMILY = (
     Task(
-        "ns_incom2d",
-        ("Vx", "Vy", "particles", "force_x", "force_y"),
-        2,
-        DIRICHLET,
-        "arrays",
-        (
+        name="ns_incom2d",
+        fields=("Vx", "Vy", "particles", "force_x", "force_y"),
+        ndim=2,
+        boundary=DIRICHLET,
+        layout="arrays",
+        arrays=(
             Array("velocity", channels=2, vector=True),
             Array("particles", vector=True),
             Array("force", channels=2, vector=True, steady=True),
         ),
-        FIRST,
+        filename=FIRST,
         still=("force_x", "force_y"),
         constants=(("NU", VISCOSITY),),
         has_own_times=True,

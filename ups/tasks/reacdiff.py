@@ -162,14 +162,14 @@ def reacts(data: Any, scan: Any) -> Iterator[Finding]:
 def family_member(name: str, rho: float, *, rate: float | None = None, **facts: Any) -> Task:
     """The task of one rho. rate: of the reaction that the data have, where that is another."""
     return Task(
-        name,
-        ("u",),
-        1,
-        PERIODIC,
-        "arrays",
-        (Array("tensor"),),
-        f"ReacDiff_Nu{{}}_Rho{rho}.hdf5",
-        ("Nu", "rho"),
+        name=name,
+        fields=("u",),
+        ndim=1,
+        boundary=PERIODIC,
+        layout="arrays",
+        arrays=(Array("tensor"),),
+        filename=f"ReacDiff_Nu{{}}_Rho{rho}.hdf5",
+        parameters=("Nu", "rho"),
         constants=(("rho", rho),),
         t_end=1.0,
         resolution=1024,

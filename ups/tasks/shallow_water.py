@@ -127,13 +127,13 @@ def simulate(
 
 FAMILY = (
     Task(
-        "shallow_water2d",
-        ("h",),
-        2,
-        OUTFLOW,
-        "groups",
-        (Array("data", vector=True),),
-        "2D_rdb_NA_NA.h5",
+        name="shallow_water2d",
+        fields=("h",),
+        ndim=2,
+        boundary=OUTFLOW,
+        layout="groups",
+        arrays=(Array("data", vector=True),),
+        filename="2D_rdb_NA_NA.h5",
         positive=("h",),
         equation="∂h/∂t + ∇·(h V) = 0, ∂(h V)/∂t + ∇·(h V V) + g h ∇h = 0",
         constants=(("g", GRAVITY),),

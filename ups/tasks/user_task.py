@@ -93,7 +93,7 @@ def make_user_task(name: str, facts: Mapping[str, Any]) -> Task:
         axes=tuple(facts["axes"]),
         boundary=facts["boundary"],
         domain=tuple((float(low), float(high)) for low, high in facts["domain"]),
-        layout="own",
+        layout="user",
         arrays=places,
         filename="",
         parameters=tuple(facts["parameters"]),
@@ -108,7 +108,7 @@ def make_user_task(name: str, facts: Mapping[str, Any]) -> Task:
         is_symmetric="mirror" in facts["symmetries"],
         vector=tuple(facts["vector"]),
         checks=(seams, orders, stated, mirrored),
-        own=dict(facts),
+        user_facts=dict(facts),
     )
 
 

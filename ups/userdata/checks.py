@@ -55,7 +55,7 @@ def step_of(
 ) -> tuple[float, np.ndarray]:
     """The step of the times in a file, the same in all of its groups, 0 where it tells none or has a single
     frame; and the frames after which there are gaps in them."""
-    place, none = task.own["times"], np.arange(0)
+    place, none = task.user_facts["times"], np.arange(0)
     if task.is_steady or frames < 2 or place == NO_TIMES:
         return 0.0, none
     if "@" in place and (step := step_in(store, place)):
@@ -137,7 +137,7 @@ def require_domain(
     coordinates of a file are not those of the task, or of one grid in all groups."""
     uneven: list[str] = []
     # models published before know of no other names
-    ends, names = along(task.boundary, task.ndim), task.own.get("coordinates", {})
+    ends, names = along(task.boundary, task.ndim), task.user_facts.get("coordinates", {})
     for axis, limits, end, size in zip(task.axes, task.spans, ends, space, strict=True):
         span(key, list(limits), axis, end, size, store, task.arrays, names.get(axis, ""))
         found = coordinate(store, task.arrays, [names.get(axis, axis)])

@@ -38,7 +38,7 @@ def years_of(store: Store, task: Task) -> np.ndarray | None:
     are no dates, or every group has its own."""
     if any("*" in place.array for place in task.arrays):
         return None
-    named = [task.own["times"]] if task.own["times"] not in ("", NO_TIMES) else []
+    named = [task.user_facts["times"]] if task.user_facts["times"] not in ("", NO_TIMES) else []
     found = coordinate(store, task.arrays, [*named, *names_of_times(store, task.arrays)])
     return None if found is None else in_years(found[1], store.attributes(found[0]))
 

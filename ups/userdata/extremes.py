@@ -56,7 +56,7 @@ class Extremes:
 
 def asked(task: Task) -> bool:
     """Whether values may stand for none without saying so: in files of the user, but where `nan` is named."""
-    return task.own is not None and "nan" not in task.own.get("missing", ())
+    return task.user_facts is not None and "nan" not in task.user_facts.get("missing", ())
 
 
 def suspects(data: Any, extremes: Extremes) -> list[Finding]:

@@ -53,7 +53,7 @@ def _whole_frames(data: Any, lengths: Sequence[int]) -> list[np.ndarray]:
     not change are read once by a process."""
     about = [(part, part.stat()) for file in data.files for part in parts_of(file.path)]
     files = tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in about)
-    key = files, json.dumps(data.task.own, sort_keys=True), data.space, tuple(lengths)
+    key = files, json.dumps(data.task.user_facts, sort_keys=True), data.space, tuple(lengths)
     if key not in WHOLE:
         at_once = max(1, READ // (len(data.task.channels) * math.prod(data.space)))
         WHOLE[key] = [

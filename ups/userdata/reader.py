@@ -225,7 +225,7 @@ class UserTrajectories:
                     **dict.fromkeys(("channel", "component"), slice(None)),
                     "single": 0,
                 }
-                repeated = self.task.own.get("repeated", ())
+                repeated = self.task.user_facts.get("repeated", ())
                 kept = {axis: n - (axis in repeated) for axis, n in zip(place.axes, size, strict=True)}
                 index = tuple(
                     at.get(
@@ -238,7 +238,7 @@ class UserTrajectories:
                     )
                     for axis in place.axes
                 )
-                block = without(np.asarray(store.read(array, index)), self.task.own.get("missing", ()))
+                block = without(np.asarray(store.read(array, index)), self.task.user_facts.get("missing", ()))
                 block = self._ordered(block, place, file.flipped)
                 target[:, into : into + count, names] = self.task.counted(block, place.fields)
 
@@ -296,7 +296,7 @@ def open_user_files(
     for path in paths:
         with open_store(path) as store:
             sizes = measure(key, store, task.arrays)
-            sizes |= {axis: sizes[axis] - 1 for axis in task.own.get("repeated", ())}
+            sizes |= {axis: sizes[axis] - 1 for axis in task.user_facts.get("repeated", ())}
             space, frames = tuple(sizes[axis] for axis in task.axes), sizes.get("time", 1)
             resolution, num_frames = resolution or space, num_frames or frames
             if space != resolution:
@@ -340,7 +340,7 @@ def open_user_files(
             num = len(groups) or sizes.get("trajectory", 1)
             values = [
                 parameter_values(key, store, name, place, path, groups, num)
-                for name, place in task.own["parameters"].items()
+                for name, place in task.user_facts["parameters"].items()
             ]
             table = np.stack(values, 1) if values else np.zeros((num, 0))
             lengths.append(own_lengths if groups else own_lengths * num)
@@ -348,11 +348,11 @@ def open_user_files(
             breaks += [jumps] * num
             turned = flipped(
                 key,
-                task.own.get("flipped", []),
+                task.user_facts.get("flipped", []),
                 task.axes,
                 store,
                 task.arrays,
-                task.own.get("coordinates", {}),
+                task.user_facts.get("coordinates", {}),
             )
             files.append(
                 UserFile(
@@ -423,7 +423,9 @@ def open_user_files(
     if not task.is_steady:
         coordinates["t"] = step * np.arange(num_frames)[first_frame::time_stride]
     notes = (f"{len(files)} files",) if len(files) > 1 else ()
-    notes += ("the files' times are uneven, and counted as dt apart",) * (task.own["times"] == NO_TIMES)
+    notes += ("the files' times are uneven, and counted as dt apart",) * (
+        task.user_facts["times"] == NO_TIMES
+    )
     notes += (f"the cells of {' and '.join(uneven[0])} are uneven, and counted as equal",) * bool(uneven[0])
     if num_breaks:
         notes += (f"gaps in the times at {num_breaks} places: no window crosses them",)
@@ -459,6 +461,6 @@ def open_input(task: Task, path: str, dt: float, given: Sequence[str], **strides
     times; given: NAME=VALUE of parameters that are not looked for in it.
     """
     names = {text.split("=")[0] for text in given}
-    places = {name: place for name, place in task.own["parameters"].items() if name not in names}
-    reduced = make_user_task(task.name, {**task.own, "parameters": places})
-    return open_user_files(reduced, [Path(path)], dt=0 if task.own["times"] else dt, **strides)
+    places = {name: place for name, place in task.user_facts["parameters"].items() if name not in names}
+    reduced = make_user_task(task.name, {**task.user_facts, "parameters": places})
+    return open_user_files(reduced, [Path(path)], dt=0 if task.user_facts["times"] else dt, **strides)

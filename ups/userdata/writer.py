@@ -37,8 +37,8 @@ def write_user_file(
         )
     with h5py.File(path, "w", locking=False) as file:
         for axis, (low, high), size in zip(task.axes, task.spans, space, strict=True):
-            if axis in task.own.get("flipped", ()):  # else the file would not show that it is
-                file[task.own["coordinates"].get(axis) or axis] = (
+            if axis in task.user_facts.get("flipped", ()):  # else the file would not show that it is
+                file[task.user_facts["coordinates"].get(axis) or axis] = (
                     high - (np.arange(size) + 0.5) * (high - low) / size
                 )
         for first in range(0, num, chunk):
@@ -47,18 +47,18 @@ def write_user_file(
             for place in task.arrays:
                 _store(file, task, place, u, indices, num, num_frames, space)
         groups = [f"{i:04d}" for i in range(num)] if is_grouped else [""]
-        if "@" in task.own["times"]:  # an attribute that holds the step
-            place, _, attribute = task.own["times"].partition("@")
+        if "@" in task.user_facts["times"]:  # an attribute that holds the step
+            place, _, attribute = task.user_facts["times"].partition("@")
             (file[place] if place else file).attrs[attribute] = np.diff(times[:2]).sum()
-        elif task.own["times"] not in ("", NO_TIMES) and not task.is_steady:
+        elif task.user_facts["times"] not in ("", NO_TIMES) and not task.is_steady:
             inside = (
-                [task.own["times"]]
-                if "/" in task.own["times"] or not is_grouped
-                else [f"{group}/{task.own['times']}" for group in groups]
+                [task.user_facts["times"]]
+                if "/" in task.user_facts["times"] or not is_grouped
+                else [f"{group}/{task.user_facts['times']}" for group in groups]
             )
             for name in inside:
                 file[name] = times
-        places = task.own["parameters"].items()
+        places = task.user_facts["parameters"].items()
         for (name, place), values in zip(places, parameters.T, strict=True):
             where = place if "{}" not in place and "*" not in place and "@" not in place else name
             if len(np.unique(values)) == 1 and "/" not in where:
@@ -87,9 +87,13 @@ def _store(
     block = block.reshape(len(u), num_frames, *counts, *space)
     block = np.flip(
         block,
-        [axis - task.ndim for axis, name in enumerate(task.axes) if name in task.own.get("flipped", ())],
+        [
+            axis - task.ndim
+            for axis, name in enumerate(task.axes)
+            if name in task.user_facts.get("flipped", ())
+        ],
     )
-    closed = [(0, int(axis in task.own.get("repeated", ()))) for axis in task.axes]
+    closed = [(0, int(axis in task.user_facts.get("repeated", ()))) for axis in task.axes]
     block = np.pad(block, [(0, 0)] * (block.ndim - task.ndim) + closed, mode="wrap")
     have = ["trajectory", "time", *inner, *task.axes]
     lacking = [axis for axis, word in enumerate(have) if word not in place.axes]
