@@ -1,5 +1,5 @@
-"""The house: a file of ups/ imports from its own floor's folder or from floors below, never in a circle;
-the public face is lazy."""
+"""Imports: a file of ups/ imports from its own package or from layers below, never in a cycle, and what make
+runs often does not import torch."""
 
 import ast
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOORS = [
+LAYERS = [
     {"common"},
     {"tasks", "metrics"},
     {"userdata"},
@@ -21,11 +21,11 @@ FLOORS = [
     {"report"},
     {"commands", "forecaster", "forecast_inputs", "forecast_xarray"},
 ]
-TOP = len(FLOORS) - 1
-# packages that may import less than their floor allows
-NARROW = {"metrics": FLOORS[0], "training": FLOORS[0] | {"config"}}
+TOP = len(LAYERS) - 1
+# packages that may import less than their layer allows
+NARROW = {"metrics": LAYERS[0], "training": LAYERS[0] | {"config"}}
 OF_TRAINING = {"checkpoint", "optim", "fit", "fitted", "folder", "stage"}
-FROM_TRAINING = {room: OF_TRAINING for room in ("models", "generative")}  # never Run
+FROM_TRAINING = dict.fromkeys(("models", "generative"), OF_TRAINING)  # never Run
 
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
@@ -53,11 +53,11 @@ def resolve(name: str, known: dict) -> str:
     return name if name in known else name.rpartition(".")[0]
 
 
-def floor(room: str) -> int:
-    return next(number for number, rooms in enumerate(FLOORS) if room in rooms)
+def layer(package: str) -> int:
+    return next(number for number, packages in enumerate(LAYERS) if package in packages)
 
 
-def arrows(root: Path = ROOT) -> dict[str, set[str]]:
+def import_graph(root: Path = ROOT) -> dict[str, set[str]]:
     known = modules(root)
     return {
         name: {resolve(found, known) for found in imports(path.read_text(encoding="utf-8"))} - {""}
@@ -66,30 +66,24 @@ def arrows(root: Path = ROOT) -> dict[str, set[str]]:
     }
 
 
-def wrong_arrows(root: Path = ROOT) -> list[str]:
-    """Every import that the floors forbid, in words."""
+def forbidden_imports(root: Path = ROOT) -> list[str]:
     wrong = []
-    for name, found in arrows(root).items():
-        room = name.split(".")[0]
-        for target in found:
-            into = target.split(".")[0]
-            is_below = (
-                into == room
-                or floor(into) < floor(room)
-                or (floor(into) == floor(room) and floor(room) in (0, TOP))
-            )
-            if not is_below or (into != room and into not in NARROW.get(room, {into})):
-                wrong.append(f"{name} imports {target}")
-            if into == "training" and target.split(".")[1] not in FROM_TRAINING.get(
-                room, {target.split(".")[1]}
-            ):
+    for name, targets in import_graph(root).items():
+        package = name.split(".")[0]
+        for target in targets:
+            other, *module = target.split(".")
+            is_below = layer(other) < layer(package)
+            is_beside = layer(other) == layer(package) in (0, TOP)
+            is_narrow = other == package or other in NARROW.get(package, {other})
+            may_train = other != "training" or module[0] in FROM_TRAINING.get(package, module)
+            if not (other == package or is_below or is_beside) or not is_narrow or not may_train:
                 wrong.append(f"{name} imports {target}")
     return sorted(wrong)
 
 
-def circle(root: Path = ROOT) -> list[str]:
-    """Modules that import each other in a circle, in order; empty if there is none."""
-    graph, done = arrows(root), set()
+def cycle(root: Path = ROOT) -> list[str]:
+    """Modules that import each other in a cycle, in order."""
+    graph, done = import_graph(root), set()
 
     def visit(name: str, path: list[str]) -> list[str]:
         if name in path:
@@ -106,7 +100,6 @@ def circle(root: Path = ROOT) -> list[str]:
 
 
 def scripts_imported(root: Path = ROOT) -> list[str]:
-    """What of the product imports a script, a benchmark or a test, in words."""
     scripts = {path.stem for path in root.glob("*.py")} | {"bench", "tests"}
     files = [*root.glob("*.py"), *(root / "ups").rglob("*.py")]
     return [
@@ -124,15 +117,15 @@ def scripts_imported(root: Path = ROOT) -> list[str]:
     ]
 
 
-def test_nothing_imports_upwards_and_rooms_of_a_floor_keep_apart():
-    assert not wrong_arrows()
+def test_nothing_imports_from_layers_above():
+    assert not forbidden_imports()
 
 
-def test_no_imports_go_in_a_circle():
-    assert not circle()
+def test_no_imports_go_in_a_cycle():
+    assert not cycle()
 
 
-def test_scripts_and_benches_are_imported_by_nothing_of_the_product():
+def test_the_package_imports_no_script_benchmark_or_test():
     assert not scripts_imported()
 
 
@@ -157,7 +150,7 @@ def test_scripts_and_benches_are_imported_by_nothing_of_the_product():
         ("ups/common/files.py", "import bench.compare", "files imports bench.compare"),
     ],
 )
-def test_a_wrong_import_is_found(tmp_path, path, text, words):
+def test_a_forbidden_import_is_found(tmp_path, path, text, words):
     for name in (
         "tasks/burgers",
         "config/__init__",
@@ -171,16 +164,16 @@ def test_a_wrong_import_is_found(tmp_path, path, text, words):
         (tmp_path / f"ups/{name}.py").touch()
     for name in ("train_diffusion.py", "train_steady.py"):
         (tmp_path / name).touch()
-    assert not [*wrong_arrows(tmp_path), *scripts_imported(tmp_path), *circle(tmp_path)]
+    assert not [*forbidden_imports(tmp_path), *scripts_imported(tmp_path), *cycle(tmp_path)]
     (tmp_path / path).write_text(text)
-    assert words in [*wrong_arrows(tmp_path), *scripts_imported(tmp_path)]
+    assert words in [*forbidden_imports(tmp_path), *scripts_imported(tmp_path)]
 
 
-def test_a_circle_is_found(tmp_path):
+def test_a_cycle_is_found(tmp_path):
     (tmp_path / "ups/data").mkdir(parents=True)
     (tmp_path / "ups/data/one.py").write_text("from ups.data.two import x")
     (tmp_path / "ups/data/two.py").write_text("def f():\n    from ups.data.one import y")
-    way = circle(tmp_path)
+    way = cycle(tmp_path)
     assert way[0] == way[-1] and set(way) == {"data.one", "data.two"}
 
 
@@ -195,7 +188,7 @@ def test_a_circle_is_found(tmp_path):
         "ups.commands.stages",
     ],
 )
-def test_what_starts_without_torch_imports_none(module):
+def test_torch_is_not_imported_at_the_start_of(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
