@@ -13,7 +13,6 @@ import torch
 
 from bench import eleven, numerics, table
 from bench.baselines import Trained
-from bench.networks import Settings
 from bench.score import Split
 from ups.config import load_config
 from ups.data.build_cache import open_sources
@@ -117,15 +116,6 @@ def test_a_still_gas_and_a_still_lake_stay_and_vortices_of_no_force_decay():
     torch.testing.assert_close(last, still[:, 1:])
 
 
-def test_elimination_solves_tridiagonal_systems():
-    random = np.random.default_rng(0)
-    low, diagonal, up, right = random.random((4, 6, 3)) + [[[0]], [[4]], [[0]], [[0]]]
-    found = numerics.tridiagonal(low, diagonal, up, right)
-    for one in range(3):
-        matrix = np.diag(diagonal[:, one]) + np.diag(low[1:, one], -1) + np.diag(up[:-1, one], 1)
-        np.testing.assert_allclose(matrix @ found[:, one], right[:, one])
-
-
 def test_files_are_read_as_ones_own_and_the_long_ones_start_elsewhere(tmp_path):
     texts = [
         f"data.root={tmp_path}",
@@ -149,21 +139,6 @@ def test_files_are_read_as_ones_own_and_the_long_ones_start_elsewhere(tmp_path):
         0.5,
         1.0,
     ]
-
-
-def test_long_rollouts_are_scored_beside_persistence_and_a_blow_up_is_said():
-    truth = torch.arange(1.0, 7.0).view(1, 6, 1, 1).expand(2, 6, 1, 4)
-    split = Split(torch.ones(2, 1, 1, 4), truth, torch.zeros(2, 0), torch.arange(2))
-    row = eleven.long_rollout(
-        Trained(lambda given, parameters, num: truth[:1].expand(len(given), -1, -1, -1) * 1.5, 0, 0, 0, 0),
-        split,
-        8,
-    )
-    assert row["is_finite"] and row["error"] == pytest.approx([0.5] * 3)
-    assert row["persistence"] == pytest.approx([1 / 2, 3 / 4, 5 / 6])
-    gone = truth.clone()
-    gone[0, -1] = torch.nan
-    assert not eleven.long_rollout(Trained(lambda *_: gone, 0, 0, 0, 0), split, 8)["is_finite"]
 
 
 @pytest.fixture
@@ -288,26 +263,6 @@ def test_seconds_of_two_processors_are_never_compared(tmp_path):
         found = table.results(tmp_path)["cfd1d"]
         assert found["processor"] == chosen and table.error(found, "ours") == ours
         assert (table.error(found, "fno") is None) == (chosen == "AVX512")
-
-
-@pytest.mark.parametrize(
-    ("column", "family"),
-    [
-        ("ours", "ours"),
-        ("ours_correction", "ours"),
-        ("ours_generic", "ours_generic"),
-        ("fno_correction", "fno"),
-    ],
-)
-def test_settings_found_on_one_processor_serve_on_another(column, family):
-    """Fake refused: changes of a configuration taken for settings of a network, which failed only when ours
-    trained with them."""
-    changes = {"task.cfd1d.patch": 2} if family.startswith("ours") else {"width": 16}
-    kept = entry(family, 0, 0.1, processor="AVX512") | {"settings": changes}
-    asked = entry(column, 1, 0.1)["key"]
-    found = eleven.found_before({"entries": [kept]}, asked)
-    assert found == changes if family.startswith("ours") else found == Settings(**changes)
-    assert eleven.found_before({"entries": [entry("unet", 0, 0.1)]}, asked) is None
 
 
 def test_the_pages_are_what_the_results_and_the_registry_give():

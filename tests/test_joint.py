@@ -80,28 +80,3 @@ def test_both_sides_see_the_same_rows_as_often_and_nothing_is_trained_twice(sett
         setting, tmp_path / "r.json", monkeypatch, steps=4
     )  # other conditions: nothing of it is there
     assert len(seen) == 8 and len(json.loads((tmp_path / "r.json").read_text())) == 2
-
-
-def test_a_model_that_is_trained_after_one_that_did_not_serve_begins_afresh(setting, tmp_path, monkeypatch):
-    """The share that serves is found of one model, and stays with it."""
-    monkeypatch.setattr(
-        joint, "select", lambda found, groups, seed: {"network_weight": 0.0, "compared_weight": 1.0}
-    )
-    _, seen = compare(setting, tmp_path / "r.json", monkeypatch)
-    assert (
-        all(fact["description"]["network_weight"] == 1.0 for fact, _ in setting[2].values())
-        and len(seen) == 12
-    )
-
-
-def test_the_table_compares_with_the_separate_models():
-    runs = {
-        f"{variant}/{seed}/{name}": {"error": error, "base": 1.0, "seconds": 10.0 + len(name), "share": 1.0}
-        for variant, error in (("joint", 0.1), ("separate", 0.2))
-        for seed in (0, 1)
-        for name in ("a", "bb")
-    }
-    runs["joint/0/bb"]["error"] = runs["joint/1/bb"]["error"] = 0.3
-    text = joint.table(runs, ["joint", "separate"], [0, 1], ["a", "bb"])
-    assert "0.50" in text and "1.50" in text and "geometric mean 0.87, at most 1 on 1 of 2" in text
-    assert "separate: 23 processor seconds a seed" in text

@@ -86,19 +86,3 @@ def test_flops_and_bytes_of_a_product_are_counted():
         one @ two.view(16, 4)
     assert counter.get_total_flops() == 2 * 8 * 16 * 4
     assert moved.num_bytes == 4 * (8 * 16 + 16 * 4 + 8 * 4)  # a view moves nothing
-
-
-def test_a_missing_parent_names_the_make_target(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["profiling", "diffusion", f"run.root={tmp_path}"])
-    with pytest.raises(
-        FileNotFoundError, match="stage operator of run small is not finished; expected it in .*Run: make op"
-    ):
-        profiling.main()
-
-
-def test_a_part_within_a_part_is_counted_once(monkeypatch):
-    clock, now = profiling.Clock(torch.device("cpu")), iter([0.0, 1.0, 3.0, 7.0])
-    monkeypatch.setattr(clock, "now", lambda: next(now))
-    with clock.part("outer"), clock.part("inner"):
-        pass
-    assert clock.seconds == {"outer": 1.0 + 4.0, "inner": 2.0}

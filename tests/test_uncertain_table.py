@@ -111,27 +111,3 @@ def test_runs_that_are_no_repetitions_are_refused(change, words, tmp_path, monke
         monkeypatch, capsys, written(tmp_path / "a", results(0)), written(tmp_path / "b", other)
     )
     assert status == 1 and not page and error.startswith("uncertain: ")
-
-
-def test_what_is_undefined_in_one_run_is_no_figure(tmp_path):
-    """Refuses a mean over the runs that went well."""
-    other = results(1)
-    other["ensembles"]["forced"]["comparisons"]["student_1 / exact"]["crps_by_lead"]["value"][1] = None
-    other["ensembles"]["coarse"]["checks"]["long"]["climate"]["student_1"]["spectrum_error"] = None
-    page = uncertain.table(
-        [found | {"seconds": {"diffusion": 1.0, "consistency": 1.0}} for found in (results(0), other)]
-    )
-    assert (
-        "| student, 1 step | 1.000 [0.900, 1.100] | - |" in page
-        and "| student, 1 step | 0.5 | - | - | 0.9 | 1.4 |" in page
-    )
-
-
-def test_a_run_without_a_report_is_named(tmp_path, monkeypatch, capsys):
-    (tmp_path / "none").mkdir()
-    status, page, error = printed(monkeypatch, capsys, tmp_path / "none")
-    assert (
-        status == 1
-        and not page
-        and "expected the report of a finished run. Run make report RUN=none." in error
-    )
