@@ -34,8 +34,8 @@ from ups.generative.corrector import load_corrector
 from ups.generative.residuals import SteadyResiduals, TransientResiduals
 from ups.models.operator import load_operator
 from ups.report import model_card, report
-from ups.training.folder import DONE, stage_config
-from ups.training.ranks import describe_environment
+from ups.training.environment import describe_environment
+from ups.training.finished import DONE, stage_config
 
 REPORT_BYTES = 20 * 2**20  # more than the page and figures of any configuration here
 

@@ -26,7 +26,7 @@ from ups.generative.fitting import STREAM, loss_of, scaled_corrector, validate
 from ups.generative.judge import judge
 from ups.generative.residuals import Batches, TransientResiduals, held_out_of
 from ups.models.operator import load_operator
-from ups.training.ranks import main_guard
+from ups.training.ending import main_guard
 
 STAGE = "diffusion"
 

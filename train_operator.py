@@ -28,8 +28,8 @@ from ups.models.loss import operator_loss, pooled, squared_errors
 from ups.models.operator import Operator, build_operator
 from ups.models.selection import NETWORK_WEIGHTS, SELECTION_FACTOR, scores_of, select
 from ups.models.windows import Windows
+from ups.training.ending import main_guard
 from ups.training.fit import fit_once
-from ups.training.ranks import main_guard
 from ups.training.run import Run
 
 STAGE = "operator"

@@ -33,7 +33,7 @@ from ups.generative.student import (
     words_of,
 )
 from ups.models.operator import load_operator
-from ups.training.ranks import main_guard
+from ups.training.ending import main_guard
 
 STAGE = "rival"
 

@@ -25,7 +25,7 @@ from ups.generative.fitting import STREAM, loss_of, scaled_corrector, validate
 from ups.generative.residuals import Batches, SteadyResiduals, held_out_of
 from ups.generative.selection import choose_draws, choose_starts
 from ups.models.operator import load_operator
-from ups.training.ranks import main_guard
+from ups.training.ending import main_guard
 
 STAGE = "steady"
 

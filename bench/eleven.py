@@ -40,7 +40,7 @@ from ups.data.cache import open_cache
 from ups.data.generate import generation_settings
 from ups.data.pdebench import open_data
 from ups.tasks import get_task
-from ups.training.ranks import describe_environment
+from ups.training.environment import describe_environment
 
 RESULTS = ROOT / "bench" / "results"
 COLUMNS = ("ours_generic", "ours", "fno", "unet", *CORRECTED)

@@ -61,7 +61,7 @@ from ups.models.head import TaskHead
 from ups.models.operator import Operator, build_operator, load_operator
 from ups.models.warm import can_translate, copy_trunk, copy_weights, translate_maps
 from ups.report.tables import markdown
-from ups.training.folder import finished_stage
+from ups.training.finished import finished_stage
 
 RESULTS = ROOT / "bench" / "results" / "few_shot.json"
 COUNTS = (1, 4, 16, 64, 256)

@@ -55,7 +55,7 @@ from ups.models.loss import operator_loss, pooled, squared_errors
 from ups.models.operator import Operator, load_operator
 from ups.models.windows import Windows
 from ups.tasks import get_task
-from ups.training.ranks import main_guard
+from ups.training.ending import main_guard
 from ups.training.run import Run
 
 OUT = ROOT / "bench" / "out"
@@ -260,7 +260,7 @@ def train(config: Config, steps: int) -> dict[str, Any]:
             if settings.compile
             else {
                 name: cost_of(
-                    operator, name, batch_of(operator, name, min(own, run.updates.standing.micro_batch))
+                    operator, name, batch_of(operator, name, min(own, run.updates.counters.micro_batch))
                 )
                 for name in names
             }

@@ -40,8 +40,8 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
     from ups.models.base_selection import fit_base
     from ups.models.operator import build_operator
     from ups.models.windows import Windows
+    from ups.training.ending import main_guard
     from ups.training.optim import EMA, build_optimizer, learning_rate, scale_lr
-    from ups.training.ranks import main_guard
     from ups.training.run import Run
 
     torch.set_num_threads(1)

@@ -36,7 +36,7 @@ from ups.common.files import write_atomic
 from ups.common.precision import computed, in_words
 from ups.config import CONFIG_OPTIONS, ROOT, STAGES, load_config, read_command, run_script
 from ups.data.cache import Cache
-from ups.training.folder import finished_stage
+from ups.training.finished import finished_stage
 from ups.training.run import Run
 from ups.training.strategies import Agreed
 from ups.training.update import Updates
@@ -166,7 +166,7 @@ class Observed:
     def update(self, original: Callable) -> Callable:
         def call(run: Run, *arguments: Any) -> bool:
             if self._done == 0:
-                run.standing.step, self.run = self.first_step, run
+                run.counters.step, self.run = self.first_step, run
             if self._done == self.warm_up + self.steps:
                 with FlopCounterMode(display=False) as counter, Moved() as moved:
                     result = original(run, *arguments)

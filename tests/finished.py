@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ups.common.files import file_hash, value_hash, write_json, write_sealed
 from ups.training.checkpoint import write_weights
-from ups.training.folder import DONE, MODEL
+from ups.training.finished import DONE, MODEL
 
 
 def write_stage(

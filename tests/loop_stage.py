@@ -29,9 +29,9 @@ import ups.training.run
 import ups.training.update
 from ups.config import load_config
 from ups.data.schedule import Batch, Schedule
-from ups.training.ranks import main_guard
+from ups.training.ending import main_guard
 from ups.training.run import Run
-from ups.training.strategies import local
+from ups.training.sharding import local_shard
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 60
@@ -239,15 +239,15 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
         if step in options.get("twice", ()):  # and the checkpoint before it loaded between the two
             run.saving.save(is_required=True)
             run.update(loss_of(batch), size=len(batch))
-            once = [local(p).clone() for p in model.parameters()]
+            once = [local_shard(p).clone() for p in model.parameters()]
             run.agreed(lambda: run.saving.load(run.step - 1), "loading")
-            assert run.step == step and not all(map(torch.equal, once, map(local, model.parameters()))), (
-                "not loaded"
-            )
+            assert run.step == step and not all(
+                map(torch.equal, once, map(local_shard, model.parameters()))
+            ), "not loaded"
             run._is_updated = False
         run.update(loss_of(batch), size=len(batch))
         assert step not in options.get("twice", ()) or all(
-            map(torch.equal, once, map(local, model.parameters()))
+            map(torch.equal, once, map(local_shard, model.parameters()))
         ), "ends differ"
         if run.is_due(config.operator.train.validate_every):
             with run.ema_weights(), torch.no_grad():

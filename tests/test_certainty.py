@@ -177,7 +177,7 @@ def test_the_size_of_a_term_is_its_share_of_the_derivative_in_time():
 
 
 @pytest.mark.parametrize(("rows", "count"), [(8, 32), (20, 32), (64, 32), (3, 32), (1, 32)])
-def test_blocks_hold_whole_trajectories_where_there_are_enough(rows, count):
+def test_blocks_unshard_trajectories_where_there_are_enough(rows, count):
     block = block_of(rows, count)
     assert set(block.tolist()) <= set(range(BLOCKS)) and len(block.unique()) > 1
     if rows >= BLOCKS:

@@ -41,8 +41,9 @@ from ups.models.bases.elliptic import Elliptic
 from ups.models.loss import operator_loss
 from ups.models.operator import Operator
 from ups.models.windows import Windows
+from ups.training.counters import Counters
 from ups.training.strategies import Agreed
-from ups.training.update import Standing, Updates, nothing
+from ups.training.update import Updates, read_nothing
 
 META, SIZE = torch.device("meta"), 4
 MODEL = to_dict(ModelConfig(kind="flat", width=8, depth=1, modes=3, kernel_size=3, mlp_ratio=1.0))
@@ -211,7 +212,7 @@ def update(
     model: nn.Module,
     loss_at: Callable,
     steps: range,
-    meanwhile_at: Callable = lambda step: nothing,
+    read_ahead_at: Callable = lambda step: read_nothing,
 ) -> None:
     """Updates as `Updates.update` makes them, up to the one sum that ranks agree on: of it they are told
     together."""
@@ -220,13 +221,13 @@ def update(
         raise error
 
     ranks = SimpleNamespace(device=META, record=failed, guard=SimpleNamespace(stop_signal=0))
-    standing = Standing(micro_batch=SIZE, micro_batch_asked=SIZE)
-    updates = Updates(model, Agreed(), ranks, standing, config.operator.train, config.operator.optim, print)
+    counters = Counters(micro_batch=SIZE, micro_batch_asked=SIZE)
+    updates = Updates(model, Agreed(), ranks, counters, config.operator.train, config.operator.optim, print)
     for step in steps[: len(steps) // 2]:  # tables that are made once are made
-        updates._backward(loss_at(step), SIZE, meanwhile_at(step))
+        updates._backward(loss_at(step), SIZE, read_ahead_at(step))
     with Watch():
         for step in steps[len(steps) // 2 :]:
-            metrics, cause = updates._backward(loss_at(step), SIZE, meanwhile_at(step))
+            metrics, cause = updates._backward(loss_at(step), SIZE, read_ahead_at(step))
             assert cause is None and metrics and all(value.is_meta for _, value, _ in metrics)
             updates._apply(1.0)
 

@@ -28,14 +28,14 @@ SCRIPT = """
 import json, os, subprocess, sys, time
 from pathlib import Path
 import ups.training.processes
-from ups.training.processes import tell
+from ups.training.processes import send_event
 folder = Path(sys.argv[1])
 count = len(list(folder.glob("attempt*")))
 (folder / f"attempt{count}").write_text(str(os.getpid()))
 def save(step): (folder / "state" / f"step_{step:09d}").mkdir(parents=True)
 def die(): os.kill(os.getpid(), 9)
-tell("start", pid=os.getpid())
-tell("open", directory=str(folder))
+send_event("start", pid=os.getpid())
+send_event("open", directory=str(folder))
 exec(sys.argv[2])
 """
 
@@ -99,7 +99,7 @@ def supervise(folder, work: str, *options: str) -> tuple[int, str, int]:
 
 def test_a_death_is_followed_by_a_start_from_the_newest_checkpoint(tmp_path):
     code, said, starts = supervise(
-        tmp_path, "save(count)\nif count < 5: die()\ntell('finished')", "--restarts", "1"
+        tmp_path, "save(count)\nif count < 5: die()\nsend_event('finished')", "--restarts", "1"
     )
     assert code == 0 and starts == 6  # more than --restarts, because there was progress each time
     assert "processes died without a word" in said and "Starting again from the checkpoint of step 4" in said
@@ -116,12 +116,11 @@ def test_a_crash_loop_ends(tmp_path):
 
 def test_a_smaller_micro_batch_is_progress_and_the_same_again_is_not(tmp_path):
     short = (
-        "tell('failed', kind='memory', code=1, cause=f'out of memory with a micro-batch of {max(16 >> count, "
-        "LEAST)}'); "
-        "sys.exit(1)"
+        "rows = max(16 >> count, LEAST); send_event('failed', kind='memory', code=1, "
+        "cause=f'out of memory with a micro-batch of {rows}'); sys.exit(1)"
     )
     code, said, starts = supervise(
-        tmp_path, f"LEAST = 1\nif count < 5: {short}\ntell('finished')", "--restarts", "1"
+        tmp_path, f"LEAST = 1\nif count < 5: {short}\nsend_event('finished')", "--restarts", "1"
     )
     assert code == 0 and starts == 6 and "micro-batch of 1. Starting again from the beginning" in said
     (tmp_path / "again").mkdir()
@@ -138,7 +137,7 @@ def test_a_smaller_micro_batch_is_progress_and_the_same_again_is_not(tmp_path):
 )
 def test_what_would_repeat_is_not_repeated(tmp_path, kind, expected, words):
     code, said, starts = supervise(
-        tmp_path, f"tell('failed', kind={kind!r}, code=1, cause='because'); sys.exit(1)"
+        tmp_path, f"send_event('failed', kind={kind!r}, code=1, cause='because'); sys.exit(1)"
     )
     assert code == expected and starts == 1 and words in said
 
@@ -151,7 +150,7 @@ def test_a_refusal_by_every_rank_is_said_once_and_another_one_too():
 
 def test_a_torn_word_of_a_rank_is_no_traceback_and_costs_no_other_word(tmp_path):
     torn = "open(os.environ[ups.training.processes.EVENTS], 'ab').write(b'{\"event\": \"fai')\n"
-    code, said, _ = supervise(tmp_path, f"{torn}tell('finished')")
+    code, said, _ = supervise(tmp_path, f"{torn}send_event('finished')")
     assert code == 0 and "a word of a rank is torn" in said and "Traceback" not in said
 
 
@@ -159,7 +158,7 @@ def test_a_supervisor_that_nobody_hears_still_ends_as_it_should(tmp_path):
     broken = "ends = os.pipe(); os.close(ends[0]); os.dup2(ends[1], 2)"
     for number, close in enumerate(("os.close(2)", broken)):
         (tmp_path / str(number)).mkdir()
-        start = command(tmp_path / str(number), "if count < 1: die()\ntell('finished')")
+        start = command(tmp_path / str(number), "if count < 1: die()\nsend_event('finished')")
         start[2] = f"import os; {close}; {start[2]}"
         assert subprocess.run(start, cwd=ROOT, timeout=60, check=False).returncode == 0
         assert len(list((tmp_path / str(number)).glob("attempt*"))) == 2
@@ -210,9 +209,9 @@ def test_a_signal_before_there_are_ranks_is_obeyed_at_once(tmp_path):
 def test_a_closed_terminal_ends_what_make_waits_for_unless_nohup_said_otherwise(tmp_path, is_nohup):
     """The kernel tells the leader of the session, make, alone; and make waits for its children."""
     work = (
-        "import signal\ndef stop(*_): (folder / 'saved').touch(); tell('stopped'); os._exit(143)\n"
+        "import signal\ndef stop(*_): (folder / 'saved').touch(); send_event('stopped'); os._exit(143)\n"
         "signal.signal(signal.SIGTERM, stop); save(1)\n"
-        f"for _ in range({30 if is_nohup else 300}): time.sleep(0.1)\ntell('finished')"
+        f"for _ in range({30 if is_nohup else 300}): time.sleep(0.1)\nsend_event('finished')"
     )  # longer than any wait for a core
     (tmp_path / "run.sh").write_text(
         shlex.join(["nohup"] * is_nohup + command(tmp_path, work)) + f" > {tmp_path}/out\n" * is_nohup
@@ -262,12 +261,12 @@ def test_a_terminal_that_closes_before_the_first_look_at_it_is_seen(tmp_path):
 # ---------------------------------------------------------------- under accelerate's launcher
 
 
-REFUSES = "tell('failed', kind='configuration', code=2, cause='because'); sys.exit(2)"
+REFUSES = "send_event('failed', kind='configuration', code=2, cause='because'); sys.exit(2)"
 
 
 def launched(folder, work: str, topology: str = "cpu2") -> subprocess.Popen:
     (folder / "script.py").write_text(
-        f"import os, sys, time\nfrom ups.training.processes import tell\n{work}\n"
+        f"import os, sys, time\nfrom ups.training.processes import send_event\n{work}\n"
     )
     words = ["--config_file", f"accelerate_configs/{topology}.yaml", str(folder / "script.py"), str(folder)]
     return subprocess.Popen(
@@ -324,7 +323,7 @@ def test_exit_code_0_of_a_stage_that_is_not_finished_is_a_failure(tmp_path):
 def test_nothing_that_was_started_survives(tmp_path):
     work = (
         "child = subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
-        "(folder / 'child').write_text(str(child.pid)); tell('finished')"
+        "(folder / 'child').write_text(str(child.pid)); send_event('finished')"
     )
     assert supervise(tmp_path, work)[0] == 0
     assert process_state(int((tmp_path / "child").read_text())) is None
@@ -350,7 +349,7 @@ def told(folder, *signals, pause: float, saving_s: float) -> tuple[int, str]:
         "def stop(number, frame):\n"
         "    (folder / 'told').open('a').write(f'{int(number)} '); until = time.monotonic() + saving_s\n"
         "    while time.monotonic() < until: time.sleep(0.05)\n"
-        "    (folder / 'saved').touch(); tell('stopped'); os._exit(143)\n"
+        "    (folder / 'saved').touch(); send_event('stopped'); os._exit(143)\n"
         f"saving_s = {saving_s}\n"
         "signal.signal(signal.SIGTERM, stop); signal.signal(signal.SIGINT, stop); save(1); time.sleep(300)"
     )
@@ -397,7 +396,7 @@ def test_a_later_ctrl_c_ends_all_at_once(tmp_path):
 def test_a_launcher_that_is_stopped_is_replaced(tmp_path):
     work = (
         "save(count); (folder / 'state' / 'step_of_mine').mkdir(exist_ok=True)\n"  # which is no checkpoint
-        "if count == 0: os.kill(os.getpid(), 19)\ntell('finished')"
+        "if count == 0: os.kill(os.getpid(), 19)\nsend_event('finished')"
     )
     code = (
         "import sys; from ups.training import launch; launch.launcher_command = lambda words: "
@@ -470,13 +469,13 @@ def test_make_starts_stages_through_the_supervisor():
 
 
 def test_events_are_lines_of_json_and_nothing_without_a_supervisor(tmp_path, monkeypatch):
-    from ups.training.processes import tell
+    from ups.training.processes import send_event
 
     monkeypatch.delenv(EVENTS, raising=False)
-    tell("open", directory="/x")
+    send_event("open", directory="/x")
     assert not list(tmp_path.iterdir())
     monkeypatch.setenv(EVENTS, str(tmp_path / "events"))
     monkeypatch.setenv("RANK", "3")
-    tell("open", directory="/x")
+    send_event("open", directory="/x")
     assert json.loads((tmp_path / "events").read_text()) == {"event": "open", "rank": 3, "directory": "/x"}
     assert launch.FINAL.keys() >= {"configuration", "error"} and os.environ["RANK"] == "3"

@@ -24,9 +24,10 @@ from safetensors.torch import load_file
 
 import ups.training.run
 from ups.config import ROOT, load_config, to_dict
-from ups.training.folder import relevant_keys
+from ups.training.ending import main_guard
+from ups.training.environment import asks_for_cpu, check_launch, differences, shared_facts
+from ups.training.identity import relevant_keys
 from ups.training.optim import place_gradients
-from ups.training.ranks import asks_for_cpu, differences, main_guard, what_ranks_share
 from ups.training.run import compile_blocks
 from ups.training.strategies import Agreed
 from ups.training.update import Updates, is_out_of_memory
@@ -560,10 +561,10 @@ def test_ranks_with_different_settings_are_refused_by_key_and_rank(tmp_path, key
 
 def test_ranks_are_compared_by_everything_that_they_share(monkeypatch):
     config = to_dict(load_config(None, []))
-    facts = what_ranks_share(config, {"cache": "c0ffee"}, "operator")
-    assert differences([facts, what_ranks_share(config, {"cache": "c0ffee"}, "operator")]) == []
+    facts = shared_facts(config, {"cache": "c0ffee"}, "operator")
+    assert differences([facts, shared_facts(config, {"cache": "c0ffee"}, "operator")]) == []
     monkeypatch.setattr(torch, "__version__", "9.9")
-    other = what_ranks_share(config, {"cache": "decaf"}, "steady")
+    other = shared_facts(config, {"cache": "decaf"}, "steady")
     other["the source of ups (SHA-256)"] = "another checkout"
     found = "; ".join(differences([facts, facts, other]))
     for name, value in (
@@ -746,14 +747,14 @@ def test_a_shared_file_system_is_required(tmp_path):
     with pytest.raises(
         FileNotFoundError, match="rank 0 does not see .*expected run.root on a file system shared"
     ):
-        run._see_directory()
+        run._enter_folder()
 
 
 def test_a_loss_computes_in_the_precision_that_its_model_says(tmp_path):
     config = load_config(None, [f"run.root={tmp_path}", "operator.train.precision=bf16"])
     run = ups.training.run.Run(config, "operator", config.operator.train, config.operator.optim, {})
     model, found = torch.nn.Linear(2, 1), []
-    run.updates = Updates(model, Agreed(), run.ranks, run.standing, run.train, run.optim, print)
+    run.updates = Updates(model, Agreed(), run.ranks, run.counters, run.train, run.optim, print)
 
     def loss(rows: slice) -> tuple:
         found.append(model(torch.ones(1, 2)))
@@ -773,7 +774,7 @@ def test_an_update_of_several_tasks_says_which_and_moves_no_other(tmp_path):
     for task in ("a", "b"):
         for parameter in model[task].parameters():
             parameter.task = task
-    run.updates = Updates(model, Agreed(), run.ranks, run.standing, run.train, run.optim, print)
+    run.updates = Updates(model, Agreed(), run.ranks, run.counters, run.train, run.optim, print)
 
     def loss(rows: slice) -> tuple:
         return model["a"](model["trunk"](torch.ones(1, 2))).sum(), {}
@@ -792,9 +793,8 @@ def test_an_update_of_several_tasks_says_which_and_moves_no_other(tmp_path):
 def test_an_unknown_precision_is_refused(tmp_path):
     config = load_config(None, [f"run.root={tmp_path}"])
     train = dataclasses.replace(config.operator.train, precision="fp16")
-    run = ups.training.run.Run(config, "operator", train, config.operator.optim, {})
     with pytest.raises(ValueError, match="operator.train.precision is 'fp16'; expected 'no' or 'bf16'"):
-        run.ranks.check(train)
+        check_launch(train, "operator", 1)
 
 
 # ------------------------------------------------------- the predecessor's failures, which must not come back
@@ -834,7 +834,7 @@ OF_RUN = {
     "probe",
     "take_best",
     "ema_weights",
-    "_hold_whole",
+    "_unshard",
 }
 
 
@@ -859,7 +859,7 @@ def test_collectives_are_in_two_modules_and_each_says_that_it_waits():
         for call, within in calls(tree):
             owner, name = named(call)
             if (
-                owner in ("dist", "torch.distributed", "self.accelerator", "accelerator")
+                owner in ("dist", "torch.distributed", "self.accelerator", "accelerator", "utils")
                 and name in COLLECTIVES
             ):
                 if (
@@ -921,7 +921,7 @@ def test_ranks_are_known_before_anything_is_shared_out_and_no_loader_shares_out_
         }
         if path.name.startswith("train_") and lines["share"]:
             start = [
-                call.lineno for call, _ in calls(tree) if named(call) in (("Run", "start"), ("", "started"))
+                call.lineno for call, _ in calls(tree) if named(call) in (("Run", "start"), ("", "start_run"))
             ]
             assert start and min(start) < min(lines["share"]), path
 

@@ -20,7 +20,8 @@ from ups.models.bases.base import ParameterBatch
 from ups.models.bases.solver import Solver
 from ups.models.operator import build_operator
 from ups.tasks import burgers
-from ups.training.folder import StageFolder, require_identity
+from ups.training.folder import StageFolder
+from ups.training.identity import require_identity
 
 MODULES = {
     "exact_step": """

@@ -15,7 +15,8 @@ from ups.common import files
 from ups.common.files import DamagedError, file_hash, value_hash, write_sealed
 from ups.config import ROOT, load_config, run_script
 from ups.training.checkpoint import Checkpoints
-from ups.training.folder import DONE, StageFolder, finished_stage
+from ups.training.finished import DONE, finished_stage
+from ups.training.folder import StageFolder
 
 # ---------------------------------------------------------------- a finished stage
 

@@ -68,7 +68,7 @@ from ups.models.operator import Operator, load_operator
 from ups.models.rollout import member_noise, name_starts, rollout
 from ups.models.warm import is_trunk
 from ups.models.windows import augment
-from ups.training.folder import finished_stage
+from ups.training.finished import finished_stage
 from ups.training.optim import split_parameters
 
 loop_stage._context.set_forkserver_preload(

@@ -35,7 +35,7 @@ from ups.models.head import HORIZON, TaskHead
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import in_blocks, name_starts
 from ups.tasks import in_unit
-from ups.training.folder import stage_of_run
+from ups.training.finished import stage_of_run
 
 
 def start(

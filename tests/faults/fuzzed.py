@@ -32,7 +32,7 @@ from ups.config import ModelConfig, to_dict
 from ups.generative.conditions import StateConditions
 from ups.generative.corrector import Corrector
 from ups.tasks import make_user_task
-from ups.training.folder import DONE, MODEL
+from ups.training.finished import DONE, MODEL
 from ups.userdata.reader import open_user_files
 
 CASE_S, LIMIT_MB, HEADER = 5, 500, 2048

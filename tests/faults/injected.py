@@ -218,7 +218,7 @@ def in_optimizer(fault: Fault) -> None:
     apply = ups.training.update.Updates._apply
 
     def changed(updates: ups.training.update.Updates, *arguments: Any) -> None:
-        if updates.standing.step == fault.step and fault.strike():
+        if updates.counters.step == fault.step and fault.strike():
             adamw = updates.optimizer._step_adamw
 
             def failing(group: dict, parameters: list) -> None:

@@ -60,10 +60,13 @@ from ups.models.base_selection import base_settings, head_description
 from ups.models.operator import Operator, load_operator
 from ups.tasks import get_task
 from ups.training.checkpoint import SHARED
-from ups.training.folder import DONE, MANIFEST, MODEL, StageFolder
+from ups.training.finished import DONE, MODEL
+from ups.training.folder import StageFolder
+from ups.training.identity import MANIFEST
 from ups.training.run import Run
 from ups.training.saving import Saving
-from ups.training.strategies import Agreed, gathered
+from ups.training.sharding import full_weights
+from ups.training.strategies import Agreed
 from ups.training.update import Updates
 
 CASE_S = 20  # for one case
@@ -258,11 +261,11 @@ def prepare(folder: Path) -> None:
     run.folder.take(0.0)
     run._write_start()
     for step in (2, 4):
-        run.standing.step, run.standing.best_score = step, 0.5
+        run.counters.step, run.counters.best_score = step, 0.5
         run.updates.best_weights = run.updates.ema.snapshot()
         run.saving.save(is_required=True)
-    run._export(gathered(run.model, run.updates.exported(), True), {"error": 0.1}, run.model.description)
-    run.numbers.close(0)
+    run._export(full_weights(run.model, run.updates.exported(), True), {"error": 0.1}, run.model.description)
+    run.metrics.close(0)
 
 
 def folder_of(config: Config) -> StageFolder:
@@ -304,8 +307,8 @@ def make_run(config: Config) -> Run:
     ]
     run = Run(config, "operator", config.operator.train, config.operator.optim, {"cache": "c0ffee"})
     run.model = Operator({"model": to_dict(config.operator.model), "precision": "no", "tasks": descriptions})
-    run.updates = Updates(run.model, Agreed(), run.ranks, run.standing, run.train, run.optim, print)
-    run.saving = Saving(run.ranks, run.updates, run.numbers, run.train, print)
+    run.updates = Updates(run.model, Agreed(), run.ranks, run.counters, run.train, run.optim, print)
+    run.saving = Saving(run.ranks, run.updates, run.metrics, run.train, print)
     return run
 
 

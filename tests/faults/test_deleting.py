@@ -24,7 +24,7 @@ from ups.commands.remove import remove_ours
 from ups.common.files import partial_path, value_hash, write_json, write_sealed
 from ups.config import ROOT
 from ups.data.generate import write_data
-from ups.training.folder import relevant_keys
+from ups.training.identity import relevant_keys
 
 CONFIG = (ROOT / "pretrained" / "operator" / "config.yaml").read_text(encoding="utf-8")
 

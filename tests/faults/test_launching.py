@@ -18,7 +18,7 @@ from ups.commands.publish import fetch
 from ups.common.files import held, partial_path
 from ups.config import ROOT, load_config, run_script
 from ups.training.guard import Guard
-from ups.training.processes import glance
+from ups.training.processes import try_read_json
 
 # In place of Python: writes down every script that is started, and finds every stage to be trained.
 RECORDER = """
@@ -186,7 +186,7 @@ def test_a_heartbeat_can_be_read_whatever_the_rank_is_doing(tmp_path):
     for doing in ("reading /データ/" * 40, "a" * 200, "\0\ud83d" * 100, "saving"):
         with guard.phase(doing):
             guard._write()
-        record = glance(tmp_path / "rank0.json")
+        record = try_read_json(tmp_path / "rank0.json")
         assert (
             record
             and record["doing"]
@@ -199,16 +199,16 @@ def test_a_heartbeat_can_be_read_whatever_the_rank_is_doing(tmp_path):
 RANK = """
 import os, signal, sys, time
 from pathlib import Path
-from ups.training.processes import tell
+from ups.training.processes import send_event
 folder, handle = Path(sys.argv[1]), os.open(os.environ["TMPDIR"] + "/theirs", os.O_CREAT | os.O_WRONLY)
 try:
     for _ in range(1000): os.write(handle, bytes(4096))
     raise AssertionError("this disk is large")
 except OSError: pass
-def stop(*_): (folder / "saved").touch(); tell("stopped"); os._exit(143)
+def stop(*_): (folder / "saved").touch(); send_event("stopped"); os._exit(143)
 signal.signal(signal.SIGTERM, stop)
-tell("start", pid=os.getpid())
-tell("open", directory=str(folder))
+send_event("start", pid=os.getpid())
+send_event("open", directory=str(folder))
 if not (folder / "died").exists(): (folder / "died").touch(); os.kill(os.getpid(), 9)
 (folder / "trains").touch()
 time.sleep(60)

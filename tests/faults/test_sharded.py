@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_flatten_with_path
 import prepare_cache
 import prepare_data
 from ups.config import ROOT
-from ups.training import strategies
-from ups.training.strategies import axis_of, cut
+from ups.training import sharding
+from ups.training.sharding import shard_axis, shard_of
 
 loop_stage._context.set_forkserver_preload(
     ["loop_stage", "train_operator", "train_consistency", "train_steady"]
@@ -430,8 +430,8 @@ def test_the_other_stages_scripts_do_so_too(data):
 @pytest.mark.parametrize("shape", [(25, 16), (2, 3, 16, 16), (5,), (1,), (0,), (3, 0), (16, 6)])
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
 def test_parts_put_together_are_the_whole(shape, world):
-    tensor, axis = torch.randn(shape), axis_of(torch.Size(shape), world)
-    parts = [cut(tensor, axis, rank, world) for rank in range(world)]
+    tensor, axis = torch.randn(shape), shard_axis(torch.Size(shape), world)
+    parts = [shard_of(tensor, axis, rank, world) for rank in range(world)]
     assert torch.equal(torch.cat(parts, axis), tensor)
     assert (
         axis == 0 or len({part.shape for part in parts}) == 1
@@ -452,13 +452,13 @@ def test_a_state_of_three_ranks_is_read_by_two_and_by_one():
     common = {"model": {"buffer": torch.ones(3)}, "step": 4}
 
     def of(rank, world):
-        return strategies.joined(whole | {"is_sharded": False}, None, list, shapes, (rank, world))
+        return sharding.local_state(whole | {"is_sharded": False}, None, list, shapes, (rank, world))
 
     pieces = [{"shards": {name: value for name, value in of(rank, 3).items()}} for rank in range(3)]
     assert [part["shards"]["model"]["a"].tolist() for part in pieces] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert [part["shards"]["model"]["b"].shape for part in pieces] == [(2, 2)] * 3
     for place in (None, (1, 2)):
-        found = strategies.joined(common | {"is_sharded": True}, None, lambda: pieces, shapes, place)
+        found = sharding.local_state(common | {"is_sharded": True}, None, lambda: pieces, shapes, place)
         wanted = whole if place is None else of(*place)
         assert (
             torch.equal(found["model"]["buffer"], torch.ones(3))

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ups.common.files import DamagedError, flush, require_plain
 from ups.config import STAGES, read_command, run_script
-from ups.training.folder import CARD, DONE, IMAGES, MODEL, finished_stage, stage_config, stage_of_run
+from ups.training.finished import CARD, DONE, IMAGES, MODEL, finished_stage, stage_config, stage_of_run
 
 HUB = "hf://"  # marks a name on a hub: a folder that is missing never causes a request
 NEEDED = ("config.json", MODEL, DONE, "config.yaml", CARD)

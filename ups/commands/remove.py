@@ -20,7 +20,8 @@ from ups.common.files import lock, partial_path, read_record, read_sealed, remov
 from ups.config import STAGES, read_command, run_script
 from ups.data.pdebench import made_with
 from ups.data.seal import read_seal
-from ups.training.folder import DONE, LOCK
+from ups.training.finished import DONE
+from ups.training.folder import LOCK
 
 RECORDS = (
     DONE,

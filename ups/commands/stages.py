@@ -18,7 +18,9 @@ from ups.common.progress import position
 from ups.common.user_solver import solver_digest
 from ups.config import CONFIG_OPTIONS, STAGES, Config, load_config, read_command, run_script, to_dict
 from ups.report.bench_rows import data_key, find_bench_rows
-from ups.training.folder import DONE, StageFolder, finished_stage, require_identity
+from ups.training.finished import DONE, finished_stage
+from ups.training.folder import StageFolder
+from ups.training.identity import require_identity
 
 TO_DO = 3  # exit status
 OPTIONS = {

@@ -31,7 +31,7 @@ from ups.generative.observation import Observation
 from ups.generative.student import sample_student
 from ups.models.operator import Operator, padded
 from ups.models.rollout import ensemble_rollout, in_blocks, member_noise
-from ups.training.folder import stage_of_run
+from ups.training.finished import stage_of_run
 
 Predicted = tuple[Tensor, Tensor, Tensor, Start]  # of FieldConditions.predict
 

@@ -20,7 +20,7 @@ from ups.generative.draws import WAYS, Sampler, sample_states
 from ups.generative.residuals import TransientResiduals, summed
 from ups.metrics.proper import fair_crps
 from ups.models.base_selection import stratified_rows
-from ups.training.folder import stage_of_run
+from ups.training.finished import stage_of_run
 
 FOUND = "validation_crps"  # in config.json: task -> way -> CRPS, None where a member is not finite
 ROWS, LEADS, MEMBERS = 32, 10, 4

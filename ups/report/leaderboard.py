@@ -12,7 +12,7 @@ from ups.common.files import DamagedError, file_hash, read_record, read_sealed
 from ups.common.formatting import number
 from ups.config import read_command, run_script
 from ups.report.tables import is_interval, markdown, value_of
-from ups.training.folder import DONE
+from ups.training.finished import DONE
 
 OPTIONS = {
     "--runs": {"default": "runs", "help": "folder of all runs"},

@@ -16,7 +16,7 @@ from ups.report.bench_rows import NETWORKS
 from ups.report.figures_ensemble import case_name
 from ups.report.tables import is_interval, label, markdown, ordered
 from ups.tasks import in_unit
-from ups.training.folder import CARD, IMAGES
+from ups.training.finished import CARD, IMAGES
 
 SCORES = {
     "crps": "fair CRPS",

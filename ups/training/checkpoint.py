@@ -30,7 +30,7 @@ from ups.common.files import (
     require_hash,
     write_sealed,
 )
-from ups.training.folder import MANIFEST, require_identity
+from ups.training.identity import MANIFEST, require_identity
 from ups.training.processes import saved_steps
 
 SHARED = "shared.pt"

@@ -10,7 +10,7 @@ are: processes that died, hangs that the guard ended, out of memory where a smal
 only while checkpoints appear or micro-batches shrink. Not started again are: configurations that were refused
 (exit code 2) and failures that all ranks understood, for they would repeat (1); what was told to stop (143,
 or 130 after Ctrl-C). Exit code 0 only if the stage says it is finished. What became of each rank is read from
-the lines that ups.training.processes.tell writes. Starts without torch; the scripts also run without it.
+the lines that `send_event` writes (ups/training/processes.py). Starts without torch; scripts also run alone.
 
 In the tree this module is the launcher and each rank (`PARTS`). Where accelerate and torchrun print a
 traceback and a summary, which bury what a rank has said, the launcher says one line at most. A rank dies with
@@ -44,11 +44,11 @@ from ups.training.processes import (
     descendants,
     die_with_parent,
     end_processes,
-    glance,
-    outlive_readers,
     process_state,
+    protect_output,
     saved_steps,
-    tell,
+    send_event,
+    try_read_json,
 )
 
 POLL_S = 0.1
@@ -134,7 +134,7 @@ class Attempt:
             return ""
         heard, limit = {}, 0.0
         for path in (self.directory / "heartbeat").glob("rank*.json"):
-            if record := glance(path):
+            if record := try_read_json(path):
                 heard[path.name], limit = record["pulse"], max(limit, record["limit_s"])
         if heard != self._heard or not heard:
             self._heard, self._heard_at = heard, now
@@ -324,7 +324,7 @@ def launcher(arguments: list[str]) -> int:
     except SignalException as error:
         return 128 + error.sigval
     except (ConnectionError, DistNetworkError) as error:  # the address or the port is not free
-        tell(
+        send_event(
             "failed",
             kind="configuration",
             code=2,
@@ -342,7 +342,7 @@ def launcher(arguments: list[str]) -> int:
 def rank(arguments: list[str]) -> int:
     """Run a script as `python SCRIPT ...` would."""
     die_with_parent(int(os.environ[LAUNCHER]))
-    tell("born", pid=os.getpid())
+    send_event("born", pid=os.getpid())
     sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).resolve().parent)
     runpy.run_path(arguments[0], run_name="__main__")
     return 0
@@ -366,7 +366,7 @@ def main() -> int:
         "--restarts", type=int, default=RESTARTS, help="restarts in a row without a new checkpoint"
     )
     options, arguments = parser.parse_known_args()
-    outlive_readers()
+    protect_output()
     if not any(word.endswith(".py") for word in arguments):
         parser.error("no script; expected accelerate launch's options, a script and its arguments")
     try:

@@ -3,9 +3,9 @@ average; the plain loop of what is fitted outside a stage.
 
 Muon (Jordan et al. 2024): momentum, then the update is replaced by its nearest orthogonal matrix through five
 Newton-Schulz iterations in bfloat16; its size is scaled by 0.2 sqrt(max(rows, columns)) to match AdamW's (Liu
-et al. 2025, arXiv 2502.16982). One class for both, because two optimizers break Accelerate's FSDP2 saving. Of
-a parameter that is shared out over the ranks (ups/training/strategies.py), moments and averages are this
-rank's part, as plain tensors; only Muon gathers, its updates.
+et al. 2025, arXiv 2502.16982). One class for both, because two optimizers break Accelerate's FSDP2 saving. If
+a parameter is sharded (ups/training/sharding.py), its moments and average are plain tensors of this rank's
+shard, and Muon gathers its update.
 """
 
 import contextlib
@@ -20,24 +20,23 @@ from torch.optim.adamw import adamw
 
 from ups.common.precision import computed
 from ups.config import OptimConfig
-from ups.training.strategies import like, local, part, whole
+from ups.training.sharding import as_sharded, full_tensor, local_shard, shard_like
 
 # quintic of Jordan et al.; torch.optim.Muon's defaults, as are the next two
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 NORM_EPS = 1e-7
 ADAM_EPS = 1e-8
-MOMENTS = {"muon": ("momentum_buffer",), "adamw": ("exp_avg", "exp_avg_sq")}  # of the state, by kind
+MOMENTS = {"muon": ("momentum_buffer",), "adamw": ("exp_avg", "exp_avg_sq")}  # kind of group -> state
 ALIGN = 16  # elements between starts of gradients in the flat buffer: 64 bytes, a cache line
 UPDATE_RMS = 0.2  # of AdamW in practice (Liu et al. 2025, section 2.2)
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """The orthogonal factor of each matrix of a stack (..., rows, columns), approximately, in bfloat16 where
-    the device has such products.
+    """Approximate orthogonal factor of each matrix of a stack (..., rows, columns).
 
-    Singular values end in about [0.5, 1.5]. A stack is bitwise what torch.optim.Muon gives matrix by matrix,
-    in half the time at 8 matrices of 96 x 192 on one CPU core.
+    Singular values end in about [0.5, 1.5]. Computed in bfloat16 if the device has such products. Bitwise
+    equal to torch.optim.Muon matrix by matrix, in half the time (8 matrices of 96 x 192, one CPU core).
     """
     a, b, c = NEWTON_SCHULZ
     x = matrices.to(computed("bf16", matrices.device))
@@ -56,8 +55,8 @@ class MuonAdamW(torch.optim.Optimizer):
     """AdamW for groups of kind "adamw", Muon for groups of kind "muon" (matrices or stacks of matrices).
 
     Group keys: kind, base_lr, lr, weight_decay, and momentum (muon) or betas and fused (adamw; torch's
-    load_state_dict reads fused to place the step counts). Weight decay is decoupled. State is allocated by
-    `allocate`, before the first step, so that a step does not meet a full device half-way.
+    load_state_dict reads fused to place the step counts). Weight decay is decoupled. `allocate` creates the
+    state before the first step, so that memory cannot run out in the middle of a step.
     """
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
@@ -73,13 +72,12 @@ class MuonAdamW(torch.optim.Optimizer):
                 if not (state := self.state[parameter]):
                     if group["kind"] == "adamw":
                         state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-                    state |= {name: torch.zeros_like(local(parameter)) for name in MOMENTS[group["kind"]]}
+                    state |= {
+                        name: torch.zeros_like(local_shard(parameter)) for name in MOMENTS[group["kind"]]
+                    }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a saved state.
-
-        Raises ValueError if it belongs to other parameters; torch would take it.
-        """
+        """Load a saved state. Raises ValueError if it belongs to other parameters, which torch accepts."""
         self.allocate()
         (saved, flat), (groups, wanted) = (
             (
@@ -95,17 +93,17 @@ class MuonAdamW(torch.optim.Optimizer):
         require_alike(flat, wanted, "optimizer's state")
         if saved != groups:
             raise ValueError(
-                "the saved optimizer has other groups of parameters; expected the same. Resume "
-                "with the configuration that wrote it."
+                "the saved optimizer has other groups of parameters; expected the same. Resume with the "
+                "configuration that wrote it."
             )
         super().load_state_dict(state_dict)
 
     @torch.no_grad()
     def step(self, closure: None = None, only: str | None = None) -> None:
-        """One update from the gradients. They must be finite: a NaN would stay in the weights.
+        """One update from the gradients, which must be finite.
 
-        only: a task; what is another task's own (`parameter.task`) stays as it is. Its gradient is zero then,
-        and its moments, stale, would move it all the same: Muon by as much as a gradient.
+        only: a task. Private weights of other tasks (`parameter.task`) stay unchanged: their gradient is
+        zero, but stale moments would still move them, with Muon as much as a gradient.
         """
         assert closure is None
         self.allocate()
@@ -125,22 +123,24 @@ class MuonAdamW(torch.optim.Optimizer):
         for parameter in parameters:
             by_shape.setdefault((parameter.shape, parameter.device), []).append(parameter)
         for (shape, _), members in by_shape.items():
-            own, gradients = [local(p) for p in members], [local(p.grad) for p in members]
+            shards = [local_shard(p) for p in members]
+            gradients = [local_shard(p.grad) for p in members]
             buffers = [self.state[p]["momentum_buffer"] for p in members]
             torch._foreach_lerp_(buffers, gradients, 1.0 - group["momentum"])
             updates = torch._foreach_lerp(gradients, buffers, group["momentum"])  # Nesterov
-            stacked = torch.stack([whole(p, update) for p, update in zip(members, updates, strict=True)])
+            stacked = torch.stack([full_tensor(p, u) for p, u in zip(members, updates, strict=True)])
             directions = orthogonalize(stacked.reshape(-1, *shape[-2:])).to(members[0].dtype)
             directions = directions.reshape(len(members), *shape)
-            directions = [part(p, direction) for p, direction in zip(members, directions, strict=True)]
-            torch._foreach_mul_(own, 1.0 - group["lr"] * group["weight_decay"])
-            torch._foreach_add_(own, directions, alpha=-group["lr"] * UPDATE_RMS * math.sqrt(max(shape[-2:])))
+            directions = [shard_like(p, d) for p, d in zip(members, directions, strict=True)]
+            rate = group["lr"] * UPDATE_RMS * math.sqrt(max(shape[-2:]))
+            torch._foreach_mul_(shards, 1.0 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(shards, directions, alpha=-rate)
 
     def _step_adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         states = [self.state[p] for p in parameters]
         adamw(
-            [local(p) for p in parameters],
-            [local(p.grad) for p in parameters],
+            [local_shard(p) for p in parameters],
+            [local_shard(p.grad) for p in parameters],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [],
@@ -165,105 +165,98 @@ def scale_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
 
 
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """(for Muon, for AdamW): a parameter goes to Muon iff the model's builder set `parameter.is_hidden_matrix
-    = True`.
+    """(for Muon, for AdamW): the trainable parameters with and without `parameter.is_hidden_matrix`.
 
-    A flagged parameter is a matrix or a stack of matrices (num, rows, columns). Raises ValueError for any
-    other flagged.
+    A flagged parameter is a matrix or a stack (num, rows, columns). Raises ValueError for another shape.
     """
-    muon, rest = [], []
+    muon, adamw = [], []
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        is_hidden = getattr(parameter, "is_hidden_matrix", False)
-        if is_hidden and parameter.ndim not in (2, 3):
-            raise ValueError(
-                f"parameter {name} of shape {tuple(parameter.shape)} and type {parameter.dtype} is flagged "
-                f"is_hidden_matrix; expected a real matrix or stack of matrices. Remove the flag: AdamW "
-                f"takes the parameter then."
-            )
-        (muon if is_hidden else rest).append(parameter)
-    return muon, rest
+        if parameter.requires_grad:
+            is_hidden = getattr(parameter, "is_hidden_matrix", False)
+            if is_hidden and parameter.ndim not in (2, 3):
+                raise ValueError(NOT_A_MATRIX.format(name=name, p=parameter, shape=tuple(parameter.shape)))
+            (muon if is_hidden else adamw).append(parameter)
+    return muon, adamw
+
+
+NOT_A_MATRIX = (
+    "parameter {name} of shape {shape} and type {p.dtype} is flagged is_hidden_matrix; expected a real "
+    "matrix or stack of matrices. Remove the flag: AdamW takes the parameter then."
+)
 
 
 def build_optimizer(model: nn.Module, optim: OptimConfig) -> MuonAdamW:
-    """The optimizer of `model`; vectors and scalars (biases, gains) do not decay.
-
-    A parameter whose builder set `parameter.lr_factor` learns at that multiple of the rate.
+    """The optimizer of `model`. Vectors and scalars (biases, gains) do not decay; the rate of a parameter is
+    multiplied by its `lr_factor`, if it has one.
     """
-    muon, rest = split_parameters(model)
-    if not muon and not rest:
+    muon, adamw = split_parameters(model)
+    if not muon and not adamw:
         raise ValueError(
             "the model has no parameter that requires a gradient; expected at least one. Check the model."
         )
     groups: dict[tuple, dict[str, Any]] = {}
     for parameter in muon:
         factor = getattr(parameter, "lr_factor", 1.0)
-        group = groups.setdefault(
-            ("muon", factor),
-            {
-                "kind": "muon",
-                "params": [],
-                "lr": factor * optim.muon_lr,
-                "momentum": optim.muon_momentum,
-                "weight_decay": optim.muon_weight_decay,
-            },
-        )
-        group["params"].append(parameter)
-    for parameter in rest:
+        settings = {
+            "kind": "muon",
+            "params": [],
+            "lr": factor * optim.muon_lr,
+            "momentum": optim.muon_momentum,
+            "weight_decay": optim.muon_weight_decay,
+        }
+        groups.setdefault(("muon", factor), settings)["params"].append(parameter)
+    for parameter in adamw:
         factor, decays = getattr(parameter, "lr_factor", 1.0), parameter.ndim >= 2
-        group = groups.setdefault(
-            (factor, decays),
-            {
-                "kind": "adamw",
-                "params": [],
-                "lr": factor * optim.adamw_lr,
-                "betas": tuple(optim.adamw_betas),
-                "fused": True,
-                "weight_decay": optim.adamw_weight_decay if decays else 0.0,
-            },
-        )
-        group["params"].append(parameter)
+        settings = {
+            "kind": "adamw",
+            "params": [],
+            "lr": factor * optim.adamw_lr,
+            "betas": tuple(optim.adamw_betas),
+            "fused": True,
+            "weight_decay": optim.adamw_weight_decay if decays else 0.0,
+        }
+        groups.setdefault((factor, decays), settings)["params"].append(parameter)
     return MuonAdamW(list(groups.values()))
 
 
 def aligned(length: int) -> int:
-    """Numbers of the flat buffer that `length` of them take."""
+    """Size in the flat buffer of a gradient with `length` numbers."""
     return -(-length // ALIGN) * ALIGN
 
 
 def place_gradients(
     model: nn.Module, device: torch.device, num_counts: int, is_by_task: bool = False
 ) -> tuple[Tensor, dict[str | None, int]]:
-    """One flat float32 buffer of zeros whose views the gradients of `model` are from now on, and up to where
-    a step needs it; its first `num_counts` are free.
+    """(flat, ends): a flat float32 buffer of zeros, into which the gradients of `model` are views from now
+    on; flat[:ends[task]] holds all gradients of a step of that task, None: of any step.
 
-    is_by_task: where there are several tasks, what is one's own (`parameter.task`) has its gradients where
-    another's has, behind those of what is shared, for a step has those of one task alone: {task: up to where
-    they go, None: all}. Else {None: all}. Raises ValueError for a parameter that is not float32.
+    The first `num_counts` numbers are free. is_by_task: the private weights of tasks (`parameter.task`) use
+    the same place behind the shared ones, since a step has one task. Else, and with one task, ends is {None:
+    all}. Raises ValueError for a parameter that is not float32.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
-    groups: dict[str | None, list[Tensor]] = {None: []}  # by task; None: shared
+    groups: dict[str | None, list[Tensor]] = {None: []}  # task -> private weights; None: shared
     for parameter in parameters:
         if parameter.dtype != torch.float32:
             raise ValueError(
-                f"a parameter has type {parameter.dtype}; expected float32. Build the model in "
-                f"float32: bf16 belongs to train.precision, and a complex number is two."
+                f"a parameter has type {parameter.dtype}; expected float32. Build the model in float32: bf16 "
+                f"belongs to train.precision, and a complex number is two."
             )
         groups.setdefault(getattr(parameter, "task", None), []).append(parameter)
     if not is_by_task or len(groups) <= 2:
         groups = {None: parameters}
     first, places, ends = aligned(num_counts), [], {}
-    for task, members in groups.items():  # what is shared comes first
-        lengths = [aligned(local(p).numel()) for p in members]
+    for task, members in groups.items():  # the shared ones come first
+        lengths = [aligned(local_shard(p).numel()) for p in members]
         starts = [*itertools.accumulate(lengths, initial=first)]
         places += zip(members, starts[:-1], strict=True)
         first, ends[task] = starts[-1] if task is None else first, starts[-1]
     ends[None] = max(ends.values())
     flat = torch.zeros(ends[None], device=device)
     for parameter, start in places:
-        piece = flat[start : start + local(parameter).numel()].view(local(parameter).shape)
-        parameter.grad = like(parameter, piece)
+        shard = local_shard(parameter)
+        gradient = flat[start : start + shard.numel()].view(shard.shape)
+        parameter.grad = as_sharded(parameter, gradient)
     return flat, ends
 
 
@@ -299,7 +292,7 @@ class EMA:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay, self.num_updates = decay, 0
-        self.parameters = {name: local(p) for name, p in model.named_parameters() if p.requires_grad}
+        self.parameters = {name: local_shard(p) for name, p in model.named_parameters() if p.requires_grad}
         self.averages = {
             name: p.detach().clone().to(torch.promote_types(p.dtype, torch.float32))
             for name, p in self.parameters.items()
@@ -337,7 +330,7 @@ class EMA:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved average. Raises ValueError if it belongs to another model."""
+        """Load a saved average. Raises ValueError if it belongs to another model."""
         require_alike(state["averages"], self.averages, "average")
         torch._foreach_copy_([*self.averages.values()], [state["averages"][name] for name in self.averages])
         self.num_updates = int(state["num_updates"])
@@ -352,14 +345,12 @@ def fit(
     clip_norm: float,
     ema: EMA | None = None,
 ) -> int | None:
-    """Take a gradient step on the scalar loss_of(step) for each of `steps`; None when all were taken.
+    """Take a gradient step on the scalar loss_of(step) for each of `steps`. Returns the first step whose
+    gradient is not finite, where it stops, else None.
 
-    For what is fitted in one process, in seconds to minutes, and again when it was interrupted. A stage's
-    steps go through `Run.update` instead, which agrees with the other ranks and can resume.
-
-    optimizer: its groups have base_lr, and a step's learning rate is rate(step) times that. Gradients are
-    clipped to `clip_norm` in all; `ema` follows the weights. Stops before the first step whose gradient is
-    not finite and returns it.
+    For fits of seconds to minutes in one process, which start over after an interruption. Stages use
+    `Run.update`, which agrees with the other ranks and can resume. optimizer: groups have base_lr; rate(step)
+    is the factor on it. clip_norm: largest norm of the whole gradient. ema: average to update.
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     stopped = None

@@ -25,7 +25,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 EVENTS = "UPS_LAUNCH_EVENTS"  # environment variable: the file
 
 
-def tell(event: str, **facts: Any) -> bool:
+def send_event(event: str, **facts: Any) -> bool:
     """Append a line to the supervisor's file; whether there is a supervisor, and it was told."""
     if not os.environ.get(EVENTS):
         return False
@@ -39,7 +39,7 @@ def tell(event: str, **facts: Any) -> bool:
     return True
 
 
-def glance(path: Path) -> dict[str, Any] | None:
+def try_read_json(path: Path) -> dict[str, Any] | None:
     """The record at `path`; None while it is not there, or being written."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -72,7 +72,7 @@ def this_machine() -> str:
         return socket.gethostname()
 
 
-def shout(text: str) -> None:
+def print_raw(text: str) -> None:
     """Print past Python's streams, whose locks a blocked thread may hold; no error if nobody listens."""
     with contextlib.suppress(OSError):
         os.write(2, f"{text}\n".encode())
@@ -146,7 +146,7 @@ class _Outlet(io.FileIO):
             return len(data)
 
 
-def outlive_readers() -> None:
+def protect_output() -> None:
     """From here on printing cannot fail: a run must save, and record its errors, when nobody listens.
 
     Standard streams that are closed lead to /dev/null: else a file of the run gets their number and text.

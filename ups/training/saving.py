@@ -1,6 +1,4 @@
-"""What a run writes while it trains: numbers at a step, means between two logs over all rows of all ranks,
-and its state, from which it resumes.
-"""
+"""What a run writes while it trains: metrics, and checkpoints from which it resumes."""
 
 import random
 import sys
@@ -14,60 +12,55 @@ import torch
 from ups.common.files import DamagedError
 from ups.config import TrainConfig
 from ups.training.checkpoint import Checkpoints
+from ups.training.counters import Counters, Update
 from ups.training.ranks import Ranks, StageError
 from ups.training.track import Tracker
-from ups.training.update import (
-    Standing,
-    Update,
-    Updates,
-    set_torch_random_state,
-    torch_random_state,
-)
+from ups.training.update import Updates, set_torch_random_state, torch_random_state
 
-MAX_FAILED_SAVES = 3  # in a row; a disk that stays full must not let days of work go unsaved
+MAX_FAILED_SAVES = 3  # in a row; more would risk days of work
 
 
-class Log:
-    """The numbers of one stage. Only the main process has a tracker."""
+class MetricsLog:
+    """The metrics of one stage and their means between two logs. Only the main process has a tracker."""
 
-    def __init__(self, ranks: Ranks, standing: Standing) -> None:
-        self.ranks, self.standing = ranks, standing
+    def __init__(self, ranks: Ranks, counters: Counters) -> None:
+        self.ranks, self.counters = ranks, counters
         self.tracker: Tracker | None = None
         # name -> [sum of value * rows, rows] on this rank since the last log
         self.window: dict[str, list] = {}
-        self._error: OSError | None = None  # of rank 0; raised where all ranks hear of it
+        self._error: OSError | None = None  # of rank 0; raised where all ranks can agree on it
         self.mark()
 
     def mark(self) -> None:
-        """From here on the rate of steps is measured."""
-        self._marked_at, self._marked_step = time.perf_counter(), self.standing.step
+        """Measure the rate of steps from here on."""
+        self._marked_at, self._marked_step = time.perf_counter(), self.counters.step
 
     def log(self, values: dict[str, Any]) -> None:
-        """Write numbers at the current step; nothing where there is no tracker."""
+        """Write metrics at the current step, if this rank has a tracker."""
         if self.tracker is not None and self._error is None:
             try:
-                self.tracker.log(self.standing.step, values)
-            # a line is missing: no checkpoint may follow, and the others must hear of it
+                self.tracker.log(self.counters.step, values)
+            # a line is missing, so all ranks must stop before the next checkpoint
             except OSError as error:
                 self._error = error
 
-    def require_whole(self) -> None:
-        """Raise the OSError for which a line is missing."""
+    def require_complete(self) -> None:
+        """Raise the OSError because of which a line is missing."""
         if self._error is not None:
             raise self._error
 
     def flush(self) -> None:
-        """Force everything to disk. Raises OSError if that cannot be, or could not before."""
-        self.require_whole()
+        """Force everything to disk. Raises OSError if that fails or a line is missing."""
+        self.require_complete()
         if self.tracker is not None:
             self.tracker.flush()
 
     def rewind(self) -> None:
         """Drop the lines after the current step."""
         if self.tracker is not None:
-            self.tracker.rewind(self.standing.step)
+            self.tracker.rewind(self.counters.step)
 
-    def count(self, done: Update) -> None:
+    def add(self, done: Update) -> None:
         """Add an update to the means."""
         if done.is_finite:
             loss = [("loss", done.loss, done.num_rows)] if self.ranks.is_main else []
@@ -77,12 +70,12 @@ class Log:
         return {name: [float(total), num_rows] for name, (total, num_rows) in self.window.items()}
 
     def log_means(self, done: Update) -> None:
-        """Log the means since the last call, and how fast it went. A collective."""
+        """Log the means since the last call and the speed. A collective."""
         windows, self.window = self.ranks.gather(self.plain_window()), {}
         totals: dict[str, list[float]] = {}
         for window in windows:
             _add(totals, ((name, *entry) for name, entry in window.items()))
-        num_steps, seconds = self.standing.step - self._marked_step, time.perf_counter() - self._marked_at
+        num_steps, seconds = self.counters.step - self._marked_step, time.perf_counter() - self._marked_at
         self.mark()
         is_cuda = self.ranks.device.type == "cuda"
         memory = {"memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 3)} if is_cuda else {}
@@ -91,8 +84,8 @@ class Log:
                 **{f"train/{name}": value / num_rows for name, (value, num_rows) in sorted(totals.items())},
                 "train/lr_factor": done.factor,
                 "train/gradient_norm": done.norm,
-                "train/skipped": self.standing.num_skipped,
-                "train/micro_batch": self.standing.micro_batch,
+                "train/skipped": self.counters.num_skipped,
+                "train/micro_batch": self.counters.micro_batch,
                 "steps_per_s": round(num_steps / max(seconds, 1e-9), 3),
                 **memory,
             }
@@ -103,12 +96,12 @@ class Log:
         if self.tracker is not None:
             try:
                 self.tracker.finish(exit_code)
-            except OSError as error:  # a full disk; that lines are missing was raised by `require_whole`
+            except OSError as error:  # a full disk; missing lines were raised by `require_complete`
                 print(f"WARNING: {error} in closing {self.tracker.path}", file=sys.stderr, flush=True)
 
 
 def _add(totals: dict[str, list], entries: Iterable[tuple[str, Any, int]]) -> None:
-    """Add (name, sum of value * rows, rows) to what stands under their names."""
+    """Add (name, sum of value * rows, rows) to the totals."""
     for name, value, num_rows in entries:
         before, num_before = totals.get(name, (0.0, 0))
         totals[name] = [before + value, num_before + num_rows]
@@ -140,24 +133,28 @@ def set_random_state(state: dict[str, Any], device: torch.device) -> None:
 
 
 class Saving:
-    """Saves and finds again the state of `updates`, with the numbers that are logged and the random
-    generators.
-    """
+    """Saves and restores a run: the state of `updates`, the means since the last log, random generators."""
 
     def __init__(
-        self, ranks: Ranks, updates: Updates, numbers: Log, train: TrainConfig, say: Callable[..., None]
+        self,
+        ranks: Ranks,
+        updates: Updates,
+        metrics: MetricsLog,
+        train: TrainConfig,
+        notify: Callable[..., None],
     ) -> None:
-        self.ranks, self.updates, self.numbers, self.train, self.say = ranks, updates, numbers, train, say
+        self.ranks, self.updates, self.metrics, self.train = ranks, updates, metrics, train
+        self.notify = notify
         self.checkpoints = Checkpoints(
             ranks.folder.path / "state", train.keep, ranks.rank, ranks.agreed, ranks.folder.identity
         )
         self.num_failed = 0  # in a row
 
     def save(self, is_required: bool) -> None:
-        """Commit a checkpoint; a failure is reported and bounded, and fatal if the checkpoint is required."""
+        """Commit a checkpoint. A failure is a warning; fatal if is_required or MAX_FAILED_SAVES in a row."""
         self.ranks.agreed(self.require_ready, "looking for the stage directory and writing metrics.jsonl")
         shared, own = self.updates.state()
-        own |= {"random": random_state(self.ranks.device), "window": self.numbers.plain_window()}
+        own |= {"random": random_state(self.ranks.device), "window": self.metrics.plain_window()}
         try:
             self.checkpoints.save(shared["step"], shared, own, {"world": self.ranks.world})
             self.num_failed, self.updates.saved = 0, shared["step"]
@@ -170,18 +167,18 @@ class Saving:
                 )
                 raise StageError(f"{error} ({self.num_failed} failed in a row)", "save", advice) from error
             self.ranks.is_recorded = False
-            self.say(
-                f"WARNING: {error}. Training goes on; the next try is after {self.train.save_every} "
-                f"more steps."
+            self.notify(
+                f"WARNING: {error}. Training goes on; the next try is after {self.train.save_every} more "
+                f"steps."
             )
 
     def require_ready(self) -> None:
-        """Raise OSError unless the folder is still this run's and everything that was logged is on disk."""
+        """Raise OSError unless the folder still belongs to this run and all metrics are on disk."""
         self.ranks.folder.require_own()
-        self.numbers.flush()
+        self.metrics.flush()
 
     def resume(self) -> None:
-        """Continue from the newest intact checkpoint, if there is any. A collective."""
+        """Load the newest intact checkpoint, if there is one. A collective."""
         ranks = self.ranks
         manifest = ranks.agreed(
             lambda: self.checkpoints.newest() if ranks.is_main else None, "looking for checkpoints"
@@ -191,24 +188,23 @@ class Saving:
             step, world = manifest["step"], manifest["world"]
             ranks.agreed(lambda: self.load(step), f"loading the checkpoint of step {step}")
             note = "" if world == ranks.world else f" (written by {world} processes)"
-            self.say(f"resumed at step {step}{note}")
-        ranks.agreed(self.numbers.rewind, "cutting metrics.jsonl back to the resumed step")
+            self.notify(f"resumed at step {step}{note}")
+        ranks.agreed(self.metrics.rewind, "cutting metrics.jsonl back to the resumed step")
 
     def load(self, step: int) -> None:
-        """Take over the checkpoint of `step`. Raises DamagedError if it does not fit this run."""
+        """Load the checkpoint of `step`. Raises DamagedError if it does not fit this run."""
         try:
             shared, own = self.checkpoints.read(step, self.ranks.world)
             self.updates.load(shared, own, lambda: self.checkpoints.parts(step))
-            # else another number of processes wrote it: random streams stay, batches are functions of step
+            # else the number of processes changed: generators keep their state; batches depend on the step
             if own is not None:
                 set_random_state(own["random"], self.ranks.device)
-                self.numbers.window = own["window"]
+                self.metrics.window = own["window"]
         except (DamagedError, FileExistsError):
             raise
-        except Exception as error:  # whatever a foreign content leads to
+        except Exception as error:  # foreign content can raise anything
             path = self.checkpoints.path(step)
             raise DamagedError(
-                f"{path} does not fit this run ({type(error).__name__}: {error}); expected "
-                f"what this version and configuration save. "
-                f"{self.checkpoints.remedy(path)}"
+                f"{path} does not fit this run ({type(error).__name__}: {error}); expected what this version "
+                f"and configuration save. {self.checkpoints.remedy(path)}"
             ) from error

@@ -1,18 +1,18 @@
-"""Updates: one optimizer over one model, the same on all ranks, whatever happened on one of them.
+"""One update of the weights, the same on all ranks, whatever happens on one of them.
 
-With `Agreed` (ups/training/strategies.py) forward and backward pass contain no collective. Each update is one
-all-reduce of a flat buffer: the counts of ranks that were told to stop, ran out of memory or failed, then the
-gradients of what the tasks share and of the batch's task's own. All ranks then decide the same: step, skip
-(non-finite), halve the micro-batch and repeat the same batch, raise, or save and stop. docs/reliability.md
-has what it costs against DDP, and what every fault that was injected led to.
+With `Agreed` (ups/training/strategies.py) forward and backward pass contain no collective. An update has one
+all-reduce of a flat buffer: counts (ranks with a signal, out of memory or failed; rows; loss), then the
+gradients of the shared weights and of the private weights of the batch's task. All ranks then decide alike:
+to step, skip (non-finite), repeat the batch with half the micro-batch, raise, or save and stop.
+docs/reliability.md compares the cost with DDP and lists the injected faults.
 """
 
 import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from ups.common.files import is_out_of_memory
 from ups.config import OptimConfig, TrainConfig
-from ups.training import strategies
+from ups.training import sharding
+from ups.training.counters import Counters, Update
 from ups.training.folder import MEMORY
 from ups.training.optim import (
     EMA,
@@ -34,22 +35,21 @@ from ups.training.optim import (
 from ups.training.ranks import Ranks, StageError
 from ups.training.strategies import Agreed, LossFunction
 
-Meanwhile = Callable[[slice], object]  # what the host may do with the first rows of the next step
-STOP, OUT_OF_MEMORY, FATAL, ROWS, LOSS, SQUARES = range(6)  # before the gradients; summed over ranks
-WATCH_S = 0.02  # for which a rank on a CPU looks again and again whether a sum is there
-PROBED = ("cuda",)  # devices on which memory runs out with an error; a CPU's processes are killed instead
+ReadAhead = Callable[[slice], object]  # reads the first rows of the next step
+STOP, OUT_OF_MEMORY, FATAL, ROWS, LOSS, SQUARES = range(6)  # counts before the gradients, summed over ranks
+WATCH_S = 0.02  # for which a rank on a CPU polls for the end of the all-reduce
+PROBED = ("cuda",)  # devices that raise an error when memory runs out; on a CPU the process is killed
 
 
-def nothing(rows: slice) -> None:
-    """A `Meanwhile`: there is nothing to do."""
+def read_nothing(rows: slice) -> None:
+    """The `ReadAhead` of stages that read nothing ahead."""
 
 
 def wait_for(work: torch.distributed.Work, device: torch.device) -> None:
-    """Wait for a collective of small messages. On a CPU the core is offered to others for a moment before the
-    rank sleeps.
+    """Wait for a collective of small messages. On a CPU, poll for a moment and let other threads run.
 
-    To be woken takes up to a scheduler's tick (4 ms) where gloo's threads share the core; looking took a
-    third of the time.
+    A sleeping rank wakes up to a scheduler's tick (4 ms) late if gloo's threads share its core; polling took
+    a third of the time.
     """
     until = time.perf_counter() + WATCH_S
     while device.type == "cpu" and not work.is_completed() and time.perf_counter() < until:
@@ -58,7 +58,7 @@ def wait_for(work: torch.distributed.Work, device: torch.device) -> None:
 
 
 def torch_random_state(device: torch.device) -> list[Tensor]:
-    """torch's generators on this rank: CPU and, where used, the GPU."""
+    """States of torch's generators on this rank: CPU and, if used, the GPU."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
@@ -68,80 +68,60 @@ def set_torch_random_state(states: list[Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(states[1], device)
 
 
-@dataclass
-class Standing:
-    """Where a run stands: plain numbers, equal on all ranks, in every checkpoint."""
-
-    micro_batch: int
-    micro_batch_asked: int
-    step: int = 0
-    num_skipped: int = 0
-    num_skipped_in_row: int = 0
-    num_without_better: int = 0
-    best_score: float = math.inf
-    lowest_second: float = math.inf
-    is_stopped_early: bool = False
-
-
-@dataclass(frozen=True)
-class Update:
-    """What became of an update.
-
-    loss: mean over the global batch; metrics: (name, mean, rows) of this rank's passes.
+class Gradient(NamedTuple):
+    """A gradient summed over the global batch, which lies in the buffer. metrics: of this rank's passes;
+    counts: over all ranks; norm: of the whole sum.
     """
 
-    is_finite: bool
-    loss: float
-    norm: float
-    num_rows: int
-    factor: float
     metrics: list[tuple[str, Tensor, int]]
-    is_told_to_stop: bool
+    counts: list[float]
+    norm: float
 
 
 class Updates:
-    """The updates of `model`, whose gradients, optimizer and average (`ema`) are here."""
+    """The updates of `model`, with its gradients, optimizer and average (`ema`)."""
 
     def __init__(
         self,
         model: nn.Module,
         strategy: Agreed,
         ranks: Ranks,
-        standing: Standing,
+        counters: Counters,
         train: TrainConfig,
         optim: OptimConfig,
-        say: Callable[..., None],
+        notify: Callable[..., None],
     ) -> None:
         self.model, self.strategy, self.ranks = model, strategy, ranks
-        self.standing, self.train, self.optim, self.say = standing, train, optim, say
+        self.counters, self.train, self.optim, self.notify = counters, train, optim, notify
         self.best_weights: dict[str, Tensor] | None = None
         self.saved: int | None = None  # step of the last checkpoint
         self.optimizer = build_optimizer(model, optim)
         self.optimizer.allocate()
         self.ema = EMA(model, optim.ema_decay)
-        # tasks' own gradients share a place where the sum over ranks is ours
-        self._whole, self._ends = place_gradients(model, ranks.device, SQUARES + 1, strategy.is_agreed)
-        self._counts = self._whole[: SQUARES + 1]
-        self._begin(None)
+        # tasks can share a place for their private gradients only if this module sums over ranks
+        self._flat, self._ends = place_gradients(model, ranks.device, SQUARES + 1, strategy.is_agreed)
+        self._counts = self._flat[: SQUARES + 1]
+        self._select(None)
 
-    def _begin(self, only: str | None) -> None:
-        """Of the buffer, what a step of this task needs: its own part and what is shared; None: all."""
-        self._buffer = self._whole[: self._ends.get(only, self._ends[None])]
+    def _select(self, task: str | None) -> None:
+        """Limit the buffer to the gradients of a step of this task; None: of any step."""
+        self._buffer = self._flat[: self._ends.get(task, self._ends[None])]
         self._gradients = self._buffer[aligned(SQUARES + 1) :]
 
     def update(
-        self, loss_function: LossFunction, size: int, meanwhile: Meanwhile = nothing, only: str | None = None
+        self,
+        loss_function: LossFunction,
+        size: int,
+        read_ahead: ReadAhead = read_nothing,
+        only: str | None = None,
     ) -> Update:
         """One update over the global batch, of which this rank has `size` rows; see `Run.update`."""
         if len(self._ends) > 1 and only is None:
-            raise ValueError(
-                "an update of a model of several tasks was told none; expected the task that "
-                "its loss is of, for gradients of tasks share a place. Call it with only=TASK."
-            )
-        self._begin(only)
-        step = self.standing.step
-        metrics, counts, norm = self._try_until_it_fits(
-            lambda: self._try(loss_function, size, f"computing step {step}", meanwhile),
+            raise ValueError(NO_TASK)
+        self._select(only)
+        step = self.counters.step
+        metrics, counts, norm = self._repeat_until_it_fits(
+            lambda: self._sum_gradient(loss_function, size, f"computing step {step}", read_ahead),
             f"in step {step}; every rank repeats the batch with",
         )
         loss, norm = counts[LOSS] / counts[ROWS], norm / counts[ROWS]
@@ -150,43 +130,20 @@ class Updates:
         if is_finite:
             self._gradients.mul_(min(1.0, self.optim.clip_norm / (norm + 1e-6)) / counts[ROWS])
             self._apply(factor, only)
-        self._count(is_finite, loss)
-        self.standing.step = self.ranks.guard.step = step + 1
+            self.counters.num_skipped_in_row = 0
+        else:
+            self._skip(loss)
+        self.counters.step = self.ranks.guard.step = step + 1
         return Update(is_finite, loss, norm, int(counts[ROWS]), factor, metrics, counts[STOP] > 0)
-
-    def probe(self, loss_function: LossFunction, size: int) -> None:
-        """Lower the micro-batch, on all ranks, until a pass of it fits; see `Run.probe`."""
-        if self.ranks.device.type not in PROBED or self.standing.step > 0:
-            return
-        before = self.standing.micro_batch
-        with torch.random.fork_rng([self.ranks.device] if self.ranks.device.type == "cuda" else []):
-            self._try_until_it_fits(
-                lambda: self._try(
-                    loss_function, min(size, self.standing.micro_batch), "looking for a micro-batch that fits"
-                ),
-                "before the first step; every rank tries",
-            )
-        if self.standing.micro_batch != before:
-            self.say(f"micro-batch {self.standing.micro_batch} fits (asked: {before})")
 
     # ---------------------------------------------------------------- gradients
 
-    def _try_until_it_fits(self, attempt: Callable[[], tuple], then: str) -> tuple[list, list[float], float]:
-        """What `attempt`, a call of `_try`, gives once no rank runs out of memory in it."""
-        random_state = torch_random_state(self.ranks.device)
-        while num_short := int((tried := attempt())[1][OUT_OF_MEMORY]):
-            self._halve(num_short, then)
-            set_torch_random_state(random_state, self.ranks.device)
-        return tried
-
-    def _try(
-        self, loss_function: LossFunction, size: int, doing: str, meanwhile: Meanwhile = nothing
-    ) -> tuple[list, list[float], float]:
-        """Gradients of the sum over the global batch; metrics of this rank, counts over all ranks, the
-        gradient's norm.
-        """
+    def _sum_gradient(
+        self, loss_function: LossFunction, size: int, doing: str, read_ahead: ReadAhead = read_nothing
+    ) -> Gradient:
+        """The gradient of the sum of the loss over the rows of all ranks. A collective."""
         with self.ranks.phase(doing):
-            metrics, cause = self._backward(loss_function, size, meanwhile)
+            metrics, cause = self._backward(loss_function, size, read_ahead)
         with self.ranks.guard.waiting("summing gradients"):
             self._counts[SQUARES] = self.strategy.squares(self._gradients)
             if self.ranks.world > 1:
@@ -196,19 +153,20 @@ class Updates:
             norm, *counts = torch.cat((norm[None], self._counts)).tolist()
         if counts[FATAL]:
             self.ranks.raise_if_any(cause, doing)
-        return metrics, counts, norm
+        return Gradient(metrics, counts, norm)
 
     def _backward(
-        self, loss_function: LossFunction, size: int, meanwhile: Meanwhile = nothing
+        self, loss_function: LossFunction, size: int, read_ahead: ReadAhead = read_nothing
     ) -> tuple[list, str | None]:
-        """Gradients of the sum over rows into the buffer, counts before them; metrics and the cause of a
-        failure. `meanwhile` is called once a GPU has been told all of it.
+        """Fill the buffer with this rank's counts and gradients; (metrics, cause of a failure).
+
+        `read_ahead` is called when a GPU has all its work.
         """
         self._buffer.zero_()
         metrics, loss_sum, status, cause = [], 0.0, None, None
         try:
-            for first in range(0, size, self.standing.micro_batch):
-                rows = slice(first, min(first + self.standing.micro_batch, size))
+            for first in range(0, size, self.counters.micro_batch):
+                rows = slice(first, min(first + self.counters.micro_batch, size))
                 num_rows = rows.stop - rows.start
                 with self.strategy.synchronised(rows.stop == size):
                     loss, values = self.strategy.loss(loss_function, rows)
@@ -219,14 +177,9 @@ class Updates:
                     (name, torch.as_tensor(value).detach().float(), num_rows)
                     for name, value in values.items()
                 ]
-            meanwhile(slice(0, self.standing.micro_batch))
-        except Exception as error:  # told through the buffer: all ranks take part in the all-reduce
-            is_memory = is_out_of_memory(error)
-            if not self.strategy.is_agreed:
-                if is_memory:
-                    raise self._want_of_memory(self.strategy.why_alone) from error
-                raise
-            status, cause = (OUT_OF_MEMORY, None) if is_memory else (FATAL, self.ranks.record(error))
+            read_ahead(slice(0, self.counters.micro_batch))
+        except Exception as error:
+            status, cause = self._status_of(error)
         loss = values = None  # the graph of a failed pass would keep its memory
         self._counts[LOSS], self._counts[ROWS] = loss_sum, size
         self._counts[STOP] = float(self.ranks.guard.stop_signal != 0)
@@ -235,10 +188,7 @@ class Updates:
         return metrics, cause
 
     def _apply(self, factor: float, only: str | None = None) -> None:
-        """The optimizer's step.
-
-        What fails in it may have changed some weights and not others: nothing of it is kept.
-        """
+        """The optimizer's step. After a failure in it some weights may have changed, so none are kept."""
         scale_lr(self.optimizer, factor)
         try:
             self.optimizer.step(only=only)
@@ -246,24 +196,56 @@ class Updates:
             if not is_out_of_memory(error):
                 raise
             where = "in the optimizer's step, which may have changed some of the weights"
-            raise self._want_of_memory(where) from error
+            raise self._memory_error(where) from error
         self.ema.update()
 
-    # ---------------------------------------------------------------- what all ranks decide alike
+    # ---------------------------------------------------------------- failures, handled alike on all ranks
+
+    def _repeat_until_it_fits(self, attempt: Callable[[], Gradient], then: str) -> Gradient:
+        """attempt(), repeated with half the micro-batch while any rank runs out of memory in it."""
+        random_state = torch_random_state(self.ranks.device)
+        while num_short := int((gradient := attempt()).counts[OUT_OF_MEMORY]):
+            self._halve(num_short, then)
+            set_torch_random_state(random_state, self.ranks.device)
+        return gradient
+
+    def probe(self, loss_function: LossFunction, size: int) -> None:
+        """Lower the micro-batch, on all ranks, until a pass of it fits; see `Run.probe`."""
+        if self.ranks.device.type in PROBED and self.counters.step == 0:
+            self._probe(loss_function, size)
+
+    def _probe(self, loss_function: LossFunction, size: int) -> None:
+        before, doing = self.counters.micro_batch, "looking for a micro-batch that fits"
+        with torch.random.fork_rng([self.ranks.device] if self.ranks.device.type == "cuda" else []):
+            self._repeat_until_it_fits(
+                lambda: self._sum_gradient(loss_function, min(size, self.counters.micro_batch), doing),
+                "before the first step; every rank tries",
+            )
+        if self.counters.micro_batch != before:
+            self.notify(f"micro-batch {self.counters.micro_batch} fits (asked: {before})")
+
+    def _status_of(self, error: Exception) -> tuple[int, str | None]:
+        """(count that is set for all ranks, cause) of a failed pass. Raises if ranks cannot agree."""
+        is_memory = is_out_of_memory(error)
+        if not self.strategy.is_agreed:
+            if is_memory:
+                raise self._memory_error(self.strategy.why_alone) from error
+            raise error
+        return (OUT_OF_MEMORY, None) if is_memory else (FATAL, self.ranks.record(error))
 
     def _halve(self, num_ranks: int, then: str) -> None:
-        """All ranks: half the micro-batch after an agreed shortage of memory."""
+        """Halve the micro-batch on all ranks. Raises StageError if it is one row already."""
         if self.ranks.device.type == "cuda":
             torch.cuda.empty_cache()
         where = f"on {num_ranks} of {self.ranks.world} ranks"
-        if self.standing.micro_batch == 1:
-            raise self._want_of_memory(where, is_agreed=True)
-        self.standing.micro_batch = max(1, self.standing.micro_batch // 2)
-        self.say(f"WARNING: out of memory {where} {then} a micro-batch of {self.standing.micro_batch}")
+        if self.counters.micro_batch == 1:
+            raise self._memory_error(where, is_agreed=True)
+        self.counters.micro_batch = max(1, self.counters.micro_batch // 2)
+        self.notify(f"WARNING: out of memory {where} {then} a micro-batch of {self.counters.micro_batch}")
 
-    def _want_of_memory(self, where: str, is_agreed: bool = False) -> StageError:
-        """The end of all ranks; the next start takes half the micro-batch, where there is half a one."""
-        now = self.standing.micro_batch
+    def _memory_error(self, where: str, is_agreed: bool = False) -> StageError:
+        """The error that ends all ranks. The next start takes half the micro-batch, if it is above one."""
+        now = self.counters.micro_batch
         cause = f"out of memory with a micro-batch of {now} {where}"
         if now == 1:
             advice = f"Make {self.ranks.folder.stage}.model smaller, or use a device with more memory."
@@ -275,39 +257,33 @@ class Updates:
         advice = "The same command continues from the last checkpoint with half the micro-batch."
         return StageError(cause, "memory", advice, is_agreed)
 
-    def _count(self, is_finite: bool, loss: float) -> None:
-        standing = self.standing
-        standing.num_skipped_in_row = in_row = 0 if is_finite else standing.num_skipped_in_row + 1
-        if is_finite:
-            return
-        standing.num_skipped += 1
-        self.say(
-            f"WARNING: step {standing.step} skipped: loss {loss} or its gradient is not finite "
+    def _skip(self, loss: float) -> None:
+        """Count a non-finite update. Raises StageError after max_skips in a row."""
+        counters = self.counters
+        counters.num_skipped += 1
+        counters.num_skipped_in_row += 1
+        in_row = counters.num_skipped_in_row
+        self.notify(
+            f"WARNING: step {counters.step} skipped: loss {loss} or its gradient is not finite "
             f"({in_row} in a row)"
         )
         if in_row > self.train.max_skips:
-            section = self.ranks.folder.stage
-            saved = (
-                "start (no checkpoint was written yet)"
-                if self.saved is None
-                else f"checkpoint of step {self.saved}"
-            )
+            saved = "start (no checkpoint was written yet)"
+            saved = saved if self.saved is None else f"checkpoint of step {self.saved}"
             raise StageError(
                 f"{in_row} updates in a row were not finite, none was applied",
                 "non_finite",
-                f"The same command continues from the {saved} at the same rates. Look at the "
-                f"data with make doctor. Lower {section}.optim.muon_lr and adamw_lr in a run of "
-                f"another name (RUN= of make): this one is refused with other rates.",
+                NON_FINITE.format(saved=saved, section=self.ranks.folder.stage),
             )
 
     # ---------------------------------------------------------------- state
 
     def exported(self) -> dict[str, Tensor]:
-        """The averaged weights that were kept (`Run.keep_best`), else the last ones."""
+        """The averaged weights kept by `Run.keep_best`, else the last ones."""
         return self.best_weights if self.best_weights is not None else self.ema.averages
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What a checkpoint holds of a run: (equal on all ranks, of this one)."""
+        """The state for a checkpoint: (equal on all ranks, of this rank)."""
         shared, own = self.strategy.split(
             {
                 "model": self.model.state_dict(),
@@ -316,30 +292,42 @@ class Updates:
                 "best_weights": self.best_weights,
             }
         )
-        return shared | {"is_sharded": self.strategy.is_sharded, **asdict(self.standing)}, own
+        return shared | {"is_sharded": self.strategy.is_sharded, **asdict(self.counters)}, own
 
     def load(
-        self, shared: dict[str, Any], own: dict[str, Any] | None, of_all: Callable[[], list[dict]]
+        self, shared: dict[str, Any], own: dict[str, Any] | None, read_all: Callable[[], list[dict]]
     ) -> None:
-        """Take over what `state` gave; own: None if another number of ranks wrote it; of_all(): that of every
-        rank.
+        """Load what `state` returned. own: None if another number of ranks wrote it; read_all(): the own
+        state of every rank.
 
         Raises ValueError, RuntimeError or KeyError if it belongs to another model.
         """
-        mine = (self.ranks.rank, self.ranks.world) if self.strategy.is_sharded else None
-        state = strategies.joined(shared, own, of_all, strategies.shapes_of(self.model, self.optimizer), mine)
-        own_model = self.model.state_dict()
+        place = (self.ranks.rank, self.ranks.world) if self.strategy.is_sharded else None
+        shapes = sharding.shapes_of(self.model, self.optimizer)
+        state = sharding.local_state(shared, own, read_all, shapes, place)
+        current = self.model.state_dict()
         self.model.load_state_dict(
-            {name: strategies.like(own_model[name], tensor) for name, tensor in state["model"].items()}
+            {name: sharding.as_sharded(current[name], tensor) for name, tensor in state["model"].items()}
         )
         self.optimizer.load_state_dict(state["optimizer"])
         self.ema.load_state_dict(state["ema"])
         self.best_weights = state["best_weights"]
         if self.best_weights is not None:
             require_alike(self.best_weights, self.ema.averages, "average")
-        saved = {name: shared.get(name, value) for name, value in vars(self.standing).items()}
+        saved = {name: shared.get(name, value) for name, value in vars(self.counters).items()}
         asked, micro_batch = saved.pop("micro_batch_asked"), saved.pop("micro_batch")
-        vars(self.standing).update(saved)
-        if asked == self.train.micro_batch:  # else the user asked for another since
-            self.standing.micro_batch = min(micro_batch, self.standing.micro_batch)
-        self.saved = self.ranks.guard.step = self.standing.step
+        vars(self.counters).update(saved)
+        if asked == self.train.micro_batch:  # else the user has changed the setting
+            self.counters.micro_batch = min(micro_batch, self.counters.micro_batch)
+        self.saved = self.ranks.guard.step = self.counters.step
+
+
+NO_TASK = (
+    "an update of a model of several tasks was told none; expected the task that its loss is of, for "
+    "gradients of tasks share a place. Call it with only=TASK."
+)
+NON_FINITE = (
+    "The same command continues from the {saved} at the same rates. Look at the data with make doctor. Lower "
+    "{section}.optim.muon_lr and adamw_lr in a run of another name (RUN= of make): this one is refused with "
+    "other rates."
+)

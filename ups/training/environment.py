@@ -1,0 +1,125 @@
+"""What a start depends on: whether the launch fits the settings, and what must be the same on all ranks."""
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from ups import __version__
+from ups.config import ROOT, TrainConfig
+from ups.training.identity import dotted
+
+
+def asks_for_cpu() -> bool:
+    """Whether the launch asks for the CPU: ACCELERATE_USE_CPU is set, or all GPUs are hidden (cpu2.yaml)."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    is_hidden = visible is not None and not visible.replace("-1", "").strip(", ")
+    return is_hidden or os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("1", "true", "yes")
+
+
+def check_launch(train: TrainConfig, stage: str, world: int) -> None:
+    """Raise ValueError if `world` processes, as launched, cannot train with these settings."""
+    names, expected = os.environ.keys(), os.environ.get("UPS_EXPECT_WORLD", world)
+    is_for_several = {"ACCELERATE_MIXED_PRECISION", "MASTER_PORT"} <= names
+    for is_wrong, message in (
+        (int(expected) != world, OTHER_WORLD),
+        (is_for_several and not names & {"UPS_EXPECT_WORLD", "WORLD_SIZE"}, ONE_OF_SEVERAL),
+        (train.precision not in ("no", "bf16"), UNKNOWN_PRECISION),
+        (world > 1 and not torch.cuda.is_available() and not asks_for_cpu(), NO_GPU),
+        (train.batch_size < world, SMALL_BATCH),
+    ):
+        if is_wrong:
+            raise ValueError(message.format(expected=expected, world=world, stage=stage, train=train))
+
+
+OTHER_WORLD = (
+    "{expected} processes were asked for (UPS_EXPECT_WORLD), but this launch has {world}; expected as many. "
+    "Use accelerate launch --config_file with a file from accelerate_configs/."
+)
+ONE_OF_SEVERAL = (
+    "accelerate was asked for several processes and started one (it does so for --cpu --num_processes and "
+    "for MULTI_CPU); expected WORLD_SIZE to be set. Use --config_file accelerate_configs/cpu2.yaml."
+)
+UNKNOWN_PRECISION = (
+    "{stage}.train.precision is {train.precision!r}; expected 'no' or 'bf16' (Accelerate ignores fp16 on a "
+    "CPU without a word). Change it."
+)
+NO_GPU = (
+    "{world} processes were started for GPUs, but this machine shows none; each would believe it is alone. "
+    "Use --config_file accelerate_configs/cpu2.yaml, or export ACCELERATE_USE_CPU=true."
+)
+SMALL_BATCH = (
+    "{stage}.train.batch_size is {train.batch_size}, the global batch; expected at least one row for each of "
+    "the {world} processes. Raise it or use fewer processes."
+)
+
+
+def shared_facts(config: dict[str, Any], parents: dict[str, str], stage: str) -> dict[str, Any]:
+    """Name -> value of everything that must be the same on all ranks: a difference would make them hang or
+    compute wrong results.
+    """
+    files = sorted((*ROOT.glob("*.py"), *(ROOT / "ups").rglob("*.py")))
+    source = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+    return {
+        **dict(dotted(config, "")),
+        **{f"the parent {name}": value for name, value in parents.items()},
+        "the stage": stage,
+        "the version of ups": __version__,
+        "the source of ups (SHA-256)": source[:12],
+        "the version of torch": torch.__version__,
+        "the version of Python": platform.python_version(),
+    }
+
+
+def require_equal_facts(facts: list[dict[str, Any]]) -> None:
+    """Raise ValueError naming the keys, and which ranks have which value, if the ranks' facts differ."""
+    if different := differences(facts):
+        raise ValueError(
+            f"the ranks do not agree: {'; '.join(different[:5])}; expected the same configuration, parents "
+            f"and versions on all. Start every process with the same command, files and environment."
+        )
+
+
+def differences(facts: list[dict[str, Any]]) -> list[str]:
+    """One line for each key whose value is not the same on all ranks, with the ranks of each value."""
+    found = []
+    for key in sorted(set().union(*facts)):
+        values = [f"{of_rank.get(key, 'absent')!r:.60}" for of_rank in facts]
+        ranks = {value: [str(r) for r, other in enumerate(values) if other == value] for value in values}
+        if len(ranks) > 1:
+            parts = (f"{value} on rank {', '.join(of)}" for value, of in ranks.items())
+            found.append(f"{key} is {', '.join(parts)}")
+    return found
+
+
+def describe_environment(world: int, device: torch.device) -> dict[str, Any]:
+    """Versions, hardware, git revision and command line of this start."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(ROOT), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else "unknown"
+
+    gpus = range(torch.cuda.device_count() if device.type == "cuda" else 0)
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": sys.argv,
+        "world": world,
+        "device": str(device),
+        "gpus": [torch.cuda.get_device_name(index) for index in gpus],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "accelerate": version("accelerate"),
+        "numpy": version("numpy"),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "git_revision": git("rev-parse", "HEAD"),
+        "git_is_dirty": git("status", "--porcelain") not in ("", "unknown"),
+    }
