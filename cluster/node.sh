@@ -24,7 +24,7 @@ settings=(CONFIG="$CONFIG" RUN="$RUN" RUNS="$RUNS" ARGS="$ARGS" STAGES="$STAGES"
 mkdir -p "$RUNS/$RUN"
 ready=$RUNS/$RUN/.prepared here=$(hostname)
 refuse() { # what is wrong, what was expected
-  echo "node.sh: $1; expected $2. Mend that, then start all machines again." >&2
+  echo "node.sh: $1; expected $2. Fix that, then start all machines again." >&2
   exit 1
 }
 host() { # of a machine, once it wrote that it is there

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from ups.commands.interpreter import what_lacks
-from ups.config import Config, load_config, read_yaml, to_dict
+from ups.config import STAGES, Config, load_config, read_yaml, to_dict
 from ups.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,7 +30,7 @@ CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 TARGETS = set(re.search(r"^\.PHONY: ((?:.*\\\n)*.*)", MAKEFILE, re.M)[1].replace("\\\n", " ").split())
 SCRIPT_LINES, MODULE_LINES, WIDTH = 220, 570, 110
-STAGES = [name for name in SCRIPTS if name != "predict.py"]  # what takes a configuration
+CONFIGURED = [name for name in SCRIPTS if name != "predict.py"]  # scripts with a configuration
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
 
@@ -253,6 +253,13 @@ def test_every_target_names_files_that_exist(target, tmp_path):
         assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
 
 
+def test_every_stage_has_a_section_a_script_and_a_target_after_its_parents():
+    sections = {field.name for field in dataclasses.fields(Config)}
+    for name, stage in STAGES.items():
+        assert name in sections and (ROOT / f"train_{name}.py").is_file()
+        assert re.search(rf"^{name}: (\w+)", MAKEFILE, re.M)[1] == ("cache", *stage.parents)[-1]
+
+
 @needs_make
 def test_topologies_say_how_many_processes_are_expected_and_share_out_the_cores(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -329,7 +336,9 @@ def test_an_interpreter_that_lacks_packages_is_refused_with_what_to_run(tmp_path
         "it lacks torch, accelerate, " in result.stderr
         and "-m pip install -r requirements-dev.txt, or leave" in result.stderr
     )
-    assert f"there is no PYTHON={tmp_path}/no; leave it out" in make("data", f"PYTHON={tmp_path}/no").stderr
+    assert (
+        f"there is no PYTHON={tmp_path}/no; without PYTHON=" in make("data", f"PYTHON={tmp_path}/no").stderr
+    )
     assert what_lacks() == ""
     bare = tmp_path / "requirements.txt"
     bare.write_text("torch==2.13.0\nno-such-thing==1.0\n")
@@ -401,14 +410,14 @@ def end_of(monkeypatch, capsys):
     return run
 
 
-@pytest.mark.parametrize("script", STAGES)
+@pytest.mark.parametrize("script", CONFIGURED)
 def test_a_dry_run_of_every_script_ends_well_and_writes_nothing(script, tiny, end_of):
     printed, failure = end_of(script, "run.seed=1", "--config", str(tiny), "--dry-run", "data.seed=2")
     assert printed and not failure
     assert [path.name for path in tiny.parent.iterdir()] == ["tiny.yaml"]
 
 
-@pytest.mark.parametrize("script", STAGES)
+@pytest.mark.parametrize("script", CONFIGURED)
 def test_a_misspelt_key_ends_every_script_with_one_line_that_helps(script, tmp_path, end_of):
     printed, failure = end_of(script, "--config", "configs/smoke.yaml", "run.sede=1", f"run.root={tmp_path}")
     assert "did you mean 'seed'?" in failure and "Traceback" not in printed + failure
