@@ -24,7 +24,7 @@ LAYERS = [
 TOP = len(LAYERS) - 1
 # packages that may import less than their layer allows
 NARROW = {"metrics": LAYERS[0], "training": LAYERS[0] | {"config"}}
-OF_TRAINING = {"checkpoint", "optim", "fit", "fitted", "folder", "stage"}
+OF_TRAINING = {"checkpoint", "optim", "fit", "fitted", "finished", "folder", "stage"}
 FROM_TRAINING = dict.fromkeys(("models", "generative"), OF_TRAINING)  # never Run
 
 
