@@ -60,7 +60,7 @@ def number(value: float | None, is_ratio: bool = False) -> str:
         return MISSING
     if not math.isfinite(value):
         return "diverged"
-    return f"{value:.2g}" if is_ratio or 1e-2 <= value < 1e3 else f"{value:.1e}"
+    return f"{value:.2g}" if is_ratio or 1e-2 <= value < 1e3 else f"{value:.1e}".replace("e-0", "e-")
 
 
 def error(record: dict[str, Any], column: str, key: str = "error") -> float | None:
@@ -147,7 +147,6 @@ def equal_time_table(found: dict[str, dict[str, Any]]) -> str:
             number(ratio(record, "ours_generic", others), True),
             number(ratio(record, "ours", others), True),
             " ".join(map(str, sorted(rows(record, "ours")))) or MISSING,
-            record["processor"],
         )
 
     return table(
@@ -161,7 +160,6 @@ def equal_time_table(found: dict[str, dict[str, Any]]) -> str:
             "generic / best",
             "UPS / best",
             "seeds",
-            "processor",
         ),
         map(line, found.values()),
     )
