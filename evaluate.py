@@ -33,7 +33,7 @@ from ups.generative import judge
 from ups.generative.corrector import load_corrector
 from ups.generative.residuals import SteadyResiduals, TransientResiduals
 from ups.models.operator import load_operator
-from ups.report import model_card, report
+from ups.report import model_card, report, sections
 from ups.training.environment import describe_environment
 from ups.training.finished import DONE, stage_config
 
@@ -79,7 +79,7 @@ def main() -> int:
         )
 
     # ---- ensembles
-    ensembles, priors, sections = {}, {}, {}
+    ensembles, priors, extra = {}, {}, {}
     if "diffusion" in stages:
         networks = [name for name in stages if name in TRANSIENT]
         samplers = ensemble.load_samplers(config.run_dir, networks, device, operator)
@@ -89,16 +89,15 @@ def main() -> int:
                 ensemble.Ensembles(residuals, truths[name], samplers, seed), settings
             )
             ensembles[name]["words"].append(judge.in_words(config.run_dir, name))
-            sections[f"{name}: ensembles"] = report.ensemble_section(ensembles[name], shown, name)
+            extra[f"{name}: ensembles"] = sections.ensemble_section(ensembles[name], shown, name)
             print(*ensembles[name]["words"], sep="\n", flush=True)
     if "steady" in stages:
         prior = load_corrector(config.run_dir / "steady", device, operator)
         for name in config.asked["steady"]:
             residuals = SteadyResiduals(operator, truths[name].cache, prior.heads[name].guess)
             priors[name], shown = steady.assess_steady(residuals, prior, truths[name], settings, seed)
-            sections[f"{name}: prior of partly observed coefficients"] = report.steady_section(
-                priors[name], shown, name
-            )
+            title = f"{name}: prior of partly observed coefficients"
+            extra[title] = sections.steady_section(priors[name], shown, name)
     print(
         "stages beyond the operator: "
         f"{', '.join(stages) or 'none is there, so the report is on the operator alone'}"
@@ -135,15 +134,15 @@ def main() -> int:
             **{key: asked["operator"]["optim"][key] for key in ("muon_lr", "adamw_lr")},
         },
     }
-    results |= {"gates": gates.check_gates(results, settings), "verdicts": gates.check_verdicts(results)}
+    results |= {"gates": gates.check_gates(results, settings), "usability": gates.check_usability(results)}
     with explained(directory, REPORT_BYTES, "run.root"):
         report.write_results(results, directory / "results.json")
-        report.write_report(results, samples, history, directory / "report.html", sections)
+        report.write_report(results, samples, history, directory / "report.html", extra)
         if settings.split == "test" and not settings.weights:
             model_card.write_cards(config.run_dir, results, Forecaster(operator).tasks, directory / "figures")
 
     # ---- finish
-    print(*[f"{name}: {verdict['words']}" for name, verdict in results["verdicts"].items()], sep="\n")
+    print(*[f"{name}: {verdict['words']}" for name, verdict in results["usability"].items()], sep="\n")
     failed = [gate for gate in results["gates"] if not gate["passed"]]
     for gate in failed:
         print(f"GATE FAILED {gate['name']}: {gate['reason']}", file=sys.stderr)

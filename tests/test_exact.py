@@ -16,7 +16,7 @@ from ups.config import load_config
 from ups.data.build_cache import open_sources
 from ups.evaluation import transient
 from ups.evaluation.ensemble import one_step
-from ups.evaluation.gates import check_verdicts, ensemble_gates
+from ups.evaluation.gates import check_usability, ensemble_gates
 from ups.evaluation.reference_ensembles import CHEAP_ROLLOUTS, Errors, draw_exactly, mean_exactly, rivals_of
 from ups.evaluation.truth import open_truth
 from ups.generative.residuals import TransientResiduals
@@ -176,15 +176,15 @@ def test_a_forecast_as_good_as_the_best_mean_is_usable_however_large_the_error_t
         "num_initial_conditions": 9,
     }
     name, entry = judged
-    assert not check_verdicts({"tasks": {name: task}})[name]["usable"]
-    poor = check_verdicts({"tasks": {name: task}, "ensembles": {name: entry}})[name]
+    assert not check_usability({"tasks": {name: task}})[name]["usable"]
+    poor = check_usability({"tasks": {name: task}, "ensembles": {name: entry}})[name]
     assert (
         not poor["usable"] and "times that of the best mean there can be" in poor["words"]
     )  # the operator is half too large
     best = {
         "comparisons": {"operator / bayes_mean": {"nrmse_mean": {"value": 1.02, "low": 1.0, "high": 1.04}}}
     }
-    assert check_verdicts({"tasks": {name: task}, "ensembles": {name: best}})[name]["usable"]
+    assert check_usability({"tasks": {name: task}, "ensembles": {name: best}})[name]["usable"]
 
 
 # ---------------------------------------------------------------- from caches

@@ -14,7 +14,7 @@ import torch
 from test_report import example, task_entry, waves
 
 from ups.config import load_config
-from ups.evaluation.gates import check_gates, check_verdicts, gate, point
+from ups.evaluation.gates import check_gates, check_usability, gate, point
 from ups.evaluation.steady import pool, pool_checks, pool_spread
 from ups.metrics import ensembles as probabilistic
 from ups.metrics.intervals import bootstrap, halves
@@ -303,9 +303,9 @@ def test_a_prediction_that_is_not_finite_fails_every_gate_it_touches():
     assert [row["passed"] for row in gates] == [
         False
     ] * 5  # finite twice, against persistence and base, the limit
-    results |= {"gates": gates, "verdicts": check_verdicts(results)}
-    assert not results["verdicts"]["advection1d"]["usable"]
-    assert "not finite" in summary.verdict(results) and "5 of 5 gates fail" in summary.verdict(results)
+    results |= {"gates": gates, "usability": check_usability(results)}
+    assert not results["usability"]["advection1d"]["usable"]
+    assert "not finite" in summary.paragraph(results) and "5 of 5 gates fail" in summary.paragraph(results)
     report.check_results(results)
 
 
@@ -370,14 +370,14 @@ def test_the_verdict_says_in_words_when_a_model_is_not_usable(error, ratio, usab
             "operator / base": {"nrmse": point(1.07)},
         },
     }
-    verdict = check_verdicts({"tasks": {"own": task}})["own"]
+    verdict = check_usability({"tasks": {"own": task}})["own"]
     assert (
         verdict["usable"] is usable
         and words in verdict["words"]
         and "makes it worse than its base alone" in verdict["words"]
     )
     row["correlation_time"] = point(0.4)
-    verdict = check_verdicts({"tasks": {"own": task}})["own"]
+    verdict = check_usability({"tasks": {"own": task}})["own"]
     assert not verdict["usable"] and (None in error or "for 0.4 of 1 time units only" in verdict["words"])
 
 

@@ -167,7 +167,7 @@ def test_land_is_the_same_however_it_is_written_and_no_forecast_is_there(tmp_pat
         "tasks": {"ks": entry},
         "gates": [],
         "training": {},
-        "verdicts": {},
+        "usability": {},
     }
     write_results(results, tmp_path / "results.json")
     write_report(results, {"ks": samples}, [], tmp_path / "report.html", {})

@@ -13,7 +13,7 @@ from ups.config import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.evaluation.forecast import assess_forecasts
-from ups.evaluation.gates import check_verdicts
+from ups.evaluation.gates import check_usability
 from ups.evaluation.truth import open_truth
 from ups.forecaster import Forecaster
 from ups.models.base_selection import fit_base, stratified_rows
@@ -60,7 +60,7 @@ def test_a_large_mean_costs_no_accuracy_and_errors_are_relative_to_the_variation
         assert error == pytest.approx(expected, rel=0.05, abs=1e-6), model
     assert entry["models"]["persistence"]["nrmse"]["value"] > 0.1
     assert cache.floor["test"]["state"]["nrmse"] < 1e-6
-    verdict = check_verdicts({"tasks": {"ks": entry}})["ks"]["words"]
+    verdict = check_usability({"tasks": {"ks": entry}})["ks"]["words"]
     assert verdict.startswith("Usable: its relative error is ") and "of the RMS of u - 101325" in verdict
     assert sample["fields"] == ["u - 101325"] and np.abs(sample["u_ref"]).max() < 2 * SIZE  # of figures
     assert facts["validation_nrmse"]["persistence"] == pytest.approx(

@@ -26,7 +26,7 @@ from ups.data.cache import open_cache
 from ups.data.doctor import examine
 from ups.data.sources import open_sources, open_user, split_of, table_of
 from ups.evaluation.forecast import assess_forecasts
-from ups.evaluation.gates import check_verdicts
+from ups.evaluation.gates import check_usability
 from ups.evaluation.truth import open_truth
 from ups.forecast_xarray import label, unlabel
 from ups.forecaster import Forecaster
@@ -1353,7 +1353,7 @@ def test_from_a_file_to_a_report_and_a_forecast_in_small(tmp_path, data):
         "gates": [],
         "training": {},
     }
-    results["verdicts"] = check_verdicts(results)
+    results["usability"] = check_usability(results)
     write_results(results, tmp_path / "results.json")
     write_report(results, {"ks": samples}, [], tmp_path / "report.html", {})
     text = (tmp_path / "report.html").read_text(encoding="utf-8")

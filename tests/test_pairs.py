@@ -15,7 +15,7 @@ import yaml
 from test_report import CONTEXT, GATES, task_entry, waves
 from test_report_ensemble import make_steady, steady_section
 
-from ups.evaluation.gates import check_gates, check_verdicts
+from ups.evaluation.gates import check_gates, check_usability
 from ups.report import report
 from ups.report.figures import sample_figure
 from ups.report.figures_ensemble import steady_cases
@@ -151,7 +151,7 @@ def test_a_rollout_of_one_frame_has_a_page_without_a_player(tmp_path):
         "ensembles": {},
         "steady": {},
     }
-    results |= {"gates": check_gates(results, GATES), "verdicts": check_verdicts(results)}
+    results |= {"gates": check_gates(results, GATES), "usability": check_usability(results)}
     report.write_report(
         results, {"pairs": samples}, [{"step": 1, "train/loss": 1.0}], tmp_path / "report.html", {}
     )

@@ -3,7 +3,6 @@
 import base64
 import copy
 import functools
-import html
 import io
 import json
 import math
@@ -17,15 +16,16 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
+from markupsafe import escape
 from PIL import Image
 
 from ups.common.files import file_hash, write_sealed
 from ups.common.formatting import number
-from ups.evaluation.gates import PAIR, check_gates, check_verdicts, network_share
+from ups.evaluation.gates import PAIR, check_gates, check_usability, network_gain
 from ups.metrics import errors as metrics
 from ups.metrics.intervals import compare
-from ups.report import animations, figures, leaderboard, report
-from ups.report.summary import overview, verdict
+from ups.report import animations, drawing, figures, leaderboard, report, sections
+from ups.report.summary import overview, paragraph
 from ups.tasks import get_task
 
 CONTEXT = 4
@@ -164,7 +164,7 @@ def make_example(n=4, size=1):
             u_pred, u_ref, times, context, fields, boundary, name != "cfd3d"
         )
     results |= {"stages": {"operator": list(results["tasks"])}, "ensembles": {}, "steady": {}}
-    results |= {"gates": check_gates(results, GATES), "verdicts": check_verdicts(results)}
+    results |= {"gates": check_gates(results, GATES), "usability": check_usability(results)}
     history = []
     for step in range(50, 4001, 50):
         loss = 0.9 * math.exp(-step / 900) + 0.02 + 0.01 * math.sin(step)
@@ -252,7 +252,7 @@ def test_page_shows_the_numbers_of_results(made):
             assert number(model["nrmse"]["value"]) in words, name
     for gate in results["gates"]:
         assert gate["reason"] in words
-    assert verdict(results) in words and "added by a later stage" in words and "UPS operator" in words
+    assert paragraph(results) in words and "added by a later stage" in words and "UPS operator" in words
 
 
 def test_figures_are_written_as_readable_png_files(made):
@@ -324,7 +324,7 @@ def test_a_broken_prediction_still_gets_its_report(tmp_path):
     entry, samples = task_entry(u_pred, u_ref, times, context, ["u", "v"], "periodic", False)
     assert figures.field_errors(samples[0])[0] == np.inf and np.isnan(figures.field_errors(samples[0])[1])
     results |= {"tasks": {"advection1d": entry}, "stages": {"operator": ["advection1d"]}}
-    results |= {"gates": check_gates(results, GATES), "verdicts": check_verdicts(results)}
+    results |= {"gates": check_gates(results, GATES), "usability": check_usability(results)}
     report.write_report(results, {"advection1d": samples[:1]}, [], tmp_path / "report.html", {})
     words = " ".join(Page((tmp_path / "report.html").read_text(encoding="utf-8")).words)
     failed, count = sum(not gate["passed"] for gate in results["gates"]), len(results["gates"])
@@ -338,7 +338,7 @@ def interval(value, low=None, high=None):
 
 def test_verdict_says_which_model_is_better():
     results, _, _ = example()
-    text = verdict(results)
+    text = paragraph(results)
     assert re.search(r"Of its base's error the network takes off .* % on advection1d", text)
     assert f"1 of {len(results['gates'])} gates fail: nrmse/diff_react2d." in text
     assert "No FNO or U-Net was trained on cfd3d (make bench)." in text
@@ -347,7 +347,7 @@ def test_verdict_says_which_model_is_better():
         interval(9.0, 8.1, 9.9),
         interval(0.01, 0.009, 0.011),
     )
-    text = verdict(results)
+    text = paragraph(results)
     assert re.search(r"Beside the better of FNO and U-Net its error is .*higher on advection1d \(FNO\)", text)
     assert "The largest error is on advection1d: nRMSE 9.00 (8.10 to 9.90)" in text
 
@@ -382,12 +382,12 @@ def test_the_networks_share_is_judged_on_paired_trajectories(ratio, kind, words,
     task = results["tasks"]["advection1d"]
     results["tasks"] = {"advection1d": task}
     task["comparisons"][PAIR]["nrmse"] = ratio
-    assert network_share(task)[0] == kind and words in verdict(results)
-    assert cell in overview(results) and "times lower" not in verdict(results)
-    assert network_share({**task, "num_initial_conditions": 1}) == ("unknown", [])  # whose interval is none
+    assert network_gain(task)[0] == kind and words in paragraph(results)
+    assert cell in overview(results) and "times lower" not in paragraph(results)
+    assert network_gain({**task, "num_initial_conditions": 1}) == ("unknown", [])  # whose interval is none
     task["network_is_used"] = False
-    assert network_share(task) == ("off", [])
-    assert "The network is not used on advection1d." in verdict(results)  # older weights do not record why
+    assert network_gain(task) == ("off", [])
+    assert "The network is not used on advection1d." in paragraph(results)  # older weights do not record why
 
 
 def test_a_conserved_mean_that_the_network_loses_is_named():
@@ -401,11 +401,11 @@ def test_a_conserved_mean_that_the_network_loses_is_named():
         "On advection1d the equation keeps the mean of u; the operator moves it by 0.0270 of its RMS, "
         "the data by 2.10×10⁻⁷."
     )
-    assert words in verdict(results) and "<i>conserved: u, to 0.0270</i>" in overview(results)
+    assert words in paragraph(results) and "<i>conserved: u, to 0.0270</i>" in overview(results)
     task["models"]["operator"]["drift"] = interval(3e-7)
-    assert words not in verdict(results)
+    assert words not in paragraph(results)
     del task["models"]["operator"]["drift"]  # of an equation that keeps nothing
-    assert words not in verdict(results) and "conserved:" not in overview(results)
+    assert words not in paragraph(results) and "conserved:" not in overview(results)
 
 
 def columns(text):
@@ -413,8 +413,8 @@ def columns(text):
     table = re.search(r"<table>(.*?)</table>", text, re.S)[1]
     head = re.findall(r"<th scope=col>(.*?)</th>", table)
     rows = [
-        [re.sub(r"<[^>]+>", " ", cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)]
-        for row in re.findall(r"<tr>(.*?)</tr>", table)[1:]
+        [re.sub(r"<[^>]+>", " ", cell) for cell in re.findall(r"(?s)<t[hd][^>]*>(.*?)</t[hd]>", row)]
+        for row in re.findall(r"(?s)<tr>(.*?)</tr>", table)[1:]
     ]
     return head, {row[0].strip(): dict(zip(head, row, strict=True)) for row in rows}
 
@@ -452,7 +452,7 @@ def test_the_page_says_whether_a_model_is_usable_then_shows_it_and_folds_gates_t
     places = [
         text.index(part)
         for part in (
-            f"{html.escape(results['verdicts']['advection1d']['words'])}</li>",
+            escape(results["usability"]["advection1d"]["words"]) + "</li>",
             "<table>",
             '<section id="cfd3d">',
             "added by a later stage",
@@ -466,7 +466,7 @@ def test_the_page_says_whether_a_model_is_usable_then_shows_it_and_folds_gates_t
     )
     results = copy.deepcopy(results)
     results["gates"], results["tasks"] = [gate for gate in results["gates"] if gate["passed"]], {}
-    results["verdicts"]["cfd3d"] = {"usable": False, "words": "Not usable: as an example."}
+    results["usability"]["cfd3d"] = {"usable": False, "words": "Not usable: as an example."}
     report.write_report(results, {}, [], tmp_path / "report.html", {})
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert (
@@ -513,7 +513,7 @@ def test_axes_are_lead_time_and_the_tasks_own_space(made):
     assert np.array_equal(image, plane["u_ref"][0, 0]) and f"lead {plane['times'][0]:.3g}" in labels(figure)
     line = labels(figures.sample_figure(samples["advection1d"][0], 0))
     task = results["tasks"]["advection1d"]
-    growth = labels(figures.by_lead(task["models"], task["times"], report.GROWTH, task["models"]))
+    growth = labels(figures.by_lead(task["models"], task["times"], sections.GROWTH, task["models"]))
     assert "lead time" in line & growth and not any(
         text.startswith(("t =", "time")) for text in line | growth
     )
@@ -564,7 +564,7 @@ def test_lines_that_share_a_figure_are_told_apart_without_green_and_without_colo
         ],
     ]
     for names in together:
-        looks = {name: figures.line(name, 30) for name in names}
+        looks = {name: drawing.line(name, 30) for name in names}
         drawn = [(str(look["linestyle"]), look["marker"]) for look in looks.values()]
         assert len(set(drawn)) == len(drawn), drawn
     for one, other in (
@@ -575,7 +575,7 @@ def test_lines_that_share_a_figure_are_told_apart_without_green_and_without_colo
         ("base", "persistence"),
         ("operator", "truth"),
     ):
-        apart = np.linalg.norm(deuteranope(figures.color(one)) - deuteranope(figures.color(other)))
+        apart = np.linalg.norm(deuteranope(drawing.color(one)) - deuteranope(drawing.color(other)))
         assert apart > 25, (one, other, apart)
 
 

@@ -22,7 +22,7 @@ from ups.models.loss import pooled
 from ups.models.operator import load_operator
 from ups.models.selection import error_ratios, is_better, is_lost, lost_by_each, scores_of, select
 from ups.report import model_card
-from ups.report.summary import verdict
+from ups.report.summary import paragraph
 
 ALONE = torch.arange(64)
 MEAN = [0.4, 0.7, 0.9] + [1.0] * 7  # a base that falls to the mean
@@ -320,7 +320,7 @@ def test_the_sentence_about_the_selection_agrees_with_the_numbers_in_it():
             assert f"at {record['num_leads_compared']} of {record['num_leads']} leads" in words
         # the report and the verdict say the same
         task = a_task(record)
-        text = verdict({"tasks": {"a": task}, "gates": [], "protocol": {}})
+        text = paragraph({"tasks": {"a": task}, "gates": [], "protocol": {}})
         judged = gates.judge_task(task, {})["words"]
         if kind != "network":
             assert words in judged and numbers_in_words(record) in text
@@ -357,7 +357,7 @@ def test_weights_without_a_record_load_and_no_reason_is_invented():
     assert (
         "these weights" not in judged and "no record of the validation" in judged and "better" not in judged
     )
-    assert "The network is not used on a." in verdict({"tasks": {"a": task}, "gates": [], "protocol": {}})
+    assert "The network is not used on a." in paragraph({"tasks": {"a": task}, "gates": [], "protocol": {}})
 
 
 def test_the_numbers_that_decided_stay_with_the_weights_and_do_not_hinder_a_warm_start():
@@ -374,5 +374,5 @@ def test_the_numbers_that_decided_stay_with_the_weights_and_do_not_hinder_a_warm
 
 def test_the_model_card_states_the_selection_of_each_task():
     record = select({1.0: squares_of([0.3], [0.5])}, ALONE, 0)
-    lines = model_card._forecasts("operator", {"tasks": {"a": {**a_task(record), "num_frames_predicted": 1}}})
-    assert f"- a: {in_words(record)}" in lines
+    scores = model_card._forecasts({"tasks": {"a": {**a_task(record), "num_frames_predicted": 1}}})
+    assert f"a: {in_words(record)}" in scores["notes"]

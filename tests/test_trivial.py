@@ -17,7 +17,7 @@ from ups.config import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.evaluation.forecast import assess_forecasts
-from ups.evaluation.gates import check_verdicts, operator_gates
+from ups.evaluation.gates import check_usability, operator_gates
 from ups.evaluation.trivial import Trivial
 from ups.evaluation.truth import Truth, open_truth
 from ups.models.base_selection import fit_base
@@ -133,13 +133,13 @@ def test_a_model_that_is_worse_than_climatology_is_not_usable_and_every_table_sh
             and gates["trivial/ks/climatology"]
             and gates["trivial/ks/seasonal_climatology"] is (ratio < 1)
         )
-        verdict = check_verdicts({"tasks": {"ks": entry}})["ks"]
+        verdict = check_usability({"tasks": {"ks": entry}})["ks"]
         assert verdict["usable"] is (ratio < 1)
         assert ("not clearly better than the seasonal climatology" in verdict["words"]) is (ratio > 1)
     results = {"tasks": {"ks": entry}, "run": "r"}
     assert all(
         word in text
         for word in ("persistence", "climatology", "seasonal climatology")
-        for text in (overview(results), "\n".join(_forecasts("", results)))
+        for text in (overview(results), str(_forecasts(results)))
     )
     assert math.isfinite(entry["models"]["seasonal_climatology"]["nrmse"]["value"])

@@ -93,7 +93,7 @@ def test_exact_draws_stand_in_the_report_where_the_law_is_known_and_statistics_w
         and "mean of exact draws" in page
         and "errors of analogs" in page
     )
-    assert "best mean there can be" in results["verdicts"]["burgers1d_forced"]["words"]
+    assert "best mean there can be" in results["usability"]["burgers1d_forced"]["words"]
 
 
 def test_the_configuration_gives_exact_draws_the_grid_of_the_data():

@@ -45,7 +45,7 @@ SHORTEST = 0.5  # share of the horizon over which a usable model stays correlate
 
 PAIR = "operator / base"  # of a task's comparisons
 BESIDE = "({value:.3f} [{low:.3f}, {high:.3f}] times the base's error)"
-NETWORK = {  # what a verdict says of it, by `network_share`
+NETWORK = {  # what a verdict says of it, by `network_gain`
     "off": " {selected}",
     "unknown": "",
     "less": f" Its network makes it better than its base alone {BESIDE}.",
@@ -213,7 +213,7 @@ def few(row: dict[str, Any], count: int, least: int) -> dict[str, Any]:
 # ---- verdicts
 
 
-def network_share(task: dict[str, Any]) -> tuple[str, list[float]]:
+def network_gain(task: dict[str, Any]) -> tuple[str, list[float]]:
     """(less | more | tie | off | unknown, [percent, low, high]): what the network takes off the error of its
     base, trajectory by trajectory. A tie where the interval holds zero; no numbers where it is switched off
     or there is no interval."""
@@ -226,7 +226,7 @@ def network_share(task: dict[str, Any]) -> tuple[str, list[float]]:
     return "tie" if low <= 0 <= high else "less" if low > 0 else "more", shares
 
 
-def judge_task(task: dict[str, Any], ensembles: dict[str, Any]) -> dict[str, Any]:
+def usability_of(task: dict[str, Any], ensembles: dict[str, Any]) -> dict[str, Any]:
     """The verdict on one task: whether it is usable and why not, then what its network adds. ensembles: its
     entry there, {} without.
 
@@ -263,7 +263,7 @@ def judge_task(task: dict[str, Any], ensembles: dict[str, Any]) -> dict[str, Any
             f" Chance has a part in what follows: its error is {best['value']:.3f} [{best['low']:.3f}, "
             f"{best['high']:.3f}] times that of the best mean there can be."
         )
-    kind, _ = network_share(task)
+    kind, _ = network_gain(task)
     return {
         "usable": not faults,
         "words": words
@@ -273,9 +273,9 @@ def judge_task(task: dict[str, Any], ensembles: dict[str, Any]) -> dict[str, Any
     }
 
 
-def check_verdicts(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def check_usability(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """TASK -> {"usable", "words"}."""
     return {
-        name: judge_task(task, results.get("ensembles", {}).get(name, {}))
+        name: usability_of(task, results.get("ensembles", {}).get(name, {}))
         for name, task in results["tasks"].items()
     }

@@ -1,11 +1,10 @@
-"""Figures of ensemble forecasts, in the style of ups.report.figures: what a forecaster looks at, and
-whether the spread can be believed.
+"""Figures of ensemble forecasts: members beside the truth, and whether the spread is calibrated.
 
-A sample is one shown trajectory: u_ref (T, C, *space); members: {model: (M, T, C, *space)}; times (T,): lead
+A sample is one trajectory: u_ref (T, C, *space); members: {model: (M, T, C, *space)}; times (T,): lead
 times; fields: names of the C channels; axes, coordinates: name and (cells,) centres of every space axis;
-label. Of a 3D field the middle slice of the last axis is shown. A steady sample has instead cases: {case:
-{"observed": (*space) with NaN where nothing was seen, "u_ref": (C, *space), "members": (M, C, *space)}}.
-models: {model: row of ups.metrics.ensembles.summarise_ensemble}; what a row lacks is left out.
+label. A sample of a steady prior has cases instead: {case: {"observed": (*space), NaN where nothing is
+observed, "u_ref": (C, *space), "members": (M, C, *space)}}.
+models: {model: row of ups.metrics.ensembles.summarise_ensemble}; missing entries are not drawn.
 """
 
 from collections.abc import Mapping
@@ -13,26 +12,26 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.figure import Figure
 
-from ups.report.figures import (
+from ups.report.drawing import (
     DASHED,
     FIELD_MAP,
     INK,
     INPUT_MAP,
     SPREAD_MAP,
     axis_labels,
-    bar,
     color,
+    colour_bar,
     colours,
-    field_errors,
     finish,
     floats,
     lead_title,
     line,
     maps,
     pick_leads,
-    shown,
+    plotted,
     styled,
 )
+from ups.report.figures import field_errors
 from ups.report.tables import NAMES, label, ordered
 
 FEATURED = (
@@ -61,8 +60,7 @@ LEAD_PANELS = (
 
 
 def featured(models: dict, count: int) -> list[str]:
-    """The `count` models to show in full: the corrector, its student, the strongest of the cheap ones, then
-    the others."""
+    """The first `count` models in the order of FEATURED, then models without a name of their own."""
     return [*[name for name in FEATURED if name in models], *[name for name in models if name not in NAMES]][
         :count
     ]
@@ -83,12 +81,12 @@ def case_name(case: str) -> str:
 
 @styled
 def fan(sample: dict, field: int) -> Figure:
-    """1D: truth, operator, members and their central intervals (positions i / (M + 1), at most the range)
-    over x, leads in columns and models in rows."""
-    ref, x = shown(sample, sample["u_ref"], field), shown(sample, sample["coordinates"], 0)
+    """1D: truth, operator, members and their central 50 % and 90 % intervals over x; leads in columns, models
+    in rows. Quantiles are at i / (M + 1) (Weibull)."""
+    ref, x = plotted(sample, sample["u_ref"], field), plotted(sample, sample["coordinates"], 0)
     models, leads = featured(sample["members"], 3), pick_leads(len(ref), LEADS)
     drawn = {
-        model: shown(sample, sample["members"][model], field)
+        model: plotted(sample, sample["members"][model], field)
         for model in {*models, "operator"} & sample["members"].keys()
     }
     fig = Figure(figsize=(9.2, 0.7 + 2.0 * len(models)))
@@ -125,8 +123,8 @@ def fan(sample: dict, field: int) -> Figure:
 
 
 def _panels(ref: np.ndarray, members: np.ndarray, count: int, scale: dict) -> list[tuple]:
-    """(title, values, colours): truth, mean of members (M, ...), `count` of them, their spread (nothing of
-    one) and the error of the mean; the last two share a scale of their own."""
+    """(title, values, colours) of truth, mean of members (M, ...), the first `count` members, their spread
+    (zero for one member) and the error of the mean; spread and error share a scale."""
     mean = members.mean(0)
     spread, error = members.std(0, ddof=1) if len(members) > 1 else 0 * mean, np.abs(mean - ref)
     own = colours(SPREAD_MAP, spread, error)
@@ -142,11 +140,11 @@ def _panels(ref: np.ndarray, members: np.ndarray, count: int, scale: dict) -> li
 def _barred(sample: dict, rows: Mapping[str, list[tuple]], field: int, first: int) -> Figure:
     """Maps of `_panels` from column `first` on, with their colour bars."""
     fig, axes = maps(sample, rows)
-    for row in axes:  # what is certain and what is not differ by decades
-        bar(row[-2:], "", 3, aspect=12)
+    for row in axes:  # spread and error differ by decades from row to row
+        colour_bar(row[-2:], "", 3, aspect=12)
     for columns, text in ((axes[:, :first], "observed"), (axes[:, first:-2], sample["fields"][field])):
         if columns.size:  # as wide as its columns
-            bar(
+            colour_bar(
                 columns,
                 text,
                 3 * columns.shape[1],
@@ -160,7 +158,7 @@ def _barred(sample: dict, rows: Mapping[str, list[tuple]], field: int, first: in
 @styled
 def members_2d(sample: dict, model: str, field: int) -> Figure:
     """2D: truth, mean, two members, spread and error of the mean, leads in rows."""
-    ref, members = (shown(sample, u, field) for u in (sample["u_ref"], sample["members"][model]))
+    ref, members = (plotted(sample, u, field) for u in (sample["u_ref"], sample["members"][model]))
     leads = pick_leads(len(ref), LEADS)
     scale = colours(FIELD_MAP, ref[leads], members[:, leads])
     return _barred(
@@ -172,11 +170,11 @@ def members_2d(sample: dict, model: str, field: int) -> Figure:
 
 
 def steady_cases(sample: dict, field: int) -> Figure:
-    """Steady prior: per observation case (rows) what was observed of the coefficient and what the ensemble
-    says of the solution."""
+    """Steady prior: for each case (rows) the observed part of the coefficient, and truth and ensemble of the
+    solution."""
     drawn = {
         case: [
-            shown(sample, u, at)
+            plotted(sample, u, at)
             for u, at in (([entry["observed"]], 0), (entry["u_ref"], field), (entry["members"], field))
         ]
         for case, entry in sample["cases"].items()
@@ -187,7 +185,7 @@ def steady_cases(sample: dict, field: int) -> Figure:
 @styled
 def _case_lines(sample: dict, drawn: dict[str, list[np.ndarray]], field: int) -> Figure:
     """1D: the observed coefficient; truth, members and mean of the solution; spread and error of the mean."""
-    x, name = shown(sample, sample["coordinates"], 0), sample["fields"][field]
+    x, name = plotted(sample, sample["coordinates"], 0), sample["fields"][field]
     fig = Figure(figsize=(9.2, 0.7 + 1.7 * len(drawn)))
     axes = fig.subplots(len(drawn), 3, sharex=True, sharey="col", squeeze=False)
     for row, (case, (observed, ref, members)) in zip(axes, drawn.items(), strict=True):
@@ -214,13 +212,13 @@ def _case_lines(sample: dict, drawn: dict[str, list[np.ndarray]], field: int) ->
 
 @styled
 def _case_maps(sample: dict, drawn: dict[str, list[np.ndarray]], field: int) -> Figure:
-    """2D: what was observed, truth, mean, one member, spread, error of the mean."""
-    seen = colours(INPUT_MAP, *[observed for observed, _, _ in drawn.values()])
+    """2D: observed coefficient, truth, mean, one member, spread, error of the mean."""
+    observed_scale = colours(INPUT_MAP, *[observed for observed, _, _ in drawn.values()])
     scale = colours(FIELD_MAP, *[u for _, ref, members in drawn.values() for u in (ref, members[0])])
     return _barred(
         sample,
         {
-            case_name(case): [("observed", observed, seen), *_panels(ref, members, 1, scale)]
+            case_name(case): [("observed", observed, observed_scale), *_panels(ref, members, 1, scale)]
             for case, (observed, ref, members) in drawn.items()
         },
         field,
@@ -230,8 +228,8 @@ def _case_maps(sample: dict, drawn: dict[str, list[np.ndarray]], field: int) -> 
 
 @styled
 def rank_histograms(models: dict) -> Figure | None:
-    """Share of truths in each gap between sorted members over the expected share, a panel per model: flat at
-    1 where members are exchangeable."""
+    """Histogram of the rank of the truth among the sorted members, relative to a flat one; a panel per model.
+    Flat at 1 if truth and members are exchangeable."""
     every = {model: floats(models[model].get("rank_histogram", ())) for model in ordered(models)}
     kept = {model: counts for model, counts in every.items() if len(counts) > 2 and np.isfinite(counts).all()}
     if not kept:
@@ -252,7 +250,7 @@ def rank_histograms(models: dict) -> Figure | None:
     for ax in axes[len(kept) :]:
         ax.remove()
     axes[0].set_xticks([0, 0.5, 1], ["below", "", "above"])
-    # the end bars of a confident ensemble may be many times the rest: cut, the table has them
+    # the end bars of an overconfident ensemble are many times the rest: cut (the table has the numbers)
     axes[0].set_ylim(0, min(6.0, axes[0].get_ylim()[1]))
     fig.supxlabel("rank of the truth among the members", fontsize=9)
     fig.supylabel("frequency / flat", fontsize=9)
@@ -261,8 +259,8 @@ def rank_histograms(models: dict) -> Figure | None:
 
 @styled
 def reliability(models: dict) -> Figure | None:
-    """Error of the mean against predicted spread in bins of equally many points, logarithmic; the diagonal is
-    right."""
+    """Error of the mean against predicted spread, in bins of equally many points, on logarithmic axes; on the
+    diagonal if calibrated."""
     kept = {
         model: models[model]["spread_skill_bins"]
         for model in ordered(models)
@@ -281,7 +279,7 @@ def reliability(models: dict) -> Figure | None:
             label=label(model) + slope,
             **line(model, len(bins["spread"])),
         )
-    ax.set(xlim=ax.get_xlim(), ylim=ax.get_ylim())  # of the points, which lazy scaling has not seen
+    ax.set(xlim=ax.get_xlim(), ylim=ax.get_ylim())  # fixed before the diagonal is added
     ax.axline((1, 1), (2, 2), color=INK, linewidth=0.8)
     ax.set(
         aspect="equal",
@@ -296,8 +294,8 @@ def reliability(models: dict) -> Figure | None:
 
 @styled
 def spectrum_errors(models: dict) -> Figure | None:
-    """Decades by which the energy of members, and of sampled residuals (the operator has none), is off; 95 %
-    intervals."""
+    """Spectrum errors, in decades with 95 % intervals, of members and of sampled residuals (the operator has
+    none)."""
     names, panels = ordered(models)[::-1], {}
     for title, key in (("members", "spectrum_error"), ("sampled residuals", "residual_spectrum_error")):
         rows = [
@@ -326,7 +324,7 @@ def spectrum_errors(models: dict) -> Figure | None:
 
 
 def field_to_show(sample: dict) -> int:
-    """The field with the largest relative error of the first shown model's mean."""
+    """The field in which the mean of the first featured model has the largest relative error."""
     model = (featured(sample["members"], 1) or list(sample["members"]))[0]
     errors = field_errors(
         {"u_ref": sample["u_ref"], "u_pred": np.asarray(sample["members"][model], dtype=float).mean(0)}

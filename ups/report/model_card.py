@@ -1,5 +1,5 @@
-"""Model cards: what the weights in a stage's folder are, what they were measured to do and where they hold,
-as README.md beside them, written from results.json; with a picture per task.
+"""Model cards: README.md beside the weights of a stage, from results.json: what they are, where they hold,
+what was measured; with a picture per task.
 """
 
 import shutil
@@ -15,6 +15,7 @@ from ups.evaluation.selected import in_words
 from ups.report.bench_rows import NETWORKS
 from ups.report.figures_ensemble import case_name
 from ups.report.tables import is_interval, label, markdown, ordered
+from ups.report.templates import render
 from ups.tasks import in_unit
 from ups.training.finished import CARD, IMAGES
 
@@ -24,6 +25,7 @@ SCORES = {
     "ssr": "spread / skill",
     "nrmse_mean": "nRMSE of the mean",
 }
+Scores = dict[str, list]  # head and rows of a table, and notes below it
 LICENCES = {
     "generate": "MIT; the data were made by this project's solvers",
     "published": "of the weights MIT; the data are PDEBench's and keep their own licence",
@@ -32,9 +34,9 @@ LICENCES = {
 
 
 def write_cards(run_dir: Path, results: Mapping[str, Any], known: Mapping[str, dict], figures: Path) -> None:
-    """README.md and images/ in the folder of every stage that `results` judge.
+    """Write README.md and images/ to the folder of every stage in `results`.
 
-    known: task -> what the operator knows of it (`ups.forecaster.Forecaster.tasks`); figures: the report's.
+    known: TASK -> its facts (`ups.forecaster.Forecaster.tasks`); figures: folder of the report's figures.
     """
     for stage, tasks in results["stages"].items():
         folder = run_dir / stage
@@ -58,101 +60,48 @@ def write_cards(run_dir: Path, results: Mapping[str, Any], known: Mapping[str, d
 def card(
     stage: str, results: Mapping[str, Any], known: Mapping[str, dict], pictures: Mapping[str, str]
 ) -> str:
-    """The card of a stage as Markdown, with the head that a model hub reads. pictures: task -> file name."""
+    """The card of a stage as Markdown, with the head that a model hub reads. pictures: TASK -> file name."""
     training, environment = results["training"], results["environment"]
     gates = [gate for gate in results["gates"] if gate["stage"] == stage]
-    failed = [gate for gate in gates if not gate["passed"]]
-    scores = {"operator": _forecasts, "steady": _priors}.get(stage, _ensembles)(stage, results)
-    return "\n".join(
-        [
-            "---",
-            "license: mit" if training["source"] == "generate" else "license: other",
-            "library_name: ups",
-            "tags: [physics, partial-differential-equations, forecasting]",
-            "---",
-            "",
-            f"# {results['run']}: {STAGES[stage].title}",
-            "",
-            f"Weights of UPS, made {results['created'][:10]}. In Python:",
-            "",
-            "```python",
-            "import ups",
-            "",
-            'model = ups.load("FOLDER")   # of the run; from a hub "hf://OWNER/NAME"',
-            f"model.{STAGES[stage].call}",
-            "```",
-            "",
-            "## Where it holds",
-            "",
-            *_table(
-                ["task", "fields", "grid", "domain", "boundary", "dt", "history", "parameters"],
-                [
-                    [
-                        name,
-                        ", ".join(in_unit(field, facts["units"].get(field)) for field in facts["fields"]),
-                        "×".join(map(str, facts["grid"])),
-                        *_geometry(facts["domain"], facts["boundary"]),
-                        f"{facts['dt']:g} {facts['units'].get('time', '')}".rstrip()
-                        if facts["dt"]
-                        else "steady",
-                        facts["history"],
-                        ", ".join(
-                            f"{key} {low:g} to {high:g}" for key, (low, high) in facts["parameters"].items()
-                        )
-                        or "none",
-                    ]
-                    for name, facts in known.items()
-                    if name in results["stages"][stage]
-                ],
-            ),
-            "",
-            "Another grid, time step or parameter value is refused by name; see `ups.load(..).forecast`.",
-            "",
-            "## What was measured",
-            "",
-            f"On the {results['protocol']['split']} split, which chose nothing; in brackets 95 % intervals "
-            f"over "
-            "initial conditions.",
-            "",
-            *scores,
-            "",
-            f"{len(gates) - len(failed)} of {len(gates)} gates of this stage passed."
-            + "".join(f" Failed: {gate['name']}, {gate['reason']}." for gate in failed),
-            "",
-            *[
-                line
-                for name, file in pictures.items()
-                for line in (
-                    f"![{name}: truth, forecast and error of the trajectory with the median "
-                    f"error]({IMAGES}/{file})",
-                    "",
-                )
-            ],
-            "## How it was made",
-            "",
-            *_table(
-                ["", ""],
-                [
-                    ["data", f"{training['source']}, seed {training['data_seed']}"],
-                    ["seed", training["seed"]],
-                    ["started from", training["init"] or "nothing"],
-                    ["operator's steps", training["steps"]],
-                    ["operator's parameters", training["parameters"]],
-                    ["seconds in the operator's loop", training["seconds"]],
-                    ["judged on", f"{environment.get('device')}, torch {environment.get('torch')}"],
-                    ["revision", environment.get("git_revision") or "unknown"],
-                    ["licence", LICENCES[training["source"]]],
-                ],
-            ),
-            "",
-            "All settings: `config.yaml`. Loss and validation: `metrics.jsonl`.",
-            "",
-        ]
+    return render(
+        "model_card.md",
+        run=results["run"],
+        created=results["created"],
+        split=results["protocol"]["split"],
+        training=training,
+        device=environment.get("device"),
+        torch=environment.get("torch"),
+        revision=environment.get("git_revision"),
+        licence=LICENCES[training["source"]],
+        title=STAGES[stage].title,
+        call=STAGES[stage].call,
+        domains=[_domain(name, known[name]) for name in known if name in results["stages"][stage]],
+        scores={"operator": _forecasts, "steady": _priors}.get(stage, _ensembles)(results),
+        gates=gates,
+        failed=[gate for gate in gates if not gate["passed"]],
+        pictures=pictures,
+        images=IMAGES,
+        markdown=_table,
     )
 
 
+def _domain(name: str, facts: Mapping[str, Any]) -> list[Any]:
+    """Fields, grid, domain, time step, history and parameters of a task."""
+    units, step = facts["units"], facts["dt"]
+    spans = [f"{key} {low:g} to {high:g}" for key, (low, high) in facts["parameters"].items()]
+    return [
+        name,
+        ", ".join(in_unit(field, units.get(field)) for field in facts["fields"]),
+        "×".join(map(str, facts["grid"])),
+        *_geometry(facts["domain"], facts["boundary"]),
+        f"{step:g} {units.get('time', '')}".rstrip() if step else "steady",
+        facts["history"],
+        ", ".join(spans) or "none",
+    ]
+
+
 def _geometry(domain: Sequence, boundary: str | Sequence[str]) -> tuple[str, str]:
-    """Domain and boundary in words; one for all axes, or one each."""
+    """Domain and boundary in words, one for all axes or one for each."""
     spans = domain if isinstance(domain[0], (list, tuple)) else [domain]
     kinds = [boundary] if isinstance(boundary, str) else boundary
     return " × ".join(f"{low:g} to {high:g}" for low, high in spans), ", ".join(kinds)
@@ -164,57 +113,52 @@ def _table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """A cell; of a number with an interval both."""
+    """A cell: a number, with its interval if it has one."""
     if not is_interval(value):
         return number(value)
     ends = "" if value["low"] is None else f" [{number(value['low'])}, {number(value['high'])}]"
     return number(value["value"]) + ends
 
 
-def _forecasts(_: str, results: Mapping[str, Any]) -> list[str]:
-    """nRMSE of the operator beside its base, trivial forecasts and what else was trained."""
-    tasks = results["tasks"].values()
-    others = [name for name in (*TRIVIAL, *NETWORKS) if any(name in task["models"] for task in tasks)]
-    rows = []
-    for name, task in results["tasks"].items():
-        models = ["operator", "base", *others]
-        rows.append(
-            [
-                name,
-                task["num_frames_predicted"],
-                task["num_trajectories"],
-                *[task["models"].get(model, {}).get("nrmse") for model in models],
-                "on" if task["network_is_used"] else "off",
-            ]
-        )
-    head = ["task", "frames", "trajectories", "nRMSE", "base alone", *map(label, others), "network"]
-    return [
-        *_table(head, rows),
-        "",
-        *[
-            f"- {name}: {in_words(task['selection'])}"
-            for name, task in results["tasks"].items()
-            if task.get("selection")
-        ],
+def _forecasts(results: Mapping[str, Any]) -> Scores:
+    """nRMSE of the operator, its base, trivial forecasts and networks of other kinds."""
+    tasks = results["tasks"]
+    others = [
+        name for name in (*TRIVIAL, *NETWORKS) if any(name in task["models"] for task in tasks.values())
     ]
+    rows = [
+        [
+            name,
+            task["num_frames_predicted"],
+            task["num_trajectories"],
+            *[task["models"].get(model, {}).get("nrmse") for model in ("operator", "base", *others)],
+            "on" if task["network_is_used"] else "off",
+        ]
+        for name, task in tasks.items()
+    ]
+    head = ["task", "frames", "trajectories", "nRMSE", "base alone", *map(label, others), "network"]
+    notes = [
+        f"{name}: {in_words(task['selection'])}" for name, task in tasks.items() if task.get("selection")
+    ]
+    return {"head": head, "rows": rows, "notes": notes}
 
 
-def _ensembles(_: str, results: Mapping[str, Any]) -> list[str]:
+def _ensembles(results: Mapping[str, Any]) -> Scores:
     """Scores of every ensemble of a task."""
     rows = [
         [name, label(model), *[entry["models"][model].get(key) for key in SCORES]]
         for name, entry in results["ensembles"].items()
         for model in ordered(entry["models"])
     ]
-    return _table(["task", "ensemble", *SCORES.values()], rows)
+    return {"head": ["task", "ensemble", *SCORES.values()], "rows": rows, "notes": []}
 
 
-def _priors(_: str, results: Mapping[str, Any]) -> list[str]:
-    """Scores of every prior of a task by what was seen of the coefficient."""
+def _priors(results: Mapping[str, Any]) -> Scores:
+    """Scores of every prior of a task, by which part of the coefficient is observed."""
     rows = [
         [name, case_name(case), label(model), *[models[model].get(key) for key in SCORES]]
         for name, entry in results["steady"].items()
         for case, models in entry["cases"].items()
         for model in ordered(models)
     ]
-    return _table(["task", "observed", "ensemble", *SCORES.values()], rows)
+    return {"head": ["task", "observed", "ensemble", *SCORES.values()], "rows": rows, "notes": []}

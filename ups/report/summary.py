@@ -1,28 +1,19 @@
-"""What the report says first, from results.json alone: a verdict per task, a paragraph, and the table of what
-was compared.
+"""The summary of the report, from results.json alone: a paragraph, and the table of what was compared.
 
-Against the trivial forecast everything looks good. So the first table sets the operator beside its own base
-(what is the network worth?) and beside the best network of another kind that was trained on the same data,
-and counts a difference only where the paired interval is apart from none.
+Everything looks good beside the trivial forecast. So the table compares the operator with its own base (what
+does the network add?) and with the best network of another kind trained on the same data. A difference counts
+only if its paired interval excludes none.
 """
 
-import html
 from collections.abc import Iterable
-from typing import Any
 
 from ups.common.formatting import number
-from ups.evaluation.gates import network_share, trivial_of
+from ups.evaluation.gates import network_gain, trivial_of
 from ups.evaluation.selected import Selection, numbers_in_words, outcome
 from ups.report.bench_rows import NETWORKS
-from ups.report.tables import cell, label, table
+from ups.report.tables import label
+from ups.report.templates import render
 
-SHARE = {
-    "less": "<b>{} %</b>",
-    "tie": "tie",
-    "more": "<b>{} %</b> the base is better",
-    "off": "the network is not used",
-    "unknown": "no interval",
-}
 ON_THE_BASE = {
     "less": "Of its base's error the network takes off {}.",
     "tie": "Operator and base alone tie on {}.",
@@ -34,23 +25,23 @@ ON_THE_BASE = {
     "more": "The base alone is better on {}.",
     "unknown": "What the network is worth is not known on {}.",
 }
-# of its RMS, that a conserved mean moves: from there the page says that the operator does not keep it
+# a conserved mean is reported as lost if it moves by this fraction of its RMS
 LOST = 1e-4
 
 
 def _nrmse(task: dict, model: str) -> float | None:
-    """None where it is not finite, or the model is not there."""
+    """None if it is not finite or the model is missing."""
     return task["models"].get(model, {}).get("nrmse", {}).get("value")
 
 
 def best_other(task: dict) -> str | None:
-    """The FNO or U-Net with the least error, if one was trained on these data."""
+    """The FNO or U-Net with the lower error; None if none was trained on these data."""
     known = [name for name in NETWORKS if _nrmse(task, name) is not None]
     return min(known, key=lambda name: _nrmse(task, name), default=None)
 
 
-def verdict(results: dict) -> str:
-    """A paragraph in plain words."""
+def paragraph(results: dict) -> str:
+    """The summary in words."""
     tasks, gates = results["tasks"], results["gates"]
     failed = [gate["name"] for gate in gates if not gate["passed"]]
     total = sum(task["num_trajectories"] for task in tasks.values())
@@ -75,13 +66,13 @@ def _listed(texts: Iterable[str]) -> str:
 
 
 def _by_kind(named: Iterable[tuple[str, str]], words: dict[str, str]) -> list[str]:
-    """The words of each kind that there is, of the names, (kind, name), that are of it."""
+    """A sentence for each kind that occurs in `named`, pairs (kind, name)."""
     of_kind = {kind: [name for one, name in named if one == kind] for kind in words}
     return [words[kind].format(_listed(names)) for kind, names in of_kind.items() if names]
 
 
 def _on_the_base(tasks: dict) -> list[str]:
-    shares = {name: network_share(task) for name, task in tasks.items()}
+    shares = {name: network_gain(task) for name, task in tasks.items()}
     out = _by_kind(
         [
             _on_one_base(name, kind, share, tasks[name].get("selection"))
@@ -101,7 +92,7 @@ def _on_the_base(tasks: dict) -> list[str]:
 
 
 def _on_one_base(name: str, kind: str, share: list[float], selection: Selection | None) -> tuple[str, str]:
-    """(a kind of ON_THE_BASE, the task with the numbers behind it)."""
+    """(kind of ON_THE_BASE, the task with its numbers)."""
     if kind == "less":
         return kind, f"{number(share[0])} % on {name}"
     if kind != "off":
@@ -110,8 +101,7 @@ def _on_one_base(name: str, kind: str, share: list[float], selection: Selection 
 
 
 def _beside(task: dict) -> str:
-    """lower | higher | level | unknown: the operator's error beside that of the best network of another
-    kind."""
+    """lower | higher | level | unknown: the operator's error compared with the better of FNO and U-Net."""
     ours, theirs = (
         task["models"].get(model, {}).get("nrmse", {"value": None})
         for model in ("operator", best_other(task))
@@ -163,65 +153,21 @@ def _on_the_largest_error(tasks: dict) -> list[str]:
     return out
 
 
-def verdicts(results: dict) -> str:
-    """HTML: per task whether its model can be used, in words."""
-    rows = [
-        f"<li><em class={'pass' if entry['usable'] else 'fail'}>{html.escape(name)}</em> "
-        f"{html.escape(entry['words'])}</li>"
-        for name, entry in results["verdicts"].items()
-    ]
-    return f"<ul class=verdicts>{''.join(rows)}</ul>"
-
-
 def overview(results: dict) -> str:
-    """HTML: the first table, one row per task."""
-    head = (
-        "nRMSE",
-        "UPS operator",
-        "base alone",
-        "network takes off the base's error",
-        "best FNO or U-Net",
-        "trivial forecast",
-        "error of the mean, operator",
-        "error of the mean, base",
-        "codec floor",
-        "trajectories",
-    )
-    rows = []
+    """HTML of the first table of the page, one row per task."""
+    rows = {}
     for name, task in results["tasks"].items():
-        models, text, (kind, shares) = task["models"], html.escape(name), network_share(task)
-        base, other = models.get("base", {}), best_other(task)
-        trivial = "".join(f"{cell(models[name]['nrmse'])}<i>{label(name)}</i>" for name in trivial_of(task))
-        share = f"<span>{SHARE[kind].format(*map(number, shares))}</span>"
-        share += f"<small>{number(shares[1])} – {number(shares[2])} %</small>" if shares else ""
-        beside = (
-            f"{cell(models[other]['nrmse'])}<i>{_origin(other, models[other])}</i>"
-            if other
-            else (f"not trained<i>make bench TASK={text} RUN={html.escape(results['run'])}</i>")
-        )
-        drift = models["operator"].get("drift")
-        kept = (
-            f"<i>conserved: {html.escape(', '.join(task['conserved']))}, to {number(drift['value'])}</i>"
-            if drift
-            else ""
-        )
-        rows.append(
-            [
-                f'<a href="#{text}">{text}</a>',
-                cell(models["operator"]["nrmse"]),
-                cell(base.get("nrmse")),
-                share,
-                beside,
-                trivial,
-                cell(models["operator"].get("crmse")) + kept,
-                cell(base.get("crmse")),
-                cell(models.get("codec_floor", {}).get("nrmse")),
-                number(task["num_trajectories"]),
-            ]
-        )
-    return table(head, rows)
-
-
-def _origin(model: str, row: dict[str, Any]) -> str:
-    seconds = row.get("train_seconds")
-    return label(model) + (f", trained {number(seconds)} s" if seconds is not None else "")
+        models, other, (kind, shares) = task["models"], best_other(task), network_gain(task)
+        rows[name] = {
+            "operator": models["operator"],
+            "base": models.get("base", {}),
+            "codec_floor": models.get("codec_floor", {}),
+            "trivial": {model: models[model] for model in trivial_of(task)},
+            "kind": kind,
+            "shares": shares,
+            "other_name": other,
+            "other": models.get(other),
+            "conserved": task.get("conserved", []),
+            "num_trajectories": task["num_trajectories"],
+        }
+    return render("overview.html", rows=rows, run=results["run"])

@@ -1,25 +1,22 @@
-"""Numbers, intervals and tables as the report writes them."""
+"""Names of models, columns of metrics and rows of tables, as the report and the model cards have them."""
 
-import html
-import re
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from ups.common.formatting import number
 from ups.metrics.intervals import Metric
 
-COSTS = (  # what a model is measured to cost
+COSTS = (
     Metric(
         "evaluations_per_state",
         "evaluations per state",
-        "network calls per predicted state and member; of ensembles the operator aside",
+        "network calls per predicted state and member, in ensembles without the operator",
         best=None,
     ),
     Metric(
         "networks_per_state",
         "networks per state",
-        "calls of every network per predicted state and member: of the one that draws, of the "
-        "operator, and of the Gaussian that gives mean and scale by its share of weights",
+        "calls of all networks per predicted state and member: the one that draws, the operator, and "
+        "the Gaussian of mean and scale, by its fraction of the weights",
         best=None,
     ),
     Metric(
@@ -35,7 +32,7 @@ COSTS = (  # what a model is measured to cost
         best=None,
     ),
 )
-NAMES = {  # of the models, in the order in which they are shown
+NAMES = {  # of the models, in the order of the tables
     "operator": "UPS operator",
     "base": "base alone",
     "dressed": "+ noise",
@@ -62,7 +59,7 @@ NAMES = {  # of the models, in the order in which they are shown
     "train_mean": "training mean",
     "codec_floor": "codec floor",
 }
-COUNTS = ("zero_frames", "nonfinite_trajectories")  # shown where they are not zero
+COUNTS = ("zero_frames", "nonfinite_trajectories")  # a row of the table only if one is not zero
 
 
 def is_interval(value: Any) -> bool:
@@ -88,30 +85,34 @@ def ordered(models: Collection[str]) -> list[str]:
     return [*[name for name in NAMES if name in models], *[name for name in models if name not in NAMES]]
 
 
-def cell(value: Any) -> str:
-    """A number as HTML, its interval below it."""
-    if not is_interval(value):
-        return number(value)
-    text = f"<b>{number(value['value'])}</b>"
-    return (
-        text
-        if value["low"] is None
-        else text + f"<small>{number(value['low'])} – {number(value['high'])}</small>"
-    )
+class Row(NamedTuple):
+    """One row of a table in HTML: its name, the values of the other columns, and which of them are best."""
+
+    name: str | Metric
+    values: Sequence[Any]
+    best: Collection[int] = ()
 
 
-def metric_name(metric: Metric) -> str:
-    """Its label as HTML, with what it means."""
-    return f'<span title="{html.escape(metric.meaning)}">{html.escape(metric.label)}</span>'
+def best_of(values: Iterable[Any], metric: Metric) -> int | None:
+    """Position of the best value: the lowest ("low"), or the closest to that of a calibrated ensemble. None
+    if the metric has no best or if all values are equal."""
+    found = {i: value_of(value) for i, value in enumerate(values)}
+    distance = {
+        i: value if metric.best == "low" else abs(value - metric.best)
+        for i, value in found.items()
+        if None not in (metric.best, value)
+    }
+    return min(distance, key=distance.get) if len(set(distance.values())) > 1 else None
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells are HTML already. A narrow page shows each row as a card, where every cell names its column."""
-    names = [html.escape(html.unescape(re.sub(r"<[^>]+>", "", name)), quote=True) for name in head]
-    lines = []
-    for first, *others in rows:
-        named = zip(names[1:], others, strict=True)
-        cells = "".join(f'<td data-name="{name}">{content}</td>' for name, content in named)
-        lines.append(f"<tr><th scope=row>{first}</th>{cells}</tr>")
-    top = "".join(f"<th scope=col>{name}</th>" for name in head)
-    return f"<div class=scroll><table><tr>{top}</tr>{''.join(lines)}</table></div>"
+def metrics_in(metrics: Iterable[Metric], models: Iterable[dict]) -> list[Metric]:
+    """The metrics that any of the models has; counts only if one is not zero."""
+    models = list(models)
+    return [
+        metric
+        for metric in metrics
+        if any(
+            value_of(row.get(metric.name)) not in ((None, 0) if metric.name in COUNTS else (None,))
+            for row in models
+        )
+    ]

@@ -1,0 +1,255 @@
+"""The sections of the report on one task, one ensemble forecast and one steady prior, as HTML.
+
+An entry is one of results.json; the form of a sample is in ups.report.figures and figures_ensemble. Metrics,
+figures and models that an entry does not have are not shown; null is a dash.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from ups.common.formatting import number
+from ups.metrics.ensembles import ENSEMBLES
+from ups.metrics.errors import ERRORS
+from ups.metrics.intervals import Metric
+from ups.report import animations, drawing, figures, figures_ensemble
+from ups.report.tables import COSTS, Row, best_of, label, metrics_in, ordered
+from ups.report.templates import render
+from ups.tasks import in_unit
+
+Draw = Callable[..., Markup]  # (figure, caption, name of its PNG file)
+
+TRAINED = Metric("train_seconds", "training time, s", "on this task alone, by make bench")
+ROWS = [metric for metric in (*ERRORS, TRAINED, *COSTS) if metric.label]
+OVER_EXACT = Metric("crps_over_exact", "CRPS over exact", "over the CRPS of exact draws; at best 1")
+INDEPENDENCE = Metric(
+    "independence",
+    "independence",
+    "variance of the ensemble mean over that of independent members; 1 for exact draws",
+    best=1.0,
+)
+ENSEMBLE_ROWS = [OVER_EXACT, *[metric for metric in (*ENSEMBLES, INDEPENDENCE, *COSTS) if metric.label]]
+STEADY_ROWS = [  # the first two if the exact posterior is known
+    Metric("distance", "distance to exact", "energy distance to the exact posterior, in units of its spread"),
+    Metric("trace", "variance over exact", "total variance over that of the exact posterior", best=1.0),
+    *ENSEMBLE_ROWS,
+]
+CLIMATE = {
+    "variance": "variance over the truth's",
+    "spectrum_error": "spectrum error, decades",
+    "distance": "distance of values, standard deviations",
+    "memory": "memory over the truth's",
+}
+GROWTH = (("nRMSE over the rollout", "error_growth", "log"),)
+
+
+# ---- tables
+
+
+def _model_table(models: dict, metrics: list[Metric], is_marked: bool = False) -> dict[str, Any]:
+    """Metrics in rows, models in columns; the best of each row is marked."""
+    names = ordered(models)
+    rows = []
+    for metric in metrics_in(metrics, models.values()):
+        values = [models[name].get(metric.name) for name in names]
+        rows.append(Row(metric, values, {best_of(values, metric)} if is_marked else ()))
+    return {"head": ["", *map(label, names)], "rows": rows}
+
+
+def _comparison_table(comparisons: dict) -> dict[str, Any]:
+    """Paired ratios; below 1 the first model is better."""
+    metrics = metrics_in(ENSEMBLE_ROWS, comparisons.values())
+    rows = [Row(name, [ratios.get(m.name) for m in metrics]) for name, ratios in comparisons.items()]
+    return {"head": ["ratio, paired", *metrics], "rows": rows}
+
+
+def _climate_table(long: dict) -> dict[str, Any]:
+    """Statistics of long rollouts relative to the truth, a row per model; {} if there are none."""
+    climate = long.get("climate", {})
+    rows = [
+        Row(
+            "truth, one half beside the other" if model == "truth" else label(model),
+            [number(climate[model][key]) for key in CLIMATE] + [long["blown_up"].get(model)],
+        )
+        for model in ordered(climate)
+    ]
+    head = [f"{long.get('frames')} frames, second half", *CLIMATE.values(), "members blown up"]
+    return {"head": head, "rows": rows} if rows else {}
+
+
+def _steady_table(cases: dict) -> dict[str, Any]:
+    """Cases and models in rows, metrics in columns; the best model of each case is marked."""
+    merged = {
+        case: {model: {**models[model], **models[model].get("exact", {})} for model in ordered(models)}
+        for case, models in cases.items()
+    }
+    metrics = metrics_in(STEADY_ROWS, (row for models in merged.values() for row in models.values()))
+    rows = []
+    for case, models in merged.items():
+        best = [best_of([row.get(metric.name) for row in models.values()], metric) for metric in metrics]
+        for index, (model, row) in enumerate(models.items()):
+            name = figures_ensemble.case_name(case) if index == 0 else ""
+            marked = [column for column, place in enumerate(best, 1) if place == index]
+            rows.append(Row(name, [label(model), *[row.get(metric.name) for metric in metrics]], marked))
+    return {"head": ["observed", "model", *metrics], "rows": rows}
+
+
+# ---- sections
+
+
+def task_section(name: str, task: dict, samples: list[dict], folder: Path) -> Markup:
+    """Facts, rollouts of the samples, error over lead time, spectra and metrics of one task. Its figures are
+    also written as PNG files to `folder`."""
+
+    def draw(figure: Figure | None, caption: str, file: str) -> Markup:
+        return drawing.to_html(figure, caption, folder / f"{file}.png")
+
+    times, is_rollout = task["times"], len(task["times"]) > 1
+    field = int(np.argmax(drawing.floats(task["models"]["operator"].get("nrmse_by_field", [0]))))
+    lead = in_unit("lead time", task.get("units", {}).get("time"))
+    return render(
+        "task.html",
+        name=name,
+        task=task,
+        facts=list(_facts(task)),
+        figure=draw,
+        is_rollout=is_rollout,
+        samples=[_shown_sample(sample, rank, is_rollout) for rank, sample in enumerate(samples)],
+        growth=figures.by_lead(task["models"], times, GROWTH, task["models"], lead) if is_rollout else None,
+        spectrum_of=task["fields"][field],
+        spectra=figures.spectra(task["spectra"], field, task["fields"][field], times, min(task["grid"]) // 2)
+        if task["spectra"]
+        else None,
+        **_model_table(task["models"], ROWS),
+    )
+
+
+def _shown_sample(sample: dict, rank: int, is_rollout: bool) -> dict[str, Any]:
+    """A trajectory with the figures of its worst fields: two of the first trajectory, one of the others. The
+    first rollout also has a player."""
+    errors = figures.field_errors(sample)
+    worst, *others = np.argsort(-np.nan_to_num(errors, nan=-1.0, posinf=np.inf))  # undefined last
+    return {
+        "label": sample["label"],
+        "parameter": sample.get("parameter"),
+        "worst": sample["fields"][worst],
+        "player": animations.player(sample, int(worst)) if rank == 0 and is_rollout else "",
+        "fields": [
+            {
+                "name": sample["fields"][field],
+                "error": float(errors[field]),
+                "figure": figures.sample_figure(sample, int(field)),
+            }
+            for field in sorted([worst, *others[: 1 - rank]])
+        ],
+    }
+
+
+def _facts(task: dict) -> Iterator[str]:
+    """What the task is, how many trajectories were scored, and where it holds."""
+    times, fields, units = task["times"], task["fields"], task.get("units", {})
+    if task.get("equation"):
+        yield task["equation"]
+    trained = f", trained on {task['num_training']:,} others" if "num_training" in task else ""
+    yield f"{task['num_trajectories']:,} trajectories{trained}"
+    yield f"{' × '.join(map(str, task['grid']))} cells{_domain(task)}"
+    yield f"field{'s' * (len(fields) > 1)} {', '.join(in_unit(field, units.get(field)) for field in fields)}"
+    if task.get("offset"):
+        yield f"errors relative to the {task['measure']}, as the mean dominates"
+    if task.get("given"):
+        yield f"given {', '.join(task['given'])}"
+    if times != [0.0]:
+        end = f"{number(float(times[-1]))} {units.get('time', '')}".rstrip()
+        yield f"{len(times)} frame{'s' * (len(times) > 1)} predicted, up to lead time {end}" + (
+            f", {task['num_frames_beyond']} of them beyond the length of training trajectories"
+            if "num_frames_beyond" in task
+            else ""
+        )
+    if task["parameters"]:
+        yield f"parameters {_parameters(task)}"
+
+
+def _domain(task: dict) -> str:
+    """Range and boundary of every axis; "" if the entry has none."""
+    ends = task.get("boundary", "").split(",")
+    spans = zip(task.get("axes", []), task.get("domain", []), ends * len(task.get("axes", [])), strict=False)
+    words = [f"{axis} from {low:g} to {high:g} ({end.replace('_', ' ')})" for axis, (low, high), end in spans]
+    return f": {', '.join(words)}" if words else ""
+
+
+def _parameters(task: dict) -> str:
+    """The trained values, or their range if every trajectory has its own."""
+    if not isinstance(task["parameters"][0], list):
+        return ", ".join(map(str, task["parameters"]))
+    ranges = task["parameter_ranges"].items()
+    return ", ".join(f"{name} {low:.4g} to {high:.4g}" for name, (low, high) in ranges)
+
+
+def ensemble_section(entry: dict, sample: dict, name: str) -> Markup:
+    """Words, scores, paired ratios, members of one trajectory and calibration of an ensemble forecast."""
+    models, times = entry["models"], entry.get("times", [])
+    featured = partial(figures_ensemble.featured, sample.get("members", {}))
+    maps, players, case = [], {}, ""
+    if sample.get("members"):
+        field = figures_ensemble.field_to_show(sample)
+        case = f"{sample['fields'][field]} of {name}, trajectory with {sample['label']}"
+        maps = list(_member_maps(sample, field, featured(2)))
+        players = {
+            model: animations.members_player(sample, model, field)
+            for model in featured(len(sample["times"]) > 1)
+        }
+    return render(
+        "ensemble.html",
+        name=name,
+        words=entry.get("words", []),
+        members=entry.get("members"),
+        figure=drawing.to_html,
+        case=case,
+        maps=maps,
+        players=players,
+        comparisons=_comparison_table(entry["comparisons"]) if entry.get("comparisons") else None,
+        climate=_climate_table(entry.get("checks", {}).get("long", {})),
+        by_lead=figures.by_lead(
+            models, times, figures_ensemble.LEAD_PANELS, figures_ensemble.featured(models, 2)
+        ),
+        rank_histograms=figures_ensemble.rank_histograms(models),
+        reliability=figures_ensemble.reliability(models),
+        spectrum_errors=figures_ensemble.spectrum_errors(models),
+        **_model_table(models, ENSEMBLE_ROWS, is_marked=True),
+    )
+
+
+def _member_maps(sample: dict, field: int, models: list[str]) -> Iterator[tuple[Figure, str]]:
+    """(figure, how its caption goes on): intervals over x in 1D, maps of each model in 2D."""
+    if len(sample["axes"]) == 1:
+        yield (
+            figures_ensemble.fan(sample, field),
+            ": truth, operator, members and the intervals that hold the central 50 % and 90 % of them.",
+        )
+        return
+    for model in models:
+        yield (
+            figures_ensemble.members_2d(sample, model, field),
+            f", {label(model)}: mean, two members, their spread, the error of the mean.",
+        )
+
+
+def steady_section(entry: dict, sample: dict, name: str) -> Markup:
+    """Scores of a steady prior by observation, and for each observation the truth and the ensemble."""
+    has_cases = bool(sample.get("cases"))
+    return render(
+        "steady.html",
+        name=name,
+        words=entry.get("words", []),
+        members=entry["members"],
+        figure=drawing.to_html,
+        cases=figures_ensemble.steady_cases(sample, 0) if has_cases else None,
+        case=f"{sample['fields'][0]} of {name}, {sample['label']}" if has_cases else "",
+        is_map=len(sample.get("axes", ())) > 1,
+        **_steady_table(entry["cases"]),
+    )

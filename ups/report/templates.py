@@ -1,0 +1,29 @@
+"""The templates of the report and of model cards: files in templates/, filled in by jinja2."""
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
+
+from ups.common.formatting import number
+from ups.metrics.intervals import Metric
+from ups.report.tables import is_interval, label, value_of
+
+ENVIRONMENT = Environment(
+    loader=FileSystemLoader(Path(__file__).with_suffix("")),
+    autoescape=select_autoescape(["html"]),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+ENVIRONMENT.filters |= {"number": number, "value_of": value_of, "label": label}
+ENVIRONMENT.tests |= {"interval": is_interval, "metric": lambda value: isinstance(value, Metric)}
+
+
+def render(template: str, **values: Any) -> str:
+    """The filled-in template. In an .html file all values are escaped unless they are Markup, as is the
+    result."""
+    text = ENVIRONMENT.get_template(template).render(values)
+    return Markup(text) if template.endswith(".html") else text
