@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from toy_codec import fit_codec
 
-from ups.evaluation.forecast import drift
+from ups.evaluation.forecast import conservation_error
 from ups.models import base_selection
 from ups.models.conserve import correction, given
 from ups.models.head import TaskHead, describe_tokenizer
@@ -83,7 +83,7 @@ def test_an_operator_keeps_what_its_equation_keeps_whatever_its_network_says(nam
             u_pred, given(task, u_pred, u[:, 0]), rtol=1e-5, atol=1e-5
         )  # what stands still
         assert (u_pred[:, -1] - u[:, 0]).abs().max() > 0.05  # the network does say something
-        moved[is_conservative] = drift(task, u_pred, u[:, :1])["drift"].abs().max()
+        moved[is_conservative] = conservation_error(task, u_pred, u[:, :1])["conservation_error"].abs().max()
     assert moved[True] < 1e-5 and moved[False] > 1e-2
 
 
@@ -93,7 +93,9 @@ def test_the_base_keeps_it_too_and_gradients_pass():
     head.base.forward = lambda u, known: 1.1 * u[:, -1]  # a base that loses everything
     z = head.codec.encode(head.codec.normalise(u[:, :1]))
     full, base = operator.predict(z, "cfd1d", head.parameter_batch(torch.zeros(len(u), 0)))
-    assert drift(head.task, head.physical(base), u[:, :1])["drift"].abs().max() < 1e-5
+    assert (
+        conservation_error(head.task, head.physical(base), u[:, :1])["conservation_error"].abs().max() < 1e-5
+    )
     full.square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in head.out.parameters())
 
@@ -106,7 +108,7 @@ def test_a_codec_that_is_cut_keeps_the_mean_as_well_as_it_holds_a_constant():
         z = head.codec.encode(head.codec.normalise(u[:, :1]))
         start = head.physical(z)
         u_pred = head.physical(operator.rollout(z, "burgers1d", torch.zeros(len(u), 0), 8))
-        moved[dim] = float(drift(head.task, u_pred, start)["drift"].abs().max())
+        moved[dim] = float(conservation_error(head.task, u_pred, start)["conservation_error"].abs().max())
     assert moved[2] < 1e-5 < moved[1] < 0.2
 
 

@@ -393,7 +393,7 @@ def test_the_networks_share_is_judged_on_paired_trajectories(ratio, kind, words,
 def test_a_conserved_mean_that_the_network_loses_is_named():
     results, _, _ = example()
     task = results["tasks"]["advection1d"]
-    task["models"]["operator"]["drift"], task["models"]["codec_floor"]["drift"] = (
+    task["models"]["operator"]["conservation_error"], task["models"]["codec_floor"]["conservation_error"] = (
         interval(0.027, 0.02, 0.03),
         interval(2.1e-7),
     )
@@ -402,9 +402,9 @@ def test_a_conserved_mean_that_the_network_loses_is_named():
         "the data by 2.10×10⁻⁷."
     )
     assert words in paragraph(results) and "<i>conserved: u, to 0.0270</i>" in overview(results)
-    task["models"]["operator"]["drift"] = interval(3e-7)
+    task["models"]["operator"]["conservation_error"] = interval(3e-7)
     assert words not in paragraph(results)
-    del task["models"]["operator"]["drift"]  # of an equation that keeps nothing
+    del task["models"]["operator"]["conservation_error"]  # of an equation that keeps nothing
     assert words not in paragraph(results) and "conserved:" not in overview(results)
 
 

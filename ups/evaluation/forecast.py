@@ -41,7 +41,7 @@ def assess_forecasts(
         predictions |= trivial.forecasts(some, u_ref, start)
         for model, u_pred in predictions.items():
             parts.setdefault(model, []).append(
-                {**score(u_pred, u_ref, task.boundary), **drift(task, u_pred, start)}
+                {**score(u_pred, u_ref, task.boundary), **conservation_error(task, u_pred, start)}
             )
     scores = {model: merge(part) for model, part in parts.items()}
 
@@ -108,8 +108,8 @@ def assess_forecasts(
     ]
 
 
-def drift(task: Task, u_pred: Tensor, u_start: Tensor | None) -> Scores:
-    """{"drift": (n, T, K)}: how far the mean of each thing that the equation keeps has moved from that of
+def conservation_error(task: Task, u_pred: Tensor, u_start: Tensor | None) -> Scores:
+    """{"conservation_error": (n, T, K)}: how far the mean of each thing that the equation keeps has moved from that of
     u_start (n, 1, C, *space), over its RMS there; inf where the prediction is not finite. {} where nothing is
     kept."""
     if u_start is None or not task.conserved:
@@ -121,7 +121,7 @@ def drift(task: Task, u_pred: Tensor, u_start: Tensor | None) -> Scores:
     known = known_cells(then)
     mean = cell_mean(now, known)
     moved = (mean - cell_mean(then, known)) / cell_mean(then.square(), known).sqrt()
-    return {"drift": moved.masked_fill(~mean.isfinite(), torch.inf)}
+    return {"conservation_error": moved.masked_fill(~mean.isfinite(), torch.inf)}
 
 
 def forecasts(

@@ -292,11 +292,13 @@ ERRORS = (
         lambda scores, _: root_mean(scores["bias"].square()),
     ),
     Metric(
-        "drift",
-        "drift",
+        "conservation_error",
+        "conservation_error",
         "RMS change, since the last known frame, of what the equation keeps, over its RMS there (mean "
         "over frames and over what is kept)",
-        lambda scores, _: root_mean(scores["drift"].square()) if "drift" in scores else None,
+        lambda scores, _: (
+            root_mean(scores["conservation_error"].square()) if "conservation_error" in scores else None
+        ),
     ),
     Metric(
         "max_error",

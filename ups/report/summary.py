@@ -81,9 +81,9 @@ def _on_the_base(tasks: dict) -> list[str]:
         ON_THE_BASE,
     )
     for name, task in tasks.items():
-        found = task["models"]["operator"].get("drift")
+        found = task["models"]["operator"].get("conservation_error")
         if found and found["low"] is not None and found["low"] > LOST:
-            data = task["models"]["codec_floor"]["drift"]["value"]
+            data = task["models"]["codec_floor"]["conservation_error"]["value"]
             out.append(
                 f"On {name} the equation keeps the mean of {_listed(task['conserved'])}; the operator "
                 f"moves it by {number(found['value'])} of its RMS, the data by {number(data)}."
