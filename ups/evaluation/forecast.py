@@ -109,9 +109,8 @@ def assess_forecasts(
 
 
 def conservation_error(task: Task, u_pred: Tensor, u_start: Tensor | None) -> Scores:
-    """{"conservation_error": (n, T, K)}: how far the mean of each thing that the equation keeps has moved from that of
-    u_start (n, 1, C, *space), over its RMS there; inf where the prediction is not finite. {} where nothing is
-    kept."""
+    """{"conservation_error": (n, T, K)}: change of each conserved mean since u_start (n, 1, C, *space), over
+    its RMS there; inf if the prediction is not finite. {} if the task conserves nothing."""
     if u_start is None or not task.conserved:
         return {}
     now, then = (

@@ -261,6 +261,11 @@ def _correlated(scores: Scores, lead_times: Any) -> Moments | None:
     return plain_mean(correlation_time(values, lead_times)[:, None]) if values.shape[1] > 1 else None
 
 
+def _conservation(scores: Scores, _: Any) -> Moments | None:
+    """RMS change of the conserved means; None for a task that conserves nothing."""
+    return root_mean(scores["conservation_error"].square()) if "conservation_error" in scores else None
+
+
 ERRORS = (
     Metric(
         "nrmse",
@@ -293,12 +298,10 @@ ERRORS = (
     ),
     Metric(
         "conservation_error",
-        "conservation_error",
-        "RMS change, since the last known frame, of what the equation keeps, over its RMS there (mean "
-        "over frames and over what is kept)",
-        lambda scores, _: (
-            root_mean(scores["conservation_error"].square()) if "conservation_error" in scores else None
-        ),
+        "conservation error",
+        "RMS change of the conserved means since the last input frame, over their RMS there (mean over "
+        "frames and conserved quantities)",
+        _conservation,
     ),
     Metric(
         "max_error",
