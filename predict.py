@@ -30,7 +30,7 @@ from ups.data.generate import generation_settings, write_data
 from ups.data.layout import layout_of
 from ups.data.pdebench import open_data
 from ups.forecast_xarray import CLOSE
-from ups.userdata.reader import open_input
+from ups.userdata.open_files import open_input
 from ups.userdata.writer import write_user_file
 
 STATES = 64  # fields in one call of the network

@@ -38,7 +38,7 @@ from ups.models.windows import symmetry
 from ups.report.report import write_report, write_results
 from ups.tasks import described_task
 from ups.userdata.describe import describe_file
-from ups.userdata.reader import open_user_files
+from ups.userdata.open_files import open_user_files
 from ups.userdata.readers import open_store
 from ups.userdata.writer import write_user_file
 

@@ -11,7 +11,7 @@ import pytest
 
 import prepare_data
 from ups.userdata.describe import describe_file
-from ups.userdata.patterns import pattern
+from ups.userdata.describe_files import pattern_of
 
 pytestmark = pytest.mark.faults
 
@@ -67,7 +67,7 @@ def files(tmp_path_factory):
 
 def verdict(path, folder, seen, capsys):
     """What the doctor says of what is described; files of one pattern are one set, and examined once."""
-    files, _ = pattern(path)
+    files, _ = pattern_of(path)
     if files in seen:
         return seen[files]
     try:

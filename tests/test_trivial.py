@@ -24,7 +24,7 @@ from ups.models.base_selection import fit_base
 from ups.models.operator import build_operator
 from ups.report.model_card import _forecasts
 from ups.report.summary import overview
-from ups.userdata.dates import in_years
+from ups.userdata.times import in_years
 
 CPU, DAYS, CUT = torch.device("cpu"), 1500, 30
 LIMITS = SimpleNamespace(quality=True, max_ratio_to_persistence=1.0, max_ratio_to_base=2.0, max_nrmse={})

@@ -25,15 +25,15 @@ import test_hostile
 import torch
 import watched
 from finished import sign, write_stage
-from mutate import is_clear, mutate_bytes, mutate_tree
 
+from bench.mutate import is_clear, mutate_bytes, mutate_tree
 from ups.common.files import read_record, write_sealed
 from ups.config import ModelConfig, to_dict
 from ups.generative.conditions import StateConditions
 from ups.generative.corrector import Corrector
 from ups.tasks import make_user_task
 from ups.training.finished import DONE, MODEL
-from ups.userdata.reader import open_user_files
+from ups.userdata.open_files import open_user_files
 
 CASE_S, LIMIT_MB, HEADER = 5, 500, 2048
 PARTS = {"config.json": 9, "done.json": 3, MODEL: 4, "data": 4}  # of 20 cases

@@ -41,7 +41,7 @@ from ups.metrics.errors import rmse
 from ups.metrics.intervals import ratio
 from ups.metrics.spectra import rms
 from ups.tasks import Task
-from ups.userdata.extremes import Extremes, asked, suspects
+from ups.userdata.data_checks import Extremes, asked, suspects
 from ups.userdata.masks import is_wrong
 
 # of float32 data held at a time, where trajectories are shorter; with eight times as many it took half as

@@ -21,10 +21,9 @@ from ups.data.leakage import REMEDY, Shared, frame_digests, shared_frames
 from ups.data.pdebench import SETTINGS, Trajectories, open_data, split_indices
 from ups.data.written import SHARE, Written
 from ups.tasks import Finding
-from ups.userdata.extremes import Extremes, suspects
+from ups.userdata.data_checks import Extremes, affordable, resolved, suspects
 from ups.userdata.masks import is_wrong, mask_words, settled
 from ups.userdata.reader import UserTrajectories
-from ups.userdata.resolution import affordable, resolved
 
 BLOCK_BYTES = 32 * 2**20
 LOOKED_AT = 8  # trajectories, spread over the file, of checks that cost more than reading

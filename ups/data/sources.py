@@ -13,7 +13,8 @@ from ups.config import Config, TaskConfig, UserTaskConfig
 from ups.data.layout import layout_of
 from ups.data.pdebench import Trajectories, open_data, split_indices
 from ups.tasks import get_task
-from ups.userdata.reader import MOST_VALUES, UserTrajectories, open_user_files, user_files
+from ups.userdata.open_files import open_user_files, user_files
+from ups.userdata.reader import MOST_VALUES, UserTrajectories
 
 Source = Trajectories | UserTrajectories
 

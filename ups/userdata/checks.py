@@ -1,26 +1,16 @@
 """What must hold of every file of the user: parameters, steps, groups and grid are those of the task."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ups.common.boundary import along
 from ups.tasks import Task
-from ups.userdata.grid import span
-from ups.userdata.inspect_file import (
-    NO_TIMES,
-    coordinate,
-    even_step,
-    goes_on,
-    is_even,
-    jumps_in,
-    names_of_times,
-    step_in,
-    value_in,
-    wrong,
-)
+from ups.userdata.grid import read_domain
+from ups.userdata.inspect_file import Coordinate, config_error, goes_on, is_even_grid, value_in
 from ups.userdata.readers import Store
+from ups.userdata.times import NO_TIMES, even_step, jumps_in, step_in, times_in
 
 
 def parameter_values(
@@ -32,7 +22,7 @@ def parameter_values(
     values = value_in(key, store, name, place, path)
     if values.ndim and groups and list(groups) != sorted(groups):
         other = ", ".join(sorted(groups)[:2])
-        raise wrong(
+        raise config_error(
             f"{key}.parameters.{name}",
             f"{path} holds {len(values)} values for groups whose names "
             f"may be sorted as {groups[0]}, {groups[1]}, .. or as {other}, ..",
@@ -41,7 +31,7 @@ def parameter_values(
             "attribute of each group; or name groups with leading zeros.",
         )
     if values.ndim and len(values) != num:
-        raise wrong(
+        raise config_error(
             f"{key}.parameters.{name}",
             f"{path} holds {len(values)} values",
             f"1, or {num} as it holds trajectories (by {key}.layout)",
@@ -60,11 +50,11 @@ def step_of(
         return 0.0, none
     if "@" in place and (step := step_in(store, place)):
         return step, none
-    found = coordinate(store, task.arrays, [place] if place else names_of_times(store, task.arrays))
+    found = times_in(store, task.arrays, place)
     if found is None and not place:
         return 0.0, none
     if found is None or len(found[1]) < frames:
-        raise wrong(
+        raise config_error(
             f"{key}.dt",
             f"{store.path} holds no times in {place!r}",
             f"{frames} of them as in other files",
@@ -95,7 +85,7 @@ def _require_common(
         there = np.asarray(store.read(other), np.float64)
         both = slice(min(len(values), *there.shape[-1:]) if is_time and there.ndim else None)
         if not goes_on(values[both], there[..., both] if there.ndim else there):
-            raise wrong(
+            raise config_error(
                 f"{key}.files",
                 f"{other} in {store.path} is not in the steps of {place}",
                 "one step and one grid in all groups",
@@ -119,7 +109,7 @@ def run_lengths(key: str, store: Store, task: Task, groups: Sequence[str], frame
                 or any(found.shape[axis] != first.shape[axis] for axis in grid)
             ):
                 what = "no array" if found is None else f"{found.shape} numbers in"
-                raise wrong(
+                raise config_error(
                     f"{key}.files",
                     f"{store.path} holds {what} {name}",
                     f"{first.shape} as in {groups[0]}",
@@ -131,18 +121,18 @@ def run_lengths(key: str, store: Store, task: Task, groups: Sequence[str], frame
 
 
 def require_domain(
-    key: str, store: Store, task: Task, groups: Sequence[str], space: Sequence[int]
+    key: str,
+    store: Store,
+    task: Task,
+    groups: Sequence[str],
+    space: Sequence[int],
+    found: Mapping[str, Coordinate | None],
 ) -> list[str]:
-    """The axes whose cells are uneven and counted as equal, as the domain is said. Raise ValueError where the
-    coordinates of a file are not those of the task, or of one grid in all groups."""
-    uneven: list[str] = []
-    # models published before know of no other names
-    ends, names = along(task.boundary, task.ndim), task.user_facts.get("coordinates", {})
+    """The axes whose cells are uneven and count as equal. found: the coordinates of the axes in the file.
+    Raises ValueError if they are not those of the task, or not the same in all groups."""
+    ends = along(task.boundary, task.ndim)
     for axis, limits, end, size in zip(task.axes, task.spans, ends, space, strict=True):
-        span(key, list(limits), axis, end, size, store, task.arrays, names.get(axis, ""))
-        found = coordinate(store, task.arrays, [names.get(axis, axis)])
-        if found is not None and groups:
-            _require_common(key, store, task, groups, *found)
-        if found is not None and not is_even(found[1]) and not is_even(found[1][::-1]):
-            uneven.append(axis)
-    return uneven
+        read_domain(key, list(limits), axis, end, size, found[axis], store)
+        if found[axis] is not None and groups:
+            _require_common(key, store, task, groups, *found[axis])
+    return [axis for axis, place in found.items() if place is not None and not is_even_grid(place[1])]

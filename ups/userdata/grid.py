@@ -1,71 +1,93 @@
-"""The grid of the user's own files: where its axes begin and end, the order of its cells, and the patch that
-divides it."""
+"""The grid of user data: boundary and ends of every axis, the order of its cells, and a patch.
+
+Values lie at the centres of equal cells. If the first and the last point of an axis lie on its walls, as
+those of np.linspace(0, 1, 33) do, the domain reaches half a cell beyond them: the bases place a wall there.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ups.common.boundary import PERIODIC
+from ups.common.boundary import BOUNDARIES, PERIODIC
 from ups.common.lazy import np
 from ups.tasks import Place
-from ups.userdata.inspect_file import UNEVEN, coordinate, rises, tidy, wrong
+from ups.userdata.inspect_file import UNEVEN, Coordinate, config_error, coordinate, is_even, rises, tidy
 
 if TYPE_CHECKING:
     from ups.userdata.readers import Store
 
 MOST_TOKENS = {1: 256, 2: 64, 3: 32}  # per axis, of a patch that is chosen
+TINY = 1e-6  # of an axis, what counts as zero
+CLOSE = 0.1  # of a cell, by which a domain may differ from the coordinates
 
 
-def span(
-    key: str,
-    said: Any,
-    axis: str,
-    end: str,
-    size: int,
-    store: "Store",
-    places: Sequence[Place],
-    called: str = "",
-) -> list[float]:
-    """(low, high) of an axis, as said and checked against its coordinate (`called` otherwise than the axis,
-    where that was said), or as that shows it. Cells lie between them: of a grid whose points lie on both
-    walls, half a cell is added on each side.
-    """
-    given = said.get(axis) if isinstance(said, Mapping) else said
-    asked, given = (given, None) if isinstance(given, str) else (called, given)
-    found = coordinate(store, places, [asked or axis])
-    named = [name for name in store.names() if store.array(name).shape == (size,)]
-    example = f"Write domain: [0, 1], or domain: {{{axis}: {named[0] if named else '[0, 1]'}, ..}}" + (
-        ", the array of its coordinates." if named else "."
-    )
-    if asked and found is None:
-        raise wrong(
+def read_boundary(key: str, boundary: Any, axes: Sequence[str]) -> list[str]:
+    """The boundary of each axis, from one name for all axes, a list, or a mapping. Raises ValueError."""
+    if isinstance(boundary, Mapping):
+        ends = [boundary.get(axis, "") for axis in axes]
+    else:
+        ends = list(boundary) if isinstance(boundary, list) else str(boundary).split(",")
+    is_complete = not isinstance(boundary, Mapping) or {*boundary} == {*axes}
+    if len(ends) not in (1, len(axes)) or not {*map(str, ends)} <= {*BOUNDARIES} or not is_complete:
+        raise config_error(
+            f"{key}.boundary",
+            f"it is {boundary!r:.80}" if boundary else "it is missing",
+            f"one of {', '.join(BOUNDARIES)}, or one per axis ({', '.join(axes)})",
+            f"Write boundary: periodic, or boundary: {{{', '.join(f'{axis}: no_flux' for axis in axes)}}}.",
+        )
+    return ends * len(axes) if len(ends) == 1 else ends
+
+
+def without_repeated(
+    key: str, repeated: Any, sizes: dict[str, int], ends: Mapping[str, str]
+) -> dict[str, int]:
+    """The length of every axis without the last cell of the axes in `repeated`, where it is the first again.
+    Raises ValueError for an axis that is not periodic."""
+    periodic = [axis for axis, end in ends.items() if end == PERIODIC]
+    if not isinstance(repeated, list) or not {*repeated} <= {*periodic}:
+        raise config_error(
+            f"{key}.repeated",
+            f"it is {repeated!r:.80}",
+            "a list of periodic axes" + f", of {', '.join(periodic)}" * bool(periodic),
+            "Name those whose last cell is the first again, or leave it out.",
+        )
+    return sizes | {axis: sizes[axis] - 1 for axis in repeated}
+
+
+def find_coordinates(
+    key: str, names: Mapping[str, str], axes: Sequence[str], places: Sequence[Place], store: "Store"
+) -> dict[str, Coordinate | None]:
+    """Axis -> its coordinate in a file. names: axis -> the array of its coordinate, if it has another name.
+    Raises ValueError if such an array is missing."""
+    found = {axis: coordinate(store, places, [names.get(axis) or axis]) for axis in axes}
+    if missing := [axis for axis in axes if names.get(axis) and found[axis] is None]:
+        raise config_error(
             f"{key}.domain",
-            f"{store.path} holds no array {asked!r:.80} of coordinates",
+            f"{store.path} holds no array {names[missing[0]]!r:.80} of coordinates",
             "two numbers, or the name of one",
-            f"{example} It holds {store.listing()}.",
+            f"Write domain: [0, 1], or domain: {{{missing[0]}: NAME, ..}}. It holds {store.listing()}.",
         )
-    if given and not (
-        isinstance(given, list)
-        and len(given) == 2
-        and all(isinstance(x, int | float) and math.isfinite(x) for x in given)
-        and given[0] < given[1]
-    ):
-        raise wrong(
-            f"{key}.domain", f"that of {axis} is {given!r:.80}", "two numbers, the lower first", example
-        )
+    return found
+
+
+def read_domain(
+    key: str, domain: Any, axis: str, end: str, size: int, found: Coordinate | None, store: "Store"
+) -> list[float]:
+    """(low, high) of an axis of `size` cells: from its coordinate, or from the section.
+
+    domain: of the section, for all axes or by axis; found: the coordinate of the axis. Cells lie between low
+    and high: if points lie on both walls, half a cell is added on each side. Raises ValueError if the two do
+    not fit each other, or if both are missing.
+    """
+    given = domain.get(axis) if isinstance(domain, Mapping) else domain
+    given = None if isinstance(given, str) else given
+    _check_ends(key, axis, given, size, found, store)
     if found is None:
-        if not given:
-            raise wrong(
-                f"{key}.domain",
-                f"it is missing for {axis}, and {store.path} holds no coordinate of that name",
-                "where the axis begins and ends",
-                example,
-            )
         return [float(x) for x in given]
     place, x = found
-    x = x[:size] if end == PERIODIC and len(x) == size + 1 else x  # the last is the first again
+    x = x[:size] if end == PERIODIC and len(x) == size + 1 else x  # the last point is the first again
     if len(x) != size:
-        raise wrong(
+        raise config_error(
             f"{key}.layout",
             f"the axis called {axis} has {size} cells and the array {place} in {store.path} {len(x)} numbers",
             "as many",
@@ -73,66 +95,98 @@ def span(
         )
     x = x[::-1] if rises(x[::-1]) else x
     step = (x[-1] - x[0]) / max(1, size - 1) if size > 1 else 1.0
-    if size > 1 and not (step > 0 and np.ptp(np.diff(x)) <= UNEVEN * step):
-        is_near = given and abs(given[0] - x[0]) <= step and abs(given[1] - x[-1]) <= step
-        if is_near and rises(x):  # what is said wins, as of a dt
-            return [float(v) for v in given]
-        raise wrong(
-            f"{key}.layout",
-            f"{place} in {store.path} runs from {x[0]:g} to {x[-1]:g} in steps of "
-            f"{np.diff(x).min():g} to {np.diff(x).max():g}",
-            "equal steps",
-            f"Write domain: {{{axis}: [{x[0]:g}, {x[-1]:g}]}} to count its cells as equal, as those "
-            "of a Gaussian grid nearly are; or resample the fields to an even grid."
-            if rises(x)
-            else "Sort the cells along it, or leave that axis out.",
-        )
+    if size > 1 and not is_even(x):
+        return _uneven_domain(key, axis, x, given, step, f"{place} in {store.path}")
     low = x[0] - step / 2 if end != PERIODIC or abs(x[0] - step / 2) < UNEVEN * step else x[0]
     shown = [tidy(value) for value in (low, low + size * step)]
-    if given and size > 1:
-        length = given[1] - given[0]
-        is_cells = abs(length - size * step) <= 0.1 * step and -0.1 * step <= x[0] - given[0] <= 1.1 * step
-        is_nodes = (
-            end != PERIODIC
-            and abs(length - (size - 1) * step) <= 0.1 * step
-            and abs(x[0] - given[0]) <= 0.1 * step
+    if not given or size == 1:
+        return shown
+    length, apart = given[1] - given[0], CLOSE * step
+    is_cells = abs(length - size * step) <= apart and -apart <= x[0] - given[0] <= step + apart
+    is_points = end != PERIODIC and abs(length - (size - 1) * step) <= apart and abs(x[0] - given[0]) <= apart
+    if not (is_cells or is_points):
+        raise config_error(
+            f"{key}.domain",
+            f"that of {axis} is {given}, and {place} in {store.path} runs from {x[0]:g} to {x[-1]:g} in "
+            f"steps of {step:g}",
+            f"what the file says, {shown}",
+            f"Write domain: {{{axis}: {shown}}}, or leave it out.",
         )
-        if not (is_cells or is_nodes):
-            raise wrong(
-                f"{key}.domain",
-                f"that of {axis} is {given}, and {place} in {store.path} runs from "
-                f"{x[0]:g} to {x[-1]:g} in steps of {step:g}",
-                f"what the file says, {shown}",
-                f"Write domain: {{{axis}: {shown}}}, or leave it out.",
-            )
-        return [float(v) for v in given] if is_cells else shown
-    return shown
+    return [float(v) for v in given] if is_cells else shown
 
 
-def flipped(
-    key: str,
-    said: Any,
-    axes: Sequence[str],
-    store: "Store",
-    places: Sequence[Place],
-    called: Mapping[str, str],
-) -> list[str]:
-    """The axes along which a file stores its cells from the last to the first: by their coordinates, or as
-    said where it holds none."""
-    if not isinstance(said, list) or not {*said} <= {*axes}:
-        raise wrong(
+def _check_ends(key: str, axis: str, given: Any, size: int, found: Coordinate | None, store: "Store") -> None:
+    """Raise ValueError if the ends of an axis are no two numbers, or missing where no coordinate is found."""
+    is_pair = (
+        isinstance(given, list)
+        and len(given) == 2
+        and all(isinstance(x, int | float) and math.isfinite(x) for x in given)
+        and given[0] < given[1]
+    )
+    if is_pair or (found is not None and not given):
+        return
+    same = next((name for name in store.names() if store.array(name).shape == (size,)), "")
+    example = f"Write domain: [0, 1], or domain: {{{axis}: {same or '[0, 1]'}, ..}}" + (
+        ", the array of its coordinates." if same else "."
+    )
+    if given:
+        raise config_error(
+            f"{key}.domain", f"that of {axis} is {given!r:.80}", "two numbers, the lower first", example
+        )
+    raise config_error(
+        f"{key}.domain",
+        f"it is missing for {axis}, and {store.path} holds no coordinate of that name",
+        "where the axis begins and ends",
+        example,
+    )
+
+
+def _uneven_domain(key: str, axis: str, x: "np.ndarray", given: Any, step: float, where: str) -> list[float]:
+    """The ends that the section gives an axis of uneven cells, which then count as equal."""
+    is_near = given and abs(given[0] - x[0]) <= step and abs(given[1] - x[-1]) <= step
+    if is_near and rises(x):
+        return [float(v) for v in given]
+    raise config_error(
+        f"{key}.layout",
+        f"{where} runs from {x[0]:g} to {x[-1]:g} in steps of {np.diff(x).min():g} to {np.diff(x).max():g}",
+        "equal steps",
+        f"Write domain: {{{axis}: [{x[0]:g}, {x[-1]:g}]}} to count its cells as equal, as those of a "
+        "Gaussian grid nearly are; or resample the fields to an even grid."
+        if rises(x)
+        else "Sort the cells along it, or leave that axis out.",
+    )
+
+
+def on_walls(low: float, high: float, size: int) -> bool:
+    """Whether the points of an axis, at the centres of `size` cells from low to high, seem to lie on its
+    walls: the first and the last point are rounder numbers than low and high."""
+    half = (high - low) / size / 2
+
+    def num_digits(value: float) -> int:
+        is_zero = abs(value) < TINY * (high - low)
+        return 0 if is_zero else len(f"{value:.5e}".split("e")[0].strip("-").replace(".", "").rstrip("0"))
+
+    on_points = num_digits(low + half) + num_digits(high - half)
+    return size > 1 and on_points < num_digits(low) + num_digits(high)
+
+
+def flipped_axes(key: str, flipped: Any, found: Mapping[str, Coordinate | None]) -> list[str]:
+    """The axes whose cells are stored from the last to the first: by their coordinates, and by `flipped`
+    where the file holds none. Raises ValueError if `flipped` names no axis."""
+    axes = [*found]
+    if not isinstance(flipped, list) or not {*flipped} <= {*axes}:
+        raise config_error(
             f"{key}.flipped",
-            f"it is {said!r:.80}",
+            f"it is {flipped!r:.80}",
             f"a list of axes, of {', '.join(axes)}",
             f"Write flipped: [{axes[0]}] where cells are stored from the last to the first.",
         )
-    found = {axis: coordinate(store, places, [called.get(axis) or axis]) for axis in axes}
-    return [axis for axis, there in found.items() if (rises(there[1][::-1]) if there else axis in said)]
+    return [axis for axis, there in found.items() if (rises(there[1][::-1]) if there else axis in flipped)]
 
 
-def patch_for(cells: Sequence[int]) -> int:
-    """A patch that divides every axis: 4, more where tokens would be many, less where the grid asks for
-    it."""
+def choose_patch(cells: Sequence[int]) -> int:
+    """A patch that divides every axis: 4; more if tokens would be many, less if the grid has no such
+    divisor."""
     most = MOST_TOKENS[len(cells)]
     fitting = [p for p in range(1, 17) if all(n % p == 0 and n // p >= min(n, 4) for n in cells)]
     enough = [p for p in fitting if p >= 4 and max(cells) // p <= most]

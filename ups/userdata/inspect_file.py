@@ -1,5 +1,5 @@
-"""What the files of the user's own show: which there are, the sizes of their arrays, coordinates and
-parameters, and the one line that says what does not fit and what to write where.
+"""What the files of the user hold: which files fit a pattern, the sizes of their arrays, coordinates and
+parameters. Errors name the key of the section and what to write there.
 """
 
 import difflib
@@ -17,27 +17,28 @@ from ups.tasks import Place
 if TYPE_CHECKING:
     from ups.userdata.readers import Store
 
-# where a coordinate may lie
+Coordinate = tuple[str, "np.ndarray"]  # the name of its array, and its numbers
+
+# places of a coordinate in a file
 COORDINATES = ("{}", "{}-coordinate", "grid/{}", "dimensions/{}", "coords/{}")
-TIMES = ("t", "time", "times")
-NO_TIMES = "-"  # in place of the array of times: those of the file are not looked at
-SMALL = 2**16  # numbers that are read of a coordinate whatever the fields have
-MOST = 0.8  # of the steps of times, that are equal where the others are gaps in a record
+SMALL = 2**16  # numbers of a coordinate that may always be read, however small the fields are
 UNEVEN = 0.01  # of a step, by which steps may differ: float32 coordinates
 
 
-def wrong(key: str, what: str, expected: str, do: str) -> ValueError:
-    return ValueError(f"{key}: {what}; expected {expected}. {do}")
+def config_error(key: str, what: str, expected: str, fix: str) -> ValueError:
+    """The error of a key: what is wrong, what was expected, what to do."""
+    return ValueError(f"{key}: {what}; expected {expected}. {fix}")
 
 
-def matches(key: str, pattern: str) -> list[str]:
-    """The files of a pattern in natural order; of several patterns those that go together, joined. Raises
-    FileNotFoundError, and ValueError where their numbers or names do not fit each other."""
+def matching_files(key: str, pattern: str) -> list[str]:
+    """The files of a pattern in natural order; of several patterns the files that go together, joined.
+
+    Raises FileNotFoundError if no file fits, and ValueError if files of different runs go together."""
     patterns = pattern.split(TOGETHER) if len(parts_of(pattern)) > 1 else [pattern]
     columns = [_matching(key, part) for part in patterns]
     rows = [*zip(*columns, strict=False)]
     if {*map(len, columns)} != {len(rows)}:
-        raise wrong(
+        raise config_error(
             f"{key}.files",
             ", ".join(
                 f"{len(found)} files fit {part}" for found, part in zip(columns, patterns, strict=True)
@@ -48,7 +49,7 @@ def matches(key: str, pattern: str) -> list[str]:
     varying = [[_varying(column, path) for column, path in zip(columns, row, strict=True)] for row in rows]
     for row, numbers in zip(rows, varying, strict=True):
         if len({tuple(one) for one in numbers if one}) > 1:
-            raise wrong(
+            raise config_error(
                 f"{key}.files",
                 f"{row[0]} goes with {', '.join(row[1:])}",
                 "files of the same run or time",
@@ -95,14 +96,14 @@ def measure(key: str, store: "Store", places: Iterable[Place]) -> dict[str, int]
         found = store.array(array)
         if found is None:
             near = difflib.get_close_matches(array, store.names(), n=1)
-            raise wrong(
+            raise config_error(
                 f"{key}.layout",
                 f"{store.path} holds no array {array!r}",
                 "every array of the layout",
                 f"{f'Did you mean {near[0]!r}? ' if near else ''}Write one that it holds: {store.listing()}.",
             )
         if found.dtype.kind not in "fiub":
-            raise wrong(
+            raise config_error(
                 f"{key}.layout",
                 f"{array} in {store.path} holds {found.dtype}",
                 "real numbers",
@@ -111,7 +112,7 @@ def measure(key: str, store: "Store", places: Iterable[Place]) -> dict[str, int]
                 else "Leave the array out.",
             )
         if len(found.shape) != len(place.axes):
-            raise wrong(
+            raise config_error(
                 f"{key}.layout",
                 f"{array} in {store.path} has {len(found.shape)} axes, "
                 f"{found.shape}, and {len(place.axes)} words "
@@ -124,14 +125,14 @@ def measure(key: str, store: "Store", places: Iterable[Place]) -> dict[str, int]
         lengths = [*zip(place.axes, found.shape, strict=True), *[("trajectory", len(groups))] * bool(groups)]
         for axis, size in lengths:
             if axis == "single" and size != 1:
-                raise wrong(
+                raise config_error(
                     f"{key}.layout",
                     f"the axis called single is {size} long in {array} of {store.path}",
                     "1",
                     "Call it channel if each is a field, or by its name.",
                 )
             if axis not in ("channel", "component", "single") and sizes.setdefault(axis, size) != size:
-                raise wrong(
+                raise config_error(
                     f"{key}.layout",
                     f"{axis} is {size} long in {array} of {store.path} and {sizes[axis]} in {first[axis]}",
                     "one size per axis, so one grid",
@@ -141,7 +142,7 @@ def measure(key: str, store: "Store", places: Iterable[Place]) -> dict[str, int]
                 )
             first.setdefault(axis, array)
             if size < 1:
-                raise wrong(
+                raise config_error(
                     f"{key}.layout",
                     f"{array} in {store.path} has shape {found.shape}",
                     "at least one number",
@@ -172,17 +173,6 @@ def coordinate(
     return None
 
 
-def names_of_times(store: "Store", places: Sequence[Place]) -> list[str]:
-    """The usual names of the array of times, and those that a file gives to the axis called time."""
-    found = [store.array(store.first(place.array)) for place in places]
-    named = [
-        array.axes[place.axes.index("time")]
-        for place, array in zip(places, found, strict=True)
-        if "time" in place.axes and array is not None and array.axes
-    ]
-    return [*dict.fromkeys([*TIMES, *named])]
-
-
 def _require_no_larger(store: "Store", place: str, shape: Sequence[int], places: "Sequence[Place]") -> None:
     """Raise ValueError, before it is read, for a coordinate of more numbers than any field has."""
     fields = [store.array(store.first(entry.array)) for entry in places]
@@ -209,34 +199,15 @@ def goes_on(values: "np.ndarray", other: "np.ndarray") -> bool:
     )
 
 
-def is_even(times: "np.ndarray") -> bool:
-    """Whether times rise in equal steps."""
-    steps = np.diff(times)
-    return not len(steps) or bool(steps.min() > 0 and np.ptp(steps) <= UNEVEN * steps.mean())
+def is_even(values: "np.ndarray", tolerance: float = UNEVEN) -> bool:
+    """Whether numbers rise in equal steps, which differ by `tolerance` of a step at most."""
+    steps = np.diff(values)
+    return not len(steps) or bool(steps.min() > 0 and np.ptp(steps) <= tolerance * steps.mean())
 
 
-def jumps_in(times: "np.ndarray") -> "np.ndarray":
-    """The frames after which times do not go on by the step of MOST of them; none of other times."""
-    steps = np.diff(times)
-    step = np.median(steps) if len(steps) else 0.0
-    is_jump = np.abs(steps - step) > UNEVEN * step
-    return np.flatnonzero(is_jump) if step > 0 and is_jump.mean() <= 1 - MOST else np.arange(0)
-
-
-def even_step(key: str, store: "Store", place: str, times: "np.ndarray") -> float:
-    """The step of the times at `place`, but for jumps. Raises ValueError where they do not rise evenly."""
-    if not is_even(times):
-        steps = np.diff(times)
-        if len(jumps_in(times)):
-            return float(np.median(steps))
-        raise wrong(
-            f"{key}.dt",
-            f"{place} in {store.path} has steps of {steps.min():g} to {steps.max():g}",
-            "equal, increasing ones",
-            f"Write {key}.dt: {np.median(steps):g} to count all steps as "
-            f"equal, as those of months; or leave uneven ones out ({key}.first_frame).",
-        )
-    return float((times[-1] - times[0]) / (len(times) - 1))
+def is_even_grid(values: "np.ndarray", tolerance: float = UNEVEN) -> bool:
+    """Whether numbers rise or fall in equal steps."""
+    return is_even(values, tolerance) or is_even(values[::-1], tolerance)
 
 
 def common_row(store: "Store", place: str, rows: "np.ndarray") -> "np.ndarray":
@@ -257,14 +228,6 @@ def tidy(value: float) -> float:
     return short if abs(short - value) <= 2e-7 * abs(value) else long
 
 
-def step_in(store: "Store", name: str) -> float | None:
-    """The one number above zero that an attribute of a file, or of an object in it, holds; else None."""
-    found = store.value(name if "@" in name else f"@{name}")
-    values = np.asarray(found if found is not None else [])
-    is_number = values.size == 1 and values.dtype.kind in "fiu"
-    return float(values.reshape(-1)[0]) if is_number else None
-
-
 def number_in(pattern: str, name: str) -> float | None:
     """The number that stands for {} in the name of a file, the last that fits, whole: behind * or nothing it
     does not begin within another one, before * or nothing no letter follows; None where none fits. There, a
@@ -282,7 +245,7 @@ def number_in(pattern: str, name: str) -> float | None:
 def value_in(key: str, store: "Store", name: str, place: str, path: Path, group: str = "") -> "np.ndarray":
     """The value(s) of a parameter in a file: () or (trajectories,), float64. Raises ValueError."""
     if place in store.attributes() and not store.is_single and store.array(place) is not None:
-        raise wrong(
+        raise config_error(
             f"{key}.parameters.{name}",
             f"{path} holds an attribute {place} and an array {place}",
             "one of them",
@@ -299,7 +262,7 @@ def value_in(key: str, store: "Store", name: str, place: str, path: Path, group:
         is_right = False
     if not is_right:
         there = sorted(store.attributes())
-        raise wrong(
+        raise config_error(
             f"{key}.parameters.{name}",
             f"{path} holds no number in {place!r}"
             if found is None

@@ -107,4 +107,4 @@ def from_pdebench(store: "Store") -> dict[str, Any]:
     return {"layout": layout}
 
 
-FOREIGN: dict[str, Callable[["Store"], dict[str, Any]]] = {"well": from_well, "pdebench": from_pdebench}
+KNOWN_LAYOUTS: dict[str, Callable[["Store"], dict[str, Any]]] = {"well": from_well, "pdebench": from_pdebench}

@@ -1,5 +1,5 @@
-"""Cells of the user's fields that have no value. In the same cells of every frame they are a mask, such as
-land; in a few frames they are gaps, and the frames are refused or, by the key skip_missing, left out.
+"""Cells of user data without a value. The same cells in every frame are a mask, such as land. Cells of a few
+frames are gaps: such frames are refused or, with the key skip_missing, left out.
 """
 
 import json
@@ -7,18 +7,18 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from ups.common.boundary import PERIODIC, along
 from ups.common.files import parts_of
-from ups.userdata.inspect_file import wrong
+from ups.common.lazy import np
+from ups.userdata.inspect_file import config_error
 
 READ = 2**22  # numbers at a time
-WHOLE: dict[tuple, list[np.ndarray]] = {}  # what is known of files that were read
+WHOLE: dict[tuple, list["np.ndarray"]] = {}  # files -> whether each frame is whole
 LOOKED_AT = 8  # trajectories in which a mask is sought, spread over all of them
+CLOSE = 1e-6  # relative, of a number that means missing: float32 rounds 1e20
 
 
-def find_mask(data: Any) -> np.ndarray | None:
+def find_mask(data: Any) -> "np.ndarray | None":
     """The cells (channels, *space) that have no value in any of some frames of trajectories spread over the
     data; None if every cell has one. Raises ValueError for a symmetry that moves the mask."""
     rows = np.unique(np.linspace(0, data.num_trajectories - 1, LOOKED_AT).astype(int))
@@ -39,7 +39,7 @@ def find_mask(data: Any) -> np.ndarray | None:
     images = [("shift", np.roll(mask, 1, axes[axis])) for axis in shifted]
     images += [("mirror", np.flip(mask, axis)) for axis in axes.values() if task.is_symmetric]
     if moved := [name for name, image in images if not np.array_equal(image, mask)]:
-        raise wrong(
+        raise config_error(
             f"task.{task.name}.symmetries",
             f"it names {moved[0]}, and cells of {data.path} have no value in any frame (land, a solid)",
             "symmetries that do not move them",
@@ -48,7 +48,7 @@ def find_mask(data: Any) -> np.ndarray | None:
     return mask
 
 
-def _whole_frames(data: Any, lengths: Sequence[int]) -> list[np.ndarray]:
+def _whole_frames(data: Any, lengths: Sequence[int]) -> list["np.ndarray"]:
     """Of every frame of every run, whether all its cells have a value that have one elsewhere. Files that did
     not change are read once by a process."""
     about = [(part, part.stat()) for file in data.files for part in parts_of(file.path)]
@@ -71,8 +71,13 @@ def _whole_frames(data: Any, lengths: Sequence[int]) -> list[np.ndarray]:
 
 
 def whole_windows(
-    data: Any, lengths: Sequence[int], used: range, cut: int, breaks: Sequence[np.ndarray], skip_missing: bool
-) -> tuple[np.ndarray, int]:
+    data: Any,
+    lengths: Sequence[int],
+    used: range,
+    cut: int,
+    breaks: "Sequence[np.ndarray]",
+    skip_missing: bool,
+) -> "tuple[np.ndarray, int]":
     """Rows of the windows that cross no gap in time, and in whose frames `used`, if skip_missing, every cell
     has a value that has one elsewhere; and how many of all frames lack one. data: a row for every run, from
     its first frame on; lengths: of the runs; cut: from window to window, 0: one of each run; breaks: of every
@@ -95,7 +100,7 @@ def whole_windows(
         key, why = f"task.{data.task.name}", f"cells have no value in {left_out} of {sum(lengths)} frames"
         num_breaks = sum(map(len, breaks))
         why = " and ".join([why] * (left_out > 0) + [f"times have {num_breaks} gaps"] * (num_breaks > 0))
-        raise wrong(
+        raise config_error(
             f"{key}.cut",
             f"no {last + 1} frames follow each other, as {why}",
             "a window at least",
@@ -104,12 +109,12 @@ def whole_windows(
     return np.array(rows), left_out
 
 
-def is_wrong(u: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+def is_wrong(u: "np.ndarray", mask: "np.ndarray | None") -> "np.ndarray":
     """Where u (n, T, channels, *space) has no number, or one in a cell of the mask."""
     return ~np.isfinite(u) if mask is None else np.where(mask, ~np.isnan(u), ~np.isfinite(u))
 
 
-def settled(u: np.ndarray) -> np.ndarray:
+def settled(u: "np.ndarray") -> "np.ndarray":
     """u (..., cells) with the first number of its row in place of every NaN: what is equal in all cells that
     have a value stays so."""
     is_missing = np.isnan(u)
@@ -119,7 +124,7 @@ def settled(u: np.ndarray) -> np.ndarray:
     return np.where(is_missing, np.nan_to_num(first), u)
 
 
-def averaged(u: np.ndarray, ndim: int) -> np.ndarray:
+def averaged(u: "np.ndarray", ndim: int) -> "np.ndarray":
     """u (..., *space) with the mean of its frame in place of every NaN."""
     is_missing = np.isnan(u)
     if not is_missing.any():
@@ -130,8 +135,35 @@ def averaged(u: np.ndarray, ndim: int) -> np.ndarray:
     return np.where(is_missing, mean, u).astype(u.dtype)
 
 
-def mask_words(mask: np.ndarray | None, channels: Sequence[str]) -> Iterator[str]:
+def mask_words(mask: "np.ndarray | None", channels: Sequence[str]) -> Iterator[str]:
     """Of each channel with a mask, in words, which share of its cells that is."""
     for name, cells in zip(channels, mask if mask is not None else (), strict=mask is not None):
         if cells.any():
             yield f"{name}: {cells.mean():.0%} of its cells are a mask, the same in all frames"
+
+
+def missing_values(key: str, missing: Any) -> list[str]:
+    """The numbers that mean missing, as text, which YAML gives back exactly; "nan" means that no other number
+    does. Raises ValueError if one is no number."""
+    values = missing if isinstance(missing, list) else [missing]
+    try:
+        texts = [f"{float(str(value)):.17g}" for value in values]  # true is no number
+    except ValueError:
+        raise config_error(
+            f"{key}.missing",
+            f"it is {missing!r:.80}",
+            "a number that means missing in the files, or a list of such numbers",
+            "Write missing: -9999, or missing: nan if no number does.",
+        ) from None
+    # with a point: YAML 1.1 then writes quotes, and so gives back text
+    return [text.replace("e", ".0e") if "e" in text and "." not in text else text for text in texts]
+
+
+def with_nan(block: "np.ndarray", values: Sequence[str]) -> "np.ndarray":
+    """Stored numbers, with NaN in place of those in `values`."""
+    if not values:
+        return block
+    block = block.astype(np.promote_types(block.dtype, np.float32))
+    for value in map(float, values):
+        block[np.abs(block - value) <= CLOSE * abs(value)] = np.nan
+    return block

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ups.common.lazy import np
 from ups.tasks import Place
-from ups.userdata.inspect_file import wrong
-from ups.userdata.missing_values import without
+from ups.userdata.inspect_file import config_error
+from ups.userdata.layout import Layout
+from ups.userdata.masks import with_nan
 
 if TYPE_CHECKING:
     from ups.userdata.readers import Store
@@ -25,21 +26,14 @@ SAMPLES = 8  # trajectories of the sample, spread over all files
 SAMPLED_CELLS = {1: 4096, 2: 128, 3: 32}  # per axis, of a sampled frame
 
 
-def offsets(
-    key: str,
-    said: Mapping[str, Any],
-    paths: Sequence[str],
-    places: Sequence[Place],
-    axes: Sequence[str],
-    is_steady: bool,
-) -> dict[str, float]:
-    """Field -> offset, of the fields that are counted from one: as said, else by a sample of the files.
+def offsets(key: str, section: Mapping[str, Any], paths: Sequence[str], layout: Layout) -> dict[str, float]:
+    """Field -> offset, of the fields that have one: from the section, else from a sample of the files.
 
     Fields whose logarithm is learnt (positive; the solution of a steady task with a prior) and components of
     vectors, which a mirror turns round, have none. Raises ValueError for an offset that is no number of a
     field, and for a positive field whose mean dominates.
     """
-    given, fields = said["offset"], [field for place in places for field in place.fields]
+    given, fields = section["offset"], layout.fields
     if not isinstance(given, Mapping) or (
         strange := [
             name
@@ -50,7 +44,7 @@ def offsets(
             or not math.isfinite(value)
         ]
     ):
-        raise wrong(
+        raise config_error(
             f"{key}.offset",
             f"it is {given!r:.80}"
             if not isinstance(given, Mapping)
@@ -60,11 +54,13 @@ def offsets(
         )
     found = {
         field: value
-        for field, value in dominant(paths, places, axes, said["first_frame"], said["missing"]).items()
-        if field not in given and field not in said["vector"]
+        for field, value in dominant(
+            paths, layout.places, layout.axes, section["first_frame"], section["missing"]
+        ).items()
+        if field not in given and field not in section["vector"]
     }
-    if positive := [field for field in found if field in said["positive"]]:
-        raise wrong(
+    if positive := [field for field in found if field in section["positive"]]:
+        raise config_error(
             f"{key}.positive",
             f"it names {positive[0]}, whose mean is about "
             f"{found[positive[0]]:g} and more than {DOMINANT:g} times its variation",
@@ -73,8 +69,8 @@ def offsets(
             f"it is counted from that mean; or write offset: {{{positive[0]}: 0}} to learn its "
             "logarithm all the same.",
         )
-    if is_steady and said["reserve"]:  # the prior of a steady task is of the logarithm of its solution
-        found = {field: value for field, value in found.items() if field in said["inputs"]}
+    if layout.is_steady and section["reserve"]:  # its prior is of the logarithm of its solution
+        found = {field: value for field, value in found.items() if field in section["inputs"]}
     return found | {name: float(value) for name, value in given.items() if value}
 
 
@@ -144,7 +140,7 @@ def sampled_frames(
                 }
                 step = {axis: -(-sizes[axis] // SAMPLED_CELLS[len(axes)]) for axis in axes if axis in sizes}
                 index = tuple(at.get(axis, slice(None, None, step.get(axis))) for axis in place.axes)
-                block = without(np.asarray(store.read(name, index)), missing)
+                block = with_nan(np.asarray(store.read(name, index)), missing)
                 inner = sorted(
                     (i for i, axis in enumerate(place.axes) if axis in ("channel", "component")),
                     key=lambda i: place.axes[i],

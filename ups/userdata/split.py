@@ -11,7 +11,7 @@ import numpy as np
 
 from ups.common.files import parts_of
 from ups.common.rows import split_sizes
-from ups.userdata.inspect_file import wrong
+from ups.userdata.inspect_file import config_error
 
 FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 SEED = 0  # of the order in which trajectories are dealt out to training, validation and test
@@ -25,7 +25,7 @@ def split(data: Any, val_fraction: float, test_fraction: float) -> dict[str, np.
     """
     folders = _folders([parts_of(file.path)[0] for file in data.files])
     if data.split_by == "auto" and len({*folders}) > 1 and {*folders} != {"train", "val", "test"}:
-        raise wrong(
+        raise config_error(
             f"task.{data.task.name}.split",
             f"files lie in folders "
             f"{', '.join(sorted(filter(None, {*folders})))} and others in none of train, val and "
@@ -38,7 +38,7 @@ def split(data: Any, val_fraction: float, test_fraction: float) -> dict[str, np.
     if data.split_by == "folder" or (data.split_by == "auto" and len({*folders}) == 3):
         names = np.array([folders[file] or "none" for file in data.rows[:, 0]])
         if missing := [name for name in ("train", "val", "test") if not (names == name).any()]:
-            raise wrong(
+            raise config_error(
                 f"task.{data.task.name}.split",
                 f"no file lies in a folder {missing[0]}",
                 "folders train, val and test",
@@ -48,7 +48,7 @@ def split(data: Any, val_fraction: float, test_fraction: float) -> dict[str, np.
     starts = np.unique(data.starts)
     sizes = split_sizes(len(starts), val_fraction, test_fraction)
     if sizes["train"] < 1:
-        raise wrong(
+        raise config_error(
             f"task.{data.task.name}",
             f"{len(starts)} trajectories (of different initial "
             f"conditions) cannot be split into training, validation and test with "
@@ -80,7 +80,7 @@ def _split_in_time(data: Any, val_fraction: float, test_fraction: float) -> dict
         for name, some in zip(parts, np.split(windows, ends), strict=True):
             parts[name] += some.tolist()
     if empty := [name for name, rows in parts.items() if not rows]:
-        raise wrong(
+        raise config_error(
             f"task.{data.task.name}.cut",
             f"its windows leave none for {empty[0]} with "
             f"data.val_fraction {val_fraction:g} and data.test_fraction {test_fraction:g}",

@@ -158,6 +158,9 @@ class Store:
         """The name of an array, of an array of every group that of the first group."""
         return pattern.replace("*", (self.groups(pattern) or [""])[0]) if "*" in pattern else pattern
 
+    def first_array(self, pattern: str) -> Stored | None:
+        return self.array(self.first(pattern))
+
     def group_names(self, group: str) -> list[str]:
         """What lies directly in a group."""
         return []

@@ -1,0 +1,209 @@
+"""What --describe finds in a folder and in whole files: files of one data set, companion fields, runs of
+different lengths, gaps and numbers that mean missing."""
+
+import contextlib
+import math
+from glob import escape
+from pathlib import Path
+
+import numpy as np
+
+from ups.common.files import TOGETHER, parts_of
+from ups.tasks import Place
+from ups.userdata.data_checks import Extremes
+from ups.userdata.describe_axes import NUMBER, Guess, quoted
+from ups.userdata.layout import field_names, field_of
+from ups.userdata.masks import with_nan
+from ups.userdata.offset import sampled_frames
+from ups.userdata.readers import Store, natural, open_store
+
+DATES = 1700, 2300  # years of what may be a date, YYYY, YYYYMM, YYYYMMDD or longer
+DATE_DIGITS = 4, 6, 8, 10, 12, 14
+SHOWN = 6
+MOST_FILES = 20  # to look at
+LOOKED_AT = 8  # trajectories
+SCANNED = 2**24  # numbers, in which every frame is looked at
+
+
+def sibling_files(path: Path) -> list[Path]:
+    """The files of a folder whose names differ in numbers alone, with `path` among them, in natural order."""
+    path = parts_of(path)[0]
+    form, inside = NUMBER.sub("#", path.stem), [*path.parent.glob("*")] if path.parent.is_dir() else []
+    found = [other for other in inside if other.suffix == path.suffix and NUMBER.sub("#", other.stem) == form]
+    return sorted(found, key=lambda other: natural(str(other))) or [path]
+
+
+def pattern_of(path: Path) -> tuple[str, str]:
+    """A pattern of the sibling files, and a question if their names do not show that they are runs of one
+    system: if their numbers are no dates and do not follow each other. "" for no question."""
+    if len(parts := parts_of(path)) > 1:
+        found = [pattern_of(part) for part in parts]
+        return TOGETHER.join(name for name, _ in found), found[0][1]
+    files = sibling_files(path)
+    differ = _varying_numbers(files)
+    if not differ:
+        return str(path), ""
+    parts, texts = NUMBER.findall(path.stem), NUMBER.split(path.stem)
+    names = ["*" if place in differ else part for place, part in enumerate(parts)]
+    stem = "".join(text + name for text, name in zip(texts, [*names, ""], strict=True))
+    shown = str(path.with_name(f"{stem}{path.suffix}"))
+    others = {*path.parent.glob(f"{escape(stem).replace('[*]', '*')}{path.suffix}")} - {*files}
+    values = [*differ.values()]
+    if others:
+        return shown, f"this fits {sorted(others)[0].name} as well: is it one of these runs?"
+    if all(_are_dates(column) for column in values) or (len(values) == 1 and _are_counted(values[0])):
+        return shown, ""
+    some = ", ".join("-".join(row) for row in list(zip(*values, strict=True))[:SHOWN])
+    named = str(path.with_name(f"{stem.replace('*', '{}', 1)}{path.suffix}").name)
+    some += ", .." * (len(files) > SHOWN)
+    return shown, (
+        f"the names of {len(files)} files differ in {some}: are they runs of one system, or of "
+        f'values of a parameter (parameters: {{name: "{named}"}}), or unlike, such as levels of '
+        "noise (name one of them)?"
+    )
+
+
+def companion_fields(store: Store, array: str) -> list[tuple[Path, str]]:
+    """Files in the folder with other fields of the same runs, and the names of these fields: of the shape of
+    `array`, on the same grid and times, with the same numbers in the name of the file."""
+    path, found = Path(store.path), []
+    if len(parts_of(path)) > 1 or "*" in array:
+        return []
+    same, numbers = sibling_files(path), NUMBER.findall(path.stem)
+    others = [
+        other
+        for other in sorted(path.parent.glob(f"*{escape(path.suffix)}"))
+        if other not in same and NUMBER.findall(other.stem) == numbers
+    ]
+    for other in others[:MOST_FILES]:
+        with contextlib.suppress(ValueError, OSError), open_store(f"{path}{TOGETHER}{other}") as both:
+            found += [
+                (other, name)
+                for name in both.names()
+                if store.array(name) is None
+                and not name[0].isdigit()
+                and both.array(name) == store.array(array)
+            ][:1]
+    return found
+
+
+def run_lengths(store: Store, array: str, axis: int) -> list[int]:
+    """How long an axis of an array is in every group of the file, and in its sibling files."""
+    found = [store.array(array.replace("*", group)).shape[axis] for group in store.groups(array) or [""]]
+    for path in sibling_files(Path(store.path))[:MOST_FILES]:
+        with open_store(path) as other:
+            same = other.array(other.first(array)) if path != Path(store.path) else None
+            found += [same.shape[axis]] if same is not None and len(same.shape) > axis else []
+    return found
+
+
+def are_dated(path: Path) -> bool:
+    """Whether sibling files differ by dates, so that they are parts of one record."""
+    differ = _varying_numbers(sibling_files(path))
+    return bool(differ) and all(map(_are_dates, differ.values()))
+
+
+def _varying_numbers(files: list[Path]) -> dict[int, list[str]]:
+    """Place -> the numbers there, for every number that differs in the names of sibling files."""
+    columns = zip(*[NUMBER.findall(path.stem) for path in files], strict=True)
+    return {place: [*column] for place, column in enumerate(columns) if len({*column}) > 1}
+
+
+def _are_dates(values: list[str]) -> bool:
+    return all(
+        len(value) in DATE_DIGITS and DATES[0] <= int(value[:4]) <= DATES[1]
+        for value in values
+        if "." not in value
+    ) and not any("." in value for value in values)
+
+
+def _are_counted(values: list[str]) -> bool:
+    """Whether numbers count runs: each once, and none left out."""
+    if any("." in value for value in values):
+        return False
+    counts = sorted(map(int, values))
+    return counts == [*range(counts[0], counts[0] + len(counts))]
+
+
+def companion_lines(guess: Guess) -> list[str]:
+    """A comment on fields of the same runs in files beside this one."""
+    if not (found := companion_fields(guess.store, guess.array)):
+        return []
+    paths = (Path(guess.store.path), *(other for other, _ in found))
+    files = ", ".join(f'"{pattern_of(path)[0]}"' for path in paths)
+    names = [*guess.axes, *(name for _, name in found)]
+    layout = ", ".join(f"{quoted(name)}: [{', '.join(guess.words)}]" for name in names)
+    return [
+        f"    # files: [{files}]",
+        f"    # layout: {{{layout}}}   # in place of those above: files beside this one hold these "
+        "fields on the "
+        "same grid and times?",
+    ]
+
+
+def length_lines(guess: Guess, cut: int) -> list[str]:
+    """num_frames, for runs of different lengths."""
+    if "time" not in guess.words or cut:
+        return []
+    found = run_lengths(guess.store, guess.array, guess.words.index("time"))
+    least, most = min(found), max(found)
+    if least == most:
+        return []
+    return [
+        f"    num_frames: {least}   # runs hold {least} to {most}: the first of each, or cut: "
+        f"{max(2, least // 2)} for windows of all?"
+    ]
+
+
+def frames_with_gaps(guess: Guess) -> np.ndarray:
+    """Whether each frame has cells without a value that have one in other frames; for a file that holds one
+    run of a moderate size, else empty."""
+    found = np.zeros(0, bool)
+    for array, words in guess.axes.items():
+        shape = guess.shape(array)
+        if "time" not in words or "trajectory" in words or "*" in array or math.prod(shape) > SCANNED:
+            continue
+        at = words.index("time")
+        is_missing = np.isnan(np.asarray(guess.store.read(array, (slice(None),) * len(shape)), np.float64))
+        is_missing = np.moveaxis(is_missing, at, 0).reshape(shape[at], -1)
+        gaps = (is_missing & ~is_missing.all(0)).any(1)
+        found = gaps | found if len(found) == len(gaps) else gaps
+    return found
+
+
+def num_whole_windows(has_gaps: np.ndarray, cut: int) -> int:
+    """How many windows of `cut` frames hold no frame with gaps."""
+    num, begin = 0, 0
+    while begin + cut <= len(has_gaps):
+        gaps = np.flatnonzero(has_gaps[begin : begin + cut])
+        num, begin = num + (not len(gaps)), begin + (int(gaps[-1]) + 1 if len(gaps) else cut)
+    return num
+
+
+def missing_lines(guess: Guess) -> tuple[list[str], list[str]]:
+    """(Numbers that seem to mean missing, the keys missing and skip_missing with their questions.)"""
+    found, lines, has_gaps = {}, [], False
+    for array, words in guess.axes.items():
+        rank = words.count("component")
+        if rank > 1:
+            continue
+        shape = dict(zip(words, guess.shape(array), strict=True))
+        names = field_names(field_of(array), shape.get("channel"), rank, guess.space)
+        place = Place(array, tuple(words), tuple(names))
+        frames = [*sampled_frames(guess.store, place, guess.space, LOOKED_AT, 0)]
+        extremes = Extremes(names)
+        for frame in frames:
+            extremes.add(frame[None])
+        found |= {f"{value:g}": name for name, value, *_ in extremes.suspects()}
+        is_missing = np.isnan([with_nan(frame, [*found]) for frame in frames])
+        has_gaps |= bool((is_missing != is_missing.all(0)).any())
+    if found:
+        what = ", ".join(f"{name} is {value}" for value, name in found.items())
+        values = ", ".join(found) if len(found) == 1 else f"[{', '.join(found)}]"
+        lines.append(
+            f"    missing: {values}   # {what} in many cells, far from all others: does it stand for none "
+            "(nan: it does not)?"
+        )
+    if has_gaps or frames_with_gaps(guess).any():
+        lines.append("    skip_missing: true   # cells have no value in some frames: leave these frames out?")
+    return [*found], lines
