@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 
 from ups.tasks import Place, Task
-from ups.userdata.inspect_file import NO_TIMES
+from ups.userdata.times import NO_TIMES
 
 
 def write_user_file(
