@@ -231,7 +231,9 @@ class UserTrajectories:
                     )
                     for axis in place.axes
                 )
-                block = with_nan(np.asarray(store.read(array, index)), self.task.user_facts.get("missing", ()))
+                block = with_nan(
+                    np.asarray(store.read(array, index)), self.task.user_facts.get("missing", ())
+                )
                 block = self._ordered(block, place, file.flipped)
                 target[:, into : into + count, names] = self.task.counted(block, place.fields)
 
