@@ -1,16 +1,15 @@
-"""Every acceptance criterion of the corrector, the students and the steady prior, from the results of a
-finished run.
+"""Check every acceptance criterion of corrector, students and steady prior on the results of a finished run.
 
     python -m bench.acceptance --run runs/small
 
-Reads RUN/report/results.json (`make report`). Prints criterion, figure with its 95 % interval over initial
-conditions, bound, and pass or MISS by the figure; a question mark where the bound lies inside the interval,
-so that other initial conditions may decide otherwise. One row per criterion, passed by its own bound alone.
-Exit status 1 if any is missed or undefined, or if the report has no record of passed gates; results.json is
-refused if it is not the file of that record. The bounds are those that the stages were designed to; none is
-read from the run's configuration. Where the law is known, a criterion that exact draws can miss has their own
-figure for a bound: the ends of its interval and a margin. The fake that a criterion refuses stands beside it
-(tests: tests/test_acceptance.py; tests/test_fakes.py has exact draws pass every criterion)."""
+Reads RUN/report/results.json (`make report`). Prints criterion, value with its 95 % interval over initial
+conditions, bound, and pass or MISS; a question mark means that the bound lies inside the interval. The exit
+status is 1 if a criterion is missed or undefined, if the report has no record of passed gates, or if
+results.json is not the file of that record. Bounds are fixed here; none comes from the run's configuration.
+Where the law is known, exact draws set the bound of criteria that they could miss: the ends of their
+interval and a margin. tests/test_acceptance.py has a fake that each criterion refuses, and
+tests/test_fakes.py has exact draws that pass all of them.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Baselines that judge the operator: the networks of bench/networks.py and the one recipe that trains them.
+"""Train the baselines, the networks of bench/networks.py, by one recipe for a given time.
 
     u_{k+1} = u_k + s * network(u_{k-h+1..k}, log parameters, grid)   time-dependent; s: RMS of a step
     u_{k+1} = c(u_k) + s * network(u_{k-h+1..k}, c(u_k), ..)   with a coarse solver c; s: RMS of its error
     u = network(a, log parameters, grid)                              steady
 
-Everything is trained for a given time, not a number of steps: AdamW, the rate a function of the share of the
-budget spent. Fields here are normalised and channels-last, (batch, *space, channel), unless said otherwise.
+The optimizer is AdamW; the learning rate is a function of the fraction of the budget that is spent. Fields
+are normalised and channels-last, (batch, *space, channel), unless stated otherwise.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The latent cache against memory itself: building, opening, batches beside memcpy, and what two processes
-hold.
+"""Measure the latent cache against memory: building, opening, batches against memcpy, two processes.
 
     python -m bench.cache                       1 GiB of latents in a temporary folder
     python -m bench.cache --gib 0.1 --batch 32
 
-Prints a small table. Expected: opening to the first batch under 1 s; a batch at the speed of memcpy of the
-same windows (scattered windows wait for memory, so one block of as many bytes is faster); two processes share
-one copy: the latents are in the RSS of both, half in the PSS (proportional share) of each, and not in what is
-private."""
+Expected: less than 1 s from opening to the first batch; a batch as fast as memcpy of the same windows (a
+single block of the same size is faster, because scattered windows wait for memory); two processes share one
+copy: the latents count in the RSS of both, half in the PSS (proportional set size) of each, and not in
+private memory.
+"""
 
 from __future__ import annotations
 

@@ -1,17 +1,18 @@
-"""The judge of the operator: ours, an FNO and a U-Net on the same cache, splits, protocol and time.
+"""Compare our operator with an FNO and a U-Net on the same cache, splits, protocol and time.
 
     python -m bench.compare --task burgers1d --budget 300 --seeds 0 1 --models ours fno unet
 
-Time is processor seconds of one thread, so that two runs side by side on a busy machine are each given the
-same; with a GPU (--device cuda) it is wall-clock. Every model's settings are searched first, on validation,
-by the same search in the same time (bench/tune.py); no ratio is printed against settings given by hand.
-ours_generic is ours with the bases alone that know no equation, persistence and the linear or polynomial
-propagator. NAME_correction corrects a coarse solver: bench/correction.py.
+Time is processor time of one thread, so that runs side by side on a busy machine get the same; with
+--device cuda it is wall-clock time. Settings of every model are searched first, on validation, by the same
+search in the same time (bench/tune.py). No ratio is printed for settings given by hand. ours_generic has only
+the bases that know no equation: persistence and the linear or polynomial propagator. NAME_correction corrects
+a coarse solver (bench/correction.py).
 
-Reads the data and the latent cache of the configuration (`make cache`); writes bench/out/TASK_*.json. Context
-frames (evaluate.context_frames) are given to every model and never scored; weights are selected on validation
-rollouts, everything printed is on test. Errors: bench/score.py. Overrides: section.key=value for the
-configuration, fno.lr=1e-3 or unet.width=32 for a baseline."""
+Reads data and caches of the configuration (`make cache`); writes bench/out/TASK_*.json. Context frames
+(evaluate.context_frames) are input of every model and never scored. Weights are selected on validation
+rollouts; all printed numbers are on test. Errors: bench/score.py. Overrides: section.key=value for the
+configuration, fno.lr=1e-3 or unet.width=32 for a baseline.
+"""
 
 from __future__ import annotations
 

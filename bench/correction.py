@@ -1,12 +1,12 @@
-"""Correction: a coarse solver's step, and what ours, an FNO or a U-Net learn of what it leaves.
+"""Correct a coarse solver: our operator, an FNO or a U-Net learn the error of its step.
 
-The solver is the task's own scheme (`Task.step`), one call per frame on the stored grid; where the data are
-this scheme's own on that grid (data.source=generate without a stride), on half of it: means of two cells, and
-its change brought back. Every model is shown its answer as one more frame and adds to it. The answers to the
-training frames are computed once, before the clock starts, for no model trains through the solver; rollouts
-call it. So all train one call at a time.
+The solver is the task's own scheme (`Task.step`), one call per frame on the stored grid. If the data come
+from this scheme on that grid (data.source=generate without a stride), it runs on half the grid: means of
+two cells, with its change interpolated back. Its result is one more input frame, and every model adds to
+it. Results for the training frames are computed before the clock starts, because no model is trained
+through the solver; rollouts call it.
 
-Not for steady Darcy flow, and not for shallow water, whose fields are not the whole state.
+Does not apply to steady Darcy flow, nor to shallow water, whose fields are not the whole state.
 """
 
 from __future__ import annotations

@@ -1,19 +1,18 @@
-"""The judgement of all eleven families, task by task, seed by seed, column by column; cut off, it goes on
-where it was.
+"""Compare all models on all eleven families, by task, seed and column. An interrupted comparison continues.
 
-    python -m bench.numerics                                            # the data: other numerics than ours
+    python -m bench.numerics                          # data from independent solvers
     python -m bench.eleven --budget 180 --seeds 0 1   # all tasks and columns; days of one core
     python -m bench.eleven --budget 180 --task cfd1d --column ours fno  # side by side with another task
-    python -m bench.table   # docs/results.md and README.md from what is there
+    python -m bench.table                             # write the tables of docs/results.md and README.md
 
-Every column is trained for the same processor seconds of one thread, its settings found before by the same
-search (see bench/tune.py). Columns: ours_generic (persistence and propagator, or the mean, as bases), ours
-(all bases), fno, unet, and each correcting a coarse solver (ours_correction, ..; bench/correction.py), with
-the settings that were found without it. A result is kept in bench/results/TASK.json as soon as it is there,
-with the revision that made it; what is there for the same data, seed, time, search and kind of processor is
-not run again. Settings that a search found on one processor serve on another; seconds of two do not compare,
-and the tables never do. Long rollouts start from other states and go over three times the horizon that was
-trained on."""
+Every column is trained for the same processor time of one thread, with settings found by the same search
+(bench/tune.py). Columns: ours_generic (persistence and propagator, or the mean, as bases), ours (all
+bases), fno, unet, and each as a correction of a coarse solver (ours_correction, ..; bench/correction.py)
+with the settings found without it. Every result is written to bench/results/TASK.json at once, with the
+revision that made it; a result for the same data, seed, time, search and kind of processor is not computed
+again. Settings found on one kind of processor serve on another, but times of two kinds are never compared.
+Long rollouts start from other states and cover three times the trained horizon.
+"""
 
 from __future__ import annotations
 

@@ -1,15 +1,12 @@
-"""Few trajectories of a new equation: what pretraining on other tasks is worth.
+"""Measure what pretraining on other tasks is worth for a new equation with few trajectories.
 
     python -m bench.few_shot --task reacdiff1d --parent runs/without_three --seeds 0 1 2   # resumable
     python -m bench.few_shot --table
 
-From one trajectory on where the task has one parameter value (task.cfd1d.parameters=[0.01] data.root=..
-cache.root=..). Meant: a parabolic task (reacdiff1d), a hyperbolic one (cfd1d) and one with another boundary
-(diff_react2d).
-
-A task is held out; an operator of others is the parent (`make operator`, the command is printed where it is
-missing). From N trajectories of the training split, drawn anew by each seed, smaller draws inside larger
-ones, and equal time of one thread:
+One task is held out; the parent is an operator trained on others (`make operator`; if it is missing, the
+command is printed). Every row gets N trajectories of the training split and the same time of one thread. Each
+seed samples its own trajectories; smaller samples are parts of larger ones. N starts at 1 for a task with one
+parameter value (task.cfd1d.parameters=[0.01] data.root=.. cache.root=..).
 
     naive       the last frame, or the mean of the N solutions
     zero_shot   N = 0: the parent over persistence, with the head of another of its tasks (of the same
@@ -18,18 +15,19 @@ ones, and equal time of one thread:
     frozen      ours from the parent, its trunk fixed
     full        ours from the parent, the trunk at --trunk of the learning rates
     fno, unet   bench/networks.py
+    base        ours without its network
 
-What a block does at a token is a task's own (ups/models/backbone.py): it starts as the mean of the parent's
-and is trained in `frozen`, too. Weights, bases and shares are chosen on N trajectories of the validation
-split, all rows on the same; zero_shot chooses its head on all of it. Statistics of the codec (mean and
-standard deviation of each channel, and a basis that is complete where task.TASK.energy is 1) are of all
-training data, for all rows. The rivals have the settings that a search starts from, and so has ours: none is
-tuned. The fit of ours' bases is made once for its three rows and charged to each; where it takes more than
-half of the budget, say so and give more. `base` is what ours would be without its network.
+The token mixing of a block is private to a task (ups/models/backbone.py): it starts as the mean of the
+parent's and is trained in `frozen`, too. Weights, bases and network weights are selected on N trajectories of
+the validation split, the same for all rows; zero_shot selects its head on all of it. The codec's statistics
+come from all training data, for all rows. No model is tuned: all have the settings that a search starts from.
+The bases are fitted once for our three rows, and the time is charged to each; a fit of more than half of the
+budget is an error.
 
-A ratio above 1 of `full` over `scratch` is negative transfer, and is printed as such. Reads caches and data
-of --config; every result is kept in bench/results/few_shot.json, and what is there for the same settings,
-data, parent, budget and seed is not run again."""
+A ratio of `full` to `scratch` above 1 is printed as negative transfer. Every result is written to
+bench/results/few_shot.json; a result for the same settings, data, parent, budget and seed is not computed
+again.
+"""
 
 from __future__ import annotations
 

@@ -1,24 +1,23 @@
-"""What a step of the operator's training costs on GPUs: samples per second, shares of the machine's peaks,
-memory.
+"""Measure a step of the operator's training on GPUs: samples per second, fractions of peak, memory.
 
-    python -m bench.gpu --config configs/small_11task.yaml   on 1, 2, 4 and 8 GPUs, as far as there are
-    python -m bench.gpu --config configs/small.yaml --run runs/small   also accuracy, and where latents lie
-    python -m bench.gpu --config configs/smoke.yaml --steps 2 --eager       a short one, to see that it runs
+    python -m bench.gpu --config configs/small_11task.yaml   on 1, 2, 4 and 8 GPUs, if there are so many
+    python -m bench.gpu --config configs/small.yaml --run runs/small   also accuracy and placement of latents
+    python -m bench.gpu --config configs/smoke.yaml --steps 2 --eager       a short test
 
-A step is the stage's own, by `Run.update`: forward, backward, the sum over the ranks, optimizer and average,
-with the heads of all tasks in the model; processes are those of accelerate_configs/, each with
-operator.train.batch_size rows. Latents are random, of the configured shapes: what a step costs does not
-depend on the numbers, so no data are needed, at full size neither. The base is the last of task.TASK.base,
-not fitted.
+A step is `Run.update` of the stage: forward, backward, reduction over ranks, optimizer and average, with
+the heads of all tasks. The processes are those of accelerate_configs/, with operator.train.batch_size rows
+each. Latents are random with the configured shapes, because the cost of a step does not depend on their
+values; so no data are needed. The base is the last one of task.TASK.base, not fitted.
 
-FLOP are those of forward and backward by torch's flop counter; bytes are what all operators read and write
-when each runs alone, so compiled code, which keeps things in registers, may show more than all of the
-bandwidth. Both are divided by what a product of matrices in that precision and a copy reach here, measured;
-the maker's figures stand beside where the name is known.
+FLOP of forward and backward are counted by torch's flop counter. Bytes are those that every operator reads
+and writes when it runs alone; compiled code keeps values in registers and may therefore exceed the
+bandwidth. Both are divided by measured peaks of this machine, a matrix product and a copy; data sheet
+values are printed beside them for known names.
 
---run: of a trained run, the loss and the rollouts of every task in bf16 and in float32; and steps with the
-latents on the device, mapped, and mapped with reading ahead. What was not run is listed with the reason.
-Writes bench/out/gpu.json."""
+--run: for a trained run, loss and rollouts of every task in bf16 and in float32, and steps with latents on
+the device, mapped, and mapped with reading ahead. What was not run is listed with the reason. Writes
+bench/out/gpu.json.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +39,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from bench.profiling import Moved
 from ups.common.precision import computed, in_words
 from ups.config import DEFAULT_OVERLAY, ROOT, Config, load_config
 from ups.data.build_cache import plan
@@ -90,7 +88,7 @@ COLUMNS = (
 
 
 def seconds_of(action: Callable[[], object], device: torch.device, repeats: int = 5) -> float:
-    """The fastest of `repeats` calls after one that warms up."""
+    """Return the time of the fastest of `repeats` calls after a warm-up call."""
     times = []
     for _ in range(repeats + 1):
         wait(device)
@@ -102,7 +100,7 @@ def seconds_of(action: Callable[[], object], device: torch.device, repeats: int 
 
 
 def precisions(device: torch.device) -> tuple[str, ...]:
-    """Those of PRECISIONS that a device computes in; another would be float32 by another name."""
+    """Return those of PRECISIONS that the device computes in; it would replace others by float32."""
     return tuple(
         precision
         for precision in PRECISIONS
@@ -128,22 +126,6 @@ def peaks(device: torch.device) -> dict[str, Any]:
     target = torch.empty_like(source)
     found["bytes"] = 2 * source.nbytes / seconds_of(lambda: target.copy_(source), device)
     return found | {"nominal": next((values for key, values in NOMINAL.items() if key in name), None)}
-
-
-class Traffic(TorchDispatchMode):
-    """Bytes that operators read and write, each run alone; views are free."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        if not function.is_view:
-            self.bytes += sum(tensor.numel() * tensor.element_size() for tensor in (*given, *made))
-        return result
 
 
 # ---------------------------------------------------------------- a step without data
@@ -232,14 +214,14 @@ def loss_of(
 
 
 def cost_of(operator: Operator, name: str, batch: tuple[Tensor, Tensor, ParameterBatch]) -> dict[str, float]:
-    """FLOP and bytes of a row, there and back."""
+    """Return FLOP and bytes per row of a forward and backward pass."""
     rows = len(batch[0])
     with FlopCounterMode(display=False) as counter:
         loss_of(operator, name, batch, slice(rows))[0].backward()
-    with Traffic() as traffic:
+    with Moved() as moved:
         loss_of(operator, name, batch, slice(rows))[0].backward()
     operator.zero_grad()
-    return {"flop": counter.get_total_flops() / rows, "bytes": traffic.bytes / rows}
+    return {"flop": counter.get_total_flops() / rows, "bytes": moved.num_bytes / rows}
 
 
 def train(config: Config, steps: int) -> dict[str, Any]:

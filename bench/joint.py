@@ -1,17 +1,17 @@
-"""One model of all tasks against one model for each, of the same total time.
+"""Compare one model of all tasks with one model per task, for the same total time.
 
     OMP_NUM_THREADS=1 python -m bench.joint --config configs/small_11task.yaml --steps 4400 --seeds 0
     python -m bench.joint ... --variants joint separate hard
 
-A single model takes as many steps as the joint one takes of its task, of as many rows, the same rows in the
-same order, with a schedule of rates of its own; so both sides cost the same, and the processor seconds that
-they took are recorded. Bases are fitted once per task and seed and are the same on both sides. Weights are
-the average at the end; the share of the network that serves is chosen on validation as the stage does it;
-what is printed is the pooled nRMSE of served rollouts on test.
+A separate model takes as many steps as the joint model takes of its task, with the same rows in the same
+order and its own schedule of learning rates, so both sides cost the same; their processor time is recorded.
+Bases are fitted once per task and seed, for both sides. Weights are the final average; the network weight
+is selected on validation as in the stage. Printed is the pooled nRMSE of rollouts on test.
 
-Reads the latent caches (`make cache`). Writes bench/results/joint.json after every model: what is there, for
-the same data, settings and steps, is not trained again. The stage's own number of steps is in the
-configuration; fewer are said so."""
+Reads the caches (`make cache`). Writes bench/results/joint.json after every model; a model for the same
+data, settings and steps is not trained again. The table says if the steps are fewer than the
+configuration's.
+"""
 
 from __future__ import annotations
 

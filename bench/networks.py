@@ -1,13 +1,12 @@
-"""Networks that judge the operator, a Fourier neural operator and a U-Net, and their settings.
+"""The baseline networks, a Fourier neural operator and a U-Net, and their settings.
 
-FNO (Li et al. 2021, arXiv 2010.08895) comes twice. `FNO` computes the transform as products with dense real
-matrices of the kept modes only, which at these grids and modes is faster than an FFT on a CPU, runs in bf16,
-and can use a cosine or sine basis instead of the Fourier one; `LibraryFNO` wraps the neuraloperator package
-and is the check that nothing was lost. `UNet` is the modern one of PDEArena (Gupta & Brandstetter 2022, arXiv
-2209.15616): residual blocks, GroupNorm, GELU.
+FNO (Li et al. 2021, arXiv 2010.08895): `FNO` computes the transform as products with dense real matrices of
+the kept modes. At these grids and modes that is faster than an FFT on a CPU, runs in bf16, and allows cosine
+and sine bases. `LibraryFNO` wraps the neuraloperator package and shows that nothing is lost. `UNet` is the
+modern one of PDEArena (Gupta & Brandstetter 2022, arXiv 2209.15616): residual blocks, GroupNorm, GELU.
 
-Fields here are normalised and channels-last, (batch, *space, channel), unless said otherwise; one, two or
-three axes."""
+Fields are normalised and channels-last, (batch, *space, channel), unless stated otherwise; one to three axes.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""Data of other numerics than ours, for the judgement: no base of ours is exact on them by construction.
+"""Generate data by independent solvers, on which no base of ours is exact by construction.
 
     python -m bench.numerics   # all tasks of bench/eleven.yaml: data/numerics, about 9 min of one core
     python -m bench.numerics --task cfd1d
 
-The starts are ours, as PDEBench distributes them; what follows is computed in the ways named at each function
-below, which are first order, or on a finer grid, or both, and stored on the grid of the configuration.
-Written as our own data are, so that data.source=user reads them. Beside them lies data/numerics/long: further
-starts over HORIZONS times the horizon."""
+Initial conditions are ours, distributed as in PDEBench. The schemes are named at each function below; they
+are of first order, or run on a finer grid, or both, and the result is stored on the grid of the
+configuration. Files have the layout of user data (data.source=user). data/numerics/long has further initial
+conditions over HORIZONS times the horizon.
+"""
 
 from __future__ import annotations
 

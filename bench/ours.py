@@ -1,8 +1,8 @@
-"""Our operator under the benchmark's clock: the fit of the bases, then gradient steps, until the budget is
-spent.
+"""Train our operator for a given time: fit the bases, then take gradient steps until the budget is spent.
 
-The stage script counts steps; here the share of the budget takes the place of the share of the steps, so that
-every model of the comparison is stopped by the same clock. One task at a time, as the others."""
+The stage script counts steps. Here the spent fraction of the budget replaces the fraction of steps, so that
+one clock stops every model of the comparison. One task at a time.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""What the agreed update, heartbeat and log cost: against a bare torch loop, and against overlapped DDP.
+"""Measure the cost of agreed updates, heartbeat and log, against a torch loop and against overlapped DDP.
 
     python -m bench.overhead                    on an idle machine
-    python -m bench.overhead --steps 20         a short one, to see that it runs
+    python -m bench.overhead --steps 20         a short test
 
-bare: the same model, rows, loss, optimizer, clipping and average in a loop without `Run`; the two take turns
-step by step in one process, in alternating order. What the guard's thread takes is measured apart (it runs
-during both) and added. DDP: two processes with ddp.overlap=true against two without, in turns. Writes
-bench/out/overhead.json."""
+bare: the same model, rows, loss, optimizer, clipping and average in a loop without `Run`. The two alternate
+step by step in one process. The guard's thread is measured separately (it runs during both) and added. DDP:
+two processes with ddp.overlap=true alternate with two without. Writes bench/out/overhead.json.
+"""
 
 from __future__ import annotations
 

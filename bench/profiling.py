@@ -1,16 +1,17 @@
-"""Where a training step's time goes, how near it comes to the machine's peaks, and which operators are
-slowest.
+"""Profile a training step: time of its parts, fractions of the machine's peaks, slowest operators.
 
-    make profile STAGE=operator CONFIG=configs/small.yaml python -m bench.profiling operator --config
-    configs/small.yaml [--first-step 2000] [operator.train.micro_batch=16]
+    make profile STAGE=operator CONFIG=configs/small.yaml
+    python -m bench.profiling operator --config configs/small.yaml [--first-step 2000]
+    [operator.train.micro_batch=16]
 
-The stage's own script runs on one process, in a folder of its own that is thrown away, for a few steps: some
-to warm up, some by the clock (processor seconds on a CPU, which other work on the machine does not lengthen;
-wall-clock on a GPU, which waits at the ends of a part), one in which operations are counted, some under
-torch.profiler. FLOPs are those of matrix products and convolutions; bytes are what every operator reads and
-writes, as if nothing stayed in a cache, so on small tensors the share of the bandwidth may pass 1. The peaks
-are measured here and now: a product of large matrices in the precision of the stage, a copy. Writes
-RUN/profile-STAGE/: profile.txt and trace.json (for chrome://tracing or ui.perfetto.dev)."""
+Runs the stage's script on one process, in a temporary folder, for a few steps: warm-up, timed steps
+(processor time on a CPU, wall-clock time on a GPU with synchronisation at the ends of a part), one step
+that counts operations, and some under torch.profiler. FLOPs are those of matrix products and convolutions.
+Bytes are those that every operator reads and writes without a cache, so with small tensors the fraction of
+the bandwidth may exceed 1. Peaks are measured at the same time: a product of large matrices in the stage's
+precision, and a copy. Writes profile.txt and trace.json (for chrome://tracing or ui.perfetto.dev) to
+RUN/profile-STAGE/.
+"""
 
 import contextlib
 import importlib

@@ -1,12 +1,13 @@
-"""Rows per second of a small operator on one and on two CPU processes of one thread each.
+"""Measure rows per second of a small operator on one and on two CPU processes of one thread each.
 
     python -m bench.scaling                     on an idle machine with two cores or more
-    python -m bench.scaling --steps 20          a short one, to see that it runs
+    python -m bench.scaling --steps 20          a short test
 
-Two processes are measured with as many rows each as the one has (throughput: twice the global batch) and with
-half as many (the same training in less time: every process repeats the optimizer's step). Every process is
-bound to a core of its own; the settings alternate, so that a drift of the machine meets all. Data and cache
-are made in a temporary folder. Writes bench/out/scaling.json."""
+Two processes are measured with the same rows per process as one (throughput, twice the global batch) and with
+half of them (the same training in less time; every process repeats the optimizer's step). Every process is
+bound to its own core. The settings alternate, so that changes of the machine's speed affect all. Data and
+cache are made in a temporary folder. Writes bench/out/scaling.json.
+"""
 
 from __future__ import annotations
 

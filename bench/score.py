@@ -1,10 +1,10 @@
-"""What every model of a comparison is given and how it is scored: data, splits, errors of rollouts,
-intervals.
+"""Load the same data and splits for every model of a comparison, and score rollouts with intervals.
 
 Errors of a rollout, e = u_pred - u_ref in physical units, <.> means over cells, averaged over frames and
-channels: pooled sqrt(sum_n <e^2> / sum_n <u^2>), what time-dependent tasks are judged by; nrmse mean_n
-sqrt(<e^2> / <u^2>), PDEBench's, what steady tasks are judged by (relative L2); median over trajectories,
-frames and channels of sqrt(<e^2> / <u^2>)."""
+channels: pooled sqrt(sum_n <e^2> / sum_n <u^2>), which ranks time-dependent tasks; nrmse mean_n
+sqrt(<e^2> / <u^2>) of PDEBench, which ranks steady tasks (relative L2); and the median over trajectories,
+frames and channels of sqrt(<e^2> / <u^2>).
+"""
 
 from __future__ import annotations
 

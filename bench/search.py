@@ -1,10 +1,11 @@
-"""One search of settings for every model of a comparison, on validation alone: climb, then halve.
+"""Search the settings of a model on validation: hill climbing, then successive halving.
 
-A third of the time climbs, in equal shares from every start: one change after the other is tried on top of
-what is best so far, each in an equal share of what is left, and kept where validation improves. So short a
-training prefers small networks, and bases that are good before they train, so points of the climb, each start
-among them, then share the second third: the best of each branch, or the best two of the only one, share the
-last. The winner has been trained from the start for a sixth of the time, everything that it costs included.
+A third of the time is for climbing, in equal parts for every start: changes are tried one after the other
+on top of the best settings so far, each for the same time, and kept if validation improves. Short trainings
+prefer small networks and bases that are good before training. Therefore points of the climb, every start
+among them, share the second third of the time; and the best of each branch, or the best two of a single
+branch, share the last. So the winner was trained from the start for a sixth of the time, with all of its
+costs included.
 """
 
 from __future__ import annotations

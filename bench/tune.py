@@ -1,16 +1,16 @@
-"""Settings for a task, found on validation by the same search for our operator, the FNO and the U-Net.
+"""Find settings for a task on validation, by the same search for our operator, the FNO and the U-Net.
 
     make tune TASK=burgers1d BUDGET=180
     python -m bench.tune --config configs/small_11task.yaml --task cfd1d --budget 180 --models ours fno unet
 
-A search takes SEARCH times the budget that one training is meant to get (or --search seconds), by processor
-seconds of one thread. Of ours it tries history, patch, base candidates, depth, width, modes, kernel, rates,
-batch and unrolling, around what the configuration says; of the rivals what bench/networks.py lists, around
-its start. The test split is not looked at.
+A search takes SEARCH times the budget of one training (or --search seconds) of processor time of one thread.
+For ours it tries history, patch, base candidates, depth, width, modes, kernel, rates, batch and unrolling,
+around the configuration; for the baselines the lists of bench/networks.py. It never reads the test split.
 
-Prints the settings; of ours as an overlay that train_operator.py takes. Keeps them in bench/out/tuned/ with
-every trial; what is there for the same data, start, clock and seed and no shorter a search is not searched
-again. bench/compare.py does so itself."""
+Prints the settings, ours as an overlay for train_operator.py, and keeps them with all trials in
+bench/out/tuned/. A search for the same data, start, clock and seed that was no shorter is not repeated.
+bench/compare.py calls it by itself.
+"""
 
 from __future__ import annotations
 

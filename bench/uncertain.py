@@ -1,15 +1,16 @@
-"""Ensembles beside exact draws, over runs that differ by their seed: the tables of docs/results.md.
+"""Compare ensembles with exact draws, over runs with different seeds: a table of docs/results.md.
 
     make train CONFIG=configs/uncertain.yaml RUN=uncertain
     make train CONFIG=configs/uncertain.yaml RUN=uncertain_1 ARGS="run.seed=1"
     python -m bench.uncertain --runs runs/uncertain runs/uncertain_1
 
-Reads RUN/report/results.json and RUN/STAGE/metrics.jsonl. Of every task and model: fair CRPS over that of
-exact draws (over the operator's where no law is known), over all leads and at the worst one, as the mean over
-runs and the widest interval over initial conditions of any; the least and the largest spread/skill of any
-lead of any run, of exact draws too; evaluations of the network that draws and of all networks per state;
-seconds of training, a student's with its teacher's. Of chaos the long rollouts. Exit status 1 where runs were
-judged on other data, trajectories, leads or members, or two have the same seed."""
+Reads RUN/report/results.json and RUN/STAGE/metrics.jsonl. For every task and model it prints: the ratio of
+fair CRPS to that of exact draws (to the operator's if no law is known), over all leads and at the worst
+lead, as the mean over runs with the widest interval of any run; smallest and largest spread/skill over
+leads and runs, also of exact draws; evaluations per state of the sampling network and of all networks;
+seconds of training, a student's with its teacher's. For chaotic tasks it adds the long rollouts. The exit
+status is 1 if the runs differ in data, trajectories, leads or members, or if two have the same seed.
+"""
 
 from __future__ import annotations
 

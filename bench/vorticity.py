@@ -1,14 +1,14 @@
-"""Somebody's own equation: the flow that neural operators are usually shown, as a file and a section that
-describes it.
+"""Generate the usual flow of neural operators as user data: a file and a section that describes it.
 
     python -m bench.vorticity   # data/vorticity/flow.npy and flow.yaml
     make train CONFIG=data/vorticity/flow.yaml ARGS="operator.train.steps=400"
     make bench CONFIG=data/vorticity/flow.yaml TASK=flow BUDGET=180
 
 Vorticity on the unit torus, w_t + V.grad w = nu lap w + 0.1 (sin + cos)(2 pi (x + y)), nu = 1e-3, from
-Gaussian fields of covariance 7^1.5 (49 - lap)^-2.5 (Li et al. 2021, arXiv 2010.08895, section 5.3), solved on
-128 x 128 and seen on 64 x 64, 31 frames one unit of time apart. Nothing of it is known to UPS but what the
-section says: the names of the axes, that they are periodic, their length and the step."""
+Gaussian fields of covariance 7^1.5 (49 - lap)^-2.5 (Li et al. 2021, arXiv 2010.08895, section 5.3). Solved on
+128 x 128 and stored on 64 x 64, 31 frames at intervals of one unit of time. The section states only names,
+length and periodicity of the axes, and the time step.
+"""
 
 from __future__ import annotations
 
