@@ -28,7 +28,7 @@ def block(language):
 
 @pytest.fixture
 def clone(tmp_path):
-    """A folder like a fresh clone in which a new user has written what README shows."""
+    """A folder like a fresh clone in which a new user has written what docs/own_data.md shows."""
     for path in ROOT.iterdir():
         if (
             path.suffix in (".py", "")
@@ -43,7 +43,7 @@ def clone(tmp_path):
 
 
 def run(folder, command):
-    """A command of README's, with this interpreter as `python` and for make."""
+    """A command of the page, with this interpreter as `python` and for make."""
     words = command.split(maxsplit=1)
     words[0] = {"make": f"make PYTHON={sys.executable}", "python": sys.executable}[words[0]]
     environment = {

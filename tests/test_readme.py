@@ -217,6 +217,18 @@ def test_targets_files_and_modules_that_a_page_names_exist(page):
     assert not [module for module in modules if not (ROOT / f"{module.replace('.', '/')}.py").is_file()]
 
 
+def test_pages_that_code_and_configurations_name_exist():
+    files = (
+        path for kind in ("py", "yaml") for path in ROOT.glob(f"**/*.{kind}") if ".venv" not in path.parts
+    )
+    named = {
+        page
+        for path in files
+        for page in re.findall(r"(?<!\w)docs/[a-z_/]+\.md(?! of )", path.read_text("utf-8"))
+    }
+    assert not [page for page in named if not (ROOT / page).is_file()]
+
+
 def dotted(values: dict, key: str = "") -> list[str]:
     """Every key of a configuration, and every section, with dots."""
     inner = [name for k, v in values.items() if isinstance(v, dict) for name in dotted(v, f"{key}{k}.")]

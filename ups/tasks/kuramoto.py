@@ -24,7 +24,7 @@ from ups.tasks.initial import random_stream, solver
 from ups.tasks.modes import coefficients, step
 from ups.tasks.task import Array, Task
 
-LENGTH = 112.0  # of 96 all that grows is seen, and few starts decide every error (docs/log.md)
+LENGTH = 112.0  # of 96 all that grows is seen, and few starts decide every error (docs/lab/log.md)
 FACTOR = 4  # times as many points as are seen
 SPACING = 1.0  # largest distance of the solver's points: energy falls by 1e-4 to the last mode kept
 STEP = 0.25  # Kassam and Trefethen 2005
