@@ -414,9 +414,9 @@ def test_the_benchmark_on_gpus_judges_precisions_by_the_same_weights_and_times_w
 
 def test_bytes_are_those_that_operators_read_and_write():
     a, b = torch.ones(3, 5), torch.ones(5, 7)
-    with gpu.Traffic() as traffic:
+    with gpu.Moved() as moved:
         (a @ b).T.contiguous()  # the transpose is a view, what is made contiguous is copied
-    assert traffic.bytes == 4 * (15 + 35 + 21) + 4 * (21 + 21)
+    assert moved.num_bytes == 4 * (15 + 35 + 21) + 4 * (21 + 21)
 
 
 def test_shares_are_of_what_was_measured():
