@@ -13,7 +13,8 @@ from test_equation import UX, UXX, UXXXX, Trajectories, found, fourier, spectral
 from ups.common.seeds import generator
 from ups.models.bases.certainty import BLOCKS, block_of, grows, noise_width, sizes
 from ups.models.bases.equation import Equation
-from ups.models.bases.identify import Identification, Model
+from ups.models.bases.identify import Identification
+from ups.models.bases.integrate import Model
 from ups.models.bases.statement import with_interval
 from ups.models.bases.terms import library
 
@@ -136,7 +137,11 @@ def model(terms: list, values: list[float], channels: int = 1) -> tuple[Identifi
         "dt": 1.0,
         "cell": [1.0],
     }
-    one.make, one.seen, one.bounds = Equation, torch.zeros(1), (torch.tensor(-9.0), torch.tensor(9.0))
+    one.make, one.regression_windows, one.bounds = (
+        Equation,
+        torch.zeros(1),
+        (torch.tensor(-9.0), torch.tensor(9.0)),
+    )
     return one, Model(
         [(c, one.library.index(term)) for c, term in terms], torch.tensor(values, dtype=torch.float64)
     )

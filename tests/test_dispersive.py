@@ -14,7 +14,8 @@ from ups.common.boundary import DIRICHLET, NO_FLUX, PERIODIC
 from ups.common.seeds import generator
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.equation import Equation
-from ups.models.bases.identify import Identification, Model, most_steps
+from ups.models.bases.identify import Identification
+from ups.models.bases.integrate import Model, max_steps
 from ups.models.bases.terms import diagonal
 
 UX, UXXX, UXY = (((0,), ((0, axes),)) for axes in ((0,), (0, 0, 0), (0, 1)))
@@ -124,15 +125,16 @@ def burgers(amplitudes: list[float], frames: int = 12) -> torch.Tensor:
 def test_steps_are_stable_and_bounded(term, value, least):
     one = Identification(Equation, (data := Trajectories(burgers([1.0] * 8), 0.02, 1.0)).samples, data.own, 0)
     model = Model([(0, one.library.index(term))], torch.tensor([value], dtype=torch.float64))
-    num = one.converged(model, one.most_steps)
-    assert num == 0 if not least else least <= num <= one.most_steps
+    num = one.num_converged_steps(model, one.max_steps)
+    assert num == 0 if not least else least <= num <= one.max_steps
     assert [tried.is_stiff for tried in one.integrators(model)] == [True, False][term == ((2,), ()) :]
     if term == UXX:
-        assert one.timed(model).num_steps == 1 and one.timed(model).is_stiff  # the exponential needs no more
+        # the exponential needs no more
+        assert one.with_converged_steps(model).num_steps == 1 and one.with_converged_steps(model).is_stiff
 
 
 def test_a_grid_has_as_many_steps_as_it_can_pay_for():
-    assert [most_steps(space) for space in ([64], [512], [1024], [64, 64], [32] * 3)] == [
+    assert [max_steps(space) for space in ([64], [512], [1024], [64, 64], [32] * 3)] == [
         256,
         256,
         128,

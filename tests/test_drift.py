@@ -15,7 +15,8 @@ from ups.models.bases.base import ParameterBatch
 from ups.models.bases.certainty import Certainty
 from ups.models.bases.drift import Drift
 from ups.models.bases.equation import Equation
-from ups.models.bases.identify import Identification, Model
+from ups.models.bases.identify import Identification
+from ups.models.bases.integrate import Model
 from ups.models.bases.least_squares import significant
 from ups.tasks import TASKS
 
@@ -114,7 +115,7 @@ def test_terms_averaged_over_both_frames_take_noise_for_drift(data, base):
     """As the fit to quiet data has them: the noise of the second frame is in them and in what they are to
     explain."""
     one = Identification(Equation, data.samples, data.own, 0)
-    model = one.core()[0]
+    model = one.regressed()[0]
     _, _, fooled = Equation.of([model], [without_interval(model)], [one], data.samples, data.own, "{}")
     assert excess(fooled, states(1, 64), data) > 100 * excess(base, states(1, 64), data)
 
@@ -136,7 +137,7 @@ def test_a_flow_under_noise_is_found_where_quiet_modes_count_more(monkeypatch):
         return max(abs(weight - 1) for weight in by_flow)
 
     weighed = off()
-    monkeypatch.setattr(Drift, "trusted", lambda self, left: torch.ones_like(left) / left.mean().sqrt())
+    monkeypatch.setattr(Drift, "whitening_of", lambda self, left: torch.ones_like(left) / left.mean().sqrt())
     assert weighed < 0.01 < off()
 
 

@@ -5,6 +5,7 @@ data."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -17,8 +18,9 @@ from ups.common.seeds import generator
 from ups.models.bases import identify
 from ups.models.bases.base import ParameterBatch, Samples
 from ups.models.bases.equation import Equation
-from ups.models.bases.identify import Identification, Model
-from ups.models.bases.least_squares import backwards, forwards, left, solve
+from ups.models.bases.identify import Identification
+from ups.models.bases.integrate import Model
+from ups.models.bases.least_squares import backward_selection, forward_selection, residual, solve
 from ups.models.bases.terms import MOST_TERMS, Terms, difference, library
 
 # of one channel in 1D: u_t = .. of powers of u and of derivatives
@@ -273,10 +275,14 @@ def test_the_columns_that_make_the_last_one_are_found_from_either_side():
     x[7] = x[3] + 1e-7 * x[7]  # a double: one of the two goes
     y = 2 * x[3] - 0.5 * x[8] + 1e-3 * x[11]
     a = torch.cat([x[:11], y[None]]) @ torch.cat([x[:11], y[None]]).T
-    for chosen in (backwards(a, list(range(11)), 1.5), forwards(a, [], 5, 0.1), forwards(a, [8], 5, 0.1)):
-        assert set(chosen) in ({3, 8}, {7, 8}) and left(a, chosen) < 1e-6
+    for chosen in (
+        backward_selection(a, list(range(11)), 1.5),
+        forward_selection(a, [], 5, 0.1),
+        forward_selection(a, [8], 5, 0.1),
+    ):
+        assert set(chosen) in ({3, 8}, {7, 8}) and residual(a, chosen) < 1e-6
         assert sorted(solve(a, chosen).tolist()) == pytest.approx([-0.5, 2], abs=1e-3)
-    assert backwards(a, [1, 2], 1.01) in ([1], [2], [1, 2]) and left(a, [1, 2]) > 0.9
+    assert backward_selection(a, [1, 2], 1.01) in ([1], [2], [1, 2]) and residual(a, [1, 2]) > 0.9
 
 
 # ---------------------------------------------------------------- the integrator
@@ -320,10 +326,14 @@ def test_steps_are_of_fourth_order_and_every_row_has_its_own_equation():
 # ---------------------------------------------------------------- what is found
 
 
+FEW_WINDOWS = replace(
+    Identification.limits, max_regression_windows=64, max_shooting_windows=8, max_step_test_windows=8
+)
+
+
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    for name, num in (("MOST_REGRESSED", 64), ("MOST_SHOT", 8), ("MOST_TIMED", 8)):
-        monkeypatch.setattr(identify, name, num)
+    monkeypatch.setattr(Identification, "limits", FEW_WINDOWS)
 
 
 def test_the_equation_of_kuramoto_and_sivashinsky_is_found_and_forecasts():
@@ -430,8 +440,8 @@ def test_tangents_are_the_derivative_of_the_integrator():
     k = fourier(32, 1.0)
     data = Trajectories(spectral(-0.02 * k**2, -0.5j * k, waves(8, 32, 2), 0.05, 8, 10), 0.05, 1.0)
     one = Identification(Equation, data.samples, data.own, 0)
-    model, _ = one.core()
-    at, columns = one.tangents(model, one.shot[:2])
+    model, _ = one.regressed()
+    at, columns = one.tangents(model, one.shooting_windows[:2])
     made, places = one.build(model)
     values = model.values.clone().requires_grad_()
     weight = (
@@ -439,7 +449,7 @@ def test_tangents_are_the_derivative_of_the_integrator():
         .index_copy(0, places, values)
         .view(1, *made.weight[0].shape)
     )
-    s = made.advance(one.shot[:2, 0], weight.expand(2, -1, -1))
+    s = made.advance(one.shooting_windows[:2, 0], weight.expand(2, -1, -1))
     torch.testing.assert_close(s, at[:, 0], rtol=0, atol=1e-9)
     [exact] = torch.autograd.grad(s.square().sum() / 2, values)
     torch.testing.assert_close((columns[:, :, 0] * s.detach()).flatten(1).sum(1), exact, rtol=1e-3, atol=1e-6)
@@ -461,13 +471,13 @@ def test_a_fit_to_few_windows_ends_where_it_loses_over_longer_frames(monkeypatch
     """cfd2d of one seed in two: 35 terms went from 0.119 of persistence to 0.076, then to 1.0, with ever
     better next frames."""
     one, shot = Identification.__new__(Identification), [1.0, 0.8, 0.6, 0.4, 0.399]
-    one.shot, one.held = "shot", "held"
+    one.shooting_windows, one.held_out_windows = "shot", "held"
     monkeypatch.setattr(
         one, "error", lambda tried, s, **_: (shot if s == "shot" else longer)[round(float(tried.values[0]))]
     )
     step = torch.tensor([[1.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
-    monkeypatch.setattr(one, "shooting", lambda tried: step)
-    found = one.descended(Model([(0, 0)], torch.zeros(1, dtype=torch.float64)))
+    monkeypatch.setattr(one, "shooting_equations", lambda tried: step)
+    found = one.refined(Model([(0, 0)], torch.zeros(1, dtype=torch.float64)))
     assert round(float(found.values[0])) == expected
 
 
@@ -482,20 +492,20 @@ def test_a_fit_to_few_windows_ends_where_it_loses_over_longer_frames(monkeypatch
 )
 def test_the_regression_of_the_least_error_times_terms_is_fitted(monkeypatch, errors, expected):
     one, sizes = Identification.__new__(Identification), iter(errors)
-    one.still, one.settings, one.library, one.held, one.shot = (
+    one.persistence_error, one.settings, one.library, one.held_out_windows, one.shooting_windows = (
         1.0,
         {"dt": 0.1},
         [((1,), ())] * 40,
         "held",
         "shot",
     )
-    one.seen = torch.randn(4, 3, 1, 8, generator=generator(0, "seen"), dtype=torch.float64)
-    monkeypatch.setattr(one, "equations", lambda *_: [[None]] * 3)
-    monkeypatch.setattr(identify, "SIZES", (1.5,))
-    monkeypatch.setattr(identify, "left", lambda a, columns: 0.0)
-    monkeypatch.setattr(identify, "backwards", lambda *_: list(range(next(sizes))))
+    one.regression_windows = torch.randn(4, 3, 1, 8, generator=generator(0, "seen"), dtype=torch.float64)
+    monkeypatch.setattr(one, "regression_equations", lambda *_: [[None]] * 3)
+    monkeypatch.setattr(Identification, "limits", replace(Identification.limits, residual_factors=(1.5,)))
+    monkeypatch.setattr(identify, "residual", lambda a, columns: 0.0)
+    monkeypatch.setattr(identify, "backward_selection", lambda *_: list(range(next(sizes))))
     monkeypatch.setattr(identify, "solve", lambda a, terms: torch.ones(len(terms)))
-    monkeypatch.setattr(one, "timed", lambda model: model)
+    monkeypatch.setattr(one, "with_converged_steps", lambda model: model)
     monkeypatch.setattr(one, "error", lambda model, s, is_bounded=False: errors[len(model.unknowns)])
-    found = one.core()
+    found = one.regressed()
     assert (found and len(found[0].unknowns)) == expected

@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from test_equation import UX, UXX, UXXXX, kuramoto
+from test_equation import FEW_WINDOWS, UX, UXX, UXXXX, kuramoto
 
 import prepare_cache
 from ups.common.seeds import generator
 from ups.config import ROOT, load_config
 from ups.data.cache import open_cache
 from ups.models.base_selection import fit_base, reported
-from ups.models.bases import BASES, identify
+from ups.models.bases import BASES
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.flow import Flow
+from ups.models.bases.identify import Identification
 from ups.models.bases.terms import Terms, library
 from ups.models.bases.units import FieldUnits, unit_of
 from ups.models.head import TaskHead
@@ -73,8 +74,7 @@ def made(tmp_path_factory) -> dict[str, tuple[dict, dict]]:
     """What is fitted to the equation of Kuramoto and Sivashinsky in all units."""
     u, folder = kuramoto(24, 12, n=32, dt=0.25)[:, :, 0].numpy(), tmp_path_factory.mktemp("units")
     with pytest.MonkeyPatch.context() as patch:
-        for name, num in (("MOST_REGRESSED", 64), ("MOST_SHOT", 8), ("MOST_TIMED", 8)):
-            patch.setattr(identify, name, num)
+        patch.setattr(Identification, "limits", FEW_WINDOWS)
         return {name: fitted(folder / name, u * a, 22.0 * x, 0.25 * t) for name, (a, x, t) in UNITS.items()}
 
 

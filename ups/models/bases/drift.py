@@ -1,12 +1,12 @@
-"""The drift of an equation that noise drives, from pairs of frames.
+"""The drift of a stochastic equation, identified from pairs of consecutive frames.
 
-What such a field does from one frame to the next is mostly noise, in some of its modes. So least squares
-count every mode by what is left in it (generalised least squares, Aitken 1936), and explain the second frame
-of a pair by the first alone: the noise between them is part of the second, and terms averaged over both, as
-for quiet data (ups/models/bases/identify.py), take it for theirs. First differences are regressed as if the
-step were short (Euler and Maruyama), then the integrator is fitted to the pairs (Gauss and Newton), and terms
-go whose weight is not many times its standard error.
-"""
+If noise drives a field, its change from one frame to the next is mostly noise, in some of its modes. So this
+fit differs from that of a deterministic equation (identify.py) in two ways: every mode is weighted by its
+residual (generalised least squares, Aitken 1936), and the second frame is explained by the first alone. Terms
+averaged over both frames would be correlated with the noise between them.
+
+First differences are regressed as if the step were short (Euler-Maruyama). Then the integrator is fitted to
+the pairs (Gauss-Newton), and terms are dropped whose coefficient is not many standard errors from zero."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,116 +18,123 @@ from torch import Tensor
 from ups.common.progress import beat
 from ups.common.seeds import generator
 from ups.common.spectral import FieldTransform
-from ups.models.bases.identify import Identification, Model
+from ups.models.bases.identify import Identification
+from ups.models.bases.integrate import Model
 from ups.models.bases.least_squares import significant, solve
 
 if TYPE_CHECKING:
     from ups.models.bases.base import Samples
 
-NUM_REGRESSED, NUM_FITTED = 2**20, 2**19  # cells of the pairs, for a library of so many terms
+# in all pairs; of the regression, for a library of FEW_TERMS terms
+REGRESSION_CELLS, FIT_CELLS = 2**20, 2**19
 FEW_TERMS = 32
-MOST_REGRESSED, MOST_FITTED = 4096, 2048  # pairs
-BYTES = 2**27  # of terms at a time
-SURE = 12.0  # standard errors that a weight is from zero; pairs of one trajectory are not independent
-LEAST = 1e-3  # of the power of a channel's strongest mode: weaker ones tell of the grid
-REWEIGHED, ROUNDS, NEWTON = 2, 12, 4
+MAX_REGRESSION_PAIRS, MAX_FIT_PAIRS = 4096, 2048
+MAX_BYTES = 2**27  # of the terms evaluated at once
+MIN_STANDARD_ERRORS = 12.0  # of a coefficient from zero; pairs of one trajectory are not independent
+MIN_POWER = 1e-3  # of the power of a channel's strongest mode: weaker modes depend on the grid
+NUM_REWEIGHTINGS, MAX_ROUNDS, MAX_NEWTON_STEPS = 2, 12, 4
 
 
 class Drift:
-    """Of one parameter value, over the library, integrator and judgement of its `Identification`."""
+    """Identifies the drift of one parameter value, with the library and the integrator of
+    `identification`."""
 
-    def __init__(self, found: Identification, samples: "Samples", value: int):
-        self.found, settings = found, found.settings
-        self.transform = FieldTransform(tuple(settings["space"]), settings["boundary"]).to(found.seen.device)
-        self.space, self.dt, many = tuple(settings["space"]), settings["dt"], len(found.library)
-        draw = generator(samples.seed, samples.name, "drift", value)
-        count = found.count(NUM_REGRESSED * FEW_TERMS // max(FEW_TERMS, many), MOST_REGRESSED)
-        self.at_once = max(1, min(64, BYTES // (8 * found.cells * many * settings["num_channels"])))
-        self.pairs = samples.states(found.rows[torch.arange(count) % len(found.rows)], 2, draw)
-        self.few = self.pairs[: found.count(NUM_FITTED, MOST_FITTED)]
+    def __init__(self, identification: Identification, samples: "Samples", value: int):
+        self.identification, settings = identification, identification.settings
+        self.space, self.dt, num_terms = tuple(settings["space"]), settings["dt"], len(identification.library)
+        device = identification.regression_windows.device
+        self.transform = FieldTransform(self.space, settings["boundary"]).to(device)
+        rng = generator(samples.seed, samples.name, "drift", value)
+        num_cells = REGRESSION_CELLS * FEW_TERMS // max(FEW_TERMS, num_terms)
+        count = identification.num_windows(num_cells, MAX_REGRESSION_PAIRS)
+        bytes_each = 8 * identification.num_cells * num_terms * settings["num_channels"]
+        self.batch_size = max(1, min(64, MAX_BYTES // bytes_each))
+        rows = identification.rows
+        self.pairs = samples.states(rows[torch.arange(count) % len(rows)], 2, rng)
+        self.fit_pairs = self.pairs[: identification.num_windows(FIT_CELLS, MAX_FIT_PAIRS)]
         self.power = sum(self.modes(s[:, 1] - s[:, 0]).square().sum(0) for s in self.pairs.split(64)) / count
-        self.trust = self.trusted(self.power)
+        self.whitening = self.whitening_of(self.power)
 
     def modes(self, u: Tensor) -> Tensor:
-        """(..., *space) to (..., numbers), those of a complex mode being two."""
+        """The modes of (..., *space) as real numbers (..., numbers): a complex mode is two."""
         u_hat = self.transform(u)
         return torch.view_as_real(u_hat).flatten(-2) if u_hat.is_complex() else u_hat
 
-    def trusted(self, left: Tensor) -> Tensor:
-        """One over the standard deviation of every number (C, numbers), left (C, numbers) being its mean
-        square; 0 where hardly anything moves."""
-        least = LEAST * self.power.amax(1, True)
-        return torch.where(self.power > least, left.clamp_min(least).rsqrt(), 0.0)
+    def whitening_of(self, residual: Tensor) -> Tensor:
+        """One over the standard deviation of every number (C, numbers), from its mean square residual; 0 for
+        modes without power."""
+        least = MIN_POWER * self.power.amax(1, True)
+        return torch.where(self.power > least, residual.clamp_min(least).rsqrt(), 0.0)
 
-    def columns(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """What the library's terms at the first frames do in a frame's time (rows, terms, numbers), and what
-        happened (rows, C, numbers)."""
-        every = torch.arange(self.found.cells, device=self.pairs.device)
-        for s in self.pairs.split(self.at_once):
+    def regression_columns(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The terms at the first frames times dt (rows, terms, numbers), and the change (rows, C,
+        numbers)."""
+        every = torch.arange(self.identification.num_cells, device=self.pairs.device)
+        for s in self.pairs.split(self.batch_size):
             beat()
-            values = self.dt * self.found.whole(s[:, 0], every)
+            values = self.dt * self.identification.library_terms(s[:, 0], every)
             yield self.modes(values.unflatten(-1, self.space)), self.modes(s[:, 1] - s[:, 0])
 
-    def equations(self) -> Tensor:
+    def regression_equations(self) -> Tensor:
         """Normal equations (C, terms + 1, terms + 1) of whitened differences."""
         total: Tensor | float = 0.0
-        for x, y in self.columns():
+        for x, y in self.regression_columns():
             columns = torch.cat([x[:, None].expand(-1, y.shape[1], -1, -1), y[:, :, None]], 2)
-            columns = (columns * self.trust[:, None]).permute(1, 2, 0, 3).flatten(2)
+            columns = (columns * self.whitening[:, None]).permute(1, 2, 0, 3).flatten(2)
             total = total + columns @ columns.mT
         return total
 
     def regressed(self) -> Model:
-        """A first model, as if the step were short."""
-        every = list(range(len(self.found.library)))
-        for _ in range(REWEIGHED):
-            values = torch.stack([solve(a, every) for a in self.equations()])  # (C, terms)
-            left = sum(
-                (y - torch.einsum("ct,rtm->rcm", values, x)).square().sum(0) for x, y in self.columns()
+        """The first model, as if the step were short."""
+        every = list(range(len(self.identification.library)))
+        for _ in range(NUM_REWEIGHTINGS):
+            values = torch.stack([solve(a, every) for a in self.regression_equations()])  # (C, terms)
+            residual = sum(
+                (y - torch.einsum("ct,rtm->rcm", values, x)).square().sum(0)
+                for x, y in self.regression_columns()
             )
-            self.trust = self.trusted(left / len(self.pairs))
+            self.whitening = self.whitening_of(residual / len(self.pairs))
         unknowns, values = [], []
-        for channel, a in enumerate(self.equations()):
-            kept = significant(a, every, SURE)
+        for channel, a in enumerate(self.regression_equations()):
+            kept = significant(a, every, MIN_STANDARD_ERRORS)
             unknowns += [(channel, term) for term in kept]
             values.append(solve(a, kept))
         return Model(unknowns, torch.cat(values))
 
-    def shooting(self, model: Model) -> tuple[Tensor, Tensor]:
-        """Normal equations (unknowns + 1, unknowns + 1) for the values themselves, the integrator being taken
-        as linear in them; and the mean square (C, numbers) of what it leaves."""
+    def shooting_equations(self, model: Model) -> tuple[Tensor, Tensor]:
+        """Normal equations (unknowns + 1, unknowns + 1) of the values, with the integrator linearised in
+        them; and its mean square residual (C, numbers)."""
         total: Tensor | float = 0.0
-        left: Tensor | float = 0.0
-        for x, r in self.whitened(model, self.few):
-            x, left = x.flatten(1), left + r.square().sum(0)
+        residual: Tensor | float = 0.0
+        for x, r in self.whitened(model, self.fit_pairs):
+            x, residual = x.flatten(1), residual + r.square().sum(0)
             total = total + x @ x.T
-        return total, left / len(self.few)
+        return total, residual / len(self.fit_pairs)
 
-    def shooting_rows(self, model: Model, pairs: Tensor) -> Tensor:
+    def shooting_equations_by_row(self, model: Model, pairs: Tensor) -> Tensor:
         """The normal equations of every pair (pairs, unknowns + 1, unknowns + 1)."""
-        parts = (x.transpose(0, 1).flatten(2) for x, _ in self.whitened(model, pairs))
-        return torch.cat([x @ x.mT for x in parts])
+        columns = (x.transpose(0, 1).flatten(2) for x, _ in self.whitened(model, pairs))
+        return torch.cat([x @ x.mT for x in columns])
 
     def whitened(self, model: Model, pairs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Tangents and what they are to explain, whitened (unknowns + 1, rows, C, numbers), and what the
-        integrator leaves (rows, C, numbers), of some pairs at a time."""
+        """Of a few pairs at a time: tangents and target, whitened (unknowns + 1, rows, C, numbers), and the
+        integrator's residual (rows, C, numbers)."""
         for s in pairs.split(32):
-            at, tangents = self.found.tangents(model, s)
-            r = self.modes(s[:, 1] - at[:, 0])
+            predicted, tangents = self.identification.tangents(model, s)
+            r = self.modes(s[:, 1] - predicted[:, 0])
             x = self.modes(tangents[:, :, 0])
-            wanted = r + torch.einsum("u,urcm->rcm", model.values, x)
-            yield torch.cat([x, wanted[None]]) * self.trust, r
+            target = r + torch.einsum("u,urcm->rcm", model.values, x)
+            yield torch.cat([x, target[None]]) * self.whitening, r
 
     def model(self) -> Model | None:
-        """The terms and their weights, or None where nothing is better than persistence over longer
-        frames."""
-        found, model = self.found, self.regressed()
-        for turn in range(ROUNDS):
-            if not model.unknowns or (model := found.timed(model)) is None:
+        """The drift of this parameter value, or None if it does not beat persistence in held-out rollouts."""
+        one, model = self.identification, self.regressed()
+        for turn in range(MAX_ROUNDS):
+            if not model.unknowns or (model := one.with_converged_steps(model)) is None:
                 return None
             every = list(range(len(model.unknowns)))
-            for _ in range(NEWTON):
-                a, left = self.shooting(model)
+            for _ in range(MAX_NEWTON_STEPS):
+                a, residual = self.shooting_equations(model)
                 if not bool(a.isfinite().all()):
                     return None
                 now = solve(a, every)
@@ -135,10 +142,10 @@ class Drift:
                 model = replace(model, values=now)
                 if is_settled:
                     break
-            self.trust, kept = self.trusted(left), significant(a, every, SURE, max(1, len(every) // 4))
+            self.whitening = self.whitening_of(residual)
+            kept = significant(a, every, MIN_STANDARD_ERRORS, max(1, len(every) // 4))
             if len(kept) == len(every) and turn > 1:
                 break
-            model = replace(
-                model, unknowns=[model.unknowns[place] for place in kept], values=model.values[kept]
-            )
-        return model if found.error(model, found.held) < found.still else None
+            unknowns = [model.unknowns[place] for place in kept]
+            model = replace(model, unknowns=unknowns, values=model.values[kept])
+        return model if one.error(model, one.held_out_windows) < one.persistence_error else None

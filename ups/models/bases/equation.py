@@ -1,4 +1,5 @@
-"""The equation itself: a right-hand side whose terms are found in the data, integrated between frames."""
+"""The equation base: a right-hand side that is identified from the data, and integrated from frame to
+frame."""
 
 import copy
 import math
@@ -14,28 +15,29 @@ from ups.common.spectral import FieldTransform
 from ups.models.bases.base import Base, Fit, ParameterBatch, Samples
 from ups.models.bases.certainty import Certainty, of_drift, of_equation
 from ups.models.bases.drift import Drift
-from ups.models.bases.identify import Identification, Model, most_steps, terms_of
+from ups.models.bases.identify import Identification, terms_of
+from ups.models.bases.integrate import Model, max_steps
 from ups.models.bases.statement import described, stated
 from ups.models.bases.terms import WAVE, Term, Terms, diagonal
 
-NOISY = 0.7  # of persistence's error one frame ahead, above which a frame is taken for noise
-MIN_FRAMES = 3  # of central differences in time
+NOISY = 0.7  # error one frame ahead relative to persistence, above which a drift is fitted as well
+MIN_FRAMES = 3  # of a central difference in time
 
 
 class Equation(Base):
-    """s_t = sum over terms of weight * term(s), by `num_steps` Runge-Kutta steps of fourth order a frame.
+    """s_t = sum over terms of weight * term(s), by `num_steps` classical Runge-Kutta steps per frame.
 
-    s is the field, the logarithm of a positive channel: what the codec normalises, before mean and std. The
-    terms (ups/models/bases/terms.py) and their weights are found in the data
-    (ups/models/bases/identify.py). In logarithms the equations of a gas are of second order in (velocity,
-    pressure / density, derivatives) and nothing loses its positivity; that is a lifting (Qian, Kramer,
-    Peherstorfer and Willcox 2020, arXiv 1912.08177) that needs no map back. Where is_stiff, derivatives that
-    are diagonal in the boundary's modes act by their exponential (Lawson 1967): those of the own channel,
-    or where is_coupled all linear terms of all channels together, by a matrix per mode.
+    The state s is the field, or its logarithm for a positive channel: the input of the codec's mean and std.
+    Terms (terms.py) and weights are identified from the data (identify.py). In logarithms the equations of a
+    gas are of second order in velocity, pressure / density and derivatives, and stay positive; that is a
+    lifting (Qian, Kramer, Peherstorfer and Willcox 2020, arXiv 1912.08177) that needs no map back.
 
-    weight: (values, C, terms), one equation per parameter value. low, high (C,): no state leaves them, so
-    that what would blow up is bounded, wrong and not chosen.
-    """
+    is_stiff: derivatives that are diagonal in the boundary's modes act by their exponential (Lawson 1967):
+    those of the channel itself, or with is_coupled all linear terms of all channels together, by a matrix per
+    mode. is_finer: derivatives of two orders more.
+
+    weight: (values, C, terms), one equation per parameter value. low, high (C,): states are clipped to them,
+    so a rollout that would blow up stays finite and loses in the selection."""
 
     kind, needs_fitted_parameters, can_fit_subset = "equation", True, True
 
@@ -60,7 +62,7 @@ class Equation(Base):
         super().__init__()
         self.found = found or {}
         terms = [(tuple(powers), tuple((c, tuple(axes)) for c, axes in factors)) for powers, factors in terms]
-        most = 2 * most_steps(space)  # intervals compare with twice the steps
+        most = 2 * max_steps(space)  # intervals are computed with twice the steps
         if num_steps not in range(1, most + 1):
             raise ValueError(
                 f"an equation takes {num_steps} steps a frame; expected 1 to {most}. Train it again."
@@ -110,9 +112,8 @@ class Equation(Base):
         return values.view(shape)
 
     def rates(self, weight: Tensor) -> Tensor:
-        """What the terms that act by their exponential do to every mode: (equations, C, modes) of the own
-        channel, (equations, modes, C, C) if is_coupled; real if the modes are. weight (equations, C,
-        terms)."""
+        """The rates of every mode by the terms that act by their exponential, from weight (equations, C,
+        terms): (equations, C, modes), or (equations, modes, C, C) if is_coupled; real if the modes are."""
         weight = (weight * self.stiff.to(weight.dtype)).index_select(-1, self.linear)
         symbols = self.symbols.to(weight.dtype)
         if self.is_coupled:
@@ -133,8 +134,8 @@ class Equation(Base):
         return values.to(like.dtype).view(-1, *[1] * (like.ndim - 2))
 
     def advance(self, s: Tensor, weight: Tensor) -> Tensor:
-        """The state s (rows, C, *space) a frame later; weight (equations, C, terms), each of as many rows as
-        the others, which follow each other."""
+        """The state s (rows, C, *space) one frame later. weight (equations, C, terms): each equation is for
+        equally many consecutive rows."""
         low, high = self._column(self.low, s), self._column(self.high, s)
 
         def clamped(s: Tensor) -> Tensor:
@@ -161,7 +162,7 @@ class Equation(Base):
         half = half.repeat_interleave(each, 0)
 
         def moved(s_hat: Tensor) -> Tensor:
-            """By the linear terms, for half a step."""
+            """The modes after half a step by the linear terms alone."""
             return torch.einsum("rmcd,rdm->rcm", half, s_hat) if self.is_coupled else half * s_hat
 
         def modal(s_hat: Tensor) -> Tensor:
@@ -182,7 +183,7 @@ class Equation(Base):
 
     @property
     def degree(self) -> int:
-        """Of the right-hand side; a power of a positive channel counts by its size."""
+        """The degree of the right-hand side; negative powers count by their size."""
         return max(
             (
                 sum(map(abs, powers)) + sum(channel != WAVE for channel, _ in factors)
@@ -202,7 +203,7 @@ class Equation(Base):
         return free
 
     def with_more_steps(self) -> tuple["Equation", dict[str, Any]] | None:
-        if 2 * self.num_steps > most_steps(self.terms.space):
+        if 2 * self.num_steps > max_steps(self.terms.space):
             return None
         finer = copy.deepcopy(self)
         finer.num_steps, finer.step = 2 * self.num_steps, self.step / 2
@@ -210,9 +211,11 @@ class Equation(Base):
 
     @classmethod
     def fit(cls, samples: Samples, settings: dict[str, Any]) -> Fit["Equation"]:
-        """Two candidates at most: the equation, and its drift where a frame is mostly noise to that. None
-        where, for some parameter value, neither is better than persistence on training trajectories that it
-        was not fitted on."""
+        """Yield the equation and, if a frame is mostly noise to it, the drift of a stochastic equation.
+
+        Neither is yielded if, for some parameter value, it does not beat persistence on held-out training
+        trajectories.
+        """
         frames = samples.cache.num_frames - samples.first
         if frames < MIN_FRAMES:
             print(
@@ -220,39 +223,40 @@ class Equation(Base):
                 f"data have {frames}: left out"
             )
             return None
-        found: list[Identification] = []
-        quiet: list[Model | None] = []
-        sure: list[Certainty] = []
+        identifications: list[Identification] = []
+        equations: list[Model | None] = []
+        certainties: list[Certainty] = []
         for value in range(settings["num_values"]):
             note(f"{samples.name}: the equation of parameter value {value + 1} of {settings['num_values']}")
-            found.append(Identification(cls, samples, settings, value))
-            quiet.append(found[-1].model())
-            if quiet[-1] is None:
+            identifications.append(Identification(cls, samples, settings, value))
+            equations.append(identifications[-1].model())
+            if equations[-1] is None:
                 break
-            sure.append(of_equation(found[-1], quiet[-1]))
-        if None not in quiet:
-            yield cls.of(quiet, sure, found, samples, settings, "equation of {} terms")
+            certainties.append(of_equation(identifications[-1], equations[-1]))
+        has_equation = None not in equations
+        if has_equation:
+            yield cls.of(equations, certainties, identifications, samples, settings, "equation of {} terms")
         if any(
-            model is None or one.error(model, one.held[:, :2]) > NOISY
-            for one, model in zip(found, quiet, strict=True)
+            model is None or one.error(model, one.held_out_windows[:, :2]) > NOISY
+            for one, model in zip(identifications, equations, strict=True)
         ):
-            noisy, sure = [], []
+            drifts, certainties = [], []
             for value in range(settings["num_values"]):
                 note(f"{samples.name}: the drift of parameter value {value + 1} of {settings['num_values']}")
-                if value == len(found):
-                    found.append(Identification(cls, samples, settings, value))
-                drift = Drift(found[value], samples, value)
-                noisy.append(drift.model())
-                if noisy[-1] is None:
+                if value == len(identifications):
+                    identifications.append(Identification(cls, samples, settings, value))
+                drift = Drift(identifications[value], samples, value)
+                drifts.append(drift.model())
+                if drifts[-1] is None:
                     return (
-                        f"no {'drift' if None not in quiet else 'terms'} of parameter value {value + 1} "
+                        f"no {'drift' if has_equation else 'terms'} of parameter value {value + 1} "
                         f"of {settings['num_values']} beat persistence on training data held out"
                     )
-                sure.append(of_drift(drift, noisy[-1]))
-            yield cls.of(noisy, sure, found, samples, settings, "drift of {} terms")
-            if None in quiet:
+                certainties.append(of_drift(drift, drifts[-1]))
+            yield cls.of(drifts, certainties, identifications, samples, settings, "drift of {} terms")
+            if not has_equation:
                 return (
-                    f"no equation of parameter value {len(quiet)} of {settings['num_values']} beats "
+                    f"no equation of parameter value {len(equations)} of {settings['num_values']} beats "
                     f"persistence on training data held out; its drift does"
                 )
         return None
@@ -261,25 +265,26 @@ class Equation(Base):
     def of(
         cls,
         models: list[Model],
-        sure: list[Certainty],
-        found: list[Identification],
+        certainties: list[Certainty],
+        identifications: list[Identification],
         samples: Samples,
         settings: dict[str, Any],
-        words: str,
+        name: str,
     ) -> tuple[str, dict[str, Any], "Equation"]:
-        """(words with the number of terms, settings, base) of what was found for every parameter value."""
-        library, units = found[0].library, samples.units
+        """The candidate (name with the number of terms, settings, base) of the models of all parameter
+        values."""
+        library, units = identifications[0].library, samples.units
         terms, weight = terms_of(models, library)
-        own = {
+        settings = {
             **settings,
             "terms": terms,
             "num_steps": max(model.num_steps for model in models),
             "is_stiff": any(model.is_stiff for model in models),
             "is_coupled": any(model.is_coupled for model in models),
-            "found": described(models, sure, library, terms, units, settings),
+            "found": described(models, certainties, library, terms, units, settings),
         }
-        base = cls(**own)
-        low, high = zip(*[one.bounds for one in found], strict=True)
+        base = cls(**settings)
+        low, high = zip(*[one.bounds for one in identifications], strict=True)
         for name, value in (
             ("weight", weight),
             ("mean", units.shift),
@@ -288,4 +293,4 @@ class Equation(Base):
             ("high", torch.stack(high).amax(0)),
         ):
             getattr(base, name).copy_(value)
-        return f"{words.format(len(terms))}, {own['num_steps']} steps a frame", own, base
+        return f"{name.format(len(terms))}, {settings['num_steps']} steps a frame", settings, base

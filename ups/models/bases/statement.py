@@ -1,15 +1,15 @@
-"""A found equation in words: coefficients with their intervals, in the units of the data."""
+"""An identified equation as text: coefficients with their intervals, in the units of the data."""
 
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ups.models.bases.certainty import LITTLE, Certainty
+from ups.models.bases.certainty import SMALL, Certainty
 from ups.models.bases.terms import Term, written
 from ups.models.bases.units import FieldUnits, unit_of
 
 if TYPE_CHECKING:
-    from ups.models.bases.identify import Model
+    from ups.models.bases.integrate import Model
 
 NOT_STATED = "an equation was used as base but is not stated"
 NO_INTERVALS = "it was fitted by a version without intervals (train the operator again)"
@@ -17,20 +17,20 @@ NO_INTERVALS = "it was fitted by a version without intervals (train the operator
 
 def described(
     models: "Sequence[Model]",
-    sure: Sequence[Certainty],
+    certainties: Sequence[Certainty],
     library: Sequence[Term],
     terms: Sequence[Term],
     units: FieldUnits,
     settings: dict[str, Any],
 ) -> dict[str, Any]:
-    """What is known of the equations of all parameter values, JSON-able and in the units of the data.
+    """The equations of all parameter values, JSON-able and in the units of the data.
 
-    origins (C,): from where powers of each field are counted. equations, of each value: doubt, why it is not
-    stated, "" if it is; and rows (channel, place in `terms`, coefficient, half width of its 95 % interval,
-    None if it has no end, whether the term is negligible).
-    """
+    origins (C,): the value that is subtracted from each field before powers are taken. sizes (C,): the unit
+    of each field. equations: for each value the doubt (why it is not stated, "" if it is) and rows of
+    (channel, place in `terms`, coefficient, half width of its 95 % interval or None if it is unbounded,
+    whether the term is negligible)."""
     equations = []
-    for model, one in zip(models, sure, strict=True):
+    for model, one in zip(models, certainties, strict=True):
         rows = []
         for (channel, place), value, width, is_small in zip(
             model.unknowns,
@@ -62,8 +62,10 @@ def stated(
     positive: Sequence[int],
     axes: Sequence[str],
 ) -> list[str]:
-    """A line for every field, per parameter value; one for all equations that are not stated. found: of
-    `described`, {} of weights from before it."""
+    """A line for every field and parameter value, and one for each reason why equations are not stated.
+
+    found: of `described`; {} for weights that were saved before it existed.
+    """
     if not found:
         return [f"{NOT_STATED}: {NO_INTERVALS}"]
     counted = [
@@ -87,7 +89,7 @@ def stated(
             )
             right = f"-{right[2:]}" if right.startswith("-") else right[2:] or "0"
             if few := len(rows) - len(large):
-                right += f" (and {few} term{'s' * (few > 1)} below {LITTLE:.0%} of it)"
+                right += f" (and {few} term{'s' * (few > 1)} below {SMALL:.0%} of it)"
             lines.append(f"∂t {'log ' if channel in positive else ''}{field} = {right}")
     num = len(found["equations"])
     return lines + [
@@ -98,7 +100,7 @@ def stated(
 
 
 def with_interval(value: float, half_width: float) -> str:
-    """(value ± half width), to the first digit of the half width, rounded up."""
+    """(value ± half width) as text, to the first digit of the half width, which is rounded up."""
     exponent = math.floor(math.log10(value)) if not 1e-3 <= value < 1e4 else 0
     value, half_width = value / 10.0**exponent, half_width / 10.0**exponent
     digits = max(0, -math.floor(math.log10(half_width))) if half_width > 0 else 6
