@@ -23,7 +23,7 @@ from ups.config import Config
 from ups.data.cache import Cache, place
 from ups.data.schedule import Batch
 from ups.evaluation import selected
-from ups.models.base_selection import fit_base, in_words, stratified_rows
+from ups.models.base_selection import describe_selection, fit_base, stratified_rows
 from ups.models.loss import operator_loss, pooled, squared_errors
 from ups.models.operator import Operator, build_operator
 from ups.models.selection import NETWORK_WEIGHTS, SELECTION_FACTOR, scores_of, select
@@ -79,7 +79,7 @@ def main() -> None:
     }
     bases = fit_once(run, "bases", fits, "fitting the bases")
     for name, (fact, _) in bases.items():
-        run.print(in_words(name, fact))
+        run.print(describe_selection(name, fact))
 
     # ---- model
     run.seed_all()

@@ -31,9 +31,10 @@ from ups.common.seeds import generator
 from ups.config import Config
 from ups.data.cache import Cache, open_cache
 from ups.data.schedule import Batch
-from ups.models.base_selection import base_error, base_settings, data_conserve, head_with
+from ups.models.base_selection import base_error
 from ups.models.bases.base import Base, ParameterBatch
 from ups.models.head import TaskHead
+from ups.models.head_setup import base_settings, data_conserve, unfitted_head
 from ups.models.operator import Operator
 from ups.models.windows import Windows, augment
 from ups.tasks import Task
@@ -203,7 +204,7 @@ def train_ours(args: argparse.Namespace, changes: Changes, seed: int, budget: fl
         else torch.zeros(0, 0)
     )
     step = solver_of(config, cache, u)
-    head = head_with(cache, "persistence", base_settings(cache), torch.device("cpu"))
+    head = unfitted_head(cache, "persistence", base_settings(cache), torch.device("cpu"))
 
     head.description["is_conservative"] = data_conserve(head, cache)
 

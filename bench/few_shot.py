@@ -54,7 +54,7 @@ from ups.config import ROOT, Config, ModelConfig, load_config, to_dict
 from ups.data.cache import Cache, open_cache
 from ups.forecaster import Forecaster
 from ups.models.base_selection import base_settings as settings_of_base
-from ups.models.base_selection import fitted_state, head_with
+from ups.models.base_selection import fitted_state, unfitted_head
 from ups.models.head import TaskHead
 from ups.models.operator import Operator, build_operator, load_operator
 from ups.models.warm import can_translate, copy_trunk, copy_weights, translate_maps
@@ -132,7 +132,7 @@ def naive(problem: Problem, test: Split) -> Errors:
 
 def borrowed(parent: Operator, cache: Cache, sibling: str) -> Operator:
     """An operator of the cache's task with the head of `sibling` in its terms, over persistence."""
-    head = head_with(cache, "persistence", settings_of_base(cache), CPU)
+    head = unfitted_head(cache, "persistence", settings_of_base(cache), CPU)
     bases = {cache.task.name: ({"description": head.description}, fitted_state(head))}
     operator = build_operator(bases, ModelConfig(**parent.description["model"]), parent.precision)
     copy_trunk(operator, parent, sibling)

@@ -47,8 +47,8 @@ from ups.config import DEFAULT_OVERLAY, ROOT, Config, load_config
 from ups.data.build_cache import plan
 from ups.data.cache import open_cache, place
 from ups.data.tokenizer import Tokenizer
-from ups.models import base_selection
 from ups.models.bases.base import ParameterBatch
+from ups.models.head_setup import base_settings, head_description, stratified_rows
 from ups.models.loss import operator_loss, pooled, squared_errors
 from ups.models.operator import Operator, load_operator
 from ups.models.windows import Windows
@@ -132,7 +132,7 @@ def peaks(device: torch.device) -> dict[str, Any]:
 
 
 def facts_of(config: Config, name: str) -> SimpleNamespace:
-    """What a head is described by, of the configured sizes: what `ups.models.base_selection` reads of a
+    """What a head is described by, of the configured sizes: what `ups.models.head_setup` reads of a
     cache."""
     task, settings, planned = get_task(name), config.task[name], plan(config, name)
 
@@ -173,10 +173,7 @@ def operator_of(config: Config, precision: str, kinds: dict[str, str] | None = N
         {
             "model": dataclasses.asdict(config.operator.model),
             "precision": precision,
-            "tasks": [
-                base_selection.head_description(one, kinds[one.task.name], base_selection.base_settings(one))
-                for one in facts
-            ],
+            "tasks": [head_description(one, kinds[one.task.name], base_settings(one)) for one in facts],
         }
     )
     for one in facts:
@@ -283,7 +280,7 @@ def accuracy(config: Config, folder: Path, device: torch.device) -> dict[str, An
         operator.head_for(cache)
         head, rows, context = (
             operator.heads[name],
-            base_selection.stratified_rows(cache, "val", 16),
+            stratified_rows(cache, "val", 16),
             config.context(name),
         )
         parameters, one = head.parameter_batch(cache.parameters[rows]), {}

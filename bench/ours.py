@@ -20,7 +20,13 @@ from ups.config import Config
 from ups.data.cache import Cache, open_cache
 from ups.data.schedule import Batch
 from ups.forecaster import Forecaster
-from ups.models.base_selection import candidates, fitted_state, selected, shortlist_of, stratified_rows
+from ups.models.base_selection import (
+    empty_shortlist,
+    fitted_candidates,
+    fitted_state,
+    select_from_shortlist,
+    stratified_rows,
+)
 from ups.models.head import TaskHead
 from ups.models.loss import operator_loss, pooled, squared_errors
 from ups.models.operator import Operator, build_operator
@@ -49,14 +55,14 @@ def fit_bases(
 ) -> tuple[TaskHead, float]:
     """(head of the best base, its validation error); rollouts are not counted. No further one is fitted after
     the budget."""
-    shortlist = shortlist_of(cache, config.context(cache.task.name), seed)
-    for name, candidate in candidates(cache, config.operator.base_steps, seed, place):
+    shortlist = empty_shortlist(cache, config.context(cache.task.name), seed)
+    for name, candidate in fitted_candidates(cache, config.operator.base_steps, seed, place):
         with watch:
             shortlist.add(name, candidate)
         if watch() > budget_seconds:
             break
-    head, _ = selected(
-        shortlist, lambda fields: candidates(cache, config.operator.base_steps, seed, place, fields)
+    head, _ = select_from_shortlist(
+        shortlist, lambda fields: fitted_candidates(cache, config.operator.base_steps, seed, place, fields)
     )
     return head, shortlist.scores[head.description["base"]["name"]]
 

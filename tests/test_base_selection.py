@@ -21,19 +21,11 @@ from ups.common.files import DamagedError
 from ups.config import ROOT, Config, load_config
 from ups.data.cache import Cache, open_cache
 from ups.models import base_selection
-from ups.models.base_selection import (
-    base_error,
-    base_settings,
-    candidates,
-    head_description,
-    load_base,
-    residual_scale,
-    select_base,
-    stratified_rows,
-)
+from ups.models.base_selection import base_error, fitted_candidates, select_base
 from ups.models.bases.base import ParameterBatch, Persistence
 from ups.models.bases.units import widened
 from ups.models.head import TaskHead
+from ups.models.head_setup import base_settings, head_description, load_base, residual_scale, stratified_rows
 from ups.models.loss import squared_errors
 from ups.models.operator import build_operator
 from ups.tasks import TASKS, get_task
@@ -150,7 +142,7 @@ def test_the_score_is_the_pooled_error_of_rollouts_from_the_context(config, fact
     cache, context = open_cache(config, "advection1d"), config.evaluate.context_frames
     head = loaded(config, facts, "advection1d")
     rows = cache.split["val"]
-    assert len(rows) <= base_selection.NUM_ROLLOUTS
+    assert len(rows) <= base_selection.MAX_TRAJECTORIES
     u = head.physical(
         cache.batch(rows, 0, cache.num_frames)
     ).double()  # as the report's nRMSE, physical units
@@ -221,15 +213,15 @@ class Broken(Persistence):
 
 
 def offer(monkeypatch: pytest.MonkeyPatch, *bases: tuple[str, torch.nn.Module]) -> None:
-    """Let `candidates` yield these bases in this order."""
+    """Let `fitted_candidates` yield these bases in this order."""
 
     def fake(cache, base_steps, seed, device):
         for name, base in bases:
-            head = base_selection.head_with(cache, "persistence", base_settings(cache), device)
+            head = base_selection.unfitted_head(cache, "persistence", base_settings(cache), device)
             head.base = base
             yield name, head
 
-    monkeypatch.setattr(base_selection, "candidates", fake)
+    monkeypatch.setattr(base_selection, "fitted_candidates", fake)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -269,7 +261,7 @@ class Watched(Cache):
 def test_bases_are_fitted_on_training_trajectories_from_train_from_on(config, task):
     cache = open_cache(config, task)
     cache.__class__, cache.seen = Watched, []
-    heads = [head for _, head in candidates(cache, 3, 0, CPU)]
+    heads = [head for _, head in fitted_candidates(cache, 3, 0, CPU)]
     residual_scale(heads[-1], cache, 0)
     rows = torch.cat([rows for rows, _, _ in cache.seen])
     assert set(rows.tolist()) <= set(cache.split["train"].tolist()) and len(set(rows.tolist())) >= 10

@@ -35,9 +35,9 @@ from ups.generative.corrector import Corrector
 from ups.generative.residuals import Batches, SteadyResiduals, TransientResiduals
 from ups.generative.student import SolvedPool, solve, twin_of
 from ups.models.backbone import FlatBackbone
-from ups.models.base_selection import base_settings, head_description
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.elliptic import Elliptic
+from ups.models.head_setup import base_settings, head_description
 from ups.models.loss import operator_loss
 from ups.models.operator import Operator
 from ups.models.windows import Windows

@@ -10,7 +10,7 @@ from test_base_selection import make_caches
 from torch import Tensor
 
 from ups.data.cache import open_cache
-from ups.models.base_selection import base_error, base_settings, head_with, select_base
+from ups.models.base_selection import base_error, base_settings, select_base, unfitted_head
 from ups.models.bases.base import ParameterBatch, Samples
 from ups.models.bases.flow import Flow, Projection
 
@@ -140,7 +140,7 @@ def test_a_driven_flow_between_walls_is_found_and_chosen_and_one_whose_velocity_
     samples = Samples(head, cache, 0)
     exchanged = settings | {"vectors": [[1, 0], *settings["vectors"][1:]]}
     for name, fitted, base in Flow.fit(samples, exchanged):
-        wrong = head_with(cache, "flow", fitted, device)
+        wrong = unfitted_head(cache, "flow", fitted, device)
         wrong.base.load_state_dict(base.state_dict())
         assert base_error(wrong, cache, 3) > 1.3 * best["flow"], name
     assert not list(

@@ -145,7 +145,7 @@ def test_training_reads_a_cache_of_any_size_with_memory_for_a_batch(tmp_path):
         from ups.data.build_cache import LIBVER, _allocate, build_cache, split_rows
         from ups.data.cache import Cache
         from ups.data.seal import write_seal
-        from ups.models.base_selection import base_settings, head_description
+        from ups.models.head_setup import base_settings, head_description
         from ups.models.operator import Operator
         from ups.models.windows import Windows
         config = load_config(None, {overrides!r})

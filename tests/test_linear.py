@@ -17,7 +17,7 @@ from ups.models import base_selection
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.linear import Linear
 from ups.models.bases.reduced_rank import Directions
-from ups.models.shortlist import tried
+from ups.models.shortlist import evaluate_candidate
 
 CPU = torch.device("cpu")
 TRANSIENT = {
@@ -156,7 +156,7 @@ def test_what_plain_least_squares_predict_the_base_predicts(tmp_path, arrays, sa
     config, cache = prepared(tmp_path, said, **arrays)
     head, scores = base_selection.select_base(cache, 1, config.context("ks"), 0, CPU)
     assert head.base.kind == "linear" and not head.description["base"]["unstable"]
-    error = tried("", head, cache, config.context("ks"), cache.split["test"]).error()
+    error = evaluate_candidate("", head, cache, config.context("ks"), cache.split["test"]).error()
     assert error < max(1.05 * by_least_squares(cache, config.context("ks")), FLOAT32)
 
 

@@ -32,7 +32,7 @@ from ups.evaluation.truth import open_truth
 from ups.metrics.ensembles import score_ensemble
 from ups.metrics.errors import score
 from ups.metrics.joint import score_joint
-from ups.models.base_selection import base_error, candidates
+from ups.models.base_selection import base_error, fitted_candidates
 from ups.report.report import write_report, write_results
 from ups.userdata.describe import describe_file
 
@@ -201,7 +201,7 @@ def test_bases_see_no_coast(tmp_path, monkeypatch):
     build_cache(config, "ks", progress=False)
     cache, errors = open_cache(config, "ks"), []
     for _ in range(2):
-        [(_, head), *_] = candidates(cache, 1, 0, torch.device("cpu"))
+        [(_, head), *_] = fitted_candidates(cache, 1, 0, torch.device("cpu"))
         errors.append(base_error(head, cache, 1))
         monkeypatch.setattr(Tokenizer, "bridged", lambda self, w: w)
     assert errors[0] < 0.5 * errors[1], errors

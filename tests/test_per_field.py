@@ -18,7 +18,7 @@ from ups.data.cache import Cache, open_cache
 from ups.models import base_selection
 from ups.models.bases.base import ParameterBatch, Persistence
 from ups.models.bases.equation import Equation
-from ups.models.bases.per_field import Part, PerField, joined, parts_of, settings_of
+from ups.models.bases.per_field import Component, PerField, components_of, merged, subset_settings
 from ups.models.bases.propagator import Propagator
 from ups.models.bases.solver import Solver
 from ups.models.operator import build_operator
@@ -128,7 +128,7 @@ def test_of_three_fields_the_two_that_go_together_are_tried_together(tmp_path, m
     def fake(cache, base_steps, seed, device, fields=None):
         if fields is None:
             for number, factor in ((0, 0.9), (1, 0.95)):
-                head = base_selection.head_with(
+                head = base_selection.unfitted_head(
                     cache,
                     "propagator",
                     base_selection.base_settings(cache) | {"degree": 1, "history": 1},
@@ -142,15 +142,18 @@ def test_of_three_fields_the_two_that_go_together_are_tried_together(tmp_path, m
             place = [list(fields).index(channel) for channel in order[:2]]
             back = np.argsort(place).tolist()
             base = Exact(cache, lambda u: torch.einsum("ij,bjx->bix", turn, u[:, place])[:, back])
-            settings = settings_of(base_selection.base_settings(cache), fields) | {"degree": 1, "history": 1}
+            settings = subset_settings(base_selection.base_settings(cache), fields) | {
+                "degree": 1,
+                "history": 1,
+            }
             yield (
                 "turn",
-                base_selection.head_of(
-                    cache, [Part(base, "propagator", settings, list(fields), list(fields))], device
+                base_selection.per_field_head(
+                    cache, [Component(base, "propagator", settings, list(fields), list(fields))], device
                 ),
             )
 
-    monkeypatch.setattr(base_selection, "candidates", fake)
+    monkeypatch.setattr(base_selection, "fitted_candidates", fake)
     head, scores = base_selection.select_base(cache, 1, 1, 0, CPU)
     assert (
         sorted(asked) == [(0,), (0, 1), (0, 2), (1,), (1, 2), (2,)]
@@ -162,11 +165,11 @@ def test_of_three_fields_the_two_that_go_together_are_tried_together(tmp_path, m
 
 
 def test_fields_that_are_followed_are_tried_together_without_the_hopeless():
-    assert base_selection.groups_of({(0,): 0.2, (1, 2): 0.9, (3,): 0.1}) == [[0], [1, 2], [3], [0, 3]]
+    assert base_selection.field_groups({(0,): 0.2, (1, 2): 0.9, (3,): 0.1}) == [[0], [1, 2], [3], [0, 3]]
     assert (
-        base_selection.groups_of({(0,): 0.2, (1,): 0.3})
+        base_selection.field_groups({(0,): 0.2, (1,): 0.3})
         == [[0], [1]]
-        == base_selection.groups_of({(0,): 0.8, (1,): 0.9})
+        == base_selection.field_groups({(0,): 0.8, (1,): 0.9})
     )
 
 
@@ -181,7 +184,7 @@ def test_components_of_a_vector_stay_together():
         "vorticity": [],
         "walls": [[0, 1], [2, 3], [4, 5], [6, 7]],
     }
-    assert settings_of(settings, [1, 2, 3]) == {
+    assert subset_settings(settings, [1, 2, 3]) == {
         **settings,
         "num_channels": 3,
         "num_moving": 2,
@@ -189,9 +192,11 @@ def test_components_of_a_vector_stay_together():
         "positive": [],
         "walls": [[2, 3], [4, 5], [6, 7]],
     }
-    alone = settings_of(settings | {"positive": []}, [0])
+    alone = subset_settings(settings | {"positive": []}, [0])
     assert alone["vectors"] == [] and alone["vorticity"] == [0] and alone["walls"] == [[0, 1]]
-    assert settings_of(settings, [0])["vorticity"] == [] and settings_of(settings, [0])["positive"] == [0]
+    assert subset_settings(settings, [0])["vorticity"] == [] and subset_settings(settings, [0])[
+        "positive"
+    ] == [0]
 
 
 # ---------------------------------------------------------------- the base itself
@@ -214,7 +219,9 @@ def fitted(num_channels: int, degree: int = 1, seed: int = 0) -> tuple[Propagato
 
 def test_each_field_comes_from_its_base_which_sees_what_it_reads():
     (one, small), (two, large) = fitted(1, 3), fitted(3, 1, 1)
-    base = PerField.of([Part(one, "propagator", small, [2], [2]), Part(two, "propagator", large, None, [0])])
+    base = PerField.of(
+        [Component(one, "propagator", small, [2], [2]), Component(two, "propagator", large, None, [0])]
+    )
     u = torch.randn(3, 1, 3, CELLS, generator=torch.Generator().manual_seed(2))
     found = base(u, ALONE)
     assert torch.equal(found[:, 2], one(u[:, :, 2:], ALONE)[:, 0]) and torch.equal(
@@ -231,19 +238,19 @@ def test_each_field_comes_from_its_base_which_sees_what_it_reads():
     assert not base.is_learnt and base.lr_factor == 1.0
 
 
-def test_parts_of_one_base_are_joined_and_called_once():
+def test_components_of_one_base_are_merged_and_called_once():
     one, settings = fitted(2)
     described = {"kind": "propagator", "settings": settings}
-    parts = joined(
+    components = merged(
         [
-            *parts_of(one, described, [0]),
-            *parts_of(Persistence(), {"kind": "persistence", "settings": {}}, [2]),
-            *parts_of(one, described, [1]),
+            *components_of(one, described, [0]),
+            *components_of(Persistence(), {"kind": "persistence", "settings": {}}, [2]),
+            *components_of(one, described, [1]),
         ]
     )
-    assert [part.fields for part in parts] == [[0, 1], [2]]
-    inner = PerField.of([Part(one, "propagator", settings, [0, 2], [0, 2])])
-    assert parts_of(inner, {}, [2, 1])[0].fields == [2] and parts_of(inner, {}, [1]) == []
+    assert [one.fields for one in components] == [[0, 1], [2]]
+    inner = PerField.of([Component(one, "propagator", settings, [0, 2], [0, 2])])
+    assert components_of(inner, {}, [2, 1])[0].fields == [2] and components_of(inner, {}, [1]) == []
 
 
 def test_what_was_found_is_said_of_the_fields_that_it_serves_and_bounds_can_be_lifted():
@@ -266,7 +273,10 @@ def test_what_was_found_is_said_of_the_fields_that_it_serves_and_bounds_can_be_l
     equation.weight.fill_(0.5)
     equation.high.fill_(1.0)
     base = PerField.of(
-        [Part(equation, "equation", settings, None, [1]), Part(Persistence(), "persistence", {}, None, [0])]
+        [
+            Component(equation, "equation", settings, None, [1]),
+            Component(Persistence(), "persistence", {}, None, [0]),
+        ]
     )
     assert [line.split(" =")[0] for line in base.findings(("u", "uv"), ("x",))] == ["∂t uv"]
     u = 5 * torch.ones(3, 1, 2, CELLS)
@@ -285,12 +295,12 @@ def test_a_solver_of_the_users_may_serve_some_fields():
     }
     (one, small), solver = fitted(1), Solver(**settings)
     base = PerField.of(
-        [Part(solver, "solver", settings, None, [1]), Part(one, "propagator", small, [0], [0])]
+        [Component(solver, "solver", settings, None, [1]), Component(one, "propagator", small, [0], [0])]
     )
     assert (
         base.is_user_solver
         and base.solver == "mine:step"
-        and not PerField.of([Part(one, "propagator", small, [0], [0])]).is_user_solver
+        and not PerField.of([Component(one, "propagator", small, [0], [0])]).is_user_solver
     )
     u = torch.ones(3, 1, 2, CELLS)
     assert bool((base.use(lambda u: 2 * u)(u, ALONE)[:, 1] == 2).all())
@@ -299,7 +309,7 @@ def test_a_solver_of_the_users_may_serve_some_fields():
 def test_no_number_is_asked_of_the_device():
     (one, small), (two, large) = fitted(1, 3), fitted(3, 1, 1)
     base = PerField.of(
-        [Part(one, "propagator", small, [2], [2]), Part(two, "propagator", large, None, [0, 1])]
+        [Component(one, "propagator", small, [2], [2]), Component(two, "propagator", large, None, [0, 1])]
     ).to("meta")
     parameters = ParameterBatch(
         torch.zeros(3, 0, device="meta"), torch.zeros(3, dtype=torch.long, device="meta")

@@ -67,14 +67,14 @@ def moving(growth: float = 0.0, modes: int = 3) -> dict[int, complex]:
 
 def selected(cache: Cache, **bases: torch.nn.Module) -> tuple[str, dict]:
     """Which of these candidates serves, and what is known of it."""
-    shortlist = base_selection.shortlist_of(cache, 0 if cache.task.is_steady else 1, 0)
+    shortlist = base_selection.empty_shortlist(cache, 0 if cache.task.is_steady else 1, 0)
     for name, base in bases.items():
-        head = base_selection.head_with(
+        head = base_selection.unfitted_head(
             cache, base.kind, base_selection.base_settings(cache) | {"degree": 1, "terms": []}, CPU
         )
         head.base = base
         shortlist.add(name, head)
-    description = base_selection.selected(shortlist, lambda fields: iter(()))[0].description
+    description = base_selection.select_from_shortlist(shortlist, lambda fields: iter(()))[0].description
     return description["base"]["name"], description
 
 
@@ -194,11 +194,12 @@ def test_growth_in_modes_that_the_data_leave_empty_is_found(tmp_path):
     name, description = selected(cache, wild=wild)
     assert name == "wild" and "modes of u that are empty in the data grow" in description["base"]["unstable"]
     facts = {"description": description, "validation_nrmse": {"wild": 1e-6}}
-    assert "no base as good as this one is stable beyond the data: modes of u" in base_selection.in_words(
-        "ks", facts
+    assert (
+        "no base as good as this one is stable beyond the data: modes of u"
+        in base_selection.describe_selection("ks", facts)
     )
     facts = {"description": selected(cache, calm=calm)[1], "validation_nrmse": {"calm": 1e-6}}
-    assert "stable" not in base_selection.in_words("ks", facts)
+    assert "stable" not in base_selection.describe_selection("ks", facts)
 
 
 def test_growth_of_what_the_data_hold_is_found_where_a_clamp_hides_it(tmp_path):

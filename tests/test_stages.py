@@ -63,7 +63,7 @@ from ups.generative.residuals import (
     validation,
 )
 from ups.generative.selection import choose_draws, choose_starts
-from ups.models.base_selection import base_settings, head_description
+from ups.models.head_setup import base_settings, head_description
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import member_noise, name_starts, rollout
 from ups.models.warm import is_trunk

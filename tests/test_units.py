@@ -16,7 +16,7 @@ import prepare_cache
 from ups.common.seeds import generator
 from ups.config import ROOT, load_config
 from ups.data.cache import open_cache
-from ups.models.base_selection import fit_base, reported
+from ups.models.base_selection import fit_base, report_missing
 from ups.models.bases import BASES
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.flow import Flow
@@ -191,13 +191,13 @@ def test_a_flow_in_other_units_is_the_same_flow(length, speed):
 
 def test_a_candidate_that_cannot_be_fitted_is_named_with_its_reason(capsys):
     settings = {"vectors": [], "space": [8, 8], "num_moving": 1}
-    assert list(reported(BASES["flow"].fit(None, settings), "mine: flow")) == []
+    assert list(report_missing(BASES["flow"].fit(None, settings), "mine: flow")) == []
 
     def singular():
         yield "one"
         raise torch.linalg.LinAlgError("singular")
 
-    assert list(reported(singular(), "mine: propagator")) == ["one"]
+    assert list(report_missing(singular(), "mine: propagator")) == ["one"]
     assert capsys.readouterr().out.splitlines() == [
         "mine: flow: left out, as it needs a velocity that moves, in two dimensions or three",
         "mine: propagator: left out, as its equations have no solution (singular)",

@@ -56,7 +56,7 @@ from ups.data.doctor import examine
 from ups.data.generate import generation_settings, write_data
 from ups.data.pdebench import open_data
 from ups.data.seal import MAGIC, SEAL_BYTES, write_seal
-from ups.models.base_selection import base_settings, head_description
+from ups.models.head_setup import base_settings, head_description
 from ups.models.operator import Operator, load_operator
 from ups.tasks import get_task
 from ups.training.checkpoint import SHARED

@@ -170,16 +170,16 @@ def require_forcing(description: Mapping[str, Any], names: Sequence[str], what: 
 
 
 def _settings(base: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The settings of a base, or of each of its parts."""
-    parts = base["settings"].get("parts", ())
-    if not parts:
+    """The settings of a base, or of each of its components."""
+    components = base["settings"].get("components", ())
+    if not components:
         yield base["settings"]
-    for part in parts:
-        yield from _settings(part)
+    for component in components:
+        yield from _settings(component)
 
 
 def require_base(base: Mapping[str, Any], num_parameters: int, what: str) -> None:
-    """Raise ValueError unless the settings of a base, and of each part of one that has parts, are of their
+    """Raise ValueError unless the settings of a base, and of each of its components, are of their
     kinds and for as many parameters as the weights have."""
     settings = base["settings"]
     require_kinds(settings, BASE, f"{what} (base)")
@@ -188,8 +188,8 @@ def require_base(base: Mapping[str, Any], num_parameters: int, what: str) -> Non
             f"the weights of {what} are of {num_parameters} parameters and their base of "
             f"{settings['num_parameters']}; expected as many. Take another copy of them."
         )
-    for part in settings.get("parts", ()):
-        require_base(part, num_parameters, what)
+    for component in settings.get("components", ()):
+        require_base(component, num_parameters, what)
     for powers, factors in settings.get("terms", ()):
         if max([len(powers), *(1 + channel for channel, _ in factors)]) > settings["num_channels"]:
             raise ValueError(

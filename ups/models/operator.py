@@ -23,10 +23,10 @@ from ups.common.precision import autocast
 from ups.config import ModelConfig, to_dict
 from ups.data.cache import Cache
 from ups.models.backbone import TaskNetwork
-from ups.models.base_selection import load_base
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.solver import PASS
 from ups.models.head import AGAIN, TaskHead, describe_data, flat_facts
+from ups.models.head_setup import load_base
 from ups.models.rollout import rollout
 from ups.training.stage import load_stage
 

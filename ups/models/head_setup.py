@@ -1,0 +1,208 @@
+"""Make the head of a task from its cache: description, settings of the base, bounds and scales."""
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ups.common.boundary import PERIODIC, along
+from ups.data.cache import Cache
+from ups.models.bases.base import Samples
+from ups.models.bases.per_field import Component, PerField
+from ups.models.bases.units import widened
+from ups.models.conserve import correction
+from ups.models.head import FORCING_RANGE, TaskHead, describe_data
+
+MAX_TRAJECTORIES = 64  # per statistic, stratified by parameter; with 16, bases that blow up were not found
+BATCH = 32
+# Largest change of a mean, relative to the channel's RMS, that counts as conserved. Advection of waves that a
+# grid samples has 3e-5: half of the error.
+CONSERVED_TOLERANCE = 1e-5
+
+
+def head_description(cache: Cache, kind: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """The JSON-able description of a task's head with a base of this kind; see `TaskHead`."""
+    task, is_steady = cache.settings, cache.task.is_steady
+    return {
+        **cache.task.description,
+        "history": 1 if is_steady else task.history,
+        "bundle": 1 if is_steady else task.bundle,
+        **describe_data(cache),
+        "base": {"kind": kind, "settings": settings},
+        "network_weight": 1.0,
+        "is_conservative": False,
+        # user data may be in any units: the network counts their time in frames
+        "time_unit": cache.dt if cache.task.user_facts is not None and cache.dt else 1.0,
+    }
+
+
+def base_settings(cache: Cache) -> dict[str, Any]:
+    """Geometry and hyper-parameters of a base for this cache, JSON-able.
+
+    lengths and dt are counted in cells and frames, so that no base depends on the units of the data; cell
+    (per axis) and frame are the size of a cell and of a frame in those units.
+    """
+    task, spec, space = cache.settings, cache.task, list(cache.tokenizer.space)
+    ends = along(spec.boundary, spec.ndim)
+    is_scalar = len(spec.fields) == 1 and not (spec.positive or spec.vector)
+    settings = {
+        "num_values": max(1, len(cache.parameter_values)),
+        "num_parameters": cache.parameters.shape[1],
+        "num_channels": cache.tokenizer.num_channels,
+        "num_inputs": len(cache.task.inputs),
+        "space": space,
+        "lengths": [float(num_cells) for num_cells in space],
+        "dt": 1.0,
+        "cell": [(high - low) / num_cells for (low, high), num_cells in zip(spec.spans, space, strict=True)],
+        "frame": cache.dt or 1.0,
+        "boundary": spec.boundary,
+        "walls": normalised_walls(cache),
+        "degree": task.degree,
+        "history": task.history,
+        "reach": task.reach,
+        "num_moving": len(spec.moving),
+    }
+    if spec.forcing:
+        settings["num_forcing"] = len(spec.forcing)
+        settings["series"] = [spec.forcing.index(name) for name in spec.series]
+    settings["vectors"] = [[spec.fields.index(name) for name in vector] for vector in spec.vectors]
+    settings["positive"] = [i for i, name in enumerate(spec.fields) if name in spec.positive]
+    settings["vorticity"] = [0] if is_scalar and ends == (PERIODIC, PERIODIC) else []
+    settings["driven"] = [
+        i
+        for i, (end, name) in enumerate(zip(ends, spec.axes, strict=True))
+        if end == PERIODIC and (not spec.is_shifted or name in spec.fixed_axes)
+    ]
+    return settings
+
+
+def normalised_walls(cache: Cache) -> list[list[float]]:
+    """`Task.walls`, normalised by the codec; [] for a task without."""
+    if not cache.task.walls:
+        return []
+    ends = torch.tensor(cache.task.walls)  # fields, 2
+    return cache.tokenizer.normalise(ends.T[:, :, None])[:, :, 0].T.tolist()
+
+
+def unfitted_head(cache: Cache, kind: str, settings: dict[str, Any], device: torch.device) -> TaskHead:
+    """A head of width 1 with the codecs of the cache and an unfitted base."""
+    head = TaskHead(head_description(cache, kind, settings), width=1)
+    head.codec.load_state_dict(cache.tokenizer.state_dict())
+    if cache.input_tokenizer is not None:
+        head.input_codec.load_state_dict(cache.input_tokenizer.state_dict())
+    if cache.forcing_tokenizer is not None:
+        head.forcing_codec.load_state_dict(cache.forcing_tokenizer.state_dict())
+    return head.to(device)
+
+
+def per_field_head(cache: Cache, components: Sequence[Component], device: torch.device) -> TaskHead:
+    """A head of width 1 with a base per field, from fitted components."""
+    base = PerField.of(components).to(device)
+    head = unfitted_head(cache, PerField.kind, {"components": base.described}, device)
+    head.base = base
+    return head
+
+
+def stratified_rows(cache: Cache, split: str, count: int) -> Tensor:
+    """At most `count` rows of a split, evenly distributed over the parameter values."""
+    rows = cache.split[split]
+    values = cache.parameter_index[rows]
+    groups = [rows[values == value] for value in values.unique()]
+    picked = [row for turn in zip_longest(*groups) for row in turn if row is not None]
+    return torch.stack(picked[:count])
+
+
+def data_conserve(head: TaskHead, cache: Cache) -> bool:
+    """Whether the training data, on the grid of the cache, conserve what the equation conserves, from the
+    first frame to the middle and the last one. A front that is sampled at every fourth cell does not.
+    """
+    if not cache.task.conserved:
+        return False
+    rows, last = stratified_rows(cache, "train", MAX_TRAJECTORIES), cache.num_frames - 1
+    start, *later = (
+        head.physical(cache.batch(rows, frame, 1, head.scale.device)) for frame in (0, last // 2, last)
+    )
+    change = torch.cat([correction(cache.task, u, start[:, 0], head.codec.valid) for u in later], 1)
+    change = change / head.codec.std
+    return bool(change.square().mean((0, 1)).sqrt().max() <= CONSERVED_TOLERANCE)
+
+
+def calibrate(head: TaskHead, cache: Cache, seed: int) -> None:
+    """Set what a head with a fitted base takes from the training data besides: the network's unit, the bounds
+    of the fields and the range of the forcing.
+    """
+    head.scale.copy_(residual_scale(head, cache, seed))
+    for end, value in zip((head.low, head.high), bounds(head, cache), strict=True):
+        end.copy_(value)
+    if cache.task.forcing:
+        head.description[FORCING_RANGE] = forcing_range(head, cache)
+
+
+@torch.no_grad()
+def residual_scale(head: TaskHead, cache: Cache, seed: int) -> Tensor:
+    """RMS over training windows of encode(u_next - base), per parameter value: the unit of the network's
+    output."""
+    scales, samples = [], Samples(head, cache, seed + 1)
+    for value in range(len(head.scale)):
+        windows = (read() for read in samples.batches(4 * BATCH, BATCH, value))
+        squares = [
+            head.codec.encode(u_next - head.next_frame(u, parameters)).square().mean()
+            for u, parameters, u_next in windows
+        ]
+        scales.append(torch.stack(squares).mean().sqrt())
+    # float32 rounding of a normalised field: nothing below it can be learnt
+    return torch.stack(scales).clamp_min(1e-7)
+
+
+@torch.no_grad()
+def bounds(head: TaskHead, cache: Cache) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest normalised value of each channel (C,) in a rollout: the range of the
+    training trajectories, widened.
+    """
+    ends, every = [], stratified_rows(cache, "train", MAX_TRAJECTORIES)
+    for rows in cache.parts(every, cache.num_frames, MAX_TRAJECTORIES):
+        w = head.codec.decode(cache.batch(rows, 0, cache.num_frames, head.scale.device)).transpose(0, 2)
+        ends.append((w.flatten(1).amin(1), w.flatten(1).amax(1)))
+    low, high = torch.stack([a for a, _ in ends]).amin(0), torch.stack([b for _, b in ends]).amax(0)
+    return widened(low, high, len(every))
+
+
+@torch.no_grad()
+def forcing_range(head: TaskHead, cache: Cache) -> dict[str, list[float]]:
+    """Forcing field -> its `bounds` in physical units, relative to the task's offsets."""
+    codec, ends, every = head.forcing_codec, [], cache.split["train"]
+    for rows in cache.parts(every, cache.num_frames, MAX_TRAJECTORIES):
+        w = head.forcing_of(cache, rows, 0, cache.num_frames).transpose(0, 2).flatten(1)
+        ends.append((w.amin(1), w.amax(1)))
+    low, high = torch.stack([a for a, _ in ends]).amin(0), torch.stack([b for _, b in ends]).amax(0)
+    low, high = (
+        codec.denormalise(end.view(-1, *[1] * codec.ndim)).flatten().tolist()
+        for end in widened(low, high, len(every))
+    )
+    return dict(zip(codec.fields, map(list, zip(low, high, strict=True)), strict=True))
+
+
+def fitted_state(head: TaskHead) -> dict[str, Tensor]:
+    """The fitted tensors of a head (codecs, base, scale and bounds), without the trained maps."""
+    return {
+        name: value for name, value in head.state_dict().items() if not name.startswith(("into.", "out."))
+    }
+
+
+def load_base(head: TaskHead, state: dict[str, Tensor]) -> None:
+    """Load a `fitted_state` into a head. Raises ValueError if names or shapes differ."""
+    wanted = fitted_state(head)
+    wrong = sorted(
+        name
+        for name in state.keys() | wanted.keys()
+        if name not in state or name not in wanted or state[name].shape != wanted[name].shape
+    )
+    if wrong:
+        raise ValueError(
+            f"the fitted base of {head.name} does not fit the model ({', '.join(wrong[:3])}); "
+            "expected the base of this version and configuration. Delete the folder bases of "
+            "the stage and train again."
+        )
+    head.load_state_dict(state, strict=False)
