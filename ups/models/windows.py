@@ -115,7 +115,7 @@ class Windows:
             windows[name] = (len(cache.split["train"]), starts)
         self.schedule = Schedule(windows, settings.train.batch_size, seed)
 
-    def draw(
+    def read(
         self, head: TaskHead, batch: Batch, step: int, part: slice
     ) -> tuple[Tensor, Tensor, ParameterBatch]:
         """(z shown, z_ref to predict, what is known) of the rows `part` of this rank's share of a batch."""
@@ -149,7 +149,7 @@ class Windows:
         return rows, batch.starts[part] + task.train_from, task.history + num_new
 
     def read_ahead(self, step: int, rank: int, world: int, device: torch.device, part: slice) -> None:
-        """Have `Cache.read_ahead` read what `draw` will want of a coming step; of the last there is none."""
+        """Have `Cache.read_ahead` read what `read` will want of a coming step; of the last there is none."""
         if step < self.settings.train.steps:
             batch = self.schedule.batch(step).shard(rank, world)
             self.caches[batch.task].read_ahead(*self._asked(batch, step, part), device)
