@@ -10,7 +10,7 @@ with other settings is never overwritten.
 
     python prepare_data.py            one line per file: "generated", "up to date"
     python prepare_data.py --dry-run  files, sizes and disk, writes nothing
-    python prepare_data.py --doctor   examines the files, status 1 if one is ill
+    python prepare_data.py --doctor   examines the files, status 1 if one fails
     python prepare_data.py --file 'KH_*'   downloads published files by name
 """
 
@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
     if args.show_config:
         show(config)
         return 0
-    is_published, is_own = config.data.source == "published", config.data.source == "user"
+    is_published, is_user = config.data.source == "published", config.data.source == "user"
     mine = [name for name in config.data.tasks if config.has_user_files(name)]
 
     # ------------------------------------------------------------------------------------------------ by name
@@ -125,7 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     # ------------------------------------------------------------------------------------------------- doctor
     if args.doctor:
-        is_ill = False
+        has_failed = False
         paths = [(task, path) for task, _, path, *_ in files]
         found = {name: data_files(config, name) for name in declared}
         paths += [
@@ -144,13 +144,13 @@ def main(arguments: list[str] | None = None) -> int:
             hash_all=args.md5,
             val_fraction=config.data.val_fraction,
             test_fraction=config.data.test_fraction,
-            is_own=is_own,
+            is_user=is_user,
             declared=declared,
             checks=checks,
         ):
             print(report(path, findings))
-            is_ill |= any(finding.severity in ("error", "warning") for finding in findings)
-        return int(is_ill)
+            has_failed |= any(finding.severity in ("error", "warning") for finding in findings)
+        return int(has_failed)
 
     # ------------------------------------------------------------------------------------------------ dry run
     if args.dry_run:

@@ -30,6 +30,7 @@ from ups.data import pdebench, tokenizer
 from ups.data.build_cache import build_cache, data_files, is_up_to_date, plan, same_sources
 from ups.data.cache import Cache, cache_settings, open_cache, place
 from ups.data.generate import generation_settings, write_data
+from ups.data.latents import Latents
 from ups.data.pdebench import split_indices
 from ups.data.seal import read_seal, write_seal
 from ups.tasks import TASKS, get_task
@@ -446,9 +447,7 @@ def test_latents_are_mapped_from_the_file_and_open_no_shared_memory(built):
 
 def test_quick_opening_does_not_read_the_latents(built, copy, monkeypatch):
     config, path = copy
-    monkeypatch.setattr(
-        cache_module._Latents, "verify", lambda self, rows=None: pytest.fail("read all latents")
-    )
+    monkeypatch.setattr(Latents, "verify", lambda self, rows=None: pytest.fail("read all latents"))
     open_cache(config, "advection1d", verify="quick")
     monkeypatch.setattr(cache_module, "FULL_BYTES", 10)
     open_cache(config, "advection1d")  # auto: too large to verify at every opening

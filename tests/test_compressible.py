@@ -513,7 +513,7 @@ def said_of(path: Path, name: str) -> list[Finding]:
     """What the doctor says of a file."""
     return [
         finding
-        for _, found in examine([(name, path)], val_fraction=0.3, test_fraction=0.3, is_own=True)
+        for _, found in examine([(name, path)], val_fraction=0.3, test_fraction=0.3, is_user=True)
         for finding in found
     ]
 

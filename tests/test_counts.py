@@ -78,7 +78,7 @@ def test_one_or_two_trajectories_are_refused_by_the_doctor_as_by_the_cache(tmp_p
     message = f"{num} trajectories (of different initial conditions) cannot be split"
     assert prepare_data.main(["--config", str(path), "--doctor"]) == 1
     out = capsys.readouterr().out
-    assert "ill: do not train on it" in out and out.count(message) == 1
+    assert "failed: do not train on it" in out and out.count(message) == 1
     assert prepare_cache.main(["--config", str(path), "--dry-run"]) == 1
     assert message in capsys.readouterr().out
     with pytest.raises(ValueError, match="cannot be split into training, validation and test"):

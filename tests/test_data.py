@@ -379,7 +379,7 @@ def test_nobody_listening_is_a_connection_error(tmp_path):
         url = f"http://127.0.0.1:{free.getsockname()[1]}/1"
     with pytest.raises(ConnectionError, match="nothing new in 2 attempts .*refused.*Check the network"):
         fetch(url, tmp_path / "a.hdf5", MD5, patience=Patience(1, 0.001), show_progress=False)
-    with pytest.raises(ValueError, match="'ftp://x/1' is not a web address; .*Mend data.url"):
+    with pytest.raises(ValueError, match="'ftp://x/1' is not a web address; .*Correct data.url"):
         fetch("ftp://x/1", tmp_path / "a.hdf5", MD5)
 
 
@@ -448,7 +448,7 @@ def test_sound_data_get_no_complaint(tmp_path):
     path = saved(tmp_path, moving(0.4))
     findings = examine(path, "advection1d", **SPLIT)
     assert said(findings, "error") == said(findings, "warning") == ""
-    assert report(path, findings).startswith(f"{path}: sound")
+    assert report(path, findings).startswith(f"{path}: OK")
 
 
 def test_nan_is_located(tmp_path):
@@ -463,7 +463,7 @@ def test_nan_is_located(tmp_path):
     )
     assert expected in said(findings, "error")
     assert report(path, findings).startswith(
-        f"{path}: ill: do not train on it\n  error   2 trajectories hold NaN"
+        f"{path}: failed: do not train on it\n  error   2 trajectories hold NaN"
     )
 
 
@@ -698,7 +698,7 @@ def test_prepare_data_generates_then_says_up_to_date_and_the_doctor_agrees(tmp_p
     assert prepare_data.main(["--config", config, "--dry-run"]) == 0
     assert capsys.readouterr().out.count("up to date") == 2
     assert prepare_data.main(["--config", config, "--doctor"]) == 0
-    assert capsys.readouterr().out.count(": sound") == 3
+    assert capsys.readouterr().out.count(": OK") == 3
     data = open_data(tmp_path / "data/advection1d/1D_Advection_Sols_beta1.0.hdf5", "advection1d")
     assert data.parameter == 1.0 and data.read(0, 8).shape == (8, 12, 1, 16)
     damaged(data.path, lambda u: u.__setitem__((2, 0, 0), np.nan))

@@ -29,7 +29,8 @@ import train_rival
 from bench import gpu
 from ups.common.transfer import send
 from ups.config import ROOT, Config, ModelConfig, load_config, to_dict
-from ups.data.cache import Cache, _Latents, open_cache, place
+from ups.data.cache import Cache, open_cache, place
+from ups.data.latents import Latents
 from ups.generative import fitting
 from ups.generative.corrector import Corrector
 from ups.generative.residuals import Batches, SteadyResiduals, TransientResiduals
@@ -255,10 +256,10 @@ def test_reading_ahead_changes_neither_what_is_drawn_nor_its_order(config, name,
     steps, reads, read = (
         range(config.operator.train.steps - 3, config.operator.train.steps),
         [],
-        _Latents._read,
+        Latents._read,
     )
     monkeypatch.setattr(
-        _Latents, "_read", lambda self, *asked: (reads.append(self.name), read(self, *asked))[1]
+        Latents, "_read", lambda self, *asked: (reads.append(self.name), read(self, *asked))[1]
     )
 
     def drawn(step: int, part: slice) -> list[Tensor]:
@@ -268,7 +269,7 @@ def test_reading_ahead_changes_neither_what_is_drawn_nor_its_order(config, name,
     plain = [drawn(step, part) for step in steps]
     of_one = len(reads) // len(steps)
     for devices, ahead in ((("cuda",), 0), (("cpu",), of_one)):
-        monkeypatch.setattr("ups.data.cache.BESIDE", devices)
+        monkeypatch.setattr("ups.data.latents.ASYNCHRONOUS", devices)
         for step, expected in zip(steps, plain, strict=True):
             windows.read_ahead(step, 1, 2, torch.device("cpu"), part)
             reads.clear()
@@ -283,7 +284,7 @@ def test_reading_ahead_changes_neither_what_is_drawn_nor_its_order(config, name,
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_the_rows_of_all_ranks_are_the_global_batch_when_they_read_ahead(config, world, monkeypatch):
-    monkeypatch.setattr("ups.data.cache.BESIDE", ("cpu",))
+    monkeypatch.setattr("ups.data.latents.ASYNCHRONOUS", ("cpu",))
     steps = range(config.operator.train.steps - 3, config.operator.train.steps)
 
     def drawn(rank: int, world: int) -> list[Tensor]:
@@ -302,7 +303,7 @@ def test_the_rows_of_all_ranks_are_the_global_batch_when_they_read_ahead(config,
         for step in steps:
             batch = windows.schedule.batch(step).shard(rank, world)
             part = slice(0, len(batch))
-            assert step == steps[0] or any(latents.ahead for latents, _ in cache._parts.values())
+            assert step == steps[0] or any(latents.ahead for latents, _ in cache._groups.values())
             found.append(windows.read(head, batch, step, part)[1])
             windows.read_ahead(step + 1, rank, world, torch.device("cpu"), part)
         return found
@@ -312,7 +313,7 @@ def test_the_rows_of_all_ranks_are_the_global_batch_when_they_read_ahead(config,
 
 
 def test_reading_ahead_is_done_once_a_device_has_its_work_and_waits_for_none(config, caches, monkeypatch):
-    monkeypatch.setattr("ups.data.cache.BESIDE", ("meta",))
+    monkeypatch.setattr("ups.data.latents.ASYNCHRONOUS", ("meta",))
     operator, loss_at = operator_stage(config, caches, "advection1d", "propagator")
     windows, order = loss_at(0).args[1], []
     backward, ahead = Tensor.backward, Windows.read_ahead

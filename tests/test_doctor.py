@@ -80,7 +80,7 @@ def test_what_no_attribute_tells_the_mean_does(tmp_path):
         (burgers, "burgers1d", None, ""),
     ):
         path = without_a_word(saved(tmp_path, u, task, 0.5))
-        findings = examine(path, task, **SPLIT, is_own=True)
+        findings = examine(path, task, **SPLIT, is_user=True)
         if severity is None:
             assert complaints(findings) == "", task
         else:
@@ -194,4 +194,4 @@ def test_an_own_file_under_a_published_name_is_not_compared_with_the_published_o
     with h5py.File(path, "r+") as file:
         del file.attrs["ups_settings"], file.attrs["ups_progress"]
     assert "is not the published" in said(examine(path, "advection1d", **SPLIT), "warning")
-    assert complaints(examine(path, "advection1d", **SPLIT, is_own=True)) == ""
+    assert complaints(examine(path, "advection1d", **SPLIT, is_user=True)) == ""

@@ -207,7 +207,7 @@ def test_a_server_without_ranges_says_what_to_do_and_leaves_nothing(served, tmp_
 def test_a_server_that_gives_another_part_is_refused(served, tmp_path):
     server, _ = served
     server.plan = ["ok", "elsewhere"]
-    with pytest.raises(ValueError, match=r"gave bytes \d+ to \d+; expected \d+ to \d+. Mend data.url"):
+    with pytest.raises(ValueError, match=r"gave bytes \d+ to \d+; expected \d+ to \d+. Correct data.url"):
         part(server, tmp_path)
 
 

@@ -41,7 +41,7 @@ def test_overlapping_windows_are_refused_by_the_doctor_and_the_cache(tmp_path, c
     )
     config = load_config(path, [])
     with pytest.raises(
-        ValueError, match="5 of 5 test frames are also training frames.* expected no frame in two parts"
+        ValueError, match="5 of 5 test frames are also training frames.* expected no frame in two splits"
     ):
         build_cache(config, "ks", progress=False)
     assert not list((tmp_path / "cache").glob("*.h5"))

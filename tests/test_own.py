@@ -74,7 +74,7 @@ def test_readmes_own_data_are_asked_for_then_taken_described_and_found_sound(clo
     taken = run(clone, "python prepare_data.py --config my_data.yaml")
     assert "my/ks.h5: yours, 80 trajectories of ks" in taken.stdout, taken.stderr
     examined = run(clone, "python prepare_data.py --config my_data.yaml --doctor")
-    assert examined.returncode == 0 and "my/ks.h5: sound\n" in examined.stdout, examined.stdout
+    assert examined.returncode == 0 and "my/ks.h5: OK\n" in examined.stdout, examined.stdout
     described = yaml.safe_load(run(clone, commands[0]).stdout)["task"]["ks"]
     said = yaml.safe_load(block("yaml"))["task"]["ks"]
     assert (described["layout"], described["boundary"]) == (said["layout"], said["boundary"])

@@ -402,7 +402,7 @@ def test_the_doctor_finds_a_file_on_another_domain_than_the_built_in_tasks(tmp_p
             tensor=waves((20, 11, 64)),
             **{"x-coordinate": (np.arange(64) + 0.5) / 64 * length, "t-coordinate": np.linspace(0, 2, 11)},
         )
-        [(_, findings)] = examine([("burgers1d", path)], val_fraction=0.1, test_fraction=0.1, is_own=True)
+        [(_, findings)] = examine([("burgers1d", path)], val_fraction=0.1, test_fraction=0.1, is_user=True)
         found = [
             finding.what
             for finding in findings

@@ -29,6 +29,7 @@ import forced_fsdp
 import torch
 
 import ups.data.cache
+import ups.data.latents
 import ups.models.base_selection
 import ups.training.checkpoint
 import ups.training.guard
@@ -180,7 +181,7 @@ def full_disk(owner: type, name: str, room: Callable[[Any], int]) -> Callable[[F
 
 
 def in_loader(fault: Fault) -> None:
-    update, gather, step = ups.training.run.Run.update, ups.data.cache._Latents.gather, [-1]
+    update, gather, step = ups.training.run.Run.update, ups.data.latents.Latents.gather, [-1]
 
     def noting(run: ups.training.run.Run, *arguments: Any, **options: Any) -> bool:
         step[0] = run.step
@@ -191,7 +192,7 @@ def in_loader(fault: Fault) -> None:
             raise OSError(errno.EIO, "injected in reading the cache")
         return gather(self, *arguments)
 
-    ups.training.run.Run.update, ups.data.cache._Latents.gather = noting, failing
+    ups.training.run.Run.update, ups.data.latents.Latents.gather = noting, failing
 
 
 def in_validation(action: Callable[..., Any]) -> Callable[[Fault], None]:

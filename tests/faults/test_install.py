@@ -113,7 +113,19 @@ def test_the_wheel_forecasts_with_the_ends_of_its_ranges(wheel, tmp_path, which)
     )
     wanted = f"{wheel}[{','.join(EXTRAS)}]"
     subprocess.run(
-        [sys.executable, "-m", "pip", "--python", python, "install", "-q", "-c", limits, wanted],
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            python,
+            "install",
+            "-q",
+            "--no-compile",
+            "-c",
+            limits,
+            wanted,
+        ],
         check=True,
         timeout=300,
     )

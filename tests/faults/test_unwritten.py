@@ -248,7 +248,7 @@ def built(folder: Path, **fields: np.ndarray) -> tuple:
         [("mine", folder / "a.npz")],
         val_fraction=0.2,
         test_fraction=0.2,
-        is_own=True,
+        is_user=True,
         declared={"mine": lambda: open_user(config, "mine")},
     )
     try:

@@ -175,7 +175,7 @@ def fetch(
 def require_address(url: str) -> None:
     """Raise ValueError for what is no web address."""
     if not url.startswith(("http://", "https://")):
-        raise ValueError(f"{url!r} is not a web address; expected http(s)://HOST/PATH/ID. Mend data.url.")
+        raise ValueError(f"{url!r} is not a web address; expected http(s)://HOST/PATH/ID. Correct data.url.")
 
 
 def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float, show_progress: bool) -> None:

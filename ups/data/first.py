@@ -126,7 +126,7 @@ class RemoteFile(io.RawIOBase):
         if answer.status != 206 or not said:
             raise ValueError(
                 f"{self.url} answers with the whole file (status {answer.status}) where a part "
-                f"was asked for; expected a server with HTTP Range. Mend data.url, or {whole}."
+                f"was asked for; expected a server with HTTP Range. Correct data.url, or {whole}."
             )
         first, last, size = map(int, said.groups())
         edition = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
@@ -141,7 +141,7 @@ class RemoteFile(io.RawIOBase):
         if (first, last + 1) != (start, min(stop, size)):
             raise ValueError(
                 f"{self.url} gave bytes {first} to {last}; expected {start} to "
-                f"{min(stop, size) - 1}. Mend data.url, or {whole}."
+                f"{min(stop, size) - 1}. Correct data.url, or {whole}."
             )
         return last + 1
 

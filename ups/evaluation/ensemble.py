@@ -157,7 +157,7 @@ def rollouts(ensembles: Ensembles, model: str, rows: Tensor, num_frames: int, nu
     physical units."""
     source, truth, parts = ensembles.residuals, ensembles.truth, []
     num_members = 1 if model == "operator" else num_members
-    for some in truth.cache.parts(rows, num_frames * num_members, len(rows)):
+    for some in truth.cache.row_blocks(rows, num_frames * num_members, len(rows)):
         given = truth.given(some, source.head.codec, ensembles.device)
         names = name_starts(some.tolist(), truth.frames(some, truth.context - 1, 1)[:, 0])
         z = draw_members(

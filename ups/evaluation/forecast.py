@@ -33,7 +33,7 @@ def assess_forecasts(
     parts: dict[str, list[Scores]] = {}
     seconds = []
     trivial = Trivial(truth, settings.batch_size)
-    for some in cache.parts(rows, cache.num_frames, settings.batch_size):
+    for some in cache.row_blocks(rows, cache.num_frames, settings.batch_size):
         u_ref = truth.future(some)
         predictions, took = forecasts(operator, truth, some, device)
         seconds.append(took / (len(some) * truth.num_frames))
@@ -99,7 +99,7 @@ def assess_forecasts(
     median_and_worst = rows[order[[len(order) // 2, -1]]]
     shown = [
         sample
-        for some in cache.parts(median_and_worst, cache.num_frames, settings.batch_size)
+        for some in cache.row_blocks(median_and_worst, cache.num_frames, settings.batch_size)
         for sample in samples_of(operator, truth, some, device)
     ]
     return entry, [

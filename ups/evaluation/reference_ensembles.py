@@ -59,7 +59,7 @@ def mean_exactly(
     return torch.cat(
         [
             draw_exactly(truth, seed, some, num_frames, num_draws).mean(1, keepdim=True)
-            for some in truth.cache.parts(rows, num_frames * num_draws, len(rows))
+            for some in truth.cache.row_blocks(rows, num_frames * num_draws, len(rows))
         ]
     )
 
@@ -84,7 +84,7 @@ class Errors:
         )
 
     def _parts(self, rows: Tensor, num_frames: int) -> tuple[Tensor, ...]:
-        return self.truth.cache.parts(rows, num_frames, 64)
+        return self.truth.cache.row_blocks(rows, num_frames, 64)
 
     def _rollout(self, rows: Tensor, num_frames: int) -> Tensor:
         source = self.source

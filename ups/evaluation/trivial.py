@@ -30,7 +30,7 @@ class Trivial:
         sums = {"climatology": (0, [0, 0])}
         if years is not None and float(years.max() - years.min()) >= YEARS:
             sums["seasonal_climatology"] = HARMONICS, [0, 0]
-        for some in cache.parts(rows, cache.num_frames, batch_size):
+        for some in cache.row_blocks(rows, cache.num_frames, batch_size):
             u = task.predicted(truth.frames(some, 0, cache.num_frames)).double().flatten(0, 1)
             for harmonics, total in sums.values():
                 phases = cycle(truth.years(some, cache.num_frames), harmonics, u.shape[0])

@@ -75,7 +75,7 @@ def _scores(
             stratified_rows(source.cache, "val", num_rows)[ranks.rank :: ranks.world],
             frames_of(name),
         )
-        return [*source.cache.parts(rows, num * MEMBERS, ROWS)] if len(rows) else []
+        return [*source.cache.row_blocks(rows, num * MEMBERS, ROWS)] if len(rows) else []
 
     def frames_of(name: str) -> int:
         return min(LEADS, residuals[name].cache.num_frames - contexts[name])

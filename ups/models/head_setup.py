@@ -162,7 +162,7 @@ def bounds(head: TaskHead, cache: Cache) -> tuple[Tensor, Tensor]:
     training trajectories, widened.
     """
     ends, every = [], stratified_rows(cache, "train", MAX_TRAJECTORIES)
-    for rows in cache.parts(every, cache.num_frames, MAX_TRAJECTORIES):
+    for rows in cache.row_blocks(every, cache.num_frames, MAX_TRAJECTORIES):
         w = head.codec.decode(cache.batch(rows, 0, cache.num_frames, head.scale.device)).transpose(0, 2)
         ends.append((w.flatten(1).amin(1), w.flatten(1).amax(1)))
     low, high = torch.stack([a for a, _ in ends]).amin(0), torch.stack([b for _, b in ends]).amax(0)
@@ -173,7 +173,7 @@ def bounds(head: TaskHead, cache: Cache) -> tuple[Tensor, Tensor]:
 def forcing_range(head: TaskHead, cache: Cache) -> dict[str, list[float]]:
     """Forcing field -> its `bounds` in physical units, relative to the task's offsets."""
     codec, ends, every = head.forcing_codec, [], cache.split["train"]
-    for rows in cache.parts(every, cache.num_frames, MAX_TRAJECTORIES):
+    for rows in cache.row_blocks(every, cache.num_frames, MAX_TRAJECTORIES):
         w = head.forcing_of(cache, rows, 0, cache.num_frames).transpose(0, 2).flatten(1)
         ends.append((w.amin(1), w.amax(1)))
     low, high = torch.stack([a for a, _ in ends]).amin(0), torch.stack([b for _, b in ends]).amax(0)

@@ -100,7 +100,7 @@ def squared_errors(
             errors.append(predicted(head.physical(z_pred).double()) - u_ref)
         return torch.stack([filled(error.square(), is_known).sum(over) for error in errors], 1)
 
-    return torch.cat([sums(some) for some in cache.parts(rows, cache.num_frames, len(rows))])
+    return torch.cat([sums(some) for some in cache.row_blocks(rows, cache.num_frames, len(rows))])
 
 
 def pooled(sums: Tensor) -> dict[str, float]:

@@ -66,7 +66,7 @@ def evaluate_candidate(
     call from the truth before each later frame. Steady tasks make single calls.
     """
     device, predicted, found = head.scale.device, cache.task.predicted, []
-    for batch in cache.parts(rows, cache.num_frames, len(rows)):
+    for batch in cache.row_blocks(rows, cache.num_frames, len(rows)):
         u = head.codec.decode(cache.batch(batch, 0, cache.num_frames, device))
         given, u_ref = u[:, :context], u[:, context:]
         if head.task.is_steady:
@@ -246,7 +246,7 @@ class Growth:
         self.fields = cache.task.moving
         self.transform = FieldTransform(cache.tokenizer.space, cache.task.boundary).to(head.scale.device)
         moved, power, size = [], 0.0, 0.0
-        for batch in cache.parts(rows, cache.num_frames, len(rows)):
+        for batch in cache.row_blocks(rows, cache.num_frames, len(rows)):
             w = head.codec.decode(cache.batch(batch, 0, cache.num_frames, head.scale.device))
             w = w[:, :, : len(self.fields)]
             moved.append(rms(w - w[:, :1]).amax(0))

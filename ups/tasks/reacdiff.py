@@ -140,15 +140,15 @@ def step_of(rate: float) -> Callable[..., Tensor]:
 
 def reacts(data: Any, scan: Any) -> Iterator[Finding]:
     """Whether the field moves, and its mean, as a reaction moves it; in the published files it does not."""
-    if scan.frozen_share > FROZEN:
+    if scan.frozen_fraction > FROZEN:
         yield Finding(
             "warning",
-            f"{scan.frozen_share:.0%} of the frames equal the one before: the reaction "
+            f"{scan.frozen_fraction:.0%} of the frames equal the one before: the reaction "
             "is missing, as in the published files (PDEBench issue 94)",
             str(data.path),
             data.task.remedy,
         )
-    if scan.drift and (median := float(np.median(scan.drift))) < STILL:
+    if scan.mean_changes and (median := float(np.median(scan.mean_changes))) < STILL:
         yield Finding(
             "warning",
             f"the mean of a trajectory stays (it moves by {median:.1g} of its RMS), and "

@@ -213,8 +213,8 @@ def stated(data: Any, scan: Any) -> Iterator[Finding]:
                 where,
                 f"leave {name} out of {key}.positive, or mend the files",
             )
-    drifts = np.median(scan.drift, 0) if scan.drift else []
-    for name in task.conserved if scan.drift else ():
+    drifts = np.median(scan.mean_changes, 0) if scan.mean_changes else []
+    for name in task.conserved if scan.mean_changes else ():
         drift = drifts[task.channels.index(name)]
         moves = f"the mean of {name} moves by {drift:.2g} of its RMS"
         if drift <= KEPT:
