@@ -159,7 +159,7 @@ class CoarseWindows(Windows):
 
     answers: Tensor  # (training row, time, channel, *space), physical
 
-    def draw(
+    def read(
         self, head: TaskHead, batch: Batch, step: int, part: slice
     ) -> tuple[Tensor, Tensor, ParameterBatch]:
         cache, rows = self.caches[batch.task], self.caches[batch.task].split["train"][batch.rows[part]]

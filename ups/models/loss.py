@@ -1,5 +1,7 @@
-"""The training loss of the operator, relative to the error of its base along an unrolled window, and the
-errors of rollouts of held-out trajectories, by which `ups.models.selection` selects. Both start from latents.
+"""The training loss of the operator and its validation errors; both start from latents.
+
+The loss is relative to the error of the base along an unrolled window. `squared_errors` of validation
+rollouts are what ups/models/selection.py selects by.
 """
 
 import math
@@ -12,18 +14,19 @@ from ups.metrics.mask import filled, known_cells
 from ups.models.bases.base import ParameterBatch
 from ups.models.operator import Operator
 
-# of the field's spread; an error this small is left alone: float32 rollouts end an order below it
+# Relative to the standard deviation of the field: a smaller error is not reduced further. float32 rollouts
+# end an order of magnitude below it.
 FLOOR = 1e-4
-PARTS = {"network": "full", "base": "base"}  # of the operator: name in the log -> part of a rollout
+COMPONENTS = {"network": "full", "base": "base"}  # name in the log -> component of the operator
 
 
 def relative_error(z_pred: Tensor, z_ref: Tensor, z_base: Tensor, scale: Tensor) -> Tensor:
     """Mean over samples of |z_pred - z_ref| / sqrt((|z_ref - z_base|^2 + scale^2) / 2), RMS over tokens and
     dim.
 
-    scale (batch,). In units of what the base leaves: about 1 means that nothing was learnt. The scale keeps
-    samples that the base already solves from dominating, FLOOR those that it solves to rounding. Latents are
-    orthonormal coordinates, so this is the error of the normalised field (Parseval).
+    scale: (batch,). A value of 1 means that the network has learnt nothing beyond the base. Without the
+    scale, samples would dominate that the base already solves; without FLOOR, those that it solves to
+    rounding. Latents are orthonormal coordinates, so this is the error of the normalised field (Parseval).
     """
     axes = tuple(range(1, z_ref.ndim))
     error = (z_pred - z_ref).square().mean(axes) + FLOOR**2
@@ -34,23 +37,18 @@ def relative_error(z_pred: Tensor, z_ref: Tensor, z_base: Tensor, scale: Tensor)
 def relative_field_error(z_pred: Tensor, z_ref: Tensor) -> Tensor:
     """Mean over samples of |z_pred - z_ref| / |z_ref|; both (batch, time, *tokens, dim)."""
     axes = tuple(range(1, z_ref.ndim))
-    return (
-        ((z_pred - z_ref).square().mean(axes) / z_ref.square().mean(axes).clamp_min(1e-8))
-        .add(1e-12)
-        .sqrt()
-        .mean()
-    )
+    ratio = (z_pred - z_ref).square().mean(axes) / z_ref.square().mean(axes).clamp_min(1e-8)
+    return ratio.add(1e-12).sqrt().mean()
 
 
 def operator_loss(
     operator: Operator, task: str, z: Tensor, z_ref: Tensor, parameters: ParameterBatch, field_weight: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss of a window: z (batch, history, ...) shown, z_ref (batch, unroll * bundle, ...) to predict, call
-    after call; parameters: `TaskHead.parameter_batch` of its rows.
+    """The loss of a batch of windows, and the detached errors of network and base.
 
-    The sum of the network's relative error, the learnt base's own and field_weight times that of the field,
-    averaged over the calls; gradients flow through the rollout. Returns it with the detached errors of
-    network and base.
+    z (batch, history, ...): input frames; z_ref (batch, unroll * bundle, ...): the frames to predict by
+    `unroll` calls in a row. The loss is the mean over calls of the network's relative error, that of a learnt
+    base, and field_weight times that of the field; gradients flow through the rollout.
     """
     head = operator.heads[task]
     scale = head.scale[parameters.index]
@@ -77,37 +75,39 @@ def operator_loss(
 def squared_errors(
     operator: Operator, cache: Cache, rows: Tensor, context: int, device: torch.device
 ) -> Tensor:
-    """Sums over space of u_ref^2, of its squared distance from the mean of the training data, and of the
-    squared rollout errors of operator and base: (rows, 4, T, C), float64."""
+    """Sums over space (rows, 4, T, C), float64, of rollouts after the first `context` frames: u_ref^2, its
+    squared distance from the mean of the training data, and the squared errors of operator and base.
+    """
     head, num_frames = operator.heads[cache.task.name], cache.num_frames - context
     predicted = head.task.predicted
     if len(rows) == 0:  # fewer trajectories than processes
-        return torch.zeros(
-            0, 2 + len(PARTS), num_frames, len(head.task.moving), dtype=torch.float64, device=device
-        )
+        shape = (0, 2 + len(COMPONENTS), num_frames, len(head.task.moving))
+        return torch.zeros(shape, dtype=torch.float64, device=device)
 
     zeros = torch.zeros(1, 1, head.codec.num_channels, *[1] * head.task.ndim, device=device)
     mean = predicted(head.codec.denormalise(zeros).double())
 
-    def sums(some: Tensor) -> Tensor:
-        given = cache.inputs(some, device) if head.task.is_steady else cache.batch(some, 0, context, device)
-        u_ref = predicted(head.physical(cache.batch(some, context, num_frames, device)).double())
-        over, is_known = tuple(range(3, u_ref.ndim)), known_cells(u_ref)
-        forcing = head.forcing_of(cache, some, context - 1, num_frames + 1)
+    def sums(batch: Tensor) -> Tensor:
+        z = cache.inputs(batch, device) if head.task.is_steady else cache.batch(batch, 0, context, device)
+        u_ref = predicted(head.physical(cache.batch(batch, context, num_frames, device)).double())
+        space, is_known = tuple(range(3, u_ref.ndim)), known_cells(u_ref)
+        forcing = head.forcing_of(cache, batch, context - 1, num_frames + 1)
         errors = [u_ref, u_ref - mean]
-        for part in PARTS.values():
-            z_pred = operator.rollout(given, head.name, cache.parameters[some], num_frames, part, forcing)
+        for component in COMPONENTS.values():
+            z_pred = operator.rollout(z, head.name, cache.parameters[batch], num_frames, component, forcing)
             errors.append(predicted(head.physical(z_pred).double()) - u_ref)
-        return torch.stack([filled(error.square(), is_known).sum(over) for error in errors], 1)
+        return torch.stack([filled(error.square(), is_known).sum(space) for error in errors], 1)
 
-    return torch.cat([sums(some) for some in cache.row_blocks(rows, cache.num_frames, len(rows))])
+    return torch.cat([sums(batch) for batch in cache.row_blocks(rows, cache.num_frames, len(rows))])
 
 
 def pooled(sums: Tensor) -> dict[str, float]:
-    """Pooled nRMSE of network and base, mean over frames and those channels that are not zero throughout,
-    from `squared_errors`; inf where one blew up."""
+    """Pooled nRMSE of network and base from `squared_errors`: the mean over frames and those channels that
+    are not zero throughout; inf for a rollout that blew up.
+    """
     reference, _, *squares = sums.sum(0)
     values = [float((square / reference)[reference > 0].sqrt().mean()) for square in squares]
     return {
-        name: value if math.isfinite(value) else math.inf for name, value in zip(PARTS, values, strict=True)
+        name: value if math.isfinite(value) else math.inf
+        for name, value in zip(COMPONENTS, values, strict=True)
     }

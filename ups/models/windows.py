@@ -1,5 +1,4 @@
-"""What each step of the operator's training sees: windows of trajectories, under a random symmetry of the
-equation."""
+"""The training batches of the operator: windows of trajectories under a random symmetry of the equation."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,7 +16,7 @@ from ups.models.bases.base import ParameterBatch
 from ups.models.head import TaskHead
 from ups.tasks import Task
 
-Move = Callable[[Tensor, Tokenizer], Tensor]  # normalised fields (..., C, *space) of a codec to their image
+Move = Callable[[Tensor, Tokenizer], Tensor]  # maps normalised fields (..., C, *space) of a codec
 
 
 def stay(w: Tensor, codec: Tokenizer) -> Tensor:
@@ -26,11 +25,11 @@ def stay(w: Tensor, codec: Tokenizer) -> Tensor:
 
 
 def symmetry(task: Task, space: Sequence[int], generator: torch.Generator) -> Move:
-    """A random symmetry of the equation on a grid: a shift along periodic axes where shifted solutions are
-    solutions, and a mirror image where that is one, on a cube with its axes exchanged; `stay` where there is
-    neither.
+    """A random symmetry of the equation on a grid, or `stay` if it has none.
 
-    The components of `task.vector` turn with the space: exchanged with the axes, negated with a mirror.
+    A shift along periodic axes if shifted solutions are solutions. A mirror image if that is one; on a cube
+    with its axes permuted. The components of `task.vector` follow: they are permuted with the axes, and
+    negated by a mirror.
     """
     axes, shifts, flips, order = list(range(-task.ndim, 0)), [], [], list(range(task.ndim))
     ends = along(task.boundary, task.ndim)
@@ -55,12 +54,12 @@ def symmetry(task: Task, space: Sequence[int], generator: torch.Generator) -> Mo
             return w
         channels, mean, std = [*w.unbind(-1 - task.ndim)], codec.mean.unbind(), codec.std.unbind()
         for vector in task.vectors_of(codec.fields):
-            own = [codec.fields.index(name) for name in vector]
+            own_channels = [codec.fields.index(name) for name in vector]
             images = [
                 (1 - 2 * (axis in flips)) * (channels[i] * std[i] + mean[i])
-                for axis, i in zip(axes, own, strict=True)
+                for axis, i in zip(axes, own_channels, strict=True)
             ]
-            for i, axis in zip(own, order, strict=True):
+            for i, axis in zip(own_channels, order, strict=True):
                 channels[i] = (images[axis] - mean[i]) / std[i]
         return torch.stack(channels, -1 - task.ndim)
 
@@ -68,25 +67,23 @@ def symmetry(task: Task, space: Sequence[int], generator: torch.Generator) -> Mo
 
 
 def augment(
-    task: Task, parts: Sequence[tuple[Tensor, Tokenizer]], generator: torch.Generator
+    task: Task, latents: Sequence[tuple[Tensor, Tokenizer]], generator: torch.Generator
 ) -> list[Tensor]:
-    """The same `symmetry` applied to several latents.
-
-    parts: (latents (batch, time, *tokens, dim), their codec). One symmetry per call; exact for a full-rank
-    codec.
+    """The same random `symmetry` of several latents (batch, time, *tokens, dim) with their codecs; exact for
+    a full-rank codec.
     """
-    move = symmetry(task, parts[0][1].space, generator)
+    move = symmetry(task, latents[0][1].space, generator)
     if move is stay:
-        return [z for z, _ in parts]
-    return [codec.encode(move(codec.decode(z), codec)) for z, codec in parts]
+        return [z for z, _ in latents]
+    return [codec.encode(move(codec.decode(z), codec)) for z, codec in latents]
 
 
 class Windows:
     """The training windows of all tasks, a function of (seed, step).
 
-    contexts: frames that validation is given, by task; schedule: task, rows and window starts of each step.
-    Raises ValueError for a task with too few frames to train on, or a context that its history does not fit
-    in or that leaves nothing to validate on.
+    contexts: task -> frames before a validation rollout. schedule: the task, rows and window starts of each
+    step. Raises ValueError for a task with too few frames to train on, or for a context that is shorter than
+    the history or as long as the data.
     """
 
     def __init__(
@@ -108,7 +105,7 @@ class Windows:
                     f"{name}, {task.history}, and fewer than its {cache.num_frames} frames. "
                     f"Change it, or task.{name}.history or num_frames."
                 )
-            # as many calls in a row as the frames hold: two frames train single calls
+            # fewer calls in a row if the frames do not hold them: two frames train single calls
             calls = self.calls[name] = max(1, min(settings.unroll_steps, most_calls(task, cache.num_frames)))
             length = task.history + calls * task.bundle
             starts = 1 if cache.task.is_steady else cache.num_frames - task.train_from - length + 1
@@ -116,40 +113,42 @@ class Windows:
         self.schedule = Schedule(windows, settings.train.batch_size, seed)
 
     def read(
-        self, head: TaskHead, batch: Batch, step: int, part: slice
+        self, head: TaskHead, batch: Batch, step: int, shard_rows: slice
     ) -> tuple[Tensor, Tensor, ParameterBatch]:
-        """(z shown, z_ref to predict, what is known) of the rows `part` of this rank's share of a batch."""
+        """(z of the input frames, z_ref of the frames to predict, parameters) of some rows of this rank's
+        shard of a batch.
+        """
         cache, device = self.caches[batch.task], head.scale.device
-        rows, starts, length = self._asked(batch, step, part)
-        symmetry = generator(self.seed, step, "augment")
+        rows, starts, length = self._window(batch, step, shard_rows)
+        rng = generator(self.seed, step, "augment")
         if head.task.is_steady:
-            parts = [
+            latents = [
                 (cache.inputs(rows, device), head.input_codec),
                 (cache.batch(rows, 0, 1, device), head.codec),
             ]
-            (z, z_ref), told = augment(head.task, parts, symmetry), []
+            (z, z_ref), forcing = augment(head.task, latents, rng), None
         else:
-            parts = [(cache.batch(rows, starts, length, device), head.codec)]
+            latents = [(cache.batch(rows, starts, length, device), head.codec)]
             if head.task.forcing:
-                parts.append((cache.forcing(rows, starts, length, device), head.forcing_codec))
-            window, *forcing = augment(head.task, parts, symmetry)
+                latents.append((cache.forcing(rows, starts, length, device), head.forcing_codec))
+            window, *z_forcing = augment(head.task, latents, rng)
             z, z_ref = window[:, : head.history], window[:, head.history :]
-            told = [head.forcing_codec.decode(z_forcing[:, head.history - 1 :]) for z_forcing in forcing]
-        return z, z_ref, head.parameter_batch(cache.parameters[rows], *told)
+            forcing = head.forcing_codec.decode(z_forcing[0][:, head.history - 1 :]) if z_forcing else None
+        return z, z_ref, head.parameter_batch(cache.parameters[rows], forcing)
 
-    def _asked(self, batch: Batch, step: int, part: slice) -> tuple[Tensor, Tensor | int, int]:
-        """(rows, first frames, how many frames) of the rows `part` of a share of a step's batch."""
+    def _window(self, batch: Batch, step: int, shard_rows: slice) -> tuple[Tensor, Tensor | int, int]:
+        """(rows of the cache, first frames, number of frames) of some rows of a shard."""
         cache, task, settings = self.caches[batch.task], self.tasks[batch.task], self.settings
-        rows = cache.split["train"][batch.rows[part]]
+        rows = cache.split["train"][batch.rows[shard_rows]]
         if cache.task.is_steady:
             return rows, 0, 1
-        # calls of the operator in a row: one, and `self.calls` in the last share of the training
+        # one call of the operator, or `self.calls` in a row in the last fraction of the training
         is_unrolled = step >= (1 - settings.unroll_fraction) * settings.train.steps
         num_new = task.bundle * (self.calls[batch.task] if is_unrolled else 1)
-        return rows, batch.starts[part] + task.train_from, task.history + num_new
+        return rows, batch.starts[shard_rows] + task.train_from, task.history + num_new
 
-    def read_ahead(self, step: int, rank: int, world: int, device: torch.device, part: slice) -> None:
-        """Have `Cache.read_ahead` read what `read` will want of a coming step; of the last there is none."""
+    def read_ahead(self, step: int, rank: int, world: int, device: torch.device, shard_rows: slice) -> None:
+        """Start to load what `read` returns for a coming step."""
         if step < self.settings.train.steps:
             batch = self.schedule.batch(step).shard(rank, world)
-            self.caches[batch.task].read_ahead(*self._asked(batch, step, part), device)
+            self.caches[batch.task].read_ahead(*self._window(batch, step, shard_rows), device)
