@@ -1,24 +1,22 @@
-"""The configuration: what it may say (schema), how it is read (load), what no configuration may say
-(checks)."""
+"""The configuration: its sections (schema), how files are read (reading) and become sections (convert, load),
+what is refused (checks), and the command line (command)."""
 
 from ups.common.stages import STAGES
-from ups.config.load import (
+from ups.config.command import (
     CONFIG_OPTIONS,
-    DEFAULT,
     DEFAULT_OVERLAY,
     DRY_RUN,
     SHOW_CONFIG,
-    load_config,
     parse_arguments,
     read_command,
-    read_yaml,
     run_script,
     show,
-    to_dict,
 )
-from ups.config.schema import (
+from ups.config.load import load_config, to_dict
+from ups.config.reading import DEFAULT, read_default, read_yaml
+from ups.config.schema import Config
+from ups.config.sections import (
     ROOT,
-    Config,
     DiffusionConfig,
     EvaluateConfig,
     ModelConfig,
@@ -53,6 +51,7 @@ __all__ = [
     "load_config",
     "parse_arguments",
     "read_command",
+    "read_default",
     "read_yaml",
     "run_script",
     "show",

@@ -1,0 +1,84 @@
+"""The command line of scripts: options of a configuration, and how a script ends."""
+
+import argparse
+import ctypes
+import dataclasses
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import yaml
+
+from ups.common.files import in_words, is_out_of_memory
+from ups.config.load import load_config, to_dict
+from ups.config.schema import Config
+from ups.config.sections import ROOT
+
+DEFAULT_OVERLAY = ROOT / "configs" / "small.yaml"  # where a command line, or make, names none
+CONFIG_OPTIONS = {
+    "--config": {
+        "default": str(DEFAULT_OVERLAY),
+        "metavar": "FILE",
+        "help": "YAML overlay of configs/default.yaml (configs/small.yaml)",
+    },
+    "overrides": {"nargs": "*", "metavar": "section.key=value"},
+}
+DRY_RUN = {"--dry-run": {"action": "store_true", "help": "print what would be done and write nothing"}}
+SHOW_CONFIG = {"--show-config": {"action": "store_true", "help": "print the resolved configuration and end"}}
+
+
+def read_command(
+    description: str, options: dict[str, dict[str, Any]], arguments: list[str] | None = None, **about: Any
+) -> argparse.Namespace:
+    """A command line, read. options: name -> what argparse is to know of it; of a configuration
+    `CONFIG_OPTIONS`; about: what it is to know of the command."""
+    parser = argparse.ArgumentParser(
+        description=description, **about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, told in options.items():
+        parser.add_argument(name, **told)
+    return parser.parse_intermixed_args(arguments)
+
+
+def keep_freed_memory() -> None:
+    """Memory that this process frees stays its own, up to 2 GB, where the C library is glibc: given back and
+    asked for again at every operation on large tensors, it cost a report a sixth of its time in page
+    faults."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        m_trim_threshold, m_mmap_threshold = -1, -3  # of malloc.h
+        mallopt(m_mmap_threshold, 32 * 2**20)  # the largest that it takes
+        mallopt(m_trim_threshold, 2**31 - 1)
+
+
+def run_script(main: Callable[[], int], name: str) -> NoReturn:
+    """End the process with the status of main(). What a user can cause ends it with 1 and the message, which
+    says what to do; a traceback would hide it."""
+    keep_freed_memory()
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted; run the same command again", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
+        if isinstance(error, (RuntimeError, MemoryError)) and not is_out_of_memory(error):
+            raise
+        sys.exit(f"{name}: {in_words(error)}")
+
+
+def parse_arguments(description: str) -> tuple[Config, bool]:
+    """(configuration, whether --dry-run was given) of a stage script's command line; description: its
+    docstring."""
+    arguments = read_command(description, CONFIG_OPTIONS | DRY_RUN | SHOW_CONFIG)
+    config = load_config(arguments.config, arguments.overrides)
+    if arguments.show_config:
+        show(config)
+        raise SystemExit(0)
+    return config, arguments.dry_run
+
+
+def show(config: Config) -> None:
+    """Print the configuration, itself one, with the sections of the tasks that it trains."""
+    asked = {name: config.task[name] for name in config.data.tasks}
+    print(yaml.safe_dump(to_dict(dataclasses.replace(config, task=asked)), sort_keys=False), end="")

@@ -1,0 +1,186 @@
+"""Reading configurations: YAML files, overlays that include others, and overrides of the command line.
+
+The loader reads YAML as version 1.2 does: 1e-3 is a number, NO is text. A key that is written twice in one
+mapping is an error.
+"""
+
+import copy
+import difflib
+import re
+import reprlib
+from collections.abc import Hashable, Iterable
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import yaml
+
+from ups.common.stages import STAGES
+from ups.config.schema import Config
+from ups.config.sections import ROOT
+
+DEFAULT = ROOT / "configs" / "default.yaml"  # every key
+MOST_BYTES = 2**17  # of a file: ours have 10 KB, and PyYAML reads 100 KB in a second
+MOST_DIGITS = 1000  # of a whole number, which PyYAML reads in quadratic time
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with the rules above. (libyaml's loader is ten times as fast and ends the process at deep
+    nesting.)"""
+
+
+# PyYAML's resolvers by the first letter, without words for true and false other than these
+_Loader.yaml_implicit_resolvers = {
+    letter: [
+        (tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool" or letter in "tTfF"
+    ]
+    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict:
+    seen = set()
+    for node_of_key, _ in node.value:
+        key = loader.construct_object(node_of_key, deep=True)
+        if not isinstance(key, Hashable):  # which the next line says
+            break
+        if key in seen:
+            line = node_of_key.start_mark.line + 1
+            raise ValueError(
+                f"duplicate key {shown(key)} in line {line}; expected each key once. Remove one of the two"
+            )
+        seen.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
+    if len(node.value) > MOST_DIGITS:
+        raise ValueError(
+            f"a number of {len(node.value)} characters in line {node.start_mark.line + 1}; "
+            f"expected at most {MOST_DIGITS}. Shorten it"
+        )
+    return loader.construct_yaml_int(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _whole)
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def read_yaml(path: str | Path) -> dict:
+    """A YAML mapping from `path`. Raises FileNotFoundError or ValueError naming the file."""
+    path = Path(path)
+    if not path.is_file():
+        near = sorted(str(p) for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+        raise FileNotFoundError(
+            f"no configuration file {path}; expected a YAML file. Name one that is there "
+            "with --config (CONFIG= of make): "
+            f"{', '.join(near) or f'{path.parent} has none'}."
+        )
+    if (size := path.stat().st_size) > MOST_BYTES:
+        raise ValueError(
+            f"{path} has {size} bytes; expected a configuration of at most {MOST_BYTES}. Name another file."
+        )
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        # a date that is none, unhashable keys, depth
+        raise ValueError(
+            f"{path} is not valid YAML: {error}. Expected a mapping of sections; mend that line."
+        ) from error
+    if not isinstance(data, (dict, type(None))):
+        raise ValueError(
+            f"{path} holds a {type(data).__name__}; expected a mapping of sections such as "
+            "'run:'. See configs/small.yaml for one."
+        )
+    return data or {}
+
+
+def read_default() -> dict:
+    """configs/default.yaml, with every_stage under the sections of the stages, which override it."""
+    data = read_yaml(DEFAULT)
+    shared = data.pop("every_stage")
+    for stage in STAGES:
+        keys = get_type_hints(get_type_hints(Config)[stage])
+        common = {key: copy.deepcopy(value) for key, value in shared.items() if key in keys}
+        data[stage] = merge(common, data[stage])
+    return data
+
+
+def merge(base: Any, overlay: Any) -> Any:
+    """`base` with the values of `overlay`, mapping by mapping; any other value replaces."""
+    if isinstance(base, dict) and isinstance(overlay, dict):
+        return {**base, **{key: merge(base.get(key), value) for key, value in overlay.items()}}
+    return overlay
+
+
+def read_overlays(path: Path, seen: tuple[Path, ...]) -> list[dict]:
+    """The overlay at `path` and those that it includes, the innermost first. seen: files that include it."""
+    if path.resolve() in seen:
+        raise ValueError(
+            f"{path} includes itself (through {' -> '.join(map(str, seen))}); expected a chain "
+            "of files that ends. Remove one include."
+        )
+    data = read_yaml(path)
+    include = data.pop("include", None)
+    if include and is_of_run(path):
+        raise ValueError(
+            f"{path} includes {shown(include)}; expected the whole configuration of a run. Give "
+            "--config a file of your own."
+        )
+    before = read_overlays(path.parent / str(include), (*seen, path.resolve())) if include else []
+    return [*before, data]
+
+
+def is_of_run(path: Path) -> bool:
+    """Whether this is the saved configuration of a stage of a run."""
+    return path.name == "config.yaml" and path.absolute().parent.name in STAGES
+
+
+def apply_override(data: dict, text: str) -> None:
+    """Apply one `a.b.c=value` override in place; the value is read as YAML."""
+    key, sep, value = text.partition("=")
+    if not sep or not key:
+        raise ValueError(
+            f"override {text!r} is not understood; expected section.key=value, such as run.seed=1. Mend it."
+        )
+    *sections, last = key.split(".")
+    node = data
+    for depth, part in enumerate(sections):
+        if not isinstance(node.get(part), dict):
+            raise unknown_key(part, node, "".join(f"{section}." for section in sections[:depth]))
+        node = node[part]
+    if last not in node and sections not in (["task"], ["evaluate", "max_nrmse"]):
+        raise unknown_key(last, node, "".join(f"{section}." for section in sections))
+    try:
+        read = yaml.load(value, _Loader)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"override {shown(text)}: the value is not valid YAML ({error}). Quote it."
+        ) from error
+    # in place of text a number, a date or a bare no is text: run.name=2026 needs no quotes within quotes
+    is_text = isinstance(node.get(last), str) and not isinstance(read, (str, list, dict))
+    node[last] = value.strip() if is_text else merge(node.get(last), read)
+
+
+def unknown_key(key: str, allowed: Iterable[str], where: str) -> ValueError:
+    allowed = list(allowed)
+    near = difflib.get_close_matches(key, allowed, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    return ValueError(
+        f"unknown key {where}{key[:200]}{hint} Expected one of: {', '.join(allowed)}. Rename or remove it."
+    )
+
+
+def shown(value: Any) -> str:
+    """repr of a value in a message, at a length that can be read: aliases make YAML of a page expand to
+    gigabytes."""
+    try:
+        return _short.repr(value)
+    except ValueError:  # a number of thousands of digits
+        return f"a {type(value).__name__} that is too long to print"
+
+
+_short = reprlib.Repr()
+_short.maxlevel, _short.maxstring, _short.maxother, _short.maxlong = 3, 80, 80, 80
