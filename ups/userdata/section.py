@@ -52,8 +52,6 @@ DEFAULTS: dict[str, Any] = {
     "energy": 1.0,
     "degree": 3,
 }
-# facts that are stored only if they are not empty: weights of before have none
-OPTIONAL_FACTS = ("offset", "forcing", "flipped", "repeated", "units", "missing")
 
 
 def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,17 +100,32 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
 
 def facts(settings: Any) -> dict[str, Any]:
     """The facts of a complete section for `ups.tasks.make_user_task`: plain values, which weights carry."""
-    names = ("boundary", "coordinates", "inputs", "parameters", "times", "positive", "conserved", "bounded")
-    names = (*names, "symmetries", "vector", "hidden")
-    optional = {name: getattr(settings, name) for name in OPTIONAL_FACTS}
+    optional = {  # weights of before have none of these
+        "offset": settings.offset,
+        "forcing": settings.forcing,
+        "flipped": settings.flipped,
+        "repeated": settings.repeated,
+        "units": settings.units,
+        "missing": settings.missing,
+    }
     return {
         "arrays": [
             {"array": place.array, "axes": place.axes, "fields": place.fields}
             for place in settings.layout.values()
         ],
         "axes": list(settings.domain),
+        "boundary": settings.boundary,
         "domain": list(settings.domain.values()),
-        **{name: getattr(settings, name) for name in names},
+        "coordinates": settings.coordinates,
+        "inputs": settings.inputs,
+        "parameters": settings.parameters,
+        "times": settings.times,
+        "positive": settings.positive,
+        "conserved": settings.conserved,
+        "bounded": settings.bounded,
+        "symmetries": settings.symmetries,
+        "vector": settings.vector,
+        "hidden": settings.hidden,
         **{name: value for name, value in optional.items() if value},
     }
 
