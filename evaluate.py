@@ -29,7 +29,7 @@ from ups.common.user_solver import solvers_of
 from ups.config import parse_arguments, run_script, to_dict
 from ups.evaluation import ensemble, forecast, gates, steady, transient, truth
 from ups.forecaster import Forecaster
-from ups.generative import judge
+from ups.generative import validation
 from ups.generative.corrector import load_corrector
 from ups.generative.residuals import SteadyResiduals, TransientResiduals
 from ups.models.operator import load_operator
@@ -88,7 +88,7 @@ def main() -> int:
             ensembles[name], shown = transient.assess_transient(
                 ensemble.Ensembles(residuals, truths[name], samplers, seed), settings
             )
-            ensembles[name]["words"].append(judge.in_words(config.run_dir, name))
+            ensembles[name]["words"].append(validation.describe(config.run_dir, name))
             extra[f"{name}: ensembles"] = sections.ensemble_section(ensembles[name], shown, name)
             print(*ensembles[name]["words"], sep="\n", flush=True)
     if "steady" in stages:

@@ -1,29 +1,29 @@
-"""Steady prior: the solution of a steady equation given a partly observed coefficient, as a distribution.
+"""Steady prior: the distribution of the solution of a steady equation given a partly observed coefficient.
 
-    r = log u - log O(a_guess),  whitened as in train_diffusion.py, its diffusion beginning at
-    log O(a_s) - log O(a_guess) + the operator's own error, a_s a draw of the linear posterior of a, or at
-    white noise, whichever is nearer on validation
-    given: what was seen of the coefficient a, and the linear guess of the rest
+    r = log u - log O(a_guess),  whitened as in train_diffusion.py
+    conditions: the observed part of the coefficient a, and the best linear guess of the rest
     observations: all, nothing, random points, block averages, noise (ups/generative/observation.py)
 
+The diffusion starts at log O(a_s) - log O(a_guess) + the operator's own error, with a_s a sample of the
+linear posterior of a, or at white noise, whichever is better on validation.
+
 Reads:  RUN/operator/ (finished), cache/TASK.h5 of every steady task with reserved trajectories.
-Writes: RUN/steady/: scales/, state/, metrics.jsonl, model.safetensors (with the linear posterior),
-done.json.
+Writes: RUN/steady/: scales/, state/, metrics.jsonl, model.safetensors (with the linear posterior), done.json.
 
     accelerate launch train_steady.py
     python train_steady.py --dry-run
 
-Expected (configs/small.yaml): the coefficient is Gaussian, so the diffusion adds nothing and does not serve;
-the report compares the draws with exact ones.
+Expected (configs/small.yaml): the coefficient is Gaussian, so the diffusion adds nothing and is not selected.
+The report compares the samples with exact ones.
 """
 
 from functools import partial
 
 from ups.commands.stage_setup import load_inputs, start_run, warm_start
 from ups.common.user_solver import solvers_of
-from ups.generative.fitting import STREAM, loss_of, scaled_corrector, validate
-from ups.generative.residuals import Batches, SteadyResiduals, held_out_of
-from ups.generative.selection import choose_draws, choose_starts
+from ups.generative.fitting import STREAM, corrector_with_scales, loss_of, validate_and_keep
+from ups.generative.prior_selection import select_method, select_start
+from ups.generative.residuals import Batches, SteadyResiduals, validation_shard
 from ups.models.operator import load_operator
 from ups.training.ending import main_guard
 
@@ -42,51 +42,36 @@ def main() -> None:
     residuals = {name: SteadyResiduals(operator, cache) for name, cache in caches.items()}
     batches = Batches(residuals, train.batch_size, seed, STREAM, run.ranks)
 
-    # ---- model: the conditional mean and scale of the residuals, fitted once, and the diffusion of what they
-    # leave
-    corrector, scales = scaled_corrector(run, residuals, section, config.diffusion, seed)
+    # ---- model: conditional mean and scale of the residuals, fitted once; the diffusion learns the rest
+    corrector, scales = corrector_with_scales(run, residuals, section, config.diffusion, seed)
     for name, source in residuals.items():
         corrector.heads[name].guess.load_state_dict(source.linear.state_dict())
-    choose_starts(corrector.to(run.device), residuals, seed, train.validate_trajectories, run.ranks)
-    run.print(
-        "\n".join(
-            f"{name}: the diffusion begins at {head.description['start']} draws"
-            for name, head in corrector.heads.items()
-        )
-    )
+    select_start(corrector.to(run.device), residuals, seed, train.validate_trajectories, run.ranks)
+    for name, head in corrector.heads.items():
+        run.print(f"{name}: the diffusion starts at {head.description['start']} samples")
     corrector = run.attach(warm_start(run, corrector, config))
-    held_out = held_out_of(residuals, seed, train.validate_trajectories, run.ranks, lambda *batch: batch)
-    run.probe(partial(loss_of, corrector, batches, section.noises, batches.largest), batches.share)
+    held_out = validation_shard(residuals, seed, train.validate_trajectories, run.ranks)
+    loss = partial(loss_of, corrector, batches, section.noises)
+    run.probe(partial(loss, batches.largest), batches.local_size)
 
     # ---- loop
     for step in run.steps():
-        run.update(
-            partial(loss_of, corrector, batches, section.noises, step),
-            batches.share,
-            only=batches.schedule.task(step),
-        )
+        run.update(partial(loss, step), batches.local_size, only=batches.schedule.task(step))
         if run.is_due(train.validate_every):
-            with run.ema_weights():
-                losses = validate(corrector, held_out, seed, run.ranks)
-            score = sum(losses.values()) / len(losses)
-            run.validated(
-                {"score": score, **losses},
-                "validation loss " + ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()),
-            )
-            run.keep_best(score)
+            validate_and_keep(run, corrector, held_out, seed)
 
-    # ---- finish: draws are made by the diffusion, or by something simpler, whichever is best on validation
+    # ---- finish: the diffusion is used only if nothing simpler is as good on validation
     run.take_best()
-    choice = choose_draws(corrector, residuals, seed, train.validate_trajectories, run.ranks)
-    run.print(
-        "\n".join(
-            f"{name}: draws by {corrector.heads[name].by}, energy score on validation over that "
-            "of the linear posterior through the operator: "
-            + ", ".join(f"{by} {score:.3f}" for by, score in scores.items())
-            for name, scores in choice.items()
+    scores = select_method(corrector, residuals, seed, train.validate_trajectories, run.ranks)
+    for name, by_method in scores.items():
+        run.print(
+            f"{name}: samples by {corrector.heads[name].method}; energy score on validation, relative to "
+            "the linear posterior through the operator: "
+            + ", ".join(f"{method} {score:.3f}" for method, score in by_method.items())
         )
+    run.finish(
+        {"scales": scales, "validation_loss": run.best_score, "method_scores": scores}, corrector.description
     )
-    run.finish({"scales": scales, "validation_loss": run.best_score, "choice": choice}, corrector.description)
 
 
 if __name__ == "__main__":

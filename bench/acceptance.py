@@ -101,7 +101,7 @@ def calibration(
 ) -> Iterator[tuple]:
     """What holds of a calibrated ensemble, `exact` the same row of exact draws or {}. Refuses the mean in
     place of samples, one spread for all, members of another law."""
-    yield f"{number} {model}: outliers over their expectation, {where}", row["outlier_share"], 0.75, 1.25
+    yield f"{number} {model}: outliers over their expectation, {where}", row["outlier_fraction"], 0.75, 1.25
     yield (
         f"{number} {model}: rank histogram ratio, {where}",
         row["rank_ratio"],

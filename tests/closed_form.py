@@ -237,8 +237,8 @@ def student_of_zero() -> None:
 
 def rival_of_others() -> None:
     """Scored against the residuals of other rows."""
-    scores = train_rival.scores
-    train_rival.scores = lambda student, source, given, r, noise: scores(
+    scores = train_rival.ensemble_scores
+    train_rival.ensemble_scores = lambda student, source, given, r, noise: scores(
         student, source, given, r.flip(0), noise
     )
 

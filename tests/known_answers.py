@@ -30,16 +30,16 @@ if __name__ == "__main__":
 
 from ups.common.seeds import generator
 from ups.generative.corrector import LARGEST_LOG_SCALE, gaussian_nll, largest_mode
-from ups.generative.diffusion import NOISE, Velocity, denoise, diffusion_loss, draw_angles, sample
+from ups.generative.diffusion import NOISE, Velocity, denoise, diffusion_loss, sample, sample_angles
 from ups.generative.student import (
-    NUM_TURNS,
+    MID_EVERY,
     Solved,
-    draw_members,
     endpoint_loss,
     ensemble_loss,
+    mid_step,
+    one_evaluation,
     sample_student,
     solve_path,
-    turn_of,
 )
 from ups.metrics.intervals import pairing
 from ups.metrics.proper import energy_distance, fair_crps
@@ -48,7 +48,7 @@ from ups.training.optim import EMA
 
 SEED = int(os.environ.get("UPS_TEST_SEED") or secrets.randbits(31))
 STEPS = 16  # of the sampler: 32 evaluations
-TURN = turn_of(1.1, STEPS)
+TURN = mid_step(1.1, STEPS)
 MID_ANGLE = NOISE * (1 - TURN / STEPS)  # the student's second
 BATCH = 1024
 Generator = torch.Generator
@@ -498,7 +498,7 @@ def learn(problem, key: str, num_steps: int, scaled: bool = True, width: int = 1
     def loss(draws: Generator) -> Tensor:
         c, r = model.draw(BATCH, draws)
         return diffusion_loss(
-            teacher.given(c), r, normal(*r.shape, draws=draws), draw_angles(len(r), draws, largest)
+            teacher.given(c), r, normal(*r.shape, draws=draws), sample_angles(len(r), draws, largest)
         )
 
     model.log["teacher"] = train(teacher, loss, num_steps, stream(key, "teacher"))
@@ -520,7 +520,7 @@ class Pool:
 
 def angles(count: int) -> Tensor:
     """Where so many rows of a student's training begin: every fourth at MID_ANGLE, the others in noise."""
-    return torch.where(torch.arange(count) % NUM_TURNS == 0, MID_ANGLE, NOISE)
+    return torch.where(torch.arange(count) % MID_EVERY == 0, MID_ANGLE, NOISE)
 
 
 def build_pool(model: Model, count: int, *keys: int | str) -> Pool:
@@ -712,7 +712,7 @@ def learn_ensemble(
     def loss(draws: Generator) -> Tensor:
         c, r = model.draw(batch, draws)
         noise = normal(batch * members, r.shape[1], draws=draws)
-        drawn = draw_members(net.given(c.repeat_interleave(members, 0)), noise)
+        drawn = one_evaluation(net.given(c.repeat_interleave(members, 0)), noise)
         return loss_of(drawn.unflatten(0, (batch, members)), r)
 
     model.log[name] = train(net, loss, num_steps, stream(model.key, name))

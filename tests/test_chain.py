@@ -27,11 +27,11 @@ from ups.evaluation import steady, transient
 from ups.evaluation.ensemble import load_samplers
 from ups.evaluation.steady import assess_steady, case_bank, posterior_draws
 from ups.evaluation.truth import open_truth
-from ups.generative import judge
+from ups.generative import validation
 from ups.generative.corrector import load_corrector
-from ups.generative.draws import Sampler, predict_draws, sample_states
 from ups.generative.observation import observe_case, row_generators
 from ups.generative.residuals import StateConditions, SteadyResiduals, TransientResiduals
+from ups.generative.sampling import Sampler, predict_with_noise, sample_states
 from ups.models.operator import load_operator
 from ups.tasks import TASKS
 
@@ -209,25 +209,26 @@ class Scaled(Sampler):
 def test_on_validation_the_corrector_is_better_than_itself_with_another_spread(root, chain):
     """What it writes into its config.json, and what then serves; and two processes find the same."""
     config = world.config_of(root)
-    recorded = judge.judged(config.run_dir, NOISY)
+    recorded = validation.validated_samplers(config.run_dir, NOISY)
     assert {*recorded} == {"corrector", "student_1", "student_2", "rival"}
-    few = {way: entry for way, entry in recorded.items() if entry[0] <= judge.EVALUATIONS}
-    near = [way for way in few if few[way][1] <= judge.TIED * min(crps for _, crps in few.values())]
-    assert recorded["corrector"][0] > 2 and judge.serving(config.run_dir, NOISY) == min(
+    few = {way: entry for way, entry in recorded.items() if entry[0] <= validation.EVALUATIONS}
+    near = [way for way in few if few[way][1] <= validation.TIED * min(crps for _, crps in few.values())]
+    assert recorded["corrector"][0] > 2 and validation.default_sampler(config.run_dir, NOISY) == min(
         near, key=few.__getitem__
     )
-    assert judge.spending(config.run_dir, NOISY, 100) == ("corrector", recorded["corrector"][0] // 2)
-    assert judge.spending(config.run_dir, NOISY, 1) == (
+    assert validation.best_within(config.run_dir, NOISY, 100) == ("corrector", recorded["corrector"][0] // 2)
+    assert validation.best_within(config.run_dir, NOISY, 1) == (
         min(("student_1", "rival"), key=lambda way: recorded[way][1]),
         0,
     )
-    assert f"sample() draws by {judge.serving(config.run_dir, NOISY)}, of what" in judge.in_words(
-        config.run_dir, NOISY
+    assert (
+        f"sample() uses {validation.default_sampler(config.run_dir, NOISY)}: of those"
+        in validation.describe(config.run_dir, NOISY)
     )
     source = TransientResiduals(load_operator(config.run_dir / "operator"), open_cache(config, NOISY))
     corrector = load_samplers(config.run_dir, ["diffusion"], world.CPU)["corrector"]
     scaled = {str(factor): Scaled(corrector.network, 0, factor=factor) for factor in (0.3, 3.0)}
-    told, parts, meet = corrector.network.heads[NOISY].drawn_error, {}, threading.Barrier(2, timeout=120)
+    told, parts, meet = corrector.network.heads[NOISY].sample_error, {}, threading.Barrier(2, timeout=120)
 
     def exchanged(rank, part):
         parts[rank] = part
@@ -241,18 +242,20 @@ def test_on_validation_the_corrector_is_better_than_itself_with_another_spread(r
             rank=rank, world=count, device=world.CPU, agreed=lambda make, _: make(), reduce_sum=together
         )
         shared = {NOISY: source}, {NOISY: config.context(NOISY)}, config.run.seed, ranks
-        best = judge.judge({"corrector": corrector}, *shared)[judge.FOUND][
+        best = validation.validate_samplers({"corrector": corrector}, *shared)[validation.CRPS_KEY][
             NOISY
         ]  # limits are of its draws alone
-        return best | judge._scores(scaled, *shared, judge.ROWS)[NOISY]
+        return best | validation._crps_by_sampler(scaled, *shared, validation.ROWS)[NOISY]
 
     alone = found(0, 1)
     assert alone["corrector"] == pytest.approx(recorded["corrector"][1], rel=1e-5)
     assert alone["corrector"] < 0.95 * min(alone["0.3"], alone["3.0"])
-    assert corrector.network.heads[NOISY].drawn_error == told
+    assert corrector.network.heads[NOISY].sample_error == told
     with ThreadPoolExecutor(2) as pool:
         both = [*pool.map(lambda rank: found(rank, 2, partial(exchanged, rank)), (0, 1))]
-    assert both == [pytest.approx(alone, rel=1e-5)] * 2 and corrector.network.heads[NOISY].drawn_error == told
+    assert (
+        both == [pytest.approx(alone, rel=1e-5)] * 2 and corrector.network.heads[NOISY].sample_error == told
+    )
 
 
 @torch.no_grad()
@@ -272,7 +275,7 @@ def test_a_rollout_tells_the_network_what_was_drawn_and_what_was_given(root, cha
 
     def rolled(error: float) -> torch.Tensor:
         told.clear()
-        sampler.network.heads[NOISY].drawn_error = error
+        sampler.network.heads[NOISY].sample_error = error
         return sample_states(
             operator,
             sampler,
@@ -307,7 +310,7 @@ def prior(root):
         v = source.head.input_codec.normalise(log_a.exp()[:, None])
         mask = observe_case(v, case, row_generators(0, case, rows=rows)).mask[:, 0]
         observation = observe_case(v.roll(roll, 0), case, row_generators(0, case, rows=rows))
-        predicted, noise = predict_draws(source, observation, torch.ones(len(v), 1), 0, rows, 1)
+        predicted, noise = predict_with_noise(source, observation, torch.ones(len(v), 1), 0, rows, 1)
         u = posterior_draws(network, source, predicted, noise, kind, case_bank(source, case, 0))
         return log_a, mask, u[:, 0, 0].log()
 
@@ -322,7 +325,7 @@ def test_the_prior_draws_the_posterior_of_what_was_seen(prior, case):
 
 
 def test_the_diffusion_serves_where_no_gaussian_is_right(prior, root):
-    assert load_corrector(world.config_of(root).run_dir / "steady").heads[STEADY].by == "diffusion"
+    assert load_corrector(world.config_of(root).run_dir / "steady").heads[STEADY].method == "diffusion"
 
 
 def drawn_from_law(log_a, mask):

@@ -21,26 +21,26 @@ from ups.generative.corrector import (
     MAX_FACTS,
     Corrector,
     CorrectorHead,
-    Drawn,
+    ResidualBatch,
     fit_head,
     gaussian_nll,
     largest_mode,
     load_corrector,
 )
-from ups.generative.diffusion import NOISE, diffusion_loss, draw_angles, sample
-from ups.generative.fitting import refuse
+from ups.generative.diffusion import NOISE, diffusion_loss, sample, sample_angles
+from ups.generative.fitting import check_statistics
 from ups.generative.student import (
-    GAIN,
-    NUM_TURNS,
+    MAX_CRPS_RATIO,
+    MID_EVERY,
     Solved,
     SolvedPool,
     endpoint_loss,
     ensemble_loss,
-    gate,
+    mid_step,
     pool_number,
     pseudo_huber,
     solve_path,
-    turn_of,
+    tuning_ratio,
     validate,
 )
 from ups.metrics.proper import energy_score, fair_crps
@@ -124,11 +124,13 @@ def test_mean_and_scale_on_the_operators_trunk_are_a_small_head_and_leave_its_fe
     sizes = [sum(weight.numel() for weight in part.gaussian.parameters()) for part in (own, head)]
     assert sizes[1] < 0.5 * sizes[0]
 
-    def draw(step: int) -> Drawn:  # the last feature says the mean, and varies by a thousandth of the others
+    def draw(
+        step: int,
+    ) -> ResidualBatch:  # the last feature says the mean, and varies by a thousandth of the others
         tokens = noise(64, 8, 21, key=step)
         r = tokens[..., -1:] + 0.1 * noise(64, 8, 3, key=-step - 1)
         tokens[..., -1] *= 1e-3
-        return Drawn(r, tokens, torch.zeros(64, 2))
+        return ResidualBatch(r, tokens, torch.zeros(64, 2))
 
     fit_head(head, draw, [draw(10**6)], 20, OPTIM, (640, 64))
     assert torch.equal(head.c_std[-16:], torch.ones(16)) and not head.c_mean[-16:].any()
@@ -188,7 +190,7 @@ def test_a_trunk_in_bfloat16_answers_in_float32_and_whitens_in_float32(monkeypat
     monkeypatch.setattr("ups.common.precision.has_bfloat16", lambda kind: True)
     exact, rough = build(), build("bf16")
     r, tokens, facts = batch_of(exact, "burgers1d_hidden")
-    angle = draw_angles(4, generator(0))
+    angle = sample_angles(4, generator(0))
     condition = rough.heads["burgers1d_hidden"].condition(tokens, facts)
     found = rough.velocity(condition)(r, angle).detach()
     expected = exact.heads["burgers1d_hidden"].condition(tokens, facts)
@@ -201,9 +203,9 @@ def test_every_trained_weight_gets_a_gradient_and_the_gaussian_none():
     corrector = build()
     for index, name in enumerate(TOKENS):
         r, tokens, facts = batch_of(corrector, name, 8, key=10 * index)
-        white, condition = corrector.heads[name].shown(r, tokens, facts)
+        white, condition = corrector.heads[name].whitened(r, tokens, facts)
         loss = diffusion_loss(
-            corrector.velocity(condition), white, noise(*white.shape, key=9), draw_angles(8, generator(1))
+            corrector.velocity(condition), white, noise(*white.shape, key=9), sample_angles(8, generator(1))
         )
         assert loss.shape == (8,)
         loss.mean().backward()
@@ -308,7 +310,7 @@ def whitened(head: CorrectorHead, r: Tensor, tokens: Tensor, facts: Tensor) -> T
         }
     )
     corrector.heads[head.name].load_state_dict(head.state_dict())
-    return corrector.heads[head.name].shown(r, tokens, facts)[0]
+    return corrector.heads[head.name].whitened(r, tokens, facts)[0]
 
 
 def heteroscedastic(step: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -428,13 +430,13 @@ FACTS = {"ratio": 1.0, "ratio_error": 0.02, "std_train": 1.0, "std_val": 1.0, "s
 def test_residuals_that_would_make_a_corrector_dishonest_are_refused(wrong, text):
     diffusion = load_config().diffusion
     limits = diffusion.min_residual_ratio, diffusion.max_whitened_std
-    refuse("burgers1d", FACTS, *limits)
-    refuse(
+    check_statistics("burgers1d", FACTS, *limits)
+    check_statistics(
         "burgers1d", FACTS | {"ratio": 0.88, "ratio_error": 0.1}, *limits
     )  # too few trajectories to tell it from 1
-    refuse("burgers1d", FACTS | {"std_val": 1.2, "std_val_error": 0.03}, *limits)
+    check_statistics("burgers1d", FACTS | {"std_val": 1.2, "std_val_error": 0.03}, *limits)
     with pytest.raises(ValueError, match=text):
-        refuse("burgers1d", FACTS | wrong, *limits)
+        check_statistics("burgers1d", FACTS | wrong, *limits)
 
 
 # ---------------------------------------------------------------- what students learn
@@ -483,7 +485,7 @@ def flow(condition: Tensor) -> Callable:
 
 
 def test_the_end_of_a_batch_is_that_of_its_rows_one_at_a_time():
-    angle, x, condition = draw_angles(32, generator(0)), noise(32, 5), noise(32, 1, key=1)
+    angle, x, condition = sample_angles(32, generator(0)), noise(32, 5), noise(32, 1, key=1)
     found = sample(flow(condition), x, 6, angle)
     for row in range(32):
         alone = sample(flow(condition[row : row + 1]), x[row : row + 1], 6, float(angle[row]))
@@ -495,7 +497,7 @@ def test_the_end_of_a_batch_is_that_of_its_rows_one_at_a_time():
 )
 def test_where_a_path_passes_the_second_angle_its_end_is_still_the_same(mid_angle, steps, turn):
     x, condition = noise(32, 5), noise(32, 1, key=1)
-    assert turn_of(mid_angle, steps) == turn
+    assert mid_step(mid_angle, steps) == turn
     passed, end = solve_path(flow(condition), x, steps, turn)
     torch.testing.assert_close(end, sample(flow(condition), x, steps), rtol=0, atol=0)
     rest = sample(flow(condition), passed, steps - turn, NOISE * (1 - turn / steps))
@@ -503,7 +505,7 @@ def test_where_a_path_passes_the_second_angle_its_end_is_still_the_same(mid_angl
 
 
 def test_a_student_begins_in_noise_but_for_every_fourth_row_in_turn_wherever_the_row_is_trained():
-    start, passed, steps = noise(8, 3), noise(8, 3, key=1), range(2 * NUM_TURNS)
+    start, passed, steps = noise(8, 3), noise(8, 3, key=1), range(2 * MID_EVERY)
     whole = Solved(None, start, slice(0, 8), start, passed, None)
     halves = [
         Solved(None, start[part], part, start[part], passed[part], None)
@@ -543,7 +545,7 @@ STANDING = {"crps": 1.0, "spread_skill": 0.9, "energy": 2.0, "variance": 0.8}
     [
         ({"crps": 0.9}, 0.9),
         ({"crps": 0.9, "spread_skill": 1.05, "energy": 1.9}, 0.9),
-        ({"crps": GAIN}, GAIN),
+        ({"crps": MAX_CRPS_RATIO}, MAX_CRPS_RATIO),
         ({"crps": 0.999}, None),
         ({"crps": 1.1}, None),
         ({"crps": 0.9, "spread_skill": 0.85}, None),
@@ -558,13 +560,17 @@ STANDING = {"crps": 1.0, "spread_skill": 0.9, "energy": 2.0, "variance": 0.8}
     ],
 )
 def test_tuning_passes_only_if_it_gains_and_loses_nothing(change, ratio):
-    assert gate({"a": STANDING | change}, {"a": STANDING}) == pytest.approx(ratio)
+    assert tuning_ratio({"a": STANDING | change}, {"a": STANDING}) == pytest.approx(ratio)
 
 
 def test_tuning_passes_only_if_every_task_gains():
     better, before = STANDING | {"crps": 0.8}, {"a": STANDING, "b": STANDING}
-    assert gate({"a": better, "b": STANDING | {"crps": 0.9}}, before) == pytest.approx(0.85)
-    assert gate({"a": better, "b": STANDING}, before) is gate({"a": STANDING, "b": better}, before) is None
+    assert tuning_ratio({"a": better, "b": STANDING | {"crps": 0.9}}, before) == pytest.approx(0.85)
+    assert (
+        tuning_ratio({"a": better, "b": STANDING}, before)
+        is tuning_ratio({"a": STANDING, "b": better}, before)
+        is None
+    )
 
 
 def test_the_scores_are_the_known_ones():

@@ -34,7 +34,7 @@ from ups.data.latents import Latents
 from ups.generative import fitting
 from ups.generative.corrector import Corrector
 from ups.generative.residuals import Batches, SteadyResiduals, TransientResiduals
-from ups.generative.student import SolvedPool, solve, twin_of
+from ups.generative.student import SolvedPool, as_map, solve
 from ups.models.backbone import FlatBackbone
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.elliptic import Elliptic
@@ -173,7 +173,7 @@ def corrected_stage(config: Config, caches: dict[str, Cache], stage: str) -> tup
         }
     )
     batches = Batches(residuals, SIZE, 0, fitting.STREAM, SimpleNamespace(rank=0, world=1))
-    student, pool = twin_of(teacher, mid_angle=1.0), SolvedPool(partial(solve, teacher, batches, 1.0))
+    student, pool = as_map(teacher, mid_angle=1.0), SolvedPool(partial(solve, teacher, batches, 1.0))
     # what a start looks up is known, as is what decides on the schedule: from here on nothing is asked
     for head in teacher.heads.values():
         assert head.largest >= 0
@@ -182,7 +182,7 @@ def corrected_stage(config: Config, caches: dict[str, Cache], stage: str) -> tup
         if stage == "steady":
             source.linear.to(META)
         else:
-            source.left = source.left.to(META)
+            source.examples = source.examples.to(META)
     for model in (operator, teacher, student):
         model.to(META)
     losses = {

@@ -61,7 +61,7 @@ def judged(request):
     law = draw(4, 32)
     scores = {
         name: {
-            **score_ensemble(drawn, u[:, 1:], task.boundary, draws=law),
+            **score_ensemble(drawn, u[:, 1:], task.boundary, exact=law),
             **score_joint(drawn, u[:, 1:], task.boundary, mean[:, 0], law),
         }
         for name, drawn in shown.items()

@@ -30,7 +30,7 @@ from ups.config import STAGES, load_config
 from ups.evaluation.ensemble import Ensembles, load_samplers, rollouts
 from ups.evaluation.truth import open_truth
 from ups.forecaster import Forecaster
-from ups.generative import judge
+from ups.generative import validation
 from ups.generative.residuals import TransientResiduals
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -206,19 +206,22 @@ def test_what_serves_is_the_best_of_what_was_finished_and_evaluations_asked_for_
     def stage(name, task="forced", *, is_done=True, **figures):
         of = {parent: parents[parent] for parent in STAGES[name].parents}
         parents[name] = write_stage(
-            tmp_path / name, {"sampler_steps": 16, judge.FOUND: {task: figures}}, {}, name, of
+            tmp_path / name, {"sampler_steps": 16, validation.CRPS_KEY: {task: figures}}, {}, name, of
         )
         if not is_done:
             (tmp_path / name / "done.json").unlink()
 
-    assert judge.serving(tmp_path, "forced") == "student_1"  # nothing is known
+    assert validation.default_sampler(tmp_path, "forced") == "student_1"  # nothing is known
     stage("diffusion", corrector=0.10)
     stage("consistency", student_1=0.13, student_2=None)  # two evaluations blew up
-    assert judge.in_words(tmp_path, "forced").startswith(
-        "sample() draws by student_1, of what takes at most 2 evaluations"
+    assert validation.describe(tmp_path, "forced").startswith(
+        "sample() uses student_1: of those with at most 2 network evaluations"
     )
-    assert judge.judged(tmp_path, "forced") == {"corrector": (32, 0.10), "student_1": (1, 0.13)}
-    assert judge.serving(tmp_path, "forced") == "student_1"
+    assert validation.validated_samplers(tmp_path, "forced") == {
+        "corrector": (32, 0.10),
+        "student_1": (1, 0.13),
+    }
+    assert validation.default_sampler(tmp_path, "forced") == "student_1"
     for asked, spent in (
         (1, ("student_1", 0)),
         (2, ("corrector", 1)),
@@ -227,23 +230,26 @@ def test_what_serves_is_the_best_of_what_was_finished_and_evaluations_asked_for_
         (32, ("corrector", 16)),
         (100, ("corrector", 16)),
     ):
-        assert judge.spending(tmp_path, "forced", asked) == spent  # not student_2, which blew up
+        assert validation.best_within(tmp_path, "forced", asked) == spent  # not student_2, which blew up
     stage("rival", is_done=False, rival=0.01)  # a stage that is still training says nothing
-    assert judge.serving(tmp_path, "forced") == "student_1"
+    assert validation.default_sampler(tmp_path, "forced") == "student_1"
     stage("rival", rival=0.01)
-    assert judge.serving(tmp_path, "forced") == "rival" and judge.serving(tmp_path, "other") == "student_1"
-    assert judge.spending(tmp_path, "forced", 1) == ("rival", 0)  # of as many evaluations the better
+    assert (
+        validation.default_sampler(tmp_path, "forced") == "rival"
+        and validation.default_sampler(tmp_path, "other") == "student_1"
+    )
+    assert validation.best_within(tmp_path, "forced", 1) == ("rival", 0)  # of as many evaluations the better
     for more, best in (
         (0.128, "student_1"),
         (0.1, "student_2"),
     ):  # a second evaluation must be worth more than chance is
         stage("consistency", "tied", student_1=0.13, student_2=more)
-        assert judge.serving(tmp_path, "tied") == best
+        assert validation.default_sampler(tmp_path, "tied") == best
         assert (
-            judge.spending(tmp_path, "tied", 2) == ("student_2", 0)
-            and judge.spending(tmp_path, "tied", 32)[0] == "corrector"
+            validation.best_within(tmp_path, "tied", 2) == ("student_2", 0)
+            and validation.best_within(tmp_path, "tied", 32)[0] == "corrector"
         )
-    found = judge.judged(model.folder, "burgers1d_hidden")  # of the scripts themselves
+    found = validation.validated_samplers(model.folder, "burgers1d_hidden")  # of the scripts themselves
     assert {*found} == {"corrector", "student_1", "student_2"} and all(crps > 0 for _, crps in found.values())
     assert found["corrector"][0] == 8
 

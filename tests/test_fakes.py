@@ -160,7 +160,7 @@ def world(tmp_path_factory):
         .requires_grad_(False)
     )
     ours = network.heads[NAME]
-    r, *_ = source.draw("reserved", torch.arange(200), torch.arange(200) % 15, None)
+    r, *_ = source.batch("reserved", torch.arange(200), torch.arange(200) % 15, None)
     ours.r_std.copy_(r.flatten(0, -2).std(0))
     ours.marginal_std.copy_(ours.r_std)
     ours.waves.fit(r / ours.r_std)

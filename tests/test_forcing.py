@@ -24,8 +24,8 @@ from ups.data.sources import open_user
 from ups.evaluation.forecast import assess_forecasts
 from ups.evaluation.truth import open_truth
 from ups.forecaster import Forecaster
-from ups.generative.draws import draw_rollout
 from ups.generative.residuals import TransientResiduals
+from ups.generative.sampling import sample_rollout
 from ups.models.base_selection import fit_base
 from ups.models.bases.base import Samples
 from ups.models.operator import Operator, build_operator
@@ -250,7 +250,7 @@ def test_windows_and_residuals_move_the_forcing_with_the_state(tmp_path):
             z = torch.cat([z[:, 1:], z_ref[:, frame : frame + 1]], 1)
     residuals = TransientResiduals(operator, cache)
     for seed in range(3):
-        drawn = residuals.draw(
+        drawn = residuals.batch(
             "reserved", torch.arange(4), torch.tensor([0, 1, 2, 3]), torch.Generator().manual_seed(seed)
         )
         assert drawn.r.abs().max() < 1e-3
@@ -268,7 +268,7 @@ def test_members_are_drawn_about_the_forecast_with_the_same_forcing(tmp_path):
         forcing = head.forcing_of(cache, rows, 1, 5)
         states = TransientResiduals(operator, cache)
         zero = torch.zeros(6, *cache.tokenizer.tokens, bundle * cache.tokenizer.dim)
-        members = draw_rollout(
+        members = sample_rollout(
             states,
             lambda tokens, facts, noise, second: noise,
             cache.batch(rows, 0, 2),

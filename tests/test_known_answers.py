@@ -13,9 +13,9 @@ import pytest
 import torch
 from known_answers import MID_ANGLE, SEED, STEPS, names, normal, stream, uniform
 
-from ups.generative.diffusion import NOISE, denoise, diffuse, diffusion_loss, draw_angles, sample
+from ups.generative.diffusion import NOISE, denoise, diffuse, diffusion_loss, sample, sample_angles
 from ups.generative.student import ALPHA, endpoint_loss
-from ups.metrics.ensembles import spread_skill
+from ups.metrics.calibration import spread_skill
 from ups.metrics.proper import fair_crps
 from ups.models.rollout import ensemble_rollout, member_noise
 
@@ -106,7 +106,7 @@ def test_the_trained_denoiser_is_the_gaussians(line):
     model, _ = line
     problem, draws = model.problem, stream("T2")
     c, r = model.draw(2**14, draws)
-    angle = draw_angles(len(r), draws)
+    angle = sample_angles(len(r), draws)
     x = diffuse(r, normal(*r.shape, draws=draws), angle)
     with torch.no_grad():
         got = denoise(model.teacher.given(c), x, angle)
@@ -132,7 +132,7 @@ def starts_of(model, *keys, angle=None):
 
 def angles_of_training(*keys):
     """4096 angles as a diffusion is trained at, every other one pure noise."""
-    angle = draw_angles(4096, stream(*keys))
+    angle = sample_angles(4096, stream(*keys))
     angle[::2] = NOISE
     return angle
 

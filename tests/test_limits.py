@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ups.common.seeds import generator
 from ups.common.spectral import FieldTransform
-from ups.generative.calibration import DRAWN, MEASURED, fit_gains, measure_residuals
-from ups.generative.conditions import error_fact
-from ups.generative.corrector import Drawn
+from ups.generative.conditions import encode_error
+from ups.generative.corrector import ResidualBatch
+from ups.generative.fit_limits import RESIDUAL_BATCHES, SAMPLE_BATCHES, fit_gains, measure_residuals
 from ups.generative.limits import LARGEST, WaveLimits, wave_numbers
 
 ALONE = SimpleNamespace(
@@ -68,13 +68,13 @@ class Source:
         assert split == "reserved"  # neither test nor what the operator was trained on
         return 600, 4
 
-    def draw(self, split: str, rows: Tensor, starts: Tensor, draw: torch.Generator) -> Drawn:
+    def batch(self, split: str, rows: Tensor, starts: Tensor, draw: torch.Generator) -> ResidualBatch:
         key = draw.initial_seed()
         states = band(self.space, self.boundary, self.channels, 0.9, self.top, key, len(rows), 1.0)
         r = band(self.space, self.boundary, self.channels, 0.9, self.top, key + 1, len(rows))
         # tokens: the prediction, which here has waves of its own beyond those of states
         junk = band(self.space, self.boundary, self.channels, self.top, 99.0, key + 2, len(rows), 0.0)
-        return Drawn(r - 1e-3 * junk, states - r + 1e-3 * junk, torch.zeros(len(rows), 1))
+        return ResidualBatch(r - 1e-3 * junk, states - r + 1e-3 * junk, torch.zeros(len(rows), 1))
 
     def prediction(self, tokens: Tensor) -> Tensor:
         return tokens
@@ -92,7 +92,7 @@ class Way:
     def __init__(self, source: Source, white: float, told: float = 1.0):
         self.source, self.white, self.told = source, white, told
         head = SimpleNamespace(
-            limits=WaveLimits(source.channels, *source.space, boundary=source.boundary), drawn_error=0.1
+            limits=WaveLimits(source.channels, *source.space, boundary=source.boundary), sample_error=0.1
         )
         self.network = SimpleNamespace(heads={source.name: head})
 
@@ -112,23 +112,25 @@ class Way:
         return r * torch.where(facts[:, -1] > 0, self.told, 1.0).view(-1, *[1] * (r.ndim - 1))
 
 
-def fit(way: Way, source: Source, ranks: SimpleNamespace = ALONE, is_drawn: bool = False) -> None:
+def fit(way: Way, source: Source, ranks: SimpleNamespace = ALONE, is_sampled: bool = False) -> None:
     limits = way.network.heads[source.name].limits
     residuals = measure_residuals(limits, source, 0, ranks)
     fit_gains({"way": way}, source, residuals, 0, ranks)
-    if is_drawn:
-        fit_gains({"way": way}, source, residuals, 0, ranks, is_drawn=True)
+    if is_sampled:
+        fit_gains({"way": way}, source, residuals, 0, ranks, is_sampled=True)
 
 
 def powers(limits: WaveLimits, w: Tensor) -> Tensor:
     """Mean power in shells (channels, shells), of every wave."""
     power = limits.power(w).mean(0)
-    return power.new_zeros(len(power), limits.gain.shape[-1]).index_add_(1, limits.shells, power)
+    return power.new_zeros(len(power), limits.gains.shape[-1]).index_add_(1, limits.shells, power)
 
 
 def limited(way: Way, source: Source, facts: float, key: int) -> tuple[Tensor, ...]:
     """(residuals, draws as made, draws within the limits, predictions) of many other states."""
-    r, tokens, _ = source.draw("reserved", torch.arange(2000), torch.zeros(2000), generator(key, "other"))[:3]
+    r, tokens, _ = source.batch("reserved", torch.arange(2000), torch.zeros(2000), generator(key, "other"))[
+        :3
+    ]
     drawn = way.residual(
         source, tokens, torch.full((2000, 1), facts), noise(*r.shape, key=key), noise(*r.shape, key=key + 1)
     )
@@ -165,9 +167,9 @@ def test_a_mean_that_residuals_do_not_have_is_not_drawn():
     """States have a mean, what the operator leaves has none: the equation keeps it."""
 
     class Held(Source):
-        def draw(self, *args) -> Drawn:
-            r, tokens, facts, _ = super().draw(*args)
-            return Drawn(r, tokens + 1.0, facts)
+        def batch(self, *args) -> ResidualBatch:
+            r, tokens, facts, _ = super().batch(*args)
+            return ResidualBatch(r, tokens + 1.0, facts)
 
     source = Held("periodic", (48,), 1)
     way = Way(source, white=0.1)
@@ -181,7 +183,7 @@ def test_right_draws_stay_as_they_are():
     source = Source("periodic", (48,), 1)
     way = Way(source, white=0.0)
     fit(way, source)
-    kept = way.network.heads["flow"].limits.gain[0, 0, 0, 1:6]
+    kept = way.network.heads["flow"].limits.gains[0, 0, 0, 1:6]
     assert (kept == 1).float().mean() >= 0.8 and (kept - 1).abs().max() < 0.2  # 3 standard errors each
 
 
@@ -190,20 +192,20 @@ def test_states_that_were_drawn_have_gains_of_their_own():
     way = Way(source, white=0.0, told=1.5)
     fit(way, source)
     limits = way.network.heads["flow"].limits
-    assert torch.equal(limits.gain[0, 0], limits.gain[0, 1])
-    fit(way, source, is_drawn=True)
-    for facts in (0.0, float(error_fact(torch.tensor(0.1)))):
+    assert torch.equal(limits.gains[0, 0], limits.gains[0, 1])
+    fit(way, source, is_sampled=True)
+    for facts in (0.0, float(encode_error(torch.tensor(0.1)))):
         r, _, found, _ = limited(way, source, facts, 5)
         ratio = (powers(limits, found) / powers(limits, r))[0, 1:6]
         assert (ratio > 0.8).all() and (ratio < 1.25).all()
-    assert torch.equal(limits.gain[1], torch.ones_like(limits.gain[1]))  # two evaluations were not fitted
+    assert torch.equal(limits.gains[1], torch.ones_like(limits.gains[1]))  # two evaluations were not fitted
 
 
 def test_noise_is_not_made_from_next_to_nothing():
     limits = WaveLimits(1, 16, boundary="periodic")
     power = torch.stack([torch.ones(1, 9), torch.full((1, 9), 0.01)])
-    limits.set_gain(power, 1e-6 * power, 1, False)
-    assert (limits.gain[0] == LARGEST).all()
+    limits.set_gains(power, 1e-6 * power, 1, False)
+    assert (limits.gains[0] == LARGEST).all()
 
 
 def test_the_gain_of_a_shell_is_significant_or_one():
@@ -215,10 +217,10 @@ def test_the_gain_of_a_shell_is_significant_or_one():
         (0.5, 0.01, math.sqrt(2)),
         (0.5, 0.5, 1.0),
     ):
-        limits.set_gain(
+        limits.set_gains(
             torch.stack([mean, error * mean]), torch.stack([ratio * mean, error * ratio * mean]), 2, False
         )
-        torch.testing.assert_close(limits.gain[1], torch.full_like(limits.gain[1], expected))
+        torch.testing.assert_close(limits.gains[1], torch.full_like(limits.gains[1], expected))
 
 
 def test_what_is_fitted_does_not_depend_on_how_many_ranks_measure():
@@ -227,7 +229,7 @@ def test_what_is_fitted_does_not_depend_on_how_many_ranks_measure():
     way = Way(source, white=0.1)
     fit(way, source)
     alone = {key: value.clone() for key, value in way.network.heads["flow"].limits.state_dict().items()}
-    assert DRAWN % 2 == MEASURED % 2 == 0
+    assert SAMPLE_BATCHES % 2 == RESIDUAL_BATCHES % 2 == 0
 
     def rank(number: int) -> SimpleNamespace:
         calls = iter(range(9))

@@ -87,17 +87,17 @@ def test_scores_of_a_masked_field_are_those_of_its_other_cells():
             u[..., cells],
             "no_flux",
             rank_stride=1,
-            draws=None if law is None else law[..., cells],
+            exact=None if law is None else law[..., cells],
         )
         found = score_ensemble(
-            members.masked_fill(mask, torch.nan), masked, "periodic", rank_stride=1, draws=law
+            members.masked_fill(mask, torch.nan), masked, "periodic", rank_stride=1, exact=law
         )
         for name in flat.keys() - {"spectrum_error"}:
             assert torch.allclose(found[name], flat[name], rtol=1e-10, atol=1e-13), name
         found, flat = (
-            score_joint(members, masked, "periodic", draws=law),
+            score_joint(members, masked, "periodic", exact=law),
             score_joint(
-                members[..., cells], u[..., cells], "no_flux", draws=None if law is None else law[..., cells]
+                members[..., cells], u[..., cells], "no_flux", exact=None if law is None else law[..., cells]
             ),
         )
         assert torch.allclose(found["trajectory_score"], flat["trajectory_score"], rtol=1e-10)

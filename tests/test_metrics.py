@@ -326,7 +326,7 @@ def test_spectra_keep_first_middle_and_last_lead_of_truth_and_models():
     assert np.sum(found["truth"][2][1]) == pytest.approx(
         u_ref[:, 4, 1].double().square().mean().item(), rel=1e-4
     )
-    assert metrics.shown_leads(1) == [0] and metrics.shown_leads(2) == [0, 1]
+    assert metrics.spectrum_leads(1) == [0] and metrics.spectrum_leads(2) == [0, 1]
 
 
 def test_a_steady_task_has_no_correlation_time():

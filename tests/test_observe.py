@@ -15,14 +15,14 @@ from ups.generative.observation import (
     CASES,
     COVERAGE,
     FACTS,
+    KIND_FRACTIONS,
     NOISE,
-    SHARES,
     Observation,
     as_linear,
-    draw_levels,
     observe,
     observe_case,
     row_generators,
+    sample_levels,
 )
 from ups.tasks import darcy_grf
 
@@ -44,7 +44,7 @@ def within(count: int, share: float, num: int) -> bool:
 
 def test_kinds_have_their_shares_and_levels_their_ranges() -> None:
     num = 4000
-    coverage, noise, block = draw_levels((16, 24), row_generators(0, rows=range(num))).unbind(1)
+    coverage, noise, block = sample_levels((16, 24), row_generators(0, rows=range(num))).unbind(1)
     kinds = {
         "full": (coverage == 1) & (noise == 0) & (block == 1),
         "none": coverage == 0,
@@ -54,8 +54,8 @@ def test_kinds_have_their_shares_and_levels_their_ranges() -> None:
     }
     assert sum(int(rows.sum()) for rows in kinds.values()) == num  # every row is of one kind
     for name, rows in kinds.items():
-        assert within(int(rows.sum()), SHARES[name], num), name
-    assert SHARES == {"full": 0.25, "none": 0.05, "points": 0.4, "coarse": 0.15, "noisy": 0.15}
+        assert within(int(rows.sum()), KIND_FRACTIONS[name], num), name
+    assert KIND_FRACTIONS == {"full": 0.25, "none": 0.05, "points": 0.4, "coarse": 0.15, "noisy": 0.15}
     for values, (low, high) in ((coverage[kinds["points"]], COVERAGE), (noise[kinds["noisy"]], NOISE)):
         assert low <= values.min() < 1.05 * low and 0.95 * high < values.max() <= high
         assert within(int((values < math.sqrt(low * high)).sum()), 0.5, len(values))  # log-uniform
@@ -64,11 +64,11 @@ def test_kinds_have_their_shares_and_levels_their_ranges() -> None:
 
 
 def test_only_blocks_that_divide_the_grid_are_drawn() -> None:
-    assert set(draw_levels((12, 20), row_generators(0, rows=range(400)))[:, 2].tolist()) == {1, 2, 4}
+    assert set(sample_levels((12, 20), row_generators(0, rows=range(400)))[:, 2].tolist()) == {1, 2, 4}
     with pytest.raises(
         ValueError, match=r"no block of 2, 4, 8 cells divides the grid \(16, 15\); expected even .* Change"
     ):
-        draw_levels((16, 15), row_generators(0, rows=range(4)))
+        sample_levels((16, 15), row_generators(0, rows=range(4)))
 
 
 def test_a_row_does_not_depend_on_the_batch_it_is_in() -> None:
@@ -76,7 +76,7 @@ def test_a_row_does_not_depend_on_the_batch_it_is_in() -> None:
 
     def seen(rows: range, *keys: int) -> Observation:
         generators = row_generators(5, *keys, rows=rows)
-        return observe(v[rows.start : rows.stop], draw_levels((8, 8), generators), generators)
+        return observe(v[rows.start : rows.stop], sample_levels((8, 8), generators), generators)
 
     whole, parts = seen(range(12), 3), [seen(range(5), 3), seen(range(5, 12), 3)]
     for name in ("values", "mask", "facts"):

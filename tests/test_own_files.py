@@ -30,8 +30,8 @@ from ups.evaluation.gates import check_usability
 from ups.evaluation.truth import open_truth
 from ups.forecast_xarray import label, unlabel
 from ups.forecaster import Forecaster
-from ups.generative.draws import draw_rollout
 from ups.generative.residuals import StateConditions
+from ups.generative.sampling import sample_rollout
 from ups.models.base_selection import fit_base
 from ups.models.operator import build_operator
 from ups.models.windows import symmetry
@@ -1213,7 +1213,7 @@ def test_a_field_that_is_given_stays_as_given_whatever_the_network_says(tmp_path
     assert moved[0] > 0.01 and moved[3] < 1e-5, moved
     states = StateConditions(operator, "ks")
     z, shape = cache.batch(torch.arange(3), 0, 1), (6, *cache.tokenizer.tokens, cache.tokenizer.dim)
-    members = draw_rollout(
+    members = sample_rollout(
         states,
         lambda tokens, facts, noise, second: noise,
         z,

@@ -11,16 +11,15 @@ import torch
 from ups.metrics import ensembles as probabilistic
 from ups.metrics import errors as metrics
 from ups.metrics import intervals
-from ups.metrics.ensembles import (
-    compare_ensembles,
+from ups.metrics.calibration import (
+    NUM_FINE,
     coverage,
-    outlier_share,
+    outlier_fraction,
     rank_histogram,
-    score_ensemble,
     spread_skill_bins,
     spread_slope,
-    summarise_ensemble,
 )
+from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.intervals import merge, pairing
 from ups.metrics.proper import energy_distance, energy_score, expected_crps, fair_crps
 from ups.metrics.spectra import spectrum_error
@@ -161,10 +160,10 @@ def test_ranks_are_flat_for_exchangeable_members_and_not_for_confident_ones(coun
     x, y = normal(generator, 400, count, 1, 1, 50).exp(), normal(generator, 400, 1, 1, 50).exp()
     counts = rank_histogram(x, y, generator).sum((0, 1))
     assert counts.sum() == 20_000 and float(rank_ratio(counts)) < 1 + SIGMAS * math.sqrt(2 / count) + 2
-    assert abs(float(outlier_share(counts)) - 1) < SIGMAS * math.sqrt((count + 1) / 2 / 20_000)
+    assert abs(float(outlier_fraction(counts)) - 1) < SIGMAS * math.sqrt((count + 1) / 2 / 20_000)
     assert counts.argmax() not in (0, count) or counts.max() / counts.min() < 1.2
     confident = rank_histogram(x**0.4, y, generator).sum((0, 1))
-    assert float(rank_ratio(confident)) > 50 and float(outlier_share(confident)) > 1.2
+    assert float(rank_ratio(confident)) > 50 and float(outlier_fraction(confident)) > 1.2
 
 
 def test_correlated_points_are_no_evidence_against_flat_ranks(generator):
@@ -196,7 +195,7 @@ def test_ties_are_broken_evenly_and_the_stride_thins_every_axis(generator):
 def test_rank_numbers_by_hand():
     counts = torch.tensor([4.0, 1.0, 1.0, 2.0], dtype=torch.float64)
     assert float(rank_ratio(counts)) == pytest.approx((4 + 1 + 1 + 0) / (8 * 3 / 4))
-    assert float(outlier_share(counts)) == pytest.approx(6 / 8 / (2 / 4))
+    assert float(outlier_fraction(counts)) == pytest.approx(6 / 8 / (2 / 4))
     assert float(coverage(counts, 0.5)) == pytest.approx(2 / 8)
     assert float(coverage(counts, 0.6)) == pytest.approx((2 + 0.2 * 6) / 8)
 
@@ -231,7 +230,7 @@ def test_binned_spread_follows_the_error_only_if_the_spread_knows(generator):
 
 
 def test_spread_bins_join_into_equal_counts():
-    sums = torch.zeros(3, probabilistic.NUM_FINE, dtype=torch.float64)
+    sums = torch.zeros(3, NUM_FINE, dtype=torch.float64)
     sums[0, 40:60], sums[1, 40:60], sums[2, 40:60] = 5.0, torch.arange(20.0).double().square() * 5, 20.0
     row = spread_skill_bins(sums)
     assert (
@@ -423,7 +422,7 @@ def test_scores_over_draws_of_the_law_are_the_means_of_scores_of_each(generator,
         expected_crps(x.double(), draws.double()),
         torch.stack([fair_crps(x.double(), y.double()) for y in draws.unbind(1)]).mean(0),
     )
-    found, one = score_ensemble(x, u_ref, "periodic", draws=draws), score_ensemble(x, u_ref, "periodic")
+    found, one = score_ensemble(x, u_ref, "periodic", exact=draws), score_ensemble(x, u_ref, "periodic")
     each = [score_ensemble(x, y, "periodic") for y in draws.unbind(1)]
     for name, value in found.items():
         by_law = name in ("crps", "squared_error")
@@ -434,7 +433,7 @@ def test_scores_over_draws_of_the_law_are_the_means_of_scores_of_each(generator,
         )
     assert not torch.allclose(found["crps"], one["crps"])
     broken = torch.where(torch.arange(members)[:, None, None, None, None] == 0, math.nan, x)
-    assert score_ensemble(broken, u_ref, "periodic", draws=draws)["crps"].isinf().all()
+    assert score_ensemble(broken, u_ref, "periodic", exact=draws)["crps"].isinf().all()
 
 
 @pytest.mark.parametrize(
@@ -454,7 +453,7 @@ def test_merged_batches_equal_one_scoring(boundary, space, generator, monkeypatc
         assert set(other) == set(whole) and all(value.dtype == torch.float64 for value in other.values())
         for name, value in whole.items():
             assert torch.allclose(other[name], value, rtol=1e-9, atol=1e-12, equal_nan=True), name
-    assert all(value[0].numel() <= 3 * probabilistic.NUM_FINE for value in whole.values())
+    assert all(value[0].numel() <= 3 * NUM_FINE for value in whole.values())
     monkeypatch.undo()
     rows = [summarise_ensemble(scores, 50, 0) for scores in (whole, merge(parts))]
     assert json.dumps(rows[0], allow_nan=False) == json.dumps(rows[1], allow_nan=False)
@@ -474,7 +473,8 @@ def test_one_member_is_a_deterministic_forecast(generator):
         row["ssr"]["value"] == 0 and row["num_members"] == 1 and sum(row["rank_histogram"]) == u_ref.numel()
     )
     assert all(
-        row[name]["value"] is None for name in ("coverage_50", "coverage_90", "rank_ratio", "outlier_share")
+        row[name]["value"] is None
+        for name in ("coverage_50", "coverage_90", "rank_ratio", "outlier_fraction")
     )
     assert row["energy_score"]["value"] == pytest.approx(
         float((u_pred - u_ref).square().mean((2, 3)).sqrt().mean()), rel=1e-5
@@ -494,7 +494,7 @@ def test_a_row_holds_every_number_with_its_interval(generator):
         "energy_score",
         "coverage_50",
         "coverage_90",
-        "outlier_share",
+        "outlier_fraction",
         "spectrum_error",
         "residual_spectrum_error",
         "spread_slope",
@@ -529,7 +529,7 @@ def test_a_member_that_is_not_finite_becomes_null_and_is_never_dropped(bad, gene
         "coverage_50",
         "coverage_90",
         "rank_ratio",
-        "outlier_share",
+        "outlier_fraction",
         "spectrum_error",
         "residual_spectrum_error",
     ):
@@ -604,9 +604,9 @@ def scored(n=2, members=3):
         ),
         (
             lambda: score_ensemble(
-                torch.zeros(2, 3, 4, 1, 8), torch.zeros(2, 4, 1, 8), "periodic", draws=torch.zeros(2, 4, 1, 8)
+                torch.zeros(2, 3, 4, 1, 8), torch.zeros(2, 4, 1, 8), "periodic", exact=torch.zeros(2, 4, 1, 8)
             ),
-            "in score_ensemble, draws,",
+            "in score_ensemble, exact,",
         ),
         (
             lambda: score_ensemble(

@@ -30,7 +30,7 @@ from torch import Tensor
 import prepare_cache
 import prepare_data
 import ups.evaluation.ensemble
-import ups.generative.draws
+import ups.generative.sampling
 import ups.training.run
 from ups.common.files import file_hash, value_hash, write_sealed
 from ups.common.seeds import generator
@@ -39,30 +39,29 @@ from ups.data.cache import Cache, open_cache
 from ups.evaluation.ensemble import Ensembles, costs_per_state, load_samplers, one_step, rollouts
 from ups.evaluation.steady import case_bank, posterior_draws
 from ups.evaluation.truth import open_truth
-from ups.generative import selection
-from ups.generative.conditions import SMALLEST, SPREAD_FLOOR
-from ups.generative.corrector import BY, load_corrector
+from ups.generative import prior_selection
+from ups.generative.conditions import SMALLEST, STD_FLOOR
+from ups.generative.corrector import METHODS, load_corrector
 from ups.generative.diffusion import sample
-from ups.generative.draws import (
+from ups.generative.observation import observe_all, observe_case, observe_cells, row_generators
+from ups.generative.prior_selection import select_method, select_start
+from ups.generative.residuals import (
+    LARGEST,
+    PERTURBED,
+    WITHOUT_PAST,
+    SteadyResiduals,
+    TransientResiduals,
+    residual_schedule,
+    validation_batches,
+)
+from ups.generative.sampling import (
     Sampler,
-    draw_rollout,
     load_sampler,
-    predict_draws,
+    predict_with_noise,
+    sample_rollout,
     sample_solutions,
     sample_states,
 )
-from ups.generative.observation import observe_case, row_generators, seen
-from ups.generative.observation import whole as observation_of_all
-from ups.generative.residuals import (
-    ALONE,
-    DISTURBED,
-    LARGEST,
-    SteadyResiduals,
-    TransientResiduals,
-    schedule_of,
-    validation,
-)
-from ups.generative.selection import choose_draws, choose_starts
 from ups.models.head_setup import base_settings, head_description
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import member_noise, name_starts, rollout
@@ -191,7 +190,7 @@ def _script(
 
     ups.training.run.Run.update = update_or_die
     for kind in (TransientResiduals, SteadyResiduals):
-        kind.draw = disturbed(kind.draw)
+        kind.batch = disturbed(kind.batch)
     Cache.batch, Cache.inputs = noted(batch), noted(inputs)
     importlib.import_module(module).main()
     Path(log).with_suffix(".rows").write_text(json.dumps({name: sorted(rows) for name, rows in read.items()}))
@@ -437,8 +436,8 @@ def test_the_tuned_student_is_kept_only_if_the_gate_says_so(chain):
         line["step"]: line for line in lines_of(chain, "consistency") if f"validation/{HIDDEN}/pair" in line
     }
     assert sorted(lines) == [10, TUNED, 20]
-    assert done["results"]["is_tuned"] == ("validation/gate" in lines[20])
-    assert done["best_score"] == lines[20].get("validation/gate")
+    assert done["results"]["is_tuned"] == ("validation/tuning_ratio" in lines[20])
+    assert done["best_score"] == lines[20].get("validation/tuning_ratio")
     kept = lines[20 if done["results"]["is_tuned"] else TUNED]
     for key, value in done["results"]["validation"][HIDDEN].items():
         assert value == pytest.approx(kept[f"validation/{HIDDEN}/{key}"], rel=1e-5), key
@@ -482,7 +481,7 @@ def steady(chain, config) -> SteadyResiduals:
 @torch.no_grad()
 def test_residual_and_prediction_add_up_to_the_truth(hidden):
     places, starts = torch.tensor([0, 3, 5]), torch.tensor([1, 0, 7])
-    r, tokens, facts, _ = hidden.draw("reserved", places, starts, None)
+    r, tokens, facts, _ = hidden.batch("reserved", places, starts, None)
     z = hidden.cache.batch(hidden.cache.split["reserved"][places], starts, 2)
     z_pred = hidden.operator(z[:, :1], HIDDEN, torch.zeros(3, 0))
     torch.testing.assert_close(r + z_pred[:, 0], z[:, 1], rtol=0, atol=1e-6)
@@ -497,7 +496,7 @@ def test_residual_and_prediction_add_up_to_the_truth(hidden):
     left = z[:, 0] - hidden.operator(before[:, None], HIDDEN, torch.zeros(3, 0))[:, 0]
     torch.testing.assert_close(tokens[[0, 2], :, 3 * dim : 4 * dim], left[[0, 2]], rtol=0, atol=1e-5)
     assert left[[0, 2]].abs().max() > 1e-3 and not tokens[1, :, 3 * dim : 4 * dim].any()
-    shifted, tokens, *_ = hidden.draw(
+    shifted, tokens, *_ = hidden.batch(
         "reserved", places, starts, generator(1)
     )  # augmented alike: truth, history, prediction
     [moved] = augment(hidden.head.task, [(z, hidden.head.codec)], generator(1))
@@ -522,7 +521,7 @@ def test_a_rollout_is_shown_what_the_call_before_left_of_its_state(hidden, monke
         return 0.01 * noise
 
     noises = [torch.randn(6, *z.shape[2:], generator=generator(lead)) for lead in range(3)]
-    members = draw_rollout(hidden, drawn, z, known, 3, 2, lambda lead: (noises[lead], noises[lead]))
+    members = sample_rollout(hidden, drawn, z, known, 3, 2, lambda lead: (noises[lead], noises[lead]))
     assert len(calls) == 1
     begun = (z[:, 1:] - given(z[:, :1], HIDDEN, hidden.head.parameter_batch(known))[0])[:, 0]
     torch.testing.assert_close(left[0], begun.repeat_interleave(2, 0), rtol=0, atol=1e-5)
@@ -538,8 +537,8 @@ def test_a_rollout_is_shown_what_the_call_before_left_of_its_state(hidden, monke
 def test_a_network_of_other_conditions_is_refused_with_what_to_do(chain, hidden):
     """A corrector from before the last residual was a condition."""
     head = load_corrector(chain / "smoke" / "diffusion").heads[HIDDEN]
-    _, tokens, facts, _ = hidden.draw("val", torch.arange(2), torch.zeros(2, dtype=torch.long), None)
-    with pytest.raises(ValueError, match=r"was given \d+ conditions .* expected \d+: .*Train it again"):
+    _, tokens, facts, _ = hidden.batch("val", torch.arange(2), torch.zeros(2, dtype=torch.long), None)
+    with pytest.raises(ValueError, match=r"got \d+ conditions .* expected \d+: .*Train it again"):
         head.condition(tokens[..., 1:], facts)
 
 
@@ -569,7 +568,7 @@ def test_residuals_of_bundles_keep_frames_tokens_and_channels_in_order(config):
         "num_features": operator.width,
     }
     places, starts = torch.tensor([4, 2]), torch.tensor([0, 4])
-    r, tokens, *_ = residuals.draw("reserved", places, starts, None)
+    r, tokens, *_ = residuals.batch("reserved", places, starts, None)
     z = cache.batch(cache.split["reserved"][places], starts + 1, 5)  # starts count from train_from
     z_pred = operator(z[:, :2], HIDDEN, torch.zeros(2, 0))
     codec = operator.heads[HIDDEN].codec
@@ -586,12 +585,12 @@ def test_residuals_of_bundles_keep_frames_tokens_and_channels_in_order(config):
 @torch.no_grad()
 def test_residual_and_guess_add_up_to_the_logarithm_of_the_solution_of_a_steady_task(steady):
     places = torch.arange(8)
-    r, tokens, facts, _ = steady.draw("reserved", places, torch.zeros(8), generator(2))
+    r, tokens, facts, _ = steady.batch("reserved", places, torch.zeros(8), generator(2))
     z_in, z_ref, parameters = steady.fields("reserved", places)
     z_in, z_ref = augment(
         steady.head.task, [(z_in, steady.head.input_codec), (z_ref, steady.head.codec)], generator(2)
     )
-    u = steady.head.physical(z_ref[:, 0]).clamp_min(steady.linear.least)
+    u = steady.head.physical(z_ref[:, 0]).clamp_min(steady.linear.floor)
     values, v_guess, spread, mask, guess = tokens.split(16, -1)
     torch.testing.assert_close(steady.solution(guess, r), u, rtol=1e-3, atol=0)
     torch.testing.assert_close(steady.decode(guess + r), u.log(), rtol=0, atol=1e-3)
@@ -601,9 +600,9 @@ def test_residual_and_guess_add_up_to_the_logarithm_of_the_solution_of_a_steady_
     assert (
         full.any()
         and torch.equal(v_guess[full], values[full])
-        and (spread[full] == math.log(SPREAD_FLOOR)).all()
+        and (spread[full] == math.log(STD_FLOOR)).all()
     )
-    assert (spread[~full] > math.log(SPREAD_FLOOR)).any()
+    assert (spread[~full] > math.log(STD_FLOOR)).any()
     z_pred = steady.operator(z_in[full], STEADY, parameters[full])[
         :, 0
     ]  # the operator, shown all that there is
@@ -626,7 +625,7 @@ def test_window_starts_are_weighted_by_half_with_the_size_of_their_residuals(hid
         and steady.start_weights() is None
     )
     starts = torch.cat(
-        [schedule_of({HIDDEN: hidden}, "reserved", 64, 0).batch(step).starts for step in range(40)]
+        [residual_schedule({HIDDEN: hidden}, "reserved", 64, 0).batch(step).starts for step in range(40)]
     )
     expected = len(starts) * weights
     assert (
@@ -641,7 +640,7 @@ def test_draws_do_not_depend_on_how_the_batch_is_cut(hidden, steady, name):
     places, starts = torch.tensor([5, 1, 7, 0, 2, 6]), torch.tensor([3, 0, 5, 1, 2, 4]) * (name == HIDDEN)
 
     def drawn(places, starts):
-        found = source.draw("reserved", places, starts, generator(4), True, True)
+        found = source.batch("reserved", places, starts, generator(4), True, True)
         assert (found.start is not None) == (name == STEADY)
         return [*found[:3], *(found.start or ())]
 
@@ -650,7 +649,7 @@ def test_draws_do_not_depend_on_how_the_batch_is_cut(hidden, steady, name):
         parts = [drawn(*part) for part in zip(places.split(cut), starts.split(cut), strict=True)]
         for one, pieces in zip(whole, zip(*parts, strict=True), strict=True):
             torch.testing.assert_close(torch.cat(pieces), one, rtol=1e-4, atol=1e-5)
-    other = source.draw("reserved", places, starts, generator(5))
+    other = source.batch("reserved", places, starts, generator(5))
     assert (other[1] - whole[1]).abs().max() > 0.1
 
 
@@ -661,13 +660,15 @@ def test_training_states_carry_an_error_like_a_rollouts(hidden):
     more."""
     count, start = 400, 4
     z = hidden.cache.batch(hidden.cache.split["reserved"][:1], start - 1, 2).expand(count, -1, -1, -1)
-    off, told = hidden.disturb(z, torch.full((count,), start), [generator(7, i) for i in range(count)])
+    off, told = hidden.perturb(z, torch.full((count,), start), [generator(7, i) for i in range(count)])
     error = off - z
     size = error.square().flatten(2).mean(2).sqrt()[:, 1]
-    assert abs(float((size > 0).float().mean()) - DISTURBED) < 4 * 0.5 / count**0.5
+    assert abs(float((size > 0).float().mean()) - PERTURBED) < 4 * 0.5 / count**0.5
     is_alone = (off[:, 0] == off[:, 1]).flatten(1).all(1)
-    assert abs(float(is_alone.float().mean()) - ALONE) < 4 * 0.3 / count**0.5 and not size[is_alone].any()
-    left = hidden.left[start - 1]  # what a call leaves on frame 4, the last that is seen
+    assert (
+        abs(float(is_alone.float().mean()) - WITHOUT_PAST) < 4 * 0.3 / count**0.5 and not size[is_alone].any()
+    )
+    left = hidden.examples[start - 1]  # what a call leaves on frame 4, the last that is seen
     largest, smallest = (f(left.square().flatten(1).mean(1).sqrt().tolist()) for f in (max, min))
     seen = size[size > 0]
     assert torch.equal(told > 0, size > 0)
@@ -680,19 +681,19 @@ def test_training_states_carry_an_error_like_a_rollouts(hidden):
     )
     share = float((alike.amax(1) > 0.999).float().mean())
     assert abs(share - 0.5) < 4 * 0.5 / len(seen) ** 0.5  # with structure; the rest is white
-    given, told = hidden.disturb(
+    given, told = hidden.perturb(
         z, torch.zeros(count, dtype=torch.long), [generator(7, i) for i in range(count)]
     )
     assert (
         torch.equal(given[~is_alone], z[~is_alone]) and torch.equal(given[:, 1], z[:, 1]) and not told.any()
     )
     first = (
-        hidden.disturb(z, torch.ones(count, dtype=torch.long), [generator(7, i) for i in range(count)])[0] - z
+        hidden.perturb(z, torch.ones(count, dtype=torch.long), [generator(7, i) for i in range(count)])[0] - z
     )
     assert not first[~is_alone, 0].any() and first[:, 1].any()
     places, starts, dim = torch.arange(8), torch.full((8,), start), hidden.head.codec.dim
     clean, off = (
-        hidden.draw("reserved", places, starts, generator(3), is_disturbed) for is_disturbed in (False, True)
+        hidden.batch("reserved", places, starts, generator(3), is_perturbed) for is_perturbed in (False, True)
     )
     truth, same = (r + tokens[..., :dim] + tokens[..., 2 * dim : 3 * dim] for r, tokens, *_ in (clean, off))
     torch.testing.assert_close(same, truth, rtol=0, atol=1e-5)
@@ -748,7 +749,7 @@ def test_a_hidden_parameter_is_nowhere_to_be_seen(hidden, config):
 
 
 def test_validation_residuals_are_fixed_and_of_the_validation_split(hidden):
-    first, again = (validation(hidden, 0, 3) for _ in range(2))
+    first, again = (validation_batches(hidden, 0, 3) for _ in range(2))
     assert all(
         torch.equal(a, b)
         for one, two in zip(first, again, strict=True)
@@ -775,7 +776,7 @@ def ensembles(hidden, config) -> Ensembles:
 @torch.no_grad()
 def shown(source: TransientResiduals, count: int = 5) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(tokens, facts, noise, second) of test windows."""
-    _, tokens, facts, _ = source.draw("test", torch.arange(count) % 4, torch.arange(count), None)
+    _, tokens, facts, _ = source.batch("test", torch.arange(count) % 4, torch.arange(count), None)
     return (
         tokens,
         facts,
@@ -814,7 +815,7 @@ def test_the_ways_to_draw_are_what_they_are_called(ensembles, chain, config):
     torch.testing.assert_close(draw("dressed_conditional"), head.r_mean + scale * (condition.mean + noise))
     assert head.waves.std.std() > 0.1
     torch.testing.assert_close(
-        draw("dressed_waves"), head.r_mean + scale * (condition.mean + head.waves.coloured(noise))
+        draw("dressed_waves"), head.r_mean + scale * (condition.mean + head.waves.sample_gaussian(noise))
     )
     ends = {
         "corrector": sample(networks["diffusion"].velocity(condition), noise, config.diffusion.sampler_steps)
@@ -953,7 +954,7 @@ def test_members_do_not_depend_on_the_batch_and_follow_the_seed(
     exact = {"rtol": 0, "atol": 1e-6}
     torch.testing.assert_close(rollouts(ensembles, model, rows[1:2], 3, 3), together[1:2], **exact)
     torch.testing.assert_close(rollouts(ensembles, model, rows.flip(0), 3, 3).flip(0), together, **exact)
-    monkeypatch.setattr(ups.generative.draws, "BLOCK", 4)  # more than one trajectory's, less than two's
+    monkeypatch.setattr(ups.generative.sampling, "BLOCK", 4)  # more than one trajectory's, less than two's
     torch.testing.assert_close(rollouts(ensembles, model, rows, 3, 3), together, rtol=1e-4, atol=1e-5)
     monkeypatch.setattr(ensembles, "seed", 1)
     assert (rollouts(ensembles, model, rows, 3, 3) - together).abs().amax((2, 3, 4)).min() > 1e-4
@@ -999,7 +1000,7 @@ def test_posterior_draws_are_what_they_are_called(chain, steady, config, monkeyp
     z_in, _, parameters = steady.fields("test", torch.arange(2))
     v = steady.head.input_codec.decode(z_in[:, 0])
     observation = observe_case(v, "points_10", row_generators(0, "points_10", rows=range(2)))
-    predicted, noise = predict_draws(steady, observation, parameters, 0, [0, 1], 4)
+    predicted, noise = predict_with_noise(steady, observation, parameters, 0, [0, 1], 4)
     guess, tokens, facts, start = predicted
     assert torch.equal(noise, torch.cat([member_noise(guess.shape[1:], 0, [row], 0, 4) for row in (0, 1)]))
     head = prior.heads[STEADY]
@@ -1007,7 +1008,7 @@ def test_posterior_draws_are_what_they_are_called(chain, steady, config, monkeyp
     bank = case_bank(steady, "points_10", 0)
     place = (torch.special.ndtr(noise.flatten(2)[..., 0].double()) * len(bank)).long()
     field = torch.cat([member_noise(steady.noise_shape, 0, [row], 0, 4, "field") for row in (0, 1)])
-    v_drawn = steady.linear(observation, field).draws.flatten(0, 1)
+    v_drawn = steady.linear(observation, field).samples.flatten(0, 1)
     pushed = steady.logarithm(
         steady.head.physical(
             steady.operator(
@@ -1019,20 +1020,20 @@ def test_posterior_draws_are_what_they_are_called(chain, steady, config, monkeyp
         start.tokens, start.facts
     )  # the operator's own error, at each draw as if it were all seen
     torch.testing.assert_close(
-        start.off.view_as(noise), pushed.view_as(noise) - guess[:, None], rtol=0, atol=1e-5
+        start.offset.view_as(noise), pushed.view_as(noise) - guess[:, None], rtol=0, atol=1e-5
     )
     assert (v_drawn[:4] - v_drawn[0]).abs().max() > 0.01
     assert torch.equal(start.facts, torch.tensor([[1.0, 0.0, 0.0]]).expand(8, 3))
-    with_error = start.off + head.unwhiten(noise.flatten(0, 1), own)
+    with_error = start.offset + head.unwhiten(noise.flatten(0, 1), own)
     begun = head.whiten(with_error, condition)
     residuals = {
         "dressed": bank.mean(0) + bank.std(0) * noise,
         "resampled": bank[place],
-        "pushed": start.off,
+        "pushed": start.offset,
         "gaussian": head.unwhiten(noise.flatten(0, 1), condition),
     }
-    whole = predict_draws(steady, observation_of_all(v), parameters, 0, [0, 1], 4)
-    head.by = "pushed"  # the operator's own error is all that is uncertain there, and always drawn
+    whole = predict_with_noise(steady, observe_all(v), parameters, 0, [0, 1], 4)
+    head.method = "pushed"  # the operator's own error is all that is uncertain there, and always drawn
     torch.testing.assert_close(
         posterior_draws(prior, steady, *whole, "prior", bank),
         posterior_draws(prior, steady, *whole, "gaussian", bank),
@@ -1040,7 +1041,7 @@ def test_posterior_draws_are_what_they_are_called(chain, steady, config, monkeyp
         atol=0,
     )
     by = {
-        "pushed": start.off,
+        "pushed": start.offset,
         "error": with_error,
         "gaussian": residuals["gaussian"],
         "diffusion": head.unwhiten(sample(prior.velocity(condition), begun, 4), condition),
@@ -1050,12 +1051,12 @@ def test_posterior_draws_are_what_they_are_called(chain, steady, config, monkeyp
     blind = posterior_draws(prior, steady, predicted, noise, "blind", bank)
     torch.testing.assert_close(blind, steady.head.physical(z[:, 0])[place])
     for kind, r in [*residuals.items(), *(("prior", r) for r in by.values())]:
-        head.by = next((way for way, same in by.items() if same is r), "diffusion")
+        head.method = next((way for way, same in by.items() if same is r), "diffusion")
         draws = posterior_draws(prior, steady, predicted, noise, kind, bank)
         assert draws.shape == (2, 4, 1, 16, 16) and (draws > 0).all()
         expected = steady.head.codec.decode(guess[:, None] + r.view_as(noise)).exp()
         torch.testing.assert_close(draws, expected, rtol=1e-3, atol=1e-6)
-    monkeypatch.setattr(ups.generative.draws, "STATES", 3)
+    monkeypatch.setattr(ups.generative.sampling, "STATES", 3)
     again = posterior_draws(prior, steady, predicted, noise, "prior", bank)
     torch.testing.assert_close(again, draws, rtol=1e-3, atol=1e-6)
     head.description["start"] = "gaussian"  # the path begins at white noise
@@ -1068,7 +1069,9 @@ def test_posterior_draws_are_what_they_are_called(chain, steady, config, monkeyp
 def test_a_prior_serves_by_what_draws_best_on_validation_and_says_so(chain, steady, monkeypatch):
     """A path that leads astray does not serve, nor does an error that is none; where both are right they
     do."""
-    done = json.loads((chain / "smoke" / "steady" / "done.json").read_text())["results"]["choice"][STEADY]
+    done = json.loads((chain / "smoke" / "steady" / "done.json").read_text())["results"]["method_scores"][
+        STEADY
+    ]
     prior = load_corrector(chain / "smoke" / "steady")
     head, ranks = (
         prior.heads[STEADY],
@@ -1076,7 +1079,7 @@ def test_a_prior_serves_by_what_draws_best_on_validation_and_says_so(chain, stea
             rank=0, world=1, device="cpu", agreed=lambda work, _: work(), reduce_sum=lambda sums: sums
         ),
     )
-    assert set(done) == set(BY) and done["pushed"] == 1.0 and head.by == min(done, key=done.get)
+    assert set(done) == set(METHODS) and done["pushed"] == 1.0 and head.method == min(done, key=done.get)
     posterior = steady.linear.forward
     with (
         monkeypatch.context() as patch
@@ -1085,11 +1088,11 @@ def test_a_prior_serves_by_what_draws_best_on_validation_and_says_so(chain, stea
         patch.setattr(
             steady.linear,
             "forward",
-            lambda *given: (found := posterior(*given))._replace(draws=found.draws + 5),
+            lambda *given: (found := posterior(*given))._replace(samples=found.samples + 5),
         )
-        choose_starts(prior, {STEADY: steady}, 0, 2, ranks)
-        assert not head.is_pushed and not steady.is_pushed and head.by == "diffusion"
-        assert steady.draw("reserved", torch.arange(2), None, generator(0), is_begun=True).start is None
+        select_start(prior, {STEADY: steady}, 0, 2, ranks)
+        assert not head.is_pushed and not steady.is_pushed and head.method == "diffusion"
+        assert steady.batch("reserved", torch.arange(2), None, generator(0), has_start=True).start is None
     astray = lambda condition: lambda x, angle: 3 + 0 * x  # noqa: E731
     monkeypatch.setattr(prior, "velocity", astray)
     head.gaussian_out.bias[len(head.r_std) :] += 8.0  # an error of the operator, thousands of times too large
@@ -1098,22 +1101,22 @@ def test_a_prior_serves_by_what_draws_best_on_validation_and_says_so(chain, stea
     )
 
     def best_by(name):
-        return lambda *_: exact + (head.by != name) * torch.randn(exact.shape)
+        return lambda *_: exact + (head.method != name) * torch.randn(exact.shape)
 
     with monkeypatch.context() as patch:
         patch.setattr(steady, "is_pushed", False)
-        patch.setattr(selection, "draw_solutions", best_by("error"))
-        choose_starts(prior, {STEADY: steady}, 0, 2, ranks)
-        assert head.is_pushed and steady.is_pushed and head.by == "diffusion"
-    scores = choose_draws(prior, {STEADY: steady}, 0, 2, ranks)[STEADY]
-    assert head.by == "pushed" and scores["pushed"] == 1.0 < min(
+        patch.setattr(prior_selection, "sample_fields", best_by("error"))
+        select_start(prior, {STEADY: steady}, 0, 2, ranks)
+        assert head.is_pushed and steady.is_pushed and head.method == "diffusion"
+    scores = select_method(prior, {STEADY: steady}, 0, 2, ranks)[STEADY]
+    assert head.method == "pushed" and scores["pushed"] == 1.0 < min(
         score for by, score in scores.items() if by != "pushed"
     )
     monkeypatch.setattr(prior, "velocity", lambda condition: lambda x, angle: 0 * x)
-    monkeypatch.setattr(selection, "draw_solutions", best_by("diffusion"))
+    monkeypatch.setattr(prior_selection, "sample_fields", best_by("diffusion"))
     assert (
-        choose_draws(prior, {STEADY: steady}, 0, 2, ranks)[STEADY]["diffusion"] == 0.0
-        and head.by == "diffusion"
+        select_method(prior, {STEADY: steady}, 0, 2, ranks)[STEADY]["diffusion"] == 0.0
+        and head.method == "diffusion"
     )
 
 
@@ -1402,16 +1405,16 @@ def test_a_loaded_prior_draws_solutions_without_the_cache_that_its_guess_was_fit
     v = steady.head.input_codec.decode(z_in[:, 0])
     mask = (torch.rand(v.shape, generator=generator(3)) < 0.5).float()
     u = sample_solutions(
-        load_operator(chain / "smoke" / "operator"), sampler, STEADY, seen(v, mask), parameters, 3
+        load_operator(chain / "smoke" / "operator"), sampler, STEADY, observe_cells(v, mask), parameters, 3
     )
-    predicted, noise = predict_draws(steady, seen(v, mask), parameters, 0, [0, 1], 3)
+    predicted, noise = predict_with_noise(steady, observe_cells(v, mask), parameters, 0, [0, 1], 3)
     expected = posterior_draws(
         sampler.network, steady, predicted, noise, "prior", case_bank(steady, "points_50", 0)
     )
     assert u.shape == (2, 3, 1, 16, 16) and (u > 0).all()
     torch.testing.assert_close(u, expected)
-    other = seen(v.where(mask > 0, torch.nan), mask)  # what is not seen is not looked at
+    other = observe_cells(v.where(mask > 0, torch.nan), mask)  # what is not seen is not looked at
     assert (
-        torch.equal(other.values, seen(v, mask).values)
+        torch.equal(other.values, observe_cells(v, mask).values)
         and other.facts[:, 0].tolist() == mask.mean((1, 2, 3)).tolist()
     )

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ups.common import spectral
 from ups.generative import observation
-from ups.generative.observation import LinearPosterior, observe, row_generators, seen
+from ups.generative.observation import LinearPosterior, observe, observe_cells, row_generators
 
 pytestmark = pytest.mark.drawn
 
@@ -69,9 +69,9 @@ class Poisson:
         linear, unit = LinearPosterior.fit(fields[:, None]), torch.eye(CELLS, dtype=torch.float64)
         guesses = torch.stack(
             [
-                linear(seen(torch.cat([0 * unit[:1], unit])[:, None], mask.expand(CELLS + 1, 1, -1))).mean[
-                    :, 0
-                ]
+                linear(
+                    observe_cells(torch.cat([0 * unit[:1], unit])[:, None], mask.expand(CELLS + 1, 1, -1))
+                ).mean[:, 0]
                 for mask in MASKS
             ]
         )
@@ -203,10 +203,12 @@ def exact_linear(covariance: Tensor, num_modes: int, shape: tuple[int, ...]) -> 
     """That of a known covariance: its leading modes, the rest the same for every cell."""
     variance, basis = (part.flip(-1) for part in torch.linalg.eigh(covariance))
     linear = LinearPosterior(shape, num_modes)
-    left = max(float(variance[num_modes:].mean()) if num_modes < len(variance) else 0.0, observation.LEAST)
+    left = max(
+        float(variance[num_modes:].mean()) if num_modes < len(variance) else 0.0, observation.MIN_VARIANCE
+    )
     linear.variance.copy_((variance[:num_modes] - left).clamp_min(0))
     linear.basis.copy_(basis[:, :num_modes])
-    linear.left.fill_(left)
+    linear.residual_variance.fill_(left)
     return linear
 
 
@@ -214,7 +216,9 @@ def exact_linear(covariance: Tensor, num_modes: int, shape: tuple[int, ...]) -> 
 @pytest.mark.parametrize("case", LEVELS)
 def test_the_linear_posterior_is_the_formula_and_its_draws_follow_it(case, num_modes):
     linear = exact_linear(gaussian(), num_modes, (1, 16))
-    covariance = (linear.basis * linear.variance @ linear.basis.T + linear.left * torch.eye(16)).double()
+    covariance = (
+        linear.basis * linear.variance @ linear.basis.T + linear.residual_variance * torch.eye(16)
+    ).double()
     v = (torch.linalg.cholesky(covariance) @ torch.randn(16, generator=stream("field"), dtype=torch.float64))[
         None, None
     ].float()
@@ -238,7 +242,7 @@ def test_two_channels_are_seen_together_and_tell_of_each_other():
     linear = exact_linear(covariance, 16, (2, 8))
     v = torch.randn(1, 2, 8, generator=stream("channels"))
     mask = (torch.arange(8) % 3 == 0).float()[None, None]
-    found = seen(v, mask)
+    found = observe_cells(v, mask)
     cells = torch.nonzero(mask.expand(1, 2, 8).flatten())[:, 0]
     gain = torch.linalg.solve(covariance[cells][:, cells], covariance[cells]).T
     torch.testing.assert_close(
@@ -254,7 +258,7 @@ def test_a_posterior_from_few_fields_is_as_wide_as_its_error_and_that_of_a_sampl
     mask = (torch.arange(32) % 2 == 0).float().expand(len(v), 1, 32)
 
     def calibration(linear: LinearPosterior) -> float:
-        mean, spread, _ = linear(seen(v, mask))
+        mean, spread, _ = linear(observe_cells(v, mask))
         return float(((v - mean)[mask == 0] / spread[mask == 0]).square().mean())
 
     assert 0.6 < calibration(LinearPosterior.fit(few)) < 1.6
@@ -280,7 +284,7 @@ def uneven(cells: int) -> Tensor:
 
 def divergence(linear: LinearPosterior, covariance: Tensor) -> float:
     """Kullback-Leibler divergence of N(0, covariance) from what was fitted, nats."""
-    variance, basis = (linear.variance + linear.left).double(), linear.basis.double()
+    variance, basis = (linear.variance + linear.residual_variance).double(), linear.basis.double()
     along = torch.einsum("ik,ij,jk->k", basis, covariance, basis) / variance
     return 0.5 * float(along.sum() - len(variance) + variance.log().sum() - torch.logdet(covariance))
 
@@ -320,8 +324,10 @@ def test_waves_of_more_cells_than_are_kept_leave_the_rest_alike(monkeypatch):
     assert (
         linear.basis.double() - basis[:, :6]
     ).abs().max() < 1e-6  # and not what the largest of a sample turn to
-    torch.testing.assert_close((linear.variance + linear.left).double(), variance[:6], rtol=0.1, atol=0)
-    assert abs(float(linear.left) / 0.01 - 1) < 0.03
+    torch.testing.assert_close(
+        (linear.variance + linear.residual_variance).double(), variance[:6], rtol=0.1, atol=0
+    )
+    assert abs(float(linear.residual_variance) / 0.01 - 1) < 0.03
 
 
 def test_images_count_as_fields_of_their_own(monkeypatch):
@@ -361,8 +367,8 @@ def test_more_cells_than_modes_leave_the_rest_alike_in_every_cell(monkeypatch):
     basis = linear.basis.double()
     outside = float(covariance.trace() - (basis.mT @ covariance @ basis).trace()) / 18
     assert (
-        abs(float(linear.left) / outside - 1) < 0.1
+        abs(float(linear.residual_variance) / outside - 1) < 0.1
     )  # of what is outside the patterns found, and these are nearly the best
     assert outside < 1.5 * float(torch.linalg.eigvalsh(covariance)[:-6].mean())
-    whole = linear.variance.sum() + 24 * linear.left
+    whole = linear.variance.sum() + 24 * linear.residual_variance
     assert abs(float(whole) / float(covariance.trace()) - 1) < 0.1

@@ -84,7 +84,7 @@ def test_a_single_guess_and_what_is_not_finite_are_undefined():
 def test_the_trajectory_score_over_draws_of_the_law_is_that_over_truths_in_the_mean():
     drawn, law = walks(400, 5, 3, 1, (8,), 4), walks(400, 16, 3, 1, (8,), 5)
     by_truth = score_joint(drawn[:, 1:], drawn[:, 0], "periodic")["trajectory_score"]
-    by_law = score_joint(drawn[:, 1:], drawn[:, 0], "periodic", draws=law)["trajectory_score"]
+    by_law = score_joint(drawn[:, 1:], drawn[:, 0], "periodic", exact=law)["trajectory_score"]
     assert (
         float(by_law.mean()) == pytest.approx(float(by_truth.mean()), rel=0.05)
         and by_law.std() < 0.5 * by_truth.std()

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ups.common.seeds import generator
 from ups.generative import waves
-from ups.generative.diffusion import NOISE, denoise, diffuse, draw_angles, sample
-from ups.generative.student import draw_members
+from ups.generative.diffusion import NOISE, denoise, diffuse, sample, sample_angles
+from ups.generative.student import one_evaluation
 from ups.generative.waves import Waves
 
 NUM = 20000
@@ -59,7 +59,7 @@ def test_fields_come_back_from_their_waves(tokens, dim, boundary, is_mixed, monk
     )
     other = Waves(tokens, dim, boundary)
     other.load_state_dict(linear.state_dict())
-    torch.testing.assert_close(other.coloured(x), linear.coloured(x), rtol=0, atol=0)
+    torch.testing.assert_close(other.sample_gaussian(x), linear.sample_gaussian(x), rtol=0, atol=0)
 
 
 def test_before_it_is_fitted_it_is_nothing():
@@ -76,9 +76,9 @@ def test_a_stationary_gaussian_is_drawn_by_what_is_linear_alone(tokens, dim, bou
     linear.fit(r[: NUM // 2])
     exact, start = covariance(r[NUM // 2 :]), noise(NUM // 2, *tokens, dim, key=2)
     drawn = {
-        "coloured": linear.coloured(start),
+        "sample_gaussian": linear.sample_gaussian(start),
         "flow": sample(lambda x, angle: linear.flow(x, angle, 0 * x), start, 16),
-        "map": draw_members(lambda x, angle: linear.map(x, angle, 0 * x), start),
+        "map": one_evaluation(lambda x, angle: linear.map(x, angle, 0 * x), start),
     }
     limit = 0.06 * exact.diagonal().max()
     for name, found in drawn.items():
@@ -88,9 +88,9 @@ def test_a_stationary_gaussian_is_drawn_by_what_is_linear_alone(tokens, dim, bou
     )  # the same end from the same noise
     apart = Waves(tokens, dim, boundary)
     apart.std.copy_(r.flatten(0, -2).std(0).expand_as(apart.std))
-    assert (covariance(apart.coloured(start)) - exact).abs().max() > 3 * limit
+    assert (covariance(apart.sample_gaussian(start)) - exact).abs().max() > 3 * limit
     linear.mix.copy_(Waves(tokens, dim, boundary).mix)
-    assert (covariance(linear.coloured(start)) - exact).abs().max() > 3 * limit
+    assert (covariance(linear.sample_gaussian(start)) - exact).abs().max() > 3 * limit
 
 
 def test_the_flow_denoises_as_well_as_can_be_and_leaves_its_rest_in_units_of_its_spread():
@@ -98,7 +98,7 @@ def test_the_flow_denoises_as_well_as_can_be_and_leaves_its_rest_in_units_of_its
     r = residuals(tokens, dim, "periodic")
     linear = Waves(tokens, dim, "periodic")
     linear.fit(r)
-    white, angle = noise(*r.shape, key=3), draw_angles(NUM, generator(0))
+    white, angle = noise(*r.shape, key=3), sample_angles(NUM, generator(0))
     x = diffuse(r, white, angle)
     column = angle[:, None, None]
     target = column.cos() * white - column.sin() * r

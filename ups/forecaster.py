@@ -28,9 +28,16 @@ from ups.common.boundary import PERIODIC
 from ups.common.spectral import resample as on_grid
 from ups.forecast_inputs import SAME, Values, check_parameters, read_forcing
 from ups.forecast_xarray import Field, as_tensor, label, unlabel
-from ups.generative.draws import WAYS, Sampler, block_size, load_sampler, sample_solutions, sample_states
-from ups.generative.judge import USUAL, serving, spending
-from ups.generative.observation import seen as observe_cells
+from ups.generative.observation import observe_cells
+from ups.generative.sampling import (
+    SAMPLERS,
+    Sampler,
+    block_size,
+    load_sampler,
+    sample_solutions,
+    sample_states,
+)
+from ups.generative.validation import DEFAULT, best_within, default_sampler
 from ups.models.head import HORIZON, TaskHead
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import in_blocks, name_starts
@@ -348,10 +355,10 @@ class Forecaster:
         too, as in training and in the report. by: "student" (one evaluation of a network per call),
         "student_2" (two), "teacher" (the diffusion itself) or "rival". evaluations: per call, in place of
         `by`: what spends this budget draws, the teacher's sampler from 4 on, in as many steps as it was
-        trained for at most (`ups.generative.judge.spending`). Without both, what serves: the cheapest that is
-        as good as the best on validation with at most two. seed, a row's number (rows; else its place in the
-        batch) and its last frame decide its members: the same call draws the same, and a forecast that goes
-        on from a member's last frame draws anew. Everything else as `forecast`. Raises FileNotFoundError,
+        trained for at most (`ups.generative.validation.best_within`). Without both, what serves: the cheapest
+        that is as good as the best on validation with at most two. seed, a row's number (rows; else its place
+        in the batch) and its last frame decide its members: the same call draws the same, and a forecast that
+        goes on from a member's last frame draws anew. All else as `forecast`. Raises FileNotFoundError,
         naming the make target, where the run has no such stage.
         """
         sampler = self._sampler(task, by, members, is_steady=False, evaluations=evaluations)
@@ -430,8 +437,8 @@ class Forecaster:
         """The sampler of a run, loaded once. Raises ValueError or FileNotFoundError for what the run cannot
         draw."""
         head = self.operator.head(task)
-        name = {"teacher": "corrector", "student": "student_1", None: USUAL}.get(by, by)
-        if head.task.is_steady != is_steady or name not in WAYS or (name == "prior") != is_steady:
+        name = {"teacher": "corrector", "student": "student_1", None: DEFAULT}.get(by, by)
+        if head.task.is_steady != is_steady or name not in SAMPLERS or (name == "prior") != is_steady:
             wanted = (
                 "prior(task, a_observed, mask), as it is steady"
                 if head.task.is_steady
@@ -456,9 +463,9 @@ class Forecaster:
             )
         num_steps = 0
         if evaluations is not None:
-            name, num_steps = spending(self.folder, task, evaluations)
+            name, num_steps = best_within(self.folder, task, evaluations)
         elif by is None:
-            name = serving(self.folder, task)
+            name = default_sampler(self.folder, task)
         if name not in self._samplers:
             self._samplers[name] = load_sampler(self.folder, name, head.scale.device, self.operator)
         sampler = replace(self._samplers[name], num_steps=num_steps)

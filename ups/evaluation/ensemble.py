@@ -30,8 +30,8 @@ from ups.common.seeds import generator
 from ups.data.schedule import Schedule
 from ups.evaluation.truth import Truth, affordable
 from ups.generative.corrector import CorrectorHead, load_corrector
-from ups.generative.draws import STATES, WAYS, Sampler, draw_members, two_noises, ways_of
-from ups.generative.residuals import TransientResiduals, schedule_of
+from ups.generative.residuals import TransientResiduals, residual_schedule
+from ups.generative.sampling import SAMPLERS, STATES, Sampler, member_noises, sample_members, samplers_of
 from ups.models.backbone import ANY, task_of
 from ups.models.operator import Operator
 from ups.models.rollout import name_starts
@@ -47,8 +47,8 @@ def load_samplers(
 ) -> dict[str, Sampler]:
     """Name -> a way to draw, of every network that these finished stages of a run hold. Raises as
     `load_corrector`."""
-    found = [ways_of(stage, load_corrector(run_dir / stage, device, operator)) for stage in stages]
-    return {name: ways[name] for name in WAYS for ways in found if name in ways}
+    found = [samplers_of(stage, load_corrector(run_dir / stage, device, operator)) for stage in stages]
+    return {name: ways[name] for name in SAMPLERS for ways in found if name in ways}
 
 
 def resampled(bank: Tensor, noise: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class Ensembles:
         parts = zip(batch.rows.split(128), batch.starts.split(128), strict=True)
         self.bank = torch.cat(
             [
-                residuals.draw("reserved", rows, starts, generator(seed, "bank", i))[0]
+                residuals.batch("reserved", rows, starts, generator(seed, "bank", i))[0]
                 for i, (rows, starts) in enumerate(parts)
             ]
         )
@@ -143,12 +143,12 @@ class Ensembles:
             )
         every = torch.arange(len(tokens), device=noise.device).repeat_interleave(len(noise) // len(tokens))
         if model == "dressed_waves":
-            noise = self.head.waves.coloured(noise)
+            noise = self.head.waves.sample_gaussian(noise)
         return self.head.unwhiten(noise, self.head.condition(tokens, facts).rows(every))
 
     def noise(self, rows: Tensor, lead: int, num_members: int) -> tuple[Tensor, Tensor]:
         """Noise and second noise (rows * members, *tokens, dim)."""
-        return two_noises(self.bank.shape[1:], self.seed, rows, lead, num_members, self.device)
+        return member_noises(self.bank.shape[1:], self.seed, rows, lead, num_members, self.device)
 
 
 @torch.no_grad()
@@ -160,7 +160,7 @@ def rollouts(ensembles: Ensembles, model: str, rows: Tensor, num_frames: int, nu
     for some in truth.cache.row_blocks(rows, num_frames * num_members, len(rows)):
         given = truth.given(some, source.head.codec, ensembles.device)
         names = name_starts(some.tolist(), truth.frames(some, truth.context - 1, 1)[:, 0])
-        z = draw_members(
+        z = sample_members(
             source,
             partial(ensembles.residual, model),
             given,
@@ -169,7 +169,7 @@ def rollouts(ensembles: Ensembles, model: str, rows: Tensor, num_frames: int, nu
             num_members,
             ensembles.seed,
             names,
-            ensembles.head_of(model).drawn_error,
+            ensembles.head_of(model).sample_error,
             truth.forced(some, source.head, num_frames),
         )
         parts.append(truth.task.predicted(source.head.physical(z)).cpu())
@@ -214,11 +214,11 @@ def one_step(
     to see that they matter.
     """
     source, split = ensembles.residuals, ensembles.truth.split
-    windows = schedule_of({source.name: source}, split, count, ensembles.seed + 5).batch(0)
+    windows = residual_schedule({source.name: source}, split, count, ensembles.seed + 5).batch(0)
     parts, size = [], max(1, STATES // num_members)
     for rows, starts in zip(windows.rows.split(size), windows.starts.split(size), strict=True):
         key = (ensembles.seed, "test", len(parts))
-        r, tokens, facts, _ = source.draw(split, rows, starts, generator(*key))
+        r, tokens, facts, _ = source.batch(split, rows, starts, generator(*key))
         u_ref = source.decode(r) + left_out(ensembles, rows, starts, generator(*key))
         noise, second = ensembles.noise(torch.arange(len(rows)) + len(parts) * size, -1, num_members)
         shown = torch.arange(len(tokens), device=noise.device).roll(1) if is_shuffled else None
@@ -252,7 +252,7 @@ def law_of(
     ensembles: Ensembles, places: Tensor, starts: Tensor, u_ref: Tensor, draw: torch.Generator, num_draws: int
 ) -> Tensor:
     """What exact draws leave where the data leave u_ref: (count, num_draws, bundle, C, *space). draw: the
-    symmetry that `TransientResiduals.draw` applies."""
+    symmetry that `TransientResiduals.batch` applies."""
     truth, codec = ensembles.truth, ensembles.residuals.head.codec
     rows, frames, u = predicted_by(ensembles, places, starts)
     drawn = truth.draws(
@@ -281,7 +281,7 @@ def left_out(ensembles: Ensembles, places: Tensor, starts: Tensor, draw: torch.G
     """What the codec leaves out of the frames that windows predict: (count, bundle, C, *space), normalised.
 
     Rounding for a full-rank codec; a truncated one is charged twice where a shift is no multiple of its
-    patches. draw: the symmetry that `TransientResiduals.draw` applies.
+    patches. draw: the symmetry that `TransientResiduals.batch` applies.
     """
     truth, codec = ensembles.truth, ensembles.residuals.head.codec
     rows, frames, u = predicted_by(ensembles, places, starts)
@@ -300,11 +300,11 @@ def costs_per_state(ensembles: Ensembles, model: str, batch_size: int) -> dict[s
     z = truth.cache.batch(rows, 0, 1 + source.head.history, ensembles.device)
     parameters = source.head.parameters_of(truth.cache, rows, source.head.history - 1, 2 + source.head.bundle)
     noise, second = ensembles.noise(rows, 0, 1)
-    # a rollout knows it from the call before; of several frames it is made anew
-    led = source.frames(source.predict(z, parameters)[0]) if source.head.bundle == 1 else None
+    # a rollout reuses the last prediction if a call makes one frame
+    last_pred = source.frames(source.predict(z, parameters)[0]) if source.head.bundle == 1 else None
 
     def step() -> None:
-        z_pred, tokens, facts = source.predict(z, parameters, led=led)
+        z_pred, tokens, facts = source.predict(z, parameters, last_pred=last_pred)
         z_next = z_pred + ensembles.residual(model, tokens, facts, noise, second)
         source.decode(z_next).cpu()  # waits for the device
 

@@ -14,7 +14,7 @@ from ups.evaluation.trivial import Trivial
 from ups.evaluation.truth import Truth
 from ups.metrics.errors import ERROR, nrmse_per_trajectory, score, summarise_errors, summarise_spectra
 from ups.metrics.intervals import Scores, compare, merge
-from ups.metrics.mask import cell_mean, known_cells
+from ups.metrics.mask import cell_mean, valid_cells
 from ups.models.head import SELECTION
 from ups.models.operator import Operator, Part
 from ups.tasks import Task
@@ -117,7 +117,7 @@ def conservation_error(task: Task, u_pred: Tensor, u_start: Tensor | None) -> Sc
         task.densities(u) if task.densities else u[:, :, [*map(task.fields.index, task.conserved)]]
         for u in (u_pred.double(), u_start.double())
     )
-    known = known_cells(then)
+    known = valid_cells(then)
     mean = cell_mean(now, known)
     moved = (mean - cell_mean(then, known)) / cell_mean(then.square(), known).sqrt()
     return {"conservation_error": moved.masked_fill(~mean.isfinite(), torch.inf)}

@@ -18,9 +18,9 @@ from ups.evaluation.ensemble import resampled
 from ups.evaluation.transient import in_words
 from ups.evaluation.truth import Truth
 from ups.generative.corrector import Corrector
-from ups.generative.draws import Predicted, Sampler, draw_solutions, predict_draws
 from ups.generative.observation import CASES, PARTIAL, as_linear, observe_case, row_generators
 from ups.generative.residuals import FLOOR, SteadyResiduals
+from ups.generative.sampling import FieldPrediction, Sampler, predict_with_noise, sample_fields
 from ups.metrics.ensembles import LEVELS, coverage, score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Scores, bootstrap, entry, halves, plain_mean
 from ups.metrics.joint import decades, score_joint
@@ -66,7 +66,9 @@ def assess_steady(
     for case in CASES:
         bank = case_bank(residuals, case, seed)
         observation = observe_case(v, case, row_generators(seed, case, rows=numbers))
-        predicted, noise = predict_draws(residuals, observation, parameters, seed, numbers, settings.members)
+        predicted, noise = predict_with_noise(
+            residuals, observation, parameters, seed, numbers, settings.members
+        )
         members = {
             "operator": residuals.solution(predicted[0], torch.zeros_like(predicted[0]))[:, None],
             **{
@@ -106,7 +108,7 @@ def assess_steady(
             "u_ref": u_ref[0, 0].numpy(),
             "members": members["corrector"][0].cpu().numpy(),
         }
-    same = SAME.get(prior.heads[task.name].by)  # no comparison with itself
+    same = SAME.get(prior.heads[task.name].method)  # no comparison with itself
     pooled = {
         other: pool(scores, PARTIAL, other, count, seed, groups)
         for other in ("operator", *PRIORS.values())
@@ -123,7 +125,7 @@ def assess_steady(
     words = (
         f"{len(places)} {truth.split} fields, {settings.members} members each{exact_words}. One model "
         "serves every observation; errors that dress the operator's answer are fitted to each. "
-        f"{SERVES[prior.heads[task.name].by]} Its energy score is {in_words(known[cheap])} times that "
+        f"{SERVES[prior.heads[task.name].method]} Its energy score is {in_words(known[cheap])} times that "
         f"of the best {'other ' if same else ''}cheap ensemble ({cheap}) and "
         f"{in_words(known['unconditional'])} times that of one that sees nothing, mean over the partial "
         "observations."
@@ -285,7 +287,12 @@ def case_bank(residuals: SteadyResiduals, case: str, seed: int) -> Tensor:
 
 @torch.no_grad()
 def posterior_draws(
-    prior: Corrector, residuals: SteadyResiduals, predicted: Predicted, noise: Tensor, kind: str, bank: Tensor
+    prior: Corrector,
+    residuals: SteadyResiduals,
+    predicted: FieldPrediction,
+    noise: Tensor,
+    kind: str,
+    bank: Tensor,
 ) -> Tensor:
     """Draws of the solution (batch, M, C, *space), physical units, from noise (batch, M, *tokens, dim).
 
@@ -305,11 +312,11 @@ def posterior_draws(
             _, z, _ = residuals.fields("reserved", torch.arange(len(bank)))
             return resampled(residuals.head.physical(z[:, 0]), which)
         case "pushed":
-            return residuals.solution(guess, start.off.view_as(noise))
+            return residuals.solution(guess, start.offset.view_as(noise))
         case "gaussian":
-            return draw_solutions(residuals, lambda condition, some: some, prior, predicted, noise)
+            return sample_fields(residuals, lambda condition, some: some, prior, predicted, noise)
         case "prior":
-            return draw_solutions(residuals, Sampler(prior, 0).whitened, prior, predicted, noise)
+            return sample_fields(residuals, Sampler(prior, 0).whitened, prior, predicted, noise)
 
 
 def judge(draws: Tensor, truth: Tensor) -> dict[str, float]:
@@ -385,7 +392,7 @@ def judge_exactly(
     """
     codec = residuals.head.input_codec
     observation = observe_case(v, case, row_generators(seed, case, rows=rows))
-    predicted, noise = predict_draws(residuals, observation, parameters, seed, rows, count)
+    predicted, noise = predict_with_noise(residuals, observation, parameters, seed, rows, count)
     draws = {kind: posterior_draws(prior, residuals, predicted, noise, kind, bank) for kind in kinds}
     out, splits = {kind: [] for kind in (*draws, "exact")}, []
     for index, row in enumerate(rows):

@@ -41,14 +41,14 @@ KEPT = (
     "coverage_50",
     "coverage_90",
     "rank_ratio",
-    "outlier_share",
+    "outlier_fraction",
     "spectrum_error",
     "spread_slope",
     "rank_histogram",
     "spread_skill_bins",
     "nonfinite_trajectories",
 )  # of one step
-KEPT_BY_START = ("crps", "ssr", "coverage_90", "outlier_share")
+KEPT_BY_START = ("crps", "ssr", "coverage_90", "outlier_fraction")
 UNTRAINED = (*CHEAP, *CHEAP_ROLLOUTS, *EXACT)
 
 
@@ -78,7 +78,7 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[di
     }.items():
         members, cost = timed(forecasts, rows, num_frames, settings.members)
         scores[model] = {
-            **score_ensemble(members, u_ref, task.boundary, reference[:, 0], draws=law),
+            **score_ensemble(members, u_ref, task.boundary, reference[:, 0], exact=law),
             **score_joint(members, u_ref, task.boundary, reference[:, 0], law, energy),
         }
         models[model] = {**summarise_ensemble(scores[model], count, seed, groups), **cost}
@@ -189,7 +189,7 @@ def assess_one_step(
 
     def score_fields(u: Tensor) -> Scores:
         law = None if windows.law is None else windows.law[: len(u)].cpu()
-        return score_ensemble(u.cpu(), field_ref[: len(u)], truth.task.boundary, draws=law)
+        return score_ensemble(u.cpu(), field_ref[: len(u)], truth.task.boundary, exact=law)
 
     def score(members: Tensor) -> Scores:
         return score_fields(source.decode(members))

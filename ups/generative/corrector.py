@@ -1,14 +1,13 @@
-"""The corrector: a distribution over what a frozen predictor leaves, r = z_ref - z_pred, given what the
-predictor saw.
+"""The corrector: the distribution of the residual r = z_ref - z_pred of a frozen predictor, given its inputs.
 
     r = mean_k + std_k exp(h) (m + r~),   (m, h) = Gaussian(c),   r~ ~ diffusion with velocity F(x, angle, c)
 
-mean_k, std_k: per task and coefficient. m, h: a small network's conditional mean and log-scale, fitted by
-maximum likelihood before the diffusion and then frozen; they alone are the baseline N(mean, scale^2) that the
-diffusion must beat. r~ then has unit variance in every number, whatever the size of r, which is what the
-angles of ups/generative/diffusion.py are made for; what is linear in F given the waves of r~ is in closed
-form (ups/generative/waves.py). Conditions c are tokens (batch, *tokens, C) (states and prediction)
-and facts (batch, K) (parameters, time step, observation).
+mean_k and std_k are statistics per task and coefficient. m and h are the conditional mean and log-scale from
+a small network, fitted by maximum likelihood before the diffusion and then frozen; on their own they are the
+baseline N(mean, scale^2) that the diffusion must beat. Every component of r~ has unit variance whatever the
+size of r, as the angles of ups/generative/diffusion.py assume. The part of F that is linear in x is computed
+in closed form from the covariance of r~ (ups/generative/waves.py). Conditions c are tokens (batch, *tokens,
+C) (states and prediction) and facts (batch, K) (parameters, time step, observation).
 """
 
 import math
@@ -35,31 +34,30 @@ from ups.tasks import described_task
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 from ups.training.stage import load_stage
 
-# what a steady solution is drawn by: see ups/generative/selection.py
-BY = ("pushed", "error", "gaussian", "diffusion")
+METHODS = ("pushed", "error", "gaussian", "diffusion")  # of sampling: ups/generative/prior_selection.py
 MAX_FACTS = 8
-# of the angle's sinusoids: smooth enough for a derivative in the angle to be taken
-FREQUENCIES = (1, 2, 4, 8, 16)
-# |h| stays below: a coefficient known to 1e-4 of its marginal spread is known
-LARGEST_LOG_SCALE = math.log(1e4)
-# of a head's tensors
+FREQUENCIES = (1, 2, 4, 8, 16)  # of the angle's sinusoids; low ones keep derivatives in the angle smooth
+LARGEST_LOG_SCALE = math.log(1e4)  # bound of |h|: a coefficient known to 1e-4 of its spread counts as known
+# prefixes of the tensors of a head that `fit_head` fills
 FITTED = ("r_mean", "r_std", "c_mean", "c_std", "largest_std", "marginal", "gaussian", "waves")
-GAUSSIAN_DEPTH = 2  # of the mean and scale on the operator's trunk
-MOST_SAMPLER_STEPS = 4096  # with more a draw of one state takes minutes
-STD_FLOOR = 1e-3  # of the largest std_k: coefficients smaller than that are noise of the codec
+GAUSSIAN_DEPTH = 2  # layers for the mean and scale on the operator's features
+MOST_SAMPLER_STEPS = 4096  # with more, sampling one state takes minutes
+STD_FLOOR = 1e-3  # of the largest std_k: smaller coefficients are rounding errors of the tokenizer
+STATISTICS_BATCHES = 16
 
 
 class Start(NamedTuple):
-    """Where draws of rows begin in place of white noise: off (batch, *tokens, dim) from the prediction, with
-    the Gaussian error of a prediction under tokens and facts of its own."""
+    """Start of the sampling path other than white noise: offset (batch, *tokens, dim) from the prediction,
+    plus the Gaussian error of a prediction made under the conditions `tokens` and `facts`."""
 
-    off: Tensor
+    offset: Tensor
     tokens: Tensor
     facts: Tensor
 
 
-class Drawn(NamedTuple):
-    """Residuals r of a batch, their conditions, and where their draws begin (None: at white noise)."""
+class ResidualBatch(NamedTuple):
+    """Residuals r (batch, *tokens, dim), their raw conditions, and the start of their samples (None: white
+    noise)."""
 
     r: Tensor
     tokens: Tensor
@@ -69,9 +67,11 @@ class Drawn(NamedTuple):
 
 @dataclass(frozen=True)
 class Condition:
-    """What draws are conditioned on, for a batch of one task; made by `CorrectorHead.condition`. mean,
-    log_scale: m and h. start_mean, start_scale: of the Gaussian at which the path begins, as r~; None: white
-    noise."""
+    """Conditions of a batch of one task, made by `CorrectorHead.condition`.
+
+    mean, log_scale: m and h. start_mean, start_scale: mean and standard deviation of the start of the
+    sampling path, in units of r~; None: white noise.
+    """
 
     name: str
     tokens: Tensor
@@ -82,25 +82,25 @@ class Condition:
     start_scale: Tensor | None = None
 
     def rows(self, index: Tensor) -> "Condition":
-        """The conditions of some rows; an index may repeat."""
+        """The conditions of the rows `index`, which may repeat."""
         return replace(
             self, **{key: value[index] for key, value in vars(self).items() if isinstance(value, Tensor)}
         )
 
-    def begin(self, noise: Tensor) -> Tensor:
-        """Where the path begins (batch, *tokens, dim), from white noise of that shape."""
+    def initial_state(self, noise: Tensor) -> Tensor:
+        """Start of the sampling path (batch, *tokens, dim), from white noise of that shape."""
         return noise if self.start_mean is None else self.start_mean + self.start_scale * noise
 
 
 class CorrectorHead(nn.Module):
-    """What one task adds to the shared network: statistics, Gaussian, input and output map.
+    """The weights of one task beside the shared network: statistics, Gaussian, input and output layers.
 
-    description: name, dim (of r), num_conditions (C), for a task in time tokens (per axis), fields (channels
-    of all frames of a call, *space) and num_features (the last of C, of the operator's trunk, on which the
-    Gaussian is then a small head), for a steady one guess (what `LinearPosterior` is built from), start and
-    by (which the stage chooses). Statistics are buffers that `fit_head` fills, but marginal_mean and _std:
-    those of residuals as they occur (training prefers where they are large), for dressing without conditions.
-    limits: of draws, measured when the network is trained.
+    description: name, dim (of r) and num_conditions (C). In time also tokens (per axis), fields (channels of
+    all frames of a call, *space) and num_features (the last of the C conditions, features of the operator, of
+    which the Gaussian is a small head). Steady also guess (arguments of `LinearPosterior`), start and method
+    (selected by the stage). `fit_head` fills the statistics. marginal_mean and marginal_std, for
+    unconditional dressing, are those under uniform window starts (training prefers starts with large
+    residuals). limits: bounds on samples, measured when the network is trained.
     """
 
     def __init__(self, description: dict[str, Any], model: ModelConfig):
@@ -118,7 +118,7 @@ class CorrectorHead(nn.Module):
             ("marginal_std", dim, 1.0),
         ):
             self.register_buffer(name, torch.full((size,), value))
-        self.register_buffer("largest_std", torch.ones(()))  # of the whitened residual's largest mode
+        self.register_buffer("largest_std", torch.ones(()))  # standard deviation of the largest mode of r~
         self.guess = LinearPosterior(**description["guess"]) if "guess" in description else None
         self.waves = Waves(description["tokens"], dim, self.boundary) if "tokens" in description else None
         self.limits = (
@@ -136,53 +136,53 @@ class CorrectorHead(nn.Module):
         self.into = nn.Linear(num_conditions + 3 * dim, model.width)
         self.out = zero_linear(model.width, dim)
         self.gaussian_parts = [self.gaussian_into, self.gaussian_facts, self.gaussian, self.gaussian_out]
-        nn.ModuleList(self.gaussian_parts).requires_grad_(False)  # but while `fit_head` fits them
+        nn.ModuleList(self.gaussian_parts).requires_grad_(False)  # `fit_head` trains them
 
     @property
-    def by(self) -> str:
-        """Of BY, what draws are made by; of a task in time the diffusion."""
-        return self.description.get("by", BY[-1])
+    def method(self) -> str:
+        """How samples are made, one of METHODS; tasks in time always use the diffusion."""
+        return self.description.get("method", METHODS[-1])
 
-    @by.setter
-    def by(self, by: str) -> None:
-        self.description["by"] = by
+    @method.setter
+    def method(self, method: str) -> None:
+        self.description["method"] = method
 
     @property
-    def drawn_error(self) -> float:
-        """Of a state that was drawn, over a residual's size, as a rollout tells the network: by validation
-        (ups/generative/judge.py)."""
-        return self.description.get("drawn_error", 0.0)
+    def sample_error(self) -> float:
+        """Error of a sampled state over the size of a residual, which a rollout passes to the network;
+        selected on validation (ups/generative/validation.py)."""
+        return self.description.get("sample_error", 0.0)
 
-    @drawn_error.setter
-    def drawn_error(self, size: float) -> None:
-        self.description["drawn_error"] = size
+    @sample_error.setter
+    def sample_error(self, size: float) -> None:
+        self.description["sample_error"] = size
 
     @property
     def is_pushed(self) -> bool:
-        """Whether the diffusion's path begins at a pushed draw of the coefficient; else at white noise."""
-        return self.description.get("start") == BY[0]
+        """Whether the diffusion starts at a pushed sample of the coefficient; else at white noise."""
+        return self.description.get("start") == METHODS[0]
 
     @cached_property
     def largest(self) -> float:
-        """largest_std, read once, when it is fitted: no step waits for the device to say it."""
+        """largest_std as a number, cached because every read waits for the device."""
         return float(self.largest_std)
 
     @property
     def fitted(self) -> dict[str, Tensor]:
-        """What `fit_head` fills: statistics, conditional mean and scale."""
+        """The tensors that `fit_head` fills: statistics, conditional mean and scale."""
         return {key: value for key, value in self.state_dict().items() if key.startswith(FITTED)}
 
     def take(self, parent: "CorrectorHead") -> str:
-        """Take over the maps of another head of this task; statistics and Gaussian are those of its own
-        residuals. In words, "" if it cannot serve."""
+        """Copy the layers of another head of this task, for a warm start; statistics and Gaussian stay.
+        Returns the reason if they do not fit, else ""."""
         return copy_maps(self, parent)
 
     def condition(self, tokens: Tensor, facts: Tensor) -> Condition:
-        """Raw tokens (batch, *tokens, C) and facts (batch, K <= MAX_FACTS) as what `whiten`, `unwhiten` and
-        `Corrector.velocity` take. Raises ValueError for conditions that it was not trained under."""
+        """The `Condition` of raw tokens (batch, *tokens, C) and facts (batch, K <= MAX_FACTS). Raises
+        ValueError if the number of conditions is not that of training."""
         if tokens.shape[-1] != len(self.c_mean):
             raise ValueError(
-                f"a draw of {self.name} was given {tokens.shape[-1]} conditions at a token; "
+                f"sampling {self.name} got {tokens.shape[-1]} conditions per token; "
                 f"expected {len(self.c_mean)}: this stage was trained with another operator or "
                 "by another version of the package. Train it again."
             )
@@ -194,47 +194,48 @@ class CorrectorHead(nn.Module):
         return Condition(self.name, torch.cat([tokens, mean, log_scale], -1), facts, mean, log_scale)
 
     def whiten(self, r: Tensor, condition: Condition) -> Tensor:
-        """r (batch, *tokens, dim), latent units, to r~."""
+        """r~ of r (batch, *tokens, dim) in latent units."""
         return (r - self.r_mean) / self.r_std * torch.exp(-condition.log_scale) - condition.mean
 
     def unwhiten(self, r: Tensor, condition: Condition) -> Tensor:
-        """r~ to latent units."""
+        """r in latent units of r~ (batch, *tokens, dim)."""
         return self.r_mean + self.r_std * condition.log_scale.exp() * (condition.mean + r)
 
-    def begun(self, condition: Condition, start: Start) -> Condition:
-        """The condition, with the place where its draws begin, if that is not white noise. Where all was
-        seen, which is when a start has the same facts, the prediction's own error is all that is uncertain,
-        and always there."""
-        if self.by == "gaussian" or (self.by == "diffusion" and not self.is_pushed):
+    def with_start(self, condition: Condition, start: Start) -> Condition:
+        """Return the condition with the start of the sampling path. If the coefficient is fully observed,
+        only the operator's own error remains; the facts of start and condition are then equal."""
+        if self.method == "gaussian" or (self.method == "diffusion" and not self.is_pushed):
             return condition
-        own = self.condition(start.tokens, start.facts)
-        is_own = (condition.facts == own.facts).all(1) | (self.by != BY[0])
-        is_own = is_own.view(-1, *[1] * (start.off.ndim - 1))
-        off = start.off + torch.where(is_own, self.unwhiten(torch.zeros_like(own.mean), own), 0.0)
+        prediction = self.condition(start.tokens, start.facts)
+        has_error = (condition.facts == prediction.facts).all(1) | (self.method != METHODS[0])
+        has_error = has_error.view(-1, *[1] * (start.offset.ndim - 1))
+        error = self.unwhiten(torch.zeros_like(prediction.mean), prediction)
+        offset = start.offset + torch.where(has_error, error, 0.0)
+        scale = (prediction.log_scale - condition.log_scale).exp()
         return replace(
             condition,
-            start_mean=self.whiten(off, condition),
-            start_scale=torch.where(is_own, (own.log_scale - condition.log_scale).exp(), 0.0),
+            start_mean=self.whiten(offset, condition),
+            start_scale=torch.where(has_error, scale, 0.0),
         )
 
-    def shown(
+    def whitened(
         self, r: Tensor, tokens: Tensor, facts: Tensor, start: Start | None = None
     ) -> tuple[Tensor, Condition]:
-        """(r~, its condition) of what a residuals' `draw` gives."""
+        """(r~, its condition) of the fields of a `ResidualBatch`."""
         condition = self.condition(tokens, facts)
-        return self.whiten(r, condition), condition if start is None else self.begun(condition, start)
+        return self.whiten(r, condition), condition if start is None else self.with_start(condition, start)
 
 
 class Corrector(TaskNetwork):
-    """All corrected tasks in one network; description: see `TaskNetwork` and `CorrectorHead`; is_map: it
-    draws at once, as students do, and is no velocity to follow."""
+    """One network for all corrected tasks. description: as `TaskNetwork` and `CorrectorHead`; is_map: the
+    output maps noise to a sample, as in students, and is not the velocity of an ODE."""
 
     def __init__(self, description: dict[str, Any]):
         super().__init__(description, CorrectorHead)
         require_kinds(description, CORRECTOR, "a corrector")
         if (steps := description.get("sampler_steps", 1)) not in range(1, MOST_SAMPLER_STEPS + 1):
             raise ValueError(
-                f"a corrector takes {steps!r:.80} steps a draw; expected 1 to "
+                f"a corrector has sampler_steps {steps!r:.80}; expected 1 to "
                 f"{MOST_SAMPLER_STEPS}. Train it with fewer sampler_steps."
             )
         width = self.width
@@ -245,56 +246,58 @@ class Corrector(TaskNetwork):
         self.register_buffer("frequencies", torch.tensor(FREQUENCIES, dtype=torch.float32), persistent=False)
 
     def velocity(self, condition: Condition) -> Velocity:
-        """F(x, angle) of these conditions, over what is linear in it where residuals have waves; float32 in
-        and out, the trunk in bf16 where `precision` says so."""
+        """F(x, angle) under these conditions: the network's output, plus the linear part of `Waves` for tasks
+        in time. Float32 in and out; the backbone runs in bf16 if `precision` is bf16."""
         head = self.heads[condition.name]
-        over = head.waves and (head.waves.map if self.description.get("is_map") else head.waves.flow)
+        add_linear = head.waves and (head.waves.map if self.description.get("is_map") else head.waves.flow)
 
         def evaluate(x: Tensor, angle: Tensor) -> Tensor:
             phase = angle[:, None] * self.frequencies
-            at = self.angle(torch.cat([angle[:, None], phase.sin(), phase.cos()], -1))
-            vector = self.task_embedding[self.names.index(condition.name)] + self.facts(condition.facts) + at
+            embedding = self.angle(torch.cat([angle[:, None], phase.sin(), phase.cos()], -1))
+            task = self.task_embedding[self.names.index(condition.name)]
+            vector = task + self.facts(condition.facts) + embedding
             tokens = torch.cat([x.float(), condition.tokens], -1)
             with autocast(self.precision, x.device):
                 hidden = self.backbone(head.into(tokens), vector, head.boundary, condition.name)
             rest = head.out(hidden.float())
-            return over(x.float(), angle, rest) if over else rest
+            return add_linear(x.float(), angle, rest) if add_linear else rest
 
         return evaluate
 
 
 def gaussian_nll(white: Tensor, log_scale: Tensor) -> Tensor:
-    """Negative log-likelihood of r under N(e^h m, e^{2h}), constants dropped, mean over elements per row
-    (batch,): 0.5 r~^2 + h, r~ = r e^{-h} - m being the whitened residual and r in units of its marginal
-    standard deviation.
+    """Negative log-likelihood of r under N(e^h m, e^{2h}) without constants, mean over elements: (batch,).
+
+    Equal to 0.5 r~^2 + h, with r~ = r e^{-h} - m and r in units of its marginal standard deviation.
     """
     return (0.5 * white.square() + log_scale).flatten(1).mean(1)
 
 
 def fit_head(
     head: CorrectorHead,
-    draw: Callable[[int], Drawn],
-    validation: Sequence[Drawn],
+    batch_of: Callable[[int], ResidualBatch],
+    validation: Sequence[ResidualBatch],
     steps: int,
     optim: OptimConfig,
     num_rows: tuple[int, int],
 ) -> dict[str, float]:
-    """Fill the statistics and the Gaussian of a head by maximum likelihood; deterministic in the draws and
-    the initial weights.
+    """Fill the statistics of a head and fit its Gaussian by maximum likelihood; deterministic in batches and
+    initial weights.
 
-    draw(step): a training batch, also for the steps below `steps` that are negative (statistics). num_rows:
-    trajectories behind training and validation. Returns ratio (geometric mean of the residual's size in
-    training over that in validation) and its standard error, rms_val, std_train and std_val of the whitened
-    residual, the latter's standard error, its largest_std and kurtosis, and nll of validation.
+    batch_of(step): a training batch; negative steps give the batches for the statistics. num_rows: numbers of
+    trajectories in training and validation. Returns ratio (geometric mean of the residual's size in training
+    over that in validation) and its standard error; rms_val; std_train and std_val of the whitened residual
+    and the latter's standard error; largest_std and kurtosis of the whitened residual; nll on validation.
+    Raises ValueError if the likelihood is not finite.
     """
-    probe = [draw(-1 - i) for i in range(16)]
+    probe = [batch_of(-1 - i) for i in range(STATISTICS_BATCHES)]
     r, tokens = (torch.cat(parts).flatten(0, -2) for parts in list(zip(*probe, strict=True))[:2])
-    std, size_train = r.std(0), torch.cat([_log_size(r) for r, *_ in probe])
+    std, size_train = r.std(0), torch.cat([_log_rms(r) for r, *_ in probe])
     head.r_mean.copy_(r.mean(0))
     head.r_std.copy_(std.clamp_min(STD_FLOOR * float(std.max())).clamp_min(1e-12))
     head.c_mean.copy_(tokens.mean(0))
     head.c_std.copy_(tokens.std(0).clamp_min(1e-6))
-    if num_features := head.description.get("num_features", 0):  # of unit size, however little they vary
+    if num_features := head.description.get("num_features", 0):  # features have unit size already
         head.c_mean[-num_features:] = 0.0
         head.c_std[-num_features:] = 1.0
 
@@ -303,7 +306,7 @@ def fit_head(
     ema = EMA(fitted, optim.ema_decay)
 
     def loss_of(step: int) -> Tensor:
-        white, condition = head.shown(*draw(step))
+        white, condition = head.whitened(*batch_of(step))
         return gaussian_nll(white, condition.log_scale).mean()
 
     stopped = fit(
@@ -324,24 +327,23 @@ def fit_head(
     ema.write(ema.averages)
     fitted.requires_grad_(False)
     with torch.no_grad():
-        white = torch.cat([head.shown(*part)[0] for part in probe])
-        # the last word on the scale: unit variance per coefficient on training residuals
+        white = torch.cat([head.whitened(*part)[0] for part in probe])
+        # last correction of the scale: unit variance per coefficient on training residuals
         factor = white.flatten(0, -2).std(0).clamp_min(1e-6)
         head.r_std.mul_(factor)
         head.gaussian_out.weight[: len(factor)].div_(factor[:, None])
         head.gaussian_out.bias[: len(factor)].div_(factor)
         white = white / factor
-        if head.waves is not None:  # of states as they are trained on: what an error adds can be drawn, too
-            head.waves.fit(torch.cat([head.shown(*draw(step))[0] for step in range(len(probe))]))
+        if head.waves is not None:  # on perturbed states, so that the covariance includes their errors
+            head.waves.fit(torch.cat([head.whitened(*batch_of(step))[0] for step in range(len(probe))]))
         head.largest_std.copy_(largest_mode(white))
-        held_out = [head.shown(*part) for part in validation]
+        held_out = [head.whitened(*part) for part in validation]
         val, r_val = torch.cat([white for white, _ in held_out]), [r for r, *_ in validation]
-        size_val, squares = torch.cat([_log_size(r) for r in r_val]), val.square().flatten(1).mean(1)
+        size_val, squares = torch.cat([_log_rms(r) for r in r_val]), val.square().flatten(1).mean(1)
         nll = torch.cat([gaussian_nll(white, condition.log_scale) for white, condition in held_out]).mean()
 
     def variance_of_mean(rows: Tensor, num: int) -> Tensor:
-        """Rows of one trajectory are not independent of each other."""
-        return rows.var() / min(len(rows), num)
+        return rows.var() / min(len(rows), num)  # rows of one trajectory are not independent
 
     error = (variance_of_mean(size_train, num_rows[0]) + variance_of_mean(size_val, num_rows[1])).sqrt()
     facts = {
@@ -358,8 +360,8 @@ def fit_head(
     return {name: float(value) for name, value in facts.items()}
 
 
-def _log_size(r: Tensor) -> Tensor:
-    """log of the RMS of each row, (batch,): its mean is not ruled by the few largest."""
+def _log_rms(r: Tensor) -> Tensor:
+    """Log of the RMS of each row (batch,); its mean is robust to a few large rows."""
     return r.square().flatten(1).mean(1).clamp_min(1e-30).sqrt().log()
 
 
@@ -367,7 +369,7 @@ def largest_mode(r: Tensor, iterations: int = 20) -> Tensor:
     """Square root of the largest eigenvalue of the second moment of r (n, ...), by power iteration on the
     samples; a scalar."""
     flat = r.flatten(1)
-    v = flat[flat.square().sum(1).argmax()]  # a sample, which no mode that matters is orthogonal to
+    v = flat[flat.square().sum(1).argmax()]  # the largest sample has a component along every large mode
     for _ in range(iterations):
         v = v / v.norm().clamp_min(1e-12)
         v = flat.T @ (flat @ v) / len(flat)
@@ -377,13 +379,16 @@ def largest_mode(r: Tensor, iterations: int = 20) -> Tensor:
 def load_corrector(
     directory: str | Path, device: torch.device | str = "cpu", operator: nn.Module | None = None
 ) -> Corrector:
-    """The finished network of a stage directory (config.json, model.safetensors), in evaluation mode on
-    `device`. operator: a loaded one, whose errors it draws. Raises as `load_stage`, and DamagedError for the
-    network of another operator."""
+    """The finished network in a stage's folder (config.json, model.safetensors), in evaluation mode on
+    `device`.
+
+    operator: a loaded operator, whose errors the network must have been trained on. Raises as `load_stage`,
+    and DamagedError for the network of another operator.
+    """
     found = load_stage(directory, Corrector, "stage", f"Run make {Path(directory).name}.")
     if operator is not None and found.record["parents"].get("operator") != operator.record["fingerprint"]:
         raise DamagedError(
-            f"{directory} draws the errors of another operator than the one that was loaded; "
+            f"{directory} was trained on the residuals of another operator than the one that was loaded; "
             f"expected stages of one run. Load the run again, or run make "
             f"{Path(directory).name}."
         )

@@ -5,11 +5,11 @@ sigma_data = 1.
     velocity F(x, angle) ~ dx/dangle = cos(angle) noise - sin(angle) r
     E[r | x] = cos(angle) x - sin(angle) F
 
-r has unit variance (ups/generative/corrector.py whitens it). Then the probability-flow ODE dx/dangle = F of a
-unit Gaussian is zero, so a solver's step errors nearly vanish where the residual is nearly Gaussian: the
-midpoint rule on a uniform grid of 16 steps keeps the spread of N(0, s^2) to 2 % for s from 0.1 to 10, where
-Euler or Heun in sigma lose or add 5 to 12 % (measured). A velocity is any callable
-(x (batch, ...), angle (batch,)) -> (batch, ...), conditions bound beforehand.
+r has unit variance (ups/generative/corrector.py whitens it). For a unit Gaussian the velocity of the
+probability-flow ODE dx/dangle = F is then zero, so a solver's step errors nearly vanish where the residual is
+nearly Gaussian: the midpoint rule on a uniform grid of 16 steps keeps the spread of N(0, s^2) to 2 % for s
+from 0.1 to 10, where Euler or Heun in sigma lose or add 5 to 12 % (measured). A
+velocity is any callable (x (batch, ...), angle (batch,)) -> (batch, ...) with its conditions bound.
 """
 
 import math
@@ -23,10 +23,9 @@ from ups.common.progress import beat
 Velocity = Callable[[Tensor, Tensor], Tensor]
 
 NOISE = math.pi / 2  # the angle of pure noise
-# of ln tan(angle) in training: 95 % between tan = 0.04 and 23, past the largest mode of most residuals
+# Of ln tan(angle) in training: 95 % of tan lie in 0.04 to 23, beyond the largest mode of most residuals.
 LOG_TAN_STD = 1.6
-# largest residual mode, in standard deviations, that this spread covers; larger ones shift its mean
-REACH = 5.0
+REACH = 5.0  # largest residual mode, in standard deviations, that this covers; larger ones shift the mean
 
 
 def column(angle: Tensor, like: Tensor) -> Tensor:
@@ -34,17 +33,17 @@ def column(angle: Tensor, like: Tensor) -> Tensor:
     return angle.view(-1, *[1] * (like.ndim - 1))
 
 
-def draw_angles(count: int, generator: torch.Generator | None = None, largest_std: float = 1.0) -> Tensor:
-    """`count` training angles (count,), float32: ln tan(angle) normal, one from each of `count` equal shares
-    of its mass.
+def sample_angles(count: int, generator: torch.Generator | None = None, largest_std: float = 1.0) -> Tensor:
+    """`count` training angles (count,), float32, with ln tan(angle) normal; stratified: one in each of
+    `count` quantiles.
 
-    largest_std: square root of the largest eigenvalue of the residual's covariance; above REACH the mean of
-    ln tan moves up by the logarithm of the excess, so that the largest mode, too, is seen drowned in noise.
+    largest_std: square root of the largest eigenvalue of the residual's covariance. Above REACH the mean of
+    ln tan grows by the logarithm of the excess, so that training includes angles where noise hides the
+    largest mode.
     """
-    share = (
-        torch.arange(count, dtype=torch.float64) + torch.rand(count, generator=generator, dtype=torch.float64)
-    ) / count
-    normal = math.sqrt(2) * torch.erfinv((2 * share - 1).clamp(-1 + 1e-12, 1 - 1e-12))
+    jitter = torch.rand(count, generator=generator, dtype=torch.float64)
+    quantile = (torch.arange(count, dtype=torch.float64) + jitter) / count
+    normal = math.sqrt(2) * torch.erfinv((2 * quantile - 1).clamp(-1 + 1e-12, 1 - 1e-12))
     log_tan = math.log(max(largest_std / REACH, 1.0)) + LOG_TAN_STD * normal
     return log_tan.exp().atan().float()[torch.randperm(count, generator=generator)]
 
@@ -59,8 +58,8 @@ def diffusion_loss(velocity: Velocity, r: Tensor, noise: Tensor, angle: Tensor) 
     """Mean over elements of (F(x, angle) - (cos(angle) noise - sin(angle) r))^2, one value per row (batch,),
     float32.
 
-    Unit weight on F is EDM's weighting (Karras et al. 2022, table 1). Zero knowledge gives about 1 at every
-    angle.
+    Unit weight on F is EDM's weighting (Karras et al. 2022, table 1). A network without information has a
+    loss of about 1 at every angle.
     """
     at = column(angle, r)
     target = at.cos() * noise - at.sin() * r
@@ -68,7 +67,7 @@ def diffusion_loss(velocity: Velocity, r: Tensor, noise: Tensor, angle: Tensor) 
 
 
 def denoise(velocity: Velocity, x: Tensor, angle: Tensor) -> Tensor:
-    """cos(angle) x - sin(angle) F(x, angle): E[r | x] of a denoiser, the end of the ODE of a consistency
+    """cos(angle) x - sin(angle) F(x, angle): E[r | x] of a diffusion, the end of the ODE of a consistency
     student."""
     at = column(angle, x)
     return at.cos() * x - at.sin() * velocity(x, angle).float()
@@ -76,10 +75,11 @@ def denoise(velocity: Velocity, x: Tensor, angle: Tensor) -> Tensor:
 
 @torch.no_grad()
 def path(velocity: Velocity, x: Tensor, num_steps: int, start: Tensor | float = NOISE) -> Iterator[Tensor]:
-    """The states at num_steps + 1 angles, `start` first and 0 last, of dx/dangle = F from x (batch, ...) at
-    `start` ((batch,) or one): midpoint rule, uniform angles.
+    """States of dx/dangle = F at num_steps + 1 uniform angles from `start` ((batch,) or one, in (0, pi/2]) to
+    0.
 
-    2 num_steps evaluations. The state stays in float32 (float64 if x is). Angles in (0, pi/2].
+    x (batch, ...): the state at `start`. Midpoint rule, 2 num_steps evaluations; the state has the precision
+    of x.
     """
     start = torch.as_tensor(start, dtype=x.dtype, device=x.device).expand(x.shape[0])
     step = start / num_steps

@@ -1,5 +1,5 @@
-"""What the stages that fit a diffusion to residuals share: the fit of their scale, the loss of noised
-batches, what is logged of it, and validation."""
+"""Training of a diffusion on residuals, shared by the stages diffusion and steady: fit of the scale, loss of
+noised batches with its metrics, validation and the loop."""
 
 import math
 from functools import partial
@@ -12,27 +12,34 @@ from ups.common.seeds import generator
 from ups.common.transfer import send
 from ups.config import DiffusionConfig, SteadyConfig, to_dict
 from ups.data.schedule import Schedule
-from ups.generative.corrector import Corrector, CorrectorHead, Drawn, fit_head
-from ups.generative.diffusion import diffusion_loss, draw_angles
-from ups.generative.residuals import Batches, Noised, Residuals, schedule_of, summed, validation
+from ups.generative.corrector import Corrector, CorrectorHead, ResidualBatch, fit_head
+from ups.generative.diffusion import diffusion_loss, sample_angles
+from ups.generative.residuals import (
+    Batches,
+    NoisedBatch,
+    Residuals,
+    residual_schedule,
+    sum_by_task,
+    validation_batches,
+)
 from ups.training.fit import Fit, fit_once
 
 STREAM = "diffusion"  # of the random numbers
-BINS = {"low": (0.0, 0.4), "middle": (0.4, 1.2), "high": (1.2, 2.0)}  # of angles, in the log
-NATURAL_BATCHES = 16  # from which the marginal spread is taken
+ANGLE_BINS = {"low": (0.0, 0.4), "middle": (0.4, 1.2), "high": (1.2, 2.0)}  # of the logged loss
+UNIFORM_BATCHES = 16  # behind the marginal mean and standard deviation
 
 
-def scaled_corrector(
+def corrector_with_scales(
     run: Any,
     residuals: dict[str, Residuals],
     section: DiffusionConfig | SteadyConfig,
     limits: DiffusionConfig,
     seed: int,
 ) -> tuple[Corrector, dict[str, dict]]:
-    """A corrector whose heads have their statistics, conditional mean and scale, fitted once by the ranks of
-    `run`, its diffusion not yet trained; and task -> the statistics of `fit_head`. A collective.
+    """(corrector with an untrained diffusion, task -> statistics of `fit_head`). A collective.
 
-    Raises as `refuse` for statistics beyond `limits`.
+    The ranks of `run` fit the statistics, conditional mean and scale of the heads once. Raises as
+    `check_statistics` for statistics beyond `limits`.
     """
     run.seed_all()
     corrector = Corrector(
@@ -51,7 +58,7 @@ def scaled_corrector(
     )
     for name, (facts, weights) in fits.items():
         corrector.heads[name].load_state_dict(weights, strict=False)
-        refuse(name, facts, limits.min_residual_ratio, limits.max_whitened_std)
+        check_statistics(name, facts, limits.min_residual_ratio, limits.max_whitened_std)
     scales = {name: facts for name, (facts, _) in fits.items()}
     run.print(
         "\n".join(
@@ -68,27 +75,27 @@ def _fit_scale(residuals: Residuals, section: DiffusionConfig | SteadyConfig, se
     name, steps, size = residuals.name, section.scale_steps, section.train.batch_size
     torch.manual_seed(generator(seed, "scale", name).initial_seed())
     head = CorrectorHead(residuals.description, section.model).to(residuals.device)
-    schedule = schedule_of({name: residuals}, "reserved", size, seed + 2)
-    anywhere = Schedule({name: residuals.windows("reserved")}, size, seed + 6)
+    schedule = residual_schedule({name: residuals}, "reserved", size, seed + 2)
+    uniform = Schedule({name: residuals.windows("reserved")}, size, seed + 6)
 
-    def draw(step: int) -> Drawn:
-        # statistics: batches after those that are fitted
+    def batch_of(step: int) -> ResidualBatch:
+        # the statistics (step < 0) use batches after those of the fit
         batch = schedule.batch(step if step >= 0 else steps - step)
         return residuals.draw(
             "reserved", batch.rows, batch.starts, generator(seed, "scale", name, step), step >= 0
         )
 
-    natural = [
+    residuals_uniform = [
         residuals.draw("reserved", batch.rows, batch.starts, generator(seed, "natural", name, i))[0]
-        for i, batch in enumerate(map(anywhere.batch, range(NATURAL_BATCHES)))
+        for i, batch in enumerate(map(uniform.batch, range(UNIFORM_BATCHES)))
     ]
-    r = torch.cat(natural).flatten(0, -2)
+    r = torch.cat(residuals_uniform).flatten(0, -2)
     head.marginal_mean.copy_(r.mean(0))
     head.marginal_std.copy_(r.std(0))
     facts = fit_head(
         head,
-        draw,
-        validation(residuals, seed, size),
+        batch_of,
+        validation_batches(residuals, seed, size),
         steps,
         section.optim,
         (residuals.windows("reserved")[0], residuals.windows("val")[0]),
@@ -96,10 +103,12 @@ def _fit_scale(residuals: Residuals, section: DiffusionConfig | SteadyConfig, se
     return facts, head.fitted
 
 
-def refuse(name: str, facts: dict[str, float], least: float, largest: float) -> None:
-    """Raise ValueError for residual statistics that would make a corrector dishonest: the operator is better
-    where the corrector trains (it was trained there), or whitening does not carry over to validation."""
-    # and so by more than chance: two standard errors below no difference
+def check_statistics(name: str, facts: dict[str, float], least: float, largest: float) -> None:
+    """Raise ValueError for statistics of residuals with which a corrector would be overconfident.
+
+    Either the training residuals are smaller than those of validation (the operator was trained there), by
+    more than two standard errors, or the whitened residual does not have unit variance on validation.
+    """
     is_small = facts["ratio"] < least and facts["ratio"] * (1 + 2 * facts["ratio_error"]) < max(1.0, least)
     if is_small or not math.isfinite(facts["ratio"]):
         raise ValueError(
@@ -110,7 +119,7 @@ def refuse(name: str, facts: dict[str, float], least: float, largest: float) -> 
             f"trajectories with task.{name}.reserve and train the operator again."
         )
     error = 2 * facts["std_val_error"]
-    # false for NaN
+    # False if a statistic is NaN
     is_near = facts["std_val"] - error <= largest and facts["std_val"] + error >= 1 / largest
     if not (0.95 <= facts["std_train"] <= 1.05 and is_near):
         raise ValueError(
@@ -125,49 +134,52 @@ def refuse(name: str, facts: dict[str, float], least: float, largest: float) -> 
 def loss_of(
     corrector: Corrector, batches: Batches, noises: int, step: int, part: slice
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss and metrics of the rows `part` of this rank's share of a batch: the loss also by bins of angles,
-    and the size of r~."""
-    given = batches.noised(corrector, step, part, noises)
-    name, loss = (
-        given.condition.name,
-        diffusion_loss(
-            corrector.velocity(given.condition), given.r, given.noise, send(given.angle, given.r.device)
-        ),
-    )
-    bins = {
-        key: torch.nonzero((low <= given.angle) & (given.angle < high))[:, 0]
-        for key, (low, high) in BINS.items()
-    }  # rows, in main memory as the angles are
-    return loss.mean(), {
-        name: loss.mean(),
-        f"{name}/std": given.r.std(),
-        **{
-            f"{name}/angle_{key}": loss[send(rows, loss.device)].mean()
-            for key, rows in bins.items()
-            if len(rows)
-        },
-    }
+    """Loss and metrics of the rows `part` of this rank's shard of a batch. Metrics: the loss by bins of
+    angles, and the standard deviation of r~."""
+    batch = batches.noised(corrector, step, part, noises)
+    name, angle = batch.condition.name, send(batch.angle, batch.r.device)
+    loss = diffusion_loss(corrector.velocity(batch.condition), batch.r, batch.noise, angle)
+    metrics = {name: loss.mean(), f"{name}/std": batch.r.std()}
+    for key, (low, high) in ANGLE_BINS.items():
+        rows = torch.nonzero((low <= batch.angle) & (batch.angle < high))[
+            :, 0
+        ]  # on the CPU, as the angles are
+        if len(rows):
+            metrics[f"{name}/angle_{key}"] = loss[send(rows, loss.device)].mean()
+    return metrics[name], metrics
 
 
-def noise_of(corrector: Corrector, seed: int, name: str, number: int, drawn: Drawn) -> Noised:
-    """A batch of validation under the noise and angles that it always has."""
-    r, condition = corrector.heads[name].shown(*drawn)
-    draw = generator(seed, STREAM, "validate", number)
-    angle, noise = draw_angles(len(r), draw), torch.randn(r.shape, generator=draw)
-    return Noised(
-        condition, r, condition.begin(send(noise, r.device)), send(angle, r.device), slice(0, len(r))
-    )
+def noised_validation(
+    corrector: Corrector, seed: int, name: str, number: int, batch: ResidualBatch
+) -> NoisedBatch:
+    """A validation batch with noise and angles that are the same at every validation."""
+    r, condition = corrector.heads[name].whitened(*batch)
+    rng = generator(seed, STREAM, "validate", number)
+    angle, noise = sample_angles(len(r), rng), torch.randn(r.shape, generator=rng)
+    start = condition.initial_state(send(noise, r.device))
+    return NoisedBatch(condition, r, start, send(angle, r.device), slice(0, len(r)))
 
 
-def validate(corrector: Corrector, held_out: dict[str, list], seed: int, ranks: Any) -> dict[str, float]:
-    """Task -> mean loss over what is held out. A collective."""
+def validate(corrector: Corrector, shard: dict[str, list], seed: int, ranks: Any) -> dict[str, float]:
+    """Task -> mean validation loss. shard: of `validation_shard`. A collective."""
 
-    def sums_of(name: str, batch: tuple) -> Tensor:
-        given = noise_of(corrector, seed, *batch)
-        loss = diffusion_loss(corrector.velocity(given.condition), given.r, given.noise, given.angle).double()
+    def sums_of(name: str, item: tuple) -> Tensor:
+        batch = noised_validation(corrector, seed, *item)
+        loss = diffusion_loss(corrector.velocity(batch.condition), batch.r, batch.noise, batch.angle).double()
         return torch.stack([loss.sum(), loss.new_tensor(len(loss))])
 
-    return {
-        name: total / count
-        for name, (total, count) in zip(held_out, summed(held_out, sums_of, 2, ranks), strict=True)
-    }
+    sums = sum_by_task(shard, sums_of, 2, ranks)
+    return {name: total / count for name, (total, count) in zip(shard, sums, strict=True)}
+
+
+def validate_and_keep(run: Any, corrector: Corrector, shard: dict[str, list], seed: int) -> None:
+    """Log the validation loss of the averaged weights, and keep these if their mean over tasks is the best so
+    far. A collective."""
+    with run.ema_weights():
+        losses = validate(corrector, shard, seed, run.ranks)
+    score = sum(losses.values()) / len(losses)
+    run.validated(
+        {"score": score, **losses},
+        "validation loss " + ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()),
+    )
+    run.keep_best(score)

@@ -1,20 +1,18 @@
-"""Residuals: what a frozen operator leaves, under what a corrector is shown beside the operator's prediction
-(ups/generative/conditions.py).
-
-Residuals, which correctors, students and priors learn, are those of trajectories that the operator was not
-trained on.
+"""Residuals of a frozen operator: the data that correctors, students and priors are trained on.
 
     in time   r = z_ref - O(z)
     steady    r = log u - log O(v_guess),  the solution u given a partly observed coefficient
 
-v is the normalised coefficient, v_guess the linear guess of it from what was seen, O the frozen operator. The
-solution of a diffusion equation with a positive source is positive, and where little is known its size varies
-by factors: hence the logarithm. The diffusion's path begins at O(v_s), v_s drawn from the linear posterior of
-which v_guess is the mean, with the operator's own error there (the conditional Gaussian of
-ups/generative/corrector.py for v_s seen whole), or at white noise: ups/generative/selection.py. Where the
-coefficient is Gaussian nothing is left to learn from there. A fully observed steady equation has one answer,
-so calibration is judged on partial observations of a task whose exact posterior is known
-(ups/evaluation/steady.py).
+Residuals come from trajectories on which the operator was not trained. Each comes with the conditions that a
+corrector gets beside the prediction (ups/generative/conditions.py).
+
+v is the normalised coefficient, v_guess its best linear guess from the observation, O the frozen operator.
+The solution of a diffusion equation with a positive source is positive, and its size varies by factors if
+little is observed: hence the logarithm. The diffusion starts either from white noise or from O(v_s) plus the
+operator's own error, where v_s is a sample of the linear posterior with mean v_guess
+(ups/generative/prior_selection.py selects). If the coefficient is Gaussian, the second start already has the
+exact distribution. A fully observed steady equation has one solution, so calibration is evaluated on partial
+observations of a task with a known posterior (ups/evaluation/steady.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -30,29 +28,26 @@ from ups.common.transfer import send
 from ups.data.cache import Cache
 from ups.data.schedule import Batch, Schedule
 from ups.generative.conditions import SMALLEST, FieldConditions, StateConditions
-from ups.generative.corrector import Condition, Corrector, Drawn
-from ups.generative.diffusion import draw_angles
-from ups.generative.observation import LinearPosterior, draw_levels, observe, row_generators
+from ups.generative.corrector import Condition, Corrector, ResidualBatch
+from ups.generative.diffusion import sample_angles
+from ups.generative.observation import LinearPosterior, observe, row_generators, sample_levels
 from ups.models.operator import Operator
 from ups.models.windows import augment, stay, symmetry
 
-FLOOR = 1e-3  # of a solution's mean: a guess is lifted to it before its logarithm is taken
-SIZED = 64  # training solutions behind that mean
+FLOOR = 1e-3  # times the mean solution: the smallest value whose logarithm is taken
+FLOOR_ROWS = 64  # training solutions behind that mean
 VALIDATION_BATCHES = 8
-START_ROWS = 32  # trajectories from which the residual's size at each start is taken
-DISTURBED, ALONE = 0.75, 0.1  # shares in training: with an error as a rollout's own; without what was before
-LARGEST = 1.0  # of its size over that of a residual, which is log-uniform from SMALLEST on
+EXAMPLE_ROWS = 32  # trajectories behind `TransientResiduals.examples`
+PERTURBED = 0.75  # fraction of the training states with an added error, as in a rollout
+WITHOUT_PAST = 0.1  # fraction of the training states without a frame before the history
+LARGEST = 1.0  # of an added error over a residual, log-uniform from SMALLEST
 
 
 class TransientResiduals(StateConditions):
-    """Residuals along the trajectories of a cache: what a stage on the operator's errors is trained and
-    validated on, as are `SteadyResiduals`.
+    """Residuals along the trajectories of a cache; same interface as `SteadyResiduals`.
 
-    windows(split): (rows, starts), for `Schedule`. start_weights: what it draws window starts by in training;
-    None: all alike. decode: residual latents to the field, linear. draw(split, places, starts, draw,
-    is_disturbed): `Drawn` of rows `places` (positions in the split) and window starts; draw:
-    augmentation, None: none; is_disturbed: as a network is trained, a state then may carry an error such as
-    it has in a rollout of its own; is_begun: with where a draw begins, if that is not white noise.
+    windows(split): (rows, starts), for `Schedule`. start_weights: sampling weights of the window starts in
+    training; None: uniform. decode: residual latents to the field, linear. batch(...): a `ResidualBatch`.
     """
 
     def __init__(self, operator: Operator, cache: Cache):
@@ -65,25 +60,24 @@ class TransientResiduals(StateConditions):
         return len(self.cache.split[split]), num_starts
 
     @cached_property
-    def left(self) -> Tensor:
-        """What the operator leaves on some reserved trajectories: (starts, START_ROWS or fewer, *tokens,
-        bundle * dim)."""
+    def examples(self) -> Tensor:
+        """Residuals of at most EXAMPLE_ROWS reserved trajectories: (starts, rows, *tokens, bundle * dim)."""
         num_rows, num_starts = self.windows("reserved")
-        places = torch.arange(num_rows)[:: max(1, num_rows // START_ROWS)][:START_ROWS]
+        rows = torch.arange(num_rows)[:: max(1, num_rows // EXAMPLE_ROWS)][:EXAMPLE_ROWS]
         return torch.stack(
             [
-                self.draw("reserved", places, torch.full((len(places),), start), None)[0]
+                self.batch("reserved", rows, torch.full((len(rows),), start), None).r
                 for start in range(num_starts)
             ]
         )
 
     def start_weights(self) -> Tensor:
-        """Half of the windows start anywhere alike, half in proportion to the residual's size at that start.
+        """Sampling weights of the window starts: half uniform, half proportional to the RMS residual there.
 
-        Which conditions are trained on does not change what is right for any of them, and where little is
-        uncertain little can be learnt: with hidden parameters that is everywhere but in the first frames.
+        The conditional distribution to be learnt does not depend on which conditions are sampled. Where the
+        residual is small there is little to learn: with hidden parameters everywhere but in the first frames.
         """
-        rms = self.left.square().flatten(1).mean(1).sqrt().double().cpu()
+        rms = self.examples.square().flatten(1).mean(1).sqrt().double().cpu()
         if not bool(rms.isfinite().all()):
             frame = int((~rms.isfinite()).nonzero()[0]) + self.train_from
             raise ValueError(
@@ -93,78 +87,82 @@ class TransientResiduals(StateConditions):
             )
         return 0.5 / len(rms) + 0.5 * rms / rms.sum().clamp_min(1e-30)
 
-    def disturb(self, z: Tensor, starts: Tensor, sources: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
-        """z (batch, frames, *tokens, dim) from window starts - 1 on, some rows with an error as a rollout's,
-        and its size over a residual's, (batch,): one source a row.
+    def perturb(self, z: Tensor, starts: Tensor, rngs: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
+        """(z with errors as in a rollout added to some rows, size of the errors over a residual's (batch,)).
 
-        Half of them get what the operator leaves on that frame of another trajectory, moved along the tokens
-        (an error with structure), half white noise as large (what a sampler leaves); frames of the context
-        are exact. Trained without, a corrector answers the noise of its own draws with more of it. Of some
-        that are exact the history alone is shown, which is all that a forecast may be given.
+        z: (batch, frames, *tokens, dim), the first frame being starts - 1; rngs: one per row. Context frames
+        get no error. Half of the errors are the operator's residual at the same frame of another trajectory,
+        shifted along the tokens (structured errors); half are white noise of the same variance (the error of
+        a sampler). Without them, a corrector amplifies the noise of its own samples. Some rows lose the frame
+        before the history, because a forecast may start from the history alone.
         """
         history, bundle = self.head.history, self.head.bundle
-        z, ndim, errors = z.clone(), z.ndim - 3, torch.zeros(len(z))
-        for row, source in enumerate(sources):
-            is_clean, size, is_white, which = torch.rand(4, generator=source).tolist()
-            shifts = [int(torch.randint(n, (), generator=source)) for n in self.left.shape[2 : 2 + ndim]]
-            if is_clean >= 1 - ALONE:
+        z, ndim, sizes = z.clone(), z.ndim - 3, torch.zeros(len(z))
+        for row, rng in enumerate(rngs):
+            u_kind, u_size, u_noise, u_row = torch.rand(4, generator=rng).tolist()
+            shifts = [int(torch.randint(n, (), generator=rng)) for n in self.examples.shape[2 : 2 + ndim]]
+            if u_kind >= 1 - WITHOUT_PAST:
                 z[row, 0] = z[row, 1]
-            if is_clean >= DISTURBED:
+            if u_kind >= PERTURBED:
                 continue
+            size = SMALLEST * (LARGEST / SMALLEST) ** u_size
             for frame in range(z.shape[1]):
-                call, part = divmod(int(starts[row]) - 1 + frame - history, bundle)  # that predicts it
-                if call < 0:
+                call, frame_of_call = divmod(int(starts[row]) - 1 + frame - history, bundle)
+                if call < 0:  # a context frame
                     continue
-                error = self.left[min(call * bundle, len(self.left) - 1), int(which * self.left.shape[1])]
-                error = error.unflatten(-1, (bundle, -1))[..., part, :].roll(shifts, tuple(range(ndim)))
-                if is_white >= 0.5:
-                    noise = send(torch.randn(error.shape, generator=source), error.device)
+                start = min(call * bundle, len(self.examples) - 1)
+                error = self.examples[start, int(u_row * self.examples.shape[1])]
+                error = error.unflatten(-1, (bundle, -1))[..., frame_of_call, :]
+                error = error.roll(shifts, tuple(range(ndim)))
+                if u_noise >= 0.5:
+                    noise = send(torch.randn(error.shape, generator=rng), error.device)
                     error = noise * error.square().flatten(0, -2).mean(0).sqrt()
-                errors[row] = times = SMALLEST * (LARGEST / SMALLEST) ** size
-                z[row, frame] += times * error
-        return z, send(errors, z.device)
+                z[row, frame] += size * error
+                sizes[row] = size
+        return z, send(sizes, z.device)
 
     @torch.no_grad()
-    def draw(
+    def batch(
         self,
         split: str,
-        places: Tensor,
+        positions: Tensor,
         starts: Tensor,
-        draw: torch.Generator | None,
-        is_disturbed: bool = False,
-        is_begun: bool = False,
-    ) -> Drawn:
-        rows, history = self.cache.split[split][places], self.head.history
+        rng: torch.Generator | None,
+        is_perturbed: bool = False,
+        has_start: bool = False,
+    ) -> ResidualBatch:
+        """Residuals of the windows that start at `starts` in the rows `positions` of a split.
+
+        rng: of the augmentation; None: no augmentation. is_perturbed: with the errors of `perturb`. has_start
+        changes nothing: samples of a state start from white noise.
+        """
+        rows, history = self.cache.split[split][positions], self.head.history
         frames = starts + self.train_from
-        before = self.cache.batch(rows, (frames - 1).clamp_min(0), 1, self.device)  # or itself: no change
-        z = torch.cat([before, self.cache.batch(rows, frames, history + self.head.bundle, self.device)], 1)
-        parts = [(z, self.head.codec)]
-        if self.head.task.forcing:  # from the frame before the last of the history on, as `predict` takes it
-            parts.append(
-                (
-                    self.cache.forcing(rows, frames + history - 2, 2 + self.head.bundle, self.device),
-                    self.head.forcing_codec,
-                )
-            )
-        z, *forcing = [z for z, _ in parts] if draw is None else augment(self.head.task, parts, draw)
-        seen, z_ref, error = z[:, : 1 + history], z[:, 1 + history :], 0.0
-        if is_disturbed:
-            keys = zip(places.tolist(), starts.tolist(), strict=True)
-            seen, error = self.disturb(
-                seen, starts, [generator(draw.initial_seed(), "disturb", *key) for key in keys]
-            )
+        # a first frame is its own past: the change is then zero
+        past = self.cache.batch(rows, (frames - 1).clamp_min(0), 1, self.device)
+        z = torch.cat([past, self.cache.batch(rows, frames, history + self.head.bundle, self.device)], 1)
+        series = [(z, self.head.codec)]
+        if self.head.task.forcing:  # `predict` needs it from the frame before the last of the history
+            first, count = frames + history - 2, 2 + self.head.bundle
+            series.append((self.cache.forcing(rows, first, count, self.device), self.head.forcing_codec))
+        z, *forcing = [z for z, _ in series] if rng is None else augment(self.head.task, series, rng)
+        z_in, z_ref, error = z[:, : 1 + history], z[:, 1 + history :], 0.0
+        if is_perturbed:
+            keys = zip(positions.tolist(), starts.tolist(), strict=True)
+            rngs = [generator(rng.initial_seed(), "disturb", *key) for key in keys]
+            z_in, error = self.perturb(z_in, starts, rngs)
         parameters = self.head.parameter_batch(
             self.cache.parameters[rows], *[self.head.forcing_codec.decode(z_forcing) for z_forcing in forcing]
         )
-        z_pred, tokens, facts = self.predict(seen, parameters, error)
-        return Drawn(z_ref.movedim(1, -2).flatten(-2) - z_pred, tokens, facts)
+        z_pred, tokens, facts = self.predict(z_in, parameters, error)
+        return ResidualBatch(z_ref.movedim(1, -2).flatten(-2) - z_pred, tokens, facts)
 
 
 class SteadyResiduals(FieldConditions):
     """Residuals of a steady task of a cache under random observations of its coefficient.
 
-    linear: of a trained prior; None: fitted here to the cache's training fields. is_pushed: a draw may begin
-    at a pushed one of the coefficient.
+    linear: the posterior of a trained prior; None: fitted here to the training fields of the cache.
+    is_pushed: samples may start from a sample of the coefficient.
     """
 
     is_pushed = True
@@ -174,14 +172,14 @@ class SteadyResiduals(FieldConditions):
         if linear is None:
             rows, device = cache.split["train"], head.scale.device
             codec = head.input_codec
-            known = codec.decode(cache.inputs(rows, device)[:, 0])
-            mean = head.physical(cache.batch(rows[:SIZED], 0, 1, device)).nanmean()
-            draw = generator(0, "images")
-            is_symmetric = symmetry(head.task, codec.space, draw) is not stay
+            fields = codec.decode(cache.inputs(rows, device)[:, 0])
+            mean = head.physical(cache.batch(rows[:FLOOR_ROWS], 0, 1, device)).nanmean()
+            rng = generator(0, "images")
+            is_symmetric = symmetry(head.task, codec.space, rng) is not stay
             linear = LinearPosterior.fit(
-                known,
+                fields,
                 FLOOR * float(mean),
-                (lambda v: symmetry(head.task, codec.space, draw)(v, codec)) if is_symmetric else None,
+                (lambda v: symmetry(head.task, codec.space, rng)(v, codec)) if is_symmetric else None,
             )
         super().__init__(operator, cache.task.name, linear)
 
@@ -191,10 +189,10 @@ class SteadyResiduals(FieldConditions):
     def start_weights(self) -> None:
         return None
 
-    def fields(self, split: str, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def fields(self, split: str, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(coefficient latents (batch, 1, *tokens, dim_a), solution latents (batch, 1, *tokens, dim),
-        parameters)."""
-        rows = self.cache.split[split][places]
+        parameters (batch, P)) of the rows `positions` of a split."""
+        rows = self.cache.split[split][positions]
         return (
             self.cache.inputs(rows, self.device),
             self.cache.batch(rows, 0, 1, self.device),
@@ -202,43 +200,41 @@ class SteadyResiduals(FieldConditions):
         )
 
     @torch.no_grad()
-    def draw(
+    def batch(
         self,
         split: str,
-        places: Tensor,
+        positions: Tensor,
         starts: Tensor,
-        draw: torch.Generator | None,
-        is_disturbed: bool = False,
-        is_begun: bool = False,
-    ) -> Drawn:
-        """Of rows `places` (positions in the split); draw: symmetry and observations, never None. is_begun:
-        with one v_s a row, where a draw begins.
+        rng: torch.Generator,
+        is_perturbed: bool = False,
+        has_start: bool = False,
+    ) -> ResidualBatch:
+        """Residuals of the rows `positions` of a split under random observations.
 
-        is_disturbed changes nothing: no state is fed back.
+        rng: of the augmentation and the observations. has_start: with one v_s per row, from which its sample
+        starts. starts and is_perturbed change nothing: a steady solution has one frame and is not fed back.
         """
-        z_in, z_ref, parameters = self.fields(split, places)
-        z_in, z_ref = augment(self.head.task, [(z_in, self.head.input_codec), (z_ref, self.head.codec)], draw)
+        z_in, z_ref, parameters = self.fields(split, positions)
+        z_in, z_ref = augment(self.head.task, [(z_in, self.head.input_codec), (z_ref, self.head.codec)], rng)
         v = self.head.input_codec.decode(z_in[:, 0])
-        sources = row_generators(draw.initial_seed(), rows=places.tolist())
-        observation = observe(v, draw_levels(v.shape[2:], sources), sources)
-        is_begun &= self.is_pushed
-        noise = torch.stack([torch.randn(1, *self.noise_shape, generator=source) for source in sources])
+        rngs = row_generators(rng.initial_seed(), rows=positions.tolist())
+        observation = observe(v, sample_levels(v.shape[2:], rngs), rngs)
+        has_start &= self.is_pushed
+        noise = torch.stack([torch.randn(1, *self.noise_shape, generator=row_rng) for row_rng in rngs])
         guess, tokens, facts, start = self.predict(
-            observation, parameters, send(noise, v.device) if is_begun else None
+            observation, parameters, send(noise, v.device) if has_start else None
         )
-        return Drawn(
-            self.logarithm(self.head.physical(z_ref[:, 0])) - guess,
-            tokens,
-            facts,
-            start if is_begun else None,
-        )
+        r = self.logarithm(self.head.physical(z_ref[:, 0])) - guess
+        return ResidualBatch(r, tokens, facts, start if has_start else None)
 
 
 Residuals = TransientResiduals | SteadyResiduals
 
 
-def schedule_of(all_residuals: dict[str, Residuals], split: str, batch_size: int, seed: int) -> Schedule:
-    """Batches of residuals: tasks in turn, starts by `start_weights`."""
+def residual_schedule(
+    all_residuals: dict[str, Residuals], split: str, batch_size: int, seed: int
+) -> Schedule:
+    """Schedule of residual batches: tasks alternate, window starts are sampled by `start_weights`."""
     return Schedule(
         {name: r.windows(split) for name, r in all_residuals.items()},
         batch_size,
@@ -247,56 +243,64 @@ def schedule_of(all_residuals: dict[str, Residuals], split: str, batch_size: int
     )
 
 
-def validation(residuals: Residuals, seed: int, batch_size: int, is_begun: bool = False) -> list[Drawn]:
+# ---- validation
+
+
+def validation_batches(
+    residuals: Residuals, seed: int, batch_size: int, has_start: bool = False
+) -> list[ResidualBatch]:
     """A fixed set of validation residuals, in batches."""
-    schedule = schedule_of({residuals.name: residuals}, "val", batch_size, seed + 1)
+    schedule = residual_schedule({residuals.name: residuals}, "val", batch_size, seed + 1)
     batches = [schedule.batch(step) for step in range(VALIDATION_BATCHES)]
     return [
-        residuals.draw("val", batch.rows, batch.starts, generator(seed, "validation", i), is_begun=is_begun)
+        residuals.batch(
+            "val", batch.rows, batch.starts, generator(seed, "validation", i), has_start=has_start
+        )
         for i, batch in enumerate(batches)
     ]
 
 
-def held_out_of(
+def validation_shard(
     all_residuals: dict[str, Residuals],
     seed: int,
     batch_size: int,
     ranks: Any,
-    make: Callable[[str, int, Drawn], Any],
+    make: Callable[[str, int, ResidualBatch], Any] | None = None,
 ) -> dict[str, list]:
-    """Task -> what make(task, number, drawn) makes of this rank's share of the numbered batches of
-    `validation`."""
+    """Task -> (task, number, batch) of the `validation_batches` in this rank's shard, or `make` of these."""
     return {
         name: [
-            make(name, number, drawn)
-            for number, drawn in enumerate(validation(source, seed, batch_size, True))
+            make(name, number, batch) if make else (name, number, batch)
+            for number, batch in enumerate(validation_batches(residuals, seed, batch_size, True))
             if number % ranks.world == ranks.rank
         ]
-        for name, source in all_residuals.items()
+        for name, residuals in all_residuals.items()
     }
 
 
 @torch.no_grad()
-def summed(held_out: dict[str, list], sums_of: Callable[[str, Any], Tensor], size: int, ranks: Any) -> list:
-    """For every task the sums (size,) over all ranks of sums_of(task, part) of what `held_out_of` gave, as
-    numbers. A collective."""
+def sum_by_task(
+    shard: dict[str, list], sums_of: Callable[[str, Any], Tensor], size: int, ranks: Any
+) -> list[list[float]]:
+    """For every task, sums_of(task, item) (size,) added up over the items of all ranks' shards. A
+    collective."""
 
-    def local() -> Tensor:
-        nothing = torch.zeros(size, dtype=torch.float64, device=ranks.device)
+    def local_sums() -> Tensor:
+        zeros = torch.zeros(size, dtype=torch.float64, device=ranks.device)
         return torch.stack(
-            [
-                sum((sums_of(name, part).double() for part in parts), nothing)
-                for name, parts in held_out.items()
-            ]
+            [sum((sums_of(name, item).double() for item in items), zeros) for name, items in shard.items()]
         )
 
-    return ranks.reduce_sum(ranks.agreed(local, "validating")).tolist()
+    return ranks.reduce_sum(ranks.agreed(local_sums, "validating")).tolist()
+
+
+# ---- training
 
 
 @dataclass(frozen=True)
-class Noised:
-    """Residuals r~ under their conditions, with a noise and an angle (in main memory) each. within: where
-    their rows lie in the global batch."""
+class NoisedBatch:
+    """Whitened residuals r~ with their conditions, noise and angle (on the CPU). within: the rows' place in
+    the global batch."""
 
     condition: Condition
     r: Tensor
@@ -306,54 +310,57 @@ class Noised:
 
 
 class Batches:
-    """The reserved residuals of all tasks, in the global batches of a stage; of each this rank has a share.
+    """The global training batches of a stage, of reserved residuals; every rank has a shard of each.
 
-    stream: of the random numbers, which are functions of (seed, step). ranks: rank and world. share: how many
-    rows a rank has; largest: the first step of the task that takes most memory.
+    stream: names the random numbers, which are functions of (seed, step). local_size: rows of a rank.
+    largest: first step of the task that needs most memory.
     """
 
     def __init__(
         self, residuals: dict[str, Residuals], size: int, seed: int, stream: str, ranks: Any, offset: int = 0
     ):
         self.residuals, self.size, self.seed, self.stream, self.ranks = residuals, size, seed, stream, ranks
-        self.schedule = schedule_of(residuals, "reserved", size, seed + offset)
+        self.schedule = residual_schedule(residuals, "reserved", size, seed + offset)
         self.largest = self.schedule.step_of_largest(
             {name: source.cache.frame_bytes for name, source in residuals.items()}
         )
-        self.share = len(self.batch(0))
+        self.local_size = len(self.shard(0))
 
-    def batch(self, step: int) -> Batch:
-        """This rank's share of a step's batch."""
+    def shard(self, step: int) -> Batch:
+        """This rank's rows of a step's batch."""
         return self.schedule.batch(step).shard(self.ranks.rank, self.ranks.world)
 
-    def shown(self, network: Corrector, step: int, part: slice) -> tuple[Tensor, Condition, slice]:
-        """(r~, its condition, where it lies in the global batch) of the rows `part` of the share."""
-        batch = self.batch(step)
-        drawn = self.residuals[batch.task].draw(
+    def whitened(self, network: Corrector, step: int, rows: slice) -> tuple[Tensor, Condition, slice]:
+        """(r~, its condition, place in the global batch) of `rows` of this rank's shard."""
+        shard = self.shard(step)
+        batch = self.residuals[shard.task].batch(
             "reserved",
-            batch.rows[part],
-            batch.starts[part],
+            shard.rows[rows],
+            shard.starts[rows],
             generator(self.seed, self.stream, "augment", step),
-            is_disturbed=True,
-            is_begun=True,
+            is_perturbed=True,
+            has_start=True,
         )
-        return *network.heads[batch.task].shown(*drawn), batch.within(part)
+        return *network.heads[shard.task].whitened(*batch), shard.within(rows)
 
     def noise(self, like: Tensor, within: slice, step: int, noises: int = 1) -> Tensor:
-        """`noises` of each row of `like` (rows, ...), which lie `within` the global batch of a step."""
+        """`noises` standard normal tensors for each row of `like` (rows, ...), the rows `within` the global
+        batch: (rows * noises, ...)."""
         noise = torch.randn(
             self.size, noises, *like.shape[1:], generator=generator(self.seed, self.stream, "noise", step)
         )
         return send(noise[within].flatten(0, 1), like.device)
 
-    def noised(self, network: Corrector, step: int, part: slice, noises: int = 1) -> Noised:
-        """The rows `part` of the share, each under `noises` noises and as many angles."""
-        r, condition, within = self.shown(network, step, part)
-        again = torch.arange(len(r), device=r.device).repeat_interleave(noises)
-        angle = draw_angles(
+    def noised(self, network: Corrector, step: int, rows: slice, noises: int = 1) -> NoisedBatch:
+        """`rows` of this rank's shard, each with `noises` noises and angles."""
+        r, condition, within = self.whitened(network, step, rows)
+        repeated = torch.arange(len(r), device=r.device).repeat_interleave(noises)
+        angle = sample_angles(
             self.size * noises,
             generator(self.seed, self.stream, "angle", step),
             network.heads[condition.name].largest,
         ).view(self.size, noises)
-        condition, noise = condition.rows(again), self.noise(r, within, step, noises)
-        return Noised(condition, r[again], condition.begin(noise), angle[within].flatten(), within)
+        condition, noise = condition.rows(repeated), self.noise(r, within, step, noises)
+        return NoisedBatch(
+            condition, r[repeated], condition.initial_state(noise), angle[within].flatten(), within
+        )

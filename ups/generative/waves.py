@@ -1,17 +1,18 @@
-"""What is linear in a draw: the flow, and the map from noise, of a Gaussian with the covariance of residuals.
+"""The linear part of a sampler: flow, and map from noise, of a Gaussian with the covariance of the residuals.
 
-Where shifted residuals are as likely, waves of different length along the token axes are uncorrelated: the
-covariance of the D numbers of a token is a Hermitian matrix for every wave, and its eigenvectors give numbers
-that are uncorrelated altogether, of standard deviations s (proper orthogonal decomposition of every wave). Of
+If the law of residuals is invariant under shifts, different waves along the token axes are uncorrelated. The
+covariance of the D numbers of a token is then one Hermitian matrix per wave, and its eigenvectors give
+uncorrelated coefficients with standard deviations s (a proper orthogonal decomposition of every wave). For
 N(0, s^2), with x = cos(angle) r + sin(angle) noise and v = s^2 cos^2 + sin^2,
 
     velocity of the flow   F = x sin cos (1 - s^2) / v          spread of the rest of F given x:  s / sqrt(v)
     end of the flow        y = x s / sqrt(v)
 
-(ups/generative/diffusion.py). A network over it learns the rest, in units of that spread: what a residual
-never does no draw does, and before a step is trained draws have the residuals' spectrum. Along walls waves
-are those of `ups.common.spectral.FieldTransform`, and this is an approximation that the network has to make
-good."""
+(ups/generative/diffusion.py). The network learns the rest in units of that spread. So samples have the
+spectrum of the residuals before the first training step, and no sample leaves the span of the residuals.
+Along walls, waves are those of `ups.common.spectral.FieldTransform`; there this is an approximation that the
+network corrects.
+"""
 
 from collections.abc import Sequence
 
@@ -20,13 +21,14 @@ from torch import Tensor, nn
 
 from ups.common.spectral import FieldTransform
 
-LARGEST = 2**22  # numbers in the eigenvectors of all waves; with more each number of a token is left alone
-LEAST = 1e-3  # of the largest standard deviation: what is smaller is noise of the codec
+LARGEST = 2**22  # numbers in the eigenvectors of all waves; with more, no eigenvectors are used
+LEAST = 1e-3  # of the largest standard deviation: smaller ones are rounding errors of the tokenizer
 SMALLEST_SINE = 1e-3
 
 
 class Waves(nn.Module):
-    """Of residuals (batch, *tokens, dim), whitened number by number; std (waves, dim) is one until `fit`."""
+    """Waves of residuals (batch, *tokens, dim) whose components have unit variance; std (waves, dim), one
+    before `fit`."""
 
     def __init__(self, tokens: Sequence[int], dim: int, boundary: str):
         super().__init__()
@@ -63,13 +65,13 @@ class Waves(nn.Module):
         return self._joined(x, linear, rest, self.std / variance.sqrt())
 
     def map(self, x: Tensor, angle: Tensor, rest: Tensor) -> Tensor:
-        """The F of a student, whose draw is cos(angle) x - sin(angle) F."""
+        """The F of a student, whose sample is cos(angle) x - sin(angle) F."""
         cos, sin, variance = self._at(angle)
         spread = self.std / variance.sqrt()
         return self._joined(x, (cos - spread) / sin.clamp_min(SMALLEST_SINE), rest, spread)
 
-    def coloured(self, noise: Tensor) -> Tensor:
-        """Draws of the Gaussian itself from white noise."""
+    def sample_gaussian(self, noise: Tensor) -> Tensor:
+        """Samples of the Gaussian from white noise (batch, *tokens, dim)."""
         return self._back(self.std * self._mixed(self._waves(noise)))
 
     def _at(self, angle: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -81,7 +83,7 @@ class Waves(nn.Module):
         return self._back(linear * x_hat + spread * rest_hat)
 
     def _back(self, found: Tensor) -> Tensor:
-        """Of what `_mixed` gives, (batch, *tokens, dim)."""
+        """Inverse of `_mixed` and `_waves`: (batch, *tokens, dim)."""
         if self.is_mixed:
             found = (found.movedim(1, 0) @ self._eigenvectors(found).mH).movedim(0, 1)
         return self.transform.inverse(found.movedim(1, -1)).movedim(1, -1)

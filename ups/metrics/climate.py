@@ -1,10 +1,9 @@
-"""Statistics of long rollouts on an invariant measure, beside the truth's: what is left to judge by when no
-trajectory can be followed any more.
+"""Statistics of long rollouts against the truth's, after the time to which a trajectory is predictable.
 
-u (n, T, C, *space) and u_ref (m, T', C, *space) of the same process in equal steps, both after what they
-started from is forgotten; float64 inside. None of the figures sees all: values of the right distribution may
-be white in space (spectrum) or in time (memory), and a frozen field of the truth has every figure right but
-the memory.
+u (n, T, C, *space) and u_ref (m, T', C, *space) are of one process with equal time steps, both after the
+initial condition is forgotten; float64 inside. No single statistic suffices: values of the right distribution
+may be white in space (spectrum) or in time (memory), and a frozen field of the truth is wrong in the memory
+alone.
 """
 
 import math
@@ -18,15 +17,15 @@ NUM_QUANTILES = 999
 
 
 def quantiles(u: Tensor) -> Tensor:
-    """(C, NUM_QUANTILES) of the values at points of u (n, T, C, *space)."""
+    """Quantiles (C, NUM_QUANTILES) of the values of u (n, T, C, *space) at points."""
     flat = u.double().movedim(2, 0).flatten(1).sort(1).values
     places = (torch.arange(NUM_QUANTILES, dtype=torch.float64) + 0.5) / NUM_QUANTILES * flat.shape[1]
     return flat[:, places.long()]
 
 
 def memory(u: Tensor) -> Tensor:
-    """(C,) frames after which the correlation of a point with itself falls below 1 / e, interpolated; half of
-    the frames where it does not."""
+    """Frames (C,) after which the autocorrelation at a point falls below 1 / e, interpolated; half of the
+    frames if it does not."""
     away = u.double() - u.double().mean((0, 1, *range(3, u.ndim)), keepdim=True)
     most = max(1, u.shape[1] // 2)
     axes = (0, 1, *range(3, u.ndim))
@@ -45,10 +44,12 @@ def memory(u: Tensor) -> Tensor:
 
 
 def climate(u: Tensor, u_ref: Tensor, boundary: str) -> dict[str, float]:
-    """variance: that of values at points over the truth's; spectrum_error: mean |log10| of the energy of
-    deviations from the truth's mean over the truth's, octaves; distance: Wasserstein's of values at points,
-    over the truth's standard deviation; memory: `memory` over the truth's. Means over channels; inf where u
-    is not finite."""
+    """Statistics of u relative to those of u_ref, means over channels; inf if u is not finite.
+
+    variance: ratio of the variances at points; spectrum_error: mean |log10| ratio of the energies of
+    deviations from the truth's mean, over octaves; distance: Wasserstein distance of the values at points,
+    over the truth's standard deviation; memory: ratio of `memory`.
+    """
     if not bool(u.isfinite().all()):
         return dict.fromkeys(("variance", "spectrum_error", "distance", "memory"), math.inf)
     points = (0, 1, *range(3, u.ndim))

@@ -1,20 +1,18 @@
-"""Scores of ensemble forecasts: does the spread say how wrong the forecast is, and do members look like the
-truth?
+"""Scores of ensemble forecasts: error of the distribution, calibration, and structure of the members.
 
-Axes: members (n, M, T, C, *space), u_ref (n, T, C, *space) in physical units, 1 to 3 space axes, float64
-inside. M = 1 is a deterministic forecast. Everything is kept per trajectory, so means and intervals do not
-depend on the batch size:
+Axes: members (n, M, T, C, *space), u_ref (n, T, C, *space) in physical units, 1 to 3 space axes; float64
+inside. M = 1 is a deterministic forecast. Scores are stored per trajectory, so that means and intervals do
+not depend on the batch size:
 
     scores = merge([score_ensemble(members, ref, boundary) for members, ref in batches])
     row = summarise_ensemble(scores, num_bootstrap, seed)                     # numbers with 95 % intervals
 
-No single score suffices: CRPS hardly sees the spread (half of it costs 8 %), and neither CRPS, spread/skill
-nor ranks see spatial structure; the energy score and spectra do. A calibrated member has sqrt(2)
-the error of a perfect mean, so accuracy is that of the ensemble mean. `ENSEMBLES` has a row for every metric.
+No single score suffices. CRPS is insensitive to the spread (half of it costs 8 %), and neither CRPS,
+spread/skill nor ranks see spatial structure; energy score and spectra do. A calibrated member has sqrt(2)
+times the error of a perfect mean, so accuracy is measured on the ensemble mean. `ENSEMBLES` has a row for
+every metric.
 """
 
-import math
-import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,170 +20,78 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups.metrics.calibration import (
+    coverage,
+    outlier_fraction,
+    ranks,
+    spread_bins,
+    spread_skill,
+    spread_skill_bins,
+    spread_slope,
+)
 from ups.metrics.errors import check_shapes, rmse
 from ups.metrics.intervals import (
     CHUNK,
     Metric,
     Moments,
     Scores,
+    Statistic,
     compare,
     defined_mean,
     entry,
     merge,
-    number,
     numbers,
     rank_evenness,
     ratio,
     summarise,
 )
 from ups.metrics.joint import JOINT
-from ups.metrics.mask import cell_mean, filled, fraction, known_cells
+from ups.metrics.mask import cell_mean, filled, fraction, valid_cells
 from ups.metrics.proper import check_members, energy_score, expected_crps, fair_crps
 from ups.metrics.spectra import rms, spectrum_error
 
 LEVELS = (0.5, 0.9)  # nominal probabilities of the central intervals whose coverage is reported
-NUM_BINS = 10  # of predicted spread
-# stored bins per decade of spread / RMS of the truth, and in all, from 1e-6 to 1e2
-FINE, NUM_FINE = 16, 8 * 16
-# |x|^2 + |y|^2 - 2 x.y would lose small distances, and the zero of equal draws
-POINTS = 16  # per axis, whose ranks are counted: neighbouring cells are no independent draws
-CASES = 64  # in one call of the energy score, whose pairs of members then stay in the cache
-
-
-def spread_skill(members: Tensor, u_ref: Tensor) -> tuple[Tensor, Tensor]:
-    """(unbiased variance over members, squared error of their mean), each averaged over space -> (n, T, C).
-
-    Spread/skill ratio SSR = sqrt((M + 1) / M * mean variance) / sqrt(mean squared error), means before the
-    roots (Fortin et al. 2014): 1 where truth and members are exchangeable, at every M. A single member has
-    variance 0.
-    """
-    check_members(members, u_ref, "spread_skill")
-    x, known = members.double(), known_cells(u_ref)
-    variance = x.var(1) if x.shape[1] > 1 else torch.zeros_like(x[:, 0])
-    return cell_mean(variance, known), cell_mean((x.mean(1) - u_ref.double()).square(), known)
-
-
-def _spread_bins(members: Tensor, u_ref: Tensor) -> Tensor:
-    """Sums over points in bins of predicted spread: count, (M+1)/M variance, squared error of the mean -> (n,
-    T, 3, NUM_FINE).
-
-    Relative to the RMS of the truth in the frame and field (none where that is zero). A point's bin is given
-    by the first half of the members, the variance summed is the other half's: else the sampling error that
-    chose the bin would flatten the curve.
-    """
-    x, y, count = members.double(), u_ref.double(), members.shape[1]
-    sums = y.new_zeros(*y.shape[:2], 3, NUM_FINE)
-    if count < 4:  # a half has no variance
-        return sums
-    scale = rms(y).reshape(*y.shape[:3], *[1] * (y.ndim - 3)).square().expand_as(y)
-    known = known_cells(y)
-    x, y = filled(x, known), filled(y, known)
-    unit, kept = torch.where(scale > 0, scale, 1.0) * count / (count + 1), filled((scale > 0).double(), known)
-    first, second = x[:, : count // 2].var(1) / unit, x[:, count // 2 :].var(1) / unit
-    index = ((0.5 * first.log10() + 6) * FINE).clamp(0, NUM_FINE - 1).long().flatten(2)
-    error = (x.mean(1) - y).square() / (unit * (count + 1) / count)
-    for row, value in enumerate((kept, kept * second, kept * error)):
-        sums[:, :, row].scatter_add_(2, index, value.flatten(2))
-    return sums
-
-
-def rank_histogram(members: Tensor, u_ref: Tensor, generator: torch.Generator, stride: int = 1) -> Tensor:
-    """Counts of the rank 0..M of the truth among the members, over fields and every stride-th cell -> (n, T,
-    M + 1).
-
-    Ties are broken at random by `generator` (on the CPU). Flat where truth and members are exchangeable
-    (Hamill 2001).
-    """
-    check_members(members, u_ref, "rank_histogram")
-    thin = (..., *[slice(None, None, stride)] * (u_ref.ndim - 3))
-    x, y = members[thin].cpu(), u_ref[thin].cpu()[:, None]
-    below, ties = (x < y).sum(1), (x == y).sum(1)
-    rank = below + (torch.rand(ties.shape, generator=generator, dtype=torch.float64) * (ties + 1)).long()
-    counts = torch.zeros(*rank.shape[:2], x.shape[1] + 1, dtype=torch.float64)
-    return counts.scatter_add_(2, rank.flatten(2), (~y[:, 0].isnan()).double().flatten(2))
-
-
-def outlier_share(counts: Tensor) -> Tensor:
-    """Share of truths outside the ensemble over its expectation 2/(M+1), of rank counts (..., M + 1) ->
-    (...); NaN for M = 1."""
-    bins = counts.shape[-1]
-    return (counts[..., 0] + counts[..., -1]) / counts.sum(-1) * (bins / 2 if bins > 2 else math.nan)
-
-
-def coverage(counts: Tensor, level: float) -> Tensor:
-    """Share of truths in the central interval of probability `level`, of rank counts (..., M + 1) -> (...).
-
-    k = (M + 1)(1 - level)/2 of the M + 1 gaps between members are cut off at each end; of the gap in which a
-    fractional k ends the kept part counts. So exchangeable members give `level` exactly at every M, whatever
-    the distribution; interpolated quantiles do not (the whole range of M = 16 has 88 %). NaN for k <= 1/2 (M
-    < 10 at 90 %): most outliers would be covered.
-    """
-    bins = counts.shape[-1]
-    edges = (torch.arange(bins + 1, dtype=torch.float64) - bins / 2).clamp(
-        -level * bins / 2, level * bins / 2
-    )
-    return (
-        (counts * edges.diff()).sum(-1)
-        / counts.sum(-1)
-        * (1.0 if bins * (1 - level) > 1 + 1e-9 else math.nan)
-    )
-
-
-def _ranks(members: Tensor, u_ref: Tensor, stride: int) -> Tensor:
-    """rank_histogram whose tie-breaking is seeded by each frame's truth, so that it does not depend on the
-    batch."""
-    counts = [
-        rank_histogram(
-            x[None, :, None],
-            y[None, None],
-            torch.Generator().manual_seed(zlib.crc32(y.cpu().contiguous().numpy().tobytes())),
-            stride,
-        )
-        for x, y in zip(members.transpose(1, 2).flatten(0, 1), u_ref.flatten(0, 1), strict=True)
-    ]
-    return torch.cat(counts).reshape(*u_ref.shape[:2], -1)
+POINTS = 16  # per axis, whose ranks are counted; neighbouring cells are not independent
+CASES = 64  # in one call of the energy score, so that the pairs of members stay in the processor's cache
 
 
 def _score_chunk(
-    members: Tensor, u_ref: Tensor, boundary: str, reference: Tensor | None, stride: int, draws: Tensor | None
+    members: Tensor, u_ref: Tensor, boundary: str, reference: Tensor | None, stride: int, exact: Tensor | None
 ) -> Scores:
-    """Everything that is per frame, each tensor (n, T, ...)."""
-    known, cells = known_cells(u_ref), (..., *[None] * (u_ref.ndim - 2))
-    broken = ~filled(members, known).isfinite().all(1).flatten(2).all(2)
+    """Scores per frame, each tensor (n, T, ...)."""
+    valid, cells = valid_cells(u_ref), (..., *[None] * (u_ref.ndim - 2))
+    broken = ~filled(members, valid).isfinite().all(1).flatten(2).all(2)
     if reference is not None:
-        broken = broken | ~filled(reference, known).isfinite().flatten(2).all(2)
-        reference = filled(torch.where(broken[cells], u_ref, reference), known, torch.nan)
+        broken = broken | ~filled(reference, valid).isfinite().flatten(2).all(2)
+        reference = filled(torch.where(broken[cells], u_ref, reference), valid, torch.nan)
     x, y = torch.where(broken[cells][:, None], u_ref[:, None], members).double(), u_ref.double()
-    x = filled(x, known, torch.nan)
+    x = filled(x, valid, torch.nan)
     variance, squared = spread_skill(x, y)
     # (n T, M, C, *space)
-    frames, frames_ref = (filled(u, known) for u in (x.transpose(1, 2).flatten(0, 1), y.flatten(0, 1)))
-    scores = [energy_score(*part) for part in zip(frames.split(CASES), frames_ref.split(CASES), strict=True)]
+    frames, frames_ref = (filled(u, valid) for u in (x.transpose(1, 2).flatten(0, 1), y.flatten(0, 1)))
+    energy = [energy_score(*part) for part in zip(frames.split(CASES), frames_ref.split(CASES), strict=True)]
     # (n T C, M, *space)
     fields, fields_ref = frames.transpose(1, 2).flatten(0, 1), frames_ref.flatten(0, 1)
-    share, size = fraction(known), torch.as_tensor(fraction(known)).double().mean().sqrt()
+    valid_fraction = fraction(valid)
+    size = torch.as_tensor(valid_fraction).double().mean().sqrt()
     out = {
-        "crps": fair_crps(fields, fields_ref).view(y.shape[:3]) / share,
+        "crps": fair_crps(fields, fields_ref).view(y.shape[:3]) / valid_fraction,
         "variance": variance,
         "squared_error": squared,
         "member_rmse": torch.stack([rmse(member, y) for member in x.unbind(1)]).mean(0),
-        "energy_score": torch.cat(scores).view(y.shape[:2]) / size,
-        "ranks": _ranks(members, u_ref, stride).to(y.device),
-        "spread_bins": _spread_bins(x, y),
+        "energy_score": torch.cat(energy).view(y.shape[:2]) / size,
+        "ranks": ranks(members, u_ref, stride).to(y.device),
+        "spread_bins": spread_bins(x, y),
         "spectrum_error": spectrum_error(x, y, boundary),
     }
     if reference is not None:
         out["residual_spectrum_error"] = spectrum_error(x, y, boundary, reference)
-    if draws is not None:
-        law = filled(draws.double(), known)
-        out["crps"] = (
-            expected_crps(fields, law.transpose(1, 2).flatten(0, 1).transpose(1, 2).flatten(0, 1)).view(
-                y.shape[:3]
-            )
-            / share
-        )
-        away = (x.mean(1) - law.mean(1)).square() + law.var(1, correction=0)
-        out["squared_error"] = cell_mean(away, known)
+    if exact is not None:
+        exact = filled(exact.double(), valid)
+        samples = exact.transpose(1, 2).flatten(0, 1).transpose(1, 2).flatten(0, 1)
+        out["crps"] = expected_crps(fields, samples).view(y.shape[:3]) / valid_fraction
+        expected = (x.mean(1) - exact.mean(1)).square() + exact.var(1, correction=0)
+        out["squared_error"] = cell_mean(expected, valid)
     out = {
         name: value.masked_fill(broken[(..., *[None] * (value.ndim - 2))], torch.inf)
         for name, value in out.items()
@@ -199,38 +105,37 @@ def score_ensemble(
     boundary: str,
     reference: Tensor | None = None,
     rank_stride: int | None = None,
-    draws: Tensor | None = None,
-) -> dict[str, Tensor]:
-    """Per-trajectory quantities of a batch, float64 on the CPU, every tensor with n first; join batches with
-    `merge_ensembles`.
+    exact: Tensor | None = None,
+) -> Scores:
+    """Scores of each trajectory of a batch, float64 on the CPU, n first; join batches with `merge`.
 
-    crps, variance, squared_error (of the mean), member_rmse, ref_rms, spectrum_error, residual_spectrum_error
-    (only with `reference`, the operator's prediction): (n, T, C). draws (n, K, T, C, *space): of the law that
-    the truth comes from, where it is known; crps and squared_error are then means over these in place of the
-    one truth, which are expected to be the same and owe less to chance. energy_score: (n, T), over fields and
-    cells, in the units of an RMSE. ranks: (n, T, M + 1), of every rank_stride-th cell per axis (default:
-    about POINTS per axis). spread_bins: (n, 3, NUM_FINE). nonfinite: (n, T), 1 where any member has a NaN or
-    inf; scores of such frames are inf. Cells in which the truth is NaN in every frame do not count. Raises
-    ValueError for shapes that do not fit or a truth that is not finite in other cells.
+    reference: the operator's prediction, as u_ref. rank_stride: ranks are counted in every rank_stride-th
+    cell per axis; default: about POINTS cells per axis. exact (n, K, T, C, *space): samples of the
+    distribution of the truth, if it is known; crps and squared_error are then means over these samples
+    instead of the one truth, with the same expectation and less noise.
+
+    Returns crps, variance, squared_error (of the mean), member_rmse, ref_rms, spectrum_error and, with
+    `reference`, residual_spectrum_error: (n, T, C); energy_score (n, T), over fields and cells, in units of
+    an RMSE; ranks (n, T, M + 1); spread_bins (n, 3, NUM_FINE); nonfinite (n, T), 1 if a member has a NaN or
+    inf; the scores of such frames are inf. Cells where the truth is NaN in every frame do not count. Raises
+    ValueError for shapes that do not fit, or a truth that is not finite in other cells.
     """
     check_members(members, u_ref, "score_ensemble")
     check_shapes(u_ref if reference is None else reference, u_ref)
-    if draws is not None:
-        check_members(draws, u_ref, "score_ensemble, draws,")
+    if exact is not None:
+        check_members(exact, u_ref, "score_ensemble, exact,")
     stride = max(1, min(u_ref.shape[3:]) // POINTS) if rank_stride is None else rank_stride
     frame = members[0, :, 0].numel()
     frames, size = max(1, CHUNK // frame), max(1, CHUNK // (frame * u_ref.shape[1]))
     rows = []
     for i in range(0, len(u_ref), size):
-        x, y, known, law = (
-            None if u is None else u[i : i + size] for u in (members, u_ref, reference, draws)
-        )
+        x, y, pred, law = (None if u is None else u[i : i + size] for u in (members, u_ref, reference, exact))
         parts = [
             _score_chunk(
                 x[:, :, t : t + frames],
                 y[:, t : t + frames],
                 boundary,
-                None if known is None else known[:, t : t + frames],
+                None if pred is None else pred[:, t : t + frames],
                 stride,
                 None if law is None else law[:, :, t : t + frames],
             )
@@ -241,63 +146,40 @@ def score_ensemble(
     return {**out, "spread_bins": out["spread_bins"].sum(1)}
 
 
-def _joined(sums: Tensor) -> Tensor:
-    """Sums (B, 3, NUM_FINE) of score_ensemble in NUM_BINS bins of equally many points -> (B, 3, NUM_BINS)."""
-    position = (sums[:, :1].cumsum(2) - sums[:, :1] / 2) / sums[:, :1].sum(2, keepdim=True).clamp_min(1e-30)
-    index = (position.nan_to_num(0.0) * NUM_BINS).clamp(0, NUM_BINS - 1).long().expand_as(sums)
-    return torch.zeros(len(sums), 3, NUM_BINS, dtype=torch.float64).scatter_add_(2, index, sums)
+# ---- moments of the metrics
 
 
-def spread_slope(sums: Tensor) -> Tensor:
-    """Slope of rmse over spread, by least squares weighted with the counts of the bins, of sums (B, 3,
-    NUM_FINE) -> (B,).
-
-    1 where the spread tells quiet points from uncertain ones; NaN where it varies too little to tell.
-    """
-    count, variance, error = _joined(sums).unbind(1)
-    spread, rmse = ((part / count.clamp_min(1e-30)).sqrt() for part in (variance, error))
-    weight = count / count.sum(1, keepdim=True)
-    away = spread - (weight * spread).sum(1, keepdim=True)
-    slope = (weight * away * rmse).sum(1) / (weight * away.square()).sum(1)
-    return torch.where((count > 0).sum(1) > 1, slope, torch.nan)
-
-
-def spread_skill_bins(sums: Tensor) -> dict[str, Any]:
-    """Curve of sums (3, NUM_FINE): spread, rmse (relative to the RMS of the truth), count of bins with
-    points; slope."""
-    bins = _joined(sums[None])[0]
-    count, variance, error = bins[:, bins[0] > 0]
-    return {
-        "spread": numbers((variance / count).sqrt()),
-        "rmse": numbers((error / count).sqrt()),
-        "count": numbers(count),
-        "slope": number(spread_slope(sums[None])[0]),
-    }
-
-
-# ---- rows
-
-
-def _inflated(scores: Scores) -> Tensor:
-    """Variance over members times (M + 1) / M: what the squared error of the mean is where they are
-    exchangeable."""
+def _spread_squared(scores: Scores) -> Tensor:
+    """Variance over members times (M + 1) / M: the expected squared error of the mean of exchangeable
+    members."""
     num_members = scores["ranks"].shape[2] - 1
     return scores["variance"] * (num_members + 1) / num_members
 
 
-def _relative(scores: Scores, squares: bool) -> Tensor:
-    """nRMSE of the mean (from squared errors) or of a member, per frame and field."""
-    return ratio(scores["squared_error"].sqrt() if squares else scores["member_rmse"], scores["ref_rms"])
+def _nrmse_mean(scores: Scores) -> Tensor:
+    return ratio(scores["squared_error"].sqrt(), scores["ref_rms"])
 
 
-def _mean_of(name: str) -> Any:
-    """Moments of the mean of scores[name] over frames and fields; None where it was not scored."""
-    return lambda scores, _: defined_mean(scores[name].flatten(1)) if name in scores else None
+def _nrmse_member(scores: Scores) -> Tensor:
+    return ratio(scores["member_rmse"], scores["ref_rms"])
 
 
-def _calibration(scores: Scores, by_lead: bool) -> Moments:
-    """Spread over skill of each field, mean over fields: of all leads together, or of each."""
-    both = torch.stack([_inflated(scores), scores["squared_error"]], 1)
+def _mean(values: str | Callable[[Scores], Tensor], by_lead: bool = False) -> Any:
+    """Moments of the mean of values (n, T, ...), or of a score by its name, over frames and fields; by_lead:
+    over fields. None if there is no such score."""
+
+    def moments(scores: Scores, _: object) -> Moments | None:
+        found = scores.get(values) if isinstance(values, str) else values(scores)
+        if found is None:
+            return None
+        return defined_mean(found, 2) if by_lead else defined_mean(found.flatten(1))
+
+    return moments
+
+
+def _calibration(scores: Scores, _: object, by_lead: bool = False) -> Moments:
+    """Spread over skill of each field, mean over fields; over all leads or by_lead."""
+    both = torch.stack([_spread_squared(scores), scores["squared_error"]], 1)
     num_fields = both.shape[3]
 
     def root_ratio(mean: Tensor) -> Tensor:
@@ -307,14 +189,52 @@ def _calibration(scores: Scores, by_lead: bool) -> Moments:
     return (both if by_lead else both.mean(2)).flatten(1), root_ratio
 
 
-def _root_by_lead(squares: Tensor) -> Moments:
-    num_fields = squares.shape[2]
-    return squares.flatten(1), lambda mean: mean.unflatten(1, (-1, num_fields)).sqrt().mean(2)
+def _root_by_lead(squares: Callable[[Scores], Tensor]) -> Any:
+    """Moments of the root of the mean of squares (n, T, C) over trajectories, mean over fields, by lead."""
+
+    def moments(scores: Scores, _: object) -> Moments:
+        values = squares(scores)
+        num_fields = values.shape[2]
+        return values.flatten(1), lambda mean: mean.unflatten(1, (-1, num_fields)).sqrt().mean(2)
+
+    return moments
 
 
-def _of_ranks(statistic: Callable[[Tensor], Tensor]) -> Any:
+def _squared_error(scores: Scores) -> Tensor:
+    return scores["squared_error"]
+
+
+def _of_ranks(statistic: Statistic) -> Any:
     """Moments of a statistic of the counts of ranks over all leads."""
-    return lambda scores, _: (scores["ranks"].sum(1), statistic)
+
+    def moments(scores: Scores, _: object) -> Moments:
+        return scores["ranks"].sum(1), statistic
+
+    return moments
+
+
+def _slope(scores: Scores, _: object) -> Moments:
+    return scores["spread_bins"].flatten(1), lambda mean: spread_slope(mean.unflatten(1, (3, -1)))
+
+
+def _num_nonfinite(scores: Scores) -> int:
+    return int(scores["nonfinite"].amax(1).sum())
+
+
+def _num_members(scores: Scores) -> int:
+    return scores["ranks"].shape[2] - 1
+
+
+def _num_trajectories(scores: Scores) -> int:
+    return len(scores["crps"])
+
+
+def _spread_curve(scores: Scores) -> dict[str, Any]:
+    return spread_skill_bins(scores["spread_bins"].sum(0))
+
+
+def _rank_counts(scores: Scores) -> list:
+    return numbers(scores["ranks"].sum((0, 1)))
 
 
 ENSEMBLES = (
@@ -322,52 +242,52 @@ ENSEMBLES = (
         "crps",
         "CRPS",
         "continuous ranked probability score, fair: error of a forecast distribution, units of the field",
-        _mean_of("crps"),
+        _mean("crps"),
         is_compared=True,
     ),
     Metric(
         "energy_score",
         "energy score",
         "the same for whole fields: sees whether points vary together; units of an RMSE",
-        _mean_of("energy_score"),
+        _mean("energy_score"),
         is_compared=True,
     ),
     Metric(
         "nrmse_mean",
         "nRMSE of the mean",
         "ensemble mean against the truth, per frame and field, as nRMSE elsewhere",
-        lambda scores, _: defined_mean(_relative(scores, True).flatten(1)),
+        _mean(_nrmse_mean),
         is_compared=True,
     ),
     Metric(
         "nrmse_member",
         "nRMSE of a member",
-        "single members; sqrt(2) times that of the mean where the spread is right",
-        lambda scores, _: defined_mean(_relative(scores, False).flatten(1)),
+        "single members; sqrt(2) times that of the mean if the spread is right",
+        _mean(_nrmse_member),
         best=None,
     ),
     Metric(
         "ssr",
         "spread / skill",
-        "spread over error of the mean, with (M+1)/M; 1 is calibrated, below 1 too sure",
-        lambda scores, _: _calibration(scores, False),
+        "spread over error of the mean, with (M+1)/M; 1 is calibrated, below 1 overconfident",
+        _calibration,
         best=1.0,
     ),
     *[
         Metric(
             f"coverage_{100 * level:.0f}",
             f"coverage, {100 * level:.0f} %",
-            f"share of truths in the central {100 * level:.0f} % interval, exact for finite M",
+            f"fraction of truths in the central {100 * level:.0f} % interval, exact for finite M",
             _of_ranks(partial(coverage, level=level)),
             best=level,
         )
         for level in LEVELS
     ],
     Metric(
-        "outlier_share",
+        "outlier_fraction",
         "outliers / expected",
-        "share of truths outside the ensemble over 2/(M+1)",
-        _of_ranks(outlier_share),
+        "fraction of truths outside the ensemble over 2/(M+1)",
+        _of_ranks(outlier_fraction),
         best=1.0,
     ),
     Metric(
@@ -380,55 +300,35 @@ ENSEMBLES = (
         "spectrum_error",
         "spectrum error",
         "mean |log10| of members' energy over true energy, octaves of the wave number",
-        _mean_of("spectrum_error"),
+        _mean("spectrum_error"),
         is_compared=True,
     ),
     Metric(
         "residual_spectrum_error",
         "residual spectrum error",
         "the same of sampled residuals and true ones",
-        _mean_of("residual_spectrum_error"),
+        _mean("residual_spectrum_error"),
         is_compared=True,
     ),
     *JOINT,
-    Metric(
-        "spread_slope",
-        moments=lambda scores, _: (
-            scores["spread_bins"].flatten(1),
-            lambda mean: spread_slope(mean.unflatten(1, (3, -1))),
-        ),
-    ),
-    Metric(
-        "crps_by_lead",
-        moments=lambda scores, _: defined_mean(scores["crps"], 2),
-        has_ends=True,
-        is_compared=True,
-    ),
-    Metric(
-        "nrmse_mean_by_lead",
-        moments=lambda scores, _: defined_mean(_relative(scores, True), 2),
-        is_compared=True,
-    ),
-    Metric("spread_by_lead", moments=lambda scores, _: _root_by_lead(_inflated(scores))),
-    Metric("rmse_by_lead", moments=lambda scores, _: _root_by_lead(scores["squared_error"])),
-    Metric("ssr_by_lead", moments=lambda scores, _: _calibration(scores, True), has_ends=True),
+    # lists for figures, which need no label
+    Metric("spread_slope", moments=_slope),
+    Metric("crps_by_lead", moments=_mean("crps", by_lead=True), has_ends=True, is_compared=True),
+    Metric("nrmse_mean_by_lead", moments=_mean(_nrmse_mean, by_lead=True), is_compared=True),
+    Metric("spread_by_lead", moments=_root_by_lead(_spread_squared)),
+    Metric("rmse_by_lead", moments=_root_by_lead(_squared_error)),
+    Metric("ssr_by_lead", moments=partial(_calibration, by_lead=True), has_ends=True),
     Metric(
         "nonfinite_trajectories",
         "non-finite trajectories",
         "with NaN or inf in any member",
         best=None,
-        plain=lambda scores: int(scores["nonfinite"].amax(1).sum()),
+        plain=_num_nonfinite,
     ),
-    Metric(
-        "num_members",
-        "members",
-        "size of the ensemble",
-        plain=lambda scores: scores["ranks"].shape[2] - 1,
-        best=None,
-    ),
-    Metric("num_trajectories", plain=lambda scores: len(scores["crps"])),
-    Metric("spread_skill_bins", plain=lambda scores: spread_skill_bins(scores["spread_bins"].sum(0))),
-    Metric("rank_histogram", plain=lambda scores: numbers(scores["ranks"].sum((0, 1)))),
+    Metric("num_members", "members", "size of the ensemble", best=None, plain=_num_members),
+    Metric("num_trajectories", plain=_num_trajectories),
+    Metric("spread_skill_bins", plain=_spread_curve),
+    Metric("rank_histogram", plain=_rank_counts),
 )
 ENSEMBLE = {metric.name: metric for metric in ENSEMBLES}
 
@@ -436,8 +336,7 @@ ENSEMBLE = {metric.name: metric for metric in ENSEMBLES}
 def summarise_ensemble(
     scores: Scores, num_bootstrap: int, seed: int, groups: Tensor | None = None
 ) -> dict[str, Any]:
-    """One model's row: every metric of `ENSEMBLES`, null where not finite or undefined, and lists by lead
-    (physical units)."""
+    """One model's row of results.json: every metric of `ENSEMBLES`; null if not finite or undefined."""
     return {
         **summarise(ENSEMBLES, scores, num_bootstrap, seed, None, groups),
         "rank_ratio": entry(rank_evenness(scores["ranks"], num_bootstrap, seed, groups)),
@@ -447,12 +346,11 @@ def summarise_ensemble(
 def compare_ensembles(
     scores: Scores, baseline: Scores, num_bootstrap: int, seed: int, groups: Tensor | None = None
 ) -> dict[str, dict]:
-    """metric(scores) / metric(baseline) with paired intervals, below 1 is better; the scores are fair, so M
-    may differ.
+    """metric(scores) / metric(baseline) with paired intervals; below 1 is better.
 
-    Every metric of `ENSEMBLES` that is compared, where both have it -> {value, low, high}, lists [T] of one
-    by lead.
-    ssr_less: spread/skill less the baseline's.
+    Every metric of `ENSEMBLES` with is_compared that both have -> {value, low, high}, or lists (T) of these
+    by lead. ssr_less: spread/skill minus the baseline's. The scores are fair, so the numbers of members may
+    differ. Raises ValueError if the scores are of different cases.
     """
     if scores["crps"].shape != baseline["crps"].shape:
         raise ValueError(

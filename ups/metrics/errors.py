@@ -1,11 +1,11 @@
-"""Errors of predicted trajectories, per trajectory first, so that means and intervals do not depend on the
-batch size.
+"""Errors of predicted trajectories. They are stored per trajectory, so that means and intervals do not depend
+on the batch size.
 
-Axes: u_pred, u_ref are (n, T, C, *space) in physical units, 1 to 3 space axes; T counts predicted frames only
-(the context frames are cut off before). e = u_pred - u_ref, <.>_x is a mean over cells, N the number of
-cells, box length 1.
+Axes: u_pred, u_ref are (n, T, C, *space) in physical units, 1 to 3 space axes; T counts predicted frames
+only, without the context frames. e = u_pred - u_ref, <.>_x is a mean over cells, N the number of cells, box
+length 1.
 
-    scores = merge([score(pred, ref, boundary) for pred, ref in batches])     # everything per trajectory
+    scores = merge([score(pred, ref, boundary) for pred, ref in batches])     # per trajectory
     row = summarise_errors(scores, num_bootstrap, seed)                       # numbers with 95 % intervals
 
 Definitions are PDEBench's (Takamoto et al. 2022, `metric_func`) unless a docstring says otherwise, with roots
@@ -33,7 +33,7 @@ from ups.metrics.intervals import (
     root_mean,
     summarise,
 )
-from ups.metrics.mask import cell_mean, filled, known_cells
+from ups.metrics.mask import cell_mean, filled, valid_cells
 from ups.metrics.spectra import energy_spectrum, error_shells, rms, space_axes
 
 LOW, HIGH = 4, 12  # PDEBench iLow, iHigh: low k < 4, mid 4 <= k < 12, high k >= 12
@@ -49,8 +49,8 @@ def check_shapes(u_pred: Tensor, u_ref: Tensor) -> None:
             "equal, non-empty shapes (n, T, C, *space) with 1 to 3 space axes. Cut the context "
             "frames from both."
         )
-    known = known_cells(u_ref)
-    if not filled(u_ref, known).isfinite().all() or (known is not None and not known.any()):
+    valid = valid_cells(u_ref)
+    if not filled(u_ref, valid).isfinite().all() or (valid is not None and not valid.any()):
         raise ValueError(
             f"the truth of shape {tuple(u_ref.shape)} holds NaN or inf; expected finite fields, "
             "but for cells that have no value in any frame. "
@@ -65,14 +65,14 @@ def _error(u_pred: Tensor, u_ref: Tensor) -> Tensor:
 
 def rmse(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     """sqrt(<e^2>_x) -> (n, T, C). PDEBench's RMSE is its mean over n, T and C."""
-    return cell_mean(_error(u_pred, u_ref).square(), known_cells(u_ref)).sqrt()
+    return cell_mean(_error(u_pred, u_ref).square(), valid_cells(u_ref)).sqrt()
 
 
 def nrmse(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     """sqrt(<e^2>_x) / sqrt(<u_ref^2>_x) -> (n, T, C); PDEBench's nRMSE is its mean.
 
     No epsilon, as in PDEBench, so the numbers agree wherever theirs is defined. Frames whose truth is exactly
-    zero have no relative error: NaN here, left out of means and counted as `zero_frames`.
+    zero have no relative error: NaN here, excluded from means and counted as `zero_frames`.
     """
     return ratio(rmse(u_pred, u_ref), rms(u_ref))
 
@@ -88,9 +88,10 @@ def nrmse_global(u_pred: Tensor, u_ref: Tensor) -> Tensor:
 
 def nrmse_pooled(parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
     """sqrt(mean_n <e^2>_x) / sqrt(mean_n <u_ref^2>_x) -> (T, C): pooled over trajectories before the roots
-    (ours); parts: their (u_pred, u_ref), some at a time.
+    (ours).
 
-    Insensitive to near-zero frames of single trajectories; dominated by the hardest ones.
+    parts: batches (u_pred, u_ref). Insensitive to near-zero frames of single trajectories; dominated by the
+    hardest ones.
     """
     squares, count = 0.0, 0
     for u_pred, u_ref in parts:
@@ -101,12 +102,12 @@ def nrmse_pooled(parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
 
 def bias(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     """<e>_x -> (n, T, C): error of the conserved mean. PDEBench's cRMSE is mean_TC sqrt(mean_n bias^2)."""
-    return cell_mean(_error(u_pred, u_ref), known_cells(u_ref))
+    return cell_mean(_error(u_pred, u_ref), valid_cells(u_ref))
 
 
 def max_error(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     """max_x |e| -> (n, T, C). PDEBench's Max is mean_TC max_n of it."""
-    return filled(_error(u_pred, u_ref), known_cells(u_ref)).abs().amax(space_axes(u_ref))
+    return filled(_error(u_pred, u_ref), valid_cells(u_ref)).abs().amax(space_axes(u_ref))
 
 
 def boundary_rmse(u_pred: Tensor, u_ref: Tensor) -> Tensor:
@@ -117,8 +118,8 @@ def boundary_rmse(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     channels before the root: theirs is sqrt(sum_c ours^2), which we do not follow because it grows with the
     number of channels.
     """
-    known = known_cells(u_ref)
-    squared = filled(_error(u_pred, u_ref).square(), known)
+    valid = valid_cells(u_ref)
+    squared = filled(_error(u_pred, u_ref).square(), valid)
     ends = torch.tensor([0, -1], device=squared.device)
 
     def on_faces(u: Tensor) -> list[Tensor]:
@@ -128,8 +129,8 @@ def boundary_rmse(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     total = sum(face.sum(space_axes(face)) for face in faces)
     count = (
         sum(math.prod(face.shape[3:]) for face in faces)
-        if known is None
-        else sum(face.sum(space_axes(face)) for face in on_faces(known[None, None]))
+        if valid is None
+        else sum(face.sum(space_axes(face)) for face in on_faces(valid[None, None]))
     )
     return (total / count).sqrt()
 
@@ -137,18 +138,18 @@ def boundary_rmse(u_pred: Tensor, u_ref: Tensor) -> Tensor:
 def correlation(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     """Pearson correlation over space, mean over channels -> (n, T).
 
-    A flat truth (standard deviation below FLAT * RMS) has no correlation: that channel is left out, NaN when
+    A flat truth (standard deviation below FLAT * RMS) has no correlation: that channel is excluded, NaN if
     all are. A flat prediction of a truth that varies has correlation 0: it carries no information.
     """
     check_shapes(u_pred, u_ref)
-    known, parts = known_cells(u_ref), []
+    valid, parts = valid_cells(u_ref), []
     for u in (u_pred.double(), u_ref.double()):
-        u = filled(u, known, torch.nan)
-        centred = u - cell_mean(u, known)[(..., *[None] * (u.ndim - 3))]
-        std = cell_mean(centred.square(), known).sqrt()
+        u = filled(u, valid, torch.nan)
+        centred = u - cell_mean(u, valid)[(..., *[None] * (u.ndim - 3))]
+        std = cell_mean(centred.square(), valid).sqrt()
         parts.append((centred, std, std <= FLAT * rms(u)))
     (pred, std_pred, flat_pred), (ref, std_ref, flat_ref) = parts
-    value = cell_mean(pred * ref, known) / torch.where(flat_pred | flat_ref, 1.0, std_pred * std_ref)
+    value = cell_mean(pred * ref, valid) / torch.where(flat_pred | flat_ref, 1.0, std_pred * std_ref)
     value = torch.where(flat_pred, 0.0, value)
     return torch.where(flat_ref, torch.nan, value).nanmean(2)
 
@@ -156,10 +157,10 @@ def correlation(u_pred: Tensor, u_ref: Tensor) -> Tensor:
 def correlation_time(
     values: Tensor, lead_times: Tensor | None = None, threshold: float = CORRELATION
 ) -> Tensor:
-    """First lead time whose correlation (n, T) is below `threshold`, the last lead time when none is -> (n,).
+    """First lead time with a correlation (n, T) below `threshold`, or the last lead time -> (n,).
 
-    So a censored trajectory gives a lower bound. lead_times (T,): time since the last context frame; default
-    1..T in frames. Undefined (NaN) frames do not end the time.
+    So a trajectory that stays above gives a lower bound. lead_times (T,): time since the last context frame;
+    default 1..T in frames. Undefined (NaN) frames do not end the time.
     """
     num_frames = values.shape[1]
     lead_times = torch.arange(1, num_frames + 1) if lead_times is None else torch.as_tensor(lead_times)
@@ -173,19 +174,18 @@ def correlation_time(
     return lead_times.to(torch.float64)[first.cpu()]
 
 
-def shown_leads(num_frames: int) -> list[int]:
-    """First, middle and last predicted frame (fewer when there are fewer): where spectra are kept and
-    shown."""
+def spectrum_leads(num_frames: int) -> list[int]:
+    """The leads whose spectra are stored: first, middle and last predicted frame."""
     return sorted({0, num_frames // 2, num_frames - 1})
 
 
 def _score_chunk(u_pred: Tensor, u_ref: Tensor, boundary: str) -> dict[str, Tensor]:
     u_pred, u_ref = u_pred.double(), u_ref.double()
-    known = known_cells(u_ref)
-    bad = ~torch.isfinite(filled(u_pred, known)).flatten(3).all(3)
+    valid = valid_cells(u_ref)
+    bad = ~torch.isfinite(filled(u_pred, valid)).flatten(3).all(3)
     u_pred = torch.where(bad.reshape(*bad.shape, *[1] * (u_ref.ndim - 3)), u_ref, u_pred)  # marked inf below
-    u_pred = filled(u_pred, known, torch.nan)
-    leads = shown_leads(u_ref.shape[1])
+    u_pred = filled(u_pred, valid, torch.nan)
+    leads = spectrum_leads(u_ref.shape[1])
     errors = {
         "rmse": rmse(u_pred, u_ref),
         "bias": bias(u_pred, u_ref),
@@ -209,11 +209,10 @@ def _score_chunk(u_pred: Tensor, u_ref: Tensor, boundary: str) -> dict[str, Tens
 
 
 def score(u_pred: Tensor, u_ref: Tensor, boundary: str) -> dict[str, Tensor]:
-    """Per-trajectory quantities of a batch, float64 on the CPU, every tensor with n first; join batches with
-    `merge`.
+    """Scores of each trajectory of a batch, float64 on the CPU, n first; join batches with `merge`.
 
     rmse, ref_rms, bias, max_error, brmse: (n, T, C); shells: (n, T, C, shells) of the error; correlation: (n,
-    T); spectrum_pred, spectrum_ref: (n, leads, C, shells) at `shown_leads`; nonfinite: (n,) 1 where the
+    T); spectrum_pred, spectrum_ref: (n, leads, C, shells) at `spectrum_leads`; nonfinite: (n,) 1 if the
     prediction has a NaN or inf. Cells in which the truth is NaN in every frame do not count. `boundary` (as
     in ups.tasks) selects the basis of the spectra. Errors of
     non-finite frames are inf. Raises ValueError for unequal shapes or a truth that is not finite.
@@ -250,13 +249,13 @@ def _pooled(scores: Scores, _: Any) -> Moments:
 
 
 def _band(scores: Scores, first: int, last: int | None) -> Moments | None:
-    """Fourier error of shells first .. last - 1; None on a grid too coarse to have them."""
+    """Fourier error of shells first .. last - 1; None if the grid is too coarse."""
     shells = scores["shells"][..., first:last]
     return root_mean(shells) if shells.shape[3] else None
 
 
-def _correlated(scores: Scores, lead_times: Any) -> Moments | None:
-    """None of a steady task."""
+def _correlation_time(scores: Scores, lead_times: Any) -> Moments | None:
+    """None for a steady task."""
     values = scores["correlation"]
     return plain_mean(correlation_time(values, lead_times)[:, None]) if values.shape[1] > 1 else None
 
@@ -337,7 +336,7 @@ ERRORS = (
         "correlation_time",
         "correlation time",
         f"lead time at which the correlation falls below {CORRELATION:g} (the horizon if it never does)",
-        _correlated,
+        _correlation_time,
         best=None,
     ),
     Metric("error_growth", moments=lambda scores, _: defined_mean(relative(scores), 2), has_ends=True),
@@ -386,7 +385,7 @@ def summarise_spectra(scores: dict[str, Scores]) -> dict[str, Any]:
     [lead][field][shell]."""
     first = next(iter(scores.values()))
     return {
-        "leads": shown_leads(first["rmse"].shape[1]),
+        "leads": spectrum_leads(first["rmse"].shape[1]),
         "wavenumber": list(range(first["spectrum_ref"].shape[3])),
         "truth": numbers(first["spectrum_ref"].mean(0)),
         **{name: numbers(value["spectrum_pred"].mean(0)) for name, value in scores.items()},

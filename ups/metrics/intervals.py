@@ -1,8 +1,8 @@
-"""A metric is a row, and its figure a mean over trajectories with an interval.
+"""Metrics as rows of a table, and their values with bootstrap intervals.
 
-Everything is kept per trajectory. A metric then is a function of the mean of some moments over trajectories,
-so its 95 % interval comes from drawing trajectories again, and two models are compared on the same draws. Two
-markers, never mixed: NaN = undefined because the truth is zero or flat (left out and counted), inf = the
+Scores are stored per trajectory. A metric is a function of the mean of some moments over trajectories, so its
+95 % interval comes from resampling trajectories, and two models are compared on the same resamples. Two
+markers, never mixed: NaN = undefined because the truth is zero or flat (excluded and counted), inf = the
 prediction is not finite (null in results.json, and its gate fails).
 """
 
@@ -16,24 +16,23 @@ from torch import Tensor
 
 CHUNK = 2**22  # cells scored at a time in float64 (32 MiB per temporary)
 INTERVAL = 0.95
-SWAPS = 1000  # of truth and member, behind the noise floor of an energy distance
-FLOOR = 0.95  # quantile of what these leave
+SWAPS = 1000  # random exchanges of truth and member, behind the noise floor of an energy distance
+FLOOR = 0.95  # quantile of the energy distances after these exchanges
 
 Scores = dict[str, Tensor]  # quantities of each trajectory, n first
 Statistic = Callable[[Tensor], Tensor]  # mean of moments (B, M) -> (B, ...)
-Moments = tuple[Tensor, Statistic]  # (n, M), and what is made of their mean
+Moments = tuple[Tensor, Statistic]  # moments (n, M), and the statistic of their mean
 Interval = tuple[Tensor, Tensor, Tensor]  # value, low, high
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric of a model: its key in results.json, its words on the page, and how it is taken from scores.
+    """One metric: its key in results.json, label and meaning in the report, and its computation from scores.
 
-    moments(scores, lead times): the figure as a mean with its interval; None where scores of this kind have
-    none of it. plain(scores): a figure without an interval, as JSON. Neither: measured elsewhere, such as a
-    time. best: "low", the number that a calibrated ensemble has, or None. A metric that is a list (per lead,
-    per field) has no label: figures show it; has_ends: with the ends of its interval. is_compared: as a ratio
-    of two ensembles.
+    moments(scores, lead times): moments of a value with an interval; None if these scores do not have it.
+    plain(scores): a value without an interval, as JSON. Without either, the value is computed elsewhere.
+    best: "low", the value of a calibrated ensemble, or None. Lists (by lead or field) have no label and are
+    shown in figures; has_ends: with the ends of their interval. is_compared: as a ratio of two ensembles.
     """
 
     name: str
@@ -47,22 +46,22 @@ class Metric:
 
 
 def ratio(error: Tensor, reference: Tensor) -> Tensor:
-    """error / reference; NaN (undefined, left out) where the reference is exactly zero. No epsilon."""
+    """error / reference without an epsilon; NaN (undefined) if the reference is exactly zero."""
     return torch.where(reference == 0, torch.nan, error / reference)
 
 
 def number(value: Tensor | float) -> float | None:
-    """Six significant digits for JSON, which has no NaN or inf: null there means undefined or not finite."""
+    """The value with six significant digits for JSON; None if undefined or not finite."""
     return float(f"{float(value):.6g}") if math.isfinite(value) else None
 
 
 def numbers(values: Sequence[Any]) -> list:
-    """`number` of every element, however deep."""
+    """`number` of every element of nested lists."""
     return [numbers(value) if getattr(value, "ndim", 0) else number(value) for value in values]
 
 
 def entry(interval: Interval) -> dict[str, Any]:
-    """{"value", "low", "high"} of an interval, numbers or lists."""
+    """An interval as {"value", "low", "high"}, of numbers or lists."""
     return {
         key: numbers(part) if part.ndim else number(part)
         for key, part in zip(("value", "low", "high"), interval, strict=True)
@@ -73,14 +72,13 @@ def entry(interval: Interval) -> dict[str, Any]:
 
 
 def halves(mean: Tensor) -> Tensor:
-    """First half of the moments over the second."""
+    """Ratio of the first half of the moments to the second."""
     above, below = mean.chunk(2, 1)
     return above / below
 
 
 def defined_mean(values: Tensor, axis: int = 1) -> Moments:
-    """Mean of `values` (n, ...) over trajectories and `axis`, leaving out NaN: a sum and a count per
-    remaining place."""
+    """Moments of the mean of `values` (n, ...) over trajectories and `axis` without NaN: sums and counts."""
     sums, counts = values.nan_to_num(0.0, torch.inf).sum(axis), (~values.isnan()).double().sum(axis)
     if sums.ndim > 1:
         return torch.cat([sums, counts], 1), halves
@@ -88,12 +86,12 @@ def defined_mean(values: Tensor, axis: int = 1) -> Moments:
 
 
 def plain_mean(values: Tensor) -> Moments:
-    """Mean of `values` (n, ...) over everything."""
+    """Moments of the mean of `values` (n, ...) over all axes."""
     return values.flatten(1).mean(1, keepdim=True), lambda mean: mean[:, 0]
 
 
 def root_mean(squares: Tensor) -> Moments:
-    """Root of the mean of each of `squares` (n, ...) over trajectories, mean over the others."""
+    """Moments of the root of the mean of `squares` (n, ...) over trajectories, mean over the other axes."""
     return squares.flatten(1), lambda mean: mean.sqrt().mean(1)
 
 
@@ -103,12 +101,12 @@ def root_mean(squares: Tensor) -> Moments:
 def bootstrap(
     moments: Tensor, statistic: Statistic, num_bootstrap: int, seed: int, groups: Tensor | None = None
 ) -> Interval:
-    """(value, low, high) of statistic(mean of moments over trajectories); the 95 % percentile interval (Efron
-    1979).
+    """(value, low, high) of statistic(mean of moments over trajectories), with the 95 % percentile interval
+    (Efron 1979).
 
-    moments: (n, M). statistic: (B, M) -> (B, ...). Trajectories are drawn with replacement; those of one
-    group (n,) stay together (same initial condition at several parameter values), because they are not
-    independent. Where the value is not finite neither are the ends.
+    moments: (n, M). statistic: (B, M) -> (B, ...). Trajectories are resampled with replacement. groups (n,):
+    trajectories of one group (the same initial condition at several parameter values) stay together, because
+    they are not independent. If the value is not finite, neither are the ends.
     """
     member = group_index(len(moments), groups)
     num_groups = int(member.max()) + 1
@@ -119,34 +117,31 @@ def bootstrap(
     value = statistic((sums.sum(0) / sizes.sum())[None])[0]
     generator = torch.Generator().manual_seed(seed)
     rows = max(1, CHUNK // moments.shape[1])
-    drawn = (
-        drawn_counts(num_groups, min(rows, num_bootstrap - start), generator)
-        for start in range(0, num_bootstrap, rows)
-    )
-    return interval_of(
-        value, torch.cat([statistic(counts @ sums / (counts @ sizes)[:, None]) for counts in drawn])
-    )
+    resampled = []
+    for start in range(0, num_bootstrap, rows):
+        counts = resample_counts(num_groups, min(rows, num_bootstrap - start), generator)
+        resampled.append(statistic(counts @ sums / (counts @ sizes)[:, None]))
+    return interval_of(value, torch.cat(resampled))
 
 
-def drawn_counts(num_groups: int, count: int, generator: torch.Generator) -> Tensor:
-    """How often each of the groups is drawn, `count` times as many with replacement -> (count, groups),
-    float64."""
+def resample_counts(num_groups: int, count: int, generator: torch.Generator) -> Tensor:
+    """Multiplicity of each group in `count` bootstrap resamples -> (count, groups), float64."""
     drawn = torch.randint(num_groups, (count, num_groups), generator=generator)
     zeros = torch.zeros(drawn.shape, dtype=torch.float64)
     return zeros.scatter_add_(1, drawn, torch.ones_like(zeros))
 
 
 def group_index(count: int, groups: Tensor | None) -> Tensor:
-    """The group of each of `count` trajectories, numbered from 0; each its own without `groups`."""
+    """The group of each of `count` trajectories, numbered from 0; without `groups` each has its own."""
     return torch.unique(
         torch.arange(count) if groups is None else torch.as_tensor(groups), return_inverse=True
     )[1]
 
 
-def interval_of(value: Tensor, draws: Tensor) -> Interval:
-    """(value, low, high) from `draws` (B, ...) of it; ends that are as undefined as the value."""
+def interval_of(value: Tensor, resampled: Tensor) -> Interval:
+    """(value, low, high) from its bootstrap values (B, ...); the ends are not finite if the value is not."""
     tail = torch.tensor([(1 - INTERVAL) / 2, (1 + INTERVAL) / 2], dtype=torch.float64)
-    low, high = torch.nanquantile(draws, tail, dim=0)
+    low, high = torch.nanquantile(resampled, tail, dim=0)
     return value, torch.where(value.isfinite(), low, value), torch.where(value.isfinite(), high, value)
 
 
@@ -159,10 +154,10 @@ def compare(
     groups: Tensor | None = None,
     join: Callable[[Tensor, Tensor], Tensor] = Tensor.div,
 ) -> dict[str, Any] | None:
-    """metric(scores) / metric(baseline) with its paired interval: below 1 is better than the baseline, where
-    low is best.
+    """metric(scores) / metric(baseline) with its paired interval; below 1 is better if low values are.
 
-    None where either has none of it. Both are of the same trajectories in the same order.
+    None if either does not have the metric. Both must be of the same trajectories in the same order. join:
+    replaces the ratio.
     """
     both = [metric.moments(part, None) for part in (scores, baseline)]
     if None in both:
@@ -188,8 +183,8 @@ def summarise(
     lead_times: Any = None,
     groups: Tensor | None = None,
 ) -> dict[str, Any]:
-    """One model's row of results.json: name -> {value, low, high}, or a list (and its _low and _high), of
-    every metric."""
+    """One model's row of results.json: metric -> {value, low, high}, a plain value, or a list (with _low and
+    _high if has_ends)."""
     out: dict[str, Any] = {}
     for metric in metrics:
         moments = metric.moments(scores, lead_times) if metric.moments else None
@@ -205,46 +200,42 @@ def summarise(
 
 
 def merge(parts: Sequence[Scores], axis: int = 0) -> Scores:
-    """Scores of several batches of one model as one on the CPU: concatenated over trajectories (axis 0), so
-    that nothing depends on the batch size, or over leads."""
+    """Scores of several batches of one model, concatenated on the CPU over trajectories (axis 0) or leads
+    (axis 1)."""
     return {name: torch.cat([part[name].cpu() for part in parts], axis) for name in parts[0]}
 
 
-# ---- pairs
-# Of cases (energy distance, evenness of ranks) and of two models' draws from the same noise. A mean of
-# h(i, j) over pairs of cases that are independent has no bias from few cases, and its interval comes from
-# drawing cases with replacement while a case's pairs with itself stay left out. Cases of one group (one
-# initial condition) are one case.
+# ---- pairs of cases
+# A mean of h(i, j) over pairs of independent cases has no bias from few cases. Its interval comes from
+# resampling cases with replacement, without the pairs of a case with itself. Cases of one group (one initial
+# condition) count as one case.
 
 
 def _by_group(matrix: Tensor, groups: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Sums and counts of (n, n) values over pairs of different groups, each (groups, groups) with zeros on
-    the diagonal."""
+    """Sums and counts of (n, n) values by pair of groups, each (groups, groups) with zeros on the
+    diagonal."""
     ones = torch.nn.functional.one_hot(group_index(len(matrix), groups)).double()
-    away = 1 - torch.eye(ones.shape[1], dtype=torch.float64)
-    return (ones.T @ matrix.double() @ ones) * away, torch.outer(ones.sum(0), ones.sum(0)) * away
+    off_diagonal = 1 - torch.eye(ones.shape[1], dtype=torch.float64)
+    counts = torch.outer(ones.sum(0), ones.sum(0))
+    return (ones.T @ matrix.double() @ ones) * off_diagonal, counts * off_diagonal
 
 
 def bootstrap_pairs(matrix: Tensor, num_bootstrap: int, seed: int, groups: Tensor | None = None) -> Interval:
-    """(value, low, high) of the mean of matrix (n, n) over pairs of different groups, 95 % interval over
-    groups.
-
-    NaN for a single group. As `bootstrap`, the ends of what is not finite are not finite either.
-    """
+    """(value, low, high) of the mean of matrix (n, n) over pairs of different groups, with the 95 % interval
+    over groups; NaN for a single group."""
     sums, counts = _by_group(matrix, groups)
     value, size = sums.sum() / counts.sum(), len(sums)
-    weights = drawn_counts(size, num_bootstrap, torch.Generator().manual_seed(seed))
+    weights = resample_counts(size, num_bootstrap, torch.Generator().manual_seed(seed))
     return interval_of(value, ((weights @ sums) * weights).sum(1) / ((weights @ counts) * weights).sum(1))
 
 
 def distance_matrix(members: Tensor, truth: Tensor) -> Tensor:
     """h(i, j) = |x_i - y_j| + |y_i - x_j| - |x_i - x_j| - |y_i - y_j| of members x (n, M, d) and truth y (n,
-    d) -> (n, n).
+    d), mean over members -> (n, n); NaN if a value is not finite.
 
-    Its mean over pairs of different cases is the energy distance of the two distributions over all cases,
-    without bias though a case's members share its condition with its truth (pairs within a case are those
-    that `bootstrap_pairs` leaves out). Members are averaged over. NaN where one is not finite. At most 1:
-    swapping a case's member and truth turns the sign of its row.
+    Its mean over pairs of different cases is the energy distance of the two distributions over all cases. It
+    is unbiased, although members and truth of one case share a condition, because `bootstrap_pairs` excludes
+    pairs within a case. Exchanging member and truth of a case changes the sign of its row.
     """
     n, count = members.shape[:2]
     x, y = members.double().flatten(0, 1), truth.double()
@@ -256,10 +247,9 @@ def distance_matrix(members: Tensor, truth: Tensor) -> Tensor:
 
 
 def exchange_floor(members: Tensor, truth: Tensor, seed: int, groups: Tensor | None = None) -> float:
-    """What the energy distance of one member per case (n, d) from truth (n, d) may be by chance: the FLOOR
-    quantile of its values when each group's members and truths change places or not, at random. Exchangeable
-    ones are below it with that probability.
-    """
+    """The FLOOR quantile of the energy distance between one member per case (n, d) and truth (n, d) under
+    random exchanges of member and truth in each group. An exact ensemble is below it with that
+    probability."""
     sums, counts = _by_group(distance_matrix(members[:, None], truth), groups)
     signs = (
         torch.randint(2, (SWAPS, len(sums)), generator=torch.Generator().manual_seed(seed)).double() * 2 - 1
@@ -271,15 +261,15 @@ def rank_evenness(counts: Tensor, num_bootstrap: int, seed: int, groups: Tensor 
     """Candille and Talagrand's ratio of rank counts (n, T, M + 1), mean over leads, with interval: 1 for
     exchangeable members.
 
-    1 + what pairs of different groups add: d_i d_j over the points of a case times M / (M + 1), d the counts
-    less those expected. Pairs within a group are left out, because points of one trajectory are correlated
-    whatever the members are.
+    1 + the sum over pairs of different groups of d_i d_j / (points of a case * M / (M + 1)), with d the
+    counts minus the expected ones. Pairs within a group are excluded, because points of one trajectory are
+    correlated for any members.
     """
     bins, total = counts.shape[-1], counts.sum(-1, keepdim=True)
     away = (counts - total / bins) / (total * (bins - 1) / bins).sqrt()
     matrix = torch.einsum("itk,jtk->ij", away, away) / counts.shape[1]
     pairs = _by_group(matrix, groups)[1].sum() / len(counts)
-    if bins < 3 or pairs == 0:  # the ranks of one member say nothing, nor does one case
+    if bins < 3 or pairs == 0:  # undefined for one member or one case
         return (torch.tensor(math.nan, dtype=torch.float64),) * 3
     return tuple(1 + pairs * end for end in bootstrap_pairs(matrix, num_bootstrap, seed, groups))
 
@@ -287,11 +277,10 @@ def rank_evenness(counts: Tensor, num_bootstrap: int, seed: int, groups: Tensor 
 def pairing(
     student: Tensor, teacher: Tensor, num_bootstrap: int = 1, seed: int = 0, groups: Tensor | None = None
 ) -> dict[str, dict[str, float | None]]:
-    """How closely a distilled model follows its teacher from the same noise: both (n, M, ...), member i from
-    the same draw.
+    """Agreement of a distilled model with its teacher, both (n, M, ...), with member i from the same noise.
 
-    Each {value, low, high}. error = mean |student - teacher|^2 / mean Var_z(teacher): 0 for equal maps, 2 for
-    an independent one of the same spread, 1 for the mean. correlation: of deviations from the mean over
+    Returns {value, low, high} of each. error = mean |student - teacher|^2 / mean Var_z(teacher): 0 for equal
+    maps, 1 for the ensemble mean, 2 for an independent sample. correlation: of deviations from the mean over
     members. variance_ratio: Var_z(student) / Var_z(teacher).
     """
     if student.shape != teacher.shape or student.ndim < 2 or student.shape[1] < 2:

@@ -1,19 +1,19 @@
 """Joint structure of an ensemble in space and time: is the truth as far from a member as two members are?
 
-Where the truth and independent members have one law, any distance has the same mean between the truth and a
-member as between two members: a ratio of two mean distances is 1 for exact draws, whether the law is known or
-not. With r = u - reference, what a member adds to the operator's forecast:
+If truth and independent members have one distribution, any distance has the same mean between the truth and a
+member as between two members. So the ratio of the two mean distances is 1 for exact samples, even if the
+distribution is unknown. With r = u - reference, the residual to the operator's forecast:
 
     trajectory_score   fair energy score of whole trajectories (Gneiting and Raftery 2007), units of an RMSE
     variogram_space    ratio, of log10 of mean |r(x + h) - r(x)|, lags of 1, 2, 4, ... cells along each axis
     variogram_time     the same of |r(t + l) - r(t)|, mean over leads, too, l = 1, 2, 4, ... leads
     nearest            distance of the truth to the nearest member over that of a member to the nearest other
-    spectrum           decades between the mean energy of r of members and of the truth, in the octave of the
-                       wave number where that is most, mean over leads and fields; 0 for exact draws
+    spectrum           decades between the mean energy of r of members and of the truth, mean over leads and
+                       fields, in the octave of the wave number with the largest difference; 0 is exact
 
-Variograms of order 1 (Scheuerer and Hamill 2015), as means over cells: which cells differ is noise, by how
-much is the law. Members that were permuted between leads, cut into blocks or made white have the right
-marginals and the wrong variograms; a member that is a copy of the truth has `nearest` 0.
+Variograms of order 1 (Scheuerer and Hamill 2015) are means over cells, because their place is random. Members
+that were permuted between leads, cut into blocks or made white have the right marginals and the wrong
+variograms; a member that is a copy of the truth has `nearest` 0.
 """
 
 import torch
@@ -21,11 +21,11 @@ from torch import Tensor
 
 from ups.common.boundary import PERIODIC, along
 from ups.metrics.intervals import CHUNK, Metric, Moments, Scores, halves, merge
-from ups.metrics.mask import filled, fraction, known_cells
+from ups.metrics.mask import filled, fraction, valid_cells
 from ups.metrics.proper import EXACT, check_members, energy_score
 from ups.metrics.spectra import ROUNDING, octaves, rms, space_axes
 
-TOLERANCE = 0.01  # decades (2 %): a smaller difference of variograms or spectra counts as none
+TOLERANCE = 0.01  # decades (2 %): added to distances, so that smaller ones do not count
 RATIOS = ("variogram_space", "variogram_time")
 
 
@@ -35,7 +35,7 @@ def _lags(size: int) -> list[int]:
 
 
 def _differences(r: Tensor, axis: int, lag: int, is_periodic: bool) -> Tensor:
-    """r at a lag along `axis` less r."""
+    """r shifted by a lag along `axis`, minus r."""
     if is_periodic:
         return r.roll(-lag, axis) - r
     count = r.shape[axis] - lag
@@ -43,10 +43,13 @@ def _differences(r: Tensor, axis: int, lag: int, is_periodic: bool) -> Tensor:
 
 
 def variograms(r: Tensor, boundary: str, floor: Tensor) -> tuple[Tensor, Tensor]:
-    """log10 of mean |difference| over cells: (in space (n, features), in time (n, features)) of r (n, T, C,
-    *space). floor (n, T, C): smaller ones count as that. A single frame has no features in time."""
+    """log10 of the mean |difference| over cells of r (n, T, C, *space): (in space, in time), each (n,
+    features).
+
+    floor (n, T, C): the smallest mean. A single frame has no features in time.
+    """
     axes = space_axes(r)
-    mean = Tensor.mean if known_cells(r) is None else Tensor.nanmean  # over pairs of which both are known
+    mean = Tensor.mean if valid_cells(r) is None else Tensor.nanmean  # over pairs of valid cells
     space = [
         torch.fmax(mean(_differences(r, axis, lag, end == PERIODIC).abs(), axes), floor).log10()
         for axis, end in zip(axes, along(boundary, len(axes)), strict=True)
@@ -60,8 +63,8 @@ def variograms(r: Tensor, boundary: str, floor: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _distances(features: Tensor) -> Tensor:
-    """(n, 2): mean distance of the first row of features (n, 1 + M, F) to the others, and that between two of
-    the others, each plus TOLERANCE. NaN where there are no two others, or no features."""
+    """(n, 2): mean distance of the first row of features (n, 1 + M, F) to the others, and between two of the
+    others, each plus TOLERANCE; NaN for fewer than two others or no features."""
     count, size = features.shape[1] - 1, features.shape[2]
     if count < 2 or size == 0:
         return features.new_full((len(features), 2), torch.nan)
@@ -81,8 +84,8 @@ def _nearest(x: Tensor, y: Tensor) -> Tensor:
 
 
 def residual_energy(u: Tensor, u_ref: Tensor, boundary: str, reference: Tensor | None = None) -> Tensor:
-    """Energy by octave of u (n, K, T, C, *space) less the reference, mean over K: (n, T C, octaves), float64.
-    Energies below rounding of u_ref (n, T, C, *space) count as that."""
+    """Energy by octave of u (n, K, T, C, *space) minus the reference, mean over K: (n, T C, octaves),
+    float64. Its smallest value is the rounding error of u_ref (n, T, C, *space)."""
     floor = (rms(u_ref).square() * ROUNDING).clamp_min(torch.finfo(torch.float64).tiny)[..., None]
     total = 0.0
     for one in u.unbind(1):
@@ -96,25 +99,25 @@ def _score_chunk(
     u_ref: Tensor,
     boundary: str,
     reference: Tensor | None,
-    draws: Tensor | None,
+    exact: Tensor | None,
     energy_ref: Tensor | None,
 ) -> Scores:
     x, y = members.double(), u_ref.double()
-    known = known_cells(y)
-    broken = ~filled(x, known).isfinite().flatten(1).all(1)
+    valid = valid_cells(y)
+    broken = ~filled(x, valid).isfinite().flatten(1).all(1)
     if reference is not None:
-        broken = broken | ~filled(reference, known).isfinite().flatten(1).all(1)
+        broken = broken | ~filled(reference, valid).isfinite().flatten(1).all(1)
         reference = torch.where(broken[(..., *[None] * (y.ndim - 1))], y, reference.double())
     x = torch.where(broken[(..., *[None] * y.ndim)], y[:, None], x)
-    x_known, y_known = filled(x, known), filled(y, known)
-    score = energy_score(x_known, y_known)
-    if draws is not None:  # the same mean, without the chance of one truth
-        law = filled(draws.double(), known)
-        far = torch.cdist(x_known.flatten(2), law.flatten(2), compute_mode=EXACT).mean((1, 2))
-        one = torch.cdist(x_known.flatten(2), y_known.flatten(1)[:, None], compute_mode=EXACT).mean((1, 2))
+    x_valid, y_valid = filled(x, valid), filled(y, valid)
+    score = energy_score(x_valid, y_valid)
+    if exact is not None:  # the same mean, without the chance of one truth
+        law = filled(exact.double(), valid)
+        far = torch.cdist(x_valid.flatten(2), law.flatten(2), compute_mode=EXACT).mean((1, 2))
+        one = torch.cdist(x_valid.flatten(2), y_valid.flatten(1)[:, None], compute_mode=EXACT).mean((1, 2))
         score = score + (far - one) / y[0].numel() ** 0.5
-    score = score / torch.as_tensor(fraction(known)).double().mean().sqrt()
-    x = filled(x, known, torch.nan)
+    score = score / torch.as_tensor(fraction(valid)).double().mean().sqrt()
+    x = filled(x, valid, torch.nan)
     every = torch.cat([y[:, None], x], 1)
     r = (every if reference is None else every - reference[:, None]).flatten(0, 1)
     floor, count = rms(y).square() * ROUNDING, every.shape[1]  # of an energy
@@ -124,7 +127,7 @@ def _score_chunk(
     out = {name: _distances(value.unflatten(0, (-1, count))) for name, value in features.items()}
     out |= {
         "trajectory_score": score,
-        "nearest": _nearest(x_known, y_known),
+        "nearest": _nearest(x_valid, y_valid),
         "energy": torch.stack([residual_energy(x, y, boundary, reference), energy_ref], 1),
     }
     return {
@@ -138,18 +141,22 @@ def score_joint(
     u_ref: Tensor,
     boundary: str,
     reference: Tensor | None = None,
-    draws: Tensor | None = None,
+    exact: Tensor | None = None,
     energy_ref: Tensor | None = None,
 ) -> Scores:
-    """Per-trajectory quantities of members (n, M, T, C, *space) beside u_ref (n, T, C, *space), float64 on
-    the CPU: trajectory_score (n,), the two distances of each of RATIOS (n, 2), nearest (n, 2, T), energy of
-    members and truth (n, 2, T C, octaves); inf where a member is not finite. reference as u_ref, the
-    operator's forecast. draws (n, K, T, C, *space) of the law of the truth: the trajectory score then is the
-    mean over them; energy_ref: their `residual_energy`, in place of the truth's."""
+    """Scores of each trajectory of members (n, M, T, C, *space) against u_ref (n, T, C, *space), float64 on
+    the CPU.
+
+    Returns trajectory_score (n,), the two distances of each of RATIOS (n, 2), nearest (n, 2, T), and energy
+    of members and truth (n, 2, T C, octaves); inf for trajectories with a member that is not finite.
+    reference: the operator's forecast, as u_ref. exact (n, K, T, C, *space): samples of the distribution of
+    the truth, over which the trajectory score is averaged; energy_ref: their `residual_energy`, instead of
+    the truth's.
+    """
     check_members(members, u_ref, "score_joint")
     size = max(1, CHUNK // members[0].numel())
     parts = [
-        [None if u is None else u[i : i + size] for u in (members, u_ref, reference, draws, energy_ref)]
+        [None if u is None else u[i : i + size] for u in (members, u_ref, reference, exact, energy_ref)]
         for i in range(0, len(u_ref), size)
     ]
     return merge([_score_chunk(x, y, boundary, *others) for x, y, *others in parts])
@@ -164,7 +171,7 @@ def decades(energy: Tensor) -> Moments:
 
 
 def _ratio_of(name: str):
-    """Moments of the ratio of two mean distances; None where it was not scored or there is none."""
+    """Moments of the ratio of two mean distances; None if it is undefined or was not scored."""
 
     def moments(scores: Scores, _: object) -> Moments | None:
         found = scores.get(name)
@@ -192,7 +199,7 @@ JOINT = (
         Metric(
             name,
             label,
-            f"{what} from the truth to a member over that between two members; 1 for exact draws",
+            f"{what} from the truth to a member over that between two members; 1 for exact samples",
             _ratio_of(name),
             best=1.0,
         )

@@ -1,6 +1,7 @@
-"""Proper scores of an ensemble, to judge and to train by: least in the mean for members drawn as the truth.
+"""Proper scores of an ensemble, for evaluation and training: their mean is least for members distributed as
+the truth.
 
-As precise as their arguments (judges pass float64), and differentiable.
+Differentiable, in the precision of their arguments (evaluation passes float64).
 """
 
 import math
@@ -26,9 +27,8 @@ def fair_crps(members: Tensor, truth: Tensor, alpha: float = 1.0) -> Tensor:
 
     mean_i |x_i - y| - (1 - (1 - alpha) / M) / (2 M (M - 1)) sum_ij |x_i - x_j|, the double sum from sorted
     members. alpha = 1: fair, its mean does not depend on M (Ferro 2014); 0: the CRPS of the empirical
-    distribution; between: almost fair, afCRPS (Lang et al. 2024, arXiv 2412.15832, equation 4), which keeps
-    two equal members from being free. M = 1: the absolute error. Differentiable; as precise as its arguments.
-    inf where a member is not finite.
+    distribution; between: almost fair, afCRPS (Lang et al. 2024, arXiv 2412.15832, equation 4), which
+    penalises equal members. M = 1: the absolute error. inf for a member that is not finite.
     """
     check_members(members, truth, "fair_crps")
     num = members.shape[1]
@@ -42,13 +42,13 @@ def fair_crps(members: Tensor, truth: Tensor, alpha: float = 1.0) -> Tensor:
     return torch.where(flat.isfinite().all(2).all(1), value, torch.inf)
 
 
-def expected_crps(members: Tensor, draws: Tensor) -> Tensor:
-    """Mean of `fair_crps` over draws (n, K, ...) of the law that the truth comes from, (n,): the same in the
-    mean, without the chance that one truth has."""
-    check_members(members, draws[:, 0], "expected_crps")
-    x, y = members.flatten(2), draws.flatten(2)
-    away = torch.cdist(x, y, p=1).mean(1) / x.shape[2]  # (n, K)
-    return fair_crps(members, draws[:, 0]) + away.mean(1) - away[:, 0]
+def expected_crps(members: Tensor, exact: Tensor) -> Tensor:
+    """Mean of `fair_crps` over samples (n, K, ...) of the distribution of the truth, (n,): less noise than
+    one truth, with the same expectation."""
+    check_members(members, exact[:, 0], "expected_crps")
+    x, y = members.flatten(2), exact.flatten(2)
+    distance = torch.cdist(x, y, p=1).mean(1) / x.shape[2]  # (n, K)
+    return fair_crps(members, exact[:, 0]) + distance.mean(1) - distance[:, 0]
 
 
 def energy_score(members: Tensor, truth: Tensor, smallest: float = 0.0) -> Tensor:
@@ -56,9 +56,9 @@ def energy_score(members: Tensor, truth: Tensor, smallest: float = 0.0) -> Tenso
     of an RMSE.
 
     mean_i |x_i - y| - 1/(2 M (M - 1)) sum_ij |x_i - x_j|, |.| the Euclidean norm of the flattened case: CRPS
-    for vectors, which sees whether points vary together (Gneiting & Raftery 2007, section 4.3).
-    Differentiable for a `smallest` above zero, to which squared distances are lifted. inf where a member is
-    not finite.
+    for vectors, which depends on the correlation of points (Gneiting & Raftery 2007, section 4.3). smallest:
+    lower bound of squared distances; above zero, the score is differentiable at equal members. inf for a
+    member that is not finite.
     """
     check_members(members, truth, "energy_score")
     num = members.shape[1]
@@ -72,14 +72,15 @@ def energy_score(members: Tensor, truth: Tensor, smallest: float = 0.0) -> Tenso
 
 
 def energy_distance(x: Tensor, y: Tensor) -> float:
-    """2 E|x - y| - E|x - x'| - E|y - y'| of samples (a, d), (b, d) over different draws: unbiased, its mean
-    is 0 for equal distributions only, so it may be negative (Szekely & Rizzo 2013). inf where a sample is not
-    finite.
+    """Unbiased 2 E|x - y| - E|x - x'| - E|y - y'| of samples x (a, d) and y (b, d), over different rows.
+
+    Its mean is 0 for equal distributions only, so single values may be negative (Szekely & Rizzo 2013). inf
+    for a sample that is not finite.
     """
     if not x.ndim == y.ndim == 2 or x.shape[1] != y.shape[1] or min(len(x), len(y)) < 2:
         raise ValueError(
             f"samples {tuple(x.shape)} and {tuple(y.shape)}; expected (a, d) and (b, d) with a, "
-            "b >= 2 in energy_distance. Flatten each draw to one row."
+            "b >= 2 in energy_distance. Flatten each sample to one row."
         )
     if not (x.isfinite().all() and y.isfinite().all()):
         return math.inf

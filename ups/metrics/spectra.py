@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ups.common.boundary import PERIODIC, along
 from ups.common.spectral import cosine
-from ups.metrics.mask import cell_mean, filled, fraction, known_cells
+from ups.metrics.mask import cell_mean, filled, fraction, valid_cells
 
-# share of a field's energy below which a band holds float32 rounding errors only ((2^-23)^2 = 1.4e-14)
+# fraction of a field's energy below which a band holds float32 rounding errors only ((2^-23)^2 = 1.4e-14)
 ROUNDING = 1e-13
 
 
@@ -24,18 +24,18 @@ def space_axes(u: Tensor) -> tuple[int, ...]:
 
 def rms(u: Tensor) -> Tensor:
     """Root mean square over space, sqrt(<u^2>_x): (n, T, C, *space) -> (n, T, C)."""
-    return cell_mean(u.double().square(), known_cells(u)).sqrt()
+    return cell_mean(u.double().square(), valid_cells(u)).sqrt()
 
 
 def _whole(u: Tensor) -> Tensor:
-    """A field (n, T, C, *space), float64, whose energy is that of its known cells: elsewhere it has their
-    mean, so that no spectrum sees a coast."""
-    known = known_cells(u)
-    if known is None:
+    """A field (n, T, C, *space), float64, with the mean of the valid cells in the others, so that the edge of
+    a mask has no spectrum; deviations are scaled to keep the energy per cell."""
+    valid = valid_cells(u)
+    if valid is None:
         return u
     cells = (..., *[None] * (u.ndim - 3))
-    mean = cell_mean(u, known)[cells]
-    return mean + filled(u - mean, known) / fraction(known).to(u).sqrt()[cells]
+    mean = cell_mean(u, valid)[cells]
+    return mean + filled(u - mean, valid) / fraction(valid).to(u).sqrt()[cells]
 
 
 def _shells(power: Tensor, waves: Sequence[Tensor], num_shells: int = 0) -> Tensor:
@@ -51,7 +51,7 @@ def _shells(power: Tensor, waves: Sequence[Tensor], num_shells: int = 0) -> Tens
 
 
 def _fourier(u: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """|u_hat|^2 / N^2 of every wave number, and the wave numbers of each axis."""
+    """(|u_hat|^2 / N^2 of every wave number, wave numbers of each axis)."""
     space = u.shape[3:]
     waves = [torch.fft.fftfreq(n, 1 / n, dtype=torch.float64, device=u.device) for n in space]
     return torch.fft.fftn(u, dim=space_axes(u)).abs().square() / math.prod(space) ** 2, waves
@@ -113,13 +113,13 @@ def octaves(u: Tensor, boundary: str) -> Tensor:
 
 
 def spectrum_error(members: Tensor, u_ref: Tensor, boundary: str, reference: Tensor | None = None) -> Tensor:
-    """mean |log10(E_member / E_true)| over octaves of the wave number and over members -> (n, T, C); 2 = a
+    """Mean |log10(E_member / E_true)| over octaves of the wave number and over members -> (n, T, C); 2 = a
     factor of 100.
 
-    members (n, M, T, C, *space). Of each member and not of the mean, whose small scales average out.
-    reference (n, T, C, *space), the operator's prediction: the same for the residuals member - reference and
-    u_ref - reference. Energies are not taken below ROUNDING of the truth's: float32 fields hold no smaller
-    ones. NaN where the truth is zero.
+    members (n, M, T, C, *space): each is compared, because small scales average out in the ensemble mean.
+    reference (n, T, C, *space), the operator's prediction: compare the residuals member - reference and u_ref
+    - reference. Energies are at least ROUNDING of the truth's, the precision of float32 fields. NaN for a
+    zero truth.
     """
     x, y = members.double(), u_ref.double()
     floor = (ROUNDING * rms(y).square())[..., None]

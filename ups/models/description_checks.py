@@ -116,7 +116,7 @@ BASE: Rows = {
     "forcing_offsets": (each(is_number), "numbers"),
 }
 CORRECTOR_HEAD: Rows = {
-    "drawn_error": (is_size, "a size"),
+    "sample_error": (is_size, "a size"),
     "dim": COUNT,
     "num_conditions": COUNT,
     "num_features": WHOLE,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ups.data.cache import Cache
-from ups.metrics.mask import filled, known_cells
+from ups.metrics.mask import filled, valid_cells
 from ups.models.bases.base import ParameterBatch
 from ups.models.operator import Operator
 
@@ -90,7 +90,7 @@ def squared_errors(
     def sums(batch: Tensor) -> Tensor:
         z = cache.inputs(batch, device) if head.task.is_steady else cache.batch(batch, 0, context, device)
         u_ref = predicted(head.physical(cache.batch(batch, context, num_frames, device)).double())
-        space, is_known = tuple(range(3, u_ref.ndim)), known_cells(u_ref)
+        space, is_known = tuple(range(3, u_ref.ndim)), valid_cells(u_ref)
         forcing = head.forcing_of(cache, batch, context - 1, num_frames + 1)
         errors = [u_ref, u_ref - mean]
         for component in COMPONENTS.values():

@@ -1,13 +1,13 @@
-"""Every trained way to draw what the operator leaves, and rollouts and solutions drawn with it.
+"""Samplers of the operator's residual, and ensembles of rollouts and solutions made with them.
 
     corrector    the diffusion, 2 sampler_steps evaluations           (stage diffusion)
     student_1    its student in one evaluation                        (stage consistency)
-    student_2    the same in two, fresh noise at mid_angle between    (stage consistency)
+    student_2    its student in two, with fresh noise at mid_angle    (stage consistency)
     rival        one evaluation of a network trained by scores        (stage rival)
     prior        the diffusion of a steady task                       (stage steady)
 
-A finished stage's folder is enough: the conditional mean and scale are in all of them, sampler_steps and
-mid_angle in their config.json.
+The folder of a finished stage is enough: it has the conditional mean and scale, and its config.json has
+sampler_steps and mid_angle.
 """
 
 import math
@@ -33,13 +33,14 @@ from ups.models.operator import Operator, padded
 from ups.models.rollout import ensemble_rollout, in_blocks, member_noise
 from ups.training.finished import stage_of_run
 
-Predicted = tuple[Tensor, Tensor, Tensor, Start]  # of FieldConditions.predict
+FieldPrediction = tuple[Tensor, Tensor, Tensor, Start]  # of FieldConditions.predict
 
 STATES = 512  # states in one call of a network
-BLOCK, BLOCK_BYTES = 64, 2**28  # on a CPU; the most that a field of so many states takes
-KEYS = ("noise", "second")  # of the random numbers of a draw
+BLOCK, BLOCK_BYTES = 64, 2**28  # the same on a CPU; largest size of the fields of one call
+KEYS = ("noise", "second")  # of the random numbers of a sample
 
-WAYS = {  # sampler -> (stage, evaluations of a student; 0: the probability flow of a diffusion)
+# name -> (stage, evaluations of a student; 0: the probability flow of a diffusion)
+SAMPLERS = {
     sampler: (stage.name, evaluations)
     for stage in STAGES.values()
     for sampler, evaluations in stage.samplers.items()
@@ -48,8 +49,8 @@ WAYS = {  # sampler -> (stage, evaluations of a student; 0: the probability flow
 
 @dataclass(frozen=True)
 class Sampler:
-    """A network and how it draws: evaluations as in `WAYS`; num_steps (of corrector and prior): of the
-    midpoint rule, 0: as it was trained for."""
+    """A network and the way to sample with it. evaluations: as in `SAMPLERS`; num_steps: of the midpoint rule
+    of a diffusion, 0: as in training."""
 
     network: Corrector
     evaluations: int
@@ -58,16 +59,16 @@ class Sampler:
     def whitened(
         self, condition: Condition, noise: Tensor, second: Tensor | None = None, num_steps: int = 0
     ) -> Tensor:
-        """r~ (batch, *tokens, dim) from noise of that shape, and a second where there are two evaluations.
-        num_steps: in place of the sampler's."""
-        velocity, facts = self.network.velocity(condition), self.network.description
-        if self.network.heads[condition.name].by != "diffusion":
-            return condition.begin(noise)
+        """r~ (batch, *tokens, dim) from noise of that shape. second: noise of the second evaluation;
+        num_steps: overrides the sampler's."""
+        velocity, description = self.network.velocity(condition), self.network.description
+        if self.network.heads[condition.name].method != "diffusion":
+            return condition.initial_state(noise)
         if self.evaluations == 0:
-            num_steps = num_steps or self.num_steps or facts["sampler_steps"]
-            return sample(velocity, condition.begin(noise), num_steps)
+            num_steps = num_steps or self.num_steps or description["sampler_steps"]
+            return sample(velocity, condition.initial_state(noise), num_steps)
         return sample_student(
-            velocity, noise, facts.get("mid_angle", 0.0), second if self.evaluations == 2 else None
+            velocity, noise, description.get("mid_angle", 0.0), second if self.evaluations == 2 else None
         )
 
     def residual(
@@ -78,41 +79,44 @@ class Sampler:
         noise: Tensor,
         second: Tensor,
         num_steps: int = 0,
-        shown: Tensor | None = None,
+        shuffle: Tensor | None = None,
         is_limited: bool = True,
     ) -> Tensor:
-        """r (rows, *tokens, bundle * dim), latent units, from noise of that shape under raw conditions
-        (cases, ...) as `StateConditions.predict` gives them, of rows / cases neighbouring rows each.
+        """r (rows, *tokens, bundle * dim), latent units, from noise of that shape.
 
-        shown: cases whose conditions the network is shown in place of its own; mean and scale stay those of
-        the case. is_limited: within the head's `WaveLimits`.
+        tokens, facts: raw conditions (cases, ...) of `StateConditions.predict`, each for rows / cases
+        neighbouring rows. shuffle (cases,): the network gets the conditions of these cases; mean and scale
+        stay those of the case itself. is_limited: apply the head's `WaveLimits`.
         """
         head = self.network.heads[states.name]
         condition = head.condition(tokens, facts)
-        known = (
+        network_condition = (
             condition
-            if shown is None
-            else replace(condition, tokens=condition.tokens[shown], facts=condition.facts[shown])
+            if shuffle is None
+            else replace(condition, tokens=condition.tokens[shuffle], facts=condition.facts[shuffle])
         )
-        every = torch.arange(len(tokens), device=noise.device).repeat_interleave(len(noise) // len(tokens))
+        case = torch.arange(len(tokens), device=noise.device).repeat_interleave(len(noise) // len(tokens))
         options = {"num_steps": num_steps} if num_steps else {}
-        r = head.unwhiten(self.whitened(known.rows(every), noise, second, **options), condition.rows(every))
+        white = self.whitened(network_condition.rows(case), noise, second, **options)
+        r = head.unwhiten(white, condition.rows(case))
         if not is_limited:
             return r
-        w_pred, w = (states.decode(part).flatten(1, 2) for part in (states.prediction(tokens)[every], r))
-        w = head.limits(w_pred, w, max(1, self.evaluations), facts[every, -1] > 0)
+        w_pred, w = (states.decode(z).flatten(1, 2) for z in (states.prediction(tokens)[case], r))
+        w = head.limits(w_pred, w, max(1, self.evaluations), facts[case, -1] > 0)
         return states.encode(w.unflatten(1, (states.head.bundle, -1)))
 
 
-def ways_of(stage: str, network: Corrector) -> dict[str, Sampler]:
-    """Name -> a way to draw, of all that the network of a stage has."""
-    return {name: Sampler(network, draw) for name, (of, draw) in WAYS.items() if of == stage}
+def samplers_of(stage: str, network: Corrector) -> dict[str, Sampler]:
+    """Name -> sampler, for every sampler of a stage's network."""
+    return {
+        name: Sampler(network, evaluations) for name, (of, evaluations) in SAMPLERS.items() if of == stage
+    }
 
 
 def load_sampler(run_dir: Path, name: str, device: torch.device | str, operator: Operator) -> Sampler:
-    """The way `name` (of WAYS) from its finished stage in the folder of a run, whose errors of `operator` it
-    draws. Raises as `stage_of_run` and `load_corrector`."""
-    stage, evaluations = WAYS[name]
+    """The sampler `name` (of SAMPLERS) from its finished stage in the folder of a run; it samples the
+    residuals of `operator`. Raises as `stage_of_run` and `load_corrector`."""
+    stage, evaluations = SAMPLERS[name]
     stage_of_run(run_dir, stage)
     network = load_corrector(run_dir / stage, device, operator)
     if not evaluations and "sampler_steps" not in network.description:
@@ -128,7 +132,7 @@ def load_sampler(run_dir: Path, name: str, device: torch.device | str, operator:
 
 
 def _require_fit(head: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:
-    """Raise DamagedError, by name, where a head is not made for the operator that it corrects."""
+    """Raise DamagedError, naming the key, if a head was made for another operator."""
     for key, value in wanted.items():
         if head.get(key, value) != value:
             raise DamagedError(
@@ -137,8 +141,11 @@ def _require_fit(head: Mapping[str, Any], wanted: Mapping[str, Any], folder: Pat
             )
 
 
+# ---- ensembles of rollouts
+
+
 @torch.no_grad()
-def draw_rollout(
+def sample_rollout(
     states: StateConditions,
     residual: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
     z: Tensor,
@@ -146,30 +153,30 @@ def draw_rollout(
     num_frames: int,
     num_members: int,
     noise_of: Callable[[int], tuple[Tensor, Tensor]],
-    drawn_error: float = 0.0,
+    sample_error: float = 0.0,
     forcing: Tensor | None = None,
 ) -> Tensor:
-    """Members (batch, num_members, num_frames, *tokens, dim) that follow z (batch, time, *tokens, dim).
+    """Members (batch, num_members, num_frames, *tokens, dim) that continue z (batch, time, *tokens, dim).
 
-    residual(tokens, facts, noise, second) of rows (batch * num_members, ...), members of a trajectory being
-    neighbours; noise_of(lead): two noises of such rows. drawn_error: of a state that was drawn, as
-    `CorrectorHead.drawn_error`. forcing: as `Operator.rollout`; what it was before the last frame of z is not
-    known, so that frames before the history are not used.
+    residual(tokens, facts, noise, second): of rows (batch * num_members, ...), with the members of a
+    trajectory as neighbours; noise_of(lead): the two noises of these rows. sample_error: error of a sampled
+    state, as `CorrectorHead.sample_error`. forcing: as `Operator.rollout`; it starts at the last frame of z,
+    so that frames before the history are not used.
     """
     head = states.head
     if forcing is not None:
         z, forcing = z[:, -head.history :], padded(forcing, head.bundle).repeat_interleave(num_members, 0)
-        forcing = torch.cat([forcing[:, :1], forcing], 1)  # begins a frame earlier, as `predict` takes it
+        forcing = torch.cat([forcing[:, :1], forcing], 1)  # `predict` takes it from one frame earlier
     batch = head.parameter_batch(parameters.repeat_interleave(num_members, 0), forcing)
-    z = torch.cat([z[:, :1], z], 1)  # where nothing is before the first frame: no change
-    last: dict[str, Tensor] = {}  # the prediction that led to the state, where it holds one frame
+    z = torch.cat([z[:, :1], z], 1)  # without an earlier frame the change is zero
+    last: dict[str, Tensor] = {}  # the prediction of the current state, if a call makes one frame
 
     def step(window: Tensor, lead: int) -> Tensor:
         z_pred, tokens, facts = states.predict(
-            window, batch.later(lead * head.bundle), drawn_error if lead else 0.0, **last
+            window, batch.later(lead * head.bundle), sample_error if lead else 0.0, **last
         )
         if head.bundle == 1:
-            last["led"] = states.frames(z_pred)
+            last["last_pred"] = states.frames(z_pred)
         z_next = states.frames(z_pred + residual(tokens, facts, *noise_of(lead)))
         return z_next if head.task.user_facts is None else head.conserve_latents(z_next, window[:, -1])
 
@@ -177,7 +184,7 @@ def draw_rollout(
 
 
 @torch.no_grad()
-def draw_members(
+def sample_members(
     states: StateConditions,
     residual: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
     z: Tensor,
@@ -186,14 +193,14 @@ def draw_members(
     num_members: int,
     seed: int,
     names: Sequence[int | str],
-    drawn_error: float = 0.0,
+    sample_error: float = 0.0,
     forcing: Tensor | None = None,
 ) -> Tensor:
-    """`draw_rollout` with the noise of `member_noise`: a member is a function of seed, of the name of its row
-    and of its number, whatever the batch holds."""
+    """`sample_rollout` with `member_noise`: a member depends on the seed, the name of its row and its number
+    alone, not on the rest of the batch."""
     shape = (*z.shape[2:-1], states.description["dim"])
 
-    def draw(index: Tensor) -> Tensor:
+    def sample_block(index: Tensor) -> Tensor:
         row, member = index // num_members, index % num_members
         first, last = int(row[0]), int(row[-1]) + 1
 
@@ -206,7 +213,7 @@ def draw_members(
                 for key in KEYS
             )
 
-        return draw_rollout(
+        return sample_rollout(
             states,
             residual,
             z[row],
@@ -214,16 +221,16 @@ def draw_members(
             num_frames,
             1,
             noise_of,
-            drawn_error,
+            sample_error,
             None if forcing is None else forcing[row],
         )
 
-    drawn = in_blocks(draw, len(z) * num_members, block_size(states.head.codec, states.device))
-    return drawn[:, 0].unflatten(0, (-1, num_members))
+    members = in_blocks(sample_block, len(z) * num_members, block_size(states.head.codec, states.device))
+    return members[:, 0].unflatten(0, (-1, num_members))
 
 
 def block_size(codec: Tokenizer, device: torch.device) -> int:
-    """States that go through the networks at once, a function of task and device alone."""
+    """States in one call of the networks; depends on task and device alone."""
     most = BLOCK_BYTES // (4 * codec.num_channels * math.prod(codec.space))
     return max(1, min(BLOCK if device.type == "cpu" else STATES, most))
 
@@ -240,11 +247,14 @@ def sample_states(
     names: Sequence[int | str] | None = None,
     forcing: Tensor | None = None,
 ) -> Tensor:
-    """Members (batch, num_members, num_frames, *tokens, dim) of task `name` that follow z, (batch, history or
-    more, *tokens, dim); parameters (batch, P) raw. names: of the rows (their numbers), as `draw_members`.
-    forcing: as `Operator.rollout`."""
+    """Members (batch, num_members, num_frames, *tokens, dim) of task `name` that continue z (batch, history
+    or more, *tokens, dim).
+
+    parameters: (batch, P), raw. names: of the rows, as in `sample_members`; None: their numbers. forcing: as
+    `Operator.rollout`.
+    """
     states = StateConditions(operator, name)
-    return draw_members(
+    return sample_members(
         states,
         partial(sampler.residual, states),
         z,
@@ -253,61 +263,63 @@ def sample_states(
         num_members,
         seed,
         names or range(len(z)),
-        sampler.network.heads[name].drawn_error,
+        sampler.network.heads[name].sample_error,
         forcing,
     )
 
 
-def two_noises(
+def member_noises(
     shape: tuple[int, ...], seed: int, rows: Tensor, lead: int, num_members: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Noise and second noise (rows * members, *shape), by `member_noise`."""
+    """The two noises (rows * members, *shape) of a sample, by `member_noise`."""
     return tuple(
         send(member_noise(shape, seed, rows.tolist(), lead, num_members, key).flatten(0, 1), device)
         for key in KEYS
     )
 
 
-@torch.no_grad()
-def draw_solutions(
-    fields: FieldConditions,
-    draw: Callable[[Condition, Tensor], Tensor],
-    network: Corrector,
-    predicted: Predicted,
-    noise: Tensor,
-) -> Tensor:
-    """Draws of a solution (batch, M, C, *space), physical units, from noise (batch, M, *tokens, dim).
-
-    predicted: of `FieldConditions.predict` with M draws a row; draw(conditions, noise): r~.
-    """
-    guess, tokens, facts, start = predicted
-    head, parts = network.heads[fields.name], []
-    conditions = head.condition(tokens, facts)
-    which = torch.arange(len(guess), device=guess.device).repeat_interleave(noise.shape[1])
-    for some, row, *own in zip(
-        *(part.split(STATES) for part in (noise.flatten(0, 1), which, *start)), strict=True
-    ):
-        condition = head.begun(conditions.rows(row), Start(*own))
-        parts.append(head.unwhiten(draw(condition, some), condition))
-    return fields.solution(guess[:, None], torch.cat(parts).view_as(noise))
+# ---- samples of steady solutions
 
 
-def predict_draws(
+def predict_with_noise(
     fields: FieldConditions,
     observation: Observation,
     parameters: Tensor,
     seed: int,
     rows: Sequence[int],
     num_members: int,
-) -> tuple[Predicted, Tensor]:
-    """(`FieldConditions.predict` with as many draws a row, noise of these draws (batch, num_members, *tokens,
-    dim)): functions of seed and row, by its number."""
+) -> tuple[FieldPrediction, Tensor]:
+    """(`FieldConditions.predict` with num_members starts per row, noise (batch, num_members, *tokens, dim)).
+    Both depend on the seed and the numbers `rows` alone."""
     shape = (*fields.head.codec.tokens, fields.description["dim"])
     field, noise = (
         send(member_noise(size, seed, rows, 0, num_members, key), fields.device)
         for size, key in ((fields.noise_shape, "field"), (shape, "noise"))
     )
     return fields.predict(observation, parameters, field), noise
+
+
+@torch.no_grad()
+def sample_fields(
+    fields: FieldConditions,
+    whitened: Callable[[Condition, Tensor], Tensor],
+    network: Corrector,
+    prediction: FieldPrediction,
+    noise: Tensor,
+) -> Tensor:
+    """Samples of a solution (batch, M, C, *space), physical units, from noise (batch, M, *tokens, dim).
+
+    prediction: of `FieldConditions.predict` with M starts per row; whitened(condition, noise): r~.
+    """
+    log_u, tokens, facts, start = prediction
+    head, parts = network.heads[fields.name], []
+    conditions = head.condition(tokens, facts)
+    row = torch.arange(len(log_u), device=log_u.device).repeat_interleave(noise.shape[1])
+    blocks = zip(*(part.split(STATES) for part in (noise.flatten(0, 1), row, *start)), strict=True)
+    for block_noise, block_row, *block_start in blocks:
+        condition = head.with_start(conditions.rows(block_row), Start(*block_start))
+        parts.append(head.unwhiten(whitened(condition, block_noise), condition))
+    return fields.solution(log_u[:, None], torch.cat(parts).view_as(noise))
 
 
 @torch.no_grad()
@@ -320,10 +332,10 @@ def sample_solutions(
     num_members: int,
     seed: int = 0,
 ) -> Tensor:
-    """Solutions (batch, num_members, C, *space), physical units, of steady task `name` given what was seen of
-    its coefficient, in normalised units (`ups.generative.observation.seen`)."""
+    """Solutions (batch, num_members, C, *space), physical units, of steady task `name` given an observation
+    of its coefficient in normalised units (`ups.generative.observation.observe_cells`)."""
     fields = FieldConditions(operator, name, sampler.network.heads[name].guess)
-    predicted, noise = predict_draws(
+    prediction, noise = predict_with_noise(
         fields, observation, parameters, seed, range(len(observation.values)), num_members
     )
-    return draw_solutions(fields, sampler.whitened, sampler.network, predicted, noise)
+    return sample_fields(fields, sampler.whitened, sampler.network, prediction, noise)

@@ -1,0 +1,101 @@
+"""Fit of `WaveLimits` to the residuals of an operator and the samples of a trained network."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ups.common.seeds import generator
+from ups.common.transfer import send
+from ups.data.schedule import Schedule
+from ups.generative.conditions import encode_error
+from ups.generative.limits import WaveLimits
+from ups.generative.residuals import TransientResiduals, sum_by_task
+from ups.generative.sampling import KEYS, Sampler
+
+SIZE = 64  # reserved states in a batch
+RESIDUAL_BATCHES = 32  # many, because a few sharp states have most of the power in short waves
+SAMPLE_BATCHES = 8  # the first of them; the power of samples varies less
+
+
+def measure_residuals(limits: WaveLimits, source: TransientResiduals, seed: int, ranks: Any) -> Tensor:
+    """Set the silent waves, and return the power of residuals by shell as (mean, standard error) (2,
+    channels, shells). A collective."""
+
+    def state_power(number: int) -> Tensor:
+        r, tokens, _ = _batch(source, seed, number)
+        return limits.power(_field(source, source.prediction(tokens) + r)).sum(0)
+
+    def residual_moments(number: int) -> Tensor:
+        return _moments(limits.power_by_shell(_field(source, _batch(source, seed, number)[0])))
+
+    limits.set_silent(_total(source, limits.is_silent.shape, state_power, SAMPLE_BATCHES, ranks))
+    shape = (2, *limits.gains.shape[2:])
+    return _mean_and_error(_total(source, shape, residual_moments, RESIDUAL_BATCHES, ranks), RESIDUAL_BATCHES)
+
+
+def fit_gains(
+    samplers: Mapping[str, Sampler],
+    source: TransientResiduals,
+    residual_power: Tensor,
+    seed: int,
+    ranks: Any,
+    is_sampled: bool = False,
+) -> None:
+    """Set the gains of a task's head, for observed states or, with is_sampled, for states with the head's
+    `sample_error`. residual_power: of `measure_residuals`. A collective."""
+    each = list(samplers.values())
+    head = each[0].network.heads[source.name]
+    limits, size = head.limits, head.sample_error if is_sampled else 0.0
+
+    def sample_moments(number: int) -> Tensor:
+        r, tokens, facts = _batch(source, seed, number)
+        facts = torch.cat([facts[:, :-1], encode_error(facts.new_full((len(facts), 1), size))], 1)
+        rngs = [generator(seed, "limits", key, number) for key in KEYS]
+        noise, second = (send(torch.randn(r.shape, generator=rng), r.device) for rng in rngs)
+        samples = [
+            sampler.residual(source, tokens, facts, noise, second, is_limited=False) for sampler in each
+        ]
+        return torch.stack([_moments(limits.power_by_shell(_field(source, sample))) for sample in samples])
+
+    shape = (len(each), 2, *limits.gains.shape[2:])
+    totals = _total(source, shape, sample_moments, SAMPLE_BATCHES, ranks)
+    for sampler, sums in zip(each, totals, strict=True):
+        power = _mean_and_error(sums, SAMPLE_BATCHES)
+        limits.set_gains(residual_power, power, max(1, sampler.evaluations), is_sampled)
+
+
+def _batch(source: TransientResiduals, seed: int, number: int) -> tuple[Tensor, Tensor, Tensor]:
+    """r, tokens and facts of a batch of reserved states."""
+    batch = Schedule({source.name: source.windows("reserved")}, SIZE, seed + 8).batch(number)
+    return source.batch("reserved", batch.rows, batch.starts, generator(seed, "limits", number))[:3]
+
+
+def _field(source: TransientResiduals, r: Tensor) -> Tensor:
+    """The frames of r as channels, (batch, bundle * C, *space)."""
+    return source.decode(r).flatten(1, 2)
+
+
+def _moments(power: Tensor) -> Tensor:
+    """Sums over rows of a power and of its square (2, ...)."""
+    return torch.stack([power.sum(0), power.square().sum(0)])
+
+
+def _mean_and_error(sums: Tensor, batches: int) -> Tensor:
+    """The mean and its standard error, from `_moments` summed over batches."""
+    mean, square = sums / (batches * SIZE)
+    return torch.stack([mean, ((square - mean.square()).clamp_min(0) / (batches * SIZE)).sqrt()])
+
+
+def _total(
+    source: TransientResiduals, shape: tuple[int, ...], of: Callable[[int], Tensor], batches: int, ranks: Any
+) -> Tensor:
+    """The sum of of(number), of this shape, over the batches, which are split over the ranks."""
+    [sums] = sum_by_task(
+        {source.name: [*range(batches)][ranks.rank :: ranks.world]},
+        lambda _, number: of(number).flatten(),
+        torch.Size(shape).numel(),
+        ranks,
+    )
+    return torch.tensor(sums, dtype=torch.float64, device=source.device).view(shape)

@@ -1,0 +1,187 @@
+"""Scores of samplers on validation trajectories, and the selection of a task's default sampler by them.
+
+The score is the fair CRPS of ensemble rollouts. A stage scores its samplers when it ends and stores the
+scores in its config.json. Trajectories, leads and noise are the same in every stage, so scores of different
+stages compare. The error that a network is told a sampled state has (`CorrectorHead.sample_error`) is
+selected before, in the same way.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ups.common.files import DamagedError
+from ups.generative.fit_limits import fit_gains, measure_residuals
+from ups.generative.residuals import TransientResiduals, sum_by_task
+from ups.generative.sampling import SAMPLERS, Sampler, sample_states
+from ups.metrics.proper import fair_crps
+from ups.models.base_selection import stratified_rows
+from ups.training.finished import stage_of_run
+
+CRPS_KEY = "validation_crps"  # in config.json: task -> sampler -> CRPS, None if a member is not finite
+ROWS, LEADS, MEMBERS = 32, 10, 4
+ERROR_ROWS = 8  # trajectories on which the sample error is selected
+ERRORS = (0.0, 0.03, 0.1, 0.3)  # candidates, over a residual's size
+DEFAULT = "student_1"  # if no sampler was scored
+EVALUATIONS = 2  # most network evaluations per call of a default sampler
+TIED = 1.05  # scores within this factor are equal: those of one and two evaluations differed by -5 % to 5 %
+
+
+@torch.no_grad()
+def validate_samplers(
+    samplers: Mapping[str, Sampler],
+    residuals: Mapping[str, TransientResiduals],
+    contexts: Mapping[str, int],
+    seed: int,
+    ranks: Any,
+) -> dict[str, dict]:
+    """{CRPS_KEY: task -> sampler -> fair CRPS} of the samplers of one network: mean over trajectories, the
+    first leads, channels and cells of normalised fields; None if a member is not finite.
+
+    Sets the limits of the heads, and their `sample_error` by the best sampler. contexts: task -> number of
+    context frames. A collective.
+    """
+    [network] = {sampler.network for sampler in samplers.values()}
+    power = {}
+    for name, source in residuals.items():
+        power[name] = measure_residuals(network.heads[name].limits, source, seed, ranks)
+        fit_gains(samplers, source, power[name], seed, ranks)
+    crps_by_error = {}
+    for error in ERRORS:
+        for name in residuals:
+            network.heads[name].sample_error = error
+        crps_by_error[error] = _crps_by_sampler(samplers, residuals, contexts, seed, ranks, ERROR_ROWS)
+    for name, source in residuals.items():
+        best = {error: _best(crps[name]) for error, crps in crps_by_error.items()}
+        network.heads[name].sample_error = min(best, key=best.__getitem__)
+        fit_gains(samplers, source, power[name], seed, ranks, is_sampled=True)
+    return {CRPS_KEY: _crps_by_sampler(samplers, residuals, contexts, seed, ranks, ROWS)}
+
+
+def _best(crps: dict[str, float | None]) -> float:
+    return min(math.inf if value is None else value for value in crps.values())
+
+
+def _crps_by_sampler(
+    samplers: Mapping[str, Sampler],
+    residuals: Mapping[str, TransientResiduals],
+    contexts: Mapping[str, int],
+    seed: int,
+    ranks: Any,
+    num_rows: int,
+) -> dict[str, dict]:
+    """Task -> sampler -> fair CRPS on num_rows validation trajectories."""
+
+    def num_frames(name: str) -> int:
+        return min(LEADS, residuals[name].cache.num_frames - contexts[name])
+
+    def shard_of(name: str, source: TransientResiduals) -> list[Tensor]:
+        rows = stratified_rows(source.cache, "val", num_rows)[ranks.rank :: ranks.world]
+        return [*source.cache.row_blocks(rows, num_frames(name) * MEMBERS, ROWS)] if len(rows) else []
+
+    def sums_of(name: str, rows: Tensor) -> Tensor:
+        source, cache, num = residuals[name], residuals[name].cache, num_frames(name)
+        decode, z = source.head.codec.decode, cache.batch(rows, 0, contexts[name], source.device)
+        w_ref = decode(cache.batch(rows, contexts[name], num, source.device))
+        forcing = source.head.forcing_of(cache, rows, contexts[name] - 1, num + 1)
+        parameters, names, sums = cache.parameters[rows], rows.tolist(), []
+        for sampler in samplers.values():
+            members = sample_states(
+                source.operator, sampler, name, z, parameters, num, MEMBERS, seed, names, forcing
+            )
+            sums.append(fair_crps(decode(members), w_ref).sum())
+        return torch.stack([*sums, sums[0].new_tensor(len(rows))])
+
+    shard = {name: shard_of(name, source) for name, source in residuals.items()}
+    sums = sum_by_task(shard, sums_of, len(samplers) + 1, ranks)
+    return {
+        name: {
+            sampler: total / count if math.isfinite(total) else None
+            for sampler, total in zip(samplers, totals, strict=True)
+        }
+        for name, (*totals, count) in zip(residuals, sums, strict=True)
+    }
+
+
+# ---- selection
+
+
+def finished_samplers(run_dir: str | Path, task: str) -> dict[str, tuple[int, float]]:
+    """Sampler -> (evaluations per call, validation CRPS, infinite if not scored) of the finished stages of a
+    run that sample a task's residuals, without samplers that became non-finite."""
+    found = {}
+    for sampler, (stage, evaluations) in SAMPLERS.items():
+        if sampler != "prior" and (finished := stage_of_run(Path(run_dir), stage)) is not None:
+            description = finished.description
+            try:
+                crps = description.get(CRPS_KEY, {}).get(task, {}).get(sampler, math.inf)
+                if crps is not None:
+                    found[sampler] = evaluations or 2 * int(description["sampler_steps"]), float(crps)
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise DamagedError(
+                    f"{Path(run_dir) / stage}/config.json has no figures of {sampler} "
+                    f"({error!r:.100}); expected those of this version. Run make {stage} "
+                    "again."
+                ) from error
+    return found
+
+
+def validated_samplers(run_dir: str | Path, task: str) -> dict[str, tuple[int, float]]:
+    """`finished_samplers` that have a score, the best first."""
+    found = {
+        sampler: entry for sampler, entry in finished_samplers(run_dir, task).items() if entry[1] < math.inf
+    }
+    return dict(sorted(found.items(), key=lambda entry: entry[1][1]))
+
+
+def best_within(run_dir: str | Path, task: str, evaluations: int) -> tuple[str, int]:
+    """(sampler, midpoint steps of the corrector or 0) that uses most of a budget of network evaluations per
+    call.
+
+    Candidates are students and rival with one or two evaluations, the better on validation first, and the
+    corrector with at most its trained number of steps. DEFAULT if nothing fits.
+    """
+    found, steps = {}, 0
+    for sampler, (needed, crps) in finished_samplers(run_dir, task).items():
+        if sampler == "corrector":  # two evaluations per step; it has no score with fewer steps
+            steps = min(needed, evaluations) // 2
+            needed, crps = 2 * steps, crps if 2 * steps == needed else math.inf
+        if 0 < needed <= evaluations:
+            found[sampler] = -needed, crps
+    sampler = min(found, key=found.__getitem__, default=DEFAULT)
+    return sampler, steps if sampler == "corrector" else 0
+
+
+def default_sampler(run_dir: str | Path, task: str) -> str:
+    """The sampler that is used if the user names none.
+
+    Of the samplers with at most EVALUATIONS evaluations per call, the cheapest within TIED of the best on
+    validation; if none of these stayed finite, the cheapest of all; DEFAULT if none has a score.
+    """
+    found = validated_samplers(run_dir, task)
+    affordable = {sampler: entry for sampler, entry in found.items() if entry[0] <= EVALUATIONS}
+    bound = TIED * min((crps for _, crps in affordable.values()), default=math.inf)
+    return min(
+        (sampler for sampler, (_, crps) in affordable.items() if crps <= bound),
+        key=affordable.__getitem__,
+        default=min(found, key=lambda sampler: found[sampler][0], default=DEFAULT),
+    )
+
+
+def describe(run_dir: str | Path, task: str) -> str:
+    """One sentence: the sampler that `Forecaster.sample` uses, and the scores of all."""
+    found, name = validated_samplers(run_dir, task), default_sampler(run_dir, task)
+    scores = ", ".join(f"{sampler} {crps:.3g} with {needed}" for sampler, (needed, crps) in found.items())
+    group = f"of those with at most {EVALUATIONS} network evaluations per call"
+    if name not in found or found[name][0] <= EVALUATIONS:
+        reason = f"{group}, the cheapest within {TIED - 1:.0%} of the best on validation"
+    else:
+        reason = f"the cheapest that stays finite on validation, as none {group} does"
+    return (
+        f"sample() uses {name}: {reason}. Validation CRPS (fair, over the field's standard deviation) and "
+        f"evaluations: {scores or 'no scores'}."
+    )
