@@ -28,7 +28,7 @@ from ups.common.boundary import NO_FLUX
 from ups.config import ROOT, Config, load_config
 from ups.data.generate import generation_settings, write_data
 from ups.tasks import darcy, diff_react, diff_sorp, gas, get_task, ns_incompressible, reacdiff, shallow_water
-from ups.tasks.compressible import random_1d, random_fields
+from ups.tasks.gas_starts import random_1d, random_fields
 from ups.tasks.initial import cell_centres, eigenbasis, random_stream, sample_wave
 
 CONFIG = ROOT / "bench" / "eleven.yaml"

@@ -26,7 +26,7 @@ from ups.common.files import completing, partial_path
 from ups.config import ROOT, Config, TaskConfig, load_config
 from ups.data import build_cache as cache_build
 from ups.data import cache as cache_module
-from ups.data import pdebench, tokenizer
+from ups.data import tokenizer, trajectories
 from ups.data.build_cache import build_cache, data_files, is_up_to_date, plan, same_sources
 from ups.data.cache import Cache, cache_settings, open_cache, place
 from ups.data.generate import generation_settings, write_data
@@ -867,9 +867,9 @@ def test_memory_does_not_grow_with_the_number_of_trajectories(built, tmp_path, m
     config = fresh(built, tmp_path, "cache.chunk=1000")
     monkeypatch.setattr(cache_build, "READ_BYTES", 3 * 4 * 32 * FRAMES)
     sizes = []
-    read = pdebench.Trajectories.read
+    read = trajectories.Trajectories.read
     monkeypatch.setattr(
-        pdebench.Trajectories,
+        trajectories.Trajectories,
         "read",
         lambda self, i, j, frames: sizes.append(j - i) or read(self, i, j, frames),
     )

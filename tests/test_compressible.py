@@ -19,8 +19,8 @@ from ups.data.doctor import examine
 from ups.data.generate import generation_settings, solve, write_data
 from ups.data.pdebench import open_data
 from ups.tasks import Finding, compressible, gas, get_task
-from ups.tasks.compressible import Waves, random_1d, random_fields, shock_tube, turbulence
 from ups.tasks.gas import GAMMA, Gas, conserved, evolve, primitive
+from ups.tasks.gas_starts import Waves, random_1d, random_fields, shock_tube, turbulence
 from ups.tasks.initial import cell_centres, random_stream
 
 

@@ -53,7 +53,7 @@ def test_a_file_of_a_task_with_the_same_arrays_is_refused_by_what_it_says_of_its
     open_data(path, made)
     with pytest.raises(
         ValueError,
-        match=f"of {made}; expected a file of {opened}, .*Name the right task in data.tasks, or mend",
+        match=f"of {made}; expected a file of {opened}, .*Name the right task in data.tasks, or correct",
     ):
         open_data(path, opened)
 

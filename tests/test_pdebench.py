@@ -20,7 +20,7 @@ import small_disk
 
 from ups.common import files
 from ups.common.files import partial_path
-from ups.data import generate, pdebench
+from ups.data import generate
 from ups.data.generate import generation_settings, num_done, write_data
 from ups.data.layout import layout_of
 from ups.data.pdebench import data_bytes, open_data, split_indices
@@ -103,7 +103,7 @@ def test_strides_read_the_strided_frames_and_cells(task, tmp_path):
 def test_reading_in_small_blocks_gives_the_same(task, tmp_path, monkeypatch):
     data = open_data(written(tmp_path, task), task)
     for size in (1, 500, 3000):
-        monkeypatch.setattr(pdebench, "BLOCK_BYTES", size)
+        monkeypatch.setattr("ups.data.trajectories.BLOCK_BYTES", size)
         assert np.array_equal(data.read(0, 7), truth(task))
 
 

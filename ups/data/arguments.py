@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ups.data.pdebench import Trajectories
+from ups.data.trajectories import Trajectories
 from ups.tasks import Task
 
 

@@ -20,7 +20,8 @@ from ups.data.doctor_checks import (
 )
 from ups.data.doctor_scan import scan_file
 from ups.data.leakage import REMEDY, Shared, shared_frames
-from ups.data.pdebench import Trajectories, open_data, split_indices
+from ups.data.pdebench import open_data, split_indices
+from ups.data.trajectories import Trajectories
 from ups.tasks import Finding
 from ups.userdata.data_checks import suspects
 from ups.userdata.masks import mask_words

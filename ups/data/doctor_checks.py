@@ -10,7 +10,8 @@ import yaml
 from ups.common.boundary import PERIODIC, along
 from ups.data.doctor_scan import Scan
 from ups.data.download import edition, md5_of
-from ups.data.pdebench import SETTINGS, Trajectories
+from ups.data.pdebench import SETTINGS
+from ups.data.trajectories import Trajectories
 from ups.data.written import MIN_FRACTION
 from ups.tasks import Finding
 from ups.userdata.data_checks import affordable, resolved

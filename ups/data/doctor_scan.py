@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from ups.data.leakage import frame_digests
-from ups.data.pdebench import Trajectories
+from ups.data.trajectories import Trajectories
 from ups.data.written import Written
 from ups.userdata.data_checks import Extremes
 from ups.userdata.masks import is_wrong, settled

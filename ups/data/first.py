@@ -23,7 +23,8 @@ from ups.common.files import partial_path
 from ups.data.download import Patience, answered, blocks, require_address
 from ups.data.generate import generation_settings, write_data
 from ups.data.layout import layout_of
-from ups.data.pdebench import Trajectories, data_bytes, describe, made_with, opened
+from ups.data.pdebench import data_bytes, describe, made_with
+from ups.data.trajectories import Trajectories, opened
 from ups.userdata.readers.hdf5 import node
 
 BLOCK_BYTES = 2**18  # of small reads: what HDF5 asks for to find its way lies close together

@@ -1,13 +1,6 @@
-"""The reader of PDEBench's HDF5 files (either layout: ups/data/layout.py), and the split by trajectory index.
+"""Opening PDEBench's HDF5 files of either layout (ups/data/layout.py), and the split by trajectory index."""
 
-Both layouts become (trajectory, time, channel, *space) float32 here.
-"""
-
-import contextlib
 import json
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,19 +8,13 @@ from typing import Any
 import h5py
 import numpy as np
 
-from ups.common.files import partial_path
-from ups.common.rows import split_sizes, stratified_rows
+from ups.common.rows import split_sizes
 from ups.data.layout import Layout, found_in, layout_of
-from ups.tasks import TASKS, Array, Task, get_task
+from ups.data.trajectories import AGAIN, Trajectories, opened
+from ups.tasks import TASKS, Task, get_task
 from ups.userdata.readers.hdf5 import node, require_written
 
-# largest temporary of a read; at this size opening and slicing cost under 1 % (measured)
-BLOCK_BYTES = 16 * 2**20
 SETTINGS, PROGRESS = "ups_settings", "ups_progress"  # attributes of files we generate
-AGAIN = (
-    "If it is yours, write it again (docs/own_data.md); else delete it and run `make data`, which "
-    "makes it again."
-)
 
 
 def data_bytes(task: str, num_trajectories: int, num_frames: int, resolution: int) -> int:
@@ -42,10 +29,9 @@ def split_indices(
 ) -> dict[str, np.ndarray]:
     """Trajectory indices of "train", "val" and "test" (each int64, ascending).
 
-    PDEBench's convention: test is the first share of an array file and the last share of a group file;
-    validation is next to it. By index, because published files of different parameters repeat the initial
-    conditions: the split of one file is the split of all. Raises ValueError when fewer than three
-    trajectories or nothing is left to train on.
+    By PDEBench's convention test trajectories come first in an array file and last in a group file, and
+    validation is next to them. The split is by index and the same for all files, because published files of
+    different parameters repeat the initial conditions. Raises ValueError if a split would be empty.
     """
     sizes = split_sizes(num_trajectories, val_fraction, test_fraction)
     if sizes["train"] < 1 or min(val_fraction, test_fraction) <= 0:
@@ -60,7 +46,7 @@ def split_indices(
 
 
 def made_with(file: h5py.File) -> tuple[dict[str, Any], int] | None:
-    """Settings of a generated file and how many trajectories it has so far; None for one that is not ours."""
+    """Settings of a generated file and how many trajectories it has so far; None for other files."""
     if not {SETTINGS, PROGRESS} & set(file.attrs):
         return None
     try:
@@ -73,137 +59,16 @@ def made_with(file: h5py.File) -> tuple[dict[str, Any], int] | None:
         ) from error
 
 
-# ----------------------------------------------------------------------------------------------------- reader
-
-
-@dataclass(frozen=True)
-class Trajectories:
-    """One file of one task, described but not read. Holds no open file: safe to fork, pickle and share
-    between threads.
-
-    num_trajectories, num_frames, space, dt (model time units, 0 for a steady task) and coordinates ("t" and
-    the space axes, float64) are those after striding. parameter: first file-level parameter or None.
-    attributes: what the file says about itself. notes: oddities that were put right, for the user to see.
-    groups: those of the trajectories, where they have any. A reader of another format has all of these but
-    `groups`, `read` and `spread`.
-    """
-
-    path: Path
-    task: Task
-    num_trajectories: int
-    num_frames: int
-    space: tuple[int, ...]
-    dt: float
-    parameter: float | None
-    coordinates: dict[str, np.ndarray]
-    attributes: dict[str, Any]
-    notes: tuple[str, ...]
-    space_stride: int
-    time_stride: int
-    first_frame: int
-    groups: tuple[str, ...]
-
-    mask = None  # every cell has a value
-    years = None  # no published frames have dates
-
-    def place(self, row: int, frame: int) -> tuple[Path, str]:
-        """The file in which a frame of a trajectory lies, and where, in words."""
-        return self.path, f"trajectory {row}, frame {self.first_frame + frame * self.time_stride}"
-
-    def read(self, first: int, last: int, frames: range | None = None) -> np.ndarray:
-        """Trajectories first..last-1, shape (last - first, num_frames, channels, *space), float32, physical
-        units; of `frames`, consecutive ones, where these are given.
-
-        Channels are `Task.channels`: the coefficient of a steady task first. Reads these trajectories and
-        strides only. Raises ValueError for a group of another shape.
-        """
-        assert 0 <= first < last <= self.num_trajectories, (self.path, first, last, self.num_trajectories)
-        with opened(self.path, self.task.name) as file:
-            return self.read_from(file, first, last, frames)
-
-    def precision(self, name: str) -> float:
-        """The relative rounding of a field as the file holds it."""
-        with opened(self.path, self.task.name) as file:
-            layout, task = layout_of(self.task), self.task
-            names = [
-                (array, task.channels[i])
-                for array, part in layout.parts(np.arange(len(task.channels)).reshape(1, 1, -1))
-                for i in part[0, 0]
-            ]
-            array = next(array for array, field in names if field == name)
-            return float(np.finfo(layout.dataset(file, array, *self.groups[:1])[0].dtype).eps)
-
-    def stratified_rows(self, num: int) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers (n,) of at most `num` trajectories spread over the file, and what `read` gives of them."""
-        return stratified_rows(self, num)
-
-    def read_from(self, file: h5py.File, first: int, last: int, frames: range | None = None) -> np.ndarray:
-        """`read` from the open file."""
-        frames = range(self.num_frames) if frames is None else frames
-        out = np.empty((last - first, len(frames), len(self.task.channels), *self.space), np.float32)
-        layout = layout_of(self.task)
-        for array, part in layout.parts(out):
-            for name, at, rows in layout.places(first, last, self.groups):
-                dataset, lead = layout.dataset(file, array, name)
-                if name:  # a group; arrays that hold all trajectories were looked at when described
-                    require_written(dataset, self.path, AGAIN)
-                self._fill(dataset, array, part[rows].reshape(-1, *part.shape[1:]), lead, at, frames)
-        return out
-
-    def _fill(
-        self,
-        dataset: h5py.Dataset,
-        array: Array,
-        out: np.ndarray,
-        lead: tuple[int, ...],
-        at: tuple[slice, ...],
-        wanted: range,
-    ) -> None:
-        """Copy the frames `wanted` of the trajectories `at` of `dataset` (the only one if it has no such
-        axis), behind `lead`, into out (n, time, channel, *space)."""
-        task, stride, shape = self.task, self.space_stride, dataset.shape[len(lead + at) :]
-        first = int(not array.steady)  # axis of space
-        expected = tuple(-(-size // stride) for size in shape[first : first + task.ndim])
-        frames = self.num_frames if array.steady else -(-(shape[0] - self.first_frame) // self.time_stride)
-        channels = (array.channels,) if array.vector else ()
-        if (frames, expected, shape[first + task.ndim :]) != (self.num_frames, self.space, channels):
-            raise ValueError(
-                f"{self.path}: {dataset.name} holds {dataset.dtype} of shape {dataset.shape}, "
-                "unlike the first trajectory; expected one shape for all. Remove that "
-                "trajectory, or download or generate the file again with `make data`."
-            )
-        wanted = range(1) if array.steady else wanted  # the same of every frame
-        frame_bytes = math.prod(shape[first:]) * dataset.dtype.itemsize
-        num_frames = max(1, min(frames, BLOCK_BYTES // frame_bytes))
-        num_rows = max(1, BLOCK_BYTES // (frame_bytes * frames))
-        for row in range(0, len(out), num_rows):
-            rows = [slice(part.start + row, min(part.start + row + num_rows, part.stop)) for part in at]
-            for frame in range(wanted.start, wanted.stop, num_frames):
-                count = min(num_frames, wanted.stop - frame)
-                start = self.first_frame + frame * self.time_stride
-                times = (
-                    ()
-                    if array.steady
-                    else (slice(start, start + (count - 1) * self.time_stride + 1, self.time_stride),)
-                )
-                block = dataset[(*lead, *rows, *times)].reshape(-1, count, *shape[first:])
-                block = np.moveaxis(block, -1, 2) if array.vector else block[:, :, None]
-                into = frame - wanted.start
-                places = slice(None) if array.steady else slice(into, into + count)
-                out[row : row + num_rows, places] = block[(..., *[slice(None, None, stride)] * task.ndim)]
-
-
 def open_data(
     path: str | Path, task: str, *, space_stride: int = 1, time_stride: int = 1, first_frame: int = 0
 ) -> Trajectories:
-    """The trajectories in `path`, described but not read.
+    """A description of the trajectories in `path`; `read` reads them.
 
-    Accepted oddities, listed in `notes`: a leading axis of length 1 (issue 56 of PDEBench). A time coordinate
-    with one entry more than there are frames is how PDEBench writes it; the last is dropped. space_stride and
-    time_stride keep every n-th cell and frame (PDEBench's reduced_resolution), first_frame drops frames
-    before it; `read` then reads no others. Raises FileNotFoundError naming the make target; ValueError for a
-    file that is not HDF5, is unfinished, lacks a key (lists what it holds) or has the wrong rank, size, kind
-    of number or time coordinate.
+    space_stride, time_stride: every n-th cell and frame is kept (PDEBench's reduced_resolution); first_frame:
+    frames before it are dropped. A leading axis of length 1 (issue 56 of PDEBench) is accepted and noted. The
+    time coordinate may have one entry more than there are frames, as PDEBench writes it.
+    Raises FileNotFoundError naming the make target; ValueError for a file that is not HDF5, is unfinished,
+    lacks a key or has the wrong rank, size, kind of number or time coordinate.
     """
     path = Path(path)
     with opened(path, task) as file:
@@ -227,7 +92,7 @@ def describe(
     if min(space_stride, time_stride) < 1 or first_frame < 0:
         raise ValueError(
             f"{task}: space_stride {space_stride}, time_stride {time_stride}, first_frame "
-            f"{first_frame}; expected strides of at least 1 and first_frame of at least 0. Mend "
+            f"{first_frame}; expected strides of at least 1 and first_frame of at least 0. Correct "
             f"task.{task}."
         )
     made, groups, notes = made_with(file), layout.names(file), []
@@ -309,35 +174,10 @@ def describe(
     )
 
 
-@contextlib.contextmanager
-def opened(path: Path, task: str) -> Iterator[h5py.File]:
-    """The open file. What HDF5 says about a damaged one, whenever it finds out, becomes a ValueError that
-    says what to do."""
-    if not path.is_file():  # nor a folder or a pipe, which would be waited at
-        unfinished = partial_path(path)
-        more = f" There is an unfinished {unfinished.name}, which it continues." * unfinished.exists()
-        raise FileNotFoundError(
-            f"no data file {path}; expected {task} in PDEBench's layout. Run `make data` "
-            f"(or mend data.root).{more}"
-        )
-    try:
-        with h5py.File(path, "r", locking=False) as file:  # finished files are never written to
-            yield file
-    except (OSError, LookupError, RuntimeError, TypeError, ArithmeticError, ValueError) as error:
-        # h5py's, by kind of damage
-        if isinstance(error, ValueError) and str(path) in str(error):  # our own, which name the file
-            raise
-        raise ValueError(
-            f"{path} is damaged, or no readable HDF5 file ({error}); expected a complete one of "
-            f"{task}. Check its permissions; if no other process writes it, delete it and run "
-            "`make data`."
-        ) from error
-
-
 def _coordinates(
     file: h5py.File, path: Path, layout: Layout, groups: tuple[str, ...], frames: int, space: tuple[int, ...]
 ) -> dict[str, np.ndarray]:
-    """Coordinates present in the file, float64; the time coordinate is required of a time-dependent task."""
+    """The coordinates in the file, float64. A time-dependent task must have a time coordinate."""
     spec, key = layout.task, partial(layout.coordinate, name=groups[0] if groups else "")
     expected = ({} if spec.is_steady else {"t": frames}) | dict(zip(spec.axes, space, strict=True))
     found = {axis: stored for axis in expected if (stored := node(file, key(axis))) is not None}
@@ -377,25 +217,26 @@ def _coordinates(
 def _require_task(
     path: Path, spec: Task, attributes: dict[str, Any], made: tuple[dict[str, Any], int] | None
 ) -> None:
-    """Refuse a file of a task with the same arrays, told by what made it or by the names of its
-    parameters."""
-    rivals = [
+    """Raise ValueError for a file of another task with the same arrays.
+
+    Generated files name their task; other files are recognised by the names of their parameters."""
+    alike = [
         task
         for task in TASKS.values()
         if (task.arrays, task.ndim, task.hides) == (spec.arrays, spec.ndim, False)
     ]
-    names = {name for task in rivals for name in task.parameters} & set(attributes)
-    fits = [made[0]["task"]] if made else [task.name for task in rivals if set(task.parameters) == names]
+    names = {name for task in alike for name in task.parameters} & set(attributes)
+    fits = [made[0]["task"]] if made else [task.name for task in alike if set(task.parameters) == names]
     if fits and names and not {spec.name, spec.files_of} & set(fits):
         raise ValueError(
             f"{path} has attributes ({', '.join(sorted(names))}) of {fits[0]}; expected a file "
             f"of {spec.name}, with {', '.join(spec.parameters)}. Name the right task in "
-            "data.tasks, or mend the attributes with h5py."
+            "data.tasks, or correct the attributes with h5py."
         )
 
 
 def _parameter(path: Path, spec: Task, attributes: dict[str, Any]) -> float | None:
-    """First parameter from the file's attribute, else from the published file name."""
+    """The first parameter, from the file's attribute or else from the file name."""
     if not spec.parameters:
         return None
     name = spec.parameters[0]
@@ -410,6 +251,6 @@ def _parameter(path: Path, spec: Task, attributes: dict[str, Any]) -> float | No
             f"{', '.join(attributes) or 'none'}) and its name tells no value"
         )
         raise ValueError(
-            f"{path}: {found}; expected a number. Mend the attribute with h5py, or leave it out "
+            f"{path}: {found}; expected a number. Correct the attribute with h5py, or leave it out "
             f"and name it like {spec.file_for(0.1)}."
         ) from None

@@ -11,7 +11,8 @@ import numpy as np
 from ups.common.files import parts_of
 from ups.config import Config, TaskConfig, UserTaskConfig
 from ups.data.layout import layout_of
-from ups.data.pdebench import Trajectories, open_data, split_indices
+from ups.data.pdebench import open_data, split_indices
+from ups.data.trajectories import Trajectories
 from ups.tasks import get_task
 from ups.userdata.open_files import open_user_files, user_files
 from ups.userdata.reader import MOST_VALUES, UserTrajectories

@@ -1,168 +1,31 @@
-"""Compressible flow of a viscous ideal gas in one, two and three dimensions; the equations and their solver
-are in ups/tasks/gas.py. It starts, as in PDEBench's code, from
+"""Compressible flow of a viscous ideal gas in one, two and three dimensions.
 
-random fields in 1D: density and pressure are waves (ups/tasks/initial.py, of three modes, half of them in a
-    window, which lies in the right half of (-1, 1)) brought to [0, 1], times m, plus b, m and b
-    log-uniform in [1, 10] and [10, 100]; the velocity is such a wave as it is.
-random fields in 2D and 3D: velocity components, pressure and density are sums of sines with random phases
-    over all wave vectors of components 1 to 4 in size and either sign, weighted with |k|^(-1/2) in 2D and
-    |k|^-1 in 3D. The mean speed is M times the speed of sound of the mean state (density d and pressure d T,
-    d and T ~ U(0.1, 10)); density and pressure differ from it by 1 to 20 per cent in the mean, less where a
-    cell would have less than LEAST of it. Half lie in a box of side 0.45, in a gas at rest.
-turbulence in 2D and 3D: density 1, pressure 1 / (GAMMA M^2), velocities as above without their divergence,
-    of mean speed 1. PDEBench's projection is off by one wave number, which leaves 3 to 10 per cent of the
-    energy in the divergence in 2D and 2 to 3 in 3D (measured).
-shock tubes in 1D: density, pressure and velocity each constant on either side of a jump of their own,
-    density and pressure log-uniform in [1, 10] and [10, 100], the velocity in [e^(-1/2), e^(1/2)]. The number
-    that drew the right value places the jump, too, between 1/4 and 3/4 of the axis: as in PDEBench.
-
-Values are those at the centres of the cells, as PDEBench has them, and those that follow are, too (means over
-cells differ from them by a thousandth and more). What is normalised over space is
-normalised on a fixed grid, so that a start does not depend on the resolution.
+Equations and scheme: ups/tasks/gas.py. Initial conditions: ups/tasks/gas_starts.py.
 """
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ups.common.boundary import OUTFLOW, PERIODIC
 from ups.common.lazy import Tensor, np, torch
-from ups.tasks.gas import GAMMA, Gas, conserved, densities, evolve, primitive, restore
-from ups.tasks.initial import (
-    NOMINAL_POINTS,
-    WINDOW_EDGE,
-    WINDOW_FIRST,
-    WINDOW_RANGE,
-    WINDOW_WIDTH,
-    cell_centres,
-    draw_wave,
-    random_stream,
-    solver,
-)
+from ups.tasks.gas import Gas, conserved, densities, evolve, primitive, restore
+from ups.tasks.gas_starts import DOMAIN_1D, random_1d, random_fields, shock_tube, turbulence
+from ups.tasks.initial import random_stream, solver
 from ups.tasks.task import Array, Finding, Task
 
-DENSITIES, PRESSURES = (1.0, 10.0), (10.0, 100.0)
-VELOCITIES = (math.exp(-0.5), math.exp(0.5))  # of shock tubes
-NUM_MODES_1D = 3
-PROBABILITY_WINDOW = 0.5
-DOMAIN_1D = (-1.0, 1.0)
-MAX_MODE = 4
-MEANS = (0.1, 10.0)  # of the density and of pressure / density
-CONTRAST = (0.01, 0.2)
-LEAST = 0.05
-NORM_CELLS = 64  # per axis, of the grid that fields are normalised on
-CELLS_AT_ONCE = 2**14  # few operations on small arrays wait for Python, large ones for memory
-CELL_BYTES = 2**11  # of memory that a cell takes while it is solved in 3D, with 21 frames kept
-LOOKED_AT = 8  # trajectories of a check
-DRIFT = 1e-2  # of the mean density over itself
-
-
-# ---------------------------------------------------------------------------------------------------- starts
-
-
-def _log_uniform(stream: "np.random.Generator", bounds: tuple[float, float]) -> float:
-    return math.exp(stream.uniform(math.log(bounds[0]), math.log(bounds[1])))
-
-
-def random_1d(stream: "np.random.Generator", resolution: int) -> Tensor:
-    """(density, pressure, velocity) of random waves, (3, resolution), float64."""
-    fields = []
-    for bounds in (DENSITIES, PRESSURES, None):
-        wave = draw_wave(
-            stream, num_modes=NUM_MODES_1D, probability_window=PROBABILITY_WINDOW, domain=DOMAIN_1D
-        )
-        value = wave(cell_centres(resolution))
-        if bounds:
-            on_grid = wave(cell_centres(NOMINAL_POINTS))
-            value = (value - on_grid.min()) / (on_grid.max() - on_grid.min())
-            value = value * _log_uniform(stream, bounds) + _log_uniform(stream, bounds)
-        fields.append(value)
-    return torch.stack(fields)
-
-
-def shock_tube(stream: "np.random.Generator", resolution: int) -> Tensor:
-    """(density, pressure, velocity) with a jump each, (3, resolution), float64."""
-    fields = torch.empty(3, resolution, dtype=torch.float64)
-    for field, (first, last) in zip(fields, (DENSITIES, PRESSURES, VELOCITIES), strict=True):
-        left, right = stream.uniform(size=2).tolist()
-        field[:] = first * (last / first) ** right
-        field[: int(resolution * (0.25 + 0.5 * right))] = first * (last / first) ** left
-    return fields
-
-
-class Waves:
-    """Fields that are sums of sines with random phases, (num, *space), at the centres of any grid of [0,
-    1)^ndim; as if their wave vectors were weighted with |k|^-power."""
-
-    def __init__(
-        self, stream: "np.random.Generator", num: int, ndim: int, *, is_solenoidal: bool = False
-    ) -> None:
-        modes = torch.arange(-MAX_MODE, MAX_MODE + 1, dtype=torch.float64)
-        self.vectors = torch.stack(torch.meshgrid(*[modes] * ndim, indexing="ij"))
-        squared = self.vectors.square().sum(0).clamp_min(1)
-        weight = squared ** (-0.25 if ndim == 2 else -0.5) * (self.vectors != 0).all(0)
-        phase = torch.from_numpy(stream.uniform(0, 2 * math.pi, size=(num, *weight.shape)))
-        self.amplitudes = weight * torch.exp(1j * phase)
-        if is_solenoidal:
-            along = (self.vectors * self.amplitudes).sum(0) / squared
-            self.amplitudes = self.amplitudes - self.vectors * along
-
-    def __call__(self, resolution: int) -> Tensor:
-        modes = torch.arange(-MAX_MODE, MAX_MODE + 1, dtype=torch.float64)
-        rows = torch.exp(2j * math.pi * modes[:, None] * cell_centres(resolution))
-        values = self.amplitudes
-        for _ in range(self.vectors.shape[0]):  # the axis in front goes to the end: all in turn
-            values = torch.tensordot(values, rows, ([1], [0]))
-        return values.imag
-
-
-def _mean_speed(velocity: Tensor) -> Tensor:
-    return velocity.square().sum(0).sqrt().mean()
-
-
-def random_fields(stream: "np.random.Generator", resolution: int, *, ndim: int, mach: float) -> Tensor:
-    """(density, pressure, *velocity) of random fields, (2 + ndim, *space), float64."""
-    density, temperature = stream.uniform(*MEANS, size=2).tolist()
-    contrast = stream.uniform(*CONTRAST, size=2).tolist()
-    waves = Waves(stream, 2 + ndim, ndim)
-    edges = stream.uniform(size=ndim).tolist()
-    norm, fields = waves(NORM_CELLS), waves(resolution)
-    means = (density, density * temperature)
-    for channel, (mean, wanted) in enumerate(zip(means, contrast, strict=True)):
-        scale = norm[channel].abs().mean()
-        share = min(wanted, (1 - LEAST) * float(scale / -norm[channel].min()))
-        fields[channel] = mean * (1 + share * fields[channel] / scale)
-    fields[2:] *= mach * math.sqrt(GAMMA * temperature) / _mean_speed(norm[2:])
-    if edges[0] < PROBABILITY_WINDOW:  # PDEBench draws it and the first edge from one number
-        inside = torch.ones(())
-        for edge in edges:
-            x, left = cell_centres(resolution), WINDOW_FIRST + WINDOW_RANGE * edge
-            side = torch.tanh((x - left) / WINDOW_EDGE) - torch.tanh((x - left - WINDOW_WIDTH) / WINDOW_EDGE)
-            inside = inside[..., None] * (0.5 * side)
-        rest = torch.zeros(2 + ndim, *[1] * ndim, dtype=torch.float64)
-        rest[0], rest[1] = means
-        fields = rest + inside * (fields - rest)
-    return fields
-
-
-def turbulence(stream: "np.random.Generator", resolution: int, *, ndim: int, mach: float) -> Tensor:
-    """(density, pressure, *velocity) of a uniform gas in solenoidal motion, (2 + ndim, *space), float64."""
-    waves = Waves(stream, ndim, ndim, is_solenoidal=True)
-    fields = torch.ones(2 + ndim, *[resolution] * ndim, dtype=torch.float64)
-    fields[1] = 1 / (GAMMA * mach**2)
-    fields[2:] = waves(resolution) / _mean_speed(waves(NORM_CELLS))
-    return fields
-
-
-# ----------------------------------------------------------------------------------------------------- tasks
+CELLS_AT_ONCE = 2**14  # Python limits operations on small arrays, memory those on large ones
+CELL_BYTES = 2**11  # of memory per cell while a 3D trajectory is solved, with 21 frames kept
+NUM_SAMPLED = 8  # trajectories of a check
+MAX_MASS_CHANGE = 1e-2  # relative
 
 
 def simulation(
     start: Callable[["np.random.Generator", int], Tensor], ndim: int, boundary: str, side: float
 ) -> Callable[..., Tensor]:
-    """A task's `simulate`: density, pressure and velocity from `start` on, on [0, side)^ndim. parameter: eta,
-    which zeta equals in all of PDEBench's files. Solved where torch's default device is."""
+    """A task's `simulate`: (density, pressure, velocity) from `start` on, on [0, side)^ndim, computed on
+    torch's default device. parameter: eta; zeta equals it in all of PDEBench's files."""
 
     @solver("eta", channels=2 + ndim, ndim=ndim, cells_at_once=CELLS_AT_ONCE, cell_bytes=CELL_BYTES)
     def simulate(
@@ -195,9 +58,9 @@ def step_of(boundary: str, side: float) -> Callable[..., Tensor]:
 
 
 def is_a_gas(data: Any, scan: Any) -> Iterator[Finding]:
-    """Whether density and pressure are positive and the mass of a closed domain stays, in a few
+    """Densities or pressures that are not positive, and mass that a closed domain does not keep, in a few
     trajectories."""
-    rows, u = data.stratified_rows(LOOKED_AT)
+    rows, u = data.stratified_rows(NUM_SAMPLED)
     space = tuple(range(2, u.ndim - 1))
     if (u[:, :, :2] <= 0).any():
         wrong = rows[(u[:, :, :2] <= 0).reshape(len(u), -1).any(1)].tolist()
@@ -206,7 +69,7 @@ def is_a_gas(data: Any, scan: Any) -> Iterator[Finding]:
         )
     mass = u[:, :, 0].mean(space, dtype=np.float64)
     moved = float(np.median(np.abs(mass / mass[:, :1] - 1).max(1)))
-    if data.task.conserved and moved > DRIFT:
+    if data.task.conserved and moved > MAX_MASS_CHANGE:
         yield Finding(
             "error",
             f"the mass moves by {moved:.2g} of itself, and {data.task.name} conserves it: another boundary",
@@ -232,14 +95,15 @@ def task(
     *,
     boundary: str = PERIODIC,
     mach: float | None = None,
+    published: Mapping[float, tuple[int, str]],
     **facts: Any,
 ) -> Task:
-    """A task of this family. mach: M, of those whose start and file have it."""
+    """A task of this family. mach: M, if its start and its files have it. published: eta -> DaRUS id, MD5."""
     domain, given = DOMAIN_1D, start
     if mach is not None:
         domain, given = (0.0, 1.0), partial(start, ndim=ndim, mach=mach)
     fields = FIELDS[: 2 + ndim]
-    return Task(
+    described = Task(
         name=name,
         fields=fields,
         ndim=ndim,
@@ -261,6 +125,7 @@ def task(
         vector=fields[2:],
         **facts,
     )
+    return replace(described, published={described.file_for(eta): entry for eta, entry in published.items()})
 
 
 # the viscosity 1e-8 is written in another way in 1D; in 2D it is published on a finer grid, as the name says
@@ -274,12 +139,9 @@ FAMILY = (
         defaults=BASES,
         respell=("1e-08", "1.e-8"),
         published={
-            "1D_CFD_Rand_Eta1.e-8_Zeta1.e-8_periodic_Train.hdf5": (
-                135485,
-                "ad22fe08b8abc721179dbb34f2cc8b2a",
-            ),
-            "1D_CFD_Rand_Eta0.01_Zeta0.01_periodic_Train.hdf5": (164672, "2fdd00138f1d7abc794fb953021a9f43"),
-            "1D_CFD_Rand_Eta0.1_Zeta0.1_periodic_Train.hdf5": (164668, "45655bd77d006ab539c52b7fbcf099b9"),
+            1e-8: (135485, "ad22fe08b8abc721179dbb34f2cc8b2a"),
+            0.01: (164672, "2fdd00138f1d7abc794fb953021a9f43"),
+            0.1: (164668, "45655bd77d006ab539c52b7fbcf099b9"),
         },
     ),
     task(
@@ -291,7 +153,7 @@ FAMILY = (
         resolution=1024,
         respell=("1e-08", "1.e-8"),
         published={
-            "1D_CFD_Rand_Eta1.e-8_Zeta1.e-8_trans_Train.hdf5": (133155, "79857a11ad9a69d77b8cf249a1c72d06"),
+            1e-8: (133155, "79857a11ad9a69d77b8cf249a1c72d06"),
         },
     ),
     task(
@@ -305,7 +167,7 @@ FAMILY = (
         num_frames=81,
         respell=("1e-08", "1.e-8"),
         published={
-            "1D_CFD_Shock_Eta1.e-8_Zeta1.e-8_trans_Train.hdf5": (133156, "08dffc3d84033c7574a70614703dd753"),
+            1e-8: (133156, "08dffc3d84033c7574a70614703dd753"),
         },
         further={
             "Sod1.hdf5": (133145, "ef8271ce332b986e961a7aaedcae24e7"),
@@ -327,18 +189,9 @@ FAMILY = (
         defaults=BASES,
         respell=("1e-08_periodic_128", "1e-08_periodic_512"),
         published={
-            "2D_CFD_Rand_M0.1_Eta1e-08_Zeta1e-08_periodic_512_Train.hdf5": (
-                164689,
-                "ae2552864d0856f58dc74132a2f95d20",
-            ),
-            "2D_CFD_Rand_M0.1_Eta0.01_Zeta0.01_periodic_128_Train.hdf5": (
-                164687,
-                "5b21dcccaef4d2145ca579a71153c580",
-            ),
-            "2D_CFD_Rand_M0.1_Eta0.1_Zeta0.1_periodic_128_Train.hdf5": (
-                164688,
-                "b2733888745a1d64e36df813e979910b",
-            ),
+            1e-8: (164689, "ae2552864d0856f58dc74132a2f95d20"),
+            0.01: (164687, "5b21dcccaef4d2145ca579a71153c580"),
+            0.1: (164688, "b2733888745a1d64e36df813e979910b"),
         },
         further={
             "2D_shock.hdf5": (133193, "b4098c20e2e0a25cd8ee229c9294b899"),
@@ -361,18 +214,9 @@ FAMILY = (
         num_frames=21,
         respell=("1e-08_periodic_128", "1e-08_periodic_512"),
         published={
-            "2D_CFD_Rand_M1.0_Eta1e-08_Zeta1e-08_periodic_512_Train.hdf5": (
-                164692,
-                "04fcc44c39acea69e2869b84cd653d4a",
-            ),
-            "2D_CFD_Rand_M1.0_Eta0.01_Zeta0.01_periodic_128_Train.hdf5": (
-                164690,
-                "21969082d0e9524bcc4708e216148e60",
-            ),
-            "2D_CFD_Rand_M1.0_Eta0.1_Zeta0.1_periodic_128_Train.hdf5": (
-                164691,
-                "75a34f34a3dcd9bc8ae4b7adf8bf372c",
-            ),
+            1e-8: (164692, "04fcc44c39acea69e2869b84cd653d4a"),
+            0.01: (164690, "21969082d0e9524bcc4708e216148e60"),
+            0.1: (164691, "75a34f34a3dcd9bc8ae4b7adf8bf372c"),
         },
     ),
     task(
@@ -385,10 +229,7 @@ FAMILY = (
         resolution=512,
         num_trajectories=1000,
         published={
-            "2D_CFD_Turb_M0.1_Eta1e-08_Zeta1e-08_periodic_512_Train.hdf5": (
-                164685,
-                "844555000d342d2947162c6cf46798e7",
-            ),
+            1e-8: (164685, "844555000d342d2947162c6cf46798e7"),
         },
     ),
     task(
@@ -401,10 +242,7 @@ FAMILY = (
         resolution=512,
         num_trajectories=1000,
         published={
-            "2D_CFD_Turb_M1.0_Eta1e-08_Zeta1e-08_periodic_512_Train.hdf5": (
-                164686,
-                "3f2c7376cde5fb072db0f9814f1c6992",
-            ),
+            1e-8: (164686, "3f2c7376cde5fb072db0f9814f1c6992"),
         },
     ),
     task(
@@ -417,10 +255,7 @@ FAMILY = (
         resolution=128,
         num_trajectories=100,
         published={
-            "3D_CFD_Rand_M1.0_Eta1e-08_Zeta1e-08_periodic_Train.hdf5": (
-                164693,
-                "45892a12d1066d54af74badae55c438e",
-            ),
+            1e-8: (164693, "45892a12d1066d54af74badae55c438e"),
         },
         further={
             "BlastWave.hdf5": (133264, "f901a1ec75925c1d861ac99a825878f3"),
@@ -436,10 +271,7 @@ FAMILY = (
         resolution=64,
         num_trajectories=600,
         published={
-            "3D_CFD_Turb_M1.0_Eta1e-08_Zeta1e-08_periodic_Train.hdf5": (
-                164694,
-                "4f0eacaec5ff000bbd9a31026ea207b8",
-            ),
+            1e-8: (164694, "4f0eacaec5ff000bbd9a31026ea207b8"),
         },
         further={
             "Turb_M01.hdf5": (133224, "b27495031f434d01762bb0b819ac71e2"),

@@ -41,7 +41,7 @@ class UserFile:
 
 @dataclass(frozen=True)
 class UserTrajectories:
-    """The files of one task, described but not read; as `ups.data.pdebench.Trajectories`, of several files.
+    """A description of the files of one task, as `ups.data.trajectories.Trajectories` of one file.
 
     rows (n, 3): file, number in it and first frame of every trajectory; starts (n,): its initial condition,
     where files of several parameter values repeat them. Holds no open file.
