@@ -1,10 +1,10 @@
-"""Operator: the next frames of every task from the last ones, in latents; one network over a base per task.
+"""Train the operator: the next frames of every task from the last ones; one network over a base per task.
 
     z_next = encode( base(decode z) ) + scale * network(z, base, condition)
-    loss   = mean over samples of |z_pred - z_ref| / |z_ref - z_base|, over calls in a row in the last steps
+    loss   = mean over samples of |z_pred - z_ref| / |z_ref - z_base|; unrolled in the last steps
 
 Reads:  cache/TASK.h5 of every task in data.tasks.
-Writes: RUN/operator/: bases/ (fitted once, chosen on validation rollouts), state/, metrics.jsonl,
+Writes: RUN/operator/: bases/ (fitted once, selected by validation rollouts), state/, metrics.jsonl,
 model.safetensors, done.json.
 
     accelerate launch train_operator.py
@@ -36,10 +36,10 @@ STAGE = "operator"
 
 
 def loss_of(
-    operator: Operator, windows: Windows, batch: Batch, step: int, part: slice
+    operator: Operator, windows: Windows, batch: Batch, step: int, rows: slice
 ) -> tuple[Tensor, dict]:
-    """Loss and metrics of the rows `part` of this rank's share."""
-    z, z_ref, parameters = windows.read(operator.heads[batch.task], batch, step, part)
+    """Loss and metrics of some rows of this rank's shard of a batch."""
+    z, z_ref, parameters = windows.read(operator.heads[batch.task], batch, step, rows)
     loss, metrics = operator_loss(operator, batch.task, z, z_ref, parameters, windows.settings.field_weight)
     return loss, {f"{batch.task}/{key}": value for key, value in metrics.items()}
 
@@ -47,18 +47,19 @@ def loss_of(
 def validate(
     operator: Operator, caches: dict[str, Cache], config: Config, run: Run, count: int
 ) -> dict[str, Tensor]:
-    """Task -> `squared_errors` of rollouts of at most `count` validation trajectories, by the network and by
-    its base alone. A collective."""
+    """Task -> `squared_errors` of rollouts of at most `count` validation trajectories. A collective: each
+    rank rolls out its shard.
+    """
 
     def errors(name: str, cache: Cache) -> Tensor:
-        rows, own = stratified_rows(cache, "val", count), slice(run.rank, None, run.world)
-        part = squared_errors(operator, cache, rows[own], config.context(name), run.device)
-        whole = part.new_zeros(len(rows), *part.shape[1:])
-        whole[own] = part
-        return whole
+        rows, shard = stratified_rows(cache, "val", count), slice(run.rank, None, run.world)
+        sums = squared_errors(operator, cache, rows[shard], config.context(name), run.device)
+        every = sums.new_zeros(len(rows), *sums.shape[1:])
+        every[shard] = sums
+        return every
 
-    parts = run.agreed(lambda: [errors(*one) for one in caches.items()], "validating")
-    return {name: run.ranks.reduce_sum(part) for name, part in zip(caches, parts, strict=True)}
+    shards = run.agreed(lambda: [errors(*one) for one in caches.items()], "validating")
+    return {name: run.ranks.reduce_sum(sums) for name, sums in zip(caches, shards, strict=True)}
 
 
 @main_guard
@@ -72,22 +73,20 @@ def main() -> None:
     placed = place(caches.values(), run.device, config.cache.place, config.cache.device_fraction)
     run.print(f"{run.world} process(es) on {run.device}, latents: {placed}")
 
-    # ---- data: bases are chosen once, by validation rollouts; ranks share the tasks
+    # ---- data: bases are fitted once and selected by validation rollouts; the tasks are distributed over
+    # ranks
     fits = {
         name: partial(fit_base, cache, config.operator.base_steps, contexts[name], seed, run.device)
         for name, cache in caches.items()
     }
     bases = fit_once(run, "bases", fits, "fitting the bases")
-    for name, (fact, _) in bases.items():
-        run.print(describe_selection(name, fact))
+    for name, (facts, _) in bases.items():
+        run.print(describe_selection(name, facts))
 
     # ---- model
     run.seed_all()
-    operator = run.attach(
-        warm_start(
-            run, build_operator(bases, config.operator.model, train.precision, solvers_of(config)), config
-        )
-    )
+    operator = build_operator(bases, config.operator.model, train.precision, solvers_of(config))
+    operator = run.attach(warm_start(run, operator, config))
 
     largest = windows.schedule.step_of_largest({name: cache.frame_bytes for name, cache in caches.items()})
     batch = windows.schedule.batch(largest).shard(run.rank, run.world)
@@ -107,38 +106,27 @@ def main() -> None:
                 found = validate(operator, caches, config, run, train.validate_trajectories)
             errors = {name: pooled(sums) for name, sums in found.items()}
             scores = scores_of(found)
-            run.validated(
-                {
-                    "score": scores[0],
-                    **{f"{name}/{k}": v for name, e in errors.items() for k, v in e.items()},
-                },
-                "validation nRMSE "
-                + ", ".join(
-                    f"{name} {e['network']:.2e} (base {e['base']:.2e})" for name, e in errors.items()
-                ),
-            )
+            metrics = {f"{name}/{key}": value for name, of in errors.items() for key, value in of.items()}
+            lines = [f"{name} {of['network']:.2e} (base {of['base']:.2e})" for name, of in errors.items()]
+            run.validated({"score": scores[0], **metrics}, f"validation nRMSE {', '.join(lines)}")
             run.keep_best(*scores)
 
-    # ---- finish: the network serves a task only where it helps by more than chance, by half if that is best
+    # ---- finish: the network serves a task only if it helps by more than chance, with the best of its
+    # weights
     run.take_best()
-    found, errors, num_judged = {}, {}, SELECTION_FACTOR * train.validate_trajectories
-    for share in NETWORK_WEIGHTS:
+    found, errors, count = {}, {}, SELECTION_FACTOR * train.validate_trajectories
+    for weight in NETWORK_WEIGHTS:
         for head in operator.heads.values():
-            head.description["network_weight"] = share
-        found[share] = validate(operator, caches, config, run, num_judged)
+            head.description["network_weight"] = weight
+        found[weight] = validate(operator, caches, config, run, count)
     for name, cache in caches.items():
-        groups = cache.trajectory[stratified_rows(cache, "val", num_judged)]
-        selection = select({share: part[name] for share, part in found.items()}, groups, seed)
+        groups = cache.trajectory[stratified_rows(cache, "val", count)]
+        selection = select({weight: sums[name] for weight, sums in found.items()}, groups, seed)
         operator.heads[name].record_selection(selection)
         errors[name] = pooled(found[selection["compared_weight"]][name])
         run.print(f"{name}: {selected.in_words(selection)}")
-    run.finish(
-        {
-            "validation": errors,
-            "bases": {name: fact["description"]["base"]["kind"] for name, (fact, _) in bases.items()},
-        },
-        operator.description,
-    )
+    kinds = {name: facts["description"]["base"]["kind"] for name, (facts, _) in bases.items()}
+    run.finish({"validation": errors, "bases": kinds}, operator.description)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from toy_codec import fit_codec
 from ups.evaluation.forecast import conservation_error
 from ups.models import base_selection
 from ups.models.conserve import correction, given
-from ups.models.head import TaskHead, describe_tokenizer
+from ups.models.data_facts import describe_tokenizer
+from ups.models.head import TaskHead
 from ups.models.operator import Operator
 from ups.tasks import Task, get_task
 

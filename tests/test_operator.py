@@ -36,7 +36,7 @@ from ups.data.cache import open_cache
 from ups.data.tokenizer import Tokenizer
 from ups.models.base_selection import stratified_rows
 from ups.models.bases.base import ParameterBatch
-from ups.models.head import describe_tokenizer
+from ups.models.data_facts import describe_tokenizer
 from ups.models.loss import (
     FLOOR,
     operator_loss,
@@ -206,7 +206,7 @@ def test_before_training_and_where_the_network_is_not_used_the_operator_is_its_b
     )
     assert not torch.equal(full, base)
     assert torch.equal(trained.rollout(latents(trained, name), name, values(name), 1), full)
-    assert torch.equal(trained.rollout(latents(trained, name), name, values(name), 1, part="base"), base)
+    assert torch.equal(trained.rollout(latents(trained, name), name, values(name), 1, component="base"), base)
     trained.heads[name].description["network_weight"] = 0.0
     assert torch.equal(trained(latents(trained, name), name, values(name)), base)
 

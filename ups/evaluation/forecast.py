@@ -16,7 +16,7 @@ from ups.metrics.errors import ERROR, nrmse_per_trajectory, score, summarise_err
 from ups.metrics.intervals import Scores, compare, merge
 from ups.metrics.mask import cell_mean, valid_cells
 from ups.models.head import SELECTION
-from ups.models.operator import Operator, Part
+from ups.models.operator import Component, Operator
 from ups.tasks import Task
 
 COMPARED = ("nrmse", "crmse")
@@ -140,12 +140,15 @@ def forecasts(
     return {model: truth.task.predicted(u) for model, u in found.items()}, seconds
 
 
-def rolled_out(operator: Operator, truth: Truth, rows: Tensor, given: Tensor, part: Part = "full") -> Tensor:
-    """The frames (n, T, C, *space) that a part of the operator predicts from `given` latents, physical units,
-    still fields included."""
+def rolled_out(
+    operator: Operator, truth: Truth, rows: Tensor, given: Tensor, component: Component = "full"
+) -> Tensor:
+    """The frames (n, T, C, *space) that a component of the operator predicts from `given` latents, physical
+    units, still fields included.
+    """
     head = operator.head(truth.task.name)
     z = operator.rollout(
-        given, head.name, truth.cache.parameters[rows], truth.num_frames, part, truth.forced(rows, head)
+        given, head.name, truth.cache.parameters[rows], truth.num_frames, component, truth.forced(rows, head)
     )
     return head.physical(z).cpu()
 

@@ -1,4 +1,6 @@
-"""What one task adds to the shared network, and what of its data travels with the weights."""
+"""The head of a task: what it adds to the shared network, and the facts about its data stored with the
+weights.
+"""
 
 import math
 from typing import Any
@@ -6,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ups.common.files import value_hash
 from ups.common.transfer import send
 from ups.data.cache import Cache
 from ups.data.tokenizer import Tokenizer
@@ -14,6 +15,7 @@ from ups.models.backbone import zero_linear
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.per_field import build_base
 from ups.models.conserve import clipped, correction, given
+from ups.models.data_facts import empty_tokenizer, plain
 from ups.models.description_checks import (
     CODEC,
     FORCING,
@@ -26,39 +28,41 @@ from ups.models.description_checks import (
 from ups.models.warm import AS_IT_WAS, TRANSLATED, can_translate, copy_maps, translate_maps
 from ups.tasks import described_task
 
-FOUND = ("network_weight", "is_conservative")  # of the data, by the stage
-SELECTION = "selection"  # what decided network_weight, `ups.models.selection.select`; older weights lack it
-HORIZON = "horizon"  # frames of the rollouts on which the operator was evaluated; older weights lack it
-# of a description: forcing -> what it was trained in, half as much on both sides included, as for the state
-FORCING_RANGE = "forcing_range"
-AT_BOUNDS = 1e-3  # of the width between the bounds: a codec that is not complete moves what was clipped
-SAME = 1e-6  # relative: parameter values that differ by less are the same number in float32
+# Keys of a description
+FITTED = ("network_weight", "is_conservative")  # results of the stage
+SELECTION = "selection"  # record of `ups.models.selection.select`; older weights lack it
+HORIZON = "horizon"  # frames of the validation rollouts; older weights lack it
+FORCING_RANGE = "forcing_range"  # forcing field -> range of the training data, widened as that of the state
+
+AT_BOUNDS = 1e-3  # of the width between the bounds: a codec of lower rank moves clipped values
+SAME = 1e-6  # relative: closer parameter values are the same number in float32
 AGAIN = "Train the operator again on these data: make remove STAGE=operator, then make operator."
 
 
 class TaskHead(nn.Module):
-    """What one task adds to the shared network: codec, base predictor, input and output map, scales.
+    """What one task adds to the shared network: codecs, base predictor, input and output maps, scale and
+    bounds.
 
-    description (JSON-able; ups/models/base_selection.py makes it): all that the tensors do not hold. name;
-    history, bundle (frames); what it is trained on, as `describe_data` says; base: {kind, settings};
-    network_weight of what the network says, by validation; is_conservative, where the training data keep what
-    the equation keeps; horizon (frames) of the rollouts it was evaluated on, which old weights do not have.
-    Raises ValueError where that is missing or not the task's."""
+    description (JSON-able, from ups/models/head_setup.py), with everything but the tensors: name; history and
+    bundle (frames); the facts of `describe_data`; base: {kind, settings}; network_weight (0: the base alone);
+    is_conservative: the training data conserve what the equation conserves; horizon (frames) of the
+    validation rollouts. Raises ValueError if a fact is missing or is not that of the task.
+    """
 
     def __init__(self, description: dict[str, Any], width: int):
         super().__init__()
         self.name = description["name"]
         self.task = described_task(description)
-        known = {"boundary": self.task.boundary, "domain": plain(self.task.domain)}
+        facts = {"boundary": self.task.boundary, "domain": plain(self.task.domain)}
         if wrong := [
             key
-            for key in (*known, "dt", "parameters", *FOUND)
-            if key not in description or description[key] != known.get(key, description[key])
+            for key in (*facts, "dt", "parameters", *FITTED)
+            if key not in description or description[key] != facts.get(key, description[key])
         ]:
             raise ValueError(
                 f"the weights of {self.name} say {description.get(wrong[0], 'nothing')} of the "
                 f"{wrong[0]} they were trained on; expected "
-                f"{known.get(wrong[0], 'what this version records')}. {AGAIN}"
+                f"{facts.get(wrong[0], 'what this version records')}. {AGAIN}"
             )
         require_kinds(description, HEAD, self.name)
         for codec in ("codec", "input_codec", FORCING):
@@ -70,16 +74,16 @@ class TaskHead(nn.Module):
         self.description = description
         frame = description["dt"] / description.get("time_unit", 1.0)
         self.log_dt = math.log(frame) if frame > 0 else 0.0
-        self.codec = _empty_tokenizer(description["codec"])
+        self.codec = empty_tokenizer(description["codec"])
         self.coefficient_codec = (
-            _empty_tokenizer(description["input_codec"]) if description["input_codec"] else None
+            empty_tokenizer(description["input_codec"]) if description["input_codec"] else None
         )
-        self.forcing_codec = _empty_tokenizer(description[FORCING]) if self.task.forcing else None
+        self.forcing_codec = empty_tokenizer(description[FORCING]) if self.task.forcing else None
         self.base = build_base(description["base"])
         for parameter in self.base.parameters():
             parameter.lr_factor = self.base.lr_factor
         self.register_buffer("scale", torch.ones(max(1, len(description["parameter_values"]))))
-        # of each channel, normalised: no rollout leaves them, so that none blows up
+        # normalised bounds of each channel: rollouts are clipped to them, so none blows up
         for name, end in (("low", -math.inf), ("high", math.inf)):
             self.register_buffer(name, torch.full((self.codec.num_channels,), end))
         forcing_dim = (1 + self.bundle) * self.forcing_codec.dim if self.forcing_codec is not None else 0
@@ -88,21 +92,20 @@ class TaskHead(nn.Module):
 
     @property
     def input_codec(self) -> Tokenizer:
-        """The codec of what the operator is shown: the coefficient's for a steady task, else the state's."""
+        """The codec of the input: the coefficient's for a steady task, else the state's."""
         return self.coefficient_codec if self.coefficient_codec is not None else self.codec
 
     @property
     def is_network_used(self) -> bool:
-        """Whether the network serves the task: it does where it helps on validation, else the base alone
-        does."""
+        """Whether the network serves the task; otherwise the base alone does."""
         return self.description["network_weight"] > 0
 
     def record_selection(self, selection: dict[str, Any]) -> None:
-        """Serve what `ups.models.selection.select` found on validation; its numbers stay with the weights."""
+        """Apply a selection of `ups.models.selection.select`, and store its numbers with the weights."""
         self.description |= {"network_weight": selection["network_weight"], SELECTION: selection}
 
     def findings(self) -> list[str]:
-        """What the base found, in words, and from where the fields in it are counted."""
+        """The findings of the base in words, and the offsets of the fields in them."""
         found = self.base.findings(self.task.fields, self.task.axes)
         return found + [
             f"{name} is counted from {value:.12g}"
@@ -111,13 +114,14 @@ class TaskHead(nn.Module):
         ]
 
     def physical(self, z: Tensor) -> Tensor:
-        """Latents (..., *tokens, dim) of the state to the field (..., C, *space), physical units counted from
-        the task's offsets."""
+        """The field (..., C, *space) of latents (..., *tokens, dim), in physical units relative to the task's
+        offsets."""
         return self.codec.denormalise(self.codec.decode(z))
 
     def forcing_of(self, cache: Cache, rows: Tensor, first: Tensor | int, num_frames: int) -> Tensor | None:
-        """What is known in advance of rows of a cache, normalised: (batch, num_frames, K, *space) from the
-        frame `first` of each row on; None for a task without."""
+        """The normalised forcing (batch, num_frames, K, *space) of rows of a cache, from the frame `first` of
+        each row on; None for a task without forcing.
+        """
         if self.forcing_codec is None:
             return None
         return self.forcing_codec.decode(cache.forcing(rows, first, num_frames, self.scale.device))
@@ -125,15 +129,15 @@ class TaskHead(nn.Module):
     def parameters_of(
         self, cache: Cache, rows: Tensor, first: Tensor | int = 0, num_frames: int = 2
     ) -> ParameterBatch:
-        """`parameter_batch` of rows of a cache: its parameters, and `forced`."""
+        """`parameter_batch` of rows of a cache, with their forcing."""
         return self.parameter_batch(cache.parameters[rows], self.forcing_of(cache, rows, first, num_frames))
 
     def parameter_batch(self, parameters: Tensor, forcing: Tensor | None = None) -> ParameterBatch:
         """The `ParameterBatch` of raw parameters (batch, P) and normalised forcing. No device is waited for
         if the parameters lie on the host.
 
-        Raises ValueError for another number of parameters than the task shows, or a value the base cannot
-        serve: a propagator knows the fitted values only.
+        Raises ValueError for another number of parameters than the task has, or for a value that the base was
+        not fitted on if it serves fitted values only.
         """
         names, device = list(self.description["parameters"]), self.scale.device
         if self.forcing_codec is not None and forcing is not None:
@@ -165,7 +169,7 @@ class TaskHead(nn.Module):
         )
 
     def require_forcing(self, parameters: ParameterBatch) -> None:
-        """Raise ValueError unless what is known in advance is there for a call, by its shape."""
+        """Raise ValueError unless the forcing has the shape that a call needs."""
         names, forcing, num_frames = self.task.forcing, parameters.forcing, 1 + self.bundle
         if forcing is None and not names:
             return
@@ -184,8 +188,9 @@ class TaskHead(nn.Module):
             )
 
     def forcing_tokens(self, parameters: ParameterBatch) -> list[Tensor]:
-        """What the network is told in advance of a call, one tensor (batch, *tokens, n): the forcing from the
-        last frame shown to the last one predicted; nothing for a task without."""
+        """The forcing as input of the network: one tensor (batch, *tokens, n) from the last input frame to
+        the last predicted one, or none for a task without forcing.
+        """
         if self.forcing_codec is None:
             return []
         return [
@@ -193,8 +198,9 @@ class TaskHead(nn.Module):
         ]
 
     def _scaled(self, parameters: Tensor) -> Tensor:
-        """Parameters (n, P), or the first of them, by their logarithms where all trained ones are above zero,
-        else over the largest of them."""
+        """Columns of parameters (n, P or fewer): the logarithm if all trained values are above zero, else
+        divided by the largest magnitude.
+        """
         spans = list(self.description["parameters"].values())[: parameters.shape[1]]
         return torch.stack(
             [
@@ -205,21 +211,23 @@ class TaskHead(nn.Module):
         )
 
     def _require_fitted(self, given: Tensor, distance: Tensor) -> None:
-        """Refuse parameter values of which one is not a fitted one, `distance` away in the logarithm."""
+        """Raise ValueError if a parameter value is not a fitted one; distance: to the nearest one, as
+        `_scaled`.
+        """
         is_fitted = (distance <= SAME).all()  # NaN is not
         asked, values = f"{self.name} was asked for the parameter value", self.description["parameter_values"]
         expected = (
             f"expected one of {values}, for which its {self.base.kind} was fitted. Add the value to "
             f"task.{self.name}.parameters and train, or choose another base."
         )
-        if torch.compiler.is_exporting():  # what is exported refuses them too; its graph holds none to name
+        if torch.compiler.is_exporting():  # an exported graph checks too, but cannot name the value
             torch._assert_async(is_fitted, f"{asked} of another case; {expected}")
         elif not bool(is_fitted):
             raise ValueError(f"{asked} {float(given[int(distance.argmax())]):g}; {expected}")
 
     def take(self, parent: "TaskHead") -> str:
-        """Take over another head of this task, as `ups.models.warm` says; in words, "" if it cannot serve:
-        another history, bundle or patch. The base comes with it where all that is known of both is the same.
+        """Copy the weights of another head of this task (ups/models/warm.py); what was copied, in words, ""
+        if history, bundle or patch differ. The base is copied only if both descriptions agree.
         """
         pairs = [(self.codec, parent.codec), (self.input_codec, parent.input_codec)]
         if self.task.forcing or parent.task.forcing:
@@ -235,23 +243,24 @@ class TaskHead(nn.Module):
         if not all(one.is_same(other) for one, other in pairs):
             translate_maps(self, parent)
             return TRANSLATED
-        known, given = (
+        mine, theirs = (
             {"time_unit": 1.0}
             | {
                 key: value
                 for key, value in head.description.items()
-                if key not in (*FOUND, SELECTION, HORIZON)
+                if key not in (*FITTED, SELECTION, HORIZON)
             }
             for head in (self, parent)
         )
-        if known == given:
+        if mine == theirs:
             self.load_state_dict(parent.state_dict())
             return AS_IT_WAS
         return copy_maps(self, parent)
 
     def bound(self, z: Tensor) -> Tensor:
-        """Latents (batch, T, *tokens, dim) whose fields stay within `low` and `high`; those that do, and
-        steady ones, to the last bit."""
+        """Latents (batch, T, *tokens, dim) with their fields clipped to `low` and `high`; unchanged to the
+        last bit if they are inside, or the task is steady.
+        """
         if self.task.is_steady:
             return z
         w = self.codec.decode(z)
@@ -260,8 +269,9 @@ class TaskHead(nn.Module):
         return torch.where(has_left.view(-1, *[1] * (z.ndim - 1)), self.codec.encode(inside), z)
 
     def first_at_bounds(self, u: Tensor) -> int:
-        """The number, from 1, of the first frame of a forecast u (..., time, C, *space), physical units, in
-        which a value is at `low` or `high`; 0 if none is."""
+        """The first frame, counted from 1, of a forecast u (..., time, C, *space), physical units, that has a
+        value at `low` or `high`; 0 if none has.
+        """
         every, margin = (...,) + (None,) * self.task.ndim, AT_BOUNDS * (self.high - self.low)
         least, most = (
             self.codec.denormalise(end[every]).to(u) for end in (self.low + margin, self.high - margin)
@@ -271,14 +281,14 @@ class TaskHead(nn.Module):
         return 1 + int(frames.nonzero()[0]) if bool(frames.any()) else 0
 
     def _clamp(self, w: Tensor) -> Tensor:
-        if self.task.is_steady:  # one call grows no further; a coefficient may ask for more than any before
+        if self.task.is_steady:  # a single call cannot blow up, and a new coefficient may exceed the range
             return w
         every = (...,) + (None,) * self.task.ndim
         return torch.clamp(w, self.low[every], self.high[every])
 
     @property
     def has_constraints(self) -> bool:
-        """Whether `keep` changes anything. A bound is kept where the user declares it, and a mask always."""
+        """Whether `keep` changes anything: bounds do only if the user declares them, a mask always does."""
         is_bounded = self.task.user_facts is not None and bool(self.task.bounded)
         return (
             self.description["is_conservative"]
@@ -288,9 +298,10 @@ class TaskHead(nn.Module):
         )
 
     def keep(self, w: Tensor, w_start: Tensor) -> Tensor:
-        """Normalised fields w (batch, T, C, *space) with what the equation keeps of w_start (batch, C,
-        *space): as they are for a task without, or where the data do not keep it."""
-        if self.task.user_facts is not None:  # the order of values is that of normalised ones
+        """Normalised fields w (batch, T, C, *space) with the invariants of w_start (batch, C, *space)
+        restored, if the task has invariants and the data conserve them.
+        """
+        if self.task.user_facts is not None:  # normalisation keeps the order of values
             w = clipped(self.task, w, w_start, self.codec.valid)
         w = given(self.task, w, w_start)
         if not self.description["is_conservative"]:
@@ -300,11 +311,11 @@ class TaskHead(nn.Module):
         return self.codec.held(w + change[(...,) + (None,) * self.task.ndim])
 
     def conserve_latents(self, z: Tensor, z_start: Tensor) -> Tensor:
-        """`keep` of latents (batch, T, *tokens, dim), as exactly as the codec holds a constant."""
+        """`keep` of latents (batch, T, *tokens, dim), as exact as the codec represents a constant."""
         return self._kept(self.codec.decode(z), z_start) if self.has_constraints else z
 
     def restore(self, z: Tensor, z_start: Tensor) -> Tensor:
-        """`bound` of latents, then `conserve_latents`, decoded once."""
+        """`bound` and then `conserve_latents`, with one decoding."""
         return (
             self._kept(self._clamp(self.codec.decode(z)), z_start) if self.has_constraints else self.bound(z)
         )
@@ -313,80 +324,18 @@ class TaskHead(nn.Module):
         return self.codec.encode(self.keep(w, self.codec.decode(z_start)))
 
     def next_frame(self, u: Tensor, parameters: ParameterBatch, is_alone: bool = False) -> Tensor:
-        """The base's answer (batch, C, *space) to normalised u (batch, history, C_in, *space); `is_alone`:
-        no network corrects it."""
+        """The base's next frame (batch, C, *space) from normalised u (batch, history, C_in, *space).
+        is_alone: no network corrects it.
+        """
         bridged = self.input_codec.bridged(u)
-        answer = self.base.alone(bridged, parameters) if is_alone else self.base(bridged, parameters)
-        return self.keep(self._clamp(answer)[:, None], u[:, -1])[:, 0]
+        u_next = self.base.alone(bridged, parameters) if is_alone else self.base(bridged, parameters)
+        return self.keep(self._clamp(u_next)[:, None], u[:, -1])[:, 0]
 
     def predict_base(self, z: Tensor, parameters: ParameterBatch, is_alone: bool = False) -> Tensor:
-        """The base's next `bundle` frames as latents (batch, bundle, *tokens, dim), as `next_frame`."""
+        """The base's next `bundle` frames as latents (batch, bundle, *tokens, dim), from `next_frame`."""
         u = self.input_codec.decode(z)
         frames = []
         for frame in range(self.bundle):
             frames.append(self.next_frame(u, parameters.later(frame), is_alone))
             u = torch.cat([u[:, 1:], frames[-1][:, None]], 1) if not self.task.is_steady else u
         return self.codec.encode(torch.stack(frames, 1))
-
-
-def plain(domain: tuple) -> list:
-    """A domain as JSON gives it back."""
-    return [list(span) if isinstance(span, tuple) else span for span in domain]
-
-
-def _empty_tokenizer(meta: dict[str, Any]) -> Tokenizer:
-    """A codec of the right shape whose tensors a state_dict fills."""
-    return Tokenizer.from_state(
-        {name: torch.zeros(size) for name, size in meta["shape"].items()},
-        {key: value for key, value in meta.items() if key != "shape"},
-    )
-
-
-def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The facts and tensor shapes of a codec, JSON-able: an operator is built from these and filled by a
-    state_dict."""
-    return {
-        **tokenizer.meta(),
-        "shape": {name: list(value.shape) for name, value in tokenizer.state_dict().items()},
-    }
-
-
-def describe_data(cache: Cache) -> dict[str, Any]:
-    """What a task's weights are trained on, and hold for alone, JSON-able.
-
-    codec, input_codec (None unless steady) and, where something is known in advance, forcing_codec, with
-    grid, fields and patch; boundary; domain of every axis; dt between frames (0 if steady); parameters: name
-    -> smallest and largest value, empty where the task hides or has none; parameter_values of the first.
-    """
-    return {
-        "codec": describe_tokenizer(cache.tokenizer),
-        "input_codec": describe_tokenizer(cache.input_tokenizer) if cache.input_tokenizer else None,
-        **({FORCING: describe_tokenizer(cache.forcing_tokenizer)} if cache.forcing_tokenizer else {}),
-        "boundary": cache.task.boundary,
-        "domain": plain(cache.task.domain),
-        "dt": cache.dt,
-        "parameters": {
-            name: [float(column.min()), float(column.max())]
-            # none where they are hidden
-            for name, column in zip(cache.task.parameters, cache.parameters.unbind(1), strict=False)
-        },
-        "parameter_values": cache.parameter_values.tolist(),
-    }
-
-
-def flat_facts(description: dict[str, Any]) -> dict[str, Any]:
-    """`describe_data` by the names a message uses."""
-    names = {"space": "grid", "fields": "fields", "positive": "logarithms", "patch": "patch", "shape": "size"}
-    codecs = {
-        "": description["codec"],
-        "input ": description["input_codec"] or {},
-        "forcing ": description.get(FORCING) or {},
-    }
-    facts = {prefix + name: codec.get(key) for prefix, codec in codecs.items() for key, name in names.items()}
-    facts |= {
-        f"{prefix}mask": f"of {len(mask.split())} runs ({value_hash(mask)[:8]})" if mask else None
-        for prefix, mask in ((prefix, codec.get("mask")) for prefix, codec in codecs.items())
-    }
-    return facts | {
-        key: description[key] for key in ("boundary", "domain", "dt", "parameters", "parameter_values")
-    }

@@ -13,7 +13,8 @@ from ups.models.bases.base import Samples
 from ups.models.bases.per_field import Component, PerField
 from ups.models.bases.units import widened
 from ups.models.conserve import correction
-from ups.models.head import FORCING_RANGE, TaskHead, describe_data
+from ups.models.data_facts import describe_data
+from ups.models.head import FORCING_RANGE, TaskHead
 
 MAX_TRAJECTORIES = 64  # per statistic, stratified by parameter; with 16, bases that blow up were not found
 BATCH = 32

@@ -1,13 +1,13 @@
-"""The operator: latents of the past to latents of the next frames, for every task in one network.
+"""The operator: one network for all tasks, from latents of the last frames to latents of the next ones.
 
     z_next = restore( encode( base(decode z) ) + scale * network(z, base, condition) )
 
-The base (ups/models/bases/) is cheap and chosen per task; the network is shared, sees the history
-and the base's answer and learns what the base leaves, in units of `scale`, the base's own residual on
-training windows. A base with weights is also trained on its own error, so that it never hides behind the
-network, and the network serves only the tasks where it helps on validation (`TaskHead.is_network_used`).
-Whatever the network says, what the equation keeps, the base and the whole keep (`TaskHead.keep`), and no
-prediction goes far beyond what training has shown (`TaskHead.bound`): long rollouts stay finite.
+The base (ups/models/bases/) is cheap and selected per task. The shared network reads the history and the
+base's prediction, and learns the residual of the base in units of `scale`, its RMS on training windows. A
+learnt base is also trained on its own error. The network is used only for tasks on which it helps in
+validation (`TaskHead.is_network_used`). Base and operator conserve what the equation conserves
+(`TaskHead.keep`), and stay near the range of the training data (`TaskHead.bound`), so long rollouts stay
+finite.
 """
 
 import itertools
@@ -25,7 +25,8 @@ from ups.data.cache import Cache
 from ups.models.backbone import TaskNetwork
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.solver import PASS
-from ups.models.head import AGAIN, TaskHead, describe_data, flat_facts
+from ups.models.data_facts import describe_data, flat_facts
+from ups.models.head import AGAIN, TaskHead
 from ups.models.head_setup import load_base
 from ups.models.rollout import rollout
 from ups.training.stage import load_stage
@@ -33,13 +34,14 @@ from ups.training.stage import load_stage
 MAX_PARAMETERS = 3  # the PDEBench task with the most: cfd2d and cfd3d (eta, zeta, M)
 # of `flat_facts`
 OF_FIELDS = ("grid", "fields", "input grid", "input fields", "forcing fields", "boundary", "domain", "dt")
-Part = Literal["full", "base"]  # of the operator: network and base, or the base alone
+Component = Literal["full", "base"]  # the operator with its network, or the base alone
 
 
 class Operator(TaskNetwork):
-    """All tasks in one network; description: see `TaskNetwork` and `TaskHead`. `load_operator` builds and
-    fills one. Raises ValueError for a periodic token grid that the local mixing would wrap around more than
-    once.
+    """All tasks in one network.
+
+    description: see `TaskNetwork` and `TaskHead`. `load_operator` loads a trained one. Raises ValueError for
+    a periodic token grid that the local mixing would wrap around more than once.
     """
 
     def __init__(self, description: dict[str, Any]):
@@ -64,7 +66,7 @@ class Operator(TaskNetwork):
         )
 
     def head(self, task: str) -> TaskHead:
-        """The head of a task. Raises ValueError for one that it was not trained on."""
+        """The head of a task. Raises ValueError for a task that the operator was not trained on."""
         if task not in self.heads:
             raise ValueError(
                 f"this operator does not know {task!r:.80}; expected one of the tasks it was "
@@ -73,8 +75,9 @@ class Operator(TaskNetwork):
         return self.heads[task]
 
     def use_solvers(self, solvers: Mapping[str, Callable[..., Any]]) -> "Operator":
-        """With the user's functions (task -> step) for the bases that call one. Raises ValueError, by name,
-        for a task that lacks its own."""
+        """Set the user's functions (task -> step) of the bases that call one. Raises ValueError for a task
+        without its function.
+        """
         bases = {head.name: head.base for head in self.heads.values() if head.base.is_user_solver}
         if missing := [name for name in bases if name not in solvers]:
             raise ValueError(
@@ -86,9 +89,9 @@ class Operator(TaskNetwork):
         return self
 
     def head_for(self, cache: Cache, any_codec: bool = False) -> TaskHead:
-        """The head of a cache's task. Raises ValueError, by name, where it was trained on other data.
+        """The head of a cache's task. Raises ValueError if it was trained on other data.
 
-        any_codec: it is asked about fields, not about latents of this cache, and may have a codec of its own.
+        any_codec: allow a codec other than the cache's, for forecasts of fields instead of its latents.
         """
         head = self.head(cache.task.name)
         now, then = flat_facts(describe_data(cache)), flat_facts(head.description)
@@ -112,34 +115,39 @@ class Operator(TaskNetwork):
         return head
 
     def predict(
-        self, z: Tensor, task: str, parameters: ParameterBatch, part: Part = "full"
+        self, z: Tensor, task: str, parameters: ParameterBatch, component: Component = "full"
     ) -> tuple[Tensor, Tensor]:
-        """z (batch, history, *tokens, dim) and `TaskHead.parameter_batch` to (full, base), each
-        (batch, bundle, *tokens, dim).
+        """The next frames (full, base), each (batch, bundle, *tokens, dim), from z (batch, history, *tokens,
+        dim).
 
-        For a steady task z is the coefficient (batch, 1, *tokens, dim_a). Raises ValueError for a task, token
-        grid or number of frames that is not the trained one; by shapes alone: nothing waits for the device.
+        For a steady task z is the coefficient (batch, 1, *tokens, dim_a). parameters: of
+        `TaskHead.parameter_batch`. component "base": the base alone, returned twice. Raises ValueError for
+        another task, token grid or number of frames than the trained one; the check reads shapes alone, so
+        nothing waits for the device.
         """
         head = self._checked(z, task, parameters)
-        is_alone = part == "base" or not head.is_network_used
+        is_alone = component == "base" or not head.is_network_used
         z_base = head.predict_base(z, parameters, is_alone)
         if is_alone:
             return z_base, z_base
-        return self._changed(head, z, z_base, parameters, self._features(head, z, z_base, parameters)), z_base
+        return self._corrected(
+            head, z, z_base, parameters, self._features(head, z, z_base, parameters)
+        ), z_base
 
     def predict_with_features(
         self, z: Tensor, task: str, parameters: ParameterBatch
     ) -> tuple[Tensor, Tensor]:
-        """The prediction (batch, bundle, *tokens, dim), as `predict` gives it, and what the trunk makes of
-        the state, (batch, *tokens, width): also where the base serves alone."""
+        """The prediction of `predict`, and the features of the backbone (batch, *tokens, width), also if the
+        base serves alone.
+        """
         head = self._checked(z, task, parameters)
         z_base = head.predict_base(z, parameters, not head.is_network_used)
         features = self._features(head, z, z_base, parameters)
-        full = self._changed(head, z, z_base, parameters, features) if head.is_network_used else z_base
+        full = self._corrected(head, z, z_base, parameters, features) if head.is_network_used else z_base
         return full, features.float()
 
     def _checked(self, z: Tensor, task: str, parameters: ParameterBatch) -> TaskHead:
-        """The head of the task, of whose shapes all is."""
+        """The head of the task. Raises ValueError if a shape does not fit it."""
         head = self.head(task)
         codec, (frames, *found) = head.input_codec, z.shape[1:]
         if frames != head.history:
@@ -164,10 +172,10 @@ class Operator(TaskNetwork):
             x = head.into(torch.cat([history, z_base[:, 0].detach(), *head.forcing_tokens(parameters)], -1))
             return self.backbone(x, self._condition(head, parameters.standard), head.task.boundary, head.name)
 
-    def _changed(
+    def _corrected(
         self, head: TaskHead, z: Tensor, z_base: Tensor, parameters: ParameterBatch, features: Tensor
     ) -> Tensor:
-        """The base's prediction with the network's change to it."""
+        """The prediction of the base, corrected by the network."""
         scale = head.scale[parameters.index].view(-1, *[1] * (z.ndim - 1))
         with autocast(self.precision, z.device):
             out = head.out(features)
@@ -184,21 +192,21 @@ class Operator(TaskNetwork):
         task: str,
         parameters: Tensor,
         num_frames: int,
-        part: Part = "full",
+        component: Component = "full",
         forcing: Tensor | None = None,
     ) -> Tensor:
-        """The `num_frames` frames (batch, num_frames, *tokens, dim) that follow z (batch, history or more,
-        *tokens, dim).
+        """The `num_frames` frames (batch, num_frames, *tokens, dim) after z (batch, history or more, *tokens,
+        dim).
 
-        parameters: raw, (batch, P). part "full": the operator as it serves the task; "base": its base alone.
-        z of a steady task: the coefficient. forcing: as in `ParameterBatch`, num_frames + 1 frames. Raises
-        ValueError as `TaskHead.parameter_batch`, `predict` and `rollout`.
+        z of a steady task: the coefficient. parameters: raw, (batch, P). component "full": the operator as
+        selected for the task; "base": its base alone. forcing: as in `ParameterBatch`, num_frames + 1 frames.
+        Raises ValueError as `TaskHead.parameter_batch`, `predict` and `rollout`.
         """
         head = self.head(task)
         batch, calls = head.parameter_batch(parameters, padded(forcing, head.bundle)), itertools.count()
 
         def step(window: Tensor) -> Tensor:
-            return self.predict(window, task, batch.later(next(calls) * head.bundle), part)[0]
+            return self.predict(window, task, batch.later(next(calls) * head.bundle), component)[0]
 
         return rollout(step, z, num_frames, head.history)
 
@@ -212,8 +220,9 @@ class Operator(TaskNetwork):
 
 
 def padded(forcing: Tensor | None, bundle: int) -> Tensor | None:
-    """Forcing (batch, time, ...) with its last frame again, as a call that predicts `bundle` frames may go
-    beyond those that are wanted."""
+    """Forcing (batch, time, ...) with its last frame repeated: a call that predicts `bundle` frames may go
+    beyond the last one.
+    """
     if forcing is None or bundle == 1:
         return forcing
     return torch.cat([forcing, *[forcing[:, -1:]] * (bundle - 1)], 1)
@@ -224,8 +233,11 @@ def load_operator(
     device: torch.device | str = "cpu",
     solvers: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Operator:
-    """The finished operator of a stage directory (config.json, model.safetensors), in evaluation mode on
-    `device`. solvers: task -> the user's function, where its base calls one."""
+    """The trained operator of a stage directory (config.json, model.safetensors), in evaluation mode on
+    `device`.
+
+    solvers: task -> the user's function, for bases that call one.
+    """
     operator = load_stage(directory, Operator, "operator stage", "Run make operator.", "operator")
     return operator.use_solvers(solvers or {}).to(device).eval()
 
@@ -236,8 +248,9 @@ def build_operator(
     precision: str,
     solvers: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Operator:
-    """An operator over fitted bases (task -> facts and weights of `fit_base`), its network not yet trained.
-    solvers: as of `load_operator`."""
+    """An operator with an untrained network over fitted bases (task -> facts and weights of `fit_base`).
+    solvers: as in `load_operator`.
+    """
     descriptions = [facts["description"] for facts, _ in bases.values()]
     operator = Operator({"model": to_dict(model), "precision": precision, "tasks": descriptions})
     for name, (_, weights) in bases.items():
