@@ -19,7 +19,7 @@ import yaml
 
 from ups.config import ROOT
 from ups.training import launch
-from ups.training.launch import launcher_command, verdict
+from ups.training.launch import decide, launcher_command
 from ups.training.processes import EVENTS, process_state
 
 START = [{"event": "start", "rank": 0, "pid": 1}, {"event": "start", "rank": 1, "pid": 2}]
@@ -72,11 +72,11 @@ def failed(kind: str, rank: int = 0) -> dict:
     ],
 )
 def test_what_is_started_again(code, events, why, expected):
-    assert verdict(code, events, why)[:2] == expected
+    assert decide(code, events, why)[:2] == expected
 
 
 def test_a_failure_is_told_by_what_was_lost_not_by_who_lost_it():
-    assert verdict(1, [*OPEN, failed("peer"), failed("memory", 1)])[2] == "rank 1: cause memory"
+    assert decide(1, [*OPEN, failed("peer"), failed("memory", 1)])[2] == "rank 1: cause memory"
 
 
 def command(folder, work: str, *options: str) -> list[str]:
@@ -145,7 +145,7 @@ def test_what_would_repeat_is_not_repeated(tmp_path, kind, expected, words):
 def test_a_refusal_by_every_rank_is_said_once_and_another_one_too():
     causes = ("a key", "a key", "no GPU")
     refusals = [{**failed("configuration", rank), "cause": cause} for rank, cause in enumerate(causes)]
-    assert verdict(1, refusals) == (False, 2, "a key; no GPU")
+    assert decide(1, refusals) == (False, 2, "a key; no GPU")
 
 
 def test_a_torn_word_of_a_rank_is_no_traceback_and_costs_no_other_word(tmp_path):

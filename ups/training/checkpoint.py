@@ -1,11 +1,11 @@
-"""Checkpoints that are whole or absent, and weights.
+"""Checkpoints, which are complete or absent, and files of weights.
 
-Commit: every rank writes its part into state/.tmp-STEP and flushes it; the ranks agree that all parts are
-there; the main process writes manifest.json (size and SHA-256 of every file) last, renames the directory to
+Commit: every rank writes its file into state/.tmp-STEP and flushes it; the ranks agree that all files are
+there; the main process writes manifest.json (size and SHA-256 of every file) last, renames the folder to
 state/step_STEP, flushes the parent and only then removes older ones, keeping at least two. A crash at any
-point leaves the previous checkpoint untouched. Loading trusts a directory only if its manifest matches the
-files and carries the identity of the stage (ups/training/folder.py). Nothing is unpickled: tensors and plain
-values are read with weights_only.
+point leaves the previous checkpoint untouched. A checkpoint is loaded only if its manifest matches the files
+and has the identity of the stage (ups/training/identity.py). Nothing is unpickled: tensors and plain values
+are read with weights_only.
 """
 
 import os
@@ -37,15 +37,15 @@ SHARED = "shared.pt"
 
 
 def write_weights(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write a safetensors file, whole or not at all."""
+    """Write a safetensors file, completely or not at all."""
     with replacing(path) as temporary:
         save_file(tensors, temporary)
 
 
 def read_weights(path: Path, do: str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file. Raises DamagedError if they cannot be read or are not finite."""
+    """The tensors of a safetensors file. do: advice. Raises DamagedError if unreadable or not finite."""
     try:
-        tensors = load_file(path)  # on the CPU first: a rank's "cpu:0" is no device to safetensors
+        tensors = load_file(path)  # on the CPU: safetensors does not accept "cpu:0"
     except Exception as error:  # safetensors has an error class of its own, and torch's and Python's besides
         raise DamagedError(f"{path} is not readable ({error}); expected a safetensors file. {do}") from error
     _require_finite(tensors, path, do)
@@ -62,11 +62,11 @@ def _require_finite(value: Any, path: Path, do: str) -> None:
 
 
 class Checkpoints:
-    """The checkpoints of one stage directory.
+    """The checkpoints of one stage.
 
     agreed(function, doing): calls the function on this rank and raises on every rank if it raised on any
-    (run.agreed); it is the only communication here. keep: newest checkpoints kept, at least two. identity: of
-    the stage, which they carry.
+    (run.agreed); the only communication here. keep: number of newest checkpoints kept, at least two.
+    identity: of the stage, part of every manifest.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class Checkpoints:
         return self.directory / f"step_{step:09d}"
 
     def save(self, step: int, shared: dict[str, Any], local: dict[str, Any], facts: dict[str, Any]) -> None:
-        """Commit a checkpoint. A collective: every rank calls it, with equal `shared` and its own `local`.
+        """Commit a checkpoint. A collective.
 
-        shared: tensors and plain values, equal on all ranks, written once. local: of this rank. facts: plain
-        values for the manifest. Raises RuntimeError on every rank if any part could not be written; earlier
-        checkpoints then stand.
+        shared: tensors and plain values, equal on all ranks, written once; local: those of this rank; facts:
+        plain values for the manifest. Raises RuntimeError on every rank if a file could not be written;
+        earlier checkpoints then remain.
         """
         temporary = self.directory / f".tmp-{step:09d}"
         try:
@@ -107,7 +107,7 @@ class Checkpoints:
             raise
 
     def _begin(self, temporary: Path) -> None:
-        self.directory.mkdir(exist_ok=True)  # the stage's folder is there, or it was removed under us
+        self.directory.mkdir(exist_ok=True)  # fails if the stage's folder was removed
         for stale in self.directory.glob(".tmp-*"):
             remove(stale)
         temporary.mkdir()
@@ -125,7 +125,7 @@ class Checkpoints:
             for path in temporary.iterdir()
         }
         write_sealed(temporary / MANIFEST, {"step": step, **facts, **self.identity, "files": files})
-        # only a run that went back past it writes a step again; what it holds is of no use then
+        # a run that went back to an earlier step writes this one again
         remove(self.path(step))
         os.replace(temporary, self.path(step))
         flush(self.directory)
@@ -159,36 +159,38 @@ class Checkpoints:
         return manifest
 
     def verify(self, step: int) -> dict[str, Any]:
-        """`manifest`, which every file agrees with. Raises DamagedError also if one does not."""
+        """`manifest`, after comparing every file with it. Raises DamagedError if one differs."""
         path, manifest = self.path(step), self.manifest(step)
         files, names = manifest["files"], [SHARED, *(f"rank_{rank}.pt" for rank in range(manifest["world"]))]
         if manifest["step"] != step or set(names) - files.keys():
             raise DamagedError(
-                f"{path} says that it is step {manifest['step']} of {manifest['world']} "
-                f"processes and lists {', '.join(files)}; expected {step}, and a part of "
-                f"every process."
+                f"{path} says that it is step {manifest['step']} of {manifest['world']} processes and lists "
+                f"{', '.join(files)}; expected {step}, and a part of every process."
             )
         for name in names:
             require_hash(path / name, files[name]["sha256"], MANIFEST, "It is damaged.")
         return manifest
 
     def newest(self) -> dict[str, Any] | None:
-        """Manifest of the newest intact checkpoint; None if there is none at all. For the main process.
+        """Manifest of the newest intact checkpoint; None if there are no checkpoints. For the main process.
 
-        Damaged ones are renamed to .damaged-STEP with a warning. Raises DamagedError if checkpoints exist and
-        none is intact: a run never starts over silently.
+        Damaged ones are renamed to .damaged-STEP with a warning. Raises DamagedError if none is intact: a run
+        never starts over silently.
         """
-        found, manifest, damaged = saved_steps(self.directory), None, []
+        steps = saved_steps(self.directory)
+        return self._newest_of(steps) if steps else None
+
+    def _newest_of(self, found: list[int]) -> dict[str, Any]:
+        manifest, damaged = None, []
         while manifest is None and len(damaged) < len(found):
             try:
                 manifest = self.verify(found[len(damaged)])
             except DamagedError as error:
                 damaged.append((found[len(damaged)], error))
-        if found and manifest is None:
+        if manifest is None:
             raise DamagedError(
-                f"none of the checkpoints {found} in {self.directory} is intact (newest: "
-                f"{damaged[0][1]}). Expected one. Restore it from a copy, or delete "
-                f"{self.directory.parent} to start over."
+                f"none of the checkpoints {found} in {self.directory} is intact (newest: {damaged[0][1]}). "
+                f"Expected one. Restore it from a copy, or delete {self.directory.parent} to start over."
             )
         for step, error in damaged:
             aside = self.directory / f".damaged-{step:09d}"
@@ -214,7 +216,7 @@ class Checkpoints:
         )
 
     def parts(self, step: int) -> list[dict[str, Any]]:
-        """What each rank wrote as its own, in rank order. Raises DamagedError as `read` does."""
+        """The local state of every rank, in rank order. Raises DamagedError like `read`."""
         world = self.manifest(step)["world"]
         return [self._read_part(self.path(step) / f"rank_{rank}.pt") for rank in range(world)]
 
@@ -224,8 +226,8 @@ class Checkpoints:
         except Exception as error:  # torch's, pickle's, zipfile's and Python's, by kind of damage
             cause = str(error).split("\n")[0][:200]
             raise DamagedError(
-                f"{path} is not readable ({type(error).__name__}: {cause}); expected tensors "
-                f"and plain values. {self.remedy(path.parent)}"
+                f"{path} is not readable ({type(error).__name__}: {cause}); expected tensors and plain "
+                f"values. {self.remedy(path.parent)}"
             ) from error
         if not isinstance(part, dict):
             raise DamagedError(

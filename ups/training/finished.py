@@ -62,9 +62,11 @@ def finished_stage(folder: Path, stage: str = "") -> dict[str, Any] | None:
 
     Raises DamagedError like `read_stage`, and for altered weights.
     """
-    if (found := read_stage(folder, stage)) is not None:
-        require_weights(folder, found.done)
-    return found and found.done
+    if not os.path.lexists(folder / DONE):
+        return None
+    done = read_stage(folder, stage).done
+    require_weights(folder, done)
+    return done
 
 
 def require_weights(folder: Path, done: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a stage fits once, before its first step, and finds again when it resumes: bases, scales."""
+"""Fits that a stage makes once, before its first step, and reads when it resumes: bases, scales."""
 
 import time
 from collections.abc import Callable
@@ -18,10 +18,11 @@ Fit = tuple[dict[str, Any], dict[str, Tensor]]  # plain facts, weights
 
 
 def fit_once(run: "Run", folder: str, fits: dict[str, Callable[[], Fit]], doing: str) -> dict[str, Fit]:
-    """Name -> what fits[name]() returned when it was first called, perhaps by another rank or start.
+    """Name -> the result of fits[name](), which one rank calls once; later starts read it from FOLDER of the
+    stage.
 
-    Kept in FOLDER of the stage's directory. A collective. Raises StageError on every rank if one of them
-    fails, or finds a file that was altered or that another configuration or parent left.
+    A collective. Raises StageError on every rank if one of them fails, or reads a file that was altered or
+    belongs to another configuration or parent.
     """
 
     def missing() -> list[str]:
@@ -31,12 +32,12 @@ def fit_once(run: "Run", folder: str, fits: dict[str, Callable[[], Fit]], doing:
         for name in list(fits)[run.rank :: run.world]:
             if name in missing():
                 _keep_fit(run.folder, f"{folder}/{name}", *fits[name]())
-        # which may take longer than a collective would wait; an error elsewhere is raised by the agreement
+        # fits may take longer than the time limit of a collective; `agreed` raises errors of other ranks
         with waiting("waiting for what other processes fit"):
-            while (left := missing()) and not peer_failed():
-                note(f"other processes fit {', '.join(left)}")
+            while (waited_for := missing()) and not peer_failed():
+                note(f"other processes fit {', '.join(waited_for)}")
                 time.sleep(0.2)
-        return {} if left else {name: find_fit(run.folder, f"{folder}/{name}") for name in fits}
+        return {} if waited_for else {name: find_fit(run.folder, f"{folder}/{name}") for name in fits}
 
     with Bar(
         f"{run.stage}: {folder}", len(fits), run.is_main, lambda: len(fits) - len(missing()), unit="tasks"
@@ -53,9 +54,9 @@ def _keep_fit(folder: StageFolder, name: str, facts: dict[str, Any], tensors: di
 
 
 def find_fit(folder: StageFolder, name: str) -> Fit:
-    """What `fit_once` kept.
+    """A result that `fit_once` wrote.
 
-    Raises DamagedError if it was altered, FileExistsError if it is another stage's.
+    Raises DamagedError if it was altered, FileExistsError if it belongs to another stage.
     """
     weights = folder.path / f"{name}.safetensors"
     again = f"Delete {weights.parent} and run the stage again."

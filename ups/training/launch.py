@@ -1,22 +1,20 @@
-"""Supervisor of a stage: runs `accelerate launch`, starts it again after a death or hang, leaves nothing
-behind.
+"""Supervisor of a stage: runs `accelerate launch`, restarts it after a death or hang, ends all its processes.
 
     python -m ups.training.launch --config_file accelerate_configs/cpu2.yaml train_operator.py --config
     configs/small.yaml
 
-Everything but --restarts goes to accelerate launch. Every start is a new process tree in a session of its
-own, with a free port; torchrun's own restarts reuse keys of the dead (pytorch issue 135712). Started again
-are: processes that died, hangs that the guard ended, out of memory where a smaller micro-batch helps; and
-only while checkpoints appear or micro-batches shrink. Not started again are: configurations that were refused
-(exit code 2) and failures that all ranks understood, for they would repeat (1); what was told to stop (143,
-or 130 after Ctrl-C). Exit code 0 only if the stage says it is finished. What became of each rank is read from
-the lines that `send_event` writes (ups/training/processes.py). Starts without torch; scripts also run alone.
+All arguments but --restarts go to accelerate launch. Every start is a new process tree in its own session,
+with a free port, because torchrun's own restarts reuse keys of dead processes (pytorch issue 135712).
+Restarted are: processes that died, hangs that the guard ended, and out of memory if a smaller micro-batch is
+left; but only while checkpoints appear or micro-batches shrink. Not restarted are: refused configurations
+(exit code 2), failures that would repeat (1) and stages stopped by a signal (143, or 130 after Ctrl-C). The
+exit code is 0 only if the stage is finished. Ranks report through ups.training.processes.send_event. Starts
+without torch; the scripts also run without the supervisor.
 
-In the tree this module is the launcher and each rank (`PARTS`). Where accelerate and torchrun print a
-traceback and a summary, which bury what a rank has said, the launcher says one line at most. A rank dies with
-its launcher, before it imports torch: the kernel sees to it (ups.training.processes.die_with_parent), so no
-import, and no call that holds the interpreter's lock, is in the way. Its first word tells the supervisor that
-it is there.
+This module also runs in the tree, as the launcher and as each rank (`ROLES`). Accelerate and torchrun would
+print a traceback and a summary after the messages of the ranks; the launcher prints at most one line. A rank
+dies with its launcher, by the kernel (ups.training.processes.die_with_parent), even while it imports torch or
+is in a call that holds the interpreter's lock. Its first event shows the supervisor that it has started.
 """
 
 import argparse
@@ -56,24 +54,23 @@ START_S = 600.0  # from the launcher's start to the first rank: it may wait for 
 RESTARTS = 3  # in a row, without a new checkpoint
 BACKOFF_S = 1.0  # before a restart
 STOP_S = 60.0  # from a signal to the end: the guard's grace, a checkpoint, the tracker
-STOPPED_S = 10.0  # that the launcher may be in state T before it is taken for hung
-LINGER_S = 20.0  # that the launcher may outlive all its ranks
-CHILDREN_S = 3.0  # for what is left of a tree (a tracker's service) to end by itself
-LAUNCHER = "UPS_LAUNCHER"  # number of the launcher's process, for its ranks
+STOPPED_S = 10.0  # in which the launcher may be stopped (state T) before it counts as hung
+LINGER_S = 20.0  # for which the launcher may outlive all its ranks
+CHILDREN_S = 3.0  # for remaining processes (a tracker's service) to end by themselves
+LAUNCHER = "UPS_LAUNCHER"  # environment variable with the process number of the launcher
 FINAL = {"configuration": 2, "error": 1, "save": 1, "non_finite": 1, "out_of_memory": 1, "interrupted": 130}
 
 
 class Attempt:
-    """One process tree.
-
-    asked: the signals that we were sent, which grow; events: what its ranks told; why: we ended it ourselves.
+    """One process tree. signals: those received so far, a list that grows; events: from its ranks; why: the
+    reason if the supervisor ended it.
     """
 
-    def __init__(self, command: list[str], events: Path, terminal: Terminal, asked: list[int]) -> None:
-        self._events, self._asked, self._num_asked = events, asked, 0
+    def __init__(self, command: list[str], events: Path, terminal: Terminal, signals: list[int]) -> None:
+        self._events, self._signals, self._num_forwarded = events, signals, 0
         self.events: list[dict[str, Any]] = []
-        self._read, self._heard, self.why, self._told_at = 0, {}, "", None
-        self._started_at = self._heard_at = time.monotonic()
+        self._read, self._pulses, self.why, self._signalled_at = 0, {}, "", None
+        self._started_at = self._pulse_at = time.monotonic()
         self._terminal = terminal
         self.process = subprocess.Popen(
             command,
@@ -84,7 +81,7 @@ class Attempt:
         )
 
     def wait(self) -> int:
-        """The launcher's exit code, once everything that it started is gone."""
+        """The launcher's exit code, after all its processes have ended."""
         try:
             self._watch()
         finally:
@@ -93,7 +90,7 @@ class Attempt:
                 lambda: descendants(os.getpid()), CHILDREN_S if code is not None and not self.why else 0.0
             )
             code = self.process.wait()
-            self._hear()
+            self._read_events()
         return code
 
     def _watch(self) -> None:
@@ -101,19 +98,19 @@ class Attempt:
         while self.process.poll() is None and not self.why:
             time.sleep(POLL_S)
             now = time.monotonic()
-            self._hear()
+            self._read_events()
             if self._terminal.is_closed():
-                os.kill(os.getpid(), signal.SIGHUP)  # unless nohup has made that mean nothing
-            for number in self._asked[self._num_asked :]:
-                self._num_asked += 1
+                os.kill(os.getpid(), signal.SIGHUP)  # ignored under nohup
+            for number in self._signals[self._num_forwarded :]:
+                self._num_forwarded += 1
                 self._forward(number)
             state = process_state(self.process.pid)
             stopped_at = (stopped_at or now) if state is not None and state[0] in "Tt" else None
             pids = self.pids()
             alone_at = (alone_at or now) if pids and not any(process_state(pid) for pid in pids) else None
             launcher = f"the launcher (process {self.process.pid})"
-            limits = (  # since when, how long that may be, what to say
-                (self._told_at, STOP_S, f"it did not end within {STOP_S:.0f} s of a signal"),
+            limits = (  # since when, for how long at most, the message
+                (self._signalled_at, STOP_S, f"it did not end within {STOP_S:.0f} s of a signal"),
                 (stopped_at, STOPPED_S, f"{launcher} is stopped"),
                 (alone_at, LINGER_S, f"{launcher} outlives all its ranks"),
                 (
@@ -121,28 +118,27 @@ class Attempt:
                     START_S,
                     f"no rank of this machine was there {START_S:.0f} s after the launcher's start; expected "
                     f"the other machines, if there are any, to be there. Look at what they say, and at "
-                    f"address "
-                    f"and port",
+                    f"address and port",
                 ),
             )
             late = (why for since, limit_s, why in limits if since is not None and now - since > limit_s)
             self.why = next(late, self.why) or self._silence(now)
 
     def _silence(self, now: float) -> str:
-        """What to say if no rank of this machine has a heartbeat any more, not even a guard's."""
+        """The message if no rank of this machine writes heartbeats any more; else ""."""
         if self.directory is None:
             return ""
-        heard, limit = {}, 0.0
+        pulses, limit = {}, 0.0
         for path in (self.directory / "heartbeat").glob("rank*.json"):
             if record := try_read_json(path):
-                heard[path.name], limit = record["pulse"], max(limit, record["limit_s"])
-        if heard != self._heard or not heard:
-            self._heard, self._heard_at = heard, now
-        silent_s = now - self._heard_at
+                pulses[path.name], limit = record["pulse"], max(limit, record["limit_s"])
+        if pulses != self._pulses or not pulses:
+            self._pulses, self._pulse_at = pulses, now
+        silent_s = now - self._pulse_at
         return f"no heartbeat for {silent_s:.0f} s" if silent_s > 1.5 * limit + 5.0 else ""
 
-    def _hear(self) -> None:
-        """Read what the ranks told since."""
+    def _read_events(self) -> None:
+        """Append the ranks' new events."""
         with self._events.open("rb") as file:
             file.seek(self._read)
             text = file.read()
@@ -152,7 +148,7 @@ class Attempt:
             try:
                 self.events.append(json.loads(line))
             except ValueError:
-                say(f"WARNING: a word of a rank is torn: {line[:60]!r}")
+                log(f"WARNING: a word of a rank is torn: {line[:60]!r}")
 
     @property
     def directory(self) -> Path | None:
@@ -165,16 +161,14 @@ class Attempt:
         return [event["pid"] for event in self.events if event["event"] == "start"]
 
     def _forward(self, number: int) -> None:
-        """Send the first signal to the ranks, which agree on what to do; all end at once if there are none,
-        or on another Ctrl-C.
-
-        SIGTERM may come from several sides and often, so it means the same however often it comes.
+        """Send the first signal to the ranks, which agree on the step to stop at. Without ranks, or on a
+        second Ctrl-C, end all at once; further SIGTERMs change nothing.
         """
-        if self._told_at is not None:
-            if number == signal.SIGINT and time.monotonic() - self._told_at > SAME_S:
+        if self._signalled_at is not None:
+            if number == signal.SIGINT and time.monotonic() - self._signalled_at > SAME_S:
                 self.why = "Ctrl-C came again"
             return
-        self._told_at = time.monotonic()
+        self._signalled_at = time.monotonic()
         if not self.pids():
             self.why = "a signal came before there was anything to save"
         for pid in self.pids():
@@ -182,16 +176,15 @@ class Attempt:
                 os.kill(pid, number)
 
 
-def verdict(code: int, events: list[dict[str, Any]], why: str = "") -> tuple[bool, int, str]:
-    """(whether to start again, exit code if not, reason) after a launcher's exit code and what the ranks
-    told.
+def decide(code: int, events: list[dict[str, Any]], why: str = "") -> tuple[bool, int, str]:
+    """(whether to restart, exit code if not, reason), from the launcher's exit code and the ranks' events.
 
-    why: reason for which the supervisor ended the tree itself.
+    why: the reason if the supervisor ended the tree itself.
     """
-    said = {event["event"] for event in events}
+    kinds = {event["event"] for event in events}
     failures = [event for event in events if event["event"] == "failed"]
     refusals = dict.fromkeys(event["cause"] for event in failures if event["kind"] == "configuration")
-    # what would repeat explains most, a lost peer less than what was lost
+    # a failure that would repeat explains most, a lost peer least
     failure = min(
         failures,
         key=lambda event: (event["kind"] not in FINAL, event["kind"] == "peer"),
@@ -200,30 +193,30 @@ def verdict(code: int, events: list[dict[str, Any]], why: str = "") -> tuple[boo
     kind, cause = failure["kind"], f"rank {failure['rank']}: {failure['cause']}"
     started = {event["rank"] for event in events if event["event"] == "start"}
     ended = {event["rank"] for event in events if event["event"] in ("failed", "stopped", "finished")}
-    # else a launcher passed on a signal after a death
+    # else the launcher forwarded a signal after a death
     is_stop = (
-        ("stopped" in said or failures)
+        ("stopped" in kinds or failures)
         and started <= ended
         and all(event["kind"] == "stopped" for event in failures)
     )
     is_quiet, own = code == 0 and not why, code if 0 < code < 128 else 1
-    rows = (  # the first that applies: whether it does, what is returned
-        (refusals, False, FINAL["configuration"], "; ".join(refusals)),  # most often the same of every rank
+    rows = (  # (whether it applies, *the result); the first that applies counts
+        (refusals, False, FINAL["configuration"], "; ".join(refusals)),  # usually the same from every rank
         (kind in FINAL, False, FINAL.get(kind), cause),
-        ("finished" in said and code == 0, False, 0, "finished"),
+        ("finished" in kinds and code == 0, False, 0, "finished"),
         (is_stop, False, 128 + signal.SIGTERM, "told to stop; the same command continues"),
-        (is_quiet and "start" not in said, False, 0, "nothing to do"),  # such as --dry-run or --help
+        (is_quiet and "start" not in kinds, False, 0, "nothing to do"),  # such as --dry-run or --help
         (is_quiet, False, 1, "all ranks left before the stage was finished"),
-        (why, bool(events), EXIT_HANG, why),  # where no rank was born another start will do no better
+        (why, bool(events), EXIT_HANG, why),  # without any rank, a restart would not help
         (failures, True, EXIT_HANG if kind == "hang" else 1, cause),
-        ("start" not in said, False, own, f"it ended with exit code {own} before any rank was ready"),
+        ("start" not in kinds, False, own, f"it ended with exit code {own} before any rank was ready"),
         (True, True, 1, f"processes died without a word (exit code {code})"),
     )
     return next(tuple(row) for applies, *row in rows if applies)
 
 
 def launcher_command(arguments: list[str]) -> list[str]:
-    """The command that starts the ranks, on a free port where the choice is ours."""
+    """The command that starts the ranks, on a free port unless the user or the topology sets one."""
     settings: dict[str, Any] = {}
     if "--config_file" in arguments[:-1]:
         path = Path(arguments[arguments.index("--config_file") + 1])
@@ -232,12 +225,12 @@ def launcher_command(arguments: list[str]) -> list[str]:
                 f"no topology file {path}; expected one of accelerate_configs/. Correct --config_file."
             )
         settings = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    is_theirs = (
+    has_port = (
         settings.get("num_machines", 1) != 1
         or {"main_process_port", "rdzv_backend"} & settings.keys()
         or any(word.startswith(("--main_process_port", "--num_machines")) for word in arguments)
     )
-    port = [] if is_theirs else ["--main_process_port", "0"]
+    port = [] if has_port else ["--main_process_port", "0"]
     place = next(index for index, word in enumerate(arguments) if word.endswith(".py"))
     ranks = ["--module", "ups.training.launch", "rank", *arguments[place:]]
     return [sys.executable, "-m", "ups.training.launch", "launcher", *port, *arguments[:place], *ranks]
@@ -245,7 +238,7 @@ def launcher_command(arguments: list[str]) -> list[str]:
 
 @contextlib.contextmanager
 def events_file() -> Iterator[Path]:
-    """An empty file in memory for what ranks tell: no disk can fill up under it."""
+    """An empty file in memory for the ranks' events, so a full disk cannot lose them."""
     handle = os.memfd_create("ups-launch")
     try:
         yield Path(f"/proc/{os.getpid()}/fd/{handle}")
@@ -259,46 +252,46 @@ def supervise(arguments: list[str], restarts: int = RESTARTS) -> int:
     Raises FileNotFoundError for a topology file that does not exist.
     """
     command, terminal = launcher_command(arguments), Terminal()
-    asked: list[int] = []  # signals that came; a handler may not do more than note them
+    signals: list[int] = []  # received so far; the handler only appends
     adopt_orphans()
 
-    def note(number: int, _frame: Any) -> None:
-        asked.append(signal.SIGTERM if number == signal.SIGHUP else number)
+    def on_signal(number: int, _frame: Any) -> None:
+        signals.append(signal.SIGTERM if number == signal.SIGHUP else number)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
-            signal.signal(number, note)
+        if signal.getsignal(number) != signal.SIG_IGN:  # under nohup
+            signal.signal(number, on_signal)
     newest, num_failed, shortages = -1, 0, set()
     while True:
         with events_file() as events:
-            attempt = Attempt(command, events, terminal, asked)
-            is_again, code, reason = verdict(attempt.wait(), attempt.events, attempt.why)
-        if asked and (is_again or attempt.why or code == 128 + signal.SIGTERM):
-            code, is_again = 128 + asked[-1], False
+            attempt = Attempt(command, events, terminal, signals)
+            is_again, code, reason = decide(attempt.wait(), attempt.events, attempt.why)
+        if signals and (is_again or attempt.why or code == 128 + signal.SIGTERM):
+            code, is_again = 128 + signals[-1], False
             reason = attempt.why or "told to stop; the same command continues"
         if not is_again:
             if code:
-                say(f"{'refused' if code == FINAL['configuration'] else 'not started again'}: {reason}")
+                log(f"{'refused' if code == FINAL['configuration'] else 'not started again'}: {reason}")
             return code
         steps = saved_steps(attempt.directory / "state") if attempt.directory else []
         step, reason = max(steps, default=-1), reason.rstrip(".")
-        told_of = {event["cause"] for event in attempt.events if event.get("kind") == "memory"}
-        # a cause names its micro-batch, so it comes once
-        num_failed = 0 if step > newest or told_of - shortages else num_failed + 1
-        newest, shortages = max(newest, step), shortages | told_of
+        memory_causes = {event["cause"] for event in attempt.events if event.get("kind") == "memory"}
+        # a cause contains its micro-batch, so it is new once
+        num_failed = 0 if step > newest or memory_causes - shortages else num_failed + 1
+        newest, shortages = max(newest, step), shortages | memory_causes
         if num_failed > restarts:
-            say(
+            log(
                 f"giving up after {restarts} restarts without a new checkpoint (the newest is of step "
                 f"{newest}): {reason}. The same command tries again."
             )
             return code
-        say(
+        log(
             f"{reason}. Starting again from "
             f"{f'the checkpoint of step {newest}' if newest >= 0 else 'the beginning'}"
         )
         time.sleep(BACKOFF_S)
-        if asked:
-            return 128 + asked[-1]
+        if signals:
+            return 128 + signals[-1]
 
 
 # ---------------------------------------------------------------- in the tree
@@ -311,7 +304,7 @@ def launcher(arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    logging.disable(logging.ERROR)  # of what the ranks told already, or the exceptions below tell
+    logging.disable(logging.ERROR)  # the ranks, or the exceptions below, report the same
     os.environ[LAUNCHER] = str(os.getpid())
     sys.argv, who, code = ["accelerate launch", *arguments], "the only rank", 0
     try:
@@ -334,7 +327,7 @@ def launcher(arguments: list[str]) -> int:
             ),
         )
         return 2
-    if code < 0:  # by a signal, so the rank could not say so itself
+    if code < 0:  # ended by a signal, which the rank could not report
         print(f"launcher: {who} was ended by {signal.Signals(-code).name}", file=sys.stderr, flush=True)
     return int(code != 0)
 
@@ -348,10 +341,10 @@ def rank(arguments: list[str]) -> int:
     return 0
 
 
-PARTS = {"launcher": launcher, "rank": rank}  # by the first word of the command line; else the supervisor
+ROLES = {"launcher": launcher, "rank": rank}  # by the first argument; else this is the supervisor
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(f"launch: {text}", file=sys.stderr, flush=True)
 
 
@@ -372,10 +365,10 @@ def main() -> int:
     try:
         return supervise(arguments, options.restarts)
     except FileNotFoundError as error:
-        say(str(error))
+        log(str(error))
         return 2
 
 
 if __name__ == "__main__":
-    part = PARTS.get("".join(sys.argv[1:2]))
-    sys.exit(part(sys.argv[2:]) if part else main())
+    role = ROLES.get("".join(sys.argv[1:2]))
+    sys.exit(role(sys.argv[2:]) if role else main())

@@ -1,7 +1,5 @@
-"""Processes of this machine: which live, whose children they are, ties between parent and child, and what
-ranks tell their supervisor (ups/training/launch.py): lines of JSON in a file that it names.
-
-Standard library and psutil only.
+"""Processes of this machine: their states, children and parents, and the events that ranks send to their
+supervisor (ups/training/launch.py) as lines of JSON. Standard library and psutil only.
 """
 
 import contextlib
@@ -22,17 +20,17 @@ from typing import Any
 import psutil
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
-EVENTS = "UPS_LAUNCH_EVENTS"  # environment variable: the file
+EVENTS = "UPS_LAUNCH_EVENTS"  # environment variable with the path of the file for events
 
 
 def send_event(event: str, **facts: Any) -> bool:
-    """Append a line to the supervisor's file; whether there is a supervisor, and it was told."""
+    """Append an event to the supervisor's file; False if there is no supervisor or the write failed."""
     if not os.environ.get(EVENTS):
         return False
     line = json.dumps({"event": event, "rank": int(os.environ.get("RANK", 0)), **facts})
     try:
         with open(os.environ[EVENTS], "ab", buffering=0) as file:  # one write: lines of ranks do not mix
-            file.write(f"\n{line}\n".encode())  # and none is glued to one that is torn
+            file.write(f"\n{line}\n".encode())  # a leading newline separates it from a torn line
     except OSError as error:
         print(f"WARNING: the supervisor was not told of {event!r} ({error})", file=sys.stderr, flush=True)
         return False
@@ -40,7 +38,7 @@ def send_event(event: str, **facts: Any) -> bool:
 
 
 def try_read_json(path: Path) -> dict[str, Any] | None:
-    """The record at `path`; None while it is not there, or being written."""
+    """The record at `path`; None if it is missing or being written."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -56,7 +54,7 @@ def saved_steps(directory: Path) -> list[int]:
 def process_state(pid: int) -> tuple[str, int] | None:
     """(state letter, start time in ticks) of a process of this machine; None if it is gone."""
     try:
-        # what follows the name, which varies (proc_pid_stat(5))
+        # the fields after the name, which may contain spaces (proc_pid_stat(5))
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
@@ -64,7 +62,7 @@ def process_state(pid: int) -> tuple[str, int] | None:
 
 
 def this_machine() -> str:
-    """Name of what process numbers are unique in: machine, boot and container."""
+    """Name of the space in which process numbers are unique: machine, boot and container."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
@@ -73,7 +71,7 @@ def this_machine() -> str:
 
 
 def print_raw(text: str) -> None:
-    """Print past Python's streams, whose locks a blocked thread may hold; no error if nobody listens."""
+    """Print to stderr without Python's streams, whose locks a blocked thread may hold. Never fails."""
     with contextlib.suppress(OSError):
         os.write(2, f"{text}\n".encode())
 
@@ -91,7 +89,7 @@ def stacks(who: str) -> str:
 
 
 def descendants(pid: int) -> list[int]:
-    """Living processes below `pid`; also those of orphans that it adopts."""
+    """Living processes below `pid`, including orphans that it adopted."""
     return [child.pid for child in psutil.Process(pid).children(recursive=True) if process_state(child.pid)]
 
 
@@ -101,7 +99,7 @@ def control_process(option: int, value: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent dies, so that none escapes."""
+    """Become the parent of descendants whose parent dies, so none escapes."""
     control_process(PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -113,52 +111,52 @@ def die_with_parent(parent: int) -> None:
 
 
 class Terminal:
-    """The terminal in whose foreground this process is, if any.
+    """The terminal in whose foreground this process runs, if any.
 
-    Closing it sends SIGHUP to the leader of its session alone. If that is make, it waits for its children and
-    tells them nothing; so they have to look. What runs in the background has been left running on purpose.
+    Closing it sends SIGHUP only to the leader of its session. If that is make, it waits for its children and
+    forwards nothing, so they must poll. Background processes continue on purpose.
     """
 
     def __init__(self) -> None:
         self._handle, self._is_ours = None, False
         with contextlib.suppress(OSError):  # there is none
             self._handle = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-        self.is_closed()  # whose it is must be known before it can close
+        self.is_closed()  # sets _is_ours while the terminal is open
 
     def is_closed(self) -> bool:
         try:
-            if self._handle is not None and (group := os.tcgetpgrp(self._handle)):  # 0: nobody's, as it is
-                self._is_ours = group == os.getpgrp()  # about to hang up
+            if self._handle is not None and (group := os.tcgetpgrp(self._handle)):  # 0: it is about to
+                self._is_ours = group == os.getpgrp()  # hang up
             return False
-        except OSError:  # EIO: it hung up, which is told once
+        except OSError:  # EIO: it hung up, which is reported once
             os.close(self._handle)
             self._handle = None
             return self._is_ours
 
 
 class _Outlet(io.FileIO):
-    """A standard stream whose reader may go away: what cannot be written is lost, and no reason to fail."""
+    """A standard stream that drops text if its reader is gone."""
 
     def write(self, data: bytes) -> int:
         try:
             return super().write(data)
-        except OSError:  # a closed terminal or pipe, a full disk behind it: where it would be said, too
+        except OSError:  # a closed terminal or pipe, or a full disk: there is no other place for the error
             return len(data)
 
 
 def protect_output() -> None:
-    """From here on printing cannot fail: a run must save, and record its errors, when nobody listens.
+    """From here on printing cannot fail, so a run whose terminal is gone still saves and records its errors.
 
-    Standard streams that are closed lead to /dev/null: else a file of the run gets their number and text.
+    Closed standard streams are opened as /dev/null: else a file of the run would get their number and text.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, this one
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
-        if stream is getattr(sys, f"__{name}__"):  # else a test or a notebook has put its own there
+        if stream is getattr(sys, f"__{name}__"):  # else a test or a notebook replaced it
             with contextlib.suppress(OSError, AttributeError):  # None where it was closed
                 stream.flush()
             outlet = io.BufferedWriter(_Outlet(number, "w", closefd=False))
@@ -169,10 +167,10 @@ def protect_output() -> None:
 def end_processes(pids: Callable[[], list[int]], grace_s: float) -> None:
     """SIGTERM, then after `grace_s` SIGKILL, to pids() until there are none (at most 10 s more)."""
     for number, limit in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
-        until, told = time.monotonic() + limit, set()
-        while time.monotonic() < until and (left := pids()):
-            for pid in set(left) - told if number == signal.SIGTERM else left:
-                told.add(pid)
+        until, signalled = time.monotonic() + limit, set()
+        while time.monotonic() < until and (living := pids()):
+            for pid in set(living) - signalled if number == signal.SIGTERM else living:
+                signalled.add(pid)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
             time.sleep(0.05)

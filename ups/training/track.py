@@ -1,14 +1,13 @@
-"""Where numbers go: metrics.jsonl first and always, then Weights & Biases or TensorBoard if asked for.
+"""Trackers: metrics.jsonl always and first, then Weights & Biases or TensorBoard if configured.
 
 Main process only. metrics.jsonl is cut back to the resumed step, so a resumed run has neither gaps nor
-duplicates. An outside tracker gets its numbers from a thread of its own, so that what blocks there blocks
-nothing here: one that fails is reported once and dropped, one that blocks is waited for at the end alone, and
-not for long. Every start offers it all lines of metrics.jsonl.
+duplicates. An outside tracker runs in a thread, so it cannot block training. If it fails, it is reported
+once and dropped; if it blocks, only the end of the stage waits for it, for a limited time. Every start sends
+it all lines of metrics.jsonl.
 
-W&B cannot forget what it was sent. So wandb.json keeps, beside the run's id, the last step sent and which of
-its numbers; steps that a resumed run repeats are not sent again, and lines of metrics.jsonl that W&B never
-got are. After a kill an offline record may lack its last second; metrics.jsonl has it. TensorBoard can
-forget: it is told to drop what came before this start.
+W&B cannot delete what was sent. So wandb.json keeps the run's id, the last step sent and its metrics: steps
+that a resumed run repeats are not sent again, and lines that W&B has not received are. After a kill an
+offline record may lack its last second; metrics.jsonl has it. TensorBoard drops all earlier events.
 """
 
 import contextlib
@@ -37,7 +36,7 @@ WAIT_S = 75  # for both and the offline attempt between them, at the end of a fi
 # at the end of any other: less than the guard gives a rank that has failed (ups/training/guard.py)
 LEAVE_S = 8
 FLUSH_S = 1.0  # W&B's default is 15: what a killed offline run may lose
-MAX_WAITING = 100_000  # numbers that a tracker has not taken; more means that it never will
+MAX_WAITING = 100_000  # queued calls; with more the tracker is taken for blocked
 
 
 def check_tracker(tracker: TrackerConfig) -> None:
@@ -45,17 +44,13 @@ def check_tracker(tracker: TrackerConfig) -> None:
     package = {"none": "json", "wandb": "wandb", "tensorboard": "tensorboard"}[tracker.kind]
     if importlib.util.find_spec(package) is None:
         raise ValueError(
-            f"tracker.kind is {tracker.kind}, but the package {package} is not installed; "
-            f"expected it in this environment. Run: pip install {package}, or set "
-            f"tracker.kind=none."
+            f"tracker.kind is {tracker.kind}, but the package {package} is not installed; expected it in "
+            f"this environment. Run: pip install {package}, or set tracker.kind=none."
         )
 
 
 class Tracker:
-    """Writes one stage's numbers.
-
-    group: the run's name, shared by its stages. Call `rewind` once before the first `log`.
-    """
+    """Writes the metrics of one stage. group: the run's name. Call `rewind` once before the first `log`."""
 
     def __init__(
         self, directory: Path, tracker: TrackerConfig, group: str, stage: str, config: dict[str, Any]
@@ -75,12 +70,14 @@ class Tracker:
             self._outside.start()
 
     def rewind(self, step: int) -> None:
-        """Drop the lines after `step`, and a last one that was being written when a process died: training
-        goes on from there.
+        """Drop the lines after `step`, where training continues, and a last line that is cut short.
 
-        Raises DamagedError for any other line that cannot be read: numbers are missing there, and nobody
-        would know.
+        Raises DamagedError for any other unreadable line, because its metrics would be missing.
         """
+        if self.path.stat().st_size:
+            self._keep_until(step)
+
+    def _keep_until(self, step: int) -> None:
         self._file.close()
         text, lines = [], []
         *whole, _torn = self.path.read_bytes().split(b"\n")
@@ -91,66 +88,58 @@ class Tracker:
                 is_kept = at <= step
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise DamagedError(
-                    f"line {number} of {self.path} is not readable ({error}); expected a step "
-                    f"and its numbers (only the last line may be cut short). Restore the file "
-                    f"from a copy, or remove it to go on without the numbers so "
-                    f"far"
+                    f"line {number} of {self.path} is not readable ({error}); expected a step and its "
+                    f"numbers (only the last line may be cut short). Restore the file from a copy, or remove "
+                    f"it to go on without the numbers so far"
                 ) from error
             if is_kept:
                 text.append(line.decode() + "\n")
                 lines.append((at, {k: v for k, v in _numbers(values).items() if k != "time"}))
         write_atomic(self.path, "".join(text))
         self._file = self.path.open("a", encoding="utf-8")
-        self._tell("send", lines)
+        self._enqueue("send", lines)
 
     def log(self, step: int, values: dict[str, Any]) -> None:
-        """One line {"step", "time", **values}; numbers also go to the outside tracker as STAGE/NAME against
-        STAGE/step.
-        """
+        """Write a line {"step", "time", **values}; send numbers to the outside tracker as STAGE/NAME."""
         line = {"step": step, "time": round(time.time(), 3), **values}
         print(json.dumps(line), file=self._file, flush=True)
-        self._tell("send", [(step, _numbers(values))])
+        self._enqueue("send", [(step, _numbers(values))])
 
     def flush(self) -> None:
-        """Force what was logged to disk; a checkpoint is committed after it.
-
-        Raises FileNotFoundError if the file is gone.
-        """
+        """Force all lines to disk, before a checkpoint. Raises FileNotFoundError if the file is gone."""
         if not is_at(self.path, self._file):
             raise FileNotFoundError(
-                f"{self.path} was removed or replaced while it was written; expected it "
-                f"to stay. Start the stage again: it continues from its last checkpoint, "
-                f"without the numbers before"
+                f"{self.path} was removed or replaced while it was written; expected it to stay. Start the "
+                f"stage again: it continues from its last checkpoint, without the numbers before"
             )
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def finish(self, exit_code: int) -> None:
-        """Close everything, with the true exit code.
-
-        Waits for the outside tracker, at most WAIT_S seconds, or LEAVE_S after a failure.
+        """Close everything with the true exit code. Waits for the outside tracker at most WAIT_S, or LEAVE_S
+        after a failure.
         """
         self._file.close()
-        self._tell("finish", exit_code)
+        self._enqueue("finish", exit_code)
         wait_s, thread = LEAVE_S if exit_code else WAIT_S, self._outside
         until = time.monotonic() + wait_s
         while thread is not None and thread.is_alive() and time.monotonic() < until:
             thread.join(0.2)
             if not exit_code:
-                beat()  # this end is limited here
+                beat()  # the wait is limited here, not by the guard
         if thread is not None and thread.is_alive():
             _end_service()
             self._switch_off(TimeoutError(f"it did not take everything within {wait_s} s"))
 
-    def _tell(self, method: str, argument: Any) -> None:
+    def _enqueue(self, method: str, argument: Any) -> None:
         if self._outside is not None:
             try:
                 self._calls.put_nowait((method, argument))
-            except queue.Full as error:  # numbers are already in metrics.jsonl, and training goes on
+            except queue.Full as error:  # metrics.jsonl has the metrics, so training continues
                 self._switch_off(error)
 
     def _serve(self, build: Callable[[], Any]) -> None:
-        """In the thread: make the outside tracker and hand on what it is told."""
+        """In the thread: build the outside tracker and make the queued calls."""
         try:
             outside, method = build(), ""
             while method != "finish":
@@ -185,11 +174,11 @@ class _Wandb:
         self.record = {"id": uuid.uuid4().hex, "step": -1, "names": []}
         if self.path.is_file():
             self.record |= json.loads(self.path.read_text(encoding="utf-8"))
-        else:  # random, made once and stored before use: W&B refuses the id of a deleted run
+        else:  # a random id, stored before use: W&B refuses the id of a deleted run
             write_json(self.path, self.record)
 
         def start(mode: str) -> Any:
-            # with a prompt it would wait for a person
+            # a prompt would wait for a person
             if mode == "online" and not wandb.login(prompt=False, verify=False):
                 raise ConnectionError("no W&B credentials")
             settings = wandb.Settings(
@@ -215,7 +204,7 @@ class _Wandb:
 
         try:
             self.run = start(tracker.mode)
-            if tracker.mode == "online":  # what arrived, not what was sent before a kill
+            if tracker.mode == "online":  # after a kill, metrics may have been sent without arriving
                 arrived = self.run.summary.get(f"{stage}/step", -1) if self.run.resumed else -1
                 if arrived < self.record["step"]:
                     self.record |= {"step": arrived + 1, "names": []}
@@ -229,18 +218,18 @@ class _Wandb:
                 file=sys.stderr,
                 flush=True,
             )
-            wandb.teardown()  # else it says that the id is in use, by the attempt that failed
+            wandb.teardown()  # else the failed attempt still uses the id
             self.run = start("offline")
         self.run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
 
     def send(self, lines: list[tuple[int, dict[str, float]]]) -> None:
-        """Send what was not sent before. W&B's own step= is not used: it drops lower ones after a resume."""
+        """Send new metrics. W&B's own step= is not used, because it drops lower steps after a resume."""
         for step, values in lines:
             before = self.record["names"] if step == self.record["step"] else []
             new = {name: value for name, value in values.items() if name not in before}
             if step >= self.record["step"] and new:
                 self.record |= {"step": step, "names": [*before, *new]}
-                # first: of a number that was being sent at a crash W&B has one copy or none
+                # stored first, so after a crash W&B has each metric at most once
                 write_json(self.path, self.record)
                 self.run.log({f"{self.stage}/{name}": value for name, value in {"step": step, **new}.items()})
 
@@ -249,7 +238,7 @@ class _Wandb:
 
 
 class _TensorBoard:
-    """Event files in DIRECTORY/tensorboard, one per start, which holds all numbers: older are dropped."""
+    """Event files in DIRECTORY/tensorboard. Each start writes all metrics to a new one and drops others."""
 
     def __init__(
         self, directory: Path, tracker: TrackerConfig, group: str, stage: str, config: dict[str, Any]
@@ -268,7 +257,7 @@ class _TensorBoard:
 
 
 def _end_service() -> None:
-    """Kill the wandb-core process that this one started: when Python ends, W&B waits for it without limit."""
+    """Kill the wandb-core process of this process: at exit W&B waits for it without limit."""
     for pid in descendants(os.getpid()):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             if b"wandb-core" in Path(f"/proc/{pid}/cmdline").read_bytes():
