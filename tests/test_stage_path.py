@@ -2,7 +2,7 @@
 
 Measured by running a tiny stage under a profiler. Whole functions count, with signature, docstring and
 messages: a reader opens the functions that run, and not the rest of their files (other modes, resuming,
-failures). The path is the script, everything in ups/ that runs in one step, and what runs of run.py before it.
+failures). The path is the script, everything in ups/ that runs in one step, and the part of run.py before it.
 The functions that run.py calls to start (process group, folder, guard, optimizer) have a limit of their own.
 `python -m pytest -s tests/test_stage_path.py` prints the lines by file.
 """
