@@ -37,6 +37,7 @@ from ups.models.operator import build_operator
 from ups.models.windows import symmetry
 from ups.report.report import write_report, write_results
 from ups.tasks import described_task
+from ups.userdata.data_checks import walls
 from ups.userdata.describe import describe_file
 from ups.userdata.open_files import open_user_files
 from ups.userdata.readers import open_store
@@ -850,6 +851,29 @@ def test_dimensions_without_coordinates_keep_their_names(tmp_path):
     assert (
         yaml.safe_load(text)["task"]["a"]["layout"]["b"] == ["trajectory", "time", "dim_0"]
         and "# or " not in text
+    )
+
+
+def test_points_on_walls_are_told_from_cell_centres(tmp_path):
+    u = waves((20, T, 33))
+    u[..., [0, -1]] = 0
+    for name, x in {"walls": np.linspace(0, 1, 33), "centres": (np.arange(33) + 0.5) / 33}.items():
+        path = tmp_path / f"{name}.h5"
+        write(path, u=u, x=x, t=DT * np.arange(T))
+        text = describe_file(str(path))
+        on_walls = "x: the first and last point lie on the walls; the domain reaches half a cell beyond them"
+        assert (f"{on_walls}, [-0.015625, 1.015625]" in text) == (name == "walls")
+        said = {**section(tmp_path, files=str(path), boundary="dirichlet", symmetries=[]), "domain": []}
+        config, source, _ = read(tmp_path, said)
+        assert config.task["ks"].domain["x"] == ([-0.015625, 1.015625] if name == "walls" else [0, 1])
+        assert np.allclose(source.coordinates["x"], x)
+        found = [one for one in walls(source, None) if one.severity == "caution"]
+        assert [one.what[:60] for one in found] == (
+            ["the first and the last point of x seem to lie on the walls, "] if name == "walls" else []
+        )
+    write(tmp_path / "bare.h5", u=u)  # nothing tells: the question does
+    assert "from where to where, half a cell beyond the first and the last point?" in describe_file(
+        str(tmp_path / "bare.h5")
     )
 
 

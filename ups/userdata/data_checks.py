@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ups.common.boundary import PERIODIC, along
+from ups.common.boundary import DIRICHLET, NO_FLUX, PERIODIC, along
 from ups.tasks import Finding, Task
-from ups.userdata.grid import choose_patch
+from ups.userdata.grid import choose_patch, is_globe, on_walls
 
 FAR = 2.5  # standard deviations of the other values, from the nearest of them
 SAMPLED = 256  # values of each channel that are kept of a trajectory, for that deviation
@@ -141,3 +141,24 @@ def affordable(data: Any, scan: Any) -> Iterator[Finding]:
             if fewer
             else "cut the grid to numbers of cells with small divisors",
         )
+
+
+def walls(data: Any, scan: Any) -> Iterator[Finding]:
+    """Whether the first and the last point of an axis lie on its walls and not half a cell inside."""
+    task = data.task
+    for axis, (low, high), end in zip(task.axes, task.spans, along(task.boundary, task.ndim), strict=True):
+        x = data.coordinates[axis]
+        if end not in (NO_FLUX, DIRICHLET) or len(x) < 2 or is_globe(axis):
+            continue
+        step = (x[1] - x[0]) / data.space_stride
+        if on_walls(low, high, round((high - low) / step)):
+            yield Finding(
+                "caution",
+                f"the first and the last point of {axis} seem to lie on the walls, {low + step / 2:g} and "
+                f"{high - step / 2:g}, and bases mirror the field half a cell beyond them",
+                str(data.path),
+                "expect larger errors at the walls if the base linear does not serve; fields at cell "
+                "centres, "
+                "half a cell inside, have none of them (interpolate them, such as (u[1:] + u[:-1]) / 2 "
+                f"along {axis})",
+            )

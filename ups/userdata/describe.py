@@ -14,7 +14,6 @@ from ups.tasks.user_task import JUMP, jumps
 from ups.userdata.describe_axes import (
     Guess,
     fields_of,
-    is_globe,
     other_reading,
     parameter_lists,
     quoted,
@@ -33,7 +32,7 @@ from ups.userdata.describe_files import (
     sibling_files,
 )
 from ups.userdata.fields import MOST_PARAMETERS
-from ups.userdata.grid import on_walls
+from ups.userdata.grid import is_globe, on_walls
 from ups.userdata.inspect_file import Coordinate, coordinate, is_even, is_even_grid, rises, tidy
 from ups.userdata.known_layouts import from_pdebench, from_well, is_well
 from ups.userdata.layout import field_names, field_of
@@ -308,14 +307,14 @@ def _domain_lines(guess: Guess, ends: dict[str, str], found: dict[str, Coordinat
                 "counted as "
                 "equal, from end to end of this domain?"
             )
-        elif len(x) > 1 and ends[axis] != PERIODIC and not is_globe(axis, ""):
+        elif len(x) > 1 and ends[axis] != PERIODIC and not is_globe(axis):
             half = abs(x[1] - x[0]) / 2
             low, high = tidy(float(x.min() - half)), tidy(float(x.max() + half))
             if on_walls(low, high, len(x)):
                 lines.append(
                     f"    # {axis}: the first and last point lie on the walls; the domain reaches half a "
                     "cell "
-                    f"beyond them, [{low:g}, {high:g}]"
+                    f"beyond them, [{low}, {high}]"
                 )
     if not domain:
         return lines

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ups.userdata.grid import is_globe
 from ups.userdata.inspect_file import coordinate, is_even, is_even_grid
 from ups.userdata.layout import WORDS, canonical_word, field_of
 from ups.userdata.readers import Store, Stored
@@ -167,11 +168,6 @@ def words_of(store: Store, array: str, is_alone: bool) -> tuple[list[str], bool]
     if words := _words_by_length(found, lengths):
         return words, True
     return usual_words(found.shape, _is_film(store, array), is_alone), False
-
-
-def is_globe(axis: str, units: str) -> bool:
-    """Whether an axis is of latitudes or longitudes, by its name or its units."""
-    return axis.lower().startswith(("lat", "lon")) or units.startswith(("degrees_n", "degrees_e"))
 
 
 def _is_coordinate(values: np.ndarray) -> bool:

@@ -157,6 +157,11 @@ def _uneven_domain(key: str, axis: str, x: "np.ndarray", given: Any, step: float
     )
 
 
+def is_globe(axis: str, units: str = "") -> bool:
+    """Whether an axis is of latitudes or longitudes, by its name or its units."""
+    return axis.lower().startswith(("lat", "lon")) or units.startswith(("degrees_n", "degrees_e"))
+
+
 def on_walls(low: float, high: float, size: int) -> bool:
     """Whether the points of an axis, at the centres of `size` cells from low to high, seem to lie on its
     walls: the first and the last point are rounder numbers than low and high."""
