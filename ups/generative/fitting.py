@@ -81,12 +81,12 @@ def _fit_scale(residuals: Residuals, section: DiffusionConfig | SteadyConfig, se
     def batch_of(step: int) -> ResidualBatch:
         # the statistics (step < 0) use batches after those of the fit
         batch = schedule.batch(step if step >= 0 else steps - step)
-        return residuals.draw(
+        return residuals.batch(
             "reserved", batch.rows, batch.starts, generator(seed, "scale", name, step), step >= 0
         )
 
     residuals_uniform = [
-        residuals.draw("reserved", batch.rows, batch.starts, generator(seed, "natural", name, i))[0]
+        residuals.batch("reserved", batch.rows, batch.starts, generator(seed, "natural", name, i))[0]
         for i, batch in enumerate(map(uniform.batch, range(UNIFORM_BATCHES)))
     ]
     r = torch.cat(residuals_uniform).flatten(0, -2)
