@@ -44,7 +44,7 @@ class Row:
 
     @property
     def is_sure(self) -> bool:
-        """Whether both ends of the interval say the same as the figure."""
+        """Whether both ends of the interval give the same verdict as the value."""
         ends = [
             Row(self.task, self.criterion, point(self.found[end]), self.low, self.high)
             for end in ("low", "high")
@@ -62,8 +62,10 @@ Bounds = tuple[float | None, float | None]
 
 
 def reach(exact: Interval | None, low: float | None, high: float | None, margin: float = 0.0) -> Bounds:
-    """Bounds that exact draws meet: those given, moved to the ends of the interval of exact draws, `margin`
-    beyond, where these are outside. As given where no law is known."""
+    """Return the given bounds, widened to the interval of exact draws and `margin` beyond it.
+
+    Unchanged if no law is known.
+    """
     if exact is None or exact["value"] is None:
         return low, high
     return (
@@ -73,9 +75,10 @@ def reach(exact: Interval | None, low: float | None, high: float | None, margin:
 
 
 def near(exact: Interval | None, low: float, high: float) -> Bounds:
-    """As `reach` for what exact draws have another figure than 1 of, such as a slope of error over spread
-    where the spread is the same everywhere: as far from the ends of their interval as the bounds are from
-    1."""
+    """Return bounds around the interval of exact draws, for values that are not 1 for exact draws, such as
+    the slope of error over a constant spread. They are as far from the ends of the interval as the given
+    bounds from 1.
+    """
     if exact is None or exact["value"] is None:
         return low, high
     return exact["low"] - (1 - low), exact["high"] + (high - 1)
@@ -99,8 +102,11 @@ def extreme(lists: dict[str, list], choose: Any) -> Interval:
 def calibration(
     number: str, model: str, row: dict[str, Any], where: str, exact: dict[str, Any]
 ) -> Iterator[tuple]:
-    """What holds of a calibrated ensemble, `exact` the same row of exact draws or {}. Refuses the mean in
-    place of samples, one spread for all, members of another law."""
+    """Yield the criteria of a calibrated ensemble.
+
+    exact: the same row of exact draws, or {}. Refuses the mean in place of samples, one spread for all,
+    members of another law.
+    """
     yield f"{number} {model}: outliers over their expectation, {where}", row["outlier_fraction"], 0.75, 1.25
     yield (
         f"{number} {model}: rank histogram ratio, {where}",
@@ -124,9 +130,11 @@ def calibration(
 
 
 def rollout(number: str, model: str, entry: dict[str, Any]) -> Iterator[tuple]:
-    """Criteria of a corrected rollout. Refuses spread that does not grow with the error, and a mean that
-    correction spoils: a mean of M members of the right law has sqrt(1 + 1 / M) times the error of the best
-    single forecast."""
+    """Yield the criteria of a corrected rollout.
+
+    Refuses spread that does not grow with the error, and a mean that the correction spoils: the mean of M
+    members of the right law has sqrt(1 + 1 / M) times the error of the best single forecast.
+    """
     row, versus = entry["models"][model], entry["comparisons"][f"{model} / operator"]
     law = entry["comparisons"].get("exact / operator", {})
     leads, means, best = (
@@ -186,8 +194,11 @@ def rollout(number: str, model: str, entry: dict[str, Any]) -> Iterator[tuple]:
 
 
 def exact(number: str, model: str, entry: dict[str, Any], bound: float) -> Iterator[tuple]:
-    """Where the law of what follows is known. Refuses an ensemble twice too wide, a single forecast and one
-    that does not look at its state, each at the lead at which it is."""
+    """Yield the criteria where the law is known.
+
+    Refuses an ensemble twice too wide, a single forecast, and a forecast that ignores its state, at the lead
+    where it fails.
+    """
     if versus := entry["comparisons"].get(f"{model} / exact"):
         leads, law = (by_lead(entry["models"][name], "ssr") for name in (model, "exact"))
         yield (
@@ -343,7 +354,7 @@ def student(name: str, entry: dict[str, Any], bound: float) -> Iterator[tuple]:
 
 
 def transient(name: str, entry: dict[str, Any]) -> Iterator[Row]:
-    """Criteria of the corrector and of its students."""
+    """Yield the criteria of the corrector and of its students."""
     rows = [
         *corrector(entry),
         *(
@@ -357,8 +368,7 @@ def transient(name: str, entry: dict[str, Any]) -> Iterator[Row]:
 
 
 def missing(results: dict[str, Any]) -> Iterator[Row]:
-    """A row for every stage that was asked for and is not there, whose criteria cannot be printed: a shorter
-    list is no better one."""
+    """Yield a failed row for every requested stage that is missing, so that a shorter list is no better."""
     for gate in results["gates"]:
         if gate["name"].startswith("made/") and not gate["passed"]:
             yield Row(gate["task"], f"stage {gate['stage']}: there to be judged", point(None), 1.0, None)
@@ -369,8 +379,11 @@ def missing(results: dict[str, Any]) -> Iterator[Row]:
 
 
 def steady(name: str, entry: dict[str, Any]) -> Iterator[Row]:
-    """Criteria of the steady prior. Limits come from exact draws and from a Gaussian fitted to each case, so
-    that a deterministic guess is refused where little is uncertain, too."""
+    """Yield the criteria of the steady prior.
+
+    Limits come from exact draws and from a Gaussian fitted to each case, so that a deterministic guess is
+    refused also where little is uncertain.
+    """
     full, nothing = entry["cases"]["full"], entry["cases"]["none"]
     mean = {
         end: None

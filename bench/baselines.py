@@ -127,7 +127,7 @@ CLOCKS = {"cpu": time.process_time, "wall": time.perf_counter}
 
 
 class Stopwatch:
-    """Seconds of `clock` since the start that were not spent inside a `with` of it."""
+    """Seconds of `clock` since the start, without the time inside a `with` of it."""
 
     def __init__(self, clock: Callable[[], float]):
         self.clock, self.start, self.excluded = clock, clock(), 0.0
@@ -144,7 +144,7 @@ class Stopwatch:
 
 
 def learning_rate(share: float, settings: Settings) -> float:
-    """The rate at a share of the budget: linear warm-up, constant, linear to zero."""
+    """Return the learning rate at a fraction of the budget: linear warm-up, constant, linear to zero."""
     warm = min(1.0, share / settings.warmup) if settings.warmup else 1.0
     fall = min(1.0, (1.0 - share) / (1.0 - settings.decay_start))
     return settings.lr * min(warm, max(fall, 0.0))
@@ -205,7 +205,7 @@ class Trainer:
 
     @property
     def num_parameters(self) -> int:
-        """Real numbers: a complex weight counts twice, whichever way it is stored."""
+        """Count real numbers: a complex weight counts as two."""
         return sum(x.numel() * (2 if x.is_complex() else 1) for x in self.net.parameters())
 
     def autocast(self) -> torch.autocast:
@@ -230,12 +230,13 @@ class Trainer:
         return torch.cat((self.moving(last) + self.change * y.float(), last[..., self.num_moving :]), -1)
 
     def moving(self, u: Tensor) -> Tensor:
-        """Of fields (..., channel) those that are predicted."""
+        """Return the predicted channels of fields (..., channel)."""
         return u[..., : self.num_moving]
 
     def batch(self, num_steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Augmented window (batch, history, ...), targets (batch, num_steps, ...), parameters and coarse
-        answer."""
+        """Return augmented window (batch, history, ...), targets (batch, num_steps, ...), parameters and the
+        solver's steps.
+        """
         p, s, coarse = self.problem, self.settings, None
         rows = torch.randint(len(self.u), (s.batch_size,), generator=self.random)
         if p.is_steady:
@@ -310,7 +311,7 @@ class Trainer:
         return (error.mean(space).mean(-1) / size.mean(-1).clamp(min=1e-12)).sqrt().mean()
 
     def step(self, share: float) -> None:
-        """One update at this share of the budget."""
+        """Make one update; share: spent fraction of the budget."""
         s = self.settings
         is_single = (
             self.problem.is_steady or self.problem.step is not None
@@ -338,7 +339,7 @@ class Trainer:
             torch._foreach_lerp_(self.average, [x.detach() for x in self.net.parameters()], 1 - s.ema)
 
     def weights(self) -> list[Tensor]:
-        """A copy of the weights to judge: averaged ones where asked for."""
+        """Return a copy of the weights for validation: the averaged ones if `ema` is set."""
         return [x.detach().clone() for x in (self.average or self.net.parameters())]
 
     @torch.no_grad()
@@ -388,7 +389,7 @@ def train(
     result = Trained(trainer.predict, trainer.num_parameters, 0, 0.0, 0.0)
     due, durations, best, cpu_excluded = list(CHECKPOINTS), [], None, 0.0
 
-    def judge(share: float) -> None:
+    def validate(share: float) -> None:
         nonlocal best, cpu_excluded
         before, training = time.process_time(), [x.detach().clone() for x in trainer.net.parameters()]
         with watch:
@@ -408,7 +409,7 @@ def train(
         if begin + (max(durations[-5:]) if durations else 0.0) > budget_seconds:
             break
         if due and score is not None and begin >= due[0] * budget_seconds:
-            judge(due.pop(0))
+            validate(due.pop(0))
         trainer.step(begin / budget_seconds)
         result.steps += 1
         if trainer.device.type == "cuda":
@@ -420,7 +421,7 @@ def train(
         trainer.skipped,
     )
     if score is not None:
-        judge(1.0)
+        validate(1.0)
     trainer.load(best[1] if best else trainer.weights())
     trainer.net.eval()
     return result

@@ -56,7 +56,7 @@ def settings(folder: str, num: int, dim: int) -> Config:
 
 
 def write_noise(path: Path, num: int) -> None:
-    """Random numbers in PDEBench's layout; what they mean does not matter here."""
+    """Write random numbers in PDEBench's layout; their values do not matter."""
     path.parent.mkdir(parents=True)
     generator = np.random.default_rng(0)
     with h5py.File(path, "w") as file:
@@ -75,7 +75,7 @@ def seconds_of(function: Callable[[], object]) -> float:
 
 
 def memory() -> dict[str, float]:
-    """MiB of this process: resident, proportional share, and private to it."""
+    """Return MiB of this process: resident, proportional set size, private."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
     values = {line.split(":")[0]: int(line.split()[1]) / 1024 for line in lines}
     return {
@@ -91,7 +91,7 @@ def drop_page_cache(path: Path) -> None:
 
 
 def reader(config: Config) -> None:
-    """A training process as far as memory goes: open, take every row once, report when told to."""
+    """Behave as a training process does for memory: open, read every row once, report on request."""
     cache = open_cache(config, "advection1d")
     before = memory()
     for row in range(cache.num_rows):
@@ -105,9 +105,9 @@ def reader(config: Config) -> None:
 
 
 def compare(cache: Cache, batch: int, length: int, repeats: int) -> list[float]:
-    """Median seconds of a random batch; of memcpy of such windows one by one (NumPy's loop over items as long
-    as a window, no checks); of memcpy of as many bytes from one random place. Taken in turn, so that load
-    hits all three."""
+    """Return median seconds of a random batch, of memcpy of such windows one by one, and of memcpy of the
+    same number of bytes from one random place. They take turns, so that load affects all three.
+    """
     frames, generator = cache._state.frames, torch.Generator().manual_seed(0)
     item = frames.shape[1] * 4
     windows = np.ndarray(len(frames) - length + 1, f"V{length * item}", frames.numpy(), strides=(item,))
@@ -124,8 +124,9 @@ def compare(cache: Cache, batch: int, length: int, repeats: int) -> list[float]:
 
 
 def cost_of_checks(config: Config, batch: int, length: int, is_first: bool) -> float:
-    """Time of reading every row (in a newly opened cache if `is_first`) over that without checks; median of
-    pairs in turn."""
+    """Return the time of reading every row (in a newly opened cache if `is_first`) over that without checks:
+    the median of alternating pairs.
+    """
     ratios = []
     for _ in range(9):
         times = []

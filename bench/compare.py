@@ -68,11 +68,11 @@ def fit(
     seed: int,
     budget: float,
 ) -> Trained:
-    """Train one model; the weights it comes with were selected on validation.
+    """Train one model and return it with weights selected on validation.
 
-    Like the others ours is given physical context frames and parameters, and sees nothing else of the test
-    trajectories. Unlike them it may have an equation's structure built in (its bases): a fair comparison of
-    tools, not of generic networks."""
+    All models get physical context frames and parameters, and nothing else of the test trajectories. Ours may
+    have the structure of an equation built in by its bases: this compares tools, not generic networks.
+    """
     if model == "ours_correction":
         return correction.train_ours(args, settings, seed, budget)
     if model in OURS:
@@ -86,7 +86,7 @@ def fit(
 def settings_of(
     model: str, config: Config, problem: Problem, val: Split, args: argparse.Namespace
 ) -> Settings | Changes:
-    """What a model is trained with: given by hand, else what the search for its family finds."""
+    """Return the settings of a model: those given by hand, else the result of its family's search."""
     by_hand = args.settings.get(model)
     changes = by_hand or found(family_of(model), args, config, problem, val)["changes"]
     return (
@@ -128,7 +128,7 @@ HEADER = (
 
 
 def describe(args: argparse.Namespace, problem: Problem, splits: dict[str, Split]) -> dict[str, Any]:
-    """Where and on what this ran."""
+    """Return machine, data and protocol of this comparison."""
     return {
         "task": problem.name,
         "budget_s": args.budget,
@@ -149,8 +149,7 @@ def describe(args: argparse.Namespace, problem: Problem, splits: dict[str, Split
 
 
 def clean(value: Any) -> Any:
-    """`value` for JSON, which has no NaN or inf: null there means the model diverged or the number is
-    undefined."""
+    """Return `value` for JSON: null for NaN and inf (the model diverged, or the number is undefined)."""
     if isinstance(value, dict):
         return {key: clean(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -260,7 +259,7 @@ def compare(config: Config, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_pairs(texts: list[str]) -> dict[str, Any]:
-    """["lr=1e-3", "width=32"] as values; numbers are read as Python does, so that 1e-3 is one."""
+    """Parse ["lr=1e-3", "width=32"]; numbers as Python reads them, so that 1e-3 is one."""
     pairs = {}
     for text in texts:
         key, _, value = text.partition("=")

@@ -46,11 +46,12 @@ AT_ONCE = 256
 
 
 def coarse_step(task: Task, dt: float, is_halved: bool, low: Tensor, high: Tensor) -> Step:
-    """The solver that is corrected. Raises ValueError for a task without one.
+    """Return the solver's step. Raises ValueError for a task without one.
 
-    low, high: range (C,) of the training data. A state that lies its width or more outside of it (positive
-    channels: below a tenth) is a rollout that is lost; it is answered with NaN, for a solver might take its
-    time steps for ever."""
+    low, high: range (C,) of the training data. For a state outside by its width or more (positive channels:
+    below a tenth) the step returns NaN, because a lost rollout may take the solver arbitrarily many time
+    steps.
+    """
     if task.step is None:
         raise ValueError(
             f"{task.name} has no step from a given state; expected a task whose fields are its whole state. "
@@ -79,14 +80,14 @@ def coarse_step(task: Task, dt: float, is_halved: bool, low: Tensor, high: Tenso
 
 
 def halved(u: Tensor, ndim: int) -> Tensor:
-    """Means over two cells along each axis."""
+    """Return means over two cells along each axis."""
     for axis in range(-ndim, 0):
         u = u.unflatten(axis, (-1, 2)).mean(axis)
     return u
 
 
 def doubled(u: Tensor, ndim: int, is_periodic: bool) -> Tensor:
-    """Linear interpolation to the centres of halves of the cells; constant beyond the last, or round."""
+    """Interpolate linearly to the centres of half cells; constant at walls, or periodic."""
     mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[ndim]
     if not is_periodic:
         return F.interpolate(u, scale_factor=2, mode=mode, align_corners=False)
@@ -104,8 +105,9 @@ def solver_of(config: Config, cache: Cache, u: Tensor) -> Step:
 
 
 def answers(config: Config, cache: Cache, u: Tensor, parameters: Tensor) -> Tensor:
-    """The solver's answer to every frame of u (row, time, channel, *space), kept in bench/out/coarse/ by what
-    u holds."""
+    """Return the solver's step from every frame of u (row, time, channel, *space), kept in bench/out/coarse/
+    by a hash of u.
+    """
     digest = hashlib.sha256(u.contiguous().numpy()).hexdigest()[:16]
     path = OUT / "coarse" / f"{cache.task.name}-{digest}.npy"
     if not path.is_file():
@@ -123,7 +125,7 @@ def answers(config: Config, cache: Cache, u: Tensor, parameters: Tensor) -> Tens
 
 
 def corrected(problem: Problem, config: Config, cache: Cache) -> Problem:
-    """The problem of a rival that corrects the solver."""
+    """Return the problem of a baseline that corrects the solver."""
     return dataclasses.replace(
         problem,
         step=solver_of(config, cache, problem.train),
@@ -154,8 +156,9 @@ class Coarse(Base):
 
 
 class CoarseWindows(Windows):
-    """Windows with the solver's answer to the last frame shown, which the head then gives while gradients are
-    taken."""
+    """Windows with the solver's step from the last input frame, which the head uses while gradients are
+    computed.
+    """
 
     answers: Tensor  # (training row, time, channel, *space), physical
 
@@ -181,7 +184,7 @@ class CoarseWindows(Windows):
 
 
 def train_ours(args: argparse.Namespace, changes: Changes, seed: int, budget: float) -> Trained:
-    """Our operator with the solver for a base, else with `changes` to the configuration."""
+    """Train our operator with the solver as its base and other `changes` to the configuration."""
     from bench.ours import (
         train_ours as train_operator,  # it imports the operator, which the rivals do not need
     )

@@ -46,7 +46,8 @@ COLUMNS = ("ours_generic", "ours", "fno", "unet", *CORRECTED)
 
 
 def long_split(config: Config, task: str) -> Split | None:
-    """The long trajectories of a task, all frames after the context as truth; None for a steady task."""
+    """Return the long trajectories of a task, all frames after the context as truth; None if it is steady."""
+    """
     spec, context = get_task(task), config.context(task)
     if spec.is_steady:
         return None
@@ -68,8 +69,9 @@ def long_split(config: Config, task: str) -> Split | None:
 
 @torch.no_grad()
 def long_rollout(trained: Trained, split: Split, batch_size: int) -> dict[str, Any]:
-    """Whether every number stays finite, and the pooled errors of the last frame of each horizon, beside
-    persistence."""
+    """Return whether all numbers stay finite, and the pooled error of the last frame of each horizon, with
+    persistence.
+    """
     errors, _ = rollout(trained, split, batch_size)
     still = Errors.of(split.predicted(split.given[:, -1:]).expand_as(split.truth), split.truth)
     num_frames = split.truth.shape[1]
@@ -84,7 +86,7 @@ def long_rollout(trained: Trained, split: Split, batch_size: int) -> dict[str, A
 def row_of(
     trained: Trained, test: Split, long: Split | None, problem: Problem, config: Config
 ) -> dict[str, Any]:
-    """What is kept of a training."""
+    """Return the record of one training."""
 
     def scored(predict: Any, num_bootstrap: int) -> dict[str, Any]:
         errors, state_ms = rollout(Trained(predict, 0, 0, 0.0, 0.0), test, config.evaluate.batch_size)
@@ -105,7 +107,7 @@ def row_of(
 
 
 def read(task: str, folder: Path = RESULTS) -> dict[str, Any]:
-    """What is kept of a task; nothing yet: no entries."""
+    """Return the record of a task, without entries if there is none yet."""
     path = folder / f"{task}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"task": task, "entries": []}
 
@@ -123,8 +125,9 @@ def has(record: dict[str, Any], key: dict[str, Any]) -> bool:
 
 
 def identity(config: Config, task: str) -> str:
-    """What decides a task's data: of those that bench/numerics.py makes how they are made and read, for their
-    last bits depend on the processor; of others what they hold."""
+    """Return what identifies a task's data: for those of bench/numerics.py their settings, because their last
+    bits depend on the processor; for others a hash of the contents.
+    """
     if not is_other_numerics(config, task):
         return open_cache(config, task).fingerprint
     wanted = config.task[task]
@@ -144,16 +147,17 @@ def is_other_numerics(config: Config, task: str) -> bool:
 
 
 def processor(device: str) -> str:
-    """What a second of this machine is worth depends on: the GPU, else the instructions that torch uses of
-    the CPU."""
+    """Return the kind of processor, on which times depend: the GPU, else the instruction set that torch uses.
+    """
     return (
         torch.cuda.get_device_name() if device.startswith("cuda") else torch.backends.cpu.get_cpu_capability()
     )
 
 
 def found_before(record: dict[str, Any], key: dict[str, Any]) -> Settings | Changes | None:
-    """The settings that a search found for the family of a column, with another seed, column or processor;
-    None before any."""
+    """Return the settings that a search found for a column's family, with another seed, column or processor;
+    None if there was none.
+    """
     family, apart = family_of(key["column"]), {"column": "", "seed": 0, "processor": ""}
     alike = [
         entry
@@ -165,8 +169,8 @@ def found_before(record: dict[str, Any], key: dict[str, Any]) -> Settings | Chan
     return alike[0]["settings"] if family.startswith("ours") else Settings(**alike[0]["settings"])
 
 
-def judge(config: Config, args: argparse.Namespace, task: str, seed: int, column: str) -> None:
-    """Train and score one column, unless it is there."""
+def evaluate_column(config: Config, args: argparse.Namespace, task: str, seed: int, column: str) -> None:
+    """Train and score one column unless its result exists."""
     if not is_up_to_date(config, task)[0]:
         build_cache(config, task, progress=False)
     key = {
@@ -210,7 +214,7 @@ def judge(config: Config, args: argparse.Namespace, task: str, seed: int, column
 
 
 def describe_data(config: Config, task: str, problem: Problem, splits: dict[str, Split]) -> dict[str, Any]:
-    """What the table says of the data."""
+    """Return the facts about the data that the table shows."""
     wanted = config.task[task]
     return {
         "source": "other numerics" if is_other_numerics(config, task) else config.data.source,
@@ -245,7 +249,7 @@ def main(argv: list[str] | None = None) -> None:
                 if column in CORRECTED and get_task(task).step is None:
                     print(f"{task} {column}: none, the fields are not the whole state", flush=True)
                     continue
-                judge(config, args, task, seed, column)
+                evaluate_column(config, args, task, seed, column)
 
 
 if __name__ == "__main__":

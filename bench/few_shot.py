@@ -71,9 +71,11 @@ CPU = torch.device("cpu")
 # ---- what is shown -----------------------------------------------------------------------------------------
 
 
-def drawn(cache: Cache, split: str, count: int, seed: int) -> Tensor:
-    """`count` rows of a split in an order that the seed draws, values of a parameter in turn; fewer are the
-    first of more."""
+def sampled_rows(cache: Cache, split: str, count: int, seed: int) -> Tensor:
+    """Return `count` rows of a split in an order given by the seed, values of a parameter in turn.
+
+    Fewer rows are the first of more.
+    """
     rows, order = cache.split[split], torch.Generator().manual_seed(seed)
     numbers, place = cache.trajectory[rows].unique(
         return_inverse=True
@@ -87,14 +89,17 @@ def drawn(cache: Cache, split: str, count: int, seed: int) -> Tensor:
 
 
 def counts_of(cache: Cache) -> range:
-    """How few and how many trajectories can be shown."""
+    """Return the smallest and largest possible number of trajectories."""
     return range(max(1, len(cache.parameter_values)), len(cache.split["train"]) + 1)
 
 
 def few(cache: Cache, count: int, seed: int) -> Cache:
-    """The cache with `count` rows to train on and as many, if there are, to choose on; the test split as it
-    is. Raises ValueError for fewer than there are parameter values, which our bases and scales are fitted for
-    one by one, or more than there are."""
+    """Return the cache with `count` rows to train on and at most as many to validate on; the test split is
+    unchanged.
+
+    Raises ValueError for fewer rows than parameter values, since bases and scales are fitted for each value,
+    or for more than exist.
+    """
     if count not in (sizes := counts_of(cache)):
         raise ValueError(
             f"{cache.task.name} has {sizes[0]} parameter values and {sizes[-1]} trajectories to train on; "
@@ -103,12 +108,12 @@ def few(cache: Cache, count: int, seed: int) -> Cache:
             f"task.{cache.task.name}.parameters=[..] and make their cache."
         )
     part = copy.copy(cache)
-    part.split = cache.split | {name: drawn(cache, name, count, seed) for name in ("train", "val")}
+    part.split = cache.split | {name: sampled_rows(cache, name, count, seed) for name in ("train", "val")}
     return part
 
 
 def few_of(problem: Problem, splits: dict[str, Split], cache: Cache, part: Cache) -> tuple[Problem, Split]:
-    """(training problem of a rival, what it is chosen on) with the rows of `part`."""
+    """Return the training problem of a baseline and its validation rows, limited to the rows of `part`."""
     is_shown, is_chosen = (torch.isin(cache.split[name], part.split[name]) for name in ("train", "val"))
     inputs = problem.train_inputs[is_shown] if problem.train_inputs is not None else None
     shown = dataclasses.replace(
@@ -125,13 +130,13 @@ def few_of(problem: Problem, splits: dict[str, Split], cache: Cache, part: Cache
 
 
 def naive(problem: Problem, test: Split) -> Errors:
-    """The last frame, or the mean of the solutions that are shown."""
+    """Predict the last frame, or the mean of the training solutions."""
     trivial = problem.train.mean(0, keepdim=True) if problem.is_steady else test.given[:, -1:]
     return Errors.of(trivial.expand_as(test.truth), test.truth)
 
 
 def borrowed(parent: Operator, cache: Cache, sibling: str) -> Operator:
-    """An operator of the cache's task with the head of `sibling` in its terms, over persistence."""
+    """Return an operator of the cache's task with the head of `sibling`, over persistence."""
     head = unfitted_head(cache, "persistence", settings_of_base(cache), CPU)
     bases = {cache.task.name: ({"description": head.description}, fitted_state(head))}
     operator = build_operator(bases, ModelConfig(**parent.description["model"]), parent.precision)
@@ -143,7 +148,7 @@ def borrowed(parent: Operator, cache: Cache, sibling: str) -> Operator:
 
 
 def siblings(parent: Operator, cache: Cache) -> list[str]:
-    """Tasks of the parent whose heads can speak of this cache's fields."""
+    """Return tasks of the parent whose heads fit this cache's fields."""
     history, bundle = cache.settings.history, cache.settings.bundle
     return (
         []
@@ -161,7 +166,7 @@ def siblings(parent: Operator, cache: Cache) -> list[str]:
 def zero_shot(
     parent: Operator, cache: Cache, splits: dict[str, Split], config: Config
 ) -> tuple[Errors, str] | None:
-    """Errors on test of the borrowed head that is best on validation, and whose; None where none fits."""
+    """Return test errors of the borrowed head that is best on validation, and its task; None if none fits."""
 
     def errors(name: str, split: Split) -> Errors:
         operator = borrowed(parent, cache, name)
@@ -176,15 +181,20 @@ def zero_shot(
 
 
 class Ours:
-    """Ours from few trajectories: bases fitted to them, once for all rows of one draw, its network from the
-    parent or nothing."""
+    """Our operator on few trajectories.
+
+    Bases are fitted once for all rows of a sample; the network starts from the parent or from random weights.
+    """
 
     def __init__(self, config: Config, budget: float, parent: Path, trunk: float) -> None:
         self.config, self.budget, self.parent, self.trunk = config, budget, parent, trunk
         self.kept: tuple[Any, ...] = ()
 
     def fitted(self, cache: Cache, count: int, seed: int) -> tuple[TaskHead, float, float]:
-        """(head, its validation error, seconds). Raises ValueError where little of the budget is left."""
+        """Return (head, its validation error, seconds).
+
+        Raises ValueError if the fit takes too much of the budget.
+        """
         if self.kept[:3] != (cache.task.name, count, seed):
             watch = Stopwatch(time.process_time)
             self.kept = (
@@ -205,7 +215,7 @@ class Ours:
         return copy.deepcopy(head), error, seconds
 
     def __call__(self, row: str, cache: Cache, count: int, seed: int) -> tuple[Trained, float]:
-        """(trained, seconds of the fit within its budget)."""
+        """Return (trained model, seconds of the fit within its budget)."""
         head, error, seconds = self.fitted(cache, count, seed)
         modify: Callable[[Operator], Any] | None = None
         if row != "scratch":
@@ -227,8 +237,11 @@ class Ours:
 
 
 def parent_of(config: Config, folder: Path, task: str) -> tuple[Path, str]:
-    """The operator's folder and fingerprint of the parent run. Raises ValueError or FileNotFoundError where
-    it is missing, knows the held-out task, or has another network than the configuration."""
+    """Return folder and fingerprint of the parent's operator.
+
+    Raises ValueError or FileNotFoundError if it is missing, was trained on the held-out task, or has another
+    network than the configuration.
+    """
     rest = ",".join(name for name in config.data.tasks if name != task)
     make = (
         f"make operator CONFIG=configs/{config.run.name}.yaml RUN={folder.name} RUNS={folder.parent} "
@@ -258,7 +271,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 def settings_of(
     config: Config, args: argparse.Namespace, cache: Cache, parent: Path, fingerprint: str
 ) -> dict[str, Any]:
-    """What is common to the rows of one table: results of others are not put beside them."""
+    """Return the settings that all rows of one table share."""
     known = [
         entry["name"] for entry in json.loads((parent / "config.json").read_text(encoding="utf-8"))["tasks"]
     ]
@@ -283,7 +296,7 @@ def settings_of(
 def measure(
     config: Config, args: argparse.Namespace, row: str, count: int, seed: int, ours: Ours
 ) -> dict[str, Any] | None:
-    """What one row comes to on test; None for a row that this task has not."""
+    """Return the test result of one row; None if this task has no such row."""
     cache = open_cache(config, args.task)
     problem, splits = load(config, args.task)
     test, (batch, num_bootstrap) = splits["test"], (config.evaluate.batch_size, config.evaluate.num_bootstrap)
@@ -322,7 +335,7 @@ def measure(
 
 
 def fill(config: Config, args: argparse.Namespace) -> None:
-    """Measure what is asked for and not there; every result is written when it is found."""
+    """Measure all missing results of the request; each is written at once."""
     (folder, fingerprint), cache = parent_of(config, args.parent, args.task), open_cache(config, args.task)
     counts = args.counts or [count for count in COUNTS if count in counts_of(cache)]
     for count in counts:
@@ -351,9 +364,10 @@ def fill(config: Config, args: argparse.Namespace) -> None:
 
 
 def table(entries: list[dict[str, Any]]) -> str:
-    """Per task and settings, errors on test by row and count, geometric means over seeds (how many), after a
-    comma those of the median over trajectories, which one start far from all that were shown does not rule;
-    what pretraining saves, and where it harms."""
+    """Return Markdown: test errors by row and count, geometric means over seeds, and after a comma those of
+    the median over trajectories, which a single far start does not dominate; then gains and harm of
+    pretraining.
+    """
     groups: dict[str, list[dict[str, Any]]] = {}
     for entry in entries:
         common = {key: value for key, value in entry["key"].items() if key not in ("row", "count", "seed")}
@@ -362,7 +376,7 @@ def table(entries: list[dict[str, Any]]) -> str:
 
 
 def part_of_table(common: dict[str, Any], entries: list[dict[str, Any]]) -> str:
-    """The table of one task under one set of settings."""
+    """Return the table of one task and one set of settings."""
     found: dict[tuple[str, int], list[float]] = {}
     medians: dict[tuple[str, int], list[float]] = {}
     for entry in entries:

@@ -114,8 +114,9 @@ def wait(device: torch.device) -> None:
 
 
 def peaks(device: torch.device) -> dict[str, Any]:
-    """FLOP per second of a product of matrices in every precision that the device has and bytes per second of
-    a copy, measured; the name."""
+    """Measure FLOP per second of a matrix product in every available precision, and bytes per second of a
+    copy; with the name of the device.
+    """
     is_gpu = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if is_gpu else f"CPU, {torch.get_num_threads()} threads"
     n, found = 8192 if is_gpu else 512, {"name": name}
@@ -132,8 +133,7 @@ def peaks(device: torch.device) -> dict[str, Any]:
 
 
 def facts_of(config: Config, name: str) -> SimpleNamespace:
-    """What a head is described by, of the configured sizes: what `ups.models.head_setup` reads of a
-    cache."""
+    """Return the facts that describe a head, with the configured sizes, in place of a cache."""
     task, settings, planned = get_task(name), config.task[name], plan(config, name)
 
     def codec(fields: tuple[str, ...], dim: int) -> Tokenizer:
@@ -165,8 +165,7 @@ def facts_of(config: Config, name: str) -> SimpleNamespace:
 
 
 def operator_of(config: Config, precision: str, kinds: dict[str, str] | None = None) -> Operator:
-    """An operator of tasks over bases (kinds: task -> base; None: all of the configuration, each its last),
-    nothing fitted or trained."""
+    """Return an operator without fit or training. kinds: task -> base; None: the last base of every task."""
     kinds = kinds or {name: config.task[name].base[-1] for name in config.data.tasks}
     facts = [facts_of(config, name) for name in kinds]
     operator = Operator(
@@ -185,7 +184,7 @@ def operator_of(config: Config, precision: str, kinds: dict[str, str] | None = N
 
 
 def batch_of(operator: Operator, name: str, rows: int) -> tuple[Tensor, Tensor, ParameterBatch]:
-    """Random latents shown and to predict, of one call, and the first parameter value."""
+    """Return random input and target latents of one call, and the first parameter value."""
     head, device = operator.heads[name], operator.heads[name].scale.device
     shapes = [
         (rows, head.history, *head.input_codec.tokens, head.input_codec.dim),
@@ -222,8 +221,10 @@ def cost_of(operator: Operator, name: str, batch: tuple[Tensor, Tensor, Paramete
 
 
 def train(config: Config, steps: int) -> dict[str, Any]:
-    """Steps of every task, one after the other, on this rank: task -> seconds per step on the slowest rank,
-    cost of a row, memory; on the main process alone."""
+    """Run steps of every task in turn.
+
+    Return task -> seconds per step on the slowest rank, cost of a row, memory, on the main process only.
+    """
     found: dict[str, Any] = {}
     names, settings = config.data.tasks, config.operator.train
 
@@ -272,8 +273,9 @@ def train(config: Config, steps: int) -> dict[str, Any]:
 
 
 def accuracy(config: Config, folder: Path, device: torch.device) -> dict[str, Any]:
-    """Task -> in bf16 and in float32: the loss of one call from validation windows and the error of rollouts;
-    and how far the two answers of a call are apart, over the change that float32 answers with."""
+    """Return per task, in bf16 and float32, the loss of one call and the error of rollouts, and the
+    difference of the two predictions relative to the change that float32 predicts.
+    """
     operator, found = load_operator(folder / "operator", device), {}
     for name in config.data.tasks:
         cache = open_cache(config, name)
@@ -307,7 +309,7 @@ def accuracy(config: Config, folder: Path, device: torch.device) -> dict[str, An
 
 
 def placed(config: Config, folder: Path, device: torch.device, steps: int) -> dict[str, dict[str, float]]:
-    """Task -> seconds there and back with its latents mapped, mapped and read ahead, and on the device."""
+    """Return task -> seconds of a step with latents mapped, mapped and read ahead, and on the device."""
     found: dict[str, dict[str, float]] = {}
     for name in config.data.tasks:
         caches, found[name] = {name: open_cache(config, name)}, {}
@@ -334,7 +336,7 @@ def placed(config: Config, folder: Path, device: torch.device, steps: int) -> di
 
 
 def launched(topology: str, words: list[str]) -> tuple[dict[str, Any] | None, str]:
-    """(what the processes of a topology found, "") or (None, why they did not)."""
+    """Return (results of the processes of a topology, "") or (None, the reason of the failure)."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [
         "-m",
@@ -366,7 +368,7 @@ def rows_of(
     is_compiled: bool,
     machine: dict[str, Any],
 ) -> list[dict[str, Any]]:
-    """A row of COLUMNS per task."""
+    """Return a row of COLUMNS per task."""
     rows = []
     for name, one in found.items():
         seconds, each = one["seconds"], one["rows"] / world / one["seconds"]  # rows per second of one process
@@ -398,7 +400,7 @@ def rows_of(
 
 
 def shown(rows: list[dict[str, Any]]) -> str:
-    """Rows as a table of markdown."""
+    """Return the rows as a Markdown table."""
 
     def cell(value: Any) -> str:
         return "" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)

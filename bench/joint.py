@@ -51,8 +51,10 @@ Bases = dict[str, tuple[dict[str, Any], dict[str, Tensor]]]
 def train(
     config: Config, caches: dict[str, Cache], bases: Bases, steps: int, seed: int, emphasis: float
 ) -> Operator:
-    """One operator of these tasks, its averaged weights after `steps` steps. Raises ValueError where a
-    gradient is not finite."""
+    """Train one operator of these tasks for `steps` steps; return it with averaged weights.
+
+    Raises ValueError if a gradient is not finite.
+    """
     settings = dataclasses.replace(
         config.operator, train=dataclasses.replace(config.operator.train, steps=steps)
     )
@@ -63,7 +65,7 @@ def train(
     )  # what is found of one stays with it
     windows = Windows(caches, config.task, contexts, settings, seed)
     optimizer, ema = build_optimizer(operator, settings.optim), EMA(operator, settings.optim.ema_decay)
-    weights = {name: emphasis if left(fact) > HARD else 1.0 for name, (fact, _) in bases.items()}
+    weights = {name: emphasis if base_error(fact) > HARD else 1.0 for name, (fact, _) in bases.items()}
 
     def loss(step: int) -> Tensor:
         batch = windows.schedule.batch(step)
@@ -88,14 +90,13 @@ def train(
     return operator.eval()
 
 
-def left(fact: dict[str, Any]) -> float:
-    """Of the field, by the best base's validation rollouts."""
+def base_error(fact: dict[str, Any]) -> float:
+    """Return the error of the best base's validation rollouts."""
     return min(error for error in fact["validation_nrmse"].values() if error is not None)
 
 
-def judge(operator: Operator, config: Config, cache: Cache, seed: int) -> dict[str, float]:
-    """Pooled nRMSE on test of the served operator and of its base, and the share of the network that
-    serves."""
+def evaluate(operator: Operator, config: Config, cache: Cache, seed: int) -> dict[str, float]:
+    """Return pooled nRMSE on test of the operator and of its base, and the network weight."""
     name, context = cache.task.name, config.context(cache.task.name)
     description, found = operator.heads[name].description, {}
     rows = stratified_rows(cache, "val", SELECTION_FACTOR * config.operator.train.validate_trajectories)
@@ -114,7 +115,7 @@ def judge(operator: Operator, config: Config, cache: Cache, seed: int) -> dict[s
 
 
 def conditions(config: Config, caches: dict[str, Cache], steps: int) -> dict[str, Any]:
-    """What makes two runs comparable."""
+    """Return the settings that make two runs comparable."""
     return {
         "steps": steps,
         "steps of the stage": config.operator.train.steps,
@@ -125,7 +126,7 @@ def conditions(config: Config, caches: dict[str, Cache], steps: int) -> dict[str
 
 
 class Record:
-    """bench/results/joint.json: conditions, and of each of them variant/seed/task -> what was found."""
+    """bench/results/joint.json: per set of conditions, variant/seed/task -> result."""
 
     def __init__(self, path: Path, given: dict[str, Any]):
         self.path, self.all = path, json.loads(path.read_text()) if path.is_file() else []
@@ -150,8 +151,10 @@ def run(
     seed: int,
     record: Record,
 ) -> None:
-    """Train and score the models of a variant and seed that are not recorded yet. bases: those of this seed;
-    the missing ones are fitted and added."""
+    """Train and score the models of a variant and seed that are not recorded yet.
+
+    bases: fitted ones of this seed; missing ones are fitted and added.
+    """
     missing = {
         name: cache for name, cache in caches.items() if f"{variant}/{seed}/{name}" not in record.mine["runs"]
     }
@@ -179,7 +182,7 @@ def run(
         record.add(
             {
                 f"{variant}/{seed}/{name}": {
-                    **judge(operator, config, cache, seed),
+                    **evaluate(operator, config, cache, seed),
                     "steps": own,
                     "seconds": seconds,
                 }
@@ -193,7 +196,7 @@ def run(
 
 
 def table(runs: dict[str, dict[str, float]], variants: list[str], seeds: list[int], names: list[str]) -> str:
-    """Test errors, geometric means over seeds, and their ratios to those of the separate models."""
+    """Return test errors, geometric means over seeds, and their ratios to the separate models."""
 
     def mean(variant: str, name: str, key: str = "error") -> float:
         values = [runs[f"{variant}/{seed}/{name}"][key] for seed in seeds]

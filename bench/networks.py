@@ -130,7 +130,7 @@ def settings_for(model: str, task: str, ndim: int, overrides: dict | None = None
 
 
 def extend(x: Tensor, axis: int, cells: int, wrap: str) -> Tensor:
-    """`x` with `cells` more on both sides of `axis`: circular, replicate or zeros."""
+    """Return `x` with `cells` more on both sides of `axis`: circular, replicate or zeros."""
     if cells == 0:
         return x
     size = x.shape[axis]
@@ -277,7 +277,7 @@ class SpectralConv(nn.Module):
         return torch.addmm(skip.reshape(self.sizes[0], -1), self.synthesis0, modes).view(x.shape)
 
     def reference(self, x: Tensor, skip: Tensor) -> Tensor:
-        """The same map with torch.fft (dft only); what the tests compare with."""
+        """Compute the same map with torch.fft (dft only), for tests."""
         axes = list(range(len(self.sizes)))
         x_hat = torch.fft.rfftn(
             x, dim=axes[::-1], norm="forward"
@@ -346,7 +346,7 @@ class FNO(nn.Module):
 
 
 def _conv_space_first(conv: Conv, x: Tensor, ndim: int) -> Tensor:
-    """`conv` of (*space, batch, channel): its memory (batch, *space, channel) is what channels_last is."""
+    """Apply `conv` to (*space, batch, channel), whose memory order is channels_last."""
     image = x.movedim(-2, 0).contiguous()
     image = image.unsqueeze(1) if ndim == 1 else image
     out = conv(image.movedim(-1, 1)).movedim(1, -1)
@@ -354,8 +354,7 @@ def _conv_space_first(conv: Conv, x: Tensor, ndim: int) -> Tensor:
 
 
 def coordinates(sizes: tuple[int, ...], boundary: str) -> Tensor:
-    """Cell centres in (0, 1) along the axes that the problem is not invariant under shifts of: (*space,
-    axes)."""
+    """Return cell centres in (0, 1) along the axes without shift symmetry: (*space, axes)."""
     places = torch.stack(
         torch.meshgrid(*((torch.arange(size) + 0.5) / size for size in sizes), indexing="ij"), -1
     )
@@ -363,7 +362,7 @@ def coordinates(sizes: tuple[int, ...], boundary: str) -> Tensor:
 
 
 class LibraryFNO(nn.Module):
-    """neuraloperator's FNO as published, of the same size; float32, since its FFT has no bf16."""
+    """neuraloperator's published FNO of the same size, in float32, because its FFT has no bf16."""
 
     def __init__(
         self, in_channels: int, out_channels: int, sizes: tuple[int, ...], boundary: str, settings: Settings
@@ -398,7 +397,7 @@ class LibraryFNO(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """x + conv(gelu(norm(conv(gelu(norm x))))) with a pointwise map of x where the channels change."""
+    """x + conv(gelu(norm(conv(gelu(norm x))))), with a pointwise map of x if the channels change."""
 
     def __init__(self, in_channels: int, out_channels: int, ndim: int, boundary: str):
         super().__init__()

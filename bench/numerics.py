@@ -41,7 +41,7 @@ CHUNK = 100
 def frames(
     state: Tensor, advance: Callable[[Tensor], Tensor], num: int, stored: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """What is stored of state, advance(state), ..: (n, num, channel, *space), float32."""
+    """Return state, advance(state), ..: (n, num, channel, *space), float32, on the stored grid."""
     out = [stored(state).float()]
     for _ in range(num - 1):
         state = advance(state)
@@ -50,7 +50,7 @@ def frames(
 
 
 def means(u: Tensor, factor: int, ndim: int) -> Tensor:
-    """Means over blocks of `factor` cells per axis of the last `ndim`."""
+    """Return means over blocks of `factor` cells per axis of the last `ndim` axes."""
     for axis in range(-ndim, 0):
         u = u.unflatten(axis, (-1, factor)).mean(axis)
     return u
@@ -62,7 +62,7 @@ def means(u: Tensor, factor: int, ndim: int) -> Tensor:
 def advection(
     indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: float, t_end: float
 ) -> Tensor:
-    """First-order upwind on four times as many cells, every fourth stored."""
+    """Solve by first-order upwind on four times as many cells; every fourth is stored."""
     num, dt = 4 * resolution, t_end / (num_frames - 1)
     num_steps = math.ceil(parameter * dt * num / 0.8)
     courant = parameter * dt * num / num_steps
@@ -77,8 +77,7 @@ def advection(
 
 
 def heat(num: int, amount: float, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Factors of the modes of rfft over the time that the three-point Laplacian takes for diffusivity * time
-    = amount."""
+    """Return the factors of rfft modes under the three-point Laplacian; amount: diffusivity * time."""
     k = torch.arange(num // 2 + 1, dtype=torch.float64)
     return torch.exp(-amount * (2 * num * torch.sin(math.pi * k / num)).square()).to(dtype)
 
@@ -90,8 +89,9 @@ def minmod(a: Tensor, b: Tensor) -> Tensor:
 def burgers(
     indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: float, t_end: float
 ) -> Tensor:
-    """Conservative second-order upwind (minmod slopes, midpoint in time, Rusanov's flux), central diffusion
-    between the steps, on four times as many cells in single precision, every fourth stored."""
+    """Solve by conservative second-order upwind (minmod slopes, midpoint in time, Rusanov's flux) and central
+    diffusion between the steps, on four times as many cells in single precision; every fourth is stored.
+    """
     num, dt = 4 * resolution, t_end / (num_frames - 1)
 
     def advance(u: Tensor) -> Tensor:
@@ -122,8 +122,9 @@ def reaction_diffusion(
     parameter: float,
     t_end: float,
 ) -> Tensor:
-    """Strang splitting: the reaction by its solution, the three-point Laplacian on four times as many cells;
-    every fourth."""
+    """Solve by Strang splitting: exact reaction, three-point Laplacian on four times as many cells; every
+    fourth is stored.
+    """
     num, num_steps = 4 * resolution, 32
     step = t_end / (num_frames - 1) / num_steps
     half, growth = heat(num, 0.5 * parameter * step), math.exp(rho * step)
@@ -143,7 +144,7 @@ def reaction_diffusion(
 
 
 def tridiagonal(low: np.ndarray, diagonal: np.ndarray, up: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Solutions (cells, n) of tridiagonal systems by elimination; low[0] and up[-1] are not read."""
+    """Return solutions (cells, n) of tridiagonal systems by elimination; low[0] and up[-1] are not read."""
     up, right = up.copy(), right.copy()
     up[0] /= diagonal[0]
     right[0] /= diagonal[0]
@@ -159,8 +160,9 @@ def tridiagonal(low: np.ndarray, diagonal: np.ndarray, up: np.ndarray, right: np
 def diffusion_sorption(
     indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: None, t_end: float
 ) -> Tensor:
-    """Implicit Euler for what a cell holds (two Newton steps), on twice as many cells whose walls are at 0
-    and 1; means."""
+    """Solve by implicit Euler for cell contents (two Newton steps), on twice as many cells with walls at 0
+    and 1; stores means.
+    """
     num, dt, capacity = (
         2 * resolution,
         t_end / (num_frames - 1),
@@ -200,7 +202,7 @@ def diffusion_sorption(
 
 
 class GasLaw:
-    """What moves: (density, pressure, V) and the flux of (density, energy, momentum)."""
+    """Primitive variables (density, pressure, V) and the flux of (density, energy, momentum)."""
 
     conserved, primitive = staticmethod(gas.conserved), staticmethod(gas.primitive)
 
@@ -240,7 +242,7 @@ class WaterLaw:
 
 
 def extended(u: Tensor, cells: int, is_periodic: bool) -> Tensor:
-    """u with `cells` more at both ends of the last axis."""
+    """Return u with `cells` more at both ends of the last axis."""
     first, last = (
         (u[..., -cells:], u[..., :cells])
         if is_periodic
@@ -259,8 +261,9 @@ def waves(
     num_frames: int,
     viscosity: float = 0.0,
 ) -> Iterator[Tensor]:
-    """Fields at t = 0, dt, ..: minmod slopes of the fields, Rusanov's flux, Heun's method; for a gas
-    PDEBench's stresses (eta = zeta = viscosity) by central differences in the same steps."""
+    """Return fields at t = 0, dt, ..: minmod slopes, Rusanov's flux, Heun's method; for a gas PDEBench's
+    stresses (eta = zeta = viscosity) by central differences.
+    """
     ndim = fields.ndim - 2
 
     def rate(state: Tensor) -> Tensor:
@@ -320,8 +323,9 @@ def compressible(
     parameter: float,
     t_end: float,
 ) -> Tensor:
-    """`waves`, in 1D on twice as many cells, in single precision; what is stored is of the means of what is
-    conserved."""
+    """Solve by `waves`, in 1D on twice as many cells, in single precision; stores means of conserved
+    variables.
+    """
     finer = 2 if ndim == 1 else 1
     fields = torch.stack([start(random_stream(seed, i), finer * resolution) for i in indices]).float()
     found = waves(
@@ -339,7 +343,7 @@ def compressible(
 def water(
     indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: None, t_end: float
 ) -> Tensor:
-    """`waves` on twice as many cells per axis in single precision; means."""
+    """Solve by `waves` on twice as many cells per axis in single precision; stores means."""
     fields = torch.stack(
         [shallow_water.dam(shallow_water.sample_radius(seed, i), 2 * resolution) for i in indices]
     ).float()
@@ -360,7 +364,7 @@ def water(
 def darcy_flow(
     indices: Sequence[int], *, seed: int, resolution: int, parameter: float, **_: object
 ) -> Tensor:
-    """Twice as many cells per axis; means of a and u."""
+    """Solve on twice as many cells per axis; stores means of a and u."""
     a = torch.stack([darcy.sample_coefficient(seed, i, 2 * resolution) for i in indices])
     u = darcy.solve(a, torch.full_like(a, parameter))
     return means(torch.stack([a, u], 1), 2, 2)[:, None].float()
@@ -369,8 +373,9 @@ def darcy_flow(
 def diffusion_reaction(
     indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: None, t_end: float
 ) -> Tensor:
-    """Explicit Euler steps of finite volumes on twice as many cells per axis, in single precision; means. The
-    noise of a start is that of the stored cells."""
+    """Solve by explicit Euler steps of finite volumes on twice as many cells per axis, in single precision;
+    stores means. The initial noise is constant on stored cells.
+    """
     dt, width = t_end / (num_frames - 1), 0.5 * diff_react.SIDE / resolution
     num_steps = math.ceil(dt * 4 * diff_react.DIFFUSION_V / (0.8 * width**2))
     step = dt / num_steps
@@ -394,8 +399,7 @@ def diffusion_reaction(
 
 
 def bilinear(values: Tensor, x: Tensor, y: Tensor, offset: tuple[float, float], n: int) -> Tensor:
-    """values (batch, p, q), at ((i + offset) / n), interpolated at x, y (batch, ..); outside the last one
-    holds."""
+    """Interpolate values (batch, p, q) at ((i + offset) / n) to x, y (batch, ..); constant outside."""
     rows, columns = (
         2 * (at * n - first) / (size - 1) - 1
         for at, first, size in zip((x, y), offset, values.shape[1:], strict=True)
@@ -411,8 +415,9 @@ U_AT, V_AT, C_AT = (0.0, 0.5), (0.5, 0.0), (0.5, 0.5)  # where faces and centres
 def incompressible(
     indices: Sequence[int], *, seed: int, resolution: int, num_frames: int, parameter: None, t_end: float
 ) -> Tensor:
-    """PhiFlow's kind, which PDEBench used: semi-Lagrangian advection by linear interpolation on a staggered
-    grid of the stored cells, explicit diffusion, pressure projection; first order, single precision."""
+    """Solve as PhiFlow, which PDEBench used: semi-Lagrangian advection by linear interpolation on a staggered
+    grid of the stored cells, explicit diffusion, pressure projection; first order, single precision.
+    """
     n, dt = resolution, t_end / (num_frames - 1)
     num_steps = math.ceil(dt / (0.2 / (n**2 * ns_incompressible.VISCOSITY)))
     step = dt / num_steps
@@ -486,17 +491,17 @@ NUMERICS: dict[str, Callable[..., Tensor]] = {
 
 
 def solve(task: str, indices: np.ndarray, **settings: object) -> np.ndarray:
-    """Trajectories `indices` of a task, (n, time, channel, *space) float32."""
+    """Return trajectories `indices` of a task, (n, time, channel, *space) float32."""
     return NUMERICS[task](indices.tolist(), **settings).numpy()
 
 
 def generator(task: str) -> str:
-    """What a task's files say that they are made by."""
+    """Return the name of the generator, for the settings of a file."""
     return f"bench.numerics {EDITIONS.get(task, 1)}"
 
 
 def usual_settings(config: Config, task: str) -> dict[str, object]:
-    """Of a task's files, but for the parameter that each has of its own."""
+    """Return the settings of a task's files, without the parameter."""
     wanted = config.task[task]
     return {
         "generator": generator(task),
@@ -509,7 +514,7 @@ def usual_settings(config: Config, task: str) -> dict[str, object]:
 
 
 def long_config(config: Config, task: str) -> tuple[Path, dict[str, object]]:
-    """Folder and settings of a task's long trajectories."""
+    """Return folder and settings of a task's long trajectories."""
     wanted = config.task[task]
     return Path(config.data.root) / "long" / task, {
         "generator": generator(task),
@@ -522,7 +527,7 @@ def long_config(config: Config, task: str) -> tuple[Path, dict[str, object]]:
 
 
 def generate(config: Config, task: str) -> None:
-    """Write what is missing of a task's files, one per parameter value, and its long ones."""
+    """Write missing files of a task, one per parameter value, and its long trajectories."""
     wanted, spec = config.task[task], get_task(task)
     places = [
         (config.data_dir(task), usual_settings(config, task)),

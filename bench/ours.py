@@ -40,7 +40,7 @@ RESOLUTION = 10_000  # the schedule's resolution: a share of the budget stands f
 def loss_of(
     operator: Operator, windows: Windows, batch: Batch, step: int, part: slice
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """What the stage trains on, of the rows `part` of a batch."""
+    """Return the stage's loss on the rows `part` of a batch."""
     z, z_ref, parameters = windows.read(operator.heads[batch.task], batch, step, part)
     return operator_loss(operator, batch.task, z, z_ref, parameters, windows.settings.field_weight)
 
@@ -53,8 +53,10 @@ def fit_bases(
     watch: Stopwatch,
     budget_seconds: float = math.inf,
 ) -> tuple[TaskHead, float]:
-    """(head of the best base, its validation error); rollouts are not counted. No further one is fitted after
-    the budget."""
+    """Return the head of the best base and its validation error; rollouts are not timed.
+
+    No base is fitted after the budget.
+    """
     shortlist = empty_shortlist(cache, config.context(cache.task.name), seed)
     for name, candidate in fitted_candidates(cache, config.operator.base_steps, seed, place):
         with watch:
@@ -67,10 +69,10 @@ def fit_bases(
     return head, shortlist.scores[head.description["base"]["name"]]
 
 
-def served_share(
+def select_network_weight(
     operator: Operator, cache: Cache, num_validated: int, context: int, seed: int, place: torch.device
 ) -> float:
-    """How much of what the network says serves, as train_operator.py decides it on validation."""
+    """Return the network weight, selected on validation as in train_operator.py."""
     rows, found = stratified_rows(cache, "val", SELECTION_FACTOR * num_validated), {}
     for share in NETWORK_WEIGHTS:
         operator.heads[cache.task.name].description["network_weight"] = share
@@ -90,13 +92,13 @@ def train_ours(
     windows_of: type[Windows] = Windows,
     cache: Cache | None = None,
 ) -> Trained:
-    """Train on one task for `budget_seconds` of `clock`, fits included, validation not; weights chosen on
-    validation.
+    """Train on one task for `budget_seconds` of `clock`, including fits but not validation; weights are
+    selected on validation.
 
-    fitted: the head of `select_base` and its validation error, then nothing is fitted here; modify changes
-    the operator before its first step; windows_of makes what it is shown; cache: the data, where not all of
-    the configuration's. A start that no training trajectory comes near is forecast from all the same, as the
-    rivals do."""
+    fitted: head of `select_base` and its validation error; then nothing is fitted here. modify: changes the
+    operator before its first step. windows_of: makes its windows. cache: data, if not those of the
+    configuration. A start far from all training trajectories is forecast all the same, as the baselines do.
+    """
     config = dataclasses.replace(
         config,
         data=dataclasses.replace(config.data, tasks=[task]),
@@ -119,8 +121,8 @@ def train_ours(
 
     history, chosen, times = [{"share": 0.0, "val": best, "base": best}], None, []
 
-    def shares() -> Iterator[int]:
-        """Steps until the budget is spent, each by its share of it; validates at the marks."""
+    def training_steps() -> Iterator[int]:
+        """Take steps until the budget is spent, and validate at the checkpoints."""
         nonlocal chosen
         marks = [0.7, 0.85, 1.0]
         while marks:
@@ -145,7 +147,7 @@ def train_ours(
     stopped = fit(
         operator,
         loss,
-        shares(),
+        training_steps(),
         optimizer,
         lambda now: learning_rate(now, RESOLUTION, settings.optim),
         settings.optim.clip_norm,
@@ -165,19 +167,19 @@ def train_ours(
     operator.eval()
 
     @cache_once
-    def share() -> float:
+    def network_weight() -> float:
         """Of what the network says, as the stage decides it; asked for by forecasts alone, short trials make
         none."""
         return (
             0.0
             if is_fit_better
-            else served_share(
+            else select_network_weight(
                 operator, cache, settings.train.validate_trajectories, config.context(task), seed, place
             )
         )
 
     def predict(given: Tensor, values: Tensor, num_steps: int) -> Tensor:
-        described["network_weight"] = share()
+        described["network_weight"] = network_weight()
         return Forecaster(operator).forecast(task, given, values, num_steps, extrapolate=True)
 
     def predict_base(given: Tensor, values: Tensor, num_steps: int) -> Tensor:

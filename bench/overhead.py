@@ -25,13 +25,13 @@ from ups.config import ROOT
 
 
 def thread_seconds(native_id: int) -> float:
-    """CPU seconds of a thread of this process."""
+    """Return the CPU seconds of a thread of this process."""
     fields = Path(f"/proc/self/task/{native_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def compare_with_bare(arguments: list[str]) -> dict[str, float]:
-    """Mean seconds per step with `Run` and bare, and the guard's share of the time."""
+    """Return mean seconds per step with `Run` and bare, and the guard's fraction of the time."""
     import torch
 
     from bench.ours import loss_of

@@ -71,7 +71,7 @@ PARTS = {
 
 
 class Clock:
-    """Seconds of the parts of a step, each without those within it."""
+    """Seconds of the parts of a step, each without the parts inside it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.seconds = device, defaultdict(float)
@@ -96,7 +96,7 @@ class Clock:
             self._open.pop()
 
     def turn(self) -> float:
-        """Count the time since the last turn for the part that is open; the time now."""
+        """Add the time since the last turn to the open part; return the time now."""
         now = self.now()
         if self._open:
             self.seconds[self._open[-1]] += now - self._since
@@ -105,7 +105,7 @@ class Clock:
 
 
 class Moved(TorchDispatchMode):
-    """Counts the bytes of the tensors that operators are given and give."""
+    """Counts the bytes of operators' input and output tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Moved(TorchDispatchMode):
 
 
 def best_of(action: Callable[[], Any], clock: Clock, num: int = 4) -> float:
-    """Fewest seconds of a call, all but the first of which count."""
+    """Return the fewest seconds of a call, without the first."""
     seconds = []
     for _ in range(num):
         begun = clock.now()
@@ -135,7 +135,7 @@ def best_of(action: Callable[[], Any], clock: Clock, num: int = 4) -> float:
 
 
 def peaks(device: torch.device, dtype: torch.dtype, clock: Clock) -> tuple[float, float]:
-    """FLOP/s of a product of large matrices and bytes/s of a copy, each the best of a few."""
+    """Return FLOP/s of a product of large matrices and bytes/s of a copy, each the best of a few."""
     size = MATRIX[device.type]
     one, two = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     source = torch.zeros(COPY[device.type] // 4, device=device)
@@ -146,7 +146,7 @@ def peaks(device: torch.device, dtype: torch.dtype, clock: Clock) -> tuple[float
 
 
 class Observed:
-    """What is measured of a stage while its script runs; `update` takes the place of Run.update."""
+    """Measurements of a stage while its script runs; `update` replaces Run.update."""
 
     def __init__(self, warm_up: int, steps: int, first_step: int, trace: Path) -> None:
         self.warm_up, self.steps, self.first_step, self.trace = warm_up, steps, first_step, trace
@@ -195,7 +195,7 @@ class Observed:
         self.seconds["between updates"] = whole - sum(self.seconds.values())
 
     def _finish(self, run: Run) -> None:
-        """The end of the script: all is measured, and nothing is to be finished."""
+        """End the script after the last measurement."""
         self.profiler.__exit__(None, None, None)
         self.profiler.export_chrome_trace(str(self.trace))
         key = "self_device_time_total" if run.device.type == "cuda" else "self_cpu_time_total"
@@ -207,7 +207,7 @@ class Observed:
 
 
 def observe(stage: str, arguments: list[str], observed: Observed) -> None:
-    """Run the script of a stage with `arguments` until `observed` has seen enough."""
+    """Run the script of a stage with `arguments` until all is measured."""
     script = importlib.import_module(f"train_{stage}")
     with contextlib.ExitStack() as patched:
         patched.enter_context(mock.patch.object(sys, "argv", [f"train_{stage}.py", *arguments]))
@@ -226,7 +226,7 @@ def _method(function: Callable) -> Callable:
 
 
 def summary(stage: str, observed: Observed, peak_flops: float, peak_bytes: float) -> str:
-    """What was measured, in lines."""
+    """Return the measurements as text."""
     step = sum(observed.seconds.values())
     lines = [
         f"{stage}: {1e3 * step:.1f} ms a step "

@@ -50,7 +50,7 @@ WARM_UP = 5  # steps that are not counted
 
 
 def overrides(work: Path, name: str, steps: int, *more: str) -> list[str]:
-    """The command line of one run."""
+    """Return the command line of one run."""
     return [
         f"run.root={work}/runs",
         f"run.name={name}",
@@ -63,7 +63,7 @@ def overrides(work: Path, name: str, steps: int, *more: str) -> list[str]:
 
 
 def prepare(work: Path) -> None:
-    """Data and cache."""
+    """Make data and cache."""
     for script in ("prepare_data.py", "prepare_cache.py"):
         subprocess.run(
             [sys.executable, script, "--config", "configs/smoke.yaml", *overrides(work, "none", 1)],
@@ -75,8 +75,9 @@ def prepare(work: Path) -> None:
 
 
 def train(arguments: list[str]) -> dict[str, float]:
-    """Train the operator on this rank; seconds per step (mean and median) after the warm-up, on the slowest
-    rank."""
+    """Train the operator on this rank; return seconds per step (mean and median) after the warm-up, on the
+    slowest rank.
+    """
     import torch
 
     from bench.ours import loss_of
@@ -124,7 +125,7 @@ def train(arguments: list[str]) -> dict[str, float]:
 
 
 def measure(work: Path, name: str, world: int, steps: int, *more: str) -> dict[str, float]:
-    """`train` on `world` processes."""
+    """Run `train` on `world` processes."""
     import socket
 
     with socket.socket() as free:
@@ -173,8 +174,9 @@ def measure(work: Path, name: str, world: int, steps: int, *more: str) -> dict[s
 def parse(
     text: str, steps: int, worker: Callable[[list[str]], dict[str, float]]
 ) -> argparse.Namespace | None:
-    """The options of a benchmark described by `text`; None in a process it started, once what `worker` found
-    is printed."""
+    """Return the options of a benchmark; in a process that it started, print the result of `worker` and
+    return None.
+    """
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--repeats", type=int, default=3)

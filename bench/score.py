@@ -30,8 +30,8 @@ from ups.metrics.spectra import rms
 
 @dataclass
 class Split:
-    """Physical fields of some rows. given: context frames, or the coefficient; truth: what is to be
-    predicted, of fields that stand still nothing."""
+    """Physical fields of some rows. given: context frames or coefficient; truth: the predicted fields."""
+    """
 
     given: Tensor
     truth: Tensor
@@ -39,20 +39,21 @@ class Split:
     groups: Tensor  # rows of one trajectory number share an initial condition: resampled together
 
     def predicted(self, u: Tensor) -> Tensor:
-        """Of fields (row, time, channel, *space) those that `truth` has."""
+        """Return those fields of (row, time, channel, *space) that `truth` has."""
         return u[:, :, : self.truth.shape[2]]
 
 
 def fields(config: Config, cache: Any, split: str) -> tuple[Tensor, Tensor | None]:
-    """Physical fields (row, time, channel, *space) of a split and, of a steady task, the coefficients, as the
-    data files hold them: no model is judged by a codec's loss."""
+    """Return physical fields (row, time, channel, *space) of a split and a steady task's coefficients, from
+    the data files: no model is scored with the error of a codec.
+    """
     truth = Truth(cache, open_sources(config, cache.task.name), split, context=0)
     u = truth.frames(truth.rows, 0, truth.num_frames)  # networks of other kinds predict what is given, too
     return u, truth.inputs(truth.rows) if cache.task.is_steady else None
 
 
 def load(config: Config, task: str) -> tuple[Problem, dict[str, Split]]:
-    """The training problem of the baselines and the rows to score."""
+    """Return the training problem of the baselines and the rows to score."""
     cache = open_cache(config, task)
     context, spec = config.context(task), cache.task
     u, a = {}, {}
@@ -117,18 +118,18 @@ class Errors:
         return cls(rmse(pred, truth).square().nan_to_num(nan=torch.inf), rms(truth).square())
 
     def moments(self, is_steady: bool) -> Tensor:
-        """(n, M), whose mean over trajectories `headline` turns into the number a task is judged by."""
+        """Return (n, M); `headline` turns their mean over trajectories into the error."""
         if is_steady:
             return (self.error / self.truth).sqrt().flatten(1)
         return torch.cat((self.error.flatten(1), self.truth.flatten(1)), 1)
 
     def pooled(self) -> Tensor:
-        """(T,) mean over channels."""
+        """Return (T,), the mean over channels."""
         return (self.error.mean(0) / self.truth.mean(0)).sqrt().mean(1)
 
 
 def headline(mean: Tensor, is_steady: bool) -> Tensor:
-    """(B, M) mean moments to (B,)."""
+    """Turn mean moments (B, M) into errors (B,)."""
     if is_steady:
         return mean.mean(1)
     half = mean.shape[1] // 2
@@ -136,7 +137,7 @@ def headline(mean: Tensor, is_steady: bool) -> Tensor:
 
 
 def summary(errors: Errors, split: Split, is_steady: bool, num_bootstrap: int) -> dict[str, Any]:
-    """The numbers of one model on one split; `error` is the one it is judged by."""
+    """Return the errors of one model on one split; `error` is the one that ranks it."""
     relative, pooled = (errors.error / errors.truth).sqrt(), errors.pooled()
     value, low, high = bootstrap(
         errors.moments(is_steady), lambda m: headline(m, is_steady), num_bootstrap, 0, split.groups
@@ -164,8 +165,9 @@ def summary(errors: Errors, split: Split, is_steady: bool, num_bootstrap: int) -
 def paired_ratio(
     one: list[Errors], other: list[Errors], split: Split, is_steady: bool, num_bootstrap: int
 ) -> dict[str, float]:
-    """Error of `one` over that of `other`, each averaged over its seeds, with the interval over common
-    trajectories."""
+    """Return the error of `one` over that of `other`, each averaged over its seeds, with the interval over
+    common trajectories.
+    """
     moments = [errors.moments(is_steady) for errors in (*one, *other)]
     width, num_one = moments[0].shape[1], len(one)
 
@@ -179,7 +181,7 @@ def paired_ratio(
 
 @torch.no_grad()
 def rollout(trained: Trained, split: Split, batch_size: int) -> tuple[Errors, float]:
-    """Errors of all rows, and milliseconds per predicted state (median over full batches)."""
+    """Return errors of all rows, and milliseconds per predicted state (median over full batches)."""
     parts, times = [], []
     for rows in torch.arange(len(split.truth)).split(batch_size):
         truth = split.truth[rows]
@@ -194,7 +196,7 @@ def rollout(trained: Trained, split: Split, batch_size: int) -> tuple[Errors, fl
 
 @torch.no_grad()
 def report_row(trained: Trained, split: Split, config: Config, cache: Any, state_ms: float) -> dict[str, Any]:
-    """The model's row of results.json, as evaluate.py scores the operator; see ups/report/bench_rows.py."""
+    """Return the model's row of results.json, scored as in evaluate.py; see ups/report/bench_rows.py."""
     parts, num_frames = [], split.truth.shape[1]
     for rows in torch.arange(len(split.truth)).split(config.evaluate.batch_size):
         pred = trained.predict(split.given[rows], split.parameters[rows], num_frames)
@@ -207,7 +209,7 @@ def report_row(trained: Trained, split: Split, config: Config, cache: Any, state
 
 
 def trivial(problem: Problem, split: Split) -> tuple[str, Errors]:
-    """Persistence of the last context frame; of a steady task, the mean solution of the training split."""
+    """Return persistence of the last context frame; for a steady task, the mean training solution."""
     if problem.is_steady:
         return "training mean", Errors.of(
             problem.train.mean(0, keepdim=True).expand_as(split.truth), split.truth

@@ -22,8 +22,7 @@ FINALISTS = 4
 
 @dataclass
 class Trial:
-    """What one training of a search came to. error: on validation; seconds: of the clock that it took of the
-    search."""
+    """Result of one training of a search. error: on validation; seconds: charged to the search."""
 
     error: float
     steps: int
@@ -37,12 +36,13 @@ def search(
     seconds: float,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """The best settings found in `seconds`, and how: changes, val, tried, seconds, trials.
+    """Return the best settings found in `seconds`: changes, val, tried, seconds, trials.
 
-    starts: settings so different that short trials do not tell which is the better to start from; changes: {}
-    is the start itself. run(settings, seconds, is_whole): trains; is_whole: everything is counted that
-    settings cost, for a short trial of the climb only steps are. It raises ValueError for settings that do
-    not fit the data. Raises ValueError itself where fewer than two settings got as far as a step."""
+    starts: settings so different that short trials cannot rank them; changes: {} is the start itself.
+    run(settings, seconds, is_whole) trains; with is_whole all costs of the settings are charged, in a short
+    trial of the climb only steps. It raises ValueError for settings that do not fit the data. Raises
+    ValueError if fewer than two settings reached a step.
+    """
     trials: list[dict] = []
 
     def attempt(settings: Changes, share: float, is_whole: bool) -> Trial | None:
@@ -64,7 +64,7 @@ def search(
         return Trial(error, trial.steps, trial.seconds)
 
     def climb(start: Changes, until: float) -> list[Changes]:
-        """The points of a climb that improved, the start first where it fits."""
+        """Return the points of a climb that improved, beginning with the start if it fits."""
         best, error, points = start, math.inf, []
         for number, change in enumerate(changes):
             left = until - sum(trial["seconds"] for trial in trials)

@@ -142,7 +142,7 @@ OPTIM = ("operator.optim.muon_lr", "operator.optim.adamw_lr")
 
 
 def rival_changes(family: str, problem: Problem) -> list[Changes]:
-    """One change at a time to where the search starts, what changes the network most first."""
+    """Return single changes to the start of the search, the largest first."""
     start, seen, out = settings_for(family, problem.name, problem.ndim), [], []
     for change in ({}, *RIVALS[family, problem.ndim], *COMMON, *(() if problem.is_steady else TRANSIENT)):
         settings = settings_for(family, problem.name, problem.ndim, change)
@@ -154,17 +154,18 @@ def rival_changes(family: str, problem: Problem) -> list[Changes]:
 
 
 def generic(changes: Changes, config: Config, task: str) -> Changes:
-    """`changes` with the generic ones of the bases that it, or the configuration, names; persistence where
-    there are none, the mean of a steady task."""
+    """Return `changes` with generic bases only: those named there or in the configuration, else persistence,
+    or the mean of a steady task.
+    """
     key = f"task.{task}.base"
     names = [name for name in changes.get(key, config.task[task].base) if name in GENERIC]
     return changes | {key: names or ["mean" if get_task(task).is_steady else "persistence"]}
 
 
 def our_changes(config: Config, problem: Problem, kinds: Collection[str] = tuple(BASES)) -> list[Changes]:
-    """One change at a time to the configuration, by dotted key, what changes most first; bases among `kinds`.
+    """Return single changes to the configuration by dotted key, the largest first; bases among `kinds`.
 
-    See `our_starts` for what is changed together.
+    See `our_starts` for combined changes.
     """
     now, space, key = config.task[problem.name], problem.train.shape[3:], f"task.{problem.name}"
     batch, kernel = config.operator.train.batch_size, config.operator.model.kernel_size
@@ -218,13 +219,14 @@ def batch_of(size: int) -> Changes:
 
 
 def our_starts(problem: Problem) -> list[Changes]:
-    """In 1D one frame and no base to fit, and the configuration; in 2D the latter with batches as small as
-    the rivals', in 3D a small network of small patches on one frame and no base, and that: what is quick
-    first, for one fit may take long.
+    """Return starts of the search, the quick ones first, because one fit may take long.
 
-    Where no base fits in 1D, the first is better by a third once it has learnt (compressible flow, 100 s),
-    and neither of its two changes alone is; in a short trial the network that learns what a fitted base
-    leaves is always ahead."""
+    1D: one frame without a fitted base, and the configuration; 2D: the configuration with batches as small as
+    the baselines'; 3D: a small network of small patches on one frame without a base, and the 2D start.
+
+    If no base fits in 1D, the first start is better by a third after training (compressible flow, 100 s), but
+    neither of its two changes alone is; in a short trial the network on a fitted base is always ahead.
+    """
     key = f"task.{problem.name}"
     bare = {f"{key}.history": 1, f"{key}.base": ["persistence"]}
     if problem.ndim == 1:
@@ -244,8 +246,7 @@ def overrides_of(changes: Changes) -> list[str]:
 
 
 def changed(args: argparse.Namespace, changes: Changes) -> Config:
-    """The configuration with `changes` laid over it, and a latent cache of its own where they ask for another
-    patch."""
+    """Return the configuration with `changes`, with its own cache if they need another patch."""
     config = load_config(args.config, [*args.overrides, *overrides_of(changes)])
     if (patch := changes.get(f"task.{args.task}.patch")) is not None:
         config = dataclasses.replace(
@@ -266,7 +267,7 @@ def train_rival(
     seed: int,
     budget: float,
 ) -> Trained:
-    """One rival, with the weights that validation prefers."""
+    """Train one baseline; its weights are selected on validation."""
 
     def score(trained: Trained) -> float:
         errors, _ = rollout(trained, val, config.evaluate.batch_size)
@@ -287,21 +288,24 @@ def train_ours(args: argparse.Namespace, changes: Changes, seed: int, budget: fl
 
 
 def best_error(run: Trained) -> float:
-    """The validation error that a training ended with; inf where it diverged."""
+    """Return the validation error at the end of a training; inf if it diverged."""
     return min(point["val"] if math.isfinite(point["val"]) else math.inf for point in run.history)
 
 
 class OurTrials:
-    """Trainings of ours for a search. Bases are fitted once per history, patch and candidates, and who fits
-    them is charged, but for `starts`: some fit every training pays for. A whole trial is the asked training
-    in small: the share of the budget that the fit takes is missing from its steps too, and where that is all
-    of it nothing is left to try."""
+    """Trainings of our operator for a search.
+
+    Bases are fitted once per history, patch and candidates; the trial that needs the fit is charged, except
+    for `starts`, because every training pays for some fit. A whole trial is a scaled-down training: the
+    fraction of the budget that the fit takes is missing from its steps, too; if that is all of it, nothing
+    remains to try.
+    """
 
     def __init__(self, args: argparse.Namespace, starts: list[Changes]):
         self.args, self.starts, self.fits = args, starts, {}
 
     def fitted(self, config: Config) -> tuple[Any, float, float]:
-        """(head, its validation error, seconds of the fit)."""
+        """Return (head, its validation error, seconds of the fit)."""
         from bench.ours import fit_bases
 
         task, watch = config.task[self.args.task], Stopwatch(CLOCKS[self.args.clock])
@@ -347,14 +351,14 @@ def rival_trial(
 
 
 def family_of(model: str) -> str:
-    """Whose settings a model takes: ours, ours_generic, fno or unet."""
+    """Return the family whose settings a model uses: ours, ours_generic, fno or unet."""
     return model if model == "ours_generic" else model.split("_")[0]
 
 
 def found(
     family: str, args: argparse.Namespace, config: Config, problem: Problem, val: Split
 ) -> dict[str, Any]:
-    """The record of the search for `family` on these data: read where it is kept, else made."""
+    """Return the record of the search for `family` on these data; search if there is none."""
     is_ours, kinds = family.startswith("ours"), tuple(BASES)
     if family == "ours_generic":
         kinds = GENERIC
@@ -400,7 +404,7 @@ def found(
 
 
 def fitting_start(family: str, problem: Problem) -> Changes:
-    """Fewer modes than the start has, where the grid holds fewer."""
+    """Return a start with fewer modes, if the grid has fewer."""
     most = min(problem.train.shape[3:]) // 2
     return (
         {"modes": most}
@@ -410,7 +414,7 @@ def fitting_start(family: str, problem: Problem) -> Changes:
 
 
 def overlay(record: dict[str, Any], args: argparse.Namespace) -> str:
-    """What was found of ours as YAML to lay over the configuration, with how it was chosen."""
+    """Return our settings as a YAML overlay, with a comment on the search."""
     tree: dict[str, Any] = {}
     for key, value in record["changes"].items():
         *sections, name = key.split(".")
@@ -432,7 +436,7 @@ def overlay(record: dict[str, Any], args: argparse.Namespace) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What every command of the bench that trains is told."""
+    """Add the options of all benchmarks that train."""
     parser.add_argument("--budget", type=float, required=True, help="seconds of training per model and seed")
     parser.add_argument(
         "--search",
@@ -449,8 +453,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def prepare(args: argparse.Namespace) -> None:
-    """Settle the clock and the threads. Raises ValueError for times that are not positive or a clock that
-    misses the work."""
+    """Set clock and threads.
+
+    Raises ValueError for times that are not positive or a clock that does not see the work.
+    """
     args.clock = args.clock or ("cpu" if args.device == "cpu" else "wall")
     if args.budget <= 0 or args.search < 0:
         raise ValueError(

@@ -51,7 +51,7 @@ Run = dict[str, Any]  # results.json, and "seconds": stage -> of its training
 
 
 def read(folder: Path) -> Run:
-    """Raises ValueError for a run without a report."""
+    """Return a run's results and training times. Raises ValueError for a run without a report."""
     path = folder / "report" / "results.json"
     if not path.is_file():
         raise ValueError(
@@ -67,7 +67,7 @@ def read(folder: Path) -> Run:
 
 
 def require_alike(runs: list[Run]) -> None:
-    """Raise ValueError for runs that are no repetitions of each other."""
+    """Raise ValueError if the runs are not repetitions of each other."""
     kinds = [
         {
             "split": run["protocol"]["split"],
@@ -96,7 +96,7 @@ def require_alike(runs: list[Run]) -> None:
 
 
 def spread_over(found: list[dict[str, float | None]]) -> str:
-    """Mean of the values, and the widest interval of any."""
+    """Return the mean of the values and the widest interval of any."""
     if any(None in entry.values() for entry in found):
         return "-"
     values = [entry["value"] for entry in found]
@@ -107,7 +107,7 @@ def spread_over(found: list[dict[str, float | None]]) -> str:
 
 
 def worst(versus: dict[str, list[float | None]]) -> dict[str, float | None]:
-    """The lead of the largest value; undefined where one is."""
+    """Return the lead of the largest value; undefined if one is undefined."""
     values = versus["value"]
     at = None if None in values else values.index(max(values))
     return {end: None if at is None else versus[end][at] for end in ("value", "low", "high")}
@@ -165,7 +165,7 @@ def long_row(runs: list[Run], task: str, model: str) -> list[str]:
 
 
 def table(runs: list[Run]) -> str:
-    """Markdown. Raises as `require_alike`."""
+    """Return a Markdown table. Raises as `require_alike`."""
     require_alike(runs)
     parts = []
     for task, entry in runs[0]["ensembles"].items():

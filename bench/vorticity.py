@@ -39,7 +39,7 @@ task:
 
 
 def start(rows: int, seed: int, n: int = CELLS) -> Tensor:
-    """Fields (rows, n, n) of that covariance, which does not depend on n."""
+    """Return Gaussian fields (rows, n, n); their covariance does not depend on n."""
     draw = torch.Generator().manual_seed(seed)
     k = torch.fft.fftfreq(n, 1 / n, dtype=torch.float64)
     size = 7**0.75 * (49 + 4 * math.pi**2 * (k[:, None] ** 2 + k**2)) ** -1.25
@@ -50,8 +50,9 @@ def start(rows: int, seed: int, n: int = CELLS) -> Tensor:
 
 
 def solve(w: Tensor, frames: int, nu: float = VISCOSITY, steps: int = STEPS) -> Tensor:
-    """What follows w (rows, n, n), (rows, frames, n, n): Fourier modes without aliases, Heun's method on the
-    exact exponential of the viscosity."""
+    """Return the frames after w (rows, n, n) as (rows, frames, n, n): dealiased Fourier modes, Heun's method
+    on the exact exponential of the viscosity.
+    """
     n = w.shape[-1]
     k = 2 * math.pi * torch.fft.fftfreq(n, 1 / n, dtype=torch.float64)
     kx, ky = k[:, None], k[: n // 2 + 1].abs()
