@@ -47,7 +47,6 @@ COLUMNS = ("ours_generic", "ours", "fno", "unet", *CORRECTED)
 
 def long_split(config: Config, task: str) -> Split | None:
     """Return the long trajectories of a task, all frames after the context as truth; None if it is steady."""
-    """
     spec, context = get_task(task), config.context(task)
     if spec.is_steady:
         return None
@@ -147,8 +146,7 @@ def is_other_numerics(config: Config, task: str) -> bool:
 
 
 def processor(device: str) -> str:
-    """Return the kind of processor, on which times depend: the GPU, else the instruction set that torch uses.
-    """
+    """Return the kind of processor, on which times depend: the GPU, else the instruction set of torch."""
     return (
         torch.cuda.get_device_name() if device.startswith("cuda") else torch.backends.cpu.get_cpu_capability()
     )

@@ -31,7 +31,6 @@ from ups.metrics.spectra import rms
 @dataclass
 class Split:
     """Physical fields of some rows. given: context frames or coefficient; truth: the predicted fields."""
-    """
 
     given: Tensor
     truth: Tensor
