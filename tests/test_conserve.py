@@ -10,7 +10,7 @@ from toy_codec import fit_codec
 
 from ups.evaluation.forecast import conservation_error
 from ups.models import base_selection
-from ups.models.conserve import correction, given
+from ups.models.conserve import correction, with_fixed_fields
 from ups.models.data_facts import describe_tokenizer
 from ups.models.head import TaskHead
 from ups.models.operator import Operator
@@ -81,7 +81,7 @@ def test_an_operator_keeps_what_its_equation_keeps_whatever_its_network_says(nam
         u_pred = head.physical(operator.rollout(z, name, torch.zeros(len(u), 0), 8))
         assert all((u_pred[:, :, task.fields.index(field)] > 0).all() for field in task.positive)
         torch.testing.assert_close(
-            u_pred, given(task, u_pred, u[:, 0]), rtol=1e-5, atol=1e-5
+            u_pred, with_fixed_fields(task, u_pred, u[:, 0]), rtol=1e-5, atol=1e-5
         )  # what stands still
         assert (u_pred[:, -1] - u[:, 0]).abs().max() > 0.05  # the network does say something
         moved[is_conservative] = conservation_error(task, u_pred, u[:, :1])["conservation_error"].abs().max()

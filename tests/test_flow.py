@@ -108,7 +108,7 @@ def test_what_stands_still_drives_and_is_left_alone():
     turning = torch.stack([torch.sin(2 * math.pi * y), torch.sin(2 * math.pi * x)])
     u = torch.cat([torch.zeros(3, n, n), turning])[None, None]
     u[0, 0, 2] = 1.0
-    start, phi = base.parts(u, None)
+    start, phi = base.start_and_terms(u, None)
     assert torch.allclose(start, u[:, 0], atol=1e-6) and torch.equal(start[:, 3:], u[:, 0, 3:])
     pushed = base.transform.inverse(phi)[0]
     assert torch.allclose(pushed[3:5], turning, atol=1e-2) and torch.allclose(pushed[5:7], turning, atol=1e-2)

@@ -1,17 +1,30 @@
 """The network shared by all tasks: token grids of 1, 2 or 3 dimensions, any boundary.
 
-Global mixing is a spectral convolution along each axis in turn, summed (factorised Fourier operator, Tran et
-al. 2023, arXiv 2111.13802; Fourier modes if periodic, cosine modes if not), in three dimensions one along all
-axes together, of fewer modes (Fourier neural operator, Li et al. 2021, arXiv 2010.08895): error of a minute
-of cfd3d 0.17 for the sum's 0.75. In two dimensions a model's kind says which: it depends on the equation
-(docs/lab/log.md). Local mixing is a depthwise convolution along each axis, and a gated MLP (Shazeer 2020,
-arXiv 2002.05202) mixes channels.
-AdaLN-zero (Peebles and Xie 2023, arXiv 2212.09748) brings in task, parameters, time step and boundary.
+Global mixing is a sum of spectral convolutions along each axis (factorised Fourier operator, Tran et al.
+2023, arXiv 2111.13802; Fourier modes if periodic, cosine modes if not). In three dimensions it is one
+convolution along all axes together, with fewer modes (Fourier neural operator, Li et al. 2021, arXiv
+2010.08895): after a minute on cfd3d the error is 0.17 instead of 0.75. In two dimensions the kind of the
+model decides, as the better one depends on the equation (docs/lab/log.md). Local mixing is a depthwise
+convolution along each axis. A gated MLP (Shazeer 2020, arXiv 2002.05202) mixes channels. AdaLN-zero (Peebles
+and Xie 2023, arXiv 2212.09748) conditions on task, parameters, time step and boundary.
 
-What mixes tokens along axes is shared by the tasks; what is done at a token, the MLP and the modulation, and
-mixing along all axes together are each task's own: error of one model of eleven tasks over eleven models' at
-equal time 0.96, all shared 1.24 (docs/lab/measurements.md). Flat, without token merging or attention: at
-equal time spectral mixing on one level measured better than a U-shape with attention on every task tried.
+Tasks share the mixing along single axes. MLP, modulation and mixing along all axes together are private to
+each task: one model of eleven tasks then has 0.96 times the error of eleven models at equal time, with all
+weights shared 1.24 times (docs/lab/measurements.md). There is no token merging or attention: at equal time,
+spectral mixing on one level was better than a U-shape with attention on every task tried.
+
+Contract of a backbone (a row of BACKBONES, and of `kind` in ups/config):
+
+- It is built from (ModelConfig, task -> boundary of each axis). It is called with (x (batch, *tokens, width),
+  condition (batch, width), boundary, task) and returns the shape of x.
+- Its repeated layer is a class named `Block` in a ModuleList: accelerate_configs/fsdp.yaml shards by that
+name. - Private weights of a task are below a ModuleDict named `own`, with the task as key; shared ones are
+not.
+  `task_of` reads the task from that name; optimizer, gradient reduction and warm start depend on it.
+- Modules whose shape depends on dimensions or boundaries are named `mixing` (private) or `spectral` (shared):
+  a warm start (warm.py) copies them only between equal shapes.
+- Hidden matrices for Muon have the attribute `is_hidden_matrix` (ups/training/optim.py). A deep copy loses
+it. - A block starts as the identity: its modulation is zero (`zero_linear`).
 """
 
 import copy
@@ -28,22 +41,22 @@ from ups.common.spectral import box, box_rows, cosine, fourier_pairs
 from ups.config import ModelConfig
 from ups.tasks import Task, described_task
 
-ANY = "any"  # of a network of one task that needs no name
+ANY = "any"  # the task of a network with a single unnamed task
 PLANE, VOLUME = 2, 3
-BOX = {PLANE: 8, VOLUME: 3}  # most modes along an axis where all are mixed together; 4 in 3D are no better
+BOX = {PLANE: 8, VOLUME: 3}  # most modes per axis in mixing along all axes; 4 in 3D are no better
 Ends = tuple[str, ...]  # the boundary of each axis of a task
 
 
 def task_of(name: str) -> str | None:
-    """The task whose own a parameter or buffer of a network is, by its name; None for what tasks share."""
-    parts = name.split(".")
+    """The task that a parameter or buffer with this name is private to; None if it is shared."""
+    names = name.split(".")
     return next(
-        (after for part, after in zip(parts, parts[1:], strict=False) if part in ("heads", "own")), None
+        (after for before, after in zip(names, names[1:], strict=False) if before in ("heads", "own")), None
     )
 
 
 def zero_linear(size: int, width: int) -> nn.Linear:
-    """A layer that begins as nothing: what it feeds starts as if it were not there."""
+    """A linear layer of zeros: its output has no effect at the start of training."""
     layer = nn.Linear(size, width)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
@@ -51,7 +64,7 @@ def zero_linear(size: int, width: int) -> nn.Linear:
 
 
 class SpectralMixing(nn.Module):
-    """Sum over axes of a convolution along that axis, diagonal in its low modes: y_k = W_k x_k, complex if
+    """Sum over axes of a spectral convolution along each: y_k = W_k x_k for the low modes k, complex if
     periodic.
 
     weight: (2, modes, width, width), real and imaginary part, shared by the axes; a cosine basis uses the
@@ -86,16 +99,19 @@ class SpectralMixing(nn.Module):
 
 
 def convolved(hat: Tensor, real: Tensor, imag: Tensor) -> Tensor:
-    """W x_hat, mode by mode: hat (2, modes, rows, width), x_hat = c - i s, or (1, ..), c alone, to that
-    of (2 or 1 times modes, rows, width)."""
+    """W x_hat of every mode (2 or 1 times modes, rows, width), from hat (2, modes, rows, width) with x_hat =
+    c - i s, or (1, modes, rows, width) with c alone.
+    """
     c, s = hat[0], hat[-1]  # W x_hat has the cosine part Wr c + Wi s and the sine part Wr s - Wi c
     return c @ real if len(hat) == 1 else torch.cat([c @ real + s @ imag, s @ real - c @ imag])
 
 
 class BoxMixing(nn.Module):
-    """A convolution along all axes together, diagonal in its low modes: y_k = W_k x_k over the wave vectors k
-    of `ups.common.spectral.box`; weight (2, K, width, width), real and imaginary part, those of a task with
-    these ends."""
+    """A spectral convolution along all axes together: y_k = W_k x_k for the wave vectors k of
+    `ups.common.spectral.box`.
+
+    weight: (2, K, width, width), real and imaginary part. ends: the boundary of each axis.
+    """
 
     def __init__(self, width: int, modes: int, ends: Ends):
         super().__init__()
@@ -104,7 +120,7 @@ class BoxMixing(nn.Module):
         self._kept: dict[tuple, tuple[Tensor, Tensor | None]] = {}
 
     def _rows(self, tokens: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(rows of those waves that the tokens hold, which these are; None: all)."""
+        """(basis rows of the waves that the token grid resolves, their numbers or None if these are all)."""
         key = (*tokens, like.device)
         if key not in self._kept:
             most = [
@@ -132,8 +148,7 @@ class BoxMixing(nn.Module):
 
 
 class LocalMixing(nn.Module):
-    """Sum over axes of a depthwise convolution along that axis; weight (width, 1, kernel), shared by the
-    axes."""
+    """Sum over axes of a depthwise convolution along each; weight (width, 1, kernel), shared by the axes."""
 
     def __init__(self, width: int, kernel_size: int):
         super().__init__()
@@ -141,15 +156,15 @@ class LocalMixing(nn.Module):
         self.weight = nn.Parameter(torch.randn(width, 1, kernel_size) / kernel_size)
 
     def forward(self, x: Tensor, boundary: str) -> Tensor:
-        # along every axis the convolution of channels-last images, views of x: on a CPU five times as fast as
-        # of lines, and twice as of volumes
+        # a convolution of channels-last images (views of x) along each axis: on a CPU five times as fast as
+        # one of lines, and twice as fast as one of volumes
         batch, *tokens, width = x.shape
         side, weight, total = self.side, self.weight.to(x.dtype), 0.0
         for axis, end in reversed([*enumerate(along(boundary, len(tokens)))]):
             before, after = math.prod(tokens[:axis]), math.prod(tokens[axis + 1 :])
             is_last = axis == len(tokens) - 1  # images (num, before, n, width), else (num, n, after, width)
             h = x.reshape((batch, before, -1, width) if is_last else (batch * before, -1, after, width))
-            if end == PERIODIC:  # in a third of the time of nn.functional.pad
+            if end == PERIODIC:  # three times as fast as nn.functional.pad
                 n, along_n = tokens[axis], 1 + is_last
                 h = torch.cat([h.narrow(along_n, n - side, side), h, h.narrow(along_n, 0, side)], along_n)
                 h = h.movedim(-1, 1)
@@ -163,18 +178,19 @@ class LocalMixing(nn.Module):
 
 
 class Pointwise(nn.Module):
-    """What a block does at a token: a gated MLP, and `told` vectors of the condition, such as shifts and
-    gates."""
+    """The pointwise layers of a block: a gated MLP, and a linear map of the condition to `num_modulations`
+    vectors (shifts, scales, gates).
+    """
 
-    def __init__(self, width: int, mlp_ratio: float, told: int = 6):
+    def __init__(self, width: int, mlp_ratio: float, num_modulations: int = 6):
         super().__init__()
         hidden = int(width * mlp_ratio)
         self.up, self.down = nn.Linear(width, 2 * hidden, bias=False), nn.Linear(hidden, width, bias=False)
-        self.modulation = zero_linear(width, told * width)
-        self.for_muon()
+        self.modulation = zero_linear(width, num_modulations * width)
+        self.mark_hidden_matrices()
 
-    def for_muon(self) -> None:
-        """Say so of the hidden matrices, which a copy forgets (ups/training/optim.py)."""
+    def mark_hidden_matrices(self) -> None:
+        """Mark the matrices that Muon optimizes (ups/training/optim.py); a copy loses the mark."""
         self.up.weight.is_hidden_matrix = self.down.weight.is_hidden_matrix = True
 
     def forward(self, h: Tensor) -> Tensor:
@@ -183,9 +199,12 @@ class Pointwise(nn.Module):
 
 
 class Block(nn.Module):
-    """x += gate * mixing(norm x), then x += gate * MLP(norm x + local), gates and shifts set by the
-    condition; mixing along axes is shared, the rest is each task's own, where it is pointwise begins as the
-    first's. joint: the dimensions from which on all axes are mixed together."""
+    """x += gate * mixing(norm x), then x += gate * MLP(norm x + local), with gates, scales and shifts from
+    the condition.
+
+    Mixing along single axes is shared, the rest is private to each task; the pointwise layers of all tasks
+    start with equal weights. joint: the number of dimensions from which all axes are mixed together.
+    """
 
     def __init__(
         self,
@@ -203,7 +222,7 @@ class Block(nn.Module):
         first = Pointwise(width, mlp_ratio)
         self.own = nn.ModuleDict({task: copy.deepcopy(first) for task in tasks})
         for task, own in self.own.items():
-            own.for_muon()
+            own.mark_hidden_matrices()
             ends = tasks[task]
             own.mixing = BoxMixing(width, min(modes, BOX[len(ends)]), ends) if len(ends) >= joint else None
 
@@ -219,10 +238,9 @@ class Block(nn.Module):
 
 
 class FlatBackbone(nn.Module):
-    """Blocks over tokens, all on one level: x (batch, *tokens, width), a condition (batch, width), a boundary
-    and one of its tasks to (batch, *tokens, width).
+    """Blocks on one level, from x (batch, *tokens, width) to the same shape.
 
-    tasks: of each the boundary of each axis; joint: as of a block.
+    tasks: task -> boundary of each axis. joint: as in `Block`.
     """
 
     def __init__(self, model: ModelConfig, tasks: Mapping[str, Ends], joint: int = VOLUME):
@@ -239,15 +257,16 @@ class FlatBackbone(nn.Module):
 
 
 class LocalBackbone(nn.Module):
-    """Blocks without global mixing, for one task: a small head on what another backbone has mixed so. They
-    have half of a block's MLP, and of the condition a shift: a sixteenth of the weights of a network that
-    draws, for it is called once where a student is."""
+    """Blocks without global mixing for one task, on the output of another backbone. With half of a block's
+    MLP and shifts as the only modulation, they have a sixteenth of the weights of a sampling network: they
+    are called once per sample.
+    """
 
     def __init__(self, model: ModelConfig, depth: int):
         super().__init__()
         self.local = nn.ModuleList(LocalMixing(model.width, model.kernel_size) for _ in range(depth))
         self.points = nn.ModuleList(Pointwise(model.width, model.mlp_ratio / 2, 1) for _ in range(depth))
-        for point in self.points:  # begins as if it were not there
+        for point in self.points:  # no effect at the start
             nn.init.zeros_(point.down.weight)
 
     def forward(self, x: Tensor, condition: Tensor, boundary: str) -> Tensor:
@@ -259,7 +278,7 @@ class LocalBackbone(nn.Module):
         return nn.functional.rms_norm(x, x.shape[-1:])
 
 
-# Every kind is made from a ModelConfig and the ends of tasks, and called as FlatBackbone is.
+# kind -> backbone, see the contract above
 BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "flat": FlatBackbone,
     "box": partial(FlatBackbone, joint=PLANE),
@@ -267,17 +286,17 @@ BACKBONES: dict[str, Callable[..., nn.Module]] = {
 
 
 def backbone_of(model: ModelConfig, task: Task) -> nn.Module:
-    """A backbone for one task that needs no name."""
+    """A backbone for a single unnamed task."""
     return BACKBONES[model.kind](model, {ANY: along(task.boundary, task.ndim)})
 
 
 class TaskNetwork(nn.Module):
-    """A backbone for tasks that each have a head, an embedding and a name: the operator, a corrector.
+    """A backbone with a head and an embedding per task: the operator, a corrector.
 
-    A parameter that is a task's own says so: parameter.task (ups/training/optim.py).
+    A private parameter of a task has the attribute `task` (ups/training/optim.py).
 
-    description (JSON-able): model (ModelConfig's keys), precision ("no" or "bf16", inside the backbone),
-    tasks (what `head` makes their heads from, with a name each). Whoever loads one fills it by a state_dict.
+    description (JSON-able): model (keys of ModelConfig), precision ("no" or "bf16", inside the backbone),
+    tasks (the descriptions of the heads, each with a name). The weights are loaded by a state_dict.
     """
 
     def __init__(self, description: dict[str, Any], head: Callable[[dict[str, Any], ModelConfig], nn.Module]):

@@ -1,7 +1,7 @@
-"""The kinds of the values in the description of a network, which may be a stranger's.
+"""Checks of the types of the values in the description of a network, which may come from a stranger.
 
-A network computes with these values long after it was built, so that one of another kind would be an error
-of torch in the middle of a forecast.
+A network computes with these values long after it was built. Without the checks a wrong type would be an
+error of torch in the middle of a forecast.
 """
 
 import math
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 Check = Callable[[Any], bool]
-Rows = dict[str, tuple[Check, str]]  # key: (what its value must pass, in words)
+Rows = dict[str, tuple[Check, str]]  # key: (check of its value, expected value in words)
 
 
 def is_number(value: Any) -> bool:
@@ -33,19 +33,19 @@ def is_flag(value: Any) -> bool:
 
 
 def each(check: Check, num: int | None = None) -> Check:
-    """Of a list, of `num` entries where that is given."""
+    """A check of every entry of a list, of `num` entries if given."""
     return lambda value: (
         isinstance(value, (list, tuple)) and num in (None, len(value)) and all(map(check, value))
     )
 
 
 def is_tree(value: Any) -> bool:
-    """Whole numbers in lists in lists."""
+    """Whether value is a whole number, or nested lists of them."""
     return is_whole(value) or each(is_tree)(value)
 
 
 def is_ranges(value: Any) -> bool:
-    """Name -> [smallest, largest]."""
+    """Whether value maps names to [smallest, largest]."""
     return (
         isinstance(value, Mapping)
         and all(map(is_text, value))
@@ -58,7 +58,7 @@ def is_size(value: Any) -> bool:
 
 
 def is_table(value: Any) -> bool:
-    """Numbers, or rows of them."""
+    """Whether value is a list of numbers, or of rows of numbers."""
     return each(is_number)(value) or each(each(is_number))(value)
 
 
@@ -77,7 +77,7 @@ HEAD: Rows = {
     "is_conservative": FLAG,
     "forcing_range": (is_ranges, "the smallest and largest value by name"),
 }
-FORCING = "forcing_codec"  # in a description, of what is known in advance; not there for tasks without
+FORCING = "forcing_codec"  # key of a description; tasks without forcing lack it
 CODEC: Rows = {
     "space": CELLS,
     "patch": COUNT,
@@ -127,7 +127,7 @@ CORRECTOR: Rows = {"sampler_steps": COUNT, "mid_angle": NUMBER, "is_map": FLAG}
 
 
 def require_kinds(description: Mapping[str, Any], rows: Rows, what: str) -> None:
-    """Raise ValueError, by name, for a value of another kind than its row says."""
+    """Raise ValueError if a value fails the check of its row."""
     for key, (check, expected) in rows.items():
         if key in description and not check(description[key]):
             raise ValueError(
@@ -137,7 +137,7 @@ def require_kinds(description: Mapping[str, Any], rows: Rows, what: str) -> None
 
 
 def require_codec(codec: Mapping[str, Any], fields: Sequence[str], what: str) -> None:
-    """Raise ValueError unless a codec has the fields of its task, and takes logarithms of its own alone."""
+    """Raise ValueError unless a codec has the fields of its task, and takes logarithms of these alone."""
     if len(codec["fields"]) != len(fields) or not set(codec["positive"]) <= set(codec["fields"]):
         raise ValueError(
             f"the weights of {what} say {codec['fields']!r:.80} of its fields and "
@@ -147,8 +147,9 @@ def require_codec(codec: Mapping[str, Any], fields: Sequence[str], what: str) ->
 
 
 def require_forcing(description: Mapping[str, Any], names: Sequence[str], what: str) -> None:
-    """Raise ValueError unless there is a codec of what is known in advance where the task has such fields, on
-    the grid of the state."""
+    """Raise ValueError unless the forcing codec has the forcing fields `names` of the task, on the grid of
+    the state.
+    """
     codec, state = description.get(FORCING) or {}, description["codec"]
     for settings in _settings(description["base"]):
         count, series = settings.get("num_forcing", 0), settings.get("series", [])
@@ -179,8 +180,9 @@ def _settings(base: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def require_base(base: Mapping[str, Any], num_parameters: int, what: str) -> None:
-    """Raise ValueError unless the settings of a base, and of each of its components, are of their
-    kinds and for as many parameters as the weights have."""
+    """Raise ValueError unless the settings of a base, and of each of its components, have the right types,
+    and the right number of parameters.
+    """
     settings = base["settings"]
     require_kinds(settings, BASE, f"{what} (base)")
     if settings.get("num_parameters", num_parameters) != num_parameters:

@@ -14,7 +14,7 @@ from ups.data.tokenizer import Tokenizer
 from ups.models.backbone import zero_linear
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.per_field import build_base
-from ups.models.conserve import clipped, correction, given
+from ups.models.conserve import clipped, correction, with_fixed_fields
 from ups.models.data_facts import empty_tokenizer, plain
 from ups.models.description_checks import (
     CODEC,
@@ -303,7 +303,7 @@ class TaskHead(nn.Module):
         """
         if self.task.user_facts is not None:  # normalisation keeps the order of values
             w = clipped(self.task, w, w_start, self.codec.valid)
-        w = given(self.task, w, w_start)
+        w = with_fixed_fields(self.task, w, w_start)
         if not self.description["is_conservative"]:
             return self.codec.held(w)
         u, u_start = self.codec.denormalise(w), self.codec.denormalise(w_start)

@@ -1,5 +1,4 @@
-"""Autoregressive rollouts: a one-call model fed its own predictions, alone or as an ensemble with noise of
-its own per member."""
+"""Autoregressive rollouts of a one-call model, of one trajectory or of an ensemble with independent noise."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -13,11 +12,11 @@ from ups.common.seeds import generator
 
 @torch.no_grad()
 def rollout(step: Callable[[Tensor], Tensor], context: Tensor, num_frames: int, history: int) -> Tensor:
-    """The `num_frames` frames (batch, num_frames, ...) that follow `context` (batch, time, ...).
+    """The `num_frames` frames (batch, num_frames, ...) after `context` (batch, time, ...).
 
-    step: maps the last `history` frames (batch, history, ...) to the next few (batch, bundle, ...); what it
-    is shown and what it gives may differ in shape when one call is enough (steady tasks). Raises ValueError
-    when the context is shorter than the history or no frame is asked for.
+    step: maps the last `history` frames (batch, history, ...) to the next few (batch, bundle, ...). If one
+    call is enough (steady tasks), its output may have another shape. Raises ValueError if the context is
+    shorter than the history, or num_frames is below 1.
     """
     if num_frames < 1:
         raise ValueError(
@@ -49,8 +48,8 @@ def member_noise(
     num_members: int,
     key: str = "noise",
 ) -> Tensor:
-    """Standard normal (len(names), num_members, *shape): of (seed, key, name, lead) alone, whatever the batch
-    holds.
+    """Standard normal noise (len(names), num_members, *shape), a function of (seed, key, name, lead) alone
+    and not of the batch.
 
     Independent over names, members, leads and keys. names: of the trajectories, such as their row numbers.
     """
@@ -60,11 +59,13 @@ def member_noise(
 
 
 def name_starts(rows: Sequence[int], u: Tensor) -> list[str]:
-    """Names for `member_noise` of forecasts that start from u (batch, ...): the row number and a digest of
-    the state, in float32. A forecast that goes on from its own last frame gets fresh noise; the same forecast
-    made again gets the same."""
-    states = u.detach().to("cpu", torch.float32) + 0.0  # -0.0 is 0.0
-    states = torch.where(states.isnan(), 0.0, states).contiguous()  # cells of a mask
+    """Names for `member_noise` of forecasts that start from u (batch, ...): row number and digest of the
+    float32 state.
+
+    A forecast that continues from its own last frame gets new noise; a repeated forecast gets the same noise.
+    """
+    states = u.detach().to("cpu", torch.float32) + 0.0  # turns -0.0 into 0.0
+    states = torch.where(states.isnan(), 0.0, states).contiguous()  # masked cells
     return [
         f"{int(row)} {hashlib.blake2b(state.numpy().tobytes(), digest_size=8).hexdigest()}"
         for row, state in zip(rows, states, strict=True)
@@ -72,10 +73,11 @@ def name_starts(rows: Sequence[int], u: Tensor) -> list[str]:
 
 
 def in_blocks(function: Callable[[Tensor], Tensor], count: int, size: int) -> Tensor:
-    """function(index) of 0 .. count - 1, (count, ...), always of `size` at once: the last block is filled up.
+    """function(index) for the indices 0 .. count - 1, (count, ...), in blocks of exactly `size`; the last one
+    is padded.
 
-    Kernels round by the shape of what they are given, and bfloat16 makes 1e-3 of a last bit. In blocks of one
-    shape no row depends on how many others there are.
+    Kernels round differently for different shapes, and in bfloat16 a last bit becomes 1e-3. In blocks of one
+    shape, no row depends on the number of others.
     """
     blocks = [torch.arange(first, first + size).clamp_max(count - 1) for first in range(0, count, size)]
     return torch.cat([function(block) for block in blocks])[:count]
@@ -85,10 +87,10 @@ def in_blocks(function: Callable[[Tensor], Tensor], count: int, size: int) -> Te
 def ensemble_rollout(
     step: Callable[[Tensor, int], Tensor], context: Tensor, num_frames: int, history: int, num_members: int
 ) -> Tensor:
-    """Members (batch, num_members, num_frames, ...) that follow `context` (batch, time, ...).
+    """Members (batch, num_members, num_frames, ...) after `context` (batch, time, ...).
 
-    step(window, lead): (batch * num_members, history, ...) to the next frames (batch * num_members, bundle,
-    ...); members of a trajectory are neighbours, lead counts calls from 0. Raises as `rollout`.
+    step(window, lead): maps (batch * num_members, history, ...) to the next frames (batch * num_members,
+    bundle, ...). The members of a trajectory are neighbours; lead counts calls from 0. Raises as `rollout`.
     """
     calls, members = iter(range(num_frames)), context.repeat_interleave(num_members, 0)
     frames = rollout(lambda window: step(window, next(calls)), members, num_frames, history)

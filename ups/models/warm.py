@@ -1,8 +1,8 @@
-"""A network that starts from another's weights: the trunk as it is, the heads of tasks that both know.
+"""Warm start: copy the weights of a trained network into another one with other tasks or other data.
 
-The trunk is all that the tasks share. What a known task has of a block is taken with it, a new one begins at
-the mean of the parent's. A head is in the terms of its task's codec, and codecs are fitted to
-data: where the data are the same it is taken as it is; where they are others, in the terms of the new codec:
+The trunk, which all tasks share, is copied. So are the private weights of a task in each block; a new task
+gets the mean over the parent's tasks. The maps of a head act on the latents of its codec, and codecs are
+fitted to the data. With the same codec the maps are copied, with another one they are translated:
 
     z = A z' + a  between the codecs, both linear in the normalised field,  so  W z + b = (W A) z' + (W a + b)
 """
@@ -20,49 +20,53 @@ AS_IT_WAS, TRANSLATED = "as it was", "in the terms of its new codec"
 
 
 def copy_weights(network: TaskNetwork, directory: Path, trunk_factor: float) -> str:
-    """Give `network` the weights of the finished stage in `directory`, in place; what was taken, in words.
+    """Copy the weights of the finished stage in `directory` into `network`; returns what was copied, in
+    words.
 
-    trunk_factor: multiple of the learning rates at which the trunk goes on; 0: it stays as it is. Raises
-    FileNotFoundError or DamagedError for a stage that cannot be read.
+    trunk_factor: multiple of the learning rates for the trunk; 0 freezes it. Raises FileNotFoundError or
+    DamagedError for a stage that cannot be read.
     """
     parent = load_stage(directory, type(network), "stage", "Name another with init.")
     copy_trunk(network, parent)
-    own, given = network.state_dict(), parent.state_dict()
+    weights, given = network.state_dict(), parent.state_dict()
     for name, parameter in network.named_parameters():
         if is_trunk(name):
             parameter.lr_factor = trunk_factor
             parameter.requires_grad_(trunk_factor > 0)
-    taken = {
+    copied = {
         name: network.heads[name].take(parent.heads[name]) for name in network.names if name in parent.names
     }
-    for name in taken:
+    for name in copied:
         row, from_row = network.names.index(name), parent.names.index(name)
-        own["task_embedding"][row].copy_(given["task_embedding"][from_row])
-    heads = ", ".join(f"{name} {taken.get(name) or 'anew'}" for name in network.names)
+        weights["task_embedding"][row].copy_(given["task_embedding"][from_row])
+    heads = ", ".join(f"{name} {copied.get(name) or 'anew'}" for name in network.names)
     rate = f"learns at {trunk_factor:g} of the rates" if trunk_factor else "stays as it is"
     return f"starts from {directory}: the trunk {rate}; heads: {heads}"
 
 
 def is_trunk(name: str) -> bool:
-    """Whether a tensor of a `TaskNetwork`, by its name, is shared by the tasks."""
+    """Whether a tensor of a `TaskNetwork` with this name is shared by the tasks."""
     return task_of(name) is None and name != "task_embedding"
 
 
 @torch.no_grad()
 def copy_trunk(network: TaskNetwork, parent: TaskNetwork, sibling: str | None = None) -> None:
-    """Copy what tasks share, and give each task its own parts of the blocks: the parent's of the same name,
-    else of `sibling`, else the mean of the parent's. Mixing that no task of the parent has, for it is of
-    other dimensions or boundaries, stays as it is."""
+    """Copy the trunk, and the private weights in the blocks: for each task from the parent's task of the same
+    name, else from `sibling`, else the mean over the parent's tasks.
+
+    Mixing weights stay as they are if no task of the parent has such weights, because its dimensions or
+    boundaries differ.
+    """
     given = parent.state_dict()
     for name, tensor in network.state_dict().items():
         task, is_mixing = task_of(name), ".mixing." in name or ".spectral." in name
         if is_trunk(name):
             sources = [name]
         elif name.startswith("backbone."):
-            known = task if task in parent.names else sibling
+            source = task if task in parent.names else sibling
             sources = [
                 name.replace(f".own.{task}.", f".own.{other}.")
-                for other in ([known] if known else parent.names)
+                for other in ([source] if source else parent.names)
             ]
         else:
             continue
@@ -73,7 +77,9 @@ def copy_trunk(network: TaskNetwork, parent: TaskNetwork, sibling: str | None = 
 
 
 def copy_maps(head: nn.Module, parent: nn.Module) -> str:
-    """Copy `into` and `out` of a head from another's; in words, "" where their shapes differ."""
+    """Copy the maps `into` and `out` of another head, and return what was copied, in words; "" if shapes
+    differ.
+    """
     pairs = list(
         zip(
             (*head.into.parameters(), *head.out.parameters()),
@@ -90,7 +96,7 @@ def copy_maps(head: nn.Module, parent: nn.Module) -> str:
 
 
 def can_translate(codec: Tokenizer, parent: Tokenizer) -> bool:
-    """Whether latents of both are maps of the same patches of the same fields."""
+    """Whether both codecs map the same patches of the same fields."""
     return (codec.fields, codec.positive, codec.ndim, codec.patch) == (
         parent.fields,
         parent.positive,
@@ -100,8 +106,7 @@ def can_translate(codec: Tokenizer, parent: Tokenizer) -> bool:
 
 
 def translation(codec: Tokenizer, parent: Tokenizer) -> tuple[Tensor, Tensor]:
-    """(A (dim of parent, dim of codec), a) with z_parent = A z_codec + a, for the same field in physical
-    units."""
+    """(A (dim of parent, dim of codec), a) with z_parent = A z_codec + a for the same physical field."""
     cells = codec.patch**codec.ndim
     scale = (codec.std / parent.std).repeat_interleave(cells)
     offset = ((codec.mean - parent.mean) / parent.std).repeat_interleave(cells)
@@ -110,19 +115,19 @@ def translation(codec: Tokenizer, parent: Tokenizer) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def translate_maps(head: nn.Module, parent: nn.Module) -> None:
-    """Give a `TaskHead` the maps of another of the same task, history and bundle, over other codecs."""
+    """Copy the maps of another `TaskHead` of the same task, history and bundle, for other codecs."""
     pairs = [(head.input_codec, parent.input_codec)] * head.history + [(head.codec, parent.codec)]
     if head.forcing_codec is not None:
         pairs += [(head.forcing_codec, parent.forcing_codec)] * (1 + head.bundle)
     maps = [translation(*pair) for pair in pairs]
-    parts = parent.into.weight.split([matrix.shape[0] for matrix, _ in maps], 1)
+    blocks = parent.into.weight.split([matrix.shape[0] for matrix, _ in maps], 1)
     head.into.weight.copy_(
-        torch.cat([part @ matrix for part, (matrix, _) in zip(parts, maps, strict=True)], 1)
+        torch.cat([block @ matrix for block, (matrix, _) in zip(blocks, maps, strict=True)], 1)
     )
     head.into.bias.copy_(
-        parent.into.bias + sum(part @ offset for part, (_, offset) in zip(parts, maps, strict=True))
+        parent.into.bias + sum(block @ offset for block, (_, offset) in zip(blocks, maps, strict=True))
     )
-    back, _ = translation(parent.codec, head.codec)  # of changes, which have no offset
+    back, _ = translation(parent.codec, head.codec)  # for changes, which have no offset
     for name in ("weight", "bias"):
         change = getattr(parent.out, name).detach().unflatten(0, (parent.bundle, -1))
         getattr(head.out, name).copy_(torch.einsum("ij,bj...->bi...", back, change).flatten(0, 1))

@@ -1,5 +1,6 @@
-"""What a base predictor is, what it is shown and fitted on, the simplest one, and how gradient steps fit
-those that are learnt."""
+"""The interface of base predictors, their training windows, the simplest bases, and the fit by gradient
+steps.
+"""
 
 import math
 from collections.abc import Callable, Generator, Sequence
@@ -19,13 +20,12 @@ from ups.training.optim import fit
 
 @dataclass(frozen=True)
 class ParameterBatch:
-    """What is known of a batch's parameters, looked up once where they come from, so that no call asks the
-    device; its shapes are the task's, whatever the values.
+    """The parameters and the forcing of a batch. Made once on the host (`TaskHead.parameter_batch`), so that
+    no call waits for the device; the shapes do not depend on the values.
 
-    standard (batch, P): standardised logarithms; index (batch,): the number of the nearest fitted value; raw
-    (batch, P): the parameters themselves. forcing (batch, time, K, *space): what is known in advance,
-    normalised, from the frame that is shown last to at least the one that is predicted; None for tasks
-    without.
+    standard (batch, P): standardised logarithms; index (batch,): number of the nearest fitted value; raw
+    (batch, P): the parameters themselves. forcing (batch, time, K, *space): normalised, from the last input
+    frame to at least the predicted one; None for tasks without forcing.
     """
 
     standard: Tensor
@@ -34,20 +34,20 @@ class ParameterBatch:
     forcing: Tensor | None = None
 
     def later(self, num_frames: int) -> Self:
-        """What is known so many frames later."""
+        """The batch `num_frames` later, with its forcing shifted."""
         return self if self.forcing is None else replace(self, forcing=self.forcing[:, num_frames:])
 
 
 T = TypeVar("T")
-# u (batch, history, C, *space), what is known of its rows, u_next (batch, C, *space)
+# u (batch, history, C, *space), the parameters of its rows, u_next (batch, C, *space)
 Window = tuple[Tensor, ParameterBatch, Tensor]
 
 
 class Samples:
-    """Windows of the training split of a task from train_from on, drawn by a seed, as normalised fields, as
-    its head (a `TaskHead`) sees them; for a steady task coefficient and solution.
+    """Random windows of a task's training split, from frame train_from on, as normalised fields of its head
+    (a `TaskHead`); for a steady task coefficient and solution.
 
-    budget: windows that gradient steps may see.
+    budget: number of windows for gradient steps.
     """
 
     def __init__(self, head: nn.Module, cache: Cache, seed: int, budget: int = 0):
@@ -57,25 +57,26 @@ class Samples:
         self.num_starts = max(0, cache.num_frames - self.first - length + 1)
 
     def rows(self, value: int | None) -> Tensor:
-        """Training rows of one parameter value; all of them for None or for a task without parameters."""
+        """Training rows of one parameter value; all rows for None or for a task without parameters."""
         rows = self.cache.split["train"]
         is_one = value is not None and len(self.cache.parameter_values) > 0
         return rows[self.cache.parameter_index[rows] == value] if is_one else rows
 
     def count(self, value: int) -> int:
-        """How many different windows there are of a parameter value."""
+        """The number of different windows of a parameter value."""
         return len(self.rows(value)) * self.num_starts
 
     def batches(self, count: int, size: int, value: int | None = None) -> list[Callable[[], Window]]:
-        """Readers of `count` windows, `size` at a time, of one parameter value or of all: all rows in turn,
-        with random starts."""
-        draw, rows = generator(self.seed, self.name, "bases"), self.rows(value)
-        rows = rows[torch.randperm(len(rows), generator=draw)[torch.arange(count) % len(rows)]]
-        starts = self.first + torch.randint(0, max(1, self.num_starts), (count,), generator=draw)
+        """Functions that read `count` windows, `size` at a time, of one parameter value or of all: all rows
+        in turn, with random starts.
+        """
+        rng, rows = generator(self.seed, self.name, "bases"), self.rows(value)
+        rows = rows[torch.randperm(len(rows), generator=rng)[torch.arange(count) % len(rows)]]
+        starts = self.first + torch.randint(0, max(1, self.num_starts), (count,), generator=rng)
         return [partial(self.read, rows[i : i + size], starts[i : i + size]) for i in range(0, count, size)]
 
     def read(self, rows: Tensor, starts: Tensor) -> Window:
-        """The windows that start there."""
+        """The windows of these rows that start at these frames."""
         head, cache, device = self.head, self.cache, self.device
         parameters = head.parameters_of(cache, rows, starts + head.history - 1)
         if head.task.is_steady:
@@ -89,12 +90,13 @@ class Samples:
     def units(self) -> FieldUnits:
         return FieldUnits.of(self.head.codec)
 
-    def states(self, rows: Tensor, length: int, draw: torch.Generator) -> Tensor:
-        """Stretches (rows, up to `length` frames, C, *space) of rows from random starts, float64: the states
-        s of `FieldUnits`, the logarithm of a positive channel."""
+    def states(self, rows: Tensor, length: int, rng: torch.Generator) -> Tensor:
+        """States (rows, up to `length` frames, C, *space), float64, of rows from random starts: s of
+        `FieldUnits`, the logarithm for a positive channel.
+        """
         codec, num_frames = self.head.codec, self.cache.num_frames - self.first
         length = min(length, num_frames)
-        starts = self.first + torch.randint(0, num_frames - length + 1, (len(rows),), generator=draw)
+        starts = self.first + torch.randint(0, num_frames - length + 1, (len(rows),), generator=rng)
         w = codec.bridged(codec.decode(self.cache.batch(rows, starts, length, self.device))).double()
         scale, shift = (
             value.to(w.device).view(-1, *[1] * codec.ndim) for value in (self.units.scale, self.units.shift)
@@ -109,31 +111,33 @@ class Samples:
         ).flatten(1)[:, 0]
 
 
-Fit = Generator[tuple[str, dict[str, Any], T], None, str | None]  # of candidates, see `Base.fit`
+Fit = Generator[tuple[str, dict[str, Any], T], None, str | None]  # see `Base.fit`
 
 
 class Base(nn.Module):
-    """A call takes normalised u (batch, history, C, *space) and gives the next frame (batch, C, *space).
+    """A base predictor: a call maps normalised u (batch, history, C, *space) to the next frame (batch, C,
+    *space).
 
-    Made from settings: geometry and hyper-parameters, JSON-able; those of other bases are left alone.
+    Built from settings (`head_setup.base_settings`): geometry and hyper-parameters, JSON-able. A base ignores
+    the settings of others.
     """
 
     kind: str
-    needs_fitted_parameters = False  # whether it serves no other parameter values than those it was fitted on
-    is_learnt = False  # whether it has weights that gradient steps train, rather than a closed form
-    is_user_solver = False  # whether it calls a function of the user's, which weights do not hold
-    lr_factor = 1.0  # of the rate, once it trains beside the network
-    is_cellwise = False  # whether it has numbers for every cell
-    can_fit_subset = False  # whether it may be fitted to some of the fields alone
-    degree = math.inf  # of the next frame as a polynomial of the last ones; inf: it is none
+    needs_fitted_parameters = False  # whether it serves only parameter values that it was fitted on
+    is_learnt = False  # whether gradient steps train it, rather than a closed-form fit
+    is_user_solver = False  # whether it calls a function of the user, which is not stored with the weights
+    lr_factor = 1.0  # multiple of the learning rate while it trains with the network
+    is_cellwise = False  # whether it has coefficients for every cell
+    can_fit_subset = False  # whether it can be fitted to some of the fields alone
+    degree = math.inf  # of the polynomial of the last frames that it computes; inf: not a polynomial
 
     def findings(self, fields: Sequence[str], axes: Sequence[str]) -> list[str]:
-        """What it found, in words: of an equation a line for every field, per parameter value."""
+        """What the fit found, in words; of an equation a line for every field and parameter value."""
         return []
 
     @property
     def complexity(self) -> tuple[float, int]:
-        """(degree, numbers fitted to the data): of two bases that are as good, the smaller one is simpler."""
+        """(degree, number of fitted coefficients); smaller is simpler."""
         return self.degree, self.num_fitted
 
     @property
@@ -141,26 +145,27 @@ class Base(nn.Module):
         return sum(value.numel() for value in self.parameters())
 
     def alone(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
-        """A call that no network corrects, where that may differ from one that a network is trained over."""
+        """The prediction if no network corrects it; `linear` has a second map for this."""
         return self(u, parameters)
 
     def unbounded(self) -> "Base":
-        """The base without bounds of its own on the state."""
+        """The base without its bounds on the state."""
         return self
 
     def with_more_steps(self) -> "tuple[Base, dict[str, Any]] | None":
-        """The base in twice its sub-steps and the settings that differ; None if it has none or enough."""
+        """The base with twice its sub-steps and the changed settings; None if it has no more."""
         return None
 
     @classmethod
     def fit(cls, samples: Samples, settings: dict[str, Any]) -> "Fit[Self]":
-        """Yield (name, its settings, the fitted base) for every candidate worth trying, and return why others
-        are missing (None if none are); here the one that there is nothing to fit of."""
+        """Yield (name, settings, fitted base) for every candidate, and return why others are missing, or
+        None. By default the single base, which needs no fit.
+        """
         yield cls.kind, settings, cls(**settings)
 
 
 class Persistence(Base):
-    """The last frame again: what every forecast is compared with."""
+    """The last frame again; every forecast is compared with it."""
 
     kind, degree = "persistence", 1
 
@@ -172,8 +177,9 @@ class Persistence(Base):
 
 
 class Mean(Base):
-    """What training solutions of a steady task are on the average, everywhere: its network learns all
-    else."""
+    """The average of the training solutions of a steady task (0 in normalised units); the network learns the
+    rest.
+    """
 
     kind, degree = "mean", 0
 
@@ -186,18 +192,18 @@ class Mean(Base):
 
 
 class Learnt(Base):
-    """LEARNING_RATE of Adam; BATCH windows a step, so that every base may see as many."""
+    """A base that is fitted by gradient steps: LEARNING_RATE of Adam, BATCH windows per step."""
 
     is_learnt = True
-    lr_factor = 0.2  # how fast it moves while the network learns what it leaves; at 1 it wanders
+    lr_factor = 0.2  # while the network learns its residual; with 1 it moves too far
     LEARNING_RATE: float
     BATCH: int
 
     def prepare(self, samples: Samples, first: Window) -> None:
-        """What is set before the first step."""
+        """Set parameters from the data before the first step."""
 
     def unit(self, u: Tensor, u_next: Tensor) -> Tensor:
-        """What an error is relative to: the change."""
+        """The unit of errors: the change in a frame."""
         return u_next - u[:, -1]
 
     @classmethod
@@ -214,16 +220,14 @@ class Learnt(Base):
             else (f"its fit stopped at step {stopped + 1} of {num_steps}, where a gradient is not finite")
         )
 
-    def descend(self, draw: Callable[[int], Window], num_steps: int, name: str = "") -> int | None:
-        """Adam on relative errors of one call, with linear warm-up and decay; None, or the step at which it
-        stopped as a gradient is not finite.
-
-        Validation judges what that leaves.
+    def descend(self, window: Callable[[int], Window], num_steps: int, name: str = "") -> int | None:
+        """Adam on the relative error of one call, with linear warm-up and decay. None, or the step at which
+        it stopped because a gradient was not finite; validation decides whether the base is of use then.
         """
 
         def loss_of(step: int) -> Tensor:
             note(f"{name}: {self.kind}, step {step + 1} of {num_steps}")
-            u, parameters, u_next = draw(step)
+            u, parameters, u_next = window(step)
             axes = tuple(range(1, u_next.ndim))
             error = (self(u, parameters) - u_next).square().mean(axes)
             return (error / self.unit(u, u_next).square().mean(axes).clamp_min(1e-8)).add(1e-12).sqrt().mean()

@@ -1,4 +1,4 @@
-"""The elliptic solve: a steady task as the answer of a linear system whose coefficients are learnt."""
+"""The elliptic base: the solution of a steady task by a linear system with learnt coefficients."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,21 +14,20 @@ from ups.models.bases.units import comparable
 
 
 class Elliptic(Learnt):
-    """Steady state of a learnt diffusion: -div(A grad u) + A0 u = f with A, A0 >= 0 and f read off the
-    coefficient a(x).
+    """The steady state of a learnt diffusion: -div(A grad u) + A0 u = f, with A, A0 >= 0 and f from a(x).
 
-    A lives on cell faces and is a small network of the two cells beside the face (or of the cell and the
-    wall); A0 and f are one of the cell. The operator is symmetric and positive by construction, so a few
-    conjugate-gradient steps, preconditioned by the constant-coefficient inverse in the boundary's own basis
-    (Concus and Golub 1973), solve it and carry the gradient. A thousand weights or so: it cannot memorise its
-    training set. The construction is ours.
+    A is defined on cell faces, by a small network of the two cells beside the face (or of the cell and the
+    wall); A0 and f by one of the cell. The operator is symmetric and positive by construction. So a few
+    conjugate-gradient steps solve it and propagate the gradient, preconditioned by the inverse for constant
+    coefficients in the basis of the boundary (Concus and Golub 1973). With about a thousand weights it cannot
+    memorise the training set. The construction is ours.
 
-    Input: normalised a as u (batch, 1, C_in, *space); output normalised u (batch, C, *space). zero: the
-    normalised value of u = 0, which a Dirichlet wall holds.
+    Input: normalised a as u (batch, 1, C_in, *space); output: normalised u (batch, C, *space). zero: the
+    normalised value of u = 0, the value at a Dirichlet wall.
     """
 
     kind, BATCH = "elliptic", 8
-    # Of conjugate gradients, twice as many where no gradient is kept. Validation error of fits with 8, 16 and
+    # Conjugate-gradient steps; twice as many if no gradient is kept. Validation error of fits with 8, 16 and
     # 24: contrast 10 (darcy2d) 3.7e-3, 1.9e-3; log-normal (darcy2d_grf) 9.1e-2, 2.4e-2, 5e-3; 16 in training
     # and 32 after it: 4.5e-3.
     ITERATIONS = 16
@@ -63,7 +62,7 @@ class Elliptic(Learnt):
         self.log_source = nn.Parameter(torch.zeros(num_parameters))
         self.register_buffer("zero", torch.zeros(num_channels))
         self.register_buffer("gain", torch.ones(num_channels))
-        lengths = comparable(lengths or [1.0] * len(space), cell)  # all alike where nothing is said
+        lengths = comparable(lengths or [1.0] * len(space), cell)  # equal if not given
         h2 = [(n * lengths[0] / length) ** 2 for n, length in zip(space, lengths, strict=True)]
         self.num_cells, self.mean_square = space[0], sum(h2) / len(h2)
         self.transform, total = FieldTransform(space, boundary), torch.zeros((), dtype=torch.float64)
@@ -80,8 +79,9 @@ class Elliptic(Learnt):
 
     @staticmethod
     def _neighbours(x: Tensor, axis: int, end: str, mirror: float) -> tuple[Tensor, Tensor]:
-        """Cells left and right of every face of an axis that ends so; beyond a wall lies the cell before it,
-        times `mirror`."""
+        """The cells left and right of every face of an axis with boundary `end`; beyond a wall lies the cell
+        before it, times `mirror`.
+        """
         first, last = x.narrow(axis, 0, 1), x.narrow(axis, x.shape[axis] - 1, 1)
         before, after = (last, first) if end == PERIODIC else (mirror * first, mirror * last)
         return torch.cat([before, x], axis), torch.cat([x, after], axis)
@@ -109,7 +109,7 @@ class Elliptic(Learnt):
         return self._solve(operator, source) + self.zero.view(-1, *[1] * self.ndim)
 
     def unit(self, u: Tensor, u_next: Tensor) -> Tensor:
-        """The field itself: the input is not a frame."""
+        """The field itself, as the input is not a frame."""
         return u_next
 
     def prepare(self, samples: Samples, first: Window) -> None:
@@ -118,15 +118,16 @@ class Elliptic(Learnt):
 
     @torch.no_grad()
     def calibrate(self, u: Tensor, parameters: ParameterBatch, u_ref: Tensor) -> None:
-        """Set the source's gain by least squares, so that training starts at the right size (the solve is
-        linear in it)."""
+        """Set the gain of the source by least squares, so that training starts at the right size; the
+        solution is linear in it.
+        """
         zero = self.zero.view(-1, *[1] * self.ndim)
         x, y = self(u, parameters) - zero, u_ref - zero
         axes = (0, *range(2, x.ndim))
         self.gain.mul_((x * y).sum(axes) / x.square().sum(axes).clamp_min(1e-12))
 
     def _solve(self, operator: Callable[[Tensor], Tensor], source: Tensor) -> Tensor:
-        """Preconditioned conjugate gradients, a fixed number of steps (Hestenes and Stiefel 1952)."""
+        """A fixed number of preconditioned conjugate-gradient steps (Hestenes and Stiefel 1952)."""
         count = self.ITERATIONS if torch.is_grad_enabled() else 2 * self.ITERATIONS
         axes = tuple(range(2, source.ndim))
 

@@ -1,4 +1,4 @@
-"""Incompressible flow: every field is carried by the velocity, which stays free of divergence."""
+"""The flow base for incompressible flow: the velocity, free of divergence, advects every field."""
 
 import itertools
 import math
@@ -14,16 +14,15 @@ from ups.models.bases.base import Fit, ParameterBatch, Samples
 from ups.models.bases.propagator import Modal
 from ups.models.bases.units import comparable
 
-TAPS = -1, 0, 1, 2  # cells that cubic interpolation reads along an axis (Lagrange)
+TAPS = -1, 0, 1, 2  # cells of cubic (Lagrange) interpolation along an axis
 
 
 class Projection(nn.Module):
-    """A vector field without its gradient part, from and to the centres of cells: what is taken is the
-    gradient of the pressure for which the flow through the faces, means of both sides, has no divergence.
-    Nothing flows through walls.
+    """Projects a vector field at cell centres on fields without divergence.
 
-    The divergence that centres themselves show becomes small and not zero: a pressure that changes its sign
-    from cell to cell would do that, and nothing in a flow asks for it.
+    It subtracts the gradient of the pressure for which the flow through the faces (the mean of both sides)
+    has no divergence; no flow passes a wall. The divergence at the centres becomes small, but not zero: for
+    that, the pressure would have to change its sign from cell to cell.
     """
 
     def __init__(self, space: Sequence[int], lengths: Sequence[float], boundary: str):
@@ -31,7 +30,7 @@ class Projection(nn.Module):
         total, ends = torch.zeros(1, dtype=torch.float64), along(boundary, len(space))
         for axis, (n, length, end) in enumerate(zip(space, lengths, ends, strict=True)):
             cell = torch.eye(n, dtype=torch.float64)
-            after = cell.roll(1, 1)  # row i has cell i + 1
+            after = cell.roll(1, 1)  # row i holds cell i + 1
             faces = slice(None) if end == PERIODIC else slice(-1)
             mean, slope = (0.5 * (after + cell))[faces], ((after - cell) * (n / length))[faces]
             values, vectors = torch.linalg.eigh(slope.mT @ slope)
@@ -39,11 +38,11 @@ class Projection(nn.Module):
             self.register_buffer(f"gradient{axis}", (mean.mT @ slope).float(), persistent=False)
             self.register_buffer(f"basis{axis}", vectors.mT.float(), persistent=False)
         total = total[0]
-        inverse = torch.where(total > 1e-9 * total.max(), 1 / total, 0.0)  # a constant pressure does nothing
+        inverse = torch.where(total > 1e-9 * total.max(), 1 / total, 0.0)  # a constant pressure has no effect
         self.register_buffer("inverse", inverse.float(), persistent=False)
 
     def forward(self, v: Tensor) -> Tensor:
-        """v (batch, axes, *space), in one unit along all axes."""
+        """The projection of v (batch, axes, *space), in one unit along all axes."""
         gradients, bases = (
             [getattr(self, f"{name}{axis}") for axis in range(v.shape[1])] for name in ("gradient", "basis")
         )
@@ -58,14 +57,14 @@ class Projection(nn.Module):
 
 
 class Flow(Modal):
-    """Semi-Lagrangian advection (Staniforth and Cote 1991) of every field along its path through the
-    midpoint, one step a frame, by cubic interpolation; projection of the velocity (Chorin 1968); then
-    `Modal` on what is carried, which finds friction and whatever else is linear, and on what may drive the
-    velocity.
+    """Semi-Lagrangian advection (Staniforth and Cote 1991) of every field, one step per frame, by cubic
+    interpolation along the path through the midpoint; projection of the velocity (Chorin 1968); then `Modal`
+    terms.
 
-    That is, without its gradient part: every other vector, the product of each with each scalar (a force on
-    what is carried), and each scalar along each axis (buoyancy). vectors: the channels of each vector, the
-    velocity first; num_moving: channels before those that stand still.
+    Those are the advected fields (friction and other linear effects) and possible forces on the velocity,
+    projected: every other vector, its product with each scalar, and each scalar along each axis (buoyancy).
+    vectors: channels of each vector, the velocity first. num_moving: number of channels that change; the
+    fixed ones come last.
     """
 
     kind = "flow"
@@ -109,12 +108,12 @@ class Flow(Modal):
         self.register_buffer("places", torch.stack(places), persistent=False)
 
     def physical(self, w: Tensor, channels: list[int]) -> Tensor:
-        """Some channels of normalised w (batch, C, *space)."""
+        """Some channels of normalised w (batch, C, *space), in physical units."""
         return torch.stack(
             [w[:, channel] * self.std[channel] + self.mean[channel] for channel in channels], 1
         )
 
-    def parts(self, u: Tensor, parameters: ParameterBatch) -> tuple[Tensor, Tensor]:
+    def start_and_terms(self, u: Tensor, parameters: ParameterBatch) -> tuple[Tensor, Tensor]:
         w = u[:, -1]
         shift = self.physical(w, self.velocity) * self.cells
         middle = self.read(shift, self.places - shift / 2)
@@ -122,15 +121,15 @@ class Flow(Modal):
             [self.read(w[:, : self.num_moving], self.places - middle), w[:, self.num_moving :]], 1
         )
         change = self.physical(carried, self.velocity) - self.physical(w, self.velocity)
-        lost, fields = (self.projection(change) - change).unbind(1), [*carried.unbind(1)]
-        for channel, part in zip(self.velocity, lost, strict=True):
-            fields[channel] = fields[channel] + part / self.std[channel]
+        pressure, fields = (self.projection(change) - change).unbind(1), [*carried.unbind(1)]
+        for channel, push in zip(self.velocity, pressure, strict=True):
+            fields[channel] = fields[channel] + push / self.std[channel]
         start = torch.stack(fields, 1)
-        terms = [start[:, : self.num_moving], *map(self.projection, self.driving(w, start))]
+        terms = [start[:, : self.num_moving], *map(self.projection, self.forces(w, start))]
         return start, self.transform.forward(torch.cat(terms, 1))
 
-    def driving(self, w: Tensor, start: Tensor) -> Iterator[Tensor]:
-        """Vectors (batch, axes, *space) that may push, between w and start."""
+    def forces(self, w: Tensor, start: Tensor) -> Iterator[Tensor]:
+        """Possible forces (batch, axes, *space), at the middle between w and start."""
         between = (w + start) / 2
         scalars = [between[:, channel : channel + 1] for channel in self.scalars]
         for vector in self.others:
@@ -144,18 +143,19 @@ class Flow(Modal):
                 )
 
     def read(self, w: Tensor, at: Tensor) -> Tensor:
-        """Fields w (batch, C, *space) at places (batch, axes, *space), in cells from the first centre; beyond
-        a wall those of the cell beside it."""
-        sides: list[list[tuple[Tensor, Tensor]]] = []  # of every axis: cells to read, and their weights
+        """Fields w (batch, C, *space) interpolated at places `at` (batch, axes, *space), counted in cells
+        from the first centre; beyond a wall with the values of the cell beside it.
+        """
+        sides: list[list[tuple[Tensor, Tensor]]] = []  # for each axis: cells to read, and their weights
         for place, n, end in zip(at.unbind(1), w.shape[2:], self.ends, strict=True):
             place = place if end == PERIODIC else place.clamp(-0.5, n - 0.5)
             first = place.floor()
-            cells, part = first.long(), place - first
+            cells, fraction = first.long(), place - first
             sides.append(
                 [
                     (
                         (cells + tap).remainder(n) if end == PERIODIC else (cells + tap).clamp(0, n - 1),
-                        math.prod((part - other) / (tap - other) for other in TAPS if other != tap),
+                        math.prod((fraction - other) / (tap - other) for other in TAPS if other != tap),
                     )
                     for tap in TAPS
                 ]
@@ -171,8 +171,9 @@ class Flow(Modal):
 
     @classmethod
     def fit(cls, samples: Samples, settings: dict[str, Any]) -> Fit["Flow"]:
-        """A candidate for every ridge; none in one dimension, where the first vector does not move or where
-        the normal equations have no room."""
+        """Yield a candidate for every ridge. None in one dimension, for a fixed first vector, or if the
+        normal equations do not fit into memory.
+        """
         vectors = settings["vectors"]
         if not vectors or len(settings["space"]) == 1 or max(vectors[0]) >= settings["num_moving"]:
             return "it needs a velocity that moves, in two dimensions or three"

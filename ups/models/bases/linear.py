@@ -1,5 +1,6 @@
-"""The linear map of reduced rank: every cell of the next frame from every cell of the last ones, fitted by
-ridge regression."""
+"""The linear base: every cell of the next frame from every cell of the last ones, by a map of reduced rank
+that is fitted by ridge regression.
+"""
 
 import copy
 import math
@@ -12,28 +13,29 @@ from torch import Tensor
 from ups.common.boundary import PERIODIC, along
 from ups.common.progress import beat
 from ups.models.bases.base import Base, Fit, ParameterBatch, Samples
-from ups.models.bases.reduced_rank import MOST, Directions, FoldSums, Map, choose
+from ups.models.bases.reduced_rank import MOST, Directions, FoldSums, Map, fit_map
 
-FOLDS = 4  # of the windows, in the order of initial conditions and time
-GROWTH = 1e-4  # per frame, from which a map without it is tried, too
-STEPS, STATES = 40, 4  # of the power iteration that finds it
-BATCH = 32  # windows that are read at a time
+FOLDS = 4  # of cross-validation; windows are in the order of initial conditions and time
+GROWTH = 1e-4  # growth per frame above which the same map without growth is a candidate as well
+STEPS, STATES = 40, 4  # of the power iteration for the growth
+BATCH = 32  # windows that are read at once
 
 
 class Linear(Base):
-    """u_next = mean' + kept * (u - mean) + (x - mean) U V^T, x the last `lags` frames, the forcing and
-    the standardised parameters, kept one number per cell: 0, 1 or the autocorrelation of the cell.
+    """u_next = mean' + kept * (u - mean) + (x - mean) U V^T. x: the last `lags` frames, the forcing and the
+    standardised parameters; kept: one number per cell: 0, 1 or its autocorrelation.
 
-    It needs no symmetry, so it serves walls, masks and coefficients that vary in space. A map of few windows
-    fits these far better than others, and what it leaves of them would teach a network nothing. So it comes
-    twice where that is so: `alone` is the map of the least error on other windows, and a call, over which a
-    network is trained, has more ridge, so that its errors on both are alike. firm_rank: of that one.
+    It needs no symmetry, so it serves walls, masks and coefficients that vary in space. A map that was fitted
+    to few windows has much smaller errors on these than on others, and a network would learn from too small
+    residuals. In that case there are two maps: `alone` has the least error on held-out windows; a call, over
+    which a network is trained, uses a firm map with more ridge and equal errors on both. firm_rank: the rank
+    of that map.
     """
 
     kind, degree, can_fit_subset, is_cellwise = "linear", 1, True, True
     MOST_BYTES = 2**29  # of windows
-    MOST_WEIGHTS = 2**24  # numbers in U and V
-    MOST_WINDOWS = 1500, 8  # in all or, if that is more, per number that the map reads, if these are few
+    MOST_WEIGHTS = 2**24  # in U and V
+    MOST_WINDOWS = 1500, 8  # in total, or per input of a map with few inputs; the larger one counts
 
     def __init__(
         self,
@@ -66,8 +68,9 @@ class Linear(Base):
         return sum(value.numel() for value in (self.mean, self.kept, self.reads, self.gives))
 
     def inputs(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
-        """What the map reads, (batch, numbers): of u (batch, history, C, *space), the newest frame first, of
-        the forcing now and then, and of parameters."""
+        """The input x (batch, numbers) of the map: the frames of u (batch, history, C, *space), newest first,
+        the parameters, and the forcing now and in the next frame.
+        """
         read = [u[:, -self.lags :].flip(1).flatten(1), parameters.standard]
         if parameters.forcing is not None:
             w = parameters.forcing[:, :2].flatten(3)
@@ -89,10 +92,10 @@ class Linear(Base):
 
     @torch.no_grad()
     def growth(self, seed: int) -> float:
-        """By which factor a deviation grows in a frame, at most and in the long run: the spectral radius of
-        the map, by power iteration."""
-        num, draw = len(self.mean), torch.Generator().manual_seed(seed)
-        x, logs = torch.randn(STATES, self.lags * num, generator=draw).to(self.mean), []
+        """The spectral radius of the map, the largest long-term growth of a deviation per frame, by power
+        iteration."""
+        num, rng = len(self.mean), torch.Generator().manual_seed(seed)
+        x, logs = torch.randn(STATES, self.lags * num, generator=rng).to(self.mean), []
         reads = self.reads[: self.lags * num]
         for _ in range(2 * STEPS):
             new = x @ reads @ self.gives.T + self.kept * x[:, :num]
@@ -104,7 +107,7 @@ class Linear(Base):
 
     @torch.no_grad()
     def shrunk(self, growth: float) -> "Linear":
-        """This map with every rate over `growth`: what it reads of n frames ago over the power n + 1."""
+        """This map with every rate divided by `growth`: coefficients of n frames ago by its power n + 1."""
         powers, num = torch.ones_like(self.mean_in), len(self.mean)
         for lag in range(self.lags):
             powers[lag * num : (lag + 1) * num] = growth ** -(lag + 1)
@@ -117,8 +120,9 @@ class Linear(Base):
     @classmethod
     @torch.no_grad()
     def fit(cls, samples: Samples, settings: dict[str, Any]) -> Fit["Linear"]:
-        """Of every start (see `starts`) and number of frames the start, the map that is best on windows
-        held out and, where that one grows, one that does not."""
+        """Yield, for every start (see `starts`) and number of frames: the start itself, the map that is best
+        on held-out windows and, if that one grows, the same without growth.
+        """
         task = samples.head.task
         if task.is_symmetric or (task.is_shifted and PERIODIC in along(task.boundary, task.ndim)):
             return f"{task.name} is shifted or mirrored in training, which a map between cells cannot follow"
@@ -137,9 +141,9 @@ class Linear(Base):
             ):
                 beat()
                 target = y if is_steady else y - kept * x[:, : len(kept)]
-                best, firm = choose(read, folds, Directions.of(target), held, most)
+                best, firm = fit_map(read, folds, Directions.of(target), held, most)
                 numbers = *means, kept
-                if lags == 1 and start != "persistence":  # which is a base of its own
+                if lags == 1 and start != "persistence":  # that one is a separate base
                     yield cls.made(samples, settings, start, 1, *numbers, Map.none(x, y), None)
                 if best.rank:
                     name, fitted, base = cls.made(samples, settings, start, lags, *numbers, best, firm)
@@ -165,7 +169,7 @@ class Linear(Base):
         best: Map,
         firm: Map | None,
     ) -> tuple[str, dict[str, Any], "Linear"]:
-        """A candidate of fitted numbers: name, settings and base."""
+        """The candidate (name, settings, base) of fitted tensors."""
         settings = {**settings, "lags": lags, "rank": best.rank}
         settings |= {} if firm is None else {"firm_rank": firm.rank}
         base = cls(**settings).to(samples.device)
@@ -175,8 +179,9 @@ class Linear(Base):
         return f"linear from {start}, {lags} frame{'s' * (lags > 1)}, rank {best.rank}", settings, base
 
     def windows(self, samples: Samples) -> tuple[Tensor, Tensor]:
-        """What the map reads (n, numbers) and the next frames (n, numbers) of training windows, in the order
-        of initial conditions and time: all, or as many as there is room for, evenly."""
+        """Inputs x (n, numbers) and next frames y (n, numbers) of training windows, in the order of initial
+        conditions and time: all, or an even selection of as many as fit into memory.
+        """
         num_in, num_out = len(self.mean_in), len(self.mean)
         rows = samples.rows(None)
         rows = rows[samples.cache.trajectory[rows].argsort(stable=True)]
@@ -195,25 +200,26 @@ class Linear(Base):
             x[first : first + BATCH], y[first : first + BATCH] = self.inputs(u, parameters), u_next.flatten(1)
         reads = samples.head.input_codec if self.is_steady else samples.head.codec
         for values, valid, times in ((x, reads.valid, self.lags), (y, samples.head.codec.valid, 1)):
-            if valid is not None:  # what masked cells are filled with is no data
+            if valid is not None:  # masked cells hold fill values
                 inside = valid.flatten().repeat(times)
                 values[:, : len(inside)] *= inside
         return x, y
 
 
 def starts(x: Tensor, y: Tensor, num_moving: int) -> Iterator[tuple[str, Tensor]]:
-    """(name, what is kept of a cell's deviation (numbers,)) for each that the map may change: nothing, all,
-    and as much as its autocorrelation says; all of fields that are fixed in time, whose numbers come last.
-    num_moving: numbers of the other fields; 0: a steady task."""
+    """Yield (name, kept (numbers,)), the fraction of a cell's deviation that persists: nothing, all, and its
+    autocorrelation. Fixed fields, whose numbers come last, persist. num_moving: numbers of the other fields;
+    0 for a steady task.
+    """
     if not num_moving:
         yield "the mean", torch.zeros_like(y[0])
         return
     x = x[:, : y.shape[1]]
-    alike = (x * y).sum(0) / x.square().sum(0).clamp_min(1e-12)
+    correlation = (x * y).sum(0) / x.square().sum(0).clamp_min(1e-12)
     for name, kept in (
         ("the mean", torch.zeros_like(y[0])),
         ("persistence", torch.ones_like(y[0])),
-        ("damped persistence", alike.clamp(-1, 1)),
+        ("damped persistence", correlation.clamp(-1, 1)),
     ):
         kept[num_moving:] = 1.0
         yield name, kept

@@ -1,4 +1,4 @@
-"""Bases that are linear in what they fit, so fitted in closed form, and the polynomial propagator."""
+"""Spectral bases that are fitted in closed form, and the polynomial propagator."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ MOST_DEGREE = 5
 
 
 def monomials(num_channels: int, degree: int) -> list[tuple[int, ...]]:
-    """Channel tuples of all monomials of degree 1 .. `degree`, in order of degree."""
+    """The channels of every monomial of degree 1 .. `degree`, in order of degree."""
     return [
         term
         for d in range(1, degree + 1)
@@ -25,35 +25,35 @@ def monomials(num_channels: int, degree: int) -> list[tuple[int, ...]]:
 
 
 def dictionary(u: Tensor, degree: int) -> Tensor:
-    """Monomials of one frame: (..., C, *space) with C at axis 1 to (batch, terms, *space)."""
+    """Monomials (batch, terms, *space) of one frame u (batch, C, *space)."""
     channels, terms = u.unbind(1), {}
-    for term in monomials(len(channels), degree):  # each from one of a lower degree by one product
+    for term in monomials(len(channels), degree):  # each by one product from a lower degree
         terms[term] = channels[term[-1]] * terms[term[:-1]] if len(term) > 1 else channels[term[0]]
     return torch.stack(list(terms.values()), 1)
 
 
 def num_forced(num_forcing: int) -> int:
-    """Numbers per mode of what is known in advance: each channel now and in the next frame, and a
-    constant."""
+    """The number of forcing terms per mode: each channel now and in the next frame, and a constant."""
     return 2 * num_forcing + 1 if num_forcing else 0
 
 
 class Modal(Base):
-    """u_next = start + W(k) phi, W in the spectral basis of the boundary: every spectral mode k has its own
-    small matrix, fitted by ridge regression in closed form, one per parameter value.
+    """u_next = start + W(k) phi: every mode k of the boundary's spectral basis has its own small matrix W,
+    fitted by ridge regression in closed form, one per parameter value.
 
-    What start (batch, C, *space) and phi (batch, num_terms, modes) are of a window, `parts` says. Where
-    something is known in advance, phi goes on with that, now and in the next frame, and with a constant:
-    fields by their own modes, a series by its value in every mode, so that its pattern in space is fitted.
-    weight_real, weight_imag: (values, modes, terms, C). Zero until fitted. num_forcing: how many channels
-    `ParameterBatch.forcing` has; series: those of them that are one number a frame.
+    `start_and_terms` computes start (batch, C, *space) and phi (batch, num_terms, modes) of a window. With
+    forcing, phi continues with the forcing now and in the next frame, and a constant: fields by their modes,
+    a series by its value in every mode, so that its pattern in space is fitted. weight_real, weight_imag:
+    (values, modes, terms, C), zero until fitted. num_forcing: channels of `ParameterBatch.forcing`; series:
+    those that are one number per frame.
     """
 
     needs_fitted_parameters = can_fit_subset = True
-    # per parameter value, in the normal equations: some fifty times the unknowns of one mode
+    # windows per parameter value in the normal equations; about fifty times the unknowns of one mode are
+    # enough
     MAX_WINDOWS, BATCH, WINDOWS_PER_UNKNOWN = 2000, 32, 50
     RIDGES = (1e-6, 1e-8, 1e-10)
-    MOST_BYTES = 2**30  # of the normal equations, and a quarter of it of a batch in modes
+    MOST_BYTES = 2**30  # of the normal equations; a quarter of it for a batch in modes
 
     def __init__(
         self,
@@ -79,11 +79,11 @@ class Modal(Base):
         return (2 if self.transform.is_complex else 1) * self.weight_real.numel()
 
     @abstractmethod
-    def parts(self, u: Tensor, parameters: ParameterBatch) -> tuple[Tensor, Tensor]:
+    def start_and_terms(self, u: Tensor, parameters: ParameterBatch) -> tuple[Tensor, Tensor]:
         """start and phi of a window u (batch, history, C, *space)."""
 
     def forward(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
-        start, phi = self.parts(u.float(), parameters)
+        start, phi = self.start_and_terms(u.float(), parameters)
         phi = self.with_forcing(phi, parameters)
         phi = phi.permute(2, 0, 1)  # modes, batch, terms
         weight = (
@@ -98,16 +98,16 @@ class Modal(Base):
         return start + self.transform.inverse(change.permute(1, 2, 0))
 
     def with_forcing(self, phi: Tensor, parameters: ParameterBatch) -> Tensor:
-        """phi (batch, num_terms, modes) and what is known in advance, in modes."""
+        """phi (batch, num_terms, modes), continued with the forcing terms."""
         if not self.num_forced:
             return phi
         w = parameters.forcing[:, :2].float()  # now, next
         values = w[:, :, self.series].flatten(3)[..., 0].flatten(1)
         values = torch.cat([values, values.new_ones(len(w), 1)], 1).to(phi.dtype)
-        told = [values[..., None].expand(-1, -1, phi.shape[-1])]
+        terms = [values[..., None].expand(-1, -1, phi.shape[-1])]
         if self.forcing_fields:
-            told.insert(0, self.transform.forward(w[:, :, self.forcing_fields].flatten(1, 2)))
-        return torch.cat([phi, *told], 1)
+            terms.insert(0, self.transform.forward(w[:, :, self.forcing_fields].flatten(1, 2)))
+        return torch.cat([phi, *terms], 1)
 
     @classmethod
     def has_room(cls, settings: dict[str, Any], num_terms: int) -> bool:
@@ -125,11 +125,11 @@ class Modal(Base):
         a = b = n = 0
         terms, count = self.weight_real.shape[2], min(self.MAX_WINDOWS, samples.count(value))
         size = max(1, min(self.BATCH, self.MOST_BYTES // 4 // (16 * terms * self.transform.modes)))
-        if size < self.BATCH:  # each takes long
+        if size < self.BATCH:  # large modes: each window takes long
             count = min(count, self.WINDOWS_PER_UNKNOWN * terms)
         for read in samples.batches(count, size, value):
             u, parameters, u_next = read()
-            start, phi = self.parts(u, parameters)
+            start, phi = self.start_and_terms(u, parameters)
             phi = self.with_forcing(phi, parameters)
             phi, target = phi.permute(2, 0, 1), self.transform.forward(u_next - start).permute(2, 0, 1)
             wide = torch.complex128 if phi.is_complex() else torch.float64
@@ -143,8 +143,8 @@ class Modal(Base):
         return a, b, n
 
     def solve(self, sums: Sequence[tuple[Tensor, Tensor, int]], ridge: float) -> None:
-        """Take the weights of the normal equations of every parameter value: (Phi^H Phi + ridge n I) W =
-        Phi^H (u_next - start)."""
+        """Set the weights W from the normal equations of every parameter value:
+        (Phi^H Phi + ridge n I) W = Phi^H (u_next - start)."""
         for value, (a, b, n) in enumerate(sums):
             eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device) * (ridge * n)
             weight = torch.linalg.solve(a + eye, b)
@@ -154,15 +154,15 @@ class Modal(Base):
 
 
 class Propagator(Modal):
-    """u_next = u + W(k) [phi(u), phi(u_-1), ...], phi all monomials up to `degree`, newest frame first: see
-    `Modal`.
+    """u_next = u + W(k) [phi(u), phi(u_-1), ...] (see `Modal`), with phi all monomials up to `degree`, newest
+    frame first.
 
-    Dynamic mode decomposition for degree 1 (Schmid 2010), nonlinear vector autoregression in spectral space
-    beyond it (Gauthier et al. 2021, doi 10.1038/s41467-021-25801-2). It contains exact transport and
-    diffusion, and multistep integrators of polynomial reactions; products across frames are left out because
-    they did not pay, and so is a constant (on reaction- diffusion it took 40 % off the error with one frame
-    of history and 0.3 % with four). Beyond degree 1 the products of the newest frame and the forcing are
-    terms, too: a coefficient may vary in time. With weights of zero it is persistence.
+    For degree 1 this is dynamic mode decomposition (Schmid 2010), for higher degrees nonlinear vector
+    autoregression in spectral space (Gauthier et al. 2021, doi 10.1038/s41467-021-25801-2). It contains exact
+    transport and diffusion, and multistep integrators of polynomial reactions. Products across frames did not
+    help, nor did a constant (on reaction-diffusion it reduced the error by 40 % with one frame of history and
+    by 0.3 % with four). Above degree 1, products of the newest frame and the forcing are terms as well, for
+    coefficients that vary in time. With zero weights it is persistence.
     """
 
     kind = "propagator"
@@ -190,7 +190,7 @@ class Propagator(Modal):
             series,
         )
         self.degree, self.history, self.has_products = degree, history, degree > 1 and num_forcing > 0
-        # between the values at the walls: what is above it is zero there, as sines are
+        # the line between the values at the walls: u minus it is zero there, as sines are
         ends = [low + (high - low) * (torch.arange(space[0]) + 0.5) / space[0] for low, high in walls]
         self.register_buffer("line", torch.stack(ends) if ends else torch.zeros(()), persistent=False)
 
@@ -203,12 +203,11 @@ class Propagator(Modal):
 
     @classmethod
     def fit(cls, samples: Samples, settings: dict[str, Any]) -> Fit["Propagator"]:
-        """Every degree, history and ridge worth trying, from one pass over the data. Where the normal
-        equations would take more than MOST_BYTES (3D, several fields) degree 1 alone, then one frame of it,
-        then nothing.
+        """Yield a candidate for every degree, history and ridge, from one pass over the data.
 
         The normal equations of the largest dictionary contain those of all smaller ones, so each candidate
-        costs one small solve per mode.
+        costs one small solve per mode. If they need more than MOST_BYTES (3D, several fields), the candidates
+        are of degree 1 alone, then of one frame, then none.
         """
         num_channels = settings["num_channels"]
         wanted = [(settings["degree"], settings["history"]), (1, settings["history"]), (1, 1)]

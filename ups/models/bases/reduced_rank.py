@@ -1,8 +1,8 @@
-"""Reduced-rank ridge regression (Izenman 1975, doi 10.1016/0047-259X(75)90042-1; Mukherjee and Zhu 2011,
-doi 10.1002/sam.10138): of y on x, both of many numbers, Y ~ X U V^T, ridge and rank by cross-validation.
+"""Reduced-rank ridge regression Y ~ X U V^T of many numbers on many, with ridge and rank by cross-validation
+(Izenman 1975, doi 10.1016/0047-259X(75)90042-1; Mukherjee and Zhu 2011, doi 10.1002/sam.10138).
 
-All is computed in the principal directions of x and y, of which there are no more than windows, so that
-neither memory nor time grows with the square of the number of cells.
+It works in the principal directions of x and y. There are no more of them than windows, so memory and time do
+not grow with the square of the number of cells.
 """
 
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-RIDGES = tuple(10.0**power for power in range(-13, 2))  # over the largest variance of a direction of x
-SMALLER = 1.0, 1e-2, 1e-4  # times the best ridge of full rank: fewer directions need less of it
-AS_GOOD = 1.005  # times the least error: of these the largest ridge, then the smallest rank
-FIRM = 0.5  # of the error on other windows that a firm map leaves on those it was fitted to
-NEARLY = 0.75  # of the ranks
-TINY = 1e-15  # of the largest variance: rounding in float64
-ROUNDING = 1e-14  # of the squares of y, below which errors are alike
-MOST = 1024  # directions of so many numbers
-MANY = 512  # of more numbers; beyond so many, one ridge is tried with all ranks
-BLOCK = 2**16  # columns that are summed in float64 at a time
+RIDGES = tuple(10.0**power for power in range(-13, 2))  # relative to the largest variance of a direction of x
+SMALLER = 1.0, 1e-2, 1e-4  # times the best ridge of full rank; a lower rank needs less ridge
+AS_GOOD = 1.005  # times the least error; among these, the largest ridge and then the smallest rank are taken
+FIRM = 0.5  # a firm map's least error on fitted windows, relative to that on held-out ones
+NEARLY = 0.75  # of the largest rank, from which the rank is not limited
+TINY = 1e-15  # of the largest variance: float64 rounding
+ROUNDING = 1e-14  # of the squares of y: smaller errors are rounding
+MOST = 1024  # directions, if x has no more numbers than this
+MANY = 512  # directions otherwise; if there are more, one ridge is tried with all ranks
+BLOCK = 2**16  # columns that are summed in float64 at once
 
 
 class Map(NamedTuple):
@@ -36,15 +36,16 @@ class Map(NamedTuple):
 
     @classmethod
     def none(cls, x: Tensor, y: Tensor) -> "Map":
-        """The map of rank 0, of windows x and y."""
+        """The map of rank 0 between windows x and y."""
         return cls(x.new_zeros(x.shape[1], 0), y.new_zeros(y.shape[1], 0))
 
 
 @dataclass(frozen=True)
 class Directions:
     """Principal directions of centred windows x (n, numbers), float32: scores (n, k) and variances (k,),
-    float64, largest first. axes: the directions themselves (numbers, k), or the vectors (n, k) of which x
-    makes them, whichever are fewer."""
+    float64, largest first. axes: the directions (numbers, k) or, if n is smaller, the vectors (n, k) from
+    which x gives them.
+    """
 
     x: Tensor
     scores: Tensor
@@ -65,7 +66,7 @@ class Directions:
         return cls(x, vectors * values.sqrt(), values, vectors / values.sqrt())
 
     def combined(self, weights: Tensor) -> Tensor:
-        """Vectors (numbers, m), float32, of their components (k, m) along the directions."""
+        """Vectors (numbers, m), float32, from their components (k, m) along the directions."""
         columns = self.axes @ weights
         if self.axes.shape[0] == self.x.shape[1] and self.x.shape[0] >= self.x.shape[1]:
             return columns.float()
@@ -74,8 +75,9 @@ class Directions:
 
 @dataclass(frozen=True)
 class FoldSums:
-    """The windows held out of a fit, by their scores of x: the mean of the others, and centred by it the
-    products of the others, by their eigenvectors (values, vectors), and of those held out."""
+    """Sums of x over one fold, from scores: the mean of the windows outside the fold; centred by it, the
+    products of these as eigenvalues and eigenvectors, and of the held-out windows.
+    """
 
     mean: Tensor
     values: Tensor
@@ -93,8 +95,9 @@ class FoldSums:
 
 
 class Errors:
-    """Squared errors of fits to all windows but those of a fold: on those held out and on the others.
-    products: x^T y of all windows."""
+    """Squared errors of fits without one fold, on the held-out windows and on the others. products: x^T y of
+    all windows.
+    """
 
     def __init__(self, x: Tensor, y: Tensor, fold: FoldSums, held: Tensor, products: Tensor):
         others, self.values, self.held = len(y) - len(held), fold.values, fold.held
@@ -109,7 +112,7 @@ class Errors:
         self.least = ROUNDING * self.sizes
 
     def of_ridge(self, ridge: float) -> Tensor:
-        """(2,): of full rank."""
+        """Errors (2,) of full rank."""
         inverse = 1 / (self.values + ridge * self.values.max())
         gain = self.square.diagonal(), self.square_held.diagonal()
         held = 2 * inverse @ gain[1] - inverse @ (self.held * self.square) @ inverse
@@ -117,7 +120,7 @@ class Errors:
         return torch.maximum(self.sizes - torch.stack([held, own]), self.least)
 
     def of_rank(self, ridge: float) -> Tensor:
-        """(2, 1 + k): of rank 0, 1, ..."""
+        """Errors (2, 1 + k) of rank 0, 1, ..., k."""
         root = (1 / (self.values + ridge * self.values.max())).sqrt()
         power, vectors = torch.linalg.eigh(root[:, None] * self.square * root)
         power, vectors = power.flip(0).clamp_min(0), root[:, None] * vectors.flip(1)
@@ -133,11 +136,12 @@ class Errors:
         return torch.maximum(self.sizes[:, None] - total, self.least[:, None])
 
 
-def choose(
+def fit_map(
     read: Directions, folds: Sequence[FoldSums], give: Directions, held: Sequence[Tensor], most: int
 ) -> tuple[Map, Map | None]:
-    """The map of the least error on windows held out, and a firm one (see FIRM) where that one is not; of
-    rank `most` at most."""
+    """The map of rank `most` or less with the least held-out error, and a firm one (see FIRM) if that one is
+    not.
+    """
     if not len(read.variances) or not len(give.variances):  # nothing varies
         return Map.none(read.x, give.x), None
     products = read.scores.T @ give.scores
@@ -156,7 +160,7 @@ def choose(
     ridge = largest_as_good({ridge: float(found[0].min()) for ridge, found in by_rank.items()})
     rank = smallest_as_good(by_rank[ridge][0])
     every = min(len(read.variances), len(give.variances), len(read.scores) - max(map(len, held)) - 1)
-    # a fit of all windows has more directions than that of a fold: nearly all of these are all of those
+    # the fit of all windows has more directions than that of a fold: nearly full rank means full rank
     found = fitted(read, give, ridge, rank if rank < NEARLY * every else most)
     if is_firm(by_rank[ridge][:, rank], len(folds)):
         return found, None
@@ -168,23 +172,24 @@ def choose(
 
 
 def is_firm(errors: Tensor, num_folds: int) -> bool:
-    """Whether the errors (2,) on windows held out, and on the others, num_folds - 1 times as many, are alike,
-    or both are rounding."""
+    """Whether the errors (2,) on held-out windows and on the others (num_folds - 1 times as many) are
+    similar, or both are rounding.
+    """
     return bool(errors[1] / (num_folds - 1) >= FIRM**2 * errors[0])
 
 
 def largest_as_good(errors: dict[float, float]) -> float:
-    """The largest ridge that is as good as the best."""
+    """The largest ridge whose error is as good as the least."""
     return max(ridge for ridge, error in errors.items() if error <= AS_GOOD**2 * min(errors.values()))
 
 
 def smallest_as_good(errors: Tensor) -> int:
-    """The smallest rank that is as good as the best."""
+    """The smallest rank whose error is as good as the least."""
     return int((errors <= AS_GOOD**2 * errors.min()).nonzero()[0])
 
 
 def fitted(read: Directions, give: Directions, ridge: float, rank: int) -> Map:
-    """The map of all windows."""
+    """The map fitted to all windows."""
     cross = read.scores.T @ give.scores
     root = (1 / (read.variances + ridge * read.variances.max())).sqrt()
     left, size, right = torch.linalg.svd(root[:, None] * cross, full_matrices=False)

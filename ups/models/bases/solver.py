@@ -1,4 +1,4 @@
-"""A coarse solver of the user's: the network learns what it leaves (correction, as in APEBench, arXiv
+"""The user's coarse solver as a base: the network learns its residual (correction, as in APEBench, arXiv
 2411.00180)."""
 
 import inspect
@@ -19,13 +19,13 @@ PASS = (
 
 
 class Solver(Base):
-    """u_next = step(u), physical units, of a function of the user's (task.TASK.solver is MODULE:FUNCTION).
+    """u_next = step(u) in physical units, by a function of the user (task.TASK.solver is MODULE:FUNCTION).
 
-    step(u (batch, channel, *space)) -> u_next of that shape, a frame later: tensors if its module imports
-    torch, else NumPy float64. What else it names, it is given: dt; forcing, now and in the next frame (name
-    -> (batch, 2, *space), of a series (batch, 2)); parameters (name -> (batch,)); or parameter, the first
-    one as a number, called for the rows of each value. No gradient goes through NumPy.
-    The weights carry its name for messages alone: whoever loads them passes the function (`use`).
+    step(u (batch, channel, *space)) returns u_next of that shape, one frame later: tensors if its module
+    imports torch, else NumPy float64. Optional arguments are passed by name: dt; forcing, now and in the next
+    frame (name -> (batch, 2, *space), for a series (batch, 2)); parameters (name -> (batch,)); or parameter,
+    the first one as a number, with a call for the rows of each value. No gradient flows through NumPy. The
+    weights store its name for messages alone: the function is passed on loading (`use`).
     """
 
     kind = "solver"
@@ -49,7 +49,7 @@ class Solver(Base):
         super().__init__()
         self.step, self.dt, self.task, self.solver = None, dt, task, str(solver)
         self.positive, self.names = list(positive), list(names)
-        self.offsets = list(offsets)  # of fields that are counted from one; the solver's are not
+        self.offsets = list(offsets)  # of the stored fields; the solver gets the fields without offset
         self.register_buffer("mean", torch.zeros(num_channels))
         self.register_buffer("std", torch.ones(num_channels))
         self.forcing, self.series = list(forcing), list(series)
@@ -59,7 +59,7 @@ class Solver(Base):
             self.register_buffer("forcing_std", torch.ones(len(forcing)))
 
     def use(self, step: Callable[..., Any]) -> Self:
-        """With the function that is called."""
+        """Set the function."""
         self.step, self.accepts = step, set(inspect.signature(step).parameters)
         self.is_torch = "torch" in getattr(step, "__globals__", {})
         return self
@@ -80,7 +80,7 @@ class Solver(Base):
         return ((self._across(torch.log, physical) - mean) / std).to(w)
 
     def _across(self, function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
-        """`function` of the channels that are normalised by their logarithms."""
+        """u with `function` applied to the channels that are normalised by their logarithms."""
         return (
             torch.stack(
                 [
@@ -93,39 +93,39 @@ class Solver(Base):
             else u
         )
 
-    def _told(self, parameters: ParameterBatch) -> dict[str, Tensor]:
-        """What is known in advance in physical units, now and in the next frame, by name."""
-        told = {}
+    def _forcing(self, parameters: ParameterBatch) -> dict[str, Tensor]:
+        """The forcing by name, in physical units, now and in the next frame."""
+        forcing = {}
         for channel, name in enumerate(self.forcing):
             f = parameters.forcing[:, :2, channel].double()
             f = f * self.forcing_std[channel] + self.forcing_mean[channel]
             f = (f.exp() if channel in self.forcing_positive else f) + self.forcing_offsets[channel]
-            told[name] = f.flatten(2)[..., 0] if channel in self.series else f
-        return told
+            forcing[name] = f.flatten(2)[..., 0] if channel in self.series else f
+        return forcing
 
     def _next(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
-        raw, told = parameters.raw, self._told(parameters)
+        raw, forcing = parameters.raw, self._forcing(parameters)
         if "parameter" not in self.accepts or raw is None or not raw.shape[1]:
-            return self._call(u, raw, told)
+            return self._call(u, raw, forcing)
         out = torch.empty_like(u)
         for value in raw[:, 0].unique():
             rows = raw[:, 0] == value
             out[rows] = self._call(
-                u[rows], raw[rows], {name: f[rows] for name, f in told.items()}, parameter=float(value)
+                u[rows], raw[rows], {name: f[rows] for name, f in forcing.items()}, parameter=float(value)
             )
         return out
 
-    def _call(self, u: Tensor, raw: Tensor | None, told: dict[str, Tensor], **more: Any) -> Tensor:
-        given = u if self.is_torch else u.detach().cpu().numpy().astype(np.float64)
+    def _call(self, u: Tensor, raw: Tensor | None, forcing: dict[str, Tensor], **more: Any) -> Tensor:
+        values = u if self.is_torch else u.detach().cpu().numpy().astype(np.float64)
         columns = {} if raw is None else dict(zip(self.names, raw.unbind(1), strict=False))
-        named = {"parameters": columns, "forcing": {name: f.to(u) for name, f in told.items()}}
+        named = {"parameters": columns, "forcing": {name: f.to(u) for name, f in forcing.items()}}
         if not self.is_torch:
             named = {
                 key: {name: one.cpu().numpy() for name, one in some.items()}
-                for key, some in (("parameters", columns), ("forcing", told))
+                for key, some in (("parameters", columns), ("forcing", forcing))
             }
         offered = {"dt": self.dt, "parameter": None} | named | more
-        found = self.step(given, **{name: value for name, value in offered.items() if name in self.accepts})
+        found = self.step(values, **{name: value for name, value in offered.items() if name in self.accepts})
         if tuple(getattr(found, "shape", ())) != tuple(u.shape):
             raise ValueError(
                 f"{self.solver} gave {getattr(found, 'shape', type(found).__name__)} for a "
@@ -136,7 +136,7 @@ class Solver(Base):
 
     @classmethod
     def fit(cls, samples: Samples, settings: dict[str, Any]) -> Fit[Self]:
-        """There is nothing to fit but the units."""
+        """Yield the solver with the units of the codec; there is nothing to fit."""
         cache, codec = samples.cache, samples.head.codec
         named = {
             **settings,
@@ -148,16 +148,16 @@ class Solver(Base):
             "positive": [codec.fields.index(name) for name in codec.positive],
         }
         if cache.task.forcing:
-            told = samples.head.forcing_codec
+            forcing = samples.head.forcing_codec
             named |= {
-                "forcing": list(told.fields),
-                "forcing_positive": [told.fields.index(name) for name in told.positive],
-                "forcing_offsets": [cache.task.offsets.get(name, 0.0) for name in told.fields],
+                "forcing": list(forcing.fields),
+                "forcing_positive": [forcing.fields.index(name) for name in forcing.positive],
+                "forcing_offsets": [cache.task.offsets.get(name, 0.0) for name in forcing.fields],
             }
         base = cls(**named).use(load_step(named["solver"], named["task"])).to(samples.device)
         base.mean.copy_(codec.mean)
         base.std.copy_(codec.std)
         if base.forcing:
-            base.forcing_mean.copy_(told.mean)
-            base.forcing_std.copy_(told.std)
+            base.forcing_mean.copy_(forcing.mean)
+            base.forcing_std.copy_(forcing.std)
         yield f"solver {named['solver']}", named, base

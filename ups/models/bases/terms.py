@@ -1,5 +1,6 @@
-"""The terms a right-hand side may hold, and what they are on a grid: products of powers of the fields and of
-their derivatives."""
+"""The library of terms of a right-hand side, and their values on a grid: products of powers of the fields and
+of their derivatives.
+"""
 
 import itertools
 import math
@@ -11,21 +12,21 @@ from torch import Tensor, nn
 from ups.common.boundary import DIRICHLET, OUTFLOW, PERIODIC, along
 from ups.models.bases.units import comparable
 
-# A term: the power of every channel, and its factors (channel, axes derived along). INVERSE in front of the
-# axes is the inverse Laplacian, taken first. (WAVE, (*wave numbers, 0 or 1)) is the cosine or sine of that
-# wave, the same for every state: what drives a field from outside.
+# A term: the power of every channel, and its factors (channel, axes of the derivative). INVERSE in front of
+# the axes is the inverse Laplacian, applied first. (WAVE, (*wave numbers, 0 or 1)) is the cosine or sine of
+# that wave: a standing force from outside.
 Factor = tuple[int, tuple[int, ...]]
 Term = tuple[tuple[int, ...], tuple[Factor, ...]]
 
-# Central differences of sixth order, of fourth for the third and fourth derivative (Fornberg 1988): weights
-# of the cell itself and of those at its right; those at its left follow by symmetry.
+# Central differences of sixth order, of fourth order for the third and fourth derivative (Fornberg 1988):
+# weights of the cell itself and of those to its right; the others follow by symmetry.
 STENCILS = {
     1: (0, 3 / 4, -3 / 20, 1 / 60),
     2: (-49 / 18, 3 / 2, -3 / 20, 1 / 90),
     3: (0, -13 / 8, 1, -1 / 8),
     4: (28 / 3, -13 / 2, 2, -1 / 6),
 }
-# of two orders more: what a fit by these changes is the error of those
+# Two orders more: a fit with these estimates the error of the others.
 FINER = {
     1: (0, 4 / 5, -1 / 5, 4 / 105, -1 / 280),
     2: (-205 / 72, 8 / 5, -1 / 5, 8 / 315, -1 / 560),
@@ -38,8 +39,9 @@ MOST_WAVES = 4  # wave numbers along an axis
 
 
 def difference(n: int, order: int, boundary: str, is_finer: bool = False) -> Tensor:
-    """The derivative of an `order` along an axis of n cells of width 1 as a matrix (n, n), float64. Beyond a
-    wall lie the mirrored cells, of the other sign if Dirichlet, beyond an open end copies of the last one."""
+    """The derivative of this order along an axis of n cells of width 1 as a matrix (n, n), float64. Beyond a
+    wall are mirrored cells, with the other sign if Dirichlet; beyond an open end copies of the last cell.
+    """
     matrix, cells = torch.zeros(n, n, dtype=torch.float64), torch.arange(n)
     for distance, weight in enumerate((FINER if is_finer else STENCILS)[order]):
         for side in (1, -1) if distance else (1,):
@@ -63,13 +65,13 @@ def library(
     vorticity: Sequence[int] = (),
     driven: Sequence[int] = (),
 ) -> list[Term]:
-    """Terms worth trying, plain ones first, MOST_TERMS at most: reactions of up to three fields, derivatives
-    up to the second times up to two of them, products of two first derivatives, and the third and fourth
-    derivative.
+    """The candidate terms, simple ones first, at most MOST_TERMS: reactions of up to three fields,
+    derivatives up to the second times up to two fields, products of two first derivatives, and the third and
+    fourth derivatives.
 
-    Of positive channels derivatives are those of the logarithm; they appear with powers 1 and -1 and as
-    ratios. vorticity: channels of two dimensions that may carry every field with the flow whose vorticity
-    they are, by a stream function. driven: axes along which waves that stand still may drive the fields.
+    Derivatives of a positive channel are those of its logarithm; it appears with powers 1 and -1 and in
+    ratios. vorticity: channels in two dimensions that may be the vorticity of a flow, which then advects
+    every field (by its stream function). driven: axes along which standing waves may force the fields.
     """
     channels = range(num_channels)
 
@@ -88,7 +90,7 @@ def library(
     mixed = [((c, pair),) for c in channels for pair in itertools.combinations(range(ndim), 2)]
     pairs = [tuple(sorted(a + b)) for a, b in itertools.combinations_with_replacement(first, 2)]
     higher = [((c, (a,) * order),) for c in channels for a in range(ndim) for order in (3, 4)]
-    # of a wave and its opposite one
+    # one of each wave and its opposite
     standing = [
         numbers
         for numbers in itertools.product(
@@ -122,8 +124,8 @@ def library(
 
 
 def diagonal(term: Term, positive: Sequence[int], ends: Sequence[str]) -> Factor | None:
-    """(channel, axes derived along) of a term that is linear in the state and diagonal in the modes of a
-    `FieldTransform`: no odd derivative across walls. None for others."""
+    """(channel, axes of the derivative) of a term that is linear in the state and diagonal in the modes of a
+    `FieldTransform` (no odd derivative across walls); None for other terms."""
     powers, factors = term
     if not factors and sorted(powers)[-1] == 1 == sum(map(abs, powers)):
         return None if powers.index(1) in positive else (powers.index(1), ())
@@ -137,7 +139,9 @@ def diagonal(term: Term, positive: Sequence[int], ends: Sequence[str]) -> Factor
 
 
 def inverse_laplacian(space: Sequence[int], lengths: Sequence[float]) -> Tensor:
-    """Its symbol in the modes of a real transform over all axes, periodic; 0 for the mean."""
+    """The symbol of the inverse Laplacian in the modes of a real periodic transform over all axes; 0 for the
+    mean.
+    """
     numbers = [torch.fft.fftfreq(n, 1 / n, dtype=torch.float64) for n in space]
     numbers[-1] = numbers[-1][: space[-1] // 2 + 1]
     waves = [2 * math.pi / length * number for length, number in zip(lengths, numbers, strict=True)]
@@ -146,7 +150,7 @@ def inverse_laplacian(space: Sequence[int], lengths: Sequence[float]) -> Tensor:
 
 
 def standing_wave(numbers: Sequence[int], space: Sequence[int]) -> Tensor:
-    """The cosine, or the sine where the last number is 1, of that many waves along each axis, (*space)."""
+    """The cosine (*space) of these numbers of waves along each axis; the sine if the last number is 1."""
     *numbers, part = numbers
     phase = sum(
         torch.arange(n, dtype=torch.float64).view(-1, *[1] * (len(space) - 1 - axis)) * (number / n)
@@ -163,8 +167,9 @@ def written(
     axes: Sequence[str],
     counted: Sequence[str] = (),
 ) -> str:
-    """A term as text, say u ∂xx v; x of waves in lengths of the axis, ∇⁻² the inverse Laplacian. counted: the
-    fields as their powers are counted, where that is not from zero."""
+    """A term as text, such as u ∂xx v. In waves x is in lengths of the axis; ∇⁻² is the inverse Laplacian.
+    counted: names of the fields in powers, with their origin if it is not zero.
+    """
     powers, factors = term
     counted = counted or fields
     parts = [
@@ -187,8 +192,9 @@ def written(
 
 
 class Terms(nn.Module):
-    """The values of `terms` on a grid. lengths: of the axes, and cell, as `comparable` takes them; the state
-    has the logarithm of a positive channel."""
+    """The values of `terms` on a grid. lengths (of the axes) and cell: as in `comparable`. The state holds
+    the logarithm of a positive channel.
+    """
 
     def __init__(
         self,
@@ -217,7 +223,7 @@ class Terms(nn.Module):
             self.register_buffer(f"difference{axis}{order}", matrix, persistent=False)
         chosen = [(self.powers.index(powers), self.products.index(factors)) for powers, factors in self.terms]
         self.register_buffer("chosen", torch.tensor(chosen, dtype=torch.long).view(-1, 2).T, persistent=False)
-        # of every power the products that its terms have; and the terms in that order
+        # for every power the products of its terms, and the terms in that order
         groups = [
             [term for term, (power, _) in enumerate(chosen) if power == place]
             for place in range(len(self.powers))
@@ -234,7 +240,9 @@ class Terms(nn.Module):
                 self.register_buffer(f"wave{numbers}", standing_wave(numbers, space), persistent=False)
 
     def derived(self, s: Tensor) -> dict[Factor, Tensor]:
-        """Every factor of s (rows, C, *space): (rows, cells). Channels that are derived alike go together."""
+        """Every factor (rows, cells) of s (rows, C, *space); channels with the same derivative are computed
+        together.
+        """
         found = {
             (channel, numbers): getattr(self, f"wave{numbers}").to(s.dtype).flatten().expand(len(s), -1)
             for channel, numbers in self.factors
@@ -259,8 +267,9 @@ class Terms(nn.Module):
         return found
 
     def values(self, s: Tensor, cells: Tensor | None = None) -> tuple[list[Tensor], list[Tensor]]:
-        """All powers and all products of factors of s (rows, C, *space): (rows, cells) each, of all cells or
-        of some."""
+        """All powers and all products of factors of s (rows, C, *space), each (rows, cells), at all cells or
+        at some.
+        """
         derived, channels = self.derived(s), s.flatten(2)
         if cells is not None:
             channels = channels[..., cells]
@@ -277,17 +286,18 @@ class Terms(nn.Module):
         )
 
     def forward(self, s: Tensor, cells: Tensor | None = None) -> Tensor:
-        """s (rows, C, *space) to (rows, terms, cells), of all cells or of some."""
+        """The terms (rows, terms, cells) of s (rows, C, *space), at all cells or at some."""
         powers, products = (torch.stack(parts, 1) for parts in self.values(s, cells))
         return powers[:, self.chosen[0]] * products[:, self.chosen[1]]
 
     def grouped(self, weight: Tensor) -> list[Tensor]:
-        """A weight (rows, C, terms) as `weighted` takes it: of the terms of every power."""
+        """A weight (rows, C, terms) split by power, for `weighted`."""
         return [*weight.index_select(-1, self.order).split([len(group) for group in self.groups], -1)]
 
     def weighted(self, s: Tensor, weights: Sequence[Tensor]) -> Tensor:
-        """The sum of the terms, as s (rows, C, *space), by their weights from `grouped`; no term is ever
-        held."""
+        """The weighted sum of the terms, of the shape of s (rows, C, *space), without storing each term.
+        weights: from `grouped`.
+        """
         powers, products = self.values(s)
         parts = [
             power[:, None] * (weight @ torch.stack([products[place] for place in group], 1))

@@ -1,7 +1,7 @@
-"""The units in which bases compute, and the way back to those of the data.
+"""The units in which bases compute, and the conversion to those of the data.
 
-Cells, frames and standard deviations are the units of space, time and fields. Wave numbers, their powers and
-time steps then stay near 1, whatever the units of the data, and a fit does not depend on those.
+Space, time and fields are counted in cells, frames and standard deviations. Then wave numbers, their powers
+and time steps are of order 1, and a fit does not depend on the units of the data.
 """
 
 import math
@@ -15,29 +15,34 @@ from torch import Tensor
 if TYPE_CHECKING:
     from ups.data.tokenizer import Tokenizer
 
-FAR = 100  # standard deviations from zero to the mean: of such a field the distance to its mean is fitted,
-# as float32 would keep fewer than five digits of its variation
-BEYOND = 0.5, 8.0  # of the range of training trajectories, many and one: forecasts of test trajectories went
-# 0.1 beyond that of many, those that blow up pass any number
+# A mean more than FAR standard deviations from zero is subtracted: float32 would keep fewer than five digits
+# of the variation.
+FAR = 100
+# Margins of the bounds of forecasts, relative to the range of many training trajectories, and of one.
+# Forecasts of test trajectories exceeded the range of many by 0.1; forecasts that blow up exceed any margin.
+BEYOND = 0.5, 8.0
 
 
 def widened(low: Tensor, high: Tensor, num_trajectories: int) -> tuple[Tensor, Tensor]:
-    """What no forecast leaves, by the range (C,) of so many trajectories: the fewer, the less they say."""
+    """The bounds of forecasts, from the range (C,) of `num_trajectories`: the fewer, the wider."""
     margin = max(BEYOND[0], BEYOND[1] / num_trajectories) * (high - low)
     return low - margin, high + margin
 
 
 def comparable(lengths: Sequence[float], cell: Sequence[float]) -> list[float]:
-    """Lengths of all axes in one unit. lengths: in cells where `cell`, the width of a cell along each axis,
-    is given; already in one unit where it is empty."""
+    """Lengths of all axes in one unit. lengths: in cells, of the width `cell` along each axis; already in one
+    unit if `cell` is empty.
+    """
     least, cell = min(cell, default=1.0), cell or [1.0] * len(lengths)
     return [length * width / least for length, width in zip(lengths, cell, strict=True)]
 
 
 @dataclass(frozen=True)
 class FieldUnits:
-    """Of every channel the state s of a base: s = scale * w + shift of the normalised field w, and
-    u = origin + size * s, or u = size * exp(s) of a positive channel. scale, shift: (C,) float64."""
+    """Conversion of each channel: s = scale * w + shift is the state of a base, w the normalised field, and
+    the physical field is u = origin + size * s, or u = size * exp(s) for a positive channel. scale, shift:
+    (C,) float64.
+    """
 
     scale: Tensor
     shift: Tensor
@@ -46,7 +51,7 @@ class FieldUnits:
 
     @classmethod
     def of(cls, codec: "Tokenizer") -> "FieldUnits":
-        """Those of the fields of a codec."""
+        """The units of the fields of a codec."""
         means, stds = codec.mean.double().tolist(), codec.std.double().tolist()
         rows = []  # scale, shift, size, origin
         for name, mean, std in zip(codec.fields, means, stds, strict=True):
@@ -57,7 +62,9 @@ class FieldUnits:
             else:
                 rows.append((1.0, mean / std, std, 0.0))
         scale, shift, size, origin = zip(*rows, strict=True)
-        return cls(*(torch.tensor(part, dtype=torch.float64) for part in (scale, shift)), [*size], [*origin])
+        return cls(
+            *(torch.tensor(values, dtype=torch.float64) for values in (scale, shift)), [*size], [*origin]
+        )
 
 
 def unit_of(
@@ -68,16 +75,16 @@ def unit_of(
     cell: Sequence[float],
     frame: float,
 ) -> float:
-    """What a coefficient of 1 of `term` in the equation of `channel` is in the units of the data.
+    """A coefficient of 1 of `term` in the equation of `channel`, converted to the units of the data.
 
-    Sums of logarithms: no power of a unit leaves the range of numbers on the way.
+    Logarithms are summed, so that no power of a unit overflows.
     """
     powers, factors = term
     own = [0.0 if c in positive else math.log(size) for c, size in enumerate(fields.size)]
     total = own[channel] - math.log(frame)
     total -= sum(exponent * math.log(fields.size[c]) for c, exponent in enumerate(powers) if exponent)
     for c, axes in factors:
-        if c >= 0:  # waves that stand still have no unit
+        if c >= 0:  # standing waves have no unit
             total -= own[c] - sum(math.log(cell[axis]) for axis in axes if axis >= 0)
             total -= 2 * math.log(min(cell)) if -1 in axes else 0.0  # the inverse Laplacian
     return math.exp(total)
