@@ -26,10 +26,10 @@ import sys
 from pathlib import Path
 words = sys.argv[1:]
 if "ups.commands.stages" in words:
-    from ups import chain
+    from ups.commands import stages
     sys.argv = words[1:]
-    chain.why_to_do = lambda *_: "it is missing"
-    sys.exit(chain.main())
+    stages.why_to_do = lambda *_: "it is missing"
+    sys.exit(stages.main())
 with Path(__file__).with_name("started").open("a") as file:
     print(*words, file=file)
 """
