@@ -14,6 +14,7 @@ import time
 import pytest
 from small_disk import ISOLATED, MOUNT, reason_to_skip
 
+from ups.commands import stages
 from ups.commands.publish import fetch
 from ups.common.files import held, partial_path
 from ups.config import ROOT, load_config, run_script
@@ -85,10 +86,10 @@ def trained(lines: list[str], topology: str) -> list[str]:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_stages_of_a_configuration_are_read_however_they_are_written(name, capsys, monkeypatch, tmp_path):
-    text, stages = CONFIGS[name]
+    text, wanted = CONFIGS[name]
     (tmp_path / "mine.yaml").write_text(text)
-    monkeypatch.setattr(sys, "argv", ["chain", "stages", "--config", str(tmp_path / "mine.yaml")])
-    assert stages.main() == 0 and capsys.readouterr().out == stages + "\n"
+    monkeypatch.setattr(sys, "argv", ["stages", "stages", "--config", str(tmp_path / "mine.yaml")])
+    assert stages.main() == 0 and capsys.readouterr().out == wanted + "\n"
 
 
 @pytest.mark.parametrize(
@@ -305,7 +306,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch):
     )
     with pytest.raises(
         FileNotFoundError,
-        match="hf://a/b is neither on this machine nor to be had from its hub .Got: ConnectErr"
+        match="hf://a/b is neither on this machine nor on its hub .Got: ConnectErr"
         "or second line.; expected OWNER/NAME of weights .* Check the name and the net",
     ):
         fetch("hf://a/b")
