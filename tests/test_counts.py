@@ -5,7 +5,7 @@ import h5py
 import numpy as np
 import pytest
 import yaml
-from test_own_files import SMALL, waves
+from user_files import SMALL, waves
 
 import prepare_cache
 import prepare_data

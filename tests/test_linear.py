@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_own_files import overlay, section, write
+from user_files import overlay, section, write
 
 from ups.config import Config, load_config
 from ups.data.build_cache import build_cache

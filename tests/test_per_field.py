@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from test_own_files import overlay, section, write
+from user_files import overlay, section, write
 
 from ups.common.boundary import PERIODIC
 from ups.config import load_config

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_own_files import overlay, section, write
+from user_files import overlay, section, write
 
 from ups.common.boundary import DIRICHLET, PERIODIC
 from ups.config import load_config

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from test_own_files import SMALL
+from user_files import SMALL
 
 from ups.commands.stages import parents_of
 from ups.common.user_solver import load_step, solver_digest, solvers_of

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from test_linear import temperatures
-from test_own_files import overlay, section
+from user_files import overlay, section
 
 from ups.config import load_config
 from ups.data.build_cache import build_cache

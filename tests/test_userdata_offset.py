@@ -5,7 +5,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from test_own_files import T, X, overlay, read, section, waves, write
+from user_files import T, X, overlay, read, section, waves, write
 
 import predict
 import prepare_data

@@ -1,27 +1,181 @@
-"""Data of one's own that would be read, but wrongly: each gets a line in place of other content under exit
-0."""
+"""Sections and files that do not fit get one line, which names the key and what to write there."""
 
 import re
 
 import h5py
 import numpy as np
 import pytest
-import xarray
+import yaml
 import zarr
-from test_own_files import DT, N, T, X, Y, overlay, read, section, waves, well_file, write
+from user_files import DT, N, T, X, Y, overlay, read, section, waves, well_file, write
 
 from ups.config import load_config
 from ups.data.build_cache import build_cache, is_up_to_date
-from ups.data.doctor import examine
-from ups.data.sources import split_of
+from ups.data.sources import open_sources
 from ups.userdata.inspect_file import number_in
-from ups.userdata.readers import open_store
 
 
 def refused(folder, said, message):
     with pytest.raises(ValueError, match=message) as caught:
         read(folder, said)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"files": "nowhere/*.h5"}, r"task.ks.files: no file fits 'nowhere/\*.h5'.*Correct task.ks.files"),
+        (
+            {"layout": {}},
+            r"task.ks.layout: it is empty.*--describe .*a.h5 prints one; the file holds Re \(6,\), t",
+        ),
+        (
+            {"layout": {"v": ["trajectory", "time", "x"]}},
+            r"holds no array 'v'.*Write one that it holds: Re .*u \(6, 5, 16\)",
+        ),
+        (
+            {"layout": {"u": ["trajectory", "x"]}},
+            r"u in .* has 3 axes, \(6, 5, 16\), and 2 words.*Correct layout.u",
+        ),
+        (
+            {"layout": {"u": ["trajectory", "x", "time"]}},
+            r"axis called x has 5 cells and the array x .* 16 numbers.*in the "
+            "order of the axes",
+        ),
+        (
+            {"layout": {"u": ["trajectory", "time", "x"], "w": ["trajectory", "time", "x"]}},
+            r"x is 8 long in w of .* and 16 in u; expected one size per axis",
+        ),
+        ({"layout": {"u": ["x", "x", "time"]}}, "names x twice"),
+        ({"layout": "vell"}, "it is 'vell'; expected the arrays with their axes, or one of well, pdebench"),
+        (
+            {"boundary": "wall"},
+            r"boundary: it is 'wall'; expected one of periodic, no_flux.*Write boundary: periodic",
+        ),
+        ({"boundary": None}, "boundary: it is missing.*Write boundary: periodic"),
+        (
+            {"domain": [0, 64]},
+            r"domain: that of x is \[0, 64\], and x in .* runs from 0 to 20.625 in steps of 1.375; expected "
+            r"what the file says, \[0.0, 22.0\]. Write domain: \{x: \[0.0, 22.0\]\}",
+        ),
+        ({"domain": [3, 1]}, r"that of x is \[3, 1\]; expected two numbers, the lower first"),
+        (
+            {"dt": 0.1},
+            "dt: it is 0.1, and t in .* has steps of 0.5; expected what the file says. Write dt: 0.5",
+        ),
+        (
+            {"dt": "tt"},
+            "no array 'tt' of times, and no attribute.*Write dt: 0.1, or one that it holds.*attributes nu",
+        ),
+        (
+            {"dt": "nu"},
+            "dt: it is 0.1, and t in .* has steps of 0.5; expected what the file says. Write dt: 0.5",
+        ),
+        (
+            {"parameters": {"nu": "mu"}},
+            r"parameters.nu: .* holds no number in 'mu'.*attributes: nu; arrays: Re",
+        ),
+        ({"parameters": {"nu": "a_nu{}.h5"}}, r"holds no number in 'a_nu\{\}.h5'.*pattern of file names"),
+        ({"parameters": list("abcd")}, "expected at most 3 names.*leave out what does not vary"),
+        ({"positive": ["v"]}, r"positive: it names 'v'; expected fields of the layout \(u\)"),
+        ({"symmetries": ["turn"]}, "symmetries: it names 'turn'; expected of mirror, shift, shift_x"),
+        ({"symmetries": "shift"}, r"symmetries: it is 'shift'; expected a list. Write symmetries: \[shift\]"),
+        (
+            {"symmetries": ["shift"], "boundary": "no_flux"},
+            "names 'shift'; expected of mirror; shifts need a periodic axis",
+        ),
+        (
+            {"vector": ["u", "u"]},
+            r"vector: it is .*; expected 1 of u, the component along each axis of space \(x\)",
+        ),
+        ({"bounded": ["w"]}, r"bounded: it names 'w'; expected fields of the layout \(u\)"),
+        ({"conserved": "u"}, r"conserved: it is 'u'; expected a list. Write conserved: \[u\]"),
+        ({"files": 3}, r"""files: it is 3; expected a file or a pattern.*Write files: "my/\*.h5\""""),
+        ({"files": "."}, r". is a folder; expected HDF5.*Name the files in it, such as ./\*.h5"),
+        (
+            {"layout": {"u": ["sample", "time", "x"]}},
+            "layout.u: it names an axis 'sample'; expected one of .* Write trajectory",
+        ),
+        (
+            {"layout": {"a": {"array": "u", "axes": ["trajectory", "time", "x"], "fields": ["a/b"]}}},
+            r"layout.a.fields: it is \['a/b'\]; expected a list of names of letters.*Write fields: \[a\]",
+        ),
+        (
+            {"domain": {"y": [0, 1]}},
+            r"domain: it names an axis 'y'; expected of x. Write domain: \{x: \[0, 1\]\}",
+        ),
+        (
+            {"domain": "xx"},
+            r"domain: .* holds no array 'xx' of coordinates; expected two numbers.*domain: \{x: x, ..\}",
+        ),
+        (
+            {"resolution": [8]},
+            r"resolution: it is \[8\]; expected \[16\], as the files show. Leave it out; .*space_stride",
+        ),
+        ({"first_frame": -1}, "first_frame is -1; expected 0 or more"),
+        ({"first_frame": "two", "cut": 2}, "task.ks.first_frame is 'two'; expected a whole number"),
+        ({"inputs": 3}, "task.ks.inputs is 3; expected a list"),
+        ({"times": 3}, "task.ks.times is 3; expected text"),
+        ({"coordinates": ["x"]}, "task.ks.coordinates is .*; expected a mapping"),
+        ({"boundary": [[1]]}, r"boundary: it is \[\[1\]\]; expected one of periodic"),
+        ({"parameters": {"Re": "t"}}, "holds 5 values; expected 1, or 6 .*correct the words for the axes"),
+        ({"inputs": ["u"]}, "some array has a time axis; expected none.*Leave it out"),
+        ({"num_frames": 7}, "a.h5 holds 5 frames; expected 7"),
+        ({"num_trajectories": 9}, "the files hold 6; expected at least 9"),
+        ({"layot": {}}, "unknown key task.ks.layot; did you mean 'layout'"),
+        (
+            {"patch": 5},
+            r"task.ks.patch 5 does not divide the grid of 16 cells .*expected one of \[1, 2, 4, 8, 16\]",
+        ),
+        ({"base": ["elliptic"]}, "task.ks.base names elliptic; expected of .*the task is not steady"),
+    ],
+)
+def test_a_wrong_description_gets_one_line_that_says_what_to_write_where(tmp_path, changes, message):
+    write(
+        tmp_path / "a.h5",
+        u=waves(),
+        w=waves((N, T, 8)),
+        t=DT * np.arange(T),
+        x=22 / X * np.arange(X),
+        Re=np.arange(N),
+        attr_nu=0.1,
+    )
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
+        open_sources(load_config(overlay(tmp_path, section(tmp_path, **changes))), "ks")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            {"u": waves((N, T, 8))},
+            r"b.h5 holds a grid of \(8,\) cells, and .*a.h5 one of \(16,\); expected one grid.*two tasks",
+        ),
+        (
+            {"u": waves((N, 4, X))},
+            r"b.h5 holds 4 frames; expected 5 .*Write task.ks.num_frames: 4 to use as many",
+        ),
+        ({"v": waves()}, "b.h5 holds no array 'u'"),
+    ],
+)
+def test_files_that_do_not_fit_each_other_are_named(tmp_path, other, message):
+    write(tmp_path / "a.h5", u=waves())
+    write(tmp_path / "b.h5", **other)
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path, section(tmp_path))
+
+
+def test_a_name_that_is_taken_is_refused(tmp_path):
+    write(tmp_path / "a.h5", u=waves())
+    given = overlay(tmp_path, {})
+    given.write_text(
+        yaml.safe_dump({"data": {"tasks": ["burgers1d"]}, "task": {"burgers1d": section(tmp_path)}})
+    )
+    with pytest.raises(ValueError, match="under the name of a built-in task; expected a name of its own"):
+        load_config(given)
+    with pytest.raises(ValueError, match="or a user task, whose data task.kss.files names"):
+        load_config(overlay(tmp_path, section(tmp_path)), ["data.tasks=[kss]"])
 
 
 @pytest.mark.parametrize(
@@ -147,44 +301,6 @@ def test_more_parameters_of_the_well_than_are_shown_are_asked_about(tmp_path):
     said = {"files": str(tmp_path / "*.h5"), "layout": "well"}
     refused(tmp_path, said, r"task.ks.parameters: .*'Re'.*; expected at most 3 names")
     read(tmp_path, {**said, "parameters": {"Re": "scalars/Re"}})
-
-
-def test_packed_numbers_are_unpacked_and_missing_ones_are_nan(tmp_path):
-    u = waves()
-    packed = np.round((u - 5) / 1e-3).astype(np.int16)
-    write(tmp_path / "a.h5", u=packed)
-    with h5py.File(tmp_path / "a.h5", "a") as file:
-        file["u"].attrs.update(scale_factor=1e-3, add_offset=5.0, _FillValue=np.int16(-32768))
-    *_, values = read(tmp_path, section(tmp_path))
-    assert np.abs(values[:, :, 0] - u).max() < 1e-3
-    with h5py.File(tmp_path / "a.h5", "a") as file:
-        file["u"][2, 3, 4] = -32768
-    *_, values = read(tmp_path, section(tmp_path))
-    assert np.isnan(values[2, 3, 0, 4]) and np.isnan(values).sum() == 1
-    with pytest.raises(
-        ValueError, match="holds nan in u of trajectory 2, frame 3; expected finite"
-    ):  # no cache is made of it
-        build_cache(load_config(overlay(tmp_path, section(tmp_path))), "ks", progress=False)
-    write(tmp_path / "a.h5", u=np.where(u == u[1, 1, 1], np.float32(9.96921e36), u))
-    with h5py.File(tmp_path / "a.h5", "a") as file:
-        file["u"].attrs["missing_value"] = np.float32(9.96921e36)
-    *_, values = read(tmp_path, section(tmp_path))
-    assert np.isnan(values[1, 1, 0, 1]) and not (values > 1e30).any() and values.dtype == np.float32
-
-
-@pytest.mark.parametrize("library", ["zarr", "scipy", "h5netcdf"])
-def test_other_kinds_of_files_unpack_alike(tmp_path, library):
-    u = waves()
-    packed, about = np.round((u - 5) / 1e-3).astype(np.int16), {"scale_factor": 1e-3, "add_offset": 5.0}
-    if library == "zarr":
-        root = zarr.open(str(tmp_path / "a.zarr"), mode="w")
-        root["u"] = packed
-        root["u"].attrs.update(about)
-    else:
-        xarray.Dataset({"u": (("b", "t", "x"), packed, about)}).to_netcdf(tmp_path / "a.nc", engine=library)
-    [path] = tmp_path.glob("a.*")
-    with open_store(path) as store:
-        assert np.abs(store.read("u", (slice(None),) * 3) - u).max() < 1e-3
 
 
 def test_a_group_that_broke_off_is_named(tmp_path):
@@ -314,72 +430,6 @@ def test_a_folder_that_is_written_anew_is_not_up_to_date(tmp_path):
     assert is_up_to_date(config, "ks")[0] is False
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (
-            ["train/a", "test/b"],
-            "task.ks.split: files lie in test and train alone; expected all three of train, val and test",
-        ),
-        (
-            ["train/a", "val/b", "test/c", "d"],
-            "files lie in folders test, train, val and others in none of train, val and test",
-        ),
-    ],
-)
-def test_folders_that_are_almost_a_split_are_not_dealt_out_by_number(tmp_path, names, message):
-    """Files in a folder test were trained on."""
-    for seed, name in enumerate(names):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        write(tmp_path / f"{name}.h5", u=waves(seed=seed))
-    said = section(tmp_path, files=str(tmp_path / "**" / "*.h5"))
-    config, source, _ = read(tmp_path, said)
-    with pytest.raises(ValueError, match=message):
-        split_of(config, "ks", [source])
-    config, source, _ = read(tmp_path, {**said, "split": "index"})
-    assert sum(map(len, split_of(config, "ks", [source]).values())) == N * len(names)
-
-
-def test_folders_may_lie_deeper_and_one_that_all_share_says_nothing(tmp_path):
-    for seed, name in enumerate(("train", "val", "test")):
-        (tmp_path / "test" / name / "runs").mkdir(parents=True)
-        write(tmp_path / "test" / name / "runs" / "a.h5", u=waves(seed=seed))
-    config, source, _ = read(tmp_path, section(tmp_path, files=str(tmp_path / "**" / "*.h5")))
-    parts = split_of(config, "ks", [source])
-    assert [source.files[source.rows[rows[0], 0]].path.parts[-3] for rows in parts.values()] == [*parts]
-    assert all(len(rows) == N for rows in parts.values())
-
-
-@pytest.mark.parametrize("kind", ["parts", "one each", "array", "unequal"])
-def test_trajectories_of_one_start_are_in_one_part_of_the_split(tmp_path, kind):
-    u = waves((10, T, X))
-    for nu in (1, 2, 3):
-        v = u * (1 + nu * np.arange(T)[:, None] / 10).astype(np.float32)  # equal first frames
-        if kind == "parts":
-            for half in (0, 1):
-                write(tmp_path / f"nu{nu}_{half}.h5", u=v[5 * half : 5 * half + 5], attr_nu=nu)
-        elif kind == "one each":
-            for i in range(10):
-                write(tmp_path / f"nu{nu}_{i}.h5", u=v[i : i + 1], attr_nu=nu)
-        elif kind == "unequal":
-            write(tmp_path / f"nu{nu}.h5", u=v[: 11 - nu], attr_nu=nu)
-    if kind == "array":
-        write(tmp_path / "a.h5", u=np.tile(u, (3, 1, 1)), nu=np.repeat([1.0, 2.0, 3.0], 10))
-    config, source, values = read(tmp_path, section(tmp_path, parameters={"nu": "nu"}))
-    parts = {
-        name: {values[i, 0].tobytes() for i in rows}
-        for name, rows in split_of(config, "ks", [source]).items()
-    }
-    assert sum(map(len, parts.values())) == len(set.union(*parts.values())) == 10
-
-
-def test_a_sweep_from_one_start_is_dealt_out_by_number(tmp_path):
-    u = waves((1, T, X)) * (1 + np.arange(N)[:, None, None] * np.arange(T)[:, None]).astype(np.float32)
-    write(tmp_path / "a.h5", u=u, nu=np.arange(1.0, N + 1))
-    config, source, _ = read(tmp_path, section(tmp_path, parameters={"nu": "nu"}))
-    assert sorted(np.concatenate([*split_of(config, "ks", [source]).values()]).tolist()) == list(range(N))
-
-
 def test_a_stride_that_does_not_divide_the_grid_is_refused(tmp_path):
     write(tmp_path / "a.h5", u=waves())
     refused(
@@ -391,24 +441,6 @@ def test_a_stride_that_does_not_divide_the_grid_is_refused(tmp_path):
             "one of [1, 2, 4, 8, 16]"
         ),
     )
-
-
-def test_the_doctor_finds_a_file_on_another_domain_than_the_built_in_tasks(tmp_path):
-    """Bases and solvers of burgers1d take the length of its domain, whatever the file's coordinates say."""
-    path = tmp_path / "1D_Burgers_Sols_Nu0.01.hdf5"
-    for length, is_ill in ((1.0, False), (2 * np.pi, True)):
-        write(
-            path,
-            tensor=waves((20, 11, 64)),
-            **{"x-coordinate": (np.arange(64) + 0.5) / 64 * length, "t-coordinate": np.linspace(0, 2, 11)},
-        )
-        [(_, findings)] = examine([("burgers1d", path)], val_fraction=0.1, test_fraction=0.1, is_user=True)
-        found = [
-            finding.what
-            for finding in findings
-            if finding.severity == "error" and "runs from" in finding.what
-        ]
-        assert bool(found) == is_ill and all("burgers1d is on 0 to 1" in what for what in found)
 
 
 def test_single_arrays_have_no_coordinates(tmp_path):

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-
-from tests.test_own_files import (
+from user_files import (
     DT,
     SMALL,
     Forecaster,
@@ -21,6 +20,7 @@ from tests.test_own_files import (
     waves,
     write,
 )
+
 from ups.config import load_config, to_dict
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache

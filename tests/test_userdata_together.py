@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import xarray
 import yaml
+from user_files import DT, SMALL, N, T, X, overlay, read, section, waves, write
 
-from tests.test_own_files import DT, SMALL, N, T, X, overlay, read, section, waves, write
 from ups.config import load_config
 from ups.data.build_cache import build_cache, is_up_to_date
 from ups.data.doctor import examine, report

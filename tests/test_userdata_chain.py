@@ -1,0 +1,440 @@
+"""User data from a file to a report and a forecast; what a section states is kept."""
+
+import shutil
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import xarray
+import yaml
+from user_files import (
+    DT,
+    ROOT,
+    N,
+    T,
+    X,
+    Y,
+    forecast,
+    operator_on,
+    overlay,
+    read,
+    section,
+    waves,
+    well_file,
+    write,
+)
+
+import prepare_data
+from ups.commands import stages
+from ups.config import load_config
+from ups.data.build_cache import build_cache
+from ups.data.cache import open_cache
+from ups.data.doctor import examine
+from ups.data.sources import open_user
+from ups.evaluation.forecast import assess_forecasts
+from ups.evaluation.gates import check_usability
+from ups.evaluation.truth import open_truth
+from ups.forecast_xarray import label, unlabel
+from ups.forecaster import Forecaster
+from ups.generative.residuals import StateConditions
+from ups.generative.sampling import sample_rollout
+from ups.models.base_selection import fit_base
+from ups.models.operator import build_operator
+from ups.models.windows import symmetry
+from ups.report.report import write_report, write_results
+from ups.tasks import described_task
+from ups.userdata.describe import describe_file
+from ups.userdata.open_files import open_user_files
+from ups.userdata.writer import write_user_file
+
+
+def kolmogorov(folder):
+    np.save(folder / "flow.npy", waves((12, 8, 16, 16)))
+    return {
+        "files": str(folder / "flow.npy"),
+        "layout": {"omega": ["trajectory", "time", "x", "y"]},
+        "boundary": "periodic",
+        "domain": [0, 6.283],
+        "dt": 0.1,
+    }
+
+
+def ks(folder):
+    write(folder / "ks.h5", u=waves((12, 12, 32)), x=22 / 32 * np.arange(32), t=DT * np.arange(12))
+    return {
+        "files": str(folder / "ks.h5"),
+        "layout": {"u": ["trajectory", "time", "x"]},
+        "boundary": "periodic",
+    }
+
+
+def burgers(folder):
+    for nu in (0.1, 0.2):
+        write(folder / f"nu{nu}.h5", v=(1 - nu) * waves((8, 12, 32)).transpose(1, 2, 0))
+    return {
+        "files": str(folder / "nu*.h5"),
+        "layout": {"v": ["time", "x", "trajectory"]},
+        "boundary": "periodic",
+        "domain": [0, 1],
+        "dt": 0.1,
+        "parameters": {"nu": "nu{}.h5"},
+        "symmetries": ["shift"],
+    }
+
+
+def well(folder):
+    u, v = waves((12, 8, X, Y)), np.stack([waves((12, 8, X, Y), 1), waves((12, 8, X, Y), 2)], -1)
+    well_file(folder / "well.h5", u, v)
+    return {"files": str(folder / "well.h5"), "layout": "well"}
+
+
+def test_axes_are_turned_to_rise_and_forecasts_turned_back(tmp_path):
+    """y falls in one file; x is a column; what is written is as the file was, and a stride keeps the same
+    cells."""
+    u, x, t = waves((N, T, X, Y)), np.arange(X)[:, None] / X, DT * np.arange(T)
+    y = np.linspace(1, 0, Y, endpoint=False)
+    said = {
+        "layout": {"u": ["trajectory", "time", "x", "y"]},
+        "domain": None,
+        "dt": None,
+        "boundary": {"x": "periodic", "y": "no_flux"},
+    }
+    write(tmp_path / "up.h5", u=u, x=x, y=y[::-1], t=t)
+    write(tmp_path / "down.h5", u=u[..., ::-1], x=x, y=y, t=t)
+    for stride in (2, 1):
+        config, source, found = read(
+            tmp_path, section(tmp_path, files=str(tmp_path / "down.h5"), space_stride=stride, **said)
+        )
+        assert np.array_equal(found[:, :, 0], u[..., ::stride, ::stride])
+        both = read(tmp_path, section(tmp_path, files=str(tmp_path / "*.h5"), space_stride=stride, **said))[2]
+        assert np.array_equal(both, np.concatenate([found, found]))
+    task = config.spec("ks")
+    write_user_file(
+        tmp_path / "w.hdf5",
+        task,
+        lambda indices: found[indices],
+        N,
+        T,
+        (X, Y),
+        chunk=4,
+        times=t,
+        parameters=source.parameters,
+    )
+    with h5py.File(tmp_path / "w.hdf5") as file:
+        assert np.array_equal(file["u"], u[..., ::-1])
+    assert task.user_facts["flipped"] == ["y"] and np.array_equal(
+        open_user_files(task, [tmp_path / "w.hdf5"]).read(0, N), found
+    )
+    field = xarray.DataArray(u[..., ::-1], coords={"y": y, "time": t}, dims=("run", "time", "x", "y"))
+    values, batch = unlabel(field, task, ("u",), DT, ("time",))
+    assert np.array_equal(values[:, :, 0], u)
+    later = label(values[:, :, 0, None], field, task, batch, ("time",), DT)
+    assert np.array_equal(later, field) and np.array_equal(later.y, y)
+
+
+def test_units_of_the_files_go_with_the_weights_and_the_forecast(tmp_path):
+    u, days = 273 + waves((N, T, Y, X)), 2.0 * np.arange(T)
+    data = xarray.Dataset(
+        {"T": (("run", "time", "lat", "lon"), u, {"units": "K"}), "n": ((), 1.0)},
+        {
+            "time": ("time", days, {"units": "days since 1990-01-01"}),
+            "lat": ("lat", np.linspace(60, 40, Y), {"units": "degrees_north"}),
+            "lon": ("lon", np.arange(X) * 2.0),
+        },
+    )
+    data.to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
+    said = section(
+        tmp_path,
+        files=str(tmp_path / "t.nc"),
+        layout={"T": ["trajectory", "time", "lat", "lon"]},
+        domain=[],
+        boundary="no_flux",
+        dt=0.0,
+    )
+    config, _, _ = read(tmp_path, said)
+    assert config.task["ks"].units == {"T": "K", "time": "days", "lat": "degrees_north"}
+    build_cache(config, "ks", progress=False)
+    cache = open_cache(config, "ks")
+    assert (
+        cache.scene()["labels"] == ["lat (degrees_north)", "lon"]
+        and cache.scene()["time"] == "lead time (days)"
+    )
+    fitted = fit_base(cache, 1, 1, 0, torch.device("cpu"))
+    model = Forecaster(build_operator({"ks": fitted}, config.operator.model, "no"))
+    frames = model.forecast("ks", data[["T"]].isel(run=0, time=[0]), num_frames=2)
+    assert (
+        frames["T"].attrs["units"]
+        == model.forecast("ks", data["T"].isel(run=0, time=[0])).attrs["units"]
+        == "K"
+    )
+    assert "T (K)" in repr(model) and "dt 2 days" in repr(model) and "T - " in cache.scene()["fields"][0]
+    assert read(tmp_path, {**said, "units": {"T": "degC"}})[0].task["ks"].units["T"] == "degC"
+    for units, words in (({"q": "K"}, "'q'"), (["K"], "it is"), ({"T": 1}, "it is")):
+        with pytest.raises(ValueError, match=words):
+            read(tmp_path, {**said, "units": units})
+
+
+def test_a_task_of_its_own_travels_as_plain_values(tmp_path):
+    write(tmp_path / "a.h5", u=waves((N, T, X, Y)))
+    said = section(
+        tmp_path,
+        layout={"u": ["trajectory", "time", "x", "y"]},
+        domain={"x": [0, 2], "y": [-1, 1]},
+        boundary={"x": "periodic", "y": "no_flux"},
+        conserved=["u"],
+        symmetries=["mirror"],
+    )
+    config = load_config(overlay(tmp_path, said))
+    task = config.spec("ks")
+    again = described_task(yaml.safe_load(yaml.safe_dump(task.description)))
+    assert again == task and again.user_facts == task.user_facts and hash(again) == hash(task)
+    assert (task.is_symmetric, task.is_shifted, task.spans) == (True, False, ((0, 2), (-1, 1)))
+    assert config.task["ks"].patch == 2 and config.task["ks"].cells(2) == (X, Y) and config.context("ks") == 1
+
+
+def test_what_is_shown_of_a_configuration_is_one_of_the_tasks_asked_for(tmp_path, capsys):
+    u, v = waves((N, T, X, Y)), np.stack([waves((N, T, X, Y), 1)] * 2, -1)
+    well_file(tmp_path / "a.h5", u, v)
+    path = overlay(tmp_path, {"files": str(tmp_path / "a.h5"), "layout": "well", "bounded": True})
+    assert prepare_data.main(["--config", str(path), "--show-config"]) == 0
+    text = capsys.readouterr().out
+    (tmp_path / "shown.yaml").write_text(text, encoding="utf-8")
+    said = load_config(tmp_path / "shown.yaml").task["ks"]
+    assert [*yaml.safe_load(text)["task"]] == ["ks"] and said == load_config(path).task["ks"]
+    assert said.bounded == ["u", "v_x", "v_y"]  # what is given needs no bound
+
+
+@pytest.mark.parametrize("extra", ["", "dates", "forcing"])
+def test_longer_test_trajectories_are_judged_to_their_end(tmp_path, extra):
+    for name, frames in (("train", T), ("val", T), ("test", T + 9)):
+        path = tmp_path / "data" / name / "a.h5"
+        path.parent.mkdir(parents=True)
+        forcing = {"f": np.arange(8 * frames).reshape(8, frames) / 7} if extra == "forcing" else {}
+        write(path, u=waves((8, frames, X), seed=len(name)), **forcing)
+        if extra == "dates":
+            with h5py.File(path, "a") as file:
+                file["time"] = 0.5 * np.arange(frames)
+                file["time"].attrs["units"] = f"days since {1980 + len(name)}-01-01"
+    said = section(tmp_path, files=str(tmp_path / "data" / "*" / "*.h5"))
+    if extra == "forcing":
+        said |= {"layout": {**said["layout"], "f": ["trajectory", "time"]}, "forcing": ["f"]}
+    with pytest.raises(
+        ValueError, match=f"holds {T} frames; expected {T + 9} .* Write task.ks.num_frames: {T} "
+    ):
+        read(tmp_path, said)
+    config, cache, operator = operator_on(tmp_path, {**said, "num_frames": T}, network=False)
+    truth = open_truth(config, "ks")
+    entry, [sample, _] = assess_forecasts(operator, truth, config.evaluate, 0, torch.device("cpu"))
+    assert (cache.num_frames, truth.num_frames, entry["num_frames_beyond"]) == (T, T + 8, 9) and len(
+        sample["u_ref"]
+    ) == T + 8
+    assert np.array_equal(truth.future(truth.rows[:1]).numpy()[0, :, 0], waves((8, T + 9, X), seed=4)[0, 1:])
+    years, f = truth.years(truth.rows, T + 9), truth.forced(truth.rows[:1], operator.head("ks"))
+    assert (
+        (years is None)
+        if extra != "dates"
+        else torch.allclose(years[:, -1], torch.tensor(1984 + (T + 8) / 2 / 365.2425, dtype=torch.float64))
+    )
+    if extra == "forcing":  # rises to the end, and does not begin again
+        assert f.shape[1] == T + 9 and float(f[0].diff(dim=0).min()) > 0
+
+
+def test_a_field_that_is_given_stays_as_given_whatever_the_network_says(tmp_path):
+    """The fake: a coefficient that is predicted like a state; and scores that count it as predicted."""
+    u, v = waves((12, T, X, Y)), np.stack([waves((12, T, X, Y), 1), np.zeros((12, T, X, Y))], -1)
+    well_file(tmp_path / "a.h5", u, v)
+    config, cache, operator = operator_on(tmp_path, {"files": str(tmp_path / "a.h5"), "layout": "well"})
+    start, u_pred = forecast(operator, cache)
+    assert cache.task.fields == ("u", "v_x", "v_y", "depth") and cache.task.moving == ("u", "v_x", "v_y")
+    moved = (u_pred - start).abs().amax((0, 1, 3, 4))
+    assert moved[0] > 0.01 and moved[3] < 1e-5, moved
+    states = StateConditions(operator, "ks")
+    z, shape = cache.batch(torch.arange(3), 0, 1), (6, *cache.tokenizer.tokens, cache.tokenizer.dim)
+    members = sample_rollout(
+        states,
+        lambda tokens, facts, noise, second: noise,
+        z,
+        cache.parameters[:3],
+        4,
+        2,
+        lambda lead: (0.1 * torch.randn(shape), torch.zeros(shape)),
+    )
+    moved = (operator.heads["ks"].physical(members) - start[:, None]).abs().amax((0, 1, 2, 4, 5))
+    assert moved[0] > 0.01 and moved[3] < 1e-5, moved  # of drawn members, too
+    entry, [shown, _] = assess_forecasts(
+        operator, open_truth(config, "ks"), config.evaluate, 0, torch.device("cpu")
+    )
+    assert entry["fields"] == shown["fields"] == ["u", "v_x", "v_y"] and entry["given"] == ["depth"]
+    assert len(entry["models"]["operator"]["nrmse_by_field"]) == 3 and shown["u_pred"].shape[1] == 3
+    assert np.isfinite(entry["models"]["operator"]["nrmse"]["value"])  # v_y is zero throughout: left out
+
+
+def test_bounded_fields_stay_in_the_range_of_their_start_and_others_need_not(tmp_path):
+    write(tmp_path / "a.h5", u=waves((12, T, X)), w=waves((12, T, X), 1))
+    axes = ["trajectory", "time", "x"]
+    out = {}
+    for bounded in ([], ["u"], True):
+        _, cache, operator = operator_on(
+            tmp_path, section(tmp_path, layout={"u": axes, "w": axes}, bounded=bounded)
+        )
+        start, u_pred = forecast(operator, cache)
+        low, high = start.amin((1, 3)), start.amax((1, 3))
+        out[str(bounded)] = torch.maximum(u_pred.amax((1, 3)) - high, low - u_pred.amin((1, 3))).amax(0)
+    assert (out["[]"] > 0.01).all() and (out["True"] < 1e-5).all()
+    assert out["['u']"][0] < 1e-5 and out["['u']"][1] > 0.01
+
+
+def test_a_shift_along_one_axis_leaves_the_other_as_it_is(tmp_path):
+    write(tmp_path / "a.h5", u=waves((N, T, X, Y)))
+    said = section(
+        tmp_path, layout={"u": ["trajectory", "time", "x", "y"]}, domain=[0, 1], symmetries=["shift_x"]
+    )
+    task = load_config(overlay(tmp_path, said)).spec("ks")
+    assert task.is_shifted and task.fixed_axes == ("y",)
+    w = torch.randn(1, 1, 1, X, Y)
+    moved = [symmetry(task, (X, Y), torch.Generator().manual_seed(i))(w, None) for i in range(8)]
+    assert all(torch.allclose(one.sum(-2), w.sum(-2), atol=1e-5) for one in moved)  # along x alone
+    assert any(not torch.equal(one, w) for one in moved)
+    both = load_config(overlay(tmp_path, {**said, "symmetries": ["shift"]})).spec("ks")
+    assert both.fixed_axes == () and any(
+        not torch.allclose(
+            symmetry(both, (X, Y), torch.Generator().manual_seed(i))(w, None).sum(-2), w.sum(-2)
+        )
+        for i in range(8)
+    )
+
+
+def test_a_stage_that_no_task_is_for_is_nothing_to_do(tmp_path, monkeypatch, capsys):
+    """So `make train` without STAGES goes on to the report; before, it ended at the first of them."""
+    write(tmp_path / "a.h5", u=waves())
+    path = overlay(tmp_path, section(tmp_path, reserve=0.5), run={"name": "mine", "root": str(tmp_path)})
+    for stage, more in (
+        ("diffusion", ["task.ks.reserve=0"]),
+        ("consistency", ["task.ks.reserve=0"]),
+        ("steady", []),
+    ):
+        monkeypatch.setattr(sys, "argv", ["ups.commands.stages", stage, "--config", str(path), *more])
+        assert stages.main() == 0
+        assert f"{stage}: nothing to do, no " in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["ups.commands.stages", "diffusion", "--config", str(path)])
+    with pytest.raises(FileNotFoundError, match="stage operator of run mine is missing"):
+        stages.main()
+
+
+@pytest.mark.parametrize("data", [ks, kolmogorov, burgers, well])
+def test_from_a_file_to_a_report_and_a_forecast_in_small(tmp_path, data):
+    """What a user sees of each: described, examined, encoded, forecast, reported, loaded."""
+    said = data(tmp_path)
+    described = describe_file(sorted(map(str, tmp_path.glob("*.[hn]*")))[0])
+    assert "include: configs/small.yaml" in described and "?" in described
+    config, cache, operator = operator_on(tmp_path, said, network=False)
+    [(_, findings)] = examine(
+        [("ks", tmp_path / "a")],
+        val_fraction=0.2,
+        test_fraction=0.2,
+        declared={"ks": lambda: open_user(config, "ks")},
+    )
+    assert not any(finding.severity == "error" for finding in findings), findings
+    entry, samples = assess_forecasts(
+        operator, open_truth(config, "ks"), config.evaluate, 0, torch.device("cpu")
+    )
+    results = {
+        "run": "mine",
+        "created": "now",
+        "config_hash": "0",
+        "environment": {},
+        "protocol": {"split": "test"},
+        "tasks": {"ks": entry},
+        "gates": [],
+        "training": {},
+    }
+    results["usability"] = check_usability(results)
+    write_results(results, tmp_path / "results.json")
+    write_report(results, {"ks": samples}, [], tmp_path / "report.html", {})
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    ends = (
+        "x from 0 to 22 (periodic)"
+        if data is ks
+        else "y from 0 to 1 (no flux)"
+        if data is well
+        else "nu 0.1 to 0.2"
+        if data is burgers
+        else "y from 0 to 6.283 (periodic)"
+    )
+    assert ends in text and "others; " in text and {*(tmp_path / "figures").glob("ks_median_error_*.png")}
+    model, task = Forecaster(operator), cache.task
+    shown = model.tasks["ks"]
+    assert shown["given"] == list(task.still) and ("given " in repr(model)) == bool(task.still)
+    u = model.forecast(
+        "ks",
+        np.zeros((len(task.fields), *shown["grid"]), np.float32),
+        {name: low for name, (low, _) in shown["parameters"].items()},
+        num_frames=2,
+    )
+    assert u.shape == (2, len(task.fields), *shown["grid"]) and np.isfinite(u).all()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.slow
+@pytest.mark.faults  # most of a minute each
+@pytest.mark.parametrize("data", [ks, kolmogorov, burgers, well])
+def test_from_a_declaration_to_a_report_a_forecast_and_a_file(tmp_path, data):
+    config = overlay(
+        tmp_path,
+        data(tmp_path),
+        run={"name": "mine", "root": str(tmp_path / "runs")},
+        operator={
+            "model": {"width": 16, "depth": 1, "kernel_size": 3},
+            "train": {"steps": 4, "validate_every": 4, "save_every": 4, "precision": "no"},
+        },
+        evaluate={"min_initial_conditions": 1},
+    )
+
+    def run(command):
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    make = [
+        "make",
+        f"PYTHON={sys.executable}",
+        f"CONFIG={config}",
+        "RUN=mine",
+        f"RUNS={tmp_path / 'runs'}",
+        "TOPOLOGY=cpu",
+    ]
+    status, said = run([*make, "doctor"])
+    assert ": OK" in said and (status == 0 or ": failed" in said), said
+    run([*make, "train"])  # gates may fail after four steps
+    assert (tmp_path / "runs/mine/report/report.html").is_file()
+    config.unlink()
+    # the run alone is enough from here on
+    source = (
+        next(tmp_path.glob("*.npy"), None) or sorted(tmp_path.glob("[!n]*.h5"))[0]
+        if data is not burgers
+        else tmp_path / "nu0.1.h5"
+    )
+    for name, start in (("out.h5", source), ("again.h5", tmp_path / "out.h5")):
+        given = ["--parameters", "nu=0.1"] if data is burgers else []
+        status, said = run(
+            [
+                sys.executable,
+                "predict.py",
+                "--run",
+                str(tmp_path / "runs/mine"),
+                "--task",
+                "ks",
+                "--input",
+                str(start),
+                "--output",
+                str(tmp_path / name),
+                "--frames",
+                "2",
+                *given,
+            ]
+        )
+        assert status == 0, said

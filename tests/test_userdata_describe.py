@@ -1,0 +1,189 @@
+"""--describe prints a section that loads, with a question wherever the file does not tell."""
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import xarray
+import yaml
+from user_files import DT, SMALL, N, T, X, Y, read, section, waves, write
+
+from ups.config import load_config
+from ups.data.sources import open_sources
+from ups.userdata.data_checks import walls
+from ups.userdata.describe import describe_file
+
+
+@pytest.mark.parametrize("coordinates", [True, False])
+def test_a_description_loads_once_its_questions_are_answered(tmp_path, coordinates):
+    known = {"t": DT * np.arange(T), "x": 22 / X * np.arange(X)} if coordinates else {}
+    path = write(tmp_path / "a.h5", u=waves(), **known, attr_nu=0.1)
+    text = describe_file(str(path))
+    said = yaml.safe_load(text)
+    assert said["task"]["a"]["layout"] == {"u": ["trajectory", "time", "x"]}
+    assert said["task"]["a"]["boundary"] == "periodic" and "is nu = 0.1 another in further files" in text
+    assert ("dt: 1.0" in text, "domain" in said["task"]["a"]) == (
+        (False, False) if coordinates else (True, True)
+    )
+    assert ("are these its axes" in text) != coordinates
+    (tmp_path / "my.yaml").write_text(text.replace("configs/small.yaml", str(SMALL)), encoding="utf-8")
+    config = load_config(tmp_path / "my.yaml")
+    assert config.task["a"].dt == (DT if coordinates else 1.0)
+    assert [source.num_trajectories for source in open_sources(config, "a")] == [N]
+
+
+def test_axes_in_another_order_are_found_by_their_coordinates(tmp_path):
+    path = write(tmp_path / "a.h5", u=waves().transpose(2, 0, 1), t=DT * np.arange(T), x=np.arange(X) * 1.0)
+    assert yaml.safe_load(describe_file(str(path)))["task"]["a"]["layout"] == {
+        "u": ["x", "trajectory", "time"]
+    }
+
+
+def test_a_description_finds_axes_by_arrays_of_any_name_and_parameters_by_what_differs(tmp_path):
+    """A list in even steps is a coordinate, any other a parameter; an attribute is one where files differ."""
+    draw = np.random.default_rng(0)
+    for number in (1, 2):
+        write(
+            tmp_path / f"run{number}.h5",
+            sim__vel=waves().transpose(2, 1, 0),
+            xgrid=22 / X * np.arange(X),
+            tgrid=DT * np.arange(T),
+            visc=draw.random(N),
+            attr_Re=100.0 * number,
+            attr_box=22.0,
+        )
+    text = describe_file(str(tmp_path / "run1.h5"))
+    said = yaml.safe_load(text)["task"]["run"]
+    assert said["layout"] == {"sim/vel": ["x", "time", "trajectory"]} and "are these its axes" not in text
+    assert (said["domain"], said["dt"]) == ({"x": "xgrid"}, "tgrid")
+    assert (
+        said["parameters"] == {"Re": "Re", "visc": "visc"} and "is box = 22 another in further files" in text
+    )
+    assert said["files"].endswith("run*.h5") and "conserved: [vel]" in text
+    (tmp_path / "my.yaml").write_text(text.replace("configs/small.yaml", str(SMALL)), encoding="utf-8")
+    config = load_config(tmp_path / "my.yaml")
+    [source] = open_sources(config, "run")
+    assert (
+        config.spec("run").fields == ("vel",)
+        and source.dt == DT
+        and config.task["run"].domain == {"x": [0, 22]}
+    )
+    assert np.array_equal(source.read(0, N)[:, :, 0], waves())
+
+
+@pytest.mark.parametrize(
+    ("shapes", "layout"),
+    {
+        "a pair of maps": ({"a": (40, 16, 16), "u": (40, 16, 16)}, ["trajectory", "x", "y"]),
+        "maps of one channel": (
+            {"a": (40, 1, 16, 12), "u": (40, 1, 16, 12)},
+            ["trajectory", "single", "x", "y"],
+        ),
+        "channels behind time": ({"u": (12, 6, 3, 32, 16)}, ["trajectory", "time", "channel", "x", "y"]),
+        "channels last": ({"u": (12, 6, 32, 16, 4)}, ["trajectory", "time", "x", "y", "channel"]),
+        "a film": ({"u": (40, 16, 16)}, ["time", "x", "y"]),
+        "trajectories": ({"u": (40, 10, 16)}, ["trajectory", "time", "x"]),
+    }.values(),
+)
+def test_axes_without_names_are_read_in_their_usual_order(tmp_path, shapes, layout):
+    """Or otherwise, which the description offers where the shapes allow it."""
+    draw, is_film = np.random.default_rng(0), layout[0] == "time"
+    u = {
+        name: draw.standard_normal(shape).cumsum(0) if is_film else draw.standard_normal(shape)
+        for name, shape in shapes.items()
+    }
+    text = describe_file(str(write(tmp_path / "a.h5", **u)))
+    said = yaml.safe_load(text)["task"]["a"]
+    assert said["layout"] == dict.fromkeys(shapes, layout) and (said.get("inputs") == ["a"]) == (
+        len(shapes) == 2
+    )
+    assert ("# or " in text) == (len(layout) == 3)
+
+
+def test_files_that_differ_in_a_number_are_one_set_where_it_counts_them(tmp_path):
+    """Dates and counts are of runs; other numbers may be of noise or a parameter, which is asked."""
+    names = {
+        "dates": ("ta_195801-195812", "ta_195901-195912", "ta_*-*", False),
+        "counts": ("r_9_a", "r_10_a", "r_*_a", False),
+        "noise": ("n_1", "n_5", "n_*", True),
+        "scenarios": ("ssp126_2015", "ssp585_2016", "ssp*_*", True),
+        "other": ("x_1", "x_2", "x_*", True),
+    }
+    for first, second, pattern, is_asked in names.values():
+        for name in (first, second, "x_old"):
+            write(tmp_path / f"{name}.h5", u=waves())
+        [line] = [
+            line for line in describe_file(str(tmp_path / f"{first}.h5")).splitlines() if "files:" in line
+        ]
+        assert f'/{pattern}.h5"' in line and line.endswith("?") == is_asked, line
+
+
+def test_dimensions_without_coordinates_keep_their_names(tmp_path):
+    fields = {name: (("run", "time", "dim_0"), waves((20, 12, X))) for name in "ab"}
+    xarray.Dataset(fields).to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
+    text = describe_file(str(tmp_path / "a.nc"))
+    assert (
+        yaml.safe_load(text)["task"]["a"]["layout"]["b"] == ["trajectory", "time", "dim_0"]
+        and "# or " not in text
+    )
+
+
+def test_points_on_walls_are_told_from_cell_centres(tmp_path):
+    u = waves((20, T, 33))
+    u[..., [0, -1]] = 0
+    for name, x in {"walls": np.linspace(0, 1, 33), "centres": (np.arange(33) + 0.5) / 33}.items():
+        path = tmp_path / f"{name}.h5"
+        write(path, u=u, x=x, t=DT * np.arange(T))
+        text = describe_file(str(path))
+        on_walls = "x: the first and last point lie on the walls; the domain reaches half a cell beyond them"
+        assert (f"{on_walls}, [-0.015625, 1.015625]" in text) == (name == "walls")
+        said = {**section(tmp_path, files=str(path), boundary="dirichlet", symmetries=[]), "domain": []}
+        config, source, _ = read(tmp_path, said)
+        assert config.task["ks"].domain["x"] == ([-0.015625, 1.015625] if name == "walls" else [0, 1])
+        assert np.allclose(source.coordinates["x"], x)
+        found = [one for one in walls(source, None) if one.severity == "caution"]
+        assert [one.what[:60] for one in found] == (
+            ["the first and the last point of x seem to lie on the walls, "] if name == "walls" else []
+        )
+    write(tmp_path / "bare.h5", u=u)  # nothing tells: the question does
+    assert "from where to where, half a cell beyond the first and the last point?" in describe_file(
+        str(tmp_path / "bare.h5")
+    )
+
+
+def test_a_frame_per_file_is_refused_with_the_command_that_joins_them(tmp_path):
+    days = np.datetime64("2001-01-28") + np.arange(12)
+    frames = waves((1, 12, 6, X))[0]
+    for day, u in zip(days, frames, strict=True):
+        one = xarray.Dataset({"sst": (("time_counter", "y", "x"), u[None])}, {"time_counter": [day]})
+        one.to_netcdf(tmp_path / f"sst_{day}.nc", engine="h5netcdf")
+    with pytest.raises(
+        ValueError, match="one map of sst, as do 12 files of .*; expected the frames"
+    ) as refusal:
+        describe_file(str(tmp_path / "sst_2001-01-28.nc"))
+    command = re.search(r'python -c "(.*)", and', str(refusal.value))[1]
+    subprocess.run([sys.executable, "-c", command], cwd=tmp_path, check=True)
+    with xarray.open_dataset(tmp_path / "joined.nc") as joined:
+        assert (joined.time_counter.values == days).all() and (joined.sst.values == frames).all()
+    assert "sst: [time, y, x]" in describe_file(str(tmp_path / "joined.nc"))
+
+
+def test_one_map_is_no_data_set(tmp_path):
+    write(tmp_path / "a.h5", a=waves()[0], u=waves()[1])
+    xarray.Dataset({"a": (("y", "x"), waves()[0]), "u": (("y", "x"), waves()[1])}).to_netcdf(
+        tmp_path / "m.nc", engine="h5netcdf"
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"holds 1 map of a and of u, without an axis of time; expected frames, or many pairs",
+    ):
+        describe_file(str(tmp_path / "m.nc"))
+
+
+def test_a_description_guesses_walls_and_vectors(tmp_path):
+    v = np.stack([waves((N, T, X, Y))] * 2, -1) + np.linspace(0, 30, X)[:, None, None]
+    said = yaml.safe_load(describe_file(str(write(tmp_path / "a.h5", v=v.astype(np.float32)))))["task"]["a"]
+    assert said["layout"] == {"v": ["trajectory", "time", "x", "y", "component"]}
+    assert said["boundary"] == {"x": "no_flux", "y": "periodic"}

@@ -1,0 +1,147 @@
+"""Small files of users, and sections that declare them, for the tests of user data."""
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import torch
+import yaml
+
+from ups.config import load_config
+from ups.data.build_cache import build_cache
+from ups.data.cache import open_cache
+from ups.data.sources import open_sources
+from ups.models.base_selection import fit_base
+from ups.models.operator import build_operator
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+SMALL = ROOT / "configs" / "small.yaml"
+
+
+N, T, X, Y = 6, 5, 16, 8
+
+
+DT = 0.5
+
+
+def waves(shape=(N, T, X), seed=0):
+    """Smooth periodic fields (trajectory, time, *space)."""
+    draw, (num, frames, *space) = np.random.default_rng(seed), shape
+    phase = draw.random((num, 1) + (1,) * len(space)) * 6.28
+    t = np.arange(frames).reshape(1, -1, *[1] * len(space))
+    u = np.zeros(shape)
+    for axis, n in enumerate(space):
+        x = 2 * np.pi * np.arange(n) / n
+        u = u + np.sin(x.reshape([-1 if i == axis else 1 for i in range(len(space))]) + phase + 0.3 * t)
+    return u.astype(np.float32)
+
+
+def write(path, **arrays):
+    with h5py.File(path, "w") as file:
+        for name, values in arrays.items():
+            if name.startswith("attr_"):
+                file.attrs[name[5:]] = values
+            else:
+                file[name.replace("__", "/")] = values
+    return path
+
+
+def overlay(folder, section, **more):
+    given = {
+        "include": str(SMALL),
+        "data": {"tasks": ["ks"], "source": "user"},
+        "cache": {"root": str(folder / "cache")},
+        "task": {"ks": section},
+        **more,
+    }
+    path = folder / "my_data.yaml"
+    path.write_text(yaml.safe_dump(given), encoding="utf-8")
+    return path
+
+
+def section(folder, **changes):
+    said = {
+        "files": str(folder / "*.h5"),
+        "layout": {"u": ["trajectory", "time", "x"]},
+        "boundary": "periodic",
+        "domain": [0, 22],
+        "dt": DT,
+    }
+    return {key: value for key, value in {**said, **changes}.items() if value is not None}
+
+
+def read(folder, said):
+    config = load_config(overlay(folder, said))
+    [source] = open_sources(config, "ks")
+    return config, source, source.read(0, source.num_trajectories)
+
+
+def well_file(path, u, v):
+    """A file to the specification of The Well: scalars u (n, t, x, y), vectors v (n, t, x, y, 2)."""
+    with h5py.File(path, "w") as file:
+        file.attrs.update(
+            dataset_name="mine",
+            grid_type="cartesian",
+            n_spatial_dims=2,
+            n_trajectories=len(u),
+            simulation_parameters=["Re"],
+            Re=100.0,
+        )
+        space = file.create_group("dimensions")
+        space.attrs["spatial_dims"] = ["x", "y"]
+        for name, values in (
+            ("time", DT * np.arange(u.shape[1])),
+            ("x", (np.arange(X) + 0.5) / X),
+            ("y", (np.arange(Y) + 0.5) / Y),
+        ):
+            space[name] = values.astype(np.float32)
+            space[name].attrs.update(sample_varying=False, time_varying=False)
+        for axis, kind in (("x", "PERIODIC"), ("y", "WALL")):
+            group = file.create_group(f"boundary_conditions/{axis}_{kind.lower()}")
+            group.attrs.update(
+                associated_dims=[axis],
+                associated_fields=[],
+                bc_type=kind,
+                sample_varying=False,
+                time_varying=False,
+            )
+            group["mask"] = np.ones(1, bool)
+        scalars = file.create_group("scalars")
+        scalars.attrs["field_names"] = ["Re"]
+        scalars["Re"] = 100.0
+        scalars["Re"].attrs.update(sample_varying=False, time_varying=False)
+        for order, fields in enumerate(({"u": u, "depth": u[0, 0]}, {"v": v}, {})):
+            group = file.create_group(f"t{order}_fields")
+            group.attrs["field_names"] = list(fields)
+            for name, values in fields.items():
+                group[name] = values
+                is_still = values.ndim == 2
+                group[name].attrs.update(
+                    dim_varying=[True, True], sample_varying=not is_still, time_varying=not is_still
+                )
+
+
+def operator_on(folder, said, network=True, base="persistence"):
+    """An operator whose network says anything, on the data of a section, and the cache."""
+    config = load_config(
+        overlay(folder, {**said, "base": [base]}),
+        ["operator.model.width=8", "operator.model.depth=1", "evaluate.num_bootstrap=50"],
+    )
+    build_cache(config, "ks", progress=False)
+    cache = open_cache(config, "ks")
+    facts, weights = fit_base(cache, 1, 1, 0, torch.device("cpu"))
+    operator = build_operator({"ks": (facts, weights)}, config.operator.model, "no")
+    torch.manual_seed(0)
+    for parameter in operator.parameters() if network else ():
+        torch.nn.init.normal_(parameter, std=0.05)
+    return config, cache, operator
+
+
+@torch.no_grad()
+def forecast(operator, cache, frames=6):
+    """The first rows, and what follows them (n, T, C, *space)."""
+    head, rows = operator.heads["ks"], torch.arange(3)
+    z = cache.batch(rows, 0, 1)
+    return head.physical(z), head.physical(operator.rollout(z, "ks", cache.parameters[rows], frames))
