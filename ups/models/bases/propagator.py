@@ -194,7 +194,7 @@ class Propagator(Modal):
         ends = [low + (high - low) * (torch.arange(space[0]) + 0.5) / space[0] for low, high in walls]
         self.register_buffer("line", torch.stack(ends) if ends else torch.zeros(()), persistent=False)
 
-    def parts(self, u: Tensor, parameters: ParameterBatch) -> tuple[Tensor, Tensor]:
+    def start_and_terms(self, u: Tensor, parameters: ParameterBatch) -> tuple[Tensor, Tensor]:
         frames = [dictionary(u[:, -1 - lag] - self.line, self.degree) for lag in range(self.history)]
         if self.has_products:
             between = parameters.forcing[:, :2].float().mean(1)
