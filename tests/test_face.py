@@ -587,6 +587,12 @@ def test_a_parameter_that_had_a_single_value_in_training_may_be_left_out(model):
 # ---------------------------------------------------------------- predict.py
 
 
+def arguments(folder: Path, output: Path, task: str = "burgers1d", more: str = "") -> list[str]:
+    """Of predict.py, on the data of Burgers' equation."""
+    data = folder / "data" / "burgers1d" / "1D_Burgers_Sols_Nu0.1.hdf5"
+    return f"--run {folder}/tiny --task {task} --input {data} --output {output} {more}".split()
+
+
 @pytest.mark.parametrize("task", ["burgers1d", "diff_react2d", "darcy2d_grf"])
 def test_predict_writes_the_forecast_in_the_layout_it_reads(model, folder, tmp_path, task):
     [data] = (folder / "data" / task).glob("*Nu0.1*" if task == "burgers1d" else "*")
@@ -619,22 +625,13 @@ def test_predict_writes_the_forecast_in_the_layout_it_reads(model, folder, tmp_p
 
 
 def test_predict_draws_members_that_do_not_depend_on_how_the_rows_are_cut(folder, tmp_path, monkeypatch):
-    data = folder / "data" / "burgers1d" / "1D_Burgers_Sols_Nu0.1.hdf5"
-    common = [
-        "--run",
-        str(folder / "tiny"),
-        "--task",
-        "burgers1d_hidden",
-        "--input",
-        str(data),
-        "--frames",
-        "2",
-        "--members",
-        "3",
-    ]
-    assert predict.main([*common, "--output", str(tmp_path / "a.h5"), "--rows", ":4"]) == 0
+    def draw(name: str, rows: str) -> int:
+        more = f"--frames 2 --members 3 --rows {rows}"
+        return predict.main(arguments(folder, tmp_path / name, "burgers1d_hidden", more))
+
+    assert draw("a.h5", ":4") == 0
     monkeypatch.setattr(predict, "STATES", 3)
-    assert predict.main([*common, "--output", str(tmp_path / "b.h5"), "--rows", "2:4"]) == 0
+    assert draw("b.h5", "2:4") == 0
     a, b = (
         predict.open_data(tmp_path / name, "burgers1d_hidden").read(0, num)
         for name, num in (("a.h5", 12), ("b.h5", 6))
@@ -665,19 +662,9 @@ def test_interface_command_and_report_draw_the_same_members(model, folder, tmp_p
     np.testing.assert_allclose(members, report, rtol=0, atol=1e-6)  # bitwise where it was tried
     for row, right in zip(rows.tolist(), members, strict=True):
         out = tmp_path / f"{row}.h5"
-        asked = {
-            "run": folder / "tiny",
-            "task": task,
-            "input": truth.sources[0].path,
-            "output": out,
-            "frames": 3,
-            "members": 4,
-            "by": by,
-            "seed": 3,
-            "rows": f"{row}:{row + 1}",
-            "shown": truth.context,
-        }
-        assert predict.main([str(word) for key, value in asked.items() for word in (f"--{key}", value)]) == 0
+        more = f"--input {truth.sources[0].path} --frames 3 --members 4 --by {by} --seed 3"
+        more += f" --rows {row}:{row + 1} --shown {truth.context}"
+        assert predict.main(arguments(folder, out, task, more)) == 0
         drawn = predict.open_data(out, task).read(0, 4)
         np.testing.assert_array_equal(drawn[:, -3:], right)
 
@@ -703,41 +690,20 @@ def test_interface_command_and_report_draw_the_same_members(model, folder, tmp_p
     ],
 )
 def test_predict_refuses_by_name_and_leaves_nothing(folder, tmp_path, change, text):
-    data = folder / "data" / "burgers1d" / "1D_Burgers_Sols_Nu0.1.hdf5"
-    given = [
-        "--run",
-        str(folder / "tiny"),
-        "--task",
-        "burgers1d",
-        "--input",
-        str(data),
-        "--output",
-        str(tmp_path / "out.h5"),
-    ]
+    given = arguments(folder, tmp_path / "out.h5")
     with pytest.raises(ValueError, match=text), warnings.catch_warnings():
         predict.main([*given, *[part.format(folder=folder) for part in change]])
     assert not list(tmp_path.iterdir())
 
 
 def test_predict_says_in_one_line_what_is_wrong_and_what_it_would_do(folder, tmp_path):
-    data = folder / "data" / "burgers1d" / "1D_Burgers_Sols_Nu0.1.hdf5"
-    command = [
-        sys.executable,
-        "predict.py",
-        "--run",
-        str(folder / "tiny"),
-        "--task",
-        "burgers1d",
-        "--output",
-        str(tmp_path / "o.h5"),
-    ]
-    dry = subprocess.run(
-        [*command, "--input", str(data), "--dry-run"], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    def run(more: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, "predict.py", *arguments(folder, tmp_path / "o.h5", more=more)]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+    dry = run("--dry-run")
     assert dry.returncode == 0 and "24 rows of burgers1d x 1 member(s) x 2 frames, not written" in dry.stdout
-    wrong = subprocess.run(
-        [*command, "--input", str(tmp_path / "no.h5")], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    wrong = run(f"--input {tmp_path}/no.h5")  # the last one counts
     assert (
         wrong.returncode == 1
         and wrong.stderr.startswith("predict.py: no data file")
@@ -783,26 +749,8 @@ def test_pip_installs_ranges_that_hold_the_pinned_versions_and_every_folder_of_u
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_predict_and_leaves_nothing(folder, tmp_path, number):
-    data = folder / "data" / "burgers1d" / "1D_Burgers_Sols_Nu0.1.hdf5"
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "predict.py",
-            "--run",
-            str(folder / "tiny"),
-            "--task",
-            "burgers1d",
-            "--input",
-            str(data),
-            "--output",
-            str(tmp_path / "o.h5"),
-            "--frames",
-            "20000",
-        ],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "predict.py", *arguments(folder, tmp_path / "o.h5", more="--frames 20000")]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     while process.poll() is None and not [*tmp_path.iterdir()]:  # until it writes
         time.sleep(0.05)
     process.send_signal(number)
@@ -812,7 +760,6 @@ def test_a_signal_ends_predict_and_leaves_nothing(folder, tmp_path, number):
 
 
 def test_of_two_writers_of_one_output_the_second_is_refused(folder, tmp_path, monkeypatch):
-    data = folder / "data" / "burgers1d" / "1D_Burgers_Sols_Nu0.1.hdf5"
     out, write = tmp_path / "out.h5", predict.write_data
 
     def while_another_writes(path, *arguments, **options):
@@ -823,16 +770,5 @@ def test_of_two_writers_of_one_output_the_second_is_refused(folder, tmp_path, mo
     with pytest.raises(
         FileExistsError, match="out.h5 was made by another process meanwhile; expected a new file"
     ):
-        predict.main(
-            [
-                "--run",
-                str(folder / "tiny" / "operator"),
-                "--task",
-                "burgers1d",
-                "--input",
-                str(data),
-                "--output",
-                str(out),
-            ]
-        )  # of the operator's folder: it has all that a forecast needs
+        predict.main(arguments(folder, out, more=f"--run {folder}/tiny/operator"))
     assert out.read_text() == "another's" and [*tmp_path.iterdir()] == [out]
