@@ -127,7 +127,7 @@ def test_a_model_that_is_worse_than_climatology_is_not_usable_and_every_table_sh
             for name, value in (("persistence", 0.5), (rivals[0], 0.6), (rivals[1], ratio))
         }
         entry["models"]["operator"]["nrmse"] = dict.fromkeys(("value", "low", "high"), 0.2)
-        gates = {row["name"]: row["passed"] for row in operator_gates("ks", entry, LIMITS)}
+        gates = {row["name"]: row["passed"] for row in operator_gates("operator", "ks", entry, LIMITS)}
         assert (
             gates["trivial/ks"]
             and gates["trivial/ks/climatology"]

@@ -24,7 +24,6 @@ A verdict is {"usable": bool, "words": a few sentences}, for every task. Both co
 
 import math
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from ups.common.stages import STAGES
@@ -106,11 +105,11 @@ def missing(stage: str, name: str) -> dict[str, Any]:
     }
 
 
-def operator_gates(name: str, task: dict[str, Any], settings: Any) -> Iterator[dict]:
+def operator_gates(stage: str, name: str, task: dict[str, Any], settings: Any) -> Iterator[dict]:
     models = task["models"]
     for model in [model for model in models if model not in OTHERS]:
         yield gate(
-            "operator",
+            stage,
             f"finite/{name}/{model}",
             "the number of trajectories with NaN or inf",
             point(models[model].get("nonfinite_trajectories")),
@@ -126,7 +125,7 @@ def operator_gates(name: str, task: dict[str, Any], settings: Any) -> Iterator[d
     for other, (claim, limit) in limits.items() if settings.quality else ():
         if other in models:
             yield gate(
-                "operator",
+                stage,
                 claim,
                 f"nRMSE of the operator over that of {other}",
                 task["comparisons"][f"operator / {other}"]["nrmse"],
@@ -134,7 +133,7 @@ def operator_gates(name: str, task: dict[str, Any], settings: Any) -> Iterator[d
             )
     if name in settings.max_nrmse:
         yield gate(
-            "operator",
+            stage,
             f"nrmse/{name}",
             "nRMSE of the operator",
             models["operator"]["nrmse"],
@@ -163,12 +162,16 @@ def ensemble_gates(stage: str, name: str, entry: dict[str, Any], settings: Any) 
         yield from claimed(ENSEMBLE, stage, name, entry, settings, model)
 
 
-def steady_gates(name: str, entry: dict[str, Any], settings: Any) -> Iterator[dict]:
-    yield from claimed(PRIOR, "steady", name, entry, settings, "prior")
+def steady_gates(stage: str, name: str, entry: dict[str, Any], settings: Any) -> Iterator[dict]:
+    yield from claimed(PRIOR, stage, name, entry, settings, "prior")
 
 
-# where results hold the entry, its gates
-CLAIMS = {"operator": ("tasks", operator_gates), "steady": ("steady", steady_gates)}
+# tasks of a stage (ups/common/stages.py) -> section of the results with its entries, gates of an entry
+GATES = {
+    "all": ("tasks", operator_gates),
+    "transient": ("ensembles", ensemble_gates),
+    "steady": ("steady", steady_gates),
+}
 
 
 def check_gates(results: dict[str, Any], settings: Any) -> list[dict]:
@@ -176,15 +179,15 @@ def check_gates(results: dict[str, Any], settings: Any) -> list[dict]:
     asked for."""
     gates: list[dict] = []
     for stage, name in [(stage, name) for stage, names in results["stages"].items() for name in names]:
-        part, claims = CLAIMS.get(stage, ("ensembles", partial(ensemble_gates, stage)))
-        entry = results[part].get(name)
-        samplers = STAGES[stage].samplers if part == "ensembles" else ()
+        section, gates_of = GATES[STAGES[stage].tasks]
+        entry = results[section].get(name)
+        samplers = STAGES[stage].samplers if section == "ensembles" else ()
         if entry is None or any(sampler not in entry["models"] for sampler in samplers):
             gates.append(missing(stage, name))
         else:
             gates += [
                 few(row, entry["num_initial_conditions"], settings.min_initial_conditions)
-                for row in claims(name, entry, settings)
+                for row in gates_of(stage, name, entry, settings)
             ]
     for name in settings.max_nrmse.keys() - results["tasks"].keys():
         gates.append(

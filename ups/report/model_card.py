@@ -76,7 +76,7 @@ def card(
         title=STAGES[stage].title,
         call=STAGES[stage].call,
         domains=[_domain(name, known[name]) for name in known if name in results["stages"][stage]],
-        scores={"operator": _forecasts, "steady": _priors}.get(stage, _ensembles)(results),
+        scores=SCORES_OF[STAGES[stage].tasks](results),
         gates=gates,
         failed=[gate for gate in gates if not gate["passed"]],
         pictures=pictures,
@@ -162,3 +162,7 @@ def _priors(results: Mapping[str, Any]) -> Scores:
         for model in ordered(models)
     ]
     return {"head": ["task", "observed", "ensemble", *SCORES.values()], "rows": rows, "notes": []}
+
+
+# tasks of a stage (ups/common/stages.py) -> its table of scores
+SCORES_OF = {"all": _forecasts, "transient": _ensembles, "steady": _priors}
