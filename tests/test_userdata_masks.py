@@ -128,7 +128,7 @@ def test_statistics_are_those_of_the_cells_with_a_value(positive):
     assert codec.is_sound() and codec.is_same(Tokenizer.from_state(codec.state_dict(), codec.meta()))
     assert np.array_equal(mask_from_text(mask_as_text(mask), mask.shape), mask)
     for text in ("1 2", "-1 129", "9" * 30, "x", "64.0 64"):
-        with pytest.raises(ValueError, match="is no mask of"):
+        with pytest.raises(ValueError, match="is not a mask of"):
             mask_from_text(text, mask.shape)
 
 

@@ -1,4 +1,4 @@
-"""The seal of a latent cache (ups/data/cache.py): what its first bytes say of the others. Without torch."""
+"""The seal of a latent cache (ups/data/cache.py): the first bytes, which verify the others. Without torch."""
 
 import hashlib
 import json
@@ -15,8 +15,8 @@ SEAL_BYTES = 4096  # a page, so that the latents can be page-aligned behind it
 
 
 def read_seal(path: Path) -> dict[str, Any]:
-    """The seal of a cache file whose size and header agree with it. Raises ValueError for any file but a
-    whole cache."""
+    """The seal of a cache file, whose size and header agree with it. Raises ValueError for anything but a
+    complete cache."""
     with path.open("rb") as file:
         size, block = os.fstat(file.fileno()).st_size, file.read(SEAL_BYTES)
         text, checksum = block[:-4], int.from_bytes(block[-4:], "little")
@@ -26,7 +26,7 @@ def read_seal(path: Path) -> dict[str, Any]:
             is_sealed = {"format", "size", "latents", "digest"} == seal.keys() and all(
                 isinstance(at, int) and isinstance(num, int) for at, num in seal["latents"]
             )
-        except (ValueError, TypeError, AttributeError):  # a seal of something else
+        except (ValueError, TypeError, AttributeError):  # not a seal of ours
             is_sealed = False
         if not is_sealed:
             raise refusal(
@@ -54,7 +54,7 @@ def read_seal(path: Path) -> dict[str, Any]:
 
 
 def write_seal(path: Path) -> None:
-    """Seal the finished HDF5 file at `path`; its first SEAL_BYTES are free."""
+    """Seal the finished HDF5 file at `path`, whose first SEAL_BYTES are free."""
     with h5py.File(path, "r", locking=False) as file:
         arrays = [file[name] for name in ("state/latents", "input/latents") if name in file]
         latents = [[array.id.get_offset(), array.nbytes] for array in arrays]
@@ -82,7 +82,7 @@ def _header_digest(file: BinaryIO, size: int, latents: list[list[int]]) -> str:
 
 
 def refusal(path: Path, what: str, expected: str) -> ValueError:
-    """The error of a file that is no cache as it was written."""
+    """The error for a file that is not a cache, or not as it was written."""
     return ValueError(
         f"{path} {what}; expected {expected}. Rebuild it with `make cache` (if that finds "
         "nothing to do: python prepare_cache.py --config CONFIG --rebuild)."

@@ -1,17 +1,17 @@
-"""Patch-POD codec: physical fields to latents and back, one matrix product each way.
+"""Patch-POD codec: maps physical fields to latents and back, by one matrix product each way.
 
     w = (log u or u, minus the channel mean) / channel std          normalised field
     z = P(w) B,   w_hat = P^-1(z B^T),   B^T B = 1                  latents
 
-P cuts space into patches of `patch` cells per axis and lays the channels of a patch side by side, so a patch
-is one vector of `width` = channels * patch^ndim numbers. The columns of B are the leading eigenvectors of the
-second moment of these vectors over the training split: the linear patch basis with the least mean squared
-error (proper orthogonal decomposition; Sirovich 1987). Nothing but the channel mean is subtracted, so z = 0
-is the mean field and both maps are linear in w; B is orthonormal, so an error of z is the same error of w
-(Parseval). No training, no randomness.
+P cuts space into patches of `patch` cells per axis. A patch, with its channels one after the other, is a
+vector of `width` = channels * patch^ndim numbers. The columns of B are the leading eigenvectors of the second
+moment of these vectors over the training split: the linear basis with the least mean squared error (proper
+orthogonal decomposition; Sirovich 1987). Only the channel mean is subtracted, so z = 0 is the mean field and
+both maps are linear in w. B is orthonormal, so an error of z equals the error of w inside the basis
+(Parseval).
 
-Cells without a value, such as land in a field of the sea, are a mask: NaN in physical units, 0 in normalised
-ones. Statistics are those of the other cells.
+Cells without a value, such as land in a field of the sea, form a mask. They are NaN in physical units and 0
+in normalised ones; statistics are those of the other cells.
 
 Fields are (..., channel, *space), latents (..., *tokens, dim); any leading axes.
 """
@@ -24,13 +24,12 @@ import torch
 from torch import Tensor, nn
 
 TENSORS = ("mean", "std", "basis", "spectrum")
-# numbers turned into float64 at a time (32 MiB), so that memory does not follow the size of a trajectory
-SLAB = 2**22
-SMOOTHINGS = 16  # of the cells of a mask: as many cells from a coast on no step of the blocks is left
+SLAB = 2**22  # numbers converted to float64 at a time (32 MiB), whatever the size of a trajectory
+SMOOTHINGS = 16  # of the cells of a mask; so many cells around a coast show no edges of the blocks
 
 
 def patchify(w: Tensor, ndim: int, patch: int) -> Tensor:
-    """(..., C, *space) as patch vectors (..., *tokens, C * patch^ndim); patches tile the space."""
+    """Patch vectors (..., *tokens, C * patch^ndim) of a field (..., C, *space)."""
     first = w.ndim - ndim - 1  # the axis of channels
     for axis in range(first + 1, first + 1 + 2 * ndim, 2):
         w = w.unflatten(axis, (-1, patch))  # tokens, cells within them
@@ -50,29 +49,29 @@ def unpatchify(vectors: Tensor, ndim: int, patch: int) -> Tensor:
 
 
 def mask_as_text(mask: np.ndarray) -> str:
-    """A mask (C, *space) as the lengths of its runs: of cells with a value, of cells without, and so on."""
+    """A mask (C, *space) as run lengths: number of cells with a value, then without, then with, .."""
     ends = np.flatnonzero(np.diff(mask.ravel())) + 1
     return " ".join(map(str, [0] * bool(mask.flat[0]) + np.diff([0, *ends, mask.size]).tolist()))
 
 
 def mask_from_text(text: str, shape: Sequence[int]) -> np.ndarray:
-    """The inverse of `mask_as_text`. Raises ValueError for a text that is no mask of that shape."""
+    """The inverse of `mask_as_text`. Raises ValueError for a text that is not a mask of that shape."""
     words = text.split()
     lengths = [int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 16]
     if len(lengths) != len(words) or sum(lengths) != math.prod(shape):
         raise ValueError(
-            f"a mask of {text!r:.60} is no mask of {tuple(shape)} cells; expected the lengths "
-            "of its runs. Take another copy of the file, or make it again."
+            f"{text!r:.60} is not a mask of {tuple(shape)} cells; expected the lengths of its "
+            "runs. Take another copy of the file, or make it again."
         )
     return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths).reshape(shape)
 
 
 class PatchMoments:
-    """Sums, in float64 and in one pass over the data, from which `Tokenizer.from_moments` finds statistics
-    and basis. mask (C, *space): True where a cell never has a value; None where all have.
+    """Sums over the data, in float64, from which `Tokenizer.from_moments` computes statistics and basis.
 
-    With patch vectors x (positive channels in log-space): count, sum of (x - shift) and sum of its outer
-    product, where shift is the channel mean of the first batch and only guards against cancellation.
+    For patch vectors x (positive channels in log-space) these are the count, the sum of x - shift, and the
+    sum of its outer product. shift is the channel mean of the first batch; it prevents cancellation.
+    mask (C, *space): True where a cell never has a value; None if all cells have one.
     """
 
     def __init__(
@@ -89,11 +88,11 @@ class PatchMoments:
         self.valid = None if self.mask is None else torch.from_numpy(~self.mask)
 
     def add(self, u: np.ndarray) -> None:
-        """Take in a batch (n, T, C, *space) of float32, physical units."""
+        """Add a batch (n, T, C, *space), float32, physical units."""
         frames = torch.from_numpy(np.ascontiguousarray(u)).flatten(0, 1)
         assert frames.shape[1:] == (len(self.fields), *self.space), (u.shape, self.fields, self.space)
         if self.valid is not None:
-            frames = torch.where(self.valid, frames, 1.0)  # has a logarithm, and does not count
+            frames = torch.where(self.valid, frames, 1.0)  # has a logarithm; its weight below is 0
         if not self.count:
             w, axes = _log(frames, self.fields, self.positive, self.ndim), (0, *range(2, frames.ndim))
             mean = (
@@ -106,7 +105,7 @@ class PatchMoments:
                 torch.zeros_like(self.shift),
                 torch.zeros(2 * self.shift.shape, dtype=torch.float64),
             )
-            if self.valid is not None:  # of x times valid and of valid times valid, for the means
+            if self.valid is not None:  # sums of x times valid, to subtract the means later
                 self.cells = patchify(self.valid.double(), self.ndim, self.patch).flatten(0, -2)
                 self.cross = torch.zeros_like(self.second)
         for slab in frames.split(max(1, SLAB // frames[0].numel())):
@@ -121,13 +120,12 @@ class PatchMoments:
 
 
 class Tokenizer(nn.Module):
-    """The codec of one set of fields; buffers only, float32, moves with `.to(device)`.
+    """The codec of one set of fields. It has float32 buffers and no parameters.
 
     space, tokens: cells and patches per axis of the grid it was fitted on. dim: numbers kept per token, of
-    `width`.
-    spectrum: share of the patch energy of every mode, largest first; `kept_energy` sums those kept.
-    mask: where fields have no value, as `mask_as_text` writes it; valid (C, *space): where they have, None:
-    everywhere. Raises ValueError for a text that is no mask.
+    `width`. spectrum (width,): fraction of the patch energy in every mode, largest first.
+    mask: cells without a value, as text of `mask_as_text`; valid (C, *space): the other cells, None if all
+    have a value. Raises ValueError for a text that is not a mask.
     """
 
     def __init__(
@@ -159,25 +157,25 @@ class Tokenizer(nn.Module):
 
     @property
     def kept_energy(self) -> float:
-        """Share of the training patches' energy inside the basis, 1 when nothing is discarded."""
+        """Fraction of the training patches' energy inside the basis; 1 if all modes are kept."""
         return 1.0 - float(self.spectrum[self.dim :].double().sum())
 
     @classmethod
     def from_moments(cls, moments: PatchMoments, dim: int, energy: float) -> "Tokenizer":
-        """Statistics and leading eigenvectors of collected moments.
+        """The tokenizer with the statistics and leading eigenvectors of `moments`.
 
-        dim: numbers per token; 0 takes the fewest that keep the share `energy` of the patch energy (1.0: all
-        of them).
+        dim: numbers per token; 0 keeps the fewest modes that hold the fraction `energy` of the patch energy
+        (1.0: all modes).
         """
         cells, channels = moments.patch**moments.ndim, len(moments.fields)
         average, second = moments.first / moments.count, moments.second / moments.count
-        # over the cells that have a value
-        share = 1.0 if moments.valid is None else num_valid(moments.valid) / math.prod(moments.space)
-        offset = average.view(channels, cells).mean(1) / share
-        variance = second.diagonal().view(channels, cells).mean(1) / share - offset**2
+        # fraction of cells with a value
+        filled = 1.0 if moments.valid is None else num_valid(moments.valid) / math.prod(moments.space)
+        offset = average.view(channels, cells).mean(1) / filled
+        variance = second.diagonal().view(channels, cells).mean(1) / filled - offset**2
         mean, std = moments.shift[::cells] + offset, variance.clamp(min=0).sqrt()
-        # A channel that never varies has no scale of its own: 1 keeps the map invertible. Below 1e-7 of its
-        # mean the variation is float32 rounding.
+        # A constant channel has no scale: 1 keeps the map invertible. A variation below 1e-7 of the mean is
+        # float32 rounding.
         std = torch.where(std > 1e-7 * mean.abs(), std, torch.ones_like(std))
         offset, scale = offset.repeat_interleave(cells), std.repeat_interleave(cells)
         cross, square = torch.outer(average, offset), torch.outer(offset, offset)
@@ -187,8 +185,8 @@ class Tokenizer(nn.Module):
         covariance = (second - cross - cross.T + square) / torch.outer(scale, scale)
         values, vectors = torch.linalg.eigh(covariance)
         values, vectors = values.flip(0).clamp(min=0), vectors.flip(1)
-        # Sign: the first of the (near) largest entries is positive, so that rounding cannot decide between +a
-        # and -a.
+        # The first of the (nearly) largest entries is made positive, so that rounding does not decide the
+        # sign.
         size = vectors.abs()
         leader = (size >= (1 - 1e-6) * size.amax(0)).int().argmax(0)
         vectors = vectors * vectors.gather(0, leader[None]).sign()
@@ -210,7 +208,7 @@ class Tokenizer(nn.Module):
         )
 
     def normalise(self, u: Tensor) -> Tensor:
-        """Physical field (..., C, *space) to the normalised one. Raises ValueError for u <= 0 in a positive
+        """The normalised field of a physical one (..., C, *space). Raises ValueError for u <= 0 in a positive
         channel."""
         w = (
             _log(self._with(1.0, u), self.fields, self.positive, self.ndim) - self._column(self.mean)
@@ -218,7 +216,7 @@ class Tokenizer(nn.Module):
         return self.held(w)
 
     def denormalise(self, w: Tensor) -> Tensor:
-        """Normalised field (..., C, *space) to physical units."""
+        """The physical field of a normalised one (..., C, *space)."""
         u = _per_channel(
             torch.exp,
             w * self._column(self.std) + self._column(self.mean),
@@ -237,31 +235,31 @@ class Tokenizer(nn.Module):
         return self._with(0.0, w)
 
     def bridged(self, w: Tensor) -> Tensor:
-        """Normalised field (..., C, *space) whose masked cells go on smoothly from those beside them, so that
-        derivatives and spectra see no coast."""
+        """Normalised field (..., C, *space) with the masked cells filled smoothly from their neighbours, so
+        that derivatives and spectra have no jump at a coast."""
         if self.valid is None:
             return w
         flat = w.reshape(-1, *self.valid.shape)
-        known = self.valid.to(flat).expand(1, *self.valid.shape)
-        filled = _pulled(torch.where(self.valid, flat, 0.0), known, self.ndim)
+        is_known = self.valid.to(flat).expand(1, *self.valid.shape)
+        filled = _fill(torch.where(self.valid, flat, 0.0), is_known, self.ndim)
         for _ in range(SMOOTHINGS):
-            filled = torch.where(self.valid, flat, _beside(filled, self.ndim))
+            filled = torch.where(self.valid, flat, _mean_of_neighbours(filled, self.ndim))
         return filled.view_as(w)
 
     def _with(self, value: float, u: Tensor) -> Tensor:
-        """A field (..., C, *space) with `value` in the cells of the mask; of numbers per channel, whose space
-        has one cell, these."""
+        """A field (..., C, *space) with `value` in the cells of the mask. Numbers per channel, whose space
+        has one cell, are returned as they are."""
         if self.valid is None or u.shape[-self.ndim - 1 :] != self.valid.shape:
             return u
         return torch.where(self.valid.to(u.device), u, value)
 
     def encode(self, w: Tensor) -> Tensor:
-        """Normalised field (..., C, *space) to latents (..., *tokens, dim)."""
+        """Latents (..., *tokens, dim) of a normalised field (..., C, *space)."""
         assert w.shape[-self.ndim - 1] == self.num_channels, (w.shape, self.fields)
         return self._matmul(patchify(w, self.ndim, self.patch), self.basis)
 
     def decode(self, z: Tensor) -> Tensor:
-        """Latents (..., *tokens, dim) to the normalised field (..., C, *space); the adjoint of `encode`."""
+        """The normalised field (..., C, *space) of latents (..., *tokens, dim); the adjoint of `encode`."""
         assert z.shape[-1] == self.dim, (z.shape, self.dim)
         return self.held(unpatchify(self._matmul(z, self.basis.T), self.ndim, self.patch))
 
@@ -278,15 +276,15 @@ class Tokenizer(nn.Module):
         )
 
     def is_same(self, other: "Tokenizer") -> bool:
-        """Whether both are maps of the same fields by the same numbers, on whatever device."""
+        """Whether both map the same fields by the same numbers, on any device."""
         return self.meta() == other.meta() and all(
             one.shape == two.shape and torch.equal(one.cpu(), two.cpu())
             for one, two in zip(self.buffers(), other.buffers(), strict=True)
         )
 
     def meta(self) -> dict:
-        """What `state_dict()` does not hold, as JSON-able values; `from_state(state_dict(), meta())` restores
-        the codec."""
+        """The facts that `state_dict()` lacks, for JSON; `from_state(state_dict(), meta())` restores the
+        codec."""
         return {
             "space": list(self.space),
             "patch": self.patch,
@@ -297,7 +295,7 @@ class Tokenizer(nn.Module):
 
     @classmethod
     def from_state(cls, tensors: dict[str, Tensor], meta: dict) -> "Tokenizer":
-        """The tokenizer whose `state_dict()` and `meta()` these are."""
+        """The tokenizer with this `state_dict()` and `meta()`."""
         return cls(*(tensors[name] for name in TENSORS), **meta)
 
     def extra_repr(self) -> str:
@@ -307,26 +305,27 @@ class Tokenizer(nn.Module):
         return values.view(-1, *[1] * self.ndim)
 
     def _matmul(self, vectors: Tensor, matrix: Tensor) -> Tensor:
-        """In float32 at least, whatever a cache stores."""
+        """The product in float32 or higher precision, whatever a cache stores."""
         dtype = torch.promote_types(vectors.dtype, torch.float32)
         return vectors.to(dtype) @ matrix.to(dtype)
 
 
-def _pulled(w: Tensor, known: Tensor, ndim: int) -> Tensor:
-    """Fields w (n, C, *space), 0 where known (1, C, *space) is 0, with means of ever larger blocks there."""
-    if max(w.shape[2:]) == 1 or bool((known > 0).all()):
+def _fill(w: Tensor, is_known: Tensor, ndim: int) -> Tensor:
+    """Fields w (n, C, *space) in which cells with is_known (1, C, *space) = 0 get the mean of the smallest
+    block that has known cells."""
+    if max(w.shape[2:]) == 1 or bool((is_known > 0).all()):
         return w
     pool = (nn.functional.avg_pool1d, nn.functional.avg_pool2d, nn.functional.avg_pool3d)[ndim - 1]
     options = {"kernel_size": 2, "stride": 2, "ceil_mode": True, "count_include_pad": False}
-    total, share = pool(w, **options), pool(known, **options)
-    coarse = _pulled(total / torch.where(share > 0, share, 1.0), (share > 0).to(w), ndim)
+    total, weight = pool(w, **options), pool(is_known, **options)
+    coarse = _fill(total / torch.where(weight > 0, weight, 1.0), (weight > 0).to(w), ndim)
     for axis in range(2, w.ndim):
         coarse = coarse.repeat_interleave(2, axis).narrow(axis, 0, w.shape[axis])
-    return torch.where(known > 0, w, coarse)
+    return torch.where(is_known > 0, w, coarse)
 
 
-def _beside(w: Tensor, ndim: int) -> Tensor:
-    """The mean of the neighbours along every axis of w (n, C, *space)."""
+def _mean_of_neighbours(w: Tensor, ndim: int) -> Tensor:
+    """The mean of the neighbours of each cell along all axes of w (n, C, *space)."""
     total = 0.0
     for axis in range(2, w.ndim):
         ends = w.narrow(axis, 0, 1), w.narrow(axis, w.shape[axis] - 1, 1)
@@ -336,13 +335,13 @@ def _beside(w: Tensor, ndim: int) -> Tensor:
 
 
 def num_valid(valid: Tensor) -> Tensor:
-    """Cells with a value of each channel (C,), at least 1: a channel without any has no mean."""
+    """Number of cells with a value in each channel (C,), at least 1, as it is a divisor."""
     return valid.flatten(1).sum(1).clamp_min(1)
 
 
 def _log(u: Tensor, fields: Sequence[str], positive: Sequence[str], ndim: int) -> Tensor:
-    """`u` (..., C, *space) with the `positive` channels in log-space. Raises ValueError for values that have
-    no log."""
+    """`u` (..., C, *space) with the `positive` channels in log-space. Raises ValueError for values without a
+    logarithm."""
     for name in positive:
         channel = u.select(-ndim - 1, fields.index(name))
         if not bool((channel > 0).all()):
@@ -355,13 +354,17 @@ def _log(u: Tensor, fields: Sequence[str], positive: Sequence[str], ndim: int) -
 
 
 def _per_channel(
-    function: Callable[[Tensor], Tensor], u: Tensor, fields: Sequence[str], chosen: Sequence[str], ndim: int
+    function: Callable[[Tensor], Tensor],
+    u: Tensor,
+    fields: Sequence[str],
+    selected: Sequence[str],
+    ndim: int,
 ) -> Tensor:
-    """`function` of the `chosen` channels of `u` (..., C, *space), the others as they are."""
-    if not chosen:
+    """`u` (..., C, *space) with `function` applied to the `selected` channels."""
+    if not selected:
         return u
-    parts = [
-        function(part) if name in chosen else part
-        for name, part in zip(fields, u.unbind(-ndim - 1), strict=True)
+    channels = [
+        function(channel) if name in selected else channel
+        for name, channel in zip(fields, u.unbind(-ndim - 1), strict=True)
     ]
-    return torch.stack(parts, -ndim - 1)
+    return torch.stack(channels, -ndim - 1)
