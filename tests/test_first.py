@@ -247,7 +247,7 @@ def test_compressed_arrays_are_refused(server, tmp_path):
     path, _ = whole(tmp_path, chunks=(1, FRAMES, CELLS), compression="lzf")
     server.content = path.read_bytes()
     with pytest.raises(
-        ValueError, match="keeps its numbers compressed, in pieces; expected arrays .* Set data.fetch=whole"
+        ValueError, match="stores its numbers in compressed chunks; expected arrays .* Set data.fetch=whole"
     ):
         part(server, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["whole.hdf5"]

@@ -13,14 +13,14 @@ import psutil
 import pytest
 
 import prepare_data
-from ups.data.generate import MIN_SHARE, NUM_SLICES, num_slices, solve, solver_pool
+from ups.data.generate import MIN_PER_WORKER, MAX_SLICES, num_slices, solve, solver_pool
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = {"seed": 5, "resolution": 32, "num_frames": 6, "parameter": 0.1, "t_end": 0.5}
 
 
 def test_small_files_start_no_process():
-    with solver_pool(2 * MIN_SHARE - 1, num_workers=8) as solver:
+    with solver_pool(2 * MIN_PER_WORKER - 1, num_workers=8) as solver:
         assert solver is solve
     with solver_pool(1000, num_workers=1) as solver:
         assert solver is solve
@@ -29,8 +29,8 @@ def test_small_files_start_no_process():
 def test_a_solver_of_many_at_once_is_not_given_few():
     """Refuses slices that make it wait for Python, and fewer slices than workers."""
     assert num_slices("cfd1d", 256, 128, 2) == 2 and num_slices("cfd1d", 250, 128, 4) == 4
-    assert num_slices("cfd2d", 256, 32, 2) == num_slices("cfd3d", 48, 16, 2) == 2 * NUM_SLICES
-    assert num_slices("burgers1d", 256, 256, 2) == 2 * NUM_SLICES and num_slices("burgers1d", 3, 256, 2) == 3
+    assert num_slices("cfd2d", 256, 32, 2) == num_slices("cfd3d", 48, 16, 2) == 2 * MAX_SLICES
+    assert num_slices("burgers1d", 256, 256, 2) == 2 * MAX_SLICES and num_slices("burgers1d", 3, 256, 2) == 3
     assert num_slices("cfd1d", 1, 128, 2) == 1
 
 
@@ -40,7 +40,7 @@ def test_two_processes_give_the_bits_of_one_and_one_that_dies_is_named():
     with pytest.raises(
         OSError, match="a process that solved trajectories of burgers1d from 3 on died.*--workers 1"
     ):
-        with solver_pool(2 * MIN_SHARE, num_workers=8) as solver:
+        with solver_pool(2 * MIN_PER_WORKER, num_workers=8) as solver:
             assert np.array_equal(
                 solver("burgers1d", indices, **SETTINGS), solve("burgers1d", indices, **SETTINGS)
             )

@@ -1,5 +1,5 @@
-"""What a field does at the ends of its domain, by name: one for all axes, or one per axis joined by commas,
-as in "periodic,no_flux" of a channel."""
+"""Boundary conditions by name: one for all axes, or one per axis joined by commas, such as "periodic,no_flux"
+for a channel."""
 
 PERIODIC, NO_FLUX, DIRICHLET, OUTFLOW = BOUNDARIES = ("periodic", "no_flux", "dirichlet", "outflow")
 

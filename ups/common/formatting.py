@@ -1,4 +1,4 @@
-"""Numbers as a reader sees them."""
+"""Numbers as text for figures and tables."""
 
 import math
 from typing import Any
@@ -7,7 +7,7 @@ RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """Three significant digits, or `digits`; powers of ten written out; a dash for null."""
+    """`value` with `digits` significant digits and powers of ten written out; a dash for None."""
     if value is None:
         return "–"
     if isinstance(value, (bool, str)) or (isinstance(value, int) and abs(value) < 10**15):

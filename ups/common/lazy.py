@@ -1,4 +1,5 @@
-"""Modules that are imported when first used, for files that must import in a moment: torch takes seconds."""
+"""numpy and torch, imported at their first use. Modules that must be imported quickly use them: torch takes
+seconds."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
 else:
 
     class _Module:
-        """A module whose attributes are looked up each time; it is imported for the first of them."""
+        """A module that is imported when its first attribute is read."""
 
         def __init__(self, name: str) -> None:
             self._name = name

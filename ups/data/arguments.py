@@ -1,4 +1,4 @@
-"""What words on the command line of predict.py mean for a file of given trajectories."""
+"""Arguments of predict.py, parsed against the file of input trajectories."""
 
 import re
 from typing import Any
@@ -10,24 +10,29 @@ from ups.tasks import Task
 
 
 def rows_of(text: str, num: int) -> range:
-    """FIRST:LAST as rows of a file of num. Raises ValueError."""
+    """The rows FIRST:LAST of a file with `num` rows. Raises ValueError."""
     match = re.fullmatch(r"(\d*):(\d*)", text)
     rows = range(int(match[1] or 0), int(match[2] or num)) if match else range(0)
     if not rows or rows.stop > num:
         raise ValueError(
-            f"--rows is {text!r}; expected FIRST:LAST with 0 <= FIRST < LAST <= {num}, as the "
-            "input has so many trajectories. Give such a range, or leave it out."
+            f"--rows is {text!r}; expected FIRST:LAST with 0 <= FIRST < LAST <= {num}, the number of "
+            "input trajectories. Correct the range, or leave it out."
         )
     return rows
 
 
-def parameters_of(given: list[str], known: dict[str, Any], source: Trajectories) -> dict[str, float] | None:
-    """The values of the parameters that the model is shown, of the command line or else of the file."""
+def parameters_of(
+    arguments: list[str], known: dict[str, Any], source: Trajectories
+) -> dict[str, float] | None:
+    """Parameters for the model: NAME=VALUE of the command line, else the values in the file.
+
+    known: the parameters of the model, by name. Raises ValueError for text of another form.
+    """
     try:
-        named = {name: float(value) for name, value in (text.split("=") for text in given)}
+        named = {name: float(value) for name, value in (text.split("=") for text in arguments)}
     except ValueError:
         raise ValueError(
-            f"--parameters is {' '.join(given)!r}; expected NAME=VALUE, such as Nu=0.01, of "
+            f"--parameters is {' '.join(arguments)!r}; expected NAME=VALUE, such as Nu=0.01, of "
             f"{', '.join(known) or 'none'}. Correct it."
         ) from None
     values = {name: source.attributes[name] for name in known if name in source.attributes} | named
@@ -36,19 +41,20 @@ def parameters_of(given: list[str], known: dict[str, Any], source: Trajectories)
     return values or None
 
 
-def require_forcing(task: Task, source: Trajectories, shown: int, num_frames: int) -> None:
-    """Raise ValueError unless the input holds the forcing of the frames that are to be forecast."""
-    if task.forcing and source.num_frames < shown + num_frames:
+def require_forcing(task: Task, source: Trajectories, num_inputs: int, num_frames: int) -> None:
+    """Raise ValueError unless the file holds the forcing of `num_inputs` input frames and of `num_frames`
+    frames to forecast."""
+    if task.forcing and source.num_frames < num_inputs + num_frames:
         raise ValueError(
             f"{source.path} holds the forcing {', '.join(task.forcing)} of "
-            f"{source.num_frames} frames; expected {shown + num_frames}: the {shown} that are "
-            f"shown and {num_frames} to forecast. Give a file with so many frames, in the last "
-            "of which the fields may hold anything, and --shown."
+            f"{source.num_frames} frames; expected {num_inputs + num_frames}: {num_inputs} input frames "
+            f"and {num_frames} to forecast. Pass a file with so many frames (the fields of the last ones "
+            "are not read), and --shown."
         )
 
 
 def by_name(task: Task, f: np.ndarray) -> dict[str, np.ndarray] | None:
-    """Forcing (n, time, K, *space) as a forecast takes it; None for a task without."""
+    """Forcing (n, time, K, *space) by name, as `Forecaster.forecast` takes it; None for a task without."""
     cell = (..., *[0] * task.ndim)
     return {
         name: f[:, :, i][cell] if name in task.series else f[:, :, i] for i, name in enumerate(task.forcing)

@@ -1,8 +1,8 @@
-"""How many trajectories, initial conditions and frames the parts of a task's data have, and what the split,
-training or the report will refuse for want of them.
+"""Numbers of trajectories, initial conditions and frames in each split of a task, and the errors that too few
+of them will cause.
 
-The split, the training windows, the doctor and the dry runs all count here, so that what the doctor accepts
-is not refused after hours of training.
+The split, the training windows, the doctor and the dry runs all count here, so that training never fails
+after hours for a reason that the doctor could have found.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,44 +22,42 @@ from ups.data.sources import (
 )
 from ups.tasks import Finding
 
-MIN_RESERVED = 2  # initial conditions whose errors have a spread
+MIN_RESERVED = 2  # initial conditions; errors of one have no variance
 
 
 def num_kept(num: int, reserve: float) -> int:
-    """How many of `num` training initial conditions the operator is trained on, where the share `reserve` of
-    them is kept for the stages after it."""
+    """Number of the `num` training initial conditions that train the operator, if the fraction `reserve` is
+    kept for the stages after it."""
     return num - round(reserve * num)
 
 
 def most_calls(settings: TaskConfig, num_frames: int) -> int:
-    """How many calls of the operator in a row a trajectory of `num_frames` frames can train: 2 frames train
-    one. 0 or less: none."""
+    """The most consecutive calls of the operator that a trajectory of `num_frames` frames can train; 0 or
+    less for none. Two frames train one call."""
     return (num_frames - settings.train_from - settings.history) // settings.bundle
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Of one task: initial conditions of the parts train, reserved, val and test; frames of a trajectory
-    (after striding); initial conditions of each part of the report that gates judge; and the numbers of the
-    parameter values of which the operator sees no trajectory."""
+    """Counts of one task."""
 
-    initial: dict[str, int]
-    num_frames: int
-    judged: dict[str, int]
-    untrained: list[int]
+    initial: dict[str, int]  # initial conditions of train, reserved, val and test
+    num_frames: int  # of a trajectory, after striding
+    gated: dict[str, int]  # initial conditions behind the report's gates, for the operator and for ensembles
+    untrained: list[int]  # numbers of the parameter values without a trajectory in training
 
 
 def count_data(config: Config, task_name: str, sources: Sequence[Source] | None = None) -> Counts:
-    """The counts of a task by its configuration, or, where that leaves them to the user's files, by these.
-    Raises ValueError where the trajectories cannot be split."""
+    """The counts of a task, from its configuration, or from the user's files if it leaves them open. Raises
+    ValueError for trajectories that cannot be split."""
     settings = config.task[task_name]
     if sources is None:
         sources = open_sources(config, task_name) if needs_files(settings) else [None] * settings.num_files
     num = trajectories_of(config, task_name, sources)
     table = table_of(config, task_name, sources)
     rows = {
-        part: split_rows(index, len(sources), num)
-        for part, index in split_of(config, task_name, sources).items()
+        split: split_rows(index, len(sources), num)
+        for split, index in split_of(config, task_name, sources).items()
     }
     frames = (
         sources[0].num_frames
@@ -79,20 +77,20 @@ def count_rows(
     num_values: int,
     num_frames: int,
 ) -> Counts:
-    """The counts of rows of a cache. rows: of "train" (what is reserved among it), "val" and "test";
-    trajectory, parameter_index: the initial condition and the parameter value of every row."""
+    """The counts of a cache. rows: row numbers of "train" (with the reserved ones), "val" and "test";
+    trajectory, parameter_index: number of the initial condition and of the parameter value of every row."""
     settings, evaluate = config.task[task_name], config.evaluate
-    starts = {part: np.unique(trajectory[index]) for part, index in rows.items()}
+    starts = {split: np.unique(trajectory[index]) for split, index in rows.items()}
     kept = num_kept(len(starts["train"]), settings.reserve)
-    seen = rows["train"][np.isin(trajectory[rows["train"]], starts["train"][:kept])]
-    judged = np.sort(trajectory[rows[evaluate.split]])[: evaluate.max_trajectories or None]
-    num_judged = len(np.unique(judged))
-    parts = {"the operator": num_judged} | (
+    trained = rows["train"][np.isin(trajectory[rows["train"]], starts["train"][:kept])]
+    evaluated = np.sort(trajectory[rows[evaluate.split]])[: evaluate.max_trajectories or None]
+    gated = {"the operator": len(np.unique(evaluated))} | (
         {"ensembles": min(len(starts[evaluate.split]), evaluate.ensemble_trajectories)}
         if any(task_name in names for stage, names in config.asked.items() if stage != "operator")
         else {}
     )
-    hidden = config.spec(task_name).hides
+    if config.spec(task_name).hides:
+        num_values = 0
     return Counts(
         {
             "train": kept,
@@ -101,14 +99,14 @@ def count_rows(
             "test": len(starts["test"]),
         },
         num_frames,
-        parts,
-        sorted({*range(0 if hidden else num_values)} - {*parameter_index[seen].tolist()}),
+        gated,
+        sorted({*range(num_values)} - {*parameter_index[trained].tolist()}),
     )
 
 
 def check_counts(config: Config, task_name: str, counts: Counts) -> Iterator[Finding]:
-    """What will be refused for want of trajectories or frames: by training (errors) and by the gates of the
-    report (warnings)."""
+    """Findings for too few trajectories or frames: errors if training will refuse them, warnings if the gates
+    of the report will."""
     settings, key, task = config.task[task_name], f"task.{task_name}", config.spec(task_name)
     initial, history, context = counts.initial, settings.history, config.context(task_name)
     num_train, least = initial["train"] + initial["reserved"], config.evaluate.min_initial_conditions
@@ -156,46 +154,45 @@ def check_counts(config: Config, task_name: str, counts: Counts) -> Iterator[Fin
             f"add trajectories, lower {key}.reserve, data.val_fraction or data.test_fraction, or "
             f"leave that value out",
         )
-    for part, num in counts.judged.items():
+    for what, num in counts.gated.items():
         if num < least:
             yield Finding(
                 "warning",
-                few_judged(part, num, least, config.evaluate.split),
+                too_few_gated(what, num, least, config.evaluate.split),
                 key,
-                more_judged(config, task_name, counts, part),
+                advice_for_gates(config, task_name, counts, what),
             )
 
 
-def few_judged(part: str, num: int, least: int, split: str) -> str:
-    """That the gates will fail, in words."""
+def too_few_gated(what: str, num: int, least: int, split: str) -> str:
+    """The warning that the gates of the report will fail."""
     return (
-        f"the report judges {part} on {num} {split} initial conditions and its gates refuse fewer than "
+        f"the report has {num} {split} initial conditions for {what} and its gates refuse fewer than "
         f"{least} (evaluate.min_initial_conditions)"
     )
 
 
-def more_judged(config: Config, task_name: str, counts: Counts, part: str) -> str:
-    """Which key gives the gates enough initial conditions."""
+def advice_for_gates(config: Config, task_name: str, counts: Counts, what: str) -> str:
+    """The setting that gives the gates enough initial conditions."""
     settings, evaluate, split = config.task[task_name], config.evaluate, config.evaluate.split
     least, there = evaluate.min_initial_conditions, counts.initial[evaluate.split]
     if there >= least:
         return (
             f"set evaluate.ensemble_trajectories to {least} or more"
-            if part == "ensembles"
+            if what == "ensembles"
             else "set evaluate.max_trajectories to 0"
         )
-    total, share = sum(counts.initial.values()), getattr(config.data, f"{split}_fraction")
     if getattr(settings, "split", "") == "folder":
         return f"move files of {least - there} more into the folder {split}"
-    wanted = -(-100 * least // total) / 100  # the least share in hundredths
+    total, fraction = sum(counts.initial.values()), getattr(config.data, f"{split}_fraction")
+    wanted = -(-100 * least // total) / 100  # the smallest sufficient fraction, in hundredths
     rest = config.data.val_fraction if split == "test" else config.data.test_fraction
-    needed = -(-least // share)
-    raised = f"set data.{split}_fraction={wanted:g}, or " if wanted + rest < 1 and total > least + 1 else ""
-    return f"{raised}add trajectories: {needed:g} at data.{split}_fraction {share:g}"
+    raise_it = f"set data.{split}_fraction={wanted:g}, or " if wanted + rest < 1 and total > least + 1 else ""
+    return f"{raise_it}add trajectories: {-(-least // fraction):g} at data.{split}_fraction {fraction:g}"
 
 
 def count_findings(config: Config, tasks: Sequence[str]) -> list[Finding]:
-    """Everything that will be refused of these tasks for want of data, by the doctor and the dry runs."""
+    """`check_counts` of all tasks, for the doctor and the dry runs."""
     found = []
     for name in tasks:
         try:
@@ -206,8 +203,8 @@ def count_findings(config: Config, tasks: Sequence[str]) -> list[Finding]:
 
 
 def print_refusals(config: Config, tasks: Sequence[str]) -> int:
-    """Print what will be refused, for a dry run; returns its exit status, 1 where training will refuse, 0
-    where the report will be written and its gates fail."""
+    """Print `count_findings`. Returns the exit status of a dry run: 1 if training will refuse the data, 0 if
+    only the gates of the report will fail."""
     found = count_findings(config, tasks)
     for finding in found:
         advice = f" To do: {finding.do}." if finding.do else ""

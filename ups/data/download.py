@@ -1,7 +1,7 @@
-"""Published files: downloaded with resume, checked against their MD5, renamed only when they are right.
+"""Download of published files, with resume. A file gets its name only after its MD5 was checked.
 
-An interrupted transfer leaves NAME.partial and the next one asks the server for the rest (HTTP Range). A file
-that was checked once has NAME.md5 beside it (readable by md5sum -c), so that it is not hashed again.
+An interrupted transfer leaves NAME.partial, and the next one requests the rest (HTTP Range). A checked file
+has NAME.md5 beside it (in the format of md5sum -c), so that it is not hashed again.
 """
 
 import hashlib
@@ -26,13 +26,12 @@ from ups.tasks import TASKS, get_task
 
 READ_BYTES = 2**20
 MAX_PAUSE_S = 60.0
-MIN_SPEED = 1024  # bytes a second; the largest files are 100 GB, and nobody waits for three years
+MIN_SPEED = 1024  # bytes a second; at this speed the largest files, of 100 GB, would take three years
 TRANSIENT = (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException, ssl.SSLError)
 
 
 def published_file(task: str, parameter: float | None) -> tuple[str, int, str]:
-    """File name, DaRUS id and MD5 of a published file. Raises ValueError naming the values that are
-    published."""
+    """File name, DaRUS id and MD5 of a published file. Raises ValueError naming the published values."""
     spec = get_task(task)
     name = spec.file_for(parameter)
     if name not in spec.published:
@@ -47,8 +46,8 @@ def published_file(task: str, parameter: float | None) -> tuple[str, int, str]:
 
 
 def published_files(pattern: str) -> list[tuple[str, str, int, str]]:
-    """Task, name, DaRUS id and MD5 of every published file whose name fits `pattern` (with * and ?), of those
-    that no setting names, too. Raises ValueError where none does."""
+    """Task, name, DaRUS id and MD5 of every published file whose name fits `pattern` (with * and ?),
+    including files that no task uses by default. Raises ValueError if none fits."""
     found = [
         (task.name, name, *source)
         for task in TASKS.values()
@@ -84,14 +83,13 @@ def md5_of(path: Path, show_progress: bool = False) -> str:
 
 
 def edition(name: str, md5: str) -> str:
-    """A sentence about a file called `name` whose MD5 is not the published one; empty if nothing is known of
-    it."""
+    """A sentence about a file called `name` whose MD5 is not the published one; "" for an unknown file."""
     is_withdrawn = any(md5.startswith(task.withdrawn.get(name, "no")) for task in TASKS.values())
     return "It is the withdrawn first edition, which is wrong (PDEBench issues 46 and 51). " * is_withdrawn
 
 
 def is_verified(path: Path, md5: str) -> bool:
-    """Whether `path` exists and its MD5 was found right after it was last changed."""
+    """Whether `path` exists and its MD5 was checked since its last change."""
     record = path.with_name(path.name + ".md5")
     return (
         path.is_file()
@@ -103,17 +101,17 @@ def is_verified(path: Path, md5: str) -> bool:
 
 @dataclass(frozen=True)
 class Patience:
-    """With a server. retries: attempts without progress before giving up, pause_s (doubling) apart.
-    timeout_s: of one socket operation, and within which MIN_SPEED is asked for."""
+    """How long to wait for a server. retries: attempts without progress, with pauses of pause_s, doubled each
+    time. timeout_s: limit of one socket operation, and interval in which MIN_SPEED is measured."""
 
     retries: int = 5
     pause_s: float = 1.0
     timeout_s: float = 60.0
 
     def persist(self, attempt: Callable[[], None], have: Callable[[], int], url: str, path: Path) -> None:
-        """Call `attempt` until it ends well. have: the number of bytes of the file `path` that are there.
+        """Call `attempt` until it succeeds. have: number of bytes of the file `path` received so far.
 
-        Raises ValueError for an answer such as 404, ConnectionError when it does not get on.
+        Raises ValueError for an answer such as 404, ConnectionError if attempts make no progress.
         """
         failures = 0
         while True:
@@ -123,7 +121,7 @@ class Patience:
                 return
             except TRANSIENT as error:
                 code = getattr(error, "code", None)
-                # the client's fault: no use to try
+                # a client error: a repetition cannot help
                 if code is not None and code < 500 and code not in (408, 425, 429):
                     raise ValueError(
                         f"{url} answered {code} {error.reason}; expected the file {path.name}. "
@@ -147,11 +145,10 @@ def fetch(
     patience: Patience = Patience(),  # noqa: B008, it is frozen
     show_progress: bool = True,
 ) -> None:
-    """Make `path` the file at `url` whose MD5 is `md5` (hexadecimal); nothing is done for one already found
-    right.
+    """Download `url` to `path` and check its MD5 (hexadecimal), unless that was done before.
 
-    Raises ValueError for a wrong URL, an answer such as 404, or another MD5; ConnectionError when the
-    transfer does not get on; PermissionError or OSError when `path` cannot be written.
+    Raises ValueError for a wrong URL, an answer such as 404, or another MD5; ConnectionError if the transfer
+    makes no progress; PermissionError or OSError if `path` cannot be written.
     """
     if is_verified(path, md5):
         return
@@ -159,7 +156,7 @@ def fetch(
         require_address(url)
     partial = partial_path(path)
     with completing(path, 0, "data.root") as file:
-        if path.exists():  # another process ended it before we had the lock
+        if path.exists():  # another process completed it before we had the lock
             partial.unlink()
             _check(path, path, md5, show_progress)
             return
@@ -173,17 +170,17 @@ def fetch(
 
 
 def require_address(url: str) -> None:
-    """Raise ValueError for what is no web address."""
+    """Raise ValueError for anything but a web address."""
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{url!r} is not a web address; expected http(s)://HOST/PATH/ID. Correct data.url.")
 
 
 def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float, show_progress: bool) -> None:
-    """One attempt: give the unfinished `file` of `path` what it lacks. Raises one of TRANSIENT when it ends
-    early, as it does where timeout_s brings less than MIN_SPEED.
+    """One attempt to complete the unfinished `file` of `path`. Raises one of TRANSIENT if it ends early, also
+    for a speed below MIN_SPEED.
 
-    A server that starts again at the first byte overwrites: the file never shrinks, so that its size tells
-    the progress.
+    If the server starts again at the first byte, the file is overwritten but not cut: its size is the measure
+    of progress.
     """
     have = os.fstat(file.fileno()).st_size
     try:
@@ -216,17 +213,17 @@ def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float, show_progr
         require_room(file, total or 0)
         for block in blocks(answer, timeout_s):
             file.write(block)
-            file.flush()  # now, as the size of the file tells the progress
+            file.flush()  # the size of the file is the measure of progress
             bar.update(len(block))
         if total is None or file.tell() >= total:
-            file.truncate()  # complete: what lay behind is not the server's
+            file.truncate()  # complete: bytes after the end are from an earlier attempt
     if total is not None and file.tell() < total:
         raise ConnectionError(f"the connection closed at byte {file.tell()} of {total}")
 
 
 def blocks(answer: http.client.HTTPResponse, timeout_s: float) -> Iterator[bytes]:
-    """What comes, piece by piece. Raises TimeoutError where timeout_s brings less than MIN_SPEED: a socket's
-    own limit does not see a byte now and then."""
+    """The body of an answer in blocks. Raises TimeoutError for a speed below MIN_SPEED over timeout_s: a
+    socket's own limit ignores a server that sends a byte now and then."""
     until, num_bytes = time.monotonic() + timeout_s, 0
     while block := answer.read1(READ_BYTES):
         yield block
@@ -238,8 +235,8 @@ def blocks(answer: http.client.HTTPResponse, timeout_s: float) -> Iterator[bytes
 
 
 def answered(request: urllib.request.Request, timeout_s: float) -> http.client.HTTPResponse:
-    """The answer to `request`, its head read. Raises TimeoutError where that takes longer than timeout_s,
-    were there a byte now and then: another thread waits for it, which is then left to the server."""
+    """The answer to `request`, after its head. Raises TimeoutError after timeout_s, even if the server sends
+    a byte now and then: a thread waits for the answer and is abandoned."""
     answer: Future[http.client.HTTPResponse] = Future()
 
     def ask() -> None:
@@ -256,7 +253,7 @@ def answered(request: urllib.request.Request, timeout_s: float) -> http.client.H
 
 
 def _check(file: Path, path: Path, md5: str, show_progress: bool) -> None:
-    """Compare the MD5 of `file` (path itself, or its .partial, which is to become path) and record it."""
+    """Compare the MD5 of `file` (path itself, or its .partial, which becomes path) and record it."""
     found = md5_of(file, show_progress)
     if found != md5:
         do = (

@@ -1,9 +1,9 @@
-"""The first trajectories of a published file, without the rest: HDF5 reads it through HTTP Range.
+"""Download of the first trajectories of a published file: HDF5 reads the file through HTTP Range.
 
-The file that comes of it says what it holds: its name (NAME.first100.hdf5), the settings in it (address,
-published MD5, trajectories of the whole, the server's mark of this edition) and, to whoever opens it, a
-note. It is written as generated data are (ups/data/generate.py), so an interrupted one continues. The
-published MD5 is that of the whole file; nothing here can be compared with it.
+The result states its origin by its name (NAME.first100.hdf5), its settings (address, published MD5, number of
+published trajectories, the server's ETag or date) and a note for every reader. It is written as generated
+data are (ups/data/generate.py), so an interrupted download continues. The published MD5 is that of the whole
+file and cannot be compared.
 """
 
 import contextlib
@@ -27,15 +27,17 @@ from ups.data.pdebench import data_bytes, describe, made_with
 from ups.data.trajectories import Trajectories, opened
 from ups.userdata.readers.hdf5 import node
 
-BLOCK_BYTES = 2**18  # of small reads: what HDF5 asks for to find its way lies close together
-KEPT = 16  # such blocks
-CHUNK_BYTES = 2**26  # of trajectories fetched before they count as done
+BLOCK_BYTES = 2**18  # of small reads: the metadata of HDF5 lie close together
+NUM_KEPT = 16  # such blocks
+CHUNK_BYTES = 2**26  # of trajectories, downloaded before they count as done
 
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Inside, no cyclic garbage is collected. HDF5 holds its lock while it reads from us, and we wait for
-    another thread: were that to collect a file or data set of h5py, it would wait for the lock, for ever."""
+    """Disable the garbage collector inside the block.
+
+    HDF5 holds its lock while it reads from us, and we wait for another thread. If that thread collected an
+    object of h5py, it would wait for the lock forever."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -46,8 +48,8 @@ def _uncollected() -> Iterator[None]:
 
 
 class RemoteFile(io.RawIOBase):
-    """A file on a web server, of which any part can be read. size: its bytes; edition: the server's mark
-    (ETag or date), which changes when the file does. error: the last one, for HDF5 may hide it."""
+    """A file on a web server, readable at any position. size: in bytes; edition: ETag or date, which changes
+    with the file. error: the last one, because HDF5 may hide it."""
 
     def __init__(self, url: str, path: Path, patience: Patience) -> None:
         require_address(url)
@@ -91,21 +93,21 @@ class RemoteFile(io.RawIOBase):
         return b"".join(map(self._block, range(first, last + 1)))[start : start + num]
 
     def _block(self, number: int) -> bytes:
-        """Bytes of an aligned block, the latest kept."""
+        """Bytes of an aligned block; the last NUM_KEPT are cached."""
         if number not in self.kept:
             self.kept[number] = self._range(number * BLOCK_BYTES, (number + 1) * BLOCK_BYTES)
-            if len(self.kept) > KEPT:
+            if len(self.kept) > NUM_KEPT:
                 self.kept.popitem(last=False)
         self.kept.move_to_end(number)
         return self.kept[number]
 
     def _range(self, start: int, stop: int) -> bytes:
-        """Bytes start..stop-1, fewer at the end. Raises ValueError for a server that gives no parts or whose
-        file changed, and what `Patience.persist` raises."""
-        part = bytearray()
+        """Bytes start..stop-1, fewer at the end of the file. Raises ValueError for a server without HTTP
+        Range or a file that changed, and the errors of `Patience.persist`."""
+        received = bytearray()
 
         def attempt() -> None:
-            have = start + len(part)
+            have = start + len(received)
             answer = answered(
                 urllib.request.Request(self.url, headers={"Range": f"bytes={have}-{stop - 1}"}),
                 self.patience.timeout_s,
@@ -113,23 +115,23 @@ class RemoteFile(io.RawIOBase):
             with answer:
                 end = self._accept(answer, have, stop)
                 for block in blocks(answer, self.patience.timeout_s):
-                    part.extend(block)
-            if start + len(part) < end:
-                raise ConnectionError(f"the connection closed at byte {start + len(part)} of {end}")
+                    received.extend(block)
+            if start + len(received) < end:
+                raise ConnectionError(f"the connection closed at byte {start + len(received)} of {end}")
 
-        self.patience.persist(attempt, lambda: start + len(part), self.url, self.path)
-        return bytes(part)
+        self.patience.persist(attempt, lambda: start + len(received), self.url, self.path)
+        return bytes(received)
 
     def _accept(self, answer: Any, start: int, stop: int) -> int:
-        """Where the part in `answer` ends."""
-        said = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", answer.headers.get("Content-Range") or "")
+        """The byte after the range in `answer`, checked against the request start..stop-1."""
+        found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", answer.headers.get("Content-Range") or "")
         whole = "set data.fetch=whole, which downloads the file and compares its MD5"
-        if answer.status != 206 or not said:
+        if answer.status != 206 or not found:
             raise ValueError(
-                f"{self.url} answers with the whole file (status {answer.status}) where a part "
-                f"was asked for; expected a server with HTTP Range. Correct data.url, or {whole}."
+                f"{self.url} answers with the whole file (status {answer.status}) to a request "
+                f"for a range of bytes; expected a server with HTTP Range. Correct data.url, or {whole}."
             )
-        first, last, size = map(int, said.groups())
+        first, last, size = map(int, found.groups())
         edition = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
         if self.size < 0:
             self.size, self.edition = size, edition
@@ -151,7 +153,8 @@ class RemoteFile(io.RawIOBase):
 def opened_remote(
     url: str, path: Path, task: str, patience: Patience
 ) -> Iterator[tuple[h5py.File, RemoteFile]]:
-    """The open HDF5 file at `url`. What the server did is raised as it is; what HDF5 finds, as ValueError."""
+    """The open HDF5 file at `url`. Errors of the server are raised as they are, those of HDF5 as
+    ValueError."""
     remote = RemoteFile(url, path, patience)
     try:
         with h5py.File(remote, "r") as file:
@@ -168,7 +171,8 @@ def opened_remote(
 
 
 def holds_first(path: Path, task: str, num: int, md5: str) -> bool:
-    """Whether `path` is there and holds the first `num` trajectories of the published file with that MD5."""
+    """Whether `path` exists. Raises ValueError if it does not hold the first `num` trajectories of the
+    published file with that MD5."""
     if not path.exists():
         return False
     with opened(path, task) as file:
@@ -192,12 +196,12 @@ def fetch_first(
     patience: Patience = Patience(),  # noqa: B008, it is frozen
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> None:
-    """Make `path` the first `num` trajectories of the published file at `url`, whose MD5, were it whole, is
-    `md5`; nothing is done for one that is there, and an unfinished one continues.
+    """Download the first `num` trajectories of the published file at `url` to `path`. A complete file is
+    kept, an unfinished one is continued. md5: of the whole published file.
 
-    Raises ValueError for a file that is not laid out for it (compressed, or in pieces), that has fewer
-    trajectories or not finite ones, and for a server without Range; ConnectionError when the transfer does
-    not get on; OSError when `path` cannot be written.
+    Raises ValueError for a compressed or chunked file, one with fewer trajectories or with values that are
+    not finite, and for a server without HTTP Range; ConnectionError if the transfer makes no progress;
+    OSError if `path` cannot be written.
     """
     if holds_first(path, task, num, md5):
         return
@@ -239,12 +243,12 @@ def fetch_first(
 
 
 def _require_rows(source: h5py.File, data: Trajectories, url: str, num: int) -> None:
-    """Refuse a file whose first `num` trajectories do not lie one after the other, or are not there."""
+    """Raise ValueError for a file that does not store at least `num` trajectories one after the other."""
     layout, task = layout_of(data.task), data.task
     stored = [layout.dataset(source, array)[0] for array in task.arrays] if task.is_contiguous else []
     if not stored or any(dataset.chunks for dataset in stored) or len(set(data.space)) > 1:
         raise ValueError(
-            f"{url} keeps its numbers compressed, in pieces; expected arrays that begin with "
+            f"{url} stores its numbers in compressed chunks; expected arrays that begin with "
             "the first trajectories. Set data.fetch=whole."
         )
     if num > data.num_trajectories:
@@ -255,7 +259,7 @@ def _require_rows(source: h5py.File, data: Trajectories, url: str, num: int) -> 
 
 
 def _copy_facts(source: h5py.File, file: h5py.File, data: Trajectories) -> None:
-    """Attributes and coordinates as the published file has them."""
+    """Copy the attributes and coordinates of the published file."""
     file.attrs.update(source.attrs)
     for key in map(layout_of(data.task).coordinate, data.coordinates):
         values = node(source, key)[()]

@@ -1,9 +1,9 @@
-"""Generated data: a solver's trajectories written as a PDEBench file, in chunks, so that a killed run
+"""Generated data: trajectories of a solver, written as a PDEBench file in chunks, so that a killed run
 continues.
 
-The array layout is created at full size (contiguous, uncompressed), the group layout grows by groups; either
-has all its room on the disk before anything is solved. After each chunk the numbers are flushed and read back
-first, and the count of trajectories (an attribute) second. The file is NAME.partial until complete, and held
+The array layout is created at full size (contiguous, uncompressed); the group layout grows by groups. All
+disk space is reserved before anything is solved. After each chunk the numbers are flushed and read back; then
+the count of trajectories (an attribute) is raised. The file is NAME.partial until it is complete, and locked
 by one process.
 """
 
@@ -31,20 +31,18 @@ from ups.data.trajectories import opened
 from ups.tasks import get_task
 from ups.userdata.readers.hdf5 import node
 
-# trajectories of a file per worker: a worker imports torch for seconds before it solves the first
-MIN_SHARE = 16
+MIN_PER_WORKER = 16  # trajectories: a worker first imports torch for seconds
 GPU = "cuda"
-NUM_SLICES = 4  # at most, of a chunk per worker, so that all end at about the same time
+MAX_SLICES = 4  # of a chunk per worker; with several all workers end at about the same time
 
 
 def num_done(path: Path, settings: dict[str, Any]) -> int:
-    """Trajectories of `path` (or of its unfinished predecessor) that exist with exactly these settings; 0 if
-    there is no file.
+    """Number of trajectories in `path`, or in its unfinished NAME.partial; 0 if there is no file.
 
-    Raises ValueError when a file is there that was made with other settings, is not ours, or is damaged.
+    Raises ValueError for a file that was made with other settings, is not ours, or is damaged.
     """
     file = path if path.exists() else partial_path(path)
-    if not file.exists() or not file.stat().st_size:  # one that was held and not yet begun
+    if not file.exists() or not file.stat().st_size:  # empty: locked, but nothing was written yet
         return 0
     with opened(file, settings["task"]) as contents:
         made = made_with(contents)
@@ -80,8 +78,8 @@ def generation_settings(
     t_end: float,
     parameter: float | None,
 ) -> dict[str, Any]:
-    """Everything that determines the content of a generated file. generator: name and version of what
-    computes it, our solver without."""
+    """The settings that determine the content of a generated file. generator: name and version of the
+    program; our solver by default."""
     if not generator:
         edition = get_task(task).edition
         generator = f"ups {ups.__version__}" + f", solver {edition}" * (edition > 1)
@@ -107,15 +105,15 @@ def write_data(
     on_progress: Callable[[int], None] = lambda done: None,
     begin: Callable[[h5py.File], None] = lambda file: None,
 ) -> None:
-    """Generate a file in PDEBench's layout, `chunk` trajectories at a time; continue an unfinished one, keep
-    a finished one.
+    """Generate a file in PDEBench's layout, `chunk` trajectories at a time. An unfinished file is continued,
+    a finished one is kept.
 
-    solve(indices, *, seed, resolution, num_frames, parameter, t_end) -> (n, time, channel, *space) float32,
-    trajectory i a function of (seed, i) alone: then neither `chunk` nor an interruption changes the numbers.
-    settings: from `generation_settings`. on_progress gets the number of trajectories on disk; begin, a new
-    file before the first. The file grows as NAME.partial and is renamed when complete. Raises ValueError for
-    a file with other settings or a solver that gives non-finite numbers, PermissionError, and OSError when
-    the disk is too small or another process writes the file.
+    solve(indices, *, seed, resolution, num_frames, parameter, t_end) -> (n, time, channel, *space) float32;
+    trajectory i must depend on (seed, i) alone, so that chunks and interruptions do not change the numbers.
+    settings: from `generation_settings`. on_progress: called with the number of trajectories on disk. begin:
+    called with a new file before the first trajectory. Raises ValueError for a file with other settings and
+    for numbers that are not finite, PermissionError, and OSError for a disk that is too small or a file that
+    another process writes.
     """
     spec, total = get_task(task), settings["num_trajectories"]
     if path.exists():
@@ -127,7 +125,7 @@ def write_data(
         data_bytes(spec.name, *(settings[key] for key in ("num_trajectories", "num_frames", "resolution"))),
     )
     with completing(path, num_bytes, "data.root, task.*.num_trajectories or task.*.resolution") as held_file:
-        done = num_done(path, settings)  # of an unfinished file only now, as another may have written it
+        done = num_done(path, settings)  # only after the lock, as another process may have written the file
         on_progress(done)
         if path.exists():
             partial.unlink()
@@ -138,7 +136,7 @@ def write_data(
                 layout.create(file, settings)
                 begin(file)
         while done < total:
-            # every time, as HDF5 gives back what it did not use
+            # before every chunk, because HDF5 frees the space that it did not use
             reserve(held_file, max(num_bytes, os.fstat(held_file.fileno()).st_size))
             indices = np.arange(done, min(done + chunk, total))
             u = np.asarray(
@@ -164,31 +162,27 @@ def write_data(
             with _continued(partial) as file:
                 layout.store(file, settings, done, u)
             os.fsync(held_file.fileno())
-            with _continued(partial) as file:  # opened anew: what HDF5 remembers proves nothing
+            with _continued(partial) as file:  # reopened, because the cache of HDF5 would hide a failed write
                 _require_stored(file, layout, done, u)
                 done = int(indices[-1]) + 1
-                file.attrs.modify(PROGRESS, done)  # the numbers first, then the claim that they are there
+                file.attrs.modify(PROGRESS, done)  # after the numbers are known to be stored
             os.fsync(held_file.fileno())
             on_progress(done)
 
 
 @contextlib.contextmanager
 def _continued(partial: Path) -> Iterator[h5py.File]:
-    """The unfinished file, its metadata in memory until it is closed: a process killed before leaves the file
-    as it was.
+    """The unfinished file, with its metadata in memory until it is closed, so that a killed process leaves
+    the file as it was.
 
-    Otherwise HDF5 writes some when its cache is full, and a file killed then cannot be continued (seen; a
-    test).
+    By default HDF5 writes metadata when its cache is full, and a file killed then cannot be continued (seen
+    in a test).
     """
     try:
         with h5py.File(partial, "r+", locking=False) as file:
             config = file.id.get_mdc_config()
-            config.evictions_enabled, config.incr_mode, config.decr_mode, config.flash_incr_mode = (
-                False,
-                0,
-                0,
-                0,
-            )
+            config.evictions_enabled = False
+            config.incr_mode = config.decr_mode = config.flash_incr_mode = 0
             file.id.set_mdc_config(config)
             yield file
     except (RuntimeError, LookupError) as error:
@@ -199,8 +193,8 @@ def _continued(partial: Path) -> Iterator[h5py.File]:
 
 
 def _require_stored(file: h5py.File, layout: Layout, first: int, u: np.ndarray) -> None:
-    """Raise OSError unless `file` holds u as the trajectories from `first` on: HDF5 loses small writes to a
-    full disk."""
+    """Raise OSError unless `file` holds u as the trajectories from `first` on. HDF5 loses small writes to a
+    full disk without an error."""
     for key, rows, values in layout.placed(first, u):
         found = node(file, key)
         if found is None or not np.array_equal(found[rows], values):
@@ -212,12 +206,12 @@ def _require_stored(file: h5py.File, layout: Layout, first: int, u: np.ndarray) 
 
 
 # --------------------------------------------------------------------------------------------- processes
-# One per core for a large file, none for a small one, the same numbers either way; a GPU in their place for
-# what is solved there, the same numbers up to rounding.
+# A large file is solved by one process per core, a small one by this process, with the same numbers. A GPU
+# replaces them for solvers that gain by it, with the same numbers up to rounding.
 
 
 def solved_on(task: str) -> str:
-    """The device that `task` is solved on: a GPU where torch has one and the solver gains by it."""
+    """The device that `task` is solved on: a GPU if torch has one and the solver gains by it."""
     import torch
 
     is_for_gpu = getattr(get_task(task).simulate, "is_for_gpu", False)
@@ -225,9 +219,11 @@ def solved_on(task: str) -> str:
 
 
 def solve(task: str, indices: np.ndarray, **settings) -> np.ndarray:
-    """Trajectories `indices` of `task` by its solver, (n, time, channel, *space) float32, on one thread from
-    now on: for arrays this small a second one only waits (diff_react2d under load: 0.3 s per trajectory on
-    one, 9 s on two); on the device of `solved_on`."""
+    """Trajectories `indices` of `task` by its solver, (n, time, channel, *space) float32, on the device of
+    `solved_on`.
+
+    Sets torch to one thread: for arrays this small a second one only waits (diff_react2d under load: 0.3 s
+    per trajectory with one thread, 9 s with two)."""
     import torch
 
     torch.set_num_threads(1)
@@ -236,17 +232,18 @@ def solve(task: str, indices: np.ndarray, **settings) -> np.ndarray:
 
 
 def num_slices(task: str, count: int, resolution: int, num_workers: int) -> int:
-    """Into how many slices `count` trajectories are cut for so many workers: no smaller ones than the solver
-    takes at once, for on few cells it waits for Python (cfd1d: 0.45 s a trajectory in slices of 32, 0.2 s in
-    128), but one for each worker."""
+    """Number of slices that `count` trajectories are cut into.
+
+    At least one per worker; more only if slices stay as large as the solver computes at once, because on few
+    cells it waits for Python (cfd1d: 0.45 s per trajectory in slices of 32, 0.2 s in slices of 128)."""
     spec = get_task(task)
     at_once = getattr(spec.simulate, "cells_at_once", 0) // resolution**spec.ndim
     full = math.ceil(count / max(at_once, 1))
-    return min(count, max(num_workers, min(NUM_SLICES * num_workers, full)))
+    return min(count, max(num_workers, min(MAX_SLICES * num_workers, full)))
 
 
 def _start_worker() -> None:
-    """End when the parent does, however it does: a pool's workers outlive a killed parent otherwise."""
+    """End with the parent: otherwise a pool's workers outlive a killed parent."""
 
     def wait() -> None:
         parent_process().join()
@@ -258,9 +255,9 @@ def _start_worker() -> None:
 
 @contextlib.contextmanager
 def solver_pool(num_trajectories: int, num_workers: int) -> Iterator[Callable[..., np.ndarray]]:
-    """`solve`, every call shared among at most `num_workers` processes; in this one where files of so few are
-    not worth more, and what a GPU solves."""
-    num_workers = min(num_workers, num_trajectories // MIN_SHARE)
+    """`solve`, with every call distributed over at most `num_workers` processes. Files of few trajectories,
+    and tasks solved on a GPU, are solved in this process."""
+    num_workers = min(num_workers, num_trajectories // MIN_PER_WORKER)
     if num_workers <= 1:
         yield solve
         return
@@ -274,7 +271,7 @@ def solver_pool(num_trajectories: int, num_workers: int) -> Iterator[Callable[..
         except BrokenExecutor as error:
             raise OSError(
                 f"a process that solved trajectories of {task} from {indices[0]} on died; expected "
-                f"an answer. If memory is short use --workers {num_workers // 2}; `make data` "
+                f"a result. If memory is short use --workers {num_workers // 2}; `make data` "
                 "again continues there."
             ) from error
 
@@ -282,7 +279,7 @@ def solver_pool(num_trajectories: int, num_workers: int) -> Iterator[Callable[..
     try:
         yield shared
     except BaseException:
-        for worker in active_children():  # else the slices in hand would be waited for
+        for worker in active_children():  # otherwise shutdown waits for their slices
             worker.terminate()
         raise
     finally:

@@ -1,9 +1,9 @@
-"""PDEBench's two HDF5 layouts: where the numbers of a trajectory lie in a file, to read and to write them.
+"""PDEBench's two HDF5 layouts: the place of every trajectory's numbers in a file, for reading and writing.
 
 Arrays: one array per channel, trajectories on axis 0, contiguous and uncompressed (`tensor` (b, t, x);
 `density`, `pressure`, `Vx`, ..; Darcy's `nu` (b, x, y) and `tensor` (b, 1, x, y); `velocity` (b, t, x, y,
-v)). Groups: one group per trajectory, `0000/data` (t, *space, v), lzf, with `0000/grid/x` and so on. What a
-file holds is decided by its keys, never by its suffix.
+v)). Groups: one group per trajectory, `0000/data` (t, *space, v), lzf, with `0000/grid/x` and so on. The keys
+of a file decide its layout, never its suffix.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,15 +18,14 @@ from h5py import h5d
 from ups.tasks import TASKS, Array, Task
 from ups.userdata.readers.hdf5 import node
 
-# at most what HDF5 writes about one group: headers, trees, coordinates, attributes (a third was seen)
+# bound of the metadata of one group: headers, trees, coordinates, attributes (a third of it was measured)
 GROUP_BYTES = 2**15
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the files of a task are laid out, here one array per channel. lead: axes of a stored array before
-    those of one trajectory. split: the order of the shares of trajectories, by PDEBench's convention.
-    opening: how its description begins."""
+    """The layout with one array per channel. lead: axes of a stored array before those of one trajectory.
+    split: order of the splits by trajectory number, PDEBench's convention. opening: start of `describe`."""
 
     task: Task
     lead = ("trajectory",)
@@ -43,9 +42,9 @@ class Layout:
         return tuple(sizes.get(axis, resolution) for axis in self.axes(array))
 
     def describe(self, num: int, frames: int, resolution: int) -> str:
-        """What a file must hold, in words: arrays, axes, shapes, coordinates, attributes."""
+        """The required content of a file in words: arrays, axes, shapes, coordinates, attributes."""
         task = self.task
-        parts = [
+        items = [
             *[
                 f"{array.key} ({', '.join(self.axes(array))}) = "
                 f"{self.shape(array, num, frames, resolution)} of floats"
@@ -55,7 +54,7 @@ class Layout:
             *[f"{self.coordinate(axis)} = ({resolution},), optional" for axis in task.axes],
             *[f"attribute {', '.join(task.parameters)}"] * bool(task.parameters),
         ]
-        return f"{self.opening.format(num)} {'; '.join(parts)}"
+        return f"{self.opening.format(num)} {'; '.join(items)}"
 
     def grid(self, settings: dict[str, Any], num_times: int) -> dict[str, np.ndarray]:
         """Cell centres x_i = xL + (i + 1/2) dx per axis and the frames' times, float32."""
@@ -70,16 +69,18 @@ class Layout:
         return grid
 
     def path(self, array: Array, name: str = "") -> str:
-        """Where an array is; name: of the trajectory's group, where trajectories have one."""
+        """The key of an array. name: of the trajectory's group, if trajectories have groups."""
         return array.key if self.lead else f"{name or '0000'}/{array.key}"
 
     def names(self, file: h5py.File) -> tuple[str, ...]:
-        """Names of the trajectories' groups, where they have any."""
+        """Names of the trajectories' groups; () without groups."""
         return () if self.lead else tuple(sorted(filter(str.isdigit, file), key=int))
 
     def config(self, file: h5py.File, name: str = "") -> dict[str, str]:
-        """ "config": the text in which PDEBench's generator says its settings, if the file has it. It is an
-        attribute of the first trajectory's group, or of the file (config or, in older ones, 0000/config)."""
+        """{"config": settings of PDEBench's generator, as text}, {} if the file has none.
+
+        They are an attribute of the first trajectory's group, or of the file (config or, in older files,
+        0000/config)."""
         places = [(file.attrs, f"{name}/config"), (file.attrs, "config")]
         places += [(node(file, name).attrs, "config")] if name else []
         found = [attributes[key] for attributes, key in places if key in attributes]
@@ -88,7 +89,7 @@ class Layout:
         return {"config": found[0].decode() if isinstance(found[0], bytes) else str(found[0])}
 
     def fits(self, file: h5py.File) -> bool:
-        """Whether a file may be of this task, by its keys and the axes of its arrays."""
+        """Whether a file has the keys of this task, with arrays of as many axes."""
         return all(
             len(getattr(node(file, self.path(array, *self.names(file)[:1])), "shape", None) or ())
             == len(self.axes(array))
@@ -96,8 +97,8 @@ class Layout:
         )
 
     def dataset(self, file: h5py.File, array: Array, name: str = "") -> tuple[h5py.Dataset, tuple[int, ...]]:
-        """The dataset that holds an array, and where its axes begin: (), or (0,) behind a leading axis of
-        length 1. Raises ValueError where there is no dataset of such axes."""
+        """The dataset of an array, and the index of its axes before the expected ones: (), or (0,) for a
+        leading axis of length 1. Raises ValueError if there is no dataset with these axes."""
         path, axes = self.path(array, name), self.axes(array)
         found = node(file, path)
         is_there = isinstance(found, h5py.Dataset)
@@ -113,15 +114,15 @@ class Layout:
         return found, lead
 
     def parts(self, u: np.ndarray) -> Iterable[tuple[Array, np.ndarray]]:
-        """Every array of a file with its channels of u (n, time, channel, *space), views."""
+        """Every array of a file, with views of its channels of u (n, time, channel, *space)."""
         arrays = self.task.arrays
         return zip(
             arrays, np.split(u, np.cumsum([array.channels for array in arrays])[:-1], axis=2), strict=True
         )
 
     def placed(self, first: int, u: np.ndarray) -> Iterator[tuple[str, tuple, np.ndarray]]:
-        """Where the trajectories u (n, time, channel, *space) from `first` on lie: (dataset, its rows, their
-        values)."""
+        """(dataset, its rows, their values) for the trajectories u (n, time, channel, *space), numbered from
+        `first` on."""
         for array, values in self.parts(u):
             values = np.moveaxis(values, 2, -1) if array.vector else values[:, :, 0]
             values = values[:, 0] if array.steady else values
@@ -129,16 +130,16 @@ class Layout:
                 yield self.path(array, name), at, values[rows]
 
     def most_bytes(self, settings: dict[str, Any], size: int) -> int:
-        """What a file of `size` bytes of numbers may take on the disk."""
+        """Bound of the disk space of a file with `size` bytes of numbers."""
         return size if self.lead else size + size // 50 + settings["num_trajectories"] * GROUP_BYTES
 
     def coordinate(self, axis: str, name: str = "") -> str:
-        """Where the coordinate of an axis is."""
+        """The key of the coordinate of an axis. name: of the trajectory's group."""
         return "t" if axis == "t" and self.task.has_own_times else f"{axis}-coordinate"
 
     def places(self, first: int, last: int, names: tuple[str, ...] = ()) -> list[tuple[str, tuple, Any]]:
-        """(group, its rows, which of the trajectories first..last-1 they are) of every group that holds
-        some."""
+        """(group, its rows, their place among first..last-1) for every group that holds trajectories of
+        first..last-1. names: of all groups."""
         return [("", (slice(first, last),), slice(None))]
 
     def create(self, file: h5py.File, settings: dict[str, Any]) -> None:
@@ -147,8 +148,8 @@ class Layout:
         file.attrs.update(task.attributes(settings["parameter"]))
         # one time more than frames, as published
         for axis, values in self.grid(settings, frames + 1).items():
-            is_own = axis == "t" and task.has_own_times
-            file[self.coordinate(axis)] = np.tile(values[:frames], (num, 1)) if is_own else values
+            is_per_trajectory = axis == "t" and task.has_own_times
+            file[self.coordinate(axis)] = np.tile(values[:frames], (num, 1)) if is_per_trajectory else values
         for array in task.arrays:
             file.create_dataset(
                 array.key,
@@ -164,7 +165,7 @@ class Layout:
 
 
 class Groups(Layout):
-    """The other one: a group per trajectory, which holds one array with all channels."""
+    """The layout with one group per trajectory, which holds one array of all channels."""
 
     lead = ()
     split = ("train", "val", "test")
@@ -191,7 +192,7 @@ class Groups(Layout):
         for index, (key, _, values) in enumerate(self.placed(first, u), first):
             name, _, array = key.partition("/")
             if node(file, name) is not None:
-                del file[name]  # written after the last confirmed chunk, perhaps not completely
+                del file[name]  # from an interrupted chunk, perhaps incomplete
             group = file.create_group(name)
             group.create_dataset(array, data=values, compression="lzf")
             for axis, points in self.grid(settings, settings["num_frames"]).items():
@@ -201,7 +202,7 @@ class Groups(Layout):
 
 
 def allocated() -> h5py.h5p.PropDCID:
-    """How to make a dataset that has all its room at once, contiguous and not filled."""
+    """Creation properties of a contiguous dataset whose space is allocated at once and not filled."""
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_layout(h5d.CONTIGUOUS)
     properties.set_alloc_time(h5d.ALLOC_TIME_EARLY)
@@ -215,7 +216,7 @@ def layout_of(task: Task) -> Layout:
 
 
 def found_in(file: h5py.File) -> str:
-    """What a file holds, and which tasks it may be of."""
+    """The keys of a file, and the tasks that it fits, in words."""
     keys = sorted(file)
     listing = [
         f"{key} {item.shape}" if isinstance(item := node(file, key), h5py.Dataset) else f"group {key}"
@@ -230,6 +231,6 @@ def found_in(file: h5py.File) -> str:
 
 
 def fixed_text(text: str) -> np.bytes_:
-    """A text attribute of fixed length: of variable length, HDF5 may look for it in a damaged file for
-    ever."""
+    """A text attribute of fixed length. HDF5 may search a damaged file endlessly for one of variable
+    length."""
     return np.bytes_(text.encode("ascii"))

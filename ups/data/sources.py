@@ -1,6 +1,4 @@
-"""The data files of a task as one set of trajectories, whoever wrote them: published, generated, or the
-user's.
-"""
+"""The data files of a task, published, generated or the user's, as one set of trajectories."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,14 +19,12 @@ Source = Trajectories | UserTrajectories
 
 
 def needs_files(settings: TaskConfig) -> bool:
-    """Whether the files of a task, and not its configuration, say how many trajectories there are."""
+    """Whether the number of trajectories is read from the files of a task, not from its configuration."""
     return isinstance(settings, UserTaskConfig)
 
 
 def data_files(config: Config, task_name: str) -> list[Path]:
-    """The data files of `task_name`, one per parameter value, in the order of the rows; of the user's own,
-    all.
-    """
+    """The data files of `task_name`: one per parameter value, in the order of the rows, or all user files."""
     settings = config.task[task_name]
     if needs_files(settings):
         return user_files(task_name, settings.files)
@@ -36,7 +32,7 @@ def data_files(config: Config, task_name: str) -> list[Path]:
 
 
 def open_user(config: Config, task_name: str, strided: bool = True) -> UserTrajectories:
-    """The files that the section of a task declares; strided: as the section says."""
+    """The user files that the section of a task declares; strided: with the strides of the section."""
     settings = config.task[task_name]
     strides = {key: getattr(settings, key) for key in ("space_stride", "time_stride", "first_frame")}
     return open_user_files(
@@ -54,29 +50,26 @@ def open_user(config: Config, task_name: str, strided: bool = True) -> UserTraje
 
 
 def split_of(config: Config, task_name: str, sources: Sequence[Source]) -> dict[str, np.ndarray]:
-    """Numbers, within every source, of the trajectories of "train", "val" and "test"."""
-    settings, shares = config.task[task_name], (config.data.val_fraction, config.data.test_fraction)
+    """Trajectory numbers, within every source, of "train", "val" and "test"."""
+    settings, fractions = config.task[task_name], (config.data.val_fraction, config.data.test_fraction)
     if needs_files(settings):
-        return sources[0].split(*shares)
-    return split_indices(task_name, settings.num_trajectories, *shares)
+        return sources[0].split(*fractions)
+    return split_indices(task_name, settings.num_trajectories, *fractions)
 
 
 def split_rows(index: np.ndarray, num_files: int, num: int) -> np.ndarray:
-    """Rows of the trajectories `index` in every one of `num_files` files of `num` trajectories."""
+    """Cache rows of the trajectories `index` of each of `num_files` files with `num` trajectories."""
     return (num * np.arange(num_files)[:, None] + index).ravel()
 
 
 @dataclass(frozen=True)
 class Table:
-    """What is known of every row = source x trajectory: parameters (n, P), which of `values` they are (or
-    nearest to), and the initial condition. values: rows of parameters where the files tell them, None where
-    the configuration does.
-    """
+    """Facts about every row = source x trajectory."""
 
-    parameters: np.ndarray
-    index: np.ndarray
-    trajectory: np.ndarray
-    values: list[list[float]] | None
+    parameters: np.ndarray  # (n, P)
+    index: np.ndarray  # (n,): the nearest of `values`, or the number of the configured parameter value
+    trajectory: np.ndarray  # (n,): number of the initial condition
+    values: list[list[float]] | None  # parameter values found in user files; None if they are configured
 
 
 def table_of(config: Config, task_name: str, sources: Sequence[Source]) -> Table:
@@ -85,7 +78,7 @@ def table_of(config: Config, task_name: str, sources: Sequence[Source]) -> Table
     if needs_files(settings):
         parameters = sources[0].parameters
         values = np.unique(parameters, axis=0) if parameters.shape[1] else np.zeros((0, 0))
-        if len(values) > MOST_VALUES:  # those at even steps of their order stand for all
+        if len(values) > MOST_VALUES:  # some, equally spaced in their order, represent all
             values = values[np.linspace(0, len(values) - 1, MOST_VALUES).round().astype(int)]
         scale = np.where(np.ptp(values, axis=0) > 0, np.ptp(values, axis=0), 1.0) if len(values) else 1.0
         index = (
@@ -106,7 +99,7 @@ def table_of(config: Config, task_name: str, sources: Sequence[Source]) -> Table
 
 
 def trajectories_of(config: Config, task_name: str, sources: Sequence[Source]) -> int:
-    """How many trajectories of every source are used."""
+    """Number of trajectories used of every source."""
     return config.task[task_name].num_trajectories or sources[0].num_trajectories
 
 
@@ -163,8 +156,8 @@ def open_sources(config: Config, task_name: str) -> list[Source]:
 
 
 def list_user_files(config: Config, tasks: Sequence[str]) -> None:
-    """Print a line per file of the user's (data.source=user), or per task that declares its files; they are
-    never written. ValueError or FileNotFoundError for what is missing or not as configured.
+    """Print a line for each user file of `tasks`, which are never written. Raises ValueError or
+    FileNotFoundError for a file that is missing or not as configured.
     """
     for task in tasks:
         wanted = config.task[task]
