@@ -1,7 +1,4 @@
-"""The gradient loop of what is fitted outside a stage (ups/training/optim.py): what it steps on, and where it
-stops."""
-
-from __future__ import annotations
+"""The gradient loop of fits outside a training stage (ups/training/optim.py)."""
 
 import math
 
@@ -22,7 +19,7 @@ def weight(value: float) -> nn.Linear:
     return model
 
 
-def test_the_steps_are_those_of_the_rate_and_the_clipped_gradient():
+def test_a_step_uses_the_scheduled_rate_and_the_clipped_gradient():
     model = weight(10.0)
     rates, seen = {3: 1.0, 7: 0.5, 8: 0.25}, []
     ema = EMA(model, 0.5)
@@ -45,12 +42,12 @@ def test_the_steps_are_those_of_the_rate_and_the_clipped_gradient():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_it_stops_before_a_gradient_that_is_not_finite(bad):
-    model, begun = weight(1.0), []
+def test_it_stops_before_a_step_with_a_gradient_that_is_not_finite(bad):
+    model, started = weight(1.0), []
 
     def steps():
         for step in range(5):
-            begun.append(step)
+            started.append(step)
             yield step
 
     stopped = fit(
@@ -63,13 +60,13 @@ def test_it_stops_before_a_gradient_that_is_not_finite(bad):
     )
     assert (
         stopped == 2
-        and begun == [0, 1, 2]
+        and started == [0, 1, 2]
         and model.weight.item() == pytest.approx(0.8)
         and model.weight.grad is None
     )
 
 
-def test_what_asks_for_no_gradient_stays_as_it_is():
+def test_frozen_weights_do_not_change():
     model = nn.Sequential(weight(1.0), weight(2.0))
     model[0].requires_grad_(False)
     optimizer = sgd(model[1], 0.1)

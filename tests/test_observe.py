@@ -1,7 +1,4 @@
-"""ups/generative/observation.py: what is seen of an input field is what the level says, for training batches
-and for named cases."""
-
-from __future__ import annotations
+"""Observations of an input field (ups/generative/observation.py), at random levels and in the named cases."""
 
 import math
 
@@ -35,14 +32,15 @@ def levels(*rows: tuple[float, float, int]) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def within(count: int, share: float, num: int) -> bool:
-    return abs(count - num * share) < 4 * math.sqrt(num * share * (1 - share))
+def within(count: int, fraction: float, num: int) -> bool:
+    """Whether a binomial count is within four standard deviations."""
+    return abs(count - num * fraction) < 4 * math.sqrt(num * fraction * (1 - fraction))
 
 
-# -------------------------------------------------------------------------------------------- training levels
+# ---- training levels
 
 
-def test_kinds_have_their_shares_and_levels_their_ranges() -> None:
+def test_kinds_occur_with_their_fractions_and_levels_are_log_uniform_in_their_ranges() -> None:
     num = 4000
     coverage, noise, block = sample_levels((16, 24), row_generators(0, rows=range(num))).unbind(1)
     kinds = {
@@ -55,7 +53,6 @@ def test_kinds_have_their_shares_and_levels_their_ranges() -> None:
     assert sum(int(rows.sum()) for rows in kinds.values()) == num  # every row is of one kind
     for name, rows in kinds.items():
         assert within(int(rows.sum()), KIND_FRACTIONS[name], num), name
-    assert KIND_FRACTIONS == {"full": 0.25, "none": 0.05, "points": 0.4, "coarse": 0.15, "noisy": 0.15}
     for values, (low, high) in ((coverage[kinds["points"]], COVERAGE), (noise[kinds["noisy"]], NOISE)):
         assert low <= values.min() < 1.05 * low and 0.95 * high < values.max() <= high
         assert within(int((values < math.sqrt(low * high)).sum()), 0.5, len(values))  # log-uniform
@@ -63,7 +60,7 @@ def test_kinds_have_their_shares_and_levels_their_ranges() -> None:
     assert all(within(int((coarse == size).sum()), 1 / 3, len(coarse)) for size in BLOCKS)
 
 
-def test_only_blocks_that_divide_the_grid_are_drawn() -> None:
+def test_only_blocks_that_divide_the_grid_are_sampled() -> None:
     assert set(sample_levels((12, 20), row_generators(0, rows=range(400)))[:, 2].tolist()) == {1, 2, 4}
     with pytest.raises(
         ValueError, match=r"no block of 2, 4, 8 cells divides the grid \(16, 15\); expected even .* Change"
@@ -71,24 +68,24 @@ def test_only_blocks_that_divide_the_grid_are_drawn() -> None:
         sample_levels((16, 15), row_generators(0, rows=range(4)))
 
 
-def test_a_row_does_not_depend_on_the_batch_it_is_in() -> None:
+def test_a_row_does_not_depend_on_its_batch() -> None:
     v = field(12, 1, 8, 8)
 
-    def seen(rows: range, *keys: int) -> Observation:
-        generators = row_generators(5, *keys, rows=rows)
-        return observe(v[rows.start : rows.stop], sample_levels((8, 8), generators), generators)
+    def observation(rows: range, *keys: int) -> Observation:
+        rngs = row_generators(5, *keys, rows=rows)
+        return observe(v[rows.start : rows.stop], sample_levels((8, 8), rngs), rngs)
 
-    whole, parts = seen(range(12), 3), [seen(range(5), 3), seen(range(5, 12), 3)]
+    whole, parts = observation(range(12), 3), [observation(range(5), 3), observation(range(5, 12), 3)]
     for name in ("values", "mask", "facts"):
         assert torch.equal(getattr(whole, name), torch.cat([getattr(part, name) for part in parts]))
-    assert not torch.equal(whole.mask, seen(range(12), 4).mask)
+    assert not torch.equal(whole.mask, observation(range(12), 4).mask)
 
 
-# ----------------------------------------------------------------------------------------------- observations
+# ---- observations
 
 
 @pytest.mark.parametrize("space", [(64,), (16, 8), (8, 8, 16)])
-def test_points_are_seen_exactly_and_the_rest_not_at_all(space: tuple[int, ...]) -> None:
+def test_points_are_observed_exactly_and_other_cells_hold_zero(space: tuple[int, ...]) -> None:
     v = field(3, 2, *space)
     found = observe(v, levels((0.25, 0, 1), (0.5, 0, 1), (1e-9, 0, 1)), row_generators(1, rows=range(3)))
     cells = math.prod(space)
@@ -104,7 +101,7 @@ def test_points_are_seen_exactly_and_the_rest_not_at_all(space: tuple[int, ...])
     assert found.facts[:2].tolist() == [[0.25, 0, 0], [0.5, 0, 0]] and found.facts.dtype == torch.float32
 
 
-def test_points_are_spread_evenly_over_the_cells() -> None:
+def test_every_cell_is_observed_equally_often() -> None:
     num = 2000
     found = observe(torch.ones(num, 1, 16), levels(*[(0.25, 0, 1)] * num), row_generators(2, rows=range(num)))
     assert all(within(int(count), 0.25, num) for count in found.mask.sum((0, 1)))
@@ -121,7 +118,7 @@ def test_coarse_values_are_the_means_of_their_blocks(space: tuple[int, ...]) -> 
     assert found.facts[1].tolist() == [1, 0, 2]
 
 
-def test_noise_is_added_to_every_cell_with_the_given_size() -> None:
+def test_noise_has_the_standard_deviation_of_the_level() -> None:
     v = field(2, 1, 64, 64)
     found = observe(v, levels((1, 0.5, 1), (1, 0, 1)), row_generators(1, rows=range(2)))
     noise = (found.values - v)[0].flatten().double()
@@ -133,7 +130,7 @@ def test_noise_is_added_to_every_cell_with_the_given_size() -> None:
     )
 
 
-def test_named_cases_are_what_their_names_say() -> None:
+def test_named_cases_have_their_levels() -> None:
     v = field(2, 1, 32, 32)
     facts = {
         case: observe_case(v, case, row_generators(0, rows=range(2))).facts[1].tolist() for case in CASES
@@ -159,7 +156,7 @@ def test_named_cases_are_what_their_names_say() -> None:
     assert not torch.equal(again.mask[0], again.mask[1])
 
 
-def test_requests_that_do_not_fit_are_refused() -> None:
+def test_a_block_that_does_not_divide_the_grid_is_refused() -> None:
     v = field(2, 1, 12, 16)
     with pytest.raises(
         ValueError, match=r"blocks of 8 cells do not divide the grid \(12, 16\); expected a multiple of 8"
@@ -167,11 +164,11 @@ def test_requests_that_do_not_fit_are_refused() -> None:
         observe(v, levels((1, 0, 1), (1, 0, 8)), row_generators(0, rows=range(2)))
 
 
-# -------------------------------------------------------------------------------- as seen by the exact answer
+# ---- observations for the exact posterior
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_linear_observation_is_the_same_one_of_the_log_coefficient(case: str) -> None:
+def test_the_linear_observation_is_of_the_log_coefficient_itself(case: str) -> None:
     g = darcy_grf.sample_log_coefficient(0, 3, 16)
     mean, std = 0.3, 0.8
     v = ((g - mean) / std).float()[None, None]
@@ -188,13 +185,15 @@ def test_the_linear_observation_is_the_same_one_of_the_log_coefficient(case: str
         assert abs(error.std() / linear.noise - 1) < 4 / math.sqrt(2 * 256)
     else:
         assert not bool((error.abs() > 1e-6).any())
-    shown = (found.mask[0, 0] > 0).flatten()
-    assert torch.equal(torch.zeros(256, dtype=torch.bool).index_fill_(0, linear.cells.flatten(), True), shown)
+    observed = (found.mask[0, 0] > 0).flatten()
+    assert torch.equal(
+        torch.zeros(256, dtype=torch.bool).index_fill_(0, linear.cells.flatten(), True), observed
+    )
     if case == "full":
         torch.testing.assert_close(posterior(linear)[0], g, rtol=0, atol=1e-6)
 
 
-def test_a_field_that_is_not_one_channel_on_a_square_has_no_exact_answer() -> None:
+def test_only_one_channel_on_a_square_has_an_exact_posterior() -> None:
     for v in (field(1, 1, 16), field(1, 2, 8, 8), field(1, 1, 8, 16)):
         found = observe_case(v, "full", row_generators(0, rows=range(1)))
         with pytest.raises(ValueError, match="expected one channel on a square, .* Use it for darcy2d_grf"):

@@ -1,4 +1,4 @@
-"""The worker processes of make data: the same numbers as one process, and none left behind."""
+"""The worker processes of make data give the numbers of one process, and none stays alive."""
 
 import re
 import signal
@@ -26,8 +26,8 @@ def test_small_files_start_no_process():
         assert solver is solve
 
 
-def test_a_solver_of_many_at_once_is_not_given_few():
-    """Refuses slices that make it wait for Python, and fewer slices than workers."""
+def test_a_vectorised_solver_gets_large_slices():
+    """Small slices would spend the time in Python; each worker still gets one."""
     assert num_slices("cfd1d", 256, 128, 2) == 2 and num_slices("cfd1d", 250, 128, 4) == 4
     assert num_slices("cfd2d", 256, 32, 2) == num_slices("cfd3d", 48, 16, 2) == 2 * MAX_SLICES
     assert num_slices("burgers1d", 256, 256, 2) == 2 * MAX_SLICES and num_slices("burgers1d", 3, 256, 2) == 3
@@ -35,7 +35,7 @@ def test_a_solver_of_many_at_once_is_not_given_few():
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_bits_of_one_and_one_that_dies_is_named():
+def test_two_processes_equal_one_bitwise_and_a_dead_one_is_an_error():
     indices = np.arange(3, 14)
     with pytest.raises(
         OSError, match="a process that solved trajectories of burgers1d from 3 on died.*--workers 1"
@@ -87,6 +87,6 @@ def test_a_killed_run_leaves_no_process_and_continues(tmp_path):
     assert re.search(r"diff_react2d: 1 file\(s\), about .* MiB, [1-9]\d?% there", listed), listed
 
 
-def test_no_worker_at_all_is_refused():
+def test_zero_workers_are_refused():
     with pytest.raises(ValueError, match="--workers is 0; expected at least 1"):
         prepare_data.main(["--config", str(ROOT / "configs/smoke.yaml"), "--workers", "0"])

@@ -1,5 +1,4 @@
-"""A task's step goes on from any state as its solver would, so that it can be corrected or shown to a
-network."""
+"""A task's `step` continues any state as its solver does."""
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ STATED = {
 
 
 @pytest.mark.parametrize("name", STATED)
-def test_a_step_is_the_solvers_from_frame_to_frame_and_rows_know_nothing_of_each_other(name):
+def test_a_step_equals_the_solvers_and_rows_are_independent(name):
     task, (parameter, t_end) = get_task(name), STATED[name]
     resolution = {1: 64, 2: 16, 3: 8}[task.ndim]
     u = task.simulate([0, 1], seed=5, resolution=resolution, num_frames=9, parameter=parameter, t_end=t_end)
@@ -42,6 +41,6 @@ def test_a_step_is_the_solvers_from_frame_to_frame_and_rows_know_nothing_of_each
     torch.testing.assert_close(alone[0], found[1], rtol=1e-6, atol=1e-6)
 
 
-def test_tasks_whose_fields_are_not_the_whole_state_have_no_step():
+def test_tasks_with_a_hidden_state_have_no_step():
     assert {"shallow_water2d", "darcy2d"} <= {name for name, task in TASKS.items() if task.step is None}
     assert all(task.step is None or task.simulate is not None for task in TASKS.values())

@@ -1,5 +1,4 @@
-"""Joint structure of members and their independence: one for independent draws of the truth's law, of any
-grid and few cases."""
+"""Joint scores and independence checks are 1 for independent exact members, on any grid and for few cases."""
 
 import math
 
@@ -7,7 +6,7 @@ import pytest
 import torch
 
 from ups.evaluation.checks import independence, ranks_of_data, response
-from ups.metrics.ensembles import summarise_ensemble
+from ups.metrics.ensembles import score_ensemble, summarise_ensemble
 from ups.metrics.intervals import bootstrap, entry
 from ups.metrics.joint import JOINT, score_joint
 
@@ -21,8 +20,7 @@ GRIDS = [
 
 
 def walks(count: int, num: int, frames: int, fields: int, space: tuple[int, ...], seed: int) -> torch.Tensor:
-    """Members (count, num, frames, fields, *space): sums over time of noise that is smooth in space, with a
-    rough rest."""
+    """Members (count, num, frames, fields, *space): random walks of a smooth field plus small noise."""
     source = torch.Generator().manual_seed(seed)
     rough = torch.randn(count, num, frames, fields, *space, generator=source)
     smooth = torch.randn(count, num, frames, fields, *[1] * len(space), generator=source)
@@ -37,10 +35,8 @@ def figures(members: torch.Tensor, u_ref: torch.Tensor, boundary: str) -> dict[s
 
 @pytest.mark.parametrize(("space", "boundary", "frames", "fields"), GRIDS)
 @pytest.mark.parametrize("count", [200, 12])
-def test_independent_draws_of_one_law_are_as_far_from_each_other_as_from_the_truth(
-    space, boundary, frames, fields, count
-):
-    """Of few trajectories, too; one frame has no structure in time."""
+def test_exact_members_are_as_far_from_each_other_as_from_the_truth(space, boundary, frames, fields, count):
+    """Also for few trajectories. One frame has no structure in time."""
     drawn = walks(count, 9, frames, fields, space, 1)
     found = figures(drawn[:, 1:], drawn[:, 0], boundary)
     assert ("variogram_time" in found) == (frames > 1)
@@ -59,7 +55,7 @@ def test_independent_draws_of_one_law_are_as_far_from_each_other_as_from_the_tru
         ("leaked", "nearest", 0.0, 1e-6),
     ],
 )
-def test_members_without_structure_are_far_from_the_truth_and_a_leak_is_near(fake, name, low, high):
+def test_members_without_structure_are_far_from_the_truth_and_a_copy_of_it_is_near(fake, name, low, high):
     drawn = walks(100, 9, 6, 1, (32,), 2)
     u, u_ref, source = drawn[:, 1:], drawn[:, 0], torch.Generator().manual_seed(0)
     members = {
@@ -71,7 +67,7 @@ def test_members_without_structure_are_far_from_the_truth_and_a_leak_is_near(fak
     assert low <= found["low"] and found["high"] <= high, found
 
 
-def test_a_single_guess_and_what_is_not_finite_are_undefined():
+def test_scores_of_one_member_or_of_members_that_are_not_finite_are_undefined():
     drawn = walks(20, 4, 3, 1, (16,), 3)
     one = figures(drawn[:, 1:2], drawn[:, 0], "periodic")
     assert "variogram_space" not in one and one["trajectory_score"]["value"] > 0
@@ -81,7 +77,7 @@ def test_a_single_guess_and_what_is_not_finite_are_undefined():
     assert {row["value"] for row in figures(drawn[:, 1:], drawn[:, 0], "periodic").values()} == {None}
 
 
-def test_the_trajectory_score_over_draws_of_the_law_is_that_over_truths_in_the_mean():
+def test_the_trajectory_score_over_exact_samples_has_the_same_mean_and_less_noise():
     drawn, law = walks(400, 5, 3, 1, (8,), 4), walks(400, 16, 3, 1, (8,), 5)
     by_truth = score_joint(drawn[:, 1:], drawn[:, 0], "periodic")["trajectory_score"]
     by_law = score_joint(drawn[:, 1:], drawn[:, 0], "periodic", exact=law)["trajectory_score"]
@@ -95,7 +91,7 @@ def test_the_trajectory_score_over_draws_of_the_law_is_that_over_truths_in_the_m
 @pytest.mark.parametrize(
     ("kind", "low", "high"), [("independent", 0.9, 1.1), ("inflated", 0.6, 0.8), ("antithetic", -0.05, 0.1)]
 )
-def test_dependent_members_have_an_ensemble_mean_of_less_variance(kind, low, high, has_law):
+def test_dependent_members_change_the_variance_of_the_ensemble_mean(kind, low, high, has_law):
     def drawn(seed: int) -> torch.Tensor:
         u = torch.randn(200, 10, 4, 1, 8, generator=torch.Generator().manual_seed(seed))
         mean = u.mean(1, keepdim=True)
@@ -111,7 +107,7 @@ def test_dependent_members_have_an_ensemble_mean_of_less_variance(kind, low, hig
     assert low < found["value"] < high and found["low"] <= found["value"] <= found["high"]
 
 
-def test_the_response_is_the_slope_on_the_teachers_and_zero_for_a_blind_one():
+def test_the_response_is_the_slope_on_the_teachers_and_zero_without_conditions():
     own, other = torch.randn(2, 30, 4, 8, 3, generator=torch.Generator().manual_seed(0)).unbind(0)
     groups = torch.arange(30)
     assert response((0.5 * own, 0.5 * other), (own, other), 50, 0, groups)["value"] == pytest.approx(0.5)
@@ -119,7 +115,7 @@ def test_the_response_is_the_slope_on_the_teachers_and_zero_for_a_blind_one():
 
 
 @pytest.mark.parametrize(("size", "low", "high"), [(1.0, 0.47, 0.53), (0.8, 0.2, 0.45), (1.25, 0.55, 0.8)])
-def test_data_of_the_law_have_any_rank_among_its_draws(size, low, high):
+def test_exact_data_have_uniform_ranks_among_the_samples(size, low, high):
     every = torch.randn(400, 17, 1, 1, 16, generator=torch.Generator().manual_seed(0)) + 3
     ranks = ranks_of_data(
         size * every[:, 0], size * 3 - 3 + every[:, 1:], "periodic", 50, 0, torch.arange(400)
@@ -127,9 +123,7 @@ def test_data_of_the_law_have_any_rank_among_its_draws(size, low, high):
     assert all(low < value < high for value in ranks["value"]) and len(ranks["value"]) == 3
 
 
-def test_rows_of_an_ensemble_without_joint_scores_have_none():
-    from ups.metrics.ensembles import score_ensemble
-
+def test_a_summary_without_joint_scores_has_no_joint_metrics():
     drawn = walks(10, 4, 3, 1, (16,), 3)
     assert "variogram_space" not in summarise_ensemble(
         score_ensemble(drawn[:, 1:], drawn[:, 0], "periodic"), 20, 0

@@ -1,7 +1,5 @@
-"""The linear part of draws (ups/generative/waves.py): of a Gaussian it is the whole flow and the whole map;
-the network adds nothing that residuals never do."""
-
-from __future__ import annotations
+"""The linear part of a sampler (ups/generative/waves.py): for a Gaussian it is the exact flow and map, and it
+keeps the network inside the span of the residuals."""
 
 import pytest
 import torch
@@ -21,14 +19,14 @@ def noise(*shape: int, key: int = 0) -> Tensor:
 
 
 def residuals(tokens: tuple[int, ...], dim: int, boundary: str, num: int = NUM, key: int = 0) -> Tensor:
-    """Stationary: waves of their own, correlated between the numbers of a token and between neighbours, odd
-    and even."""
+    """A stationary field, correlated between the numbers of a token and between neighbours, with odd and even
+    parts."""
     x = noise(num, *tokens, dim, key=key)
     mixed = x @ noise(dim, dim, key=99)
     if boundary == "periodic":
         neighbour = mixed.roll(1, 1)
         mixed = mixed + 0.8 * neighbour + 0.5 * neighbour[..., torch.arange(dim).roll(1)]
-    mixed[..., -1] *= 1e-5  # that hardly ever moves
+    mixed[..., -1] *= 1e-5  # almost constant
     return mixed / mixed.flatten(0, -2).std(0).clamp_min(1e-3)
 
 
@@ -47,7 +45,7 @@ CASES = [
 
 @pytest.mark.parametrize(("tokens", "dim", "boundary"), CASES)
 @pytest.mark.parametrize("is_mixed", [True, False])
-def test_fields_come_back_from_their_waves(tokens, dim, boundary, is_mixed, monkeypatch):
+def test_the_wave_transform_is_invertible_and_its_weights_load(tokens, dim, boundary, is_mixed, monkeypatch):
     if not is_mixed:
         monkeypatch.setattr(waves, "LARGEST", 1)
     linear = Waves(tokens, dim, boundary)
@@ -62,38 +60,37 @@ def test_fields_come_back_from_their_waves(tokens, dim, boundary, is_mixed, monk
     torch.testing.assert_close(other.sample_gaussian(x), linear.sample_gaussian(x), rtol=0, atol=0)
 
 
-def test_before_it_is_fitted_it_is_nothing():
+def test_without_a_fit_the_flow_is_the_network_alone():
     x, rest, angle = noise(4, 8, 3), noise(4, 8, 3, key=1), torch.tensor([0.1, 0.7, 1.2, NOISE])
     linear = Waves((8,), 3, "periodic")
     torch.testing.assert_close(linear.flow(x, angle, rest), rest, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("tokens", "dim", "boundary"), CASES[:2])
-def test_a_stationary_gaussian_is_drawn_by_what_is_linear_alone(tokens, dim, boundary):
-    """Refuses independent numbers, and waves without the correlation between the numbers of a token."""
+def test_the_linear_part_samples_a_stationary_gaussian(tokens, dim, boundary):
+    """Independent numbers, and waves without the correlation inside a token, fail."""
     r = residuals(tokens, dim, boundary)
     linear = Waves(tokens, dim, boundary)
     linear.fit(r[: NUM // 2])
     exact, start = covariance(r[NUM // 2 :]), noise(NUM // 2, *tokens, dim, key=2)
-    drawn = {
-        "sample_gaussian": linear.sample_gaussian(start),
+    samples = {
+        "gaussian": linear.sample_gaussian(start),
         "flow": sample(lambda x, angle: linear.flow(x, angle, 0 * x), start, 16),
         "map": one_evaluation(lambda x, angle: linear.map(x, angle, 0 * x), start),
     }
     limit = 0.06 * exact.diagonal().max()
-    for name, found in drawn.items():
+    for name, found in samples.items():
         assert (covariance(found) - exact).abs().max() < limit, name
-    torch.testing.assert_close(
-        drawn["flow"], drawn["map"], rtol=0.05, atol=0.05
-    )  # the same end from the same noise
-    apart = Waves(tokens, dim, boundary)
-    apart.std.copy_(r.flatten(0, -2).std(0).expand_as(apart.std))
-    assert (covariance(apart.sample_gaussian(start)) - exact).abs().max() > 3 * limit
+    # flow and map have the same end from the same noise
+    torch.testing.assert_close(samples["flow"], samples["map"], rtol=0.05, atol=0.05)
+    independent = Waves(tokens, dim, boundary)
+    independent.std.copy_(r.flatten(0, -2).std(0).expand_as(independent.std))
+    assert (covariance(independent.sample_gaussian(start)) - exact).abs().max() > 3 * limit
     linear.mix.copy_(Waves(tokens, dim, boundary).mix)
     assert (covariance(linear.sample_gaussian(start)) - exact).abs().max() > 3 * limit
 
 
-def test_the_flow_denoises_as_well_as_can_be_and_leaves_its_rest_in_units_of_its_spread():
+def test_the_flow_is_the_optimal_linear_denoiser_and_its_rest_has_the_predicted_spread():
     tokens, dim = (8,), 3
     r = residuals(tokens, dim, "periodic")
     linear = Waves(tokens, dim, "periodic")
@@ -103,19 +100,13 @@ def test_the_flow_denoises_as_well_as_can_be_and_leaves_its_rest_in_units_of_its
     column = angle[:, None, None]
     target = column.cos() * white - column.sin() * r
     rest = target - linear.flow(x, angle, 0 * x)
-    seen = linear._mixed(linear._waves(rest)).abs().square().mean(0)
+    power = linear._mixed(linear._waves(rest)).abs().square().mean(0)
     expected = (
         linear.std.square() / (linear.std.square() * column.cos().square() + column.sin().square())
     ).mean(0)
-    torch.testing.assert_close(seen, expected, rtol=0.1, atol=1e-4)
-    still = (
-        linear._mixed(
-            linear._waves(denoise(lambda x, angle: linear.flow(x, angle, noise(*x.shape, key=4)), x, angle))
-        )
-        .abs()
-        .square()
-        .mean(0)
-    )
-    assert (still[linear.std < 1e-2] < 1e-3).all() and (
-        linear.std < 1e-2
-    ).any()  # whatever the network says, no draw goes there
+    torch.testing.assert_close(power, expected, rtol=0.1, atol=1e-4)
+    # with any output of the network, samples have no component that residuals do not have
+    denoised = denoise(lambda x, angle: linear.flow(x, angle, noise(*x.shape, key=4)), x, angle)
+    power = linear._mixed(linear._waves(denoised)).abs().square().mean(0)
+    is_absent = linear.std < 1e-2
+    assert is_absent.any() and (power[is_absent] < 1e-3).all()

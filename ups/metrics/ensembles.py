@@ -200,10 +200,6 @@ def _root_by_lead(squares: Callable[[Scores], Tensor]) -> Any:
     return moments
 
 
-def _squared_error(scores: Scores) -> Tensor:
-    return scores["squared_error"]
-
-
 def _of_ranks(statistic: Statistic) -> Any:
     """Moments of a statistic of the counts of ranks over all leads."""
 
@@ -215,26 +211,6 @@ def _of_ranks(statistic: Statistic) -> Any:
 
 def _slope(scores: Scores, _: object) -> Moments:
     return scores["spread_bins"].flatten(1), lambda mean: spread_slope(mean.unflatten(1, (3, -1)))
-
-
-def _num_nonfinite(scores: Scores) -> int:
-    return int(scores["nonfinite"].amax(1).sum())
-
-
-def _num_members(scores: Scores) -> int:
-    return scores["ranks"].shape[2] - 1
-
-
-def _num_trajectories(scores: Scores) -> int:
-    return len(scores["crps"])
-
-
-def _spread_curve(scores: Scores) -> dict[str, Any]:
-    return spread_skill_bins(scores["spread_bins"].sum(0))
-
-
-def _rank_counts(scores: Scores) -> list:
-    return numbers(scores["ranks"].sum((0, 1)))
 
 
 ENSEMBLES = (
@@ -316,19 +292,25 @@ ENSEMBLES = (
     Metric("crps_by_lead", moments=_mean("crps", by_lead=True), has_ends=True, is_compared=True),
     Metric("nrmse_mean_by_lead", moments=_mean(_nrmse_mean, by_lead=True), is_compared=True),
     Metric("spread_by_lead", moments=_root_by_lead(_spread_squared)),
-    Metric("rmse_by_lead", moments=_root_by_lead(_squared_error)),
+    Metric("rmse_by_lead", moments=_root_by_lead(lambda scores: scores["squared_error"])),
     Metric("ssr_by_lead", moments=partial(_calibration, by_lead=True), has_ends=True),
     Metric(
         "nonfinite_trajectories",
         "non-finite trajectories",
         "with NaN or inf in any member",
         best=None,
-        plain=_num_nonfinite,
+        plain=lambda scores: int(scores["nonfinite"].amax(1).sum()),
     ),
-    Metric("num_members", "members", "size of the ensemble", best=None, plain=_num_members),
-    Metric("num_trajectories", plain=_num_trajectories),
-    Metric("spread_skill_bins", plain=_spread_curve),
-    Metric("rank_histogram", plain=_rank_counts),
+    Metric(
+        "num_members",
+        "members",
+        "size of the ensemble",
+        best=None,
+        plain=lambda scores: scores["ranks"].shape[2] - 1,
+    ),
+    Metric("num_trajectories", plain=lambda scores: len(scores["crps"])),
+    Metric("spread_skill_bins", plain=lambda scores: spread_skill_bins(scores["spread_bins"].sum(0))),
+    Metric("rank_histogram", plain=lambda scores: numbers(scores["ranks"].sum((0, 1)))),
 )
 ENSEMBLE = {metric.name: metric for metric in ENSEMBLES}
 
