@@ -1,14 +1,14 @@
-"""A world known in law, the stages' own scripts run on it, fakes put into them, and judges of what comes out.
+"""Tasks with known distributions, runs of the stage scripts on them, fakes for these, and checks of the
+results.
 
     burgers1d      u_next = A u + SIZE m xi + LOCAL eps, on a ring of 8 cells: m the mean of u, xi = 2 or -1/2
                    (mean 0, variance 1, third moment 3/2) one number for all cells, eps white. What the best
-                   predictor, A u, leaves is bimodal and alike in all cells; m says how large, to which side.
-    advection1d    u_next = roll(u) + BEND sin(2 u): no chance; what a linear base leaves is for the network
-    darcy2d_grf   log u = SLOPE log a + SIZE xi + LOCAL eps, on 4 x 4 cells, log a Gaussian: u is known in law
+                   predictor A u leaves is bimodal and equal in all cells; m sets its size and side.
+    advection1d    u_next = roll(u) + BEND sin(2 u), deterministic; the network must learn the nonlinear part
+    darcy2d_grf    log u = SLOPE log a + SIZE xi + LOCAL eps, on 4 x 4 cells, log a Gaussian
 
-Trajectories have two frames. So every state shown is one of the data (errors as of rollouts come with later
-frames), and the law above is the one to be learnt. Judges return the criteria that draws fail, as those of
-tests/known_answers.py do.
+Trajectories have two frames, so training states have no added errors and the distribution above is the
+target. Checks return the criteria that samples fail, as in tests/known_answers.py.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SIZE, LOCAL, BEND, SLOPE, LENGTH = 0.3, 0.1, 0.3, 0.6, 1.5
 NUM = {NOISY: 8000, FIRM: 2000, STEADY: 8000}
 
 
-# ---------------------------------------------------------------- the world
+# ---- the tasks
 
 
 def two_point(count: int, draws: torch.Generator) -> Tensor:
@@ -73,7 +73,7 @@ def propagate(u: Tensor) -> Tensor:
     return 0.6 * u.roll(1, -1) + 0.3 * u
 
 
-def left(u: Tensor, draws: torch.Generator) -> Tensor:
+def residuals_of(u: Tensor, draws: torch.Generator) -> Tensor:
     """u_next - A u."""
     alike = SIZE * u.mean(1) * two_point(len(u), draws)
     return alike[:, None] + LOCAL * torch.randn(u.shape, generator=draws)
@@ -128,7 +128,7 @@ def write_world(root: Path) -> None:
     log_a = coefficients(NUM[STEADY], generator(1, "coefficients"))
     log_u = solutions(log_a, generator(1, "solutions"))
     arrays = {
-        NOISY: {"tensor": torch.stack([u, propagate(u) + left(u, generator(1, "left"))], 1)},
+        NOISY: {"tensor": torch.stack([u, propagate(u) + residuals_of(u, generator(1, "left"))], 1)},
         FIRM: {"tensor": torch.stack([v, bent(v)], 1)},
         STEADY: {"nu": log_a.exp(), "tensor": log_u.exp()[:, None]},
     }
@@ -146,7 +146,7 @@ def write_world(root: Path) -> None:
                 file[key] = value.numpy().astype(np.float32)
 
 
-# ---------------------------------------------------------------- the stages
+# ---- the stages
 
 
 SMALL = "adamw_lr: 5.0e-3, muon_lr: 4.0e-3, warmup_steps: 20, decay_fraction: 0.7, ema_decay: 0.99"
@@ -283,7 +283,7 @@ def run_stage(root: Path, module: str, *more: str, fake: Callable[[], None] | No
     assert process.exitcode == 0, text
 
 
-# ---------------------------------------------------------------- draws
+# ---- samples
 
 
 def ensembles_of(config: Config) -> Ensembles:
@@ -300,12 +300,12 @@ def ensembles_of(config: Config) -> Ensembles:
 
 
 @torch.no_grad()
-def draw_left(
+def sample_residuals(
     ensembles: Ensembles, u: Tensor, members: int, **draws: Callable[..., Tensor]
 ) -> dict[str, Tensor]:
     """model -> u_next - A u (n, members, CELLS) from states u (n, CELLS) and the same noise for every model.
 
-    draws: name -> (tokens, facts, noise, second) -> residuals, to judge in place of those that there are.
+    draws: name -> (tokens, facts, noise, second) -> residuals, instead of those of the ensembles.
     """
     source, codec = ensembles.residuals, ensembles.residuals.head.codec
     draws = draws or {name: partial(ensembles.residual, name) for name in ensembles.names}
@@ -319,10 +319,10 @@ def draw_left(
     return out
 
 
-# ---------------------------------------------------------------- judges
+# ---- checks
 
 
-def measure_left(u: Tensor, r: Tensor) -> dict[str, float]:
+def measure_residuals(u: Tensor, r: Tensor) -> dict[str, float]:
     """r (n, CELLS) drawn at states u, less A u. The worst of four groups: sign of m, |m| below or above 1.
 
     With c the mean of r over cells in units of SIZE m, which is xi and a little noise: its mean, std,
@@ -355,7 +355,7 @@ def measure_left(u: Tensor, r: Tensor) -> dict[str, float]:
 
 # Measured with the settings above: teacher std 1.08, skewness 0.84, between 0.01; student 0.89, 0.78, 0.08;
 # rival 0.93, 0.81, 0.07, local 0.77. A conditional Gaussian: skewness -0.05, between 0.34. Chance adds 0.03.
-LEFT = {
+RESIDUALS = {
     "mean": (-0.2, 0.2),
     "std": (0.8, 1.2),
     "skewness": (0.6, 1.4),
@@ -365,9 +365,9 @@ LEFT = {
 }
 
 
-def judge_left(u: Tensor, r: Tensor) -> list[str]:
+def check_residuals(u: Tensor, r: Tensor) -> list[str]:
     """r (n, M, CELLS) drawn at states u (n, CELLS)."""
-    return failed(measure_left(u.repeat_interleave(r.shape[1], 0), r.flatten(0, 1)), LEFT)
+    return failed(measure_residuals(u.repeat_interleave(r.shape[1], 0), r.flatten(0, 1)), RESIDUALS)
 
 
 def measure_prior(log_a: Tensor, mask: Tensor, log_u: Tensor) -> dict[str, float]:
@@ -402,7 +402,7 @@ PRIOR = {
 }
 
 
-def judge_prior(log_a: Tensor, mask: Tensor, log_u: Tensor) -> list[str]:
+def check_prior(log_a: Tensor, mask: Tensor, log_u: Tensor) -> list[str]:
     measured = measure_prior(log_a, mask, log_u)
     return failed(measured, {name: PRIOR[name] for name in measured})
 
@@ -418,7 +418,7 @@ def measure_assessed(config: Config, entry: dict) -> dict[str, float]:
     u, u_next = codec.denormalise(codec.decode(z))[:, :, 0].unbind(1)
     count, unit = len(windows.rows), float(codec.std)
     truth = torch.cat([windows.u_ref[:, 0, 0] * unit, (u_next - propagate(u))[count:]])
-    exact = left(u.repeat_interleave(64, 0), generator(4, "exact")).unflatten(0, (-1, 64))
+    exact = residuals_of(u.repeat_interleave(64, 0), generator(4, "exact")).unflatten(0, (-1, 64))
     scores = fair_crps(exact, truth)
     ours = entry["models"]["corrector"]
     return {

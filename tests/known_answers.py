@@ -1,10 +1,8 @@
-"""Distributions whose samples are known in closed form, and what it takes to learn, distill and judge them in
-seconds.
+"""Distributions known in closed form, and models of them that are trained, distilled and checked in seconds.
 
-The losses, samplers, starts and scores are those of ups/; the network is an MLP in the place of the backbone.
-Every parameter of every problem is drawn anew from SEED, so that no answer can be written down beforehand.
-Judges return the list of criteria that a model fails, as "name: value outside [low, high]": empty for a right
-model, and the negative controls must be caught by the criterion made for them.
+The losses, samplers, starts and scores are those of ups/; an MLP replaces the backbone. The parameters of
+every problem are random functions of SEED. Checks return the criteria that a model fails, as "name: value
+outside [low, high]": none for a correct model, and each negative control fails the criterion made for it.
 
     python tests/known_answers.py   compares distillations, and the rival without a teacher, on two modes
 """
@@ -280,7 +278,7 @@ class Gaussian:
         return self.mean(c) + self.std(c) * ar1_noise(len(c), self.rho, draws)
 
     def places(self) -> list[Tensor]:
-        """Conditions (2,) at which it is judged: the narrow, the middle and the wide."""
+        """Conditions (2,) of the checks: the narrow, the middle and the wide."""
         return [torch.tensor([self.slope * c, 0.0]) for c in (-0.9, 0.0, 0.9)]
 
 
@@ -546,7 +544,7 @@ def distill(model: Model, pool: Pool, name: str, num_steps: int, target: str = "
     return student
 
 
-# ---- judging
+# ---- checks
 
 
 Measured = dict[str, float]
@@ -580,7 +578,7 @@ def measure_bimodal(problem: Bimodal, c: Tensor, r: Tensor) -> Measured:
     }
 
 
-def judge_bimodal(problem: Bimodal, c: Tensor, r: Tensor, truth: Tensor) -> list[str]:
+def check_bimodal(problem: Bimodal, c: Tensor, r: Tensor, truth: Tensor) -> list[str]:
     """truth (n, 8): draws at c. The component's spread may double where it is a tenth of the whole, and grow
     by a fifth else."""
     exact = measure_bimodal(problem, c, truth)
@@ -611,7 +609,7 @@ def measure_gaussian(problem: Gaussian, c: Tensor, r: Tensor) -> Measured:
     }
 
 
-def judge_gaussian(problem: Gaussian, c: Tensor, r: Tensor) -> list[str]:
+def check_gaussian(problem: Gaussian, c: Tensor, r: Tensor) -> list[str]:
     return failed(
         measure_gaussian(problem, c, r),
         {
@@ -636,13 +634,13 @@ def measure_quiet(problem: Gaussian, c: Tensor, r: Tensor, std: Tensor) -> Measu
     }
 
 
-def judge_quiet(problem: Gaussian, c: Tensor, r: Tensor, std: Tensor) -> list[str]:
+def check_quiet(problem: Gaussian, c: Tensor, r: Tensor, std: Tensor) -> list[str]:
     return failed(
         measure_quiet(problem, c, r, std), {"quiet spread": (0.0, 0.05), "quiet error": (0.0, 0.05)}
     )
 
 
-def judge_pairing(student: Tensor, teacher: Tensor, largest: float = 0.10) -> list[str]:
+def check_pairing(student: Tensor, teacher: Tensor, largest: float = 0.10) -> list[str]:
     """Both (places, n, 8) from the same noise, one condition per place. largest: pair error of a student that
     follows."""
     found = {name: row["value"] for name, row in pairing(student, teacher).items()}
@@ -661,7 +659,7 @@ def judge_pairing(student: Tensor, teacher: Tensor, largest: float = 0.10) -> li
     )
 
 
-def judge_map(y: Tensor, y_ref: Tensor, scale: float, tolerance: float, mean: str) -> list[str]:
+def check_map(y: Tensor, y_ref: Tensor, scale: float, tolerance: float, mean: str) -> list[str]:
     """mean "rms" or "absolute": error of a map over `scale`."""
     error = (y.double() - y_ref).abs() / scale
     value = float(error.mean() if mean == "absolute" else error.square().mean().sqrt())

@@ -1,6 +1,6 @@
-"""What the stages compute, through their own scripts: a world known in law, and fakes that must be caught.
+"""Results of the stage scripts on tasks with known distributions, and fakes that must be caught.
 
-tests/closed_form.py holds world, fakes and judges. Every fake names the criterion that refuses it.
+tests/closed_form.py has tasks, fakes and checks. Every fake names the criterion that refuses it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import loop_stage
 import pytest
 import torch
 from closed_form import FIRM, NOISY, STEADY
-from known_answers import judge_pairing, names
+from known_answers import check_pairing, names
 
 import prepare_cache
 from ups.common.seeds import generator
@@ -75,10 +75,10 @@ def chain(root, u) -> dict[str, torch.Tensor]:
     """Draws of every model after a true run of every script."""
     world.run_stage(root, "train_consistency")
     world.run_stage(root, "train_rival")
-    return world.draw_left(world.ensembles_of(world.config_of(root)), u, MEMBERS)
+    return world.sample_residuals(world.ensembles_of(world.config_of(root)), u, MEMBERS)
 
 
-# ---------------------------------------------------------------- operator
+# ---- operator
 
 
 def measure_operator(operator) -> dict[str, float]:
@@ -106,7 +106,7 @@ def test_the_operator_is_the_linear_propagator_and_its_network_the_rest(root):
     assert not world.failed(measured, OPERATOR), measured
 
 
-def test_an_operator_trained_to_stand_still_is_caught(run_in):
+def test_an_operator_that_learnt_persistence_is_caught(run_in):
     config = run_in((), "train_operator", "operator.train.steps=100", fake=world.operator_of_the_present)
     operator = load_operator(config.run_dir / "operator")
     assert "bent" in names(world.failed(measure_operator(operator), OPERATOR))
@@ -114,37 +114,37 @@ def test_an_operator_trained_to_stand_still_is_caught(run_in):
     assert "linear" in names(world.failed(measure_operator(operator), OPERATOR))
 
 
-# ---------------------------------------------------------------- corrector, students, rival
+# ---- corrector, students, rival
 
 
-def test_the_judge_passes_the_law_itself_and_no_cheap_ensemble(chain, u):
-    exact = torch.stack([world.left(u, generator(5, i)) for i in range(MEMBERS)], 1)
-    assert not world.judge_left(u, exact)
+def test_the_checks_pass_exact_samples_and_no_cheap_ensemble(chain, u):
+    exact = torch.stack([world.residuals_of(u, generator(5, i)) for i in range(MEMBERS)], 1)
+    assert not world.check_residuals(u, exact)
     for model in ("dressed", "dressed_conditional", "dressed_resampled"):
-        assert {"skewness", "between"} <= names(world.judge_left(u, chain[model])), model
-    assert {"std", "upper"} <= names(world.judge_left(u, chain["operator"]))
+        assert {"skewness", "between"} <= names(world.check_residuals(u, chain[model])), model
+    assert {"std", "upper"} <= names(world.check_residuals(u, chain["operator"]))
 
 
 @pytest.mark.parametrize("model", ["corrector", "student_1", "student_2", "rival"])
-def test_draws_follow_the_law_of_the_next_state(chain, u, model):
-    assert not world.judge_left(u, chain[model])
+def test_samples_have_the_distribution_of_the_next_state(chain, u, model):
+    assert not world.check_residuals(u, chain[model])
 
 
 def test_the_student_is_its_teachers_map_and_the_rival_is_not(chain):
     """The rival began as the corrector and scores alone move it: how far, by machine, is 0.08 or more; the
     student's 0.002."""
-    assert not judge_pairing(chain["student_1"], chain["corrector"], 0.03)
-    assert "pair error" in names(judge_pairing(chain["rival"], chain["corrector"], 0.03))
+    assert not check_pairing(chain["student_1"], chain["corrector"], 0.03)
+    assert "pair error" in names(check_pairing(chain["rival"], chain["corrector"], 0.03))
 
 
 @pytest.mark.parametrize("fake", [world.blind, world.negated])
-def test_a_corrector_trained_falsely_is_caught(run_in, u, fake):
+def test_a_corrector_with_a_false_loss_is_caught(run_in, u, fake):
     config = run_in(("operator",), "train_diffusion", "diffusion.train.steps=250", fake=fake)
-    drawn = world.draw_left(world.ensembles_of(config), u, MEMBERS)["corrector"]
-    assert "skewness" in names(world.judge_left(u, drawn))
+    drawn = world.sample_residuals(world.ensembles_of(config), u, MEMBERS)["corrector"]
+    assert "skewness" in names(world.check_residuals(u, drawn))
 
 
-def test_a_fresh_rival_has_what_is_linear_of_the_corrector_and_not_what_it_learnt(run_in):
+def test_a_fresh_rival_starts_with_the_linear_part_of_the_corrector_only(run_in):
     """One step of training moves no weight far, so where they lie is where they began."""
     config = run_in(("operator", "diffusion"), "train_rival", "rival.train.steps=1", "rival.start=fresh")
     rival, corrector = (load_corrector(config.run_dir / stage) for stage in ("rival", "diffusion"))
@@ -170,14 +170,14 @@ def test_a_fresh_rival_has_what_is_linear_of_the_corrector_and_not_what_it_learn
         (world.rival_of_others, "train_rival", (), "rival", "skewness"),
     ],
 )
-def test_a_student_trained_falsely_is_caught(run_in, chain, u, fake, script, more, model, criterion):
+def test_a_student_with_a_false_loss_is_caught(run_in, chain, u, fake, script, more, model, criterion):
     config = run_in(("operator", "diffusion"), script, *more, fake=fake)
-    drawn = world.draw_left(world.ensembles_of(config), u, MEMBERS)[model]
-    assert criterion in names(world.judge_left(u, drawn))
-    assert "pair error" in names(judge_pairing(drawn, chain["corrector"]))
+    drawn = world.sample_residuals(world.ensembles_of(config), u, MEMBERS)[model]
+    assert criterion in names(world.check_residuals(u, drawn))
+    assert "pair error" in names(check_pairing(drawn, chain["corrector"]))
 
 
-def test_a_corrector_that_draws_falsely_is_caught(root, chain, u):
+def test_false_samplers_are_caught(root, chain, u):
     ensembles = world.ensembles_of(world.config_of(root))
     mean, draw = ensembles.bank.mean(0), partial(ensembles.residual, "corrector")
     fakes = {
@@ -190,10 +190,10 @@ def test_a_corrector_that_draws_falsely_is_caught(root, chain, u):
             "std",
         ),
     }
-    drawn = world.draw_left(ensembles, u, MEMBERS, **{name: fake for name, (fake, _) in fakes.items()})
+    drawn = world.sample_residuals(ensembles, u, MEMBERS, **{name: fake for name, (fake, _) in fakes.items()})
     for name, (_, criterion) in fakes.items():
-        assert criterion in names(world.judge_left(u, drawn[name])), name
-    assert {"pair error", "use of noise"} <= names(judge_pairing(0 * chain["student_1"], chain["corrector"]))
+        assert criterion in names(world.check_residuals(u, drawn[name])), name
+    assert {"pair error", "use of noise"} <= names(check_pairing(0 * chain["student_1"], chain["corrector"]))
 
 
 @dataclass(frozen=True)
@@ -206,8 +206,9 @@ class Scaled(Sampler):
         return super().whitened(condition, self.factor * noise, second, num_steps)
 
 
-def test_on_validation_the_corrector_is_better_than_itself_with_another_spread(root, chain):
-    """What it writes into its config.json, and what then serves; and two processes find the same."""
+def test_validation_prefers_the_corrector_to_itself_with_another_spread(root, chain):
+    """The scores are those in config.json, they select the default sampler, and two processes find the
+    same."""
     config = world.config_of(root)
     recorded = validation.validated_samplers(config.run_dir, NOISY)
     assert {*recorded} == {"corrector", "student_1", "student_2", "rival"}
@@ -259,7 +260,7 @@ def test_on_validation_the_corrector_is_better_than_itself_with_another_spread(r
 
 
 @torch.no_grad()
-def test_a_rollout_tells_the_network_what_was_drawn_and_what_was_given(root, chain, monkeypatch):
+def test_a_rollout_passes_the_error_of_sampled_states_only(root, chain, monkeypatch):
     """The fakes: the size is told of the start, too, or of no state."""
     config = world.config_of(root)
     operator, cache = load_operator(config.run_dir / "operator"), open_cache(config, NOISY)
@@ -291,7 +292,7 @@ def test_a_rollout_tells_the_network_what_was_drawn_and_what_was_given(root, cha
     assert torch.equal(large[:, :, 0], free[:, :, 0]) and not torch.equal(large[:, :, 1], free[:, :, 1])
 
 
-# ---------------------------------------------------------------- steady prior
+# ---- steady prior
 
 
 @pytest.fixture(scope="module")
@@ -318,13 +319,13 @@ def prior(root):
 
 
 @pytest.mark.parametrize("case", ["full", "points_50"])
-def test_the_prior_draws_the_posterior_of_what_was_seen(prior, case):
+def test_the_prior_samples_the_posterior(prior, case):
     log_a, mask, _ = prior(case)
-    assert not world.judge_prior(log_a, mask, drawn_from_law(log_a, mask))
-    assert not world.judge_prior(*prior(case))
+    assert not world.check_prior(log_a, mask, drawn_from_law(log_a, mask))
+    assert not world.check_prior(*prior(case))
 
 
-def test_the_diffusion_serves_where_no_gaussian_is_right(prior, root):
+def test_the_diffusion_is_selected_if_the_posterior_is_not_gaussian(prior, root):
     assert load_corrector(world.config_of(root).run_dir / "steady").heads[STEADY].method == "diffusion"
 
 
@@ -349,25 +350,25 @@ def drawn_from_law(log_a, mask):
     ],
 )
 def test_a_prior_without_structure_or_of_another_field_is_caught(prior, case, options, criteria):
-    assert criteria <= names(world.judge_prior(*prior(case, **options)))
+    assert criteria <= names(world.check_prior(*prior(case, **options)))
 
 
-# ---------------------------------------------------------------- what the report says of them
+# ---- what the report says of them
 
 
 # Measured: 1.04, 0.99, 0.98. Chance: 0.01 of the scores, of the same cases, and 0.04 of the spread/skill.
 ASSESSED = {"one step": (0.97, 1.15), "rollout": (0.97, 1.15), "ssr": (0.85, 1.15)}
 
 
-def judge_assessed(root):
+def check_assessed(root):
     config = world.config_of(root)
     entry, _ = transient.assess_transient(world.ensembles_of(config), config.evaluate)
     measured = world.measure_assessed(config, entry)
     return world.failed(measured, ASSESSED), measured
 
 
-def test_the_assessed_corrector_scores_as_the_law_does(root, chain):
-    failures, measured = judge_assessed(root)
+def test_the_assessed_corrector_scores_as_exact_samples_do(root, chain):
+    failures, measured = check_assessed(root)
     assert not failures, measured
 
 
@@ -389,7 +390,7 @@ def test_truth_among_the_members_is_caught(root, chain, monkeypatch):
 
     monkeypatch.setattr(transient, "one_step", mixed_step)
     monkeypatch.setattr(transient, "rollouts", mixed_rollouts)
-    assert {"one step", "rollout"} <= names(judge_assessed(root)[0])
+    assert {"one step", "rollout"} <= names(check_assessed(root)[0])
 
 
 def assess_prior(root, monkeypatch) -> dict[str, float]:
@@ -417,7 +418,7 @@ def test_the_assessed_prior_is_near_the_exact_posterior(root, prior, monkeypatch
     assert not world.failed(measured, DISTANCES), measured
 
 
-def test_truth_judged_by_truth_is_caught(root, prior, monkeypatch):
+def test_truth_compared_with_itself_is_caught(root, prior, monkeypatch):
     judged = steady.judge
     monkeypatch.setattr(steady, "judge", lambda draws, truth: judged(truth[: len(draws)], truth))
     assert "gaussian" in names(world.failed(assess_prior(root, monkeypatch), DISTANCES))

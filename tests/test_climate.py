@@ -1,4 +1,4 @@
-"""ups.metrics.climate against closed forms, and fakes that each of its figures is there for."""
+"""Climate statistics (ups/metrics/climate.py) against closed forms, and a fake for each of them."""
 
 import math
 
@@ -53,12 +53,12 @@ def test_memory_is_that_of_the_closed_form_and_quantiles_are_those_of_a_normal(t
     ],
     ids=["too strong", "shifted", "white in space", "white in time", "frozen"],
 )
-def test_each_figure_refuses_its_fake(truth, fake, figure, least):
+def test_each_statistic_refuses_its_fake(truth, fake, figure, least):
     right, found = (climate(u, truth, "periodic")[figure] for u in (process(1), fake()))
     assert abs(found - right) > least, (right, found)
 
 
-def test_what_is_not_finite_has_no_climate(truth):
+def test_statistics_of_fields_that_are_not_finite_are_infinite(truth):
     broken = truth.clone()
     broken[0, 5, 0, 3] = math.nan
     assert set(climate(broken, truth, "periodic").values()) == {math.inf}

@@ -117,7 +117,7 @@ def test_whitening_and_its_inverse_are_those_of_the_formula(name):
     torch.testing.assert_close(white, by_hand, rtol=1e-3, atol=1e-4)
 
 
-def test_mean_and_scale_on_the_operators_trunk_are_a_small_head_and_leave_its_features_as_they_are():
+def test_the_gaussian_on_operator_features_is_small_and_keeps_their_scale():
     torch.manual_seed(0)
     facts, deep = {"name": "burgers1d_hidden", "dim": 3, "num_conditions": 21}, replace(MODEL, depth=3)
     own, head = CorrectorHead(facts, deep), CorrectorHead(facts | {"num_features": 16}, deep)
@@ -186,7 +186,7 @@ def test_the_velocity_sees_state_angle_tokens_facts_gaussian_and_task():
     assert (velocity() - before).abs().max() > 1e-3
 
 
-def test_a_trunk_in_bfloat16_answers_in_float32_and_whitens_in_float32(monkeypatch):
+def test_a_bfloat16_backbone_returns_float32_and_whitening_stays_float32(monkeypatch):
     monkeypatch.setattr("ups.common.precision.has_bfloat16", lambda kind: True)
     exact, rough = build(), build("bf16")
     r, tokens, facts = batch_of(exact, "burgers1d_hidden")
@@ -272,7 +272,7 @@ def test_the_likelihood_is_that_of_the_formula():
 
 
 @pytest.mark.parametrize("kind", ["sine", "alternating", "bump", "white"])
-def test_the_largest_mode_is_found_whatever_its_shape(kind):
+def test_the_largest_mode_is_found_for_any_shape(kind):
     x = 2 * math.pi * torch.arange(16) / 16
     if (
         kind == "white"
@@ -301,7 +301,7 @@ def fitted(
 
 @torch.no_grad()
 def whitened(head: CorrectorHead, r: Tensor, tokens: Tensor, facts: Tensor) -> Tensor:
-    """Through the corrector's own door, not fit_head's."""
+    """Whitened by the corrector, independently of fit_head."""
     corrector = Corrector(
         {
             "model": to_dict(MODEL),
@@ -427,7 +427,7 @@ FACTS = {"ratio": 1.0, "ratio_error": 0.02, "std_train": 1.0, "std_val": 1.0, "s
         ({"ratio": math.nan}, "burgers1d where the corrector trains are nan times those of validation"),
     ],
 )
-def test_residuals_that_would_make_a_corrector_dishonest_are_refused(wrong, text):
+def test_residuals_that_would_make_a_corrector_overconfident_are_refused(wrong, text):
     diffusion = load_config().diffusion
     limits = diffusion.min_residual_ratio, diffusion.max_whitened_std
     check_statistics("burgers1d", FACTS, *limits)
@@ -460,7 +460,7 @@ def test_the_pool_gives_every_batch_four_passes_and_replaces_a_quarter_per_pass(
     )
 
 
-def test_pairs_are_solved_once_while_in_use_and_then_forgotten():
+def test_pairs_are_solved_once_and_dropped_after_use():
     solved = []
 
     def solve(number: int, part: slice) -> tuple:
@@ -484,7 +484,7 @@ def flow(condition: Tensor) -> Callable:
     return lambda x, angle: condition * x.roll(1, -1) * angle[:, None].cos() + (x * condition).tanh()
 
 
-def test_the_end_of_a_batch_is_that_of_its_rows_one_at_a_time():
+def test_paths_of_a_batch_equal_those_of_single_rows():
     angle, x, condition = sample_angles(32, generator(0)), noise(32, 5), noise(32, 1, key=1)
     found = sample(flow(condition), x, 6, angle)
     for row in range(32):
@@ -495,7 +495,7 @@ def test_the_end_of_a_batch_is_that_of_its_rows_one_at_a_time():
 @pytest.mark.parametrize(
     ("mid_angle", "steps", "turn"), [(1.1, 16, 5), (1.1, 4, 1), (1.56, 16, 1), (0.01, 16, 15), (1.1, 1, 0)]
 )
-def test_where_a_path_passes_the_second_angle_its_end_is_still_the_same(mid_angle, steps, turn):
+def test_a_path_from_its_middle_has_the_same_end(mid_angle, steps, turn):
     x, condition = noise(32, 5), noise(32, 1, key=1)
     assert mid_step(mid_angle, steps) == turn
     passed, end = solve_path(flow(condition), x, steps, turn)
@@ -504,7 +504,7 @@ def test_where_a_path_passes_the_second_angle_its_end_is_still_the_same(mid_angl
     torch.testing.assert_close(end, rest, rtol=1e-4, atol=1e-5)
 
 
-def test_a_student_begins_in_noise_but_for_every_fourth_row_in_turn_wherever_the_row_is_trained():
+def test_one_row_in_four_starts_at_mid_angle_on_every_process():
     start, passed, steps = noise(8, 3), noise(8, 3, key=1), range(2 * MID_EVERY)
     whole = Solved(None, start, slice(0, 8), start, passed, None)
     halves = [
@@ -523,7 +523,7 @@ def test_a_student_begins_in_noise_but_for_every_fourth_row_in_turn_wherever_the
     assert (seen == 2).all()
 
 
-def test_the_pair_loss_weighs_white_numbers_and_their_size_alike():
+def test_the_pair_loss_weighs_whitened_and_scaled_differences_equally():
     """Refuses what counts white numbers alone, where an error that carries no size costs as much as one that
     is all."""
     y, size = noise(6, 4), torch.tensor([2.0, 1e-3, 1e-3, 1e-3])
@@ -591,7 +591,7 @@ def test_the_scores_are_the_known_ones():
     ("factor", "shift", "pair", "variance"),
     [(1.0, 0.0, 0.0, 1.0), (0.5, 0.0, 0.25, 0.25), (-1.0, 0.0, 4.0, 1.0), (1.0, 2.0, 4.0, 1.0)],
 )
-def test_validation_sees_a_students_pairs_and_variance_as_latents_have_them(factor, shift, pair, variance):
+def test_validation_measures_pairs_and_variance_in_latent_units(factor, shift, pair, variance):
     """Where most whitened numbers carry no size, they do not count; a student that follows them alone is
     refused."""
     size = torch.tensor([10.0] + [1e-3] * 7)  # physical, of the numbers of a residual

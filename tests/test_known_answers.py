@@ -1,9 +1,9 @@
 """Diffusion, distillation and ensembles against distributions known in closed form, and fakes that must be
 caught.
 
-Everything is drawn anew at each run but under `make test`; UPS_TEST_SEED repeats one. The judges
-(tests/known_answers.py) pass the teacher and the student, and each negative control must fail the criterion
-made for it."""
+Problems are random, but fixed in `make test`; UPS_TEST_SEED repeats a run. Teacher and student pass the
+checks of tests/known_answers.py, and each negative control fails the criterion made for it.
+"""
 
 import math
 from functools import partial
@@ -29,7 +29,7 @@ def seed():
     print(f"repeat with UPS_TEST_SEED={SEED}")
 
 
-# ---------------------------------------------------------------- T1: the sampler, exactly
+# ---- T1: the sampler, exactly
 
 
 STDS = (0.05, 0.1, 0.3, 0.6, 1.0, 3.0, 10.0)
@@ -87,7 +87,7 @@ def test_eulers_rule_in_sigma_loses_spread_as_calculated():
     assert known.euler_factor(1.0, 4) < 0.8
 
 
-# ---------------------------------------------------------------- T2 to T4: one dimension, learnt
+# ---- T2 to T4: one dimension, learnt
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_the_trained_denoiser_is_the_gaussians(line):
         rtol=1e-5,
         atol=1e-6,
     )
-    assert not known.judge_map(got, exact, problem.std, 0.05, "rms")
+    assert not known.check_map(got, exact, problem.std, 0.05, "rms")
 
 
 def starts_of(model, *keys, angle=None):
@@ -151,12 +151,12 @@ def test_teacher_and_student_follow_the_gaussian_flow(line):
     torch.testing.assert_close(
         sample(velocity, x.double(), 256, angle.double()), exact, rtol=0, atol=1e-3 * std
     )
-    assert not known.judge_map(sample(model.teacher.given(c), x, STEPS, angle), exact, std, 0.03, "rms")
+    assert not known.check_map(sample(model.teacher.given(c), x, STEPS, angle), exact, std, 0.03, "rms")
     c, x, angle = starts_of(model, "T3", "student")
     exact = end_of(x, angle)
     with torch.no_grad():
-        assert not known.judge_map(denoise(student.given(c), x, angle), exact, std, 0.03, "rms")
-        assert known.judge_map(
+        assert not known.check_map(denoise(student.given(c), x, angle), exact, std, 0.03, "rms")
+        assert known.check_map(
             denoise(model.teacher.given(c), x, angle), exact, std, 0.03, "rms"
         )  # undistilled
 
@@ -185,17 +185,17 @@ def test_teacher_and_student_map_the_quantiles_of_a_mixture(quantiles):
     model, student = quantiles
     c, x, angle = starts_of(model, "T4", "learnt", angle=angles_of_training("T4", "learnt angle"))
     exact = model.problem.mixture.endpoint(x, angle)
-    assert not known.judge_map(sample(model.teacher.given(c), x, STEPS, angle), exact, 1, 0.05, "absolute")
+    assert not known.check_map(sample(model.teacher.given(c), x, STEPS, angle), exact, 1, 0.05, "absolute")
     c, x, angle = starts_of(model, "T4", "learnt", "student")
     exact = model.problem.mixture.endpoint(x, angle)
     with torch.no_grad():
-        assert not known.judge_map(denoise(student.given(c), x, angle), exact, 1, 0.05, "absolute")
-        assert known.judge_map(
+        assert not known.check_map(denoise(student.given(c), x, angle), exact, 1, 0.05, "absolute")
+        assert known.check_map(
             denoise(model.teacher.given(c), x, angle), exact, 1, 0.05, "absolute"
         )  # undistilled
 
 
-# ----------------------------------------------------- T5, T7: a Gaussian whose size depends on the condition
+# ---- T5, T7: a Gaussian whose size depends on the condition
 
 
 @pytest.fixture(scope="module")
@@ -208,9 +208,9 @@ def test_mean_spread_and_correlation_are_right_at_every_condition(gaussian):
     model, student = gaussian
     for i, c in enumerate(model.problem.places()):
         noise = model.noise(NUM, "T5", i)
-        assert not known.judge_gaussian(model.problem, c, model.from_teacher(c, noise)), i
-        assert not known.judge_gaussian(model.problem, c, model.from_student(student, c, noise)), i
-        assert not known.judge_gaussian(
+        assert not known.check_gaussian(model.problem, c, model.from_teacher(c, noise)), i
+        assert not known.check_gaussian(model.problem, c, model.from_student(student, c, noise)), i
+        assert not known.check_gaussian(
             model.problem, c, model.from_student(student, c, noise, model.noise(NUM, "second", i))
         ), i
 
@@ -225,15 +225,15 @@ def test_a_dressing_of_one_size_fails_where_the_residual_is_narrow_or_wide(gauss
             model.problem.mean(c[None])
             + model.noise(NUM, "dressing", i) @ torch.linalg.cholesky(covariance).T
         )
-        assert "std" in names(known.judge_gaussian(model.problem, c, dressed)), i
+        assert "std" in names(known.check_gaussian(model.problem, c, dressed)), i
         white = model.problem.mean(c[None]) + model.problem.std(c[None]) * model.noise(NUM, "white", i)
         assert {"lowest eigenvalue ratio", "highest eigenvalue ratio"} <= names(
-            known.judge_gaussian(model.problem, c, white)
+            known.check_gaussian(model.problem, c, white)
         ), i
 
 
 @pytest.mark.faults
-def test_quiet_conditions_get_neither_spread_nor_error():
+def test_deterministic_conditions_get_neither_spread_nor_error():
     model = known.learn(known.Gaussian.draw(stream("quiet"), quiet_share=0.3), "quiet", 800, width=64)
     student = known.distill(model, known.build_pool(model, 2**13), "student", 400)
     draws = stream("T7")
@@ -243,19 +243,19 @@ def test_quiet_conditions_get_neither_spread_nor_error():
         "teacher": model.from_teacher(c, noise),
         "student": model.from_student(student, c, noise),
     }.items():
-        assert not known.judge_quiet(model.problem, c, r, std), name
+        assert not known.check_quiet(model.problem, c, r, std), name
     noisy = model.problem.mean(c) + std * noise
-    assert {"quiet spread", "quiet error"} <= names(known.judge_quiet(model.problem, c, noisy, std))
+    assert {"quiet spread", "quiet error"} <= names(known.check_quiet(model.problem, c, noisy, std))
 
 
 def test_four_euler_steps_in_sigma_lose_the_spread(gaussian):  # N7
     model, _ = gaussian
     for i, c in enumerate(model.problem.places()):
         r = model.restored(c, known.sample_euler(model.teacher.given(c), model.noise(NUM, "N7", i), 4))
-        assert "std" in names(known.judge_gaussian(model.problem, c, r)), i
+        assert "std" in names(known.check_gaussian(model.problem, c, r)), i
 
 
-# ---------------------------------------------------------------- T6, T8: two modes in eight dimensions
+# ---- T6, T8: two modes in eight dimensions
 
 
 @pytest.fixture(scope="module")
@@ -300,33 +300,33 @@ def from_student(model, student, noise, second=None):
     )
 
 
-def judge(model, r, truths):
+def failures_of(model, r, truths):
     """Failures per place."""
     return [
-        known.judge_bimodal(model.problem, c, r[i], truths[i]) for i, c in enumerate(model.problem.places())
+        known.check_bimodal(model.problem, c, r[i], truths[i]) for i, c in enumerate(model.problem.places())
     ]
 
 
-def test_the_teacher_draws_both_modes_and_nothing_between(bimodal, truths, teacher_draws):
-    assert judge(bimodal[0], teacher_draws[1], truths) == [[], []]
-    assert judge(bimodal[0], truths, truths) == [[], []]
+def test_the_teacher_samples_both_modes_and_nothing_between(bimodal, truths, teacher_draws):
+    assert failures_of(bimodal[0], teacher_draws[1], truths) == [[], []]
+    assert failures_of(bimodal[0], truths, truths) == [[], []]
 
 
-def test_the_student_draws_both_modes_in_one_evaluation_and_in_two(bimodal, truths, teacher_draws):
+def test_the_student_samples_both_modes_in_one_evaluation_and_in_two(bimodal, truths, teacher_draws):
     model, student = bimodal
     second = torch.stack([model.noise(NUM, "second", i) for i in range(2)])
-    assert judge(model, from_student(model, student, teacher_draws[0]), truths) == [[], []]
-    assert judge(model, from_student(model, student, teacher_draws[0], second), truths) == [[], []]
+    assert failures_of(model, from_student(model, student, teacher_draws[0]), truths) == [[], []]
+    assert failures_of(model, from_student(model, student, teacher_draws[0], second), truths) == [[], []]
 
 
 def test_the_student_is_its_teachers_map(bimodal, teacher_draws, exact_draws):
     model, student = bimodal
     noise, r = teacher_draws
-    assert not known.judge_pairing(from_student(model, student, noise[:, :2048]), exact_draws)
-    assert not known.judge_pairing(r[:, :2048], exact_draws)
+    assert not known.check_pairing(from_student(model, student, noise[:, :2048]), exact_draws)
+    assert not known.check_pairing(r[:, :2048], exact_draws)
 
 
-def test_noise_decides_and_nothing_else_does(bimodal):
+def test_samples_are_a_function_of_the_noise(bimodal):
     model, student = bimodal
     c, noise = model.problem.places()[1], model.noise(64, "T8")
     for draw in (lambda z: model.from_student(student, c, z), lambda z: model.from_teacher(c, z)):
@@ -343,10 +343,10 @@ def test_noise_decides_and_nothing_else_does(bimodal):
 def test_the_mean_alone_is_caught(bimodal, truths, exact_draws):  # N1
     model, _ = bimodal
     mean = torch.stack([(model.problem.offset * c).expand(NUM, 8) for c in model.problem.places()])
-    for failures in judge(model, mean, truths):
+    for failures in failures_of(model, mean, truths):
         assert {"gap", "coherence", "component std", "energy distance"} <= names(failures)
     assert {"pair error", "pair correlation", "use of noise"} <= names(
-        known.judge_pairing(mean[:, :2048], exact_draws)
+        known.check_pairing(mean[:, :2048], exact_draws)
     )
 
 
@@ -362,9 +362,9 @@ def test_gaussian_dressing_is_caught(bimodal, truths, teacher_draws):  # N2
         [r.mean(0) + z @ torch.linalg.cholesky(torch.cov(r.T)).T for r, z in zip(truths, noise, strict=True)]
     )
     for dressed in (b1, b2):
-        for failures in judge(model, dressed, truths):
+        for failures in failures_of(model, dressed, truths):
             assert {"gap", "coherence", "energy distance"} <= names(failures)
-    for failures in judge(model, right, truths):  # the right mean, spread and correlation, and still no modes
+    for failures in failures_of(model, right, truths):  # right mean, spread and correlation, but no modes
         assert {"gap", "energy distance"} <= names(failures)
 
 
@@ -373,9 +373,9 @@ def test_the_undistilled_teacher_in_one_evaluation_is_caught(
 ):  # N3
     model, _ = bimodal
     fake = from_student(model, model.teacher, teacher_draws[0])
-    for failures in judge(model, fake, truths):
+    for failures in failures_of(model, fake, truths):
         assert {"gap", "coherence", "energy distance"} <= names(failures)
-    assert {"pair error", "use of noise"} <= names(known.judge_pairing(fake[:, :2048], exact_draws))
+    assert {"pair error", "use of noise"} <= names(known.check_pairing(fake[:, :2048], exact_draws))
 
 
 @pytest.mark.faults
@@ -386,7 +386,7 @@ def test_a_generator_trained_on_crps_alone_is_caught_though_its_crps_is_the_teac
     fake = known.PerDimension(model.problem, stream("N4"))
     known.learn_ensemble(model, fake, "N4", 600, partial(fair_crps, alpha=ALPHA))
     drawn = from_student(model, fake, teacher_draws[0])
-    for failures in judge(model, drawn, truths):
+    for failures in failures_of(model, drawn, truths):
         assert {"coherence", "energy distance"} <= names(failures)
     scores = [
         sum(known.crps(r[i, :1024], truths[i][:1024]) for i in range(2)) for r in (drawn, teacher_draws[1])
@@ -397,10 +397,10 @@ def test_a_generator_trained_on_crps_alone_is_caught_though_its_crps_is_the_teac
 def test_a_student_with_frozen_noise_is_caught(bimodal, truths, teacher_draws, exact_draws):  # N5
     model, student = bimodal
     fake = from_student(model, student, teacher_draws[0][:, :1].expand(-1, NUM, -1))
-    for failures in judge(model, fake, truths):
+    for failures in failures_of(model, fake, truths):
         assert {"fraction", "component std", "energy distance"} <= names(failures)
     assert {"pair error", "pair correlation", "use of noise"} <= names(
-        known.judge_pairing(fake[:, :2048], exact_draws)
+        known.check_pairing(fake[:, :2048], exact_draws)
     )
 
 
@@ -412,20 +412,20 @@ def test_a_student_of_the_residuals_themselves_is_caught(bimodal, truths, teache
         model, pool, "N6", 500, target="r", lr=1e-3
     )  # a flat valley between the modes: slowly
     fake = from_student(model, student, teacher_draws[0])
-    for failures in judge(model, fake, truths):
+    for failures in failures_of(model, fake, truths):
         assert "energy distance" in names(failures)
     # what it learns of the condition correlates with the teacher's draws by itself: of some seeds enough for
     # that criterion
-    assert {"pair error", "use of noise"} <= names(known.judge_pairing(fake[:, :2048], exact_draws))
+    assert {"pair error", "use of noise"} <= names(known.check_pairing(fake[:, :2048], exact_draws))
 
 
-# --------------------------------------------------------------- T9: a linear stochastic equation, rolled out
+# ---- T9: a linear stochastic equation, rolled out
 
 
 ROWS, MEMBERS, LEADS = 4096, 6, 5
 
 
-def judge_rollout(problem, draw):
+def check_rollout(problem, draw):
     """Failures of an ensemble whose residuals are draw(z, noise): covariance, spread/skill and CRPS at every
     lead, 5 % each."""
     truth_draws = stream("T9", "truth")
@@ -488,22 +488,22 @@ def test_an_exact_corrector_spreads_as_the_stochastic_equation_at_every_lead(equ
         noise = noise_at(0 if frozen else lead)
         return sample(lambda x, angle: own(x @ vectors, angle) @ vectors.T, noise, STEPS) * std.float()
 
-    assert not judge_rollout(equation, draw)
+    assert not check_rollout(equation, draw)
     repeated = names(
-        judge_rollout(equation, lambda z, lead: draw(z, lead, frozen=True))
+        check_rollout(equation, lambda z, lead: draw(z, lead, frozen=True))
     )  # noise must be new at every lead
     assert "covariance 0" not in repeated and repeated & {f"covariance {lead}" for lead in range(1, LEADS)}
-    silent = names(judge_rollout(equation, lambda z, lead: 0 * z))
+    silent = names(check_rollout(equation, lambda z, lead: 0 * z))
     assert {"covariance 0", "spread over skill 0", "crps 0"} <= silent
 
 
 @pytest.mark.faults
 def test_a_trained_corrector_spreads_as_the_stochastic_equation_at_every_lead(equation):
     model = known.learn(equation, "equation", 800, width=64)
-    assert not judge_rollout(equation, lambda z, lead: model.from_teacher(z, noise_at(lead)))
+    assert not check_rollout(equation, lambda z, lead: model.from_teacher(z, noise_at(lead)))
 
 
-# ---------------------------------------------------------------- T12: bookkeeping
+# ---- T12: bookkeeping
 
 
 def evaluations(net, call):
@@ -515,7 +515,7 @@ def evaluations(net, call):
     return len(counted)
 
 
-def test_teacher_and_student_evaluate_the_network_as_often_as_they_say(bimodal):
+def test_teacher_and_student_make_32_and_1_or_2_evaluations(bimodal):
     model, student = bimodal
     c, noise = model.problem.places()[0], model.noise(4, "count")
     assert evaluations(model.teacher, lambda: model.from_teacher(c, noise)) == 32
@@ -527,7 +527,7 @@ def test_teacher_and_student_evaluate_the_network_as_often_as_they_say(bimodal):
     assert 0 < MID_ANGLE < NOISE
 
 
-def test_shuffled_conditions_cost_the_gain(gaussian):
+def test_shuffled_conditions_lose_the_gain(gaussian):
     model, student = gaussian
     draws = stream("T12")
     c = model.problem.conditions(1024, draws)

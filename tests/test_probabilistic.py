@@ -68,7 +68,7 @@ def summary(members, u_ref, boundary="periodic", **kwargs):
     return summarise_ensemble(score_ensemble(members, u_ref, boundary, **kwargs), 50, 0)
 
 
-# ------------------------------------------------------------------------------------------------------- CRPS
+# ---- CRPS
 
 
 def test_crps_of_many_members_is_the_gaussian_formula(generator):
@@ -108,7 +108,7 @@ def test_fair_crps_is_unbiased_and_the_plain_one_inflated_by_one_over_members(co
 @pytest.mark.parametrize(
     "std, ratio", [(0.0, 1.414), (0.25, 1.208), (0.5, 1.081), (0.8, 1.011), (1.25, 1.014), (2.0, 1.162)]
 )
-def test_crps_hardly_sees_a_wrong_spread(std, ratio, generator):
+def test_crps_is_insensitive_to_the_spread(std, ratio, generator):
     y = torch.linspace(-9, 9, 20_001, dtype=torch.float64)
     weight = (-y.square() / 2).exp()
     assert float((weight * crps_gaussian(0.0, std, y)).sum() / weight.sum()) / IDEAL == pytest.approx(
@@ -122,7 +122,7 @@ def test_crps_hardly_sees_a_wrong_spread(std, ratio, generator):
         )
 
 
-# ------------------------------------------------------------------------------------ spread, ranks, coverage
+# ---- spread, ranks, coverage
 
 
 @pytest.mark.parametrize("count", [2, 4, 16])
@@ -212,7 +212,7 @@ def test_coverage_is_the_nominal_one_for_exchangeable_members_of_any_law(count, 
         assert float(coverage(rank_histogram(x**0.3, y, generator).sum((0, 1)), level)) < level - 0.05
 
 
-def test_binned_spread_follows_the_error_only_if_the_spread_knows(generator):
+def test_binned_spread_follows_the_error_only_if_the_spread_is_informative(generator):
     scale = torch.linspace(-2, 1, 64, dtype=torch.float64).exp()
     x, y = scale * normal(generator, 200, 16, 1, 1, 64), scale * normal(generator, 200, 1, 1, 64)
     x, y = x + 10, y + 10
@@ -245,7 +245,7 @@ def test_spread_bins_join_into_equal_counts():
     assert slopes[:3].tolist() == pytest.approx([0, 2, 2], abs=1e-9) and slopes[3].isnan()
 
 
-# ----------------------------------------------------------------------------------------- structure, pairing
+# ---- structure, pairing
 
 
 def test_energy_score_by_hand():
@@ -259,7 +259,7 @@ def test_energy_score_by_hand():
     assert float(points.mean()) == pytest.approx(float(fair_crps(members, torch.zeros(1, 2))))
 
 
-def test_scores_have_a_gradient_where_draws_coincide():
+def test_scores_have_a_gradient_at_equal_members():
     members, truth = torch.zeros(2, 3, 4, requires_grad=True), torch.zeros(2, 4)
     (fair_crps(members, truth, 0.95) + energy_score(members, truth, 1e-12)).sum().backward()
     assert members.grad.isfinite().all()
@@ -300,7 +300,7 @@ def test_energy_distance_of_two_gaussians(mean, std, generator):
     assert (expected == 0) == ((mean, std) == (0.0, 1.0))
 
 
-def test_energy_distance_of_what_is_not_finite_is_infinite():
+def test_energy_distance_of_samples_that_are_not_finite_is_infinite():
     assert energy_distance(torch.zeros(4, 3), torch.full((3, 3), torch.nan)) == math.inf
 
 
@@ -372,7 +372,7 @@ def test_pairing_is_zero_for_equal_two_for_independent_and_one_for_the_mean(gene
     assert pairing(torch.full_like(x, math.nan), x)["error"] == {"value": None, "low": None, "high": None}
 
 
-def test_the_mean_over_pairs_leaves_out_a_group_with_itself():
+def test_the_mean_over_pairs_excludes_pairs_within_a_group():
     matrix = torch.arange(16.0).reshape(4, 4)
     away = [matrix[i, j] for i in range(4) for j in range(4) if i // 2 != j // 2]
     value, low, high = intervals.bootstrap_pairs(matrix, 200, 0, torch.tensor([5, 5, 9, 9]))
@@ -380,7 +380,7 @@ def test_the_mean_over_pairs_leaves_out_a_group_with_itself():
     assert math.isnan(intervals.bootstrap_pairs(matrix, 20, 0, torch.zeros(4))[0])  # one group has no pair
 
 
-def test_energy_distance_of_pairs_sees_fakes_and_its_floor_holds_what_chance_leaves(generator):
+def test_energy_distance_of_pairs_detects_fakes_and_its_floor_covers_chance(generator):
     below, size = 0, 60
     for seed in range(size):
         known = 0.3 * normal(generator, 60, 1, 4)  # member and truth share their condition
@@ -410,12 +410,12 @@ def test_the_distance_of_pairs_is_the_energy_distance_without_pairs_within_a_cas
     assert value == pytest.approx(float(torch.stack(expected).mean()), rel=1e-9)
 
 
-# -------------------------------------------------------------------------------------------- whole ensembles
+# ---- whole ensembles
 
 
 @pytest.mark.parametrize("members", [1, 6])
-def test_scores_over_draws_of_the_law_are_the_means_of_scores_of_each(generator, members):
-    """And what looks at whole fields or ranks stays with the one truth."""
+def test_scores_over_exact_samples_are_the_means_of_single_scores(generator, members):
+    """Scores of whole fields and ranks still use the one truth."""
     x, u_ref = ensemble(generator, n=3, space=(6, 8), members=members)
     draws = torch.randn(3, 5, *u_ref.shape[1:], generator=generator)
     torch.testing.assert_close(

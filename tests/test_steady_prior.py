@@ -103,7 +103,7 @@ class Poisson:
         """Of the fields that the last conditions were made from: pairs as training data have them."""
         return ((self.field - c[:, 2 * CELLS :].double()) @ self.green.T).float()
 
-    def judge(self, c: Tensor, r: Tensor) -> list[str]:
+    def failures_of(self, c: Tensor, r: Tensor) -> list[str]:
         """c (C,), r (count, CELLS): mean of u within 5 % of its prior spread, trace and largest eigenvalue
         within 10 %."""
         mean, covariance = (part[0] for part in self.posterior(c[None]))
@@ -149,20 +149,20 @@ def test_the_linear_guess_is_the_posterior_mean_of_a_gaussian_process():
 @pytest.mark.faults  # 41 s; tests/test_chain.py has the stage's own prior beside its exact posterior
 def test_the_prior_given_part_of_the_source_is_the_gaussian_posterior(poisson):
     for i, c in enumerate(places(poisson.problem)):
-        assert not poisson.problem.judge(c, poisson.from_teacher(c, poisson.noise(NUM, "T10", i))), i
+        assert not poisson.problem.failures_of(c, poisson.from_teacher(c, poisson.noise(NUM, "T10", i))), i
 
 
 @pytest.mark.faults
 def test_a_prior_that_ignores_the_mask_is_caught(poisson):
-    """Shown the conditions of nothing seen, it draws from all solutions."""
+    """With the conditions of an empty observation, it samples from the prior."""
     nothing, _, third = places(poisson.problem)
     caught = known.names(
-        poisson.problem.judge(third, poisson.from_teacher(nothing, poisson.noise(NUM, "ignored")))
+        poisson.problem.failures_of(third, poisson.from_teacher(nothing, poisson.noise(NUM, "ignored")))
     )
     assert {"trace", "eigenvalue"} <= caught
 
 
-# ---------------------------------------------------------------- the linear posterior of a field
+# ---- the linear posterior of a field
 
 
 LEVELS = {
@@ -214,7 +214,7 @@ def exact_linear(covariance: Tensor, num_modes: int, shape: tuple[int, ...]) -> 
 
 @pytest.mark.parametrize("num_modes", [16, 12])
 @pytest.mark.parametrize("case", LEVELS)
-def test_the_linear_posterior_is_the_formula_and_its_draws_follow_it(case, num_modes):
+def test_the_linear_posterior_and_its_samples_follow_the_formula(case, num_modes):
     linear = exact_linear(gaussian(), num_modes, (1, 16))
     covariance = (
         linear.basis * linear.variance @ linear.basis.T + linear.residual_variance * torch.eye(16)
@@ -236,7 +236,7 @@ def test_the_linear_posterior_is_the_formula_and_its_draws_follow_it(case, num_m
     )  # draws that look at nothing are caught
 
 
-def test_two_channels_are_seen_together_and_tell_of_each_other():
+def test_two_channels_are_observed_together_and_inform_each_other():
     own = gaussian(8)
     covariance = torch.cat([torch.cat([own, 0.8 * own], 1), torch.cat([0.8 * own, own], 1)])
     linear = exact_linear(covariance, 16, (2, 8))
@@ -250,7 +250,7 @@ def test_two_channels_are_seen_together_and_tell_of_each_other():
     )
 
 
-def test_a_posterior_from_few_fields_is_as_wide_as_its_error_and_that_of_a_sample_covariance_is_not():
+def test_a_posterior_from_few_fields_is_calibrated_and_that_of_a_sample_covariance_is_not():
     """Half of the cells seen, fields hardly more than cells; the fake measures variances on the fields that
     made the patterns."""
     fields = drawn(uneven(32), 4400, "few")
@@ -290,7 +290,7 @@ def divergence(linear: LinearPosterior, covariance: Tensor) -> float:
 
 
 @pytest.mark.parametrize("num_axes", [1, 2])
-def test_a_covariance_that_waves_make_diagonal_is_known_from_few_fields(monkeypatch, num_axes):
+def test_a_stationary_covariance_is_recovered_from_few_fields(monkeypatch, num_axes):
     """An eighth of the components' divergence from 64 cosines under 100 fields. The fake, waves where they
     are not those of the field, is refused: a field of uneven cells has its components, and forced on waves it
     is further off."""
@@ -316,7 +316,7 @@ def test_a_covariance_that_waves_make_diagonal_is_known_from_few_fields(monkeypa
     assert of_uneven < found(uneven(64), (spectral.cosine,), are_components=False) / 2
 
 
-def test_waves_of_more_cells_than_are_kept_leave_the_rest_alike(monkeypatch):
+def test_truncated_waves_share_one_residual_variance(monkeypatch):
     monkeypatch.setattr(observation, "MODES", 6)
     variance = torch.tensor([1.0, 0.8, 0.6, 0.4, 0.3, 0.2] + [0.01] * 18).double()
     basis = spectral.fourier(24).T.flip(1)
@@ -330,7 +330,7 @@ def test_waves_of_more_cells_than_are_kept_leave_the_rest_alike(monkeypatch):
     assert abs(float(linear.residual_variance) / 0.01 - 1) < 0.03
 
 
-def test_images_count_as_fields_of_their_own(monkeypatch):
+def test_symmetric_images_count_as_fields(monkeypatch):
     """Of fields without a direction, mirrored ones: the covariance of their components is then as symmetric
     as they are.
 
@@ -355,7 +355,7 @@ def test_images_count_as_fields_of_their_own(monkeypatch):
     assert gain(0.0) == pytest.approx(1.0)
 
 
-def test_more_cells_than_modes_leave_the_rest_alike_in_every_cell(monkeypatch):
+def test_truncated_components_share_one_residual_variance(monkeypatch):
     monkeypatch.setattr(observation, "MODES", 6)
     covariance = gaussian(24, rough=0.05)
     fields = (
