@@ -8,7 +8,6 @@ import yaml
 from user_files import (
     DT,
     SMALL,
-    Forecaster,
     T,
     X,
     Y,
@@ -29,6 +28,7 @@ from ups.data.sources import open_user
 from ups.data.tokenizer import PatchMoments, Tokenizer, mask_as_text, mask_from_text
 from ups.evaluation.forecast import assess_forecasts
 from ups.evaluation.truth import open_truth
+from ups.forecaster import Forecaster
 from ups.metrics.ensembles import score_ensemble
 from ups.metrics.errors import score
 from ups.metrics.joint import score_joint
