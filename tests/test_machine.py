@@ -246,14 +246,12 @@ def test_a_gpu_that_fails_or_is_taken_is_named(monkeypatch):
     )
 
 
-def test_wandb_online_needs_credentials_and_a_server(monkeypatch):
+def test_wandb_online_needs_credentials(monkeypatch):
     import wandb
 
     config = load_config(SMOKE, ["tracker.kind=wandb", "tracker.mode=online"])
-    for answer, text in ((False, "no credentials"), (True, "cannot be reached")):
+    for answer, level in ((False, "failed"), (True, "OK")):
         monkeypatch.setattr(wandb, "login", lambda answer=answer, **_: answer)
-        settings = type("Settings", (), {"settings": type("S", (), {"base_url": "http://127.0.0.1:9"})})
-        monkeypatch.setattr(wandb, "setup", lambda settings=settings: settings)
         result = machine.check_tracker(config)
-        assert result.level == "failed" and text in result.text and "tracker.mode=offline" in result.fix
+        assert result.level == level and ("tracker.mode=offline" in result.fix) == (level == "failed")
     assert machine.check_tracker(load_config(SMOKE)).text.startswith("none")

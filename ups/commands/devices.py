@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 RANKS_S = 20.0  # limit for two ranks to connect and reduce
-COMMAND_S = 5.0  # limit for nvidia-smi, and for a connection to W&B
+COMMAND_S = 5.0  # limit for nvidia-smi
 REDUCED = 2**20  # float32 numbers in the timed all-reduce, 4 MiB
 IMPORTED = "torch is imported"  # printed by `reduce_on_two_ranks`
 TORCH = "install torch==2.13.0 from PyPI"
