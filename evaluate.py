@@ -1,11 +1,11 @@
-"""Report: rollouts of the test split by the finished operator and honest baselines, scored against the data
-files. evaluate.split=val, for choices: the same on the validation split, apart from the report.
+"""Report: rollouts of the test split by the finished operator and its baselines, scored against the data
+files. For tuning, evaluate.split=val makes a separate report on the validation split.
 
-Reads:  data files, cache/TASK.h5, RUN/operator/, and diffusion/, consistency/, rival/, steady/ as
-evaluate.stages asks; of another run's weights (evaluate.weights) their folder.
-Writes: RUN/report/ (report-val/): results.json, report.html, figures/, done.json, and a model card,
-README.md, beside the weights of every stage. Exit status 1, with the reasons, when a gate fails (then there
-is no done.json).
+Reads:  data files, cache/TASK.h5, RUN/operator/, and the other stages in evaluate.stages; or another run's
+        weights (evaluate.weights).
+Writes: RUN/report/ (report-val/): results.json, report.html, figures/, done.json; and a model card,
+        README.md, beside the weights of every stage. If a gate fails: exit status 1, the reasons, and no
+        done.json.
 
     python evaluate.py
     python evaluate.py evaluate.split=val "evaluate.tasks=[burgers1d_forced]"
@@ -53,7 +53,7 @@ def main() -> int:
     # ---- setup
     settings, seed, directory = config.evaluate, config.run.seed, config.report_dir
     parents, trained, folder = report_parents(config), evaluated_operator(config), config.operator_dir
-    # whose draws are assessed
+    # stages whose samples are assessed
     stages = [name for name in config.asked if name in parents and name != "operator"]
     if not why_report(config, parents):
         print(f"{directory / 'report.html'} is up to date: nothing to do")
@@ -62,7 +62,7 @@ def main() -> int:
     (directory / DONE).unlink(missing_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     operator = load_operator(folder, device, solvers_of(config))
-    asked = stage_config(folder, trained)
+    trained_config = stage_config(folder, trained)
 
     # ---- forecasts
     tasks, samples, others = {}, {}, bench_rows(config, trained["parents"])
@@ -83,7 +83,7 @@ def main() -> int:
     if "diffusion" in stages:
         networks = [name for name in stages if name in TRANSIENT]
         samplers = ensemble.load_samplers(config.run_dir, networks, device, operator)
-        for name in config.asked["diffusion"]:
+        for name in config.trained_config["diffusion"]:
             residuals = TransientResiduals(operator, truths[name].cache)
             ensembles[name], shown = transient.assess_transient(
                 ensemble.Ensembles(residuals, truths[name], samplers, seed), settings
@@ -93,14 +93,13 @@ def main() -> int:
             print(*ensembles[name]["words"], sep="\n", flush=True)
     if "steady" in stages:
         prior = load_corrector(config.run_dir / "steady", device, operator)
-        for name in config.asked["steady"]:
+        for name in config.trained_config["steady"]:
             residuals = SteadyResiduals(operator, truths[name].cache, prior.heads[name].guess)
             priors[name], shown = steady.assess_steady(residuals, prior, truths[name], settings, seed)
             title = f"{name}: prior of partly observed coefficients"
             extra[title] = sections.steady_section(priors[name], shown, name)
     print(
-        "stages beyond the operator: "
-        f"{', '.join(stages) or 'none is there, so the report is on the operator alone'}"
+        f"stages beyond the operator: {', '.join(stages) or 'none, so the report is on the operator alone'}"
     )
 
     # ---- report
@@ -127,11 +126,11 @@ def main() -> int:
             "parameters": sum(p.numel() for p in operator.parameters()),
             "precision": operator.precision,
             "seconds": train_seconds(history),
-            "source": asked["data"]["source"],
-            "data_seed": asked["data"]["seed"],
-            "seed": asked["run"]["seed"],
-            "init": asked["operator"]["init"],
-            **{key: asked["operator"]["optim"][key] for key in ("muon_lr", "adamw_lr")},
+            "source": trained_config["data"]["source"],
+            "data_seed": trained_config["data"]["seed"],
+            "seed": trained_config["run"]["seed"],
+            "init": trained_config["operator"]["init"],
+            **{key: trained_config["operator"]["optim"][key] for key in ("muon_lr", "adamw_lr")},
         },
     }
     results |= {"gates": gates.check_gates(results, settings), "usability": gates.check_usability(results)}
@@ -142,7 +141,7 @@ def main() -> int:
             model_card.write_cards(config.run_dir, results, Forecaster(operator).tasks, directory / "figures")
 
     # ---- finish
-    print(*[f"{name}: {verdict['words']}" for name, verdict in results["usability"].items()], sep="\n")
+    print(*[f"{name}: {entry['words']}" for name, entry in results["usability"].items()], sep="\n")
     failed = [gate for gate in results["gates"] if not gate["passed"]]
     for gate in failed:
         print(f"GATE FAILED {gate['name']}: {gate['reason']}", file=sys.stderr)
@@ -157,8 +156,7 @@ def main() -> int:
 
 
 def train_seconds(history: list[dict]) -> float:
-    """Wall-clock seconds in the training loop: steps over rate, summed over the log lines that carry a
-    rate."""
+    """Wall-clock seconds in the training loop, from the log lines with a rate."""
     rated = [line for line in history if "steps_per_s" in line]
     steps = itertools.pairwise([0, *(line["step"] for line in rated)])
     return round(

@@ -1,11 +1,11 @@
 """Predict: the forecast of every field in a file, from a shell.
 
-    u(t + dt) = decode(O(encode u(t))), and with --members M each of M draws has errors of its own
+    u(t + dt) = decode(O(encode u(t))), with --members M plus a sampled residual in each of M draws
 
 Reads:  RUN (a finished run's folder), INPUT (HDF5 in the task's layout; the last frames are the start).
-Writes: OUTPUT, whole or not at all, in the same layout, so that it can be the next input: the frames that
-        were shown, then those that follow. Trajectory r * M + m is member m of row r. Attributes say which
-        weights, rows, members and parameters.
+Writes: OUTPUT, complete or not at all, in the same layout, so that it can be the next input: the context
+        frames, then those that follow. Trajectory r * M + m is member m of row r. Attributes: weights, rows,
+        members and parameters.
 
     python predict.py --run runs/small --task burgers1d --input my.h5 --output out.h5 --frames 30
     python predict.py --run runs/small --task burgers1d_forced --input my.h5 --output out.h5 --members 16
@@ -38,18 +38,18 @@ OPTIONS = {
     "--run": {"required": True, "help": "folder of a finished run, such as runs/small"},
     "--task": {"required": True, "help": "name of a task it was trained on"},
     "--input": {"required": True, "help": "HDF5 file in the task's layout"},
-    "--output": {"required": True, "type": Path, "help": "file to write; must not be there"},
+    "--output": {"required": True, "type": Path, "help": "file to write; must not exist"},
     "--frames": {"type": int, "default": 1, "help": "frames to forecast (1)"},
-    "--members": {"type": int, "default": 0, "help": "draws per row; 0: the operator's forecast alone"},
-    "--by": {"help": "what draws the members: student, student_2, teacher or rival (the one that serves)"},
-    "--evaluations": {"type": int, "metavar": "N", "help": "of a network per call, in place of --by"},
+    "--members": {"type": int, "default": 0, "help": "ensemble members per row; 0: the operator's forecast"},
+    "--by": {"help": "sampler: student, student_2, teacher or rival (selected on validation)"},
+    "--evaluations": {"type": int, "metavar": "N", "help": "network evaluations per step, instead of --by"},
     "--seed": {"type": int, "default": 0, "help": "of the members"},
     "--rows": {"default": ":", "metavar": "FIRST:LAST", "help": "trajectories of the input (all)"},
-    "--shown": {"type": int, "metavar": "N", "help": "start from the first N frames of the input (all)"},
-    "--parameters": {"nargs": "*", "default": [], "metavar": "NAME=VALUE", "help": "in place of the input's"},
+    "--context": {"type": int, "metavar": "N", "help": "start from the first N frames of the input (all)"},
+    "--parameters": {"nargs": "*", "default": [], "metavar": "NAME=VALUE", "help": "instead of the input's"},
     "--space-stride": {"type": int, "default": 1, "metavar": "N", "help": "every N-th cell of the input"},
     "--time-stride": {"type": int, "default": 1, "metavar": "N", "help": "every N-th frame of the input"},
-    "--resample": {"action": "store_true", "help": "take another grid to the trained one and back"},
+    "--resample": {"action": "store_true", "help": "interpolate to the trained grid and back"},
     "--extrapolate": {"action": "store_true", "help": "allow parameters and fields beyond the trained"},
     "--solver": {"nargs": "*", "default": [], "metavar": "TASK=MODULE:FUNCTION", "help": "coarse solvers"},
     "--device": {"default": "cpu"},
@@ -71,26 +71,27 @@ def main(arguments: list[str] | None = None) -> int:
 
     # ---- model
     model = ups.load(args.run, args.device, solvers_named(args.solver))
-    head, known = model.operator.head(args.task), model.tasks.get(args.task)
+    head = model.operator.head(args.task)
+    facts, is_user, is_steady = model.tasks[args.task], head.task.user_facts is not None, head.task.is_steady
 
     # ---- data
-    strides, own = {"space_stride": args.space_stride, "time_stride": args.time_stride}, head.task.user_facts
-    source = (
-        open_data(args.input, args.task, **strides)
-        if own is None
-        else open_input(head.task, args.input, known["dt"], args.parameters, **strides)
-    )
-    rows, shown = rows_of(args.rows, source.num_trajectories), args.shown or source.num_frames
-    if not head.history <= shown <= source.num_frames:
+    strides = {"space_stride": args.space_stride, "time_stride": args.time_stride}
+    if is_user:
+        source = open_input(head.task, args.input, facts["dt"], args.parameters, **strides)
+    else:
+        source = open_data(args.input, args.task, **strides)
+    rows, num_input = rows_of(args.rows, source.num_trajectories), args.context or source.num_frames
+    if not head.history <= num_input <= source.num_frames:
         raise ValueError(
-            f"--shown is {shown}; expected at least {head.history}, the history of {args.task}, "
+            f"--context is {num_input}; expected at least {head.history}, the history of {args.task}, "
             f"and at most {source.num_frames}, the frames of {args.input}. Correct it."
         )
-    values, is_steady = parameters_of(args.parameters, known["parameters"], source), head.task.is_steady
-    # members are conditioned on one frame more where there is one, as in training and in the report
-    context = min(shown, head.history + bool(args.members))
+    values = parameters_of(args.parameters, facts["parameters"], source)
+    # members are conditioned on one frame more if there is one, as in training and in the report
+    context = min(num_input, head.history + bool(args.members))
     repeats, num_frames = max(1, args.members), 1 if is_steady else context + args.frames
-    is_near = shown == 1 or abs(source.dt - known["dt"]) <= CLOSE * known["dt"]  # times in files are float32
+    # times in files are float32
+    is_near = num_input == 1 or abs(source.dt - facts["dt"]) <= CLOSE * facts["dt"]
     options = {
         "parameters": values,
         "num_frames": 1 if is_steady else args.frames,
@@ -98,14 +99,12 @@ def main(arguments: list[str] | None = None) -> int:
         "extrapolate": args.extrapolate,
         "dt": None if is_near else source.dt,
     }
-    size, free = (
-        4 * len(rows) * repeats * num_frames * math.prod((len(known["fields"]), *source.space)),
-        shutil.disk_usage(folder).free,
-    )
+    num_values = len(rows) * repeats * num_frames * math.prod((len(facts["fields"]), *source.space))
+    size, free = 4 * num_values, shutil.disk_usage(folder).free
     if size > free:
         raise ValueError(
             f"the forecast takes {size:.3g} bytes and {folder} has room for {free:.3g}; "
-            f"expected less. Ask for fewer --frames, --members or --rows, or free space."
+            f"expected less. Reduce --frames, --members or --rows, or free some space."
         )
     settings = generation_settings(
         args.task,
@@ -114,7 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
         num_trajectories=len(rows) * repeats,
         resolution=source.space[0],
         num_frames=num_frames,
-        t_end=known["dt"] * (num_frames - 1),
+        t_end=facts["dt"] * (num_frames - 1),
         parameter=(values or {}).get(next(iter(head.task.parameters), ""), source.parameter),
     )
     print(
@@ -124,7 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
     if args.dry_run:
         return 0
 
-    require_forcing(head.task, source, shown, args.frames)
+    require_forcing(head.task, source, num_input, args.frames)
 
     # ---- loop
     def predict(indices: np.ndarray, **_: object) -> np.ndarray:
@@ -133,10 +132,10 @@ def main(arguments: list[str] | None = None) -> int:
         first, last = rows[indices[0] // repeats], rows[indices[-1] // repeats] + 1
         u = source.read(first, last)
         u, f = np.split(u, [u.shape[2] - len(head.task.forcing)], 2)
-        f = head.task.absolute(f, head.task.forcing)[:, shown - context : shown + args.frames]
-        u = u[:, :, : len(head.task.inputs)] if is_steady else u[:, shown - context : shown]
+        f = head.task.absolute(f, head.task.forcing)[:, num_input - context : num_input + args.frames]
+        u = u[:, :, : len(head.task.inputs)] if is_steady else u[:, num_input - context : num_input]
         options["forcing"] = by_name(head.task, f[:, context - 1 :])
-        if own is not None and not values and known["parameters"]:
+        if is_user and not values and facts["parameters"]:
             options["parameters"] = source.parameters[first:last]
         if args.members:
             options.update(
@@ -155,7 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(dir=folder, prefix=".predict-") as temporary:
         path = Path(temporary) / output.name
         chunk = repeats * max(1, STATES // repeats)
-        if own is None:
+        if not is_user:
             write_data(path, args.task, predict, settings, chunk=chunk)
         else:
             table = np.tile(list(values.values()), (len(rows), 1)) if values else source.parameters[rows]
@@ -167,7 +166,7 @@ def main(arguments: list[str] | None = None) -> int:
                 num_frames,
                 source.space,
                 chunk=chunk,
-                times=known["dt"] * np.arange(num_frames),
+                times=facts["dt"] * np.arange(num_frames),
                 parameters=table.repeat(repeats, 0),
             )
         with h5py.File(path, "r+", locking=False) as file:
@@ -177,15 +176,15 @@ def main(arguments: list[str] | None = None) -> int:
                     "run": args.run,
                     "first_row": rows[0],
                     "members": args.members,
-                    "shown_frames": context,
+                    "context_frames": context,
                     **(values or {}),
                 }
             )
-            layout = layout_of(head.task) if own is None else None
-            for name in () if is_steady or own is not None else layout.names(file) or ("",):
-                times = file[layout.coordinate("t", name)]  # those that follow the input's
-                begin = source.coordinates["t"][shown - context]
-                times[...] = begin + known["dt"] * np.arange(times.shape[-1])
+            layout = None if is_user else layout_of(head.task)
+            for name in () if is_steady or is_user else layout.names(file) or ("",):
+                times = file[layout.coordinate("t", name)]  # continue those of the input
+                begin = source.coordinates["t"][num_input - context]
+                times[...] = begin + facts["dt"] * np.arange(times.shape[-1])
         place_new(path, output)
 
     # ---- finish
@@ -195,5 +194,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # by way of main's clean-up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that main cleans up
     run_script(main, "predict.py")

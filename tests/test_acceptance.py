@@ -15,10 +15,10 @@ from test_gates import entry
 
 from bench import acceptance
 from ups.common.files import file_hash, write_sealed
-from ups.evaluation import transient
+from ups.evaluation import one_step as steps
 from ups.evaluation.ensemble import Windows
 from ups.evaluation.gates import point
-from ups.evaluation.steady import judge, split_distances, summarise_exact
+from ups.evaluation.steady import moments_against, split_distances, summarise_exact
 
 COUNT, MEMBERS, TOKENS, DIM = 320, 10, 4, 4
 
@@ -49,7 +49,7 @@ def drawn(kind: str, key: int, shuffle: bool = False, members: int = MEMBERS) ->
 
 
 def assessed(kinds: dict[str, str], truth: torch.Tensor, num_exact: int = 0) -> dict:
-    """What ups.evaluation.transient makes of single steps that draw as `kinds` says; exact draws are right
+    """What ups.evaluation.one_step makes of single steps that draw as `kinds` says; exact draws are right
     ones."""
     keys = dict.fromkeys(kinds, 5) | {"rival": 6}  # students from the same noise as their teacher
 
@@ -78,8 +78,8 @@ def assessed(kinds: dict[str, str], truth: torch.Tensor, num_exact: int = 0) -> 
         head=SimpleNamespace(marginal_std=torch.ones(DIM)),
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transient, "one_step", one_step)
-        return transient.assess_one_step(ensembles, COUNT, MEMBERS, 100, num_exact)
+        patch.setattr(steps, "one_step", one_step)
+        return steps.assess_one_step(ensembles, COUNT, MEMBERS, 100, num_exact)
 
 
 KINDS = {
@@ -228,7 +228,7 @@ def exact_entry(kind: str, spread: float = 0.003) -> dict:
             "small": 0.6 * right(draws),
             "leading": right(draws) @ patterns[1:].T @ patterns[1:] / cells / 0.25,
         }[kind]
-        rows.append(judge((mean + spread * x).exp(), exact))
+        rows.append(moments_against((mean + spread * x).exp(), exact))
         splits.append(split_distances(exact, draws, field))
     return summarise_exact(rows, torch.stack(splits).mean(0), 100, 0)
 

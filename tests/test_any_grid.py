@@ -149,7 +149,7 @@ def test_predict_writes_a_box_that_is_read_again(folder, model, tmp_path):
         str(tmp_path / "out.hdf5"),
         "--frames",
         "3",
-        "--shown",
+        "--context",
         "1",
         "--rows",
         "2:4",

@@ -23,6 +23,7 @@ from known_answers import check_pairing, names
 import prepare_cache
 from ups.common.seeds import generator
 from ups.data.cache import open_cache
+from ups.evaluation import one_step as steps
 from ups.evaluation import steady, transient
 from ups.evaluation.ensemble import load_samplers
 from ups.evaluation.steady import assess_steady, case_bank, posterior_draws
@@ -374,7 +375,7 @@ def test_the_assessed_corrector_scores_as_exact_samples_do(root, chain):
 
 def test_truth_among_the_members_is_caught(root, chain, monkeypatch):
     """A sixteenth of them: spread and ranks hardly tell, but the score is then better than the law's own."""
-    one_step, rollouts = transient.one_step, transient.rollouts
+    one_step, rollouts = steps.one_step, transient.rollouts
 
     def mixed_step(*arguments, **options):
         windows = one_step(*arguments, **options)
@@ -388,7 +389,7 @@ def test_truth_among_the_members_is_caught(root, chain, monkeypatch):
             u[:, 0] = ensembles.truth.frames(rows, 1, 1)
         return u
 
-    monkeypatch.setattr(transient, "one_step", mixed_step)
+    monkeypatch.setattr(steps, "one_step", mixed_step)
     monkeypatch.setattr(transient, "rollouts", mixed_rollouts)
     assert {"one step", "rollout"} <= names(check_assessed(root)[0])
 
@@ -419,6 +420,6 @@ def test_the_assessed_prior_is_near_the_exact_posterior(root, prior, monkeypatch
 
 
 def test_truth_compared_with_itself_is_caught(root, prior, monkeypatch):
-    judged = steady.judge
-    monkeypatch.setattr(steady, "judge", lambda draws, truth: judged(truth[: len(draws)], truth))
+    original = steady.moments_against
+    monkeypatch.setattr(steady, "moments_against", lambda draws, truth: original(truth[: len(draws)], truth))
     assert "gaussian" in names(world.failed(assess_prior(root, monkeypatch), DISTANCES))

@@ -12,12 +12,13 @@ from test_base_selection import make_caches
 from torch import Tensor
 
 from bench.acceptance import Row, exact
+from bench.errors_by_lead import ErrorsByLead
 from ups.config import load_config
 from ups.data.build_cache import open_sources
 from ups.evaluation import transient
 from ups.evaluation.ensemble import one_step
 from ups.evaluation.gates import check_usability, ensemble_gates
-from ups.evaluation.reference_ensembles import CHEAP_ROLLOUTS, Errors, draw_exactly, mean_exactly, rivals_of
+from ups.evaluation.reference_ensembles import RolloutErrors, exact_mean, reference_ensembles, sample_exactly
 from ups.evaluation.truth import open_truth
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
@@ -179,7 +180,7 @@ def test_a_forecast_as_good_as_the_best_mean_is_usable_however_large_the_error_t
     assert not check_usability({"tasks": {name: task}})[name]["usable"]
     poor = check_usability({"tasks": {name: task}, "ensembles": {name: entry}})[name]
     assert (
-        not poor["usable"] and "times that of the best mean there can be" in poor["words"]
+        not poor["usable"] and "times that of the best possible mean" in poor["words"]
     )  # the operator is half too large
     best = {
         "comparisons": {"operator / bayes_mean": {"nrmse_mean": {"value": 1.02, "low": 1.0, "high": 1.04}}}
@@ -219,7 +220,7 @@ def world(tmp_path_factory):
 
 def test_exact_draws_start_from_the_frame_last_shown_at_the_viscosity_of_its_file(world):
     config, truth, _ = world
-    drawn = draw_exactly(truth, 5, truth.rows, 3, 2)
+    drawn = sample_exactly(truth, 5, truth.rows, 3, 2)
     sources = open_sources(config, truth.task.name)
     assert drawn.shape == (len(truth.rows), 2, 3, 1, 16)
     for row, futures in zip(truth.rows.tolist(), drawn, strict=True):
@@ -231,7 +232,7 @@ def test_exact_draws_start_from_the_frame_last_shown_at_the_viscosity_of_its_fil
             u, 2, seed=5, rows=[row], num_frames=3, parameter=parameter, dt=0.05
         )
         torch.testing.assert_close(futures, by_hand[0])
-    mean = mean_exactly(truth, 5, 2, truth.rows, 3, 7)
+    mean = exact_mean(truth, 5, 2, truth.rows, 3, 7)
     torch.testing.assert_close(mean, drawn.mean(1, keepdim=True))
 
 
@@ -274,7 +275,7 @@ def test_late_statistics_are_beside_late_exact_draws_as_the_data_may_remember_ho
         transient,
         "rollouts",
         lambda _, model, rows, num_frames, num_members: (
-            draw_exactly(truth, 11, rows, num_frames, num_members) * (0.5 if model == "operator" else 1)
+            sample_exactly(truth, 11, rows, num_frames, num_members) * (0.5 if model == "operator" else 1)
         ),
     )
     rows = truth.rows.repeat(4)
@@ -319,7 +320,7 @@ def test_chance_is_one_half_of_the_data_beside_the_other(world, monkeypatch):
 
 def test_an_analog_of_a_reserved_start_is_that_start_and_brings_the_truth(world):
     _, truth, ensembles = world
-    errors = Errors(ensembles, 3)
+    errors = RolloutErrors(ensembles, 3)
     rows = truth.cache.split["reserved"]
     assert sorted(errors.rows.tolist()) == sorted(rows.tolist())
     chosen = errors.nearest(rows, 4)
@@ -328,14 +329,14 @@ def test_an_analog_of_a_reserved_start_is_that_start_and_brings_the_truth(world)
     assert torch.equal(
         told[errors.rows[chosen]], told[rows][:, None].expand(-1, 4)
     )  # of the viscosity that models are told
-    members = errors.draw(errors.nearest, rows, 3, 4)
+    members = errors.sample(errors.nearest, rows, 3, 4)
     torch.testing.assert_close(members[:, 0], truth.future(rows, 3), rtol=1e-4, atol=1e-4)
     assert float((members[:, 1] - members[:, 0]).abs().max()) > 1e-3
 
 
 def test_errors_by_lead_are_those_of_reserved_rollouts_and_differ_between_members_and_rows(world):
     _, truth, ensembles = world
-    errors, rows = Errors(ensembles, 3), truth.rows
+    errors, rows = ErrorsByLead(ensembles, 3), truth.rows
     chosen = errors.random(rows, 5)
     assert torch.equal(chosen, errors.random(rows, 5)) and not torch.equal(chosen[0], chosen[1])
     assert all(len(set(row)) == 5 for row in chosen.tolist())
@@ -345,27 +346,27 @@ def test_errors_by_lead_are_those_of_reserved_rollouts_and_differ_between_member
     alone = ensembles.residuals.operator.rollout(
         truth.given(rows, head.codec, CPU), truth.task.name, truth.cache.parameters[rows], 3
     )
-    members = errors.draw(errors.random, rows, 3, 5)
-    kept = head.physical(alone[:, None] + errors.left[chosen])
+    members = errors.sample(errors.random, rows, 3, 5)
+    kept = head.physical(alone[:, None] + errors.errors[chosen])
     torch.testing.assert_close(members, kept)
 
 
 def test_noise_by_lead_has_the_mean_and_scale_of_the_errors_there_and_that_of_analogs_of_the_nearest(world):
     """Refuses one spread for all leads, and for all starts."""
     _, truth, ensembles = world
-    errors, rows, num = Errors(ensembles, 3), truth.rows, 4000
-    errors.left[1:] *= 0.1  # of the first reserved trajectory alone the errors are large
+    errors, rows, num = ErrorsByLead(ensembles, 3), truth.rows, 4000
+    errors.errors[1:] *= 0.1  # of the first reserved trajectory alone the errors are large
     codec = ensembles.residuals.head.codec
     alone = ensembles.residuals.operator.rollout(
         truth.given(rows, codec, CPU), truth.task.name, truth.cache.parameters[rows], 3
     )
-    found = codec.encode(codec.normalise(errors.draw_normal(None, rows[:1], 3, num)[0])) - alone[:1]
-    scale = errors.left.std(0)
+    found = codec.encode(codec.normalise(errors.sample_normal(None, rows[:1], 3, num)[0])) - alone[:1]
+    scale = errors.errors.std(0)
     torch.testing.assert_close(found.std(0), scale, rtol=0.1, atol=1e-4)
-    assert ((found.mean(0) - errors.left.mean(0)).abs() < 0.1 * scale + 1e-4).all()
-    assert torch.equal(errors.draw_normal(None, rows, 3, 2), errors.draw_normal(None, rows, 3, 2))
+    assert ((found.mean(0) - errors.errors.mean(0)).abs() < 0.1 * scale + 1e-4).all()
+    assert torch.equal(errors.sample_normal(None, rows, 3, 2), errors.sample_normal(None, rows, 3, 2))
     wide, narrow = (
-        errors.draw_normal(
+        errors.sample_normal(
             lambda rows, count, which=which: (
                 torch.full((len(rows), count), which) + torch.arange(count) % 2 * (1 if which else 0)
             ),
@@ -383,10 +384,13 @@ def test_noise_by_lead_has_the_mean_and_scale_of_the_errors_there_and_that_of_an
 def test_only_a_task_with_a_known_law_has_exact_rivals(world, monkeypatch):
     _, truth, ensembles = world
     settings = SimpleNamespace(truth_members=4)
-    assert set(rivals_of(ensembles, settings, 2)) == {*CHEAP_ROLLOUTS, "exact", "bayes_mean"}
+    assert set(reference_ensembles(ensembles, settings, 2)) == {"analogs", "exact", "bayes_mean"}
     monkeypatch.setattr(truth, "task", TASKS["burgers1d"])
-    assert set(rivals_of(ensembles, settings, 2)) == {*CHEAP_ROLLOUTS}
-    assert TASKS["burgers1d_hidden"].draw is None and get_task("burgers1d_forced").hidden().draw is None
+    assert set(reference_ensembles(ensembles, settings, 2)) == {"analogs"}
+    assert (
+        TASKS["burgers1d_hidden"].exact_futures is None
+        and get_task("burgers1d_forced").hidden().exact_futures is None
+    )
 
 
 def test_a_stride_in_space_is_refused_where_the_law_is_that_of_the_stored_grid():

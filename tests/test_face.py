@@ -132,12 +132,12 @@ def test_all_that_is_known_of_a_task_comes_from_the_weights(model, tmp_path, fol
     [
         (
             lambda model: model.sample("darcy2d_grf", np.ones((1, 32, 32), "float32")),
-            "darcy2d_grf was asked for samples; "
+            "darcy2d_grf has no samples; "
             r"expected prior\(task, a_observed, mask\), as it is steady",
         ),
         (
             lambda model: model.prior("burgers1d", np.ones((1, 64), "float32"), np.ones(64)),
-            "asked for samples by 'prior'; expected sample",
+            "has no samples by 'prior'; expected sample",
         ),
         (
             lambda model: model.sample("burgers1d_hidden", np.ones((1, 64), "float32"), by="techer"),
@@ -145,8 +145,8 @@ def test_all_that_is_known_of_a_task_comes_from_the_weights(model, tmp_path, fol
         ),
         (
             lambda model: model.sample("burgers1d", np.ones((1, 64), "float32"), 0.1),
-            "draws no samples of burgers1d; expected one of "
-            "burgers1d_hidden, burgers1d_forced, for which it has learnt the operator's errors. Set "
+            "has no samples of burgers1d; expected one of "
+            "burgers1d_hidden, burgers1d_forced, whose residuals it has learnt. Set "
             "task.burgers1d.reserve",
         ),
         (
@@ -155,11 +155,11 @@ def test_all_that_is_known_of_a_task_comes_from_the_weights(model, tmp_path, fol
         ),
         (
             lambda model: model.sample("burgers1d_hidden", np.ones((1, 64), "float32"), members=0),
-            "was asked for 0 members; expected a whole number, at least 1",
+            "members is 0; expected a whole number, at least 1",
         ),
         (
             lambda model: model.sample("burgers1d_hidden", np.ones((1, 64), "float32"), members=2.5),
-            "was asked for 2.5 members",
+            "members is 2.5",
         ),
         (
             lambda model: model.prior("darcy2d_grf", np.ones((1, 32, 32), "float32"), np.ones((16, 16))),
@@ -264,9 +264,7 @@ def test_evaluations_that_are_asked_for_are_spent(model, evaluations, by):
     few = model.sample("burgers1d_hidden", u0, members=2, evaluations=4)  # the teacher's sampler in two steps
     assert np.abs(few - asked).max() > 0
     for wrong in ({"evaluations": 0}, {"evaluations": 1.5}, {"evaluations": 2, "by": "teacher"}):
-        with pytest.raises(
-            ValueError, match="hidden was asked for samples with evaluations=.*; expected a whole number"
-        ):
+        with pytest.raises(ValueError, match="hidden has evaluations=.*; expected a whole number"):
             model.sample("burgers1d_hidden", u0, members=2, **wrong)
 
 
@@ -568,7 +566,7 @@ def test_values_under_a_mask_are_never_used(model):
             "burgers1d was given 1.5 frames to forecast; expected a whole number, at least 1",
         ),
         ({"num_frames": "2"}, "burgers1d was given 2 frames to forecast; expected a whole number"),
-        ({"parameters": {"nu": 0.1}}, "burgers1d was given the parameter 'nu'; expected Nu"),
+        ({"parameters": {"nu": 0.1}}, "burgers1d has no parameter 'nu'; it was trained with Nu"),
     ],
 )
 def test_what_is_no_field_or_number_of_frames_is_refused_in_one_sentence(model, change, text):
@@ -596,7 +594,7 @@ def arguments(folder: Path, output: Path, task: str = "burgers1d", more: str = "
 @pytest.mark.parametrize("task", ["burgers1d", "diff_react2d", "darcy2d_grf"])
 def test_predict_writes_the_forecast_in_the_layout_it_reads(model, folder, tmp_path, task):
     [data] = (folder / "data" / task).glob("*Nu0.1*" if task == "burgers1d" else "*")
-    shown, out = (["--shown", "5"] if model.tasks[task]["dt"] else []), tmp_path / "out.h5"
+    shown, out = (["--context", "5"] if model.tasks[task]["dt"] else []), tmp_path / "out.h5"
     known, common = model.tasks[task], ["--run", str(folder / "tiny"), "--task", task, "--frames", "3"]
     assert predict.main([*common, "--input", str(data), "--output", str(out), "--rows", "1:4", *shown]) == 0
     source = predict.open_data(out, task)
@@ -679,14 +677,17 @@ def test_interface_command_and_report_draw_the_same_members(model, folder, tmp_p
             r"the forecast takes 1.23e\+13 bytes and .* has room for .*; expected less",
         ),
         (["--rows", "all"], "--rows is 'all'; expected"),
-        (["--shown", "99"], "--shown is 99; expected at least 1, the history of burgers1d, and at most 16"),
+        (
+            ["--context", "99"],
+            "--context is 99; expected at least 1, the history of burgers1d, and at",
+        ),
         (["--parameters", "Nu"], "--parameters is 'Nu'; expected NAME=VALUE, such as Nu=0.01"),
         (["--parameters", "Nu=0.7"], "burgers1d was given Nu = 0.7; expected 0.1 to 0.1"),
         (["--time-stride", "2"], "burgers1d was given the time step 0.[01].*; expected 0.05"),
         (["--space-stride", "2"], r"burgers1d was given a field on the grid \(32,\); expected \(64,\)"),
         (["--task", "burger1d"], "does not know 'burger1d'"),
         (["--output", "{folder}"], "--output is .*; expected a new file in an existing folder"),
-        (["--members", "2"], "draws no samples of burgers1d"),
+        (["--members", "2"], "has no samples of burgers1d"),
     ],
 )
 def test_predict_refuses_by_name_and_leaves_nothing(folder, tmp_path, change, text):

@@ -24,7 +24,7 @@ from ups.evaluation import transient
 from ups.evaluation.checks import ranks_of_data
 from ups.evaluation.ensemble import Ensembles, one_step
 from ups.evaluation.gates import ensemble_gates
-from ups.evaluation.reference_ensembles import draw_exactly
+from ups.evaluation.reference_ensembles import sample_exactly
 from ups.evaluation.truth import open_truth
 from ups.generative.conditions import StateConditions
 from ups.generative.corrector import Corrector
@@ -311,7 +311,7 @@ def test_draws_of_another_law_are_not_exact(world, monkeypatch, noise, viscosity
         burgers_forced.equation.cache_clear()
         return found
 
-    monkeypatch.setattr(truth, "task", dataclasses.replace(truth.task, draw=draw))
+    monkeypatch.setattr(truth, "task", dataclasses.replace(truth.task, exact_futures=draw))
     found = placed(entry)
     windows = one_step(ensembles, 480, SETTINGS.members, [], num_exact=SETTINGS.truth_members)
     groups = truth.cache.trajectory[truth.cache.split["test"][windows.rows]]
@@ -319,7 +319,7 @@ def test_draws_of_another_law_are_not_exact(world, monkeypatch, noise, viscosity
         windows.u_ref, windows.law, "periodic", 100, seed, groups
     )
     rows = truth.cache.split["test"]
-    scores = score_ensemble(draw_exactly(truth, seed, rows, 8, 10), truth.future(rows, 8), "periodic")
+    scores = score_ensemble(sample_exactly(truth, seed, rows, 8, 10), truth.future(rows, 8), "periodic")
     found["checks"]["ssr_of_law"] = summarise_ensemble(scores, 100, seed)["ssr"]
     names = failed(found)
     assert not names if passes else "law_ranks/t" in names, names

@@ -182,7 +182,7 @@ def test_another_grid_is_refused_or_on_request_gives_the_numbers_of_the_trained_
     with pytest.raises(
         ValueError,
         match=rf"{name} was given a field on the grid \({other[0]},.*; expected "
-        rf"\({space[0]},.*on which the operator was trained. Give that grid, or re",
+        rf"\({space[0]},.*on which the operator was trained. Pass a field on that grid, or re",
     ):
         forecast(operator, name, elsewhere, parameters, frames)
     with pytest.warns(
@@ -225,7 +225,7 @@ def test_what_the_trained_grid_cannot_hold_is_said(trained):
     fine = resample(u0.double(), (128,), PERIODIC)
     wave = torch.cos(2 * math.pi * 40 * torch.arange(128) / 128)  # of 64 cells the last wave number is 32
     wave = wave * float((fine - fine.mean()).norm() / wave.expand_as(fine).norm())
-    with pytest.warns(UserWarning, match="7.1e-01 of the variation of the field given is finer than the"):
+    with pytest.warns(UserWarning, match="7.1e-01 of the variation of the input field is finer than the"):
         rough = forecast(trained[0], "burgers1d", fine + wave, parameters, 2, resample=True)
     right = quietly(trained[0], "burgers1d", fine, parameters, 2, resample=True)
     torch.testing.assert_close(rough, right, rtol=0, atol=1e-5)
@@ -273,12 +273,12 @@ def test_what_the_trained_grid_cannot_hold_is_said(trained):
         (
             "burgers1d",
             {"parameters": None},
-            "was not given its parameter Nu; expected a value from 0.05 to 0.1, .*Pass parameters=",
+            "needs the parameter Nu; it was trained with values from 0.05 to 0.1. Pass parameters=",
         ),
         (
             "burgers1d",
             {"parameters": []},
-            r"parameters of shape \(1, 0\); expected \(2, 1\) or \(1,\): Nu. Give",
+            r"parameters of shape \(1, 0\); expected \(2, 1\) or \(1,\): Nu. Pass",
         ),
         ("burgers1d", {"parameters": [0.05, 0.1, 0.1]}, r"parameters of shape \(1, 3\); expected \(2, 1\)"),
         (
@@ -289,7 +289,7 @@ def test_what_the_trained_grid_cannot_hold_is_said(trained):
         (
             "burgers1d",
             {"parameters": {"nu": 0.1}},
-            "was given the parameter 'nu'; expected Nu, as it was trained. Give",
+            "has no parameter 'nu'; it was trained with Nu. Pass parameters=",
         ),
         (
             "burgers1d",
@@ -299,7 +299,7 @@ def test_what_the_trained_grid_cannot_hold_is_said(trained):
         (
             "burgers1d",
             {"parameters": 0.04},
-            "was given Nu = 0.04; expected 0.05 to 0.1, where the operator was",
+            "was given Nu = 0.04; expected 0.05 to 0.1, the range of its training",
         ),
         ("burgers1d", {"parameters": [[0.1], [0.2]]}, "burgers1d was given Nu = 0.2; expected 0.05 to 0.1"),
         ("burgers1d", {"parameters": math.nan}, "burgers1d was given Nu = nan"),
@@ -398,7 +398,7 @@ def test_a_cache_of_other_data_is_refused_by_evaluation_and_corrector_alike(trai
     other.tokenizer = copy.deepcopy(other.tokenizer)
     change(other)
     residuals = functools.partial(TransientResiduals, operator)
-    for serve in (operator.serve, residuals):
+    for serve in (operator.head_for, residuals):
         with pytest.raises(ValueError, match=text + ".*make remove STAGE=operator"):
             serve(other)
 

@@ -1,4 +1,4 @@
-"""Every stage is gated and every gate refuses the fake it is there for; verdicts; which split and stages a
+"""Every stage is gated and every gate refuses the fake it is there for; usability; which split and stages a
 report is asked for.
 
 The ensembles are made of one world, where the truth is a conditional mean plus a residual with structure, and
@@ -262,7 +262,7 @@ def test_a_stage_that_was_asked_for_and_is_missing_fails_unless_the_report_stops
     [row] = [row for row in check_gates(results, SETTINGS) if not row["passed"]]
     assert (
         row["name"] == f"made/t/{stage}"
-        and f"Run make {stage}, or leave it out of evaluate.stages" in row["reason"]
+        and f"Run make {stage}, or remove it from evaluate.stages" in row["reason"]
     )
     del results["stages"][stage]
     assert not failed(results)
@@ -358,7 +358,7 @@ def test_less_data_makes_a_gate_harder():
         ((None, None, None), None, False, "not finite"),
     ],
 )
-def test_the_verdict_says_in_words_when_a_model_is_not_usable(error, ratio, usable, words):
+def test_usability_is_stated_with_the_reasons(error, ratio, usable, words):
     row = {"nrmse": dict(zip(("value", "low", "high"), error, strict=True)), "correlation_time": point(1.0)}
     task = {
         "models": {"operator": row, "persistence": {}},
@@ -370,15 +370,15 @@ def test_the_verdict_says_in_words_when_a_model_is_not_usable(error, ratio, usab
             "operator / base": {"nrmse": point(1.07)},
         },
     }
-    verdict = check_usability({"tasks": {"own": task}})["own"]
+    found = check_usability({"tasks": {"own": task}})["own"]
     assert (
-        verdict["usable"] is usable
-        and words in verdict["words"]
-        and "makes it worse than its base alone" in verdict["words"]
+        found["usable"] is usable
+        and words in found["words"]
+        and "makes it worse than its base alone" in found["words"]
     )
     row["correlation_time"] = point(0.4)
-    verdict = check_usability({"tasks": {"own": task}})["own"]
-    assert not verdict["usable"] and (None in error or "for 0.4 of 1 time units only" in verdict["words"])
+    found = check_usability({"tasks": {"own": task}})["own"]
+    assert not found["usable"] and (None in error or "for 0.4 of 1 time units only" in found["words"])
 
 
 def test_choices_have_a_report_of_their_own():

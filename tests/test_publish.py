@@ -94,7 +94,7 @@ def test_a_card_names_the_gates_that_failed_and_a_licence_by_where_data_are_from
     results["training"]["source"] = "user"
     text = card("operator", results, ups.load(home / "runs" / "smoke").tasks, {})
     assert f"Failed: {results['gates'][0]['name']}, far off." in text
-    assert "license: other" in text and "whose owner says how the weights may be passed on" in text
+    assert "license: other" in text and "their owner decides how the weights may be shared" in text
 
 
 def test_cards_of_the_other_stages_have_every_ensemble_and_a_domain_per_axis(home):
@@ -116,7 +116,7 @@ def test_cards_of_the_other_stages_have_every_ensemble_and_a_domain_per_axis(hom
     known["darcy2d"] |= {"domain": [[0, 1], [0.5, 2]], "boundary": ["periodic", "dirichlet"]}
     text = card("steady", results, known, {})
     assert "| 0 to 1 × 0.5 to 2 | periodic, dirichlet | steady |" in text
-    assert "| darcy2d | nothing seen | corrector | 0.250 [0.125, 0.500] |" in text
+    assert "| darcy2d | nothing observed | corrector | 0.250 [0.125, 0.500] |" in text
 
 
 def test_a_copy_is_all_that_a_forecast_needs(home, tmp_path, monkeypatch):

@@ -315,12 +315,12 @@ def test_every_point_of_the_reliability_diagram_is_within_its_axes(size):
 def test_steady_section_has_a_row_per_case_and_model():
     (entry, sample), page = steady(), page_of_steady()
     for text in (
-        "nothing seen",
+        "nothing observed",
         "1 % of cells",
         "10 % of cells",
         "means of 4×4",
         "all, noise 0.3",
-        "all seen",
+        "all observed",
         "test field 3",
         "What is seen narrows",
         "0.123",

@@ -320,7 +320,7 @@ def fitted_without(folder):
 REFUSED = {
     "None": (
         lambda f: None,
-        "was not given its forcing f.*expected forcing={'f': \\(4, 16\\)}, .*frames from the start",
+        "needs the forcing f.*expected forcing={'f': \\(4, 16\\)}, .*frames from the start",
     ),
     "frames": (lambda f: f[:3], "forcing f of shape \\(3, 16\\)"),
     "cells": (lambda f: f[:, :8], "forcing f of shape \\(4, 8\\)"),
@@ -353,7 +353,7 @@ def test_forecasts_take_forcing_of_every_kind_and_refuse_what_does_not_fit(tmp_p
         with pytest.raises(ValueError, match=message):
             model.forecast("heat", u0, num_frames=frames, forcing=change(f[0]))
     model.forecast("heat", u0, num_frames=frames, forcing=100 + f[0], extrapolate=True)
-    with pytest.raises(ValueError, match="was given forcing; expected none"):
+    with pytest.raises(ValueError, match="has no forcing; it was trained without"):
         Forecaster(fitted_without(tmp_path)).forecast("heat", start, num_frames=1, forcing=f[0, :2])
 
 
@@ -380,13 +380,13 @@ def test_predict_reads_the_forcing_of_the_frames_to_come(tmp_path, monkeypatch):
         "--rows",
         "2:4",
     ]
-    assert predict.main([*arguments, "--shown", "4", "--frames", "4"]) == 0
+    assert predict.main([*arguments, "--context", "4", "--frames", "4"]) == 0
     with h5py.File(tmp_path / "out.h5") as file, h5py.File(tmp_path / "heat.h5") as given:
         assert np.abs(file["u"][:] - u[2:4, 3:]).max() < 1e-4
         assert np.allclose(file["f"][:], given["f"][2:4, 3:])
     (tmp_path / "out.h5").unlink()
     with pytest.raises(ValueError, match="holds the forcing f of 8 frames; expected 9"):
-        predict.main([*arguments, "--shown", "4", "--frames", "5"])
+        predict.main([*arguments, "--context", "4", "--frames", "5"])
 
 
 # ---------------------------------------------------------------- declarations

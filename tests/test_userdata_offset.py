@@ -115,7 +115,7 @@ def test_predict_writes_values_of_the_file_in_float64(tmp_path, monkeypatch):
             str(out),
             "--rows",
             "0:2",
-            "--shown",
+            "--context",
             "1",
             "--frames",
             "3",

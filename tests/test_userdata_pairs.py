@@ -129,7 +129,7 @@ def test_a_one_dimensional_prior_is_drawn_as_lines():
         for case, one in sample["cases"].items()
     }
     axes = steady_cases(sample, 0).axes
-    assert len(axes) == 3 * len(sample["cases"]) and axes[0].get_ylabel() == "nothing seen"
+    assert len(axes) == 3 * len(sample["cases"]) and axes[0].get_ylabel() == "nothing observed"
     page = steady_section(entry, sample, "map")
     assert "<svg" in page and "grey cells" not in page
 

@@ -3,7 +3,7 @@
     model = ups.load("runs/small")
     u = model.forecast("burgers1d", u0, parameters={"Nu": 0.01}, num_frames=30)
 
-See `ups.forecaster`. Importing this costs nothing: torch comes with the first `load`.
+See `ups.forecaster`. The import is cheap: torch is imported by the first `load`.
 """
 
 from typing import TYPE_CHECKING
@@ -26,11 +26,12 @@ def load(
     device: "str | torch.device" = "cpu",
     solvers: "Mapping[str, Callable[..., Any]] | None" = None,
 ) -> "Forecaster":
-    """The model of a run's folder (such as runs/small), of its operator's, or of a hub's hf://OWNER/NAME; see
-    `ups.forecaster.Forecaster`.
+    """A trained model: see `ups.forecaster.Forecaster`.
 
-    solvers: task -> step(u), of a model that corrects a coarse solver of yours: weights name no code to run.
-    Raises FileNotFoundError, naming the make target, where there is none, and ValueError where it is damaged.
+    folder: of a run (such as runs/small) or of its operator, or hf://OWNER/NAME on a model hub.
+    device: of the network and of latents; fields come back where the input was.
+    solvers: TASK -> step(u), for a model that corrects your own coarse solver (weights contain no code).
+    Raises FileNotFoundError, with the make target, if there is no model, ValueError if it is damaged.
     """
     from ups.forecaster import Forecaster
 
@@ -38,7 +39,7 @@ def load(
 
 
 def push(folder: "str | Path", name: str) -> str:
-    """Put what travels of a run on a model hub as OWNER/NAME; its address. See `ups.commands.publish`."""
+    """Upload a run to a model hub as OWNER/NAME and return its address. See `ups.commands.publish`."""
     from ups.commands.publish import push
 
     return push(folder, name)

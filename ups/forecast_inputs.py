@@ -1,38 +1,143 @@
-"""What a forecast is given beside its start: parameters, and forcing, which varies in time and is known in
-advance."""
+"""Checks of what a forecast starts from: the field, parameters, and forcing (varies in time and is known in
+advance). Whatever was not trained is refused by name."""
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ups.common.spectral import resample as on_grid
 from ups.forecast_xarray import as_tensor, unlabel_forcing
-from ups.models.head import FORCING_RANGE, TaskHead
+from ups.models.head import FORCING_RANGE, HORIZON, TaskHead
 
 SAME = 1e-6  # relative: a time step or parameter that differs by less is the same number in float32
 # parameters by name, or raw in the task's order
 Values = Mapping[str, Any] | Sequence | Tensor | float | None
 
 
+def is_count(number: Any) -> bool:
+    """Whether this is a whole number of at least 1."""
+    return is_whole(number) and number >= 1
+
+
+def is_whole(number: Any) -> bool:
+    """Whether this is an integer of Python or NumPy."""
+    return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
+
+
+def check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) -> None:
+    """Raise ValueError unless u can be (batch, history, C, *space) of this head and dt is its time step."""
+    codec, trained, steps = head.input_codec, head.description["dt"], head.history
+    wanted = f"(batch, {steps}, {codec.num_channels}, *space) with {codec.ndim} space axes"
+    frames, channels = u.shape[1:2].numel(), u.shape[2:3].numel()
+    is_masked = head.codec.valid is not None or codec.valid is not None
+    is_steady, same_grid = head.task.is_steady, tuple(u.shape[3:]) == codec.space
+    num_wanted = "1, as it is steady" if is_steady else "a whole number, at least 1"
+    checks = [
+        (
+            u.ndim == 3 + codec.ndim and len(u) > 0 and u.is_floating_point(),
+            f"a field of shape {tuple(u.shape)} and {u.dtype}; expected {wanted}, floating point. "
+            "Move its axes",
+        ),
+        (
+            frames == 1 if is_steady else frames >= steps,
+            f"{frames} frames; expected its history of {steps}. Give the last {steps}",
+        ),
+        (
+            channels == codec.num_channels,
+            f"{channels} channels; expected {codec.num_channels}: {', '.join(codec.fields)}. "
+            "Give them in order",
+        ),
+        (
+            bool(codec.held(u).isfinite().all()),
+            "a field with NaN, infinity or masked values; expected finite numbers"
+            f"{', but in the cells of its mask' * is_masked}. Fill or repair the field",
+        ),
+        (
+            same_grid or not is_masked,
+            f"a field on the grid {tuple(u.shape[3:])}; expected {codec.space}, as cells of it have "
+            "no value. Put the field on that grid",
+        ),
+        (
+            is_count(num_frames) and (num_frames == 1 or not is_steady),
+            f"{num_frames} frames to forecast; expected {num_wanted}. Ask for 1",
+        ),
+        (
+            dt is None or (isinstance(dt, (Real, Tensor)) and abs(dt - trained) <= SAME * trained),
+            f"the time step {dt}; expected {trained:g}, with which the operator was trained. "
+            "Take frames so far apart, or train with the other step",
+        ),
+    ]
+    if wrong := [text for is_right, text in checks if not is_right]:
+        raise ValueError(f"{head.name} was given {wrong[0]}.")
+
+
+def check_start_range(head: TaskHead, u: Tensor) -> None:
+    """Raise ValueError if a start u (batch, time, C, *space) is outside the range of forecasts."""
+    if head.task.is_steady:
+        return
+    codec, offsets = head.codec, head.task.offsets
+    channels = u[:, -head.history :].transpose(0, 2).flatten(1)
+    ends = (codec.denormalise(end.view(-1, *[1] * codec.ndim)).flatten() for end in (head.low, head.high))
+    for name, low, high, values in zip(codec.fields, *(end.tolist() for end in ends), channels, strict=True):
+        values = values[~values.isnan()]  # of masked cells
+        if not len(values):
+            continue
+        found, slack = (float(values.min()), float(values.max())), SAME * max(abs(low), abs(high))
+        if not low - slack <= found[0] <= found[1] <= high + slack:
+            digits, offset = (9, offsets[name]) if name in offsets else (6, 0.0)
+            shown = [f"{end + offset:.{digits}g}" for end in (*found, low, high)]
+            raise ValueError(
+                f"{head.name} was given {name} from {shown[0]} to {shown[1]}; expected "
+                f"{shown[2]} to {shown[3]}: the range of its training data and half as much on "
+                f"both sides. Train on such fields, or pass extrapolate=True, which cuts the "
+                f"forecast there."
+            )
+
+
+def warning_of(head: TaskHead, u_pred: Tensor) -> str:
+    """How a forecast u_pred (..., time, C, *space), trained grid, exceeds what was evaluated, and from which
+    frame on; "" if it does not. Weights of older versions have no horizon."""
+    if head.task.is_steady:
+        return ""
+    num_frames = u_pred.shape[-2 - head.task.ndim]
+    horizon, first = head.description.get(HORIZON, num_frames), head.first_at_bounds(u_pred)
+    ways = [
+        f"is longer than the {horizon} frames on which the operator was evaluated, so its error is not "
+        f"known from frame {horizon + 1} on"
+    ] * (num_frames > horizon)
+    ways += [
+        f"reaches the bounds of the training data (their range and half of it on both sides) in frame "
+        f"{first}, where it is cut, so it is wrong from there on"
+    ] * (first > 0)
+    if not ways:
+        return ""
+    return (
+        f"{head.name}: the forecast of {num_frames} frames {', and it '.join(ways)}. Use the frames "
+        f"before that, or train on longer trajectories."
+    )
+
+
 def check_parameters(head: TaskHead, parameters: Values, batch: int, extrapolate: bool) -> Tensor:
-    """Raw parameters (batch, P), float64; by name, one that had a single value in training need not be
-    given. Raises ValueError for what was not trained, in name, number or value."""
+    """Raw parameters (batch, P), float64. By name, those with a single value in training are optional. Raises
+    ValueError for names, numbers and values that were not trained."""
     known = head.description["parameters"]
     if parameters is None or isinstance(parameters, Mapping):
         given = {name: low for name, (low, high) in known.items() if low == high} | dict(parameters or {})
         if unknown := [name for name in given if name not in known]:
             raise ValueError(
-                f"{head.name} was given the parameter {unknown[0]!r:.80}; expected "
-                f"{', '.join(known) or 'none'}, as it was trained. Give these, by name."
+                f"{head.name} has no parameter {unknown[0]!r:.80}; it was trained with "
+                f"{', '.join(known) or 'none'}. "
+                + (f"Pass parameters={{{next(iter(known))!r}: ...}}." if known else "Leave parameters out.")
             )
         if missing := [name for name in known if name not in given]:
             name, (low, high) = missing[0], known[missing[0]]
             raise ValueError(
-                f"{head.name} was not given its parameter {name}; expected a value from {low:g} "
-                f"to {high:g}, as it was trained. Pass parameters={{{name!r}: {high:g}}}, or "
-                "another value in that range."
+                f"{head.name} needs the parameter {name}; it was trained with values from {low:g} to "
+                f"{high:g}. Pass parameters={{{name!r}: {high:g}}} or another value in that range."
             )
         columns = [as_tensor(given[name], f"{head.name}'s parameter {name}").double().cpu() for name in known]
         parameters = torch.stack(torch.broadcast_tensors(*columns), -1) if columns else []
@@ -42,7 +147,7 @@ def check_parameters(head: TaskHead, parameters: Values, batch: int, extrapolate
         raise ValueError(
             f"{head.name} was given parameters of shape {tuple(values.shape)}; expected "
             f"({batch}, {len(known)}) or ({len(known)},): "
-            f"{', '.join(known) or 'none, so None'}. Give these, in order."
+            f"{', '.join(known) or 'none, so None'}. Pass these, in order."
         )
     for (name, (low, high)), column in zip(known.items(), values.unbind(1), strict=True):
         is_known = (column >= low - SAME * abs(low)) & (column <= high + SAME * abs(high))
@@ -50,8 +155,8 @@ def check_parameters(head: TaskHead, parameters: Values, batch: int, extrapolate
         if not bool(is_right.all()):
             raise ValueError(
                 f"{head.name} was given {name} = {float(column[~is_right][0]):g}; expected "
-                f"{low:g} to {high:g}, where the operator was trained. Train with such a value, "
-                f"or ask for its guess with extrapolate=True (of numbers above zero)."
+                f"{low:g} to {high:g}, the range of its training. Train with such a value, or pass "
+                f"extrapolate=True (for numbers above zero)."
             )
     return values.expand(batch, -1)
 
@@ -60,42 +165,42 @@ def read_forcing(
     head: TaskHead,
     forcing: Any,
     u0: Any,
-    batch: int,
-    space: tuple[int, ...],
+    u: Tensor,
     num_frames: int,
-    *,
     extrapolate: bool = False,
 ) -> Tensor | None:
     """The forcing of a forecast, as in `ParameterBatch.forcing`: (batch, num_frames + 1, K, *trained grid) on
-    the operator's device; None for a task without.
+    the operator's device; None for a task without forcing.
 
-    forcing: name -> values in the frames from the start (the last frame of u0) to the last one predicted, in
-    the units of the training data: ([batch,] num_frames + 1, *space) of a field, ([batch,] num_frames + 1) of
-    a series, NumPy, torch or xarray; the values alone where there is one name. Raises ValueError, by name.
+    forcing: name -> values from the last frame of u0 to the last predicted one, in the units of the training
+    data, NumPy, torch or xarray: ([batch,] num_frames + 1, *space) for a field, ([batch,] num_frames + 1) for
+    a series. With a single name the values alone. u0, u: the start as it was passed, and as (batch, time, C,
+    *space). Raises ValueError, by name.
     """
     task, name, names = head.task, head.name, head.task.forcing
+    batch, space = len(u), tuple(u.shape[3:])
     if not names:
         if forcing is not None:
-            raise ValueError(f"{name} was given forcing; expected none, as it was trained. Leave it out.")
+            raise ValueError(f"{name} has no forcing; it was trained without. Leave forcing out.")
         return None
     shapes = {key: (num_frames + 1, *(() if key in task.series else space)) for key in names}
     units = "".join(f", {key} in {task.units[key]}" for key in names if key in task.units)
     wanted = ", ".join(f"{key!r}: {shape}" for key, shape in shapes.items())
     expected = (
-        f"expected forcing={{{wanted}}}, or these with the batch of {batch} in front: the values in "
-        f"the frames from the start to the last one predicted, {head.description['dt']:g} apart, in "
+        f"expected forcing={{{wanted}}}, or with the batch of {batch} as first axis: the values in "
+        f"the frames from the start to the last predicted one, {head.description['dt']:g} apart, in "
         f"the units of the training data{units}"
     )
     if forcing is None:
-        raise ValueError(f"{name} was not given its forcing {', '.join(names)}; {expected}. Pass them.")
+        raise ValueError(f"{name} needs the forcing {', '.join(names)}; {expected}. Pass it.")
     if not isinstance(forcing, Mapping):
         if len(names) > 1:
-            raise ValueError(f"{name} was given forcing without names; {expected}. Pass them by name.")
+            raise ValueError(f"{name} has several forcings; {expected}. Pass them by name.")
         forcing = {names[0]: forcing}
-    if strange := [key for key in forcing if key not in names]:
-        raise ValueError(f"{name} was given forcing {strange[0]!r:.80}; {expected}. Rename it.")
+    if unknown := [key for key in forcing if key not in names]:
+        raise ValueError(f"{name} has no forcing {unknown[0]!r:.80}; {expected}. Rename it.")
     if missing := [key for key in names if key not in forcing]:
-        raise ValueError(f"{name} was not given its forcing {', '.join(missing)}; {expected}. Add it.")
+        raise ValueError(f"{name} needs the forcing {', '.join(missing)}; {expected}. Add it.")
     parts = []
     for key, shape in shapes.items():
         values = forcing[key]
@@ -104,7 +209,7 @@ def read_forcing(
         f = as_tensor(values, f"{name}'s forcing {key}")
         if tuple(f.shape) not in (shape, (1, *shape), (batch, *shape)):
             raise ValueError(
-                f"{name} was given forcing {key} of shape {tuple(f.shape)}; {expected}. Give as "
+                f"{name} was given forcing {key} of shape {tuple(f.shape)}; {expected}. Pass as "
                 "many frames and cells."
             )
         f = f if f.ndim > len(shape) else f[None]
@@ -125,19 +230,18 @@ def read_forcing(
             "infinity or masked values; expected finite numbers. Fill or repair it."
         )
     if not extrapolate:
-        _check_range(head, f)
+        _check_forcing_range(head, f)
     f = f if space == codec.space else on_grid(f, codec.space, task.boundary)
     return codec.normalise(f.to(head.scale.device, torch.float32))
 
 
-def _check_range(head: TaskHead, f: Tensor) -> None:
-    """Raise ValueError where the forcing f (batch, time, K, *space), counted from its offsets, is far from
-    what was trained."""
+def _check_forcing_range(head: TaskHead, f: Tensor) -> None:
+    """Raise ValueError if the forcing f (batch, time, K, *space) without offsets leaves the trained range."""
     spans = head.description.get(FORCING_RANGE, {})
     for channel, name in enumerate(head.task.forcing):
         low, high = spans.get(name, (-torch.inf, torch.inf))
         values = f[:, :, channel]
-        values = values[~values.isnan()]  # but for the cells of a mask
+        values = values[~values.isnan()]  # of masked cells
         found = float(values.min()), float(values.max())
         slack, offset = SAME * max(abs(low), abs(high)), head.task.offsets.get(name, 0.0)
         if not low - slack <= found[0] <= found[1] <= high + slack:
@@ -145,5 +249,5 @@ def _check_range(head: TaskHead, f: Tensor) -> None:
             raise ValueError(
                 f"{head.name} was given forcing {name} from {shown[0]} to {shown[1]}; expected "
                 f"{shown[2]} to {shown[3]}: the range of its training data, widened. Train with "
-                "such values, or ask for extrapolate=True."
+                "such values, or pass extrapolate=True."
             )

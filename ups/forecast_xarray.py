@@ -1,5 +1,4 @@
-"""Fields as a user holds them, as plain arrays and back: numbers of any kind, and xarray's names, coordinates
-and dates."""
+"""Fields of a user as plain tensors and back: any numbers; xarray's names, coordinates, dates."""
 
 import warnings
 from datetime import timedelta
@@ -11,21 +10,21 @@ from torch import Tensor
 
 from ups.tasks import Task
 
-CLOSE = 1e-3  # relative: published coordinates are float32, and some are off by a rounding of their own
-STEP = "step_seconds"  # attribute of a coordinate of dates: what one date alone does not say
+CLOSE = 1e-3  # relative tolerance of coordinates: published ones are float32 and often rounded
+STEP = "step_seconds"  # attribute of a coordinate of dates: the time step, which one date does not have
 Field = Any  # numpy.ndarray, torch.Tensor, xarray.DataArray, xarray.Dataset, or nested lists of numbers
 
 
 def as_tensor(u: Any, name: str) -> Tensor:
-    """Real numbers of any kind as a tensor of floats: float64 where the kind is wider than float32, else
-    float32. Masked values become NaN. Raises ValueError, with `name`, for what holds anything else."""
+    """Real numbers of any kind as a float tensor: float64 if the kind is wider than float32, else float32.
+    Masked values become NaN. Raises ValueError, with `name`, for anything else."""
     if isinstance(u, Tensor):
         if u.is_complex():
             raise _not_numbers(name, str(u.dtype))
         return u.detach().to(torch.promote_types(u.dtype, torch.float32))
     try:
         values = np.asanyarray(u)
-    except ValueError:  # NumPy's word for lists of unequal lengths
+    except ValueError:  # lists of unequal lengths
         raise _not_numbers(name, "lists of unequal lengths") from None
     if values.dtype.kind not in "biuf":
         raise _not_numbers(name, f"an array of {values.dtype}")
@@ -50,13 +49,12 @@ def unlabel(
     dt: float,
     axes: tuple[str, ...],
 ) -> tuple[np.ndarray, list[str]]:
-    """(u as (batch, time, C, *space), names of the batch's dimension, none or one) of a Dataset with a
-    variable per field, or a DataArray with a dimension "channel".
+    """(u as (batch, time, C, *space), name of the batch dimension as a list of none or one).
 
-    Dimensions are found by name: the task's axes, "time", "channel" (not needed for a single field), and one
-    other at most, the batch. Without batch or time that axis has one entry. axes: of the answer, such as
-    member and time. Raises ValueError, by name, for what is missing and for coordinates of another domain or
-    time step.
+    u: a Dataset with a variable per field, or a DataArray with a dimension "channel" (optional for a single
+    field). Dimensions are found by name: the task's axes, "time", "channel", and one other at most, the
+    batch. Without batch or time that axis has length 1. axes: of the result, such as member and time. Raises
+    ValueError, by name, for missing fields or axes and for coordinates of another domain or time step.
     """
     if hasattr(u, "data_vars"):
         if missing := [name for name in fields if name not in u]:
@@ -95,10 +93,9 @@ def unlabel(
 
 
 def unlabel_forcing(values: Any, name: str, task: Task, dt: float, u0: Any) -> np.ndarray:
-    """A labelled forcing as ([batch,] time, *space) of a field, ([batch,] time) of a series.
+    """A labelled forcing as ([batch,] time, *space), or ([batch,] time) for a series.
 
-    u0: the start; where both have times, the first one must be that of its last frame. Raises ValueError, by
-    name.
+    u0: the start; if both have times, the forcing must begin at its last frame. Raises ValueError, by name.
     """
     axes = () if name in task.series else task.axes
     batch = [dim for dim in values.dims if dim not in (*axes, "time")]
@@ -134,7 +131,7 @@ def unlabel_forcing(values: Any, name: str, task: Task, dt: float, u0: Any) -> n
 
 
 def _descending(u: Any, task: Task) -> list[str]:
-    """The axes of a labelled field whose coordinates run from high to low."""
+    """The axes of a labelled field with descending coordinates."""
     return [
         axis
         for axis in task.axes
@@ -147,8 +144,8 @@ def _descending(u: Any, task: Task) -> list[str]:
 
 
 def _check_steps(values: np.ndarray, name: str, step: float, task: Task) -> None:
-    """Raise ValueError unless neighbouring coordinates are `step` apart; dates, whose unit no task states,
-    equally far apart."""
+    """Raise ValueError unless coordinates are `step` apart; dates, for which tasks have no unit, must be
+    equidistant."""
     if not (_is_dates(values) or values.dtype.kind in "iuf"):
         raise ValueError(
             f"{task.name} was given the coordinate {name} with values such as {values[0]!r}; "
@@ -178,14 +175,14 @@ def _check_steps(values: np.ndarray, name: str, step: float, task: Task) -> None
 
 
 def _is_dates(values: np.ndarray) -> bool:
-    """Whether these are dates or durations: of NumPy, or objects as cftime makes them."""
+    """Whether these are dates or durations, of NumPy or cftime."""
     return values.dtype.kind in "mM" or hasattr(values[0], "timetuple")
 
 
 def _times(like: Any, task: Task, dt: float, count: int) -> tuple[np.ndarray, dict[str, Any]]:
-    """(coordinates of the `count` frames that follow the last one of `like`, their attributes). Dates go on
-    by their own step, which the attributes keep as STEP; a single date without it goes on by dt seconds, with
-    a warning."""
+    """(times of the `count` frames after the last one of `like`, attributes). Dates continue with their own
+    step, which is stored as the attribute STEP; a single date without it continues by dt seconds, with a
+    warning."""
     known = like["time"].values.reshape(-1) if "time" in like.coords else np.zeros(1)
     attributes = dict(like["time"].attrs) if "time" in like.coords else {}
     if not _is_dates(known):
@@ -207,8 +204,8 @@ def _times(like: Any, task: Task, dt: float, count: int) -> tuple[np.ndarray, di
         )
         if STEP not in attributes:
             warnings.warn(
-                f"{task.name} was given a single date, which does not say how far frames are "
-                f"apart; the trained time step of {dt:g} is taken as seconds. Pass two frames or "
+                f"{task.name} was given a single date, which has no time step; "
+                f"the trained time step of {dt:g} is taken as seconds. Pass two frames or "
                 "more, and their step is used.",
                 stacklevel=6,
             )
@@ -218,8 +215,8 @@ def _times(like: Any, task: Task, dt: float, count: int) -> tuple[np.ndarray, di
 def label(
     values: np.ndarray, like: Any, task: Task, batch: list[str], axes: tuple[str, ...], dt: float
 ) -> Any:
-    """An answer ([batch,] *axes, C, *space) to the labelled field `like`, with its coordinates; batch: as
-    `unlabel` found it; axes: such as member and time."""
+    """A result ([batch,] *axes, C, *space) with the coordinates of the labelled input `like`. batch: from
+    `unlabel`; axes: such as member and time."""
     import xarray
 
     dims = (*batch, *axes, "channel", *task.axes)

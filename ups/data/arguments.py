@@ -49,7 +49,7 @@ def require_forcing(task: Task, source: Trajectories, num_inputs: int, num_frame
             f"{source.path} holds the forcing {', '.join(task.forcing)} of "
             f"{source.num_frames} frames; expected {num_inputs + num_frames}: {num_inputs} input frames "
             f"and {num_frames} to forecast. Pass a file with so many frames (the fields of the last ones "
-            "are not read), and --shown."
+            "are not read), and --context."
         )
 
 

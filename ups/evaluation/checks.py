@@ -1,5 +1,5 @@
-"""Checks of ensembles that no score of one ensemble makes: are members independent, do students respond to
-their condition as the teacher does, and are the data draws of the law that judges?"""
+"""Checks of ensembles beyond scores: are members independent, do students respond to their condition as the
+teacher does, and are the data a sample of the law that replaces them?"""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from torch import Tensor
 from ups.metrics.intervals import bootstrap, entry, halves
 from ups.metrics.spectra import ROUNDING, octaves
 
-LEADS = 4  # of a second ensemble, drawn where no law is known
+LEADS = 4  # of the second ensemble, sampled if no law is known
 
 
 def independence(
@@ -19,12 +19,12 @@ def independence(
     again: Tensor | None = None,
 ) -> dict[str, float | None]:
     """Variance of the ensemble mean over that of a mean of independent members, mean over leads, with its
-    interval: 1 for independent ones, 0 for antithetic pairs, 1 / a^2 for members inflated by a around their
-    mean. Above 1: a biased mean, or members that depend on each other.
+    interval. 1: independent. 0: antithetic pairs. 1 / a^2: members inflated by a around their mean. Above 1:
+    a biased mean, or dependent members. Fair scores reward dependent members, so they cannot detect them.
 
-    members (n, M, T, C, *space). Deviations are from the mean of law (n, K, T, C, *space), exact draws; where
-    no law is known, the mean's variance is that between these members and `again`, a second ensemble of other
-    noise (of fewer leads). A fair score rewards dependent members and does not see them.
+    members (n, M, T, C, *space). Deviations are from the mean of exact samples, law (n, K, T, C, *space). If
+    no law is known, the variance of the mean is that between members and `again`, a second ensemble with
+    other noise and fewer leads.
     """
     x, num = members.double(), members.shape[1]
     if law is not None:
@@ -50,10 +50,10 @@ def response(
     seed: int,
     groups: Tensor,
 ) -> dict[str, float | None]:
-    """How much of the teacher's response to its condition a student has, with its interval: 1 for equal
-    maps, 0 for one that does not see its condition. Each pair: draws (n, M, ...) under the condition of the
-    case and under that of another case, from the same noise; the slope of the student's difference on the
-    teacher's."""
+    """A student's response to its condition over the teacher's, with its interval: 1 for equal maps, 0 if the
+    student ignores its condition. Each pair: samples (n, M, ...) under the condition of the case and of
+    another case, from the same noise. The response is the regression slope of the student's difference on
+    the teacher's."""
     ours, theirs = ((own.double() - other.double()).flatten(1) for own, other in (student, teacher))
     return entry(
         bootstrap(
@@ -69,10 +69,12 @@ def response(
 def ranks_of_data(
     u_ref: Tensor, law: Tensor, boundary: str, num_bootstrap: int, seed: int, groups: Tensor
 ) -> dict[str, list] | None:
-    """Rank of the data's energy among that of exact draws, over their number, by octave of the wave number,
-    with intervals: 1/2 where the data u_ref (n, T, C, *space) come from the law of the draws (n, K, T, C,
-    *space). Energies of deviations from the mean of all: above 1/2 the data vary more than the law, or its
-    mean is wrong. Octaves in which the law has rounding errors only are left out; None without others."""
+    """Relative rank of the data's energy among that of exact samples, by octave of the wave number, with
+    intervals: 1/2 if the data u_ref (n, T, C, *space) have the law of the samples (n, K, T, C, *space).
+
+    Energies are of deviations from the mean of all: above 1/2 the data vary more than the law, or its mean is
+    wrong. Octaves with rounding errors only are skipped; None if no octave remains.
+    """
     every = torch.cat([u_ref[:, None], law], 1).double()
     away = (every - every.mean(1, keepdim=True)).flatten(0, 1)
     energy = octaves(away, boundary).mean((1, 2)).unflatten(0, every.shape[:2])  # (n, 1 + K, bands)

@@ -1,9 +1,9 @@
 """The claims on ensembles and priors, one row each: the figure, its bounds, and the fakes that it refuses.
 
-A figure is None where a claim does not apply, such as one beside exact draws where no law is known. Bounds
-are inside, (above, below), of which either may be None, and near (see ups/evaluation/gates.py). The bounds of
-what exact draws have are wide enough for networks of a small run: of exact draws of burgers1d_forced, 100
-trajectories, a figure has an interval of +-0.03 about 1, and fakes are outside by several times that.
+A figure is None if the claim does not apply, such as one relative to exact samples if no law is known.
+Bounds: inside, (above, below), either of which may be None, and near (see ups/evaluation/gates.py). They are
+wide enough for the networks of a small run: for exact samples of burgers1d_forced, 100 trajectories, a figure
+has an interval of +-0.03 about 1, and fakes are outside by several times that.
 """
 
 import math
@@ -18,17 +18,17 @@ Figure = Callable[[dict[str, Any], str], Interval | None]  # of an entry and a m
 Bounds = tuple[float | None, float | None]
 
 EVALUATIONS = {name: num for stage in STAGES.values() for name, num in stage.samplers.items()}
-NOT_WORSE = 1.05  # a score over the best cheap ensemble's, where that may be the exact law
-# inside, near, in decades: twice the energy in an octave is near enough, ten times is refused at once
+NOT_WORSE = 1.05  # score over that of the best cheap ensemble, which may be the exact law
+# inside, near, in decades: twice the energy in an octave is near enough, ten times is refused
 SPECTRUM = (None, 1.0), (0.0, 0.3)
-RATIO = (0.85, 1.18)  # of what is 1 for exact draws: a spread inflated by 1.2 is outside
+RATIO = (0.85, 1.18)  # near, of figures that are 1 for exact samples: a spread inflated by 1.2 is outside
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One row. words: of the figure, with {model} and {cheap}; inside, near: bounds, or what gives them for
-    settings and model; stages: that it is claimed of; always: also where evaluate.quality is off; of_task:
-    one for all models."""
+    """One row. words: names the figure, with {model} and {cheap}. inside, near: bounds, or a function of
+    settings and model. stages: that the claim is about. always: also without evaluate.quality. of_task: one
+    gate for all models."""
 
     name: str
     refuses: str
@@ -52,7 +52,7 @@ class Claim:
 
 
 def point(value: float | None) -> Interval:
-    """A count, or a figure without an interval."""
+    """A count or a figure without an interval, as an interval."""
     return {"value": value, "low": value, "high": value}
 
 
@@ -62,8 +62,8 @@ def at(lists: dict[str, list], index: int) -> Interval:
 
 
 def worst(found: dict[str, list], centre: float | None = None) -> Interval:
-    """Of an interval of lists, the entry whose upper end is largest, or that is farthest from `centre`;
-    undefined if one is."""
+    """The entry of an interval of lists with the largest upper end, or farthest from `centre`; undefined if
+    any entry is."""
     if None in found["high"]:
         return point(None)
     away = found["high"] if centre is None else [abs(value - centre) for value in found["value"]]
@@ -71,7 +71,7 @@ def worst(found: dict[str, list], centre: float | None = None) -> Interval:
 
 
 def of_model(key: str) -> Figure:
-    """A figure of the model's rollouts, if it is there."""
+    """A figure of the model's rollouts, None if missing."""
     return lambda entry, model: entry["models"][model].get(key)
 
 
@@ -80,7 +80,7 @@ def has_law(entry: dict[str, Any]) -> bool:
 
 
 def versus(entry: dict[str, Any], model: str, other: str, key: str) -> Any:
-    """A paired ratio, None where the two are not compared by it."""
+    """A paired ratio, None if the two are not compared by it."""
     return entry["comparisons"].get(f"{model} / {other}", {}).get(key)
 
 
@@ -95,7 +95,7 @@ def worst_lead(entry: dict[str, Any], model: str) -> Interval | None:
 
 
 def tails(entry: dict[str, Any], model: str) -> Interval | None:
-    """Coverage of 90 %, which fewer than 10 members cannot have."""
+    """Coverage of 90 %; None for fewer than 10 members, which cannot have it."""
     return entry["models"][model]["coverage_90"] if entry["members"] >= 10 else None
 
 
@@ -105,8 +105,8 @@ def rank_of_data(entry: dict[str, Any], _: str) -> Interval | None:
 
 
 def operations(entry: dict[str, Any], model: str) -> Interval | None:
-    """Operations of a draw for each evaluation that the model claims, over those of the corrector: 1 whatever
-    the networks' sizes, as the conditional Gaussian's are taken off, which both have."""
+    """Operations per evaluation that the model claims, over those of the corrector: 1 for a network of the
+    same size. Those of the conditional Gaussian, which both call, are subtracted."""
     models = entry["models"]
     if "corrector" not in models:
         return None
@@ -116,7 +116,7 @@ def operations(entry: dict[str, Any], model: str) -> Interval | None:
     return point(evaluations * draw / teacher if teacher > 0 else None)
 
 
-CALIBRATED = ((0.5, 2.0), RATIO)  # inside, near, of a ratio that is 1 for exact draws
+CALIBRATED = ((0.5, 2.0), RATIO)  # inside, near, of a ratio that is 1 for exact samples
 
 ENSEMBLE = (
     Claim(
@@ -160,7 +160,7 @@ ENSEMBLE = (
     ),
     Claim(
         "spread",
-        "one guess, spread inflated by 1.3 or of 0.7, the truth in every member",
+        "one guess, spread inflated by 1.3 or 0.7, the truth in every member",
         "spread of {model} over its error, in rollouts,",
         of_model("ssr"),
         (0.5, 2.0),
@@ -283,7 +283,7 @@ def num_broken(entry: dict[str, Any], _: str) -> Interval:
 
 
 def of_prior(key: str) -> Figure:
-    """A figure of the prior, mean over the partial observations, if it is there."""
+    """A figure of the prior, mean over the partial observations; None if missing."""
     return lambda entry, _: entry["checks"].get(key)
 
 

@@ -1,16 +1,17 @@
-"""Ensembles of a corrected task: the corrector, its student, and the cheap ensembles that they must beat.
+"""Ensembles of a corrected task: the corrector, its students, and the cheap ensembles that they must beat.
 
     operator (B0)              z_pred alone
     dressed (B1)               z_pred + N(mean_k, std_k^2)
-    dressed_conditional (B2)   z_pred + N of the conditional mean and scale
-    dressed_waves              the same with the waves of residuals, all that is linear in the corrector
-    dressed_resampled (B3)     z_pred + a residual of a reserved trajectory, drawn at random, whole
+    dressed_conditional (B2)   z_pred + Gaussian noise with the conditional mean and scale
+    dressed_waves              the same with the covariance of residuals in wave space: the linear part of the
+                               corrector
+    dressed_resampled (B3)     z_pred + a random residual of a reserved trajectory
     rival (B4)                 one evaluation of a network trained by scores, without a teacher
     corrector                  the diffusion, 2 sampler_steps evaluations
     student_1, student_2       its student in one and two evaluations
 
-All start from the same noise, `ups.models.rollout.member_noise` of seed, row, start and lead, so that student
-and teacher can be paired.
+All use the same noise, a function of seed, row, start and lead (`ups.models.rollout.member_noise`), so that
+student and teacher can be paired.
 """
 
 import statistics
@@ -37,36 +38,35 @@ from ups.models.operator import Operator
 from ups.models.rollout import name_starts
 from ups.models.windows import symmetry
 
-BANK = 1024  # residuals that B3 draws from
-TIMED = 5  # calls behind a time per state
+BANK = 1024  # residuals for B3
+TIMED = 5  # calls per measured time; the median is taken
 CHEAP = ("operator", "dressed", "dressed_conditional", "dressed_waves", "dressed_resampled")
 
 
 def load_samplers(
     run_dir: Path, stages: Iterable[str], device: torch.device, operator: Operator | None = None
 ) -> dict[str, Sampler]:
-    """Name -> a way to draw, of every network that these finished stages of a run hold. Raises as
-    `load_corrector`."""
-    found = [samplers_of(stage, load_corrector(run_dir / stage, device, operator)) for stage in stages]
-    return {name: ways[name] for name in SAMPLERS for ways in found if name in ways}
+    """Name -> sampler, of all networks of these finished stages of a run. Raises as `load_corrector`."""
+    by_stage = [samplers_of(stage, load_corrector(run_dir / stage, device, operator)) for stage in stages]
+    return {name: some[name] for name in SAMPLERS for some in by_stage if name in some}
 
 
 def resampled(bank: Tensor, noise: Tensor) -> Tensor:
-    """One of `bank` for every number of `noise`, which as a uniform one picks it."""
+    """An entry of `bank` for each number of `noise`: the index is drawn from the normal CDF of the noise."""
     return bank[(torch.special.ndtr(noise.double()) * len(bank)).long().clamp_max(len(bank) - 1)]
 
 
 def _num_weights(network: nn.Module, task: str = "") -> int:
-    """Of those that all tasks share, and the task's own."""
+    """Number of weights that all tasks share and that belong to `task`."""
     return sum(
         weight.numel() for name, weight in network.named_parameters() if task_of(name) in (None, ANY, task)
     )
 
 
 class Ensembles:
-    """Every way to draw the residual of one task: `names`, those of CHEAP first.
+    """All samplers of the residual of one task; `names`: those of CHEAP first.
 
-    residuals, truth: of the same cache. samplers: the networks' ways, the corrector among them.
+    residuals, truth: of the same cache. samplers: of the networks, with the corrector.
     """
 
     def __init__(self, residuals: TransientResiduals, truth: Truth, samplers: dict[str, Sampler], seed: int):
@@ -85,10 +85,10 @@ class Ensembles:
         )
 
     def count_calls(self, function: Callable[[], object]) -> Counter[str]:
-        """Network calls while `function` runs: "draw" of networks that draw, "every" of these and of the
-        operator, and of the Gaussian that gives mean and scale by its weights over theirs.
+        """Network calls while `function` runs. "draw": of the networks that sample. "every": of these, the
+        operator and the Gaussian of mean and scale, which counts by its fraction of the weights.
 
-        Counted by the class of a module, wherever a call comes from, so that a copy of a network counts too.
+        Calls are counted by the class of the module, so that a copy of a network is counted as well.
         """
         calls, network = Counter(), self.corrector
         operator, gaussian = self.residuals.operator.backbone, self.head.gaussian
@@ -111,7 +111,7 @@ class Ensembles:
         return calls
 
     def head_of(self, model: str) -> CorrectorHead:
-        """The head that draws, or of the cheap ways the corrector's, which has their mean and scale."""
+        """The head that samples; for cheap ensembles the corrector's, which has their mean and scale."""
         return self.samplers[model if model in self.samplers else "corrector"].network.heads[self.head.name]
 
     def residual(
@@ -124,12 +124,11 @@ class Ensembles:
         num_steps: int = 0,
         shown: Tensor | None = None,
     ) -> Tensor:
-        """One residual per row of noise, second (rows, *tokens, dim), latent units. num_steps > 0: of the
-        corrector's sampler.
+        """One residual (rows, *tokens, dim), latent units, for each row of noise and second noise.
 
-        tokens, facts: conditions (cases, ...), of rows / cases neighbouring rows each. shown: cases whose
-        conditions the network is shown in place of its own. Mean and scale stay those of the case: what is
-        lost then is what the network knows beyond them, nothing for the conditional Gaussian alone.
+        tokens, facts: conditions (cases, ...); each case has rows / cases neighbouring rows. num_steps: of
+        the corrector's sampler, 0 for its own. shown: cases whose conditions are input to the network instead
+        of the case's own. Mean and scale stay those of the case, so only the network's part is lost.
         """
         if model == "operator":
             return torch.zeros_like(noise)
@@ -153,8 +152,7 @@ class Ensembles:
 
 @torch.no_grad()
 def rollouts(ensembles: Ensembles, model: str, rows: Tensor, num_frames: int, num_members: int) -> Tensor:
-    """Ensemble rollouts of a time-dependent task from its context: (rows, members, num_frames, C, *space),
-    physical units."""
+    """Ensemble rollouts from the context frames: (rows, members, num_frames, C, *space), physical units."""
     source, truth, parts = ensembles.residuals, ensembles.truth, []
     num_members = 1 if model == "operator" else num_members
     for some in truth.cache.row_blocks(rows, num_frames * num_members, len(rows)):
@@ -178,13 +176,13 @@ def rollouts(ensembles: Ensembles, model: str, rows: Tensor, num_frames: int, nu
 
 @dataclass(frozen=True)
 class Windows:
-    """Single calls all along the evaluated trajectories. draws: model -> residuals (count, M, *tokens, dim).
+    """Single steps from windows all along the evaluated trajectories.
 
-    truth (count, *tokens, dim): the latent residual that they are draws of. u_ref (count, bundle, C, *space):
-    the same of the field, normalised, from the data: with what the codec leaves out, which no draw has. rows:
-    positions in the split; starts: first frames, counted from the first that the corrector is trained from.
-    law (count, K, bundle, C, *space): as u_ref, of exact draws; exact (count, M, ...): other exact draws, as
-    an ensemble; None: not asked for, or not known.
+    draws: model -> residuals (count, M, *tokens, dim). truth (count, *tokens, dim): the true latent residual.
+    u_ref (count, bundle, C, *space): the residual of the field, normalised, from the data; it includes the
+    codec's error, which no draw has. rows: positions in the split. starts: first frames, counted from the
+    first one in the corrector's training. law (count, K, bundle, C, *space): as u_ref, of exact samples;
+    exact (count, M, ...): other exact samples, as an ensemble; None if not requested or not known.
     """
 
     draws: dict[str, Tensor]
@@ -206,12 +204,12 @@ def one_step(
     is_shuffled: bool = False,
     num_exact: int = 0,
 ) -> Windows:
-    """One call from `count` windows of the evaluated split. num_steps > 0: of the corrector's sampler.
-    num_exact: exact draws of each, at most.
+    """One step from each of `count` windows of the evaluated split.
 
-    Windows are drawn as in training, half of them where the residual is large: drawn evenly, a handful of
-    first frames would decide every score. is_shuffled: the network is shown the conditions of other windows,
-    to see that they matter.
+    Windows are sampled as in training, half of them where the residual is large; uniform ones would leave all
+    scores to a handful of first frames. num_steps: of the corrector's sampler, 0 for its own. is_shuffled:
+    networks get the conditions of other windows, to test that these matter. num_exact: exact samples of each
+    window, at most.
     """
     source, split = ensembles.residuals, ensembles.truth.split
     windows = residual_schedule({source.name: source}, split, count, ensembles.seed + 5).batch(0)
@@ -219,7 +217,7 @@ def one_step(
     for rows, starts in zip(windows.rows.split(size), windows.starts.split(size), strict=True):
         key = (ensembles.seed, "test", len(parts))
         r, tokens, facts, _ = source.batch(split, rows, starts, generator(*key))
-        u_ref = source.decode(r) + left_out(ensembles, rows, starts, generator(*key))
+        u_ref = source.decode(r) + codec_residual(ensembles, rows, starts, generator(*key))
         noise, second = ensembles.noise(torch.arange(len(rows)) + len(parts) * size, -1, num_members)
         shown = torch.arange(len(tokens), device=noise.device).roll(1) if is_shuffled else None
         draws = [
@@ -251,8 +249,8 @@ def one_step(
 def law_of(
     ensembles: Ensembles, places: Tensor, starts: Tensor, u_ref: Tensor, draw: torch.Generator, num_draws: int
 ) -> Tensor:
-    """What exact draws leave where the data leave u_ref: (count, num_draws, bundle, C, *space). draw: the
-    symmetry that `TransientResiduals.batch` applies."""
+    """Residuals (count, num_draws, bundle, C, *space) of exact samples in place of the data's u_ref. draw:
+    generator of the symmetry that `TransientResiduals.batch` applies."""
     truth, codec = ensembles.truth, ensembles.residuals.head.codec
     rows, frames, u = predicted_by(ensembles, places, starts)
     drawn = truth.draws(
@@ -269,7 +267,7 @@ def law_of(
 
 
 def predicted_by(ensembles: Ensembles, places: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of windows: rows of the cache, the first frames that they predict, and these of the data, normalised
+    """Of windows: rows of the cache, the first frames that they predict, and the true fields, normalised
     (count, bundle, C, *space)."""
     source, truth = ensembles.residuals, ensembles.truth
     rows, frames = truth.cache.split[truth.split][places], starts + source.train_from + source.head.history
@@ -277,11 +275,11 @@ def predicted_by(ensembles: Ensembles, places: Tensor, starts: Tensor) -> tuple[
     return rows, frames, source.head.codec.normalise(u)
 
 
-def left_out(ensembles: Ensembles, places: Tensor, starts: Tensor, draw: torch.Generator) -> Tensor:
-    """What the codec leaves out of the frames that windows predict: (count, bundle, C, *space), normalised.
+def codec_residual(ensembles: Ensembles, places: Tensor, starts: Tensor, draw: torch.Generator) -> Tensor:
+    """The codec's residual in the frames that windows predict: (count, bundle, C, *space), normalised.
 
-    Rounding for a full-rank codec; a truncated one is charged twice where a shift is no multiple of its
-    patches. draw: the symmetry that `TransientResiduals.batch` applies.
+    Rounding for a full-rank codec; a truncated one counts twice if a shift is no multiple of its patches.
+    draw: generator of the symmetry that `TransientResiduals.batch` applies.
     """
     truth, codec = ensembles.truth, ensembles.residuals.head.codec
     rows, frames, u = predicted_by(ensembles, places, starts)
@@ -292,15 +290,15 @@ def left_out(ensembles: Ensembles, places: Tensor, starts: Tensor, draw: torch.G
 
 @torch.no_grad()
 def costs_per_state(ensembles: Ensembles, model: str, batch_size: int) -> dict[str, float]:
-    """ms_per_state: median over TIMED calls of the time per step of a rollout and state, operator and
-    decoding included; evaluations_per_state, of what draws; networks_per_state, of every network;
-    operations_per_state, of matrix products and convolutions, whoever calls them."""
+    """Costs of a rollout step per state: ms_per_state, median over TIMED calls with operator and decoding;
+    evaluations_per_state, calls of the network that samples; networks_per_state, of all networks;
+    operations_per_state, of all matrix products and convolutions."""
     source, truth = ensembles.residuals, ensembles.truth
     rows = truth.cache.split[truth.split][:batch_size]
     z = truth.cache.batch(rows, 0, 1 + source.head.history, ensembles.device)
     parameters = source.head.parameters_of(truth.cache, rows, source.head.history - 1, 2 + source.head.bundle)
     noise, second = ensembles.noise(rows, 0, 1)
-    # a rollout reuses the last prediction if a call makes one frame
+    # a rollout of single frames reuses the last prediction
     last_pred = source.frames(source.predict(z, parameters)[0]) if source.head.bundle == 1 else None
 
     def step() -> None:

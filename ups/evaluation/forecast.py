@@ -1,5 +1,5 @@
-"""How wrong the operator's forecasts are, beside its base alone, the trivial forecast and the codec: a task's
-entry of results.json under "tasks" and the trajectories that the report shows."""
+"""Errors of the operator's forecasts, its base alone, trivial forecasts and the codec: a task's entry of
+results.json under "tasks", and the trajectories for the report."""
 
 import time
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ from ups.models.operator import Component, Operator
 from ups.tasks import Task
 
 COMPARED = ("nrmse", "crmse")
-SPECTRA = ("operator", "persistence", "train_mean")  # models whose energy spectra are kept
+SPECTRA = ("operator", "persistence", "train_mean")  # models whose spectra are reported
 
 
 @torch.no_grad()
 def assess_forecasts(
     operator: Operator, truth: Truth, settings: EvaluateConfig, seed: int, device: torch.device
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The task's entry of results.json and the trajectories the report shows: the median and the worst."""
+    """The task's entry of results.json, and the trajectories with the median and the worst error."""
     cache, task, rows = truth.cache, truth.task, truth.rows
     head = operator.head_for(cache, any_codec=bool(settings.weights))
     parts: dict[str, list[Scores]] = {}
@@ -126,14 +126,14 @@ def conservation_error(task: Task, u_pred: Tensor, u_start: Tensor | None) -> Sc
 def forecasts(
     operator: Operator, truth: Truth, rows: Tensor, device: torch.device
 ) -> tuple[dict[str, Tensor], float]:
-    """Model -> predicted frames (n, T, C, *space), physical units: operator, its base alone, and the codec of
-    the truth; and the seconds that the operator's took, decoding included."""
+    """({"operator", "base", "codec_floor"} -> frames (n, T, C, *space) in physical units, seconds of the
+    operator's rollout with decoding). codec_floor: the truth, encoded and decoded."""
     head = operator.head(truth.task.name)
     given = truth.given(rows, head.input_codec, device)
     begun = time.perf_counter()
     u_pred = rolled_out(operator, truth, rows, given)
     seconds = time.perf_counter() - begun
-    # the operator is its base where validation has switched the network off
+    # without its network the operator is its base
     base = rolled_out(operator, truth, rows, given, "base") if head.is_network_used else u_pred
     codec = head.physical(truth.scored(rows, head.codec, device)).cpu()
     found = {"operator": u_pred, "base": base, "codec_floor": codec}
@@ -143,9 +143,8 @@ def forecasts(
 def rolled_out(
     operator: Operator, truth: Truth, rows: Tensor, given: Tensor, component: Component = "full"
 ) -> Tensor:
-    """The frames (n, T, C, *space) that a component of the operator predicts from `given` latents, physical
-    units, still fields included.
-    """
+    """Frames (n, T, C, *space), physical units, all fields, that a component of the operator predicts from
+    input latents."""
     head = operator.head(truth.task.name)
     z = operator.rollout(
         given, head.name, truth.cache.parameters[rows], truth.num_frames, component, truth.forced(rows, head)
@@ -156,8 +155,8 @@ def rolled_out(
 def samples_of(
     operator: Operator, truth: Truth, rows: Tensor, device: torch.device
 ) -> Iterator[dict[str, Any]]:
-    """Trajectories as `ups.report.figures` draws them; rolled out together: where bases take many small
-    steps a few rows cost as much as one."""
+    """Samples in the form of `ups.report.figures`. Rows are rolled out together: if a base takes many small
+    steps, a few rows cost as much as one."""
     task, cache = truth.task, truth.cache
     given = truth.given(rows, operator.head(task.name).input_codec, device)
     u_ref, u_pred = truth.future(rows), task.predicted(rolled_out(operator, truth, rows, given))

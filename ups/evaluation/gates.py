@@ -1,25 +1,25 @@
-"""Gates and verdicts of a finished evaluation: is each stage worth having, and can each task's model be used?
+"""Gates and usability of a finished evaluation: is each stage worth having, is each task's model usable?
 
 A gate is a minimal claim about one stage and one task, with the figure that decides it:
 
     {"stage": operator | diffusion | consistency | rival | steady, "task", "name": "claim/task[/model]",
      "value", "low", "high", "bound": text, "passed": bool, "reason": a sentence}
 
-It passes where the whole 95 % interval over initial conditions is on the right side, so that less data make
-it harder. Ratios are paired, and equal is not better. Of what exact draws have, such as a spread of the size
-of the error, two bounds are asked: the whole interval is inside the wide one, and not wholly outside the near
-one, or exact draws of a few trajectories would fail by chance. Every claim on an ensemble is a row of
-ups/evaluation/claims.py, with the fakes that it refuses; of the operator:
+It passes if the whole 95 % interval over initial conditions is within the bound, so fewer data make it
+harder. Ratios are paired, and equal is not better. Figures that exact samples determine, such as the spread
+over the error, have two bounds: the interval must be inside the wide one and overlap the near one; with one
+bound exact samples of a few trajectories would fail by chance. Claims on ensembles are rows of
+ups/evaluation/claims.py, with the fakes that they refuse. Claims on the operator:
 
-    made             every stage that was asked for is there       a stage deleted, or never run
-    finite           no forecast holds NaN or inf                  a diverged network
-    trivial, base    the operator beats every trivial forecast (ups/evaluation/trivial.py), and its base but
-                     for a margin
+    made             every requested stage exists                  a stage deleted or never run
+    finite           no forecast has NaN or inf                    a diverged network
+    trivial, base    the operator beats every trivial forecast (ups/evaluation/trivial.py), and is not worse
+                     than its base by more than a margin
 
-tests/test_fakes.py puts each fake, and exact draws, in the place of the stages. evaluate.quality=false leaves
-the claims that hold of what was trained for seconds.
+tests/test_fakes.py puts each fake, and exact samples, in the place of the stages. With evaluate.quality=false
+only claims remain that hold after seconds of training.
 
-A verdict is {"usable": bool, "words": a few sentences}, for every task. Both come from results.json alone.
+Usability is {"usable": bool, "words": a few sentences} for every task. All is computed from results.json.
 """
 
 import math
@@ -31,25 +31,24 @@ from ups.evaluation.claims import ENSEMBLE, PRIOR, Claim, Interval, point
 from ups.evaluation.selected import in_words
 from ups.metrics.errors import LARGEST_ERROR
 
-TRIVIAL = {  # forecasts that take no model (ups/evaluation/trivial.py), in words
+TRIVIAL = {  # forecasts without a model (ups/evaluation/trivial.py), in words
     "persistence": "the last known frame",
     "train_mean": "the mean",
     "climatology": "the climatology",
     "seasonal_climatology": "the seasonal climatology",
 }
-OTHERS = (*TRIVIAL, "codec_floor", "fno", "unet")  # models of an entry that no stage of ours made
-# of the stages
-BEST_MEAN = 1.1  # times the error of the best mean: as good, where the whole interval is below
-SHORTEST = 0.5  # share of the horizon over which a usable model stays correlated with the truth
+OTHERS = (*TRIVIAL, "codec_floor", "fno", "unet")  # models of an entry that are no stage's
+BEST_MEAN = 1.1  # times the error of the best mean; below it a forecast is as good as can be
+SHORTEST = 0.5  # fraction of the horizon over which a usable model stays correlated with the truth
 
 PAIR = "operator / base"  # of a task's comparisons
 BESIDE = "({value:.3f} [{low:.3f}, {high:.3f}] times the base's error)"
-NETWORK = {  # what a verdict says of it, by `network_gain`
+NETWORK = {  # sentence by `network_gain`
     "off": " {selected}",
     "unknown": "",
     "less": f" Its network makes it better than its base alone {BESIDE}.",
     "more": f" Its network makes it worse than its base alone {BESIDE}.",
-    "tie": f" Its network adds nothing that can be told to its base {BESIDE}.",
+    "tie": f" Its network adds nothing significant to its base {BESIDE}.",
 }
 
 
@@ -68,8 +67,8 @@ def gate(
     bound: str = "",
     near: tuple[float, float] | None = None,
 ) -> dict[str, Any]:
-    """The record of one gate: passed where the whole interval of `found` lies strictly between the bounds,
-    and is not wholly outside `near`. Undefined fails."""
+    """The record of one gate. It passes if the interval of `found` is strictly between the bounds and
+    overlaps `near`; undefined fails."""
     known = None not in found.values()
     passed = known and (above is None or found["low"] > above) and (below is None or found["high"] < below)
     passed = passed and (near is None or (found["high"] >= near[0] and found["low"] <= near[1]))
@@ -100,8 +99,8 @@ def gate(
 def missing(stage: str, name: str) -> dict[str, Any]:
     return {
         **gate(stage, f"made/{name}/{stage}", "", point(None), bound="there"),
-        "reason": f"stage {stage} was asked for and is missing; expected its draws of {name}. Run make "
-        f"{stage}, or leave it out of evaluate.stages (make: STAGES).",
+        "reason": f"stage {stage} is missing; expected its samples of {name}. Run make {stage}, or remove it "
+        "from evaluate.stages (make: STAGES).",
     }
 
 
@@ -157,7 +156,7 @@ def claimed(
 
 
 def ensemble_gates(stage: str, name: str, entry: dict[str, Any], settings: Any) -> Iterator[dict]:
-    """Of the corrector, the students or the rival."""
+    """Gates of the corrector, the students or the rival."""
     for model in STAGES[stage].samplers:
         yield from claimed(ENSEMBLE, stage, name, entry, settings, model)
 
@@ -166,7 +165,7 @@ def steady_gates(stage: str, name: str, entry: dict[str, Any], settings: Any) ->
     yield from claimed(PRIOR, stage, name, entry, settings, "prior")
 
 
-# tasks of a stage (ups/common/stages.py) -> section of the results with its entries, gates of an entry
+# tasks of a stage (ups/common/stages.py) -> key of its entries in results, and their gates
 GATES = {
     "all": ("tasks", operator_gates),
     "transient": ("ensembles", ensemble_gates),
@@ -175,8 +174,8 @@ GATES = {
 
 
 def check_gates(results: dict[str, Any], settings: Any) -> list[dict]:
-    """Every gate of `results` under the limits of `settings`, an EvaluateConfig; stages and tasks are those
-    asked for."""
+    """All gates of `results` for the requested stages and tasks. settings: an EvaluateConfig, with the
+    limits."""
     gates: list[dict] = []
     for stage, name in [(stage, name) for stage, names in results["stages"].items() for name in names]:
         section, gates_of = GATES[STAGES[stage].tasks]
@@ -200,41 +199,40 @@ def check_gates(results: dict[str, Any], settings: Any) -> list[dict]:
 
 
 def few(row: dict[str, Any], count: int, least: int) -> dict[str, Any]:
-    """The gate, failed where too few initial conditions stand behind its interval: a bootstrap of two is no
-    interval."""
+    """The gate, failed if it has too few initial conditions: a bootstrap of two is no interval."""
     if count >= least or not row["passed"] or row["name"].startswith("finite"):
         return row
     return {
         **row,
         "passed": False,
-        "reason": f"{row['reason']}, but only {count} initial conditions were judged; expected at least "
+        "reason": f"{row['reason']}, but only {count} initial conditions were scored; expected at least "
         f"{least} (evaluate.min_initial_conditions). Raise data.test_fraction or add "
         "trajectories.",
     }
 
 
-# ---- verdicts
+# ---- usability
 
 
 def network_gain(task: dict[str, Any]) -> tuple[str, list[float]]:
-    """(less | more | tie | off | unknown, [percent, low, high]): what the network takes off the error of its
-    base, trajectory by trajectory. A tie where the interval holds zero; no numbers where it is switched off
-    or there is no interval."""
+    """(less | more | tie | off | unknown, [percent, low, high]): by how much the network reduces the error of
+    its base, paired by trajectory. tie: the interval contains zero. No numbers if the network is off or there
+    is no interval."""
     ratio = task["comparisons"].get(PAIR, {}).get("nrmse", point(None))
     if not task["network_is_used"]:
         return "off", []
     if None in ratio.values() or task["num_initial_conditions"] < 2:
         return "unknown", []
-    _, low, high = shares = [100 * (1 - ratio[key]) for key in ("value", "high", "low")]
-    return "tie" if low <= 0 <= high else "less" if low > 0 else "more", shares
+    _, low, high = percent = [100 * (1 - ratio[key]) for key in ("value", "high", "low")]
+    return "tie" if low <= 0 <= high else "less" if low > 0 else "more", percent
 
 
 def usability_of(task: dict[str, Any], ensembles: dict[str, Any]) -> dict[str, Any]:
-    """The verdict on one task: whether it is usable and why not, then what its network adds. ensembles: its
-    entry there, {} without.
+    """Whether a task's model is usable and why not, and what its network adds. ensembles: the task's entry
+    there, or {}.
 
-    Where chance has a part no forecast is right. If the best mean of one is known and this is as good
-    (within BEST_MEAN), neither a large error nor lost correlation is its fault.
+    No forecast can be right about noise. If the best mean is known and this one is as good (within
+    BEST_MEAN), a large error or lost correlation is no fault of the model.
     """
     models, versus = task["models"], task["comparisons"]
     error = models["operator"]["nrmse"]
@@ -263,8 +261,8 @@ def usability_of(task: dict[str, Any], ensembles: dict[str, Any]) -> dict[str, A
     words = f"Not usable: {'; '.join(faults)}." if faults else f"Usable: its relative error is {shown}."
     if best["high"] is not None:
         words += (
-            f" Chance has a part in what follows: its error is {best['value']:.3f} [{best['low']:.3f}, "
-            f"{best['high']:.3f}] times that of the best mean there can be."
+            f" The future is uncertain: its error is {best['value']:.3f} [{best['low']:.3f}, "
+            f"{best['high']:.3f}] times that of the best possible mean."
         )
     kind, _ = network_gain(task)
     return {

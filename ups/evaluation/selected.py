@@ -1,5 +1,5 @@
-"""What validation selected for a task, the network or its base alone, in words made from the numbers that
-decided it: the record of `ups.models.selection.select`, kept with the weights and in results.json."""
+"""The selection on validation between network and base alone, in words with the numbers that decided it: the
+record of `ups.models.selection.select`, stored with the weights and in results.json."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,15 +15,15 @@ SENTENCES = {
     "broken": "The network is not used: its validation error is not finite ({numbers}).",
     "unknown": "The network is not used; the weights hold no record of the validation that decided it.",
 }
-METRICS = ("nrmse", "nrmse_pooled")  # the ratios that decide
-DIGITS = range(3, 7)  # the record has six
+METRICS = ("nrmse", "nrmse_pooled")  # whose ratios decide
+DIGITS = range(3, 7)  # at most the six of the record
 
 
 def outcome(selection: Selection | None) -> str:
     """network | base | tie | broken | unknown: the better of network and base on validation.
 
-    The base is the better one only if its error is lower and both intervals of the ratio are above 1; broken:
-    the network's error is not finite; unknown: nothing is recorded.
+    base: its error is lower and both intervals of the ratio are above 1. broken: the network's error is not
+    finite. unknown: there is no record.
     """
     if not selection:
         return "unknown"
@@ -37,17 +37,17 @@ def outcome(selection: Selection | None) -> str:
 
 
 def in_words(selection: Selection | None) -> str:
-    """A sentence that names the better one, with the numbers."""
+    """A sentence: which one serves, and the numbers."""
     if not selection:
         return SENTENCES["unknown"]
-    share = selection["network_weight"]
-    half = "" if share in (0, 1) else f" with {share:g} of its output"
+    weight = selection["network_weight"]
+    half = "" if weight in (0, 1) else f" with {weight:g} of its output"
     return SENTENCES[outcome(selection)].format(half=half, numbers=numbers_in_words(selection))
 
 
 def numbers_in_words(selection: Selection) -> str:
-    """Both errors, the interval of their ratio (from the lower to the upper end of both that decide), and how
-    many initial conditions and leads they are of."""
+    """Both errors, the interval of their ratio (the hull of both metrics'), and the numbers of initial
+    conditions and leads."""
     network, base = _apart(selection["network"], selection["base"])
     words = [f"nRMSE {network} with it, {base} by the base alone"]
     lows, highs = ([selection[metric][end] for metric in METRICS] for end in ("low", "high"))
@@ -64,7 +64,7 @@ def numbers_in_words(selection: Selection) -> str:
 
 
 def _apart(*values: float | None) -> list[str]:
-    """The numbers with as few digits as tell them apart, at least three."""
+    """The numbers with as few digits as distinguish them, at least three."""
     texts: list[str] = []
     for digits in DIGITS:
         texts = [number(value, digits) for value in values]

@@ -1,9 +1,9 @@
-"""What the report says about a steady prior: ensembles given part of the coefficient, beside cheap ones, and
-beside the exact posterior of a task that knows it.
+"""Scores of a steady prior: ensembles conditioned on part of the coefficient, compared with cheap ones and,
+if the task has it, with the exact posterior.
 
-    linear_posterior     draws of the coefficient from its linear posterior, through the operator
-    dressed, ...         the operator's answer to the best guess + errors fitted to each kind of observation
-    unconditional        solutions of reserved fields: what an ensemble can be that sees nothing
+    linear_posterior     samples of the coefficient from its linear posterior, through the operator
+    dressed, ...         the operator's solution for the best guess + errors fitted to each case
+    unconditional        solutions of reserved fields: an ensemble without any observation
 """
 
 from collections.abc import Iterable
@@ -26,8 +26,8 @@ from ups.metrics.intervals import Scores, bootstrap, entry, halves, plain_mean
 from ups.metrics.joint import decades, score_joint
 from ups.metrics.proper import energy_distance
 
-BANK = 256  # reserved fields that cheap ensembles are fitted to, per case
-SPLITS = 1000  # of exact draws in halves: how far apart these are by chance
+BANK = 256  # reserved fields per case to which cheap ensembles are fitted
+SPLITS = 1000  # random halves of exact samples, for distances by chance
 PRIORS = {
     "dressed": "dressed",
     "resampled": "dressed_resampled",
@@ -38,13 +38,13 @@ PRIORS = {
 }
 POOLED = ("crps", "energy_score")
 RATIOS = ("variogram_space", "nearest")
-# what a prior is that serves by these
+# cheap ensembles that may serve as the prior
 SAME = {"pushed": "linear_posterior", "gaussian": "dressed_conditional"}
-SERVES = {  # what the prior's draws are made by, as validation chose it
-    "pushed": "On validation nothing was better than the linear posterior of the coefficient through the "
-    "operator, and the prior is that.",
-    "error": "The prior is the linear posterior of the coefficient through the operator with the operator's "
-    "own error: the diffusion was no better on validation and does not serve.",
+SERVES = {  # the sampler that validation selected
+    "pushed": "The prior is the linear posterior of the coefficient through the operator: nothing was better "
+    "on validation.",
+    "error": "The prior is the linear posterior of the coefficient through the operator, with the operator's "
+    "own error: the diffusion was no better on validation.",
     "gaussian": "The prior is its conditional mean and scale: nothing was better on validation.",
     "diffusion": "The prior is its diffusion: nothing simpler was as good on validation.",
 }
@@ -54,8 +54,7 @@ SERVES = {  # what the prior's draws are made by, as validation chose it
 def assess_steady(
     residuals: SteadyResiduals, prior: Corrector, truth: Truth, settings: EvaluateConfig, seed: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The task's entry of results.json under "steady" (cases of observation) and the sample that the report
-    draws."""
+    """The task's entry of results.json under "steady", and the sample for the report."""
     cache, task, device, count = truth.cache, truth.task, residuals.device, settings.num_bootstrap
     places = truth.one_of_each(settings.ensemble_trajectories)
     rows, numbers = cache.split[truth.split][places], places.tolist()
@@ -86,7 +85,7 @@ def assess_steady(
             model: summarise_ensemble(part, count, seed, groups) for model, part in scores[case].items()
         }
         if task.posterior and case in PARTIAL:
-            exact, splits = judge_exactly(
+            exact, splits = compare_exactly(
                 prior,
                 residuals,
                 case,
@@ -102,9 +101,9 @@ def assess_steady(
                 cases[case][model]["exact"] = summarise_exact(exact[kind], splits, count, seed)
             chance[case] = summarise_exact(exact["exact"], splits, count, seed)
             against.append(exact["prior"])
-        seen = torch.where(observation.mask[0, 0] > 0, observation.values[0, 0], torch.nan)
+        observed = torch.where(observation.mask[0, 0] > 0, observation.values[0, 0], torch.nan)
         shown[case] = {
-            "observed": seen.cpu().numpy(),
+            "observed": observed.cpu().numpy(),
             "u_ref": u_ref[0, 0].numpy(),
             "members": members["corrector"][0].cpu().numpy(),
         }
@@ -124,11 +123,11 @@ def assess_steady(
     )
     words = (
         f"{len(places)} {truth.split} fields, {settings.members} members each{exact_words}. One model "
-        "serves every observation; errors that dress the operator's answer are fitted to each. "
+        "serves every observation; errors that dress the operator's solution are fitted to each. "
         f"{SERVES[prior.heads[task.name].method]} Its energy score is {in_words(known[cheap])} times that "
         f"of the best {'other ' if same else ''}cheap ensemble ({cheap}) and "
-        f"{in_words(known['unconditional'])} times that of one that sees nothing, mean over the partial "
-        "observations."
+        f"{in_words(known['unconditional'])} times that of solutions without any observation, mean over the "
+        "partial observations."
     )
     out = {
         "task": task.name,
@@ -157,8 +156,8 @@ def pool(
     seed: int,
     groups: Tensor,
 ) -> dict[str, Any]:
-    """Score of the prior over that of `other`, mean over cases, so that none weighs more because its numbers
-    are larger."""
+    """Score of the prior over that of `other`, mean over cases: ratios first, so that all cases weigh the
+    same."""
     parts = {
         name: [
             scores[case][model][name].flatten(1).mean(1) for model in ("corrector", other) for case in cases
@@ -191,8 +190,8 @@ def pool_spread(scores: list[Scores], num_bootstrap: int, seed: int, groups: Ten
 def pool_checks(
     scores: list[Scores], against: list[list[dict[str, float]]], num_bootstrap: int, seed: int, groups: Tensor
 ) -> dict[str, Any]:
-    """What a prior has of exact draws, mean over cases: coverage, structure, and where the exact posterior is
-    known (against: `judge` of every case and field) variance and independence of draws."""
+    """Calibration of a prior, mean over cases: coverage, structure, and if the exact posterior is known
+    (against: `moments_against` of every case and field) variance and independence."""
 
     def ratio(pairs: list[tuple[Tensor, Tensor]], which: Tensor | None) -> dict[str, Any]:
         both = torch.stack([part for side in zip(*pairs, strict=True) for part in side], 1)
@@ -249,8 +248,8 @@ def pool_checks(
 def summarise_exact(
     rows: list[dict[str, float]], splits: Tensor, num_bootstrap: int, seed: int
 ) -> dict[str, Any]:
-    """Moments of `judge`, one entry per field, as figures with intervals over
-    fields; floor: the distance that exact draws stay below 95 times of 100."""
+    """Rows of `moments_against`, one per field, as figures with intervals over fields. floor: the 95 %
+    quantile of the distance between exact samples."""
     values = {key: torch.tensor([row[key] for row in rows], dtype=torch.float64) for key in rows[0]}
     moments = {
         "distance": plain_mean(values["distance"][:, None]),
@@ -266,16 +265,12 @@ def summarise_exact(
     }
 
 
-# ---- draws, and what they are judged by
+# ---- samples, and their distance from the exact posterior
 
 
 def case_bank(residuals: SteadyResiduals, case: str, seed: int) -> Tensor:
-    """Residuals of reserved fields under the observations of a case, (<= BANK, *tokens, dim): what cheap
-    ensembles are fitted to.
-
-    Per case, for the residual's size differs by orders between them: one spread for all would be a straw man
-    in every one.
-    """
+    """Residuals (<= BANK, *tokens, dim) of reserved fields observed as in a case, for cheap ensembles. Their
+    size differs by orders of magnitude between cases, so one fit for all would be a straw man."""
     places = torch.arange(min(BANK, residuals.windows("reserved")[0]))
     z_in, z_ref, parameters = residuals.fields("reserved", places)
     v = residuals.head.input_codec.decode(z_in[:, 0])
@@ -294,12 +289,12 @@ def posterior_draws(
     kind: str,
     bank: Tensor,
 ) -> Tensor:
-    """Draws of the solution (batch, M, C, *space), physical units, from noise (batch, M, *tokens, dim).
+    """Samples of the solution (batch, M, C, *space), physical units, from noise (batch, M, *tokens, dim).
 
-    predicted: of `residuals.predict`, with M draws. kind: prior (as it serves), pushed (draws of the
-    coefficient through the operator); gaussian (the prior's conditional mean and scale alone, B2); dressed
-    (mean and spread of `bank`, B1) or resampled (a residual of `bank`, whole, B3), bank being `case_bank` of
-    the same case; blind (a reserved solution, whatever was seen).
+    predicted: by `residuals.predict`, with M samples. bank: `case_bank` of the same case. kind: prior (the
+    one that serves), pushed (samples of the coefficient through the operator), gaussian (conditional mean and
+    scale alone, B2), dressed (mean and spread of the bank, B1), resampled (residuals of the bank, B3), blind
+    (reserved solutions, without observation).
     """
     guess, start = predicted[0][:, None], predicted[3]
     which = noise.flatten(2)[..., 0]
@@ -319,13 +314,13 @@ def posterior_draws(
             return sample_fields(residuals, Sampler(prior, 0).whitened, prior, predicted, noise)
 
 
-def judge(draws: Tensor, truth: Tensor) -> dict[str, float]:
-    """Draws (M, ...) against N exact ones, both positive: moments to be averaged over fields.
+def moments_against(draws: Tensor, truth: Tensor) -> dict[str, float]:
+    """Moments of samples (M, ...) and of N exact ones, both positive, to be averaged over fields.
 
-    distance: energy distance, without bias, in units of the exact spread. Pairs (of draws, exact): trace, the
-    total variance; log_trace, that of log u, which has no tails that a hundred draws do not see; leading, the
-    variance of log u along the leading pattern of one half of the exact draws, seen in the draws and in the
-    other half; mean_error, squared error of the draws' mean of log u, and what independent draws have.
+    distance: unbiased energy distance, in units of the exact spread. Pairs (samples, exact): trace, the total
+    variance; log_trace, that of log u, whose tails a hundred samples cover; leading, the variance of log u
+    along the leading pattern of one half of the exact samples, of the samples and of the other half;
+    mean_error, squared error of the mean of log u, and that of independent samples.
     """
     flat, exact = draws.flatten(1).double(), truth.flatten(1).double()
     scale, tiny = exact.var(0).sum().sqrt(), FLOOR * exact.mean()
@@ -352,9 +347,9 @@ def judge(draws: Tensor, truth: Tensor) -> dict[str, float]:
 
 
 def split_distances(truth: Tensor, num_draws: int, seed: int) -> Tensor:
-    """Energy distances of num_draws exact draws from the N that `judge` uses, as chance has it: (SPLITS,), of
-    random halves of truth (N, ...). The variance of such a distance between equal laws goes as 1/a + 1/b,
-    which halves are scaled by."""
+    """Energy distances by chance (SPLITS,) of num_draws exact samples from N others, by random halves of
+    truth (N, ...), scaled to these numbers. Between equal laws a distance of a and b samples goes as 1/a +
+    1/b."""
     flat = truth.flatten(1).double()
     flat = flat / flat.var(0).sum().sqrt()
     half, count = len(flat) // 2, len(flat)
@@ -371,7 +366,7 @@ def split_distances(truth: Tensor, num_draws: int, seed: int) -> Tensor:
 
 
 @torch.no_grad()
-def judge_exactly(
+def compare_exactly(
     prior: Corrector,
     residuals: SteadyResiduals,
     case: str,
@@ -383,12 +378,11 @@ def judge_exactly(
     bank: Tensor,
     kinds: Iterable[str],
 ) -> tuple[dict[str, list[dict[str, float]]], Tensor]:
-    """`judge` of `count` draws of every kind against twice as many of the exact posterior: (kind -> one entry
-    per coefficient v (n, C, *space), normalised, `split_distances` averaged over them). "exact": of one half
-    of these against the other, which is what chance leaves.
+    """(kind -> `moments_against` of each coefficient v (n, C, *space), normalised; `split_distances`, mean).
 
-    rows: numbers that name the coefficients in observations and noise. Only for a task whose posterior is
-    known (Task.posterior) and a partial observation.
+    `count` samples of each kind are compared with twice as many of the exact posterior; "exact" compares one
+    half of these with the other. rows: seeds of the coefficients' observations and noise. Needs
+    Task.posterior and a partial observation.
     """
     codec = residuals.head.input_codec
     observation = observe_case(v, case, row_generators(seed, case, rows=rows))
@@ -402,7 +396,7 @@ def judge_exactly(
             linear, 2 * count, source.initial_seed() % 2**31, float(parameters[index, 0])
         )
         for kind, u in draws.items():
-            out[kind].append(judge(u[index, :, 0].cpu(), exact))
-        out["exact"].append(judge(*exact.chunk(2)))
+            out[kind].append(moments_against(u[index, :, 0].cpu(), exact))
+        out["exact"].append(moments_against(*exact.chunk(2)))
         splits.append(split_distances(exact, count, seed + index))
     return out, torch.stack(splits).mean(0)

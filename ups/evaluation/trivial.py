@@ -1,5 +1,4 @@
-"""Forecasts that take no model, which every model is compared with: the last known frame, and means of the
-training data, of all of them or by the time of the year."""
+"""Forecasts without a model, as references: the last input frame, the training mean and its annual cycle."""
 
 import math
 
@@ -8,15 +7,15 @@ from torch import Tensor
 
 from ups.evaluation.truth import Truth
 
-ENOUGH = 256  # training trajectories of which a mean is taken, evenly, if there are more
-YEARS = 2  # that times must span for a mean by the time of the year
-HARMONICS = 3  # of the year: the shape of a season without the noise of single days
+ENOUGH = 256  # training trajectories in a mean, evenly spaced
+YEARS = 2  # of data, at least, for an annual cycle
+HARMONICS = 3  # of the year; more would fit the weather of single days
 
 
 class Trivial:
-    """The trivial forecasts of a task. Of a steady one: the mean of the training solutions. Else persistence,
-    the mean of every cell over training frames (climatology) and, where frames have dates that span at least
-    YEARS, its annual cycle: mean and HARMONICS of the year, by least squares."""
+    """The trivial forecasts of a task. Steady: the mean of the training solutions. Otherwise persistence, the
+    mean of each cell over training frames (climatology) and, if dates span at least YEARS, its annual cycle
+    (mean and HARMONICS of the year by least squares)."""
 
     def __init__(self, truth: Truth, batch_size: int):
         self.truth, task, cache = truth, truth.task, truth.cache

@@ -1,9 +1,7 @@
-"""What every forecast is scored against: the evaluated trajectories as the data files hold them, in physical
-units.
+"""The reference of all scores: the evaluated trajectories of the data files, in physical units.
 
-One truth for the operator, its baselines, ensembles and priors. A decoded latent is no truth: where a codec
-is cut to fewer numbers it lacks what the codec leaves out, and a model that is scored against it is forgiven
-that part.
+The operator, its baselines, ensembles and priors have the same truth. Decoded latents are no truth: a
+truncated codec loses part of the field, and a model scored against them would be forgiven that part.
 """
 
 from collections.abc import Sequence
@@ -19,21 +17,20 @@ from ups.data.tokenizer import Tokenizer
 from ups.models.head import TaskHead
 from ups.userdata.reader import UserTrajectories
 
-LAW_BYTES = 2**30  # of exact draws to judge by
+LAW_BYTES = 2**30  # memory of the exact samples that replace the data as the truth
 
 
 def affordable(num_draws: int, u_ref: Tensor) -> int:
-    """How many exact draws of the size of u_ref each there may be to judge by."""
+    """How many exact samples of the size of u_ref fit into LAW_BYTES; at least 2."""
     return max(2, min(num_draws, LAW_BYTES // u_ref.nbytes))
 
 
 class Truth:
-    """The trajectories of one split of a task, read as they are asked for.
+    """The trajectories of one split of a task, read on demand.
 
-    cache: of the same data (rows, parameters, and the latents that models are given). sources: the data
-    files, one per parameter value. context: frames that models are given and that are not scored. most:
-    trajectories at most, 0 for all. rows (n,): rows of the cache, the same initial conditions of every
-    parameter value.
+    cache: of the same data (rows, parameters, input latents). sources: the data files, one per parameter
+    value. context: number of input frames, which are not scored. most: trajectories at most, 0 for all. rows
+    (n,): rows of the cache, the same initial conditions for every parameter value.
     """
 
     def __init__(self, cache: Cache, sources: Sequence[Source], split: str, context: int, most: int = 0):
@@ -41,7 +38,7 @@ class Truth:
         self.split, self.context, self.rows = split, context, cache.split[split]
         if most:
             self.rows = self.rows[torch.argsort(cache.trajectory[self.rows], stable=True)[:most]]
-        # of the user's files, trajectories of this split may go on beyond those of training
+        # trajectories of user data may be longer in this split than in training
         is_own = isinstance(sources[0], UserTrajectories) and not self.task.is_steady
         total = sources[0].frames_of(self.rows.tolist()) if is_own else cache.num_frames
         self.num_frames = total - context
@@ -53,8 +50,7 @@ class Truth:
             )
 
     def _read(self, rows: Tensor, count: int = 0) -> Tensor:
-        """Trajectories (n, T, channels, *space), float32, of `count` frames or as long as training's; each is
-        read once."""
+        """Trajectories (n, T, channels, *space), float32, of `count` frames or as long as in training."""
         unique, where = rows.unique(return_inverse=True)
         num = self.cache.num_rows // len(self.sources)  # rows: source x trajectory
         places = [divmod(row, num) for row in unique.tolist()]
@@ -75,7 +71,7 @@ class Truth:
         return self._read(rows)[:, :, : len(self.task.inputs)]
 
     def frames(self, rows: Tensor, first: Tensor | int, count: int) -> Tensor:
-        """Frames first .. first + count - 1 (n, count, C, *space); first: one of each row, or one for all."""
+        """Frames first .. first + count - 1 (n, count, C, *space); first: per row, or one for all."""
         u = self._read(rows, int(torch.as_tensor(first).max()) + count)
         index = torch.arange(len(rows))[:, None]
         first_field, end = len(self.task.inputs), len(self.task.inputs + self.task.fields)
@@ -87,8 +83,8 @@ class Truth:
         self, rows: Tensor, u: Tensor, numbers: Tensor, seed: int, num_frames: int, num_draws: int
     ) -> Tensor:
         """Exact futures (n, num_draws, num_frames, C, *space) of states u (n, C, *space) at the parameters of
-        rows, in physical units; draw j is a function of seed, the state's number and j. Task.draw must be
-        known."""
+        rows, in physical units; sample j is a function of seed, the state's number and j. Needs
+        Task.exact_futures."""
         out = u.new_empty(len(u), num_draws, num_frames, *u.shape[1:])
         index = self.cache.parameter_index[rows]
         for place in index.unique().tolist():
@@ -105,12 +101,12 @@ class Truth:
         return out
 
     def future(self, rows: Tensor, count: int = 0) -> Tensor:
-        """The first `count` (0: all) frames that are scored, of the fields that are (n, count, C, *space)."""
+        """The first `count` (0: all) scored frames of the scored fields (n, count, C, *space)."""
         return self.task.predicted(self.frames(rows, self.context, count or self.num_frames))
 
     def given(self, rows: Tensor, codec: Tokenizer, device: torch.device) -> Tensor:
-        """The latents that a model with this codec is shown: the context frames, or the coefficient of a
-        steady task. The cache's, where its codec is the same."""
+        """The input latents of a model with this codec: the context frames, or the coefficient of a steady
+        task; from the cache if its codec is the same."""
         is_steady = self.task.is_steady
         if codec.is_same(self.cache.input_tokenizer if is_steady else self.cache.tokenizer):
             return (
@@ -134,23 +130,23 @@ class Truth:
         return codec.normalise(f.to(head.scale.device))
 
     def scored(self, rows: Tensor, codec: Tokenizer, device: torch.device, count: int = 0) -> Tensor:
-        """The latents of the first `count` (0: all) frames that are scored, likewise."""
+        """The latents of the first `count` (0: all) scored frames; from the cache if possible."""
         count = count or self.num_frames
         if codec.is_same(self.cache.tokenizer) and self.context + count <= self.cache.num_frames:
             return self.cache.batch(rows, self.context, count, device)
         return codec.encode(codec.normalise(self.frames(rows, self.context, count).to(device)))
 
     def one_of_each(self, count: int) -> Tensor:
-        """`count` positions (all, if fewer) in the split, each of another initial condition, parameter values
-        in turn."""
+        """At most `count` positions in the split, each of another initial condition, with parameter values in
+        turn."""
         trajectory = self.cache.trajectory[self.cache.split[self.split]]
         alike = [(trajectory == start).nonzero()[:, 0] for start in trajectory.unique()[:count]]
         return torch.stack([places[turn % len(places)] for turn, places in enumerate(alike)])
 
 
 def open_truth(config: Config, name: str) -> Truth:
-    """The evaluated trajectories of a task as `config` says, their data files checked against cache and
-    configuration."""
+    """The evaluated trajectories of a task. Raises ValueError if its data files differ from those of the
+    cache."""
     cache, settings = open_cache(config, name), config.evaluate
     return Truth(
         cache, same_sources(config, cache), settings.split, config.context(name), settings.max_trajectories

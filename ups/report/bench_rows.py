@@ -1,8 +1,7 @@
 """Networks of other kinds on the same data, as `make bench` measured them on the test split, for the report.
 
-They are trained and tuned there, by the clock, and only read here. A result counts where the cache has the
-same fingerprint (data, split, tokenizer) and as many context frames were given: then both were asked the
-same.
+The bench trains and tunes them by time; here its results are read. A result counts if its cache has the same
+fingerprint (data, split, tokenizer) and it had as many context frames: then the comparison is fair.
 """
 
 from pathlib import Path
@@ -16,16 +15,13 @@ NETWORKS = ("fno", "unet")
 
 
 def data_key(fingerprint: str, context: int) -> dict[str, Any]:
-    """What two results on a task must share to stand side by side: fingerprint of its cache, frames given."""
+    """What two comparable results on a task share: fingerprint of the cache, number of context frames."""
     return {"cache": fingerprint, "context_frames": context}
 
 
 def find_bench_rows(task: str, key: dict[str, Any], folder: Path = FOLDER) -> dict[str, dict]:
-    """ "fno", "unet" -> row of results.json of `task`, the best on validation of several results with this
-    `data_key`.
-
-    Raises DamagedError for a result that is not readable.
-    """
+    """{"fno", "unet"} -> row of results.json for `task`: of the results with this `data_key`, the best on
+    validation. Raises DamagedError for a result that is not readable."""
     best: dict[str, dict] = {}
     for path in sorted(folder.glob(f"{task}_*.json")):
         record = read_record(path, "a result of make bench", "Delete it and run make bench again.")

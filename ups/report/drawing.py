@@ -48,10 +48,7 @@ LOOKS = {
     "dressed_conditional": ("#8c6d46", (0, (4, 2)), "+"),
     "dressed_waves": ("#8c6d46", (0, (1, 2)), "x"),
     "dressed_resampled": ("#7a8a2e", (0, (4, 2)), "1"),
-    "dressed_leads": ("#882255", (0, (2, 1)), "2"),
     "analogs": ("#d55e00", (0, (2, 1)), "3"),
-    "normal_leads": ("#882255", (0, (1, 2)), "4"),
-    "normal_analogs": ("#d55e00", (0, (1, 2)), "|"),
     "exact": (INK, (0, (1, 1)), "*"),
     "bayes_mean": (INK, (0, (4, 1)), "_"),
 }

@@ -44,10 +44,7 @@ FEATURED = (
     "dressed_conditional",
     "dressed",
     "dressed_resampled",
-    "dressed_leads",
     "analogs",
-    "normal_leads",
-    "normal_analogs",
 )
 NUM_LINES = 8  # members drawn as lines
 LEADS = 3
@@ -70,8 +67,8 @@ def case_name(case: str) -> str:
     """A case of ups.generative.observation.CASES in words."""
     kind, _, number = case.partition("_")
     words = {
-        "none": "nothing seen",
-        "full": "all seen",
+        "none": "nothing observed",
+        "full": "all observed",
         "points": f"{number} % of cells",
         "coarse": f"means of {number}×{number}",
         "noisy": f"all, noise {number}",

@@ -1,7 +1,6 @@
-"""The leaderboard: the reports of all runs on one split side by side; only runs with the same protocol and
-data share a table.
+"""The leaderboard: the reports of all runs on one split. Runs with the same protocol and data share a table.
 
-    python -m ups.report.leaderboard [--runs runs] [--metric nrmse] [--task TASK] [--split val]
+python -m ups.report.leaderboard [--runs runs] [--metric nrmse] [--task TASK] [--split val]
 """
 
 import json
@@ -21,14 +20,14 @@ OPTIONS = {
     "--split": {"default": "test", "choices": ["test", "val"]},
 }
 SHARED = ("num_frames_predicted", "grid", "parameters", "num_trajectories")  # of a task that is compared
-MEASURE = "RMS of the truth"  # what relative errors are relative to, where a report does not say
+MEASURE = "RMS of the truth"  # reference of relative errors in reports of older versions
 
 
 def read_report(folder: Path) -> tuple[dict, bool]:
-    """(results.json of a report's folder, whether its record, done.json, says that it is that file).
+    """(results.json of a report's folder, whether its record, done.json, confirms it).
 
-    A report of which a gate failed has no record. Raises DamagedError for a file that is not readable, that
-    is not the one of the record, or that says that every gate passed without a record; FileNotFoundError."""
+    A report with a failed gate has no record. Raises FileNotFoundError, and DamagedError if a file is not
+    readable, is not the one of the record, or has only passed gates without a record."""
     path, again = folder / "results.json", "Make the report again."
     results = read_record(
         path,
@@ -46,22 +45,20 @@ def read_report(folder: Path) -> tuple[dict, bool]:
     except FileNotFoundError:
         if all(gate["passed"] for gate in results["gates"]):
             raise DamagedError(
-                f"{path} says that every gate passed and {DONE} is not there; expected the "
-                f"record of a report that passed. The results were altered, or the report was "
-                f"not finished. {again}"
+                f"all gates of {path} passed and {DONE} is missing; expected the record of a report "
+                f"that passed. The results were altered, or the report was not finished. {again}"
             ) from None
         return results, False
     if record["files"].get(path.name) != file_hash(path):
         raise DamagedError(
-            f"{path} was altered: its digest is not that of {folder / DONE}; expected the "
-            f"results as they were written. {again}"
+            f"{path} was altered: its digest is not that in {folder / DONE}; expected the "
+            f"original results. {again}"
         )
     return results, True
 
 
 def read(runs: str | Path, split: str = "test") -> list[dict]:
-    """results.json of every run that was judged on `split`, none when there are none. Raises as
-    `read_report`."""
+    """results.json of every run with a report on `split`. Raises as `read_report`."""
     folder = "report" if split == "test" else "report-val"
     return [read_report(path.parent)[0] for path in sorted(Path(runs).glob(f"*/{folder}/results.json"))]
 
@@ -71,19 +68,17 @@ def figure(task: dict, metric: str) -> float | None:
 
 
 def mean_of(results: dict, metric: str, task: str | None = None) -> float | None:
-    """Geometric mean of `metric` over the tasks of a run, or over `task` alone: a ratio counts the same on an
-    easy and on a hard task."""
+    """Geometric mean of `metric` over the tasks of a run, or `metric` of `task`: easy and hard tasks have the
+    same weight."""
     values = [figure(entry, metric) for name, entry in results["tasks"].items() if task in (None, name)]
     return geometric_mean(values) if values and all(value and value > 0 for value in values) else None
 
 
 def table(runs: str | Path, metric: str = "nrmse", task: str | None = None, split: str = "test") -> str:
-    """Markdown, best first (lower is better except for correlation_time), by `task` or by the mean over
-    tasks.
+    """Markdown, best first (lower is better except for correlation_time), by `task` or the mean over tasks.
 
-    Runs that differ in protocol, tasks, grid, frames, parameters, number of trajectories or what errors are
-    relative to are not comparable and get tables of their own. A value that is missing or not finite sorts
-    last.
+    Runs with another protocol, tasks, grid, frames, parameters, number of trajectories or reference of errors
+    are not comparable and have tables of their own. A missing value or one that is not finite sorts last.
     """
     groups, known = {}, set()
     for results in read(runs, split):
@@ -108,14 +103,12 @@ def table(runs: str | Path, metric: str = "nrmse", task: str | None = None, spli
         )
     shown = [_markdown(rows, metric, task) for rows in groups.values() if task in (None, *rows[0]["tasks"])]
     if not shown:
-        raise ValueError(
-            f"no run was scored on {task!r}; expected a task of {runs}. Leave --task out to see all."
-        )
+        raise ValueError(f"no run was scored on {task!r}; expected a task of {runs}. Omit --task to see all.")
     return "\n\n".join(shown)
 
 
 def _markdown(rows: list[dict], metric: str, task: str | None) -> str:
-    """One table, of runs that can be compared."""
+    """One table of comparable runs."""
     tasks, sign = rows[0]["tasks"], -1 if metric == "correlation_time" else 1
     horizon = ", ".join(
         f"{name} {'×'.join(map(str, entry['grid']))} cells, "
@@ -158,8 +151,8 @@ def _markdown(rows: list[dict], metric: str, task: str | None) -> str:
 
 
 def _settings(row: dict) -> list[str]:
-    """What was trained, in words: bases that were chosen, tasks that the network serves, rates of Muon and
-    AdamW, seed; a dash where an older report does not say."""
+    """Selected bases, tasks with a network, learning rates of Muon and AdamW, seed; a dash if an older report
+    has none."""
     tasks, training = row["tasks"], row["training"]
     bases = list(dict.fromkeys(tasks[name].get("base", "–") for name in sorted(tasks)))
     used = [tasks[name].get("network_is_used") for name in tasks]

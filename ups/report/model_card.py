@@ -29,7 +29,7 @@ Scores = dict[str, list]  # head and rows of a table, and notes below it
 LICENCES = {
     "generate": "MIT; the data were made by this project's solvers",
     "published": "of the weights MIT; the data are PDEBench's and keep their own licence",
-    "user": "the data were the user's own, whose owner says how the weights may be passed on",
+    "user": "the data are the user's own; their owner decides how the weights may be shared",
 }
 
 

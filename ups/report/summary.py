@@ -2,7 +2,7 @@
 
 Everything looks good beside the trivial forecast. So the table compares the operator with its own base (what
 does the network add?) and with the best network of another kind trained on the same data. A difference counts
-only if its paired interval excludes none.
+only if its paired interval excludes zero.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from ups.report.tables import label
 from ups.report.templates import render
 
 ON_THE_BASE = {
-    "less": "Of its base's error the network takes off {}.",
+    "less": "The network reduces the error of its base by {}.",
     "tie": "Operator and base alone tie on {}.",
     # switched off, by `outcome` of the selection
     "off, base": "The network is not used where validation was better without it: {}.",
@@ -23,7 +23,7 @@ ON_THE_BASE = {
     "off, broken": "The network is not used where its validation error was not finite: {}.",
     "off, unknown": "The network is not used on {}.",
     "more": "The base alone is better on {}.",
-    "unknown": "What the network is worth is not known on {}.",
+    "unknown": "The gain of the network is unknown on {}.",
 }
 # a conserved mean is reported as lost if it moves by this fraction of its RMS
 LOST = 1e-4
@@ -85,8 +85,8 @@ def _on_the_base(tasks: dict) -> list[str]:
         if found and found["low"] is not None and found["low"] > LOST:
             data = task["models"]["codec_floor"]["conservation_error"]["value"]
             out.append(
-                f"On {name} the equation keeps the mean of {_listed(task['conserved'])}; the operator "
-                f"moves it by {number(found['value'])} of its RMS, the data by {number(data)}."
+                f"On {name} the equation conserves the mean of {_listed(task['conserved'])}; the operator "
+                f"changes it by {number(found['value'])} of its RMS, the data by {number(data)}."
             )
     return out
 
@@ -118,7 +118,7 @@ def _on_other_networks(tasks: dict) -> list[str]:
         {"lower": "lower on {}", "higher": "higher on {}", "level": "the same within the intervals on {}"},
     )
     return [
-        *([f"Beside the better of FNO and U-Net its error is {'; '.join(parts)}."] if parts else []),
+        *([f"Compared with the better of FNO and U-Net its error is {'; '.join(parts)}."] if parts else []),
         *_by_kind(
             [(kind, name) for name, kind in kinds.items()],
             {"unknown": "No FNO or U-Net was trained on {} (make bench)."},
