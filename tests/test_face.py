@@ -661,7 +661,7 @@ def test_interface_command_and_report_draw_the_same_members(model, folder, tmp_p
     for row, right in zip(rows.tolist(), members, strict=True):
         out = tmp_path / f"{row}.h5"
         more = f"--input {truth.sources[0].path} --frames 3 --members 4 --by {by} --seed 3"
-        more += f" --rows {row}:{row + 1} --shown {truth.context}"
+        more += f" --rows {row}:{row + 1} --context {truth.context}"
         assert predict.main(arguments(folder, out, task, more)) == 0
         drawn = predict.open_data(out, task).read(0, 4)
         np.testing.assert_array_equal(drawn[:, -3:], right)
