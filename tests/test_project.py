@@ -1,5 +1,4 @@
-"""The project keeps its word: configurations, scripts and Makefile agree, house style holds, the
-chain runs."""
+"""Configurations, scripts and Makefile agree, the style rules hold, and make train runs the whole chain."""
 
 import ast
 import dataclasses
@@ -36,18 +35,7 @@ needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 
 def make(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess:
     """make as a user would call it, not as a child of the `make test` that may run this."""
-    inherited = {
-        "MAKEFLAGS",
-        "MFLAGS",
-        "MAKELEVEL",
-        "CONFIG",
-        "RUN",
-        "RUNS",
-        "ARGS",
-        "TOPOLOGY",
-        "STAGE",
-        "TASK",
-    }
+    inherited = set("MAKEFLAGS MFLAGS MAKELEVEL CONFIG RUN RUNS ARGS TOPOLOGY STAGE TASK".split())
     environment = {key: value for key, value in os.environ.items() if key not in inherited}
     return subprocess.run(
         ["make", f"PYTHON={sys.executable}", *arguments],
@@ -102,8 +90,7 @@ def keys_of(cls: type, where: str = "") -> typing.Iterator[tuple[str, str]]:
 
 
 def test_every_key_of_the_configuration_is_read_somewhere():
-    """As SECTION.key or, where the section was given a shorter name or is an argument, as one of the names
-    below."""
+    """As SECTION.key, or as an attribute of a variable with one of the names below."""
     short = {"self", "settings", "section", "wanted", "evaluate_config", "limits"}
     read = set()
     for name, text in TEXTS.items():
@@ -185,10 +172,7 @@ def test_the_product_imports_nothing_that_is_not_required():
         r"^([A-Za-z0-9_-]+)==\S+$", (ROOT / "requirements.txt").read_text(encoding="utf-8"), re.M
     )
     modules = {"PyYAML": "yaml"}
-    allowed = {modules.get(name, name) for name in pinned} | {
-        "PIL",
-        "ups",
-    }  # PIL: matplotlib cannot be without it
+    allowed = {modules.get(name, name) for name in pinned} | {"PIL", "ups"}  # matplotlib requires PIL
 
     imported = set()
     for text in TEXTS.values():
@@ -201,8 +185,8 @@ def test_the_product_imports_nothing_that_is_not_required():
                 else []
             )
             imported |= {name.split(".")[0] for name in names}
-    asked_for = {"xarray", "huggingface_hub"}  # only by who gives such a field or name
-    assert imported - set(sys.stdlib_module_names) - allowed - asked_for == set()
+    optional = {"xarray", "huggingface_hub"}  # imported only for such fields and names
+    assert imported - set(sys.stdlib_module_names) - allowed - optional == set()
     assert allowed - imported - {"PIL"} == set()
     assert not [name for name in imported if name in ("bench", "tests")]
 
@@ -210,12 +194,8 @@ def test_the_product_imports_nothing_that_is_not_required():
 def test_ruff_is_clean():
     if importlib.util.find_spec("ruff") is None:
         pytest.skip("ruff is not installed (requirements-dev.txt)")
-    result = subprocess.run(
-        [sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format", "concise", "."],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format", "concise", "."]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout
 
 
@@ -231,15 +211,8 @@ def test_help_is_the_default_and_lists_every_target():
 @needs_make
 @pytest.mark.parametrize("target", sorted(TARGETS - {"help"}))
 def test_every_target_names_files_that_exist(target, tmp_path):
-    result = make(
-        "-n",
-        target,
-        "STAGE=operator",
-        "TASK=burgers1d",
-        "TO=elsewhere",
-        "GRID=run.seed=1,2",
-        f"RUNS={tmp_path}",
-    )
+    values = "STAGE=operator TASK=burgers1d TO=elsewhere GRID=run.seed=1,2".split()
+    result = make("-n", target, *values, f"RUNS={tmp_path}")
     assert result.returncode == 0, result.stderr
     assert not list(tmp_path.iterdir())
     commands = result.stdout.replace("\\\n", " ")
@@ -389,8 +362,7 @@ def tiny(tmp_path):
 
 @pytest.fixture
 def end_of(monkeypatch, capsys):
-    """What a script prints and what it says at its end, if that is a failure; in this process: one each takes
-    seconds."""
+    """Run a script in this process; return its output and, if it fails, its last words."""
 
     def run(script: str, *arguments: str) -> tuple[str, str]:
         monkeypatch.chdir(ROOT)
