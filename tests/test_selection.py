@@ -321,7 +321,7 @@ def test_the_sentence_about_the_selection_agrees_with_the_numbers_in_it():
         # the report and the verdict say the same
         task = a_task(record)
         text = paragraph({"tasks": {"a": task}, "gates": [], "protocol": {}})
-        judged = gates.judge_task(task, {})["words"]
+        judged = gates.usability_of(task, {})["words"]
         if kind != "network":
             assert words in judged and numbers_in_words(record) in text
             assert ("better without it" in text) == (kind == "base") and ("no clear difference" in text) == (
@@ -353,7 +353,7 @@ def test_weights_without_a_record_load_and_no_reason_is_invented():
     operator = load_operator(ROOT / "pretrained" / "operator")
     assert all("selection" not in head.description for head in operator.heads.values())
     task = a_task(None)
-    judged = gates.judge_task(task, {})["words"]
+    judged = gates.usability_of(task, {})["words"]
     assert (
         "these weights" not in judged and "no record of the validation" in judged and "better" not in judged
     )
