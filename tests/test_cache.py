@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -366,8 +367,8 @@ def test_damage_that_opening_does_not_look_for_is_found_when_its_row_is_read(cop
 
 
 def test_each_row_is_compared_once_while_the_file_stays_as_it_is(built, monkeypatch):
-    cache, compared, crc32 = open_cache(built, "advection1d", "quick"), [], cache_module.zlib.crc32
-    monkeypatch.setattr(cache_module.zlib, "crc32", lambda row: compared.append(1) or crc32(row))
+    cache, compared, crc32 = open_cache(built, "advection1d", "quick"), [], zlib.crc32
+    monkeypatch.setattr(zlib, "crc32", lambda row: compared.append(1) or crc32(row))
     for rows, expected in (
         ([1, 2, 2, 1], 2),
         ([2, 3, 1], 3),

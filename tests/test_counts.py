@@ -154,7 +154,10 @@ def test_training_warns_of_gates_that_will_fail_and_refuses_what_it_cannot_train
     config = load_config(path, [])
     build_cache(config, "ks", progress=False)
     require_counts(config, {"ks": open_cache(config, "ks")})
-    assert "WARNING ks: the report has 1 test initial conditions for the operator" in capsys.readouterr().out
+    assert (
+        "WARNING ks: the report evaluates the operator on 1 test initial conditions"
+        in capsys.readouterr().out
+    )
     config = load_config(path, ["task.ks.reserve=0.97"])
     with pytest.raises(ValueError, match="leaves the operator none of 10 training initial conditions"):
         require_counts(config, {"ks": open_cache(config, "ks")})

@@ -91,7 +91,7 @@ def wheel(tmp_path_factory):
         "dist",
         ".",
     ]
-    subprocess.run(command, cwd=folder, check=True, timeout=120)
+    subprocess.run(command, cwd=folder, check=True, timeout=300)
     return next((folder / "dist").glob("*.whl"))
 
 
@@ -131,7 +131,7 @@ def test_the_wheel_forecasts_with_the_ends_of_its_ranges(wheel, tmp_path, which)
     )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [python, "-c", f"ROOT = {str(ROOT)!r}{USE}"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     u0 = np.sin(2 * np.pi * np.arange(256) / 256)[None].astype("float32")
     here = ups.load(ROOT / "pretrained").forecast("burgers1d", u0, {"Nu": 0.01}, num_frames=5)

@@ -167,7 +167,7 @@ def check_counts(config: Config, task_name: str, counts: Counts) -> Iterator[Fin
 def too_few_gated(what: str, num: int, least: int, split: str) -> str:
     """The warning that the gates of the report will fail."""
     return (
-        f"the report has {num} {split} initial conditions for {what} and its gates refuse fewer than "
+        f"the report evaluates {what} on {num} {split} initial conditions and its gates refuse fewer than "
         f"{least} (evaluate.min_initial_conditions)"
     )
 
