@@ -1,5 +1,5 @@
-"""Files that hold what was meant: no planted link, second writer or full disk makes them anything else; and
-records that say when they were altered; what the machine refuses, in words. Without torch.
+"""Safe reading and writing of files: atomic writes, locks, protection against planted links and full disks;
+records with a seal that shows alterations; the machine's errors in plain words. Without torch.
 """
 
 import contextlib
@@ -20,31 +20,29 @@ from tqdm import tqdm
 
 T = TypeVar("T")
 WAIT_S = 1.0  # between looks at a file that another process writes
-NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}  # flock where there are no locks
-# of a record such as done.json or of the header of weights: what a stranger sends is read in a second, or not
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}  # of flock, without locks
+# size limit of a record such as done.json and of the header of weights, so that foreign files cannot stall us
 MOST_RECORD_BYTES = 4 * 2**20
 NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 NO_ACCESS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
-# of libraries, in a RuntimeError; the last is oneDNN's, on a CPU
+# messages of a RuntimeError for want of memory; the last is oneDNN's, on a CPU
 NO_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "can't allocate memory",
     "not enough memory",
     "could not create a primitive",
 )
-TOGETHER = " + "  # between the names of files that go together
+TOGETHER = " + "  # between the names of files that are read as one
 UNWRITABLE = NO_ROOM | NO_ACCESS | {errno.EEXIST}
 
 
 class DamagedError(ValueError):
-    """A file that is not what its record says, or not what was written."""
+    """A file that was altered or damaged since it was written."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a smaller batch can cure `error`.
-
-    An asynchronous CUDA error is not curable: the context is lost.
-    """
+    """Whether a smaller batch would avoid `error`. An asynchronous CUDA error does not count, as the context
+    is lost."""
     is_torch = type(error).__name__ == "OutOfMemoryError"  # torch.OutOfMemoryError
     return (
         isinstance(error, MemoryError)
@@ -54,14 +52,15 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def in_words(error: BaseException) -> str:
-    """The message of an error; if memory, a disk or its rights are the cause, one line with the remedy."""
+    """The message of an error. If memory, a full disk or file permissions are the cause, it names the
+    remedy."""
     if is_out_of_memory(error):
         what = " ".join(str(error).split()) or type(error).__name__
         return (
             f"out of memory ({what:.200}); expected room for one batch. End other programs, or lower "
             "batch sizes, task.TASK.resolution or the size of the model"
         )
-    is_bare = isinstance(error, OSError) and not error.__cause__  # else somebody has said it
+    is_bare = isinstance(error, OSError) and not error.__cause__  # otherwise its message is explained already
     if is_bare and error.errno in NO_ROOM:
         return (
             f"the disk of {error.filename or 'a file'} is full ({error.strerror}); expected room to "
@@ -83,17 +82,16 @@ def file_hash(path: Path) -> str:
 
 
 def require_hash(path: Path, digest: str, record: str, do: str) -> None:
-    """Raise DamagedError unless `path` is there with the SHA-256 that `record` (a file's name) says."""
+    """Raise DamagedError unless `path` exists with this SHA-256. record: name of the file that states it."""
     found = file_hash(path) if path.is_file() else "missing"
     if found != digest:
         raise DamagedError(f"{path} is {found[:12]}; expected {digest[:12]} as {record} says. {do}")
 
 
 def require_plain(path: Path, do: str) -> None:
-    """Raise DamagedError for a file that is a link out of its folder, or no file: it may lead to anything.
+    """Raise DamagedError for a link out of its folder, and for anything but a plain file.
 
-    A hub's client keeps files as links from snapshots/REVISION/ into the folder blobs/ beside it: these are
-    followed.
+    The links of a hub's client, from snapshots/REVISION/ into the folder blobs/ beside it, are allowed.
     """
     folder, target = path.parent.resolve(), path.resolve()
     hub = next((above.parent for above in folder.parents if above.name == "snapshots"), None)
@@ -104,14 +102,14 @@ def require_plain(path: Path, do: str) -> None:
 
 
 def require_small(path: Path, what: str, do: str) -> None:
-    """Raise DamagedError for a record that is no plain file or larger than any."""
+    """Raise DamagedError for a record that is not a plain file or larger than MOST_RECORD_BYTES."""
     require_plain(path, do)
     if path.exists() and (size := path.stat().st_size) > MOST_RECORD_BYTES:
         raise DamagedError(f"{path} has {size} bytes; expected {what}, of at most {MOST_RECORD_BYTES}. {do}")
 
 
 def parts_of(path: str | Path) -> list[Path]:
-    """The files that a path names: "tas.nc + pr.nc" two that go together, each with other fields."""
+    """The files that a path names: "tas.nc + pr.nc" names two, which hold different fields."""
     text = str(path)
     return [Path(path)] if TOGETHER not in text or Path(text).exists() else [*map(Path, text.split(TOGETHER))]
 
@@ -131,14 +129,15 @@ def flush(path: Path) -> None:
 
 
 def create(path: Path) -> BinaryIO:
-    """A new, empty file at `path`. What lay there is removed: as a link it may lead to somebody's data."""
+    """A new, empty file at `path`. An existing file is removed first, because it may be a link to other
+    data."""
     path.unlink(missing_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # O_EXCL follows no link
     return os.fdopen(handle, "w+b")
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a folder or a link, never what the link leads to; nothing if it is not there."""
+    """Remove a file, a folder or a link (not its target), if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -147,11 +146,8 @@ def remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Inside, write the file that is given; then it becomes `path`, flushed. On an error `path` stays as it
-    was.
-
-    Its mode follows the umask, whatever mode the writer chooses.
-    """
+    """A temporary path to write to in the block; it replaces `path` after the block. After an error `path` is
+    unchanged. Its mode follows the umask."""
     temporary = path.with_name(f".{path.name}.tmp")
     with create(temporary) as file:
         mode = os.fstat(file.fileno()).st_mode & 0o777
@@ -167,10 +163,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def place_new(path: Path, target: Path) -> None:
-    """Name a finished file `target`, which must not be there. Raises FileExistsError if another process made
-    it meanwhile."""
+    """Rename a finished file to `target`, which must not exist. Raises FileExistsError if another process
+    made it meanwhile."""
     try:
-        os.link(path, target)  # where a rename would replace it
+        os.link(path, target)  # a rename would replace an existing file
         path.unlink()
     except FileExistsError as error:
         raise FileExistsError(
@@ -181,7 +177,7 @@ def place_new(path: Path, target: Path) -> None:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write a text file so that a reader sees the old one or the whole new one."""
+    """Write a text file; readers get either the old one or the complete new one."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -192,14 +188,14 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_sealed(path: Path, record: dict[str, Any]) -> None:
-    """`write_json` of a mapping and, as its "seal", its own hash."""
+    """`write_json` of a mapping with its hash under the key "seal"."""
     write_json(path, record | {"seal": value_hash(record)})
 
 
 def read_record(path: Path, what: str, do: str, **kinds: type | tuple[type, ...]) -> dict[str, Any]:
-    """The JSON mapping at `path`, with every key of `kinds` in its type; other keys are as they are.
+    """The JSON mapping at `path`, checked to have the keys of `kinds` with values of these types.
 
-    Raises FileNotFoundError, or DamagedError: what the file is, and what to do when it is not.
+    what, do: description of the file and advice, for the error. Raises FileNotFoundError or DamagedError.
     """
     try:
         require_small(path, what, do)
@@ -217,7 +213,7 @@ def read_record(path: Path, what: str, do: str, **kinds: type | tuple[type, ...]
 
 
 def read_sealed(path: Path, what: str, do: str, **kinds: type | tuple[type, ...]) -> dict[str, Any]:
-    """`read_record` of what `write_sealed` wrote. Raises DamagedError also if any of it was altered."""
+    """`read_record` of a file of `write_sealed`. Raises DamagedError also if it was altered."""
     record = read_record(path, what, do, seal=str, **kinds)
     if record["seal"] != value_hash({name: value for name, value in record.items() if name != "seal"}):
         raise DamagedError(
@@ -229,10 +225,10 @@ def read_sealed(path: Path, what: str, do: str, **kinds: type | tuple[type, ...]
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[BinaryIO]:
-    """The file at `path`, made if need be, for this process alone; the lock dies with its process.
+    """The file at `path`, created if missing and locked for this process; the lock ends with the process.
 
-    Raises OSError for anything but a plain file of one name, for one that another process holds, and on a
-    disk without locks.
+    Raises OSError for anything but a plain file with one name, for a file that another process has locked,
+    and on a file system without locks.
     """
     while True:
         with _open_own(path) as file:
@@ -240,7 +236,7 @@ def held(path: Path) -> Iterator[BinaryIO]:
             if is_at(path, file):
                 yield file
                 return
-            # its holder renamed or removed it before we had the lock: ours may be a finished file by now
+            # another process renamed or removed it before we had the lock: open the new file
 
 
 def is_at(path: Path, file: IO) -> bool:
@@ -252,7 +248,7 @@ def is_at(path: Path, file: IO) -> bool:
 
 
 def _open_own(path: Path) -> BinaryIO:
-    """`path`, open for reading and writing, made if need be. Raises OSError for one that leads to another."""
+    """`path`, open for reading and writing, created if missing. Raises OSError for a link."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         status = os.fstat(handle)
@@ -270,10 +266,8 @@ def _open_own(path: Path) -> BinaryIO:
 
 
 def lock(file: IO, path: Path) -> None:
-    """Lock an open file for its process.
-
-    Raises BlockingIOError if another has it, OSError where there are no locks.
-    """
+    """Lock an open file for this process. Raises BlockingIOError if another process has locked it, OSError on
+    a file system without locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -294,15 +288,15 @@ def lock(file: IO, path: Path) -> None:
 
 
 def when_free(make: Callable[[], T]) -> T:
-    """make(), as soon as no other process writes the file that it writes."""
-    is_told = False
+    """make(), repeated until no other process has locked the file that it writes."""
+    is_announced = False
     while True:
         try:
             return make()
         except BlockingIOError as error:
-            if not is_told:
+            if not is_announced:
                 tqdm.write(f"waiting: {error.strerror}", file=sys.stderr)  # beside a bar
-            is_told = True
+            is_announced = True
             time.sleep(WAIT_S)
 
 
@@ -313,10 +307,11 @@ def partial_path(path: Path) -> Path:
 
 @contextlib.contextmanager
 def completing(path: Path, num_bytes: int, keys: str, is_continued: bool = True) -> Iterator[BinaryIO]:
-    """The unfinished file of `path`, `held`; it becomes `path`, flushed, when the block ends well and has not
+    """The unfinished file of `path`, locked; it is renamed to `path` after the block, unless the block
     removed it.
 
-    is_continued: on an error it stays for the next process to continue. num_bytes, keys: as in `explained`.
+    is_continued: after an error the file stays, and the next process continues it. num_bytes, keys: as in
+    `explained`.
     """
     partial = partial_path(path)
     with explained(path, num_bytes, keys):
@@ -335,22 +330,23 @@ def completing(path: Path, num_bytes: int, keys: str, is_continued: bool = True)
 
 
 def require_room(file: BinaryIO, num_bytes: int) -> None:
-    """Raise OSError where the disk has not the room that `file` lacks of `num_bytes`."""
+    """Raise OSError if the disk has too little space for `file` to grow to `num_bytes`."""
     disk, there = os.fstatvfs(file.fileno()), os.fstat(file.fileno()).st_blocks * 512
     if num_bytes - there > disk.f_bavail * disk.f_frsize:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def reserve(file: BinaryIO, num_bytes: int) -> None:
-    """Give `file` its first `num_bytes` on the disk for real: a full disk is an error now, not in an hour."""
-    require_room(file, num_bytes)  # else a disk would be filled before it is found too small
+    """Allocate the first `num_bytes` of `file` on the disk, so that a full disk is an error now, not in an
+    hour."""
+    require_room(file, num_bytes)  # otherwise posix_fallocate fills a small disk before it fails
     os.posix_fallocate(file.fileno(), 0, num_bytes)
 
 
 @contextlib.contextmanager
 def explained(path: Path, num_bytes: int, keys: str) -> Iterator[None]:
-    """Say of an error that the disk or its rights caused what `path` needs, and which `keys` change that;
-    what was said already stays."""
+    """Explain an OSError of a full or write-protected disk: it then names `path`, the `num_bytes` needed, and
+    the configuration `keys` to change. Errors that were explained before pass unchanged."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,7 @@
-"""What a person sees while something runs: where it stands in make's chain, and one bar, on the main process.
+"""Progress of a command: its position in make's chain, and one progress bar, on the main process.
 
-In a terminal the bar is drawn; elsewhere a line comes every half minute. `note` says beside the bar what is
-being done, without a bar (on another process, in a test) nothing; so whoever works deep inside needs no
-handle on it.
+A terminal shows the bar; elsewhere a line is printed every half minute. `note` shows a text beside the open
+bar and does nothing without one (on another process, in a test), so deep code needs no handle on the bar.
 """
 
 import contextlib
@@ -15,40 +14,40 @@ from typing import Any
 
 from tqdm import tqdm
 
-RECENT = 50  # updates whose mean loss is shown: that of one jumps with the task that was drawn
+RECENT = 50  # updates whose mean loss is shown: losses of single updates differ from task to task
 
 _shown: "Bar | None" = None
 
 
-watched: Any = None  # who wants to know that this process makes progress: the guard of a rank
+watched: Any = None  # the guard of this rank, which watches for progress
 
 
 def beat() -> None:
-    """Progress was made; for loops that know nothing of a run. Costs nothing where nobody watches."""
+    """Report progress to the guard, if there is one."""
     if watched is not None:
         watched.beat()
 
 
 def waiting(doing: str) -> contextlib.AbstractContextManager[None]:
-    """Inside, this process waits for others, which is no want of progress."""
+    """A context in which this process waits for others; the guard does not count it as a hang."""
     return contextlib.nullcontext() if watched is None else watched.waiting(doing)
 
 
 def peer_failed() -> bool:
-    """Whether another rank has failed, and waits to tell so; for loops that wait for its files."""
+    """Whether another rank has failed; for loops that wait for its files."""
     return watched is not None and watched.peer_failed()
 
 
 def position(stage: str, trained: Sequence[str]) -> str:
-    """ "operator (3 of 8)": a stage and where it stands from data to report; the name alone of a stage that
-    the report does not need. trained: the stages that it needs (`Config.trained`).
+    """The position of a stage between data and report, such as "operator (3 of 8)"; the name alone of a stage
+    that the report does not need. trained: the stages that it needs (`Config.trained`).
     """
     chain = ["data", "cache", *trained, "report"]
     return f"{stage} ({chain.index(stage) + 1} of {len(chain)})" if stage in chain else stage
 
 
 class Bar(tqdm):
-    """The bar of this process while it is open; hidden unless this is the main one."""
+    """The progress bar of this process; hidden unless it is the main process."""
 
     def __init__(
         self,
@@ -58,8 +57,8 @@ class Bar(tqdm):
         count: Callable[[], int] | None = None,
         **options: Any,
     ) -> None:
-        """count: how much of `total` is done, where several processes do it; then the time that is left is
-        not foretold.
+        """count: returns how much of `total` is done, if several processes work on it; then the bar estimates
+        no remaining time.
         """
         global _shown
         is_terminal = sys.stderr.isatty()
@@ -85,7 +84,7 @@ class Bar(tqdm):
         )
 
     def say(self, text: str) -> None:
-        """Show `text` beside the bar, and how much is done by now."""
+        """Show `text` beside the bar, and the current count."""
         self.set_postfix_str(text, refresh=False)
         if time.monotonic() - self._noted_at >= self.mininterval:
             self._noted_at, self.n = time.monotonic(), self._count() if self._count else self.n
@@ -100,6 +99,6 @@ class Bar(tqdm):
 
 
 def note(text: str) -> None:
-    """Say beside the open bar what is being done."""
+    """Show `text` beside the open bar."""
     if _shown is not None:
         _shown.say(text)

@@ -78,13 +78,14 @@ def box_rows(k: Sequence[tuple[int, ...]], sizes: Sequence[int], ends: Sequence[
 
 
 def _unit(rows: Tensor) -> Tensor:
-    """Rows of unit norm; those that are zero but for rounding as zeros."""
+    """Rows scaled to unit norm; rows that are zero up to rounding become zero."""
     norm = rows.norm(dim=-1, keepdim=True)
     return torch.where(norm > 1e-6, rows / norm.clamp_min(1e-6), torch.zeros_like(rows))
 
 
 def _waves(wave: Callable[[Tensor], Tensor], first: int, n: int) -> Tensor:
-    """The n rows of wave numbers from `first` on: 0, which is scaled apart, or 1, where the last one is."""
+    """The n rows of wave numbers from `first` on; the first row (for 0) or the last (for 1) has another
+    scale."""
     k, j = torch.arange(first, n + first, dtype=torch.float64), torch.arange(n, dtype=torch.float64)
     rows = wave(math.pi * torch.outer(k, j + 0.5) / n) * math.sqrt(2 / n)
     rows[-first] /= math.sqrt(2)
@@ -121,12 +122,12 @@ def interpolation(n: int, m: int, boundary: str) -> Tensor:
 
 
 def resample(u: Tensor, space: Sequence[int], boundary: str) -> Tensor:
-    """u (..., *own space) on the grid `space` of the same domain: `interpolation` of every axis, in
+    """u (..., *space of its grid) interpolated to the grid `space` of the same domain, axis by axis, in
     float64."""
-    own = u.shape[-len(space) :]
+    sizes = u.shape[-len(space) :]
     matrices = [
         interpolation(n, m, end).to(u.device)
-        for n, m, end in zip(own, space, along(boundary, len(space)), strict=True)
+        for n, m, end in zip(sizes, space, along(boundary, len(space)), strict=True)
     ]
     return apply_axes(u.double(), matrices).to(u.dtype)
 
@@ -174,7 +175,7 @@ class FieldTransform(nn.Module):
         return self._across_walls(u, True)
 
     def _across_walls(self, u: Tensor, is_back: bool) -> Tensor:
-        """u with the modes of every axis that has walls in place of its cells, or the other way."""
+        """The transform of u along every axis with walls, or its inverse."""
         for axis in self.walls:
             matrix = getattr(self, f"matrix{axis}").to(u)
             u = (u.movedim(axis - len(self.space), -1) @ (matrix if is_back else matrix.mT)).movedim(

@@ -1,7 +1,7 @@
-"""A coarse solver of the user's: a function named MODULE:FUNCTION by the user's own configuration or command
-line, never by weights.
+"""The user's coarse solver: a function MODULE:FUNCTION, named by the user's configuration or command line,
+never by weights.
 
-Its file is located and digested without running anything; only `load_step` imports. Standard library only.
+Its file is located and digested without running it; only `load_step` imports it. Standard library only.
 """
 
 import ast
@@ -17,13 +17,12 @@ from typing import Any
 from ups.common.files import file_hash, value_hash
 
 IMPORTERS = ("import_module", "__import__")
-KEYS = ("stdlib", "platstdlib", "purelib", "platlib")  # of sysconfig: where installed packages lie
+KEYS = ("stdlib", "platstdlib", "purelib", "platlib")  # of sysconfig: folders of installed packages
 
 
 def find_module(name: str) -> Path | None:
-    """The source file of a dotted module on Python's path, None if there is none.
-
-    `importlib.util.find_spec` would import the packages around it.
+    """The source file of a dotted module on Python's path, None if there is none. (`importlib.util.find_spec`
+    would import its parent packages.)
     """
     parts = name.split(".")
     for entry in sys.path if all(part.isidentifier() for part in parts) else ():
@@ -35,7 +34,7 @@ def find_module(name: str) -> Path | None:
 
 
 def solver_file(place: str, task: str) -> Path:
-    """The source of the module in MODULE:FUNCTION. Raises ValueError where Python would find none."""
+    """The source file of the module in MODULE:FUNCTION. Raises ValueError if Python finds none."""
     module = place.partition(":")[0]
     if (file := find_module(module)) is None:
         raise ValueError(
@@ -47,16 +46,16 @@ def solver_file(place: str, task: str) -> Path:
 
 
 def solver_digest(place: str, task: str) -> str:
-    """A digest of the module in MODULE:FUNCTION and of every module of the user's that it imports, directly
-    or not: all that do not come with Python, with an installed package or with this one.
+    """A digest of the module in MODULE:FUNCTION and of every user module that it imports, directly or not.
 
-    Raises ValueError as `solver_file`.
+    Modules of Python, of installed packages and of this package do not count. Raises ValueError as
+    `solver_file`.
     """
     module = place.partition(":")[0]
     found, waiting = {module: solver_file(place, task)}, [module]
     while waiting:
         name = waiting.pop()
-        for other in (part for asked in _imports(name, found[name]) for part in _with_packages(asked)):
+        for other in (one for imported in _imports(name, found[name]) for one in _with_packages(imported)):
             file = find_module(other) if other not in found else None
             if file is not None and _is_users(other, file, module):
                 found[other] = file
@@ -65,7 +64,7 @@ def solver_digest(place: str, task: str) -> str:
 
 
 def _with_packages(name: str) -> list[str]:
-    """A module and the packages around it, whose __init__.py run before it."""
+    """A module and its parent packages, whose __init__.py run before it."""
     parts = name.split(".")
     return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
@@ -73,7 +72,7 @@ def _with_packages(name: str) -> list[str]:
 def _is_users(name: str, file: Path, solver: str) -> bool:
     """Whether a module is part of the user's solver: of its package, or not installed."""
     top = name.partition(".")[0]
-    if top == __name__.partition(".")[0]:  # a change of this package does not ask for another training
+    if top == __name__.partition(".")[0]:  # a change of this package does not make a training stale
         return False
     installed = [sysconfig.get_path(key) for key in KEYS] + [site.getusersitepackages()]
     return top == solver.partition(".")[0] or not (
@@ -83,8 +82,8 @@ def _is_users(name: str, file: Path, solver: str) -> bool:
 
 
 def _imports(name: str, file: Path) -> Iterator[str]:
-    """Names that may be modules which the source of module `name` imports, anywhere in it; `name`'s own
-    packages first."""
+    """Names that the source of module `name` imports anywhere, and that may be modules; `name` comes
+    first."""
     yield name
     try:
         tree = ast.parse(file.read_bytes())
@@ -108,7 +107,7 @@ def _imports(name: str, file: Path) -> Iterator[str]:
 
 
 def load_step(place: str, task: str) -> Callable[..., Any]:
-    """The function MODULE:FUNCTION, imported. Raises ValueError, by name, where it is not there."""
+    """The function MODULE:FUNCTION, imported. Raises ValueError if it does not exist."""
     module, _, name = place.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
@@ -122,7 +121,7 @@ def load_step(place: str, task: str) -> Callable[..., Any]:
 
 
 def solvers_of(config: Any) -> Mapping[str, Callable[..., Any]]:
-    """Task -> the solver that the user's configuration names, of the tasks that may have one as a base."""
+    """Task -> solver in the user's configuration, for the tasks that may use one as a base."""
     return {
         name: load_step(config.task[name].solver, name)
         for name in config.data.tasks
@@ -130,10 +129,10 @@ def solvers_of(config: Any) -> Mapping[str, Callable[..., Any]]:
     }
 
 
-def solvers_named(given: Sequence[str]) -> Mapping[str, Callable[..., Any]]:
-    """Task -> the solver that a command line names, as TASK=MODULE:FUNCTION. Raises ValueError."""
-    if wrong := [text for text in given if not re.fullmatch(r"[^=]+=[\w.]+:\w+", text)]:
+def solvers_named(arguments: Sequence[str]) -> Mapping[str, Callable[..., Any]]:
+    """Task -> solver from command-line arguments TASK=MODULE:FUNCTION. Raises ValueError."""
+    if wrong := [text for text in arguments if not re.fullmatch(r"[^=]+=[\w.]+:\w+", text)]:
         raise ValueError(
             f"--solver is {wrong[0]!r}; expected TASK=MODULE:FUNCTION, such as ks=my_solver:step. Correct it."
         )
-    return {task: load_step(place, task) for task, place in (text.split("=") for text in given)}
+    return {task: load_step(place, task) for task, place in (text.split("=") for text in arguments)}
