@@ -176,7 +176,7 @@ def diffusion_sorption(
     def implicit(u: np.ndarray, step: float) -> np.ndarray:
         held, new = diff_sorp.content(u), u
         for _ in range(2):
-            slope = 1 + capacity * (np.maximum(new, 0) + diff_sorp.LEAST) ** (diff_sorp.FREUNDLICH_N - 1)
+            slope = 1 + capacity * (np.maximum(new, 0) + diff_sorp.MIN_U) ** (diff_sorp.FREUNDLICH_N - 1)
             diagonal = slope + 2 * step * scale
             diagonal[0] += step * scale  # 2 (u - 1) across half a cell
             diagonal[-1] += step * scale * (leaving - 1)

@@ -1,8 +1,8 @@
-"""Linear advection u_t + beta u_x = 0 on [0, 1), periodic: the exact solution u(x, t) = u0(x - beta t).
+"""Linear advection on [0, 1), periodic.
 
-PDEBench's files hold a second-order finite-volume solution, which deviates from this by 8e-4 (smooth waves)
-to 2e-2 (windowed ones) in relative L2 norm at t = 2, purely by dispersion; ours have no such error to be
-learnt.
+Equation: u_t + beta u_x = 0. Scheme: the exact solution u(x, t) = u0(x - beta t). PDEBench's files hold a
+second-order finite-volume solution, whose dispersion error at t = 2 is 8e-4 (smooth waves) to 2e-2 (windowed
+waves) in the relative L2 norm.
 """
 
 import math
@@ -25,7 +25,7 @@ def simulate(
 
 
 def advance(u: Tensor, *, parameter: float, dt: float) -> Tensor:
-    """u (n, 1, cells) a time dt later: its trigonometric interpolation, moved."""
+    """u (n, 1, cells) a time dt later: its trigonometric interpolant, shifted."""
     modes = torch.fft.rfft(u.double())
     turn = torch.polar(
         torch.ones(modes.shape[-1], dtype=torch.float64),
@@ -35,7 +35,7 @@ def advance(u: Tensor, *, parameter: float, dt: float) -> Tensor:
 
 
 def moves_at_beta(data: Any, scan: Any) -> Iterator[Finding]:
-    """The first edition moved at twice beta."""
+    """Fields that move at twice beta, as in the withdrawn first edition."""
     if "x" not in data.coordinates or data.num_frames < 2 or data.space[0] < 2:
         return
     right, double = (_transport_error(data, factor * data.parameter) for factor in (1.0, 2.0))
@@ -50,11 +50,9 @@ def moves_at_beta(data: Any, scan: Any) -> Iterator[Finding]:
 
 
 def _transport_error(data: Any, speed: float) -> float:
-    """Median relative error of u(t, x) = u(0, x - speed t) over the first trajectories, shifted in Fourier
-    space.
-
-    The frame is the one whose shift is nearest to half the domain, so that whole turns cannot hide a wrong
-    speed.
+    """Median relative error of u(t, x) = u(0, x - speed t) over the first trajectories, by a shift in Fourier
+    space. t is the frame with the shift nearest to half the domain, as a wrong speed shows least after whole
+    periods.
     """
     x, times = data.coordinates["x"], data.coordinates["t"] - data.coordinates["t"][0]
     length = len(x) * (x[1] - x[0])

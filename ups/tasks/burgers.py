@@ -1,14 +1,15 @@
-"""Viscous Burgers u_t + (u^2/2)_x = c u_xx on [0, 1), periodic, c = nu / pi: exact up to quadrature.
+"""Viscous Burgers equation on [0, 1), periodic.
 
-With a potential psi, psi_x = u, the Cole-Hopf transform phi = exp(-psi / 2c) obeys phi_t = c phi_xx (Hopf
-1950, Cole 1951), whose solution over a step dt of any length is a convolution with a Gaussian:
+Equation: u_t + (u^2/2)_x = c u_xx with c = nu / pi. Scheme: exact up to quadrature. With a potential psi,
+psi_x = u, the Cole-Hopf transform phi = exp(-psi / 2c) obeys phi_t = c phi_xx (Hopf 1950, Cole 1951), so a
+step dt of any length is a convolution with a Gaussian:
 
     psi(x, t + dt) = -2c log  integral exp(-psi(y, t) / 2c) exp(-(x - y)^2 / 4c dt) / sqrt(4 pi c dt) dy .
 
-The integral becomes a trapezoidal sum, spectrally accurate once the integrand is resolved, of positive terms
-only, so that it keeps full relative accuracy although phi spans hundreds of orders of magnitude. psi(x + 1) =
-psi(x) + mean u. psi lives on cell faces: (psi_{i+1} - psi_i) / dx is the exact cell average, which is what
-PDEBench's finite-volume files hold, and the mean of u is conserved to rounding.
+The integral becomes a trapezoidal sum, which is spectrally accurate once the integrand is resolved. All its
+terms are positive, so it keeps full relative accuracy although phi spans hundreds of orders of magnitude.
+psi(x + 1) = psi(x) + mean u. psi is known at cell faces: (psi_{i+1} - psi_i) / dx is the exact cell average,
+as in PDEBench's finite-volume files, and the mean of u is conserved to rounding.
 """
 
 import itertools
@@ -32,9 +33,9 @@ GAUSS_POINTS = 3
 
 
 def potential(wave: Wave, num_faces: int) -> tuple[Tensor, float]:
-    """(psi, mean of u0): psi(x) = integral of u0 from 0 to x at x = j / num_faces, (num_faces,), float64.
+    """psi(x) = integral of u0 from 0 to x, at x = j / num_faces, (num_faces,) float64, and the mean of u0.
 
-    Gauss-Legendre on every cell; where u0 has a kink (absolute value) the cell is cut at the kink.
+    Gauss-Legendre quadrature in every cell; a cell with a kink of u0 (absolute value) is cut at the kink.
     """
     faces = torch.arange(num_faces + 1, dtype=torch.float64) / num_faces
     left, right = faces[:-1], faces[1:]
@@ -49,7 +50,7 @@ def potential(wave: Wave, num_faces: int) -> tuple[Tensor, float]:
 
 
 def _zeros(wave: Wave, left: Tensor, right: Tensor) -> Tensor:
-    """Where the signed sum changes sign inside each cell (bisection); the middle where it does not."""
+    """The zero of the signed sum inside each cell, by bisection; the middle of cells without one."""
     cut = 0.5 * (left + right)
     has_zero = wave.signed_sum(left) * wave.signed_sum(right) < 0
     low, high = left[has_zero], right[has_zero]
@@ -138,9 +139,9 @@ def evolve(
 ) -> Tensor:
     """Cell averages of u of one trajectory at t = 0, dt, 2 dt, ...: (num_frames, resolution), float64.
 
-    psi: potential at the faces j / m, j = 0 .. m-1, (m,) float64, m a power of two times `resolution`; the
-    larger m, the more exact the first step is. mean: psi(1) - psi(0). diffusivity: c = nu / pi. dt: time
-    between frames. Raises ValueError if m is too small for so small a diffusivity.
+    psi: potential at the faces j / m, j = 0 .. m-1, (m,) float64, with m a power of two times `resolution`; a
+    larger m makes the first step more accurate. mean: psi(1) - psi(0). diffusivity: c = nu / pi. dt: time
+    between frames. Raises ValueError if m is too small for the diffusivity.
     """
     num_faces = psi.shape[0]
     frames = torch.empty(num_frames, resolution, dtype=torch.float64)
@@ -170,8 +171,8 @@ def simulate(
 ) -> Tensor:
     """Cell averages of u, (num_frames, 1, resolution).
 
-    parameter: nu, PDEBench's file name parameter; the diffusion coefficient is nu / pi. Raises ValueError too
-    for nu so small that the solution cannot be resolved.
+    parameter: nu, as in PDEBench's file names; the diffusion coefficient is nu / pi. Raises ValueError also
+    for a nu so small that the solution cannot be resolved.
     """
     num_faces = resolution
     while num_faces < MIN_FINE:
@@ -188,7 +189,7 @@ def simulate(
 
 
 def advance(u: Tensor, *, parameter: float, dt: float) -> Tensor:
-    """u (n, 1, cells), cell averages, a time dt later; within a cell u is constant."""
+    """u (n, 1, cells), cell averages, a time dt later; u is taken as constant within a cell."""
     finer = max(1, MIN_FINE // u.shape[-1])
     psi = torch.cumsum(u.double().repeat_interleave(finer, -1), -1) / (finer * u.shape[-1])
     later = [
@@ -206,7 +207,7 @@ def advance(u: Tensor, *, parameter: float, dt: float) -> Tensor:
 
 
 def starts_at_zero(data: Any, scan: Any) -> Iterator[Finding]:
-    """The first edition was on (-1, 1)."""
+    """Files on (-1, 1), as the withdrawn first edition."""
     if "x" in data.coordinates and data.coordinates["x"][0] < 0:
         yield Finding(
             "error",

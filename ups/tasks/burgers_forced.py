@@ -1,15 +1,17 @@
-"""Burgers driven by white noise, u_t + (u^2/2)_x = nu u_xx + forcing on [0, 1), periodic:
+"""Burgers equation with white-noise forcing on [0, 1), periodic.
+
+Equation: u_t + (u^2/2)_x = nu u_xx + forcing, with
 
     forcing = sum over k = 1 .. 3 of AMPLITUDE (cos(2 pi k x) dW_k/dt + sin(2 pi k x) dW'_k/dt)
 
-The model sees the whole state and no noise, so the next state is uncertain however good the model is, by as
-much as the noise since then has put in; `draw` gives it exactly. Ours: a standard problem of the stochastic
-Burgers equation (E, Khanin, Mazel and Sinai 2000), whose invariant measure, shocks that form, merge and
-dissipate what the noise puts in, is where trajectories start (after a run-up of SPIN from random waves).
+A model gets the whole state but not the noise, so the future is uncertain; `exact_futures` samples it
+exactly. Trajectories start on the invariant measure (after a run-up of SPIN from random waves), in which
+shocks form, merge and dissipate the energy of the noise. Source: a standard problem (E, Khanin, Mazel and
+Sinai 2000) with our numbers.
 
-Fourier modes below n/3 of n points in float64, products without aliasing: what is stored is the whole state.
-Time: ups/tasks/forced.py. In the mean d<u^2>/2 = (input - nu <u_x^2>) dt, input = half the sum of the squared
-amplitudes (Ito), and the mean of u stays.
+Scheme: Fourier modes below n/3 of n points in float64, without aliasing, so the stored field is the whole
+state. Time: ups/tasks/forced.py. In the mean d<u^2>/2 = (input - nu <u_x^2>) dt, with input = half the sum of
+the squared amplitudes (Ito), and the mean of u is constant.
 """
 
 import functools
@@ -18,20 +20,20 @@ from collections.abc import Sequence
 
 from ups.common.boundary import PERIODIC
 from ups.common.lazy import Tensor, np, torch
-from ups.tasks.forced import Forced, draws, num_steps, trajectories
+from ups.tasks.forced import Forced, num_steps, sample_futures, trajectories
 from ups.tasks.initial import solver
 from ups.tasks.task import Array, Task
 
 WAVES = (1, 2, 3)
 AMPLITUDE = 0.5  # an input of 0.375: shocks of about 1.6
 START = 0.4  # standard deviation of a forced wave's amplitude before the run-up
-SPIN = 2.0  # a shock crosses the box in about one
+SPIN = 2.0  # a shock crosses the box in a time of about 1
 STEP = 0.5  # times the cell width: the largest speed in a run is about 2.5, RK4 needs 0.53 at that
 
 
 @functools.lru_cache(maxsize=8)
 def equation(resolution: int, nu: float, dt: float) -> Forced:
-    """The equation in the modes 0 .. resolution // 2, of which those below resolution / 3 are not zero."""
+    """The equation in the modes 0 .. resolution // 2; modes from resolution / 3 on are zero."""
     k = 2 * math.pi * torch.arange(resolution // 2 + 1, dtype=torch.float64)
     flux = torch.where(torch.arange(len(k)) * 3 < resolution, -0.5j * k, 0)
     waves = torch.zeros(2 * len(WAVES), len(k), dtype=torch.complex128)
@@ -105,7 +107,7 @@ FAMILY = (
         num_trajectories=2000,
         conserved=("u",),
         simulate=simulate,
-        exact_futures=functools.partial(draws, evolve),
+        exact_futures=functools.partial(sample_futures, evolve),
         defaults={"parameters": [0.01], "reserve": 0.5, "base": ["persistence", "propagator", "equation"]},
     ),
 )

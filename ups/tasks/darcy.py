@@ -1,13 +1,15 @@
-"""Darcy flow -div(a grad u) = f on (0, 1)^2 with u = 0 on the wall: the steady solution itself.
+"""Steady Darcy flow on (0, 1)^2.
 
-Cell-centred finite volumes: flux through an inner face = (mean of the two cells' a) * (difference of u) / h,
-as in PDEBench; through a wall face = a * u / (h / 2), the value at the wall being zero (PDEBench puts the
-zero one whole cell away). Solved by conjugate gradients preconditioned with the inverse for a = 1, which sine
-transforms diagonalise, so the number of iterations depends on the contrast max a / min a only, not on the
+Equation: -div(a grad u) = f, with u = 0 on the wall.
+
+Scheme: cell-centred finite volumes. The flux through an inner face is (mean of the two cells' a) *
+(difference of u) / h, as in PDEBench; through a wall face it is a * u / (h / 2), as u is zero at the wall (in
+PDEBench, one cell outside). Conjugate gradients solve it, preconditioned with the inverse for a = 1, which
+sine transforms diagonalise; so the number of iterations depends on the contrast max a / min a, not on the
 grid.
 
-PDEBench's files hold a relaxation u_t = div(a grad u) + f stopped at about t = 1.75 from a random start, not
-yet steady where a is small and not a function of a alone when f is small; we solve the steady equation.
+PDEBench's files hold the relaxation u_t = div(a grad u) + f from a random start, stopped at about t = 1.75.
+It is not yet steady where a is small, and depends on the start if f is small.
 """
 
 import functools
@@ -23,17 +25,16 @@ from ups.tasks.task import Array, Finding, Task
 NUM_BUMPS = 5
 MAX_SQUARED_WIDTH = 0.5
 HIGH, LOW = 1.0, 0.1  # HIGH where the sum of bumps is above its mean, as in PDEBench
-LOOKED_AT = 8  # trajectories, spread over the file, that are solved again
-# relative distance from the steady solution; PDEBench's wall, a cell further out, makes some 0.02
-UNSTEADY = 0.05
+NUM_SAMPLED = 8  # trajectories, equally spaced in the file, that the check solves again
+UNSTEADY = 0.05  # relative distance from the steady solution; PDEBench's wall alone makes 0.02
 
 
 @functools.cache
 def _mean_of_bumps() -> float:
-    """Mean over the square, the centres and the widths of the sum of bumps: 5 int_0^1 I(w/2)^2 dw.
+    """The mean of the sum of bumps over space, centres and widths: 5 int_0^1 I(w/2)^2 dw.
 
-    I(s) = int int_0^1 exp(-(x-c)^2 / s) dx dc = sqrt(pi s) erf(1/sqrt s) - s (1 - exp(-1/s)). w = z^2 makes
-    it smooth.
+    I(s) = int int_0^1 exp(-(x-c)^2 / s) dx dc = sqrt(pi s) erf(1/sqrt s) - s (1 - exp(-1/s)). The
+    substitution w = z^2 makes the integrand smooth.
     """
     nodes, weights = np.polynomial.legendre.leggauss(40)
     z = torch.from_numpy(0.5 * (nodes + 1))
@@ -43,11 +44,11 @@ def _mean_of_bumps() -> float:
 
 
 def sample_coefficient(seed: int, index: int, resolution: int) -> Tensor:
-    """a(x, y) of trajectory `index`: two-valued, (resolution, resolution), float64.
+    """a(x, y) of trajectory `index`, with two values, (resolution, resolution), float64.
 
-    Sum of five bumps exp(-r^2 / s), centres uniform in the square, s = U(0,1) / 2; a = 1 where the sum is
-    above its mean and 0.1 elsewhere. PDEBench takes the mean over the batch at hand, which makes a sample
-    depend on its neighbours; we take the mean of the distribution, the limit of a large batch.
+    a is 1 where a sum of five bumps exp(-r^2 / s) exceeds its mean and 0.1 elsewhere; centres are uniform in
+    the square, s = U(0,1) / 2. PDEBench takes the mean over its batch, so a sample depends on the others; we
+    take the mean of the distribution, which is the limit of a large batch.
     """
     draws = random_stream(seed, index).uniform(0.0, 1.0, size=(3, NUM_BUMPS))
     x = cell_centres(resolution)
@@ -75,8 +76,8 @@ def apply_operator(a: Tensor, u: Tensor) -> Tensor:
 def _solve_batch(a: Tensor, source: Tensor, scale: Tensor, tolerance: float, max_iterations: int) -> Tensor:
     """Preconditioned conjugate gradients (Hestenes and Stiefel 1952) for n samples, all (n, nx, ny), float64.
 
-    The preconditioner is the inverse for a = 1 between two multiplications by `scale`. A sample that is done
-    keeps its answer while others go on.
+    The preconditioner is the inverse for a = 1 between two multiplications by `scale`. A converged sample
+    keeps its solution while others iterate.
     """
     (basis_x, eigenvalue_x), (basis_y, eigenvalue_y) = (eigenbasis(n, DIRICHLET) for n in a.shape[1:])
     inverse = 1 / (eigenvalue_x[:, None] + eigenvalue_y[None, :])
@@ -107,7 +108,7 @@ def _solve_batch(a: Tensor, source: Tensor, scale: Tensor, tolerance: float, max
         residual -= length * image
         is_done = is_done | (norm(residual) <= goal)
         if bool(is_done.all()):
-            residual = source - apply_operator(a, u)  # the recursion drifts: believe the true one only
+            residual = source - apply_operator(a, u)  # the true one, as the recursion accumulates rounding
             is_done = norm(residual) <= goal
             if bool(is_done.all()):
                 return u
@@ -130,13 +131,15 @@ def solve(
     is_smooth: bool = False,
     batch: int = 1,
 ) -> Tensor:
-    """u with -div(a grad u) = source, u = 0 on the wall of the unit square: (..., nx, ny), float64.
+    """The solution u of -div(a grad u) = source with u = 0 on the wall of the unit square, (..., nx, ny),
+    float64.
 
-    a: (..., nx, ny), positive; source: anything that broadcasts to it. tolerance: relative residual in the
-    2-norm. is_smooth: precondition with a^(-1/2) (-Laplacian)^-1 a^(-1/2) (Concus and Golub 1973), which
-    takes a quarter of the iterations where a has no jumps (darcy2d_grf: 14 for 57) and twice as many or more
-    where it has. batch: samples solved together; with 1 no bit of one depends on its neighbours, with 16
-    small grids take a fifth of the time. Raises RuntimeError if the residual is not reached.
+    a: (..., nx, ny), positive; source: broadcasts to a. tolerance: relative residual in the 2-norm.
+    is_smooth: precondition with a^(-1/2) (-Laplacian)^-1 a^(-1/2) (Concus and Golub 1973), which takes a
+    quarter of the iterations for an a without jumps (darcy2d_grf: 14 instead of 57) and twice as many or more
+    for one with jumps. batch: samples solved together; with 1 the result is bitwise independent of the other
+    samples, with 16 small grids take a fifth of the time. Raises RuntimeError if the tolerance is not
+    reached.
     """
     a = a.double()
     source = source.double().expand_as(a).reshape(-1, *a.shape[-2:])
@@ -154,16 +157,16 @@ def solve(
 def simulate(seed: int, index: int, *, resolution: int, parameter: float, **_: Any) -> Tensor:
     """Channels (a, u), space axes (x, y): (1, 2, resolution, resolution).
 
-    parameter: beta, the constant source. u is proportional to it; a does not depend on it. The problem is
-    steady: the answer is one frame whatever num_frames and t_end are.
+    parameter: beta, the constant source. u is proportional to it and a independent of it. The steady solution
+    is one frame, whatever num_frames and t_end are.
     """
     a = sample_coefficient(seed, index, resolution)
     return torch.stack([a, solve(a, torch.full_like(a, parameter))])[None]
 
 
 def is_solution(data: Any, scan: Any) -> Iterator[Finding]:
-    """Whether the answer solves -div(a grad u) = beta."""
-    _, u = data.stratified_rows(LOOKED_AT)
+    """Solutions u that do not solve -div(a grad u) = beta."""
+    _, u = data.stratified_rows(NUM_SAMPLED)
     a, u_stored = torch.from_numpy(u[:, 0]).double().unbind(1)
     if not bool((a > 0).all()):
         yield Finding(

@@ -1,26 +1,25 @@
-"""Darcy flow with a log-normal coefficient: what is not observed of a has a known distribution given what is.
+"""Darcy flow with a log-normal coefficient. Given observations of a, the distribution of the rest is known.
 
     -div(a grad u) = beta on (0, 1)^2, u = 0 on the wall,   a = exp(g)
     g(x) = sum_k sqrt(lambda_k) xi_k phi_k(x),   lambda_k = s (pi^2 |k|^2 + tau^2)^(-alpha),
     xi_k independent N(0, 1)
 
-phi_k(x) = c_k1 cos(pi k1 x) c_k2 cos(pi k2 y), c_0 = 1, else sqrt 2: the eigenfunctions of the Laplacian
-without flux through the wall, normalised on the square; k1 and k2 run from 0 to resolution - 1, all that the
-cells can tell apart, and s makes the variance of g one on average over the cells. tau = 3, alpha = 2 as in Li
-et al. 2021 (arXiv 2010.08895, section 5.2), who cut g at zero into a two-valued a, where we take the
-exponential. Their code drops k = 0; we keep it, as the formula has it: 0.57 of the variance is then that of
-the mean of g, no covariance is singular, and no jitter is needed anywhere.
+phi_k(x) = c_k1 cos(pi k1 x) c_k2 cos(pi k2 y), with c_0 = 1 and else sqrt 2, are the eigenfunctions of the
+Laplacian without flux through the wall, normalised on the square. k1 and k2 run from 0 to resolution - 1, and
+s makes the mean variance of g over the cells one. Source: tau = 3 and alpha = 2 of Li et al. 2021 (arXiv
+2010.08895, section 5.2), who threshold g at zero, where we take the exponential. Their code drops k = 0; we
+keep it, as in the formula: then 0.57 of the variance is that of the mean of g, and no covariance is singular.
 
-Ours, not PDEBench's, whose thresholded bumps (ups/tasks/darcy.py) have no such law. Here any linear
-observation of g leaves a Gaussian:
+The task is ours; the thresholded bumps of PDEBench (ups/tasks/darcy.py) have no known conditional
+distribution. Here g given any linear observation is Gaussian:
 
     y = A g + noise * eta,  g ~ N(0, C),  eta ~ N(0, 1)
     g | y ~ N(m, P),  K = A C A^T + noise^2 I,  m = C A^T K^-1 y,  P = C - C A^T K^-1 A C
 
-A sample by Matheron's rule (Wilson et al. 2021, "Pathwise conditioning of Gaussian processes"): with g0 from
-the prior and eta afresh, g0 + C A^T K^-1 (y - A g0 - noise * eta) has exactly this distribution. K is
-positive definite without noise too, because C is (its k = 0 mode is kept) and no cell is observed twice, so
-nothing is added to it: at 64 cells per axis, all observed, its condition number is about 1e8.
+Sampling uses Matheron's rule (Wilson et al. 2021, "Pathwise conditioning of Gaussian processes"): with g0
+from the prior and a new eta, g0 + C A^T K^-1 (y - A g0 - noise * eta) has exactly this distribution. K is
+positive definite even without noise, because C is (its k = 0 mode is kept) and no cell is observed twice. At
+64 cells per axis, all observed, its condition number is about 1e8.
 """
 
 import functools
@@ -34,8 +33,8 @@ from ups.tasks.initial import random_stream, solver
 
 TAU = 3.0
 ALPHA = 2.0
-STREAM = (1,)  # sets the members apart from the trajectories of the same seed
-BATCH = 16  # members solved together: 0.7 ms each at 32 x 32 for 4.2 ms alone; more no longer fit the cache
+STREAM = (1,)  # separates the random numbers of members from those of trajectories with the same seed
+BATCH = 16  # members solved together: 0.7 ms each at 32 x 32, 4.2 ms alone; more exceed the processor's cache
 
 
 @functools.lru_cache(maxsize=8)
@@ -57,8 +56,8 @@ def _basis(resolution: int) -> Tensor:
 
 @functools.lru_cache(maxsize=8)
 def _shells(resolution: int) -> Tensor:
-    """Flat indices of the modes ordered by max(k1, k2), (resolution^2,): those of a coarser grid come
-    first."""
+    """Flat indices of the modes in the order of max(k1, k2), (resolution^2,), so that the modes of a coarser
+    grid come first."""
     first, second = (k.ravel() for k in np.meshgrid(*[np.arange(resolution)] * 2, indexing="ij"))
     return torch.from_numpy(np.lexsort((second, first, np.maximum(first, second))))
 
@@ -67,8 +66,8 @@ def draw_field(stream: "np.random.Generator", resolution: int) -> Tensor:
     """g at the cell centres from the next resolution^2 normal numbers of `stream`, (resolution, resolution),
     float64.
 
-    The numbers go to the modes by shells of max(k1, k2), so that a finer grid adds modes to those of a
-    coarser one (and rescales them by 2e-4 or less, as s depends on which there are).
+    Modes get the numbers in shells of max(k1, k2), so that a finer grid adds modes to those of a coarser one
+    (and rescales them by 2e-4 or less, as s depends on the modes).
     """
     xi = torch.empty(resolution * resolution, dtype=torch.float64)
     xi[_shells(resolution)] = torch.from_numpy(stream.standard_normal(resolution * resolution))
@@ -97,12 +96,10 @@ def simulate(seed: int, index: int, *, resolution: int, parameter: float, **_: A
 
 @dataclass(frozen=True)
 class LinearObservation:
-    """y = A g + noise * eta on resolution x resolution cells, the rows of A being means over disjoint groups
-    of cells.
+    """y = A g + noise * eta on resolution x resolution cells. A takes means over disjoint groups of cells.
 
-    cells: (k, m) int64, flat indices of the m cells of each of k groups (m = 1: single cells; k = 0: nothing
-    observed).
-    values: y, (k,) float64. noise: standard deviation of every y, in the units of g, 0 for none. Raises
+    cells: (k, m) int64, flat indices of the m cells in each of k groups (m = 1: single cells; k = 0: no
+    observation). values: y, (k,) float64. noise: standard deviation of every y, in the units of g. Raises
     ValueError for shapes, indices or numbers that do not fit, and for a cell observed twice.
     """
 
@@ -153,8 +150,7 @@ class LinearObservation:
 def draw_log_coefficients(observation: LinearObservation, num: int, seed: int) -> Tensor:
     """`num` independent samples of g given the observation, (num, n, n), float64, by Matheron's rule.
 
-    Member j starts from its own random numbers, a function of (seed, j) unlike those of trajectory j of the
-    same seed.
+    The random numbers of member j depend on (seed, j) and differ from those of trajectory j of the same seed.
     """
     n, (cross, factor) = observation.resolution, observation.factors()
     g = torch.empty(num, n, n, dtype=torch.float64)
@@ -172,8 +168,8 @@ def truth_ensemble(
 ) -> tuple[Tensor, Tensor]:
     """`num` exact samples of (a, u) given the observation of g = log a: both (num, n, n), float64.
 
-    The members of `draw_log_coefficients` are solved with the constant source beta. n is the grid that the
-    data were generated on: a strided field is not the field of a coarser grid.
+    beta: the constant source. n must be the grid that the data were generated on, because a strided field is
+    not the field of a coarser grid.
     """
     a = draw_log_coefficients(observation, num, seed).exp()
     return a, darcy.solve(a, torch.tensor(beta, dtype=torch.float64), is_smooth=True, batch=BATCH)

@@ -1,11 +1,9 @@
-"""FitzHugh-Nagumo diffusion-reaction on (-1, 1)^2 with no-flux walls:
+"""FitzHugh-Nagumo diffusion-reaction on (-1, 1)^2 with no-flux walls.
 
-    u_t = Du lap u + u - u^3 - k - v,    v_t = Dv lap v + u - v,    Du = 1e-3, Dv = 5e-3, k = 5e-3,
-
-from white noise, u and v independent N(0, 1) in every cell (PDEBench). The noise is white on the grid, so the
-problem depends on the resolution, as PDEBench's does. Space: the five-point Laplacian on cells, diagonal in
-the cosine basis. Time: ETDRK4 (ups/tasks/modes.py), diffusion exact. PDEBench integrates the same system
-with RK45 at tolerances 1e-3 and 1e-6.
+Equation: u_t = Du lap u + u - u^3 - k - v,    v_t = Dv lap v + u - v,    Du = 1e-3, Dv = 5e-3, k = 5e-3.
+Start: u and v independent N(0, 1) in every cell, as in PDEBench; so the problem depends on the resolution.
+Scheme: the five-point Laplacian, diagonal in the cosine basis; ETDRK4 in time (ups/tasks/modes.py), with
+exact diffusion. PDEBench integrates the same system by RK45 at tolerances 1e-3 and 1e-6.
 """
 
 import functools
@@ -27,7 +25,7 @@ FIRST_FRAME_FACTOR = 8
 
 @functools.lru_cache(maxsize=8)
 def _parts(ny: int, nx: int, dt: float) -> tuple[Tensor, ...]:
-    """What a step of both channels is made of, each (2, ny, nx)."""
+    """Coefficients of a step of both channels, each (2, ny, nx)."""
     laplacian = -(eigenbasis(ny, NO_FLUX, SIDE)[1][:, None] + eigenbasis(nx, NO_FLUX, SIDE)[1][None, :])
     return coefficients(torch.stack([DIFFUSION_U * laplacian, DIFFUSION_V * laplacian]), dt)
 
@@ -49,7 +47,7 @@ def evolve(
     parts = _parts(state.shape[1], state.shape[2], dt)
 
     def reaction(modes: Tensor) -> Tensor:
-        """Reaction terms in the cosine basis: only the cubic one needs the values at the cells."""
+        """Reaction terms in the cosine basis; only the cubic one needs values in the cells."""
         u = basis_y.T @ modes[0] @ basis_x
         rate = torch.empty_like(modes)
         rate[1] = modes[0] - modes[1]
@@ -77,8 +75,8 @@ def simulate(
 ) -> Tensor:
     """Channels (u, v), space axes (y, x): (num_frames, 2, resolution, resolution).
 
-    The time step is the frame spacing divided by the smallest whole number that brings it to MAX_DT or below,
-    and FIRST_FRAME_FACTOR times finer up to the first frame.
+    The time step is the frame spacing over the smallest integer that makes it at most MAX_DT. Up to the first
+    frame it is FIRST_FRAME_FACTOR times finer.
     """
     frames = sample_noise(seed, index, resolution)[None]
     if num_frames > 1:

@@ -1,18 +1,17 @@
-"""Diffusion-sorption of a solute in the water of a porous medium, on (0, 1):
+"""Diffusion-sorption of a solute in the water of a porous medium, on (0, 1).
 
-    R(u) u_t = D u_xx,  R(u) = 1 + (1 - por) / por rho_s k_f n_f (u + 1e-6)^(n_f - 1)
+Equation: R(u) u_t = D u_xx,  R(u) = 1 + (1 - por) / por rho_s k_f n_f (u + 1e-6)^(n_f - 1) (Freundlich's
+isotherm), with u = 1 on the left and u = -D u_x on the right. At t = 0, u is a constant ~ U(0, 0.2). The
+content theta(u), theta' = R, of a cell changes by the flux -D u_x alone. PDEBench writes the wall values into
+ghost cells, so its walls are half a cell outside of (0, 1); ours are half a published cell outside, on any
+grid.
 
-(Freundlich's isotherm), so that what a place holds, theta(u) with theta' = R, changes by the flux -D u_x
-alone. On the left u = 1, on the right u = -D u_x; at t = 0 u is a constant ~ U(0, 0.2) of the trajectory.
-PDEBench puts the values of both walls into ghost cells, a cell away from the first and last centre: its walls
-are half a cell outside of (0, 1), and ours are there too, half a published cell, whatever the grid.
-
-PDEBench's stencil, which are finite volumes for theta, on a fine grid of an odd multiple of our cells, whose
-centres are thus among its own; second order. Time: RKL2, the stabilised second-order
+Scheme: PDEBench's second-order finite volumes for theta, on a grid finer by an odd factor, so that the
+centres of our cells are centres of the fine ones. Time: RKL2, the stabilised second-order
 Runge-Kutta-Legendre method (Meyer, Balsara and Aslam 2014), whose number of stages grows as the root of the
-step; steps are a fixed part of the time that has passed, so that the layers that start at the walls are
-followed from the beginning. In numpy: arrays this small take torch five times as long. PDEBench has RK45 at
-tolerances 1e-3 and 1e-6.
+step. A step is a fixed fraction of the elapsed time, so that the layers at the walls are resolved from the
+start. In numpy: torch takes five times as long for arrays this small. PDEBench uses RK45 at tolerances 1e-3
+and 1e-6.
 """
 
 import functools
@@ -28,14 +27,14 @@ POROSITY = 0.29
 BULK_DENSITY = 2880.0
 FREUNDLICH_K = 3.5e-4
 FREUNDLICH_N = 0.874
-LEAST = 1e-6  # keeps R finite at u = 0 (PDEBench)
+MIN_U = 1e-6  # keeps R finite at u = 0 (PDEBench)
 MAX_START = 0.2
 LEFT = 1.0
 MIN_CELLS = 512  # to solve on: an error of 7e-5 in the first frame, of 2e-5 on twice as many (measured)
 WALL = 0.5 / NOMINAL_POINTS  # how far outside of (0, 1) the walls are
-OCTAVES = 12  # the steps up to the first frame grow from 2^-12 of it ..
+OCTAVES = 12  # the steps up to the first frame grow from 2^-12 of it, in octaves
+STEPS_PER_OCTAVE = 12  # also later, relative to the elapsed time: an error of 3e-5 (measured)
 MARGIN = 1.05  # of the stability bound
-STEPS_PER_OCTAVE = 12  # .. and later ones are as small a part of the time passed: an error of 3e-5 (measured)
 
 
 def sorbed_capacity(exponent: float) -> float:
@@ -44,12 +43,12 @@ def sorbed_capacity(exponent: float) -> float:
 
 
 def content(u: "np.ndarray", exponent: float = FREUNDLICH_N) -> "np.ndarray":
-    """theta(u), dissolved and sorbed; theta' = R."""
-    return u + sorbed_capacity(exponent) / exponent * (u + LEAST) ** exponent
+    """theta(u), the dissolved and sorbed content; theta' = R."""
+    return u + sorbed_capacity(exponent) / exponent * (u + MIN_U) ** exponent
 
 
 def volumes(num_cells: int) -> "np.ndarray":
-    """Lengths of the cells: the first and last reach out to the middle between centre and wall, (n,)."""
+    """Lengths of the cells, (n,); the first and last extend halfway from the centre to the wall."""
     lengths = np.full(num_cells, 1 / num_cells)
     lengths[[0, -1]] = 0.5 * (1.5 / num_cells + WALL)
     return lengths
@@ -68,16 +67,16 @@ def slopes(u: "np.ndarray") -> "np.ndarray":
 
 @functools.lru_cache(maxsize=256)
 def _stages(num: int) -> tuple[float, list[tuple[float, float, float]], "np.ndarray"]:
-    """RKL2 of `num` stages: mu~ of the first; of each other (mu, nu, mu~); their shares of u and of its rate
-    at the start of the step, (num - 1, 2)."""
+    """Coefficients of RKL2 with `num` stages: mu~ of the first; (mu, nu, mu~) of each other; their weights of
+    u and of its rate at the start of the step, (num - 1, 2)."""
     b = [1 / 3, 1 / 3] + [(j * j + j - 2) / (2 * j * (j + 1)) for j in range(2, num + 1)]
     w = 4 / (num * num + num - 2)
-    rows, parts = [], []
+    rows, weights = [], []
     for j in range(2, num + 1):
         mu, nu = (2 * j - 1) / j * b[j] / b[j - 1], -(j - 1) / j * b[j] / b[j - 2]
         rows.append((mu, nu, mu * w))
-        parts.append((1 - mu - nu, -(1 - b[j - 1]) * mu * w))
-    return b[1] * w, rows, np.array(parts)
+        weights.append((1 - mu - nu, -(1 - b[j - 1]) * mu * w))
+    return b[1] * w, rows, np.array(weights)
 
 
 def evolve(
@@ -85,15 +84,15 @@ def evolve(
 ) -> "np.ndarray":
     """u of one trajectory at t = 0, dt, 2 dt, ...: (num_frames, n), float64.
 
-    u: in the cells, (n,), within [0, 1]. exponent: n_f; with 1 the sorption is linear and R a constant.
-    is_begun: the layers at the walls are there already; the first frame then takes STEPS_PER_OCTAVE steps.
+    u: in the cells, (n,), within [0, 1]. exponent: n_f; with 1 the sorption is linear and R constant.
+    is_begun: u already has layers at the walls; then the first frame takes STEPS_PER_OCTAVE steps.
     """
     capacity, scale = sorbed_capacity(exponent), DIFFUSION / volumes(len(u))
-    stiffness = 4 * DIFFUSION * len(u) ** 2 / (1 + capacity * (LEFT + LEAST) ** (exponent - 1))
+    stiffness = 4 * DIFFUSION * len(u) ** 2 / (1 + capacity * (LEFT + MIN_U) ** (exponent - 1))
 
     def rate(u: "np.ndarray") -> "np.ndarray":
         retardation = np.maximum(u, 0.0)
-        retardation += LEAST
+        retardation += MIN_U
         np.power(retardation, exponent - 1, out=retardation)
         retardation *= capacity
         retardation += 1
@@ -106,9 +105,9 @@ def evolve(
     def advance(u: "np.ndarray", step: float) -> "np.ndarray":
         # stable while step * stiffness <= (num^2 + num - 2) / 2; odd numbers damp
         num = max(3, math.ceil(0.5 * (math.sqrt(9 + 8 * MARGIN * step * stiffness) - 1))) | 1
-        first, rows, parts = _stages(num)
+        first, rows, weights = _stages(num)
         rate_0 = rate(u)
-        fixed = parts @ np.stack([u, step * rate_0])
+        fixed = weights @ np.stack([u, step * rate_0])
         before, now = u, u + first * step * rate_0
         for (mu, nu, of_rate), after in zip(rows, fixed, strict=True):
             change = rate(now)
@@ -133,7 +132,7 @@ def evolve(
 
 
 def sample_start(seed: int, index: int) -> float:
-    """The constant that trajectory `index` starts from."""
+    """The constant initial value of trajectory `index`."""
     return MAX_START * float(random_stream(seed, index).uniform())
 
 
@@ -149,7 +148,7 @@ def simulate(
 
 
 def advance(u: Tensor, *, parameter: None, dt: float) -> Tensor:
-    """u (n, 1, cells) a time dt later, its walls where `WALL` says."""
+    """u (n, 1, cells) a time dt later, with the walls at a distance of `WALL`."""
     later = [
         evolve(one, dt=dt, num_frames=2, is_begun=True)[1:] for one in u[:, 0].double().clamp(0, LEFT).numpy()
     ]

@@ -1,4 +1,7 @@
-"""Conservative differences for a viscous ideal gas in any number of dimensions, many trajectories at once:
+"""Conservative finite differences for a viscous ideal gas in any number of dimensions, many trajectories at
+once.
+
+Equations:
 
     density_t + ∇·(density V) = 0
     (density Vi)_t + ∇·(density Vi V) + ∂i pressure = sum over a of ∂a stress(a, i)
@@ -6,25 +9,23 @@
     stress(a, i) = density (eta + (zeta + eta/3 if a = i else 0)) ∂a Vi
     pressure = (GAMMA - 1) (energy - density V^2 / 2)
 
-The stress is PDEBench's: eta and zeta are kinematic viscosities (the stress grows with the density), of the
-tensor's terms only those with the derivative of Vi along the face's normal are there (left out are eta ∂i Va
-and (zeta - 2 eta/3) ∂b Vb for b other than a), and heat is not conducted. What the stress takes from the
-motion it gives to the gas as heat.
+The stress is PDEBench's. eta and zeta are kinematic viscosities: the stress grows with the density. Only the
+terms with the derivative of Vi along the normal of the face are kept (without eta ∂i Va, and without (zeta -
+2 eta/3) ∂b Vb for b other than a). There is no heat conduction; dissipated energy heats the gas.
 
-Numbers are values at the centres of the cells; their sums are kept. Density, pressure and velocity go to the
-faces by five points (fifth order) within the monotonicity-preserving bounds of Suresh and Huynh (1997), the
-flux there is that of HLLC (Toro 2009, section 10.4) with PDEBench's bounds of the waves' speeds, and the
-fluxes through neighbouring faces make differences derivatives of fourth order (Jiang, Shu and Zhang 2013; no
-limiter of these: it cost accuracy and did not help at shocks). Time is the third-order method of four SSP
-stages (Spiteri and Ruuth 2002). The stresses, by differences of fourth order, act between two steps of the
-flow (Strang 1968) by an explicit method with as many stages as that needs (RKL2: Meyer, Balsara and Aslam
-2012). Next to a cell whose density or pressure would be lost the fluxes are of first order, and a step that
-still loses one is done again in halves, the flow of first order and the stress of second.
+Scheme: values at cell centres, whose sums are conserved. Density, pressure and velocity are reconstructed at
+the faces from five points (fifth order) within the monotonicity-preserving bounds of Suresh and Huynh (1997).
+The flux is HLLC (Toro 2009, section 10.4) with PDEBench's bounds of the wave speeds, corrected by the fluxes
+through neighbouring faces to a fourth-order derivative (Jiang, Shu and Zhang 2013; without a limiter, which
+cost accuracy and did not help at shocks). Time: the third-order SSP method of four stages (Spiteri and Ruuth
+2002). The stresses, by fourth-order differences, act between two half steps of the flow (Strang 1968), by
+RKL2 with as many stages as stability needs (Meyer, Balsara and Aslam 2012). Next to a cell that would lose
+its positive density or pressure the fluxes are of first order. A step that still fails is repeated in halves,
+with first-order flow and second-order stress.
 
-A trajectory takes its own time steps and only operations that round alike wherever a number lies in memory
-are used (no sum over an axis, no fused multiply-add), so it does not depend on which others are computed with
-it. Operations are the same for all axes and both directions: mirror images stay so to the last bit, and so do
-fields with two axes exchanged.
+Every trajectory has time steps of its own. All operations round alike wherever a number is in memory (no sum
+over an axis, no fused multiply-add), so a trajectory does not depend on the others in its batch. They are the
+same for all axes and both directions, so mirror images and fields with exchanged axes stay so bitwise.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ from dataclasses import dataclass
 from ups.common.lazy import Tensor, torch
 
 GAMMA = 5 / 3
-MOST_RESTORED = 0.5  # a pressure that is wrong by more is no matter of rounding the energy off
+MIN_RESTORED = 0.5  # factor on a pressure: a larger error than this is not one of the energy alone
 CFL = 0.8  # of the sum over the axes; each of the four stages takes half a step
 MAX_HALVINGS = 12  # of a step: it is then shorter than that of an explicit method for the stresses
 DENSITY, PRESSURE, VELOCITY = 0, 1, 2  # channels; of a state they are density, energy and momentum
@@ -41,7 +42,7 @@ DENSITY, PRESSURE, VELOCITY = 0, 1, 2  # channels; of a state they are density, 
 
 @dataclass(frozen=True)
 class Gas:
-    """What a flow obeys. eta, zeta: viscosities; width: of a cell."""
+    """Parameters of a flow. eta, zeta: viscosities; width: of a cell."""
 
     eta: float
     zeta: float
@@ -70,9 +71,11 @@ def densities(fields: Tensor) -> Tensor:
 
 
 def restore(fields: Tensor, start: Tensor) -> Tensor:
-    """What to add to the logarithms of density and pressure and to the velocity of (n, T, channel, *space),
-    so that mass, energy and momentum of a closed domain are those of start (n, 1, channel, *space): (n, T,
-    channel). Where too little energy is left for that much pressure, it is MOST_RESTORED of what it was.
+    """The correction (n, T, channel) that gives fields (n, T, channel, *space) of a closed domain the mass,
+    energy and momentum of start (n, 1, channel, *space).
+
+    It is added to the logarithms of density and pressure and to the velocity. The pressure changes by at most
+    the factor MIN_RESTORED or its inverse.
     """
     space = tuple(range(3, fields.ndim))
     every = (...,) + (None,) * len(space)
@@ -83,7 +86,7 @@ def restore(fields: Tensor, start: Tensor) -> Tensor:
     faster = (momentum - (density * velocity).mean(space)) / mass
     motion = 0.5 * (density * (velocity + faster[every]).square()).sum(2, keepdim=True).mean(space)
     hotter = (GAMMA - 1) * (energy - motion) / pressure.mean(space)
-    return torch.cat([thinner.log(), hotter.clamp(MOST_RESTORED, 1 / MOST_RESTORED).log(), faster], 2)
+    return torch.cat([thinner.log(), hotter.clamp(MIN_RESTORED, 1 / MIN_RESTORED).log(), faster], 2)
 
 
 def _square(velocity: Tensor) -> Tensor:
@@ -109,7 +112,7 @@ def evolve(state: Tensor, gas: Gas, *, dt: float, num_frames: int) -> Iterator[T
             num_turns = torch.ceil(ahead * (_rate_of_waves(some) / (2 * CFL * gas.width)))
             turn = ahead / num_turns
             step = (0.5 * turn).reshape(-1, *[1] * (state.ndim - 1))
-            for act, length in ((_flow, step), (_rub, 2 * step), (_flow, step)):
+            for act, length in ((_flow, step), (_viscous_step, 2 * step), (_flow, step)):
                 some = _safely(act, some, length, gas)
             state[rows] = some
             left[rows] = torch.where(num_turns > 1, ahead - turn, 0.0)
@@ -117,7 +120,7 @@ def evolve(state: Tensor, gas: Gas, *, dt: float, num_frames: int) -> Iterator[T
 
 
 def _safely(act: Callable[..., Tensor], state: Tensor, step: Tensor, gas: Gas, depth: int = 0) -> Tensor:
-    """What `act` makes of the state in a step; of trajectories that lose their density or pressure by it, in
+    """The state after a step of `act`. Trajectories that lose their positive density or pressure repeat it in
     halves and in plain form."""
     after = act(state, step, gas, depth > 0)
     wrong = ~_is_gas(after).flatten(1).all(1)
@@ -131,15 +134,15 @@ def _safely(act: Callable[..., Tensor], state: Tensor, step: Tensor, gas: Gas, d
 
 
 def _rate_of_waves(state: Tensor) -> Tensor:
-    """The sum over the axes of the fastest waves along each, where it is largest, (n,)."""
+    """The largest sum over the axes of the fastest wave speeds, (n,)."""
     fields = primitive(state)
     sound = (GAMMA * fields[:, PRESSURE] / fields[:, DENSITY]).sqrt()
     return sum(velocity.abs() + sound for velocity in fields[:, VELOCITY:].unbind(1)).flatten(1).amax(1)
 
 
 def _along(values: Tensor, axis: int, num: int, gas: Gas) -> Tensor:
-    """values (n, channel, *space) as (cell along the axis, channel, n, *others) with `num` cells more at
-    either end: those of the other end, or copies of the last."""
+    """values (n, channel, *space) as (cell along the axis, channel, n, *others) with `num` ghost cells at
+    either end: periodic, or copies of the last cell."""
     values = values.movedim((2 + axis, 1), (0, 1))
     first, last = (
         (values[-num:], values[:num])
@@ -166,7 +169,8 @@ def _flow(state: Tensor, step: Tensor, gas: Gas, is_plain: bool) -> Tensor:
 
 
 def _forward(state: Tensor, step: Tensor, gas: Gas, is_plain: bool) -> Tensor:
-    """An Euler step, with fluxes of first order next to cells that would lose their density or pressure."""
+    """An Euler step, with first-order fluxes next to cells that would lose their positive density or
+    pressure."""
     flat = torch.ones_like(state[:, :1], dtype=torch.bool) if is_plain else None
     ahead = state - step * _outflow(state, gas, flat)
     while not bool((is_gas := _is_gas(ahead)).all()):
@@ -184,8 +188,8 @@ def _forward(state: Tensor, step: Tensor, gas: Gas, is_plain: bool) -> Tensor:
 
 
 def _outflow(state: Tensor, gas: Gas, flat: Tensor | None) -> Tensor:
-    """What leaves each cell per time and volume, (n, channel, *space). flat: cells whose faces get a flux of
-    first order, (n, 1, *space)."""
+    """The outflow of each cell per time and volume, (n, channel, *space). flat: (n, 1, *space), cells whose
+    faces get a first-order flux."""
     fields, total = primitive(state), None
     for axis in range(fields.ndim - 2):
         padded = _along(fields, axis, 4, gas)
@@ -206,9 +210,9 @@ def _outflow(state: Tensor, gas: Gas, flat: Tensor | None) -> Tensor:
 
 
 def _sides(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Values on either side of faces: of n cells on the first axis, at the n - 5 faces from that between
-    cells 2 and 3 on. From five points, within bounds that keep monotone what is, and leave smooth extremes as
-    they are (Suresh and Huynh 1997, section 2, with their alpha and beta of 4)."""
+    """Values on either side of the faces. For n cells on the first axis: at the n - 5 faces from that between
+    cells 2 and 3 on. Five-point reconstruction within bounds that keep monotone data monotone and do not clip
+    smooth extrema (Suresh and Huynh 1997, section 2, with alpha = beta = 4)."""
     slope = values.diff(dim=0)
     bend = slope.diff(dim=0)
     skew = bend.diff(n=2, dim=0).mul_(3 / 128)
@@ -238,8 +242,8 @@ def _sides(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _flux(left: Tensor, right: Tensor, normal: int) -> Tensor:
-    """HLLC's flux of (density, energy, momentum) through faces: that of the state a face lies in, which is
-    left, right, or what the waves leave on either side of the contact between them.
+    """HLLC flux of (density, energy, momentum) through faces: the flux of the left or right state, or of the
+    star state on one side of the contact.
 
     left, right: (density, pressure, velocity) on either side; normal: channel of the velocity across.
     """
@@ -275,9 +279,9 @@ def _flux(left: Tensor, right: Tensor, normal: int) -> Tensor:
 # -------------------------------------------------------------------------------------------------- viscosity
 
 
-def _rub(state: Tensor, step: Tensor, gas: Gas, is_plain: bool) -> Tensor:
-    """The state after the stresses have acted for a step of RKL2, whose s stages allow (s^2 + s - 2) / 4
-    times the step of the explicit method; is_plain: by second-order differences."""
+def _viscous_step(state: Tensor, step: Tensor, gas: Gas, is_plain: bool) -> Tensor:
+    """The state after a step of the stresses by RKL2, whose s stages allow (s^2 + s - 2) / 4 times the step
+    of the explicit method; is_plain: by second-order differences."""
     num_axes, density, start = state.ndim - 2, state[:, :1], state[:, 1:]
     faces, ratios = [], []
     for axis in range(num_axes):
@@ -287,8 +291,8 @@ def _rub(state: Tensor, step: Tensor, gas: Gas, is_plain: bool) -> Tensor:
         ratios.append(_back(around / padded[3:-3], axis).flatten(1).amax(1))
         faces.append(face * (gas.eta / gas.width))
     strongest = (4 / 3 * gas.eta + gas.zeta + (num_axes - 1) * gas.eta) / gas.width**2
-    most = torch.stack(ratios).amax(0) * (strongest * 7 / 72)  # of the eigenvalues (Gershgorin)
-    rate = most * step.flatten()
+    bound = torch.stack(ratios).amax(0) * (strongest * 7 / 72)  # of the eigenvalues (Gershgorin)
+    rate = bound * step.flatten()
     odd = torch.ceil((9 + 8 * rate).sqrt() / 4 - 0.75).clamp_min(1) * 2 + 1
     stages = torch.where(rate < 1, 2.0, odd).reshape(step.shape)
     per_stage = 4 * step / (stages * stages + stages - 2)
@@ -296,22 +300,22 @@ def _rub(state: Tensor, step: Tensor, gas: Gas, is_plain: bool) -> Tensor:
     first = _stress(start, density, faces, gas, is_plain)
     before, now = torch.zeros_like(start), per_stage * first / 3  # of the change
     for stage in range(2, int(stages.max()) + 1):
-        share, last, older = (_share(stage - back) for back in range(3))
-        mu, nu = (2 * stage - 1) / stage * share / last, -(stage - 1) / stage * share / older
+        b, last, older = (_rkl2_b(stage - back) for back in range(3))
+        mu, nu = (2 * stage - 1) / stage * b / last, -(stage - 1) / stage * b / older
         rate = _stress(start + now, density, faces, gas, is_plain) - (1 - last) * first
         after = mu * now + nu * before + per_stage * (mu * rate)
         before, now = now, torch.where(stage <= stages, after, now)
     return torch.cat([density, start + now], 1)
 
 
-def _share(stage: int) -> float:
-    """b of RKL2."""
+def _rkl2_b(stage: int) -> float:
+    """The coefficient b of RKL2."""
     return (stage * stage + stage - 2) / (2 * stage * (stage + 1)) if stage > 1 else 1 / 3
 
 
 def _at_faces(values: Tensor, is_plain: bool) -> tuple[Tensor, Tensor]:
-    """Values and differences half-way between n cells on the first axis, at the n - 3 faces from that between
-    cells 1 and 2 on: of fourth order or, plain, second."""
+    """Values and differences at faces, of fourth order or, if plain, second. For n cells on the first axis:
+    at the n - 3 faces from that between cells 1 and 2 on."""
     step, middle = values.diff(dim=0), 0.5 * (values[1:-2] + values[2:-1])
     if is_plain:
         return middle, step[1:-1]
@@ -320,8 +324,8 @@ def _at_faces(values: Tensor, is_plain: bool) -> tuple[Tensor, Tensor]:
 
 
 def _stress(moved: Tensor, density: Tensor, faces: list[Tensor], gas: Gas, is_plain: bool) -> Tensor:
-    """What the stresses add to (energy, momentum) per time, (n, channel - 1, *space). faces: density times
-    eta over the width at the faces across each axis."""
+    """The rate of change of (energy, momentum) by the stresses, (n, channel - 1, *space). faces: density
+    times eta over the width at the faces across each axis."""
     velocity, total = moved[:, 1:] / density, None
     for axis, face in enumerate(faces):
         middle, step = _at_faces(_along(velocity, axis, 3, gas), is_plain)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from ups.common.boundary import PERIODIC
 from ups.common.lazy import Tensor, np, torch
-from ups.tasks.forced import Forced, draws, num_steps, trajectories
+from ups.tasks.forced import Forced, num_steps, sample_futures, trajectories
 from ups.tasks.initial import solver
 from ups.tasks.task import Array, Task
 
@@ -128,7 +128,7 @@ FAMILY = (
         num_trajectories=1000,
         conserved=("omega",),
         simulate=simulate,
-        exact_futures=functools.partial(draws, evolve),
+        exact_futures=functools.partial(sample_futures, evolve),
         defaults={"parameters": [0.02], "reserve": 0.5, "base": ["persistence", "propagator", "equation"]},
     ),
 )
