@@ -24,8 +24,8 @@ import numpy as np
 import test_hostile
 import torch
 import watched
-from bench.mutate import is_clear, mutate_bytes, mutate_tree
 from finished import sign, write_stage
+from mutate import is_clear, mutate_bytes, mutate_tree
 
 from ups.common.files import read_record, write_sealed
 from ups.config import ModelConfig, to_dict
