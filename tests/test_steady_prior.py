@@ -1,8 +1,9 @@
-"""T10: -u'' = f on an interval, f a Gaussian process seen at some points: u is then Gaussian, mean G mu,
-covariance G S G^T.
+"""T10: -u'' = f on an interval, f a Gaussian process observed at some points. Then u is Gaussian with mean G
+mu and covariance G S G^T.
 
-The linear posterior of ups/generative/observation.py and the production losses and sampler of the prior must
-find both; a prior that does not look at the mask must be caught."""
+The linear posterior (ups/generative/linear_posterior.py) and the production losses and sampler of the prior
+must find both. A prior that ignores the mask must be caught.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ from known_answers import stream
 from torch import Tensor
 
 from ups.common import spectral
-from ups.generative import observation
-from ups.generative.observation import LinearPosterior, observe, observe_cells, row_generators
+from ups.generative import linear_posterior
+from ups.generative.linear_posterior import LinearPosterior
+from ups.generative.observation import Observation, observe, observe_cells, row_generators
 
 pytestmark = pytest.mark.drawn
 
@@ -180,7 +182,7 @@ def gaussian(cells: int = 16, rough: float = 0.0) -> Tensor:
     return torch.exp(-(x[:, None] - x).abs() / 0.4) + rough * torch.eye(cells, dtype=torch.float64)
 
 
-def given(covariance: Tensor, found: observation.Observation, row: int = 0) -> tuple[Tensor, Tensor]:
+def given(covariance: Tensor, found: Observation, row: int = 0) -> tuple[Tensor, Tensor]:
     """Mean (cells,) and covariance (cells, cells) of the field given a row of an observation, written out."""
     groups = found.groups[row]
     a = torch.zeros(len(groups), len(covariance), dtype=torch.float64).scatter_(
@@ -191,7 +193,7 @@ def given(covariance: Tensor, found: observation.Observation, row: int = 0) -> t
     return gain @ found.values[row].flatten()[groups[:, 0]].double(), covariance - gain @ a @ covariance
 
 
-def posterior_of(linear: LinearPosterior, found: observation.Observation, count: int) -> tuple[Tensor, ...]:
+def posterior_of(linear: LinearPosterior, found: Observation, count: int) -> tuple[Tensor, ...]:
     """(mean, spread, mean of draws, covariance of draws) of one row, flat, float64."""
     noise = torch.randn(1, count, 2, *linear.shape, generator=torch.Generator().manual_seed(1))
     mean, spread, draws = (part[0].double() for part in linear(found, noise))
@@ -204,7 +206,8 @@ def exact_linear(covariance: Tensor, num_modes: int, shape: tuple[int, ...]) -> 
     variance, basis = (part.flip(-1) for part in torch.linalg.eigh(covariance))
     linear = LinearPosterior(shape, num_modes)
     left = max(
-        float(variance[num_modes:].mean()) if num_modes < len(variance) else 0.0, observation.MIN_VARIANCE
+        float(variance[num_modes:].mean()) if num_modes < len(variance) else 0.0,
+        linear_posterior.MIN_VARIANCE,
     )
     linear.variance.copy_((variance[:num_modes] - left).clamp_min(0))
     linear.basis.copy_(basis[:, :num_modes])
@@ -300,16 +303,18 @@ def test_a_stationary_covariance_is_recovered_from_few_fields(monkeypatch, num_a
     cosines = basis * variance @ basis.T
 
     def found(covariance: Tensor, waves: tuple, are_components: bool = True) -> float:
-        monkeypatch.setattr(observation, "WAVES", waves)
+        monkeypatch.setattr(linear_posterior, "WAVES", waves)
         if not are_components:
             monkeypatch.setattr(
-                observation, "component_basis", functools.partial(observation.wave_basis, rows=waves[0])
+                linear_posterior,
+                "component_basis",
+                functools.partial(linear_posterior.wave_basis, rows=waves[0]),
             )
         linear = LinearPosterior.fit(drawn(covariance, 100, "waves").view(-1, 1, *shape))
         monkeypatch.undo()
         return divergence(linear, covariance)
 
-    every = observation.WAVES
+    every = linear_posterior.WAVES
     assert found(cosines, every) < found(cosines, ()) / 8
     of_uneven = found(uneven(64), every)
     assert of_uneven == found(uneven(64), ())
@@ -317,7 +322,7 @@ def test_a_stationary_covariance_is_recovered_from_few_fields(monkeypatch, num_a
 
 
 def test_truncated_waves_share_one_residual_variance(monkeypatch):
-    monkeypatch.setattr(observation, "MODES", 6)
+    monkeypatch.setattr(linear_posterior, "MODES", 6)
     variance = torch.tensor([1.0, 0.8, 0.6, 0.4, 0.3, 0.2] + [0.01] * 18).double()
     basis = spectral.fourier(24).T.flip(1)
     linear = LinearPosterior.fit(drawn(basis * variance @ basis.T, 3000, "kept").view(-1, 1, 24))
@@ -336,7 +341,7 @@ def test_symmetric_images_count_as_fields(monkeypatch):
 
     Of 300 sets the error's ratio is 0.79, its deviation 0.13 and 3 in 100 are above 1: the mean of 16 sets is
     judged. The fake, images that are the fields themselves, has 1."""
-    monkeypatch.setattr(observation, "WAVES", ())
+    monkeypatch.setattr(linear_posterior, "WAVES", ())
     factor = torch.linalg.cholesky(gaussian(32))
     sets = (torch.randn(16, 60, 1, 32, generator=stream("mirrored"), dtype=torch.float64) @ factor.T).float()
     draws = stream("images")
@@ -356,7 +361,7 @@ def test_symmetric_images_count_as_fields(monkeypatch):
 
 
 def test_truncated_components_share_one_residual_variance(monkeypatch):
-    monkeypatch.setattr(observation, "MODES", 6)
+    monkeypatch.setattr(linear_posterior, "MODES", 6)
     covariance = gaussian(24, rough=0.05)
     fields = (
         torch.randn(3000, 24, generator=stream("many"), dtype=torch.float64)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ups.data.tokenizer import patchify
 from ups.generative.corrector import Start
-from ups.generative.observation import LinearPosterior, Observation, observe_all
+from ups.generative.linear_posterior import LinearPosterior
+from ups.generative.observation import Observation, observe_all
 from ups.models.bases.base import ParameterBatch
 from ups.models.operator import Operator
 

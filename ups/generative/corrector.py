@@ -25,7 +25,7 @@ from ups.common.precision import autocast
 from ups.config import ModelConfig, OptimConfig
 from ups.generative.diffusion import Velocity
 from ups.generative.limits import WaveLimits
-from ups.generative.observation import LinearPosterior
+from ups.generative.linear_posterior import LinearPosterior
 from ups.generative.waves import Waves
 from ups.models.backbone import LocalBackbone, TaskNetwork, backbone_of, zero_linear
 from ups.models.description_checks import CORRECTOR, CORRECTOR_HEAD, require_kinds

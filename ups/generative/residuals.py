@@ -30,7 +30,8 @@ from ups.data.schedule import Batch, Schedule
 from ups.generative.conditions import SMALLEST, FieldConditions, StateConditions
 from ups.generative.corrector import Condition, Corrector, ResidualBatch
 from ups.generative.diffusion import sample_angles
-from ups.generative.observation import LinearPosterior, observe, row_generators, sample_levels
+from ups.generative.linear_posterior import LinearPosterior
+from ups.generative.observation import observe, row_generators, sample_levels
 from ups.models.operator import Operator
 from ups.models.windows import augment, stay, symmetry
 
