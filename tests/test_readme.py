@@ -1,6 +1,7 @@
 """README, the pages of docs/ and the notebook: what they name exists, their code runs in a fresh clone with a
 shrunken configs/small.yaml."""
 
+import dataclasses
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from ups.config import DEFAULT_OVERLAY, load_config, to_dict
+from ups.config.sections import TaskConfig, UserTaskConfig
 from ups.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -287,6 +289,17 @@ def test_the_page_on_processes_names_variables_that_are_read():
     start = (ROOT / "cluster" / "node.sh").read_text(encoding="utf-8")
     for name in re.findall(r"\b([A-Z_]+)=\S+", re.search(r"^NUM_NODES=2 (.*)$", page, re.M)[1]):
         assert name in start, name
+
+
+def test_the_page_on_user_data_lists_every_key_of_a_section():
+    text = PAGES["docs/own_data.md"].split("## Every key")[1].split("\n## ")[0]
+    listed = {*re.findall(r"^\| `(\w+)` \|", text, re.M)}
+    every = {field.name for field in dataclasses.fields(UserTaskConfig)}
+    settings = {
+        field.name for field in dataclasses.fields(TaskConfig)
+    }  # of every task; parameters are listed
+    found_by_reading = {"coordinates", "times"}  # domain and dt, where these name arrays
+    assert every - settings - found_by_reading <= listed <= every
 
 
 def test_commands_on_a_film_in_readme_are_those_of_the_story_that_is_tested():
