@@ -10,13 +10,9 @@ from test_sharded import FSDP, PLAIN, STEPS, close, launch
 
 WAYS = {  # name -> (processes, rows in a pass, how, further settings); the global batch is 8 rows
     "1 process, 2 passes": (1, 4, PLAIN, ()),
-    "1 process, 4 passes": (1, 2, PLAIN, ()),
     "2 processes": (2, 8, PLAIN, ()),
-    "2 processes, 2 passes": (2, 2, PLAIN, ()),
     "2 processes, 4 passes": (2, 1, PLAIN, ()),
-    "4 processes": (4, 8, PLAIN, ()),
     "4 processes, 2 passes": (4, 1, PLAIN, ()),
-    "2 processes, ddp.overlap": (2, 8, PLAIN, ("ddp.overlap=true",)),
     "2 processes, ddp.overlap, 4 passes": (2, 1, PLAIN, ("ddp.overlap=true",)),
     "2 processes, FSDP2": (2, 8, FSDP, ()),
     "4 processes, FSDP2, 2 passes": (4, 1, FSDP, ()),

@@ -7,10 +7,11 @@ the model. In the last two a rank that fails leaves the others in a collective, 
 
 DDP and FSDP2 wrap the loss, with the model as its submodule, so a stage calls its model as always. DDP comes
 from Accelerate's prepare_model. FSDP2 is torch's fully_shard, with the settings of
-accelerate_configs/fsdp.yaml: Accelerate's prepare shards the first axis of every parameter, and wraps the
-optimizer. Parameters outside the blocks are gathered when the loss begins, each block when it is called; both
-are resharded afterwards. The collectives match because all ranks compute the same task, in equally many
-passes of equally many rows; validation communicates nothing.
+accelerate_configs/fsdp.yaml: Accelerate's prepare shards the first axis of every parameter, which leaves a
+third of the weights on one of 8 ranks (docs/design.md), and wraps the optimizer. Parameters outside the
+blocks are gathered when the loss begins, each block when it is called; both are resharded afterwards. The
+collectives match because all ranks compute the same task, in equally many passes of equally many rows;
+validation communicates nothing.
 """
 
 import contextlib
