@@ -1,4 +1,4 @@
-"""The tasks: one file per family holds all that is known of it, in FAMILY; a new file here is a new task.
+"""The tasks. Each file describes one family, in FAMILY; a new task is a new file here.
 
 Facts from PDEBench (Takamoto et al. 2022, arXiv 2210.07182) and its public code.
 """
@@ -46,7 +46,7 @@ def get_task(name: str) -> Task:
 
 
 def described_task(description: Mapping[str, Any]) -> Task:
-    """The task of a description that weights or a cache carry: by name, and of a user's own task by the facts
-    beside it ("own")."""
+    """The task that weights or a cache describe: by its name, or by the facts of a user's task (key
+    "own")."""
     name, facts = description["name"], description.get("own")
     return make_user_task(name, facts) if facts else get_task(name)

@@ -1,7 +1,7 @@
-"""What a trajectory starts from: its own stream of random numbers, and PDEBench's random waves in 1D.
+"""Initial conditions: the random stream of each trajectory, and PDEBench's random waves in 1D.
 
-Source: PDEBench (Takamoto et al. 2022, arXiv 2210.07182); where its text and its code differ we follow the
-code, because the published files do.
+Source: PDEBench (Takamoto et al. 2022, arXiv 2210.07182). Where its text and its code differ we follow the
+code, as the published files do.
 """
 
 import functools
@@ -32,18 +32,19 @@ def solver(
     cells_at_once: int = 0,
     cell_bytes: int = 0,
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Makes a task's `simulate` (ups/tasks/task.py) of what gives one trajectory, the function it decorates:
+    """A decorator that makes a task's `simulate` (ups/tasks/task.py) from a function for one trajectory:
 
         trajectory(seed, index, resolution=, num_frames=, parameter=, t_end=) -> (num_frames, channel, *space)
 
-    cells_at_once: where it is not 0 the function gives several trajectories, (n, num_frames, channel,
-    *space), and gets as many indices at a time as have about so many cells. cell_bytes: where it is not 0 it
-    computes on torch's default device and takes about so much memory per cell; on a GPU it gets as many
-    indices as half of the free memory is enough for. What this makes says so: `simulate.is_for_gpu`, and
-    `simulate.cells_at_once`.
-    parameter_name: None for an equation without a parameter. What it makes raises ValueError for resolution <
-    8, num_frames < 1, negative indices or seed, t_end not positive where there is more than one frame, and a
-    parameter that is missing, superfluous or not a positive finite number.
+    cells_at_once: if not 0, the function takes several indices and returns (n, num_frames, channel, *space);
+    it gets as many indices at a time as have about so many cells. cell_bytes: if not 0, the function computes
+    on torch's default device and needs about so much memory per cell; on a GPU it gets as many indices as fit
+    in half of the free memory. The result has the attributes is_for_gpu and cells_at_once. parameter_name:
+    None for an equation without a parameter.
+
+    `simulate` raises ValueError for resolution < 8, num_frames < 1, negative indices or seed, t_end not
+    positive with several frames, and a parameter that is missing, superfluous or not a positive finite
+    number.
     """
 
     def decorate(trajectory: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -83,10 +84,10 @@ def solver(
                 cells = torch.cuda.mem_get_info()[0] // (2 * cell_bytes)
             num = max(1, cells // resolution**ndim)
             for row in range(0, len(indices), num):
-                chosen = indices[row : row + num] if cells_at_once else indices[row]
+                block = indices[row : row + num] if cells_at_once else indices[row]
                 u[row : row + num] = trajectory(
                     seed,
-                    chosen,
+                    block,
                     resolution=resolution,
                     num_frames=num_frames,
                     parameter=parameter,
@@ -101,11 +102,11 @@ def solver(
 
 
 def random_stream(seed: int, index: int, spawn_key: tuple[int, ...] = ()) -> "np.random.Generator":
-    """The random numbers of trajectory `index`: a counter-based stream keyed by a hash of (seed, index).
-    spawn_key: sets other streams of the same two apart.
+    """The random stream of trajectory `index`, keyed by a hash of (seed, index). spawn_key: selects further
+    streams of the same pair.
 
-    numpy's Philox with a 128-bit key and not a torch.Generator: torch's CPU generator keeps only the low 32
-    bits of its seed, so among 10 000 hashed seeds two are equal with a probability of one per cent.
+    It is numpy's Philox with a 128-bit key, not a torch.Generator: torch's CPU generator keeps only the low
+    32 bits of its seed, so two of 10 000 hashed seeds would be equal with a probability of 1 %.
     """
     return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, index), spawn_key=spawn_key)))
 
@@ -119,10 +120,10 @@ class Wave:
         k_j   = 2 pi wave_number_j / (x_last - x_first)
         w(x)  = (tanh((x - left) / 0.01) - tanh((x - right) / 0.01)) / 2, or 1 without window
 
-    wave_number: 0 for modes that were not drawn (they still add the constant amplitude * sin(phase)), j for
-    one draw, 2 j when both draws coincide. x_last - x_first is that of the published grid whatever ours is,
-    so that u0 does not depend on resolution; k exceeds 2 pi n by one part in a thousand, so u0 has a small
-    jump at x = 0. window: (left, right) or None; edge: half-width of its edges, 0.01 above.
+    wave_number: j for a mode that was drawn once, 2 j if twice, 0 if not (it still adds the constant
+    amplitude * sin(phase)). x_last - x_first is that of the published grid, so u0 does not depend on our
+    resolution. As k exceeds 2 pi n by a thousandth, u0 has a small jump at x = 0. window: (left, right) or
+    None; edge: half-width of its edges, 0.01 above.
     """
 
     wave_number: tuple[int, ...]
@@ -174,11 +175,10 @@ def draw_wave(
 ) -> Wave:
     """The next wave of a stream, as PDEBench's 1D generators distribute them.
 
-    Two modes drawn from 1..num_modes with replacement; amplitude U(0,1) and phase U(0,2 pi) for each of them;
-    with probability 0.1 the absolute value; a random sign; with probability_window a window. PDEBench draws
-    the window's flag and edges from one random number u, so only u < probability_window is seen: left = 0.1 +
-    0.35 u and right = left + 0.45. We keep that, or our waves would not be distributed like the published
-    ones. These are places in `domain`, of which a Wave's [0, 1) is the image.
+    Two modes from 1..num_modes with replacement; amplitude U(0,1) and phase U(0,2 pi) of each mode; the
+    absolute value with probability 0.1; a random sign; a window with probability_window. As in PDEBench one
+    random number u < probability_window decides on the window and places it: left = 0.1 + 0.35 u, right =
+    left + 0.45, in `domain`, which a Wave maps to [0, 1).
     """
     drawn = stream.integers(0, num_modes, size=NUM_DRAWS)
     amplitude = stream.uniform(0.0, 1.0, size=num_modes)

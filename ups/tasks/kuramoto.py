@@ -1,16 +1,17 @@
-"""Kuramoto-Sivashinsky, u_t + u u_x + u_xx + u_xxxx = 0, periodic, seen coarsely: deterministic chaos that
-what is shown does not determine.
+"""Kuramoto-Sivashinsky equation, periodic, stored on a coarse grid: chaos that the stored field does not
+determine.
 
-Solved on at least four times as many points as are stored; stored is the field without the modes that the
-coarse points cannot tell from lower ones (a sharp filter, which commutes with derivatives). Of 32 points the
-fastest growing wave, 8.9 long, has two and a half, and waves below 7, some of which grow, are not seen at all
-yet act back on what is: a quarter of the variance. Nobody knows the law of what follows given the filtered
-state, so there is no `draw`: forecasts are judged by proper scores, and rollouts far beyond the Lyapunov time
-by their statistics. The largest exponent grows with the domain: 0.047 on one of 22, 0.09 on 60 and more (a
-test), so that errors grow e-fold in about 11 units of time.
+Equation: u_t + u u_x + u_xx + u_xxxx = 0. The mean of u is constant, here zero.
+Scheme: Fourier modes in float64, the linear part exact, ETDRK4 with the step of Kassam and Trefethen 2005, on
+at least four times as many points as are stored. The stored field has only the modes that the coarse grid
+resolves (a sharp filter, which commutes with derivatives).
 
-Fourier modes in float64, linear part exact, ETDRK4 with the step of Kassam and Trefethen 2005. u is the
-derivative form, whose mean stays; it is zero here.
+With 32 points the fastest growing wave, of length 8.9, has 2.5 points. Waves shorter than 7, some of which
+grow, are filtered out but act on the stored ones: they cause a quarter of the variance. The distribution of
+the future given the filtered state is unknown, so there are no `exact_futures`: forecasts are scored by
+proper scores, and rollouts far beyond the Lyapunov time by their statistics. The largest Lyapunov exponent
+grows with the domain: 0.047 for length 22, 0.09 for 60 and more (a test), so errors grow by a factor e in
+about 11 units of time.
 """
 
 import functools
@@ -24,9 +25,9 @@ from ups.tasks.initial import random_stream, solver
 from ups.tasks.modes import coefficients, step
 from ups.tasks.task import Array, Task
 
-LENGTH = 112.0  # of 96 all that grows is seen, and few starts decide every error (docs/lab/log.md)
-FACTOR = 4  # times as many points as are seen
-SPACING = 1.0  # largest distance of the solver's points: energy falls by 1e-4 to the last mode kept
+LENGTH = 112.0  # at 96 all growing waves are stored, and few starts dominate the error (docs/lab/log.md)
+FACTOR = 4  # points of the solver per stored point
+SPACING = 1.0  # largest distance of the solver's points; the energy of the last mode kept is then 1e-4
 STEP = 0.25  # Kassam and Trefethen 2005
 SPIN = 150.0  # before the first frame, from random waves
 START = 1.0  # their standard deviation
@@ -41,7 +42,7 @@ def filtered(modes: Tensor, resolution: int) -> Tensor:
 
 @functools.lru_cache(maxsize=8)
 def equation(num_points: int, length: float, dt: float) -> tuple[Callable[[Tensor], Tensor], tuple]:
-    """N of the modes 0 .. num_points // 2 (those from num_points / 3 on stay zero), and the parts of a
+    """N of the modes 0 .. num_points // 2 (those from num_points / 3 on are zero), and `coefficients` of a
     step."""
     number = torch.arange(num_points // 2 + 1, dtype=torch.float64)
     q = 2 * math.pi / length * number
@@ -55,7 +56,7 @@ def equation(num_points: int, length: float, dt: float) -> tuple[Callable[[Tenso
 
 
 def evolve(modes: Tensor, length: float, spacing: float, num_frames: int) -> Tensor:
-    """Modes (batch, num_frames, m) that follow those of (batch, m), `spacing` apart."""
+    """The next frames (batch, num_frames, m), `spacing` apart, after the modes (batch, m)."""
     num = num_steps(spacing, STEP)
     nonlinear, parts = equation(2 * (modes.shape[-1] - 1), length, spacing / num)
     frames = []

@@ -1,9 +1,7 @@
-"""A step of a solver in modes, with the linear part exact:
+"""ETDRK4: a time step in modes for u_t = L u + N(u), with L diagonal.
 
-    u_t = L u + N(u),  L diagonal in the modes:  ETDRK4
-
-(Cox and Matthews 2002, with the contour integrals of Kassam and Trefethen 2005): fourth order in N, no limit
-on the step from L.
+The linear part is exact, so L does not limit the step; fourth order in N. Source: Cox and Matthews 2002, with
+the contour integrals of Kassam and Trefethen 2005.
 """
 
 import math
@@ -15,7 +13,7 @@ CONTOUR_POINTS = 32  # Kassam and Trefethen 2005, section 3
 
 
 def coefficients(rates: Tensor, dt: float) -> tuple[Tensor, ...]:
-    """exp(L dt), exp(L dt/2), Q, f1, f2 and f3 of a step dt, each of the shape of `rates`, the diagonal of
+    """exp(L dt), exp(L dt/2), Q, f1, f2 and f3 of a step dt, each with the shape of `rates`, the diagonal of
     L."""
     linear = dt * rates
     q, f1, f2, f3 = (torch.zeros_like(linear) for _ in range(4))

@@ -1,25 +1,24 @@
-"""Incompressible flow in a box with no-slip walls, (0, 1)^2, that particles drive and follow:
+"""Incompressible flow with particles in a box with no-slip walls, (0, 1)^2.
 
-    V_t + V . grad V = -grad p + NU lap V + particles force,  div V = 0,  particles_t + V . grad particles = 0
+Equation: V_t + V . grad V = -grad p + NU lap V + particles force,  div V = 0,
+particles_t + V . grad particles = 0. The force is a constant random field of each trajectory, stored with
+every state.
 
-force is a fixed field of the trajectory, drawn anew for each and given with every state.
+Scheme: staggered second-order finite volumes (Harlow and Welch 1965) with V on the faces and particles in the
+cells. Central fluxes of V conserve the energy of the advection. Upwind fluxes of the particles with the
+monotonised central limiter (van Leer 1977) conserve their total to rounding and keep their range. Time: the
+third-order SSP method of Shu and Osher (1988); the pressure of every stage is solved for in cosines, so the
+divergence is zero to rounding. Stored are values at the centres; the first frame is the noise, projected.
 
-Staggered finite volumes (Harlow and Welch 1965): V on the faces, particles in the cells. V is advected by
-central fluxes, which keep the energy where nothing else acts; particles by upwind ones with the monotonised
-central limiter (van Leer 1977), so that their total stays to rounding and their range is kept. Time: the
-third-order SSP method of Shu and Osher (1988), the pressure of every stage solved for in cosines, so that the
-divergence is zero to rounding. Second order. Stored are values at the centres; the first frame is the noise
-made incompressible.
+PDEBench (PhiFlow) advects V and particles by a semi-Lagrangian scheme with linear interpolation, in 100 steps
+of 5e-5 a frame. Its numerical diffusion, about |V| dx / 2, is a tenth of NU at its 512 cells per axis and the
+only diffusion of the particles, whose mean it conserves only roughly. Starts are PhiFlow's noise, before the
+walls: Fourier modes with the amplitude |k|^(-2 smoothness) above a cut-off, each field of mean 0 and variance
+1. Text and code of PDEBench exchange the smoothness of V and force; we follow the code, on a periodic box of
+side 1 (in its box, of side 512, no mode is left).
 
-PDEBench (PhiFlow) advects V and particles semi-Lagrangian with linear interpolation, 100 steps of 5e-5 a
-frame, whose numerical diffusion, about |V| dx / 2, is a tenth of NU at its 512 cells per axis and all there
-is for the particles; it keeps their mean but roughly. We have neither. Its starts are PhiFlow's noise:
-Fourier modes with the amplitude |k|^(-2 smoothness) above a cut-off, each field of mean 0 and variance 1,
-before the walls. Text and code of PDEBench give V and force each other's smoothness; we follow the code's
-configuration, on a periodic box of side 1 (its own, of side 512, leaves no mode).
-
-Published as hundreds of files of four trajectories, all with one viscosity (ups/tasks/ns_files.py); the first
-is the task's.
+Published are hundreds of files of four trajectories with one viscosity (ups/tasks/ns_files.py); the task uses
+the first by default.
 """
 
 import math
@@ -35,16 +34,16 @@ from ups.tasks.task import Array, Finding, Task
 FIRST = next(iter(FILES))
 VISCOSITY = 0.01
 HIGHEST = 127  # wave number of the noise: PDEBench's configuration has 256 cells
-LEAST_SQUARE = 0.1  # of scale times wave number; smaller ones are dropped (PhiFlow)
+MIN_SQUARE = 0.1  # of scale times wave number; smaller ones are dropped (PhiFlow)
 SMOOTHNESS, SCALE = 1.0, 0.4  # of V and particles
 FORCE_SMOOTHNESS, FORCE_SCALE = 3.0, 0.15
-CFL = 0.5  # of the sum over both axes; the limiter keeps the range up to here
+CFL = 0.5  # of the sum over both axes; up to it the limiter keeps the range
 DIFFUSION_NUMBER = 0.25  # NU step / dx^2; stable up to 0.31
-DIVERGENT = 0.3  # divergence over gradient as stored; ours have 0.13, 0.6 if exchanged
+DIVERGENT = 0.3  # divergence over gradient of stored fields; ours have 0.13, and 0.6 with exchanged axes
 
 
-# V is (2, n + 1, n): component a on its faces, first axis along a; cells are (2, n, n) likewise, so that both
-# components take the same operations.
+# V is (2, n + 1, n): component a on its faces, with the first axis along a. Fields in cells are (2, n, n) in
+# the same way, so that both components take the same operations.
 
 
 def both_ways(cells: Tensor) -> Tensor:
@@ -73,11 +72,11 @@ class Box:
         self.n, self.force, self.viscosity = force.shape[-1], force, viscosity
         basis, eigenvalues = (part.to(force.device) for part in eigenbasis(self.n, NO_FLUX))
         total = eigenvalues[:, None] + eigenvalues[None, :]
-        total[0, 0] = math.inf  # the mean pressure is of no account
+        total[0, 0] = math.inf  # the mean pressure has no effect
         self.basis, self.inverse = basis, -1 / total
 
     def project(self, v: Tensor) -> Tensor:
-        """V without its gradient part; nothing flows through the walls. v: (2, n + 1, n)."""
+        """The divergence-free part of v (2, n + 1, n), without flow through the walls."""
         modes = self.basis @ (divergence(v) * self.n) @ self.basis.T
         pressure = self.basis.T @ (modes * self.inverse) @ self.basis
         out = torch.zeros_like(v)
@@ -154,13 +153,13 @@ def noise(stream: "np.random.Generator", num: int, smoothness: float, scale: flo
     k = torch.arange(-HIGHEST, HIGHEST + 1, dtype=torch.float64)
     square = (k[:, None].square() + k.square()) * scale**2
     drawn = torch.from_numpy(stream.standard_normal((2, num, len(k), len(k))))
-    modes = torch.complex(*drawn) * torch.where(square > LEAST_SQUARE, square, math.inf).pow(-smoothness)
+    modes = torch.complex(*drawn) * torch.where(square > MIN_SQUARE, square, math.inf).pow(-smoothness)
     modes = modes + modes.flip(1, 2).conj()  # the field is real
     return modes / modes.abs().square().sum((1, 2)).mean().sqrt()
 
 
 def field(modes: Tensor, x: Tensor, y: Tensor, resolution: int) -> Tensor:
-    """Values at all (x, y) of the modes that `resolution` points tell apart, (len(x), len(y)), float64."""
+    """Values at all (x, y) of the modes that `resolution` points resolve, (len(x), len(y)), float64."""
     kept = min(HIGHEST, (resolution - 1) // 2)
     k = torch.arange(-kept, kept + 1, dtype=torch.float64)
     modes = modes[HIGHEST - kept : HIGHEST + kept + 1, HIGHEST - kept : HIGHEST + kept + 1]
@@ -169,7 +168,7 @@ def field(modes: Tensor, x: Tensor, y: Tensor, resolution: int) -> Tensor:
 
 
 def sample_start(seed: int, index: int, resolution: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(V, particles, force) of trajectory `index` before the walls act, V and force in the axes of `Box`."""
+    """(V, particles, force) of trajectory `index` before the projection, V and force in the axes of `Box`."""
     stream = random_stream(seed, index)
     v, particles = noise(stream, 2, SMOOTHNESS, SCALE), noise(stream, 1, SMOOTHNESS, SCALE)[0]
     force = noise(stream, 2, FORCE_SMOOTHNESS, FORCE_SCALE)
@@ -202,8 +201,8 @@ def simulate(
 def advance(u: Tensor, *, parameter: None, dt: float) -> Tensor:
     """(Vx, Vy, particles, force_x, force_y) (n, channel, *space) a time dt later.
 
-    What the centres say of the faces has lost the finest waves; so the change alone is taken from there, and
-    what stays the same loses nothing.
+    Interpolation from centres to faces loses the finest waves, so only the change is computed there and added
+    to u.
     """
     out = u.clone()
     for row, (x, y, particles, *force) in enumerate(u.double()):
@@ -214,16 +213,16 @@ def advance(u: Tensor, *, parameter: None, dt: float) -> Tensor:
 
 
 def is_incompressible(data: Any, scan: Any) -> Iterator[Finding]:
-    """Whether the stored velocity has next to no divergence, inside and after the first frame."""
+    """Velocities with a divergence, in the interior and after the first frame."""
     if min(data.space) < 8:
         return
     u = data.read(0, 1)[0, data.num_frames // 2, :2].astype(np.float64)
     gradients = [[np.gradient(u[a], axis=axis)[2:-2, 2:-2] for axis in (0, 1)] for a in (0, 1)]
-    share = np.linalg.norm(gradients[0][0] + gradients[1][1]) / max(np.linalg.norm(gradients), 1e-300)
-    if share > DIVERGENT:
+    ratio = np.linalg.norm(gradients[0][0] + gradients[1][1]) / max(np.linalg.norm(gradients), 1e-300)
+    if ratio > DIVERGENT:
         yield Finding(
             "error",
-            f"the velocity has a divergence of {share:.2g} of its gradient, and the flow "
+            f"the velocity has a divergence of {ratio:.2g} of its gradient, and the flow "
             "is incompressible: its components or axes are exchanged, or it is another",
             str(data.path),
             "write velocity as (trajectory, time, x, y, component), Vx first",

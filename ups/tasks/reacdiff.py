@@ -1,15 +1,16 @@
-"""Reaction-diffusion u_t = nu u_xx + rho u (1 - u) on [0, 1), periodic (Fisher-KPP), from PDEBench's random
-waves (ups/tasks/initial.py), each moved and scaled to touch 0 and 1 on the published grid.
+"""Reaction-diffusion (Fisher-KPP) on [0, 1), periodic.
 
-Fourier modes in float64, diffusion exact, the reaction by ETDRK4 (ups/tasks/modes.py); what is stored are the
-values at the centres of the cells, of one solution whatever the grid. The waves have kinks, edges and a small
-jump, so the steps up to the first frame grow in octaves, and the modes that have decayed are dropped.
+Equation: u_t = nu u_xx + rho u (1 - u). Start: PDEBench's random waves (ups/tasks/initial.py), shifted and
+scaled to the range 0 to 1 on the published grid. Scheme: Fourier modes in float64; exact diffusion, the
+reaction by ETDRK4 (ups/tasks/modes.py). Values at the cell centres are stored; the solution does not depend
+on the grid. The waves have kinks, edges and a small jump, so the steps up to the first frame grow in octaves,
+and decayed modes are dropped.
 
-PDEBench's scheme takes the reaction by its exact solution over explicit diffusion steps of dx^2 / 8 nu in
-float32, where what a step adds is about an ulp of u: nothing at rho = 1, nu >= 1, too little elsewhere. The
-published file of nu = 0.5, rho = 1 was measured to have no reaction at all (PDEBench issue 94). The task
-reacdiff1d_as_published makes such data: the same starts and the heat equation. What the published files with
-rho > 1 hold was not measured: of them there is no such variant.
+PDEBench alternates the exact solution of the reaction with explicit diffusion steps of dx^2 / 8 nu in
+float32. There the change by the reaction in a step is about a rounding error of u: zero for rho = 1, nu >= 1,
+too small elsewhere. The published file of nu = 0.5, rho = 1 has no reaction at all (measured; PDEBench issue
+94). The task reacdiff1d_as_published makes such data: the same starts and the heat equation. Published files
+with rho > 1 were not measured, so they have no such variant.
 """
 
 import functools
@@ -23,25 +24,25 @@ from ups.tasks.initial import NOMINAL_POINTS, cell_centres, sample_wave, solver
 from ups.tasks.modes import coefficients, step
 from ups.tasks.task import Array, Finding, Task
 
-NUM_FINE = 4096  # points that the start is taken at
-OCTAVES = 8  # the steps up to the first frame grow from 2^-8 of it ..
-STEPS_PER_OCTAVE = 4  # .. and these, with MAX_REACTION, leave an error of 1e-7 (measured)
+NUM_FINE = 4096  # points at which the start is evaluated
+OCTAVES = 8  # the steps up to the first frame grow from 2^-8 of it, in octaves
+STEPS_PER_OCTAVE = 4  # an error of 1e-7 together with MAX_REACTION (measured)
 MAX_REACTION = 0.05  # rho times a step
-DROPPED = 1e-16  # modes below are zero
-RESOLVED = 1e-6  # what the last eighth of the modes may have at a frame, all together
-STILL = 1e-3  # a mean that moves less, where a reaction should move it, stays
+DROPPED = 1e-16  # modes below it are set to zero
+RESOLVED = 1e-6  # bound of the sum of the last eighth of the modes at a frame
+MIN_MEAN_CHANGE = 1e-3  # over the RMS; a reaction moves the mean by more
 FROZEN = 0.5  # published files stay equal to 4 digits for 90 % of their frames (PDEBench issue 94)
 
 
 @functools.lru_cache(maxsize=64)
 def _parts(num_modes: int, diffusivity: float, dt: float) -> tuple[Tensor, ...]:
-    """What a step dt of modes 0 .. num_modes - 1 is made of."""
+    """`coefficients` of a step dt of modes 0 .. num_modes - 1."""
     k = 2 * math.pi * torch.arange(num_modes, dtype=torch.float64)
     return coefficients(-diffusivity * k.square(), dt)
 
 
 def _pieces(dt: float, frame: int, max_step: float) -> Iterator[tuple[float, int]]:
-    """(step, how many) that lead to `frame` from the one before."""
+    """(length, number) of the steps from the frame before to `frame`."""
     octaves = [dt * 2.0**-octave for octave in range(OCTAVES, 0, -1)] if frame == 1 else []
     for length in [octaves[0], *octaves] if octaves else [dt]:
         num = max(math.ceil(length / max_step * (1 - 1e-12)), STEPS_PER_OCTAVE if octaves else 1)
@@ -53,7 +54,7 @@ def evolve(modes: Tensor, *, diffusivity: float, rate: float, dt: float, num_fra
     decayed.
 
     modes: 0 .. n - 1 of u(x) = Re sum_k c_k u_hat_k exp(2 pi i k x), c_0 = 1, else 2; (n,), n - 1 a power of
-    two. diffusivity: nu. rate: rho >= 0. Raises ValueError for a nu so small that n modes do not resolve u.
+    two. diffusivity: nu. rate: rho >= 0. Raises ValueError if n modes do not resolve u for so small a nu.
     """
     frames = torch.zeros(num_frames, len(modes), dtype=torch.complex128)
     frames[0] = modes
@@ -98,7 +99,7 @@ def start(seed: int, index: int) -> Callable[[Tensor], Tensor]:
 
 
 def solver_of(rate: float) -> Callable[..., Tensor]:
-    """The solver with rho = `rate`; 0 leaves the heat equation."""
+    """The solver with rho = `rate`; 0 gives the heat equation."""
 
     @solver("nu")
     def simulate(
@@ -139,7 +140,7 @@ def step_of(rate: float) -> Callable[..., Tensor]:
 
 
 def reacts(data: Any, scan: Any) -> Iterator[Finding]:
-    """Whether the field moves, and its mean, as a reaction moves it; in the published files it does not."""
+    """Fields without a reaction: constant in time or with a constant mean, as in the published files."""
     if scan.frozen_fraction > FROZEN:
         yield Finding(
             "warning",
@@ -148,7 +149,7 @@ def reacts(data: Any, scan: Any) -> Iterator[Finding]:
             str(data.path),
             data.task.remedy,
         )
-    if scan.mean_changes and (median := float(np.median(scan.mean_changes))) < STILL:
+    if scan.mean_changes and (median := float(np.median(scan.mean_changes))) < MIN_MEAN_CHANGE:
         yield Finding(
             "warning",
             f"the mean of a trajectory stays (it moves by {median:.1g} of its RMS), and "

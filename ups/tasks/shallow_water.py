@@ -1,16 +1,17 @@
-"""Shallow water after a radial dam break on (-2.5, 2.5)^2, flat bottom, open walls; PDEBench stores the
-height h only:
+"""Shallow water after a radial dam break on (-2.5, 2.5)^2, with a flat bottom and open walls. Only the height
+h is stored, as in PDEBench.
 
+Equation:
     h_t + (h u)_x + (h v)_y = 0
     (h u)_t + (h u^2 + g h^2 / 2)_x + (h u v)_y = 0,    (h v)_t + (h u v)_x + (h v^2 + g h^2 / 2)_y = 0
 
-from rest, h = 2 within the radius R ~ U(0.3, 0.7) of the centre and 1 outside. Finite volumes: h, u and v are
-carried to the faces with the monotonised central limiter (van Leer 1977), the flux is that of HLLC (Toro
-2001, section 10.4) with Einfeldt's wave speeds (1988), time is Heun's (SSP) method; a wall copies the last
-cell outwards. Second order where h is smooth. Every operation is the same for both axes and both directions,
-so that mirror images and exchanged axes stay so to the last bit. PDEBench has Clawpack's Roe solver with the
-same limiter. It takes h at the centres of the cells, so that its thousand trajectories start in 81 ways (of
-128 cells per axis) and training shares them with test; we take means over cells.
+Start: at rest, h = 2 within the radius R ~ U(0.3, 0.7) of the centre and 1 outside.
+Scheme: second-order finite volumes. h, u and v are reconstructed at the faces with the monotonised central
+limiter (van Leer 1977); the flux is HLLC (Toro 2001, section 10.4) with Einfeldt's wave speeds (1988); time
+is Heun's (SSP) method; ghost cells at the walls copy the last cell. Operations are the same for both axes and
+both directions, so mirror images and exchanged axes stay so bitwise. PDEBench uses Clawpack's Roe solver with
+the same limiter. Its start has h at the cell centres, so its thousand trajectories have 81 different starts
+(with 128 cells per axis), which training shares with test; we take cell averages.
 """
 
 import math
@@ -92,18 +93,18 @@ def evolve(state: Tensor, *, width: float, dt: float, num_frames: int) -> Tensor
 
 
 def dam(radius: float, resolution: int) -> Tensor:
-    """The state at rest with the water dammed up within `radius`, (3, resolution, resolution), float64.
+    """The state at rest with the high water within `radius`, (3, resolution, resolution), float64.
 
-    Means over cells: the chord of the circle is exact in each of SUBCOLUMNS strips of a column of cells.
+    Cell averages: the chord of the circle is exact in each of SUBCOLUMNS strips of a column of cells.
     """
     strips = 2 * torch.arange(resolution * SUBCOLUMNS, dtype=torch.float64) + 1 - resolution * SUBCOLUMNS
     chord = (radius**2 - (strips * (0.5 * SIDE / len(strips))).square()).clamp_min(0).sqrt()[:, None]
     edges = (2 * torch.arange(resolution + 1, dtype=torch.float64) - resolution) * (0.5 * SIDE / resolution)
     covered = (torch.minimum(edges[1:], chord) - torch.maximum(edges[:-1], -chord)).clamp_min(0)
-    share = covered.unflatten(0, (resolution, SUBCOLUMNS)).mean(1) * (resolution / SIDE)
-    share = 0.5 * (share + share.flip(0))  # the order of a sum shows in the last bit
+    inside = covered.unflatten(0, (resolution, SUBCOLUMNS)).mean(1) * (resolution / SIDE)  # area fraction
+    inside = 0.5 * (inside + inside.flip(0))  # removes rounding that depends on the order of the sum
     state = torch.zeros(3, resolution, resolution, dtype=torch.float64)
-    state[0] = OUTSIDE + (INSIDE - OUTSIDE) * 0.5 * (share + share.T)
+    state[0] = OUTSIDE + (INSIDE - OUTSIDE) * 0.5 * (inside + inside.T)
     return state
 
 

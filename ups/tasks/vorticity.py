@@ -1,17 +1,18 @@
-"""Two-dimensional flow on a torus, driven by white noise, in vorticity:
+"""Two-dimensional flow on a torus with white-noise forcing, in vorticity.
 
+Equation, on (0, 2 pi)^2:
     omega_t + V . grad omega = nu lap omega - DRAG omega + forcing,    V = (-psi_y, psi_x),  lap psi = omega,
     forcing = sum over the wave vectors k of WAVES of AMPLITUDE (cos(k.x) dW_k/dt + sin(k.x) dW'_k/dt)
 
-on (0, 2 pi)^2. The kind of problem on which Chen et al. 2024 (arXiv 2403.13724) judge generative forecasts:
-what follows is uncertain at once, persistently and without a gap between modes; `draw` gives it exactly. All
-numbers are ours, for a grid of 32 points per axis on a CPU: the noise puts in enstrophy at the rate 2, eddies
-turn over in less than a unit of time, and less than a thousandth of the enstrophy is in the last shell kept.
+Source: the kind of problem with which Chen et al. 2024 (arXiv 2403.13724) evaluate generative forecasts; the
+future is uncertain from the first step, and `exact_futures` samples it exactly. The numbers are ours, for 32
+points per axis on a CPU: the noise adds enstrophy at the rate 2, eddies turn over in less than a unit of
+time, and the last shell kept has less than a thousandth of the enstrophy.
 
-Fourier modes below n/3 of n points in float64, products without aliasing: energy and enstrophy are kept by
-the advection to rounding of a step, and what is stored is the whole state. Time: ups/tasks/forced.py. In the
-mean d<omega^2>/2 = (input - 2 DRAG <omega^2>/2 - nu <|grad omega|^2>) dt, input = half the sum of the squared
-amplitudes (Ito); for the energy <|V|^2>/2 the same with every wave's input over |k|^2.
+Scheme: Fourier modes below n/3 of n points in float64, without aliasing, so advection conserves energy and
+enstrophy to rounding and the stored field is the whole state. Time: ups/tasks/forced.py. In the mean
+d<omega^2>/2 = (input - 2 DRAG <omega^2>/2 - nu <|grad omega|^2>) dt, with input = half the sum of the squared
+amplitudes (Ito); the same holds for the energy <|V|^2>/2, with the input of every wave divided by |k|^2.
 """
 
 import functools
@@ -81,8 +82,8 @@ def evolve(
 
 
 def start(streams: Sequence["np.random.Generator"], n: int, nu: float) -> Tensor:
-    """States of the invariant measure, (batch, 1, n, n): random waves after a run-up in which the longest
-    waves, which energy reaches last, forget how they began."""
+    """States of the invariant measure, (batch, 1, n, n): random waves after a run-up, in which the longest
+    waves, which energy reaches last, become independent of the start."""
     forced = equation(n, nu, 1.0)
     drawn = np.stack([stream.standard_normal(2 * len(WAVES)) for stream in streams])
     modes = forced.pushed(torch.from_numpy(drawn) * START / AMPLITUDE)
