@@ -1,10 +1,10 @@
-"""Cache: fit each task's tokenizer on its training split and encode every trajectory.
+"""Cache: fit the tokenizer of each task on its training split and encode all trajectories.
 
     z = B^T P (log u or u - mean) / std        patch-POD codec, ups/data/tokenizer.py
 
-Reads: the configuration and DATA_ROOT/TASK/FILE. Writes: CACHE_ROOT/TASK.h5, whole or not at all. A cache
-that stands for the current settings and data is kept. Prints per task the tokenizer, the size, the
-fingerprint and the floor: the error that encoding and decoding alone make on held-out trajectories.
+Reads: the configuration and DATA_ROOT/TASK/FILE. Writes: CACHE_ROOT/TASK.h5, complete or not at all. A cache
+that fits the current settings and data is kept. Prints per task the tokenizer, size, fingerprint and floor:
+the error of encoding and decoding alone on held-out trajectories.
 
     python prepare_cache.py              prints "built" or "up to date" per task
     python prepare_cache.py --dry-run    sizes, dims, disk; writes nothing
@@ -25,7 +25,7 @@ BYTES_PER_S = 60e6  # of latents built: two passes over the data on one core
 
 
 def describe(cache: Cache) -> str:
-    """Tokenizer, size, fingerprint and floor of a cache, one line each."""
+    """Tokenizer, size, fingerprint and floor of a cache, as lines of text."""
     lines = [
         f"  {cache.num_rows} rows x {cache.num_frames} frames, {cache.num_bytes / 2**20:.1f} MiB of "
         f"latents, fingerprint {cache.fingerprint[:12]}"

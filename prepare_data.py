@@ -1,12 +1,12 @@
 """Data: generate or download every file of the configured tasks, in PDEBench's layout.
 
 Reads: the configuration. Writes: DATA_ROOT/TASK/FILE (PDEBench's names), a file per task and parameter value.
-    data.source=generate   trajectory i of a task is a function of (data.seed, i) only; solvers in ups/tasks
-    data.source=published  downloaded from data.url, MD5-checked unless data.fetch=first reads a part
-    data.source=user        yours: looked at, never written
-One single-threaded process per core solves large files; their number never changes the results. Compressible
-flow is solved on a GPU if there is one. A killed run continues, a finished file is kept, and a file made
-with other settings is never overwritten.
+    data.source=generate   solved by ups/tasks; trajectory i of a task depends on (data.seed, i) alone
+    data.source=published  downloaded from data.url; the MD5 is checked, unless data.fetch=first reads a part
+    data.source=user       your files: checked, never written
+Large files are solved by one single-threaded process per core, compressible flow by a GPU if there is one;
+the number of processes does not change the results. A killed run continues, a finished file is kept, and a
+file made with other settings is never overwritten.
 
     python prepare_data.py            one line per file: "generated", "up to date"
     python prepare_data.py --dry-run  files, sizes and disk, writes nothing
@@ -34,7 +34,7 @@ from ups.tasks import TASKS, get_task
 
 @contextmanager
 def progress(name: str, num: int) -> Iterator[Callable[[int], None]]:
-    """A bar of `num` trajectories, moved by a call with how many are done."""
+    """A progress bar of `num` trajectories; it yields a function that sets how many are done."""
     with tqdm(total=num, desc=name, unit="trajectory") as bar:
         yield lambda done: bar.update(done - bar.n)
 
@@ -47,10 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         | SHOW_CONFIG
         | {
             "--dry-run": {"action": "store_true", "help": "list files, sizes and disk; write nothing"},
-            "--doctor": {
-                "action": "store_true",
-                "help": "examine the files; exit 1 on an error or a warning",
-            },
+            "--doctor": {"action": "store_true", "help": "examine the files; exit 1 on errors and warnings"},
             "--describe": {"metavar": "FILE", "help": "print the section that declares a file of yours"},
             "--file": {
                 "help": "download the published files of this name or pattern, also test problems and "
@@ -76,21 +73,20 @@ def main(arguments: list[str] | None = None) -> int:
     if args.show_config:
         show(config)
         return 0
-    is_published, is_user = config.data.source == "published", config.data.source == "user"
-    mine = [name for name in config.data.tasks if config.has_user_files(name)]
+    is_published = config.data.source == "published"
 
-    # ------------------------------------------------------------------------------------------------ by name
+    # ------------------------------------------------------------------------------------------ files by name
     if args.file:
         for task, name, number, md5 in published_files(args.file):
             path = config.data_dir(task) / name
             if not args.dry_run:
                 when_free(partial(fetch, f"{config.data.url}/{number}", path, md5))
-            print(f"{path}: {f'{config.data.url}/{number}, MD5 {md5}' if args.dry_run else 'MD5 right'}")
+            print(f"{path}: {f'{config.data.url}/{number}, MD5 {md5}' if args.dry_run else 'MD5 OK'}")
         return 0
 
     # -------------------------------------------------------------------------------------------------- files
-    # (task, parameter, path, bytes, generation settings or (id, md5, first trajectories alone or 0)); tasks
-    # that share files name them once
+    # rows of (task, parameter, path, bytes, source). source: generation settings, or (id, MD5, number of
+    # first trajectories or 0 for the whole file). Files that several tasks share occur once.
     declared = {
         name: partial(open_user, config, name, strided=False)
         for name in config.data.tasks
@@ -127,10 +123,9 @@ def main(arguments: list[str] | None = None) -> int:
     if args.doctor:
         has_failed = False
         paths = [(task, path) for task, _, path, *_ in files]
-        found = {name: data_files(config, name) for name in declared}
-        paths += [
-            (name, parts_of(some[0])[0].parent if some[1:] else some[0]) for name, some in found.items()
-        ]
+        for name in declared:
+            first, *others = data_files(config, name)
+            paths.append((name, parts_of(first)[0].parent if others else first))
         checks = {
             name: partial(
                 count_findings,
@@ -144,7 +139,7 @@ def main(arguments: list[str] | None = None) -> int:
             hash_all=args.md5,
             val_fraction=config.data.val_fraction,
             test_fraction=config.data.test_fraction,
-            is_user=is_user,
+            is_user=config.data.source == "user",
             declared=declared,
             checks=checks,
         ):
@@ -161,56 +156,39 @@ def main(arguments: list[str] | None = None) -> int:
             print_data_plan(config, files, solve, args.workers)
         return print_refusals(config, config.data.tasks)
 
-    # ---------------------------------------------------------------------------------------------------- own
-    list_user_files(config, mine)
-    if len(mine) == len(config.data.tasks):
+    # --------------------------------------------------------------------------------------------- user files
+    user_tasks = [name for name in config.data.tasks if config.has_user_files(name)]
+    list_user_files(config, user_tasks)
+    if len(user_tasks) == len(config.data.tasks):
         return 0
 
     # --------------------------------------------------------------------------------------------------- loop
-    missing = (
-        []
-        if is_published
-        else [source["num_trajectories"] for _, _, path, _, source in files if not path.exists()]
-    )
+    missing = [] if is_published else [row[-1]["num_trajectories"] for row in files if not row[2].exists()]
     if missing and (unsolved := [task for task, *_ in files if not get_task(task).simulate]):
         solved = ", ".join(name for name, task in TASKS.items() if task.simulate)
         raise ValueError(
             f"there is no solver for {', '.join(unsolved)}; expected tasks among {solved}. "
-            "Change data.tasks, or set data.source=published, or data.source=user for files of "
-            "yours."
+            "Change data.tasks, or set data.source=published, or data.source=user for your files."
         )
     with solver_pool(max(missing, default=0), args.workers) as solver:
         for task, _, path, _, source in files:
             url = f"{config.data.url}/{source[0]}" if is_published else ""
             if is_published and source[2]:
-                was_there = holds_first(path, task, source[2], source[1])
-                with progress(path.name, source[2]) as on_progress:
-                    when_free(
-                        partial(fetch_first, url, path, task, source[2], source[1], on_progress=on_progress)
-                    )
-                print(
-                    f"{path}: {'up to date' if was_there else f'the first {source[2]} trajectories'}; no "
-                    "MD5 to compare them with"
-                )
+                _, md5, num = source
+                state = "up to date" if holds_first(path, task, num, md5) else f"the first {num} trajectories"
+                with progress(path.name, num) as on_progress:
+                    when_free(partial(fetch_first, url, path, task, num, md5, on_progress=on_progress))
+                print(f"{path}: {state}; no MD5 to compare them with")
             elif is_published:
-                was_there = is_verified(path, source[1])
+                state = "up to date" if is_verified(path, source[1]) else "MD5 OK"
                 when_free(partial(fetch, url, path, source[1]))
-                print(f"{path}: {'up to date' if was_there else 'MD5 right'}")
+                print(f"{path}: {state}")
             elif path.exists() and num_done(path, source):
                 print(f"{path}: up to date")
             else:
+                make = partial(write_data, path, task, partial(solver, task), source, chunk=config.data.chunk)
                 with progress(path.name, source["num_trajectories"]) as on_progress:
-                    when_free(
-                        partial(
-                            write_data,
-                            path,
-                            task,
-                            partial(solver, task),
-                            source,
-                            chunk=config.data.chunk,
-                            on_progress=on_progress,
-                        )
-                    )
+                    when_free(partial(make, on_progress=on_progress))
                 print(f"{path}: generated", flush=True)
     return 0
 

@@ -139,7 +139,7 @@ def test_a_published_file_that_no_setting_names_is_fetched_by_its_name(tmp_path,
     assert prepare_data.main([*config, "--file", "Sod3.hdf5"]) == 0
     assert (
         tmp_path / "data/cfd1d_shock/Sod3.hdf5"
-    ).read_bytes() == CONTENT and "MD5 right" in capsys.readouterr().out
+    ).read_bytes() == CONTENT and "MD5 OK" in capsys.readouterr().out
     with pytest.raises(
         ValueError, match="no published file is called 'Sod8.hdf5'; expected a name of PDEBench's.*lists all"
     ):
@@ -728,7 +728,7 @@ def test_published_source_downloads_by_id(tmp_path, server, monkeypatch, capsys)
     )
     assert server.ranges == []
     assert prepare_data.main(["--config", config]) == 0
-    assert capsys.readouterr().out.count("MD5 right") == 2
+    assert capsys.readouterr().out.count("MD5 OK") == 2
     assert (tmp_path / "data/advection1d/1D_Advection_Sols_beta1.0.hdf5").read_bytes() == CONTENT
     assert prepare_data.main(["--config", config]) == 0
     assert len(server.ranges) == 2
