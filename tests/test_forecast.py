@@ -231,82 +231,46 @@ def test_what_the_trained_grid_cannot_hold_is_said(trained):
     torch.testing.assert_close(rough, right, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "text"),
-    [
-        (
-            "burgers1d",
-            {"task": "burger1d"},
-            "does not know 'burger1d'; expected one of the tasks it was trained on",
-        ),
-        ("burgers1d", {"dt": 0.3}, r"burgers1d was given the time step 0.3; expected 0.\d+, with which the"),
-        ("burgers1d", {"dt": math.nan}, "burgers1d was given the time step nan"),
-        ("darcy2d", {"num_frames": 2}, "darcy2d was given 2 frames to forecast; expected 1, as it is steady"),
-        ("burgers1d", {"u0": lambda u: u.expand(-1, -1, 2, -1)}, "was given 2 channels; expected 1: u. Give"),
-        ("diff_react2d", {"u0": lambda u: u[:, :, :1]}, "was given 1 channels; expected 2: u, v. Give them"),
-        (
-            "diff_react2d",
-            {"u0": lambda u: u[:, :1]},
-            "was given 1 frames; expected its history of 2. Give the",
-        ),
-        (
-            "diff_react2d",
-            {"u0": lambda u: u[:, 0, 0]},
-            r"shape \(1, 16, 16\) .*; expected \(batch, 2, 2, \*space\)",
-        ),
-        (
-            "burgers1d",
-            {"u0": lambda u: u.to(torch.complex64)},
-            "was given torch.complex64; expected one array of real numbers",
-        ),
-        ("burgers1d", {"u0": lambda u: u[:0]}, r"a field of shape \(0, 1, 1, 64\)"),
-        (
-            "burgers1d",
-            {"u0": lambda u: u.index_fill(3, torch.tensor([5]), math.nan)},
-            "a field with NaN, infinity or masked",
-        ),
-        (
-            "burgers1d",
-            {"u0": lambda u: 9 * u},
-            r"was given u from -.* to .*; expected -.* to .*: the range of its training",
-        ),
-        (
-            "burgers1d",
-            {"parameters": None},
-            "needs the parameter Nu; it was trained with values from 0.05 to 0.1. Pass parameters=",
-        ),
-        (
-            "burgers1d",
-            {"parameters": []},
-            r"parameters of shape \(1, 0\); expected \(2, 1\) or \(1,\): Nu. Pass",
-        ),
-        ("burgers1d", {"parameters": [0.05, 0.1, 0.1]}, r"parameters of shape \(1, 3\); expected \(2, 1\)"),
-        (
-            "burgers1d",
-            {"parameters": [[0.05], [0.1], [0.1]]},
-            r"parameters of shape \(3, 1\); expected \(2, 1\)",
-        ),
-        (
-            "burgers1d",
-            {"parameters": {"nu": 0.1}},
-            "has no parameter 'nu'; it was trained with Nu. Pass parameters=",
-        ),
-        (
-            "burgers1d",
-            {"num_frames": 0},
-            "was given 0 frames to forecast; expected a whole number, at least 1. Ask for 1",
-        ),
-        (
-            "burgers1d",
-            {"parameters": 0.04},
-            "was given Nu = 0.04; expected 0.05 to 0.1, the range of its training",
-        ),
-        ("burgers1d", {"parameters": [[0.1], [0.2]]}, "burgers1d was given Nu = 0.2; expected 0.05 to 0.1"),
-        ("burgers1d", {"parameters": math.nan}, "burgers1d was given Nu = nan"),
-        ("burgers1d", {"parameters": -0.1, "extrapolate": True}, "burgers1d was given Nu = -0.1"),
-        ("advection1d_hidden", {"parameters": 0.1}, r"\(1, 1\); expected \(2, 0\) or \(0,\): none, so None"),
+FIELDS = {  # task -> (change of the start u0, message)
+    "burgers1d": [
+        (lambda u: u.expand(-1, -1, 2, -1), "was given 2 channels; expected 1: u. Give"),
+        (lambda u: u.to(torch.complex64), "was given torch.complex64; expected one array of real numbers"),
+        (lambda u: u[:0], r"a field of shape \(0, 1, 1, 64\)"),
+        (lambda u: u.index_fill(3, torch.tensor([5]), math.nan), "a field with NaN, infinity or masked"),
+        (lambda u: 9 * u, r"was given u from -.* to .*; expected -.* to .*: the range of its training"),
     ],
-)
+    "diff_react2d": [
+        (lambda u: u[:, :, :1], "was given 1 channels; expected 2: u, v. Give them"),
+        (lambda u: u[:, :1], "was given 1 frames; expected its history of 2. Give the"),
+        (lambda u: u[:, 0, 0], r"shape \(1, 16, 16\) .*; expected \(batch, 2, 2, \*space\)"),
+    ],
+}
+OPTIONS = {  # task -> (changed options, message)
+    "burgers1d": [
+        ({"task": "burger1d"}, "does not know 'burger1d'; expected one of the tasks it was trained on"),
+        ({"dt": 0.3}, r"burgers1d was given the time step 0.3; expected 0.\d+, with which the"),
+        ({"dt": math.nan}, "burgers1d was given the time step nan"),
+        ({"parameters": None}, "needs the parameter Nu; it was trained with values from 0.05 to 0.1. Pass"),
+        ({"parameters": []}, r"parameters of shape \(1, 0\); expected \(2, 1\) or \(1,\): Nu. Pass"),
+        ({"parameters": [0.05, 0.1, 0.1]}, r"parameters of shape \(1, 3\); expected \(2, 1\)"),
+        ({"parameters": [[0.05], [0.1], [0.1]]}, r"parameters of shape \(3, 1\); expected \(2, 1\)"),
+        ({"parameters": {"nu": 0.1}}, "has no parameter 'nu'; it was trained with Nu. Pass parameters="),
+        ({"num_frames": 0}, "was given 0 frames to forecast; expected a whole number, at least 1. Ask for 1"),
+        ({"parameters": 0.04}, "was given Nu = 0.04; expected 0.05 to 0.1, the range of its training"),
+        ({"parameters": [[0.1], [0.2]]}, "burgers1d was given Nu = 0.2; expected 0.05 to 0.1"),
+        ({"parameters": math.nan}, "burgers1d was given Nu = nan"),
+        ({"parameters": -0.1, "extrapolate": True}, "burgers1d was given Nu = -0.1"),
+    ],
+    "darcy2d": [({"num_frames": 2}, "darcy2d was given 2 frames to forecast; expected 1, as it is steady")],
+    "advection1d_hidden": [({"parameters": 0.1}, r"\(1, 1\); expected \(2, 0\) or \(0,\): none, so None")],
+}
+REFUSED = [
+    *((name, {"u0": change}, text) for name, rows in FIELDS.items() for change, text in rows),
+    *((name, change, text) for name, rows in OPTIONS.items() for change, text in rows),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "text"), REFUSED)
 def test_whatever_the_operator_was_not_trained_on_is_refused_by_name(trained, name, change, text):
     u0, parameters = given(trained, name)
     asked = {
@@ -373,23 +337,17 @@ def test_latents_of_another_grid_codec_or_batch_are_refused_inside_the_operator(
         operator(z, "cfd1d", parameters)
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (
-            lambda cache: setattr(cache, "dt", 2 * cache.dt),
-            r"burgers1d with the dt 0.\d+; expected 0.\d+, as the",
-        ),
-        (
-            lambda cache: setattr(cache, "parameters", 2 * cache.parameters),
-            r"the parameters \{'Nu': \[0.1, 0.2\]\}",
-        ),
-        (lambda cache: setattr(cache.tokenizer, "space", (32,)), r"the grid \[32\]; expected \[64\]"),
-        (lambda cache: setattr(cache.tokenizer, "fields", ("v",)), r"the fields \['v'\]; expected \['u'\]"),
-        (lambda cache: cache.tokenizer.basis.mul_(-1), "with another codec; expected the codec of its cache"),
-        (lambda cache: cache.tokenizer.mean.add_(1e-3), "burgers1d with another codec"),
-    ],
-)
+OTHER_DATA = {
+    r"burgers1d with the dt 0.\d+; expected 0.\d+, as the": lambda cache: setattr(cache, "dt", 2 * cache.dt),
+    r"the parameters .'Nu': .0.1, 0.2..": lambda cache: setattr(cache, "parameters", 2 * cache.parameters),
+    r"the grid \[32\]; expected \[64\]": lambda cache: setattr(cache.tokenizer, "space", (32,)),
+    r"the fields \['v'\]; expected \['u'\]": lambda cache: setattr(cache.tokenizer, "fields", ("v",)),
+    "with another codec; expected the codec of its cache": lambda cache: cache.tokenizer.basis.mul_(-1),
+    "burgers1d with another codec": lambda cache: cache.tokenizer.mean.add_(1e-3),
+}
+
+
+@pytest.mark.parametrize(("text", "change"), OTHER_DATA.items())
 def test_a_cache_of_other_data_is_refused_by_evaluation_and_corrector_alike(trained, change, text):
     operator, caches, config = trained
     assert operator.head_for(caches["burgers1d"]) is operator.heads["burgers1d"]
