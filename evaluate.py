@@ -83,7 +83,7 @@ def main() -> int:
     if "diffusion" in stages:
         networks = [name for name in stages if name in TRANSIENT]
         samplers = ensemble.load_samplers(config.run_dir, networks, device, operator)
-        for name in config.trained_config["diffusion"]:
+        for name in config.asked["diffusion"]:
             residuals = TransientResiduals(operator, truths[name].cache)
             ensembles[name], shown = transient.assess_transient(
                 ensemble.Ensembles(residuals, truths[name], samplers, seed), settings
@@ -93,7 +93,7 @@ def main() -> int:
             print(*ensembles[name]["words"], sep="\n", flush=True)
     if "steady" in stages:
         prior = load_corrector(config.run_dir / "steady", device, operator)
-        for name in config.trained_config["steady"]:
+        for name in config.asked["steady"]:
             residuals = SteadyResiduals(operator, truths[name].cache, prior.heads[name].guess)
             priors[name], shown = steady.assess_steady(residuals, prior, truths[name], settings, seed)
             title = f"{name}: prior of partly observed coefficients"
