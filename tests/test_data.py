@@ -635,8 +635,7 @@ def test_dry_run_lists_the_files_and_writes_nothing(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "advection1d: 2 file(s), about 0.0 MiB, 0% there" in out and "diff_react2d: 1 file(s)" in out
     assert re.search(
-        r"3 files, about .* MiB to solve in about .*, estimated from a few trajectories of each file; ",
-        out,
+        r"3 files, about .* MiB to solve in about .*, estimated from a few trajectories of each file; ", out
     )
     assert sorted(os.listdir(tmp_path)) == ["tiny.yaml"]
 

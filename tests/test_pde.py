@@ -9,12 +9,7 @@ import torch
 from torch import Tensor
 
 from ups.tasks import TASKS, advection, burgers, darcy, darcy_grf, diff_react
-from ups.tasks.initial import (
-    Wave,
-    cell_centres,
-    random_stream,
-    sample_wave,
-)
+from ups.tasks.initial import Wave, cell_centres, random_stream, sample_wave
 
 SOLVERS = {name: task.simulate for name, task in TASKS.items() if task.simulate and not task.files_of}
 SIZES = {name: 32 if TASKS[name].ndim < 3 else 8 for name in SOLVERS}
@@ -48,12 +43,7 @@ def initial_waves(indices: range, seed: int, x: Tensor) -> Tensor:
 
 
 def burgers_frames(
-    wave: Wave,
-    nu: float,
-    resolution: int,
-    num_frames: int,
-    t_end: float,
-    faces: int = 16384,
+    wave: Wave, nu: float, resolution: int, num_frames: int, t_end: float, faces: int = 16384
 ) -> Tensor:
     """Burgers from one wave in float64, (num_frames, resolution)."""
     psi, mean = burgers.potential(wave, faces)

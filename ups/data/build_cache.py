@@ -28,15 +28,7 @@ from ups.data.file_identity import file_identity
 from ups.data.layout import allocated
 from ups.data.leakage import REMEDY, frame_digests, shared_frames
 from ups.data.seal import FORMAT, SEAL_BYTES, write_seal
-from ups.data.sources import (
-    Source,
-    data_files,
-    open_sources,
-    split_of,
-    split_rows,
-    table_of,
-    trajectories_of,
-)
+from ups.data.sources import Source, data_files, open_sources, split_of, split_rows, table_of, trajectories_of
 from ups.data.tokenizer import SLAB, PatchMoments, Tokenizer
 from ups.data.written import written
 from ups.tasks import Task

@@ -30,11 +30,7 @@ NUM_LISTED = 5  # trajectory numbers listed per finding
 
 
 def check_rows(
-    scan: Scan,
-    leaks: Sequence[int],
-    first: Sequence[tuple[Path, int, str]],
-    task: str,
-    is_declared: bool,
+    scan: Scan, leaks: Sequence[int], first: Sequence[tuple[Path, int, str]], task: str, is_declared: bool
 ) -> Iterator[Finding]:
     """Faults of single trajectories.
 

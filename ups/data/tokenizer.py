@@ -354,11 +354,7 @@ def _log(u: Tensor, fields: Sequence[str], positive: Sequence[str], ndim: int) -
 
 
 def _per_channel(
-    function: Callable[[Tensor], Tensor],
-    u: Tensor,
-    fields: Sequence[str],
-    selected: Sequence[str],
-    ndim: int,
+    function: Callable[[Tensor], Tensor], u: Tensor, fields: Sequence[str], selected: Sequence[str], ndim: int
 ) -> Tensor:
     """`u` (..., C, *space) with `function` applied to the `selected` channels."""
     if not selected:

@@ -64,11 +64,7 @@ def _zeros(wave: Wave, left: Tensor, right: Tensor) -> Tensor:
 
 
 def _plan(
-    max_speed: float,
-    diffusivity: float,
-    dt: float,
-    resolution: int,
-    num_faces: int,
+    max_speed: float, diffusivity: float, dt: float, resolution: int, num_faces: int
 ) -> tuple[int, int]:
     """(steps per frame, faces): the fewest steps and coarsest grid that resolve and do not overflow.
 
@@ -129,13 +125,7 @@ def _cell_averages(psi: Tensor, mean: float, resolution: int) -> Tensor:
 
 
 def evolve(
-    psi: Tensor,
-    mean: float,
-    *,
-    diffusivity: float,
-    dt: float,
-    num_frames: int,
-    resolution: int,
+    psi: Tensor, mean: float, *, diffusivity: float, dt: float, num_frames: int, resolution: int
 ) -> Tensor:
     """Cell averages of u of one trajectory at t = 0, dt, 2 dt, ...: (num_frames, resolution), float64.
 

@@ -152,9 +152,7 @@ FAMILY = (
         boundary=OUTFLOW,
         resolution=1024,
         respell=("1e-08", "1.e-8"),
-        published={
-            1e-8: (133155, "79857a11ad9a69d77b8cf249a1c72d06"),
-        },
+        published={1e-8: (133155, "79857a11ad9a69d77b8cf249a1c72d06")},
     ),
     task(
         "cfd1d_shock",
@@ -166,9 +164,7 @@ FAMILY = (
         t_end=0.4,
         num_frames=81,
         respell=("1e-08", "1.e-8"),
-        published={
-            1e-8: (133156, "08dffc3d84033c7574a70614703dd753"),
-        },
+        published={1e-8: (133156, "08dffc3d84033c7574a70614703dd753")},
         further={
             "Sod1.hdf5": (133145, "ef8271ce332b986e961a7aaedcae24e7"),
             "Sod2.hdf5": (133146, "10e47c5c6ee0d1028f912a52bbf613d0"),
@@ -228,9 +224,7 @@ FAMILY = (
         num_frames=21,
         resolution=512,
         num_trajectories=1000,
-        published={
-            1e-8: (164685, "844555000d342d2947162c6cf46798e7"),
-        },
+        published={1e-8: (164685, "844555000d342d2947162c6cf46798e7")},
     ),
     task(
         "cfd2d_turb_m1",
@@ -241,9 +235,7 @@ FAMILY = (
         num_frames=21,
         resolution=512,
         num_trajectories=1000,
-        published={
-            1e-8: (164686, "3f2c7376cde5fb072db0f9814f1c6992"),
-        },
+        published={1e-8: (164686, "3f2c7376cde5fb072db0f9814f1c6992")},
     ),
     task(
         "cfd3d",
@@ -254,12 +246,8 @@ FAMILY = (
         num_frames=21,
         resolution=128,
         num_trajectories=100,
-        published={
-            1e-8: (164693, "45892a12d1066d54af74badae55c438e"),
-        },
-        further={
-            "BlastWave.hdf5": (133264, "f901a1ec75925c1d861ac99a825878f3"),
-        },
+        published={1e-8: (164693, "45892a12d1066d54af74badae55c438e")},
+        further={"BlastWave.hdf5": (133264, "f901a1ec75925c1d861ac99a825878f3")},
     ),
     task(
         "cfd3d_turb",
@@ -270,9 +258,7 @@ FAMILY = (
         num_frames=21,
         resolution=64,
         num_trajectories=600,
-        published={
-            1e-8: (164694, "4f0eacaec5ff000bbd9a31026ea207b8"),
-        },
+        published={1e-8: (164694, "4f0eacaec5ff000bbd9a31026ea207b8")},
         further={
             "Turb_M01.hdf5": (133224, "b27495031f434d01762bb0b819ac71e2"),
             "Turb_M05.hdf5": (133225, "f9407dff1a75a1d14d93e7dd570af728"),

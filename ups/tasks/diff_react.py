@@ -31,12 +31,7 @@ def _parts(ny: int, nx: int, dt: float) -> tuple[Tensor, ...]:
 
 
 def evolve(
-    state: Tensor,
-    *,
-    dt: float,
-    num_steps: int,
-    num_frames: int,
-    reaction_rate: float = 1.0,
+    state: Tensor, *, dt: float, num_steps: int, num_frames: int, reaction_rate: float = 1.0
 ) -> Tensor:
     """States of one trajectory after 0, num_steps, 2 num_steps, ... steps: (num_frames, 2, ny, nx), float64.
 
@@ -114,9 +109,7 @@ FAMILY = (
         is_symmetric=True,
         simulate=simulate,
         step=advance,
-        published={
-            "2D_diff-react_NA_NA.h5": (133017, "b8d0b86064193195ddc30c33be5dc949"),
-        },
+        published={"2D_diff-react_NA_NA.h5": (133017, "b8d0b86064193195ddc30c33be5dc949")},
         # the first frames are white noise that decays: context only
         defaults={"train_from": 6, "history": 4},
     ),
