@@ -209,16 +209,9 @@ def test_advection_is_the_shifted_initial_condition() -> None:
 
 
 def test_advection_by_whole_cells_is_a_roll_and_by_one_period_the_identity() -> None:
-    u = advection.simulate(range(30), seed=0, resolution=64, num_frames=5, parameter=1.0, t_end=1.0)
+    u = advection.simulate(range(30), seed=0, resolution=64, num_frames=5, parameter=0.5, t_end=2.0)
     for frame, shift in enumerate((0, 16, 32, 48, 64)):
         torch.testing.assert_close(u[:, frame], u[:, 0].roll(shift, -1), rtol=0, atol=1e-6)
-
-
-def test_advection_has_the_group_property() -> None:
-    """Only beta t matters: twice the speed for half the time gives the same."""
-    fast = advection.simulate(range(9), seed=0, resolution=100, num_frames=3, parameter=0.8, t_end=0.5)
-    slow = advection.simulate(range(9), seed=0, resolution=100, num_frames=5, parameter=0.4, t_end=2.0)
-    torch.testing.assert_close(fast, slow[:, :3], rtol=0, atol=1e-6)
 
 
 # ---------------------------------------------------------------- Burgers
