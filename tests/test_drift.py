@@ -161,4 +161,4 @@ def test_a_weight_within_its_error_goes_and_one_beyond_stays():
     a = rows @ rows.T
     assert significant(a, list(range(8)), 12.0) == [2, 5]
     assert significant(a, list(range(8)), 25.0) == [2]
-    assert len(significant(a, list(range(8)), 12.0, most=2)) == 6
+    assert len(significant(a, list(range(8)), 12.0, max_dropped=2)) == 6

@@ -269,7 +269,7 @@ class Equation(Base):
         identifications: list[Identification],
         samples: Samples,
         settings: dict[str, Any],
-        name: str,
+        title: str,
     ) -> tuple[str, dict[str, Any], "Equation"]:
         """The candidate (name with the number of terms, settings, base) of the models of all parameter
         values."""
@@ -293,4 +293,4 @@ class Equation(Base):
             ("high", torch.stack(high).amax(0)),
         ):
             getattr(base, name).copy_(value)
-        return f"{name.format(len(terms))}, {settings['num_steps']} steps a frame", settings, base
+        return f"{title.format(len(terms))}, {settings['num_steps']} steps a frame", settings, base
