@@ -15,7 +15,7 @@ from ups.config.load import load_config, to_dict
 from ups.config.schema import Config
 from ups.config.sections import ROOT
 
-DEFAULT_OVERLAY = ROOT / "configs" / "small.yaml"  # where a command line, or make, names none
+DEFAULT_OVERLAY = ROOT / "configs" / "small.yaml"  # if a command line, or make, names none
 CONFIG_OPTIONS = {
     "--config": {
         "default": str(DEFAULT_OVERLAY),
@@ -31,20 +31,19 @@ SHOW_CONFIG = {"--show-config": {"action": "store_true", "help": "print the reso
 def read_command(
     description: str, options: dict[str, dict[str, Any]], arguments: list[str] | None = None, **about: Any
 ) -> argparse.Namespace:
-    """A command line, read. options: name -> what argparse is to know of it; of a configuration
-    `CONFIG_OPTIONS`; about: what it is to know of the command."""
+    """The parsed command line. options: name -> keywords of `add_argument`, such as CONFIG_OPTIONS; about:
+    further keywords of the parser."""
     parser = argparse.ArgumentParser(
         description=description, **about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name, told in options.items():
-        parser.add_argument(name, **told)
+    for name, keywords in options.items():
+        parser.add_argument(name, **keywords)
     return parser.parse_intermixed_args(arguments)
 
 
 def keep_freed_memory() -> None:
-    """Memory that this process frees stays its own, up to 2 GB, where the C library is glibc: given back and
-    asked for again at every operation on large tensors, it cost a report a sixth of its time in page
-    faults."""
+    """Let glibc keep up to 2 GB of freed memory. To give it back and allocate it again at every operation on
+    large tensors cost a report a sixth of its time in page faults."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         m_trim_threshold, m_mmap_threshold = -1, -3  # of malloc.h
@@ -53,8 +52,8 @@ def keep_freed_memory() -> None:
 
 
 def run_script(main: Callable[[], int], name: str) -> NoReturn:
-    """End the process with the status of main(). What a user can cause ends it with 1 and the message, which
-    says what to do; a traceback would hide it."""
+    """End the process with the status of main(). Errors that a user can cause end it with status 1 and their
+    message alone: a traceback would hide it."""
     keep_freed_memory()
     try:
         sys.exit(main())

@@ -45,7 +45,7 @@ class Config:
 
     @property
     def report_dir(self) -> Path:
-        """Where the report goes: looks at validation data stay apart from the one at the test split."""
+        """The folder of the report; reports on validation data have one of their own."""
         return self.run_dir / ("report" if self.evaluate.split == "test" else "report-val")
 
     @property
@@ -55,8 +55,8 @@ class Config:
 
     @property
     def asked(self) -> dict[str, list[str]]:
-        """Stage -> tasks of a report that it is asked for, of the stages that evaluate.stages names; of
-        weights from elsewhere the operator alone."""
+        """Stage -> its tasks in the report, for the stages in evaluate.stages; with weights from another run
+        the operator alone."""
         wanted = {
             stage: self.served(stage, self.evaluated)
             for stage in STAGES
@@ -66,25 +66,25 @@ class Config:
 
     @property
     def trained(self) -> list[str]:
-        """The stages that a report needs of this run, in the order in which they are trained."""
+        """The stages of this run that the report needs, in the order of training."""
         return [] if self.evaluate.weights else list(self.asked)
 
     @property
     def operator_dir(self) -> Path:
-        """The folder of the operator that a report judges: this run's, or evaluate.weights."""
+        """The folder of the operator in the report: of this run, or of evaluate.weights."""
         folder = Path(self.evaluate.weights) if self.evaluate.weights else self.run_dir
         inside = folder / "operator"
         return inside if inside.is_dir() or not self.evaluate.weights else folder
 
     def init_dir(self, stage: str) -> Path | None:
-        """The folder of the stage whose weights `stage` starts from, if from any: its init names that folder
-        or its run's."""
+        """The folder of the stage whose weights `stage` starts from: its init, or the stage in that run; None
+        without init."""
         section = getattr(self, stage)
         inside = Path(section.init) / stage
         return (inside if inside.is_dir() else Path(section.init)) if section.init else None
 
     def model_of(self, stage: str) -> ModelConfig:
-        """The network of a stage; student and rival have the corrector's."""
+        """The network of a stage; student and rival have that of the corrector."""
         return getattr(self, STAGES[stage].network).model
 
     def spec(self, name: str) -> Task:
@@ -102,20 +102,20 @@ class Config:
         return Path(self.data.root) / (get_task(task).files_of or task)
 
     def num_first(self, task: str) -> int:
-        """How many trajectories of a published file are fetched, where not all are; else 0."""
+        """How many trajectories of a published file are fetched; 0 for all."""
         spec, num = get_task(task), self.task[task].num_trajectories
         is_first = self.data.source == "published" and self.data.fetch == "first" and spec.is_contiguous
         return num if is_first and num < spec.num_trajectories else 0
 
     def data_path(self, task: str, parameter: float | None) -> Path:
-        """The file of a task for one value of its parameter; its name says where it is the first part of
-        one."""
+        """The file of a task for one value of its parameter; its name tells if it is the first part of a
+        file."""
         path = self.data_dir(task) / get_task(task).file_for(parameter)
         num = self.num_first(task)
         return path.with_name(f"{path.stem}.first{num}{path.suffix}") if num else path
 
     def context(self, task: str) -> int:
-        """Frames given to a model before its first prediction."""
+        """The number of input frames before the first prediction."""
         entry = self.spec(task)
         return (
             0

@@ -100,11 +100,11 @@ class TaskConfig:
     ]
 
     def spec(self, name: str) -> Task:
-        """The task that the section is of."""
+        """The task of this section."""
         return get_task(name)
 
     def cells(self, ndim: int) -> tuple[int, ...]:
-        """Of every axis, after striding."""
+        """The cells of every axis, after striding."""
         return (-(-self.resolution // self.space_stride),) * ndim
 
     @property
@@ -122,7 +122,7 @@ class PlaceConfig:
 
 @dataclass(frozen=True)
 class UserTaskConfig(TaskConfig):
-    """A task that its section declares; `ups.userdata.section.complete` fills what is left out."""
+    """The section of a user task; `ups.userdata.section.complete` fills the keys that are left out."""
 
     num_trajectories: Annotated[
         int,

@@ -1,5 +1,5 @@
-"""A task that is declared and not built in: an equation of the user's, made from facts that are plain values,
-so that a configuration and weights can carry them."""
+"""Tasks that a user declares. They are made from facts, plain values that configurations and weights
+carry."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -11,8 +11,8 @@ from ups.common.lazy import np
 from ups.tasks.task import Finding, Task
 
 LOOKED_AT = 8  # trajectories of the check of seams
-JUMP = 8.0  # times the mean difference of neighbours: no periodic field that its grid resolves jumps so
-COUNTED = 8  # cells of an axis: of fewer, neighbours lie further apart than the mean of a smooth field
+JUMP = 8.0  # times the mean difference of neighbours: more than any resolved periodic field jumps
+COUNTED = 8  # cells of an axis: with fewer, neighbours of a smooth field differ as much as any two cells
 ROUGH = 1.2  # difference of neighbours over mean deviation: 1.4 of numbers without order, 0.1 of fields
 KEPT = 1e-5  # of its RMS, that a mean may move for forecasts to keep it (ups/models/base_selection.py)
 DRIFT = 1e-2  # of it: no rounding, no lossy solver, another equation
@@ -30,10 +30,8 @@ BEYOND = 1e-3  # of the range of the start, that a bounded field may leave it: o
 
 @dataclass(frozen=True)
 class Place:
-    """Where an array of the user's lies: its name in the file (* for the groups of trajectories), the words
-    for its axes as stored (trajectory, time, channel, component, else an axis of space), and the fields it
-    holds.
-    """
+    """An array of a user's file: its name (* for the groups of trajectories), a word for each stored axis
+    (trajectory, time, channel, component, single, or an axis of space), and its fields."""
 
     array: str
     axes: tuple[str, ...]
@@ -56,13 +54,12 @@ def require_name(name: str) -> None:
 
 
 def make_user_task(name: str, facts: Mapping[str, Any]) -> Task:
-    """The task that `facts` (plain values, JSON-able) declare. Raises ValueError for a name that none can
-    have.
+    """The task that `facts` declare (plain values, JSON-able). Raises ValueError for an unsuitable name.
 
-    arrays: of `Place`; axes, boundary, domain (a pair per axis), inputs; parameters: name -> where its value
-    is; positive, conserved, bounded, vector: fields; symmetries ("shift", "shift_x", "mirror"); hidden;
-    offset: field -> the number it is counted from (`Task.offsets`), units (`Task.units`) and forcing: fields
-    that are known in advance, where there are any.
+    Keys: arrays (of `Place`), axes, boundary, domain (a pair per axis), inputs; parameters (name -> place of
+    its value); positive, conserved, bounded, vector (fields); symmetries ("shift", "shift_x", "mirror");
+    hidden; and, if there are any, offset (`Task.offsets`), units (`Task.units`) and forcing (fields that are
+    known in advance).
     """
     require_name(name)
     if not all(isinstance(unit, str) for unit in facts.get("units", {}).values()):
@@ -113,21 +110,21 @@ def make_user_task(name: str, facts: Mapping[str, Any]) -> Task:
 
 
 def jumps(u: Any, axis: int) -> float:
-    """How much a field (..., *space) differs across the seam of an axis, over the mean difference of
+    """The jump of a field (..., *space) where the ends of an axis meet, over the mean difference of
     neighbours."""
     inside = np.abs(np.diff(u, axis=axis)).mean()
     return float(np.abs(u.take(0, axis) - u.take(-1, axis)).mean() / max(inside, np.finfo(np.float64).tiny))
 
 
 def _states(data: Any) -> Any:
-    """Some trajectories (n, time, channel, *space), float64, without the forcing, which may be rough."""
+    """Some trajectories (n, time, channel, *space), float64, without forcing, which may be rough."""
     task = data.task
     u = data.stratified_rows(LOOKED_AT)[1][:, :, : len(task.channels) - len(task.forcing)]
     return u.astype(np.float64)
 
 
 def seams(data: Any, scan: Any) -> Iterator[Finding]:
-    """Whether the field runs on where its axes are said to be periodic."""
+    """Whether the field is continuous where the ends of periodic axes meet."""
     task, where = data.task, str(data.path)
     u = _states(data)
     for number, (axis, end) in enumerate(zip(task.axes, along(task.boundary, task.ndim), strict=True)):
@@ -170,11 +167,11 @@ def orders(data: Any, scan: Any) -> Iterator[Finding]:
 
 
 def mirrored(data: Any, scan: Any) -> Iterator[Finding]:
-    """Whether the mirror image of a solution may be one: what changes its sign with it has no mean.
+    """Whether the mirror image of a solution may be a solution.
 
-    Of du/dt with du/dx that is so for every field, of du/dt with u du/dx for those that keep their sign. A
-    wave that travels one way fails by the first, a velocity that carries itself by the second, unless it is
-    named as a vector.
+    A mirror changes the sign of du/dt du/dx for every field, and of du/dt u du/dx for fields that keep their
+    sign, so the mean of both must be zero. A wave that travels one way fails the first test; a velocity that
+    carries itself fails the second, unless it is named as a vector.
     """
     task = data.task
     if not task.is_symmetric or task.is_steady:
@@ -203,7 +200,7 @@ def mirrored(data: Any, scan: Any) -> Iterator[Finding]:
 
 
 def stated(data: Any, scan: Any) -> Iterator[Finding]:
-    """Whether the data are as the section says: positive, conserved, bounded."""
+    """Whether the data are positive, conserved and bounded where the section states it."""
     task, where, key = data.task, str(data.path), f"task.{data.task.name}"
     for name in task.positive:
         if (lowest := scan.lowest[task.channels.index(name)]) <= 0:

@@ -1,4 +1,4 @@
-"""What must hold of every file of the user: parameters, steps, groups and grid are those of the task."""
+"""Checks of one file of a user: its parameters, times, groups and grid must be those of the task."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from ups.userdata.times import NO_TIMES, even_step, jumps_in, step_in, times_in
 def parameter_values(
     key: str, store: Store, name: str, place: str, path: Path, groups: Sequence[str], num: int
 ) -> np.ndarray:
-    """The parameter of each of the `num` trajectories of a file (or of its groups)."""
+    """The parameter of each of the `num` trajectories of a file, or of its groups, (num,)."""
     if groups and "*" in place:
         return np.array([float(value_in(key, store, name, place, path, group)) for group in groups])
     values = value_in(key, store, name, place, path)
@@ -43,8 +43,8 @@ def parameter_values(
 def step_of(
     key: str, store: Store, task: Task, groups: Sequence[str], frames: int
 ) -> tuple[float, np.ndarray]:
-    """The step of the times in a file, the same in all of its groups, 0 where it tells none or has a single
-    frame; and the frames after which there are gaps in them."""
+    """(The step of the times in a file and in all its groups, 0 if it holds none or has a single frame; the
+    frames after which the times jump.)"""
     place, none = task.user_facts["times"], np.arange(0)
     if task.is_steady or frames < 2 or place == NO_TIMES:
         return 0.0, none
@@ -74,8 +74,8 @@ def _require_common(
     values: np.ndarray,
     is_time: bool = False,
 ) -> None:
-    """Raise ValueError where the coordinate that the first group holds at `place` goes on otherwise in
-    another group. is_time: as far as both go."""
+    """Raise ValueError if the coordinate at `place` in the first group has other steps in another group.
+    is_time: groups may have different lengths."""
     folders = [array.array.rpartition("/")[0] for array in task.arrays if "*" in array.array]
     folder = next((name for name in folders if place.startswith(f"{name.replace('*', groups[0])}/")), None)
     for group in groups[1:] if folder else ():
@@ -94,8 +94,8 @@ def _require_common(
 
 
 def run_lengths(key: str, store: Store, task: Task, groups: Sequence[str], frames: int) -> list[int]:
-    """The frames of the run in each group, `frames` where no array in it has a time axis. Raises ValueError
-    where an array is missing in a group, or has another grid than in the first."""
+    """The frames of the run in each group, `frames` if no array in it has a time axis. Raises ValueError if a
+    group lacks an array, or has another grid than the first."""
     lengths: dict[str, list[int]] = {group: [] for group in groups}
     for place in (place for place in task.arrays if "*" in place.array):
         grid = [axis for axis, word in enumerate(place.axes) if word != "time"]

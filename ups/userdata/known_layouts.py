@@ -1,8 +1,7 @@
-"""Layouts that go by a name: what a file of The Well or of PDEBench says of itself, as a section that
-declares it (ups/userdata/section.py).
+"""Layouts with a name, well and pdebench: the keys of a section from what such a file states.
 
 The Well (docs/data_format.md of github.com/PolymathicAI/the_well): groups t0_fields, t1_fields, t2_fields of
-scalars, vectors and tensors, dimensions, boundary_conditions and scalars; what varies is said by attributes.
+scalars, vectors and tensors, dimensions, boundary_conditions and scalars; attributes state what varies.
 """
 
 from collections.abc import Callable
@@ -29,7 +28,8 @@ def is_well(store: "Store") -> bool:
 
 
 def from_well(store: "Store") -> dict[str, Any]:
-    """Of a file of The Well. Raises ValueError for one that is none, or on a grid that is not."""
+    """The keys for a file of The Well. Raises ValueError for another file, or a grid that is not
+    cartesian."""
     about, space = store.attributes(), words(store.attributes("dimensions").get("spatial_dims"))
     grid = words([about.get("grid_type", "cartesian")])[0]
     if not is_well(store) or grid != "cartesian":
@@ -41,12 +41,12 @@ def from_well(store: "Store") -> dict[str, Any]:
     layout = {}
     for group, rank in RANKS.items():
         for name in words(store.attributes(group).get("field_names")):
-            place, said = f"{group}/{name}", store.attributes(f"{group}/{name}")
-            varying = list(said.get("dim_varying", [True] * len(space)))
+            place, attributes = f"{group}/{name}", store.attributes(f"{group}/{name}")
+            varying = list(attributes.get("dim_varying", [True] * len(space)))
             axes = [
                 word
                 for word, varies in (("trajectory", "sample_varying"), ("time", "time_varying"))
-                if said.get(varies, True)
+                if attributes.get(varies, True)
             ]
             axes += [axis for axis, does in zip(space, varying, strict=True) if does] + ["component"] * rank
             layout[place] = {"axes": axes, "fields": [name]}
@@ -60,11 +60,11 @@ def from_well(store: "Store") -> dict[str, Any]:
 
 
 def _end(store: "Store", axis: str) -> str:
-    """What a file of The Well says of the ends of an axis; open where it says nothing."""
+    """The boundary of an axis in a file of The Well; outflow if the file states none."""
     for name in store.group_names("boundary_conditions"):
-        said = store.attributes(f"boundary_conditions/{name}")
-        if axis in words(said.get("associated_dims")):
-            return ENDS.get(words([said.get("bc_type", "open")])[0].lower(), OUTFLOW)
+        attributes = store.attributes(f"boundary_conditions/{name}")
+        if axis in words(attributes.get("associated_dims")):
+            return ENDS.get(words([attributes.get("bc_type", "open")])[0].lower(), OUTFLOW)
     return OUTFLOW
 
 
@@ -82,9 +82,8 @@ def _parameters(store: "Store", names: list[str]) -> dict[str, str]:
 
 
 def from_pdebench(store: "Store") -> dict[str, Any]:
-    """Of a file in one of PDEBench's layouts, by the axes that their arrays have: (trajectory, time, *space),
-    of groups (time, *space, channel).
-    """
+    """The key layout for a file of PDEBench: arrays (trajectory, time, *space), or groups with (time, *space,
+    channel). Raises ValueError for another file."""
     layout = {}
     if groups := store.groups("*/data"):
         num = len(store.array(f"{groups[0]}/data").shape) - 2

@@ -19,8 +19,8 @@ CLOSE = 1e-6  # relative, of a number that means missing: float32 rounds 1e20
 
 
 def find_mask(data: Any) -> "np.ndarray | None":
-    """The cells (channels, *space) that have no value in any of some frames of trajectories spread over the
-    data; None if every cell has one. Raises ValueError for a symmetry that moves the mask."""
+    """The cells (channels, *space) without a value in all sampled frames, None if there are none. Raises
+    ValueError if a symmetry of the task moves the mask."""
     rows = np.unique(np.linspace(0, data.num_trajectories - 1, LOOKED_AT).astype(int))
     mask = None
     for row in rows.tolist():
@@ -49,8 +49,8 @@ def find_mask(data: Any) -> "np.ndarray | None":
 
 
 def _whole_frames(data: Any, lengths: Sequence[int]) -> list["np.ndarray"]:
-    """Of every frame of every run, whether all its cells have a value that have one elsewhere. Files that did
-    not change are read once by a process."""
+    """For every run, whether each frame is whole: only cells of the mask have no value. Files that did not
+    change are read once by a process."""
     about = [(part, part.stat()) for file in data.files for part in parts_of(file.path)]
     files = tuple((str(path), stat.st_mtime_ns, stat.st_size) for path, stat in about)
     key = files, json.dumps(data.task.user_facts, sort_keys=True), data.space, tuple(lengths)
@@ -78,10 +78,12 @@ def whole_windows(
     breaks: "Sequence[np.ndarray]",
     skip_missing: bool,
 ) -> "tuple[np.ndarray, int]":
-    """Rows of the windows that cross no gap in time, and in whose frames `used`, if skip_missing, every cell
-    has a value that has one elsewhere; and how many of all frames lack one. data: a row for every run, from
-    its first frame on; lengths: of the runs; cut: from window to window, 0: one of each run; breaks: of every
-    run the frames before gaps in time. Raises ValueError where no window is left."""
+    """(Rows of the windows without a gap, the number of frames that are not whole.)
+
+    data: one row for every run, from its first frame on; lengths: frames of the runs; used: frames of a
+    window; cut: frames from window to window, 0: one window of each run; breaks: for every run the frames
+    before gaps in time; skip_missing: only whole frames may be in a window. Raises ValueError if no window
+    remains."""
     rows, left_out, last = [], 0, used[-1] - used[0]
     whole = _whole_frames(data, lengths) if skip_missing else [np.ones(frames, bool) for frames in lengths]
     for row, (frames, is_whole, jumps) in enumerate(zip(lengths, whole, breaks, strict=True)):
@@ -110,13 +112,12 @@ def whole_windows(
 
 
 def is_wrong(u: "np.ndarray", mask: "np.ndarray | None") -> "np.ndarray":
-    """Where u (n, T, channels, *space) has no number, or one in a cell of the mask."""
+    """Where u (n, T, channels, *space) is not finite outside the mask, or a number inside it."""
     return ~np.isfinite(u) if mask is None else np.where(mask, ~np.isnan(u), ~np.isfinite(u))
 
 
 def settled(u: "np.ndarray") -> "np.ndarray":
-    """u (..., cells) with the first number of its row in place of every NaN: what is equal in all cells that
-    have a value stays so."""
+    """u (..., cells) with the first number of its row in place of NaN: a row of equal numbers stays one."""
     is_missing = np.isnan(u)
     if not is_missing.any():
         return u
@@ -125,7 +126,7 @@ def settled(u: "np.ndarray") -> "np.ndarray":
 
 
 def averaged(u: "np.ndarray", ndim: int) -> "np.ndarray":
-    """u (..., *space) with the mean of its frame in place of every NaN."""
+    """u (..., *space) with the mean of its frame in place of NaN."""
     is_missing = np.isnan(u)
     if not is_missing.any():
         return u
@@ -136,7 +137,7 @@ def averaged(u: "np.ndarray", ndim: int) -> "np.ndarray":
 
 
 def mask_words(mask: "np.ndarray | None", channels: Sequence[str]) -> Iterator[str]:
-    """Of each channel with a mask, in words, which share of its cells that is."""
+    """The fraction of cells in the mask of each channel, in words."""
     for name, cells in zip(channels, mask if mask is not None else (), strict=mask is not None):
         if cells.any():
             yield f"{name}: {cells.mean():.0%} of its cells are a mask, the same in all frames"

@@ -1,8 +1,8 @@
-"""Fields whose mean dominates their variation, such as a pressure of 101325 Pa with waves of 0.01 Pa.
+"""Offsets of fields whose mean dominates their variation, such as a pressure of 101325 Pa with waves of 0.01.
 
-They are counted from an offset, a round number near their mean: it is subtracted in float64 before anything
-is cast to float32, and relative errors are then relative to the variation. Otherwise float32 rounds the
-variation away, and an error relative to the mean looks small whatever the forecast is worth.
+An offset, a round number near the mean, is subtracted in float64 before anything is cast to float32. Relative
+errors are then relative to the variation. Without it float32 rounds the variation away, and an error relative
+to the mean looks small for any forecast.
 """
 
 import math
@@ -81,7 +81,7 @@ def dominant(
     first_frame: int = 0,
     missing: Sequence[str] = (),
 ) -> dict[str, float]:
-    """Field -> its mean, rounded to a tenth of its variation, of those whose mean dominates."""
+    """Field -> its mean, rounded to a tenth of its variation, for fields whose mean dominates."""
     from ups.userdata.readers import open_store  # imports h5py
 
     moments: dict[str, np.ndarray] = {}  # field -> numbers, sum and sum of squares about the first, that one
@@ -122,8 +122,7 @@ def sampled_frames(
     first_frame: int,
     missing: Sequence[str] = (),
 ) -> "Iterator[np.ndarray]":
-    """Some frames (fields, cells) of an array, of `count` trajectories each; nothing where a file has no such
-    array, which its reader says."""
+    """Some frames (fields, cells) of `count` trajectories of an array; none if the file has no such array."""
     groups = store.groups(place.array) if "*" in place.array else [""]
     for group in _some(len(groups), count):
         name = place.array.replace("*", groups[group])

@@ -1,5 +1,5 @@
-"""The reader of files that a configuration declares (ups/userdata/section.py): all that fit a pattern, as one
-set of trajectories, whatever their kind and the order of their axes."""
+"""The trajectories in the files of a user, read as one set whatever the kind of the files and the order of
+their axes. ups/userdata/open_files.py makes them."""
 
 import hashlib
 import math
@@ -19,16 +19,19 @@ from ups.userdata.readers import Store, open_store
 from ups.userdata.split import in_time, split
 
 BLOCK_BYTES = 16 * 2**20  # largest temporary of a read, as of PDEBench's files
-MANY = ("trajectory", "time")
-ENOUGH_RUNS = 10  # that are cut into windows: from as many on, whole ones are dealt out to a split
-MOST_VALUES = 8  # of parameters, for each of which there are trajectories enough to fit a base of its own
+MANY = ("trajectory", "time")  # axes of which a read takes a part
+ENOUGH_RUNS = 10  # from which on whole runs, and not windows of them, go to the parts of a split
+MOST_VALUES = 8  # of parameters, each with a base fitted to its trajectories
 
 
 @dataclass(frozen=True)
 class UserFile:
-    """One file: its trajectories, the names of their groups (or ()), the parameters (trajectories, P), the
-    axes along which it stores the cells from the last to the first, the frames of every trajectory, and the
-    dates of its frames in years, where it has such."""
+    """One file.
+
+    groups: the name of the group of every trajectory, or (); parameters (trajectories, P); flipped: axes
+    whose cells are stored from the last to the first; lengths: frames of every trajectory; years: dates of
+    the frames, in years, or None.
+    """
 
     path: Path
     num_trajectories: int
@@ -43,8 +46,8 @@ class UserFile:
 class UserTrajectories:
     """A description of the files of one task, as `ups.data.trajectories.Trajectories` of one file.
 
-    rows (n, 3): file, number in it and first frame of every trajectory; starts (n,): its initial condition,
-    where files of several parameter values repeat them. Holds no open file.
+    rows (n, 3): file, number in the file and first frame of every trajectory. starts (n,): a number for the
+    initial condition of every trajectory; trajectories that share one have the same. Holds no open file.
     """
 
     path: Path
@@ -78,11 +81,12 @@ class UserTrajectories:
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """Of every trajectory its initial condition: the number in the file, where files of equal length
-        differ by a parameter, as published ones do; else of those whose first frames are the same to the last
-        bit, as in a sweep over a parameter, the first. Where fewer than three differ, all are their own.
-        Windows of a run that was cut have one together; where runs are few, or parts of one record, each its
-        own.
+        """A number for the initial condition of every trajectory.
+
+        Files of equal length that differ by a parameter, as published ones do, repeat their initial
+        conditions in the same order: the number in the file. Else trajectories with bitwise equal first
+        frames share one; if fewer than three differ, each trajectory has its own. Windows of a run that was
+        cut share one; if runs are few, or parts of one record, each window has its own.
         """
         if self.in_time is not None:
             return np.arange(self.num_trajectories)
@@ -121,17 +125,17 @@ class UserTrajectories:
 
     @cached_property
     def in_time(self) -> np.ndarray | None:
-        """The trajectories in order of time where the files are parts of one record."""
+        """The trajectories in order of time if the files are parts of one record, else None."""
         return in_time(self)
 
     @property
     def by_run(self) -> bool:
-        """Whether runs that were cut are enough to be dealt out whole."""
+        """Whether there are enough runs to split them whole and not by windows."""
         return len(np.unique(self.rows[:, :2], axis=0)) >= ENOUGH_RUNS
 
     def read(self, first: int, last: int, frames: range | None = None) -> np.ndarray:
-        """Trajectories first..last-1 (n, num_frames, channels, *space), float32, physical units, counted from
-        the task's offsets; of `frames`, consecutive ones, where these are given."""
+        """Trajectories first..last-1 (n, num_frames, channels, *space), float32, physical units minus the
+        task's offsets. frames: consecutive frames to read, by default all."""
         assert 0 <= first < last <= self.num_trajectories, (self.path, first, last, self.num_trajectories)
         frames = range(self.num_frames) if frames is None else frames
         out = np.empty((last - first, len(frames), len(self.task.channels), *self.space), np.float32)
@@ -149,17 +153,17 @@ class UserTrajectories:
         return out
 
     def frames_of(self, rows: Sequence[int]) -> int:
-        """How many frames each of these trajectories has: more than num_frames where all are longer."""
+        """The number of frames that all of these trajectories have, at least num_frames."""
         if self.is_cut:
             return self.num_frames
         ends = [(self.files[file].lengths[number], begin) for file, number, begin in self.rows[rows].tolist()]
         return max(self.num_frames, min(len(range(begin, end, self.time_stride)) for end, begin in ends))
 
     def precision(self, name: str) -> float:
-        """The relative rounding of a field as the first file holds it; 0 of whole numbers."""
+        """The relative rounding error of a field in the first file; 0 of whole numbers."""
         place, file = next(place for place in self.task.arrays if name in place.fields), self.files[0]
         with open_store(file.path) as store:
-            dtype = store.array(place.array.replace("*", (file.groups or ("",))[0])).dtype
+            dtype = store.first_array(place.array).dtype
         return float(np.finfo(dtype).eps) if dtype.kind == "f" else 0.0
 
     @cached_property
@@ -168,13 +172,13 @@ class UserTrajectories:
         return find_mask(self)
 
     def place(self, row: int, frame: int) -> tuple[Path, str]:
-        """The file in which a frame of a trajectory lies, and where, in words."""
+        """The file that holds a frame of a trajectory, and the place in it in words."""
         file, number, begin = self.rows[row].tolist()
         return self.files[file].path, f"trajectory {number}, frame {begin + frame * self.time_stride}"
 
     def stratified_rows(self, num: int) -> tuple[np.ndarray, np.ndarray]:
-        """As of PDEBench's files, with the mean of a frame where cells have no value. A few numbers are kept,
-        as every check of the doctor asks for them."""
+        """`num` rows, evenly over the data, and their trajectories, with the mean of a frame in place of NaN.
+        Small results are kept, because every check of the doctor reads them."""
         if num in self._spread:
             rows, u = self._spread[num]
             return rows.copy(), u.copy()
@@ -185,7 +189,7 @@ class UserTrajectories:
         return rows, u
 
     def split(self, val_fraction: float, test_fraction: float) -> dict[str, np.ndarray]:
-        """Trajectories of "train", "val" and "test" (ascending), as `ups.userdata.split` deals them out."""
+        """The trajectories (ascending) of "train", "val" and "test"; see `ups.userdata.split.split`."""
         return split(self, val_fraction, test_fraction)
 
     def _fill(
@@ -198,11 +202,11 @@ class UserTrajectories:
         out: np.ndarray,
         wanted: range,
     ) -> None:
-        """The fields of one array, of the frames `wanted` from `first_frame` on of trajectories number.. of
-        the file, into out (n, time, channel, *space)."""
+        """Read the fields of one array into out (n, time, channel, *space): the frames `wanted`, counted from
+        `first_frame`, of the trajectories from `number` on."""
         names = [self.task.channels.index(field) for field in place.fields]
         is_grouped = "*" in place.array
-        size = store.array(place.array.replace("*", (file.groups or ("",))[0])).shape
+        size = store.first_array(place.array).shape
         num_stored = math.prod(n for axis, n in zip(place.axes, size, strict=True) if axis not in MANY)
         count = max(1, BLOCK_BYTES // (8 * num_stored * (1 if is_grouped else len(out))))
         frames = len(wanted) if place.is_steady else min(len(wanted), count)
@@ -238,7 +242,8 @@ class UserTrajectories:
                 target[:, into : into + count, names] = self.task.counted(block, place.fields)
 
     def _ordered(self, block: np.ndarray, place: Place, flipped: Sequence[str]) -> np.ndarray:
-        """A part of a stored array as (trajectory, time, channel, *space), 1 long where it lacks an axis."""
+        """A part of a stored array as (trajectory, time, channel, *space); axes that it lacks have length
+        1."""
         axes = [axis for axis in place.axes if axis != "single"]
         block = np.flip(block, [number for number, axis in enumerate(axes) if axis in flipped])
         wanted = ["trajectory", "time", "channel", "component", *self.task.axes]
@@ -252,8 +257,8 @@ class UserTrajectories:
 
 
 def _runs(rows: np.ndarray, following: tuple[int, int, int]) -> Iterator[tuple[int, int]]:
-    """(first, last) of the pieces of rows (file, number, first frame) that differ by `following`, row by row:
-    they lie side by side in one file."""
+    """(first, last) of each sequence of rows (file, number, first frame) in which every row is the one before
+    plus `following`: they lie side by side in one file."""
     breaks = np.flatnonzero((np.diff(rows, axis=0) != following).any(1)) + 1
     cuts = [0, *breaks.tolist(), len(rows)]
     return zip(cuts[:-1], cuts[1:], strict=True)

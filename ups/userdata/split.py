@@ -1,4 +1,4 @@
-"""How the trajectories of the user's files are dealt out to training, validation and test."""
+"""The split of user data into training, validation and test."""
 
 import math
 import os
@@ -14,14 +14,15 @@ from ups.common.rows import split_sizes
 from ups.userdata.inspect_file import config_error
 
 FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-SEED = 0  # of the order in which trajectories are dealt out to training, validation and test
+SEED = 0  # of the order of initial conditions
 
 
 def split(data: Any, val_fraction: float, test_fraction: float) -> dict[str, np.ndarray]:
-    """Trajectories of "train", "val" and "test" (ascending): by the folders their files lie in, or dealt
-    out by their initial conditions in an order that is always the same. Windows of a few long runs, and
-    files that are parts of one record, are dealt out in the order of time: those of training come first,
-    those of test last.
+    """The trajectories (ascending) of "train", "val" and "test".
+
+    By the folders of the files, if these have such names; else by initial conditions, in a fixed random
+    order. Windows of a few long runs, and files that are parts of one record, are split in time: training
+    first, test last. Raises ValueError if a part would be empty.
     """
     folders = _folders([parts_of(file.path)[0] for file in data.files])
     if data.split_by == "auto" and len({*folders}) > 1 and {*folders} != {"train", "val", "test"}:
@@ -91,8 +92,8 @@ def _split_in_time(data: Any, val_fraction: float, test_fraction: float) -> dict
 
 
 def in_time(data: Any) -> np.ndarray | None:
-    """The trajectories in order of time where the files are parts of one record, such as its years: each
-    holds one run, and no two the same dates."""
+    """The trajectories in order of time if the files are parts of one record, such as its years: each holds
+    one run, and no two share dates. Else None."""
     if len(data.files) < 2 or any(file.num_trajectories > 1 for file in data.files) or data.years is None:
         return None
     own = [data.years[data.rows[:, 0] == file] for file in np.unique(data.rows[:, 0])]
@@ -103,7 +104,8 @@ def in_time(data: Any) -> np.ndarray | None:
 
 
 def _folders(paths: Sequence[Path]) -> list[str | None]:
-    """Of every file the part of the split that the nearest folder names, of those that they do not share."""
+    """For every file the part of the split that its nearest folder names, None if no folder does. Folders
+    that all files share do not count."""
     shared = Path(os.path.commonpath([path.absolute().parent for path in paths]))
     return [
         next(

@@ -1,6 +1,5 @@
-"""Writing fields as a user's own files hold them, in HDF5: the same names and axes, so that what is written
-can be read as those are.
-"""
+"""Writing fields in the layout of a user's files, as HDF5: with the same names and axes, so that the result
+can be read as the files are."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,8 +1,7 @@
-"""Arrays in files of any kind, by name: what is there, and parts of it as they lie.
+"""Readers: the arrays of a file of any kind, by name, and parts of them.
 
 HDF5 (MATLAB's version 7.3 is HDF5), netCDF, zarr, NumPy's .npy and .npz, MATLAB's version 5 and torch's
-files. What a file is, its first bytes say, never its suffix. Nothing here knows a task; nothing is unpickled
-but tensors.
+files. The first bytes of a file tell its kind, never its suffix. Nothing is unpickled but tensors.
 """
 
 import zipfile
@@ -21,9 +20,8 @@ ZARR = ("zarr.json", ".zgroup", ".zarray")  # one of these lies in every folder 
 
 
 def open_store(path: str | Path) -> Store:
-    """The open file (a folder for zarr), to be closed by `with`. Raises FileNotFoundError or ValueError,
-    naming what it is not, and what to install for a kind that needs more.
-    """
+    """The open file (a folder for zarr), for use in `with`. Raises FileNotFoundError or ValueError, which
+    name the kinds that can be read, and the library to install if one is missing."""
     path, parts = Path(path), parts_of(path)
     if len(parts) > 1:
         from ups.userdata.readers.together import Together

@@ -1,7 +1,7 @@
 """HDF5, and netCDF-4, which is HDF5.
 
-HDF5 itself follows links and storage into any other file, and waits at a pipe: what is read here holds what
-it shows.
+HDF5 itself follows links and storage into any other file, and waits at a pipe. Here every dataset must hold
+its own numbers.
 """
 
 import math
@@ -85,8 +85,8 @@ class Hdf5(Store):
 
 
 def _arrays(file: h5py.File) -> Iterator[str]:
-    """Names of all datasets of a file; links are passed by, and refused where they are asked for. A group
-    that goes by several names, perhaps within itself, is looked into once."""
+    """Names of all datasets of a file. Links are skipped here, and refused when they are read. A group with
+    several names, perhaps within itself, is listed once."""
     waiting, seen = [("", file)], {h5o.get_info(file["/"].id).addr}
     while waiting:
         above, group = waiting.pop()
@@ -101,8 +101,7 @@ def _arrays(file: h5py.File) -> Iterator[str]:
 
 
 def require_written(dataset: h5py.Dataset, path: Path, again: str = "Write it again.") -> None:
-    """Raise ValueError for an array that is declared and not there; HDF5 would read it as zeros, however
-    large."""
+    """Raise ValueError for an array that was declared and never written: HDF5 would read it as zeros."""
     chunks, stored = dataset.chunks, dataset.id
     there = stored.get_num_chunks() if chunks else stored.get_storage_size()
     expected = (

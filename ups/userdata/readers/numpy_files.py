@@ -1,5 +1,5 @@
-"""Files of arrays that are mapped or read at once: NumPy's .npy and .npz, MATLAB's up to version 7 and
-torch's. An .npy file holds one array, which goes by any name."""
+"""Files whose arrays are mapped or read at once: NumPy's .npy and .npz, MATLAB's up to version 7 and torch's.
+An .npy file holds one array, which has any name."""
 
 import math
 import pickle
@@ -27,7 +27,7 @@ MATLAB_NUMBERS = (
 
 
 class Arrays(Store):
-    """Arrays that lie in memory or are mapped; a single one goes by any name."""
+    """Arrays in memory or mapped; a single one has any name."""
 
     def __init__(self, path: Path, parts: Mapping[str, np.ndarray]):
         super().__init__(path)
@@ -89,7 +89,7 @@ class Torch(Arrays):
                     require_unpackable(path, entry.filename, 0, entry.file_size, entry.compress_size)
 
         def placed(storage: torch.UntypedStorage, _: str) -> torch.UntypedStorage:
-            """Memory of a tensor, which is asked for before the file is read and touched by that alone."""
+            """The memory of a tensor, which torch allocates before it reads the file."""
             nonlocal room
             room -= storage.nbytes()
             if room < 0:  # files of torch before 1.6 are not compared with their length by torch
@@ -124,8 +124,8 @@ class Torch(Arrays):
 
 
 def _tensors(path: Path, found: Any, name: str, seen: set[int]) -> Iterator[tuple[str, np.ndarray]]:
-    """The arrays of a tensor, or of dicts and lists of them, by their places; a dict or list that is in
-    several places goes by the first."""
+    """(Place, array) of a tensor, or of dicts and lists of tensors. A dict or list in several places is
+    listed once."""
     if hasattr(found, "detach"):
         num_bytes, stored = found.numel() * found.element_size(), found.untyped_storage().nbytes()
         require_unpackable(path, name, 0, num_bytes, stored)  # one number may stand for many
@@ -161,8 +161,8 @@ def _whole(path: Path) -> np.ndarray:
 
 
 def _array(path: Path, file: IO[bytes], name: str, size: int = 0, is_mapped: bool = True) -> np.ndarray:
-    """The array whose header is next in `file`, mapped or read. size: bytes of both, if that is known. Raises
-    ValueError for one of Python objects."""
+    """The array whose header is next in `file`, mapped or read. size: bytes of header and array, if known.
+    Raises ValueError for Python objects, and for a size that the header contradicts."""
     begin = file.tell()
     is_first = npy.read_magic(file) == (1, 0)
     start = file.tell()
@@ -190,8 +190,8 @@ def _array(path: Path, file: IO[bytes], name: str, size: int = 0, is_mapped: boo
 
 @lru_cache(maxsize=256)
 def _require_unchanged(path: Path, _size: int, _changed: int) -> None:
-    """Raise ValueError where an array is not what its checksum in the archive is of; once for each state of a
-    file, as all of it is read."""
+    """Raise ValueError if an array differs from its checksum in the archive. This reads the whole file, so it
+    is done once for each state of the file."""
     with zipfile.ZipFile(path) as archive:
         if (name := archive.testzip()) is not None:
             raise ValueError(

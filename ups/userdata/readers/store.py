@@ -1,4 +1,4 @@
-"""What every kind of file gives: its arrays by name, their sizes, parts of them, and attributes."""
+"""The common interface of all readers: arrays by name, their shapes, parts of them, and attributes."""
 
 import fnmatch
 import importlib
@@ -24,7 +24,7 @@ PARTS = {"real": np.real, "imag": np.imag}  # of a complex array "psi", the arra
 
 @dataclass(frozen=True)
 class Stored:
-    """One array of a file. axes: the names of its axes where the file tells them, else ()."""
+    """One array of a file. axes: the names of its axes, () if the file does not tell."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -32,8 +32,8 @@ class Stored:
 
 
 def require_unpackable(path: Path, name: str, chunk: int, whole: int = 0, stored: int = 0) -> None:
-    """Raise DamagedError for an array of which one compressed chunk, which is read whole, or all of them are
-    far more bytes than a field needs."""
+    """Raise DamagedError if a compressed chunk, which is read at once, or a whole array unpacks to far more
+    bytes than a field needs."""
     if chunk > MOST_CHUNK_BYTES:
         raise DamagedError(
             f"{path} holds {name} in compressed chunks of {chunk / 2**20:.0f} MiB; expected "
@@ -65,16 +65,16 @@ def library(name: str, path: Path) -> ModuleType:
 
 
 def decoded(values: np.ndarray, about: Mapping[str, Any], path: Path) -> np.ndarray:
-    """The numbers that packed ones stand for, by the attributes of their array (CF conventions, section 8.1
-    and 2.5.1), as xarray decodes them: those that are missing are NaN."""
-    said = {name: np.asarray(about[name]).reshape(-1) for name in CODED if name in about}
-    if values.dtype.kind not in "fiu" or not said:
+    """Packed numbers, decoded by xarray from the attributes of their array (CF conventions, 8.1 and 2.5.1);
+    missing ones are NaN."""
+    coding = {name: np.asarray(about[name]).reshape(-1) for name in CODED if name in about}
+    if values.dtype.kind not in "fiu" or not coding:
         return values
     xarray = library("xarray", path)
     coded = xarray.Variable(
         [f"axis{number}" for number in range(values.ndim)],
         values,
-        {name: value[0] for name, value in said.items()},
+        {name: value[0] for name, value in coding.items()},
     )
     return xarray.conventions.decode_cf_variable("array", coded, decode_times=False).values
 
@@ -99,7 +99,7 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Nothing, where nothing is held open."""
+        """Close the file, if one is held open."""
 
     def names(self) -> list[str]:
         return self._every_name
@@ -127,13 +127,13 @@ class Store:
         return PARTS[part](values) if part else values
 
     def _part(self, name: str) -> tuple[str, str]:
-        """The array that holds `name`, and which part of it that is: "" for all of it."""
+        """(The array that holds `name`, "real" or "imag", or "" for the whole array.)"""
         whole, _, part = name.rpartition(".")
         found = self._array(whole) if part in PARTS else None
         return (whole, part) if found is not None and found.dtype.kind == "c" else (name, "")
 
     def require_whole(self, name: str) -> None:
-        """Raise ValueError for an array of which a part was never written."""
+        """Raise ValueError if a part of an array was never written."""
 
     def _names(self) -> list[str]:
         raise NotImplementedError
@@ -145,7 +145,7 @@ class Store:
         raise NotImplementedError
 
     def attributes(self, name: str = "") -> dict[str, Any]:
-        """Of the file, or of the array or group `name`."""
+        """The attributes of the file, or of the array or group `name`."""
         return {}
 
     def groups(self, pattern: str) -> list[str]:
@@ -155,20 +155,19 @@ class Store:
         return sorted({name[len(head) : len(name) - len(tail)] for name in fitting}, key=natural)
 
     def first(self, pattern: str) -> str:
-        """The name of an array, of an array of every group that of the first group."""
+        """`pattern` with the name of the first group in place of *."""
         return pattern.replace("*", (self.groups(pattern) or [""])[0]) if "*" in pattern else pattern
 
     def first_array(self, pattern: str) -> Stored | None:
         return self.array(self.first(pattern))
 
     def group_names(self, group: str) -> list[str]:
-        """What lies directly in a group."""
+        """The names of the arrays and groups directly in a group."""
         return []
 
     def value(self, place: str) -> Any:
         """The number or array at `place`: an attribute of the file, "name@attribute" of an object, or an
-        array. None where there is none of these.
-        """
+        array; None if the file has none of these."""
         name, is_attribute, key = place.partition("@")
         if is_attribute:
             return self.attributes(name).get(key)
@@ -179,14 +178,14 @@ class Store:
         return self.read(place)
 
     def listing(self, most: int = 8) -> str:
-        """What the file holds, in words."""
+        """The arrays of the file and their shapes, in words."""
         names = self.names()
         shown = [f"{name} {self.array(name).shape}" for name in names[:most]]
         return f"{', '.join(shown) or 'no array'}{f' and {len(names) - most} more' * (len(names) > most)}"
 
 
 def checked(path: Path, action: Callable[[], Any], kind: str) -> Any:
-    """action(), where what a library says of a damaged file becomes a ValueError that names it."""
+    """action(), with the errors of a library for a damaged file as a ValueError that names the file."""
     try:
         return action()
     except (

@@ -1,4 +1,4 @@
-"""Several files as one, each with other fields of the same runs, as archives of climate data have them."""
+"""Several files as one: each holds other fields of the same runs, as in archives of climate data."""
 
 import contextlib
 import re
@@ -11,13 +11,13 @@ import numpy as np
 from ups.common.files import TOGETHER
 from ups.userdata.readers.store import Store, Stored
 
-MOST = 2**16  # numbers of a coordinate that are compared
+MOST = 2**16  # numbers of a coordinate; longer ones are not compared
 CLOSE = 1e-3  # of its step, by which coordinates may differ
 
 
 class Together(Store):
-    """The arrays of several open files by their names; where two hold one of a name, 1/NAME is that of the
-    first file, and so on. Raises ValueError where coordinates that they share differ.
+    """The arrays of several open files. If two files hold arrays of one name, 1/NAME is the array of the
+    first file, and so on. Raises ValueError if coordinates that they share differ.
     """
 
     def __init__(self, paths: Sequence[Path], opened: Callable[[Path], Store]):
@@ -31,7 +31,8 @@ class Together(Store):
         self.held.close()
 
     def _named(self, store: Store) -> list[str]:
-        """Names of the arrays of one file: of a single array that of the file, without numbers at its end."""
+        """Names of the arrays of one file. A single array has the name of its file, without numbers at the
+        end."""
         return [re.sub(r"[\W_]*\d+$", "", store.path.stem)] if store.is_single else store.names()
 
     def _names(self) -> list[str]:
@@ -86,14 +87,15 @@ class Together(Store):
                     continue
                 values = np.asarray(store.read(name), np.float64)
                 unit = str(store.attributes(name).get("units", ""))
-                other, expected, said = first.setdefault(name, (store, values, unit))
+                other, expected, other_unit = first.setdefault(name, (store, values, unit))
                 step = np.abs(np.diff(expected)).min(initial=np.inf)
                 allowed = CLOSE * step if np.isfinite(step) else CLOSE * np.abs(expected).max(initial=0)
-                is_same = (unit, values.shape) == (said, expected.shape)
+                is_same = (unit, values.shape) == (other_unit, expected.shape)
                 if not (is_same and (np.abs(values - expected) <= allowed).all()):
                     raise ValueError(
                         f"{name} of {store.path} is {_shown(values, unit)}, and of {other.path} "
-                        f"{_shown(expected, said)}; expected the same, as files that go together hold fields "
+                        f"{_shown(expected, other_unit)}; expected the same, as files that go together "
+                        "hold fields "
                         "of the same runs. Correct the patterns of files, or cut or resample some."
                     )
 

@@ -1,5 +1,5 @@
 """netCDF, read by xarray, and zarr. Packed numbers are unpacked, missing ones are NaN; times stay numbers in
-the units that their attribute says."""
+the units of their attribute."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ from ups.userdata.readers.hdf5 import Hdf5
 from ups.userdata.readers.store import Store, Stored, checked, decoded, library, require_unpackable
 
 WHOLE: set[tuple[Path, str, int]] = set()  # arrays, with the time of their folder, that lack no chunk
-UNWRITTEN = 9.969209968386869e36  # what netCDF puts where no number was written, if nothing else is said
+UNWRITTEN = 9.969209968386869e36  # of netCDF, where no number was written, unless an attribute names another
 
 
 class NetCdf(Store):
@@ -25,7 +25,7 @@ class NetCdf(Store):
         self.engine = engine
         library(engine, path)
         xarray = library("xarray", path)
-        said = {
+        options = {
             "engine": engine,
             "decode_times": False,
             "decode_coords": False,
@@ -33,13 +33,13 @@ class NetCdf(Store):
             "create_default_indexes": False,
         }
         if engine == "scipy":  # classic netCDF has no groups
-            self.root = checked(path, lambda: xarray.open_dataset(path, **said), "netCDF file")
+            self.root = checked(path, lambda: xarray.open_dataset(path, **options), "netCDF file")
             self.arrays = dict(self.root.variables)
         else:
             with Hdf5(path) as file:  # HDF5 itself would follow links into other files
                 file.names()
-            said["driver_kwds"] = {"locking": False}
-            self.root = checked(path, lambda: xarray.open_datatree(path, **said), "netCDF file")
+            options["driver_kwds"] = {"locking": False}
+            self.root = checked(path, lambda: xarray.open_datatree(path, **options), "netCDF file")
             self.arrays = {
                 f"{place}/{name}".strip("/"): group.variables[name]
                 for place, group in self.root.to_dict().items()
@@ -87,7 +87,8 @@ class Zarr(Store):
         return isinstance(found, self.library.Array)
 
     def _below(self, group: Any, above: str, seen: set[Path]) -> list[str]:
-        """Names of the arrays at and below a group; a folder that links lead to again is looked into once."""
+        """Names of the arrays in a group and in its groups. A folder that links lead to again is listed
+        once."""
         here = (self.path / above).resolve()
         if here in seen:
             return []
@@ -134,7 +135,7 @@ class Zarr(Store):
 
 @lru_cache(maxsize=256)
 def _require_files(path: Path, _changed: int) -> None:
-    """Raise ValueError for a folder in which anything is neither a file nor a folder: a pipe is waited at."""
+    """Raise ValueError for a folder that holds anything but files and folders: reading a pipe never ends."""
     waiting, seen = [path], set()
     while waiting:
         here = waiting.pop()
