@@ -60,13 +60,16 @@ def find_coordinates(
     """Axis -> its coordinate in a file. names: axis -> the array of its coordinate, if it has another name.
     Raises ValueError if such an array is missing."""
     found = {axis: coordinate(store, places, [names.get(axis) or axis]) for axis in axes}
-    if missing := [axis for axis in axes if names.get(axis) and found[axis] is None]:
-        raise config_error(
-            f"{key}.domain",
-            f"{store.path} holds no array {names[missing[0]]!r:.80} of coordinates",
-            "two numbers, or the name of one",
-            f"Write domain: [0, 1], or domain: {{{missing[0]}: NAME, ..}}. It holds {store.listing()}.",
-        )
+    for axis in axes:
+        if names.get(axis) and found[axis] is None:
+            of_axis = next(place for place in places if axis in place.axes)
+            size = store.first_array(of_axis.array).shape[of_axis.axes.index(axis)]
+            raise config_error(
+                f"{key}.domain",
+                f"{store.path} holds no array {names[axis]!r:.80} of coordinates",
+                "two numbers, or the name of one",
+                f"{_domain_example(axis, size, store)} It holds {store.listing()}.",
+            )
     return found
 
 
@@ -125,10 +128,7 @@ def _check_ends(key: str, axis: str, given: Any, size: int, found: Coordinate | 
     )
     if is_pair or (found is not None and not given):
         return
-    same = next((name for name in store.names() if store.array(name).shape == (size,)), "")
-    example = f"Write domain: [0, 1], or domain: {{{axis}: {same or '[0, 1]'}, ..}}" + (
-        ", the array of its coordinates." if same else "."
-    )
+    example = _domain_example(axis, size, store)
     if given:
         raise config_error(
             f"{key}.domain", f"that of {axis} is {given!r:.80}", "two numbers, the lower first", example
@@ -139,6 +139,13 @@ def _check_ends(key: str, axis: str, given: Any, size: int, found: Coordinate | 
         "where the axis begins and ends",
         example,
     )
+
+
+def _domain_example(axis: str, size: int, store: "Store") -> str:
+    """How to write a domain, with the name of an array of `size` numbers if the file holds one."""
+    name = next((name for name in store.names() if store.array(name).shape == (size,)), "")
+    ends = f"{name}, ..}}, the array of its coordinates." if name else "[0, 1], ..}."
+    return f"Write domain: [0, 1], or domain: {{{axis}: {ends}"
 
 
 def _uneven_domain(key: str, axis: str, x: "np.ndarray", given: Any, step: float, where: str) -> list[float]:
