@@ -90,7 +90,7 @@ class FakeCache:
         self.tokenizer = fit_codec([self.u.numpy()], fields=("u",), patch=4, dim=dim)
         self.input_tokenizer = fit_codec([a.numpy()], fields=("a",), patch=4) if steady else None
         self.forcing_tokenizer = None
-        self.parts = lambda rows, num_frames, most: (rows,)
+        self.row_blocks = lambda rows, num_frames, most: (rows,)
         self.inputs = lambda rows, device="cpu": self.input_tokenizer.encode(
             self.input_tokenizer.normalise(a[rows])
         )
