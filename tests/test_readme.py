@@ -99,7 +99,7 @@ COMMANDS = {
 
 def blocks_of(page: str) -> list[tuple[str, str]]:
     """(language, text) of the fenced blocks of a page, without the stories, which test_stories.py runs."""
-    text = re.split(r"^## Story", PAGES[page], maxsplit=1, flags=re.M)[0]
+    text = re.sub(r"^## Story.*?(?=^## (?!Story))", "", PAGES[page], flags=re.S | re.M)
     return [
         (language, block.replace("\\\n", " "))
         for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.S | re.M)
