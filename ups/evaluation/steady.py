@@ -38,8 +38,7 @@ PRIORS = {
 }
 POOLED = ("crps", "energy_score")
 RATIOS = ("variogram_space", "nearest")
-# cheap ensembles that may serve as the prior
-SAME = {"pushed": "linear_posterior", "gaussian": "dressed_conditional"}
+SAME = {kind: PRIORS[kind] for kind in ("pushed", "gaussian")}  # cheap ensembles that may serve as the prior
 SERVES = {  # the sampler that validation selected
     "pushed": "The prior is the linear posterior of the coefficient through the operator: nothing was better "
     "on validation.",
@@ -115,12 +114,9 @@ def assess_steady(
     }
     known = {other: row["energy_score"]["value"] for other, row in pooled.items()}
     cheap = max(known, key=lambda other: -1.0 if known[other] is None else known[other])
-    exact_words = (
-        f"; distances to the exact posterior from {settings.truth_members} draws for each of "
-        f"{len(few)} fields"
-        if task.posterior
-        else ""
-    )
+    exact_words = ""
+    if task.posterior:
+        exact_words = f"; for {len(few)} of them {settings.truth_members} draws beside the exact posterior"
     words = (
         f"{len(places)} {truth.split} fields, {settings.members} members each{exact_words}. One model "
         "serves every observation; errors that dress the operator's solution are fitted to each. "
