@@ -254,7 +254,7 @@ def test_content_does_not_depend_on_the_chunk(built, tmp_path):
 
 
 @pytest.mark.parametrize("task", ["advection1d", "diff_react2d"])
-def test_long_trajectories_are_taken_in_by_frames_and_give_the_same_bits(built, tmp_path, monkeypatch, task):
+def test_long_trajectories_are_read_by_frames_and_give_the_same_bits(built, tmp_path, monkeypatch, task):
     """Two frames at a time, which need not divide how many there are, against whole trajectories; by one
     codec, as what is subtracted from the moments against cancellation is of the frames that come first."""
     config = fresh(built, tmp_path, "cache.chunk=1")
@@ -350,7 +350,7 @@ def test_copying_to_the_device_verifies_every_row(copy, monkeypatch):
         place([open_cache(config, "advection1d")], "cpu", "device")
 
 
-def test_damage_that_opening_does_not_look_for_is_found_when_its_row_is_read(copy, monkeypatch):
+def test_damage_that_quick_opening_misses_is_found_when_its_row_is_read(copy, monkeypatch):
     config, path = copy
     monkeypatch.setattr(cache_module, "FULL_BYTES", 0)
     (start, num_bytes), whole = read_seal(path)["latents"][0], path.read_bytes()
@@ -940,7 +940,7 @@ def test_header_is_plain_json_that_says_what_the_cache_is(built):
     assert isinstance(Cache(cache.path, built.task["advection1d"]).header["coordinates"]["x"], list)
 
 
-def test_a_figure_is_told_the_axes_and_cell_centres_of_the_data(built):
+def test_a_figure_has_the_axes_and_cell_centres_of_the_data(built):
     cache, task = open_cache(built, "diff_react2d"), get_task("diff_react2d")
     size = cache.tokenizer.space[0]
     assert task.domain == (-1, 1) and task.centres(2, task.axes[0]) == [-0.5, 0.5]

@@ -249,7 +249,7 @@ def test_sound_is_damped_by_both_viscosities(eta, zeta):
         assert float((found - exact).abs().max()) < limit
 
 
-def test_heat_is_what_the_stress_takes_from_the_motion():
+def test_dissipated_energy_heats_the_gas():
     """A strong shear at rest otherwise: the mean pressure rises by (GAMMA - 1) times the kinetic energy lost,
     first where the shear is, by (GAMMA - 1) eta Vy_x^2 per time, and not where the motion is."""
     n = 64
@@ -380,7 +380,7 @@ def test_the_published_grids_resolve_the_random_starts(monkeypatch):
 # ---------------------------------------------------------------- what keeps it a gas
 
 
-def test_slopes_are_given_up_where_they_would_cost_the_positivity():
+def test_fluxes_are_first_order_where_positivity_would_be_lost():
     _, start = tube((1.0, 0.4, -20.0), (1.0, 0.4, 20.0), 50)
     flow, state, was_needed = Gas(1e-8, 1e-8, 0.04, False), conserved(start[None]), False
     for _ in range(20):
@@ -393,7 +393,7 @@ def test_slopes_are_given_up_where_they_would_cost_the_positivity():
     assert was_needed
 
 
-def test_a_stress_that_would_cost_the_pressure_acts_in_halves():
+def test_a_viscous_step_that_would_lose_the_pressure_is_halved():
     """A cold jet: one long step of the stresses makes more motion than the energy allows."""
     fields = torch.ones(3, 32, dtype=torch.float64)
     fields[1], fields[2] = 1e-3, 0.0

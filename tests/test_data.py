@@ -373,7 +373,7 @@ def test_a_disk_that_is_full_during_a_download_is_named_and_what_came_is_kept(se
     assert (tmp_path / "a.hdf5").read_bytes() == CONTENT
 
 
-def test_nobody_listening_is_a_connection_error(tmp_path):
+def test_no_server_is_a_connection_error(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/1"

@@ -66,7 +66,7 @@ def without_a_word(path):
     return path
 
 
-def test_what_no_attribute_tells_the_mean_does(tmp_path):
+def test_the_mean_tells_a_task_apart_if_no_attribute_does(tmp_path):
     """Burgers keeps the mean, a reaction moves it; each under the other's name, and each under its own."""
     burgers = np.asarray(
         get_task("burgers1d").simulate(
@@ -181,7 +181,7 @@ def test_no_task_without_a_solver_is_advised_to_generate(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("content", [None, b"nonsense"])
-def test_a_file_that_cannot_be_read_says_what_to_do_and_no_riddle(content, tmp_path):
+def test_a_file_that_cannot_be_read_says_what_to_do(content, tmp_path):
     path = tmp_path / TASKS["diff_react2d"].file_for(None)
     if content:
         path.write_bytes(content)
@@ -189,7 +189,7 @@ def test_a_file_that_cannot_be_read_says_what_to_do_and_no_riddle(content, tmp_p
     assert "un `make data`" in text and "end of that sentence" not in text and "To do:" not in text
 
 
-def test_an_own_file_under_a_published_name_is_not_compared_with_the_published_one(tmp_path):
+def test_a_user_file_under_a_published_name_is_not_compared_with_the_published_one(tmp_path):
     path = saved(tmp_path, moving(0.4))
     with h5py.File(path, "r+") as file:
         del file.attrs["ups_settings"], file.attrs["ups_progress"]

@@ -108,7 +108,7 @@ def test_steady_samples_are_copies_only_if_coefficient_and_solution_are_equal():
     assert shared(u, STEADY).count == 1
 
 
-def test_what_one_part_repeats_is_no_leak():
+def test_repeats_within_one_split_are_no_leak():
     """Published files repeat initial conditions over parameter values, which share a part of the split."""
     u = noise(7, 4, 1, CELLS)
     u[3], u[6] = u[0], u[5]

@@ -285,7 +285,7 @@ def test_what_was_never_written_is_refused_by_the_cache_and_the_doctor(tmp_path,
         "opening",
     ],
 )
-def test_fields_that_are_still_or_zero_are_taken(tmp_path, make):
+def test_fields_that_are_still_or_zero_are_accepted(tmp_path, make):
     said, findings = built(tmp_path, u=make())
     assert said == "" and not any("written" in one.what for one in findings)
     assert make is not wall or "50% of the cells of u hold one number" in str(
