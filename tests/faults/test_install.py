@@ -68,9 +68,8 @@ def link_torch(folder: Path) -> None:
 
 
 def oldest(text: str) -> str:
-    """The requirement of the lowest version of a range: numpy>=1.26,<3 -> numpy==1.26.*"""
-    name, version = re.match(r"([\w-]+)>=([\d.]+)", text).groups()
-    return f"{name}=={version}" if version.count(".") == 2 else f"{name}=={version}.*"
+    """The requirement of the lowest version of a range: numpy>=1.26,<3 -> numpy==1.26"""
+    return text.split(",")[0].replace(">=", "==")
 
 
 @pytest.fixture(scope="module")
