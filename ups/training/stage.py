@@ -1,10 +1,9 @@
 """The one way to load the network of a finished stage: for training, forecasts and publishing.
 
-Digests first (ups/training/folder.py), then sizes: what config.json describes is built under a budget of
-numbers and operations that the header of the weights sets, looked at before anything is allocated, and
-compared with that header before a weight is read. So a small file cannot ask for more than it holds, and
-nothing in it names code to run: tensors are safetensors, the rest is JSON, read as plain values into classes
-of this package.
+Digests are checked first (ups/training/finished.py). Then the network of config.json is built within a budget
+of numbers and operations that follows from the header of the weights, and compared with that header before a
+weight is read. So a small file cannot allocate more than it holds. Nothing in it names code to run: tensors
+are safetensors, the rest is JSON, read as plain values into classes of this package.
 """
 
 import json
@@ -32,12 +31,12 @@ DTYPES = {
     "I32": torch.int32,
     "BOOL": torch.bool,
 }
-# Of what a network holds or computes on the way beside its weights (transforms, grids): numbers in one
-# tensor, operations per tensor of the weights; and the largest whole number that no weights must explain.
+# Beside its weights a network may hold and compute (transforms, grids): numbers in one tensor, operations per
+# tensor of the weights. MOST_COUNT: larger integers in a description need as many weights.
 MOST_NUMBERS = 2**25
 MOST_OPERATIONS = 200
 MOST_COUNT = 2**20
-# functions of torch whose answer may be larger than what they are given; those of the first by whole numbers
+# functions of torch whose result may be larger than their arguments; integers set the size of the first ones
 MAKERS = {
     "zeros",
     "ones",
@@ -65,11 +64,10 @@ Sizes = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 def load_stage(
     directory: str | Path, build: Callable[[dict[str, Any]], nn.Module], what: str, do: str, stage: str = ""
 ) -> nn.Module:
-    """The network of a finished stage: `build` from its config.json, filled from its model.safetensors; its
-    `record` is that of the stage.
+    """The network of a finished stage, with done.json as its `record`.
 
-    what: the stage in words, do: how it is made, stage: its name, where the folder has another. Raises
-    FileNotFoundError, or DamagedError if a file is not as it was left or they do not fit each other.
+    build: makes the network from config.json; what: the stage in words; do: how to make it; stage: its name,
+    if the folder has another. Raises FileNotFoundError, or DamagedError if files were altered or differ.
     """
     directory = Path(directory)
     path = directory / MODEL
@@ -94,16 +92,16 @@ def load_stage(
 
 
 def read_header(path: Path, do: str) -> Sizes:
-    """Name -> (dtype, shape) of a safetensors file, by its header, which its size confirms. Raises
-    DamagedError.
-    """
+    """Name -> (dtype, shape) from the header of a safetensors file. Raises DamagedError for another size."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(size - 8, MOST_RECORD_BYTES):
                 raise ValueError(f"a header of {length} bytes")
-            header = json.loads(file.read(length).decode())  # json would guess the codec, and import it
+            header = json.loads(
+                file.read(length).decode()
+            )  # else json guesses the encoding, and imports its codec
         sizes, spans = {}, []
         for name, entry in header.items():
             if name != "__metadata__":
@@ -132,8 +130,9 @@ def _build(
     path: Path,
     do: str,
 ) -> nn.Module:
-    """The network of a description. Raises DamagedError, before anything large is made, for a description of
-    none or of a larger one than is `stored`."""
+    """The network of a description. Raises DamagedError, before allocating much, if it is invalid or larger
+    than the `stored` weights.
+    """
     num = sum(math.prod(shape) for _, shape in stored.values())
     try:
         counts = [value for value in tree_leaves(description) if isinstance(value, int)]
@@ -145,7 +144,7 @@ def _build(
             )
         with _Budget(num + MOST_NUMBERS, MOST_OPERATIONS * (10 + len(stored))):
             return build(description)
-    except Exception as error:  # whatever a foreign description leads to
+    except Exception as error:  # a foreign description can raise anything
         raise DamagedError(
             f"{path} describes no network ({type(error).__name__}: {error!s:.300}); expected "
             f"what this version writes. {do}"
@@ -153,10 +152,10 @@ def _build(
 
 
 class _Budget(TorchFunctionMode):
-    """Inside, torch makes tensors of at most so many numbers, all those kept together of at most twice as
-    many, in at most so many calls. Raises ValueError before it would make more.
+    """Limits torch: a tensor has at most `numbers` numbers, all new ones together twice as many, in at most
+    `operations` calls. Raises ValueError before it would exceed one.
 
-    (The device "meta" would tell all sizes for nothing, but imports torch's compiler, which takes 3 s.)
+    (The device "meta" would compute sizes for free, but imports torch's compiler, which takes 3 s.)
     """
 
     def __init__(self, numbers: int, operations: int):
@@ -172,8 +171,8 @@ class _Budget(TorchFunctionMode):
         self.operations -= 1
         if size > self.numbers or self.made > 2 * self.numbers or self.operations < 0:
             raise ValueError(
-                f"it asks for a tensor of {size} numbers, {self.made} altogether; expected no "
-                f"more than its weights explain"
+                f"it asks for a tensor of {size} numbers, {self.made} altogether; expected no more than its "
+                f"weights explain"
             )
         return function(*args, **kwargs)
 
