@@ -242,7 +242,7 @@ def test_what_is_no_mask_is_refused(tmp_path):
     path.write_text(yaml.safe_dump(to_dict(config)), encoding="utf-8")
     assert load_config(path) == config
     with pytest.raises(
-        ValueError, match="task.ks.missing: it is 'land'; expected a number that stands for none"
+        ValueError, match="task.ks.missing: it is 'land'; expected a number that means missing"
     ):
         load_config(overlay(tmp_path, section(tmp_path, layout=AXES, missing="land")))
 
