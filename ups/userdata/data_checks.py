@@ -144,7 +144,11 @@ def affordable(data: Any, scan: Any) -> Iterator[Finding]:
 
 
 def walls(data: Any, scan: Any) -> Iterator[Finding]:
-    """Whether the first and the last point of an axis lie on its walls and not half a cell inside."""
+    """Whether the first and the last point of an axis lie on its walls and not half a cell inside.
+
+    Allen-Cahn's equation between Dirichlet walls, 32 intervals, the base equation alone: nRMSE 0.84 on points
+    that include the walls, 7e-4 on cell centres.
+    """
     task = data.task
     for axis, (low, high), end in zip(task.axes, task.spans, along(task.boundary, task.ndim), strict=True):
         x = data.coordinates[axis]
