@@ -82,7 +82,9 @@ class TaskConfig:
     first_frame: Annotated[int, NotNegative]
     patch: Annotated[int, Positive]
     dim: int
-    energy: Annotated[float, Bound(lambda value: 0 < value <= 1, "a share in (0, 1]", "Use 1.0 to keep all.")]
+    energy: Annotated[
+        float, Bound(lambda value: 0 < value <= 1, "a fraction in (0, 1]", "Use 1.0 to keep all.")
+    ]
     train_from: Annotated[int, NotNegative]
     history: Annotated[int, Positive]
     bundle: Annotated[int, Positive]
@@ -94,7 +96,7 @@ class TaskConfig:
         float,
         Bound(
             lambda value: 0 <= value < 1,
-            "a share in [0, 1)",
+            "a fraction in [0, 1)",
             "Use 0.5, or 0 for a task that is not corrected.",
         ),
     ]

@@ -86,7 +86,7 @@ def suspects(data: Any, extremes: Extremes) -> list[Finding]:
 
 
 def resolved(data: Any, scan: Any) -> Iterator[Finding]:
-    """Whether the grid resolves what changes: the share of waves of two to three cells."""
+    """Whether the grid resolves what changes: the fraction of waves of two to three cells."""
     task, u = data.task, data.stratified_rows(SAMPLES)[1].astype(np.float64)
     u = u[:, :, len(task.inputs) :][:, :, : len(task.moving)]
     u = u - u.mean(0 if task.is_steady else 1, keepdims=True)
@@ -97,12 +97,12 @@ def resolved(data: Any, scan: Any) -> Iterator[Finding]:
         size = along_axis.shape[-1]
         power = np.square(np.abs(np.fft.rfft(along_axis)))[..., 1:]
         power = np.moveaxis(power, 2, 0).reshape(len(task.moving), -1, size // 2).mean(1)
-        shares = power[:, math.ceil(size / 3) - 1 :].sum(1) / np.maximum(power.sum(1), TINY)
-        worst = int(shares.argmax())
-        if u.shape[number] >= RESOLVED and shares[worst] > CUT_OFF:
+        fractions = power[:, math.ceil(size / 3) - 1 :].sum(1) / np.maximum(power.sum(1), TINY)
+        worst = int(fractions.argmax())
+        if u.shape[number] >= RESOLVED and fractions[worst] > CUT_OFF:
             over = "samples" if task.is_steady else "time"
             what = (
-                f"waves of two to three cells along {axis} hold {shares[worst]:.1%} of the variance of "
+                f"waves of two to three cells along {axis} hold {fractions[worst]:.1%} of the variance of "
                 f"{task.moving[worst]} about its mean over {over}: the grid cuts its spectrum off, or "
                 "the data are noisy"
             )

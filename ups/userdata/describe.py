@@ -43,8 +43,8 @@ from ups.userdata.times import jumps_in, times_in
 
 MOST_PARTS = 15  # files of one record, from which on none is cut
 WINDOWS, SHORTEST, LONGEST = 60, 3, 50  # windows that few runs are cut into, and their frames
-# trajectories for the test: the report needs LEAST; data.test_fraction is raised up to LARGEST_SHARE for them
-LEAST, USUAL_SHARE, LARGEST_SHARE = 6, 0.1, 0.5
+# test trajectories: the report needs LEAST, so data.test_fraction may be raised up to LARGEST_FRACTION
+LEAST, USUAL_FRACTION, LARGEST_FRACTION = 6, 0.1, 0.5
 SMALL = 1e-3  # of a field's standard deviation: what counts as zero at a wall
 FEWEST = 3  # pairs that can be split into training, validation and test
 MOST_FILES = 8  # sibling files whose attributes are compared
@@ -104,9 +104,9 @@ def _describe(store: Store) -> list[str]:
         raise ValueError(_only_maps(guess, num))
     absent, missing = missing_lines(guess)
     head, fields = _head(store), [field_of(array) for array in guess.axes]
-    share = math.ceil(100 * LEAST / num) / 100
-    if USUAL_SHARE < share <= LARGEST_SHARE:
-        head[2] = head[2].replace("}", f", test_fraction: {share}}}") + f"   # {LEAST} for the report"
+    fraction = math.ceil(100 * LEAST / num) / 100
+    if USUAL_FRACTION < fraction <= LARGEST_FRACTION:
+        head[2] = head[2].replace("}", f", test_fraction: {fraction}}}") + f"   # {LEAST} for the report"
     windows = f"    cut: {cut}   # frames: of the runs {num} windows, those of test the last in time"
     return [
         *head,

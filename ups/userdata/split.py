@@ -74,7 +74,7 @@ def _split_in_time(data: Any, val_fraction: float, test_fraction: float) -> dict
     runs = [np.flatnonzero((data.rows[:, :2] == run).all(1)) for run in np.unique(data.rows[:, :2], axis=0)]
     for windows in runs if data.in_time is None else [data.in_time]:
         num_val, num_test = (
-            max(1, math.ceil(len(windows) * share - 1e-9)) for share in (val_fraction, test_fraction)
+            max(1, math.ceil(len(windows) * fraction - 1e-9)) for fraction in (val_fraction, test_fraction)
         )
         num_train = max(0, len(windows) - num_val - num_test)
         ends = [num_train, max(num_train, len(windows) - num_test)]
