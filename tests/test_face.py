@@ -736,14 +736,13 @@ def test_pip_installs_ranges_that_hold_the_pinned_versions_and_every_folder_of_u
     folders = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "ups").rglob("*.py")}
     assert found == folders
     listed = {
-        f"{package}.{name}"
+        file
         for package, names in project["tool"]["setuptools"]["package-data"].items()
         for name in names
+        for file in ROOT.joinpath(*package.split(".")).glob(name)
     }
     others = {
-        ".".join(path.relative_to(ROOT).parts)
-        for path in (ROOT / "ups").rglob("*")
-        if path.is_file() and path.suffix not in (".py", ".pyc")
+        path for path in (ROOT / "ups").rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")
     }
     assert listed == others
 
