@@ -189,15 +189,13 @@ def _only_maps(guess: Guess, num: int) -> str:
                 ".to_netcdf('joined.nc')\", and describe joined.nc."
             )
         return (
-            f"{path} holds one map of {maps}, as do {len(files)} files of such names; expected the "
-            "frames of a "
-            f"run in one file, with an axis of time. {join}"
+            f"{path} holds one map of {maps}, as do {len(files)} files of such names; expected the frames of "
+            f"a run in one file, with an axis of time. {join}"
         )
     return (
-        f"{path} holds {num} map{'s' * (num > 1)} of {maps}, without an axis of time; expected frames, "
-        "or many "
-        "pairs of a field that is given and one that follows from it. Take files with these, an axis that "
-        "counts them, or many files whose names differ in a number."
+        f"{path} holds {num} map{'s' * (num > 1)} of {maps}, without an axis of time; expected frames, or "
+        "many pairs of a field that is given and one that follows from it. Take files with these, an axis "
+        "that counts them, or many files whose names differ in a number."
     )
 
 
