@@ -310,6 +310,21 @@ class Outcome:
         return [line["train/loss"] for line in self.lines() if "train/loss" in line]
 
 
+def rank_environment(rank: int, world: int, port: int) -> dict[str, str]:
+    """The environment that a launcher gives to a rank on a CPU; empty for one process."""
+    if world == 1:
+        return {}
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "ACCELERATE_USE_CPU": "true",
+    }
+
+
 def free_port() -> int:
     """A port that nobody listens on and that no connection is given by chance, as those of bind(0) may be
     before we use them."""

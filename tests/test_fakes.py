@@ -69,7 +69,7 @@ class Exact:
         noise: Tensor,
         second: Tensor,
         num_steps: int = 0,
-        shown: Tensor | None = None,
+        shuffle: Tensor | None = None,
     ) -> Tensor:
         head, codec = self.network.heads[NAME], states.head.codec
         every = torch.arange(len(tokens)).repeat_interleave(len(noise) // len(tokens))
@@ -77,7 +77,7 @@ class Exact:
             self.network.velocity(head.condition(tokens, facts).rows(every))(noise, torch.ones(len(noise)))
         if self.white:
             return self.white * head.r_std * noise
-        seen = self.changed(tokens if shown is None else tokens[shown])[every]
+        seen = self.changed(tokens if shuffle is None else tokens[shuffle])[every]
         z, change = seen[..., : codec.dim], seen[..., 2 * codec.dim : 3 * codec.dim]
         modes = torch.fft.rfft(codec.denormalise(codec.decode(z[:, None]))[:, 0, 0].double(), norm="forward")
         modes[:, -(-CELLS // 3) :] = 0

@@ -206,19 +206,7 @@ def launch(
     os.environ["OMP_NUM_THREADS"] = "1"
     port, logs, processes = loop_stage.free_port(), [], []
     for rank in range(world):
-        group = (
-            {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(world),
-                "LOCAL_WORLD_SIZE": str(world),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "ACCELERATE_USE_CPU": "true",
-            }
-            if world > 1
-            else {}
-        )
+        group = loop_stage.rank_environment(rank, world, port)
         logs.append(root / f"{time.monotonic_ns()}_rank{rank}.log")
         processes.append(
             loop_stage._context.Process(

@@ -197,19 +197,7 @@ def start_ranks(
     description = {"ranks": [], "once": str(folder / "struck"), "digests": str(folder / "digests"), **fault}
     pids = []
     for rank, log in enumerate(logs):
-        group = (
-            {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(world),
-                "LOCAL_WORLD_SIZE": str(world),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "ACCELERATE_USE_CPU": "true",
-            }
-            if world > 1
-            else {}
-        )
+        group = loop_stage.rank_environment(rank, world, port)
         words = [*arguments, *(by_rank or {}).get(rank, [])]
         script = partial(injected.run_script, description, str(ROOT / SCRIPTS[stage]), words)
         pids.append(fork(script, log, group))

@@ -338,16 +338,8 @@ def _script(log, module, arguments, environment):
 def run_stage(root, module, *arguments, is_sharded):
     port, logs, processes = loop_stage.free_port(), [], []
     for rank in (0, 1):
-        group = {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": "2",
-            "LOCAL_WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "ACCELERATE_USE_CPU": "true",
-            **(forced_fsdp.ENVIRONMENT if is_sharded else {}),
-        }
+        group = loop_stage.rank_environment(rank, 2, port)
+        group |= forced_fsdp.ENVIRONMENT if is_sharded else {}
         logs.append(root / f"{time.monotonic_ns()}_rank{rank}.log")
         processes.append(
             loop_stage._context.Process(target=_script, args=(str(logs[-1]), module, list(arguments), group))

@@ -4,7 +4,7 @@ An entry is one of results.json; the form of a sample is in ups.report.figures a
 figures and models that an entry does not have are not shown; null is a dash.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,6 @@ from ups.report import animations, drawing, figures, figures_ensemble
 from ups.report.tables import COSTS, Row, best_of, label, metrics_in, ordered
 from ups.report.templates import render
 from ups.tasks import in_unit
-
-Draw = Callable[..., Markup]  # (figure, caption, name of its PNG file)
 
 TRAINED = Metric("train_seconds", "training time, s", "on this task alone, by make bench")
 ROWS = [metric for metric in (*ERRORS, TRAINED, *COSTS) if metric.label]
