@@ -54,7 +54,7 @@ def main() -> int:
     settings, seed, directory = config.evaluate, config.run.seed, config.report_dir
     parents, trained, folder = report_parents(config), evaluated_operator(config), config.operator_dir
     # stages whose samples are assessed
-    stages = [name for name in config.asked if name in parents and name != "operator"]
+    stages = [name for name in config.reported_stages if name in parents and name != "operator"]
     if not why_report(config, parents):
         print(f"{directory / 'report.html'} is up to date: nothing to do")
         return 0
@@ -83,7 +83,7 @@ def main() -> int:
     if "diffusion" in stages:
         networks = [name for name in stages if name in TRANSIENT]
         samplers = ensemble.load_samplers(config.run_dir, networks, device, operator)
-        for name in config.asked["diffusion"]:
+        for name in config.reported_stages["diffusion"]:
             residuals = TransientResiduals(operator, truths[name].cache)
             ensembles[name], shown = transient.assess_transient(
                 ensemble.Ensembles(residuals, truths[name], samplers, seed), settings
@@ -93,7 +93,7 @@ def main() -> int:
             print(*ensembles[name]["words"], sep="\n", flush=True)
     if "steady" in stages:
         prior = load_corrector(config.run_dir / "steady", device, operator)
-        for name in config.asked["steady"]:
+        for name in config.reported_stages["steady"]:
             residuals = SteadyResiduals(operator, truths[name].cache, prior.heads[name].guess)
             priors[name], shown = steady.assess_steady(residuals, prior, truths[name], settings, seed)
             title = f"{name}: prior of partly observed coefficients"
@@ -120,7 +120,7 @@ def main() -> int:
         "tasks": tasks,
         "ensembles": ensembles,
         "steady": priors,
-        "stages": config.asked,
+        "stages": config.reported_stages,
         "training": {
             "steps": trained["step"],
             "parameters": sum(p.numel() for p in operator.parameters()),

@@ -23,7 +23,7 @@ from ups.config import Config
 from ups.data.cache import Cache, place
 from ups.data.schedule import Batch
 from ups.evaluation import selected
-from ups.models.base_selection import describe_selection, fit_base, stratified_rows
+from ups.models.base_selection import describe_selection, fit_base, rows_by_parameter
 from ups.models.loss import operator_loss, pooled, squared_errors
 from ups.models.operator import Operator, build_operator
 from ups.models.selection import NETWORK_WEIGHTS, SELECTION_FACTOR, scores_of, select
@@ -52,7 +52,7 @@ def validate(
     """
 
     def errors(name: str, cache: Cache) -> Tensor:
-        rows, shard = stratified_rows(cache, "val", count), slice(run.rank, None, run.world)
+        rows, shard = rows_by_parameter(cache, "val", count), slice(run.rank, None, run.world)
         sums = squared_errors(operator, cache, rows[shard], config.context(name), run.device)
         every = sums.new_zeros(len(rows), *sums.shape[1:])
         every[shard] = sums
@@ -120,7 +120,7 @@ def main() -> None:
             head.description["network_weight"] = weight
         found[weight] = validate(operator, caches, config, run, count)
     for name, cache in caches.items():
-        groups = cache.trajectory[stratified_rows(cache, "val", count)]
+        groups = cache.trajectory[rows_by_parameter(cache, "val", count)]
         selection = select({weight: sums[name] for weight, sums in found.items()}, groups, seed)
         operator.heads[name].record_selection(selection)
         errors[name] = pooled(found[selection["compared_weight"]][name])

@@ -31,7 +31,7 @@ from bench.ours import loss_of
 from ups.common.files import write_json
 from ups.config import ROOT, Config, load_config, to_dict
 from ups.data.cache import Cache, open_cache
-from ups.models.base_selection import fit_base, stratified_rows
+from ups.models.base_selection import fit_base, rows_by_parameter
 from ups.models.loss import pooled, squared_errors
 from ups.models.operator import Operator, build_operator
 from ups.models.selection import NETWORK_WEIGHTS, SELECTION_FACTOR, select
@@ -99,7 +99,7 @@ def evaluate(operator: Operator, config: Config, cache: Cache, seed: int) -> dic
     """Return pooled nRMSE on test of the operator and of its base, and the network weight."""
     name, context = cache.task.name, config.context(cache.task.name)
     description, found = operator.heads[name].description, {}
-    rows = stratified_rows(cache, "val", SELECTION_FACTOR * config.operator.train.validate_trajectories)
+    rows = rows_by_parameter(cache, "val", SELECTION_FACTOR * config.operator.train.validate_trajectories)
     for share in NETWORK_WEIGHTS:
         description["network_weight"] = share
         found[share] = squared_errors(operator, cache, rows, context, DEVICE)

@@ -24,8 +24,8 @@ from ups.models.base_selection import (
     empty_shortlist,
     fitted_candidates,
     fitted_state,
+    rows_by_parameter,
     select_from_shortlist,
-    stratified_rows,
 )
 from ups.models.head import TaskHead
 from ups.models.loss import operator_loss, pooled, squared_errors
@@ -73,7 +73,7 @@ def select_network_weight(
     operator: Operator, cache: Cache, num_validated: int, context: int, seed: int, place: torch.device
 ) -> float:
     """Return the network weight, selected on validation as in train_operator.py."""
-    rows, found = stratified_rows(cache, "val", SELECTION_FACTOR * num_validated), {}
+    rows, found = rows_by_parameter(cache, "val", SELECTION_FACTOR * num_validated), {}
     for share in NETWORK_WEIGHTS:
         operator.heads[cache.task.name].description["network_weight"] = share
         found[share] = squared_errors(operator, cache, rows, context, place)
@@ -134,7 +134,7 @@ def train_ours(
             if share >= marks[0]:
                 marks.pop(0)
                 with watch, ema.swap():
-                    rows = stratified_rows(cache, "val", settings.train.validate_trajectories)
+                    rows = rows_by_parameter(cache, "val", settings.train.validate_trajectories)
                     found = pooled(squared_errors(operator, cache, rows, config.context(task), place))
                 history.append({"share": share, "val": min(found.values()), **found})
                 if chosen is None or min(found.values()) < chosen[0]:

@@ -121,7 +121,7 @@ class FakeSamples:
         return len(self.pairs[value])
 
     def batches(self, count, size, value=None):
-        self.asked = count, size
+        self.reported_stages = count, size
         return [lambda u=u, u_next=u_next: (u, None, u_next) for u, u_next in self.pairs[value]]
 
 

@@ -25,7 +25,13 @@ from ups.models.base_selection import base_error, fitted_candidates, select_base
 from ups.models.bases.base import ParameterBatch, Persistence
 from ups.models.bases.units import widened
 from ups.models.head import TaskHead
-from ups.models.head_setup import base_settings, head_description, load_base, residual_scale, stratified_rows
+from ups.models.head_setup import (
+    base_settings,
+    head_description,
+    load_base,
+    residual_scale,
+    rows_by_parameter,
+)
 from ups.models.loss import squared_errors
 from ups.models.operator import build_operator
 from ups.tasks import TASKS, get_task
@@ -295,10 +301,10 @@ def test_the_scale_is_what_the_base_leaves_per_parameter_value(config, facts):
 
 def test_validation_rows_are_shared_out_over_the_parameter_values(config):
     cache = open_cache(config, "advection1d")
-    rows = stratified_rows(cache, "train", 6)
+    rows = rows_by_parameter(cache, "train", 6)
     assert cache.parameter_index[rows].bincount().tolist() == [3, 3] and len(set(rows.tolist())) == 6
     assert set(rows.tolist()) <= set(cache.split["train"].tolist())
-    every = stratified_rows(cache, "val", 1000)
+    every = rows_by_parameter(cache, "val", 1000)
     assert sorted(every.tolist()) == sorted(cache.split["val"].tolist())
 
 

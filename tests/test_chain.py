@@ -379,8 +379,8 @@ def test_truth_among_the_members_is_caught(root, chain, monkeypatch):
 
     def mixed_step(*arguments, **options):
         windows = one_step(*arguments, **options)
-        for name in windows.draws.keys() - {"operator"}:
-            windows.draws[name][:, 0] = windows.truth
+        for name in windows.samples.keys() - {"operator"}:
+            windows.samples[name][:, 0] = windows.truth
         return windows
 
     def mixed_rollouts(ensembles, model, rows, num_frames, num_members):

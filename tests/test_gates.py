@@ -395,17 +395,17 @@ def test_choices_have_a_report_of_their_own():
 
 def test_reserved_trajectories_ask_for_the_stages_that_learn_from_them():
     tasks = "data.tasks=[advection1d, burgers1d_hidden, darcy2d_grf]"
-    asked = load_config(None, [tasks, "task.advection1d.reserve=0"]).asked
+    asked = load_config(None, [tasks, "task.advection1d.reserve=0"]).reported_stages
     assert asked["operator"] == ["advection1d", "burgers1d_hidden", "darcy2d_grf"] and asked["steady"] == [
         "darcy2d_grf"
     ]
     assert asked["diffusion"] == asked["consistency"] == ["burgers1d_hidden"] and "rival" not in asked
-    more = load_config(None, [tasks, "evaluate.stages=[operator, diffusion, rival]"]).asked
+    more = load_config(None, [tasks, "evaluate.stages=[operator, diffusion, rival]"]).reported_stages
     assert more["rival"] == ["burgers1d_hidden"] and "consistency" not in more
-    assert set(load_config(None, [tasks, "evaluate.stages=[operator]"]).asked) == {"operator"}
-    assert set(load_config(None, ["data.tasks=[advection1d]", "task.advection1d.reserve=0"]).asked) == {
-        "operator"
-    }
+    assert set(load_config(None, [tasks, "evaluate.stages=[operator]"]).reported_stages) == {"operator"}
+    assert set(
+        load_config(None, ["data.tasks=[advection1d]", "task.advection1d.reserve=0"]).reported_stages
+    ) == {"operator"}
     with pytest.raises(
         ValueError,
         match=r"evaluate.stages is \['operator', 'rival'\]; expected operator, and diffusion where",

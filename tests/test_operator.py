@@ -34,7 +34,7 @@ from ups.common.precision import in_words
 from ups.config import ROOT, OptimConfig, load_config
 from ups.data.cache import Cache, open_cache
 from ups.data.tokenizer import Tokenizer
-from ups.models.base_selection import stratified_rows
+from ups.models.base_selection import rows_by_parameter
 from ups.models.bases.base import ParameterBatch
 from ups.models.data_facts import describe_tokenizer
 from ups.models.loss import (
@@ -709,7 +709,7 @@ def test_a_rollout_without_enough_context_or_frames_is_refused():
     ):
         rollout(lambda w: w, torch.zeros(1, 2, 1), 4, 3)
     with pytest.raises(
-        ValueError, match="a rollout of 0 frames was asked for; expected at least 1. Lower evaluate.context"
+        ValueError, match="a rollout of 0 frames is not possible; expected at least 1. Lower evaluate.context"
     ):
         rollout(lambda w: w, torch.zeros(1, 2, 1), 0, 1)
 
@@ -849,7 +849,7 @@ def test_the_stage_learns_from_every_task_and_states_its_bases(reference):
 
 def validated(operator: Operator, cache: Cache, context: int) -> dict[float, Tensor]:
     """Network weight -> squared errors, as the stage computes them at its end."""
-    rows, found = stratified_rows(cache, "val", 4), {}
+    rows, found = rows_by_parameter(cache, "val", 4), {}
     for weight in (1.0, 0.5):
         operator.heads[cache.task.name].description["network_weight"] = weight
         found[weight] = squared_errors(operator, cache, rows, context, torch.device("cpu"))
@@ -863,7 +863,7 @@ def test_what_is_exported_validates_as_recorded_and_the_network_serves_where_it_
     operator = load_operator(directory)
     for name, error in recorded.items():
         cache = open_cache(config, name)
-        rows = stratified_rows(cache, "val", 4)  # four times as many
+        rows = rows_by_parameter(cache, "val", 4)  # four times as many
         recorded_of = operator.heads[name].description["selection"]
         served = operator.heads[name].description["network_weight"]
         found = validated(operator, cache, config.context(name))

@@ -162,13 +162,13 @@ def evaluated_operator(config: Config) -> dict[str, Any]:
 def report_parents(config: Config) -> dict[str, str]:
     """Return name -> fingerprint of every input of the report.
 
-    Inputs are caches, stages in `Config.asked`, the section `evaluate` and the results of make bench. A stage
-    that has not run is no error here: a gate of the report fails. Raises as `require_stage`.
+    Inputs are caches, stages in `Config.reported_stages`, the section `evaluate` and the results of make
+    bench. A stage that has not run is no error here: a gate of the report fails. Raises as `require_stage`.
     """
     present = [
         stage
         for stage in STAGES
-        if stage in config.asked and (config.run_dir / stage).is_dir() and stage != "operator"
+        if stage in config.reported_stages and (config.run_dir / stage).is_dir() and stage != "operator"
     ]
     operator = evaluated_operator(config)
     stages = {"operator": operator, **{stage: require_stage(config, stage) for stage in present}}

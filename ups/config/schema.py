@@ -54,7 +54,7 @@ class Config:
         return self.evaluate.tasks or self.data.tasks
 
     @property
-    def asked(self) -> dict[str, list[str]]:
+    def reported_stages(self) -> dict[str, list[str]]:
         """Stage -> its tasks in the report, for the stages in evaluate.stages; with weights from another run
         the operator alone."""
         wanted = {
@@ -67,7 +67,7 @@ class Config:
     @property
     def trained(self) -> list[str]:
         """The stages of this run that the report needs, in the order of training."""
-        return [] if self.evaluate.weights else list(self.asked)
+        return [] if self.evaluate.weights else list(self.reported_stages)
 
     @property
     def operator_dir(self) -> Path:

@@ -32,7 +32,7 @@ from ups.data.sources import Source, data_files, open_sources, split_of, split_r
 from ups.data.tokenizer import SLAB, PatchMoments, Tokenizer
 from ups.data.written import written
 from ups.tasks import Task
-from ups.userdata.data_checks import Extremes, asked, suspects
+from ups.userdata.data_checks import Extremes, may_hold_fill_values, suspects
 from ups.userdata.masks import is_wrong
 
 # float32 data read at a time. Eight times as much took half as long again, because of the processor's caches.
@@ -286,7 +286,7 @@ def _fit(data: _Inputs, settings: Any, chunk: int, bar: tqdm) -> tuple[dict[str,
     for *_, u in _read(data, chunk, bar, data.split["train"]):
         for name, channels in data.groups.items():
             moments[name].add(u[:, :, channels])
-        for trajectory in u if asked(task) else ():
+        for trajectory in u if may_hold_fill_values(task) else ():
             extremes.add(trajectory)
     codecs = {}
     for name, found in moments.items():

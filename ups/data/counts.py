@@ -86,7 +86,7 @@ def count_rows(
     evaluated = np.sort(trajectory[rows[evaluate.split]])[: evaluate.max_trajectories or None]
     gated = {"the operator": len(np.unique(evaluated))} | (
         {"ensembles": min(len(starts[evaluate.split]), evaluate.ensemble_trajectories)}
-        if any(task_name in names for stage, names in config.asked.items() if stage != "operator")
+        if any(task_name in names for stage, names in config.reported_stages.items() if stage != "operator")
         else {}
     )
     if config.spec(task_name).hides:

@@ -122,13 +122,13 @@ class Ensembles:
         noise: Tensor,
         second: Tensor,
         num_steps: int = 0,
-        shown: Tensor | None = None,
+        shuffle: Tensor | None = None,
     ) -> Tensor:
         """One residual (rows, *tokens, dim), latent units, for each row of noise and second noise.
 
         tokens, facts: conditions (cases, ...); each case has rows / cases neighbouring rows. num_steps: of
-        the corrector's sampler, 0 for its own. shown: cases whose conditions are input to the network instead
-        of the case's own. Mean and scale stay those of the case, so only the network's part is lost.
+        the corrector's sampler, 0 for its own. shuffle (cases,): the network gets the conditions of these
+        cases; mean and scale stay those of the case, so only the network's part is lost.
         """
         if model == "operator":
             return torch.zeros_like(noise)
@@ -138,7 +138,7 @@ class Ensembles:
             return resampled(self.bank, noise.flatten(1)[:, 0])
         if model in self.samplers:
             return self.samplers[model].residual(
-                self.residuals, tokens, facts, noise, second, num_steps, shown
+                self.residuals, tokens, facts, noise, second, num_steps, shuffle
             )
         every = torch.arange(len(tokens), device=noise.device).repeat_interleave(len(noise) // len(tokens))
         if model == "dressed_waves":
@@ -178,14 +178,15 @@ def rollouts(ensembles: Ensembles, model: str, rows: Tensor, num_frames: int, nu
 class Windows:
     """Single steps from windows all along the evaluated trajectories.
 
-    draws: model -> residuals (count, M, *tokens, dim). truth (count, *tokens, dim): the true latent residual.
-    u_ref (count, bundle, C, *space): the residual of the field, normalised, from the data; it includes the
-    codec's error, which no draw has. rows: positions in the split. starts: first frames, counted from the
-    first one in the corrector's training. law (count, K, bundle, C, *space): as u_ref, of exact samples;
-    exact (count, M, ...): other exact samples, as an ensemble; None if not requested or not known.
+    samples: model -> residuals (count, M, *tokens, dim). truth (count, *tokens, dim): the true latent
+    residual. u_ref (count, bundle, C, *space): the residual of the field, normalised, from the data; it
+    includes the codec's error, which no sample has. rows: positions in the split.
+    starts: first frames, counted from the first one in the corrector's training. law (count, K, bundle,
+    C, *space): as u_ref, of exact samples; exact (count, M, ...): other exact samples, as an ensemble;
+    None if not requested or not known.
     """
 
-    draws: dict[str, Tensor]
+    samples: dict[str, Tensor]
     truth: Tensor
     u_ref: Tensor
     rows: Tensor
@@ -219,16 +220,16 @@ def one_step(
         r, tokens, facts, _ = source.batch(split, rows, starts, generator(*key))
         u_ref = source.decode(r) + codec_residual(ensembles, rows, starts, generator(*key))
         noise, second = ensembles.noise(torch.arange(len(rows)) + len(parts) * size, -1, num_members)
-        shown = torch.arange(len(tokens), device=noise.device).roll(1) if is_shuffled else None
-        draws = [
-            ensembles.residual(name, tokens, facts, noise, second, num_steps, shown).unflatten(
+        shuffle = torch.arange(len(tokens), device=noise.device).roll(1) if is_shuffled else None
+        samples = [
+            ensembles.residual(name, tokens, facts, noise, second, num_steps, shuffle).unflatten(
                 0, (-1, num_members)
             )[:, : 1 if name == "operator" else None]
             for name in names
         ]
-        parts.append((r, u_ref, *draws))
-    truth, u_ref, *draws = map(torch.cat, zip(*parts, strict=True))
-    found = Windows(dict(zip(names, draws, strict=True)), truth, u_ref, windows.rows, windows.starts)
+        parts.append((r, u_ref, *samples))
+    truth, u_ref, *samples = map(torch.cat, zip(*parts, strict=True))
+    found = Windows(dict(zip(names, samples, strict=True)), truth, u_ref, windows.rows, windows.starts)
     if not num_exact or ensembles.truth.task.exact_futures is None:
         return found
     cuts = zip(found.rows.split(size), found.starts.split(size), u_ref.split(size), strict=True)

@@ -97,14 +97,14 @@ def assess_forecasts(
         torch.nan_to_num(nrmse_per_trajectory(scores["operator"]), nan=torch.inf, posinf=torch.inf)
     )
     median_and_worst = rows[order[[len(order) // 2, -1]]]
-    shown = [
+    samples = [
         sample
         for some in cache.row_blocks(median_and_worst, cache.num_frames, settings.batch_size)
         for sample in samples_of(operator, truth, some, device)
     ]
     return entry, [
         {**sample, "times": times.numpy(), "label": label}
-        for label, sample in zip(("median error", "worst error"), shown, strict=True)
+        for label, sample in zip(("median error", "worst error"), samples, strict=True)
     ]
 
 

@@ -82,9 +82,9 @@ def gate(
     if near:
         bound += f", not wholly {'below' if near[1] == math.inf else 'outside'} {near[0]:g}"
         bound += f" to {near[1]:g}" if near[1] < math.inf else ""
-    shown = f"{found['value']:.4g}" if known else "undefined (not finite)"
+    text = f"{found['value']:.4g}" if known else "undefined (not finite)"
     if known and found["low"] != found["high"]:
-        shown += f" [{found['low']:.4g}, {found['high']:.4g}]"
+        text += f" [{found['low']:.4g}, {found['high']:.4g}]"
     return {
         "stage": stage,
         "task": name.split("/")[1],
@@ -92,7 +92,7 @@ def gate(
         **found,
         "bound": bound,
         "passed": passed,
-        "reason": f"{what} is {shown}; allowed is {bound}",
+        "reason": f"{what} is {text}; allowed is {bound}",
     }
 
 
@@ -242,12 +242,12 @@ def usability_of(task: dict[str, Any], ensembles: dict[str, Any]) -> dict[str, A
     if None in error.values():
         faults.append("its predictions are not finite, or their error is undefined")
     else:
-        shown = f"{error['value']:.3g} [{error['low']:.3g}, {error['high']:.3g}]"
+        text = f"{error['value']:.3g} [{error['low']:.3g}, {error['high']:.3g}]"
         if task.get("offset"):  # the mean dominates the variation
-            shown += f" of the {task['measure']}"
+            text += f" of the {task['measure']}"
         if error["high"] > LARGEST_ERROR and not is_best:
             faults.append(
-                f"its relative error is {shown}, and above {LARGEST_ERROR:g} more than a quarter "
+                f"its relative error is {text}, and above {LARGEST_ERROR:g} more than a quarter "
                 "of the field's energy is wrong"
             )
         ratios = {name: versus[f"operator / {name}"]["nrmse"]["high"] for name in trivial_of(task)}
@@ -258,7 +258,7 @@ def usability_of(task: dict[str, Any], ensembles: dict[str, Any]) -> dict[str, A
                 f"it follows the truth (correlation above 0.8) for {until['value']:.3g} of "
                 f"{task['times'][-1]:.3g} time units only"
             )
-    words = f"Not usable: {'; '.join(faults)}." if faults else f"Usable: its relative error is {shown}."
+    words = f"Not usable: {'; '.join(faults)}." if faults else f"Usable: its relative error is {text}."
     if best["high"] is not None:
         words += (
             f" The future is uncertain: its error is {best['value']:.3f} [{best['low']:.3f}, "

@@ -70,7 +70,7 @@ def assess_one_step(
         return {key: summary[key] for key in kept}
 
     # ---- scores, over all windows and by first frame
-    scores = {model: score(members) for model, members in windows.draws.items()}
+    scores = {model: score(members) for model, members in windows.samples.items()}
     if windows.exact is not None:
         scores["exact"] = score_fields(windows.exact)
     models = {
@@ -93,7 +93,7 @@ def assess_one_step(
 
     # ---- the corrector's sampler, on the first of the same windows
     few = max(2, count // 16)
-    fine = score(one_step(ensembles, few, num_members, ["corrector"], 64).draws["corrector"])
+    fine = score(one_step(ensembles, few, num_members, ["corrector"], 64).samples["corrector"])
     coarse = {key: value[:few] for key, value in scores["corrector"].items()}
     checks["ssr_less_64_steps"] = compare(coarse, fine, groups=groups[:few])["ssr_less"]
     checks["ssr_of_64_steps"] = summarise(fine, torch.arange(few), ("ssr",))["ssr"]
@@ -101,8 +101,8 @@ def assess_one_step(
     # ---- response to the conditions of other windows
     some = max(2, count // 4)
     trained = [name for name in ensembles.names if name not in CHEAP]
-    others = one_step(ensembles, some, num_members, trained, is_shuffled=True).draws
-    pairs = {name: (windows.draws[name][:some].cpu(), draws.cpu()) for name, draws in others.items()}
+    others = one_step(ensembles, some, num_members, trained, is_shuffled=True).samples
+    pairs = {name: (windows.samples[name][:some].cpu(), members.cpu()) for name, members in others.items()}
     checks["response"] = {
         name: response(pairs[name], pairs["corrector"], num_bootstrap, seed, groups[:some])
         for name in trained
@@ -154,7 +154,7 @@ def check_latents(
     seed = ensembles.seed
     unit = ensembles.head.marginal_std.square().mean().sqrt().cpu() * windows.truth[0].numel() ** 0.5
     truth = windows.truth.cpu().flatten(1) / unit
-    flat = {name: draws.cpu().flatten(2) / unit for name, draws in windows.draws.items()}
+    flat = {name: members.cpu().flatten(2) / unit for name, members in windows.samples.items()}
     distances = {model: distance_matrix(draws[:, :PAIRED], truth) for model, draws in flat.items()}
 
     def summarise(matrix: Tensor) -> dict[str, Any]:

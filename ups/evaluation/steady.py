@@ -60,7 +60,7 @@ def assess_steady(
     u_ref, parameters, groups = truth.frames(rows, 0, 1), cache.parameters[rows], cache.trajectory[rows]
     v = residuals.head.input_codec.normalise(truth.inputs(rows).to(device))[:, 0]
     few = numbers[: settings.truth_fields]
-    cases, scores, shown, chance, against = {}, {}, {}, {}, []
+    cases, scores, plotted, chance, against = {}, {}, {}, {}, []
     for case in CASES:
         bank = case_bank(residuals, case, seed)
         observation = observe_case(v, case, row_generators(seed, case, rows=numbers))
@@ -101,7 +101,7 @@ def assess_steady(
             chance[case] = summarise_exact(exact["exact"], splits, count, seed)
             against.append(exact["prior"])
         observed = torch.where(observation.mask[0, 0] > 0, observation.values[0, 0], torch.nan)
-        shown[case] = {
+        plotted[case] = {
             "observed": observed.cpu().numpy(),
             "u_ref": u_ref[0, 0].numpy(),
             "members": members["corrector"][0].cpu().numpy(),
@@ -141,7 +141,7 @@ def assess_steady(
         "ssr": pool_spread([scores[case]["corrector"] for case in PARTIAL], count, seed, groups),
         "checks": pool_checks([scores[case]["corrector"] for case in PARTIAL], against, count, seed, groups),
     }
-    return out, {**cache.scene(), "cases": shown, "label": f"{truth.split} field {numbers[0]}"}
+    return out, {**cache.scene(), "cases": plotted, "label": f"{truth.split} field {numbers[0]}"}
 
 
 def pool(

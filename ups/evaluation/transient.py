@@ -53,7 +53,7 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[di
     law = sample_law(truth, seed + 2, rows, num_frames, u_ref, settings.truth_members)
     reference = rollouts(ensembles, "operator", rows, num_frames, 1)
     energy = None if law is None else residual_energy(law, u_ref, task.boundary, reference[:, 0])
-    scores, shown, models = {}, {}, {}
+    scores, members_of, models = {}, {}, {}
     for model, forecasts in {
         **{model: partial(rollouts, ensembles, model) for model in ensembles.names},
         **reference_ensembles(ensembles, settings, num_frames),
@@ -64,7 +64,7 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[di
             **score_joint(members, u_ref, task.boundary, reference[:, 0], law, energy),
         }
         models[model] = {**summarise_ensemble(scores[model], count, seed, groups), **cost}
-        shown[model] = members[0].numpy()
+        members_of[model] = members[0].numpy()
         if model == "exact" or model not in UNTRAINED:
             again = None
             if law is None:
@@ -110,7 +110,7 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[di
     sample = {
         **cache.scene(),
         "u_ref": u_ref[0].numpy(),
-        "members": shown,
+        "members": members_of,
         "times": times,
         "label": f"{truth.split} row {int(rows[0])}",
     }
@@ -270,12 +270,12 @@ def on_waves(ratio: dict[str, float | None]) -> str:
     """What a network adds to linear-Gaussian waves of residuals. ratio: of the corrector's CRPS to theirs."""
     if None in ratio.values():
         return "Whether a network adds anything to linear-Gaussian waves of residuals is not known."
-    shown = "{value:.3f} [{low:.3f}, {high:.3f}]".format(**ratio)
+    text = "{value:.3f} [{low:.3f}, {high:.3f}]".format(**ratio)
     if ratio["high"] < 1:
-        return f"The network adds to linear-Gaussian waves of residuals: its CRPS is {shown} times theirs."
+        return f"The network adds to linear-Gaussian waves of residuals: its CRPS is {text} times theirs."
     return (
         "The network adds nothing significant to linear-Gaussian waves of residuals, which need no network: "
-        f"its CRPS is {shown} times theirs. Here such waves may pass the gates in its place, as the law may "
+        f"its CRPS is {text} times theirs. Here such waves may pass the gates in its place, as the law may "
         "be linear and Gaussian."
     )
 

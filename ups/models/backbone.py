@@ -18,13 +18,14 @@ Contract of a backbone (a row of BACKBONES, and of `kind` in ups/config):
 - It is built from (ModelConfig, task -> boundary of each axis). It is called with (x (batch, *tokens, width),
   condition (batch, width), boundary, task) and returns the shape of x.
 - Its repeated layer is a class named `Block` in a ModuleList: accelerate_configs/fsdp.yaml shards by that
-name. - Private weights of a task are below a ModuleDict named `own`, with the task as key; shared ones are
-not.
+  name.
+- Private weights of a task are below a ModuleDict named `own`, with the task as key; shared ones are not.
   `task_of` reads the task from that name; optimizer, gradient reduction and warm start depend on it.
 - Modules whose shape depends on dimensions or boundaries are named `mixing` (private) or `spectral` (shared):
   a warm start (warm.py) copies them only between equal shapes.
 - Hidden matrices for Muon have the attribute `is_hidden_matrix` (ups/training/optim.py). A deep copy loses
-it. - A block starts as the identity: its modulation is zero (`zero_linear`).
+  it.
+- A block starts as the identity: its modulation is zero (`zero_linear`).
 """
 
 import copy

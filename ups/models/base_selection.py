@@ -27,7 +27,7 @@ from ups.models.head_setup import (
     data_conserve,
     fitted_state,
     per_field_head,
-    stratified_rows,
+    rows_by_parameter,
     unfitted_head,
 )
 from ups.models.shortlist import Candidate, Shortlist, evaluate_candidate
@@ -95,8 +95,8 @@ def empty_shortlist(cache: Cache, context_frames: int, seed: int) -> Shortlist:
     return Shortlist(
         cache,
         context_frames,
-        stratified_rows(cache, "val", MAX_TRAJECTORIES),
-        stratified_rows(cache, "train", MAX_TRAJECTORIES),
+        rows_by_parameter(cache, "val", MAX_TRAJECTORIES),
+        rows_by_parameter(cache, "train", MAX_TRAJECTORIES),
         seed,
     )
 
@@ -105,7 +105,7 @@ def base_error(head: TaskHead, cache: Cache, context_frames: int) -> float:
     """Pooled nRMSE of the base alone over validation rollouts (single calls for a steady task), of the
     predicted fields that are not zero throughout; inf if it blows up.
     """
-    rows = stratified_rows(cache, "val", MAX_TRAJECTORIES)
+    rows = rows_by_parameter(cache, "val", MAX_TRAJECTORIES)
     return evaluate_candidate("", head, cache, context_frames, rows).error()
 
 

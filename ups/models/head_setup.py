@@ -106,7 +106,7 @@ def per_field_head(cache: Cache, components: Sequence[Component], device: torch.
     return head
 
 
-def stratified_rows(cache: Cache, split: str, count: int) -> Tensor:
+def rows_by_parameter(cache: Cache, split: str, count: int) -> Tensor:
     """At most `count` rows of a split, evenly distributed over the parameter values."""
     rows = cache.split[split]
     values = cache.parameter_index[rows]
@@ -121,7 +121,7 @@ def data_conserve(head: TaskHead, cache: Cache) -> bool:
     """
     if not cache.task.conserved:
         return False
-    rows, last = stratified_rows(cache, "train", MAX_TRAJECTORIES), cache.num_frames - 1
+    rows, last = rows_by_parameter(cache, "train", MAX_TRAJECTORIES), cache.num_frames - 1
     start, *later = (
         head.physical(cache.batch(rows, frame, 1, head.scale.device)) for frame in (0, last // 2, last)
     )
@@ -162,7 +162,7 @@ def bounds(head: TaskHead, cache: Cache) -> tuple[Tensor, Tensor]:
     """The smallest and the largest normalised value of each channel (C,) in a rollout: the range of the
     training trajectories, widened.
     """
-    ends, every = [], stratified_rows(cache, "train", MAX_TRAJECTORIES)
+    ends, every = [], rows_by_parameter(cache, "train", MAX_TRAJECTORIES)
     for rows in cache.row_blocks(every, cache.num_frames, MAX_TRAJECTORIES):
         w = head.codec.decode(cache.batch(rows, 0, cache.num_frames, head.scale.device)).transpose(0, 2)
         ends.append((w.flatten(1).amin(1), w.flatten(1).amax(1)))

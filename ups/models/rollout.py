@@ -20,7 +20,7 @@ def rollout(step: Callable[[Tensor], Tensor], context: Tensor, num_frames: int, 
     """
     if num_frames < 1:
         raise ValueError(
-            f"a rollout of {num_frames} frames was asked for; expected at least 1. Lower "
+            f"a rollout of {num_frames} frames is not possible; expected at least 1. Lower "
             f"evaluate.context_frames or keep more frames."
         )
     if context.shape[1] < history:

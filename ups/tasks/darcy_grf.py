@@ -131,7 +131,7 @@ class LinearObservation:
 
     @property
     def matrix(self) -> Tensor:
-        """A, (k, resolution^2), float64."""
+        """The averaging matrix A of the observed cells: y = A g + noise. (k, resolution^2), float64."""
         matrix = torch.zeros(len(self.cells), self.resolution**2, dtype=torch.float64)
         return matrix.scatter_(1, self.cells, 1 / self.cells.shape[1])
 

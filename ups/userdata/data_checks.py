@@ -64,8 +64,8 @@ class Extremes:
                     yield name, float(f"{value + offset:.6g}"), cells, low, high
 
 
-def asked(task: Task) -> bool:
-    """Whether values may stand for none without saying so: in files of the user, but where `nan` is named."""
+def may_hold_fill_values(task: Task) -> bool:
+    """Whether there may be undeclared fill values: in user files, unless `missing: nan` is declared."""
     return task.user_facts is not None and "nan" not in task.user_facts.get("missing", ())
 
 
@@ -81,7 +81,7 @@ def suspects(data: Any, extremes: Extremes) -> list[Finding]:
             f"write {key}.missing: {value:g}, and {key}.skip_missing: true if only some frames have "
             f"it; or {key}.missing: nan if it is a value of the field",
         )
-        for name, value, cells, low, high in (extremes.suspects() if asked(data.task) else ())
+        for name, value, cells, low, high in (extremes.suspects() if may_hold_fill_values(data.task) else ())
     ]
 
 
@@ -125,12 +125,12 @@ def affordable(data: Any, scan: Any) -> Iterator[Finding]:
     cells = list(data.space)
     tokens = num_tokens(cells)
     if tokens > MOST_TOKENS:
-        key, shown = f"task.{data.task.name}", " x ".join(map(str, cells))
+        key, listed = f"task.{data.task.name}", " x ".join(map(str, cells))
         fewer = [
             stride for stride in range(2, 9) if num_tokens([-(-n // stride) for n in cells]) <= MOST_TOKENS
         ]
         what = (
-            f"no patch divides a grid of {shown} cells well, so a frame is {tokens:,} tokens, "
+            f"no patch divides a grid of {listed} cells well, so a frame is {tokens:,} tokens, "
             f"{tokens / MOST_TOKENS:.0f} times as many as is usual, and training as much slower"
         )
         yield Finding(

@@ -90,13 +90,13 @@ def _describe(store: Store) -> list[str]:
     guess, is_sure, series = _guess_layout(store)
     space = guess.space
     if not 1 <= len(space) <= 3:
-        shown = ", ".join(
+        listed = ", ".join(
             f"{name} {dict(zip(words, store.array(name).shape, strict=True))}"
             for name, words in guess.axes.items()
             if "*" not in name
         )
         raise ValueError(
-            f"{store.path} holds {shown}; expected one to three axes of space of two cells or more. Take a "
+            f"{store.path} holds {listed}; expected one to three axes of space of two cells or more. Take a "
             "file of a field in space."
         )
     cut, num = _choose_windows(guess)
@@ -220,7 +220,7 @@ def _time_lines(guess: Guess) -> list[str]:
     if (found := times_in(store, places)) is None:
         if name := guess.coordinates.get("time"):
             return [f"    dt: {name}   # the array of times"]
-        numbers = _shown(_numbers(store))
+        numbers = _in_words(_numbers(store))
         known = f" ({numbers})" if numbers else ""
         return [f"    dt: 1.0   # between stored frames, or the name of what holds it{known}?"]
     place, times = found
@@ -258,11 +258,11 @@ def _grid_lines(guess: Guess, absent: list[str]) -> list[str]:
         if at is not None and ends[axis] == PERIODIC and u.shape[at] > 2:
             repeated += [axis] * np.array_equal(u.take(0, at), u.take(-1, at))
     names = [*ends.values()]
-    shown = (
+    listed = (
         names[0] if len({*names}) == 1 else f"{{{', '.join(f'{axis}: {end}' for axis, end in ends.items())}}}"
     )
     lines = [
-        f"    boundary: {shown}   # as the ends of the field look: periodic, no_flux, dirichlet or outflow?",
+        f"    boundary: {listed}   # as the ends of the field look: periodic, no_flux, dirichlet or outflow?",
         *_domain_lines(guess, ends, found),
     ]
     if repeated:
@@ -323,7 +323,7 @@ def _domain_lines(guess: Guess, ends: dict[str, str], found: dict[str, Coordinat
         return [*lines, f"    domain: {{{spans}}}"]
     if all(isinstance(span, str) for span in domain.values()):
         return [*lines, f"    domain: {{{spans}}}   # the arrays of the coordinates"]
-    numbers = _shown(_numbers(guess.store))
+    numbers = _in_words(_numbers(guess.store))
     walls = [axis for axis in domain if axis not in uneven and ends[axis] != PERIODIC]
     beyond = ", half a cell beyond the first and the last point" if walls else ""
     return [
@@ -353,7 +353,7 @@ def _numbers(store: Store) -> dict[str, float]:
     }
 
 
-def _shown(numbers: dict[str, float]) -> str:
+def _in_words(numbers: dict[str, float]) -> str:
     return ", ".join(f"{name} = {value:g}" for name, value in numbers.items())
 
 
@@ -366,7 +366,7 @@ def _parameter_lines(guess: Guess) -> list[str]:
         differing |= {name for name, value in numbers.items() if there.get(name) != value}
     names = [*[name for name in numbers if name in differing], *parameter_lists(guess)][:MOST_PARAMETERS]
     values = ", ".join(f"{field_of(name)}: {quoted(name)}" for name in names)
-    same = _shown({name: value for name, value in numbers.items() if name not in differing})
+    same = _in_words({name: value for name, value in numbers.items() if name not in differing})
     lines = []
     if names:
         lines.append(f"    parameters: {{{values}}}   # does the equation depend on these?")

@@ -257,19 +257,19 @@ def other_reading(guess: Guess) -> str:
     is_named = "single" in words or not {*space} <= {*SPACE}
     if is_named or (words[:2] == ["trajectory", "time"] and min(guess.shape(array)[:2]) <= MOST_CHANNELS):
         return ""
-    shown = quoted(array)
+    listed = quoted(array)
     if words[:2] == ["trajectory", "time"] and len(space) < len(SPACE):
         moved = [SPACE[SPACE.index(word) + 1] if word in space else word for word in words[2:]]
         other = ", ".join([SPACE[0], *moved])
         if len(guess.axes) > 1:
-            return f"maps, {shown}: [trajectory, {other}] and so on, with inputs: [{field_of(array)}]"
-        return f"one film, {shown}: [time, {other}]"
+            return f"maps, {listed}: [trajectory, {other}] and so on, with inputs: [{field_of(array)}]"
+        return f"one film, {listed}: [time, {other}]"
     if words[0] == "time":
         rest = ", ".join([word for word in words if word not in ("trajectory", "time")][1:])
-        return f"trajectories, {shown}: [trajectory, time, {rest}]" if rest else ""
+        return f"trajectories, {listed}: [trajectory, time, {rest}]" if rest else ""
     if words[2:]:
-        return f"frames, {shown}: [trajectory, time, {', '.join(words[1:-1])}]"
-    return f"frames, {shown}: [time, {', '.join(words[1:])}]"
+        return f"frames, {listed}: [trajectory, time, {', '.join(words[1:-1])}]"
+    return f"frames, {listed}: [time, {', '.join(words[1:])}]"
 
 
 def series_of(guess: Guess) -> dict[str, list[str]]:

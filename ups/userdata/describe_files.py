@@ -46,17 +46,17 @@ def pattern_of(path: Path) -> tuple[str, str]:
     parts, texts = NUMBER.findall(path.stem), NUMBER.split(path.stem)
     names = ["*" if place in differ else part for place, part in enumerate(parts)]
     stem = "".join(text + name for text, name in zip(texts, [*names, ""], strict=True))
-    shown = str(path.with_name(f"{stem}{path.suffix}"))
+    pattern = str(path.with_name(f"{stem}{path.suffix}"))
     others = {*path.parent.glob(f"{escape(stem).replace('[*]', '*')}{path.suffix}")} - {*files}
     values = [*differ.values()]
     if others:
-        return shown, f"this fits {sorted(others)[0].name} as well: is it one of these runs?"
+        return pattern, f"this fits {sorted(others)[0].name} as well: is it one of these runs?"
     if all(_are_dates(column) for column in values) or (len(values) == 1 and _are_counted(values[0])):
-        return shown, ""
+        return pattern, ""
     some = ", ".join("-".join(row) for row in list(zip(*values, strict=True))[:SHOWN])
     named = str(path.with_name(f"{stem.replace('*', '{}', 1)}{path.suffix}").name)
     some += ", .." * (len(files) > SHOWN)
-    return shown, (
+    return pattern, (
         f"the names of {len(files)} files differ in {some}: are they runs of one system, or of "
         f'values of a parameter (parameters: {{name: "{named}"}}), or unlike, such as levels of '
         "noise (name one of them)?"

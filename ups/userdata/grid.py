@@ -101,9 +101,9 @@ def read_domain(
     if size > 1 and not is_even(x):
         return _uneven_domain(key, axis, x, given, step, f"{place} in {store.path}")
     low = x[0] - step / 2 if end != PERIODIC or abs(x[0] - step / 2) < UNEVEN * step else x[0]
-    shown = [tidy(value) for value in (low, low + size * step)]
+    edges = [tidy(value) for value in (low, low + size * step)]
     if not given or size == 1:
-        return shown
+        return edges
     length, apart = given[1] - given[0], CLOSE * step
     is_cells = abs(length - size * step) <= apart and -apart <= x[0] - given[0] <= step + apart
     is_points = end != PERIODIC and abs(length - (size - 1) * step) <= apart and abs(x[0] - given[0]) <= apart
@@ -112,10 +112,10 @@ def read_domain(
             f"{key}.domain",
             f"that of {axis} is {given}, and {place} in {store.path} runs from {x[0]:g} to {x[-1]:g} in "
             f"steps of {step:g}",
-            f"what the file says, {shown}",
-            f"Write domain: {{{axis}: {shown}}}, or leave it out.",
+            f"what the file says, {edges}",
+            f"Write domain: {{{axis}: {edges}}}, or leave it out.",
         )
-    return [float(v) for v in given] if is_cells else shown
+    return [float(v) for v in given] if is_cells else edges
 
 
 def _check_ends(key: str, axis: str, given: Any, size: int, found: Coordinate | None, store: "Store") -> None:

@@ -51,6 +51,7 @@ class PerField(Base):
         return self._predict(u, parameters, Base.__call__)
 
     def alone(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
+        """The prediction if no network corrects it."""
         return self._predict(u, parameters, lambda base, *window: base.alone(*window))
 
     def _predict(self, u: Tensor, parameters: ParameterBatch, call: Callable[..., Tensor]) -> Tensor:

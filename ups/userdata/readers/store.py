@@ -180,8 +180,8 @@ class Store:
     def listing(self, most: int = 8) -> str:
         """The arrays of the file and their shapes, in words."""
         names = self.names()
-        shown = [f"{name} {self.array(name).shape}" for name in names[:most]]
-        return f"{', '.join(shown) or 'no array'}{f' and {len(names) - most} more' * (len(names) > most)}"
+        listed = [f"{name} {self.array(name).shape}" for name in names[:most]]
+        return f"{', '.join(listed) or 'no array'}{f' and {len(names) - most} more' * (len(names) > most)}"
 
 
 def checked(path: Path, action: Callable[[], Any], kind: str) -> Any:

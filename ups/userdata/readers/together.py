@@ -93,13 +93,13 @@ class Together(Store):
                 is_same = (unit, values.shape) == (other_unit, expected.shape)
                 if not (is_same and (np.abs(values - expected) <= allowed).all()):
                     raise ValueError(
-                        f"{name} of {store.path} is {_shown(values, unit)}, and of {other.path} "
-                        f"{_shown(expected, other_unit)}; expected the same, as files that go together "
+                        f"{name} of {store.path} is {_in_words(values, unit)}, and of {other.path} "
+                        f"{_in_words(expected, other_unit)}; expected the same, as files that go together "
                         "hold fields "
                         "of the same runs. Correct the patterns of files, or cut or resample some."
                     )
 
 
-def _shown(values: np.ndarray, unit: str) -> str:
+def _in_words(values: np.ndarray, unit: str) -> str:
     ends = f" from {values[0]:g} to {values[-1]:g}" * bool(len(values))
     return f"{len(values)} numbers{ends}{f' {unit}' * bool(unit)}"
