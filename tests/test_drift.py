@@ -11,6 +11,7 @@ import torch
 from test_equation import UX, UXX, Trajectories, coefficients, found
 
 from ups.common.seeds import generator
+from ups.models.bases import drift
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.certainty import Certainty
 from ups.models.bases.drift import Drift
@@ -32,6 +33,15 @@ def states(seed: int, count: int, num_frames: int = 1) -> torch.Tensor:
         parameter=NU,
         t_end=DT * (num_frames - 1),
     )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fewer_pairs():
+    """An eighth of the cells that a fit uses."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drift, "REGRESSION_CELLS", drift.REGRESSION_CELLS // 8)
+        patch.setattr(drift, "FIT_CELLS", drift.FIT_CELLS // 4)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -121,14 +131,14 @@ def test_terms_averaged_over_both_frames_take_noise_for_drift(data, base):
 
 
 def test_a_flow_under_noise_is_found_where_quiet_modes_count_more(monkeypatch):
-    """Noise is in 8 of 32 x 32 modes; where every mode counts the same, these decide."""
+    """Noise is in 8 of 24 x 24 modes; where every mode counts the same, these decide."""
     simulate = TASKS["vorticity2d_forced"].simulate
-    u = simulate(range(100), seed=0, resolution=32, num_frames=11, parameter=0.02, t_end=1.0)
+    u = simulate(range(40), seed=0, resolution=24, num_frames=9, parameter=0.02, t_end=0.8)
     data = Trajectories(u, 0.1, 2 * math.pi)
     data.own["vorticity"] = [0]
     one = Identification(Equation, data.samples, data.own, 0)
 
-    def off() -> float:
+    def error() -> float:
         """Of the two terms by which the flow carries its vorticity, whose weights are -1 and 1."""
         model = Drift(one, data.samples, 0).model()
         _, _, base = Equation.of([model], [without_interval(model)], [one], data.samples, data.own, "{}")
@@ -136,9 +146,9 @@ def test_a_flow_under_noise_is_found_where_quiet_modes_count_more(monkeypatch):
         assert len(by_flow) == 2
         return max(abs(weight - 1) for weight in by_flow)
 
-    weighed = off()
+    weighted = error()
     monkeypatch.setattr(Drift, "whitening_of", lambda self, left: torch.ones_like(left) / left.mean().sqrt())
-    assert weighed < 0.01 < off()
+    assert weighted < 0.03 and error() > 3 * weighted
 
 
 def test_quiet_data_are_not_asked_for_a_drift(monkeypatch):

@@ -126,7 +126,7 @@ def test_a_driven_flow_between_walls_is_found_and_chosen_and_one_whose_velocity_
         "data.tasks=[ns_incom2d]",
         *(
             f"task.ns_incom2d.{change}"
-            for change in ("num_trajectories=24", "resolution=32", "num_frames=13", "t_end=0.6")
+            for change in ("num_trajectories=16", "resolution=32", "num_frames=9", "t_end=0.4")
         ),
     )
     cache, device = open_cache(config, "ns_incom2d"), torch.device("cpu")

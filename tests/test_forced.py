@@ -91,13 +91,13 @@ def test_the_longest_waves_of_forced_flow_begin_as_they_stay(monkeypatch):
             (squared(torch.fft.rfft2(u[:, 0].double(), norm="forward")) * is_longest).flatten(1).sum(1).mean()
         )
 
-    sources = streams(160)
+    sources = streams(80)
     u = vorticity.start(sources, n, nu)
     later = vorticity.evolve(u, sources, num_frames=3, parameter=nu, dt=10.0)
     late = sum(share(frame) for frame in later.unbind(1)) / 3
     assert 0.8 < share(u) / late < 1.25
     monkeypatch.setattr(vorticity, "SPIN", 5.0)
-    assert share(vorticity.start(streams(160), n, nu)) < 0.5 * late
+    assert share(vorticity.start(streams(80), n, nu)) < 0.5 * late
 
 
 def test_halving_keeps_the_path():

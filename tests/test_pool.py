@@ -54,12 +54,12 @@ def test_two_processes_equal_one_bitwise_and_a_dead_one_is_an_error():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
-def test_a_killed_run_leaves_no_process_and_continues(tmp_path):
+def test_a_killed_run_leaves_no_process_and_continues(tmp_path, capsys):
     command = [
         sys.executable,
         "prepare_data.py",
         "--config",
-        "configs/smoke.yaml",
+        str(ROOT / "configs/smoke.yaml"),
         f"data.root={tmp_path}",
         "--workers",
         "2",
@@ -81,9 +81,8 @@ def test_a_killed_run_leaves_no_process_and_continues(tmp_path):
         for process in psutil.wait_procs(children, timeout=20)[1]
         if process.status() != psutil.STATUS_ZOMBIE
     ]
-    listed = subprocess.run(
-        [*command, "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
+    assert prepare_data.main([*command[2:], "--dry-run"]) == 0
+    listed = capsys.readouterr().out
     assert re.search(r"diff_react2d: 1 file\(s\), about .* MiB, [1-9]\d?% there", listed), listed
 
 

@@ -43,6 +43,8 @@ def run(folder, command):
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.faults  # whole chains, most of a minute each
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.split()[0])
 def test_a_story_ends_with_its_forecast(tmp_path, story):

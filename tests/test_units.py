@@ -28,10 +28,8 @@ from ups.models.head import TaskHead
 CPU = torch.device("cpu")
 UNITS = {
     "as made": (1.0, 1.0, 1.0),
-    "nanometres": (1e-9, 1e-9, 1e-12),
-    "parsecs": (1e5, 3e16, 1e12),
-    "faint": (1e-30, 1e-6, 1e-15),
-    "loud": (1e30, 1.0, 1e3),
+    "tiny": (1e-30, 1e-9, 1e-12),
+    "huge": (1e30, 3e16, 1e12),
 }  # of the field, lengths, times
 
 

@@ -15,6 +15,8 @@ import yaml
 from test_report import CONTEXT, GATES, task_entry, waves
 from test_report_ensemble import make_steady, steady_section
 
+import evaluate
+import prepare_cache
 from ups.evaluation.gates import check_gates, check_usability
 from ups.report import report
 from ups.report.figures import sample_figure
@@ -68,17 +70,20 @@ def pairs(tmp_path_factory):
     return folder
 
 
-def test_two_frames_and_a_one_dimensional_map_train_and_end_in_a_report(pairs):
-    for script in ("prepare_cache.py", "train_operator.py", "evaluate.py"):
-        done = subprocess.run(
-            [sys.executable, script, "--config", str(pairs / "pairs.yaml")],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+def test_two_frames_and_a_one_dimensional_map_train_and_end_in_a_report(pairs, monkeypatch):
+    arguments = ["--config", str(pairs / "pairs.yaml")]
+    assert prepare_cache.main(arguments) == 0
+    done = subprocess.run(
+        [sys.executable, "train_operator.py", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
+    assert evaluate.main() == 0
     folder = pairs / "runs" / "pairs" / "report"
     results = json.loads((folder / "results.json").read_text())
     assert (
