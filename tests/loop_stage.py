@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import json
 import multiprocessing
 import os
@@ -270,28 +271,24 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
     run.finish({"digest": digest}, {"width": 16})
 
 
-def _rank_process(rank: int, world: int, port: int, log: str, arguments: tuple, environment: dict) -> None:
+def run_script(module: str, arguments: list[str], before: Callable[[], object] | None = None) -> None:
+    """Call main() of a script, after before()."""
+    if before is not None:
+        before()
+    sys.argv = [f"{module}.py", *arguments]
+    importlib.import_module(module).main()
+
+
+def _rank_process(log: str, environment: dict, target: Callable, arguments: tuple) -> None:
     handle = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
-    for name in [
-        name
-        for name in os.environ
-        if name.startswith(("ACCELERATE_", "MASTER_")) or name in ("RANK", "WORLD_SIZE")
-    ]:
-        del os.environ[name]
-    if world > 1:
-        os.environ.update(
-            RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            WORLD_SIZE=str(world),
-            LOCAL_WORLD_SIZE=str(world),
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port),
-            ACCELERATE_USE_CPU="true",
-        )
+    for name in list(os.environ):
+        if name.startswith(("ACCELERATE_", "MASTER_")) or name in ("RANK", "WORLD_SIZE", "UPS_EXPECT_WORLD"):
+            del os.environ[name]
     os.environ.update(environment)
-    stage(*arguments)
+    torch.set_num_threads(1)
+    target(*arguments)
 
 
 class Outcome:
@@ -336,7 +333,43 @@ def free_port() -> int:
 
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["loop_stage"])
+_context.set_forkserver_preload(
+    ["loop_stage", "train_operator", "train_diffusion", "train_consistency", "train_rival", "train_steady"]
+)
+
+
+def run_ranks(
+    root: Path,
+    target: Callable,
+    arguments_of: Callable[[int], tuple],
+    world: int = 1,
+    environment: dict | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> tuple[list[int], list[str]]:
+    """Exit codes and outputs of `world` processes that call target(*arguments_of(rank)).
+
+    The target must be picklable. A process that outlives the limit fails the test."""
+    root.mkdir(parents=True, exist_ok=True)
+    # the server reads these when it starts
+    os.environ["PYTHONPATH"] = ":".join(map(str, (HERE, HERE / "faults", HERE.parent)))
+    os.environ["OMP_NUM_THREADS"] = "1"
+    port, logs, processes = free_port(), [], []
+    for rank in range(world):
+        group = rank_environment(rank, world, port) | (environment or {})
+        logs.append(root / f"log{time.monotonic_ns()}.rank{rank}")
+        arguments = (str(logs[-1]), group, target, arguments_of(rank))
+        processes.append(_context.Process(target=_rank_process, args=arguments))
+        processes[-1].start()
+    limit = time.monotonic() + timeout_s
+    for process in processes:
+        process.join(max(0.1, limit - time.monotonic()))
+    hanging = [process for process in processes if process.is_alive()]
+    for process in hanging:
+        process.kill()
+        process.join()
+    texts = [log.read_text() if log.is_file() else "" for log in logs]
+    assert not hanging, "a rank hangs:\n" + "\n".join(texts)
+    return [process.exitcode for process in processes], texts
 
 
 def launch(
@@ -349,37 +382,11 @@ def launch(
     environment: dict | None = None,
     by_rank: dict[int, list[str]] | None = None,
 ) -> Outcome:
-    """Run the stage on `world` ranks; a rank that outlives another's failure by the limit fails the test."""
-    root.mkdir(parents=True, exist_ok=True)
-    os.environ["PYTHONPATH"] = ":".join(
-        map(str, (HERE, HERE / "faults", HERE.parent))
-    )  # read when the server starts
-    os.environ["OMP_NUM_THREADS"] = "1"
-    port, logs, processes = free_port(), [], []
-    for rank in range(world):
-        log = root / f"log{time.monotonic_ns()}.rank{rank}"
-        mine = [*overrides, *(by_rank or {}).get(rank, [])]
-        arguments = (
-            str(root),
-            mine,
-            fault or {},
-            parents if parents is not None else {"cache": "c0ffee"},
-            options or {},
-        )
-        process = _context.Process(
-            target=_rank_process, args=(rank, world, port, str(log), arguments, environment or {})
-        )
-        process.start()
-        logs.append(log)
-        processes.append(process)
-    limit = time.monotonic() + TIMEOUT_S
-    for process in processes:
-        process.join(max(0.1, limit - time.monotonic()))
-    is_hung = any(process.is_alive() for process in processes)
-    for process in processes:
-        if process.is_alive():
-            process.kill()
-            process.join()
-    texts = [log.read_text() if log.is_file() else "" for log in logs]
-    assert not is_hung, "a rank hangs:\n" + "\n".join(texts)
-    return Outcome([process.exitcode for process in processes], texts, root / "default" / "operator")
+    """Run the stage on `world` ranks. by_rank: more overrides of some."""
+    parents = {"cache": "c0ffee"} if parents is None else parents
+
+    def arguments_of(rank: int) -> tuple:
+        return str(root), [*overrides, *(by_rank or {}).get(rank, [])], fault or {}, parents, options or {}
+
+    codes, logs = run_ranks(root, stage, arguments_of, world, environment)
+    return Outcome(codes, logs, root / "default" / "operator")

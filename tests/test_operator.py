@@ -9,9 +9,7 @@ import math
 import os
 import re
 import signal
-import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -674,9 +672,8 @@ def test_augmented_incompressible_flow_still_has_no_divergence_and_one_that_does
     assert min(largest_divergence()) > 0.5
 
 
-@pytest.mark.parametrize("task", ["diff_sorp1d"])
-def test_a_task_without_a_known_symmetry_is_left_alone(task):
-    spec = get_task(task)
+def test_a_task_without_a_known_symmetry_is_not_augmented():
+    spec = get_task("diff_sorp1d")
     u = 1 + noise(2, 3, len(spec.fields), *[8] * spec.ndim).abs()
     fit = fit_codec([u.numpy()], fields=spec.fields, patch=4)
     z = fit.encode(fit.normalise(u))
@@ -749,15 +746,16 @@ def test_an_unfinished_operator_is_refused_naming_the_make_target(tmp_path, miss
 # ---------------------------------------------------------------- the stage
 
 
+STEPS = 10
 RUN = [
-    "operator.train.steps=20",
+    f"operator.train.steps={STEPS}",
     "operator.train.micro_batch=8",
     "operator.train.log_every=1",
-    "operator.train.validate_every=10",
+    "operator.train.validate_every=5",
     "operator.train.save_every=5",
     "operator.train.validate_trajectories=1",
     "operator.train.precision='no'",
-    "operator.base_steps=20",
+    "operator.base_steps=5",
     "operator.model.width=16",
     "task.darcy2d.energy=0.999",
     "task.diff_react2d.history=2",
@@ -780,12 +778,7 @@ def overrides_of(caches: Path, root: Path, *more: str) -> list[str]:
     return [f"data.root={caches}/data", f"cache.root={caches}/cache", f"run.root={root}", *TINY, *RUN, *more]
 
 
-def _stage(log: str, overrides: list[str], kill_at: int) -> None:
-    handle = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
-    torch.set_num_threads(1)
-    sys.argv = ["train_operator.py", "--config", str(ROOT / "configs" / "smoke.yaml"), *overrides]
+def _stage(overrides: list[str], kill_at: int) -> None:
     update = ups.training.run.Run.update
 
     def dying(run, *arguments, **options):
@@ -794,27 +787,21 @@ def _stage(log: str, overrides: list[str], kill_at: int) -> None:
         return update(run, *arguments, **options)
 
     ups.training.run.Run.update = dying
-    train_operator.main()
+    loop_stage.run_script("train_operator", ["--config", str(ROOT / "configs" / "smoke.yaml"), *overrides])
+
+
+def train_ranks(
+    caches: Path, root: Path, *more: str, world: int = 1, kill_at: int = -1
+) -> tuple[list[int], list[str]]:
+    """Exit codes and outputs of the stage on `world` processes."""
+    arguments = (overrides_of(caches, root, *more), kill_at)
+    return loop_stage.run_ranks(root, _stage, lambda _rank: arguments, world)
 
 
 def train(caches: Path, root: Path, *more: str, kill_at: int = -1) -> tuple[int, str]:
-    """The stage in a process of its own, forked from tests/loop_stage.py's server: (exit code, its
-    output)."""
-    root.mkdir(exist_ok=True)
-    # read when the server starts
-    os.environ["PYTHONPATH"] = ":".join(map(str, (ROOT / "tests", ROOT / "tests" / "faults", ROOT)))
-    os.environ["OMP_NUM_THREADS"] = "1"
-    log = root / f"log{time.monotonic_ns()}"
-    process = loop_stage._context.Process(
-        target=_stage, args=(str(log), overrides_of(caches, root, *more), kill_at)
-    )
-    process.start()
-    process.join(60)
-    is_hung = process.is_alive()
-    if is_hung:
-        process.kill()
-    assert not is_hung, log.read_text()
-    return process.exitcode, log.read_text()
+    """Exit code and output of the stage on one process."""
+    [code], [log] = train_ranks(caches, root, *more, kill_at=kill_at)
+    return code, log
 
 
 def lines_of(root: Path) -> list[dict]:
@@ -835,7 +822,9 @@ def reference(caches, tmp_path_factory) -> Path:
 def test_the_stage_learns_from_every_task_and_states_its_bases(reference):
     done = json.loads((reference / "smoke" / "operator" / "done.json").read_text())
     tasks = {"advection1d", "burgers1d", "darcy2d", "diff_react2d"}
-    assert set(done["results"]["validation"]) == set(done["results"]["bases"]) == tasks and done["step"] == 20
+    assert (
+        set(done["results"]["validation"]) == set(done["results"]["bases"]) == tasks and done["step"] == STEPS
+    )
     assert done["results"]["bases"]["darcy2d"] == "elliptic"
     lines = lines_of(reference)
     assert {
@@ -906,35 +895,14 @@ def test_nine_trajectories_validate_alike_on_any_number_of_processes(caches, ref
     )
 
 
-def test_two_processes_from_the_launcher_give_the_losses_of_one(caches, reference, tmp_path):
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "MASTER_"))
-    }
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "accelerate.commands.launch",
-            "--config_file",
-            str(ROOT / "accelerate_configs" / "cpu2.yaml"),
-            str(ROOT / "train_operator.py"),
-            "--config",
-            str(ROOT / "configs" / "smoke.yaml"),
-            *overrides_of(caches, tmp_path),
-        ],
-        env={**environment, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 process(es) on cpu" in done.stdout
+def test_two_processes_give_the_losses_of_one(caches, reference, tmp_path):
+    codes, logs = train_ranks(caches, tmp_path, world=2)
+    assert codes == [0, 0] and "2 process(es) on cpu" in logs[0], logs
     one, two = (
         [line["train/loss"] for line in lines_of(root) if "train/loss" in line]
         for root in (reference, tmp_path)
     )
-    assert len(one) == len(two) == 20
+    assert len(one) == len(two) == STEPS
     torch.testing.assert_close(torch.tensor(two), torch.tensor(one), rtol=1e-5, atol=0.0)
     scores = [
         [line.get("validation/score", 0.0) for line in lines_of(root)] for root in (reference, tmp_path)
@@ -948,17 +916,14 @@ def test_two_processes_from_the_launcher_give_the_losses_of_one(caches, referenc
 
 
 def test_a_killed_stage_resumes_to_the_same_weights_bit_by_bit(caches, reference, tmp_path):
-    code, log = train(caches, tmp_path, kill_at=13)
+    code, log = train(caches, tmp_path, kill_at=7)
     assert code == -signal.SIGKILL, log
     assert not (tmp_path / "smoke" / "operator" / "done.json").exists()
-    fitted_at = {
-        path: path.stat().st_mtime_ns for path in (tmp_path / "smoke" / "operator" / "bases").iterdir()
-    }
+    bases = tmp_path / "smoke" / "operator" / "bases"
+    fitted_at = {path: path.stat().st_mtime_ns for path in bases.iterdir()}
     code, log = train(caches, tmp_path)
-    assert code == 0 and "resumed at step 10" in log, log
-    assert {
-        path: path.stat().st_mtime_ns for path in (tmp_path / "smoke" / "operator" / "bases").iterdir()
-    } == fitted_at
+    assert code == 0 and "resumed at step 5" in log, log
+    assert {path: path.stat().st_mtime_ns for path in bases.iterdir()} == fitted_at
     whole, resumed = (
         load_file(root / "smoke" / "operator" / "model.safetensors") for root in (reference, tmp_path)
     )
@@ -1044,7 +1009,7 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(caches, tmp_path, 
     code, output = run_here(monkeypatch, capsys, "--dry-run", *overrides_of(caches, tmp_path / "runs"))
     assert code == 0 and list(tmp_path.iterdir()) == []
     config = load_config(ROOT / "configs" / "smoke.yaml", overrides_of(caches, tmp_path / "runs"))
-    assert "20 steps of 8 rows = 1 process(es) x 8, in micro-batches of 8" in output
+    assert f"{STEPS} steps of 8 rows = 1 process(es) x 8, in micro-batches of 8" in output
     assert f"on {', '.join(config.data.tasks)}" in output and "parents are there; " not in output
     for word in (" parameters; per process ", "MiB of state", "on disk 2 checkpoints of", "about "):
         assert word in output

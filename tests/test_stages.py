@@ -14,7 +14,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -69,10 +68,6 @@ from ups.models.warm import is_trunk
 from ups.models.windows import augment
 from ups.training.finished import finished_stage
 from ups.training.optim import split_parameters
-
-loop_stage._context.set_forkserver_preload(
-    ["loop_stage", "train_consistency", "train_rival", "train_steady", "train_operator"]
-)
 
 SMOKE = ROOT / "configs" / "smoke.yaml"
 CPU = torch.device("cpu")
@@ -144,26 +139,10 @@ EXACT = "donot_use_mm_for_euclid_dist"  # of torch.cdist, which would lose small
 # ---- runs
 
 
-def _script(
-    log: str, module: str, arguments: list[str], environment: dict[str, str], kill_at: int, nan_from: int
-) -> None:
-    """A script's main in this process, which kills itself before a step, or sees NaN residuals from a step
-    (0: before it) on.
+def _script(read: str, module: str, arguments: list[str], kill_at: int, nan_from: int) -> None:
+    """Call a script's main, which is killed before a step, or gets NaN residuals from a step on.
 
-    What it read of every cache, and the splits it drew residuals from, go to LOG.rows.
-    """
-    handle = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
-    for name in [
-        name
-        for name in os.environ
-        if name.startswith(("ACCELERATE_", "MASTER_")) or name in ("RANK", "WORLD_SIZE")
-    ]:
-        del os.environ[name]
-    os.environ.update(environment)
-    torch.set_num_threads(1)
-    sys.argv = [f"{module}.py", *arguments]
+    The rows that it reads of every cache, and the splits of its residuals, go to the file `read`."""
     update, batch, inputs = ups.training.run.Run.update, Cache.batch, Cache.inputs
     step, read = [0], {}
 
@@ -192,38 +171,16 @@ def _script(
     for kind in (TransientResiduals, SteadyResiduals):
         kind.batch = with_nan(kind.batch)
     Cache.batch, Cache.inputs = recorded(batch), recorded(inputs)
-    importlib.import_module(module).main()
-    Path(log).with_suffix(".rows").write_text(json.dumps({name: sorted(rows) for name, rows in read.items()}))
+    loop_stage.run_script(module, arguments)
+    Path(read).write_text(json.dumps({name: sorted(rows) for name, rows in read.items()}))
 
 
 def launch(
     root: Path, module: str, *arguments: str, world: int = 1, kill_at: int = -1, nan_from: int = -1
 ) -> tuple[list, list]:
-    """A script on `world` processes, forked from the server of tests/loop_stage.py: (exit codes, outputs)."""
-    root.mkdir(exist_ok=True)
-    # read when the server starts
-    os.environ["PYTHONPATH"] = ":".join(map(str, (ROOT / "tests", ROOT / "tests" / "faults", ROOT)))
-    os.environ["OMP_NUM_THREADS"] = "1"
-    port, logs, processes = loop_stage.free_port(), [], []
-    for rank in range(world):
-        group = loop_stage.rank_environment(rank, world, port)
-        logs.append(root / f"{time.monotonic_ns()}_rank{rank}.log")
-        processes.append(
-            loop_stage._context.Process(
-                target=_script, args=(str(logs[-1]), module, list(arguments), group, kill_at, nan_from)
-            )
-        )
-        processes[-1].start()
-    limit = time.monotonic() + 60
-    for process in processes:
-        process.join(max(0.1, limit - time.monotonic()))
-    hung = [process for process in processes if process.is_alive()]
-    for process in hung:
-        process.kill()
-        process.join()
-    texts = [log.read_text() if log.is_file() else "" for log in logs]
-    assert not hung, "a process hangs:\n" + "\n".join(texts)
-    return [process.exitcode for process in processes], texts
+    """A script on `world` processes: (exit codes, outputs)."""
+    arguments = (str(root / "rows.json"), module, list(arguments), kill_at, nan_from)
+    return loop_stage.run_ranks(root, _script, lambda _rank: arguments, world)
 
 
 @pytest.fixture(scope="module")
@@ -247,11 +204,11 @@ def start(stage: str, data: Path, root: Path, *more: str, **options) -> tuple[li
 
 @pytest.fixture(scope="module")
 def chain(data) -> Path:
-    """Folder of an undisturbed run of every stage on one process; STAGE.rows: what it read."""
+    """Folder of an undisturbed run of every stage on one process; read_STAGE.json: the rows that it read."""
     for stage in ("operator", *STAGES):
         codes, logs = start(stage, data, data)
         assert codes == [0], logs[0]
-        max(data.glob("*.rows"), key=lambda path: path.stat().st_mtime_ns).rename(data / f"read_{stage}.json")
+        (data / "rows.json").rename(data / f"read_{stage}.json")
     return data
 
 
