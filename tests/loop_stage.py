@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from functools import partialmethod
 from pathlib import Path
+from typing import Any
 
 import forced_fsdp
 import torch
@@ -338,38 +339,46 @@ _context.set_forkserver_preload(
 )
 
 
-def run_ranks(
+def start_ranks(
     root: Path,
     target: Callable,
     arguments_of: Callable[[int], tuple],
     world: int = 1,
     environment: dict | None = None,
-    timeout_s: float = TIMEOUT_S,
-) -> tuple[list[int], list[str]]:
-    """Exit codes and outputs of `world` processes that call target(*arguments_of(rank)).
-
-    The target must be picklable. A process that outlives the limit fails the test."""
+) -> list[tuple[multiprocessing.Process, Path]]:
+    """`world` processes that call target(*arguments_of(rank)), and their log files. All must be picklable."""
     root.mkdir(parents=True, exist_ok=True)
     # the server reads these when it starts
     os.environ["PYTHONPATH"] = ":".join(map(str, (HERE, HERE / "faults", HERE.parent)))
     os.environ["OMP_NUM_THREADS"] = "1"
-    port, logs, processes = free_port(), [], []
+    port, started = free_port(), []
     for rank in range(world):
         group = rank_environment(rank, world, port) | (environment or {})
-        logs.append(root / f"log{time.monotonic_ns()}.rank{rank}")
-        arguments = (str(logs[-1]), group, target, arguments_of(rank))
-        processes.append(_context.Process(target=_rank_process, args=arguments))
-        processes[-1].start()
-    limit = time.monotonic() + timeout_s
-    for process in processes:
+        log = root / f"log{time.monotonic_ns()}.rank{rank}"
+        arguments = (str(log), group, target, arguments_of(rank))
+        process = _context.Process(target=_rank_process, args=arguments)
+        process.start()
+        started.append((process, log))
+    return started
+
+
+def end_ranks(started: list[tuple[multiprocessing.Process, Path]]) -> tuple[list[int], list[str]]:
+    """Exit codes and outputs of started processes. One that outlives the limit fails the test."""
+    limit = time.monotonic() + TIMEOUT_S
+    for process, _ in started:
         process.join(max(0.1, limit - time.monotonic()))
-    hanging = [process for process in processes if process.is_alive()]
+    hanging = [process for process, _ in started if process.is_alive()]
     for process in hanging:
         process.kill()
         process.join()
-    texts = [log.read_text() if log.is_file() else "" for log in logs]
+    texts = [log.read_text() if log.is_file() else "" for _, log in started]
     assert not hanging, "a rank hangs:\n" + "\n".join(texts)
-    return [process.exitcode for process in processes], texts
+    return [process.exitcode for process, _ in started], texts
+
+
+def run_ranks(*arguments: Any, **options: Any) -> tuple[list[int], list[str]]:
+    """Exit codes and outputs of the processes of start_ranks(...)."""
+    return end_ranks(start_ranks(*arguments, **options))
 
 
 def launch(

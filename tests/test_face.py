@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -14,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import h5py
+import loop_stage
 import numpy as np
 import pytest
 import torch
@@ -49,7 +52,16 @@ def folder(tmp_path_factory) -> Path:
         "data": {"tasks": list(TASKS), "root": str(root / "data")},
         "cache": {"root": str(root / "cache")},
         "task": {
-            "burgers1d_forced": {"num_trajectories": 24, "num_frames": 16, "t_end": 0.375, "resolution": 64}
+            "burgers1d": {"base": ["transport"]},
+            "diff_react2d": {"base": ["propagator"]},
+            "burgers1d_hidden": {"base": ["propagator"]},
+            "burgers1d_forced": {
+                "num_trajectories": 24,
+                "num_frames": 16,
+                "t_end": 0.375,
+                "resolution": 64,
+                "base": ["propagator"],
+            },
         },
         "operator": {"base_steps": 5, "train": train, "model": size},
         "diffusion": {
@@ -66,14 +78,10 @@ def folder(tmp_path_factory) -> Path:
     config = ["--config", str(root / "tiny.yaml")]
     assert prepare_data.main(config) == 0 and prepare_cache.main(config) == 0
     for stage in ("operator", "diffusion", "consistency", "steady"):
-        done = subprocess.run(
-            [sys.executable, f"train_{stage}.py", *config],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=120,
+        codes, logs = loop_stage.run_ranks(
+            root, loop_stage.run_script, lambda _rank, stage=stage: (f"train_{stage}", config)
         )
-        assert done.returncode == 0, done.stderr
+        assert codes == [0], logs
     return root
 
 
@@ -697,19 +705,19 @@ def test_predict_refuses_by_name_and_leaves_nothing(folder, tmp_path, change, te
     assert not list(tmp_path.iterdir())
 
 
-def test_predict_says_in_one_line_what_is_wrong_and_what_it_would_do(folder, tmp_path):
-    def run(more: str) -> subprocess.CompletedProcess:
-        command = [sys.executable, "predict.py", *arguments(folder, tmp_path / "o.h5", more=more)]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-
-    dry = run("--dry-run")
-    assert dry.returncode == 0 and "24 rows of burgers1d x 1 member(s) x 2 frames, not written" in dry.stdout
-    wrong = run(f"--input {tmp_path}/no.h5")  # the last one counts
-    assert (
-        wrong.returncode == 1
-        and wrong.stderr.startswith("predict.py: no data file")
-        and wrong.stderr.count("\n") == 1
+def test_predict_says_in_one_line_what_is_wrong_and_what_it_would_do(folder, tmp_path, capsys):
+    given = arguments(folder, tmp_path / "o.h5")
+    assert predict.main([*given, "--dry-run"]) == 0
+    assert "24 rows of burgers1d x 1 member(s) x 2 frames, not written" in capsys.readouterr().out
+    wrong = subprocess.run(
+        [sys.executable, "predict.py", *given, "--input", f"{tmp_path}/no.h5"],  # the last one counts
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
+    assert wrong.returncode == 1
+    assert wrong.stderr.startswith("predict.py: no data file") and wrong.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
@@ -748,15 +756,22 @@ def test_pip_installs_ranges_that_hold_the_pinned_versions_and_every_folder_of_u
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def _predict(arguments: list[str]) -> None:
+    sys.argv = ["predict.py", *arguments]
+    runpy.run_path(str(ROOT / "predict.py"), run_name="__main__")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_predict_and_leaves_nothing(folder, tmp_path, number):
-    command = [sys.executable, "predict.py", *arguments(folder, tmp_path / "o.h5", more="--frames 20000")]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    while process.poll() is None and not [*tmp_path.iterdir()]:  # until it writes
+    given = arguments(folder, tmp_path / "out" / "o.h5", more="--frames 20000")
+    (tmp_path / "out").mkdir()
+    [(process, _)] = started = loop_stage.start_ranks(tmp_path, _predict, lambda _rank: (given,))
+    while process.is_alive() and not [*(tmp_path / "out").iterdir()]:  # until it writes
         time.sleep(0.05)
-    process.send_signal(number)
-    said = process.communicate(timeout=60)[1]
-    assert process.returncode == 128 + number and "Traceback" not in said and not [*tmp_path.iterdir()]
-    assert number == signal.SIGTERM or said.endswith("predict.py: interrupted; run the same command again\n")
+    os.kill(process.pid, number)
+    codes, [text] = loop_stage.end_ranks(started)
+    assert codes == [128 + number] and "Traceback" not in text and not [*(tmp_path / "out").iterdir()]
+    assert number == signal.SIGTERM or text.endswith("predict.py: interrupted; run the same command again\n")
 
 
 def test_of_two_writers_of_one_output_the_second_is_refused(folder, tmp_path, monkeypatch):

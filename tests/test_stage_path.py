@@ -9,13 +9,11 @@ The functions that run.py calls to start (process group, folder, guard, optimize
 
 import collections
 import json
-import os
 import sys
 from pathlib import Path
 
 import loop_stage
 import pytest
-import torch
 from test_base_selection import TINY, make_caches
 
 import train_operator
@@ -33,7 +31,6 @@ def trace(root: str, overrides: list[str]) -> None:
     step: from the start of a turn of the loop to the end of the optimizer's step. start: functions of
     ups/training/ that run before it inside Run.start, seed_all, attach, probe and steps.
     """
-    torch.set_num_threads(1)
     ran, part, num_updates = {"step": set(), "start": set()}, "start", 0
     of_run = ups.training.run.__file__
 
@@ -67,10 +64,11 @@ def trace(root: str, overrides: list[str]) -> None:
         part = "" if num_updates == 2 else part
 
     ups.training.run.Run.steps, ups.training.optim.MuonAdamW.step = traced_steps, traced_update
-    sys.argv = ["train_operator.py", "--config", str(ROOT / "configs" / "smoke.yaml"), *overrides]
     sys.setprofile(on_call)
     try:
-        train_operator.main()
+        loop_stage.run_script(
+            "train_operator", ["--config", str(ROOT / "configs" / "smoke.yaml"), *overrides]
+        )
     finally:
         sys.setprofile(None)
         found = [
@@ -87,11 +85,9 @@ def lines(tmp_path_factory) -> dict[str, dict[str, int]]:
     root = tmp_path_factory.mktemp("path")
     make_caches(root, *SETTINGS)
     places = [f"data.root={root}/data", f"cache.root={root}/cache", f"run.root={root}/runs"]
-    os.environ["PYTHONPATH"] = ":".join(map(str, (ROOT / "tests", ROOT / "tests" / "faults", ROOT)))
-    process = loop_stage._context.Process(target=trace, args=(str(root), [*places, *TINY, *SETTINGS]))
-    process.start()
-    process.join(120)
-    assert process.exitcode == 0
+    arguments = (str(root), [*places, *TINY, *SETTINGS])
+    codes, logs = loop_stage.run_ranks(root, trace, lambda _rank: arguments)
+    assert codes == [0], logs
     counts, counted = {"script": {}, "step": {}, "start": {}}, set()
     script = Path(train_operator.__file__)
     counts["script"][script.name] = len(script.read_text(encoding="utf-8").splitlines())

@@ -4,13 +4,11 @@ ends all, then it goes on.
 Ranks are processes that talk over gloo; tests/faults/forced_fsdp.py makes Accelerate do on the CPU what it
 does on GPUs."""
 
-import importlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-import time
 
 import forced_fsdp
 import loop_stage
@@ -25,10 +23,6 @@ import prepare_data
 from ups.config import ROOT
 from ups.training import sharding
 from ups.training.sharding import shard_axis, shard_of
-
-loop_stage._context.set_forkserver_preload(
-    ["loop_stage", "train_operator", "train_consistency", "train_steady"]
-)
 
 FSDP = {"options": {"fsdp": True, "blocks": True}, "environment": forced_fsdp.ENVIRONMENT}
 PLAIN = {"options": {"blocks": True}}
@@ -323,35 +317,16 @@ def overrides_of(root, *more):
     ]
 
 
-def _script(log, module, arguments, environment):
-    handle = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
-    os.environ.update(environment)
-    torch.set_num_threads(1)
-    if "ACCELERATE_USE_FSDP" in environment:
-        forced_fsdp.force()
-    sys.argv = [f"{module}.py", *arguments]
-    importlib.import_module(module).main()
-
-
 def run_stage(root, module, *arguments, is_sharded):
-    port, logs, processes = loop_stage.free_port(), [], []
-    for rank in (0, 1):
-        group = loop_stage.rank_environment(rank, 2, port)
-        group |= forced_fsdp.ENVIRONMENT if is_sharded else {}
-        logs.append(root / f"{time.monotonic_ns()}_rank{rank}.log")
-        processes.append(
-            loop_stage._context.Process(target=_script, args=(str(logs[-1]), module, list(arguments), group))
-        )
-        processes[-1].start()
-    for process in processes:
-        process.join(60)
-    hung = [process for process in processes if process.is_alive()]
-    for process in hung:
-        process.kill()
-    texts = [log.read_text() for log in logs]
-    assert not hung and [process.exitcode for process in processes] == [0, 0], texts
+    before = forced_fsdp.force if is_sharded else None
+    codes, logs = loop_stage.run_ranks(
+        root,
+        loop_stage.run_script,
+        lambda _rank: (module, list(arguments), before),
+        world=2,
+        environment=forced_fsdp.ENVIRONMENT if is_sharded else {},
+    )
+    assert codes == [0, 0], logs
 
 
 @pytest.fixture(scope="module")
