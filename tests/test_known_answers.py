@@ -200,8 +200,8 @@ def test_teacher_and_student_map_the_quantiles_of_a_mixture(quantiles):
 
 @pytest.fixture(scope="module")
 def gaussian():
-    model = known.learn(known.Gaussian.draw(stream("gaussian")), "gaussian", 2500)
-    return model, known.distill(model, known.build_pool(model, 2**15), "student", 1000)
+    model = known.learn(known.Gaussian.draw(stream("gaussian")), "gaussian", 800, width=64)
+    return model, known.distill(model, known.build_pool(model, 2**14), "student", 300)
 
 
 def test_mean_spread_and_correlation_are_right_at_every_condition(gaussian):
@@ -260,8 +260,8 @@ def test_four_euler_steps_in_sigma_lose_the_spread(gaussian):  # N7
 
 @pytest.fixture(scope="module")
 def bimodal():
-    model = known.learn(known.Bimodal.draw(stream("bimodal")), "bimodal", 2000)
-    return model, known.distill(model, known.build_pool(model, 2**15), "student", 2500)
+    model = known.learn(known.Bimodal.draw(stream("bimodal")), "bimodal", 1000, width=64)
+    return model, known.distill(model, known.build_pool(model, 2**14), "student", 800)
 
 
 @pytest.fixture(scope="module")
