@@ -280,7 +280,7 @@ def test_late_statistics_are_beside_late_exact_draws_as_the_data_may_remember_ho
     )
     rows = truth.rows.repeat(4)
     single = SimpleNamespace(**vars(ensembles), names=["operator", "corrector", "dressed"])
-    found = transient.long_rollouts(single, rows, 160)["climate"]
+    found = transient.long_rollouts(single, rows, 80)["climate"]
     assert set(found) == {"operator", "corrector", "exact", "truth"}
     for model in ("corrector", "exact"):
         assert 0.6 < found[model]["variance"] < 1.6 and 0.6 < found[model]["memory"] < 1.6, found

@@ -34,6 +34,7 @@ from ups.models.base_selection import fitted_state, select_base
 from ups.models.operator import build_operator
 from ups.tasks import burgers_forced
 
+pytestmark = pytest.mark.faults  # tests/test_gates.py and tests/test_acceptance.py refuse fakes in seconds
 NAME, CELLS, NU, DT, CPU = "burgers1d_forced", 32, 0.02, 0.03, torch.device("cpu")
 STEPS = 2  # of the solver between two frames, 24 normal numbers of the 32 that a draw has
 SETTINGS = dataclasses.replace(

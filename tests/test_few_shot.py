@@ -14,6 +14,7 @@ from bench import few_shot
 from ups.config import ROOT, load_config
 from ups.data.cache import open_cache
 
+pytestmark = pytest.mark.faults  # a whole chain of runs
 SMOKE = ROOT / "configs" / "smoke.yaml"
 RUN = [
     "operator.train.steps=4",

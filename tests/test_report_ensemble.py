@@ -201,7 +201,7 @@ def test_the_best_is_marked_by_the_smallest_or_by_the_calibrated_number():
 
 def test_sections_fit_into_the_page_without_requests(tmp_path):
     results, _, _ = example()
-    results["tasks"] = {"advection1d": results["tasks"]["advection1d"]}
+    results["tasks"] = {}
     report.write_report(
         results,
         {},
@@ -218,15 +218,13 @@ def test_sections_fit_into_the_page_without_requests(tmp_path):
     )
 
 
-@pytest.mark.parametrize("space, fields", [((24, 16), 2), ((8, 8, 8), 1)])
-def test_maps_of_the_mean_two_members_and_the_spread(space, fields):
-    sample = sample_of(*forecasts(space, n=1, num_frames=3, fields=fields)[:2])
+@pytest.mark.parametrize("space", [(24, 16), (8, 8, 8)])
+def test_maps_of_the_mean_two_members_and_the_spread(space):
+    sample = sample_of(*forecasts(space, n=1, num_frames=3)[:2])
     page = ensemble_section({"models": {"corrector": {"crps": 0.5}}}, sample, "burgers1d")
     assert page.count("<svg") == 2 and page.count("data:image/png;base64,") >= 2 * 3 * 6
     for text in ("mean", "member 1", "member 2", "spread", "error of mean"):
         assert f">{text}</text>" in page, text
-    sample["members"] = {"corrector": sample["members"]["corrector"][:1]}  # no second member, no spread
-    assert "member 2" not in ensemble_section({"models": {"corrector": {"crps": 0.5}}}, sample, "burgers1d")
 
 
 def test_members_move_beside_the_truth():
@@ -247,11 +245,10 @@ def test_members_move_beside_the_truth():
         r'src="(data:image/png;base64,[^"]+)"', animations.members_player(plane, "corrector", 0)
     )
     assert len(images) == 5 and len(set(images)) == 5  # truth, three members, their spread
-    plane["members"]["corrector"] = plane["members"]["corrector"][:1]
+    plane["members"] = {"corrector": plane["members"]["corrector"][:1]}  # no second member, no spread
     assert animations.members_player(plane, "corrector", 0).count("<canvas") == 2
-    assert "members beside the truth" in ensemble_section(
-        {"models": {"corrector": {"crps": 0.5}}}, plane, "burgers1d"
-    )
+    page = ensemble_section({"models": {"corrector": {"crps": 0.5}}}, plane, "burgers1d")
+    assert "members beside the truth" in page and "member 2" not in page
 
 
 def test_what_is_missing_is_left_out():
