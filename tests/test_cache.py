@@ -3,14 +3,11 @@ for whole."""
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import time
 import zlib
 from dataclasses import fields, replace
@@ -23,7 +20,7 @@ import torch
 
 import prepare_cache
 from ups.common import files
-from ups.common.files import completing, partial_path
+from ups.common.files import partial_path
 from ups.config import ROOT, Config, TaskConfig, load_config
 from ups.data import build_cache as cache_build
 from ups.data import cache as cache_module
@@ -681,43 +678,8 @@ def test_float16_overflow_is_refused(built, tmp_path, monkeypatch):
         build_cache(config, "advection1d", progress=False)
 
 
-def run(code: str, *args: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-c", code, *args], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-
-
-CHILD = """
-import sys, resource, time
-from ups.data.build_cache import build_cache
-from ups.config import load_config
-from ups.data import build_cache as cache_build
-config = load_config("configs/smoke.yaml", sys.argv[2:])
-"""
-
-
 def overrides(config: Config) -> list[str]:
     return [f"data.root={config.data.root}", f"cache.root={config.cache.root}", *SMALL]
-
-
-def test_full_disk_is_a_clear_error_and_leaves_nothing(built, tmp_path):
-    config = fresh(built, tmp_path)
-    code = (
-        CHILD
-        + """
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
-try:
-    build_cache(config, "advection1d", progress=False)
-except OSError as error:
-    print(type(error).__name__, error)
-"""
-    )
-    result = run(code, "20000", *overrides(config))
-    assert (
-        "cannot write" in result.stdout
-        and "MiB of room in it. Free some, or change cache.root" in result.stdout
-    ), result
-    assert not list(Path(config.cache.root).iterdir())
 
 
 def test_disk_that_fills_up_later_is_a_clear_error(built, tmp_path, monkeypatch):
@@ -732,68 +694,15 @@ def test_disk_that_fills_up_later_is_a_clear_error(built, tmp_path, monkeypatch)
     assert not list(Path(config.cache.root).iterdir())
 
 
-def test_folder_that_may_not_be_written_is_a_clear_error(built, tmp_path):
-    (tmp_path / "cache").write_text("a file where the folder should be")  # works for root too
-    with pytest.raises(
-        OSError, match="cannot write .*expected a folder that may be written.*change cache.root"
-    ):
-        build_cache(fresh(built, tmp_path), "advection1d", progress=False)
-
-
-def test_second_builder_of_the_same_file_is_refused(built, tmp_path):
-    config = fresh(built, tmp_path)
-    path = config.cache_path("advection1d")
-    with completing(path, 1000, "", is_continued=False) as file:
-        with pytest.raises(OSError, match="is being written by another process"):
-            build_cache(config, "advection1d", progress=False)
-        assert partial_path(path).exists()
-        file.write(b"x" * 1000)
-    assert not partial_path(path).exists() and path.stat().st_size == 1000
-
-
-def test_a_builder_that_comes_as_another_ends_leaves_the_finished_file_whole(built, tmp_path, monkeypatch):
-    config = fresh(built, tmp_path)
-    path, flock = config.cache_path("advection1d"), files.fcntl.flock
-
-    def late(file, how):  # between our open and our lock the other one ends
-        monkeypatch.undo()
-        partial_path(path).write_bytes(built.cache_path("advection1d").read_bytes())
-        partial_path(path).rename(path)
-        flock(file, how)
-
-    monkeypatch.setattr(files.fcntl, "flock", late)
-    with pytest.raises(ValueError, match="stop"), completing(path, 1000, "", is_continued=False):
-        raise ValueError("stop")
-    open_cache(config, "advection1d", verify="full")
-    assert list(path.parent.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("kind", ["symlink", "second name"])
-def test_a_planted_temporary_name_is_not_written_through(built, tmp_path, kind):
+def test_a_planted_temporary_name_is_not_written_through(built, tmp_path):
     config = fresh(built, tmp_path)
     partial, victim = partial_path(config.cache_path("advection1d")), tmp_path / "victim"
     partial.parent.mkdir(parents=True, exist_ok=True)
     victim.write_text("somebody's data")
-    if kind == "symlink":
-        partial.symlink_to(victim)
-    else:
-        partial.hardlink_to(victim)
-    with pytest.raises(
-        OSError, match="partial is a link or no plain file; expected a file of our own.*Remove it"
-    ):
+    partial.symlink_to(victim)
+    with pytest.raises(OSError, match="partial is a link or no plain file"):
         build_cache(config, "advection1d", progress=False)
     assert victim.read_text() == "somebody's data"
-
-
-def test_a_disk_without_locks_is_named(built, tmp_path, monkeypatch):
-    def none(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(files.fcntl, "flock", none)
-    with pytest.raises(
-        OSError, match="cannot be locked .No locks available.; expected a file system with locks"
-    ):
-        build_cache(fresh(built, tmp_path), "advection1d", progress=False)
 
 
 @pytest.mark.parametrize("key", ["state/tokenizer/mean", "state/tokenizer"])
@@ -818,25 +727,20 @@ def test_a_cache_that_leads_to_another_file_is_refused(copy, key):
 @pytest.mark.parametrize("stage", ["_allocate", "CodecErrors", "write_seal"])
 def test_kill_during_build_leaves_nothing_that_opens_and_the_next_build_succeeds(built, tmp_path, stage):
     config = fresh(built, tmp_path)
-    code = (
-        CHILD
-        + f"""
-original = cache_build.{stage}
-def stop(*args):
-    result = original(*args)
-    print("ready", flush=True)
-    time.sleep(60)
-    return result
-cache_build.{stage} = stop
-build_cache(config, "advection1d", progress=False)
-"""
-    )
-    child = subprocess.Popen(
-        [sys.executable, "-c", code, "0", *overrides(config)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout.readline() == "ready\n"
-    child.send_signal(signal.SIGKILL)
-    child.wait()
+    child = os.fork()
+    if child == 0:
+        original = getattr(cache_build, stage)
+
+        def run_and_die(*args):
+            original(*args)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(cache_build, stage, run_and_die)
+        try:
+            build_cache(config, "advection1d", progress=False)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     path = config.cache_path("advection1d")
     partial = path.with_name(path.name + ".partial")
     assert partial.exists() and not path.exists()

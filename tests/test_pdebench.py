@@ -428,7 +428,6 @@ def contents(path):
 @pytest.mark.parametrize(
     "task, num, chunk, dies_in",
     [
-        ("advection1d", 40, 3, 0),
         ("advection1d", 40, 3, 2),
         ("diff_react2d", 40, 3, 2),
         ("diff_react2d", 700, 330, 1),
@@ -498,18 +497,6 @@ def test_a_foreign_file_is_never_overwritten(tmp_path):
         write_data(path, "advection1d", None, settings("advection1d"), chunk=3)
 
 
-def test_two_processes_cannot_write_one_file(tmp_path):
-    path, made = tmp_path / "data.hdf5", settings("advection1d")
-
-    def solve(indices, **rest):  # a second one starts while the first solves
-        with pytest.raises(BlockingIOError, match="data.hdf5.partial is being written by another process"):
-            write_data(path, "advection1d", solver("advection1d"), made, chunk=3)
-        return solver("advection1d")(indices, **rest)
-
-    write_data(path, "advection1d", solve, made, chunk=3)
-    assert np.array_equal(open_data(path, "advection1d").read(0, 7), truth("advection1d"))
-
-
 def test_a_file_that_another_process_finished_meanwhile_is_kept(tmp_path, monkeypatch):
     path, made = tmp_path / "data.hdf5", settings("advection1d")
 
@@ -547,10 +534,8 @@ def test_a_write_that_gets_lost_is_noticed_before_it_counts_as_done(task, tmp_pa
     assert np.array_equal(open_data(path, task).read(0, 7), truth(task))
 
 
-@pytest.mark.parametrize("task", ["advection1d", "diff_react2d"])
-def test_room_that_is_gone_between_chunks_is_an_error_and_the_next_call_continues(
-    task, tmp_path, monkeypatch
-):
+def test_room_that_is_gone_between_chunks_is_an_error_and_the_next_call_continues(tmp_path, monkeypatch):
+    task = "diff_react2d"
     path, made, calls = tmp_path / "data.hdf5", settings(task), []
 
     def full(file, num_bytes):
@@ -602,19 +587,12 @@ def test_too_small_a_disk_is_refused_before_writing(tmp_path, monkeypatch):
     assert not asked
 
 
-def test_no_permission_names_the_folder(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(
         OSError, match="cannot write .*expected a folder that may be written.* change data.root"
     ):
         written(tmp_path / "file" / "below", "advection1d")
-
-    def refused(*args):
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(files, "held", refused)
-    with pytest.raises(PermissionError, match="cannot write .*Permission denied.* change data.root"):
-        written(tmp_path, "advection1d")
 
 
 def test_wrong_shapes_and_nan_from_a_solver_are_refused_and_the_rest_is_kept(tmp_path):
