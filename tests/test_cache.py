@@ -174,7 +174,7 @@ def test_steady_cache_holds_input_and_solution_with_a_tokenizer_each(built):
     assert torch.allclose(a_pred, a, atol=1e-5) and torch.allclose(u_pred, u, atol=1e-5)
 
 
-def test_split_is_by_trajectory_and_shared_over_parameters(built):
+def test_split_is_by_trajectory_and_the_same_for_all_parameters(built):
     cache = open_cache(built, "advection1d")
     by_index = split_indices("advection1d", NUM, built.data.val_fraction, built.data.test_fraction)
     assert sorted(torch.cat([*cache.split.values()]).tolist()) == list(range(cache.num_rows))
@@ -267,7 +267,7 @@ def test_long_trajectories_are_read_by_frames_and_give_the_same_bits(built, tmp_
     )
     fitted, fit = [], tokenizer.Tokenizer.from_moments
     monkeypatch.setattr(
-        tokenizer.Tokenizer, "from_moments", lambda *given: fitted.append(fit(*given)) or fitted[0]
+        tokenizer.Tokenizer, "from_moments", lambda *arguments: fitted.append(fit(*arguments)) or fitted[0]
     )
     for at_once in (2**30, size):
         monkeypatch.setattr(cache_build, "SLAB", at_once)
@@ -488,7 +488,7 @@ def test_settings_that_do_not_touch_the_cache_leave_it_valid(built):
     assert open_cache(config, "advection1d").settings.history == 2
 
 
-def test_every_task_key_is_known_to_matter_or_not_to_matter_to_the_cache():
+def test_every_task_key_is_listed_as_used_or_unused_by_the_cache():
     """A new key of TaskConfig must be sorted into one of the two, or stale caches would pass."""
     others = {"train_from", "history", "bundle", "base", "solver", "degree", "reach", "reserve"}
     assert {field.name for field in fields(TaskConfig)} - others == set(cache_module.USED_SETTINGS)
@@ -859,9 +859,9 @@ def test_a_figure_has_the_axes_and_cell_centres_of_the_data(built):
 def test_every_task_names_its_equation_and_the_numbers_in_it():
     for task in TASKS.values():
         assert "∂" in task.equation or "∇" in task.equation, task.name
-        shown = [
+        names = [
             name for name in task.parameters if name not in ("M",)
         ]  # the Mach number is one of the initial state
-        assert all(name in task.equation for name in shown) and all(
+        assert all(name in task.equation for name in names) and all(
             name in task.equation for name in task.inputs
         ), task.name

@@ -84,26 +84,26 @@ def riemann(left: tuple[float, ...], right: tuple[float, ...], speed: Tensor) ->
         (1, left),
         (-1, right),
     ):  # the right side is the left one in a mirror
-        c, own, middle = math.sqrt(GAMMA * pressure / d), sign * velocity, sign * u
+        c, speed_of_side, middle = math.sqrt(GAMMA * pressure / d), sign * velocity, sign * u
         here, s = sign * speed < middle, sign * speed
-        state = torch.tensor([d, pressure, own], dtype=torch.float64)[:, None].repeat(1, len(speed))
+        state = torch.tensor([d, pressure, speed_of_side], dtype=torch.float64)[:, None].repeat(1, len(speed))
         if p > pressure:
             ratio, k = p / pressure, (GAMMA - 1) / (GAMMA + 1)
             after = torch.tensor([d * (ratio + k) / (k * ratio + 1), p, middle], dtype=torch.float64)
-            front = own - c * math.sqrt(((GAMMA + 1) * ratio + GAMMA - 1) / (2 * GAMMA))
+            front = speed_of_side - c * math.sqrt(((GAMMA + 1) * ratio + GAMMA - 1) / (2 * GAMMA))
             state = torch.where(s > front, after[:, None], state)
         else:
             after = torch.tensor([d * (p / pressure) ** (1 / GAMMA), p, middle], dtype=torch.float64)
             tail = middle - c * (p / pressure) ** ((GAMMA - 1) / (2 * GAMMA))
-            local = (2 + (GAMMA - 1) / c * (own - s)) / (GAMMA + 1)
+            local = (2 + (GAMMA - 1) / c * (speed_of_side - s)) / (GAMMA + 1)
             fan = torch.stack(
                 [
                     d * local.abs() ** (2 / (GAMMA - 1)),
                     pressure * local.abs() ** (2 * GAMMA / (GAMMA - 1)),
-                    2 / (GAMMA + 1) * (c + (GAMMA - 1) / 2 * own + s),
+                    2 / (GAMMA + 1) * (c + (GAMMA - 1) / 2 * speed_of_side + s),
                 ]
             )
-            state = torch.where(s > own - c, torch.where(s > tail, after[:, None], fan), state)
+            state = torch.where(s > speed_of_side - c, torch.where(s > tail, after[:, None], fan), state)
         state[2] *= sign
         out[:, here] = state[:, here]
     return out
@@ -445,8 +445,8 @@ def test_shock_tubes_jump_where_their_right_values_say():
             right, math.log(low), math.log(high)
         )
         place = (starts[:, channel] == starts[:, channel, :1]).sum(1).numpy()
-        drawn = (right - math.log(low)) / math.log(high / low)
-        assert np.abs(place - cells * (0.25 + 0.5 * drawn)).max() <= 1 + 1e-6
+        sample = (right - math.log(low)) / math.log(high / low)
+        assert np.abs(place - cells * (0.25 + 0.5 * sample)).max() <= 1 + 1e-6
         assert abs(np.corrcoef(left, right)[0, 1]) < 4 / math.sqrt(n)
         assert (
             (starts[:, channel] == starts[:, channel, :1]) | (starts[:, channel] == starts[:, channel, -1:])
@@ -509,8 +509,8 @@ def test_turbulence_is_solenoidal_and_of_the_mach_number(ndim):
 # ---------------------------------------------------------------- tasks
 
 
-def said_of(path: Path, name: str) -> list[Finding]:
-    """What the doctor says of a file."""
+def findings_of(path: Path, name: str) -> list[Finding]:
+    """The findings of the doctor about a file."""
     return [
         finding
         for _, found in examine([(name, path)], val_fraction=0.3, test_fraction=0.3, is_user=True)
@@ -530,19 +530,19 @@ def test_the_doctor_knows_a_gas_and_its_boundary(name, kept, tmp_path):
         ),
         chunk=3,
     )
-    assert not said_of(path, name)
+    assert not findings_of(path, name)
     with h5py.File(path, "r+") as file:
         file["density"][:, 2:] *= 1.1
     moved = "the mass moves by 0.1 of itself, and cfd1d conserves it: another boundary"
-    assert (moved in [finding.what for finding in said_of(path, name)]) == kept
+    assert (moved in [finding.what for finding in findings_of(path, name)]) == kept
     with h5py.File(path, "r+") as file:
         file["pressure"][3, 1, 4] = 0.0
     assert ("a density or pressure is not positive", "trajectories [3]") in [
-        (finding.what, finding.where) for finding in said_of(path, name)
+        (finding.what, finding.where) for finding in findings_of(path, name)
     ]
 
 
-def test_a_file_of_the_solver_before_is_told_apart(tmp_path):
+def test_a_file_of_the_previous_solver_is_refused(tmp_path):
     """prepare_data.py does not continue or keep a file whose numbers this solver would not compute."""
     made = {
         "seed": 0,
@@ -587,4 +587,4 @@ def test_a_file_in_three_dimensions_is_made_and_read(tmp_path):
         write_data(path, name, partial(solve, name), settings, chunk=2)
         u = get_task(name).simulate(range(3), parameter=1e-8, **made).numpy()
         assert u.shape == (3, 3, 5, 8, 8, 8) and np.array_equal(open_data(path, name).read(0, 3), u)
-        assert not said_of(path, name)
+        assert not findings_of(path, name)

@@ -35,7 +35,7 @@ def covariance(n: int) -> Tensor:
 
 
 def observed(kind: str, g: Tensor) -> LinearObservation:
-    """A partial observation of g (n, n); noise is drawn from a fixed seed."""
+    """A partial observation of g (n, n); noise has a fixed seed."""
     n, source = len(g), torch.Generator().manual_seed(1)
     single = torch.arange(n * n)[:, None]
     blocks = single.view(n // 4, 4, n // 4, 4).transpose(1, 2).reshape(-1, 16)
@@ -82,7 +82,7 @@ def test_the_covariance_is_the_sum_over_cosines_and_its_mean_variance_one(n: int
     assert float(matrix.diagonal().mean()) == pytest.approx(1.0, abs=1e-13)
 
 
-def test_the_mode_zero_is_kept_and_holds_the_share_of_the_variance_that_the_docstring_says() -> None:
+def test_the_mode_zero_is_kept_and_holds_the_documented_fraction_of_the_variance() -> None:
     assert float(darcy_grf.eigenvalues(64)[0, 0]) == pytest.approx(0.57, abs=0.005)
     means = torch.stack([darcy_grf.sample_log_coefficient(6, index, 16).mean() for index in range(1000)])
     assert abs(means.var() / darcy_grf.eigenvalues(16)[0, 0] - 1) < 4 * math.sqrt(2 / 1000)
@@ -204,7 +204,7 @@ def test_a_full_observation_gives_the_field_back_and_its_solution() -> None:
     assert a.shape == u.shape == (2, 32, 32) and u.dtype == torch.float64
 
 
-def test_members_agree_with_what_was_seen_solve_the_equation_and_differ_elsewhere() -> None:
+def test_members_agree_with_the_observation_solve_the_equation_and_differ_elsewhere() -> None:
     g = darcy_grf.sample_log_coefficient(3, 5, 32)
     observation = observed("coarse", g)
     a, u = truth_ensemble(observation, 8, seed=2, beta=3.0)

@@ -216,7 +216,7 @@ def get(server, path, md5=MD5, **patience):
     )
 
 
-def test_a_file_is_downloaded_checked_and_not_asked_for_again(server, tmp_path):
+def test_a_file_is_downloaded_checked_and_not_requested_again(server, tmp_path):
     path = tmp_path / "folder" / "a.hdf5"
     get(server, path)
     assert path.read_bytes() == CONTENT and not partial_path(path).exists()
@@ -428,11 +428,11 @@ def damaged(path, change, key="tensor"):
 
 
 def examine(path, task, **options):
-    """What the doctor says about one file."""
+    """The findings of the doctor about one file."""
     return dict(doctor.examine([(task, path)], **options))[path]
 
 
-def said(findings, severity):
+def messages(findings, severity):
     return " | ".join(
         f"{finding.what} [{finding.where}] {finding.do}"
         for finding in findings
@@ -443,7 +443,7 @@ def said(findings, severity):
 def test_sound_data_get_no_complaint(tmp_path):
     path = saved(tmp_path, moving(0.4))
     findings = examine(path, "advection1d", **SPLIT)
-    assert said(findings, "error") == said(findings, "warning") == ""
+    assert messages(findings, "error") == messages(findings, "warning") == ""
     assert report(path, findings).startswith(f"{path}: OK")
 
 
@@ -457,7 +457,7 @@ def test_nan_is_located(tmp_path):
     expected = (
         "2 trajectories hold NaN or Inf (first: trajectory 5, frame 3, u, cell (7,)) [trajectories 5, 9]"
     )
-    assert expected in said(findings, "error")
+    assert expected in messages(findings, "error")
     assert report(path, findings).startswith(
         f"{path}: failed: do not train on it\n  error   2 trajectories hold NaN"
     )
@@ -468,12 +468,12 @@ def test_constant_trajectories_and_repeats_are_named(tmp_path):
     u[6] = 0.5
     u[11] = u[10]
     findings = examine(saved(tmp_path, u), "advection1d", **SPLIT)
-    assert "1 trajectories are constant in space and time [trajectories 6]" in said(findings, "error")
-    assert "1 trajectories repeat an earlier one exactly (first: [(11, 10)])" in said(findings, "warning")
-    assert "another split" not in said(findings, "error")  # 10 and 11 are both training
+    assert "1 trajectories are constant in space and time [trajectories 6]" in messages(findings, "error")
+    assert "1 trajectories repeat an earlier one exactly (first: [(11, 10)])" in messages(findings, "warning")
+    assert "another split" not in messages(findings, "error")  # 10 and 11 are both training
 
 
-def test_coefficients_of_one_value_are_alike_by_chance_and_others_are_repeats(tmp_path):
+def test_coefficients_of_one_value_are_equal_by_chance_and_others_are_repeats(tmp_path):
     rng = np.random.default_rng(0)
     u = np.where(rng.random((NUM, 1, 2, 8, 8)) < 0.5, 0.1, 1.0).astype(np.float32)
     u[:, :, 1] = rng.random((NUM, 1, 8, 8))
@@ -482,13 +482,15 @@ def test_coefficients_of_one_value_are_alike_by_chance_and_others_are_repeats(tm
     ]  # of both splits
     path = saved(tmp_path, u, "darcy2d", 1.0)
     findings = examine(path, "darcy2d", **SPLIT)
-    assert "another split" not in said(findings, "error") and "repeat" not in said(findings, "warning")
-    assert "3 coefficients have one value everywhere, alike by chance [trajectories 0, 9, 19]" in said(
+    assert "another split" not in messages(findings, "error") and "repeat" not in messages(
+        findings, "warning"
+    )
+    assert "3 coefficients have one value everywhere, alike by chance [trajectories 0, 9, 19]" in messages(
         findings, "info"
     )
     u[[0, 9, 19], :, 0, 0, 0] = 1.0  # a pattern is no chance
     findings = examine(saved(tmp_path / "again", u, "darcy2d", 1.0), "darcy2d", **SPLIT)
-    assert "2 trajectories repeat an earlier one exactly" in said(findings, "warning")
+    assert "2 trajectories repeat an earlier one exactly" in messages(findings, "warning")
 
 
 def test_leakage_is_an_initial_condition_in_two_splits(tmp_path):
@@ -496,28 +498,28 @@ def test_leakage_is_an_initial_condition_in_two_splits(tmp_path):
     u[12, 0] = u[0, 0]  # 0 is test, 12 is training
     path = saved(tmp_path, u)
     findings = examine(path, "advection1d", **SPLIT)
-    assert f"1 trajectories start as one in another split does (first: 12 as 0 of {path.name})" in said(
+    assert f"1 trajectories start as one in another split does (first: 12 as 0 of {path.name})" in messages(
         findings, "error"
     )
 
 
-def test_leakage_of_a_steady_task_is_judged_by_the_coefficient(tmp_path):
+def test_leakage_of_a_steady_task_is_found_by_the_coefficient(tmp_path):
     u = np.random.default_rng(0).random((NUM, 1, 2, 8, 8), np.float32)
     u[12, :, 0] = u[0, :, 0]
     u[13, :, 1] = u[1, :, 1]
     findings = examine(saved(tmp_path, u, "darcy2d", 1.0), "darcy2d", **SPLIT)
-    assert "(first: 12 as 0 of " in said(findings, "error") and "13" not in said(findings, "error")
+    assert "(first: 12 as 0 of " in messages(findings, "error") and "13" not in messages(findings, "error")
 
 
 def test_initial_conditions_shared_by_files_are_safe_only_at_equal_indices(tmp_path):
     first, same = saved(tmp_path, moving(0.4)), saved(tmp_path, moving(1.0), parameter=1.0)
     found = dict(doctor.examine([("advection1d", first), ("advection1d", same)], **SPLIT))
-    assert "20 initial conditions are those of 1D_Advection_Sols_beta0.4.hdf5 too" in said(
+    assert "20 initial conditions are those of 1D_Advection_Sols_beta0.4.hdf5 too" in messages(
         found[same], "info"
     )
     rolled = saved(tmp_path, moving(0.1)[::-1].copy(), parameter=0.1)
     found = dict(doctor.examine([("advection1d", first), ("advection1d", rolled)], **SPLIT))
-    assert "8 trajectories start as one in another split does (first: 0 as 19 of " in said(
+    assert "8 trajectories start as one in another split does (first: 0 as 19 of " in messages(
         found[rolled], "error"
     )
 
@@ -526,24 +528,25 @@ def test_frozen_fields_are_reported_and_are_suspect_in_reacdiff(tmp_path):
     u = np.random.default_rng(0).random((NUM, 21, 1, 16), np.float32)
     u[:, 4:] = u[:, 4:5]
     findings = examine(saved(tmp_path, u, "reacdiff1d", 0.5), "reacdiff1d", **SPLIT)
-    assert "80% of the frames equal the one before: the reaction is missing" in said(findings, "warning")
+    assert "80% of the frames equal the one before: the reaction is missing" in messages(findings, "warning")
     findings = examine(saved(tmp_path, u, "burgers1d", 4.0), "burgers1d", **SPLIT)
     assert (
-        "80% of the frames equal the one before" in said(findings, "info") and said(findings, "warning") == ""
+        "80% of the frames equal the one before" in messages(findings, "info")
+        and messages(findings, "warning") == ""
     )
 
 
 def test_first_editions_are_recognised_by_what_they_hold(tmp_path):
     findings = examine(saved(tmp_path, moving(2.0), parameter=1.0), "advection1d", **SPLIT)
-    assert "moves at twice beta" in said(findings, "error")
+    assert "moves at twice beta" in messages(findings, "error")
     path = saved(tmp_path, moving(1.0), "burgers1d", 0.1)
     damaged(path, lambda x: np.copyto(x, x * 2 - 1), "x-coordinate")
-    assert "x starts below zero" in said(examine(path, "burgers1d", **SPLIT), "error")
+    assert "x starts below zero" in messages(examine(path, "burgers1d", **SPLIT), "error")
 
 
 def test_a_name_that_contradicts_the_attribute_is_an_error(tmp_path):
     path = saved(tmp_path, moving(0.4), name="1D_Advection_Sols_beta4.0.hdf5")
-    assert "the file name says beta = 4.0, its attribute 0.4" in said(
+    assert "the file name says beta = 4.0, its attribute 0.4" in messages(
         examine(path, "advection1d", **SPLIT), "error"
     )
 
@@ -552,21 +555,21 @@ def test_md5_of_a_published_name_is_compared(tmp_path, monkeypatch):
     path = saved(tmp_path, moving(0.4))
     with h5py.File(path, "r+") as file:  # as if it were not ours
         del file.attrs["ups_settings"], file.attrs["ups_progress"]
-    assert "is not the published" in said(examine(path, "advection1d", **SPLIT), "warning")
+    assert "is not the published" in messages(examine(path, "advection1d", **SPLIT), "warning")
     monkeypatch.setitem(TASKS["advection1d"].withdrawn, path.name, md5_of(path)[:8])
-    assert "withdrawn first edition" in said(examine(path, "advection1d", **SPLIT), "error")
+    assert "withdrawn first edition" in messages(examine(path, "advection1d", **SPLIT), "error")
     monkeypatch.setitem(TASKS["advection1d"].published, path.name, (1, md5_of(path)))
-    assert "the MD5 is the published one" in said(examine(path, "advection1d", **SPLIT), "info")
+    assert "the MD5 is the published one" in messages(examine(path, "advection1d", **SPLIT), "info")
     monkeypatch.setattr("ups.data.doctor_checks.MD5_BYTES", 0)
-    assert "MD5 was not compared" in said(examine(path, "advection1d", **SPLIT), "info")
-    assert "the MD5 is the published one" in said(
+    assert "MD5 was not compared" in messages(examine(path, "advection1d", **SPLIT), "info")
+    assert "the MD5 is the published one" in messages(
         examine(path, "advection1d", **SPLIT, hash_all=True), "info"
     )
 
 
 def test_what_cannot_be_read_is_one_finding(tmp_path):
     path = tmp_path / "2D_diff-react_NA_NA.h5"
-    assert "no data file" in said(examine(path, "diff_react2d", **SPLIT), "error")
+    assert "no data file" in messages(examine(path, "diff_react2d", **SPLIT), "error")
     path.write_bytes(b"nonsense")
     assert [finding.severity for finding in examine(path, "diff_react2d", **SPLIT)] == ["error"]
     u = np.random.default_rng(0).random((4, 5, 2, 8, 8), np.float32)
@@ -574,7 +577,7 @@ def test_what_cannot_be_read_is_one_finding(tmp_path):
     saved(tmp_path, u, "diff_react2d", None)
     with h5py.File(path, "r+") as file:
         del file["0002/data"]
-    assert "no array '0002/data'" in said(examine(path, "diff_react2d", **SPLIT), "error")
+    assert "no array '0002/data'" in messages(examine(path, "diff_react2d", **SPLIT), "error")
 
 
 # ----------------------------------------------------------------------------------------------- prepare_data
@@ -641,7 +644,7 @@ def test_dry_run_lists_the_files_and_writes_nothing(tmp_path, capsys, monkeypatc
 def test_the_dry_run_solves_no_more_frames_than_it_takes_to_know_the_time(
     enough, frames, seconds, monkeypatch, tmp_path, capsys
 ):
-    asked, clock = [], iter(range(99))  # every call of the solver takes a second
+    calls, clock = [], iter(range(99))  # every call of the solver takes a second
     monkeypatch.setattr(dry_run, "TOGETHER", 1)
     monkeypatch.setattr(dry_run, "time", SimpleNamespace(process_time=lambda: next(clock)))
     monkeypatch.setattr(dry_run, "SOLVER_S", enough)
@@ -649,7 +652,8 @@ def test_the_dry_run_solves_no_more_frames_than_it_takes_to_know_the_time(
         TASKS,
         "diff_react2d",
         replace(
-            TASKS["diff_react2d"], simulate=lambda indices, **given: asked.append(given) or np.zeros((1, 1))
+            TASKS["diff_react2d"],
+            simulate=lambda indices, **arguments: calls.append(arguments) or np.zeros((1, 1)),
         ),
     )
     overlay = small(tmp_path, tasks=["diff_react2d"])
@@ -657,9 +661,9 @@ def test_the_dry_run_solves_no_more_frames_than_it_takes_to_know_the_time(
         prepare_data.main(["--config", overlay, "--dry-run", "--workers", "1", "task.diff_react2d.t_end=1.1"])
         == 0
     )
-    assert [given["num_frames"] for given in asked] == frames
+    assert [arguments["num_frames"] for arguments in calls] == frames
     assert f"to solve in about {seconds} s" in capsys.readouterr().out
-    assert [given["t_end"] for given in asked] == pytest.approx([0.1 * (num - 1) for num in frames])
+    assert [arguments["t_end"] for arguments in calls] == pytest.approx([0.1 * (num - 1) for num in frames])
 
 
 @pytest.mark.parametrize(("each", "call"), [(1.0, 0.0), (0.5, 2.0)])
@@ -673,10 +677,10 @@ def test_the_dry_run_counts_what_trajectories_take_together(each, call, monkeypa
 
     monkeypatch.setattr(dry_run, "time", SimpleNamespace(process_time=lambda: now[0]))
     monkeypatch.setitem(TASKS, "diff_react2d", replace(TASKS["diff_react2d"], simulate=simulate))
-    given = ["task.diff_react2d.num_trajectories=4", "task.diff_react2d.num_frames=12"]
+    arguments = ["task.diff_react2d.num_trajectories=4", "task.diff_react2d.num_frames=12"]
     assert (
         prepare_data.main(
-            ["--config", small(tmp_path, tasks=["diff_react2d"]), "--dry-run", "--workers", "1", *given]
+            ["--config", small(tmp_path, tasks=["diff_react2d"]), "--dry-run", "--workers", "1", *arguments]
         )
         == 0
     )

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from test_data import SPLIT, examine, said, saved
+from test_data import SPLIT, examine, messages, saved
 
 from ups.tasks import diff_sorp
 from ups.tasks.diff_sorp import (
@@ -167,4 +167,4 @@ def test_starts_are_uniform_constants():
 def test_the_doctor_finds_generated_files_sound(tmp_path):
     path = saved(tmp_path, simulate(range(10), **SETTINGS).numpy(), "diff_sorp1d", None)
     findings = examine(path, "diff_sorp1d", **SPLIT)
-    assert said(findings, "error") + said(findings, "warning") == ""
+    assert messages(findings, "error") + messages(findings, "warning") == ""

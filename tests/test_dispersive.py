@@ -163,9 +163,9 @@ def korteweg() -> torch.Tensor:
 
 def schroedinger(n: int = 256, dt: float = 0.04, steps: int = 100) -> torch.Tensor:
     """i q_t = -q_xx / 2 - |q|^2 q, by exact half steps of either (Strang)."""
-    draw, j = generator(0, "q"), torch.arange(-4, 5)
+    rng, j = generator(0, "q"), torch.arange(-4, 5)
     z = (
-        torch.randn(10, 9, 2, generator=draw, dtype=torch.float64)
+        torch.randn(10, 9, 2, generator=rng, dtype=torch.float64)
         * 0.35
         * torch.exp(-((j / 3.0) ** 2))[:, None]
     )
@@ -187,10 +187,10 @@ def fronts(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """u_t = u_xx + u - u^2 behind walls, by exact half steps of either: clean, and smoothed after 1 % of
     noise."""
-    draw, k = generator(0, "front"), math.pi * torch.arange(n, dtype=torch.float64)
+    rng, k = generator(0, "front"), math.pi * torch.arange(n, dtype=torch.float64)
     modes = torch.cos(torch.outer(k, cells(n)))
     u = 0.5 + 0.4 * torch.tanh(
-        (torch.randn(36, 6, generator=draw, dtype=torch.float64) / torch.arange(1, 7)) @ modes[1:7]
+        (torch.randn(36, 6, generator=rng, dtype=torch.float64) / torch.arange(1, 7)) @ modes[1:7]
     )
     mix = torch.linalg.solve(modes, torch.exp(-((k / length) ** 2) * dt / steps)[:, None] * modes)
     made, grow = [], math.exp(dt / steps / 2)
@@ -201,7 +201,7 @@ def fronts(
             u = u @ mix
             u = u * grow / (1 + u * (grow - 1))
     clean = torch.stack(made, 1)[:, :, None]
-    noisy = clean + 0.01 * clean.std() * torch.randn(clean.shape, generator=draw, dtype=torch.float64)
+    noisy = clean + 0.01 * clean.std() * torch.randn(clean.shape, generator=rng, dtype=torch.float64)
     return clean, torch.linalg.solve(modes.T, noisy.transpose(-1, -2))[..., :16, :].transpose(-1, -2) @ modes[
         :16
     ]

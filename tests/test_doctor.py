@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from test_data import SPLIT, examine, moving, said, saved
+from test_data import SPLIT, examine, messages, moving, saved
 
 from ups.data.doctor import report
 from ups.data.pdebench import open_data
@@ -16,7 +16,7 @@ from ups.tasks.darcy import apply_operator
 
 
 def complaints(findings):
-    return said(findings, "error") + said(findings, "warning")
+    return messages(findings, "error") + messages(findings, "warning")
 
 
 def reacting(num=12, resolution=32, frames=21):
@@ -40,9 +40,7 @@ def reacting(num=12, resolution=32, frames=21):
     ],
 )
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_a_file_of_a_task_with_the_same_arrays_is_refused_by_what_it_says_of_itself(
-    made, opened, is_ours, tmp_path
-):
+def test_a_file_of_a_task_with_the_same_arrays_is_refused_by_its_attributes(made, opened, is_ours, tmp_path):
     u = moving(0.4) if made != "darcy2d" else np.ones((12, 1, 2, 8, 8), np.float32)
     path = saved(tmp_path, u, made, 0.1)
     if not is_ours:
@@ -84,7 +82,7 @@ def test_the_mean_tells_a_task_apart_if_no_attribute_does(tmp_path):
         if severity is None:
             assert complaints(findings) == "", task
         else:
-            assert text in said(findings, severity) and "name the right task in data.tasks" in said(
+            assert text in messages(findings, severity) and "name the right task in data.tasks" in messages(
                 findings, severity
             )
         path.unlink()
@@ -117,8 +115,8 @@ def test_a_steady_darcy_file_is_sound_and_one_that_still_relaxes_is_not(tmp_path
     assert complaints(examine(saved(tmp_path, u, "darcy2d", 1.0), "darcy2d", **SPLIT)) == ""
     (tmp_path / "late").mkdir()
     findings = examine(saved(tmp_path / "late", relaxed(u, 0.5), "darcy2d", 1.0), "darcy2d", **SPLIT)
-    assert "from the solution of -div(a grad u) = beta: not yet steady" in said(findings, "warning")
-    assert "set data.source=generate, which solves the stated equation" in said(findings, "warning")
+    assert "from the solution of -div(a grad u) = beta: not yet steady" in messages(findings, "warning")
+    assert "set data.source=generate, which solves the stated equation" in messages(findings, "warning")
 
 
 def test_a_darcy_file_that_is_nearly_steady_or_has_the_wall_a_cell_further_out_is_sound(tmp_path):
@@ -129,7 +127,7 @@ def test_a_darcy_file_that_is_nearly_steady_or_has_the_wall_a_cell_further_out_i
 def test_a_logarithm_in_place_of_the_coefficient_is_named(tmp_path):
     u = darcy()
     u[:, 0, 0] = np.log(u[:, 0, 0])
-    assert "write a, not its logarithm" in said(
+    assert "write a, not its logarithm" in messages(
         examine(saved(tmp_path, u, "darcy2d", 1.0), "darcy2d", **SPLIT), "error"
     )
 
@@ -153,7 +151,7 @@ def test_noise_of_the_grid_at_a_wall_is_found_and_a_sharp_front_is_not_taken_for
     u[..., side] += 0.05 * np.random.default_rng(1).standard_normal(u[..., side].shape).astype(np.float32)
     path = saved(tmp_path / "noisy", u, "diff_sorp1d", None)
     findings = examine(path, "diff_sorp1d", **SPLIT)
-    assert "the field alternates from cell to cell at a wall" in said(findings, "warning")
+    assert "the field alternates from cell to cell at a wall" in messages(findings, "warning")
     assert "To do: look at the boundary condition and the time step of the solver" in report(path, findings)
 
 
@@ -174,7 +172,7 @@ def test_no_task_without_a_solver_is_advised_to_generate(tmp_path, monkeypatch):
     u = np.random.default_rng(0).random((20, 21, 1, 16), np.float32)
     u[:, 4:] = u[:, 4:5]
     findings = examine(saved(tmp_path, u, "reacdiff1d", 0.5), "reacdiff1d", **SPLIT)
-    assert "write data of your own (data.source=user): reacdiff1d has no solver here" in said(
+    assert "write data of your own (data.source=user): reacdiff1d has no solver here" in messages(
         findings, "warning"
     )
     assert "source=generate" not in complaints(findings)
@@ -193,5 +191,5 @@ def test_a_user_file_under_a_published_name_is_not_compared_with_the_published_o
     path = saved(tmp_path, moving(0.4))
     with h5py.File(path, "r+") as file:
         del file.attrs["ups_settings"], file.attrs["ups_progress"]
-    assert "is not the published" in said(examine(path, "advection1d", **SPLIT), "warning")
+    assert "is not the published" in messages(examine(path, "advection1d", **SPLIT), "warning")
     assert complaints(examine(path, "advection1d", **SPLIT, is_user=True)) == ""

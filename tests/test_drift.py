@@ -66,14 +66,14 @@ def excess(base: Equation, u: torch.Tensor, data: Trajectories) -> float:
     """Of new states, the base's error one frame ahead beyond what noise leaves, over the variance of that
     noise."""
     task, starts = TASKS["burgers1d_forced"], u[:, 0]
-    draws = task.exact_futures(
+    samples = task.exact_futures(
         starts.float(), 64, seed=3, rows=range(len(starts)), num_frames=1, parameter=NU, dt=DT
     )[:, :, 0].double()
     parameters = ParameterBatch(torch.zeros(len(starts), 1), torch.zeros(len(starts), dtype=torch.long))
     mean, std = (value.view(-1, 1) for value in (data.samples.head.codec.mean, data.samples.head.codec.std))
     now = base(((starts.float() - mean) / std)[:, None], parameters).double() * std + mean
-    noise = draws.var(1)
-    return float(((now - draws.mean(1)).square() - noise / 64).mean() / noise.mean())
+    noise = samples.var(1)
+    return float(((now - samples.mean(1)).square() - noise / 64).mean() / noise.mean())
 
 
 def without_interval(model: Model) -> Certainty:
@@ -151,9 +151,9 @@ def test_a_flow_under_noise_is_found_where_quiet_modes_count_more(monkeypatch):
     assert weighted < 0.03 and error() > 3 * weighted
 
 
-def test_quiet_data_are_not_asked_for_a_drift(monkeypatch):
+def test_no_drift_is_fitted_to_quiet_data(monkeypatch):
     """What the next frame holds beyond the equation is less than half of the change."""
-    monkeypatch.setattr(Drift, "model", lambda _: pytest.fail("asked"))
+    monkeypatch.setattr(Drift, "model", lambda _: pytest.fail("fitted"))
     x = torch.arange(64, dtype=torch.float64) / 64
     phases = torch.rand(16, 1, 1, generator=generator(0, "phases"), dtype=torch.float64)
     t = 0.02 * torch.arange(12, dtype=torch.float64)[:, None]
@@ -164,9 +164,9 @@ def test_quiet_data_are_not_asked_for_a_drift(monkeypatch):
 def test_a_weight_within_its_error_goes_and_one_beyond_stays():
     """Columns of noise beside two that count: of unit residuals a weight's standard error is 1 / its column's
     length."""
-    draw = generator(0, "columns")
-    x = torch.randn(8, 4000, generator=draw, dtype=torch.float64)
-    y = 0.5 * x[2] + 0.3 * x[5] + torch.randn(4000, generator=draw, dtype=torch.float64)
+    rng = generator(0, "columns")
+    x = torch.randn(8, 4000, generator=rng, dtype=torch.float64)
+    y = 0.5 * x[2] + 0.3 * x[5] + torch.randn(4000, generator=rng, dtype=torch.float64)
     rows = torch.cat([x, y[None]])
     a = rows @ rows.T
     assert significant(a, list(range(8)), 12.0) == [2, 5]

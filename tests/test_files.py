@@ -87,7 +87,7 @@ def test_a_held_file_is_refused_to_others_and_free_once_its_holder_died(tmp_path
 
 
 @pytest.mark.parametrize("end", ["renamed", "removed"])
-def test_a_file_that_its_holder_finished_before_we_had_the_lock_is_left_alone(tmp_path, monkeypatch, end):
+def test_a_file_that_its_holder_finished_before_we_had_the_lock_is_not_touched(tmp_path, monkeypatch, end):
     partial, final, lock = tmp_path / "a.partial", tmp_path / "a", fcntl.flock
     partial.write_text("finished")
 
@@ -112,9 +112,9 @@ def test_a_file_system_without_locks_is_named_with_what_to_do(tmp_path, monkeypa
         take(tmp_path / "a")
 
 
-def test_a_full_disk_is_explained_and_another_error_is_left_as_it_is(tmp_path):
-    told = "cannot write .*a .No space left.*and 3 MiB of room in it. .*change data.root"
-    with pytest.raises(OSError, match=told), explained(tmp_path / "a", 3 * 2**20, "data.root"):
+def test_a_full_disk_is_explained_and_another_error_is_unchanged(tmp_path):
+    message = "cannot write .*a .No space left.*and 3 MiB of room in it. .*change data.root"
+    with pytest.raises(OSError, match=message), explained(tmp_path / "a", 3 * 2**20, "data.root"):
         raise OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(OSError, match="^.Errno 5. broken$"), explained(tmp_path / "a", 1, "data.root"):
         raise OSError(errno.EIO, "broken")

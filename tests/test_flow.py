@@ -99,7 +99,7 @@ def test_a_vortex_between_walls_turns_and_stays():
     assert norm(flow(WALLS, n, n, dt)(backwards, parameter_batch(1)) - backwards[:, 0]) < 5e-3
 
 
-def test_what_stands_still_drives_and_is_left_alone():
+def test_constant_fields_drive_the_flow_and_do_not_change():
     n, dt = 32, 0.1
     x, y = grid(n, n)
     base = flow(PERIODIC_BOX, n, n, dt, 5, ((0, 1), (3, 4)), 3)

@@ -1,5 +1,5 @@
 """Forced Burgers and vorticity, coarse Kuramoto-Sivashinsky: order, Ito balances, invariant measures, exact
-draws, exponents."""
+samples, exponents."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def squared(modes: Tensor) -> Tensor:
     return modes.abs().square() * weight
 
 
-def halved(drawn: Tensor) -> Tensor:
+def halved(samples: Tensor) -> Tensor:
     """The normals (batch, steps, J, 2) of two steps in a row as those of one twice as long, of the same
     path."""
-    (w, w2), (first, second) = drawn.unflatten(1, (-1, 2)).movedim((-1, 2), (0, 1))
+    (w, w2), (first, second) = samples.unflatten(1, (-1, 2)).movedim((-1, 2), (0, 1))
     area = (first + second) / (2 * math.sqrt(12)) + (w - w2) / 4  # in units of the root of a short step
     return torch.stack([(w + w2) / math.sqrt(2), area * math.sqrt(12 / 2)], -1)
 
@@ -60,15 +60,15 @@ def order(name: str, *, has_area: bool = True) -> float:
     """Observed strong order over three halvings of the step, against one eight times finer than the
     finest."""
     count, span, finest = 8, 0.2, 256
-    drawn = normal(count, finest, 2 * len(FAMILIES[name].WAVES), 2)
+    samples = normal(count, finest, 2 * len(FAMILIES[name].WAVES), 2)
     ends, modes = {}, started(name, count)
-    while drawn.shape[1] >= 4:
-        now, forced = modes, equation(name, span / drawn.shape[1])
-        for one in drawn.unbind(1):
+    while samples.shape[1] >= 4:
+        now, forced = modes, equation(name, span / samples.shape[1])
+        for one in samples.unbind(1):
             now = forced.advance(
-                now, one if has_area or drawn.shape[1] == finest else one * torch.tensor([1.0, 0.0])
+                now, one if has_area or samples.shape[1] == finest else one * torch.tensor([1.0, 0.0])
             )
-        ends[drawn.shape[1]], drawn = now, halved(drawn)
+        ends[samples.shape[1]], samples = now, halved(samples)
     errors = [float((ends[num] - ends[finest]).abs().square().sum().sqrt()) for num in (4, 32)]
     return math.log2(errors[0] / errors[1]) / 3
 
@@ -86,7 +86,7 @@ def test_the_longest_waves_of_forced_flow_begin_as_they_stay(monkeypatch):
     kx, ky, _ = vorticity.wave_numbers(n)
     is_longest = (kx.square() + ky.square()) == 1
 
-    def share(u: Tensor) -> float:
+    def fraction(u: Tensor) -> float:
         return float(
             (squared(torch.fft.rfft2(u[:, 0].double(), norm="forward")) * is_longest).flatten(1).sum(1).mean()
         )
@@ -94,17 +94,17 @@ def test_the_longest_waves_of_forced_flow_begin_as_they_stay(monkeypatch):
     sources = streams(80)
     u = vorticity.start(sources, n, nu)
     later = vorticity.evolve(u, sources, num_frames=3, parameter=nu, dt=10.0)
-    late = sum(share(frame) for frame in later.unbind(1)) / 3
-    assert 0.8 < share(u) / late < 1.25
+    late = sum(fraction(frame) for frame in later.unbind(1)) / 3
+    assert 0.8 < fraction(u) / late < 1.25
     monkeypatch.setattr(vorticity, "SPIN", 5.0)
-    assert share(vorticity.start(streams(80), n, nu)) < 0.5 * late
+    assert fraction(vorticity.start(streams(80), n, nu)) < 0.5 * late
 
 
 def test_halving_keeps_the_path():
     """Normals stay normals, and the integral of W over two steps is that of both."""
-    drawn = normal(20000, 2, 1, 2)
-    long = halved(drawn)[:, 0, 0]
-    w, area = drawn[:, :, 0, 0], drawn[:, :, 0, 1] / math.sqrt(12)
+    samples = normal(20000, 2, 1, 2)
+    long = halved(samples)[:, 0, 0]
+    w, area = samples[:, :, 0, 0], samples[:, :, 0, 1] / math.sqrt(12)
     integral = (w[:, 0] / 2 + area[:, 0]) + (w[:, 0] + w[:, 1] / 2 + area[:, 1])  # short steps of one
     torch.testing.assert_close(2 * (long[:, 0] * math.sqrt(2) / 2 + long[:, 1] * math.sqrt(2 / 12)), integral)
     assert (long.T.cov() - torch.eye(2)).abs().max() < 0.05
@@ -138,7 +138,7 @@ def test_a_forced_wave_that_decays_has_the_variance_of_its_closed_form():
 
 
 def balance(name: str, weight: Tensor | float, amplitude: float = 1.0) -> tuple[float, float]:
-    """(mean, standard error) of what is left of d<u^2>/2 = (input - losses) dt + <u f_j> dW_j over the input,
+    """(mean, standard error) of the residual of d<u^2>/2 = (input - losses) dt + <u f_j> dW_j over the input,
     path by path; weight: of the modes, 1 for the square. amplitude: of the noise over what the input is
     reckoned from."""
     count, num, dt = 48, 60, 0.01
@@ -243,26 +243,26 @@ def test_the_advection_keeps_the_square_and_the_energy_unless_products_are_alias
     assert given(torch.fft.rfftn(normal(1, *space), dim=tuple(range(1, 1 + len(space))))) > 1e-3
 
 
-# ---------------------------------------------------------------- trajectories and exact draws
+# ---------------------------------------------------------------- trajectories and exact samples
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_short_draws_spread_as_the_noise_alone_and_the_mean_stays(name):
+def test_short_samples_have_the_variance_of_the_noise_and_the_mean_stays(name):
     task, n, dt = get_task(name), 16, 1e-3
     u = task.simulate(range(3), seed=4, resolution=n, num_frames=1, parameter=NU[name], t_end=1.0)[:, 0]
-    drawn = task.exact_futures(u, 200, seed=5, rows=range(3), num_frames=2, parameter=NU[name], dt=dt)
-    assert drawn.shape == (3, 200, 2, 1, *u.shape[2:]) and drawn.dtype == torch.float32
+    samples = task.exact_futures(u, 200, seed=5, rows=range(3), num_frames=2, parameter=NU[name], dt=dt)
+    assert samples.shape == (3, 200, 2, 1, *u.shape[2:]) and samples.dtype == torch.float32
     waves = FAMILIES[name].equation(n, NU[name], dt).waves
     variance = squared(waves).flatten(1).sum()  # the same at every point: cosines and sines
-    spread = (drawn - u[:, None, None]).double().square().mean((0, 1, 3, *range(4, drawn.ndim)))
+    variances_found = (samples - u[:, None, None]).double().square().mean((0, 1, 3, *range(4, samples.ndim)))
     torch.testing.assert_close(
-        spread, float(variance) * dt * torch.tensor([1.0, 2.0]).double(), rtol=0.1, atol=0
+        variances_found, float(variance) * dt * torch.tensor([1.0, 2.0]).double(), rtol=0.1, atol=0
     )
-    assert float(drawn.flatten(4).mean(-1).sub(u.flatten(2).mean(-1)[:, None, None]).abs().max()) < 1e-6
+    assert float(samples.flatten(4).mean(-1).sub(u.flatten(2).mean(-1)[:, None, None]).abs().max()) < 1e-6
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_draw_is_a_function_of_seed_row_and_member(name):
+def test_a_sample_is_a_function_of_seed_row_and_member(name):
     task = get_task(name)
     u = task.simulate(range(2), seed=4, resolution=16, num_frames=1, parameter=NU[name], t_end=1.0)[:, 0]
     settings = {"seed": 5, "num_frames": 2, "parameter": NU[name], "dt": 0.05}
@@ -282,17 +282,16 @@ def test_a_draw_is_a_function_of_seed_row_and_member(name):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_truth_is_one_more_draw_and_a_draw_from_another_state_is_not(name):
-    """Ranks of the truth among the draws are even at every lead, and those among draws of other states are
-    not."""
+def test_the_truth_is_one_more_sample_and_a_sample_from_another_state_is_not(name):
+    """Ranks of the truth among the samples are uniform; among those of another state they are not."""
     task, frames, num = get_task(name), 4, 7
     u = task.simulate(range(60), seed=8, resolution=16, num_frames=frames, parameter=NU[name], t_end=0.3)
-    drawn = task.exact_futures(
+    samples = task.exact_futures(
         u[:, 0], num, seed=9, rows=range(60), num_frames=frames - 1, parameter=NU[name], dt=0.1
     )
 
     def outside(members: Tensor) -> Tensor:
-        """Share of truths outside their members, by lead."""
+        """Fraction of truths outside their members, by lead."""
         truth = u[:, None, 1:]
         return (
             ((truth < members.amin(1, True)) | (truth > members.amax(1, True)))
@@ -300,8 +299,8 @@ def test_the_truth_is_one_more_draw_and_a_draw_from_another_state_is_not(name):
             .mean((0, 1, *range(3, u.ndim + 1)))
         )
 
-    assert (outside(drawn) - 2 / (num + 1)).abs().max() < 0.1
-    assert outside(drawn.roll(1, 0)).min() > 0.35
+    assert (outside(samples) - 2 / (num + 1)).abs().max() < 0.1
+    assert outside(samples.roll(1, 0)).min() > 0.35
 
 
 # ---------------------------------------------------------------- Kuramoto-Sivashinsky
@@ -360,12 +359,12 @@ def test_the_filter_passes_what_coarse_points_can_tell_and_nothing_else():
     n, x = 16, torch.arange(16, dtype=torch.float64) / 16
     modes = torch.zeros(33, dtype=torch.complex128)
     modes[[0, 3, 7]] = torch.tensor([0.25, 0.5, 0.5j], dtype=torch.complex128)
-    seen = 0.25 + torch.cos(2 * math.pi * 3 * x) - torch.sin(2 * math.pi * 7 * x)
-    torch.testing.assert_close(kuramoto.filtered(modes, n), seen)
+    visible = 0.25 + torch.cos(2 * math.pi * 3 * x) - torch.sin(2 * math.pi * 7 * x)
+    torch.testing.assert_close(kuramoto.filtered(modes, n), visible)
     modes[[8, 9, 20]] = 1.0 + 1j  # two cells long and shorter
-    torch.testing.assert_close(kuramoto.filtered(modes, n), seen)
+    torch.testing.assert_close(kuramoto.filtered(modes, n), visible)
     strided = torch.fft.irfft(modes, n=64, norm="forward")[::4]  # the fake: every fourth point, which aliases
-    assert float((strided - seen).abs().max()) > 1
+    assert float((strided - visible).abs().max()) > 1
 
 
 def test_the_stored_trajectory_is_the_filtered_fine_one_and_loses_a_quarter_of_its_variance():
@@ -380,7 +379,7 @@ def test_the_stored_trajectory_is_the_filtered_fine_one_and_loses_a_quarter_of_i
     assert 0.15 < lost < 0.4, lost
 
 
-def test_two_fine_states_that_look_alike_part_within_a_frame():
+def test_two_fine_states_of_one_filtered_field_part_within_a_frame():
     """The same filtered field with unseen waves of another trajectory: what follows differs, which is the
     uncertainty."""
     modes = kuramoto.start(streams(16), 128, kuramoto.LENGTH)

@@ -87,7 +87,7 @@ def test_a_cache_is_built_with_memory_for_a_few_megabytes_of_data_or_a_frame(tas
         for key in keys:
             file.create_dataset(key, shape, np.float32, dcpl=allocated())
             frames = np.random.default_rng(0).random(shape[1:], np.float32) + 0.5
-            for row in range(num):  # no two alike: a frame in two parts of the split is refused
+            for row in range(num):  # no two equal: a frame in two parts of the split is refused
                 file[key][row] = frames + np.float32(row / num)
         file["t-coordinate"] = np.linspace(0, t_end, shape[1], dtype=np.float32)
         file.attrs.update(attributes)
@@ -135,7 +135,7 @@ def test_training_reads_a_cache_of_any_size_with_memory_for_a_batch(tmp_path):
         "task.burgers1d.time_stride=1",
         "task.burgers1d.reserve=0",
     )
-    beyond, batch, size, spread = run(f"""
+    beyond, batch, size, num_rows = run(f"""
         import zlib
         from pathlib import Path
         import h5py
@@ -176,15 +176,15 @@ def test_training_reads_a_cache_of_any_size_with_memory_for_a_batch(tmp_path):
         windows = Windows(caches, config.task, contexts, config.operator, 0)
         head, last = operator.heads["burgers1d"], config.operator.train.steps - 1
         torch.set_grad_enabled(False)
-        def draw(step):
+        def read(step):
             batch = windows.schedule.batch(step)
             return windows.read(head, batch, step, slice(None))[1], batch.rows
-        draw(last)
-        before, most, seen = memory("RssAnon"), 0, []
+        read(last)
+        before, most, rows_read = memory("RssAnon"), 0, []
         for step in range(last - 12, last):
-            z, rows = draw(step)
+            z, rows = read(step)
             most = max(most, memory("RssAnon"))
-            seen.append(rows)
-        print(most - before, z.nbytes, Path(large).stat().st_size, len(torch.cat(seen).unique()))
+            rows_read.append(rows)
+        print(most - before, z.nbytes, Path(large).stat().st_size, len(torch.cat(rows_read).unique()))
     """)
-    assert size > 15 * 2**30 and spread > 300 and beyond < 8 * batch
+    assert size > 15 * 2**30 and num_rows > 300 and beyond < 8 * batch

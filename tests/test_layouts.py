@@ -110,8 +110,8 @@ def test_a_single_test_problem_is_read_as_one_trajectory(task, name, tmp_path):
     data = open_data(tmp_path / name, task)
     assert data.num_trajectories == 1 and np.array_equal(data.read(0, 1), u)
     assert data.parameter == eta and data.dt == pytest.approx(dt, rel=1e-5) and data.num_frames == frames
-    rows, spread = data.stratified_rows(8)
-    assert rows.tolist() == [0] and np.array_equal(spread, u)
+    rows, stratified = data.stratified_rows(8)
+    assert rows.tolist() == [0] and np.array_equal(stratified, u)
     with h5py.File(tmp_path / name, "r+") as file:
         for key in spec.fields:
             values = file.pop(key)[0]
@@ -180,8 +180,8 @@ def test_incompressible_flow_in_frames_with_force_and_times_of_every_trajectory(
         file["t"] = np.tile(0.005 * np.arange(FRAMES, dtype=np.float32), (NUM, 1))
         file.attrs.update(config="{NU: 0.01, sim_name: test}", latestIndex=FRAMES - 1)
     data = open_data(path, "ns_incom2d")
-    given = np.broadcast_to(force[:, None], velocity.shape)  # of every frame the same
-    expected = np.moveaxis(np.concatenate([velocity, particles, given], -1), -1, 2)
+    force_frames = np.broadcast_to(force[:, None], velocity.shape)  # of every frame the same
+    expected = np.moveaxis(np.concatenate([velocity, particles, force_frames], -1), -1, 2)
     assert np.array_equal(data.read(0, NUM), expected) and np.array_equal(data.read(2, 4), expected[2:4])
     assert np.array_equal(data.read(1, 3, range(2, 4)), expected[1:3, 2:4])
     assert data.dt == pytest.approx(0.005) and data.attributes["config"].startswith("{NU: 0.01")
@@ -195,16 +195,16 @@ def test_incompressible_flow_in_frames_with_force_and_times_of_every_trajectory(
 
 
 @pytest.mark.parametrize(
-    ("said", "is_wrong"), [("k: 0.005", False), ("k: 0.01", True), ("[", False), ("just text", False)]
+    ("message", "is_wrong"), [("k: 0.005", False), ("k: 0.01", True), ("[", False), ("just text", False)]
 )
-def test_constants_that_a_file_states_otherwise_are_an_error(said, is_wrong, tmp_path):
+def test_constants_that_a_file_states_otherwise_are_an_error(message, is_wrong, tmp_path):
     path = tmp_path / "2D_diff-react_NA_NA.h5"
     with h5py.File(path, "w") as file:
         for i in range(NUM):
             group = file.create_group(f"{i:04d}")
             group["data"] = np.random.default_rng(i).random((FRAMES, 8, 8, 2), np.float32)
             coordinates(group, "", "grid/{}", FRAMES)
-            group.attrs["config"] = f"sim:\n  {said}" if ":" in said else said
+            group.attrs["config"] = f"sim:\n  {message}" if ":" in message else message
     findings = dict(examine([("diff_react2d", path)], val_fraction=0.2, test_fraction=0.2))[path]
     assert (
         any("the file says k = 0.01, and diff_react2d has 0.005" in finding.what for finding in findings)

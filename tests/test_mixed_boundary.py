@@ -88,8 +88,8 @@ def test_shifts_go_along_periodic_axes_alone_and_axes_of_other_ends_are_not_exch
     task = replace(get_task("diff_react2d"), boundary=CHANNEL, is_symmetric=False, vector=())
 
     def images(task):
-        draw = torch.Generator().manual_seed(1)
-        return [symmetry(task, (6, 6), draw)(u, None) for _ in range(40)]
+        rng = torch.Generator().manual_seed(1)
+        return [symmetry(task, (6, 6), rng)(u, None) for _ in range(40)]
 
     shifted = images(task)
     rows = {tuple(u[0, 0, 0].roll(s, 0).flatten().tolist()) for s in range(6)}

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from test_data import SPLIT, examine, said, saved
+from test_data import SPLIT, examine, messages, saved
 from torch import Tensor
 
 from ups.tasks.initial import cell_centres, random_stream
@@ -230,15 +230,15 @@ def test_the_force_has_neither_the_largest_nor_the_finest_waves_of_the_particles
     second."""
     k = torch.fft.fftfreq(64, d=1 / 64, dtype=torch.float64)
     square = k[:, None].square() + k.square()
-    shares = []
+    fractions = []
     for index in range(8):
         _, particles, force = sample_start(5, index, 64)
         power = torch.fft.fft2(torch.stack([particles, *force])).abs().square()
-        shares.append(
+        fractions.append(
             torch.stack([power[:, square < 4.5].sum(1), power[:, square > 30].sum(1)], 1)
             / power.sum((1, 2))[:, None]
         )
-    particles, force = torch.stack(shares).mean(0)[0], torch.stack(shares).mean(0)[1:].mean(0)
+    particles, force = torch.stack(fractions).mean(0)[0], torch.stack(fractions).mean(0)[1:].mean(0)
     assert force[0] < 1e-12 and 0.6 < particles[0] < 0.95
     assert force[1] < 1e-3 and 5e-3 < particles[1] < 0.1
 
@@ -264,7 +264,7 @@ def test_the_first_frame_is_the_noise_made_incompressible_and_the_doctor_finds_f
     assert torch.equal(u[1, :, 3:], torch.stack([force[0], force[1].T]).float().expand(5, -1, -1, -1))
     path = saved(tmp_path, u.numpy(), "ns_incom2d", None)
     findings = examine(path, "ns_incom2d", **SPLIT)
-    assert said(findings, "error") + said(findings, "warning") == ""
+    assert messages(findings, "error") + messages(findings, "warning") == ""
     (tmp_path / "exchanged").mkdir()
     path = saved(tmp_path / "exchanged", u[:, :, [1, 0, 2, 3, 4]].numpy(), "ns_incom2d", None)
-    assert "its components or axes are exchanged" in said(examine(path, "ns_incom2d", **SPLIT), "error")
+    assert "its components or axes are exchanged" in messages(examine(path, "ns_incom2d", **SPLIT), "error")

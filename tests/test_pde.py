@@ -128,7 +128,7 @@ def test_a_parameter_of_an_equation_without_one_and_a_missing_end_time_are_refus
 # ---------------------------------------------------------------- initial conditions
 
 
-def test_advection_and_burgers_start_alike_whatever_their_parameter() -> None:
+def test_advection_and_burgers_start_equally_whatever_their_parameter() -> None:
     settings = request("advection1d", resolution=1024, num_frames=1)
     starts = [advection.simulate(range(12), **settings | {"parameter": beta}) for beta in (0.1, 4.0)]
     averages = [burgers.simulate(range(12), **settings | {"parameter": nu}) for nu in (0.001, 1.0)]
@@ -164,15 +164,15 @@ def test_a_wave_is_the_sum_written_in_its_docstring() -> None:
 
 def test_waves_are_distributed_as_in_pdebench() -> None:
     waves = [sample_wave(1, index) for index in range(5000)]
-    share = {
+    fraction = {
         "abs": sum(wave.use_abs for wave in waves) / 5000,
         "window": sum(wave.window is not None for wave in waves) / 5000,
         "positive": sum(wave.sign > 0 for wave in waves) / 5000,
         "repeat": sum(sum(number > 0 for number in wave.wave_number) == 1 for wave in waves) / 5000,
     }
     expected = {"abs": 0.1, "window": 0.1, "positive": 0.5, "repeat": 0.25}
-    assert share == pytest.approx(expected, abs=0.025)  # four standard deviations are 0.017 to 0.028
-    # both draws' wave numbers always add up: n1 + n2, or the doubled 2 n
+    assert fraction == pytest.approx(expected, abs=0.025)  # four standard deviations are 0.017 to 0.028
+    # the wave numbers of both always add up: n1 + n2, or the doubled 2 n
     assert {sum(wave.wave_number) for wave in waves} == set(range(2, 9))
     for wave in waves:
         assert all(number in (0, mode, 2 * mode) for mode, number in enumerate(wave.wave_number, 1))
@@ -414,9 +414,11 @@ def test_darcy_threshold_is_the_mean_of_the_random_field() -> None:
         [torch.exp(-(x[:, None] - x[None, :]).square() / (0.5 * w)).mean() for w in cell_centres(200)]
     )
     assert darcy._mean_of_bumps() == pytest.approx(5 * float(axis.square().mean()), rel=1e-3)
-    share = torch.stack([darcy.sample_coefficient(0, i, 16) > 0.5 for i in range(400)]).double().mean(0)
-    assert 0.4 < share.mean() < 0.6
-    assert share[7:9, 7:9].mean() > 0.6 > 0.4 > share[::15, ::15].mean()  # a is high where the bumps are
+    fraction = torch.stack([darcy.sample_coefficient(0, i, 16) > 0.5 for i in range(400)]).double().mean(0)
+    assert 0.4 < fraction.mean() < 0.6
+    assert (
+        fraction[7:9, 7:9].mean() > 0.6 > 0.4 > fraction[::15, ::15].mean()
+    )  # a is high where the bumps are
 
 
 def test_darcy_that_does_not_converge_or_has_a_bad_coefficient_is_an_error() -> None:

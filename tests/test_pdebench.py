@@ -45,7 +45,7 @@ def solver(task):
 
 def settings(task, num=7, resolution=6, frames=5, **changes):
     spec = get_task(task)
-    given = {
+    values = {
         "seed": 3,
         "num_trajectories": num,
         "resolution": resolution,
@@ -53,7 +53,7 @@ def settings(task, num=7, resolution=6, frames=5, **changes):
         "t_end": spec.t_end,
         "parameter": 0.1 if spec.parameters else None,
     }
-    return generation_settings(task, "test 1", **{**given, **changes})
+    return generation_settings(task, "test 1", **{**values, **changes})
 
 
 def written(folder, task, **changes):
@@ -463,23 +463,23 @@ def test_a_killed_generation_continues_and_ends_in_the_same_file(task, num, chun
     )
     assert result.returncode == -signal.SIGKILL, result.stderr
     assert not path.exists() and num_done(path, made) == dies_in * chunk
-    asked = []
+    requested = []
 
     def solve(indices, **rest):
-        asked.extend(int(i) for i in indices)
+        requested.extend(int(i) for i in indices)
         return solver(task)(indices, **rest)
 
     write_data(path, task, solve, made, chunk=chunk + 2)
-    assert asked == list(range(dies_in * chunk, num)) and not partial_path(path).exists()
+    assert requested == list(range(dies_in * chunk, num)) and not partial_path(path).exists()
     write_data(tmp_path / "whole.h5", task, solver(task), made, chunk=chunk + 4)
     assert contents(path) == contents(tmp_path / "whole.h5")
 
 
 def test_a_finished_file_is_kept_and_other_settings_are_refused(tmp_path):
     path = written(tmp_path, "advection1d")
-    before, seen = path.stat().st_mtime_ns, []
-    write_data(path, "advection1d", None, settings("advection1d"), chunk=3, on_progress=seen.append)
-    assert path.stat().st_mtime_ns == before and seen == [7]
+    before, progress = path.stat().st_mtime_ns, []
+    write_data(path, "advection1d", None, settings("advection1d"), chunk=3, on_progress=progress.append)
+    assert path.stat().st_mtime_ns == before and progress == [7]
     with pytest.raises(
         ValueError, match=r"other settings \(seed is 3 there, 4 now\); expected the same.*rm '"
     ):
@@ -525,8 +525,10 @@ def test_a_write_that_gets_lost_is_noticed_before_it_counts_as_done(task, tmp_pa
         )
 
     monkeypatch.setattr(type(layout_of(get_task(task))), "store", lossy)
-    told = "trajectories 3 to 5 read back from .* are not those that were written.*continues at trajectory 3"
-    with pytest.raises(OSError, match=told):
+    message = (
+        "trajectories 3 to 5 read back from .* are not those that were written.*continues at trajectory 3"
+    )
+    with pytest.raises(OSError, match=message):
         write_data(path, task, solver(task), made, chunk=3)
     assert num_done(path, made) == 3 and not path.exists()
     monkeypatch.undo()
@@ -554,9 +556,11 @@ def test_room_that_is_gone_between_chunks_is_an_error_and_the_next_call_continue
 
 
 @pytest.mark.skipif(bool(small_disk.reason_to_skip()), reason=small_disk.reason_to_skip())
-@pytest.mark.parametrize("task, share, is_taken", [("advection1d", 0.99, False), ("diff_react2d", 1.5, True)])
-def test_a_full_disk_ends_with_its_name_and_nothing_false(task, share, is_taken):
-    found = small_disk.outcome(task, share, is_taken)
+@pytest.mark.parametrize(
+    "task, fraction, is_taken", [("advection1d", 0.99, False), ("diff_react2d", 1.5, True)]
+)
+def test_a_full_disk_ends_with_its_name_and_nothing_false(task, fraction, is_taken):
+    found = small_disk.outcome(task, fraction, is_taken)
     assert found.pop("said").startswith("OSError: [Errno 28] cannot write "), found
     solved = found.pop("solved")
     assert solved == 0 or is_taken
@@ -577,14 +581,16 @@ def test_a_planted_temporary_name_is_not_written_through(tmp_path):
 
 
 def test_too_small_a_disk_is_refused_before_writing(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(files.os, "posix_fallocate", lambda *args: asked.append(args))  # which would fill it
+    requested = []
+    monkeypatch.setattr(
+        files.os, "posix_fallocate", lambda *args: requested.append(args)
+    )  # which would fill it
     monkeypatch.setattr(files.os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=500))
     with pytest.raises(
         OSError, match="cannot write .*No space left.*MiB of room in it. Free some, or change data.root"
     ):
         written(tmp_path, "advection1d", num=1000)
-    assert not asked
+    assert not requested
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from test_data import SPLIT, examine, said, saved
+from test_data import SPLIT, examine, messages, saved
 from torch import Tensor
 
 from ups.tasks import TASKS, advection, get_task, reacdiff
@@ -186,11 +186,13 @@ def test_the_doctor_tells_data_with_a_reaction_from_data_as_published(tmp_path):
         (tmp_path / task).mkdir()
         path = saved(tmp_path / task, get_task(task).simulate(range(12), **settings).numpy(), task, 0.5)
         findings = examine(path, task, **SPLIT)
-        assert said(findings, "error") + said(findings, "warning") == "", task
+        assert messages(findings, "error") + messages(findings, "warning") == "", task
     with h5py.File(path, "r+") as file:
         del file.attrs["ups_settings"], file.attrs["ups_progress"]
-    assert "the reaction is missing" in said(examine(path, "reacdiff1d", **SPLIT, is_user=True), "warning")
-    assert "the file says rho = 1, and reacdiff1d_rho2 has 2" in said(
+    assert "the reaction is missing" in messages(
+        examine(path, "reacdiff1d", **SPLIT, is_user=True), "warning"
+    )
+    assert "the file says rho = 1, and reacdiff1d_rho2 has 2" in messages(
         examine(path, "reacdiff1d_rho2", **SPLIT), "error"
     )
 

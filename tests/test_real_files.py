@@ -65,11 +65,11 @@ def files(tmp_path_factory):
     return sorted(folder.rglob("*.nc"))
 
 
-def verdict(path, folder, seen, capsys):
+def refusal(path, folder, refusals, capsys):
     """What the doctor says of what is described; files of one pattern are one set, and examined once."""
     files, _ = pattern_of(path)
-    if files in seen:
-        return seen[files]
+    if files in refusals:
+        return refusals[files]
     try:
         text = describe_file(str(path))
     except ValueError as error:
@@ -78,25 +78,25 @@ def verdict(path, folder, seen, capsys):
     own.write_text(text.replace("include: configs", f"include: {ROOT}/configs"), encoding="utf-8")
     capsys.readouterr()
     is_sound = prepare_data.main(["--config", str(own), "--doctor"]) == 0
-    seen[files] = "" if is_sound else capsys.readouterr().out
-    return seen[files]
+    refusals[files] = "" if is_sound else capsys.readouterr().out
+    return refusals[files]
 
 
 @pytest.mark.filterwarnings("error")
 def test_real_files_are_described_and_sound_as_they_are(files, tmp_path, capsys):
-    seen, refused = {}, {}
+    refusals, refused = {}, {}
     for path in files:
-        if said := verdict(path, tmp_path, seen, capsys):
-            refused[path] = said
+        if message := refusal(path, tmp_path, refusals, capsys):
+            refused[path] = message
     untrue = {
-        path.name: said
-        for path, said in refused.items()
+        path.name: message
+        for path, message in refused.items()
         if not any(
-            re.search(words, said) and any(path.match(f"{name}*.nc") for name in names)
+            re.search(words, message) and any(path.match(f"{name}*.nc") for name in names)
             for words, names in TRUE.items()
         )
     }
-    share = 1 - len(refused) / len(files)
+    fraction = 1 - len(refused) / len(files)
     print(f"{len(files)} files, {len(refused)} refused, {len(untrue)} of them wrongly")
     assert len(files) == 345 and not untrue, untrue
-    assert share >= 0.95, {path.name: said[:200] for path, said in refused.items()}
+    assert fraction >= 0.95, {path.name: message[:200] for path, message in refused.items()}

@@ -31,15 +31,15 @@ def test_a_batch_depends_on_seed_and_step_alone():
 
 def test_every_trajectory_comes_exactly_once_per_epoch_across_batch_borders():
     schedule = make(batch_size=7)  # 7 does not divide 10, 40 or 90
-    seen = {task: [] for task in WINDOWS}
+    rows = {task: [] for task in WINDOWS}
     for step in range(600):
         batch = schedule.batch(step)
         assert len(batch) == 7 and batch.starts.min() >= 0 and batch.starts.max() < WINDOWS[batch.task][1]
-        seen[batch.task] += batch.rows.tolist()
+        rows[batch.task] += batch.rows.tolist()
     epochs = {}
     for task, (num_rows, _) in WINDOWS.items():
         epochs[task] = [
-            seen[task][i : i + num_rows] for i in range(0, len(seen[task]) - num_rows + 1, num_rows)
+            rows[task][i : i + num_rows] for i in range(0, len(rows[task]) - num_rows + 1, num_rows)
         ]
         assert len(epochs[task]) >= 10
         assert all(sorted(epoch) == list(range(num_rows)) for epoch in epochs[task])

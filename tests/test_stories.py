@@ -54,24 +54,24 @@ def test_a_story_ends_with_its_forecast(tmp_path, story):
     ):
         (tmp_path / path.name).symlink_to(path)
     (tmp_path / "my").mkdir()
-    said = []
+    outputs = []
     for language, text in re.findall(r"^```(\w*)\n(.*?)^```", story, re.S | re.M):
         if language == "python":
             (tmp_path / "block.py").write_text(text, encoding="utf-8")
-        said += [
+        outputs += [
             run(tmp_path, command) for command in (["python block.py"] if language else text.splitlines())
         ]
     if story.startswith("sea"):
         later = xarray.open_dataset(tmp_path / "my/forecast.nc").sst
         models = json.loads((tmp_path / "runs/sst/report/results.json").read_text())["tasks"]["sst"]["models"]
-        assert "sst: 9% of its cells are a mask" in said[2] and "sst: Usable: " in said[3]
+        assert "sst: 9% of its cells are a mask" in outputs[2] and "sst: Usable: " in outputs[3]
         assert models["operator"]["nrmse"]["value"] < 0.5 * models["seasonal_climatology"]["nrmse"]["value"]
         assert later.isnull().mean() == pytest.approx(0.09, abs=0.005) and later.latitude[0] == 52.5
         assert str(later.time.values[0]).startswith("2004-01-01") and later.attrs["units"] == "K"
     else:
-        [[terms]] = [re.findall(r"∂t usol = (.*)", text) for text in said if "∂t usol" in text]
+        [[terms]] = [re.findall(r"∂t usol = (.*)", text) for text in outputs if "∂t usol" in text]
         for term in ("usol (∂x usol)", "∂xx usol", "∂xxxx usol"):
             assert (
                 abs(float(re.search(rf"- ?\(([\d.]+) ± [\d.]+\) {re.escape(term)}", terms)[1]) - 1) < 0.02
             ), terms
-        assert float(said[-1].split()[-1]) < 0.05
+        assert float(outputs[-1].split()[-1]) < 0.05

@@ -141,7 +141,7 @@ def test_streamed_fit_equals_fit_at_once():
         assert torch.allclose(value, second.state_dict()[name], rtol=1e-6, atol=1e-6), name
 
 
-def test_statistics_survive_a_mean_far_above_the_spread():
+def test_statistics_survive_a_mean_far_above_the_deviation():
     u = make_field(1, ("u",), ()).astype(np.float64)
     far = (1e4 + u).astype(np.float32)
     assert float(fit(far, ("u",)).std) == pytest.approx(float(far.astype(np.float64).std()), rel=1e-5)

@@ -38,7 +38,7 @@ def fitted(folder, u: np.ndarray, length: float, dt: float) -> tuple[dict, dict]
     folder.mkdir()
     with h5py.File(folder / "u.h5", "w") as file:
         file["u"] = u
-    said = {
+    config = {
         "include": str(ROOT / "configs" / "smoke.yaml"),
         "run": {"root": str(folder / "runs")},
         "data": {"tasks": ["made"], "source": "user"},
@@ -54,7 +54,7 @@ def fitted(folder, u: np.ndarray, length: float, dt: float) -> tuple[dict, dict]
             }
         },
     }
-    (folder / "made.yaml").write_text(yaml.safe_dump(said), encoding="utf-8")
+    (folder / "made.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     assert prepare_cache.main(["--config", str(folder / "made.yaml")]) == 0
     return fit_base(open_cache(load_config(folder / "made.yaml"), "made"), 4, 1, 0, CPU)
 
@@ -98,7 +98,7 @@ def test_coefficients_are_in_the_units_of_the_data(made, name):
     )
 
 
-def test_a_served_base_and_the_time_step_that_a_network_is_given_do_not_depend_on_the_units(made):
+def test_a_served_base_and_the_time_step_of_a_network_do_not_depend_on_the_units(made):
     heads = {}
     for name, (facts, weights) in made.items():
         heads[name] = TaskHead(facts["description"], width=1)
@@ -115,7 +115,7 @@ def test_a_served_base_and_the_time_step_that_a_network_is_given_do_not_depend_o
 def test_a_unit_of_a_coefficient_is_that_of_its_term():
     """Of every term of two libraries: its value in scaled units times its unit is its value in those of the
     data."""
-    draw, dt = generator(0, "fields"), 3e-7
+    rng, dt = generator(0, "fields"), 3e-7
     for positive, names in (([1], ["v", "p"]), ([], ["w"])):
         channels, space = len(names), (12, 10)
         lengths = (
@@ -123,7 +123,7 @@ def test_a_unit_of_a_coefficient_is_that_of_its_term():
         )  # rounding of the inverse Laplacian is that of its longest wave
         cell = [length / n for length, n in zip(lengths, space, strict=True)]
         terms = library(channels, positive, 2, [0] if channels == 1 else [], [0])
-        w = torch.randn(3, channels, *space, generator=draw, dtype=torch.float64)
+        w = torch.randn(3, channels, *space, generator=rng, dtype=torch.float64)
         codec = SimpleNamespace(
             mean=torch.tensor([2e4, -7.0][:channels]),
             std=torch.tensor([1e4, 0.4][:channels]),
@@ -157,8 +157,8 @@ def test_a_mean_far_from_zero_is_the_origin_of_its_field():
 
 @pytest.mark.parametrize(("length", "speed"), [(1e-26, 1.0), (1e24, 1e-12), (1e-3, 1e3)])
 def test_a_flow_in_other_units_is_the_same_flow(length, speed):
-    draw, space = generator(0, "flow"), (16, 12)
-    u = torch.randn(2, 1, 3, *space, generator=draw)
+    rng, space = generator(0, "flow"), (16, 12)
+    u = torch.randn(2, 1, 3, *space, generator=rng)
     parameters = ParameterBatch(torch.zeros(2, 0), torch.zeros(2, dtype=torch.long))
 
     def made(length: float, speed: float) -> torch.Tensor:

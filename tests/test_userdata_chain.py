@@ -76,7 +76,7 @@ def test_axes_are_turned_to_rise_and_forecasts_turned_back(tmp_path):
     cells."""
     u, x, t = waves((N, T, X, Y)), np.arange(X)[:, None] / X, DT * np.arange(T)
     y = np.linspace(1, 0, Y, endpoint=False)
-    said = {
+    settings = {
         "layout": {"u": ["trajectory", "time", "x", "y"]},
         "domain": None,
         "dt": None,
@@ -86,10 +86,12 @@ def test_axes_are_turned_to_rise_and_forecasts_turned_back(tmp_path):
     write(tmp_path / "down.h5", u=u[..., ::-1], x=x, y=y, t=t)
     for stride in (2, 1):
         config, source, found = read(
-            tmp_path, section(tmp_path, files=str(tmp_path / "down.h5"), space_stride=stride, **said)
+            tmp_path, section(tmp_path, files=str(tmp_path / "down.h5"), space_stride=stride, **settings)
         )
         assert np.array_equal(found[:, :, 0], u[..., ::stride, ::stride])
-        both = read(tmp_path, section(tmp_path, files=str(tmp_path / "*.h5"), space_stride=stride, **said))[2]
+        both = read(
+            tmp_path, section(tmp_path, files=str(tmp_path / "*.h5"), space_stride=stride, **settings)
+        )[2]
         assert np.array_equal(both, np.concatenate([found, found]))
     task = config.spec("ks")
     write_user_file(
@@ -126,7 +128,7 @@ def test_units_of_the_files_go_with_the_weights_and_the_forecast(tmp_path):
         },
     )
     data.to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
-    said = section(
+    settings = section(
         tmp_path,
         files=str(tmp_path / "t.nc"),
         layout={"T": ["trajectory", "time", "lat", "lon"]},
@@ -134,7 +136,7 @@ def test_units_of_the_files_go_with_the_weights_and_the_forecast(tmp_path):
         boundary="no_flux",
         dt=0.0,
     )
-    config, _, _ = read(tmp_path, said)
+    config, _, _ = read(tmp_path, settings)
     assert config.task["ks"].units == {"T": "K", "time": "days", "lat": "degrees_north"}
     build_cache(config, "ks", progress=False)
     cache = open_cache(config, "ks")
@@ -151,15 +153,15 @@ def test_units_of_the_files_go_with_the_weights_and_the_forecast(tmp_path):
         == "K"
     )
     assert "T (K)" in repr(model) and "dt 2 days" in repr(model) and "T - " in cache.scene()["fields"][0]
-    assert read(tmp_path, {**said, "units": {"T": "degC"}})[0].task["ks"].units["T"] == "degC"
+    assert read(tmp_path, {**settings, "units": {"T": "degC"}})[0].task["ks"].units["T"] == "degC"
     for units, words in (({"q": "K"}, "'q'"), (["K"], "it is"), ({"T": 1}, "it is")):
         with pytest.raises(ValueError, match=words):
-            read(tmp_path, {**said, "units": units})
+            read(tmp_path, {**settings, "units": units})
 
 
-def test_a_task_of_its_own_travels_as_plain_values(tmp_path):
+def test_a_user_task_is_saved_and_read_as_plain_values(tmp_path):
     write(tmp_path / "a.h5", u=waves((N, T, X, Y)))
-    said = section(
+    settings = section(
         tmp_path,
         layout={"u": ["trajectory", "time", "x", "y"]},
         domain={"x": [0, 2], "y": [-1, 1]},
@@ -167,7 +169,7 @@ def test_a_task_of_its_own_travels_as_plain_values(tmp_path):
         conserved=["u"],
         symmetries=["mirror"],
     )
-    config = load_config(overlay(tmp_path, said))
+    config = load_config(overlay(tmp_path, settings))
     task = config.spec("ks")
     again = described_task(yaml.safe_load(yaml.safe_dump(task.description)))
     assert again == task and again.user_facts == task.user_facts and hash(again) == hash(task)
@@ -175,20 +177,20 @@ def test_a_task_of_its_own_travels_as_plain_values(tmp_path):
     assert config.task["ks"].patch == 2 and config.task["ks"].cells(2) == (X, Y) and config.context("ks") == 1
 
 
-def test_what_is_shown_of_a_configuration_is_one_of_the_tasks_asked_for(tmp_path, capsys):
+def test_show_config_prints_the_user_task_and_loads_again(tmp_path, capsys):
     u, v = waves((N, T, X, Y)), np.stack([waves((N, T, X, Y), 1)] * 2, -1)
     well_file(tmp_path / "a.h5", u, v)
     path = overlay(tmp_path, {"files": str(tmp_path / "a.h5"), "layout": "well", "bounded": True})
     assert prepare_data.main(["--config", str(path), "--show-config"]) == 0
     text = capsys.readouterr().out
-    (tmp_path / "shown.yaml").write_text(text, encoding="utf-8")
-    said = load_config(tmp_path / "shown.yaml").task["ks"]
-    assert [*yaml.safe_load(text)["task"]] == ["ks"] and said == load_config(path).task["ks"]
-    assert said.bounded == ["u", "v_x", "v_y"]  # what is given needs no bound
+    (tmp_path / "printed.yaml").write_text(text, encoding="utf-8")
+    settings = load_config(tmp_path / "printed.yaml").task["ks"]
+    assert [*yaml.safe_load(text)["task"]] == ["ks"] and settings == load_config(path).task["ks"]
+    assert settings.bounded == ["u", "v_x", "v_y"]  # a constant field needs no bound
 
 
 @pytest.mark.parametrize("extra", ["", "dates", "forcing"])
-def test_longer_test_trajectories_are_judged_to_their_end(tmp_path, extra):
+def test_longer_test_trajectories_are_scored_to_their_end(tmp_path, extra):
     for name, frames in (("train", T), ("val", T), ("test", T + 9)):
         path = tmp_path / "data" / name / "a.h5"
         path.parent.mkdir(parents=True)
@@ -198,14 +200,14 @@ def test_longer_test_trajectories_are_judged_to_their_end(tmp_path, extra):
             with h5py.File(path, "a") as file:
                 file["time"] = 0.5 * np.arange(frames)
                 file["time"].attrs["units"] = f"days since {1980 + len(name)}-01-01"
-    said = section(tmp_path, files=str(tmp_path / "data" / "*" / "*.h5"))
+    settings = section(tmp_path, files=str(tmp_path / "data" / "*" / "*.h5"))
     if extra == "forcing":
-        said |= {"layout": {**said["layout"], "f": ["trajectory", "time"]}, "forcing": ["f"]}
+        settings |= {"layout": {**settings["layout"], "f": ["trajectory", "time"]}, "forcing": ["f"]}
     with pytest.raises(
         ValueError, match=f"holds {T} frames; expected {T + 9} .* Write task.ks.num_frames: {T} "
     ):
-        read(tmp_path, said)
-    config, cache, operator = operator_on(tmp_path, {**said, "num_frames": T}, network=False)
+        read(tmp_path, settings)
+    config, cache, operator = operator_on(tmp_path, {**settings, "num_frames": T}, network=False)
     truth = open_truth(config, "ks")
     entry, [sample, _] = assess_forecasts(operator, truth, config.evaluate, 0, torch.device("cpu"))
     assert (cache.num_frames, truth.num_frames, entry["num_frames_beyond"]) == (T, T + 8, 9) and len(
@@ -222,7 +224,7 @@ def test_longer_test_trajectories_are_judged_to_their_end(tmp_path, extra):
         assert f.shape[1] == T + 9 and float(f[0].diff(dim=0).min()) > 0
 
 
-def test_a_field_that_is_given_stays_as_given_whatever_the_network_says(tmp_path):
+def test_a_constant_field_stays_constant_whatever_the_network_predicts(tmp_path):
     """The fake: a coefficient that is predicted like a state; and scores that count it as predicted."""
     u, v = waves((12, T, X, Y)), np.stack([waves((12, T, X, Y), 1), np.zeros((12, T, X, Y))], -1)
     well_file(tmp_path / "a.h5", u, v)
@@ -243,13 +245,13 @@ def test_a_field_that_is_given_stays_as_given_whatever_the_network_says(tmp_path
         lambda lead: (0.1 * torch.randn(shape), torch.zeros(shape)),
     )
     moved = (operator.heads["ks"].physical(members) - start[:, None]).abs().amax((0, 1, 2, 4, 5))
-    assert moved[0] > 0.01 and moved[3] < 1e-5, moved  # of drawn members, too
-    entry, [shown, _] = assess_forecasts(
+    assert moved[0] > 0.01 and moved[3] < 1e-5, moved  # of sampled members, too
+    entry, [sample, _] = assess_forecasts(
         operator, open_truth(config, "ks"), config.evaluate, 0, torch.device("cpu")
     )
-    assert entry["fields"] == shown["fields"] == ["u", "v_x", "v_y"] and entry["given"] == ["depth"]
-    assert len(entry["models"]["operator"]["nrmse_by_field"]) == 3 and shown["u_pred"].shape[1] == 3
-    assert np.isfinite(entry["models"]["operator"]["nrmse"]["value"])  # v_y is zero throughout: left out
+    assert entry["fields"] == sample["fields"] == ["u", "v_x", "v_y"] and entry["given"] == ["depth"]
+    assert len(entry["models"]["operator"]["nrmse_by_field"]) == 3 and sample["u_pred"].shape[1] == 3
+    assert np.isfinite(entry["models"]["operator"]["nrmse"]["value"])  # v_y is zero throughout: not scored
 
 
 def test_bounded_fields_stay_in_the_range_of_their_start_and_others_need_not(tmp_path):
@@ -269,16 +271,16 @@ def test_bounded_fields_stay_in_the_range_of_their_start_and_others_need_not(tmp
 
 def test_a_shift_along_one_axis_leaves_the_other_as_it_is(tmp_path):
     write(tmp_path / "a.h5", u=waves((N, T, X, Y)))
-    said = section(
+    settings = section(
         tmp_path, layout={"u": ["trajectory", "time", "x", "y"]}, domain=[0, 1], symmetries=["shift_x"]
     )
-    task = load_config(overlay(tmp_path, said)).spec("ks")
+    task = load_config(overlay(tmp_path, settings)).spec("ks")
     assert task.is_shifted and task.fixed_axes == ("y",)
     w = torch.randn(1, 1, 1, X, Y)
     moved = [symmetry(task, (X, Y), torch.Generator().manual_seed(i))(w, None) for i in range(8)]
     assert all(torch.allclose(one.sum(-2), w.sum(-2), atol=1e-5) for one in moved)  # along x alone
     assert any(not torch.equal(one, w) for one in moved)
-    both = load_config(overlay(tmp_path, {**said, "symmetries": ["shift"]})).spec("ks")
+    both = load_config(overlay(tmp_path, {**settings, "symmetries": ["shift"]})).spec("ks")
     assert both.fixed_axes == () and any(
         not torch.allclose(
             symmetry(both, (X, Y), torch.Generator().manual_seed(i))(w, None).sum(-2), w.sum(-2)
@@ -287,7 +289,7 @@ def test_a_shift_along_one_axis_leaves_the_other_as_it_is(tmp_path):
     )
 
 
-def test_a_stage_that_no_task_is_for_is_nothing_to_do(tmp_path, monkeypatch, capsys):
+def test_a_stage_without_tasks_has_nothing_to_do(tmp_path, monkeypatch, capsys):
     """So `make train` without STAGES goes on to the report; before, it ended at the first of them."""
     write(tmp_path / "a.h5", u=waves())
     path = overlay(tmp_path, section(tmp_path, reserve=0.5), run={"name": "mine", "root": str(tmp_path)})
@@ -306,11 +308,11 @@ def test_a_stage_that_no_task_is_for_is_nothing_to_do(tmp_path, monkeypatch, cap
 
 @pytest.mark.parametrize("data", [burgers, well])
 def test_from_a_file_to_a_report_and_a_forecast_in_small(tmp_path, data):
-    """What a user sees of each: described, examined, encoded, forecast, reported, loaded."""
-    said = data(tmp_path)
+    """Each is described, examined, encoded, forecast, reported and loaded."""
+    settings = data(tmp_path)
     described = describe_file(sorted(map(str, tmp_path.glob("*.[hn]*")))[0])
     assert "include: configs/small.yaml" in described and "?" in described
-    config, cache, operator = operator_on(tmp_path, said, network=False)
+    config, cache, operator = operator_on(tmp_path, settings, network=False)
     [(_, findings)] = examine(
         [("ks", tmp_path / "a")],
         val_fraction=0.2,
@@ -338,15 +340,15 @@ def test_from_a_file_to_a_report_and_a_forecast_in_small(tmp_path, data):
     assert ("y from 0 to 1 (no flux)" if data is well else "nu 0.1 to 0.2") in text and "others; " in text
     assert {*(tmp_path / "figures").glob("ks_median_error_*.png")}
     model, task = Forecaster(operator), cache.task
-    shown = model.tasks["ks"]
-    assert shown["given"] == list(task.still) and ("given " in repr(model)) == bool(task.still)
+    facts = model.tasks["ks"]
+    assert facts["given"] == list(task.still) and ("given " in repr(model)) == bool(task.still)
     u = model.forecast(
         "ks",
-        np.zeros((len(task.fields), *shown["grid"]), np.float32),
-        {name: low for name, (low, _) in shown["parameters"].items()},
+        np.zeros((len(task.fields), *facts["grid"]), np.float32),
+        {name: low for name, (low, _) in facts["parameters"].items()},
         num_frames=2,
     )
-    assert u.shape == (2, len(task.fields), *shown["grid"]) and np.isfinite(u).all()
+    assert u.shape == (2, len(task.fields), *facts["grid"]) and np.isfinite(u).all()
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -379,16 +381,16 @@ def test_from_a_declaration_to_a_report_a_forecast_and_a_file(tmp_path, data):
         f"RUNS={tmp_path / 'runs'}",
         "TOPOLOGY=cpu",
     ]
-    status, said = run([*make, "doctor"])
-    assert ": OK" in said and (status == 0 or ": failed" in said), said
+    status, output = run([*make, "doctor"])
+    assert ": OK" in output and (status == 0 or ": failed" in output), output
     run([*make, "train"])  # gates may fail after four steps
     assert (tmp_path / "runs/mine/report/report.html").is_file()
     config.unlink()
     # the run alone is enough from here on
     source = tmp_path / ("nu0.1.h5" if data is burgers else "well.h5")
     for name, start in (("out.h5", source), ("again.h5", tmp_path / "out.h5")):
-        given = ["--parameters", "nu=0.1"] if data is burgers else []
-        status, said = run(
+        parameters = ["--parameters", "nu=0.1"] if data is burgers else []
+        status, output = run(
             [
                 sys.executable,
                 "predict.py",
@@ -402,7 +404,7 @@ def test_from_a_declaration_to_a_report_a_forecast_and_a_file(tmp_path, data):
                 str(tmp_path / name),
                 "--frames",
                 "2",
-                *given,
+                *parameters,
             ]
         )
-        assert status == 0, said
+        assert status == 0, output

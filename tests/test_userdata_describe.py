@@ -18,13 +18,13 @@ from ups.userdata.describe import describe_file
 
 @pytest.mark.parametrize("coordinates", [True, False])
 def test_a_description_loads_once_its_questions_are_answered(tmp_path, coordinates):
-    known = {"t": DT * np.arange(T), "x": 22 / X * np.arange(X)} if coordinates else {}
-    path = write(tmp_path / "a.h5", u=waves(), **known, attr_nu=0.1)
+    coordinate_arrays = {"t": DT * np.arange(T), "x": 22 / X * np.arange(X)} if coordinates else {}
+    path = write(tmp_path / "a.h5", u=waves(), **coordinate_arrays, attr_nu=0.1)
     text = describe_file(str(path))
-    said = yaml.safe_load(text)
-    assert said["task"]["a"]["layout"] == {"u": ["trajectory", "time", "x"]}
-    assert said["task"]["a"]["boundary"] == "periodic" and "is nu = 0.1 another in further files" in text
-    assert ("dt: 1.0" in text, "domain" in said["task"]["a"]) == (
+    settings = yaml.safe_load(text)
+    assert settings["task"]["a"]["layout"] == {"u": ["trajectory", "time", "x"]}
+    assert settings["task"]["a"]["boundary"] == "periodic" and "is nu = 0.1 another in further files" in text
+    assert ("dt: 1.0" in text, "domain" in settings["task"]["a"]) == (
         (False, False) if coordinates else (True, True)
     )
     assert ("are these its axes" in text) != coordinates
@@ -43,25 +43,26 @@ def test_axes_in_another_order_are_found_by_their_coordinates(tmp_path):
 
 def test_a_description_finds_axes_by_arrays_of_any_name_and_parameters_by_what_differs(tmp_path):
     """A list in even steps is a coordinate, any other a parameter; an attribute is one where files differ."""
-    draw = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for number in (1, 2):
         write(
             tmp_path / f"run{number}.h5",
             sim__vel=waves().transpose(2, 1, 0),
             xgrid=22 / X * np.arange(X),
             tgrid=DT * np.arange(T),
-            visc=draw.random(N),
+            visc=rng.random(N),
             attr_Re=100.0 * number,
             attr_box=22.0,
         )
     text = describe_file(str(tmp_path / "run1.h5"))
-    said = yaml.safe_load(text)["task"]["run"]
-    assert said["layout"] == {"sim/vel": ["x", "time", "trajectory"]} and "are these its axes" not in text
-    assert (said["domain"], said["dt"]) == ({"x": "xgrid"}, "tgrid")
+    settings = yaml.safe_load(text)["task"]["run"]
+    assert settings["layout"] == {"sim/vel": ["x", "time", "trajectory"]} and "are these its axes" not in text
+    assert (settings["domain"], settings["dt"]) == ({"x": "xgrid"}, "tgrid")
     assert (
-        said["parameters"] == {"Re": "Re", "visc": "visc"} and "is box = 22 another in further files" in text
+        settings["parameters"] == {"Re": "Re", "visc": "visc"}
+        and "is box = 22 another in further files" in text
     )
-    assert said["files"].endswith("run*.h5") and "conserved: [vel]" in text
+    assert settings["files"].endswith("run*.h5") and "conserved: [vel]" in text
     (tmp_path / "my.yaml").write_text(text.replace("configs/small.yaml", str(SMALL)), encoding="utf-8")
     config = load_config(tmp_path / "my.yaml")
     [source] = open_sources(config, "run")
@@ -89,21 +90,21 @@ def test_a_description_finds_axes_by_arrays_of_any_name_and_parameters_by_what_d
 )
 def test_axes_without_names_are_read_in_their_usual_order(tmp_path, shapes, layout):
     """Or otherwise, which the description offers where the shapes allow it."""
-    draw, is_film = np.random.default_rng(0), layout[0] == "time"
+    rng, is_film = np.random.default_rng(0), layout[0] == "time"
     u = {
-        name: draw.standard_normal(shape).cumsum(0) if is_film else draw.standard_normal(shape)
+        name: rng.standard_normal(shape).cumsum(0) if is_film else rng.standard_normal(shape)
         for name, shape in shapes.items()
     }
     text = describe_file(str(write(tmp_path / "a.h5", **u)))
-    said = yaml.safe_load(text)["task"]["a"]
-    assert said["layout"] == dict.fromkeys(shapes, layout) and (said.get("inputs") == ["a"]) == (
+    settings = yaml.safe_load(text)["task"]["a"]
+    assert settings["layout"] == dict.fromkeys(shapes, layout) and (settings.get("inputs") == ["a"]) == (
         len(shapes) == 2
     )
     assert ("# or " in text) == (len(layout) == 3)
 
 
 def test_files_that_differ_in_a_number_are_one_set_where_it_counts_them(tmp_path):
-    """Dates and counts are of runs; other numbers may be of noise or a parameter, which is asked."""
+    """Dates and counts are of runs; other numbers may be of noise or a parameter, which is a question."""
     names = {
         "dates": ("ta_195801-195812", "ta_195901-195912", "ta_*-*", False),
         "counts": ("r_9_a", "r_10_a", "r_*_a", False),
@@ -111,13 +112,13 @@ def test_files_that_differ_in_a_number_are_one_set_where_it_counts_them(tmp_path
         "scenarios": ("ssp126_2015", "ssp585_2016", "ssp*_*", True),
         "other": ("x_1", "x_2", "x_*", True),
     }
-    for first, second, pattern, is_asked in names.values():
+    for first, second, pattern, is_question in names.values():
         for name in (first, second, "x_old"):
             write(tmp_path / f"{name}.h5", u=waves())
         [line] = [
             line for line in describe_file(str(tmp_path / f"{first}.h5")).splitlines() if "files:" in line
         ]
-        assert f'/{pattern}.h5"' in line and line.endswith("?") == is_asked, line
+        assert f'/{pattern}.h5"' in line and line.endswith("?") == is_question, line
 
 
 def test_dimensions_without_coordinates_keep_their_names(tmp_path):
@@ -130,7 +131,7 @@ def test_dimensions_without_coordinates_keep_their_names(tmp_path):
     )
 
 
-def test_points_on_walls_are_told_from_cell_centres(tmp_path):
+def test_points_on_walls_are_distinguished_from_cell_centres(tmp_path):
     u = waves((20, T, 33))
     u[..., [0, -1]] = 0
     for name, x in {"walls": np.linspace(0, 1, 33), "centres": (np.arange(33) + 0.5) / 33}.items():
@@ -139,8 +140,8 @@ def test_points_on_walls_are_told_from_cell_centres(tmp_path):
         text = describe_file(str(path))
         on_walls = "x: the first and last point lie on the walls; the domain reaches half a cell beyond them"
         assert (f"{on_walls}, [-0.015625, 1.015625]" in text) == (name == "walls")
-        said = {**section(tmp_path, files=str(path), boundary="dirichlet", symmetries=[]), "domain": []}
-        config, source, _ = read(tmp_path, said)
+        settings = {**section(tmp_path, files=str(path), boundary="dirichlet", symmetries=[]), "domain": []}
+        config, source, _ = read(tmp_path, settings)
         assert config.task["ks"].domain["x"] == ([-0.015625, 1.015625] if name == "walls" else [0, 1])
         assert np.allclose(source.coordinates["x"], x)
         found = [one for one in walls(source, None) if one.severity == "caution"]
@@ -184,6 +185,8 @@ def test_one_map_is_no_data_set(tmp_path):
 
 def test_a_description_guesses_walls_and_vectors(tmp_path):
     v = np.stack([waves((N, T, X, Y))] * 2, -1) + np.linspace(0, 30, X)[:, None, None]
-    said = yaml.safe_load(describe_file(str(write(tmp_path / "a.h5", v=v.astype(np.float32)))))["task"]["a"]
-    assert said["layout"] == {"v": ["trajectory", "time", "x", "y", "component"]}
-    assert said["boundary"] == {"x": "no_flux", "y": "periodic"}
+    settings = yaml.safe_load(describe_file(str(write(tmp_path / "a.h5", v=v.astype(np.float32)))))["task"][
+        "a"
+    ]
+    assert settings["layout"] == {"v": ["trajectory", "time", "x", "y", "component"]}
+    assert settings["boundary"] == {"x": "no_flux", "y": "periodic"}

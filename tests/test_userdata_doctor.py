@@ -14,31 +14,31 @@ from ups.data.sources import open_user
 GROWING = waves() * (1 + np.arange(T)[:, None]) + np.arange(T)[:, None]  # its mean moves, its range widens
 
 
-def carried(speed=0.0, own=0.0, loss=0.0):
-    """u_t = -(speed + own u) u_x - loss u from random waves, periodic."""
-    draw, x = np.random.default_rng(0), 2 * np.pi * np.arange(64) / 64
+def carried(speed=0.0, steepening=0.0, loss=0.0):
+    """u_t = -(speed + steepening u) u_x - loss u from random waves, periodic."""
+    rng, x = np.random.default_rng(0), 2 * np.pi * np.arange(64) / 64
     u, out = (
-        sum(draw.standard_normal((N, 1)) * np.sin(k * x + 6.28 * draw.random((N, 1))) for k in (1, 2)),
+        sum(rng.standard_normal((N, 1)) * np.sin(k * x + 6.28 * rng.random((N, 1))) for k in (1, 2)),
         [],
     )
     for step in range(60):
         out += [u] if step % 12 == 0 else []
         u = u - 0.01 * (
-            (speed + own * u) * np.gradient(np.pad(u, ((0, 0), (2, 2)), "wrap"), x[1], axis=1)[:, 2:-2]
+            (speed + steepening * u) * np.gradient(np.pad(u, ((0, 0), (2, 2)), "wrap"), x[1], axis=1)[:, 2:-2]
             + loss * u
         )
     return np.stack(out, 1).astype(np.float32)
 
 
 @pytest.mark.parametrize(
-    ("cells", "waves_of", "said"),
+    ("cells", "waves_of", "message"),
     {
         "smooth": (64, 3.0, None),
         "at its limit": (64, 60.0, "waves of two to three cells along x hold"),
         "a prime": (32_771, 3.0, "32,771 tokens.*space_stride: 2"),
     }.values(),
 )
-def test_the_doctor_says_what_a_grid_loses_and_costs(tmp_path, cells, waves_of, said):
+def test_the_doctor_says_what_a_grid_loses_and_costs(tmp_path, cells, waves_of, message):
     """A spectrum that it cuts off, and cells that no patch divides; neither is an error."""
     t, x = np.arange(6.0)[:, None], 2 * np.pi * np.arange(cells) / cells
     u = np.stack([np.sin(x + i + t) + 0.1 * np.sin(waves_of // 2 * x + 2 * i - t) for i in range(20)])
@@ -50,8 +50,8 @@ def test_the_doctor_says_what_a_grid_loses_and_costs(tmp_path, cells, waves_of, 
         declared={"ks": lambda: open_user(config, "ks")},
     )
     cautions = [f"{one.what} {one.do}" for one in findings if one.severity == "caution"]
-    assert {one.severity for one in findings} <= {"caution", "info"} and bool(cautions) == bool(said)
-    assert not said or re.search(said, " ".join(cautions))
+    assert {one.severity for one in findings} <= {"caution", "info"} and bool(cautions) == bool(message)
+    assert not message or re.search(message, " ".join(cautions))
 
 
 @pytest.mark.parametrize(
@@ -105,12 +105,12 @@ def test_the_doctor_says_what_a_grid_loses_and_costs(tmp_path, cells, waves_of, 
 )
 def test_the_doctor_finds_what_the_section_says_and_the_data_do_not(tmp_path, u, severity, what, do, capsys):
     write(tmp_path / "a.h5", u=u.astype(np.float32))
-    said = {
+    settings = {
         word: ["u"]
         for word in ("conserved", "bounded", "positive")
         if f"out of task.ks.{word}" in do or (word == "conserved" and severity == "info")
     }
-    config = load_config(overlay(tmp_path, section(tmp_path, patch=1, **said)))
+    config = load_config(overlay(tmp_path, section(tmp_path, patch=1, **settings)))
     [(_, findings)] = examine(
         [("ks", tmp_path / "a.h5")],
         val_fraction=0.2,
@@ -142,14 +142,14 @@ def test_the_doctor_finds_what_the_section_says_and_the_data_do_not(tmp_path, u,
     [
         (carried(speed=1.0), [], "its slope"),
         (carried(speed=1.0), ["u"], "its slope"),
-        (carried(own=0.5), [], "itself times its slope"),
-        (carried(own=0.5), ["u"], None),
+        (carried(steepening=0.5), [], "itself times its slope"),
+        (carried(steepening=0.5), ["u"], None),
         (carried(loss=1.0), [], None),
         (carried(loss=1.0), ["u"], None),
     ],
 )
 def test_a_mirror_that_no_solution_survives_is_found_in_the_data(tmp_path, u, vector, word):
-    """Said falsely it costs most of the accuracy: Kuramoto-Sivashinsky 0.69 with the velocity as a scalar,
+    """A false symmetry costs most of the accuracy: Kuramoto-Sivashinsky 0.69 with the velocity as a scalar,
     0.09 as a vector."""
     write(tmp_path / "a.h5", u=u)
     config = load_config(overlay(tmp_path, section(tmp_path, symmetries=["mirror"], vector=vector)))
@@ -167,7 +167,7 @@ def test_a_mirror_that_no_solution_survives_is_found_in_the_data(tmp_path, u, ve
 def test_the_doctor_finds_a_file_on_another_domain_than_the_built_in_tasks(tmp_path):
     """Bases and solvers of burgers1d take the length of its domain, whatever the file's coordinates say."""
     path = tmp_path / "1D_Burgers_Sols_Nu0.01.hdf5"
-    for length, is_ill in ((1.0, False), (2 * np.pi, True)):
+    for length, is_wrong in ((1.0, False), (2 * np.pi, True)):
         write(
             path,
             tensor=waves((20, 11, 64)),
@@ -179,4 +179,4 @@ def test_the_doctor_finds_a_file_on_another_domain_than_the_built_in_tasks(tmp_p
             for finding in findings
             if finding.severity == "error" and "runs from" in finding.what
         ]
-        assert bool(found) == is_ill and all("burgers1d is on 0 to 1" in what for what in found)
+        assert bool(found) == is_wrong and all("burgers1d is on 0 to 1" in what for what in found)

@@ -15,9 +15,9 @@ from ups.data.sources import open_sources
 from ups.userdata.inspect_file import number_in
 
 
-def refused(folder, said, message):
+def refused(folder, keys, message):
     with pytest.raises(ValueError, match=message) as caught:
-        read(folder, said)
+        read(folder, keys)
     assert "\n" not in str(caught.value)
 
 
@@ -168,12 +168,12 @@ def test_files_that_do_not_fit_each_other_are_named(tmp_path, other, message):
 
 def test_a_name_that_is_taken_is_refused(tmp_path):
     write(tmp_path / "a.h5", u=waves())
-    given = overlay(tmp_path, {})
-    given.write_text(
+    path = overlay(tmp_path, {})
+    path.write_text(
         yaml.safe_dump({"data": {"tasks": ["burgers1d"]}, "task": {"burgers1d": section(tmp_path)}})
     )
     with pytest.raises(ValueError, match="under the name of a built-in task; expected a name of its own"):
-        load_config(given)
+        load_config(path)
     with pytest.raises(ValueError, match="or a user task, whose data task.kss.files names"):
         load_config(overlay(tmp_path, section(tmp_path)), ["data.tasks=[kss]"])
 
@@ -228,24 +228,24 @@ def test_times_of_every_file_group_and_row_are_looked_at(tmp_path):
 @pytest.mark.parametrize(("axis", "other"), [("t", 3 * DT * np.arange(T)), ("x", 2.0 * np.arange(X))])
 def test_groups_of_other_steps_are_named(tmp_path, axis, other):
     def groups(last):
-        known = {"t": DT * np.arange(T), "x": 22 / X * np.arange(X)}
+        coordinates = {"t": DT * np.arange(T), "x": 22 / X * np.arange(X)}
         write(
             tmp_path / "a.h5",
             **{f"{i:04}__data": u for i, u in enumerate(waves())},
             **{
                 f"{i:04}__grid__{name}": values if (name, i) != (axis, N - 1) else last
                 for i in range(N)
-                for name, values in known.items()
+                for name, values in coordinates.items()
             },
         )
 
-    said = section(tmp_path, layout={"*/data": ["time", "x"]})
+    keys = section(tmp_path, layout={"*/data": ["time", "x"]})
     groups({"t": DT * np.arange(T), "x": 22 / X * np.arange(X)}[axis])
-    read(tmp_path, said)
+    read(tmp_path, keys)
     groups(other)
     refused(
         tmp_path,
-        said,
+        keys,
         rf"0005/grid/{axis} in \S+a.h5 is not in the steps of 0000/grid/{axis}; expected one step",
     )
 
@@ -286,26 +286,26 @@ def test_files_of_the_well_with_other_ends_are_named(tmp_path):
     u, v = waves((N, T, X, Y)), np.stack([waves((N, T, X, Y))] * 2, -1)
     for name in "ab":
         well_file(tmp_path / f"{name}.h5", u, v)
-    said = {"files": str(tmp_path / "*.h5"), "layout": "well"}
-    read(tmp_path, said)
+    keys = {"files": str(tmp_path / "*.h5"), "layout": "well"}
+    read(tmp_path, keys)
     with h5py.File(tmp_path / "b.h5", "a") as file:
         file["boundary_conditions/x_periodic"].attrs["bc_type"] = "WALL"
-    refused(tmp_path, said, r"b.h5 says \{'x': 'no_flux', .*; expected one boundary in all files")
+    refused(tmp_path, keys, r"b.h5 says \{'x': 'no_flux', .*; expected one boundary in all files")
 
 
-def test_more_parameters_of_the_well_than_are_shown_are_asked_about(tmp_path):
+def test_more_than_three_parameters_of_the_well_are_refused(tmp_path):
     """The fourth was dropped, and it may be the one that varies."""
     well_file(tmp_path / "a.h5", waves((N, T, X, Y)), np.stack([waves((N, T, X, Y))] * 2, -1))
     with h5py.File(tmp_path / "a.h5", "a") as file:
         file.attrs.update(simulation_parameters=["a", "b", "c", "Re"], a=1.0, b=2.0, c=3.0)
-    said = {"files": str(tmp_path / "*.h5"), "layout": "well"}
-    refused(tmp_path, said, r"task.ks.parameters: .*'Re'.*; expected at most 3 names")
-    read(tmp_path, {**said, "parameters": {"Re": "scalars/Re"}})
+    keys = {"files": str(tmp_path / "*.h5"), "layout": "well"}
+    refused(tmp_path, keys, r"task.ks.parameters: .*'Re'.*; expected at most 3 names")
+    read(tmp_path, {**keys, "parameters": {"Re": "scalars/Re"}})
 
 
 def test_a_group_that_broke_off_is_named(tmp_path):
-    """NumPy spread its one frame over all."""
-    said = section(tmp_path, layout={"*/data": ["time", "x"]})
+    """NumPy broadcast its one frame over all."""
+    keys = section(tmp_path, layout={"*/data": ["time", "x"]})
     for shape, message in (
         ((1, X), "num_frames: .*a.h5 holds 1 frames in 0003; expected 5 as in .*: 1 to use as many"),
         ((3, X), "num_frames: .*a.h5 holds 3 frames in 0003; expected 5 .* or leave that group out"),
@@ -315,7 +315,7 @@ def test_a_group_that_broke_off_is_named(tmp_path):
             tmp_path / "a.h5",
             **{f"{i:04}__data": u[: shape[0], : shape[1]] if i == 3 else u for i, u in enumerate(waves())},
         )
-        refused(tmp_path, said, message)
+        refused(tmp_path, keys, message)
     write(
         tmp_path / "a.h5",
         **{f"{i:04}__{'other' if i == 3 else 'data'}": u for i, u in enumerate(waves())},
@@ -328,7 +328,7 @@ def test_a_group_that_broke_off_is_named(tmp_path):
     )
 
 
-def test_frames_that_longer_files_hold_are_said(tmp_path):
+def test_unused_frames_of_longer_files_are_noted(tmp_path):
     write(tmp_path / "a.h5", u=waves((N, T, X)))
     write(tmp_path / "b.h5", u=waves((N, 2 * T, X)))
     _, source, _ = read(tmp_path, section(tmp_path))
@@ -368,7 +368,7 @@ def test_words_that_are_no_axis_of_space_are_not_taken_for_one(tmp_path, u, axes
     refused(tmp_path, section(tmp_path, layout={"u": axes}), message)
 
 
-def test_an_axis_of_an_unusual_name_has_a_domain_of_its_own(tmp_path):
+def test_an_axis_of_an_unusual_name_has_a_domain(tmp_path):
     write(tmp_path / "a.h5", u=waves((N, T, X, Y)))
     *_, values = read(
         tmp_path,
@@ -401,7 +401,7 @@ def test_components_along_turned_axes_are_as_they_are_named(tmp_path):
     assert source.task.vector == ("u_y", "u_x") and source.task.axes == ("y", "x")
 
 
-def test_words_against_the_files_own_names_of_its_axes_are_refused(tmp_path):
+def test_axes_that_contradict_the_names_in_the_file_are_refused(tmp_path):
     write(tmp_path / "a.h5", u=waves((N, T, X, X)))
     with h5py.File(tmp_path / "a.h5", "a") as file:
         for dim, name in zip(file["u"].dims, ("run", "time", "y", "x"), strict=True):
@@ -450,7 +450,7 @@ def test_single_arrays_have_no_coordinates(tmp_path):
     assert values.shape == (1, T, 1, X)
 
 
-def test_a_parameter_of_two_places_or_of_no_order_is_asked_about(tmp_path):
+def test_an_ambiguous_parameter_is_refused(tmp_path):
     write(tmp_path / "a.h5", u=waves(), nu=np.arange(1.0, N + 1), attr_nu=7.0)
     refused(
         tmp_path,
@@ -461,14 +461,14 @@ def test_a_parameter_of_two_places_or_of_no_order_is_asked_about(tmp_path):
     assert source.parameters[:, 0].tolist() == [7.0] * N
     runs = {f"r{i}__data": u for i, u in zip((1, 2, 10), waves(), strict=False)}
     write(tmp_path / "a.h5", **runs, nu=np.array([1.0, 10.0, 2.0]))  # as h5py lists the groups
-    said = section(tmp_path, layout={"*/data": ["time", "x"]}, parameters={"nu": "nu"})
+    keys = section(tmp_path, layout={"*/data": ["time", "x"]}, parameters={"nu": "nu"})
     refused(
         tmp_path,
-        said,
+        keys,
         "for groups whose names may be sorted as r1, r2, .. or as r1, r10, ..; expected a value in each",
     )
     write(tmp_path / "a.h5", **runs, **{f"r{i}__nu": float(i) for i in (1, 2, 10)})
-    _, source, _ = read(tmp_path, {**said, "parameters": {"nu": "*/nu"}})
+    _, source, _ = read(tmp_path, {**keys, "parameters": {"nu": "*/nu"}})
     assert source.parameters[:, 0].tolist() == [1.0, 2.0, 10.0]
 
 

@@ -1,4 +1,4 @@
-"""What varies in time and is known in advance: heating and controls are given to every model, and predicted
+"""What varies in time and is known in advance: heating and controls are inputs of every model and predicted
 by none."""
 
 import json
@@ -40,7 +40,7 @@ def heat(folder, shape=(24, 8, 16), kind="field", boundary="periodic", mean=0.0)
     """u_t = 0.05 lap u - 0.5 u + f, f linear in time between frames, solved exactly in modes: u and f in a
     file, or the series q of f = q s(x)."""
     num, frames, *space = shape
-    draw, axes = np.random.default_rng(0), tuple(range(-len(space), 0))
+    rng, axes = np.random.default_rng(0), tuple(range(-len(space), 0))
     forward, back = (
         (scipy.fft.fftn, scipy.fft.ifftn) if boundary == "periodic" else (scipy.fft.dctn, scipy.fft.idctn)
     )
@@ -54,12 +54,12 @@ def heat(folder, shape=(24, 8, 16), kind="field", boundary="periodic", mean=0.0)
     early = (grow - 1) / rate - late
     x = np.meshgrid(*[(np.arange(n) + 0.5) / n for n in space], indexing="ij")
     s = [np.exp(-sum(((one - at) / 0.15) ** 2 for one in x)) for at in (0.4, 0.6)]
-    q = draw.standard_normal((2, 1 if kind == "shared" else num, frames)) + mean
+    q = rng.standard_normal((2, 1 if kind == "shared" else num, frames)) + mean
     f = np.stack([np.multiply.outer(q[0], s[0]), np.multiply.outer(q[1], s[1])])[
         : 2 if kind == "field" else 1
     ].sum(0)
     f_hat = forward(f, axes=axes) + np.zeros((num, 1, *[1] * len(space)))
-    u = [forward(np.multiply.outer(draw.standard_normal(num), s[1]) + mean, axes=axes)]
+    u = [forward(np.multiply.outer(rng.standard_normal(num), s[1]) + mean, axes=axes)]
     for i in range(frames - 1):
         u.append(grow * u[-1] + early * f_hat[:, i] + late * f_hat[:, i + 1])
     u = np.real(back(np.stack(u, 1), axes=axes))
@@ -92,12 +92,12 @@ def heat(folder, shape=(24, 8, 16), kind="field", boundary="periodic", mean=0.0)
     }
 
 
-def configured(folder, said, *overrides):
+def configured(folder, keys, *overrides):
     given = {
         "include": str(ROOT / "configs" / "small.yaml"),
         "data": {"tasks": ["heat"], "source": "user"},
         "cache": {"root": str(folder / "cache")},
-        "task": {"heat": said},
+        "task": {"heat": keys},
     }
     (folder / "mine.yaml").write_text(yaml.safe_dump(given), encoding="utf-8")
     return load_config(
@@ -112,9 +112,9 @@ def configured(folder, said, *overrides):
     )
 
 
-def fitted(folder, said, *overrides):
+def fitted(folder, keys, *overrides):
     """Configuration, cache, operator over its fitted base and the base's validation error."""
-    config = configured(folder, said, *overrides)
+    config = configured(folder, keys, *overrides)
     build_cache(config, "heat", progress=False)
     cache = open_cache(config, "heat")
     facts, weights = fit_base(cache, 1, config.context("heat"), 0, CPU)
@@ -125,7 +125,7 @@ def fitted(folder, said, *overrides):
 
 
 def stirred(operator):
-    """With a network that says something."""
+    """With a network of random weights."""
     torch.manual_seed(0)
     for parameter in operator.parameters():
         torch.nn.init.normal_(parameter, std=0.05)
@@ -140,18 +140,18 @@ CASES = {
     "a series for all": {"kind": "shared"},
     "a series with a mean between walls": {"kind": "series", "boundary": "no_flux", "mean": 3.0},
     "a field in two dimensions": {"shape": (24, 6, 8, 12)},
-    "a long run that is cut": {"shape": (1, 480, 16), "said": {"cut": 8}},
-    "a mean that is subtracted": {"said": {"offset": {"f": 2.0, "u": 1.0}}},
-    "two frames shown and two predicted": {"said": {"history": 2, "bundle": 2}},
+    "a long run that is cut": {"shape": (1, 480, 16), "keys": {"cut": 8}},
+    "a mean that is subtracted": {"keys": {"offset": {"f": 2.0, "u": 1.0}}},
+    "two input frames and two predicted": {"keys": {"history": 2, "bundle": 2}},
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_linear_base_follows_what_is_known_in_advance_to_rounding(tmp_path, case):
     settings = dict(CASES[case])
-    more = settings.pop("said", {})
-    said = heat(tmp_path, **settings) | more
-    config, cache, operator, error = fitted(tmp_path, said)
+    more = settings.pop("keys", {})
+    keys = heat(tmp_path, **settings) | more
+    config, cache, operator, error = fitted(tmp_path, keys)
     task = cache.task
     assert task.fields == task.moving == ("u",) and task.forcing == ("f",)
     assert error < 2e-5, error
@@ -163,25 +163,25 @@ def test_a_linear_base_follows_what_is_known_in_advance_to_rounding(tmp_path, ca
     u = source.read(0, 3).astype(np.float64)
     f, u = task.absolute(u[:, :, 1:], ["f"])[:, :, 0], task.absolute(u[:, :, :1], ["u"])
     first = config.context("heat")
-    told = (
+    forcing = (
         f[:, first - 1 :] if not task.series else f[(slice(None), slice(first - 1, None), *[0] * task.ndim)]
     )
     u_pred = Forecaster(operator).forecast(
-        "heat", u[:, :first], num_frames=u.shape[1] - first, forcing={"f": told}
+        "heat", u[:, :first], num_frames=u.shape[1] - first, forcing={"f": forcing}
     )
     scale = np.abs(u - u.mean()).max()
     assert np.abs(u_pred - u[:, first:]).max() < 1e-4 * scale
 
 
 def test_without_the_key_the_same_data_cannot_be_predicted(tmp_path):
-    said = heat(tmp_path, kind="series")
-    del said["forcing"], said["layout"]["f"]
-    assert fitted(tmp_path, said)[-1] > 0.2
+    keys = heat(tmp_path, kind="series")
+    del keys["forcing"], keys["layout"]["f"]
+    assert fitted(tmp_path, keys)[-1] > 0.2
 
 
 def test_a_coefficient_that_varies_in_time_is_followed_by_products(tmp_path):
     """u_t = 0.05 u_xx - q(t) u: a tenth of the error of what is linear in u and q."""
-    said, errors = heat(tmp_path, kind="series"), []
+    keys, errors = heat(tmp_path, kind="series"), []
     with h5py.File(tmp_path / "heat.h5", "r+") as file:
         k, u = 2 * np.pi * np.fft.rfftfreq(16, 1 / 16), file["u"][:]
         for i in range(7):
@@ -189,17 +189,17 @@ def test_a_coefficient_that_varies_in_time_is_followed_by_products(tmp_path):
             u[:, i + 1] = np.exp(-q * DT) * np.fft.irfft(np.exp(-0.05 * k**2 * DT) * np.fft.rfft(u[:, i]), 16)
         file["u"][...] = u
     for degree in (1, 2):
-        errors.append(fitted(tmp_path, said | {"degree": degree})[-1])
+        errors.append(fitted(tmp_path, keys | {"degree": degree})[-1])
     assert 10 * errors[1] < errors[0], errors
 
 
 @pytest.mark.parametrize("masked", [("u", "f"), ("u",)])
 def test_cells_without_a_value_have_none_in_the_forcing_either(tmp_path, masked):
-    said = heat(tmp_path, boundary="no_flux")
+    keys = heat(tmp_path, boundary="no_flux")
     with h5py.File(tmp_path / "heat.h5", "r+") as file:
         for name in masked:
             file[name][..., :2] = np.nan
-    config, _, operator, error = fitted(tmp_path, said)
+    config, _, operator, error = fitted(tmp_path, keys)
     assert error < 0.1, error
     u = open_user(config, "heat").read(0, 3)
     u_pred = Forecaster(operator).forecast("heat", u[:, :1, :1], num_frames=7, forcing=u[:, :, 1])
@@ -209,8 +209,8 @@ def test_cells_without_a_value_have_none_in_the_forcing_either(tmp_path, masked)
 
 
 @pytest.mark.parametrize(("kind", "mean"), [("series", 0.0), ("field", 50.0)])
-def test_a_solver_of_the_user_is_given_the_forcing_in_its_units(tmp_path, monkeypatch, kind, mean):
-    said = heat(tmp_path, kind=kind, mean=mean)
+def test_a_user_solver_gets_the_forcing_in_its_units(tmp_path, monkeypatch, kind, mean):
+    keys = heat(tmp_path, kind=kind, mean=mean)
     with h5py.File(tmp_path / "heat.h5") as file:
         np.savez(tmp_path / "known.npz", f=file["f"][:], u=file["u"][:])
     (tmp_path / f"forced_{kind}.py").write_text(
@@ -226,18 +226,18 @@ def step(u, forcing):   # by looking up which frame it is
         encoding="utf-8",
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert fitted(tmp_path, said | {"base": {"solver": f"forced_{kind}:step"}})[-1] < 1e-5
+    assert fitted(tmp_path, keys | {"base": {"solver": f"forced_{kind}:step"}})[-1] < 1e-5
     sys.modules.pop(f"forced_{kind}")
 
 
-# ---------------------------------------------------------------- training, draws
+# ---------------------------------------------------------------- training, samples
 
 
 def test_windows_and_residuals_move_the_forcing_with_the_state(tmp_path):
     """The fake: forcing of another frame, or that stays where it was when the state is shifted or
     mirrored."""
-    said = heat(tmp_path) | {"symmetries": ["shift", "mirror"], "reserve": 0.3, "history": 2}
-    config, cache, operator, _ = fitted(tmp_path, said)
+    keys = heat(tmp_path) | {"symmetries": ["shift", "mirror"], "reserve": 0.3, "history": 2}
+    config, cache, operator, _ = fitted(tmp_path, keys)
     head = operator.heads["heat"]
     head.description["network_weight"] = 0.0
     windows = Windows({"heat": cache}, config.task, {"heat": config.context("heat")}, config.operator, 0)
@@ -250,17 +250,17 @@ def test_windows_and_residuals_move_the_forcing_with_the_state(tmp_path):
             z = torch.cat([z[:, 1:], z_ref[:, frame : frame + 1]], 1)
     residuals = TransientResiduals(operator, cache)
     for seed in range(3):
-        drawn = residuals.batch(
+        samples = residuals.batch(
             "reserved", torch.arange(4), torch.tensor([0, 1, 2, 3]), torch.Generator().manual_seed(seed)
         )
-        assert drawn.r.abs().max() < 1e-3
-        led = drawn.tokens[
+        assert samples.r.abs().max() < 1e-3
+        led = samples.tokens[
             ..., 4 * cache.tokenizer.dim : 5 * cache.tokenizer.dim
-        ]  # what was left of the last frame
+        ]  # the residual of the last frame
         assert led[1:].abs().max() < 1e-3
 
 
-def test_members_are_drawn_about_the_forecast_with_the_same_forcing(tmp_path):
+def test_members_are_sampled_around_the_forecast_with_the_same_forcing(tmp_path):
     for bundle in (1, 2):
         _, cache, operator, _ = fitted(tmp_path, heat(tmp_path) | {"bundle": bundle})
         stirred(operator)
@@ -284,16 +284,16 @@ def test_members_are_drawn_about_the_forecast_with_the_same_forcing(tmp_path):
         assert (other - alone).abs().max() > 0.01
 
 
-def test_the_network_is_told_and_weights_travel_as_plain_values(tmp_path):
+def test_the_network_gets_the_forcing_and_its_description_is_plain_values(tmp_path):
     _, cache, operator, _ = fitted(tmp_path, heat(tmp_path) | {"base": ["persistence"]})
     stirred(operator)
     again = Operator(json.loads(json.dumps(operator.description)))
     again.load_state_dict(operator.state_dict())
     z, none = cache.batch([0, 1], 0, 1), torch.zeros(2, 0)
     forcing = again.heads["heat"].forcing_of(cache, torch.arange(2), 0, 2)
-    told = again.predict(z, "heat", again.heads["heat"].parameter_batch(none, forcing))[0]
-    torch.testing.assert_close(told, operator(z, "heat", none, forcing))
-    assert (told - operator(z, "heat", none, -forcing)).abs().max() > 1e-3
+    z_pred = again.predict(z, "heat", again.heads["heat"].parameter_batch(none, forcing))[0]
+    torch.testing.assert_close(z_pred, operator(z, "heat", none, forcing))
+    assert (z_pred - operator(z, "heat", none, -forcing)).abs().max() > 1e-3
     with pytest.raises(ValueError, match="was given no forcing; expected"):
         operator(z, "heat", none)
     bad = json.loads(json.dumps(operator.description))
@@ -310,9 +310,9 @@ def test_the_network_is_told_and_weights_travel_as_plain_values(tmp_path):
 
 
 def fitted_without(folder):
-    said = heat(folder)
-    del said["forcing"], said["layout"]["f"]
-    return fitted(folder, said)[2]
+    keys = heat(folder)
+    del keys["forcing"], keys["layout"]["f"]
+    return fitted(folder, keys)[2]
 
 
 # ---------------------------------------------------------------- the public interface
@@ -410,7 +410,7 @@ def test_predict_reads_the_forcing_of_the_frames_to_come(tmp_path, monkeypatch):
     ],
 )
 def test_wrong_declarations_are_refused(tmp_path, changes, message):
-    said = heat(tmp_path)
+    keys = heat(tmp_path)
     with h5py.File(tmp_path / "heat.h5", "r+") as file:
         file["short"] = file["f"][:, :7]
         if "x" == changes.get("layout", {}).get("f", [""])[-1]:
@@ -418,12 +418,12 @@ def test_wrong_declarations_are_refused(tmp_path, changes, message):
             del file["f"]
             file.move("f2", "f")
     with pytest.raises(ValueError, match=message):
-        configured(tmp_path, said | changes)
+        configured(tmp_path, keys | changes)
 
 
 def test_a_series_beside_a_field_is_described_as_a_question_and_the_doctor_looks_at_it(tmp_path):
-    said = heat(tmp_path, kind="series", shape=(24, 12, 16))
-    text = describe_file(said["files"])
+    keys = heat(tmp_path, kind="series", shape=(24, 12, 16))
+    text = describe_file(keys["files"])
     assert (
         "f: [trajectory, time]" in text and "forcing: [f]   # known in advance, and so not predicted?" in text
     )
@@ -437,7 +437,7 @@ def test_a_series_beside_a_field_is_described_as_a_question_and_the_doctor_looks
         file["f"][3, 2] = np.nan
     text = describe_file(str(tmp_path / "runs.h5"))  # a group for each run
     assert '"*/f": [time]' in text and "forcing: [f]" in text and "parameters: {" not in text
-    config = configured(tmp_path, said)
+    config = configured(tmp_path, keys)
     [(_, findings)] = examine(
         [("heat", tmp_path / "heat.h5")],
         val_fraction=0.2,

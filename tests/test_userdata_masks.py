@@ -59,10 +59,10 @@ def doctor(config):
 
 def test_scores_of_a_masked_field_are_those_of_its_other_cells():
     """The fake: masked cells that count as cells without an error."""
-    draw = torch.Generator().manual_seed(0)
-    u = torch.randn(3, 4, 2, 8, 10, generator=draw).double()
-    noise = torch.randn(3, 6, 4, 2, 8, 10, generator=draw).double()
-    mask = torch.rand(8, 10, generator=draw) < 0.3
+    rng = torch.Generator().manual_seed(0)
+    u = torch.randn(3, 4, 2, 8, 10, generator=rng).double()
+    noise = torch.randn(3, 6, 4, 2, 8, 10, generator=rng).double()
+    mask = torch.rand(8, 10, generator=rng) < 0.3
     masked, members = u.masked_fill(mask, torch.nan), u[:, None] + 0.1 * noise
     cells = ~mask
     found, flat = (
@@ -138,8 +138,8 @@ def test_land_is_the_same_however_it_is_written_and_no_forecast_is_there(tmp_pat
         folder = tmp_path / name
         folder.mkdir()
         write(folder / "a.h5", u=sea(value))
-        said = section(folder, layout=AXES, **({} if name == "nan" else {"missing": value}))
-        config, cache, operator = operator_on(folder, said)
+        settings = section(folder, layout=AXES, **({} if name == "nan" else {"missing": value}))
+        config, cache, operator = operator_on(folder, settings)
         start, u_pred = forecast(operator, cache)
         assert np.array_equal(u_pred.isnan().numpy(), np.broadcast_to(LAND, u_pred.shape))
         entry, samples = assess_forecasts(
@@ -207,13 +207,13 @@ def test_bases_see_no_coast(tmp_path, monkeypatch):
     assert errors[0] < 0.5 * errors[1], errors
 
 
-def test_a_coefficient_and_a_solution_may_have_masks_of_their_own(tmp_path):
+def test_a_coefficient_and_a_solution_may_have_different_masks(tmp_path):
     a, u = waves((12, 1, X, Y))[:, 0], waves((12, 2, X, Y))[:, 1]
     u[:, LAND], a[:, ~LAND] = np.nan, np.nan
     write(tmp_path / "a.h5", a=a, u=u)
     axes = ["trajectory", "x", "y"]
-    said = section(tmp_path, layout={"a": axes, "u": axes}, inputs=["a"], dt=None)
-    config, cache, operator = operator_on(tmp_path, said, base="mean")
+    settings = section(tmp_path, layout={"a": axes, "u": axes}, inputs=["a"], dt=None)
+    config, cache, operator = operator_on(tmp_path, settings, base="mean")
     u_pred = Forecaster(operator).forecast("ks", a[:3, None, None])
     assert np.array_equal(np.isnan(u_pred), np.broadcast_to(LAND, u_pred.shape))
     entry, _ = assess_forecasts(operator, open_truth(config, "ks"), config.evaluate, 0, torch.device("cpu"))
@@ -248,12 +248,12 @@ def test_what_is_no_mask_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("cut", "begins"), [(0, [0] * 10), (2, [0, 2] * 10 + [0, 3] + [0])])
-def test_frames_with_gaps_are_refused_or_left_out(tmp_path, cut, begins):
+def test_frames_with_gaps_are_refused_or_skipped(tmp_path, cut, begins):
     u = waves((12, T, X))
     u[10, 2, 5], u[11, 2:, 3] = np.nan, np.nan
     write(tmp_path / "a.h5", u=u)
-    said = section(tmp_path, cut=cut or None)
-    config = load_config(overlay(tmp_path, said))
+    settings = section(tmp_path, cut=cut or None)
+    config = load_config(overlay(tmp_path, settings))
     with pytest.raises(
         ValueError, match=r"a.h5 holds nan in u of trajectory 10, frame 2; .* task.ks.skip_missing: true"
     ):
@@ -266,7 +266,7 @@ def test_frames_with_gaps_are_refused_or_left_out(tmp_path, cut, begins):
         )
         or cut
     )
-    config, source, found = read(tmp_path, said | {"skip_missing": True})
+    config, source, found = read(tmp_path, settings | {"skip_missing": True})
     assert source.rows[:, 2].tolist() == begins and np.isfinite(found).all()
     assert (
         source.notes[0] == "4 of 60 frames are left out, in which cells have no value that have one elsewhere"
@@ -279,7 +279,7 @@ def test_frames_with_gaps_are_refused_or_left_out(tmp_path, cut, begins):
     with pytest.raises(
         ValueError, match=r"task.ks.cut: no \d+ frames follow each other, as cells have no value in"
     ):
-        read(tmp_path, said | {"skip_missing": True})
+        read(tmp_path, settings | {"skip_missing": True})
 
 
 def test_runs_of_other_lengths_in_groups_are_as_those_in_files(tmp_path):
@@ -335,7 +335,7 @@ def at(u, index, value):
         (at(0.5 + 0.5 * WAVE, np.s_[3, 4, 5:9, 5:9], -1), -1),
     ],
 )
-def test_a_value_far_from_all_others_is_asked_about(tmp_path, u, value):
+def test_a_value_far_from_all_others_is_refused_with_a_question(tmp_path, u, value):
     write(tmp_path / "a.h5", u=u.astype("f4"))
     config = load_config(overlay(tmp_path, section(tmp_path, layout=AXES)))
     found = [finding for finding in doctor(config) if "seems to stand for none" in finding.what]

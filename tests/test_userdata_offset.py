@@ -30,12 +30,12 @@ def sound(num=20, frames=T):
     return MEAN + SIZE * waves((num, frames, X)).astype(np.float64)
 
 
-def assessed(folder, u, **said):
+def assessed(folder, u, **settings):
     """The results of the propagator alone on fields u, its operator and its cache."""
     folder.mkdir(exist_ok=True)
     write(folder / "a.h5", u=u)
     config = load_config(
-        overlay(folder, section(folder, **{"base": ["persistence", "propagator"], **said})),
+        overlay(folder, section(folder, **{"base": ["persistence", "propagator"], **settings})),
         ["operator.model.width=8", "operator.model.depth=1", "evaluate.num_bootstrap=20"],
     )
     build_cache(config, "ks", progress=False)
@@ -60,8 +60,8 @@ def test_a_large_mean_costs_no_accuracy_and_errors_are_relative_to_the_variation
         assert error == pytest.approx(expected, rel=0.05, abs=1e-6), model
     assert entry["models"]["persistence"]["nrmse"]["value"] > 0.1
     assert cache.floor["test"]["state"]["nrmse"] < 1e-6
-    verdict = check_usability({"tasks": {"ks": entry}})["ks"]["words"]
-    assert verdict.startswith("Usable: its relative error is ") and "of the RMS of u - 101325" in verdict
+    words = check_usability({"tasks": {"ks": entry}})["ks"]["words"]
+    assert words.startswith("Usable: its relative error is ") and "of the RMS of u - 101325" in words
     assert sample["fields"] == ["u - 101325"] and np.abs(sample["u_ref"]).max() < 2 * SIZE  # of figures
     assert facts["validation_nrmse"]["persistence"] == pytest.approx(
         entry["models"]["persistence"]["nrmse"]["value"], rel=0.3
@@ -172,17 +172,19 @@ def test_a_mean_per_trajectory_is_no_dominant_mean(tmp_path):
     assert load_config(overlay(tmp_path, section(tmp_path))).task["ks"].offset == {}
 
 
-def test_an_offset_may_be_said_and_a_wrong_one_is_refused(tmp_path):
+def test_an_offset_may_be_set_and_a_wrong_one_is_refused(tmp_path):
     write(tmp_path / "a.h5", u=sound(6))
-    for said, expected in (({"u": 101000}, {"u": 101000.0}), ({"u": 0}, {}), ({}, {"u": MEAN})):
-        assert load_config(overlay(tmp_path, section(tmp_path, offset=said))).task["ks"].offset == expected
-    for said, message in (
+    for settings, expected in (({"u": 101000}, {"u": 101000.0}), ({"u": 0}, {}), ({}, {"u": MEAN})):
+        assert (
+            load_config(overlay(tmp_path, section(tmp_path, offset=settings))).task["ks"].offset == expected
+        )
+    for settings, message in (
         ({"w": 1.0}, "that of 'w' is 1.0; expected a number for fields of the layout .u."),
         ({"u": "big"}, "that of 'u' is 'big'; expected a number"),
         ([1], r"it is \[1\]; expected a number"),
     ):
         with pytest.raises(ValueError, match=rf"task.ks.offset: {message}"):
-            load_config(overlay(tmp_path, section(tmp_path, offset=said)))
+            load_config(overlay(tmp_path, section(tmp_path, offset=settings)))
     with pytest.raises(
         ValueError,
         match=r"task.ks.positive: it names u, whose mean is about 101325.* Leave u out of positive",
@@ -194,22 +196,22 @@ def test_an_offset_may_be_said_and_a_wrong_one_is_refused(tmp_path):
 
 
 def test_the_doctor_says_how_much_of_the_variation_is_rounding(tmp_path, capsys):
-    for u, said, expected in (
+    for u, settings, expected in (
         (sound(6).astype(np.float32), {}, "% of the variation of u is rounding: its mean 101325 is "),
         (sound(6), {"positive": ["u"], "offset": {"u": 0}}, "and it is trained on in float32"),
         (sound(6), {}, None),
         (waves(), {}, None),
     ):
         write(tmp_path / "a.h5", u=u)
-        path = overlay(tmp_path, section(tmp_path, **said))
+        path = overlay(tmp_path, section(tmp_path, **settings))
         prepare_data.main(["--config", str(path), "--doctor"])
         out = capsys.readouterr().out
-        assert (expected or "is rounding") in out if expected else "is rounding" not in out, (said, out)
+        assert (expected or "is rounding") in out if expected else "is rounding" not in out, (settings, out)
 
 
-def test_a_users_solver_is_given_the_values_of_the_file(tmp_path, monkeypatch):
+def test_a_user_solver_gets_the_values_of_the_file(tmp_path, monkeypatch):
     (tmp_path / "shifting.py").write_text(
-        "import numpy as np\nSEEN = []\n\ndef step(u):\n    SEEN.append(u.mean())\n    return u\n"
+        "import numpy as np\nMEANS = []\n\ndef step(u):\n    MEANS.append(u.mean())\n    return u\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     write(tmp_path / "a.h5", u=sound(12))
@@ -218,7 +220,7 @@ def test_a_users_solver_is_given_the_values_of_the_file(tmp_path, monkeypatch):
     fit_base(open_cache(config, "ks"), 1, 1, 0, torch.device("cpu"))
     import shifting
 
-    assert len(shifting.SEEN) and all(abs(mean - MEAN) < 0.01 for mean in shifting.SEEN)
+    assert len(shifting.MEANS) and all(abs(mean - MEAN) < 0.01 for mean in shifting.MEANS)
 
 
 def test_counted_and_absolute_are_inverse_for_numpy_and_torch():

@@ -28,9 +28,9 @@ CELLS = 32
 
 def smooth(num, seed=0):
     """Smooth periodic fields (num, CELLS) of random phases."""
-    draw, x = np.random.default_rng(seed), 2 * np.pi * np.arange(CELLS) / CELLS
+    rng, x = np.random.default_rng(seed), 2 * np.pi * np.arange(CELLS) / CELLS
     return sum(
-        draw.standard_normal((num, 1)) / k * np.sin(k * x + 6.28 * draw.random((num, 1))) for k in (1, 2, 3)
+        rng.standard_normal((num, 1)) / k * np.sin(k * x + 6.28 * rng.random((num, 1))) for k in (1, 2, 3)
     )
 
 
@@ -44,7 +44,7 @@ def pairs(tmp_path_factory):
             for key, values in arrays.items():
                 file[key] = values.astype(np.float32)
     common = {"boundary": "periodic", "domain": [0, 1]}
-    said = {
+    settings = {
         "include": str(ROOT / "configs" / "smoke.yaml"),
         "run": {"name": "pairs", "root": str(folder / "runs")},
         "data": {"tasks": ["frames", "map"], "source": "user"},
@@ -66,7 +66,7 @@ def pairs(tmp_path_factory):
         "operator": {"base_steps": 4, "train": {"steps": 4, "validate_every": 4, "save_every": 4}},
         "evaluate": {"num_bootstrap": 20, "stages": ["operator"]},
     }
-    (folder / "pairs.yaml").write_text(yaml.safe_dump(said), encoding="utf-8")
+    (folder / "pairs.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     return folder
 
 
@@ -101,7 +101,7 @@ def test_two_frames_and_a_one_dimensional_map_train_and_end_in_a_report(pairs, m
 
 
 @pytest.mark.parametrize("has_inputs", [True, False])
-def test_one_frame_of_a_one_dimensional_field_is_drawn_as_lines(has_inputs):
+def test_one_frame_of_a_one_dimensional_field_is_plotted_as_lines(has_inputs):
     u, x = smooth(2), np.arange(CELLS) / CELLS
     sample = {
         "u_ref": u[:1, None],
@@ -122,7 +122,7 @@ def test_one_frame_of_a_one_dimensional_field_is_drawn_as_lines(has_inputs):
     assert np.array_equal(axes[-1].lines[0].get_ydata(), u[1] - u[0])
 
 
-def test_a_one_dimensional_prior_is_drawn_as_lines():
+def test_a_one_dimensional_prior_is_plotted_as_lines():
     entry, sample = copy.deepcopy(make_steady())
     sample |= {"axes": ["x"], "coordinates": sample["coordinates"][:1]}
     sample["cases"] = {

@@ -100,12 +100,12 @@ class Old(pickle.Pickler):
 
 def test_every_kind_of_file_and_order_of_axes_gives_the_same_numbers(tmp_path):
     u = waves()
-    for said in kinds(tmp_path, u):
-        _, source, found = read(tmp_path, section(tmp_path, **said))
-        assert np.array_equal(found[:, :, 0], u), said
+    for settings in kinds(tmp_path, u):
+        _, source, found = read(tmp_path, section(tmp_path, **settings))
+        assert np.array_equal(found[:, :, 0], u), settings
         assert np.array_equal(source.read(2, 4), found[2:4]) and source.dt in (DT, 1.0)
         strided = load_config(
-            overlay(tmp_path, section(tmp_path, **said, space_stride=2, time_stride=2, first_frame=1))
+            overlay(tmp_path, section(tmp_path, **settings, space_stride=2, time_stride=2, first_frame=1))
         )
         [few] = open_sources(strided, "ks")
         assert np.array_equal(few.read(1, 3)[:, :, 0], u[1:3, 1::2, ::2]) and few.dt == 2 * source.dt
@@ -233,7 +233,7 @@ def test_coordinates_in_float32_stand_for_the_numbers_that_were_meant(tmp_path):
     assert config.task["ks"].dt == 0.02 and config.task["ks"].domain == {"x": [0.0, 1.6]}
 
 
-def test_uneven_latitudes_count_as_even_where_the_domain_is_said(tmp_path):
+def test_uneven_latitudes_count_as_even_if_the_domain_is_set(tmp_path):
     lat = np.linspace(-80, 80, X) + np.linspace(-1, 1, X) ** 3
     u = xarray.Dataset(
         {"T": (("run", "time", "lat", "lon"), waves((30, T, X, Y))[:, :, ::-1])},
@@ -281,7 +281,7 @@ def test_times_are_found_under_the_name_of_their_axis(tmp_path):
     assert (task.layout["T"].axes, task.dt, task.units["time"]) == (["time", "x"], 6.0, "hours")
 
 
-def test_the_repeated_last_cell_of_a_periodic_axis_is_left_out(tmp_path):
+def test_the_repeated_last_cell_of_a_periodic_axis_is_dropped(tmp_path):
     u = waves((20, T, X, Y))
     closed = np.concatenate([u, u[:, :, :1]], 2)
     for name, x in {"rising": np.arange(X + 1.0), "falling": np.arange(X, -1.0, -1)}.items():
@@ -292,14 +292,14 @@ def test_the_repeated_last_cell_of_a_periodic_axis_is_left_out(tmp_path):
             t=DT * np.arange(T),
         )
         assert yaml.safe_load(describe_file(str(path)))["task"][name]["repeated"] == ["x"]
-        said = section(
+        settings = section(
             tmp_path,
             files=str(path),
             layout={"u": ["trajectory", "time", "x", "y"]},
             domain={"y": [0, 1]},
             dt=None,
         )
-        config, source, found = read(tmp_path, {**said, "repeated": ["x"]})
+        config, source, found = read(tmp_path, {**settings, "repeated": ["x"]})
         turned = int(name == "falling")  # the last cell that is stored is the first one then
         assert config.task["ks"].domain["x"] == [turned, X + turned]
         assert np.array_equal(found[:, :, 0], np.roll(u, -turned, 2))
@@ -319,26 +319,26 @@ def test_the_repeated_last_cell_of_a_periodic_axis_is_left_out(tmp_path):
     with pytest.raises(
         ValueError, match="task.ks.repeated: it is .*; expected a list of periodic axes, of x"
     ):
-        read(tmp_path, {**said, "repeated": ["y"], "boundary": {"x": "periodic", "y": "no_flux"}})
+        read(tmp_path, {**settings, "repeated": ["y"], "boundary": {"x": "periodic", "y": "no_flux"}})
 
 
 def test_no_window_crosses_a_gap_in_time(tmp_path):
     times, run = np.delete(np.arange(40.0), [7, 8, 22]), waves((1, 40, X))[0]
     write(tmp_path / "a.h5", u=np.delete(run, [7, 8, 22], 0), t=times * DT)
-    said = section(tmp_path, layout={"u": ["time", "x"]}, cut=4, dt=None)
+    settings = section(tmp_path, layout={"u": ["time", "x"]}, cut=4, dt=None)
     for dt in (None, DT):  # 37 frames: 7, 13 and 17 between the gaps
-        config, source, found = read(tmp_path, {**said, "dt": dt})
+        config, source, found = read(tmp_path, {**settings, "dt": dt})
         assert source.dt == DT and "gaps in the times at 2 places: no window crosses them" in source.notes
         assert np.array_equal(found[:, :, 0], [run[i : i + 4] for i in (0, 9, 13, 17, 23, 27, 31, 35)])
     assert "t has 2 steps other than 0.5: no window crosses" in describe_file(str(tmp_path / "a.h5"))
     with pytest.raises(
         ValueError, match=r"task.ks.cut: no 20 frames follow each other, as times have 2 gaps"
     ):
-        read(tmp_path, {**said, "cut": 20})
+        read(tmp_path, {**settings, "cut": 20})
     write(tmp_path / "a.h5", u=run, t=np.cumsum(np.tile([31.0, 30, 31, 28, 29], 8)))  # months are no gaps
     with pytest.raises(ValueError, match="steps of 28 to 31; expected equal"):
-        read(tmp_path, said)
-    assert len(read(tmp_path, {**said, "dt": 30.0})[2]) == 10
+        read(tmp_path, settings)
+    assert len(read(tmp_path, {**settings, "dt": 30.0})[2]) == 10
 
 
 def test_packed_numbers_are_unpacked_and_missing_ones_are_nan(tmp_path):
@@ -365,7 +365,7 @@ def test_packed_numbers_are_unpacked_and_missing_ones_are_nan(tmp_path):
 
 
 @pytest.mark.parametrize("library", ["zarr", "scipy", "h5netcdf"])
-def test_other_kinds_of_files_unpack_alike(tmp_path, library):
+def test_other_formats_unpack_the_same_way(tmp_path, library):
     u = waves()
     packed, about = np.round((u - 5) / 1e-3).astype(np.int16), {"scale_factor": 1e-3, "add_offset": 5.0}
     if library == "zarr":

@@ -32,9 +32,13 @@ def test_a_long_run_is_cut_into_windows_and_split_in_time(tmp_path):
     assert len(found) == 24 and not runs["test"] & (runs["train"] | runs["val"])
     write(tmp_path / "a.h5", u=run[:12])  # three windows
     _, source, _ = read(tmp_path, {**cut, "files": str(tmp_path / "a.h5")})
-    for shares in ((0.1, 0.1), (0.1, 0.4), (0.4, 0.4)):  # no window is in two parts, whatever is asked
+    for fractions in (
+        (0.1, 0.1),
+        (0.1, 0.4),
+        (0.4, 0.4),
+    ):  # no window is in two parts, whatever the fractions
         try:
-            parts = source.split(*shares)
+            parts = source.split(*fractions)
         except ValueError as error:
             assert "its windows leave none for train" in str(error)
         else:
@@ -46,7 +50,7 @@ def test_a_long_run_is_cut_into_windows_and_split_in_time(tmp_path):
         read(tmp_path, {**cut, "files": str(tmp_path / "a.h5"), "cut": 44})
 
 
-def test_parameters_come_from_attributes_arrays_and_names_and_split_what_shares_its_starts(tmp_path):
+def test_parameters_come_from_attributes_arrays_and_names_and_are_split_by_start(tmp_path):
     u = waves()
     for nu in (0.1, 0.2):
         write(tmp_path / f"burgers_nu{nu}_a.h5", u=u, attr_nu=nu, Re=np.arange(N) + nu)
@@ -91,10 +95,10 @@ def test_files_whose_dates_follow_each_other_are_split_in_time_as_one_record(tmp
                 "x": np.arange(X),
             },
         ).to_netcdf(tmp_path / f"{'b' if year == 2003 else 'c'}{year}.nc", engine="h5netcdf")
-    said = section(
+    settings = section(
         tmp_path, files=str(tmp_path / "*.nc"), layout={"T": ["time", "x"]}, domain=None, dt=None, cut=3
     )
-    config, source, _ = read(tmp_path, said)  # 2003 is the first file, and the last year
+    config, source, _ = read(tmp_path, settings)  # 2003 is the first file, and the last year
     parts = source.split(0.25, 0.25)
     assert [parts[name].tolist() for name in ("test", "val", "train")] == [
         [1, 2, 3],
@@ -102,7 +106,7 @@ def test_files_whose_dates_follow_each_other_are_split_in_time_as_one_record(tmp
         [*range(4, 10)],
     ]
     shutil.copy(tmp_path / "c2001.nc", tmp_path / "d2001.nc")  # the same dates twice: no record
-    assert not np.array_equal(read(tmp_path, said)[1].split(0.25, 0.25)["test"], parts["test"])
+    assert not np.array_equal(read(tmp_path, settings)[1].split(0.25, 0.25)["test"], parts["test"])
 
 
 @pytest.mark.parametrize(
@@ -123,15 +127,15 @@ def test_folders_that_are_almost_a_split_are_not_dealt_out_by_number(tmp_path, n
     for seed, name in enumerate(names):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         write(tmp_path / f"{name}.h5", u=waves(seed=seed))
-    said = section(tmp_path, files=str(tmp_path / "**" / "*.h5"))
-    config, source, _ = read(tmp_path, said)
+    settings = section(tmp_path, files=str(tmp_path / "**" / "*.h5"))
+    config, source, _ = read(tmp_path, settings)
     with pytest.raises(ValueError, match=message):
         split_of(config, "ks", [source])
-    config, source, _ = read(tmp_path, {**said, "split": "index"})
+    config, source, _ = read(tmp_path, {**settings, "split": "index"})
     assert sum(map(len, split_of(config, "ks", [source]).values())) == N * len(names)
 
 
-def test_folders_may_lie_deeper_and_one_that_all_share_says_nothing(tmp_path):
+def test_folders_may_lie_deeper_and_a_common_one_does_not_count(tmp_path):
     for seed, name in enumerate(("train", "val", "test")):
         (tmp_path / "test" / name / "runs").mkdir(parents=True)
         write(tmp_path / "test" / name / "runs" / "a.h5", u=waves(seed=seed))

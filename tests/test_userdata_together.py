@@ -1,5 +1,4 @@
-"""Fields in files of their own, which go together: read as one file that holds them all, and refused where
-they do not fit."""
+"""Fields in separate files are read as one file that holds them all, and refused where they do not fit."""
 
 import numpy as np
 import pytest
@@ -25,15 +24,15 @@ def runs(folder):
 
 
 def of(folder, *patterns, **changes):
-    said = {
+    settings = {
         "files": [str(folder / pattern) for pattern in patterns],
         "layout": {"u": AXES, "v": AXES},
         "dt": None,
     }
-    return section(folder, **(said | changes))
+    return section(folder, **(settings | changes))
 
 
-def test_fields_in_files_of_their_own_are_read_as_one(tmp_path):
+def test_fields_in_separate_files_are_read_as_one(tmp_path):
     runs(tmp_path)
     config, source, found = read(tmp_path, of(tmp_path, "u_*.h5", "v_*.h5"))
     assert np.array_equal(found, np.stack([U, V], 2)) and source.dt == DT
@@ -65,13 +64,13 @@ def test_arrays_of_one_name_go_by_the_number_of_their_file_and_single_ones_by_it
     numbered = {f"{number}/data": {"axes": AXES, "fields": [name]} for number, name in ((1, "u"), (2, "v"))}
     layouts = numbered, {"p": AXES, "q": AXES}
     for names, layout in zip(("uv", "pq"), layouts, strict=True):
-        said = of(
+        settings = of(
             tmp_path,
             *(f"{name}_*.{'h5' if names == 'uv' else 'npy'}" for name in names),
             layout=layout,
             dt=DT,
         )
-        assert np.array_equal(read(tmp_path, said)[2], np.stack([U, V], 2))
+        assert np.array_equal(read(tmp_path, settings)[2], np.stack([U, V], 2))
     with open_store(f"{tmp_path / 'u_0.h5'} + {tmp_path / 'v_0.h5'}") as both:
         assert both.names() == ["1/data", "2/data"]
 

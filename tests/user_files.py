@@ -28,8 +28,8 @@ DT = 0.5
 
 def waves(shape=(N, T, X), seed=0):
     """Smooth periodic fields (trajectory, time, *space)."""
-    draw, (num, frames, *space) = np.random.default_rng(seed), shape
-    phase = draw.random((num, 1) + (1,) * len(space)) * 6.28
+    rng, (num, frames, *space) = np.random.default_rng(seed), shape
+    phase = rng.random((num, 1) + (1,) * len(space)) * 6.28
     t = np.arange(frames).reshape(1, -1, *[1] * len(space))
     u = np.zeros(shape)
     for axis, n in enumerate(space):
@@ -49,7 +49,7 @@ def write(path, **arrays):
 
 
 def overlay(folder, section, **more):
-    given = {
+    config = {
         "include": str(SMALL),
         "data": {"tasks": ["ks"], "source": "user"},
         "cache": {"root": str(folder / "cache")},
@@ -57,23 +57,23 @@ def overlay(folder, section, **more):
         **more,
     }
     path = folder / "my_data.yaml"
-    path.write_text(yaml.safe_dump(given), encoding="utf-8")
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
     return path
 
 
 def section(folder, **changes):
-    said = {
+    settings = {
         "files": str(folder / "*.h5"),
         "layout": {"u": ["trajectory", "time", "x"]},
         "boundary": "periodic",
         "domain": [0, 22],
         "dt": DT,
     }
-    return {key: value for key, value in {**said, **changes}.items() if value is not None}
+    return {key: value for key, value in {**settings, **changes}.items() if value is not None}
 
 
-def read(folder, said):
-    config = load_config(overlay(folder, said))
+def read(folder, settings):
+    config = load_config(overlay(folder, settings))
     [source] = open_sources(config, "ks")
     return config, source, source.read(0, source.num_trajectories)
 
@@ -123,10 +123,10 @@ def well_file(path, u, v):
                 )
 
 
-def operator_on(folder, said, network=True, base="persistence"):
-    """An operator whose network says anything, on the data of a section, and the cache."""
+def operator_on(folder, settings, network=True, base="persistence"):
+    """Configuration, cache and an operator with random weights, on the data of a section."""
     config = load_config(
-        overlay(folder, {**said, "base": [base]}),
+        overlay(folder, {**settings, "base": [base]}),
         ["operator.model.width=8", "operator.model.depth=1", "evaluate.num_bootstrap=50"],
     )
     build_cache(config, "ks", progress=False)
@@ -141,7 +141,7 @@ def operator_on(folder, said, network=True, base="persistence"):
 
 @torch.no_grad()
 def forecast(operator, cache, frames=6):
-    """The first rows, and what follows them (n, T, C, *space)."""
+    """The first frames of three trajectories, and their forecast (n, T, C, *space)."""
     head, rows = operator.heads["ks"], torch.arange(3)
     z = cache.batch(rows, 0, 1)
     return head.physical(z), head.physical(operator.rollout(z, "ks", cache.parameters[rows], frames))

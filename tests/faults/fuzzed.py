@@ -88,44 +88,44 @@ def prepare(folder: Path) -> None:
         file["u"] = u
 
 
-def change_stage(name: str, case: Path, sound: Path, draw: random.Random) -> None:
+def change_stage(name: str, case: Path, sound: Path, rng: random.Random) -> None:
     """A run in which one file of one stage is mutated; mostly signed, as anybody can."""
-    run = draw.choice([path for path in sorted(sound.iterdir()) if path.is_dir()] + 3 * [sound / "burgers1d"])
+    run = rng.choice([path for path in sorted(sound.iterdir()) if path.is_dir()] + 3 * [sound / "burgers1d"])
     shutil.copytree(run, case)
-    stage = draw.choice([path for path in sorted(case.iterdir())])
+    stage = rng.choice([path for path in sorted(case.iterdir())])
     path = stage / name
     data = path.read_bytes()
     if name == MODEL:
         length = int.from_bytes(data[:8], "little")
-        if draw.random() < 0.6:
-            header = json.dumps(mutate_tree(json.loads(data[8 : 8 + length]), draw)).encode()
+        if rng.random() < 0.6:
+            header = json.dumps(mutate_tree(json.loads(data[8 : 8 + length]), rng)).encode()
             path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
         else:
-            path.write_bytes(mutate_bytes(data[: 8 + length], draw) + data[8 + length :])
-    elif draw.random() < 0.7:
-        path.write_text(json.dumps(mutate_tree(json.loads(data), draw)), encoding="utf-8")
+            path.write_bytes(mutate_bytes(data[: 8 + length], rng) + data[8 + length :])
+    elif rng.random() < 0.7:
+        path.write_text(json.dumps(mutate_tree(json.loads(data), rng)), encoding="utf-8")
     else:
-        path.write_bytes(mutate_bytes(data, draw))
+        path.write_bytes(mutate_bytes(data, rng))
     parents = read_record(stage / DONE, "a record", "", parents=dict)["parents"] if name != DONE else {}
-    if name != DONE and draw.random() < 0.95:
+    if name != DONE and rng.random() < 0.95:
         sign(stage, stage.name, parents)
-    elif name == DONE and draw.random() < 0.7:
+    elif name == DONE and rng.random() < 0.7:
         record = json.loads(data)
         del record["seal"]
-        changed = mutate_tree(record, draw)
+        changed = mutate_tree(record, rng)
         write_sealed(path, changed if isinstance(changed, dict) else record)
 
 
-def change_data(case: Path, sound: Path, draw: random.Random) -> None:
-    path = draw.choice([path for path in sorted(sound.iterdir()) if path.is_file()])
+def change_data(case: Path, sound: Path, rng: random.Random) -> None:
+    path = rng.choice([path for path in sorted(sound.iterdir()) if path.is_file()])
     data = path.read_bytes()
     case.mkdir()
     at = (
-        len(data) - HEADER if path.suffix == ".npz" and draw.random() < 0.5 else 0
+        len(data) - HEADER if path.suffix == ".npz" and rng.random() < 0.5 else 0
     )  # a zip's directory is at its end
     end = max(at, 0) + (128 if path.suffix == ".npy" else HEADER)
     (case / path.name).write_bytes(
-        data[: max(at, 0)] + mutate_bytes(data[max(at, 0) : end], draw) + data[end:]
+        data[: max(at, 0)] + mutate_bytes(data[max(at, 0) : end], rng) + data[end:]
     )
 
 
@@ -206,12 +206,12 @@ def main() -> None:
         )
     for name, part in PARTS.items():
         for number in map(int, only) if only else range(int(num) * part // sum(PARTS.values())):
-            draw = random.Random(f"{seed} {name} {number}")
+            rng = random.Random(f"{seed} {name} {number}")
             print(json.dumps({"target": name, "number": number}), end=" ", flush=True)
             if name == "data":
-                change_data(case, sound, draw)
+                change_data(case, sound, rng)
             else:
-                change_stage(name, case, sound, draw)
+                change_stage(name, case, sound, rng)
             print(
                 json.dumps({"outcome": outcome_of(case, read_data if name == "data" else watched.use)}),
                 flush=True,
