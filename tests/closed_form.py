@@ -13,11 +13,6 @@ target. Checks return the criteria that samples fail, as in tests/known_answers.
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import os
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -34,7 +29,7 @@ import train_consistency
 import train_operator
 import train_rival
 from ups.common.seeds import generator
-from ups.config import ROOT, Config, load_config
+from ups.config import Config, load_config
 from ups.evaluation.ensemble import Ensembles, load_samplers, one_step
 from ups.evaluation.truth import open_truth
 from ups.generative import fitting
@@ -166,7 +161,7 @@ operator:
   base_steps: 20
   unroll_steps: 1
   optim: {{{SMALL}}}
-  train: {{steps: 900, batch_size: 32, micro_batch: 32, {TRAIN}}}   # a third moves the private weights
+  train: {{steps: 600, batch_size: 32, micro_batch: 32, {TRAIN}}}   # a third moves the private weights
 diffusion:
   model: {{width: 24, depth: 1, modes: 3, kernel_size: 3}}
   optim: {{{SMALL}}}
@@ -180,11 +175,11 @@ consistency:
   pool_batches: 32
 rival:
   optim: {{{SMALL}}}
-  train: {{steps: 500, batch_size: 64, micro_batch: 64, validate_trajectories: 64, {TRAIN}}}
+  train: {{steps: 300, batch_size: 64, micro_batch: 64, validate_trajectories: 64, {TRAIN}}}
 steady:
   model: {{width: 24, depth: 1, modes: 2, kernel_size: 3}}
   optim: {{{SMALL}}}
-  train: {{steps: 350, batch_size: 32, micro_batch: 32, validate_trajectories: 32, {TRAIN}}}
+  train: {{steps: 220, batch_size: 32, micro_batch: 32, validate_trajectories: 32, {TRAIN}}}
   scale_steps: 200
   noises: 8
   sampler_steps: 8
@@ -251,36 +246,11 @@ def operator_of_the_present() -> None:
     )
 
 
-def _stage(log: str, module: str, arguments: list[str], fake: Callable[[], None] | None) -> None:
-    handle = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
-    for name in [*os.environ]:
-        if name.startswith(("ACCELERATE_", "MASTER_", "RANK", "WORLD_SIZE")):
-            del os.environ[name]
-    torch.set_num_threads(1)
-    sys.argv = [f"{module}.py", *arguments]
-    if fake is not None:
-        fake()
-    importlib.import_module(module).main()
-
-
 def run_stage(root: Path, module: str, *more: str, fake: Callable[[], None] | None = None) -> None:
     """A stage's script on the world under `root`, in a process of its own."""
-    # read when the server starts
-    os.environ["PYTHONPATH"] = ":".join(map(str, (ROOT / "tests", ROOT / "tests" / "faults", ROOT)))
-    os.environ["OMP_NUM_THREADS"] = "1"
-    log = root / f"{time.monotonic_ns()}.log"
-    arguments = (str(log), module, arguments_of(root, *more), fake)
-    process = loop_stage._context.Process(target=_stage, args=arguments)
-    process.start()
-    process.join(300)
-    if process.is_alive():
-        process.kill()
-        process.join()
-    with contextlib.suppress(FileNotFoundError):
-        text = log.read_text()
-    assert process.exitcode == 0, text
+    arguments = (module, arguments_of(root, *more), fake)
+    codes, logs = loop_stage.run_ranks(root, loop_stage.run_script, lambda _rank: arguments, timeout_s=300)
+    assert codes == [0], logs
 
 
 # ---- samples

@@ -362,9 +362,11 @@ def start_ranks(
     return started
 
 
-def end_ranks(started: list[tuple[multiprocessing.Process, Path]]) -> tuple[list[int], list[str]]:
+def end_ranks(
+    started: list[tuple[multiprocessing.Process, Path]], timeout_s: float = TIMEOUT_S
+) -> tuple[list[int], list[str]]:
     """Exit codes and outputs of started processes. One that outlives the limit fails the test."""
-    limit = time.monotonic() + TIMEOUT_S
+    limit = time.monotonic() + timeout_s
     for process, _ in started:
         process.join(max(0.1, limit - time.monotonic()))
     hanging = [process for process, _ in started if process.is_alive()]
@@ -376,9 +378,9 @@ def end_ranks(started: list[tuple[multiprocessing.Process, Path]]) -> tuple[list
     return [process.exitcode for process, _ in started], texts
 
 
-def run_ranks(*arguments: Any, **options: Any) -> tuple[list[int], list[str]]:
+def run_ranks(*arguments: Any, timeout_s: float = TIMEOUT_S, **options: Any) -> tuple[list[int], list[str]]:
     """Exit codes and outputs of the processes of start_ranks(...)."""
-    return end_ranks(start_ranks(*arguments, **options))
+    return end_ranks(start_ranks(*arguments, **options), timeout_s)
 
 
 def launch(

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import closed_form as world
-import loop_stage
 import pytest
 import torch
 from closed_form import FIRM, NOISY, STEADY
@@ -35,8 +34,6 @@ from ups.generative.residuals import StateConditions, SteadyResiduals, Transient
 from ups.generative.sampling import Sampler, predict_with_noise, sample_states
 from ups.models.operator import load_operator
 from ups.tasks import TASKS
-
-loop_stage._context.set_forkserver_preload(["closed_form", "train_steady"])
 
 MEMBERS = 4
 
@@ -140,7 +137,7 @@ def test_the_student_is_its_teachers_map_and_the_rival_is_not(chain):
 
 @pytest.mark.parametrize("fake", [world.blind, world.negated])
 def test_a_corrector_with_a_false_loss_is_caught(run_in, u, fake):
-    config = run_in(("operator",), "train_diffusion", "diffusion.train.steps=250", fake=fake)
+    config = run_in(("operator",), "train_diffusion", "diffusion.train.steps=150", fake=fake)
     drawn = world.sample_residuals(world.ensembles_of(config), u, MEMBERS)["corrector"]
     assert "skewness" in names(world.check_residuals(u, drawn))
 
@@ -164,11 +161,11 @@ def test_a_fresh_rival_starts_with_the_linear_part_of_the_corrector_only(run_in)
         (
             world.student_of_zero,
             "train_consistency",
-            ("consistency.tune_fraction=0", "consistency.train.steps=150"),
+            ("consistency.tune_fraction=0", "consistency.train.steps=100"),
             "student_1",
             "std",
         ),
-        (world.rival_of_others, "train_rival", (), "rival", "skewness"),
+        (world.rival_of_others, "train_rival", ("rival.train.steps=150",), "rival", "skewness"),
     ],
 )
 def test_a_student_with_a_false_loss_is_caught(run_in, chain, u, fake, script, more, model, criterion):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import prepare_data
 from ups.config import DEFAULT, load_config, read_yaml
 from ups.tasks import TASKS
 
@@ -259,23 +260,8 @@ def test_a_configuration_that_is_not_there_names_those_that_are():
         load_config(ROOT / "configs" / "typo.yaml")
 
 
-def test_show_config_prints_a_configuration_that_loads_and_ends(tmp_path):
-    done = subprocess.run(
-        [
-            sys.executable,
-            "train_operator.py",
-            "--config",
-            "configs/smoke.yaml",
-            "run.seed=5",
-            "--show-config",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    (tmp_path / "shown.yaml").write_text(done.stdout, encoding="utf-8")
-    assert load_config(tmp_path / "shown.yaml") == load_config(
-        ROOT / "configs" / "smoke.yaml", ["run.seed=5"]
-    )
+def test_show_config_prints_a_configuration_that_loads_and_ends(tmp_path, capsys):
+    smoke = str(ROOT / "configs" / "smoke.yaml")
+    assert prepare_data.main(["--config", smoke, "run.seed=5", "--show-config"]) == 0
+    (tmp_path / "shown.yaml").write_text(capsys.readouterr().out, encoding="utf-8")
+    assert load_config(tmp_path / "shown.yaml") == load_config(smoke, ["run.seed=5"])

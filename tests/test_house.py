@@ -2,6 +2,7 @@
 runs often does not import torch."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,11 @@ OF_TRAINING = {"checkpoint", "optim", "fit", "fitted", "finished", "folder", "st
 FROM_TRAINING = dict.fromkeys(("models", "generative"), OF_TRAINING)  # never Run
 
 
+@functools.cache
+def parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
 def modules(root: Path = ROOT) -> dict[str, Path]:
     """Dotted name below ups -> file; a package by its own name."""
     paths = {path.relative_to(root / "ups"): path for path in (root / "ups").rglob("*.py")}
@@ -40,7 +46,7 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
 def imports(text: str) -> set[str]:
     """Modules below ups that a file imports anywhere, also within functions and for types alone."""
     found = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ups":
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
@@ -105,7 +111,7 @@ def scripts_imported(root: Path = ROOT) -> list[str]:
     return [
         f"{path.stem} imports {name}"
         for path in files
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(parsed(path.read_text(encoding="utf-8")))
         for name in (
             [node.module]
             if isinstance(node, ast.ImportFrom)

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = sorted(path.name for path in ROOT.glob("*.py"))
 PRODUCT = [*SCRIPTS, *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "ups").rglob("*.py"))]
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in PRODUCT}
+TREES = {name: ast.parse(text) for name, text in TEXTS.items()}
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 TARGETS = set(re.search(r"^\.PHONY: ((?:.*\\\n)*.*)", MAKEFILE, re.M)[1].replace("\\\n", " ").split())
@@ -93,8 +94,7 @@ def test_every_key_of_the_configuration_is_read_somewhere():
     """As SECTION.key, or as an attribute of a variable with one of the names below."""
     short = {"self", "settings", "section", "wanted", "evaluate_config", "limits"}
     read = set()
-    for name, text in TEXTS.items():
-        tree = ast.parse(text)
+    for name, tree in TREES.items():
         if name == "ups/config/sections.py":  # what the sections compute of their own keys is no use of them
             continue
         for node in ast.walk(tree):
@@ -114,17 +114,6 @@ def test_every_key_of_the_configuration_is_read_somewhere():
         if not any((owner, key) in read for owner in {section, *short})
     ]
     assert not unread
-
-
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "accelerate_configs").glob("*.yaml")), ids=lambda path: path.stem
-)
-def test_topology_files_hold_topology_only(path):
-    settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert settings["num_processes"] >= 1
-    assert "mixed_precision" not in settings and "dynamo_config" not in settings
-    if settings["num_processes"] > 1 and settings["num_machines"] == 1:
-        assert settings["main_process_port"] == 0  # a free one
 
 
 # ------------------------------------------------------------------------------------------------------ style
@@ -176,8 +165,8 @@ def test_the_product_imports_nothing_that_is_not_required():
     allowed = {modules.get(name, name) for name in pinned} | required_by_these | {"ups"}
 
     imported = set()
-    for text in TEXTS.values():
-        for node in ast.walk(ast.parse(text)):
+    for tree in TREES.values():
+        for node in ast.walk(tree):
             names = (
                 [node.module or ""]
                 if isinstance(node, ast.ImportFrom)
@@ -267,32 +256,23 @@ def test_make_refuses_in_one_line_what_it_does_not_understand_before_anything_ru
 
 
 @needs_make
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["STAGE=../.."],
-        ["STAGE=../other"],
-        ["STAGE=.."],
-        ["STAGE=."],
-        ["STAGE=a b"],
-        ["STAGE="],
+def test_make_removes_stages_of_a_run_and_nothing_else(tmp_path):
+    stage = tmp_path / "runs" / "small" / "operator" / ".lock"  # of a stage that has just started
+    stage.parent.mkdir(parents=True)
+    stage.touch()
+    (tmp_path / "other").mkdir()
+    names = ("../..", "../other", "..", ".", "a b", "")
+    for arguments in (
+        *([f"STAGE={name}"] for name in names),
         [],
         ["RUN=..", "STAGE=other"],
         ["RUN=.", "STAGE=small"],
         ["RUN=", "STAGE=small"],
-    ],
-)
-def test_make_removes_stages_of_a_run_and_nothing_else(tmp_path, arguments):
-    kept = tmp_path / "runs" / "small" / "operator" / ".lock"  # of a stage that has just begun
-    kept.parent.mkdir(parents=True)
-    kept.touch()
-    (tmp_path / "other").mkdir()
-    assert make("remove", f"RUNS={tmp_path / 'runs'}", *arguments).returncode != 0
-    assert kept.is_file() and (tmp_path / "other").is_dir()
-    assert (
-        make("remove", f"RUNS={tmp_path / 'runs'}", "STAGE=operator").returncode == 0
-        and not kept.parent.exists()
-    )
+    ):
+        assert make("remove", f"RUNS={tmp_path / 'runs'}", *arguments).returncode != 0, arguments
+        assert stage.is_file() and (tmp_path / "other").is_dir(), arguments
+    assert make("remove", f"RUNS={tmp_path / 'runs'}", "STAGE=operator").returncode == 0
+    assert not stage.parent.exists()
 
 
 @needs_make
