@@ -161,7 +161,7 @@ operator:
   base_steps: 20
   unroll_steps: 1
   optim: {{{SMALL}}}
-  train: {{steps: 600, batch_size: 32, micro_batch: 32, {TRAIN}}}   # a third moves the private weights
+  train: {{steps: 900, batch_size: 32, micro_batch: 32, {TRAIN}}}   # a third moves the private weights
 diffusion:
   model: {{width: 24, depth: 1, modes: 3, kernel_size: 3}}
   optim: {{{SMALL}}}
@@ -186,7 +186,7 @@ steady:
 evaluate:
   stages: [operator, diffusion, consistency, rival, steady]
   context_frames: 1
-  ensemble_trajectories: 128
+  ensemble_trajectories: 64
   ensemble_frames: 1
   num_bootstrap: 100
 """
