@@ -125,15 +125,6 @@ def sigma_levels(num_steps: int, low: float = 0.002, high: float = 80.0, rho: fl
     return [(ends[0] + i / (num_steps - 1) * (ends[1] - ends[0])) ** rho for i in range(num_steps)] + [0.0]
 
 
-def euler_factor(std: float, num_steps: int) -> float:
-    """What Euler's rule in sigma makes of unit noise, for r ~ N(0, std^2): smax times prod 1 + (b - a) a /
-    (std^2 + a^2)."""
-    levels = sigma_levels(num_steps)
-    return levels[0] * math.prod(
-        1 + (b - a) * a / (std**2 + a**2) for a, b in zip(levels, levels[1:], strict=False)
-    )
-
-
 def sample_euler(velocity: Velocity, noise: Tensor, num_steps: int) -> Tensor:
     """Euler's rule in sigma = tan(angle): what a careless sampler does to the spread."""
     levels = sigma_levels(num_steps)

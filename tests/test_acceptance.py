@@ -20,6 +20,7 @@ from ups.evaluation.ensemble import Windows
 from ups.evaluation.gates import point
 from ups.evaluation.steady import moments_against, split_distances, summarise_exact
 
+pytestmark = pytest.mark.faults  # tests/test_gates.py refuses the same fakes of a stage
 COUNT, MEMBERS, TOKENS, DIM = 320, 10, 4, 4
 
 

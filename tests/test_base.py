@@ -57,12 +57,6 @@ def test_the_fourier_rows_are_an_orthonormal_basis_and_agree_with_the_fft(n):
     torch.testing.assert_close(sines, -weight * u_hat.imag)
 
 
-@pytest.mark.parametrize("n", [1, 7, 8])
-@pytest.mark.parametrize("make", [cosine, sine])
-def test_the_cosine_and_sine_rows_are_orthonormal(n, make):
-    torch.testing.assert_close(make(n) @ make(n).T, torch.eye(n, dtype=torch.float64))
-
-
 def test_the_cosine_and_sine_rows_are_what_their_names_say():
     n, x = 5, (torch.arange(5, dtype=torch.float64) + 0.5) / 5  # cell centres; the walls are at 0 and 1
     for k in range(1, n):
@@ -121,7 +115,7 @@ class FakeSamples:
         return len(self.pairs[value])
 
     def batches(self, count, size, value=None):
-        self.reported_stages = count, size
+        self.requested = count, size
         return [lambda u=u, u_next=u_next: (u, None, u_next) for u, u_next in self.pairs[value]]
 
 
@@ -348,10 +342,10 @@ def test_a_large_grid_is_shown_in_small_batches_and_fifty_windows_per_unknown(mo
     u = noise(60, 2, 1, 4)
     samples = FakeSamples([(one[None, :1], one[None, 1]) for one in u])
     candidates(samples, (4,), NO_FLUX, 1, 1)
-    assert samples.asked == (60, 32)
+    assert samples.requested == (60, 32)
     monkeypatch.setattr(Propagator, "MOST_BYTES", 4 * 16 * 4 * 7)
     candidates(samples, (4,), NO_FLUX, 1, 1)
-    assert samples.asked == (50, 7)
+    assert samples.requested == (50, 7)
 
 
 def test_a_parameter_value_without_windows_is_an_error_that_numbers_it():

@@ -44,8 +44,6 @@ class Handler(PlannedHandler):
             self.send_header("ETag", server.mark.pop(0) if len(server.mark) > 1 else server.mark[0])
         self.send_header("Content-Length", str(stop - start))
         self.end_headers()
-        if plan == "drip":
-            self.drip()
         body = content[start:stop]
         self.wfile.write(body[: len(body) // 2] if plan == "cut" else body)
         server.sent += len(body)
@@ -185,13 +183,6 @@ def test_a_server_that_goes_away_is_given_up_and_the_next_call_continues(served,
     ):
         part(server, tmp_path)
     assert np.array_equal(open_data(part(server, tmp_path), "advection1d").read(0, 4)[:, :, 0], u[:4])
-
-
-def test_a_server_that_drips_is_given_up(served, tmp_path):
-    server, _ = served
-    server.plan = ["drip"] * 3
-    with pytest.raises(ConnectionError, match=r"nothing new in 2 attempts \(\d+ bytes in 0.3 s\)"):
-        part(server, tmp_path, patience=Patience(1, 0.001, 0.3))
 
 
 def test_a_server_without_ranges_says_what_to_do_and_leaves_nothing(served, tmp_path):

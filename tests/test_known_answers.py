@@ -48,45 +48,6 @@ def test_the_sampler_multiplies_a_gaussian_by_the_product_of_its_steps(num_steps
         torch.testing.assert_close(got, factor * x, rtol=1e-5, atol=0)
 
 
-def test_sixteen_steps_keep_the_spread_to_the_printed_digits():
-    found = [known.midpoint_factor(std, 16) / std for std in STDS]
-    assert [round(value, 3) for value in found] == [0.891, 0.983, 0.998, 0.999, 1.000, 1.001, 0.991]
-    x = normal(4, 2, draws=stream("digits"))
-    for std, factor in zip(STDS, found, strict=True):  # in single precision, too
-        torch.testing.assert_close(
-            sample(known.gaussian_velocity(0.0, std), x, 16), factor * std * x, rtol=2e-4, atol=1e-6
-        )
-
-
-def test_a_step_of_the_sampler_is_two_evaluations():
-    asked = []
-
-    def velocity(x, angle):
-        asked.append(float(angle[0]))
-        return torch.zeros_like(x)
-
-    sample(velocity, torch.ones(1, 1), 16)
-    assert len(asked) == 32 and asked[0] == pytest.approx(NOISE) and asked == sorted(asked, reverse=True)
-    assert asked[1::2] == pytest.approx([NOISE * (1 - (i + 0.5) / 16) for i in range(16)])
-
-
-def test_the_sampler_converges_at_second_order():
-    std = uniform(0.3, 0.5, stream("order"))
-    errors = [abs(known.midpoint_factor(std, n) / std - 1) for n in (32, 64)]
-    assert 3.5 < errors[0] / errors[1] < 4.5
-
-
-def test_eulers_rule_in_sigma_loses_spread_as_calculated():
-    draws = stream("euler")
-    x = normal(8, 2, draws=draws).double()
-    for num_steps in (4, 32):
-        for std in (1.0, math.exp(uniform(-2, 1, draws))):
-            got = known.sample_euler(known.gaussian_velocity(0.0, std), x, num_steps)
-            torch.testing.assert_close(got, known.euler_factor(std, num_steps) * x, rtol=1e-5, atol=1e-6)
-    assert [round(known.euler_factor(std, 32) / std, 3) for std in (0.1, 1.0)] == [0.891, 0.920]
-    assert known.euler_factor(1.0, 4) < 0.8
-
-
 # ---- T2 to T4: one dimension, learnt
 
 

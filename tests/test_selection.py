@@ -16,8 +16,6 @@ from torch import Tensor
 from ups.config import ROOT
 from ups.evaluation import gates
 from ups.evaluation.selected import in_words, numbers_in_words, outcome
-from ups.metrics import errors
-from ups.models import selection as rule
 from ups.models.loss import pooled
 from ups.models.operator import load_operator
 from ups.models.selection import error_ratios, is_better, is_lost, lost_by_each, scores_of, select
@@ -266,10 +264,6 @@ def test_every_fall_of_the_networks_error_is_a_better_score_above_its_bases_erro
         scores_of({"a": squares_of([error], [base])}) for error in torch.linspace(0.997, 0.628, 12).tolist()
     ]
     assert found == sorted(found, reverse=True) and len(set(found)) == len(found)
-
-
-def test_usable_and_followed_are_one_definition():
-    assert gates.LARGEST_ERROR is errors.LARGEST_ERROR is rule.LARGEST_ERROR
 
 
 # ---------------------------------------------------------------- the sentences
