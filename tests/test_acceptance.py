@@ -112,7 +112,7 @@ def missed(**fakes: str) -> set[str]:
     return {row.criterion for row in acceptance.transient("t", forecast(**fakes)) if not row.passed}
 
 
-def test_where_the_law_is_known_it_judges_the_spread_of_every_start_in_place_of_the_data():
+def test_a_known_law_replaces_the_data_in_the_spread_of_every_start():
     """Refuses a spread that is right by what the data happen to hold: here they are of twice the law."""
     by_law, by_data = (
         assessed(KINDS, 2 * drawn("right", 99, members=1)[:, 0], num)["models"]["corrector"]
@@ -124,7 +124,7 @@ def test_where_the_law_is_known_it_judges_the_spread_of_every_start_in_place_of_
         assert part["coverage_90"] == other["coverage_90"]
 
 
-def test_right_draws_pass_what_the_fakes_below_are_refused_by():
+def test_correct_samples_pass_the_criteria_that_refuse_the_fakes():
     names = missed()
     for criterion in (
         "2b spread/skill one step ahead, all starts",
@@ -247,7 +247,7 @@ def steady_misses(kind: str, baseline: str = "dressed") -> set[str]:
     }
 
 
-def test_a_right_prior_passes_and_the_floor_holds_what_chance_leaves():
+def test_a_correct_prior_passes_and_is_within_the_floor_of_chance():
     assert not steady_misses("right")
     found = exact_entry("right")
     assert (

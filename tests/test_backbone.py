@@ -195,7 +195,7 @@ def test_box_mixing_between_walls_is_that_of_the_mirrored_field(boundary):
     torch.testing.assert_close(mixing(x), both(mirrored)[:, :5, :6, :7], rtol=0, atol=1e-5)
 
 
-def test_a_network_of_volumes_alone_has_no_mixing_along_axes_and_one_of_all_has_both():
+def test_a_network_for_3d_only_has_no_mixing_along_axes():
     both = FlatBackbone(MODEL, {"burgers1d": along(PERIODIC, 1), "cfd3d": along(PERIODIC, 3)})
     names = {name for name, _ in both.named_parameters() if name.startswith("blocks.0") and "weight" in name}
     assert {"blocks.0.spectral.weight", "blocks.0.own.cfd3d.mixing.weight"} <= names
@@ -203,7 +203,7 @@ def test_a_network_of_volumes_alone_has_no_mixing_along_axes_and_one_of_all_has_
     assert not [name for name, _ in flat(3).named_parameters() if "spectral" in name]
 
 
-def test_at_the_start_blocks_do_nothing_and_the_condition_is_not_seen():
+def test_at_initialisation_blocks_are_the_identity_and_ignore_the_condition():
     torch.manual_seed(0)
     backbone, x = flat(), noise(2, 7, 8, 8)
     for block in backbone.blocks:
@@ -250,7 +250,7 @@ def test_the_gated_mlp_is_that_of_the_formula():
     torch.testing.assert_close(block(x, torch.zeros(1, 1), PERIODIC), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_tasks_share_what_mixes_tokens_and_have_what_is_done_at_a_token():
+def test_tasks_share_the_mixing_of_tokens_and_have_private_weights_at_a_token():
     torch.manual_seed(0)
     both = {"advection1d": (PERIODIC,), "burgers1d": (PERIODIC,)}
     backbone, x, condition = FlatBackbone(MODEL, both), noise(2, 7, 8, 8), noise(2, 8, seed=1)
@@ -297,7 +297,7 @@ def test_the_backbone_takes_any_grid_and_boundary_and_keeps_the_shape(grid, boun
     assert y.shape == x.shape and y.isfinite().all()
 
 
-def test_a_local_backbone_sees_so_far_and_no_farther_and_begins_as_nothing():
+def test_a_local_backbone_has_a_finite_receptive_field_and_is_zero_at_initialisation():
     torch.manual_seed(0)
     backbone, x, condition = LocalBackbone(MODEL, 2), noise(2, 21, 21, 8), noise(2, 8, seed=1)
     assert torch.equal(backbone(x, condition, PERIODIC), nn.functional.rms_norm(x, (8,)))

@@ -57,7 +57,7 @@ def test_the_fourier_rows_are_an_orthonormal_basis_and_agree_with_the_fft(n):
     torch.testing.assert_close(sines, -weight * u_hat.imag)
 
 
-def test_the_cosine_and_sine_rows_are_what_their_names_say():
+def test_the_rows_are_cosines_and_sines_at_cell_centres():
     n, x = 5, (torch.arange(5, dtype=torch.float64) + 0.5) / 5  # cell centres; the walls are at 0 and 1
     for k in range(1, n):
         torch.testing.assert_close(cosine(n)[k], math.sqrt(2 / n) * torch.cos(math.pi * k * x))
@@ -202,7 +202,7 @@ def test_a_propagator_recovers_a_shift_by_a_fraction_of_a_cell_for_thirty_steps(
         assert relative(pred, truth[:, 1:]) < 1e-5
 
 
-def test_a_mixed_batch_gives_every_sample_the_weights_of_its_own_parameter_value(shift_propagator):
+def test_every_sample_of_a_mixed_batch_uses_the_weights_of_its_parameter_value(shift_propagator):
     u, index = noise(6, 1, 33, seed=8, dtype=torch.float64), torch.tensor([2, 0, 1, 1, 2, 0])
     truth = torch.cat([shifted(u[i : i + 1], SHIFTS[value], 1) for i, value in enumerate(index.tolist())])
     assert relative(roll_out(shift_propagator, truth[:, :1].float(), 1, index), truth[:, 1:]) < 1e-6
@@ -331,14 +331,14 @@ def test_candidates_are_every_degree_history_and_ridge_worth_trying():
         (31, set()),
     ],
 )
-def test_a_propagator_too_large_for_its_memory_keeps_to_less_and_then_away(most, found, monkeypatch):
+def test_a_propagator_too_large_for_memory_has_fewer_terms_or_is_not_fitted(most, found, monkeypatch):
     monkeypatch.setattr(Propagator, "MOST_BYTES", most)
     u = noise(30, 6, 1, 4)
     fits = candidates(FakeSamples([(u[:, :4], u[:, 4])]), (4,), NO_FLUX, 3, 4)
     assert {(fit.degree, fit.history) for fit in fits.values()} - {(1, 2), (3, 2)} == found
 
 
-def test_a_large_grid_is_shown_in_small_batches_and_fifty_windows_per_unknown(monkeypatch):
+def test_a_large_grid_is_fitted_in_small_batches_of_fifty_windows_per_unknown(monkeypatch):
     u = noise(60, 2, 1, 4)
     samples = FakeSamples([(one[None, :1], one[None, 1]) for one in u])
     candidates(samples, (4,), NO_FLUX, 1, 1)
@@ -393,7 +393,7 @@ def built(kind: str) -> tuple[Base, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", BASES)
-def test_a_base_is_built_from_any_bases_settings_and_is_learnt_where_it_has_weights(kind):
+def test_a_base_is_built_from_any_settings_and_is_trained_if_it_has_weights(kind):
     base, u = built(kind)
     assert base.kind == kind
     assert base.is_learnt == any(True for _ in base.parameters()) and (base.lr_factor < 1) == base.is_learnt
@@ -401,7 +401,7 @@ def test_a_base_is_built_from_any_bases_settings_and_is_learnt_where_it_has_weig
 
 
 @pytest.mark.parametrize("kind", BASES)
-def test_a_call_asks_the_device_for_no_number(kind):
+def test_a_call_does_not_wait_for_the_device(kind):
     """On torch's meta device there are none: item(), tolist(), bool() or nonzero() of a tensor would
     raise."""
     base, u = built(kind)
@@ -546,7 +546,7 @@ def blur_kernel(width: float, drift: float, reach: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX])
-def test_transport_acts_along_every_axis_with_its_own_width_and_drift(boundary):
+def test_transport_acts_along_every_axis_with_a_width_and_a_velocity_per_axis(boundary):
     base = transport((12, 10), boundary, 4)
     widths, drifts = (1.3, 0.6), (0.2, -0.4)
     with torch.no_grad():

@@ -162,7 +162,7 @@ def test_the_score_is_the_pooled_error_of_rollouts_from_the_context(config, fact
 
 
 @pytest.mark.parametrize("name", ["advection1d", "darcy2d"])
-def test_rollouts_are_decoded_in_parts_of_so_many_bytes_and_the_errors_stay(config, facts, name, monkeypatch):
+def test_rollouts_are_decoded_in_blocks_and_the_errors_stay_the_same(config, facts, name, monkeypatch):
     cache, context = open_cache(config, name), config.context(name)
     operator = build_operator(
         {name: (facts[name], find_fit(stage_folder(config, "operator"), f"bases/{name}")[1])},
@@ -198,7 +198,7 @@ def test_rollouts_are_decoded_in_parts_of_so_many_bytes_and_the_errors_stay(conf
     assert [len(some) for some in cache.row_blocks(rows, cache.num_frames, 3)] == [1] * 7
 
 
-def test_the_chosen_base_scores_what_was_recorded_after_loading(config, facts):
+def test_the_selected_base_has_the_recorded_score_after_loading(config, facts):
     for name in ("advection1d", "burgers1d", "darcy2d"):
         best = min(value for value in facts[name]["validation_nrmse"].values() if value is not None)
         cache = open_cache(config, name)
@@ -231,7 +231,7 @@ def offer(monkeypatch: pytest.MonkeyPatch, *bases: tuple[str, torch.nn.Module]) 
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_base_that_blows_up_counts_as_infinitely_bad_and_is_never_chosen(config, monkeypatch, value):
+def test_a_base_that_blows_up_has_an_infinite_error_and_is_never_selected(config, monkeypatch, value):
     cache = open_cache(config, "advection1d")
     offer(monkeypatch, ("broken", Broken(value)), ("calm", Persistence()), ("broken too", Broken(value)))
     head, scores = select_base(cache, *numbers(config, "advection1d"), 0, CPU)
@@ -244,7 +244,7 @@ def test_a_base_that_blows_up_counts_as_infinitely_bad_and_is_never_chosen(confi
     json.dumps(recorded, allow_nan=False)
 
 
-def test_a_task_none_of_whose_bases_survives_is_refused(config, monkeypatch):
+def test_a_task_without_a_finite_base_is_refused(config, monkeypatch):
     offer(monkeypatch, ("first", Broken(math.nan)), ("second", Broken(math.inf)))
     with pytest.raises(
         ValueError, match=r"no base of burgers1d survives .*\(tried: first, second\); expected one that stays"
@@ -276,7 +276,7 @@ def test_bases_are_fitted_on_training_trajectories_from_train_from_on(config, ta
     assert last == cache.num_frames  # and the last frame is among them
 
 
-def test_a_fit_depends_on_the_seed_and_not_on_what_was_drawn_before(config):
+def test_a_fit_depends_on_the_seed_alone(config):
     found = []
     for seed, draws in ((0, 0), (0, 7), (1, 0)):
         torch.manual_seed(99)
@@ -286,7 +286,7 @@ def test_a_fit_depends_on_the_seed_and_not_on_what_was_drawn_before(config):
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
 
 
-def test_the_scale_is_what_the_base_leaves_per_parameter_value(config, facts):
+def test_the_scale_is_the_residual_of_the_base_per_parameter_value(config, facts):
     cache, name = open_cache(config, "advection1d"), "advection1d"
     head = loaded(config, facts, name)
     assert head.scale.shape == (2,) and (head.scale < 1e-2).all()
@@ -299,7 +299,7 @@ def test_the_scale_is_what_the_base_leaves_per_parameter_value(config, facts):
     assert 1.5 < measured[1] / measured[0] < 4  # the wave moves 2.5 times as far in a frame
 
 
-def test_validation_rows_are_shared_out_over_the_parameter_values(config):
+def test_validation_rows_are_stratified_by_parameter_value(config):
     cache = open_cache(config, "advection1d")
     rows = rows_by_parameter(cache, "train", 6)
     assert cache.parameter_index[rows].bincount().tolist() == [3, 3] and len(set(rows.tolist())) == 6
@@ -429,7 +429,7 @@ def test_a_steady_answer_is_not_bounded_by_those_of_training(config, monkeypatch
         assert is_free == head.task.is_steady
 
 
-def test_a_propagator_that_is_told_the_walls_values_solves_diffusion_between_them(tmp_path, monkeypatch):
+def test_a_propagator_with_the_values_at_the_walls_solves_diffusion_between_them(tmp_path, monkeypatch):
     """Diffusion-sorption holds u = 1 at one wall and 0 at the other. Sines of the field as it is cannot say
     so."""
     found = {}

@@ -297,7 +297,7 @@ def test_the_budget_is_kept_and_validation_is_not_charged():
     ] and trained.steps > 5
 
 
-def test_weights_are_those_validation_preferred():
+def test_weights_are_the_best_on_validation():
     values, kept = iter([2.0, 1.0, 3.0]), []
 
     def score(trained):
@@ -336,7 +336,7 @@ def test_errors_by_hand():
 
 
 @pytest.mark.parametrize("steady", [False, True])
-def test_the_judge_runs_and_writes_its_table(steady, tmp_path, monkeypatch, capsys):
+def test_the_comparison_runs_and_writes_its_table(steady, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(compare, "OUT", tmp_path)
     for module in (compare, score):
         monkeypatch.setattr(module, "open_cache", lambda config, task: FakeCache(steady=steady))
@@ -478,7 +478,7 @@ def test_the_search_of_ours_finds_fewer_frames_and_no_propagator_although_neithe
 
 
 @pytest.mark.parametrize("seconds", [5.0, 9.0])
-def test_ours_gets_the_same_budget_and_is_marked_when_it_takes_more(seconds, searched, monkeypatch, capsys):
+def test_ours_gets_the_same_budget_and_is_marked_if_it_exceeds_it(seconds, searched, monkeypatch, capsys):
     def train_operator(config, task, budget_seconds, seed, device, clock):
         assert (task, budget_seconds, seed, device, clock) == ("burgers1d", 5.0, 3, "cpu", time.process_time)
         assert config.operator.model.width == 40
@@ -541,7 +541,7 @@ def decayed(u, parameters):
 
 
 @pytest.mark.parametrize("changes", [{}, {"network": "unet", "depth": 2, "history": 2}, {"augment": False}])
-def test_a_rival_that_corrects_starts_from_the_solver_and_learns_what_it_leaves(changes):
+def test_a_correcting_rival_starts_from_the_solver_and_learns_its_error(changes):
     u, c = heat()
     table = torch.stack([decayed(u[:, t], c) for t in range(u.shape[1])], 1)
     p = dataclasses.replace(problem(), step=decayed, train_step=table)

@@ -20,7 +20,7 @@ def write(folder, name, data, **models):
     )
 
 
-def test_of_the_same_data_the_best_on_validation_is_shown(tmp_path):
+def test_the_best_on_validation_among_runs_on_the_same_data_is_reported(tmp_path):
     assert find_bench_rows("burgers1d", KEY, tmp_path) == {}
     write(tmp_path, "long", KEY, fno=0.01, unet=0.05)
     write(tmp_path, "short", KEY, fno=0.03, unet=0.04)

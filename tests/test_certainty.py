@@ -97,7 +97,7 @@ def test_the_true_equation_of_clean_data_is_stated_with_intervals_that_hold_the_
 
 @pytest.mark.parametrize("share", [0.01, 0.05])
 @pytest.mark.parametrize("name", FILMS)
-def test_what_is_stated_of_noisy_data_is_the_true_equation_or_nothing(name, share):
+def test_noisy_data_give_the_true_equation_or_none(name, share):
     make, dt, length, truth = FILMS[name]
     truth = dict(truth)
     for line, base in said(noisy(make(40), share), dt, length):
@@ -115,7 +115,7 @@ def test_fishers_diffusion_in_one_percent_of_noise_is_not_stated():
     assert lines and not any("±" in line for line in lines), lines
 
 
-def test_a_width_of_noise_is_what_attenuation_has_taken():
+def test_the_noise_width_is_the_attenuation():
     for share in (0.0, 0.1, 0.5, 4.0):  # of noise in the variance of a regressor
         now, louder = (torch.tensor([3.0 / (1 + n * share)]) for n in (1, 2))
         width = noise_width(now, louder)
@@ -171,7 +171,7 @@ def test_an_equation_whose_short_waves_grow_without_bound_is_recognised(terms, v
     assert not grows(one, made, torch.zeros(len(values), dtype=torch.bool), s)
 
 
-def test_the_size_of_a_term_is_its_share_of_the_derivative_in_time():
+def test_the_size_of_a_term_is_its_fraction_of_the_time_derivative():
     one, made = model([(0, ONE), (0, TWO)], [1.0, -1e-3])
     s = torch.randn(4, 1, 16, generator=generator(0, "s"), dtype=torch.float64)
     exact = (
@@ -182,7 +182,7 @@ def test_the_size_of_a_term_is_its_share_of_the_derivative_in_time():
 
 
 @pytest.mark.parametrize(("rows", "count"), [(8, 32), (20, 32), (64, 32), (3, 32), (1, 32)])
-def test_blocks_unshard_trajectories_where_there_are_enough(rows, count):
+def test_blocks_are_whole_trajectories_if_there_are_enough(rows, count):
     block = block_of(rows, count)
     assert set(block.tolist()) <= set(range(BLOCKS)) and len(block.unique()) > 1
     if rows >= BLOCKS:
@@ -200,5 +200,5 @@ def test_blocks_unshard_trajectories_where_there_are_enough(rows, count):
         (17.0, 4.0, "(17 ± 4)"),
     ],
 )
-def test_a_coefficient_has_the_digits_that_its_interval_leaves(value, width, text):
+def test_a_coefficient_has_as_many_digits_as_its_interval_allows(value, width, text):
     assert with_interval(value, width) == text

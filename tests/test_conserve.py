@@ -71,7 +71,7 @@ def operator_of(name: str, is_conservative: bool = True, dim: int = 0) -> Operat
 
 
 @pytest.mark.parametrize("name", [*GAS, "burgers1d", "ns_incom2d"])
-def test_an_operator_keeps_what_its_equation_keeps_whatever_its_network_says(name):
+def test_an_operator_conserves_what_its_equation_conserves_with_any_network(name):
     task, moved = get_task(name), {}
     u = states(task)
     for is_conservative in (True, False):
@@ -88,7 +88,7 @@ def test_an_operator_keeps_what_its_equation_keeps_whatever_its_network_says(nam
     assert moved[True] < 1e-5 and moved[False] > 1e-2
 
 
-def test_the_base_keeps_it_too_and_gradients_pass():
+def test_the_base_conserves_it_too_and_gradients_pass():
     operator = operator_of("cfd1d")
     head, u = operator.heads["cfd1d"], states(get_task("cfd1d"))
     head.base.forward = lambda u, known: 1.1 * u[:, -1]  # a base that loses everything
@@ -114,7 +114,7 @@ def test_a_codec_that_is_cut_keeps_the_mean_as_well_as_it_holds_a_constant():
 
 
 @pytest.mark.parametrize("name", [*GAS, "ns_incom2d"])
-def test_a_right_answer_stays_as_it_is(name):
+def test_a_correct_prediction_stays_as_it_is(name):
     """Solutions of the equation, and the same moved as a whole: what is kept does not notice."""
     task = get_task(name)
     value = 0.1 if task.parameters else None
@@ -141,7 +141,7 @@ def test_a_gas_with_too_little_energy_left_keeps_a_positive_pressure():
     torch.testing.assert_close(found[:, :, 1], 0.5 * wild[:, :, 1])
 
 
-def test_what_the_data_do_not_keep_is_not_forced_on_the_operator():
+def test_a_quantity_that_the_data_do_not_conserve_is_not_corrected():
     class Held:
         """As much of a cache as is asked."""
 
@@ -181,7 +181,7 @@ def test_what_the_data_do_not_keep_is_not_forced_on_the_operator():
     )  # of few of its cells the mean does not stay
 
 
-def test_no_rollout_of_a_network_that_says_far_too_much_leaves_the_bounds_and_one_within_them_is_left_alone():
+def test_rollouts_stay_within_the_bounds_and_are_unchanged_inside_them():
     operator, u = operator_of("burgers1d", is_conservative=False), states(get_task("burgers1d"))
     head = operator.heads["burgers1d"]
     z = head.codec.encode(head.codec.normalise(u[:, :1]))

@@ -161,7 +161,7 @@ def test_the_rows_of_a_condition_are_the_conditions_of_those_rows():
 
 
 @torch.no_grad()
-def test_the_velocity_sees_state_angle_tokens_facts_gaussian_and_task():
+def test_the_velocity_depends_on_state_angle_tokens_facts_gaussian_and_task():
     corrector = build()
     r, tokens, facts = batch_of(corrector, "burgers1d_hidden", 1)
     angle = torch.tensor([0.7])
@@ -551,7 +551,7 @@ STANDING = {"crps": 1.0, "spread_skill": 0.9, "energy": 2.0, "variance": 0.8}
         ({"crps": math.nan}, None),
     ],
 )
-def test_tuning_passes_only_if_it_gains_and_loses_nothing(change, ratio):
+def test_tuning_passes_only_if_one_score_improves_and_none_worsens(change, ratio):
     assert tuning_ratio({"a": STANDING | change}, {"a": STANDING}) == pytest.approx(ratio)
 
 
@@ -598,7 +598,7 @@ SCALES = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)
 
 
 @pytest.mark.parametrize("tokens", [(8,), (4, 4), (3,)])
-def test_the_rivals_score_is_least_for_the_true_spread(tokens):
+def test_the_loss_of_the_rival_is_least_for_the_true_spread(tokens):
     """Among members k times as wide as the truth; in expectation, the same draws for every k."""
     truth, members = noise(3000, *tokens, 2), noise(3000, 4, *tokens, 2, key=1)
     rotation = torch.linalg.qr(noise(2, 2, key=2)).Q
@@ -606,7 +606,7 @@ def test_the_rivals_score_is_least_for_the_true_spread(tokens):
     assert losses.index(min(losses)) == SCALES.index(1.0), losses
 
 
-def test_the_rivals_score_sees_joint_structure_that_points_do_not():
+def test_the_loss_of_the_rival_depends_on_joint_structure():
     """Truth: all tokens equal; members: right at every token, but independent."""
     truth, members = noise(3000, 1, 1).expand(-1, 8, 1), noise(3000, 4, 1, 1, key=1).expand(-1, -1, 8, -1)
     wrong = noise(3000, 4, 8, 1, key=2)

@@ -116,7 +116,7 @@ def test_a_still_gas_and_a_still_lake_stay_and_vortices_of_no_force_decay():
     torch.testing.assert_close(last, still[:, 1:])
 
 
-def test_files_are_read_as_ones_own_and_the_long_ones_start_elsewhere(tmp_path):
+def test_files_are_read_as_user_data_and_the_long_ones_start_elsewhere(tmp_path):
     texts = [
         f"data.root={tmp_path}",
         "task.reacdiff1d.num_trajectories=4",
@@ -182,7 +182,7 @@ def judged(tmp_path, monkeypatch):
     return runs, cache, tmp_path, searched
 
 
-def test_what_is_there_is_not_run_again_and_the_rest_goes_on(judged, capsys, monkeypatch):
+def test_finished_runs_are_not_repeated(judged, capsys, monkeypatch):
     runs, cache, folder, searched = judged
     run = ["--task", "burgers1d", "--budget", "2", "--column", "ours"]
     eleven.main(run)
@@ -219,7 +219,7 @@ def entry(column, seed, error, budget=180.0, processor="AVX2", **more):
     }
 
 
-def test_tables_are_means_over_common_seeds_and_say_what_is_missing():
+def test_tables_are_means_over_common_seeds_and_name_missing_runs():
     long = {"is_finite": True, "error": [0.1, 0.2, None], "persistence": [0.5, 0.6, 0.7]}
     data = {"grid": [128], "frames_scored": 31, "t_end": 1.0}
     record = {
@@ -269,7 +269,7 @@ def test_the_pages_are_what_the_results_and_the_registry_give():
     assert not [page for page, (before, after) in table.written().items() if before != after]
 
 
-def test_a_page_that_says_something_else_is_refused_and_written_anew(tmp_path, capsys):
+def test_a_page_that_differs_is_refused_and_rewritten(tmp_path, capsys):
     for page in ("README.md", "docs/tasks.md", "docs/results.md"):
         text, at = (table.ROOT / page).read_text(), tmp_path / page
         at.parent.mkdir(exist_ok=True)

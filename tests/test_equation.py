@@ -193,7 +193,7 @@ def test_a_library_holds_vorticity_and_waves_for_those_who_may_have_them_only():
     assert len(both) == 80 and not any((-a, -b) in both for a, b in both)  # a wave or its opposite one
 
 
-def test_what_is_found_is_said_in_words():
+def test_an_identified_equation_is_written_in_words():
     terms = [
         ((0, 0), ((0, (-1, 0)), (0, (1,)))),
         ((1, -1), ((1, (0, 1)),)),
@@ -250,7 +250,7 @@ def test_a_flow_has_the_vorticity_it_is_made_of_and_a_wave_its_number():
     assert torch.equal(terms(s, some), terms(s)[..., some])
 
 
-def test_terms_are_what_they_are_called():
+def test_terms_have_the_values_that_their_names_state():
     s = torch.stack([torch.sin(2 * math.pi * cells(64)), torch.cos(2 * math.pi * cells(64))])[None]
     wanted = [
         ((0, 0), ()),

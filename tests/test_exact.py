@@ -115,7 +115,7 @@ def missed(entry: dict, name: str) -> set[str]:
     return {row.criterion.split(": ")[1] for row in rows if not row.passed}
 
 
-def test_exact_draws_pass_and_their_mean_is_the_best_single_forecast(judged):
+def test_exact_samples_pass_and_their_mean_is_the_best_single_forecast(judged):
     _, entry = judged
     found = entry["comparisons"]["again / exact"]["crps_by_lead"]
     assert all(0.96 < value < 1.04 for value in found["value"])
@@ -144,7 +144,7 @@ def test_each_fake_misses_the_criteria_that_are_there_for_it(judged, fake, words
 @pytest.mark.parametrize(
     ("model", "passed"), [("again", True), ("wide", False), ("mean", False), ("blind", False)]
 )
-def test_the_gate_beside_exact_draws(judged, model, passed):
+def test_the_gate_compares_with_exact_samples(judged, model, passed):
     rows = {
         row["name"]: row for row in ensemble_gates("diffusion", "t", as_corrector(judged[1], model), SETTINGS)
     }
@@ -157,7 +157,7 @@ def test_the_gate_beside_exact_draws(judged, model, passed):
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_data_of_another_noise_are_refused_where_draws_of_the_law_judge_in_their_place(judged, times):
+def test_data_of_another_noise_are_refused_by_the_exact_samples(judged, times):
     """Scores over draws of the law do not see what the data hold."""
     made = as_corrector(judged[1], "again")
     made = made | {"checks": judged[1]["checks"][times]}
@@ -166,7 +166,7 @@ def test_data_of_another_noise_are_refused_where_draws_of_the_law_judge_in_their
     assert rows["exact/t/corrector"]["passed"]
 
 
-def test_a_forecast_as_good_as_the_best_mean_is_usable_however_large_the_error_that_chance_leaves(judged):
+def test_a_forecast_as_good_as_the_best_mean_is_usable_however_large_its_error(judged):
     large = {"value": 0.7, "low": 0.6, "high": 0.8}
     below = {"value": 0.5, "low": 0.4, "high": 0.6}
     task = {
@@ -218,7 +218,7 @@ def world(tmp_path_factory):
     )
 
 
-def test_exact_draws_start_from_the_frame_last_shown_at_the_viscosity_of_its_file(world):
+def test_exact_samples_start_from_the_last_context_frame_at_the_viscosity_of_its_file(world):
     config, truth, _ = world
     drawn = sample_exactly(truth, 5, truth.rows, 3, 2)
     sources = open_sources(config, truth.task.name)
@@ -236,9 +236,7 @@ def test_exact_draws_start_from_the_frame_last_shown_at_the_viscosity_of_its_fil
     torch.testing.assert_close(mean, drawn.mean(1, keepdim=True))
 
 
-def test_what_exact_draws_leave_of_single_calls_is_what_the_data_leave_where_the_law_is_the_data(
-    world, monkeypatch
-):
+def test_residuals_of_exact_samples_are_those_of_the_data_if_the_law_is_the_data(world, monkeypatch):
     """From the frame before, at the viscosity of its file, shifted and mirrored as the window is."""
     _, truth, ensembles = world
     cache, asked = truth.cache, []
@@ -264,9 +262,7 @@ def test_what_exact_draws_leave_of_single_calls_is_what_the_data_leave_where_the
     assert one_step(single, 40, 2, [], num_exact=3).law is None
 
 
-def test_late_statistics_are_beside_late_exact_draws_as_the_data_may_remember_how_they_began(
-    world, monkeypatch
-):
+def test_late_statistics_are_compared_with_late_exact_samples(world, monkeypatch):
     """Refuses the data in their place: here they begin at three times what the noise keeps up."""
     _, truth, ensembles = world
     frames = truth.frames

@@ -229,11 +229,11 @@ def failed(entry: dict) -> dict[str, str]:
     return {row["name"]: row["reason"] for row in rows if not row["passed"]}
 
 
-def test_exact_draws_in_the_place_of_every_stage_pass_every_gate(world):
+def test_exact_samples_in_the_place_of_every_stage_pass_every_gate(world):
     assert not failed(world[1]), failed(world[1])
 
 
-def test_exact_draws_pass_every_acceptance_criterion(world):
+def test_exact_samples_pass_every_acceptance_criterion(world):
     """But those of cost: here the network is called for its calls alone."""
     rows = list(acceptance.transient("t", world[1]))
     assert (
@@ -300,7 +300,7 @@ def test_linear_waves_without_a_network_may_be_the_law_and_the_report_says_so(wo
     ("noise", "viscosity", "passes"),
     [(1.0, 1.0, True), (0.85, 1.0, False), (1.2, 1.0, False), (1.0, 0.5, False), (1.0, 2.0, False)],
 )
-def test_draws_of_another_law_are_not_exact(world, monkeypatch, noise, viscosity, passes):
+def test_samples_of_another_law_are_not_exact(world, monkeypatch, noise, viscosity, passes):
     ensembles, entry = world
     truth, seed = ensembles.truth, 3
 

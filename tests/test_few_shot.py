@@ -58,7 +58,7 @@ def arguments(world, *more: str) -> list[str]:
     ]
 
 
-def test_few_are_shown_to_ours_and_rivals_alike_and_tests_are_the_same(world):
+def test_ours_and_rivals_train_on_the_same_few_and_are_tested_alike(world):
     config = load_config(SMOKE, world[1])
     cache = open_cache(config, "burgers1d")
     part = few_shot.few(cache, 3, 0)
@@ -75,7 +75,7 @@ def test_few_are_shown_to_ours_and_rivals_alike_and_tests_are_the_same(world):
     assert torch.equal(val.parameters, cache.parameters[part.split["val"]])
 
 
-def test_every_row_is_measured_once_and_the_table_says_what_is_there(world, capsys):
+def test_every_row_is_measured_once_and_printed(world, capsys):
     fixed = "task.burgers1d.base=[persistence,propagator]"  # a kernel that is learnt goes on with the network
     few_shot.main([fixed, *arguments(world, "--counts", "2")])
     entries = json.loads((world[0] / "few.json").read_text())

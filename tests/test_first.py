@@ -80,7 +80,7 @@ def part(server, folder, num=4, **options):
     return path
 
 
-def test_garbage_of_hdf5_is_not_collected_by_the_thread_that_asks(served, tmp_path, monkeypatch):
+def test_hdf5_objects_are_not_collected_by_the_thread_that_reads(served, tmp_path, monkeypatch):
     """HDF5 holds its lock while it reads from the server: another thread that frees one of its objects waits
     for ever."""
     answered, urlopen = first.answered, urllib.request.urlopen
@@ -115,7 +115,7 @@ def test_the_first_trajectories_are_those_of_the_whole_and_little_more_is_sent(s
             assert np.array_equal(file[key], source[key])
 
 
-def test_the_file_says_that_it_is_a_part_and_no_md5_was_compared(served, tmp_path):
+def test_the_file_records_that_it_is_incomplete_and_has_no_md5(served, tmp_path):
     server, _ = served
     path = part(server, tmp_path)
     with h5py.File(path) as file:
@@ -130,7 +130,7 @@ def test_the_file_says_that_it_is_a_part_and_no_md5_was_compared(served, tmp_pat
     assert any(finding.what.startswith(note) for finding in findings)
 
 
-def test_a_finished_part_asks_for_nothing_and_another_file_of_its_name_is_refused(served, tmp_path):
+def test_a_finished_file_requests_nothing_and_another_file_of_its_name_is_refused(served, tmp_path):
     server, _ = served
     path, asked = part(server, tmp_path), len(server.ranges)
     part(server, tmp_path)
@@ -175,7 +175,7 @@ def test_an_interrupted_part_continues_at_the_next_trajectory(served, tmp_path, 
     assert np.array_equal(open_data(path, "advection1d").read(0, 6)[:, :, 0], u[:6])
 
 
-def test_a_server_that_goes_away_is_given_up_and_the_next_call_continues(served, tmp_path):
+def test_an_unreachable_server_is_an_error_and_the_next_call_continues(served, tmp_path):
     server, u = served
     server.plan = ["ok"] + [503] * 3
     with pytest.raises(
@@ -185,7 +185,7 @@ def test_a_server_that_goes_away_is_given_up_and_the_next_call_continues(served,
     assert np.array_equal(open_data(part(server, tmp_path), "advection1d").read(0, 4)[:, :, 0], u[:4])
 
 
-def test_a_server_without_ranges_says_what_to_do_and_leaves_nothing(served, tmp_path):
+def test_a_server_without_ranges_is_refused_with_the_next_step_and_no_file_remains(served, tmp_path):
     server, _ = served
     server.plan = ["no range"] * 9
     with pytest.raises(
@@ -195,7 +195,7 @@ def test_a_server_without_ranges_says_what_to_do_and_leaves_nothing(served, tmp_
     assert len(server.ranges) == 1 and [path.name for path in tmp_path.iterdir()] == ["whole.hdf5"]
 
 
-def test_a_server_that_gives_another_part_is_refused(served, tmp_path):
+def test_a_server_that_sends_other_bytes_is_refused(served, tmp_path):
     server, _ = served
     server.plan = ["ok", "elsewhere"]
     with pytest.raises(ValueError, match=r"gave bytes \d+ to \d+; expected \d+ to \d+. Correct data.url"):
@@ -260,7 +260,7 @@ def test_too_few_trajectories_and_nan_are_named_by_the_address(server, tmp_path)
         part(server, tmp_path)
 
 
-def test_what_is_not_hdf5_is_named_by_the_address(server, tmp_path):
+def test_a_file_that_is_no_hdf5_is_named_by_its_address(server, tmp_path):
     server.content = b"<html>maintenance</html>" * 99
     with pytest.raises(
         ValueError, match="api/1 is no readable HDF5 file .*; expected one of advection1d. Check data.url"
@@ -268,7 +268,7 @@ def test_what_is_not_hdf5_is_named_by_the_address(server, tmp_path):
         part(server, tmp_path)
 
 
-def test_prepare_data_fetches_the_first_and_whole_files_where_the_layout_asks_for_it(
+def test_prepare_data_fetches_the_first_trajectories_or_whole_files_by_layout(
     served, tmp_path, monkeypatch, capsys
 ):
     server, u = served

@@ -152,7 +152,7 @@ def test_on_the_trained_grid_a_forecast_is_the_rollout_of_the_latents(trained, n
     assert u_pred.shape == (len(u0), frames, head.codec.num_channels, *head.codec.space)
 
 
-def test_the_answer_is_of_the_kind_that_was_asked_with(trained):
+def test_the_forecast_has_the_array_type_of_the_input(trained):
     operator = trained[0]
     u0, parameters = given(trained, "burgers1d")
     right = forecast(operator, "burgers1d", u0, parameters, 2)
@@ -220,7 +220,7 @@ def test_the_error_on_another_grid_is_that_of_the_trained_grid(trained, cells):
     assert cache.num_frames == 16 and errors[1] < 1.05 * errors[0] < 0.1
 
 
-def test_what_the_trained_grid_cannot_hold_is_said(trained):
+def test_waves_beyond_the_trained_grid_give_a_warning(trained):
     u0, parameters = given(trained, "burgers1d")
     fine = resample(u0.double(), (128,), PERIODIC)
     wave = torch.cos(2 * math.pi * 40 * torch.arange(128) / 128)  # of 64 cells the last wave number is 32
@@ -271,7 +271,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "change", "text"), REFUSED)
-def test_whatever_the_operator_was_not_trained_on_is_refused_by_name(trained, name, change, text):
+def test_input_unlike_the_training_data_is_refused_by_name(trained, name, change, text):
     u0, parameters = given(trained, name)
     asked = {
         "operator": trained[0],
@@ -303,7 +303,7 @@ def test_a_start_outside_the_trained_range_is_served_where_that_is_accepted(trai
     assert quietly(trained[0], "burgers1d", 9 * u0, parameters, 2, extrapolate=True).isfinite().all()
 
 
-def test_a_forecast_that_blows_up_says_from_where(trained):
+def test_a_forecast_that_blows_up_names_the_frame(trained):
     operator = copy.deepcopy(trained[0])
     operator.heads["burgers1d"].out.bias.fill_(1e38)
     operator.heads["burgers1d"].scale.fill_(1e38)
@@ -383,7 +383,7 @@ def test_a_steady_cache_with_another_coefficient_is_refused(trained):
         ),
     ],
 )
-def test_weights_that_do_not_say_what_they_were_trained_on_are_refused(trained, tmp_path, key, value, text):
+def test_weights_without_the_description_of_their_data_are_refused(trained, tmp_path, key, value, text):
     operator, description = trained[0], copy.deepcopy(trained[0].description)
     if value is None:
         del description["tasks"][0][key]

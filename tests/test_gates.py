@@ -218,14 +218,14 @@ def test_a_prior_that_is_the_exact_law_passes_beside_a_cheap_one_that_is_it_too(
     assert "score/t/prior" in failed(results_with(entry(), prior("gaussian", "right")))
 
 
-def test_draws_that_see_nothing_fail_also_where_no_cheap_ensemble_sees_more():
+def test_samples_that_ignore_the_observation_fail_even_if_no_cheap_ensemble_is_better():
     made = copy.deepcopy(prior("blind", "blind"))
     made["best_cheap"] = "linear_posterior"
     names = failed(results_with(entry(), made))
     assert "observed/t/prior" in names and "score/t/prior" not in names
 
 
-def test_where_noise_alone_may_be_the_exact_law_equal_to_it_but_for_chance_is_enough():
+def test_if_noise_may_be_the_exact_law_a_corrector_equal_to_it_passes():
     """And a conditional Gaussian in the corrector's place is still refused, by exact draws."""
     made = copy.deepcopy(entry())
     versus = {"value": 1.0, "low": 0.98, "high": 1.02}
@@ -373,7 +373,7 @@ def test_usability_is_stated_with_the_reasons(error, ratio, usable, words):
     assert not found["usable"] and (None in error or "for 0.4 of 1 time units only" in found["words"])
 
 
-def test_choices_have_a_report_of_their_own():
+def test_selections_have_a_separate_report():
     config = load_config(
         None,
         [
@@ -393,7 +393,7 @@ def test_choices_have_a_report_of_their_own():
         load_config(None, ["evaluate.tasks=[darcy2d]", "data.tasks=[advection1d]", "evaluate.split=val"])
 
 
-def test_reserved_trajectories_ask_for_the_stages_that_learn_from_them():
+def test_reserved_trajectories_require_the_stages_that_train_on_them():
     tasks = "data.tasks=[advection1d, burgers1d_hidden, darcy2d_grf]"
     asked = load_config(None, [tasks, "task.advection1d.reserve=0"]).reported_stages
     assert asked["operator"] == ["advection1d", "burgers1d_hidden", "darcy2d_grf"] and asked["steady"] == [

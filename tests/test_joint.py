@@ -48,7 +48,7 @@ def compare(setting, path, monkeypatch, steps=6, variants=("joint", joint.SEPARA
     return record.mine["runs"], seen
 
 
-def test_both_sides_see_the_same_rows_as_often_and_nothing_is_trained_twice(setting, tmp_path, monkeypatch):
+def test_both_sides_train_on_the_same_rows_equally_often(setting, tmp_path, monkeypatch):
     runs, seen = compare(setting, tmp_path / "r.json", monkeypatch)
     together, alone = (
         [batch for names, *batch in seen if (len(names) > 1) is is_joint] for is_joint in (True, False)

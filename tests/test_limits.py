@@ -139,7 +139,7 @@ def limited(way: Way, source: Source, facts: float, key: int) -> tuple[Tensor, .
 
 
 @pytest.mark.parametrize(("boundary", "space", "channels"), CASES)
-def test_draws_have_the_power_of_residuals_in_every_wave_and_none_where_states_have_none(
+def test_samples_have_the_power_of_residuals_in_every_wave_and_none_if_states_have_none(
     boundary, space, channels
 ):
     source = Source(boundary, space, channels)
@@ -163,7 +163,7 @@ def test_draws_have_the_power_of_residuals_in_every_wave_and_none_where_states_h
         assert (powers(limits, drawn) / powers(limits, r))[:, 5].min() > 2
 
 
-def test_a_mean_that_residuals_do_not_have_is_not_drawn():
+def test_samples_have_no_mean_if_residuals_have_none():
     """States have a mean, what the operator leaves has none: the equation keeps it."""
 
     class Held(Source):
@@ -179,7 +179,7 @@ def test_a_mean_that_residuals_do_not_have_is_not_drawn():
     assert drawn.mean(-1).std() > 0.01 and found.mean(-1).std() < 1e-5 and r.mean(-1).std() < 1e-5
 
 
-def test_right_draws_stay_as_they_are():
+def test_correct_samples_stay_as_they_are():
     source = Source("periodic", (48,), 1)
     way = Way(source, white=0.0)
     fit(way, source)
@@ -187,7 +187,7 @@ def test_right_draws_stay_as_they_are():
     assert (kept == 1).float().mean() >= 0.8 and (kept - 1).abs().max() < 0.2  # 3 standard errors each
 
 
-def test_states_that_were_drawn_have_gains_of_their_own():
+def test_sampled_states_have_separate_gains():
     source = Source("periodic", (48,), 1)
     way = Way(source, white=0.0, told=1.5)
     fit(way, source)
@@ -223,7 +223,7 @@ def test_the_gain_of_a_shell_is_significant_or_one():
         torch.testing.assert_close(limits.gains[1], torch.full_like(limits.gains[1], expected))
 
 
-def test_what_is_fitted_does_not_depend_on_how_many_ranks_measure():
+def test_limits_do_not_depend_on_the_number_of_ranks():
     """Two ranks measure half of the batches each."""
     source, found = Source("periodic", (48,), 1), {}
     way = Way(source, white=0.1)

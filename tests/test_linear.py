@@ -152,7 +152,7 @@ def by_least_squares(cache: Cache, context: int) -> float:
     ],
     ids=["moved", "blocks", "reaction", "stations"],
 )
-def test_what_plain_least_squares_predict_the_base_predicts(tmp_path, arrays, said):
+def test_the_base_is_as_good_as_plain_least_squares(tmp_path, arrays, said):
     config, cache = prepared(tmp_path, said, **arrays)
     head, scores = base_selection.select_base(cache, 1, config.context("ks"), 0, CPU)
     assert head.base.kind == "linear" and not head.description["base"]["unstable"]
@@ -182,7 +182,7 @@ def test_a_network_is_trained_over_a_map_whose_errors_are_alike_on_windows_of_th
     assert float(head.scale) == pytest.approx(firm, rel=0.3)  # what the network is to learn
 
 
-def test_a_map_that_grows_is_offered_without_its_growth():
+def test_a_growing_map_becomes_a_candidate_without_its_growth():
     base = Linear(num_channels=1, num_parameters=0, space=[3], lags=2, rank=2)
     base.kept[:] = torch.tensor([0.9, 0.8, 0.5])
     base.reads[:, 0], base.gives[0, 0] = torch.tensor([0.3, 0.0, 0.0, 0.2, 0.0, 0.0]), 1.0
@@ -192,7 +192,7 @@ def test_a_map_that_grows_is_offered_without_its_growth():
     assert base.shrunk(growth).growth(0) == pytest.approx(1.0, rel=1e-4)
 
 
-def test_a_map_between_cells_is_not_offered_where_windows_are_shifted(tmp_path, capsys):
+def test_a_map_between_cells_is_no_candidate_if_windows_are_shifted(tmp_path, capsys):
     u = fields(12, 16)[:, None].repeat(3, 1)
     said = {**TRANSIENT, "boundary": "periodic", "symmetries": ["shift"]}
     config, cache = prepared(tmp_path, said, u=u)
@@ -237,7 +237,7 @@ def test_masked_cells_take_no_part(tmp_path):
         assert part[8:14].abs().max() < 1e-6 * part.abs().max()
 
 
-def test_forcing_that_is_known_is_read(tmp_path):
+def test_the_linear_base_reads_the_forcing(tmp_path):
     """Heated by a number that differs from frame to frame, at places that differ from cell to cell."""
     draw, where, u = np.random.default_rng(3), np.linspace(0, 2, 16), [np.zeros((30, 16))]
     heat = draw.standard_normal((30, 12))

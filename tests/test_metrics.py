@@ -187,7 +187,7 @@ def test_legacy_number_equals_averaging_over_perfect_context_frames():
     assert "nrmse_legacy" not in summary(u_pred, u_ref)
 
 
-def test_zero_frames_are_left_out_and_counted():
+def test_zero_frames_are_excluded_and_counted():
     u_pred, u_ref = make(channels=2)
     u_ref[0, 2, 1] = 0.0
     ratio = metrics.nrmse(u_pred, u_ref)
@@ -282,7 +282,7 @@ def test_bootstrap_interval_covers_the_truth_about_as_often_as_it_says():
     assert 0.88 <= covered / 200 <= 0.99
 
 
-def test_grouped_trajectories_are_drawn_together():
+def test_grouped_trajectories_are_resampled_together():
     values = torch.randn(30, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     _, low, high = interval(values, 500, 0)
     repeated = interval(values.repeat(4), 500, 0)  # the same thirty, four times: no new information

@@ -217,7 +217,7 @@ def fitted(num_channels: int, degree: int = 1, seed: int = 0) -> tuple[Propagato
     return base, settings
 
 
-def test_each_field_comes_from_its_base_which_sees_what_it_reads():
+def test_each_field_comes_from_its_base_which_gets_the_fields_that_it_reads():
     (one, small), (two, large) = fitted(1, 3), fitted(3, 1, 1)
     base = PerField.of(
         [Component(one, "propagator", small, [2], [2]), Component(two, "propagator", large, None, [0])]
@@ -253,7 +253,7 @@ def test_components_of_one_base_are_merged_and_called_once():
     assert components_of(inner, {}, [2, 1])[0].fields == [2] and components_of(inner, {}, [1]) == []
 
 
-def test_what_was_found_is_said_of_the_fields_that_it_serves_and_bounds_can_be_lifted():
+def test_findings_name_the_fields_of_their_base_and_bounds_can_be_lifted():
     settings = {
         "num_values": 1,
         "num_channels": 2,
@@ -306,7 +306,7 @@ def test_a_solver_of_the_users_may_serve_some_fields():
     assert bool((base.use(lambda u: 2 * u)(u, ALONE)[:, 1] == 2).all())
 
 
-def test_no_number_is_asked_of_the_device():
+def test_bases_per_field_do_not_wait_for_the_device():
     (one, small), (two, large) = fitted(1, 3), fitted(3, 1, 1)
     base = PerField.of(
         [Component(one, "propagator", small, [2], [2]), Component(two, "propagator", large, None, [0, 1])]

@@ -217,7 +217,7 @@ class Page(HTMLParser):
         self.words.append(data)
 
 
-def test_page_is_well_formed_and_asks_nothing_from_outside(made):
+def test_the_page_is_well_formed_and_requests_nothing(made):
     results, _, path = made
     text = path.read_text(encoding="utf-8")
     page = Page(text)
@@ -383,7 +383,7 @@ def test_the_gain_of_the_network_is_paired_by_trajectory(ratio, kind, words, cel
     assert "The network is not used on advection1d." in paragraph(results)  # older weights do not record why
 
 
-def test_a_conserved_mean_that_the_network_loses_is_named():
+def test_a_conservation_error_of_the_network_is_named():
     results, _, _ = example()
     task = results["tasks"]["advection1d"]
     task["models"]["operator"]["conservation_error"], task["models"]["codec_floor"]["conservation_error"] = (
@@ -412,7 +412,7 @@ def columns(text):
     return head, {row[0].strip(): dict(zip(head, row, strict=True)) for row in rows}
 
 
-def test_the_first_table_sets_the_operator_beside_base_rival_and_conservation(made):
+def test_the_first_table_compares_operator_base_rival_and_conservation(made):
     results, _, path = made
     head, rows = columns(path.read_text(encoding="utf-8"))
     assert head[:3] == ["nRMSE", "UPS operator", "base alone"]
@@ -518,7 +518,7 @@ def deuteranope(colour):
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
-def test_lines_that_share_a_figure_are_told_apart_without_green_and_without_colour():
+def test_lines_of_a_figure_differ_without_green_and_without_colour():
     together = [
         ["truth", "operator", "base", "fno", "unet", "persistence", "codec_floor"],
         ["operator", *figures_ensemble.FEATURED, "bayes_mean"],
@@ -652,7 +652,7 @@ def test_leaderboard_names_the_broken_report(tmp_path):
         leaderboard.read(tmp_path)
 
 
-def test_results_that_were_altered_are_no_row(tmp_path):
+def test_altered_results_have_no_row(tmp_path):
     """Refuses an edited figure, and a failed gate that was made to pass."""
     results = copy.deepcopy(example()[0])
     fake_run(results, "edited", 1.0, tmp_path)

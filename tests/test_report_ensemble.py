@@ -251,7 +251,7 @@ def test_members_move_beside_the_truth():
     assert "members beside the truth" in page and "member 2" not in page
 
 
-def test_what_is_missing_is_left_out():
+def test_sections_without_data_are_omitted():
     entry, sample = forecast()
     entry = {"models": {"operator": entry["models"]["operator"]}, "times": entry["times"]}
     page = ensemble_section(entry, {}, "burgers1d")

@@ -64,7 +64,7 @@ def beats_its_base(sums: Tensor, groups: Tensor = ALONE) -> bool:
 # ---------------------------------------------------------------- network or base
 
 
-def test_the_network_serves_where_it_is_better_by_more_than_chance_alone():
+def test_the_network_is_used_if_it_is_better_by_more_than_chance():
     luck = (0.5 * noise(64, seed=3)).exp()  # as often better as worse, and by as much
     ratio = 0.98 * luck / luck.mean()  # on these rows a little better in the mean: that was enough before
     network, base = (part.sqrt().mean() for part in rollout_squares(ratio).unbind(1)[2:])
@@ -75,7 +75,7 @@ def test_the_network_serves_where_it_is_better_by_more_than_chance_alone():
     assert beats_its_base(rollout_squares(shared)) and not beats_its_base(rollout_squares(shared), ALONE % 4)
 
 
-def test_a_network_that_blows_up_on_one_start_does_not_serve():
+def test_a_network_that_blows_up_from_one_start_is_not_used():
     ratio = torch.full((64,), 0.5)
     assert beats_its_base(rollout_squares(ratio))
     for large in (60.0, math.inf, math.nan):  # 60: by the median it is still the better of the two
@@ -89,14 +89,14 @@ def test_a_network_that_blows_up_on_one_start_does_not_serve():
 
 
 @pytest.mark.parametrize("mean", [0.5, 1.0, 3.0])
-def test_chaos_about_a_mean_is_judged_by_its_variation(mean):
+def test_chaos_about_a_mean_is_scored_by_its_variation(mean):
     """The mean's error is less than 1 relative to such a field, and no less of the field's variation."""
     sums = squares_of(CHAOS, MEAN, mean=mean)
     assert select({1.0: sums}, ALONE, 0)["network_weight"] == 1.0
     assert scores_of({"a": sums}) < scores_of({"a": squares_of([0.3, 0.6, 0.8] + [1.2] * 7, MEAN, mean=mean)})
 
 
-def test_where_chaos_has_taken_over_the_mean_is_no_better_than_what_goes_on_as_the_system_does():
+def test_beyond_predictability_the_mean_is_no_better_than_a_realistic_rollout():
     """Of whole rollouts the base, which falls to the mean, is the better; what was learnt shows in the first
     leads. Errors above chance, a network that has blown up, still count."""
     chaotic = squares_of(CHAOS, MEAN)
@@ -113,9 +113,7 @@ def test_where_chaos_has_taken_over_the_mean_is_no_better_than_what_goes_on_as_t
 @pytest.mark.parametrize(
     ("rows", "num_leads", "mean"), [(8, 20, 0.0), (8, 200, 0.3), (64, 10, 0.75), (64, 200, 0.75)]
 )
-def test_in_chaos_the_one_that_follows_longer_serves_whether_it_goes_on_or_falls_to_the_mean(
-    rows, num_leads, mean
-):
+def test_in_chaos_the_model_that_follows_longer_is_selected(rows, num_leads, mean):
     """Gaussian waves; correlations with the truth of 1 / (1 + (t / 8)^4), of the other four leads later."""
     draws, time = torch.Generator().manual_seed(0), torch.arange(1, num_leads + 1.0)
     waves = torch.randn(12, 64, generator=draws) / 12**0.5
@@ -134,7 +132,7 @@ def test_in_chaos_the_one_that_follows_longer_serves_whether_it_goes_on_or_falls
 
 
 @pytest.mark.parametrize("num_leads", [10, 100, 400])
-def test_the_number_of_lost_leads_does_not_decide_what_serves(num_leads):
+def test_the_number_of_lost_leads_does_not_decide_the_selection(num_leads):
     lost = num_leads - 3
     for seed in range(3):
         sums = squares_of([0.05, 0.15, 0.4] + [1.41] * lost, [0.4, 0.7, 0.9] + [1.0] * lost)
@@ -171,7 +169,7 @@ def test_an_error_counts_in_full_unless_both_first_followed_the_truth_and_then_l
     assert scores_of({"a": squares_of(network, base)})[0] == pooled(squares_of(network, base))["network"]
 
 
-def test_an_error_that_falls_never_turns_the_choice_against_its_candidate():
+def test_a_lower_error_never_turns_the_selection_against_its_candidate():
     """At every lead but those that first follow the truth, whatever the others are."""
     levels = [0.1, 0.45, 0.6, 0.79, 0.81, 1.0, 1.41, 1.7, 1.8, 3.0]
     draw = torch.Generator().manual_seed(0)
@@ -354,7 +352,7 @@ def test_weights_without_a_record_load_and_no_reason_is_invented():
     assert "The network is not used on a." in paragraph({"tasks": {"a": task}, "gates": [], "protocol": {}})
 
 
-def test_the_numbers_that_decided_stay_with_the_weights_and_do_not_hinder_a_warm_start():
+def test_the_record_of_the_selection_is_saved_with_the_weights_and_allows_a_warm_start():
     first, second = (build(describe("burgers1d", "transport")) for _ in range(2))
     record = select({1.0: squares_of([0.3], [0.5])}, ALONE, 0)
     first.heads["burgers1d"].record_selection(record)

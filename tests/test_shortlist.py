@@ -91,7 +91,7 @@ def test_of_bases_that_differ_by_rounding_the_simplest_serves(tmp_path):
         assert max(errors) < 1e-5 and facts["description"]["base"]["settings"]["degree"] == 1
 
 
-def test_a_base_that_validation_tells_from_the_best_is_not_as_good_however_simple(tmp_path):
+def test_a_base_that_is_worse_on_validation_is_not_selected_however_simple(tmp_path):
     """Also with one validation trajectory, where nothing is known of chance."""
     for folder, num in ((tmp_path / "many", NUM), (tmp_path / "few", 10)):
         folder.mkdir()
@@ -104,7 +104,7 @@ def test_a_base_that_validation_tells_from_the_best_is_not_as_good_however_simpl
         )  # 1e-3 of the error of persistence is much
 
 
-def test_one_trajectory_that_goes_astray_is_told_from_chance(tmp_path):
+def test_one_diverging_trajectory_is_no_chance(tmp_path):
     """The interval of a ratio may hold 1 where one row in many is lost; the ratio itself says it."""
     cache = cache_of(tmp_path, u=waves())
     exact, astray = propagator(cache, moving(growth=0.1), degree=3), propagator(cache, moving(growth=0.1))
@@ -313,7 +313,7 @@ def said_of(forecaster: Forecaster, u: np.ndarray, num_frames: int) -> list[str]
     return [str(one.message) for one in caught]
 
 
-def test_a_forecast_longer_than_what_was_evaluated_says_so_once_and_from_which_frame(model):
+def test_a_forecast_beyond_the_evaluated_horizon_warns_once_and_names_the_frame(model):
     forecaster, _ = model
     u = 0.1 * waves(1)[:2]
     assert not said_of(forecaster, u, FRAMES - 1)
@@ -325,7 +325,7 @@ def test_a_forecast_longer_than_what_was_evaluated_says_so_once_and_from_which_f
     assert "bounds" not in text
 
 
-def test_a_forecast_that_reaches_the_bounds_says_so_and_from_which_frame(model):
+def test_a_forecast_that_reaches_the_bounds_warns_and_names_the_frame(model):
     forecaster, cache = model
     u = waves(growth=0.6)
     u = u[[np.abs(u).max((1, 2)).argmax(), 0]]
@@ -346,7 +346,7 @@ def test_a_forecast_that_reaches_the_bounds_says_so_and_from_which_frame(model):
     assert "evaluated" in text and "bounds" in text
 
 
-def test_weights_that_hold_no_horizon_are_served_without_a_word(model):
+def test_weights_without_a_horizon_give_no_warning(model):
     forecaster, _ = model
     old = copy.deepcopy(forecaster)
     del old.operator.heads["ks"].description["horizon"]

@@ -45,9 +45,7 @@ def gpu(monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "cells"), [("cfd1d_trans", 512), ("cfd2d", 16), ("cfd3d_turb", 8)])
-def test_a_gas_is_solved_on_the_gpu_and_gets_as_many_trajectories_as_it_has_memory_for(
-    name, cells, gpu, monkeypatch
-):
+def test_a_gas_is_solved_on_the_gpu_in_batches_that_fit_its_memory(name, cells, gpu, monkeypatch):
     evolve, seen = compressible.evolve, []
 
     def watched(state, *args, **kwargs):
@@ -72,7 +70,7 @@ def test_a_solver_that_mixes_devices_is_found(gpu, monkeypatch):
         generate.solve("cfd1d", np.arange(2), resolution=16, **SETTINGS)
 
 
-def test_what_gains_nothing_by_a_gpu_stays_with_the_processes(gpu, monkeypatch):
+def test_tasks_that_gain_nothing_on_a_gpu_are_solved_by_processes(gpu, monkeypatch):
     names = ("cfd1d", "cfd3d_turb", "burgers1d", "darcy2d")
     assert [generate.solved_on(name) for name in names] == ["meta", "meta", "cpu", "cpu"]
     given = []

@@ -80,7 +80,7 @@ def mine(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_a_solver_that_is_exact_leaves_nothing_and_is_chosen_before_what_is_not(mine):
+def test_an_exact_solver_has_no_residual_and_is_selected(mine):
     config = load_config(mine, ["task.heat.base=[persistence, {solver: exact_step:step}]"])
     assert (config.task["heat"].base, config.task["heat"].solver) == (
         ["persistence", "solver"],
@@ -147,7 +147,7 @@ def test_our_own_solvers_are_examples(mine):
         ("exact_step:stride", "which is not there .*has no attribute 'stride'.*function step"),
     ],
 )
-def test_a_solver_that_is_not_there_is_named(mine, place, message):
+def test_a_missing_solver_is_named(mine, place, message):
     with pytest.raises(ValueError, match=message):
         load_step(place, "heat")
 

@@ -253,7 +253,7 @@ def test_two_channels_are_observed_together_and_inform_each_other():
     )
 
 
-def test_a_posterior_from_few_fields_is_calibrated_and_that_of_a_sample_covariance_is_not():
+def test_the_posterior_from_few_fields_is_calibrated():
     """Half of the cells seen, fields hardly more than cells; the fake measures variances on the fields that
     made the patterns."""
     fields = drawn(uneven(32), 4400, "few")

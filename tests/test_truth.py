@@ -42,7 +42,7 @@ def world(request, tmp_path_factory):
     return config, truth, operator.eval().requires_grad_(False)
 
 
-def test_the_truth_is_what_the_data_file_holds(world):
+def test_the_truth_is_the_content_of_the_data_file(world):
     config, truth, _ = world
     sources = open_sources(config, TASK)
     for row, u in zip(truth.rows.tolist(), truth.future(truth.rows), strict=True):
@@ -54,7 +54,7 @@ def test_the_truth_is_what_the_data_file_holds(world):
     assert torch.equal(windows[1, 0], truth.frames(truth.rows[1:2], 1, 1)[0, 0])
 
 
-def test_a_perfect_latent_is_charged_what_its_codec_leaves_out(world):
+def test_a_perfect_latent_has_the_error_of_its_codec(world):
     """In a single step and in the codec's own row of the report alike: the error that both see is one and the
     same."""
     config, truth, operator = world

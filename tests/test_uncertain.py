@@ -54,7 +54,7 @@ def report(tmp_path_factory) -> Path:
 
 
 @pytest.mark.faults
-def test_exact_draws_stand_in_the_report_where_the_law_is_known_and_statistics_where_it_is_not(report):
+def test_the_report_has_exact_samples_if_the_law_is_known_and_statistics_otherwise(report):
     results = json.loads((report / "results.json").read_text())
     page = (report / "report.html").read_text()
     for name, entry in results["ensembles"].items():
@@ -96,7 +96,7 @@ def test_exact_draws_stand_in_the_report_where_the_law_is_known_and_statistics_w
     assert "best possible mean" in results["usability"]["burgers1d_forced"]["words"]
 
 
-def test_the_configuration_gives_exact_draws_the_grid_of_the_data():
+def test_exact_samples_need_the_grid_of_the_data():
     config = load_config(ROOT / "configs" / "uncertain.yaml")
     assert set(config.data.tasks) == set(TASKS) and config.evaluate.ensemble_trajectories >= 100
     for name in config.data.tasks:

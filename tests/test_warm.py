@@ -100,7 +100,7 @@ def test_trunk_and_known_heads_are_taken_bit_by_bit_and_new_heads_are_new(parent
     assert torch.equal(embedding[:2], own[[1, 0]]) and torch.equal(embedding[2], before["task_embedding"][2])
 
 
-def test_mixing_that_the_parent_does_not_have_begins_anew(parent):
+def test_mixing_that_the_parent_lacks_is_initialised(parent):
     """A volume's is of its own and of its boundary; and a parent of volumes alone has none along axes."""
     given = load_operator(parent / "operator")
 
@@ -144,9 +144,7 @@ def test_rates_of_the_trunk_are_multiplied_and_those_of_heads_are_not(parent):
             assert rates[id(parameter)] == base * (0.25 if is_trunk(name) else 1.0), name
 
 
-def test_a_step_of_the_stage_moves_what_is_shared_and_what_is_its_tasks_own_and_nothing_else(
-    caches, tmp_path
-):
+def test_a_step_changes_shared_weights_and_those_of_its_task_only(caches, tmp_path):
     """Refused: a stage that steps every parameter, so that stale moments move tasks that are not in the
     batch."""
     code, log = train(
@@ -180,7 +178,7 @@ def test_a_step_of_the_stage_moves_what_is_shared_and_what_is_its_tasks_own_and_
 @pytest.mark.parametrize(
     ("name", "kind", "history"), [("burgers1d", "persistence", 2), ("darcy2d", "elliptic", 1)]
 )
-def test_a_head_over_another_codec_says_the_same_of_the_same_fields(tmp_path, name, kind, history):
+def test_a_head_over_another_codec_predicts_the_same_fields(tmp_path, name, kind, history):
     one = build(describe(name, kind, history, bundle=1))
     description, codecs = describe(name, kind, history, bundle=1)
     space = dict(zip(("codec", "coefficient_codec"), ((2, 3) if name == "darcy2d" else (4,)), strict=False))
@@ -247,7 +245,7 @@ def test_a_killed_stage_that_started_from_another_resumes_bit_by_bit(caches, par
     assert are_equal(whole, cut) and not are_equal(trunk_of(whole), trunk_of(weights_of(parent)))
 
 
-def test_a_stage_is_of_the_weights_that_it_started_from(caches, parent, tmp_path):
+def test_a_stage_depends_on_the_weights_that_it_started_from(caches, parent, tmp_path):
     """Another parent, or none, is another stage; where the same one lies does not matter."""
     start = tmp_path / "start"
     shutil.copytree(parent / "operator", start / "operator")
@@ -288,14 +286,14 @@ def test_a_stage_is_of_the_weights_that_it_started_from(caches, parent, tmp_path
         ),
     ],
 )
-def test_what_cannot_be_started_from_is_refused_by_name(caches, parent, tmp_path, more, text):
+def test_an_unusable_start_is_refused_by_name(caches, parent, tmp_path, more, text):
     more = [override.format(tmp=tmp_path, parent=parent) for override in more]
     config = load_config(SMOKE, [*overrides_of(caches, tmp_path), *RUN, FIRST, *more])
     with pytest.raises((FileNotFoundError, ValueError), match=text):
         stages.parents_of(config, "operator")
 
 
-def test_an_operator_is_no_start_of_a_corrector(caches, parent, tmp_path):
+def test_a_corrector_cannot_start_from_an_operator(caches, parent, tmp_path):
     config = load_config(SMOKE, [*overrides_of(caches, tmp_path), f"diffusion.init={parent / 'operator'}"])
     with pytest.raises(
         FileNotFoundError, match="diffusion.init leads to .*operator, which is no finished diffusion stage"
@@ -316,7 +314,7 @@ def test_a_factor_of_a_trunk_that_was_not_taken_is_refused():
         load_config(SMOKE, ["operator.optim.trunk_factor=-1", "operator.init=runs/x"])
 
 
-def test_training_longer_than_planned_is_told_how(caches, parent):
+def test_longer_training_than_planned_is_refused_with_the_way_to_continue(caches, parent):
     arguments = [*overrides_of(caches, parent.parent), *RUN, FIRST]
     for more, is_told in (
         (["operator.train.steps=60"], True),
