@@ -26,7 +26,7 @@ from ups.data import build_cache as cache_build
 from ups.data import cache as cache_module
 from ups.data import tokenizer, trajectories
 from ups.data.build_cache import build_cache, data_files, is_up_to_date, plan, same_sources
-from ups.data.cache import Cache, cache_settings, open_cache, place
+from ups.data.cache import open_cache, place
 from ups.data.generate import generation_settings, write_data
 from ups.data.latents import Latents
 from ups.data.pdebench import split_indices
@@ -836,12 +836,6 @@ def test_script_verify_reports_damage_with_exit_status_1(copy, built, capsys):
     damage(path, read_seal(path)["latents"][0][0] + 100)
     assert prepare_cache.main(arguments(config, "--verify")) == 1
     assert "damaged row 0" in capsys.readouterr().out
-
-
-def test_header_is_plain_json_that_says_what_the_cache_is(built):
-    cache = open_cache(built, "advection1d")
-    assert cache.header["settings"] == json.loads(json.dumps(cache_settings(built, "advection1d")))
-    assert isinstance(Cache(cache.path, built.task["advection1d"]).header["coordinates"]["x"], list)
 
 
 def test_a_figure_has_the_axes_and_cell_centres_of_the_data(built):

@@ -103,7 +103,7 @@ def test_a_drift_of_frames_with_noise_of_measurement_is_not_stated():
     """u_t = 0.002 u_xx at rest almost, under white noise of measurement alone: what one frame leaves the next
     one gives back."""
     x = torch.arange(CELLS, dtype=torch.float64) / CELLS
-    phase = torch.rand(80, 1, 1, generator=generator(0, "phases"), dtype=torch.float64)
+    phase = torch.rand(40, 1, 1, generator=generator(0, "phases"), dtype=torch.float64)
     t = 0.05 * torch.arange(FRAMES, dtype=torch.float64)[:, None]
     u = torch.exp(-0.002 * (2 * math.pi) ** 2 * t) * torch.sin(2 * math.pi * (x + phase))
     u = u + 0.1 * torch.randn(u.shape, generator=generator(1, "noise"), dtype=torch.float64)

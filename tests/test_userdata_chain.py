@@ -358,7 +358,7 @@ def test_from_a_file_to_a_report_and_a_forecast_in_small(tmp_path, data):
 def test_from_a_declaration_to_a_report_a_forecast_and_a_file(tmp_path, data):
     config = overlay(
         tmp_path,
-        data(tmp_path),
+        {**data(tmp_path), "base": ["persistence", "propagator"]},
         run={"name": "mine", "root": str(tmp_path / "runs")},
         operator={
             "model": {"width": 16, "depth": 1, "kernel_size": 3},
