@@ -323,8 +323,9 @@ def measure_residuals(u: Tensor, r: Tensor) -> dict[str, float]:
     }
 
 
-# Measured with 500 steps of the rival: teacher std 1.08, skewness 0.84, between 0.01; student 0.89, 0.78, 0.08;
-# rival 0.93, 0.81, 0.07, local 0.77. A conditional Gaussian: skewness -0.05, between 0.34. Chance adds 0.03.
+# Measured with 500 steps of the rival: teacher std 1.08, skewness 0.84, between 0.01; student 0.89, 0.78,
+# 0.08; rival 0.93, 0.81, 0.07, local 0.77. A conditional Gaussian: skewness -0.05, between 0.34. Chance adds
+# 0.03.
 RESIDUALS = {
     "mean": (-0.2, 0.2),
     "std": (0.8, 1.2),
@@ -361,8 +362,9 @@ def measure_prior(log_a: Tensor, mask: Tensor, log_u: Tensor) -> dict[str, float
     return {name: float(value) for name, value in found.items()}
 
 
-# Measured with 350 steps: slope 0.95 to 0.97, seen 1.13 (all seen) and 1.3 to 1.4 (half), joint 0.95 to 1.14, third 0.76 to
-# 1.5, unseen 1.15 to 1.2. A conditional Gaussian: joint 0.3 to 0.4, third 0; another field's: slope 0.
+# Measured with 350 steps: slope 0.95 to 0.97, seen 1.13 (all seen) and 1.3 to 1.4 (half), joint 0.95 to
+# 1.14, third 0.76 to 1.5, unseen 1.15 to 1.2. A conditional Gaussian: joint 0.3 to 0.4, third 0; another
+# field's: slope 0.
 PRIOR = {
     "slope": (0.85, 1.15),
     "seen": (0.7, 1.8),
