@@ -613,6 +613,7 @@ def test_compiled_blocks_give_the_gradients_of_plain_ones_on_a_cpu():
         torch.testing.assert_close(one, two)
 
 
+@pytest.mark.faults
 def test_a_long_compilation_is_no_hang_and_checkpoints_pass_to_plain_blocks_and_back(tmp_path):
     blocks = {"blocks": True, "backend": "eager"}
     whole = launch(tmp_path / "whole", world=2, options=blocks)

@@ -52,6 +52,7 @@ def test_two_processes_equal_one_bitwise_and_a_dead_one_is_an_error():
     assert not set(workers) & set(active_children())
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no SIGKILL")
 def test_a_killed_run_leaves_no_process_and_continues(tmp_path, capsys):

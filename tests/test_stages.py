@@ -910,26 +910,28 @@ def test_leads_and_members_have_noise_of_their_own(ensembles):
 @torch.no_grad()
 def test_single_steps_are_compared_on_the_same_test_windows_with_the_same_noise(ensembles, hidden):
     windows = one_step(ensembles, 6, 3, ensembles.names)
-    draws, again = windows.draws, one_step(ensembles, 6, 3, ["corrector"]).draws
+    samples, again = windows.samples, one_step(ensembles, 6, 3, ["corrector"]).samples
     assert (
-        set(draws) == set(ensembles.names) and draws["operator"].shape[1] == 1 and not draws["operator"].any()
+        set(samples) == set(ensembles.names)
+        and samples["operator"].shape[1] == 1
+        and not samples["operator"].any()
     )
     assert windows.truth.shape == (6, 8, 4) and windows.rows.max() < len(hidden.cache.split["test"])
-    torch.testing.assert_close(again["corrector"], draws["corrector"])
+    torch.testing.assert_close(again["corrector"], samples["corrector"])
     torch.testing.assert_close(
         windows.u_ref, hidden.decode(windows.truth), rtol=0, atol=1e-5
-    )  # the codec leaves nothing out
-    mixed = one_step(ensembles, 6, 3, ["corrector", "dressed"], is_shuffled=True).draws
-    torch.testing.assert_close(mixed["dressed"], draws["dressed"])  # which knows no conditions
-    gaussian = one_step(ensembles, 6, 3, ["dressed_conditional"], is_shuffled=True).draws[
+    )  # the codec is exact
+    mixed = one_step(ensembles, 6, 3, ["corrector", "dressed"], is_shuffled=True).samples
+    torch.testing.assert_close(mixed["dressed"], samples["dressed"])  # which reads no conditions
+    gaussian = one_step(ensembles, 6, 3, ["dressed_conditional"], is_shuffled=True).samples[
         "dressed_conditional"
     ]
     torch.testing.assert_close(
-        gaussian, draws["dressed_conditional"]
-    )  # nor has a network that could lose them
-    assert (mixed["corrector"] - draws["corrector"]).abs().max() > 1e-3
-    fine = one_step(ensembles, 6, 3, ["corrector"], num_steps=32).draws
-    assert 0 < (fine["corrector"] - draws["corrector"]).abs().max()
+        gaussian, samples["dressed_conditional"]
+    )  # nor has it a network that could lose them
+    assert (mixed["corrector"] - samples["corrector"]).abs().max() > 1e-3
+    fine = one_step(ensembles, 6, 3, ["corrector"], num_steps=32).samples
+    assert 0 < (fine["corrector"] - samples["corrector"]).abs().max()
 
 
 @torch.no_grad()

@@ -129,6 +129,7 @@ def wandb_config():
 # ---------------------------------------------------------------- W&B itself
 
 
+@pytest.mark.faults
 def test_after_a_kill_wandb_has_every_number_once_in_order_under_one_id_and_the_true_exit_code(tmp_path):
     directory = tmp_path / "run"
     first = start(directory, "offline", 0, 20, "wait")
@@ -176,6 +177,7 @@ def test_what_was_logged_before_wandb_was_asked_for_is_sent_too(tmp_path, wandb_
     assert numbers == [(step, "operator/train/loss", 0.5 * step) for step in range(1, 7)]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     "more, cause",
     [

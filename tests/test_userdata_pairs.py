@@ -70,6 +70,7 @@ def pairs(tmp_path_factory):
     return folder
 
 
+@pytest.mark.faults
 def test_two_frames_and_a_one_dimensional_map_train_and_end_in_a_report(pairs, monkeypatch):
     arguments = ["--config", str(pairs / "pairs.yaml")]
     assert prepare_cache.main(arguments) == 0
