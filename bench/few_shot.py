@@ -17,7 +17,7 @@ parameter value (task.cfd1d.parameters=[0.01] data.root=.. cache.root=..).
     fno, unet   bench/networks.py
     base        ours without its network
 
-The token mixing of a block is private to a task (ups/models/backbone.py): it starts as the mean of the
+The token mixing of a block is private to a task (ups/models/backbones/): it starts as the mean of the
 parent's and is trained in `frozen`, too. Weights, bases and network weights are selected on N trajectories of
 the validation split, the same for all rows; zero_shot selects its head on all of it. The codec's statistics
 come from all training data, for all rows. No model is tuned: all have the settings that a search starts from.

@@ -37,7 +37,7 @@ from bench.search import Changes, Trial, search
 from ups.config import DEFAULT_OVERLAY, Config, load_config, to_dict
 from ups.data.build_cache import build_cache, is_up_to_date
 from ups.data.cache import open_cache
-from ups.models.backbone import BOX, PLANE, VOLUME
+from ups.models.backbones.flat import BOX, PLANE, VOLUME
 from ups.models.bases import BASES
 from ups.report.bench_rows import FOLDER
 from ups.tasks import get_task

@@ -64,6 +64,8 @@ class FailInBackward(torch.autograd.Function):
 class Block(torch.nn.Module):
     """Parameters whose axes divide evenly among few ranks, or not at all."""
 
+    is_repeated_layer = True
+
     def __init__(self, width: int):
         super().__init__()
         self.mix = torch.nn.Parameter(torch.randn(2, 3, width, width) / width)

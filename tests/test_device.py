@@ -35,7 +35,7 @@ from ups.generative import fitting
 from ups.generative.corrector import Corrector
 from ups.generative.residuals import Batches, SteadyResiduals, TransientResiduals
 from ups.generative.student import SolvedPool, as_map, solve
-from ups.models.backbone import FlatBackbone
+from ups.models.backbones.flat import FlatBackbone
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.elliptic import Elliptic
 from ups.models.head_setup import base_settings, head_description

@@ -10,7 +10,7 @@ import torch
 from ups.common.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, along
 from ups.common.spectral import FieldTransform, cosine, resample
 from ups.metrics.spectra import energy_spectrum
-from ups.models.backbone import LocalMixing, SpectralMixing
+from ups.models.backbones.layers import LocalMixing, SpectralMixing
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.elliptic import Elliptic
 from ups.models.bases.transport import Transport

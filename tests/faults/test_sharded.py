@@ -272,7 +272,7 @@ def test_a_model_that_cannot_be_sharded_is_refused(tmp_path, blocks):
     assert (
         "parameter none has type torch.float64; expected float32 with FSDP"
         if blocks
-        else "the model has no module of class Block (fsdp_transformer_layer_cls_to_wrap)"
+        else "the model has no layer with is_repeated_layer"
     ) in outcome.logs[0]
 
 

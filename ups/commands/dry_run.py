@@ -25,7 +25,8 @@ from ups.data.build_cache import plan
 from ups.data.download import is_verified
 from ups.data.generate import num_done
 from ups.generative.corrector import Corrector
-from ups.models.backbone import backbone_of, task_of
+from ups.models.backbones import backbone_of
+from ups.models.backbones.backbone import task_of
 from ups.models.operator import Operator
 from ups.tasks import get_task
 from ups.training.environment import asks_for_cpu

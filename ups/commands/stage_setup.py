@@ -9,7 +9,7 @@ from ups.commands.stages import parents_of
 from ups.config import Config, parse_arguments
 from ups.data.cache import Cache, open_cache
 from ups.data.counts import Counts, check_counts, count_rows, print_refusals
-from ups.models.backbone import TaskNetwork
+from ups.models.network import TaskNetwork
 from ups.models.warm import copy_weights
 from ups.training.run import Run
 

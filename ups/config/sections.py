@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ups.common.stages import STAGES
+from ups.config.backbones import BACKBONES
 from ups.config.bases import BASES
 from ups.tasks import Task, get_task, make_user_task
 from ups.userdata.section import facts
@@ -173,7 +174,7 @@ class UserTaskConfig(TaskConfig):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    kind: Literal["flat", "box"]  # a row of ups/models/backbone.py
+    kind: Literal[tuple(BACKBONES)]
     width: Annotated[int, Positive]
     depth: Annotated[int, Positive]
     modes: Annotated[int, Positive]

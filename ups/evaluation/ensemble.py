@@ -33,7 +33,8 @@ from ups.evaluation.truth import Truth, affordable
 from ups.generative.corrector import CorrectorHead, load_corrector
 from ups.generative.residuals import TransientResiduals, residual_schedule
 from ups.generative.sampling import SAMPLERS, STATES, Sampler, member_noises, sample_members, samplers_of
-from ups.models.backbone import ANY, task_of
+from ups.models.backbones import ANY
+from ups.models.backbones.backbone import task_of
 from ups.models.operator import Operator
 from ups.models.rollout import name_starts
 from ups.models.windows import symmetry

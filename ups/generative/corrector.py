@@ -27,8 +27,11 @@ from ups.generative.diffusion import Velocity
 from ups.generative.limits import WaveLimits
 from ups.generative.linear_posterior import LinearPosterior
 from ups.generative.waves import Waves
-from ups.models.backbone import LocalBackbone, TaskNetwork, backbone_of, zero_linear
+from ups.models.backbones import backbone_of
+from ups.models.backbones.flat import LocalBackbone
+from ups.models.backbones.layers import zero_linear
 from ups.models.description_checks import CORRECTOR, CORRECTOR_HEAD, require_kinds
+from ups.models.network import TaskNetwork
 from ups.models.warm import copy_maps
 from ups.tasks import described_task
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate

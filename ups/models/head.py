@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ups.common.transfer import send
 from ups.data.cache import Cache
 from ups.data.tokenizer import Tokenizer
-from ups.models.backbone import zero_linear
+from ups.models.backbones.layers import zero_linear
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.per_field import build_base
 from ups.models.conserve import clipped, correction, with_fixed_fields

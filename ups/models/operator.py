@@ -22,12 +22,12 @@ from ups.common.boundary import BOUNDARIES, PERIODIC, along
 from ups.common.precision import autocast
 from ups.config import ModelConfig, to_dict
 from ups.data.cache import Cache
-from ups.models.backbone import TaskNetwork
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.solver import PASS
 from ups.models.data_facts import describe_data, flat_facts
 from ups.models.head import AGAIN, TaskHead
 from ups.models.head_setup import load_base
+from ups.models.network import TaskNetwork
 from ups.models.rollout import rollout
 from ups.training.stage import load_stage
 
@@ -46,19 +46,15 @@ class Operator(TaskNetwork):
 
     def __init__(self, description: dict[str, Any]):
         super().__init__(description, lambda task, model: TaskHead(task, model.width))
-        kernel_size = description["model"]["kernel_size"]
         for head in self.heads.values():
             ends = along(head.task.boundary, head.task.ndim)
-            fewest = min(
-                (n for n, end in zip(head.codec.tokens, ends, strict=True) if end == PERIODIC),
-                default=kernel_size,
-            )
-            if fewest < kernel_size // 2:
-                raise ValueError(
-                    f"{head.name} has {fewest} tokens along an axis; expected "
-                    f"at least half of operator.model.kernel_size = {kernel_size}. Lower it, or "
-                    f"task.{head.name}.patch."
-                )
+            for n, end in zip(head.codec.tokens, ends, strict=True):
+                if end == PERIODIC and n < self.backbone.fewest_tokens:
+                    raise ValueError(
+                        f"{head.name} has {n} tokens along a periodic axis; expected at least "
+                        f"{self.backbone.fewest_tokens} (half of operator.model.kernel_size). Lower it, or "
+                        f"task.{head.name}.patch."
+                    )
         self.condition = nn.Sequential(
             nn.Linear(MAX_PARAMETERS + 1 + len(BOUNDARIES), self.width),
             nn.SiLU(),

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ups.data.tokenizer import Tokenizer
-from ups.models.backbone import TaskNetwork, task_of
+from ups.models.backbones.backbone import task_of
+from ups.models.network import TaskNetwork
 from ups.training.stage import load_stage
 
 AS_IT_WAS, TRANSLATED = "as it was", "in the terms of its new codec"
@@ -54,12 +55,12 @@ def copy_trunk(network: TaskNetwork, parent: TaskNetwork, sibling: str | None = 
     """Copy the trunk, and the private weights in the blocks: for each task from the parent's task of the same
     name, else from `sibling`, else the mean over the parent's tasks.
 
-    Mixing weights stay as they are if no task of the parent has such weights, because its dimensions or
-    boundaries differ.
+    Weights stay as they are if no task of the parent has such weights, because its dimensions or boundaries
+    differ.
     """
     given = parent.state_dict()
     for name, tensor in network.state_dict().items():
-        task, is_mixing = task_of(name), ".mixing." in name or ".spectral." in name
+        task = task_of(name)
         if is_trunk(name):
             sources = [name]
         elif name.startswith("backbone."):
@@ -70,8 +71,7 @@ def copy_trunk(network: TaskNetwork, parent: TaskNetwork, sibling: str | None = 
             ]
         else:
             continue
-        if is_mixing:
-            sources = [other for other in sources if other in given and given[other].shape == tensor.shape]
+        sources = [other for other in sources if other in given and given[other].shape == tensor.shape]
         if sources:
             tensor.copy_(torch.stack([given[other] for other in sources]).mean(0))
 

@@ -54,20 +54,26 @@ from ups.training.processes import send_event
 from ups.training.ranks import Ranks
 from ups.training.saving import MetricsLog, Saving, seed_everything
 from ups.training.sharding import full_weights
-from ups.training.strategies import LossFunction, is_fsdp_requested, require_fsdp, strategy_of
+from ups.training.strategies import (
+    LossFunction,
+    is_fsdp_requested,
+    repeated_layers,
+    require_fsdp,
+    strategy_of,
+)
 from ups.training.track import Tracker, check_tracker
 from ups.training.update import ReadAhead, Updates, read_nothing
 
 LOCK_WAIT_S = 10.0  # for processes of an earlier start, which may still be ending
 
 
-def compile_blocks(model: nn.Module) -> None:
-    """Compile, in place, every block of every ModuleList: few graphs, and parameter names do not change."""
+def compile_layers(model: nn.Module) -> None:
+    """Compile, in place, the repeated layers of the backbones: few graphs, and parameter names do not
+    change."""
     torch._dynamo.config.recompile_limit = 64  # every task has other shapes; the default is 8
     torch._dynamo.config.fail_on_recompile_limit_hit = True  # else torch silently falls back to eager
-    for blocks in (module for module in model.modules() if isinstance(module, nn.ModuleList)):
-        for block in blocks:
-            block.compile()
+    for layer in repeated_layers(model):
+        layer.compile()
 
 
 class Run:
@@ -180,7 +186,7 @@ class Run:
         self.ranks.broadcast((*model.parameters(), *model.buffers()), "sending the first weights")
         seed_everything(generator(self.config.run.seed, "rank", self.rank).initial_seed())
         if self.train.compile:
-            compile_blocks(model)
+            compile_layers(model)
         with self.ranks.guard.waiting("wrapping the model"):
             strategy = strategy_of(model, self.accelerator, self.config.ddp.overlap)
         self.updates = Updates(model, strategy, self.ranks, self.counters, self.train, self.optim, self.print)

@@ -17,16 +17,13 @@ validation communicates nothing.
 import contextlib
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
 from ups.training.sharding import is_sharded, local_shard, shard_axis
-
-if TYPE_CHECKING:  # FSDP2 takes almost a second to import
-    from accelerate.utils import FullyShardedDataParallelPlugin
 
 LossFunction = Callable[[slice], tuple[Tensor, dict[str, Tensor]]]  # rows -> (their mean loss, metrics)
 
@@ -111,7 +108,7 @@ class Overlapped(Agreed):
 
 
 class Sharded(Agreed):
-    """FSDP2: each block is a unit, and the rest of the model is one. A collective.
+    """FSDP2: each repeated layer is a unit, and the rest of the model is one. A collective.
 
     Gradients are reduced to this rank's shards in every pass. Raises ValueError for a model that cannot be
     sharded.
@@ -127,11 +124,11 @@ class Sharded(Agreed):
         from torch.distributed.tensor import Shard
 
         plugin, device, world = accelerator.state.fsdp_plugin, accelerator.device, accelerator.num_processes
-        blocks = require_blocks(model, plugin)
+        layers = require_layers(model)
         marks = {name: vars(p) for name, p in model.named_parameters()}  # is_hidden_matrix, lr_factor
         self.inner, self.scale, self._reshards = Loss(model), world, bool(plugin.reshard_after_forward)
         mesh = init_device_mesh(device.type, (world,))
-        self._units = [*reversed(blocks), self.inner]
+        self._units = [*reversed(layers), self.inner]
         for unit in self._units:
             fully_shard(
                 unit,
@@ -141,7 +138,7 @@ class Sharded(Agreed):
             )
         for name, parameter in model.named_parameters():  # torch has replaced them
             vars(parameter).update(marks[name])
-        # torch takes the first unit that is called for the root, and validation may call a block first
+        # torch takes the first unit that is called for the root, and validation may call a layer first
         with torch.no_grad():
             self.inner(lambda _: (torch.zeros((), device=device), {}), slice(0))
         self.reshard()
@@ -195,7 +192,6 @@ def require_fsdp(accelerator: Accelerator, batch_size: int, is_overlapped: bool)
         ("fsdp_version: 2", plugin.fsdp_version == 2),
         ("fsdp_offload_params: false", not isinstance(plugin.cpu_offload, CPUOffloadPolicy)),
         ("fsdp_activation_checkpointing: false", not plugin.activation_checkpointing),
-        ("fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP", bool(plugin.transformer_cls_names_to_wrap)),
     ):
         if not is_met:
             raise ValueError(
@@ -215,9 +211,14 @@ def require_fsdp(accelerator: Accelerator, batch_size: int, is_overlapped: bool)
         )
 
 
-def require_blocks(model: nn.Module, plugin: "FullyShardedDataParallelPlugin") -> list[nn.Module]:
-    """The blocks of `model` to shard one by one. Raises ValueError if there are none, or if a parameter is
-    not float32.
+def repeated_layers(model: nn.Module) -> list[nn.Module]:
+    """The layers with `is_repeated_layer` (ups/models/backbones/backbone.py)."""
+    return [module for module in model.modules() if getattr(module, "is_repeated_layer", False)]
+
+
+def require_layers(model: nn.Module) -> list[nn.Module]:
+    """The repeated layers of `model`, to shard one by one. Raises ValueError if there are none, or if a
+    parameter is not float32.
     """
     other = {name: p.dtype for name, p in model.named_parameters() if p.dtype != torch.float32}
     if other:
@@ -225,11 +226,10 @@ def require_blocks(model: nn.Module, plugin: "FullyShardedDataParallelPlugin") -
             f"parameter {next(iter(other))} has type {next(iter(other.values()))}; expected float32 with "
             f"FSDP. Build the model in float32."
         )
-    names = plugin.transformer_cls_names_to_wrap
-    blocks = [module for module in model.modules() if type(module).__name__ in names]
-    if not blocks:
+    layers = repeated_layers(model)
+    if not layers:
         raise ValueError(
-            f"the model has no module of class {' or '.join(names)} (fsdp_transformer_layer_cls_to_wrap); "
-            f"expected one. Use accelerate_configs/fsdp.yaml."
+            "the model has no layer with is_repeated_layer; expected one, as FSDP shards these one by one. "
+            "Set it in the class of the backbone's layers (ups/models/backbones/backbone.py)."
         )
-    return blocks
+    return layers

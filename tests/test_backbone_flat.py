@@ -1,4 +1,4 @@
-"""The shared network (ups/models/backbone.py): against the FFT and hand arithmetic, its symmetries, its
+"""The shared network (ups/models/backbones/): against the FFT and hand arithmetic, its symmetries, its
 start, its gradients."""
 
 from __future__ import annotations
@@ -12,16 +12,9 @@ from torch import nn
 
 from ups.common.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, along
 from ups.config import ModelConfig
-from ups.models.backbone import (
-    ANY,
-    BACKBONES,
-    Block,
-    BoxMixing,
-    FlatBackbone,
-    LocalBackbone,
-    LocalMixing,
-    SpectralMixing,
-)
+from ups.models.backbones import ANY, BACKBONES
+from ups.models.backbones.flat import Block, FlatBackbone, LocalBackbone
+from ups.models.backbones.layers import BoxMixing, LocalMixing, SpectralMixing
 
 MODEL = ModelConfig(kind="flat", width=8, depth=2, modes=4, kernel_size=5, mlp_ratio=2.0)
 GRIDS = [(12,), (7, 8), (4, 5, 6)]

@@ -1,0 +1,14 @@
+"""The table of backbones: name -> MODULE:CLASS below ups/models/backbones.
+
+It is the only place where a backbone is registered. Classes are given by name, because a configuration is
+checked before torch is imported; ups/models/backbones imports them.
+"""
+
+BACKBONES: dict[str, str] = {
+    "flat": "flat:FlatBackbone",
+    "box": "flat:BoxBackbone",
+    "fno": "fno:FNO",
+    "unet": "unet:UNet",
+    "resnet": "resnet:ResNet",
+    "transformer": "transformer:Transformer",
+}

@@ -1,0 +1,247 @@
+"""Layers that several backbones use. Tokens are channels-last: (batch, *tokens, width)."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ups.common.boundary import DIRICHLET, PERIODIC, along
+from ups.common.spectral import box, box_rows, cosine, fourier_pairs
+
+Ends = tuple[str, ...]  # the boundary of each axis of a task
+
+
+def zero_linear(size: int, width: int) -> nn.Linear:
+    """A linear layer of zeros: its output has no effect at the start of training."""
+    layer = nn.Linear(size, width)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class SpectralMixing(nn.Module):
+    """Sum over axes of a spectral convolution along each: y_k = W_k x_k for the low modes k, complex if
+    periodic.
+
+    weight: (2, modes, width, width), real and imaginary part, shared by the axes; a cosine basis uses the
+    real part.
+    """
+
+    def __init__(self, width: int, modes: int):
+        super().__init__()
+        self.modes = modes
+        self.weight = nn.Parameter(torch.randn(2, modes, width, width) / width)
+        self._bases: dict[tuple, Tensor] = {}
+
+    def _basis(self, n: int, is_periodic: bool, like: Tensor) -> Tensor:
+        key = (n, is_periodic, like.device)
+        if key not in self._bases:
+            modes = min(self.modes, n // 2 + 1 if is_periodic else n)
+            basis = fourier_pairs(n, modes) if is_periodic else cosine(n)[:modes][None]
+            self._bases[key] = basis.float().to(like.device)
+        return self._bases[key]
+
+    def forward(self, x: Tensor, boundary: str) -> Tensor:
+        """(batch, *tokens, width) to the same shape."""
+        total = torch.zeros_like(x)
+        for axis, end in enumerate(along(boundary, x.ndim - 2), 1):
+            h = x.movedim(axis, 0)  # (n, *others, width)
+            basis = self._basis(len(h), end == PERIODIC, x)  # (1 or 2, modes, n)
+            modes, width, flat = basis.shape[1], h.shape[-1], basis.flatten(0, 1)
+            hat = (flat @ h.flatten(1)).view(-1, modes, h[0].numel() // width, width)
+            hat = convolved(hat, self.weight[0, :modes], self.weight[1, :modes])
+            total = total + (flat.mT @ hat.flatten(1)).view(h.shape).movedim(0, axis)
+        return total
+
+
+def convolved(hat: Tensor, real: Tensor, imag: Tensor) -> Tensor:
+    """W x_hat of every mode (2 or 1 times modes, rows, width), from hat (2, modes, rows, width) with x_hat =
+    c - i s, or (1, modes, rows, width) with c alone.
+    """
+    c, s = hat[0], hat[-1]  # W x_hat has the cosine part Wr c + Wi s and the sine part Wr s - Wi c
+    return c @ real if len(hat) == 1 else torch.cat([c @ real + s @ imag, s @ real - c @ imag])
+
+
+class BoxMixing(nn.Module):
+    """A spectral convolution along all axes together: y_k = W_k x_k for the wave vectors k of
+    `ups.common.spectral.box`.
+
+    weight: (2, K, width, width), real and imaginary part. ends: the boundary of each axis.
+    """
+
+    def __init__(self, width: int, modes: int, ends: Ends):
+        super().__init__()
+        self.ends, self.k = ends, box(ends, modes)
+        self.weight = nn.Parameter(torch.randn(2, len(self.k), width, width) / width)
+        self._kept: dict[tuple, tuple[Tensor, Tensor | None]] = {}
+
+    def _rows(self, tokens: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(basis rows of the waves that the token grid resolves, their numbers or None if these are all)."""
+        key = (*tokens, like.device)
+        if key not in self._kept:
+            most = [
+                (n - 1) // 2 if end == PERIODIC else n - 1 for n, end in zip(tokens, self.ends, strict=True)
+            ]
+            kept = [
+                number
+                for number, k in enumerate(self.k)
+                if all(abs(wave) <= limit for wave, limit in zip(k, most, strict=True))
+            ]
+            rows = box_rows([self.k[number] for number in kept], tokens, self.ends).float().to(like.device)
+            is_all = len(kept) == len(self.k)
+            self._kept[key] = rows, None if is_all else torch.tensor(kept, device=like.device)
+        return self._kept[key]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, *tokens, width) to the same shape."""
+        batch, *tokens, width = x.shape
+        rows, kept = self._rows(tokens, x)
+        weight = self.weight if kept is None else self.weight[:, kept]
+        flat = rows.flatten(0, 1).expand(batch, -1, -1)
+        hat = flat.bmm(x.flatten(1, -2)).view(batch, *rows.shape[:2], width).permute(1, 2, 0, 3)
+        hat = convolved(hat, *weight.unbind(0)).transpose(0, 1)  # (batch, 1 or 2 times K, width)
+        return flat.mT.bmm(hat).view(x.shape)
+
+
+class LocalMixing(nn.Module):
+    """Sum over axes of a depthwise convolution along each; weight (width, 1, kernel), shared by the axes."""
+
+    def __init__(self, width: int, kernel_size: int):
+        super().__init__()
+        self.side = kernel_size // 2
+        self.weight = nn.Parameter(torch.randn(width, 1, kernel_size) / kernel_size)
+
+    def forward(self, x: Tensor, boundary: str) -> Tensor:
+        # a convolution of channels-last images (views of x) along each axis: on a CPU five times as fast as
+        # one of lines, and twice as fast as one of volumes
+        batch, *tokens, width = x.shape
+        side, weight, total = self.side, self.weight.to(x.dtype), 0.0
+        for axis, end in reversed([*enumerate(along(boundary, len(tokens)))]):
+            before, after = math.prod(tokens[:axis]), math.prod(tokens[axis + 1 :])
+            is_last = axis == len(tokens) - 1  # images (num, before, n, width), else (num, n, after, width)
+            h = x.reshape((batch, before, -1, width) if is_last else (batch * before, -1, after, width))
+            if end == PERIODIC:  # three times as fast as nn.functional.pad
+                n, along_n = tokens[axis], 1 + is_last
+                h = torch.cat([h.narrow(along_n, n - side, side), h, h.narrow(along_n, 0, side)], along_n)
+                h = h.movedim(-1, 1)
+            else:
+                pads = (side, side, 0, 0) if is_last else (0, 0, side, side)
+                mode = "constant" if end == DIRICHLET else "replicate"
+                h = nn.functional.pad(h.movedim(-1, 1), pads, mode=mode)
+            kernel = weight[:, :, None] if is_last else weight[..., None]
+            total = total + nn.functional.conv2d(h, kernel, groups=width).movedim(1, -1).reshape(x.shape)
+        return total
+
+
+class Pointwise(nn.Module):
+    """The pointwise layers of a block: a gated MLP, and a linear map of the condition to `num_modulations`
+    vectors (shifts, scales, gates).
+    """
+
+    def __init__(self, width: int, mlp_ratio: float, num_modulations: int = 6):
+        super().__init__()
+        hidden = int(width * mlp_ratio)
+        self.up, self.down = nn.Linear(width, 2 * hidden, bias=False), nn.Linear(hidden, width, bias=False)
+        self.modulation = zero_linear(width, num_modulations * width)
+        self.mark_hidden_matrices()
+
+    def mark_hidden_matrices(self) -> None:
+        """Mark the matrices that Muon optimizes (ups/training/optim.py); a copy loses the mark."""
+        self.up.weight.is_hidden_matrix = self.down.weight.is_hidden_matrix = True
+
+    def forward(self, h: Tensor) -> Tensor:
+        gate, value = self.up(h).chunk(2, -1)
+        return self.down(nn.functional.silu(gate) * value)
+
+
+class Shift(nn.Module):
+    """h (1 + scale) + shift, both linear in the condition (FiLM, Perez et al. 2018, arXiv 1709.07871); no
+    effect at the start of training. h (batch, *tokens, width), condition (batch, size)."""
+
+    def __init__(self, width: int, size: int):
+        super().__init__()
+        self.modulation = zero_linear(size, 2 * width)
+
+    def forward(self, h: Tensor, condition: Tensor) -> Tensor:
+        shape = (len(h), *[1] * (h.ndim - 2), -1)
+        scale, shift = (part.view(shape) for part in self.modulation(condition).chunk(2, -1))
+        return h * (1 + scale) + shift
+
+
+class Position(nn.Module):
+    """Adds a linear map of the position in (0, 1) along the axes that are not periodic; no effect at the
+    start of training."""
+
+    def __init__(self, width: int, ends: Ends):
+        super().__init__()
+        self.walls = [axis for axis, end in enumerate(ends) if end != PERIODIC]
+        self.map = nn.Linear(len(self.walls), width, bias=False) if self.walls else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.map is None:
+            return x
+        tokens = x.shape[1:-1]
+        places = [(torch.arange(tokens[axis], device=x.device) + 0.5) / tokens[axis] for axis in self.walls]
+        shapes = [[n if axis == wall else 1 for axis, n in enumerate(tokens)] for wall in self.walls]
+        grid = [place.view(shape).expand(tokens) for place, shape in zip(places, shapes, strict=True)]
+        return x + self.map(torch.stack(grid, -1))
+
+
+class Convolution(nn.Module):
+    """A convolution of (batch, *tokens, channels), padded by the boundary of each axis: periodic, zeros at
+    Dirichlet walls, else the value at the wall.
+
+    The filters are one matrix, (channels out, channels in * taps), that Muon can optimize.
+    """
+
+    def __init__(
+        self,
+        channels_in: int,
+        channels_out: int,
+        ends: Ends,
+        kernel_size: int = 3,
+        stride: int = 1,
+        dilation: int = 1,
+    ):
+        super().__init__()
+        self.ends, self.stride, self.dilation, ndim = ends, stride, dilation, len(ends)
+        self.side, self.taps = dilation * (kernel_size // 2), (kernel_size,) * ndim
+        fan_in = channels_in * kernel_size**ndim
+        bound = 1 / math.sqrt(fan_in)
+        self.weight = nn.Parameter(torch.empty(channels_out, fan_in).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(channels_out).uniform_(-bound, bound))
+        self.weight.is_hidden_matrix = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        for axis, end in enumerate(self.ends, 1):
+            x = padded(x, axis, self.side, end)
+        image = x.movedim(-1, 1)  # channels-last in memory
+        ndim, size = len(self.ends), image.shape[1]
+        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        if ndim == 1:  # as an image of height 1: convolutions of lines are several times slower on a CPU
+            weight = weight.view(len(weight), size, 1, *self.taps)
+            y = nn.functional.conv2d(
+                image[:, :, None], weight, bias, (1, self.stride), 0, (1, self.dilation)
+            )[:, :, 0]
+        else:
+            convolve = nn.functional.conv2d if ndim == 2 else nn.functional.conv3d
+            y = convolve(
+                image, weight.view(len(weight), size, *self.taps), bias, self.stride, 0, self.dilation
+            )
+        return y.movedim(1, -1)
+
+
+def padded(x: Tensor, axis: int, side: int, end: str) -> Tensor:
+    """x with `side` more cells at both ends of an axis, by its boundary."""
+    n, shape = x.shape[axis], list(x.shape)
+    if end == PERIODIC and side <= n:
+        parts = [x.narrow(axis, n - side, side), x, x.narrow(axis, 0, side)]
+    elif end == PERIODIC:  # more cells than the axis has
+        return x.index_select(axis, torch.arange(-side, n + side, device=x.device) % n)
+    else:
+        shape[axis] = side
+        parts = [x.narrow(axis, 0, 1).expand(shape), x, x.narrow(axis, n - 1, 1).expand(shape)]
+        if end == DIRICHLET:
+            parts[0] = parts[2] = x.new_zeros(shape)
+    return torch.cat(parts, axis)

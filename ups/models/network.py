@@ -1,0 +1,37 @@
+"""The network of a stage: a backbone with a head per task."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ups.common.boundary import along
+from ups.config import ModelConfig
+from ups.models.backbones import BACKBONES
+from ups.models.backbones.backbone import task_of
+from ups.tasks import described_task
+
+
+class TaskNetwork(nn.Module):
+    """A backbone with a head and an embedding per task: the operator, a corrector.
+
+    A private parameter of a task has the attribute `task` (ups/training/optim.py).
+
+    description (JSON-able): model (keys of ModelConfig), precision ("no" or "bf16", inside the backbone),
+    tasks (the descriptions of the heads, each with a name). The weights are loaded by a state_dict.
+    """
+
+    def __init__(self, description: dict[str, Any], head: Callable[[dict[str, Any], ModelConfig], nn.Module]):
+        super().__init__()
+        model, tasks = ModelConfig(**description["model"]), description["tasks"]
+        self.description, self.precision, self.width = description, description["precision"], model.width
+        self.names = [task["name"] for task in tasks]
+        self.heads = nn.ModuleDict({task["name"]: head(task, model) for task in tasks})
+        self.backbone = BACKBONES[model.kind](
+            model, {task.name: along(task.boundary, task.ndim) for task in map(described_task, tasks)}
+        )
+        self.task_embedding = nn.Parameter(torch.randn(len(tasks), model.width) * 0.02)
+        for name, parameter in self.named_parameters():
+            if (task := task_of(name)) is not None:
+                parameter.task = task
