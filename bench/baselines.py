@@ -1,4 +1,4 @@
-"""Train the baselines, the networks of bench/networks.py, by one recipe for a given time.
+"""Train the baselines, the rivals of bench/rivals.py, by one recipe for a given time.
 
     u_{k+1} = u_k + s * network(u_{k-h+1..k}, log parameters, grid)   time-dependent; s: RMS of a step
     u_{k+1} = c(u_k) + s * network(u_{k-h+1..k}, c(u_k), ..)   with a coarse solver c; s: RMS of its error
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bench.networks import NETWORKS, Settings
+from bench.rivals import Rival, Settings
 from ups.common.boundary import PERIODIC, along
 from ups.common.precision import autocast
 from ups.models.rollout import rollout
@@ -183,30 +183,24 @@ class Trainer:
             difference = self.u[:, self.first + 1 :] - before[:, self.first : -1]
             self.change = self.moving(difference).pow(2).flatten(0, -2).mean(0).sqrt().clamp(min=1e-12)
             in_channels = num_channels * (s.history + (p.step is not None))
-        in_channels += self.parameters.shape[1]
-        sizes = tuple(self.u.shape[2:-1])
-        self.net = NETWORKS[s.network](in_channels, self.num_moving, sizes, p.boundary, s).to(self.device)
-        if s.network != "fno_library":
-            last = [m for m in self.net.modules() if isinstance(m, (nn.Linear, nn.Conv2d, nn.Conv3d))][-1]
-            nn.init.zeros_(last.weight)  # start from persistence (steady: from the mean field)
-            nn.init.zeros_(last.bias)
-        is_complex = any(
-            x.is_complex() for x in self.net.parameters()
-        )  # the library's weights: AdamW cannot fuse them
+        # starts from persistence (steady: from the mean field), as its output is zero
+        self.net = Rival(
+            in_channels,
+            self.parameters.shape[1],
+            self.num_moving,
+            tuple(self.u.shape[2:-1]),
+            p.boundary,
+            s,
+        ).to(self.device)
         self.optimizer = torch.optim.AdamW(
-            self.net.parameters(),
-            lr=s.lr,
-            weight_decay=s.weight_decay,
-            betas=(0.9, 0.95),
-            fused=not is_complex,
+            self.net.parameters(), lr=s.lr, weight_decay=s.weight_decay, betas=(0.9, 0.95), fused=True
         )
         self.average = [x.detach().clone() for x in self.net.parameters()] if s.ema else []
         self.skipped = 0
 
     @property
     def num_parameters(self) -> int:
-        """Count real numbers: a complex weight counts as two."""
-        return sum(x.numel() * (2 if x.is_complex() else 1) for x in self.net.parameters())
+        return sum(x.numel() for x in self.net.parameters())
 
     def autocast(self) -> torch.autocast:
         return autocast(self.settings.precision, self.device)
@@ -219,11 +213,8 @@ class Trainer:
         window."""
         x = window.movedim(1, -2).flatten(-2)
         x = x if coarse is None else torch.cat((x, coarse), -1)
-        if parameters.shape[1]:
-            constant = parameters.view(len(x), *[1] * self.problem.ndim, -1).expand(*x.shape[:-1], -1)
-            x = torch.cat((x, constant), -1)
         with self.autocast():
-            y = self.net(x)
+            y = self.net(x, parameters)
         if self.problem.is_steady:
             return y.float()
         last = window[:, -1] if coarse is None else coarse

@@ -32,7 +32,7 @@ import yaml
 
 from bench import correction
 from bench.baselines import Problem, Trained
-from bench.networks import Settings, settings_for
+from bench.rivals import Settings, settings_for
 from bench.score import Errors, Split, load, paired_ratio, report_row, rollout, summary, trivial
 from bench.search import Changes
 from bench.tune import (

@@ -27,8 +27,8 @@ import torch
 
 from bench.baselines import Problem, Trained
 from bench.compare import CORRECTED, clean, fit, settings_of
-from bench.networks import Settings
 from bench.numerics import CONFIG, HORIZONS, NUMERICS, long_config, usual_settings
+from bench.rivals import Settings
 from bench.score import Errors, Split, load, rollout, summary, trivial
 from bench.search import Changes
 from bench.tune import SEARCH, add_arguments, best_error, family_of, prepare

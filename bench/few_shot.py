@@ -14,7 +14,7 @@ parameter value (task.cfd1d.parameters=[0.01] data.root=.. cache.root=..).
     scratch     ours, from random weights
     frozen      ours from the parent, its trunk fixed
     full        ours from the parent, the trunk at --trunk of the learning rates
-    fno, unet   bench/networks.py
+    fno, unet   bench/rivals.py
     base        ours without its network
 
 The token mixing of a block is private to a task (ups/models/backbones/): it starts as the mean of the
@@ -45,8 +45,8 @@ import torch
 from torch import Tensor
 
 from bench.baselines import Problem, Stopwatch, Trained
-from bench.networks import settings_for
 from bench.ours import fit_bases, train_ours
+from bench.rivals import settings_for
 from bench.score import Errors, Split, load, rollout, summary
 from bench.tune import train_rival
 from ups.common.files import value_hash, write_json

@@ -4,8 +4,8 @@
     python -m bench.tune --config configs/small_11task.yaml --task cfd1d --budget 180 --models ours fno unet
 
 A search takes SEARCH times the budget of one training (or --search seconds) of processor time of one thread.
-For ours it tries history, patch, base candidates, depth, width, modes, kernel, rates, batch and unrolling,
-around the configuration; for the baselines the lists of bench/networks.py. It never reads the test split.
+For ours it tries history, patch, base candidates, backbone, depth, width, modes, kernel, rates, batch and
+unrolling, around the configuration; for the rivals the lists of this file. It never reads the test split.
 
 Prints the settings, ours as an overlay for train_operator.py, and keeps them with all trials in
 bench/out/tuned/. A search for the same data, start, clock and seed that was no shorter is not repeated.
@@ -31,7 +31,7 @@ import torch
 import yaml
 
 from bench.baselines import CLOCKS, Problem, Stopwatch, Trained, train
-from bench.networks import Settings, settings_for
+from bench.rivals import Settings, settings_for
 from bench.score import Split, headline, load, rollout
 from bench.search import Changes, Trial, search
 from ups.config import DEFAULT_OVERLAY, Config, load_config, to_dict
@@ -44,7 +44,7 @@ from ups.tasks import get_task
 
 OUT = FOLDER
 SEARCH = 3.0  # seconds of a search per second of a training
-BASELINES = ("fno", "fno_library", "unet")
+BASELINES = ("fno", "unet", "resnet", "transformer")
 GENERIC = ("persistence", "propagator", "mean")  # bases that know no equation
 
 
@@ -77,6 +77,21 @@ FOLDED = (
     {"patch": 4, "width": 48, "depth": 3},
     {"patch": 4, "width": 64, "depth": 3},
 )
+DILATED = (
+    {"width": 24, "depth": 2},
+    {"width": 32, "depth": 2},
+    {"patch": 2, "width": 48, "depth": 2},
+    {"depth": 3},
+    {"batch_size": 4},
+    {"batch_size": 16},
+)
+WINDOWED = (
+    {"patch": 4, "width": 64, "depth": 3},
+    {"patch": 2, "width": 48, "depth": 2},
+    {"depth": 4},
+    {"batch_size": 4},
+    {"batch_size": 16},
+)
 RIVALS: dict[tuple[str, int], tuple[dict, ...]] = {
     ("fno", 1): (
         {"width": 32},
@@ -88,8 +103,6 @@ RIVALS: dict[tuple[str, int], tuple[dict, ...]] = {
         {"modes": 64, "width": 32},
         {"depth": 3},
         {"depth": 5},
-        {"kernel": 5},
-        {"mlp": True},
         {"batch_size": 8},
         {"batch_size": 32},
     ),
@@ -100,13 +113,8 @@ RIVALS: dict[tuple[str, int], tuple[dict, ...]] = {
         {"modes": 12},
         {"modes": 16},
         {"modes": 24},
-        {"basis": "dct"},
-        {"basis": "dst"},
-        {"basis": "dft", "padding": 8, "modes": 12},
         {"depth": 3},
         {"depth": 5},
-        {"kernel": 3},
-        {"mlp": True},
         {"batch_size": 2},
         {"batch_size": 4},
         {"batch_size": 8},
@@ -119,11 +127,15 @@ RIVALS: dict[tuple[str, int], tuple[dict, ...]] = {
         {"modes": 8, "width": 16},
         {"depth": 2},
         {"depth": 4},
-        {"kernel": 3},
-        {"mlp": True},
         {"batch_size": 2},
         {"batch_size": 8},
     ),
+    ("resnet", 1): DILATED,
+    ("resnet", 2): DILATED,
+    ("resnet", 3): DILATED,
+    ("transformer", 1): WINDOWED,
+    ("transformer", 2): WINDOWED,
+    ("transformer", 3): WINDOWED,
     ("unet", 1): (*FOLDED, {"batch_size": 8}, {"batch_size": 32}),
     ("unet", 2): (*FOLDED, {"batch_size": 4}, {"batch_size": 8}),
     ("unet", 3): (
@@ -137,6 +149,7 @@ RIVALS: dict[tuple[str, int], tuple[dict, ...]] = {
     ),
 }
 PATCHES = (1, 2, 4, 8)
+OUR_KINDS = {1: ("resnet", "fno"), PLANE: ("box", "fno", "unet", "resnet"), VOLUME: ("fno", "unet")}
 SMALL_BATCHES = (4, 2, 8)  # in 2D and 3D
 OPTIM = ("operator.optim.muon_lr", "operator.optim.adamw_lr")
 
@@ -187,12 +200,12 @@ def our_changes(config: Config, problem: Problem, kinds: Collection[str] = tuple
     modes = (
         [{"modes": 8}, {"modes": 32}] if problem.ndim < VOLUME else [{"modes": BOX[VOLUME] - 1}]
     )  # more change nothing
-    mixing = [{"kind": "box"}] if problem.ndim == PLANE else []
+    kinds_of_network = [{"kind": kind} for kind in OUR_KINDS[problem.ndim]]
     sizes = [
         {f"operator.model.{name}": value for name, value in change.items()}
         for change in (
             {"width": 64, "depth": 3},
-            *mixing,
+            *kinds_of_network,
             {"width": 128, "depth": 3},
             {"depth": 2},
             {"depth": 6},

@@ -148,7 +148,7 @@ def test_a_periodic_fourier_convolution_is_a_matrix_per_mode_of_the_fft(sizes):
 
 @pytest.mark.parametrize(("end", "wave"), [(DIRICHLET, math.sin), (NO_FLUX, math.cos), (OUTFLOW, math.cos)])
 def test_a_fourier_convolution_between_walls_keeps_the_waves_that_meet_them(end, wave):
-    """Wave 2 along an axis with walls passes with its own weight, beside a periodic axis; wave 9 is cut off."""
+    """Wave 2 along an axis with walls passes with its own weight, beside a periodic axis; wave 9 is cut."""
     layer = FourierConvolution(1, 4, (PERIODIC, end))
     line = [[wave(math.pi * k * (j + 0.5) / 16) for j in range(16)] for k in (2, 9)]
     low, high = torch.tensor(line)[:, None, :, None, None].expand(2, 6, 16, 1, 1)

@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import re
-import sys
 import time
 import types
 
@@ -15,11 +14,11 @@ import pytest
 import torch
 from toy_codec import fit_codec
 
-from bench import baselines, compare, correction, networks, ours, score, tune
+from bench import baselines, compare, correction, ours, score, tune
 from bench.baselines import Problem, Trainer
-from bench.networks import Settings
+from bench.rivals import Rival, Settings, folded, unfolded
 from bench.score import Errors
-from ups.common.boundary import DIRICHLET, NO_FLUX, PERIODIC
+from ups.common.boundary import NO_FLUX, PERIODIC
 from ups.config import load_config
 from ups.report.bench_rows import data_key, find_bench_rows
 from ups.tasks import get_task
@@ -113,96 +112,29 @@ def _sources(monkeypatch):
     monkeypatch.setattr(score, "open_sources", lambda config, task: FakeCache.made.sources)
 
 
-# ---- transforms and networks -------------------------------------------------------------------------------
+# ---- the rivals' networks ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_sine", [False, True])
-def test_cosine_and_sine_bases_are_orthonormal_and_diagonalise_the_laplacian(is_sine):
-    size = 12
-    waves, _ = networks.cosine_matrices(size, size, is_sine)
-    torch.testing.assert_close(waves @ waves.T, torch.eye(size, dtype=torch.float64))
-    next_to = torch.diag(torch.ones(size - 1, dtype=torch.float64), 1)
-    laplace = next_to + next_to.T - 2 * torch.eye(size, dtype=torch.float64)
-    laplace[0, 0] = laplace[-1, -1] = (
-        -3 if is_sine else -1
-    )  # ghost cell: minus the inner one (u = 0) or equal to it (u_x = 0)
-    spectrum = waves @ laplace @ waves.T
-    torch.testing.assert_close(spectrum, torch.diag(spectrum.diagonal()), atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("sizes", [(16,), (15,), (12, 10), (10, 13), (10, 9, 12)])
-def test_matrix_product_spectral_convolution_equals_the_fft_one(sizes):
-    layer = networks.SpectralConv(sizes, 6, 5, "dft").double()
-    x, skip = torch.randn(2, *sizes, 3, 6, dtype=torch.float64)
-    torch.testing.assert_close(layer(x, skip), layer.reference(x, skip))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "boundary", "changes"),
-    [
-        ((16,), PERIODIC, {}),
-        ((16,), DIRICHLET, {"padding": 3, "kernel": 3}),
-        ((12, 16), NO_FLUX, {"padding": 2, "mlp": True}),
-        ((16, 16), PERIODIC, {"kernel": 3}),
-        ((8, 10, 12), DIRICHLET, {"kernel": 3, "padding": 1}),
-        ((8, 9, 8), PERIODIC, {}),
-    ],
-)
-def test_fast_fno_equals_the_fft_fno_with_the_same_weights(sizes, boundary, changes):
-    net = networks.FNO(3, 2, sizes, boundary, Settings(**TINY, **changes))
-    u, results = torch.randn(2, *sizes, 3), []
-    for net.is_fft in (False, True):
-        net.zero_grad()
-        out = net(u)
-        out.square().sum().backward()
-        results.append([out.detach(), *[p.grad for p in net.parameters()]])
-    for fast, fft in zip(*results, strict=True):
-        torch.testing.assert_close(fast, fft, rtol=1e-4, atol=1e-5 * float(fft.abs().max()) + 1e-6)
-
-
-@pytest.mark.parametrize("sizes", [(16,), (12, 16)])
-def test_spectral_convolution_equals_the_neuraloperator_packages(sizes):
-    neuralop = pytest.importorskip(
-        "neuralop.layers.spectral_convolution", reason="bench/requirements.txt is not installed"
-    )
-    modes, ndim = 4, len(sizes)
-    layer = networks.SpectralConv(sizes, 5, modes, "dft")
-    theirs = neuralop.SpectralConv(5, 5, (2 * modes - 1,) * ndim, bias=False)
-    # theirs halves the last axis and orders the others by wave number from 1 - modes; ours halves the first:
-    # swap the axes
-    weight = torch.view_as_complex(layer.weight.detach()).view(modes, -1, 5, 5).permute(2, 3, 1, 0)
-    weight = weight.roll(modes - 1, 2) if ndim == 2 else weight[:, :, 0]
-    theirs.weight.tensor.data.copy_(weight)
-    x = torch.randn(*sizes, 2, 5)
-    out = theirs(x.permute(ndim, ndim + 1, *range(ndim - 1, -1, -1)).contiguous())
-    torch.testing.assert_close(
-        layer(x, torch.zeros_like(x)), out.permute(*range(ndim + 1, 1, -1), 0, 1), rtol=1e-4, atol=1e-5
-    )
-
-
-@pytest.mark.parametrize(
-    ("sizes", "boundary", "patch"),
-    [((16,), PERIODIC, 1), ((8, 16), NO_FLUX, 2), ((4, 8, 8), DIRICHLET, 1), ((4, 8, 8), PERIODIC, 2)],
-)
-def test_unet_keeps_the_grid_and_every_weight_learns(sizes, boundary, patch):
-    net = networks.UNet(3, 2, sizes, boundary, Settings(network="unet", width=8, depth=2, patch=patch))
-    out = net(torch.randn(2, *sizes, 3))
-    assert out.shape == (2, *sizes, 2)
-    out.square().sum().backward()
-    assert all(float(p.grad.abs().max()) > 0 for p in net.parameters())
-
-
+@pytest.mark.parametrize("patch", [1, 2])
 @pytest.mark.parametrize("sizes", [(8,), (4, 8), (4, 8, 6)])
-def test_unet_folds_neighbours_into_channels_and_unfolds_them_where_they_were(sizes):
-    """With the identity for a network between stem and head, folding and unfolding give the field back."""
-    net, seen = networks.UNet(1, 1, sizes, PERIODIC, Settings(network="unet", width=4, depth=1, patch=2)), []
-    net.middle, net.head = torch.nn.Identity(), torch.nn.Identity()
-    net.stem = torch.nn.Identity()
-    net.stem.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    u = torch.randn(3, *sizes, 1)
-    assert torch.equal(net(u), u)
-    corner = u[(slice(None), *[slice(2)] * len(sizes))].flatten(1)
-    assert torch.equal(seen[0].flatten(2)[:, :, 0], corner)
+def test_patches_hold_their_cells_and_unfold_where_they_were(sizes, patch):
+    u, ndim = torch.randn(3, *sizes, 2), len(sizes)
+    tokens = folded(u, patch)
+    corner = u[(slice(None), *[slice(patch)] * ndim)].movedim(-1, 1).flatten(1)
+    assert torch.equal(tokens[(slice(None), *[0] * ndim)], corner)
+    assert torch.equal(unfolded(tokens, patch), u)
+
+
+@pytest.mark.parametrize("network", tune.BASELINES)
+def test_a_rival_starts_as_persistence_and_reads_the_parameters_after_training(network):
+    torch.manual_seed(0)
+    net = Rival(3, 2, 1, (8, 8), NO_FLUX, Settings(network=network, width=8, depth=2, modes=3, patch=2))
+    u, parameters = torch.randn(2, 8, 8, 3), torch.randn(2, 2)
+    assert torch.equal(net(u, parameters), torch.zeros(2, 8, 8, 1))
+    torch.nn.init.normal_(net.out.weight)
+    assert not torch.allclose(net(u, parameters), net(u, 2 * parameters))
+    with pytest.raises(ValueError, match=r"the grid \(9, 8\) has no patches of 2 cells.*Change unet.patch"):
+        Rival(3, 2, 1, (9, 8), NO_FLUX, Settings(network="unet", patch=2))
 
 
 # ---- training ----------------------------------------------------------------------------------------------
@@ -497,14 +429,11 @@ def test_ours_gets_the_same_budget_and_is_marked_if_it_exceeds_it(seconds, searc
     )
 
 
-def test_impossible_requests_are_refused(monkeypatch):
+def test_impossible_requests_are_refused():
     with pytest.raises(ValueError, match="expected both above zero"):
         compare.main(["--task", "burgers1d", "--budget", "0"])
     with pytest.raises(ValueError, match="--clock cpu misses what cuda computes; expected wall there"):
         compare.main(["--task", "burgers1d", "--budget", "1", "--device", "cuda", "--clock", "cpu"])
-    monkeypatch.setitem(sys.modules, "neuralop.models", None)  # as if the package were not installed
-    with pytest.raises(ImportError, match="pip install -r bench/requirements.txt"):
-        networks.LibraryFNO(1, 1, (16,), PERIODIC, Settings(**TINY))
 
 
 # ---- ablation ----------------------------------------------------------------------------------------------

@@ -393,7 +393,7 @@ def test_a_transport_base_takes_any_parameter_value_and_varies_with_it():
 def test_a_token_grid_smaller_than_the_local_mixing_is_refused():
     with pytest.raises(
         ValueError,
-        match="advection1d has 1 tokens along a periodic axis; expected at least 3 .half of operator.model",
+        match="advection1d has 1 tokens along a periodic axis; expected at least 2 .half of operator.model",
     ):
         build(describe("advection1d", cells=4))
 

@@ -1,0 +1,151 @@
+"""The rivals and their settings: backbones of ups/models/backbones that predict the change of a frame.
+
+Fields are normalised and channels-last, (batch, *space, channel); one to three axes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ups.common.boundary import along
+from ups.config import ModelConfig
+from ups.models.backbones import ANY, BACKBONES
+from ups.models.backbones.layers import zero_linear
+
+KERNEL_SIZE, MLP_RATIO = 7, 2.0  # of backbones that have such settings
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What may be tuned. `network` to `patch` are of the network, the rest of the recipe (baselines.py).
+
+    network: kind of the backbone. width, depth, modes: as in `ModelConfig`. patch: cells per axis that become
+    one token. history: input frames. loss: mse of the scaled change; change: per-sample error over that
+    sample's change; field: over that sample's field. decay_start: fraction of the budget at which the rate
+    starts to fall linearly to zero, after a warm-up. unroll_fraction: last fraction of the budget, trained
+    through two steps. is_scored_only: train only on windows where the rollout is scored. augment: random
+    shifts (periodic) or the square's symmetries, where they hold. ema: decay of averaged weights (0: none).
+    precision: of the network; the last frame, the change and the loss are float32.
+    """
+
+    network: Literal["fno", "unet", "resnet", "transformer"] = "fno"
+    width: int = 48
+    depth: int = 4
+    modes: int = 24
+    patch: int = 1
+    history: int = 1
+    loss: Literal["mse", "change", "field"] = "mse"
+    lr: float = 2e-3
+    weight_decay: float = 1e-4
+    batch_size: int = 32
+    warmup: float = 0.02
+    decay_start: float = 0.3
+    unroll_fraction: float = 0.3
+    is_scored_only: bool = False
+    augment: bool = True
+    ema: float = 0.0
+    precision: Literal["bf16", "float32"] = "bf16"
+
+
+# Where a search starts (bench/tune.py): best on validation of those tried at 20 s each on one thread, one
+# seed, data of configs/small.yaml.
+BEST: dict[tuple[str, str], dict] = {
+    ("fno", "advection1d"): {"modes": 16, "batch_size": 16},
+    ("fno", "burgers1d"): {"batch_size": 16},
+    ("fno", "darcy2d"): {"width": 32, "modes": 12, "loss": "field", "lr": 4e-3, "batch_size": 8},
+    ("fno", "diff_react2d"): {
+        "width": 32,
+        "modes": 16,
+        "lr": 4e-3,
+        "batch_size": 4,
+        "is_scored_only": True,
+    },
+    ("unet", "advection1d"): {"width": 48, "depth": 3, "patch": 4, "batch_size": 16},
+    ("unet", "burgers1d"): {"width": 24, "batch_size": 16},
+    ("unet", "darcy2d"): {"width": 48, "depth": 3, "patch": 4, "loss": "field", "batch_size": 8},
+    ("unet", "diff_react2d"): {
+        "width": 32,
+        "depth": 3,
+        "patch": 2,
+        "lr": 4e-3,
+        "batch_size": 4,
+        "is_scored_only": True,
+    },
+}
+# where a search starts on a task without an entry, by dimension
+FALLBACK = {
+    1: {},
+    2: {"modes": 8, "batch_size": 8, "width": 32},
+    3: {"modes": 4, "batch_size": 4, "width": 24, "depth": 3},
+}
+
+
+def settings_for(network: str, task: str, ndim: int, overrides: dict | None = None) -> Settings:
+    """The tuned settings of a network on `task`, with `overrides` on top. Raises ValueError for an unknown
+    key.
+    """
+    usual = FALLBACK.get(ndim, {}) | ({"patch": 2} if ndim == 3 and network != "fno" else {})
+    values = {"network": network, **BEST.get((network, task), usual), **(overrides or {})}
+    keys = {field.name for field in dataclasses.fields(Settings)}
+    if unknown := sorted(set(values) - keys):
+        raise ValueError(
+            f"setting {unknown[0]!r} is unknown; expected one of {', '.join(sorted(keys))}. "
+            f"Correct {network}.KEY=VALUE."
+        )
+    return Settings(**values)
+
+
+class Rival(nn.Module):
+    """A backbone between linear maps from and to the cells of a patch; zero at the start of training."""
+
+    def __init__(
+        self,
+        channels_in: int,
+        num_parameters: int,
+        channels_out: int,
+        sizes: tuple[int, ...],
+        boundary: str,
+        settings: Settings,
+    ):
+        super().__init__()
+        self.patch, width, cells = settings.patch, settings.width, settings.patch ** len(sizes)
+        if any(size % self.patch for size in sizes):
+            raise ValueError(
+                f"the grid {sizes} has no patches of {self.patch} cells; expected axes divisible by it. "
+                f"Change {settings.network}.patch or the resolution."
+            )
+        model = ModelConfig(settings.network, width, settings.depth, settings.modes, KERNEL_SIZE, MLP_RATIO)
+        self.boundary, self.width = boundary, width
+        self.into = nn.Linear((channels_in + num_parameters) * cells, width)
+        self.condition = nn.Linear(num_parameters, width) if num_parameters else None
+        self.backbone = BACKBONES[settings.network](model, {ANY: along(boundary, len(sizes))})
+        self.out = zero_linear(width, channels_out * cells)
+
+    def forward(self, u: Tensor, parameters: Tensor) -> Tensor:
+        """u (batch, *space, channel), parameters (batch, P), standardised: (batch, *space, channel)."""
+        sizes = u.shape[1:-1]
+        constant = parameters.view(len(u), *[1] * len(sizes), -1).expand(*u.shape[:-1], -1)
+        x = self.into(folded(torch.cat((u, constant), -1), self.patch))
+        condition = x.new_zeros(len(u), self.width) if self.condition is None else self.condition(parameters)
+        return unfolded(self.out(self.backbone(x, condition, self.boundary)), self.patch)
+
+
+def folded(u: Tensor, patch: int) -> Tensor:
+    """(batch, *space, channel) to (batch, *patches, channel * cells of a patch)."""
+    sizes = u.shape[1:-1]
+    u = u.reshape(len(u), *(part for size in sizes for part in (size // patch, patch)), u.shape[-1])
+    ndim = len(sizes)
+    return u.permute(0, *range(1, 2 * ndim, 2), -1, *range(2, 2 * ndim + 1, 2)).flatten(1 + ndim)
+
+
+def unfolded(u: Tensor, patch: int) -> Tensor:
+    """The inverse of `folded`."""
+    ndim, tokens = u.ndim - 2, u.shape[1:-1]
+    u = u.unflatten(-1, (u.shape[-1] // patch**ndim, *[patch] * ndim))
+    order = [0, *(axis for i in range(ndim) for axis in (1 + i, 2 + ndim + i)), 1 + ndim]
+    return u.permute(order).reshape(len(u), *(n * patch for n in tokens), -1)
