@@ -24,7 +24,7 @@ from ups.data.cache import Cache, place
 from ups.data.schedule import Batch
 from ups.evaluation import selected
 from ups.models.base_selection import describe_selection, fit_base, rows_by_parameter
-from ups.models.loss import operator_loss, pooled, squared_errors
+from ups.models.loss import is_worth_training, operator_loss, pooled, squared_errors
 from ups.models.operator import Operator, build_operator
 from ups.models.selection import NETWORK_WEIGHTS, SELECTION_FACTOR, scores_of, select
 from ups.models.windows import Windows
@@ -88,9 +88,18 @@ def main() -> None:
     operator = build_operator(bases, config.operator.model, train.precision, solvers_of(config))
     operator = run.attach(warm_start(run, operator, config))
 
-    largest = windows.schedule.step_of_largest({name: cache.frame_bytes for name, cache in caches.items()})
-    batch = windows.schedule.batch(largest).shard(run.rank, run.world)
-    run.probe(partial(loss_of, operator, windows, batch, train.steps - 1), len(batch))  # unrolled
+    trained = {name: cache for name, cache in caches.items() if is_worth_training(operator.heads[name].scale)}
+    if exact := [name for name in caches if name not in trained]:
+        run.print(
+            f"{', '.join(exact)}: the base is exact up to rounding, so the network is not trained there"
+        )
+    if trained:
+        windows = Windows(trained, config.task, contexts, config.operator, seed)
+        sizes = {name: cache.frame_bytes for name, cache in trained.items()}
+        batch = windows.schedule.batch(windows.schedule.step_of_largest(sizes)).shard(run.rank, run.world)
+        run.probe(partial(loss_of, operator, windows, batch, train.steps - 1), len(batch))  # unrolled
+    else:
+        run.skip_loop("no task has a base that a network could improve")
 
     # ---- loop
     for step in run.steps():

@@ -17,7 +17,15 @@ from ups.models.operator import Operator
 # Relative to the standard deviation of the field: a smaller error is not reduced further. float32 rollouts
 # end an order of magnitude below it.
 FLOOR = 1e-4
+MIN_GAIN = 0.01  # of the loss by a perfect network; a network on a base that leaves less is not trained
 COMPONENTS = {"network": "full", "base": "base"}  # name in the log -> component of the operator
+
+
+def is_worth_training(scale: Tensor) -> bool:
+    """Whether a network can reduce the loss by MIN_GAIN. scale: RMS error of the base in one call, per
+    parameter value. It cannot if the base is exact up to rounding, for FLOOR bounds the loss from below.
+    """
+    return bool(FLOOR / (scale.max().square() + FLOOR**2).sqrt() < 1 - MIN_GAIN)
 
 
 def relative_error(z_pred: Tensor, z_ref: Tensor, z_base: Tensor, scale: Tensor) -> Tensor:

@@ -256,6 +256,11 @@ class Run:
     def _is_over(self) -> bool:
         return self.step >= self.train.steps or self.counters.is_stopped_early
 
+    def skip_loop(self, reason: str) -> None:
+        """Take no step: `steps` ends at once, and the weights are exported as they are."""
+        self.counters.is_stopped_early = True
+        self.print(f"no training: {reason}")
+
     def is_due(self, every: int) -> bool:
         """Whether work done every `every` steps (0: never) is due now; always at the last step."""
         return every > 0 and (self.step % every == 0 or self.step == self.train.steps)
