@@ -1,7 +1,8 @@
 """Fourier neural operator (Li et al. 2021, arXiv 2010.08895), private to each task.
 
-    x <- gelu(film(spectral x + W x, condition))
+    x <- gelu((1 + scale) (spectral x + W x)), the last layer without gelu
 
+The condition is added to the input, and the scale of each layer is linear in it.
 Along a periodic axis the modes are Fourier modes, at Dirichlet walls sines, at other walls cosines. Settings
 of the model that are used: width, depth and modes (per axis, of each sign).
 """
@@ -16,7 +17,7 @@ from ups.common.boundary import DIRICHLET, PERIODIC
 from ups.common.spectral import cosine, sine
 from ups.config import ModelConfig
 from ups.models.backbones.backbone import PrivateBackbone
-from ups.models.backbones.layers import Ends, Position, Shift
+from ups.models.backbones.layers import Ends, Position, zero_linear
 
 
 def wave_numbers(n: int, modes: int, is_first: bool) -> list[int]:
@@ -45,7 +46,7 @@ def fourier_matrices(n: int, waves: Sequence[int], is_first: bool) -> tuple[Tens
 
 
 class FourierConvolution(nn.Module):
-    """y = T^-1 W_k T x, a linear map of the channels per kept mode, x (*tokens, batch, width).
+    """y = skip + T^-1 W_k T x, a linear map of the channels per kept mode; x, skip (*tokens, batch, width).
 
     Space comes first so that each transform is one large matrix product. Axes with walls are transformed
     first. weight: (modes along each axis.., width, width, 2 or 1), complex if any axis is periodic.
@@ -59,7 +60,7 @@ class FourierConvolution(nn.Module):
         counts = [
             2 * modes - 1 if ends[axis] == PERIODIC and axis != self.first else modes for axis in self.order
         ]
-        self.is_complex = self.first is not None
+        self.is_complex, self.is_permuted = self.first is not None, self.order != sorted(self.order)
         self.weight = nn.Parameter(torch.randn(*counts, width, width, 1 + self.is_complex) / width)
         self._matrices: dict[tuple, list[tuple[Tensor, Tensor]]] = {}
 
@@ -93,30 +94,33 @@ class FourierConvolution(nn.Module):
                 weight = weight.index_select(number, index)
         return weight.flatten(0, len(tokens) - 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
         *tokens, batch, width = x.shape
-        h = x.permute(*self.order, -2, -1) if self.order != sorted(self.order) else x
+        h = x.permute(*self.order, -2, -1) if self.is_permuted else x
         sizes, transforms = h.shape[:-2], self._transforms(tokens, x)
         behind = [math.prod(h.shape[number + 1 :]) for number in range(len(tokens))]
         for (analysis, _), inner in zip(transforms, behind, strict=True):
             h = analysis.to(x.dtype) @ h.reshape(-1, analysis.shape[1], inner)
-        weight = self._kept(tokens).to(x.dtype)
+        weight = self._kept(tokens)
         if self.is_complex:
             real, imag = weight.unbind(-1)
             matrix = torch.cat((torch.cat((real, imag), 2), torch.cat((-imag, real), 2)), 1)
             h = h.reshape(-1, 2, batch, width).transpose(1, 2).reshape(-1, batch, 2 * width)
-            h = torch.bmm(h, matrix).view(-1, batch, 2, width).transpose(1, 2)
+            h = torch.bmm(h, matrix.to(x.dtype)).view(-1, batch, 2, width).transpose(1, 2)
         else:
-            h = torch.bmm(h.reshape(-1, batch, width), weight[..., 0])
-        for (_, synthesis), inner in zip(reversed(transforms), reversed(behind), strict=True):
-            h = synthesis.to(x.dtype) @ h.reshape(-1, synthesis.shape[1], inner)
-        h = h.view(*sizes, batch, width)
-        back = [self.order.index(axis) for axis in range(len(tokens))]
-        return h.permute(*back, -2, -1) if self.order != sorted(self.order) else h
+            h = torch.bmm(h.reshape(-1, batch, width), weight[..., 0].to(x.dtype))
+        syntheses = [synthesis.to(x.dtype) for _, synthesis in transforms]
+        for synthesis, inner in zip(syntheses[:0:-1], behind[:0:-1], strict=True):
+            h = synthesis @ h.reshape(-1, synthesis.shape[1], inner)
+        h = h.reshape(syntheses[0].shape[1], -1)
+        if not self.is_permuted:
+            return torch.addmm(skip.reshape(tokens[0], -1), syntheses[0], h).view(x.shape)
+        h = (syntheses[0] @ h).view(*sizes, batch, width)
+        return skip + h.permute(*(self.order.index(axis) for axis in range(len(tokens))), -2, -1)
 
 
 class FourierLayer(nn.Module):
-    """gelu(film(spectral x + W x, condition)), x (*tokens, batch, width)."""
+    """(1 + scale) (spectral x + W x), x (*tokens, batch, width); scale is linear in the condition."""
 
     is_repeated_layer = True
 
@@ -125,26 +129,25 @@ class FourierLayer(nn.Module):
         self.spectral = FourierConvolution(model.width, model.modes, ends)
         self.pointwise = nn.Linear(model.width, model.width)
         self.pointwise.weight.is_hidden_matrix = True
-        self.shift = Shift(model.width, model.width)
+        self.modulation = zero_linear(model.width, model.width)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        h = self.spectral(x) + self.pointwise(x)
-        return nn.functional.gelu(self.shift(h.movedim(-2, 0), condition).movedim(0, -2))
+        return self.spectral(x, self.pointwise(x)) * (1 + self.modulation(condition))
 
 
 class FourierNetwork(nn.Module):
     def __init__(self, model: ModelConfig, ends: Ends):
         super().__init__()
-        self.position = Position(model.width, ends)
+        self.position, self.modulation = Position(model.width, ends), zero_linear(model.width, model.width)
         self.layers = nn.ModuleList(FourierLayer(model, ends) for _ in range(model.depth))
         self.project = nn.Linear(model.width, model.width)
         self.project.weight.is_hidden_matrix = True
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        x = self.position(x).movedim(0, -2).contiguous()
-        for layer in self.layers:
-            x = layer(x, condition)
-        return nn.functional.gelu(self.project(x.movedim(-2, 0)))
+        x = (self.position(x).movedim(0, -2) + self.modulation(condition)).contiguous()
+        for number, layer in enumerate(self.layers):
+            x = layer(nn.functional.gelu(x) if number else x, condition)
+        return nn.functional.gelu(self.project(x)).movedim(-2, 0)
 
 
 class FNO(PrivateBackbone):

@@ -166,7 +166,7 @@ class Shift(nn.Module):
     def forward(self, h: Tensor, condition: Tensor) -> Tensor:
         shape = (len(h), *[1] * (h.ndim - 2), -1)
         scale, shift = (part.view(shape) for part in self.modulation(condition).chunk(2, -1))
-        return h * (1 + scale) + shift
+        return h * (1 + scale) + shift  # on a CPU twice as fast as addcmul in bf16
 
 
 class Position(nn.Module):
@@ -192,7 +192,7 @@ class Convolution(nn.Module):
     """A convolution of (batch, *tokens, channels), padded by the boundary of each axis: periodic, zeros at
     Dirichlet walls, else the value at the wall.
 
-    The filters are one matrix, (channels out, channels in * taps), that Muon can optimize.
+    The filters are one matrix, (channels out, taps * channels in), that Muon can optimize.
     """
 
     def __init__(
@@ -216,20 +216,25 @@ class Convolution(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for axis, end in enumerate(self.ends, 1):
             x = padded(x, axis, self.side, end)
-        image = x.movedim(-1, 1)  # channels-last in memory
-        ndim, size = len(self.ends), image.shape[1]
-        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
-        if ndim == 1:  # as an image of height 1: convolutions of lines are several times slower on a CPU
-            weight = weight.view(len(weight), size, 1, *self.taps)
-            y = nn.functional.conv2d(
-                image[:, :, None], weight, bias, (1, self.stride), 0, (1, self.dilation)
-            )[:, :, 0]
-        else:
-            convolve = nn.functional.conv2d if ndim == 2 else nn.functional.conv3d
-            y = convolve(
-                image, weight.view(len(weight), size, *self.taps), bias, self.stride, 0, self.dilation
-            )
-        return y.movedim(1, -1)
+        filters = self.weight.to(x.dtype).unflatten(1, (*self.taps, -1)).movedim(-1, 1)
+        bias, stride, dilation = self.bias.to(x.dtype), self.stride, self.dilation
+        if len(self.ends) == 1:
+            filters, stride, dilation = filters[:, :, None], (1, stride), (1, dilation)
+        convolve = nn.functional.conv3d if len(self.ends) == 3 else nn.functional.conv2d
+        return from_image(convolve(as_image(x), filters, bias, stride, 0, dilation), len(self.ends))
+
+
+def as_image(x: Tensor) -> Tensor:
+    """(batch, *tokens, channels) as (batch, channels, *space), channels-last in memory. A line becomes an
+    image of height 1: torch has no memory format for lines, and computes them several times slower on a CPU.
+    """
+    image = x.movedim(-1, 1)
+    return image[:, :, None] if x.ndim == 3 else image
+
+
+def from_image(image: Tensor, ndim: int) -> Tensor:
+    """The inverse of `as_image` for tokens along `ndim` axes."""
+    return (image[:, :, 0] if ndim == 1 else image).movedim(1, -1)
 
 
 def padded(x: Tensor, axis: int, side: int, end: str) -> Tensor:

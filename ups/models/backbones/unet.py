@@ -6,13 +6,14 @@ finest level; level l has width * (1, 2, 2, 4, 4, 8..)[l]) and depth (levels). O
 """
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from ups.config import ModelConfig
 from ups.models.backbones.backbone import PrivateBackbone
-from ups.models.backbones.layers import Convolution, Ends, Position, Shift
+from ups.models.backbones.layers import Convolution, Ends, Position, Shift, as_image, from_image
 
 
 def norm(channels: int) -> nn.GroupNorm:
@@ -40,7 +41,14 @@ class ResidualBlock(nn.Module):
 
 def normed(norm: nn.GroupNorm, x: Tensor) -> Tensor:
     """A GroupNorm of x (batch, *tokens, channels)."""
-    return norm(x.movedim(-1, 1)).movedim(1, -1)
+    return from_image(norm(as_image(x)), x.ndim - 2)
+
+
+def doubled(x: Tensor, sizes: Sequence[int]) -> Tensor:
+    """x (batch, *tokens, channels) with every token repeated along each axis, cut to `sizes`."""
+    image = nn.functional.interpolate(as_image(x), scale_factor=(1, 2) if len(sizes) == 1 else 2)
+    x = from_image(image, len(sizes))
+    return x[(slice(None), *(slice(size) for size in sizes))]
 
 
 class UNetwork(nn.Module):
@@ -65,9 +73,7 @@ class UNetwork(nn.Module):
             x = block(x, condition)
         for block in reversed(self.up):
             finer = kept.pop()
-            for axis in range(1, x.ndim - 1):
-                x = x.repeat_interleave(2, axis).narrow(axis, 0, finer.shape[axis])
-            x = block(torch.cat((finer, x), -1), condition)
+            x = block(torch.cat((finer, doubled(x, finer.shape[1:-1])), -1), condition)
         return nn.functional.gelu(normed(self.norm, x))
 
 
