@@ -6,6 +6,10 @@ prefer small networks and bases that are good before training. Therefore points 
 among them, share the second third of the time; and the best of each branch, or the best two of a single
 branch, share the last. So the winner was trained from the start for a sixth of the time, with all of its
 costs included.
+
+The finals compare predicted errors at the end of a whole training, not those of their trials: a small
+network leads after a short time and a large one in the end. An error falls as a power of the time; its
+exponent is that between the two longest trials of the settings (`predicted`).
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from typing import Any
 
 Changes = dict[str, Any]  # setting -> value
 FINALISTS = 4
+MAX_EXPONENT = 1.0  # of error over time; short trials, before the first learning, seem to fall faster
 
 
 @dataclass
@@ -29,14 +34,30 @@ class Trial:
     seconds: float
 
 
+def predicted(trials: list[dict], settings: Changes, budget: float) -> float:
+    """The error of `settings` after `budget` seconds, from their trials of different length. It is that of
+    the longest trial if there is no other, or if more time made it worse.
+
+    e(budget) = e(t) (budget / t)^-b, with b of the two longest trials and at most MAX_EXPONENT.
+    """
+    of_settings = {trial["given"]: trial["val"] for trial in trials if trial["settings"] == settings}
+    (last, error), *before = sorted(of_settings.items(), reverse=True)
+    if not before or not math.isfinite(error) or not math.isfinite(before[0][1]) or error <= 0:
+        return error
+    exponent = math.log(before[0][1] / error) / math.log(last / before[0][0])
+    return error * max(1.0, budget / last) ** -min(max(exponent, 0.0), MAX_EXPONENT)
+
+
 def search(
     starts: list[Changes],
     changes: list[Changes],
     run: Callable[[Changes, float, bool], Trial],
     seconds: float,
+    budget: float,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Return the best settings found in `seconds`: changes, val, tried, seconds, trials.
+    """Return the best settings found in `seconds` for a training of `budget` seconds: changes, val, tried,
+    seconds, trials.
 
     starts: settings so different that short trials cannot rank them; changes: {} is the start itself.
     run(settings, seconds, is_whole) trains; with is_whole all costs of the settings are charged, in a short
@@ -89,9 +110,11 @@ def search(
             f"two; "
             f"expected time to compare some that fit. Give more (--search), or a smaller task."
         )
-    each = FINALISTS // len(starts)
+    each = max(1, FINALISTS // len(starts))
     branches = [
-        points if len(points) <= each else [points[0], *points[1 - each :]] for points in branches if points
+        points if len(points) <= each else [points[0], *points[len(points) - each + 1 :]][-each:]
+        for points in branches
+        if points
     ]
     error = min(trial["val"] for trial in trials)
     for num_left in (1 if len(branches) > 1 else 2, 1):
@@ -100,9 +123,9 @@ def search(
             break
         scored = [
             sorted(
-                (trial.error, number)
+                (predicted(trials, settings, budget), number)
                 for number, settings in enumerate(points)
-                if (trial := attempt(settings, third / num, True)) is not None
+                if attempt(settings, third / num, True) is not None
             )
             for points in branches
         ]
@@ -113,7 +136,7 @@ def search(
                 "was left out."
             )
         say(
-            f"  at {third / num:.1f} s: "
+            f"  predicted for {budget:g} s, from {third / num:.1f} s: "
             + "; ".join(", ".join(f"{value:.2e}" for value, _ in part) for part in scored)
         )
         error = min(part[0][0] for part in scored if part)

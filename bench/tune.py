@@ -394,7 +394,7 @@ def found(
     record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if any(record.get(key) != value for key, value in asked.items()) or record["search_s"] < seconds:
         changes = our_changes(config, problem, kinds) if is_ours else rival_changes(family, problem)
-        starts = our_starts(problem) if is_ours else [fitting_start(family, problem)]
+        starts = our_starts(problem) if is_ours else [{}]
         run: Callable[..., Trial] = (
             OurTrials(args, starts) if is_ours else partial(rival_trial, family, args, config, problem, val)
         )
@@ -402,7 +402,9 @@ def found(
             f"{family}: {len(changes)} changes for {seconds:g} s of {args.clock}, on validation", flush=True
         )
         record = (
-            asked | {"search_s": seconds} | search(starts, changes, run, seconds, partial(print, flush=True))
+            asked
+            | {"search_s": seconds}
+            | search(starts, changes, run, seconds, args.budget, partial(print, flush=True))
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record, indent=1), encoding="utf-8")
@@ -414,16 +416,6 @@ def found(
         flush=True,
     )
     return record
-
-
-def fitting_start(family: str, problem: Problem) -> Changes:
-    """Return a start with fewer modes, if the grid has fewer."""
-    most = min(problem.train.shape[3:]) // 2
-    return (
-        {"modes": most}
-        if family == "fno" and most < settings_for(family, problem.name, problem.ndim).modes
-        else {}
-    )
 
 
 def overlay(record: dict[str, Any], args: argparse.Namespace) -> str:

@@ -18,6 +18,7 @@ from bench import baselines, compare, correction, ours, score, tune
 from bench.baselines import Problem, Trainer
 from bench.rivals import Rival, Settings, folded, unfolded
 from bench.score import Errors
+from bench.search import Trial, predicted, search
 from ups.common.boundary import NO_FLUX, PERIODIC
 from ups.config import load_config
 from ups.report.bench_rows import data_key, find_bench_rows
@@ -361,6 +362,36 @@ def test_rivals_are_searched_before_a_ratio_is_printed_and_found_again(
     assert run("7")[2] == tries  # so is one that was tuned on other data
     _, text, tries = run("7", "unet.lr=1e-9")  # the flattering fake
     assert tries == 0 and "no ratio fno / unet: the settings of unet are given by hand" in text
+
+
+def falling(settings: dict, seconds: float, is_whole: bool) -> Trial:
+    """Errors that fall as powers of the time: the small network leads until 800 s."""
+    factor, exponent = {"small": (0.1, 0.1), "large": (1.0, 0.445)}[settings.get("size", "small")]
+    return Trial(factor * seconds**-exponent, 10, seconds)
+
+
+@pytest.mark.parametrize(("budget", "expected"), [(100, "small"), (3000, "large")])
+def test_a_search_ends_on_what_is_best_after_the_whole_training(budget, expected):
+    starts = [{"size": "small"}, {"size": "large"}]
+    found = search(starts, [{}, {"other": 1}], falling, 300.0, budget, say=lambda text: None)
+    assert found["changes"]["size"] == expected
+    assert found["seconds"] == pytest.approx(300, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("errors", "expected"),
+    [
+        ({10.0: 0.4, 40.0: 0.2}, 0.1),
+        ({10.0: 0.4}, 0.4),
+        ({10.0: 0.2, 40.0: 0.4}, 0.4),
+        ({1.0: 9.0, 40.0: 0.2}, 0.05),
+    ],
+)
+def test_an_error_is_extrapolated_by_its_power_of_the_time(errors, expected):
+    """Half at four times the time; one trial alone; worse with time; faster than any power we believe."""
+    trials = [{"settings": {"a": 1}, "given": given, "val": error} for given, error in errors.items()]
+    other = {"settings": {}, "given": 80.0, "val": 1e-9}
+    assert predicted([*trials, other], {"a": 1}, 160.0) == pytest.approx(expected)
 
 
 def test_the_search_of_ours_finds_fewer_frames_and_no_propagator_although_neither_alone_helps(
