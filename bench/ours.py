@@ -28,7 +28,7 @@ from ups.models.base_selection import (
     select_from_shortlist,
 )
 from ups.models.head import TaskHead
-from ups.models.loss import operator_loss, pooled, squared_errors
+from ups.models.loss import is_worth_training, operator_loss, pooled, squared_errors
 from ups.models.operator import Operator, build_operator
 from ups.models.selection import NETWORK_WEIGHTS, SELECTION_FACTOR, select
 from ups.models.windows import Windows
@@ -124,9 +124,9 @@ def train_ours(
     def training_steps() -> Iterator[int]:
         """Take steps until the budget is spent, and validate at the checkpoints."""
         nonlocal chosen
-        marks = [0.7, 0.85, 1.0]
+        marks, is_exact = [0.7, 0.85, 1.0], not is_worth_training(operator.heads[task].scale)
         while marks:
-            share = min(watch() / budget_seconds, 1.0)
+            share = 1.0 if is_exact else min(watch() / budget_seconds, 1.0)
             if share < 1.0:
                 begun = clock()
                 yield int(share * RESOLUTION)

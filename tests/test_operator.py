@@ -37,6 +37,8 @@ from ups.models.bases.base import ParameterBatch
 from ups.models.data_facts import describe_tokenizer
 from ups.models.loss import (
     FLOOR,
+    MIN_GAIN,
+    is_worth_training,
     operator_loss,
     pooled,
     relative_error,
@@ -431,6 +433,16 @@ def test_to_learn_nothing_costs_one_and_rounding_costs_nothing_to_speak_of():
     )
 
 
+@pytest.mark.parametrize(("scale", "is_worth"), [([3e-7, 2e-6], False), ([3e-7, 1e-4], True), ([0.5], True)])
+def test_a_base_that_is_exact_up_to_rounding_leaves_nothing_to_train_on(scale, is_worth):
+    """The truth as prediction then still has a loss of one, so training would have no direction."""
+    scale = torch.tensor(scale)
+    z_ref = noise(len(scale), 1, 8, 4, seed=1)
+    z_base = z_ref + scale.view(-1, 1, 1, 1)
+    assert is_worth_training(scale) == is_worth
+    assert (float(relative_error(z_ref, z_ref, z_base, scale)) < 0.99) == is_worth
+
+
 def test_the_base_is_not_rewarded_for_leaving_more_to_the_network():
     z_base = noise(2, 1, 8, 4).requires_grad_()
     pred = noise(2, 1, 8, 4, seed=1).requires_grad_()
@@ -779,8 +791,8 @@ def overrides_of(caches: Path, root: Path, *more: str) -> list[str]:
     return [f"data.root={caches}/data", f"cache.root={caches}/cache", f"run.root={root}", *TINY, *RUN, *more]
 
 
-def _stage(overrides: list[str], kill_at: int) -> None:
-    update = ups.training.run.Run.update
+def _stage(overrides: list[str], kill_at: int, min_gain: float) -> None:
+    ups.models.loss.MIN_GAIN, update = min_gain, ups.training.run.Run.update
 
     def dying(run, *arguments, **options):
         if run.step == kill_at:
@@ -792,16 +804,16 @@ def _stage(overrides: list[str], kill_at: int) -> None:
 
 
 def train_ranks(
-    caches: Path, root: Path, *more: str, world: int = 1, kill_at: int = -1
+    caches: Path, root: Path, *more: str, world: int = 1, kill_at: int = -1, min_gain: float = MIN_GAIN
 ) -> tuple[list[int], list[str]]:
-    """Exit codes and outputs of the stage on `world` processes."""
-    arguments = (overrides_of(caches, root, *more), kill_at)
+    """Exit codes and outputs of the stage on `world` processes. min_gain: as in `is_worth_training`."""
+    arguments = (overrides_of(caches, root, *more), kill_at, min_gain)
     return loop_stage.run_ranks(root, _stage, lambda _rank: arguments, world)
 
 
-def train(caches: Path, root: Path, *more: str, kill_at: int = -1) -> tuple[int, str]:
-    """Exit code and output of the stage on one process."""
-    [code], [log] = train_ranks(caches, root, *more, kill_at=kill_at)
+def train(caches: Path, root: Path, *more: str, **options: float) -> tuple[int, str]:
+    """Exit code and output of the stage on one process; options as in `train_ranks`."""
+    [code], [log] = train_ranks(caches, root, *more, **options)
     return code, log
 
 
@@ -955,6 +967,15 @@ def test_without_validation_the_averaged_weights_are_exported_and_judged(caches,
     found = [pooled(sums)["network"] for sums in validated(operator, cache, 10).values()]
     recorded = json.loads((directory / "done.json").read_text())["results"]["validation"]["burgers1d"]
     assert min(found) == pytest.approx(recorded["network"], rel=1e-6)
+
+
+def test_a_stage_takes_no_step_where_every_base_is_exact(caches, tmp_path):
+    """As if no gain of the network counted."""
+    code, log = train(caches, tmp_path, "data.tasks=[advection1d]", min_gain=1.0)
+    assert code == 0, log
+    done = json.loads((tmp_path / "smoke" / "operator" / "done.json").read_text())
+    assert done["step"] == 0 and "no training: no task has a base that a network could improve" in log
+    assert load_operator(tmp_path / "smoke" / "operator").heads["advection1d"].is_network_used is False
 
 
 def run_here(monkeypatch, capsys, *arguments: str) -> tuple[int, str]:
