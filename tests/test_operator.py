@@ -117,11 +117,17 @@ def describe(
     }, codecs
 
 
-def build(*heads: tuple[dict, dict], precision: str = "no", is_awake: bool = True) -> Operator:
+def build(
+    *heads: tuple[dict, dict], precision: str = "no", is_awake: bool = True, backbone: str = "flat"
+) -> Operator:
     """An operator of these heads; awake: nothing in it is zero any more, as after training."""
     torch.manual_seed(0)
     operator = Operator(
-        {"model": MODEL, "precision": precision, "tasks": [description for description, _ in heads]}
+        {
+            "model": {**MODEL, "kind": backbone},
+            "precision": precision,
+            "tasks": [description for description, _ in heads],
+        }
     )
     for description, codecs in heads:
         for part, fitted in codecs.items():
@@ -497,11 +503,21 @@ def test_gradients_flow_through_the_rollout():
     assert float((gradients[0] - gradients[1]).norm() / gradients[1].norm()) > 0.01
 
 
-@pytest.mark.parametrize("name", ["burgers1d", "diff_react2d", "darcy2d"])
-def test_one_batch_can_be_overfitted(name):
-    operator = build(
-        describe(name, "elliptic" if name == "darcy2d" else "persistence", dim=4), is_awake=False
-    )
+@pytest.mark.parametrize(
+    ("name", "backbone"),
+    [
+        ("burgers1d", "flat"),
+        ("diff_react2d", "flat"),
+        ("darcy2d", "flat"),
+        ("darcy2d", "fno"),
+        ("diff_react2d", "unet"),
+        ("burgers1d", "resnet"),
+        ("diff_react2d", "transformer"),
+    ],
+)
+def test_one_batch_can_be_overfitted(name, backbone):
+    base = "elliptic" if name == "darcy2d" else "persistence"
+    operator = build(describe(name, base, dim=4), is_awake=False, backbone=backbone)
     head = operator.heads[name]
     z, z_ref = latents(operator, name, 4), 0.3 * noise(4, 1, *head.codec.tokens, head.codec.dim, seed=1)
     if name != "darcy2d":
