@@ -1,0 +1,115 @@
+"""Select the base by what the network reaches on it.
+
+The base that is best alone may be the wrong one to build on. Where a grid does not resolve the fronts, a
+propagator has two thirds of the error of persistence, but a network on it makes it worse, and one on
+persistence learns (docs/lab/log.md, Gray-Scott). So the network is trained on both for a few steps, and the
+base on which it has the smaller validation error serves. This is done only if the selected base is not much
+better than the trivial one, for then the network cannot make up for the difference.
+"""
+
+import dataclasses
+import math
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ups.config import OperatorConfig
+from ups.data.cache import Cache
+from ups.models import base_selection
+from ups.models.head import HORIZON
+from ups.models.head_setup import (
+    base_settings,
+    calibrate,
+    data_conserve,
+    fitted_state,
+    rows_by_parameter,
+    unfitted_head,
+)
+from ups.models.loss import operator_loss, pooled, squared_errors
+from ups.models.operator import build_operator
+from ups.models.windows import Windows
+from ups.training.optim import EMA, build_optimizer, fit, learning_rate
+
+ENOUGH = 1 / 3  # of the error of the trivial base: a base with a smaller error needs no trial
+TRIAL_FRACTION = 0.05  # of the steps of the stage, for each of the two trials
+MIN_STEPS = 50  # fewer tell nothing, so there is no trial
+
+Fitted = tuple[dict[str, Any], dict[str, Tensor]]  # facts and weights of `base_selection.fit_base`
+
+
+def fit_base(cache: Cache, settings: OperatorConfig, context: int, seed: int, device: torch.device) -> Fitted:
+    """`base_selection.fit_base` with a trial. Facts: also trial_nrmse, the validation error of the network by
+    base, None if it blew up; empty if there was no trial.
+    """
+    started = time.perf_counter()
+    facts, weights = base_selection.fit_base(cache, settings.base_steps, context, seed, device)
+    found = {facts["description"]["base"]["name"]: (facts, weights)}
+    trivial = "mean" if cache.task.is_steady else "persistence"
+    if is_trial_due(facts, trivial, settings.train.steps):
+        found[trivial] = with_trivial_base(cache, trivial, facts, seed, device)
+    errors = {}
+    if len(found) > 1:
+        errors = {
+            name: error_of_network(one, cache, settings, context, seed, device) for name, one in found.items()
+        }
+    facts, weights = found[min(errors, key=errors.get)] if errors else (facts, weights)
+    trials = {name: error if math.isfinite(error) else None for name, error in errors.items()}
+    return facts | {"trial_nrmse": trials, "seconds": time.perf_counter() - started}, weights
+
+
+def is_trial_due(facts: dict[str, Any], trivial: str, steps: int) -> bool:
+    """Whether the selected base is little better than the trivial one and no solver of the user."""
+    base, errors = facts["description"]["base"], facts["validation_nrmse"]
+    if base["name"] == trivial or base["kind"] == "solver" or errors.get(trivial) is None:
+        return False
+    return errors[base["name"]] > ENOUGH * errors[trivial] and TRIAL_FRACTION * steps >= MIN_STEPS
+
+
+def with_trivial_base(
+    cache: Cache, kind: str, facts: dict[str, Any], seed: int, device: torch.device
+) -> Fitted:
+    """Facts and weights of the trivial base, with the numbers of all candidates from `facts`."""
+    head = unfitted_head(cache, kind, base_settings(cache), device)
+    head.description["is_conservative"] = data_conserve(head, cache)
+    head.description["base"] |= {"name": kind, "unstable": ""}
+    head.description[HORIZON] = facts["description"][HORIZON]
+    calibrate(head, cache, seed)
+    return facts | {"description": head.description, "findings": head.findings()}, fitted_state(head)
+
+
+def error_of_network(
+    base: Fitted, cache: Cache, settings: OperatorConfig, context: int, seed: int, device: torch.device
+) -> float:
+    """Pooled nRMSE on validation of a network trained on a base for a trial; inf if it blows up."""
+    name, train = cache.task.name, settings.train
+    steps, size = int(TRIAL_FRACTION * train.steps), min(train.batch_size, train.micro_batch)
+    settings = dataclasses.replace(settings, train=dataclasses.replace(train, steps=steps, batch_size=size))
+    optim = dataclasses.replace(settings.optim, warmup_steps=min(settings.optim.warmup_steps, steps // 5))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        operator = build_operator({name: base}, settings.model, train.precision).to(device)
+    windows = Windows({name: cache}, {name: cache.settings}, {name: context}, settings, seed)
+    ema = EMA(operator, optim.ema_decay)
+
+    def loss(step: int) -> Tensor:
+        z, z_ref, parameters = windows.read(
+            operator.heads[name], windows.schedule.batch(step), step, slice(None)
+        )
+        return operator_loss(operator, name, z, z_ref, parameters, settings.field_weight)[0]
+
+    stopped = fit(
+        operator,
+        loss,
+        range(steps),
+        build_optimizer(operator, optim),
+        lambda step: learning_rate(step, steps, optim),
+        optim.clip_norm,
+        ema,
+    )
+    if stopped is not None:
+        return math.inf
+    rows = rows_by_parameter(cache, "val", train.validate_trajectories)
+    with ema.swap():
+        return pooled(squared_errors(operator, cache, rows, context, device))["network"]
