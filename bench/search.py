@@ -1,11 +1,9 @@
 """Search the settings of a model on validation: hill climbing, then successive halving.
 
 A third of the time is for climbing, in equal parts for every start: changes are tried one after the other
-on top of the best settings so far, each for the same time, and kept if validation improves. Short trainings
-prefer small networks and bases that are good before training. Therefore points of the climb, every start
-among them, share the second third of the time; and the best of each branch, or the best two of a single
-branch, share the last. So the winner was trained from the start for a sixth of the time, with all of its
-costs included.
+on top of the best settings so far, each for the same time, and kept if validation improves. Points of every
+climb share the second third of the time, and the best two of them the last. So the winner was trained from
+the start for a sixth of the time, with all of its costs included.
 
 The finals compare predicted errors at the end of a whole training, not those of their trials: a small
 network leads after a short time and a large one in the end. An error falls as a power of the time; its
@@ -21,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Changes = dict[str, Any]  # setting -> value
-FINALISTS = 4
+FINALISTS = 6
 MAX_EXPONENT = 1.0  # of error over time; short trials, before the first learning, seem to fall faster
 
 
@@ -32,6 +30,11 @@ class Trial:
     error: float
     steps: int
     seconds: float
+
+
+def ends_of(points: list[Changes], num: int) -> list[Changes]:
+    """At most `num` points of a climb: the last ones, and its start if that is not the only one."""
+    return points[-1:] if num == 1 else [*points[:1], *points[1:][1 - num :]]
 
 
 def predicted(trials: list[dict], settings: Changes, budget: float) -> float:
@@ -111,44 +114,27 @@ def search(
             f"expected time to compare some that fit. Give more (--search), or a smaller task."
         )
     each = max(1, FINALISTS // len(starts))
-    branches = [
-        points if len(points) <= each else [points[0], *points[len(points) - each + 1 :]][-each:]
-        for points in branches
-        if points
-    ]
+    finalists = [point for points in branches for point in ends_of(points, each)]
     error = min(trial["val"] for trial in trials)
-    for num_left in (1 if len(branches) > 1 else 2, 1):
-        num = sum(map(len, branches))
-        if num == 1:
+    for num_left in (2, 1):
+        if len(finalists) == 1:
             break
-        scored = [
-            sorted(
-                (predicted(trials, settings, budget), number)
-                for number, settings in enumerate(points)
-                if attempt(settings, third / num, True) is not None
-            )
-            for points in branches
-        ]
-        if not any(scored):
+        length = third / len(finalists)
+        scored = sorted(
+            (predicted(trials, settings, budget), number)
+            for number, settings in enumerate(finalists)
+            if attempt(settings, length, True) is not None
+        )
+        if not scored:
             raise ValueError(
-                f"no settings train for {third / num:g} s without an error; expected some that do. Look at "
-                f"what "
+                f"no settings train for {length:g} s without an error; expected some that do. Look at what "
                 "was left out."
             )
-        say(
-            f"  predicted for {budget:g} s, from {third / num:.1f} s: "
-            + "; ".join(", ".join(f"{value:.2e}" for value, _ in part) for part in scored)
-        )
-        error = min(part[0][0] for part in scored if part)
-        branches = [
-            [points[number] for _, number in part[:num_left]]
-            for points, part in zip(branches, scored, strict=True)
-        ]
-        if num_left == 1:  # of the branches' best: the best of all comes first
-            order = sorted((part[0][0], number) for number, part in enumerate(scored) if part)
-            branches = [branches[number] for _, number in order]
+        say(f"  predicted from {length:.1f} s: " + ", ".join(f"{value:.2e}" for value, _ in scored))
+        error = scored[0][0]
+        finalists = [finalists[number] for _, number in scored[:num_left]]
     return {
-        "changes": branches[0][0],
+        "changes": finalists[0],
         "val": error,
         "tried": len(trials),
         "seconds": sum(trial["seconds"] for trial in trials),

@@ -234,21 +234,34 @@ def batch_of(size: int) -> Changes:
 def our_starts(problem: Problem) -> list[Changes]:
     """Return starts of the search, the quick ones first, because one fit may take long.
 
-    1D: one frame without a fitted base, and the configuration; 2D: the configuration with batches as small as
-    the baselines'; 3D: a small network of small patches on one frame without a base, and the 2D start.
+    1D: one frame without a fitted base, by an FNO and by the network of the configuration, and the
+    configuration; 2D: the configuration with batches as small as those of the rivals, and an FNO; 3D: an FNO
+    and a small network of small patches on one frame without a base, and the 2D start.
 
-    If no base fits in 1D, the first start is better by a third after training (compressible flow, 100 s), but
-    neither of its two changes alone is; in a short trial the network on a fitted base is always ahead.
+    If no base fits in 1D, one frame without a base is better by a third after training (compressible flow,
+    100 s), but neither of its two changes alone is; in a short trial the network on a fitted base is always
+    ahead.
     """
     key = f"task.{problem.name}"
-    bare = {f"{key}.history": 1, f"{key}.base": ["persistence"]}
+    bare = {f"{key}.history": 1, f"{key}.base": ["mean" if problem.is_steady else "persistence"]}
+    sizes = {
+        1: {"width": 32, "modes": 24},
+        PLANE: {"width": 32, "modes": 8},
+        VOLUME: {"width": 12, "modes": 4},
+    }
+    spectral = {
+        **{f"operator.model.{name}": value for name, value in {"kind": "fno", **sizes[problem.ndim]}.items()},
+        f"{key}.patch": 1,
+    }
     if problem.ndim == 1:
-        return [bare, {}]
+        return [bare | spectral, bare, {}]
     small = {
         f"operator.model.{name}": value for name, value in {"width": 48, "depth": 2, "kernel_size": 3}.items()
     }
     few = batch_of(SMALL_BATCHES[0])
-    return [few | small | bare | {f"{key}.patch": 2}, few] if problem.ndim == VOLUME else [few]
+    if problem.ndim == PLANE:
+        return [few | bare | spectral, few]
+    return [few | bare | spectral, few | small | bare | {f"{key}.patch": 2}, few]
 
 
 # ---- one training ------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from bench import baselines, compare, correction, ours, score, tune
 from bench.baselines import Problem, Trainer
 from bench.rivals import Rival, Settings, folded, unfolded
 from bench.score import Errors
-from bench.search import Trial, predicted, search
+from bench.search import Trial, ends_of, predicted, search
 from ups.common.boundary import NO_FLUX, PERIODIC
 from ups.config import load_config
 from ups.report.bench_rows import data_key, find_bench_rows
@@ -362,6 +362,13 @@ def test_rivals_are_searched_before_a_ratio_is_printed_and_found_again(
     assert run("7")[2] == tries  # so is one that was tuned on other data
     _, text, tries = run("7", "unet.lr=1e-9")  # the flattering fake
     assert tries == 0 and "no ratio fno / unet: the settings of unet are given by hand" in text
+
+
+def test_the_finals_take_the_start_of_a_climb_and_its_last_points():
+    points = [{"a": number} for number in range(5)]
+    assert ends_of(points, 3) == [{"a": 0}, {"a": 3}, {"a": 4}]
+    assert ends_of(points, 1) == [{"a": 4}] and ends_of(points[:1], 3) == points[:1]
+    assert ends_of(points, 9) == points
 
 
 def falling(settings: dict, seconds: float, is_whole: bool) -> Trial:
