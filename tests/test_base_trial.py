@@ -59,6 +59,7 @@ def burgers(tmp_path_factory):
     [
         ({"propagator": 4.0, "persistence": 0.9}, "persistence"),
         ({"propagator": 0.4, "persistence": 0.9}, "propagator"),
+        ({"propagator": 1.0, "persistence": 0.9}, "propagator"),  # as near as two equal trials
         ({"propagator": math.inf, "persistence": 2.0}, "persistence"),
     ],
 )

@@ -3,8 +3,8 @@
 The base that is best alone may be the wrong one to build on. Where a grid does not resolve the fronts, a
 propagator has two thirds of the error of persistence, but a network on it makes it worse, and one on
 persistence learns (docs/lab/log.md, Gray-Scott). So the network is trained on both for a few steps, and the
-base on which it has the smaller validation error serves. This is done only if the selected base is not much
-better than the trivial one, for then the network cannot make up for the difference.
+trivial base serves if the network has a clearly smaller validation error on it. This is done only if the
+selected base is little better than the trivial one, else the network cannot make up for the difference.
 """
 
 import dataclasses
@@ -34,6 +34,9 @@ from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
 ENOUGH = 1 / 3  # of the error of the trivial base: a base with a smaller error needs no trial
 TRIAL_FRACTION = 0.05  # of the steps of the stage, for each of the two trials
+MARGIN = (
+    0.8  # of the network's error on the selected base: a trial is short, and two equal ones differ by 20 %
+)
 MIN_STEPS = 50  # fewer tell nothing, so there is no trial
 
 Fitted = tuple[dict[str, Any], dict[str, Tensor]]  # facts and weights of `base_selection.fit_base`
@@ -45,16 +48,18 @@ def fit_base(cache: Cache, settings: OperatorConfig, context: int, seed: int, de
     """
     started = time.perf_counter()
     facts, weights = base_selection.fit_base(cache, settings.base_steps, context, seed, device)
-    found = {facts["description"]["base"]["name"]: (facts, weights)}
-    trivial = "mean" if cache.task.is_steady else "persistence"
+    selected = facts["description"]["base"]["name"]
+    trivial, errors = "mean" if cache.task.is_steady else "persistence", {}
     if is_trial_due(facts, trivial, settings.train.steps):
-        found[trivial] = with_trivial_base(cache, trivial, facts, seed, device)
-    errors = {}
-    if len(found) > 1:
+        found = {
+            selected: (facts, weights),
+            trivial: with_trivial_base(cache, trivial, facts, seed, device),
+        }
         errors = {
             name: error_of_network(one, cache, settings, context, seed, device) for name, one in found.items()
         }
-    facts, weights = found[min(errors, key=errors.get)] if errors else (facts, weights)
+        if errors[trivial] < MARGIN * errors[selected]:
+            facts, weights = found[trivial]
     trials = {name: error if math.isfinite(error) else None for name, error in errors.items()}
     return facts | {"trial_nrmse": trials, "seconds": time.perf_counter() - started}, weights
 
