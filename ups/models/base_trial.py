@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups.common.progress import beat, note
 from ups.config import OperatorConfig
 from ups.data.cache import Cache
 from ups.models import base_selection
@@ -89,6 +90,7 @@ def error_of_network(
 ) -> float:
     """Pooled nRMSE on validation of a network trained on a base for a trial; inf if it blows up."""
     name, train = cache.task.name, settings.train
+    note(f"{name}: a short training on {base[0]['description']['base']['name']}")
     steps, size = int(TRIAL_FRACTION * train.steps), min(train.batch_size, train.micro_batch)
     settings = dataclasses.replace(settings, train=dataclasses.replace(train, steps=steps, batch_size=size))
     optim = dataclasses.replace(settings.optim, warmup_steps=min(settings.optim.warmup_steps, steps // 5))
@@ -99,6 +101,7 @@ def error_of_network(
     ema = EMA(operator, optim.ema_decay)
 
     def loss(step: int) -> Tensor:
+        beat()
         z, z_ref, parameters = windows.read(
             operator.heads[name], windows.schedule.batch(step), step, slice(None)
         )
