@@ -16,7 +16,7 @@ import pytest
 import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
-from loop_stage import launch
+from loop_stage import Block, Blocks, launch
 from safetensors.torch import load_file
 
 import ups.training.run
@@ -25,7 +25,7 @@ from ups.training.ending import main_guard
 from ups.training.environment import asks_for_cpu, check_launch, differences, shared_facts
 from ups.training.identity import relevant_keys
 from ups.training.optim import place_gradients
-from ups.training.run import compile_blocks
+from ups.training.run import compile_layers
 from ups.training.strategies import Agreed
 from ups.training.update import Updates, is_out_of_memory
 
@@ -588,28 +588,22 @@ def test_what_counts_as_out_of_memory():
     assert not is_out_of_memory(ValueError("not enough memory"))
 
 
-def test_compilation_is_per_block_and_keeps_parameter_names(monkeypatch):
+def test_compilation_is_per_repeated_layer_and_keeps_parameter_names(monkeypatch):
     compiled = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled.append(self))
-    model = torch.nn.ModuleDict(
-        {
-            "blocks": torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]),
-            "head": torch.nn.Linear(2, 1),
-        }
-    )
+    model = Blocks()
     names = list(model.state_dict())
-    compile_blocks(model)
-    assert compiled == list(model["blocks"]) and list(model.state_dict()) == names
+    compile_layers(model)
+    assert compiled == [model.frozen, *model.blocks] and list(model.state_dict()) == names
 
 
-def test_compiled_blocks_give_the_gradients_of_plain_ones_on_a_cpu():
-    model, x = (
-        torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.GELU())]),
-        torch.ones(2, 6),
-    )
-    plain = torch.autograd.grad(model[0](x).sum(), [*model.parameters()])
-    compile_blocks(model)
-    for one, two in zip(torch.autograd.grad(model[0](x).sum(), [*model.parameters()]), plain, strict=True):
+def test_compiled_layers_give_the_gradients_of_plain_ones_on_a_cpu():
+    torch.manual_seed(0)
+    layer, x = Block(6), torch.ones(2, 6)
+    plain = torch.autograd.grad(layer(x).sum(), [*layer.parameters()])
+    compile_layers(layer)
+    assert layer._compiled_call_impl is not None
+    for one, two in zip(torch.autograd.grad(layer(x).sum(), [*layer.parameters()]), plain, strict=True):
         torch.testing.assert_close(one, two)
 
 
