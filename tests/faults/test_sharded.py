@@ -243,11 +243,6 @@ def test_out_of_memory_on_one_rank_starts_both_again_with_half_the_micro_batch(t
             {"FSDP_ACTIVATION_CHECKPOINTING": "true"},
             "fsdp_config has no fsdp_activation_checkpointing: false",
         ),
-        (
-            [],
-            {"FSDP_AUTO_WRAP_POLICY": "NO_WRAP"},
-            "fsdp_config has no fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
-        ),
     ],
 )
 def test_what_cannot_be_had_is_refused_before_anything_is_made(tmp_path, overrides, environment, text):
