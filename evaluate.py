@@ -27,7 +27,7 @@ from ups.common.files import explained, value_hash, write_sealed
 from ups.common.stages import TRANSIENT
 from ups.common.user_solver import solvers_of
 from ups.config import parse_arguments, run_script, to_dict
-from ups.evaluation import ensemble, forecast, gates, steady, transient, truth
+from ups.evaluation import break_even, ensemble, forecast, gates, steady, transient, truth
 from ups.forecaster import Forecaster
 from ups.generative import validation
 from ups.generative.corrector import load_corrector
@@ -78,8 +78,16 @@ def main() -> int:
             flush=True,
         )
 
+    # ---- break-even
+    log = (folder / "metrics.jsonl").read_text(encoding="utf-8")
+    history = [json.loads(line) for line in log.splitlines()]
+    for name, known in truths.items():
+        found = break_even.assess_break_even(operator, known, config, folder, train_seconds(history))
+        tasks[name]["break_even"] = found
+        print(f"{name}: {found['words']}", flush=True)
+
     # ---- ensembles
-    ensembles, priors, extra = {}, {}, {}
+    ensembles, priors, extra = {}, {}, {"break-even": sections.break_even_section(tasks)}
     if "diffusion" in stages:
         networks = [name for name in stages if name in TRANSIENT]
         samplers = ensemble.load_samplers(config.run_dir, networks, device, operator)
@@ -103,8 +111,6 @@ def main() -> int:
     )
 
     # ---- report
-    log = (folder / "metrics.jsonl").read_text(encoding="utf-8")
-    history = [json.loads(line) for line in log.splitlines()]
     results = {
         "run": config.run.name,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -26,7 +26,7 @@ from ups.data.counts import count_findings, print_refusals
 from ups.data.doctor import examine, report
 from ups.data.download import fetch, is_verified, published_file, published_files
 from ups.data.first import fetch_first, holds_first
-from ups.data.generate import generation_settings, num_cores, num_done, solve, solver_pool, write_data
+from ups.data.generate import generation_settings, num_cores, num_done, solver_pool, write_data
 from ups.data.pdebench import data_bytes
 from ups.data.sources import data_files, list_user_files, open_user
 from ups.tasks import TASKS, get_task
@@ -153,7 +153,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         list_user_files(config, list(declared))
         if files:
-            print_data_plan(config, files, solve, args.workers)
+            print_data_plan(config, files, args.workers)
         return print_refusals(config, config.data.tasks)
 
     # --------------------------------------------------------------------------------------------- user files

@@ -17,11 +17,10 @@ import yaml
 from local_server import PlannedHandler, serving
 
 import prepare_data
-from ups.commands import dry_run
 from ups.common import files
 from ups.common.files import partial_path
 from ups.config import load_config
-from ups.data import doctor, download
+from ups.data import doctor, download, generate
 from ups.data.doctor import report
 from ups.data.download import Patience, fetch, md5_of, published_file, published_files
 from ups.data.generate import generation_settings, write_data
@@ -629,7 +628,7 @@ def fake_solvers(monkeypatch):
 
 
 def test_dry_run_lists_the_files_and_writes_nothing(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(dry_run, "SOLVER_S", 0.01)
+    monkeypatch.setattr(generate, "SOLVER_S", 0.01)
     config = small(tmp_path)
     assert prepare_data.main(["--config", config, "--dry-run"]) == 0
     out = capsys.readouterr().out
@@ -645,9 +644,9 @@ def test_the_dry_run_solves_no_more_frames_than_it_takes_to_know_the_time(
     enough, frames, seconds, monkeypatch, tmp_path, capsys
 ):
     calls, clock = [], iter(range(99))  # every call of the solver takes a second
-    monkeypatch.setattr(dry_run, "TOGETHER", 1)
-    monkeypatch.setattr(dry_run, "time", SimpleNamespace(process_time=lambda: next(clock)))
-    monkeypatch.setattr(dry_run, "SOLVER_S", enough)
+    monkeypatch.setattr(generate, "TOGETHER", 1)
+    monkeypatch.setattr(generate, "time", SimpleNamespace(process_time=lambda: next(clock)))
+    monkeypatch.setattr(generate, "SOLVER_S", enough)
     monkeypatch.setitem(
         TASKS,
         "diff_react2d",
@@ -675,7 +674,7 @@ def test_the_dry_run_counts_what_trajectories_take_together(each, call, monkeypa
         now[0] += (num_frames - 1) * (call + each * len(indices))
         return np.zeros((1, 1))
 
-    monkeypatch.setattr(dry_run, "time", SimpleNamespace(process_time=lambda: now[0]))
+    monkeypatch.setattr(generate, "time", SimpleNamespace(process_time=lambda: now[0]))
     monkeypatch.setitem(TASKS, "diff_react2d", replace(TASKS["diff_react2d"], simulate=simulate))
     arguments = ["task.diff_react2d.num_trajectories=4", "task.diff_react2d.num_frames=12"]
     assert (

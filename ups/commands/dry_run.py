@@ -8,11 +8,9 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils import benchmark
@@ -23,7 +21,7 @@ from ups.common.stages import STAGES
 from ups.config import Config, ModelConfig, to_dict
 from ups.data.build_cache import plan
 from ups.data.download import is_verified
-from ups.data.generate import num_done
+from ups.data.generate import num_done, solver_seconds
 from ups.generative.corrector import Corrector
 from ups.models.backbones import backbone_of
 from ups.models.backbones.backbone import task_of
@@ -36,10 +34,6 @@ STATE_COPIES = 6  # weights, gradient, two moments, average, best average; float
 FORWARD = 1 / 3  # time of a forward pass over forward and backward: the backward pass is two products for one
 MEASURED = 1024  # tokens in the measured batch on a CPU, where time is proportional to tokens
 MIB = 2**20
-SOLVER_S = 1.0  # a solver is measured on more and more frames until it has run for so long
-# trajectories that are measured together, as long as they have no more cells: on small grids a solver of many
-# trajectories takes little longer than a solver of one
-TOGETHER, MOST_CELLS = 16, 2**17
 
 
 def print_training_plan(config: Config, stage: str) -> None:
@@ -109,12 +103,10 @@ def _num_weights(config: Config, stage: str, networks: dict[str, tuple[nn.Module
     return sum(weight.numel() for weight in weights.values()) + len(networks) * model.width
 
 
-def print_data_plan(
-    config: Config, files: list[tuple], solve: Callable[..., object], num_workers: int
-) -> None:
+def print_data_plan(config: Config, files: list[tuple], num_workers: int) -> None:
     """Print files, bytes, what exists already and the time to solve the rest, per task.
 
-    files: (task, parameter, path, bytes, settings) of each; solve: makes trajectories.
+    files: (task, parameter, path, bytes, settings) of each.
     """
     missing, seconds, source = 0, 0.0, config.data.source
     print(f"data: to {config.data.root} ({source})")
@@ -129,7 +121,7 @@ def print_data_plan(
                 todo = made["num_trajectories"] - num_done(path, made)
                 have = int(size * (1 - todo / made["num_trajectories"]))
                 if todo and get_task(task).simulate:
-                    seconds += _solver_seconds(solve, task, made) * todo / num_workers
+                    seconds += solver_seconds(task, made) * todo / num_workers
             present += have
         total = sum(size for _, size, _ in of_task)
         state = "up to date" if present == total else f"{present / total:.0%} there"
@@ -146,28 +138,6 @@ def print_data_plan(
         f"  {len(files)} files, about {missing / MIB:,.1f} MiB {how}; "
         f"{free_bytes(config.data.root) / MIB:,.0f} MiB free"
     )
-
-
-def _solver_seconds(solve: Callable[..., object], task: str, made: dict[str, Any]) -> float:
-    """Processor time per trajectory, measured on a few trajectories and their first frames."""
-    steps, frames = made["num_frames"] - 1, min(2, made["num_frames"])
-    cells = made["resolution"] ** get_task(task).ndim * len(get_task(task).channels)
-    num = max(1, min(TOGETHER, made["num_trajectories"], MOST_CELLS // cells))
-    while True:
-        start = time.process_time()
-        solve(
-            task,
-            np.arange(num),
-            seed=made["seed"],
-            resolution=made["resolution"],
-            num_frames=frames,
-            parameter=made["parameter"],
-            t_end=made["t_end"] * (frames - 1) / max(steps, 1),
-        )
-        seconds = time.process_time() - start
-        if seconds > SOLVER_S or frames == made["num_frames"]:
-            return seconds / num * max(steps, 1) / max(frames - 1, 1)
-        frames = min(2 * frames, made["num_frames"])
 
 
 def print_report_plan(config: Config) -> None:

@@ -14,6 +14,7 @@ import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from multiprocessing import active_children, get_context, parent_process
@@ -33,6 +34,10 @@ from ups.userdata.readers.hdf5 import node
 
 MIN_PER_WORKER = 16  # trajectories: a worker first imports torch for seconds
 GPU = "cuda"
+SOLVER_S = 1.0  # a solver is measured for so long
+# trajectories that are measured together, as long as they have no more cells: on small grids a solver of many
+# trajectories takes little longer than a solver of one
+TOGETHER, MOST_CELLS = 16, 2**17
 MAX_SLICES = 4  # of a chunk per worker; with several all workers end at about the same time
 
 
@@ -229,6 +234,24 @@ def solve(task: str, indices: np.ndarray, **settings) -> np.ndarray:
     torch.set_num_threads(1)
     with torch.device(solved_on(task)):
         return np.asarray(get_task(task).simulate(indices, **settings))
+
+
+def solver_seconds(task: str, settings: dict[str, Any]) -> float:
+    """Processor time per trajectory, measured on a few trajectories and on more and more of their frames,
+    until they took SOLVER_S. settings: `generation_settings`. Like `solve`, it sets torch to one thread."""
+    wanted = settings["num_frames"]
+    steps, frames = wanted - 1, min(2, wanted)
+    cells = settings["resolution"] ** get_task(task).ndim * len(get_task(task).channels)
+    num = max(1, min(TOGETHER, settings["num_trajectories"], MOST_CELLS // cells))
+    fixed = {key: settings[key] for key in ("seed", "resolution", "parameter")}
+    while True:
+        start = time.process_time()
+        t_end = settings["t_end"] * (frames - 1) / max(steps, 1)
+        solve(task, np.arange(num), num_frames=frames, t_end=t_end, **fixed)
+        seconds = time.process_time() - start
+        if seconds > SOLVER_S or frames == wanted:
+            return seconds / num * max(steps, 1) / max(frames - 1, 1)
+        frames = min(2 * frames, wanted)
 
 
 def num_slices(task: str, count: int, resolution: int, num_workers: int) -> int:

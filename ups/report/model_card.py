@@ -140,6 +140,9 @@ def _forecasts(results: Mapping[str, Any]) -> Scores:
     notes = [
         f"{name}: {in_words(task['selection'])}" for name, task in tasks.items() if task.get("selection")
     ]
+    notes += [
+        f"{name}: {task['break_even']['words']}" for name, task in tasks.items() if "break_even" in task
+    ]
     return {"head": head, "rows": rows, "notes": notes}
 
 

@@ -16,7 +16,10 @@ results.json is strict JSON; null means undefined or not finite. A number with a
         equation keeps; "network_is_used": bool; "selection": the validation that decided it
         (ups.models.selection.select), null for older weights; "offset": field -> the constant that is
         subtracted if its mean dominates; "measure": the reference of relative errors, in words;
-        "comparisons": {"operator / base": {metric: ratio with interval, on the same trajectories}} }
+        "comparisons": {"operator / base": {metric: ratio with interval, on the same trajectories}};
+        "break_even": ups.evaluation.break_even.assess_break_even(...): "bound" ("about", "at least", "at
+        most", "never", "unknown"), "forecasts": N* or null, "words", and unless it is unknown from the start
+        "budget_s": {"data", "base", "training"}, "operator" and "solver": {"error", "seconds" per forecast} }
     ROW: ups.metrics.errors.summarise_errors(...) -> metric: number with interval; "error_growth(_low,
         _high)": [T]; "nrmse_by_field": [C]; "nonfinite_trajectories", "zero_frames": counts; and
         "ms_per_state", "evaluations_per_state": numbers

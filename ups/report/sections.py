@@ -188,6 +188,24 @@ def _parameters(task: dict) -> str:
     return ", ".join(f"{name} {low:.4g} to {high:.4g}" for name, (low, high) in ranges)
 
 
+def break_even_section(tasks: dict) -> Markup:
+    """N* of every task (ups/evaluation/break_even.py), and the costs that it follows from."""
+    head = ["N*, forecasts", "data, s", "base, s", "training, s", "operator, s per forecast", "its nRMSE"]
+    head += ["solver, s per forecast", "its nRMSE", "its grid"]
+    rows, reasons = [], []
+    for name, entry in ((name, task["break_even"]) for name, task in tasks.items()):
+        after = number(entry["forecasts"]) if entry["forecasts"] else ""
+        found = [f"{entry['bound']} {after}".rstrip()]
+        if "solver" in entry:
+            costs = [(entry[who]["seconds"], entry[who]["error"]) for who in ("operator", "solver")]
+            found += [*entry["budget_s"].values(), *costs[0], *costs[1]]
+            found.append(" × ".join(map(str, entry["solver"]["grid"])))
+        else:
+            reasons.append(f"{name}: {entry['words']}")
+        rows.append(Row(name, found + [None] * (len(head) - len(found))))
+    return render("break_even.html", head=["task", *head], rows=rows, reasons=reasons)
+
+
 def ensemble_section(entry: dict, sample: dict, name: str) -> Markup:
     """Words, scores, paired ratios, members of one trajectory and calibration of an ensemble forecast."""
     models, times = entry["models"], entry.get("times", [])

@@ -11,7 +11,7 @@ from typing import Any
 
 from ups.common.boundary import PERIODIC
 from ups.common.lazy import Tensor, np, torch
-from ups.tasks.initial import cell_centres, sample_wave, solver
+from ups.tasks.initial import cell_centres, sample_wave, solver, step_of
 from ups.tasks.task import Array, Finding, Task
 
 
@@ -24,14 +24,13 @@ def simulate(
     return sample_wave(seed, index)(cell_centres(resolution) - parameter * times)
 
 
-def advance(u: Tensor, *, parameter: float, dt: float) -> Tensor:
-    """u (n, 1, cells) a time dt later: its trigonometric interpolant, shifted."""
+def integrate(u: Tensor, *, parameter: float, dt: float, num_frames: int) -> Tensor:
+    """The trigonometric interpolant of u (n, 1, cells), shifted."""
     modes = torch.fft.rfft(u.double())
-    turn = torch.polar(
-        torch.ones(modes.shape[-1], dtype=torch.float64),
-        -2 * math.pi * parameter * dt * torch.arange(modes.shape[-1]).double(),
-    )
-    return torch.fft.irfft(modes * turn, n=u.shape[-1]).to(u)
+    waves = torch.arange(modes.shape[-1], dtype=torch.float64)
+    angle = -2 * math.pi * parameter * dt * torch.outer(torch.arange(1, num_frames + 1).double(), waves)
+    turned = modes[:, None] * torch.polar(torch.ones_like(angle), angle)[:, None]
+    return torch.fft.irfft(turned, n=u.shape[-1]).to(u)
 
 
 def moves_at_beta(data: Any, scan: Any) -> Iterator[Finding]:
@@ -80,7 +79,8 @@ ADVECTION = Task(
     conserved=("u",),
     bounded=("u",),
     simulate=simulate,
-    step=advance,
+    integrate=integrate,
+    step=step_of(integrate),
     checks=(moves_at_beta,),
     published={
         "1D_Advection_Sols_beta0.1.hdf5": (255672, "b4be2fc3383f737c76033073e6d2ccfb"),

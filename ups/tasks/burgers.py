@@ -19,7 +19,7 @@ from typing import Any
 
 from ups.common.boundary import PERIODIC
 from ups.common.lazy import Tensor, np, torch
-from ups.tasks.initial import Wave, sample_wave, solver
+from ups.tasks.initial import Wave, sample_wave, solver, step_of
 from ups.tasks.task import Array, Finding, Task
 
 BLOCK = 64  # targets that share one reference value: one matrix product sums for all of them
@@ -178,9 +178,11 @@ def simulate(
     )[:, None]
 
 
-def advance(u: Tensor, *, parameter: float, dt: float) -> Tensor:
-    """u (n, 1, cells), cell averages, a time dt later; u is taken as constant within a cell."""
-    finer = max(1, MIN_FINE // u.shape[-1])
+def integrate(u: Tensor, *, parameter: float, dt: float, num_frames: int) -> Tensor:
+    """Cell averages from u (n, 1, cells), which is taken as constant within a cell."""
+    finer = 1
+    while finer * u.shape[-1] < MIN_FINE:
+        finer *= 2
     psi = torch.cumsum(u.double().repeat_interleave(finer, -1), -1) / (finer * u.shape[-1])
     later = [
         evolve(
@@ -188,12 +190,15 @@ def advance(u: Tensor, *, parameter: float, dt: float) -> Tensor:
             float(one[-1]),
             diffusivity=parameter / math.pi,
             dt=dt,
-            num_frames=2,
+            num_frames=num_frames + 1,
             resolution=u.shape[-1],
-        )[1:]
+        )[1:, None]
         for one in psi[:, 0]
     ]
     return torch.stack(later).to(u)
+
+
+advance = step_of(integrate)
 
 
 def starts_at_zero(data: Any, scan: Any) -> Iterator[Finding]:
@@ -224,6 +229,7 @@ BURGERS = Task(
     conserved=("u",),
     bounded=("u",),
     simulate=simulate,
+    integrate=integrate,
     step=advance,
     checks=(starts_at_zero,),
     published={

@@ -12,7 +12,7 @@ from ups.common.boundary import OUTFLOW, PERIODIC
 from ups.common.lazy import Tensor, np, torch
 from ups.tasks.gas import Gas, conserved, densities, evolve, primitive, restore
 from ups.tasks.gas_starts import DOMAIN_1D, random_1d, random_fields, shock_tube, turbulence
-from ups.tasks.initial import random_stream, solver
+from ups.tasks.initial import random_stream, solver, step_of
 from ups.tasks.task import Array, Finding, Task
 
 CELLS_AT_ONCE = 2**14  # Python limits operations on small arrays, memory those on large ones
@@ -45,16 +45,16 @@ def simulation(
     return simulate
 
 
-def step_of(boundary: str, side: float) -> Callable[..., Tensor]:
-    """A task's `step`."""
+def integral(boundary: str, side: float) -> Callable[..., Tensor]:
+    """A task's `integrate`."""
 
-    def advance(u: Tensor, *, parameter: float, dt: float) -> Tensor:
-        """(density, pressure, velocity) (n, channel, *space) a time dt later."""
+    def integrate(u: Tensor, *, parameter: float, dt: float, num_frames: int) -> Tensor:
+        """(density, pressure, velocity) from u (n, channel, *space) on."""
         gas = Gas(parameter, parameter, side / u.shape[-1], boundary == PERIODIC)
-        _, later = evolve(conserved(u.double()), gas, dt=dt, num_frames=2)
-        return primitive(later).to(u)
+        _, *later = evolve(conserved(u.double()), gas, dt=dt, num_frames=num_frames + 1)
+        return torch.stack([primitive(state).to(u) for state in later], 1)
 
-    return advance
+    return integrate
 
 
 def is_a_gas(data: Any, scan: Any) -> Iterator[Finding]:
@@ -102,6 +102,7 @@ def task(
     domain, given = DOMAIN_1D, start
     if mach is not None:
         domain, given = (0.0, 1.0), partial(start, ndim=ndim, mach=mach)
+    integrate = integral(boundary, domain[1] - domain[0])
     fields = FIELDS[: 2 + ndim]
     described = Task(
         name=name,
@@ -120,7 +121,8 @@ def task(
         **(CLOSED if boundary == PERIODIC else {}),
         simulate=simulation(given, ndim, boundary, domain[1] - domain[0]),
         edition=2,
-        step=step_of(boundary, domain[1] - domain[0]),
+        integrate=integrate,
+        step=step_of(integrate),
         is_symmetric=True,
         vector=fields[2:],
         **facts,

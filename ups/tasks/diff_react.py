@@ -11,7 +11,7 @@ import math
 
 from ups.common.boundary import NO_FLUX
 from ups.common.lazy import Tensor, torch
-from ups.tasks.initial import eigenbasis, random_stream, solver
+from ups.tasks.initial import eigenbasis, random_stream, solver, step_of
 from ups.tasks.modes import coefficients, step
 from ups.tasks.task import Array, Task
 
@@ -84,11 +84,11 @@ def simulate(
     return frames
 
 
-def advance(u: Tensor, *, parameter: None, dt: float) -> Tensor:
-    """u (n, 2, ny, nx) a time dt later."""
+def integrate(u: Tensor, *, parameter: None, dt: float, num_frames: int) -> Tensor:
+    """(u, v) from u (n, 2, ny, nx) on."""
     num_steps = max(1, math.ceil(dt / MAX_DT * (1 - 1e-12)))
-    later = [evolve(one.double(), dt=dt / num_steps, num_steps=num_steps, num_frames=2)[1] for one in u]
-    return torch.stack(later).to(u)
+    times = {"dt": dt / num_steps, "num_steps": num_steps, "num_frames": num_frames + 1}
+    return torch.stack([evolve(one.double(), **times)[1:] for one in u]).to(u)
 
 
 FAMILY = (
@@ -108,7 +108,8 @@ FAMILY = (
         num_trajectories=1000,
         is_symmetric=True,
         simulate=simulate,
-        step=advance,
+        integrate=integrate,
+        step=step_of(integrate),
         published={"2D_diff-react_NA_NA.h5": (133017, "b8d0b86064193195ddc30c33be5dc949")},
         # the first frames are white noise that decays: context only
         defaults={"train_from": 6, "history": 4},

@@ -19,7 +19,7 @@ import math
 
 from ups.common.boundary import DIRICHLET
 from ups.common.lazy import Tensor, np, torch
-from ups.tasks.initial import NOMINAL_POINTS, random_stream, solver
+from ups.tasks.initial import NOMINAL_POINTS, random_stream, solver, step_of
 from ups.tasks.task import Array, Task
 
 DIFFUSION = 5e-4
@@ -147,11 +147,10 @@ def simulate(
     return torch.from_numpy(frames[:, None, finer // 2 :: finer].copy())
 
 
-def advance(u: Tensor, *, parameter: None, dt: float) -> Tensor:
-    """u (n, 1, cells) a time dt later, with the walls at a distance of `WALL`."""
-    later = [
-        evolve(one, dt=dt, num_frames=2, is_begun=True)[1:] for one in u[:, 0].double().clamp(0, LEFT).numpy()
-    ]
+def integrate(u: Tensor, *, parameter: None, dt: float, num_frames: int) -> Tensor:
+    """u from u (n, 1, cells) on, with the walls at a distance of `WALL`."""
+    starts = u[:, 0].double().clamp(0, LEFT).numpy()
+    later = [evolve(one, dt=dt, num_frames=num_frames + 1, is_begun=True)[1:, None] for one in starts]
     return torch.from_numpy(np.stack(later)).to(u)
 
 
@@ -176,7 +175,8 @@ FAMILY = (
         t_end=500.0,
         resolution=NOMINAL_POINTS,
         simulate=simulate,
-        step=advance,
+        integrate=integrate,
+        step=step_of(integrate),
         published={"1D_diff-sorp_NA_NA.h5": (133020, "9d466d1213065619d087319e16d9a938")},
     ),
 )

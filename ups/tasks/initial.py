@@ -101,6 +101,15 @@ def solver(
     return decorate
 
 
+def step_of(integrate: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A task's `step`, from its `integrate`."""
+
+    def advance(u: Tensor, *, parameter: float | None, dt: float) -> Tensor:
+        return integrate(u, parameter=parameter, dt=dt, num_frames=1)[:, 0]
+
+    return advance
+
+
 def random_stream(seed: int, index: int, spawn_key: tuple[int, ...] = ()) -> "np.random.Generator":
     """The random stream of trajectory `index`, keyed by a hash of (seed, index). spawn_key: selects further
     streams of the same pair.

@@ -27,7 +27,7 @@ from typing import Any
 
 from ups.common.boundary import DIRICHLET, NO_FLUX
 from ups.common.lazy import Tensor, np, torch
-from ups.tasks.initial import cell_centres, eigenbasis, random_stream, solver
+from ups.tasks.initial import cell_centres, eigenbasis, random_stream, solver, step_of
 from ups.tasks.ns_files import FILES
 from ups.tasks.task import Array, Finding, Task
 
@@ -198,17 +198,17 @@ def simulate(
     return frames
 
 
-def advance(u: Tensor, *, parameter: None, dt: float) -> Tensor:
-    """(Vx, Vy, particles, force_x, force_y) (n, channel, *space) a time dt later.
+def integrate(u: Tensor, *, parameter: None, dt: float, num_frames: int) -> Tensor:
+    """(Vx, Vy, particles, force_x, force_y) from u (n, channel, *space) on.
 
     Interpolation from centres to faces loses the finest waves, so only the change is computed there and added
     to u.
     """
-    out = u.clone()
+    out = u[:, None].repeat_interleave(num_frames, 1)
     for row, (x, y, particles, *force) in enumerate(u.double()):
         box = Box(torch.stack([force[0], force[1].T]))
-        before, after = box.evolve(at_faces(x, y), particles, dt=dt, num_frames=2)
-        out[row, :3] += at_centres(*after) - at_centres(*before)
+        before, *later = box.evolve(at_faces(x, y), particles, dt=dt, num_frames=num_frames + 1)
+        out[row, :, :3] += torch.stack([at_centres(*state) for state in later]) - at_centres(*before)
     return out
 
 
@@ -255,7 +255,8 @@ FAMILY = (
         vector=("Vx", "Vy", "force_x", "force_y"),
         simulate=simulate,
         edition=2,
-        step=advance,
+        integrate=integrate,
+        step=step_of(integrate),
         checks=(is_incompressible,),
         published={name: FILES[name] for name in FILES if name == FIRST},
         further={name: FILES[name] for name in FILES if name != FIRST},

@@ -20,7 +20,7 @@ from typing import Any
 
 from ups.common.boundary import PERIODIC
 from ups.common.lazy import Tensor, np, torch
-from ups.tasks.initial import NOMINAL_POINTS, cell_centres, sample_wave, solver
+from ups.tasks.initial import NOMINAL_POINTS, cell_centres, sample_wave, solver, step_of
 from ups.tasks.modes import coefficients, step
 from ups.tasks.task import Array, Finding, Task
 
@@ -121,22 +121,20 @@ def solver_of(rate: float) -> Callable[..., Tensor]:
     return simulate
 
 
-def step_of(rate: float) -> Callable[..., Tensor]:
-    """The step with rho = `rate`; see `Task`."""
+def integral(rate: float) -> Callable[..., Tensor]:
+    """A task's `integrate` with rho = `rate`."""
 
-    def advance(u: Tensor, *, parameter: float, dt: float) -> Tensor:
-        """u (n, 1, cells), at the centres, a time dt later."""
+    def integrate(u: Tensor, *, parameter: float, dt: float, num_frames: int) -> Tensor:
+        """u at the centres from u (n, 1, cells) on."""
         num = u.shape[-1]
         modes = torch.zeros(len(u), NUM_FINE // 2 + 1, dtype=torch.complex128)
         modes[:, : num // 2 + 1] = torch.fft.rfft(u[:, 0].double(), norm="forward")
         modes *= torch.exp(-1j * math.pi / num * torch.arange(modes.shape[1]))  # centres: half a cell on
-        later = [
-            at_centres(evolve(one, diffusivity=parameter, rate=rate, dt=dt, num_frames=2)[1:], num)
-            for one in modes
-        ]
-        return torch.stack(later).to(u)
+        times = {"dt": dt, "num_frames": num_frames + 1}
+        later = [evolve(one, diffusivity=parameter, rate=rate, **times)[1:] for one in modes]
+        return torch.stack([at_centres(some, num)[:, None] for some in later]).to(u)
 
-    return advance
+    return integrate
 
 
 def reacts(data: Any, scan: Any) -> Iterator[Finding]:
@@ -162,6 +160,7 @@ def reacts(data: Any, scan: Any) -> Iterator[Finding]:
 
 def family_member(name: str, rho: float, *, rate: float | None = None, **facts: Any) -> Task:
     """The task of one rho. rate: of the reaction that the data have, where that is another."""
+    integrate = integral(rho if rate is None else rate)
     return Task(
         name=name,
         fields=("u",),
@@ -176,7 +175,8 @@ def family_member(name: str, rho: float, *, rate: float | None = None, **facts: 
         resolution=1024,
         is_symmetric=True,
         simulate=solver_of(rho if rate is None else rate),
-        step=step_of(rho if rate is None else rate),
+        integrate=integrate,
+        step=step_of(integrate),
         **{
             "equation": "∂u/∂t = Nu ∂²u/∂x² + rho u (1 - u)",
             "checks": (reacts,),

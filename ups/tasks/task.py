@@ -124,8 +124,11 @@ class Task:
     # give the same bits. A steady task gives one frame of coefficient and solution.
     simulate: Callable[..., Any] | None = None
     edition: int = 1  # raised when `simulate` changes its numbers; files name it
-    # step(u (n, channel, *space), *, parameter, dt) -> u a time dt later, by the same scheme; None if the
-    # stored fields are not the whole state
+    # integrate(u (n, channel, *space), *, parameter, dt, num_frames) -> (n, num_frames, channel, *space) at
+    # dt, 2 dt, .., by the same scheme; None if the stored fields are not the whole state. Of a steady task: u
+    # holds its inputs, and the only frame is the solution.
+    integrate: Callable[..., Any] | None = None
+    # step(u, *, parameter, dt) -> the first of these frames, (n, channel, *space); None for a steady task
     step: Callable[..., Any] | None = None
     # (data, scan) -> findings of the data doctor for this task alone (ups/data/doctor.py)
     checks: tuple[Callable[[Any, Any], Iterable[Finding]], ...] = ()
