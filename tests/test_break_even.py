@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ups.config import Config, load_config
-from ups.evaluation.break_even import break_even, conclude, error_matched, regridded, why_unknown
+from ups.evaluation.break_even import conclude, error_matched, regridded, why_unknown
 from ups.report.sections import break_even_section
 from ups.tasks import get_task
 
@@ -18,15 +18,10 @@ def cost(error: float, seconds: float, cells: int = 32) -> dict:
     return {"grid": [cells], "error": error, "seconds": seconds}
 
 
-def test_n_star_is_the_budget_over_what_a_forecast_saves():
-    assert break_even(120.0, 0.5, 0.1) == pytest.approx(300)
-    assert break_even(120.0, 0.1, 0.1) is None and break_even(0.0, 0.1, 0.2) is None
-
-
 @pytest.mark.parametrize(
     ("tried", "bound", "forecasts"),
     [
-        ([cost(0.5, 0.0, 16), cost(0.01, 0.5)], "about", 300),
+        ([cost(0.5, 0.0, 16), cost(0.01, 0.5)], "about", 300),  # 120 / (0.5 - 0.1)
         ([cost(0.01, 0.5)], "at least", 300),  # the coarsest grid is accurate enough
         ([cost(0.5, 0.0, 16), cost(0.03, 0.5)], "at most", 300),  # not even the full grid is
         ([cost(0.5, 0.0, 16), cost(0.01, 0.1)], "never", None),
@@ -35,7 +30,7 @@ def test_n_star_is_the_budget_over_what_a_forecast_saves():
         ([cost(math.inf, 0.0)], "unknown", None),  # it refuses every grid
     ],
 )
-def test_the_bound_says_what_is_known_of_an_equally_accurate_solver(tried, bound, forecasts):
+def test_n_star_is_the_budget_over_what_a_forecast_saves_or_a_bound_of_it(tried, bound, forecasts):
     entry = conclude(BUDGET, tried, {"error": 0.02, "seconds": 0.1})
     assert entry["bound"] == bound and entry["words"].startswith(f"N* is {bound}")
     assert entry["forecasts"] == (forecasts and pytest.approx(forecasts))
@@ -51,7 +46,7 @@ def tried(solve, error: float) -> list[int]:
     """Cells of the grids that `error_matched` tries for a wave on 64 cells, two frames ahead."""
     u_ref = torch.stack([wave(64, 0.1), wave(64, 0.2)], 1)
     found = error_matched(solve, wave(64, 0.0), u_ref, ADVECTION, error)
-    assert [row["seconds"] > 0 for row in found] == [False] * (len(found) - 1) + [True]
+    assert all((row["seconds"] > 0) == math.isfinite(row["error"]) for row in found)
     return [row["grid"][0] for row in found]
 
 
