@@ -99,7 +99,7 @@ def error_matched(
     solve: Callable[[Tensor], Tensor], u: Tensor, u_ref: Tensor, task: Task, error: float
 ) -> list[Cost]:
     """The solver from the coarsest grid to the first on which its error is at most `error`, or the full one;
-    inf where it refuses. solve: start (n, C, *any grid) -> frames (n, T, C, *that grid); u: start, float64."""
+    inf where it refuses. solve: start (n, C, *any grid) -> frames (n, T, C, *its grid); u: start, float64."""
     grids, tried = [tuple(u.shape[-task.ndim :])], []
     while min(grids[0]) >= 2 * MIN_CELLS:
         grids.insert(0, tuple(cells // 2 for cells in grids[0]))
