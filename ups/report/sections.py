@@ -190,8 +190,8 @@ def _parameters(task: dict) -> str:
 
 def break_even_section(tasks: dict) -> Markup:
     """N* of every task (ups/evaluation/break_even.py), and the costs that it follows from."""
-    head = ["N*, forecasts", "data, s", "base, s", "training, s", "operator, s per forecast", "its nRMSE"]
-    head += ["solver, s per forecast", "its nRMSE", "its grid"]
+    head = ["N*, forecasts", "data, s", "base, s", "training, s", "operator, s per forecast"]
+    head += ["operator's nRMSE", "solver, s per forecast", "solver's nRMSE", "solver's cells"]
     rows, reasons = [], []
     for name, entry in ((name, task["break_even"]) for name, task in tasks.items()):
         after = number(entry["forecasts"]) if entry["forecasts"] else ""
