@@ -2,10 +2,10 @@
 
     N* = (data + base + training) / (seconds of the solver - seconds of the operator)    (arXiv 2605.15399)
 
-data: training and validation trajectories; training: that of the stage, shared equally by its tasks. Seconds
-per forecast of one trajectory, from the last context frame to the end: on one thread, both in the same batch.
-The solver is the task's own (`Task.integrate`, on the CPU) on the coarsest of the grids n, n/2, n/4, .. where
-its error is at most the operator's; interpolation to that grid and back is not timed.
+Data: training and validation trajectories. Training: shared equally by the tasks of the stage. Seconds: per
+forecast of one trajectory from the last context frame to the end, both in one batch and on one thread, of
+processor time (operator on a GPU: wall-clock time). The solver is the task's own (`Task.integrate`) on the
+coarsest of the grids n, n/2, n/4, .. where its error is at most the operator's; interpolation is not timed.
 """
 
 import contextlib
@@ -32,10 +32,9 @@ from ups.metrics.intervals import number as finite
 from ups.models.operator import Operator
 from ups.tasks import Task
 
-NUM_TRAJECTORIES = 16  # in the batch, each of another initial condition
+NUM_TRAJECTORIES, NUM_SOLVED = 16, 4  # in the batch; solved again, to estimate the cost of the data
 MIN_CELLS = 8  # per axis; the solvers take no coarser grid (ups/tasks/initial.py)
 MEASURED_S, LONG_S = 0.1, 1.0  # calls are repeated for so long; a call that takes longer is measured once
-SIZES = ("num_trajectories", "resolution", "num_frames", "t_end")
 Cost = dict[str, Any]  # "error": nRMSE, "seconds": per forecast; of a solver also "grid": cells
 
 
@@ -44,16 +43,18 @@ def assess_break_even(operator: Operator, truth: Truth, config: Config, folder: 
     """The entry "break_even" of a task. folder: of the operator stage; train_s: seconds in its loop."""
     task, cache, settings = truth.task, truth.cache, truth.cache.settings
     if reason := why_unknown(task, config):
-        return {"bound": "unknown", "forecasts": None, "words": f"N* is unknown: {reason}"}
+        return {"forecasts": None, "n_star": "unknown", "words": f"N* is unknown: {reason}"}
     rows = cache.split[truth.split][truth.one_of_each(min(NUM_TRAJECTORIES, config.evaluate.batch_size))]
     u_ref, head = truth.future(rows), operator.head(task.name)
     u = truth.inputs(rows) if task.is_steady else truth.frames(rows, truth.context - 1, 1)
     given = truth.given(rows, head.input_codec, head.scale.device)
     known, used = settings.parameters or [None], torch.cat([cache.split["train"], cache.split["val"]])
-    sizes = {key: getattr(settings, key) for key in SIZES} | {"seed": config.data.seed}
+    sizes = {key: getattr(settings, key) for key in ("resolution", "num_frames", "t_end")}
+    sizes |= {"num_trajectories": NUM_SOLVED, "seed": config.data.seed}
     fit = json.loads((folder / "bases" / f"{task.name}.json").read_text(encoding="utf-8"))
     with benchmark.set_torch_threads(1):
-        u_pred, seconds = timed(partial(rolled_out, operator, truth, rows, given))
+        clock = time.perf_counter if given.is_cuda else time.process_time
+        u_pred, seconds = timed(partial(rolled_out, operator, truth, rows, given), clock)
         ours = {"error": mean_error(u_pred, u_ref, task), "seconds": seconds / len(rows)}
         tried = error_matched(partial(integrate, truth, rows), u[:, 0].double(), u_ref, task, ours["error"])
         made = [generation_settings(task.name, parameter=value, **sizes) for value in known]
@@ -84,15 +85,15 @@ def conclude(budget: dict[str, float], tried: Sequence[Cost], ours: Cost) -> dic
         bound = "at most" if found else "unknown"
     else:  # on a coarser grid it takes less
         bound = ("at least" if len(tried) == 1 else "about") if found else "never"
+    n_star = f"{bound} {float(f'{found:.2g}'):,.0f}" if found else bound
     takes = [f"{number(row['seconds'])} (nRMSE {number(row['error'])})" for row in (solver, ours)]
     words = (
-        f"N* is {bound}{f' {number(found)} forecasts' if found else ''}; seconds per forecast: the solver on "
-        f"{' × '.join(map(str, solver['grid']))} cells {takes[0]}, the operator {takes[1]}; data, base and "
-        f"training: {number(total)} s"
+        f"N* is {n_star}; seconds per forecast: the solver on {' × '.join(map(str, solver['grid']))} cells "
+        f"{takes[0]}, the operator {takes[1]}; data, base and training: {number(total)} s"
     )
     solver, ours = ({**row, "error": finite(row["error"])} for row in (solver, ours))
     costs = {"budget_s": budget, "solver": solver, "operator": ours}
-    return {"bound": bound, "forecasts": found, "words": words, **costs}
+    return {"forecasts": found, "n_star": n_star, "words": words, **costs}
 
 
 def error_matched(
@@ -117,8 +118,7 @@ def error_matched(
 
 def regridded(u: Tensor, grid: Sequence[int], task: Task, names: Sequence[str]) -> Tensor:
     """Fields `names` (.., C, *space) interpolated to another grid; positive ones as logarithms."""
-    is_log = torch.tensor([name in (*task.inputs, *task.positive) for name in names])
-    is_log = is_log.view(-1, *[1] * task.ndim)
+    is_log = torch.tensor([name in task.inputs + task.positive for name in names]).view(-1, *[1] * task.ndim)
     v = resample(torch.where(is_log, u.clamp_min(1e-30).log(), u), grid, task.boundary)
     return torch.where(is_log, v.exp(), v)
 
@@ -140,11 +140,11 @@ def mean_error(u_pred: Tensor, u_ref: Tensor, task: Task) -> float:
     return float(nrmse_per_trajectory(scores).mean().nan_to_num(math.inf, math.inf))
 
 
-def timed(call: Callable[[], Tensor]) -> tuple[Tensor, float]:
-    """The result of a call and its wall-clock seconds, on one thread: the median after a warm-up."""
-    started = time.perf_counter()
-    result, seconds = call(), time.perf_counter() - started
+def timed(call: Callable[[], Tensor], clock: Callable[[], float] = time.process_time) -> tuple[Tensor, float]:
+    """The result of a call and its seconds on one thread: the median after a warm-up."""
+    started = clock()
+    result, seconds = call(), clock() - started
     if seconds < LONG_S:
-        timer = benchmark.Timer("call()", globals={"call": call}, num_threads=1)
+        timer = benchmark.Timer("call()", timer=clock, globals={"call": call}, num_threads=1)
         seconds = timer.blocked_autorange(min_run_time=MEASURED_S).median
     return result, seconds

@@ -17,8 +17,8 @@ results.json is strict JSON; null means undefined or not finite. A number with a
         (ups.models.selection.select), null for older weights; "offset": field -> the constant that is
         subtracted if its mean dominates; "measure": the reference of relative errors, in words;
         "comparisons": {"operator / base": {metric: ratio with interval, on the same trajectories}};
-        "break_even": ups.evaluation.break_even.assess_break_even(...): "bound" ("about", "at least", "at
-        most", "never", "unknown"), "forecasts": N* or null, "words", and unless it is unknown from the start
+        "break_even": ups.evaluation.break_even.assess_break_even(...): "forecasts": N* or null, "n_star":
+        "about 300", "at least 300", "at most 300", "never" or "unknown", "words"; if there is a solver also
         "budget_s": {"data", "base", "training"}, "operator" and "solver": {"error", "seconds" per forecast} }
     ROW: ups.metrics.errors.summarise_errors(...) -> metric: number with interval; "error_growth(_low,
         _high)": [T]; "nrmse_by_field": [C]; "nonfinite_trajectories", "zero_frames": counts; and

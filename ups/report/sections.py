@@ -194,8 +194,7 @@ def break_even_section(tasks: dict) -> Markup:
     head += ["operator's nRMSE", "solver, s per forecast", "solver's nRMSE", "solver's cells"]
     rows, reasons = [], []
     for name, entry in ((name, task["break_even"]) for name, task in tasks.items()):
-        after = number(entry["forecasts"]) if entry["forecasts"] else ""
-        found = [f"{entry['bound']} {after}".rstrip()]
+        found = [entry["n_star"]]
         if "solver" in entry:
             costs = [(entry[who]["seconds"], entry[who]["error"]) for who in ("operator", "solver")]
             found += [*entry["budget_s"].values(), *costs[0], *costs[1]]
