@@ -152,6 +152,31 @@ def processor(device: str) -> str:
     )
 
 
+def key_of(args: argparse.Namespace, column: str, seed: int, data: str) -> dict[str, Any]:
+    """Return what identifies the result of one training."""
+    return {
+        "column": column,
+        "seed": seed,
+        "data": data,
+        "budget_s": args.budget,
+        "search_s": args.search or SEARCH * args.budget,
+        "clock": args.clock,
+        "processor": processor(args.device),
+    }
+
+
+def entry(
+    key: dict[str, Any], settings: Settings | Changes, args: argparse.Namespace, **found: Any
+) -> dict[str, Any]:
+    """Return what is kept of one training: its key, settings, results and environment."""
+    return {
+        "key": key,
+        "settings": settings if isinstance(settings, dict) else vars(settings),
+        **found,
+        "environment": describe_environment(1, torch.device(args.device)),
+    }
+
+
 def found_before(record: dict[str, Any], key: dict[str, Any]) -> Settings | Changes | None:
     """Return the settings that a search found for a column's family, with another seed, column or processor;
     None if there was none.
@@ -171,15 +196,7 @@ def evaluate_column(config: Config, args: argparse.Namespace, task: str, seed: i
     """Train and score one column unless its result exists."""
     if not is_up_to_date(config, task)[0]:
         build_cache(config, task, progress=False)
-    key = {
-        "column": column,
-        "seed": seed,
-        "data": identity(config, task),
-        "budget_s": args.budget,
-        "search_s": args.search or SEARCH * args.budget,
-        "clock": args.clock,
-        "processor": processor(args.device),
-    }
+    key = key_of(args, column, seed, identity(config, task))
     if has(read(task), key):
         print(f"{task} {column} seed {seed}: there", flush=True)
         return
@@ -193,15 +210,7 @@ def evaluate_column(config: Config, args: argparse.Namespace, task: str, seed: i
     name, errors = trivial(problem, splits["test"])
     record["trivial"] = {"name": name, **summary(errors, splits["test"], problem.is_steady, 1)}
     record["data"] = describe_data(config, task, problem, splits)
-    found = settings if isinstance(settings, dict) else vars(settings)
-    record["entries"].append(
-        {
-            "key": key,
-            "settings": found,
-            "row": row,
-            "environment": describe_environment(1, torch.device(args.device)),
-        }
-    )
+    record["entries"].append(entry(key, settings, args, row=row))
     keep(record)
     print(
         f"{task} {column} seed {seed}: {row['error']:.3g} [{row['low']:.3g}, {row['high']:.3g}], "

@@ -42,11 +42,16 @@ def of_one_processor(record: dict[str, Any]) -> dict[str, Any]:
     return record | {"processor": chosen, "entries": entries}
 
 
+def longest(record: dict[str, Any], column: str) -> list[dict[str, Any]]:
+    """The entries of a column with the longest training, one per seed and, if there are any, author."""
+    mine = [entry for entry in record.get("entries", []) if entry["key"]["column"] == column]
+    budget = max((entry["key"]["budget_s"] for entry in mine), default=0)
+    return [entry for entry in mine if entry["key"]["budget_s"] == budget]
+
+
 def rows(record: dict[str, Any], column: str) -> dict[int, dict[str, Any]]:
     """Seed -> row of a column, of the longest training."""
-    mine = [entry for entry in record.get("entries", []) if entry["key"]["column"] == column]
-    longest = max((entry["key"]["budget_s"] for entry in mine), default=0)
-    return {entry["key"]["seed"]: entry["row"] for entry in mine if entry["key"]["budget_s"] == longest}
+    return {entry["key"]["seed"]: entry["row"] for entry in longest(record, column)}
 
 
 def mean(values: Iterable[float | None]) -> float | None:
@@ -203,12 +208,83 @@ def long_table(found: dict[str, dict[str, Any]]) -> str:
     return table(("task", *LABELS.values(), "persistence"), map(line, is_long))
 
 
-TABLES: dict[str, tuple[str, Callable[[dict], str]]] = {
-    "comparison": ("README.md", comparison_table),
-    "tasks": ("docs/tasks.md", task_table),
-    "equal_time": ("docs/results.md", equal_time_table),
-    "correction": ("docs/results.md", correction_table),
-    "long": ("docs/results.md", long_table),
+def authors_table(found: dict[str, dict[str, Any]]) -> str:
+    """docs/results.md: errors on the data of every author (a column) after training on those of one (a row),
+    and the distances between these data.
+    """
+    labels = {"ours": "UPS", "ours_persistence": "UPS, persistence only", "fno": "FNO", "unet": "U-Net"}
+    names = list(next(iter(found.values()))["distance"]) if found else []
+
+    def lines(record: dict[str, Any]) -> Iterable[tuple[str, ...]]:
+        equation = record["task"]
+        for author, distance in record["distance"].items():
+            yield (
+                equation,
+                "the data",
+                author,
+                *(number(None if name == author else distance[name]) for name in names),
+            )
+        for column, label in labels.items():
+            entries = longest(record, column)
+            for author in names:
+                errors = [entry["errors"] for entry in entries if entry["key"]["author"] == author]
+                if errors:
+                    means = (mean(row[name]["error"] for row in errors) for name in names)
+                    yield equation, label, author, *map(number, means)
+
+    header = ("equation", "model", "trained on", *(f"tested on {name}" for name in names))
+    return table(header, (line for record in found.values() for line in lines(record)))
+
+
+def error_map(record: dict[str, Any], column: str) -> list[list[float]]:
+    """The errors [scale][wave number] of a column of the shift grid, mean over seeds; inf: one diverged."""
+    maps = [entry["errors"] for entry in longest(record, column)]
+    return [[mean(cell) for cell in zip(*rows, strict=True)] for rows in zip(*maps, strict=True)]
+
+
+def shift_table(found: dict[str, dict[str, Any]]) -> str:
+    """docs/results.md: error in the trained regime, and factors of it outside."""
+
+    def line(record: dict[str, Any], column: str) -> tuple[str, ...]:
+        errors, middle = error_map(record, column), len(record["scales"]) // 2
+        centre = errors[middle][middle]
+        outside = [errors[0][middle], errors[-1][middle], errors[middle][0], errors[middle][-1]]
+        cells = [cell for row in errors for cell in row]
+        still = [cell for row in record["persistence"] for cell in row]
+        num_better = sum(cell < other for cell, other in zip(cells, still, strict=True))
+        return (
+            record["task"],
+            LABELS[column],
+            number(centre),
+            *(number(cell / centre, True) for cell in (*outside, max(cells))),
+            f"{num_better} of {len(cells)}",
+        )
+
+    return table(
+        (
+            "family",
+            "model",
+            "error in the trained regime",
+            "slowest",
+            "fastest",
+            "fewest waves",
+            "most waves",
+            "worst",
+            "better than persistence",
+        ),
+        (line(record, name) for record in found.values() for name in LABELS if longest(record, name)),
+    )
+
+
+# name -> page, folder of bench/results, function
+TABLES: dict[str, tuple[str, str, Callable[[dict], str]]] = {
+    "comparison": ("README.md", "", comparison_table),
+    "tasks": ("docs/tasks.md", "", task_table),
+    "equal_time": ("docs/results.md", "", equal_time_table),
+    "correction": ("docs/results.md", "", correction_table),
+    "long": ("docs/results.md", "", long_table),
+    "authors": ("docs/results.md", "authors", authors_table),
+    "shift_grid": ("docs/results.md", "shift_grid", shift_table),
 }
 
 
@@ -220,10 +296,10 @@ def between(name: str) -> re.Pattern:
 
 def written(root: Path = ROOT) -> dict[str, tuple[str, str]]:
     """Page -> (text now, text as it should be). Raises ValueError for a page without its comments."""
-    found, pages = results(root / "bench" / "results"), {}
-    for name, (page, make) in TABLES.items():
+    pages: dict[str, tuple[str, str]] = {}
+    for name, (page, folder, make) in TABLES.items():
         before, after = pages.get(page) or [(root / page).read_text(encoding="utf-8")] * 2
-        text = make(found)
+        text = make(results(root / "bench" / "results" / folder))
         after, num = between(name).subn(lambda match: f"{match[1]}{text}\n{match[2]}", after)  # noqa: B023
         if num != 1:
             raise ValueError(

@@ -1,0 +1,227 @@
+"""Shift grid: how errors grow when dynamics and starts leave the trained regime.
+
+    python -m bench.shift_grid --budget 60 --search 60                       # four families
+    python -m bench.shift_grid --budget 60 --search 60 --family burgers
+    python -m bench.shift_grid --draw                                        # docs/images/shift_grid.png
+    python -m bench.table                                                    # the table of docs/results.md
+
+Every model is trained on starts of one highest wave number and on scales within a factor of sqrt(2) of 1
+(TRAINED), and is tested on SCALES times five highest wave numbers. scale: time between frames over the usual
+one, which is a factor on all rates of the equation; it is a parameter of the data that every model gets. As
+it takes many values, our bases that are fitted to one value each (propagator, equation) do not serve.
+Solutions are those of our own solvers (`Task.step`); the input is the first frame.
+
+Columns: ours, fno, unet; settings are searched on validation data of the trained regime, where the weights
+are selected, too (bench/tune.py). Results: bench/results/shift_grid/FAMILY.json, one entry per training, with
+errors[scale][wave number] and those of persistence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from bench.baselines import Trained
+from bench.compare import fit, settings_of
+from bench.eleven import RESULTS, entry, has, keep, key_of, read
+from bench.numerics import frames, means
+from bench.score import Split, load, rollout, summary
+from bench.table import error_map, longest
+from bench.tune import OUT, add_arguments, prepare
+from bench.user_data import CONFIG, random_waves, write, write_config
+from ups.common.files import value_hash
+from ups.config import ROOT, load_config
+from ups.data.build_cache import build_cache, is_up_to_date
+from ups.tasks import get_task
+
+FOLDER, FIGURE = RESULTS / "shift_grid", ROOT / "docs" / "images" / "shift_grid.png"
+COLUMNS = ("ours", "fno", "unet")
+SCALES, MIDDLE = (0.25, 0.5, 1.0, 2.0, 4.0), 2
+TRAINED = tuple(np.geomspace(2**-0.5, 2**0.5, 20).tolist())
+SEED, NUM_STARTS, NUM_TEST, NUM_FRAMES = 36, 160, 16, 21
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class Family:
+    """A registered task with one value of its parameter.
+
+    num_modes: highest wave numbers, the middle one is trained. dt: time between frames at scale 1. refine:
+    cells of the solver per stored cell and axis. offset, amplitude: of the starts.
+    """
+
+    task: str
+    num_modes: tuple[int, ...]
+    resolution: int
+    dt: float
+    parameter: float | None = None
+    refine: int = 1
+    offset: float = 0.0
+    amplitude: float = 1.0
+
+    def solutions(self, indices: Sequence[int], num_modes: int, scale: float) -> Tensor:
+        """Return trajectories, (n, time, channel, *space) float32; the start depends on index and
+        num_modes.
+        """
+        task = get_task(self.task)
+        num_cells, num_channels = self.refine * self.resolution, len(task.fields)
+        rows = [num_channels * index + channel for index in indices for channel in range(num_channels)]
+        waves = random_waves(rows, SEED, num_modes, num_cells, task.ndim, task.boundary)
+        u = self.offset + self.amplitude * waves.unflatten(0, (len(indices), num_channels))
+        advance = partial(task.step, parameter=self.parameter, dt=scale * self.dt)
+        return frames(u, advance, NUM_FRAMES, lambda u: means(u, self.refine, task.ndim))
+
+
+FAMILIES = {
+    "advection": Family("advection1d", (1, 2, 4, 8, 16), 128, dt=0.05, parameter=0.4),
+    "burgers": Family("burgers1d", (1, 2, 4, 8, 16), 128, dt=0.025, parameter=0.03, refine=8),
+    "reaction": Family(
+        "reacdiff1d", (1, 2, 4, 8, 16), 128, dt=0.1, parameter=0.002, offset=0.5, amplitude=0.4
+    ),
+    "diff_react": Family("diff_react2d", (1, 2, 3, 5, 8), 32, dt=0.2),
+}
+
+
+# ---- one family --------------------------------------------------------------------------------------------
+
+
+def identity(family: str) -> str:
+    """Return what identifies the data of a family."""
+    return value_hash([asdict(FAMILIES[family]), SCALES, TRAINED, SEED, NUM_STARTS, NUM_TEST, NUM_FRAMES])
+
+
+def training_config(family: str, parent: Path) -> Path:
+    """Return the configuration of the trained regime; solve unless the data are there."""
+    facts, path = FAMILIES[family], OUT / "shift_grid" / identity(family)[:8] / f"{family}.npz"
+    task = get_task(facts.task)
+    if not path.is_file():
+        modes = facts.num_modes[MIDDLE]
+        rows = [range(first, NUM_STARTS, len(TRAINED)) for first in range(len(TRAINED))]
+        parts = [facts.solutions(own, modes, scale) for own, scale in zip(rows, TRAINED, strict=True)]
+        u = torch.stack(parts, 1).flatten(0, 1).numpy()  # in the order of the starts
+        fields = {name: u[:, :, channel] for channel, name in enumerate(task.fields)}
+        write(path, fields, scale=np.tile(TRAINED, NUM_STARTS // len(TRAINED)))
+    return write_config(path, parent, family, facts.dt, task.boundary, task.spans[0])
+
+
+def cells(family: str) -> dict[tuple[int, int], Split]:
+    """Return (index of scale, index of wave number) -> its test trajectories, whose starts no model has
+    seen.
+    """
+    facts, indices, out = FAMILIES[family], range(NUM_STARTS, NUM_STARTS + NUM_TEST), {}
+    for (row, scale), (column, modes) in itertools.product(enumerate(SCALES), enumerate(facts.num_modes)):
+        u = facts.solutions(indices, modes, scale)
+        values = torch.full((len(u), 1), scale, dtype=torch.float64)
+        out[row, column] = Split(u[:, :1], u[:, 1:], values, torch.arange(len(u)))
+    return out
+
+
+def persistence(given: Tensor, parameters: Tensor, num_steps: int) -> Tensor:
+    return given[:, -1:].expand(-1, num_steps, *given.shape[2:])
+
+
+def errors_on(trained: Trained, tests: dict[tuple[int, int], Split]) -> list[list[float]]:
+    """Return the errors [scale][wave number]."""
+    found = [
+        summary(rollout(trained, split, BATCH)[0], split, False, 1)["error"]
+        for _, split in sorted(tests.items())
+    ]
+    return np.reshape(found, (len(SCALES), -1)).tolist()
+
+
+def evaluate(args: argparse.Namespace, column: str, seed: int, tests: dict[tuple[int, int], Split]) -> None:
+    """Train a column in the trained regime and score it on the grid, unless the result exists."""
+    family = args.task
+    key = key_of(args, column, seed, identity(family))
+    if has(read(family, FOLDER), key):
+        print(f"{family} {column} seed {seed}: there", flush=True)
+        return
+    config = load_config(args.config)
+    if not is_up_to_date(config, family)[0]:
+        build_cache(config, family, progress=False)
+    problem, splits = load(config, family)
+    tests.update(tests or cells(family))
+    settings = settings_of(column, config, problem, splits["val"], args)
+    trained = fit(column, config, problem, splits["val"], settings, args, seed, args.budget)
+    record = read(family, FOLDER)
+    record |= {
+        "command": " ".join(["python -m bench.shift_grid", *sys.argv[1:]]),
+        "family": asdict(FAMILIES[family]),
+        "scales": SCALES,
+        "trained_scales": TRAINED,
+        "rows": {"train": len(problem.train), "test": NUM_TEST},
+        "persistence": errors_on(Trained(persistence, 0, 0, 0.0, 0.0), tests),
+    }
+    cost, errors = {"steps": trained.steps, "seconds": trained.seconds}, errors_on(trained, tests)
+    record["entries"].append(entry(key, settings, args, **cost, errors=errors))
+    keep(record, FOLDER)
+    shown = np.array_str(np.array(errors), precision=3)
+    print(f"{family} {column} seed {seed}, scales down, wave numbers across:\n{shown}", flush=True)
+
+
+# ---- figure and command ------------------------------------------------------------------------------------
+
+
+def draw(folder: Path, path: Path) -> None:
+    """Write the maps of all results: a row per family, a column per model; cells that diverged are grey."""
+    records = [record for family in FAMILIES if (record := read(family, folder))["entries"]]
+    if not records:
+        raise FileNotFoundError(
+            f"{folder} has no results; expected a file of one of {', '.join(FAMILIES)}. Run "
+            f"python -m bench.shift_grid --budget 60 first."
+        )
+    figure = Figure(figsize=(2.2 * len(COLUMNS), 2.1 * len(records)), layout="constrained")
+    panels = figure.subplots(len(records), len(COLUMNS), squeeze=False)
+    for record, row in zip(records, panels, strict=True):
+        for column, axes in zip(COLUMNS, row, strict=True):
+            axes.set_title(f"{record['task']}, {column}", fontsize=9)
+            if not longest(record, column):
+                continue
+            values = np.array(error_map(record, column))
+            values /= values[MIDDLE, MIDDLE]
+            image = axes.imshow(
+                np.where(np.isfinite(values), values, np.nan), norm=LogNorm(0.1, 1e3), cmap="viridis"
+            )
+            axes.set_facecolor("#b9c0c7")
+            axes.set_xticks(range(len(values)), record["family"]["num_modes"])
+            axes.set_yticks(range(len(values)), [f"{scale:g}" for scale in record["scales"]])
+    figure.supxlabel("highest wave number of the start")
+    figure.supylabel("scale of the dynamics")
+    figure.colorbar(image, ax=panels, label="error over that in the trained regime", extend="both")
+    figure.savefig(path, dpi=80)
+
+
+def main(argv: list[str] | None = None) -> None:
+    argv = sys.argv[1:] if argv is None else argv
+    if argv == ["--draw"]:
+        return draw(FOLDER, FIGURE)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--family", nargs="+", choices=tuple(FAMILIES), default=list(FAMILIES))
+    parser.add_argument("--column", nargs="+", choices=COLUMNS, default=list(COLUMNS))
+    add_arguments(parser)
+    parser.set_defaults(config=CONFIG)
+    args = parser.parse_args(argv, argparse.Namespace(overrides=[], settings={}))
+    prepare(args)
+    seeds, args.seeds = args.seeds, [0]  # settings are searched from one seed
+    for family in args.family:
+        mine = vars(args) | {"task": family, "config": training_config(family, args.config)}
+        tests: dict[tuple[int, int], Split] = {}  # solved for the first training that needs them
+        for seed, column in itertools.product(seeds, args.column):
+            evaluate(argparse.Namespace(**mine), column, seed, tests)
+
+
+if __name__ == "__main__":
+    main()

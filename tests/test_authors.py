@@ -1,0 +1,148 @@
+"""Data of other authors and of shifted regimes are what their tables say, and wrong ones are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from bench import authors, shift_grid, table, user_data
+from bench.baselines import Trained
+from bench.score import Split
+from ups.common.boundary import NO_FLUX, PERIODIC
+from ups.config import load_config
+from ups.data.build_cache import build_cache
+from ups.data.cache import open_cache
+
+
+def test_random_waves_have_no_mean_maximum_one_and_no_higher_wave_number():
+    u = user_data.random_waves([3, 5], 0, 4, 64, 1, PERIODIC)
+    power = torch.fft.rfft(u).abs()
+    assert u.shape == (2, 64) and torch.allclose(u.abs().amax(1), torch.ones(2).double())
+    assert float(power[:, 0].max()) < 1e-12 and float(power[:, 5:].max()) < 1e-12 < float(power[:, 4].min())
+    torch.testing.assert_close(u[1], user_data.random_waves([5], 0, 4, 64, 1, PERIODIC)[0])
+    finer = user_data.random_waves([3], 0, 2, 256, 2, NO_FLUX)
+    assert finer.shape == (1, 256, 256)
+    walls = finer[:, 0] - finer[:, 1], finer[:, :, -1] - finer[:, :, -2]  # no slope across a wall
+    assert all(float(slope.abs().max()) < 2e-3 for slope in walls)
+
+
+def test_a_file_is_read_as_a_user_s_with_many_values_of_its_parameter(tmp_path):
+    u, scale = np.random.default_rng(0).standard_normal((40, 5, 16)), np.geomspace(0.5, 2, 40)
+    path = tmp_path / "toy.npz"
+    user_data.write(path, {"u": u, "v": 2 * u}, scale=scale)
+    config = load_config(user_data.write_config(path, user_data.CONFIG, "toy", 0.5, domain=(0, 2)))
+    build_cache(config, "toy", progress=False)
+    cache = open_cache(config, "toy")
+    assert cache.task.fields == ("u", "v") and cache.task.parameters == ("scale",) and cache.is_sampled
+    assert cache.dt == 0.5 and config.context("toy") == 1
+    assert sorted(cache.parameters[:, 0].tolist()) == pytest.approx(scale.tolist())
+
+
+def test_solutions_of_an_author_with_other_starts_or_without_numbers_are_refused():
+    facts = authors.EQUATIONS["burgers"]
+    u = np.repeat(facts.starts()[:, None], authors.NUM_FRAMES, 1)
+    assert authors.checked(u, facts, "fake") is u
+    late, lost = u + 0.01, u.copy()
+    lost[0, -1, 0] = np.nan
+    for fake in (late, lost, u[:, :-1]):
+        with pytest.raises(ValueError, match="fake returned .* expected .* that begin with the given starts"):
+            authors.checked(fake, facts, "fake")
+
+
+def test_an_environment_is_installed_once_and_one_without_packages_is_refused(tmp_path, monkeypatch):
+    calls = []
+
+    def run(command, check=False):
+        calls.append(command)
+        return types.SimpleNamespace(returncode=status)
+
+    monkeypatch.setattr(authors.subprocess, "run", run)
+    status = 1
+    with pytest.raises(OSError, match=r"pip did not install py-pde.*; expected them in .* with --python"):
+        authors.environment(tmp_path)
+    status = 0
+    assert authors.environment(tmp_path) == authors.environment(tmp_path) == tmp_path / "bin" / "python"
+    assert len(calls) == 4 and set(authors.PACKAGES) < set(calls[-1])
+
+
+def test_authors_get_starts_between_the_bounds_of_their_equation():
+    assert np.abs(authors.EQUATIONS["burgers"].starts()).max() == pytest.approx(1)
+    fisher = authors.EQUATIONS["fisher"].starts()
+    assert fisher.shape[1:] == (32, 32) and 0 <= fisher.min() and fisher.max() <= 0.5
+
+
+def test_the_distance_of_data_is_the_error_if_the_other_s_are_the_truth():
+    truth = torch.ones(3, 4, 1, 8)
+    one = Split(truth[:, :1], truth, torch.zeros(3, 0), torch.arange(3))
+    two = dataclasses.replace(one, truth=2 * truth)
+    assert authors.distances({"a": one, "b": two}) == {"a": {"a": 0, "b": 0.5}, "b": {"a": 1, "b": 0}}
+
+
+@pytest.mark.parametrize("name", shift_grid.FAMILIES)
+def test_scale_is_a_factor_of_all_rates(name):
+    """Every second frame at scale 1 is a frame at scale 2; a solver that ignored it would be off by far."""
+    family = dataclasses.replace(shift_grid.FAMILIES[name], resolution=32)
+    slow, fast = (family.solutions([0], family.num_modes[0], scale)[0] for scale in (1.0, 2.0))
+    assert slow.shape == (shift_grid.NUM_FRAMES, slow.shape[1], *[32] * (slow.ndim - 2))
+    size = float((slow[2] - slow[0]).square().mean().sqrt())
+    assert float((fast[1] - slow[2]).square().mean().sqrt()) < 0.01 * size
+    assert float((fast[1] - slow[1]).square().mean().sqrt()) > 0.2 * size
+
+
+def test_cells_of_the_grid_are_in_their_place():
+    """A model whose error is known in every cell: it predicts zeros times the scale it is given."""
+    splits = {
+        (row, column): Split(
+            torch.ones(2, 1, 1, 4),
+            torch.ones(2, 3, 1, 4) * (1 + column),
+            torch.full((2, 1), float(row)),
+            torch.arange(2),
+        )
+        for row in range(5)
+        for column in range(5)
+    }
+
+    def predict(given, parameters, num_steps):
+        return given.expand(-1, num_steps, -1, -1) * parameters.view(-1, 1, 1, 1).float()
+
+    found = shift_grid.errors_on(Trained(predict, 0, 0, 0.0, 0.0), splits)
+    assert found == [
+        [pytest.approx(abs(row - 1 - column) / (1 + column)) for column in range(5)] for row in range(5)
+    ]
+
+
+def key(column, **more):
+    return {"column": column, "seed": 0, "budget_s": 60, "processor": "AVX2"} | more
+
+
+def test_tables_of_authors_and_shifts_state_known_numbers_and_the_map_is_drawn(tmp_path):
+    errors = {"a": {"error": 0.1}, "b": {"error": 0.25}}
+    record = {
+        "task": "burgers",
+        "distance": {"a": {"a": 0.0, "b": 0.2}, "b": {"a": 0.3, "b": 0.0}},
+        "entries": [{"key": key("fno", author="a"), "errors": errors}],
+    }
+    text = table.authors_table({"burgers": record})
+    assert "| burgers | the data | b | 0.3 | - |" in text
+    assert "| burgers | FNO | a | 0.1 | 0.25 |" in text and "| burgers | FNO | b |" not in text
+    grid = np.full((5, 5), 0.2)
+    grid[2, 2], grid[0, 2], grid[4, 2], grid[2, 0], grid[2, 4], grid[4, 4] = 0.1, 0.3, 0.4, 0.1, 0.5, 1.0
+    record = {
+        "task": "burgers",
+        "family": {"num_modes": [1, 2, 4, 8, 16]},
+        "scales": shift_grid.SCALES,
+        "persistence": np.full((5, 5), 0.45).tolist(),
+        "entries": [{"key": key("ours"), "errors": grid.tolist()}],
+    }
+    text = table.shift_table({"burgers": record})
+    assert "| burgers | UPS | 0.1 | 3 | 4 | 1 | 5 | 10 | 23 of 25 |" in text and "FNO" not in text
+    with pytest.raises(FileNotFoundError, match="has no results; expected a file of one of advection"):
+        shift_grid.draw(tmp_path, tmp_path / "map.png")
+    (tmp_path / "burgers.json").write_text(json.dumps(record))
+    shift_grid.draw(tmp_path, tmp_path / "map.png")
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
