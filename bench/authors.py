@@ -87,8 +87,8 @@ def environment(folder: Path = OUT / "authors-env") -> Path:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         if subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES]).returncode:
             raise OSError(
-                f"pip did not install {', '.join(PACKAGES)}; expected them in {folder}. Check the network, or "
-                f"name an interpreter that has them with --python."
+                f"pip did not install {', '.join(PACKAGES)}; expected them in {folder}. Check the network, "
+                f"or name an interpreter that has them with --python."
             )
         done.write_text("\n".join(PACKAGES), encoding="utf-8")
     return python
@@ -183,7 +183,6 @@ def evaluate(args: argparse.Namespace, author: str, column: str, seed: int) -> N
     }
     record = read(args.task, FOLDER)
     record |= {
-        "command": " ".join(["python -m bench.authors", *sys.argv[1:]]),
         "packages": PACKAGES,
         "equation": asdict(EQUATIONS[args.task]),
         "rows": {"train": len(problem.train), "test": len(splits["test"].truth)},

@@ -168,12 +168,13 @@ def key_of(args: argparse.Namespace, column: str, seed: int, data: str) -> dict[
 def entry(
     key: dict[str, Any], settings: Settings | Changes, args: argparse.Namespace, **found: Any
 ) -> dict[str, Any]:
-    """Return what is kept of one training: its key, settings, results and environment."""
+    """Return what is kept of one training: its key, settings, results, command and environment."""
+    command = " ".join(["python -m", f"bench.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
     return {
         "key": key,
         "settings": settings if isinstance(settings, dict) else vars(settings),
         **found,
-        "environment": describe_environment(1, torch.device(args.device)),
+        "environment": describe_environment(1, torch.device(args.device)) | {"command": command},
     }
 
 

@@ -37,7 +37,7 @@ from bench.compare import fit, settings_of
 from bench.eleven import RESULTS, entry, has, keep, key_of, read
 from bench.numerics import frames, means
 from bench.score import Split, load, rollout, summary
-from bench.table import error_map, longest
+from bench.table import LABELS, error_map, longest
 from bench.tune import OUT, add_arguments, prepare
 from bench.user_data import CONFIG, random_waves, write, write_config
 from ups.common.files import value_hash
@@ -156,7 +156,6 @@ def evaluate(args: argparse.Namespace, column: str, seed: int, tests: dict[tuple
     trained = fit(column, config, problem, splits["val"], settings, args, seed, args.budget)
     record = read(family, FOLDER)
     record |= {
-        "command": " ".join(["python -m bench.shift_grid", *sys.argv[1:]]),
         "family": asdict(FAMILIES[family]),
         "scales": SCALES,
         "trained_scales": TRAINED,
@@ -185,7 +184,7 @@ def draw(folder: Path, path: Path) -> None:
     panels = figure.subplots(len(records), len(COLUMNS), squeeze=False)
     for record, row in zip(records, panels, strict=True):
         for column, axes in zip(COLUMNS, row, strict=True):
-            axes.set_title(f"{record['task']}, {column}", fontsize=9)
+            axes.set_title(f"{record['task']}, {LABELS[column]}", fontsize=9)
             if not longest(record, column):
                 continue
             values = np.array(error_map(record, column))
