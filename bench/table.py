@@ -224,6 +224,7 @@ def authors_table(found: dict[str, dict[str, Any]]) -> str:
                 author,
                 *(number(None if name == author else distance[name]) for name in names),
             )
+        yield equation, "persistence", MISSING, *(number(record["persistence"][name]) for name in names)
         for column, label in labels.items():
             entries = longest(record, column)
             for author in names:

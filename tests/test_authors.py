@@ -124,11 +124,13 @@ def test_tables_of_authors_and_shifts_state_known_numbers_and_the_map_is_drawn(t
     errors = {"a": {"error": 0.1}, "b": {"error": 0.25}}
     record = {
         "task": "burgers",
+        "persistence": {"a": 1.0, "b": 1.1},
         "distance": {"a": {"a": 0.0, "b": 0.2}, "b": {"a": 0.3, "b": 0.0}},
         "entries": [{"key": key("fno", author="a"), "errors": errors}],
     }
     text = table.authors_table({"burgers": record})
     assert "| burgers | the data | b | 0.3 | - |" in text
+    assert "| burgers | persistence | - | 1 | 1.1 |" in text
     assert "| burgers | FNO | a | 0.1 | 0.25 |" in text and "| burgers | FNO | b |" not in text
     grid = np.full((5, 5), 0.2)
     grid[2, 2], grid[0, 2], grid[4, 2], grid[2, 0], grid[2, 4], grid[4, 4] = 0.1, 0.3, 0.4, 0.1, 0.5, 1.0
