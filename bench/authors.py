@@ -210,7 +210,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv, argparse.Namespace(overrides=[], settings={}))
     prepare(args)
     seeds, args.seeds = args.seeds, [0]  # settings are searched from one seed
-    for equation, seed, author, column in itertools.product(args.equation, seeds, AUTHORS, args.column):
+    for equation, seed, column, author in itertools.product(args.equation, seeds, args.column, AUTHORS):
         evaluate(argparse.Namespace(**vars(args) | {"task": equation}), author, column, seed)
 
 

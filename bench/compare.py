@@ -37,13 +37,13 @@ from bench.score import Errors, Split, load, paired_ratio, report_row, rollout, 
 from bench.search import Changes
 from bench.tune import (
     BASELINES,
-    SEARCH,
     add_arguments,
     best_error,
     family_of,
     found,
     generic,
     prepare,
+    search_seconds,
     train_ours,
     train_rival,
 )
@@ -86,9 +86,12 @@ def fit(
 def settings_of(
     model: str, config: Config, problem: Problem, val: Split, args: argparse.Namespace
 ) -> Settings | Changes:
-    """Return the settings of a model: those given by hand, else the result of its family's search."""
-    by_hand = args.settings.get(model)
-    changes = by_hand or found(family_of(model), args, config, problem, val)["changes"]
+    """Return the settings of a model: those given by hand, else the result of its family's search; without a
+    search (0 s) those that it would start from.
+    """
+    changes = args.settings.get(model) or {}
+    if not changes and search_seconds(args):
+        changes = found(family_of(model), args, config, problem, val)["changes"]
     return (
         changes
         if model in OURS
@@ -134,7 +137,7 @@ def describe(args: argparse.Namespace, problem: Problem, splits: dict[str, Split
         "budget_s": args.budget,
         "clock": args.clock,
         "device": args.device,
-        "search_s": args.search or SEARCH * args.budget,
+        "search_s": search_seconds(args),
         "config": str(args.config),
         "overrides": args.overrides,
         "torch": torch.__version__,

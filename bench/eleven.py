@@ -31,7 +31,7 @@ from bench.numerics import CONFIG, HORIZONS, NUMERICS, long_config, usual_settin
 from bench.rivals import Settings
 from bench.score import Errors, Split, load, rollout, summary, trivial
 from bench.search import Changes
-from bench.tune import SEARCH, add_arguments, best_error, family_of, prepare
+from bench.tune import add_arguments, best_error, family_of, prepare, search_seconds
 from ups.common.files import value_hash
 from ups.config import ROOT, Config, load_config
 from ups.data.build_cache import build_cache, is_up_to_date
@@ -159,7 +159,7 @@ def key_of(args: argparse.Namespace, column: str, seed: int, data: str) -> dict[
         "seed": seed,
         "data": data,
         "budget_s": args.budget,
-        "search_s": args.search or SEARCH * args.budget,
+        "search_s": search_seconds(args),
         "clock": args.clock,
         "processor": processor(args.device),
     }

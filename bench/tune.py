@@ -396,7 +396,7 @@ def found(
         if is_ours
         else dataclasses.asdict(settings_for(family, args.task, problem.ndim))
     )
-    seconds = args.search or SEARCH * args.budget
+    seconds = search_seconds(args)
     asked = {
         "data": open_cache(config, args.task).fingerprint,
         "clock": args.clock,
@@ -459,8 +459,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--search",
         type=float,
-        default=0.0,
-        help=f"seconds of a search per model ({SEARCH:g} times the budget)",
+        help=f"seconds of a search per model ({SEARCH:g} times the budget); 0: none, usual settings",
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="the first is that of the search")
     parser.add_argument("--device", default="cpu")
@@ -470,15 +469,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, default=DEFAULT_OVERLAY)
 
 
+def search_seconds(args: argparse.Namespace) -> float:
+    return SEARCH * args.budget if args.search is None else args.search
+
+
 def prepare(args: argparse.Namespace) -> None:
     """Set clock and threads.
 
     Raises ValueError for times that are not positive or a clock that does not see the work.
     """
     args.clock = args.clock or ("cpu" if args.device == "cpu" else "wall")
-    if args.budget <= 0 or args.search < 0:
+    if args.budget <= 0 or search_seconds(args) < 0:
         raise ValueError(
-            f"--budget {args.budget:g} --search {args.search:g}; expected both above zero. Change them."
+            f"--budget {args.budget:g} --search {search_seconds(args):g}; expected the first above zero, the "
+            f"second not below. Change them."
         )
     if args.clock == "cpu" and args.device != "cpu":
         raise ValueError(
