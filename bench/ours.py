@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bench.baselines import Stopwatch, Trained
+from ups.common.user_solver import solvers_of
 from ups.config import Config
 from ups.data.cache import Cache, open_cache
 from ups.data.schedule import Batch
@@ -110,7 +111,10 @@ def train_ours(
     torch.manual_seed(seed)
     settings, base = config.operator, fitted_state(head)
     operator = build_operator(
-        {task: ({"description": head.description}, base)}, settings.model, settings.train.precision
+        {task: ({"description": head.description}, base)},
+        settings.model,
+        settings.train.precision,
+        solvers_of(config),
     )
     if modify is not None:
         modify(operator)

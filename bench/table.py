@@ -209,7 +209,7 @@ def long_table(found: dict[str, dict[str, Any]]) -> str:
 
 
 def authors_table(found: dict[str, dict[str, Any]]) -> str:
-    """docs/results.md: errors on the data of every author (a column) after training on those of one (a row),
+    """docs/peers.md: errors on the data of every author (a column) after training on those of one (a row),
     and the distances between these data.
     """
     labels = {"ours": "UPS", "ours_persistence": "UPS, persistence only", "fno": "FNO", "unet": "U-Net"}
@@ -244,7 +244,7 @@ def error_map(record: dict[str, Any], column: str) -> list[list[float]]:
 
 
 def shift_table(found: dict[str, dict[str, Any]]) -> str:
-    """docs/results.md: error in the trained regime, and factors of it outside."""
+    """docs/peers.md: error in the trained regime, and factors of it outside."""
 
     def line(record: dict[str, Any], column: str) -> tuple[str, ...]:
         errors, middle = error_map(record, column), len(record["scales"]) // 2
@@ -277,6 +277,54 @@ def shift_table(found: dict[str, dict[str, Any]]) -> str:
     )
 
 
+def apebench_table(found: dict[str, dict[str, Any]]) -> str:
+    """docs/peers.md: errors on APEBench's scenarios, with its best network of those that were trained."""
+
+    def best(record: dict[str, Any], prefix: str, is_own: bool = False) -> tuple[float | None, str]:
+        """Error of the network with the lowest one, and a cell with its name and number of steps."""
+        entries = [entry for entry in record["entries"] if bool(entry["key"]["steps"]) == is_own]
+        part = record | {"entries": entries}
+        names = {entry["key"]["column"] for entry in entries} - {"full", "bare", "correction"}
+        values = {name: error(part, name) for name in names if name.startswith("correct ") == bool(prefix)}
+        if not values:
+            return None, MISSING
+        name = min(values, key=values.get)
+        steps = mean(row["steps"] for row in rows(part, name).values())
+        kind = name.removeprefix(prefix).split(";")[0]
+        return values[name], f"{number(values[name])} ({kind}, {steps:.0f})"
+
+    def over(value: float | None, other: float | None) -> str:
+        return MISSING if value is None or not other else number(value / other, True)
+
+    def line(record: dict[str, Any]) -> tuple[str, ...]:
+        record = record | {"entries": [one for one in record["entries"] if not one["key"]["overrides"]]}
+        full, bare, corrected = (error(record, name) for name in ("full", "bare", "correction"))
+        (rival, cell), (_, own), (other, corrects) = (
+            best(record, ""),
+            best(record, "", True),
+            best(record, "correct "),
+        )
+        return (
+            record["task"],
+            number(record["persistence"]),
+            number(full),
+            number(error(record, "full", "end")),
+            number(error(record, "full", "base")),
+            number(bare),
+            cell,
+            own,
+            over(full, rival),
+            over(bare, rival),
+            number(corrected),
+            corrects,
+            over(corrected, other),
+        )
+
+    header = "scenario, persistence, UPS, at step 200, its base alone, UPS without bases, best network, "
+    header += "by 10 000 steps, UPS / best, without bases / best, UPS corrects, network corrects, ratio"
+    return table(tuple(header.split(", ")), map(line, found.values()))
+
+
 # name -> page, folder of bench/results, function
 TABLES: dict[str, tuple[str, str, Callable[[dict], str]]] = {
     "comparison": ("README.md", "", comparison_table),
@@ -284,8 +332,9 @@ TABLES: dict[str, tuple[str, str, Callable[[dict], str]]] = {
     "equal_time": ("docs/results.md", "", equal_time_table),
     "correction": ("docs/results.md", "", correction_table),
     "long": ("docs/results.md", "", long_table),
-    "authors": ("docs/results.md", "authors", authors_table),
-    "shift_grid": ("docs/results.md", "shift_grid", shift_table),
+    "apebench": ("docs/peers.md", "apebench", apebench_table),
+    "authors": ("docs/peers.md", "authors", authors_table),
+    "shift_grid": ("docs/peers.md", "shift_grid", shift_table),
 }
 
 

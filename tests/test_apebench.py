@@ -1,0 +1,195 @@
+"""The comparison on APEBench's scenarios: its metric, its coarse solvers, and what is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from bench import apebench, apebench_coarse, table
+from bench.apebench import mean_nrmse, summary
+from bench.baselines import Trained
+
+
+def waves(cells, seed=0, num=4):
+    random, x = np.random.default_rng(seed), np.arange(cells) / cells
+    return sum(random.standard_normal((num, 1, 1)) * np.sin(2 * np.pi * k * x + k) for k in range(1, 6)) / 3
+
+
+def test_metric_is_the_ratio_of_norms_summed_over_channels_and_averaged_over_trajectories():
+    reference = np.array([[[3.0, 4.0], [0.0, 2.0]], [[6.0, 8.0], [1.0, 0.0]]])[:, None]  # norms 5, 2; 10, 1
+    pred = reference + np.array([[[0.0, 1.0], [0.0, 0.5]], [[1.0, 0.0], [0.0, 0.3]]])[:, None]
+    # (1/5 + 0.5/2 + 1/10 + 0.3/1) / 2
+    assert mean_nrmse(pred, reference) == pytest.approx([0.425])
+    pred[0, 0, 0, 0] = np.nan
+    assert mean_nrmse(pred, reference)[0] == np.inf
+
+
+def test_score_is_the_geometric_mean_of_the_first_hundred_steps():
+    errors = np.concatenate([np.full(50, 0.01), np.full(50, 1.0), np.full(100, 9.0)])
+    assert summary(errors) == pytest.approx({"error": 0.1, "first": 0.01, "last": 1.0, "end": 9.0})
+
+
+def test_coarse_advection_moves_half_as_far_and_diffusion_decays_as_it_should():
+    u = waves(160)
+    # gamma_1 = -4 is a Courant number of 4 per frame
+    assert apebench_coarse.advance(u, "adv", 1.0) == pytest.approx(np.roll(u, 4, -1), abs=1e-12)
+    assert apebench_coarse.adv(u) == pytest.approx(np.roll(u, 2, -1), abs=1e-12)
+    x = np.sin(2 * np.pi * np.arange(160) / 160)
+    decay = np.exp(-0.5 * 4 / (160**2 * 2) * 4 * np.pi**2)
+    assert apebench_coarse.diff(x) == pytest.approx(decay * x, abs=1e-12)
+
+
+@pytest.mark.parametrize("scenario", ["burgers", "ks_cons", "ks", "fisher"])
+def test_coarse_step_solves_its_equation_to_second_order(scenario):
+    """Errors against many small steps, of one step and of one of half the length."""
+
+    def error(proportion, parts=64):
+        u = fine = waves(160)
+        for _ in range(parts):
+            fine = apebench_coarse.advance(fine, scenario, proportion / parts)
+        return np.abs(apebench_coarse.advance(u, scenario, proportion) - fine).max()
+
+    assert 6.5 < error(0.2) / error(0.1) < 9.5  # third order in one step
+
+
+def test_burgers_and_ks_have_the_terms_of_apebench():
+    """A small step over its length against derivatives by hand: -1.5/N u u_x, and -3/N^2 (u_x^2 - mean)."""
+    cells, k = 160, 2 * np.pi
+    u, u_x = np.sin(k * np.arange(cells) / cells), k * np.cos(k * np.arange(cells) / cells)
+    slope = (apebench_coarse.advance(u, "burgers", 1e-6) - u) / 1e-6
+    assert slope == pytest.approx(-1.5 / cells * u * u_x - 1.5 / (2 * cells**2) * k**2 * u, abs=1e-6)
+    slope = (apebench_coarse.advance(u, "ks", 1e-6) - u) / 1e-6
+    linear = (1.2 / (2 * cells**2) * k**2 - 15 / (8 * cells**4) * k**4) * u
+    norm = -3 / cells**2 * (u_x**2 - np.mean(u_x**2))
+    assert slope == pytest.approx(linear + norm, abs=1e-6)
+
+
+def test_unknown_scenario_is_no_solver():
+    with pytest.raises(AttributeError, match="waves"):
+        apebench_coarse.waves  # noqa: B018
+
+
+@pytest.fixture
+def ready(tmp_path, monkeypatch):
+    """A scenario with data, and networks that forecast the truth."""
+    u, train = (
+        np.stack([waves(16, seed, 7).astype(np.float32) for seed in range(first, first + 9)], 1)
+        for first in (0, 9)
+    )
+    monkeypatch.setattr(apebench, "OUT", tmp_path / "out")
+    monkeypatch.setattr(apebench, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(apebench, "environment", lambda python: python)
+    calls = []
+
+    def call(python, command, request, out):
+        calls.append((command, request))
+        found = {"train": train[:, :7], "test": u}
+        if command == "train":
+            pred, truth = 1.01 * u[:, 1:], u[:, 1:]
+            found = {"rollout": pred, "errors": mean_nrmse(pred, truth), "steps": 7, "seconds": 1.0}
+            found |= {"num_parameters": 3, "jax": "0"}
+        np.savez(out, **found)
+        return found
+
+    monkeypatch.setattr(apebench, "call", call)
+    return types.SimpleNamespace(calls=calls, u=u, results=tmp_path / "results")
+
+
+def test_networks_are_trained_once_and_their_task_and_steps_are_asked_for(ready):
+    argv = ["--scenario", "kdv", "--column", "Res;26;8;relu", "correct Res;26;8;relu", "--own-steps"]
+    apebench.main(argv)
+    asked = [(request["task"], request["steps"]) for command, request in ready.calls if command == "train"]
+    assert asked == [("predict", 0), ("predict", 10_000), *[("correct;sequential", n) for n in (0, 10_000)]]
+    record = json.loads((ready.results / "kdv.json").read_text())
+    assert [entry["row"]["error"] for entry in record["entries"]] == pytest.approx([0.01] * 4, rel=1e-4)
+    assert record["entries"][0]["environment"]["command"][2] == "bench.apebench"
+    apebench.main(argv)
+    assert len(ready.calls) == 5  # data and four trainings
+
+
+def test_another_metric_is_refused(ready, monkeypatch):
+    right = apebench.mean_nrmse
+    monkeypatch.setattr(apebench, "mean_nrmse", lambda *given: right(*given) + 0.01)
+    call = apebench.call
+
+    def with_other_errors(*given):
+        return call(*given) | {"errors": np.full(8, 0.5)}
+
+    monkeypatch.setattr(apebench, "call", with_other_errors)
+    with pytest.raises(ValueError, match="expected APEBench's own, 0.5"):
+        apebench.main(["--scenario", "kdv", "--column", "Res;26;8;relu"])
+
+
+def test_ours_is_scored_from_the_first_frame_and_its_solver_is_a_base(ready, monkeypatch):
+    seen = []
+
+    def train_ours(config, task, budget, seed):
+        seen.append((config.task[task].base, config.task[task].solver, config.context(task), seed))
+        truth = torch.from_numpy(ready.u[:, 1:])
+
+        def predict(given, values, num_steps):
+            assert given.shape == (7, 1, 1, 16) and values.shape == (7, 0)
+            return truth[:, :num_steps] * 1.1
+
+        trained = Trained(predict, 5, 9, 0.0, 2.0)
+        return dataclasses.replace(trained, predict_base=lambda *given: predict(*given) / 1.1)
+
+    monkeypatch.setattr(apebench, "train_ours", train_ours)
+    apebench.main(["--scenario", "kdv", "--column", "full", "bare", "correction"])
+    assert [row[0] for row in seen] == [
+        ["persistence", "propagator", "equation"],
+        ["persistence"],
+        ["solver"],
+    ]
+    assert seen[2][1] == "bench.apebench_coarse:kdv" and {row[2] for row in seen} == {1}
+    entries = json.loads((ready.results / "kdv.json").read_text())["entries"]
+    assert entries[0]["row"]["error"] == pytest.approx(0.1, rel=1e-4) and entries[0]["row"]["base"] < 1e-6
+
+
+def test_errors_of_use_say_what_to_do(tmp_path):
+    with pytest.raises(ValueError, match="--column has 'all'; expected some of 'full'"):
+        apebench.main(["--scenario", "kdv", "--column", "all"])
+    with pytest.raises(ValueError, match="cannot import apebench.*Leave --python out"):
+        apebench.environment(sys.executable)
+
+
+def test_environment_is_made_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(apebench, "OUT", tmp_path / "apebench")
+    commands, created = [], []
+    monkeypatch.setattr(
+        apebench.venv, "create", lambda folder, **_: created.append(folder) or folder.mkdir(exist_ok=True)
+    )
+
+    def run(command, **_):
+        commands.append(list(map(str, command)))
+        return types.SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(apebench.subprocess, "run", run)
+    assert apebench.environment(None) == apebench.environment(None) == tmp_path / "apebench-env/bin/python"
+    assert len(created) == 1 and commands[0][-len(apebench.PACKAGES) :] == list(apebench.PACKAGES)
+
+
+def test_table_has_the_best_network_and_ratios():
+    def entry(column, error, steps=0, seed=0, overrides=()):
+        row = {"error": error, "end": 2 * error, "base": 0.4, "steps": steps or 700, "seconds": 9.0}
+        key = {"column": column, "seed": seed, "budget_s": 45.0, "steps": steps, "processor": "AVX2"}
+        return {"key": key | {"overrides": list(overrides)}, "row": row}
+
+    entries = [entry("full", 0.01), entry("bare", 0.1), entry("full", 9.0, overrides=["a=1"])]
+    entries += [
+        entry("Res;26;8;relu", 0.2),
+        entry("FNO;12;18;4;gelu", 0.3),
+        entry("Res;26;8;relu", 0.3, seed=1),
+    ]
+    entries += [entry("FNO;12;18;4;gelu", 0.15, 10_000), entry("correct Res;26;8;relu", 0.5)]
+    record = {"task": "kdv", "persistence": 1.6, "entries": entries}
+    cells = [cell.strip() for cell in table.apebench_table({"kdv": record}).splitlines()[-1].split("|")[1:-1]]
+    assert cells[:6] == ["kdv", "1.6", "0.01", "0.02", "0.4", "0.1"]
+    assert cells[6:8] == ["0.25 (Res, 700)", "0.15 (FNO, 10000)"]  # the mean of two seeds
+    assert cells[8:] == ["0.04", "0.4", "-", "0.5 (Res, 700)", "-"]
