@@ -34,7 +34,7 @@ import numpy as np
 import torch
 import yaml
 
-from bench.apebench_coarse import DIFFICULTIES
+from bench.apebench_coarse import DIFFICULTIES, advance
 from bench.baselines import Trained
 from bench.eleven import has, keep, processor, read
 from bench.ours import train_ours
@@ -45,6 +45,7 @@ from ups.training.environment import describe_environment
 OUT, RESULTS = ROOT / "bench" / "out" / "apebench", ROOT / "bench" / "results" / "apebench"
 PACKAGES = ("apebench==0.1.1", "exponax==0.1.0", "pdequinox==0.1.2", "trainax==0.0.2", "jax==0.10.2")
 SCORED, OWN_STEPS, NUM_VALIDATED = 100, 10_000, 5
+SAME = 1e-5  # largest difference of one step; 1.6e-7 in single precision on five scenarios
 NETWORKS = {1: ("Res;26;8;relu", "Dil;2;32;2;relu", "FNO;12;18;4;gelu")}
 NETWORKS[2] = ("FNO;12;18;4;gelu", "UNet;12;2;relu", "Res;26;8;relu")
 # scenario -> APEBench's name, settings, symmetries; 1D with 160 cells
@@ -190,8 +191,21 @@ def forecast_error(predict: Any, test: np.ndarray) -> dict[str, Any]:
     return summary(mean_nrmse(pred.numpy(), test[:, 1:]))
 
 
+def check_solver(name: str, test: np.ndarray) -> None:
+    """Raise ValueError unless a whole step of bench/apebench_coarse.py makes APEBench's frames."""
+    error = mean_nrmse(advance(test[:, :1], name, 1.0), test[:, 1:2])[0]
+    if not error < SAME:
+        raise ValueError(
+            f"a step of {name} by bench/apebench_coarse.py is {error:.2g} from APEBench's next frame; "
+            f"expected less than {SAME:g}. Its equation or scheme has changed: compare DIFFICULTIES "
+            f"and `advance`."
+        )
+
+
 def ours(name: str, column: str, folder: Path, test: np.ndarray, seed: int, args: Any) -> dict[str, Any]:
     base = {"solver": f"bench.apebench_coarse:{name}"} if column == "correction" else BASES[column]
+    if column == "correction":
+        check_solver(name, test)
     config = config_of(name, folder, base, args.overrides)
     trained: Trained = train_ours(config, task_of(name), args.budget, seed)
     row = forecast_error(trained.predict, test)

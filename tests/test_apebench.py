@@ -77,11 +77,12 @@ def test_unknown_scenario_is_no_solver():
 
 @pytest.fixture
 def ready(tmp_path, monkeypatch):
-    """A scenario with data, and networks that forecast the truth."""
-    u, train = (
-        np.stack([waves(16, seed, 7).astype(np.float32) for seed in range(first, first + 9)], 1)
-        for first in (0, 9)
-    )
+    """A scenario with data, and networks that are 1 % off."""
+    u, train = ([waves(16, seed, 7)] for seed in (0, 1))
+    for frames in (u, train):
+        for _ in range(8):
+            frames.append(apebench_coarse.advance(frames[-1], "kdv", 1.0))
+    u, train = (np.stack(frames, 1).astype(np.float32) for frames in (u, train))
     monkeypatch.setattr(apebench, "OUT", tmp_path / "out")
     monkeypatch.setattr(apebench, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(apebench, "environment", lambda python: python)
@@ -150,6 +151,14 @@ def test_ours_is_scored_from_the_first_frame_and_its_solver_is_a_base(ready, mon
     assert seen[2][1] == "bench.apebench_coarse:kdv" and {row[2] for row in seen} == {1}
     entries = json.loads((ready.results / "kdv.json").read_text())["entries"]
     assert entries[0]["row"]["error"] == pytest.approx(0.1, rel=1e-4) and entries[0]["row"]["base"] < 1e-6
+
+
+def test_another_scheme_than_apebenchs_is_refused(ready):
+    apebench.check_solver("kdv", ready.u)
+    with pytest.raises(
+        ValueError, match="a step of burgers by bench/apebench_coarse.py is .* expected less than"
+    ):
+        apebench.check_solver("burgers", ready.u)
 
 
 def test_errors_of_use_say_what_to_do(tmp_path):
