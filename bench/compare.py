@@ -170,7 +170,7 @@ def compare(config: Config, args: argparse.Namespace) -> dict[str, Any]:
     problem, splits = load(config, args.task)
     test, num_bootstrap = splits["test"], config.evaluate.num_bootstrap
     steady = problem.is_steady
-    by_hand = {model for model in args.models if args.settings.get(model)}
+    by_hand = {model for model in args.models if args.settings.get(model) or not search_seconds(args)}
     settings = {model: settings_of(model, config, problem, splits["val"], args) for model in args.models}
     result = {
         "kind": "compare",
@@ -243,8 +243,8 @@ def compare(config: Config, args: argparse.Namespace) -> dict[str, Any]:
         if hand := sorted(by_hand & {model, args.models[0]}):
             print(
                 f"no ratio {args.models[0]} / {model}: the settings of {hand[0]} are given by hand; expected "
-                f"settings "
-                f"that validation chose. Leave out {hand[0]}.KEY=VALUE, and it is tuned first."
+                f"settings that validation chose. Leave out {hand[0]}.KEY=VALUE and --search 0, and it is "
+                f"tuned first."
             )
         else:
             unequal = [row["model"] for row in result["rows_printed"] if row["is_over_budget"]]
