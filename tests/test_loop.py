@@ -597,6 +597,7 @@ def test_compilation_is_per_repeated_layer_and_keeps_parameter_names(monkeypatch
     assert compiled == [model.frozen, *model.blocks] and list(model.state_dict()) == names
 
 
+@pytest.mark.faults  # torch compiles for ten seconds
 def test_compiled_layers_give_the_gradients_of_plain_ones_on_a_cpu():
     torch.manual_seed(0)
     layer, x = Block(6), torch.ones(2, 6)
