@@ -102,12 +102,12 @@ def solver(
 
 
 def step_of(integrate: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A task's `step`, from its `integrate`."""
+    """A task's `step`, from its `integrate`; a task has to be pickled, so it is no local function."""
+    return functools.partial(_advance, integrate)
 
-    def advance(u: Tensor, *, parameter: float | None, dt: float) -> Tensor:
-        return integrate(u, parameter=parameter, dt=dt, num_frames=1)[:, 0]
 
-    return advance
+def _advance(integrate: Callable[..., Tensor], u: Tensor, *, parameter: float | None, dt: float) -> Tensor:
+    return integrate(u, parameter=parameter, dt=dt, num_frames=1)[:, 0]
 
 
 def random_stream(seed: int, index: int, spawn_key: tuple[int, ...] = ()) -> "np.random.Generator":
