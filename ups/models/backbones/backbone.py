@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from ups.config import ModelConfig
-from ups.models.backbones.layers import Ends
+from ups.models.backbones.layers import Ends, Position
 
 ANY = "any"  # the task of a network with a single unnamed task
 
@@ -62,3 +62,24 @@ class PrivateBackbone(Backbone):
 
     def forward(self, x: Tensor, condition: Tensor, boundary: str, task: str = ANY) -> Tensor:
         return self.own[task](x, condition)
+
+
+class BlockNetwork(nn.Module):
+    """Equal blocks one after the other, for `PrivateBackbone`; the position along axes with walls is added
+    first.
+
+    block: class built from (ModelConfig, boundary of each axis), called with (x, condition).
+    """
+
+    block: type[nn.Module]
+
+    def __init__(self, model: ModelConfig, ends: Ends):
+        super().__init__()
+        self.position = Position(model.width, ends)
+        self.blocks = nn.ModuleList(self.block(model, ends) for _ in range(model.depth))
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        x = self.position(x)
+        for block in self.blocks:
+            x = block(x, condition)
+        return nn.functional.rms_norm(x, x.shape[-1:])

@@ -7,8 +7,8 @@ width and depth (blocks).
 from torch import Tensor, nn
 
 from ups.config import ModelConfig
-from ups.models.backbones.backbone import PrivateBackbone
-from ups.models.backbones.layers import Convolution, Ends, Position, Shift
+from ups.models.backbones.backbone import BlockNetwork, PrivateBackbone
+from ups.models.backbones.layers import Convolution, Ends, Shift
 
 DILATIONS = (1, 2, 4, 2, 1)  # of the best dilated network in APEBench (Koehler et al. 2024), "Dil;2;32;2"
 
@@ -32,17 +32,8 @@ class DilatedBlock(nn.Module):
         return x + h
 
 
-class ResidualNetwork(nn.Module):
-    def __init__(self, model: ModelConfig, ends: Ends):
-        super().__init__()
-        self.position = Position(model.width, ends)
-        self.blocks = nn.ModuleList(DilatedBlock(model, ends) for _ in range(model.depth))
-
-    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        x = self.position(x)
-        for block in self.blocks:
-            x = block(x, condition)
-        return nn.functional.rms_norm(x, x.shape[-1:])
+class ResidualNetwork(BlockNetwork):
+    block = DilatedBlock
 
 
 class ResNet(PrivateBackbone):

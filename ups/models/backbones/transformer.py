@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ups.common.boundary import PERIODIC
 from ups.config import ModelConfig
-from ups.models.backbones.backbone import PrivateBackbone
-from ups.models.backbones.layers import Ends, Pointwise, Position
+from ups.models.backbones.backbone import BlockNetwork, PrivateBackbone
+from ups.models.backbones.layers import Ends, Pointwise
 
 HEAD_WIDTH = 32  # channels per head, at least
 
@@ -115,17 +115,8 @@ class AttentionBlock(nn.Module):
         return x + gate2 * self.points(nn.functional.rms_norm(x, x.shape[-1:]) * (1 + scale2) + shift2)
 
 
-class AttentionNetwork(nn.Module):
-    def __init__(self, model: ModelConfig, ends: Ends):
-        super().__init__()
-        self.position = Position(model.width, ends)
-        self.blocks = nn.ModuleList(AttentionBlock(model, ends) for _ in range(model.depth))
-
-    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        x = self.position(x)
-        for block in self.blocks:
-            x = block(x, condition)
-        return nn.functional.rms_norm(x, x.shape[-1:])
+class AttentionNetwork(BlockNetwork):
+    block = AttentionBlock
 
 
 class Transformer(PrivateBackbone):
