@@ -2,6 +2,7 @@
 hold its name and no way to run it, so whoever loads them passes the function."""
 
 import sys
+from functools import partial
 
 import h5py
 import numpy as np
@@ -127,7 +128,8 @@ def test_tensors_and_a_number_per_value_go_to_a_function_of_torch(mine):
 
 def test_our_own_solvers_are_examples(mine):
     """`Task.step` of Burgers' equation, named as any other."""
-    place = f"ups.tasks.burgers:{burgers.FAMILY[0].step.__name__}"
+    assert burgers.FAMILY[0].step is burgers.advance
+    place = "ups.tasks.burgers:advance"
     base = Solver(1, place, "burgers1d", [], ["Nu"], 0.05).use(load_step(place, "burgers1d"))
     u = 0.5 * torch.sin(2 * torch.pi * torch.arange(32) / 32).view(1, 1, 1, 32)
     raw = torch.tensor([[0.1]])
@@ -135,6 +137,23 @@ def test_our_own_solvers_are_examples(mine):
     torch.testing.assert_close(
         base(u, ParameterBatch(raw, torch.zeros(1, dtype=torch.long), raw)), expected.float()
     )
+
+
+class _Step:
+    def __call__(self, u, factor=0.5):
+        return factor * u if isinstance(u, torch.Tensor) else None
+
+    def advance(self, u):
+        return self(u)
+
+
+@pytest.mark.parametrize(
+    "step", [_Step(), _Step().advance, partial(_Step(), factor=0.5), partial(_Step().advance)]
+)
+def test_all_that_can_be_called_gets_tensors_from_a_module_that_imports_torch(step):
+    base = Solver(1, "mine:step", "heat", [], [], 0.1).use(step)
+    u = torch.randn(2, 1, 1, 8)
+    torch.testing.assert_close(base(u, ParameterBatch(None, None, None)), u[:, 0] / 2)
 
 
 @pytest.mark.parametrize(

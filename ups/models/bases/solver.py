@@ -1,6 +1,7 @@
 """The user's coarse solver as a base: the network learns its residual (correction, as in APEBench, arXiv
 2411.00180)."""
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -61,7 +62,12 @@ class Solver(Base):
     def use(self, step: Callable[..., Any]) -> Self:
         """Set the function."""
         self.step, self.accepts = step, set(inspect.signature(step).parameters)
-        self.is_torch = "torch" in getattr(step, "__globals__", {})
+        function = inspect.unwrap(step)
+        while isinstance(function, functools.partial):
+            function = function.func
+        if not hasattr(function, "__globals__"):  # an object that can be called
+            function = type(function).__call__
+        self.is_torch = "torch" in getattr(function, "__globals__", {})
         return self
 
     def forward(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
