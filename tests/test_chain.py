@@ -39,14 +39,20 @@ MEMBERS = 4
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
-    """The folder of the world's data and caches and of what other stages need: operator and corrector."""
+def operator_root(tmp_path_factory) -> Path:
+    """The folder of the world's data, its caches and the operator."""
     root = tmp_path_factory.mktemp("chain")
     world.write_world(root / "data")
     assert prepare_cache.main(world.arguments_of(root)) == 0
     world.run_stage(root, "train_operator")
-    world.run_stage(root, "train_diffusion")
     return root
+
+
+@pytest.fixture(scope="module")
+def root(operator_root) -> Path:
+    """The same with the corrector."""
+    world.run_stage(operator_root, "train_diffusion")
+    return operator_root
 
 
 @pytest.fixture(scope="module")
@@ -294,10 +300,10 @@ def test_a_rollout_passes_the_error_of_sampled_states_only(root, chain, monkeypa
 
 
 @pytest.fixture(scope="module")
-def prior(root):
+def prior(operator_root):
     """draw(case, kind, roll): (log a, mask, log u drawn); roll: from the observation of another field."""
-    world.run_stage(root, "train_steady")
-    config = world.config_of(root)
+    world.run_stage(operator_root, "train_steady")
+    config = world.config_of(operator_root)
     operator = load_operator(config.run_dir / "operator")
     network = load_corrector(config.run_dir / "steady")
     source = SteadyResiduals(operator, open_cache(config, STEADY), network.heads[STEADY].guess)
@@ -316,6 +322,7 @@ def prior(root):
     return draw
 
 
+@pytest.mark.faults  # the prior trains for 30 s
 @pytest.mark.parametrize("case", ["full", "points_50"])
 def test_the_prior_samples_the_posterior(prior, case):
     log_a, mask, _ = prior(case)
@@ -323,8 +330,11 @@ def test_the_prior_samples_the_posterior(prior, case):
     assert not world.check_prior(*prior(case))
 
 
-def test_the_diffusion_is_selected_if_the_posterior_is_not_gaussian(prior, root):
-    assert load_corrector(world.config_of(root).run_dir / "steady").heads[STEADY].method == "diffusion"
+@pytest.mark.faults
+def test_the_diffusion_is_selected_if_the_posterior_is_not_gaussian(prior, operator_root):
+    assert (
+        load_corrector(world.config_of(operator_root).run_dir / "steady").heads[STEADY].method == "diffusion"
+    )
 
 
 def drawn_from_law(log_a, mask):
@@ -335,6 +345,7 @@ def drawn_from_law(log_a, mask):
     return world.solutions((mean + (factor @ white[..., None])[..., 0]).view_as(log_a).float(), generator(8))
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("case", "options", "criteria"),
     [
@@ -391,11 +402,11 @@ def test_truth_among_the_members_is_caught(root, chain, monkeypatch):
     assert {"one step", "rollout"} <= names(check_assessed(root)[0])
 
 
-def assess_prior(root, monkeypatch) -> dict[str, float]:
+def assess_prior(operator_root, monkeypatch) -> dict[str, float]:
     """Energy distance to exact draws, seen through noise 0.3: of the prior's Gaussian, and the prior's over
     it."""
     monkeypatch.setitem(TASKS, STEADY, replace(TASKS[STEADY], posterior=world.exact_draws))
-    config = world.config_of(root, "evaluate.ensemble_trajectories=8", "evaluate.truth_fields=8")
+    config = world.config_of(operator_root, "evaluate.ensemble_trajectories=8", "evaluate.truth_fields=8")
     truth, network = open_truth(config, STEADY), load_corrector(config.run_dir / "steady")
     operator = load_operator(config.run_dir / "operator")
     source = SteadyResiduals(operator, truth.cache, network.heads[STEADY].guess)
@@ -411,12 +422,14 @@ def assess_prior(root, monkeypatch) -> dict[str, float]:
 DISTANCES = {"gaussian": (0.05, 0.25), "prior": (-0.1, 0.3)}
 
 
-def test_the_assessed_prior_is_near_the_exact_posterior(root, prior, monkeypatch):
-    measured = assess_prior(root, monkeypatch)
+@pytest.mark.faults
+def test_the_assessed_prior_is_near_the_exact_posterior(operator_root, prior, monkeypatch):
+    measured = assess_prior(operator_root, monkeypatch)
     assert not world.failed(measured, DISTANCES), measured
 
 
-def test_truth_compared_with_itself_is_caught(root, prior, monkeypatch):
+@pytest.mark.faults
+def test_truth_compared_with_itself_is_caught(operator_root, prior, monkeypatch):
     original = steady.moments_against
     monkeypatch.setattr(steady, "moments_against", lambda draws, truth: original(truth[: len(draws)], truth))
-    assert "gaussian" in names(world.failed(assess_prior(root, monkeypatch), DISTANCES))
+    assert "gaussian" in names(world.failed(assess_prior(operator_root, monkeypatch), DISTANCES))

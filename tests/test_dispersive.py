@@ -207,6 +207,7 @@ def fronts(
     ]
 
 
+@pytest.mark.faults  # 25 s of one core
 def test_the_equation_of_korteweg_and_de_vries_is_found_on_512_cells():
     """Explicit steps would take a thousand a frame."""
     data = Trajectories((u := korteweg())[:4], 0.01, 2.0)

@@ -99,6 +99,7 @@ def test_it_is_stated_with_intervals_that_hold_the_truth(base):
         assert abs(rows[term][0] - truth) <= rows[term][1] < 0.2 * abs(truth), line
 
 
+@pytest.mark.faults  # 20 s of one core
 def test_a_drift_of_frames_with_noise_of_measurement_is_not_stated():
     """u_t = 0.002 u_xx at rest almost, under white noise of measurement alone: what one frame leaves the next
     one gives back."""

@@ -424,7 +424,7 @@ def test_a_logistic_reaction_with_diffusion_behind_walls_is_found():
     assert {term: weights.get(term) for term in wanted} == pytest.approx(wanted, rel=0.02)
 
 
-@pytest.mark.parametrize("fake", ["shuffled", "still"])
+@pytest.mark.parametrize("fake", [pytest.param("shuffled", marks=pytest.mark.faults), "still"])
 def test_what_no_equation_explains_gets_none(fake):
     """Frames in another order, and a field that does not move."""
     k = fourier(32, 1.0)
