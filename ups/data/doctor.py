@@ -14,6 +14,7 @@ from ups.data.doctor_checks import (
     check_domain,
     check_edition,
     check_facts,
+    check_noise,
     check_rounding,
     check_rows,
     check_wall_noise,
@@ -89,7 +90,7 @@ def examine(
             Finding("info", what, str(path), "nothing") for what in mask_words(data.mask, data.task.channels)
         ]
         if not scan.not_finite:
-            found += check_rounding(data)
+            found += [*check_rounding(data), *check_noise(data)]
         others = [other.name for other, _, _ in first if other != path]
         if others and not leaks:
             found.append(

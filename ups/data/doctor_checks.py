@@ -13,6 +13,7 @@ from ups.data.download import edition, md5_of
 from ups.data.pdebench import SETTINGS
 from ups.data.trajectories import Trajectories
 from ups.data.written import MIN_FRACTION
+from ups.metrics.noise import noise_by_field
 from ups.tasks import Finding
 from ups.userdata.data_checks import affordable, resolved, walls
 
@@ -26,6 +27,7 @@ WALL_WINDOWS = 4  # windows of ALTERNATIONS cells, beginning a cell apart, that 
 RARE = 1e-3  # fraction of windows that may alternate by chance
 MD5_BYTES = 10**9  # larger files are hashed on request only
 MAX_ROUNDING = 0.01  # fraction of a field's variation that may be rounding
+QUIET = 0.01  # noise relative to the variation of a field, below which it needs no caution
 NUM_LISTED = 5  # trajectory numbers listed per finding
 
 
@@ -247,4 +249,22 @@ def check_wall_noise(data: Trajectories) -> Iterator[Finding]:
             "not of the equation",
             str(data.path),
             "look at the boundary condition and the time step of the solver that made it",
+        )
+
+
+def check_noise(data: Trajectories) -> Iterator[Finding]:
+    """White noise of measurement in the predicted fields, relative to their standard deviation."""
+    task = data.task
+    if task.is_steady:
+        return
+    _, u = data.stratified_rows(NUM_SAMPLED)
+    first, count = len(task.inputs), len(task.moving)
+    mask = None if data.mask is None else data.mask[first : first + count]
+    for name, sigma in noise_by_field(u[:, :, first : first + count], task.moving, mask).items():
+        fraction = sigma / u[:, :, task.channels.index(name)].std(dtype=np.float64)
+        yield Finding(
+            "info" if fraction < QUIET else "caution",
+            f"noise: {100 * fraction:.2g} % of {name} (white, standard deviation {sigma:.3g})",
+            str(data.path),
+            "nothing: equations are fitted to allow for it, and the report states errors without it too",
         )

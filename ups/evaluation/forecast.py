@@ -2,7 +2,7 @@
 results.json under "tasks", and the trajectories for the report."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from ups.evaluation.gates import TRIVIAL
 from ups.evaluation.trivial import Trivial
 from ups.evaluation.truth import Truth
 from ups.metrics.errors import ERROR, nrmse_per_trajectory, score, summarise_errors, summarise_spectra
-from ups.metrics.intervals import Scores, compare, merge
+from ups.metrics.intervals import Scores, compare, merge, number
 from ups.metrics.mask import cell_mean, valid_cells
 from ups.models.head import SELECTION
 from ups.models.operator import Component, Operator
@@ -92,6 +92,7 @@ def assess_forecasts(
         "latent_dim": head.codec.dim,
         "kept_energy": head.codec.kept_energy,
         **({"units": dict(task.units)} if task.units else {}),
+        **noise_of_truth(head.description.get("noise", {}), task.moving, scores),
     }
     order = torch.argsort(
         torch.nan_to_num(nrmse_per_trajectory(scores["operator"]), nan=torch.inf, posinf=torch.inf)
@@ -106,6 +107,35 @@ def assess_forecasts(
         {**sample, "times": times.numpy(), "label": label}
         for label, sample in zip(("median error", "worst error"), samples, strict=True)
     ]
+
+
+def noise_of_truth(
+    sigma: dict[str, float], fields: Sequence[str], scores: dict[str, Scores]
+) -> dict[str, dict[str, Any]]:
+    """{"noise": sigma (field -> standard deviation of the white noise in the data), fraction (the same over
+    the RMS of the truth without it) and nrmse (model -> pooled nRMSE as measured, and with the noise of the
+    truth removed, sqrt(error^2 - sigma^2) over the RMS without noise)}; {} if the data have none.
+
+    The noise of the first frames of a forecast remains in the error: it is part of what the model makes of
+    them."""
+    if not sigma:
+        return {}
+    variance = torch.tensor([sigma.get(name, 0.0) for name in fields], dtype=torch.float64).square()
+    ref = scores["operator"]["ref_rms"].double().square().mean(0)  # T, C
+    clean = (ref - variance).clamp_min(0)
+    errors = {}
+    for model, score_of in scores.items():
+        error = score_of["rmse"].double().square().mean(0)
+        beyond = (error - variance).clamp_min(0)
+        errors[model] = [number(float((e / r).sqrt().nanmean())) for e, r in ((error, ref), (beyond, clean))]
+    fraction = (variance / clean.mean(0)).sqrt().tolist()
+    return {
+        "noise": {
+            "sigma": sigma,
+            "fraction": {name: one for name, one in zip(fields, fraction, strict=True) if name in sigma},
+            "nrmse": errors,
+        }
+    }
 
 
 def conservation_error(task: Task, u_pred: Tensor, u_start: Tensor | None) -> Scores:

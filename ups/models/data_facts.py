@@ -35,8 +35,9 @@ def describe_data(cache: Cache) -> dict[str, Any]:
     """The facts about the training data that the weights are valid for, JSON-able.
 
     codec, input_codec (None unless steady) and, for a task with forcing, forcing_codec, each with grid,
-    fields and patch; boundary; domain of every axis; dt between frames (0 if steady); parameters: name ->
-    smallest and largest value, empty if the task has none or hides them; parameter_values: of the first one.
+    fields and patch; boundary; domain of every axis; dt between frames (0 if steady); noise: field ->
+    standard deviation of white noise in the data, if there is any; parameters: name -> smallest and largest
+    value, empty if the task has none or hides them; parameter_values: of the first one.
     """
     return {
         "codec": describe_tokenizer(cache.tokenizer),
@@ -45,6 +46,7 @@ def describe_data(cache: Cache) -> dict[str, Any]:
         "boundary": cache.task.boundary,
         "domain": plain(cache.task.domain),
         "dt": cache.dt,
+        **({"noise": cache.header["noise"]} if "noise" in cache.header else {}),
         "parameters": {
             name: [float(column.min()), float(column.max())]
             for name, column in zip(

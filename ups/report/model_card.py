@@ -14,7 +14,7 @@ from ups.evaluation.gates import TRIVIAL
 from ups.evaluation.selected import in_words
 from ups.report.bench_rows import NETWORKS
 from ups.report.figures_ensemble import case_name
-from ups.report.tables import is_interval, label, markdown, ordered
+from ups.report.tables import is_interval, label, markdown, noise_in_words, ordered
 from ups.report.templates import render
 from ups.tasks import in_unit
 from ups.training.finished import CARD, IMAGES
@@ -143,6 +143,8 @@ def _forecasts(results: Mapping[str, Any]) -> Scores:
     notes += [
         f"{name}: {task['break_even']['words']}" for name, task in tasks.items() if "break_even" in task
     ]
+    notes += [f"{name}: {noise_in_words(task['noise'])}" for name, task in tasks.items() if "noise" in task]
+    notes += [f"{name}: {line}" for name, task in tasks.items() for line in task.get("found", [])]
     return {"head": head, "rows": rows, "notes": notes}
 
 

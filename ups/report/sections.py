@@ -18,7 +18,7 @@ from ups.metrics.ensembles import ENSEMBLES
 from ups.metrics.errors import ERRORS
 from ups.metrics.intervals import Metric
 from ups.report import animations, drawing, figures, figures_ensemble
-from ups.report.tables import COSTS, Row, best_of, label, metrics_in, ordered
+from ups.report.tables import COSTS, Row, best_of, label, metrics_in, noise_in_words, ordered
 from ups.report.templates import render
 from ups.tasks import in_unit
 
@@ -170,6 +170,8 @@ def _facts(task: dict) -> Iterator[str]:
         )
     if task["parameters"]:
         yield f"parameters {_parameters(task)}"
+    if "noise" in task:
+        yield noise_in_words(task["noise"])
 
 
 def _domain(task: dict) -> str:

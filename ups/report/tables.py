@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from ups.common.formatting import number
 from ups.metrics.intervals import Metric
 
 COSTS = (
@@ -113,3 +114,16 @@ def metrics_in(metrics: Iterable[Metric], models: Iterable[dict]) -> list[Metric
             for row in models
         )
     ]
+
+
+def noise_in_words(noise: dict[str, Any]) -> str:
+    """The noise of the data, and the operator's error with and without that of the truth."""
+    fields = ", ".join(
+        f"{fraction:.2%} of {name} (standard deviation {number(noise['sigma'][name])})"
+        for name, fraction in noise["fraction"].items()
+    )
+    measured, beyond = (number(one) for one in noise["nrmse"]["operator"])
+    return (
+        f"the data have white noise: {fields}; the operator's pooled nRMSE is {measured} as measured and "
+        f"{beyond} without the noise of the truth (the noise of its first frames is part of it)"
+    )
