@@ -16,6 +16,7 @@ from ups.models.backbones import ANY, BACKBONES, Backbone
 from ups.models.backbones.backbone import task_of
 from ups.models.backbones.fno import FourierConvolution
 from ups.models.backbones.layers import Convolution
+from ups.models.backbones.plain import PlainBlock
 from ups.models.backbones.resnet import DILATIONS
 from ups.models.backbones.transformer import WindowAttention
 
@@ -229,3 +230,30 @@ def test_a_unet_has_wider_levels_downwards_and_follows_the_finest_grid():
         block.register_forward_hook(lambda _, inputs, y: sizes.append(y.shape[1]))
     network(noise(1, 13, WIDTH), noise(1, WIDTH))
     assert sizes == [13, 7, 4, 2, 2, 4, 7, 13]
+
+
+# ---- plain
+
+
+def test_a_plain_block_is_that_of_the_formula():
+    """Width 1 and a condition of zeros: a constant field keeps its wave 0 in spectral mixing, by hand."""
+    model = ModelConfig(kind="plain", width=1, depth=1, modes=1, kernel_size=1, mlp_ratio=1.0)
+    block = PlainBlock(model, (PERIODIC,))
+    with torch.no_grad():
+        block.spectral.weight.copy_(torch.tensor([0.5, 0.0]).view(2, 1, 1, 1))
+        block.local.weight.fill_(0.25)
+        block.up.weight.copy_(torch.tensor([[2.0], [3.0]]))
+        block.down.weight.fill_(0.1)
+    x = torch.tensor([4.0, -4.0]).view(2, 1, 1).expand(2, 6, 1)
+    mixed = torch.tensor([6.0, -6.0]).view(2, 1, 1).expand(2, 6, 1)  # x + x / 2
+    h = 1.25 * mixed
+    expected = mixed + 0.1 * torch.sigmoid(2 * h) * 3 * h
+    torch.testing.assert_close(block(x, torch.zeros(2, 1)), expected)
+
+
+def test_a_plain_network_grows_in_proportion_to_large_fields():
+    """Twice the field gives about twice the answer: no norm hides its size, and no product squares it."""
+    backbone, condition = trained("plain", (PERIODIC,)), noise(1, WIDTH, seed=1)
+    large = 1e4 * noise(1, 12, WIDTH)
+    once, twice = backbone(large, condition, PERIODIC), backbone(2 * large, condition, PERIODIC)
+    assert 1.9 < float((twice.norm() / once.norm()).detach()) < 2.1

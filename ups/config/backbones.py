@@ -7,6 +7,7 @@ checked before torch is imported; ups/models/backbones imports them.
 BACKBONES: dict[str, str] = {
     "flat": "flat:FlatBackbone",
     "box": "flat:BoxBackbone",
+    "plain": "plain:Plain",
     "fno": "fno:FNO",
     "unet": "unet:UNet",
     "resnet": "resnet:ResNet",
