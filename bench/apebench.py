@@ -27,6 +27,7 @@ import subprocess
 import sys
 import time
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,38 +86,40 @@ def summary(errors: np.ndarray) -> dict[str, Any]:
 # ---- APEBench's environment --------------------------------------------------------------------------------
 
 
-def environment(python: Path | None) -> Path:
-    """Return the interpreter that has APEBench; without `python` the environment is made once.
+def environment(python: Path | None, module: str = "apebench", packages: Sequence[str] = PACKAGES) -> Path:
+    """Return an interpreter that has `module`; without `python` an environment with `packages` is made once.
 
-    Raises ValueError if `python` lacks APEBench.
+    Raises ValueError if `python` lacks it.
     """
     if python is None:
-        folder = OUT.with_name("apebench-env")
+        folder = OUT.with_name(f"{module}-env")
         python = folder / "bin" / "python"
         if not (folder / "complete").is_file():
-            print(f"installing {' '.join(PACKAGES)} in {folder}", flush=True)
+            print(f"installing {' '.join(packages)} in {folder}", flush=True)
             venv.create(folder, with_pip=True, clear=True)
-            subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES], check=True)
+            subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True)
             (folder / "complete").touch()
-    found = subprocess.run([python, "-c", "import apebench"], capture_output=True, text=True, check=False)
+    found = subprocess.run([python, "-c", f"import {module}"], capture_output=True, text=True, check=False)
     if found.returncode:
         raise ValueError(
-            f"{python} cannot import apebench ({found.stderr.strip().splitlines()[-1]:.200}); expected an "
-            f"interpreter with {PACKAGES[0]}. Leave --python out to have one made, or install it there."
+            f"{python} cannot import {module} ({found.stderr.strip().splitlines()[-1]:.200}); expected an "
+            f"interpreter with {packages[0]}. Leave --python out to have one made, or install it there."
         )
     return python
 
 
-def call(python: Path, command: str, request: dict[str, Any], out: Path) -> dict[str, np.ndarray]:
-    """Return what a command of bench/apebench_jax.py writes; one thread."""
+def call(
+    python: Path, command: str, request: dict[str, Any], out: Path, script: str = "apebench_jax.py"
+) -> dict[str, np.ndarray]:
+    """Return what a command of a script of bench/ writes; one thread."""
     asked = out.with_suffix(".json")
     asked.write_text(json.dumps(request), encoding="utf-8")
     one_thread = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     environ = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": one_thread, "OMP_NUM_THREADS": "1"}
-    script = Path(__file__).with_name("apebench_jax.py")
-    partial = out.with_suffix(".partial.npz")
+    environ["PYTHONPATH"] = str(ROOT)
+    path, partial = Path(__file__).with_name(script), out.with_suffix(".partial.npz")
     # -P: not the folder of the script, where this file has the name of the package
-    subprocess.run([python, "-P", script, command, asked, partial], check=True, env=environ)
+    subprocess.run([python, "-P", path, command, asked, partial], check=True, env=environ)
     partial.replace(out)
     with np.load(out) as stored:
         return dict(stored)

@@ -12,10 +12,12 @@ import argparse
 import json
 import math
 import re
+import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from bench.discovery_films import FILMS
 from ups.config import ROOT
 from ups.tasks import TASKS, Task
 
@@ -325,6 +327,58 @@ def apebench_table(found: dict[str, dict[str, Any]]) -> str:
     return table(tuple(header.split(", ")), map(line, found.values()))
 
 
+def discovery_table(found: dict[str, dict[str, Any]]) -> str:
+    """docs/discovery.md: how many draws gave the right terms and the median of the worst coefficient error at
+    every noise; at the noise of E-WSINDy the median of the relative l2 error; true coefficients inside their
+    intervals; seconds.
+    """
+    labels = {"ours": "UPS", "weak": "PySINDy, weak form", "ensemble": "PySINDy, ensemble"}
+
+    def chosen(record: dict[str, Any], **wanted: Any) -> list[dict[str, Any]]:
+        return [one["row"] for one in record["entries"] if wanted.items() <= one["key"].items()]
+
+    def middle(some: list[dict[str, Any]], key: str) -> float:
+        return statistics.median(row[key] for row in some)
+
+    def cell(some: list[dict[str, Any]]) -> str:
+        if not some:
+            return MISSING
+        return f"{sum(row['is_right'] for row in some)} of {len(some)}, {percent(middle(some, 'worst'))}"
+
+    noises = sorted({one["key"]["noise"] for record in found.values() for one in record["entries"]})
+    header = ("film", "method", *(f"{100 * noise:g} %" for noise in noises))
+
+    def lines(record: dict[str, Any]) -> Iterable[tuple[str, ...]]:
+        name, (noise, error) = f"`{record['task']}`", record["published"] or (None, None)
+        for column, label in labels.items():
+            every = chosen(record, column=column)
+            published = chosen(record, column=column, noise=noise)
+            num = sum(row.get("num_intervals", 0) for row in every)
+            inside = sum(row.get("num_inside", 0) for row in every)
+            yield (
+                name,
+                label,
+                *(cell(chosen(record, column=column, noise=one)) for one in noises),
+                f"{percent(middle(published, 'l2'))} at {100 * noise:g} %" if published else MISSING,
+                f"{inside} of {num}" if num else MISSING,
+                f"{middle(every, 'seconds'):.2g}" if every else MISSING,
+            )
+        if error:
+            last = (f"{percent(error)} at {100 * noise:g} %", MISSING, MISSING)
+            yield name, "E-WSINDy, published", *[MISSING] * len(noises), *last
+
+    names = [name for name in FILMS if name in found]
+    return table(
+        (*header, "l2 error at the noise of E-WSINDy", "inside the interval", "seconds"),
+        (line for name in names for line in lines(found[name])),
+    )
+
+
+def percent(value: float) -> str:
+    """A fraction in percent, with two digits."""
+    return f"{100 * value:.2g} %"
+
+
 # name -> page, folder of bench/results, function
 TABLES: dict[str, tuple[str, str, Callable[[dict], str]]] = {
     "comparison": ("README.md", "", comparison_table),
@@ -335,6 +389,7 @@ TABLES: dict[str, tuple[str, str, Callable[[dict], str]]] = {
     "apebench": ("docs/peers.md", "apebench", apebench_table),
     "authors": ("docs/peers.md", "authors", authors_table),
     "shift_grid": ("docs/peers.md", "shift_grid", shift_table),
+    "discovery": ("docs/discovery.md", "discovery", discovery_table),
 }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,10 +55,16 @@ def write(path: Path, fields: Mapping[str, np.ndarray], **parameters: np.ndarray
 
 
 def write_config(
-    path: Path, parent: Path, task: str, dt: float, boundary: str = PERIODIC, domain: Sequence[float] = (0, 1)
+    path: Path,
+    parent: Path,
+    task: str,
+    dt: float,
+    boundary: str = PERIODIC,
+    domain: Sequence[float] = (0, 1),
+    settings: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a configuration that declares a file of `write` as the user task `task`, beside it, and return
-    its path. parent: the configuration that it includes.
+    its path. parent: the configuration that it includes. settings: further ones of the task.
     """
     with np.load(path) as file:
         fields = {name: file[name].ndim - 2 for name in file.files if file[name].ndim > 1}
@@ -71,6 +78,7 @@ def write_config(
         "symmetries": ["shift"] if boundary == PERIODIC else ["mirror"],
         "history": 1,
         **({"parameters": parameters} if parameters else {}),
+        **(settings or {}),
     }
     whole = {
         "include": str(parent.resolve()),

@@ -1,0 +1,213 @@
+"""Find the equation of noisy films whose equation is known: ours next to PySINDy's weak form.
+
+    python -m bench.discovery                               # all films, noises and columns, 5 draws
+    python -m bench.discovery --film kdv --noise 0.2 --draws 5
+    python -m bench.table                                   # write the table of docs/discovery.md
+
+Five single films of the literature and four sets of user data (bench/discovery_films.py) get white noise of
+standard deviation noise * RMS, with a seed per draw. Columns: ours, and PySINDy 2.1's weak form alone and as
+an ensemble (bench/discovery_pysindy.py), which get a library of terms with the degree and order of the truth.
+PySINDy runs in an environment of its own, which is made in bench/out/pysindy-env unless --python names one.
+Ours reads the film from a file as user data, cut into windows, with the default library.
+
+Scores: whether the equation has the terms of the truth and no other; the worst relative error of a true
+coefficient (1 if its term is missing); the relative l2 error of all; how many of the true coefficients that
+were found lie within their 95 % intervals; processor seconds of one thread. Every result goes to
+bench/results/discovery/FILM.json at once and is not computed again, unless --again replaces those named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.apebench import call, environment
+from bench.discovery_films import FILMS, Film, noisy, term_text
+from bench.eleven import has, keep, processor, read
+from bench.user_data import CONFIG, write, write_config
+from ups.common.files import value_hash
+from ups.config import ROOT, Config, load_config
+from ups.data.build_cache import build_cache
+from ups.data.cache import open_cache
+from ups.models.base_selection import empty_shortlist, fitted_candidates
+from ups.training.environment import describe_environment
+
+OUT, RESULTS = ROOT / "bench" / "out" / "discovery", ROOT / "bench" / "results" / "discovery"
+PACKAGES = ("pysindy==2.1.0",)
+COLUMNS = ("ours", "weak", "ensemble")
+NOISES = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
+NUM_WINDOWS, MIN_FRAMES, MAX_FRAMES = 60, 3, 50  # what `prepare_data.py --describe` cuts one film into
+
+Equation = Mapping[str, Mapping[str, float]]  # field -> term -> coefficient
+Intervals = Mapping[str, Mapping[str, float | None]]  # field -> term -> half width; None: unbounded
+
+
+# ---- score -------------------------------------------------------------------------------------------------
+
+
+def scores(found: Equation, truth: Equation, intervals: Intervals | None = None) -> dict[str, Any]:
+    """Return is_right (the terms are those of the truth), worst and l2 (relative errors of coefficients),
+    and with intervals num_inside of num_intervals true coefficients that were found.
+    """
+    pairs = [
+        (found.get(name, {}).get(term, 0.0), truth[name].get(term, 0.0), name, term)
+        for name in truth
+        for term in {**truth[name], **found.get(name, {})}
+    ]
+    row: dict[str, Any] = {
+        "is_right": all((value != 0) == (true != 0) for value, true, *_ in pairs),
+        "worst": max(abs(value - true) / abs(true) for value, true, *_ in pairs if true),
+        "l2": math.sqrt(sum((v - t) ** 2 for v, t, *_ in pairs) / sum(t**2 for _, t, *_ in pairs)),
+    }
+    if intervals is not None:
+        widths = [(v - t, intervals[name][term]) for v, t, name, term in pairs if v and t]
+        row["num_inside"] = sum(width is None or abs(error) <= width for error, width in widths)
+        row["num_intervals"] = len(widths)
+    return row
+
+
+# ---- ours --------------------------------------------------------------------------------------------------
+
+
+def config_of(name: str, u: np.ndarray, folder: Path) -> Config:
+    """Return the configuration of a film (trajectory, time, channel, *space) as user data, written to
+    `folder`; one film is cut into windows.
+    """
+    film, path = FILMS[name], folder / "film.npz"
+    write(path, {field: u[:, :, channel] for channel, field in enumerate(film.fields)})
+    settings: dict[str, Any] = {"base": ["equation"], "symmetries": []}
+    if len(u) == 1:
+        settings["cut"] = max(MIN_FRAMES, min(MAX_FRAMES, u.shape[1] // NUM_WINDOWS))
+    return load_config(write_config(path, CONFIG, name, film.dt, film.boundary, film.domain, settings))
+
+
+def equation_of(config: Config, task: str) -> tuple[Equation, Intervals, str]:
+    """Return the equation that validation prefers, half widths of its 95 % intervals, and the reason why it
+    is not stated, "" if it is; no terms if no equation beats persistence.
+    """
+    build_cache(config, task, progress=False)
+    cache = open_cache(config, task)
+    shortlist = empty_shortlist(cache, config.context(task), config.run.seed)
+    for name, head in fitted_candidates(cache, config.operator.base_steps, 0, torch.device("cpu")):
+        shortlist.add(name, head)
+    if not shortlist.all.kept:
+        return {}, {}, "no equation beats persistence"
+    base, fields = shortlist.select(shortlist.all).head.base, cache.task.fields
+    [equation], values, widths = base.found["equations"], {}, {}
+    for channel, place, value, width, is_small in equation["rows"]:
+        if not is_small:
+            term = term_text(*base.terms.terms[place], fields)
+            values.setdefault(fields[channel], {})[term] = value
+            widths.setdefault(fields[channel], {})[term] = width
+    return values, widths, equation["doubt"]
+
+
+def ours(name: str, u: np.ndarray) -> dict[str, Any]:
+    """Return the row of ours. An equation that is not stated counts as none; it is kept as "doubted"."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=OUT) as folder:
+        config = config_of(name, u, Path(folder))
+        started = time.process_time()
+        found, widths, doubt = equation_of(config, name)
+        seconds = time.process_time() - started
+    row = {"equation": found, "widths": widths, "seconds": seconds, "doubt": doubt}
+    if doubt:
+        row |= {"equation": {}, "widths": {}, "doubted": found}
+    return row | scores(row["equation"], FILMS[name].equation, row["widths"])
+
+
+# ---- command -----------------------------------------------------------------------------------------------
+
+
+def clean(name: str) -> Path:
+    """Return the file with the frames of a film (trajectory, time, channel, *space), solved once."""
+    path = OUT / f"{name}_{edition(FILMS[name])}.npy"
+    if not path.is_file():
+        OUT.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial.npy")
+        np.save(partial, FILMS[name].make())
+        partial.replace(path)
+    return path
+
+
+def edition(film: Film) -> str:
+    """Return what identifies a film: its equation, domain and time step."""
+    return value_hash([film.equation, film.domain, film.dt, film.boundary])[:8]
+
+
+def key_of(name: str, column: str, noise: float, draw: int) -> dict[str, Any]:
+    """Return what identifies a result."""
+    film = FILMS[name]
+    key = {"column": column, "noise": noise, "draw": draw, "film": edition(film)}
+    key["processor"] = processor("cpu")
+    return key if column == "ours" else key | {"library": [film.degree, film.order, film.width]}
+
+
+def rows_of(name: str, column: str, noise: float, draws: list[int], python: Path | None) -> list[dict]:
+    """Return the rows, each with its draw and column. PySINDy's two columns come together."""
+    path, truth = clean(name), FILMS[name].equation
+    if column == "ours":
+        u = np.load(path)
+        return [{"draw": draw, "column": column, **ours(name, noisy(u, noise, draw))} for draw in draws]
+    request = {"film": name, "frames": str(path), "noise": noise, "draws": draws}
+    found = call(python, "fit", request, OUT / f"{name}_found.npz", "discovery_pysindy.py")
+    return [row | scores(row["equation"], truth) for row in json.loads(str(found["rows"]))]
+
+
+def run_noise(name: str, column: str, noise: float, draws: range, args: argparse.Namespace) -> None:
+    """Find and score the equations of all draws whose result does not exist."""
+    keys = {draw: key_of(name, column, noise, draw) for draw in draws}
+    missing = [draw for draw in draws if args.again or not has(read(name, RESULTS), keys[draw])]
+    # one by one for ours, which takes longer, so that little is lost if it is interrupted
+    for some in [[draw] for draw in missing] if column == "ours" else [missing] * bool(missing):
+        for row in rows_of(name, column, noise, some, args.python):
+            key = key_of(name, row.pop("column"), noise, row.pop("draw"))
+            record = read(name, RESULTS)  # another process may have written meanwhile
+            record["truth"], record["published"] = FILMS[name].equation, FILMS[name].published
+            described = describe_environment(1, torch.device("cpu")) | {"command": args.command}
+            record["entries"] = [entry for entry in record["entries"] if entry["key"] != key]
+            record["entries"].append({"key": key, "row": row, "environment": described})
+            keep(record, RESULTS)
+            print(
+                f"{name} {key['column']} noise {noise:g} draw {key['draw']}: "
+                f"{'right' if row['is_right'] else 'wrong'} terms, worst error {row['worst']:.2g}, "
+                f"{row['seconds']:.0f} s {row.get('doubt', '')}",
+                flush=True,
+            )
+
+
+def main(argv: list[str] | None = None) -> None:
+    argv = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--film", nargs="+", choices=tuple(FILMS), default=list(FILMS))
+    parser.add_argument("--noise", nargs="+", type=float, default=list(NOISES), help="sigma over RMS")
+    parser.add_argument("--column", nargs="+", choices=COLUMNS, default=list(COLUMNS))
+    parser.add_argument("--draws", type=int, default=5)
+    parser.add_argument("--again", action="store_true", help="compute results that exist, and replace them")
+    parser.add_argument("--python", type=Path, help="an interpreter that has PySINDy")
+    args = parser.parse_args(argv)
+    args.command = ["python", "-m", "bench.discovery", *argv]
+    torch.set_num_threads(1)
+    columns = ["ours"] * ("ours" in args.column) + ["weak"] * bool({"weak", "ensemble"} & {*args.column})
+    if "weak" in columns:
+        args.python = environment(args.python, "pysindy", PACKAGES)
+    for name in args.film:
+        for noise in args.noise:
+            for column in columns:
+                run_noise(name, column, noise, range(args.draws), args)
+
+
+if __name__ == "__main__":
+    main()
