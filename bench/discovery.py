@@ -88,7 +88,8 @@ def config_of(name: str, u: np.ndarray, folder: Path) -> Config:
     settings: dict[str, Any] = {"base": ["equation"], "symmetries": []}
     if len(u) == 1:
         settings["cut"] = max(MIN_FRAMES, min(MAX_FRAMES, u.shape[1] // NUM_WINDOWS))
-    return load_config(write_config(path, CONFIG, name, film.dt, film.boundary, film.domain, settings))
+    config = write_config(path, CONFIG, name, film.dt, film.boundary, film.domain, settings)
+    return load_config(config, ["data.test_fraction=0.05"])  # which nothing reads
 
 
 def equation_of(config: Config, task: str) -> tuple[Equation, Intervals, str]:
@@ -150,7 +151,9 @@ def key_of(name: str, column: str, noise: float, draw: int) -> dict[str, Any]:
     film = FILMS[name]
     key = {"column": column, "noise": noise, "draw": draw, "film": edition(film)}
     key["processor"] = processor("cpu")
-    return key if column == "ours" else key | {"library": [film.degree, film.order, film.width]}
+    return (
+        key if column == "ours" else key | {"library": [film.degree, film.order, film.width, film.threshold]}
+    )
 
 
 def rows_of(name: str, column: str, noise: float, draws: list[int], python: Path | None) -> list[dict]:

@@ -25,7 +25,8 @@ class Film:
     """make: returns (trajectory, time, channel, *space). domain: from the wall before the first cell to the
     wall behind the last, the same along each axis. equation: field -> term -> coefficient, with terms as
     `term_text` writes them. degree, order: of the library that PySINDy is given. width: half width of its
-    test functions, in lengths of the film. published: noise and relative l2 error of E-WSINDy.
+    test functions, in lengths of the film. threshold: of its regression, relative (bench/discovery_pysindy.py
+    says to what). published: noise and relative l2 error of E-WSINDy.
     """
 
     make: Callable[[], np.ndarray]
@@ -35,13 +36,18 @@ class Film:
     boundary: str = "periodic"
     degree: int = 2
     order: int = 2
-    width: float = 0.1
-    has_products: bool = True  # of powers with derivatives, in the library of PySINDy
+    width: float = 0.2
+    threshold: float = 0.2
     published: tuple[float, float] | None = None
 
     @property
     def fields(self) -> list[str]:
         return list(self.equation)
+
+    @property
+    def has_products(self) -> bool:
+        """Whether a term is a power times a derivative."""
+        return any("_" in term and " " in term for terms in self.equation.values() for term in terms)
 
 
 def term_text(
@@ -208,7 +214,7 @@ def fisher(num_steps: int = 4) -> np.ndarray:
     [k] = waves(2.0, 128)
     start = 0.5 + 0.4 * random_starts(64, is_walled=True)
     start = np.concatenate([start, start[..., ::-1]], -1)
-    u = solved(start, 1 - 0.01 * k**2, lambda u, _: -np.fft.rfft(u * u), 0.1, 41, num_steps)
+    u = solved(start, 1 - 0.01 * k**2, lambda u, _: -np.fft.rfft(u * u), 0.05, 41, num_steps)
     return u[..., :64]
 
 
@@ -223,12 +229,26 @@ EDGE = 4000 * 256 / 255  # the outermost points of inviscid Burgers are half a c
 KS = {"u": {"u u_x": -1.0, "u_xx": -1.0, "u_xxxx": -1.0}}
 FILMS = {
     "inviscid_burgers": Film(
-        inviscid_burgers, {"u": {"u u_x": -1.0}}, (-EDGE, EDGE), 4 / 255, "outflow", published=(1.0, 0.025)
+        inviscid_burgers,
+        {"u": {"u u_x": -1.0}},
+        (-EDGE, EDGE),
+        4 / 255,
+        "outflow",
+        order=1,
+        width=0.3,
+        threshold=0.3,
+        published=(1.0, 0.025),
     ),
     "kdv": Film(
-        kdv, {"u": {"u u_x": -1.0, "u_xxx": -1.0}}, (-np.pi, np.pi), 1e-5, order=3, published=(1.0, 0.04)
+        kdv,
+        {"u": {"u u_x": -1.0, "u_xxx": -1.0}},
+        (-np.pi, np.pi),
+        1e-5,
+        order=3,
+        width=0.05,
+        published=(1.0, 0.04),
     ),
-    "ks": Film(kuramoto_sivashinsky, KS, (0.0, 32 * np.pi), 0.5, order=4, published=(1.0, 0.247)),
+    "ks": Film(kuramoto_sivashinsky, KS, (0.0, 32 * np.pi), 0.5, order=4, width=0.05, published=(1.0, 0.247)),
     "nls": Film(
         schroedinger,
         {
@@ -238,16 +258,22 @@ FILMS = {
         (-5.0, 5.0),
         np.pi / 250,
         degree=3,
+        width=0.1,
         published=(0.5, 0.113),
     ),
-    "spiral": Film(spiral, SPIRAL, (-10.0, 10.0), 0.05, degree=3, has_products=False, published=(0.2, 0.071)),
+    "spiral": Film(
+        spiral, SPIRAL, (-10.0, 10.0), 0.05, degree=3, width=0.1, threshold=0.06, published=(0.2, 0.071)
+    ),
     "burgers_set": Film(burgers, {"u": {"u u_x": -1.0, "u_xx": 0.1}}, (0.0, 2 * np.pi), 0.05),
     "ks_set": Film(ks, KS, (0.0, 22.0), 0.5, order=4),
-    "fisher_set": Film(fisher, {"u": {"u_xx": 0.01, "u": 1.0, "u^2": -1.0}}, (0.0, 1.0), 0.1, "no_flux"),
+    "fisher_set": Film(
+        fisher, {"u": {"u_xx": 0.01, "u": 1.0, "u^2": -1.0}}, (0.0, 1.0), 0.05, "no_flux", threshold=0.1
+    ),
     "advection_set": Film(
         advection_diffusion,
         {"u": {"u_x": -1.0, "u_y": -0.5, "u_xx": 0.05, "u_yy": 0.05}},
         (0.0, 2 * np.pi),
         0.1,
+        threshold=0.1,
     ),
 }
