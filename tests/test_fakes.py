@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bench import acceptance
 from ups.config import load_config, to_dict
-from ups.evaluation import transient
+from ups.evaluation import by_evaluations, transient
 from ups.evaluation.checks import ranks_of_data
 from ups.evaluation.ensemble import Ensembles, one_step
 from ups.evaluation.gates import ensemble_gates
@@ -231,6 +231,22 @@ def failed(entry: dict) -> dict[str, str]:
 
 def test_exact_samples_in_the_place_of_every_stage_pass_every_gate(world):
     assert not failed(world[1]), failed(world[1])
+
+
+def test_scores_over_evaluations_end_at_those_of_the_report(world):
+    """Here every budget of the corrector samples the same exact members."""
+    found = world[1]["by_evaluations"]
+    curves, count = found["curves"], found["starts"]
+    assert curves["corrector"]["evaluations"] == [1, 2, 4, 8] and curves["student"]["evaluations"] == [1, 2]
+    assert curves["exact"]["evaluations"] == [0] and count == by_evaluations.STARTS
+    for curve in curves.values():
+        assert {
+            len(curve[metric][end]) for metric in by_evaluations.METRICS for end in ("value", "low", "high")
+        } == {len(curve["evaluations"])}
+    assert len(set(curves["corrector"]["crps"]["value"])) == 1
+    assert found["over"] == "exact" and curves["exact"]["crps"]["value"] == [1.0]
+    assert abs(curves["corrector"]["crps"]["value"][0] - 1) < 0.1
+    assert curves["corrector"]["crps"]["value"][0] == curves["student"]["crps"]["value"][1]
 
 
 def test_exact_samples_pass_every_acceptance_criterion(world):

@@ -19,7 +19,7 @@ from ups.metrics.calibration import (
     spread_skill_bins,
     spread_slope,
 )
-from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
+from ups.metrics.ensembles import LEVELS_BY_LEAD, compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.intervals import merge, pairing
 from ups.metrics.proper import energy_distance, energy_score, expected_crps, fair_crps
 from ups.metrics.spectra import spectrum_error
@@ -475,6 +475,15 @@ def test_one_member_is_a_deterministic_forecast(generator):
         float((u_pred - u_ref).square().mean((2, 3)).sqrt().mean()), rel=1e-5
     )
     assert row["residual_spectrum_error"]["value"] > 5  # no residual at all
+
+
+def test_coverage_by_lead_is_nominal_for_exact_members_and_small_where_they_are_narrow():
+    drawn = torch.randn(300, 20, 2, 1, 16, generator=torch.Generator().manual_seed(5))
+    drawn[:, 1:, 1] *= 0.5
+    row = summarise_ensemble(score_ensemble(drawn[:, 1:], drawn[:, 0], "periodic"), 20, 0)
+    found = torch.tensor(row["coverage_by_lead"])
+    assert found.shape == (9, 2) and (found[:, 0] - torch.tensor(LEVELS_BY_LEAD)).abs().max() < 0.02
+    assert (found[:, 1] < 0.75 * found[:, 0]).all()
 
 
 def test_a_row_holds_every_number_with_its_interval(generator):

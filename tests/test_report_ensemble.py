@@ -13,7 +13,9 @@ import torch
 from test_report import Page, example
 
 from ups.common.formatting import number
+from ups.evaluation.by_evaluations import curves
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
+from ups.metrics.joint import score_joint
 from ups.report import animations, figures_ensemble, report
 from ups.report.sections import ENSEMBLE_ROWS, ensemble_section, steady_section
 from ups.report.tables import is_interval, label, value_of
@@ -74,11 +76,17 @@ def sample_of(members, u_ref):
     }
 
 
+def few(scores):
+    """Those of the first starts."""
+    return {name: value[:6] for name, value in scores.items()}
+
+
 @functools.cache
 def make_forecast():
     members, u_ref, mean = forecasts((64,))
     times = [0.2 * (i + 1) for i in range(u_ref.shape[1])]
     scores = {model: score_ensemble(x, u_ref, "periodic", mean) for model, x in members.items()}
+    joint = {model: scores[model] | score_joint(x, u_ref, "periodic", mean) for model, x in members.items()}
     models = {model: summarise_ensemble(s, 100, 0) for model, s in scores.items()}
     for i, row in enumerate(models.values()):
         row |= {"evaluations_per_state": float(i * 4 + 1), "ms_per_state": 0.71 * i + 0.5}
@@ -92,6 +100,14 @@ def make_forecast():
                 scores["corrector"], scores["dressed_conditional"], 100, 0
             )
         },
+        "by_evaluations": curves(
+            {1: few(joint["dressed"]), 2: few(joint["student_1"])},
+            {name: joint[name] for name in ("corrector", "student_1", "student_2", "rival", "dressed")},
+            {"corrector": 4.0, "student_1": 1.0, "student_2": 2.0, "rival": 1.0, "dressed": 0.0},
+            100,
+            0,
+            torch.arange(len(u_ref)),
+        ),
         "words": ["The corrector knows its <error>.", "Its student keeps that."],
     }
     return entry, sample_of(members, u_ref)
@@ -181,7 +197,7 @@ def test_the_section_names_every_model_and_every_number():
     ):
         assert text in page
     assert number(entry["comparisons"]["corrector vs dressed_conditional"]["crps"]["value"]) in page
-    assert page.count("<svg") == page.count("<figure>") == 6
+    assert page.count("<svg") == page.count("<figure>") == 8
 
 
 def test_the_best_is_marked_by_the_smallest_or_by_the_calibrated_number():
@@ -194,6 +210,7 @@ def test_the_best_is_marked_by_the_smallest_or_by_the_calibrated_number():
         }
         for model, (crps, ssr) in rows.items()
     }
+    del entry["by_evaluations"]
     page = ensemble_section(entry, {}, "burgers1d")
     assert re.findall(r'title="best of the row">([^<]*)</b>', page) == ["0.200 *", "0.850 *"]
     assert text_of(page).count("–  ") >= 1 and "<svg" not in page
@@ -249,6 +266,22 @@ def test_members_move_beside_the_truth():
     assert animations.members_player(plane, "corrector", 0).count("<canvas") == 2
     page = ensemble_section({"models": {"corrector": {"crps": 0.5}}}, plane, "burgers1d")
     assert "members beside the truth" in page and "member 2" not in page
+
+
+def test_scores_over_evaluations_and_coverage_have_a_line_for_every_network():
+    entry, _ = forecast()
+    drawn = figures_ensemble.by_evaluations(entry["by_evaluations"])
+    assert len(drawn.axes) == 3
+    for ax, (_, key) in zip(drawn.axes, figures_ensemble.EVALUATION_PANELS, strict=True):
+        lines = {line.get_label(): line for line in ax.containers}
+        assert [len(part) for part in (ax.containers, ax.get_lines())] == [3, 4]  # the last: no network
+        corrector = lines["corrector"].lines[0]
+        assert corrector.get_xdata().tolist() == [1, 2, 4]
+        assert corrector.get_ydata().tolist() == entry["by_evaluations"]["curves"]["corrector"][key]["value"]
+    coverage = figures_ensemble.coverage_curves(entry["models"], entry["times"])
+    assert len(coverage.axes) == 3 and all(len(ax.get_lines()) == 7 for ax in coverage.axes)
+    assert figures_ensemble.by_evaluations({}) is None
+    assert figures_ensemble.coverage_curves({"operator": {}}, entry["times"]) is None
 
 
 def test_sections_without_data_are_omitted():

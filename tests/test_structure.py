@@ -8,7 +8,7 @@ import torch
 from ups.evaluation.checks import independence, ranks_of_data, response
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
 from ups.metrics.intervals import bootstrap, entry
-from ups.metrics.joint import JOINT, score_joint
+from ups.metrics.joint import JOINT, law_increments, score_joint
 
 GRIDS = [
     ((32,), "periodic", 6, 1),
@@ -65,6 +65,29 @@ def test_members_without_structure_are_far_from_the_truth_and_a_copy_of_it_is_ne
     }[fake]()
     found = figures(members, u_ref, "periodic")[name]
     assert low <= found["low"] and found["high"] <= high, found
+
+
+@pytest.mark.parametrize("fake", ["permuted cells", "wide", "narrow"])
+def test_the_variogram_score_is_least_for_exact_members(fake):
+    """Also of fakes with the right marginals. By the truth and by its law the score has the same mean."""
+    drawn = walks(100, 40, 3, 1, (32,), 4)
+    u, u_ref, law, source = drawn[:, 32:], drawn[:, 0], drawn[:, 1:32], torch.Generator().manual_seed(0)
+    mean = u.mean(1, keepdim=True)
+    members = {
+        "permuted cells": torch.stack(
+            [u[:, torch.randperm(8, generator=source), :, :, x] for x in range(32)], 4
+        ),
+        "wide": mean + 1.5 * (u - mean),
+        "narrow": mean + 0.5 * (u - mean),
+    }[fake]
+
+    def mean_of(members: torch.Tensor, **law: torch.Tensor) -> float:
+        return float(score_joint(members, u_ref, "periodic", **law)["variogram_score"].mean())
+
+    pairs = law_increments(law, "periodic")
+    by_law, by_truth = mean_of(u, pairs_ref=pairs), mean_of(u)
+    assert abs(by_law / by_truth - 1) < 0.02
+    assert mean_of(members, pairs_ref=pairs) > 1.02 * by_law
 
 
 def test_scores_of_one_member_or_of_members_that_are_not_finite_are_undefined():

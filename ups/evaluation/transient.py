@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ups.config import EvaluateConfig, TaskConfig
+from ups.evaluation.by_evaluations import STARTS, coarser_samplers, curves, with_corrector
 from ups.evaluation.checks import LEADS, independence
 from ups.evaluation.ensemble import CHEAP, Ensembles, costs_per_state, rollouts
 from ups.evaluation.one_step import STUDENTS, assess_one_step
@@ -20,8 +21,8 @@ from ups.evaluation.reference_ensembles import (
 )
 from ups.metrics.climate import climate
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
-from ups.metrics.intervals import number
-from ups.metrics.joint import residual_energy, score_joint
+from ups.metrics.intervals import Scores, number
+from ups.metrics.joint import law_increments, residual_energy, score_joint
 from ups.tasks import Task
 
 WINDOWS = 512  # of one step; with 192 the spread/skill of one model varied from 0.76 to 0.94
@@ -53,16 +54,23 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[di
     law = sample_law(truth, seed + 2, rows, num_frames, u_ref, settings.truth_members)
     reference = rollouts(ensembles, "operator", rows, num_frames, 1)
     energy = None if law is None else residual_energy(law, u_ref, task.boundary, reference[:, 0])
+    pairs = None if law is None else law_increments(law, task.boundary)
+
+    def score(members: Tensor) -> Scores:
+        """Of the first starts, as many as there are members of."""
+        truths = (u_ref, reference[:, 0], law, energy, pairs)
+        u, operator, exact, *of_law = (None if part is None else part[: len(members)] for part in truths)
+        return score_ensemble(members, u, task.boundary, operator, exact=exact) | score_joint(
+            members, u, task.boundary, operator, exact, *of_law
+        )
+
     scores, members_of, models = {}, {}, {}
     for model, forecasts in {
         **{model: partial(rollouts, ensembles, model) for model in ensembles.names},
         **reference_ensembles(ensembles, settings, num_frames),
     }.items():
         members, cost = timed(forecasts, rows, num_frames, settings.members)
-        scores[model] = {
-            **score_ensemble(members, u_ref, task.boundary, reference[:, 0], exact=law),
-            **score_joint(members, u_ref, task.boundary, reference[:, 0], law, energy),
-        }
+        scores[model] = score(members)
         models[model] = {**summarise_ensemble(scores[model], count, seed, groups), **cost}
         members_of[model] = members[0].numpy()
         if model == "exact" or model not in UNTRAINED:
@@ -78,6 +86,15 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[di
     for model, row in steps["models"].items():
         models[model]["one_step"] = row
 
+    coarse = {
+        evaluations: score(
+            rollouts(
+                with_corrector(ensembles, sampler), "corrector", rows[:STARTS], num_frames, settings.members
+            )
+        )
+        for evaluations, sampler in coarser_samplers(ensembles.corrector).items()
+    }
+
     # ---- comparisons
     crps = {model: models[model]["crps"]["value"] for model in NOT_LEARNT}
     cheap = min((model for model in crps if crps[model] is not None), key=crps.get, default="operator")
@@ -85,6 +102,8 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[di
         f"{one} / {other}": compare_ensembles(scores[one], scores[other], count, seed, groups)
         for one, other in compared([*models], cheap)
     }
+    plotted = {model: scores[model] for model in (*ensembles.samplers, "exact", cheap) if model in scores}
+    evaluations_of = {model: models[model].get("evaluations_per_state", 0.0) for model in plotted}
     for model in models:
         if versus := comparisons.get(f"{model} / exact"):
             leads = versus["crps_by_lead"]
@@ -101,6 +120,7 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[di
         "num_trajectories": len(rows),
         "num_initial_conditions": len(groups.unique()),
         "models": models,
+        "by_evaluations": curves(coarse, plotted, evaluations_of, count, seed, groups),
         "times": times,
         "best_cheap": cheap,
         "comparisons": comparisons,

@@ -5,6 +5,8 @@ member as between two members. So the ratio of the two mean distances is 1 for e
 distribution is unknown. With r = u - reference, the residual to the operator's forecast:
 
     trajectory_score   fair energy score of whole trajectories (Gneiting and Raftery 2007), units of an RMSE
+    variogram_score    fair variogram score of order 1/2 (Scheuerer and Hamill 2015) of u itself, mean over
+                       leads, fields and pairs of cells 1, 2, 4, ... apart along each axis; units of u
     variogram_space    ratio, of log10 of mean |r(x + h) - r(x)|, lags of 1, 2, 4, ... cells along each axis
     variogram_time     the same of |r(t + l) - r(t)|, mean over leads, too, l = 1, 2, 4, ... leads
     nearest            distance of the truth to the nearest member over that of a member to the nearest other
@@ -22,11 +24,13 @@ from torch import Tensor
 from ups.common.boundary import PERIODIC, along
 from ups.metrics.intervals import CHUNK, Metric, Moments, Scores, halves, merge
 from ups.metrics.mask import filled, fraction, valid_cells
-from ups.metrics.proper import EXACT, check_members, energy_score
+from ups.metrics.proper import EXACT, check_members, energy_score, variogram_score
 from ups.metrics.spectra import ROUNDING, octaves, rms, space_axes
 
 TOLERANCE = 0.01  # decades (2 %): added to distances, so that smaller ones do not count
 RATIOS = ("variogram_space", "variogram_time")
+ORDER = 0.5  # of the variogram score
+PAIRS = 16  # per axis and lag, of the variogram score: neighbouring pairs say the same
 
 
 def _lags(size: int) -> list[int]:
@@ -60,6 +64,29 @@ def variograms(r: Tensor, boundary: str, floor: Tensor) -> tuple[Tensor, Tensor]
         for lag in _lags(r.shape[1])
     ]
     return torch.stack(space, 1).flatten(1), torch.cat([r.new_zeros(len(r), 0), *time], 1)
+
+
+def increments(u: Tensor, boundary: str) -> Tensor:
+    """|u(x + h) - u(x)|^ORDER of u (n, T, C, *space): (n, T, C, pairs), for h of `_lags` along each axis and
+    about PAIRS points x per axis."""
+    axes, out = space_axes(u), []
+    stride = max(1, min(u.shape[3:]) // PAIRS)
+    for axis, end in zip(axes, along(boundary, len(axes)), strict=True):
+        thin, size = u, u.shape[axis]
+        for other in axes:
+            if other != axis:
+                thin = thin[(slice(None),) * (other % u.ndim) + (slice(None, None, stride),)]
+        for lag in _lags(size):
+            first = torch.arange(0, size if end == PERIODIC else size - lag, stride, device=u.device)
+            pair = (thin.index_select(axis, place) for place in (first, (first + lag) % size))
+            out.append((next(pair) - next(pair)).abs().pow(ORDER).flatten(3))
+    return torch.cat(out, 3) if out else u.new_zeros(*u.shape[:3], 0)
+
+
+def law_increments(law: Tensor, boundary: str) -> Tensor:
+    """Mean and variance of the increments of samples (n, K, T, C, *space): (n, 2, T, C, pairs), float64."""
+    parts = [increments(draws.double(), boundary) for draws in law]
+    return torch.stack([torch.stack([part.mean(0), part.var(0, correction=0)]) for part in parts])
 
 
 def _distances(features: Tensor) -> Tensor:
@@ -101,6 +128,7 @@ def _score_chunk(
     reference: Tensor | None,
     exact: Tensor | None,
     energy_ref: Tensor | None,
+    pairs_ref: Tensor | None,
 ) -> Scores:
     x, y = members.double(), u_ref.double()
     valid = valid_cells(y)
@@ -123,10 +151,13 @@ def _score_chunk(
     floor, count = rms(y).square() * ROUNDING, every.shape[1]  # of an energy
     lowest = floor.sqrt().repeat_interleave(count, 0).clamp_min(torch.finfo(torch.float64).tiny)
     energy_ref = residual_energy(y[:, None], y, boundary, reference) if energy_ref is None else energy_ref
+    mean, variance = (increments(y, boundary), 0.0) if pairs_ref is None else pairs_ref.unbind(1)
+    pairs = increments(x.flatten(0, 1), boundary).unflatten(0, x.shape[:2])
     features = dict(zip(RATIOS, variograms(r, boundary, lowest), strict=True))
     out = {name: _distances(value.unflatten(0, (-1, count))) for name, value in features.items()}
     out |= {
         "trajectory_score": score,
+        "variogram_score": variogram_score(pairs, mean, variance),
         "nearest": _nearest(x_valid, y_valid),
         "energy": torch.stack([residual_energy(x, y, boundary, reference), energy_ref], 1),
     }
@@ -143,20 +174,25 @@ def score_joint(
     reference: Tensor | None = None,
     exact: Tensor | None = None,
     energy_ref: Tensor | None = None,
+    pairs_ref: Tensor | None = None,
 ) -> Scores:
     """Scores of each trajectory of members (n, M, T, C, *space) against u_ref (n, T, C, *space), float64 on
     the CPU.
 
-    Returns trajectory_score (n,), the two distances of each of RATIOS (n, 2), nearest (n, 2, T), and energy
-    of members and truth (n, 2, T C, octaves); inf for trajectories with a member that is not finite.
+    Returns trajectory_score and variogram_score (n,), the two distances of each of RATIOS (n, 2), nearest
+    (n, 2, T), and energy of members and truth (n, 2, T C, octaves); inf for trajectories with a member that
+    is not finite.
     reference: the operator's forecast, as u_ref. exact (n, K, T, C, *space): samples of the distribution of
-    the truth, over which the trajectory score is averaged; energy_ref: their `residual_energy`, instead of
-    the truth's.
+    the truth, over which the trajectory score is averaged; energy_ref, pairs_ref: their `residual_energy` and
+    `law_increments`, instead of the truth's.
     """
     check_members(members, u_ref, "score_joint")
     size = max(1, CHUNK // members[0].numel())
     parts = [
-        [None if u is None else u[i : i + size] for u in (members, u_ref, reference, exact, energy_ref)]
+        [
+            None if u is None else u[i : i + size]
+            for u in (members, u_ref, reference, exact, energy_ref, pairs_ref)
+        ]
         for i in range(0, len(u_ref), size)
     ]
     return merge([_score_chunk(x, y, boundary, *others) for x, y, *others in parts])
@@ -168,6 +204,16 @@ def decades(energy: Tensor) -> Moments:
     return energy.flatten(
         1
     ), lambda mean: halves(mean).log10().unflatten(1, (-1, num_octaves)).mean(1).abs().amax(1)
+
+
+def _mean_score(name: str):
+    """Moments of the mean of a score (n,); None if it was not computed or is undefined."""
+
+    def moments(scores: Scores, _: object) -> Moments | None:
+        found = scores.get(name)
+        return None if found is None or found.isnan().all() else (found[:, None], lambda mean: mean[:, 0])
+
+    return moments
 
 
 def _ratio_of(name: str):
@@ -188,11 +234,14 @@ JOINT = (
         "trajectory_score",
         "trajectory score",
         "energy score of whole trajectories: sees whether leads and points vary together; units of an RMSE",
-        lambda scores, _: (
-            (scores["trajectory_score"][:, None], lambda mean: mean[:, 0])
-            if "trajectory_score" in scores
-            else None
-        ),
+        _mean_score("trajectory_score"),
+        is_compared=True,
+    ),
+    Metric(
+        "variogram_score",
+        "variogram score",
+        "of differences between cells: sees whether they vary together; units of the field",
+        _mean_score("variogram_score"),
         is_compared=True,
     ),
     *[

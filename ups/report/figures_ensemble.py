@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.figure import Figure
 
+from ups.metrics.ensembles import LEVELS_BY_LEAD
 from ups.report.drawing import (
     DASHED,
     FIELD_MAP,
@@ -54,6 +55,14 @@ LEAD_PANELS = (
     ("spread / error of the mean", "ssr_by_lead", "linear"),
     ("CRPS over that of exact draws", "crps_over_exact_by_lead", "linear"),
 )
+
+EVALUATION_PANELS = (
+    ("CRPS / {}", "crps"),
+    ("energy score / {}", "trajectory_score"),
+    ("spectrum of members, decades", "spectrum"),
+)
+CURVE_LOOKS = {"student": "student_1"}
+COVERAGE_LINES = 6
 
 
 def featured(models: dict, count: int) -> list[str]:
@@ -221,6 +230,60 @@ def _case_maps(sample: dict, drawn: dict[str, list[np.ndarray]], field: int) -> 
         field,
         1,
     )
+
+
+@styled
+def by_evaluations(entry: dict) -> Figure | None:
+    """Scores over the number of network evaluations per state, with 95 % intervals; ensembles without a
+    network as horizontal lines. entry: of ups.evaluation.by_evaluations, {} for no figure."""
+    if not entry:
+        return None
+    drawn = {name: entry["curves"][name] for name in ordered(entry["curves"])}
+    fig = Figure(figsize=(9.2, 3.4))
+    axes = fig.subplots(1, len(EVALUATION_PANELS))
+    for ax, (title, key) in zip(axes, EVALUATION_PANELS, strict=True):
+        for name, curve in drawn.items():
+            value, low, high = (floats(curve[key][end]) for end in ("value", "low", "high"))
+            look, text = CURVE_LOOKS.get(name, name), label(name)
+            if curve["evaluations"] == [0]:
+                ax.axhline(value[0], label=text, **{**line(look, 1), "marker": ""})
+                continue
+            bars = np.abs([value - low, high - value])
+            ax.errorbar(
+                curve["evaluations"], value, bars, label=text, elinewidth=0.7, **line(look, len(value))
+            )
+        most = max(max(curve["evaluations"]) for curve in drawn.values())
+        ax.set_xscale("log", base=2)
+        ax.set_xticks([2**power for power in range(most.bit_length())])
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.set(xlabel="evaluations per state", title=title.format(label(entry["over"])))
+        ax.grid(axis="y")
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return fig
+
+
+@styled
+def coverage_curves(models: dict, times: list[float]) -> Figure | None:
+    """Observed over nominal coverage of central intervals, a panel per lead; the diagonal is calibrated."""
+    every = {name: np.array(row.get("coverage_by_lead", ()), dtype=float) for name, row in models.items()}
+    kept = {
+        name: every[name]
+        for name in featured(models, COVERAGE_LINES)
+        if every[name].size and np.isfinite(every[name]).any()
+    }
+    if not kept:
+        return None
+    leads = pick_leads(len(times), LEADS)
+    fig = Figure(figsize=(3.1 * max(len(leads), 2), 4.1))
+    axes = fig.subplots(1, len(leads), sharey=True, squeeze=False)[0]
+    for ax, lead in zip(axes, leads, strict=True):
+        ax.plot([0, 1], [0, 1], color=INK, linewidth=0.8)
+        for name, values in kept.items():
+            ax.plot(LEVELS_BY_LEAD, values[:, lead], label=label(name), **line(name, len(values)))
+        finish(ax, title=lead_title(times[lead]), xlabel="nominal", xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    axes[0].set_ylabel("fraction of truths inside")
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return fig
 
 
 @styled

@@ -234,6 +234,8 @@ def ensemble_section(entry: dict, sample: dict, name: str) -> Markup:
         by_lead=figures.by_lead(
             models, times, figures_ensemble.LEAD_PANELS, figures_ensemble.featured(models, 2)
         ),
+        by_evaluations=figures_ensemble.by_evaluations(entry.get("by_evaluations", {})),
+        coverage=figures_ensemble.coverage_curves(models, times),
         rank_histograms=figures_ensemble.rank_histograms(models),
         reliability=figures_ensemble.reliability(models),
         spectrum_errors=figures_ensemble.spectrum_errors(models),
