@@ -61,7 +61,7 @@ class Trajectories:
         self.num_frames, self.split = u.shape[1], {"train": torch.arange(num)}
         self.parameter_values = torch.arange(float(num_values))
         self.parameter_index = torch.arange(num) * num_values // num
-        self.settings = SimpleNamespace(train_from=0)
+        self.settings, self.windows = SimpleNamespace(train_from=0), None
         self.samples = Samples.__new__(Samples)
         vars(self.samples).update(
             head=head, cache=self, seed=0, name="known", device=torch.device("cpu"), first=0

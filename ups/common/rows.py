@@ -16,3 +16,11 @@ def stratified_rows(source: Any, num: int) -> tuple[np.ndarray, np.ndarray]:
     """At most `num` trajectories, equally spaced in `source`: their numbers (n,) and values."""
     rows = np.unique(np.linspace(0, source.num_trajectories - 1, num).astype(int))
     return rows, np.concatenate([source.read(row, row + 1) for row in rows.tolist()])
+
+
+def joined(places: np.ndarray, num_frames: int) -> list[np.ndarray]:
+    """Rows whose windows of `num_frames` frames follow each other in one run, in order. places (n, 2): the
+    run and the first frame of every window."""
+    order = np.lexsort(places.T[::-1])
+    follows = (np.diff(places[order], axis=0) == (0, num_frames)).all(1)
+    return np.split(order, np.flatnonzero(~follows) + 1)

@@ -27,11 +27,11 @@ from ups.data.codec_errors import CodecErrors, mean_floor
 from ups.data.file_identity import file_identity
 from ups.data.layout import allocated
 from ups.data.leakage import REMEDY, frame_digests, shared_frames
+from ups.data.noise import noise_of, window_places
 from ups.data.seal import FORMAT, SEAL_BYTES, write_seal
 from ups.data.sources import Source, data_files, open_sources, split_of, split_rows, table_of, trajectories_of
 from ups.data.tokenizer import SLAB, PatchMoments, Tokenizer
 from ups.data.written import written
-from ups.metrics.noise import noise_by_field
 from ups.tasks import Task
 from ups.userdata.data_checks import Extremes, may_hold_fill_values, suspects
 from ups.userdata.masks import is_wrong
@@ -42,7 +42,6 @@ from ups.userdata.masks import is_wrong
 READ_BYTES = 2**22
 HEADER_BYTES, ROW_BYTES = 2**20, 64  # allowance for everything but the latents, fixed and per row
 COMPLETE = 0, 1.0  # dim and energy of the forcing's tokenizer: it keeps all modes
-NOISE_ROWS, NOISE_FRAMES = 8, 16  # most training trajectories and fewest frames that noise is looked for in
 LIBVER = ("v110", "v110")  # object headers with checksums, read by HDF5 1.10 and later
 
 Block = tuple[int, np.ndarray, range, np.ndarray]  # file, trajectories, frames, values
@@ -154,6 +153,7 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
                         "them to stay as they are. Let `make data` finish, then run `make "
                         "cache` again."
                     )
+                noise, places = noise_of(sources[0], data.split["train"]), window_places(sources[0])
                 header = {
                     "settings": cache_settings(config, task_name),
                     "fingerprint": digest.hexdigest(),
@@ -165,7 +165,8 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
                         axis: list(map(float, at)) for axis, at in sources[0].coordinates.items()
                     },
                     "floor": floor,
-                    **_noise(data),
+                    **({"noise": noise} if noise else {}),
+                    **({} if places is None else {"windows": places.tolist()}),
                     **({} if table.values is None else {"values": table.values}),
                 }
                 for name, codec in codecs.items():
@@ -218,19 +219,6 @@ def channel_groups(task: Task) -> dict[str, slice]:
         **({"input": slice(num)} if num else {}),
         **({"forcing": slice(end, None)} if task.forcing else {}),
     }
-
-
-def _noise(data: _Inputs) -> dict[str, dict[str, float]]:
-    """{"noise": field -> standard deviation of its white noise} of training trajectories; {} if none has
-    any."""
-    if data.task.is_steady:
-        return {}
-    state, sources, mask = data.groups["state"], data.sources[:NOISE_ROWS], data.sources[0].mask
-    rows = data.split["train"][: max(1, NOISE_ROWS // len(sources))].tolist()
-    frames = range(min(sources[0].num_frames, max(NOISE_FRAMES, SLAB // math.prod(sources[0].space))))
-    u = np.concatenate([source.read(row, row + 1, frames) for source in sources for row in rows])
-    found = noise_by_field(u[:, :, state], data.task.moving, None if mask is None else mask[state])
-    return {"noise": found} if found else {}
 
 
 def _start_digest(settings: dict[str, Any], split: dict[str, np.ndarray]) -> Any:

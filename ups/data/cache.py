@@ -62,6 +62,7 @@ class Cache:
     operator use (task.TASK.reserve).
     parameters (n, P) float64 and parameter_values, empty for a task that hides them; parameter_index,
     trajectory (n,): number of the parameter value and of the initial condition.
+    windows (n, 2): the run and the first frame of every row, if rows are windows of runs, else None.
     floor: split -> state or input -> errors of the codec alone on held-out data (`CodecErrors`). header: all
     other facts in the file. is_sampled: every trajectory has parameters of its own, not one of a few values.
     """
@@ -110,6 +111,7 @@ class Cache:
         self.num_bytes = sum(latents.num_bytes for latents, _ in self._groups.values())
         self.task: Task = described_task(self.header["settings"]["task"])
         self.fingerprint: str = self.header["fingerprint"]
+        self.windows = np.array(self.header["windows"]) if "windows" in self.header else None
         self.dt, self.floor = float(self.header["dt"]), self.header["floor"]
         is_user = self.task.user_facts is not None
         values = self.header["values"] if is_user else self.header["settings"]["settings"]["parameters"]

@@ -10,10 +10,10 @@ import yaml
 from ups.common.boundary import PERIODIC, along
 from ups.data.doctor_scan import Scan
 from ups.data.download import edition, md5_of
+from ups.data.noise import noise_of
 from ups.data.pdebench import SETTINGS
 from ups.data.trajectories import Trajectories
 from ups.data.written import MIN_FRACTION
-from ups.metrics.noise import noise_by_field
 from ups.tasks import Finding
 from ups.userdata.data_checks import affordable, resolved, walls
 
@@ -254,14 +254,9 @@ def check_wall_noise(data: Trajectories) -> Iterator[Finding]:
 
 def check_noise(data: Trajectories) -> Iterator[Finding]:
     """White noise of measurement in the predicted fields, relative to their standard deviation."""
-    task = data.task
-    if task.is_steady:
-        return
     _, u = data.stratified_rows(NUM_SAMPLED)
-    first, count = len(task.inputs), len(task.moving)
-    mask = None if data.mask is None else data.mask[first : first + count]
-    for name, sigma in noise_by_field(u[:, :, first : first + count], task.moving, mask).items():
-        fraction = sigma / u[:, :, task.channels.index(name)].std(dtype=np.float64)
+    for name, sigma in noise_of(data, np.arange(data.num_trajectories)).items():
+        fraction = sigma / u[:, :, data.task.channels.index(name)].std(dtype=np.float64)
         yield Finding(
             "info" if fraction < QUIET else "caution",
             f"noise: {100 * fraction:.2g} % of {name} (white, standard deviation {sigma:.3g})",

@@ -13,17 +13,16 @@ CUT_VARIANCE, CUT_CORRELATION = 0.9733, 0.9805  # of a normal variable and of ne
 MAX_MISFIT, STANDARD_ERRORS = 0.1, 3.0  # of the whiteness from 1: any, and by chance
 SMALLEST, LARGEST = 1e-4, 0.9  # of the standard deviation of the field
 ROUNDED = 2.0  # times the rounding error of the numbers: less noise than this is rounding
-MOST_VALUES = 2**21  # of a field that are looked at
+MOST_VALUES, MIN_FRAMES = 2**18, 16  # of a field that are looked at, and fewest frames of these
 
 
 def noise_by_field(u: np.ndarray, names: Sequence[str], mask: np.ndarray | None = None) -> dict[str, float]:
     """The `measurement_noise` of every channel of u (rows, time, C, *space) that has any.
 
     mask (C, *space): cells without a value, or None."""
-    frames = max(MIN_CELLS, MOST_VALUES // max(1, u[:, 0, 0].size))
     found = {}
     for channel, name in enumerate(names):
-        values = u[:, :frames, channel].astype(np.float64)
+        values = u[:, :, channel].astype(np.float64)
         if mask is not None:
             values[..., mask[channel]] = np.nan
         if sigma := measurement_noise(values):
@@ -41,6 +40,7 @@ def measurement_noise(u: np.ndarray) -> float | None:
     noise drives (a random walk in time), nor rounding. Differences across fronts are cut out. NaN: cells
     without a value. Ours; with differences in place of the wavelets of Donoho and Johnstone 1994 (doi
     10.1093/biomet/81.3.425)."""
+    u = u[: max(1, MOST_VALUES // u[0].size), : max(MIN_FRAMES, MOST_VALUES // u[0, 0].size)]
     u = np.asarray(u, np.float64)
     axes = [axis for axis in range(1, u.ndim) if u.shape[axis] >= MIN_CELLS or axis == 1]
     with np.errstate(invalid="ignore"):

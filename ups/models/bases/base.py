@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.common.progress import note
+from ups.common.rows import joined
 from ups.common.seeds import generator
 from ups.data.cache import Cache
 from ups.models.bases.units import FieldUnits
@@ -102,6 +103,26 @@ class Samples:
             value.to(w.device).view(-1, *[1] * codec.ndim) for value in (self.units.scale, self.units.shift)
         )
         return w * scale + shift
+
+    def films(self, rows: Tensor, max_values: int) -> Tensor:
+        """`states` of all frames of some rows (films, time, C, *space), about `max_values` per channel.
+
+        Windows of a run are joined. Runs of less than half the longest are left out, and longer ones are cut
+        to the shortest.
+        """
+        places, num_frames, rng = self.cache.windows, self.cache.num_frames, generator(self.seed, "films")
+        groups = list(rows.split(1))
+        if places is not None and self.first == 0:
+            groups = [rows[group] for group in joined(places[rows.numpy()], num_frames)]
+        found, size = [], 0
+        for group in sorted(groups, key=len, reverse=True):
+            if found and size * (len(found) + 1) > max_values * len(found):
+                break
+            found.append(self.states(group, num_frames, rng).flatten(0, 1))
+            size += found[-1][:, 0].numel()
+        found = [film for film in found if 2 * len(film) >= len(found[0])]
+        shortest = min(map(len, found))
+        return torch.stack([film[:shortest] for film in found])
 
     def at_zero(self) -> Tensor:
         """The normalised values (C,) of u = 0."""

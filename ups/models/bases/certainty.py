@@ -42,6 +42,7 @@ EquationsByRow = Callable[["Model", Tensor], Tensor]
 Solve = Callable[[Tensor, list[int]], Tensor]
 
 BLOCKS = 8
+NUM_NOISE = 8  # samples of added noise
 STUDENT = 2.36  # 95 %, BLOCKS - 1 degrees of freedom
 # Of the RMS of the time derivative: a term below NEGLIGIBLE is never stated, one below SMALL only if it is
 # certain.
@@ -69,13 +70,17 @@ class Certainty:
 
 def of_equation(one: "Identification", model: "Model") -> Certainty:
     """The certainty of a deterministic equation, from the windows that it was fitted to."""
-    every, s = list(range(len(model.unknowns))), one.shooting_windows[:, :2]
-    missed = s[:, 1] - one.integrate(one.build(model), model.values, s[:, 0], 1)[:, 0]
-    transform = FieldTransform(tuple(one.settings["space"]), one.settings["boundary"]).to(s.device)
-    # white noise has equal power in all modes; the error of a wrong term has the modes of the field
-    noise = transform(missed).abs().square().mean(0).median(-1).values
+    every, s = list(range(len(model.unknowns))), one.shooting_windows
+    s = s[:, :2] if one.noise is None else s
+    missed = s[:, -1] - one.integrate(one.build(model), model.values, s[:, 0], s.shape[1] - 1)[:, -1]
+    if one.noise is None:
+        transform = FieldTransform(tuple(one.settings["space"]), one.settings["boundary"]).to(s.device)
+        # white noise has equal power in all modes; the error of a wrong term has the modes of the field
+        noise, moved = transform(missed).abs().square().mean(0).median(-1).values, None
+    else:
+        moved, noise = one.moved_by_noise(model, NUM_NOISE, generator(0, "noise"))
     change, error = (
-        (x / one.std).square().transpose(0, 1).flatten(1).mean(1) for x in (s[:, 1] - s[:, 0], missed)
+        (x / one.std).square().transpose(0, 1).flatten(1).mean(1) for x in (s[:, -1] - s[:, 0], missed)
     )
     beyond_noise = error - 3 * noise / one.std.flatten().square()  # of both frames, the first one amplified
     is_unclear = (error > MAX_RESIDUAL**2 * change).any()
@@ -91,7 +96,9 @@ def of_equation(one: "Identification", model: "Model") -> Certainty:
         return values
 
     doubt = UNCLEAR if bool(is_unclear) else ""
-    return assessed(one, model, s, one.shooting_equations_by_row, solved, noise.sqrt(), doubt)
+    return assessed(
+        one, model, s, one.shooting_equations_by_row, solved, noise.sqrt() if moved is None else moved, doubt
+    )
 
 
 def of_drift(drift: "Drift", model: "Model") -> Certainty:
@@ -129,10 +136,12 @@ def assessed(
     now, now_some = solved(every.sum(0), terms), solved(every[::2].sum(0), terms)
     block = block_of(len(one.rows), len(states)).to(every.device)
     width, halves = scatter(every, block, lambda a: solved(a, terms))
+    if noise is not None and noise.ndim == 2:
+        width = STUDENT * noise.std(0) + noise.mean(0).abs()
     finer = replace(model, num_steps=2 * model.num_steps, is_finer=True)
     width = width + (now - model.values).abs()
     width = width + 2 * (solved(equations(finer, some).sum(0), terms) - now_some).abs()
-    if noise is not None:
+    if noise is not None and noise.ndim == 1:
         rng = generator(0, "noise")
         added = torch.randn(some.shape, generator=rng, dtype=some.dtype).to(some.device)
         added = added * noise.view(-1, *[1] * (some.ndim - 3))

@@ -237,7 +237,8 @@ class Equation(Base):
         if has_equation:
             yield cls.of(equations, certainties, identifications, samples, settings, "equation of {} terms")
         if any(
-            model is None or one.error(model, one.held_out_windows[:, :2]) > NOISY
+            model is None
+            or one.error(model, one.held_out_windows[:, : 2 if one.noise is None else None]) > NOISY
             for one, model in zip(identifications, equations, strict=True)
         ):
             drifts, certainties = [], []

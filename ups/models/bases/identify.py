@@ -7,7 +7,8 @@ time.
 2. Fit the integrator itself to the frames (Gauss-Newton with Levenberg-Marquardt damping).
 3. Add the terms that explain what the integrator still misses, and fit again.
 
-The weighting and step 3 are ours.
+The weighting and step 3 are ours. Data with noise of measurement take the weak form in place of 1 and 3
+(weak.py), and step 2 on denoised films (denoise.py).
 """
 
 import itertools
@@ -18,10 +19,17 @@ import torch
 from torch import Tensor
 
 from ups.common.progress import beat
-from ups.models.bases.identify_settings import SETTINGS
 from ups.models.bases.integrate import Model, ModelIntegration
-from ups.models.bases.least_squares import backward_selection, forward_selection, residual, scaled, solve
+from ups.models.bases.least_squares import (
+    RIDGE,
+    backward_selection,
+    forward_selection,
+    residual,
+    scaled,
+    solve,
+)
 from ups.models.bases.terms import WAVE, Term
+from ups.models.bases.weak import weak_model
 
 
 class Identification(ModelIntegration):
@@ -127,10 +135,11 @@ class Identification(ModelIntegration):
             columns.append(difference / step.sum(1).view(-1, *[1] * predicted.ndim))
         return predicted, torch.cat(columns)
 
-    def shooting_equations(self, model: Model, frames: int = SETTINGS.shooting_frames) -> Tensor:
-        """Normal equations (unknowns + 1, unknowns + 1) of the integrator's error by its values; rows are
-        weighted as in the bounded error."""
-        return self.shooting_equations_by_row(model, self.shooting_windows[:, : 1 + frames]).sum(0)
+    def shooting_equations(self, model: Model, frames: int | None = None) -> Tensor:
+        """Normal equations (unknowns + 1, unknowns + 1) of the integrator's error by its values, over the
+        first frames of the windows (None: all); rows are weighted as in the bounded error."""
+        windows = self.shooting_windows[:, : None if frames is None else 1 + frames]
+        return self.shooting_equations_by_row(model, windows).sum(0)
 
     def shooting_equations_by_row(self, model: Model, states: Tensor) -> Tensor:
         """`shooting_equations` of every row of states (rows, 1 + frames, C, *space)."""
@@ -144,6 +153,34 @@ class Identification(ModelIntegration):
             x = x.flatten(2).transpose(0, 1)
             found.append(x @ x.mT)
         return torch.cat(found)
+
+    def moved_by_noise(self, model: Model, num_draws: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """How far Gauss-Newton steps move the values (draws, unknowns) if as much noise is added to the films
+        as they have; and the mean square change (C,) of the integrator's error at the last frame."""
+        noisier = [self.noisier_windows(rng) for _ in range(num_draws)]
+        a: Tensor | float = 0.0
+        g: Tensor | float = 0.0
+        change: Tensor | float = 0.0
+        built = self.build(model)
+        for rows in torch.arange(len(self.shooting_windows)).split(8):
+            s = self.shooting_windows[rows]
+            predicted, columns = self.tangents(model, s)
+            size = self.change_size(s)
+            r = s[:, 1:] - predicted
+            e = (r / size).square().flatten(1).mean(1).sqrt().clamp_min(1e-6).view(-1, *[1] * (r.ndim - 1))
+            weight = 1 / (size * e.sqrt() * (1 + e))
+            x = (columns * weight).flatten(1)
+            a = a + x @ x.mT
+            moved = [
+                one[rows, 1:] - self.integrate(built, model.values, one[rows, 0], r.shape[1]) - r
+                for one in noisier
+            ]
+            g = g + torch.stack([x @ (one * weight).flatten() for one in moved])
+            change = change + sum(one[:, -1].square().transpose(0, 1).flatten(1).sum(1) for one in moved)
+        count = num_draws * self.shooting_windows[:, 0, 0].numel()
+        length = a.diagonal().sqrt().clamp_min(1e-150)
+        a = a / length[:, None] / length + RIDGE * torch.eye(len(a), dtype=a.dtype, device=a.device)
+        return torch.linalg.solve(a, (g / length).mT).mT / length, change / count
 
     def refined(self, model: Model, max_iterations: int = 8) -> Model:
         """The model after Levenberg-Marquardt steps. Stops when a step gains less than 1 %, or raises the
@@ -196,6 +233,8 @@ class Identification(ModelIntegration):
     def model(self) -> Model | None:
         """The equation of this parameter value, or None if none beats persistence on held-out
         trajectories."""
+        if self.noise is not None:
+            return self.model_of_noisy_films()
         first = self.regressed()
         if first is None:
             return None
@@ -217,6 +256,15 @@ class Identification(ModelIntegration):
                 break
             model, error, before = wider, now, error
         return model if error < self.persistence_error else None
+
+    def model_of_noisy_films(self) -> Model | None:
+        """`model`, by the weak form and then the integrator, fitted to denoised films."""
+        start = weak_model(self.films, self.noise, self.library, self.settings)
+        start = start and self.with_converged_steps(start)
+        if start is None:
+            return None
+        model = self.with_converged_steps(self.refined(start)) or start
+        return model if self.error(model, self.held_out_windows) < self.persistence_error else None
 
 
 def terms_of(models: list[Model], terms: list[Term]) -> tuple[list[Term], Tensor]:

@@ -17,6 +17,10 @@ class Settings:
     min_windows: int = 4
     max_bound_trajectories: int = 64  # trajectories whose range bounds the predictions
     num_held_out: int = 16  # trajectories and frames on which a fit is validated
+    film_values: int = 2**22  # of a channel, in the films of data with noise
+    noisy_cells: int = 2**13  # in the windows of data with noise, that the integrator is fitted to
+    noisy_windows: int = 64  # most of these windows
+    noisy_frames: int = 8  # of each of these
     shooting_frames: int = 2  # frames that the integrator is fitted to, from each start
     max_bytes: int = 2**26  # of the terms evaluated at once
 

@@ -12,6 +12,8 @@ from ups.common.boundary import along
 from ups.common.progress import beat
 from ups.common.seeds import generator
 from ups.common.spectral import FieldTransform
+from ups.metrics.noise import MOST_VALUES, measurement_noise
+from ups.models.bases.denoise import Film
 from ups.models.bases.identify_settings import SETTINGS
 from ups.models.bases.terms import Terms, diagonal, library
 from ups.models.bases.units import widened
@@ -33,6 +35,14 @@ class Model:
     is_finer: bool = False
 
 
+Places = list[tuple[int, int, int]]  # film, first frame and number of frames of windows
+
+
+def cut(films: Tensor, places: Places) -> Tensor:
+    """The windows (windows, frames, C, *space) of films at these places."""
+    return torch.stack([films[film, first : first + length] for film, first, length in places])
+
+
 def max_steps(space: Sequence[int]) -> int:
     """The largest number of steps per frame of an equation. A step evaluates the right-hand side four
     times."""
@@ -44,7 +54,8 @@ class ModelIntegration:
     """Windows of the data of one parameter value, and rollouts of models from them.
 
     make: builds an `Equation` from settings. States are float64; windows are (rows, frames, C, *space).
-    bounds: smallest and largest state (C,) of a prediction."""
+    bounds: smallest and largest state (C,) of a prediction. noise (C,): standard deviation of white noise in
+    the states, None without any; if there is noise, the windows are those of denoised films."""
 
     limits = SETTINGS
 
@@ -72,10 +83,8 @@ class ModelIntegration:
         self.regression_windows = windows(self.rows, num_regressed, 3)
         self.shooting_windows = windows(self.rows, num_shot, 1 + self.limits.shooting_frames)
         self.held_out_windows = windows(held_out, len(held_out), 1 + self.limits.num_held_out)
-        device, s = self.regression_windows.device, self.held_out_windows
+        device = self.regression_windows.device
         self.std = samples.units.scale.to(device).view(-1, *[1] * len(settings["space"]))
-        unmoved = (s[:, :1] - s[:, 1:]) / self.change_size(s)
-        self.persistence_error = float(unmoved.square().flatten(1).mean(1).sqrt().mean())
         num_sampled = max(1, self.limits.regression_cells // num_regressed)
         self.sampled_cells = torch.randperm(self.num_cells, generator=rng)[:num_sampled].to(device)
         self.library_terms = Terms(
@@ -92,6 +101,49 @@ class ModelIntegration:
             ranges.append((s.amin(1), s.amax(1)))
         low, high = (torch.stack(ends) for ends in zip(*ranges, strict=True))
         self.bounds = widened(low.amin(0), high.amax(0), len(ranges))
+        some = samples.films(rows, MOST_VALUES)
+        sigma = [measurement_noise(one.cpu().numpy()) or 0.0 for one in some.unbind(2)]
+        self.noise = some.new_tensor(sigma) if any(sigma) else None
+        if self.noise is not None:
+            self.films = samples.films(rows, self.limits.film_values)
+            self.use_denoised(len(held_out), rng)
+
+    def use_denoised(self, num_held_out: int, rng: torch.Generator) -> None:
+        """Replace all windows by those of denoised films, and fit the integrator to more frames."""
+        self.film = Film(self.films.shape[1], tuple(self.settings["space"]), self.settings["boundary"])
+        smooth = self.film.denoised(self.films, self.noise)
+        num_held_out = min(num_held_out, max(1, len(smooth) // 8))
+        held_out, smooth = smooth[:num_held_out], smooth[num_held_out:] if len(smooth) > 1 else smooth
+        self.films = self.films[-len(smooth) :]
+        self.rows = self.rows[: len(smooth)]
+
+        def places(num_films: int, count: int, length: int) -> Places:
+            length = min(length, self.films.shape[1])
+            starts = torch.randint(0, self.films.shape[1] - length + 1, (count,), generator=rng)
+            if num_films == 1:  # blocks of windows (certainty.py) are parts of the film
+                starts = starts.sort().values
+            return [(place % num_films, start, length) for place, start in enumerate(starts.tolist())]
+
+        num_shot = self.num_windows(self.limits.noisy_cells, self.limits.noisy_windows)
+        self.shooting_places = places(len(smooth), num_shot, 1 + self.limits.noisy_frames)
+        self.shooting_windows = cut(smooth, self.shooting_places)
+        self.regression_windows = cut(smooth, places(len(smooth), len(self.regression_windows), 3))
+        self.held_out_windows = cut(
+            held_out, places(num_held_out, 2 * num_held_out, 1 + self.limits.num_held_out)
+        )
+
+    def noisier_windows(self, rng: torch.Generator) -> Tensor:
+        """`shooting_windows` of films to which as much noise is added as they have."""
+        noise = torch.randn(self.films.shape, generator=rng, dtype=self.films.dtype).to(self.films.device)
+        noise = noise * self.noise.view(-1, *[1] * (self.films.ndim - 3))
+        return cut(self.film.denoised(self.films + noise, math.sqrt(2) * self.noise), self.shooting_places)
+
+    @property
+    def persistence_error(self) -> float:
+        """The error of the first frame of every held-out window."""
+        s = self.held_out_windows
+        unmoved = (s[:, :1] - s[:, 1:]) / self.change_size(s)
+        return float(unmoved.square().flatten(1).mean(1).sqrt().mean())
 
     def num_windows(self, num_cells: int, most: int) -> int:
         """The number of windows that together have so many cells."""

@@ -1,0 +1,153 @@
+"""Equations of films with noise, by the weak form (ups/models/bases/weak.py, resampling.py, denoise.py)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from test_certainty import burgers, fisher, noisy
+from test_equation import UX, UXX, Trajectories, found
+
+from ups.common.boundary import NO_FLUX, PERIODIC
+from ups.common.rows import joined
+from ups.common.seeds import generator
+from ups.models.bases.certainty import of_equation
+from ups.models.bases.denoise import Film, smooth_basis
+from ups.models.bases.equation import Equation
+from ups.models.bases.identify import Identification
+from ups.models.bases.least_squares import solve
+from ups.models.bases.terms import library
+from ups.models.bases.weak import WeakForm, compact_functions, plain_term, power_without_noise, weak_model
+
+SETTINGS = {"positive": [], "boundary": PERIODIC, "space": [64], "lengths": [64.0], "cell": [1 / 64]}
+
+
+def of_film(u: torch.Tensor, sigma: float) -> WeakForm:
+    return WeakForm(u, u.new_tensor([sigma]), library(1, [], 1), SETTINGS)
+
+
+@pytest.mark.parametrize("is_periodic", [True, False])
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_a_derivative_moves_to_the_test_function(order, is_periodic):
+    k = 2 * np.pi * 2 / 64
+    u = torch.sin(k * torch.arange(64, dtype=torch.float64))
+    derivative = k**order * torch.sin(k * torch.arange(64, dtype=torch.float64) + order * np.pi / 2)
+    rows = [compact_functions(64, 12, each, is_periodic) for each in (0, order)]
+    torch.testing.assert_close(rows[1] @ u, rows[0] @ derivative, rtol=0, atol=1e-3 * k**order)
+
+
+def test_terms_whose_derivatives_all_move_are_plain():
+    plain = [term for term in library(1, [], 1) if plain_term(term, [], 1)]
+    product = ((0,), ((0, (0,)), (0, (0,))))  # u_x u_x
+    assert {UX, UXX} <= {*plain} and product not in plain and ((1,), ((0, (0, 0)),)) not in plain
+    assert plain_term(UX, [], 1) == ((0, 1), (2,), 0.5)
+    assert not any(plain_term(term, [0], 1) for term in library(1, [0], 1) if any(term[0]))
+
+
+def test_powers_and_their_products_have_no_bias_by_noise():
+    s = torch.linspace(-1, 2, 64, dtype=torch.float64).expand(40, 1, 64)
+    form = of_film(s[None], 0.5)
+    block, draws = form.block(), []
+    for seed in range(200):
+        loud = s + 0.5 * torch.randn(s.shape, generator=generator(seed, "noise"), dtype=s.dtype)
+        for power in (1, 2, 3):
+            mean = power_without_noise(loud, [power], form.sigma).mean()
+            draws.append(float(mean - (s**power).mean()))
+        columns = torch.stack([form.tested(loud, one, form.sigma) for one in form.plain.values()])
+        mine = form.noise_of_plain(loud, block).sum(0)[: len(columns), : len(columns)]
+        exact = torch.stack([form.tested(s, one, 0 * form.sigma) for one in form.plain.values()])
+        draws.append(
+            ((columns @ columns.mT - mine) - exact @ exact.mT, columns @ columns.mT - exact @ exact.mT)
+        )
+    errors = torch.tensor([one for one in draws if isinstance(one, float)]).view(-1, 3)
+    assert (errors.mean(0).abs() < 4 * errors.std(0) / 200**0.5).all()
+    left, right = (
+        torch.stack(each) for each in zip(*(d for d in draws if not isinstance(d, float)), strict=True)
+    )
+    assert (left.mean(0).abs() <= 4.5 * left.std(0) / 200**0.5 + 1e-12).all()
+    # the fake: without the correction squares are far from the truth
+    assert (right.mean(0).diagonal() > 10 * left.mean(0).diagonal().abs())[1:].any()
+
+
+@pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX])
+def test_denoising_takes_most_of_the_noise_and_keeps_the_field(boundary):
+    t, x = torch.arange(40.0).double()[:, None] / 40, (torch.arange(64).double() + 0.5) / 64
+    u = (torch.cos(2 * np.pi * x) * torch.exp(-t) + 0.5 * t * torch.cos(4 * np.pi * x))[None, :, None]
+    film, sigma = Film(40, (64,), boundary), torch.tensor([0.1], dtype=torch.float64)
+    loud = u + 0.1 * torch.randn(u.shape, generator=generator(0, "noise"), dtype=u.dtype)
+    assert float((film.denoised(loud, sigma) - u).square().mean().sqrt()) < 0.035
+    torch.testing.assert_close(film.denoised(u, 0 * sigma), u, rtol=0, atol=1e-6)
+    basis = smooth_basis(40)
+    torch.testing.assert_close(basis @ basis.mT, torch.eye(40, dtype=torch.float64), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("share", [0.0001, 0.05, 0.2])
+def test_the_weak_form_finds_burgers_equation_in_noise(share):
+    u = noisy(burgers(24), share)
+    model = weak_model(u, torch.tensor([share * float(u.std())]).double(), library(1, [], 1), SETTINGS)
+    terms = {
+        library(1, [], 1)[term]: value for (_, term), value in zip(model.unknowns, model.values, strict=True)
+    }
+    assert terms.keys() == {UX, UXX}
+    # per frame and cell
+    assert float(terms[UX]) == pytest.approx(-0.02 * 64, rel=0.05)
+    assert float(terms[UXX]) == pytest.approx(0.02 * 0.02 * 64**2, rel=0.05)
+
+
+def test_without_the_correction_diffusion_would_be_wrong():
+    u = noisy(burgers(24), 0.2)
+    form = of_film(u, 0.2 * float(burgers(24).std()))
+    form.half_widths = [5, 5]
+    form.matrices.clear()
+    columns = [form.library.index(UX), form.library.index(UXX)]
+    num = len(form.library)
+    biased = form.products(u, form.sigma).sum(0)[[*range(num), num]][:, [*range(num), num]]
+    mine = solve(form.equations()[:, 0].sum(0), columns)
+    assert float(mine[1]) == pytest.approx(0.02 * 0.02 * 64**2, rel=0.1)
+    assert float(solve(biased, columns)[1]) < 0.7 * float(mine[1])
+
+
+def test_a_wrong_sign_is_refused():
+    data = Trajectories(noisy(fisher(16), 0.02), 0.1, 10.0)
+    one = Identification(Equation, data.samples, data.own, 0)
+    model = one.model()
+    assert of_equation(one, model).doubt == ""
+    wrong = model.values.clone()
+    wrong[0] *= -1
+    assert of_equation(one, replace(model, values=wrong)).doubt
+
+
+def test_windows_of_one_film_are_one_film_again():
+    u = noisy(burgers(1), 0.05)
+    data = Trajectories(u[0].unflatten(0, (4, 4)), 0.02, 1.0)
+    data.windows = np.array([[0, 0], [0, 4], [0, 8], [0, 12]])
+    film = data.samples.films(torch.tensor([2, 0, 3, 1]), 2**20)
+    assert film.shape[:2] == (1, 16)
+    whole = Trajectories(u, 0.02, 1.0).samples.films(torch.tensor([0]), 2**20)
+    torch.testing.assert_close(film / film.std(), whole / whole.std(), rtol=1e-4, atol=1e-5)
+    places = np.array([[0, 0], [1, 8], [0, 4], [1, 0], [0, 12]])
+    assert [group.tolist() for group in joined(places, 4)] == [[0, 2], [4], [3], [1]]
+
+
+@pytest.mark.faults
+def test_intervals_hold_the_truth_and_half_of_them_do_not():
+    """Of single films of Burgers' equation with 5 % of noise."""
+    inside, halves = [], []
+    clean = burgers(40)
+    for row in range(40):
+        u = clean[row : row + 1] + 0.05 * clean[row].std() * torch.randn(
+            clean[row : row + 1].shape, generator=generator(row, "noise"), dtype=clean.dtype
+        )
+        u = u.float()
+        for _, _, base in found(Trajectories(u, 0.02, 1.0)):
+            [equation] = base.found["equations"]
+            rows = {base.terms.terms[place]: (value, width) for _, place, value, width, _ in equation["rows"]}
+            if equation["doubt"] or rows.keys() != {UX, UXX}:
+                continue
+            for term, truth in ((UX, -1.0), (UXX, 0.02)):
+                error, width = abs(rows[term][0] - truth), rows[term][1]
+                inside.append(error <= width)
+                halves.append(error <= width / 2)
+    assert len(inside) >= 40 and np.mean(inside) >= 0.9 and np.mean(halves) < 0.9

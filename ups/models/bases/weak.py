@@ -1,0 +1,267 @@
+"""Identify an equation in films with white noise by its weak form.
+
+Both sides are multiplied by test functions of compact support, in time and along every axis, and summed.
+Where a term is the derivative of a power of a field, the derivative moves to the test function by parts
+(Messenger and Bortz 2021, arXiv 2007.02848): noise is averaged and never differenced, and nothing is assumed
+at walls, where test functions vanish. Other terms are evaluated on denoised films. The spectra of the data
+decide the width of the test functions: these pass the waves that rise above the noise.
+
+The part of the noise is removed from the normal equations, exactly in the mean for terms whose derivatives
+all move to the test function. For other terms noise of the same size is added with both signs, and what it
+adds is subtracted (SIMEX: Cook and Stefanski 1994, doi 10.1080/01621459.1994.10476871). Resampled windows
+select the terms (resampling.py)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.polynomial import Polynomial
+from torch import Tensor
+
+from ups.common.boundary import PERIODIC, along
+from ups.common.progress import beat
+from ups.common.seeds import generator
+from ups.common.spectral import apply_axes
+from ups.models.bases.denoise import LOUD, Film
+from ups.models.bases.integrate import Model
+from ups.models.bases.least_squares import solve
+from ups.models.bases.resampling import selected
+from ups.models.bases.terms import INVERSE, WAVE, Term, Terms
+
+EXPONENT = 8  # of the test function (1 - x^2)^8
+WIDTH = 3.0  # standard deviations of its spectrum, at the largest wave number that rises above the noise
+MIN_HALF_WIDTH = 5  # cells or frames, so that sums are integrals
+MAX_HALF_WIDTH = 0.2  # of the axis: wider ones leave too few independent windows
+MIN_LOUD = 0.1  # of the modes along the other axes, relative to the wave number with most: fewer are chance
+MAX_VALUES = 2**25  # of all terms in the films
+MAX_BYTES = 2**26  # of the terms evaluated at once
+NUM_NOISE = 2  # samples of added noise, each with both signs
+NUM_BLOCKS = 24  # of windows that are resampled together
+
+
+def compact_functions(n: int, half_width: int, order: int, is_periodic: bool) -> Tensor:
+    """Rows (tests, n): derivatives of this order of test functions, with the sign of so many integrations by
+    parts."""
+    phi = Polynomial([1, 0, -1]) ** EXPONENT
+    x = np.arange(-half_width, half_width + 1) / half_width
+    values = (-1) ** order * (phi.deriv(order) if order else phi)(x) / half_width**order
+    values = torch.from_numpy(values / phi(x).sum())
+    stride = max(1, half_width // 3)
+    centres = torch.arange(0, n, stride) if is_periodic else torch.arange(half_width, n - half_width, stride)
+    rows = torch.zeros(len(centres), n, dtype=torch.float64)
+    for row, centre in zip(rows, centres.tolist(), strict=True):
+        row[torch.arange(centre - half_width, centre + half_width + 1) % n] = values
+    return rows
+
+
+class PlainTerm(NamedTuple):
+    """factor times a product of powers of the channels, tested by the derivatives of these orders of the test
+    function, in time and along every axis."""
+
+    orders: tuple[int, ...]
+    powers: tuple[int, ...]
+    factor: float = 1.0
+
+
+def plain_term(term: Term, positive: list[int], ndim: int) -> PlainTerm | None:
+    """A term whose derivatives all move to the test function; None for other terms, and for those of fields
+    that are stored as logarithms."""
+    powers, factors = term
+    if min(powers) < 0 or any(powers[channel] for channel in positive):
+        return None
+    if not factors:
+        return PlainTerm((0,) * (1 + ndim), tuple(powers))
+    if len(factors) != 1 or factors[0][0] == WAVE or INVERSE in factors[0][1]:
+        return None
+    [(channel, axes)] = factors
+    power = powers[channel] + 1
+    if sum(powers) >= power or channel in positive or (power > 1 and len(axes) > 1):
+        return None
+    orders = (0, *(axes.count(axis) for axis in range(ndim)))
+    return PlainTerm(orders, tuple(power * (c == channel) for c in range(len(powers))), 1 / power)
+
+
+def power_without_noise(s: Tensor, powers: Sequence[int], sigma: Tensor) -> Tensor:
+    """The product of powers of the channels of s (time, C, *space) without the bias by noise: for each power
+    n sigma^n He_n(s / sigma), with Hermite's polynomials."""
+    product = torch.ones_like(s[:, 0])
+    for channel, power in enumerate(powers):
+        before, now = torch.ones_like(product), s[:, channel]
+        for n in range(1, power):
+            before, now = now, s[:, channel] * now - n * sigma[channel] ** 2 * before
+        product = product * now if power else product
+    return product
+
+
+@dataclass
+class WeakForm:
+    """Normal equations of the weak form. films (rows, time, C, *space); sigma (C,): of their noise."""
+
+    films: Tensor
+    sigma: Tensor
+    library: list[Term]
+    settings: dict
+
+    def __post_init__(self) -> None:
+        settings, space = self.settings, tuple(self.settings["space"])
+        num_frames, ends = self.films.shape[1], along(settings["boundary"], len(space))
+        self.film = Film(num_frames, space, settings["boundary"])
+        self.sizes = (num_frames, *space)
+        self.is_periodic = [False, *(end == PERIODIC for end in ends)]
+        self.half_widths = self.support(self.films, self.sigma)
+        plain = [plain_term(term, settings["positive"], len(space)) for term in self.library]
+        is_wide = [width >= MIN_HALF_WIDTH for width in self.half_widths]
+        self.plain = {
+            place: one
+            for place, one in enumerate(plain)
+            if one and all(is_wide[axis] for axis, order in enumerate(one.orders) if order)
+        }
+        num_channels = self.films.shape[2]
+        self.targets = [
+            PlainTerm((1, *[0] * len(space)), tuple(int(c == channel) for c in range(num_channels)))
+            for channel in range(num_channels)
+        ]
+        self.others = [place for place in range(len(self.library)) if place not in self.plain]
+        self.terms = Terms(
+            [self.library[place] for place in self.others],
+            settings["positive"],
+            space,
+            settings["lengths"],
+            settings["boundary"],
+            settings["cell"],
+        )
+        self.matrices: dict[tuple[int, int], Tensor] = {}
+
+    def support(self, s: Tensor, sigma: Tensor) -> list[int]:
+        """Half the support of the test function along time and every axis, in frames and cells."""
+        power = self.film.power(self.film.modes(s)) / sigma.square().clamp_min(1e-30).view(
+            -1, *[1] * (s.ndim - 3)
+        )
+        found = []
+        for axis, size in enumerate((s.shape[1], *s.shape[3:])):
+            place = axis + (axis > 0)
+            others = [other for other in range(power.ndim) if other != place]
+            count = (power > LOUD).double().sum(others)
+            quiet = (count <= MIN_LOUD * count.max()).nonzero().flatten()  # the first one ends the spectrum
+            wave = float(quiet.min() if len(quiet) else min(len(count), size // 2 + 1)) - 1
+            wave = max(1.0, wave) * math.pi * (1 + self.is_periodic[axis]) / size
+            width = round(WIDTH * math.sqrt(2 * EXPONENT + 3) / wave)
+            most = max(MIN_HALF_WIDTH, round(MAX_HALF_WIDTH * size))
+            found.append(min(max(MIN_HALF_WIDTH, width), most, (size - 1) // 2))
+        return found
+
+    def matrix(self, axis: int, order: int) -> Tensor:
+        """The test functions along time (0) or an axis; single cells along one with few."""
+        if (axis, order) not in self.matrices:
+            n, width = self.sizes[axis], self.half_widths[axis]
+            self.matrices[axis, order] = (
+                compact_functions(n, width, order, self.is_periodic[axis])
+                if width >= MIN_HALF_WIDTH
+                else torch.eye(n, dtype=torch.float64)
+            )
+        return self.matrices[axis, order]
+
+    def tested(self, s: Tensor, one: PlainTerm, sigma: Tensor) -> Tensor:
+        """The products (tests,) of a plain term of s (time, C, *space) and all test functions."""
+        matrices = [self.matrix(axis, order) for axis, order in enumerate(one.orders)]
+        return one.factor * apply_axes(power_without_noise(s, one.powers, sigma), matrices).flatten()
+
+    def columns(self, s: Tensor, smooth: Tensor, sigma: Tensor) -> Tensor:
+        """All terms and, last, the time derivatives of the channels (terms + C, tests) of a film s (time, C,
+        *space); smooth: denoised."""
+        found = {place: self.tested(s, one, sigma) for place, one in self.plain.items()}
+        each = max(1, MAX_BYTES // (8 * max(1, len(self.others)) * smooth[0, 0].numel()))
+        in_time, *in_space = (self.matrix(axis, 0) for axis in range(len(self.sizes)))
+        parts = [
+            apply_axes(self.terms(part).unflatten(-1, s.shape[2:]), in_space)
+            for part in (smooth.split(each) if self.others else ())
+        ]
+        values = torch.cat(parts).flatten(2).movedim(0, 1) if parts else ()  # terms, time, tests in space
+        found |= {place: (in_time @ one).flatten() for place, one in zip(self.others, values, strict=True)}
+        derivatives = [self.tested(s, one, sigma) for one in self.targets]
+        return torch.stack([*[found[place] for place in range(len(self.library))], *derivatives])
+
+    def noise_of_plain(self, s: Tensor, block: Tensor) -> Tensor:
+        """What noise adds to the products of plain terms and time derivatives of a film s (blocks, plain + C,
+        plain + C): that of one value to the product of two powers, summed over values. Exact in the mean,
+        because the Hermite polynomials are so."""
+        every = [*self.plain.values(), *self.targets]
+        found = s.new_zeros(int(block.max()) + 1, len(every), len(every))
+        pairs: dict[tuple, list[tuple[int, int]]] = {}
+        for i, one in enumerate(every):
+            for j, other in enumerate(every[: i + 1]):
+                pairs.setdefault(tuple(sorted((one.powers, other.powers))), []).append((i, j))
+        for (first, second), places in pairs.items():
+            both = tuple(a + b for a, b in zip(first, second, strict=True))
+            product = power_without_noise(s, first, self.sigma) * power_without_noise(s, second, self.sigma)
+            noise, done = product - power_without_noise(s, both, self.sigma), {}
+            for i, j in places:
+                orders = tuple(zip(every[i].orders, every[j].orders, strict=True))
+                if orders not in done:
+                    matrices = [
+                        self.matrix(axis, a) * self.matrix(axis, b) for axis, (a, b) in enumerate(orders)
+                    ]
+                    values = apply_axes(noise, matrices).flatten()
+                    done[orders] = s.new_zeros(len(found)).index_add(0, block, values)
+                found[:, i, j] = found[:, j, i] = every[i].factor * every[j].factor * done[orders]
+        return found
+
+    def block(self) -> Tensor:
+        """The block (tests,) of every test function of a film, 0 to blocks - 1."""
+        counts = [len(self.matrix(axis, 0)) for axis in range(len(self.sizes))]
+        each = [1] * len(counts)
+        while math.prod(each) * len(self.films) < NUM_BLOCKS:
+            longest = max(range(len(counts)), key=lambda axis: counts[axis] / each[axis])
+            if each[longest] == counts[longest]:
+                break
+            each[longest] += 1
+        number = torch.zeros(1, dtype=torch.long)
+        for count, num in zip(counts, each, strict=True):
+            number = (number[:, None] * num + torch.arange(count) * num // count).flatten()
+        return number
+
+    def products(self, films: Tensor, sigma: Tensor) -> Tensor:
+        """The products (blocks, terms + C, terms + C) of all terms and time derivatives of films with noise
+        sigma."""
+        smooth, block, found = self.film.denoised(films, sigma), self.block(), []
+        for s, smooth_s in zip(films, smooth, strict=True):
+            beat()
+            columns = self.columns(s, smooth_s, sigma)
+            parts = (columns[:, block == one] for one in range(int(block.max()) + 1))
+            found += [x @ x.mT for x in parts]
+        return torch.stack(found)
+
+    def equations(self) -> Tensor:
+        """Normal equations (blocks, C, terms + 1, terms + 1) without what the noise adds to them."""
+        plain, block, rng = self.products(self.films, self.sigma), self.block(), generator(0, "weak")
+        total, sigma = plain.clone(), self.sigma.view(-1, *[1] * (self.films.ndim - 3))
+        for _ in range(NUM_NOISE if self.others else 0):
+            noise = sigma * torch.randn(self.films.shape, generator=rng, dtype=self.films.dtype)
+            for sign in (1, -1):
+                louder = self.products(self.films + sign * noise, math.sqrt(2) * self.sigma)
+                total -= (louder - plain) / (2 * NUM_NOISE)
+        num, targets = len(self.library), range(len(self.targets))
+        exact = torch.tensor([*self.plain, *(num + c for c in targets)])
+        noise = torch.cat([self.noise_of_plain(s, block) for s in self.films])
+        total[:, exact[:, None], exact] = plain[:, exact[:, None], exact] - noise
+        of_channels = [torch.tensor([*range(num), num + c]) for c in targets]
+        return torch.stack([total[:, places[:, None], places] for places in of_channels], 1)
+
+
+def weak_model(films: Tensor, sigma: Tensor, library: list[Term], settings: dict) -> Model | None:
+    """The equation of films (rows, time, C, *space) with noise sigma (C,); None if no channel has terms that
+    windows agree on, or the films are too short."""
+    if films.shape[1] < 2 * MIN_HALF_WIDTH + 1:
+        return None
+    each = films[0, :, 0].numel() * len(library)
+    form = WeakForm(films[: max(1, MAX_VALUES // each)], sigma, library, settings)
+    equations = form.equations()
+    unknowns, values = [], []
+    for channel, blocks in enumerate(equations.unbind(1)):
+        kept = selected(blocks, list(form.plain), channel)
+        unknowns += [(channel, term) for term in kept]
+        values.append(solve(blocks.sum(0), kept) if kept else blocks.new_zeros(0))
+    return Model(unknowns, torch.cat(values)) if unknowns else None
