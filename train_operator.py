@@ -69,6 +69,7 @@ def main() -> None:
     config, caches = load_inputs(__doc__, STAGE)
     train, seed = config.operator.train, config.run.seed
     contexts = {name: config.context(name) for name in caches}
+    calls = {name: config.task[name].bundle for name in config.served("diffusion")}
     windows = Windows(caches, config.task, contexts, config.operator, seed)
     run = start_run(config, STAGE, caches)
     placed = place(caches.values(), run.device, config.cache.place, config.cache.device_fraction)
@@ -115,7 +116,7 @@ def main() -> None:
             with run.ema_weights():
                 found = validate(operator, caches, config, run, train.validate_trajectories)
             errors = {name: pooled(sums) for name, sums in found.items()}
-            scores = scores_of(found)
+            scores = scores_of(found, calls)
             metrics = {f"{name}/{key}": value for name, of in errors.items() for key, value in of.items()}
             lines = [f"{name} {of['network']:.2e} (base {of['base']:.2e})" for name, of in errors.items()]
             run.validated({"score": scores[0], **metrics}, f"validation nRMSE {', '.join(lines)}")
@@ -135,6 +136,11 @@ def main() -> None:
         operator.heads[name].record_selection(selection)
         errors[name] = pooled(found[selection["compared_weight"]][name])
         run.print(f"{name}: {selected.in_words(selection)}")
+        if name in calls:  # samplers build on single calls
+            of_calls = {weight: sums[name][:, :, : calls[name]] for weight, sums in found.items()}
+            selection = select(of_calls, groups, seed)
+            operator.heads[name].record_call_selection(selection)
+            run.print(f"{name}, in the single calls of samplers: {selected.in_words(selection)}")
     kinds = {name: facts["description"]["base"]["kind"] for name, (facts, _) in bases.items()}
     run.finish({"validation": errors, "bases": kinds}, operator.description)
 

@@ -232,6 +232,13 @@ def test_what_the_trunk_makes_of_a_state_comes_with_the_same_prediction_also_whe
     head.description["network_weight"] = 0.0
     alone, still = operator.predict_with_features(z, "burgers1d", parameters)
     assert torch.equal(alone, base) and torch.equal(still, features)
+    head.record_call_selection(
+        {"network_weight": 1.0}
+    )  # samplers build on the network, forecasts on the base
+    sampled, _ = operator.predict_with_features(z, "burgers1d", parameters)
+    assert torch.equal(sampled, full) and not head.is_network_used
+    assert torch.equal(operator.predict(z, "burgers1d", parameters, "call")[0], full)
+    assert torch.equal(operator.predict(z, "burgers1d", parameters)[0], base)
     with pytest.raises(ValueError, match="expected its history of 3"):
         operator.predict_with_features(z[:, :2], "burgers1d", parameters)
 

@@ -24,6 +24,7 @@ from ups.report.summary import paragraph
 
 ALONE = torch.arange(64)
 MEAN = [0.4, 0.7, 0.9] + [1.0] * 7  # a base that falls to the mean
+MEAN_AT_ONCE = [0.7] + [0.75] * 9  # a base that knows the mean of a random future
 CHAOS = [0.05, 0.15, 0.4] + [1.41] * 7  # a network that follows longer and goes on as the system does
 
 
@@ -202,6 +203,19 @@ def test_the_score_is_the_geometric_mean_of_the_better_of_network_and_base():
     size = 1 + 0.1 * float(noise(1, seed=5))
     assert scores_of(found) == (pytest.approx(math.sqrt(0.1 * 0.3) * size), math.inf)
     assert scores_of({"a": squares_of([math.inf], [math.inf], 1)}) == (math.inf, math.inf)
+
+
+def test_a_sampled_task_is_scored_and_selected_by_single_calls():
+    """A network that follows one random future for a call, on a base that falls to the mean of all: the base
+    serves long forecasts, the network samplers. Scores of whole rollouts, the fake, prefer the base."""
+    early, late = [0.4] + [1.2] * 9, [0.2] + [1.3] * 9
+    sums = squares_of(late, MEAN_AT_ONCE)
+    assert select({1.0: sums}, ALONE, 0)["network_weight"] == 0.0
+    assert select({1.0: sums[:, :, :1]}, ALONE, 0)["network_weight"] == 1.0
+    by_call = [scores_of({"a": squares_of(network, MEAN_AT_ONCE)}, {"a": 1}) for network in (early, late)]
+    assert by_call[1] < by_call[0]
+    by_rollout = [scores_of({"a": squares_of(network, MEAN_AT_ONCE)}, {"b": 1}) for network in (early, late)]
+    assert by_rollout[0][0] == by_rollout[1][0] and by_rollout[1][1] > by_rollout[0][1]
 
 
 def test_a_network_that_improves_at_any_lead_never_scores_worse_and_two_errors_never_tie():

@@ -74,6 +74,7 @@ HEAD: Rows = {
     "parameters": (is_ranges, "the smallest and largest value by name"),
     "parameter_values": (is_table, "numbers"),
     "network_weight": NUMBER,
+    "call_weight": NUMBER,
     "is_conservative": FLAG,
     "forcing_range": (is_ranges, "the smallest and largest value by name"),
 }

@@ -30,6 +30,7 @@ from ups.tasks import described_task
 
 # Keys of a description
 FITTED = ("network_weight", "is_conservative")  # results of the stage
+CALL_WEIGHT = "call_weight"  # as network_weight, of a task that is sampled; others lack it
 SELECTION = "selection"  # record of `ups.models.selection.select`; older weights lack it
 HORIZON = "horizon"  # frames of the validation rollouts; older weights lack it
 FORCING_RANGE = "forcing_range"  # forcing field -> range of the training data, widened as that of the state
@@ -97,12 +98,30 @@ class TaskHead(nn.Module):
 
     @property
     def is_network_used(self) -> bool:
-        """Whether the network serves the task; otherwise the base alone does."""
-        return self.description["network_weight"] > 0
+        """Whether the network serves forecasts of the task; otherwise the base alone does."""
+        return self.network_weight > 0
+
+    @property
+    def network_weight(self) -> float:
+        """The weight of the network's output in forecasts, selected by the error of rollouts."""
+        return self.description["network_weight"]
+
+    @property
+    def call_weight(self) -> float:
+        """The same in a call that samplers build on, selected by the error of single calls.
+
+        If the future is random, the mean has the smallest error in a long rollout, and it may be that of the
+        base. A member of an ensemble follows one future, call by call.
+        """
+        return self.description.get(CALL_WEIGHT, self.network_weight)
 
     def record_selection(self, selection: dict[str, Any]) -> None:
         """Apply a selection of `ups.models.selection.select`, and store its numbers with the weights."""
         self.description |= {"network_weight": selection["network_weight"], SELECTION: selection}
+
+    def record_call_selection(self, selection: dict[str, Any]) -> None:
+        """Apply a selection by single calls, for a task that is sampled."""
+        self.description[CALL_WEIGHT] = selection["network_weight"]
 
     def findings(self) -> list[str]:
         """The findings of the base in words, and the offsets of the fields in them."""
@@ -248,7 +267,7 @@ class TaskHead(nn.Module):
             | {
                 key: value
                 for key, value in head.description.items()
-                if key not in (*FITTED, SELECTION, HORIZON)
+                if key not in (*FITTED, CALL_WEIGHT, SELECTION, HORIZON)
             }
             for head in (self, parent)
         )

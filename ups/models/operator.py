@@ -34,7 +34,8 @@ from ups.training.stage import load_stage
 MAX_PARAMETERS = 3  # the PDEBench task with the most: cfd2d and cfd3d (eta, zeta, M)
 # of `flat_facts`
 OF_FIELDS = ("grid", "fields", "input grid", "input fields", "forcing fields", "boundary", "domain", "dt")
-Component = Literal["full", "base"]  # the operator with its network, or the base alone
+# the operator with its network, its base alone, or the one that samplers build on (`TaskHead.call_weight`)
+Component = Literal["full", "base", "call"]
 
 
 class Operator(TaskNetwork):
@@ -122,24 +123,24 @@ class Operator(TaskNetwork):
         nothing waits for the device.
         """
         head = self._checked(z, task, parameters)
-        is_alone = component == "base" or not head.is_network_used
-        z_base = head.predict_base(z, parameters, is_alone)
-        if is_alone:
+        weight = {"full": head.network_weight, "base": 0.0, "call": head.call_weight}[component]
+        z_base = head.predict_base(z, parameters, not weight)
+        if not weight:
             return z_base, z_base
-        return self._corrected(
-            head, z, z_base, parameters, self._features(head, z, z_base, parameters)
-        ), z_base
+        features = self._features(head, z, z_base, parameters)
+        return self._corrected(head, z, z_base, parameters, features, weight), z_base
 
     def predict_with_features(
         self, z: Tensor, task: str, parameters: ParameterBatch
     ) -> tuple[Tensor, Tensor]:
-        """The prediction of `predict`, and the features of the backbone (batch, *tokens, width), also if the
-        base serves alone.
+        """The prediction of component "call", and the features of the backbone (batch, *tokens, width), also
+        if the base serves alone.
         """
         head = self._checked(z, task, parameters)
-        z_base = head.predict_base(z, parameters, not head.is_network_used)
+        weight = head.call_weight
+        z_base = head.predict_base(z, parameters, not weight)
         features = self._features(head, z, z_base, parameters)
-        full = self._corrected(head, z, z_base, parameters, features) if head.is_network_used else z_base
+        full = self._corrected(head, z, z_base, parameters, features, weight) if weight else z_base
         return full, features.float()
 
     def _checked(self, z: Tensor, task: str, parameters: ParameterBatch) -> TaskHead:
@@ -169,14 +170,20 @@ class Operator(TaskNetwork):
             return self.backbone(x, self._condition(head, parameters.standard), head.task.boundary, head.name)
 
     def _corrected(
-        self, head: TaskHead, z: Tensor, z_base: Tensor, parameters: ParameterBatch, features: Tensor
+        self,
+        head: TaskHead,
+        z: Tensor,
+        z_base: Tensor,
+        parameters: ParameterBatch,
+        features: Tensor,
+        weight: float,
     ) -> Tensor:
-        """The prediction of the base, corrected by the network."""
+        """The prediction of the base, corrected by `weight` times the network's output."""
         scale = head.scale[parameters.index].view(-1, *[1] * (z.ndim - 1))
         with autocast(self.precision, z.device):
             out = head.out(features)
         change = out.float().unflatten(-1, (head.bundle, -1)).movedim(-2, 1)
-        return head.restore(z_base + head.description["network_weight"] * scale * change, z[:, -1])
+        return head.restore(z_base + weight * scale * change, z[:, -1])
 
     def forward(self, z: Tensor, task: str, parameters: Tensor, forcing: Tensor | None = None) -> Tensor:
         """One call from raw parameters (batch, P) and normalised forcing: (batch, bundle, *tokens, dim)."""

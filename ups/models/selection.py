@@ -62,14 +62,15 @@ def is_lost(*found: Tensor) -> Tensor:
     return lost_by_each(torch.stack([*(network for network, _ in errors), errors[0][1]])).all(0)
 
 
-def scores_of(found: dict[str, Tensor]) -> tuple[float, float]:
+def scores_of(found: dict[str, Tensor], calls: dict[str, int] | None = None) -> tuple[float, float]:
     """Two scores of one set of weights, from `squared_errors` by task: the geometric mean over tasks of the
     better error of network and base, and that of the network's error.
 
     The first selects the weights. The second decides ties, and training continues while it falls: as long as
-    the base is better on every task, only the network's error shows progress.
+    the base is better on every task, only the network's error shows progress. calls: the frames of a call, of
+    tasks whose ensembles are sampled call by call: only these leads count there.
     """
-    errors = [_errors(sums) for sums in found.values()]
+    errors = [_errors(sums[:, :, : (calls or {}).get(name)]) for name, sums in found.items()]
     best = [min(pair) for pair in errors]
     return _geometric_mean(best), _geometric_mean([network for network, _ in errors])
 
