@@ -52,6 +52,7 @@ class Trajectories:
             mean=mean,
             std=std,
             ndim=len(space),
+            space=space,
             fields=["u"],
             positive=(),
             bridged=lambda w: w,

@@ -45,6 +45,7 @@ from ups.generative.sampling import (
     sample_states,
 )
 from ups.generative.validation import DEFAULT, best_within, default_sampler
+from ups.models.found_equation import FoundEquation, found_equation
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import in_blocks, name_starts
 from ups.tasks import in_unit
@@ -322,6 +323,10 @@ class Forecaster:
         observation = observe_cells(codec.normalise(u[:, 0].to(z)), observed.to(z))
         draws = sample_solutions(self.operator, sampler, task, observation, values, members, seed)
         return restore(finish(draws))
+
+    def equation(self, task: str, value: int = 0) -> FoundEquation:
+        """The equation that was found for a task, at the parameter value of this number."""
+        return found_equation(self.operator.head(task), value)
 
     def _sampler(
         self, task: str, by: str | None, members: int, is_steady: bool, evaluations: int | None = None

@@ -39,6 +39,7 @@ class ParameterBatch:
         return self if self.forcing is None else replace(self, forcing=self.forcing[:, num_frames:])
 
 
+MIN_FILM = 64  # frames of a long film that are read at least
 T = TypeVar("T")
 # u (batch, history, C, *space), the parameters of its rows, u_next (batch, C, *space)
 Window = tuple[Tensor, ParameterBatch, Tensor]
@@ -107,13 +108,15 @@ class Samples:
     def films(self, rows: Tensor, max_values: int) -> Tensor:
         """`states` of all frames of some rows (films, time, C, *space), about `max_values` per channel.
 
-        Windows of a run are joined. Runs of less than half the longest are left out, and longer ones are cut
-        to the shortest.
+        Windows of a run are joined; of a long run the first frames count. Runs of less than half the longest
+        are left out, and longer ones are cut to the shortest.
         """
         places, num_frames, rng = self.cache.windows, self.cache.num_frames, generator(self.seed, "films")
         groups = list(rows.split(1))
         if places is not None and self.first == 0:
             groups = [rows[group] for group in joined(places[rows.numpy()], num_frames)]
+        longest = max(MIN_FILM, max_values // math.prod(self.head.codec.space))
+        groups = [group[: -(-longest // num_frames)] for group in groups]
         found, size = [], 0
         for group in sorted(groups, key=len, reverse=True):
             if found and size * (len(found) + 1) > max_values * len(found):
@@ -121,7 +124,7 @@ class Samples:
             found.append(self.states(group, num_frames, rng).flatten(0, 1))
             size += found[-1][:, 0].numel()
         found = [film for film in found if 2 * len(film) >= len(found[0])]
-        shortest = min(map(len, found))
+        shortest = min(longest, *map(len, found))
         return torch.stack([film[:shortest] for film in found])
 
     def at_zero(self) -> Tensor:

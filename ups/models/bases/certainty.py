@@ -4,7 +4,9 @@ A fit returns coefficients for any data, and a wrong equation has as many digits
 width of a coefficient's interval is the sum of five parts, each from one Gauss-Newton step:
 
     scatter    Student's t times the standard error of a jackknife over blocks of trajectories, or of windows
-               if there are fewer trajectories than blocks
+               if there are fewer trajectories than blocks; for films with noise, what as much noise once
+               more changes (Student's t times the standard deviation, plus the mean), or for values of the
+               weak form their scatter over resampled windows
     fit        what another step of the fit would change
     numerics   twice the change from derivatives of two orders more and steps half as long
     selection  the change without the terms that are too small to be stated
@@ -83,7 +85,8 @@ def of_equation(one: "Identification", model: "Model") -> Certainty:
         (x / one.std).square().transpose(0, 1).flatten(1).mean(1) for x in (s[:, -1] - s[:, 0], missed)
     )
     beyond_noise = error - 3 * noise / one.std.flatten().square()  # of both frames, the first one amplified
-    is_unclear = (error > MAX_RESIDUAL**2 * change).any()
+    # what noise explains of the error of denoised films is known, and not doubtful
+    is_unclear = ((error if moved is None else beyond_noise) > MAX_RESIDUAL**2 * change).any()
     is_unclear |= (beyond_noise > MAX_RESIDUAL_BEYOND_NOISE**2 * change).any()
 
     def solved(a: Tensor, columns: list[int]) -> Tensor:
@@ -138,6 +141,7 @@ def assessed(
     width, halves = scatter(every, block, lambda a: solved(a, terms))
     if noise is not None and noise.ndim == 2:
         width = STUDENT * noise.std(0) + noise.mean(0).abs()
+        width = width if one.weak_errors is None else STUDENT * one.weak_errors
     finer = replace(model, num_steps=2 * model.num_steps, is_finer=True)
     width = width + (now - model.values).abs()
     width = width + 2 * (solved(equations(finer, some).sum(0), terms) - now_some).abs()

@@ -31,9 +31,14 @@ from ups.models.bases.least_squares import (
 from ups.models.bases.terms import WAVE, Term
 from ups.models.bases.weak import weak_model
 
+MAX_DISAGREEMENT = 2.0  # standard errors of the weak form
+
 
 class Identification(ModelIntegration):
-    """Identifies the equation of one parameter value (`model`)."""
+    """Identifies the equation of one parameter value (`model`). weak_errors (unknowns,): standard errors of
+    the values if they are those of the weak form, else None."""
+
+    weak_errors: Tensor | None = None
 
     # --------------------------------------------------------------------------------------- regression
 
@@ -259,11 +264,15 @@ class Identification(ModelIntegration):
 
     def model_of_noisy_films(self) -> Model | None:
         """`model`, by the weak form and then the integrator, fitted to denoised films."""
-        start = weak_model(self.films, self.noise, self.library, self.settings)
-        start = start and self.with_converged_steps(start)
+        found = weak_model(self.films, self.noise, self.library, self.settings)
+        start = found and self.with_converged_steps(found[0])
         if start is None:
             return None
+        errors = found[1]
         model = self.with_converged_steps(self.refined(start)) or start
+        # denoised films have lost what the weak form still sees: if both disagree it is right
+        if bool(((model.values - start.values).abs() > MAX_DISAGREEMENT * errors).any()):
+            model, self.weak_errors = start, errors
         return model if self.error(model, self.held_out_windows) < self.persistence_error else None
 
 

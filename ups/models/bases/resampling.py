@@ -16,6 +16,7 @@ from ups.models.bases.least_squares import RIDGE, forward_selection, scaled, sol
 MAX_CANDIDATES = 40  # terms that windows are resampled for
 MAX_ADDED = 8  # columns by addition
 NUM_DRAWS = 40  # samples of windows
+NUM_ERRORS = 200  # samples of windows for standard errors
 MIN_TIES = 0.2  # of the samples in which a smaller equation is no worse than the best one
 MIN_GAIN = 3.0  # of the loss, by terms that are not plain
 MIN_INCLUSION = 0.8  # of the samples that find a term
@@ -96,6 +97,14 @@ class Resampled:
         size = self.sizes[int(is_as_good.nonzero()[0])]
         found = torch.tensor([column for path in self.paths for column in path[size]])
         return (torch.bincount(found) >= MIN_INCLUSION * len(self.paths)).nonzero().flatten().tolist()
+
+
+def standard_errors(blocks: Tensor, columns: list[int], seed: int) -> Tensor:
+    """The standard deviations of the values of columns in samples of windows with replacement."""
+    rng, count = generator(seed, "errors"), len(blocks)
+    weights = torch.randint(count, (NUM_ERRORS, count), generator=rng)
+    found = torch.stack([solve(blocks[weight].sum(0), columns) for weight in weights])
+    return found.std(0)
 
 
 def selected(blocks: Tensor, plain: list[int], seed: int) -> list[int]:

@@ -28,7 +28,7 @@ from ups.common.spectral import apply_axes
 from ups.models.bases.denoise import LOUD, Film
 from ups.models.bases.integrate import Model
 from ups.models.bases.least_squares import solve
-from ups.models.bases.resampling import selected
+from ups.models.bases.resampling import selected, standard_errors
 from ups.models.bases.terms import INVERSE, WAVE, Term, Terms
 
 EXPONENT = 8  # of the test function (1 - x^2)^8
@@ -251,17 +251,21 @@ class WeakForm:
         return torch.stack([total[:, places[:, None], places] for places in of_channels], 1)
 
 
-def weak_model(films: Tensor, sigma: Tensor, library: list[Term], settings: dict) -> Model | None:
-    """The equation of films (rows, time, C, *space) with noise sigma (C,); None if no channel has terms that
-    windows agree on, or the films are too short."""
+def weak_model(
+    films: Tensor, sigma: Tensor, library: list[Term], settings: dict
+) -> tuple[Model, Tensor] | None:
+    """The equation of films (rows, time, C, *space) with noise sigma (C,), and the standard errors
+    (unknowns,) of its values; None if windows agree on no terms, or the films are too short."""
     if films.shape[1] < 2 * MIN_HALF_WIDTH + 1:
         return None
     each = films[0, :, 0].numel() * len(library)
     form = WeakForm(films[: max(1, MAX_VALUES // each)], sigma, library, settings)
     equations = form.equations()
-    unknowns, values = [], []
+    unknowns, values, errors = [], [], []
     for channel, blocks in enumerate(equations.unbind(1)):
         kept = selected(blocks, list(form.plain), channel)
         unknowns += [(channel, term) for term in kept]
-        values.append(solve(blocks.sum(0), kept) if kept else blocks.new_zeros(0))
-    return Model(unknowns, torch.cat(values)) if unknowns else None
+        if kept:
+            values.append(solve(blocks.sum(0), kept))
+            errors.append(standard_errors(blocks, kept, channel))
+    return (Model(unknowns, torch.cat(values)), torch.cat(errors)) if unknowns else None
