@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -138,7 +139,7 @@ class ModelIntegration:
         noise = noise * self.noise.view(-1, *[1] * (self.films.ndim - 3))
         return cut(self.film.denoised(self.films + noise, math.sqrt(2) * self.noise), self.shooting_places)
 
-    @property
+    @cached_property
     def persistence_error(self) -> float:
         """The error of the first frame of every held-out window."""
         s = self.held_out_windows
