@@ -180,7 +180,7 @@ def corrected_stage(config: Config, caches: dict[str, Cache], stage: str) -> tup
     for source in residuals.values():
         source.device = META
         if stage == "steady":
-            source.linear.to(META)
+            source.posterior.to(META)
         else:
             source.examples = source.examples.to(META)
     for model in (operator, teacher, student):

@@ -528,7 +528,7 @@ def test_residual_and_guess_add_up_to_the_logarithm_of_the_solution_of_a_steady_
     z_in, z_ref = augment(
         steady.head.task, [(z_in, steady.head.input_codec), (z_ref, steady.head.codec)], generator(2)
     )
-    u = steady.head.physical(z_ref[:, 0]).clamp_min(steady.linear.floor)
+    u = steady.head.physical(z_ref[:, 0]).clamp_min(steady.posterior.floor)
     values, v_guess, spread, mask, guess = tokens.split(16, -1)
     torch.testing.assert_close(steady.solution(guess, r), u, rtol=1e-3, atol=0)
     torch.testing.assert_close(steady.decode(guess + r), u.log(), rtol=0, atol=1e-3)
@@ -948,7 +948,7 @@ def test_every_sampler_of_solutions_is_its_definition(chain, steady, config, mon
     bank = case_bank(steady, "points_10", 0)
     place = (torch.special.ndtr(noise.flatten(2)[..., 0].double()) * len(bank)).long()
     field = torch.cat([member_noise(steady.noise_shape, 0, [row], 0, 4, "field") for row in (0, 1)])
-    v_drawn = steady.linear(observation, field).samples.flatten(0, 1)
+    v_drawn = steady.posterior(observation, field).samples.flatten(0, 1)
     pushed = steady.logarithm(
         steady.head.physical(
             steady.operator(
@@ -1020,13 +1020,13 @@ def test_a_prior_uses_the_best_method_on_validation(chain, steady, monkeypatch):
         ),
     )
     assert set(done) == set(METHODS) and done["pushed"] == 1.0 and head.method == min(done, key=done.get)
-    posterior = steady.linear.forward
+    posterior = steady.posterior.forward
     with (
         monkeypatch.context() as patch
     ):  # draws of the coefficient that are none of it: the path begins at white noise
         patch.setattr(steady, "is_pushed", True)
         patch.setattr(
-            steady.linear,
+            steady.posterior,
             "forward",
             lambda *given: (found := posterior(*given))._replace(samples=found.samples + 5),
         )
@@ -1337,7 +1337,9 @@ def test_loaded_stages_draw_the_rollouts_that_the_report_scores(ensembles, hidde
 @torch.no_grad()
 def test_a_loaded_prior_draws_solutions_without_the_cache_that_its_guess_was_fitted_to(steady, chain):
     sampler = load_sampler(chain / "smoke", "prior", "cpu", load_operator(chain / "smoke" / "operator"))
-    for one, two in zip(sampler.network.heads[STEADY].guess.buffers(), steady.linear.buffers(), strict=True):
+    for one, two in zip(
+        sampler.network.heads[STEADY].guess.buffers(), steady.posterior.buffers(), strict=True
+    ):
         assert torch.equal(one, two) and one.any()
     z_in, _, parameters = steady.fields("test", torch.arange(2))
     v = steady.head.input_codec.decode(z_in[:, 0])

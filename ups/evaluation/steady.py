@@ -15,15 +15,15 @@ from torch import Tensor
 from ups.common.seeds import generator
 from ups.config import EvaluateConfig
 from ups.evaluation.ensemble import resampled
+from ups.evaluation.pooled import pool, pool_checks, pool_spread, summarise_exact
 from ups.evaluation.transient import in_words
 from ups.evaluation.truth import Truth
 from ups.generative.corrector import Corrector
-from ups.generative.observation import CASES, PARTIAL, as_linear, observe_case, row_generators
+from ups.generative.observation import CASES, PARTIAL, Observation, as_linear, observe_case, row_generators
 from ups.generative.residuals import FLOOR, SteadyResiduals
 from ups.generative.sampling import FieldPrediction, Sampler, predict_with_noise, sample_fields
-from ups.metrics.ensembles import LEVELS, coverage, score_ensemble, summarise_ensemble
-from ups.metrics.intervals import Scores, bootstrap, entry, halves, plain_mean
-from ups.metrics.joint import decades, score_joint
+from ups.metrics.ensembles import score_ensemble, summarise_ensemble
+from ups.metrics.joint import score_joint
 from ups.metrics.proper import energy_distance
 
 BANK = 256  # reserved fields per case to which cheap ensembles are fitted
@@ -36,14 +36,12 @@ PRIORS = {
     "blind": "unconditional",
     "prior": "corrector",
 }
-POOLED = ("crps", "energy_score")
-RATIOS = ("variogram_space", "nearest")
 SAME = {kind: PRIORS[kind] for kind in ("pushed", "gaussian")}  # cheap ensembles that may serve as the prior
+CELLS = "posterior of the cells of a two-valued coefficient"
 SERVES = {  # the sampler that validation selected
-    "pushed": "The prior is the linear posterior of the coefficient through the operator: nothing was better "
-    "on validation.",
-    "error": "The prior is the linear posterior of the coefficient through the operator, with the operator's "
-    "own error: the diffusion was no better on validation.",
+    "pushed": "The prior is the {} through the operator: nothing was better on validation.",
+    "error": "The prior is the {} through the operator, with the operator's own error: the diffusion was no "
+    "better on validation.",
     "gaussian": "The prior is its conditional mean and scale: nothing was better on validation.",
     "diffusion": "The prior is its diffusion: nothing simpler was as good on validation.",
 }
@@ -64,15 +62,12 @@ def assess_steady(
     for case in CASES:
         bank = case_bank(residuals, case, seed)
         observation = observe_case(v, case, row_generators(seed, case, rows=numbers))
-        predicted, noise = predict_with_noise(
-            residuals, observation, parameters, seed, numbers, settings.members
+        draws, guess = draws_of(
+            prior, residuals, observation, parameters, seed, numbers, settings.members, bank, PRIORS
         )
         members = {
-            "operator": residuals.solution(predicted[0], torch.zeros_like(predicted[0]))[:, None],
-            **{
-                model: posterior_draws(prior, residuals, predicted, noise, kind, bank)
-                for kind, model in PRIORS.items()
-            },
+            "operator": residuals.solution(guess, torch.zeros_like(guess))[:, None],
+            **{model: draws[kind] for kind, model in PRIORS.items()},
         }
         scores[case] = {
             model: score_ensemble(u.cpu()[:, :, None], u_ref, task.boundary) for model, u in members.items()
@@ -106,7 +101,11 @@ def assess_steady(
             "u_ref": u_ref[0, 0].numpy(),
             "members": members["corrector"][0].cpu().numpy(),
         }
-    same = SAME.get(prior.heads[task.name].method)  # no comparison with itself
+    method = prior.heads[task.name].method
+    same = (
+        SAME.get(method) if residuals.is_linear or method != "pushed" else None
+    )  # no comparison with itself
+    posterior = "linear posterior of the coefficient" if residuals.is_linear else CELLS
     pooled = {
         other: pool(scores, PARTIAL, other, count, seed, groups)
         for other in ("operator", *PRIORS.values())
@@ -120,7 +119,7 @@ def assess_steady(
     words = (
         f"{len(places)} {truth.split} fields, {settings.members} members each{exact_words}. One model "
         "serves every observation; errors that dress the operator's solution are fitted to each. "
-        f"{SERVES[prior.heads[task.name].method]} Its energy score is {in_words(known[cheap])} times that "
+        f"{SERVES[method].format(posterior)} Its energy score is {in_words(known[cheap])} times that "
         f"of the best {'other ' if same else ''}cheap ensemble ({cheap}) and "
         f"{in_words(known['unconditional'])} times that of solutions without any observation, mean over the "
         "partial observations."
@@ -142,123 +141,6 @@ def assess_steady(
         "checks": pool_checks([scores[case]["corrector"] for case in PARTIAL], against, count, seed, groups),
     }
     return out, {**cache.scene(), "cases": plotted, "label": f"{truth.split} field {numbers[0]}"}
-
-
-def pool(
-    scores: dict[str, dict[str, Scores]],
-    cases: list[str],
-    other: str,
-    num_bootstrap: int,
-    seed: int,
-    groups: Tensor,
-) -> dict[str, Any]:
-    """Score of the prior over that of `other`, mean over cases: ratios first, so that all cases weigh the
-    same."""
-    parts = {
-        name: [
-            scores[case][model][name].flatten(1).mean(1) for model in ("corrector", other) for case in cases
-        ]
-        for name in POOLED
-    }
-    return {
-        name: entry(
-            bootstrap(torch.stack(part, 1), lambda mean: halves(mean).mean(1), num_bootstrap, seed, groups)
-        )
-        for name, part in parts.items()
-    }
-
-
-def pool_spread(scores: list[Scores], num_bootstrap: int, seed: int, groups: Tensor) -> dict[str, Any]:
-    """Spread/skill, mean over cases."""
-    members = scores[0]["ranks"].shape[2] - 1
-    parts = [part[key].flatten(1).mean(1) for key in ("variance", "squared_error") for part in scores]
-    return entry(
-        bootstrap(
-            torch.stack(parts, 1),
-            lambda mean: ((members + 1) / members * halves(mean)).sqrt().mean(1),
-            num_bootstrap,
-            seed,
-            groups,
-        )
-    )
-
-
-def pool_checks(
-    scores: list[Scores], against: list[list[dict[str, float]]], num_bootstrap: int, seed: int, groups: Tensor
-) -> dict[str, Any]:
-    """Calibration of a prior, mean over cases: coverage, structure, and if the exact posterior is known
-    (against: `moments_against` of every case and field) variance and independence."""
-
-    def ratio(pairs: list[tuple[Tensor, Tensor]], which: Tensor | None) -> dict[str, Any]:
-        both = torch.stack([part for side in zip(*pairs, strict=True) for part in side], 1)
-        return entry(bootstrap(both, lambda mean: halves(mean).mean(1), num_bootstrap, seed, which))
-
-    out = {
-        name: ratio(
-            [
-                tuple(part[name].flatten(2).mean(2).unbind(1))
-                if part[name].ndim > 2
-                else tuple(part[name].unbind(1))
-                for part in scores
-            ],
-            groups,
-        )
-        for name in RATIOS
-    }
-    energies, gaps = zip(*(decades(part["energy"]) for part in scores), strict=True)
-    out["spectrum"] = entry(
-        bootstrap(
-            torch.cat(energies, 1),
-            lambda mean: torch.stack(
-                [gap(part) for gap, part in zip(gaps, mean.chunk(len(gaps), 1), strict=True)]
-            ).mean(0),
-            num_bootstrap,
-            seed,
-            groups,
-        )
-    )
-    ranks = torch.stack([part["ranks"].sum(1) for part in scores], 1)
-    out |= {
-        f"coverage_{100 * level:.0f}": entry(
-            bootstrap(
-                ranks.sum(1), lambda mean, level=level: coverage(mean, level), num_bootstrap, seed, groups
-            )
-        )
-        for level in LEVELS
-    }
-    for name, key in (("variance", "log_trace"), ("independence", "mean_error")):
-        if against:
-            out[name] = ratio(
-                [
-                    tuple(
-                        torch.tensor([row[end] for row in rows], dtype=torch.float64)
-                        for end in (key, f"{key}_exact")
-                    )
-                    for rows in against
-                ],
-                None,
-            )
-    return out
-
-
-def summarise_exact(
-    rows: list[dict[str, float]], splits: Tensor, num_bootstrap: int, seed: int
-) -> dict[str, Any]:
-    """Rows of `moments_against`, one per field, as figures with intervals over fields. floor: the 95 %
-    quantile of the distance between exact samples."""
-    values = {key: torch.tensor([row[key] for row in rows], dtype=torch.float64) for key in rows[0]}
-    moments = {
-        "distance": plain_mean(values["distance"][:, None]),
-        **{
-            key: (torch.stack([values[key], values[f"{key}_exact"]], 1), lambda mean: halves(mean)[:, 0])
-            for key in ("trace", "log_trace", "leading")
-        },
-    }
-    return {
-        "fields": len(rows),
-        "floor": float(torch.quantile(splits, 0.95)),
-        **{key: entry(bootstrap(*part, num_bootstrap, seed)) for key, part in moments.items()},
-    }
 
 
 # ---- samples, and their distance from the exact posterior
@@ -308,6 +190,31 @@ def posterior_draws(
             return sample_fields(residuals, lambda condition, some: some, prior, predicted, noise)
         case "prior":
             return sample_fields(residuals, Sampler(prior, 0).whitened, prior, predicted, noise)
+
+
+def draws_of(
+    prior: Corrector,
+    residuals: SteadyResiduals,
+    observation: Observation,
+    parameters: Tensor,
+    seed: int,
+    rows: list[int],
+    num_members: int,
+    bank: Tensor,
+    kinds: Iterable[str],
+) -> tuple[dict[str, Tensor], Tensor]:
+    """(kind -> `posterior_draws`, the operator's solution for the best guess as log u (batch, *tokens, dim)).
+    "pushed" are samples of the linear posterior, also if the prior has a better one."""
+    predicted, noise = predict_with_noise(residuals, observation, parameters, seed, rows, num_members)
+    pushed = predicted
+    if "pushed" in kinds and not residuals.is_linear:
+        linear = SteadyResiduals(residuals.operator, residuals.cache, residuals.posterior.linear)
+        pushed, _ = predict_with_noise(linear, observation, parameters, seed, rows, num_members)
+    draws = {
+        kind: posterior_draws(prior, residuals, pushed if kind == "pushed" else predicted, noise, kind, bank)
+        for kind in kinds
+    }
+    return draws, predicted[0]
 
 
 def moments_against(draws: Tensor, truth: Tensor) -> dict[str, float]:
@@ -382,8 +289,7 @@ def compare_exactly(
     """
     codec = residuals.head.input_codec
     observation = observe_case(v, case, row_generators(seed, case, rows=rows))
-    predicted, noise = predict_with_noise(residuals, observation, parameters, seed, rows, count)
-    draws = {kind: posterior_draws(prior, residuals, predicted, noise, kind, bank) for kind in kinds}
+    draws, _ = draws_of(prior, residuals, observation, parameters, seed, rows, count, bank, kinds)
     out, splits = {kind: [] for kind in (*draws, "exact")}, []
     for index, row in enumerate(rows):
         source = generator(seed, "truth", case, row)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ups.data.tokenizer import patchify
+from ups.generative.cell_posterior import CellPosterior
 from ups.generative.corrector import Start
 from ups.generative.linear_posterior import LinearPosterior
 from ups.generative.observation import Observation, observe_all
@@ -106,20 +107,26 @@ class FieldConditions:
         tokens = (mask * v, v_guess, log of its standard deviation, mask, log O(v_guess))
         facts  = (coverage, noise, log2 of the block size)
 
-    v is the normalised coefficient, v_guess its best linear guess from the observation (v itself if it is
-    fully observed). noise_shape: of the standard normal numbers behind one sample of v.
+    v is the normalised coefficient, v_guess its mean given the observation: the best linear guess, or that
+    of a `CellPosterior` (v itself if it is fully observed). noise_shape: of the standard normal numbers
+    behind one sample of v.
     """
 
-    def __init__(self, operator: Operator, name: str, linear: LinearPosterior):
-        self.operator, self.name, self.head, self.linear = operator, name, operator.head(name), linear
-        self.device, self.noise_shape = self.head.scale.device, (2, *linear.shape)
+    def __init__(self, operator: Operator, name: str, posterior: LinearPosterior | CellPosterior):
+        self.operator, self.name, self.head, self.posterior = operator, name, operator.head(name), posterior
+        self.device, self.noise_shape = self.head.scale.device, (2, *posterior.shape)
         codec, dim = self.head.input_codec, self.head.codec.dim
         self.description: dict[str, Any] = {
             **self.head.task.description,
             "dim": dim,
             "num_conditions": 3 * codec.width + codec.patch**self.head.task.ndim + dim,
-            "guess": {"shape": list(linear.shape), "num_modes": len(linear.variance)},
+            "guess": posterior.description,
         }
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the posterior of the coefficient is a `LinearPosterior`."""
+        return self.posterior is self.posterior.linear
 
     def predict(
         self, observation: Observation, parameters: Tensor, noise: Tensor | None = None
@@ -129,7 +136,7 @@ class FieldConditions:
 
         noise (batch, M, *noise_shape): standard normal, for M samples v_s per row; None: no samples.
         """
-        posterior = self.linear(observation, noise)
+        posterior = self.posterior(observation, noise)
         guess, tokens = self._push(observation, posterior.mean, posterior.std, parameters)
         num, v = posterior.samples.shape[1], posterior.samples.flatten(0, 1)
         if not len(v):
@@ -154,7 +161,7 @@ class FieldConditions:
 
     def logarithm(self, u: Tensor) -> Tensor:
         """log u as tokens: (batch, C, *space), physical units, to (batch, *tokens, dim); linear in log u."""
-        return self.head.codec.encode(self.head.codec.held(u.clamp_min(self.linear.floor).log()))
+        return self.head.codec.encode(self.head.codec.held(u.clamp_min(self.posterior.floor).log()))
 
     def solution(self, log_u: Tensor, r: Tensor) -> Tensor:
         """Physical u = exp(log_u + r), of log_u (batch, *tokens, dim) as `predict` gives it and r (...,

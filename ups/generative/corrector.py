@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from ups.common.files import DamagedError
 from ups.common.precision import autocast
 from ups.config import ModelConfig, OptimConfig
+from ups.generative.cell_posterior import posterior_of
 from ups.generative.diffusion import Velocity
 from ups.generative.limits import WaveLimits
-from ups.generative.linear_posterior import LinearPosterior
 from ups.generative.waves import Waves
 from ups.models.backbones import backbone_of
 from ups.models.backbones.flat import LocalBackbone
@@ -100,7 +100,7 @@ class CorrectorHead(nn.Module):
 
     description: name, dim (of r) and num_conditions (C). In time also tokens (per axis), fields (channels of
     all frames of a call, *space) and num_features (the last of the C conditions, features of the operator, of
-    which the Gaussian is a small head). Steady also guess (arguments of `LinearPosterior`), start and method
+    which the Gaussian is a small head). Steady also guess (of `posterior_of`), start and method
     (selected by the stage). `fit_head` fills the statistics. marginal_mean and marginal_std, for
     unconditional dressing, are those under uniform window starts (training prefers starts with large
     residuals). limits: bounds on samples, measured when the network is trained.
@@ -122,7 +122,9 @@ class CorrectorHead(nn.Module):
         ):
             self.register_buffer(name, torch.full((size,), value))
         self.register_buffer("largest_std", torch.ones(()))  # standard deviation of the largest mode of r~
-        self.guess = LinearPosterior(**description["guess"]) if "guess" in description else None
+        self.guess = posterior_of(description["guess"], model, task) if "guess" in description else None
+        if self.guess is not None:
+            self.guess.requires_grad_(False)  # `fit_posteriors` trains it
         self.waves = Waves(description["tokens"], dim, self.boundary) if "tokens" in description else None
         self.limits = (
             WaveLimits(*description["fields"], boundary=self.boundary) if "tokens" in description else None

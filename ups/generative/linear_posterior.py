@@ -3,7 +3,7 @@ prior."""
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -90,6 +90,15 @@ class LinearPosterior(nn.Module):
         linear.residual_variance.fill_(residual)
         linear.floor.fill_(floor)
         return linear
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return {"shape": list(self.shape), "num_modes": len(self.variance)}
+
+    @property
+    def linear(self) -> "LinearPosterior":
+        """Itself: what a `CellPosterior` has beside its network."""
+        return self
 
     def forward(self, observation: Observation, noise: Tensor | None = None) -> Posterior:
         """The posterior given an observation. noise (B, M, 2, C, *space): standard normal, for M samples of

@@ -1,31 +1,121 @@
 """Selection on validation of how a steady prior samples.
 
-    pushed      samples of the linear posterior of the coefficient, mapped through the operator
+    pushed      samples of the posterior of the coefficient, mapped through the operator
     error       the same plus the operator's own error, a conditional Gaussian
-    gaussian    the conditional mean and scale of the residual at the best linear guess
+    gaussian    the conditional mean and scale of the residual at the best guess
     diffusion   the trained diffusion, started from `error` or from `gaussian`
 
-Before training, the start of the diffusion is selected: `error` if it is better than `gaussian`, so that the
-path is short. That is so for nearly Gaussian coefficients; for a two-valued one, the samples of the linear
-posterior are unlike anything that the operator was trained on. Fully observed rows of `pushed` also get the
-operator's own error. The score is the energy score of the sampled solutions over that of `pushed`, mean over
-the kinds of partial observation; a proper score favours neither narrow nor wide samples.
+The posterior is linear. Of a coefficient with two values a `CellPosterior` is fitted as well, and it serves
+if its samples, pushed through the operator, are better. Before training, the start of the diffusion is
+selected: `error` if it is better than `gaussian`, so that the path is short. That is so for nearly Gaussian
+coefficients. With a `CellPosterior` the diffusion starts at white noise: a start would cost ROUNDS
+evaluations for each row of a training batch. Fully observed rows of `pushed` also get the operator's own
+error. The score is the energy score of the sampled solutions over that of `pushed`, mean over the kinds of
+partial observation; a proper score favours neither narrow nor wide samples.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ups.common.seeds import generator
+from ups.config import SteadyConfig
+from ups.generative.cell_posterior import CellPosterior, two_levels
 from ups.generative.corrector import METHODS, Corrector
 from ups.generative.observation import PARTIAL, observe_case, row_generators
 from ups.generative.residuals import SteadyResiduals, sum_by_task
 from ups.generative.sampling import Sampler, predict_with_noise, sample_fields
 from ups.metrics.mask import filled
 from ups.metrics.proper import energy_score
+from ups.models.windows import symmetry
+from ups.training.fit import Fit, fit_once
+from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
+LOOKED_AT = 512  # training fields in which other values than two are sought
+FIELDS = 32  # validation fields behind the choice of the posterior
+BATCH = 32  # of the fit of a `CellPosterior`
 MEMBERS = 4  # few suffice, because the mean of the fair score does not depend on their number
+
+
+def fit_posteriors(
+    run: Any, residuals: dict[str, SteadyResiduals], section: SteadyConfig, seed: int
+) -> dict[str, SteadyResiduals]:
+    """The residuals, with a `CellPosterior` where the coefficient has two values and it is better on
+    validation than the linear posterior. A collective."""
+    levels = {name: two_levels(source.training_inputs(LOOKED_AT)) for name, source in residuals.items()}
+    if not any(levels.values()):
+        return residuals
+    fits = fit_once(
+        run,
+        "posteriors",
+        {
+            name: partial(_fit_cells, residuals[name], found, section, seed)
+            for name, found in levels.items()
+            if found
+        },
+        "fitting the posterior of two-valued coefficients",
+    )
+    out = dict(residuals)
+    for name, (facts, weights) in fits.items():
+        run.print(
+            f"{name}: the coefficient has two values; energy score of samples of its cells on validation, "
+            f"relative to the linear posterior's: {facts['score']:.3f}"
+        )
+        if facts["score"] < 1:
+            source = residuals[name]
+            cells = CellPosterior(source.posterior, levels[name], section.model, source.head.task)
+            cells.load_state_dict(weights)
+            out[name] = SteadyResiduals(source.operator, source.cache, cells.to(source.device).eval())
+    return out
+
+
+def _fit_cells(source: SteadyResiduals, levels: list[float], section: SteadyConfig, seed: int) -> Fit:
+    """(validation score, weights) of a `CellPosterior`, fitted in `scale_steps` steps."""
+    torch.manual_seed(generator(seed, "cells", source.name).initial_seed())
+    fields, codec, steps = source.training_inputs(), source.head.input_codec, section.scale_steps
+    cells = CellPosterior(source.posterior, levels, section.model, source.head.task).to(source.device)
+    ema = EMA(cells, section.optim.ema_decay)
+
+    def loss_of(step: int) -> Tensor:
+        rng = generator(seed, "cells", source.name, step)
+        v = fields[torch.randint(len(fields), (BATCH,), generator=rng)]
+        return cells.loss(symmetry(source.head.task, codec.space, rng)(v, codec), rng)
+
+    stopped = fit(
+        cells,
+        loss_of,
+        range(steps),
+        build_optimizer(cells, section.optim),
+        lambda step: learning_rate(step, steps, section.optim),
+        section.optim.clip_norm,
+        ema,
+    )
+    if stopped is not None:
+        raise ValueError(
+            f"the loss of {source.name}'s cells is not finite at step {stopped}; expected finite "
+            "coefficients. Look at the data with the doctor, or lower the learning rates of this stage."
+        )
+    ema.write(ema.averages)
+    other = SteadyResiduals(source.operator, source.cache, cells.eval())
+    pairs = [[pushed_score(each, case, seed) for each in (other, source)] for case in PARTIAL]
+    return {"score": sum(ours / linear for ours, linear in pairs) / len(pairs)}, cells.state_dict()
+
+
+@torch.no_grad()
+def pushed_score(source: SteadyResiduals, case: str, seed: int) -> float:
+    """Energy score of samples of the coefficient through the operator, for validation fields."""
+    rows = list(range(min(FIELDS, source.windows("val")[0])))
+    z_in, z_ref, parameters = source.fields("val", torch.tensor(rows))
+    observation = observe_case(
+        source.head.input_codec.decode(z_in[:, 0]), case, row_generators(seed, "choose", case, rows=rows)
+    )
+    (guess, _, _, start), noise = predict_with_noise(source, observation, parameters, seed, rows, MEMBERS)
+    u = source.solution(guess[:, None], start.offset.view_as(noise))
+    valid = source.head.codec.valid
+    return float(energy_score(filled(u, valid), filled(source.head.physical(z_ref[:, 0]), valid)).mean())
 
 
 @torch.no_grad()
@@ -60,7 +150,8 @@ def select_start(
     select_method(network, residuals, seed, num_fields, ranks, ("error", "gaussian"))
     for name, source in residuals.items():
         head = network.heads[name]
-        head.description["start"] = "pushed" if head.method == "error" else "gaussian"
+        is_short = head.method == "error" and source.is_linear
+        head.description["start"] = "pushed" if is_short else "gaussian"
         head.method, source.is_pushed = "diffusion", head.is_pushed
 
 

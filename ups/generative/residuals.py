@@ -27,6 +27,7 @@ from ups.common.seeds import generator
 from ups.common.transfer import send
 from ups.data.cache import Cache
 from ups.data.schedule import Batch, Schedule
+from ups.generative.cell_posterior import CellPosterior
 from ups.generative.conditions import SMALLEST, FieldConditions, StateConditions
 from ups.generative.corrector import Condition, Corrector, ResidualBatch
 from ups.generative.diffusion import sample_angles
@@ -162,27 +163,34 @@ class TransientResiduals(StateConditions):
 class SteadyResiduals(FieldConditions):
     """Residuals of a steady task of a cache under random observations of its coefficient.
 
-    linear: the posterior of a trained prior; None: fitted here to the training fields of the cache.
+    posterior: of a trained prior; None: a linear one is fitted here to the training fields of the cache.
     is_pushed: samples may start from a sample of the coefficient.
     """
 
     is_pushed = True
 
-    def __init__(self, operator: Operator, cache: Cache, linear: LinearPosterior | None = None):
+    def __init__(
+        self, operator: Operator, cache: Cache, posterior: LinearPosterior | CellPosterior | None = None
+    ):
         head, self.cache = operator.head_for(cache), cache
-        if linear is None:
-            rows, device = cache.split["train"], head.scale.device
-            codec = head.input_codec
+        if posterior is None:
+            rows, device, codec = cache.split["train"], head.scale.device, head.input_codec
             fields = codec.decode(cache.inputs(rows, device)[:, 0])
             mean = head.physical(cache.batch(rows[:FLOOR_ROWS], 0, 1, device)).nanmean()
             rng = generator(0, "images")
             is_symmetric = symmetry(head.task, codec.space, rng) is not stay
-            linear = LinearPosterior.fit(
+            posterior = LinearPosterior.fit(
                 fields,
                 FLOOR * float(mean),
                 (lambda v: symmetry(head.task, codec.space, rng)(v, codec)) if is_symmetric else None,
             )
-        super().__init__(operator, cache.task.name, linear)
+        super().__init__(operator, cache.task.name, posterior)
+
+    def training_inputs(self, most: int | None = None) -> Tensor:
+        """The coefficients of the training split and the reserved rows, normalised: (n, C, *space); the first
+        `most`."""
+        rows = torch.cat([self.cache.split[name] for name in ("train", "reserved")])[:most]
+        return self.head.input_codec.decode(self.cache.inputs(rows, self.device)[:, 0])
 
     def windows(self, split: str) -> tuple[int, int]:
         return len(self.cache.split[split]), 1
