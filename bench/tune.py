@@ -149,8 +149,8 @@ RIVALS: dict[tuple[str, int], tuple[dict, ...]] = {
     ),
 }
 PATCHES = (1, 2, 4, 8)
-OUR_KINDS = {1: ("resnet", "fno"), PLANE: ("box", "fno", "unet", "resnet"), VOLUME: ("fno", "unet")}
-SMALL_BATCHES = (4, 2, 8)  # in 2D and 3D
+OUR_KINDS = {1: ("fno", "resnet"), PLANE: ("fno", "unet", "flat"), VOLUME: ("fno", "unet")}
+SMALL_BATCHES = (8, 4, 2)  # in 2D and 3D
 OPTIM = ("operator.optim.muon_lr", "operator.optim.adamw_lr")
 
 
@@ -204,11 +204,10 @@ def our_changes(config: Config, problem: Problem, kinds: Collection[str] = tuple
     sizes = [
         {f"operator.model.{name}": value for name, value in change.items()}
         for change in (
-            {"width": 64, "depth": 3},
-            *kinds_of_network,
-            {"width": 128, "depth": 3},
             {"depth": 2},
-            {"depth": 6},
+            *kinds_of_network,
+            {"width": 96},
+            {"depth": 4},
             *modes,
             {"kernel_size": 3},
             {"kernel_size": 15 if kernel < 15 else 7},
@@ -234,9 +233,8 @@ def batch_of(size: int) -> Changes:
 def our_starts(problem: Problem) -> list[Changes]:
     """Return starts of the search, the quick ones first, because one fit may take long.
 
-    1D: one frame without a fitted base, by an FNO and by the network of the configuration, and the
-    configuration; 2D: the configuration with batches as small as those of the rivals, and an FNO; 3D: an FNO
-    and a small network of small patches on one frame without a base, and the 2D start.
+    One frame without a fitted base, by the network of the configuration and by an FNO, and the configuration;
+    in 2D and 3D with batches as small as those of the rivals, in 3D by a small network of small patches, too.
 
     If no base fits in 1D, one frame without a base is better by a third after training (compressible flow,
     100 s), but neither of its two changes alone is; in a short trial the network on a fitted base is always
@@ -254,14 +252,14 @@ def our_starts(problem: Problem) -> list[Changes]:
         f"{key}.patch": 1,
     }
     if problem.ndim == 1:
-        return [bare | spectral, bare, {}]
+        return [bare, bare | spectral, {}]
     small = {
         f"operator.model.{name}": value for name, value in {"width": 48, "depth": 2, "kernel_size": 3}.items()
     }
-    few = batch_of(SMALL_BATCHES[0])
+    some, few = map(batch_of, SMALL_BATCHES[:2])
     if problem.ndim == PLANE:
-        return [few | bare | spectral, few]
-    return [few | bare | spectral, few | small | bare | {f"{key}.patch": 2}, few]
+        return [some | bare, few | bare | spectral, some]
+    return [few | small | bare | {f"{key}.patch": 2}, few | bare | spectral, few]
 
 
 # ---- one training ------------------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ task:
   {FIRM}: {{num_trajectories: {NUM[FIRM]}, history: 1, {RING}}}
   {STEADY}: {{num_trajectories: {NUM[STEADY]}, resolution: {SIDE}, patch: 2, reserve: 0.8}}
 operator:
-  model: {{width: 24, depth: 1, modes: 3, kernel_size: 3}}
+  model: {{width: 24, depth: 2, modes: 3, kernel_size: 3}}
   base_steps: 20
   unroll_steps: 1
   optim: {{{SMALL}}}

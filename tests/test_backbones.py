@@ -242,12 +242,14 @@ def test_a_plain_block_is_that_of_the_formula():
     with torch.no_grad():
         block.spectral.weight.copy_(torch.tensor([0.5, 0.0]).view(2, 1, 1, 1))
         block.local.weight.fill_(0.25)
-        block.up.weight.copy_(torch.tensor([[2.0], [3.0]]))
+        block.up.weight.copy_(torch.tensor([[0.2], [0.3]]))
+        block.up.bias.copy_(torch.tensor([0.5, -0.5]))
         block.down.weight.fill_(0.1)
     x = torch.tensor([4.0, -4.0]).view(2, 1, 1).expand(2, 6, 1)
     mixed = torch.tensor([6.0, -6.0]).view(2, 1, 1).expand(2, 6, 1)  # x + x / 2
     h = 1.25 * mixed
-    expected = mixed + 0.1 * torch.sigmoid(2 * h) * 3 * h
+    a = 0.2 * h + 0.5
+    expected = mixed + 0.1 * a * torch.sigmoid(a) * torch.tanh(0.3 * h - 0.5)
     torch.testing.assert_close(block(x, torch.zeros(2, 1)), expected)
 
 

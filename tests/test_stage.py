@@ -77,7 +77,7 @@ def test_missing_operator_names_the_make_target(config):
 def test_a_finished_stage_is_one_of_this_configuration_with_these_parents(config, monkeypatch):
     finish(config)
     same = ["data.tasks=[burgers1d]", f"run.root={config.run.root}", "run.name=run"]
-    other = load_config(None, [*same, "operator.model.width=64"])
+    other = load_config(None, [*same, "operator.model.width=48"])
     free = load_config(None, [*same, "operator.train.hang_s=9"])
     with pytest.raises(
         FileExistsError,
@@ -253,7 +253,7 @@ def test_a_report_is_made_again_when_the_bench_has_measured_a_rival(config, monk
 
 def test_a_report_is_made_of_stages_of_this_configuration(config):
     finish(config)
-    other = folder_of(config, "operator.model.width=64").config
+    other = folder_of(config, "operator.model.width=48").config
     with pytest.raises(
         FileExistsError, match="stage operator of run run was made with another configuration"
     ):

@@ -35,6 +35,7 @@ RUN = [
     "operator.base_steps=5",
     "operator.model.width=16",
     "operator.model.depth=1",
+    "operator.model.kind=flat",
     "task.advection1d.history=1",
 ]
 FIRST, SECOND = "data.tasks=[advection1d,burgers1d]", "data.tasks=[burgers1d,diff_react2d]"
