@@ -161,6 +161,7 @@ def facts_of(config: Config, name: str) -> SimpleNamespace:
         tokenizer=codec(task.fields, planned["shapes"]["state"][-1]),
         input_tokenizer=codec(task.inputs, planned["shapes"]["input"][-1]) if task.is_steady else None,
         forcing_tokenizer=None,
+        header={},
     )
 
 

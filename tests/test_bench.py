@@ -80,7 +80,7 @@ class FakeCache:
     def __init__(self, dim=0, steady=False):
         FakeCache.made = self
         u, self.parameters = heat(40)
-        self.parameter_values, self.dt = torch.tensor([0.5, 1.0]), 0.05
+        self.parameter_values, self.dt, self.header = torch.tensor([0.5, 1.0]), 0.05, {}
         self.task = dataclasses.replace(get_task("burgers1d"), inputs=("a",) if steady else ())
         a, self.u = u[:, :1], u[:, 1:2] if steady else u
         self.trajectory, self.parameter_index = torch.arange(40) // 2, torch.arange(40) % 2

@@ -9,6 +9,7 @@ from torch.export import Dim, export
 
 from bench import gpu
 from ups.config import ROOT, load_config
+from ups.config.backbones import BACKBONES
 
 SMALL = ["operator.model.width=8", "operator.model.depth=1", "operator.model.modes=3"]
 CONFIG = load_config(
@@ -52,3 +53,20 @@ def test_the_exported_operator_answers_as_the_operator_for_any_number_of_rows(na
             RuntimeError, match=f"{name} was asked for the parameter value of another case; expected one of"
         ):
             exported(z, name, 1.5 * parameters)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", sorted(BACKBONES))
+@pytest.mark.parametrize("name", ["burgers1d", "diff_react2d"])
+def test_every_backbone_can_be_exported(kind, name):
+    config = load_config(ROOT / "configs" / "small_11task.yaml", [*SMALL, f"operator.model.kind={kind}"])
+    one = gpu.facts_of(config, name)
+    operator = gpu.operator_of(config, "no", {name: "persistence"}).eval()
+
+    def given(rows: int) -> tuple[torch.Tensor, str, torch.Tensor]:
+        return gpu.batch_of(operator, name, rows)[0], name, one.parameters[:1].expand(rows, -1).contiguous()
+
+    rows = Dim("rows", min=1, max=1024)
+    exported = export(operator, given(2), dynamic_shapes=({0: rows}, None, {0: rows})).module()
+    inputs = given(5)
+    torch.testing.assert_close(exported(*inputs), operator(*inputs), rtol=1e-4, atol=1e-5)

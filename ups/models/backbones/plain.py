@@ -38,7 +38,7 @@ class PlainBlock(nn.Module):
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
         """x (batch, *tokens, width), condition (batch, width)."""
-        shape = (len(x), *[1] * (x.ndim - 2), -1)
+        shape = (x.shape[0], *[1] * (x.ndim - 2), -1)
         scale1, shift1, gate1, scale2, shift2, gate2 = (
             part.view(shape) for part in self.modulation(condition).chunk(6, -1)
         )

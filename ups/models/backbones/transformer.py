@@ -107,7 +107,7 @@ class AttentionBlock(nn.Module):
         self.points = Pointwise(model.width, model.mlp_ratio)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        shape = (len(x), *[1] * (x.ndim - 2), -1)
+        shape = (x.shape[0], *[1] * (x.ndim - 2), -1)
         shift1, scale1, gate1, shift2, scale2, gate2 = (
             part.view(shape) for part in self.points.modulation(condition).chunk(6, -1)
         )
