@@ -375,8 +375,10 @@ def discovery_table(found: dict[str, dict[str, Any]]) -> str:
 
 
 def percent(value: float) -> str:
-    """A fraction in percent, with two digits."""
-    return f"{100 * value:.2g} %"
+    """A fraction in percent, with two digits; limits for very small and very large ones."""
+    if value and not 1e-4 <= value <= 10:
+        return "< 0.01 %" if value < 1e-4 else "> 1000 %"
+    return f"{100 * value:.0f} %" if value > 0.0995 else f"{100 * value:.2g} %"
 
 
 # name -> page, folder of bench/results, function
