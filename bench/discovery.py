@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import sys
 import tempfile
 import time
@@ -32,7 +33,7 @@ import numpy as np
 import torch
 
 from bench.apebench import call, environment
-from bench.discovery_films import FILMS, Film, noisy, term_text
+from bench.discovery_films import FILMS, Film, noisy
 from bench.eleven import has, keep, processor, read
 from bench.user_data import CONFIG, write, write_config
 from ups.common.files import value_hash
@@ -40,6 +41,7 @@ from ups.config import ROOT, Config, load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.models.base_selection import empty_shortlist, fitted_candidates
+from ups.models.found_equation import found_equation
 from ups.training.environment import describe_environment
 
 OUT, RESULTS = ROOT / "bench" / "out" / "discovery", ROOT / "bench" / "results" / "discovery"
@@ -103,14 +105,25 @@ def equation_of(config: Config, task: str) -> tuple[Equation, Intervals, str]:
         shortlist.add(name, head)
     if not shortlist.all.kept:
         return {}, {}, "no equation beats persistence"
-    base, fields = shortlist.select(shortlist.all).head.base, cache.task.fields
-    [equation], values, widths = base.found["equations"], {}, {}
-    for channel, place, value, width, is_small in equation["rows"]:
-        if not is_small:
-            term = term_text(*base.terms.terms[place], fields)
-            values.setdefault(fields[channel], {})[term] = value
-            widths.setdefault(fields[channel], {})[term] = width
-    return values, widths, equation["doubt"]
+    # what `model.equation(task)` returns of a trained model with this base
+    found = found_equation(shortlist.select(shortlist.all).head)
+    values: dict[str, dict[str, float]] = {}
+    widths: dict[str, dict[str, float | None]] = {}
+    for one in found.terms:
+        term, width = text_of(one.latex), one.high - one.value
+        values.setdefault(one.field, {})[term] = one.value
+        widths.setdefault(one.field, {})[term] = width if math.isfinite(width) else None
+    return values, widths, found.doubt
+
+
+def text_of(latex: str) -> str:
+    """Return a term of `FoundEquation` as `term_text` writes it."""
+    derivative = re.compile(r"\\partial_\{([^}]*)\} (\w+)")
+    words = [
+        derivative.sub(lambda match: f"{match[2]}_{match[1].replace(' ', '')}", word)
+        for word in latex.split(r"\, ")
+    ]
+    return " ".join(words).replace("{", "").replace("}", "")
 
 
 def ours(name: str, u: np.ndarray) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from bench import discovery, discovery_films, table
 from bench.discovery import scores
 from bench.discovery_films import FILMS, noisy, term_text
 from ups.data.sources import open_sources
+from ups.models.found_equation import latex_of
 
 SMOOTH = [name for name in FILMS if name not in ("inviscid_burgers", "spiral")]
 SHAPES = {"kdv": (1, 601, 1, 400), "ks": (1, 301, 1, 256), "nls": (1, 251, 2, 256)}  # the published sizes
@@ -149,6 +150,9 @@ def test_terms_are_written_as_in_the_equations():
     assert term_text((0, 0), (), fields) == "1"
     assert term_text((0, 0), ((0, (-1, 1)),), fields) == "u_iy"  # no derivative of the truth
     assert term_text((0, 0), ((-1, (2, 0)),), fields) == "wave_[0, 2]"
+    found = {((2, 1), ()): "u^2 v", ((1, 0), ((1, (0, 0)),)): "u v_xx", ((0, 0), ((0, (0, 1)),)): "u_xy"}
+    for term, text in found.items():
+        assert discovery.text_of(latex_of(term, fields, fields, [], "xy")) == term_text(*term, fields) == text
 
 
 def test_scores_refuse_false_missing_and_reversed_terms():
