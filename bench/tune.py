@@ -37,7 +37,7 @@ from bench.search import Changes, Trial, search
 from ups.config import DEFAULT_OVERLAY, Config, load_config, to_dict
 from ups.data.build_cache import build_cache, is_up_to_date
 from ups.data.cache import open_cache
-from ups.models.backbones.flat import BOX, PLANE, VOLUME
+from ups.models.backbones.layers import MOST_MODES
 from ups.models.bases import BASES
 from ups.report.bench_rows import FOLDER
 from ups.tasks import get_task
@@ -149,6 +149,7 @@ RIVALS: dict[tuple[str, int], tuple[dict, ...]] = {
     ),
 }
 PATCHES = (1, 2, 4, 8)
+PLANE, VOLUME = 2, 3
 OUR_KINDS = {1: ("fno", "resnet"), PLANE: ("fno", "unet", "flat"), VOLUME: ("fno", "unet")}
 SMALL_BATCHES = (8, 4, 2)  # in 2D and 3D
 OPTIM = ("operator.optim.muon_lr", "operator.optim.adamw_lr")
@@ -198,7 +199,7 @@ def our_changes(config: Config, problem: Problem, kinds: Collection[str] = tuple
         {f"{key}.patch": size} for size in PATCHES if size != now.patch and not any(n % size for n in space)
     ]
     modes = (
-        [{"modes": 8}, {"modes": 32}] if problem.ndim < VOLUME else [{"modes": BOX[VOLUME] - 1}]
+        [{"modes": 8}, {"modes": 32}] if problem.ndim == 1 else [{"modes": MOST_MODES[problem.ndim] - 1}]
     )  # more change nothing
     kinds_of_network = [{"kind": kind} for kind in OUR_KINDS[problem.ndim]]
     sizes = [

@@ -315,27 +315,17 @@ def test_a_local_backbone_has_a_finite_receptive_field_and_is_zero_at_initialisa
     )
 
 
-def test_a_box_mixes_the_axes_of_a_plane_together_and_is_flat_along_a_line():
+def test_a_box_mixes_the_axes_of_a_plane_together():
     """Of waves along both axes only a weight of their own tells (1, 1) from (1, 2) and (2, 1), whatever those
     do."""
-    model = ModelConfig("flat", 8, 1, 4, 3, 2.0)
-    line, plane = ({"t": along(PERIODIC, ndim)} for ndim in (1, 2))
-    torch.manual_seed(0)
-    flat_line = BACKBONES["flat"](model, line)
-    torch.manual_seed(0)
-    for name, value in BACKBONES["box"](model, line).state_dict().items():
-        assert torch.equal(value, flat_line.state_dict()[name]), name
-    x = noise(2, 8, 8, 8)
-    for kind, num_waves in (
-        ("flat", 28),
-        ("box", 2),
-    ):  # one mode along either axis; one wave and its opposite
-        block = BACKBONES[kind](model, plane).blocks[0]
-        mixing = block.own["t"].mixing or block.spectral
-        with torch.no_grad():
+    box, x = BoxMixing(8, 4, along(PERIODIC, 2)), noise(2, 8, 8, 8)
+    lines = SpectralMixing(8, 4)
+    with torch.no_grad():
+        for mixing, wave in ((box, box.k.index((1, 1))), (lines, 1)):
             mixing.weight.zero_()
-            mixing.weight[:, 1 if kind == "flat" else mixing.k.index((1, 1))] = 1.0
-            y = mixing(x, PERIODIC) if kind == "flat" else mixing(x)
+            mixing.weight[:, wave] = 1.0
+    for y, num_waves in ((lines(x, PERIODIC), 28), (box(x), 2)):
+        # one mode along either axis; one wave and its opposite
         assert int((torch.fft.fft2(y, dim=(1, 2)).abs().sum((0, 3)) > 1e-4).sum()) == num_waves
 
 

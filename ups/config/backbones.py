@@ -6,7 +6,6 @@ checked before torch is imported; ups/models/backbones imports them.
 
 BACKBONES: dict[str, str] = {
     "flat": "flat:FlatBackbone",
-    "box": "flat:BoxBackbone",
     "plain": "plain:Plain",
     "fno": "fno:FNO",
     "unet": "unet:UNet",

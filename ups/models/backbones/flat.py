@@ -3,8 +3,7 @@
 Global mixing is a sum of spectral convolutions along each axis (factorised Fourier operator, Tran et al.
 2023, arXiv 2111.13802; Fourier modes if periodic, cosine modes if not). In three dimensions it is one
 convolution along all axes together, with fewer modes (Fourier neural operator, Li et al. 2021, arXiv
-2010.08895): after a minute on cfd3d the error is 0.17 instead of 0.75. In two dimensions the kind of the
-model decides, as the better one depends on the equation (docs/lab/log.md). Local mixing is a depthwise
+2010.08895): after a minute on cfd3d the error is 0.17 instead of 0.75. Local mixing is a depthwise
 convolution along each axis. A gated MLP (Shazeer 2020, arXiv 2002.05202) mixes channels. AdaLN-zero (Peebles
 and Xie 2023, arXiv 2212.09748) conditions on task, parameters, time step and boundary.
 
@@ -20,10 +19,9 @@ from torch import Tensor, nn
 
 from ups.config import ModelConfig
 from ups.models.backbones.backbone import ANY, Backbone
-from ups.models.backbones.layers import BoxMixing, Ends, LocalMixing, Pointwise, SpectralMixing
+from ups.models.backbones.layers import MOST_MODES, BoxMixing, Ends, LocalMixing, Pointwise, SpectralMixing
 
-PLANE, VOLUME = 2, 3
-BOX = {PLANE: 8, VOLUME: 3}  # most modes per axis in mixing along all axes; 4 in 3D are no better
+VOLUME = 3  # axes that are mixed together
 
 
 class Block(nn.Module):
@@ -31,7 +29,7 @@ class Block(nn.Module):
     the condition.
 
     Mixing along single axes is shared, the rest is private to each task; the pointwise layers of all tasks
-    start with equal weights. joint: the number of dimensions from which all axes are mixed together.
+    start with equal weights.
     """
 
     is_repeated_layer = True
@@ -43,10 +41,9 @@ class Block(nn.Module):
         kernel_size: int,
         mlp_ratio: float,
         tasks: Mapping[str, Ends],
-        joint: int = VOLUME,
     ):
         super().__init__()
-        is_shared = any(len(ends) < joint for ends in tasks.values())
+        is_shared = any(len(ends) < VOLUME for ends in tasks.values())
         self.spectral = SpectralMixing(width, modes) if is_shared else None
         self.local = LocalMixing(width, kernel_size)
         first = Pointwise(width, mlp_ratio)
@@ -54,7 +51,9 @@ class Block(nn.Module):
         for task, own in self.own.items():
             own.mark_hidden_matrices()
             ends = tasks[task]
-            own.mixing = BoxMixing(width, min(modes, BOX[len(ends)]), ends) if len(ends) >= joint else None
+            own.mixing = (
+                BoxMixing(width, min(modes, MOST_MODES[VOLUME]), ends) if len(ends) == VOLUME else None
+            )
 
     def forward(self, x: Tensor, condition: Tensor, boundary: str, task: str = ANY) -> Tensor:
         own, shape = self.own[task], (x.shape[0], *[1] * (x.ndim - 2), -1)
@@ -70,13 +69,11 @@ class Block(nn.Module):
 class FlatBackbone(Backbone):
     """Blocks on one level; in three dimensions all axes are mixed together."""
 
-    joint = VOLUME  # as in `Block`
-
     def __init__(self, model: ModelConfig, tasks: Mapping[str, Ends]):
         super().__init__(model, tasks)
         self.fewest_tokens = model.kernel_size // 2  # local mixing wraps around a periodic axis once
         self.blocks = nn.ModuleList(
-            Block(model.width, model.modes, model.kernel_size, model.mlp_ratio, tasks, self.joint)
+            Block(model.width, model.modes, model.kernel_size, model.mlp_ratio, tasks)
             for _ in range(model.depth)
         )
 
@@ -84,12 +81,6 @@ class FlatBackbone(Backbone):
         for block in self.blocks:
             x = block(x, condition, boundary, task)
         return nn.functional.rms_norm(x, x.shape[-1:])
-
-
-class BoxBackbone(FlatBackbone):
-    """The flat backbone with all axes mixed together in two dimensions too."""
-
-    joint = PLANE
 
 
 class LocalBackbone(nn.Module):

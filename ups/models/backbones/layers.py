@@ -63,6 +63,9 @@ def convolved(hat: Tensor, real: Tensor, imag: Tensor) -> Tensor:
     return c @ real if len(hat) == 1 else torch.cat([c @ real + s @ imag, s @ real - c @ imag])
 
 
+MOST_MODES = {2: 8, 3: 3}  # per axis, by number of axes, where all are mixed together; 4 in 3D are no better
+
+
 class BoxMixing(nn.Module):
     """A spectral convolution along all axes together: y_k = W_k x_k for the wave vectors k of
     `ups.common.spectral.box`.

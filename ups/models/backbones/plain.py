@@ -18,9 +18,7 @@ from torch import Tensor, nn
 
 from ups.config import ModelConfig
 from ups.models.backbones.backbone import PrivateBackbone
-from ups.models.backbones.layers import BoxMixing, Ends, LocalMixing, Position, zero_linear
-
-MOST_MODES = {2: 8, 3: 3}
+from ups.models.backbones.layers import MOST_MODES, BoxMixing, Ends, LocalMixing, Position, zero_linear
 
 
 class PlainBlock(nn.Module):
