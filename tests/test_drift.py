@@ -5,6 +5,7 @@ explain the second."""
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -99,10 +100,9 @@ def test_it_is_stated_with_intervals_that_hold_the_truth(base):
         assert abs(rows[term][0] - truth) <= rows[term][1] < 0.2 * abs(truth), line
 
 
-@pytest.mark.faults  # 20 s of one core
-def test_a_drift_of_frames_with_noise_of_measurement_is_not_stated():
+def test_noise_of_measurement_is_not_stated_as_a_drift():
     """u_t = 0.002 u_xx at rest almost, under white noise of measurement alone: what one frame leaves the next
-    one gives back."""
+    one gives back. What is stated, if anything, is true."""
     x = torch.arange(CELLS, dtype=torch.float64) / CELLS
     phase = torch.rand(40, 1, 1, generator=generator(0, "phases"), dtype=torch.float64)
     t = 0.05 * torch.arange(FRAMES, dtype=torch.float64)[:, None]
@@ -113,7 +113,8 @@ def test_a_drift_of_frames_with_noise_of_measurement_is_not_stated():
         for _, _, base in found(Trajectories(u[:, :, None], DT, 1.0))
         for line in base.findings(["u"], ["x"])
     ]
-    assert not any("±" in line for line in lines), lines
+    stated = [re.fullmatch(r"∂t u = \((\S+) ± (\S+)\) ∂xx u", line) for line in lines if "±" in line]
+    assert all(row and abs(float(row[1]) - 0.002) <= float(row[2]) < 0.002 for row in stated), lines
 
 
 def test_its_forecast_is_the_mean_of_the_law(base, data):
