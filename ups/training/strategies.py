@@ -161,6 +161,9 @@ class Sharded(Agreed):
         for unit in self._units:
             unit.set_reshard_after_forward(self._reshards and unit is not self.inner, recurse=False)
             unit.reshard()
+        # forget the layers that validation called: torch would prefetch them in the next backward pass, and
+        # every rank has validated other tasks, whose layers may be private
+        self.inner.reset_iter_state()
 
     def split(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         shards = {name: local_shard(value) for name, value in state["model"].items() if is_sharded(value)}
