@@ -254,8 +254,11 @@ def check_wall_noise(data: Trajectories) -> Iterator[Finding]:
 
 def check_noise(data: Trajectories) -> Iterator[Finding]:
     """White noise of measurement in the predicted fields, relative to their standard deviation."""
+    found = noise_of(data, np.arange(data.num_trajectories))
+    if not found:
+        return
     _, u = data.stratified_rows(NUM_SAMPLED)
-    for name, sigma in noise_of(data, np.arange(data.num_trajectories)).items():
+    for name, sigma in found.items():
         fraction = sigma / u[:, :, data.task.channels.index(name)].std(dtype=np.float64)
         yield Finding(
             "info" if fraction < QUIET else "caution",

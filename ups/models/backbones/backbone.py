@@ -68,10 +68,12 @@ class BlockNetwork(nn.Module):
     """Equal blocks one after the other, for `PrivateBackbone`; the position along axes with walls is added
     first.
 
-    block: class built from (ModelConfig, boundary of each axis), called with (x, condition).
+    block: class built from (ModelConfig, boundary of each axis), called with (x, condition). is_normed: ends
+    in an RMS norm.
     """
 
     block: type[nn.Module]
+    is_normed = True
 
     def __init__(self, model: ModelConfig, ends: Ends):
         super().__init__()
@@ -82,4 +84,4 @@ class BlockNetwork(nn.Module):
         x = self.position(x)
         for block in self.blocks:
             x = block(x, condition)
-        return nn.functional.rms_norm(x, x.shape[-1:])
+        return nn.functional.rms_norm(x, x.shape[-1:]) if self.is_normed else x

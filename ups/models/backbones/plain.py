@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from ups.config import ModelConfig
-from ups.models.backbones.backbone import PrivateBackbone
-from ups.models.backbones.layers import MOST_MODES, BoxMixing, Ends, LocalMixing, Position, zero_linear
+from ups.models.backbones.backbone import BlockNetwork, PrivateBackbone
+from ups.models.backbones.layers import MOST_MODES, BoxMixing, Ends, LocalMixing, zero_linear
 
 
 class PlainBlock(nn.Module):
@@ -46,17 +46,8 @@ class PlainBlock(nn.Module):
         return x + (1 + gate2) * self.down(nn.functional.silu(a) * b.tanh())
 
 
-class PlainNetwork(nn.Module):
-    def __init__(self, model: ModelConfig, ends: Ends):
-        super().__init__()
-        self.position = Position(model.width, ends)
-        self.blocks = nn.ModuleList(PlainBlock(model, ends) for _ in range(model.depth))
-
-    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        x = self.position(x)
-        for block in self.blocks:
-            x = block(x, condition)
-        return x
+class PlainNetwork(BlockNetwork):
+    block, is_normed = PlainBlock, False
 
 
 class Plain(PrivateBackbone):
