@@ -4,8 +4,8 @@
     python -m bench.tune --config configs/small_11task.yaml --task cfd1d --budget 180 --models ours fno unet
 
 A search takes SEARCH times the budget of one training (or --search seconds) of processor time of one thread.
-For ours it tries history, patch, base candidates, backbone, depth, width, modes, kernel, rates, batch and
-unrolling, around the configuration; for the rivals the lists of this file. It never reads the test split.
+For ours it tries backbone, patch, history, bases, batch, rates, depth and unrolling; for the rivals the lists
+of this file. It never reads the test split.
 
 Prints the settings, ours as an overlay for train_operator.py, and keeps them with all trials in
 bench/out/tuned/. A search for the same data, start, clock and seed that was no shorter is not repeated.
@@ -35,10 +35,9 @@ from bench.rivals import Settings, settings_for
 from bench.score import Split, headline, load, rollout
 from bench.search import Changes, Trial, search
 from ups.config import DEFAULT_OVERLAY, Config, load_config, to_dict
+from ups.config.bases import BASES
 from ups.data.build_cache import build_cache, is_up_to_date
 from ups.data.cache import open_cache
-from ups.models.backbones.layers import MOST_MODES
-from ups.models.bases import BASES
 from ups.report.bench_rows import FOLDER
 from ups.tasks import get_task
 
@@ -51,39 +50,15 @@ GENERIC = ("persistence", "propagator", "mean")  # bases that know no equation
 # ---- what is tried -----------------------------------------------------------------------------------------
 
 
-COMMON = (
-    {},
-    {"lr": 1e-3},
-    {"lr": 2e-3},
-    {"lr": 4e-3},
-    {"lr": 8e-3},
-    {"loss": "change"},
-    {"loss": "field"},
-    {"weight_decay": 1e-2},
-    {"decay_start": 0.0},
-    {"ema": 0.995},
-)
-TRANSIENT = (
-    {"history": 2},
-    {"history": 4},
-    {"unroll_fraction": 0.0},
-    {"is_scored_only": True},
-    {"is_scored_only": False},
-)
-FOLDED = (
-    {"patch": 1, "width": 24, "depth": 4},
-    {"patch": 2, "width": 32, "depth": 3},
-    {"patch": 2, "width": 32, "depth": 4},
-    {"patch": 4, "width": 48, "depth": 3},
-    {"patch": 4, "width": 64, "depth": 3},
-)
+# of a rival on top of the best of `RIVALS`, the most promising first
+COMMON = ({"lr": 4e-3}, {"loss": "change"}, {"lr": 1e-3}, {"loss": "field"})
+TRANSIENT = ({"history": 4}, {"unroll_fraction": 0.0}, {"history": 2})
 DILATED = (
     {"width": 24, "depth": 2},
     {"width": 32, "depth": 2},
     {"patch": 2, "width": 48, "depth": 2},
     {"depth": 3},
     {"batch_size": 4},
-    {"batch_size": 16},
 )
 WINDOWED = (
     {"patch": 4, "width": 64, "depth": 3},
@@ -92,43 +67,28 @@ WINDOWED = (
     {"batch_size": 4},
     {"batch_size": 16},
 )
+# where a search starts, beside the usual settings
 RIVALS: dict[tuple[str, int], tuple[dict, ...]] = {
     ("fno", 1): (
-        {"width": 32},
-        {"width": 64},
-        {"modes": 12},
+        {"width": 32, "batch_size": 16},
+        {"width": 32, "batch_size": 8},
         {"modes": 16},
-        {"modes": 24},
-        {"modes": 40},
-        {"modes": 64, "width": 32},
-        {"depth": 3},
-        {"depth": 5},
-        {"batch_size": 8},
-        {"batch_size": 32},
+        {"modes": 64, "width": 32, "batch_size": 16},
+        {"width": 32, "depth": 3, "batch_size": 8},
     ),
     ("fno", 2): (
-        {"width": 24},
-        {"width": 48},
-        {"modes": 8},
-        {"modes": 12},
-        {"modes": 16},
-        {"modes": 24},
-        {"depth": 3},
-        {"depth": 5},
-        {"batch_size": 2},
-        {"batch_size": 4},
-        {"batch_size": 8},
+        {"modes": 8, "batch_size": 2},
+        {"modes": 12, "batch_size": 4},
+        {"width": 24, "depth": 3, "modes": 12, "batch_size": 2},
+        {"width": 24, "depth": 3, "modes": 16, "batch_size": 4},
+        {"width": 48, "modes": 8, "batch_size": 2},
     ),
     ("fno", 3): (
+        {"width": 12, "patch": 2},
         {"width": 12},
-        {"width": 32},
-        {"modes": 3},
-        {"modes": 6},
+        {"width": 32, "patch": 2},
         {"modes": 8, "width": 16},
-        {"depth": 2},
-        {"depth": 4},
-        {"batch_size": 2},
-        {"batch_size": 8},
+        {"width": 12, "batch_size": 2},
     ),
     ("resnet", 1): DILATED,
     ("resnet", 2): DILATED,
@@ -136,35 +96,48 @@ RIVALS: dict[tuple[str, int], tuple[dict, ...]] = {
     ("transformer", 1): WINDOWED,
     ("transformer", 2): WINDOWED,
     ("transformer", 3): WINDOWED,
-    ("unet", 1): (*FOLDED, {"batch_size": 8}, {"batch_size": 32}),
-    ("unet", 2): (*FOLDED, {"batch_size": 4}, {"batch_size": 8}),
+    ("unet", 1): (
+        {"patch": 2, "width": 32, "depth": 3, "batch_size": 16},
+        {"patch": 2, "width": 32, "depth": 3, "batch_size": 8},
+        {"patch": 4, "width": 48, "depth": 3, "batch_size": 8},
+        {"patch": 1, "width": 24, "batch_size": 8},
+        {"patch": 2, "width": 32, "depth": 4, "batch_size": 16},
+    ),
+    ("unet", 2): (
+        {"patch": 2, "width": 32, "depth": 3, "batch_size": 4},
+        {"patch": 4, "width": 48, "depth": 3, "batch_size": 4},
+        {"patch": 2, "width": 32, "depth": 4, "batch_size": 8},
+        {"patch": 4, "width": 64, "depth": 3, "batch_size": 4},
+        {"patch": 1, "width": 24, "depth": 3, "batch_size": 4},
+    ),
     ("unet", 3): (
-        {"patch": 1, "width": 12, "depth": 2},
-        {"patch": 1, "width": 16, "depth": 3},
-        {"patch": 2, "width": 24, "depth": 2},
-        {"patch": 2, "width": 32, "depth": 3},
+        {"patch": 1, "width": 16, "depth": 3, "batch_size": 2},
+        {"patch": 1, "width": 12, "depth": 2, "batch_size": 2},
+        {"patch": 2, "width": 24, "depth": 2, "batch_size": 2},
+        {"patch": 2, "width": 32, "depth": 3, "batch_size": 2},
         {"patch": 4, "width": 48, "depth": 2},
-        {"batch_size": 2},
-        {"batch_size": 8},
     ),
 }
-PATCHES = (1, 2, 4, 8)
-PLANE, VOLUME = 2, 3
-OUR_KINDS = {1: ("fno", "resnet"), PLANE: ("fno", "unet", "flat"), VOLUME: ("fno", "unet")}
-SMALL_BATCHES = (8, 4, 2)  # in 2D and 3D
+PLANE, FRAMES = 2, 4
 OPTIM = ("operator.optim.muon_lr", "operator.optim.adamw_lr")
+# ours, beside the network of the configuration: backbones that may suit better, by dimension
+KINDS: dict[int, tuple[dict, ...]] = {
+    1: ({"kind": "fno", "width": 32, "modes": 24}, {"kind": "resnet", "width": 32, "depth": 2}),
+    PLANE: ({"kind": "fno", "width": 32, "modes": 8}, {"kind": "unet", "width": 32}),
+    3: ({"kind": "fno", "width": 12, "modes": 4}, {"kind": "unet", "width": 16}),
+}
+PATCH = {"fno": 1, "resnet": 1, "unet": 2}  # of these backbones
 
 
-def rival_changes(family: str, problem: Problem) -> list[Changes]:
-    """Return single changes to the start of the search, the largest first."""
-    start, seen, out = settings_for(family, problem.name, problem.ndim), [], []
-    for change in ({}, *RIVALS[family, problem.ndim], *COMMON, *(() if problem.is_steady else TRANSIENT)):
-        settings = settings_for(family, problem.name, problem.ndim, change)
-        is_idle = change.get("loss") == "change" and problem.is_steady
-        if settings not in seen and not is_idle and not (change and settings == start):
-            seen.append(settings)
-            out.append(change)
-    return out
+def rival_starts(family: str, problem: Problem) -> list[Changes]:
+    return [{}, *RIVALS[family, problem.ndim]]
+
+
+def rival_changes(problem: Problem) -> list[Changes]:
+    """Return single changes to the best start, the most promising first."""
+    if problem.is_steady:
+        return [change for change in COMMON if change.get("loss") != "change"]
+    return [*COMMON, *(change for change in TRANSIENT if change.get("history", 1) <= problem.context)]
 
 
 def generic(changes: Changes, config: Config, task: str) -> Changes:
@@ -176,91 +149,59 @@ def generic(changes: Changes, config: Config, task: str) -> Changes:
     return changes | {key: names or ["mean" if get_task(task).is_steady else "persistence"]}
 
 
-def our_changes(config: Config, problem: Problem, kinds: Collection[str] = tuple(BASES)) -> list[Changes]:
-    """Return single changes to the configuration by dotted key, the largest first; bases among `kinds`.
-
-    See `our_starts` for combined changes.
-    """
-    now, space, key = config.task[problem.name], problem.train.shape[3:], f"task.{problem.name}"
-    batch, kernel = config.operator.train.batch_size, config.operator.model.kernel_size
-    frames = [
-        {f"{key}.history": num} for num in (1, 2, 4) if num <= problem.context and not problem.is_steady
-    ]
-    bases = [
-        {f"{key}.base": names}
-        for names in (["persistence"], *([*now.base, name] for name in kinds if name not in now.base))
-    ]
-    for change in bases[1:]:
-        if (
-            "transport" in change[f"{key}.base"] and not now.reach
-        ):  # over three eighths of the grid, as its check proposes
-            change[f"{key}.reach"] = 3 * min(space) // 8
-    patches = [
-        {f"{key}.patch": size} for size in PATCHES if size != now.patch and not any(n % size for n in space)
-    ]
-    modes = (
-        [{"modes": 8}, {"modes": 32}] if problem.ndim == 1 else [{"modes": MOST_MODES[problem.ndim] - 1}]
-    )  # more change nothing
-    kinds_of_network = [{"kind": kind} for kind in OUR_KINDS[problem.ndim]]
-    sizes = [
-        {f"operator.model.{name}": value for name, value in change.items()}
-        for change in (
-            {"depth": 2},
-            *kinds_of_network,
-            {"width": 96},
-            {"depth": 4},
-            *modes,
-            {"kernel_size": 3},
-            {"kernel_size": 15 if kernel < 15 else 7},
-        )
-    ]
-    rates = [
-        {name: factor * getattr(config.operator.optim, name.split(".")[-1]) for name in OPTIM}
-        for factor in (0.5, 2.0)
-    ]
-    batches = [batch_of(size) for size in (batch // 2, 2 * batch) if size]
-    unrolled = [] if problem.is_steady else [{"operator.unroll_fraction": 0.0}]
-    if (
-        problem.ndim > 1
-    ):  # steps are dear: what is worth most first, what fits bases anew, as long as a training at times, last
-        return [{}, *map(batch_of, SMALL_BATCHES), *unrolled, *sizes, *rates, *frames, *patches, *bases]
-    return [{}, *frames, *bases, *patches, *sizes, *batches, *rates, *unrolled]
+def sizes(settings: Changes) -> Changes:
+    return {f"operator.model.{name}": value for name, value in settings.items()}
 
 
 def batch_of(size: int) -> Changes:
     return {"operator.train.batch_size": size, "operator.train.micro_batch": size}
 
 
-def our_starts(problem: Problem) -> list[Changes]:
-    """Return starts of the search, the quick ones first, because one fit may take long.
-
-    One frame without a fitted base, by the network of the configuration and by an FNO, and the configuration;
-    in 2D and 3D with batches as small as those of the rivals, in 3D by a small network of small patches, too.
+def our_starts(config: Config, problem: Problem, kinds: Collection[str] = tuple(BASES)) -> list[Changes]:
+    """Return where the search of our operator starts: its network without a fitted base, with large and small
+    patches and, if the task has them, four frames; other backbones without a fitted base; the configuration;
+    the same with the base `equation`, if it is among `kinds`. In 2D and 3D with small batches.
 
     If no base fits in 1D, one frame without a base is better by a third after training (compressible flow,
     100 s), but neither of its two changes alone is; in a short trial the network on a fitted base is always
     ahead.
     """
-    key = f"task.{problem.name}"
+    key, ndim, bases = f"task.{problem.name}", problem.ndim, config.task[problem.name].base
     bare = {f"{key}.history": 1, f"{key}.base": ["mean" if problem.is_steady else "persistence"]}
-    sizes = {
-        1: {"width": 32, "modes": 24},
-        PLANE: {"width": 32, "modes": 8},
-        VOLUME: {"width": 12, "modes": 4},
-    }
-    spectral = {
-        **{f"operator.model.{name}": value for name, value in {"kind": "fno", **sizes[problem.ndim]}.items()},
-        f"{key}.patch": 1,
-    }
-    if problem.ndim == 1:
-        return [bare, bare | spectral, {}]
-    small = {
-        f"operator.model.{name}": value for name, value in {"width": 48, "depth": 2, "kernel_size": 3}.items()
-    }
-    some, few = map(batch_of, SMALL_BATCHES[:2])
-    if problem.ndim == PLANE:
-        return [some | bare, few | bare | spectral, some]
-    return [few | small | bare | {f"{key}.patch": 2}, few | bare | spectral, few]
+    some, few = ({}, {}) if ndim == 1 else (batch_of(8), batch_of(4))
+    fine = {f"{key}.patch": max(1, config.task[problem.name].patch // 2)}
+    small = {} if ndim <= PLANE else sizes({"width": 48, "depth": 2, "kernel_size": 3})
+    starts = [some | bare, few | bare | fine | small]
+    if not problem.is_steady and problem.context >= FRAMES:
+        starts.append(some | bare | {f"{key}.history": FRAMES})
+    starts += [few | bare | sizes(kind) | {f"{key}.patch": PATCH[kind["kind"]]} for kind in KINDS[ndim]]
+    starts.append(some)
+    if "equation" in kinds and "equation" not in bases and not problem.is_steady:
+        starts.append(some | {f"{key}.base": [*bases, "equation"]})
+    return starts
+
+
+def our_changes(config: Config, problem: Problem, kinds: Collection[str] = tuple(BASES)) -> list[Changes]:
+    """Return single changes to the best start, the most promising first; the last add a base among `kinds`,
+    whose fit takes time."""
+    now, key = config.task[problem.name], f"task.{problem.name}"
+    rates = [
+        {name: factor * getattr(config.operator.optim, name.split(".")[-1]) for name in OPTIM}
+        for factor in (2.0, 0.5)
+    ]
+    unrolled = [] if problem.is_steady else [{"operator.unroll_fraction": 0.0}]
+    history = [] if problem.is_steady or problem.context < 2 else [{f"{key}.history": 2}]
+    added = [
+        {f"{key}.base": [*now.base, name]}
+        for name in kinds
+        if name not in (*now.base, "solver") and problem.is_steady in BASES[name].serves
+    ]
+    for change in added:
+        if "transport" in change[f"{key}.base"] and not now.reach:
+            # over three eighths of the grid, as its check proposes
+            change[f"{key}.reach"] = 3 * min(problem.train.shape[3:]) // 8
+    batches = [batch_of(8)] if problem.ndim == 1 else [batch_of(2)]
+    return [*batches, *unrolled, *rates, sizes({"depth": 2}), sizes({"depth": 4}), *history, *added]
 
 
 # ---- one training ------------------------------------------------------------------------------------------
@@ -405,13 +346,14 @@ def found(
     path = OUT / "tuned" / f"{args.task}-{family}-{asked['data'][:8]}.json"
     record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if any(record.get(key) != value for key, value in asked.items()) or record["search_s"] < seconds:
-        changes = our_changes(config, problem, kinds) if is_ours else rival_changes(family, problem)
-        starts = our_starts(problem) if is_ours else [{}]
+        changes = our_changes(config, problem, kinds) if is_ours else rival_changes(problem)
+        starts = our_starts(config, problem, kinds) if is_ours else rival_starts(family, problem)
         run: Callable[..., Trial] = (
             OurTrials(args, starts) if is_ours else partial(rival_trial, family, args, config, problem, val)
         )
         print(
-            f"{family}: {len(changes)} changes for {seconds:g} s of {args.clock}, on validation", flush=True
+            f"{family}: {len(starts)} starts and {len(changes)} changes in {seconds:g} s of {args.clock}",
+            flush=True,
         )
         record = (
             asked

@@ -18,7 +18,7 @@ from bench import baselines, compare, correction, ours, score, tune
 from bench.baselines import Problem, Trainer
 from bench.rivals import Rival, Settings, folded, unfolded
 from bench.score import Errors
-from bench.search import Trial, ends_of, predicted, search
+from bench.search import Trial, predicted, search
 from ups.common.boundary import NO_FLUX, PERIODIC
 from ups.config import load_config
 from ups.report.bench_rows import data_key, find_bench_rows
@@ -336,10 +336,11 @@ def test_rivals_are_searched_before_a_ratio_is_printed_and_found_again(
 
     result, text, tries = run("6")
     assert result["settings"]["unet"]["patch"] == 4 and result["settings"]["unet"]["lr"] == 4e-3
-    assert "fno / unet: 1." in text and tries > 30
-    for family in ("fno", "unet"):  # equal shares of a third, then the finalists share a third twice
+    assert "fno / unet: 1." in text and tries > 20
+    for family in ("fno", "unet"):  # trials of equal length for two thirds of the time, then three finals
         spent = [seconds for settings, seconds in seen[:-2] if settings.network == family]
-        assert sum(spent) == pytest.approx(18.0) and spent[-1] == spent[-2] == 3.0
+        assert spent[-3:] == pytest.approx([2.0] * 3) and sum(spent) <= 18.01
+        assert spent[:-3] == pytest.approx([12 / 13] * (len(spent) - 3)) and len(spent) > 12
     assert all(seconds == 6.0 for _, seconds in seen[-2:])
     key = data_key("toy", load_config().context("burgers1d"))
     shown = find_bench_rows("burgers1d", key, tmp_path)  # what the report puts beside the operator
@@ -364,13 +365,6 @@ def test_rivals_are_searched_before_a_ratio_is_printed_and_found_again(
     assert tries == 0 and "no ratio fno / unet: the settings of unet are given by hand" in text
 
 
-def test_the_finals_take_the_start_of_a_climb_and_its_last_points():
-    points = [{"a": number} for number in range(5)]
-    assert ends_of(points, 3) == [{"a": 0}, {"a": 3}, {"a": 4}]
-    assert ends_of(points, 1) == [{"a": 4}] and ends_of(points[:1], 3) == points[:1]
-    assert ends_of(points, 9) == points
-
-
 def falling(settings: dict, seconds: float, is_whole: bool) -> Trial:
     """Errors that fall as powers of the time: the small network leads until 800 s."""
     factor, exponent = {"small": (0.1, 0.1), "large": (1.0, 0.445)}[settings.get("size", "small")]
@@ -380,9 +374,22 @@ def falling(settings: dict, seconds: float, is_whole: bool) -> Trial:
 @pytest.mark.parametrize(("budget", "expected"), [(100, "small"), (3000, "large")])
 def test_a_search_ends_on_what_is_best_after_the_whole_training(budget, expected):
     starts = [{"size": "small"}, {"size": "large"}]
-    found = search(starts, [{}, {"other": 1}], falling, 300.0, budget, say=lambda text: None)
+    found = search(starts, [{"other": 1}], falling, 300.0, budget, say=lambda text: None)
     assert found["changes"]["size"] == expected
-    assert found["seconds"] == pytest.approx(300, rel=0.05)
+    assert found["seconds"] == pytest.approx(300)
+
+
+def test_changes_that_help_add_up_and_those_that_do_not_fit_are_left_out():
+    def run(settings: dict, seconds: float, is_whole: bool) -> Trial:
+        if "odd" in settings:
+            raise ValueError("an odd grid")
+        return Trial(2.0 - sum(settings.values()), int("idle" not in settings), seconds)
+
+    changes = [{"odd": 1.0}, {"good": 0.5}, {"bad": -0.5}, {"idle": 1.0}, {"better": 0.5}]
+    found = search([{}, {"start": 0.5}], changes, run, 70.0, 100.0, say=lambda text: None)
+    assert found["changes"] == {"start": 0.5, "good": 0.5, "better": 0.5}
+    with pytest.raises(ValueError, match="fewer than two"):
+        search([{"idle": 1.0}], [{"odd": 1.0}], run, 70.0, 100.0, say=lambda text: None)
 
 
 @pytest.mark.parametrize(
@@ -422,9 +429,8 @@ def test_the_search_of_ours_finds_fewer_frames_and_no_propagator_although_neithe
     assert record["changes"]["task.burgers1d.history"] == 1 and record["changes"]["task.burgers1d.base"] == [
         "persistence"
     ]
-    assert record["val"] == pytest.approx(0.025) and tried[-1][2] == pytest.approx(
-        10 * (1 - 0.5 / 20)
-    )  # less the fit's share
+    assert record["val"] == pytest.approx(0.025)
+    assert tried[-1][2] == pytest.approx(60 / 9 * (1 - 0.5 / 20))  # less the fit's share
     path = tmp_path / "tuned" / "burgers1d-ours-toy.yaml"
     assert "chosen on the validation split" in path.read_text() and "seed 0" in path.read_text()
     config = load_config(path)
