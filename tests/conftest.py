@@ -1,9 +1,25 @@
-"""One thread for all tests: sums then have one order, and the suite does not fight for the cores."""
+"""One thread for all tests: sums then have one order, and the suite does not fight for the cores. The longest
+files come first, so that no worker still runs one while the others have nothing left to do."""
+
+from pathlib import Path
 
 import pytest
 import torch
+
+LONGEST = (  # files above 30 s of one core, the longest first
+    *("test_readme", "test_injection", "test_chain", "test_project", "test_stages", "test_face"),
+    *("test_real_files", "test_sharded", "test_stories", "test_export", "test_uncertain", "test_any_grid"),
+    *("test_multinode", "test_loop", "test_userdata_chain", "test_fuzz", "test_operator", "test_sweep"),
+    *("test_known_answers", "test_install", "test_launching", "test_equal", "test_guard", "test_drift"),
+    *("test_fakes", "test_pde", "test_device", "test_launch", "test_equation"),
+)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
     torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(Path(item.fspath).stem, len(place)))

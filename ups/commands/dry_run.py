@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import benchmark
 
 from ups.common.files import partial_path
 from ups.common.precision import autocast
@@ -225,6 +224,8 @@ def _seconds(
         torch.autograd.grad(z_pred.float().square().mean(), weights)
 
     threads = torch.get_num_threads()
+    from torch.utils import benchmark  # it imports setuptools: a fifth of a second
+
     timer = benchmark.Timer(
         "step()",
         globals={"step": step},
