@@ -210,6 +210,32 @@ def long_table(found: dict[str, dict[str, Any]]) -> str:
     return table(("task", *LABELS.values(), "persistence"), map(line, is_long))
 
 
+def speed_table(found: dict[str, dict[str, Any]]) -> str:
+    """docs/peers.md: milliseconds per predicted state, trajectories side by side and one alone. Results
+    without the latter are older, and their former is not comparable.
+    """
+    names = ("ours_generic", "ours", "fno", "unet")
+
+    def line(record: dict[str, Any]) -> tuple[str, ...]:
+        cells: list[str] = []
+        for key in ("state_ms", "state_ms_alone"):
+            timed = (
+                [row for row in rows(record, name).values() if "state_ms_alone" in row] for name in names
+            )
+            times = [mean(row[key] for row in some) for some in timed]
+            cells += [
+                *map(number, times),
+                number(times[0] / times[2], True) if times[0] and times[2] else MISSING,
+            ]
+        return record["task"], *cells
+
+    header = ("UPS, generic bases", "UPS", "FNO", "U-Net", "generic / FNO")
+    return table(
+        ("task", *header, *(f"{name}, alone" for name in header)),
+        (line(record) for record in found.values()),
+    )
+
+
 def authors_table(found: dict[str, dict[str, Any]]) -> str:
     """docs/peers.md: errors on the data of every author (a column) after training on those of one (a row),
     and the distances between these data.
@@ -388,6 +414,7 @@ TABLES: dict[str, tuple[str, str, Callable[[dict], str]]] = {
     "equal_time": ("docs/results.md", "", equal_time_table),
     "correction": ("docs/results.md", "", correction_table),
     "long": ("docs/results.md", "", long_table),
+    "speed": ("docs/peers.md", "", speed_table),
     "apebench": ("docs/peers.md", "apebench", apebench_table),
     "authors": ("docs/peers.md", "authors", authors_table),
     "shift_grid": ("docs/peers.md", "shift_grid", shift_table),
