@@ -34,7 +34,7 @@ from ups.data.schedule import Batch
 from ups.models.base_selection import base_error
 from ups.models.bases.base import Base, ParameterBatch
 from ups.models.head import TaskHead
-from ups.models.head_setup import base_settings, data_conserve, unfitted_head
+from ups.models.head_setup import base_settings, conserved_facts, unfitted_head
 from ups.models.operator import Operator
 from ups.models.windows import Windows, augment
 from ups.tasks import Task
@@ -209,7 +209,7 @@ def train_ours(args: argparse.Namespace, changes: Changes, seed: int, budget: fl
     step = solver_of(config, cache, u)
     head = unfitted_head(cache, "persistence", base_settings(cache), torch.device("cpu"))
 
-    head.description["is_conservative"] = data_conserve(head, cache)
+    head.description |= conserved_facts(head, cache)
 
     def to_solver(part: TaskHead) -> None:
         part.base = Coarse(part.codec, step, values)

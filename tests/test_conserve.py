@@ -3,16 +3,19 @@ data do."""
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 from toy_codec import fit_codec
 
 from ups.evaluation.forecast import conservation_error
-from ups.models import base_selection
 from ups.models.conserve import correction, with_fixed_fields
 from ups.models.data_facts import describe_tokenizer
 from ups.models.head import TaskHead
+from ups.models.head_setup import conserved_facts
 from ups.models.operator import Operator
 from ups.tasks import Task, get_task
 
@@ -119,8 +122,8 @@ def test_a_correct_prediction_stays_as_it_is(name):
     task = get_task(name)
     value = 0.1 if task.parameters else None
     u = task.simulate(range(2), seed=0, resolution=16, num_frames=3, parameter=value, t_end=0.1).double()
-    assert correction(task, u, u[:, 0]).abs().max() < 2e-7
-    assert correction(task, u.roll(3, -1), u[:, 0]).abs().max() < 2e-7
+    assert correction(task, task.conserved, u, u[:, 0]).abs().max() < 2e-7
+    assert correction(task, task.conserved, u.roll(3, -1), u[:, 0]).abs().max() < 2e-7
 
 
 def test_a_gas_with_too_little_energy_left_keeps_a_positive_pressure():
@@ -128,7 +131,7 @@ def test_a_gas_with_too_little_energy_left_keeps_a_positive_pressure():
     u = states(task, frames=1)
     wild = u.clone()
     wild[:, :, 2] *= 50 * noise(8)  # more energy of motion than there is energy
-    change = correction(task, wild, u[:, 0])[..., None]
+    change = correction(task, task.conserved, wild, u[:, 0])[..., None]
     found = torch.stack(
         [
             part * step.exp() if name in task.positive else part + step
@@ -156,7 +159,7 @@ def test_a_quantity_that_the_data_do_not_conserve_is_not_corrected():
         def batch(self, rows: Tensor, frame: int, count: int, device: torch.device) -> Tensor:
             return self.codec.encode(self.codec.normalise(self.u[rows, frame : frame + count]))
 
-    def found(u: Tensor) -> bool:
+    def found(u: Tensor, **facts: Any) -> dict[str, Any]:
         held, codec = Held(u), fit_codec([u.numpy()], fields=("u",), patch=2)
         description = {
             **operator_of("burgers1d").heads["burgers1d"].description,
@@ -164,21 +167,27 @@ def test_a_quantity_that_the_data_do_not_conserve_is_not_corrected():
         }
         head = TaskHead(description, 1)
         head.codec.load_state_dict(codec.state_dict())
-        return base_selection.data_conserve(head, held)
+        held.task = dataclasses.replace(get_task("burgers1d"), **facts)
+        return conserved_facts(head, held)
 
     kept = states(get_task("burgers1d"), 8, 5, 16)
     kept = kept - kept.mean(-1, keepdim=True)
-    assert found(kept)
+    assert found(kept) == {"is_conservative": True}
     lost = kept.clone()
     lost[:, -1] += 1e-3  # by the last frame, a thousandth of the spread
-    assert not found(lost)
+    assert found(lost) == {"is_conservative": False}
+    # of user data it is found out, unless the user names what is conserved
+    of_user = {"user_facts": {}, "conserved": (), "bounded": ()}
+    assert found(kept, **of_user) == {"is_conservative": True, "conserved": ["u"]}
+    assert found(lost, **of_user) == {"is_conservative": False}
+    assert found(kept, **of_user | {"bounded": ("u",)}) == {"is_conservative": False}
     front = torch.tanh(
         8 * (0.4 + torch.sin(torch.arange(64) / 64 * 2 * torch.pi - torch.linspace(0, 1, 5)[:, None]))
     )
     front = front[None, :, None].expand(8, -1, -1, -1).contiguous()
-    assert found(front) and not found(
-        front[..., ::8].contiguous()
-    )  # of few of its cells the mean does not stay
+    assert found(front)["is_conservative"]
+    few = found(front[..., ::8].contiguous())  # of few of its cells the mean does not stay
+    assert not few["is_conservative"]
 
 
 def test_rollouts_stay_within_the_bounds_and_are_unchanged_inside_them():

@@ -19,12 +19,12 @@ from ups.data.cache import Cache
 from ups.models.bases import BASES
 from ups.models.bases.base import Base, Fit, Samples
 from ups.models.bases.per_field import Component, components_of, merged, subset_samples, subset_settings
-from ups.models.head import HORIZON, TaskHead
+from ups.models.head import HORIZON, INVARIANTS, TaskHead
 from ups.models.head_setup import (
     MAX_TRAJECTORIES,
     base_settings,
     calibrate,
-    data_conserve,
+    conserved_facts,
     fitted_state,
     per_field_head,
     rows_by_parameter,
@@ -127,7 +127,7 @@ def fitted_candidates(
     """
     task, settings = cache.task.name, base_settings(cache)
     samples = Samples(unfitted_head(cache, "persistence", settings, device), cache, seed, 16 * base_steps)
-    is_conservative = data_conserve(samples.head, cache)
+    conserved = conserved_facts(samples.head, cache)
     if fields is not None:
         reads = [*fields, *range(len(cache.task.moving), len(cache.task.fields))]
         samples, settings = subset_samples(samples, reads), subset_settings(settings, reads)
@@ -147,7 +147,7 @@ def fitted_candidates(
             else:
                 head = per_field_head(cache, [Component(base, kind, fitted, reads, list(fields))], device)
                 name = f"{name} of {', '.join(cache.task.fields[channel] for channel in reads)} alone"
-            head.description["is_conservative"] = is_conservative
+            head.description |= conserved
             yield name, head
 
 
@@ -211,7 +211,8 @@ def select_per_field(shortlist: Shortlist, whole: Candidate, candidates_of: Subs
     if all(component.base is whole.head.base for component in components):
         return whole
     head = per_field_head(cache, merged(components), whole.head.scale.device)
-    head.description["is_conservative"] = whole.head.description["is_conservative"]
+    facts = whole.head.description
+    head.description |= {key: facts[key] for key in INVARIANTS if key in facts}
     candidate = shortlist.evaluate("; ".join(names), head)
     is_as_good = all(ties.is_as_good(candidate, whole) for ties in units)
     gains = any(MIN_GAIN_PER_FIELD * ties.error(candidate) <= ties.error(whole) for ties in units)

@@ -23,7 +23,7 @@ from ups.models.head import HORIZON
 from ups.models.head_setup import (
     base_settings,
     calibrate,
-    data_conserve,
+    conserved_facts,
     fitted_state,
     rows_by_parameter,
     unfitted_head,
@@ -78,7 +78,7 @@ def with_trivial_base(
 ) -> Fitted:
     """Facts and weights of the trivial base, with the numbers of all candidates from `facts`."""
     head = unfitted_head(cache, kind, base_settings(cache), device)
-    head.description["is_conservative"] = data_conserve(head, cache)
+    head.description |= conserved_facts(head, cache)
     head.description["base"] |= {"name": kind, "unstable": ""}
     head.description[HORIZON] = facts["description"][HORIZON]
     calibrate(head, cache, seed)

@@ -6,6 +6,8 @@ positive one. It is a differentiable projection: it does not change an exact pre
 channels positive.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -13,10 +15,13 @@ from ups.metrics.mask import filled
 from ups.tasks import Task
 
 
-def correction(task: Task, u: Tensor, u_start: Tensor, valid: Tensor | None = None) -> Tensor:
+def correction(
+    task: Task, conserved: Sequence[str], u: Tensor, u_start: Tensor, valid: Tensor | None = None
+) -> Tensor:
     """What to add (batch, T, C) to each channel of u (batch, T, C, *space), or to the logarithm of a positive
-    one, to restore the invariants of u_start (batch, C, *space). Physical units. valid (C, *space): the cells
-    inside the domain (None: all); the others are NaN.
+    one, to restore the invariants of u_start (batch, C, *space): the means of the conserved fields, or those
+    of the task. Physical units. valid (C, *space): the cells inside the domain (None: all); the others are
+    NaN.
     """
     u_start = u_start[:, None]
     if task.restore is not None:
@@ -26,7 +31,7 @@ def correction(task: Task, u: Tensor, u_start: Tensor, valid: Tensor | None = No
     now, then = mean(u, space), mean(u_start, space).expand(u.shape[:3])
     changes = []
     for name, a, b in zip(task.fields, now.unbind(2), then.unbind(2), strict=True):
-        if name not in task.conserved:
+        if name not in conserved:
             changes.append(torch.zeros_like(a))
         else:
             changes.append(b.log() - a.log() if name in task.positive else b - a)

@@ -76,6 +76,7 @@ HEAD: Rows = {
     "network_weight": NUMBER,
     "call_weight": NUMBER,
     "is_conservative": FLAG,
+    "conserved": NAMES,
     "forcing_range": (is_ranges, "the smallest and largest value by name"),
 }
 FORCING = "forcing_codec"  # key of a description; tasks without forcing lack it

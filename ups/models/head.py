@@ -3,6 +3,7 @@ weights.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,6 +33,8 @@ from ups.tasks import described_task
 FITTED = ("network_weight", "is_conservative")  # results of the stage
 CALL_WEIGHT = "call_weight"  # as network_weight, of a task that is sampled; others lack it
 SELECTION = "selection"  # record of `ups.models.selection.select`; older weights lack it
+CONSERVED = "conserved"  # fields whose mean the training data keep, if the user names none
+INVARIANTS = ("is_conservative", CONSERVED)
 HORIZON = "horizon"  # frames of the validation rollouts; older weights lack it
 FORCING_RANGE = "forcing_range"  # forcing field -> range of the training data, widened as that of the state
 
@@ -95,6 +98,11 @@ class TaskHead(nn.Module):
     def input_codec(self) -> Tokenizer:
         """The codec of the input: the coefficient's for a steady task, else the state's."""
         return self.coefficient_codec if self.coefficient_codec is not None else self.codec
+
+    @property
+    def conserved(self) -> Sequence[str]:
+        """The fields whose mean over space forecasts keep, if the data do."""
+        return self.task.conserved or self.description.get(CONSERVED, ())
 
     @property
     def is_network_used(self) -> bool:
@@ -326,7 +334,7 @@ class TaskHead(nn.Module):
         if not self.description["is_conservative"]:
             return self.codec.held(w)
         u, u_start = self.codec.denormalise(w), self.codec.denormalise(w_start)
-        change = correction(self.task, u, u_start, self.codec.valid) / self.codec.std
+        change = correction(self.task, self.conserved, u, u_start, self.codec.valid) / self.codec.std
         return self.codec.held(w + change[(...,) + (None,) * self.task.ndim])
 
     def conserve_latents(self, z: Tensor, z_start: Tensor) -> Tensor:

@@ -14,13 +14,14 @@ from ups.models.bases.per_field import Component, PerField
 from ups.models.bases.units import widened
 from ups.models.conserve import correction
 from ups.models.data_facts import describe_data
-from ups.models.head import FORCING_RANGE, TaskHead
+from ups.models.head import CONSERVED, FORCING_RANGE, TaskHead
 
 MAX_TRAJECTORIES = 64  # per statistic, stratified by parameter; with 16, bases that blow up were not found
 BATCH = 32
 # Largest change of a mean, relative to the channel's RMS, that counts as conserved. Advection of waves that a
 # grid samples has 3e-5: half of the error.
 CONSERVED_TOLERANCE = 1e-5
+NUM_COMPARED = 8  # frames after the first one
 
 
 def head_description(cache: Cache, kind: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -115,19 +116,27 @@ def rows_by_parameter(cache: Cache, split: str, count: int) -> Tensor:
     return torch.stack(picked[:count])
 
 
-def data_conserve(head: TaskHead, cache: Cache) -> bool:
-    """Whether the training data, on the grid of the cache, conserve what the equation conserves, from the
-    first frame to the middle and the last one. A front that is sampled at every fourth cell does not.
+def conserved_facts(head: TaskHead, cache: Cache) -> dict[str, Any]:
+    """is_conservative: whether the training data, on the grid of the cache, conserve what the equation
+    conserves, from the first frame to later ones. A front that is sampled at every fourth cell does not. For
+    user data whose section names no conserved field also conserved: those whose mean the data keep, if any,
+    and that are not bounded, because both corrections would undo each other.
     """
-    if not cache.task.conserved:
-        return False
-    rows, last = rows_by_parameter(cache, "train", MAX_TRAJECTORIES), cache.num_frames - 1
-    start, *later = (
-        head.physical(cache.batch(rows, frame, 1, head.scale.device)) for frame in (0, last // 2, last)
-    )
-    change = torch.cat([correction(cache.task, u, start[:, 0], head.codec.valid) for u in later], 1)
-    change = change / head.codec.std
-    return bool(change.square().mean((0, 1)).sqrt().max() <= CONSERVED_TOLERANCE)
+    task, last = cache.task, cache.num_frames - 1
+    is_sought = task.user_facts is not None and not task.is_steady and not task.conserved
+    names = [name for name in task.moving if name not in task.bounded] if is_sought else task.conserved
+    if not names:
+        return {"is_conservative": False}
+    rows = rows_by_parameter(cache, "train", MAX_TRAJECTORIES)
+    later = sorted({last * part // NUM_COMPARED for part in range(1, NUM_COMPARED + 1)} - {0})
+    start, *others = (head.physical(cache.batch(rows, frame, 1, head.scale.device)) for frame in (0, *later))
+    changes = [correction(task, names, u, start[:, 0], head.codec.valid) for u in others]
+    change = (torch.cat(changes, 1) / head.codec.std).square().mean((0, 1)).sqrt()
+    if not is_sought:
+        return {"is_conservative": bool(change.max() <= CONSERVED_TOLERANCE)}
+    kept = [name for name, one in zip(task.fields, change, strict=True) if one <= CONSERVED_TOLERANCE]
+    kept = [name for name in kept if name in names]
+    return {"is_conservative": bool(kept)} | ({CONSERVED: kept} if kept else {})
 
 
 def calibrate(head: TaskHead, cache: Cache, seed: int) -> None:
