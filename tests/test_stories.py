@@ -43,24 +43,30 @@ def run(folder, command):
     return done.stdout + done.stderr
 
 
+def outputs_of(folder, story):
+    """What the blocks of a story print, in a folder that has the project's scripts."""
+    for path in (
+        *ROOT.glob("*.py"),
+        *(ROOT / name for name in ("Makefile", "ups", "configs", "accelerate_configs")),
+    ):
+        (folder / path.name).symlink_to(path)
+    (folder / "my").mkdir()
+    outputs = []
+    for language, text in re.findall(r"^```(\w*)\n(.*?)^```", story, re.S | re.M):
+        if language == "python":
+            (folder / "block.py").write_text(text, encoding="utf-8")
+        outputs += [
+            run(folder, command) for command in (["python block.py"] if language else text.splitlines())
+        ]
+    return outputs
+
+
 @pytest.mark.slow
 @pytest.mark.faults  # whole chains, most of a minute each
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.split()[0])
 def test_a_story_ends_with_its_forecast(tmp_path, story):
-    for path in (
-        *ROOT.glob("*.py"),
-        *(ROOT / name for name in ("Makefile", "ups", "configs", "accelerate_configs")),
-    ):
-        (tmp_path / path.name).symlink_to(path)
-    (tmp_path / "my").mkdir()
-    outputs = []
-    for language, text in re.findall(r"^```(\w*)\n(.*?)^```", story, re.S | re.M):
-        if language == "python":
-            (tmp_path / "block.py").write_text(text, encoding="utf-8")
-        outputs += [
-            run(tmp_path, command) for command in (["python block.py"] if language else text.splitlines())
-        ]
+    outputs = outputs_of(tmp_path, story)
     if story.startswith("sea"):
         later = xarray.open_dataset(tmp_path / "my/forecast.nc").sst
         models = json.loads((tmp_path / "runs/sst/report/results.json").read_text())["tasks"]["sst"]["models"]
@@ -75,3 +81,22 @@ def test_a_story_ends_with_its_forecast(tmp_path, story):
                 abs(float(re.search(rf"- ?\(([\d.]+) ± [\d.]+\) {re.escape(term)}", terms)[1]) - 1) < 0.02
             ), terms
         assert float(outputs[-1].split()[-1]) < 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.faults  # a whole chain, most of a minute
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_the_film_with_noise_ends_with_its_equation(tmp_path):
+    [story] = [story for story in STORIES if story.startswith("one film from MATLAB")]
+    save = "scipy.io.savemat("
+    random = "np.random.default_rng(1).standard_normal(np.shape(frames))"
+    noise = f"frames = np.array(frames) + 0.05 * np.std(frames) * {random}"
+    assert story.count(save) == 1
+    outputs = outputs_of(tmp_path, story.replace(save, f"{noise}\n{save}"))
+    [percent] = re.findall(r"noise: ([\d.]+) % of usol", outputs[2])
+    assert float(percent) == pytest.approx(5, rel=0.05)
+    [[terms]] = [re.findall(r"∂t usol = (.*)", text) for text in outputs if "∂t usol" in text]
+    found = re.findall(r"-? ?\(([\d.]+) ± ([\d.]+)\) ([^-+(]*(?:\([^)]*\))?)", terms)
+    assert {term.strip() for *_, term in found} == {"usol (∂x usol)", "∂xx usol", "∂xxxx usol"}, terms
+    for value, width, _ in found:
+        assert abs(float(value) - 1) < min(2 * float(width), 0.1), terms

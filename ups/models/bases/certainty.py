@@ -4,9 +4,7 @@ A fit returns coefficients for any data, and a wrong equation has as many digits
 width of a coefficient's interval is the sum of five parts, each from one Gauss-Newton step:
 
     scatter    Student's t times the standard error of a jackknife over blocks of trajectories, or of windows
-               if there are fewer trajectories than blocks; for films with noise, what as much noise once
-               more changes (Student's t times the standard deviation, plus the mean), or for values of the
-               weak form their scatter over resampled windows
+               if there are fewer trajectories than blocks
     fit        what another step of the fit would change
     numerics   twice the change from derivatives of two orders more and steps half as long
     selection  the change without the terms that are too small to be stated
@@ -14,6 +12,9 @@ width of a coefficient's interval is the sum of five parts, each from one Gauss-
                (SIMEX: Cook and Stefanski 1994, doi 10.1080/01621459.1994.10476871). If that changes the
                coefficient by a fraction d, the noise of the data has changed it by d / (1 - 2 d), as errors
                of a regressor do (attenuation)
+
+For films with noise it is Student's t times the standard error by the weak form (weak.py), plus what the fit
+of the integrator changed.
 
 The residuals of a drift are noise by nature. A drift is not stated if they are correlated from frame to
 frame, as noise of measurement is. The construction is ours.
@@ -30,6 +31,7 @@ from torch import Tensor
 
 from ups.common.seeds import generator
 from ups.common.spectral import FieldTransform
+from ups.models.bases.doubts import HALVES, ILL_POSED, UNCLEAR
 from ups.models.bases.least_squares import solve
 from ups.models.bases.terms import INVERSE, WAVE
 
@@ -44,8 +46,8 @@ EquationsByRow = Callable[["Model", Tensor], Tensor]
 Solve = Callable[[Tensor, list[int]], Tensor]
 
 BLOCKS = 8
-NUM_NOISE = 8  # samples of added noise
 STUDENT = 2.36  # 95 %, BLOCKS - 1 degrees of freedom
+STUDENT_WEAK = 2.2  # the same for the weak form: more blocks, but neighbours are not independent
 # Of the RMS of the time derivative: a term below NEGLIGIBLE is never stated, one below SMALL only if it is
 # certain.
 NEGLIGIBLE, SMALL = 1e-3, 1e-2
@@ -54,9 +56,6 @@ MAX_RESIDUAL_BEYOND_NOISE = 0.1  # of the same error: above it, terms are missin
 MAX_CORRELATION = 0.1  # of a drift's residuals in consecutive frames
 WAVES = 1e3, 1e4  # wave numbers in radians per cell, beyond those of any grid
 NUM_CELLS = 256  # about which the equation is linearised
-HALVES = "its terms differ between halves of the data"
-UNCLEAR = "it leaves too much of what happens from one frame to the next unexplained"
-ILL_POSED = "in it the shortest waves grow without bound"
 
 
 @dataclass(frozen=True)
@@ -72,21 +71,18 @@ class Certainty:
 
 def of_equation(one: "Identification", model: "Model") -> Certainty:
     """The certainty of a deterministic equation, from the windows that it was fitted to."""
-    every, s = list(range(len(model.unknowns))), one.shooting_windows
-    s = s[:, :2] if one.noise is None else s
-    missed = s[:, -1] - one.integrate(one.build(model), model.values, s[:, 0], s.shape[1] - 1)[:, -1]
-    if one.noise is None:
-        transform = FieldTransform(tuple(one.settings["space"]), one.settings["boundary"]).to(s.device)
-        # white noise has equal power in all modes; the error of a wrong term has the modes of the field
-        noise, moved = transform(missed).abs().square().mean(0).median(-1).values, None
-    else:
-        moved, noise = one.moved_by_noise(model, NUM_NOISE, generator(0, "noise"))
+    if one.weak is not None:
+        return of_noisy_films(one, model)
+    every, s = list(range(len(model.unknowns))), one.shooting_windows[:, :2]
+    missed = s[:, 1] - one.integrate(one.build(model), model.values, s[:, 0], 1)[:, 0]
+    transform = FieldTransform(tuple(one.settings["space"]), one.settings["boundary"]).to(s.device)
+    # white noise has equal power in all modes; the error of a wrong term has the modes of the field
+    noise = transform(missed).abs().square().mean(0).median(-1).values
     change, error = (
-        (x / one.std).square().transpose(0, 1).flatten(1).mean(1) for x in (s[:, -1] - s[:, 0], missed)
+        (x / one.std).square().transpose(0, 1).flatten(1).mean(1) for x in (s[:, 1] - s[:, 0], missed)
     )
     beyond_noise = error - 3 * noise / one.std.flatten().square()  # of both frames, the first one amplified
-    # what noise explains of the error of denoised films is known, and not doubtful
-    is_unclear = ((error if moved is None else beyond_noise) > MAX_RESIDUAL**2 * change).any()
+    is_unclear = (error > MAX_RESIDUAL**2 * change).any()
     is_unclear |= (beyond_noise > MAX_RESIDUAL_BEYOND_NOISE**2 * change).any()
 
     def solved(a: Tensor, columns: list[int]) -> Tensor:
@@ -99,9 +95,22 @@ def of_equation(one: "Identification", model: "Model") -> Certainty:
         return values
 
     doubt = UNCLEAR if bool(is_unclear) else ""
-    return assessed(
-        one, model, s, one.shooting_equations_by_row, solved, noise.sqrt() if moved is None else moved, doubt
-    )
+    return assessed(one, model, s, one.shooting_equations_by_row, solved, noise.sqrt(), doubt)
+
+
+def of_noisy_films(one: "Identification", model: "Model") -> Certainty:
+    """The certainty of an equation of films with noise, by the errors of the weak form."""
+    weak, s = one.weak, one.shooting_windows
+    width = STUDENT_WEAK * weak.errors + (model.values - weak.model.values).abs()
+    size = sizes(one, model, s[:, 0])
+    is_uncertain = model.values.abs() <= width
+    is_small = (size < NEGLIGIBLE) | (size < SMALL) & is_uncertain
+    doubt = weak.doubt(model)
+    if bool((is_uncertain & ~is_small).any()):
+        doubt = doubt or HALVES
+    elif grows(one, model, ~is_small, s[:, 0]):
+        doubt = doubt or ILL_POSED
+    return Certainty(width, is_small, doubt)
 
 
 def of_drift(drift: "Drift", model: "Model") -> Certainty:
@@ -139,13 +148,10 @@ def assessed(
     now, now_some = solved(every.sum(0), terms), solved(every[::2].sum(0), terms)
     block = block_of(len(one.rows), len(states)).to(every.device)
     width, halves = scatter(every, block, lambda a: solved(a, terms))
-    if noise is not None and noise.ndim == 2:
-        width = STUDENT * noise.std(0) + noise.mean(0).abs()
-        width = width if one.weak_errors is None else STUDENT * one.weak_errors
     finer = replace(model, num_steps=2 * model.num_steps, is_finer=True)
     width = width + (now - model.values).abs()
     width = width + 2 * (solved(equations(finer, some).sum(0), terms) - now_some).abs()
-    if noise is not None and noise.ndim == 1:
+    if noise is not None:
         rng = generator(0, "noise")
         added = torch.randn(some.shape, generator=rng, dtype=some.dtype).to(some.device)
         added = added * noise.view(-1, *[1] * (some.ndim - 3))

@@ -14,6 +14,7 @@ from ups.common.progress import note
 from ups.common.spectral import FieldTransform
 from ups.models.bases.base import Base, Fit, ParameterBatch, Samples
 from ups.models.bases.certainty import Certainty, of_drift, of_equation
+from ups.models.bases.doubts import UNCLEAR
 from ups.models.bases.drift import Drift
 from ups.models.bases.identify import Identification, terms_of
 from ups.models.bases.integrate import Model, max_steps
@@ -236,10 +237,10 @@ class Equation(Base):
         has_equation = None not in equations
         if has_equation:
             yield cls.of(equations, certainties, identifications, samples, settings, "equation of {} terms")
-        if any(
-            model is None
-            or one.error(model, one.held_out_windows[:, : 2 if one.noise is None else None]) > NOISY
-            for one, model in zip(identifications, equations, strict=True)
+        if not has_equation or any(
+            (one.noise is None or certainty.doubt == UNCLEAR)
+            and one.error(model, one.held_out_windows[:, : 2 if one.noise is None else None]) > NOISY
+            for one, model, certainty in zip(identifications, equations, certainties, strict=True)
         ):
             drifts, certainties = [], []
             for value in range(settings["num_values"]):

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from ups.common.progress import beat
+from ups.models.bases.doubts import UNCLEAR
 from ups.models.bases.integrate import Model, ModelIntegration
 from ups.models.bases.least_squares import (
-    RIDGE,
     backward_selection,
     forward_selection,
     residual,
@@ -29,16 +29,16 @@ from ups.models.bases.least_squares import (
     solve,
 )
 from ups.models.bases.terms import WAVE, Term
-from ups.models.bases.weak import weak_model
+from ups.models.bases.weak import WeakModel, weak_model
 
 MAX_DISAGREEMENT = 2.0  # standard errors of the weak form
 
 
 class Identification(ModelIntegration):
-    """Identifies the equation of one parameter value (`model`). weak_errors (unknowns,): standard errors of
-    the values if they are those of the weak form, else None."""
+    """Identifies the equation of one parameter value (`model`). weak: the equation by the weak form, if the
+    data have noise of measurement and it has converged steps."""
 
-    weak_errors: Tensor | None = None
+    weak: WeakModel | None = None
 
     # --------------------------------------------------------------------------------------- regression
 
@@ -149,7 +149,7 @@ class Identification(ModelIntegration):
     def shooting_equations_by_row(self, model: Model, states: Tensor) -> Tensor:
         """`shooting_equations` of every row of states (rows, 1 + frames, C, *space)."""
         found = []
-        for s in states.split(8):
+        for s in states.split(self.rows_at_once):
             predicted, columns = self.tangents(model, s)
             size = self.change_size(s)
             r = (s[:, 1:] - predicted) / size
@@ -158,34 +158,6 @@ class Identification(ModelIntegration):
             x = x.flatten(2).transpose(0, 1)
             found.append(x @ x.mT)
         return torch.cat(found)
-
-    def moved_by_noise(self, model: Model, num_draws: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """How far Gauss-Newton steps move the values (draws, unknowns) if as much noise is added to the films
-        as they have; and the mean square change (C,) of the integrator's error at the last frame."""
-        noisier = [self.noisier_windows(rng) for _ in range(num_draws)]
-        a: Tensor | float = 0.0
-        g: Tensor | float = 0.0
-        change: Tensor | float = 0.0
-        built = self.build(model)
-        for rows in torch.arange(len(self.shooting_windows)).split(8):
-            s = self.shooting_windows[rows]
-            predicted, columns = self.tangents(model, s)
-            size = self.change_size(s)
-            r = s[:, 1:] - predicted
-            e = (r / size).square().flatten(1).mean(1).sqrt().clamp_min(1e-6).view(-1, *[1] * (r.ndim - 1))
-            weight = 1 / (size * e.sqrt() * (1 + e))
-            x = (columns * weight).flatten(1)
-            a = a + x @ x.mT
-            moved = [
-                one[rows, 1:] - self.integrate(built, model.values, one[rows, 0], r.shape[1]) - r
-                for one in noisier
-            ]
-            g = g + torch.stack([x @ (one * weight).flatten() for one in moved])
-            change = change + sum(one[:, -1].square().transpose(0, 1).flatten(1).sum(1) for one in moved)
-        count = num_draws * self.shooting_windows[:, 0, 0].numel()
-        length = a.diagonal().sqrt().clamp_min(1e-150)
-        a = a / length[:, None] / length + RIDGE * torch.eye(len(a), dtype=a.dtype, device=a.device)
-        return torch.linalg.solve(a, (g / length).mT).mT / length, change / count
 
     def refined(self, model: Model, max_iterations: int = 8) -> Model:
         """The model after Levenberg-Marquardt steps. Stops when a step gains less than 1 %, or raises the
@@ -265,15 +237,19 @@ class Identification(ModelIntegration):
     def model_of_noisy_films(self) -> Model | None:
         """`model`, by the weak form and then the integrator, fitted to denoised films."""
         found = weak_model(self.films, self.noise, self.library, self.settings)
-        start = found and self.with_converged_steps(found[0])
+        start = found and self.with_converged_steps(found.model)
         if start is None:
             return None
-        errors = found[1]
+        self.weak = replace(found, model=start)
         model = self.with_converged_steps(self.refined(start)) or start
         # denoised films have lost what the weak form still sees: if both disagree it is right
-        if bool(((model.values - start.values).abs() > MAX_DISAGREEMENT * errors).any()):
-            model, self.weak_errors = start, errors
-        return model if self.error(model, self.held_out_windows) < self.persistence_error else None
+        if bool(((model.values - start.values).abs() > MAX_DISAGREEMENT * self.weak.errors).any()):
+            model = start
+        # what happens in a window may be less than what its noise leaves there
+        is_useful = self.weak.doubt(model) != UNCLEAR
+        return (
+            model if is_useful or self.error(model, self.held_out_windows) < self.persistence_error else None
+        )
 
 
 def terms_of(models: list[Model], terms: list[Term]) -> tuple[list[Term], Tensor]:

@@ -59,6 +59,7 @@ class ModelIntegration:
     the states, None without any; if there is noise, the windows are those of denoised films."""
 
     limits = SETTINGS
+    rows_at_once = 8  # windows that are integrated together in a fit
 
     def __init__(self, make: Callable[..., Any], samples: "Samples", settings: dict[str, Any], value: int):
         self.make, self.settings = make, {**settings, "num_values": 1}
@@ -111,8 +112,8 @@ class ModelIntegration:
 
     def use_denoised(self, num_held_out: int, rng: torch.Generator) -> None:
         """Replace all windows by those of denoised films, and fit the integrator to more frames."""
-        self.film = Film(self.films.shape[1], tuple(self.settings["space"]), self.settings["boundary"])
-        smooth = self.film.denoised(self.films, self.noise)
+        film = Film(self.films.shape[1], tuple(self.settings["space"]), self.settings["boundary"])
+        smooth = film.denoised(self.films, self.noise)
         num_held_out = min(num_held_out, max(1, len(smooth) // 8))
         held_out, smooth = smooth[:num_held_out], smooth[num_held_out:] if len(smooth) > 1 else smooth
         self.films = self.films[-len(smooth) :]
@@ -126,18 +127,12 @@ class ModelIntegration:
             return [(place % num_films, start, length) for place, start in enumerate(starts.tolist())]
 
         num_shot = self.num_windows(self.limits.noisy_cells, self.limits.noisy_windows)
-        self.shooting_places = places(len(smooth), num_shot, 1 + self.limits.noisy_frames)
-        self.shooting_windows = cut(smooth, self.shooting_places)
+        self.shooting_windows = cut(smooth, places(len(smooth), num_shot, 1 + self.limits.noisy_frames))
+        self.rows_at_once = max(1, self.limits.noisy_cells // self.num_cells)
         self.regression_windows = cut(smooth, places(len(smooth), len(self.regression_windows), 3))
         self.held_out_windows = cut(
             held_out, places(num_held_out, 2 * num_held_out, 1 + self.limits.num_held_out)
         )
-
-    def noisier_windows(self, rng: torch.Generator) -> Tensor:
-        """`shooting_windows` of films to which as much noise is added as they have."""
-        noise = torch.randn(self.films.shape, generator=rng, dtype=self.films.dtype).to(self.films.device)
-        noise = noise * self.noise.view(-1, *[1] * (self.films.ndim - 3))
-        return cut(self.film.denoised(self.films + noise, math.sqrt(2) * self.noise), self.shooting_places)
 
     @cached_property
     def persistence_error(self) -> float:

@@ -1,7 +1,7 @@
 """Select the terms of an equation by resampled windows, from normal equations.
 
-The size of the equation is the smallest one that windows left out cannot tell from the best, and its terms
-are those that most samples find (inclusion probabilities, as in Fasel, Kutz, Brunton and Brunton 2022,
+The size of the equation is the smallest one that windows left out cannot tell from the best. Its terms are
+certain if most samples find them (inclusion probabilities, as in Fasel, Kutz, Brunton and Brunton 2022,
 arXiv 2111.10992)."""
 
 from dataclasses import dataclass
@@ -16,10 +16,7 @@ from ups.models.bases.least_squares import RIDGE, forward_selection, scaled, sol
 MAX_CANDIDATES = 40  # terms that windows are resampled for
 MAX_ADDED = 8  # columns by addition
 NUM_DRAWS = 40  # samples of windows
-NUM_ERRORS = 200  # samples of windows for standard errors
-MIN_TIES = 0.2  # of the samples in which a smaller equation is no worse than the best one
-MIN_GAIN = 3.0  # of the loss, by terms that are not plain
-MIN_INCLUSION = 0.8  # of the samples that find a term
+MIN_TIES = 1 / 3  # of the samples in which a smaller equation is no worse than the best one
 MIN_RESIDUAL = 1e-5  # of the square of the time derivative: less is not the equation's
 
 
@@ -44,6 +41,7 @@ def elimination(a: Tensor, columns: list[int] | None = None) -> list[list[int]]:
 
 def subsets(a: Tensor, columns: list[int]) -> dict[int, list[int]]:
     """For every number of columns the better set of those by elimination and by addition."""
+    columns = [column for column in columns if a[column, column] > 0]  # without noise it may be negative
     some = torch.tensor([*columns, len(a) - 1])
     added = [columns[place] for place in forward_selection(a[some[:, None], some], [], MAX_ADDED)]
     found = {len(c): c for c in elimination(a, columns)}
@@ -61,9 +59,11 @@ def loss(a: Tensor, columns: list[int], values: Tensor, unit: float) -> float:
 
 @dataclass(frozen=True)
 class Resampled:
-    """Eliminations in samples of windows. paths: for every sample the sets of columns by their number; losses
-    (samples, sizes): of the windows left out, for sizes, the numbers that all samples have."""
+    """Eliminations in samples of windows. candidates: the columns that are eliminated; paths: for every
+    sample the sets of columns by their number; losses (samples, sizes): of the windows left out, for sizes,
+    the numbers that all samples have."""
 
+    candidates: list[int]
     paths: list[dict[int, list[int]]]
     sizes: list[int]
     losses: Tensor
@@ -80,38 +80,62 @@ class Resampled:
             weight = torch.bincount(torch.randint(count, (count,), generator=rng), minlength=count)
             inside = torch.einsum("b,bij->ij", weight.double(), blocks)
             outside, unit = blocks[weight == 0].sum(0), float(total[-1, -1] * (weight == 0).sum() / count)
+            if inside[-1, -1] <= 0 or not unit > 0:
+                continue
             paths.append(subsets(inside, candidates))
             losses.append({size: loss(outside, c, solve(inside, c), unit) for size, c in paths[-1].items()})
-        sizes = sorted(set.intersection(*(set(one) for one in losses)))
+        sizes = sorted(set.intersection(*(set(one) for one in losses))) if losses else []
         table = torch.tensor([[one[size] for size in sizes] for one in losses], dtype=torch.float64)
-        return cls(paths, sizes, table)
+        return cls(candidates, paths, sizes, table)
 
     @property
     def best(self) -> Tensor:
         """The losses (samples,) of the size with the least median."""
         return self.losses[:, int(self.losses.median(0).values.argmin())]
 
-    def terms(self) -> list[int]:
-        """The terms that most samples find, of the smallest size that some cannot tell from the best."""
-        is_as_good = (self.losses - self.best[:, None] <= MIN_RESIDUAL).double().mean(0) >= MIN_TIES
-        size = self.sizes[int(is_as_good.nonzero()[0])]
-        found = torch.tensor([column for path in self.paths for column in path[size]])
-        return (torch.bincount(found) >= MIN_INCLUSION * len(self.paths)).nonzero().flatten().tolist()
+
+def fraction_as_good(losses: Tensor, best: Tensor) -> Tensor:
+    """The fraction of the samples, dimension 0, in which losses are as good as the best ones."""
+    return (losses - best <= MIN_RESIDUAL).double().mean(0)
 
 
-def standard_errors(blocks: Tensor, columns: list[int], seed: int) -> Tensor:
-    """The standard deviations of the values of columns in samples of windows with replacement."""
-    rng, count = generator(seed, "errors"), len(blocks)
-    weights = torch.randint(count, (NUM_ERRORS, count), generator=rng)
-    found = torch.stack([solve(blocks[weight].sum(0), columns) for weight in weights])
-    return found.std(0)
+def residual_of(blocks: Tensor, columns: list[int], values: Tensor) -> tuple[float, float]:
+    """The fraction of the square of the target that values of columns leave, and its standard error."""
+    vector = blocks.new_zeros(blocks.shape[1])
+    vector[[*columns, -1]] = torch.cat([-values, values.new_ones(1)])
+    losses, unit = torch.einsum("i,bij,j->b", vector, blocks, vector), blocks[:, -1, -1].sum()
+    return float(losses.sum() / unit), float(losses.std() * len(losses) ** 0.5 / unit)
 
 
-def selected(blocks: Tensor, plain: list[int], seed: int) -> list[int]:
-    """The terms of one channel, from its normal equations (blocks, terms + 1, terms + 1); only plain ones,
-    unless the others reduce their loss to less than 1 / MIN_GAIN."""
-    few, every = (Resampled.of(blocks, c, seed) for c in (plain, list(range(blocks.shape[1] - 1))))
-    if not (few.sizes and every.sizes):
-        return []
-    is_enough = few.best <= MIN_GAIN * every.best.clamp_min(MIN_RESIDUAL)
-    return (few if is_enough.double().mean() >= MIN_TIES else every).terms()
+def standard_errors(blocks: Tensor, columns: list[int], values: Tensor) -> Tensor:
+    """Standard errors of the values of columns, from the scatter of the normal equations of the blocks
+    (cluster-robust: Liang and Zeger 1986, doi 10.1093/biomet/73.1.13)."""
+    some = blocks[:, columns]
+    missed = some[:, :, -1] - some[:, :, columns] @ values
+    missed, count = missed - missed.mean(0), len(blocks)
+    total = some[:, :, columns].sum(0)
+    length = total.diagonal().abs().sqrt().clamp_min(1e-150)
+    inverse = torch.linalg.pinv(total / length[:, None] / length, hermitian=True)
+    spread = (missed / length) @ inverse / length
+    return (spread.square().sum(0) * count / (count - 1)).sqrt()
+
+
+def selected(blocks: Tensor, tiers: list[list[int]], seed: int) -> tuple[list[int], float]:
+    """The terms of one channel, from its normal equations (blocks, terms + 1, terms + 1), and the least
+    fraction of the samples of windows that find one of them; no terms if none explain anything.
+
+    The fewest terms that windows left out cannot tell from the best, of the first tier of columns that has
+    them. Each tier is part of the next one, and samples find terms in the last one."""
+    tried = [one for columns in tiers if (one := Resampled.of(blocks, columns, seed)).sizes]
+    if not tried:
+        return [], 0.0
+    best = min((one.best for one in tried), key=lambda losses: float(losses.median()))
+    size, place = min(
+        (size, place)
+        for place, one in enumerate(tried)
+        for size, losses in zip(one.sizes, one.losses.mT, strict=True)
+        if fraction_as_good(losses, best) >= MIN_TIES
+    )
+    terms = subsets(blocks.sum(0), tried[place].candidates)[size]
+    sets = [path[size] for path in tried[-1].paths if size in path]
+    return terms, min(sum(term in one for one in sets) for term in terms) / len(sets)

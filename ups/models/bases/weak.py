@@ -26,20 +26,25 @@ from ups.common.progress import beat
 from ups.common.seeds import generator
 from ups.common.spectral import apply_axes
 from ups.models.bases.denoise import LOUD, Film
+from ups.models.bases.doubts import OTHERS, UNCLEAR
 from ups.models.bases.integrate import Model
 from ups.models.bases.least_squares import solve
-from ups.models.bases.resampling import selected, standard_errors
+from ups.models.bases.resampling import residual_of, selected, standard_errors
 from ups.models.bases.terms import INVERSE, WAVE, Term, Terms
 
 EXPONENT = 8  # of the test function (1 - x^2)^8
-WIDTH = 3.0  # standard deviations of its spectrum, at the largest wave number that rises above the noise
+# Widths that are tried: standard deviations of its spectrum at the largest wave number that rises above the
+# noise; and the largest half width over the axis, as wider ones leave too few independent windows.
+WIDTHS = (3.0, 0.2), (4.5, 0.25)
 MIN_HALF_WIDTH = 5  # cells or frames, so that sums are integrals
-MAX_HALF_WIDTH = 0.2  # of the axis: wider ones leave too few independent windows
 MIN_LOUD = 0.1  # of the modes along the other axes, relative to the wave number with most: fewer are chance
 MAX_VALUES = 2**25  # of all terms in the films
 MAX_BYTES = 2**26  # of the terms evaluated at once
 NUM_NOISE = 2  # samples of added noise, each with both signs
 NUM_BLOCKS = 24  # of windows that are resampled together
+LOW_DEGREE, LOW_ORDER = 2, 2  # of the terms that are tried first
+MIN_INCLUSION = 0.92  # of the samples of windows that find a term
+MAX_RESIDUAL, MAX_UNCERTAIN = 0.01, 0.06  # of the square of the time derivative: beyond chance, and possible
 
 
 def compact_functions(n: int, half_width: int, order: int, is_periodic: bool) -> Tensor:
@@ -98,12 +103,14 @@ def power_without_noise(s: Tensor, powers: Sequence[int], sigma: Tensor) -> Tens
 
 @dataclass
 class WeakForm:
-    """Normal equations of the weak form. films (rows, time, C, *space); sigma (C,): of their noise."""
+    """Normal equations of the weak form. films (rows, time, C, *space); sigma (C,): of their noise; width: of
+    the test functions, one of WIDTHS."""
 
     films: Tensor
     sigma: Tensor
     library: list[Term]
     settings: dict
+    width: tuple[float, float] = WIDTHS[0]
 
     def __post_init__(self) -> None:
         settings, space = self.settings, tuple(self.settings["space"])
@@ -148,8 +155,8 @@ class WeakForm:
             quiet = (count <= MIN_LOUD * count.max()).nonzero().flatten()  # the first one ends the spectrum
             wave = float(quiet.min() if len(quiet) else min(len(count), size // 2 + 1)) - 1
             wave = max(1.0, wave) * math.pi * (1 + self.is_periodic[axis]) / size
-            width = round(WIDTH * math.sqrt(2 * EXPONENT + 3) / wave)
-            most = max(MIN_HALF_WIDTH, round(MAX_HALF_WIDTH * size))
+            width = round(self.width[0] * math.sqrt(2 * EXPONENT + 3) / wave)
+            most = max(MIN_HALF_WIDTH, round(self.width[1] * size))
             found.append(min(max(MIN_HALF_WIDTH, width), most, (size - 1) // 2))
         return found
 
@@ -234,6 +241,15 @@ class WeakForm:
             found += [x @ x.mT for x in parts]
         return torch.stack(found)
 
+    def tiers(self) -> list[list[int]]:
+        """The plain terms of low degree and order, and all terms."""
+        low = [
+            place
+            for place, one in self.plain.items()
+            if sum(one.powers) <= LOW_DEGREE and sum(one.orders) <= LOW_ORDER
+        ]
+        return [low, list(range(len(self.library)))]
+
     def equations(self) -> Tensor:
         """Normal equations (blocks, C, terms + 1, terms + 1) without what the noise adds to them."""
         plain, block, rng = self.products(self.films, self.sigma), self.block(), generator(0, "weak")
@@ -251,21 +267,80 @@ class WeakForm:
         return torch.stack([total[:, places[:, None], places] for places in of_channels], 1)
 
 
-def weak_model(
-    films: Tensor, sigma: Tensor, library: list[Term], settings: dict
-) -> tuple[Model, Tensor] | None:
-    """The equation of films (rows, time, C, *space) with noise sigma (C,), and the standard errors
-    (unknowns,) of its values; None if windows agree on no terms, or the films are too short."""
+@dataclass(frozen=True)
+class WeakModel:
+    """An equation by the weak form, with the standard errors (unknowns,) of its values.
+
+    inclusion: the least fraction of samples of windows that find one of its terms. equations: of `WeakForm`,
+    for these places in the library."""
+
+    model: Model
+    errors: Tensor
+    inclusion: float
+    equations: Tensor
+    places: list[int]
+
+    @classmethod
+    def of(
+        cls,
+        films: Tensor,
+        sigma: Tensor,
+        library: list[Term],
+        places: list[int],
+        settings: dict,
+        width: tuple[float, float],
+    ) -> "WeakModel | None":
+        """By some of the terms; None if they explain nothing."""
+        form = WeakForm(films, sigma, [library[place] for place in places], settings, width)
+        equations, tiers = form.equations(), form.tiers()
+        unknowns, values, errors, inclusions = [], [], [], []
+        for channel, blocks in enumerate(equations.unbind(1)):
+            terms, inclusion = selected(blocks, tiers, channel)
+            if terms:
+                unknowns += [(channel, places[term]) for term in terms]
+                values.append(solve(blocks.sum(0), terms))
+                errors.append(standard_errors(blocks, terms, values[-1]))
+                inclusions.append(inclusion)
+        if not unknowns:
+            return None
+        model = Model(unknowns, torch.cat(values))
+        return cls(model, torch.cat(errors), min(inclusions), equations, places)
+
+    @property
+    def relative_error(self) -> float:
+        """The geometric mean of the relative standard errors."""
+        return float((self.errors / self.model.values.abs()).log().mean().exp())
+
+    def doubt(self, model: Model) -> str:
+        """Why the terms of a model may not be stated: other terms explain as much, or what these leave of the
+        time derivative is more than the noise allows, or might be."""
+        for channel, blocks in enumerate(self.equations.unbind(1)):
+            rows = [row for row, (other, _) in enumerate(model.unknowns) if other == channel]
+            if rows:
+                terms = [self.places.index(model.unknowns[row][1]) for row in rows]
+                residual, error = residual_of(blocks, terms, model.values[rows])
+                if residual - 2 * error > MAX_RESIDUAL or residual + 2 * error > MAX_UNCERTAIN:
+                    return UNCLEAR
+        return OTHERS if self.inclusion < MIN_INCLUSION else ""
+
+
+def weak_model(films: Tensor, sigma: Tensor, library: list[Term], settings: dict) -> WeakModel | None:
+    """The equation of films (rows, time, C, *space) with noise sigma (C,); None if no terms explain
+    anything, or the films are too short.
+
+    Plain terms are tried first, and all terms if these leave too much. Of several widths of the test
+    functions those count whose terms are certain, with the least errors."""
     if films.shape[1] < 2 * MIN_HALF_WIDTH + 1:
         return None
-    each = films[0, :, 0].numel() * len(library)
-    form = WeakForm(films[: max(1, MAX_VALUES // each)], sigma, library, settings)
-    equations = form.equations()
-    unknowns, values, errors = [], [], []
-    for channel, blocks in enumerate(equations.unbind(1)):
-        kept = selected(blocks, list(form.plain), channel)
-        unknowns += [(channel, term) for term in kept]
-        if kept:
-            values.append(solve(blocks.sum(0), kept))
-            errors.append(standard_errors(blocks, kept, channel))
-    return (Model(unknowns, torch.cat(values)), torch.cat(errors)) if unknowns else None
+    films = films[: max(1, MAX_VALUES // (films[0, :, 0].numel() * len(library)))]
+    every, ndim = list(range(len(library))), len(settings["space"])
+    plain = [place for place in every if plain_term(library[place], settings["positive"], ndim)]
+    best = None
+    for places in (plain, every):
+        found = [WeakModel.of(films, sigma, library, places, settings, width) for width in WIDTHS]
+        found = [one for one in found if one is not None]
+        if found:
+            best = min(found, key=lambda one: (bool(one.doubt(one.model)), one.relative_error))
+            if best.doubt(best.model) != UNCLEAR:
+                break
+    return best
