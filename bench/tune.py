@@ -120,7 +120,7 @@ RIVALS: dict[tuple[str, int], tuple[dict, ...]] = {
 }
 PLANE, FRAMES = 2, 4
 OPTIM = ("operator.optim.muon_lr", "operator.optim.adamw_lr")
-# ours, beside the network of the configuration: backbones that may suit better, by dimension
+# backbones beside that of the configuration that may suit ours better, by dimension
 KINDS: dict[int, tuple[dict, ...]] = {
     1: ({"kind": "fno", "width": 32, "modes": 24}, {"kind": "resnet", "width": 32, "depth": 2}),
     PLANE: ({"kind": "fno", "width": 32, "modes": 8}, {"kind": "unet", "width": 32}),
@@ -159,8 +159,8 @@ def batch_of(size: int) -> Changes:
 
 def our_starts(config: Config, problem: Problem, kinds: Collection[str] = tuple(BASES)) -> list[Changes]:
     """Return where the search of our operator starts: its network without a fitted base, with large and small
-    patches and, if the task has them, four frames; other backbones without a fitted base; the configuration;
-    the same with the base `equation`, if it is among `kinds`. In 2D and 3D with small batches.
+    patches and, if the task has them, four frames; the configuration; the same with the base `equation`, if
+    it is among `kinds`. In 2D and 3D with small batches.
 
     If no base fits in 1D, one frame without a base is better by a third after training (compressible flow,
     100 s), but neither of its two changes alone is; in a short trial the network on a fitted base is always
@@ -174,7 +174,6 @@ def our_starts(config: Config, problem: Problem, kinds: Collection[str] = tuple(
     starts = [some | bare, few | bare | fine | small]
     if not problem.is_steady and problem.context >= FRAMES:
         starts.append(some | bare | {f"{key}.history": FRAMES})
-    starts += [few | bare | sizes(kind) | {f"{key}.patch": PATCH[kind["kind"]]} for kind in KINDS[ndim]]
     starts.append(some)
     if "equation" in kinds and "equation" not in bases and not problem.is_steady:
         starts.append(some | {f"{key}.base": [*bases, "equation"]})
@@ -182,8 +181,9 @@ def our_starts(config: Config, problem: Problem, kinds: Collection[str] = tuple(
 
 
 def our_changes(config: Config, problem: Problem, kinds: Collection[str] = tuple(BASES)) -> list[Changes]:
-    """Return single changes to the best start, the most promising first; the last add a base among `kinds`,
-    whose fit takes time."""
+    """Return changes to the best start, the most promising first: batches, other backbones, single settings.
+    The last add a base among `kinds`, whose fit takes time.
+    """
     now, key = config.task[problem.name], f"task.{problem.name}"
     rates = [
         {name: factor * getattr(config.operator.optim, name.split(".")[-1]) for name in OPTIM}
@@ -201,7 +201,17 @@ def our_changes(config: Config, problem: Problem, kinds: Collection[str] = tuple
             # over three eighths of the grid, as its check proposes
             change[f"{key}.reach"] = 3 * min(problem.train.shape[3:]) // 8
     batches = [batch_of(8)] if problem.ndim == 1 else [batch_of(2)]
-    return [*batches, *unrolled, *rates, sizes({"depth": 2}), sizes({"depth": 4}), *history, *added]
+    backbones = [sizes(kind) | {f"{key}.patch": PATCH[kind["kind"]]} for kind in KINDS[problem.ndim]]
+    return [
+        *batches,
+        *backbones,
+        *unrolled,
+        *rates,
+        sizes({"depth": 2}),
+        sizes({"depth": 4}),
+        *history,
+        *added,
+    ]
 
 
 # ---- one training ------------------------------------------------------------------------------------------

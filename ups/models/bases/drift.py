@@ -33,6 +33,7 @@ MAX_BYTES = 2**27  # of the terms evaluated at once
 MIN_STANDARD_ERRORS = 12.0  # of a coefficient from zero; pairs of one trajectory are not independent
 MIN_POWER = 1e-3  # of the power of a channel's strongest mode: weaker modes depend on the grid
 NUM_REWEIGHTINGS, MAX_ROUNDS, MAX_NEWTON_STEPS = 2, 12, 4
+MAX_ERROR = 1.5  # of the rollouts of a model over persistence's; those of true drifts have 0.8 to 0.9
 
 
 class Drift:
@@ -132,6 +133,8 @@ class Drift:
         for turn in range(MAX_ROUNDS):
             if not model.unknowns or (model := one.with_converged_steps(model)) is None:
                 return None
+            if not one.error(model, one.held_out_windows) <= MAX_ERROR * one.persistence_error:
+                return None  # no noise, but what the library does not have: minutes until the fit shows it
             every = list(range(len(model.unknowns)))
             for _ in range(MAX_NEWTON_STEPS):
                 a, residual = self.shooting_equations(model)
