@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache as cache_once
 
 import torch
@@ -28,7 +28,9 @@ from ups.models.base_selection import (
     rows_by_parameter,
     select_from_shortlist,
 )
+from ups.models.base_trial import MIN_STEPS, TRIAL_FRACTION, after_trial
 from ups.models.head import TaskHead
+from ups.models.head_setup import load_base
 from ups.models.loss import is_worth_training, operator_loss, pooled, squared_errors
 from ups.models.operator import Operator, build_operator
 from ups.models.selection import NETWORK_WEIGHTS, SELECTION_FACTOR, select
@@ -54,20 +56,33 @@ def fit_bases(
     watch: Stopwatch,
     budget_seconds: float = math.inf,
 ) -> tuple[TaskHead, float]:
-    """Return the head of the best base and its validation error; rollouts are not timed.
+    """Return the head of the best base and its validation error, after the trial of ups/models/base_trial.py
+    with as few steps as it allows. Rollouts of the bases are not timed.
 
-    No base is fitted after the budget.
+    No fit is started after half of the budget.
     """
-    shortlist = empty_shortlist(cache, config.context(cache.task.name), seed)
-    for name, candidate in fitted_candidates(cache, config.operator.base_steps, seed, place):
+    context, settings = config.context(cache.task.name), config.operator
+    shortlist = empty_shortlist(cache, context, seed)
+    for name, candidate in fitted_candidates(cache, settings.base_steps, seed, place):
         with watch:
             shortlist.add(name, candidate)
-        if watch() > budget_seconds:
+        if watch() > budget_seconds / 2:
             break
-    head, _ = select_from_shortlist(
-        shortlist, lambda fields: fitted_candidates(cache, config.operator.base_steps, seed, place, fields)
+
+    def of_fields(fields: Sequence[int]) -> Iterator[tuple[str, TaskHead]]:
+        if watch() <= budget_seconds / 2:
+            yield from fitted_candidates(cache, settings.base_steps, seed, place, fields)
+
+    head, scores = select_from_shortlist(shortlist, of_fields)
+    short = dataclasses.replace(
+        settings, train=dataclasses.replace(settings.train, steps=int(MIN_STEPS / TRIAL_FRACTION))
     )
-    return head, shortlist.scores[head.description["base"]["name"]]
+    fitted = {"description": head.description, "validation_nrmse": scores}, fitted_state(head)
+    facts, weights = after_trial(fitted, cache, short, context, seed, place)
+    if facts["description"] is not head.description:
+        head = TaskHead(facts["description"], width=1).to(place)
+        load_base(head, weights)
+    return head, scores[head.description["base"]["name"]]
 
 
 def select_network_weight(

@@ -44,11 +44,20 @@ Fitted = tuple[dict[str, Any], dict[str, Tensor]]  # facts and weights of `base_
 
 
 def fit_base(cache: Cache, settings: OperatorConfig, context: int, seed: int, device: torch.device) -> Fitted:
-    """`base_selection.fit_base` with a trial. Facts: also trial_nrmse, the validation error of the network by
-    base, None if it blew up; empty if there was no trial.
-    """
+    """`base_selection.fit_base` with a trial."""
     started = time.perf_counter()
-    facts, weights = base_selection.fit_base(cache, settings.base_steps, context, seed, device)
+    fitted = base_selection.fit_base(cache, settings.base_steps, context, seed, device)
+    facts, weights = after_trial(fitted, cache, settings, context, seed, device)
+    return facts | {"seconds": time.perf_counter() - started}, weights
+
+
+def after_trial(
+    fitted: Fitted, cache: Cache, settings: OperatorConfig, context: int, seed: int, device: torch.device
+) -> Fitted:
+    """The fitted base, or the trivial one if the network has a clearly smaller error on it. Facts: also
+    trial_nrmse, the validation error of the network by base, None if it blew up; empty if there was no trial.
+    """
+    facts, weights = fitted
     selected = facts["description"]["base"]["name"]
     trivial, errors = "mean" if cache.task.is_steady else "persistence", {}
     if is_trial_due(facts, trivial, settings.train.steps):
@@ -62,7 +71,7 @@ def fit_base(cache: Cache, settings: OperatorConfig, context: int, seed: int, de
         if errors[trivial] < MARGIN * errors[selected]:
             facts, weights = found[trivial]
     trials = {name: error if math.isfinite(error) else None for name, error in errors.items()}
-    return facts | {"trial_nrmse": trials, "seconds": time.perf_counter() - started}, weights
+    return facts | {"trial_nrmse": trials}, weights
 
 
 def is_trial_due(facts: dict[str, Any], trivial: str, steps: int) -> bool:
