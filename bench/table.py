@@ -38,9 +38,18 @@ def results(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
 
 
 def of_one_processor(record: dict[str, Any]) -> dict[str, Any]:
-    kinds = [entry["key"]["processor"] for entry in record["entries"]]
-    chosen = max(reversed(kinds), key=kinds.count, default="")
-    entries = [entry for entry in record["entries"] if entry["key"]["processor"] == chosen]
+    """The record with the entries of one processor, chosen apart for the columns that correct a solver, which
+    are compared among themselves."""
+
+    def is_correction(entry: dict[str, Any]) -> bool:
+        return entry["key"]["column"] in CORRECTION
+
+    chosen, entries = "", []
+    for kind in (True, False):
+        group = [entry for entry in record["entries"] if is_correction(entry) == kind]
+        kinds = [entry["key"]["processor"] for entry in group]
+        chosen = max(reversed(kinds), key=kinds.count, default=chosen)
+        entries += [entry for entry in group if entry["key"]["processor"] == chosen]
     return record | {"processor": chosen, "entries": entries}
 
 
