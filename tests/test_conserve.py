@@ -181,6 +181,7 @@ def test_a_quantity_that_the_data_do_not_conserve_is_not_corrected():
     assert found(kept, **of_user) == {"is_conservative": True, "conserved": ["u"]}
     assert found(lost, **of_user) == {"is_conservative": False}
     assert found(kept, **of_user | {"bounded": ("u",)}) == {"is_conservative": False}
+    assert found(kept, **of_user | {"forcing": ("f",)}) == {"is_conservative": False}
     front = torch.tanh(
         8 * (0.4 + torch.sin(torch.arange(64) / 64 * 2 * torch.pi - torch.linspace(0, 1, 5)[:, None]))
     )

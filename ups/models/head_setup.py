@@ -120,10 +120,11 @@ def conserved_facts(head: TaskHead, cache: Cache) -> dict[str, Any]:
     """is_conservative: whether the training data, on the grid of the cache, conserve what the equation
     conserves, from the first frame to later ones. A front that is sampled at every fourth cell does not. For
     user data whose section names no conserved field also conserved: those whose mean the data keep, if any,
-    and that are not bounded, because both corrections would undo each other.
+    and that are not bounded, because both corrections would undo each other. Not with forcing: another one
+    may change the mean.
     """
     task, last = cache.task, cache.num_frames - 1
-    is_sought = task.user_facts is not None and not task.is_steady and not task.conserved
+    is_sought = task.user_facts is not None and not (task.is_steady or task.conserved or task.forcing)
     names = [name for name in task.moving if name not in task.bounded] if is_sought else task.conserved
     if not names:
         return {"is_conservative": False}
