@@ -14,7 +14,7 @@ from ups.common.seeds import generator
 from ups.models.bases.least_squares import RIDGE, forward_selection, scaled, solve
 
 MAX_CANDIDATES = 40  # terms that windows are resampled for
-MAX_ADDED = 8  # columns by addition
+MAX_ADDED = 8  # columns by addition, and most terms of an equation
 NUM_DRAWS = 40  # samples of windows
 MIN_TIES = 1 / 3  # of the samples in which a smaller equation is no worse than the best one
 MIN_RESIDUAL = 1e-5  # of the square of the time derivative: less is not the equation's
@@ -46,8 +46,7 @@ def subsets(a: Tensor, columns: list[int]) -> dict[int, list[int]]:
     added = [columns[place] for place in forward_selection(a[some[:, None], some], [], MAX_ADDED)]
     found = {len(c): c for c in elimination(a, columns)}
     for size in range(1, len(added) + 1):
-        both = [found.get(size, added[:size]), added[:size]]
-        found[size] = min(both, key=lambda c: loss(a, c, solve(a, c), 1.0))
+        found[size] = min(found.get(size, added[:size]), added[:size], key=lambda c: fit(a, c))
     return found
 
 
@@ -57,13 +56,31 @@ def loss(a: Tensor, columns: list[int], values: Tensor, unit: float) -> float:
     return float(a[-1, -1] - 2 * values @ a[columns, -1] + values @ x @ values) / unit
 
 
+def fit(a: Tensor, columns: list[int]) -> float:
+    """The square of the target that the best values of columns leave."""
+    return loss(a, columns, solve(a, columns), 1.0)
+
+
+def values_of_sets(a: Tensor, sets: Tensor) -> Tensor:
+    """The coefficients (samples, sets, size) of sets (sets, size) of columns, from normal equations
+    (samples, columns + 1, columns + 1)."""
+    x, y = a[:, sets[:, :, None], sets[:, None]], a[:, sets, -1]
+    length = x.diagonal(dim1=-2, dim2=-1).sqrt().clamp_min(1e-150)
+    x = x / length[..., None] / length[..., None, :] + RIDGE * torch.eye(sets.shape[1], dtype=a.dtype)
+    return torch.linalg.solve(x, y / length) / length
+
+
+def losses_of_sets(a: Tensor, sets: Tensor, values: Tensor) -> Tensor:
+    """The squares of the target (samples, sets) that values of sets of columns leave."""
+    x, y = a[:, sets[:, :, None], sets[:, None]], a[:, sets, -1]
+    return a[:, -1, -1, None] - 2 * (values * y).sum(-1) + torch.einsum("spi,spij,spj->sp", values, x, values)
+
+
 @dataclass(frozen=True)
 class Resampled:
-    """Eliminations in samples of windows. candidates: the columns that are eliminated; paths: for every
-    sample the sets of columns by their number; losses (samples, sizes): of the windows left out, for sizes,
-    the numbers that all samples have."""
+    """Columns that samples of windows prefer. paths: for every sample the sets of columns by their number;
+    losses (samples, sizes): of the windows left out, for sizes, the numbers of columns."""
 
-    candidates: list[int]
     paths: list[dict[int, list[int]]]
     sizes: list[int]
     losses: Tensor
@@ -74,19 +91,31 @@ class Resampled:
         rng, count = generator(seed, "windows"), len(blocks)
         total = blocks.sum(0)
         candidates = next((c for c in elimination(total, columns) if len(c) <= MAX_CANDIDATES), [])
-        paths, losses = [], []
+        samples, pool = [], {size: {tuple(sorted(c))} for size, c in subsets(total, candidates).items()}
         for _ in range(NUM_DRAWS):
             beat()
             weight = torch.bincount(torch.randint(count, (count,), generator=rng), minlength=count)
             inside = torch.einsum("b,bij->ij", weight.double(), blocks)
             outside, unit = blocks[weight == 0].sum(0), float(total[-1, -1] * (weight == 0).sum() / count)
-            if inside[-1, -1] <= 0 or not unit > 0:
-                continue
-            paths.append(subsets(inside, candidates))
-            losses.append({size: loss(outside, c, solve(inside, c), unit) for size, c in paths[-1].items()})
-        sizes = sorted(set.intersection(*(set(one) for one in losses))) if losses else []
-        table = torch.tensor([[one[size] for size in sizes] for one in losses], dtype=torch.float64)
-        return cls(candidates, paths, sizes, table)
+            if inside[-1, -1] > 0 and unit > 0:
+                samples.append((inside, outside, unit))
+                for size, c in subsets(inside, candidates).items():
+                    pool.setdefault(size, set()).add(tuple(sorted(c)))
+        if not samples:
+            return cls([], [], blocks.new_zeros(0, 0))
+        # one search may miss the best columns: each sample has the choice of what any search has found
+        sizes = sorted(pool)[:MAX_ADDED]
+        insides, outsides = (torch.stack([one[place] for one in samples]) for place in (0, 1))
+        units = insides.new_tensor([unit for *_, unit in samples])
+        paths, losses = [{} for _ in samples], []
+        for size in sizes:
+            sets = torch.tensor(sorted(pool[size]))
+            values = values_of_sets(insides, sets)
+            best = losses_of_sets(insides, sets, values).nan_to_num(torch.inf).argmin(1)
+            for path, place in zip(paths, best.tolist(), strict=True):
+                path[size] = sets[place].tolist()
+            losses.append(losses_of_sets(outsides, sets, values)[torch.arange(len(best)), best] / units)
+        return cls(paths, sizes, torch.stack(losses, 1))
 
     @property
     def best(self) -> Tensor:
@@ -136,6 +165,7 @@ def selected(blocks: Tensor, tiers: list[list[int]], seed: int) -> tuple[list[in
         for size, losses in zip(one.sizes, one.losses.mT, strict=True)
         if fraction_as_good(losses, best) >= MIN_TIES
     )
-    terms = subsets(blocks.sum(0), tried[place].candidates)[size]
+    total = blocks.sum(0)
+    terms = min((path[size] for path in tried[place].paths), key=lambda c: fit(total, c))
     sets = [path[size] for path in tried[-1].paths if size in path]
     return terms, min(sum(term in one for one in sets) for term in terms) / len(sets)
