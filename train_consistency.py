@@ -92,7 +92,8 @@ def main() -> None:
 
     # ---- data: batches of residuals, solved by the teacher
     operator = load_operator(config.run_dir / "operator", run.device, solvers_of(config))
-    residuals = {name: TransientResiduals(operator, cache) for name, cache in caches.items()}
+    perturbed = config.diffusion.perturbed
+    residuals = {name: TransientResiduals(operator, cache, perturbed) for name, cache in caches.items()}
     teacher = load_corrector(config.run_dir / "diffusion", run.device, operator)
     endpoints = partial(teacher_endpoints, teacher, seed)
     held_out = validation_shard(residuals, seed, train.validate_trajectories, run.ranks, endpoints)

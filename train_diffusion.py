@@ -40,7 +40,8 @@ def main() -> None:
 
     # ---- data: residuals of the frozen operator
     operator = load_operator(config.run_dir / "operator", run.device, solvers_of(config))
-    residuals = {name: TransientResiduals(operator, cache) for name, cache in caches.items()}
+    perturbed = config.diffusion.perturbed
+    residuals = {name: TransientResiduals(operator, cache, perturbed) for name, cache in caches.items()}
     batches = Batches(residuals, train.batch_size, seed, STREAM, run.ranks)
 
     # ---- model: conditional mean and scale of the residuals, fitted once; the diffusion learns the rest

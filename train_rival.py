@@ -55,7 +55,8 @@ def main() -> None:
 
     # ---- data: residuals of the frozen operator
     operator = load_operator(config.run_dir / "operator", run.device, solvers_of(config))
-    residuals = {name: TransientResiduals(operator, cache) for name, cache in caches.items()}
+    perturbed = config.diffusion.perturbed
+    residuals = {name: TransientResiduals(operator, cache, perturbed) for name, cache in caches.items()}
     batches = Batches(residuals, train.batch_size, seed, STAGE, run.ranks, offset=3)
     corrector = load_corrector(config.run_dir / "diffusion", run.device, operator)
     endpoints = partial(teacher_endpoints, corrector, seed)

@@ -18,6 +18,7 @@ from ups.config import load_config
 from ups.evaluation.gates import check_gates, check_usability, gate, point
 from ups.evaluation.steady import pool, pool_checks, pool_spread
 from ups.metrics import ensembles as probabilistic
+from ups.metrics.errors import vanishes
 from ups.metrics.intervals import bootstrap, halves
 from ups.metrics.intervals import entry as entry_of
 from ups.metrics.joint import score_joint
@@ -281,6 +282,30 @@ def test_an_operator_that_is_gated_passes_and_fails_for_the_stated_reason():
         "allowed is below 1e-06" in reasons["trivial/advection1d"]
         and "was not evaluated" in reasons["nrmse/burgers1d"]
     )
+
+
+def test_errors_are_pooled_where_the_future_is_random_and_a_field_vanishes():
+    """Between two kicks a frame is nearly zero, and the relative error of any forecast of the mean is huge.
+    A certain task is judged by every frame, as before."""
+    ref_rms = torch.ones(4, 6, 2)
+    assert not vanishes(ref_rms)
+    ref_rms[1, 2, 0] = 1e-3
+    assert vanishes(ref_rms)
+    results, _, _ = example()
+    task = copy.deepcopy(results["tasks"]["advection1d"])
+    for pair in task["comparisons"].values():
+        pair |= {"nrmse": point(40.0), "nrmse_pooled": {"value": 0.5, "low": 0.4, "high": 0.6}}
+    results |= {"tasks": {"advection1d": task}, "stages": {"operator": ["advection1d"]}}
+    settings = replace(SETTINGS, min_initial_conditions=1)
+
+    def trivial() -> dict:
+        return {row["name"]: row for row in check_gates(results, settings)}["trivial/advection1d"]
+
+    assert not trivial()["passed"] and trivial()["value"] == 40.0
+    task["error"] = "nrmse_pooled"
+    assert trivial()["passed"] and trivial()["value"] == 0.5
+    task["comparisons"]["operator / persistence"]["nrmse_pooled"]["high"] = 1.1  # the fake
+    assert not trivial()["passed"]
 
 
 def test_a_prediction_that_is_not_finite_fails_every_gate_it_touches():

@@ -46,7 +46,6 @@ from ups.generative.observation import observe_all, observe_case, observe_cells,
 from ups.generative.prior_selection import select_method, select_start
 from ups.generative.residuals import (
     LARGEST,
-    PERTURBED,
     WITHOUT_PAST,
     SteadyResiduals,
     TransientResiduals,
@@ -408,7 +407,8 @@ def config(data) -> Config:
 
 @pytest.fixture(scope="module")
 def hidden(chain, config) -> TransientResiduals:
-    return TransientResiduals(load_operator(chain / "smoke" / "operator"), open_cache(config, HIDDEN))
+    operator, cache = load_operator(chain / "smoke" / "operator"), open_cache(config, HIDDEN)
+    return TransientResiduals(operator, cache, config.diffusion.perturbed)
 
 
 @pytest.fixture(scope="module")
@@ -599,9 +599,13 @@ def test_training_states_have_errors_as_in_a_rollout(hidden):
     count, start = 400, 4
     z = hidden.cache.batch(hidden.cache.split["reserved"][:1], start - 1, 2).expand(count, -1, -1, -1)
     off, told = hidden.perturb(z, torch.full((count,), start), [generator(7, i) for i in range(count)])
+    kept, none = TransientResiduals(hidden.operator, hidden.cache).perturb(
+        z, torch.full((count,), start), [generator(7, i) for i in range(count)]
+    )
+    assert not none.any() and torch.equal(kept[:, 1], z[:, 1])  # diffusion.perturbed = 0
     error = off - z
     size = error.square().flatten(2).mean(2).sqrt()[:, 1]
-    assert abs(float((size > 0).float().mean()) - PERTURBED) < 4 * 0.5 / count**0.5
+    assert abs(float((size > 0).float().mean()) - hidden.perturbed) < 4 * 0.5 / count**0.5
     is_alone = (off[:, 0] == off[:, 1]).flatten(1).all(1)
     assert (
         abs(float(is_alone.float().mean()) - WITHOUT_PAST) < 4 * 0.3 / count**0.5 and not size[is_alone].any()

@@ -154,6 +154,14 @@ class FieldTransform(nn.Module):
         self.shape = tuple(shape)
         self.modes = math.prod(self.shape)
 
+    @property
+    def multiplicity(self) -> Tensor:
+        """How many waves of the full spectrum a mode of the half spectrum stands for, (modes,): 1 or 2."""
+        count = torch.ones(self.shape)
+        for axis in self.periodic[-1:]:
+            count.narrow(axis, 1, (self.space[axis] - 1) // 2).fill_(2.0)
+        return count.flatten()
+
     def forward(self, u: Tensor) -> Tensor:
         """(..., *space) to (..., modes); float32 or float64 as given."""
         ndim = len(self.space)

@@ -266,6 +266,7 @@ class SteadyConfig(NetworkConfig):
 
 @dataclass(frozen=True)
 class DiffusionConfig(SteadyConfig):
+    perturbed: Annotated[float, WholeShare]
     min_residual_ratio: Annotated[float, Positive]
     max_whitened_std: Annotated[float, Bound(lambda value: value > 1, "a number above 1", "Use 1.15.")]
 

@@ -144,7 +144,7 @@ class Ensembles:
         every = torch.arange(len(tokens), device=noise.device).repeat_interleave(len(noise) // len(tokens))
         if model == "dressed_waves":
             noise = self.head.waves.sample_gaussian(noise)
-        return self.head.unwhiten(noise, self.head.condition(tokens, facts).rows(every))
+        return self.head.unwhiten(noise, self.head.gaussian_condition(tokens, facts).rows(every))
 
     def noise(self, rows: Tensor, lead: int, num_members: int) -> tuple[Tensor, Tensor]:
         """Noise and second noise (rows * members, *tokens, dim)."""

@@ -12,7 +12,14 @@ from ups.config import EvaluateConfig
 from ups.evaluation.gates import TRIVIAL
 from ups.evaluation.trivial import Trivial
 from ups.evaluation.truth import Truth
-from ups.metrics.errors import ERROR, nrmse_per_trajectory, score, summarise_errors, summarise_spectra
+from ups.metrics.errors import (
+    ERROR,
+    nrmse_per_trajectory,
+    score,
+    summarise_errors,
+    summarise_spectra,
+    vanishes,
+)
 from ups.metrics.intervals import Scores, compare, merge, number
 from ups.metrics.mask import cell_mean, valid_cells
 from ups.models.head import SELECTION
@@ -53,10 +60,12 @@ def assess_forecasts(
     }
     beyond = truth.context + truth.num_frames - cache.num_frames
     models["operator"] |= {"ms_per_state": 1e3 * min(seconds), "evaluations_per_state": 1 / head.bundle}
+    is_pooled = bool(task.why_uncertain) and vanishes(scores["operator"]["ref_rms"])
+    pooled = {"error": "nrmse_pooled"} if is_pooled else {}
     comparisons = {
         f"operator / {other}": {
             name: compare(ERROR[name], scores["operator"], scores[other], count, seed, groups)
-            for name in COMPARED
+            for name in (*COMPARED, *pooled.values())
         }
         for other in ("base", *TRIVIAL)
         if other in scores
@@ -68,6 +77,7 @@ def assess_forecasts(
         "num_trajectories": len(rows),
         "num_frames_predicted": truth.num_frames,
         **({"num_frames_beyond": beyond} if beyond > 0 else {}),
+        **pooled,
         "times": times.tolist(),
         "parameters": cache.parameter_values.tolist(),
         "fields": list(task.moving),

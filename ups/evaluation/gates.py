@@ -57,6 +57,12 @@ def trivial_of(task: dict[str, Any]) -> list[str]:
     return [name for name in TRIVIAL if name in task["models"]]
 
 
+def error_of(task: dict[str, Any]) -> str:
+    """The error by which a task's forecasts are judged: PDEBench's nRMSE, pooled where a field vanishes
+    (`ups.metrics.errors.vanishes`)."""
+    return task.get("error", "nrmse")
+
+
 def gate(
     stage: str,
     name: str,
@@ -115,6 +121,7 @@ def operator_gates(stage: str, name: str, task: dict[str, Any], settings: Any) -
             below=1,
             bound="none",
         )
+    error = error_of(task)
     first, *others = trivial_of(task)
     limits = {
         first: (f"trivial/{name}", settings.max_ratio_to_persistence),
@@ -127,7 +134,7 @@ def operator_gates(stage: str, name: str, task: dict[str, Any], settings: Any) -
                 stage,
                 claim,
                 f"nRMSE of the operator over that of {other}",
-                task["comparisons"][f"operator / {other}"]["nrmse"],
+                task["comparisons"][f"operator / {other}"][error],
                 below=limit,
             )
     if name in settings.max_nrmse:
@@ -135,7 +142,7 @@ def operator_gates(stage: str, name: str, task: dict[str, Any], settings: Any) -
             stage,
             f"nrmse/{name}",
             "nRMSE of the operator",
-            models["operator"]["nrmse"],
+            models["operator"][error],
             below=settings.max_nrmse[name],
         )
 
@@ -218,7 +225,7 @@ def network_gain(task: dict[str, Any]) -> tuple[str, list[float]]:
     """(less | more | tie | off | unknown, [percent, low, high]): by how much the network reduces the error of
     its base, paired by trajectory. tie: the interval contains zero. No numbers if the network is off or there
     is no interval."""
-    ratio = task["comparisons"].get(PAIR, {}).get("nrmse", point(None))
+    ratio = task["comparisons"].get(PAIR, {}).get(error_of(task), point(None))
     if not task["network_is_used"]:
         return "off", []
     if None in ratio.values() or task["num_initial_conditions"] < 2:
@@ -235,7 +242,8 @@ def usability_of(task: dict[str, Any], ensembles: dict[str, Any]) -> dict[str, A
     BEST_MEAN), a large error or lost correlation is no fault of the model.
     """
     models, versus = task["models"], task["comparisons"]
-    error = models["operator"]["nrmse"]
+    key = error_of(task)
+    error = models["operator"][key]
     until, faults = models["operator"].get("correlation_time", point(None)), []
     best = ensembles.get("comparisons", {}).get("operator / bayes_mean", {}).get("nrmse_mean", point(None))
     is_best = best["high"] is not None and best["high"] <= BEST_MEAN
@@ -250,7 +258,7 @@ def usability_of(task: dict[str, Any], ensembles: dict[str, Any]) -> dict[str, A
                 f"its relative error is {text}, and above {LARGEST_ERROR:g} more than a quarter "
                 "of the field's energy is wrong"
             )
-        ratios = {name: versus[f"operator / {name}"]["nrmse"]["high"] for name in trivial_of(task)}
+        ratios = {name: versus[f"operator / {name}"][key]["high"] for name in trivial_of(task)}
         if beaten_by := [TRIVIAL[name] for name, high in ratios.items() if high is None or high >= 1]:
             faults.append(f"it is not clearly better than {' or '.join(beaten_by)}")
         if until["high"] is not None and until["high"] < SHORTEST * task["times"][-1] and not is_best:
@@ -268,9 +276,7 @@ def usability_of(task: dict[str, Any], ensembles: dict[str, Any]) -> dict[str, A
     return {
         "usable": not faults,
         "words": words
-        + NETWORK[kind].format(
-            selected=in_words(task.get("selection")), **versus.get(PAIR, {}).get("nrmse", {})
-        ),
+        + NETWORK[kind].format(selected=in_words(task.get("selection")), **versus.get(PAIR, {}).get(key, {})),
     }
 
 

@@ -24,8 +24,9 @@ from ups.common.files import DamagedError
 from ups.common.precision import autocast
 from ups.config import ModelConfig, OptimConfig
 from ups.generative.cell_posterior import posterior_of
-from ups.generative.diffusion import Velocity
+from ups.generative.diffusion import Velocity, largest_mode
 from ups.generative.limits import WaveLimits
+from ups.generative.mixture import ScaleMixture, one_scale
 from ups.generative.waves import Waves
 from ups.models.backbones import backbone_of
 from ups.models.backbones.flat import LocalBackbone
@@ -42,7 +43,7 @@ MAX_FACTS = 8
 FREQUENCIES = (1, 2, 4, 8, 16)  # of the angle's sinusoids; low ones keep derivatives in the angle smooth
 LARGEST_LOG_SCALE = math.log(1e4)  # bound of |h|: a coefficient known to 1e-4 of its spread counts as known
 # prefixes of the tensors of a head that `fit_head` fills
-FITTED = ("r_mean", "r_std", "c_mean", "c_std", "largest_std", "marginal", "gaussian", "waves")
+FITTED = ("r_mean", "r_std", "c_mean", "c_std", "largest_std", "marginal", "gaussian", "waves", "mixture")
 GAUSSIAN_DEPTH = 2  # layers for the mean and scale on the operator's features
 MOST_SAMPLER_STEPS = 4096  # with more, sampling one state takes minutes
 STD_FLOOR = 1e-3  # of the largest std_k: smaller coefficients are rounding errors of the tokenizer
@@ -129,6 +130,7 @@ class CorrectorHead(nn.Module):
         self.limits = (
             WaveLimits(*description["fields"], boundary=self.boundary) if "tokens" in description else None
         )
+        self.mixture = ScaleMixture(dim) if description.get("is_localized") else None
         self.description = description
         self.gaussian_into = nn.Linear(num_conditions, model.width)
         self.gaussian_facts = nn.Linear(MAX_FACTS, model.width)
@@ -139,7 +141,7 @@ class CorrectorHead(nn.Module):
         )
         self.gaussian_out = zero_linear(model.width, 2 * dim)
         self.into = nn.Linear(num_conditions + 3 * dim, model.width)
-        self.out = zero_linear(model.width, dim)
+        self.out = zero_linear(model.width, 2 * dim + 1 if self.mixture else dim)
         self.gaussian_parts = [self.gaussian_into, self.gaussian_facts, self.gaussian, self.gaussian_out]
         nn.ModuleList(self.gaussian_parts).requires_grad_(False)  # `fit_head` trains them
 
@@ -182,7 +184,7 @@ class CorrectorHead(nn.Module):
         Returns the reason if they do not fit, else ""."""
         return copy_maps(self, parent)
 
-    def condition(self, tokens: Tensor, facts: Tensor) -> Condition:
+    def gaussian_condition(self, tokens: Tensor, facts: Tensor) -> Condition:
         """The `Condition` of raw tokens (batch, *tokens, C) and facts (batch, K <= MAX_FACTS). Raises
         ValueError if the number of conditions is not that of training."""
         if tokens.shape[-1] != len(self.c_mean):
@@ -197,6 +199,14 @@ class CorrectorHead(nn.Module):
         mean, raw = self.gaussian_out(hidden).chunk(2, -1)
         log_scale = LARGEST_LOG_SCALE * torch.tanh(raw / LARGEST_LOG_SCALE)
         return Condition(self.name, torch.cat([tokens, mean, log_scale], -1), facts, mean, log_scale)
+
+    def condition(self, tokens: Tensor, facts: Tensor) -> Condition:
+        """The same for the network, for which localized residuals are divided by one number."""
+        condition = self.gaussian_condition(tokens, facts)
+        if self.mixture is None:
+            return condition
+        log_scale = (one_scale(self.r_std) / self.r_std).log().expand_as(condition.mean)
+        return replace(condition, mean=torch.zeros_like(log_scale), log_scale=log_scale)
 
     def whiten(self, r: Tensor, condition: Condition) -> Tensor:
         """r~ of r (batch, *tokens, dim) in latent units."""
@@ -254,7 +264,8 @@ class Corrector(TaskNetwork):
         """F(x, angle) under these conditions: the network's output, plus the linear part of `Waves` for tasks
         in time. Float32 in and out; the backbone runs in bf16 if `precision` is bf16."""
         head = self.heads[condition.name]
-        add_linear = head.waves and (head.waves.map if self.description.get("is_map") else head.waves.flow)
+        linear = head.mixture or head.waves
+        add_linear = linear and (linear.map if self.description.get("is_map") else linear.flow)
 
         def evaluate(x: Tensor, angle: Tensor) -> Tensor:
             phase = angle[:, None] * self.frequencies
@@ -368,17 +379,6 @@ def fit_head(
 def _log_rms(r: Tensor) -> Tensor:
     """Log of the RMS of each row (batch,); its mean is robust to a few large rows."""
     return r.square().flatten(1).mean(1).clamp_min(1e-30).sqrt().log()
-
-
-def largest_mode(r: Tensor, iterations: int = 20) -> Tensor:
-    """Square root of the largest eigenvalue of the second moment of r (n, ...), by power iteration on the
-    samples; a scalar."""
-    flat = r.flatten(1)
-    v = flat[flat.square().sum(1).argmax()]  # the largest sample has a component along every large mode
-    for _ in range(iterations):
-        v = v / v.norm().clamp_min(1e-12)
-        v = flat.T @ (flat @ v) / len(flat)
-    return v.norm().sqrt()
 
 
 def load_corrector(

@@ -48,6 +48,17 @@ def sample_angles(count: int, generator: torch.Generator | None = None, largest_
     return log_tan.exp().atan().float()[torch.randperm(count, generator=generator)]
 
 
+def largest_mode(r: Tensor, iterations: int = 20) -> Tensor:
+    """Square root of the largest eigenvalue of the second moment of r (n, ...), by power iteration on the
+    samples; a scalar."""
+    flat = r.flatten(1)
+    v = flat[flat.square().sum(1).argmax()]  # the largest sample has a component along every large mode
+    for _ in range(iterations):
+        v = v / v.norm().clamp_min(1e-12)
+        v = flat.T @ (flat @ v) / len(flat)
+    return v.norm().sqrt()
+
+
 def diffuse(r: Tensor, noise: Tensor, angle: Tensor) -> Tensor:
     """x = cos(angle) r + sin(angle) noise; r, noise (batch, ...), angle (batch,)."""
     angle = column(angle, r)

@@ -2,6 +2,7 @@
 noised batches with its metrics, validation and the loop."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,8 +13,16 @@ from ups.common.seeds import generator
 from ups.common.transfer import send
 from ups.config import DiffusionConfig, SteadyConfig, to_dict
 from ups.data.schedule import Schedule
-from ups.generative.corrector import Corrector, CorrectorHead, ResidualBatch, fit_head
+from ups.generative.corrector import (
+    STATISTICS_BATCHES,
+    Corrector,
+    CorrectorHead,
+    ResidualBatch,
+    fit_head,
+    largest_mode,
+)
 from ups.generative.diffusion import diffusion_loss, sample_angles
+from ups.generative.mixture import ScaleMixture, one_scale
 from ups.generative.residuals import (
     Batches,
     NoisedBatch,
@@ -26,6 +35,7 @@ from ups.training.fit import Fit, fit_once
 
 STREAM = "diffusion"  # of the random numbers
 ANGLE_BINS = {"low": (0.0, 0.4), "middle": (0.4, 1.2), "high": (1.2, 2.0)}  # of the logged loss
+LOCALIZED = 0.5  # nats per number by which a mixture of scales must be more likely than Gaussian waves
 UNIFORM_BATCHES = 16  # behind the marginal mean and standard deviation
 
 
@@ -41,20 +51,23 @@ def corrector_with_scales(
     The ranks of `run` fit the statistics, conditional mean and scale of the heads once. Raises as
     `check_statistics` for statistics beyond `limits`.
     """
+    fits = fit_once(
+        run,
+        "scales",
+        {name: partial(_fit_scale, source, section, seed) for name, source in residuals.items()},
+        "fitting the scale of the residuals",
+    )
     run.seed_all()
     corrector = Corrector(
         {
             "model": to_dict(section.model),
             "precision": section.train.precision,
             "sampler_steps": section.sampler_steps,
-            "tasks": [source.description for source in residuals.values()],
+            "tasks": [
+                source.description | ({"is_localized": True} if is_localized(fits[name][0]) else {})
+                for name, source in residuals.items()
+            ],
         }
-    )
-    fits = fit_once(
-        run,
-        "scales",
-        {name: partial(_fit_scale, source, section, seed) for name, source in residuals.items()},
-        "fitting the scale of the residuals",
     )
     for name, (facts, weights) in fits.items():
         corrector.heads[name].load_state_dict(weights, strict=False)
@@ -65,6 +78,7 @@ def corrector_with_scales(
             f"residual of {name}: RMS {facts['rms_val']:.2e}, reserved / validation {facts['ratio']:.2f}, "
             f"whitened std {facts['std_train']:.2f} / {facts['std_val']:.2f}, largest mode "
             f"{facts['largest_std']:.1f}, excess kurtosis {facts['kurtosis']:.1f}"
+            + (", localized: a mixture of two scales" if is_localized(facts) else "")
             for name, facts in scales.items()
         )
     )
@@ -92,15 +106,57 @@ def _fit_scale(residuals: Residuals, section: DiffusionConfig | SteadyConfig, se
     r = torch.cat(residuals_uniform).flatten(0, -2)
     head.marginal_mean.copy_(r.mean(0))
     head.marginal_std.copy_(r.std(0))
+    held_out = validation_batches(residuals, seed, size)
     facts = fit_head(
         head,
         batch_of,
-        validation_batches(residuals, seed, size),
+        held_out,
         steps,
         section.optim,
         (residuals.windows("reserved")[0], residuals.windows("val")[0]),
     )
-    return facts, head.fitted
+    if head.waves is None:
+        return facts, head.fitted
+    found, weights = compare_laws(head, [batch_of(step) for step in range(STATISTICS_BATCHES)], held_out)
+    return facts | found, head.fitted | weights
+
+
+@torch.no_grad()
+def compare_laws(
+    head: CorrectorHead, training: Sequence[ResidualBatch], validation: Sequence[ResidualBatch]
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """({"nll_waves", "nll_mixture"} of validation residuals, per number and without constants; the weights of
+    the mixture with its largest mode, {} if it is not selected).
+
+    waves: the conditional Gaussian of a fitted head with its covariance; mixture: two scales, whatever the
+    condition.
+    """
+
+    def scaled(batches: Sequence[ResidualBatch]) -> Tensor:
+        return torch.cat([(r - head.r_mean) / one_scale(head.r_std) for r, *_ in batches])
+
+    mixture = ScaleMixture(head.description["dim"]).to(head.r_std.device)
+    mixture.fit(scaled(training))
+    whitened = [head.whitened(*batch) for batch in validation]
+    log_scale = torch.cat([condition.log_scale for _, condition in whitened]).mean()
+    found = {
+        "nll_waves": float(
+            head.waves.negative_log_likelihood(torch.cat([r for r, _ in whitened])) + log_scale
+        ),
+        "nll_mixture": float(
+            mixture.negative_log_likelihood(scaled(validation))
+            + (one_scale(head.r_std) / head.r_std).log().mean()
+        ),
+    }
+    if not is_localized(found):
+        return found, {}
+    weights = {f"mixture.{key}": value for key, value in mixture.state_dict().items()}
+    return found, weights | {"largest_std": largest_mode(scaled(training))}
+
+
+def is_localized(facts: dict[str, float]) -> bool:
+    """Whether a mixture of two scales is selected for the residuals, by `compare_laws`."""
+    return facts.get("nll_mixture", math.inf) < facts.get("nll_waves", math.inf) - LOCALIZED
 
 
 def check_statistics(name: str, facts: dict[str, float], least: float, largest: float) -> None:

@@ -40,7 +40,6 @@ FLOOR = 1e-3  # times the mean solution: the smallest value whose logarithm is t
 FLOOR_ROWS = 64  # training solutions behind that mean
 VALIDATION_BATCHES = 8
 EXAMPLE_ROWS = 32  # trajectories behind `TransientResiduals.examples`
-PERTURBED = 0.75  # fraction of the training states with an added error, as in a rollout
 WITHOUT_PAST = 0.1  # fraction of the training states without a frame before the history
 LARGEST = 1.0  # of an added error over a residual, log-uniform from SMALLEST
 
@@ -50,12 +49,13 @@ class TransientResiduals(StateConditions):
 
     windows(split): (rows, starts), for `Schedule`. start_weights: sampling weights of the window starts in
     training; None: uniform. decode: residual latents to the field, linear. batch(...): a `ResidualBatch`.
+    perturbed: fraction of the training states with an added error.
     """
 
-    def __init__(self, operator: Operator, cache: Cache):
+    def __init__(self, operator: Operator, cache: Cache, perturbed: float = 0.0):
         operator.head_for(cache)
         super().__init__(operator, cache.task.name)
-        self.cache, self.train_from = cache, cache.settings.train_from
+        self.cache, self.train_from, self.perturbed = cache, cache.settings.train_from, perturbed
 
     def windows(self, split: str) -> tuple[int, int]:
         num_starts = self.cache.num_frames - self.train_from - self.head.history - self.head.bundle + 1
@@ -105,7 +105,7 @@ class TransientResiduals(StateConditions):
             shifts = [int(torch.randint(n, (), generator=rng)) for n in self.examples.shape[2 : 2 + ndim]]
             if u_kind >= 1 - WITHOUT_PAST:
                 z[row, 0] = z[row, 1]
-            if u_kind >= PERTURBED:
+            if u_kind >= self.perturbed:
                 continue
             size = SMALLEST * (LARGEST / SMALLEST) ** u_size
             for frame in range(z.shape[1]):

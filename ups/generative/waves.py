@@ -58,6 +58,13 @@ class Waves(nn.Module):
         std = variance.clamp_min(0).sqrt()
         self.std.copy_(std.clamp_min(LEAST * float(std.max())).clamp_min(1e-12))
 
+    def negative_log_likelihood(self, r: Tensor) -> Tensor:
+        """Of residuals (n, *tokens, dim), per number and without constants: a scalar."""
+        r_hat, std = self._mixed(self._waves(r)), self.std
+        numbers = self.transform.multiplicity.to(std)[:, None]  # of real numbers behind a complex one, of 2
+        value = 0.5 * r_hat.abs().square().mean(0) / std.square() + std.log()
+        return (numbers * value).sum() / (numbers.sum() * std.shape[1])
+
     def flow(self, x: Tensor, angle: Tensor, rest: Tensor) -> Tensor:
         """The velocity F of a diffusion from the network's `rest`; x and rest (batch, *tokens, dim)."""
         cos, sin, variance = self._at(angle)

@@ -39,7 +39,15 @@ from ups.metrics.spectra import energy_spectrum, error_shells, rms, space_axes
 LOW, HIGH = 4, 12  # PDEBench iLow, iHigh: low k < 4, mid 4 <= k < 12, high k >= 12
 CORRELATION = 0.8  # threshold of the high-correlation time (Lippe et al. 2023, PDE-Refiner, section 4)
 LARGEST_ERROR = 0.5  # nRMSE of a forecast that is still usable: a quarter of the field's energy is wrong
+VANISHING = 1e-2  # RMS of a frame over that of all
 FLAT = 1e-6  # a field whose standard deviation is below FLAT * RMS is constant to float32 rounding
+
+
+def vanishes(ref_rms: Tensor) -> bool:
+    """Whether a field is close to zero in some frames: RMS (n, T, C) below VANISHING of that of all. There a
+    forecast of the mean has a relative error without bound, so errors of random futures are pooled."""
+    whole = ref_rms.double().square().mean((0, 1)).sqrt()
+    return bool((ref_rms.double() < VANISHING * whole).any())
 
 
 def check_shapes(u_pred: Tensor, u_ref: Tensor) -> None:

@@ -122,6 +122,7 @@ CORRECTOR_HEAD: Rows = {
     "dim": COUNT,
     "num_conditions": COUNT,
     "num_features": WHOLE,
+    "is_localized": FLAG,
     "tokens": CELLS,
     "fields": CELLS,
 }

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.metrics.errors import ERROR, LARGEST_ERROR
+from ups.metrics.errors import ERROR, LARGEST_ERROR, vanishes
 from ups.metrics.intervals import compare, group_index, number
 from ups.models.loss import pooled
 
@@ -113,17 +113,19 @@ def error_ratios(sums: Tensor, groups: Tensor, seed: int) -> dict[str, dict[str,
     }
 
 
-def is_better(ratios: dict[str, dict[str, float | None]]) -> bool:
+def is_better(ratios: dict[str, dict[str, float | None]], is_pooled: bool = False) -> bool:
     """Whether the network is better than its base by more than chance: both intervals of `error_ratios` are
-    below 1."""
-    return all(ratio["high"] is not None and ratio["high"] < 1 for ratio in ratios.values())
+    below 1; with is_pooled that of the pooled error."""
+    highs = [ratio["high"] for name, ratio in ratios.items() if name == "nrmse_pooled" or not is_pooled]
+    return all(high is not None and high < 1 for high in highs)
 
 
-def select(found: dict[float, Tensor], groups: Tensor, seed: int) -> dict[str, Any]:
+def select(found: dict[float, Tensor], groups: Tensor, seed: int, is_random: bool = False) -> dict[str, Any]:
     """The weight of the network's output in a task's forecasts, and the numbers that decide it (JSON-able).
 
     found: weight -> `squared_errors`. The weight with the smallest pooled error is compared with the base. It
-    is selected if it is better by more than chance, else the base alone is. Returned:
+    is selected if it is better by more than chance, else the base alone is. is_random: so is the future, and
+    relative errors do not count where a field vanishes (`ups.metrics.errors.vanishes`). Returned:
 
         compared_weight: the one that is compared; network_weight: the selected one, 0 for the base alone
         network, base: pooled nRMSE over the leads that count, None if not finite
@@ -136,8 +138,9 @@ def select(found: dict[float, Tensor], groups: Tensor, seed: int) -> dict[str, A
     lost = is_lost(found[weight])
     compared = _without(found[weight], lost)
     ratios = error_ratios(compared, groups, seed)
+    is_pooled = is_random and vanishes(found[weight][:, 0].sqrt())
     return {
-        "network_weight": weight if is_better(ratios) else 0.0,
+        "network_weight": weight if is_better(ratios, is_pooled) else 0.0,
         "compared_weight": weight,
         **{name: number(error) for name, error in pooled(compared).items()},
         **ratios,
