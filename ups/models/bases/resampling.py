@@ -17,6 +17,7 @@ MAX_CANDIDATES = 40  # terms that windows are resampled for
 MAX_ADDED = 8  # columns by addition, and most terms of an equation
 NUM_DRAWS = 40  # samples of windows
 MIN_TIES = 1 / 3  # of the samples in which a smaller equation is no worse than the best one
+MIN_STANDARD_ERRORS = 2.2  # of a coefficient from zero
 MIN_RESIDUAL = 1e-5  # of the square of the time derivative: less is not the equation's
 
 
@@ -149,15 +150,16 @@ def standard_errors(blocks: Tensor, columns: list[int], values: Tensor) -> Tenso
     return (spread.square().sum(0) * count / (count - 1)).sqrt()
 
 
-def selected(blocks: Tensor, tiers: list[list[int]], seed: int) -> tuple[list[int], float]:
-    """The terms of one channel, from its normal equations (blocks, terms + 1, terms + 1), and the least
-    fraction of the samples of windows that find one of them; no terms if none explain anything.
+def selected(blocks: Tensor, tiers: list[list[int]], seed: int) -> dict[int, float]:
+    """The terms of one channel, from its normal equations (blocks, terms + 1, terms + 1), with the fraction
+    of the samples of windows that find each of them; empty if none explain anything.
 
     The fewest terms that windows left out cannot tell from the best, of the first tier of columns that has
-    them. Each tier is part of the next one, and samples find terms in the last one."""
+    them; without those that may be zero. Each tier is part of the next one, and samples find terms in the
+    last one."""
     tried = [one for columns in tiers if (one := Resampled.of(blocks, columns, seed)).sizes]
     if not tried:
-        return [], 0.0
+        return {}
     best = min((one.best for one in tried), key=lambda losses: float(losses.median()))
     size, place = min(
         (size, place)
@@ -168,4 +170,11 @@ def selected(blocks: Tensor, tiers: list[list[int]], seed: int) -> tuple[list[in
     total = blocks.sum(0)
     terms = min((path[size] for path in tried[place].paths), key=lambda c: fit(total, c))
     sets = [path[size] for path in tried[-1].paths if size in path]
-    return terms, min(sum(term in one for one in sets) for term in terms) / len(sets)
+    found = {term: sum(term in one for one in sets) / len(sets) for term in terms}
+    while len(found) > 1:
+        values = solve(total, [*found])
+        errors = values.abs() / standard_errors(blocks, [*found], values)
+        if float(errors.min()) >= MIN_STANDARD_ERRORS:
+            break
+        del found[[*found][int(errors.argmin())]]
+    return found

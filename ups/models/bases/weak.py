@@ -295,21 +295,16 @@ class WeakModel:
         equations, tiers = form.equations(), form.tiers()
         unknowns, values, errors, inclusions = [], [], [], []
         for channel, blocks in enumerate(equations.unbind(1)):
-            terms, inclusion = selected(blocks, tiers, channel)
-            if terms:
+            if found := selected(blocks, tiers, channel):
+                terms = [*found]
                 unknowns += [(channel, places[term]) for term in terms]
                 values.append(solve(blocks.sum(0), terms))
                 errors.append(standard_errors(blocks, terms, values[-1]))
-                inclusions.append(inclusion)
+                inclusions += found.values()
         if not unknowns:
             return None
         model = Model(unknowns, torch.cat(values))
         return cls(model, torch.cat(errors), min(inclusions), equations, places)
-
-    @property
-    def relative_error(self) -> float:
-        """The geometric mean of the relative standard errors."""
-        return float((self.errors / self.model.values.abs()).log().mean().exp())
 
     def doubt(self, model: Model) -> str:
         """Why the terms of a model may not be stated: other terms explain as much, or what these leave of the
@@ -329,7 +324,7 @@ def weak_model(films: Tensor, sigma: Tensor, library: list[Term], settings: dict
     anything, or the films are too short.
 
     Plain terms are tried first, and all terms if these leave too much. Of several widths of the test
-    functions those count whose terms are certain, with the least errors."""
+    functions the first one counts whose terms are certain, and the fewest."""
     if films.shape[1] < 2 * MIN_HALF_WIDTH + 1:
         return None
     films = films[: max(1, MAX_VALUES // (films[0, :, 0].numel() * len(library)))]
@@ -340,7 +335,7 @@ def weak_model(films: Tensor, sigma: Tensor, library: list[Term], settings: dict
         found = [WeakModel.of(films, sigma, library, places, settings, width) for width in WIDTHS]
         found = [one for one in found if one is not None]
         if found:
-            best = min(found, key=lambda one: (bool(one.doubt(one.model)), one.relative_error))
+            best = min(found, key=lambda one: (bool(one.doubt(one.model)), len(one.errors)))
             if best.doubt(best.model) != UNCLEAR:
                 break
     return best
