@@ -131,7 +131,7 @@ def assess(config: Config) -> dict[str, Any]:
             models[model][f"over {'exact' if other == 'exact' else 'cheap'}"] = {
                 key: ratios[key] for key in ("crps", "crps_by_lead", "trajectory_score") if key in ratios
             }
-    key = {"seed": seed, "split": truth.split, "processor": processor("cpu")}
+    key = {"column": "ensembles", "seed": seed, "split": truth.split, "processor": processor("cpu")}
     return {"key": key, "best_cheap": cheap, "starts": len(rows), "models": models}
 
 

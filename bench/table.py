@@ -23,6 +23,18 @@ from ups.tasks import TASKS, Task
 
 RESULTS = ROOT / "bench" / "results"
 MISSING = "-"
+EXCITABLE = {  # models of bench/excitable.py in words
+    "exact": "exact samples",
+    "no_kicks": "the equation without kicks",
+    "dressed": "operator + white noise",
+    "dressed_conditional": "operator + conditional Gaussian",
+    "dressed_waves": "operator + Gaussian waves",
+    "dressed_resampled": "operator + resampled residuals",
+    "analogs": "operator + residuals of analogs",
+    "rival": "network trained by scores",
+    "student_1": "student, 1 evaluation",
+    "student_2": "student, 2 evaluations",
+}
 LABELS = {"ours": "UPS", "fno": "FNO", "unet": "U-Net"}
 CORRECTION = ("ours_correction", "fno_correction", "unet_correction")
 
@@ -409,6 +421,41 @@ def discovery_table(found: dict[str, dict[str, Any]]) -> str:
     )
 
 
+def excitable_table(found: dict[str, dict[str, Any]]) -> str:
+    """docs/uncertain.md: scores of ensembles of barkley2d over those of exact samples, and their new
+    waves; means over seeds, the widest interval of any.
+    """
+
+    def over(rows: list[dict[str, Any]], low: list[float | None], high: list[float | None]) -> str:
+        return f"{mean(rows):.3f} [{min(low):.3f}, {max(high):.3f}]"
+
+    def interval(parts: list[dict[str, Any]]) -> str:
+        values, low, high = ([part[key] for part in parts] for key in ("value", "low", "high"))
+        return over(values, low, high)
+
+    def line(record: dict[str, Any], model: str) -> tuple[str, ...]:
+        rows = [run["models"][model] for run in record["entries"]]
+        leads = [row["over exact"]["crps_by_lead"] for row in rows]
+        first, *later = [[part["value"][i] for part in leads] for i in range(len(leads[0]["value"]))]
+        waves = [row["new_waves"] for row in rows]
+        numbers = zip(*(part["numbers"] for part in waves), strict=True)
+        return (
+            EXCITABLE.get(model, model),
+            over(first, [part["low"][0] for part in leads], [part["high"][0] for part in leads]),
+            ", ".join(f"{mean(values):.3f}" for values in later),
+            interval([row["over exact"]["trajectory_score"] for row in rows]),
+            interval([row["over cheap"]["crps"] for row in rows]),
+            ", ".join(f"{mean(values):.2f}" for values in numbers),
+            f"{mean(part['area'] for part in waves):.0f}, {mean(part['v'] for part in waves):.2f}",
+            f"{mean(row['evaluations'] for row in rows):.0f}",
+        )
+
+    header = "model; CRPS at lead 1; at leads 2, 3, 4; energy score; CRPS over the best cheap ensemble's; "
+    header += "0, 1, 2, 3 or more new waves; their area and v; evaluations"
+    lines = (line(record, model) for record in found.values() for model in record["entries"][0]["models"])
+    return table(tuple(header.split("; ")), lines)
+
+
 def percent(value: float) -> str:
     """A fraction in percent, with two digits; limits for very small and very large ones."""
     if value and not 1e-4 <= value <= 10:
@@ -427,6 +474,7 @@ TABLES: dict[str, tuple[str, str, Callable[[dict], str]]] = {
     "apebench": ("docs/peers.md", "apebench", apebench_table),
     "authors": ("docs/peers.md", "authors", authors_table),
     "shift_grid": ("docs/peers.md", "shift_grid", shift_table),
+    "excitable": ("docs/uncertain.md", "excitable", excitable_table),
     "discovery": ("docs/discovery.md", "discovery", discovery_table),
 }
 
