@@ -47,6 +47,7 @@ from ups.training.environment import describe_environment
 OUT, RESULTS = ROOT / "bench" / "out" / "discovery", ROOT / "bench" / "results" / "discovery"
 PACKAGES = ("pysindy==2.1.0",)
 COLUMNS = ("ours", "weak", "ensemble")
+FRESH = 5  # draws before this one were looked at when the choices of ours were made
 NOISES = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
 NUM_WINDOWS, MIN_FRAMES, MAX_FRAMES = 60, 3, 50  # what `prepare_data.py --describe` cuts one film into
 
@@ -211,6 +212,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--noise", nargs="+", type=float, default=list(NOISES), help="sigma over RMS")
     parser.add_argument("--column", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     parser.add_argument("--draws", type=int, default=5)
+    parser.add_argument("--first", type=int, help=f"number of the first draw; of ours {FRESH}, else 0")
     parser.add_argument("--again", action="store_true", help="compute results that exist, and replace them")
     parser.add_argument("--python", type=Path, help="an interpreter that has PySINDy")
     args = parser.parse_args(argv)
@@ -222,7 +224,8 @@ def main(argv: list[str] | None = None) -> None:
     for name in args.film:
         for noise in args.noise:
             for column in columns:
-                run_noise(name, column, noise, range(args.draws), args)
+                first = args.first if args.first is not None else FRESH * (column == "ours")
+                run_noise(name, column, noise, range(first, first + args.draws), args)
 
 
 if __name__ == "__main__":
