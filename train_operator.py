@@ -132,14 +132,14 @@ def main() -> None:
         found[weight] = validate(operator, caches, config, run, count)
     for name, cache in caches.items():
         groups = cache.trajectory[rows_by_parameter(cache, "val", count)]
-        judge = partial(select, groups=groups, seed=seed, is_random=bool(cache.task.why_uncertain))
-        selection = judge({weight: sums[name] for weight, sums in found.items()})
+        select_weight = partial(select, groups=groups, seed=seed, is_random=bool(cache.task.why_uncertain))
+        selection = select_weight({weight: sums[name] for weight, sums in found.items()})
         operator.heads[name].record_selection(selection)
         errors[name] = pooled(found[selection["compared_weight"]][name])
         run.print(f"{name}: {selected.in_words(selection)}")
         if name in calls:  # samplers build on single calls
             of_calls = {weight: sums[name][:, :, : calls[name]] for weight, sums in found.items()}
-            selection = judge(of_calls)
+            selection = select_weight(of_calls)
             operator.heads[name].record_call_selection(selection)
             run.print(f"{name}, in the single calls of samplers: {selected.in_words(selection)}")
     kinds = {name: facts["description"]["base"]["kind"] for name, (facts, _) in bases.items()}

@@ -25,6 +25,7 @@ Velocity = Callable[[Tensor, Tensor], Tensor]
 NOISE = math.pi / 2  # the angle of pure noise
 # Of ln tan(angle) in training: 95 % of tan lie in 0.04 to 23, beyond the largest mode of most residuals.
 LOG_TAN_STD = 1.6
+SMALLEST_SINE = 1e-3  # that a map divides by; the sine is 0 at the residual itself
 REACH = 5.0  # largest residual mode, in standard deviations, that this covers; larger ones shift the mean
 
 
@@ -63,6 +64,18 @@ def diffuse(r: Tensor, noise: Tensor, angle: Tensor) -> Tensor:
     """x = cos(angle) r + sin(angle) noise; r, noise (batch, ...), angle (batch,)."""
     angle = column(angle, r)
     return angle.cos() * r + angle.sin() * noise
+
+
+def gaussian_flow(std: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """The factor of x in the velocity F of the flow of a Gaussian with std, and the variance of x."""
+    variance = std.square() * cos.square() + sin.square()
+    return sin * cos * (1 - std.square()) / variance, variance
+
+
+def gaussian_map(std: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for the end of this flow, which is cos(angle) x - sin(angle) F."""
+    variance = std.square() * cos.square() + sin.square()
+    return (cos - std / variance.sqrt()) / sin.clamp_min(SMALLEST_SINE), variance
 
 
 def diffusion_loss(velocity: Velocity, r: Tensor, noise: Tensor, angle: Tensor) -> Tensor:

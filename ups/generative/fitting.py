@@ -19,9 +19,8 @@ from ups.generative.corrector import (
     CorrectorHead,
     ResidualBatch,
     fit_head,
-    largest_mode,
 )
-from ups.generative.diffusion import diffusion_loss, sample_angles
+from ups.generative.diffusion import diffusion_loss, largest_mode, sample_angles
 from ups.generative.mixture import ScaleMixture, one_scale
 from ups.generative.residuals import (
     Batches,

@@ -18,9 +18,10 @@ is ours.
 import torch
 from torch import Tensor, nn
 
+from ups.generative.diffusion import gaussian_flow, gaussian_map
+
 ITERATIONS = 50  # of expectation maximization
 SMALLEST = 1e-3  # of the scale of the wide component
-SMALLEST_SINE = 1e-3
 
 
 class ScaleMixture(nn.Module):
@@ -56,22 +57,17 @@ class ScaleMixture(nn.Module):
 
     def flow(self, x: Tensor, angle: Tensor, rest: Tensor) -> Tensor:
         """The velocity F of a diffusion from the network's `rest`; x (batch, *tokens, dim)."""
-        cos, sin, variance = self._at(x, angle)
-        linear = sin * cos * (1 - self.std.square()) / variance
-        return self._joined(x, linear, variance, rest)
+        return self._joined(x, rest, *gaussian_flow(self.std, *self._at(x, angle)))
 
     def map(self, x: Tensor, angle: Tensor, rest: Tensor) -> Tensor:
         """The F of a student, whose sample is cos(angle) x - sin(angle) F."""
-        cos, sin, variance = self._at(x, angle)
-        linear = (cos - self.std / variance.sqrt()) / sin.clamp_min(SMALLEST_SINE)
-        return self._joined(x, linear, variance, rest)
+        return self._joined(x, rest, *gaussian_map(self.std, *self._at(x, angle)))
 
-    def _at(self, x: Tensor, angle: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(cos, sin, variances v_k), as (batch, 1, ..., 1) and (batch, 1, ..., 2, dim)."""
-        cos, sin = (part.view(-1, *[1] * x.ndim) for part in (angle.cos(), angle.sin()))
-        return cos, sin, self.std.square() * cos.square() + sin.square()
+    def _at(self, x: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
+        """(cos, sin), (batch, 1, ..., 1)."""
+        return angle.cos().view(-1, *[1] * x.ndim), angle.sin().view(-1, *[1] * x.ndim)
 
-    def _joined(self, x: Tensor, linear: Tensor, variance: Tensor, rest: Tensor) -> Tensor:
+    def _joined(self, x: Tensor, rest: Tensor, linear: Tensor, variance: Tensor) -> Tensor:
         found, odds = rest[..., :-1].unflatten(-1, (2, -1)), rest[..., -1]
         odds = odds + self.log_odds + evidence(x.square(), variance.movedim(-2, 0))
         weight = torch.sigmoid(odds)[..., None]

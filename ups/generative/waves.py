@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from ups.common.spectral import FieldTransform
+from ups.generative.diffusion import gaussian_flow, gaussian_map
 
 LARGEST = 2**22  # numbers in the eigenvectors of all waves; with more, no eigenvectors are used
 LEAST = 1e-3  # of the largest standard deviation: smaller ones are rounding errors of the tokenizer
-SMALLEST_SINE = 1e-3
 
 
 class Waves(nn.Module):
@@ -67,23 +67,20 @@ class Waves(nn.Module):
 
     def flow(self, x: Tensor, angle: Tensor, rest: Tensor) -> Tensor:
         """The velocity F of a diffusion from the network's `rest`; x and rest (batch, *tokens, dim)."""
-        cos, sin, variance = self._at(angle)
-        linear = sin * cos * (1 - self.std.square()) / variance
+        linear, variance = gaussian_flow(self.std, *self._at(angle))
         return self._joined(x, linear, rest, self.std / variance.sqrt())
 
     def map(self, x: Tensor, angle: Tensor, rest: Tensor) -> Tensor:
         """The F of a student, whose sample is cos(angle) x - sin(angle) F."""
-        cos, sin, variance = self._at(angle)
-        spread = self.std / variance.sqrt()
-        return self._joined(x, (cos - spread) / sin.clamp_min(SMALLEST_SINE), rest, spread)
+        linear, variance = gaussian_map(self.std, *self._at(angle))
+        return self._joined(x, linear, rest, self.std / variance.sqrt())
 
     def sample_gaussian(self, noise: Tensor) -> Tensor:
         """Samples of the Gaussian from white noise (batch, *tokens, dim)."""
         return self._back(self.std * self._mixed(self._waves(noise)))
 
-    def _at(self, angle: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
-        return cos, sin, self.std.square() * cos.square() + sin.square()
+    def _at(self, angle: Tensor) -> tuple[Tensor, Tensor]:
+        return angle.cos()[:, None, None], angle.sin()[:, None, None]
 
     def _joined(self, x: Tensor, linear: Tensor, rest: Tensor, spread: Tensor) -> Tensor:
         x_hat, rest_hat = self._mixed(self._waves(x)), self._mixed(self._waves(rest))

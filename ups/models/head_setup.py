@@ -130,13 +130,16 @@ def conserved_facts(head: TaskHead, cache: Cache) -> dict[str, Any]:
         return {"is_conservative": False}
     rows = rows_by_parameter(cache, "train", MAX_TRAJECTORIES)
     later = sorted({last * part // NUM_COMPARED for part in range(1, NUM_COMPARED + 1)} - {0})
-    start, *others = (head.physical(cache.batch(rows, frame, 1, head.scale.device)) for frame in (0, *later))
-    changes = [correction(task, names, u, start[:, 0], head.codec.valid) for u in others]
+
+    def u(frame: int) -> Tensor:
+        return head.physical(cache.batch(rows, frame, 1, head.scale.device))
+
+    start = u(0)[:, 0]
+    changes = [correction(task, names, u(frame), start, head.codec.valid) for frame in later]
     change = (torch.cat(changes, 1) / head.codec.std).square().mean((0, 1)).sqrt()
     if not is_sought:
         return {"is_conservative": bool(change.max() <= CONSERVED_TOLERANCE)}
-    kept = [name for name, one in zip(task.fields, change, strict=True) if one <= CONSERVED_TOLERANCE]
-    kept = [name for name in kept if name in names]
+    kept = [name for name in names if change[task.fields.index(name)] <= CONSERVED_TOLERANCE]
     return {"is_conservative": bool(kept)} | ({CONSERVED: kept} if kept else {})
 
 
