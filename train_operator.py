@@ -19,7 +19,6 @@ from torch import Tensor
 
 from ups.commands.stage_setup import load_inputs, start_run, warm_start
 from ups.common.user_solver import solvers_of
-from ups.config import Config
 from ups.data.cache import Cache, place
 from ups.data.schedule import Batch
 from ups.evaluation import selected
@@ -46,7 +45,7 @@ def loss_of(
 
 
 def validate(
-    operator: Operator, caches: dict[str, Cache], config: Config, run: Run, count: int
+    operator: Operator, caches: dict[str, Cache], contexts: dict[str, int], run: Run, count: int
 ) -> dict[str, Tensor]:
     """Task -> `squared_errors` of rollouts of at most `count` validation trajectories. A collective: each
     rank rolls out its shard.
@@ -54,7 +53,7 @@ def validate(
 
     def errors(name: str, cache: Cache) -> Tensor:
         rows, shard = rows_by_parameter(cache, "val", count), slice(run.rank, None, run.world)
-        sums = squared_errors(operator, cache, rows[shard], config.context(name), run.device)
+        sums = squared_errors(operator, cache, rows[shard], contexts[name], run.device)
         every = sums.new_zeros(len(rows), *sums.shape[1:])
         every[shard] = sums
         return every
@@ -68,7 +67,7 @@ def main() -> None:
     # ---- config, setup
     config, caches = load_inputs(__doc__, STAGE)
     train, seed = config.operator.train, config.run.seed
-    contexts = {name: config.context(name) for name in caches}
+    contexts = {name: cache.context(config.context(name)) for name, cache in caches.items()}
     calls = {name: config.task[name].bundle for name in config.served("diffusion")}
     windows = Windows(caches, config.task, contexts, config.operator, seed)
     run = start_run(config, STAGE, caches)
@@ -114,7 +113,7 @@ def main() -> None:
         )
         if run.is_due(train.validate_every):
             with run.ema_weights():
-                found = validate(operator, caches, config, run, train.validate_trajectories)
+                found = validate(operator, caches, contexts, run, train.validate_trajectories)
             errors = {name: pooled(sums) for name, sums in found.items()}
             scores = scores_of(found, calls)
             metrics = {f"{name}/{key}": value for name, of in errors.items() for key, value in of.items()}
@@ -129,7 +128,7 @@ def main() -> None:
     for weight in NETWORK_WEIGHTS:
         for head in operator.heads.values():
             head.description["network_weight"] = weight
-        found[weight] = validate(operator, caches, config, run, count)
+        found[weight] = validate(operator, caches, contexts, run, count)
     for name, cache in caches.items():
         groups = cache.trajectory[rows_by_parameter(cache, "val", count)]
         select_weight = partial(select, groups=groups, seed=seed, is_random=bool(cache.task.why_uncertain))

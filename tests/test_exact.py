@@ -394,3 +394,21 @@ def test_a_stride_in_space_is_refused_where_the_law_is_that_of_the_stored_grid()
         ValueError, match=r"task.burgers1d_forced.space_stride is 2; expected 1 \(exact draws are of the grid"
     ):
         load_config(None, ["data.tasks=[burgers1d_forced]", "task.burgers1d_forced.space_stride=2"])
+
+
+def test_members_from_noisy_starts_have_the_noise_of_the_data(world):
+    """The operator forecasts members whose start has noise, and the noise of the data is added once."""
+    _, truth, ensembles = world
+    head, rows, sigma = ensembles.residuals.head, truth.rows[:8], 0.1
+    head.description |= {"noise": {truth.task.fields[0]: sigma}, "is_deterministic": True}
+    try:
+        found = reference_ensembles(ensembles, SimpleNamespace(truth_members=4), 2)
+        members = found["starts"](rows, 2, 16)
+    finally:
+        for key in ("noise", "is_deterministic"):
+            head.description.pop(key)
+    assert members.shape[:3] == (len(rows), 16, 2) and torch.isfinite(members).all()
+    given, operator = truth.given(rows, head.codec, CPU), ensembles.residuals.operator
+    alone = head.physical(operator.rollout(given, head.name, truth.cache.parameters[rows], 2))
+    assert float((members.mean(1) - alone).square().mean().sqrt()) < sigma
+    assert sigma < float(members.var(1).mean().sqrt()) < 2 * sigma

@@ -153,9 +153,11 @@ def test_the_error_without_the_noise_of_the_truth_is_that_against_the_clean_trut
             "ref_rms": noisy.square().mean(-1).sqrt(),
         }
     }
-    noise = noise_of_truth({"u": 0.05}, ["u"], scores)["noise"]
+    noise = noise_of_truth({"u": 0.05}, ["u"], scores, {"start_frames": 10})["noise"]
     expected = float(((pred - clean).square().mean() / clean.square().mean()).sqrt())
     measured, beyond = noise["nrmse"]["operator"]
     assert beyond == pytest.approx(expected, rel=0.05) and measured > 2 * expected
     assert noise["fraction"]["u"] == pytest.approx(0.05 / float(clean.square().mean().sqrt()), rel=0.01)
-    assert "7.0" in noise_in_words(noise) and noise_of_truth({}, ["u"], scores) == {}
+    words = noise_in_words(noise)
+    assert "7.0" in words and "estimated from 10 frames" in words
+    assert noise_of_truth({}, ["u"], scores, {}) == {}

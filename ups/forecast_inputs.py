@@ -1,6 +1,7 @@
 """Checks of what a forecast starts from: the field, parameters, and forcing (varies in time and is known in
 advance). Whatever was not trained is refused by name."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -29,7 +30,8 @@ def is_whole(number: Any) -> bool:
 
 
 def check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) -> None:
-    """Raise ValueError unless u can be (batch, history, C, *space) of this head and dt is its time step."""
+    """Raise ValueError unless u can be (batch, history, C, *space) of this head and dt is its time step. Warn
+    if more frames would lower the noise of the start."""
     codec, trained, steps = head.input_codec, head.description["dt"], head.history
     wanted = f"(batch, {steps}, {codec.num_channels}, *space) with {codec.ndim} space axes"
     frames, channels = u.shape[1:2].numel(), u.shape[2:3].numel()
@@ -73,6 +75,12 @@ def check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) ->
     ]
     if wrong := [text for is_right, text in checks if not is_right]:
         raise ValueError(f"{head.name} was given {wrong[0]}.")
+    if frames <= steps < head.start_frames:
+        warnings.warn(
+            f"{head.name}: the forecast starts from the noise of {frames} input frame(s). Pass the last "
+            f"{head.start_frames}, from which the start is then estimated.",
+            stacklevel=5,
+        )
 
 
 def check_start_range(head: TaskHead, u: Tensor) -> None:
@@ -96,6 +104,15 @@ def check_start_range(head: TaskHead, u: Tensor) -> None:
                 f"both sides. Train on such fields, or pass extrapolate=True, which cuts the "
                 f"forecast there."
             )
+
+
+def check_rows(task: str, rows: Sequence[int] | None, count: int) -> None:
+    """Raise ValueError unless rows are `count` whole numbers or None."""
+    if rows is not None and (len(rows) != count or not all(map(is_whole, rows))):
+        raise ValueError(
+            f"{task} was given {len(rows)} row numbers for a batch of {count}; expected "
+            "one whole number each. Pass as many, or leave rows out."
+        )
 
 
 def warning_of(head: TaskHead, u_pred: Tensor) -> str:

@@ -28,9 +28,9 @@ from ups.forecast_inputs import (
     Values,
     check_field,
     check_parameters,
+    check_rows,
     check_start_range,
     is_count,
-    is_whole,
     read_forcing,
     warning_of,
 )
@@ -215,7 +215,7 @@ class Forecaster:
         """The `num_frames` frames (batch, num_frames, C, *space) that follow u0, physical units.
 
         u0: (batch, time, C, *space), physical units, channels in the order of the task's fields; the last
-        `history` frames are used. For a steady task the coefficient; num_frames is then 1.
+        `history` frames are used, of noisy data more. For a steady task the coefficient, and one frame.
         parameters: by name, {"Nu": 0.01}, or raw values (batch, P) or (P,) in the task's order. Names with a
         single value in training are optional.
         forcing: by name, from the last frame of u0 to the last predicted one (shapes: `read_forcing`).
@@ -254,7 +254,8 @@ class Forecaster:
         extrapolate: bool = False,
     ) -> Field:
         """Ensemble members (batch, members, num_frames, C, *space) that follow u0, physical units: a sampled
-        residual is added to each step of the operator.
+        residual is added to each step of the operator. If noise of measurement explains its errors, members
+        differ in their start alone (without `by`), which needs no stage after the operator.
 
         u0: as in `forecast`; with one frame more than the history, residuals are also conditioned on the
         operator's last error, as in training and in the report.
@@ -274,11 +275,7 @@ class Forecaster:
         z, values, finish = start(
             self.operator, task, u, parameters, num_frames, dt=dt, resample=resample, extrapolate=extrapolate
         )
-        if rows is not None and (len(rows) != len(u) or not all(map(is_whole, rows))):
-            raise ValueError(
-                f"{task} was given {len(rows)} row numbers for a batch of {len(u)}; expected "
-                "one whole number each. Pass as many, or leave rows out."
-            )
+        check_rows(task, rows, len(u))
         names = name_starts(range(len(u)) if rows is None else rows, u[:, -1])
         f = read_forcing(self.operator.head(task), forcing, u0, u, num_frames, extrapolate)
         z_pred = sample_states(self.operator, sampler, task, z, values, num_frames, members, seed, names, f)
@@ -330,8 +327,8 @@ class Forecaster:
 
     def _sampler(
         self, task: str, by: str | None, members: int, is_steady: bool, evaluations: int | None = None
-    ) -> Sampler:
-        """The sampler, loaded once. Raises ValueError or FileNotFoundError if the run has none."""
+    ) -> Sampler | None:
+        """The sampler, loaded once; None for noisy starts. Raises as `sample` if the run has none."""
         head = self.operator.head(task)
         name = {"teacher": "corrector", "student": "student_1", None: DEFAULT}.get(by, by)
         if head.task.is_steady != is_steady or name not in SAMPLERS or (name == "prior") != is_steady:
@@ -351,6 +348,8 @@ class Forecaster:
                 f"{task} has evaluations={evaluations!r:.80} and by={by!r}; expected a whole number, at "
                 "least 1, or by. Pass one of the two."
             )
+        if head.is_deterministic and by is None and evaluations is None:
+            return None
         if self.folder is None:
             raise FileNotFoundError(
                 f"an operator alone has no {by or 'errors to draw'}; expected a run's "

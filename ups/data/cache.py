@@ -35,6 +35,7 @@ from ups.userdata.readers.hdf5 import dataset, node
 
 # opening verifies every row of a cache up to this size, in a quarter of a second: CRC-32 runs at 2 GB/s
 FULL_BYTES = 2**29
+NOISY_CONTEXT, NOISY_PART = 10, 3  # input frames of noisy user data: as of PDEBench, at most a third of all
 BLOCK_BYTES = 2**28  # of fields in float64 that are decoded at a time; a rollout holds several times that
 # keys of task.TASK that decide the content of a cache
 USED_SETTINGS = (
@@ -188,6 +189,13 @@ class Cache:
         rows: row numbers of the file (take them from `split`); starts: one frame per row, or one for all.
         """
         return self._state.gather(rows, starts, length, torch.device(device))
+
+    def context(self, configured: int) -> int:
+        """The input frames of validated and scored forecasts: `configured`, and of noisy user data more, from
+        which the start is estimated."""
+        if self.task.user_facts is None or self.task.is_steady or "noise" not in self.header:
+            return configured
+        return max(configured, min(NOISY_CONTEXT, self.num_frames // NOISY_PART))
 
     def row_blocks(self, rows: Tensor, num_frames: int, most: int) -> tuple[Tensor, ...]:
         """`rows` cut into blocks of at most `most` rows, whose fields of `num_frames` frames take at most

@@ -22,7 +22,7 @@ from ups.metrics.errors import (
 )
 from ups.metrics.intervals import Scores, compare, merge, number
 from ups.metrics.mask import cell_mean, valid_cells
-from ups.models.head import SELECTION
+from ups.models.head import DETERMINISTIC, SELECTION, START_FRAMES
 from ups.models.operator import Component, Operator
 from ups.tasks import Task
 
@@ -102,7 +102,7 @@ def assess_forecasts(
         "latent_dim": head.codec.dim,
         "kept_energy": head.codec.kept_energy,
         **({"units": dict(task.units)} if task.units else {}),
-        **noise_of_truth(head.description.get("noise", {}), task.moving, scores),
+        **noise_of_truth(head.description.get("noise", {}), task.moving, scores, starts_of(head.description)),
     }
     order = torch.argsort(
         torch.nan_to_num(nrmse_per_trajectory(scores["operator"]), nan=torch.inf, posinf=torch.inf)
@@ -120,11 +120,11 @@ def assess_forecasts(
 
 
 def noise_of_truth(
-    sigma: dict[str, float], fields: Sequence[str], scores: dict[str, Scores]
+    sigma: dict[str, float], fields: Sequence[str], scores: dict[str, Scores], starts: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
     """{"noise": sigma (field -> standard deviation of the white noise in the data), fraction (the same over
     the RMS of the truth without it) and nrmse (model -> pooled nRMSE as measured, and with the noise of the
-    truth removed, sqrt(error^2 - sigma^2) over the RMS without noise)}; {} if the data have none.
+    truth removed, sqrt(error^2 - sigma^2) over the RMS without noise), and starts}; {} if the data have none.
 
     The noise of the first frames of a forecast remains in the error: it is part of what the model makes of
     them."""
@@ -144,8 +144,14 @@ def noise_of_truth(
             "sigma": sigma,
             "fraction": {name: one for name, one in zip(fields, fraction, strict=True) if name in sigma},
             "nrmse": errors,
+            **starts,
         }
     }
+
+
+def starts_of(description: dict[str, Any]) -> dict[str, Any]:
+    """What `assimilation.start_facts` stored in the description of a head."""
+    return {key: description[key] for key in (START_FRAMES, DETERMINISTIC) if key in description}
 
 
 def conservation_error(task: Task, u_pred: Tensor, u_start: Tensor | None) -> Scores:

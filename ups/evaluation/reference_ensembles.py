@@ -6,6 +6,8 @@
     bayes_mean         the mean of exact samples: no single forecast has a lower mean squared error
     analogs            the operator's rollout plus the errors of its rollouts from the most similar reserved
                        starts, lead by lead
+    starts             the operator's rollouts from noisy starts, where noise of measurement explains its
+                       errors (ups/models/assimilation.py), with the noise that the data have
 
 Nothing is fed back into an ensemble of analogs, so its errors grow only as they did in these rollouts. Starts
 are compared by the latents of the last input frame, for a full-rank codec the normalised fields; parameters
@@ -25,6 +27,8 @@ from ups.common.seeds import generator
 from ups.config import EvaluateConfig
 from ups.evaluation.ensemble import Ensembles
 from ups.evaluation.truth import Truth, affordable
+from ups.generative.sampling import sample_starts
+from ups.models.assimilation import perturbed
 
 BANK, BANK_BYTES = 512, 2**28  # reserved starts whose errors are kept
 EXACT = ("exact", "bayes_mean")
@@ -124,6 +128,22 @@ class RolloutErrors:
 
 
 @torch.no_grad()
+def from_noisy_starts(ensembles: Ensembles, rows: Tensor, num_frames: int, num_members: int) -> Tensor:
+    """Members of `sample_starts` with noise of measurement, which the data have, in physical units."""
+    source, truth, seed, parts = ensembles.residuals, ensembles.truth, ensembles.seed, []
+    head = source.head
+    for some in truth.cache.row_blocks(rows, num_frames * num_members, len(rows)):
+        given, names = truth.given(some, head.codec, ensembles.device), some.tolist()
+        raw = truth.cache.parameters[some]
+        z = sample_starts(source.operator, head.name, given, raw, num_frames, num_members, seed, names)
+        names = [f"{name} {member}" for name in names for member in range(num_members)]
+        w = perturbed(head, head.codec.decode(z).flatten(0, 1), seed + 1, names, 1)
+        u = truth.task.predicted(head.codec.denormalise(w)).cpu()
+        parts.append(u.view(len(some), num_members, *u.shape[2:]))
+    return torch.cat(parts)
+
+
+@torch.no_grad()
 def reference_ensembles(
     ensembles: Ensembles, settings: EvaluateConfig, num_frames: int
 ) -> dict[str, Forecasts]:
@@ -135,6 +155,7 @@ def reference_ensembles(
     }
     return {
         "analogs": partial(errors.sample, errors.nearest),
+        **({"starts": partial(from_noisy_starts, ensembles)} if errors.source.head.is_deterministic else {}),
         **(exact if truth.task.exact_futures else {}),
     }
 

@@ -30,7 +30,7 @@ WINDOWS = 512  # of one step; with 192 the spread/skill of one model varied from
 LONG, LONG_ROWS, LONG_MEMBERS, LONG_EXACT = 10, 16, 2, 100
 BLOWN_UP = 10.0  # |u| over its largest value at the start
 TIMED_STATES = 32  # states per call when the time per state is taken
-NOT_LEARNT = (*CHEAP, "analogs")  # the cheap ensembles, of which the best is the reference
+NOT_LEARNT = (*CHEAP, "analogs", "starts")  # the cheap ensembles, of which the best is the reference
 UNTRAINED = (*NOT_LEARNT, *EXACT)
 
 
@@ -96,7 +96,7 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[di
     }
 
     # ---- comparisons
-    crps = {model: models[model]["crps"]["value"] for model in NOT_LEARNT}
+    crps = {model: models[model]["crps"]["value"] for model in NOT_LEARNT if model in models}
     cheap = min((model for model in crps if crps[model] is not None), key=crps.get, default="operator")
     comparisons = {
         f"{one} / {other}": compare_ensembles(scores[one], scores[other], count, seed, groups)

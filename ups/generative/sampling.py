@@ -29,6 +29,7 @@ from ups.generative.corrector import Condition, Corrector, Start, load_corrector
 from ups.generative.diffusion import sample
 from ups.generative.observation import Observation
 from ups.generative.student import sample_student
+from ups.models.assimilation import perturbed
 from ups.models.operator import Operator, padded
 from ups.models.rollout import ensemble_rollout, in_blocks, member_noise
 from ups.training.finished import stage_of_run
@@ -237,7 +238,7 @@ def block_size(codec: Tokenizer, device: torch.device) -> int:
 
 def sample_states(
     operator: Operator,
-    sampler: Sampler,
+    sampler: Sampler | None,
     name: str,
     z: Tensor,
     parameters: Tensor,
@@ -251,8 +252,10 @@ def sample_states(
     or more, *tokens, dim).
 
     parameters: (batch, P), raw. names: of the rows, as in `sample_members`; None: their numbers. forcing: as
-    `Operator.rollout`.
+    `Operator.rollout`. sampler: None for `sample_starts`.
     """
+    if sampler is None:
+        return sample_starts(operator, name, z, parameters, num_frames, num_members, seed, names)
     states = StateConditions(operator, name)
     return sample_members(
         states,
@@ -266,6 +269,33 @@ def sample_states(
         sampler.network.heads[name].sample_error,
         forcing,
     )
+
+
+@torch.no_grad()
+def sample_starts(
+    operator: Operator,
+    name: str,
+    z: Tensor,
+    parameters: Tensor,
+    num_frames: int,
+    num_members: int,
+    seed: int = 0,
+    names: Sequence[int | str] | None = None,
+) -> Tensor:
+    """As `sample_states`, of a task without noise in its dynamics: members differ in the noise of measurement
+    of the frames that their start is estimated from, and no residual is sampled."""
+    head, names = operator.head(name), list(names or range(len(z)))
+    z = z[:, -max(head.history, head.start_frames) :]
+
+    def sample_block(index: Tensor) -> Tensor:
+        row, member = index // num_members, index % num_members
+        first, last = int(row[0]), int(row[-1]) + 1
+        w = perturbed(head, head.codec.decode(z[first:last]), seed, names[first:last], num_members)
+        frames = head.codec.encode(w[row - first, member])
+        return operator.rollout(frames, name, parameters[row], num_frames)
+
+    members = in_blocks(sample_block, len(z) * num_members, block_size(head.codec, z.device))
+    return members.unflatten(0, (-1, num_members))
 
 
 def member_noises(

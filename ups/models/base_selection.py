@@ -16,10 +16,11 @@ from torch import Tensor
 
 from ups.common.progress import note
 from ups.data.cache import Cache
+from ups.models.assimilation import start_facts
 from ups.models.bases import BASES
 from ups.models.bases.base import Base, Fit, Samples
 from ups.models.bases.per_field import Component, components_of, merged, subset_samples, subset_settings
-from ups.models.head import HORIZON, INVARIANTS, TaskHead
+from ups.models.head import HORIZON, INVARIANTS, START_FRAMES, TaskHead
 from ups.models.head_setup import (
     MAX_TRAJECTORIES,
     base_settings,
@@ -52,6 +53,7 @@ def fit_base(
     """
     started = time.perf_counter()
     head, scores = select_base(cache, base_steps, context_frames, seed, device)
+    head.description |= start_facts(head, cache, context_frames, seed)
     facts = {
         "description": head.description,
         "seconds": time.perf_counter() - started,
@@ -73,6 +75,8 @@ def describe_selection(name: str, facts: dict[str, Any]) -> str:
             for name, error in trials.items()
         )
         lines.append(f"validation nRMSE of the network after a short training: {of_each}")
+    if frames := facts["description"].get(START_FRAMES, 0):
+        lines.append(f"starts of forecasts are estimated from {frames} frames: on validation that is better")
     if base["unstable"]:
         lines.append(
             f"no base as good as this one is stable beyond the data: {base['unstable']}. Trust no "

@@ -53,6 +53,11 @@ def is_ranges(value: Any) -> bool:
     )
 
 
+def is_sizes(value: Any) -> bool:
+    """Whether value maps names to sizes."""
+    return isinstance(value, Mapping) and all(map(is_text, value)) and all(map(is_size, value.values()))
+
+
 def is_size(value: Any) -> bool:
     return is_number(value) and value >= 0
 
@@ -77,6 +82,9 @@ HEAD: Rows = {
     "call_weight": NUMBER,
     "is_conservative": FLAG,
     "conserved": NAMES,
+    "noise": (is_sizes, "a standard deviation by name"),
+    "start_frames": WHOLE,
+    "is_deterministic": FLAG,
     "forcing_range": (is_ranges, "the smallest and largest value by name"),
 }
 FORCING = "forcing_codec"  # key of a description; tasks without forcing lack it

@@ -37,6 +37,8 @@ CONSERVED = "conserved"  # fields whose mean the training data keep, if the user
 INVARIANTS = ("is_conservative", CONSERVED)
 HORIZON = "horizon"  # frames of the validation rollouts; older weights lack it
 FORCING_RANGE = "forcing_range"  # forcing field -> range of the training data, widened as that of the state
+# field -> standard deviation of white noise in the data, if there is any; and `assimilation.start_facts`
+NOISE, START_FRAMES, DETERMINISTIC = "noise", "start_frames", "is_deterministic"
 
 AT_BOUNDS = 1e-3  # of the width between the bounds: a codec of lower rank moves clipped values
 SAME = 1e-6  # relative: closer parameter values are the same number in float32
@@ -122,6 +124,17 @@ class TaskHead(nn.Module):
         base. A member of an ensemble follows one future, call by call.
         """
         return self.description.get(CALL_WEIGHT, self.network_weight)
+
+    @property
+    def start_frames(self) -> int:
+        """The frames from which the start of a forecast is estimated, 0 if it is the input itself."""
+        is_known = self.base.has_tangent and NOISE in self.description
+        return self.description.get(START_FRAMES, 0) if is_known else 0
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether noise of measurement explains the base's errors: members differ in their start alone."""
+        return NOISE in self.description and self.description.get(DETERMINISTIC, False)
 
     def record_selection(self, selection: dict[str, Any]) -> None:
         """Apply a selection of `ups.models.selection.select`, and store its numbers with the weights."""
@@ -275,7 +288,7 @@ class TaskHead(nn.Module):
             | {
                 key: value
                 for key, value in head.description.items()
-                if key not in (*FITTED, CALL_WEIGHT, SELECTION, HORIZON)
+                if key not in (*FITTED, CALL_WEIGHT, SELECTION, HORIZON, START_FRAMES, DETERMINISTIC)
             }
             for head in (self, parent)
         )

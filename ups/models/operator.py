@@ -22,6 +22,7 @@ from ups.common.boundary import BOUNDARIES, PERIODIC, along
 from ups.common.precision import autocast
 from ups.config import ModelConfig, to_dict
 from ups.data.cache import Cache
+from ups.models.assimilation import with_estimated_start
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.solver import PASS
 from ups.models.data_facts import describe_data, flat_facts
@@ -199,7 +200,7 @@ class Operator(TaskNetwork):
         forcing: Tensor | None = None,
     ) -> Tensor:
         """The `num_frames` frames (batch, num_frames, *tokens, dim) after z (batch, history or more, *tokens,
-        dim).
+        dim), of which the start is estimated where the data are noisy (assimilation.py).
 
         z of a steady task: the coefficient. parameters: raw, (batch, P). component "full": the operator as
         selected for the task; "base": its base alone. forcing: as in `ParameterBatch`, num_frames + 1 frames.
@@ -211,7 +212,7 @@ class Operator(TaskNetwork):
         def step(window: Tensor) -> Tensor:
             return self.predict(window, task, batch.later(next(calls) * head.bundle), component)[0]
 
-        return rollout(step, z, num_frames, head.history)
+        return rollout(step, with_estimated_start(head, z, parameters), num_frames, head.history)
 
     def _condition(self, head: TaskHead, standard: Tensor) -> Tensor:
         facts = torch.zeros(standard.shape[0], MAX_PARAMETERS + 1 + len(BOUNDARIES), device=standard.device)

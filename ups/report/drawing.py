@@ -49,6 +49,7 @@ LOOKS = {
     "dressed_waves": ("#8c6d46", (0, (1, 2)), "x"),
     "dressed_resampled": ("#7a8a2e", (0, (4, 2)), "1"),
     "analogs": ("#d55e00", (0, (2, 1)), "3"),
+    "starts": ("#0072b2", (0, (2, 1)), "2"),
     "exact": (INK, (0, (1, 1)), "*"),
     "bayes_mean": (INK, (0, (4, 1)), "_"),
 }

@@ -38,6 +38,7 @@ from ups.report.tables import NAMES, label, ordered
 FEATURED = (
     "corrector",
     "exact",
+    "starts",
     "student_1",
     "dressed_waves",
     "student_2",

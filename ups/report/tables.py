@@ -43,6 +43,7 @@ NAMES = {  # of the models, in the order of the tables
     "linear_posterior": "linear posterior, pushed",
     "unconditional": "any solution",
     "analogs": "+ errors of analogs",
+    "starts": "noisy starts",
     "exact": "exact draws",
     "bayes_mean": "mean of exact draws",
     "rival": "rival, no teacher",
@@ -57,6 +58,12 @@ NAMES = {  # of the models, in the order of the tables
     "train_mean": "training mean",
     "codec_floor": "codec floor",
 }
+START_IN_WORDS = {  # sign of start_frames: not tried, no better on validation, used
+    -1: "",
+    0: "; its start is its last frame, as on validation one that is estimated from more frames is no better",
+    1: "; its start is estimated from {start_frames} frames, which is better on validation",
+}
+NOISY_START = "; noise of measurement explains its errors, so members of ensembles differ in their start"
 COUNTS = ("zero_frames", "nonfinite_trajectories")  # a row of the table only if one is not zero
 
 
@@ -117,7 +124,7 @@ def metrics_in(metrics: Iterable[Metric], models: Iterable[dict]) -> list[Metric
 
 
 def noise_in_words(noise: dict[str, Any]) -> str:
-    """The noise of the data, and the operator's error with and without that of the truth."""
+    """The noise of the data, the operator's error with and without that of the truth, and its start."""
     fields = ", ".join(
         f"{fraction:.2%} of {name} (standard deviation {number(noise['sigma'][name])})"
         for name, fraction in noise["fraction"].items()
@@ -126,4 +133,6 @@ def noise_in_words(noise: dict[str, Any]) -> str:
     return (
         f"the data have white noise: {fields}; the operator's pooled nRMSE is {measured} as measured and "
         f"{beyond} without the noise of the truth (the noise of its first frames is part of it)"
+        + START_IN_WORDS[min(1, noise.get("start_frames", -1))].format(**noise)
+        + NOISY_START * noise.get("is_deterministic", False)
     )

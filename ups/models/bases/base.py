@@ -153,6 +153,7 @@ class Base(nn.Module):
     lr_factor = 1.0  # multiple of the learning rate while it trains with the network
     is_cellwise = False  # whether it has coefficients for every cell
     can_fit_subset = False  # whether it can be fitted to some of the fields alone
+    has_tangent = False  # whether it integrates an equation, and torch differentiates it both ways
     degree = math.inf  # of the polynomial of the last frames that it computes; inf: not a polynomial
 
     def findings(self, fields: Sequence[str], axes: Sequence[str]) -> list[str]:

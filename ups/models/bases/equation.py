@@ -40,7 +40,7 @@ class Equation(Base):
     weight: (values, C, terms), one equation per parameter value. low, high (C,): states are clipped to them,
     so a rollout that would blow up stays finite and loses in the selection."""
 
-    kind, needs_fitted_parameters, can_fit_subset = "equation", True, True
+    kind, needs_fitted_parameters, can_fit_subset, has_tangent = "equation", True, True, True
 
     def __init__(
         self,

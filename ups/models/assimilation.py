@@ -1,0 +1,178 @@
+"""Estimate the start of a forecast from several noisy frames, by strong-constraint 4D-Var with the base.
+
+    minimise over w_0   sum over frames k of |(M_k(w_0) - w_k) / sigma|^2
+
+w_k are the normalised frames of a window, M_k the base's frame k after the start w_0 (the first `history`
+frames), sigma the standard deviation of the white noise of measurement. Gauss-Newton steps, each by conjugate
+gradients with the tangent (by a difference) and the adjoint of the base (Courtier, Thepaut and Hollingsworth
+1994, doi 10.1002/qj.49712051912). There is no background term: the frames determine the start. Perturbed
+frames give an ensemble of starts with the covariance of the estimate's error.
+
+The estimate serves only if validation forecasts from it are better (`start_facts`).
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ups.common.progress import beat
+from ups.data.cache import Cache
+from ups.metrics.errors import ERROR, rmse
+from ups.metrics.intervals import compare
+from ups.metrics.spectra import rms
+from ups.models.bases.base import ParameterBatch
+from ups.models.head import DETERMINISTIC, NOISE, START_FRAMES, TaskHead
+from ups.models.head_setup import MAX_TRAJECTORIES, rows_by_parameter
+from ups.models.rollout import member_noise
+
+NUM_STEPS, NUM_GRADIENTS = 2, 5  # Gauss-Newton steps, and conjugate gradients in each: more change nothing
+DIFFERENCE = 1e-3  # RMS of the change, in normalised fields, whose difference is the tangent
+# values of a frame: of rows that are estimated together, and at most of one (0.5 and 1 GB for 8 sub-steps)
+MAX_VALUES, MAX_ROW_VALUES = 2**15, 2**16
+QUIET = 0.1  # of the loudest field's noise: sigma of a field without noise
+NUM_BOOTSTRAP, NUM_ROWS, NUM_MEMBERS = 1000, 16, 8  # of the comparison, and of the ensemble on validation
+# of a mean square error over that of noise and spread (sigma^2 is known to 6 %), and by chance
+MAX_EXCESS, STANDARD_ERRORS = 1.1, 2.0
+
+
+def noise_scale(head: TaskHead) -> Tensor:
+    """The standard deviation of the noise in normalised fields, (C, 1, ..)."""
+    noise = head.description[NOISE]
+    sigma = torch.tensor([noise.get(name, 0.0) for name in head.codec.fields]).to(head.codec.std)
+    sigma = sigma / head.codec.std
+    return sigma.clamp_min(QUIET * float(sigma.max())).view(-1, *[1] * head.task.ndim)
+
+
+def perturbed(head: TaskHead, w: Tensor, seed: int, names: list[int | str], num_members: int) -> Tensor:
+    """Normalised frames w (batch, time, C, *space) with fresh noise of measurement, (batch, num_members,
+    time, C, *space). names: of the rows, as in `member_noise`."""
+    noise = member_noise(w.shape[1:], seed, names, 0, num_members, "start").to(w)
+    return w[:, None] + head.codec.held(noise_scale(head) * noise)
+
+
+def trajectory(head: TaskHead, start: Tensor, parameters: ParameterBatch, num_frames: int) -> Tensor:
+    """The base's frames (batch, num_frames, C, *space), normalised, of which the first are start (batch,
+    history, C, *space)."""
+    frames = [*start.unbind(1)]
+    while len(frames) < num_frames:
+        beat()
+        frames.append(head.next_frame(torch.stack(frames[-head.history :], 1), parameters, is_alone=True))
+    return torch.stack(frames, 1)
+
+
+def conjugate_gradients(apply: Callable[[Tensor], Tensor], right: Tensor, num_steps: int) -> Tensor:
+    """The solution x of apply(x) = right, a positive definite system per row."""
+
+    def dot(a: Tensor, b: Tensor) -> Tensor:
+        return (a * b).flatten(1).sum(1).view(-1, *[1] * (a.ndim - 1))
+
+    x, r, p, size = torch.zeros_like(right), right, right, dot(right, right)
+    for _ in range(num_steps):
+        q = apply(p)
+        step = size / dot(p, q).clamp_min(1e-30)
+        x, r, before = x + step * p, r - step * q, size
+        size = dot(r, r)
+        p = r + size / before.clamp_min(1e-30) * p
+    return x
+
+
+def estimated(head: TaskHead, w: Tensor, raw: Tensor) -> Tensor:
+    """The last `history` frames of w (batch, time, C, *space), normalised, replaced by those of the base's
+    trajectory that fits all frames best. raw: parameters (batch, P). Rows in which no trajectory fits better
+    than the one from the first frames stay as they are."""
+    each = max(1, MAX_VALUES // w[0, 0].numel())
+    return torch.cat([_estimated(head, *some) for some in zip(w.split(each), raw.split(each), strict=True)])
+
+
+@torch.no_grad()
+def _estimated(head: TaskHead, w: Tensor, raw: Tensor) -> Tensor:
+    sigma, history, parameters = noise_scale(head), head.history, head.parameter_batch(raw)
+    fit = partial(trajectory, head, parameters=parameters, num_frames=w.shape[1])
+
+    def misfit(states: Tensor) -> Tensor:
+        return ((states - w) / sigma).square().flatten(1).sum(1)
+
+    def adjoint(change: Tensor) -> Tensor:
+        return sigma * torch.autograd.grad(states, start, change / sigma**2, retain_graph=True)[0]
+
+    def curvature(v: Tensor) -> Tensor:
+        size = DIFFERENCE / (sigma * v).square().flatten(1).mean(1).sqrt().clamp_min(1e-30)
+        size = size.view(-1, *[1] * (v.ndim - 1))
+        return adjoint((fit(start + size * sigma * v) - states) / size)
+
+    start = w[:, :history]
+    first = misfit(fit(start))
+    for _ in range(NUM_STEPS):
+        start = start.clone().requires_grad_()
+        with torch.enable_grad():
+            states = fit(start)
+        start = start + sigma * conjugate_gradients(curvature, adjoint(w - states), NUM_GRADIENTS)
+    states = fit(start)
+    is_better = (misfit(states) < first).view(-1, *[1] * (w.ndim - 1))  # NaN is not
+    return torch.where(is_better, states[:, -history:], w[:, -history:])
+
+
+def with_estimated_start(head: TaskHead, z: Tensor, raw: Tensor) -> Tensor:
+    """Latents z (batch, time, *tokens, dim) of input frames: the estimated last ones, if the head estimates
+    its start and there are more frames than its history; else z. raw: parameters (batch, P)."""
+    num_frames = min(z.shape[1], head.start_frames)
+    if num_frames <= head.history:
+        return z
+    return head.codec.encode(estimated(head, head.codec.decode(z[:, -num_frames:]), raw))
+
+
+@torch.no_grad()
+def start_facts(head: TaskHead, cache: Cache, context: int, seed: int) -> dict[str, Any]:
+    """What validation says of noisy starts, for the description of a head; {} for a task without noise, and
+    for logarithms, whose noise is not white, and forcing, whose past a forecast does not know.
+
+    start_frames: the frames from which starts are estimated, 0 if forecasts from the last frame are not
+    clearly worse; absent if an estimate was not tried. is_deterministic: whether noise in the start and in
+    the truth explains the errors of the base; then none is in the dynamics."""
+    task = head.task
+    if not head.description.get(NOISE) or task.is_steady or task.positive or task.forcing:
+        return {}
+    rows = rows_by_parameter(cache, "val", MAX_TRAJECTORIES)
+    rows = cache.row_blocks(rows, cache.num_frames, len(rows))[0]
+    w, raw = (
+        head.codec.decode(cache.batch(rows, 0, cache.num_frames, head.scale.device)),
+        cache.parameters[rows],
+    )
+    given, w_ref = w[:, :context], task.predicted(w[:, context:])
+
+    def forecasts(given: Tensor, raw: Tensor, is_estimated: bool) -> Tensor:
+        start = estimated(head, given, raw) if is_estimated else given[:, -head.history :]
+        frames = trajectory(head, start, head.parameter_batch(raw), head.history + w_ref.shape[1])
+        return task.predicted(frames[:, head.history :])
+
+    is_small = w[0, 0].numel() <= MAX_ROW_VALUES
+    facts, is_estimated = {}, context > head.history and head.base.has_tangent and is_small
+    if is_estimated:
+        errors = [
+            {"rmse": rmse(forecasts(given, raw, way), w_ref).cpu(), "ref_rms": rms(w_ref).cpu()}
+            for way in (True, False)
+        ]
+        ratio = compare(ERROR["nrmse_pooled"], *errors, NUM_BOOTSTRAP, seed, cache.trajectory[rows])
+        is_estimated = ratio["high"] is not None and ratio["high"] < 1
+        facts[START_FRAMES] = context if is_estimated else 0
+    rows, raw, w_ref = rows[:NUM_ROWS], raw[:NUM_ROWS], w_ref[:NUM_ROWS]
+    frames = perturbed(head, given[:NUM_ROWS], seed, rows.tolist(), NUM_MEMBERS).flatten(0, 1)
+    members = forecasts(frames, raw.repeat_interleave(NUM_MEMBERS, 0), is_estimated)
+    members = members.unflatten(0, (-1, NUM_MEMBERS))
+    valid = task.predicted(head.codec.held(torch.ones_like(given[:1, :1])))
+    noise = valid * task.predicted(noise_scale(head).expand_as(given[0, 0])).square()
+    explained = (1 + 1 / NUM_MEMBERS) * members.var(1) + noise
+    error = (members.mean(1) - w_ref).square()
+    # all leads and late ones, as noise in the dynamics adds up; by row, as chaos drives few of them far apart
+    excess = torch.stack(
+        [
+            (error[:, first:].flatten(1).mean(1) / explained[:, first:].flatten(1).mean(1)).log()
+            for first in (0, error.shape[1] // 2)
+        ]
+    )
+    least = excess.mean(1) - STANDARD_ERRORS * excess.std(1) / math.sqrt(len(rows))
+    return facts | {DETERMINISTIC: float(least.max()) <= math.log(MAX_EXCESS)}
