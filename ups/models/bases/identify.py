@@ -6,9 +6,10 @@ time.
    two frames, such a difference is no derivative; so windows are weighted by how close theirs is to one.
 2. Fit the integrator itself to the frames (Gauss-Newton with Levenberg-Marquardt damping).
 3. Add the terms that explain what the integrator still misses, and fit again.
+4. If the next frame still has a large error, fit a reaction-diffusion equation to it (shooting.py).
 
-The weighting and step 3 are ours. Data with noise of measurement take the weak form in place of 1 and 3
-(weak.py), and step 2 on denoised films (denoise.py).
+The weighting and steps 3 and 4 are ours. Data with noise of measurement take the weak form in place of 1, 3
+and 4 (weak.py), and step 2 on denoised films (denoise.py).
 """
 
 import itertools
@@ -28,6 +29,7 @@ from ups.models.bases.least_squares import (
     scaled,
     solve,
 )
+from ups.models.bases.shooting import shot_model
 from ups.models.bases.terms import WAVE, Term
 from ups.models.bases.weak import WeakModel, weak_model
 
@@ -122,24 +124,6 @@ class Identification(ModelIntegration):
 
     # ------------------------------------------------------------------------------------- Gauss-Newton
 
-    def tangents(self, model: Model, s: Tensor) -> tuple[Tensor, Tensor]:
-        """The rollout from s (rows, 1 + frames, C, *space), and its derivative by every value (unknowns,
-        rows, frames, C, *space): differences in float64 of 1e-5 of the change of a frame."""
-        built, frames = self.build(model), s.shape[1] - 1
-        equation, places = built
-        predicted = self.integrate(built, model.values, s[:, 0], frames)
-        size = equation.terms(s[:, 0]).square().mean((0, 2)).sqrt().clamp_min(1e-12)
-        change = (s[:, 1] - s[:, 0]).flatten(2).square().mean((0, 2)).sqrt().clamp_min(1e-12)
-        steps = (1e-5 * change[:, None] / (self.settings["dt"] * size)).flatten()[places]
-        bytes_each = 8 * len(s) * self.num_cells * len(equation.terms.terms)
-        columns = []
-        for step in torch.diag(steps).split(max(1, self.limits.max_bytes // bytes_each)):
-            starts = s[:, 0].repeat(len(step), *[1] * (s.ndim - 2))
-            moved = self.integrate(built, model.values + step, starts, frames)
-            difference = moved.unflatten(0, (len(step), -1)) - predicted
-            columns.append(difference / step.sum(1).view(-1, *[1] * predicted.ndim))
-        return predicted, torch.cat(columns)
-
     def shooting_equations(self, model: Model, frames: int | None = None) -> Tensor:
         """Normal equations (unknowns + 1, unknowns + 1) of the integrator's error by its values, over the
         first frames of the windows (None: all); rows are weighted as in the bounded error."""
@@ -212,6 +196,16 @@ class Identification(ModelIntegration):
         trajectories."""
         if self.noise is not None:
             return self.model_of_noisy_films()
+        found = [self.model_by_differences()]
+        if found[0] is None or self.next_frame_error(found[0]) > self.limits.good_error:
+            found.append(shot_model(self, found[0]))
+        return min(filter(None, found), key=self.next_frame_error, default=None)
+
+    def next_frame_error(self, model: Model) -> float:
+        return self.error(model, self.held_out_windows[:, :2])
+
+    def model_by_differences(self) -> Model | None:
+        """`model` by steps 1 to 3."""
         first = self.regressed()
         if first is None:
             return None

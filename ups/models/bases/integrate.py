@@ -180,6 +180,24 @@ class ModelIntegration:
             found.append(s)
         return torch.stack(found, 1)
 
+    def tangents(self, model: Model, s: Tensor) -> tuple[Tensor, Tensor]:
+        """The rollout from s (rows, 1 + frames, C, *space), and its derivative by every value (unknowns,
+        rows, frames, C, *space): differences in float64 of 1e-5 of the change of a frame."""
+        built, frames = self.build(model), s.shape[1] - 1
+        equation, places = built
+        predicted = self.integrate(built, model.values, s[:, 0], frames)
+        size = equation.terms(s[:, 0]).square().mean((0, 2)).sqrt().clamp_min(1e-12)
+        change = (s[:, 1] - s[:, 0]).flatten(2).square().mean((0, 2)).sqrt().clamp_min(1e-12)
+        steps = (1e-5 * change[:, None] / (self.settings["dt"] * size)).flatten()[places]
+        bytes_each = 8 * len(s) * self.num_cells * len(equation.terms.terms)
+        columns = []
+        for step in torch.diag(steps).split(max(1, self.limits.max_bytes // bytes_each)):
+            starts = s[:, 0].repeat(len(step), *[1] * (s.ndim - 2))
+            moved = self.integrate(built, model.values + step, starts, frames)
+            difference = moved.unflatten(0, (len(step), -1)) - predicted
+            columns.append(difference / step.sum(1).view(-1, *[1] * predicted.ndim))
+        return predicted, torch.cat(columns)
+
     def change_size(self, s: Tensor) -> Tensor:
         """RMS change since the first frame of every row and later frame of s (rows, 1 + frames, ...): the
         unit of errors."""
