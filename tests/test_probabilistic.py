@@ -187,6 +187,24 @@ def test_ties_are_broken_evenly_and_the_stride_thins_every_axis(generator):
     assert thin.sum((0, 2)).tolist() == [3 * 3 * 2] * 2
 
 
+def test_where_nothing_happens_no_rank_counts(generator):
+    """Rare kicks and rounding errors elsewhere, of another size and mean in members than in the truth."""
+
+    def kicks(*shape):
+        is_kicked = torch.rand(*shape, 1, 1, 400, generator=generator) < 0.03
+        return torch.where(is_kicked, normal(generator, *shape, 1, 1, 400), 0.0)
+
+    def covered(x, level=0.5):
+        return float(coverage(rank_histogram(x, y, generator).sum((0, 1)), level))
+
+    y, x = kicks(200), kicks(200, 10)
+    rounded = x + 1e-5 * (1 + normal(generator, *x.shape))
+    assert abs(covered(x) - 0.5) < 0.02 and abs(covered(rounded) - 0.5) < 0.02
+    assert covered(torch.zeros_like(x)) < 0.02  # one guess, that nothing is kicked
+    assert covered(1e-5 * normal(generator, *x.shape)) < 0.02  # the same, with noise that hides nothing
+    assert rank_histogram(0 * x, 0 * y, generator).sum() == y.numel()  # no spread, so no cell is certain
+
+
 def test_rank_numbers_by_hand():
     counts = torch.tensor([4.0, 1.0, 1.0, 2.0], dtype=torch.float64)
     assert float(rank_ratio(counts)) == pytest.approx((4 + 1 + 1 + 0) / (8 * 3 / 4))

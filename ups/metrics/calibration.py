@@ -16,6 +16,7 @@ from ups.metrics.proper import check_members
 from ups.metrics.spectra import rms
 
 NUM_BINS = 10  # of predicted spread
+CERTAIN, QUIET = 0.01, 0.1  # of the RMS spread over a frame, of its cells
 # stored bins of spread / RMS of the truth: per decade, and in all from 1e-6 to 1e2
 FINE, NUM_FINE = 16, 8 * 16
 
@@ -98,19 +99,32 @@ def spread_skill_bins(sums: Tensor) -> dict[str, Any]:
 
 
 def rank_histogram(members: Tensor, u_ref: Tensor, generator: torch.Generator, stride: int = 1) -> Tensor:
-    """Counts of the rank 0..M of the truth among the members, over fields and every stride-th cell -> (n, T,
-    M + 1).
+    """Counts of the rank 0..M of the truth among the members, over fields and every stride-th cell that is
+    not certain -> (n, T, M + 1).
 
-    Ties are broken at random by `generator` (on the CPU). Flat for exchangeable truth and members (Hamill
-    2001).
+    A cell is certain if truth and members differ by less than CERTAIN of their RMS spread over the frame, and
+    if that is so in QUIET of its cells: nothing happens there, and a rank would be that of rounding errors.
+    In a frame with such cells noise of that size is added to truth and members. Ties are broken at random by
+    `generator` (on the CPU). All this treats truth and members alike, so ranks are flat if these are
+    exchangeable (Hamill 2001); one guess keeps only the cells in which it is wrong.
     """
     check_members(members, u_ref, "rank_histogram")
     thin = (..., *[slice(None, None, stride)] * (u_ref.ndim - 3))
-    x, y = members[thin].cpu(), u_ref[thin].cpu()[:, None]
+    u = torch.cat([u_ref[thin].cpu()[:, None], members[thin].cpu()], 1).double()
+    unit = CERTAIN * u.var(1).flatten(3).nanmean(3).sqrt().view(
+        *u.shape[:1], *u.shape[2:4], *[1] * (u.ndim - 4)
+    )
+    is_certain = u.amax(1) - u.amin(1) < unit
+    is_quiet = (is_certain.flatten(3).double().mean(3) > QUIET).view(unit.shape)
+    is_certain &= is_quiet
+    if bool(is_quiet.any()):
+        noise = torch.randn(u.shape, generator=generator, dtype=u.dtype)
+        u = u + (unit * is_quiet)[:, None] * noise
+    x, y = u[:, 1:], u[:, :1]
     below, ties = (x < y).sum(1), (x == y).sum(1)
     rank = below + (torch.rand(ties.shape, generator=generator, dtype=torch.float64) * (ties + 1)).long()
     counts = torch.zeros(*rank.shape[:2], x.shape[1] + 1, dtype=torch.float64)
-    return counts.scatter_add_(2, rank.flatten(2), (~y[:, 0].isnan()).double().flatten(2))
+    return counts.scatter_add_(2, rank.flatten(2), (~(y[:, 0].isnan() | is_certain)).double().flatten(2))
 
 
 def ranks(members: Tensor, u_ref: Tensor, stride: int) -> Tensor:

@@ -265,7 +265,7 @@ def rank_evenness(counts: Tensor, num_bootstrap: int, seed: int, groups: Tensor 
     counts minus the expected ones. Pairs within a group are excluded, because points of one trajectory are
     correlated for any members.
     """
-    bins, total = counts.shape[-1], counts.sum(-1, keepdim=True)
+    bins, total = counts.shape[-1], counts.sum(-1, keepdim=True).clamp_min(1)  # 0 where all is certain
     away = (counts - total / bins) / (total * (bins - 1) / bins).sqrt()
     matrix = torch.einsum("itk,jtk->ij", away, away) / counts.shape[1]
     pairs = _by_group(matrix, groups)[1].sum() / len(counts)
