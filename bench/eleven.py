@@ -187,17 +187,19 @@ def entry(
 
 def found_before(record: dict[str, Any], key: dict[str, Any]) -> Settings | Changes | None:
     """Return the settings that a search found for a column's family, with another seed, column or processor;
-    None if there was none.
+    None if there was none, or none whose names are still those of settings.
     """
     family, apart = family_of(key["column"]), {"column": "", "seed": 0, "processor": ""}
     alike = [
-        entry
+        entry["settings"]
         for entry in record["entries"]
         if family_of(entry["key"]["column"]) == family and entry["key"] | apart == key | apart
     ]
-    if not alike:
-        return None
-    return alike[0]["settings"] if family.startswith("ours") else Settings(**alike[0]["settings"])
+    if family.startswith("ours"):
+        return alike[0] if alike else None
+    return next(
+        (Settings(**settings) for settings in alike if settings.keys() <= vars(Settings()).keys()), None
+    )
 
 
 def evaluate_column(config: Config, args: argparse.Namespace, task: str, seed: int, column: str) -> None:

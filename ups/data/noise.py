@@ -31,7 +31,9 @@ def noise_of(source: Source, rows: np.ndarray) -> dict[str, float]:
         u = np.concatenate([source.read(row, row + 1, frames) for row in rows[some].tolist()])
     else:
         longest = max(joined(places[rows], source.num_frames), key=len)
-        longest = rows[longest][: max(1, most // source.num_frames)].tolist()
-        u = np.concatenate([source.read(row, row + 1) for row in longest], 1)
+        longest = rows[longest][: max(1, most // source.num_frames)]
+        side_by_side = np.split(longest, np.flatnonzero(np.diff(longest) != 1) + 1)  # each opens a file once
+        u = np.concatenate([source.read(int(some[0]), int(some[-1]) + 1) for some in side_by_side])
+        u = u.reshape(1, -1, *u.shape[2:])
     state = slice(len(task.inputs), len(task.inputs) + len(task.moving))
     return noise_by_field(u[:, :, state], task.moving, None if source.mask is None else source.mask[state])

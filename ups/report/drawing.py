@@ -16,6 +16,8 @@ import matplotlib
 import numpy as np
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
@@ -122,11 +124,14 @@ def to_html(fig: Figure | None, caption: str, png: Path | None = None) -> Markup
     font from it; empty if fig is None. png: path of a file on white for a README or a slide."""
     if fig is None:
         return Markup()
+    fig.draw_without_rendering()  # once, for the layout; `savefig` would draw once more for each format
+    fig.set_layout_engine("none")
     if png:
-        fig.savefig(png, dpi=130, facecolor="white")
-        fig.set_layout_engine("none")  # the layout is done; a second pass for the SVG only costs time
+        fig.set(dpi=130, facecolor="white")
+        FigureCanvasAgg(fig).print_png(png)
+    fig.set_facecolor("none")
     out = io.StringIO()
-    fig.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    FigureCanvasSVG(fig).print_svg(out, metadata={"Date": None})
     text = out.getvalue().replace(INK, "var(--ink)").replace(LINE, "var(--line)")
     width = float(re.search(r'<svg[^>]* width="([\d.]+)pt"', text).group(1)) * 4 / 3
     for pattern, new in (
@@ -231,6 +236,8 @@ def maps(
             ax.imshow(values.T, extent=extent, aspect="auto" if is_flat else "equal", **scale)
             ax.tick_params(labelsize=7)
             ax.locator_params(nbins=2)
+            ax.xaxis.set_visible(ax in axes[-1])
+            ax.yaxis.set_visible(ax is row[0])
             ax.set(title=title if ax in axes[0] else "", xlabel=across if ax in axes[-1] else "")
     return fig, axes
 
