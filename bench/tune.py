@@ -181,8 +181,8 @@ def our_starts(config: Config, problem: Problem, kinds: Collection[str] = tuple(
 
 
 def our_changes(config: Config, problem: Problem, kinds: Collection[str] = tuple(BASES)) -> list[Changes]:
-    """Return changes to the best start, the most promising first: batches, other backbones, single settings.
-    The last add a base among `kinds`, whose fit takes time.
+    """Return changes to the best start, the most promising first: batches, frames, other backbones, single
+    settings. The last add a base among `kinds`, whose fit takes time.
     """
     now, key = config.task[problem.name], f"task.{problem.name}"
     rates = [
@@ -190,7 +190,11 @@ def our_changes(config: Config, problem: Problem, kinds: Collection[str] = tuple
         for factor in (2.0, 0.5)
     ]
     unrolled = [] if problem.is_steady else [{"operator.unroll_fraction": 0.0}]
-    history = [] if problem.is_steady or problem.context < 2 else [{f"{key}.history": 2}]
+    history = [
+        {f"{key}.history": frames}
+        for frames in (2, FRAMES)
+        if frames <= problem.context and not problem.is_steady
+    ]
     added = [
         {f"{key}.base": [*now.base, name]}
         for name in kinds
@@ -204,12 +208,12 @@ def our_changes(config: Config, problem: Problem, kinds: Collection[str] = tuple
     backbones = [sizes(kind) | {f"{key}.patch": PATCH[kind["kind"]]} for kind in KINDS[problem.ndim]]
     return [
         *batches,
-        *backbones,
-        *unrolled,
-        *rates,
-        sizes({"depth": 2}),
-        sizes({"depth": 4}),
         *history,
+        *backbones,
+        sizes({"depth": 2}),
+        *rates,
+        *unrolled,
+        sizes({"depth": 4}),
         *added,
     ]
 
