@@ -2,7 +2,8 @@
 
     python -m bench.discovery                               # all films, noises and columns, 5 draws
     python -m bench.discovery --film kdv --noise 0.2 --draws 5
-    python -m bench.table                                   # write the table of docs/discovery.md
+    python -m bench.discovery --starts                      # forecasts of the four sets from noisy frames
+    python -m bench.table                                   # write the tables of docs/discovery.md
 
 Five single films of the literature and four sets of user data (bench/discovery_films.py) get white noise of
 standard deviation noise * RMS, with a seed per draw. Columns: ours, and PySINDy 2.1's weak form alone and as
@@ -14,11 +15,15 @@ Scores: whether the equation has the terms of the truth and no other; the worst 
 coefficient (1 if its term is missing); the relative l2 error of all; how many of the true coefficients that
 were found lie within their 95 % intervals; processor seconds of one thread. Every result goes to
 bench/results/discovery/FILM.json at once and is not computed again, unless --again replaces those named.
+
+--starts: errors against the clean truth of forecasts of test trajectories by the equation that was found and
+by the true one, each from the last of the noisy input frames and from the start estimated from all of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import re
@@ -40,11 +45,19 @@ from ups.common.files import value_hash
 from ups.config import ROOT, Config, load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
-from ups.models.base_selection import empty_shortlist, fitted_candidates
+from ups.models.assimilation import estimated, start_facts, trajectory
+from ups.models.base_selection import empty_shortlist, fitted_candidates, select_base
+from ups.models.bases import equation
+from ups.models.bases.terms import Term
+from ups.models.bases.units import FieldUnits, unit_of
 from ups.models.found_equation import found_equation
+from ups.models.head import START_FRAMES, TaskHead
 from ups.training.environment import describe_environment
 
 OUT, RESULTS = ROOT / "bench" / "out" / "discovery", ROOT / "bench" / "results" / "discovery"
+STARTS = ROOT / "bench" / "results" / "discovery_starts"
+SETS, START_NOISES = ("burgers_set", "ks_set", "fisher_set", "advection_set"), (0.01, 0.05, 0.1)
+TRUE_STEPS = 16  # of the true equation, per frame
 PACKAGES = ("pysindy==2.1.0",)
 COLUMNS = ("ours", "weak", "ensemble")
 FRESH = 5  # draws before this one were looked at when the choices of ours were made
@@ -82,9 +95,9 @@ def scores(found: Equation, truth: Equation, intervals: Intervals | None = None)
 # ---- ours --------------------------------------------------------------------------------------------------
 
 
-def config_of(name: str, u: np.ndarray, folder: Path) -> Config:
+def config_of(name: str, u: np.ndarray, folder: Path, test_fraction: float = 0.05) -> Config:
     """Return the configuration of a film (trajectory, time, channel, *space) as user data, written to
-    `folder`; one film is cut into windows.
+    `folder`; one film is cut into windows. Equations are found without the test trajectories.
     """
     film, path = FILMS[name], folder / "film.npz"
     write(path, {field: u[:, :, channel] for channel, field in enumerate(film.fields)})
@@ -92,7 +105,7 @@ def config_of(name: str, u: np.ndarray, folder: Path) -> Config:
     if len(u) == 1:
         settings["cut"] = max(MIN_FRAMES, min(MAX_FRAMES, u.shape[1] // NUM_WINDOWS))
     config = write_config(path, CONFIG, name, film.dt, film.boundary, film.domain, settings)
-    return load_config(config, ["data.test_fraction=0.05"])  # which nothing reads
+    return load_config(config, [f"data.test_fraction={test_fraction}"])
 
 
 def equation_of(config: Config, task: str) -> tuple[Equation, Intervals, str]:
@@ -139,6 +152,91 @@ def ours(name: str, u: np.ndarray) -> dict[str, Any]:
     if doubt:
         row |= {"equation": {}, "widths": {}, "doubted": found}
     return row | scores(row["equation"], FILMS[name].equation, row["widths"])
+
+
+# ---- forecasts from noisy frames ---------------------------------------------------------------------------
+
+
+def true_head(head: TaskHead, film: Film) -> TaskHead:
+    """Return the head with the true equation of its film as its base."""
+    settings, units = head.description["base"]["settings"], FieldUnits.of(head.codec)
+    places = {word: axis for axis, word in enumerate("xyz")}
+    terms: list[Term] = []
+    values: list[tuple[int, float]] = []
+    for channel, right_side in enumerate(film.equation.values()):
+        for text, value in right_side.items():
+            powers, factors = [0] * len(film.fields), []
+            for word in text.split():
+                field, _, axes = word.partition("_")
+                field, _, power = field.partition("^")
+                if axes:
+                    factors.append((film.fields.index(field), tuple(places[axis] for axis in axes)))
+                else:
+                    powers[film.fields.index(field)] += int(power or 1)
+            terms.append((tuple(powers), tuple(factors)))
+            unit = unit_of(terms[-1], channel, units, (), settings["cell"], settings["frame"])
+            values.append((channel, value / unit))
+    steps = {"num_steps": TRUE_STEPS, "is_stiff": True, "is_coupled": False, "found": {}}
+    base = equation.Equation(**{**settings, **steps, "terms": terms})
+    for place, (channel, value) in enumerate(values):
+        base.weight[0, channel, place] = value
+    base.mean.copy_(units.shift)
+    base.std.copy_(units.scale)
+    truth = copy.deepcopy(head)
+    truth.base = base
+    return truth
+
+
+def forecast_errors(name: str, clean: np.ndarray, u: np.ndarray) -> dict[str, Any]:
+    """Return the pooled nRMSE against the clean frames of forecasts from noisy frames u of test trajectories
+    (trajectory, time, channel, *space): found and true, by the equation that was found, with its start as
+    validation selects it, and by the true one, with an estimated start; the same from the last frame.
+    """
+    OUT.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=OUT) as folder:
+        config = config_of(name, u, Path(folder), test_fraction=0.2)
+        build_cache(config, name, progress=False)
+        cache = open_cache(config, name)
+        context, seed = cache.context(config.context(name)), config.run.seed
+        head, _ = select_base(cache, config.operator.base_steps, context, seed, torch.device("cpu"))
+        facts = start_facts(head, cache, context, seed)
+        rows = cache.split["test"]
+        w, raw = head.codec.decode(cache.batch(rows, 0, context)), cache.parameters[rows]
+        u_ref = torch.from_numpy(clean[rows.numpy(), context:])
+
+        def error(head: TaskHead, num_frames: int) -> float:
+            start = estimated(head, w, raw) if num_frames > head.history else w[:, -head.history :]
+            with torch.no_grad():
+                frames = trajectory(head, start, head.parameter_batch(raw), head.history + u_ref.shape[1])
+            u_pred = head.codec.denormalise(frames[:, head.history :]).double()
+            space = (0, *range(2, u_ref.ndim))
+            square = (u_pred - u_ref).square().mean(space) / u_ref.square().mean(space)
+            return float(square.sqrt().mean())
+
+        true = true_head(head, FILMS[name])
+        return facts | {
+            "base": head.description["base"]["name"],
+            "context": context,
+            "found": error(head, facts.get(START_FRAMES, 0)),
+            "true": error(true, context),
+            "found_from_last": error(head, 0),
+            "true_from_last": error(true, 0),
+        }
+
+
+def run_starts(name: str, noise: float, draw: int, args: argparse.Namespace) -> None:
+    """Score the forecasts of a draw, if they are not there."""
+    key = {"noise": noise, "draw": draw, "film": edition(FILMS[name]), "processor": processor("cpu")}
+    if not args.again and has(read(name, STARTS), key):
+        return
+    frames = np.load(clean(name))
+    row = forecast_errors(name, frames, noisy(frames, noise, draw))
+    record = read(name, STARTS)
+    described = describe_environment(1, torch.device("cpu")) | {"command": args.command}
+    record["entries"] = [entry for entry in record["entries"] if entry["key"] != key]
+    record["entries"].append({"key": key, "row": row, "environment": described})
+    keep(record, STARTS)
+    print(f"{name} noise {noise:g} draw {draw}: {row['found'] / row['true']:.3f} times the true one's {row}")
 
 
 # ---- command -----------------------------------------------------------------------------------------------
@@ -213,11 +311,18 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--column", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--first", type=int, help=f"number of the first draw; of ours {FRESH}, else 0")
+    parser.add_argument("--starts", action="store_true", help="forecasts of the four sets from noisy frames")
     parser.add_argument("--again", action="store_true", help="compute results that exist, and replace them")
     parser.add_argument("--python", type=Path, help="an interpreter that has PySINDy")
     args = parser.parse_args(argv)
     args.command = ["python", "-m", "bench.discovery", *argv]
     torch.set_num_threads(1)
+    if args.starts:
+        for name in (name for name in SETS if name in args.film):
+            for noise in (noise for noise in START_NOISES if noise in args.noise):
+                for draw in range(args.first or FRESH, (args.first or FRESH) + args.draws):
+                    run_starts(name, noise, draw, args)
+        return
     columns = ["ours"] * ("ours" in args.column) + ["weak"] * bool({"weak", "ensemble"} & {*args.column})
     if "weak" in columns:
         args.python = environment(args.python, "pysindy", PACKAGES)

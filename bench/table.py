@@ -421,6 +421,43 @@ def discovery_table(found: dict[str, dict[str, Any]]) -> str:
     )
 
 
+def starts_table(found: dict[str, dict[str, Any]]) -> str:
+    """docs/discovery.md: errors of forecasts from noisy frames by the equation that was found and by the true
+    one, medians over draws, and the largest ratio of both."""
+    columns = ("found", "true", "found_from_last", "true_from_last")
+
+    def lines() -> Iterable[tuple[str, ...]]:
+        for name in (name for name in FILMS if name in found):
+            entries = found[name]["entries"]
+            for noise in sorted({one["key"]["noise"] for one in entries}):
+                some = [one["row"] for one in entries if one["key"]["noise"] == noise]
+                ratios = [row["found"] / row["true"] for row in some]
+                frames = "; ".join(sorted({str(row.get("start_frames", 0)) for row in some}))
+                yield (
+                    f"`{name}`",
+                    f"{100 * noise:g} %",
+                    str(len(some)),
+                    *(percent(statistics.median(row[column] for row in some)) for column in columns),
+                    f"{statistics.median(ratios):.2f} ({max(ratios):.2f})",
+                    frames,
+                )
+
+    return table(
+        (
+            "films",
+            "noise",
+            "draws",
+            "found",
+            "true",
+            "found, from the last frame",
+            "true, from the last frame",
+            "found / true (largest)",
+            "frames of the start",
+        ),
+        lines(),
+    )
+
+
 def excitable_table(found: dict[str, dict[str, Any]]) -> str:
     """docs/uncertain.md: scores of ensembles of barkley2d over those of exact samples, and their new
     waves; means over seeds, the widest interval of any.
@@ -476,6 +513,7 @@ TABLES: dict[str, tuple[str, str, Callable[[dict], str]]] = {
     "shift_grid": ("docs/peers.md", "shift_grid", shift_table),
     "excitable": ("docs/uncertain.md", "excitable", excitable_table),
     "discovery": ("docs/discovery.md", "discovery", discovery_table),
+    "discovery_starts": ("docs/discovery.md", "discovery_starts", starts_table),
 }
 
 

@@ -34,7 +34,7 @@ DIFFERENCE = 1e-3  # RMS of the change, in normalised fields, whose difference i
 # values of a frame: of rows that are estimated together, and at most of one (0.5 and 1 GB for 8 sub-steps)
 MAX_VALUES, MAX_ROW_VALUES = 2**15, 2**16
 QUIET = 0.1  # of the loudest field's noise: sigma of a field without noise
-NUM_BOOTSTRAP, NUM_ROWS, NUM_MEMBERS = 1000, 16, 8  # of the comparison, and of the ensemble on validation
+NUM_BOOTSTRAP, NUM_ROWS, NUM_MEMBERS = 1000, 16, 4  # of the comparison, and of the ensemble on validation
 # of a mean square error over that of noise and spread (sigma^2 is known to 6 %), and by chance
 MAX_EXCESS, STANDARD_ERRORS = 1.1, 2.0
 
