@@ -226,7 +226,7 @@ def forecast_errors(name: str, clean: np.ndarray, u: np.ndarray) -> dict[str, An
 
 def run_starts(name: str, noise: float, draw: int, args: argparse.Namespace) -> None:
     """Score the forecasts of a draw, if they are not there."""
-    key = {"noise": noise, "draw": draw, "film": edition(FILMS[name]), "processor": processor("cpu")}
+    key = key_of(name, "ours", noise, draw)
     if not args.again and has(read(name, STARTS), key):
         return
     frames = np.load(clean(name))

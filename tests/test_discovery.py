@@ -7,13 +7,19 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from bench import discovery, discovery_films, table
 from bench.discovery import scores
 from bench.discovery_films import FILMS, noisy, term_text
+from ups.data.build_cache import build_cache
+from ups.data.cache import open_cache
 from ups.data.sources import open_sources
+from ups.models.assimilation import trajectory
 from ups.models.found_equation import latex_of
+from ups.models.head_setup import base_settings, unfitted_head
 
+CPU = torch.device("cpu")
 SMOOTH = [name for name in FILMS if name not in ("inviscid_burgers", "spiral")]
 SHAPES = {"kdv": (1, 601, 1, 400), "ks": (1, 301, 1, 256), "nls": (1, 251, 2, 256)}  # the published sizes
 STENCIL = np.array([-1, 9, -45, 0, 45, -9, 1]) / 60  # sixth order
@@ -234,6 +240,24 @@ def test_a_film_is_cut_into_windows_and_a_set_is_not(tmp_path):
     config = discovery.config_of("burgers_set", np.random.default_rng(0).random((6, 5, 1, 16)), tmp_path)
     [source] = open_sources(config, "burgers_set")
     assert (source.num_trajectories, source.num_frames) == (6, 5)
+
+
+@pytest.mark.parametrize("name", ["burgers_set", "fisher_set", "advection_set"])
+def test_the_true_equation_forecasts_clean_frames_and_one_with_another_sign_does_not(name, tmp_path):
+    u = FILMS[name].make()[:30, :12]
+    config = discovery.config_of(name, u, tmp_path, test_fraction=0.2)
+    build_cache(config, name, progress=False)
+    cache = open_cache(config, name)
+    rows, unfitted = cache.split["test"], unfitted_head(cache, "persistence", base_settings(cache), CPU)
+    term, value = next(iter(FILMS[name].equation["u"].items()))
+    wrong = dataclasses.replace(FILMS[name], equation={"u": FILMS[name].equation["u"] | {term: -value}})
+    errors = []
+    for film in (FILMS[name], wrong):
+        head = discovery.true_head(unfitted, film)
+        start = head.codec.decode(cache.batch(rows, 0, 1))
+        frames = trajectory(head, start, head.parameter_batch(cache.parameters[rows]), u.shape[1])
+        errors.append(relative(head.codec.denormalise(frames).numpy(), u[rows.numpy()]))
+    assert errors[0] < 1e-3 and not errors[1] < 20 * errors[0]
 
 
 @pytest.mark.faults  # the fit takes most of a minute
