@@ -159,8 +159,8 @@ def batch_of(size: int) -> Changes:
 
 def our_starts(config: Config, problem: Problem, kinds: Collection[str] = tuple(BASES)) -> list[Changes]:
     """Return where the search of our operator starts: its network without a fitted base, with large and small
-    patches and, if the task has them, four frames; the configuration; the same with the base `equation`, if
-    it is among `kinds`. In 2D and 3D with small batches.
+    patches and, if the task has them, four frames; the configuration; the same with four frames and with the
+    base `equation`, if it is among `kinds`. In 2D and 3D with small batches.
 
     If no base fits in 1D, one frame without a base is better by a third after training (compressible flow,
     100 s), but neither of its two changes alone is; in a short trial the network on a fitted base is always
@@ -175,6 +175,8 @@ def our_starts(config: Config, problem: Problem, kinds: Collection[str] = tuple(
     if not problem.is_steady and problem.context >= FRAMES:
         starts.append(some | bare | {f"{key}.history": FRAMES})
     starts.append(some)
+    if not problem.is_steady and config.task[problem.name].history < FRAMES <= problem.context:
+        starts.append(some | {f"{key}.history": FRAMES})  # a polynomial of four frames may be nearly exact
     if "equation" in kinds and "equation" not in bases and not problem.is_steady:
         starts.append(some | {f"{key}.base": [*bases, "equation"]})
     return starts
@@ -286,7 +288,7 @@ class OurTrials:
 
     def fitted(self, config: Config) -> tuple[Any, float, float]:
         """Return (head, its validation error, seconds of the fit)."""
-        from bench.ours import fit_bases
+        from bench.ours import fit_bases  # it imports the operator, which the rivals do not need
 
         task, watch = config.task[self.args.task], Stopwatch(CLOCKS[self.args.clock])
         key = (task.history, task.patch, *task.base)
@@ -302,6 +304,8 @@ class OurTrials:
         return self.fits[key]
 
     def __call__(self, changes: Changes, seconds: float, is_whole: bool) -> Trial:
+        from ups.models.loss import is_worth_training
+
         begun = len(self.fits)
         head, error, cost = self.fitted(changed(self.args, changes))
         charged = cost if len(self.fits) > begun and changes not in self.starts else 0.0
@@ -309,7 +313,8 @@ class OurTrials:
             return Trial(math.inf, 0, charged)
         left = seconds * (1 - cost / self.args.budget) if is_whole else seconds
         run = train_ours(self.args, changes, self.args.seeds[0], left, fitted=(copy.deepcopy(head), error))
-        return Trial(best_error(run), run.steps, run.seconds + charged)
+        steps = run.steps if is_worth_training(head.scale) else 1  # a base that is exact needs none
+        return Trial(best_error(run), steps, run.seconds + charged)
 
 
 def rival_trial(

@@ -421,7 +421,8 @@ def test_the_search_of_ours_finds_fewer_frames_and_no_propagator_although_neithe
         error = {0: 0.036, 1: 0.04, 2: 0.025}[is_right] * (1 + abs(model.modes - 16) / 100)
         return baselines.Trained(None, 0, 5, 0.0, budget, history=[{"val": error}])
 
-    monkeypatch.setattr(tune.OurTrials, "fitted", lambda self, config: (None, 0.0, 0.5))
+    head = types.SimpleNamespace(scale=torch.ones(1))
+    monkeypatch.setattr(tune.OurTrials, "fitted", lambda self, config: (head, 0.0, 0.5))
     monkeypatch.setattr(ours, "train_ours", train_operator)
     monkeypatch.setattr(tune, "is_up_to_date", lambda config, task: (True, ""))
     start = ["task.burgers1d.history=4", "task.burgers1d.base=[persistence, propagator]"]
@@ -448,6 +449,29 @@ def test_the_search_of_ours_finds_fewer_frames_and_no_propagator_although_neithe
     ).values()
     assert before and {name for _, bases, _ in tried for name in bases} <= {*tune.GENERIC}
     assert (tmp_path / "tuned" / "burgers1d-ours_generic-toy.json").is_file()
+
+
+def test_a_base_of_four_frames_that_is_exact_and_so_trains_no_step_wins_a_search(searched, monkeypatch):
+    """So it is with a reaction whose frames are close to each other."""
+
+    def is_exact(task) -> bool:
+        return task.history == tune.FRAMES and "propagator" in task.base
+
+    def fitted(self, config):
+        exact = is_exact(config.task["burgers1d"])
+        return types.SimpleNamespace(scale=torch.full((1,), 1e-9 if exact else 1.0)), 0.0, 0.5
+
+    def train_operator(config, task, budget, seed, device, clock, fitted):
+        exact = is_exact(config.task[task])
+        error, steps = (1e-7, 0) if exact else (1e-4, 5)
+        return baselines.Trained(None, 0, steps, 0.0, budget, history=[{"val": error}])
+
+    monkeypatch.setattr(tune.OurTrials, "fitted", fitted)
+    monkeypatch.setattr(ours, "train_ours", train_operator)
+    monkeypatch.setattr(tune, "is_up_to_date", lambda config, task: (True, ""))
+    asked = ["--task", "burgers1d", "--models", "ours_generic", "--budget", "20"]
+    [record] = tune.main([*asked, "task.burgers1d.history=1"]).values()
+    assert record["changes"]["task.burgers1d.history"] == tune.FRAMES and record["val"] == 1e-7
     assert [
         tune.family_of(name) for name in ("ours", "ours_generic", "ours_correction", "fno_correction")
     ] == ["ours", "ours_generic", "ours", "fno"]
