@@ -916,7 +916,9 @@ def test_nine_trajectories_validate_alike_on_any_number_of_processes(caches, ref
         ]
         found.append(
             sum(
-                train_operator.validate(operator, {"burgers1d": cache}, config, run, 32)["burgers1d"]
+                train_operator.validate(
+                    operator, {"burgers1d": cache}, {"burgers1d": config.context("burgers1d")}, run, 32
+                )["burgers1d"]
                 for run in ranks
             )
         )
