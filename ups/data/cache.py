@@ -35,7 +35,8 @@ from ups.userdata.readers.hdf5 import dataset, node
 
 # opening verifies every row of a cache up to this size, in a quarter of a second: CRC-32 runs at 2 GB/s
 FULL_BYTES = 2**29
-NOISY_CONTEXT, NOISY_PART = 10, 3  # input frames of noisy user data: as of PDEBench, at most a third of all
+# input frames of noisy user data: as of PDEBench, at most a third of all, and not fewer than pay
+NOISY_CONTEXT, NOISY_PART, LEAST_CONTEXT = 10, 3, 5
 BLOCK_BYTES = 2**28  # of fields in float64 that are decoded at a time; a rollout holds several times that
 # keys of task.TASK that decide the content of a cache
 USED_SETTINGS = (
@@ -195,7 +196,8 @@ class Cache:
         which the start is estimated."""
         if self.task.user_facts is None or self.task.is_steady or "noise" not in self.header:
             return configured
-        return max(configured, min(NOISY_CONTEXT, self.num_frames // NOISY_PART))
+        frames = min(NOISY_CONTEXT, self.num_frames // NOISY_PART)
+        return max(configured, frames) if frames >= LEAST_CONTEXT else configured
 
     def row_blocks(self, rows: Tensor, num_frames: int, most: int) -> tuple[Tensor, ...]:
         """`rows` cut into blocks of at most `most` rows, whose fields of `num_frames` frames take at most
