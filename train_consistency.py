@@ -128,7 +128,7 @@ def main() -> None:
     # ---- finish
     run.take_best()
     metrics = validate(student, residuals, held_out, run.ranks)
-    contexts = {name: cache.context(config.context(name)) for name, cache in caches.items()}
+    contexts = {name: cache.context(config) for name, cache in caches.items()}
     crps = validate_samplers(samplers_of(STAGE, student), residuals, contexts, seed, run.ranks)
     run.finish({"validation": metrics, "is_tuned": math.isfinite(run.best_score)}, student.description | crps)
 

@@ -59,7 +59,7 @@ def main() -> None:
 
     # ---- finish
     run.take_best()
-    contexts = {name: cache.context(config.context(name)) for name, cache in caches.items()}
+    contexts = {name: cache.context(config) for name, cache in caches.items()}
     crps = validate_samplers(samplers_of(STAGE, corrector), residuals, contexts, seed, run.ranks)
     run.finish({"scales": scales, "validation_loss": run.best_score}, corrector.description | crps)
 

@@ -67,7 +67,7 @@ def main() -> None:
     # ---- config, setup
     config, caches = load_inputs(__doc__, STAGE)
     train, seed = config.operator.train, config.run.seed
-    contexts = {name: cache.context(config.context(name)) for name, cache in caches.items()}
+    contexts = {name: cache.context(config) for name, cache in caches.items()}
     calls = {name: config.task[name].bundle for name in config.served("diffusion")}
     windows = Windows(caches, config.task, contexts, config.operator, seed)
     run = start_run(config, STAGE, caches)

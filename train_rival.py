@@ -81,7 +81,7 @@ def main() -> None:
 
     # ---- finish
     run.take_best()
-    contexts = {name: cache.context(config.context(name)) for name, cache in caches.items()}
+    contexts = {name: cache.context(config) for name, cache in caches.items()}
     crps = validate_samplers(samplers_of(STAGE, network), residuals, contexts, seed, run.ranks)
     metrics = validate(network, residuals, held_out, run.ranks)
     run.finish({"validation": metrics}, network.description | crps)

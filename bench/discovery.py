@@ -197,7 +197,7 @@ def forecast_errors(name: str, clean: np.ndarray, u: np.ndarray) -> dict[str, An
         config = config_of(name, u, Path(folder), test_fraction=0.2)
         build_cache(config, name, progress=False)
         cache = open_cache(config, name)
-        context, seed = cache.context(config.context(name)), config.run.seed
+        context, seed = cache.context(config), config.run.seed
         head, _ = select_base(cache, config.operator.base_steps, context, seed, torch.device("cpu"))
         facts = start_facts(head, cache, context, seed)
         rows = cache.split["test"]
@@ -224,6 +224,13 @@ def forecast_errors(name: str, clean: np.ndarray, u: np.ndarray) -> dict[str, An
         }
 
 
+def put(record: dict[str, Any], key: dict[str, Any], row: dict[str, Any], args: argparse.Namespace) -> None:
+    """Add an entry to a record, in place of one with the same key."""
+    described = describe_environment(1, torch.device("cpu")) | {"command": args.command}
+    record["entries"] = [entry for entry in record["entries"] if entry["key"] != key]
+    record["entries"].append({"key": key, "row": row, "environment": described})
+
+
 def run_starts(name: str, noise: float, draw: int, args: argparse.Namespace) -> None:
     """Score the forecasts of a draw, if they are not there."""
     key = key_of(name, "ours", noise, draw)
@@ -232,9 +239,7 @@ def run_starts(name: str, noise: float, draw: int, args: argparse.Namespace) -> 
     frames = np.load(clean(name))
     row = forecast_errors(name, frames, noisy(frames, noise, draw))
     record = read(name, STARTS)
-    described = describe_environment(1, torch.device("cpu")) | {"command": args.command}
-    record["entries"] = [entry for entry in record["entries"] if entry["key"] != key]
-    record["entries"].append({"key": key, "row": row, "environment": described})
+    put(record, key, row, args)
     keep(record, STARTS)
     print(f"{name} noise {noise:g} draw {draw}: {row['found'] / row['true']:.3f} times the true one's {row}")
 
@@ -289,9 +294,7 @@ def run_noise(name: str, column: str, noise: float, draws: range, args: argparse
             key = key_of(name, row.pop("column"), noise, row.pop("draw"))
             record = read(name, RESULTS)  # another process may have written meanwhile
             record["truth"], record["published"] = FILMS[name].equation, FILMS[name].published
-            described = describe_environment(1, torch.device("cpu")) | {"command": args.command}
-            record["entries"] = [entry for entry in record["entries"] if entry["key"] != key]
-            record["entries"].append({"key": key, "row": row, "environment": described})
+            put(record, key, row, args)
             keep(record, RESULTS)
             print(
                 f"{name} {key['column']} noise {noise:g} draw {key['draw']}: "

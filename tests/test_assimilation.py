@@ -123,7 +123,7 @@ def chain(clean, tmp_path_factory):
     """The noisy frames, their cache, and the operator with the equation that is found in them alone."""
     u = clean + NOISE * clean.std() * np.random.default_rng(1).standard_normal(clean.shape)
     config, cache = opened(tmp_path_factory.mktemp("film"), u)
-    context = cache.context(config.context("film"))
+    context = cache.context(config)
     assert context == 10 and config.context("film") == 1
     facts, weights = fit_base(cache, 0, context, 0, CPU)
     facts["description"]["network_weight"] = 0.0

@@ -191,9 +191,10 @@ class Cache:
         """
         return self._state.gather(rows, starts, length, torch.device(device))
 
-    def context(self, configured: int) -> int:
-        """The input frames of validated and scored forecasts: `configured`, and of noisy user data more, from
-        which the start is estimated."""
+    def context(self, config: Config) -> int:
+        """The input frames of validated and scored forecasts: those of the configuration, and of noisy user
+        data more, from which the start is estimated."""
+        configured = config.context(self.task.name)
         if self.task.user_facts is None or self.task.is_steady or "noise" not in self.header:
             return configured
         frames = min(NOISY_CONTEXT, self.num_frames // NOISY_PART)

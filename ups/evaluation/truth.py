@@ -148,5 +148,5 @@ def open_truth(config: Config, name: str) -> Truth:
     """The evaluated trajectories of a task. Raises ValueError if its data files differ from those of the
     cache."""
     cache, settings = open_cache(config, name), config.evaluate
-    context = cache.context(config.context(name))
-    return Truth(cache, same_sources(config, cache), settings.split, context, settings.max_trajectories)
+    sources = same_sources(config, cache)
+    return Truth(cache, sources, settings.split, cache.context(config), settings.max_trajectories)

@@ -254,6 +254,7 @@ def sample_states(
     parameters: (batch, P), raw. names: of the rows, as in `sample_members`; None: their numbers. forcing: as
     `Operator.rollout`. sampler: None for `sample_starts`.
     """
+    names = names or range(len(z))
     if sampler is None:
         return sample_starts(operator, name, z, parameters, num_frames, num_members, seed, names)
     states = StateConditions(operator, name)
@@ -265,7 +266,7 @@ def sample_states(
         num_frames,
         num_members,
         seed,
-        names or range(len(z)),
+        names,
         sampler.network.heads[name].sample_error,
         forcing,
     )
@@ -279,12 +280,12 @@ def sample_starts(
     parameters: Tensor,
     num_frames: int,
     num_members: int,
-    seed: int = 0,
-    names: Sequence[int | str] | None = None,
+    seed: int,
+    names: Sequence[int | str],
 ) -> Tensor:
     """As `sample_states`, of a task without noise in its dynamics: members differ in the noise of measurement
     of the frames that their start is estimated from, and no residual is sampled."""
-    head, names = operator.head(name), list(names or range(len(z)))
+    head = operator.head(name)
     z = z[:, -max(head.history, head.start_frames) :]
 
     def sample_block(index: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ The estimate serves only if validation forecasts from it are better (`start_fact
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -47,7 +47,7 @@ def noise_scale(head: TaskHead) -> Tensor:
     return sigma.clamp_min(QUIET * float(sigma.max())).view(-1, *[1] * head.task.ndim)
 
 
-def perturbed(head: TaskHead, w: Tensor, seed: int, names: list[int | str], num_members: int) -> Tensor:
+def perturbed(head: TaskHead, w: Tensor, seed: int, names: Sequence[int | str], num_members: int) -> Tensor:
     """Normalised frames w (batch, time, C, *space) with fresh noise of measurement, (batch, num_members,
     time, C, *space). names: of the rows, as in `member_noise`."""
     noise = member_noise(w.shape[1:], seed, names, 0, num_members, "start").to(w)

@@ -24,6 +24,7 @@ from ups.models.bases.doubts import UNCLEAR
 from ups.models.bases.integrate import Model, ModelIntegration
 from ups.models.bases.least_squares import (
     backward_selection,
+    damped_step,
     forward_selection,
     residual,
     scaled,
@@ -151,9 +152,7 @@ class Identification(ModelIntegration):
         for _ in range(max_iterations):
             best, before, (a, length) = model, error, scaled(self.shooting_equations(model))
             for _ in range(3):
-                damped = a[:-1, :-1] + damping * torch.eye(len(a) - 1, dtype=a.dtype, device=a.device)
-                step = torch.linalg.solve(damped, a[:-1, -1]) * length[-1] / length[:-1]
-                moved = replace(model, values=model.values + step)
+                moved = replace(model, values=model.values + damped_step(a, length, damping))
                 now = self.error(moved, self.shooting_windows, is_bounded=True)
                 if now < error:
                     model, error, damping = moved, now, damping / 10
@@ -196,10 +195,12 @@ class Identification(ModelIntegration):
         trajectories."""
         if self.noise is not None:
             return self.model_of_noisy_films()
-        found = [self.model_by_differences()]
-        if found[0] is None or self.next_frame_error(found[0]) > self.limits.good_error:
-            found.append(shot_model(self, found[0]))
-        return min(filter(None, found), key=self.next_frame_error, default=None)
+        found = self.model_by_differences()
+        error = math.inf if found is None else self.next_frame_error(found)
+        if not error > self.limits.good_error:
+            return found
+        shot = shot_model(self, found)
+        return shot if shot and self.next_frame_error(shot) < error else found
 
     def next_frame_error(self, model: Model) -> float:
         return self.error(model, self.held_out_windows[:, :2])

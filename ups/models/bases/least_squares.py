@@ -26,6 +26,12 @@ def solve(a: Tensor, columns: list[int]) -> Tensor:
     return torch.linalg.solve(_among(a, columns), a[columns, -1]) * length[-1] / length[columns]
 
 
+def damped_step(a: Tensor, length: Tensor, damping: float) -> Tensor:
+    """The Levenberg-Marquardt step of all columns. a, length: of `scaled`."""
+    damped = a[:-1, :-1] + damping * torch.eye(len(a) - 1, dtype=a.dtype, device=a.device)
+    return torch.linalg.solve(damped, a[:-1, -1]) * length[-1] / length[:-1]
+
+
 def residual(a: Tensor, columns: list[int]) -> float:
     """The fraction of the target's square that `columns` do not explain."""
     a, _ = scaled(a)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ups.models.bases.integrate import Model, ModelIntegration
-from ups.models.bases.least_squares import backward_selection, scaled
+from ups.models.bases.least_squares import backward_selection, damped_step, scaled
 from ups.models.bases.terms import WAVE, Term
 
 MAX_UNKNOWNS = 40  # of the first fit: of two fields
@@ -83,10 +83,8 @@ class Shooting:
         error, damping = self.error(model), 0.01
         for _ in range(MAX_ITERATIONS):
             before, (a, length) = error, scaled(self.equations(model))
-            identity = torch.eye(len(a) - 1, dtype=a.dtype, device=a.device)
             for _ in range(MAX_TRIALS):
-                step = torch.linalg.solve(a[:-1, :-1] + damping * identity, a[:-1, -1])
-                values = model.values + step * length[-1] / length[:-1]
+                values = model.values + damped_step(a, length, damping)
                 moved = self.one.with_converged_steps(replace(model, values=values))
                 if moved is not None and (now := self.error(moved)) < error:
                     model, error, damping = moved, now, damping / 4
