@@ -9,9 +9,9 @@ the bases that know no equation: persistence and the linear or polynomial propag
 a coarse solver (bench/correction.py).
 
 Reads data and caches of the configuration (`make cache`); writes bench/out/TASK_*.json. Context frames
-(evaluate.context_frames) are input of every model and never scored. Weights are selected on validation
-rollouts; all printed numbers are on test. Errors: bench/score.py. Overrides: section.key=value for the
-configuration, fno.lr=1e-3 or unet.width=32 for a baseline.
+(evaluate.context_frames, more of noisy user data) are input of every model and never scored. Weights are
+selected on validation rollouts; all printed numbers are on test. Errors: bench/score.py. Overrides:
+section.key=value for the configuration, fno.lr=1e-3 or unet.width=32 for a baseline.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def compare(config: Config, args: argparse.Namespace) -> dict[str, Any]:
         "ratios": {},
     }
     cache = open_cache(config, args.task)
-    result |= {"data": data_key(cache.fingerprint, config.context(args.task)), "models": {}}
+    result |= {"data": data_key(cache.fingerprint, cache.context(config)), "models": {}}
     path = OUT / f"{args.task}_{args.budget:g}s_{'-'.join(args.models)}_{time.strftime('%m%d-%H%M%S')}.json"
     name, errors = trivial(problem, test)
     result["trivial"] = {"name": name, **summary(errors, test, steady, num_bootstrap)}

@@ -21,6 +21,7 @@ from ups.config import Config
 from ups.data.cache import Cache, open_cache
 from ups.data.schedule import Batch
 from ups.forecaster import Forecaster
+from ups.models.assimilation import start_facts
 from ups.models.base_selection import (
     empty_shortlist,
     fitted_candidates,
@@ -61,7 +62,7 @@ def fit_bases(
 
     No fit is started after half of the budget.
     """
-    context, settings = config.context(cache.task.name), config.operator
+    context, settings = cache.context(config), config.operator
     shortlist = empty_shortlist(cache, context, seed)
     for name, candidate in fitted_candidates(cache, settings.base_steps, seed, place):
         with watch:
@@ -74,6 +75,7 @@ def fit_bases(
             yield from fitted_candidates(cache, settings.base_steps, seed, place, fields)
 
     head, scores = select_from_shortlist(shortlist, of_fields)
+    head.description |= start_facts(head, cache, context, seed)
     short = dataclasses.replace(
         settings, train=dataclasses.replace(settings.train, steps=int(MIN_STEPS / TRIAL_FRACTION))
     )
@@ -134,9 +136,10 @@ def train_ours(
     if modify is not None:
         modify(operator)
     operator.to(place)
+    context = cache.context(config)
     optimizer, ema = build_optimizer(operator, settings.optim), EMA(operator, settings.optim.ema_decay)
     scaled = dataclasses.replace(settings, train=dataclasses.replace(settings.train, steps=RESOLUTION))
-    windows = windows_of({task: cache}, config.task, {task: config.context(task)}, scaled, seed)
+    windows = windows_of({task: cache}, config.task, {task: context}, scaled, seed)
 
     history, chosen, times = [{"share": 0.0, "val": best, "base": best}], None, []
 
@@ -154,7 +157,7 @@ def train_ours(
                 marks.pop(0)
                 with watch, ema.swap():
                     rows = rows_by_parameter(cache, "val", settings.train.validate_trajectories)
-                    found = pooled(squared_errors(operator, cache, rows, config.context(task), place))
+                    found = pooled(squared_errors(operator, cache, rows, context, place))
                 history.append({"share": share, "val": min(found.values()), **found})
                 if chosen is None or min(found.values()) < chosen[0]:
                     chosen = (min(found.values()), ema.snapshot())
@@ -193,7 +196,7 @@ def train_ours(
             0.0
             if is_fit_better
             else select_network_weight(
-                operator, cache, settings.train.validate_trajectories, config.context(task), seed, place
+                operator, cache, settings.train.validate_trajectories, context, seed, place
             )
         )
 

@@ -54,7 +54,7 @@ def fields(config: Config, cache: Any, split: str) -> tuple[Tensor, Tensor | Non
 def load(config: Config, task: str) -> tuple[Problem, dict[str, Split]]:
     """Return the training problem of the baselines and the rows to score."""
     cache = open_cache(config, task)
-    context, spec = config.context(task), cache.task
+    context, spec = cache.context(config), cache.task
     u, a = {}, {}
     for name in ("train", "val", "test"):
         u[name], a[name] = fields(config, cache, name)

@@ -3,13 +3,18 @@ the spread of ensembles against their error, and where both must be refused."""
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from bench.baselines import Stopwatch
+from bench.ours import fit_bases
+from bench.score import load
 from bench.user_data import CONFIG, write, write_config
+from ups.commands.stages import cache_context
 from ups.common.seeds import generator
 from ups.config import load_config
 from ups.data.build_cache import build_cache
@@ -128,6 +133,18 @@ def chain(clean, tmp_path_factory):
     facts, weights = fit_base(cache, 0, context, 0, CPU)
     facts["description"]["network_weight"] = 0.0
     return u, cache, build_operator({"film": (facts, weights)}, config.operator.model, "no").eval()
+
+
+def test_make_bench_scores_noisy_films_as_the_report_does(chain, tmp_path):
+    """The same frames are given and scored, and forecasts start from an estimate."""
+    config, cache = opened(tmp_path, chain[0])
+    context = cache.context(config)
+    assert cache_context(config, "film") == context == 10 > config.context("film")
+    problem, splits = load(config, "film")
+    assert problem.context == splits["test"].given.shape[1] == 10
+    assert splits["test"].truth.shape[1] == NUM_FRAMES - 10
+    head, _ = fit_bases(cache, config, 0, CPU, Stopwatch(time.process_time))
+    assert head.start_frames == 10
 
 
 def error_of(u, clean):

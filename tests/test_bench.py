@@ -103,6 +103,9 @@ class FakeCache:
             for skip in (0, 20)
         ]
 
+    def context(self, config):
+        return config.context(self.task.name)
+
     def batch(self, rows, starts, length, device="cpu"):
         frames = torch.as_tensor(starts).view(-1, 1) + torch.arange(length)
         return self.tokenizer.encode(self.tokenizer.normalise(self.u[rows[:, None], frames]))

@@ -25,6 +25,7 @@ from ups.training.folder import StageFolder
 def config(tmp_path, monkeypatch):
     """Of a run under `tmp_path` whose cache of burgers1d says that its fingerprint is "p"."""
     monkeypatch.setattr(stages, "cache_fingerprint", lambda config, task: "p")
+    monkeypatch.setattr(stages, "cache_context", lambda config, task: 10)
     return load_config(None, ["data.tasks=[burgers1d]", f"run.root={tmp_path}", "run.name=run"])
 
 

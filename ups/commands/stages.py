@@ -17,6 +17,7 @@ from ups.common.files import DamagedError, file_hash, read_record, read_sealed, 
 from ups.common.progress import position
 from ups.common.user_solver import solver_digest
 from ups.config import CONFIG_OPTIONS, STAGES, Config, load_config, read_command, run_script, to_dict
+from ups.data.counts import context_frames
 from ups.report.bench_rows import data_key, find_bench_rows
 from ups.training.finished import DONE, finished_stage
 from ups.training.folder import StageFolder
@@ -93,10 +94,22 @@ def solver_digests(config: Config) -> dict[str, str]:
 
 def cache_fingerprint(config: Config, task: str) -> str:
     """Return the fingerprint in the header of a task's cache. Only `open_cache` verifies the contents."""
+    return _header(config, task)[0]["fingerprint"]
+
+
+def cache_context(config: Config, task: str) -> int:
+    """Return `Cache.context`."""
+    header, num_frames = _header(config, task)
+    return context_frames(config, task, "noise" in header, num_frames)
+
+
+def _header(config: Config, task: str) -> tuple[dict[str, Any], int]:
+    """Return the header of a task's cache, and its frames. Raises as `parents_of`."""
     path = config.cache_path(task)
     try:
         with h5py.File(path, "r", locking=False) as file:
-            return str(json.loads(bytes(file["header"][()]).decode())["fingerprint"])
+            header = json.loads(bytes(file["header"][()]).decode())
+            return header | {"fingerprint": str(header["fingerprint"])}, file["state/latents"].shape[1]
     except FileNotFoundError:
         raise FileNotFoundError(
             f"no cache of {task} at {path}; expected the latents there (key cache.root). "
@@ -188,7 +201,7 @@ def bench_rows(config: Config, parents: dict[str, str]) -> dict[str, dict[str, d
     """
     is_whole = config.evaluate.split == "test" and not config.evaluate.max_trajectories
     return {
-        name: find_bench_rows(name, data_key(parents[name], config.context(name))) if is_whole else {}
+        name: find_bench_rows(name, data_key(parents[name], cache_context(config, name))) if is_whole else {}
         for name in config.evaluated
     }
 

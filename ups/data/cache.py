@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ups.common.transfer import send
 from ups.config import Config, TaskConfig
-from ups.data.counts import num_kept
+from ups.data.counts import context_frames, num_kept
 from ups.data.latents import Latents, is_within
 from ups.data.seal import read_seal, refusal
 from ups.data.tokenizer import TENSORS, Tokenizer
@@ -35,8 +35,6 @@ from ups.userdata.readers.hdf5 import dataset, node
 
 # opening verifies every row of a cache up to this size, in a quarter of a second: CRC-32 runs at 2 GB/s
 FULL_BYTES = 2**29
-# input frames of noisy user data: as of PDEBench, at most a third of all, and not fewer than pay
-NOISY_CONTEXT, NOISY_PART, LEAST_CONTEXT = 10, 3, 5
 BLOCK_BYTES = 2**28  # of fields in float64 that are decoded at a time; a rollout holds several times that
 # keys of task.TASK that decide the content of a cache
 USED_SETTINGS = (
@@ -192,13 +190,8 @@ class Cache:
         return self._state.gather(rows, starts, length, torch.device(device))
 
     def context(self, config: Config) -> int:
-        """The input frames of validated and scored forecasts: those of the configuration, and of noisy user
-        data more, from which the start is estimated."""
-        configured = config.context(self.task.name)
-        if self.task.user_facts is None or self.task.is_steady or "noise" not in self.header:
-            return configured
-        frames = min(NOISY_CONTEXT, self.num_frames // NOISY_PART)
-        return max(configured, frames) if frames >= LEAST_CONTEXT else configured
+        """The input frames of validated and scored forecasts."""
+        return context_frames(config, self.task.name, "noise" in self.header, self.num_frames)
 
     def row_blocks(self, rows: Tensor, num_frames: int, most: int) -> tuple[Tensor, ...]:
         """`rows` cut into blocks of at most `most` rows, whose fields of `num_frames` frames take at most

@@ -1,7 +1,8 @@
 """Networks of other kinds on the same data, as `make bench` measured them on the test split, for the report.
 
 The bench trains and tunes them by time; here its results are read. A result counts if its cache has the same
-fingerprint (data, split, tokenizer) and it had as many context frames: then the comparison is fair.
+fingerprint (data, split, tokenizer) and it had as many context frames: then the comparison is fair. Results
+from before noisy data got more context frames have fewer.
 """
 
 from pathlib import Path
@@ -15,7 +16,7 @@ NETWORKS = ("fno", "unet")
 
 
 def data_key(fingerprint: str, context: int) -> dict[str, Any]:
-    """What two comparable results on a task share: fingerprint of the cache, number of context frames."""
+    """What two comparable results on a task share: fingerprint and `Cache.context`."""
     return {"cache": fingerprint, "context_frames": context}
 
 
