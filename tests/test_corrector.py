@@ -398,6 +398,27 @@ def test_residuals_that_are_not_finite_are_refused_by_the_fit(where):
         fitted(draw, 5, 3, 2)
 
 
+@pytest.mark.parametrize("times", [1.0, 0.5])
+def test_residuals_that_are_zero_in_every_other_row_are_compared_by_their_mean_size(times):
+    """The fake has half as large residuals where the corrector trains."""
+
+    def kicks(step: int) -> tuple[Tensor, Tensor, Tensor]:
+        draw = generator(6, "kicks", step)
+        is_kicked = torch.rand(64, 1, 1, generator=draw) < 0.5
+        quiet = 10 ** (-6 - 3 * torch.rand(64, 1, 1, generator=draw))
+        size = torch.where(is_kicked, 1.0, quiet) * (times if step < 10**6 else 1.0)
+        return size * torch.randn(64, 8, 1, generator=draw), torch.ones(64, 8, 1), torch.zeros(64, 1)
+
+    _, facts = fitted(kicks, 2, 1, 1)
+    assert facts["ratio_error"] < 0.1 and facts["ratio"] == pytest.approx(times, rel=0.15)
+    limits = load_config().diffusion.min_residual_ratio, 10.0
+    if times == 1.0:
+        check_statistics("barkley2d", facts, *limits)
+    else:
+        with pytest.raises(ValueError, match="times those of validation"):
+            check_statistics("barkley2d", facts, *limits)
+
+
 FACTS = {"ratio": 1.0, "ratio_error": 0.02, "std_train": 1.0, "std_val": 1.0, "std_val_error": 0.02}
 
 

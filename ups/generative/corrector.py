@@ -301,14 +301,13 @@ def fit_head(
     initial weights.
 
     batch_of(step): a training batch; negative steps give the batches for the statistics. num_rows: numbers of
-    trajectories in training and validation. Returns ratio (geometric mean of the residual's size in training
-    over that in validation) and its standard error; rms_val; std_train and std_val of the whitened residual
-    and the latter's standard error; largest_std and kurtosis of the whitened residual; nll on validation.
-    Raises ValueError if the likelihood is not finite.
+    trajectories in training and validation. Returns ratio (mean size of the residual in training over that in
+    validation) and its relative standard error; rms_val; std_train and std_val of the whitened residual and
+    the latter's standard error; its largest_std and kurtosis; nll on validation. Raises ValueError if not finite.
     """
     probe = [batch_of(-1 - i) for i in range(STATISTICS_BATCHES)]
     r, tokens = (torch.cat(parts).flatten(0, -2) for parts in list(zip(*probe, strict=True))[:2])
-    std, size_train = r.std(0), torch.cat([_log_rms(r) for r, *_ in probe])
+    std, size_train = r.std(0), torch.cat([_rms(r) for r, *_ in probe])
     head.r_mean.copy_(r.mean(0))
     head.r_std.copy_(std.clamp_min(STD_FLOOR * float(std.max())).clamp_min(1e-12))
     head.c_mean.copy_(tokens.mean(0))
@@ -355,20 +354,21 @@ def fit_head(
         head.largest_std.copy_(largest_mode(white))
         held_out = [head.whitened(*part) for part in validation]
         val, r_val = torch.cat([white for white, _ in held_out]), [r for r, *_ in validation]
-        size_val, squares = torch.cat([_log_rms(r) for r in r_val]), val.square().flatten(1).mean(1)
+        size_val, squares = torch.cat([_rms(r) for r in r_val]), val.square().flatten(1).mean(1)
         nll = torch.cat([gaussian_nll(white, condition.log_scale) for white, condition in held_out]).mean()
 
-    def variance_of_mean(rows: Tensor, num: int) -> Tensor:
-        return rows.var() / min(len(rows), num)  # rows of one trajectory are not independent
+    def standard_error(rows: Tensor, num: int) -> Tensor:
+        return (rows.var() / min(len(rows), num)).sqrt()  # rows of one trajectory are not independent
 
-    error = (variance_of_mean(size_train, num_rows[0]) + variance_of_mean(size_val, num_rows[1])).sqrt()
+    sizes = zip((size_train, size_val), num_rows, strict=True)
+    errors = [standard_error(size / size.mean(), num) for size, num in sizes]
     facts = {
-        "ratio": (size_train.mean() - size_val.mean()).exp(),
-        "ratio_error": error,
+        "ratio": size_train.mean() / size_val.mean(),
+        "ratio_error": errors[0].hypot(errors[1]),
         "nll": nll + factor.log().mean(),
         "std_train": white.std(),
         "std_val": val.std(),
-        "std_val_error": variance_of_mean(squares, num_rows[1]).sqrt() / (2 * val.std()),
+        "std_val_error": standard_error(squares, num_rows[1]) / (2 * val.std()),
         "largest_std": head.largest_std,
         "kurtosis": white.pow(4).mean() / white.var() ** 2 - 3,
         "rms_val": torch.cat(r_val).square().mean().sqrt(),
@@ -376,9 +376,9 @@ def fit_head(
     return {name: float(value) for name, value in facts.items()}
 
 
-def _log_rms(r: Tensor) -> Tensor:
-    """Log of the RMS of each row (batch,); its mean is robust to a few large rows."""
-    return r.square().flatten(1).mean(1).clamp_min(1e-30).sqrt().log()
+def _rms(r: Tensor) -> Tensor:
+    """RMS of each row (batch,). Rows without an event, which are nearly zero, would decide a mean of logs."""
+    return r.square().flatten(1).mean(1).clamp_min(1e-30).sqrt()
 
 
 def load_corrector(

@@ -18,6 +18,7 @@ from ups.models.bases.doubts import UNCLEAR
 from ups.models.bases.drift import Drift
 from ups.models.bases.identify import Identification, terms_of
 from ups.models.bases.integrate import Model, max_steps
+from ups.models.bases.shooting import leaves_kicks
 from ups.models.bases.statement import described, stated
 from ups.models.bases.terms import WAVE, Term, Terms, diagonal
 
@@ -239,6 +240,7 @@ class Equation(Base):
             yield cls.of(equations, certainties, identifications, samples, settings, "equation of {} terms")
         if not has_equation or any(
             (one.noise is None or certainty.doubt == UNCLEAR)
+            and not (one.is_shot and leaves_kicks(one, model))
             and one.error(model, one.held_out_windows[:, : 2 if one.noise is None else None]) > NOISY
             for one, model, certainty in zip(identifications, equations, certainties, strict=True)
         ):

@@ -39,9 +39,10 @@ MAX_DISAGREEMENT = 2.0  # standard errors of the weak form
 
 class Identification(ModelIntegration):
     """Identifies the equation of one parameter value (`model`). weak: the equation by the weak form, if the
-    data have noise of measurement and it has converged steps."""
+    data have noise of measurement and it has converged steps. is_shot: the equation was found by shooting."""
 
     weak: WeakModel | None = None
+    is_shot = False
 
     # --------------------------------------------------------------------------------------- regression
 
@@ -200,7 +201,8 @@ class Identification(ModelIntegration):
         if not error > self.limits.good_error:
             return found
         shot = shot_model(self, found)
-        return shot if shot and self.next_frame_error(shot) < error else found
+        self.is_shot = shot is not None and self.next_frame_error(shot) < error
+        return shot if self.is_shot else found
 
     def next_frame_error(self, model: Model) -> float:
         return self.error(model, self.held_out_windows[:, :2])

@@ -29,6 +29,7 @@ MIN_GAIN = 0.01  # of the error, in an iteration
 MAX_ITERATIONS, MAX_TRIALS = 25, 6
 MAX_RESIDUAL = 1.1  # of the terms that are left, over that of all
 MORE_WINDOWS = 4  # times as many for the last fits
+KICKED = 0.5  # most cells that may be missed by SCALES[1] if what is left are kicks
 USEFUL = 0.7  # times as many cells may be missed as by the rival, or by persistence
 
 
@@ -147,3 +148,9 @@ def shot_model(one: ModelIntegration, rival: Model | None) -> Model | None:
     model = later.fitted(replace(model, unknowns=model.unknowns + fourth, values=values))
     model = last.fitted(last.pruned(last.fitted(model)))
     return model if held_out.missed(model) < most else None
+
+
+def leaves_kicks(one: ModelIntegration, model: Model) -> bool:
+    """Whether most cells one frame ahead are explained to rounding errors of the fit, so that the residual is
+    kicks of a few cells. A drift, which is for noise in all cells, would explain no more."""
+    return Shooting(one, one.held_out_windows, SCALES[1]).missed(model) < KICKED
