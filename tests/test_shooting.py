@@ -3,14 +3,19 @@ made the data, where differences in time find nothing and least squares are misl
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from test_equation import Trajectories
 
 from ups.common.seeds import generator
 from ups.models.bases import identify, shooting
+from ups.models.bases.certainty import of_equation
+from ups.models.bases.doubts import ILL_POSED
 from ups.models.bases.equation import Equation
 from ups.models.bases.identify import Identification
+from ups.models.bases.integrate import Model
 
 CELLS, FRAMES, STEPS = 96, 6, 120
 D, K, A = 1.5, 20.0, 0.4  # cells^2 per frame, per frame, threshold
@@ -74,7 +79,31 @@ def is_true(found: dict[str, float]) -> bool:
 @pytest.mark.faults
 def test_the_equation_is_found_between_kicks(kicked):
     model = kicked.model()
-    assert is_true(coefficients(kicked, model)), coefficients(kicked, model)
+    found = coefficients(kicked, model)
+    assert is_true(found), found
+    assert kicked.is_shot and shooting.leaves_kicks(kicked, model)
+    certainty = of_equation(kicked, model)
+    width = coefficients(kicked, replace(model, values=certainty.half_width))
+    assert all(abs(found[name] - value) < width[name] < abs(value) for name, value in TRUTH.items()), width
+    assert (
+        certainty.doubt == ILL_POSED
+    )  # D / 12 u_xxxx stands for the three-point Laplacian, on its grid alone
+
+
+def test_only_the_complete_equation_leaves_kicks(kicked):
+    """The fake is the equation without diffusion, which is right where the field is flat."""
+    places = {f"u^{power[0]}": place for place, (power, of) in enumerate(kicked.library) if not of}
+    places |= {
+        f"∂{'x' * len(of[0][1])} u": i for i, (power, of) in enumerate(kicked.library) if of and power == (0,)
+    }
+    names = ["u^1", "u^2", "u^3", "∂xx u", "∂xxxx u"]
+    values = [
+        value * kicked.size**power for value, power in zip(TRUTH.values(), (0, 1, 2, 0, 0), strict=True)
+    ]
+    for used, expected in ((5, True), (3, False)):
+        unknowns = [(0, places[name]) for name in names[:used]]
+        model = Model(unknowns, torch.tensor(values[:used], dtype=torch.float64), num_steps=STEPS)
+        assert shooting.leaves_kicks(kicked, model) == expected
 
 
 def test_differences_in_time_do_not_find_it(kicked):

@@ -303,7 +303,7 @@ def fit_head(
     batch_of(step): a training batch; negative steps give the batches for the statistics. num_rows: numbers of
     trajectories in training and validation. Returns ratio (mean size of the residual in training over that in
     validation) and its relative standard error; rms_val; std_train and std_val of the whitened residual and
-    the latter's standard error; its largest_std and kurtosis; nll on validation. Raises ValueError if not finite.
+    the latter's standard error; its largest_std and kurtosis; nll on validation. ValueError if not finite.
     """
     probe = [batch_of(-1 - i) for i in range(STATISTICS_BATCHES)]
     r, tokens = (torch.cat(parts).flatten(0, -2) for parts in list(zip(*probe, strict=True))[:2])

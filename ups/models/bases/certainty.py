@@ -33,6 +33,7 @@ from ups.common.seeds import generator
 from ups.common.spectral import FieldTransform
 from ups.models.bases.doubts import HALVES, ILL_POSED, UNCLEAR
 from ups.models.bases.least_squares import solve
+from ups.models.bases.shooting import last_shooting, leaves_kicks
 from ups.models.bases.terms import INVERSE, WAVE
 
 if TYPE_CHECKING:
@@ -73,7 +74,9 @@ def of_equation(one: "Identification", model: "Model") -> Certainty:
     """The certainty of a deterministic equation, from the windows that it was fitted to."""
     if one.weak is not None:
         return of_noisy_films(one, model)
-    every, s = list(range(len(model.unknowns))), one.shooting_windows[:, :2]
+    if one.is_shot:
+        return of_kicked_frames(one, model)
+    s = one.shooting_windows[:, :2]
     missed = s[:, 1] - one.integrate(one.build(model), model.values, s[:, 0], 1)[:, 0]
     transform = FieldTransform(tuple(one.settings["space"]), one.settings["boundary"]).to(s.device)
     # white noise has equal power in all modes; the error of a wrong term has the modes of the field
@@ -85,17 +88,32 @@ def of_equation(one: "Identification", model: "Model") -> Certainty:
     is_unclear = (error > MAX_RESIDUAL**2 * change).any()
     is_unclear |= (beyond_noise > MAX_RESIDUAL_BEYOND_NOISE**2 * change).any()
 
+    doubt = UNCLEAR if bool(is_unclear) else ""
+    return assessed(one, model, s, one.shooting_equations_by_row, stepped(model), noise.sqrt(), doubt)
+
+
+def of_kicked_frames(one: "Identification", model: "Model") -> Certainty:
+    """The certainty of an equation found by shooting, from the windows and the weights of its last fit: cells
+    that are kicked hardly count, and the residual shows no noise."""
+    shooting = last_shooting(one)
+    doubt = "" if leaves_kicks(one, model) else UNCLEAR
+    states = shooting.windows[:, :2]
+    return assessed(one, model, states, shooting.equations_by_row, stepped(model), None, doubt)
+
+
+def stepped(model: "Model") -> Solve:
+    """One step from a model, with the integrator linearised in its values."""
+
     def solved(a: Tensor, columns: list[int]) -> Tensor:
-        values = model.values.clone()
-        values[[place for place in every if place not in columns]] = 0.0
-        a = a.clone()  # the residual without the dropped terms, with the integrator linearised in them
-        a[:, -1] += a[:, :-1] @ (model.values - values)
-        a[-1] += (model.values - values) @ a[:-1]
+        dropped = model.values.clone()
+        dropped[columns] = 0.0
+        a, values = a.clone(), model.values - dropped
+        a[:, -1] += a[:, :-1] @ dropped
+        a[-1] += dropped @ a[:-1]
         values[columns] += solve(a, columns)
         return values
 
-    doubt = UNCLEAR if bool(is_unclear) else ""
-    return assessed(one, model, s, one.shooting_equations_by_row, solved, noise.sqrt(), doubt)
+    return solved
 
 
 def of_noisy_films(one: "Identification", model: "Model") -> Certainty:
@@ -169,9 +187,10 @@ def assessed(
 
 
 def block_of(num_rows: int, count: int) -> Tensor:
-    """The block of each of `count` windows that cycle through num_rows trajectories."""
-    place = torch.arange(count)
-    return place % num_rows * BLOCKS // num_rows if num_rows >= BLOCKS else place % BLOCKS
+    """The block of each of `count` windows that cycle through num_rows trajectories, all of BLOCKS if there
+    are as many windows."""
+    place, num = torch.arange(count), min(num_rows, count)
+    return place % num * BLOCKS // num if num >= BLOCKS else place % BLOCKS
 
 
 def scatter(equations: Tensor, block: Tensor, solved: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:

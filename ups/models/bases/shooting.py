@@ -29,7 +29,7 @@ MIN_GAIN = 0.01  # of the error, in an iteration
 MAX_ITERATIONS, MAX_TRIALS = 25, 6
 MAX_RESIDUAL = 1.1  # of the terms that are left, over that of all
 MORE_WINDOWS = 4  # times as many for the last fits
-KICKED = 0.5  # most cells that may be missed by SCALES[1] if what is left are kicks
+KICKED = 0.5  # times as many cells as by persistence may be missed by SCALES[1] if only kicks are left
 USEFUL = 0.7  # times as many cells may be missed as by the rival, or by persistence
 
 
@@ -68,16 +68,21 @@ class Shooting:
         square = self.residual(model).square()
         return float((square / (square + self.scale**2)).mean())
 
-    def equations(self, model: Model) -> Tensor:
-        """Normal equations (unknowns + 1, unknowns + 1) of the error by the values, reweighted."""
-        total: Tensor | float = 0.0
-        for s in self.windows[:, :2].split(self.one.rows_at_once):
+    def equations_by_row(self, model: Model, states: Tensor) -> Tensor:
+        """Reweighted normal equations (rows, unknowns + 1, unknowns + 1) of the error by the values, of every
+        row of states (rows, 2, C, *space)."""
+        found = []
+        for s in states.split(self.one.rows_at_once):
             predicted, columns = self.one.tangents(model, s)
             r = (s[:, 1:] - predicted) / self.unit
             weight = (1 + (r / self.scale).square()) ** (-0.5 if self.is_local else -0.25)
-            x = (torch.cat([columns / self.unit, r[None]]) * weight).flatten(1)
-            total = total + x @ x.T
-        return total
+            x = (torch.cat([columns / self.unit, r[None]]) * weight).flatten(2).transpose(0, 1)
+            found.append(x @ x.mT)
+        return torch.cat(found)
+
+    def equations(self, model: Model) -> Tensor:
+        """Their sum over the windows."""
+        return self.equations_by_row(model, self.windows[:, :2]).sum(0)
 
     def fitted(self, model: Model) -> Model:
         """The model after Levenberg-Marquardt steps. Stops when a step gains too little."""
@@ -116,6 +121,12 @@ def order_of(term: Term) -> tuple[int, int] | None:
     return (channel, len(axes)) if is_pure else None
 
 
+def last_shooting(one: ModelIntegration) -> Shooting:
+    """The fit that gives the coefficients."""
+    windows = one.regression_windows[: MORE_WINDOWS * len(one.shooting_windows)]
+    return Shooting(one, windows, SCALES[1], is_local=True)
+
+
 def shot_model(one: ModelIntegration, rival: Model | None) -> Model | None:
     """The equation by shooting, or None if it does not miss clearly fewer cells than the rival, or
     persistence, one frame ahead."""
@@ -124,12 +135,8 @@ def shot_model(one: ModelIntegration, rival: Model | None) -> Model | None:
     unknowns = [(channel, place) for channel in range(one.settings["num_channels"]) for place in short]
     if len(unknowns) > MAX_UNKNOWNS:
         return None
-    windows = one.regression_windows[: MORE_WINDOWS * len(one.shooting_windows)]
-    first, later, last = (
-        Shooting(one, one.shooting_windows, SCALES[0]),
-        Shooting(one, windows, SCALES[0], is_local=True),
-        Shooting(one, windows, SCALES[1], is_local=True),
-    )
+    first, last = Shooting(one, one.shooting_windows, SCALES[0]), last_shooting(one)
+    later = replace(last, scale=SCALES[0])
     held_out = Shooting(one, one.held_out_windows, SCALES[0])
     at_rest = Model(unknowns, one.shooting_windows.new_zeros(len(unknowns)))
     most = USEFUL * held_out.missed(rival or at_rest)
@@ -151,6 +158,7 @@ def shot_model(one: ModelIntegration, rival: Model | None) -> Model | None:
 
 
 def leaves_kicks(one: ModelIntegration, model: Model) -> bool:
-    """Whether most cells one frame ahead are explained to rounding errors of the fit, so that the residual is
-    kicks of a few cells. A drift, which is for noise in all cells, would explain no more."""
-    return Shooting(one, one.held_out_windows, SCALES[1]).missed(model) < KICKED
+    """Whether most cells that change in a frame are explained to the precision of the fit, so that the
+    residual is kicks of other cells. A drift, which is for noise in all cells, would explain no more."""
+    held_out, at_rest = Shooting(one, one.held_out_windows, SCALES[1]), torch.zeros_like(model.values)
+    return held_out.missed(model) < KICKED * held_out.missed(replace(model, values=at_rest))
