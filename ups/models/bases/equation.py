@@ -90,10 +90,16 @@ class Equation(Base):
                     )
                 )
                 sources.append(torch.eye(num_channels)[channel])
+        # terms that act by their exponential in every channel are not part of the slope
+        slope_terms = [place for place in range(len(terms)) if not stiff[:, place].all()]
+        slope_terms = slope_terms or [*range(len(terms))]
+        rest = [terms[place] for place in slope_terms]
+        self.slope = Terms(rest, positive, space, lengths, boundary, cell, is_finer)
         symbols = [torch.view_as_real(symbol.flatten()).mT for symbol in symbols]
         for name, value in (
             ("stiff", stiff),
             ("linear", torch.tensor(linear, dtype=torch.long)),
+            ("slope_terms", torch.tensor(slope_terms, dtype=torch.long)),
             ("symbols", torch.stack(symbols, 1) if linear else torch.zeros(2, 0, 1)),
             ("sources", torch.stack(sources) if linear else torch.zeros(0, num_channels)),
         ):
@@ -145,10 +151,12 @@ class Equation(Base):
 
         each = len(s) // len(weight)
         rest = weight * (1 - self.stiff.to(s.dtype)) if self.is_stiff else weight
-        weights = self.terms.grouped(rest.repeat_interleave(each, 0))
+        rest = rest.index_select(-1, self.slope_terms)
+        weights = self.slope.grouped(rest.repeat_interleave(each, 0))
+        operators = self.slope.operators(s.dtype)
 
         def slope(s: Tensor) -> Tensor:
-            return self.terms.weighted(clamped(s), weights)
+            return self.slope.weighted(clamped(s), weights, operators)
 
         step = self.step
         if not self.is_stiff:

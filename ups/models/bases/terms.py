@@ -212,6 +212,10 @@ class Terms(nn.Module):
         self.powers = sorted({powers for powers, _ in self.terms}, reverse=True)
         self.products = sorted({factors for _, factors in self.terms})
         self.factors = sorted({factor for factors in self.products for factor in factors})
+        self.derivatives = [
+            (axes, [channel for channel, others in self.factors if others == axes and channel != WAVE])
+            for axes in sorted({axes for channel, axes in self.factors if channel != WAVE})
+        ]
         for axis, order in {
             (axis, axes.count(axis))
             for channel, axes in self.factors
@@ -239,24 +243,27 @@ class Terms(nn.Module):
             if channel == WAVE:
                 self.register_buffer(f"wave{numbers}", standing_wave(numbers, space), persistent=False)
 
-    def derived(self, s: Tensor) -> dict[Factor, Tensor]:
+    def operators(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The differences, waves and the inverse Laplacian in a dtype, for many calls of `weighted`."""
+        return {name: buffer.to(dtype) for name, buffer in self.named_buffers() if buffer.is_floating_point()}
+
+    def derived(self, s: Tensor, operators: dict[str, Tensor]) -> dict[Factor, Tensor]:
         """Every factor (rows, cells) of s (rows, C, *space); channels with the same derivative are computed
         together.
         """
         found = {
-            (channel, numbers): getattr(self, f"wave{numbers}").to(s.dtype).flatten().expand(len(s), -1)
+            (channel, numbers): operators[f"wave{numbers}"].flatten().expand(len(s), -1)
             for channel, numbers in self.factors
             if channel == WAVE
         }
-        for axes in sorted({axes for channel, axes in self.factors if channel != WAVE}):
-            channels = [channel for channel, others in self.factors if others == axes and channel != WAVE]
+        for axes, channels in self.derivatives:
             part = s if len(channels) == s.shape[1] else torch.stack([s[:, c] for c in channels], 1)
             if INVERSE in axes:
                 space = list(range(2, s.ndim))
-                part_hat = torch.fft.rfftn(part, dim=space) * self.inverse.to(s.dtype)
+                part_hat = torch.fft.rfftn(part, dim=space) * operators["inverse"]
                 part = torch.fft.irfftn(part_hat, s.shape[2:], space)
             for axis in sorted(set(axes) - {INVERSE}):
-                matrix = getattr(self, f"difference{axis}{axes.count(axis)}").to(s.dtype)
+                matrix = operators[f"difference{axis}{axes.count(axis)}"]
                 if axis == s.ndim - 3:
                     part = part @ matrix.mT
                 else:
@@ -266,11 +273,13 @@ class Terms(nn.Module):
             )
         return found
 
-    def values(self, s: Tensor, cells: Tensor | None = None) -> tuple[list[Tensor], list[Tensor]]:
+    def values(
+        self, s: Tensor, cells: Tensor | None = None, operators: dict[str, Tensor] | None = None
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """All powers and all products of factors of s (rows, C, *space), each (rows, cells), at all cells or
         at some.
         """
-        derived, channels = self.derived(s), s.flatten(2)
+        derived, channels = self.derived(s, operators or self.operators(s.dtype)), s.flatten(2)
         if cells is not None:
             channels = channels[..., cells]
             derived = {factor: values[:, cells] for factor, values in derived.items()}
@@ -294,11 +303,13 @@ class Terms(nn.Module):
         """A weight (rows, C, terms) split by power, for `weighted`."""
         return [*weight.index_select(-1, self.order).split([len(group) for group in self.groups], -1)]
 
-    def weighted(self, s: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    def weighted(
+        self, s: Tensor, weights: Sequence[Tensor], operators: dict[str, Tensor] | None = None
+    ) -> Tensor:
         """The weighted sum of the terms, of the shape of s (rows, C, *space), without storing each term.
         weights: from `grouped`.
         """
-        powers, products = self.values(s)
+        powers, products = self.values(s, operators=operators)
         parts = [
             power[:, None] * (weight @ torch.stack([products[place] for place in group], 1))
             for power, weight, group in zip(powers, weights, self.groups, strict=True)
