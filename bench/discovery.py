@@ -215,9 +215,10 @@ def forecast_errors(name: str, clean: np.ndarray, u: np.ndarray) -> dict[str, An
 
         true = true_head(head, FILMS[name])
         return facts | {
+            START_FRAMES: head.start_frames,
             "base": head.description["base"]["name"],
             "context": context,
-            "found": error(head, facts.get(START_FRAMES, 0)),
+            "found": error(head, head.start_frames),
             "true": error(true, context),
             "found_from_last": error(head, 0),
             "true_from_last": error(true, 0),

@@ -3,7 +3,9 @@ the spread of ensembles against their error, and where both must be refused."""
 
 from __future__ import annotations
 
+import copy
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,9 +22,9 @@ from ups.config import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.forecaster import Forecaster
-from ups.models import assimilation
+from ups.models import assimilation, shortlist
 from ups.models.assimilation import estimated, noise_scale, perturbed, start_facts, trajectory
-from ups.models.base_selection import fit_base
+from ups.models.base_selection import empty_shortlist, fit_base
 from ups.models.bases.base import Persistence
 from ups.models.operator import build_operator
 
@@ -184,12 +186,28 @@ def test_noise_in_the_dynamics_is_not_taken_for_noise_of_measurement(chain, clea
     assert not start_facts(chain[2].head("film"), cache, 10, 0)["is_deterministic"]
 
 
+@pytest.mark.parametrize("is_tried", [True, False])
+def test_an_equation_is_selected_with_its_estimated_start(chain, monkeypatch, is_tried):
+    """Over a base that smooths noise and so is better than the equation from the last frame."""
+    _, cache, operator = chain
+    if not is_tried:
+        monkeypatch.setattr(shortlist, "can_estimate", lambda head, context: False)
+    head, candidates = copy.deepcopy(operator.head("film")), empty_shortlist(cache, 10, 0)
+    candidates.add("equation", head)
+    head.description["start_frames"] = 0
+    last = shortlist.evaluate_candidate("", head, cache, 10, candidates.rows)
+    candidates.all.add(replace(last, name="smooth", rmse=0.98 * last.rmse))
+    assert candidates.all.best.name == ("equation" if is_tried else "smooth")
+
+
 def test_a_start_that_is_no_better_is_not_estimated(chain):
     """Of a base that knows nothing of the dynamics, and of one frame."""
     _, cache, operator = chain
     head, base = operator.head("film"), operator.head("film").base
-    assert start_facts(head, cache, 1, 0) == {"is_deterministic": True}
+    empty_shortlist(cache, 1, 0).evaluate("one frame", head)
+    assert "start_frames" not in head.description and start_facts(head, cache, 1, 0)["is_deterministic"]
     head.base = Persistence()
     head.base.has_tangent = True
-    assert start_facts(head, cache, 10, 0) == {"start_frames": 0, "is_deterministic": False}
-    head.base = base
+    empty_shortlist(cache, 10, 0).evaluate("persistence", head)
+    assert head.description["start_frames"] == 0 and not start_facts(head, cache, 10, 0)["is_deterministic"]
+    head.base, head.description["start_frames"] = base, 10

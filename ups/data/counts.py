@@ -23,8 +23,7 @@ from ups.data.sources import (
 from ups.tasks import Finding
 
 MIN_RESERVED = 2  # initial conditions; errors of one have no variance
-# input frames of noisy user data: as of PDEBench, at most a third of all, and not fewer than pay
-NOISY_CONTEXT, NOISY_PART, LEAST_CONTEXT = 10, 3, 5
+NOISY_CONTEXT, NOISY_PART = 10, 3  # input frames of noisy user data: as of PDEBench, at most a third of all
 
 
 def context_frames(config: Config, task_name: str, is_noisy: bool, num_frames: int) -> int:
@@ -33,8 +32,7 @@ def context_frames(config: Config, task_name: str, is_noisy: bool, num_frames: i
     configured, task = config.context(task_name), config.spec(task_name)
     if task.user_facts is None or task.is_steady or not is_noisy:
         return configured
-    frames = min(NOISY_CONTEXT, num_frames // NOISY_PART)
-    return max(configured, frames) if frames >= LEAST_CONTEXT else configured
+    return max(configured, min(NOISY_CONTEXT, num_frames // NOISY_PART))
 
 
 def num_kept(num: int, reserve: float) -> int:

@@ -8,7 +8,8 @@ gradients with the tangent (by a difference) and the adjoint of the base (Courti
 1994, doi 10.1002/qj.49712051912). There is no background term: the frames determine the start. Perturbed
 frames give an ensemble of starts with the covariance of the estimate's error.
 
-The estimate serves only if validation forecasts from it are better (`start_facts`).
+A base that can estimate its start is selected with it, if validation forecasts are then better
+(shortlist.py).
 """
 
 import math
@@ -21,11 +22,8 @@ from torch import Tensor
 
 from ups.common.progress import beat
 from ups.data.cache import Cache
-from ups.metrics.errors import ERROR, rmse
-from ups.metrics.intervals import compare
-from ups.metrics.spectra import rms
 from ups.models.bases.base import ParameterBatch
-from ups.models.head import DETERMINISTIC, NOISE, START_FRAMES, TaskHead
+from ups.models.head import DETERMINISTIC, NOISE, TaskHead
 from ups.models.head_setup import MAX_TRAJECTORIES, rows_by_parameter
 from ups.models.rollout import member_noise
 
@@ -34,7 +32,7 @@ DIFFERENCE = 1e-3  # RMS of the change, in normalised fields, whose difference i
 # values of a frame: of rows that are estimated together, and at most of one (0.5 and 1 GB for 8 sub-steps)
 MAX_VALUES, MAX_ROW_VALUES = 2**15, 2**16
 QUIET = 0.1  # of the loudest field's noise: sigma of a field without noise
-NUM_BOOTSTRAP, NUM_ROWS, NUM_MEMBERS = 1000, 16, 4  # of the comparison, and of the ensemble on validation
+NUM_ROWS, NUM_MEMBERS = 16, 4  # of the ensemble on validation
 # of a mean square error over that of noise and spread (sigma^2 is known to 6 %), and by chance
 MAX_EXCESS, STANDARD_ERRORS = 1.1, 2.0
 
@@ -125,44 +123,40 @@ def with_estimated_start(head: TaskHead, z: Tensor, raw: Tensor) -> Tensor:
     return head.codec.encode(estimated(head, head.codec.decode(z[:, -num_frames:]), raw))
 
 
+def can_estimate(head: TaskHead, context: int) -> bool:
+    """Whether a start may be estimated from `context` frames. Not for logarithms, whose noise is not white,
+    with forcing, whose past a forecast does not know, or for large frames, which take too long."""
+    return (
+        has_white_noise(head)
+        and context > head.history
+        and head.base.has_tangent
+        and head.codec.num_channels * math.prod(head.codec.space) <= MAX_ROW_VALUES
+    )
+
+
+def has_white_noise(head: TaskHead) -> bool:
+    """Whether frames have noise of measurement, and what it does to forecasts can be found out."""
+    task = head.task
+    return bool(head.description.get(NOISE)) and not (task.is_steady or task.positive or task.forcing)
+
+
 @torch.no_grad()
 def start_facts(head: TaskHead, cache: Cache, context: int, seed: int) -> dict[str, Any]:
-    """What validation says of noisy starts, for the description of a head; {} for a task without noise, and
-    for logarithms, whose noise is not white, and forcing, whose past a forecast does not know.
+    """What validation says of noisy starts, for the description of a head; {} for a task without noise.
 
-    start_frames: the frames from which starts are estimated, 0 if forecasts from the last frame are not
-    clearly worse; absent if an estimate was not tried. is_deterministic: whether noise in the start and in
-    the truth explains the errors of the base; then none is in the dynamics."""
-    task = head.task
-    if not head.description.get(NOISE) or task.is_steady or task.positive or task.forcing:
+    is_deterministic: whether noise in the start and in the truth explains the errors of the base; then none
+    is in the dynamics."""
+    if not has_white_noise(head):
         return {}
-    rows = rows_by_parameter(cache, "val", MAX_TRAJECTORIES)
-    rows = cache.row_blocks(rows, cache.num_frames, len(rows))[0]
-    w, raw = (
-        head.codec.decode(cache.batch(rows, 0, cache.num_frames, head.scale.device)),
-        cache.parameters[rows],
-    )
+    task, rows = head.task, rows_by_parameter(cache, "val", MAX_TRAJECTORIES)
+    rows = cache.row_blocks(rows, cache.num_frames, len(rows))[0][:NUM_ROWS]
+    w = head.codec.decode(cache.batch(rows, 0, cache.num_frames, head.scale.device))
+    raw = cache.parameters[rows].repeat_interleave(NUM_MEMBERS, 0)
     given, w_ref = w[:, :context], task.predicted(w[:, context:])
-
-    def forecasts(given: Tensor, raw: Tensor, is_estimated: bool) -> Tensor:
-        start = estimated(head, given, raw) if is_estimated else given[:, -head.history :]
-        frames = trajectory(head, start, head.parameter_batch(raw), head.history + w_ref.shape[1])
-        return task.predicted(frames[:, head.history :])
-
-    is_small = w[0, 0].numel() <= MAX_ROW_VALUES
-    facts, is_estimated = {}, context > head.history and head.base.has_tangent and is_small
-    if is_estimated:
-        errors = [
-            {"rmse": rmse(forecasts(given, raw, way), w_ref).cpu(), "ref_rms": rms(w_ref).cpu()}
-            for way in (True, False)
-        ]
-        ratio = compare(ERROR["nrmse_pooled"], *errors, NUM_BOOTSTRAP, seed, cache.trajectory[rows])
-        is_estimated = ratio["high"] is not None and ratio["high"] < 1
-        facts[START_FRAMES] = context if is_estimated else 0
-    rows, raw, w_ref = rows[:NUM_ROWS], raw[:NUM_ROWS], w_ref[:NUM_ROWS]
-    frames = perturbed(head, given[:NUM_ROWS], seed, rows.tolist(), NUM_MEMBERS).flatten(0, 1)
-    members = forecasts(frames, raw.repeat_interleave(NUM_MEMBERS, 0), is_estimated)
-    members = members.unflatten(0, (-1, NUM_MEMBERS))
+    start = perturbed(head, given, seed, rows.tolist(), NUM_MEMBERS).flatten(0, 1)
+    start = estimated(head, start, raw) if head.start_frames else start[:, -head.history :]
+    frames = trajectory(head, start, head.parameter_batch(raw), head.history + w_ref.shape[1])
+    members = task.predicted(frames[:, head.history :]).unflatten(0, (-1, NUM_MEMBERS))
     valid = task.predicted(head.codec.held(torch.ones_like(given[:1, :1])))
     noise = valid * task.predicted(noise_scale(head).expand_as(given[0, 0])).square()
     explained = (1 + 1 / NUM_MEMBERS) * members.var(1) + noise
@@ -175,4 +169,4 @@ def start_facts(head: TaskHead, cache: Cache, context: int, seed: int) -> dict[s
         ]
     )
     least = excess.mean(1) - STANDARD_ERRORS * excess.std(1) / math.sqrt(len(rows))
-    return facts | {DETERMINISTIC: float(least.max()) <= math.log(MAX_EXCESS)}
+    return {DETERMINISTIC: float(least.max()) <= math.log(MAX_EXCESS)}

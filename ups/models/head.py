@@ -37,7 +37,8 @@ CONSERVED = "conserved"  # fields whose mean the training data keep, if the user
 INVARIANTS = ("is_conservative", CONSERVED)
 HORIZON = "horizon"  # frames of the validation rollouts; older weights lack it
 FORCING_RANGE = "forcing_range"  # forcing field -> range of the training data, widened as that of the state
-# field -> standard deviation of white noise in the data, if there is any; and `assimilation.start_facts`
+# field -> standard deviation of white noise in the data, if there is any; the frames from which starts are
+# estimated, 0 if that is no better and absent if it was not tried; and `assimilation.start_facts`
 NOISE, START_FRAMES, DETERMINISTIC = "noise", "start_frames", "is_deterministic"
 
 AT_BOUNDS = 1e-3  # of the width between the bounds: a codec of lower rank moves clipped values

@@ -20,7 +20,8 @@ from ups.data.cache import Cache
 from ups.metrics.errors import ERROR, rmse
 from ups.metrics.intervals import compare, ratio
 from ups.metrics.spectra import rms, space_axes
-from ups.models.head import TaskHead
+from ups.models.assimilation import can_estimate, estimated
+from ups.models.head import START_FRAMES, TaskHead
 from ups.models.rollout import rollout
 
 NUM_BOOTSTRAP = 1000
@@ -62,13 +63,16 @@ def evaluate_candidate(
 ) -> Candidate:
     """The candidate with its errors on `rows`.
 
-    From rollouts of the base alone after the first `context` frames, or with is_rolled_out=False from one
-    call from the truth before each later frame. Steady tasks make single calls.
+    From rollouts of the base alone after the first `context` frames, whose start is estimated if the head
+    says so, or with is_rolled_out=False from one call from the truth before each later frame. Steady tasks
+    make single calls.
     """
     device, predicted, found = head.scale.device, cache.task.predicted, []
     for batch in cache.row_blocks(rows, cache.num_frames, len(rows)):
         u = head.codec.decode(cache.batch(batch, 0, cache.num_frames, device))
         given, u_ref = u[:, :context], u[:, context:]
+        if is_rolled_out and head.start_frames:
+            given = estimated(head, given, cache.parameters[batch])
         if head.task.is_steady:
             given, u_ref = head.input_codec.decode(cache.inputs(batch, device)), u
         parameters = head.parameters_of(cache, batch, context - 1, u_ref.shape[1] + 1)
@@ -111,6 +115,13 @@ def is_as_good(one: Candidate, best: Candidate, groups: Tensor, seed: int) -> bo
         if not low or low > 1:
             return False
     return True
+
+
+def is_clearly_better(one: Candidate, other: Candidate, groups: Tensor, seed: int) -> bool:
+    """Whether the error of `one` over that of `other` is below 1 by more than chance."""
+    scores = [{"rmse": each.rmse, "ref_rms": each.ref_rms} for each in (one, other)]
+    high = compare(ERROR["nrmse_pooled"], *scores, NUM_BOOTSTRAP, seed, groups)["high"]
+    return high is not None and high < 1
 
 
 class Ties:
@@ -172,8 +183,18 @@ class Shortlist:
             ties.add(candidate)
 
     def evaluate(self, name: str, head: TaskHead) -> Candidate:
-        """The candidate with the errors of its rollouts."""
-        return evaluate_candidate(name, head, self.cache, self.context, self.rows)
+        """The candidate with the errors of its rollouts: from an estimated start if that is clearly better,
+        and then its description says so."""
+        head.description.pop(START_FRAMES, None)
+        candidate = evaluate_candidate(name, head, self.cache, self.context, self.rows)
+        if not can_estimate(head, self.context):
+            return candidate
+        head.description[START_FRAMES] = self.context
+        better = evaluate_candidate(name, head, self.cache, self.context, self.rows)
+        if is_clearly_better(better, candidate, self.cache.trajectory[self.rows], self.seed):
+            return better
+        head.description[START_FRAMES] = 0
+        return candidate
 
     def instability(self, one: Candidate) -> str:
         """How a candidate grows beyond the data, in words; "" if it is stable or the task is steady."""
@@ -204,16 +225,13 @@ class Shortlist:
         """
         if not one.head.base.is_cellwise or self.cache.task.is_steady:
             return False
-        scores = []
         for each in (one, simpler):
             if each.name not in self._next_frames:
                 self._next_frames[each.name] = evaluate_candidate(
                     each.name, each.head, self.cache, self.context, self.rows, is_rolled_out=False
                 )
-            found = self._next_frames[each.name].for_fields(ties.fields)
-            scores.append({"rmse": found.rmse, "ref_rms": found.ref_rms})
-        high = compare(ERROR["nrmse_pooled"], *scores, NUM_BOOTSTRAP, self.seed, ties.groups)["high"]
-        return high is not None and high < 1
+        found = (self._next_frames[each.name].for_fields(ties.fields) for each in (one, simpler))
+        return is_clearly_better(*found, ties.groups, self.seed)
 
     def stabilised(self, ties: Ties) -> Candidate:
         """The best candidate, with twice its sub-steps if it is then stable and no worse."""
