@@ -159,6 +159,21 @@ def test_terms_that_windows_exchange_are_refused():
     assert found.doubt(found.model) == OTHERS
 
 
+def test_standard_errors_by_the_noise_are_the_scatter_of_the_values_of_one_film():
+    t, x = torch.arange(120).double()[:, None], torch.arange(64).double() * 2 * np.pi / 64
+    waves = sum(torch.exp(-1e-3 * k**2 * t) * torch.cos(k * (x - 0.03 * t) + k * k) / k for k in range(1, 6))
+    terms, truth = [((0,), ((0, (0,)),)), UXX], torch.tensor([-0.03 * 64, 1e-3 * 64**2 / (2 * np.pi)])
+    truth, ratios = truth / (2 * np.pi), []
+    for seed in range(100):
+        u = noisy(waves[None, :, None], 0.5, seed)
+        form = WeakForm(u, 0.5 * waves.std()[None], terms, SETTINGS)
+        values = solve(form.equations()[:, 0].sum(0), [0, 1])
+        ratios.append((values - truth) / form.noise_errors(0, values))
+    ratios = torch.stack(ratios)
+    assert (ratios.mean(0).abs() < 0.4).all()
+    assert ((ratios.std(0) > 0.8) & (ratios.std(0) < 1.3)).all()
+
+
 @pytest.mark.parametrize("share", [0.05, 0.2])
 def test_intervals_hold_the_truth_in_90_to_98_percent_of_200_draws(share):
     clean, terms = burgers(8)[:4], [UX, UXX]

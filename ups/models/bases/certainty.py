@@ -14,7 +14,8 @@ width of a coefficient's interval is the sum of five parts, each from one Gauss-
                of a regressor do (attenuation)
 
 For films with noise it is Student's t times the standard error by the weak form (weak.py), plus what the fit
-of the integrator changed.
+of the integrator changed. The standard error is the larger one of two: by the scatter of blocks of windows,
+which overlap in single films and so vary too little, and by the noise alone.
 
 The residuals of a drift are noise by nature. A drift is not stated if they are correlated from frame to
 frame, as noise of measurement is. The construction is ours.
@@ -119,7 +120,10 @@ def stepped(model: "Model") -> Solve:
 def of_noisy_films(one: "Identification", model: "Model") -> Certainty:
     """The certainty of an equation of films with noise, by the errors of the weak form."""
     weak, s = one.weak, one.shooting_windows
-    width = STUDENT_WEAK * weak.errors + (model.values - weak.model.values).abs()
+    width = (
+        STUDENT_WEAK * torch.maximum(weak.errors, weak.noise_errors)
+        + (model.values - weak.model.values).abs()
+    )
     size = sizes(one, model, s[:, 0])
     is_uncertain = model.values.abs() <= width
     is_small = (size < NEGLIGIBLE) | (size < SMALL) & is_uncertain

@@ -43,8 +43,15 @@ class Film:
     def denoised(self, s: Tensor, sigma: Tensor) -> Tensor:
         """s (rows, time, C, *space) without most of its white noise of standard deviation sigma (C,), by
         Wiener's filter of all modes."""
-        s_hat = self.modes(s)
-        power, noise = self.power(s_hat), sigma.square().view(-1, *[1] * (s.ndim - 3))
-        gain = torch.where(power > LOUD * noise, 1 - noise / power, 0.0)
-        s_hat = torch.einsum("jt,rjcm->rtcm", self.in_time.to(s_hat.dtype), (s_hat * gain).flatten(3))
+        return self.filtered(s, self.gain(s, sigma))
+
+    def gain(self, s: Tensor, sigma: Tensor) -> Tensor:
+        """Wiener's filter (time, C, *wave numbers)."""
+        power, noise = self.power(self.modes(s)), sigma.square().view(-1, *[1] * (s.ndim - 3))
+        return torch.where(power > LOUD * noise, 1 - noise / power, 0.0)
+
+    def filtered(self, s: Tensor, gain: Tensor) -> Tensor:
+        """s (rows, time, C, *space) with all modes times `gain`."""
+        s_hat = self.modes(s) * gain
+        s_hat = torch.einsum("jt,rjcm->rtcm", self.in_time.to(s_hat.dtype), s_hat.flatten(3))
         return self.transform.inverse(s_hat)

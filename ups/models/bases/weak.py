@@ -266,16 +266,41 @@ class WeakForm:
         of_channels = [torch.tensor([*range(num), num + c]) for c in targets]
         return torch.stack([total[:, places[:, None], places] for places in of_channels], 1)
 
+    def noise_errors(self, channel: int, values: Tensor) -> Tensor:
+        """Standard errors of the values of all terms, fitted to a channel, by the noise in the films: sigma
+        times the length of their gradient by all numbers of the films (delta method). The filter of other
+        terms than plain ones, and what is subtracted from these, is held."""
+        num, block = len(self.library), torch.zeros_like(self.block())
+        exact = torch.tensor([*self.plain, *(num + c for c in range(len(self.targets)))])
+        inverse = torch.linalg.pinv(self.equations()[:, channel].sum(0)[:num, :num], hermitian=True)
+        missed = torch.cat([-values, torch.eye(len(self.targets), dtype=values.dtype)[channel]])
+        gain, square = self.film.gain(self.films, self.sigma), torch.zeros_like(values)
+        for s in self.films:
+            beat()
+            s = s.clone().requires_grad_()
+            with torch.enable_grad():
+                x = self.columns(s, self.film.filtered(s[None], gain)[0], self.sigma)
+                noise = x.new_zeros(len(x), len(x)).index_put(
+                    (exact[:, None], exact), self.noise_of_plain(s, block)[0]
+                )
+                changes = inverse @ ((x @ x.mT - noise) @ missed)[:num]
+            for place, change in enumerate(changes):
+                [gradient] = torch.autograd.grad(change, s, retain_graph=True)
+                square[place] += gradient.transpose(0, 1).flatten(1).square().sum(1) @ self.sigma.square()
+        return square.sqrt()
+
 
 @dataclass(frozen=True)
 class WeakModel:
-    """An equation by the weak form, with the standard errors (unknowns,) of its values.
+    """An equation by the weak form, with the standard errors (unknowns,) of its values by the scatter of
+    blocks of windows, and by the noise alone, which windows that overlap share.
 
     inclusion: the least fraction of samples of windows that find one of its terms. equations: of `WeakForm`,
     for these places in the library."""
 
     model: Model
     errors: Tensor
+    noise_errors: Tensor
     inclusion: float
     equations: Tensor
     places: list[int]
@@ -293,7 +318,7 @@ class WeakModel:
         """By some of the terms; None if they explain nothing."""
         form = WeakForm(films, sigma, [library[place] for place in places], settings, width)
         equations, tiers = form.equations(), form.tiers()
-        unknowns, values, errors, inclusions = [], [], [], []
+        unknowns, values, errors, inclusions, noise_errors = [], [], [], [], []
         for channel, blocks in enumerate(equations.unbind(1)):
             if found := selected(blocks, tiers, channel):
                 terms = [*found]
@@ -301,10 +326,13 @@ class WeakModel:
                 values.append(solve(blocks.sum(0), terms))
                 errors.append(standard_errors(blocks, terms, values[-1]))
                 inclusions += found.values()
+                few = WeakForm(films, sigma, [form.library[term] for term in terms], settings, width)
+                noise_errors.append(few.noise_errors(channel, values[-1]))
         if not unknowns:
             return None
         model = Model(unknowns, torch.cat(values))
-        return cls(model, torch.cat(errors), min(inclusions), equations, places)
+        errors, noise_errors = torch.cat(errors), torch.cat(noise_errors)
+        return cls(model, errors, noise_errors, min(inclusions), equations, places)
 
     def doubt(self, model: Model) -> str:
         """Why the terms of a model may not be stated: other terms explain as much, or what these leave of the
