@@ -131,7 +131,7 @@ def main() -> None:
         found[weight] = validate(operator, caches, contexts, run, count)
     for name, cache in caches.items():
         groups = cache.trajectory[rows_by_parameter(cache, "val", count)]
-        select_weight = partial(select, groups=groups, seed=seed, is_random=bool(cache.task.why_uncertain))
+        select_weight = partial(select, groups=groups, seed=seed, is_driven=cache.task.is_driven)
         selection = select_weight({weight: sums[name] for weight, sums in found.items()})
         operator.heads[name].record_selection(selection)
         errors[name] = pooled(found[selection["compared_weight"]][name])

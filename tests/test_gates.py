@@ -284,9 +284,9 @@ def test_an_operator_that_is_gated_passes_and_fails_for_the_stated_reason():
     )
 
 
-def test_errors_are_pooled_where_the_future_is_random_and_a_field_vanishes():
+def test_errors_are_pooled_where_a_driven_field_vanishes():
     """Between two kicks a frame is nearly zero, and the relative error of any forecast of the mean is huge.
-    A certain task is judged by every frame, as before."""
+    A task that nothing drives is judged by every frame."""
     ref_rms = torch.ones(4, 6, 2)
     assert not vanishes(ref_rms)
     ref_rms[1, 2, 0] = 1e-3

@@ -21,6 +21,7 @@ from ups.models.operator import load_operator
 from ups.models.selection import error_ratios, is_better, is_lost, lost_by_each, scores_of, select
 from ups.report import model_card
 from ups.report.summary import paragraph
+from ups.tasks import get_task
 
 ALONE = torch.arange(64)
 MEAN = [0.4, 0.7, 0.9] + [1.0] * 7  # a base that falls to the mean
@@ -76,18 +77,22 @@ def test_the_network_is_used_if_it_is_better_by_more_than_chance():
     assert beats_its_base(rollout_squares(shared)) and not beats_its_base(rollout_squares(shared), ALONE % 4)
 
 
-def test_of_a_random_future_frames_of_nearly_zero_do_not_decide():
+def test_of_a_driven_field_frames_of_nearly_zero_do_not_decide():
     """Some frames are nearly zero, the base too, and the network predicts the mean of what may happen. Where
-    no frame vanishes, and of certain futures, all errors decide."""
+    no frame vanishes, and of fields that nothing drives, all errors decide."""
     squares = rollout_squares(torch.full((64,), 0.5))
-    assert select({1.0: squares}, ALONE, 0, is_random=True) == select({1.0: squares}, ALONE, 0)
+    assert select({1.0: squares}, ALONE, 0, is_driven=True) == select({1.0: squares}, ALONE, 0)
     for part, value in ((0, 1e-10), (2, 1e-6), (3, 1e-12)):
         squares[:8, part, 2] = value
-    weights = [select({1.0: squares}, ALONE, 0, is_random)["network_weight"] for is_random in (False, True)]
+    weights = [select({1.0: squares}, ALONE, 0, is_driven)["network_weight"] for is_driven in (False, True)]
     assert weights == [0.0, 1.0]
+    record = select({1.0: squares}, ALONE, 0, is_driven=True)
+    assert "interval of the ratio 0.50" in in_words(record), in_words(record)
+    driven = [get_task(name).is_driven for name in ("barkley2d", "barkley2d_shown", "burgers1d")]
+    assert driven == [True, True, False]
     worse = rollout_squares(torch.full((64,), 2.0))
     worse[:8, 0, 2] = 1e-10
-    assert select({1.0: worse}, ALONE, 0, is_random=True)["network_weight"] == 0.0
+    assert select({1.0: worse}, ALONE, 0, is_driven=True)["network_weight"] == 0.0
 
 
 def test_a_network_that_blows_up_from_one_start_is_not_used():

@@ -60,7 +60,7 @@ def assess_forecasts(
     }
     beyond = truth.context + truth.num_frames - cache.num_frames
     models["operator"] |= {"ms_per_state": 1e3 * min(seconds), "evaluations_per_state": 1 / head.bundle}
-    is_pooled = bool(task.why_uncertain) and vanishes(scores["operator"]["ref_rms"])
+    is_pooled = task.is_driven and vanishes(scores["operator"]["ref_rms"])
     pooled = {"error": "nrmse_pooled"} if is_pooled else {}
     comparisons = {
         f"operator / {other}": {

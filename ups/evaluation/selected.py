@@ -15,7 +15,7 @@ SENTENCES = {
     "broken": "The network is not used: its validation error is not finite ({numbers}).",
     "unknown": "The network is not used; the weights hold no record of the validation that decided it.",
 }
-METRICS = ("nrmse", "nrmse_pooled")  # whose ratios decide
+METRICS = ("nrmse", "nrmse_pooled")  # whose ratios decide, unless the record names one
 DIGITS = range(3, 7)  # at most the six of the record
 
 
@@ -31,9 +31,13 @@ def outcome(selection: Selection | None) -> str:
         return "network"
     if selection["network"] is None:
         return "broken"
-    lows = [selection[metric]["low"] for metric in METRICS]
+    lows = [selection[metric]["low"] for metric in metrics_of(selection)]
     is_lower = selection["base"] is not None and selection["base"] < selection["network"]
     return "base" if is_lower and None not in lows and min(lows) > 1 else "tie"
+
+
+def metrics_of(selection: Selection) -> tuple[str, ...]:
+    return (selection["decided_by"],) if "decided_by" in selection else METRICS
 
 
 def in_words(selection: Selection | None) -> str:
@@ -46,11 +50,11 @@ def in_words(selection: Selection | None) -> str:
 
 
 def numbers_in_words(selection: Selection) -> str:
-    """Both errors, the interval of their ratio (the hull of both metrics'), and the numbers of initial
+    """Both errors, the interval of their ratio (the hull of the metrics'), and the numbers of initial
     conditions and leads."""
     network, base = _apart(selection["network"], selection["base"])
     words = [f"nRMSE {network} with it, {base} by the base alone"]
-    lows, highs = ([selection[metric][end] for metric in METRICS] for end in ("low", "high"))
+    lows, highs = ([selection[metric][end] for metric in metrics_of(selection)] for end in ("low", "high"))
     count, leads, compared = (
         selection[key] for key in ("num_initial_conditions", "num_leads", "num_leads_compared")
     )

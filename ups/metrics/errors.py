@@ -44,8 +44,8 @@ FLAT = 1e-6  # a field whose standard deviation is below FLAT * RMS is constant 
 
 
 def vanishes(ref_rms: Tensor) -> bool:
-    """Whether a field is close to zero in some frames: RMS (n, T, C) below VANISHING of that of all. There a
-    forecast of the mean has a relative error without bound, so errors of random futures are pooled."""
+    """Whether a field is close to zero in some frames: RMS (n, T, C) below VANISHING of that of all. There
+    relative errors have no bound, so those of driven fields (`Task.is_driven`) are pooled."""
     whole = ref_rms.double().square().mean((0, 1)).sqrt()
     return bool((ref_rms.double() < VANISHING * whole).any())
 

@@ -120,16 +120,18 @@ def is_better(ratios: dict[str, dict[str, float | None]], is_pooled: bool = Fals
     return all(high is not None and high < 1 for high in highs)
 
 
-def select(found: dict[float, Tensor], groups: Tensor, seed: int, is_random: bool = False) -> dict[str, Any]:
+def select(found: dict[float, Tensor], groups: Tensor, seed: int, is_driven: bool = False) -> dict[str, Any]:
     """The weight of the network's output in a task's forecasts, and the numbers that decide it (JSON-able).
 
     found: weight -> `squared_errors`. The weight with the smallest pooled error is compared with the base. It
-    is selected if it is better by more than chance, else the base alone is. is_random: so is the future, and
-    relative errors do not count where a field vanishes (`ups.metrics.errors.vanishes`). Returned:
+    is selected if it is better by more than chance, else the base alone is. is_driven: by noise or a forcing
+    (`Task.is_driven`), so that relative errors do not count where a field vanishes
+    (`ups.metrics.errors.vanishes`). Returned:
 
         compared_weight: the one that is compared; network_weight: the selected one, 0 for the base alone
         network, base: pooled nRMSE over the leads that count, None if not finite
         nrmse, nrmse_pooled: `error_ratios`, from which `is_better` decides
+        decided_by: nrmse_pooled, if it alone does
         num_leads, num_leads_compared: of a rollout, and those not lost by both
         num_initial_conditions: of the validation trajectories
     """
@@ -138,12 +140,13 @@ def select(found: dict[float, Tensor], groups: Tensor, seed: int, is_random: boo
     lost = is_lost(found[weight])
     compared = _without(found[weight], lost)
     ratios = error_ratios(compared, groups, seed)
-    is_pooled = is_random and vanishes(found[weight][:, 0].sqrt())
+    is_pooled = is_driven and vanishes(found[weight][:, 0].sqrt())
     return {
         "network_weight": weight if is_better(ratios, is_pooled) else 0.0,
         "compared_weight": weight,
         **{name: number(error) for name, error in pooled(compared).items()},
         **ratios,
+        **({"decided_by": "nrmse_pooled"} if is_pooled else {}),
         "num_leads": len(lost),
         "num_leads_compared": int((~lost).any(1).sum()),
         "num_initial_conditions": int(group_index(len(groups), groups).max()) + 1,

@@ -151,6 +151,11 @@ class Task:
         return bool(self.inputs)
 
     @property
+    def is_driven(self) -> bool:
+        """Whether noise or a known forcing drives it, so that fields that vanish are excited anew."""
+        return bool(self.why_uncertain or self.forcing)
+
+    @property
     def description(self) -> dict[str, Any]:
         """What a file says of the task; `ups.tasks.described_task` is the inverse."""
         return {"name": self.name} | ({"own": dict(self.user_facts)} if self.user_facts is not None else {})
