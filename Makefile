@@ -120,15 +120,16 @@ smoke: $(ENVIRONMENT)         ## A tiny chain from scratch, on two CPU processes
 	$(PY) -m ups.commands.remove "$(RUNS)/smoke"
 	@$(MAKE) --no-print-directory train CONFIG=configs/smoke.yaml RUN=smoke TOPOLOGY=cpu2
 
+# The tests start Python hundreds of times and each worker imports all of them, so bytecode is kept.
+QUICK_START = env -u PYTHONDONTWRITEBYTECODE
+
 test: $(ENVIRONMENT)          ## The fast half of the test suite: truth, behaviour, contracts; known answers with a fixed seed
 	@$(PY) -m ups.commands.interpreter requirements-dev.txt
-	@$(PY) -m compileall -q ups tests bench  # once, where PYTHONDONTWRITEBYTECODE is set: the tests start Python hundreds of times
-	OMP_NUM_THREADS=1 UPS_TEST_SEED=$${UPS_TEST_SEED:-1} $(PY) -m pytest -q -m "not faults" -n 4 --dist loadfile --no-loadscope-reorder
+	$(QUICK_START) OMP_NUM_THREADS=1 UPS_TEST_SEED=$${UPS_TEST_SEED:-1} $(PY) -m pytest -q -m "not faults" -n 4 --dist loadfile --no-loadscope-reorder
 
 test-faults: $(ENVIRONMENT)   ## The slow half: fault injection, mutated files, several machines, sharded stages; known answers with a new seed
 	@$(PY) -m ups.commands.interpreter requirements-dev.txt
-	@$(PY) -m compileall -q ups tests bench  # once, where PYTHONDONTWRITEBYTECODE is set: the tests start Python hundreds of times
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m "faults or drawn" -n 3 --dist loadfile --no-loadscope-reorder
+	$(QUICK_START) OMP_NUM_THREADS=1 $(PY) -m pytest -q -m "faults or drawn" -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(ENVIRONMENT)          ## Style
 	$(PY) -m ruff check .

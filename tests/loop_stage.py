@@ -24,7 +24,6 @@ from typing import Any
 
 import forced_fsdp
 import torch
-import torch._dynamo  # torch's Optimizer imports it when the first is built; here once for all forks
 
 import ups.training.checkpoint
 import ups.training.run
@@ -337,7 +336,10 @@ def free_port() -> int:
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["loop_stage", "train_operator", "train_diffusion", "train_consistency", "train_rival", "train_steady"]
+    [
+        *("loop_stage", "train_operator", "train_diffusion", "train_consistency", "train_rival"),
+        *("train_steady", "torch._dynamo"),  # which torch's Optimizer imports when the first is built
+    ]
 )
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import importlib.util
 import json
 import os
@@ -25,13 +26,18 @@ ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = sorted(path.name for path in ROOT.glob("*.py"))
 PRODUCT = [*SCRIPTS, *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "ups").rglob("*.py"))]
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in PRODUCT}
-TREES = {name: ast.parse(text) for name, text in TEXTS.items()}
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 TARGETS = set(re.search(r"^\.PHONY: ((?:.*\\\n)*.*)", MAKEFILE, re.M)[1].replace("\\\n", " ").split())
 SCRIPT_LINES, MODULE_LINES, WIDTH = 200, 400, 110
 CONFIGURED = [name for name in SCRIPTS if name != "predict.py"]  # scripts with a configuration
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """File -> syntax tree. Not at import, which every worker does."""
+    return {name: ast.parse(text) for name, text in TEXTS.items()}
 
 
 def make(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess:
@@ -94,7 +100,7 @@ def test_every_key_of_the_configuration_is_read_somewhere():
     """As SECTION.key, or as an attribute of a variable with one of the names below."""
     short = {"self", "settings", "section", "wanted", "evaluate_config", "limits"}
     read = set()
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         if name == "ups/config/sections.py":  # what the sections compute of their own keys is no use of them
             continue
         for node in ast.walk(tree):
@@ -165,7 +171,7 @@ def test_the_product_imports_nothing_that_is_not_required():
     allowed = {modules.get(name, name) for name in pinned} | required_by_these | {"ups"}
 
     imported = set()
-    for tree in TREES.values():
+    for tree in trees().values():
         for node in ast.walk(tree):
             names = (
                 [node.module or ""]

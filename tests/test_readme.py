@@ -90,6 +90,10 @@ IN_PLACE = {  # command -> what runs in its place, and why
     "accelerate launch --config_file accelerate_configs/4gpu.yaml train_operator.py": (
         "accelerate launch --config_file accelerate_configs/cpu.yaml train_operator.py"
     ),
+    # test_project.py runs this chain
+    'make train RUN=mine CONFIG=configs/smoke.yaml ARGS="run.seed=1 operator.train.steps=500"': (
+        'make -n train RUN=mine CONFIG=configs/smoke.yaml ARGS="run.seed=1 operator.train.steps=500"'
+    ),
     # test_sweep.py runs it, with one seed
     'make sweep GRID="operator.optim.muon_lr=2e-3,4e-3" SEEDS="0 1" STAGES=operator': (
         'make -n sweep GRID="operator.optim.muon_lr=2e-3,4e-3" SEEDS="0 1" STAGES=operator'
