@@ -23,6 +23,8 @@ from ups.models.bases.statement import described, stated
 from ups.models.bases.terms import WAVE, Term, Terms, diagonal
 
 NOISY = 0.7  # error one frame ahead relative to persistence, above which a drift is fitted as well
+# of the standard deviation: noise that films without any are taken to have, for the width of test functions
+QUIET = 0.01
 MIN_FRAMES = 3  # of a central difference in time
 
 
@@ -224,7 +226,8 @@ class Equation(Base):
         """Yield the equation and, if a frame is mostly noise to it, the drift of a stochastic equation.
 
         Neither is yielded if, for some parameter value, it does not beat persistence on held-out training
-        trajectories.
+        trajectories. For films without noise that were cut into windows, the equation by the weak form comes
+        second, in place of the drift, if nothing speaks against it: differences of frames far apart fail.
         """
         frames = samples.cache.num_frames - samples.first
         if frames < MIN_FRAMES:
@@ -233,19 +236,16 @@ class Equation(Base):
                 f"data have {frames}: left out"
             )
             return None
-        identifications: list[Identification] = []
-        equations: list[Model | None] = []
-        certainties: list[Certainty] = []
-        for value in range(settings["num_values"]):
-            note(f"{samples.name}: the equation of parameter value {value + 1} of {settings['num_values']}")
-            identifications.append(Identification(cls, samples, settings, value))
-            equations.append(identifications[-1].model())
-            if equations[-1] is None:
-                break
-            certainties.append(of_equation(identifications[-1], equations[-1]))
+        identifications, equations, certainties = cls.identified(samples, settings)
         has_equation = None not in equations
         if has_equation:
             yield cls.of(equations, certainties, identifications, samples, settings, "equation of {} terms")
+        if samples.cache.windows is not None and all(one.noise is None for one in identifications):
+            films, models, assessed = cls.identified(samples, settings, QUIET)
+            if None not in models and not any(one.doubt for one in assessed):
+                title = "equation of {} terms by its weak form"
+                yield cls.of(models, assessed, films, samples, settings, title)
+                return None
         if not has_equation or any(
             (one.noise is None or certainty.doubt == UNCLEAR)
             and not (one.is_shot and leaves_kicks(one, model))
@@ -274,6 +274,24 @@ class Equation(Base):
         return None
 
     @classmethod
+    def identified(
+        cls, samples: Samples, settings: dict[str, Any], least_noise: float = 0.0
+    ) -> tuple[list[Identification], list[Model | None], list[Certainty]]:
+        """The equations of all parameter values, up to the first one without any (None), with their
+        certainties. least_noise: as in `Identification`."""
+        identifications: list[Identification] = []
+        equations: list[Model | None] = []
+        certainties: list[Certainty] = []
+        for value in range(settings["num_values"]):
+            note(f"{samples.name}: the equation of parameter value {value + 1} of {settings['num_values']}")
+            identifications.append(Identification(cls, samples, settings, value, least_noise))
+            equations.append(identifications[-1].model())
+            if equations[-1] is None:
+                break
+            certainties.append(of_equation(identifications[-1], equations[-1]))
+        return identifications, equations, certainties
+
+    @classmethod
     def of(
         cls,
         models: list[Model],
@@ -293,6 +311,7 @@ class Equation(Base):
             "num_steps": max(model.num_steps for model in models),
             "is_stiff": any(model.is_stiff for model in models),
             "is_coupled": any(model.is_coupled for model in models),
+            **({"is_finer": True} if any(model.is_finer for model in models) else {}),
             "found": described(models, certainties, library, terms, units, settings),
         }
         base = cls(**settings)

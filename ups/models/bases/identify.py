@@ -234,7 +234,8 @@ class Identification(ModelIntegration):
     def model_of_noisy_films(self) -> Model | None:
         """`model`, by the weak form and then the integrator, fitted to denoised films."""
         found = weak_model(self.films, self.noise, self.library, self.settings)
-        start = found and self.with_converged_steps(found.model)
+        # errors of the stencils are less than much noise, and more than little
+        start = found and self.with_converged_steps(replace(found.model, is_finer=self.least_noise > 0))
         if start is None:
             return None
         self.weak = replace(found, model=start)

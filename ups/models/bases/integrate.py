@@ -56,13 +56,21 @@ class ModelIntegration:
 
     make: builds an `Equation` from settings. States are float64; windows are (rows, frames, C, *space).
     bounds: smallest and largest state (C,) of a prediction. noise (C,): standard deviation of white noise in
-    the states, None without any; if there is noise, the windows are those of denoised films."""
+    the states, None without any; if there is noise, the windows are those of denoised films. least_noise: of
+    every channel that has less, relative to its standard deviation."""
 
     limits = SETTINGS
     rows_at_once = 8  # windows that are integrated together in a fit
 
-    def __init__(self, make: Callable[..., Any], samples: "Samples", settings: dict[str, Any], value: int):
-        self.make, self.settings = make, {**settings, "num_values": 1}
+    def __init__(
+        self,
+        make: Callable[..., Any],
+        samples: "Samples",
+        settings: dict[str, Any],
+        value: int,
+        least_noise: float = 0.0,
+    ):
+        self.make, self.settings, self.least_noise = make, {**settings, "num_values": 1}, least_noise
         self.max_steps = max_steps(settings["space"])
         self.library = library(
             settings["num_channels"],
@@ -104,7 +112,10 @@ class ModelIntegration:
         low, high = (torch.stack(ends) for ends in zip(*ranges, strict=True))
         self.bounds = widened(low.amin(0), high.amax(0), len(ranges))
         some = samples.films(rows, MOST_VALUES)
-        sigma = [measurement_noise(one.cpu().numpy()) or 0.0 for one in some.unbind(2)]
+        sigma = [
+            max(measurement_noise(one.cpu().numpy()) or 0.0, least_noise * float(one.std()))
+            for one in some.unbind(2)
+        ]
         self.noise = some.new_tensor(sigma) if any(sigma) else None
         if self.noise is not None:
             self.films = samples.films(rows, self.limits.film_values)
