@@ -269,7 +269,7 @@ def test_the_equation_of_a_clean_set_is_found_and_lies_in_its_intervals():
 
 @pytest.mark.faults  # the fit takes ten seconds
 def test_the_equation_of_a_clean_film_is_found_where_differences_of_frames_fail():
-    """Korteweg and de Vries: by differences it has two more terms, which differ between halves of the film."""
+    """Korteweg and de Vries: differences find two more terms, which differ between halves of the film."""
     row = discovery.ours("kdv", FILMS["kdv"].make())
     assert row["is_right"] and row["worst"] < 1e-3
     assert row["num_inside"] == row["num_intervals"] == 2
