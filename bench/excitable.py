@@ -81,14 +81,22 @@ def without_kicks(truth: Truth, rows: Tensor) -> Tensor:
     return torch.stack(frames, 1)[:, None]
 
 
+def load(config: Config, task: str) -> tuple[Ensembles, Tensor]:
+    """The ensembles of a finished run, and the rows of evaluate.split on which they are scored."""
+    settings, device = config.evaluate, torch.device("cpu")
+    operator, truth = load_operator(config.run_dir / "operator", device), open_truth(config, task)
+    stages = [stage for stage in settings.stages if stage != "operator"]
+    samplers = load_samplers(config.run_dir, stages, device, operator)
+    rows = truth.cache.split[truth.split][truth.one_of_each(settings.ensemble_trajectories)]
+    source = TransientResiduals(operator, truth.cache)
+    return Ensembles(source, truth, samplers, config.run.seed), rows
+
+
 def assess(config: Config) -> dict[str, Any]:
     """The models of a finished run on the split of evaluate.split."""
-    settings, seed, device = config.evaluate, config.run.seed, torch.device("cpu")
-    operator, truth = load_operator(config.run_dir / "operator", device), open_truth(config, TASK)
-    stages = [stage for stage in settings.stages if stage != "operator"]
-    source = TransientResiduals(operator, truth.cache)
-    ensembles = Ensembles(source, truth, load_samplers(config.run_dir, stages, device, operator), seed)
-    rows = truth.cache.split[truth.split][truth.one_of_each(settings.ensemble_trajectories)]
+    settings, seed = config.evaluate, config.run.seed
+    ensembles, rows = load(config, TASK)
+    truth = ensembles.truth
     groups, u_ref = truth.cache.trajectory[rows], truth.future(rows, LEADS)
     law = sample_law(truth, seed + 2, rows, LEADS, u_ref, settings.truth_members)
     quiet, v = without_kicks(truth, rows), truth.frames(rows, truth.context - 1, 1)[:, 0, 1]

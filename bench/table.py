@@ -493,6 +493,19 @@ def excitable_table(found: dict[str, dict[str, Any]]) -> str:
     return table(tuple(header.split("; ")), lines)
 
 
+def control_table(found: dict[str, dict[str, Any]]) -> str:
+    """docs/uncertain.md: spread and error of ensembles of barkley2d_shown over the spread of exact samples of
+    barkley2d."""
+
+    def line(model: str, row: dict[str, Any]) -> tuple[str, ...]:
+        leads = [", ".join(percent(value) for value in row[name]["by_lead"]) for name in ("spread", "rmse")]
+        return EXCITABLE.get(model, model), *leads, *(percent(row[n]["without_kick"]) for n in row)
+
+    header = "model", "spread at leads 1 to 4", "error", "spread at lead 1 without a kick", "error there"
+    models = [one for record in found.values() for one in record["entries"][0]["models"].items()]
+    return table(header, [line(*one) for one in models])
+
+
 def percent(value: float) -> str:
     """A fraction in percent, with two digits; limits for very small and very large ones."""
     if value and not 1e-4 <= value <= 10:
@@ -512,6 +525,7 @@ TABLES: dict[str, tuple[str, str, Callable[[dict], str]]] = {
     "authors": ("docs/peers.md", "authors", authors_table),
     "shift_grid": ("docs/peers.md", "shift_grid", shift_table),
     "excitable": ("docs/uncertain.md", "excitable", excitable_table),
+    "control": ("docs/uncertain.md", "excitable_control", control_table),
     "discovery": ("docs/discovery.md", "discovery", discovery_table),
     "discovery_starts": ("docs/discovery.md", "discovery_starts", starts_table),
 }
