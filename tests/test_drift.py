@@ -9,12 +9,14 @@ import re
 
 import pytest
 import torch
+from test_certainty import fisher, noisy
 from test_equation import UX, UXX, Trajectories, coefficients, found
 
 from ups.common.seeds import generator
 from ups.models.bases import drift
 from ups.models.bases.base import ParameterBatch
-from ups.models.bases.certainty import Certainty
+from ups.models.bases.certainty import Certainty, of_drift
+from ups.models.bases.doubts import UNCLEAR
 from ups.models.bases.drift import Drift
 from ups.models.bases.equation import Equation
 from ups.models.bases.identify import Identification
@@ -174,3 +176,10 @@ def test_a_weight_within_its_error_goes_and_one_beyond_stays():
     assert significant(a, list(range(8)), 12.0) == [2, 5]
     assert significant(a, list(range(8)), 25.0) == [2]
     assert len(significant(a, list(range(8)), 12.0, max_dropped=2)) == 6
+
+
+def test_a_drift_of_frames_with_noise_of_measurement_is_not_stated():
+    data = Trajectories(noisy(fisher(40), 0.5), 0.1, 10.0)
+    one = Identification(Equation, data.samples, data.own, 0)
+    fit = Drift(one, data.samples, 0)
+    assert of_drift(fit, fit.model()).doubt == UNCLEAR

@@ -72,6 +72,13 @@ def test_the_noise_of_a_film_is_found(made, fraction):
     assert found == pytest.approx(sigma, rel=0.06)
 
 
+def test_noise_louder_than_the_field_is_found_and_a_field_of_noise_alone_is_not():
+    noise = rng().standard_normal(waves().shape)
+    sigma = 2.5 * waves().std()
+    assert measurement_noise(waves() + sigma * noise) == pytest.approx(sigma, rel=0.06)
+    assert measurement_noise(noise) is None
+
+
 CLEAN = {
     "smooth waves": waves,
     "a shock of one cell": shock,

@@ -11,7 +11,7 @@ MIN_VALUES = 200  # differences that a result needs
 CUT = 3.0  # robust standard deviations, beyond which a difference belongs to a front
 CUT_VARIANCE, CUT_CORRELATION = 0.9733, 0.9805  # of a normal variable and of neighbours, cut there
 MAX_MISFIT, STANDARD_ERRORS = 0.1, 3.0  # of the whiteness from 1: any, and by chance
-SMALLEST, LARGEST = 1e-4, 0.9  # of the standard deviation of the field
+SMALLEST, LARGEST = 1e-4, 0.98  # of the standard deviation of the field
 ROUNDED = 2.0  # times the rounding error of the numbers: less noise than this is rounding
 MOST_VALUES, MIN_FRAMES = 2**18, 16  # of a field that are looked at, and fewest frames of these
 

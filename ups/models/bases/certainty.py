@@ -18,7 +18,7 @@ of the integrator changed. The standard error is the larger one of two: by the s
 which overlap in single films and so vary too little, and by the noise alone.
 
 The residuals of a drift are noise by nature. A drift is not stated if they are correlated from frame to
-frame, as noise of measurement is. The construction is ours.
+frame, as noise of measurement is, or if the frames have noise of measurement. The construction is ours.
 """
 
 import itertools
@@ -145,7 +145,8 @@ def of_drift(drift: "Drift", model: "Model") -> Certainty:
         for i in (0, 1)
     )
     correlation = float((first * second).sum() / (first.square().sum() * second.square().sum()).sqrt())
-    doubt = UNCLEAR if abs(correlation) > MAX_CORRELATION else ""
+    # a drift is fitted to single frames, and takes the return from noise of measurement for dynamics
+    doubt = UNCLEAR if one.noise is not None or abs(correlation) > MAX_CORRELATION else ""
 
     def solved(a: Tensor, columns: list[int]) -> Tensor:
         values = torch.zeros_like(model.values)
