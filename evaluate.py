@@ -70,7 +70,7 @@ def main() -> int:
         started = time.perf_counter()
         tasks[name], samples[name] = forecast.assess_forecasts(operator, known, settings, seed, device)
         tasks[name]["models"] |= others[name]
-        error = tasks[name]["models"]["operator"]["nrmse"]
+        error = tasks[name]["models"]["operator"][gates.error_of(tasks[name])]
         relative = f", relative to the {tasks[name]['measure']}," * bool(tasks[name]["offset"])
         print(
             f"{name}: nRMSE {error['value']:.2e} [{error['low']:.2e}, {error['high']:.2e}]{relative} over "
