@@ -124,8 +124,9 @@ def to_html(fig: Figure | None, caption: str, png: Path | None = None) -> Markup
     font from it; empty if fig is None. png: path of a file on white for a README or a slide."""
     if fig is None:
         return Markup()
-    fig.draw_without_rendering()  # once, for the layout; `savefig` would draw once more for each format
-    fig.set_layout_engine("none")
+    if engine := fig.get_layout_engine():
+        engine.execute(fig)  # once; every format would repeat it
+        fig.set_layout_engine("none")
     if png:
         fig.set(dpi=130, facecolor="white")
         FigureCanvasAgg(fig).print_png(png)

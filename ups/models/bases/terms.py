@@ -2,6 +2,7 @@
 of their derivatives.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -38,9 +39,11 @@ INVERSE = WAVE = -1
 MOST_WAVES = 4  # wave numbers along an axis
 
 
+@functools.lru_cache(maxsize=32)
 def difference(n: int, order: int, boundary: str, is_finer: bool = False) -> Tensor:
     """The derivative of this order along an axis of n cells of width 1 as a matrix (n, n), float64. Beyond a
     wall are mirrored cells, with the other sign if Dirichlet; beyond an open end copies of the last cell.
+    Shared between calls, so not to be changed.
     """
     matrix, cells = torch.zeros(n, n, dtype=torch.float64), torch.arange(n)
     for distance, weight in enumerate((FINER if is_finer else STENCILS)[order]):
