@@ -82,14 +82,18 @@ def without_kicks(truth: Truth, rows: Tensor) -> Tensor:
 
 
 def load(config: Config, task: str) -> tuple[Ensembles, Tensor]:
-    """The ensembles of a finished run, and the rows of evaluate.split on which they are scored."""
+    """The ensembles of a finished run, and the rows on which they are scored."""
     settings, device = config.evaluate, torch.device("cpu")
     operator, truth = load_operator(config.run_dir / "operator", device), open_truth(config, task)
     stages = [stage for stage in settings.stages if stage != "operator"]
     samplers = load_samplers(config.run_dir, stages, device, operator)
-    rows = truth.cache.split[truth.split][truth.one_of_each(settings.ensemble_trajectories)]
     source = TransientResiduals(operator, truth.cache)
-    return Ensembles(source, truth, samplers, config.run.seed), rows
+    return Ensembles(source, truth, samplers, config.run.seed), scored_rows(config, truth)
+
+
+def scored_rows(config: Config, truth: Truth) -> Tensor:
+    """One start of each of evaluate.ensemble_trajectories of evaluate.split."""
+    return truth.cache.split[truth.split][truth.one_of_each(config.evaluate.ensemble_trajectories)]
 
 
 def assess(config: Config) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from bench.eleven import processor
-from bench.excitable import LEADS, load
+from bench.excitable import LEADS, load, scored_rows
 from bench.excitable import TASK as DRIVEN
 from ups.config import Config, load_config
 from ups.evaluation.ensemble import rollouts
@@ -34,9 +34,9 @@ KICK = 0.01  # largest value of the forcing `kick` in a frame without one
 
 def spread_of_exact_samples(config: Config) -> list[float]:
     """Of barkley2d, by lead."""
-    truth, settings = open_truth(config, DRIVEN), config.evaluate
-    rows = truth.cache.split[truth.split][truth.one_of_each(settings.ensemble_trajectories)]
-    members = sample_exactly(truth, config.run.seed, rows, LEADS, settings.members)
+    truth = open_truth(config, DRIVEN)
+    rows = scored_rows(config, truth)
+    members = sample_exactly(truth, config.run.seed, rows, LEADS, config.evaluate.members)
     scores = score_ensemble(members, truth.future(rows, LEADS), truth.task.boundary)
     return summarise_ensemble(scores, 1, 0)["spread_by_lead"]
 

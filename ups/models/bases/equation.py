@@ -94,12 +94,11 @@ class Equation(Base):
                 sources.append(torch.eye(num_channels)[channel])
         # terms that act by their exponential in every channel are not part of the slope
         slope_terms = [place for place in range(len(terms)) if not stiff[:, place].all()]
+        slope_terms = slope_terms or [*range(len(terms))]
         self.slope = self.terms
-        if 0 < len(slope_terms) < len(terms):
+        if len(slope_terms) < len(terms):
             rest = [terms[place] for place in slope_terms]
             self.slope = Terms(rest, positive, space, lengths, boundary, cell, is_finer)
-        else:
-            slope_terms = [*range(len(terms))]
         symbols = [torch.view_as_real(symbol.flatten()).mT for symbol in symbols]
         for name, value in (
             ("stiff", stiff),
