@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import multiprocessing
@@ -290,6 +291,7 @@ def _rank_process(log: str, environment: dict, target: Callable, arguments: tupl
             del os.environ[name]
     os.environ.update(environment)
     torch.set_num_threads(1)
+    gc.freeze()  # what the server has imported
     target(*arguments)
 
 
