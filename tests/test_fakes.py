@@ -264,7 +264,7 @@ def test_exact_samples_pass_every_acceptance_criterion(world):
         ("white_0.69", {"spread", "coverage_50", "variogram_space", "spectrum"}),
         ("blind", {"condition"}),
         ("of_the_batch", {"condition"}),
-        ("permuted", {"variogram_time"}),
+        ("permuted", {"autocorrelation"}),
         ("wide", {"spread"}),
         ("reshuffled", {"spectrum"}),
         ("leaked", {"nearest"}),
@@ -283,7 +283,7 @@ def test_a_fake_student_is_refused_by_the_gates_that_name_it(world, fake, gates)
     ("fake", "gates"),
     [
         ("white_0.69", {"spread", "coverage_50", "variogram_space", "spectrum"}),
-        ("permuted", {"variogram_time"}),
+        ("permuted", {"autocorrelation"}),
         ("wide", {"spread"}),
         ("reshuffled", {"spectrum"}),
         ("leaked", {"nearest"}),

@@ -172,7 +172,7 @@ def test_honest_stages_pass_every_gate_and_each_stage_has_some():
     } | {
         (stage, claim)
         for stage in ("diffusion", "consistency", "rival")
-        for claim in ("trajectories", "variogram_time")
+        for claim in ("trajectories", "autocorrelation")
     } | {(stage, claim) for stage in ("consistency", "rival") for claim in ("evaluations", "operations")} | {
         ("steady", "observed"),
         ("consistency", "teacher"),

@@ -39,8 +39,11 @@ def test_exact_members_are_as_far_from_each_other_as_from_the_truth(space, bound
     """Also for few trajectories. One frame has no structure in time."""
     drawn = walks(count, 9, frames, fields, space, 1)
     found = figures(drawn[:, 1:], drawn[:, 0], boundary)
-    assert ("variogram_time" in found) == (frames > 1)
-    for name in {"variogram_space", "variogram_time", "nearest"} & found.keys():
+    assert ("autocorrelation" in found) == (frames > 1)
+    if frames > 1:
+        gap = found["autocorrelation"]
+        assert gap["low"] <= 0.05 and gap["high"] >= -0.05 and abs(gap["value"]) < 0.15, gap
+    for name in ("variogram_space", "nearest"):
         assert found[name]["low"] <= 1.15 and found[name]["high"] >= 0.85, (name, found[name])
         assert abs(found[name]["value"] - 1) < (0.1 if count == 200 else 0.5), (name, found[name])
     assert found["spectrum"]["value"] < (0.15 if count == 200 else 0.6)
@@ -49,7 +52,7 @@ def test_exact_members_are_as_far_from_each_other_as_from_the_truth(space, bound
 @pytest.mark.parametrize(
     ("fake", "name", "low", "high"),
     [
-        ("permuted", "variogram_time", 1.3, math.inf),
+        ("permuted", "autocorrelation", -math.inf, -0.4),
         ("white", "variogram_space", 1.3, math.inf),
         ("white", "spectrum", 0.5, math.inf),
         ("leaked", "nearest", 0.0, 1e-6),
@@ -98,6 +101,27 @@ def test_scores_of_one_member_or_of_members_that_are_not_finite_are_undefined():
     assert same["nearest"]["value"] is None
     drawn[3, 2, 1] = torch.nan
     assert {row["value"] for row in figures(drawn[:, 1:], drawn[:, 0], "periodic").values()} == {None}
+
+
+@pytest.mark.parametrize("by_law", [False, True])
+def test_the_autocorrelation_is_that_of_the_process(by_law):
+    """Of x(t + 1) = a x(t) + white noise it is a. Of two ensembles it is the difference of their a."""
+
+    def drawn(a: float, num: int, seed: int) -> torch.Tensor:
+        white = torch.randn(6, 60, num, 1, 64, generator=torch.Generator().manual_seed(seed))
+        frames = [white[0]]
+        for noise in white[1:]:
+            frames.append(a * frames[-1] + (1 - a**2) ** 0.5 * noise)
+        return torch.stack(frames, 2)
+
+    y = drawn(0.6, 16, 1)
+    law = {"exact": y} if by_law else {}
+    for a in (0.6, 0.1):
+        x = drawn(a, 16, 2)
+        found = score_joint(x, y[:, 0], "periodic", **law)["autocorrelation"].mean(0)
+        assert torch.allclose(found, torch.tensor([a, 0.6], dtype=torch.float64), atol=0.05), found
+    still = score_joint(y[:, :1].expand(-1, 3, -1, -1, -1), y[:, 0], "periodic")
+    assert bool((still["autocorrelation"] == 0).all())
 
 
 def test_the_trajectory_score_over_exact_samples_has_the_same_mean_and_less_noise():

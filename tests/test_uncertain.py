@@ -73,7 +73,7 @@ def test_the_report_has_exact_samples_if_the_law_is_known_and_statistics_otherwi
         assert (f"exact/{name}/corrector" in gates) == (f"law_ranks/{name}" in gates) == has_law
         assert {
             f"{claim}/{name}/student_1"
-            for claim in ("independence", "condition", "variogram_time", "operations")
+            for claim in ("independence", "condition", "autocorrelation", "operations")
         } <= gates
         assert models["corrector"]["independence"]["value"] > 0
         assert set(entry["checks"]["long"]["climate"]) == {

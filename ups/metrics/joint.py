@@ -8,14 +8,16 @@ distribution is unknown. With r = u - reference, the residual to the operator's 
     variogram_score    fair variogram score of order 1/2 (Scheuerer and Hamill 2015) of u itself, mean over
                        leads, fields and pairs of cells 1, 2, 4, ... apart along each axis; units of u
     variogram_space    ratio, of log10 of mean |r(x + h) - r(x)|, lags of 1, 2, 4, ... cells along each axis
-    variogram_time     the same of |r(t + l) - r(t)|, mean over leads, too, l = 1, 2, 4, ... leads
+    autocorrelation    correlation of the deviations at one lead and the next, from the mean of members and
+                       truth; mean over leads and fields, of members minus that of the truth; 0 is exact
     nearest            distance of the truth to the nearest member over that of a member to the nearest other
     spectrum           decades between the mean energy of r of members and of the truth, mean over leads and
                        fields, in the octave of the wave number with the largest difference; 0 is exact
 
 Variograms of order 1 (Scheuerer and Hamill 2015) are means over cells, because their place is random. Members
-that were permuted between leads, cut into blocks or made white have the right marginals and the wrong
-variograms; a member that is a copy of the truth has `nearest` 0.
+that were cut into blocks or made white have the right marginals and the wrong variograms; members permuted
+between leads have the wrong autocorrelation; a member that is a copy of the truth has `nearest` 0. Structure
+in time has no variogram: of rare events |r(t + 1) - r(t)| says how many there are, not how they go on.
 """
 
 import torch
@@ -28,7 +30,6 @@ from ups.metrics.proper import EXACT, check_members, energy_score, variogram_sco
 from ups.metrics.spectra import ROUNDING, octaves, rms, space_axes
 
 TOLERANCE = 0.01  # decades (2 %): added to distances, so that smaller ones do not count
-RATIOS = ("variogram_space", "variogram_time")
 ORDER = 0.5  # of the variogram score
 PAIRS = 16  # per axis and lag, of the variogram score: neighbouring pairs say the same
 
@@ -46,24 +47,35 @@ def _differences(r: Tensor, axis: int, lag: int, is_periodic: bool) -> Tensor:
     return r.narrow(axis, lag, count) - r.narrow(axis, 0, count)
 
 
-def variograms(r: Tensor, boundary: str, floor: Tensor) -> tuple[Tensor, Tensor]:
-    """log10 of the mean |difference| over cells of r (n, T, C, *space): (in space, in time), each (n,
-    features).
+def variograms(r: Tensor, boundary: str, floor: Tensor) -> Tensor:
+    """log10 of the mean |difference| over cells of r (n, T, C, *space): (n, features).
 
-    floor (n, T, C): the smallest mean. A single frame has no features in time.
+    floor (n, T, C): the smallest mean.
     """
     axes = space_axes(r)
     mean = Tensor.mean if valid_cells(r) is None else Tensor.nanmean  # over pairs of valid cells
-    space = [
+    features = [
         torch.fmax(mean(_differences(r, axis, lag, end == PERIODIC).abs(), axes), floor).log10()
         for axis, end in zip(axes, along(boundary, len(axes)), strict=True)
         for lag in _lags(r.shape[axis])
     ]
-    time = [
-        torch.fmax(mean(_differences(r, 1, lag, False).abs(), (1, *axes)), floor.mean(1)).log10()
-        for lag in _lags(r.shape[1])
-    ]
-    return torch.stack(space, 1).flatten(1), torch.cat([r.new_zeros(len(r), 0), *time], 1)
+    return torch.stack(features, 1).flatten(1)
+
+
+def autocorrelations(x: Tensor, y: Tensor, floor: Tensor) -> Tensor:
+    """(n, 2): correlation of the deviations at one lead and the next from the mean of all, mean over leads,
+    fields and samples, of members x (n, M, T, C, *space) and of samples y of the truth; NaN for a single
+    member or lead.
+
+    floor (n, T, C): energy of rounding errors, which are not correlated.
+    """
+    every = torch.cat([y, x], 1)
+    away = (every - every.mean(1, keepdim=True)).flatten(4)
+    size = (away.square().mean(-1, keepdim=True) + floor[:, None, ..., None]).sqrt()
+    unit = away / size.clamp_min(torch.finfo(torch.float64).tiny)
+    found = (unit[:, :, 1:] * unit[:, :, :-1]).mean(-1).flatten(2).mean(2)
+    both = torch.stack([found[:, y.shape[1] :].mean(1), found[:, : y.shape[1]].mean(1)], 1)
+    return both if x.shape[1] > 1 else both.fill_(torch.nan)
 
 
 def increments(u: Tensor, boundary: str) -> Tensor:
@@ -153,10 +165,10 @@ def _score_chunk(
     energy_ref = residual_energy(y[:, None], y, boundary, reference) if energy_ref is None else energy_ref
     mean, variance = (increments(y, boundary), 0.0) if pairs_ref is None else pairs_ref.unbind(1)
     pairs = increments(x.flatten(0, 1), boundary).unflatten(0, x.shape[:2])
-    features = dict(zip(RATIOS, variograms(r, boundary, lowest), strict=True))
-    out = {name: _distances(value.unflatten(0, (-1, count))) for name, value in features.items()}
-    out |= {
+    out = {
         "trajectory_score": score,
+        "variogram_space": _distances(variograms(r, boundary, lowest).unflatten(0, (-1, count))),
+        "autocorrelation": autocorrelations(x_valid, y_valid[:, None] if exact is None else law, floor),
         "variogram_score": variogram_score(pairs, mean, variance),
         "nearest": _nearest(x_valid, y_valid),
         "energy": torch.stack([residual_energy(x, y, boundary, reference), energy_ref], 1),
@@ -179,12 +191,12 @@ def score_joint(
     """Scores of each trajectory of members (n, M, T, C, *space) against u_ref (n, T, C, *space), float64 on
     the CPU.
 
-    Returns trajectory_score and variogram_score (n,), the two distances of each of RATIOS (n, 2), nearest
-    (n, 2, T), and energy of members and truth (n, 2, T C, octaves); inf for trajectories with a member that
-    is not finite.
+    Returns trajectory_score and variogram_score (n,), two distances variogram_space (n, 2), autocorrelation
+    of members and truth (n, 2), nearest (n, 2, T), and energy of members and truth (n, 2, T C, octaves); inf
+    for trajectories with a member that is not finite.
     reference: the operator's forecast, as u_ref. exact (n, K, T, C, *space): samples of the distribution of
-    the truth, over which the trajectory score is averaged; energy_ref, pairs_ref: their `residual_energy` and
-    `law_increments`, instead of the truth's.
+    the truth, over which trajectory score and autocorrelation are averaged; energy_ref, pairs_ref: their
+    `residual_energy` and `law_increments`, instead of the truth's.
     """
     check_members(members, u_ref, "score_joint")
     size = max(1, CHUNK // members[0].numel())
@@ -214,6 +226,11 @@ def _mean_score(name: str):
         return None if found is None or found.isnan().all() else (found[:, None], lambda mean: mean[:, 0])
 
     return moments
+
+
+def _autocorrelation(scores: Scores, _: object) -> Moments | None:
+    found = scores.get("autocorrelation")
+    return None if found is None or found.isnan().all() else (found, lambda mean: mean[:, 0] - mean[:, 1])
 
 
 def _ratio_of(name: str):
@@ -254,10 +271,16 @@ JOINT = (
         )
         for name, label, what in (
             ("variogram_space", "variogram in space", "distance of variograms"),
-            ("variogram_time", "variogram in time", "distance of variograms"),
             ("nearest", "nearest member", "distance to the nearest member"),
         )
     ],
+    Metric(
+        "autocorrelation",
+        "autocorrelation",
+        "correlation of deviations at successive leads, of members minus that of the truth",
+        _autocorrelation,
+        best=0.0,
+    ),
     Metric(
         "spectrum",
         "spectrum of members",
