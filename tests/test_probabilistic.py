@@ -495,6 +495,18 @@ def test_one_member_is_a_deterministic_forecast(generator):
     assert row["residual_spectrum_error"]["value"] > 5  # no residual at all
 
 
+def test_errors_of_the_mean_are_pooled_where_a_field_vanishes(generator):
+    members, u_ref = ensemble(generator, n=30, members=16)
+    errors = []
+    for size in (1.0, 1e-6):  # of one frame and its members, which are wrong by as much as before
+        changed = u_ref.clone()
+        changed[0, 1] *= size
+        errors.append(summary(members + changed[:, None] - u_ref[:, None], changed))
+    for name in ("nrmse_mean", "nrmse_member"):
+        before, after = (row[name]["value"] for row in errors)
+        assert after == pytest.approx(before, rel=0.2)
+
+
 def test_coverage_by_lead_is_nominal_for_exact_members_and_small_where_they_are_narrow():
     drawn = torch.randn(300, 20, 2, 1, 16, generator=torch.Generator().manual_seed(5))
     drawn[:, 1:, 1] *= 0.5

@@ -21,10 +21,19 @@ from PIL import Image
 
 from ups.common.files import file_hash, write_sealed
 from ups.common.formatting import number
-from ups.evaluation.gates import PAIR, check_gates, check_usability, network_gain
+from ups.evaluation.gates import PAIR, check_gates, check_usability, network_gain, usability_of
 from ups.metrics import errors as metrics
 from ups.metrics.intervals import compare
-from ups.report import animations, drawing, figures, figures_ensemble, leaderboard, report, sections
+from ups.report import (
+    animations,
+    drawing,
+    figures,
+    figures_ensemble,
+    leaderboard,
+    model_card,
+    report,
+    sections,
+)
 from ups.report.summary import overview, paragraph
 from ups.tasks import get_task
 
@@ -338,6 +347,22 @@ def test_the_summary_names_the_better_model():
         r"Compared with the better of FNO and U-Net its error is .*higher on advection1d \(FNO\)", text
     )
     assert "The largest error is on advection1d: nRMSE 9.00 (8.10 to 9.90)" in text
+
+
+def test_errors_of_a_field_that_vanishes_are_shown_pooled():
+    """Relative errors of frames that are nearly zero, here 992, are in the table of all metrics alone."""
+    results, _, _ = example()
+    task = results["tasks"]["advection1d"] | {"error": "nrmse_pooled"}
+    results["tasks"]["advection1d"] = task
+    for row in task["models"].values():
+        row["nrmse"] = interval(992.0)
+    for pair in task["comparisons"].values():
+        pair["nrmse_pooled"] = pair["nrmse"]
+    pooled = number(task["models"]["operator"]["nrmse_pooled"]["value"])
+    for text in (overview(results), paragraph(results), str(model_card._forecasts(results)["rows"])):
+        assert "992" not in text
+    assert pooled in overview(results) and "pooled" in usability_of(task, {})["words"]
+    assert leaderboard.figure(task, "nrmse") == task["models"]["operator"]["nrmse_pooled"]["value"]
 
 
 @pytest.mark.parametrize(

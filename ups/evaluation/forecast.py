@@ -55,12 +55,13 @@ def assess_forecasts(
     times = torch.zeros(1) if task.is_steady else cache.dt * torch.arange(1, truth.num_frames + 1)
     legacy = (truth.context or 1) if settings.legacy else 0
     groups, count = cache.trajectory[rows], settings.num_bootstrap
+    is_pooled = task.is_driven and vanishes(scores["operator"]["ref_rms"])
     models = {
-        model: summarise_errors(part, count, seed, times, legacy, groups) for model, part in scores.items()
+        model: summarise_errors(part, count, seed, times, legacy, groups, is_pooled)
+        for model, part in scores.items()
     }
     beyond = truth.context + truth.num_frames - cache.num_frames
     models["operator"] |= {"ms_per_state": 1e3 * min(seconds), "evaluations_per_state": 1 / head.bundle}
-    is_pooled = task.is_driven and vanishes(scores["operator"]["ref_rms"])
     pooled = {"error": "nrmse_pooled"} if is_pooled else {}
     comparisons = {
         f"operator / {other}": {
@@ -104,9 +105,8 @@ def assess_forecasts(
         **({"units": dict(task.units)} if task.units else {}),
         **noise_of_truth(head.description.get("noise", {}), task.moving, scores, starts_of(head.description)),
     }
-    order = torch.argsort(
-        torch.nan_to_num(nrmse_per_trajectory(scores["operator"]), nan=torch.inf, posinf=torch.inf)
-    )
+    errors = nrmse_per_trajectory(scores["operator"], is_pooled)
+    order = torch.argsort(torch.nan_to_num(errors, nan=torch.inf, posinf=torch.inf))
     median_and_worst = rows[order[[len(order) // 2, -1]]]
     samples = [
         sample

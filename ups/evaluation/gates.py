@@ -253,6 +253,8 @@ def usability_of(task: dict[str, Any], ensembles: dict[str, Any]) -> dict[str, A
         text = f"{error['value']:.3g} [{error['low']:.3g}, {error['high']:.3g}]"
         if task.get("offset"):  # the mean dominates the variation
             text += f" of the {task['measure']}"
+        if "error" in task:
+            text += " (pooled over trajectories, because a field vanishes in some frames)"
         if error["high"] > LARGEST_ERROR and not is_best:
             faults.append(
                 f"its relative error is {text}, and above {LARGEST_ERROR:g} more than a quarter "

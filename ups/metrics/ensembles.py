@@ -29,7 +29,7 @@ from ups.metrics.calibration import (
     spread_skill_bins,
     spread_slope,
 )
-from ups.metrics.errors import check_shapes, rmse
+from ups.metrics.errors import check_shapes, pooled, rmse, vanishes
 from ups.metrics.intervals import (
     CHUNK,
     Metric,
@@ -157,25 +157,33 @@ def _spread_squared(scores: Scores) -> Tensor:
     return scores["variance"] * (num_members + 1) / num_members
 
 
-def _nrmse_mean(scores: Scores) -> Tensor:
-    return ratio(scores["squared_error"].sqrt(), scores["ref_rms"])
-
-
-def _nrmse_member(scores: Scores) -> Tensor:
-    return ratio(scores["member_rmse"], scores["ref_rms"])
-
-
-def _mean(values: str | Callable[[Scores], Tensor], by_lead: bool = False) -> Any:
-    """Moments of the mean of values (n, T, ...), or of a score by its name, over frames and fields; by_lead:
-    over fields. None if there is no such score."""
+def _mean(name: str, by_lead: bool = False) -> Any:
+    """Moments of the mean of a score (n, T, ...) over frames and fields; by_lead: over fields. None if there
+    is no such score."""
 
     def moments(scores: Scores, _: object) -> Moments | None:
-        found = scores.get(values) if isinstance(values, str) else values(scores)
+        found = scores.get(name)
         if found is None:
             return None
         return defined_mean(found, 2) if by_lead else defined_mean(found.flatten(1))
 
     return moments
+
+
+def _relative(error_of: Callable[[Scores], Tensor], by_lead: bool = False) -> Any:
+    """Moments of the mean of errors (n, T, C) over the RMS of the truth; pooled where a field vanishes."""
+
+    def moments(scores: Scores, _: object) -> Moments:
+        error, ref = error_of(scores), scores["ref_rms"]
+        if vanishes(ref):
+            return pooled(error, ref, by_lead)
+        return defined_mean(ratio(error, ref), 2) if by_lead else defined_mean(ratio(error, ref).flatten(1))
+
+    return moments
+
+
+def _error_of_mean(scores: Scores) -> Tensor:
+    return scores["squared_error"].sqrt()
 
 
 def _calibration(scores: Scores, _: object, by_lead: bool = False) -> Moments:
@@ -243,15 +251,15 @@ ENSEMBLES = (
     Metric(
         "nrmse_mean",
         "nRMSE of the mean",
-        "ensemble mean against the truth, per frame and field, as nRMSE elsewhere",
-        _mean(_nrmse_mean),
+        "ensemble mean against the truth, as nRMSE elsewhere; pooled where a field vanishes in some frames",
+        _relative(_error_of_mean),
         is_compared=True,
     ),
     Metric(
         "nrmse_member",
         "nRMSE of a member",
         "single members; sqrt(2) times that of the mean if the spread is right",
-        _mean(_nrmse_member),
+        _relative(lambda scores: scores["member_rmse"]),
         best=None,
     ),
     Metric(
@@ -302,7 +310,7 @@ ENSEMBLES = (
     # lists for figures, which need no label
     Metric("spread_slope", moments=_slope),
     Metric("crps_by_lead", moments=_mean("crps", by_lead=True), has_ends=True, is_compared=True),
-    Metric("nrmse_mean_by_lead", moments=_mean(_nrmse_mean, by_lead=True), is_compared=True),
+    Metric("nrmse_mean_by_lead", moments=_relative(_error_of_mean, by_lead=True), is_compared=True),
     Metric("spread_by_lead", moments=_root_by_lead(_spread_squared)),
     Metric("rmse_by_lead", moments=_root_by_lead(lambda scores: scores["squared_error"])),
     Metric("ssr_by_lead", moments=partial(_calibration, by_lead=True), has_ends=True),

@@ -13,7 +13,6 @@ of means taken over all trajectories instead of within a batch. `ERRORS` has a r
 """
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -83,29 +82,6 @@ def nrmse(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     zero have no relative error: NaN here, excluded from means and counted as `zero_frames`.
     """
     return ratio(rmse(u_pred, u_ref), rms(u_ref))
-
-
-def nrmse_global(u_pred: Tensor, u_ref: Tensor) -> Tensor:
-    """sqrt(sum e^2) / sqrt(sum u_ref^2), sums over time, channel and space: one ratio per trajectory -> (n,).
-
-    The relative L2 (Frobenius) error of the paper's text and of later work; channels weigh by their physical
-    magnitude.
-    """
-    return ratio(rmse(u_pred, u_ref).square().sum((1, 2)).sqrt(), rms(u_ref).square().sum((1, 2)).sqrt())
-
-
-def nrmse_pooled(parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """sqrt(mean_n <e^2>_x) / sqrt(mean_n <u_ref^2>_x) -> (T, C): pooled over trajectories before the roots
-    (ours).
-
-    parts: batches (u_pred, u_ref). Insensitive to near-zero frames of single trajectories; dominated by the
-    hardest ones.
-    """
-    squares, count = 0.0, 0
-    for u_pred, u_ref in parts:
-        both = torch.stack([rmse(u_pred, u_ref), rms(u_ref)])
-        squares, count = squares + both.square().sum(1), count + len(u_ref)
-    return ratio(*(squares / count).sqrt())
 
 
 def bias(u_pred: Tensor, u_ref: Tensor) -> Tensor:
@@ -238,22 +214,27 @@ def relative(scores: Scores) -> Tensor:
     return ratio(scores["rmse"], scores["ref_rms"])
 
 
-def nrmse_per_trajectory(scores: Scores) -> Tensor:
+def nrmse_per_trajectory(scores: Scores, is_pooled: bool = False) -> Tensor:
     """PDEBench's nRMSE of each trajectory, mean over time and channel -> (n,); to find the median and the
-    worst one."""
-    return relative(scores).nanmean((1, 2))
+    worst one. is_pooled: relative to the RMS over all trajectories."""
+    ref = scores["ref_rms"]
+    return ratio(scores["rmse"], ref.square().mean(0).sqrt() if is_pooled else ref).nanmean((1, 2))
 
 
-def _squares(scores: Scores) -> list[Tensor]:
-    return [scores[name].square().flatten(1) for name in ("rmse", "ref_rms")]
+def pooled(error: Tensor, ref: Tensor, by_lead: bool = False) -> Moments:
+    """Moments of the relative error with squares averaged over trajectories before the ratio, mean over
+    fields and leads, or by_lead. error, ref (n, T, C): RMS of error and truth."""
+
+    def statistic(mean: Tensor) -> Tensor:
+        values = ratio(*mean.chunk(2, 1)).sqrt()
+        return values.unflatten(1, ref.shape[1:]).nanmean(2) if by_lead else values.nanmean(1)
+
+    return torch.cat([part.square().flatten(1) for part in (error, ref)], 1), statistic
 
 
 def _global(scores: Scores, _: Any) -> Moments:
-    return defined_mean(ratio(*(part.sum(1) for part in _squares(scores))).sqrt()[:, None])
-
-
-def _pooled(scores: Scores, _: Any) -> Moments:
-    return torch.cat(_squares(scores), 1), lambda mean: ratio(*mean.chunk(2, 1)).sqrt().nanmean(1)
+    sums = (scores[name].square().flatten(1).sum(1) for name in ("rmse", "ref_rms"))
+    return defined_mean(ratio(*sums).sqrt()[:, None])
 
 
 def _band(scores: Scores, first: int, last: int | None) -> Moments | None:
@@ -291,7 +272,7 @@ ERRORS = (
         "nrmse_pooled",
         "nRMSE, pooled",
         "per frame and field, squares averaged over trajectories before the ratio",
-        _pooled,
+        lambda scores, _: pooled(scores["rmse"], scores["ref_rms"]),
     ),
     Metric(
         "nrmse_legacy", "nRMSE, legacy", "PDEBench's published convention: context frames counted as perfect"
@@ -363,6 +344,11 @@ ERRORS = (
     ),
 )
 ERROR = {metric.name: metric for metric in ERRORS}
+POOLED_GROWTH = Metric(
+    "error_growth",
+    moments=lambda scores, _: pooled(scores["rmse"], scores["ref_rms"], by_lead=True),
+    has_ends=True,
+)
 
 
 def summarise_errors(
@@ -372,13 +358,16 @@ def summarise_errors(
     lead_times: Tensor | None = None,
     legacy_context: int = 0,
     groups: Tensor | None = None,
+    is_pooled: bool = False,
 ) -> dict[str, Any]:
-    """One model's row of results.json: every metric of `ERRORS`.
+    """One model's row of results.json: every metric of `ERRORS`. is_pooled: error_growth is pooled.
 
     lead_times: of the correlation time. legacy_context > 0 adds nrmse_legacy, times T / (T + context):
     PDEBench's published tables average over the context frames too, whose error is zero (its issue 41).
     """
     out = summarise(ERRORS, scores, num_bootstrap, seed, lead_times, groups)
+    if is_pooled:
+        out |= summarise([POOLED_GROWTH], scores, num_bootstrap, seed, lead_times, groups)
     if legacy_context:
         num_frames = scores["rmse"].shape[1]
         factor = num_frames / (num_frames + legacy_context)

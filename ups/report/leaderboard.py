@@ -10,6 +10,7 @@ from statistics import geometric_mean
 from ups.common.files import DamagedError, file_hash, read_record, read_sealed
 from ups.common.formatting import number
 from ups.config import read_command, run_script
+from ups.evaluation.gates import error_of
 from ups.report.tables import is_interval, markdown, value_of
 from ups.training.finished import DONE
 
@@ -64,7 +65,8 @@ def read(runs: str | Path, split: str = "test") -> list[dict]:
 
 
 def figure(task: dict, metric: str) -> float | None:
-    return value_of(task["models"]["operator"].get(metric))
+    """nrmse: the error by which the task is judged."""
+    return value_of(task["models"]["operator"].get(error_of(task) if metric == "nrmse" else metric))
 
 
 def mean_of(results: dict, metric: str, task: str | None = None) -> float | None:

@@ -10,7 +10,7 @@ from typing import Any
 from ups.common.files import remove, write_atomic
 from ups.common.formatting import number
 from ups.common.stages import STAGES
-from ups.evaluation.gates import TRIVIAL
+from ups.evaluation.gates import TRIVIAL, error_of
 from ups.evaluation.selected import in_words
 from ups.report.bench_rows import NETWORKS
 from ups.report.figures_ensemble import case_name
@@ -131,7 +131,7 @@ def _forecasts(results: Mapping[str, Any]) -> Scores:
             name,
             task["num_frames_predicted"],
             task["num_trajectories"],
-            *[task["models"].get(model, {}).get("nrmse") for model in ("operator", "base", *others)],
+            *[task["models"].get(model, {}).get(error_of(task)) for model in ("operator", "base", *others)],
             "on" if task["network_is_used"] else "off",
         ]
         for name, task in tasks.items()

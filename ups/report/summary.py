@@ -8,7 +8,7 @@ only if its paired interval excludes zero.
 from collections.abc import Iterable
 
 from ups.common.formatting import number
-from ups.evaluation.gates import network_gain, trivial_of
+from ups.evaluation.gates import error_of, network_gain, trivial_of
 from ups.evaluation.selected import Selection, numbers_in_words, outcome
 from ups.report.bench_rows import NETWORKS
 from ups.report.tables import label
@@ -29,15 +29,16 @@ ON_THE_BASE = {
 LOST = 1e-4
 
 
-def _nrmse(task: dict, model: str) -> float | None:
-    """None if it is not finite or the model is missing."""
-    return task["models"].get(model, {}).get("nrmse", {}).get("value")
+def _error(task: dict, model: str | None) -> dict[str, float | None]:
+    """The error by which the task is judged; {"value": None} if the model is missing."""
+    return task["models"].get(model, {}).get(error_of(task), {"value": None})
 
 
 def best_other(task: dict) -> str | None:
     """The FNO or U-Net with the lower error; None if none was trained on these data."""
-    known = [name for name in NETWORKS if _nrmse(task, name) is not None]
-    return min(known, key=lambda name: _nrmse(task, name), default=None)
+    errors = {name: _error(task, name)["value"] for name in NETWORKS}
+    known = [name for name, error in errors.items() if error is not None]
+    return min(known, key=errors.get, default=None)
 
 
 def paragraph(results: dict) -> str:
@@ -102,10 +103,7 @@ def _on_one_base(name: str, kind: str, share: list[float], selection: Selection 
 
 def _beside(task: dict) -> str:
     """lower | higher | level | unknown: the operator's error compared with the better of FNO and U-Net."""
-    ours, theirs = (
-        task["models"].get(model, {}).get("nrmse", {"value": None})
-        for model in ("operator", best_other(task))
-    )
+    ours, theirs = (_error(task, model) for model in ("operator", best_other(task)))
     if None in (*ours.values(), *theirs.values()):
         return "unknown"
     return "lower" if ours["high"] < theirs["low"] else "higher" if theirs["high"] < ours["low"] else "level"
@@ -128,7 +126,8 @@ def _on_other_networks(tasks: dict) -> list[str]:
 
 def _on_the_codec(tasks: dict) -> list[str]:
     errors = {
-        name: [_nrmse(task, model) for model in ("codec_floor", "operator")] for name, task in tasks.items()
+        name: [_error(task, model)["value"] for model in ("codec_floor", "operator")]
+        for name, task in tasks.items()
     }
     shares = {name: floor / ours for name, (floor, ours) in errors.items() if ours and floor is not None}
     name = max(shares, key=shares.get, default=None)
@@ -143,7 +142,7 @@ def _on_the_codec(tasks: dict) -> list[str]:
 
 
 def _on_the_largest_error(tasks: dict) -> list[str]:
-    rows = {name: task["models"]["operator"]["nrmse"] for name, task in tasks.items()}
+    rows = {name: _error(task, "operator") for name, task in tasks.items()}
     broken = [name for name, row in rows.items() if row["value"] is None]
     out = [f"On {_listed(broken)} the prediction is not finite or the error undefined."] if broken else []
     name = max(rows.keys() - broken, key=lambda name: rows[name]["value"], default=None)
@@ -159,6 +158,7 @@ def overview(results: dict) -> str:
     for name, task in results["tasks"].items():
         models, other, (kind, shares) = task["models"], best_other(task), network_gain(task)
         rows[name] = {
+            "error": error_of(task),
             "operator": models["operator"],
             "base": models.get("base", {}),
             "codec_floor": models.get("codec_floor", {}),
