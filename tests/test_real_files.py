@@ -1,6 +1,10 @@
-"""Files that scientists really have, none of them made by us: what --describe prints of every netCDF file of
-four packages of sample data on PyPI passes the doctor as it is, and every refusal is true."""
+"""Files that scientists really have, none of them made by us: every netCDF file of four packages of sample
+data on PyPI is described, what --describe prints passes the doctor as it is, and every refusal is true.
 
+Most of these files are alike. The doctor examines a set if it shows two `traits` together for the first time:
+21 of the 83 sets that are described. A fault in the numbers of one of the other 62 is not noticed here."""
+
+import itertools
 import re
 import subprocess
 import sys
@@ -8,6 +12,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import xarray
+import yaml
 
 import prepare_data
 from ups.userdata.describe import describe_file
@@ -65,29 +71,42 @@ def files(tmp_path_factory):
     return sorted(folder.rglob("*.nc"))
 
 
-def refusal(path, folder, refusals, capsys):
-    """What the doctor says of what is described; files of one pattern are one set, and examined once."""
-    files, _ = pattern_of(path)
-    if files in refusals:
-        return refusals[files]
-    try:
-        text = describe_file(str(path))
-    except ValueError as error:
-        return str(error)
+def traits(path, described):
+    """What a described set of files is like: axes, boundary, guessed keys, calendars, one file or many."""
+    [section] = yaml.safe_load(described)["task"].values()
+    with xarray.open_dataset(path, decode_times=False) as dataset:
+        calendars = {axis.attrs["calendar"] for axis in dataset.coords.values() if "calendar" in axis.attrs}
+    guessed = {key: key in section for key in ("dt", "cut", "skip_missing", "forcing")}
+    kept = {key: str(section[key]) for key in ("layout", "boundary")}
+    return {**kept, **guessed, "calendars": str(calendars), "many": "*" in section["files"]}.items()
+
+
+def refused_by_doctor(described, folder, capsys):
+    """What the doctor says of what is described, "" if all is sound."""
     own = folder / "my_data.yaml"
-    own.write_text(text.replace("include: configs", f"include: {ROOT}/configs"), encoding="utf-8")
+    own.write_text(described.replace("include: configs", f"include: {ROOT}/configs"), encoding="utf-8")
     capsys.readouterr()
-    is_sound = prepare_data.main(["--config", str(own), "--doctor"]) == 0
-    refusals[files] = "" if is_sound else capsys.readouterr().out
-    return refusals[files]
+    return "" if prepare_data.main(["--config", str(own), "--doctor"]) == 0 else capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("error")
 def test_real_files_are_described_and_sound_as_they_are(files, tmp_path, capsys):
-    refusals, refused = {}, {}
+    refusals, refused, examined, num_examined = {}, {}, set(), 0
     for path in files:
-        if message := refusal(path, tmp_path, refusals, capsys):
-            refused[path] = message
+        pattern, _ = pattern_of(path)  # files of one pattern are one set
+        if pattern not in refusals:
+            try:
+                described = describe_file(str(path))
+            except ValueError as error:
+                refused[path] = str(error)
+                continue
+            pairs = {frozenset(pair) for pair in itertools.combinations(traits(path, described), 2)}
+            is_new = not pairs <= examined
+            examined |= pairs
+            num_examined += is_new
+            refusals[pattern] = refused_by_doctor(described, tmp_path, capsys) if is_new else ""
+        if refusals[pattern]:
+            refused[path] = refusals[pattern]
     untrue = {
         path.name: message
         for path, message in refused.items()
@@ -98,5 +117,5 @@ def test_real_files_are_described_and_sound_as_they_are(files, tmp_path, capsys)
     }
     fraction = 1 - len(refused) / len(files)
     print(f"{len(files)} files, {len(refused)} refused, {len(untrue)} of them wrongly")
-    assert len(files) == 345 and not untrue, untrue
+    assert (len(files), len(refusals), num_examined) == (345, 83, 21) and not untrue, untrue
     assert fraction >= 0.95, {path.name: message[:200] for path, message in refused.items()}
