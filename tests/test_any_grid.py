@@ -23,7 +23,7 @@ from ups.data.pdebench import open_data
 from ups.forecaster import Forecaster
 
 CONTEXT = 2
-GAS = {"num_trajectories": 12, "num_frames": 5, "parameters": [0.05]}
+GAS = {"num_trajectories": 12, "num_frames": 5, "parameters": [0.05], "base": ["persistence", "propagator"]}
 LINE = {"num_trajectories": 12, "num_frames": 5, "resolution": 16, "space_stride": 1}
 TASKS = {
     "cfd1d": {**GAS, "resolution": 16, "t_end": 0.04},
