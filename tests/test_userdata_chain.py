@@ -308,7 +308,7 @@ def test_a_stage_without_tasks_has_nothing_to_do(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("data", [burgers, well])
-def test_from_a_file_to_a_report_and_a_forecast_in_small(tmp_path, data):
+def test_from_a_file_to_a_report_and_a_forecast_in_small(tmp_path, monkeypatch, data):
     """Each is described, examined, encoded, forecast, reported and loaded."""
     settings = data(tmp_path)
     described = describe_file(sorted(map(str, tmp_path.glob("*.[hn]*")))[0])
@@ -350,6 +350,17 @@ def test_from_a_file_to_a_report_and_a_forecast_in_small(tmp_path, data):
         num_frames=2,
     )
     assert u.shape == (2, len(task.fields), *facts["grid"]) and np.isfinite(u).all()
+    operator.record = {"model_sha256": "0"}
+    monkeypatch.setattr(predict.ups, "load", lambda *_: model)
+    source, out = tmp_path / "start.h5", tmp_path / "out" / "nu0.1.h5"
+    shutil.copy(config.task["ks"].files.replace("*", "0.1"), source)
+    out.parent.mkdir()
+    words = f"--run none --task ks --input {source} --output {out} --context 1 --frames 2"
+    parameters = ["--parameters", "nu=0.1"] if data is burgers else []  # no number in the file's name
+    assert predict.main([*words.split(), *parameters]) == 0
+    start = open_user_files(task, [out]).read(0, 1)
+    u = model.forecast("ks", start[:, 0], {"nu": 0.1} if parameters else {}, num_frames=2)
+    np.testing.assert_allclose(start[:, 1:], u, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
