@@ -138,7 +138,7 @@ LAUNCHES: dict[str, Launch] = {
     ),
     "torn word of a rank": Launch({0}, "a word of a rank is torn", fault={"kind": "torn_word", "ranks": [1]}),
 }
-QUICK_LAUNCHES = ("kill rank", "term supervisor twice")
+QUICK_LAUNCHES = ("kill rank",)
 
 
 def is_importing(pid: int) -> bool:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from inject_launches import LAUNCHES, QUICK_LAUNCHES
-from inject_ranks import KINDS, QUICK, QUICK_DIFFERENCES, QUICK_SHARDED, SHARDED
+from inject_ranks import KINDS, QUICK, QUICK_DIFFERENCES, SHARDED
 from inject_runs import CASE_S, SCRIPTS, Ended, check_digests, compare
 from inject_storage import QUICK_STORAGE, Scene
 from injected import FAULTS
@@ -20,7 +20,6 @@ from ups.config import ROOT
 
 NAMES = [
     *(f"{stage}/{name}/{ranks}" for stage, faults in QUICK.items() for name, ranks in faults.items()),
-    *(f"operator/sharded {name}/1" for name in QUICK_SHARDED),
     *(f"operator/ranks differ in {name}" for name in QUICK_DIFFERENCES),
     *(f"storage/{name}" for name in QUICK_STORAGE),
     *(f"launcher/{name}" for name in QUICK_LAUNCHES),
