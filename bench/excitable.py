@@ -14,7 +14,6 @@ equation without noise. Writes bench/results/excitable/barkley2d.json; the table
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.eleven import processor
+from bench.eleven import keep, processor
 from ups.config import Config, load_config
 from ups.evaluation.ensemble import Ensembles, costs_per_state, load_samplers, rollouts
 from ups.evaluation.reference_ensembles import RolloutErrors, sample_exactly, sample_law
@@ -37,7 +36,7 @@ from ups.training.environment import describe_environment
 
 TASK, LEADS, CELLS = "barkley2d", 4, 4
 CHEAP = ("operator", "dressed_conditional", "dressed_waves", "dressed_resampled", "analogs")
-OUT = Path(__file__).parent / "results" / "excitable" / f"{TASK}.json"
+RESULTS = Path(__file__).parent / "results" / "excitable"
 
 
 def components(mask: Tensor) -> Tensor:
@@ -147,13 +146,23 @@ def assess(config: Config) -> dict[str, Any]:
     return {"key": key, "best_cheap": cheap, "starts": len(rows), "models": models}
 
 
+def record_of(config: Config, task: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "task": task,
+        "context_frames": config.evaluate.context_frames,
+        "data_seed": config.data.seed,
+        "entries": entries,
+        "environment": describe_environment(1, torch.device("cpu")),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config", default="configs/excitable.yaml")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_args()
     runs, name = [], load_config(args.config, args.overrides).run.name
@@ -170,11 +179,7 @@ def main() -> None:
                 "energy {value:.3f} [{low:.3f}, {high:.3f}]".format(**over["trajectory_score"]),
                 "over cheap {value:.3f} [{low:.3f}, {high:.3f}]".format(**row["over cheap"]["crps"]),
             )
-    environment = describe_environment(1, torch.device("cpu"))
-    record = {"task": TASK, "context_frames": config.evaluate.context_frames, "data_seed": config.data.seed}
-    record |= {"entries": runs, "environment": environment}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    keep(record_of(config, TASK, runs), args.out)
 
 
 if __name__ == "__main__":

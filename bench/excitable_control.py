@@ -11,24 +11,20 @@ same at lead 1 over starts whose first frame has no kick. The table is made by b
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from bench.eleven import processor
-from bench.excitable import LEADS, load, scored_rows
+from bench.eleven import keep, processor
+from bench.excitable import LEADS, load, record_of, scored_rows
 from bench.excitable import TASK as DRIVEN
 from ups.config import Config, load_config
 from ups.evaluation.ensemble import rollouts
 from ups.evaluation.reference_ensembles import sample_exactly
 from ups.evaluation.truth import open_truth
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
-from ups.training.environment import describe_environment
 
 TASK = "barkley2d_shown"
-OUT = Path(__file__).parent / "results" / "excitable_control" / f"{TASK}.json"
+RESULTS = Path(__file__).parent / "results" / "excitable_control"
 KICK = 0.01  # largest value of the forcing `kick` in a frame without one
 
 
@@ -72,15 +68,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_args()
     config = load_config(args.config, [*args.overrides, f"data.tasks=[{DRIVEN}, {TASK}]"])
-    record = {
-        "task": TASK,
-        "context_frames": config.evaluate.context_frames,
-        "data_seed": config.data.seed,
-        "entries": [assess(config)],
-        "environment": describe_environment(1, torch.device("cpu")),
-    }
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    keep(record_of(config, TASK, [assess(config)]), RESULTS)
 
 
 if __name__ == "__main__":
