@@ -4,14 +4,12 @@ import ast
 import dataclasses
 import functools
 import importlib.util
-import json
 import os
 import re
 import runpy
 import shutil
 import subprocess
 import sys
-import time
 import typing
 from pathlib import Path
 
@@ -377,95 +375,3 @@ def test_a_misspelt_key_ends_every_script_with_one_line_that_helps(script, tmp_p
     printed, failure = end_of(script, "--config", "configs/smoke.yaml", "run.sede=1", f"run.root={tmp_path}")
     assert "did you mean 'seed'?" in failure and "Traceback" not in printed + failure
     assert not list(tmp_path.iterdir())
-
-
-@needs_make
-@pytest.mark.slow
-@pytest.mark.faults  # minutes: of the slow half
-def test_make_train_runs_the_whole_chain_and_a_second_one_does_nothing(tiny):
-    folder = tiny.parent
-    arguments = [f"CONFIG={tiny}", f"RUNS={folder / 'runs'}", "TOPOLOGY=cpu"]
-    first = make("train", *arguments, timeout=600)
-    assert first.returncode == 0, first.stdout + first.stderr
-    run = folder / "runs" / "tiny"
-    assert json.loads((run / "operator" / "done.json").read_text())["step"] == 10
-    assert json.loads((run / "report" / "done.json").read_text())["stage"] == "report"
-    results = json.loads((run / "report" / "results.json").read_text())
-    assert set(results["tasks"]) == {"burgers1d", "darcy2d"} and results["run"] == "tiny"
-    page = (run / "report" / "report.html").read_text(encoding="utf-8")
-    outside = re.findall(
-        r"""(?:src|href)\s*=\s*["'](?!data:|#)([^"']+)|url\((?!["']?data:|["']?#)([^)]+)\)""", page
-    )
-    assert not outside and len(page) > 10000
-
-    stamps = {
-        path: path.stat().st_mtime_ns
-        for path in folder.rglob("*")
-        if path.suffix in (".json", ".h5", ".hdf5", ".html")
-    }
-    started = time.monotonic()
-    second = make("train", *arguments)
-    seconds = time.monotonic() - started
-    assert second.returncode == 0, second.stdout + second.stderr
-    assert second.stdout.count(": up to date") == 9  # two files of data, two caches, four stages, the report
-    assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
-    assert seconds < 60  # some 6 s on an idle machine
-
-    changed = make("operator", *arguments, "ARGS=operator.train.steps=11")
-    assert changed.returncode != 0
-    assert (
-        "operator.train.steps 10 -> 11" in changed.stderr
-        and "make remove STAGE=operator RUN=tiny" in changed.stderr
-    )
-    assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
-
-    between = folder / "between.yaml"  # an overlay that is included, not CONFIG itself
-    between.write_text(f"include: {ROOT / 'configs' / 'smoke.yaml'}\nrun: {{seed: 1}}\n", encoding="utf-8")
-    before = tiny.read_text(encoding="utf-8")
-    tiny.write_text(before.replace(str(ROOT / "configs" / "smoke.yaml"), str(between)), encoding="utf-8")
-    assert "run.seed 0 -> 1" in make("operator", *arguments).stderr
-    tiny.write_text(before, encoding="utf-8")
-
-    # nothing that is stale, missing or altered is up to date
-    page = run / "report" / "report.html"
-    page.unlink()
-    again = make("train", *arguments)
-    assert again.returncode == 0 and page.is_file()
-    assert "report.html: to do, report.html is missing or was altered" in again.stdout
-    other = make("report", *arguments, "ARGS=run.name=other", "STAGES=operator", "-n").stdout
-    assert len(re.findall(r"run.name=tiny run.root=\S+ run.name=other", other)) == other.count(
-        "run.name=tiny"
-    )
-    weights = run / "consistency" / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(content)
-    flipped = make("train", *arguments)
-    assert flipped.returncode != 0 and "as done.json says" in flipped.stderr
-    assert "consistency/model.safetensors is " in flipped.stderr
-    content[-1] ^= 1
-    weights.write_bytes(content)
-
-    def by_hand(*overrides: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [sys.executable, "evaluate.py", "--config", str(tiny), *overrides],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-
-    wider = by_hand("operator.model.width=64")
-    assert (
-        wider.returncode != 0 and "started with another configuration (operator.model.width " in wider.stderr
-    )
-    for path in (folder / "data").rglob("*.hdf5"):  # of another seed, beside the old caches
-        path.unlink()
-    assert make("data", *arguments, "ARGS=data.seed=7").returncode == 0
-    page.unlink()
-    foreign = by_hand()
-    assert (
-        foreign.returncode != 0
-        and "hold other values than those that" in foreign.stderr
-        and not page.exists()
-    )

@@ -14,9 +14,7 @@ from ups.tasks import get_task
 
 TASKS = {
     "burgers1d_forced": "{num_trajectories: 24, resolution: 32, num_frames: 14, t_end: 0.65}",
-    "vorticity2d_forced": "{num_trajectories: 24, resolution: 16, num_frames: 14, t_end: 1.3}",
-    "ks1d_coarse": "{num_trajectories: 24, resolution: 32, num_frames: 14, t_end: 13.0, patch: 2, history: "
-    "2}",
+    "ks1d_coarse": "{num_trajectories: 24, resolution: 32, num_frames: 14, t_end: 13, patch: 2, history: 2}",
 }
 SCRIPTS = (
     "prepare_data",
@@ -86,10 +84,10 @@ def test_the_report_has_exact_samples_if_the_law_is_known_and_statistics_otherwi
         }
     assert (
         "truth, one half beside the other" in page
-        and page.count("memory over the truth&#39;s") + page.count("memory over the truth's") >= 3
+        and page.count("memory over the truth&#39;s") + page.count("memory over the truth's") >= 2
     )
     assert (
-        page.count("CRPS over that of exact draws") >= 2
+        page.count("CRPS over that of exact draws") >= 1
         and "mean of exact draws" in page
         and "errors of analogs" in page
     )
@@ -98,7 +96,9 @@ def test_the_report_has_exact_samples_if_the_law_is_known_and_statistics_otherwi
 
 def test_exact_samples_need_the_grid_of_the_data():
     config = load_config(ROOT / "configs" / "uncertain.yaml")
-    assert set(config.data.tasks) == set(TASKS) and config.evaluate.ensemble_trajectories >= 100
+    assert {*TASKS, "vorticity2d_forced"} == {
+        *config.data.tasks
+    } and config.evaluate.ensemble_trajectories >= 100
     for name in config.data.tasks:
         settings = config.task[name]
         assert (
