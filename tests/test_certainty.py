@@ -95,30 +95,26 @@ def test_the_true_equation_of_clean_data_is_stated_with_intervals_that_hold_the_
         assert float(value + exponent) > float(width + exponent) > 0
 
 
-@pytest.mark.parametrize("share", [0.01, 0.05])
-@pytest.mark.parametrize("name", FILMS)
+@pytest.mark.parametrize(
+    ("name", "share"), [("burgers", 0.01), ("fisher", 0.01), *((name, 0.05) for name in FILMS)]
+)
 def test_noisy_data_give_the_true_equation_or_none(name, share):
     make, dt, length, truth = FILMS[name]
     truth = dict(truth)
-    for line, base in said(noisy(make(40), share), dt, length):
+    lines = said(noisy(make(40), share), dt, length)
+    for line, base in lines:
         if line.startswith("∂t"):
             rows = [row for row in base.found["equations"][0]["rows"] if not row[4]]
             assert {base.terms.terms[place] for _, place, *_ in rows} == truth.keys(), line
             for _, place, value, width, _ in rows:
-                assert abs(value - truth[base.terms.terms[place]]) <= 1.5 * width, line
+                term = base.terms.terms[place]
+                assert abs(value - truth[term]) <= 1.5 * width, line
+                if (name, share, term) == ("fisher", 0.01, UXX):  # by central differences it was 0.176
+                    assert abs(value - 0.01) < width < 0.001, line
         else:
             assert line.startswith("an equation was used as base but is not stated: "), line
-
-
-def test_fishers_diffusion_in_one_percent_of_noise_is_stated_and_true():
-    """By central differences it was 0.176 for 0.01."""
-    [(line, base)] = said(noisy(fisher(40), 0.01), 0.1, 10.0)
-    rows = {
-        base.terms.terms[place]: (value, width)
-        for _, place, value, width, _ in base.found["equations"][0]["rows"]
-    }
-    value, width = rows[UXX]
-    assert line.count("±") == 3 and abs(value - 0.01) < width < 0.001, line
+    if (name, share) == ("fisher", 0.01):
+        assert len(lines) == 1 and line.count("±") == 3
 
 
 def test_the_noise_width_is_the_attenuation():

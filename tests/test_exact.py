@@ -203,7 +203,7 @@ def world(tmp_path_factory):
         "operator.model.depth=1",
         "operator.train.precision='no'",
         f"task.{name}={{num_trajectories: 20, resolution: 16, num_frames: 16, t_end: 0.75, "
-        "parameters: [0.02, 0.1]}",
+        "parameters: [0.02, 0.1], base: [persistence, propagator]}",
     )
     truth = open_truth(config, name)
     head, _ = select_base(truth.cache, config.operator.base_steps, truth.context, 0, CPU)

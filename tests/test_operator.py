@@ -540,12 +540,12 @@ def test_one_batch_can_be_overfitted(name, backbone):
     )
     optimizer = build_optimizer(operator, settings)
     first = None
-    for step in range(120):
+    for step in range(60):
         optimizer.zero_grad()
         loss, metrics = operator_loss(operator, name, z, z_ref, parameters_of(operator, name, 4), 0.0)
         first = first or float(metrics["network"])
         loss.backward()
-        scale_lr(optimizer, min(1.0, 2 * (1 - step / 120)))
+        scale_lr(optimizer, min(1.0, 2 * (1 - step / 60)))
         optimizer.step()
     assert float(metrics["network"]) < 0.3 * first, (first, float(metrics["network"]))
 
