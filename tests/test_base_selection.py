@@ -47,7 +47,8 @@ TINY = [
     "task.darcy2d.resolution=16",
     "task.diff_react2d.num_trajectories=12",
     "task.diff_react2d.resolution=16",
-    "operator.base_steps=150",
+    "task.diff_react2d.t_end=1.3",
+    "operator.base_steps=60",
     "data.tasks=[advection1d,burgers1d,darcy2d,diff_react2d]",
 ]
 

@@ -129,15 +129,12 @@ def prior(kind: str = "right", pushed: str = "right") -> dict:
         else draw(kind, 8 if kind == pushed else 5),
     }
     scores = {model: probabilistic.score_ensemble(u, u_ref, "periodic") for model, u in members.items()}
-    cases = {
-        case: {model: probabilistic.summarise_ensemble(rows, 20, 0) for model, rows in scores.items()}
-        for case in names
-    }
+    case = {model: probabilistic.summarise_ensemble(rows, 20, 0) for model, rows in scores.items()}
     scores["corrector"] |= score_joint(members["corrector"], u_ref, "periodic", members["operator"][:, 0])
     every = dict.fromkeys(names, scores)
     cheap = "linear_posterior" if pushed == "right" else "dressed_conditional"
     return {
-        "cases": cases,
+        "cases": dict.fromkeys(names, case),
         "num_initial_conditions": CASES,
         "best_cheap": cheap,
         "ssr": pool_spread([scores["corrector"]] * 2, 200, 0, groups),

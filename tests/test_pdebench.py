@@ -429,8 +429,7 @@ def contents(path):
     "task, num, chunk, dies_in",
     [
         ("advection1d", 40, 3, 2),
-        ("diff_react2d", 40, 3, 2),
-        ("diff_react2d", 700, 330, 1),
+        ("diff_react2d", 400, 190, 1),
     ],
 )
 def test_a_killed_generation_continues_and_ends_in_the_same_file(task, num, chunk, dies_in, tmp_path):

@@ -5,6 +5,7 @@ Axes: members (n, M, T, C, *space), u_ref (n, T, C, *space) in physical units; f
 
 import math
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ups.metrics.spectra import rms
 
 NUM_BINS = 10  # of predicted spread
 CERTAIN, QUIET = 0.01, 0.1  # of the RMS spread over a frame, of its cells
+RANKED = 2**22  # numbers of members that are ranked at a time
 # stored bins of spread / RMS of the truth: per decade, and in all from 1e-6 to 1e2
 FINE, NUM_FINE = 16, 8 * 16
 
@@ -98,15 +100,17 @@ def spread_skill_bins(sums: Tensor) -> dict[str, Any]:
 # ---- ranks
 
 
-def rank_histogram(members: Tensor, u_ref: Tensor, generator: torch.Generator, stride: int = 1) -> Tensor:
+def rank_histogram(
+    members: Tensor, u_ref: Tensor, generators: Sequence[torch.Generator], stride: int = 1
+) -> Tensor:
     """Counts of the rank 0..M of the truth among the members, over fields and every stride-th cell that is
     not certain -> (n, T, M + 1).
 
     A cell is certain if truth and members differ by less than CERTAIN of their RMS spread over the frame, and
     if that is so in QUIET of its cells: nothing happens there, and a rank would be that of rounding errors.
-    In a frame with such cells noise of that size is added to truth and members. Ties are broken at random by
-    `generator` (on the CPU). All this treats truth and members alike, so ranks are flat if these are
-    exchangeable (Hamill 2001); one guess keeps only the cells in which it is wrong.
+    In a frame with such cells noise of that size is added to truth and members. Ties are broken at random.
+    All this treats truth and members alike, so ranks are flat if these are exchangeable (Hamill 2001); one
+    guess keeps only the cells in which it is wrong. generators: on the CPU, one for each of the n.
     """
     check_members(members, u_ref, "rank_histogram")
     thin = (..., *[slice(None, None, stride)] * (u_ref.ndim - 3))
@@ -117,12 +121,13 @@ def rank_histogram(members: Tensor, u_ref: Tensor, generator: torch.Generator, s
     is_certain = u.amax(1) - u.amin(1) < unit
     is_quiet = (is_certain.flatten(3).double().mean(3) > QUIET).view(unit.shape)
     is_certain &= is_quiet
-    if bool(is_quiet.any()):
-        noise = torch.randn(u.shape, generator=generator, dtype=u.dtype)
-        u = u + (unit * is_quiet)[:, None] * noise
+    for row in is_quiet.flatten(1).any(1).nonzero()[:, 0].tolist():
+        noise = torch.randn(u.shape[1:], generator=generators[row], dtype=u.dtype)
+        u[row] += unit[row] * is_quiet[row] * noise
     x, y = u[:, 1:], u[:, :1]
     below, ties = (x < y).sum(1), (x == y).sum(1)
-    rank = below + (torch.rand(ties.shape, generator=generator, dtype=torch.float64) * (ties + 1)).long()
+    chance = torch.stack([torch.rand(ties.shape[1:], generator=one, dtype=u.dtype) for one in generators])
+    rank = below + (chance * (ties + 1)).long()
     counts = torch.zeros(*rank.shape[:2], x.shape[1] + 1, dtype=torch.float64)
     return counts.scatter_add_(2, rank.flatten(2), (~(y[:, 0].isnan() | is_certain)).double().flatten(2))
 
@@ -130,15 +135,13 @@ def rank_histogram(members: Tensor, u_ref: Tensor, generator: torch.Generator, s
 def ranks(members: Tensor, u_ref: Tensor, stride: int) -> Tensor:
     """`rank_histogram` with ties broken by a generator seeded with each frame's truth, so that the result
     does not depend on the batch."""
-    counts = [
-        rank_histogram(
-            x[None, :, None],
-            y[None, None],
-            torch.Generator().manual_seed(zlib.crc32(y.cpu().contiguous().numpy().tobytes())),
-            stride,
-        )
-        for x, y in zip(members.transpose(1, 2).flatten(0, 1), u_ref.flatten(0, 1), strict=True)
-    ]
+    x, y = members.transpose(1, 2).flatten(0, 1), u_ref.flatten(0, 1)
+    num, counts = max(1, RANKED // x[0].numel()), []
+    for first in range(0, len(y), num):
+        some = y[first : first + num].cpu()
+        seeds = [zlib.crc32(frame.contiguous().numpy().tobytes()) for frame in some]
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        counts.append(rank_histogram(x[first : first + num, :, None], some[:, None], generators, stride))
     return torch.cat(counts).reshape(*u_ref.shape[:2], -1)
 
 
