@@ -262,6 +262,19 @@ def test_members_move_beside_the_truth():
         r'src="(data:image/png;base64,[^"]+)"', animations.members_player(plane, "corrector", 0)
     )
     assert len(images) == 5 and len(set(images)) == 5  # truth, three members, their spread
+    page = ensemble_section({"models": {"corrector": {"crps": 0.5}}}, plane, "burgers1d")
+    assert "members beside the truth, u" in page
+    plane["members"]["exact"] = plane["members"]["rival"]
+    played = animations.members_player(plane, "corrector", 0)
+    rows = [re.findall(r"<figcaption>(.*?) <span>", row) for row in played.split('class="panels"')[1:]]
+    assert [len(row) for row in rows] == [5, 5] and rows[1][1] == "exact draw 1"
+    spreads = re.findall(r"spread <span>(.*?)</span>", played)
+    assert len(spreads) == 2 and len(set(spreads)) == 1  # one scale
+    page = ensemble_section({"models": {"corrector": {"crps": 0.5}}}, plane, "burgers1d")
+    assert "members beside the truth and exact draws, u" in page
+    line["members"]["exact"] = line["members"]["rival"]
+    played = animations.members_player(line, "corrector", 0)
+    assert [played.count(f'<polyline class="{kind}"') for kind in ("member", "exact draw")] == [6, 6]
     plane["members"] = {"corrector": plane["members"]["corrector"][:1]}  # no second member, no spread
     assert animations.members_player(plane, "corrector", 0).count("<canvas") == 2
     page = ensemble_section({"models": {"corrector": {"crps": 0.5}}}, plane, "burgers1d")

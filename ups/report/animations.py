@@ -67,20 +67,23 @@ def _lines(
     )
 
 
-def _fields(times: np.ndarray, panels: list[tuple[str, np.ndarray, dict]]) -> Markup:
-    """Maps (T, x, y) side by side: (title, values, colours)."""
-    some = (..., *[slice(None, None, -(-max(panels[0][1].shape[1:]) // (MAX_CELLS // 2)))] * 2)
+def _fields(times: np.ndarray, *rows: list[tuple[str, np.ndarray, dict]]) -> Markup:
+    """Maps (T, x, y) side by side in rows: (title, values, colours)."""
+    some = (..., *[slice(None, None, -(-max(rows[0][0][1].shape[1:]) // (MAX_CELLS // 2)))] * 2)
     return _player(
         times,
         [],
-        panels=[
-            {
-                "title": title,
-                "size": u[some].shape[1:],
-                "image": sprite(u[some], **scale),
-                "range": f"{scale['vmin']:.3g} to {scale['vmax']:.3g}",
-            }
-            for title, u, scale in panels
+        rows=[
+            [
+                {
+                    "title": title,
+                    "size": u[some].shape[1:],
+                    "image": sprite(u[some], **scale),
+                    "range": f"{scale['vmin']:.3g} to {scale['vmax']:.3g}",
+                }
+                for title, u, scale in panels
+            ]
+            for panels in rows
         ],
     )
 
@@ -96,17 +99,31 @@ def player(sample: dict, field: int) -> Markup:
 
 
 def members_player(sample: dict, model: str, field: int) -> Markup:
-    """HTML: truth and the first members of a model's ensemble; in 2D also the spread of all members."""
+    """HTML: truth and the first members of a model's ensemble, beside exact draws if there are any; in 2D
+    also the spread of all members."""
     frames = pick_leads(len(sample["times"]), MAX_FRAMES)
     ref = plotted(sample, sample["u_ref"], field)[frames]
-    members = plotted(sample, sample["members"][model], field)[:, frames]
-    times = np.asarray(sample["times"])[frames]
-    some = members[: NUM_MEMBERS[ref.ndim - 1]]
+    names = {model: "member"} | ({"exact": "exact draw"} if "exact" in sample["members"] else {})
+    ensembles = {
+        title: plotted(sample, sample["members"][name], field)[:, frames] for name, title in names.items()
+    }
+    times, num = np.asarray(sample["times"])[frames], NUM_MEMBERS[ref.ndim - 1]
     if ref.ndim == 2:
-        return _lines(times, sample, field, ref, [("member", u) for u in some])
-    scale = colours(FIELD_MAP, ref, some)
-    panels = [("truth", ref, scale), *((f"member {i + 1}", u, scale) for i, u in enumerate(some))]
-    if len(members) > 1:
-        spread = members.std(0, ddof=1)
-        panels.append(("spread", spread, colours(SPREAD_MAP, spread)))
-    return _fields(times, panels)
+        return _lines(
+            times, sample, field, ref, [(title, u) for title, x in ensembles.items() for u in x[:num]]
+        )
+    scale = colours(FIELD_MAP, ref, *(x[:num] for x in ensembles.values()))
+    spreads = {title: x.std(0, ddof=1) for title, x in ensembles.items() if len(x) > 1}
+    rows = [
+        [
+            ("truth", ref, scale),
+            *((f"{title} {i + 1}", u, scale) for i, u in enumerate(x[:num])),
+            *(
+                [("spread", spreads[title], colours(SPREAD_MAP, *spreads.values()))]
+                if title in spreads
+                else []
+            ),
+        ]
+        for title, x in ensembles.items()
+    ]
+    return _fields(times, *rows)
