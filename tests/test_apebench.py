@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench import apebench, apebench_coarse, table
+from bench import apebench, apebench_coarse
 from bench.apebench import mean_nrmse, summary
 from bench.baselines import Trained
 
@@ -68,11 +68,6 @@ def test_burgers_and_ks_have_the_terms_of_apebench():
     linear = (1.2 / (2 * cells**2) * k**2 - 15 / (8 * cells**4) * k**4) * u
     norm = -3 / cells**2 * (u_x**2 - np.mean(u_x**2))
     assert slope == pytest.approx(linear + norm, abs=1e-6)
-
-
-def test_unknown_scenario_is_no_solver():
-    with pytest.raises(AttributeError, match="waves"):
-        apebench_coarse.waves  # noqa: B018
 
 
 @pytest.fixture
@@ -166,39 +161,3 @@ def test_errors_of_use_say_what_to_do(tmp_path):
         apebench.main(["--scenario", "kdv", "--column", "all"])
     with pytest.raises(ValueError, match="cannot import apebench.*Leave --python out"):
         apebench.environment(sys.executable)
-
-
-def test_environment_is_made_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(apebench, "OUT", tmp_path / "apebench")
-    commands, created = [], []
-    monkeypatch.setattr(
-        apebench.venv, "create", lambda folder, **_: created.append(folder) or folder.mkdir(exist_ok=True)
-    )
-
-    def run(command, **_):
-        commands.append(list(map(str, command)))
-        return types.SimpleNamespace(returncode=0)
-
-    monkeypatch.setattr(apebench.subprocess, "run", run)
-    assert apebench.environment(None) == apebench.environment(None) == tmp_path / "apebench-env/bin/python"
-    assert len(created) == 1 and commands[0][-len(apebench.PACKAGES) :] == list(apebench.PACKAGES)
-
-
-def test_table_has_the_best_network_and_ratios():
-    def entry(column, error, steps=0, seed=0, overrides=()):
-        row = {"error": error, "end": 2 * error, "base": 0.4, "steps": steps or 700, "seconds": 9.0}
-        key = {"column": column, "seed": seed, "budget_s": 45.0, "steps": steps, "processor": "AVX2"}
-        return {"key": key | {"overrides": list(overrides)}, "row": row}
-
-    entries = [entry("full", 0.01), entry("bare", 0.1), entry("full", 9.0, overrides=["a=1"])]
-    entries += [
-        entry("Res;26;8;relu", 0.2),
-        entry("FNO;12;18;4;gelu", 0.3),
-        entry("Res;26;8;relu", 0.3, seed=1),
-    ]
-    entries += [entry("FNO;12;18;4;gelu", 0.15, 10_000), entry("correct Res;26;8;relu", 0.5)]
-    record = {"task": "kdv", "persistence": 1.6, "entries": entries}
-    cells = [cell.strip() for cell in table.apebench_table({"kdv": record}).splitlines()[-1].split("|")[1:-1]]
-    assert cells[:6] == ["kdv", "1.6", "0.01", "0.02", "0.4", "0.1"]
-    assert cells[6:8] == ["0.25 (Res, 700)", "0.15 (FNO, 10000)"]  # the mean of two seeds
-    assert cells[8:] == ["0.04", "0.4", "-", "0.5 (Res, 700)", "-"]

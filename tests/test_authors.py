@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import types
 
 import numpy as np
 import pytest
 import torch
 
-from bench import authors, shift_grid, table, user_data
+from bench import authors, shift_grid, user_data
 from bench.baselines import Trained
 from bench.score import Split
 from ups.common.boundary import NO_FLUX, PERIODIC
@@ -70,12 +69,6 @@ def test_an_environment_is_installed_once_and_one_without_packages_is_refused(tm
     assert len(calls) == 4 and set(authors.PACKAGES) < set(calls[-1])
 
 
-def test_authors_get_starts_between_the_bounds_of_their_equation():
-    assert np.abs(authors.EQUATIONS["burgers"].starts()).max() == pytest.approx(1)
-    fisher = authors.EQUATIONS["fisher"].starts()
-    assert fisher.shape[1:] == (32, 32) and 0 <= fisher.min() and fisher.max() <= 0.5
-
-
 def test_the_distance_of_data_is_the_error_if_the_other_s_are_the_truth():
     truth = torch.ones(3, 4, 1, 8)
     one = Split(truth[:, :1], truth, torch.zeros(3, 0), torch.arange(3))
@@ -94,7 +87,7 @@ def test_scale_is_a_factor_of_all_rates(name):
     assert float((fast[1] - slow[1]).square().mean().sqrt()) > 0.2 * size
 
 
-def test_cells_of_the_grid_are_in_their_place():
+def test_cells_of_the_grid_are_in_their_place_and_no_map_is_drawn_of_none(tmp_path):
     """A model whose error is known in every cell: it predicts zeros times the scale it is given."""
     splits = {
         (row, column): Split(
@@ -114,37 +107,5 @@ def test_cells_of_the_grid_are_in_their_place():
     assert found == [
         [pytest.approx(abs(row - 1 - column) / (1 + column)) for column in range(5)] for row in range(5)
     ]
-
-
-def key(column, **more):
-    return {"column": column, "seed": 0, "budget_s": 60, "processor": "AVX2"} | more
-
-
-def test_tables_of_authors_and_shifts_state_known_numbers_and_the_map_is_drawn(tmp_path):
-    errors = {"a": {"error": 0.1}, "b": {"error": 0.25}}
-    record = {
-        "task": "burgers",
-        "persistence": {"a": 1.0, "b": 1.1},
-        "distance": {"a": {"a": 0.0, "b": 0.2}, "b": {"a": 0.3, "b": 0.0}},
-        "entries": [{"key": key("fno", author="a"), "errors": errors}],
-    }
-    text = table.authors_table({"burgers": record})
-    assert "| burgers | the data | b | 0.3 | - |" in text
-    assert "| burgers | persistence | - | 1 | 1.1 |" in text
-    assert "| burgers | FNO | a | 0.1 | 0.25 |" in text and "| burgers | FNO | b |" not in text
-    grid = np.full((5, 5), 0.2)
-    grid[2, 2], grid[0, 2], grid[4, 2], grid[2, 0], grid[2, 4], grid[4, 4] = 0.1, 0.3, 0.4, 0.1, 0.5, 1.0
-    record = {
-        "task": "burgers",
-        "family": {"num_modes": [1, 2, 4, 8, 16]},
-        "scales": shift_grid.SCALES,
-        "persistence": np.full((5, 5), 0.45).tolist(),
-        "entries": [{"key": key("ours"), "errors": grid.tolist()}],
-    }
-    text = table.shift_table({"burgers": record})
-    assert "| burgers | UPS | 0.1 | 3 | 4 | 1 | 5 | 10 | 23 of 25 |" in text and "FNO" not in text
     with pytest.raises(FileNotFoundError, match="has no results; expected a file of one of advection"):
         shift_grid.draw(tmp_path, tmp_path / "map.png")
-    (tmp_path / "burgers.json").write_text(json.dumps(record))
-    shift_grid.draw(tmp_path, tmp_path / "map.png")
-    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")

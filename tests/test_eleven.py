@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import json
 import math
-import types
 
 import numpy as np
 import pytest
 import torch
 
 from bench import eleven, numerics, table
-from bench.baselines import Trained
-from bench.score import Split
 from ups.config import load_config
 from ups.data.build_cache import open_sources
-from ups.tasks import TASKS, get_task
+from ups.tasks import get_task
 
 SMALL = {"seed": 3, "resolution": 32, "num_frames": 5}
 ENDS = {
@@ -141,113 +138,11 @@ def test_files_are_read_as_user_data_and_the_long_ones_start_elsewhere(tmp_path)
     ]
 
 
-@pytest.fixture
-def judged(tmp_path, monkeypatch):
-    """eleven.judge on a task whose trainings are counted."""
-    runs, searched = [], []
-
-    def fit(column, config, problem, val, settings, args, seed, budget):
-        runs.append((column, seed, budget, args.seeds))
-        return Trained(
-            lambda given, parameters, num: given[:, -1:].expand(-1, num, -1, -1),
-            5,
-            7,
-            0.1,
-            budget,
-            history=[{"val": 0.3}],
-            predict_base=lambda given, parameters, num: 0 * given[:, -1:].expand(-1, num, -1, -1),
-        )
-
-    split = Split(torch.ones(4, 2, 1, 8), 2 * torch.ones(4, 3, 1, 8), torch.zeros(4, 0), torch.arange(4))
-    problem = types.SimpleNamespace(is_steady=False, train=torch.ones(6, 5, 1, 8), context=2)
-    cache = types.SimpleNamespace(fingerprint="one")
-
-    def settings_of(column, *_):
-        searched.append(column)
-        return {} if column == "ours" else {"network": column, "width": 3}
-
-    for name, value in {
-        "fit": fit,
-        "load": lambda *_: (problem, {"val": split, "test": split}),
-        "open_cache": lambda *_: cache,
-        "is_up_to_date": lambda *_: (True, ""),
-        "settings_of": settings_of,
-        "long_split": lambda *_: split,
-        "RESULTS": tmp_path,
-    }.items():
-        monkeypatch.setattr(eleven, name, value)
-    monkeypatch.setattr(eleven.read, "__defaults__", (tmp_path,))
-    monkeypatch.setattr(eleven.keep, "__defaults__", (tmp_path,))
-    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
-    return runs, cache, tmp_path, searched
-
-
-def test_finished_runs_are_not_repeated(judged, capsys, monkeypatch):
-    runs, cache, folder, searched = judged
-    run = ["--task", "burgers1d", "--budget", "2", "--column", "ours"]
-    eleven.main(run)
-    eleven.main([*run, "fno", "--seeds", "0", "1"])
-    assert [entry[:2] for entry in runs] == [("ours", 0), ("fno", 0), ("ours", 1), ("fno", 1)]
-    assert (
-        all(seeds == [0] for *_, seeds in runs) and "burgers1d ours seed 0: there" in capsys.readouterr().out
-    )
-    record = json.loads((folder / "burgers1d.json").read_text())
-    row = record["entries"][0]["row"]
-    assert (row["error"], row["base"], row["long"]["is_finite"]) == (0.5, 1.0, True) and record["trivial"][
-        "error"
-    ] == 0.5
-    assert searched == ["ours", "fno"]  # the second seed takes what was found for the first
-    eleven.main([*run[:3], "3", *run[4:]])  # another budget
-    cache.fingerprint = "two"  # of the same recipe, on another processor
-    eleven.main(run)
-    assert len(runs) == 5
-    eleven.main([*run, "task.burgers1d.num_trajectories=299"])
-    eleven.main([*run, "data.source=published"])  # other data
-    cache.fingerprint = "three"
-    eleven.main([*run, "data.source=published"])
-    assert len(runs) == 8 and not list(folder.glob("*.partial"))
-    num_searched = len(searched)
-    monkeypatch.setattr(eleven, "processor", lambda device: "another")
-    eleven.main(run)  # is trained again there, by the settings that were found
-    assert len(runs) == 9 and len(searched) == num_searched
-
-
 def entry(column, seed, error, budget=180.0, processor="AVX2", **more):
     return {
         "key": {"column": column, "seed": seed, "budget_s": budget, "processor": processor},
         "row": {"error": error, "seconds": budget, "base": 0.4, **more},
     }
-
-
-def test_tables_are_means_over_common_seeds_and_name_missing_runs():
-    long = {"is_finite": True, "error": [0.1, 0.2, None], "persistence": [0.5, 0.6, 0.7]}
-    data = {"grid": [128], "frames_scored": 31, "t_end": 1.0}
-    record = {
-        "task": "cfd1d",
-        "processor": "AVX2",
-        "trivial": {"error": 0.6},
-        "data": data,
-        "entries": [
-            entry("ours", 0, 0.02, long=long),
-            entry("ours", 1, 0.04),
-            entry("ours", 0, 9.0, budget=2.0),
-            entry("fno", 0, 0.05),
-            entry("fno", 1, 0.05),
-            entry("unet", 0, 0.1),
-            entry("unet", 1, None),
-        ],
-    }
-    assert table.error(record, "ours") == pytest.approx(0.03) and table.error(record, "ours_generic") is None
-    assert table.ratio(record, "ours", ("fno", "unet")) == pytest.approx(0.6)
-    assert table.ratio(record, "ours_generic", ("fno", "unet")) is None
-    found = {"cfd1d": record}
-    assert "| cfd1d | 0.6 | - | 0.03 | 0.05 | diverged | - | 0.6 |" in table.equal_time_table(found)
-    assert "| cfd1d | 0.1, diverged | -, - | -, - | 0.5, 0.7 |" in table.long_table(found)
-    assert "| `cfd1d` | 0.03 | 0.05 | diverged | 0.4 | 0.6 | 128, 31 frames |" in table.comparison_table(
-        found
-    )
-    lines = {line.split("|")[1].strip(" `"): line for line in table.task_table(found).splitlines()[2:]}
-    assert lines.keys() == TASKS.keys() and "| steady |" in lines["darcy2d"]
 
 
 def test_seconds_of_two_processors_are_never_compared(tmp_path):
