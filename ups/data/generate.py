@@ -238,19 +238,27 @@ def solve(task: str, indices: np.ndarray, **settings) -> np.ndarray:
 
 def solver_seconds(task: str, settings: dict[str, Any]) -> float:
     """Processor time per trajectory, measured on a few trajectories and on more and more of their frames,
-    until they took SOLVER_S. settings: `generation_settings`. Like `solve`, it sets torch to one thread."""
+    until they took SOLVER_S; the first frame, which may take a run-up, is measured apart. settings:
+    `generation_settings`. Like `solve`, it sets torch to one thread."""
     wanted = settings["num_frames"]
     steps, frames = wanted - 1, min(2, wanted)
     cells = settings["resolution"] ** get_task(task).ndim * len(get_task(task).channels)
     num = max(1, min(TOGETHER, settings["num_trajectories"], MOST_CELLS // cells))
     fixed = {key: settings[key] for key in ("seed", "resolution", "parameter")}
-    while True:
+
+    def measured(frames: int) -> float:
         start = time.process_time()
         t_end = settings["t_end"] * (frames - 1) / max(steps, 1)
         solve(task, np.arange(num), num_frames=frames, t_end=t_end, **fixed)
-        seconds = time.process_time() - start
-        if seconds > SOLVER_S or frames == wanted:
-            return seconds / num * max(steps, 1) / max(frames - 1, 1)
+        return (time.process_time() - start) / num
+
+    while True:
+        seconds = measured(frames)
+        if frames == wanted:
+            return seconds
+        if seconds * num > SOLVER_S:
+            first = min(measured(1), seconds)
+            return first + (seconds - first) * steps / (frames - 1)
         frames = min(2 * frames, wanted)
 
 
