@@ -10,17 +10,20 @@ from torch.export import Dim, export
 from bench import gpu
 from ups.config import ROOT, load_config
 from ups.config.backbones import BACKBONES
+from ups.models.bases import flow
+from ups.models.bases.elliptic import Elliptic
 from ups.tasks import get_task
 
 SMALL = ["operator.model.width=8", "operator.model.depth=1", "operator.model.modes=3"]
 CONFIG = load_config(
     ROOT / "configs" / "small_11task.yaml", [*SMALL, "task.cfd3d.resolution=8", "task.cfd3d.patch=2"]
 )
-FIRST = {}  # (kind of base, number of axes, boundaries) -> the first task that has these; persistence once
+FIRST = {}  # (kind of base, number of axes, with walls) -> the first task that has these; persistence once
 for task in CONFIG.data.tasks:
     for base in CONFIG.task[task].base:
-        geometry = (get_task(task).ndim, get_task(task).boundary)
+        geometry = (get_task(task).ndim, get_task(task).boundary != "periodic")
         FIRST.setdefault((base, *geometry) if base != "persistence" else base, (task, base))
+STORED = {base: task for task, base in reversed(FIRST.values())}  # kind of base -> the first task alone
 PAIRS = [
     pytest.param(*pair, marks=[] if pair == ("advection1d", "propagator") else pytest.mark.faults)
     for pair in FIRST.values()
@@ -28,7 +31,9 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
-def test_the_exported_operator_answers_as_the_operator_for_any_number_of_rows(name, kind):
+def test_the_exported_operator_answers_as_the_operator_for_any_number_of_rows(monkeypatch, name, kind):
+    monkeypatch.setattr(Elliptic, "ITERATIONS", 2)  # a graph repeats the code of an iteration, and of a tap
+    monkeypatch.setattr(flow, "TAPS", (0, 1))
     one = gpu.facts_of(CONFIG, name)
     torch.manual_seed(0)
     operator = gpu.operator_of(CONFIG, "no", {name: kind}).eval()
@@ -40,9 +45,12 @@ def test_the_exported_operator_answers_as_the_operator_for_any_number_of_rows(na
         return gpu.batch_of(operator, name, rows)[0], name, one.parameters[:1].expand(rows, -1).contiguous()
 
     rows, stored = Dim("rows", min=1, max=1024), io.BytesIO()
-    torch.export.save(export(operator, given(2), dynamic_shapes=({0: rows}, None, {0: rows})), stored)
-    stored.seek(0)
-    exported = torch.export.load(stored).module()  # as another machine, without this code, has it
+    program = export(operator, given(2), dynamic_shapes=({0: rows}, None, {0: rows}))
+    if STORED[kind] == name:  # as another machine, without this code, has it
+        torch.export.save(program, stored)
+        stored.seek(0)
+        program = torch.export.load(stored)
+    exported = program.module()
     for num in (1, 2, 5):
         inputs = given(num)
         torch.testing.assert_close(exported(*inputs), operator(*inputs), rtol=1e-5, atol=1e-6)
@@ -60,8 +68,8 @@ def test_the_exported_operator_answers_as_the_operator_for_any_number_of_rows(na
 
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", sorted(BACKBONES))
-@pytest.mark.parametrize("name", ["burgers1d", "diff_react2d"])
-def test_every_backbone_can_be_exported(kind, name):
+def test_every_backbone_can_be_exported(kind):
+    name = "diff_react2d"
     config = load_config(ROOT / "configs" / "small_11task.yaml", [*SMALL, f"operator.model.kind={kind}"])
     one = gpu.facts_of(config, name)
     operator = gpu.operator_of(config, "no", {name: "persistence"}).eval()
