@@ -14,8 +14,7 @@ WAYS = {  # name -> (processes, rows in a pass, how, further settings); the glob
     "2 processes, 4 passes": (2, 1, PLAIN, ()),
     "4 processes, 2 passes": (4, 1, PLAIN, ()),
     "2 processes, ddp.overlap, 4 passes": (2, 1, PLAIN, ("ddp.overlap=true",)),
-    "2 processes, FSDP2": (2, 8, FSDP, ()),
-    "4 processes, FSDP2, 2 passes": (4, 1, FSDP, ()),
+    "2 processes, FSDP2, 2 passes": (2, 2, FSDP, ()),
 }
 
 
