@@ -38,21 +38,24 @@ from ups.tasks import TASKS
 MEMBERS = 4
 
 
-@pytest.fixture(scope="module")
-def operator_root(tmp_path_factory) -> Path:
+# the prior's chain has its task alone, which gets a third of the operator's steps, as in the whole world
+OF_PRIOR = (f"data.tasks=[{STEADY}]", "evaluate.stages=[operator, steady]", "operator.train.steps=300")
+
+
+def operator_in(root: Path, *more: str) -> Path:
     """The folder of the world's data, its caches and the operator."""
-    root = tmp_path_factory.mktemp("chain")
     world.write_world(root / "data")
-    assert prepare_cache.main(world.arguments_of(root)) == 0
-    world.run_stage(root, "train_operator")
+    assert prepare_cache.main(world.arguments_of(root, *more)) == 0
+    world.run_stage(root, "train_operator", *more)
     return root
 
 
 @pytest.fixture(scope="module")
-def root(operator_root) -> Path:
-    """The same with the corrector."""
-    world.run_stage(operator_root, "train_diffusion")
-    return operator_root
+def root(tmp_path_factory) -> Path:
+    """Data, caches, operator and corrector."""
+    root = operator_in(tmp_path_factory.mktemp("chain"))
+    world.run_stage(root, "train_diffusion")
+    return root
 
 
 @pytest.fixture(scope="module")
@@ -300,10 +303,17 @@ def test_a_rollout_passes_the_error_of_sampled_states_only(root, chain, monkeypa
 
 
 @pytest.fixture(scope="module")
-def prior(operator_root):
+def prior_root(tmp_path_factory) -> Path:
+    """Data, caches, operator and prior."""
+    root = operator_in(tmp_path_factory.mktemp("prior"), *OF_PRIOR)
+    world.run_stage(root, "train_steady", *OF_PRIOR)
+    return root
+
+
+@pytest.fixture(scope="module")
+def prior(prior_root):
     """draw(case, kind, roll): (log a, mask, log u drawn); roll: from the observation of another field."""
-    world.run_stage(operator_root, "train_steady")
-    config = world.config_of(operator_root)
+    config = world.config_of(prior_root, *OF_PRIOR)
     operator = load_operator(config.run_dir / "operator")
     network = load_corrector(config.run_dir / "steady")
     source = SteadyResiduals(operator, open_cache(config, STEADY), network.heads[STEADY].guess)
@@ -331,10 +341,9 @@ def test_the_prior_samples_the_posterior(prior, case):
 
 
 @pytest.mark.faults
-def test_the_diffusion_is_selected_if_the_posterior_is_not_gaussian(prior, operator_root):
-    assert (
-        load_corrector(world.config_of(operator_root).run_dir / "steady").heads[STEADY].method == "diffusion"
-    )
+def test_the_diffusion_is_selected_if_the_posterior_is_not_gaussian(prior_root):
+    network = load_corrector(world.config_of(prior_root, *OF_PRIOR).run_dir / "steady")
+    assert network.heads[STEADY].method == "diffusion"
 
 
 def drawn_from_law(log_a, mask):
@@ -402,11 +411,12 @@ def test_truth_among_the_members_is_caught(root, chain, monkeypatch):
     assert {"one step", "rollout"} <= names(check_assessed(root)[0])
 
 
-def assess_prior(operator_root, monkeypatch) -> dict[str, float]:
+def assess_prior(prior_root, monkeypatch) -> dict[str, float]:
     """Energy distance to exact draws, seen through noise 0.3: of the prior's Gaussian, and the prior's over
     it."""
     monkeypatch.setitem(TASKS, STEADY, replace(TASKS[STEADY], posterior=world.exact_draws))
-    config = world.config_of(operator_root, "evaluate.ensemble_trajectories=8", "evaluate.truth_fields=8")
+    few = "evaluate.ensemble_trajectories=8", "evaluate.truth_fields=8"
+    config = world.config_of(prior_root, *OF_PRIOR, *few)
     truth, network = open_truth(config, STEADY), load_corrector(config.run_dir / "steady")
     operator = load_operator(config.run_dir / "operator")
     source = SteadyResiduals(operator, truth.cache, network.heads[STEADY].guess)
@@ -423,13 +433,13 @@ DISTANCES = {"gaussian": (0.05, 0.25), "prior": (-0.1, 0.3)}
 
 
 @pytest.mark.faults
-def test_the_assessed_prior_is_near_the_exact_posterior(operator_root, prior, monkeypatch):
-    measured = assess_prior(operator_root, monkeypatch)
+def test_the_assessed_prior_is_near_the_exact_posterior(prior_root, monkeypatch):
+    measured = assess_prior(prior_root, monkeypatch)
     assert not world.failed(measured, DISTANCES), measured
 
 
 @pytest.mark.faults
-def test_truth_compared_with_itself_is_caught(operator_root, prior, monkeypatch):
+def test_truth_compared_with_itself_is_caught(prior_root, monkeypatch):
     original = steady.moments_against
     monkeypatch.setattr(steady, "moments_against", lambda draws, truth: original(truth[: len(draws)], truth))
-    assert "gaussian" in names(world.failed(assess_prior(operator_root, monkeypatch), DISTANCES))
+    assert "gaussian" in names(world.failed(assess_prior(prior_root, monkeypatch), DISTANCES))
