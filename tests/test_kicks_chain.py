@@ -30,6 +30,7 @@ CELLS, NUM, RATE, HEIGHT, LOCAL, MEMBERS = 16, 8000, 0.5, 3.0, 0.02, 8
 SETTINGS = [
     f"data.tasks=[{NOISY}]",
     f"task.{NOISY}={{resolution: {CELLS}, patch: 2, num_trajectories: {NUM}}}",
+    "operator.train.steps=300",  # of one task, as in the whole world
     "diffusion.train.steps=800",
     "consistency.train.steps=400",
     "evaluate.stages=[operator, diffusion, consistency]",
