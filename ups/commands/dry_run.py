@@ -90,10 +90,9 @@ def _parents(config: Config, stage: str) -> str:
 def _num_weights(config: Config, stage: str, networks: dict[str, tuple[nn.Module, Any]]) -> int:
     """Count shared weights once, and private ones and a row of the embedding for every task."""
     model = config.model_of(stage)
-    with torch.device("meta"):
-        shared = (Operator if stage == "operator" else Corrector)(
-            {"model": to_dict(model), "precision": getattr(config, stage).train.precision, "tasks": []}
-        )
+    shared = (Operator if stage == "operator" else Corrector)(
+        {"model": to_dict(model), "precision": getattr(config, stage).train.precision, "tasks": []}
+    )
     weights = dict(shared.named_parameters())
     for name, (network, _) in networks.items():
         for key, weight in network.named_parameters():
