@@ -50,7 +50,7 @@ def fewer_pairs():
 @pytest.fixture(scope="module")
 def u() -> torch.Tensor:
     """Burgers' equation driven by white noise, (trajectories, time, 1, x)."""
-    return states(0, 160, FRAMES).double()
+    return states(0, 112, FRAMES).double()
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_terms_averaged_over_both_frames_take_noise_for_drift(data, base):
 def test_a_flow_under_noise_is_found_where_quiet_modes_count_more(monkeypatch):
     """Noise is in 8 of 24 x 24 modes; where every mode counts the same, these decide."""
     simulate = TASKS["vorticity2d_forced"].simulate
-    u = simulate(range(40), seed=0, resolution=24, num_frames=9, parameter=0.02, t_end=0.8)
+    u = simulate(range(28), seed=0, resolution=24, num_frames=9, parameter=0.02, t_end=0.8)
     data = Trajectories(u, 0.1, 2 * math.pi)
     data.own["vorticity"] = [0]
     one = Identification(Equation, data.samples, data.own, 0)
@@ -179,7 +179,7 @@ def test_a_weight_within_its_error_goes_and_one_beyond_stays():
 
 
 def test_a_drift_of_frames_with_noise_of_measurement_is_not_stated():
-    data = Trajectories(noisy(fisher(40), 0.5), 0.1, 10.0)
+    data = Trajectories(noisy(fisher(40)[:, :12], 0.5), 0.1, 10.0)
     one = Identification(Equation, data.samples, data.own, 0)
     fit = Drift(one, data.samples, 0)
     assert of_drift(fit, fit.model()).doubt == UNCLEAR
