@@ -512,7 +512,7 @@ def test_gradients_flow_through_the_rollout():
         ("burgers1d", "flat"),
         ("diff_react2d", "flat"),
         ("darcy2d", "flat"),
-        ("darcy2d", "fno"),
+        ("diff_react2d", "fno"),
         ("diff_react2d", "unet"),
         ("burgers1d", "resnet"),
         ("diff_react2d", "transformer"),
