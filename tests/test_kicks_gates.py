@@ -21,7 +21,7 @@ from ups.metrics.joint import law_increments, residual_energy, score_joint
 from ups.tasks import barkley
 
 pytestmark = pytest.mark.faults  # half a minute of exact samples
-STARTS, MEMBERS, COUNT = 24, 10, 100
+STARTS, MEMBERS, COUNT = 16, 10, 100
 OF_NETWORKS = {"finite", "score", "condition", "teacher", "evaluations", "operations"}
 REFUSED = {
     "exact": set(),

@@ -87,7 +87,11 @@ def settings_of(work: Path, root: Path, stage: str, more: tuple[str, ...] = ()) 
         for section in ("operator", "diffusion", "steady")
         for key in ("model.width=16", "model.depth=1", "model.modes=4")
     ]
-    scales = ["diffusion.scale_steps=10", "steady.scale_steps=10"]
+    scales = [
+        f"{section}.{key}"
+        for section in ("diffusion", "steady")
+        for key in ("scale_steps=2", "sampler_steps=2")
+    ]
     return [
         "--config",
         str(ROOT / "configs" / "smoke.yaml"),
