@@ -40,7 +40,7 @@ STEPS = 2  # of the solver between two frames, 24 normal numbers of the 32 that 
 SETTINGS = dataclasses.replace(
     load_config(None).evaluate,
     members=10,
-    ensemble_trajectories=60,
+    ensemble_trajectories=40,
     ensemble_frames=8,
     num_bootstrap=100,
     truth_members=32,
