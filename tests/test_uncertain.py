@@ -13,7 +13,8 @@ from ups.evaluation.gates import check_gates
 from ups.tasks import get_task
 
 TASKS = {  # with a base that is fitted in seconds
-    "burgers1d_forced": "{num_trajectories: 24, resolution: 32, num_frames: 14, t_end: 0.65, base: [propagator]}",
+    "burgers1d_forced": "{num_trajectories: 24, resolution: 32, num_frames: 14, t_end: 0.65, "
+    "base: [propagator]}",
     "ks1d_coarse": "{num_trajectories: 24, resolution: 32, num_frames: 14, t_end: 13, patch: 2, history: 2, "
     "base: [propagator]}",
 }
