@@ -180,17 +180,18 @@ def paired_ratio(
 
 @torch.no_grad()
 def rollout(trained: Trained, split: Split, batch_size: int) -> tuple[Errors, float]:
-    """Return errors of all rows, and milliseconds per predicted state (median over full batches).
+    """Return errors of all rows, and milliseconds per predicted state (median over full batches), of a
+    processor if there is no GPU, as other programs may run beside.
 
     A first frame is predicted before, for what a model computes once, such as our network weight."""
-    parts, times = [], []
+    parts, times, clock = [], [], time.perf_counter if torch.cuda.is_available() else time.process_time
     trained.predict(split.given[:1], split.parameters[:1], 1)
     for rows in torch.arange(len(split.truth)).split(batch_size):
         truth = split.truth[rows]
-        start = time.perf_counter()
+        start = clock()
         pred = trained.predict(split.given[rows], split.parameters[rows], truth.shape[1])
         if len(rows) == min(batch_size, len(split.truth)):
-            times.append(1e3 * (time.perf_counter() - start) / (len(rows) * truth.shape[1]))
+            times.append(1e3 * (clock() - start) / (len(rows) * truth.shape[1]))
         parts.append(Errors.of(split.predicted(pred), truth))
     joined = Errors(torch.cat([part.error for part in parts]), torch.cat([part.truth for part in parts]))
     return joined, sorted(times)[len(times) // 2]

@@ -63,8 +63,8 @@ def start(
     resample: bool = False,
     extrapolate: bool = False,
 ) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
-    """Prepare a forecast: latents z (batch, time, *tokens, dim) on the operator's device, raw parameters
-    (batch, P), and a function that finishes the forecast.
+    """Prepare a forecast: latents z (batch, time, *tokens, dim) of the frames that are used, on the
+    operator's device, raw parameters (batch, P), and a function that finishes the forecast.
 
     finish(u_pred): u_pred (..., C, *space) on the grid and device of u and in its precision; it warns of
     values that are not finite and of what was not evaluated. u: (batch, time, C, *space), physical units.
@@ -115,7 +115,9 @@ def start(
         u_pred = u_pred if space == head.codec.space else on_grid(u_pred, space, boundary)
         return head.task.absolute(u_pred, head.codec.fields).to(given)
 
-    u_trained = u_trained.to(head.scale.device, torch.float32)
+    # the history, one frame more for the last error, or all that the estimate of a start uses
+    num_used = max(head.history + 1, head.start_frames)
+    u_trained = u_trained[:, -num_used:].to(head.scale.device, torch.float32)
     z = in_blocks(
         lambda index: codec.encode(codec.normalise(u_trained[index])),
         len(u),
