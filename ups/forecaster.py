@@ -115,8 +115,7 @@ def start(
         u_pred = u_pred if space == head.codec.space else on_grid(u_pred, space, boundary)
         return head.task.absolute(u_pred, head.codec.fields).to(given)
 
-    # the history, one frame more for the last error, or all that the estimate of a start uses
-    num_used = max(head.history + 1, head.start_frames)
+    num_used = max(head.history + 1, head.start_frames)  # one more for the last error
     u_trained = u_trained[:, -num_used:].to(head.scale.device, torch.float32)
     z = in_blocks(
         lambda index: codec.encode(codec.normalise(u_trained[index])),
