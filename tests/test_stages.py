@@ -11,6 +11,7 @@ import importlib
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import sys
