@@ -35,9 +35,8 @@ from ups.generative.sampling import Sampler, predict_with_noise, sample_states
 from ups.models.operator import load_operator
 from ups.tasks import TASKS
 
+pytestmark = pytest.mark.faults  # minutes of training: of the slow half
 MEMBERS = 4
-
-
 # the prior's chain has its task alone, which gets a third of the operator's steps, as in the whole world
 OF_PRIOR = (f"data.tasks=[{STEADY}]", "evaluate.stages=[operator, steady]", "operator.train.steps=300")
 
@@ -332,7 +331,6 @@ def prior(prior_root):
     return draw
 
 
-@pytest.mark.faults  # the prior trains for 30 s
 @pytest.mark.parametrize("case", ["full", "points_50"])
 def test_the_prior_samples_the_posterior(prior, case):
     log_a, mask, _ = prior(case)
@@ -340,7 +338,6 @@ def test_the_prior_samples_the_posterior(prior, case):
     assert not world.check_prior(*prior(case))
 
 
-@pytest.mark.faults
 def test_the_diffusion_is_selected_if_the_posterior_is_not_gaussian(prior_root):
     network = load_corrector(world.config_of(prior_root, *OF_PRIOR).run_dir / "steady")
     assert network.heads[STEADY].method == "diffusion"
@@ -354,7 +351,6 @@ def drawn_from_law(log_a, mask):
     return world.solutions((mean + (factor @ white[..., None])[..., 0]).view_as(log_a).float(), generator(8))
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize(
     ("case", "options", "criteria"),
     [
@@ -432,13 +428,11 @@ def assess_prior(prior_root, monkeypatch) -> dict[str, float]:
 DISTANCES = {"gaussian": (0.05, 0.25), "prior": (-0.1, 0.3)}
 
 
-@pytest.mark.faults
 def test_the_assessed_prior_is_near_the_exact_posterior(prior_root, monkeypatch):
     measured = assess_prior(prior_root, monkeypatch)
     assert not world.failed(measured, DISTANCES), measured
 
 
-@pytest.mark.faults
 def test_truth_compared_with_itself_is_caught(prior_root, monkeypatch):
     original = steady.moments_against
     monkeypatch.setattr(steady, "moments_against", lambda draws, truth: original(truth[: len(draws)], truth))

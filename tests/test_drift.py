@@ -134,6 +134,7 @@ def test_terms_averaged_over_both_frames_take_noise_for_drift(data, base):
     assert excess(fooled, states(1, 64), data) > 100 * excess(base, states(1, 64), data)
 
 
+@pytest.mark.faults  # seven seconds: of the slow half
 def test_a_flow_under_noise_is_found_where_quiet_modes_count_more(monkeypatch):
     """Noise is in 8 of 24 x 24 modes; where every mode counts the same, these decide."""
     simulate = TASKS["vorticity2d_forced"].simulate
@@ -178,6 +179,7 @@ def test_a_weight_within_its_error_goes_and_one_beyond_stays():
     assert len(significant(a, list(range(8)), 12.0, max_dropped=2)) == 6
 
 
+@pytest.mark.faults  # five seconds: of the slow half
 def test_a_drift_of_frames_with_noise_of_measurement_is_not_stated():
     data = Trajectories(noisy(fisher(40)[:, :12], 0.5), 0.1, 10.0)
     one = Identification(Equation, data.samples, data.own, 0)

@@ -118,6 +118,7 @@ def test_constant_fields_drive_the_flow_and_do_not_change():
     assert torch.allclose(later[0, :2], 0.5 * turning, atol=1e-2) and torch.equal(later[:, 3:], u[:, 0, 3:])
 
 
+@pytest.mark.faults  # six seconds: of the slow half
 def test_a_driven_flow_between_walls_is_found_and_chosen_and_one_whose_velocity_is_another_is_not(tmp_path):
     """Fake refused: a base that any fields will do for. With the components of the velocity exchanged the
     carrying is wrong."""

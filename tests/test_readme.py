@@ -98,6 +98,10 @@ IN_PLACE = {  # command -> what runs in its place, and why
     'make sweep GRID="operator.optim.muon_lr=2e-3,4e-3" SEEDS="0 1" STAGES=operator': (
         'make -n sweep GRID="operator.optim.muon_lr=2e-3,4e-3" SEEDS="0 1" STAGES=operator'
     ),
+    # the report of weights from elsewhere is that of my_model
+    "python evaluate.py --config configs/pretrained.yaml evaluate.weights=pretrained": (
+        "python evaluate.py --config configs/pretrained.yaml evaluate.weights=pretrained --dry-run"
+    ),
     # test_publish.py has a hub
     "make publish RUN=small TO=hf://owner/name": "make -n publish RUN=small TO=hf://owner/name",
 }
