@@ -137,6 +137,7 @@ def chain(clean, tmp_path_factory):
     return u, cache, build_operator({"film": (facts, weights)}, config.operator.model, "no").eval()
 
 
+@pytest.mark.faults  # a second of data, five of training
 def test_make_bench_scores_noisy_films_as_the_report_does(chain, tmp_path):
     """The same frames are given and scored, and forecasts start from an estimate."""
     config, cache = opened(tmp_path, chain[0])

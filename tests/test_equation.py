@@ -337,6 +337,7 @@ def few(monkeypatch):
     monkeypatch.setattr(Identification, "limits", FEW_WINDOWS)
 
 
+@pytest.mark.faults  # five seconds of one core
 def test_the_equation_of_kuramoto_and_sivashinsky_is_found_and_forecasts():
     data = Trajectories(kuramoto(20, 10), 0.5, 22.0)
     [(name, own, base)] = found(data)
