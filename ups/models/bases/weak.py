@@ -12,8 +12,9 @@ adds is subtracted (SIMEX: Cook and Stefanski 1994, doi 10.1080/01621459.1994.10
 select the terms (resampling.py)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -289,14 +290,15 @@ class WeakForm:
 @dataclass(frozen=True)
 class WeakModel:
     """An equation by the weak form, with the standard errors (unknowns,) of its values by the scatter of
-    blocks of windows, and by the noise alone, which windows that overlap share.
+    blocks of windows.
 
-    inclusion: the least fraction of samples of windows that find one of its terms. equations: of `WeakForm`,
-    for these places in the library."""
+    by_noise: for each channel a function of nothing that gives its part of `noise_errors`. inclusion: the
+    least fraction of samples of windows that find one of its terms. equations: of `WeakForm`, for these
+    places in the library."""
 
     model: Model
     errors: Tensor
-    noise_errors: Tensor
+    by_noise: list[Callable[[], Tensor]]
     inclusion: float
     equations: Tensor
     places: list[int]
@@ -314,7 +316,12 @@ class WeakModel:
         """By some of the terms; None if they explain nothing."""
         form = WeakForm(films, sigma, [library[place] for place in places], settings, width)
         equations, tiers = form.equations(), form.tiers()
-        unknowns, values, errors, inclusions, noise_errors = [], [], [], [], []
+        unknowns, values, errors, inclusions, by_noise = [], [], [], [], []
+
+        def noise_errors(channel: int, terms: list[int], values: Tensor) -> Tensor:
+            few = WeakForm(films, sigma, [form.library[term] for term in terms], settings, width)
+            return few.noise_errors(channel, values)
+
         for channel, blocks in enumerate(equations.unbind(1)):
             if found := selected(blocks, tiers, channel):
                 terms = [*found]
@@ -322,13 +329,16 @@ class WeakModel:
                 values.append(solve(blocks.sum(0), terms))
                 errors.append(standard_errors(blocks, terms, values[-1]))
                 inclusions += found.values()
-                few = WeakForm(films, sigma, [form.library[term] for term in terms], settings, width)
-                noise_errors.append(few.noise_errors(channel, values[-1]))
+                by_noise.append(partial(noise_errors, channel, terms, values[-1]))
         if not unknowns:
             return None
         model = Model(unknowns, torch.cat(values))
-        errors, noise_errors = torch.cat(errors), torch.cat(noise_errors)
-        return cls(model, errors, noise_errors, min(inclusions), equations, places)
+        return cls(model, torch.cat(errors), by_noise, min(inclusions), equations, places)
+
+    @property
+    def noise_errors(self) -> Tensor:
+        """Standard errors (unknowns,) of the values by the noise alone, which windows that overlap share."""
+        return torch.cat([errors() for errors in self.by_noise])
 
     def doubt(self, model: Model) -> str:
         """Why the terms of a model may not be stated: other terms explain as much, or what these leave of the
