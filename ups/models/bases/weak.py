@@ -292,9 +292,9 @@ class WeakModel:
     """An equation by the weak form, with the standard errors (unknowns,) of its values by the scatter of
     blocks of windows.
 
-    by_noise: for each channel a function of nothing that gives its part of `noise_errors`. inclusion: the
-    least fraction of samples of windows that find one of its terms. equations: of `WeakForm`, for these
-    places in the library."""
+    by_noise: functions without arguments, one per channel, that compute its part of `noise_errors`.
+    inclusion: the least fraction of samples of windows that find one of its terms. equations: of `WeakForm`,
+    for these places in the library."""
 
     model: Model
     errors: Tensor
