@@ -98,9 +98,8 @@ def test_the_report_has_exact_samples_if_the_law_is_known_and_statistics_otherwi
 
 def test_exact_samples_need_the_grid_of_the_data():
     config = load_config(ROOT / "configs" / "uncertain.yaml")
-    assert {*TASKS, "vorticity2d_forced"} == {
-        *config.data.tasks
-    } and config.evaluate.ensemble_trajectories >= 100
+    assert {*config.data.tasks} == {*TASKS, "vorticity2d_forced"}
+    assert config.evaluate.ensemble_trajectories >= 100
     for name in config.data.tasks:
         settings = config.task[name]
         assert (

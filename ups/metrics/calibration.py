@@ -137,11 +137,10 @@ def ranks(members: Tensor, u_ref: Tensor, stride: int) -> Tensor:
     does not depend on the batch."""
     x, y = members.transpose(1, 2).flatten(0, 1), u_ref.flatten(0, 1)
     num, counts = max(1, RANKED // x[0].numel()), []
-    for first in range(0, len(y), num):
-        some = y[first : first + num].cpu()
-        seeds = [zlib.crc32(frame.contiguous().numpy().tobytes()) for frame in some]
+    for members_of, frames in zip(x.split(num), y.cpu().split(num), strict=True):
+        seeds = [zlib.crc32(frame.contiguous().numpy().tobytes()) for frame in frames]
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        counts.append(rank_histogram(x[first : first + num, :, None], some[:, None], generators, stride))
+        counts.append(rank_histogram(members_of[:, :, None], frames[:, None], generators, stride))
     return torch.cat(counts).reshape(*u_ref.shape[:2], -1)
 
 
