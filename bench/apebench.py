@@ -47,7 +47,7 @@ OUT, RESULTS = ROOT / "bench" / "out" / "apebench", ROOT / "bench" / "results" /
 PACKAGES = ("apebench==0.1.1", "exponax==0.1.0", "pdequinox==0.1.2", "trainax==0.0.2", "jax==0.10.2")
 SCORED, OWN_STEPS, NUM_VALIDATED = 100, 10_000, 5
 SAME = 1e-5  # largest difference of one step; 1.6e-7 in single precision on five scenarios
-# glibc gives large arrays back to the kernel after every step; without that a U-Net's step in 2D takes 0.7 of the time
+# glibc gives large arrays back to the kernel after every step; kept, a U-Net in 2D takes 0.7 of the time
 KEEPS_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**36), "MALLOC_ARENA_MAX": "1"}
 NETWORKS = {1: ("Res;26;8;relu", "Dil;2;32;2;relu", "FNO;12;18;4;gelu")}
 NETWORKS[2] = ("FNO;12;18;4;gelu", "UNet;12;2;relu", "Res;26;8;relu")
