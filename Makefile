@@ -68,7 +68,7 @@ ENVIRONMENT := .venv/installed
 endif
 
 .PHONY: help venv data doctor cache operator diffusion consistency rival steady report train train-cpu2 train-2gpu train-4gpu \
-  train-8gpu train-fsdp smoke test test-faults lint bench bench-gpu tune sweep profile dry-run leaderboard publish remove clean-smoke
+  train-8gpu train-fsdp smoke test test-faults test-gpu lint bench bench-gpu tune sweep profile dry-run leaderboard publish remove clean-smoke
 
 help:           ## This list
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / {printf "  make %-12s %s\n", $$1, $$2} /^##/ {print substr($$0, 4)}' Makefile
@@ -130,6 +130,9 @@ test: $(ENVIRONMENT)          ## The fast half of the test suite: truth, behavio
 test-faults: $(ENVIRONMENT)   ## The slow half: fault injection, mutated files, several machines, sharded stages; known answers with a new seed
 	@$(PY) -m ups.commands.interpreter requirements-dev.txt
 	$(QUICK_START) OMP_NUM_THREADS=1 $(PY) -m pytest -q -m "faults or drawn" -n 3 --dist loadfile --no-loadscope-reorder
+
+test-gpu: $(ENVIRONMENT)      ## On a GPU: stages that are killed continue bitwise, and too little memory ends nothing
+	UPS_TEST_GPU=1 OMP_NUM_THREADS=1 $(PY) -m pytest -q -m gpu tests
 
 lint: $(ENVIRONMENT)          ## Style
 	$(PY) -m ruff check .

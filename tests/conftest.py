@@ -2,7 +2,11 @@
 files come first, so that no worker still runs one while the others have nothing left to do."""
 
 import gc
+import os
 from pathlib import Path
+
+if "UPS_TEST_GPU" not in os.environ:  # `make test-gpu` sets it; else tests use the CPU, whatever there is
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import pytest
 import torch

@@ -810,8 +810,11 @@ def overrides_of(caches: Path, root: Path, *more: str) -> list[str]:
     return [f"data.root={caches}/data", f"cache.root={caches}/cache", f"run.root={root}", *TINY, *RUN, *more]
 
 
-def _stage(overrides: list[str], kill_at: int, rounding: float) -> None:
+def _stage(overrides: list[str], kill_at: int, rounding: float, gpu_gib: float) -> None:
     ups.models.loss.ROUNDING, update = rounding, ups.training.run.Run.update
+    if gpu_gib:
+        whole = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(gpu_gib * 2**30 / whole)
 
     def dying(run, *arguments, **options):
         if run.step == kill_at:
@@ -823,10 +826,17 @@ def _stage(overrides: list[str], kill_at: int, rounding: float) -> None:
 
 
 def train_ranks(
-    caches: Path, root: Path, *more: str, world: int = 1, kill_at: int = -1, rounding: float = ROUNDING
+    caches: Path,
+    root: Path,
+    *more: str,
+    world: int = 1,
+    kill_at: int = -1,
+    rounding: float = ROUNDING,
+    gpu_gib: float = 0,
 ) -> tuple[list[int], list[str]]:
-    """Exit codes and outputs of the stage on `world` processes. rounding: as in `is_worth_training`."""
-    arguments = (overrides_of(caches, root, *more), kill_at, rounding)
+    """Exit codes and outputs of the stage on `world` processes. rounding: as in `is_worth_training`;
+    gpu_gib: the memory that it may use of its GPU, 0: all."""
+    arguments = (overrides_of(caches, root, *more), kill_at, rounding, gpu_gib)
     return loop_stage.run_ranks(root, _stage, lambda _rank: arguments, world)
 
 
@@ -949,6 +959,7 @@ def test_two_processes_give_the_losses_of_one(caches, reference, tmp_path):
     assert all(torch.equal(bases[0][key], bases[1][key]) for key in bases[0])
 
 
+@pytest.mark.gpu
 def test_a_killed_stage_resumes_to_the_same_weights_bit_by_bit(caches, reference, tmp_path):
     code, log = train(caches, tmp_path, kill_at=7)
     assert code == -signal.SIGKILL, log
@@ -962,12 +973,26 @@ def test_a_killed_stage_resumes_to_the_same_weights_bit_by_bit(caches, reference
         load_file(root / "smoke" / "operator" / "model.safetensors") for root in (reference, tmp_path)
     )
     assert whole.keys() == resumed.keys() and all(torch.equal(whole[name], resumed[name]) for name in whole)
-    clock = ("time", "steps_per_s")
+    clock = ("time", "steps_per_s", "memory_gib")
     numbers = [
         [{k: v for k, v in line.items() if k not in clock} for line in lines_of(root)]
         for root in (reference, tmp_path)
     ]
     assert numbers[0] == numbers[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU, or not run by `make test-gpu`")
+def test_a_gpu_with_too_little_memory_gets_smaller_passes_and_the_losses_of_a_large_one(caches, tmp_path):
+    rows = ("operator.train.batch_size=2048", "operator.train.micro_batch=2048", "operator.train.steps=3")
+    losses = []
+    for name, gpu_gib in (("large", 0), ("small", 0.5)):
+        code, log = train(caches, tmp_path / name, *rows, gpu_gib=gpu_gib)
+        assert code == 0, log
+        lines = [line for line in lines_of(tmp_path / name) if "train/loss" in line]
+        assert (lines[0]["train/micro_batch"] < 2048) is (name == "small"), lines
+        losses.append([line["train/loss"] for line in lines])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)  # bf16
 
 
 def test_without_validation_the_averaged_weights_are_exported_and_judged(caches, tmp_path):

@@ -291,7 +291,7 @@ def same_end(one: Path, two: Path, stage: str) -> None:
     """Weights, logged numbers but clocks, and results of a stage are equal bit by bit."""
     a, b = (load_file(root / "smoke" / stage / "model.safetensors") for root in (one, two))
     assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-    clock = ("time", "steps_per_s")
+    clock = ("time", "steps_per_s", "memory_gib")
     a, b = (
         [{k: v for k, v in line.items() if k not in clock} for line in lines_of(root, stage)]
         for root in (one, two)
@@ -301,6 +301,7 @@ def same_end(one: Path, two: Path, stage: str) -> None:
     assert a == b
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("stage", ["consistency", "steady"])
 def test_a_killed_stage_resumes_to_the_same_weights_bit_by_bit(chain, tmp_path, stage):
     codes, logs = start(stage, chain, with_parents(chain, tmp_path, stage), kill_at=17)
@@ -1229,6 +1230,7 @@ def test_one_flipped_bit_of_a_fitted_scale_is_refused(chain, tmp_path):
     assert not (tmp_path / "smoke" / "steady" / "state").exists()
 
 
+@pytest.mark.gpu
 def test_residuals_that_turn_nan_end_the_run_naming_stage_step_and_checkpoint(chain, tmp_path):
     codes, logs = start(
         "diffusion",

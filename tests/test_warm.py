@@ -234,6 +234,7 @@ def test_a_frozen_trunk_stays_bit_by_bit_while_heads_learn(caches, parent, tmp_p
     )
 
 
+@pytest.mark.gpu
 def test_a_killed_stage_that_started_from_another_resumes_bit_by_bit(caches, parent, tmp_path):
     more = (*RUN, SECOND, f"operator.init={parent / 'operator'}", "operator.optim.trunk_factor=0.5")
     code, log = train(caches, tmp_path / "whole", *more)

@@ -52,7 +52,7 @@ from ups.training.folder import StageFolder
 from ups.training.guard import EXIT_STOPPED
 from ups.training.processes import send_event
 from ups.training.ranks import Ranks
-from ups.training.saving import MetricsLog, Saving, seed_everything
+from ups.training.saving import MetricsLog, Saving, seed_everything, sum_in_one_order
 from ups.training.sharding import full_weights
 from ups.training.strategies import (
     LossFunction,
@@ -135,6 +135,8 @@ class Run:
     def _open(self) -> None:
         train, ranks, config = self.train, self.ranks, to_dict(self.config)
         self.accelerator = ranks.join(train.timeout_s)
+        if self.device.type == "cuda":
+            sum_in_one_order()
         if is_fsdp_requested(self.accelerator):
             require_fsdp(self.accelerator, train.batch_size, self.config.ddp.overlap)
         require_equal_facts(ranks.gather(shared_facts(config, self.folder.identity["parents"], self.stage)))

@@ -1,5 +1,6 @@
 """What a run writes while it trains: metrics, and checkpoints from which it resumes."""
 
+import os
 import random
 import sys
 import time
@@ -112,6 +113,15 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def sum_in_one_order() -> None:
+    """Make kernels of a GPU add in one order, so that a run that continues is bitwise equal to one that was
+    not interrupted. torch warns of an operation that has no such kernel.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first matrix product
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
