@@ -157,12 +157,17 @@ def fitted_candidates(
 
 def report_missing(fits: Fit[Base], who: str) -> Iterator[tuple[str, dict[str, Any], Base]]:
     """Yield the candidates of `Base.fit`, and print why others are missing."""
+    which = "left out"
     try:
-        reason = yield from fits
+        while True:
+            yield next(fits)
+            which = "a candidate is left out"
+    except StopIteration as end:
+        reason = end.value
     except torch.linalg.LinAlgError as error:
         reason = f"its equations have no solution ({error})"
     if reason:
-        print(f"{who}: left out, as {reason}")
+        print(f"{who}: {which}, as {reason}")
 
 
 def select_from_shortlist(
