@@ -234,6 +234,23 @@ def test_a_propagator_recovers_the_heat_equation_behind_every_wall(boundary, spa
     assert relative(roll_out(base, truth[:, :1].float(), 10), truth[:, 1:]) < 1e-5
 
 
+@pytest.mark.parametrize("boundary", [PERIODIC, NO_FLUX])
+def test_a_propagator_predicts_each_row_as_alone_and_as_the_product_of_its_modes(monkeypatch, boundary):
+    base, u = Propagator(2, 2, (4, 6), boundary, 2, 2, num_forcing=1), noise(5, 2, 2, 4, 6)
+    for weight in base.buffers():
+        if weight.ndim == 4:
+            weight.normal_(generator=torch.Generator().manual_seed(1))
+    index = torch.tensor([0, 1, 1, 0, 1])
+    parameters = ParameterBatch(torch.zeros(5, 1), index, forcing=noise(5, 2, 1, 4, 6, seed=1))
+    together = base(u, parameters)
+    monkeypatch.setattr("ups.models.bases.propagator.BLOCK", 1)
+    assert torch.equal(base(u, parameters), together)
+    start, phi = base.start_and_terms(u, parameters)
+    weight = base.weight_real + (1j * base.weight_imag if boundary == PERIODIC else 0)
+    change = torch.einsum("btm,bmtc->bcm", base.with_forcing(phi, parameters), weight[index])
+    torch.testing.assert_close(together, start + base.transform.inverse(change), rtol=1e-5, atol=1e-4)
+
+
 def reaction_step(u: torch.Tensor, dt: float = 0.1, diffusion: float = 0.3) -> torch.Tensor:
     """Explicit Euler of u_t = D lap u + u - u^3 - v, v_t = u - v with no-flux walls; u (n, 2, ny, nx)."""
     wide = F.pad(u, (1, 1, 1, 1), mode="replicate")

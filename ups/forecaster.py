@@ -39,7 +39,6 @@ from ups.generative.observation import observe_cells
 from ups.generative.sampling import (
     SAMPLERS,
     Sampler,
-    block_size,
     load_sampler,
     sample_solutions,
     sample_states,
@@ -50,6 +49,8 @@ from ups.models.operator import Operator, load_operator
 from ups.models.rollout import in_blocks, name_starts
 from ups.tasks import in_unit
 from ups.training.finished import stage_of_run
+
+ROWS = 4  # encoded together, the last ones padded: of a single start this is a part of one predicted frame
 
 
 def start(
@@ -117,11 +118,7 @@ def start(
 
     num_used = max(head.history + 1, head.start_frames)  # one more for the last error
     u_trained = u_trained[:, -num_used:].to(head.scale.device, torch.float32)
-    z = in_blocks(
-        lambda index: codec.encode(codec.normalise(u_trained[index])),
-        len(u),
-        block_size(codec, u_trained.device),
-    )
+    z = in_blocks(lambda index: codec.encode(codec.normalise(u_trained[index])), len(u), ROWS)
     return z, values, finish
 
 

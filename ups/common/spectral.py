@@ -186,7 +186,10 @@ class FieldTransform(nn.Module):
         """The transform of u along every axis with walls, or its inverse."""
         for axis in self.walls:
             matrix = getattr(self, f"matrix{axis}").to(u)
-            u = (u.movedim(axis - len(self.space), -1) @ (matrix if is_back else matrix.mT)).movedim(
-                -1, axis - len(self.space)
-            )
+            matrix = matrix.mT if is_back else matrix
+            if axis == len(self.space) - 1:
+                u = u @ matrix.mT
+            else:  # the axes behind as columns: no copy of u
+                behind = u.shape[1 + axis - len(self.space) :]
+                u = (matrix @ u.flatten(1 + axis - len(self.space))).unflatten(-1, behind)
         return u

@@ -38,6 +38,11 @@ class ParameterBatch:
         """The batch `num_frames` later, with its forcing shifted."""
         return self if self.forcing is None else replace(self, forcing=self.forcing[:, num_frames:])
 
+    def rows(self, some: slice) -> Self:
+        """The batch of some rows."""
+        every = (self.standard, self.index, self.raw, self.forcing)
+        return ParameterBatch(*(None if values is None else values[some] for values in every))
+
 
 MIN_FILM = 64  # frames of a long film that are read at least
 T = TypeVar("T")

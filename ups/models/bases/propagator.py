@@ -13,6 +13,7 @@ from ups.common.spectral import FieldTransform
 from ups.models.bases.base import Base, Fit, ParameterBatch, Samples
 
 MOST_DEGREE = 5
+BLOCK = 2**19  # values of the terms that are computed at once on a CPU: these stay in its caches
 
 
 def monomials(num_channels: int, degree: int) -> list[tuple[int, ...]]:
@@ -69,10 +70,10 @@ class Modal(Base):
         self.transform = FieldTransform(space, boundary)
         self.num_forced, self.series = num_forced(num_forcing), list(series)
         self.forcing_fields = [channel for channel in range(num_forcing) if channel not in self.series]
-        shape = (num_values, self.transform.modes, num_terms + self.num_forced, num_channels)
-        self.register_buffer("weight_real", torch.zeros(shape))
-        if self.transform.is_complex:
-            self.register_buffer("weight_imag", torch.zeros(shape))
+        # in memory (values, terms, C, modes), as `forward` reads them
+        shape = (num_values, num_terms + self.num_forced, num_channels, self.transform.modes)
+        for name in ("weight_real", "weight_imag")[: 1 + self.transform.is_complex]:
+            self.register_buffer(name, torch.zeros(shape).permute(0, 3, 1, 2))
 
     @property
     def num_fitted(self) -> int:
@@ -83,19 +84,24 @@ class Modal(Base):
         """start and phi of a window u (batch, history, C, *space)."""
 
     def forward(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
+        weight = self.weight_real.permute(0, 2, 3, 1)  # values, terms, C, modes
+        if self.transform.is_complex:
+            weight = torch.complex(weight, self.weight_imag.permute(0, 2, 3, 1))
+        if u.device.type != "cpu" or torch.compiler.is_exporting():
+            return self._next(u, parameters, weight)
+        size = max(1, BLOCK // weight[0, :, 0].numel())
+        blocks = [slice(first, first + size) for first in range(0, max(1, len(u)), size)]
+        return torch.cat([self._next(u[rows], parameters.rows(rows), weight) for rows in blocks])
+
+    def _next(self, u: Tensor, parameters: ParameterBatch, weight: Tensor) -> Tensor:
         start, phi = self.start_and_terms(u.float(), parameters)
         phi = self.with_forcing(phi, parameters)
-        phi = phi.permute(2, 0, 1)  # modes, batch, terms
-        weight = (
-            torch.complex(self.weight_real, self.weight_imag)
-            if self.transform.is_complex
-            else self.weight_real
-        )
-        change = phi @ weight[0]
-        # one product of all rows per parameter value: its shape does not depend on which values they have
+        change = _sum_of_products(phi, weight[0])
+        # one sum of all rows per parameter value: its shape does not depend on which values they have
         for value in range(1, len(weight)):
-            change = torch.where((parameters.index == value)[:, None], phi @ weight[value], change)
-        return start + self.transform.inverse(change.permute(1, 2, 0))
+            is_value = (parameters.index == value)[:, None, None]
+            change = torch.where(is_value, _sum_of_products(phi, weight[value]), change)
+        return start + self.transform.inverse(change)
 
     def with_forcing(self, phi: Tensor, parameters: ParameterBatch) -> Tensor:
         """phi (batch, num_terms, modes), continued with the forcing terms."""
@@ -151,6 +157,20 @@ class Modal(Base):
             self.weight_real[value] = weight.real.float()
             if self.transform.is_complex:
                 self.weight_imag[value] = weight.imag.float()
+
+
+def _sum_of_products(phi: Tensor, weight: Tensor) -> Tensor:
+    """(batch, C, modes): the sum over terms of phi (batch, terms, modes) times weight (terms, C, modes).
+
+    On a CPU term by term, in 0.1 to 0.5 of the time of a matrix product per mode.
+    """
+    if phi.device.type != "cpu":
+        return torch.einsum("btm,tcm->bcm", phi, weight)
+    terms = phi.unbind(1)
+    change = terms[0][:, None] * weight[0]
+    for term, factor in zip(terms[1:], weight[1:], strict=True):
+        change = torch.addcmul(change, term[:, None], factor)
+    return change
 
 
 class Propagator(Modal):
