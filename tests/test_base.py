@@ -243,7 +243,7 @@ def test_a_propagator_predicts_each_row_as_alone_and_as_the_product_of_its_modes
     index = torch.tensor([0, 1, 1, 0, 1])
     parameters = ParameterBatch(torch.zeros(5, 1), index, forcing=noise(5, 2, 1, 4, 6, seed=1))
     together = base(u, parameters)
-    monkeypatch.setattr("ups.models.bases.propagator.BLOCK", 1)
+    monkeypatch.setattr("ups.models.bases.propagator.BLOCK_BYTES", 1)
     assert torch.equal(base(u, parameters), together)
     start, phi = base.start_and_terms(u, parameters)
     weight = base.weight_real + (1j * base.weight_imag if boundary == PERIODIC else 0)
@@ -438,7 +438,7 @@ def test_what_is_not_fitted_is_persistence():
 
 def test_the_dictionary_holds_every_product_once():
     u = torch.tensor([[[2.0], [3.0]]])
-    assert dictionary(u, 3).flatten().tolist() == [2, 3, 4, 6, 9, 8, 12, 18, 27]
+    assert torch.stack(dictionary(u, 3), 1).flatten().tolist() == [2, 3, 4, 6, 9, 8, 12, 18, 27]
 
 
 # ---------------------------------------------------------------- transport

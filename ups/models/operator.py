@@ -212,7 +212,9 @@ class Operator(TaskNetwork):
         def step(window: Tensor) -> Tensor:
             return self.predict(window, task, batch.later(next(calls) * head.bundle), component)[0]
 
-        return rollout(step, with_estimated_start(head, z, parameters), num_frames, head.history)
+        z = with_estimated_start(head, z, parameters)
+        with torch.autocast(z.device.type, enabled=False):  # around those of all calls: weights are cast once
+            return rollout(step, z, num_frames, head.history)
 
     def _condition(self, head: TaskHead, standard: Tensor) -> Tensor:
         facts = torch.zeros(standard.shape[0], MAX_PARAMETERS + 1 + len(BOUNDARIES), device=standard.device)
