@@ -51,15 +51,25 @@ def test_terms_whose_derivatives_all_move_are_plain():
 def test_powers_and_their_products_have_no_bias_by_noise():
     s = torch.linspace(-1, 2, 64, dtype=torch.float64).expand(40, 1, 64)
     form = of_film(s[None], 0.5)
-    block, draws = form.block(), []
+    draws = []
     for seed in range(200):
         loud = s + 0.5 * torch.randn(s.shape, generator=generator(seed, "noise"), dtype=s.dtype)
         for power in (1, 2, 3):
             mean = power_without_noise(loud, [power], form.sigma).mean()
             draws.append(float(mean - (s**power).mean()))
-        columns = torch.stack([form.tested(loud, one, form.sigma) for one in form.plain.values()])
-        mine = form.noise_of_plain(loud, block).sum(0)[: len(columns), : len(columns)]
-        exact = torch.stack([form.tested(s, one, 0 * form.sigma) for one in form.plain.values()])
+        columns = torch.stack(
+            [
+                form.tested(one, power_without_noise(loud, one.powers, form.sigma))
+                for one in form.plain.values()
+            ]
+        )
+        mine = form.noise_of_plain(loud).sum(0)[: len(columns), : len(columns)]
+        exact = torch.stack(
+            [
+                form.tested(one, power_without_noise(s, one.powers, 0 * form.sigma))
+                for one in form.plain.values()
+            ]
+        )
         draws.append(
             ((columns @ columns.mT - mine) - exact @ exact.mT, columns @ columns.mT - exact @ exact.mT)
         )

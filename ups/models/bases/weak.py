@@ -11,10 +11,10 @@ all move to the test function. For other terms noise of the same size is added w
 adds is subtracted (SIMEX: Cook and Stefanski 1994, doi 10.1080/01621459.1994.10476871). Resampled windows
 select the terms (resampling.py)."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -93,13 +93,13 @@ def plain_term(term: Term, positive: list[int], ndim: int) -> PlainTerm | None:
 def power_without_noise(s: Tensor, powers: Sequence[int], sigma: Tensor) -> Tensor:
     """The product of powers of the channels of s (time, C, *space) without the bias by noise: for each power
     n sigma^n He_n(s / sigma), with Hermite's polynomials."""
-    product = torch.ones_like(s[:, 0])
+    found = []
     for channel, power in enumerate(powers):
-        before, now = torch.ones_like(product), s[:, channel]
+        before, now = 1.0, s[:, channel]
         for n in range(1, power):
             before, now = now, s[:, channel] * now - n * sigma[channel] ** 2 * before
-        product = product * now if power else product
-    return product
+        found += [now] * bool(power)
+    return math.prod(found[1:], start=found[0]) if found else torch.ones_like(s[:, 0])
 
 
 @dataclass
@@ -172,53 +172,58 @@ class WeakForm:
             )
         return self.matrices[axis, order]
 
-    def tested(self, s: Tensor, one: PlainTerm, sigma: Tensor) -> Tensor:
-        """The products (tests,) of a plain term of s (time, C, *space) and all test functions."""
+    def tested(self, one: PlainTerm, power: Tensor) -> Tensor:
+        """The products (tests,) of all test functions and a plain term, whose power has these values (time,
+        *space)."""
         matrices = [self.matrix(axis, order) for axis, order in enumerate(one.orders)]
-        return one.factor * apply_axes(power_without_noise(s, one.powers, sigma), matrices).flatten()
+        return one.factor * apply_axes(power, matrices).flatten()
 
     def columns(self, s: Tensor, smooth: Tensor, sigma: Tensor) -> Tensor:
         """All terms and, last, the time derivatives of the channels (terms + C, tests) of a film s (time, C,
         *space); smooth: denoised."""
-        found = {place: self.tested(s, one, sigma) for place, one in self.plain.items()}
+        values = functools.cache(lambda powers: power_without_noise(s, powers, sigma))
+        found = {place: self.tested(one, values(one.powers)) for place, one in self.plain.items()}
         each = max(1, MAX_BYTES // (8 * max(1, len(self.others)) * smooth[0, 0].numel()))
         in_time, *in_space = (self.matrix(axis, 0) for axis in range(len(self.sizes)))
         parts = [
             apply_axes(self.terms(part).unflatten(-1, s.shape[2:]), in_space)
             for part in (smooth.split(each) if self.others else ())
         ]
-        values = torch.cat(parts).flatten(2).movedim(0, 1) if parts else ()  # terms, time, tests in space
-        found |= {place: (in_time @ one).flatten() for place, one in zip(self.others, values, strict=True)}
-        derivatives = [self.tested(s, one, sigma) for one in self.targets]
+        others = torch.cat(parts).flatten(2).movedim(0, 1) if parts else ()  # terms, time, tests in space
+        found |= {place: (in_time @ one).flatten() for place, one in zip(self.others, others, strict=True)}
+        derivatives = [self.tested(one, values(one.powers)) for one in self.targets]
         return torch.stack([*[found[place] for place in range(len(self.library))], *derivatives])
 
-    def noise_of_plain(self, s: Tensor, block: Tensor) -> Tensor:
+    def noise_of_plain(self, s: Tensor) -> Tensor:
         """What noise adds to the products of plain terms and time derivatives of a film s (blocks, plain + C,
         plain + C): that of one value to the product of two powers, summed over values. Exact in the mean,
         because the Hermite polynomials are so."""
         every = [*self.plain.values(), *self.targets]
-        found = s.new_zeros(int(block.max()) + 1, len(every), len(every))
+        found = s.new_zeros(math.prod(self.parts()), len(every), len(every))
         pairs: dict[tuple, list[tuple[int, int]]] = {}
         for i, one in enumerate(every):
             for j, other in enumerate(every[: i + 1]):
-                pairs.setdefault(tuple(sorted((one.powers, other.powers))), []).append((i, j))
+                if any(a and b for a, b in zip(one.powers, other.powers, strict=True)):
+                    pairs.setdefault(tuple(sorted((one.powers, other.powers))), []).append((i, j))
+        values = functools.cache(lambda powers: power_without_noise(s, powers, self.sigma))
         for (first, second), places in pairs.items():
             both = tuple(a + b for a, b in zip(first, second, strict=True))
-            product = power_without_noise(s, first, self.sigma) * power_without_noise(s, second, self.sigma)
-            noise, done = product - power_without_noise(s, both, self.sigma), {}
+            noise = values(first) * values(second) - power_without_noise(s, both, self.sigma)
+            done: dict[tuple, Tensor] = {}
             for i, j in places:
-                orders = tuple(zip(every[i].orders, every[j].orders, strict=True))
+                orders = tuple(
+                    tuple(sorted(pair)) for pair in zip(every[i].orders, every[j].orders, strict=True)
+                )
+                if orders[:1] not in done:
+                    done[orders[:1]] = torch.tensordot(self.in_parts(0, *orders[0]), noise, 1)
                 if orders not in done:
-                    matrices = [
-                        self.matrix(axis, a) * self.matrix(axis, b) for axis, (a, b) in enumerate(orders)
-                    ]
-                    values = apply_axes(noise, matrices).flatten()
-                    done[orders] = s.new_zeros(len(found)).index_add(0, block, values)
+                    matrices = [self.in_parts(axis, *pair) for axis, pair in enumerate(orders[1:], 1)]
+                    done[orders] = apply_axes(done[orders[:1]], matrices).flatten()
                 found[:, i, j] = found[:, j, i] = every[i].factor * every[j].factor * done[orders]
         return found
 
-    def block(self) -> Tensor:
-        """The block (tests,) of every test function of a film, 0 to blocks - 1."""
+    def parts(self) -> list[int]:
+        """The numbers of parts of time and every axis, whose products are the blocks of a film."""
         counts = [len(self.matrix(axis, 0)) for axis in range(len(self.sizes))]
         each = [1] * len(counts)
         while math.prod(each) * len(self.films) < NUM_BLOCKS:
@@ -226,10 +231,26 @@ class WeakForm:
             if each[longest] == counts[longest]:
                 break
             each[longest] += 1
+        return each
+
+    def part(self, axis: int) -> Tensor:
+        """The part (tests,) of every test function along time (0) or an axis."""
+        count = len(self.matrix(axis, 0))
+        return torch.arange(count) * self.parts()[axis] // count
+
+    def block(self) -> Tensor:
+        """The block (tests,) of every test function of a film, 0 to blocks - 1."""
         number = torch.zeros(1, dtype=torch.long)
-        for count, num in zip(counts, each, strict=True):
-            number = (number[:, None] * num + torch.arange(count) * num // count).flatten()
+        for axis, num in enumerate(self.parts()):
+            number = (number[:, None] * num + self.part(axis)).flatten()
         return number
+
+    def in_parts(self, axis: int, order: int, other: int) -> Tensor:
+        """Products (parts, cells) of test functions' derivatives of two orders, summed over each part."""
+        products = self.matrix(axis, order) * self.matrix(axis, other)
+        return products.new_zeros(self.parts()[axis], products.shape[1]).index_add(
+            0, self.part(axis), products
+        )
 
     def products(self, films: Tensor, sigma: Tensor) -> Tensor:
         """The products (blocks, terms + C, terms + C) of all terms and time derivatives of films with noise
@@ -253,7 +274,7 @@ class WeakForm:
 
     def equations(self) -> Tensor:
         """Normal equations (blocks, C, terms + 1, terms + 1) without what the noise adds to them."""
-        plain, block, rng = self.products(self.films, self.sigma), self.block(), generator(0, "weak")
+        plain, rng = self.products(self.films, self.sigma), generator(0, "weak")
         total, sigma = plain.clone(), self.sigma.view(-1, *[1] * (self.films.ndim - 3))
         for _ in range(NUM_NOISE if self.others else 0):
             noise = sigma * torch.randn(self.films.shape, generator=rng, dtype=self.films.dtype)
@@ -262,7 +283,7 @@ class WeakForm:
                 total -= (louder - plain) / (2 * NUM_NOISE)
         num, targets = len(self.library), range(len(self.targets))
         exact = torch.tensor([*self.plain, *(num + c for c in targets)])
-        noise = torch.cat([self.noise_of_plain(s, block) for s in self.films])
+        noise = torch.cat([self.noise_of_plain(s) for s in self.films])
         total[:, exact[:, None], exact] = plain[:, exact[:, None], exact] - noise
         of_channels = [torch.tensor([*range(num), num + c]) for c in targets]
         return torch.stack([total[:, places[:, None], places] for places in of_channels], 1)
@@ -329,7 +350,7 @@ class WeakModel:
                 values.append(solve(blocks.sum(0), terms))
                 errors.append(standard_errors(blocks, terms, values[-1]))
                 inclusions += found.values()
-                by_noise.append(partial(noise_errors, channel, terms, values[-1]))
+                by_noise.append(functools.partial(noise_errors, channel, terms, values[-1]))
         if not unknowns:
             return None
         model = Model(unknowns, torch.cat(values))
