@@ -19,9 +19,10 @@ from ups.models.bases.doubts import OTHERS, UNCLEAR
 from ups.models.bases.equation import Equation
 from ups.models.bases.identify import Identification
 from ups.models.bases.least_squares import solve
-from ups.models.bases.resampling import standard_errors
+from ups.models.bases.resampling import fit, standard_errors
 from ups.models.bases.terms import library
-from ups.models.bases.weak import WeakForm, compact_functions, plain_term, power_without_noise, weak_model
+from ups.models.bases.weak import weak_model
+from ups.models.bases.weak_form import WeakForm, compact_functions, plain_term, power_without_noise
 
 SETTINGS = {"positive": [], "boundary": PERIODIC, "space": [64], "lengths": [64.0], "cell": [1 / 64]}
 
@@ -182,6 +183,35 @@ def test_standard_errors_by_the_noise_are_the_scatter_of_the_values_of_one_film(
     ratios = torch.stack(ratios)
     assert (ratios.mean(0).abs() < 0.4).all()
     assert ((ratios.std(0) > 0.8) & (ratios.std(0) < 1.3)).all()
+
+
+def test_what_other_terms_leave_more_is_known_within_its_error():
+    """The truth leaves less than its rival u^2 u_x, by as much as their errors by the noise say."""
+    clean, terms = burgers(8)[:1], [UX, UXX, ((2,), ((0, (0,)),))]
+    more, errors = [], []
+    for seed in range(60):
+        form = WeakForm(noisy(clean, 0.2, seed), 0.2 * clean.std()[None], terms, SETTINGS)
+        total, values = form.equations()[:, 0].sum(0), torch.zeros(2, 3, dtype=torch.float64)
+        for row, columns in zip(values, ([0, 1], [2, 1]), strict=True):
+            row[columns] = solve(total, columns)
+        more.append(fit(total, [2, 1]) - fit(total, [0, 1]))
+        errors.append(float(form.loss_errors(0, values[0], values[1:])))
+    ratio = np.std(more) / np.mean(errors)
+    assert min(more) > 0 and 0.5 < ratio < 1.2
+
+
+def test_an_equation_is_doubted_if_other_terms_leave_no_more_or_more_terms_leave_less():
+    """The truth passes with its rivals; the fakes have a wrong term, or one too few."""
+    u = noisy(burgers(24), 0.2)
+    found = weak_model(u, 0.2 * burgers(24).std()[None], library(1, [], 1), SETTINGS)
+    terms, _ = found.terms(found.model, 0)
+    assert found.rivals[0] and not found.has_rivals
+    for fake in ([terms[0], len(found.places) - 1], terms[:1]):
+        unknowns = [(0, found.places[term]) for term in fake]
+        values = solve(found.equations[:, 0].sum(0), fake)
+        model = replace(found.model, unknowns=unknowns, values=values)
+        assert replace(found, model=model, rivals=[[terms]]).has_rivals
+        assert not replace(found, model=model, rivals=[[]]).has_rivals
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2])

@@ -238,7 +238,7 @@ class Identification(ModelIntegration):
         start = found and self.with_converged_steps(replace(found.model, is_finer=self.least_noise > 0))
         if start is None:
             return None
-        self.weak = replace(found, model=start)
+        self.weak = found
         model = self.with_converged_steps(self.refined(start)) or start
         # denoised films have lost what the weak form still sees: if both disagree it is right
         if bool(((model.values - start.values).abs() > MAX_DISAGREEMENT * self.weak.errors).any()):

@@ -1,8 +1,9 @@
 """Select the terms of an equation by resampled windows, from normal equations.
 
-The size of the equation is the smallest one that windows left out cannot tell from the best. Its terms are
-certain if most samples find them (inclusion probabilities, as in Fasel, Kutz, Brunton and Brunton 2022,
-arXiv 2111.10992)."""
+The size of the equation is the smallest one that windows left out cannot tell from the best. Its rivals are
+the other sets of terms that some sample prefers (resampling as in Fasel, Kutz, Brunton and Brunton 2022,
+arXiv 2111.10992). How often samples prefer a term says little of its certainty: windows of one film share
+noise."""
 
 from dataclasses import dataclass
 
@@ -17,7 +18,10 @@ MAX_CANDIDATES = 40  # terms that windows are resampled for
 MAX_ADDED = 8  # columns by addition, and most terms of an equation
 NUM_DRAWS = 40  # samples of windows
 MIN_TIES = 1 / 3  # of the samples in which a smaller equation is no worse than the best one
-MIN_STANDARD_ERRORS = 2.2  # of a coefficient from zero
+# Of a coefficient from zero, of an equation and of its rivals; by the scatter of blocks, too small by a
+# factor of 1.3 to 1.9 in single films.
+MIN_STANDARD_ERRORS, MIN_OF_RIVALS = 3.0, 2.2
+MOST_MORE = 2  # terms of a rival
 MIN_RESIDUAL = 1e-5  # of the square of the time derivative: less is not the equation's
 
 
@@ -80,11 +84,13 @@ def losses_of_sets(a: Tensor, sets: Tensor, values: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class Resampled:
     """Columns that samples of windows prefer. paths: for every sample the sets of columns by their number;
-    losses (samples, sizes): of the windows left out, for sizes, the numbers of columns."""
+    losses (samples, sizes): of the windows left out, for sizes, the numbers of columns. pool: all sets that a
+    sample or all windows prefer, by their number of columns."""
 
     paths: list[dict[int, list[int]]]
     sizes: list[int]
     losses: Tensor
+    pool: dict[int, set[tuple[int, ...]]]
 
     @classmethod
     def of(cls, blocks: Tensor, columns: list[int], seed: int) -> "Resampled":
@@ -103,7 +109,7 @@ class Resampled:
                 for size, c in subsets(inside, candidates).items():
                     pool.setdefault(size, set()).add(tuple(sorted(c)))
         if not samples:
-            return cls([], [], blocks.new_zeros(0, 0))
+            return cls([], [], blocks.new_zeros(0, 0), {})
         # one search may miss the best columns: each sample has the choice of what any search has found
         sizes = sorted(pool)[:MAX_ADDED]
         insides, outsides = (torch.stack([one[place] for one in samples]) for place in (0, 1))
@@ -116,7 +122,7 @@ class Resampled:
             for path, place in zip(paths, best.tolist(), strict=True):
                 path[size] = sets[place].tolist()
             losses.append(losses_of_sets(outsides, sets, values)[torch.arange(len(best)), best] / units)
-        return cls(paths, sizes, torch.stack(losses, 1))
+        return cls(paths, sizes, torch.stack(losses, 1), {size: pool[size] for size in sizes})
 
     @property
     def best(self) -> Tensor:
@@ -150,16 +156,15 @@ def standard_errors(blocks: Tensor, columns: list[int], values: Tensor) -> Tenso
     return (spread.square().sum(0) * count / (count - 1)).sqrt()
 
 
-def selected(blocks: Tensor, tiers: list[list[int]], seed: int) -> dict[int, float]:
-    """The terms of one channel, from its normal equations (blocks, terms + 1, terms + 1), with the fraction
-    of the samples of windows that find each of them; empty if none explain anything.
+def selected(blocks: Tensor, tiers: list[list[int]], seed: int) -> tuple[list[int], list[list[int]]]:
+    """The terms of one channel, from its normal equations (blocks, terms + 1, terms + 1), and their rivals:
+    the other sets of terms, all certain, that samples prefer. No terms if none explain anything.
 
     The fewest terms that windows left out cannot tell from the best, of the first tier of columns that has
-    them; without those that may be zero. Each tier is part of the next one, and samples find terms in the
-    last one."""
+    them; without those that may be zero. Each tier is part of the next one."""
     tried = [one for columns in tiers if (one := Resampled.of(blocks, columns, seed)).sizes]
     if not tried:
-        return {}
+        return [], []
     best = min((one.best for one in tried), key=lambda losses: float(losses.median()))
     size, place = min(
         (size, place)
@@ -168,13 +173,22 @@ def selected(blocks: Tensor, tiers: list[list[int]], seed: int) -> dict[int, flo
         if fraction_as_good(losses, best) >= MIN_TIES
     )
     total = blocks.sum(0)
-    terms = min((path[size] for path in tried[place].paths), key=lambda c: fit(total, c))
-    sets = [path[size] for path in tried[-1].paths if size in path]
-    found = {term: sum(term in one for one in sets) / len(sets) for term in terms}
-    while len(found) > 1:
-        values = solve(total, [*found])
-        errors = values.abs() / standard_errors(blocks, [*found], values)
-        if float(errors.min()) >= MIN_STANDARD_ERRORS:
+    best = min((path[size] for path in tried[place].paths), key=lambda c: fit(total, c))
+    terms = certain(blocks, best, MIN_STANDARD_ERRORS)
+    most = len(terms) + MOST_MORE
+    pool = {some for one in tried for sets in one.pool.values() for some in sets if len(some) <= most}
+    others = ([*some] for some in sorted(pool) if {*some} != {*terms})
+    rivals = [some for some in others if certain(blocks, some, MIN_OF_RIVALS) == some]
+    return terms, rivals
+
+
+def certain(blocks: Tensor, columns: list[int], least: float) -> list[int]:
+    """The columns without those that are less than `least` standard errors from zero, one after the other."""
+    total = blocks.sum(0)
+    while len(columns) > 1:
+        values = solve(total, columns)
+        errors = values.abs() / standard_errors(blocks, columns, values)
+        if float(errors.min()) >= least:
             break
-        del found[[*found][int(errors.argmin())]]
-    return found
+        columns = [column for place, column in enumerate(columns) if place != int(errors.argmin())]
+    return columns

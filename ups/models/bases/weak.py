@@ -1,311 +1,31 @@
-"""Identify an equation in films with white noise by its weak form.
+"""Identify an equation in films with white noise by its weak form (weak_form.py).
 
-Both sides are multiplied by test functions of compact support, in time and along every axis, and summed.
-Where a term is the derivative of a power of a field, the derivative moves to the test function by parts
-(Messenger and Bortz 2021, arXiv 2007.02848): noise is averaged and never differenced, and nothing is assumed
-at walls, where test functions vanish. Other terms are evaluated on denoised films. The spectra of the data
-decide the width of the test functions: these pass the waves that rise above the noise.
-
-The part of the noise is removed from the normal equations, exactly in the mean for terms whose derivatives
-all move to the test function. For other terms noise of the same size is added with both signs, and what it
-adds is subtracted (SIMEX: Cook and Stefanski 1994, doi 10.1080/01621459.1994.10476871). Resampled windows
-select the terms (resampling.py)."""
+Resampled windows select the terms (resampling.py). The equation is doubted if other sets of as many terms
+leave no more of the time derivative than it does, by the noise's standard errors of the difference, or if it
+leaves too much."""
 
 import functools
-import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.polynomial import Polynomial
 from torch import Tensor
 
-from ups.common.boundary import PERIODIC, along
-from ups.common.progress import beat
-from ups.common.seeds import generator
-from ups.common.spectral import apply_axes
-from ups.models.bases.denoise import LOUD, Film
 from ups.models.bases.doubts import OTHERS, UNCLEAR
 from ups.models.bases.integrate import Model
 from ups.models.bases.least_squares import solve
 from ups.models.bases.resampling import residual_of, selected, standard_errors
-from ups.models.bases.terms import INVERSE, WAVE, Term, Terms
+from ups.models.bases.terms import Term
+from ups.models.bases.weak_form import MIN_HALF_WIDTH, WIDTHS, WeakForm, plain_term
 
-EXPONENT = 8  # of the test function (1 - x^2)^8
-# Widths that are tried: standard deviations of its spectrum at the largest wave number that rises above the
-# noise; and the largest half width over the axis, as wider ones leave too few independent windows.
-WIDTHS = (3.0, 0.2), (4.5, 0.25)
-MIN_HALF_WIDTH = 5  # cells or frames, so that sums are integrals
-MIN_LOUD = 0.1  # of the modes along the other axes, relative to the wave number with most: fewer are chance
 MAX_VALUES = 2**25  # of all terms in the films
-MAX_BYTES = 2**26  # of the terms evaluated at once
-NUM_NOISE = 2  # samples of added noise, each with both signs
-NUM_BLOCKS = 24  # of windows that are resampled together
-LOW_DEGREE, LOW_ORDER = 2, 2  # of the terms that are tried first
-MIN_INCLUSION = 0.92  # of the samples of windows that find a term
-MAX_RESIDUAL, MAX_UNCERTAIN = 0.01, 0.06  # of the square of the time derivative: beyond chance, and possible
-
-
-def compact_functions(n: int, half_width: int, order: int, is_periodic: bool) -> Tensor:
-    """Rows (tests, n): derivatives of this order of test functions, with the sign of so many integrations by
-    parts."""
-    phi = Polynomial([1, 0, -1]) ** EXPONENT
-    x = np.arange(-half_width, half_width + 1) / half_width
-    values = (-1) ** order * (phi.deriv(order) if order else phi)(x) / half_width**order
-    values = torch.from_numpy(values / phi(x).sum())
-    stride = max(1, half_width // 3)
-    centres = torch.arange(0, n, stride) if is_periodic else torch.arange(half_width, n - half_width, stride)
-    rows = torch.zeros(len(centres), n, dtype=torch.float64)
-    for row, centre in zip(rows, centres.tolist(), strict=True):
-        row[torch.arange(centre - half_width, centre + half_width + 1) % n] = values
-    return rows
-
-
-class PlainTerm(NamedTuple):
-    """factor times a product of powers of the channels, tested by the derivatives of these orders of the test
-    function, in time and along every axis."""
-
-    orders: tuple[int, ...]
-    powers: tuple[int, ...]
-    factor: float = 1.0
-
-
-def plain_term(term: Term, positive: list[int], ndim: int) -> PlainTerm | None:
-    """A term whose derivatives all move to the test function; None for other terms, and for those of fields
-    that are stored as logarithms."""
-    powers, factors = term
-    if min(powers) < 0 or any(powers[channel] for channel in positive):
-        return None
-    if not factors:
-        return PlainTerm((0,) * (1 + ndim), tuple(powers))
-    if len(factors) != 1 or factors[0][0] == WAVE or INVERSE in factors[0][1]:
-        return None
-    [(channel, axes)] = factors
-    power = powers[channel] + 1
-    if sum(powers) >= power or channel in positive or (power > 1 and len(axes) > 1):
-        return None
-    orders = (0, *(axes.count(axis) for axis in range(ndim)))
-    return PlainTerm(orders, tuple(power * (c == channel) for c in range(len(powers))), 1 / power)
-
-
-def power_without_noise(s: Tensor, powers: Sequence[int], sigma: Tensor) -> Tensor:
-    """The product of powers of the channels of s (time, C, *space) without the bias by noise: for each power
-    n sigma^n He_n(s / sigma), with Hermite's polynomials."""
-    found = []
-    for channel, power in enumerate(powers):
-        before, now = 1.0, s[:, channel]
-        for n in range(1, power):
-            before, now = now, s[:, channel] * now - n * sigma[channel] ** 2 * before
-        found += [now] * bool(power)
-    return math.prod(found[1:], start=found[0]) if found else torch.ones_like(s[:, 0])
-
-
-@dataclass
-class WeakForm:
-    """Normal equations of the weak form. films (rows, time, C, *space); sigma (C,): of their noise; width: of
-    the test functions, one of WIDTHS."""
-
-    films: Tensor
-    sigma: Tensor
-    library: list[Term]
-    settings: dict
-    width: tuple[float, float] = WIDTHS[0]
-
-    def __post_init__(self) -> None:
-        settings, space = self.settings, tuple(self.settings["space"])
-        num_frames, ends = self.films.shape[1], along(settings["boundary"], len(space))
-        self.film = Film(num_frames, space, settings["boundary"])
-        self.sizes = (num_frames, *space)
-        self.is_periodic = [False, *(end == PERIODIC for end in ends)]
-        self.half_widths = self.support(self.films, self.sigma)
-        plain = [plain_term(term, settings["positive"], len(space)) for term in self.library]
-        is_wide = [width >= MIN_HALF_WIDTH for width in self.half_widths]
-        self.plain = {
-            place: one
-            for place, one in enumerate(plain)
-            if one and all(is_wide[axis] for axis, order in enumerate(one.orders) if order)
-        }
-        num_channels = self.films.shape[2]
-        self.targets = [
-            PlainTerm((1, *[0] * len(space)), tuple(int(c == channel) for c in range(num_channels)))
-            for channel in range(num_channels)
-        ]
-        self.others = [place for place in range(len(self.library)) if place not in self.plain]
-        self.terms = Terms(
-            [self.library[place] for place in self.others],
-            settings["positive"],
-            space,
-            settings["lengths"],
-            settings["boundary"],
-            settings["cell"],
-        )
-        self.matrices: dict[tuple[int, int], Tensor] = {}
-
-    def support(self, s: Tensor, sigma: Tensor) -> list[int]:
-        """Half the support of the test function along time and every axis, in frames and cells."""
-        power = self.film.power(self.film.modes(s)) / sigma.square().clamp_min(1e-30).view(
-            -1, *[1] * (s.ndim - 3)
-        )
-        found = []
-        for axis, size in enumerate((s.shape[1], *s.shape[3:])):
-            place = axis + (axis > 0)
-            others = [other for other in range(power.ndim) if other != place]
-            count = (power > LOUD).double().sum(others)
-            quiet = (count <= MIN_LOUD * count.max()).nonzero().flatten()  # the first one ends the spectrum
-            wave = float(quiet.min() if len(quiet) else min(len(count), size // 2 + 1)) - 1
-            wave = max(1.0, wave) * math.pi * (1 + self.is_periodic[axis]) / size
-            width = round(self.width[0] * math.sqrt(2 * EXPONENT + 3) / wave)
-            most = max(MIN_HALF_WIDTH, round(self.width[1] * size))
-            found.append(min(max(MIN_HALF_WIDTH, width), most, (size - 1) // 2))
-        return found
-
-    def matrix(self, axis: int, order: int) -> Tensor:
-        """The test functions along time (0) or an axis; single cells along one with few."""
-        if (axis, order) not in self.matrices:
-            n, width = self.sizes[axis], self.half_widths[axis]
-            self.matrices[axis, order] = (
-                compact_functions(n, width, order, self.is_periodic[axis])
-                if width >= MIN_HALF_WIDTH
-                else torch.eye(n, dtype=torch.float64)
-            )
-        return self.matrices[axis, order]
-
-    def tested(self, one: PlainTerm, power: Tensor) -> Tensor:
-        """The products (tests,) of all test functions and a plain term, whose power has these values (time,
-        *space)."""
-        matrices = [self.matrix(axis, order) for axis, order in enumerate(one.orders)]
-        return one.factor * apply_axes(power, matrices).flatten()
-
-    def columns(self, s: Tensor, smooth: Tensor, sigma: Tensor) -> Tensor:
-        """All terms and, last, the time derivatives of the channels (terms + C, tests) of a film s (time, C,
-        *space); smooth: denoised."""
-        values = functools.cache(lambda powers: power_without_noise(s, powers, sigma))
-        found = {place: self.tested(one, values(one.powers)) for place, one in self.plain.items()}
-        each = max(1, MAX_BYTES // (8 * max(1, len(self.others)) * smooth[0, 0].numel()))
-        in_time, *in_space = (self.matrix(axis, 0) for axis in range(len(self.sizes)))
-        parts = [
-            apply_axes(self.terms(part).unflatten(-1, s.shape[2:]), in_space)
-            for part in (smooth.split(each) if self.others else ())
-        ]
-        others = torch.cat(parts).flatten(2).movedim(0, 1) if parts else ()  # terms, time, tests in space
-        found |= {place: (in_time @ one).flatten() for place, one in zip(self.others, others, strict=True)}
-        derivatives = [self.tested(one, values(one.powers)) for one in self.targets]
-        return torch.stack([*[found[place] for place in range(len(self.library))], *derivatives])
-
-    def noise_of_plain(self, s: Tensor) -> Tensor:
-        """What noise adds to the products of plain terms and time derivatives of a film s (blocks, plain + C,
-        plain + C): that of one value to the product of two powers, summed over values. Exact in the mean,
-        because the Hermite polynomials are so."""
-        every = [*self.plain.values(), *self.targets]
-        found = s.new_zeros(math.prod(self.parts()), len(every), len(every))
-        pairs: dict[tuple, list[tuple[int, int]]] = {}
-        for i, one in enumerate(every):
-            for j, other in enumerate(every[: i + 1]):
-                if any(a and b for a, b in zip(one.powers, other.powers, strict=True)):
-                    pairs.setdefault(tuple(sorted((one.powers, other.powers))), []).append((i, j))
-        values = functools.cache(lambda powers: power_without_noise(s, powers, self.sigma))
-        for (first, second), places in pairs.items():
-            both = tuple(a + b for a, b in zip(first, second, strict=True))
-            noise = values(first) * values(second) - power_without_noise(s, both, self.sigma)
-            done: dict[tuple, Tensor] = {}
-            for i, j in places:
-                orders = tuple(
-                    tuple(sorted(pair)) for pair in zip(every[i].orders, every[j].orders, strict=True)
-                )
-                if orders[:1] not in done:
-                    done[orders[:1]] = torch.tensordot(self.in_parts(0, *orders[0]), noise, 1)
-                if orders not in done:
-                    matrices = [self.in_parts(axis, *pair) for axis, pair in enumerate(orders[1:], 1)]
-                    done[orders] = apply_axes(done[orders[:1]], matrices).flatten()
-                found[:, i, j] = found[:, j, i] = every[i].factor * every[j].factor * done[orders]
-        return found
-
-    def parts(self) -> list[int]:
-        """The numbers of parts of time and every axis, whose products are the blocks of a film."""
-        counts = [len(self.matrix(axis, 0)) for axis in range(len(self.sizes))]
-        each = [1] * len(counts)
-        while math.prod(each) * len(self.films) < NUM_BLOCKS:
-            longest = max(range(len(counts)), key=lambda axis: counts[axis] / each[axis])
-            if each[longest] == counts[longest]:
-                break
-            each[longest] += 1
-        return each
-
-    def part(self, axis: int) -> Tensor:
-        """The part (tests,) of every test function along time (0) or an axis."""
-        count = len(self.matrix(axis, 0))
-        return torch.arange(count) * self.parts()[axis] // count
-
-    def block(self) -> Tensor:
-        """The block (tests,) of every test function of a film, 0 to blocks - 1."""
-        number = torch.zeros(1, dtype=torch.long)
-        for axis, num in enumerate(self.parts()):
-            number = (number[:, None] * num + self.part(axis)).flatten()
-        return number
-
-    def in_parts(self, axis: int, order: int, other: int) -> Tensor:
-        """Products (parts, cells) of test functions' derivatives of two orders, summed over each part."""
-        products = self.matrix(axis, order) * self.matrix(axis, other)
-        return products.new_zeros(self.parts()[axis], products.shape[1]).index_add(
-            0, self.part(axis), products
-        )
-
-    def products(self, films: Tensor, sigma: Tensor) -> Tensor:
-        """The products (blocks, terms + C, terms + C) of all terms and time derivatives of films with noise
-        sigma."""
-        smooth, block, found = self.film.denoised(films, sigma), self.block(), []
-        for s, smooth_s in zip(films, smooth, strict=True):
-            beat()
-            columns = self.columns(s, smooth_s, sigma)
-            parts = (columns[:, block == one] for one in range(int(block.max()) + 1))
-            found += [x @ x.mT for x in parts]
-        return torch.stack(found)
-
-    def tiers(self) -> list[list[int]]:
-        """The plain terms of low degree and order, and all terms."""
-        low = [
-            place
-            for place, one in self.plain.items()
-            if sum(one.powers) <= LOW_DEGREE and sum(one.orders) <= LOW_ORDER
-        ]
-        return [low, list(range(len(self.library)))]
-
-    def equations(self) -> Tensor:
-        """Normal equations (blocks, C, terms + 1, terms + 1) without what the noise adds to them."""
-        plain, rng = self.products(self.films, self.sigma), generator(0, "weak")
-        total, sigma = plain.clone(), self.sigma.view(-1, *[1] * (self.films.ndim - 3))
-        for _ in range(NUM_NOISE if self.others else 0):
-            noise = sigma * torch.randn(self.films.shape, generator=rng, dtype=self.films.dtype)
-            for sign in (1, -1):
-                louder = self.products(self.films + sign * noise, math.sqrt(2) * self.sigma)
-                total -= (louder - plain) / (2 * NUM_NOISE)
-        num, targets = len(self.library), range(len(self.targets))
-        exact = torch.tensor([*self.plain, *(num + c for c in targets)])
-        noise = torch.cat([self.noise_of_plain(s) for s in self.films])
-        total[:, exact[:, None], exact] = plain[:, exact[:, None], exact] - noise
-        of_channels = [torch.tensor([*range(num), num + c]) for c in targets]
-        return torch.stack([total[:, places[:, None], places] for places in of_channels], 1)
-
-    def noise_errors(self, channel: int, values: Tensor) -> Tensor:
-        """Standard errors of the values of all terms, fitted to a channel, by the noise in the films: sigma
-        times the length of their gradient by all numbers of the films (delta method). The filter of other
-        terms than plain ones, and the noise's part, are held: they change it by 0.1 %."""
-        num = len(self.library)
-        inverse = torch.linalg.pinv(self.equations()[:, channel].sum(0)[:num, :num], hermitian=True)
-        missed = torch.cat([-values, torch.eye(len(self.targets), dtype=values.dtype)[channel]])
-        gain, square = self.film.gain(self.films, self.sigma), torch.zeros_like(values)
-        for s in self.films:
-            beat()
-            s = s.clone().requires_grad_()
-            with torch.enable_grad():
-                x = self.columns(s, self.film.filtered(s[None], gain)[0], self.sigma)
-                changes = inverse @ (x[:num] @ (missed @ x))
-            for place, change in enumerate(changes):
-                [gradient] = torch.autograd.grad(change, s, retain_graph=True)
-                square[place] += gradient.transpose(0, 1).flatten(1).square().sum(1) @ self.sigma.square()
-        return square.sqrt()
+MAX_RIVALS = 6  # sets of terms that an equation is compared with, of both kinds: those that leave least
+# Standard errors by which sets of at most as many terms have to leave more, and larger ones are better.
+MIN_LOSS_ERRORS, MIN_GAIN_ERRORS = 2.0, 1.5
+CLEAR = 8.0  # the same by the scatter of blocks, whose errors may be half as large
+MAX_RESIDUAL, MAX_UNCERTAIN = 0.01, 0.2  # of the square of the time derivative: beyond chance, and possible
+MIN_ERRORS_LEFT = (
+    4.0  # standard errors of what is beyond chance, by the scatter of blocks, which is too small
+)
 
 
 @dataclass(frozen=True)
@@ -313,16 +33,15 @@ class WeakModel:
     """An equation by the weak form, with the standard errors (unknowns,) of its values by the scatter of
     blocks of windows.
 
-    by_noise: functions without arguments, one per channel, that compute its part of `noise_errors`.
-    inclusion: the least fraction of samples of windows that find one of its terms. equations: of `WeakForm`,
-    for these places in the library."""
+    form: of these places in the library. equations: of `form`. rivals: for every channel the other sets of at
+    most as many terms that samples of windows prefer, by their places in `form`."""
 
     model: Model
     errors: Tensor
-    by_noise: list[Callable[[], Tensor]]
-    inclusion: float
+    form: WeakForm
     equations: Tensor
     places: list[int]
+    rivals: list[list[list[int]]]
 
     @classmethod
     def of(
@@ -337,41 +56,77 @@ class WeakModel:
         """By some of the terms; None if they explain nothing."""
         form = WeakForm(films, sigma, [library[place] for place in places], settings, width)
         equations, tiers = form.equations(), form.tiers()
-        unknowns, values, errors, inclusions, by_noise = [], [], [], [], []
-
-        def noise_errors(channel: int, terms: list[int], values: Tensor) -> Tensor:
-            few = WeakForm(films, sigma, [form.library[term] for term in terms], settings, width)
-            return few.noise_errors(channel, values)
-
+        unknowns, values, errors, rivals = [], [], [], []
         for channel, blocks in enumerate(equations.unbind(1)):
-            if found := selected(blocks, tiers, channel):
-                terms = [*found]
+            terms, others = selected(blocks, tiers, channel)
+            rivals.append(others)
+            if terms:
                 unknowns += [(channel, places[term]) for term in terms]
                 values.append(solve(blocks.sum(0), terms))
                 errors.append(standard_errors(blocks, terms, values[-1]))
-                inclusions += found.values()
-                by_noise.append(functools.partial(noise_errors, channel, terms, values[-1]))
         if not unknowns:
             return None
-        model = Model(unknowns, torch.cat(values))
-        return cls(model, torch.cat(errors), by_noise, min(inclusions), equations, places)
+        return cls(Model(unknowns, torch.cat(values)), torch.cat(errors), form, equations, places, rivals)
 
-    @property
+    def terms(self, model: Model, channel: int) -> tuple[list[int], Tensor]:
+        """The terms of a channel, by their places in `form`, and their values."""
+        rows = [row for row, (other, _) in enumerate(model.unknowns) if other == channel]
+        return [self.places.index(model.unknowns[row][1]) for row in rows], model.values[rows]
+
+    @functools.cached_property
     def noise_errors(self) -> Tensor:
         """Standard errors (unknowns,) of the values by the noise alone, which windows that overlap share."""
-        return torch.cat([errors() for errors in self.by_noise])
+        every = [self.terms(self.model, channel) for channel in range(len(self.rivals))]
+        return torch.cat(
+            [
+                self.form.of_terms(terms).noise_errors(channel, values)
+                for channel, (terms, values) in enumerate(every)
+                if terms
+            ]
+        )
+
+    @functools.cached_property
+    def has_rivals(self) -> bool:
+        """Whether other sets of at most as many terms explain as much, or larger ones more, as far as the
+        noise lets one tell."""
+        for channel, blocks in enumerate(self.equations.unbind(1)):
+            (terms, values), total = self.terms(self.model, channel), blocks.sum(0)
+            rivals = self.rivals[channel]
+            if not terms or not rivals:
+                continue
+            weight = torch.zeros(1 + len(rivals), len(total), dtype=values.dtype)
+            for row, some in zip(weight, [terms, *rivals], strict=True):
+                row[[*some, -1]] = torch.cat([-solve(total, some), row.new_ones(1)])
+            losses = torch.einsum("si,bij,sj->sb", weight, blocks, weight) / total[-1, -1]
+            more, weight = losses[1:] - losses[:1], weight[1:]
+            scatter, more = more.std(1) * len(blocks) ** 0.5, more.sum(1)
+            is_larger = torch.tensor([len(some) > len(terms) for some in rivals])
+            is_close = torch.where(is_larger, more < -MAX_RESIDUAL, more < CLEAR * scatter)
+            limit = torch.where(is_larger, -MIN_GAIN_ERRORS, MIN_LOSS_ERRORS)
+            order = more.argsort()
+            for of_kind in (is_larger, ~is_larger):
+                close = order[(of_kind & is_close)[order]][:MAX_RIVALS]
+                if not len(close):
+                    continue
+                every = sorted({*terms, *(term for place in close.tolist() for term in rivals[place])})
+                mine = torch.zeros(len(total), dtype=values.dtype)
+                mine[terms] = values
+                form = self.form.of_terms(every)
+                errors = form.loss_errors(channel, mine[every], -weight[close][:, every]) / total[-1, -1]
+                if bool((more[close] < limit[close] * errors).any()):
+                    return True
+        return False
 
     def doubt(self, model: Model) -> str:
         """Why the terms of a model may not be stated: other terms explain as much, or what these leave of the
         time derivative is more than the noise allows, or might be."""
         for channel, blocks in enumerate(self.equations.unbind(1)):
-            rows = [row for row, (other, _) in enumerate(model.unknowns) if other == channel]
-            if rows:
-                terms = [self.places.index(model.unknowns[row][1]) for row in rows]
-                residual, error = residual_of(blocks, terms, model.values[rows])
-                if residual - 2 * error > MAX_RESIDUAL or residual + 2 * error > MAX_UNCERTAIN:
+            terms, values = self.terms(model, channel)
+            if terms:
+                residual, error = residual_of(blocks, terms, values)
+                if residual - MIN_ERRORS_LEFT * error > MAX_RESIDUAL or residual + 2 * error > MAX_UNCERTAIN:
                     return UNCLEAR
-        return OTHERS if self.inclusion < MIN_INCLUSION else ""
+        return OTHERS if self.has_rivals else ""
 
 
 def weak_model(films: Tensor, sigma: Tensor, library: list[Term], settings: dict) -> WeakModel | None:
