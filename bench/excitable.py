@@ -14,6 +14,7 @@ equation without noise. Writes bench/results/excitable/barkley2d.json; the table
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -163,12 +164,12 @@ def main() -> None:
     parser.add_argument("--config", default="configs/excitable.yaml")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("overrides", nargs="*")
-    args = parser.parse_args()
-    runs, name = [], load_config(args.config, args.overrides).run.name
+    overrides = [text for text in sys.argv[1:] if "=" in text and not text.startswith("-")]
+    args = parser.parse_args([text for text in sys.argv[1:] if text not in overrides])
+    runs, name = [], load_config(args.config, overrides).run.name
     for seed in args.seeds:
         run = [f"run.seed={seed}", f"run.name={name}_{seed}" if seed else f"run.name={name}"]
-        config = load_config(args.config, [*args.overrides, *run])
+        config = load_config(args.config, [*overrides, *run])
         runs.append(assess(config))
         for model, row in runs[-1]["models"].items():
             over = row["over exact"]

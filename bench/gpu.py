@@ -427,7 +427,8 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="no compiled steps, which take minutes on a CPU")
     parser.add_argument("--run", help="folder of a trained run: accuracy, and where latents lie")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    options, overrides = parser.parse_known_args()
+    overrides = [text for text in sys.argv[1:] if "=" in text and not text.startswith("-")]
+    options = parser.parse_args([text for text in sys.argv[1:] if text not in overrides])
     if options.worker:
         print(json.dumps({"found": train(load_config(options.config, overrides), options.steps)}), flush=True)
         return
