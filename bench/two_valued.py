@@ -40,6 +40,7 @@ from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 DATA_SEED, SIZE, TRAINING = 2022, 32, 3200
 PARTICLES, MOVES, LAST_MOVES = 256, 60, 300
 SCALES = (1e-3, 1.0)  # of a Metropolis step of a bump, log-uniform
+COLDEST = 1e4  # l at which no particle moves any more: if none fits by then, all begin again
 CASES = ("points_50", "points_10")
 BATCH, MEMBERS = 32, 32
 OUT = Path(__file__).parent / "results" / "two_valued.json"
@@ -54,6 +55,13 @@ def bump(theta: Tensor) -> Tensor:
 
 def exact_samples(observation: LinearObservation, rng: torch.Generator) -> Tensor:
     """PARTICLES samples of the coefficient given exact values of cells: (n, SIZE, SIZE), by SMC."""
+    while (found := anneal(observation, rng)) is None:
+        print("no particle fits: begun again", flush=True)
+    return found
+
+
+def anneal(observation: LinearObservation, rng: torch.Generator) -> Tensor | None:
+    """One run of `exact_samples`; None if no particle fits the observed cells."""
     theta = torch.rand(PARTICLES, 3, darcy.NUM_BUMPS, generator=rng)
     parts = torch.stack([bump(theta[:, :, i]) for i in range(darcy.NUM_BUMPS)], 1)
     cells, values = observation.cells[:, 0], observation.values.float()
@@ -66,6 +74,8 @@ def exact_samples(observation: LinearObservation, rng: torch.Generator) -> Tenso
 
     far, inverse = misfit(parts.sum(1)), 0.0
     while not math.isinf(inverse):
+        if inverse > COLDEST and not bool((far < 1e-6).any()):
+            return None
         excess, is_last = (far - far.min()).double(), bool((far < 1e-6).float().mean() > 0.5)
 
         def count(step: float, excess: Tensor = excess) -> float:
