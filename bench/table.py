@@ -51,7 +51,7 @@ def results(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
 
 def of_one_processor(record: dict[str, Any]) -> dict[str, Any]:
     """The record with the entries of one processor, chosen apart for the columns that correct a solver, which
-    are compared among themselves."""
+    are compared among themselves. A training of so many steps counts on any."""
 
     def is_correction(entry: dict[str, Any]) -> bool:
         return entry["key"]["column"] in CORRECTION
@@ -61,7 +61,9 @@ def of_one_processor(record: dict[str, Any]) -> dict[str, Any]:
         group = [entry for entry in record["entries"] if is_correction(entry) == kind]
         kinds = [entry["key"]["processor"] for entry in group]
         chosen = max(reversed(kinds), key=kinds.count, default=chosen)
-        entries += [entry for entry in group if entry["key"]["processor"] == chosen]
+        entries += [
+            entry for entry in group if entry["key"]["processor"] == chosen or entry["key"].get("steps")
+        ]
     return record | {"processor": chosen, "entries": entries}
 
 
