@@ -40,7 +40,7 @@ from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 DATA_SEED, SIZE, TRAINING = 2022, 32, 3200
 PARTICLES, MOVES, LAST_MOVES = 256, 60, 300
 SCALES = (1e-3, 1.0)  # of a Metropolis step of a bump, log-uniform
-COLDEST = 1e4  # l at which no particle moves any more: if none fits by then, all begin again
+COLDEST = 1e30  # l at which 40 rounds of moves have found no particle that fits: all begin again
 CASES = ("points_50", "points_10")
 BATCH, MEMBERS = 32, 32
 OUT = Path(__file__).parent / "results" / "two_valued.json"
