@@ -198,7 +198,7 @@ def test_a_candidate_that_cannot_be_fitted_is_named_with_its_reason(capsys):
     assert list(report_missing(singular(), "mine: propagator")) == ["one"]
     assert capsys.readouterr().out.splitlines() == [
         "mine: flow: left out, as it needs a velocity that moves, in two dimensions or three",
-        "mine: propagator: left out, as its equations have no solution (singular)",
+        "mine: propagator: a candidate is left out, as its equations have no solution (singular)",
     ]
 
 
