@@ -51,7 +51,7 @@ def results(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
 
 def of_one_processor(record: dict[str, Any]) -> dict[str, Any]:
     """The record with the entries of one processor, chosen apart for the columns that correct a solver, which
-    are compared among themselves. A training of so many steps counts on any."""
+    are compared among themselves. Trainings by a number of steps count, too."""
 
     def is_correction(entry: dict[str, Any]) -> bool:
         return entry["key"]["column"] in CORRECTION

@@ -23,9 +23,8 @@ MAX_RIVALS = 6  # sets of terms that an equation is compared with, of both kinds
 MIN_LOSS_ERRORS, MIN_GAIN_ERRORS = 2.0, 1.5
 CLEAR = 8.0  # the same by the scatter of blocks, whose errors may be half as large
 MAX_RESIDUAL, MAX_UNCERTAIN = 0.01, 0.2  # of the square of the time derivative: beyond chance, and possible
-MIN_ERRORS_LEFT = (
-    4.0  # standard errors of what is beyond chance, by the scatter of blocks, which is too small
-)
+# Standard errors of what is left beyond chance, by the scatter of blocks, which is too small.
+MIN_ERRORS_LEFT = 4.0
 
 
 @dataclass(frozen=True)
