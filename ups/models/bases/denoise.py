@@ -11,9 +11,14 @@ LOUD = 3.0  # times the power of the noise: what rises above it
 
 
 def smooth_basis(n: int) -> Tensor:
-    """Orthonormal rows (n, n), float64, smooth ones first: the eigenvectors of squared third differences."""
-    third = torch.from_numpy(np.diff(np.eye(n), min(3, n - 1), axis=0))
-    return torch.linalg.eigh(third.mT @ third).eigenvectors.mT
+    """Orthonormal rows (n, n), float64, smooth ones first: the eigenvectors of squared third differences.
+    These vanish for three of them, which are taken as polynomials of rising degree, because a solver returns
+    any mixture of the three, a different one on each processor."""
+    order = min(3, n - 1)
+    third = torch.from_numpy(np.diff(np.eye(n), order, axis=0))
+    found = torch.linalg.eigh(third.mT @ third).eigenvectors
+    powers = torch.linspace(-1, 1, n, dtype=torch.float64)[:, None] ** torch.arange(order)
+    return torch.linalg.qr(torch.cat([powers, found[:, order:]], 1)).Q.mT
 
 
 class Film:
