@@ -42,7 +42,6 @@ from ups.tasks import get_task
 from ups.training.environment import describe_environment
 
 RESULTS = ROOT / "bench" / "results"
-ALONE = 8  # trajectories timed one by one
 COLUMNS = ("ours_generic", "ours", "fno", "unet", *CORRECTED)
 
 
@@ -83,12 +82,6 @@ def long_rollout(trained: Trained, split: Split, batch_size: int) -> dict[str, A
     return {"is_finite": bool(errors.error.isfinite().all()), "error": at(errors), "persistence": at(still)}
 
 
-def alone_ms(trained: Trained, split: Split) -> float:
-    """Return milliseconds per state of rollouts of single trajectories."""
-    few = Split(split.given[:ALONE], split.truth[:ALONE], split.parameters[:ALONE], split.groups[:ALONE])
-    return rollout(trained, few, 1)[1]
-
-
 def row_of(
     trained: Trained, test: Split, long: Split | None, problem: Problem, config: Config
 ) -> dict[str, Any]:
@@ -101,7 +94,7 @@ def row_of(
     row = scored(trained.predict, config.evaluate.num_bootstrap)
     for key in ("num_parameters", "steps", "step_ms", "seconds", "skipped"):
         row[key] = getattr(trained, key)
-    row["validation"], row["state_ms_alone"] = best_error(trained), alone_ms(trained, test)
+    row["validation"] = best_error(trained)
     if trained.predict_base is not None:
         row["base"] = scored(trained.predict_base, 1)["error"]
     if long is not None:

@@ -234,22 +234,16 @@ def long_table(found: dict[str, dict[str, Any]]) -> str:
 
 
 def speed_table(found: dict[str, dict[str, Any]]) -> str:
-    """docs/peers.md: milliseconds per predicted state, trajectories side by side and one alone. Results
-    without the latter are older, and their former is not comparable.
-    """
+    """docs/peers.md: milliseconds per predicted state (bench/speed.py), side by side and alone."""
     names = ("ours_generic", "ours", "fno", "unet")
 
     def line(record: dict[str, Any]) -> tuple[str, ...]:
-        cells: list[str] = []
+        cells, models = [], [rows(record, name)[0] for name in names]
         for key in ("state_ms", "state_ms_alone"):
-            timed = (
-                [row for row in rows(record, name).values() if "state_ms_alone" in row] for name in names
-            )
-            times = [mean(row[key] for row in some) for some in timed]
-            cells += [
-                *map(number, times),
-                number(times[0] / times[2], True) if times[0] and times[2] else MISSING,
-            ]
+            times = [model[key] for model in models]
+            base_alone = [" (base)" * model["is_base_alone"] for model in models]
+            cells += [number(ms) + base for ms, base in zip(times, base_alone, strict=True)]
+            cells.append(number(times[0] / times[2], True))
         return record["task"], *cells
 
     header = ("UPS, generic bases", "UPS", "FNO", "U-Net", "generic / FNO")
@@ -522,7 +516,7 @@ TABLES: dict[str, tuple[str, str, Callable[[dict], str]]] = {
     "equal_time": ("docs/results.md", "", equal_time_table),
     "correction": ("docs/results.md", "", correction_table),
     "long": ("docs/results.md", "", long_table),
-    "speed": ("docs/peers.md", "", speed_table),
+    "speed": ("docs/peers.md", "speed", speed_table),
     "apebench": ("docs/peers.md", "apebench", apebench_table),
     "authors": ("docs/peers.md", "authors", authors_table),
     "shift_grid": ("docs/peers.md", "shift_grid", shift_table),

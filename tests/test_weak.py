@@ -13,6 +13,7 @@ from test_equation import UX, UXX, Trajectories
 from ups.common.boundary import NO_FLUX, PERIODIC
 from ups.common.rows import joined
 from ups.common.seeds import generator
+from ups.models.bases import weak
 from ups.models.bases.certainty import STUDENT_WEAK, of_equation
 from ups.models.bases.denoise import Film, smooth_basis
 from ups.models.bases.doubts import OTHERS, UNCLEAR
@@ -21,7 +22,7 @@ from ups.models.bases.identify import Identification
 from ups.models.bases.least_squares import solve
 from ups.models.bases.resampling import fit, standard_errors
 from ups.models.bases.terms import library
-from ups.models.bases.weak import weak_model
+from ups.models.bases.weak import WeakModel, weak_model
 from ups.models.bases.weak_form import WeakForm, compact_functions, plain_term, power_without_noise
 
 SETTINGS = {"positive": [], "boundary": PERIODIC, "space": [64], "lengths": [64.0], "cell": [1 / 64]}
@@ -224,6 +225,25 @@ def test_an_equation_is_doubted_if_other_terms_leave_no_more_or_more_terms_leave
         model = replace(found.model, unknowns=unknowns, values=values)
         assert replace(found, model=model, rivals=[[terms]]).has_rivals
         assert not replace(found, model=model, rivals=[[]]).has_rivals
+
+
+def test_terms_that_the_noise_may_have_made_are_left_out(monkeypatch):
+    """Windows select the truth and one term too many; then a set without a term of the truth, of as many
+    terms as windows selected, has to leave clearly more, not only one of as many as are left."""
+    u, every = noisy(burgers(24), 0.2), library(1, [], 1)
+    sigma = 0.2 * burgers(24).std()[None]
+    plain = [place for place, term in enumerate(every) if plain_term(term, [], 1)]
+    truth, false = [plain.index(every.index(term)) for term in (UX, UXX)], plain.index(0)
+    monkeypatch.setattr(weak, "selected", lambda *_: ([*truth, false], []))
+    found = WeakModel.of(u, sigma, every, plain, SETTINGS)
+    assert [plain.index(place) for _, place in found.model.unknowns] == truth
+    assert found.sizes == [3] and found.rivals == [[[*truth, false]]] and not found.has_rivals
+    better = [[truth[1], false, len(plain) - 1]]
+    matrix = found.equations.clone()
+    matrix[:, 0, better[0][2]] = matrix[:, 0, truth[0]]
+    matrix[:, 0, :, better[0][2]] = matrix[:, 0, :, truth[0]]
+    assert replace(found, rivals=[better], equations=matrix).has_rivals
+    assert not replace(found, rivals=[better], equations=matrix, sizes=[2]).has_rivals
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2])

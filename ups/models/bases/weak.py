@@ -15,9 +15,12 @@ from ups.models.bases.integrate import Model
 from ups.models.bases.least_squares import solve
 from ups.models.bases.resampling import residual_of, selected, standard_errors
 from ups.models.bases.terms import Term
-from ups.models.bases.weak_form import MIN_HALF_WIDTH, WIDTHS, WeakForm, plain_term
+from ups.models.bases.weak_form import MIN_HALF_WIDTH, WeakForm, plain_term
 
 MAX_VALUES = 2**25  # of all terms in the films
+# Of a term's value from zero, by the noise. The terms are the best of many: of 40 that are zero the largest
+# one is as far in 2 % of the cases. The scatter of blocks may be too small by a factor of 7 here.
+MIN_NOISE_ERRORS = 3.5
 MAX_RIVALS = 6  # sets of terms that an equation is compared with, of both kinds: those that leave least
 # Standard errors by which sets of at most as many terms have to leave more, and larger ones are better.
 MIN_LOSS_ERRORS, MIN_GAIN_ERRORS = 2.0, 1.5
@@ -30,17 +33,20 @@ MIN_ERRORS_LEFT = 4.0
 @dataclass(frozen=True)
 class WeakModel:
     """An equation by the weak form, with the standard errors (unknowns,) of its values by the scatter of
-    blocks of windows.
+    blocks of windows, and by the noise alone, which windows that overlap share.
 
-    form: of these places in the library. equations: of `form`. rivals: for every channel the other sets of at
-    most as many terms that samples of windows prefer, by their places in `form`."""
+    form: of these places in the library. equations: of `form`. For every channel rivals: the other sets of
+    terms that samples of windows prefer, by their places in `form`; sizes: how many terms windows selected,
+    before those were left out that the noise may have made."""
 
     model: Model
     errors: Tensor
+    noise_errors: Tensor
     form: WeakForm
     equations: Tensor
     places: list[int]
     rivals: list[list[list[int]]]
+    sizes: list[int]
 
     @classmethod
     def of(
@@ -50,39 +56,35 @@ class WeakModel:
         library: list[Term],
         places: list[int],
         settings: dict,
-        width: tuple[float, float],
     ) -> "WeakModel | None":
         """By some of the terms; None if they explain nothing."""
-        form = WeakForm(films, sigma, [library[place] for place in places], settings, width)
+        form = WeakForm(films, sigma, [library[place] for place in places], settings)
         equations, tiers = form.equations(), form.tiers()
-        unknowns, values, errors, rivals = [], [], [], []
+        unknowns, values, errors, rivals, sizes = [], [], [], [], []
         for channel, blocks in enumerate(equations.unbind(1)):
             terms, others = selected(blocks, tiers, channel)
-            rivals.append(others)
-            if terms:
-                unknowns += [(channel, places[term]) for term in terms]
-                values.append(solve(blocks.sum(0), terms))
-                errors.append(standard_errors(blocks, terms, values[-1]))
+            sizes.append(len(terms))
+            while terms:
+                found = solve(blocks.sum(0), terms)
+                by_noise = form.of_terms(terms).noise_errors(channel, found)
+                ratio = found.abs() / by_noise
+                if len(terms) == 1 or float(ratio.min()) >= MIN_NOISE_ERRORS:
+                    unknowns += [(channel, places[term]) for term in terms]
+                    values.append(found)
+                    errors.append(torch.stack([standard_errors(blocks, terms, found), by_noise]))
+                    break
+                others = [*others, terms]
+                terms = [term for place, term in enumerate(terms) if place != int(ratio.argmin())]
+            rivals.append([some for some in others if {*some} != {*terms}])
         if not unknowns:
             return None
-        return cls(Model(unknowns, torch.cat(values)), torch.cat(errors), form, equations, places, rivals)
+        model = Model(unknowns, torch.cat(values))
+        return cls(model, *torch.cat(errors, 1), form, equations, places, rivals, sizes)
 
     def terms(self, model: Model, channel: int) -> tuple[list[int], Tensor]:
         """The terms of a channel, by their places in `form`, and their values."""
         rows = [row for row, (other, _) in enumerate(model.unknowns) if other == channel]
         return [self.places.index(model.unknowns[row][1]) for row in rows], model.values[rows]
-
-    @functools.cached_property
-    def noise_errors(self) -> Tensor:
-        """Standard errors (unknowns,) of the values by the noise alone, which windows that overlap share."""
-        every = [self.terms(self.model, channel) for channel in range(len(self.rivals))]
-        return torch.cat(
-            [
-                self.form.of_terms(terms).noise_errors(channel, values)
-                for channel, (terms, values) in enumerate(every)
-                if terms
-            ]
-        )
 
     @functools.cached_property
     def has_rivals(self) -> bool:
@@ -99,7 +101,9 @@ class WeakModel:
             losses = torch.einsum("si,bij,sj->sb", weight, blocks, weight) / total[-1, -1]
             more, weight = losses[1:] - losses[:1], weight[1:]
             scatter, more = more.std(1) * len(blocks) ** 0.5, more.sum(1)
-            is_larger = torch.tensor([len(some) > len(terms) for some in rivals])
+            is_larger = torch.tensor(
+                [len(some) > self.sizes[channel] or {*some} > {*terms} for some in rivals]
+            )
             is_close = torch.where(is_larger, more < -MAX_RESIDUAL, more < CLEAR * scatter)
             limit = torch.where(is_larger, -MIN_GAIN_ERRORS, MIN_LOSS_ERRORS)
             order = more.argsort()
@@ -132,19 +136,13 @@ def weak_model(films: Tensor, sigma: Tensor, library: list[Term], settings: dict
     """The equation of films (rows, time, C, *space) with noise sigma (C,); None if no terms explain
     anything, or the films are too short.
 
-    Plain terms are tried first, and all terms if these leave too much. Of several widths of the test
-    functions the first one counts whose terms are certain, and the fewest."""
+    Plain terms are tried first, and all terms if these leave too much."""
     if films.shape[1] < 2 * MIN_HALF_WIDTH + 1:
         return None
     films = films[: max(1, MAX_VALUES // (films[0, :, 0].numel() * len(library)))]
     every, ndim = list(range(len(library))), len(settings["space"])
     plain = [place for place in every if plain_term(library[place], settings["positive"], ndim)]
-    best = None
-    for places in (plain, every):
-        found = [WeakModel.of(films, sigma, library, places, settings, width) for width in WIDTHS]
-        found = [one for one in found if one is not None]
-        if found:
-            best = min(found, key=lambda one: (bool(one.doubt(one.model)), len(one.errors)))
-            if best.doubt(best.model) != UNCLEAR:
-                break
-    return best
+    found = WeakModel.of(films, sigma, library, plain, settings)
+    if found is None or found.doubt(found.model) == UNCLEAR:
+        found = WeakModel.of(films, sigma, library, every, settings) or found
+    return found

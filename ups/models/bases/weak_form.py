@@ -29,9 +29,8 @@ from ups.models.bases.denoise import LOUD, Film
 from ups.models.bases.terms import INVERSE, WAVE, Term, Terms
 
 EXPONENT = 8  # of the test function (1 - x^2)^8
-# Widths that are tried: standard deviations of its spectrum at the largest wave number that rises above the
-# noise; and the largest half width over the axis, as wider ones leave too few independent windows.
-WIDTHS = (3.0, 0.2), (4.5, 0.25)
+WIDTH = 3.0  # standard deviations of its spectrum at the largest wave number that rises above the noise
+MOST_OF_AXIS = 0.2  # of an axis, the largest half width, as wider ones leave too few independent windows
 MIN_HALF_WIDTH = 5  # cells or frames, so that sums are integrals
 MIN_LOUD = 0.1  # of the modes along the other axes, relative to the wave number with most: fewer are chance
 MAX_BYTES = 2**26  # of the terms evaluated at once
@@ -96,14 +95,12 @@ def power_without_noise(s: Tensor, powers: Sequence[int], sigma: Tensor) -> Tens
 
 @dataclass
 class WeakForm:
-    """Normal equations of the weak form. films (rows, time, C, *space); sigma (C,): of their noise; width: of
-    the test functions, one of WIDTHS."""
+    """Normal equations of the weak form. films (rows, time, C, *space); sigma (C,): of their noise."""
 
     films: Tensor
     sigma: Tensor
     library: list[Term]
     settings: dict
-    width: tuple[float, float] = WIDTHS[0]
 
     def __post_init__(self) -> None:
         settings, space = self.settings, tuple(self.settings["space"])
@@ -148,8 +145,8 @@ class WeakForm:
             quiet = (count <= MIN_LOUD * count.max()).nonzero().flatten()  # the first one ends the spectrum
             wave = float(quiet.min() if len(quiet) else min(len(count), size // 2 + 1)) - 1
             wave = max(1.0, wave) * math.pi * (1 + self.is_periodic[axis]) / size
-            width = round(self.width[0] * math.sqrt(2 * EXPONENT + 3) / wave)
-            most = max(MIN_HALF_WIDTH, round(self.width[1] * size))
+            width = round(WIDTH * math.sqrt(2 * EXPONENT + 3) / wave)
+            most = max(MIN_HALF_WIDTH, round(MOST_OF_AXIS * size))
             found.append(min(max(MIN_HALF_WIDTH, width), most, (size - 1) // 2))
         return found
 
@@ -258,7 +255,7 @@ class WeakForm:
     def of_terms(self, places: list[int]) -> "WeakForm":
         """The same with these terms alone."""
         library = [self.library[place] for place in places]
-        return WeakForm(self.films, self.sigma, library, self.settings, self.width)
+        return WeakForm(self.films, self.sigma, library, self.settings)
 
     def tiers(self) -> list[list[int]]:
         """The plain terms of low degree and order, and all terms."""
