@@ -37,6 +37,7 @@ import yaml
 
 from bench.apebench_coarse import DIFFICULTIES, advance
 from bench.baselines import Trained
+from bench.command import parse
 from bench.eleven import has, keep, processor, read
 from bench.ours import train_ours
 from ups.config import ROOT, Config, load_config
@@ -298,10 +299,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--column", nargs="+", help="only these, such as full bare 'Res;26;8;relu'")
     parser.add_argument("--own-steps", action="store_true", help=f"1D networks also by {OWN_STEPS} steps")
     parser.add_argument("--python", type=Path, help="an interpreter that has APEBench")
-    overrides = [text for text in argv if "=" in text and not text.startswith("-")]
-    args = parser.parse_args(
-        [text for text in argv if text not in overrides], argparse.Namespace(overrides=overrides)
-    )
+    args = parse(parser, argv)
     known = dict.fromkeys(column for name in args.scenario for column in columns_of(name))
     if unknown := [column for column in args.column or [] if column not in known]:
         raise ValueError(

@@ -21,7 +21,6 @@ import json
 import math
 import os
 import platform
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -32,6 +31,7 @@ import yaml
 
 from bench import correction
 from bench.baselines import Problem, Trained
+from bench.command import parse
 from bench.rivals import Settings, settings_for
 from bench.score import Errors, Split, load, paired_ratio, report_row, rollout, summary, trivial
 from bench.search import Changes
@@ -276,21 +276,20 @@ def read_pairs(texts: list[str]) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
-    argv = sys.argv[1:] if argv is None else argv
-    overrides = [text for text in argv if "=" in text and not text.startswith("-")]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--task", required=True)
     parser.add_argument("--models", nargs="+", default=["ours", "fno", "unet"], choices=MODELS)
     add_arguments(parser)
-    args = parser.parse_args([text for text in argv if text not in overrides])
-    args.overrides = [text for text in overrides if text.partition(".")[0] not in BASELINES]
-    args.settings = {}
+    args = parse(parser, argv)
+    overrides, args.overrides, args.settings = args.overrides, [], {}
     for text in overrides:
         model, _, rest = text.partition(".")
         if model in BASELINES:
             args.settings.setdefault(model, {}).update(read_pairs([rest]))
+        else:
+            args.overrides.append(text)
     prepare(args)
     return compare(load_config(args.config, args.overrides), args)
 

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from bench.baselines import Problem, Trained
+from bench.command import parse
 from bench.compare import CORRECTED, clean, fit, settings_of
 from bench.numerics import CONFIG, HORIZONS, NUMERICS, long_config, usual_settings
 from bench.rivals import Settings
@@ -238,20 +239,16 @@ def describe_data(config: Config, task: str, problem: Problem, splits: dict[str,
 
 
 def main(argv: list[str] | None = None) -> None:
-    argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--task", nargs="+", choices=tuple(NUMERICS), default=list(NUMERICS))
     parser.add_argument("--column", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     add_arguments(parser)
-    parser.set_defaults(config=CONFIG)
-    overrides = [text for text in argv if "=" in text and not text.startswith("-")]
-    args = parser.parse_args(
-        [text for text in argv if text not in overrides], argparse.Namespace(overrides=overrides, settings={})
-    )
+    parser.set_defaults(config=CONFIG, settings={})
+    args = parse(parser, argv)
     prepare(args)
-    config = load_config(args.config, overrides)
+    config = load_config(args.config, args.overrides)
     seeds, args.seeds = args.seeds, [0]  # settings are searched from one seed, whichever are asked for
     for seed in seeds:
         for task in args.task:

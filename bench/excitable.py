@@ -14,7 +14,6 @@ equation without noise. Writes bench/results/excitable/barkley2d.json; the table
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.command import parse
 from bench.eleven import keep, processor
 from ups.config import Config, load_config
 from ups.evaluation.ensemble import Ensembles, costs_per_state, load_samplers, rollouts
@@ -164,12 +164,11 @@ def main() -> None:
     parser.add_argument("--config", default="configs/excitable.yaml")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--out", type=Path, default=RESULTS)
-    overrides = [text for text in sys.argv[1:] if "=" in text and not text.startswith("-")]
-    args = parser.parse_args([text for text in sys.argv[1:] if text not in overrides])
-    runs, name = [], load_config(args.config, overrides).run.name
+    args = parse(parser)
+    runs, name = [], load_config(args.config, args.overrides).run.name
     for seed in args.seeds:
         run = [f"run.seed={seed}", f"run.name={name}_{seed}" if seed else f"run.name={name}"]
-        config = load_config(args.config, [*overrides, *run])
+        config = load_config(args.config, [*args.overrides, *run])
         runs.append(assess(config))
         for model, row in runs[-1]["models"].items():
             over = row["over exact"]

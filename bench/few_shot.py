@@ -45,6 +45,7 @@ import torch
 from torch import Tensor
 
 from bench.baselines import Problem, Stopwatch, Trained
+from bench.command import parse
 from bench.ours import fit_bases, train_ours
 from bench.rivals import settings_for
 from bench.score import Errors, Split, load, rollout, summary
@@ -449,8 +450,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true", help="print what is there and run nothing")
-    parser.add_argument("overrides", nargs="*", help="section.key=value")
-    args = parser.parse_intermixed_args(argv)
+    args = parse(parser, argv)
     torch.set_num_threads(1)
     if not args.table:
         if args.task is None or args.parent is None:

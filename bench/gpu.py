@@ -41,6 +41,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from bench.command import parse
 from bench.profiling import Moved
 from ups.common.precision import computed, in_words
 from ups.config import DEFAULT_OVERLAY, ROOT, Config, load_config
@@ -427,12 +428,14 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="no compiled steps, which take minutes on a CPU")
     parser.add_argument("--run", help="folder of a trained run: accuracy, and where latents lie")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    overrides = [text for text in sys.argv[1:] if "=" in text and not text.startswith("-")]
-    options = parser.parse_args([text for text in sys.argv[1:] if text not in overrides])
+    options = parse(parser)
     if options.worker:
-        print(json.dumps({"found": train(load_config(options.config, overrides), options.steps)}), flush=True)
+        print(
+            json.dumps({"found": train(load_config(options.config, options.overrides), options.steps)}),
+            flush=True,
+        )
         return
-    config, device, not_run = load_config(options.config, overrides), torch.device(options.device), []
+    config, device, not_run = load_config(options.config, options.overrides), torch.device(options.device), []
     machine, rows, costs = peaks(device), [], {}
     reached = ", ".join(
         f"{machine[f'flop_{precision}'] / 1e12:.3g} TFLOP/s in {in_words(precision, device)}"
@@ -463,7 +466,7 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory() as folder:
             words = [
-                *overrides,
+                *options.overrides,
                 f"run.root={folder}",
                 "run.name=bench",
                 f"operator.train.steps={steps}",

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -24,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bench.command import parse
 from ups.common.boundary import NO_FLUX
 from ups.config import ROOT, Config, load_config
 from ups.data.generate import generation_settings, write_data
@@ -553,11 +553,9 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--task", nargs="+", choices=tuple(NUMERICS), default=list(NUMERICS))
-    argv = sys.argv[1:] if argv is None else argv
-    overrides = [text for text in argv if "=" in text and not text.startswith("-")]
-    args = parser.parse_args([text for text in argv if text not in overrides])
+    args = parse(parser, argv)
     torch.set_num_threads(1)
-    config = load_config(args.config, overrides)
+    config = load_config(args.config, args.overrides)
     for task in args.task:
         generate(config, task)
 

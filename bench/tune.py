@@ -20,7 +20,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import sys
 import time
 from collections.abc import Callable, Collection
 from functools import partial
@@ -31,6 +30,7 @@ import torch
 import yaml
 
 from bench.baselines import CLOCKS, Problem, Stopwatch, Trained, train
+from bench.command import parse
 from bench.rivals import Settings, settings_for
 from bench.score import Split, headline, load, rollout
 from bench.search import Changes, Trial, search
@@ -454,7 +454,6 @@ def prepare(args: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> dict[str, dict]:
-    argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -466,12 +465,9 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
         choices=("ours", "ours_generic", "fno", "unet"),
     )
     add_arguments(parser)
-    overrides = [text for text in argv if "=" in text and not text.startswith("-")]
-    args = parser.parse_args(
-        [text for text in argv if text not in overrides], argparse.Namespace(overrides=overrides)
-    )
+    args = parse(parser, argv)
     prepare(args)
-    config = load_config(args.config, overrides)
+    config = load_config(args.config, args.overrides)
     problem, splits = load(config, args.task)
     print(
         f"{args.task}: {len(splits['val'].truth)} validation trajectories, seed {args.seeds[0]}, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import itertools
 import json
@@ -15,6 +16,7 @@ from toy_codec import fit_codec
 
 from bench import baselines, compare, correction, ours, score, tune
 from bench.baselines import Problem, Trainer
+from bench.command import parse
 from bench.rivals import Rival, Settings, folded, unfolded
 from bench.score import Errors
 from bench.search import Trial, search
@@ -541,3 +543,10 @@ def test_ours_corrects_the_solver_and_is_never_trained_through_it(searched, tick
     torch.testing.assert_close(base, alone, atol=1e-4, rtol=1e-4)
     assert not any(calls) and trained.steps > 20
     assert float((pred - u[:, 10:]).square().mean()) < float((alone - u[:, 10:]).square().mean())
+
+
+def test_overrides_behind_an_option_with_several_values_are_not_its_values():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, nargs="+")
+    args = parse(parser, ["--seeds", "0", "1", "run.seed=1"])
+    assert (args.seeds, args.overrides) == ([0, 1], ["run.seed=1"])

@@ -1,0 +1,14 @@
+"""The command line of benchmarks that take settings of the configuration."""
+
+import argparse
+import sys
+
+
+def parse(parser: argparse.ArgumentParser, argv: list[str] | None = None) -> argparse.Namespace:
+    """Return the options of `argv` (None: of the process) and, as `overrides`, its section.key=value. These
+    may stand anywhere, also behind --seeds 0 1, where argparse would take them for more seeds.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    overrides = [text for text in argv if "=" in text and not text.startswith("-")]
+    options = [text for text in argv if text not in overrides]
+    return parser.parse_args(options, argparse.Namespace(overrides=overrides))
