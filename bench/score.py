@@ -21,7 +21,7 @@ from ups.config import Config
 from ups.data.build_cache import open_sources
 from ups.data.cache import open_cache
 from ups.evaluation.truth import Truth
-from ups.metrics.errors import rmse, score, summarise_errors, vanishes
+from ups.metrics.errors import are_pooled, rmse, score, summarise_errors
 from ups.metrics.intervals import bootstrap, merge
 from ups.metrics.spectra import rms
 
@@ -206,7 +206,7 @@ def report_row(trained: Trained, split: Split, config: Config, cache: Any, state
         parts.append(score(split.predicted(pred), split.truth[rows], cache.task.boundary))
     times = torch.zeros(1) if cache.task.is_steady else cache.dt * torch.arange(1, num_frames + 1)
     scores, settings = merge(parts), config.evaluate
-    is_pooled = cache.task.is_driven and vanishes(scores["ref_rms"])
+    is_pooled = are_pooled(scores["ref_rms"], cache.task.is_driven)
     row = summarise_errors(scores, settings.num_bootstrap, config.run.seed, times, 0, split.groups, is_pooled)
     return {**row, "ms_per_state": state_ms, "train_seconds": round(trained.seconds, 1)}
 

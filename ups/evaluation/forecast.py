@@ -14,11 +14,11 @@ from ups.evaluation.trivial import Trivial
 from ups.evaluation.truth import Truth
 from ups.metrics.errors import (
     ERROR,
+    are_pooled,
     nrmse_per_trajectory,
     score,
     summarise_errors,
     summarise_spectra,
-    vanishes,
 )
 from ups.metrics.intervals import Scores, compare, merge, number
 from ups.metrics.mask import cell_mean, valid_cells
@@ -55,7 +55,7 @@ def assess_forecasts(
     times = torch.zeros(1) if task.is_steady else cache.dt * torch.arange(1, truth.num_frames + 1)
     legacy = (truth.context or 1) if settings.legacy else 0
     groups, count = cache.trajectory[rows], settings.num_bootstrap
-    is_pooled = task.is_driven and vanishes(scores["operator"]["ref_rms"])
+    is_pooled = are_pooled(scores["operator"]["ref_rms"], task.is_driven)
     models = {
         model: summarise_errors(part, count, seed, times, legacy, groups, is_pooled)
         for model, part in scores.items()

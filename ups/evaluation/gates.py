@@ -58,8 +58,8 @@ def trivial_of(task: dict[str, Any]) -> list[str]:
 
 
 def error_of(task: dict[str, Any]) -> str:
-    """The error by which a task's forecasts are judged: PDEBench's nRMSE, pooled where a field vanishes
-    (`ups.metrics.errors.vanishes`)."""
+    """The error by which a task's forecasts are judged: PDEBench's nRMSE, or the pooled one
+    (`ups.metrics.errors.are_pooled`)."""
     return task.get("error", "nrmse")
 
 

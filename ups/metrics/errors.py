@@ -44,9 +44,15 @@ FLAT = 1e-6  # a field whose standard deviation is below FLAT * RMS is constant 
 
 def vanishes(ref_rms: Tensor) -> bool:
     """Whether a field is close to zero in some frames: RMS (n, T, C) below VANISHING of that of all. There
-    relative errors have no bound, so those of driven fields (`Task.is_driven`) are pooled."""
+    relative errors have no bound."""
     whole = ref_rms.double().square().mean((0, 1)).sqrt()
     return bool((ref_rms.double() < VANISHING * whole).any())
+
+
+def are_pooled(ref_rms: Tensor, is_driven: bool) -> bool:
+    """Whether errors of forecasts are pooled over trajectories: if a driven field (`Task.is_driven`)
+    vanishes. ref_rms (n, T, C): RMS of the truth."""
+    return is_driven and vanishes(ref_rms)
 
 
 def check_shapes(u_pred: Tensor, u_ref: Tensor) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.metrics.errors import ERROR, LARGEST_ERROR, vanishes
+from ups.metrics.errors import ERROR, LARGEST_ERROR, are_pooled
 from ups.metrics.intervals import compare, group_index, number
 from ups.models.loss import pooled
 
@@ -126,7 +126,7 @@ def select(found: dict[float, Tensor], groups: Tensor, seed: int, is_driven: boo
     found: weight -> `squared_errors`. The weight with the smallest pooled error is compared with the base. It
     is selected if it is better by more than chance, else the base alone is. is_driven: by noise or a forcing
     (`Task.is_driven`), so that relative errors do not count where a field vanishes
-    (`ups.metrics.errors.vanishes`). Returned:
+    (`ups.metrics.errors.are_pooled`). Returned:
 
         compared_weight: the one that is compared; network_weight: the selected one, 0 for the base alone
         network, base: pooled nRMSE over the leads that count, None if not finite
@@ -140,7 +140,7 @@ def select(found: dict[float, Tensor], groups: Tensor, seed: int, is_driven: boo
     lost = is_lost(found[weight])
     compared = _without(found[weight], lost)
     ratios = error_ratios(compared, groups, seed)
-    is_pooled = is_driven and vanishes(found[weight][:, 0].sqrt())
+    is_pooled = are_pooled(found[weight][:, 0].sqrt(), is_driven)
     return {
         "network_weight": weight if is_better(ratios, is_pooled) else 0.0,
         "compared_weight": weight,
