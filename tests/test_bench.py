@@ -61,13 +61,10 @@ def problem(steady=False, ndim=1, boundary=PERIODIC, size=16):
         ndim > 1,
         10,
         u,
-        u,
-        c,
         c,
         same,
         same,
         torch.zeros(u.shape[2]),
-        a,
         a,
         same,
     )

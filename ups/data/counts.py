@@ -12,7 +12,6 @@ import numpy as np
 
 from ups.config import Config, TaskConfig
 from ups.data.sources import (
-    Source,
     needs_files,
     open_sources,
     split_of,
@@ -57,12 +56,11 @@ class Counts:
     untrained: list[int]  # numbers of the parameter values without a trajectory in training
 
 
-def count_data(config: Config, task_name: str, sources: Sequence[Source] | None = None) -> Counts:
+def count_data(config: Config, task_name: str) -> Counts:
     """The counts of a task, from its configuration, or from the user's files if it leaves them open. Raises
     ValueError for trajectories that cannot be split."""
     settings = config.task[task_name]
-    if sources is None:
-        sources = open_sources(config, task_name) if needs_files(settings) else [None] * settings.num_files
+    sources = open_sources(config, task_name) if needs_files(settings) else [None] * settings.num_files
     num = trajectories_of(config, task_name, sources)
     table = table_of(config, task_name, sources)
     rows = {

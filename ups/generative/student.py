@@ -30,6 +30,7 @@ STREAM = "consistency"  # of the random numbers
 MID_EVERY = 4  # one row in so many starts at mid_angle
 HUBER = 0.03  # pseudo-Huber scale, in residual standard deviations per element
 ALPHA = 0.95  # of the almost fair CRPS (Lang et al. 2024), which penalises two equal members
+BLOCK = 4  # neighbouring tokens in one energy score
 TINY = 1e-12  # smallest squared distance, so that equal samples have a gradient
 MEMBERS = 16  # in validation
 MAX_VARIANCE_ERROR = 0.1  # of a tuned student's variance, relative to the teacher's
@@ -183,10 +184,9 @@ class SolvedPool:
 # ---- scores
 
 
-def ensemble_loss(
-    members: Tensor, truth: Tensor, decode: Callable[[Tensor], Tensor], block: int = 4
-) -> Tensor:
-    """0.5 afCRPS of the field + 0.25 energy score of blocks of tokens + 0.25 of all tokens, per row (batch,).
+def ensemble_loss(members: Tensor, truth: Tensor, decode: Callable[[Tensor], Tensor]) -> Tensor:
+    """0.5 afCRPS of the field + 0.25 energy score of blocks of BLOCK tokens + 0.25 of all tokens, per row
+    (batch,).
 
     members (batch, M, *tokens, dim) and truth (batch, *tokens, dim) in units in which errors are of order
     one; decode: latents to the field, linear. The CRPS scores the marginals at points of the field. The
@@ -195,11 +195,11 @@ def ensemble_loss(
     crps = fair_crps(decode(members), decode(truth), ALPHA)
     whole = energy_score(members, truth, TINY)
     lines, lines_ref = members.flatten(2, -2), truth.flatten(1, -2)  # tokens in storage order
-    usable = lines.shape[2] // block * block
+    usable = lines.shape[2] // BLOCK * BLOCK
     if usable == 0:
         return 0.5 * crps + 0.5 * whole
-    parts = lines[:, :, :usable].unflatten(2, (-1, block)).flatten(3).movedim(2, 1).flatten(0, 1)
-    parts_ref = lines_ref[:, :usable].unflatten(1, (-1, block)).flatten(2).flatten(0, 1)
+    parts = lines[:, :, :usable].unflatten(2, (-1, BLOCK)).flatten(3).movedim(2, 1).flatten(0, 1)
+    parts_ref = lines_ref[:, :usable].unflatten(1, (-1, BLOCK)).flatten(2).flatten(0, 1)
     return (
         0.5 * crps + 0.25 * whole + 0.25 * energy_score(parts, parts_ref, TINY).view(len(truth), -1).mean(1)
     )

@@ -144,10 +144,8 @@ def correlation(u_pred: Tensor, u_ref: Tensor) -> Tensor:
     return torch.where(flat_ref, torch.nan, value).nanmean(2)
 
 
-def correlation_time(
-    values: Tensor, lead_times: Tensor | None = None, threshold: float = CORRELATION
-) -> Tensor:
-    """First lead time with a correlation (n, T) below `threshold`, or the last lead time -> (n,).
+def correlation_time(values: Tensor, lead_times: Tensor | None = None) -> Tensor:
+    """First lead time with a correlation (n, T) below CORRELATION, or the last lead time -> (n,).
 
     So a trajectory that stays above gives a lower bound. lead_times (T,): time since the last context frame;
     default 1..T in frames. Undefined (NaN) frames do not end the time.
@@ -159,7 +157,7 @@ def correlation_time(
             f"lead_times has shape {tuple(lead_times.shape)}; expected ({num_frames},), one per "
             "predicted frame. Cut the context frames from it."
         )
-    below = values < threshold
+    below = values < CORRELATION
     first = torch.where(below.any(1), below.double().argmax(1), num_frames - 1)
     return lead_times.to(torch.float64)[first.cpu()]
 

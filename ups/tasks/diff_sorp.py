@@ -42,9 +42,9 @@ def sorbed_capacity(exponent: float) -> float:
     return (1 - POROSITY) / POROSITY * BULK_DENSITY * FREUNDLICH_K * exponent
 
 
-def content(u: "np.ndarray", exponent: float = FREUNDLICH_N) -> "np.ndarray":
+def content(u: "np.ndarray") -> "np.ndarray":
     """theta(u), the dissolved and sorbed content; theta' = R."""
-    return u + sorbed_capacity(exponent) / exponent * (u + MIN_U) ** exponent
+    return u + sorbed_capacity(FREUNDLICH_N) / FREUNDLICH_N * (u + MIN_U) ** FREUNDLICH_N
 
 
 def volumes(num_cells: int) -> "np.ndarray":

@@ -57,14 +57,14 @@ def read_stage(folder: Path, stage: str = "") -> FinishedStage | None:
     return FinishedStage(done, read_record(path, what, again))
 
 
-def finished_stage(folder: Path, stage: str = "") -> dict[str, Any] | None:
+def finished_stage(folder: Path) -> dict[str, Any] | None:
     """The record of a finished stage with verified weights, or None if it is not finished.
 
     Raises DamagedError like `read_stage`, and for altered weights.
     """
     if not os.path.lexists(folder / DONE):
         return None
-    done = read_stage(folder, stage).done
+    done = read_stage(folder).done
     require_weights(folder, done)
     return done
 
