@@ -27,7 +27,7 @@ from ups.generative.cell_posterior import CellPosterior, two_levels
 from ups.generative.corrector import METHODS, Corrector
 from ups.generative.observation import PARTIAL, observe_case, row_generators
 from ups.generative.residuals import SteadyResiduals, sum_by_task
-from ups.generative.sampling import Sampler, predict_with_noise, sample_fields
+from ups.generative.sampling import FieldPrediction, Sampler, predict_with_noise, sample_fields
 from ups.metrics.mask import filled
 from ups.metrics.proper import energy_score
 from ups.models.windows import symmetry
@@ -107,15 +107,8 @@ def _fit_cells(source: SteadyResiduals, levels: list[float], section: SteadyConf
 @torch.no_grad()
 def pushed_score(source: SteadyResiduals, case: str, seed: int) -> float:
     """Energy score of samples of the coefficient through the operator, for validation fields."""
-    rows = list(range(min(FIELDS, source.windows("val")[0])))
-    z_in, z_ref, parameters = source.fields("val", torch.tensor(rows))
-    observation = observe_case(
-        source.head.input_codec.decode(z_in[:, 0]), case, row_generators(seed, "choose", case, rows=rows)
-    )
-    (guess, _, _, start), noise = predict_with_noise(source, observation, parameters, seed, rows, MEMBERS)
-    u = source.solution(guess[:, None], start.offset.view_as(noise))
-    valid = source.head.codec.valid
-    return float(energy_score(filled(u, valid), filled(source.head.physical(z_ref[:, 0]), valid)).mean())
+    (guess, _, _, start), noise, u_ref = _observed(source, case, seed, FIELDS)
+    return float(_score(source, source.solution(guess[:, None], start.offset.view_as(noise)), u_ref))
 
 
 @torch.no_grad()
@@ -129,18 +122,31 @@ def relative_scores(
 ) -> Tensor:
     """Energy score of each of `methods` over that of the first, (methods,), for one kind of observation of
     validation fields."""
-    head, rows = network.heads[source.name], list(range(min(num_fields, source.windows("val")[0])))
+    (prediction, noise, u_ref), scores = _observed(source, case, seed, num_fields), []
+    for method in methods:
+        network.heads[source.name].method = method
+        u = sample_fields(source, Sampler(network, 0).whitened, network, prediction, noise)
+        scores.append(_score(source, u, u_ref))
+    return torch.stack(scores) / scores[0]
+
+
+def _observed(
+    source: SteadyResiduals, case: str, seed: int, num_fields: int
+) -> tuple[FieldPrediction, Tensor, Tensor]:
+    """(prediction, noise, solution) of validation fields under one kind of observation."""
+    rows = list(range(min(num_fields, source.windows("val")[0])))
     z_in, z_ref, parameters = source.fields("val", torch.tensor(rows))
     observation = observe_case(
         source.head.input_codec.decode(z_in[:, 0]), case, row_generators(seed, "choose", case, rows=rows)
     )
     prediction, noise = predict_with_noise(source, observation, parameters, seed, rows, MEMBERS)
-    u_ref, valid, scores = source.head.physical(z_ref[:, 0]), source.head.codec.valid, []
-    for method in methods:
-        head.method = method
-        u = sample_fields(source, Sampler(network, 0).whitened, network, prediction, noise)
-        scores.append(energy_score(filled(u, valid), filled(u_ref, valid)).mean())
-    return torch.stack(scores) / scores[0]
+    return prediction, noise, source.head.physical(z_ref[:, 0])
+
+
+def _score(source: SteadyResiduals, u: Tensor, u_ref: Tensor) -> Tensor:
+    """Energy score of samples u (batch, M, C, *space), mean over fields."""
+    valid = source.head.codec.valid
+    return energy_score(filled(u, valid), filled(u_ref, valid)).mean()
 
 
 def select_start(

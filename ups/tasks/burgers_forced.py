@@ -17,6 +17,7 @@ the squared amplitudes (Ito), and the mean of u is constant.
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from ups.common.boundary import PERIODIC
 from ups.common.lazy import Tensor, np, torch
@@ -72,20 +73,9 @@ def start(streams: Sequence["np.random.Generator"], resolution: int, nu: float) 
 
 
 @solver("nu", cells_at_once=2**14)
-def simulate(
-    seed: int, indices: Sequence[int], *, resolution: int, num_frames: int, parameter: float, t_end: float
-) -> Tensor:
+def simulate(seed: int, indices: Sequence[int], **settings: Any) -> Tensor:
     """u, (n, num_frames, 1, resolution)."""
-    return trajectories(
-        start,
-        evolve,
-        seed,
-        indices,
-        resolution=resolution,
-        num_frames=num_frames,
-        parameter=parameter,
-        t_end=t_end,
-    )
+    return trajectories(start, evolve, seed, indices, **settings)
 
 
 FAMILY = (

@@ -17,6 +17,7 @@ amplitudes (Ito); the same holds for the energy <|V|^2>/2, with the input of eve
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 from ups.common.boundary import PERIODIC
 from ups.common.lazy import Tensor, np, torch
@@ -92,20 +93,9 @@ def start(streams: Sequence["np.random.Generator"], n: int, nu: float) -> Tensor
 
 
 @solver("nu", ndim=2, cells_at_once=2**15)
-def simulate(
-    seed: int, indices: Sequence[int], *, resolution: int, num_frames: int, parameter: float, t_end: float
-) -> Tensor:
+def simulate(seed: int, indices: Sequence[int], **settings: Any) -> Tensor:
     """The vorticity, (n, num_frames, 1, resolution, resolution)."""
-    return trajectories(
-        start,
-        evolve,
-        seed,
-        indices,
-        resolution=resolution,
-        num_frames=num_frames,
-        parameter=parameter,
-        t_end=t_end,
-    )
+    return trajectories(start, evolve, seed, indices, **settings)
 
 
 FAMILY = (
