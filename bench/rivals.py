@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ups.common.boundary import along
 from ups.config import ModelConfig
+from ups.data.tokenizer import patchify, unpatchify
 from ups.models.backbones import ANY, BACKBONES
 from ups.models.backbones.layers import zero_linear
 
@@ -130,22 +131,8 @@ class Rival(nn.Module):
         """u (batch, *space, channel), parameters (batch, P), standardised: (batch, *space, channel)."""
         sizes = u.shape[1:-1]
         constant = parameters.view(len(u), *[1] * len(sizes), -1).expand(*u.shape[:-1], -1)
-        x = self.into(folded(torch.cat((u, constant), -1), self.patch))
+        cells = torch.cat((u, constant), -1).movedim(-1, 1)
+        x = self.into(patchify(cells, len(sizes), self.patch))
         condition = x.new_zeros(len(u), self.width) if self.condition is None else self.condition(parameters)
-        return unfolded(self.out(self.backbone(x, condition, self.boundary)), self.patch)
-
-
-def folded(u: Tensor, patch: int) -> Tensor:
-    """(batch, *space, channel) to (batch, *patches, channel * cells of a patch)."""
-    sizes = u.shape[1:-1]
-    u = u.reshape(len(u), *(part for size in sizes for part in (size // patch, patch)), u.shape[-1])
-    ndim = len(sizes)
-    return u.permute(0, *range(1, 2 * ndim, 2), -1, *range(2, 2 * ndim + 1, 2)).flatten(1 + ndim)
-
-
-def unfolded(u: Tensor, patch: int) -> Tensor:
-    """The inverse of `folded`."""
-    ndim, tokens = u.ndim - 2, u.shape[1:-1]
-    u = u.unflatten(-1, (u.shape[-1] // patch**ndim, *[patch] * ndim))
-    order = [0, *(axis for i in range(ndim) for axis in (1 + i, 2 + ndim + i)), 1 + ndim]
-    return u.permute(order).reshape(len(u), *(n * patch for n in tokens), -1)
+        y = self.out(self.backbone(x, condition, self.boundary))
+        return unpatchify(y, len(sizes), self.patch).movedim(1, -1).contiguous()

@@ -17,7 +17,7 @@ from toy_codec import fit_codec
 from bench import baselines, compare, correction, ours, score, tune
 from bench.baselines import Problem, Trainer
 from bench.command import parse
-from bench.rivals import Rival, Settings, folded, unfolded
+from bench.rivals import Rival, Settings
 from bench.score import Errors
 from bench.search import Trial, search
 from ups.common.boundary import NO_FLUX, PERIODIC
@@ -115,16 +115,6 @@ def _sources(monkeypatch):
 
 
 # ---- the rivals' networks ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("patch", [1, 2])
-@pytest.mark.parametrize("sizes", [(8,), (4, 8), (4, 8, 6)])
-def test_patches_hold_their_cells_and_unfold_where_they_were(sizes, patch):
-    u, ndim = torch.randn(3, *sizes, 2), len(sizes)
-    tokens = folded(u, patch)
-    corner = u[(slice(None), *[slice(patch)] * ndim)].movedim(-1, 1).flatten(1)
-    assert torch.equal(tokens[(slice(None), *[0] * ndim)], corner)
-    assert torch.equal(unfolded(tokens, patch), u)
 
 
 @pytest.mark.parametrize("network", tune.BASELINES)
