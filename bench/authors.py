@@ -198,7 +198,6 @@ def evaluate(args: argparse.Namespace, author: str, column: str, seed: int) -> N
 
 
 def main(argv: list[str] | None = None) -> None:
-    argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -206,8 +205,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--column", nargs="+", choices=COLUMNS, default=list(COLUMNS[:3]))
     parser.add_argument("--python", type=Path, help="an interpreter that has the authors' packages")
     add_arguments(parser)
-    parser.set_defaults(config=CONFIG)
-    args = parser.parse_args(argv, argparse.Namespace(overrides=[], settings={}))
+    parser.set_defaults(config=CONFIG, overrides=[], settings={})
+    args = parser.parse_args(argv)
     prepare(args)
     seeds, args.seeds = args.seeds, [0]  # settings are searched from one seed
     for equation, seed, column, author in itertools.product(args.equation, seeds, args.column, AUTHORS):

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.baselines import CLOCKS, Problem, Trained
+from bench.numerics import means
 from bench.score import fields
 from bench.search import Changes
 from bench.tune import OUT, changed
@@ -69,7 +70,7 @@ def coarse_step(task: Task, dt: float, is_halved: bool, low: Tensor, high: Tenso
         out, is_sound = torch.full_like(u, torch.nan), ((u > floor) & (u < ceiling)).flatten(1).all(1)
         for value in first[is_sound].unique():
             rows = (first == value) & is_sound
-            given = halved(u[rows], task.ndim) if is_halved else u[rows]
+            given = means(u[rows], 2, task.ndim) if is_halved else u[rows]
             later = task.step(given, parameter=float(value) if parameters.shape[1] else None, dt=dt)
             out[rows] = (
                 u[rows] + doubled(later - given, task.ndim, task.boundary == PERIODIC) if is_halved else later
@@ -77,13 +78,6 @@ def coarse_step(task: Task, dt: float, is_halved: bool, low: Tensor, high: Tenso
         return out
 
     return step
-
-
-def halved(u: Tensor, ndim: int) -> Tensor:
-    """Return means over two cells along each axis."""
-    for axis in range(-ndim, 0):
-        u = u.unflatten(axis, (-1, 2)).mean(axis)
-    return u
 
 
 def doubled(u: Tensor, ndim: int, is_periodic: bool) -> Tensor:

@@ -18,15 +18,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from bench.command import parse
+from bench.excitable import load
 from ups.common.seeds import generator
 from ups.common.transfer import send
 from ups.config import load_config
-from ups.evaluation.ensemble import Ensembles, load_samplers, rollouts
+from ups.evaluation.ensemble import rollouts
 from ups.evaluation.reference_ensembles import RolloutErrors
-from ups.evaluation.truth import open_truth
-from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import compare_ensembles, score_ensemble
-from ups.models.operator import load_operator
 
 NEAR = 64  # rollouts to which a Gaussian of each start is fitted
 
@@ -64,19 +63,11 @@ def main() -> None:
     )
     parser.add_argument("--config", default="configs/uncertain.yaml")
     parser.add_argument("--task", default="burgers1d_forced")
-    parser.add_argument("overrides", nargs="*")
-    args = parser.parse_args()
-
+    args = parse(parser)
     config = load_config(args.config, args.overrides)
-    settings, seed, device = config.evaluate, config.run.seed, torch.device("cpu")
-    operator, truth = load_operator(config.run_dir / "operator", device), open_truth(config, args.task)
-    ensembles = Ensembles(
-        TransientResiduals(operator, truth.cache),
-        truth,
-        load_samplers(config.run_dir, ["diffusion"], device, operator),
-        seed,
-    )
-    rows = truth.cache.split[truth.split][truth.one_of_each(settings.ensemble_trajectories)]
+    settings, seed = config.evaluate, config.run.seed
+    ensembles, rows = load(config, args.task, "diffusion")
+    truth = ensembles.truth
     num_frames = min(settings.ensemble_frames, truth.num_frames, truth.cache.num_frames - truth.context)
     errors = ErrorsByLead(ensembles, num_frames)
     u_ref, groups = truth.future(rows, num_frames), truth.cache.trajectory[rows]

@@ -81,11 +81,13 @@ def without_kicks(truth: Truth, rows: Tensor) -> Tensor:
     return torch.stack(frames, 1)[:, None]
 
 
-def load(config: Config, task: str) -> tuple[Ensembles, Tensor]:
-    """The ensembles of a finished run, and the rows on which they are scored."""
-    settings, device = config.evaluate, torch.device("cpu")
+def load(config: Config, task: str, *stages: str) -> tuple[Ensembles, Tensor]:
+    """The ensembles of finished stages of a run (none: those of evaluate.stages), and the rows on which they
+    are scored.
+    """
+    device = torch.device("cpu")
     operator, truth = load_operator(config.run_dir / "operator", device), open_truth(config, task)
-    stages = [stage for stage in settings.stages if stage != "operator"]
+    stages = stages or [stage for stage in config.evaluate.stages if stage != "operator"]
     samplers = load_samplers(config.run_dir, stages, device, operator)
     source = TransientResiduals(operator, truth.cache)
     return Ensembles(source, truth, samplers, config.run.seed), scored_rows(config, truth)

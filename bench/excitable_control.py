@@ -14,6 +14,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from bench.command import parse
 from bench.eleven import keep, processor
 from bench.excitable import LEADS, load, record_of, scored_rows
 from bench.excitable import TASK as DRIVEN
@@ -65,8 +66,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config", default="configs/excitable.yaml")
-    parser.add_argument("overrides", nargs="*")
-    args = parser.parse_args()
+    args = parse(parser)
     config = load_config(args.config, [*args.overrides, f"data.tasks=[{DRIVEN}, {TASK}]"])
     keep(record_of(config, TASK, [assess(config)]), RESULTS)
 

@@ -27,16 +27,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.ours import loss_of
+from bench.command import parse
+from bench.ours import loss_of, select_network_weight
 from ups.common.files import write_json
 from ups.config import ROOT, Config, load_config, to_dict
 from ups.data.cache import Cache, open_cache
-from ups.models.base_selection import fit_base, rows_by_parameter
+from ups.models.base_selection import fit_base
 from ups.models.loss import pooled, squared_errors
 from ups.models.operator import Operator, build_operator
-from ups.models.selection import NETWORK_WEIGHTS, SELECTION_FACTOR, select
 from ups.models.windows import Windows
-from ups.training.optim import EMA, build_optimizer, fit, learning_rate
+from ups.training.optim import fit_averaged
 
 RESULTS = ROOT / "bench" / "results" / "joint.json"
 SEPARATE = "separate"
@@ -64,22 +64,13 @@ def train(
         copy.deepcopy(bases), settings.model, settings.train.precision
     )  # what is found of one stays with it
     windows = Windows(caches, config.task, contexts, settings, seed)
-    optimizer, ema = build_optimizer(operator, settings.optim), EMA(operator, settings.optim.ema_decay)
     weights = {name: emphasis if base_error(fact) > HARD else 1.0 for name, (fact, _) in bases.items()}
 
     def loss(step: int) -> Tensor:
         batch = windows.schedule.batch(step)
         return weights[batch.task] * loss_of(operator, windows, batch, step, slice(0, len(batch)))[0]
 
-    stopped = fit(
-        operator,
-        loss,
-        range(steps),
-        optimizer,
-        lambda step: learning_rate(step, steps, settings.optim),
-        settings.optim.clip_norm,
-        ema,
-    )
+    stopped, ema = fit_averaged(operator, loss, steps, settings.optim)
     if stopped is not None:
         raise ValueError(
             f"the gradient of {', '.join(caches)} is not finite at step {stopped}; expected numbers. Lower "
@@ -98,19 +89,15 @@ def base_error(fact: dict[str, Any]) -> float:
 def evaluate(operator: Operator, config: Config, cache: Cache, seed: int) -> dict[str, float]:
     """Return pooled nRMSE on test of the operator and of its base, and the network weight."""
     name, context = cache.task.name, config.context(cache.task.name)
-    description, found = operator.heads[name].description, {}
-    rows = rows_by_parameter(cache, "val", SELECTION_FACTOR * config.operator.train.validate_trajectories)
-    for share in NETWORK_WEIGHTS:
-        description["network_weight"] = share
-        found[share] = squared_errors(operator, cache, rows, context, DEVICE)
-    selection = select(found, cache.trajectory[rows], seed)
-    description["network_weight"] = selection["network_weight"]
+    num_validated = config.operator.train.validate_trajectories
+    weight, compared = select_network_weight(operator, cache, num_validated, context, seed, DEVICE)
+    operator.heads[name].description["network_weight"] = weight
     errors = pooled(squared_errors(operator, cache, cache.split["test"], context, DEVICE))
     return {
         "error": errors["network"],
         "base": errors["base"],
-        "share": description["network_weight"],
-        "validation": pooled(found[selection["compared_weight"]])["network"],
+        "share": weight,
+        "validation": pooled(compared)["network"],
     }
 
 
@@ -235,8 +222,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--variants", nargs="+", default=["joint", SEPARATE], choices=[*VARIANTS, SEPARATE])
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("overrides", nargs="*", help="section.key=value")
-    args = parser.parse_intermixed_args()
+    args = parse(parser)
     config = load_config(args.config, args.overrides)
     caches = {name: open_cache(config, name) for name in config.data.tasks}
     steps = args.steps or config.operator.train.steps

@@ -89,13 +89,16 @@ def fit_bases(
 
 def select_network_weight(
     operator: Operator, cache: Cache, num_validated: int, context: int, seed: int, place: torch.device
-) -> float:
-    """Return the network weight, selected on validation as in train_operator.py."""
+) -> tuple[float, Tensor]:
+    """Return the network weight, selected on validation as in train_operator.py, and the `squared_errors` of
+    the weight that was compared with the base.
+    """
     rows, found = rows_by_parameter(cache, "val", SELECTION_FACTOR * num_validated), {}
     for share in NETWORK_WEIGHTS:
         operator.heads[cache.task.name].description["network_weight"] = share
         found[share] = squared_errors(operator, cache, rows, context, place)
-    return select(found, cache.trajectory[rows], seed)["network_weight"]
+    selection = select(found, cache.trajectory[rows], seed)
+    return selection["network_weight"], found[selection["compared_weight"]]
 
 
 def train_ours(
@@ -197,7 +200,7 @@ def train_ours(
             if is_fit_better
             else select_network_weight(
                 operator, cache, settings.train.validate_trajectories, context, seed, place
-            )
+            )[0]
         )
 
     def predict(given: Tensor, values: Tensor, num_steps: int) -> Tensor:

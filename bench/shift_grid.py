@@ -211,8 +211,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--family", nargs="+", choices=tuple(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--column", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     add_arguments(parser)
-    parser.set_defaults(config=CONFIG)
-    args = parser.parse_args(argv, argparse.Namespace(overrides=[], settings={}))
+    parser.set_defaults(config=CONFIG, overrides=[], settings={})
+    args = parser.parse_args(argv)
     prepare(args)
     seeds, args.seeds = args.seeds, [0]  # settings are searched from one seed
     for family in args.family:

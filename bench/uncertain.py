@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from bench.acceptance import extreme
 from evaluate import train_seconds
 from ups.report.tables import label, markdown
 
@@ -106,13 +107,6 @@ def spread_over(found: list[dict[str, float | None]]) -> str:
     )
 
 
-def worst(versus: dict[str, list[float | None]]) -> dict[str, float | None]:
-    """Return the lead of the largest value; undefined if one is undefined."""
-    values = versus["value"]
-    at = None if None in values else values.index(max(values))
-    return {end: None if at is None else versus[end][at] for end in ("value", "low", "high")}
-
-
 def mean(values: list[float | None]) -> str:
     return "-" if None in values or not values else f"{sum(values) / len(values):.3g}"
 
@@ -128,7 +122,7 @@ def row(runs: list[Run], task: str, model: str, other: str) -> list[str]:
         if None in versus
         else [
             spread_over([part["crps"] for part in versus]),
-            spread_over([worst(part["crps_by_lead"]) for part in versus]),
+            spread_over([extreme(part["crps_by_lead"], max) for part in versus]),
         ]
     )
     ratios = [value for part in rows for value in part["ssr_by_lead"]]

@@ -35,7 +35,7 @@ from ups.models.description_checks import CORRECTOR, CORRECTOR_HEAD, require_kin
 from ups.models.network import TaskNetwork
 from ups.models.warm import copy_maps
 from ups.tasks import described_task
-from ups.training.optim import EMA, build_optimizer, fit, learning_rate
+from ups.training.optim import fit_averaged
 from ups.training.stage import load_stage
 
 METHODS = ("pushed", "error", "gaussian", "diffusion")  # of sampling: ups/generative/prior_selection.py
@@ -318,21 +318,12 @@ def fit_head(
 
     fitted = nn.ModuleList(head.gaussian_parts)
     fitted.requires_grad_(True)
-    ema = EMA(fitted, optim.ema_decay)
 
     def loss_of(step: int) -> Tensor:
         white, condition = head.whitened(*batch_of(step))
         return gaussian_nll(white, condition.log_scale).mean()
 
-    stopped = fit(
-        fitted,
-        loss_of,
-        range(steps),
-        build_optimizer(fitted, optim),
-        lambda step: learning_rate(step, steps, optim),
-        optim.clip_norm,
-        ema,
-    )
+    stopped, ema = fit_averaged(fitted, loss_of, steps, optim)
     if stopped is not None:
         raise ValueError(
             f"the likelihood of {head.name}'s residuals is not finite at step {stopped} of "

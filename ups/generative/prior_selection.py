@@ -32,7 +32,7 @@ from ups.metrics.mask import filled
 from ups.metrics.proper import energy_score
 from ups.models.windows import symmetry
 from ups.training.fit import Fit, fit_once
-from ups.training.optim import EMA, build_optimizer, fit, learning_rate
+from ups.training.optim import fit_averaged
 
 LOOKED_AT = 512  # training fields in which other values than two are sought
 FIELDS = 32  # validation fields behind the choice of the posterior
@@ -77,22 +77,13 @@ def _fit_cells(source: SteadyResiduals, levels: list[float], section: SteadyConf
     torch.manual_seed(generator(seed, "cells", source.name).initial_seed())
     fields, codec, steps = source.training_inputs(), source.head.input_codec, section.scale_steps
     cells = CellPosterior(source.posterior, levels, section.model, source.head.task).to(source.device)
-    ema = EMA(cells, section.optim.ema_decay)
 
     def loss_of(step: int) -> Tensor:
         rng = generator(seed, "cells", source.name, step)
         v = fields[torch.randint(len(fields), (BATCH,), generator=rng)]
         return cells.loss(symmetry(source.head.task, codec.space, rng)(v, codec), rng)
 
-    stopped = fit(
-        cells,
-        loss_of,
-        range(steps),
-        build_optimizer(cells, section.optim),
-        lambda step: learning_rate(step, steps, section.optim),
-        section.optim.clip_norm,
-        ema,
-    )
+    stopped, ema = fit_averaged(cells, loss_of, steps, section.optim)
     if stopped is not None:
         raise ValueError(
             f"the loss of {source.name}'s cells is not finite at step {stopped}; expected finite "

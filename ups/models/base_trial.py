@@ -31,7 +31,7 @@ from ups.models.head_setup import (
 from ups.models.loss import operator_loss, pooled, squared_errors
 from ups.models.operator import build_operator
 from ups.models.windows import Windows
-from ups.training.optim import EMA, build_optimizer, fit, learning_rate
+from ups.training.optim import fit_averaged
 
 ENOUGH = 1 / 3  # of the error of the trivial base: a base with a smaller error needs no trial
 TRIAL_FRACTION = 0.05  # of the steps of the stage, for each of the two trials
@@ -107,7 +107,6 @@ def error_of_network(
         torch.manual_seed(seed)
         operator = build_operator({name: base}, settings.model, train.precision).to(device)
     windows = Windows({name: cache}, {name: cache.settings}, {name: context}, settings, seed)
-    ema = EMA(operator, optim.ema_decay)
 
     def loss(step: int) -> Tensor:
         beat()
@@ -116,15 +115,7 @@ def error_of_network(
         )
         return operator_loss(operator, name, z, z_ref, parameters, settings.field_weight)[0]
 
-    stopped = fit(
-        operator,
-        loss,
-        range(steps),
-        build_optimizer(operator, optim),
-        lambda step: learning_rate(step, steps, optim),
-        optim.clip_norm,
-        ema,
-    )
+    stopped, ema = fit_averaged(operator, loss, steps, optim)
     if stopped is not None:
         return math.inf
     rows = rows_by_parameter(cache, "val", train.validate_trajectories)

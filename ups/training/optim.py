@@ -9,6 +9,7 @@ shard, and Muon gathers its update.
 """
 
 import contextlib
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -240,7 +241,7 @@ def place_gradients(
         if parameter.dtype != torch.float32:
             raise ValueError(
                 f"a parameter has type {parameter.dtype}; expected float32. Build the model in float32: bf16 "
-                f"belongs to train.precision, and a complex number is two."
+                f"belongs to train.precision, and a complex number is stored as two."
             )
         groups.setdefault(getattr(parameter, "task", None), []).append(parameter)
     if not is_by_task or len(groups) <= 2:
@@ -367,3 +368,14 @@ def fit(
             ema.update()
     module.zero_grad()
     return stopped
+
+
+def fit_averaged(
+    module: nn.Module, loss_of: Callable[[int], Tensor], steps: int, optim: OptimConfig
+) -> tuple[int | None, EMA]:
+    """`fit` for `steps` steps with the optimizer and rates of a configuration, and the average of the
+    weights; the module keeps the last ones."""
+    ema = EMA(module, optim.ema_decay)
+    rate = functools.partial(learning_rate, total_steps=steps, optim=optim)
+    stopped = fit(module, loss_of, range(steps), build_optimizer(module, optim), rate, optim.clip_norm, ema)
+    return stopped, ema
