@@ -204,7 +204,7 @@ def test_tasks_and_the_configuration_import_without_torch():
         ("run: [1]", "section run is [1]; expected a mapping", "Change section run in your overlay"),
         ("[1]", "holds a list; expected a mapping of sections", "See configs/small.yaml for one."),
         ("run: {seed: 1, seed: 2}", "duplicate key 'seed' in", "Remove one of the two."),
-        ("run: {seed: [}", "is not valid YAML", "mend that line."),
+        ("run: {seed: [}", "is not valid YAML", "correct that line."),
         (
             "evaluate: {spread_skill: 1}",
             "evaluate.spread_skill is 1; expected a list",
@@ -243,7 +243,7 @@ def test_messages_say_what_is_wrong_and_what_to_do(overlay, what, do, tmp_path):
 @pytest.mark.parametrize(
     ("override", "do"),
     [
-        ("run.seed", "expected section.key=value, such as run.seed=1. Mend it."),
+        ("run.seed", "expected section.key=value, such as run.seed=1. Correct it."),
         ("run.seed=[", "Quote it."),
         ("run.seeds=1", "did you mean 'seed'? Expected one of: name, root, seed. Rename or remove it."),
     ],

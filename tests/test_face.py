@@ -202,9 +202,7 @@ def test_missing_stages_and_folders_name_the_make_target(model, folder, tmp_path
         match="config.json is missing; expected a finished operator stage.*Run make operator",
     ):
         ups.load(tmp_path)
-    with pytest.raises(
-        FileNotFoundError, match="an operator alone has no errors to draw; expected a run's folder"
-    ):
+    with pytest.raises(FileNotFoundError, match="an operator alone has no sampler; expected a run's folder"):
         Forecaster(model.operator).sample("burgers1d_hidden", u0)
 
 
@@ -335,7 +333,7 @@ def test_a_forecast_in_single_steps_has_the_spread_of_one_forecast(model):
 
 def test_rows_that_do_not_fit_the_batch_are_refused(model):
     with pytest.raises(
-        ValueError, match="was given 2 row numbers for a batch of 3; expected one whole number each"
+        ValueError, match="was given 2 row numbers for a batch of 3; expected one whole number for each"
     ):
         model.sample("burgers1d_hidden", field(model, "burgers1d_hidden", 3), rows=[0, 1])
 
@@ -431,7 +429,9 @@ def test_a_labelled_forecast_is_the_start_of_the_next(model):
         "time",
         "x",
     )
-    with pytest.raises(ValueError, match="a batch along the dimension member, which the answer has besides"):
+    with pytest.raises(
+        ValueError, match="a batch along the dimension member, a name that the forecast needs"
+    ):
         model.sample("burgers1d_hidden", members)
 
 

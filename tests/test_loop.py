@@ -699,9 +699,7 @@ def test_an_update_of_several_tasks_says_which_and_moves_no_other(tmp_path):
         return model["a"](model["trunk"](torch.ones(1, 2))).sum(), {}
 
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(
-        ValueError, match="of several tasks was told none; expected the task that its loss is of"
-    ):
+    with pytest.raises(ValueError, match="of several tasks got no task; expected the task of its loss"):
         run.updates.update(loss, 1)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     run.updates.update(loss, 1, only="a")

@@ -571,7 +571,7 @@ def test_a_planted_temporary_name_is_not_written_through(tmp_path):
     (tmp_path / "victim").write_bytes(b"")
     partial_path(tmp_path / "data.hdf5").symlink_to(tmp_path / "victim")
     with pytest.raises(
-        OSError, match="data.hdf5.partial is a link or no plain file; expected a file of our own"
+        OSError, match="data.hdf5.partial is a link or no plain file; expected a file that UPS made"
     ):
         write_data(
             tmp_path / "data.hdf5", "advection1d", solver("advection1d"), settings("advection1d"), chunk=3

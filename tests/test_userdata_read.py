@@ -148,7 +148,7 @@ def test_torch_files_are_no_larger_than_what_was_written(tmp_path):
     torch.save({"u": torch.zeros(1).expand(2**20, 2**20)}, tmp_path / "wide.pt")
     torch.save({"u": torch.zeros(3).to_sparse()}, tmp_path / "sparse.pt")
     for name, words in (
-        ("old", "speaks of more bytes of tensors than it holds"),
+        ("old", "declares more bytes of tensors than it holds"),
         ("wide", "holds u of 4194304 MiB in 3.81e-06"),
         ("sparse", "holds more than tensors"),
     ):

@@ -114,7 +114,7 @@ def test_files_whose_dates_follow_each_other_are_split_in_time_as_one_record(tmp
     [
         (
             ["train/a", "test/b"],
-            "task.ks.split: files lie in test and train alone; expected all three of train, val and test",
+            "task.ks.split: files lie in test and train alone; expected files in all three of train",
         ),
         (
             ["train/a", "val/b", "test/c", "d"],

@@ -111,7 +111,7 @@ def check_rows(task: str, rows: Sequence[int] | None, count: int) -> None:
     if rows is not None and (len(rows) != count or not all(map(is_whole, rows))):
         raise ValueError(
             f"{task} was given {len(rows)} row numbers for a batch of {count}; expected "
-            "one whole number each. Pass as many, or leave rows out."
+            "one whole number for each. Pass these, or leave rows out."
         )
 
 

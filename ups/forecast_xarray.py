@@ -77,8 +77,8 @@ def unlabel(
         )
     if {*batch} & {*axes}:
         raise ValueError(
-            f"{task.name} was given a batch along the dimension {batch[0]}, which the answer "
-            "has besides; expected another name. Rename it, for example to 'run'."
+            f"{task.name} was given a batch along the dimension {batch[0]}, a name that the "
+            "forecast needs; expected another name. Rename it, for example to 'run'."
         )
     u = u.isel({axis: slice(None, None, -1) for axis in _descending(u, task)})
     wanted = {

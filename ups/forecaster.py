@@ -350,7 +350,7 @@ class Forecaster:
             return None
         if self.folder is None:
             raise FileNotFoundError(
-                f"an operator alone has no {by or 'errors to draw'}; expected a run's "
+                f"an operator alone has no {by or 'sampler'}; expected a run's "
                 "folder, such as runs/small. Pass that folder to ups.load."
             )
         num_steps = 0

@@ -127,9 +127,9 @@ def test_records_and_weights_are_refused_with_what_to_do(tmp_path):
     for text, message in (
         ("{", "is not readable"),
         ("[]", "holds a list"),
-        ('{"step": "3"}', "has no right 'step'"),
-        ('{"step": true}', "has no right 'step'"),
-        ("{}", "has no right 'step'"),
+        ('{"step": "3"}', "has no valid 'step'"),
+        ('{"step": true}', "has no valid 'step'"),
+        ("{}", "has no valid 'step'"),
         ("[" * 9999, "is not readable"),
     ):
         path.write_text(text)

@@ -255,7 +255,8 @@ def test_unequal_shares_are_refused(tmp_path):
     outcome = launch(tmp_path, world=3)
     assert outcome.codes == [2] * 3 and not outcome.directory.exists()
     assert (
-        "the batch of 8 rows does not divide into 3 equal shards; expected that with FSDP" in outcome.logs[0]
+        "the batch of 8 rows does not divide into 3 equal shards; expected equal ones with FSDP"
+        in outcome.logs[0]
     )
 
 

@@ -75,7 +75,7 @@ def test_classic_netcdf_is_as_long_as_its_header_says(tmp_path, kind, unlimited)
     ("damage", "words"),
     [
         (flip, "holds u.npy with another checksum"),
-        (longer, "holds u.npy of .* bytes, and its header speaks of float32 of shape"),
+        (longer, "holds u.npy of .* bytes, and its header declares float32 of shape"),
     ],
 )
 def test_members_of_npz_are_what_was_written(tmp_path, damage, words):

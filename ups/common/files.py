@@ -208,7 +208,7 @@ def read_record(path: Path, what: str, do: str, **kinds: type | tuple[type, ...]
         raise DamagedError(f"{path} holds a {type(record).__name__}; expected {what}. {do}")
     for name, kind in kinds.items():
         if not isinstance(record.get(name), kind) or (kind is int and isinstance(record[name], bool)):
-            raise DamagedError(f"{path} has no right {name!r}; expected {what}. {do}")
+            raise DamagedError(f"{path} has no valid {name!r}; expected {what}. {do}")
     return record
 
 
@@ -260,7 +260,7 @@ def _open_own(path: Path) -> BinaryIO:
             raise
     raise OSError(
         errno.ELOOP,
-        f"{path} is a link or no plain file; expected a file of our own, or none. "
+        f"{path} is a link or no plain file; expected a file that UPS made, or none. "
         f"Nothing was written. Remove it and run the same command again",
     )
 

@@ -87,7 +87,7 @@ def read_yaml(path: str | Path) -> dict:
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         # a date that is none, unhashable keys, depth
         raise ValueError(
-            f"{path} is not valid YAML: {error}. Expected a mapping of sections; mend that line."
+            f"{path} is not valid YAML: {error}. Expected a mapping of sections; correct that line."
         ) from error
     if not isinstance(data, (dict, type(None))):
         raise ValueError(
@@ -143,7 +143,8 @@ def apply_override(data: dict, text: str) -> None:
     key, sep, value = text.partition("=")
     if not sep or not key:
         raise ValueError(
-            f"override {text!r} is not understood; expected section.key=value, such as run.seed=1. Mend it."
+            f"override {text!r} is not understood; expected section.key=value, such as run.seed=1. Correct "
+            "it."
         )
     *sections, last = key.split(".")
     node = data

@@ -130,7 +130,7 @@ class Patience:
                 failures = 1 if have() >= before + MIN_SPEED * self.timeout_s else failures + 1
                 if failures > self.retries:
                     raise ConnectionError(
-                        f"{url} gave next to nothing new in {failures} attempts ({error}); "
+                        f"{url} sent almost no new data in {failures} attempts ({error}); "
                         f"expected the file {path.name}. Check the network and run `make "
                         f"data` again: it continues at byte {have()}."
                     ) from error

@@ -122,8 +122,8 @@ def load_sampler(run_dir: Path, name: str, device: torch.device | str, operator:
     network = load_corrector(run_dir / stage, device, operator)
     if not evaluations and "sampler_steps" not in network.description:
         raise DamagedError(
-            f"{run_dir / stage} does not say in how many steps it draws; expected "
-            f"sampler_steps in its config.json. Run make {stage}."
+            f"config.json in {run_dir / stage} has no sampler_steps; expected the number of steps of the "
+            f"sampler. Run make {stage}."
         )
     for task in (name for name, head in network.heads.items() if head.waves is not None):
         _require_fit(

@@ -123,8 +123,8 @@ def finished_samplers(run_dir: str | Path, task: str) -> dict[str, tuple[int, fl
                     found[sampler] = evaluations or 2 * int(description["sampler_steps"]), float(crps)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise DamagedError(
-                    f"{Path(run_dir) / stage}/config.json has no figures of {sampler} "
-                    f"({error!r:.100}); expected those of this version. Run make {stage} "
+                    f"{Path(run_dir) / stage}/config.json has no readable scores of {sampler} "
+                    f"({error!r:.100}); expected those that this version writes. Run make {stage} "
                     "again."
                 ) from error
     return found

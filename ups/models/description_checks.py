@@ -142,7 +142,7 @@ def require_kinds(description: Mapping[str, Any], rows: Rows, what: str) -> None
     for key, (check, expected) in rows.items():
         if key in description and not check(description[key]):
             raise ValueError(
-                f"the weights of {what} say {description[key]!r:.80} of {key}; expected "
+                f"the weights of {what} have {key} {description[key]!r:.80}; expected "
                 f"{expected}. Take another copy of them, or train again."
             )
 
@@ -151,8 +151,8 @@ def require_codec(codec: Mapping[str, Any], fields: Sequence[str], what: str) ->
     """Raise ValueError unless a codec has the fields of its task, and takes logarithms of these alone."""
     if len(codec["fields"]) != len(fields) or not set(codec["positive"]) <= set(codec["fields"]):
         raise ValueError(
-            f"the weights of {what} say {codec['fields']!r:.80} of its fields and "
-            f"{codec['positive']!r:.80} of those above zero; expected {list(fields)!r:.80}. "
+            f"the weights of {what} have the fields {codec['fields']!r:.80}, positive "
+            f"{codec['positive']!r:.80}; expected {list(fields)!r:.80}. "
             f"Take another copy of them."
         )
 
@@ -167,17 +167,16 @@ def require_forcing(description: Mapping[str, Any], names: Sequence[str], what: 
         is_known = count in (0, len(names)) and {*series} <= {*range(count)}
         if not is_known or len(settings.get("forcing", names)) != len(names):
             raise ValueError(
-                f"the weights of {what} have a base of {count} forcing fields, {series!r:.60} of"
-                f" them series; expected {len(names)}. Take another copy of them."
+                f"the base of {what} has {count} forcing fields, {series!r:.60} of them series, in its "
+                f"weights; expected {len(names)}. Take another copy of them."
             )
     if not names and not codec:
         return
     require_codec({"fields": [], "positive": []} | dict(codec), names, what)
     if wrong := [key for key in ("space", "patch") if codec.get(key) != state.get(key)]:
         raise ValueError(
-            f"the weights of {what} say {codec.get(wrong[0])!r:.80} of the {wrong[0]} of their "
-            f"forcing; expected {state.get(wrong[0])!r:.80}, as of the state. Take another copy "
-            "of them."
+            f"the forcing of {what} has {wrong[0]} {codec.get(wrong[0])!r:.80} in its weights; expected "
+            f"{state.get(wrong[0])!r:.80}, as the state has. Take another copy of them."
         )
 
 
@@ -198,15 +197,14 @@ def require_base(base: Mapping[str, Any], num_parameters: int, what: str) -> Non
     require_kinds(settings, BASE, f"{what} (base)")
     if settings.get("num_parameters", num_parameters) != num_parameters:
         raise ValueError(
-            f"the weights of {what} are of {num_parameters} parameters and their base of "
-            f"{settings['num_parameters']}; expected as many. Take another copy of them."
+            f"the base of {what} has {settings['num_parameters']} parameters in its weights; expected "
+            f"{num_parameters}, as the task has. Take another copy of them."
         )
     for component in settings.get("components", ()):
         require_base(component, num_parameters, what)
     for powers, factors in settings.get("terms", ()):
         if max([len(powers), *(1 + channel for channel, _ in factors)]) > settings["num_channels"]:
             raise ValueError(
-                f"the weights of {what} have a term of a channel beyond the "
-                f"{settings['num_channels']} of its base; expected one of these. Take "
-                f"another copy of them."
+                f"the weights of {what} have a term with a channel number above the "
+                f"{settings['num_channels']} channels of its base; expected none. Take another copy of them."
             )

@@ -67,9 +67,8 @@ class TaskHead(nn.Module):
             if key not in description or description[key] != facts.get(key, description[key])
         ]:
             raise ValueError(
-                f"the weights of {self.name} say {description.get(wrong[0], 'nothing')} of the "
-                f"{wrong[0]} they were trained on; expected "
-                f"{facts.get(wrong[0], 'what this version records')}. {AGAIN}"
+                f"the weights of {self.name} have the {wrong[0]} {description.get(wrong[0], 'missing')}; "
+                f"expected {facts.get(wrong[0], 'what this version records')}. {AGAIN}"
             )
         require_kinds(description, HEAD, self.name)
         for codec in ("codec", "input_codec", FORCING):
@@ -225,7 +224,7 @@ class TaskHead(nn.Module):
             expected = f"({', '.join(map(str, shape))}), {num_frames} frames or more of {', '.join(names)}"
             raise ValueError(
                 f"{self.name} was given {given}; expected {expected if names else 'none'}, as "
-                "it was trained. Give the normalised values from the last frame shown on."
+                "it was trained. Pass normalised values, from the last input frame on."
             )
 
     def forcing_tokens(self, parameters: ParameterBatch) -> list[Tensor]:

@@ -43,13 +43,14 @@ class Place:
 
 
 def require_name(name: str) -> None:
-    """Raise ValueError unless `name` can name a task: files, weights and keys of a configuration go by it."""
+    """Raise ValueError unless `name` can name a task: files, weights and keys of a configuration are named
+    after it."""
     is_short = isinstance(name, str) and len(name.encode()) <= MOST_LETTERS
     if not is_short or not name.isidentifier() or TORCH.fullmatch(name):
         raise ValueError(
-            f"{name!r:.80} is no name of a task; expected an identifier of at most "
-            f"{MOST_LETTERS} letters, digits and _ that is no method of torch's modules, as "
-            "files and weights go by it. Write another name under task and in data.tasks."
+            f"{name!r:.80} cannot name a task; expected at most {MOST_LETTERS} letters, digits and _, and no "
+            "name of a method of torch's modules, because files and weights are named after the task. "
+            "Write another name under task and in data.tasks."
         )
 
 

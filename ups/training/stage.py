@@ -172,7 +172,7 @@ class _Budget(TorchFunctionMode):
         if size > self.numbers or self.made > 2 * self.numbers or self.operations < 0:
             raise ValueError(
                 f"it asks for a tensor of {size} numbers, {self.made} altogether; expected no more than its "
-                f"weights explain"
+                f"weights hold"
             )
         return function(*args, **kwargs)
 

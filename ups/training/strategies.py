@@ -198,18 +198,18 @@ def require_fsdp(accelerator: Accelerator, batch_size: int, is_overlapped: bool)
     ):
         if not is_met:
             raise ValueError(
-                f"the launcher's fsdp_config has no {setting}; expected that, the only one that is built. "
+                f"the launcher's fsdp_config has no {setting}; expected it, because UPS supports no other. "
                 f"Use accelerate_configs/fsdp.yaml."
             )
     if is_overlapped:
         raise ValueError(
-            "ddp.overlap is true and FSDP was asked for; expected one of them, for each reduces gradients in "
-            "its own way. Set ddp.overlap=false."
+            "ddp.overlap is true and FSDP was asked for; expected one of them, because both reduce "
+            "gradients. Set ddp.overlap=false."
         )
     if batch_size % state.num_processes:
         raise ValueError(
             f"the batch of {batch_size} rows does not divide into {state.num_processes} equal shards; "
-            f"expected that with FSDP, where every rank must compute as many passes as the others. Change "
+            f"expected equal ones with FSDP, where all ranks make the same number of passes. Change "
             f"train.batch_size or the number of processes."
         )
 

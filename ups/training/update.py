@@ -323,11 +323,10 @@ class Updates:
 
 
 NO_TASK = (
-    "an update of a model of several tasks was told none; expected the task that its loss is of, for "
-    "gradients of tasks share a place. Call it with only=TASK."
+    "an update of a model of several tasks got no task; expected the task of its loss, because the private "
+    "gradients of all tasks use the same memory. Call it with only=TASK."
 )
 NON_FINITE = (
     "The same command continues from the {saved} at the same rates. Look at the data with make doctor. Lower "
-    "{section}.optim.muon_lr and adamw_lr in a run of another name (RUN= of make): this one is refused with "
-    "other rates."
+    "{section}.optim.muon_lr and adamw_lr in a run of another name (RUN= of make): a run keeps its rates."
 )

@@ -105,7 +105,7 @@ def whole_windows(
         raise config_error(
             f"{key}.cut",
             f"no {last + 1} frames follow each other, as {why}",
-            "a window at least",
+            "at least one window",
             f"Cut into shorter windows: {key}.cut, or {key}.num_frames for one of every run.",
         )
     return np.array(rows), left_out

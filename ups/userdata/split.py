@@ -33,8 +33,8 @@ def split(data: Any, val_fraction: float, test_fraction: float) -> dict[str, np.
             f"test"
             if None in folders
             else f"files lie in {' and '.join(sorted({*folders}))} alone",
-            "all three of train, val and test, and no file elsewhere",
-            "Make the missing one, or write split: index to deal out all files by number.",
+            "files in all three of train, val and test, and nowhere else",
+            "Make the missing one, or write split: index to split all files by their number.",
         )
     if data.split_by == "folder" or (data.split_by == "auto" and len({*folders}) == 3):
         names = np.array([folders[file] or "none" for file in data.rows[:, 0]])
@@ -54,7 +54,7 @@ def split(data: Any, val_fraction: float, test_fraction: float) -> dict[str, np.
             f"{len(starts)} trajectories (of different initial "
             f"conditions) cannot be split into training, validation and test with "
             f"data.val_fraction {val_fraction:g} and data.test_fraction {test_fraction:g}",
-            "one at least for each, so 3 at least",
+            "at least one for each, 3 in all",
             "Add files, cut long ones into several "
             "trajectories, or, where an axis of the arrays counts them, call it trajectory in "
             "the layout.",
@@ -85,7 +85,7 @@ def _split_in_time(data: Any, val_fraction: float, test_fraction: float) -> dict
             f"task.{data.task.name}.cut",
             f"its windows leave none for {empty[0]} with "
             f"data.val_fraction {val_fraction:g} and data.test_fraction {test_fraction:g}",
-            "one at least for each part",
+            "at least one for each part",
             "Cut into shorter windows, or lower these.",
         )
     return {name: np.sort(rows) for name, rows in parts.items()}

@@ -94,8 +94,8 @@ class Torch(Arrays):
             room -= storage.nbytes()
             if room < 0:  # files of torch before 1.6 are not compared with their length by torch
                 raise DamagedError(
-                    f"{path} speaks of more bytes of tensors than it holds; expected those "
-                    "that it speaks of. Copy or write it again."
+                    f"{path} declares more bytes of tensors than it holds; expected all of them. Copy or "
+                    "write it again."
                 )
             return storage
 
@@ -179,7 +179,7 @@ def _array(path: Path, file: IO[bytes], name: str, size: int = 0, is_mapped: boo
         raise ValueError(f"{path} holds {name} of Python objects; expected numbers. Write numbers.")
     if size and file.tell() + math.prod(shape) * dtype.itemsize != begin + size:
         raise ValueError(
-            f"{path} holds {name} of {size} bytes, and its header speaks of {dtype} of shape "
+            f"{path} holds {name} of {size} bytes, and its header declares {dtype} of shape "
             f"{shape}; expected these alone. Write it again."
         )
     order = "F" if is_fortran else "C"
