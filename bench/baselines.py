@@ -32,16 +32,17 @@ CHECKPOINTS = (0.7, 0.85)  # shares of the budget, beside its end, at which vali
 
 @dataclass
 class Problem:
-    """All that a model is told about a task. Fields are physical, float32, (row, time, channel, *space).
+    """Everything about a task that a model may use. Fields are physical, float32, (row, time, channel,
+    *space).
 
-    train: the solution; num_moving: its first channels, which are predicted (0: all), the others stand still
-    and are given; steady tasks have one frame and `train_inputs` (row, 1, channel, *space). normalise,
-    denormalise: physical to normalised fields and back; offset: what to add to a normalised channel to make
-    it proportional to the physical one (mean / std), for relative losses; std: of every channel.
-    is_symmetric: the symmetries of the line, square or cube map solutions to solutions; vector: the channels
-    that are components along the axes and turn. is_cube: all axes have as many cells, one length and one
-    boundary, so that they may be exchanged. step: (u, parameters) -> the frame after u (row, channel, *space)
-    by a solver that is to be corrected; train_step: its answers to every frame of train."""
+    train: the solution; num_moving: its first channels, which are predicted (0: all), the others are constant
+    in time and are inputs; steady tasks have one frame and `train_inputs` (row, 1, channel, *space).
+    normalise, denormalise: physical to normalised fields and back; offset: what to add to a normalised
+    channel to make it proportional to the physical one (mean / std), for relative losses; std: of every
+    channel. is_symmetric: the symmetries of the line, square or cube map solutions to solutions; vector: the
+    channels that are components along the axes and turn. is_cube: all axes have as many cells, one length and
+    one boundary, so that they may be exchanged. step: (u, parameters) -> the frame after u (row, channel,
+    *space) by a solver that is to be corrected; train_step: its answers to every frame of train."""
 
     name: str
     ndim: int

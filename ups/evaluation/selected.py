@@ -41,7 +41,7 @@ def metrics_of(selection: Selection) -> tuple[str, ...]:
 
 
 def in_words(selection: Selection | None) -> str:
-    """A sentence: which one serves, and the numbers."""
+    """A sentence that says which of the two is used, with the numbers."""
     if not selection:
         return SENTENCES["unknown"]
     weight = selection["network_weight"]

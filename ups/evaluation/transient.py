@@ -57,7 +57,7 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[di
     pairs = None if law is None else law_increments(law, task.boundary)
 
     def score(members: Tensor) -> Scores:
-        """Of the first starts, as many as there are members of."""
+        """Scores of the members (n, M, T, C, *space) of the first n starts."""
         truths = (u_ref, reference[:, 0], law, energy, pairs)
         u, operator, exact, *of_law = (None if part is None else part[: len(members)] for part in truths)
         return score_ensemble(members, u, task.boundary, operator, exact=exact) | score_joint(

@@ -28,7 +28,8 @@ MOST_TOKENS = 2**14  # of a frame
 
 
 class Extremes:
-    """The smallest value, the largest and zero of each channel: how often it is there, how far the next."""
+    """The smallest value, the largest value and zero of each channel: how often each occurs, and the distance
+    to the next value."""
 
     def __init__(self, channels: Sequence[str], offsets: Mapping[str, float] | None = None):
         self.channels, self.offsets, self.count = tuple(channels), offsets or {}, 0
@@ -36,7 +37,7 @@ class Extremes:
         self.found: list[dict[float, list[float]]] = [{} for _ in channels]  # value: [cells, distance]
 
     def add(self, u: np.ndarray) -> None:
-        """Take in a trajectory u (T, channels, *space); NaN does not count."""
+        """Add a trajectory u (T, channels, *space); NaN does not count."""
         channels = np.moveaxis(u, 1, 0).reshape(len(self.found), -1)
         self.count += channels.shape[1]
         self.kept.append(channels[:, :: max(1, channels.shape[1] // SAMPLED)])
@@ -70,7 +71,7 @@ def may_hold_fill_values(task: Task) -> bool:
 
 
 def suspects(data: Any, extremes: Extremes) -> list[Finding]:
-    """What to ask about the numbers of a task's files."""
+    """Findings for numbers in a task's files that may mean missing."""
     key = f"task.{data.task.name}"
     return [
         Finding(
@@ -116,7 +117,7 @@ def resolved(data: Any, scan: Any) -> Iterator[Finding]:
 
 
 def num_tokens(cells: Sequence[int]) -> int:
-    """Of a frame, with the patch that is chosen for so many cells per axis."""
+    """Number of tokens of a frame, with the patch that is chosen for a grid of these cells per axis."""
     return math.prod(n // choose_patch(cells) for n in cells)
 
 

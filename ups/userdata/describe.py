@@ -1,5 +1,5 @@
-"""The section that declares a file of the user, filled from what the file holds, with a question wherever it
-does not tell: `python prepare_data.py --describe my.h5`."""
+"""The configuration section for a user's file, written from its contents, with a question mark at every
+guess: `python prepare_data.py --describe my.h5`."""
 
 import math
 import re
@@ -53,7 +53,7 @@ MOST_FILES = 8  # sibling files whose attributes are compared
 def describe_file(path: str) -> str:
     """The section as YAML.
 
-    Raises ValueError or FileNotFoundError for a file that is none, or holds no field.
+    Raises ValueError or FileNotFoundError for a path that is no data file, or a file without a field.
     """
     with open_store(path) as store:
         return "\n".join(_describe_well(store) if is_well(store) else _describe(store))
@@ -124,8 +124,8 @@ def _describe(store: Store) -> list[str]:
 
 
 def _guess_layout(store: Store) -> tuple[Guess, bool, list[str]]:
-    """The fields with words for their axes, whether the file tells the words, and arrays of a number per
-    frame."""
+    """(Fields with words for their axes, whether the file determines these words, arrays with one number per
+    frame)."""
     groups = store.groups("*/data")
     if groups and len(store.array(f"{groups[0]}/data").shape) >= 3:
         layout = from_pdebench(store)["layout"]
@@ -162,8 +162,7 @@ def _layout_lines(guess: Guess, is_sure: bool) -> list[str]:
 
 
 def _choose_windows(guess: Guess) -> tuple[int, int]:
-    """The frames of the windows into which few long runs are cut, 0 if they are not, and the number of
-    windows or runs."""
+    """(Frames of a window if few long runs are cut into windows, else 0; number of windows or runs)."""
     path, each, frames = Path(guess.store.path), guess.sizes.get("trajectory", 1), guess.sizes.get("time", 1)
     runs = max(1, len(guess.store.groups(guess.array))) * each * len(sibling_files(path))
     if runs >= (MOST_PARTS if are_dated(path) else ENOUGH_RUNS) or frames < 3 * SHORTEST:
@@ -177,7 +176,8 @@ def _choose_windows(guess: Guess) -> tuple[int, int]:
 
 
 def _only_maps(guess: Guess, num: int) -> str:
-    """The refusal of maps without an axis of time; for a frame per file, with the command that joins them."""
+    """The error message for maps without an axis of time. If every file holds one frame, it has a command
+    that joins them."""
     path, maps = Path(guess.store.path), " and of ".join(guess.axes)
     if len(files := sibling_files(path)) > 1 and "trajectory" not in guess.words:
         pattern, _ = pattern_of(path)
@@ -209,7 +209,7 @@ def _date_axis(guess: Guess) -> str:
 
 
 def _time_lines(guess: Guess) -> list[str]:
-    """inputs of a steady task, or dt if the file does not tell it."""
+    """The line inputs of a steady task, or dt if the file has no times."""
     store = guess.store
     if guess.is_steady:
         shape = guess.sizes
@@ -271,7 +271,8 @@ def _grid_lines(guess: Guess, absent: list[str]) -> list[str]:
 
 
 def _guess_end(store: Store, axis: str, found: Coordinate | None, u: np.ndarray, at: int) -> str:
-    """The boundary of an axis: of longitudes and latitudes by the globe, else by the ends of a field."""
+    """The boundary of an axis: known for longitudes and latitudes, else guessed from the field at its
+    ends."""
     units = str(store.attributes(found[0]).get("units", "")) if found else ""
     if is_globe(axis, units):
         is_longitude = not axis.lower().startswith("lat") and not units.startswith("degrees_n")
@@ -284,7 +285,7 @@ def _guess_end(store: Store, axis: str, found: Coordinate | None, u: np.ndarray,
 
 
 def _domain_lines(guess: Guess, ends: dict[str, str], found: dict[str, Coordinate | None]) -> list[str]:
-    """domain, for axes without coordinates and axes with uneven ones; and a note on points on walls."""
+    """The line domain for axes without coordinates or with uneven ones, and a note if points lie on walls."""
     lines, uneven, domain = [], [], {}
     for axis in guess.space:
         if axis not in guess.words:

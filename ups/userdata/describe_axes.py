@@ -1,5 +1,5 @@
-"""Which arrays of a file are fields, and words for their axes: by names, by the lengths of coordinates, else
-in the usual order."""
+"""Which arrays of a file are fields, and words for their axes: from their names, from the lengths of
+coordinates, else in the usual order."""
 
 import itertools
 import re
@@ -149,8 +149,8 @@ def lists_of(store: Store) -> dict[str, np.ndarray]:
 
 
 def words_of(store: Store, array: str, is_alone: bool) -> tuple[list[str], bool]:
-    """Words for the axes of an array, and whether the file names them or shows them by the lengths of its
-    coordinates. is_alone: no other array is a field, so the array is no map of pairs."""
+    """Words for the axes of an array, and whether the file determines them by names or by the lengths of
+    coordinates. is_alone: no other array is a field, so there are no pairs of maps."""
     found = store.array(array)
     if found.axes:
         words = [_word(store, axis, size) for axis, size in zip(found.axes, found.shape, strict=True)]
@@ -217,8 +217,8 @@ def _words_by_length(array: Stored, lengths: dict[str, int]) -> list[str]:
 
 
 def usual_words(shape: tuple[int, ...], is_film: bool, is_alone: bool) -> list[str]:
-    """Words in the usual order for axes without names. is_film: neighbours along the first axis are frames
-    that follow each other; is_alone: no other array is a field."""
+    """Words in the usual order for axes without names. is_film: the first axis is time, because neighbours
+    along it are alike; is_alone: no other array is a field."""
     kept = [axis for axis, size in enumerate(shape) if size > 1 or axis == 0]
     sizes = [shape[axis] for axis in kept]
     lead = ["time"] if is_film else ["trajectory"]
@@ -250,7 +250,7 @@ def _is_film(store: Store, array: str) -> bool:
 
 
 def other_reading(guess: Guess) -> str:
-    """A layout that the shapes allow as well, "" if there is none: a film in place of trajectories, frames in
+    """Another layout that the shapes allow, "" if there is none: a film in place of trajectories, frames in
     place of maps."""
     array, words = guess.array, guess.words
     space = [word for word in words if word not in WORDS]
@@ -298,7 +298,7 @@ def series_of(guess: Guess) -> dict[str, list[str]]:
 
 
 def parameter_lists(guess: Guess) -> list[str]:
-    """Lists of numbers that are no coordinates: a number of every trajectory, perhaps."""
+    """Lists of numbers that are no coordinates and may be parameters, one number per trajectory."""
     store = guess.store
     known = {*guess.coordinates.values()}
     known |= {array.replace("*", group) for array in guess.axes for group in store.groups(array) or [""]}

@@ -34,8 +34,8 @@ def sibling_files(path: Path) -> list[Path]:
 
 
 def pattern_of(path: Path) -> tuple[str, str]:
-    """A pattern of the sibling files, and a question if their names do not show that they are runs of one
-    system: if their numbers are no dates and do not follow each other. "" for no question."""
+    """(A pattern that fits the sibling files, a question or ""). It asks whether they are runs of one system
+    if the numbers in their names are neither dates nor consecutive."""
     if len(parts := parts_of(path)) > 1:
         found = [pattern_of(part) for part in parts]
         return TOGETHER.join(name for name, _ in found), found[0][1]
@@ -88,7 +88,7 @@ def companion_fields(store: Store, array: str) -> list[tuple[Path, str]]:
 
 
 def run_lengths(store: Store, array: str, axis: int) -> list[int]:
-    """How long an axis of an array is in every group of the file, and in its sibling files."""
+    """The length of an axis of an array in every group of the file and in its sibling files."""
     found = [store.array(array.replace("*", group)).shape[axis] for group in store.groups(array) or [""]]
     for path in sibling_files(Path(store.path))[:MOST_FILES]:
         with open_store(path) as other:
@@ -156,8 +156,8 @@ def length_lines(guess: Guess, cut: int) -> list[str]:
 
 
 def frames_with_gaps(guess: Guess) -> np.ndarray:
-    """Whether each frame has cells without a value that have one in other frames; for a file that holds one
-    run of a moderate size, else empty."""
+    """For every frame, whether it lacks values in cells that have one in other frames. Empty unless the file
+    holds one run of moderate size."""
     found = np.zeros(0, bool)
     for array, words in guess.axes.items():
         shape = guess.shape(array)

@@ -59,7 +59,7 @@ def matching_files(key: str, pattern: str) -> list[str]:
 
 
 def _varying(column: Sequence[str], path: str) -> list[str]:
-    """The numbers in the name of a file that are others in other files of its pattern."""
+    """The numbers in the name of a file that differ between the files of its pattern."""
     rows = [re.findall(r"\d+", Path(other).name) for other in column]
     own = re.findall(r"\d+", Path(path).name)
     if len({*map(len, rows)}) > 1:
@@ -154,7 +154,7 @@ def measure(key: str, store: "Store", places: Iterable[Place]) -> dict[str, int]
 def coordinate(
     store: "Store", places: Sequence[Place], names: Iterable[str]
 ) -> "tuple[str, np.ndarray] | None":
-    """Where a coordinate lies, by its usual names, and its numbers; None if nowhere."""
+    """(Place, numbers) of a coordinate, found by its usual names; None if there is none."""
     if store.is_single:  # its array would answer to every name
         return None
     groups = [store.first(place.array).rpartition("/")[0] for place in places if "*" in place.array]
@@ -185,13 +185,13 @@ def _require_no_larger(store: "Store", place: str, shape: Sequence[int], places:
 
 
 def rises(values: "np.ndarray") -> bool:
-    """Whether the numbers of a coordinate rise; from the last to the first those of latitudes from north to
-    south do."""
+    """Whether the numbers of a coordinate rise. (Latitudes from north to south rise from the last to the
+    first.)"""
     return len(values) > 1 and bool((np.diff(values) > 0).all())
 
 
 def goes_on(values: "np.ndarray", other: "np.ndarray") -> bool:
-    """Whether another coordinate, of one row or of several, has as many steps as `values` and the same."""
+    """Whether another coordinate, of one row or several, has the same steps as `values`."""
     allowed = UNEVEN * np.ptp(values) / max(1, len(values) - 1)
     return (
         other.shape[-1:] == values.shape
@@ -229,9 +229,9 @@ def tidy(value: float) -> float:
 
 
 def number_in(pattern: str, name: str) -> float | None:
-    """The number that stands for {} in the name of a file, the last that fits, whole: behind * or nothing it
-    does not begin within another one, before * or nothing no letter follows; None where none fits. There, a
-    sign right behind a letter or a digit is a hyphen, and fits no number.
+    """The number in place of {} in the name of a file, None if no number fits; of several the last. Next to a
+    * or an end of the pattern it must be a whole number of the name: not a part of a longer number, and not
+    followed by a letter; a sign right behind a letter or a digit is a hyphen.
     """
     before, after = pattern.split("{}", 1)
     is_begun, is_ended = before[-1:] in ("", "*"), after[:1] in ("", "*")

@@ -1,4 +1,4 @@
-"""Layouts with a name, well and pdebench: the keys of a section from what such a file states.
+"""The named layouts, well and pdebench: the keys of a section, read from the attributes of such a file.
 
 The Well (docs/data_format.md of github.com/PolymathicAI/the_well): groups t0_fields, t1_fields, t2_fields of
 scalars, vectors and tensors, dimensions, boundary_conditions and scalars; attributes state what varies.

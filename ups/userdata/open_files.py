@@ -222,7 +222,8 @@ def _check_file(
 
 
 def _common_step(key: str, found: Sequence[_Checked], dt: float) -> float:
-    """dt, else the step of all files that tell it, else 0. Raises ValueError if one differs."""
+    """dt if it is set, else the common step of the files that have times, else 0. Raises ValueError if one
+    differs."""
     steps = [(one.path, one.step) for one in found if one.step]
     expected = dt or (steps[0][1] if steps else 0.0)
     for path, step in steps:
