@@ -1218,18 +1218,6 @@ def test_a_corrector_over_an_operator_of_another_configuration_is_refused_before
     assert not (tmp_path / "smoke" / "diffusion").exists() and "Traceback" not in output
 
 
-def test_one_flipped_bit_of_a_fitted_scale_is_refused(chain, tmp_path):
-    data = with_parents(chain, tmp_path, "steady")
-    shutil.copytree(chain / "smoke" / "steady" / "scales", tmp_path / "smoke" / "steady" / "scales")
-    path = tmp_path / "smoke" / "steady" / "scales" / f"{STEADY}.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-3] ^= 1
-    path.write_bytes(content)
-    codes, logs = start("steady", chain, data)
-    assert codes == [1] and f"{STEADY}.safetensors is " in logs[0] and "as scales/" in logs[0], logs[0]
-    assert not (tmp_path / "smoke" / "steady" / "state").exists()
-
-
 @pytest.mark.gpu
 def test_residuals_that_turn_nan_end_the_run_naming_stage_step_and_checkpoint(chain, tmp_path):
     codes, logs = start(
