@@ -375,11 +375,11 @@ def test_a_steady_cache_with_another_coefficient_is_refused(trained):
     [
         ("dt", None, "the weights of burgers1d have the dt .*; expected what"),
         ("parameters", None, "have the parameters"),
-        ("boundary", "no_flux", "say no_flux of the boundary they were trained on; expected periodic"),
+        ("boundary", "no_flux", "have the boundary no_flux; expected periodic"),
         (
             "domain",
             [-1.0, 1.0],
-            r"say \[-1.0, 1.0\] of the domain they were trained on; expected \[0.0, 1.0\]",
+            r"have the domain \[-1.0, 1.0\]; expected \[0.0, 1.0\]",
         ),
     ],
 )

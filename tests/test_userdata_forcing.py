@@ -298,11 +298,11 @@ def test_the_network_gets_the_forcing_and_its_description_is_plain_values(tmp_pa
         operator(z, "heat", none)
     bad = json.loads(json.dumps(operator.description))
     bad["tasks"][0]["forcing_codec"]["space"] = [32]
-    with pytest.raises(ValueError, match="of the space of their forcing"):
+    with pytest.raises(ValueError, match="the forcing of heat has space"):
         Operator(bad)
     bad = json.loads(json.dumps(operator.description))
     bad["tasks"][0]["base"]["settings"]["num_forcing"] = 2
-    with pytest.raises(ValueError, match="a base of 2 forcing fields, .* expected 1"):
+    with pytest.raises(ValueError, match="base of heat has 2 forcing fields, .* expected 1"):
         Operator(bad)
     assert not [
         key for key in fitted_without(tmp_path).heads["heat"].description if "forcing" in key

@@ -157,7 +157,7 @@ class Operator(TaskNetwork):
             raise ValueError(
                 f"{task} was given {len(z)} latents of shape {tuple(found)} and "
                 f"{len(parameters.index)} rows of parameters; expected {(*codec.tokens, codec.dim)} "
-                f"and a row for each, as it was trained on a grid of {codec.space} cells. Pass the "
+                f"and a row for each: it was trained on a grid of {codec.space} cells. Pass the "
                 "field to ups.load(..).forecast(.., resample=True), or train on the other "
                 "grid."
             )
