@@ -91,19 +91,29 @@ def check_start_range(head: TaskHead, u: Tensor) -> None:
     channels = u[:, -head.history :].transpose(0, 2).flatten(1)
     ends = (codec.denormalise(end.view(-1, *[1] * codec.ndim)).flatten() for end in (head.low, head.high))
     for name, low, high, values in zip(codec.fields, *(end.tolist() for end in ends), channels, strict=True):
-        values = values[~values.isnan()]  # of masked cells
-        if not len(values):
-            continue
-        found, slack = (float(values.min()), float(values.max())), SAME * max(abs(low), abs(high))
-        if not low - slack <= found[0] <= found[1] <= high + slack:
-            digits, offset = (9, offsets[name]) if name in offsets else (6, 0.0)
-            shown = [f"{end + offset:.{digits}g}" for end in (*found, low, high)]
-            raise ValueError(
-                f"{head.name} was given {name} from {shown[0]} to {shown[1]}; expected "
-                f"{shown[2]} to {shown[3]}: the range of its training data and half as much on "
-                f"both sides. Train on such fields, or pass extrapolate=True, which cuts the "
-                f"forecast there."
-            )
+        _check_range(
+            f"{head.name} was given {name}",
+            values,
+            (low, high),
+            offsets.get(name, 0.0),
+            "the range of its training data and half as much on both sides. Train on such fields, or pass "
+            "extrapolate=True, which cuts the forecast there.",
+        )
+
+
+def _check_range(
+    what: str, values: Tensor, span: tuple[float, float], offset: float, explanation: str
+) -> None:
+    """Raise ValueError if a value, NaN apart (masked cells), is outside `span`; both without the offset."""
+    values, slack = values[~values.isnan()], SAME * max(map(abs, span))
+    if not len(values):
+        return
+    found = float(values.min()), float(values.max())
+    if not span[0] - slack <= found[0] <= found[1] <= span[1] + slack:
+        shown = [f"{end + offset:.{9 if offset else 6}g}" for end in (*found, *span)]
+        raise ValueError(
+            f"{what} from {shown[0]} to {shown[1]}; expected {shown[2]} to {shown[3]}: {explanation}"
+        )
 
 
 def check_rows(task: str, rows: Sequence[int] | None, count: int) -> None:
@@ -256,15 +266,10 @@ def _check_forcing_range(head: TaskHead, f: Tensor) -> None:
     """Raise ValueError if the forcing f (batch, time, K, *space) without offsets leaves the trained range."""
     spans = head.description.get(FORCING_RANGE, {})
     for channel, name in enumerate(head.task.forcing):
-        low, high = spans.get(name, (-torch.inf, torch.inf))
-        values = f[:, :, channel]
-        values = values[~values.isnan()]  # of masked cells
-        found = float(values.min()), float(values.max())
-        slack, offset = SAME * max(abs(low), abs(high)), head.task.offsets.get(name, 0.0)
-        if not low - slack <= found[0] <= found[1] <= high + slack:
-            shown = [f"{end + offset:.9g}" if offset else f"{end:.6g}" for end in (*found, low, high)]
-            raise ValueError(
-                f"{head.name} was given forcing {name} from {shown[0]} to {shown[1]}; expected "
-                f"{shown[2]} to {shown[3]}: the range of its training data, widened. Train with "
-                "such values, or pass extrapolate=True."
-            )
+        _check_range(
+            f"{head.name} was given forcing {name}",
+            f[:, :, channel],
+            spans.get(name, (-torch.inf, torch.inf)),
+            head.task.offsets.get(name, 0.0),
+            "the range of its training data, widened. Train with such values, or pass extrapolate=True.",
+        )

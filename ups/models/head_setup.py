@@ -1,6 +1,6 @@
 """Make the head of a task from its cache: description, settings of the base, bounds and scales."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -175,27 +175,34 @@ def bounds(head: TaskHead, cache: Cache) -> tuple[Tensor, Tensor]:
     """The smallest and the largest normalised value of each channel (C,) in a rollout: the range of the
     training trajectories, widened.
     """
-    ends, every = [], rows_by_parameter(cache, "train", MAX_TRAJECTORIES)
-    for rows in cache.row_blocks(every, cache.num_frames, MAX_TRAJECTORIES):
-        w = head.codec.decode(cache.batch(rows, 0, cache.num_frames, head.scale.device)).transpose(0, 2)
-        ends.append((w.flatten(1).amin(1), w.flatten(1).amax(1)))
-    low, high = torch.stack([a for a, _ in ends]).amin(0), torch.stack([b for _, b in ends]).amax(0)
-    return widened(low, high, len(every))
+    rows = rows_by_parameter(cache, "train", MAX_TRAJECTORIES)
+    return _widened_range(
+        cache,
+        rows,
+        lambda some: head.codec.decode(cache.batch(some, 0, cache.num_frames, head.scale.device)),
+    )
 
 
 @torch.no_grad()
 def forcing_range(head: TaskHead, cache: Cache) -> dict[str, list[float]]:
     """Forcing field -> its `bounds` in physical units, relative to the task's offsets."""
-    codec, ends, every = head.forcing_codec, [], cache.split["train"]
-    for rows in cache.row_blocks(every, cache.num_frames, MAX_TRAJECTORIES):
-        w = head.forcing_of(cache, rows, 0, cache.num_frames).transpose(0, 2).flatten(1)
-        ends.append((w.amin(1), w.amax(1)))
-    low, high = torch.stack([a for a, _ in ends]).amin(0), torch.stack([b for _, b in ends]).amax(0)
-    low, high = (
-        codec.denormalise(end.view(-1, *[1] * codec.ndim)).flatten().tolist()
-        for end in widened(low, high, len(every))
+    codec = head.forcing_codec
+    ends = _widened_range(
+        cache, cache.split["train"], lambda some: head.forcing_of(cache, some, 0, cache.num_frames)
     )
+    low, high = (codec.denormalise(end.view(-1, *[1] * codec.ndim)).flatten().tolist() for end in ends)
     return dict(zip(codec.fields, map(list, zip(low, high, strict=True)), strict=True))
+
+
+def _widened_range(cache: Cache, rows: Tensor, read: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest value of each channel (C,) of read(rows) (rows, time, C, *space), widened.
+    It is called with a few rows at a time."""
+    lows, highs = [], []
+    for some in cache.row_blocks(rows, cache.num_frames, MAX_TRAJECTORIES):
+        w = read(some).transpose(0, 2).flatten(1)
+        lows.append(w.amin(1))
+        highs.append(w.amax(1))
+    return widened(torch.stack(lows).amin(0), torch.stack(highs).amax(0), len(rows))
 
 
 def fitted_state(head: TaskHead) -> dict[str, Tensor]:

@@ -30,7 +30,6 @@ class WindowAttention(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
         self.qkv.weight.is_hidden_matrix = self.out.weight.is_hidden_matrix = True
         self.bias = nn.Parameter(torch.zeros(len(ends), self.heads, 2 * (window + self.halo)))
-        self._masks: dict[tuple, Tensor] = {}
 
     def _sources(self, n: int, end: str, device: torch.device) -> tuple[Tensor, Tensor]:
         """For each window along an axis of n tokens: the tokens it attends to, and whether they exist; both

@@ -25,7 +25,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -212,17 +212,10 @@ def noise_width(now: Tensor, noisier: Tensor) -> Tensor:
     return torch.where(change < 0.5, now.abs() * change / (1 - 2 * change).clamp_min(1e-9), torch.inf)
 
 
-def weights(one: "Identification", model: "Model") -> tuple[Any, Tensor, Tensor]:
-    """The integrator, its weights (C, terms), and the places of the unknowns among them."""
-    equation, places = one.build(model)
-    weight = model.values.new_zeros(equation.weight[0].numel()).index_copy(0, places, model.values)
-    return equation, weight.view(equation.weight.shape[1:]), places
-
-
 def sizes(one: "Identification", model: "Model", s: Tensor) -> Tensor:
     """RMS of every term over that of the time derivative of its channel (unknowns,), at s (rows, C,
     *space)."""
-    equation, weight, places = weights(one, model)
+    equation, weight, places = one.with_weights(model)
     terms = equation.terms(s)  # rows, terms, cells
     total = (weight @ terms).square().mean((0, 2)).sqrt()
     size = weight.abs() * terms.square().mean((0, 2)).sqrt() / total.clamp_min(1e-300)[:, None]
@@ -234,7 +227,7 @@ def grows(one: "Identification", model: "Model", is_kept: Tensor, s: Tensor) -> 
 
     By the eigenvalues of the derivatives of second order and more, linearised about cells of s (rows, C,
     *space), for waves along axes and diagonals."""
-    equation, weight, places = weights(one, replace(model, values=model.values * is_kept))
+    equation, weight, _ = one.with_weights(replace(model, values=model.values * is_kept))
     powers, _ = equation.terms.values(s)
     every, channels = max(1, s[:, 0].numel() // NUM_CELLS), len(weight)
     for direction in itertools.product((-1, 0, 1), repeat=len(one.settings["space"])):

@@ -280,11 +280,16 @@ class ModelIntegration:
             num, before = 2 * num, now
         return 0
 
+    def with_weights(self, model: Model) -> tuple[Any, Tensor, Tensor]:
+        """The integrator, its weights (C, terms), and the places of the unknowns among them."""
+        equation, places = self.build(model)
+        weight = model.values.new_zeros(equation.weight[0].numel()).index_copy(0, places, model.values)
+        return equation, weight.view(equation.weight.shape[1:]), places
+
     def fastest_rate(self, model: Model) -> float:
         """The largest rate of a mode by the linear terms, per frame."""
-        equation, places = self.build(replace(model, is_stiff=True, is_coupled=True))
-        weight = model.values.new_zeros(equation.weight[0].numel()).index_copy(0, places, model.values)
-        rates = equation.rates(weight.view(1, *equation.weight[0].shape)) * self.settings["dt"]
+        equation, weight, _ = self.with_weights(replace(model, is_stiff=True, is_coupled=True))
+        rates = equation.rates(weight[None]) * self.settings["dt"]
         return float(torch.linalg.eigvals(rates).abs().max()) if bool(rates.isfinite().all()) else math.inf
 
     def with_more_steps(self, model: Model) -> Model:
