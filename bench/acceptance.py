@@ -459,8 +459,7 @@ def main() -> int:
         if entry.get("same_as"):
             print(
                 f"{name}: the prior serves by {entry['same_as']}, which is left out of the cheap ensembles "
-                f"beside it: no "
-                "criterion compares it with itself"
+                "beside it: no criterion compares it with itself"
             )
     if not is_recorded:
         print(

@@ -170,8 +170,7 @@ def main() -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(
             f"build        {seconds:8.1f} s   {data_bytes / seconds / 1e6:.0f} MB/s of data, peak memory "
-            f"{peak:.0f} MiB "
-            f"({base:.0f} before)"
+            f"{peak:.0f} MiB ({base:.0f} before)"
         )
 
         for verify in ("quick", "full", "auto"):
@@ -205,8 +204,7 @@ def main() -> None:
                 taken, scattered, block = compare(cache, batch, length, args.repeats)
                 print(
                     f"{batch:6d} {length:6d} {size / 2**20:8.3f} {taken * 1e6:6.0f} "
-                    f"{size / taken / 1e9:6.2f} "
-                    f"{scattered / taken:19.2f} {block / taken:10.2f}"
+                    f"{size / taken / 1e9:6.2f} {scattered / taken:19.2f} {block / taken:10.2f}"
                 )
 
         command = [sys.executable, "-m", "bench.cache", "--dim", str(args.dim), "--reader", folder, str(num)]

@@ -109,8 +109,7 @@ def line(name: str, seed: str, row: dict[str, Any], trained: Trained | None = No
         if trained is None
         else (
             f" {trained.num_parameters / 1e3:8.0f}k {trained.steps:6d} {trained.step_ms:8.1f} "
-            f"{row['state_ms']:9.3f} "
-            f"{trained.seconds:7.1f} {trained.cpu_seconds:7.1f}"
+            f"{row['state_ms']:9.3f} {trained.seconds:7.1f} {trained.cpu_seconds:7.1f}"
             + (f"  {trained.skipped} skipped" if trained.skipped else "")
             + ("  OVER BUDGET" if row["is_over_budget"] else "")
         )

@@ -56,8 +56,7 @@ def coarse_step(task: Task, dt: float, is_halved: bool, low: Tensor, high: Tenso
     if task.step is None:
         raise ValueError(
             f"{task.name} has no step from a given state; expected a task whose fields are its whole state. "
-            f"Leave "
-            "the columns of the correction out."
+            "Leave the columns of the correction out."
         )
 
     is_positive = torch.tensor([name in task.positive for name in task.fields])

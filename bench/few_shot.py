@@ -104,9 +104,8 @@ def few(cache: Cache, count: int, seed: int) -> Cache:
     if count not in (sizes := counts_of(cache)):
         raise ValueError(
             f"{cache.task.name} has {sizes[0]} parameter values and {sizes[-1]} trajectories to train on; "
-            f"expected "
-            f"a number between, not {count}. Leave {count} out of --counts, or hold out fewer values with "
-            f"task.{cache.task.name}.parameters=[..] and make their cache."
+            f"expected a number between, not {count}. Leave {count} out of --counts, or hold out fewer "
+            f"values with task.{cache.task.name}.parameters=[..] and make their cache."
         )
     part = copy.copy(cache)
     part.split = cache.split | {name: sampled_rows(cache, name, count, seed) for name in ("train", "val")}
@@ -209,8 +208,7 @@ class Ours:
         if seconds > self.budget / 2:
             raise ValueError(
                 f"the bases of {cache.task.name} took {seconds:.0f} s to fit to {count} trajectories, of a "
-                f"budget "
-                f"of {self.budget:g}; expected at most half of it. Give more (--budget), or fewer "
+                f"budget of {self.budget:g}; expected at most half of it. Give more (--budget), or fewer "
                 f"(task.{cache.task.name}.base=[persistence,propagator])."
             )
         return copy.deepcopy(head), error, seconds
@@ -259,8 +257,7 @@ def parent_of(config: Config, folder: Path, task: str) -> tuple[Path, str]:
     ):
         raise ValueError(
             f"{folder} knows {task}, or its network is not that of {config.run.name}; expected one that was "
-            f"trained "
-            f"without it. Run, under another name: {make}"
+            f"trained without it. Run, under another name: {make}"
         )
     return folder / "operator", done["fingerprint"]
 

@@ -74,8 +74,7 @@ def train(
     if stopped is not None:
         raise ValueError(
             f"the gradient of {', '.join(caches)} is not finite at step {stopped}; expected numbers. Lower "
-            f"the "
-            "learning rates of the operator."
+            "the learning rates of the operator."
         )
     operator.load_state_dict(ema.snapshot(), strict=False)
     return operator.eval()

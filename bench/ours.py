@@ -181,8 +181,7 @@ def train_ours(
     if stopped is not None:
         raise ValueError(
             f"the gradient of {task} is not finite at step {len(times)}; expected numbers. Lower the "
-            f"learning "
-            f"rates of the operator."
+            "learning rates of the operator."
         )
     operator.load_state_dict(chosen[1], strict=False)
     described = operator.heads[task].description

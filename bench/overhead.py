@@ -147,9 +147,8 @@ def main() -> None:
             found = json.loads(done.stdout.splitlines()[-1])
             results["bare"].append(found)
             print(
-                f"Run {found['run'] * 1e3:.2f} ms, bare {found['bare'] * 1e3:.2f} ms per step (median of the "
-                f"ratio "
-                f"{found['median_ratio']:.4f}); guard's thread {found['guard']:.4f} of a core",
+                f"Run {found['run'] * 1e3:.2f} ms, bare {found['bare'] * 1e3:.2f} ms per step (median of "
+                f"the ratio {found['median_ratio']:.4f}); guard's thread {found['guard']:.4f} of a core",
                 flush=True,
             )
         for turn in range(options.repeats):

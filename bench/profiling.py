@@ -230,11 +230,10 @@ def summary(stage: str, observed: Observed, peak_flops: float, peak_bytes: float
     step = sum(observed.seconds.values())
     lines = [
         f"{stage}: {1e3 * step:.1f} ms a step "
-        f"({'processor time' if observed.run.device.type == 'cpu' else 'wall-clock'}, "
-        f"mean of {observed.steps} from step {observed.first_step + observed.warm_up} on, "
-        f"{observed.run.train.batch_size} "
-        f"rows) on {observed.run.device}, {torch.get_num_threads()} thread(s), "
-        f"precision {in_words(observed.run.train.precision, observed.run.device)}"
+        f"({'processor time' if observed.run.device.type == 'cpu' else 'wall-clock'}, mean of "
+        f"{observed.steps} from step {observed.first_step + observed.warm_up} on, "
+        f"{observed.run.train.batch_size} rows) on {observed.run.device}, {torch.get_num_threads()} "
+        f"thread(s), precision {in_words(observed.run.train.precision, observed.run.device)}"
     ]
     lines += [
         f"  {name:24s} {1e3 * seconds:9.2f} ms  {seconds / step:6.1%}"

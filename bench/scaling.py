@@ -211,8 +211,7 @@ def main() -> None:
     one, each, same = (statistics.median(rates[name]) for name in settings)
     print(
         f"2 processes x 1 thread over 1 process x 1 thread: {each / one:.2f} with {ROWS} rows each (wanted: "
-        f"at least 1.8), "
-        f"{same / one:.2f} with a global batch of {ROWS}"
+        f"at least 1.8), {same / one:.2f} with a global batch of {ROWS}"
     )
     OUT.mkdir(exist_ok=True)
     (OUT / "scaling.json").write_text(

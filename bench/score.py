@@ -61,8 +61,7 @@ def load(config: Config, task: str) -> tuple[Problem, dict[str, Split]]:
     if not spec.is_steady and cache.num_frames <= context:
         raise ValueError(
             f"{task} has {cache.num_frames} frames; expected more than the {context} of "
-            f"evaluate.context_frames. "
-            f"Lower it."
+            "evaluate.context_frames. Lower it."
         )
     parameters = {name: cache.parameters[rows] for name, rows in cache.split.items()}
     splits = {}

@@ -85,8 +85,7 @@ def require_alike(runs: list[Run]) -> None:
         if differ := [key for key in kinds[0].keys() | kind if kinds[0].get(key) != kind.get(key)]:
             raise ValueError(
                 f"{run['run']} and {runs[0]['run']} differ in {', '.join(sorted(differ))}; expected runs of "
-                f"the "
-                "same data, judged alike. Name others."
+                "the same data, judged alike. Name others."
             )
     seeds = [run["protocol"]["seed"] for run in runs]
     if len(set(seeds)) < len(seeds):

@@ -135,9 +135,8 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path):
 def test_a_reach_beyond_the_grid_says_the_setting_to_use():
     said = refusal("task.burgers1d.resolution=128", "task.burgers1d.space_stride=1")
     assert said == (
-        "task.burgers1d.reach is 96; expected 1 to 64 cells (half the grid). Set task.burgers1d.reach=48, or "
-        "drop "
-        "transport from task.burgers1d.base."
+        "task.burgers1d.reach is 96; expected 1 to 64 cells (half the grid). Set task.burgers1d.reach=48, "
+        "or drop transport from task.burgers1d.base."
     )
     load_config(
         None, ["task.burgers1d.resolution=128", "task.burgers1d.space_stride=1", "task.burgers1d.reach=48"]

@@ -153,9 +153,8 @@ def test_all_that_is_known_of_a_task_comes_from_the_weights(model, tmp_path, fol
         ),
         (
             lambda model: model.sample("burgers1d", np.ones((1, 64), "float32"), 0.1),
-            "has no samples of burgers1d; expected one of "
-            "burgers1d_hidden, burgers1d_forced, whose residuals it has learnt. Set "
-            "task.burgers1d.reserve",
+            "has no samples of burgers1d; expected one of burgers1d_hidden, burgers1d_forced, whose "
+            "residuals it has learnt. Set task.burgers1d.reserve",
         ),
         (
             lambda model: model.sample("cfd1d", np.ones((1, 64), "float32")),

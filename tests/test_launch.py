@@ -168,8 +168,7 @@ def test_a_launcher_without_ranks_is_not_waited_for_without_limit(tmp_path):
     """It waits for a machine that never comes; started again it would wait again."""
     code = (
         "import sys; from ups.training import launch; launch.launcher_command = lambda words: ['sleep', "
-        "'300']; "
-        "launch.START_S = 1.0; sys.exit(launch.main())"
+        "'300']; launch.START_S = 1.0; sys.exit(launch.main())"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, "script.py"],
@@ -399,8 +398,7 @@ def test_a_launcher_that_is_stopped_is_replaced(tmp_path):
     )
     code = (
         "import sys; from ups.training import launch; launch.launcher_command = lambda words: "
-        "[sys.executable, '-c', "
-        "*words[1:]]; launch.STOPPED_S = 0.5; sys.exit(launch.main())"
+        "[sys.executable, '-c', *words[1:]]; launch.STOPPED_S = 0.5; sys.exit(launch.main())"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, "script.py", SCRIPT, str(tmp_path), work],

@@ -247,8 +247,7 @@ def test_an_exception_on_one_rank_ends_both_and_names_it(tmp_path):
         assert (
             last.startswith(
                 f"FAILED: rank {rank}, stage operator, step 6: rank 1 failed while computing step 6: "
-                f"KeyError: "
-                "'injected cause'."
+                "KeyError: 'injected cause'."
             )
             and "continues from the last checkpoint" in last
         )

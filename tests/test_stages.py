@@ -1248,9 +1248,8 @@ def test_residuals_that_turn_nan_end_the_run_naming_stage_step_and_checkpoint(ch
         ),
         (
             "steady",
-            f"rank 0 failed while fitting the scale of the residuals: ValueError: the likelihood of "
-            f"{STEADY}'s residuals is "
-            "not finite at step 0 of their scale; expected finite residuals",
+            "rank 0 failed while fitting the scale of the residuals: ValueError: the likelihood of "
+            f"{STEADY}'s residuals is not finite at step 0 of their scale; expected finite residuals",
         ),
     ],
 )

@@ -437,8 +437,7 @@ def test_a_stride_that_does_not_divide_the_grid_is_refused(tmp_path):
         section(tmp_path, space_stride=3),
         re.escape(
             "task.ks.space_stride 3 does not divide the grid of 16 cells, so that what is kept would not "
-            "fill the domain; expected "
-            "one of [1, 2, 4, 8, 16]"
+            "fill the domain; expected one of [1, 2, 4, 8, 16]"
         ),
     )
 

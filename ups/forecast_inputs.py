@@ -172,9 +172,8 @@ def check_parameters(head: TaskHead, parameters: Values, batch: int, extrapolate
     values = values.reshape(1, -1) if values.ndim < 2 else values
     if values.shape[1:] != (len(known),) or len(values) not in (1, batch):
         raise ValueError(
-            f"{head.name} was given parameters of shape {tuple(values.shape)}; expected "
-            f"({batch}, {len(known)}) or ({len(known)},): "
-            f"{', '.join(known) or 'none, so None'}. Pass these, in order."
+            f"{head.name} was given parameters of shape {tuple(values.shape)}; expected ({batch}, "
+            f"{len(known)}) or ({len(known)},): {', '.join(known) or 'none, so None'}. Pass these, in order."
         )
     for (name, (low, high)), column in zip(known.items(), values.unbind(1), strict=True):
         is_known = (column >= low - SAME * abs(low)) & (column <= high + SAME * abs(high))

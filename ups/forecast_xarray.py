@@ -60,8 +60,7 @@ def unlabel(
         if missing := [name for name in fields if name not in u]:
             raise ValueError(
                 f"{task.name} was given variables {', '.join(map(str, u.data_vars))}; expected "
-                f"{', '.join(fields)}, as it was trained: {', '.join(missing)} missing. Rename "
-                "or add them."
+                f"{', '.join(fields)}, as it was trained: {', '.join(missing)} missing. Rename or add them."
             )
         u = u[list(fields)].to_array("channel")
     elif "channel" not in u.dims:
@@ -101,9 +100,8 @@ def unlabel_forcing(values: Any, name: str, task: Task, dt: float, u0: Any) -> n
     batch = [dim for dim in values.dims if dim not in (*axes, "time")]
     if len(batch) > 1 or not {"time", *axes} <= {*values.dims}:
         raise ValueError(
-            f"{task.name} was given forcing {name} with dimensions "
-            f"{', '.join(map(str, values.dims))}; expected {', '.join(('time', *axes))}, and "
-            "one more at most, the batch. Rename or select them."
+            f"{task.name} was given forcing {name} with dimensions {', '.join(map(str, values.dims))}; "
+            f"expected {', '.join(('time', *axes))}, and one more at most, the batch. Rename or select them."
         )
     values = values.isel({axis: slice(None, None, -1) for axis in _descending(values, task)})
     steps = {
@@ -159,9 +157,8 @@ def _check_steps(values: np.ndarray, name: str, step: float, task: Task) -> None
         seconds = steps / np.timedelta64(1, "s")
         if not np.abs(seconds - seconds.mean()).max() <= tolerance * seconds.mean():
             raise ValueError(
-                f"{task.name} was given dates with steps of {seconds.min():g} s to "
-                f"{seconds.max():g} s; expected equal steps, as it was trained. Select or "
-                "interpolate such frames."
+                f"{task.name} was given dates with steps of {seconds.min():g} s to {seconds.max():g} s; "
+                "expected equal steps, as it was trained. Select or interpolate such frames."
             )
         return
     found = np.diff(values.astype(float))
@@ -204,9 +201,8 @@ def _times(like: Any, task: Task, dt: float, count: int) -> tuple[np.ndarray, di
         )
         if STEP not in attributes:
             warnings.warn(
-                f"{task.name} was given a single date, which has no time step; "
-                f"the trained time step of {dt:g} is taken as seconds. Pass two frames or "
-                "more, and their step is used.",
+                f"{task.name} was given a single date, which has no time step; the trained time step of "
+                f"{dt:g} is taken as seconds. Pass two frames or more, and their step is used.",
                 stacklevel=6,
             )
     return np.array([known[-1] + number * step for number in range(1, count + 1)]), attributes

@@ -106,9 +106,8 @@ def start(
         if not bool(is_fine.all()):
             first, num_frames = 1 + int((~is_fine).any(axes).nonzero()[0]), is_fine.shape[-1]
             warnings.warn(
-                f"{head.name}: the forecast is not finite from frame {first} of {num_frames} on; "
-                "expected numbers. Use the frames before it, or look at the start and the "
-                "parameters.",
+                f"{head.name}: the forecast is not finite from frame {first} of {num_frames} on; expected "
+                "numbers. Use the frames before it, or look at the start and the parameters.",
                 stacklevel=4,
             )
         if warning := warning_of(head, u_pred):

@@ -200,8 +200,7 @@ class Target:
 def settings(folder: Path) -> Config:
     tiny = {
         "burgers1d": "patch=4 space_stride=1 time_stride=1 history=1 num_trajectories=6 resolution=16 "
-        "num_frames=8 "
-        "parameters=[0.01] reach=4 reserve=0.0",
+        "num_frames=8 parameters=[0.01] reach=4 reserve=0.0",
         "darcy2d": "patch=4 space_stride=1 num_trajectories=6 resolution=8 parameters=[1.0]",
         "diff_react2d": "patch=4 num_trajectories=6 resolution=8 num_frames=12 history=2 train_from=0",
     }

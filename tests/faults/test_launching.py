@@ -221,8 +221,7 @@ def test_a_full_disk_of_temporary_files_costs_neither_a_restart_nor_a_save(tmp_p
     (tmp_path / "tmp").mkdir()
     code = (
         "import sys; from ups.training import launch; launch.launcher_command = lambda words: "
-        "[sys.executable, '-c', "
-        "*words[1:]]; launch.BACKOFF_S = 0.01; sys.exit(launch.main())"
+        "[sys.executable, '-c', *words[1:]]; launch.BACKOFF_S = 0.01; sys.exit(launch.main())"
     )
     temporary = str(tmp_path / "tmp")
     words = [

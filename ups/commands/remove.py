@@ -135,9 +135,8 @@ def remove_ours(path: Path) -> list[Path]:
             require_unused(one)
     except NotOursError as error:
         raise ValueError(
-            f"{path} was not deleted, as it holds {error}; expected stages with {DONE} or a "
-            "lock, reports, generated data and caches alone. Move what is yours, or delete it "
-            "yourself."
+            f"{path} was not deleted, as it holds {error}; expected stages with {DONE} or a lock, reports, "
+            "generated data and caches alone. Move what is yours, or delete it yourself."
         ) from None
     for one in found:
         print(f"deleting {one}", flush=True)

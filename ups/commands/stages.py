@@ -61,9 +61,8 @@ def init_fingerprint(config: Config, stage: str) -> dict[str, str]:
     done = finished_stage(folder) if folder.resolve() != own.resolve() else None
     if done is None or (done["stage"] == "operator") != (stage == "operator"):
         raise FileNotFoundError(
-            f"{key} leads to {folder}, which is no finished {stage} stage of another "
-            f"run; expected one with {DONE}, or its run's folder. Name one with {key}=, "
-            f"or leave it empty to start afresh."
+            f"{key} leads to {folder}, which is no finished {stage} stage of another run; expected one with "
+            f"{DONE}, or its run's folder. Name one with {key}=, or leave it empty to start afresh."
         )
     found = read_record(folder / "config.json", "the description of a network", "Name another.", model=dict)
     section = STAGES[stage].network
@@ -132,8 +131,7 @@ def require_stage(config: Config, stage: str) -> dict[str, Any]:
     done = finished_stage(path)
     if done is None:
         raise FileNotFoundError(
-            f"stage {stage} of run {name} is "
-            f"{'unfinished' if path.is_dir() else 'missing'}; expected "
+            f"stage {stage} of run {name} is {'unfinished' if path.is_dir() else 'missing'}; expected "
             f"{path / DONE}. Run: make {stage} RUN={name}"
         )
     folder = stage_folder(config, stage)
@@ -165,9 +163,8 @@ def evaluated_operator(config: Config) -> dict[str, Any]:
     folder = config.operator_dir
     if (done := finished_stage(folder)) is None:
         raise FileNotFoundError(
-            f"evaluate.weights leads to {folder}, which is no finished operator; "
-            f"expected one with {DONE}, or its run's folder. Name one, or leave it empty "
-            "to evaluate this run's."
+            f"evaluate.weights leads to {folder}, which is no finished operator; expected one with {DONE}, "
+            "or its run's folder. Name one, or leave it empty to evaluate this run's."
         )
     return done | {"parents": {name: cache_fingerprint(config, name) for name in config.evaluated}}
 

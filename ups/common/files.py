@@ -280,10 +280,9 @@ def lock(file: IO, path: Path) -> None:
             raise
         raise OSError(
             error.errno,
-            f"{path} cannot be locked ({os.strerror(error.errno)}); expected a file "
-            f"system with locks, as two processes would spoil one file. Mount it with "
-            f"them (NFS: local_lock=flock, Lustre: flock), or choose "
-            f"another disk",
+            f"{path} cannot be locked ({os.strerror(error.errno)}); expected a file system with locks, as "
+            "two processes would spoil one file. Mount it with them (NFS: local_lock=flock, Lustre: flock), "
+            "or choose another disk",
         ) from error
 
 
@@ -354,7 +353,6 @@ def explained(path: Path, num_bytes: int, keys: str) -> Iterator[None]:
             raise
         raise OSError(
             error.errno,
-            f"cannot write {path} ({os.strerror(error.errno)}); expected a folder "
-            f"that may be written and {num_bytes / 2**20:.0f} MiB of room in it. Free "
-            f"some, or change {keys}",
+            f"cannot write {path} ({os.strerror(error.errno)}); expected a folder that may be written and "
+            f"{num_bytes / 2**20:.0f} MiB of room in it. Free some, or change {keys}",
         ) from error

@@ -113,10 +113,9 @@ def load_step(place: str, task: str) -> Callable[..., Any]:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:  # ValueError: an empty name
         raise ValueError(
-            f"the solver of {task} is {place!r:.200}, which is not there ({error}); expected a "
-            f"module with a function step(u), as {module:.100}.py with {name or 'step'}. Run "
-            f"where Python finds that module (its folder on PYTHONPATH), or choose another base "
-            f"and train."
+            f"the solver of {task} is {place!r:.200}, which is not there ({error}); expected a module with "
+            f"a function step(u), as {module:.100}.py with {name or 'step'}. Run where Python finds that "
+            "module (its folder on PYTHONPATH), or choose another base and train."
         ) from error
 
 

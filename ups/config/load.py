@@ -55,9 +55,8 @@ def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -
         if is_saved and isinstance(section, dict) and "solver" in section["base"] and not section["solver"]:
             raise ValueError(
                 f"{path} is the configuration of a run, which may come from elsewhere and names no code to "
-                f"run; expected the solver of {name} from you. Give it again: "
-                f"'task.{name}.base={{solver: MODULE:FUNCTION}}' (ARGS= of make), or --config with a file of "
-                "your own."
+                f"run; expected the solver of {name} from you. Give it again: 'task.{name}.base={{solver: "
+                "MODULE:FUNCTION}' (ARGS= of make), or --config with a file of your own."
             )
     config = build(Config, data)
     overridden = [text.partition("=")[0].split(".")[1] for text in overrides if text.startswith("task.")]

@@ -74,9 +74,8 @@ def read_yaml(path: str | Path) -> dict:
     if not path.is_file():
         near = sorted(str(p) for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
         raise FileNotFoundError(
-            f"no configuration file {path}; expected a YAML file. Name one that is there "
-            "with --config (CONFIG= of make): "
-            f"{', '.join(near) or f'{path.parent} has none'}."
+            f"no configuration file {path}; expected a YAML file. Name one that is there with --config "
+            f"(CONFIG= of make): {', '.join(near) or f'{path.parent} has none'}."
         )
     if (size := path.stat().st_size) > MOST_BYTES:
         raise ValueError(

@@ -46,10 +46,9 @@ def require_forcing(task: Task, source: Trajectories, num_inputs: int, num_frame
     frames to forecast."""
     if task.forcing and source.num_frames < num_inputs + num_frames:
         raise ValueError(
-            f"{source.path} holds the forcing {', '.join(task.forcing)} of "
-            f"{source.num_frames} frames; expected {num_inputs + num_frames}: {num_inputs} input frames "
-            f"and {num_frames} to forecast. Pass a file with so many frames (the fields of the last ones "
-            "are not read), and --context."
+            f"{source.path} holds the forcing {', '.join(task.forcing)} of {source.num_frames} frames; "
+            f"expected {num_inputs + num_frames}: {num_inputs} input frames and {num_frames} to forecast. "
+            "Pass a file with so many frames (the fields of the last ones are not read), and --context."
         )
 
 

@@ -149,9 +149,8 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
                     )
                 if file_identity(paths) != files:
                     raise ValueError(
-                        f"the data files of {task_name} changed while they were read; expected "
-                        "them to stay as they are. Let `make data` finish, then run `make "
-                        "cache` again."
+                        f"the data files of {task_name} changed while they were read; expected them to stay "
+                        "as they are. Let `make data` finish, then run `make cache` again."
                     )
                 noise, places = noise_of(sources[0], data.split["train"]), window_places(sources[0])
                 header = {

@@ -268,9 +268,8 @@ def open_cache(config: Config, task_name: str, verify: Literal["auto", "quick", 
     path = config.cache_path(task_name)
     if not path.is_file():
         raise FileNotFoundError(
-            f"no cache of {task_name} at {path}; expected the latents there (key "
-            "cache.root). Build it with `make cache` (python prepare_cache.py --config "
-            "CONFIG)."
+            f"no cache of {task_name} at {path}; expected the latents there (key cache.root). Build it with "
+            "`make cache` (python prepare_cache.py --config CONFIG)."
         )
     cache = Cache(path, config.task[task_name], verify)
     stored, wanted = cache.header["settings"], cache_settings(config, task_name)

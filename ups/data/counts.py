@@ -129,9 +129,8 @@ def check_counts(config: Config, task_name: str, counts: Counts) -> Iterator[Fin
     if settings.reserve and initial["reserved"] < MIN_RESERVED:
         yield Finding(
             "error",
-            f"{key}.reserve {settings.reserve:g} keeps {initial['reserved']} of "
-            f"{num_train} training initial conditions for the stages after the operator; expected "
-            f"at least {MIN_RESERVED}",
+            f"{key}.reserve {settings.reserve:g} keeps {initial['reserved']} of {num_train} training "
+            f"initial conditions for the stages after the operator; expected at least {MIN_RESERVED}",
             key,
             f"raise {key}.reserve, set it to 0, or add trajectories",
         )
@@ -155,9 +154,8 @@ def check_counts(config: Config, task_name: str, counts: Counts) -> Iterator[Fin
     if counts.untrained:
         yield Finding(
             "error",
-            f"{len(counts.untrained)} parameter value(s) of {task_name} have no "
-            f"trajectory in training (first: number {counts.untrained[0]}); expected at least 1 of "
-            f"each",
+            f"{len(counts.untrained)} parameter value(s) of {task_name} have no trajectory in training "
+            f"(first: number {counts.untrained[0]}); expected at least 1 of each",
             key,
             f"add trajectories, lower {key}.reserve, data.val_fraction or data.test_fraction, or "
             f"leave that value out",

@@ -244,9 +244,8 @@ def check_wall_noise(data: Trajectories) -> Iterator[Finding]:
     if max(wall) > max(10 * max(inside), RARE):
         yield Finding(
             "warning",
-            f"the field alternates from cell to cell at a wall ({max(wall):.1%} of the "
-            f"places looked at there, {max(inside):.1%} elsewhere): noise of the grid, "
-            "not of the equation",
+            f"the field alternates from cell to cell at a wall ({max(wall):.1%} of the places looked at "
+            f"there, {max(inside):.1%} elsewhere): noise of the grid, not of the equation",
             str(data.path),
             "look at the boundary condition and the time step of the solver that made it",
         )

@@ -37,10 +37,9 @@ def published_file(task: str, parameter: float | None) -> tuple[str, int, str]:
     if name not in spec.published:
         known = ", ".join(spec.published) or "none, as it is a data set of ours that nobody publishes"
         raise ValueError(
-            f"{task} has no published file {name}; expected one of: {known}. Change "
-            f"task.{task}.parameters or data.tasks, or set "
-            "data.source=user for files of yours"
-            f"{' or, to solve the equation, data.source=generate' if spec.simulate else ''}."
+            f"{task} has no published file {name}; expected one of: {known}. Change task.{task}.parameters "
+            "or data.tasks, or set data.source=user for files of "
+            f"yours{' or, to solve the equation, data.source=generate' if spec.simulate else ''}."
         )
     return name, *spec.published[name]
 

@@ -179,9 +179,8 @@ def holds_first(path: Path, task: str, num: int, md5: str) -> bool:
         settings, done = made_with(file) or ({}, 0)
     if (settings.get("whole"), settings.get("num_trajectories"), done) != (md5, num, num):
         raise ValueError(
-            f"{path} is not the first {num} trajectories of the published file; expected it, by "
-            "its name. Move it elsewhere, or choose another data.root, and run `make data` "
-            "again."
+            f"{path} is not the first {num} trajectories of the published file; expected it, by its name. "
+            "Move it elsewhere, or choose another data.root, and run `make data` again."
         )
     return True
 

@@ -106,10 +106,9 @@ class Layout:
         if not is_there or len(found.shape) != len(lead + axes) or found.dtype.kind != "f":
             held = f"{path} of shape {found.shape}, {found.dtype}" if is_there else f"no array {path!r}"
             raise ValueError(
-                f"{file.filename} has {held}; expected {len(axes)} axes ({', '.join(axes)}) of "
-                f"real floating-point numbers{'' if self.lead else ' in every group'} for "
-                f"{self.task.name}. Write it so with h5py, or take the right file. "
-                f"{found_in(file)}"
+                f"{file.filename} has {held}; expected {len(axes)} axes ({', '.join(axes)}) of real "
+                f"floating-point numbers{'' if self.lead else ' in every group'} for {self.task.name}. "
+                f"Write it so with h5py, or take the right file. {found_in(file)}"
             )
         return found, lead
 

@@ -91,9 +91,8 @@ def describe(
     layout = layout_of(spec)
     if min(space_stride, time_stride) < 1 or first_frame < 0:
         raise ValueError(
-            f"{task}: space_stride {space_stride}, time_stride {time_stride}, first_frame "
-            f"{first_frame}; expected strides of at least 1 and first_frame of at least 0. Correct "
-            f"task.{task}."
+            f"{task}: space_stride {space_stride}, time_stride {time_stride}, first_frame {first_frame}; "
+            f"expected strides of at least 1 and first_frame of at least 0. Correct task.{task}."
         )
     made, groups, notes = made_with(file), layout.names(file), []
     if made and made[1] < made[0]["num_trajectories"]:
@@ -115,10 +114,9 @@ def describe(
             or size.get("channel", array.channels) != array.channels
         ):
             raise ValueError(
-                f"{path}: {dataset.name} has shape {dataset.shape} ({', '.join(size)}); "
-                "expected at least one trajectory, frame and "
-                f"cell{', one frame' * spec.is_steady} and {array.channels} channel(s). "
-                f"{AGAIN}"
+                f"{path}: {dataset.name} has shape {dataset.shape} ({', '.join(size)}); expected at least "
+                f"one trajectory, frame and cell{', one frame' * spec.is_steady} and {array.channels} "
+                f"channel(s). {AGAIN}"
             )
         if sizes[-1] != sizes[0]:
             raise ValueError(
@@ -197,18 +195,16 @@ def _coordinates(
             and shape[is_per_trajectory:] in ((size,), (size + (axis == "t"),))
         ):
             raise ValueError(
-                f"{path}: {key(axis)} has shape {shape}; expected "
-                f"({size},){' or one more' * (axis == 't')} to match the data, of numbers. "
-                f"{AGAIN}"
+                f"{path}: {key(axis)} has shape {shape}; expected ({size},){' or one more' * (axis == 't')} "
+                f"to match the data, of numbers. {AGAIN}"
             )
         values = np.asarray(stored[0] if is_per_trajectory else stored[()], np.float64)
         steps = np.diff(values[:size])
         # float32 coordinates of a thousand steps differ by about 1e-4 of a step
         if size > 1 and not (steps.min() > 0 and np.ptp(steps) <= 0.01 * steps.mean()):
             raise ValueError(
-                f"{path}: {key(axis)} runs from {values[0]} to {values[size - 1]} in steps of "
-                f"{steps.min()} to {steps.max()}; expected equal, increasing steps. Resample "
-                "the data or drop the file."
+                f"{path}: {key(axis)} runs from {values[0]} to {values[size - 1]} in steps of {steps.min()} "
+                f"to {steps.max()}; expected equal, increasing steps. Resample the data or drop the file."
             )
         coordinates[axis] = values[:size]
     return coordinates

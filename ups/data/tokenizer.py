@@ -346,9 +346,8 @@ def _log(u: Tensor, fields: Sequence[str], positive: Sequence[str], ndim: int) -
         channel = u.select(-ndim - 1, fields.index(name))
         if not bool((channel > 0).all()):
             raise ValueError(
-                f"{name} reaches {float(channel.min())}; expected positive values, as it is "
-                "normalised in log-space (Task.positive). Repair the data or the prediction "
-                "that made it."
+                f"{name} reaches {float(channel.min())}; expected positive values, as it is normalised in "
+                "log-space (Task.positive). Repair the data or the prediction that made it."
             )
     return _per_channel(torch.log, u, fields, positive, ndim)
 

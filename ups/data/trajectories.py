@@ -160,7 +160,6 @@ def opened(path: Path, task: str) -> Iterator[h5py.File]:
         if isinstance(error, ValueError) and str(path) in str(error):  # our own, which name the file
             raise
         raise ValueError(
-            f"{path} is damaged, or no readable HDF5 file ({error}); expected a complete one of "
-            f"{task}. Check its permissions; if no other process writes it, delete it and run "
-            "`make data`."
+            f"{path} is damaged, or no readable HDF5 file ({error}); expected a complete one of {task}. "
+            "Check its permissions; if no other process writes it, delete it and run `make data`."
         ) from error

@@ -213,8 +213,7 @@ def few(row: dict[str, Any], count: int, least: int) -> dict[str, Any]:
         **row,
         "passed": False,
         "reason": f"{row['reason']}, but only {count} initial conditions were scored; expected at least "
-        f"{least} (evaluate.min_initial_conditions). Raise data.test_fraction or add "
-        "trajectories.",
+        f"{least} (evaluate.min_initial_conditions). Raise data.test_fraction or add trajectories.",
     }
 
 

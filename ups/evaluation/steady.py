@@ -119,10 +119,9 @@ def assess_steady(
     words = (
         f"{len(places)} {truth.split} fields, {settings.members} members each{exact_words}. One model "
         "serves every observation; errors that dress the operator's solution are fitted to each. "
-        f"{SERVES[method].format(posterior)} Its energy score is {in_words(known[cheap])} times that "
-        f"of the best {'other ' if same else ''}cheap ensemble ({cheap}) and "
-        f"{in_words(known['unconditional'])} times that of solutions without any observation, mean over the "
-        "partial observations."
+        f"{SERVES[method].format(posterior)} Its energy score is {in_words(known[cheap])} times that of the "
+        f"best {'other ' if same else ''}cheap ensemble ({cheap}) and {in_words(known['unconditional'])} "
+        "times that of solutions without any observation, mean over the partial observations."
     )
     out = {
         "task": task.name,

@@ -248,17 +248,15 @@ def words_of(entry: dict[str, Any]) -> list[str]:
         "What the corrector adds over the operator: its fair CRPS over the rollout is "
         f"{ratio('corrector', 'operator', 'crps')} times the operator's and "
         f"{ratio('corrector', cheap, 'crps')} times that of the best cheap ensemble ({cheap}); its energy "
-        "score, which sees joint structure, is "
-        f"{ratio('corrector', 'dressed_conditional', 'energy_score')} times a conditional Gaussian's. Its "
-        f"spread over its error (1 is calibrated) is, one step ahead, {starts}; over the leads of a "
-        f"rollout {in_words(min(leads), 2)} to {in_words(max(leads), 2)}.",
+        f"score, which sees joint structure, is {ratio('corrector', 'dressed_conditional', 'energy_score')} "
+        "times a conditional Gaussian's. Its spread over its error (1 is calibrated) is, one step ahead, "
+        f"{starts}; over the leads of a rollout {in_words(min(leads), 2)} to {in_words(max(leads), 2)}.",
     ]
     out += [
-        f"What the student adds over its teacher, with {words} for "
-        f"{teacher['evaluations_per_state']:.0f}: it is "
-        f"{teacher['ms_per_state'] / models[student]['ms_per_state']:.1f} times faster per state, "
-        f"operator and decoding included, at {ratio(student, 'corrector', 'crps')} times the "
-        f"CRPS and {ratio(student, 'corrector', 'energy_score')} times the energy score."
+        f"What the student adds over its teacher, with {words} for {teacher['evaluations_per_state']:.0f}: "
+        f"it is {teacher['ms_per_state'] / models[student]['ms_per_state']:.1f} times faster per state, "
+        f"operator and decoding included, at {ratio(student, 'corrector', 'crps')} times the CRPS and "
+        f"{ratio(student, 'corrector', 'energy_score')} times the energy score."
         for student, words in STUDENTS.items()
         if student in models
     ]

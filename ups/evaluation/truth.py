@@ -45,8 +45,7 @@ class Truth:
         if context and self.num_frames < 1:
             raise ValueError(
                 f"{self.task.name} has {cache.num_frames} frames; expected more than "
-                f"evaluate.context_frames = {context}. Lower evaluate.context_frames or keep "
-                "more frames."
+                f"evaluate.context_frames = {context}. Lower evaluate.context_frames or keep more frames."
             )
 
     def _read(self, rows: Tensor, count: int = 0) -> Tensor:

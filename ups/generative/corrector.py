@@ -385,7 +385,6 @@ def load_corrector(
     if operator is not None and found.record["parents"].get("operator") != operator.record["fingerprint"]:
         raise DamagedError(
             f"{directory} was trained on the residuals of another operator than the one that was loaded; "
-            f"expected stages of one run. Load the run again, or run make "
-            f"{Path(directory).name}."
+            f"expected stages of one run. Load the run again, or run make {Path(directory).name}."
         )
     return found.to(device).eval()

@@ -167,11 +167,10 @@ def check_statistics(name: str, facts: dict[str, float], least: float, largest: 
     is_small = facts["ratio"] < least and facts["ratio"] * (1 + 2 * facts["ratio_error"]) < max(1.0, least)
     if is_small or not math.isfinite(facts["ratio"]):
         raise ValueError(
-            f"the operator's residuals of {name} where the corrector trains are "
-            f"{facts['ratio']:.3f} times those of validation (standard error "
-            f"{facts['ratio_error']:.3f}); expected at least {least} "
-            "(diffusion.min_residual_ratio): it would learn too small a spread. Reserve "
-            f"trajectories with task.{name}.reserve and train the operator again."
+            f"the operator's residuals of {name} where the corrector trains are {facts['ratio']:.3f} times "
+            f"those of validation (standard error {facts['ratio_error']:.3f}); expected at least {least} "
+            "(diffusion.min_residual_ratio): it would learn too small a spread. Reserve trajectories with "
+            f"task.{name}.reserve and train the operator again."
         )
     error = 2 * facts["std_val_error"]
     # False if a statistic is NaN

@@ -83,9 +83,8 @@ class TransientResiduals(StateConditions):
         if not bool(rms.isfinite().all()):
             frame = int((~rms.isfinite()).nonzero()[0]) + self.train_from
             raise ValueError(
-                f"the residuals of {self.name} that start at frame {frame} are not finite; "
-                "expected finite ones. Look at the data with the doctor, or train the operator "
-                "again."
+                f"the residuals of {self.name} that start at frame {frame} are not finite; expected finite "
+                "ones. Look at the data with the doctor, or train the operator again."
             )
         return 0.5 / len(rms) + 0.5 * rms / rms.sum().clamp_min(1e-30)
 

@@ -124,8 +124,7 @@ def finished_samplers(run_dir: str | Path, task: str) -> dict[str, tuple[int, fl
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise DamagedError(
                     f"{Path(run_dir) / stage}/config.json has no readable scores of {sampler} "
-                    f"({error!r:.100}); expected those that this version writes. Run make {stage} "
-                    "again."
+                    f"({error!r:.100}); expected those that this version writes. Run make {stage} again."
                 ) from error
     return found
 

@@ -58,16 +58,14 @@ def are_pooled(ref_rms: Tensor, is_driven: bool) -> bool:
 def check_shapes(u_pred: Tensor, u_ref: Tensor) -> None:
     if u_pred.shape != u_ref.shape or not 4 <= u_ref.ndim <= 6 or 0 in u_ref.shape:
         raise ValueError(
-            f"prediction {tuple(u_pred.shape)} and truth {tuple(u_ref.shape)}; expected two "
-            "equal, non-empty shapes (n, T, C, *space) with 1 to 3 space axes. Cut the context "
-            "frames from both."
+            f"prediction {tuple(u_pred.shape)} and truth {tuple(u_ref.shape)}; expected two equal, "
+            "non-empty shapes (n, T, C, *space) with 1 to 3 space axes. Cut the context frames from both."
         )
     valid = valid_cells(u_ref)
     if not filled(u_ref, valid).isfinite().all() or (valid is not None and not valid.any()):
         raise ValueError(
-            f"the truth of shape {tuple(u_ref.shape)} holds NaN or inf; expected finite fields, "
-            "but for cells that have no value in any frame. "
-            "Check the data file: its reference solver failed."
+            f"the truth of shape {tuple(u_ref.shape)} holds NaN or inf; expected finite fields, but for "
+            "cells that have no value in any frame. Check the data file: its reference solver failed."
         )
 
 

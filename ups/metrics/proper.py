@@ -15,9 +15,8 @@ EXACT = "donot_use_mm_for_euclid_dist"
 def check_members(members: Tensor, u_ref: Tensor, where: str) -> None:
     if members.ndim < 2 or 0 in members.shape or (members.shape[0], *members.shape[2:]) != tuple(u_ref.shape):
         raise ValueError(
-            f"members {tuple(members.shape)} and truth {tuple(u_ref.shape)}; expected (n, M, "
-            f"...) and (n, ...) with equal further axes and M >= 1 in {where}. Put the member "
-            "axis second."
+            f"members {tuple(members.shape)} and truth {tuple(u_ref.shape)}; expected (n, M, ...) and (n, "
+            f"...) with equal further axes and M >= 1 in {where}. Put the member axis second."
         )
 
 

@@ -152,8 +152,7 @@ def require_codec(codec: Mapping[str, Any], fields: Sequence[str], what: str) ->
     if len(codec["fields"]) != len(fields) or not set(codec["positive"]) <= set(codec["fields"]):
         raise ValueError(
             f"the weights of {what} have the fields {codec['fields']!r:.80}, positive "
-            f"{codec['positive']!r:.80}; expected {list(fields)!r:.80}. "
-            f"Take another copy of them."
+            f"{codec['positive']!r:.80}; expected {list(fields)!r:.80}. Take another copy of them."
         )
 
 

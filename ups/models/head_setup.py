@@ -222,8 +222,7 @@ def load_base(head: TaskHead, state: dict[str, Tensor]) -> None:
     )
     if wrong:
         raise ValueError(
-            f"the fitted base of {head.name} does not fit the model ({', '.join(wrong[:3])}); "
-            "expected the base of this version and configuration. Delete the folder bases of "
-            "the stage and train again."
+            f"the fitted base of {head.name} does not fit the model ({', '.join(wrong[:3])}); expected the "
+            "base of this version and configuration. Delete the folder bases of the stage and train again."
         )
     head.load_state_dict(state, strict=False)

@@ -155,11 +155,10 @@ class Operator(TaskNetwork):
             )
         if found != [*codec.tokens, codec.dim] or parameters.index.shape[0] != z.shape[0]:
             raise ValueError(
-                f"{task} was given {len(z)} latents of shape {tuple(found)} and "
-                f"{len(parameters.index)} rows of parameters; expected {(*codec.tokens, codec.dim)} "
-                f"and a row for each: it was trained on a grid of {codec.space} cells. Pass the "
-                "field to ups.load(..).forecast(.., resample=True), or train on the other "
-                "grid."
+                f"{task} was given {len(z)} latents of shape {tuple(found)} and {len(parameters.index)} "
+                f"rows of parameters; expected {(*codec.tokens, codec.dim)} and a row for each: it was "
+                f"trained on a grid of {codec.space} cells. Pass the field to ups.load(..).forecast(.., "
+                "resample=True), or train on the other grid."
             )
         head.require_forcing(parameters)
         return head

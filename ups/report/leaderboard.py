@@ -113,10 +113,8 @@ def _markdown(rows: list[dict], metric: str, task: str | None) -> str:
     """One table of comparable runs."""
     tasks, sign = rows[0]["tasks"], -1 if metric == "correlation_time" else 1
     horizon = ", ".join(
-        f"{name} {'×'.join(map(str, entry['grid']))} cells, "
-        f"{entry['num_frames_predicted']} frames"
-        + f", relative to the {entry.get('measure')}"
-        * bool(entry.get("offset"))
+        f"{name} {'×'.join(map(str, entry['grid']))} cells, {entry['num_frames_predicted']} frames"
+        + f", relative to the {entry.get('measure')}" * bool(entry.get("offset"))
         for name, entry in sorted(tasks.items())
     )
     settings = ", ".join(

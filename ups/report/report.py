@@ -80,9 +80,8 @@ def check_results(data: Any, kind: Any = SCHEMA, where: str = "results") -> None
     expected = kind if isinstance(kind, type) else type(kind)
     if not isinstance(data, expected):
         raise ValueError(
-            f"{where} is {'missing' if data is None else repr(data)}; expected a "
-            f"{expected.__name__}. Build it with ups.metrics.errors.summarise_errors; the "
-            "schema is in ups/report/report.py."
+            f"{where} is {'missing' if data is None else repr(data)}; expected a {expected.__name__}. Build "
+            "it with ups.metrics.errors.summarise_errors; the schema is in ups/report/report.py."
         )
     if isinstance(kind, dict):
         for key in kind.keys() - {"*"} | (data.keys() if "*" in kind else set()):

@@ -38,9 +38,8 @@ def get_task(name: str) -> Task:
         near = difflib.get_close_matches(name, TASKS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(
-            f"unknown task {name!r:.80}{hint} Expected one of: {', '.join(TASKS)} (key "
-            f"data.tasks), or a user task, whose data task.{name:.80}.files names "
-            f"(docs/own_data.md)."
+            f"unknown task {name!r:.80}{hint} Expected one of: {', '.join(TASKS)} (key data.tasks), or a "
+            f"user task, whose data task.{name:.80}.files names (docs/own_data.md)."
         )
     return TASKS[name]
 

@@ -193,9 +193,8 @@ def is_solution(data: Any, scan: Any) -> Iterator[Finding]:
     if error > UNSTEADY:
         yield Finding(
             "warning",
-            f"u is up to {float(error):.2g} (relative) from the solution of -div(a grad "
-            "u) = beta: not yet steady, as published files are (a relaxation stopped "
-            "at t = 1.75), or of another equation",
+            f"u is up to {float(error):.2g} (relative) from the solution of -div(a grad u) = beta: not yet "
+            "steady, as published files are (a relaxation stopped at t = 1.75), or of another equation",
             str(data.path),
             DARCY.remedy,
         )

@@ -150,9 +150,8 @@ def reacts(data: Any, scan: Any) -> Iterator[Finding]:
     if scan.mean_changes and (median := float(np.median(scan.mean_changes))) < MIN_MEAN_CHANGE:
         yield Finding(
             "warning",
-            f"the mean of a trajectory stays (it moves by {median:.1g} of its RMS), and "
-            "a reaction moves it: as in the published files (PDEBench issue 94), or "
-            "another equation, such as burgers1d",
+            f"the mean of a trajectory stays (it moves by {median:.1g} of its RMS), and a reaction moves "
+            "it: as in the published files (PDEBench issue 94), or another equation, such as burgers1d",
             str(data.path),
             f"name the right task in data.tasks; if it is the right one, {data.task.remedy}",
         )

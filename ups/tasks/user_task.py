@@ -190,9 +190,8 @@ def mirrored(data: Any, scan: Any) -> Iterator[Finding]:
                 if abs(found.mean()) > max(ODD[0], ODD[1] * error):
                     yield Finding(
                         "error",
-                        f"mirrored along {axis}, {name} is no solution: its change goes "
-                        f"with {word} (correlation {found.mean():.2f}), which a mirror "
-                        "turns round",
+                        f"mirrored along {axis}, {name} is no solution: its change goes with {word} "
+                        f"(correlation {found.mean():.2f}), which a mirror turns round",
                         str(data.path),
                         f"name the fields that it turns in task.{task.name}.vector, one per axis, "
                         f"or leave mirror out of task.{task.name}.symmetries",

@@ -213,8 +213,7 @@ class _Wandb:
                 raise
             print(
                 f"WARNING: W&B cannot be reached ({type(error).__name__}: {error}); this run is recorded "
-                f"offline. Upload it later: wandb sync "
-                f"{directory / 'wandb' / 'offline-run-*'}",
+                f"offline. Upload it later: wandb sync {directory / 'wandb' / 'offline-run-*'}",
                 file=sys.stderr,
                 flush=True,
             )

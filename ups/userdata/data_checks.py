@@ -163,7 +163,6 @@ def walls(data: Any, scan: Any) -> Iterator[Finding]:
                 f"{high - step / 2:g}, and bases mirror the field half a cell beyond them",
                 str(data.path),
                 "expect larger errors at the walls if the base linear does not serve; fields at cell "
-                "centres, "
-                "half a cell inside, have none of them (interpolate them, such as (u[1:] + u[:-1]) / 2 "
-                f"along {axis})",
+                "centres, half a cell inside, have none of them (interpolate them, such as (u[1:] + u[:-1]) "
+                f"/ 2 along {axis})",
             )

@@ -151,9 +151,8 @@ def _layout_lines(guess: Guess, is_sure: bool) -> list[str]:
     lines = ["    layout:"]
     for array, words in guess.axes.items():
         note = (
-            f"   # of shape {guess.shape(array)}, of: trajectory, time, channel, component (of a "
-            "vector), x, y, "
-            "z; are these its axes, in order?"
+            f"   # of shape {guess.shape(array)}, of: trajectory, time, channel, component (of a vector), "
+            "x, y, z; are these its axes, in order?"
         )
         lines.append(f"      {quoted(array)}: [{', '.join(words)}]{'' if is_sure else note}")
     if not is_sure and (other := other_reading(guess)):
@@ -231,8 +230,7 @@ def _time_lines(guess: Guess) -> list[str]:
         return []
     return [
         f"    dt: {tidy(float(np.median(steps)))}   # {place} has steps of {steps.min():g} to "
-        f"{steps.max():g}: "
-        "count them as equal?"
+        f"{steps.max():g}: count them as equal?"
     ]
 
 
@@ -302,9 +300,8 @@ def _domain_lines(guess: Guess, ends: dict[str, str], found: dict[str, Coordinat
                 tidy(float(x.max() + steps.mean() / 2)),
             ]
             lines.append(
-                f"    # {name} has steps of {steps.min():g} to {steps.max():g}: are its cells to be "
-                "counted as "
-                "equal, from end to end of this domain?"
+                f"    # {name} has steps of {steps.min():g} to {steps.max():g}: are its cells to be counted "
+                "as equal, from end to end of this domain?"
             )
         elif len(x) > 1 and ends[axis] != PERIODIC and not is_globe(axis):
             half = abs(x[1] - x[0]) / 2
@@ -312,8 +309,7 @@ def _domain_lines(guess: Guess, ends: dict[str, str], found: dict[str, Coordinat
             if on_walls(low, high, len(x)):
                 lines.append(
                     f"    # {axis}: the first and last point lie on the walls; the domain reaches half a "
-                    "cell "
-                    f"beyond them, [{low}, {high}]"
+                    f"cell beyond them, [{low}, {high}]"
                 )
     if not domain:
         return lines
@@ -329,9 +325,8 @@ def _domain_lines(guess: Guess, ends: dict[str, str], found: dict[str, Coordinat
     beyond = ", half a cell beyond the first and the last point" if walls else ""
     return [
         *lines,
-        f"    domain: {{{spans}}}   # the file holds no such "
-        f"coordinates{f' ({numbers})' * bool(numbers)}: from "
-        f"where to where{beyond}?",
+        f"    domain: {{{spans}}}   # the file holds no such coordinates{f' ({numbers})' * bool(numbers)}: "
+        f"from where to where{beyond}?",
     ]
 
 
@@ -386,13 +381,10 @@ def _open_questions(fields: list[str], is_forced: bool = False) -> list[str]:
         f"    # positive: [{first}]       # always above zero, over orders of magnitude?",
         f"    # conserved: [{first}]      # is its mean over space kept?",
         f"    # forcing: [{fields[-1]}]        # which fields vary in time and are known in advance "
-        "(heating, a "
-        "control)?",
+        "(heating, a control)?",
         "    # symmetries: [shift, mirror]   # is a solution, shifted along periodic axes, a solution "
-        "(shift_x: "
-        "along x alone; not along what a force varies with)? Its mirror image?",
+        "(shift_x: along x alone; not along what a force varies with)? Its mirror image?",
         f"    # vector: [{first}, ..]     # which fields are the components of a vector, which a mirror "
-        "turns "
-        "round?",
+        "turns round?",
     ]
     return lines if len(fields) > 1 and not is_forced else [*lines[:2], *lines[3:]]

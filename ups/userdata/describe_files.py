@@ -135,9 +135,8 @@ def companion_lines(guess: Guess) -> list[str]:
     layout = ", ".join(f"{quoted(name)}: [{', '.join(guess.words)}]" for name in names)
     return [
         f"    # files: [{files}]",
-        f"    # layout: {{{layout}}}   # in place of those above: files beside this one hold these "
-        "fields on the "
-        "same grid and times?",
+        f"    # layout: {{{layout}}}   # in place of those above: files beside this one hold these fields "
+        "on the same grid and times?",
     ]
 
 

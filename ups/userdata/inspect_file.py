@@ -76,9 +76,8 @@ def _matching(key: str, pattern: str) -> list[str]:
         folder = Path(pattern).parent
         names = sorted(path.name for path in folder.glob("*"))[:5] if folder.is_dir() else ["no such folder"]
         raise FileNotFoundError(
-            f"{key}.files: no file fits {pattern!r}; expected yours (relative to "
-            f"{Path.cwd()}). Correct {key}.files (in {folder}: "
-            f"{', '.join(names) or 'nothing'})."
+            f"{key}.files: no file fits {pattern!r}; expected yours (relative to {Path.cwd()}). Correct "
+            f"{key}.files (in {folder}: {', '.join(names) or 'nothing'})."
         )
     return found
 
@@ -114,9 +113,8 @@ def measure(key: str, store: "Store", places: Iterable[Place]) -> dict[str, int]
         if len(found.shape) != len(place.axes):
             raise config_error(
                 f"{key}.layout",
-                f"{array} in {store.path} has {len(found.shape)} axes, "
-                f"{found.shape}, and {len(place.axes)} words "
-                f"({', '.join(place.axes)})",
+                f"{array} in {store.path} has {len(found.shape)} axes, {found.shape}, and {len(place.axes)} "
+                f"words ({', '.join(place.axes)})",
                 "one word per axis, as they are stored",
                 f"Correct layout.{array}: trajectory, time, channel, component, single (1 long) or a "
                 f"name such as x.",
@@ -136,9 +134,8 @@ def measure(key: str, store: "Store", places: Iterable[Place]) -> dict[str, int]
                     f"{key}.layout",
                     f"{axis} is {size} long in {array} of {store.path} and {sizes[axis]} in {first[axis]}",
                     "one size per axis, so one grid",
-                    f"Are the words of {array} in the order of its "
-                    f"axes? Else put arrays of another grid into a task "
-                    f"of their own.",
+                    f"Are the words of {array} in the order of its axes? Else put arrays of another grid "
+                    "into a task of their own.",
                 )
             first.setdefault(axis, array)
             if size < 1:
@@ -215,9 +212,8 @@ def common_row(store: "Store", place: str, rows: "np.ndarray") -> "np.ndarray":
     by more than where they begin."""
     if different := [number for number, row in enumerate(rows) if not goes_on(rows[0], row)]:
         raise ValueError(
-            f"{store.path}: row {different[0]} of {place} has other steps than row 0; expected "
-            "the same of every trajectory. Put trajectories of another step or grid into files "
-            "and a task of their own."
+            f"{store.path}: row {different[0]} of {place} has other steps than row 0; expected the same of "
+            "every trajectory. Put trajectories of another step or grid into files and a task of their own."
         )
     return rows[0]
 

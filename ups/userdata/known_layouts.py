@@ -99,9 +99,8 @@ def from_pdebench(store: "Store") -> dict[str, Any]:
             }
     if not layout:
         raise ValueError(
-            f"{store.path} holds {store.listing()}; expected PDEBench's layout, arrays "
-            f"(trajectory, time, *space) or groups with data. Write the arrays with their axes "
-            f"in place of layout: pdebench."
+            f"{store.path} holds {store.listing()}; expected PDEBench's layout, arrays (trajectory, time, "
+            "*space) or groups with data. Write the arrays with their axes in place of layout: pdebench."
         )
     return {"layout": layout}
 

@@ -65,9 +65,8 @@ def offsets(key: str, section: Mapping[str, Any], paths: Sequence[str], layout: 
             f"it names {positive[0]}, whose mean is about "
             f"{found[positive[0]]:g} and more than {DOMINANT:g} times its variation",
             "fields that vary over orders of magnitude",
-            f"Leave {positive[0]} out of positive, and "
-            f"it is counted from that mean; or write offset: {{{positive[0]}: 0}} to learn its "
-            "logarithm all the same.",
+            f"Leave {positive[0]} out of positive, and it is counted from that mean; or write offset: "
+            f"{{{positive[0]}: 0}} to learn its logarithm all the same.",
         )
     if layout.is_steady and section["reserve"]:  # its prior is of the logarithm of its solution
         found = {field: value for field, value in found.items() if field in section["inputs"]}

@@ -28,9 +28,8 @@ def split(data: Any, val_fraction: float, test_fraction: float) -> dict[str, np.
     if data.split_by == "auto" and len({*folders}) > 1 and {*folders} != {"train", "val", "test"}:
         raise config_error(
             f"task.{data.task.name}.split",
-            f"files lie in folders "
-            f"{', '.join(sorted(filter(None, {*folders})))} and others in none of train, val and "
-            f"test"
+            f"files lie in folders {', '.join(sorted(filter(None, {*folders})))} and others in none of "
+            "train, val and test"
             if None in folders
             else f"files lie in {' and '.join(sorted({*folders}))} alone",
             "files in all three of train, val and test, and nowhere else",
@@ -55,9 +54,8 @@ def split(data: Any, val_fraction: float, test_fraction: float) -> dict[str, np.
             f"conditions) cannot be split into training, validation and test with "
             f"data.val_fraction {val_fraction:g} and data.test_fraction {test_fraction:g}",
             "at least one for each, 3 in all",
-            "Add files, cut long ones into several "
-            "trajectories, or, where an axis of the arrays counts them, call it trajectory in "
-            "the layout.",
+            "Add files, cut long ones into several trajectories, or, where an axis of the arrays counts "
+            "them, call it trajectory in the layout.",
         )
     if data.in_time is not None or (data.is_cut and not data.by_run):
         return _split_in_time(data, val_fraction, test_fraction)

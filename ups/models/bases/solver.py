@@ -134,9 +134,8 @@ class Solver(Base):
         found = self.step(values, **{name: value for name, value in offered.items() if name in self.accepts})
         if tuple(getattr(found, "shape", ())) != tuple(u.shape):
             raise ValueError(
-                f"{self.solver} gave {getattr(found, 'shape', type(found).__name__)} for a "
-                f"field of shape {tuple(u.shape)}; expected that shape. Let it return (batch, "
-                f"channel, *space)."
+                f"{self.solver} gave {getattr(found, 'shape', type(found).__name__)} for a field of shape "
+                f"{tuple(u.shape)}; expected that shape. Let it return (batch, channel, *space)."
             )
         return found.to(u) if self.is_torch else torch.from_numpy(np.ascontiguousarray(found)).to(u)
 

@@ -165,7 +165,6 @@ def dataset(parent: h5py.Group, path: str) -> h5py.Dataset:
 
 def _refusal(parent: h5py.Group, path: str, what: str) -> ValueError:
     return ValueError(
-        f"{parent.file.filename}: {path} in {parent.name} is {what}; expected the numbers in "
-        "the file itself, as only they can be checked. Copy them into it (h5py), or make or "
-        "download the file again."
+        f"{parent.file.filename}: {path} in {parent.name} is {what}; expected the numbers in the file "
+        "itself, as only they can be checked. Copy them into it (h5py), or make or download the file again."
     )

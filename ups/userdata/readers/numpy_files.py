@@ -116,9 +116,8 @@ class Torch(Arrays):
         ) as error:
             cause = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise ValueError(
-                f"{path} holds more than tensors, or is cut off ({cause:.100}); expected a "
-                "tensor, or dicts and lists of tensors: nothing else is unpickled. Save these "
-                "alone with torch.save."
+                f"{path} holds more than tensors, or is cut off ({cause:.100}); expected a tensor, or dicts "
+                "and lists of tensors: nothing else is unpickled. Save these alone with torch.save."
             ) from None
         super().__init__(path, parts)
 

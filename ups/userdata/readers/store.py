@@ -36,15 +36,13 @@ def require_unpackable(path: Path, name: str, chunk: int, whole: int = 0, stored
     bytes than a field needs."""
     if chunk > MOST_CHUNK_BYTES:
         raise DamagedError(
-            f"{path} holds {name} in compressed chunks of {chunk / 2**20:.0f} MiB; expected "
-            f"at most {MOST_CHUNK_BYTES // 2**20}, as a chunk is read whole. Write it in "
-            "smaller ones."
+            f"{path} holds {name} in compressed chunks of {chunk / 2**20:.0f} MiB; expected at most "
+            f"{MOST_CHUNK_BYTES // 2**20}, as a chunk is read whole. Write it in smaller ones."
         )
     if whole > max(MOST_CHUNK_BYTES, MOST_RATIO * stored):
         raise DamagedError(
-            f"{path} holds {name} of {whole / 2**20:.0f} MiB in {stored / 2**20:.3g}; "
-            f"expected a field, which compresses to no less than 1/{MOST_RATIO}. Write what "
-            "varies."
+            f"{path} holds {name} of {whole / 2**20:.0f} MiB in {stored / 2**20:.3g}; expected a field, "
+            f"which compresses to no less than 1/{MOST_RATIO}. Write what varies."
         )
 
 
