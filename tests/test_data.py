@@ -213,7 +213,6 @@ def get(server, path, md5=MD5, **patience):
         path,
         md5,
         patience=Patience(**{"pause_s": 0.001, "timeout_s": 5.0, **patience}),
-        show_progress=False,
     )
 
 
@@ -375,7 +374,7 @@ def test_no_server_is_a_connection_error(tmp_path):
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/1"
     with pytest.raises(ConnectionError, match="nothing new in 2 attempts .*refused.*Check the network"):
-        fetch(url, tmp_path / "a.hdf5", MD5, patience=Patience(1, 0.001), show_progress=False)
+        fetch(url, tmp_path / "a.hdf5", MD5, patience=Patience(1, 0.001))
     with pytest.raises(ValueError, match="'ftp://x/1' is not a web address; .*Correct data.url"):
         fetch("ftp://x/1", tmp_path / "a.hdf5", MD5)
 

@@ -142,7 +142,6 @@ def fetch(
     md5: str,
     *,
     patience: Patience = Patience(),  # noqa: B008, it is frozen
-    show_progress: bool = True,
 ) -> None:
     """Download `url` to `path` and check its MD5 (hexadecimal), unless that was done before.
 
@@ -157,15 +156,15 @@ def fetch(
     with completing(path, 0, "data.root") as file:
         if path.exists():  # another process completed it before we had the lock
             partial.unlink()
-            _check(path, path, md5, show_progress)
+            _check(path, path, md5)
             return
         patience.persist(
-            lambda: _transfer(url, path, file, patience.timeout_s, show_progress),
+            lambda: _transfer(url, path, file, patience.timeout_s),
             lambda: partial.stat().st_size,
             url,
             path,
         )
-        _check(partial, path, md5, show_progress)
+        _check(partial, path, md5)
 
 
 def require_address(url: str) -> None:
@@ -174,7 +173,7 @@ def require_address(url: str) -> None:
         raise ValueError(f"{url!r} is not a web address; expected http(s)://HOST/PATH/ID. Correct data.url.")
 
 
-def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float, show_progress: bool) -> None:
+def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float) -> None:
     """One attempt to complete the unfinished `file` of `path`. Raises one of TRANSIENT if it ends early, also
     for a speed below MIN_SPEED.
 
@@ -205,9 +204,7 @@ def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float, show_progr
     with (
         answer,
         explained(path, total or 0, "data.root"),
-        tqdm(
-            total=total, initial=start, unit="B", unit_scale=True, desc=path.name, disable=not show_progress
-        ) as bar,
+        tqdm(total=total, initial=start, unit="B", unit_scale=True, desc=path.name) as bar,
     ):
         require_room(file, total or 0)
         for block in blocks(answer, timeout_s):
@@ -251,9 +248,9 @@ def answered(request: urllib.request.Request, timeout_s: float) -> http.client.H
         raise TimeoutError(f"0 bytes in {timeout_s:g} s") from None
 
 
-def _check(file: Path, path: Path, md5: str, show_progress: bool) -> None:
+def _check(file: Path, path: Path, md5: str) -> None:
     """Compare the MD5 of `file` (path itself, or its .partial, which becomes path) and record it."""
-    found = md5_of(file, show_progress)
+    found = md5_of(file, show_progress=True)
     if found != md5:
         do = (
             "If it is yours, set data.source=user; else delete it and run `make data`, or choose another "
