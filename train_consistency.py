@@ -104,9 +104,8 @@ def main() -> None:
     run.seed_all()
     student = run.attach(warm_start(run, student_of(teacher, section.mid_angle), config))
     loss = partial(loss_of, student, batches, pool, section.members, tuned_from)
-    run.probe(
-        partial(loss, train.steps - 1, batches.largest, 0), batches.local_size
-    )  # tuning needs most memory
+    # tuning needs most memory
+    run.probe(partial(loss, train.steps - 1, batches.largest, 0), batches.local_size)
 
     # ---- loop
     for step in run.steps():

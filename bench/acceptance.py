@@ -142,9 +142,8 @@ def rollout(number: str, model: str, entry: dict[str, Any]) -> Iterator[tuple]:
         versus["nrmse_mean_by_lead"],
         math.sqrt(1 + 1 / entry["members"]),
     )
-    slack = (
-        0.1 if entry["checks"]["long"].get("climate") else 0.2
-    )  # of chaos that is seen coarsely, the closer bound
+    # the closer bound is for chaos that is observed coarsely
+    slack = 0.1 if entry["checks"]["long"].get("climate") else 0.2
     yield f"{number}b {model}: spread/skill over the rollout, smallest", extreme(leads, min), 1 - slack, None
     yield f"{number}b {model}: spread/skill over the rollout, largest", extreme(leads, max), None, 1 + slack
     yield from calibration(f"{number}b", model, row, "rollout", entry["models"].get("exact", {}))
@@ -171,9 +170,8 @@ def rollout(number: str, model: str, entry: dict[str, Any]) -> Iterator[tuple]:
         None,
         0.0,
     )
-    if climate := long.get(
-        "climate"
-    ):  # refuses members that smooth as their operator does, that freeze, that grow
+    # refuses members that smooth as their operator does, that freeze, that grow
+    if climate := long.get("climate"):
         ours, operator = (climate[name]["spectrum_error"] for name in (model, "operator"))
         ratio = None if None in (ours, operator) else ours / operator
         # one half of the data beside the other has this
@@ -263,21 +261,16 @@ def corrector(entry: dict[str, Any]) -> Iterator[tuple]:
         versus["corrector / operator"]["spectrum_error"],
         *reach(spectrum, None, 1.0, 0.1),
     )
-    if (
-        not law
-    ):  # refuses a network that ignores its conditions, and the Gaussian alone: mean and scale keep theirs
+    # refuses a network that ignores its conditions, and the Gaussian alone: mean and scale keep theirs
+    if not law:
         yield (
             "2e CRPS lost by showing the network other conditions, of the gain over B1",
             checks["shuffled_crps_rise_over_gain"],
             0.2,
             None,
         )
-    yield (
-        "2f spread/skill, 16 steps less 64",
-        checks["ssr_less_64_steps"],
-        -0.02,
-        0.02,
-    )  # a sampler that takes spread away
+    # refuses a sampler that takes spread away
+    yield ("2f spread/skill, 16 steps less 64", checks["ssr_less_64_steps"], -0.02, 0.02)
 
 
 def student(name: str, entry: dict[str, Any], bound: float) -> Iterator[tuple]:
@@ -285,9 +278,8 @@ def student(name: str, entry: dict[str, Any], bound: float) -> Iterator[tuple]:
     its, paired = models[name], checks["pairing"][name]
     # refuse the teacher in its place
     yield f"3a {name}: evaluations per state", point(its["evaluations_per_state"]), None, 2.0
-    every = [
-        models[model].get("networks_per_state") for model in ("corrector", name)
-    ]  # Gaussian and operator, too
+    # calls of the Gaussian and the operator count, too
+    every = [models[model].get("networks_per_state") for model in ("corrector", name)]
     # two evaluations, the operator and the Gaussian are 3.1 of 34.1
     yield (
         f"3a {name}: times fewer calls of every network",
@@ -308,12 +300,8 @@ def student(name: str, entry: dict[str, Any], bound: float) -> Iterator[tuple]:
         -0.05,
         0.05,
     )
-    yield (
-        f"3b {name}: response to another condition over the teacher's",
-        checks["response"][name],
-        0.5,
-        1.5,
-    )  # a blind one
+    # refuses a student that is blind to its condition
+    yield (f"3b {name}: response to another condition over the teacher's", checks["response"][name], 0.5, 1.5)
     # refuses the mean, and the teacher in one evaluation without distillation
     yield (
         f"3b {name}: energy distance less 1.1 of the teacher's",
@@ -335,12 +323,8 @@ def student(name: str, entry: dict[str, Any], bound: float) -> Iterator[tuple]:
             0.30,
         )
         yield f"3c {name}: correlation with the teacher's draw", paired["correlation"], 0.85, None
-    yield (
-        f"3d {name}: variance over that of the teacher",
-        paired["variance_ratio"],
-        0.9,
-        1.1,
-    )  # noise that is dead, or blown up
+    # refuses noise that is dead, or blown up
+    yield (f"3d {name}: variance over that of the teacher", paired["variance_ratio"], 0.9, 1.1)
     yield from rollout("3e ", name, entry)
     yield from exact("3e ", name, entry, 1.08)
     if name == "student_1" and "rival" in models:

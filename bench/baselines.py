@@ -301,9 +301,8 @@ class Trainer:
     def step(self, share: float) -> None:
         """Make one update; share: spent fraction of the budget."""
         s = self.settings
-        is_single = (
-            self.problem.is_steady or self.problem.step is not None
-        )  # the solver's answers are to true frames
+        # the solver's answers are to true frames
+        is_single = self.problem.is_steady or self.problem.step is not None
         num_steps = 2 if share >= 1 - s.unroll_fraction and not is_single else 1
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(share, s)

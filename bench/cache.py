@@ -133,9 +133,8 @@ def cost_of_checks(config: Config, batch: int, length: int, is_first: bool) -> f
         for is_unchecked in (True, False):
             cache = open_cache(config, "advection1d", verify="quick" if is_first else "full")
             for row in range(0, cache.num_rows, 64):
-                cache._state.frames[
-                    row * FRAMES : (row + 64) * FRAMES
-                ].sum()  # maps the pages, as the first touch is dear
+                # map the pages first: the first touch is slow
+                cache._state.frames[row * FRAMES : (row + 64) * FRAMES].sum()
             cache._state.is_placed = is_unchecked
             rows = torch.randperm(cache.num_rows).split(batch)
             times.append(
@@ -191,9 +190,8 @@ def main() -> None:
             f"{cost_of_checks(config, 32, FRAMES, True):.2f}; "
             f"read again, over without: {cost_of_checks(config, 32, 10, False):.2f} (32 x 10 frames)"
         )
-        cache = open_cache(
-            config, "advection1d", verify="full"
-        )  # which also maps every page, as a first epoch does
+        # the check maps every page, as a first epoch does
+        cache = open_cache(config, "advection1d", verify="full")
         print(
             f"{'batch':>6} {'frames':>6} {'MiB':>8} {'us':>6} {'GB/s':>6} {'of memcpy: windows':>19} "
             f"{'one block':>10}"

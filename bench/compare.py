@@ -217,9 +217,8 @@ def compare(config: Config, args: argparse.Namespace) -> dict[str, Any]:
             }
             result["rows_printed"].append(row)
             print(line(model, str(seed), row, trained), flush=True)
-            if (
-                model in NETWORKS and model not in by_hand
-            ):  # the report shows the best seed, and no network made weak by hand
+            # the report shows the best seed, and no network made weak by hand
+            if model in NETWORKS and model not in by_hand:
                 validation = best_error(trained)
                 if validation < result["models"].get(model, {"validation": math.inf})["validation"]:
                     entry = {

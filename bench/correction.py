@@ -40,9 +40,8 @@ from ups.models.operator import Operator
 from ups.models.windows import Windows, augment
 from ups.tasks import Task
 
-Step = Callable[
-    [Tensor, Tensor], Tensor
-]  # u (row, channel, *space) physical, parameters (row, P) -> the next frame
+# u (row, channel, *space) physical, parameters (row, P) -> the next frame
+Step = Callable[[Tensor, Tensor], Tensor]
 AT_ONCE = 256
 
 
@@ -136,11 +135,8 @@ class Coarse(Base):
 
     def __init__(self, codec: Any, step: Step, values: Tensor):
         super().__init__()
-        self.codec, self.step, self.parameters_of = (
-            [codec],
-            step,
-            values,
-        )  # in a list: not a module of the base's own
+        # in a list: not a module of the base's own
+        self.codec, self.step, self.parameters_of = ([codec], step, values)
 
     def forward(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
         codec = self.codec[0]

@@ -78,9 +78,8 @@ def sampled_rows(cache: Cache, split: str, count: int, seed: int) -> Tensor:
     Fewer rows are the first of more.
     """
     rows, order = cache.split[split], torch.Generator().manual_seed(seed)
-    numbers, place = cache.trajectory[rows].unique(
-        return_inverse=True
-    )  # of initial conditions, each with every value
+    # numbers of initial conditions, each with every parameter value
+    numbers, place = cache.trajectory[rows].unique(return_inverse=True)
     turn = torch.randperm(len(numbers), generator=order)[place]
     return (
         rows[(turn * len(cache.parameter_values) + cache.parameter_index[rows]).argsort()][:count]

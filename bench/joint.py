@@ -60,9 +60,8 @@ def train(
     )
     contexts = {name: config.context(name) for name in caches}
     torch.manual_seed(seed)
-    operator = build_operator(
-        copy.deepcopy(bases), settings.model, settings.train.precision
-    )  # what is found of one stays with it
+    # what is found of one stays with it
+    operator = build_operator(copy.deepcopy(bases), settings.model, settings.train.precision)
     windows = Windows(caches, config.task, contexts, settings, seed)
     weights = {name: emphasis if base_error(fact) > HARD else 1.0 for name, (fact, _) in bases.items()}
 

@@ -448,9 +448,8 @@ def prepare(args: argparse.Namespace) -> None:
         raise ValueError(
             f"--clock cpu misses what {args.device} computes; expected wall there. Leave --clock out."
         )
-    torch.set_num_threads(
-        1
-    )  # processor seconds count all threads, and two runs side by side have a core each
+    # processor seconds count all threads, and two runs side by side have a core each
+    torch.set_num_threads(1)
 
 
 def main(argv: list[str] | None = None) -> dict[str, dict]:

@@ -100,9 +100,8 @@ class Blocks(torch.nn.Module):
                 h = block(h + 0.1 * condition)
         return self.heads[self.turn % 2](h) * self.scale
 
-    def forward(
-        self, x: torch.Tensor
-    ) -> torch.Tensor:  # as in the real ones, another way in than the loss takes
+    # as in the real ones, another way in than the loss takes
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.predict(x)
 
 

@@ -33,11 +33,8 @@ from ups.data.layout import layout_of  # noqa: E402
 from ups.data.pdebench import data_bytes  # noqa: E402
 from ups.tasks import get_task  # noqa: E402
 
-SHAPES = {
-    "advection1d": (131, 64, 21),
-    "darcy2d": (131, 32, 1),
-    "diff_react2d": (41, 16, 21),
-}  # trajectories, cells, frames
+# trajectories, cells, frames
+SHAPES = {"advection1d": (131, 64, 21), "darcy2d": (131, 32, 1), "diff_react2d": (41, 16, 21)}
 CHUNK = 5  # 30 KiB: below the buffer in which HDF5 loses a full disk
 ISOLATED = ("unshare", "--user", "--map-root-user", "--mount")
 MOUNT = 'mount -t tmpfs -o size="$1" tmpfs "$2" && shift 2 && exec "$@"'

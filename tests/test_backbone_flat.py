@@ -89,9 +89,8 @@ def test_one_set_of_weights_runs_in_one_and_two_dimensions_and_another_in_three(
         x, backbone = noise(2, *grid, 8), planar if len(grid) < 3 else awake(3, boundary)
         y = backbone(x, condition, boundary)
         assert y.shape == x.shape
-        torch.testing.assert_close(
-            y.square().mean(-1), torch.ones(2, *grid), rtol=1e-3, atol=1e-3
-        )  # ends in an RMS norm
+        # ends in an RMS norm
+        torch.testing.assert_close(y.square().mean(-1), torch.ones(2, *grid), rtol=1e-3, atol=1e-3)
         alone = torch.cat([backbone(x[i : i + 1], condition[i : i + 1], boundary) for i in range(2)])
         torch.testing.assert_close(y, alone, rtol=1e-4, atol=1e-5)  # no sample sees another
 
@@ -212,9 +211,8 @@ def test_every_parameter_gets_a_gradient_after_one_update(boundary, grid):
         optimizer.step()
     for name, parameter in backbone.named_parameters():
         assert torch.isfinite(parameter.grad).all() and parameter.grad.abs().amax() > 0, name
-        if name.endswith(
-            "spectral.weight"
-        ):  # all modes; imaginary ones where the field is periodic, but for wave number 0
+        # all modes; imaginary ones where the field is periodic, but for wave number 0
+        if name.endswith("spectral.weight"):
             reached = parameter.grad.abs().amax((-1, -2)) > 0
             assert reached[0].all() and reached[1].tolist() == [False, *[boundary == PERIODIC] * 3]
 

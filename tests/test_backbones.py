@@ -155,9 +155,8 @@ def test_a_fourier_convolution_between_walls_keeps_the_waves_that_meet_them(end,
     low, high = torch.tensor(line)[:, None, :, None, None].expand(2, 6, 16, 1, 1)
     with torch.no_grad():
         layer.weight.zero_()
-        layer.weight[2 - (end == DIRICHLET), 0] = torch.tensor(
-            [3.0, 0.0]
-        )  # walls come first; wave 0 of the other
+        # walls come first; wave 0 of the other
+        layer.weight[2 - (end == DIRICHLET), 0] = torch.tensor([3.0, 0.0])
     u = low + high
     torch.testing.assert_close(layer(u, u), u + 3 * low, rtol=0, atol=1e-5)
 

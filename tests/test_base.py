@@ -47,9 +47,8 @@ def test_the_fourier_rows_are_an_orthonormal_basis_and_agree_with_the_fft(n):
     torch.testing.assert_close(basis @ basis.T, torch.eye(n, dtype=torch.float64))
     u = noise(n, dtype=torch.float64)
     u_hat = torch.fft.rfft(u, norm="ortho")
-    weight = torch.full(
-        (n // 2 + 1,), math.sqrt(2), dtype=torch.float64
-    )  # each wave number but 0 and n/2 stands for two
+    # each wave number but 0 and n/2 stands for two
+    weight = torch.full((n // 2 + 1,), math.sqrt(2), dtype=torch.float64)
     weight[0] = 1
     weight[-1] = 1 if n % 2 == 0 else weight[-1]
     cosines, sines = rows @ u
@@ -486,9 +485,8 @@ def test_transport_keeps_constants_and_never_leaves_the_range_of_its_input(space
 
 
 NUS = (0.05, 0.1)
-LOGS = [
-    (math.log(nu) - sum(map(math.log, NUS)) / 2) / (math.log(2) / 2) for nu in NUS
-]  # standardised: -1 and 1
+# standardised: -1 and 1
+LOGS = [(math.log(nu) - sum(map(math.log, NUS)) / 2) / (math.log(2) / 2) for nu in NUS]
 
 
 def cole_hopf(n: int, reach: int, dt: float, mean: float, std: float) -> Transport:
@@ -536,9 +534,8 @@ def test_transport_with_the_cole_hopf_weights_is_burgers_equation():
     pred = base((u - mean) / std, parameter_batch(logs)) * std + mean
     assert relative(pred, u_next) < 1e-4
     assert relative(u[:, 0], u_next) > 0.05  # persistence: the step is not small
-    wrong = (
-        base((u - mean) / std, parameter_batch(-logs)) * std + mean
-    )  # the other viscosity: the parameter matters
+    # the other viscosity: the parameter matters
+    wrong = base((u - mean) / std, parameter_batch(-logs)) * std + mean
     assert relative(wrong, u_next) > 0.01
 
 
@@ -650,9 +647,8 @@ def test_the_preconditioned_iteration_solves_the_system_it_builds(space, channel
     base.ITERATIONS = 40
     operator, source, solution = system_of(base, noise(2, 1, 1, *space))
     assert solution.shape == (2, channels, *space)
-    assert (
-        relative(operator(solution - base.zero.view(-1, *[1] * len(space))), source) < 1e-3
-    )  # float32; 2e-4 measured
+    # float32; 2e-4 measured
+    assert relative(operator(solution - base.zero.view(-1, *[1] * len(space))), source) < 1e-3
 
 
 def darcy_data(num: int, resolution: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -150,9 +150,8 @@ def test_the_score_is_the_pooled_error_of_rollouts_from_the_context(config, fact
     head = loaded(config, facts, "advection1d")
     rows = cache.split["val"]
     assert len(rows) <= base_selection.MAX_TRAJECTORIES
-    u = head.physical(
-        cache.batch(rows, 0, cache.num_frames)
-    ).double()  # as the report's nRMSE, physical units
+    # as the report's nRMSE, physical units
+    u = head.physical(cache.batch(rows, 0, cache.num_frames)).double()
     error = (u[:, context:] - u[:, context - 1 : context]).square().sum((0, 3)) / u[:, context:].square().sum(
         (0, 3)
     )
@@ -324,9 +323,8 @@ def test_bases_are_fitted_once_and_found_again(config, facts, monkeypatch):
     monkeypatch.setattr(base_selection, "select_base", lambda *_: pytest.fail("fitted again"))
     assert {name: fact for name, (fact, _) in fitted(config).items()} == facts
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in directory.iterdir()} == before
-    assert sorted(path.suffix for path in before) == sorted(
-        [".json", ".safetensors"] * 4
-    )  # nothing half-written
+    # nothing half-written
+    assert sorted(path.suffix for path in before) == sorted([".json", ".safetensors"] * 4)
 
 
 def test_a_fit_that_was_cut_short_is_made_again_and_is_the_same(config, facts, tmp_path):

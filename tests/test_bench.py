@@ -237,12 +237,10 @@ def test_weights_are_the_best_on_validation():
 
 
 def test_errors_by_hand():
-    truth = torch.tensor(
-        [[[[3.0, 4.0]]], [[[6.0, 8.0]]]]
-    )  # two trajectories, one frame: mean squares 12.5 and 50
-    errors = Errors.of(
-        truth + torch.tensor([5.0, 0.0])[:, None, None, None], truth
-    )  # mean squares of the error 25 and 0
+    # two trajectories, one frame: mean squares 12.5 and 50
+    truth = torch.tensor([[[[3.0, 4.0]]], [[[6.0, 8.0]]]])
+    # mean squares of the error 25 and 0
+    errors = Errors.of(truth + torch.tensor([5.0, 0.0])[:, None, None, None], truth)
     split = score.Split(truth, truth, torch.tensor([[1.0], [2.0]]), torch.arange(2))
     row = score.summary(errors, split, False, 200)
     assert row["error"] == row["pooled"] == row["first_frame"] == pytest.approx(math.sqrt(25 / 62.5))
@@ -345,9 +343,8 @@ def test_rivals_are_searched_before_a_ratio_is_printed_and_found_again(
     assert json.loads(path.read_text())["changes"].items() >= {"patch": 4, "lr": 4e-3}.items()
 
     assert run("6")[2] == run("3")[2] == 0  # found again; and for a shorter budget
-    assert (
-        run("7")[2] == tries == run("7", "--seeds", "1")[2]
-    )  # searched for less time than now, or from another seed
+    # searched for less time than now, or from another seed
+    assert run("7")[2] == tries == run("7", "--seeds", "1")[2]
     searched.fingerprint = "other"
     assert run("7")[2] == tries  # so is one that was tuned on other data
     _, text, tries = run("7", "unet.lr=1e-9")  # the flattering fake
@@ -472,9 +469,8 @@ def test_a_correcting_rival_starts_from_the_solver_and_learns_its_error(changes)
     trainer = Trainer(p, Settings(**{**TINY, "batch_size": 16, "lr": 1e-2, "warmup": 0.0, **changes}), seed=0)
     fresh, c = heat(seed=1)
     first = decayed(fresh[:, 9], c)
-    torch.testing.assert_close(
-        trainer.predict(fresh[:, :10], c, 2)[:, 0], first
-    )  # untrained it is the solver
+    # untrained it is the solver
+    torch.testing.assert_close(trainer.predict(fresh[:, :10], c, 2)[:, 0], first)
     torch.testing.assert_close(trainer.predict(fresh[:, :10], c, 2)[:, 1], decayed(first, c))
     for step in range(60):
         trainer.step(step / 60)

@@ -213,9 +213,8 @@ def test_floor_is_the_error_of_decoding_held_out_trajectories(built):
         float(((u_pred - u) / scale).square().mean().sqrt() / change), rel=1e-4
     )
     assert open_cache(built, "advection1d").floor["val"]["state"]["nrmse"] < 1e-6  # full rank: rounding only
-    assert (
-        open_cache(built, "darcy2d").floor["val"]["state"]["over_change"] is None
-    )  # nothing changes in a steady task
+    # nothing changes in a steady task
+    assert open_cache(built, "darcy2d").floor["val"]["state"]["over_change"] is None
 
 
 def test_batch_is_the_slice_it_names(built):
@@ -853,9 +852,8 @@ def test_a_figure_has_the_axes_and_cell_centres_of_the_data(built):
 def test_every_task_names_its_equation_and_the_numbers_in_it():
     for task in TASKS.values():
         assert "∂" in task.equation or "∇" in task.equation, task.name
-        names = [
-            name for name in task.parameters if name not in ("M",)
-        ]  # the Mach number is one of the initial state
+        # the Mach number is one of the initial state
+        names = [name for name in task.parameters if name not in ("M",)]
         assert all(name in task.equation for name in names) and all(
             name in task.equation for name in task.inputs
         ), task.name

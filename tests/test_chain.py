@@ -249,9 +249,8 @@ def test_validation_prefers_the_corrector_to_itself_with_another_spread(root, ch
             rank=rank, world=count, device=world.CPU, agreed=lambda make, _: make(), reduce_sum=together
         )
         shared = {NOISY: source}, {NOISY: config.context(NOISY)}, config.run.seed, ranks
-        best = validation.validate_samplers({"corrector": corrector}, *shared)[validation.CRPS_KEY][
-            NOISY
-        ]  # limits are of its draws alone
+        # limits are of its draws alone
+        best = validation.validate_samplers({"corrector": corrector}, *shared)[validation.CRPS_KEY][NOISY]
         return best | validation._crps_by_sampler(scaled, *shared, validation.ROWS)[NOISY]
 
     alone = found(0, 1)

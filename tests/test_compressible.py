@@ -80,10 +80,8 @@ def riemann(left: tuple[float, ...], right: tuple[float, ...], speed: Tensor) ->
     u = 0.5 * (u_left + u_right + beyond(p, d_right, p_right) - beyond(p, d_left, p_left))
 
     out = torch.empty(3, len(speed), dtype=torch.float64)
-    for sign, (d, pressure, velocity) in (
-        (1, left),
-        (-1, right),
-    ):  # the right side is the left one in a mirror
+    # the right side is the left one in a mirror
+    for sign, (d, pressure, velocity) in ((1, left), (-1, right)):
         c, speed_of_side, middle = math.sqrt(GAMMA * pressure / d), sign * velocity, sign * u
         here, s = sign * speed < middle, sign * speed
         state = torch.tensor([d, pressure, speed_of_side], dtype=torch.float64)[:, None].repeat(1, len(speed))

@@ -83,9 +83,8 @@ def test_an_operator_conserves_what_its_equation_conserves_with_any_network(name
         z = head.codec.encode(head.codec.normalise(u[:, :1]))
         u_pred = head.physical(operator.rollout(z, name, torch.zeros(len(u), 0), 8))
         assert all((u_pred[:, :, task.fields.index(field)] > 0).all() for field in task.positive)
-        torch.testing.assert_close(
-            u_pred, with_fixed_fields(task, u_pred, u[:, 0]), rtol=1e-5, atol=1e-5
-        )  # what stands still
+        # what stands still
+        torch.testing.assert_close(u_pred, with_fixed_fields(task, u_pred, u[:, 0]), rtol=1e-5, atol=1e-5)
         assert (u_pred[:, -1] - u[:, 0]).abs().max() > 0.05  # the network does say something
         moved[is_conservative] = conservation_error(task, u_pred, u[:, :1])["conservation_error"].abs().max()
     assert moved[True] < 1e-5 and moved[False] > 1e-2
@@ -205,9 +204,8 @@ def test_rollouts_stay_within_the_bounds_and_are_unchanged_inside_them():
     assert torch.equal(rolled(), free)  # to the last bit
     head.low.fill_(-2.0)
     head.high.fill_(3.0)
-    head.base.forward = lambda u, known: (
-        -1.5 * u[:, -1] ** 3
-    )  # a polynomial that blows up, as a fitted one may
+    # a polynomial that blows up, as a fitted one may
+    head.base.forward = lambda u, known: -1.5 * u[:, -1] ** 3
     u_pred = rolled()
     assert u_pred.min() >= -2 - 1e-5 and u_pred.max() <= 3 + 1e-5 and u_pred.max() > 2.9
     base = head.codec.decode(operator.rollout(z, "burgers1d", torch.zeros(len(u), 0), 40, "base"))

@@ -124,9 +124,8 @@ def test_the_gaussian_on_operator_features_is_small_and_keeps_their_scale():
     sizes = [sum(weight.numel() for weight in part.gaussian.parameters()) for part in (own, head)]
     assert sizes[1] < 0.5 * sizes[0]
 
-    def draw(
-        step: int,
-    ) -> ResidualBatch:  # the last feature says the mean, and varies by a thousandth of the others
+    # the last feature says the mean, and varies by a thousandth of the others
+    def draw(step: int) -> ResidualBatch:
         tokens = noise(64, 8, 21, key=step)
         r = tokens[..., -1:] + 0.1 * noise(64, 8, 3, key=-step - 1)
         tokens[..., -1] *= 1e-3
@@ -274,14 +273,12 @@ def test_the_likelihood_is_that_of_the_formula():
 @pytest.mark.parametrize("kind", ["sine", "alternating", "bump", "white"])
 def test_the_largest_mode_is_found_for_any_shape(kind):
     x = 2 * math.pi * torch.arange(16) / 16
-    if (
-        kind == "white"
-    ):  # sqrt of the largest eigenvalue of a sample covariance: 1 + sqrt(dim / n) (Marchenko and Pastur 1967)
+    # sqrt of the largest eigenvalue of a sample covariance: 1 + sqrt(dim / n) (Marchenko and Pastur 1967)
+    if kind == "white":
         assert float(largest_mode(noise(4096, 16, 1))) == pytest.approx(1 + math.sqrt(16 / 4096), abs=0.03)
         return
-    alternating = torch.tensor([1.0, -1.0]).repeat(
-        8
-    )  # orthogonal to its own absolute value, as the sine is but for rounding
+    # orthogonal to its own absolute value, as the sine is but for rounding
+    alternating = torch.tensor([1.0, -1.0]).repeat(8)
     field = {"sine": x.sin(), "alternating": alternating, "bump": (-(x - 3).square()).exp()}[kind]
     amplitude = noise(200, 1)
     expected = float(amplitude.square().mean().sqrt() * field.norm())
@@ -319,9 +316,8 @@ def heteroscedastic(step: int) -> tuple[Tensor, Tensor, Tensor]:
     draw = generator(3, "scale", step)
     c = torch.rand(64, 8, 1, generator=draw)
     xi = torch.randn(64, 8, 3, generator=draw)
-    r = torch.cat(
-        [10 ** (3 * c - 3) * xi[..., :1], 20 + 5 * xi[..., 1:2], 1e-6 * xi[..., 2:]], -1
-    )  # the last hardly errs
+    # the last hardly errs
+    r = torch.cat([10 ** (3 * c - 3) * xi[..., :1], 20 + 5 * xi[..., 1:2], 1e-6 * xi[..., 2:]], -1)
     return r, torch.cat([4 * c + 7, torch.ones_like(c)], -1), torch.zeros(64, 2)
 
 
@@ -341,9 +337,8 @@ def test_fitting_recovers_a_scale_that_spans_three_decades_and_leaves_unit_varia
         20, abs=0.5
     )
     raw = torch.cat([part[0] for part in parts]).flatten(0, -2)[:, 0]
-    assert (
-        raw[place].tensor_split(10)[0].std() < 3e-3 < 0.5 < raw[place].tensor_split(10)[-1].std()
-    )  # a scale was needed
+    # a scale was needed
+    assert raw[place].tensor_split(10)[0].std() < 3e-3 < 0.5 < raw[place].tensor_split(10)[-1].std()
     torch.testing.assert_close(train.flatten(0, -2).std(0), torch.ones(3), rtol=1e-3, atol=0)
     assert (
         white.isfinite().all()
@@ -452,9 +447,8 @@ def test_residuals_that_would_make_a_corrector_overconfident_are_refused(wrong, 
     diffusion = load_config().diffusion
     limits = diffusion.min_residual_ratio, diffusion.max_whitened_std
     check_statistics("burgers1d", FACTS, *limits)
-    check_statistics(
-        "burgers1d", FACTS | {"ratio": 0.88, "ratio_error": 0.1}, *limits
-    )  # too few trajectories to tell it from 1
+    # too few trajectories to tell it from 1
+    check_statistics("burgers1d", FACTS | {"ratio": 0.88, "ratio_error": 0.1}, *limits)
     check_statistics("burgers1d", FACTS | {"std_val": 1.2, "std_val_error": 0.03}, *limits)
     with pytest.raises(ValueError, match=text):
         check_statistics("burgers1d", FACTS | wrong, *limits)

@@ -90,9 +90,8 @@ def test_the_mode_zero_is_kept_and_holds_the_documented_fraction_of_the_variance
 
 def test_samples_have_that_covariance_and_the_mean_zero() -> None:
     g = torch.stack([darcy_grf.sample_log_coefficient(5, index, 8) for index in range(NUM)])
-    assert (
-        largest_deviation(g, torch.zeros(8, 8), covariance(8)) < 5
-    )  # the largest of 4000 deviations: 4 to 5 is expected
+    # the largest of 4000 deviations: 4 to 5 is expected
+    assert largest_deviation(g, torch.zeros(8, 8), covariance(8)) < 5
     assert largest_deviation(1.1 * g, torch.zeros(8, 8), covariance(8)) > 7  # a tenth more would be seen
 
 

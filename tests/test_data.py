@@ -477,9 +477,8 @@ def test_coefficients_of_one_value_are_equal_by_chance_and_others_are_repeats(tm
     rng = np.random.default_rng(0)
     u = np.where(rng.random((NUM, 1, 2, 8, 8)) < 0.5, 0.1, 1.0).astype(np.float32)
     u[:, :, 1] = rng.random((NUM, 1, 8, 8))
-    u[[0, 9, 19]] = np.stack([np.full((8, 8), 0.1), np.outer(np.arange(8), np.arange(8))])[
-        None
-    ]  # of both splits
+    # of both splits
+    u[[0, 9, 19]] = np.stack([np.full((8, 8), 0.1), np.outer(np.arange(8), np.arange(8))])[None]
     path = saved(tmp_path, u, "darcy2d", 1.0)
     findings = examine(path, "darcy2d", **SPLIT)
     assert "another split" not in messages(findings, "error") and "repeat" not in messages(
@@ -684,9 +683,8 @@ def test_the_dry_run_counts_what_trajectories_take_together(each, call, monkeypa
         )
         == 0
     )
-    assert (
-        "to solve in about 44 s" in capsys.readouterr().out
-    )  # 11 frames of 4 together take 4 s each, in every case
+    # 11 frames of 4 together take 4 s each, in every case
+    assert "to solve in about 44 s" in capsys.readouterr().out
 
 
 def test_prepare_data_generates_then_says_up_to_date_and_the_doctor_agrees(tmp_path, fake_solvers, capsys):

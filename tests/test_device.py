@@ -54,11 +54,8 @@ LEARNT = [
     *(("burgers1d", "equation"), ("burgers1d", "transport"), ("advection1d", "propagator")),
     *(("diff_react2d", "propagator"), ("darcy2d", "elliptic")),
 ]
-EQUATION = {
-    "terms": [((1,), ((0, (0,)),)), ((0,), ((0, (0, 0)),))],
-    "num_steps": 2,
-    "is_stiff": True,
-}  # of Burgers
+# of Burgers
+EQUATION = {"terms": [((1,), ((0, (0,)),)), ((0,), ((0, (0, 0)),))], "num_steps": 2, "is_stiff": True}
 STAGES = ("diffusion", "consistency", "rival", "steady")
 CORRECTED = ("burgers1d", "diff_react2d", "darcy2d_grf")
 # all tasks have reserved trajectories, so that all are corrected
@@ -280,9 +277,8 @@ def test_reading_ahead_changes_neither_what_is_drawn_nor_its_order(config, name,
             assert all(map(torch.equal, drawn(step, part), expected)) and len(reads) == of_one - ahead
             assert all(map(torch.equal, drawn(step, part), expected)) and len(reads) == 2 * of_one - ahead
     windows.read_ahead(steps[0], 1, 2, torch.device("cpu"), part)
-    assert torch.equal(
-        drawn(steps[0], slice(0, 2))[1], plain[0][1][:2]
-    )  # a smaller micro-batch, after a want of memory
+    # a smaller micro-batch, after a want of memory
+    assert torch.equal(drawn(steps[0], slice(0, 2))[1], plain[0][1][:2])
     windows.read_ahead(steps[-1] + 1, 1, 2, torch.device("cpu"), part)  # the end: there is nothing ahead
 
 
@@ -499,9 +495,8 @@ def test_a_step_is_one_graph_whatever_the_data_are(config, caches, name, kind):
 
     def batch(step: int, rows: list[int]) -> tuple[Tensor, ...]:
         z, z_ref, known = windows.read(head, windows.schedule.batch(step), step, slice(0, SIZE))
-        known = head.parameter_batch(
-            cache.parameters[torch.tensor(rows) * (cache.num_rows - 1)]
-        )  # of the first or the last value
+        # of the first or the last value
+        known = head.parameter_batch(cache.parameters[torch.tensor(rows) * (cache.num_rows - 1)])
         return z, z_ref, known.standard, known.index
 
     first, other = batch(0, [0, 0, 0, 1]), batch(1, [1, 0, 1, 1])

@@ -65,9 +65,8 @@ def test_linear_terms_are_exact_in_one_step_even_of_half_the_sampling_rate(name)
     for (channel, term), value in weights.items():
         weight[0, channel, terms.index(term)] = value
     size = channels * math.prod(space)
-    every = torch.eye(size, dtype=torch.float64).view(
-        size, channels, *space
-    )  # terms are linear: their matrix
+    # terms are linear: their matrix
+    every = torch.eye(size, dtype=torch.float64).view(size, channels, *space)
     slope = (weight @ base.terms(every)).flatten(1).mT
     noise = torch.randn(3, size, generator=generator(0, "noise"), dtype=torch.float64)
     exact = noise @ torch.linalg.matrix_exp(dt * slope).mT

@@ -171,10 +171,8 @@ def test_differences_are_of_their_order_behind_every_boundary(boundary, wave):
 def test_a_library_holds_each_term_once_plain_ones_first_and_not_too_many():
     assert [term for term in (U, UX, UXX, UXXXX) if term in library(1, [], 1)] == [U, UX, UXX, UXXXX]
     gas = library(3, [0, 1], 1)
-    assert ((-1, 1, 0), ((1, (0,)),)) in gas and (
-        (0, 0, 1),
-        ((2, (0,)),),
-    ) in gas  # p / rho (log p)_x and v v_x
+    # p / rho (log p)_x and v v_x
+    assert ((-1, 1, 0), ((1, (0,)),)) in gas and ((0, 0, 1), ((2, (0,)),)) in gas
     for given in ((1, [], 1), (3, [0, 1], 1), (4, [0, 1], 2), (5, [0, 1], 3)):
         terms = library(*given)
         assert len(terms) == len(set(terms)) <= MOST_TERMS and len(terms[0][1]) == 0
@@ -459,10 +457,8 @@ def test_tangents_are_the_derivative_of_the_integrator():
     ("longer", "expected"),
     [
         ([0.5, 0.4, 0.3, 0.3, 0.3], 4),  # it helps all the way: until a step gains nothing
-        (
-            [0.5, 0.4, 1.3, 0.2, 0.1],
-            1,
-        ),  # the second step loses over longer frames, whatever came of the third
+        # the second step loses over longer frames, whatever came of the third
+        ([0.5, 0.4, 1.3, 0.2, 0.1], 1),
         ([0.5, 0.6, 0.1, 0.1, 0.1], 0),  # the first does: as regressed
         ([math.nan, 0.6, 0.5, 0.5, 0.5], 4),
     ],

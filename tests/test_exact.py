@@ -28,10 +28,8 @@ from ups.models.operator import build_operator
 from ups.tasks import TASKS, get_task
 
 CPU, SETTINGS = torch.device("cpu"), load_config(None).evaluate
-NUMBERS = {
-    "burgers1d_forced": (100, 24, 0.05),
-    "vorticity2d_forced": (60, 20, 0.1),
-}  # starts, members, time between frames
+# starts, members, time between frames
+NUMBERS = {"burgers1d_forced": (100, 24, 0.05), "vorticity2d_forced": (60, 20, 0.1)}
 
 
 @pytest.fixture(
@@ -179,9 +177,8 @@ def test_a_forecast_as_good_as_the_best_mean_is_usable_however_large_its_error(j
     name, entry = judged
     assert not check_usability({"tasks": {name: task}})[name]["usable"]
     poor = check_usability({"tasks": {name: task}, "ensembles": {name: entry}})[name]
-    assert (
-        not poor["usable"] and "times that of the best possible mean" in poor["words"]
-    )  # the operator is half too large
+    # the operator is half too large
+    assert not poor["usable"] and "times that of the best possible mean" in poor["words"]
     best = {
         "comparisons": {"operator / bayes_mean": {"nrmse_mean": {"value": 1.02, "low": 1.0, "high": 1.04}}}
     }
@@ -322,9 +319,8 @@ def test_an_analog_of_a_reserved_start_is_that_start_and_brings_the_truth(world)
     chosen = errors.nearest(rows, 4)
     assert torch.equal(errors.rows[chosen[:, 0]], rows)
     told = truth.cache.parameter_index
-    assert torch.equal(
-        told[errors.rows[chosen]], told[rows][:, None].expand(-1, 4)
-    )  # of the viscosity that models are told
+    # of the viscosity that models are told
+    assert torch.equal(told[errors.rows[chosen]], told[rows][:, None].expand(-1, 4))
     members = errors.sample(errors.nearest, rows, 3, 4)
     torch.testing.assert_close(members[:, 0], truth.future(rows, 3), rtol=1e-4, atol=1e-4)
     assert float((members[:, 1] - members[:, 0]).abs().max()) > 1e-3

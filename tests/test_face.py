@@ -107,9 +107,8 @@ def field(model: Forecaster, task: str, *lead: int, seed: int = 0) -> np.ndarray
 
 
 def test_all_that_is_known_of_a_task_comes_from_the_weights(model, tmp_path, folder):
-    shutil.copytree(
-        folder / "tiny", tmp_path / "elsewhere"
-    )  # no data, no caches, no configuration of ours there
+    # no data, no caches, no configuration of ours there
+    shutil.copytree(folder / "tiny", tmp_path / "elsewhere")
     again = ups.load(str(tmp_path / "elsewhere"))
     assert set(again.tasks) == set(TASKS) and again.tasks == model.tasks
     known = model.tasks["diff_react2d"]
@@ -126,13 +125,8 @@ def test_all_that_is_known_of_a_task_comes_from_the_weights(model, tmp_path, fol
     np.testing.assert_array_equal(
         alone.forecast("burgers1d", u0, 0.1, 3), model.forecast("burgers1d", u0, 0.1, 3)
     )
-    assert alone.sample("burgers1d_hidden", u0, members=2).shape == (
-        2,
-        2,
-        1,
-        1,
-        64,
-    )  # of the run that it lies in
+    # of the run that it lies in
+    assert alone.sample("burgers1d_hidden", u0, members=2).shape == (2, 2, 1, 1, 64)
 
 
 @pytest.mark.parametrize(
@@ -244,10 +238,8 @@ def test_what_serves_is_the_best_of_what_was_finished_and_evaluations_asked_for_
         and validation.default_sampler(tmp_path, "other") == "student_1"
     )
     assert validation.best_within(tmp_path, "forced", 1) == ("rival", 0)  # of as many evaluations the better
-    for more, best in (
-        (0.128, "student_1"),
-        (0.1, "student_2"),
-    ):  # a second evaluation must be worth more than chance is
+    # a second evaluation must be worth more than chance is
+    for more, best in ((0.128, "student_1"), (0.1, "student_2")):
         stage("consistency", "tied", student_1=0.13, student_2=more)
         assert validation.default_sampler(tmp_path, "tied") == best
         assert (
@@ -280,17 +272,14 @@ def test_axes_that_are_left_out_are_left_out_of_the_answer(model):
     u0 = field(model, "burgers1d", 3, 1)
     right = model.forecast("burgers1d", u0, {"Nu": 0.1}, 4)
     assert right.shape == (3, 4, 1, 64)
-    np.testing.assert_array_equal(
-        model.forecast("burgers1d", u0[:, 0], {"Nu": [0.1, 0.1, 0.1]}, 4), right
-    )  # no time
-    np.testing.assert_allclose(
-        model.forecast("burgers1d", u0[0, 0], 0.1, 4), right[0], atol=1e-6
-    )  # nor batch
+    # no time
+    np.testing.assert_array_equal(model.forecast("burgers1d", u0[:, 0], {"Nu": [0.1, 0.1, 0.1]}, 4), right)
+    # nor batch
+    np.testing.assert_allclose(model.forecast("burgers1d", u0[0, 0], 0.1, 4), right[0], atol=1e-6)
     frames = field(model, "diff_react2d", 2, 6)
     long = model.forecast("diff_react2d", frames, num_frames=3)
-    np.testing.assert_array_equal(
-        long, model.forecast("diff_react2d", frames[:, -4:], num_frames=3)
-    )  # the last ones count
+    # the last ones count
+    np.testing.assert_array_equal(long, model.forecast("diff_react2d", frames[:, -4:], num_frames=3))
     np.testing.assert_allclose(model.forecast("diff_react2d", frames[0], num_frames=3), long[0], atol=1e-5)
     as_torch = model.forecast("burgers1d", torch.from_numpy(u0), torch.tensor([0.1]), 4)
     assert isinstance(as_torch, torch.Tensor) and as_torch.dtype == torch.float32
@@ -444,9 +433,8 @@ def test_dates_stay_dates_and_go_on_by_their_own_step(model):
     ):
         found = model.forecast("burgers1d", labelled(u, "time", "x", time=times), num_frames=2)["time"].values
         assert found.dtype.kind == times.dtype.kind and (found == times[-1] + step * np.arange(1, 3)).all()
-    one = model.forecast(
-        "burgers1d", labelled(u, "time", "x", time=dates)
-    )  # an answer of one frame knows its step
+    # an answer of one frame knows its step
+    one = model.forecast("burgers1d", labelled(u, "time", "x", time=dates))
     after = model.forecast("burgers1d", one, num_frames=2)["time"].values
     assert (after == dates[-1] + np.timedelta64(6, "h") * np.arange(2, 4)).all()
     with pytest.warns(
@@ -623,9 +611,8 @@ def test_predict_writes_the_forecast_in_the_layout_it_reads(model, folder, tmp_p
             and file.attrs["first_row"] == 1
             and "forecast of " in str(file.attrs["ups_settings"])
         )
-    assert (
-        predict.main([*common, "--input", str(out), "--output", str(tmp_path / "next.h5")]) == 0
-    )  # its own output
+    # its own output
+    assert predict.main([*common, "--input", str(out), "--output", str(tmp_path / "next.h5")]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["next.h5", "out.h5"]
 
 
@@ -642,17 +629,15 @@ def test_predict_draws_members_that_do_not_depend_on_how_the_rows_are_cut(folder
         for name, num in (("a.h5", 12), ("b.h5", 6))
     )
     assert np.abs(b - a[6:]).max() < 0.1 * a[:3, 2:].std(0).mean()
-    assert (
-        a.shape == (12, 4, 1, 64) and (a[:3, 2:].std(0) > 0).all() and (a[:3, :2] == a[0, :2]).all()
-    )  # history + 1
+    # history + 1
+    assert a.shape == (12, 4, 1, 64) and (a[:3, 2:].std(0) > 0).all() and (a[:3, :2] == a[0, :2]).all()
 
 
 @pytest.mark.parametrize(
     ("by", "way"), [("student", "student_1"), ("student_2", "student_2"), ("teacher", "corrector")]
 )
-@pytest.mark.parametrize(
-    "task", ["burgers1d_forced", "burgers1d_hidden"]
-)  # with a context of 10 frames, and of the history
+# with a context of 10 frames, and of the history
+@pytest.mark.parametrize("task", ["burgers1d_forced", "burgers1d_hidden"])
 def test_interface_command_and_report_draw_the_same_members(model, folder, tmp_path, task, by, way):
     config = load_config(folder / "tiny.yaml")
     truth = open_truth(config, task)

@@ -317,6 +317,5 @@ def test_prepare_data_fetches_the_first_trajectories_or_whole_files_by_layout(
         open_data(config.data_path("advection1d_hidden", 0.4), "advection1d_hidden").read(0, 4)[:, :, 0],
         u[:4],
     )
-    assert (
-        load_config(overlay, ["data.source=user"]).data_path("advection1d_hidden", 0.4).name == NAME
-    )  # like url: of downloads
+    # like url: of downloads
+    assert load_config(overlay, ["data.source=user"]).data_path("advection1d_hidden", 0.4).name == NAME

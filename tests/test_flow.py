@@ -44,9 +44,8 @@ def test_a_projection_takes_gradients_and_leaves_what_has_no_divergence(boundary
     assert norm(both - turning) < 2e-2 * norm(turning) and norm(project(both) - both) < 1e-2 * norm(both)
     uniform = torch.ones(1, 2, n, m)
     left = project(uniform)[0].mean((1, 2))
-    assert torch.allclose(
-        left, torch.tensor([0.0 if wall else 1.0 for wall in is_walled]), atol=0.1
-    )  # walls stop it
+    # walls stop it
+    assert torch.allclose(left, torch.tensor([0.0 if wall else 1.0 for wall in is_walled]), atol=0.1)
 
 
 def flow(
@@ -88,9 +87,8 @@ def test_a_vortex_between_walls_turns_and_stays():
     s, c = (lambda at: torch.sin(math.pi * at)), (lambda at: torch.cos(math.pi * at))
     v = torch.stack([s(x) * c(y), -c(x) * s(y)])
     base = flow(WALLS, n, n, dt)
-    u = torch.cat([v, (s(x) * s(y))[None]])[
-        None, None
-    ]  # what is carried is a function of the stream function
+    # what is carried is a function of the stream function
+    u = torch.cat([v, (s(x) * s(y))[None]])[None, None]
     later = base(u, parameter_batch(1))
     assert norm(later - u[:, 0]) < 5e-3
     base.projection.forward = lambda v: v
@@ -144,6 +142,5 @@ def test_a_driven_flow_between_walls_is_found_and_chosen_and_one_whose_velocity_
         wrong = unfitted_head(cache, "flow", fitted, device)
         wrong.base.load_state_dict(base.state_dict())
         assert base_error(wrong, cache, 3) > 1.3 * best["flow"], name
-    assert not list(
-        Flow.fit(samples, settings | {"vectors": [[3, 4]]})
-    )  # a velocity that stands still carries nothing
+    # a velocity that stands still carries nothing
+    assert not list(Flow.fit(samples, settings | {"vectors": [[3, 4]]}))

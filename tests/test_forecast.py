@@ -160,9 +160,8 @@ def test_the_forecast_has_the_array_type_of_the_input(trained):
     assert isinstance(as_numpy, np.ndarray) and as_numpy.dtype == np.float64 and as_numpy.shape == right.shape
     np.testing.assert_allclose(as_numpy, right.numpy(), rtol=1e-6, atol=1e-6)
     for one in (parameters[0].tolist(), float(parameters[0, 0])):  # one value for all rows
-        alone = forecast(
-            operator, "burgers1d", u0[:1], one, 2
-        )  # to rounding: products of one row and of two may differ
+        # to rounding: products of one row and of two may differ
+        alone = forecast(operator, "burgers1d", u0[:1], one, 2)
         torch.testing.assert_close(alone, right[:1], rtol=1e-4, atol=1e-5)
     assert not right.requires_grad
 
@@ -297,9 +296,8 @@ def test_a_parameter_outside_the_trained_range_is_served_where_that_is_accepted(
 def test_a_start_outside_the_trained_range_is_served_where_that_is_accepted(trained):
     u0, parameters = given(trained, "burgers1d")
     low, high = float(u0.min()), float(u0.max())
-    assert (
-        forecast(trained[0], "burgers1d", u0 - (high - low) / 4, parameters, 2).isfinite().all()
-    )  # within the bounds
+    # within the bounds
+    assert forecast(trained[0], "burgers1d", u0 - (high - low) / 4, parameters, 2).isfinite().all()
     assert quietly(trained[0], "burgers1d", 9 * u0, parameters, 2, extrapolate=True).isfinite().all()
 
 

@@ -38,9 +38,8 @@ def world(seed: int = 0):
         source = torch.Generator().manual_seed(1000 * seed + key)
         shape = (CASES, members, FRAMES, 1)
         noise = torch.randn(*shape, CELLS, generator=source)
-        whole = (
-            torch.randn(*shape, 1, generator=source).sign().expand(*shape, CELLS)
-        )  # all cells up or all down
+        # all cells up or all down
+        whole = torch.randn(*shape, 1, generator=source).sign().expand(*shape, CELLS)
         return {
             "right": mean + whole + 0.1 * noise,
             "gaussian": mean + noise,
@@ -319,9 +318,8 @@ def test_a_prediction_that_is_not_finite_fails_every_gate_it_touches():
             SETTINGS, max_ratio_to_persistence=1e9, max_nrmse={"advection1d": 1e9}, min_initial_conditions=1
         ),
     )
-    assert [row["passed"] for row in gates] == [
-        False
-    ] * 5  # finite twice, against persistence and base, the limit
+    # finite twice, against persistence and base, the limit
+    assert [row["passed"] for row in gates] == [False] * 5
     results |= {"gates": gates, "usability": check_usability(results)}
     assert not results["usability"]["advection1d"]["usable"]
     assert "not finite" in summary.paragraph(results) and "5 of 5 gates fail" in summary.paragraph(results)

@@ -76,7 +76,6 @@ def test_both_sides_train_on_the_same_rows_equally_often(setting, tmp_path, monk
     assert [{k: v for k, v in run.items() if k not in clock} for _, run in sorted(again.items())] == [
         {k: v for k, v in run.items() if k not in clock} for _, run in sorted(runs.items())
     ]
-    fewer, seen = compare(
-        setting, tmp_path / "r.json", monkeypatch, steps=4
-    )  # other conditions: nothing of it is there
+    # other conditions: nothing of it is there
+    fewer, seen = compare(setting, tmp_path / "r.json", monkeypatch, steps=4)
     assert len(seen) == 8 and len(json.loads((tmp_path / "r.json").read_text())) == 2

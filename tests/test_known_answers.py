@@ -117,9 +117,8 @@ def test_teacher_and_student_follow_the_gaussian_flow(line):
     exact = end_of(x, angle)
     with torch.no_grad():
         assert not known.check_map(denoise(student.given(c), x, angle), exact, std, 0.03, "rms")
-        assert known.check_map(
-            denoise(model.teacher.given(c), x, angle), exact, std, 0.03, "rms"
-        )  # undistilled
+        # undistilled
+        assert known.check_map(denoise(model.teacher.given(c), x, angle), exact, std, 0.03, "rms")
 
 
 @pytest.fixture(scope="module")
@@ -137,9 +136,8 @@ def test_the_sampler_of_an_exact_mixture_is_its_quantile_map():
     x = diffuse(mixture.sample(4096, draws), normal(4096, 1, draws=draws), angle.float()).double()
     exact = mixture.endpoint(x, angle)
     errors = [float((sample(mixture.velocity, x, num, angle) - exact).abs().mean()) for num in (32, 64, 128)]
-    assert errors[1] < 2e-3 and errors[2] < 5e-4 and errors[0] / errors[2] > 8, (
-        errors
-    )  # second order gives 16
+    # second order gives 16
+    assert errors[1] < 2e-3 and errors[2] < 5e-4 and errors[0] / errors[2] > 8, errors
 
 
 @pytest.mark.faults
@@ -152,9 +150,8 @@ def test_teacher_and_student_map_the_quantiles_of_a_mixture(quantiles):
     exact = model.problem.mixture.endpoint(x, angle)
     with torch.no_grad():
         assert not known.check_map(denoise(student.given(c), x, angle), exact, 1, 0.05, "absolute")
-        assert known.check_map(
-            denoise(model.teacher.given(c), x, angle), exact, 1, 0.05, "absolute"
-        )  # undistilled
+        # undistilled
+        assert known.check_map(denoise(model.teacher.given(c), x, angle), exact, 1, 0.05, "absolute")
 
 
 # ---- T5, T7: a Gaussian whose size depends on the condition
@@ -295,14 +292,12 @@ def test_samples_are_a_function_of_the_noise(bimodal):
     model, student = bimodal
     c, noise = model.problem.places()[1], model.noise(64, "T8")
     for draw in (lambda z: model.from_student(student, c, z), lambda z: model.from_teacher(c, z)):
-        torch.testing.assert_close(
-            draw(noise), draw(noise.clone()), rtol=0, atol=0
-        )  # the same seed, the same sample
+        # the same seed, the same sample
+        torch.testing.assert_close(draw(noise), draw(noise.clone()), rtol=0, atol=0)
         frozen = draw(noise[:1].expand(64, -1))
         torch.testing.assert_close(frozen, frozen[:1].expand(64, -1), rtol=0, atol=1e-5)
-        assert (
-            draw(noise) - draw(model.noise(64, "T8", "other"))
-        ).square().mean() > 0.1  # another seed, another
+        # another seed, another
+        assert (draw(noise) - draw(model.noise(64, "T8", "other"))).square().mean() > 0.1
 
 
 def test_the_mean_alone_is_caught(bimodal, truths, exact_draws):  # N1
@@ -320,9 +315,8 @@ def test_gaussian_dressing_is_caught(bimodal, truths, teacher_draws):  # N2
     noise = teacher_draws[0]
     everywhere = model.problem.residuals(model.problem.conditions(NUM, stream("N2")), stream("N2", "r"))
     b1 = everywhere.mean(0) + everywhere.std(0) * noise
-    b2 = torch.stack(
-        [model.restored(c, noise[i]) for i, c in enumerate(model.problem.places())]
-    )  # of the likelihood
+    # of the likelihood
+    b2 = torch.stack([model.restored(c, noise[i]) for i, c in enumerate(model.problem.places())])
     right = torch.stack(
         [r.mean(0) + z @ torch.linalg.cholesky(torch.cov(r.T)).T for r, z in zip(truths, noise, strict=True)]
     )
@@ -333,9 +327,8 @@ def test_gaussian_dressing_is_caught(bimodal, truths, teacher_draws):  # N2
         assert {"gap", "energy distance"} <= names(failures)
 
 
-def test_the_undistilled_teacher_in_one_evaluation_is_caught(
-    bimodal, truths, teacher_draws, exact_draws
-):  # N3
+# N3
+def test_the_undistilled_teacher_in_one_evaluation_is_caught(bimodal, truths, teacher_draws, exact_draws):
     model, _ = bimodal
     fake = from_student(model, model.teacher, teacher_draws[0])
     for failures in failures_of(model, fake, truths):
@@ -373,9 +366,8 @@ def test_a_student_with_frozen_noise_is_caught(bimodal, truths, teacher_draws, e
 def test_a_student_of_the_residuals_themselves_is_caught(bimodal, truths, teacher_draws, exact_draws):  # N6
     model, _ = bimodal
     pool = known.build_pool(model, 2**14, "N6")
-    student = known.distill(
-        model, pool, "N6", 500, target="r", lr=1e-3
-    )  # a flat valley between the modes: slowly
+    # a flat valley between the modes: slowly
+    student = known.distill(model, pool, "N6", 500, target="r", lr=1e-3)
     fake = from_student(model, student, teacher_draws[0])
     for failures in failures_of(model, fake, truths):
         assert "energy distance" in names(failures)
@@ -454,9 +446,8 @@ def test_an_exact_corrector_spreads_as_the_stochastic_equation_at_every_lead(equ
         return sample(lambda x, angle: own(x @ vectors, angle) @ vectors.T, noise, STEPS) * std.float()
 
     assert not check_rollout(equation, draw)
-    repeated = names(
-        check_rollout(equation, lambda z, lead: draw(z, lead, frozen=True))
-    )  # noise must be new at every lead
+    # noise must be new at every lead
+    repeated = names(check_rollout(equation, lambda z, lead: draw(z, lead, frozen=True)))
     assert "covariance 0" not in repeated and repeated & {f"covariance {lead}" for lead in range(1, LEADS)}
     silent = names(check_rollout(equation, lambda z, lead: 0 * z))
     assert {"covariance 0", "spread over skill 0", "crps 0"} <= silent
@@ -486,9 +477,8 @@ def test_teacher_and_student_make_32_and_1_or_2_evaluations(bimodal):
     assert evaluations(model.teacher, lambda: model.from_teacher(c, noise)) == 32
     assert evaluations(student, lambda: model.from_student(student, c, noise)) == 1
     assert evaluations(student, lambda: model.from_student(student, c, noise, noise)) == 2
-    assert (
-        evaluations(model.teacher, lambda: model.from_student(student, c, noise)) == 0
-    )  # the teacher is not asked
+    # the teacher is not asked
+    assert evaluations(model.teacher, lambda: model.from_student(student, c, noise)) == 0
     assert 0 < MID_ANGLE < NOISE
 
 
@@ -517,9 +507,8 @@ def test_every_weight_learns_and_the_student_is_no_copy(bimodal):
     ):
         assert not torch.equal(before, taught) and not torch.equal(taught, after), name
         assert torch.isfinite(taught).all() and torch.isfinite(after).all(), name
-    assert (
-        model.log["teacher"]["last"] < 0.8 * model.log["teacher"]["first"]
-    )  # F cannot be known exactly: x is noisy
+    # F cannot be known exactly: x is noisy
+    assert model.log["teacher"]["last"] < 0.8 * model.log["teacher"]["first"]
     assert model.log["student"]["last"] < 0.5 * model.log["student"]["first"]
 
 

@@ -61,12 +61,8 @@ def failed(kind: str, rank: int = 0) -> dict:
         (1, OPEN, "", (True, 1)),  # both were
         (-9, OPEN, "no heartbeat", (True, 124)),
         (1, [*OPEN, {"event": "stopped", "rank": 0}, {"event": "stopped", "rank": 1}], "", (False, 143)),
-        (
-            1,
-            [*OPEN, {"event": "stopped", "rank": 0}],
-            "",
-            (True, 1),
-        ),  # passed on by the launcher after rank 1 died
+        # passed on by the launcher after rank 1 died
+        (1, [*OPEN, {"event": "stopped", "rank": 0}], "", (True, 1)),
         (1, [*OPEN, failed("stopped"), failed("stopped", 1)], "", (False, 143)),
         (3, [], "", (False, 3)),  # the script could not be read
     ],
@@ -352,9 +348,8 @@ def told(folder, *signals, pause: float, saving_s: float) -> tuple[int, str]:
         "signal.signal(signal.SIGTERM, stop); signal.signal(signal.SIGINT, stop); save(1); time.sleep(300)"
     )
 
-    def listen() -> (
-        None
-    ):  # a suite in the background of a shell has SIGINT ignored, and the supervisor keeps to that
+    # a suite in the background of a shell has SIGINT ignored, and the supervisor keeps to that
+    def listen() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     process = subprocess.Popen(

@@ -153,9 +153,8 @@ def test_samples_have_the_power_of_residuals_in_every_wave_and_none_if_states_ha
     beyond, before = (
         limits.power(prediction + part).mean(0)[limits.is_silent].sum() for part in (found, drawn)
     )
-    assert (
-        float(beyond) < 1e-11 * float(limits.power(prediction).mean(0).sum()) < 1e-7 * float(before)
-    )  # the prediction's, too
+    # the prediction's, too
+    assert float(beyond) < 1e-11 * float(limits.power(prediction).mean(0).sum()) < 1e-7 * float(before)
     shells = [shell for shell in range(1, 6) if (is_kept & (limits.shells == shell)).any()]
     ratio = (powers(limits, found) / powers(limits, r))[:, shells]
     assert (ratio > 0.7).all() and (ratio < 1.4).all()

@@ -259,9 +259,8 @@ def test_an_exception_on_one_rank_ends_both_and_names_it(tmp_path):
     )
     assert launch(tmp_path, world=2).codes == [0, 0]
     assert not (outcome.directory / "errors").exists()
-    assert (
-        outcome.json("errors_of_start_0001/rank1.json") == record
-    )  # what went wrong before stays to be read
+    # what went wrong before stays to be read
+    assert outcome.json("errors_of_start_0001/rank1.json") == record
 
 
 @pytest.mark.parametrize("fault", [{"kind": "exit0", "step": 6}, {"kind": "return", "step": 6}])
@@ -570,9 +569,8 @@ def test_topology_files_are_read_by_accelerate_and_hold_topology_only(name):
         name
     ]
     assert parsed.num_processes == num and "29500" not in path.read_text()
-    assert (
-        not {"mixed_precision", "dynamo_config", "rdzv_backend", "same_network"} & raw.keys()
-    )  # ours, or ignored there
+    # ours, or ignored there
+    assert not {"mixed_precision", "dynamo_config", "rdzv_backend", "same_network"} & raw.keys()
     if num > 1 and name != "multinode":
         assert raw["main_process_port"] == 0
 
@@ -781,9 +779,8 @@ def test_collectives_are_in_two_modules_and_each_says_that_it_waits(product):
                 owner in ("dist", "torch.distributed", "self.accelerator", "accelerator", "utils")
                 and name in COLLECTIVES
             ):
-                if (
-                    path.name == "devices.py"
-                ):  # the doctor's probe, in processes of its own with their own limit
+                # the doctor's probe, in processes of its own with their own limit
+                if path.name == "devices.py":
                     continue
                 assert path.name in ("ranks.py", "update.py"), f"{path}:{call.lineno}"
                 texts = [

@@ -136,9 +136,8 @@ def test_spectrum_of_one_wave_sits_in_its_shell():
     x = torch.arange(64) / 64
     wave = (2 * math.pi * 5 * x).sin().expand(1, 1, 1, 64)
     assert spectra.energy_spectrum(wave, "periodic")[0, 0, 0, 5].item() == pytest.approx(0.5)
-    half = (
-        (math.pi * 7 * (x + 0.5 / 64)).cos().expand(1, 1, 1, 64)
-    )  # 3.5 cycles per box, no flux at both ends
+    # 3.5 cycles per box, no flux at both ends
+    half = (math.pi * 7 * (x + 0.5 / 64)).cos().expand(1, 1, 1, 64)
     assert spectra.energy_spectrum(half, "no_flux")[0, 0, 0, 3].item() == pytest.approx(0.5)
 
 
@@ -157,9 +156,8 @@ def test_all_quadrants_hold_more_error_than_the_positive_one():
     positive = spectra.error_shells(u_pred - u_ref)
     everything = spectra.energy_spectrum(u_pred - u_ref, "periodic")[..., :8]
     assert (everything >= positive - 1e-12).all() and 2 < (everything.sum() / positive.sum()).item() < 4
-    assert torch.allclose(
-        positive[..., 0], metrics.bias(u_pred, u_ref).square(), atol=1e-9
-    )  # shell 0: the squared mean
+    # shell 0: the squared mean
+    assert torch.allclose(positive[..., 0], metrics.bias(u_pred, u_ref).square(), atol=1e-9)
 
 
 def test_scores_do_not_depend_on_the_batch_size(monkeypatch):
@@ -229,9 +227,8 @@ def test_unequal_shapes_are_refused():
 
 def test_correlation_time_is_the_first_lead_below_the_threshold():
     x = 2 * math.pi * torch.arange(64, dtype=torch.float64) / 64
-    phases = torch.tensor(
-        [0.0, 0.3, 0.6, 0.7, 0.1], dtype=torch.float64
-    )  # the correlation of shifted waves is cos(phase)
+    # the correlation of shifted waves is cos(phase)
+    phases = torch.tensor([0.0, 0.3, 0.6, 0.7, 0.1], dtype=torch.float64)
     u_ref = x.sin().expand(1, 5, 1, 64)
     u_pred = (x + phases[:, None]).sin()[None, :, None]
     values = metrics.correlation(u_pred, u_ref)
@@ -240,9 +237,8 @@ def test_correlation_time_is_the_first_lead_below_the_threshold():
     assert metrics.correlation_time(
         values, torch.tensor([0.1, 0.2, 0.3, 0.5, 0.6])
     ).tolist() == pytest.approx([0.5])
-    assert metrics.correlation_time(values[:, :3]).tolist() == [
-        3.0
-    ]  # never below: the last lead, a lower bound
+    # never below: the last lead, a lower bound
+    assert metrics.correlation_time(values[:, :3]).tolist() == [3.0]
     with pytest.raises(ValueError, match="one per predicted frame"):
         metrics.correlation_time(values, torch.ones(3))
 

@@ -95,9 +95,8 @@ def test_a_manufactured_steady_flow_stays_to_second_order():
         for coarse, fine in zip(errors, errors[1:], strict=False)
     ]
     assert min(order[0] for order in orders) > 1.8 and errors[-1][0] < 1e-3
-    assert (
-        min(order[1] for order in orders) > 1.6 and errors[-1][1] < 1e-3
-    )  # the limiter takes some at the extrema
+    # the limiter takes some at the extrema
+    assert min(order[1] for order in orders) > 1.6 and errors[-1][1] < 1e-3
 
 
 def test_slow_flow_decays_at_the_least_rate_of_the_stokes_operator():

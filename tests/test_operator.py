@@ -232,9 +232,8 @@ def test_what_the_trunk_makes_of_a_state_comes_with_the_same_prediction_also_whe
     head.description["network_weight"] = 0.0
     alone, still = operator.predict_with_features(z, "burgers1d", parameters)
     assert torch.equal(alone, base) and torch.equal(still, features)
-    head.record_call_selection(
-        {"network_weight": 1.0}
-    )  # samplers build on the network, forecasts on the base
+    # samplers build on the network, forecasts on the base
+    head.record_call_selection({"network_weight": 1.0})
     sampled, _ = operator.predict_with_features(z, "burgers1d", parameters)
     assert torch.equal(sampled, full) and not head.is_network_used
     assert torch.equal(operator.predict(z, "burgers1d", parameters, "call")[0], full)
@@ -339,9 +338,8 @@ def test_every_parameter_gets_a_gradient_after_two_updates():
         optimizer.zero_grad()
         for name, head in operator.heads.items():
             z_ref = noise(2, 1, *head.codec.tokens, head.codec.dim, seed=1)
-            parameters = (
-                values(name) * 2 if name == "darcy2d" else values(name)
-            )  # a standardised logarithm that is not 0
+            # a standardised logarithm that is not 0
+            parameters = values(name) * 2 if name == "darcy2d" else values(name)
             loss, _ = operator_loss(
                 operator,
                 name,
@@ -372,9 +370,8 @@ def test_parameters_become_standardised_logarithms_and_the_number_of_their_value
     torch.testing.assert_close(
         parameters.standard[:3, 0], torch.tensor([-(1.5**0.5), 1.5**0.5, 0.0]), rtol=0, atol=1e-6
     )
-    nearly = operator.heads["burgers1d"].parameter_batch(
-        torch.tensor([[0.01]])
-    )  # float32 rounding of a known value
+    # float32 rounding of a known value
+    nearly = operator.heads["burgers1d"].parameter_batch(torch.tensor([[0.01]]))
     assert nearly.index.tolist() == [0]
     empty = (
         build(describe("diff_react2d", "propagator")).heads["diff_react2d"].parameter_batch(torch.zeros(3, 0))
@@ -435,9 +432,8 @@ def test_to_learn_nothing_costs_one_and_rounding_costs_nothing_to_speak_of():
     z_base, z_ref = noise(64, 1, 8, 4), noise(64, 1, 8, 4, seed=1)
     scale = (z_ref - z_base).square().mean((1, 2, 3)).sqrt()
     assert float(relative_error(z_base, z_ref, z_base, scale)) == pytest.approx(1.0, abs=1e-4)
-    solved = z_ref + 1e-6 * noise(
-        64, 1, 8, 4, seed=2
-    )  # the base is exact to rounding: no gradient worth following
+    # the base is exact to rounding: no gradient worth following
+    solved = z_ref + 1e-6 * noise(64, 1, 8, 4, seed=2)
     pred = solved.clone().requires_grad_()
     loss = relative_error(pred, z_ref, solved, torch.full((64,), 1e-7))
     loss.backward()
@@ -800,9 +796,8 @@ def caches(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("stage")
     config = make_caches(root, *RUN)
     cache = open_cache(config, "darcy2d")
-    assert (
-        cache.tokenizer.dim != cache.input_tokenizer.dim
-    )  # a steady task whose question and answer differ in shape
+    # a steady task whose question and answer differ in shape
+    assert cache.tokenizer.dim != cache.input_tokenizer.dim
     return root
 
 

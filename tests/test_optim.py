@@ -42,9 +42,8 @@ def train(model, optimizers, num_steps=5):
 
 
 def test_muon_adamw_equals_the_pair_of_torch_optimizers_bitwise(monkeypatch):
-    monkeypatch.setattr(
-        "ups.common.precision.has_bfloat16", lambda kind: True
-    )  # as torch's does, whatever the device
+    # as torch's does, whatever the device
+    monkeypatch.setattr("ups.common.precision.has_bfloat16", lambda kind: True)
     ours, theirs = make_model(), make_model()
     muon, rest = split_parameters(theirs)
     pair = [
@@ -221,10 +220,8 @@ def test_gradients_of_tasks_share_a_place_and_each_tasks_are_those_of_its_loss_a
     model, alone, x = network(), network(), torch.randn(5, 3)
     flat, ends = place_gradients(model, torch.device("cpu"), 6, is_by_task=True)
     plain, whole = place_gradients(network(), torch.device("cpu"), 6)
-    shared, own = (
-        16 + 4 * 16,
-        {"a": 208 + 64, "b": 32 + 16},
-    )  # counts and each parameter up to a multiple of ALIGN
+    # counts and each parameter up to a multiple of ALIGN
+    shared, own = (16 + 4 * 16, {"a": 208 + 64, "b": 32 + 16})
     assert (
         ends == {None: flat.numel(), "a": shared + own["a"], "b": shared + own["b"]}
         and flat.numel() == ends["a"]

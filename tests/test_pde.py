@@ -411,9 +411,8 @@ def test_darcy_threshold_is_the_mean_of_the_random_field() -> None:
     assert darcy._mean_of_bumps() == pytest.approx(5 * float(axis.square().mean()), rel=1e-3)
     fraction = torch.stack([darcy.sample_coefficient(0, i, 16) > 0.5 for i in range(400)]).double().mean(0)
     assert 0.4 < fraction.mean() < 0.6
-    assert (
-        fraction[7:9, 7:9].mean() > 0.6 > 0.4 > fraction[::15, ::15].mean()
-    )  # a is high where the bumps are
+    # a is high where the bumps are
+    assert fraction[7:9, 7:9].mean() > 0.6 > 0.4 > fraction[::15, ::15].mean()
 
 
 def test_darcy_that_does_not_converge_or_has_a_bad_coefficient_is_an_error() -> None:

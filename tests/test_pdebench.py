@@ -581,9 +581,8 @@ def test_a_planted_temporary_name_is_not_written_through(tmp_path):
 
 def test_too_small_a_disk_is_refused_before_writing(tmp_path, monkeypatch):
     requested = []
-    monkeypatch.setattr(
-        files.os, "posix_fallocate", lambda *args: requested.append(args)
-    )  # which would fill it
+    # which would fill it
+    monkeypatch.setattr(files.os, "posix_fallocate", lambda *args: requested.append(args))
     monkeypatch.setattr(files.os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=500))
     with pytest.raises(
         OSError, match="cannot write .*No space left.*MiB of room in it. Free some, or change data.root"

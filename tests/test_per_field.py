@@ -26,9 +26,8 @@ from ups.models.operator import build_operator
 CPU = torch.device("cpu")
 NUM, FRAMES, CELLS, DT = 24, 16, 16, 0.1
 X = 2 * np.pi * np.arange(CELLS) / CELLS
-CLOCK = (
-    np.sin(0.3 * np.arange(FRAMES)[:, None] + np.arange(NUM)[:, None, None]) + 0 * X
-)  # one frame does not show where it goes
+# one frame does not show where it goes
+CLOCK = np.sin(0.3 * np.arange(FRAMES)[:, None] + np.arange(NUM)[:, None, None]) + 0 * X
 ALONE = ParameterBatch(torch.zeros(3, 0), torch.zeros(3, dtype=torch.long))
 
 
@@ -89,9 +88,8 @@ def test_a_field_that_cannot_be_predicted_takes_no_base_from_another(tmp_path):
 
 def test_fields_that_one_base_serves_best_are_served_by_it_alone(tmp_path):
     """Two fields of which each drives the other, and two that have nothing to do with each other."""
-    phase = (
-        X - DT * np.arange(FRAMES)[:, None] + 2.4 * np.arange(NUM)[:, None, None] ** 1.1
-    )  # no frame is there twice
+    # no frame is there twice
+    phase = X - DT * np.arange(FRAMES)[:, None] + 2.4 * np.arange(NUM)[:, None, None] ** 1.1
     wave, slope = np.sin(phase), np.cos(phase)
     for name, q in (("coupled", slope), ("apart", logistic(1))):
         cache = cache_of(tmp_path / name, u=wave if name == "coupled" else logistic(), q=q)

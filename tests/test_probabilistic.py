@@ -75,9 +75,8 @@ def test_crps_of_many_members_is_the_gaussian_formula(generator):
     y = torch.linspace(-6, 8, 15, dtype=torch.float64)[None]
     count, mean, std = 40_000, 0.7, 1.8
     members = (mean + std * normal(generator, count)).reshape(1, count, 1).expand(1, count, 15)
-    tolerance = (
-        SIGMAS * 2 * std / math.sqrt(count)
-    )  # the influence of one member is below 2 std, except for y far away
+    # the influence of one member is below 2 std, except for y far away
+    tolerance = SIGMAS * 2 * std / math.sqrt(count)
     found = fair_crps(members.transpose(1, 2)[0, :, :, None].float(), y[0, :, None].float())
     assert torch.allclose(found.double(), crps_gaussian(mean, std, y)[0], atol=tolerance, rtol=0)
 
@@ -131,9 +130,8 @@ def test_exchangeable_members_have_spread_skill_ratio_one_and_the_error_of_a_fin
     assert row["ssr"]["low"] < row["ssr"]["value"] < row["ssr"]["high"] < 1 + 10 * error
     for ssr, rmse, spread in zip(row["ssr_by_lead"], row["rmse_by_lead"], row["spread_by_lead"], strict=True):
         assert abs(ssr - 1) < SIGMAS * error * math.sqrt(2) and ssr == pytest.approx(spread / rmse, rel=3e-5)
-        assert rmse / math.sqrt(1 + 1 / count) == pytest.approx(
-            1, abs=SIGMAS / math.sqrt(points)
-        )  # 1.225, 1.118, 1.031
+        # 1.225, 1.118, 1.031
+        assert rmse / math.sqrt(1 + 1 / count) == pytest.approx(1, abs=SIGMAS / math.sqrt(points))
     assert summary(0.5 * x, y)["ssr"]["value"] < 0.75 or count == 2
 
 
@@ -162,18 +160,16 @@ def test_ranks_are_flat_for_exchangeable_members_and_not_for_confident_ones(coun
 
 
 def test_correlated_points_are_no_evidence_against_flat_ranks(generator):
-    x, y = (
-        normal(generator, *shape, 6, 1, 1).expand(*shape, 6, 1, 32) for shape in ((300, 8), (300,))
-    )  # 32 times the same
+    # 32 times the same
+    x, y = (normal(generator, *shape, 6, 1, 1).expand(*shape, 6, 1, 32) for shape in ((300, 8), (300,)))
     scores = score_ensemble(x, y, "periodic", rank_stride=1)
     row = summarise_ensemble(scores, 20, 0)
     assert float(rank_ratio(scores["ranks"].sum(0)).mean()) > 5  # 32 in the mean
     assert abs(row["rank_ratio"]["value"] - 1) < SIGMAS * 32 * math.sqrt(2 / 8 / 6)
     confident = summary(0.5 * x, y, rank_stride=1)["rank_ratio"]["value"]
     assert confident > 5 * 32 and summary(x[:1], y[:1])["rank_ratio"]["value"] is None
-    whole = (
-        1 + rank_ratio(scores["ranks"].sum(0)).mean() - rank_ratio(scores["ranks"]).mean()
-    )  # without pairs of one case
+    # without pairs of one case
+    whole = 1 + rank_ratio(scores["ranks"].sum(0)).mean() - rank_ratio(scores["ranks"]).mean()
     assert row["rank_ratio"]["value"] == pytest.approx(float(whole), rel=1e-4, abs=1e-4)
     assert row["rank_ratio"]["low"] < row["rank_ratio"]["value"] < row["rank_ratio"]["high"]
 
@@ -202,9 +198,8 @@ def test_where_nothing_happens_no_rank_counts(generator):
     assert abs(covered(x) - 0.5) < 0.02 and abs(covered(rounded) - 0.5) < 0.02
     assert covered(torch.zeros_like(x)) < 0.02  # one guess, that nothing is kicked
     assert covered(1e-5 * normal(generator, *x.shape)) < 0.02  # the same, with noise that hides nothing
-    assert (
-        rank_histogram(0 * x, 0 * y, [generator] * len(y)).sum() == y.numel()
-    )  # no spread, so no cell is certain
+    # no spread, so no cell is certain
+    assert rank_histogram(0 * x, 0 * y, [generator] * len(y)).sum() == y.numel()
 
 
 def test_rank_numbers_by_hand():
@@ -270,9 +265,8 @@ def test_energy_score_by_hand():
     expected = ((5 + 1) / 2 - math.sqrt(9 + 9) / 2) / math.sqrt(2)
     assert float(energy_score(members, torch.zeros(1, 2))) == pytest.approx(expected)
     assert float(energy_score(members[:, :1], torch.zeros(1, 2))) == pytest.approx(5 / math.sqrt(2))
-    points = energy_score(
-        members.flatten(0, 1).T[:, :, None], torch.zeros(2, 1)
-    )  # of single numbers: the CRPS
+    # of single numbers: the CRPS
+    points = energy_score(members.flatten(0, 1).T[:, :, None], torch.zeros(2, 1))
     assert float(points.mean()) == pytest.approx(float(fair_crps(members, torch.zeros(1, 2))))
 
 
@@ -280,9 +274,8 @@ def test_scores_have_a_gradient_at_equal_members():
     members, truth = torch.zeros(2, 3, 4, requires_grad=True), torch.zeros(2, 4)
     (fair_crps(members, truth, 0.95) + energy_score(members, truth, 1e-12)).sum().backward()
     assert members.grad.isfinite().all()
-    assert (
-        float(energy_score(members.detach(), truth).abs().max()) == 0.0
-    )  # judged, equal draws are at no distance
+    # judged, equal draws are at no distance
+    assert float(energy_score(members.detach(), truth).abs().max()) == 0.0
 
 
 def test_energy_score_sees_structure_that_crps_cannot(generator):
@@ -367,9 +360,8 @@ def test_pairing_is_zero_for_equal_two_for_independent_and_one_for_the_mean(gene
         "correlation": pytest.approx(1.0),
         "variance_ratio": 1.0,
     }
-    assert value(mean.expand_as(teacher), teacher, "error") == pytest.approx(
-        7 / 8
-    )  # unbiased variance: (M - 1) / M
+    # unbiased variance: (M - 1) / M
+    assert value(mean.expand_as(teacher), teacher, "error") == pytest.approx(7 / 8)
     x, y = normal(generator, 400, 8, 50), normal(generator, 400, 8, 50)
     error = SIGMAS * math.sqrt(2 / 160_000)
     assert (
@@ -405,9 +397,8 @@ def test_energy_distance_of_pairs_detects_fakes_and_its_floor_covers_chance(gene
         value = float(intervals.bootstrap_pairs(intervals.distance_matrix(x[:, :1], y), 2, 0)[0])
         below += value <= intervals.exchange_floor(x[:, 0], y, seed)
     assert abs(below / size - 0.95) < SIGMAS * math.sqrt(0.95 * 0.05 / size)
-    far = intervals.bootstrap_pairs(
-        intervals.distance_matrix(known.expand(-1, 3, -1), y), 200, 0
-    )  # the mean for samples
+    # the mean for samples
+    far = intervals.bootstrap_pairs(intervals.distance_matrix(known.expand(-1, 3, -1), y), 200, 0)
     assert far[1] > intervals.exchange_floor(x[:, 0], y, 0) and far[1] < far[0] < far[2]
     broken = intervals.distance_matrix(torch.full_like(x, math.nan), y)
     assert all(math.isnan(part) for part in intervals.bootstrap_pairs(broken, 10, 0))
@@ -598,9 +589,8 @@ def test_compare_is_a_paired_ratio(generator):
     for name in ("crps", "energy_score", "nrmse_mean"):
         assert out[name] == {key: pytest.approx(0.5, rel=1e-4) for key in ("value", "low", "high")}, name
     assert out["nrmse_mean_by_lead"]["value"] == pytest.approx([0.5] * 3, rel=1e-4)
-    assert out["ssr_less"] == {
-        key: pytest.approx(0.0, abs=1e-4) for key in ("value", "low", "high")
-    }  # spread and error halved
+    # spread and error halved
+    assert out["ssr_less"] == {key: pytest.approx(0.0, abs=1e-4) for key in ("value", "low", "high")}
     assert "residual_spectrum_error" not in out and out["spectrum_error"]["value"] > 0
     single = compare_ensembles(ours, score_ensemble(members[:, :1], u_ref, "periodic"), 50, 0)
     assert 0 < single["crps"]["low"] < single["crps"]["value"] < single["crps"]["high"] < 1

@@ -307,9 +307,8 @@ def test_a_run_named_after_a_configuration_uses_it(tmp_path):
         "--config configs/smoke.yaml run.name=other"
         in make("-n", "data", "RUN=other", "CONFIG=configs/smoke.yaml").stdout
     )
-    earlier = (
-        tmp_path / "other" / "operator" / "config.yaml"
-    )  # the report's `make bench TASK=.. RUN=other` needs no CONFIG
+    # the report's `make bench TASK=.. RUN=other` needs no CONFIG
+    earlier = tmp_path / "other" / "operator" / "config.yaml"
     assert make("-n", "bench", "TASK=burgers1d", "RUN=other", f"RUNS={tmp_path}").returncode != 0
     earlier.parent.mkdir(parents=True)
     earlier.touch()
@@ -333,10 +332,8 @@ def tiny(tmp_path):
                 "cache": {"root": str(tmp_path / "cache")},
                 "task": {name: {"reserve": 0.5} for name in ("burgers1d", "darcy2d")},
                 "operator": {"base_steps": 5, "train": {"steps": 10, "validate_every": 10, "save_every": 10}},
-                "diffusion": {
-                    "min_residual_ratio": 0.001,
-                    "max_whitened_std": 1000.0,
-                },  # that it runs, not how good it is
+                # that it runs, not how good it is
+                "diffusion": {"min_residual_ratio": 0.001, "max_whitened_std": 1000.0},
                 "evaluate": {"max_ratio_to_persistence": 1000.0},
             }
         ),

@@ -119,9 +119,8 @@ def test_finer_starts_and_steps_change_less_than_a_millionth(nu, rho, monkeypatc
     for name, factor in (("NUM_FINE", 4), ("OCTAVES", 1.5), ("STEPS_PER_OCTAVE", 4), ("MAX_REACTION", 0.25)):
         monkeypatch.setattr(reacdiff, name, type(getattr(reacdiff, name))(getattr(reacdiff, name) * factor))
     fine = solver_of(rho)(range(3), **settings)
-    assert float((coarse - fine).abs().max()) < 1e-6 * (
-        1 if nu >= 0.5 else 20
-    )  # kinks last where nu is small
+    # kinks last where nu is small
+    assert float((coarse - fine).abs().max()) < 1e-6 * (1 if nu >= 0.5 else 20)
 
 
 def test_a_trajectory_is_one_function_whatever_the_grid():
@@ -153,9 +152,8 @@ def test_starts_have_the_documented_moments():
     means = u.mean(-1)
     assert abs(float(means.mean()) - 0.5) < 4 * float(means.std()) / math.sqrt(1500)
     assert abs(float(((means - 0.5) ** 3).mean())) < 4 * float(((means - 0.5) ** 3).std()) / math.sqrt(1500)
-    flat = float(
-        ((u[:, 192:].max(-1)[0] - u[:, 192:].min(-1)[0]) < 1e-4).double().mean()
-    )  # right of every window
+    # right of every window
+    flat = float(((u[:, 192:].max(-1)[0] - u[:, 192:].min(-1)[0]) < 1e-4).double().mean())
     assert abs(flat - 0.1) < 4 * math.sqrt(0.09 / 1500)
 
 

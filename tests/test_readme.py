@@ -105,10 +105,8 @@ IN_PLACE = {  # command -> what runs in its place, and why
     # test_publish.py has a hub
     "make publish RUN=small TO=hf://owner/name": "make -n publish RUN=small TO=hf://owner/name",
 }
-SHORTER = {
-    "standard_normal((80, n))": "standard_normal((24, n))",
-    "range(10000)": "range(6500)",
-}  # of my_data.py
+# of my_data.py
+SHORTER = {"standard_normal((80, n))": "standard_normal((24, n))", "range(10000)": "range(6500)"}
 COMMANDS = {
     "make": ("make", f"PYTHON={sys.executable}"),
     "python": (sys.executable,),
@@ -309,9 +307,8 @@ def test_the_page_on_user_data_lists_every_key_of_a_section():
     text = PAGES["docs/own_data.md"].split("## Every key")[1].split("\n## ")[0]
     listed = {*re.findall(r"^\| `(\w+)` \|", text, re.M)}
     every = {field.name for field in dataclasses.fields(UserTaskConfig)}
-    settings = {
-        field.name for field in dataclasses.fields(TaskConfig)
-    }  # of every task; parameters are listed
+    # of every task; parameters are listed
+    settings = {field.name for field in dataclasses.fields(TaskConfig)}
     found_by_reading = {"coordinates", "times"}  # domain and dt, where these name arrays
     assert every - settings - found_by_reading <= listed <= every
 

@@ -293,10 +293,8 @@ def decoded(uri):
 def test_the_image_in_a_player_is_the_field():
     sample = example()[1]["diff_react2d"][0]
     image = decoded(re.findall(r'src="(data:image/png;base64,[^"]+)"', animations.player(sample, 0))[0])
-    first, field = (
-        image[:32].astype(float),
-        sample["u_ref"][0, 0].T[::-1],
-    )  # rows from the top are y from its end
+    # rows from the top are y from its end
+    first, field = (image[:32].astype(float), sample["u_ref"][0, 0].T[::-1])
     assert np.corrcoef(first.ravel(), field.ravel())[0, 1] > 0.9999
 
 
@@ -630,12 +628,8 @@ def record(folder):
 def test_leaderboard_has_a_row_per_run_and_sorts(tmp_path, monkeypatch, capsys):
     results, _, _ = example()
     assert leaderboard.table(tmp_path) == f"No reports in {tmp_path}."
-    for name, factor in (
-        ("slow", 3.0),
-        ("best", 0.5),
-        ("middle", 1.0),
-        ("slow", 2.0),
-    ):  # slow was judged twice
+    # slow was judged twice
+    for name, factor in (("slow", 3.0), ("best", 0.5), ("middle", 1.0), ("slow", 2.0)):
         fake_run(results, name, factor, tmp_path)
     report.write_results(results, tmp_path / "best" / "report-val" / "results.json")
     record(tmp_path / "best" / "report-val")

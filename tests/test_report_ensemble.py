@@ -251,10 +251,8 @@ def test_members_move_beside_the_truth():
     lines = json.loads(re.search(r"json\">(.*?)</script>", played).group(1))["lines"]
     assert played.count('<polyline class="member"') == 6 and len(lines) == 7 and lines[0][2][5] is None
     low, high = (float(end) for end in re.search(r"range (\S+) to (\S+?)<", played).groups())
-    for row, u in (
-        (lines[-1], line["u_ref"]),
-        (lines[3], line["members"]["corrector"][3]),
-    ):  # the truth on top, the last
+    # the truth on top, the last
+    for row, u in ((lines[-1], line["u_ref"]), (lines[3], line["members"]["corrector"][3])):
         drawn = np.clip((u[:, 0] - low) / (high - low) * 999, -99, 1099)
         np.testing.assert_allclose(np.array(row), drawn, atol=5)  # the ends are printed with three digits
     plane = sample_of(*forecasts((24, 16), n=1, num_frames=3)[:2])
@@ -301,9 +299,8 @@ def test_sections_without_data_are_omitted():
     entry, sample = forecast()
     entry = {"models": {"operator": entry["models"]["operator"]}, "times": entry["times"]}
     page = ensemble_section(entry, {}, "burgers1d")
-    assert (
-        "corrector" not in page and "coverage" not in page and page.count("<svg") == 2
-    )  # scores by lead, spectra
+    # scores by lead, spectra
+    assert "corrector" not in page and "coverage" not in page and page.count("<svg") == 2
     del entry["models"]["operator"]["crps_by_lead"], entry["models"]["operator"]["spectrum_error"]
     entry["models"]["operator"] |= {"residual_spectrum_error": {"value": None, "low": None, "high": None}}
     page = ensemble_section(entry, {"members": {}}, "burgers1d")
@@ -371,9 +368,8 @@ def test_steady_section_has_a_row_per_case_and_model():
     ):
         assert text in page, text
     assert page.count("<th scope=row>") == 12 and page.count("<svg") == 1
-    assert (
-        page.count("best of the row") == 6
-    )  # CRPS of the corrector in every case; the other numbers are equal
+    # CRPS of the corrector in every case; the other numbers are equal
+    assert page.count("best of the row") == 6
     del sample["cases"]
     entry["cases"]["new_case"] = {"student_1": {"crps": None}}
     page = steady_section(entry, sample, "darcy2d_grf")

@@ -125,9 +125,8 @@ def test_beyond_predictability_the_mean_is_no_better_than_a_realistic_rollout():
     assert serves([0.4, 0.7, 0.9] + [1.41] * 7, MEAN) == 0.0  # learnt nothing
     assert serves([0.05, 0.15, 0.4] + [3.0] * 7, MEAN) == 0.0  # blown up
     assert serves(MEAN, CHAOS) == 0.0  # the other way round: the base follows longer
-    assert (
-        serves(CHAOS, MEAN, half5=[0.06, 0.2, 0.45] + [1.1] * 7) == 1.0
-    )  # half is no better for being nearer the mean
+    # half is no better for being nearer the mean
+    assert serves(CHAOS, MEAN, half5=[0.06, 0.2, 0.45] + [1.1] * 7) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -156,9 +155,8 @@ def test_the_number_of_lost_leads_does_not_decide_the_selection(num_leads):
     lost = num_leads - 3
     for seed in range(3):
         sums = squares_of([0.05, 0.15, 0.4] + [1.41] * lost, [0.4, 0.7, 0.9] + [1.0] * lost)
-        sums[:, 2:, 3:] *= (
-            (0.1 * noise(64, 2, lost, 1, seed=seed)).exp().double()
-        )  # independent where both know nothing
+        # independent where both know nothing
+        sums[:, 2:, 3:] *= (0.1 * noise(64, 2, lost, 1, seed=seed)).exp().double()
         found = select({1.0: sums}, ALONE, 0)
         assert (found["network_weight"], found["num_leads"], found["num_leads_compared"]) == (
             1.0,
@@ -175,10 +173,8 @@ def test_the_number_of_lost_leads_does_not_decide_the_selection(num_leads):
         ([0.70] * 5, [0.945] * 5),  # neither ever follows
         ([0.52, 0.7, 0.8, 0.85], [0.6, 0.9, 0.95, 1.0]),
         ([0.55] * 10, [0.49] + [0.9] * 9),  # only the base follows, and only at first
-        (
-            [0.45, 0.55, 0.6, 0.6],
-            [0.45, 0.7, 0.9, 0.95],
-        ),  # both follow, the network knows much of what comes after
+        # both follow, the network knows much of what comes after
+        ([0.45, 0.55, 0.6, 0.6], [0.45, 0.7, 0.9, 0.95]),
     ],
 )
 def test_an_error_counts_in_full_unless_both_first_followed_the_truth_and_then_lost_it(network, base):
@@ -194,9 +190,8 @@ def test_a_lower_error_never_turns_the_selection_against_its_candidate():
     levels = [0.1, 0.45, 0.6, 0.79, 0.81, 1.0, 1.41, 1.7, 1.8, 3.0]
     draw = torch.Generator().manual_seed(0)
     for _ in range(300):
-        first = [
-            levels[i] for i in torch.randint(0, 2, (2,), generator=draw)
-        ]  # both follow: else see the next test
+        # both follow: else see the next test
+        first = [levels[i] for i in torch.randint(0, 2, (2,), generator=draw)]
         network, base = (
             [start, *(levels[i] for i in torch.randint(0, 10, (4,), generator=draw))] for start in first
         )

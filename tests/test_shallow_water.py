@@ -89,9 +89,8 @@ def test_water_is_conserved_until_waves_reach_the_walls_and_then_leaves():
     frames = evolve(dam(0.7, 64), width=SIDE / 64, dt=0.25, num_frames=17)
     water = frames[:, 0].mean((1, 2))
     assert float((water[:5] / water[0] - 1).abs().max()) < 1e-12  # to t = 1
-    assert (
-        float(frames[:5, 1:].sum((2, 3)).abs().max()) < 1e-10
-    )  # and the momentum of a symmetric flow is zero
+    # and the momentum of a symmetric flow is zero
+    assert float(frames[:5, 1:].sum((2, 3)).abs().max()) < 1e-10
     assert water[-1] < 0.99 * water[0]
 
 
@@ -122,6 +121,5 @@ def test_radii_are_uniform_and_the_dam_is_what_they_say():
     h = simulate(range(3), seed=5, resolution=128, num_frames=1, parameter=None, t_end=0.0)[:, 0, 0]
     area = (h.double() - 1).mean((1, 2)) * SIDE**2
     assert torch.allclose(area, math.pi * radii[:3].double() ** 2, rtol=1e-3)
-    assert (
-        h.min() == 1 and h.max() == 2 and float(((h > 1) & (h < 2)).double().mean()) < 0.01
-    )  # the edge alone is mixed
+    # the edge alone is mixed
+    assert h.min() == 1 and h.max() == 2 and float(((h > 1) & (h < 2)).double().mean()) < 0.01

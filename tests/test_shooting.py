@@ -85,9 +85,8 @@ def test_the_equation_is_found_between_kicks(kicked):
     certainty = of_equation(kicked, model)
     width = coefficients(kicked, replace(model, values=certainty.half_width))
     assert all(abs(found[name] - value) < width[name] < abs(value) for name, value in TRUTH.items()), width
-    assert (
-        certainty.doubt == ILL_POSED
-    )  # D / 12 u_xxxx stands for the three-point Laplacian, on its grid alone
+    # D / 12 u_xxxx stands for the three-point Laplacian, on its grid alone
+    assert certainty.doubt == ILL_POSED
 
 
 def test_only_the_complete_equation_leaves_kicks(kicked):

@@ -99,9 +99,8 @@ def test_a_base_that_is_worse_on_validation_is_not_selected_however_simple(tmp_p
         exact, close = propagator(cache, moving(), degree=3), propagator(cache, moving(growth=1e-3))
         assert len(cache.split["val"]) == num // 10
         assert selected(cache, still=Persistence(), exact=exact)[0] == "exact"
-        assert (
-            selected(cache, close=close, exact=exact)[0] == "exact"
-        )  # 1e-3 of the error of persistence is much
+        # 1e-3 of the error of persistence is much
+        assert selected(cache, close=close, exact=exact)[0] == "exact"
 
 
 def test_one_diverging_trajectory_is_no_chance(tmp_path):

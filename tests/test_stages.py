@@ -332,9 +332,8 @@ def test_no_stage_reads_test_rows_and_a_corrector_only_what_the_operator_never_s
         }
         assert read["operator"] <= split["train"] | split["val"] and read["operator"] & split["train"]
         for stage in ("steady",) if name == STEADY else ("diffusion", "consistency", "rival"):
-            fields = (
-                split["train"] if stage == "steady" else set()
-            )  # whose coefficients the linear guess is fitted to
+            # whose coefficients the linear guess is fitted to
+            fields = split["train"] if stage == "steady" else set()
             assert (
                 read[stage] <= split["reserved"] | split["val"] | fields and read[stage] & split["reserved"]
             ), stage
@@ -436,9 +435,8 @@ def test_residual_and_prediction_add_up_to_the_truth(hidden):
     left = z[:, 0] - hidden.operator(before[:, None], HIDDEN, torch.zeros(3, 0))[:, 0]
     torch.testing.assert_close(tokens[[0, 2], :, 3 * dim : 4 * dim], left[[0, 2]], rtol=0, atol=1e-5)
     assert left[[0, 2]].abs().max() > 1e-3 and not tokens[1, :, 3 * dim : 4 * dim].any()
-    shifted, tokens, *_ = hidden.batch(
-        "reserved", places, starts, generator(1)
-    )  # augmented alike: truth, history, prediction
+    # augmented alike: truth, history, prediction
+    shifted, tokens, *_ = hidden.batch("reserved", places, starts, generator(1))
     [moved] = augment(hidden.head.task, [(z, hidden.head.codec)], generator(1))
     torch.testing.assert_close(
         tokens[..., :dim] + tokens[..., 2 * dim : 3 * dim] + shifted, moved[:, 1], rtol=0, atol=1e-5
@@ -543,9 +541,8 @@ def test_residual_and_guess_add_up_to_the_logarithm_of_the_solution_of_a_steady_
         and (spread[full] == math.log(STD_FLOOR)).all()
     )
     assert (spread[~full] > math.log(STD_FLOOR)).any()
-    z_pred = steady.operator(z_in[full], STEADY, parameters[full])[
-        :, 0
-    ]  # the operator, shown all that there is
+    # the operator, shown all that there is
+    z_pred = steady.operator(z_in[full], STEADY, parameters[full])[:, 0]
     torch.testing.assert_close(guess[full], steady.logarithm(steady.head.physical(z_pred)), rtol=0, atol=1e-3)
 
 
@@ -568,9 +565,8 @@ def test_window_starts_are_weighted_by_half_with_the_size_of_their_residuals(hid
         [residual_schedule({HIDDEN: hidden}, "reserved", 64, 0).batch(step).starts for step in range(40)]
     )
     expected = len(starts) * weights
-    assert (
-        (starts.bincount(minlength=9) - expected).square() / expected
-    ).sum() < 26.1  # chi-square, 8, p = 0.001
+    # chi-square, 8, p = 0.001
+    assert ((starts.bincount(minlength=9) - expected).square() / expected).sum() < 26.1
 
 
 @torch.no_grad()
@@ -700,9 +696,8 @@ def test_validation_residuals_are_fixed_and_of_the_validation_split(hidden):
         for a, b in zip(one[:3], two[:3], strict=True)
     )
     states = hidden.cache.batch(hidden.cache.split["val"], 0, hidden.cache.num_frames).flatten(0, 1)
-    spectra = torch.fft.rfft(
-        hidden.head.codec.decode(states)[:, 0]
-    ).abs()  # of every state to be shown, whatever its shift
+    # of every state to be shown, whatever its shift
+    spectra = torch.fft.rfft(hidden.head.codec.decode(states)[:, 0]).abs()
     for _, tokens, *_ in first:
         found = torch.fft.rfft(hidden.head.codec.decode(tokens[..., :4])[:, 0]).abs()
         assert (torch.cdist(found, spectra, compute_mode=EXACT).min(1).values < 1e-3).all()
@@ -812,9 +807,8 @@ def test_resampled_residuals_are_whole_residuals_of_reserved_rows_each_equally_l
     monkeypatch.undo()
     assert torch.equal(drawn, ensembles.bank[index])
     tenths = (index * 10 // count).bincount(minlength=10).double()
-    assert ((tenths - 800).square() / 800).sum() < 27.9 and len(
-        index.unique()
-    ) > 0.99 * count  # chi-square, 9, p = 0.001
+    # chi-square, 9, p = 0.001
+    assert ((tenths - 800).square() / 800).sum() < 27.9 and len(index.unique()) > 0.99 * count
 
 
 @torch.no_grad()
@@ -844,16 +838,13 @@ def test_evaluations_are_counted_as_they_are_made(ensembles, config):
         assert ensembles.count_calls(draw) == Counter(draw=count, every=pytest.approx(count + gaussian)), name
         costs = costs_per_state(ensembles, name, 2)
         assert costs["evaluations_per_state"] == count
-        assert costs["networks_per_state"] == pytest.approx(
-            count + gaussian + 1
-        )  # the operator's trunk is always asked
+        # the operator's trunk is always asked
+        assert costs["networks_per_state"] == pytest.approx(count + gaussian + 1)
         assert costs["operations_per_state"] > 0
     seven = partial(ensembles.residual, "corrector", tokens, facts, noise, second, num_steps=7)
     assert ensembles.count_calls(seven)["draw"] == 14
-    copied, whitened = (
-        copy.deepcopy(ensembles.samplers["corrector"]),
-        Sampler.whitened,
-    )  # which no hook of the first one sees
+    # which no hook of the first one sees
+    copied, whitened = (copy.deepcopy(ensembles.samplers["corrector"]), Sampler.whitened)
 
     def teacher(sampler, *args, **options):
         return whitened(copied if sampler.evaluations == 1 else sampler, *args, **options)
@@ -908,9 +899,8 @@ def test_members_do_not_depend_on_the_batch_and_follow_the_seed(
 def test_leads_and_members_have_noise_of_their_own(ensembles):
     parts = [part.flatten(1) for lead in range(3) for part in ensembles.noise(torch.tensor([2, 5]), lead, 4)]
     draws = torch.cat(parts)
-    assert (torch.corrcoef(draws) - torch.eye(len(draws))).abs().max() < 0.8 and len(
-        draws
-    ) == 48  # 32 numbers each
+    # 32 numbers each
+    assert (torch.corrcoef(draws) - torch.eye(len(draws))).abs().max() < 0.8 and len(draws) == 48
 
 
 @torch.no_grad()
@@ -924,17 +914,15 @@ def test_single_steps_are_compared_on_the_same_test_windows_with_the_same_noise(
     )
     assert windows.truth.shape == (6, 8, 4) and windows.rows.max() < len(hidden.cache.split["test"])
     torch.testing.assert_close(again["corrector"], samples["corrector"])
-    torch.testing.assert_close(
-        windows.u_ref, hidden.decode(windows.truth), rtol=0, atol=1e-5
-    )  # the codec is exact
+    # the codec is exact
+    torch.testing.assert_close(windows.u_ref, hidden.decode(windows.truth), rtol=0, atol=1e-5)
     mixed = one_step(ensembles, 6, 3, ["corrector", "dressed"], is_shuffled=True).samples
     torch.testing.assert_close(mixed["dressed"], samples["dressed"])  # which reads no conditions
     gaussian = one_step(ensembles, 6, 3, ["dressed_conditional"], is_shuffled=True).samples[
         "dressed_conditional"
     ]
-    torch.testing.assert_close(
-        gaussian, samples["dressed_conditional"]
-    )  # nor has it a network that could lose them
+    # nor has it a network that could lose them
+    torch.testing.assert_close(gaussian, samples["dressed_conditional"])
     assert (mixed["corrector"] - samples["corrector"]).abs().max() > 1e-3
     fine = one_step(ensembles, 6, 3, ["corrector"], num_steps=32).samples
     assert 0 < (fine["corrector"] - samples["corrector"]).abs().max()
@@ -962,9 +950,8 @@ def test_every_sampler_of_solutions_is_its_definition(chain, steady, config, mon
             )[:, 0]
         )
     )
-    own = head.condition(
-        start.tokens, start.facts
-    )  # the operator's own error, at each draw as if it were all seen
+    # the operator's own error, at each draw as if it were all seen
+    own = head.condition(start.tokens, start.facts)
     torch.testing.assert_close(
         start.offset.view_as(noise), pushed.view_as(noise) - guess[:, None], rtol=0, atol=1e-5
     )
@@ -1027,9 +1014,8 @@ def test_a_prior_uses_the_best_method_on_validation(chain, steady, monkeypatch):
     )
     assert set(done) == set(METHODS) and done["pushed"] == 1.0 and head.method == min(done, key=done.get)
     posterior = steady.posterior.forward
-    with (
-        monkeypatch.context() as patch
-    ):  # draws of the coefficient that are none of it: the path begins at white noise
+    # draws of the coefficient that are none of it: the path begins at white noise
+    with monkeypatch.context() as patch:
         patch.setattr(steady, "is_pushed", True)
         patch.setattr(
             steady.posterior,

@@ -234,9 +234,8 @@ def test_the_linear_posterior_and_its_samples_follow_the_formula(case, num_modes
     torch.testing.assert_close(spread, cov_ref.diagonal().clamp_min(0).sqrt(), rtol=0, atol=2e-3)
     error = 5 * (cov_ref.diagonal().max() / NUM) ** 0.5 + 1e-3
     assert (drawn - mean_ref).abs().max() < error and (cov - cov_ref).abs().max() < error
-    assert (
-        case == "none" or (cov - covariance).abs().max() > 5 * error
-    )  # draws that look at nothing are caught
+    # draws that look at nothing are caught
+    assert case == "none" or (cov - covariance).abs().max() > 5 * error
 
 
 def test_two_channels_are_observed_together_and_inform_each_other():
@@ -326,9 +325,8 @@ def test_truncated_waves_share_one_residual_variance(monkeypatch):
     variance = torch.tensor([1.0, 0.8, 0.6, 0.4, 0.3, 0.2] + [0.01] * 18).double()
     basis = spectral.fourier(24).T.flip(1)
     linear = LinearPosterior.fit(drawn(basis * variance @ basis.T, 3000, "kept").view(-1, 1, 24))
-    assert (
-        linear.basis.double() - basis[:, :6]
-    ).abs().max() < 1e-6  # and not what the largest of a sample turn to
+    # and not what the largest of a sample turn to
+    assert (linear.basis.double() - basis[:, :6]).abs().max() < 1e-6
     torch.testing.assert_close(
         (linear.variance + linear.residual_variance).double(), variance[:6], rtol=0.1, atol=0
     )
@@ -371,9 +369,8 @@ def test_truncated_components_share_one_residual_variance(monkeypatch):
     assert linear.basis.shape == (24, 6)
     basis = linear.basis.double()
     outside = float(covariance.trace() - (basis.mT @ covariance @ basis).trace()) / 18
-    assert (
-        abs(float(linear.residual_variance) / outside - 1) < 0.1
-    )  # of what is outside the patterns found, and these are nearly the best
+    # of what is outside the patterns found, and these are nearly the best
+    assert abs(float(linear.residual_variance) / outside - 1) < 0.1
     assert outside < 1.5 * float(torch.linalg.eigvalsh(covariance)[:-6].mean())
     whole = linear.variance.sum() + 24 * linear.residual_variance
     assert abs(float(whole) / float(covariance.trace()) - 1) < 0.1

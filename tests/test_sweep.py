@@ -119,9 +119,8 @@ def test_the_table_has_mean_and_spread_over_seeds_best_first_and_says_what_faile
     assert "1 of 4 runs failed: mine-" in out.err
     lines = (tmp_path / "mine-sweep.md").read_text().splitlines()
     assert lines[0] == "| setting | seeds of 2 | nRMSE (geometric mean) | burgers1d | darcy2d |"
-    assert (
-        lines[2] == "| operator.model.depth=2 | 1 | 0.100 | 0.200 | 0.0500 |"
-    )  # of one seed there is no spread
+    # of one seed there is no spread
+    assert lines[2] == "| operator.model.depth=2 | 1 | 0.100 | 0.200 | 0.0500 |"
     assert lines[3] == "| operator.model.depth=1 | 2 | 0.250 ± 0.0707 | 0.500 ± 0.141 | 0.125 ± 0.0354 |"
     shown = leaderboard.table(tmp_path, split="val").splitlines()
     assert "| base | network | rates | seed |" in shown[2] and len(shown) == 7
@@ -197,6 +196,5 @@ def test_a_sweep_of_wandb_gives_the_script_overrides_that_it_understands(tmp_pat
     assert (script, flag) == ("train_operator.py", "--config") and set(given) < set(overrides)
     config = load_config(ROOT / path, overrides)
     assert config.run.name == "sweep-abc123" and config.tracker.kind == "wandb"
-    assert (
-        page["metric"]["name"] == "operator/validation/score"
-    )  # as ups/training/track.py and train_operator.py call it
+    # as ups/training/track.py and train_operator.py call it
+    assert page["metric"]["name"] == "operator/validation/score"

@@ -145,9 +145,8 @@ def test_after_a_kill_wandb_has_every_number_once_in_order_under_one_id_and_the_
         time.sleep(0.1)
     first.kill()
     first.wait()
-    second = start(
-        directory, "offline", 10, 30, "1"
-    )  # from the checkpoint of step 10: steps 11 to 20 come again
+    # from the checkpoint of step 10: steps 11 to 20 come again
+    second = start(directory, "offline", 10, 30, "1")
     assert second.wait(60) == 0, second.stderr.read()
     numbers, codes, runs = sent(directory)
     expected = [(step, "operator/train/loss", 0.5 * step) for step in range(1, 31)]

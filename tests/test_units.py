@@ -26,11 +26,8 @@ from ups.models.bases.units import FieldUnits, unit_of
 from ups.models.head import TaskHead
 
 CPU = torch.device("cpu")
-UNITS = {
-    "as made": (1.0, 1.0, 1.0),
-    "tiny": (1e-30, 1e-9, 1e-12),
-    "huge": (1e30, 3e16, 1e12),
-}  # of the field, lengths, times
+# of the field, lengths, times
+UNITS = {"as made": (1.0, 1.0, 1.0), "tiny": (1e-30, 1e-9, 1e-12), "huge": (1e30, 3e16, 1e12)}
 
 
 def fitted(folder, u: np.ndarray, length: float, dt: float) -> tuple[dict, dict]:
@@ -82,9 +79,8 @@ def test_the_same_data_in_other_units_have_the_same_base_error_and_terms(made, n
     errors = one["validation_nrmse"]
     assert len(errors) == 2 and other["validation_nrmse"] == pytest.approx(errors, rel=1e-2)
     assert min(errors.values()) < 0.05 and coefficients(one).keys() == coefficients(other).keys()
-    assert (
-        one["findings"][0].replace("e", "").count("±") == other["findings"][0].count("±") == 3
-    )  # stated in all units
+    # stated in all units
+    assert one["findings"][0].replace("e", "").count("±") == other["findings"][0].count("±") == 3
 
 
 @pytest.mark.parametrize("name", UNITS)
@@ -118,9 +114,8 @@ def test_a_unit_of_a_coefficient_is_that_of_its_term():
     rng, dt = generator(0, "fields"), 3e-7
     for positive, names in (([1], ["v", "p"]), ([], ["w"])):
         channels, space = len(names), (12, 10)
-        lengths = (
-            (5e6, 2e-4) if positive else (5e6, 2e6)
-        )  # rounding of the inverse Laplacian is that of its longest wave
+        # rounding of the inverse Laplacian is that of its longest wave
+        lengths = (5e6, 2e-4) if positive else (5e6, 2e6)
         cell = [length / n for length, n in zip(lengths, space, strict=True)]
         terms = library(channels, positive, 2, [0] if channels == 1 else [], [0])
         w = torch.randn(3, channels, *space, generator=rng, dtype=torch.float64)

@@ -254,9 +254,8 @@ def test_windows_and_residuals_move_the_forcing_with_the_state(tmp_path):
             "reserved", torch.arange(4), torch.tensor([0, 1, 2, 3]), torch.Generator().manual_seed(seed)
         )
         assert samples.r.abs().max() < 1e-3
-        led = samples.tokens[
-            ..., 4 * cache.tokenizer.dim : 5 * cache.tokenizer.dim
-        ]  # the residual of the last frame
+        # the residual of the last frame
+        led = samples.tokens[..., 4 * cache.tokenizer.dim : 5 * cache.tokenizer.dim]
         assert led[1:].abs().max() < 1e-3
 
 
@@ -304,9 +303,8 @@ def test_the_network_gets_the_forcing_and_its_description_is_plain_values(tmp_pa
     bad["tasks"][0]["base"]["settings"]["num_forcing"] = 2
     with pytest.raises(ValueError, match="base of heat has 2 forcing fields, .* expected 1"):
         Operator(bad)
-    assert not [
-        key for key in fitted_without(tmp_path).heads["heat"].description if "forcing" in key
-    ]  # as before
+    # as before
+    assert not [key for key in fitted_without(tmp_path).heads["heat"].description if "forcing" in key]
 
 
 def fitted_without(folder):

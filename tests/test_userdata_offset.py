@@ -87,9 +87,8 @@ def test_forecasts_take_and_give_values_of_the_file_in_the_precision_of_the_inpu
     assert u_pred.dtype == np.float64 and u_pred.shape == (1, T - 1, 1, X)
     assert np.sqrt(np.square(u_pred[0, :, 0] - u[row, 1:]).mean()) < 1e-3 * SIZE
     single = model.forecast("ks", u[row : row + 1, :1, None].astype(np.float32), num_frames=T - 1)
-    assert (
-        single.dtype == np.float32 and np.abs(single - u_pred).max() < 0.02
-    )  # float32 holds no more of 101325
+    # float32 holds no more of 101325
+    assert single.dtype == np.float32 and np.abs(single - u_pred).max() < 0.02
     with pytest.raises(
         ValueError,
         match="was given u from 101325.99 to 101326.01; expected 101324.98 to 101325.02: the range",

@@ -92,9 +92,8 @@ def test_two_frames_and_a_one_dimensional_map_train_and_end_in_a_report(pairs, m
         == results["tasks"]["map"]["num_frames_predicted"]
         == 1
     )
-    assert (
-        results["tasks"]["frames"]["models"]["operator"]["nrmse"]["value"] < 0.1
-    )  # a linear map, which the base finds
+    # a linear map, which the base finds
+    assert results["tasks"]["frames"]["models"]["operator"]["nrmse"]["value"] < 0.1
     page = (folder / "report.html").read_text()
     assert "1 frame predicted, up to lead time 1" in page and "coefficient a" in page
     for task in ("frames", "map"):

@@ -353,9 +353,8 @@ def test_packed_numbers_are_unpacked_and_missing_ones_are_nan(tmp_path):
         file["u"][2, 3, 4] = -32768
     *_, values = read(tmp_path, section(tmp_path))
     assert np.isnan(values[2, 3, 0, 4]) and np.isnan(values).sum() == 1
-    with pytest.raises(
-        ValueError, match="holds nan in u of trajectory 2, frame 3; expected finite"
-    ):  # no cache is made of it
+    # no cache is made of it
+    with pytest.raises(ValueError, match="holds nan in u of trajectory 2, frame 3; expected finite"):
         build_cache(load_config(overlay(tmp_path, section(tmp_path))), "ks", progress=False)
     write(tmp_path / "a.h5", u=np.where(u == u[1, 1, 1], np.float32(9.96921e36), u))
     with h5py.File(tmp_path / "a.h5", "a") as file:

@@ -32,11 +32,8 @@ def test_a_long_run_is_cut_into_windows_and_split_in_time(tmp_path):
     assert len(found) == 24 and not runs["test"] & (runs["train"] | runs["val"])
     write(tmp_path / "a.h5", u=run[:12])  # three windows
     _, source, _ = read(tmp_path, {**cut, "files": str(tmp_path / "a.h5")})
-    for fractions in (
-        (0.1, 0.1),
-        (0.1, 0.4),
-        (0.4, 0.4),
-    ):  # no window is in two parts, whatever the fractions
+    # no window is in two parts, whatever the fractions
+    for fractions in ((0.1, 0.1), (0.1, 0.4), (0.4, 0.4)):
         try:
             parts = source.split(*fractions)
         except ValueError as error:

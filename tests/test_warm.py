@@ -213,9 +213,8 @@ def test_a_head_over_another_codec_predicts_the_same_fields(tmp_path, name, kind
         for head in (mine, given)
     )
     torch.testing.assert_close(change, change_ref, rtol=1e-4, atol=1e-4)
-    assert (
-        build(describe(name, kind, history, bundle=2)).heads[name].take(given) == ""
-    )  # that it cannot serve
+    # that it cannot serve
+    assert build(describe(name, kind, history, bundle=2)).heads[name].take(given) == ""
 
 
 def test_a_frozen_trunk_stays_bit_by_bit_while_heads_learn(caches, parent, tmp_path):

@@ -120,9 +120,8 @@ def change_data(case: Path, sound: Path, rng: random.Random) -> None:
     path = rng.choice([path for path in sorted(sound.iterdir()) if path.is_file()])
     data = path.read_bytes()
     case.mkdir()
-    at = (
-        len(data) - HEADER if path.suffix == ".npz" and rng.random() < 0.5 else 0
-    )  # a zip's directory is at its end
+    # a zip's directory is at its end
+    at = len(data) - HEADER if path.suffix == ".npz" and rng.random() < 0.5 else 0
     end = max(at, 0) + (128 if path.suffix == ".npy" else HEADER)
     (case / path.name).write_bytes(
         data[: max(at, 0)] + mutate_bytes(data[max(at, 0) : end], rng) + data[end:]

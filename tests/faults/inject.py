@@ -109,9 +109,8 @@ def summary(results: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # ignored in a background shell, and so in what it starts
+    # ignored in a background shell, and so in what it starts
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -103,9 +103,8 @@ def moments_case(references: References, stage: str, where: str, number: int) ->
         return result
     draws = random.Random(f"{stage} {where}")
     total = int((folder / "count").read_text())
-    total = (
-        max(1, total * 3 // STEPS) if where == "saving" else total
-    )  # the kills hit the last two steps' saves
+    # the kills hit the last two steps' saves
+    total = max(1, total * 3 // STEPS) if where == "saving" else total
     for turn in range(number):
         at, root = draws.randint(1, total), folder / f"turn{turn}"
         shutil.copytree(before, root)

@@ -41,9 +41,8 @@ class Kind:
     settings: tuple[str, ...] = ()
     ranks: tuple[str, ...] = ("0", "1", "both")
     stages: tuple[str, ...] = tuple(SCRIPTS)
-    after: Callable[[Path], str | None] = field(
-        default=lambda directory: None
-    )  # what is wrong with the stage directory
+    # what is wrong with the stage directory
+    after: Callable[[Path], str | None] = field(default=lambda directory: None)
 
 
 def died(codes: set[int], **options: Any) -> dict[str, Any]:

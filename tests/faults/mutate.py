@@ -571,9 +571,8 @@ def read_cache(folder: Path) -> str:
 
     if not is_equal(content(cache), content(sound)):
         raise Finding("a cache with other content was taken")
-    return (
-        "same" if cache.header == sound.header else "other"
-    )  # coordinates and the like, which nothing computes with
+    # coordinates and the like, which nothing computes with
+    return "same" if cache.header == sound.header else "other"
 
 
 # -------- checkpoints

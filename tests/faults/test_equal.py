@@ -36,10 +36,8 @@ def test_fifty_steps_are_those_of_one_process_in_one_pass(alone, tmp_path, way):
     largest = float(((found - expected) / expected).abs().max())
     print(f"{way}: largest relative difference of a loss {largest:.1e}")
     close(outcome, alone)
-    for key, most in (
-        ("train/gradient_norm", 1e-5),
-        ("train/lr_factor", 0.0),
-    ):  # of all rows and weights, not of one rank's
+    # of all rows and weights, not of one rank's
+    for key, most in (("train/gradient_norm", 1e-5), ("train/lr_factor", 0.0)):
         one, other = ([line[key] for line in o.lines() if key in line] for o in (outcome, alone))
         assert len(one) == 50 and one == pytest.approx(other, rel=most, abs=0.0), key
     assert every_epoch(tmp_path, world) == {epoch: [1] * 40 for epoch in range(10)}

@@ -115,9 +115,8 @@ def test_make_trains_the_stages_of_the_configuration_and_the_report_asks_for_the
         *arguments,
     )
     assert code == 0 and trained(lines, "cpu.yaml") == stages.split() and lines[-1].startswith("evaluate.py")
-    assert (
-        re.findall(r"evaluate\.stages=\S+", lines[-1]) == named
-    )  # nothing else: a stage that is missing fails by its gate
+    # nothing else: a stage that is missing fails by its gate
+    assert re.findall(r"evaluate\.stages=\S+", lines[-1]) == named
 
 
 @pytest.mark.parametrize(

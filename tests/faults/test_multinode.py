@@ -258,15 +258,8 @@ def test_a_preempted_slurm_job_is_requeued_and_no_other(tmp_path, state, code, i
 
 def test_the_skypilot_file_says_what_skypilot_reads_and_starts_the_same_script():
     task = yaml.safe_load((CLUSTER / "sky.yaml").read_text(encoding="utf-8"))
-    assert task.keys() <= {
-        "name",
-        "num_nodes",
-        "resources",
-        "workdir",
-        "envs",
-        "setup",
-        "run",
-    }  # of SkyPilot's task schema
+    # of SkyPilot's task schema
+    assert task.keys() <= {"name", "num_nodes", "resources", "workdir", "envs", "setup", "run"}
     assert "cluster/node.sh" in task["run"] and all(isinstance(value, str) for value in task["envs"].values())
     asked = set(re.findall(r"SKYPILOT_\w+", task["run"]))
     assert asked == {

@@ -26,11 +26,8 @@ from ups.training.sharding import shard_axis, shard_of
 
 FSDP = {"options": {"fsdp": True, "blocks": True}, "environment": forced_fsdp.ENVIRONMENT}
 PLAIN = {"options": {"blocks": True}}
-STEPS = (
-    "operator.train.steps=50",
-    "operator.optim.muon_lr=2e-4",
-    "operator.optim.adamw_lr=5e-4",
-)  # as Muon amplifies rounding
+# as Muon amplifies rounding
+STEPS = ("operator.train.steps=50", "operator.optim.muon_lr=2e-4", "operator.optim.adamw_lr=5e-4")
 
 
 def launch(root, *overrides, how=FSDP, world=2, **more):
@@ -51,9 +48,8 @@ def close(one, two, rtol=1e-5):
         for outcome in (one, two)
     ]
     torch.testing.assert_close(*scores, rtol=rtol, atol=0.0)
-    torch.testing.assert_close(
-        weights(one), weights(two), rtol=1e-4, atol=3e-5
-    )  # Muon's iteration is in bfloat16
+    # Muon's iteration is in bfloat16
+    torch.testing.assert_close(weights(one), weights(two), rtol=1e-4, atol=3e-5)
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +88,8 @@ def test_the_export_is_whole_and_a_checkpoint_holds_half_of_everything_on_each_r
         if name != "scale":
             assert sum(part["model"][name].numel() for part in parts) == whole.numel(), name
     assert [part["model"]["blocks.0.mix"].shape for part in parts] == [(1, 3, 16, 16)] * 2  # the axis of 2
-    assert [part["model"]["blocks.0.up.weight"].shape for part in parts] == [
-        (25, 8)
-    ] * 2  # 25 does not divide evenly
+    # 25 does not divide evenly
+    assert [part["model"]["blocks.0.up.weight"].shape for part in parts] == [(25, 8)] * 2
     assert [part["model"]["blocks.0.down.bias"].shape for part in parts] == [(8,)] * 2
     assert [part["model"]["heads.0.bias"].shape for part in parts] == [(1,), (0,)]
     averages = torch.cat([part["ema"]["averages"]["blocks.0.mix"] for part in parts])
@@ -368,9 +363,8 @@ def both(data, stage, module, parents=()):
         for keys, value in tree_flatten_with_path(torch.load(mine, weights_only=True)["shards"])[0]
         if isinstance(value, torch.Tensor) and value.is_floating_point()
     }
-    assert len(kinds) > 100 and {*kinds.values()} == {torch.float32}, (
-        kinds
-    )  # weights, moments and averages, of any precision
+    # weights, moments and averages, of any precision
+    assert len(kinds) > 100 and {*kinds.values()} == {torch.float32}, kinds
 
 
 def test_the_operators_script_gives_the_same_sharded_or_not_in_bfloat16(data):
@@ -396,9 +390,8 @@ def test_parts_put_together_are_the_whole(shape, world):
     tensor, axis = torch.randn(shape), shard_axis(torch.Size(shape), world)
     parts = [shard_of(tensor, axis, rank, world) for rank in range(world)]
     assert torch.equal(torch.cat(parts, axis), tensor)
-    assert (
-        axis == 0 or len({part.shape for part in parts}) == 1
-    )  # torch divides other axes evenly or not at all
+    # torch divides other axes evenly or not at all
+    assert axis == 0 or len({part.shape for part in parts}) == 1
 
 
 def test_a_state_of_three_ranks_is_read_by_two_and_by_one():

@@ -288,9 +288,8 @@ def test_what_was_never_written_is_refused_by_the_cache_and_the_doctor(tmp_path,
 def test_fields_that_are_still_or_zero_are_accepted(tmp_path, make):
     said, findings = built(tmp_path, u=make())
     assert said == "" and not any("written" in one.what for one in findings)
-    assert make is not wall or "50% of the cells of u hold one number" in str(
-        findings
-    )  # which the doctor mentions
+    # which the doctor mentions
+    assert make is not wall or "50% of the cells of u hold one number" in str(findings)
 
 
 def test_a_field_may_be_zero_throughout_and_another_not(tmp_path):

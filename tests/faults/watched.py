@@ -47,10 +47,8 @@ def watch(event: str, arguments: tuple) -> None:
         path, mode = Path(str(arguments[0])), arguments[1]
         if not Path(path).absolute().is_relative_to(folder) or (mode or "r")[0] not in "r":
             seen.append(f"open {path} {mode}")
-    elif event.startswith(NEVER) and (event, arguments[-1]) != (
-        "compile",
-        "<unknown>",
-    ):  # ast.literal_eval parses
+    # ast.literal_eval parses
+    elif event.startswith(NEVER) and (event, arguments[-1]) != ("compile", "<unknown>"):
         seen.append(f"{event} {str(arguments)[:80]}")
 
 

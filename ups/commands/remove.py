@@ -23,12 +23,8 @@ from ups.data.seal import read_seal
 from ups.training.finished import DONE
 from ups.training.folder import LOCK
 
-RECORDS = (
-    DONE,
-    LOCK,
-    "environment.json",
-    "results.json",
-)  # deleted last, so that a half-deleted folder is still recognised
+# deleted last, so that a half-deleted folder is still recognised
+RECORDS = (DONE, LOCK, "environment.json", "results.json")
 REPORTS = ("report", "report-val")
 PREPARED = ".prepared"  # written by cluster/node.sh in the folder of a run
 DEPTH = 4  # of folders below a path: data/NAME/TASK/FILE

@@ -140,9 +140,8 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
             with h5py.File(partial, "r+", libver=LIBVER, locking=False) as file:
                 stream = written(data.task, sources, _read(data, config.cache.chunk, bar))
                 arrays, floor = _encode(data, codecs, file, stream, digest)
-                if found := suspects(
-                    sources[0], extremes
-                ):  # after the check for values that were never written
+                # after the check for values that were never written
+                if found := suspects(sources[0], extremes):
                     raise ValueError(
                         f"{found[0].where}: {found[0].what}; expected values of the field. "
                         f"To do: {found[0].do}."

@@ -102,9 +102,8 @@ def assess_steady(
             "members": members["corrector"][0].cpu().numpy(),
         }
     method = prior.heads[task.name].method
-    same = (
-        SAME.get(method) if residuals.is_linear or method != "pushed" else None
-    )  # no comparison with itself
+    # no comparison with itself
+    same = SAME.get(method) if residuals.is_linear or method != "pushed" else None
     posterior = "linear posterior of the coefficient" if residuals.is_linear else CELLS
     pooled = {
         other: pool(scores, PARTIAL, other, count, seed, groups)

@@ -195,9 +195,8 @@ def loss_of(
     loss = diffusion_loss(corrector.velocity(batch.condition), batch.r, batch.noise, angle)
     metrics = {name: loss.mean(), f"{name}/std": batch.r.std()}
     for key, (low, high) in ANGLE_BINS.items():
-        rows = torch.nonzero((low <= batch.angle) & (batch.angle < high))[
-            :, 0
-        ]  # on the CPU, as the angles are
+        # on the CPU, as the angles are
+        rows = torch.nonzero((low <= batch.angle) & (batch.angle < high))[:, 0]
         if len(rows):
             metrics[f"{name}/angle_{key}"] = loss[send(rows, loss.device)].mean()
     return metrics[name], metrics

@@ -115,9 +115,8 @@ class LinearPosterior(nn.Module):
             strict=True,
         )
         squares = self.basis.square()
-        prior = (
-            self.residual_variance + squares @ self.variance
-        )  # variance of each cell without an observation
+        # variance of each cell without an observation
+        prior = self.residual_variance + squares @ self.variance
         parts = [
             self._given_all(y, size, *white.unbind(1), squares)
             if is_complete

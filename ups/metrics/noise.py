@@ -44,9 +44,8 @@ def measurement_noise(u: np.ndarray) -> float | None:
     u = np.asarray(u, np.float64)
     axes = [axis for axis in range(1, u.ndim) if u.shape[axis] >= MIN_CELLS or axis == 1]
     with np.errstate(invalid="ignore"):
-        u = np.where(
-            np.ptp(u, axis=1, keepdims=True) > 0, u, np.nan
-        )  # a cell that never changes has no noise
+        # a cell that never changes has no noise
+        u = np.where(np.ptp(u, axis=1, keepdims=True) > 0, u, np.nan)
     if not np.isfinite(u).any():
         return None
     std, rounding = np.nanstd(u), rounding_error(u)

@@ -49,9 +49,8 @@ def describe_data(cache: Cache) -> dict[str, Any]:
         **({"noise": cache.header["noise"]} if "noise" in cache.header else {}),
         "parameters": {
             name: [float(column.min()), float(column.max())]
-            for name, column in zip(
-                cache.task.parameters, cache.parameters.unbind(1), strict=False
-            )  # hidden ones have no column
+            # hidden ones have no column
+            for name, column in zip(cache.task.parameters, cache.parameters.unbind(1), strict=False)
         },
         "parameter_values": cache.parameter_values.tolist(),
     }

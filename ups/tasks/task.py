@@ -57,21 +57,17 @@ class Task:
     series: tuple[str, ...] = ()  # the forcing that is one number per frame, equal in every cell
     still: tuple[str, ...] = ()  # the last of `fields`, constant in time: not predicted and not scored
     positive: tuple[str, ...] = ()  # channels that are normalised in log-space
-    vector: tuple[
-        str, ...
-    ] = ()  # components along `axes` of one vector after the other; the rest are scalars
+    # components along `axes` of one vector after the other; the rest are scalars
+    vector: tuple[str, ...] = ()
 
     # ---- domain and parameters
     ndim: int  # number of space axes
     axes: tuple[str, ...] = ()  # names of the space axes in storage order; x, y, z by default
-    domain: tuple[float, float] | tuple[tuple[float, float], ...] = (
-        0.0,
-        1.0,
-    )  # of every axis, or one per axis
+    # (low, high) of all axes, or of each
+    domain: tuple[float, float] | tuple[tuple[float, float], ...] = (0.0, 1.0)
     boundary: str  # as in ups/common/boundary.py
-    walls: tuple[
-        tuple[float, float], ...
-    ] = ()  # 1D: values of each field at both ends, if fixed and not zero
+    # 1D: values of each field at both ends, if fixed and not zero
+    walls: tuple[tuple[float, float], ...] = ()
     parameters: tuple[str, ...] = ()  # numbers of a whole file, as its HDF5 attributes spell them
     constants: tuple[tuple[str, float], ...] = ()  # equation constants that all files of the task share
     hides: bool = False  # parameters are hidden and models see `history` frames only: the future is uncertain

@@ -99,9 +99,8 @@ def read_header(path: Path, do: str) -> Sizes:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(size - 8, MOST_RECORD_BYTES):
                 raise ValueError(f"a header of {length} bytes")
-            header = json.loads(
-                file.read(length).decode()
-            )  # else json guesses the encoding, and imports its codec
+            # decoded here: json would guess the encoding, and import its codec
+            header = json.loads(file.read(length).decode())
         sizes, spans = {}, []
         for name, entry in header.items():
             if name != "__metadata__":
