@@ -97,7 +97,7 @@ def select_network_weight(
     for share in NETWORK_WEIGHTS:
         operator.heads[cache.task.name].description["network_weight"] = share
         found[share] = squared_errors(operator, cache, rows, context, place)
-    selection = select(found, cache.trajectory[rows], seed)
+    selection = select(found, cache.trajectory[rows], seed, cache.task.is_driven)
     return selection["network_weight"], found[selection["compared_weight"]]
 
 
