@@ -154,7 +154,7 @@ def test_a_wrong_description_gets_one_line_that_says_what_to_write_where(tmp_pat
         ),
         (
             {"u": waves((N, 4, X))},
-            r"b.h5 holds 4 frames; expected 5 .*Write task.ks.num_frames: 4 to use as many",
+            r"b.h5 holds 4 frames; expected 5 .*Write task.ks.num_frames: 4 to use that many",
         ),
         ({"v": waves()}, "b.h5 holds no array 'u'"),
     ],
@@ -307,7 +307,7 @@ def test_a_group_that_broke_off_is_named(tmp_path):
     """NumPy broadcast its one frame over all."""
     keys = section(tmp_path, layout={"*/data": ["time", "x"]})
     for shape, message in (
-        ((1, X), "num_frames: .*a.h5 holds 1 frames in 0003; expected 5 as in .*: 1 to use as many"),
+        ((1, X), "num_frames: .*a.h5 holds 1 frames in 0003; expected 5 as in .*: 1 to use that many"),
         ((3, X), "num_frames: .*a.h5 holds 3 frames in 0003; expected 5 .* or leave that group out"),
         ((T, 1), r"a.h5 holds \(5, 1\) numbers in 0003/data; expected \(5, 16\) as in 0000"),
     ):
@@ -409,7 +409,7 @@ def test_axes_that_contradict_the_names_in_the_file_are_refused(tmp_path):
     refused(
         tmp_path,
         section(tmp_path, layout={"u": ["trajectory", "time", "x", "y"]}),
-        "the file calls y what it calls x; expected the order in which .* has its axes, run, time, y, x",
+        "it calls an axis x that the file calls y; expected the order of the axes in .*, run, time, y, x",
     )
     read(tmp_path, section(tmp_path, layout={"u": ["trajectory", "time", "y", "x"]}))
 

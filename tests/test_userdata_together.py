@@ -78,7 +78,11 @@ def test_arrays_of_one_name_go_by_the_number_of_their_file_and_single_ones_by_it
 def test_what_does_not_go_together_is_refused(tmp_path):
     runs(tmp_path)
     for message, patterns, change in (
-        ("6 files fit .*u_.*h5, 5 files fit .*v_.*h5; expected as many of each", ("u_*.h5", "v_*.h5"), None),
+        (
+            "6 files fit .*u_.*h5, 5 files fit .*v_.*h5; expected the same number of each",
+            ("u_*.h5", "v_*.h5"),
+            None,
+        ),
         (r"u_0.h5 goes with .*v_1.h5; expected files of the same run", ("u_[0-4].h5", "v_[1-5].h5"), None),
         (r"no file fits .*w_", ("u_*.h5", "w_*.h5"), None),
         (

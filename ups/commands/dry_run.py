@@ -39,7 +39,7 @@ def print_training_plan(config: Config, stage: str) -> None:
     """Print batch, parents, parameters, memory, disk and time of a training stage."""
     names, section = config.served(stage), getattr(config, stage)
     if not names:
-        print(f"{stage}: nothing to do, no such task reserves trajectories (task.TASK.reserve)")
+        print(f"{stage}: nothing to do, no task of this stage reserves trajectories (task.TASK.reserve)")
         return
     train, model = section.train, config.model_of(stage)
     print(f"{stage}: to {config.run_dir / stage}, on {', '.join(names)}")

@@ -135,7 +135,7 @@ def can_estimate(head: TaskHead, context: int) -> bool:
 
 
 def has_white_noise(head: TaskHead) -> bool:
-    """Whether frames have noise of measurement, and what it does to forecasts can be found out."""
+    """Whether frames have noise of measurement whose effect on forecasts can be computed."""
     task = head.task
     return bool(head.description.get(NOISE)) and not (task.is_steady or task.positive or task.forcing)
 

@@ -27,9 +27,9 @@ def stay(w: Tensor, codec: Tokenizer) -> Tensor:
 def symmetry(task: Task, space: Sequence[int], generator: torch.Generator) -> Move:
     """A random symmetry of the equation on a grid, or `stay` if it has none.
 
-    A shift along periodic axes if shifted solutions are solutions. A mirror image if that is one; on a cube
-    with its axes permuted. The components of `task.vector` follow: they are permuted with the axes, and
-    negated by a mirror.
+    A shift along periodic axes, if shifted solutions are solutions; a mirror image, if mirrored solutions
+    are; on a cube also a permutation of the axes. The components of `task.vector` follow: they are permuted
+    with the axes, and negated by a mirror.
     """
     axes, shifts, flips, order = list(range(-task.ndim, 0)), [], [], list(range(task.ndim))
     ends = along(task.boundary, task.ndim)

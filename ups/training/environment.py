@@ -39,8 +39,8 @@ def check_launch(train: TrainConfig, stage: str, world: int) -> None:
 
 
 OTHER_WORLD = (
-    "{expected} processes were asked for (UPS_EXPECT_WORLD), but this launch has {world}; expected as many. "
-    "Use accelerate launch --config_file with a file from accelerate_configs/."
+    "{expected} processes were asked for (UPS_EXPECT_WORLD), but this launch has {world}; expected "
+    "{expected}. Use accelerate launch --config_file with a file from accelerate_configs/."
 )
 ONE_OF_SEVERAL = (
     "accelerate was asked for several processes and started one (it does so for --cpu --num_processes and "

@@ -93,7 +93,7 @@ def read_domain(
         raise config_error(
             f"{key}.layout",
             f"the axis called {axis} has {size} cells and the array {place} in {store.path} {len(x)} numbers",
-            "as many",
+            f"{size} numbers",
             f"Are the words in the order of the axes? {store.listing()}.",
         )
     x = x[::-1] if rises(x[::-1]) else x

@@ -43,7 +43,7 @@ def matching_files(key: str, pattern: str) -> list[str]:
             ", ".join(
                 f"{len(found)} files fit {part}" for found, part in zip(columns, patterns, strict=True)
             ),
-            "as many of each, as they go together in their order",
+            "the same number of each, because they go together in their order",
             "Correct the patterns.",
         )
     varying = [[_varying(column, path) for column, path in zip(columns, row, strict=True)] for row in rows]

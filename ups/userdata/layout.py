@@ -155,8 +155,8 @@ def _check_order(key: str, place: Place, axes: Sequence[str], vector: Any, store
         if name != word.lower() and name in {axis.lower() for axis in place.axes}:
             raise config_error(
                 f"{key}.layout.{place.array}",
-                f"the file calls {stored} what it calls {word}",
-                f"the order in which {store.path} has its axes, {', '.join(names)}",
+                f"it calls an axis {word} that the file calls {stored}",
+                f"the order of the axes in {store.path}, {', '.join(names)}",
                 "Correct the order of the words.",
             )
     is_unordered = {*axes} <= {*"xyz"} and [*axes] != sorted(axes)

@@ -182,7 +182,7 @@ def _check_file(
             f"{key}.num_frames",
             f"{path} holds {shortest} frames{where}",
             f"{num_frames} as in {whose}",
-            f"Write {key}.num_frames: {shortest} to use as many of every {kind}, or leave that {kind} out.",
+            f"Write {key}.num_frames: {shortest} to use that many of every {kind}, or leave that {kind} out.",
         )
     coordinates = find_coordinates(key, task.user_facts.get("coordinates", {}), task.axes, task.arrays, store)
     uneven = require_domain(key, store, task, groups, space, coordinates)

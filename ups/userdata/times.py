@@ -110,7 +110,7 @@ def read_step(key: str, section: Mapping[str, Any], layout: "Layout", store: "St
                 f"{key}.layout",
                 f"the axis called time has {frames} frames and the array {place} in {store.path} "
                 f"{len(times)} times",
-                "as many (or one more)",
+                f"{frames} or {frames + 1} times",
                 f"Are the words in the order of the axes? {store.listing()}.",
             )
         times = times[:frames]
