@@ -292,7 +292,7 @@ def test_an_unknown_id_is_not_tried_again(server, tmp_path):
 
 def test_no_progress_ends_after_the_retries_and_says_where_it_continues(server, tmp_path):
     server.plan = ["cut"] + ["nothing"] * 9
-    with pytest.raises(ConnectionError, match=r"nothing new in 3 attempts .*continues at byte 1048576"):
+    with pytest.raises(ConnectionError, match=r"no new data in 3 attempts .*continues at byte 1048576"):
         get(server, tmp_path / "a.hdf5", retries=2)
     assert partial_path(tmp_path / "a.hdf5").stat().st_size == 2**20
 
@@ -302,7 +302,7 @@ def test_a_server_that_ignores_ranges_and_cuts_is_given_up(server, tmp_path):
     something new."""
     server.plan = ["no range, cut"] * 30
     with pytest.raises(
-        ConnectionError, match="nothing new in 3 attempts .*closed at byte .*continues at byte 1048576"
+        ConnectionError, match="no new data in 3 attempts .*closed at byte .*continues at byte 1048576"
     ):
         get(server, tmp_path / "a.hdf5", retries=2)
     assert len(server.ranges) <= 5
@@ -324,7 +324,7 @@ def test_a_server_that_always_answers_416_is_named(server, tmp_path, have):
 def test_a_server_that_drips_is_given_up(server, tmp_path, plan):
     server.plan = [plan] * 30
     with pytest.raises(
-        ConnectionError, match=r"nothing new in 3 attempts \(\d+ bytes in 0.3 s\).*Check the network"
+        ConnectionError, match=r"no new data in 3 attempts \(\d+ bytes in 0.3 s\).*Check the network"
     ):
         get(server, tmp_path / "a.hdf5", retries=2, timeout_s=0.3)
     assert len(server.ranges) == 3
@@ -373,7 +373,7 @@ def test_no_server_is_a_connection_error(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/1"
-    with pytest.raises(ConnectionError, match="nothing new in 2 attempts .*refused.*Check the network"):
+    with pytest.raises(ConnectionError, match="no new data in 2 attempts .*refused.*Check the network"):
         fetch(url, tmp_path / "a.hdf5", MD5, patience=Patience(1, 0.001))
     with pytest.raises(ValueError, match="'ftp://x/1' is not a web address; .*Correct data.url"):
         fetch("ftp://x/1", tmp_path / "a.hdf5", MD5)

@@ -179,7 +179,7 @@ def test_an_unreachable_server_is_an_error_and_the_next_call_continues(served, t
     server, u = served
     server.plan = ["ok"] + [503] * 3
     with pytest.raises(
-        ConnectionError, match=r"nothing new in 3 attempts .*run `make data` again: it continues"
+        ConnectionError, match=r"no new data in 3 attempts .*run `make data` again: it continues"
     ):
         part(server, tmp_path)
     assert np.array_equal(open_data(part(server, tmp_path), "advection1d").read(0, 4)[:, :, 0], u[:4])
