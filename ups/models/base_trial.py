@@ -75,7 +75,7 @@ def after_trial(
 
 
 def is_trial_due(facts: dict[str, Any], trivial: str, steps: int) -> bool:
-    """Whether the selected base is little better than the trivial one and no solver of the user."""
+    """Whether the selected base is little better than the trivial one. Never for a solver of the user."""
     base, errors = facts["description"]["base"], facts["validation_nrmse"]
     if base["name"] == trivial or base["kind"] == "solver" or errors.get(trivial) is None:
         return False

@@ -61,11 +61,9 @@ class Candidate:
 def evaluate_candidate(
     name: str, head: TaskHead, cache: Cache, context: int, rows: Tensor, is_rolled_out: bool = True
 ) -> Candidate:
-    """The candidate with its errors on `rows`.
-
-    From rollouts of the base alone after the first `context` frames, whose start is estimated if the head
-    says so, or with is_rolled_out=False from one call from the truth before each later frame. Steady tasks
-    make single calls.
+    """The candidate with its errors on `rows`: of rollouts of the base alone after the first `context`
+    frames, from an estimated start if the head has one. For steady tasks, and with is_rolled_out=False, they
+    are the errors of single calls from true inputs.
     """
     device, predicted, found = head.scale.device, cache.task.predicted, []
     for batch in cache.row_blocks(rows, cache.num_frames, len(rows)):

@@ -192,8 +192,8 @@ def assessed(
 
 
 def block_of(num_rows: int, count: int) -> Tensor:
-    """The block of each of `count` windows that cycle through num_rows trajectories, all of BLOCKS if there
-    are as many windows."""
+    """The block of each of `count` windows that cycle through num_rows trajectories; all BLOCKS are used if
+    there are enough windows."""
     place, num = torch.arange(count), min(num_rows, count)
     return place % num * BLOCKS // num if num >= BLOCKS else place % BLOCKS
 
@@ -207,7 +207,8 @@ def scatter(equations: Tensor, block: Tensor, solved: Callable[[Tensor], Tensor]
 
 
 def noise_width(now: Tensor, noisier: Tensor) -> Tensor:
-    """The bias of `now` by noise, from the coefficients `noisier` with as much noise added once more."""
+    """The bias of `now` by noise, from the coefficients `noisier`, which were fitted after the same amount of
+    noise was added again."""
     change = (noisier - now).abs() / now.abs().clamp_min(1e-300)
     return torch.where(change < 0.5, now.abs() * change / (1 - 2 * change).clamp_min(1e-9), torch.inf)
 

@@ -153,7 +153,7 @@ class ModelIntegration:
         return float(unmoved.square().flatten(1).mean(1).sqrt().mean())
 
     def num_windows(self, num_cells: int, most: int) -> int:
-        """The number of windows that together have so many cells."""
+        """The number of windows that have this number of cells in all."""
         return min(most, max(self.limits.min_windows, num_cells // self.num_cells))
 
     # ----------------------------------------------------------------------------------- the integrator
@@ -247,9 +247,8 @@ class ModelIntegration:
         return [*found, replace(model, is_stiff=False, is_coupled=False)]
 
     def num_converged_steps(self, model: Model, limit: int) -> int:
-        """The fewest steps per frame, at most `limit`, such that twice as many change nothing, and half as
-        many more; 0 if there are none. Nor may a wave grow from noise that does not grow with twice the
-        steps."""
+        """1.5 times the fewest steps per frame for which twice the number changes nothing, at most `limit`; 0
+        if there is no such number. Nor may a wave grow from noise that does not grow with twice the steps."""
         count = self.num_windows(self.limits.step_test_cells, self.limits.max_step_test_windows)
         s, num = self.regression_windows[:count, :2], 1
         if not model.is_stiff:

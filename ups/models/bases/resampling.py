@@ -56,13 +56,13 @@ def subsets(a: Tensor, columns: list[int]) -> dict[int, list[int]]:
 
 
 def loss(a: Tensor, columns: list[int], values: Tensor, unit: float) -> float:
-    """The square of the target that values of columns leave, over `unit`."""
+    """The squared residual of the target with these values of columns, over `unit`."""
     x = a[columns][:, columns]
     return float(a[-1, -1] - 2 * values @ a[columns, -1] + values @ x @ values) / unit
 
 
 def fit(a: Tensor, columns: list[int]) -> float:
-    """The square of the target that the best values of columns leave."""
+    """The squared residual of the target with the best values of columns."""
     return loss(a, columns, solve(a, columns), 1.0)
 
 
@@ -76,7 +76,7 @@ def values_of_sets(a: Tensor, sets: Tensor) -> Tensor:
 
 
 def losses_of_sets(a: Tensor, sets: Tensor, values: Tensor) -> Tensor:
-    """The squares of the target (samples, sets) that values of sets of columns leave."""
+    """The squared residuals of the target (samples, sets) with these values of sets of columns."""
     x, y = a[:, sets[:, :, None], sets[:, None]], a[:, sets, -1]
     return a[:, -1, -1, None] - 2 * (values * y).sum(-1) + torch.einsum("spi,spij,spj->sp", values, x, values)
 
@@ -136,7 +136,8 @@ def fraction_as_good(losses: Tensor, best: Tensor) -> Tensor:
 
 
 def residual_of(blocks: Tensor, columns: list[int], values: Tensor) -> tuple[float, float]:
-    """The fraction of the square of the target that values of columns leave, and its standard error."""
+    """The squared residual with these values of columns, as a fraction of the target's square, and its
+    standard error."""
     vector = blocks.new_zeros(blocks.shape[1])
     vector[[*columns, -1]] = torch.cat([-values, values.new_ones(1)])
     losses, unit = torch.einsum("i,bij,j->b", vector, blocks, vector), blocks[:, -1, -1].sum()
