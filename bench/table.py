@@ -371,9 +371,9 @@ def apebench_table(found: dict[str, dict[str, Any]]) -> str:
 
 
 def discovery_table(found: dict[str, dict[str, Any]]) -> str:
-    """docs/discovery.md: how many draws gave the right terms and the median of the worst coefficient error at
-    every noise; at the noise of E-WSINDy the median of the relative l2 error; true coefficients inside their
-    intervals; seconds.
+    """docs/discovery.md: how many draws gave the right terms, in how many more they are doubted, and the
+    median of the worst coefficient error at every noise; at the noise of E-WSINDy the median of the relative
+    l2 error; true coefficients inside their intervals; seconds.
     """
     labels = {"ours": "UPS", "weak": "PySINDy, weak form", "ensemble": "PySINDy, ensemble"}
 
@@ -383,10 +383,15 @@ def discovery_table(found: dict[str, dict[str, Any]]) -> str:
     def middle(some: list[dict[str, Any]], key: str) -> float:
         return statistics.median(row[key] for row in some)
 
-    def cell(some: list[dict[str, Any]]) -> str:
+    def terms(equation: dict[str, dict[str, float]]) -> set[tuple[str, str]]:
+        return {(name, term) for name, right_side in equation.items() for term in right_side}
+
+    def cell(some: list[dict[str, Any]], truth: dict[str, dict[str, float]]) -> str:
         if not some:
             return MISSING
-        return f"{sum(row['is_right'] for row in some)} of {len(some)}, {percent(middle(some, 'worst'))}"
+        doubted = sum(terms(row.get("doubted", {})) == terms(truth) for row in some)
+        right = f"{sum(row['is_right'] for row in some)}{f' + {doubted}' * bool(doubted)} of {len(some)}"
+        return f"{right}, {percent(middle(some, 'worst'))}"
 
     noises = sorted({one["key"]["noise"] for record in found.values() for one in record["entries"]})
     header = ("film", "method", *(f"{100 * noise:g} %" for noise in noises))
@@ -401,7 +406,7 @@ def discovery_table(found: dict[str, dict[str, Any]]) -> str:
             yield (
                 name,
                 label,
-                *(cell(chosen(record, column=column, noise=one)) for one in noises),
+                *(cell(chosen(record, column=column, noise=one), record["truth"]) for one in noises),
                 f"{percent(middle(published, 'l2'))} at {100 * noise:g} %" if published else MISSING,
                 f"{inside} of {num}" if num else MISSING,
                 f"{middle(every, 'seconds'):.2g}" if every else MISSING,
