@@ -297,6 +297,9 @@ def test_the_scale_is_the_residual_of_the_base_per_parameter_value(config, facts
         z = cache.batch(rows[cache.parameter_index[rows] == value], 0, cache.num_frames)
         assert float(measured[value]) == pytest.approx(float(z.diff(dim=1).square().mean().sqrt()), rel=0.2)
     assert 1.5 < measured[1] / measured[0] < 4  # the wave moves 2.5 times as far in a frame
+    cache.is_sampled = True  # as if every trajectory had its own speed: then it must not jump between two
+    mean = measured.square().mean().sqrt()
+    assert torch.equal(residual_scale(head, cache, 0), mean.expand(2))
 
 
 def test_validation_rows_are_stratified_by_parameter_value(config):

@@ -157,7 +157,8 @@ def calibrate(head: TaskHead, cache: Cache, seed: int) -> None:
 @torch.no_grad()
 def residual_scale(head: TaskHead, cache: Cache, seed: int) -> Tensor:
     """RMS over training windows of encode(u_next - base), per parameter value: the unit of the network's
-    output."""
+    output. One for all if every trajectory has parameters of its own: a unit that jumps between two values is
+    a step function of the parameter that the network would have to learn as well."""
     scales, samples = [], Samples(head, cache, seed + 1)
     for value in range(len(head.scale)):
         windows = (read() for read in samples.batches(4 * BATCH, BATCH, value))
@@ -166,8 +167,10 @@ def residual_scale(head: TaskHead, cache: Cache, seed: int) -> Tensor:
             for u, parameters, u_next in windows
         ]
         scales.append(torch.stack(squares).mean().sqrt())
-    # float32 rounding of a normalised field: nothing below it can be learnt
-    return torch.stack(scales).clamp_min(1e-7)
+    found = torch.stack(scales)
+    if cache.is_sampled:
+        found = found.square().mean().sqrt().expand_as(found)
+    return found.clamp_min(1e-7)  # float32 rounding of a normalised field: nothing below it can be learnt
 
 
 @torch.no_grad()
