@@ -4,11 +4,12 @@
     python -m bench.excitable --config configs/excitable.yaml [--seeds 0 1 2] [run.name=..]
 
 Needs finished runs, one per seed: run.name for seed 0, run.name_SEED for others. For every model and lead it
-scores fair CRPS and for all leads the energy score of trajectories, both over those of exact samples and over
-those of the best cheap ensemble, with paired 95 % intervals over initial conditions. A new wave is at least
-CELLS connected cells in which u is above 0.5 at the first lead, and without kicks would be below 0.2: its
-number per sample, its area, and v there at the start, which is large in refractory tissue. `no_kicks` is the
-equation without noise. Writes bench/results/excitable/barkley2d.json; the table is made by bench/table.py.
+scores fair CRPS and for all leads the energy score of trajectories, over those of exact samples, of the best
+cheap ensemble and of the network trained by scores, with paired 95 % intervals over initial conditions. A new
+wave is at least CELLS connected cells in which u is above 0.5 at the first lead, and without kicks would be
+below 0.2: its number per sample, its area, and v there at the start, which is large in refractory tissue.
+`no_kicks` is the equation without noise. Writes bench/results/excitable/barkley2d.json, where entries of
+other seeds are kept; the table is made by bench/table.py.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from bench.command import parse
-from bench.eleven import keep, processor
+from bench.eleven import keep, processor, read
 from ups.config import Config, load_config
 from ups.evaluation.ensemble import Ensembles, costs_per_state, load_samplers, rollouts
 from ups.evaluation.reference_ensembles import RolloutErrors, sample_exactly, sample_law
@@ -139,10 +140,11 @@ def assess(config: Config) -> dict[str, Any]:
         print(f"{model:20}", models[model], flush=True)
     crps = {model: float(scores[model]["crps"].mean()) for model in CHEAP}
     cheap = min(crps, key=crps.get)
+    others = {"exact": "exact", "cheap": cheap} | {name: name for name in ("rival",) if name in scores}
     for model in models:
-        for other in ("exact", cheap):
+        for name, other in others.items():
             ratios = compare_ensembles(scores[model], scores[other], settings.num_bootstrap, seed, groups)
-            models[model][f"over {'exact' if other == 'exact' else 'cheap'}"] = {
+            models[model][f"over {name}"] = {
                 key: ratios[key] for key in ("crps", "crps_by_lead", "trajectory_score") if key in ratios
             }
     key = {"column": "ensembles", "seed": seed, "split": truth.split, "processor": processor("cpu")}
@@ -157,6 +159,12 @@ def record_of(config: Config, task: str, entries: list[dict[str, Any]]) -> dict[
         "entries": entries,
         "environment": describe_environment(1, torch.device("cpu")),
     }
+
+
+def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries of all seeds, in their order; a new one replaces the old one of its seed."""
+    by_seed = {entry["key"]["seed"]: entry for entry in (*old, *new)}
+    return [by_seed[seed] for seed in sorted(by_seed)]
 
 
 def main() -> None:
@@ -179,9 +187,13 @@ def main() -> None:
                 f"{model:20}",
                 ", ".join("{:.3f} [{:.3f}, {:.3f}]".format(*lead) for lead in leads),
                 "energy {value:.3f} [{low:.3f}, {high:.3f}]".format(**over["trajectory_score"]),
-                "over cheap {value:.3f} [{low:.3f}, {high:.3f}]".format(**row["over cheap"]["crps"]),
+                *(
+                    "{} {value:.3f} [{low:.3f}, {high:.3f}]".format(name, **row[name]["crps"])
+                    for name in ("over cheap", "over rival")
+                    if name in row
+                ),
             )
-    keep(record_of(config, TASK, runs), args.out)
+    keep(record_of(config, TASK, merged(read(TASK, args.out)["entries"], runs)), args.out)
 
 
 if __name__ == "__main__":

@@ -472,13 +472,18 @@ def excitable_table(found: dict[str, dict[str, Any]]) -> str:
         return over(values, low, high)
 
     def line(record: dict[str, Any], model: str) -> tuple[str, ...]:
-        rows = [run["models"][model] for run in record["entries"]]
+        runs = [run for run in record["entries"] if model in run["models"]]
+        rows = [run["models"][model] for run in runs]
+        seeds = ", ".join(str(run["key"]["seed"]) for run in runs)
+        label = EXCITABLE.get(model, model)
+        if len(runs) < len(record["entries"]):
+            label += f", seed{'s' if len(runs) > 1 else ''} {seeds} only"
         leads = [row["over exact"]["crps_by_lead"] for row in rows]
         first, *later = [[part["value"][i] for part in leads] for i in range(len(leads[0]["value"]))]
         waves = [row["new_waves"] for row in rows]
         numbers = zip(*(part["numbers"] for part in waves), strict=True)
         return (
-            EXCITABLE.get(model, model),
+            label,
             over(first, [part["low"][0] for part in leads], [part["high"][0] for part in leads]),
             ", ".join(f"{mean(values):.3f}" for values in later),
             interval([row["over exact"]["trajectory_score"] for row in rows]),
@@ -490,7 +495,11 @@ def excitable_table(found: dict[str, dict[str, Any]]) -> str:
 
     header = "model; CRPS at lead 1; at leads 2, 3, 4; energy score; CRPS over the best cheap ensemble's; "
     header += "0, 1, 2, 3 or more new waves; their area and v; evaluations"
-    lines = (line(record, model) for record in found.values() for model in record["entries"][0]["models"])
+    lines = (
+        line(record, model)
+        for record in found.values()
+        for model in dict.fromkeys(model for run in record["entries"] for model in run["models"])
+    )
     return table(tuple(header.split("; ")), lines)
 
 

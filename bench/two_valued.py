@@ -11,7 +11,9 @@ second run with other numbers. Fields are validation fields: none is of the trai
 
 Writes bench/results/two_valued.json: for every case the energy score relative to the linear posterior's
 (against exact samples, so without the chance of one truth), and the ratio of the variance of log u, summed
-over cells and mean over fields, to that of the exact posterior.
+over cells and mean over fields, to that of the exact posterior; `fields` has both of every field. Without
+the reference, on `--calibration` more fields: the variance over the squared error of the mean, 1 if the
+ensemble is calibrated, with a 95 % interval over fields.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from ups.common.seeds import generator
 from ups.config import ModelConfig, load_config
 from ups.generative.cell_posterior import CellPosterior, two_levels
 from ups.generative.linear_posterior import LinearPosterior
-from ups.generative.observation import as_linear, observe_case, row_generators
+from ups.generative.observation import Observation, as_linear, observe_case, row_generators
+from ups.metrics.intervals import bootstrap, entry, halves
 from ups.tasks import TASKS, darcy
 from ups.tasks.darcy_grf import LinearObservation
 from ups.tasks.initial import cell_centres
@@ -116,6 +119,8 @@ def fit_cells(v: Tensor, linear: LinearPosterior, steps: int, seed: int) -> Cell
     ema = EMA(cells, optim.ema_decay)
 
     def loss_of(step: int) -> Tensor:
+        if step % 200 == 0:
+            print(f"step {step} of {steps}, {time.process_time():.0f} processor s", flush=True)
         rng = generator(seed, "cells", step)
         batch = v[torch.randint(len(v), (BATCH,), generator=rng)]
         turns, is_mirrored = torch.randint(4, (2,), generator=rng).tolist()
@@ -135,33 +140,64 @@ def compare(u: Tensor, exact: Tensor) -> tuple[float, float]:
     return float(torch.cdist(flat, other).mean() - among) / SIZE, float(u.log().flatten(1).var(0).sum())
 
 
+def calibration(log_u: list[Tensor], truth: Tensor) -> dict[str, float]:
+    """Variance of ensembles log_u (M, H, W), one per field, over the squared error of their means at truth
+    (n, H, W), less what M members leave, summed over cells and fields: {value, low, high}, 1 if calibrated.
+    """
+    num = len(log_u[0])
+    variance = torch.stack([one.var(0) for one in log_u])
+    error = (torch.stack([one.mean(0) for one in log_u]) - truth).square() * (num / (num + 1))
+    moments = torch.stack([part.flatten(1).sum(1) for part in (variance, error)], 1)
+    return entry(bootstrap(moments, lambda mean: halves(mean)[:, 0], 1000, 0))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--fields", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--calibration", type=int, default=96)
     options = parser.parse_args()
+    num = TRAINING + options.fields + options.calibration
     rows = list(range(TRAINING, TRAINING + options.fields))
-    a = torch.stack([darcy.sample_coefficient(DATA_SEED, i, SIZE) for i in range(TRAINING + options.fields)])
+    others = list(range(TRAINING + options.fields, num))
+    a = torch.stack([darcy.sample_coefficient(DATA_SEED, i, SIZE) for i in range(num)])
     mean, std = float(a[:TRAINING].mean()), float(a[:TRAINING].std())
     v = ((a - mean) / std).float()[:, None]
     started = time.process_time()
     linear = LinearPosterior.fit(v[:TRAINING:4])
     cells = fit_cells(v[:TRAINING], linear, options.steps, options.seed)
-    out = {"fit_cpu_seconds": round(time.process_time() - started, 1), "cases": {}}
+    out = {
+        "fit_cpu_seconds": round(time.process_time() - started, 1),
+        "cases": {},
+        "fields": {},
+        "calibration": {},
+    }
 
     def solutions(v: Tensor) -> Tensor:
         return darcy.solve((v.double() * std + mean).clamp(darcy.LOW, darcy.HIGH), torch.ones(()), batch=16)
 
-    for case in CASES:
+    def sampled(case: str, rows: list[int]) -> tuple[Observation, dict[str, Tensor]]:
+        """The observation of fields, and samples (n, MEMBERS, 1, SIZE, SIZE) of both posteriors."""
         observation = observe_case(v[rows], case, row_generators(options.seed, case, rows=rows))
-        noise = torch.randn(
-            len(rows), MEMBERS, 2, 1, SIZE, SIZE, generator=generator(options.seed, "noise", case)
-        )
-        samples = {
-            name: by(observation, noise).samples for name, by in (("linear", linear), ("cells", cells))
+        shape = len(rows), MEMBERS, 2, 1, SIZE, SIZE
+        noise = torch.randn(shape, generator=generator(options.seed, "noise", case))
+        laws = {"linear": linear, "cells": cells}
+        return observation, {name: law(observation, noise).samples for name, law in laws.items()}
+
+    def truth_of(rows: list[int]) -> Tensor:
+        return solutions(v[rows, 0]).log()
+
+    for case in CASES:
+        _, samples = sampled(case, others)
+        calibrated = {
+            name: calibration([solutions(one[:, 0]).log() for one in part], truth_of(others))
+            for name, part in samples.items()
         }
+        print(case, calibrated, f"{time.process_time():.0f} processor s", flush=True)
+        observation, samples = sampled(case, rows)
         totals: dict[str, list[tuple[float, float]]] = {}
+        log_u = []
         for i, row in enumerate(rows):
             linear_observation = as_linear(observation, i, mean, std)
             exact, again = (
@@ -169,11 +205,13 @@ def main() -> None:
                 for run in (0, 1)
             )
             u, u_again = (solutions((part - mean) / std) for part in (exact, again))
+            log_u.append(u.log())
             totals.setdefault("exact, second run", []).append(compare(u_again, u))
             totals.setdefault("exact", []).append((compare(u_again, u)[0], compare(u, u)[1]))
             for name, part in samples.items():
                 totals.setdefault(name, []).append(compare(solutions(part[i, :, 0]), u))
-            print(case, row, {name: found[-1] for name, found in totals.items()}, flush=True)
+            found = {name: found[-1] for name, found in totals.items()}
+            print(case, row, found, f"{time.process_time():.0f} processor s", flush=True)
         means = {name: torch.tensor(found).double().mean(0).tolist() for name, found in totals.items()}
         out["cases"][case] = {
             name: {
@@ -183,13 +221,15 @@ def main() -> None:
             for name, (score, variance) in means.items()
             if name != "exact"
         }
+        out["fields"][case] = totals
+        out["calibration"][case] = calibrated | {"exact": calibration(log_u, truth_of(rows))}
     out |= {
         "options": vars(options),
         "split": "val",
         "environment": describe_environment(1, torch.device("cpu")),
     }
     OUT.write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(out["cases"], indent=1))
+    print(json.dumps({key: out[key] for key in ("cases", "calibration")}, indent=1))
 
 
 if __name__ == "__main__":

@@ -286,6 +286,8 @@ def test_scores_over_evaluations_and_coverage_have_a_line_for_every_network():
     for ax, (_, key) in zip(drawn.axes, figures_ensemble.EVALUATION_PANELS, strict=True):
         lines = {line.get_label(): line for line in ax.containers}
         assert [len(part) for part in (ax.containers, ax.get_lines())] == [3, 4]  # the last: no network
+        places = [x for part in ax.containers for x in part.lines[0].get_xdata()]
+        assert len(set(places)) == len(places)  # none hides another's point
         corrector = lines["corrector"].lines[0]
         assert corrector.get_xdata().tolist() == [1, 2, 4]
         assert corrector.get_ydata().tolist() == entry["by_evaluations"]["curves"]["corrector"][key]["value"]

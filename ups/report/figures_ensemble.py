@@ -63,6 +63,7 @@ EVALUATION_PANELS = (
     ("spectrum of members, decades", "spectrum"),
 )
 CURVE_LOOKS = {"student": "student_1"}
+BESIDE = 0.1  # octaves between curves, so that none hides another's point of as many evaluations
 COVERAGE_LINES = 6
 
 
@@ -242,17 +243,17 @@ def by_evaluations(entry: dict) -> Figure | None:
     drawn = {name: entry["curves"][name] for name in ordered(entry["curves"])}
     fig = Figure(figsize=(9.2, 3.4))
     axes = fig.subplots(1, len(EVALUATION_PANELS))
+    curves = [name for name in drawn if drawn[name]["evaluations"] != [0]]
+    beside = {name: 2 ** (BESIDE * (i - (len(curves) - 1) / 2)) for i, name in enumerate(curves)}
     for ax, (title, key) in zip(axes, EVALUATION_PANELS, strict=True):
         for name, curve in drawn.items():
             value, low, high = (floats(curve[key][end]) for end in ("value", "low", "high"))
             look, text = CURVE_LOOKS.get(name, name), label(name)
-            if curve["evaluations"] == [0]:
+            if name not in beside:
                 ax.axhline(value[0], label=text, **{**line(look, 1), "marker": ""})
                 continue
-            bars = np.abs([value - low, high - value])
-            ax.errorbar(
-                curve["evaluations"], value, bars, label=text, elinewidth=0.7, **line(look, len(value))
-            )
+            bars, number = np.abs([value - low, high - value]), floats(curve["evaluations"]) * beside[name]
+            ax.errorbar(number, value, bars, label=text, elinewidth=0.7, **line(look, len(value)))
         most = max(max(curve["evaluations"]) for curve in drawn.values())
         ax.set_xscale("log", base=2)
         ax.set_xticks([2**power for power in range(most.bit_length())])
