@@ -35,9 +35,8 @@ class WeakModel:
     """An equation by the weak form, with the standard errors (unknowns,) of its values by the scatter of
     blocks of windows, and by the noise alone, which windows that overlap share.
 
-    form: of these places in the library. equations: of `form`. For every channel rivals: the other sets of
-    terms that samples of windows prefer, by their places in `form`; sizes: how many terms windows selected,
-    before those were left out that the noise may have made."""
+    form: of these places in the library. equations: of `form`. rivals: for every channel the other sets of
+    terms that samples of windows prefer, by their places in `form`."""
 
     model: Model
     errors: Tensor
@@ -46,7 +45,6 @@ class WeakModel:
     equations: Tensor
     places: list[int]
     rivals: list[list[list[int]]]
-    sizes: list[int]
 
     @classmethod
     def of(
@@ -60,10 +58,9 @@ class WeakModel:
         """By some of the terms; None if they explain nothing."""
         form = WeakForm(films, sigma, [library[place] for place in places], settings)
         equations, tiers = form.equations(), form.tiers()
-        unknowns, values, errors, rivals, sizes = [], [], [], [], []
+        unknowns, values, errors, rivals = [], [], [], []
         for channel, blocks in enumerate(equations.unbind(1)):
             terms, others = selected(blocks, tiers, channel)
-            sizes.append(len(terms))
             while terms:
                 found = solve(blocks.sum(0), terms)
                 by_noise = form.of_terms(terms).noise_errors(channel, found)
@@ -79,7 +76,7 @@ class WeakModel:
         if not unknowns:
             return None
         model = Model(unknowns, torch.cat(values))
-        return cls(model, *torch.cat(errors, 1), form, equations, places, rivals, sizes)
+        return cls(model, *torch.cat(errors, 1), form, equations, places, rivals)
 
     def terms(self, model: Model, channel: int) -> tuple[list[int], Tensor]:
         """The terms of a channel, by their places in `form`, and their values."""
@@ -101,9 +98,7 @@ class WeakModel:
             losses = torch.einsum("si,bij,sj->sb", weight, blocks, weight) / total[-1, -1]
             more, weight = losses[1:] - losses[:1], weight[1:]
             scatter, more = more.std(1) * len(blocks) ** 0.5, more.sum(1)
-            is_larger = torch.tensor(
-                [len(some) > self.sizes[channel] or {*some} > {*terms} for some in rivals]
-            )
+            is_larger = torch.tensor([len(some) > len(terms) for some in rivals])
             is_close = torch.where(is_larger, more < -MAX_RESIDUAL, more < CLEAR * scatter)
             limit = torch.where(is_larger, -MIN_GAIN_ERRORS, MIN_LOSS_ERRORS)
             order = more.argsort()
