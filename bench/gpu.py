@@ -166,17 +166,15 @@ def facts_of(config: Config, name: str) -> SimpleNamespace:
     )
 
 
-def operator_of(config: Config, precision: str) -> Operator:
-    """Return an operator without fit or training, on the last base of every task."""
-    facts = [facts_of(config, name) for name in config.data.tasks]
+def operator_of(config: Config, precision: str, kinds: dict[str, str] | None = None) -> Operator:
+    """Return an operator without fit or training. kinds: task -> base; None: the last base of every task."""
+    kinds = kinds or {name: config.task[name].base[-1] for name in config.data.tasks}
+    facts = [facts_of(config, name) for name in kinds]
     operator = Operator(
         {
             "model": dataclasses.asdict(config.operator.model),
             "precision": precision,
-            "tasks": [
-                head_description(one, config.task[one.task.name].base[-1], base_settings(one))
-                for one in facts
-            ],
+            "tasks": [head_description(one, kinds[one.task.name], base_settings(one)) for one in facts],
         }
     )
     for one in facts:
