@@ -136,7 +136,7 @@ class Coarse(Base):
     def __init__(self, codec: Any, step: Step, values: Tensor):
         super().__init__()
         # in a list: not a module of the base's own
-        self.codec, self.step, self.parameters_of = ([codec], step, values)
+        self.codec, self.step, self.parameters_of = [codec], step, values
 
     def forward(self, u: Tensor, parameters: ParameterBatch) -> Tensor:
         codec = self.codec[0]

@@ -89,8 +89,8 @@ def row_of(
     """Return the record of one training."""
 
     def scored(predict: Any, num_bootstrap: int) -> dict[str, Any]:
-        errors, state_ms = rollout(Trained(predict, 0, 0, 0.0, 0.0), test, config.evaluate.batch_size)
-        return summary(errors, test, problem.is_steady, num_bootstrap) | {"state_ms": state_ms}
+        errors, _ = rollout(Trained(predict, 0, 0, 0.0, 0.0), test, config.evaluate.batch_size)
+        return summary(errors, test, problem.is_steady, num_bootstrap)
 
     row = scored(trained.predict, config.evaluate.num_bootstrap)
     for key in ("num_parameters", "steps", "step_ms", "seconds", "skipped"):

@@ -22,7 +22,6 @@ import argparse
 import json
 import math
 import time
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -38,7 +37,7 @@ from ups.tasks import TASKS, darcy
 from ups.tasks.darcy_grf import LinearObservation
 from ups.tasks.initial import cell_centres
 from ups.training.environment import describe_environment
-from ups.training.optim import EMA, build_optimizer, fit, learning_rate
+from ups.training.optim import fit_averaged
 
 DATA_SEED, SIZE, TRAINING = 2022, 32, 3200
 PARTICLES, MOVES, LAST_MOVES = 256, 60, 300
@@ -116,7 +115,6 @@ def fit_cells(v: Tensor, linear: LinearPosterior, steps: int, seed: int) -> Cell
     model = ModelConfig(kind="flat", width=48, depth=3, modes=8, kernel_size=7, mlp_ratio=2.0)
     optim = load_config(None).steady.optim
     cells = CellPosterior(linear, two_levels(v), model, TASKS["darcy2d"])
-    ema = EMA(cells, optim.ema_decay)
 
     def loss_of(step: int) -> Tensor:
         if step % 200 == 0:
@@ -127,8 +125,7 @@ def fit_cells(v: Tensor, linear: LinearPosterior, steps: int, seed: int) -> Cell
         batch = torch.rot90(batch, turns, (2, 3))
         return cells.loss(batch.flip(2) if is_mirrored % 2 else batch, rng)
 
-    rate = partial(learning_rate, total_steps=steps, optim=optim)
-    fit(cells, loss_of, range(steps), build_optimizer(cells, optim), rate, optim.clip_norm, ema)
+    _, ema = fit_averaged(cells, loss_of, steps, optim)
     ema.write(ema.averages)
     return cells.eval()
 

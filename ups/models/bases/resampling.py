@@ -5,6 +5,8 @@ the other sets of terms that some sample prefers (resampling as in Fasel, Kutz, 
 arXiv 2111.10992). How often samples prefer a term says little of its certainty: windows of one film share
 noise."""
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -183,13 +185,26 @@ def selected(blocks: Tensor, tiers: list[list[int]], seed: int) -> tuple[list[in
     return terms, rivals
 
 
-def certain(blocks: Tensor, columns: list[int], least: float) -> list[int]:
-    """The columns without those that are less than `least` standard errors from zero, one after the other."""
-    total = blocks.sum(0)
-    while len(columns) > 1:
+def without_uncertain(
+    blocks: Tensor,
+    columns: list[int],
+    least: float,
+    errors_of: Callable[[list[int], Tensor], Tensor],
+) -> list[tuple[list[int], Tensor, Tensor]]:
+    """(columns, values, standard errors) of these columns, then each time without the one that is the fewest
+    standard errors from zero, until all are `least` from it or one is left. errors_of(columns, values)."""
+    total, path = blocks.sum(0), []
+    while columns:
         values = solve(total, columns)
-        errors = values.abs() / standard_errors(blocks, columns, values)
-        if float(errors.min()) >= least:
+        errors = errors_of(columns, values)
+        path.append((columns, values, errors))
+        ratio = values.abs() / errors
+        if len(columns) == 1 or float(ratio.min()) >= least:
             break
-        columns = [column for place, column in enumerate(columns) if place != int(errors.argmin())]
-    return columns
+        columns = [column for place, column in enumerate(columns) if place != int(ratio.argmin())]
+    return path
+
+
+def certain(blocks: Tensor, columns: list[int], least: float) -> list[int]:
+    """The columns that `without_uncertain` leaves, by the scatter of blocks."""
+    return without_uncertain(blocks, columns, least, functools.partial(standard_errors, blocks))[-1][0]

@@ -13,7 +13,7 @@ from torch import Tensor
 from ups.models.bases.doubts import OTHERS, UNCLEAR
 from ups.models.bases.integrate import Model
 from ups.models.bases.least_squares import solve
-from ups.models.bases.resampling import residual_of, selected, standard_errors
+from ups.models.bases.resampling import residual_of, selected, standard_errors, without_uncertain
 from ups.models.bases.terms import Term
 from ups.models.bases.weak_form import MIN_HALF_WIDTH, WeakForm, plain_term
 
@@ -28,6 +28,11 @@ CLEAR = 8.0  # the same by the scatter of blocks, whose errors may be half as la
 MAX_RESIDUAL, MAX_UNCERTAIN = 0.01, 0.2  # of the square of the time derivative: beyond chance, and possible
 # Standard errors of what is left beyond chance, by the scatter of blocks, which is too small.
 MIN_ERRORS_LEFT = 4.0
+
+
+def errors_by_noise(form: WeakForm, channel: int, terms: list[int], values: Tensor) -> Tensor:
+    """Standard errors by the noise of the values of some terms of `form`, fitted to a channel."""
+    return form.of_terms(terms).noise_errors(channel, values)
 
 
 @dataclass(frozen=True)
@@ -61,17 +66,14 @@ class WeakModel:
         unknowns, values, errors, rivals = [], [], [], []
         for channel, blocks in enumerate(equations.unbind(1)):
             terms, others = selected(blocks, tiers, channel)
-            while terms:
-                found = solve(blocks.sum(0), terms)
-                by_noise = form.of_terms(terms).noise_errors(channel, found)
-                ratio = found.abs() / by_noise
-                if len(terms) == 1 or float(ratio.min()) >= MIN_NOISE_ERRORS:
-                    unknowns += [(channel, places[term]) for term in terms]
-                    values.append(found)
-                    errors.append(torch.stack([standard_errors(blocks, terms, found), by_noise]))
-                    break
-                others = [*others, terms]
-                terms = [term for place, term in enumerate(terms) if place != int(ratio.argmin())]
+            if terms:
+                errors_of = functools.partial(errors_by_noise, form, channel)
+                *left_out, last = without_uncertain(blocks, terms, MIN_NOISE_ERRORS, errors_of)
+                terms, found, by_noise = last
+                others = [*others, *(some for some, *_ in left_out)]
+                unknowns += [(channel, places[term]) for term in terms]
+                values.append(found)
+                errors.append(torch.stack([standard_errors(blocks, terms, found), by_noise]))
             rivals.append([some for some in others if {*some} != {*terms}])
         if not unknowns:
             return None
