@@ -46,9 +46,9 @@ def matching_files(key: str, pattern: str) -> list[str]:
             "the same number of each, because they go together in their order",
             "Correct the patterns.",
         )
-    varying = [[_varying(column, path) for column, path in zip(columns, row, strict=True)] for row in rows]
+    varying = [*zip(*map(_varying, columns), strict=True)] if len(columns) > 1 else [()] * len(rows)
     for row, numbers in zip(rows, varying, strict=True):
-        if len({tuple(one) for one in numbers if one}) > 1:
+        if len({one for one in numbers if one}) > 1:
             raise config_error(
                 f"{key}.files",
                 f"{row[0]} goes with {', '.join(row[1:])}",
@@ -58,13 +58,13 @@ def matching_files(key: str, pattern: str) -> list[str]:
     return [TOGETHER.join(row) for row in rows]
 
 
-def _varying(column: Sequence[str], path: str) -> list[str]:
-    """The numbers in the name of a file that differ between the files of its pattern."""
-    rows = [re.findall(r"\d+", Path(other).name) for other in column]
-    own = re.findall(r"\d+", Path(path).name)
-    if len({*map(len, rows)}) > 1:
-        return []
-    return [value for value, others in zip(own, zip(*rows, strict=True), strict=True) if len({*others}) > 1]
+def _varying(column: Sequence[str]) -> list[tuple[str, ...]]:
+    """For every file of a pattern the numbers in its name that differ between these files."""
+    numbers = [re.findall(r"\d+", Path(path).name) for path in column]
+    if len({*map(len, numbers)}) > 1:
+        return [()] * len(column)
+    differ = [place for place, values in enumerate(zip(*numbers, strict=True)) if len({*values}) > 1]
+    return [tuple(row[place] for place in differ) for row in numbers]
 
 
 def _matching(key: str, pattern: str) -> list[str]:
