@@ -50,7 +50,7 @@ class Hdf5(Store):
             "_Netcdf4Dimid" in found or str(found.get("NAME", b"")).startswith(DIMENSION) for found in marks
         )
 
-    def require_whole(self, name: str) -> None:
+    def _require_whole(self, name: str) -> None:
         checked(self.path, lambda: require_written(node(self.file, name), self.path), "HDF5 file")
 
     def _names(self) -> list[str]:

@@ -62,7 +62,7 @@ class NetCdf(Store):
             return np.where(found == found.dtype.type(UNWRITTEN), found.dtype.type(np.nan), found)
         return found
 
-    def require_whole(self, name: str) -> None:
+    def _require_whole(self, name: str) -> None:
         if self.engine == "h5netcdf":  # scipy refuses a classic file that is too short
             with Hdf5(self.path) as file:
                 file.require_whole(name)
@@ -111,7 +111,7 @@ class Zarr(Store):
         named = getattr(found.metadata, "dimension_names", None) or found.attrs.get("_ARRAY_DIMENSIONS") or ()
         return Stored(tuple(found.shape), np.dtype(found.dtype), tuple(map(str, named)))
 
-    def require_whole(self, name: str) -> None:
+    def _require_whole(self, name: str) -> None:
         key = self.path, name, self.path.stat().st_mtime_ns
         if key not in WHOLE and (missing := _missing_chunk(self._get(name), self.path)):
             raise ValueError(
