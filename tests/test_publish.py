@@ -19,11 +19,10 @@ from test_base_selection import make_caches
 from test_operator import overrides_of, train
 
 import evaluate
-import predict
 import prepare_cache
 import prepare_data
 import ups
-from ups.commands import publish
+from ups.commands import predict, publish
 from ups.config import ROOT, load_config
 from ups.forecaster import Forecaster
 from ups.report.model_card import card

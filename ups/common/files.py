@@ -4,7 +4,6 @@ records with a seal that shows alterations; the machine's errors in plain words.
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, TypeVar
 
 from tqdm import tqdm
+
+from ups.common.place import require_posix
 
 T = TypeVar("T")
 WAIT_S = 1.0  # between looks at a file that another process writes
@@ -267,7 +268,10 @@ def _open_own(path: Path) -> BinaryIO:
 
 def lock(file: IO, path: Path) -> None:
     """Lock an open file for this process. Raises BlockingIOError if another process has locked it, OSError on
-    a file system without locks."""
+    a file system without locks and on Windows."""
+    require_posix(f"writing {path}")
+    import fcntl
+
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -339,7 +343,8 @@ def reserve(file: BinaryIO, num_bytes: int) -> None:
     """Allocate the first `num_bytes` of `file` on the disk, so that a full disk is an error now, not in an
     hour."""
     require_room(file, num_bytes)  # otherwise posix_fallocate fills a small disk before it fails
-    os.posix_fallocate(file.fileno(), 0, num_bytes)
+    if hasattr(os, "posix_fallocate"):  # not on macOS
+        os.posix_fallocate(file.fileno(), 0, num_bytes)
 
 
 @contextlib.contextmanager

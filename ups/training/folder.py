@@ -28,6 +28,7 @@ from ups.common.files import (
     write_json,
     write_sealed,
 )
+from ups.common.place import make_target
 from ups.config import Config, read_yaml, to_dict
 from ups.training.finished import DONE, finished_stage
 from ups.training.identity import MANIFEST, relevant_keys, require_identity
@@ -46,8 +47,8 @@ class StageFolder:
         self.relevant = relevant_keys(to_dict(config), stage)
         self.identity = {"config_hash": value_hash({"stage": stage, **self.relevant}), "parents": parents}
         self.remedy = (
-            f"Delete {self.path} (make remove STAGE={stage} RUN={config.run.name}) and run "
-            f"make {stage} RUN={config.run.name} again, or choose another run.name."
+            f"Delete {self.path} ({make_target(f'remove STAGE={stage} RUN={config.run.name}')}) and run "
+            f"{make_target(f'{stage} RUN={config.run.name}')} again, or choose another run.name."
         )
         self.is_open = False  # whether every rank has entered it; `note` writes nothing before
         self._lock: IO | None = None

@@ -25,6 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ups.common.files import DamagedError, is_at, write_atomic, write_json
 from ups.common.progress import beat
 from ups.config import TrackerConfig
@@ -258,6 +260,6 @@ class _TensorBoard:
 def _end_service() -> None:
     """Kill the wandb-core process of this process: at exit W&B waits for it without limit."""
     for pid in descendants(os.getpid()):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            if b"wandb-core" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        with contextlib.suppress(OSError, psutil.Error):  # it has ended meanwhile
+            if "wandb-core" in " ".join(psutil.Process(pid).cmdline()):
                 os.kill(pid, signal.SIGKILL)

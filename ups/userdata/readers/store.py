@@ -3,6 +3,7 @@
 import fnmatch
 import importlib
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,9 +15,11 @@ from zipfile import BadZipFile
 import numpy as np
 
 from ups.common.files import DamagedError
+from ups.userdata.readers import budget
 
 MOST_CHUNK_BYTES = 2**28
 MOST_RATIO = 500  # of an array to what is stored of it; fields have 1 to 20, zeros 1000
+MOST_HELD_RATIO = 50  # of what is unpacked at once, into memory
 # attributes that say which numbers the stored ones stand for
 CODED = ("scale_factor", "add_offset", "_FillValue", "missing_value")
 PARTS = {"real": np.real, "imag": np.imag}  # of a complex array "psi", the arrays psi.real and psi.imag
@@ -47,6 +50,20 @@ def require_unpackable(path: Path, name: str, chunk: int, whole: int = 0, stored
             f"{path} holds {name} of {whole / 2**20:.0f} MiB in {stored / 2**20:.3g}; expected a field, "
             f"which compresses to no less than 1/{MOST_RATIO}. Write what varies."
         )
+    budget.allow(4 * chunk)  # unpacked by a library that doubles its buffers
+
+
+def require_room(path: Path, num_bytes: int) -> None:
+    """Raise DamagedError if arrays that are held in memory as a whole unpack to far more bytes than their
+    file has. Else their room and time are granted."""
+    size = path.stat().st_size
+    if num_bytes > max(MOST_CHUNK_BYTES, MOST_HELD_RATIO * size):
+        raise DamagedError(
+            f"{path} unpacks to {num_bytes / 2**20:.0f} MiB from {size / 2**20:.3g}; expected at most "
+            f"{MOST_HELD_RATIO} times its size, as it is unpacked as a whole. Write it as HDF5, or with "
+            "numpy.savez."
+        )
+    budget.allow(2 * num_bytes, num_bytes)
 
 
 def natural(name: str) -> list:
@@ -57,7 +74,10 @@ def natural(name: str) -> list:
 def library(name: str, path: Path) -> ModuleType:
     """The library, or a ValueError that says how to get it."""
     try:
-        return importlib.import_module(name)
+        is_new, found = name not in sys.modules, importlib.import_module(name)
+        if is_new:
+            budget.restart()
+        return found
     except ImportError:
         raise ValueError(
             f"{path} needs the library {name}, which is not installed; expected it for such "
@@ -104,28 +124,32 @@ class Store:
         """Close the file, if one is held open."""
 
     def names(self) -> list[str]:
-        return self._every_name
+        return list(self.listed)
 
     @cached_property
-    def _every_name(self) -> list[str]:
-        kinds = {name: self._array(name).dtype.kind for name in self._names()}
-        return sorted(
-            (
-                f"{name}{part}"
-                for name, kind in kinds.items()
-                for part in (
-                    [f".{part}" for part in PARTS] if kind == "c" and self._is_complex(name) else [""]
-                )
-            ),
-            key=natural,
-        )
+    def listed(self) -> dict[str, Stored]:
+        """Every array by its name, in natural order."""
+        found = {}
+        for name in self._names():
+            whole = self._array(name)
+            if whole.dtype.kind != "c":
+                found[name] = whole
+            elif self._is_complex(name):
+                found |= {f"{name}.{part}": self._real(whole) for part in PARTS}
+            else:
+                found[name] = self._real(whole)
+        return dict(sorted(found.items(), key=lambda item: natural(item[0])))
+
+    @staticmethod
+    def _real(found: Stored) -> Stored:
+        return replace(found, dtype=np.zeros(0, found.dtype).real.dtype)
 
     def array(self, name: str) -> Stored | None:
         whole, part = self._part(name)
         found = self._array(whole)
         if found is None or found.dtype.kind != "c" or (not part and self._is_complex(whole)):
             return found
-        return replace(found, dtype=np.zeros(0, found.dtype).real.dtype)
+        return self._real(found)
 
     def read(self, name: str, index: tuple = ()) -> np.ndarray:
         whole, part = self._part(name)

@@ -36,8 +36,8 @@ class NetCdf(Store):
             self.root = checked(path, lambda: xarray.open_dataset(path, **options), "netCDF file")
             self.arrays = dict(self.root.variables)
         else:
-            with Hdf5(path) as file:  # HDF5 itself would follow links into other files
-                file.names()
+            with Hdf5(path) as file:
+                file.require_netcdf()
             options["driver_kwds"] = {"locking": False}
             self.root = checked(path, lambda: xarray.open_datatree(path, **options), "netCDF file")
             self.arrays = {
