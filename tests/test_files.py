@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -41,10 +42,11 @@ def plant(kind: str, path: Path, victim: Path) -> None:
         "dangling": lambda: path.symlink_to(victim.with_name("nothing")),
         "pipe": lambda: os.mkfifo(path),
         "folder": path.mkdir,
+        "socket": lambda: socket.socket(socket.AF_UNIX).bind(str(path)),
     }[kind]()
 
 
-@pytest.mark.parametrize("kind", ["symlink", "hard link", "dangling", "pipe"])
+@pytest.mark.parametrize("kind", ["symlink", "hard link", "dangling", "pipe", "socket"])
 def test_a_new_file_is_not_written_through_what_lies_at_its_name(tmp_path, kind):
     plant(kind, tmp_path / "new", tmp_path / "victim")
     with create(tmp_path / "new") as file:
@@ -62,7 +64,13 @@ def test_a_text_is_not_written_through_a_planted_temporary(tmp_path, kind):
     assert not (tmp_path / "nothing").exists()
 
 
-@pytest.mark.parametrize("kind", ["symlink", "hard link", "dangling", "pipe", "folder"])
+def test_a_folder_at_a_temporary_name_is_refused_by_name(tmp_path):
+    (tmp_path / ".record.json.tmp").mkdir()
+    with pytest.raises(OSError, match="record.json.tmp is a folder; expected .*, or none. Remove it"):
+        write_atomic(tmp_path / "record.json", "ours")
+
+
+@pytest.mark.parametrize("kind", ["symlink", "hard link", "dangling", "pipe", "folder", "socket"])
 def test_a_file_to_be_continued_is_a_plain_file_of_one_name(tmp_path, kind):
     plant(kind, tmp_path / "new.partial", tmp_path / "victim")
     with pytest.raises(OSError, match="new.partial is a link or no plain file; expected .*Remove it"):
