@@ -26,8 +26,9 @@ FORECAST = """
 import os, sys
 import h5py, numpy as np, psutil, safetensors.torch, torch, torch.distributed, tqdm, yaml
 LINUX = "memfd_create pipe2 posix_fallocate sched_getaffinity sched_setaffinity".split()
-POSIX = '''O_NOFOLLOW O_NONBLOCK O_CLOEXEC O_NOCTTY O_DIRECTORY fork fstatvfs statvfs getuid geteuid getpgrp killpg
-    mkfifo sched_yield setsid tcgetpgrp uname wait4 chown lchown set_blocking register_at_fork'''.split()
+POSIX = '''O_NOFOLLOW O_NONBLOCK O_CLOEXEC O_NOCTTY O_DIRECTORY fork fstatvfs statvfs getuid geteuid
+    getpgrp killpg mkfifo sched_yield setsid tcgetpgrp uname wait4 chown lchown
+    set_blocking register_at_fork'''.split()
 MODULES = "fcntl resource pwd grp termios tty pty syslog"
 for name in LINUX + POSIX * (sys.argv[1] == "win32"):
     vars(os).pop(name, None)
