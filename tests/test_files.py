@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from ups.common import files
 from ups.common.files import (
     DamagedError,
     create,
@@ -104,7 +103,7 @@ def test_a_file_that_its_holder_finished_before_we_had_the_lock_is_not_touched(t
             partial.rename(final) if end == "renamed" else partial.unlink()
         lock(file, how)
 
-    monkeypatch.setattr(files.fcntl, "flock", late)
+    monkeypatch.setattr(fcntl, "flock", late)
     with held(partial) as file:
         file.truncate(0)
         assert is_at(partial, file)
@@ -115,7 +114,7 @@ def test_a_file_system_without_locks_is_named_with_what_to_do(tmp_path, monkeypa
     def none(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(files.fcntl, "flock", none)
+    monkeypatch.setattr(fcntl, "flock", none)
     with pytest.raises(OSError, match="a cannot be locked .No locks available.; expected .* locks.*Mount it"):
         take(tmp_path / "a")
 

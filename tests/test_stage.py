@@ -2,6 +2,7 @@
 what is stale is never up to date."""
 
 import errno
+import fcntl
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,6 @@ from test_files import plant
 import ups.training.folder
 from ups.commands import stages
 from ups.commands.stages import report_parents, report_record, require_stage, why_report, why_to_do
-from ups.common import files
 from ups.common.files import DamagedError, file_hash, value_hash, write_sealed
 from ups.config import ROOT, load_config, run_script
 from ups.training.checkpoint import Checkpoints
@@ -200,7 +200,7 @@ def test_a_stage_is_not_trained_where_there_are_no_locks(config, monkeypatch):
     def none(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(files.fcntl, "flock", none)
+    monkeypatch.setattr(fcntl, "flock", none)
     with pytest.raises(
         OSError, match="operator/.lock cannot be locked .No locks available.; expected .* locks.*Mount it"
     ):
