@@ -30,7 +30,9 @@ RUN := $(basename $(notdir $(CONFIG)))
 endif
 ARGS ?=
 # Without a GPU two processes are faster than two threads, which wait for each other when other work takes a core.
-TOPOLOGY ?= $(if $(shell nvidia-smi -L 2>/dev/null | grep "^GPU"),single,$(if $(filter 1,$(shell nproc 2>/dev/null)),cpu,cpu2))
+ifndef TOPOLOGY
+TOPOLOGY := $(if $(shell timeout 10 nvidia-smi -L 2>/dev/null | grep "^GPU"),single,$(if $(filter 1,$(shell nproc 2>/dev/null)),cpu,cpu2))
+endif
 TOPOLOGY_FILE = $(HERE)accelerate_configs/$(TOPOLOGY).yaml
 BUDGET ?= 300
 SEEDS ?= 0 1

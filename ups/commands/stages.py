@@ -14,7 +14,7 @@ from typing import Any
 import h5py
 
 from ups.common.files import DamagedError, file_hash, read_record, read_sealed, value_hash
-from ups.common.place import make_target
+from ups.common.place import make_target, script
 from ups.common.progress import position
 from ups.common.user_solver import solver_digest
 from ups.config import CONFIG_OPTIONS, STAGES, Config, load_config, read_command, run_script, to_dict
@@ -118,7 +118,7 @@ def _header(config: Config, task: str) -> tuple[dict[str, Any], int]:
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise DamagedError(
             f"{path} has no header that can be read ({error}); expected a whole cache. "
-            "Rebuild it with python prepare_cache.py --config CONFIG --rebuild."
+            f"Rebuild it with {script('prepare_cache.py')} --config CONFIG --rebuild."
         ) from error
 
 

@@ -1,5 +1,6 @@
 """Where this runs: in a clone, in another folder or installed by pip, and on which system."""
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -28,6 +29,11 @@ def make_target(target: str) -> str:
         return f"{shlex.join(make_command())} {target}"
     except FileNotFoundError:
         return f"make {target} (in a clone of UPS)"
+
+
+def script(name: str) -> str:
+    """How a message names a script of the clone, with its path from the working folder."""
+    return f"python {os.path.relpath(ROOT / name)}"
 
 
 def require_posix(what: str) -> None:

@@ -153,8 +153,7 @@ def check_domain(data: Trajectories) -> Iterator[Finding]:
                 "error",
                 f"{axis} runs from {x[0]:g} to {x[-1]:g}, and {task.name} is on {low:g} to {high:g}",
                 str(data.path),
-                "declare the file in a section of its own "
-                "(python prepare_data.py --describe), which takes its domain",
+                "declare the file in a section of its own (python -m ups describe), which takes its domain",
             )
 
 

@@ -131,8 +131,8 @@ class Patience:
                 if failures > self.retries:
                     raise ConnectionError(
                         f"{url} sent almost no new data in {failures} attempts ({error}); "
-                        f"expected the file {path.name}. Check the network and run `make "
-                        f"data` again: it continues at byte {have()}."
+                        f"expected the file {path.name}. Check the network and run "
+                        f"`{make_target('data')}` again: it continues at byte {have()}."
                     ) from error
                 time.sleep(min(MAX_PAUSE_S, self.pause_s * 2 ** (failures - 1)))
 

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import h5py
 
-from ups.common.place import make_target
+from ups.common.place import make_target, script
 
 FORMAT = 1
 MAGIC = b"UPS latent cache "
@@ -87,5 +87,5 @@ def refusal(path: Path, what: str, expected: str) -> ValueError:
     """The error for a file that is not a cache, or not as it was written."""
     return ValueError(
         f"{path} {what}; expected {expected}. Rebuild it with `{make_target('cache')}` (if that finds "
-        "nothing to do: python prepare_cache.py --config CONFIG --rebuild)."
+        f"nothing to do: {script('prepare_cache.py')} --config CONFIG --rebuild)."
     )

@@ -112,7 +112,8 @@ class Guard:
         with self._lock:
             self._stop_file = directory / f"stop-{job}.json"
             self._file = os.open(
-                directory / f"rank{self.rank}.json", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+                directory / f"rank{self.rank}.json",
+                os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW,
             )
             self.directory = directory
             now = time.monotonic()
