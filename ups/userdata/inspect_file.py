@@ -157,18 +157,17 @@ def coordinate(
     if store.is_single:  # its array would answer to every name
         return None
     groups = [store.first(place.array).rpartition("/")[0] for place in places if "*" in place.array]
-    for name in names:
-        for form in [form.format(name) for form in COORDINATES]:
-            for place in [form, *[f"{group}/{form}" for group in groups]]:
-                found = store.array(place)
-                if found is not None and found.dtype.kind in "fiu" and 1 <= len(found.shape) <= 2:
-                    _require_no_larger(store, place, found.shape, places)
-                    store.require_whole(place)
-                    values = np.asarray(store.read(place), np.float64)
-                    values = values.ravel() if 1 in values.shape else values  # a column, or a row
-                    if values.ndim == 2 and not (rises(values[0]) or rises(values[0][::-1])):
-                        continue  # x and y of a data set of maps are its fields
-                    return place, common_row(store, place, values) if values.ndim == 2 else values
+    forms = [form.format(name) for name in names for form in COORDINATES]
+    forms = [place for form in forms for place in [form, *[f"{group}/{form}" for group in groups]]]
+    for place, found in store.held(tuple(forms)).items():
+        if found.dtype.kind in "fiu" and 1 <= len(found.shape) <= 2:
+            _require_no_larger(store, place, found.shape, places)
+            store.require_whole(place)
+            values = np.asarray(store.read(place), np.float64)
+            values = values.ravel() if 1 in values.shape else values  # a column, or a row
+            if values.ndim == 2 and not (rises(values[0]) or rises(values[0][::-1])):
+                continue  # x and y of a data set of maps are its fields
+            return place, common_row(store, place, values) if values.ndim == 2 else values
     return None
 
 

@@ -151,6 +151,11 @@ class Store:
             return found
         return self._real(found)
 
+    def held(self, names: tuple[str, ...]) -> dict[str, Stored]:
+        """Those of these arrays that the file holds."""
+        found = {name: self.array(name) for name in names}
+        return {name: array for name, array in found.items() if array is not None}
+
     def read(self, name: str, index: tuple = ()) -> np.ndarray:
         whole, part = self._part(name)
         values = self._read(whole, index)
