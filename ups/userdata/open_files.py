@@ -217,7 +217,7 @@ def _check_file(
         uneven=uneven,
         boundary=boundary,
         years=None if task.is_steady else years_of(store, task),
-        reals=[place.array for place in task.arrays if store.is_real_part(store.first(place.array))],
+        reals=[place.array for place in task.arrays if store.first_array(place.array).is_real_part],
     )
 
 

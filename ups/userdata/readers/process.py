@@ -139,9 +139,6 @@ class Foreign(Store):
     def require_whole(self, name: str) -> None:
         self._ask("require_whole", name)
 
-    def is_real_part(self, name: str) -> bool:
-        return self._once("is_real_part", name)
-
 
 def serve(opened: Callable[[Path], Store]) -> None:
     """Answer requests on stdin until it ends. opened: opens a file."""
