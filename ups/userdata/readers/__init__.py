@@ -10,6 +10,7 @@ from pathlib import Path
 import h5py
 
 from ups.common.files import parts_of
+from ups.common.text import require_plain_name
 from ups.userdata.readers.hdf5 import Hdf5
 from ups.userdata.readers.store import Store, Stored, checked, natural
 
@@ -22,7 +23,7 @@ ZARR = ("zarr.json", ".zgroup", ".zarray")  # one of these lies in every folder 
 def open_store(path: str | Path) -> Store:
     """The open file (a folder for zarr), for use in `with`. Raises FileNotFoundError or ValueError, which
     name the kinds that can be read, and the library to install if one is missing."""
-    path, parts = Path(path), parts_of(path)
+    path, parts = Path(require_plain_name(str(path), "the path of a file")), parts_of(path)
     if len(parts) > 1:
         from ups.userdata.readers.together import Together
 
