@@ -48,8 +48,8 @@ def is_ours(folder: Path) -> bool:
         if (folder / DONE).is_file():
             return read_sealed(folder / DONE, "a record", "", stage=str)["stage"] == kind
         if kind == "report":  # without done.json, because a gate failed
-            record = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-            return {"run", "config_hash", "gates", "tasks"} <= record.keys()
+            kinds = {"run": str, "config_hash": str, "gates": list, "tasks": dict}
+            return bool(read_record(folder / "results.json", "a report", "", **kinds))
         started = folder / "environment.json"
         return (folder / LOCK).is_file() and (
             [*folder.iterdir()] == [folder / LOCK]

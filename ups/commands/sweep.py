@@ -9,7 +9,6 @@ printed and written to RUNS/RUN-sweep.md. For all runs see the leaderboard with 
 """
 
 import itertools
-import json
 import os
 import re
 import subprocess
@@ -23,8 +22,8 @@ from ups.common.files import value_hash, write_atomic
 from ups.common.formatting import number
 from ups.common.place import make_command
 from ups.config import DEFAULT_OVERLAY, load_config, read_command, run_script
-from ups.report.leaderboard import figure, mean_of
-from ups.report.tables import markdown
+from ups.report.leaderboard import figure, mean_of, read_report
+from ups.report.tables import markdown_table
 
 OPTIONS = {
     "--config": {"default": str(DEFAULT_OVERLAY)},
@@ -75,7 +74,7 @@ def table(runs: Path, run: str, settings: Sequence[Setting], seeds: Sequence[int
     rows, tasks = [], []
     for setting in settings:
         paths = [runs / name_of(run, setting, seed) / RESULTS for seed in seeds]
-        found = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()]
+        found = [read_report(path.parent)[0] for path in paths if path.is_file()]
         tasks = tasks or [name for results in found[:1] for name in results["tasks"]]
         scores = [
             [mean_of(results, "nrmse") for results in found],
@@ -85,7 +84,7 @@ def table(runs: Path, run: str, settings: Sequence[Setting], seeds: Sequence[int
     rows.sort(key=lambda row: mean(row[2][0]) if row[1] and None not in row[2][0] else float("inf"))
     head = ["setting", f"seeds of {len(seeds)}", "nRMSE (geometric mean)", *tasks]
     lines = [[" ".join(setting), str(count), *map(_spread, scores)] for setting, count, scores in rows]
-    return "\n".join(markdown(head, lines))
+    return "\n".join(markdown_table(head, lines))
 
 
 def _spread(values: Sequence[float | None]) -> str:

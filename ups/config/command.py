@@ -12,6 +12,7 @@ import yaml
 
 from ups.common.files import in_words, is_out_of_memory
 from ups.common.place import ROOT, require_posix
+from ups.common.text import print_plain, printable
 from ups.config.load import load_config, to_dict
 from ups.config.schema import Config
 
@@ -54,6 +55,7 @@ def keep_freed_memory() -> None:
 def run_script(main: Callable[[], int], name: str) -> NoReturn:
     """End the process with the status of main(). Errors that a user can cause end it with status 1 and their
     message alone: a traceback would hide it."""
+    print_plain()
     keep_freed_memory()
     try:
         sys.exit(main())
@@ -63,7 +65,7 @@ def run_script(main: Callable[[], int], name: str) -> NoReturn:
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         if isinstance(error, (RuntimeError, MemoryError)) and not is_out_of_memory(error):
             raise
-        sys.exit(f"{name}: {in_words(error)}")
+        sys.exit(f"{name}: " + "\n".join(map(printable, in_words(error).split("\n"))))
 
 
 def parse_arguments(description: str) -> tuple[Config, bool]:

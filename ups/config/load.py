@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from ups.common.text import require_plain_text
 from ups.config.checks import check
 from ups.config.convert import build, convert_all
 from ups.config.reading import (
@@ -47,6 +48,7 @@ def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -
         data["task"] = {name: _without_solver(section) for name, section in data["task"].items()}
     for text in overrides:
         apply_override(data, text)
+    require_plain_text(data["task"], f"{path or 'the command line'}, section task,")
     for name in _user_sections(sections):
         section = data["task"].pop(name)
         if name in data["data"]["tasks"]:  # the files of other tasks need not be there

@@ -1,5 +1,5 @@
 """Processes of this machine: their states, children and parents, and the events that ranks send to their
-supervisor (ups/training/launch.py) as lines of JSON. Standard library and psutil only.
+supervisor (ups/training/launch.py) as lines of JSON. Without torch.
 """
 
 import contextlib
@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from ups.common.text import print_plain
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 LETTERS = {psutil.STATUS_STOPPED: "T", psutil.STATUS_ZOMBIE: "Z", psutil.STATUS_DEAD: "X"}  # as in /proc
@@ -162,14 +164,7 @@ def protect_output() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        stream = getattr(sys, name)
-        if stream is getattr(sys, f"__{name}__"):  # else a test or a notebook replaced it
-            with contextlib.suppress(OSError, AttributeError):  # None where it was closed
-                stream.flush()
-            outlet = io.BufferedWriter(_Outlet(number, "w", closefd=False))
-            encoding = getattr(stream, "encoding", "utf-8")
-            setattr(sys, name, io.TextIOWrapper(outlet, encoding, "backslashreplace", line_buffering=True))
+    print_plain(_Outlet)
 
 
 def end_processes(pids: Callable[[], list[int]], grace_s: float) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ups.common.files import TOGETHER
+from ups.common.text import require_plain_text
 from ups.tasks import TASKS, require_name
 from ups.userdata.fields import (
     check_fields,
@@ -92,6 +93,7 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
         place.array: {"array": place.array, "axes": list(place.axes), "fields": list(place.fields)}
         for place in layout.places
     }
+    require_plain_text(section, key)
     return section
 
 

@@ -80,7 +80,7 @@ class Hdf5(Store):
         found = node(self.file, name)
         if not isinstance(found, h5py.Dataset):
             return None
-        return Stored(found.shape, found.dtype, axis_names(found))
+        return Stored(found.shape, found.dtype, self.plain(axis_names(found)))
 
     def _read(self, name: str, index: tuple) -> np.ndarray:
         return checked(self.path, lambda: self._numbers(name, index), "HDF5 file")
@@ -91,11 +91,11 @@ class Hdf5(Store):
 
     def group_names(self, group: str) -> list[str]:
         found = node(self.file, group)
-        return sorted(found) if isinstance(found, h5py.Group) else []
+        return self.plain(sorted(found)) if isinstance(found, h5py.Group) else []
 
     def attributes(self, name: str = "") -> dict[str, Any]:
         found = node(self.file, name) if name else self.file
-        return {} if found is None else checked(self.path, lambda: dict(found.attrs), "HDF5 file")
+        return {} if found is None else self.plain(checked(self.path, lambda: dict(found.attrs), "HDF5 file"))
 
 
 def _arrays(file: h5py.File, is_tree: bool = False) -> Iterator[str]:

@@ -4,19 +4,21 @@ import fnmatch
 import importlib
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
 
 from ups.common.files import DamagedError
+from ups.common.text import require_plain_name
 from ups.userdata.readers import budget
 
+Names = TypeVar("Names", bound=Iterable[str])
 MOST_CHUNK_BYTES = 2**28
 MOST_RATIO = 500  # of an array to what is stored of it; fields have 1 to 20, zeros 1000
 MOST_HELD_RATIO = 50  # of what is unpacked at once, into memory
@@ -132,7 +134,7 @@ class Store:
     def listed(self) -> dict[str, Stored]:
         """Every array by its name, in natural order."""
         found = {}
-        for name in self._names():
+        for name in self.plain(self._names()):
             whole = self._array(name)
             if whole.dtype.kind != "c":
                 found[name] = whole
@@ -199,6 +201,13 @@ class Store:
         whole, _, part = name.rpartition(".")
         found = self._array(whole) if part in PARTS else None
         return (whole, part) if found is not None and found.dtype.kind == "c" else (name, "")
+
+    def plain(self, names: Names) -> Names:
+        """Names that the file gives to arrays, axes or attributes. Raises ValueError if one of them holds a
+        control character."""
+        for name in names:
+            require_plain_name(name, str(self.path))
+        return names
 
     def require_whole(self, name: str) -> None:
         """Raise ValueError if a part of an array was never written."""
