@@ -61,8 +61,8 @@ class Hdf5(Store):
             if wrong := wrong_attribute(node(self.file, name)):
                 raise ValueError(
                     f"{self.path}: the attribute {wrong} of {name} has another type or size than netCDF "
-                    "gives it, on which its library crashes; expected names of axes. Delete that attribute, or "
-                    "write the file again."
+                    "gives it, on which its library crashes; expected names of axes. Delete it, or write the "
+                    "file again."
                 )
 
     def require_whole(self, name: str) -> None:
