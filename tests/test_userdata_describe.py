@@ -223,12 +223,13 @@ HOSTILE = [
 def test_no_name_in_a_file_becomes_a_setting(tmp_path, name):
     """Of a field, of an array beside it, of times, of coordinates, of attributes, and of files."""
     u, t, x = waves((20, T, X)), DT * np.arange(T), 22 / X * np.arange(X)
+    nu = np.random.default_rng(0).random(20)
     cases = {
-        "beside": {"mine": {"u": u, "t": t, "x": x}, "other": {name: u, "t": t, "x": x}},
-        "field": {"mine": {name: u, "t": t, "x": x}},
-        "times": {"mine": {"u": u, f"t{name}": t, f"x{name}": x}},
-        "parameter": {"mine": {"u": u, "t": t, "x": x, name: np.random.default_rng(0).random(20)}},
-        "file": {f"mine{name.replace('/', '')}": {"u": u, "t": t, "x": x}},
+        "beside": {
+            f"mine{name.replace('/', '')}": {"u": u, "t": t, "x": x},
+            "other": {name: u, "t": t, "x": x},
+        },
+        "field": {"mine": {name: u, f"t{name}": t, f"x{name}": x, f"nu{name}": nu}},
     }
     for case, files in cases.items():
         (tmp_path / case).mkdir()
@@ -240,8 +241,7 @@ def test_no_name_in_a_file_becomes_a_setting(tmp_path, name):
                 file[[*arrays][0]].attrs["units"] = name
         try:
             text = describe_file(str(tmp_path / case / f"{[*files][0]}.h5"))
-        except ValueError as error:  # control characters are refused where names are read
-            assert not name.isprintable() or name in str(error), (case, error)
+        except ValueError:  # control characters are refused where names are read
             continue
         document = load_yaml(text)
         [section] = document["task"].values()
@@ -272,12 +272,9 @@ def test_a_line_that_reads_as_another_is_never_printed(monkeypatch):
 
 
 def test_what_the_loader_refuses_is_a_question_and_not_a_setting(tmp_path):
-    """lat and lon of 20 stations are no parameters of 12 runs; the list of numbers of a run is."""
-    u, rng = waves((12, 30, X)), np.random.default_rng(0)
-    path = write(
-        tmp_path / "a.h5", u=u, t=DT * np.arange(30), x=np.arange(X), lat=rng.random(20), nu=rng.random(12)
-    )
-    text = describe_file(str(path))
-    assert yaml.safe_load(text)["task"]["a"]["parameters"] == {"nu": "nu"}
-    [line] = [line for line in text.splitlines() if "# parameters: {lat: lat}" in line]
-    assert "holds 20 values; expected 1, or 12" in line and line.endswith("?")
+    u, nu = waves((12, 30, X)), np.random.default_rng(0).random(12)
+    lists = {"nu": nu, "mu": np.where(nu < 0.5, np.nan, nu), "other": np.random.default_rng(1).random(20)}
+    text = describe_file(str(write(tmp_path / "a.h5", u=u, t=DT * np.arange(30), x=np.arange(X), **lists)))
+    assert yaml.safe_load(text)["task"]["a"]["parameters"] == {"nu": "nu"} and "other" not in text
+    [line] = [line for line in text.splitlines() if "# parameters: {mu: mu}" in line]
+    assert "mu in " in line and "expected an attribute, an array with a number" in line and line.endswith("?")

@@ -6,8 +6,9 @@ from ups.common.boundary import DIRICHLET, NO_FLUX, PERIODIC
 from ups.tasks.user_task import JUMP, jumps
 from ups.userdata.describe_axes import Guess
 from ups.userdata.describe_lines import Line
-from ups.userdata.grid import is_globe, on_walls
-from ups.userdata.inspect_file import Coordinate, coordinate, is_even_grid, rises, tidy
+from ups.userdata.grid import MOST_UNEVEN, evenness, is_globe, on_walls
+from ups.userdata.inspect_file import Coordinate, is_even_grid, rises, tidy
+from ups.userdata.layout import field_of
 from ups.userdata.masks import averaged, with_nan
 from ups.userdata.readers import Store
 
@@ -17,11 +18,11 @@ SMALL = 1e-3  # of a field's standard deviation: what counts as zero at a wall
 def grid_lines(guess: Guess, absent: list[str]) -> list[Line]:
     """boundary, domain and repeated, guessed from the field. absent: numbers that mean missing."""
     u = with_nan(_last_frame(guess), absent)
-    u, found = averaged(u, u.ndim), {axis: coordinate(guess.store, [], [axis]) for axis in guess.space}
+    u, found = averaged(u, u.ndim), guess.coordinates
     ends, repeated = {}, []
     for axis in guess.space:
         at = guess.words.index(axis) if axis in guess.words else None
-        ends[axis] = PERIODIC if at is None else _guess_end(guess.store, axis, found[axis], u, at)
+        ends[axis] = PERIODIC if at is None else _guess_end(guess.store, axis, found.get(axis), u, at)
         if at is not None and ends[axis] == PERIODIC and u.shape[at] > 2:
             repeated += [axis] * np.array_equal(u.take(0, at), u.take(-1, at))
     same = {*ends.values()}
@@ -49,17 +50,21 @@ def _guess_end(store: Store, axis: str, found: Coordinate | None, u: np.ndarray,
     return PERIODIC if jumps(u, at) < JUMP else NO_FLUX
 
 
-def _domain_lines(guess: Guess, ends: dict[str, str], found: dict[str, Coordinate | None]) -> list[Line]:
+def _domain_lines(guess: Guess, ends: dict[str, str], found: dict[str, Coordinate]) -> list[Line]:
     """The line domain for axes without coordinates or with uneven ones, and a note if points lie on walls."""
-    lines, uneven, domain = [], [], {}
+    lines, uneven, domain, names = [], [], {}, {}
     for axis in guess.space:
         if axis not in guess.words:
             continue
-        if (place := found[axis]) is None:
-            domain[axis] = guess.coordinates.get(axis, [0.0, 1.0])
+        if axis not in found:
+            domain[axis] = [0.0, 1.0]
             continue
-        name, x = place
+        name, x = found[axis]
+        if guess.usual(axis) is None:  # the loader needs its name
+            domain[axis] = names[axis] = name
         if not is_even_grid(x) and (rises(x) or rises(x[::-1])):
+            if (ratio := evenness(x)) > MOST_UNEVEN:
+                raise ValueError(_uneven_words(guess, axis, name, x, ratio))
             steps = np.abs(np.diff(x))
             uneven.append(axis)
             domain[axis] = [
@@ -91,7 +96,21 @@ def _domain_lines(guess: Guess, ends: dict[str, str], found: dict[str, Coordinat
         beyond = ", half a cell beyond the first and the last point" if walls else ""
         known = f" ({numbers})" * bool(numbers)
         note = f"the file holds no such coordinates{known}: from where to where{beyond}?"
-    return [*lines, Line("domain", domain, note)]
+    named = {axis: name for axis, name in names.items() if axis in uneven}
+    return [*lines, *[Line("coordinates", named)] * bool(named), Line("domain", domain, note)]
+
+
+def _uneven_words(guess: Guess, axis: str, name: str, x: np.ndarray, ratio: float) -> str:
+    """The error message for a coordinate of steps that are too uneven to count as equal."""
+    steps, at = np.abs(np.diff(x)), guess.words.index(axis)
+    return (
+        f"{guess.store.path}: {name} has steps of {steps.min():g} to {steps.max():g}, which differ "
+        f"{ratio:.3g}-fold; expected cells of equal size along {axis}. Resample the fields, as "
+        f"scipy.interpolate.interp1d({name}, {field_of(guess.array)}, axis={at})"
+        f"(numpy.linspace({x.min():g}, {x.max():g}, {len(x)})) does, and describe that file; or write the "
+        f"section yourself, with domain: {{{axis}: [{x.min():g}, {x.max():g}]}}, which counts them as equal: "
+        f"derivatives along {axis} are then wrong by as much."
+    )
 
 
 def _last_frame(guess: Guess) -> np.ndarray:

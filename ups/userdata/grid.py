@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 from ups.common.boundary import BOUNDARIES, PERIODIC
 from ups.common.lazy import np
 from ups.tasks import Place
-from ups.userdata.inspect_file import UNEVEN, Coordinate, config_error, coordinate, is_even, rises, tidy
+from ups.userdata.inspect_file import (
+    UNEVEN,
+    Coordinate,
+    config_error,
+    coordinate,
+    is_even,
+    is_even_grid,
+    rises,
+    tidy,
+)
 
 if TYPE_CHECKING:
     from ups.userdata.readers import Store
@@ -19,6 +28,9 @@ if TYPE_CHECKING:
 MOST_TOKENS = {1: 256, 2: 64, 3: 32}  # per axis, of a patch that is chosen
 TINY = 1e-6  # of an axis, what counts as zero
 CLOSE = 0.1  # of a cell, by which a domain may differ from the coordinates
+MOST_UNEVEN = (
+    1.5  # largest step over the smallest, up to which cells may count as equal: Gaussian grids have 1.1
+)
 
 
 def read_boundary(key: str, boundary: Any, axes: Sequence[str]) -> list[str]:
@@ -162,6 +174,14 @@ def _uneven_domain(key: str, axis: str, x: "np.ndarray", given: Any, step: float
         if rises(x)
         else "Sort the cells along it, or leave that axis out.",
     )
+
+
+def evenness(x: "np.ndarray") -> float:
+    """The largest step of a coordinate over the smallest; 1 of an even one."""
+    if is_even_grid(x):
+        return 1.0
+    steps = np.abs(np.diff(x))
+    return float(steps.max() / max(steps.min(), TINY * steps.max()))
 
 
 def is_globe(axis: str, units: str = "") -> bool:

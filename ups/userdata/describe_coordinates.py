@@ -1,0 +1,137 @@
+"""Coordinates in a file: lists of numbers that rise or fall and are as long as an axis of the fields,
+whatever their names. Their lengths tell which axis is which; names decide between lists of one length."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ups.userdata.inspect_file import COORDINATES, coordinate, rises
+from ups.userdata.layout import SPACE as SPACE_NAMES
+from ups.userdata.readers import Store
+from ups.userdata.times import TIMES
+
+SPACE = ("x", "y", "z")
+# lists that count or describe steps of a solver, and are neither times nor parameters
+COUNTERS = re.compile(
+    r"(wall|cpu|world)_?(time|clock)|(time_?)?steps?|dt|iter\w*|i?count\w*|write_number|cycle\w*|cfl"
+)
+NODES = re.compile(r"(\w*_)?(nodes?|points?|pts|positions?|pos|coords?|coordinates?|vertices|verts|xyz?)")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A list of numbers that may be the coordinate of an axis. kind: time, an axis of space, or "" if its
+    name does not tell."""
+
+    name: str
+    kind: str
+    size: int
+
+
+def lists_of(store: Store, fields: Iterable[str] = ()) -> dict[str, np.ndarray]:
+    """The lists of numbers of a file, of arrays with one axis of more than one cell; of runs in groups those
+    of the first group, named as in each group."""
+    groups = next((store.groups(name) for name in fields if "*/" in name), [""])
+    others, found = {*groups[1:]}, {}
+    for name in store.names():
+        group, is_inside, rest = name.partition("/")
+        array = store.array(name)
+        is_list = sum(size > 1 for size in array.shape) <= 1 and 1 <= len(array.shape) <= 2
+        if group not in others and is_list and array.dtype.kind in "fiu" and name not in fields:
+            inner = rest if is_inside and group == groups[0] else name
+            found[inner] = np.asarray(store.read(name), np.float64).reshape(-1)
+    return found
+
+
+def kind_of(name: str, units: str = "") -> str:
+    """What a list of this name is the coordinate of: time, an axis of space, "" for any."""
+    last = next((part for part in reversed(name.lower().split("/")) if not re.fullmatch(r"[\d.]+", part)), "")
+    if last in SPACE_NAMES:
+        return last
+    if " since " in units or "time" in last or last.startswith("t"):
+        return "time"
+    if globe := re.match("lat|lon", last):
+        return globe[0]
+    return next((axis for axis in SPACE if last.startswith(axis) or re.fullmatch(rf"\w+_{axis}", last)), "")
+
+
+def is_counter(name: str) -> bool:
+    return COUNTERS.fullmatch(name.rsplit("/", 1)[-1].lower()) is not None
+
+
+def candidates(store: Store, fields: Iterable[str]) -> list[Axis]:
+    """The lists that rise or fall, those of usual names first."""
+    fields = [*fields]
+    usual = []
+    for kind, names in (("time", TIMES), *((axis, (axis,)) for axis in SPACE)):
+        places = {form.format(name) for name in names for form in COORDINATES}
+        if not places & {*fields} and (found := coordinate(store, [], names)):
+            usual.append(Axis(found[0], kind, len(found[1])))
+    known = {axis.name for axis in usual}
+    others = [
+        Axis(name, kind_of(name, str(store.attributes(name).get("units", ""))), len(values))
+        for name, values in lists_of(store, fields).items()
+        if name not in known and not is_counter(name)
+        if len(values) > 2 and (rises(values) or rises(values[::-1]))
+    ]
+    return [*usual, *others]
+
+
+def assigned(shape: Sequence[int], found: Sequence[Axis]) -> tuple[dict[int, str], dict[str, str], bool]:
+    """(Axis of the array -> its word, word -> the list that is its coordinate, whether lengths alone tell.)
+
+    Raises ValueError for two coordinates of space along one axis: these are points and no grid."""
+    best: dict[str, Axis] = {}
+    for one in found:
+        if one.kind and (one.size in shape or (one.kind == "time" and one.size - 1 in shape)):
+            best.setdefault(one.kind, one)
+    words: dict[int, str] = {}
+    is_sure = True
+    for size in dict.fromkeys(shape):
+        axes = [axis for axis, n in enumerate(shape) if n == size > 1]
+        exact = [kind for kind, one in best.items() if one.size == size]
+        longer = [kind for kind, one in best.items() if one.size == size + 1 and one.size not in shape]
+        kinds = sorted([*exact, *longer], key=lambda kind: (kind != "time", [*best].index(kind)))
+        in_space = [kind for kind in kinds if kind != "time"]
+        if len(axes) == 1 and len(in_space) > 1:
+            raise ValueError(
+                f"{' and '.join(best[kind].name for kind in in_space)} hold {size} numbers each, and one axis"
+                " has that length: points of a mesh or stations, which are no grid; expected an axis for "
+                "each. Interpolate to a regular grid first, as scipy.interpolate.griddata does."
+            )
+        if len(kinds) > len(axes) == len(in_space):
+            kinds = in_space
+        if len(kinds) >= len(axes):
+            words |= dict(zip(axes, kinds, strict=False))
+            is_sure &= len(axes) == len(kinds) == 1
+        elif kinds:  # which of several axes of one length is it?
+            words |= dict(zip(axes[-len(kinds) :] if "time" not in kinds else axes, kinds, strict=False))
+            is_sure = False
+    unnamed = [(axis, one) for axis, n in enumerate(shape) for one in found if not one.kind and one.size == n]
+    for axis, one in unnamed:
+        is_alone = shape.count(one.size) == 1 and axis not in words
+        has_time, space = "time" in words.values(), [name for name in SPACE if name not in words.values()]
+        if not is_alone or not space or (has_time and len(words) > 1):  # one number for each trajectory
+            continue
+        is_time = not has_time and (bool(words) or axis < len(shape) - 1)
+        words[axis] = word = "time" if is_time else space[0]
+        best[word], is_sure = one, False
+    return words, {kind: best[kind].name for kind in words.values()}, is_sure
+
+
+def scattered(store: Store, size: int, axis: str) -> str:
+    """Why `size` cells along an axis, called `axis`, are points and not a grid; "" if nothing says so."""
+    lists, points = {}, ""
+    for name in store.names():
+        array = store.array(name)
+        if array.shape == (size,) and array.dtype.kind == "f" and array.axes in ((), (axis,)):
+            kind, values = kind_of(name), np.asarray(store.read(name))
+            if kind not in ("", "time") and not rises(values) and not rises(values[::-1]):
+                lists.setdefault(kind, name)
+        elif array.shape in ((size, 2), (size, 3)) and NODES.fullmatch(name.rsplit("/", 1)[-1].lower()):
+            points = f"{name} holds {array.shape[1]} coordinates of each"
+    if len(lists) > 1:
+        return f"{' and '.join(lists.values())} hold {len(lists)} coordinates of each"
+    return points
