@@ -13,6 +13,7 @@ from ups.tasks import Place
 from ups.userdata.describe_coordinates import (
     SPACE,
     Axis,
+    are_nodes,
     assigned,
     candidates,
     is_counter,
@@ -125,6 +126,7 @@ def fields_of(store: Store) -> list[str]:
         and array.dtype.kind in "fiub"
         and min(array.shape, default=0) > 0
         and not is_place(name)
+        and not are_nodes(name, array.shape)
         and sum(size > 1 for size in array.shape) >= 2
     }
     shapes = [array.shape for array in fitting.values() if array.dtype.kind == "f"]

@@ -50,7 +50,7 @@ def kind_of(name: str, units: str = "") -> str:
     last = next((part for part in reversed(name.lower().split("/")) if not re.fullmatch(r"[\d.]+", part)), "")
     if last in SPACE_NAMES:
         return last
-    if " since " in units or "time" in last or last.startswith("t"):
+    if " since " in units or re.match(r"t|clock|date|.*time", last) or is_counter(name):
         return "time"
     if globe := re.match("lat|lon", last):
         return globe[0]
@@ -61,22 +61,27 @@ def is_counter(name: str) -> bool:
     return COUNTERS.fullmatch(name.rsplit("/", 1)[-1].lower()) is not None
 
 
+def are_nodes(name: str, shape: Sequence[int]) -> bool:
+    """Whether an array holds the coordinates of points, two or three numbers each."""
+    return len(shape) == 2 and shape[1] in (2, 3) and bool(NODES.fullmatch(name.rsplit("/", 1)[-1].lower()))
+
+
 def candidates(store: Store, fields: Iterable[str]) -> list[Axis]:
     """The lists that rise or fall, those of usual names first."""
     fields = [*fields]
     usual = []
     for kind, names in (("time", TIMES), *((axis, (axis,)) for axis in SPACE)):
         places = {form.format(name) for name in names for form in COORDINATES}
-        if not places & {*fields} and (found := coordinate(store, [], names)):
+        found = coordinate(store, [], names) if not places & {*fields} else None
+        if found and (rises(found[1]) or rises(found[1][::-1])):
             usual.append(Axis(found[0], kind, len(found[1])))
     known = {axis.name for axis in usual}
     others = [
         Axis(name, kind_of(name, str(store.attributes(name).get("units", ""))), len(values))
         for name, values in lists_of(store, fields).items()
-        if name not in known and not is_counter(name)
-        if len(values) > 2 and (rises(values) or rises(values[::-1]))
+        if name not in known and len(values) > 2 and (rises(values) or rises(values[::-1]))
     ]
-    return [*usual, *others]
+    return [*usual, *sorted(others, key=lambda one: is_counter(one.name))]
 
 
 def assigned(shape: Sequence[int], found: Sequence[Axis]) -> tuple[dict[int, str], dict[str, str], bool]:
@@ -110,7 +115,8 @@ def assigned(shape: Sequence[int], found: Sequence[Axis]) -> tuple[dict[int, str
             words |= dict(zip(axes[-len(kinds) :] if "time" not in kinds else axes, kinds, strict=False))
             is_sure = False
     unnamed = [(axis, one) for axis, n in enumerate(shape) for one in found if not one.kind and one.size == n]
-    for axis, one in unnamed:
+    time = next((axis for axis, word in words.items() if word == "time"), 0)
+    for axis, one in sorted(unnamed, key=lambda pair: (pair[0] < time, pair[0])):
         is_alone = shape.count(one.size) == 1 and axis not in words
         has_time, space = "time" in words.values(), [name for name in SPACE if name not in words.values()]
         if not is_alone or not space or (has_time and len(words) > 1):  # one number for each trajectory
@@ -130,7 +136,7 @@ def scattered(store: Store, size: int, axis: str) -> str:
             kind, values = kind_of(name), np.asarray(store.read(name))
             if kind not in ("", "time") and not rises(values) and not rises(values[::-1]):
                 lists.setdefault(kind, name)
-        elif array.shape in ((size, 2), (size, 3)) and NODES.fullmatch(name.rsplit("/", 1)[-1].lower()):
+        elif are_nodes(name, array.shape) and array.shape[0] == size:
             points = f"{name} holds {array.shape[1]} coordinates of each"
     if len(lists) > 1:
         return f"{' and '.join(lists.values())} hold {len(lists)} coordinates of each"

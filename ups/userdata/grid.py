@@ -195,11 +195,15 @@ def on_walls(low: float, high: float, size: int) -> bool:
     half = (high - low) / size / 2
 
     def num_digits(value: float) -> int:
-        is_zero = abs(value) < TINY * (high - low)
-        return 0 if is_zero else len(f"{value:.5e}".split("e")[0].strip("-").replace(".", "").rstrip("0"))
+        """Of a number, or of its multiple of pi."""
+        if abs(value) < TINY * (high - low):
+            return 0
+        texts = [f"{number:.5e}".split("e")[0] for number in (value, value / math.pi)]
+        return min(len(text.strip("-").replace(".", "").rstrip("0")) for text in texts)
 
     on_points = num_digits(low + half) + num_digits(high - half)
-    return size > 1 and on_points < num_digits(low) + num_digits(high)
+    has_both = num_digits(high - low - 2 * half) < num_digits(high - low)  # not one end alone
+    return size > 1 and has_both and on_points < num_digits(low) + num_digits(high)
 
 
 def flipped_axes(key: str, flipped: Any, found: Mapping[str, Coordinate | None]) -> list[str]:
