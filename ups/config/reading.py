@@ -12,10 +12,10 @@ from typing import Any, get_type_hints
 
 import yaml
 
+from ups.common.place import ROOT
 from ups.common.stages import STAGES
 from ups.common.text import load_yaml, shown
 from ups.config.schema import Config
-from ups.config.sections import ROOT
 
 DEFAULT = ROOT / "configs" / "default.yaml"  # every key
 MOST_BYTES = 2**17  # of a file: ours have 10 KB, and PyYAML reads 100 KB in a second
@@ -81,7 +81,9 @@ def read_overlays(path: Path, seen: tuple[Path, ...]) -> list[dict]:
             f"{path} includes {shown(include)}; expected the whole configuration of a run. Give "
             "--config a file of your own."
         )
-    before = read_overlays(path.parent / str(include), (*seen, path.resolve())) if include else []
+    beside, of_clone = path.parent / str(include), ROOT / str(include)
+    included = of_clone if of_clone.is_file() and not beside.is_file() else beside
+    before = read_overlays(included, (*seen, path.resolve())) if include else []
     return [*before, data]
 
 

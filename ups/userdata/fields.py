@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ups.common.boundary import PERIODIC
 from ups.common.lazy import np
+from ups.common.text import MOST_NAME_BYTES, printable
 from ups.tasks import Place
 from ups.userdata.inspect_file import Coordinate, config_error, is_even, value_in
 from ups.userdata.layout import Layout
@@ -179,4 +180,5 @@ def read_units(
 def _unit(store: "Store", array: str) -> str:
     unit = store.attributes(array).get("units", "")
     unit = unit.decode(errors="replace") if isinstance(unit, bytes) else unit
-    return " ".join(str(unit).split()) if isinstance(unit, str) else ""
+    unit = printable(" ".join(unit.replace("\0", " ").split())) if isinstance(unit, str) else ""
+    return unit if len(unit) <= MOST_NAME_BYTES else ""  # a longer text is no unit
