@@ -279,7 +279,7 @@ def test_what_the_loader_refuses_is_a_question_and_not_a_setting(tmp_path):
     u, nu = waves((12, 30, X)), np.random.default_rng(0).random(12)
     lists = {"nu": nu, "mu": np.where(nu < 0.5, np.nan, nu), "other": np.random.default_rng(1).random(20)}
     text = describe_file(str(write(tmp_path / "a.h5", u=u, t=DT * np.arange(30), x=np.arange(X), **lists)))
-    assert yaml.safe_load(text)["task"]["a"]["parameters"] == {"nu": "nu"} and "other" not in text
+    assert yaml.safe_load(text)["task"]["a"]["parameters"] == {"nu": "nu"} and "other: other" not in text
     [line] = [line for line in text.splitlines() if "# parameters: {mu: mu}" in line]
     assert "mu in " in line and "expected an attribute, an array with a number" in line and line.endswith("?")
 
@@ -324,6 +324,8 @@ def test_a_coordinate_of_any_name_is_that_of_the_axis_of_its_length(tmp_path, ca
     assert (section["dt"], section["domain"]) == ("clock", {"x": "position"}) and "are these its axes" in text
     assert "have no trajectory in training" in doctor(tmp_path, text, capsys)[1]  # of 12 values
     square = film(64)
+    section, text = described(tmp_path, u=u, t=np.arange(30), x=np.arange(64), k=np.linspace(1, 2, 12))
+    assert section["layout"] == {"u": ["trajectory", "time", "x"]} and section["parameters"] == {"k": "k"}
     section, text = described(tmp_path, u=square, x=np.arange(64.0), t=0.1 * np.arange(64))
     assert section["layout"] == {"u": ["time", "x"]} and "are these its axes, in order?" in text
 
@@ -367,8 +369,8 @@ def not_a_field(kind):
         "no more alike than any two": {"u": on_nodes},
         "x and y hold 2 coordinates of each": {"u": on_nodes, "x": nodes[:, 0], "y": nodes[:, 1]},
         "nodes holds 2 coordinates of each": {"u": on_nodes, "nodes": nodes},
-        "lat and lon hold 2 coordinates": {"u": film(100, 50), "lat": nodes[:50, 0], "lon": nodes[:50, 1]},
-        "x and y hold 60 numbers each": {"u": film(100, 60), "x": np.arange(60.0), "y": np.arange(60.0)},
+        "lat and lon hold 2": {"u": film(100, 50), "lat": nodes[:50, 0], "lon": nodes[:50, 1]},
+        "x and y hold 2 coordinates": {"u": film(100, 60), "x": np.arange(60.0), "y": np.arange(60.0)},
     }[kind]
 
 
@@ -380,8 +382,8 @@ def not_a_field(kind):
         "no more alike than any two",
         "x and y hold 2 coordinates of each",
         "nodes holds 2 coordinates of each",
-        "lat and lon hold 2 coordinates",
-        "x and y hold 60 numbers each",
+        "lat and lon hold 2",
+        "x and y hold 2 coordinates",
     ],
 )
 def test_what_is_no_field_on_a_grid_is_refused_by_what_it_is(tmp_path, kind):

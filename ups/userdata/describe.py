@@ -152,13 +152,9 @@ def _guess_layout(store: Store) -> tuple[Guess, bool, list[str]]:
             f"{store.path} holds {store.listing()}; expected a field, numbers with two axes or more, one of "
             "them of space. Name a file that holds one."
         )
-    axes, names, is_sure = {}, {}, True
+    axes, names, is_sure, found = {}, {}, True, candidates(store, fields)
     for array in fields:
-        is_alone = len(fields) == 1 or "*" in array
-        try:
-            words, told, tells = words_of(store, store.first(array), is_alone, candidates(store, fields))
-        except ValueError as error:
-            raise ValueError(f"{store.path} cannot be described: {error}") from error
+        words, told, tells = words_of(store, store.first(array), len(fields) == 1 or "*" in array, found)
         if "*" in array and "time" not in words:  # a group is one trajectory
             words = ["time" if word == "trajectory" else word for word in words]
         axes[array] = words
@@ -175,6 +171,8 @@ def _layout_lines(guess: Guess, is_sure: bool) -> list[Line]:
             f"of shape {guess.shape(array)}, of: trajectory, time, channel, component (of a vector), "
             "x, y, z; are these its axes, in order?"
         )
+        if len(words) == 2 and not guess.names:
+            note = f"{note} Or is it one map, which is no film?"
         arrays.append(Line(array, words, "" if is_sure else note))
     return [Line("layout", tuple(arrays)), *([] if is_sure else other_reading(guess))]
 

@@ -32,7 +32,7 @@ MOST_CHANNELS = 8  # of an axis without a name
 SAMPLED = 16  # frames, and cells along an axis, that are compared
 FOLLOWS = 0.8  # difference of frames over their mean deviation: 1.4 if their order is random
 FEWEST_CELLS = 8  # of a grid; fewer along the only axis of space are variables
-LONGEST = 4096  # cells in a row that are compared
+COMPARED = 4096  # cells in a row
 # attributes of an array that name arrays which describe it (CF conventions, 5 and 7)
 NAMING = (
     "ancillary_variables",
@@ -290,7 +290,7 @@ def require_field(guess: Guess) -> None:
     why = scattered(store, size, stored[at] if stored else "")
     times = guess.words.index("time") if "time" in guess.words else None
     if not why and axis not in guess.coordinates and times is not None:
-        if _is_alike(store, array, times) and not _is_alike(store, array, at, LONGEST):
+        if _is_alike(store, array, times) and not _is_alike(store, array, at, COMPARED):
             why = "neighbours along it are no more alike than any two"
     if why:
         raise ValueError(

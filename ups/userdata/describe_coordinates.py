@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ups.userdata.inspect_file import COORDINATES, coordinate, rises
-from ups.userdata.layout import SPACE as SPACE_NAMES
+from ups.userdata.layout import SPACE as SPACE_WORDS
 from ups.userdata.readers import Store
 from ups.userdata.times import TIMES
 
 SPACE = ("x", "y", "z")
+SPACE_NAMES = SPACE_WORDS - {*"ijks"}  # these may be parameters as well
 # lists that count or describe steps of a solver, and are neither times nor parameters
 COUNTERS = re.compile(
     r"(wall|cpu|world)_?(time|clock)|(time_?)?steps?|dt|iter\w*|i?count\w*|write_number|cycle\w*|cfl"
@@ -81,13 +82,13 @@ def candidates(store: Store, fields: Iterable[str]) -> list[Axis]:
         for name, values in lists_of(store, fields).items()
         if name not in known and len(values) > 2 and (rises(values) or rises(values[::-1]))
     ]
-    return [*usual, *sorted(others, key=lambda one: is_counter(one.name))]
+    return [*usual, *sorted(others, key=lambda one: (is_counter(one.name), "time" not in one.name.lower()))]
 
 
 def assigned(shape: Sequence[int], found: Sequence[Axis]) -> tuple[dict[int, str], dict[str, str], bool]:
     """(Axis of the array -> its word, word -> the list that is its coordinate, whether lengths alone tell.)
 
-    Raises ValueError for two coordinates of space along one axis: these are points and no grid."""
+    Names decide between lists of one length, and an axis of two of them has the first."""
     best: dict[str, Axis] = {}
     for one in found:
         if one.kind and (one.size in shape or (one.kind == "time" and one.size - 1 in shape)):
@@ -100,12 +101,6 @@ def assigned(shape: Sequence[int], found: Sequence[Axis]) -> tuple[dict[int, str
         longer = [kind for kind, one in best.items() if one.size == size + 1 and one.size not in shape]
         kinds = sorted([*exact, *longer], key=lambda kind: (kind != "time", [*best].index(kind)))
         in_space = [kind for kind in kinds if kind != "time"]
-        if len(axes) == 1 and len(in_space) > 1:
-            raise ValueError(
-                f"{' and '.join(best[kind].name for kind in in_space)} hold {size} numbers each, and one axis"
-                " has that length: points of a mesh or stations, which are no grid; expected an axis for "
-                "each. Interpolate to a regular grid first, as scipy.interpolate.griddata does."
-            )
         if len(kinds) > len(axes) == len(in_space):
             kinds = in_space
         if len(kinds) >= len(axes):
@@ -128,16 +123,18 @@ def assigned(shape: Sequence[int], found: Sequence[Axis]) -> tuple[dict[int, str
 
 
 def scattered(store: Store, size: int, axis: str) -> str:
-    """Why `size` cells along an axis, called `axis`, are points and not a grid; "" if nothing says so."""
-    lists, points = {}, ""
+    """Why `size` cells along the only axis of space, called `axis`, are points and no grid; "" if they may be
+    one."""
+    lists: dict[str, str] = {}
     for name in store.names():
         array = store.array(name)
+        if are_nodes(name, array.shape) and array.shape[0] == size:
+            return f"{name} holds {array.shape[1]} coordinates of each"
         if array.shape == (size,) and array.dtype.kind == "f" and array.axes in ((), (axis,)):
-            kind, values = kind_of(name), np.asarray(store.read(name))
-            if kind not in ("", "time") and not rises(values) and not rises(values[::-1]):
-                lists.setdefault(kind, name)
-        elif are_nodes(name, array.shape) and array.shape[0] == size:
-            points = f"{name} holds {array.shape[1]} coordinates of each"
-    if len(lists) > 1:
-        return f"{' and '.join(lists.values())} hold {len(lists)} coordinates of each"
-    return points
+            values = np.asarray(store.read(name))
+            if not array.axes or not (rises(values) or rises(values[::-1])):
+                lists.setdefault(kind_of(name)[:3], name)
+    for kinds in (SPACE, ("lat", "lon")):
+        if len(names := [lists[kind] for kind in kinds if kind in lists]) > 1:
+            return f"{' and '.join(names)} hold {len(names)} coordinates of each"
+    return ""
