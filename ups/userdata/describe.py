@@ -45,7 +45,7 @@ MOST_PARTS = 15  # files of one record, from which on none is cut
 # few runs are cut into WINDOWS windows of up to LONGEST frames; if these would be shorter than USEFUL frames,
 # into fewer, down to FEWEST_WINDOWS, of which 30 % are the six that the report needs
 WINDOWS, FEWEST_WINDOWS = 60, 20
-SHORTEST, USEFUL, LONGEST = 3, 20, 50
+SHORTEST, USEFUL, LONGEST = 3, 10, 50
 # test trajectories: the report needs LEAST, so data.test_fraction may be raised up to LARGEST_FRACTION
 LEAST, USUAL_FRACTION, LARGEST_FRACTION = 6, 0.1, 0.5
 FEWEST = 3  # pairs that can be split into training, validation and test
