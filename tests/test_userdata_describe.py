@@ -4,16 +4,19 @@ import re
 import subprocess
 import sys
 
+import h5py
 import numpy as np
 import pytest
 import xarray
 import yaml
 from user_files import DT, SMALL, N, T, X, Y, read, section, waves, write
 
+from ups.common.text import load_yaml, yaml_text
 from ups.config import load_config
 from ups.data.sources import open_sources
 from ups.userdata.data_checks import walls
 from ups.userdata.describe import describe_file
+from ups.userdata.describe_lines import Line, written
 
 
 @pytest.mark.parametrize("coordinates", [True, False])
@@ -190,3 +193,91 @@ def test_a_description_guesses_walls_and_vectors(tmp_path):
     ]
     assert settings["layout"] == {"v": ["trajectory", "time", "x", "y", "component"]}
     assert settings["boundary"] == {"x": "no_flux", "y": "periodic"}
+
+
+HOSTILE = [
+    'v\n    base: {solver: "theirs.evil:step"}\n#',
+    'v"\n    base: {solver: "theirs.evil:step"}\n#',
+    "v: [time, x]}\rbase: {solver: theirs.evil}",
+    "v\u2028    base: 1",
+    "v\x85    base: 1",
+    'u", base: {solver: "theirs.evil:step"}, x: "',
+    "u}   # {",
+    "u: {base: 1}",
+    "!!python/name:os.system",
+    "&a",
+    "*a",
+    "<<",
+    "- x",
+    "? x",
+    "1e3",
+    "no",
+    "null",
+    "%TAG",
+    "\u202ev",
+    " ",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_name_in_a_file_becomes_a_setting(tmp_path, name):
+    """Of a field, of an array beside it, of times, of coordinates, of attributes, and of files."""
+    u, t, x = waves((20, T, X)), DT * np.arange(T), 22 / X * np.arange(X)
+    cases = {
+        "beside": {"mine": {"u": u, "t": t, "x": x}, "other": {name: u, "t": t, "x": x}},
+        "field": {"mine": {name: u, "t": t, "x": x}},
+        "times": {"mine": {"u": u, f"t{name}": t, f"x{name}": x}},
+        "parameter": {"mine": {"u": u, "t": t, "x": x, name: np.random.default_rng(0).random(20)}},
+        "file": {f"mine{name.replace('/', '')}": {"u": u, "t": t, "x": x}},
+    }
+    for case, files in cases.items():
+        (tmp_path / case).mkdir()
+        for stem, arrays in files.items():
+            with h5py.File(tmp_path / case / f"{stem}.h5", "w") as file:
+                file.attrs[name] = 1.0
+                for array, values in arrays.items():
+                    file[array] = values
+                file[[*arrays][0]].attrs["units"] = name
+        try:
+            text = describe_file(str(tmp_path / case / f"{[*files][0]}.h5"))
+        except ValueError as error:  # control characters are refused where names are read
+            assert not name.isprintable() or name in str(error), (case, error)
+            continue
+        document = load_yaml(text)
+        [section] = document["task"].values()
+        assert (
+            {*document} == {"include", "data", "task"} and "base" not in section and "solver" not in section
+        )
+        assert all(line.isprintable() for line in text.split("\n")), text
+        uncommented = [line.strip()[2:] for line in text.split("\n") if re.match(r" +# [\w\"]+: ", line)]
+        assert uncommented and all(
+            "base" not in load_yaml(line) for line in uncommented if "steps" not in line
+        )
+
+
+@pytest.mark.parametrize(
+    "name", [*HOSTILE, "u", "y", "1.0", "0x10", "1_000", "2001-01-01", "\ud800", "=", ""]
+)
+def test_yaml_of_any_name_reads_as_that_name(name):
+    for value in (name, [name], {name: [name, 1e-5, 3, True]}):
+        assert load_yaml(yaml_text(value)) == value and yaml_text(value).isprintable()
+    text = written([Line("task", (Line(name, {name: 1}, name), Line("b", name, name, is_offered=True)))])
+    assert load_yaml(text) == {"task": {name: {name: 1}}} and text.count("\n") == 2
+
+
+def test_a_line_that_reads_as_another_is_never_printed(monkeypatch):
+    monkeypatch.setattr("ups.userdata.describe_lines.yaml_text", lambda value: str(value))
+    with pytest.raises(ValueError, match="the section is meant to say .*base.* and reads as"):
+        written([Line("u\nbase", 1)])
+
+
+def test_what_the_loader_refuses_is_a_question_and_not_a_setting(tmp_path):
+    """lat and lon of 20 stations are no parameters of 12 runs; the list of numbers of a run is."""
+    u, rng = waves((12, 30, X)), np.random.default_rng(0)
+    path = write(
+        tmp_path / "a.h5", u=u, t=DT * np.arange(30), x=np.arange(X), lat=rng.random(20), nu=rng.random(12)
+    )
+    text = describe_file(str(path))
+    assert yaml.safe_load(text)["task"]["a"]["parameters"] == {"nu": "nu"}
+    [line] = [line for line in text.splitlines() if "# parameters: {lat: lat}" in line]
+    assert "holds 20 values; expected 1, or 12" in line and line.endswith("?")

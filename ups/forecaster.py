@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ups.commands.publish import HUB, fetch
 from ups.common.boundary import PERIODIC
+from ups.common.place import make_target
 from ups.common.spectral import resample as on_grid
 from ups.forecast_inputs import (
     Values,
@@ -163,7 +164,7 @@ class Forecaster:
         if not folder.is_dir():
             raise FileNotFoundError(
                 f"there is no folder {folder}; expected a run, such as runs/small, or "
-                f"its operator's folder. Run make operator RUN={folder.name or 'small'}."
+                f"its operator's folder. Run {make_target('operator RUN=' + (folder.name or 'small'))}."
             )
         if inside.is_dir():
             stage_of_run(folder, "operator")

@@ -20,6 +20,7 @@ from typing import Any
 
 from ups.common.files import value_hash, write_atomic
 from ups.common.formatting import number
+from ups.common.place import make_command
 from ups.config import DEFAULT_OVERLAY, load_config, read_command, run_script
 from ups.report.leaderboard import figure, mean_of, read_report
 from ups.report.tables import markdown_table
@@ -106,7 +107,12 @@ def train(name: str, arguments: Any, overrides: Iterable[str]) -> bool:
         "ARGS": " ".join(overrides),
     }
     done = subprocess.run(
-        ["make", "--no-print-directory", "report", *(f"{key}={value}" for key, value in variables.items())],
+        [
+            *make_command(),
+            "--no-print-directory",
+            "report",
+            *(f"{key}={value}" for key, value in variables.items()),
+        ],
         env=environment,
     )
     return not done.returncode or (Path(arguments.runs) / name / RESULTS).is_file()

@@ -10,8 +10,10 @@ import contextlib
 import hashlib
 import io
 import re
+import reprlib
 import sys
 import unicodedata
+from collections.abc import Hashable
 from typing import Any
 
 import yaml
@@ -20,6 +22,8 @@ import yaml
 UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 MOST_NAME = 255  # characters of a name, as of a file
 MOST_NAME_BYTES = 100  # of a file's name that is made from text; a file system takes 255, with an ending
+PLAIN = re.compile(r"[A-Za-z]\w*|configs/\w+\.yaml", re.ASCII)  # text without quotes in YAML
+MOST_DIGITS = 1000  # of a whole number, which PyYAML reads in quadratic time
 HASHED = re.compile("-[0-9a-f]{16}$")  # the end of a name whose text was changed
 MOVES = re.compile("(\n|\t|\r|\x1b\\[A)")  # of the text that we and tqdm's bars print
 # what means something in Markdown within a line; an underscore inside a word does not, nor brackets alone
@@ -88,12 +92,97 @@ def require_plain_text(value: Any, where: str, most: int = MOST_NAME) -> None:
             waiting += [*found, *found.values()] if isinstance(found, dict) else found
 
 
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that puts all text but plain words in double quotes."""
+
+
+_Dumper.ignore_aliases = lambda *_: True
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, None if PLAIN.fullmatch(text) else '"'
+    ),
+)
+
+
 def yaml_text(value: Any) -> str:
-    """A plain value (text, number, list or mapping of these) as YAML on one line."""
-    text = yaml.safe_dump(
-        value, default_flow_style=True, width=float("inf"), sort_keys=False, allow_unicode=True
-    )
-    return text.removesuffix("\n").removesuffix("\n...")
+    """A plain value (text, number, list or mapping of these) as YAML on one line, which `load_yaml` reads."""
+    for is_unicode in (True, False):  # without it, all that is not ASCII is escaped
+        text = yaml.dump(
+            value,
+            Dumper=_Dumper,
+            default_flow_style=True,
+            width=float("inf"),
+            sort_keys=False,
+            allow_unicode=is_unicode,
+        )
+        text = text.removesuffix("\n").removesuffix("\n...")
+        if printable(text) == text:
+            break
+    return text
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that reads as version 1.2 does: 1e-3 is a number, NO is text; a key that is written twice
+    is an error. (libyaml's loader is ten times as fast and ends the process at deep nesting.)"""
+
+
+# PyYAML's resolvers by the first letter, without words for true and false other than these
+_Loader.yaml_implicit_resolvers = {
+    letter: [
+        (tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool" or letter in "tTfF"
+    ]
+    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict:
+    seen = set()
+    for node_of_key, _ in node.value:
+        key = loader.construct_object(node_of_key, deep=True)
+        if not isinstance(key, Hashable):  # which the next line says
+            break
+        if key in seen:
+            line = node_of_key.start_mark.line + 1
+            raise ValueError(
+                f"duplicate key {shown(key)} in line {line}; expected each key once. Remove one of the two"
+            )
+        seen.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
+    if len(node.value) > MOST_DIGITS:
+        raise ValueError(
+            f"a number of {len(node.value)} characters in line {node.start_mark.line + 1}; "
+            f"expected at most {MOST_DIGITS}. Shorten it"
+        )
+    return loader.construct_yaml_int(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _whole)
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def load_yaml(text: str) -> Any:
+    """The value of YAML text. Raises yaml.YAMLError, ValueError, TypeError or RecursionError."""
+    return yaml.load(text, _Loader)
+
+
+def shown(value: Any) -> str:
+    """repr of a value in a message, at a length that can be read: aliases make YAML of a page expand to
+    gigabytes."""
+    try:
+        return _short.repr(value)
+    except ValueError:  # a number of thousands of digits
+        return f"a {type(value).__name__} that is too long to print"
+
+
+_short = reprlib.Repr()
+_short.maxlevel, _short.maxstring, _short.maxother, _short.maxlong = 3, 80, 80, 80
 
 
 def markdown(text: Any) -> str:

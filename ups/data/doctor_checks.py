@@ -8,6 +8,7 @@ import numpy as np
 import yaml
 
 from ups.common.boundary import PERIODIC, along
+from ups.common.place import make_target
 from ups.data.doctor_scan import Scan
 from ups.data.download import edition, md5_of
 from ups.data.noise import noise_of
@@ -152,8 +153,7 @@ def check_domain(data: Trajectories) -> Iterator[Finding]:
                 "error",
                 f"{axis} runs from {x[0]:g} to {x[-1]:g}, and {task.name} is on {low:g} to {high:g}",
                 str(data.path),
-                "declare the file in a section of its own "
-                "(python prepare_data.py --describe), which takes its domain",
+                "declare the file in a section of its own (python -m ups describe), which takes its domain",
             )
 
 
@@ -190,7 +190,12 @@ def check_edition(data: Trajectories, hash_all: bool) -> Iterator[Finding]:
     else:
         what, old = f"the MD5 {md5} is not the published {published[name][1]}", edition(name, md5)
         yield (
-            Finding("error", f"{what}. {old.rstrip('. ')}", where, "delete it and run `make data` again")
+            Finding(
+                "error",
+                f"{what}. {old.rstrip('. ')}",
+                where,
+                f"delete it and run `{make_target('data')}` again",
+            )
             if old
             else Finding("warning", what, where, "make sure you know where it comes from")
         )

@@ -26,6 +26,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from ups.common.place import make_target
 from ups.common.stages import STAGES
 from ups.evaluation.claims import ENSEMBLE, PRIOR, Claim, Interval, point
 from ups.evaluation.selected import in_words
@@ -105,8 +106,8 @@ def gate(
 def missing(stage: str, name: str) -> dict[str, Any]:
     return {
         **gate(stage, f"made/{name}/{stage}", "", point(None), bound="there"),
-        "reason": f"stage {stage} is missing; expected its samples of {name}. Run make {stage}, or remove it "
-        "from evaluate.stages (make: STAGES).",
+        "reason": f"stage {stage} is missing; expected its samples of {name}. Run {make_target(stage)}, or "
+        "remove it from evaluate.stages (make: STAGES).",
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ups.common.place import make_target
 from ups.common.transfer import send
 from ups.data.cache import Cache
 from ups.data.tokenizer import Tokenizer
@@ -43,7 +44,10 @@ NOISE, START_FRAMES, DETERMINISTIC = "noise", "start_frames", "is_deterministic"
 
 AT_BOUNDS = 1e-3  # of the width between the bounds: a codec of lower rank moves clipped values
 SAME = 1e-6  # relative: closer parameter values are the same number in float32
-AGAIN = "Train the operator again on these data: make remove STAGE=operator, then make operator."
+AGAIN = (
+    f"Train the operator again on these data: {make_target('remove STAGE=operator')}, then "
+    f"{make_target('operator')}."
+)
 
 
 class TaskHead(nn.Module):

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.common.boundary import BOUNDARIES, PERIODIC, along
+from ups.common.place import make_target
 from ups.common.precision import autocast
 from ups.config import ModelConfig, to_dict
 from ups.data.cache import Cache
@@ -243,7 +244,9 @@ def load_operator(
 
     solvers: task -> the user's function, for bases that call one.
     """
-    operator = load_stage(directory, Operator, "operator stage", "Run make operator.", "operator")
+    operator = load_stage(
+        directory, Operator, "operator stage", f"Run {make_target('operator')}.", "operator"
+    )
     return operator.use_solvers(solvers or {}).to(device).eval()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ups.common.files import remove, write_atomic
+from ups.common.files import remove_named, replacing, write_atomic
 from ups.common.formatting import number
 from ups.common.stages import STAGES
 from ups.evaluation.gates import TRIVIAL, error_of
@@ -20,6 +20,7 @@ from ups.report.tables import is_interval, label, markdown_table, noise_in_words
 from ups.report.templates import render
 from ups.tasks import in_unit
 from ups.training.finished import CARD, IMAGES
+from ups.training.names import pictures_of_card
 
 SCORES = {
     "crps": "fair CRPS",
@@ -44,16 +45,17 @@ def write_cards(run_dir: Path, results: Mapping[str, Any], known: Mapping[str, d
         folder = run_dir / stage
         if not folder.is_dir():
             continue
-        remove(folder / IMAGES)
+        remove_named(folder / IMAGES, pictures_of_card(folder))
         pictures = {
             name: found[0]
             for name in tasks
             if stage == "operator" and (found := sorted(figures.glob(f"{name}_median_error_*.png")))
         }
         if pictures:
-            (folder / IMAGES).mkdir()
+            (folder / IMAGES).mkdir(exist_ok=True)
         for path in pictures.values():
-            shutil.copyfile(path, folder / IMAGES / path.name)
+            with replacing(folder / IMAGES / path.name) as temporary:
+                shutil.copyfile(path, temporary)
         write_atomic(
             folder / CARD, card(stage, results, known, {name: path.name for name, path in pictures.items()})
         )

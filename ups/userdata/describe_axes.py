@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ups.userdata.describe_lines import Line
 from ups.userdata.grid import is_globe
 from ups.userdata.inspect_file import coordinate, is_even, is_even_grid
 from ups.userdata.layout import WORDS, canonical_word, field_of
@@ -16,7 +17,6 @@ from ups.userdata.times import TIMES
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 SPACE = ("x", "y", "z")
-YAML_WORDS = ("true", "false", "null", "y", "n", "yes", "no", "on", "off")  # to some of its readers
 MOST_CHANNELS = 8  # of an axis without a name
 SAMPLED = 16  # frames, and cells along an axis, that are compared
 FOLLOWS = 0.8  # difference of frames over their mean deviation: 1.4 if their order is random
@@ -76,12 +76,6 @@ class Guess:
             for name, values in lists_of(self.store).items()
             if _begins(name, axis) and len(values) == size and _is_coordinate(values)
         }
-
-
-def quoted(name: str) -> str:
-    """A name as YAML reads it."""
-    is_plain = re.fullmatch(r"[A-Za-z]\w*", name) and name.lower() not in YAML_WORDS
-    return name if is_plain else f'"{name}"'
 
 
 def fields_of(store: Store) -> list[str]:
@@ -249,27 +243,32 @@ def _is_film(store: Store, array: str) -> bool:
     return len(u) > 2 and bool(np.abs(np.diff(u, axis=0)).mean() < FOLLOWS * apart)
 
 
-def other_reading(guess: Guess) -> str:
-    """Another layout that the shapes allow, "" if there is none: a film in place of trajectories, frames in
-    place of maps."""
+def other_reading(guess: Guess) -> list[Line]:
+    """Another layout that the shapes allow: a film in place of trajectories, frames in place of maps."""
     array, words = guess.array, guess.words
     space = [word for word in words if word not in WORDS]
     is_named = "single" in words or not {*space} <= {*SPACE}
     if is_named or (words[:2] == ["trajectory", "time"] and min(guess.shape(array)[:2]) <= MOST_CHANNELS):
-        return ""
-    listed = quoted(array)
+        return []
+    names, more = [array], []
     if words[:2] == ["trajectory", "time"] and len(space) < len(SPACE):
         moved = [SPACE[SPACE.index(word) + 1] if word in space else word for word in words[2:]]
-        other = ", ".join([SPACE[0], *moved])
         if len(guess.axes) > 1:
-            return f"maps, {listed}: [trajectory, {other}] and so on, with inputs: [{field_of(array)}]"
-        return f"one film, {listed}: [time, {other}]"
-    if words[0] == "time":
-        rest = ", ".join([word for word in words if word not in ("trajectory", "time")][1:])
-        return f"trajectories, {listed}: [trajectory, time, {rest}]" if rest else ""
-    if words[2:]:
-        return f"frames, {listed}: [trajectory, time, {', '.join(words[1:-1])}]"
-    return f"frames, {listed}: [time, {', '.join(words[1:])}]"
+            kind, other, names = "maps", ["trajectory", SPACE[0], *moved], [*guess.axes]
+            more = [Line("inputs", [field_of(array)], is_offered=True)]
+        else:
+            kind, other = "one film", ["time", SPACE[0], *moved]
+    elif words[0] == "time":
+        rest = [word for word in words if word not in ("trajectory", "time")][1:]
+        if not rest:
+            return []
+        kind, other = "trajectories", ["trajectory", "time", *rest]
+    elif words[2:]:
+        kind, other = "frames", ["trajectory", "time", *words[1:-1]]
+    else:
+        kind, other = "frames", ["time", *words[1:]]
+    layout = dict.fromkeys(names, other)
+    return [Line("layout", layout, f"or {kind}, in place of the layout above?", is_offered=True), *more]
 
 
 def series_of(guess: Guess) -> dict[str, list[str]]:

@@ -76,7 +76,7 @@ def read_layout(key: str, section: Mapping[str, Any], store: "Store") -> Layout:
             f"{key}.layout",
             "it is empty",
             "the arrays and the words for their axes, such as {u: [trajectory, time, x]}",
-            f"python prepare_data.py --describe {store.path} prints one; the file holds {store.listing()}.",
+            f"python -m ups describe {store.path} prints one; the file holds {store.listing()}.",
         )
     layout = Layout(tuple(places), measure(key, store, places))
     axes = layout.axes

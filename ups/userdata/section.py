@@ -154,7 +154,7 @@ def _from_known_layout(key: str, section: dict[str, Any], store: "Store") -> dic
             f"{key}.layout",
             f"it is {kind!r:.80}",
             f"the arrays with their axes, or one of {', '.join(KNOWN_LAYOUTS)}",
-            f"Write it so; python prepare_data.py --describe {store.path} helps.",
+            f"Write it so; python -m ups describe {store.path} helps.",
         )
     found = KNOWN_LAYOUTS[kind](store)
     open_keys = {name: value for name, value in found.items() if section[name] == DEFAULTS[name]}

@@ -15,7 +15,7 @@ from ups.models.bases.base import Base, Fit, ParameterBatch, Samples
 
 PASS = (
     "expected the function itself, as weights name no code to run. Pass it: ups.load(path, "
-    "solvers={TASK: step}), or predict.py --solver TASK=MODULE:FUNCTION."
+    "solvers={TASK: step}), or ups forecast --solver TASK=MODULE:FUNCTION."
 )
 
 

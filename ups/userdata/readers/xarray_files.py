@@ -36,8 +36,8 @@ class NetCdf(Store):
             self.root = checked(path, lambda: xarray.open_dataset(path, **options), "netCDF file")
             self.arrays = dict(self.root.variables)
         else:
-            with Hdf5(path) as file:  # HDF5 itself would follow links into other files
-                file.names()
+            with Hdf5(path) as file:
+                file.require_netcdf()
             options["driver_kwds"] = {"locking": False}
             self.root = checked(path, lambda: xarray.open_datatree(path, **options), "netCDF file")
             self.arrays = {
@@ -63,7 +63,7 @@ class NetCdf(Store):
             return np.where(found == found.dtype.type(UNWRITTEN), found.dtype.type(np.nan), found)
         return found
 
-    def require_whole(self, name: str) -> None:
+    def _require_whole(self, name: str) -> None:
         if self.engine == "h5netcdf":  # scipy refuses a classic file that is too short
             with Hdf5(self.path) as file:
                 file.require_whole(name)
@@ -112,7 +112,7 @@ class Zarr(Store):
         named = getattr(found.metadata, "dimension_names", None) or found.attrs.get("_ARRAY_DIMENSIONS") or ()
         return Stored(tuple(found.shape), np.dtype(found.dtype), self.plain(tuple(map(str, named))))
 
-    def require_whole(self, name: str) -> None:
+    def _require_whole(self, name: str) -> None:
         key = self.path, name, self.path.stat().st_mtime_ns
         if key not in WHOLE and (missing := _missing_chunk(self._get(name), self.path)):
             raise ValueError(

@@ -1,0 +1,117 @@
+"""What --describe guesses of the grid: boundary, domain and repeated cells."""
+
+import numpy as np
+
+from ups.common.boundary import DIRICHLET, NO_FLUX, PERIODIC
+from ups.tasks.user_task import JUMP, jumps
+from ups.userdata.describe_axes import Guess
+from ups.userdata.describe_lines import Line
+from ups.userdata.grid import is_globe, on_walls
+from ups.userdata.inspect_file import Coordinate, coordinate, is_even_grid, rises, tidy
+from ups.userdata.masks import averaged, with_nan
+from ups.userdata.readers import Store
+
+SMALL = 1e-3  # of a field's standard deviation: what counts as zero at a wall
+
+
+def grid_lines(guess: Guess, absent: list[str]) -> list[Line]:
+    """boundary, domain and repeated, guessed from the field. absent: numbers that mean missing."""
+    u = with_nan(_last_frame(guess), absent)
+    u, found = averaged(u, u.ndim), {axis: coordinate(guess.store, [], [axis]) for axis in guess.space}
+    ends, repeated = {}, []
+    for axis in guess.space:
+        at = guess.words.index(axis) if axis in guess.words else None
+        ends[axis] = PERIODIC if at is None else _guess_end(guess.store, axis, found[axis], u, at)
+        if at is not None and ends[axis] == PERIODIC and u.shape[at] > 2:
+            repeated += [axis] * np.array_equal(u.take(0, at), u.take(-1, at))
+    same = {*ends.values()}
+    note = "as the ends of the field look: periodic, no_flux, dirichlet or outflow?"
+    lines = [
+        Line("boundary", same.pop() if len(same) == 1 else ends, note),
+        *_domain_lines(guess, ends, found),
+    ]
+    if repeated:
+        lines.append(Line("repeated", repeated, "the last cell is the first again"))
+    return lines
+
+
+def _guess_end(store: Store, axis: str, found: Coordinate | None, u: np.ndarray, at: int) -> str:
+    """The boundary of an axis: known for longitudes and latitudes, else guessed from the field at its
+    ends."""
+    units = str(store.attributes(found[0]).get("units", "")) if found else ""
+    if is_globe(axis, units):
+        is_longitude = not axis.lower().startswith("lat") and not units.startswith("degrees_n")
+        is_turn = found is not None and abs(u.shape[at] * abs(found[1][1] - found[1][0]) - 360) < 1
+        return PERIODIC if is_longitude and is_turn else NO_FLUX
+    walls = max(float(np.abs(u.take(cell, at)).mean()) for cell in (0, -1))
+    if walls < SMALL * (float(u.std()) or 1.0):
+        return DIRICHLET
+    return PERIODIC if jumps(u, at) < JUMP else NO_FLUX
+
+
+def _domain_lines(guess: Guess, ends: dict[str, str], found: dict[str, Coordinate | None]) -> list[Line]:
+    """The line domain for axes without coordinates or with uneven ones, and a note if points lie on walls."""
+    lines, uneven, domain = [], [], {}
+    for axis in guess.space:
+        if axis not in guess.words:
+            continue
+        if (place := found[axis]) is None:
+            domain[axis] = guess.coordinates.get(axis, [0.0, 1.0])
+            continue
+        name, x = place
+        if not is_even_grid(x) and (rises(x) or rises(x[::-1])):
+            steps = np.abs(np.diff(x))
+            uneven.append(axis)
+            domain[axis] = [
+                tidy(float(x.min() - steps.mean() / 2)),
+                tidy(float(x.max() + steps.mean() / 2)),
+            ]
+            note = (
+                f"{name} has steps of {steps.min():g} to {steps.max():g}: are its cells to be counted as "
+                "equal, from end to end of this domain?"
+            )
+            lines.append(Line(note=note))
+        elif len(x) > 1 and ends[axis] != PERIODIC and not is_globe(axis):
+            half = abs(x[1] - x[0]) / 2
+            low, high = tidy(float(x.min() - half)), tidy(float(x.max() + half))
+            if on_walls(low, high, len(x)):
+                note = (
+                    f"{axis}: the first and last point lie on the walls; the domain reaches half a cell "
+                    f"beyond them, [{low}, {high}]"
+                )
+                lines.append(Line(note=note))
+    if not domain:
+        return lines
+    note = ""
+    if all(isinstance(span, str) for span in domain.values()):
+        note = "the arrays of the coordinates"
+    elif len(uneven) < len(domain):
+        numbers = in_words(numbers_of(guess.store))
+        walls = [axis for axis in domain if axis not in uneven and ends[axis] != PERIODIC]
+        beyond = ", half a cell beyond the first and the last point" if walls else ""
+        known = f" ({numbers})" * bool(numbers)
+        note = f"the file holds no such coordinates{known}: from where to where{beyond}?"
+    return [*lines, Line("domain", domain, note)]
+
+
+def _last_frame(guess: Guess) -> np.ndarray:
+    """The main field of the first trajectory at its last frame, with all axes, float64."""
+    index = tuple(
+        slice(0, 1) if word == "trajectory" else slice(n - 1, n) if word == "time" else slice(None)
+        for word, n in guess.sizes.items()
+    )
+    return np.asarray(guess.store.read(guess.store.first(guess.array), index), np.float64)
+
+
+def numbers_of(store: Store) -> dict[str, float]:
+    """The attributes of the file that are one number."""
+    found = {key: np.asarray(value) for key, value in store.attributes().items()}
+    return {
+        key: float(value.reshape(-1)[0])
+        for key, value in found.items()
+        if value.dtype.kind in "fiu" and value.size == 1
+    }
+
+
+def in_words(numbers: dict[str, float]) -> str:
+    return ", ".join(f"{name} = {value:g}" for name, value in numbers.items())
