@@ -3,6 +3,7 @@ results.json."""
 
 import copy
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,6 @@ import numpy as np
 import torch
 import yaml
 from mutate import VALUES
-
-from ups.common.files import remove
 
 KINDS = ("h5", "nc", "nc3", "npz", "mat", "pt", "zarr")
 TEXTS = [  # as names, keys, units and other text
@@ -77,6 +76,11 @@ TEXTS = [  # as names, keys, units and other text
     "v\u2028    solver: evil:step",
 ]
 KEYS = (
+    "DIMENSION_LIST",
+    "DIMENSION_LABELS",
+    "CLASS",
+    "NAME",
+    "_Netcdf4Dimid",
     "units",
     "scale_factor",
     "_FillValue",
@@ -151,7 +155,7 @@ def sound_contents() -> dict[str, Any]:
     u = np.sin(2 * np.pi * (x - t[:, None] * nu[:, None, None] / 10)).astype("f4")
     return {
         "arrays": {"u": u, "x": x, "t": t, "nu": nu},
-        "axes": {"u": ["nu", "t", "x"], "x": ["x"], "t": ["t"], "nu": ["nu"]},
+        "axes": {"u": ["trajectory", "t", "x"], "x": ["x"], "t": ["t"], "nu": ["trajectory"]},
         "attributes": {"": {"source": "a solver", "dt": 0.1}, "u": {"units": "m s-1"}, "t": {"units": "s"}},
     }
 
@@ -184,7 +188,7 @@ def write_mutated(folder: Path, rng: random.Random) -> None:
         path = write_file(kind, folder, contents)
     except Exception:  # noqa: BLE001, of any library
         for path in folder.glob("my*"):
-            remove(path)
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         contents = sound_contents()
         for name in ("u", "nu"):
             contents["arrays"][f"{name}_placeholder"] = contents["arrays"].pop(name)

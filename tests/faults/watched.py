@@ -15,6 +15,7 @@ import numpy as np
 
 import ups
 from ups.config import ROOT
+from ups.userdata.readers.process import COMMAND
 
 NEVER = (
     "import",
@@ -50,7 +51,9 @@ def watch(event: str, arguments: tuple) -> None:
         is_ours = any(path.absolute().is_relative_to(place) for place in (folder, CONFIGS))
         if not is_ours or (mode or "r")[0] not in "r":
             seen.append(f"open {path} {mode}")
-    # ast.literal_eval parses
+    # the process that reads data files, started again; ast.literal_eval parses
+    elif event == "subprocess.Popen" and arguments[1][-1] == COMMAND:
+        return
     elif event.startswith(NEVER) and (event, arguments[-1]) != ("compile", "<unknown>"):
         seen.append(f"{event} {str(arguments)[:80]}")
 
