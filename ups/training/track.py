@@ -89,8 +89,7 @@ class Tracker:
             print(
                 f"WARNING: {self.path} was changed since step {step} was saved: it had {len(lines)} lines "
                 f"then and has {len(self.lines)} now; line {number} is the first that is lost, repeated or "
-                "changed. "
-                "Training goes on, as it reads none of them; the report will show them as they are.",
+                "changed. Training goes on, as it reads none of them; the report will show them as they are.",
                 file=sys.stderr,
                 flush=True,
             )
