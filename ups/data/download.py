@@ -199,35 +199,42 @@ def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float) -> None:
         f"bytes {have}-"
     )
     start, length = have if is_continued else 0, answer.headers.get("Content-Length", "")
-    total = start + int(length) if length.isdecimal() else None
+    if not length.isdecimal():
+        answer.close()
+        raise ValueError(
+            f"{url} does not say how long {path.name} is; expected Content-Length, as an answer without it may "
+            f"have no end. Download the file by hand to {path}, or correct data.url."
+        )
+    total = start + int(length)
     file.seek(start)
     with (
         answer,
-        explained(path, total or 0, "data.root"),
+        explained(path, total, "data.root"),
         tqdm(total=total, initial=start, unit="B", unit_scale=True, desc=path.name) as bar,
     ):
-        require_room(file, total or 0)
-        for block in blocks(answer, timeout_s):
+        require_room(file, total)
+        for block in blocks(answer, total - start, timeout_s):
             file.write(block)
             file.flush()  # the size of the file is the measure of progress
             bar.update(len(block))
-        if total is None or file.tell() >= total:
+        if file.tell() >= total:
             file.truncate()  # complete: bytes after the end are from an earlier attempt
-    if total is not None and file.tell() < total:
+    if file.tell() < total:
         raise ConnectionError(f"the connection closed at byte {file.tell()} of {total}")
 
 
-def blocks(answer: http.client.HTTPResponse, timeout_s: float) -> Iterator[bytes]:
-    """The body of an answer in blocks. Raises TimeoutError for a speed below MIN_SPEED over timeout_s: a
-    socket's own limit ignores a server that sends a byte now and then."""
-    until, num_bytes = time.monotonic() + timeout_s, 0
-    while block := answer.read1(READ_BYTES):
+def blocks(answer: http.client.HTTPResponse, num_bytes: int, timeout_s: float) -> Iterator[bytes]:
+    """The first `num_bytes` of the body of an answer in blocks, fewer if it ends. Raises TimeoutError for a
+    speed below MIN_SPEED over timeout_s: a socket's own limit ignores a server that sends a byte now and
+    then."""
+    until, sent = time.monotonic() + timeout_s, 0
+    while num_bytes and (block := answer.read1(min(READ_BYTES, num_bytes))):
         yield block
-        num_bytes += len(block)
+        num_bytes, sent = num_bytes - len(block), sent + len(block)
         if time.monotonic() >= until:
-            if num_bytes < MIN_SPEED * timeout_s:
-                raise TimeoutError(f"{num_bytes} bytes in {timeout_s:g} s")
-            until, num_bytes = time.monotonic() + timeout_s, 0
+            if sent < MIN_SPEED * timeout_s:
+                raise TimeoutError(f"{sent} bytes in {timeout_s:g} s")
+            until, sent = time.monotonic() + timeout_s, 0
 
 
 def answered(request: urllib.request.Request, timeout_s: float) -> http.client.HTTPResponse:
