@@ -27,6 +27,7 @@ from ups.tasks import TASKS, get_task
 READ_BYTES = 2**20
 MAX_PAUSE_S = 60.0
 MIN_SPEED = 1024  # bytes a second; at this speed the largest files, of 100 GB, would take three years
+MOST_DIGITS = 18  # of a length in bytes
 TRANSIENT = (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException, ssl.SSLError)
 
 
@@ -158,8 +159,9 @@ def fetch(
             partial.unlink()
             _check(path, path, md5)
             return
+        sizes: set[int] = set()
         patience.persist(
-            lambda: _transfer(url, path, file, patience.timeout_s),
+            lambda: _transfer(url, path, file, patience.timeout_s, sizes),
             lambda: partial.stat().st_size,
             url,
             path,
@@ -173,9 +175,9 @@ def require_address(url: str) -> None:
         raise ValueError(f"{url!r} is not a web address; expected http(s)://HOST/PATH/ID. Correct data.url.")
 
 
-def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float) -> None:
+def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float, sizes: set[int]) -> None:
     """One attempt to complete the unfinished `file` of `path`. Raises one of TRANSIENT if it ends early, also
-    for a speed below MIN_SPEED.
+    for a speed below MIN_SPEED, and ValueError for a file without a length, or of another than in `sizes`.
 
     If the server starts again at the first byte, the file is overwritten but not cut: its size is the measure
     of progress.
@@ -199,13 +201,15 @@ def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float) -> None:
         f"bytes {have}-"
     )
     start, length = have if is_continued else 0, answer.headers.get("Content-Length", "")
-    if not length.isdecimal():
+    total = start + int(length) if length.isdecimal() and len(length) < MOST_DIGITS else -1
+    sizes.add(total)
+    if sizes != {total} or total < 0:  # either may go on for ever
         answer.close()
         raise ValueError(
-            f"{url} does not say how long {path.name} is; expected Content-Length, as an answer without it may "
-            f"have no end. Download the file by hand to {path}, or correct data.url."
+            f"{url} gives {path.name} "
+            + ("no length" if total < 0 else f"lengths of {' and '.join(map(str, sorted(sizes)))} bytes")
+            + f"; expected one (Content-Length). Correct data.url, or download the file by hand to {path}."
         )
-    total = start + int(length)
     file.seek(start)
     with (
         answer,
