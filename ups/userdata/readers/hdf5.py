@@ -12,7 +12,7 @@ from typing import Any
 
 import h5py
 import numpy as np
-from h5py import h5d, h5g, h5l, h5o
+from h5py import h5a, h5d, h5g, h5l, h5o
 
 from ups.userdata.readers.dimensions import axis_names, wrong_attribute
 from ups.userdata.readers.store import Store, Stored, checked, decoded, require_unpackable
@@ -46,9 +46,11 @@ class Hdf5(Store):
             for name in islice(self.file, MOST_LOOKED_AT)
             if self.file.get(name, getlink=True).__class__ is h5py.HardLink
         ]
-        marks = [self.file[name].attrs for name in own]
         return any(
-            "_Netcdf4Dimid" in found or str(found.get("NAME", b"")).startswith(DIMENSION) for found in marks
+            h5a.exists(self.file.id, mark, obj_name=name.encode())
+            and (mark != b"NAME" or str(self.file[name].attrs["NAME"]).startswith(DIMENSION))
+            for name in own
+            for mark in (b"_Netcdf4Dimid", b"NAME")
         )
 
     def require_netcdf(self) -> None:
@@ -61,11 +63,11 @@ class Hdf5(Store):
             if wrong := wrong_attribute(node(self.file, name)):
                 raise ValueError(
                     f"{self.path}: the attribute {wrong} of {name} has another type or size than netCDF "
-                    "gives it, on which its library crashes; expected names of axes. Delete it, or write the "
-                    "file again."
+                    "gives it, on which its library crashes; expected names of axes. Delete that attribute, "
+                    "or write the file again."
                 )
 
-    def require_whole(self, name: str) -> None:
+    def _require_whole(self, name: str) -> None:
         checked(self.path, lambda: require_written(node(self.file, name), self.path), "HDF5 file")
 
     def _names(self) -> list[str]:
@@ -78,7 +80,7 @@ class Hdf5(Store):
         found = node(self.file, name)
         if not isinstance(found, h5py.Dataset):
             return None
-        return Stored(found.shape, found.dtype, axis_names(found))
+        return Stored(found.shape, found.dtype, self.plain(axis_names(found)))
 
     def _read(self, name: str, index: tuple) -> np.ndarray:
         return checked(self.path, lambda: self._numbers(name, index), "HDF5 file")
@@ -89,11 +91,11 @@ class Hdf5(Store):
 
     def group_names(self, group: str) -> list[str]:
         found = node(self.file, group)
-        return sorted(found) if isinstance(found, h5py.Group) else []
+        return self.plain(sorted(found)) if isinstance(found, h5py.Group) else []
 
     def attributes(self, name: str = "") -> dict[str, Any]:
         found = node(self.file, name) if name else self.file
-        return {} if found is None else checked(self.path, lambda: dict(found.attrs), "HDF5 file")
+        return {} if found is None else self.plain(checked(self.path, lambda: dict(found.attrs), "HDF5 file"))
 
 
 def _arrays(file: h5py.File, is_tree: bool = False) -> Iterator[str]:

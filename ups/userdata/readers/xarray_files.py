@@ -68,7 +68,8 @@ class NetCdf(Store):
 
     def _array(self, name: str) -> Stored | None:
         found = self.arrays.get(name)
-        return None if found is None else Stored(found.shape, found.dtype, tuple(map(str, found.dims)))
+        axes = () if found is None else self.plain(tuple(map(str, found.dims)))
+        return None if found is None else Stored(found.shape, found.dtype, axes)
 
     def _read(self, name: str, index: tuple) -> np.ndarray:
         found = checked(self.path, lambda: np.asarray(self.arrays[name][index].values), "netCDF file")
@@ -76,14 +77,14 @@ class NetCdf(Store):
             return np.where(found == found.dtype.type(UNWRITTEN), found.dtype.type(np.nan), found)
         return found
 
-    def require_whole(self, name: str) -> None:
+    def _require_whole(self, name: str) -> None:
         if self.engine == "h5netcdf":  # scipy refuses a classic file that is too short
             with Hdf5(self.path) as file:
                 file.require_whole(name)
 
     def attributes(self, name: str = "") -> dict[str, Any]:
         found = self.arrays.get(name) if name else self.root
-        return {} if found is None else dict(found.attrs)
+        return {} if found is None else self.plain(dict(found.attrs))
 
 
 class Zarr(Store):
@@ -137,9 +138,9 @@ class Zarr(Store):
             self.path, name, size * math.prod(found.chunks), size * math.prod(found.shape), self.num_bytes
         )
         named = getattr(found.metadata, "dimension_names", None) or found.attrs.get("_ARRAY_DIMENSIONS") or ()
-        return Stored(tuple(found.shape), np.dtype(found.dtype), tuple(map(str, named)))
+        return Stored(tuple(found.shape), np.dtype(found.dtype), self.plain(tuple(map(str, named))))
 
-    def require_whole(self, name: str) -> None:
+    def _require_whole(self, name: str) -> None:
         key = self.path, name, self.path.stat().st_mtime_ns
         if key not in WHOLE and (missing := _missing_chunk(self._get(name), self.path)):
             raise ValueError(
@@ -158,7 +159,7 @@ class Zarr(Store):
 
     def attributes(self, name: str = "") -> dict[str, Any]:
         found = self._get(name) if name else self.root
-        return {} if found is None else dict(found.attrs)
+        return {} if found is None else self.plain(dict(found.attrs))
 
 
 def _codecs(configured: Iterable[Any]) -> Iterator[str]:
