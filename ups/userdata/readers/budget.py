@@ -1,8 +1,9 @@
-"""The budget of one request to the reading process (process.py): memory and seconds of computing.
+"""The budget of a file in the reading process (process.py): memory and seconds of computing.
 
 The system ends what goes beyond it: an allocation fails (RLIMIT_DATA) or the process dies (RLIMIT_CPU). A
-request starts with MEMORY and SECONDS; what the file holds, and sizes that were checked, are granted on top.
-Waiting for a slow disk costs nothing. In any other process nothing is limited.
+file has SECONDS until it is known, and every request has MEMORY. Time for what the file holds, and memory for
+sizes that were checked, are granted on top. Waiting for a slow disk costs nothing. In any other process
+nothing is limited.
 """
 
 import math
@@ -20,11 +21,16 @@ _begun: tuple[int, float] | None = None  # bytes and seconds used when the reque
 _granted = [0, 0]  # on top of MEMORY and SECONDS: bytes of memory, bytes to read
 
 
-def begin(memory: int = 0, work: int = 0) -> None:
-    """Start the budget of a request."""
+def begin(seconds: float = 0.0, work: int = 0) -> None:
+    """Start a request about a file that used `seconds` before, and was granted time to read `work` bytes."""
     global _begun  # noqa: PLW0603, limits are those of the process
-    _begun, _granted[:] = (_memory_in_use(), time.process_time()), (memory, work)
+    _begun, _granted[:] = (_memory_in_use(), time.process_time() - seconds), (0, work)
     _limit()
+
+
+def used() -> tuple[float, int]:
+    """What `begin` needs for the next request about the same file."""
+    return time.process_time() - _begun[1], _granted[1]
 
 
 def allow(memory: int = 0, work: int = 0) -> None:
@@ -37,7 +43,7 @@ def allow(memory: int = 0, work: int = 0) -> None:
 def restart() -> None:
     """Do not count what was used so far, such as the import of a library."""
     if _begun is not None:
-        begin(*_granted)
+        begin(work=_granted[1])
 
 
 def _limit() -> None:

@@ -81,12 +81,12 @@ class Torch(Arrays):
     """What torch.save wrote: a tensor, or dicts and lists of them. No other object is made of it."""
 
     def __init__(self, path: Path):
-        torch = library("torch", path)
         size = path.stat().st_size
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 size = sum(entry.file_size for entry in archive.infolist())
         require_room(path, size)
+        torch = library("torch", path)
         try:
             found = torch.load(path, "cpu", weights_only=True)
             self.is_single = isinstance(found, torch.Tensor)

@@ -154,7 +154,6 @@ def serve(opened: Callable[[Path], Store]) -> None:
         while True:
             folder, method, *arguments = pickle.load(sys.stdin.buffer)
             os.chdir(folder)
-            budget.begin()
             answer = _answer(stores, opened, method, arguments)
             pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
             answers.flush()
@@ -167,14 +166,20 @@ def _answer(
     path = arguments[0] if method == "open" else stores[arguments[0]].path
     try:
         if method == "open":
+            budget.begin()
             stores[number := max(stores, default=0) + 1] = store = opened(path)
+            store.used = budget.used()
             return None, (number, store.is_single)
         number, *arguments = arguments
         if method == "close":
             return None, stores.pop(number).close()
+        store = stores[number]
+        budget.begin(*(0, 0) if method == "read" else store.used)
         if method == "read":
-            _allow_numbers(stores[number], *arguments)
-        answer = stores[number].listed if method == "listed" else getattr(stores[number], method)(*arguments)
+            _allow_numbers(store, *arguments)
+        answer = store.listed if method == "listed" else getattr(store, method)(*arguments)
+        if method != "read":
+            store.used = budget.used()
         if method == "attributes":
             answer = {key: value for key, value in answer.items() if _is_plain(value)}
         if method == "listed" and len(answer) > budget.MOST_NAMES:
@@ -187,11 +192,13 @@ def _answer(
             f"{path} needs more than {budget.MEMORY // 2**20} MiB beside its numbers, or nests without end "
             f"({type(error).__name__}); expected a file of fields. {REMEDY}"
         ), None
-    except (ValueError, OSError) as error:
-        return error.with_traceback(None), None
-    except Exception as error:  # of a library, for a file that its authors did not think of
+    except Exception as error:  # also of a library, for a file that its authors did not think of
+        is_clear = type(error).__module__ in ("builtins", DamagedError.__module__) and str(path) in str(error)
+        if is_clear and isinstance(error, ValueError | OSError):
+            return error, None
         return ValueError(
-            f"{path} cannot be read ({type(error).__name__}: {error}); expected a sound file. {REMEDY}"
+            f"{path} cannot be read ({type(error).__name__}: {str(error)[:500]!r}); expected a sound file. "
+            f"{REMEDY}"
         ), None
     return None, answer
 

@@ -114,6 +114,7 @@ class Store:
     """
 
     is_single = False  # one array, which goes by any name
+    used: tuple[float, int] = (0.0, 0)  # of its budget
 
     def __init__(self, path: Path):
         self.path = path

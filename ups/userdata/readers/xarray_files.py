@@ -18,7 +18,9 @@ from ups.userdata.readers.hdf5 import Hdf5
 from ups.userdata.readers.store import Store, Stored, checked, decoded, library, require_unpackable
 
 WHOLE: set[tuple[Path, str, int]] = set()  # arrays, with the time of their folder, that lack no chunk
-FILE_BYTES = 2**14  # of a larger file, which take as long to read as a small one takes to open
+FILE_BYTES = 2**14  # of a file, which take as long to read as zarr takes to find one chunk or array
+MOST_METADATA_BYTES = 2**24  # of one file; 10,000 arrays listed in one have 2**23
+METADATA = ("zarr.json", ".zmetadata", ".zarray", ".zgroup", ".zattrs")
 CHUNK = re.compile(r"(?:c[/.])?\d+(?:[/.]\d+)*")  # how the file of a chunk is called
 # that decode numbers or text; zarr knows others by name, of which "pickle" runs code
 CODECS = set(
@@ -90,12 +92,20 @@ class Zarr(Store):
         super().__init__(path)
         self.library = library("zarr", path)
         self.num_bytes, num_files = _require_files(path, path.stat().st_mtime_ns)
-        budget.allow(work=self.num_bytes + FILE_BYTES * num_files)
+        budget.allow(work=FILE_BYTES * num_files)
         self.root = checked(path, lambda: self.library.open(str(path), mode="r"), "zarr folder")
-        self.is_single = self._is_array(self.root)
+        self.is_single, self.num_files = self._is_array(self.root), num_files
 
     def _names(self) -> list[str]:
-        return [self.path.stem] if self.is_single else self._below(self.root, "")
+        if self.is_single:
+            return [self.path.stem]
+        listed = getattr(self.root.metadata, "consolidated_metadata", None)
+        if listed and (num := len(listed.metadata)) > self.num_files:
+            raise ValueError(
+                f"{self.path} lists {num} arrays in {self.num_files} files; expected a file for each. Write "
+                "it again, or remove the list (.zmetadata)."
+            )
+        return self._below(self.root, "")
 
     def _is_array(self, found: Any) -> bool:
         return isinstance(found, self.library.Array)
@@ -176,7 +186,13 @@ def _require_files(path: Path, _changed: int) -> tuple[int, int]:
                     f"{path} holds {Path(entry).relative_to(path)}, {what}; expected files and folders. Copy "
                     "what it stands for in its place, or write that array again."
                 )
-            num_bytes, num_files = num_bytes + is_plain * entry.stat().st_size, num_files + 1
+            size = entry.stat().st_size if is_plain else 0
+            if entry.name in METADATA and size > MOST_METADATA_BYTES:
+                raise ValueError(
+                    f"{path} holds {Path(entry).relative_to(path)} of {size} bytes; expected at most "
+                    f"{MOST_METADATA_BYTES} that describe arrays. Write fewer arrays, with an axis of runs."
+                )
+            num_bytes, num_files = num_bytes + size, num_files + 1
     return num_bytes, num_files
 
 
