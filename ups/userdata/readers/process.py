@@ -124,8 +124,8 @@ class Foreign(Store):
     def array(self, name: str) -> Stored | None:
         return (self.__dict__.get("listed", {}).get(name)) or self._once("array", name)
 
-    def held(self, names: tuple[str, ...]) -> dict[str, Stored]:
-        return self._once("held", names)
+    def those(self, names: tuple[str, ...]) -> dict[str, Stored]:
+        return self._once("those", names)
 
     def attributes(self, name: str = "") -> dict[str, Any]:
         return dict(self._once("attributes", name))
@@ -172,6 +172,8 @@ def _answer(
         number, *arguments = arguments
         if method == "close":
             return None, stores.pop(number).close()
+        if method == "listed" and path.is_file():
+            budget.allow(work=path.stat().st_size)
         if method == "read":
             _allow_numbers(stores[number], *arguments)
         answer = stores[number].listed if method == "listed" else getattr(stores[number], method)(*arguments)
