@@ -413,6 +413,9 @@ def test_what_is_described_passes_the_doctor(tmp_path, capsys):
     text = describe_file(str(tmp_path / "films.pt"))
     assert yaml.safe_load(text)["task"]["films"]["layout"] == {"*": ["time", "x"]}
     assert "inputs" not in text and "repeat an earlier one" in doctor(tmp_path, text, capsys)[1]
+    assert prepare_data.main(["--describe", str(tmp_path / "films.pt")]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "the doctor refuses this: " in line]
+    assert line.startswith("# ") and "repeat an earlier one exactly" in line and line.endswith("?")
     text = describe_file(str(tmp_path / "film.npy"))
     settings = yaml.safe_load(text)
     assert settings["task"]["film"]["cut"] == 10 and settings["data"]["test_fraction"] == 0.3

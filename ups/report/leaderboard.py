@@ -121,6 +121,9 @@ def _markdown(rows: list[dict], metric: str, task: str | None) -> str:
     tasks, sign = rows[0]["tasks"], -1 if metric == "correlation_time" else 1
     horizon = ", ".join(
         f"{name} {'×'.join(map(str, entry['grid']))} cells, {entry['num_frames_predicted']} frames"
+        + "".join(
+            f" ({time:.3g} time units)" for time in entry["times"][-1:] if isinstance(time, float) and time
+        )
         + f", relative to the {entry.get('measure')}" * bool(entry.get("offset"))
         for name, entry in sorted(tasks.items())
     )
