@@ -34,7 +34,7 @@ from ups.userdata.describe_files import (
 from ups.userdata.describe_grid import grid_lines, in_words, numbers_of
 from ups.userdata.describe_lines import Line, written
 from ups.userdata.fields import MOST_PARAMETERS
-from ups.userdata.inspect_file import is_even, tidy
+from ups.userdata.inspect_file import is_even, numbers_of_run, tidy
 from ups.userdata.known_layouts import from_pdebench, from_well, is_well
 from ups.userdata.layout import field_names, field_of
 from ups.userdata.reader import ENOUGH_RUNS
@@ -267,6 +267,21 @@ def _forcing_lines(guess: Guess, series: list[str]) -> list[Line]:
     return [Line("forcing", [field_of(array) for array in series], note)]
 
 
+def _differing_in_runs(guess: Guess) -> list[str]:
+    """The places of numbers of a run that differ between groups, or between files in an attribute of an
+    array; of those of one name the first."""
+    store, arrays = guess.store, [*guess.axes]
+    groups = store.groups(guess.array)[:MOST_FILES] if "*" in guess.array else []
+    runs = [numbers_of_run(store, arrays, group) for group in groups]
+    for path in [] if groups else sibling_files(Path(store.path))[:MOST_FILES]:
+        with open_store(path) as other:
+            runs.append(numbers_of_run(other, arrays, ""))
+    first, *others = runs or [{}]
+    differing = [place for place, value in first.items() if any(run.get(place) != value for run in others)]
+    names = {re.split("[/@]", place)[-1]: place for place in reversed(differing)}
+    return [place for place in differing if place in names.values()]
+
+
 def _parameter_lines(guess: Guess) -> list[Line]:
     """parameters: lists of numbers that are no coordinates, and attributes that differ between files."""
     numbers, differing = numbers_of(guess.store), set()
@@ -274,11 +289,15 @@ def _parameter_lines(guess: Guess) -> list[Line]:
         with open_store(path) as other:
             there = numbers_of(other)
         differing |= {name for name, value in numbers.items() if there.get(name) != value}
-    names = [*[name for name in numbers if name in differing], *parameter_lists(guess)][:MOST_PARAMETERS]
+    names = [
+        *[name for name in numbers if name in differing],
+        *_differing_in_runs(guess),
+        *parameter_lists(guess),
+    ][:MOST_PARAMETERS]
     same = {name: value for name, value in numbers.items() if name not in differing}
     lines = []
     if names:
-        places = {field_of(name): name for name in names}
+        places = {field_of(name.rpartition("@")[2]): name for name in names}
         lines.append(Line("parameters", places, "does the equation depend on these?"))
     if same:
         note = f"is {in_words(same)} another in further files, and not dt or a length?"
