@@ -31,6 +31,7 @@ from ups.data.arguments import by_name, parameters_of, require_forcing, rows_of
 from ups.data.generate import generation_settings, write_data
 from ups.data.layout import layout_of
 from ups.data.pdebench import open_data
+from ups.forecast_inputs import require_room
 from ups.forecast_xarray import CLOSE
 from ups.userdata.open_files import open_input
 from ups.userdata.writer import write_user_file
@@ -106,12 +107,8 @@ def main(arguments: list[str] | None = None, members: int = 0, **about: Any) -> 
         "dt": None if is_near else source.dt,
     }
     num_values = len(rows) * repeats * num_frames * math.prod((len(facts["fields"]), *source.space))
-    size, free = 4 * num_values, shutil.disk_usage(folder).free
-    if size > free:
-        raise ValueError(
-            f"the forecast takes {size:.3g} bytes and {folder} has room for {free:.3g}; "
-            f"expected less. Reduce --frames, --members or --rows, or free some space."
-        )
+    free = shutil.disk_usage(folder).free
+    require_room(4 * num_values, free, str(folder), "--frames, --members or --rows, or free some space")
     settings = generation_settings(
         args.task,
         f"forecast of {model.operator.record['model_sha256']}",

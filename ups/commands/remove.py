@@ -10,7 +10,6 @@ Does not import torch.
 
 import contextlib
 import itertools
-import json
 import os
 import re
 import sys
@@ -110,7 +109,8 @@ def of_report(folder: Path) -> str:
     """Pattern of the files of a report. Its figures are named by the tasks and fields in results.json."""
     stems = ["training"]
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        for task, entry in json.loads((folder / "results.json").read_text(encoding="utf-8"))["tasks"].items():
+        found = read_record(folder / "results.json", "a report", "", tasks=dict)
+        for task, entry in found["tasks"].items():
             units = entry.get("units", {})
             fields = [in_unit(field, units.get(field)) for field in entry["fields"]]
             errors = itertools.product(("median_error", "worst_error"), fields)

@@ -20,6 +20,7 @@ import yaml
 
 # control characters, invisible formats (directions among them), halves of characters, ends of lines
 UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+MOST_NAME = 255  # characters of a name, as of a file
 MOST_NAME_BYTES = 100  # of a file's name that is made from text; a file system takes 255, with an ending
 PLAIN = re.compile(r"[A-Za-z]\w*|configs/\w+\.yaml", re.ASCII)  # text without quotes in YAML
 MOST_DIGITS = 1000  # of a whole number, which PyYAML reads in quadratic time
@@ -63,24 +64,29 @@ def print_plain(outlet: type[io.FileIO] = io.FileIO) -> None:
                 setattr(sys, name, PlainOutput(buffer, encoding, "backslashreplace", line_buffering=True))
 
 
-def require_plain_name(name: str, where: str) -> str:
-    """The name. Raises ValueError if it holds a control character. where: the file that it stands in."""
+def require_plain_name(name: str, where: str, most: int = MOST_NAME) -> str:
+    """The name. Raises ValueError if it holds a control character, or more than `most` characters between
+    slashes. where: the file that it stands in."""
     if printable(name) != name:
         raise ValueError(
             f"{printable(where)} holds the name {printable(name)!r:.200}, with control characters; expected "
             "a name of letters, digits and signs. Rename it."
         )
+    if (length := max(map(len, name.split("/")))) > most:
+        raise ValueError(
+            f"{printable(where)} holds the name {name!r:.80}, of {length} characters; expected at "
+            f"most {most}. Rename it."
+        )
     return name
 
 
-def require_plain_text(value: Any, where: str) -> None:
-    """Raise ValueError if any text in a tree of mappings and lists holds a control character, as
-    `require_plain_name`."""
+def require_plain_text(value: Any, where: str, most: int = MOST_NAME) -> None:
+    """`require_plain_name` of all text in a tree of mappings and lists."""
     waiting, seen = [value], set()
     while waiting:
         found = waiting.pop()
         if isinstance(found, str):
-            require_plain_name(found, where)
+            require_plain_name(found, where, most)
         elif isinstance(found, dict | list | tuple) and id(found) not in seen:  # YAML may repeat or nest it
             seen.add(id(found))
             waiting += [*found, *found.values()] if isinstance(found, dict) else found

@@ -35,8 +35,9 @@ def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -
     """The resolved configuration: default.yaml, then the overlay at `path`, then `overrides` such as
     "run.seed=1".
 
-    An overlay may start with `include: other.yaml` (relative to itself, else to the clone). Raises ValueError
-    or FileNotFoundError for anything a user can get wrong, before any process group or file exists.
+    An overlay may start with `include: other.yaml`, relative to itself or to the folder of UPS. Raises
+    ValueError or FileNotFoundError for anything a user can get wrong, before any process group or file
+    exists.
     """
     overlays = read_overlays(Path(path), ()) if path and Path(path).resolve() != DEFAULT else []
     data = functools.reduce(merge, overlays, read_default())

@@ -81,10 +81,20 @@ def read_overlays(path: Path, seen: tuple[Path, ...]) -> list[dict]:
             f"{path} includes {shown(include)}; expected the whole configuration of a run. Give "
             "--config a file of your own."
         )
-    beside, of_clone = path.parent / str(include), ROOT / str(include)
-    included = of_clone if of_clone.is_file() and not beside.is_file() else beside
-    before = read_overlays(included, (*seen, path.resolve())) if include else []
+    before = read_overlays(_included(path, str(include)), (*seen, path.resolve())) if include else []
     return [*before, data]
+
+
+def _included(path: Path, include: str) -> Path:
+    """The file that `path` includes: relative to `path`, else to the folder of UPS, which holds configs/."""
+    places = [path.parent / include, ROOT / include]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise FileNotFoundError(
+            f"{path} includes {shown(include)}, which is neither {places[0]} nor {places[1]}; expected a "
+            "configuration file. Correct the include: a path from the file itself, or configs/small.yaml."
+        )
+    return found
 
 
 def is_of_run(path: Path) -> bool:

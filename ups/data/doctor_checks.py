@@ -16,7 +16,7 @@ from ups.data.pdebench import SETTINGS
 from ups.data.trajectories import Trajectories
 from ups.data.written import MIN_FRACTION
 from ups.tasks import Finding
-from ups.userdata.data_checks import affordable, resolved, walls
+from ups.userdata.data_checks import affordable, horizon, resolved, uneven, walls
 
 NUM_SAMPLED = 8  # trajectories, equally spaced in the file, for checks that cost more than reading
 MAX_MEAN_CHANGE = 1e-2  # of a conserved mean, over the field's RMS; our solvers keep it to 1e-6
@@ -119,7 +119,8 @@ def check_facts(data: Trajectories, scan: Scan) -> Iterator[Finding]:
         )
     yield from _check_still_cells(data, scan)
     if not scan.not_finite:
-        for check in (*task.checks, *[resolved, affordable, walls] * (task.user_facts is not None)):
+        of_user = [resolved, affordable, walls, uneven, horizon] if task.user_facts is not None else []
+        for check in (*task.checks, *of_user):
             yield from check(data, scan)
 
 

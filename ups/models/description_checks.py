@@ -86,6 +86,7 @@ HEAD: Rows = {
     "start_frames": WHOLE,
     "is_deterministic": FLAG,
     "forcing_range": (is_ranges, "the smallest and largest value by name"),
+    "input_range": (is_ranges, "the smallest and largest value by name"),
 }
 FORCING = "forcing_codec"  # key of a description; tasks without forcing lack it
 CODEC: Rows = {

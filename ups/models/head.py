@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.common.place import make_target
+from ups.common.torch_state import refuse_gradient
 from ups.common.transfer import send
 from ups.data.cache import Cache
 from ups.data.tokenizer import Tokenizer
@@ -37,10 +38,14 @@ SELECTION = "selection"  # record of `ups.models.selection.select`; older weight
 CONSERVED = "conserved"  # fields whose mean the training data keep, if the user names none
 INVARIANTS = ("is_conservative", CONSERVED)
 HORIZON = "horizon"  # frames of the validation rollouts; older weights lack it
-FORCING_RANGE = "forcing_range"  # forcing field -> range of the training data, widened as that of the state
+# forcing field, and coefficient of a steady task -> range of the training data, widened as that of the state;
+# older weights lack the second
+FORCING_RANGE, INPUT_RANGE = "forcing_range", "input_range"
 # field -> standard deviation of white noise in the data, if there is any; the frames from which starts are
 # estimated, 0 if that is no better and absent if it was not tried; and `assimilation.start_facts`
 NOISE, START_FRAMES, DETERMINISTIC = "noise", "start_frames", "is_deterministic"
+
+RECORDED = (HORIZON, INPUT_RANGE, START_FRAMES, DETERMINISTIC)  # of the data or from validation, not trained
 
 AT_BOUNDS = 1e-3  # of the width between the bounds: a codec of lower rank moves clipped values
 SAME = 1e-6  # relative: closer parameter values are the same number in float32
@@ -258,6 +263,8 @@ class TaskHead(nn.Module):
         """Raise ValueError if a parameter value is not a fitted one; distance: to the nearest one, as
         `_scaled`.
         """
+        if torch.is_grad_enabled():
+            refuse_gradient(self.name, "its base serves the fitted parameter values alone", given)
         is_fitted = (distance <= SAME).all()  # NaN is not
         asked, values = f"{self.name} was asked for the parameter value", self.description["parameter_values"]
         expected = (
@@ -292,7 +299,7 @@ class TaskHead(nn.Module):
             | {
                 key: value
                 for key, value in head.description.items()
-                if key not in (*FITTED, CALL_WEIGHT, SELECTION, HORIZON, START_FRAMES, DETERMINISTIC)
+                if key not in (*FITTED, CALL_WEIGHT, SELECTION, *RECORDED)
             }
             for head in (self, parent)
         )

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from ups.common.boundary import PERIODIC, along
 from ups.data.cache import Cache
+from ups.data.tokenizer import Tokenizer
 from ups.models.bases.base import Samples
 from ups.models.bases.per_field import Component, PerField
 from ups.models.bases.units import widened
 from ups.models.conserve import correction
 from ups.models.data_facts import describe_data
-from ups.models.head import CONSERVED, FORCING_RANGE, TaskHead
+from ups.models.head import CONSERVED, FORCING_RANGE, INPUT_RANGE, TaskHead
 
 MAX_TRAJECTORIES = 64  # per statistic, stratified by parameter; with 16, bases that blow up were not found
 BATCH = 32
@@ -145,13 +146,21 @@ def conserved_facts(head: TaskHead, cache: Cache) -> dict[str, Any]:
 
 def calibrate(head: TaskHead, cache: Cache, seed: int) -> None:
     """Set what a head with a fitted base takes from the training data besides: the network's unit, the bounds
-    of the fields and the range of the forcing.
+    of the fields and the range of the forcing or the coefficient.
     """
     head.scale.copy_(residual_scale(head, cache, seed))
     for end, value in zip((head.low, head.high), bounds(head, cache), strict=True):
         end.copy_(value)
     if cache.task.forcing:
-        head.description[FORCING_RANGE] = forcing_range(head, cache)
+        head.description[FORCING_RANGE] = _physical_range(
+            head.forcing_codec, cache, lambda some: head.forcing_of(cache, some, 0, cache.num_frames)
+        )
+    if cache.task.is_steady:
+        head.description[INPUT_RANGE] = _physical_range(
+            head.input_codec,
+            cache,
+            lambda some: head.input_codec.decode(cache.inputs(some, head.scale.device)),
+        )
 
 
 @torch.no_grad()
@@ -187,12 +196,12 @@ def bounds(head: TaskHead, cache: Cache) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def forcing_range(head: TaskHead, cache: Cache) -> dict[str, list[float]]:
-    """Forcing field -> its `bounds` in physical units, relative to the task's offsets."""
-    codec = head.forcing_codec
-    ends = _widened_range(
-        cache, cache.split["train"], lambda some: head.forcing_of(cache, some, 0, cache.num_frames)
-    )
+def _physical_range(
+    codec: Tokenizer, cache: Cache, read: Callable[[Tensor], Tensor]
+) -> dict[str, list[float]]:
+    """Field of a codec -> `_widened_range` of the training data in physical units, relative to the task's
+    offsets."""
+    ends = _widened_range(cache, cache.split["train"], read)
     low, high = (codec.denormalise(end.view(-1, *[1] * codec.ndim)).flatten().tolist() for end in ends)
     return dict(zip(codec.fields, map(list, zip(low, high, strict=True)), strict=True))
 

@@ -142,7 +142,7 @@ def _build(
             raise ValueError(
                 f"its depth is {description['model']['depth']} and its weights hold {len(stored)} tensors"
             )
-        require_plain_text(description, str(path))
+        require_plain_text(description, str(path), MOST_RECORD_BYTES)
         with _Budget(num + MOST_NUMBERS, MOST_OPERATIONS * (10 + len(stored))):
             return build(description)
     except Exception as error:  # a foreign description can raise anything

@@ -8,9 +8,18 @@ from pathlib import Path
 import numpy as np
 
 from ups.common.files import TOGETHER
-from ups.tasks import TASKS, Place, require_name
-from ups.userdata.describe_axes import Guess, fields_of, other_reading, parameter_lists, series_of, words_of
+from ups.tasks import TASKS, require_name
+from ups.userdata.describe_axes import (
+    Guess,
+    fields_of,
+    other_reading,
+    parameter_lists,
+    require_field,
+    series_of,
+    words_of,
+)
 from ups.userdata.describe_check import sound
+from ups.userdata.describe_coordinates import candidates
 from ups.userdata.describe_files import (
     are_dated,
     companion_lines,
@@ -25,7 +34,7 @@ from ups.userdata.describe_files import (
 from ups.userdata.describe_grid import grid_lines, in_words, numbers_of
 from ups.userdata.describe_lines import Line, written
 from ups.userdata.fields import MOST_PARAMETERS
-from ups.userdata.inspect_file import is_even, tidy
+from ups.userdata.inspect_file import is_even, numbers_of_run, tidy
 from ups.userdata.known_layouts import from_pdebench, from_well, is_well
 from ups.userdata.layout import field_names, field_of
 from ups.userdata.reader import ENOUGH_RUNS
@@ -33,7 +42,10 @@ from ups.userdata.readers import Store, open_store
 from ups.userdata.times import jumps_in, times_in
 
 MOST_PARTS = 15  # files of one record, from which on none is cut
-WINDOWS, SHORTEST, LONGEST = 60, 3, 50  # windows that few runs are cut into, and their frames
+# few runs are cut into WINDOWS windows of up to LONGEST frames; if these would be shorter than USEFUL frames,
+# into fewer, down to FEWEST_WINDOWS, of which 30 % are the six that the report needs
+WINDOWS, FEWEST_WINDOWS = 60, 20
+SHORTEST, USEFUL, LONGEST = 3, 10, 50
 # test trajectories: the report needs LEAST, so data.test_fraction may be raised up to LARGEST_FRACTION
 LEAST, USUAL_FRACTION, LARGEST_FRACTION = 6, 0.1, 0.5
 FEWEST = 3  # pairs that can be split into training, validation and test
@@ -49,7 +61,7 @@ def describe_file(path: str) -> str:
     with open_store(path) as store:
         name, head = _name(Path(store.path)), _files_line(store)
         section, test_fraction = _describe_well(store) if is_well(store) else _describe(store)
-        section = sound(name, [head, *section], test_fraction, Path(store.path))
+        section, note = sound(name, [head, *section], test_fraction, Path(store.path))
     data = {"tasks": [name], "source": "user"} | ({"test_fraction": test_fraction} if test_fraction else {})
     return written(
         [
@@ -57,6 +69,7 @@ def describe_file(path: str) -> str:
             Line("include", "configs/small.yaml"),
             Line("data", data, f"{LEAST} for the report" if test_fraction else ""),
             Line("task", (Line(name, tuple(section)),)),
+            *[Line(note=note)] * bool(note),
         ]
     )
 
@@ -103,13 +116,14 @@ def _describe(store: Store) -> tuple[list[Line], float]:
             f"{store.path} holds {listed}; expected one to three axes of space of two cells or more. Take a "
             "file of a field in space."
         )
+    require_field(guess)
     cut, num = _choose_windows(guess)
     if guess.is_steady and (len(guess.axes) < 2 or num < FEWEST or _date_axis(guess)):
         raise ValueError(_only_maps(guess, num))
     absent, missing = missing_lines(guess)
     fields = [field_of(array) for array in guess.axes]
     fraction = math.ceil(100 * LEAST / num) / 100
-    windows = Line("cut", cut, f"frames: of the runs {num} windows, those of test the last in time")
+    windows = Line("cut", cut, f"frames: {num} windows of the runs, those of test the last in time")
     section = [
         *_layout_lines(guess, is_sure),
         *companion_lines(guess),
@@ -138,15 +152,16 @@ def _guess_layout(store: Store) -> tuple[Guess, bool, list[str]]:
             f"{store.path} holds {store.listing()}; expected a field, numbers with two axes or more, one of "
             "them of space. Name a file that holds one."
         )
-    axes, is_sure = {}, True
+    axes, names, is_sure, found = {}, {}, True, candidates(store, fields)
     for array in fields:
-        axes[array], tells = words_of(store, store.first(array), len(fields) == 1 or "*" in array)
-        if "*" in array and "time" not in axes[array]:  # a group is one trajectory
-            axes[array] = ["time" if word == "trajectory" else word for word in axes[array]]
-        is_sure &= tells
-    series = series_of(Guess(store, axes))
+        words, told, tells = words_of(store, store.first(array), len(fields) == 1 or "*" in array, found)
+        if "*" in array and "time" not in words:  # a group is one trajectory
+            words = ["time" if word == "trajectory" else word for word in words]
+        axes[array] = words
+        names, is_sure = told | names, is_sure and tells
+    series = series_of(Guess(store, axes, names))
     axes = {array: words for array, words in axes.items() if array not in series} | series
-    return Guess(store, axes), is_sure, [*series]
+    return Guess(store, axes, names), is_sure, [*series]
 
 
 def _layout_lines(guess: Guess, is_sure: bool) -> list[Line]:
@@ -156,6 +171,8 @@ def _layout_lines(guess: Guess, is_sure: bool) -> list[Line]:
             f"of shape {guess.shape(array)}, of: trajectory, time, channel, component (of a vector), "
             "x, y, z; are these its axes, in order?"
         )
+        if len(words) == 2 and not guess.names:
+            note = f"{note} Or is it one map, which is no film?"
         arrays.append(Line(array, words, "" if is_sure else note))
     return [Line("layout", tuple(arrays)), *([] if is_sure else other_reading(guess))]
 
@@ -167,11 +184,15 @@ def _choose_windows(guess: Guess) -> tuple[int, int]:
     if runs >= (MOST_PARTS if are_dated(path) else ENOUGH_RUNS) or frames < 3 * SHORTEST:
         return 0, runs
     lengths = run_lengths(guess.store, guess.array, guess.words.index("time"))
-    has_gaps = frames_with_gaps(guess)
-    if has_gaps.any():  # short windows survive if frames are left out
-        return SHORTEST, num_whole_windows(has_gaps, SHORTEST) * sum(lengths) // len(has_gaps)
-    cut = max(SHORTEST, min(LONGEST, each * sum(lengths) // WINDOWS))
-    return cut, each * sum(length // cut for length in lengths)
+    total, has_gaps = each * sum(lengths), frames_with_gaps(guess)
+    longest = max(total // WINDOWS, min(USEFUL, total // FEWEST_WINDOWS, min(lengths) // 4))
+    for cut in range(max(SHORTEST, min(LONGEST, longest)), SHORTEST - 1, -1):
+        num = each * sum(length // cut for length in lengths)
+        if has_gaps.any():  # short windows survive if frames are left out
+            num = num_whole_windows(has_gaps, cut) * sum(lengths) // len(has_gaps)
+        if num >= FEWEST_WINDOWS:
+            break
+    return cut, num
 
 
 def _only_maps(guess: Guess, num: int) -> str:
@@ -216,21 +237,22 @@ def _time_lines(guess: Guess) -> list[Line]:
         rank = min(1, guess.words.count("component"))
         names = field_names(field_of(guess.array), shape.get("channel"), rank, guess.space)
         return [Line("inputs", names, "no array has an axis of time: which one is given?")]
-    places = [Place(array, tuple(words), ()) for array, words in guess.axes.items()]
-    if (found := times_in(store, places)) is None:
-        if name := guess.coordinates.get("time"):
-            return [Line("dt", name, "the array of times")]
+    found, name = times_in(store, guess.places), ""
+    if found is None or len(found[1]) not in (guess.sizes["time"], guess.sizes["time"] + 1):
+        name = guess.names.get("time", "")
+        found = times_in(store, guess.places, name) if name else None
+    if found is None:
         numbers = in_words(numbers_of(store))
         known = f" ({numbers})" if numbers else ""
         return [Line("dt", 1.0, f"between stored frames, or the name of what holds it{known}?")]
     place, times = found
     steps = np.diff(times)
+    named = [Line("dt", name, "the array of times")] * bool(name)
     if gaps := len(jumps_in(times)):
-        return [
-            Line(note=f"{place} has {gaps} steps other than {np.median(steps):g}: no window crosses them")
-        ]
+        note = f"{place} has {gaps} steps other than {np.median(steps):g}: no window crosses them"
+        return [*named, Line(note=note)]
     if is_even(times) or steps.min() <= 0:
-        return []
+        return named
     question = f"{place} has steps of {steps.min():g} to {steps.max():g}: count them as equal?"
     return [Line("dt", tidy(float(np.median(steps))), question)]
 
@@ -244,6 +266,21 @@ def _forcing_lines(guess: Guess, series: list[str]) -> list[Line]:
     return [Line("forcing", [field_of(array) for array in series], note)]
 
 
+def _differing_in_runs(guess: Guess) -> list[str]:
+    """The places of numbers of a run that differ between groups, or between files in an attribute of an
+    array; of those of one name the first."""
+    store, arrays = guess.store, [*guess.axes]
+    groups = store.groups(guess.array)[:MOST_FILES] if "*" in guess.array else []
+    runs = [numbers_of_run(store, arrays, group) for group in groups]
+    for path in [] if groups else sibling_files(Path(store.path))[:MOST_FILES]:
+        with open_store(path) as other:
+            runs.append(numbers_of_run(other, arrays, ""))
+    first, *others = runs or [{}]
+    differing = [place for place, value in first.items() if any(run.get(place) != value for run in others)]
+    names = {re.split("[/@]", place)[-1]: place for place in reversed(differing)}
+    return [place for place in differing if place in names.values()]
+
+
 def _parameter_lines(guess: Guess) -> list[Line]:
     """parameters: lists of numbers that are no coordinates, and attributes that differ between files."""
     numbers, differing = numbers_of(guess.store), set()
@@ -251,11 +288,15 @@ def _parameter_lines(guess: Guess) -> list[Line]:
         with open_store(path) as other:
             there = numbers_of(other)
         differing |= {name for name, value in numbers.items() if there.get(name) != value}
-    names = [*[name for name in numbers if name in differing], *parameter_lists(guess)][:MOST_PARAMETERS]
+    names = [
+        *[name for name in numbers if name in differing],
+        *_differing_in_runs(guess),
+        *parameter_lists(guess),
+    ][:MOST_PARAMETERS]
     same = {name: value for name, value in numbers.items() if name not in differing}
     lines = []
     if names:
-        places = {field_of(name): name for name in names}
+        places = {field_of(name.rpartition("@")[2]): name for name in names}
         lines.append(Line("parameters", places, "does the equation depend on these?"))
     if same:
         note = f"is {in_words(same)} another in further files, and not dt or a length?"

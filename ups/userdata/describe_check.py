@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ups.tasks import make_user_task
+from ups.userdata.data_checks import horizon_words
 from ups.userdata.describe_lines import Line, meant
 from ups.userdata.open_files import open_user_files, user_files
 from ups.userdata.reader import UserTrajectories
@@ -21,13 +22,15 @@ SCANNED = 2**24  # numbers, up to which data are read here
 VAL_FRACTION, TEST_FRACTION = 0.1, 0.1  # of configs/default.yaml
 
 
-def sound(name: str, lines: Sequence[Line], test_fraction: float, path: Path) -> list[Line]:
-    """The lines of a section, those that the files refuse as questions. Raises ValueError if a line is
-    refused that the section cannot do without."""
+def sound(name: str, lines: Sequence[Line], test_fraction: float, path: Path) -> tuple[list[Line], str]:
+    """(The lines of a section, those that the files refuse as questions; the horizon in words.)
+
+    Raises ValueError if a line is refused that the section cannot do without.
+    """
     lines = list(lines)
     while True:
         try:
-            _examine(name, meant(lines), test_fraction or TEST_FRACTION)
+            data = _examine(name, meant(lines), test_fraction or TEST_FRACTION)
         except (ValueError, FileNotFoundError) as error:
             refused = re.match(rf"task\.{name}\.(\w+)(?:\.(\w+))?: (.*)", str(error), re.DOTALL)
             number = next(
@@ -42,7 +45,7 @@ def sound(name: str, lines: Sequence[Line], test_fraction: float, path: Path) ->
                 raise ValueError(f"{path} cannot be described: {error}") from error
             lines[number : number + 1] = _asked(lines[number], refused[2], refused[3])
         else:
-            return lines
+            return lines, horizon_words(data)
 
 
 def _asked(line: Line, part: str | None, why: str) -> list[Line]:
@@ -54,9 +57,9 @@ def _asked(line: Line, part: str | None, why: str) -> list[Line]:
     return [replace(line, note=f"{why} Is it right?", is_offered=True)]
 
 
-def _examine(name: str, section: dict[str, Any], test_fraction: float) -> None:
-    """Raise ValueError or FileNotFoundError as the loader does for this section, and for its first files as
-    the doctor does."""
+def _examine(name: str, section: dict[str, Any], test_fraction: float) -> UserTrajectories:
+    """The trajectories of the first files. Raises ValueError or FileNotFoundError as the loader does for this
+    section, and as the doctor does for these files."""
     full = complete(name, {**DEFAULTS, **section})
     layout = {array: SimpleNamespace(**entry) for array, entry in full["layout"].items()}
     task = make_user_task(name, facts(SimpleNamespace(**full | {"layout": layout})))
@@ -72,3 +75,4 @@ def _examine(name: str, section: dict[str, Any], test_fraction: float) -> None:
     num = data.num_trajectories * data.num_frames * len(task.channels) * math.prod(data.space)
     if len(paths) <= MOST_FILES and num <= SCANNED:
         opened(full["skip_missing"]).split(VAL_FRACTION, test_fraction)
+    return data

@@ -136,7 +136,7 @@ def _parse_entry(key: str, name: str, entry: Any) -> Place:
                 f"Write {word}.",
             )
     fields = entry.get("fields") or (field_of(name),)
-    if isinstance(fields, str) or not all(re.fullmatch(r"\w+", str(field)) for field in fields):
+    if not isinstance(fields, list | tuple) or not all(re.fullmatch(r"\w+", str(field)) for field in fields):
         raise config_error(
             f"{key}.fields",
             f"it is {fields!r:.80}",

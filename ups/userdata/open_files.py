@@ -205,10 +205,7 @@ def _check_file(
         )
     step, jumps = step_of(key, store, task, groups, frames)
     num = len(groups) or sizes.get("trajectory", 1)
-    values = [
-        parameter_values(key, store, name, place, path, groups, num)
-        for name, place in task.user_facts["parameters"].items()
-    ]
+    values = [parameter_values(key, store, task, name, groups, num) for name in task.user_facts["parameters"]]
     return _Checked(
         path=path,
         groups=groups,
@@ -220,7 +217,7 @@ def _check_file(
         uneven=uneven,
         boundary=boundary,
         years=None if task.is_steady else years_of(store, task),
-        reals=[place.array for place in task.arrays if store.is_real_part(store.first(place.array))],
+        reals=[place.array for place in task.arrays if store.first_array(place.array).is_real_part],
     )
 
 

@@ -6,7 +6,6 @@
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ups.common.files import TOGETHER
@@ -83,9 +82,7 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
         section |= read_step(key, section, layout, store)
         coordinates = find_coordinates(key, section["coordinates"], layout.axes, layout.places, store)
         section["units"] = read_units(key, section["units"], layout, section["dt"], coordinates, store)
-        section["parameters"] = read_parameters(
-            key, section["parameters"] or {}, store, layout.places, Path(paths[0])
-        )
+        section["parameters"] = read_parameters(key, section["parameters"] or {}, store, layout.places)
     section |= _read_fields(key, section, layout, ends)
     section["missing"] = missing_values(key, section["missing"])
     section["offset"] = offsets(key, section, paths, layout)

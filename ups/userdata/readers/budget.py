@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import time
+from functools import cache
 
 MEMORY = 2**28  # bytes beyond the numbers that are read
 SECONDS = 3  # xarray and zarr open an ordinary file in 0.1
@@ -54,5 +55,9 @@ def _memory_in_use() -> int:
     """Bytes that RLIMIT_DATA counts; 0 where the system does not tell (macOS) or limits only the heap."""
     if not sys.platform.startswith("linux"):
         return 0
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+    return int(os.pread(_statm(), 100, 0).split()[5]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@cache
+def _statm() -> int:
+    return os.open("/proc/self/statm", os.O_RDONLY)

@@ -12,7 +12,7 @@ from typing import Any
 
 import h5py
 import numpy as np
-from h5py import h5d, h5g, h5l, h5o
+from h5py import h5a, h5d, h5g, h5l, h5o
 
 from ups.userdata.readers.dimensions import axis_names, wrong_attribute
 from ups.userdata.readers.store import Store, Stored, checked, decoded, require_unpackable
@@ -46,9 +46,11 @@ class Hdf5(Store):
             for name in islice(self.file, MOST_LOOKED_AT)
             if self.file.get(name, getlink=True).__class__ is h5py.HardLink
         ]
-        marks = [self.file[name].attrs for name in own]
         return any(
-            "_Netcdf4Dimid" in found or str(found.get("NAME", b"")).startswith(DIMENSION) for found in marks
+            h5a.exists(self.file.id, mark, obj_name=name.encode())
+            and (mark != b"NAME" or str(self.file[name].attrs["NAME"]).startswith(DIMENSION))
+            for name in own
+            for mark in (b"_Netcdf4Dimid", b"NAME")
         )
 
     def require_netcdf(self) -> None:

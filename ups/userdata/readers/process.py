@@ -108,7 +108,7 @@ class Foreign(Store):
             self._open()
         return self.process.call(self.path, method, self.number, *arguments)
 
-    def _once(self, *request: str) -> Any:
+    def _once(self, *request: Any) -> Any:
         if request not in self.known:
             self.known[request] = self._ask(*request)
         return self.known[request]
@@ -124,6 +124,9 @@ class Foreign(Store):
     def array(self, name: str) -> Stored | None:
         return (self.__dict__.get("listed", {}).get(name)) or self._once("array", name)
 
+    def held(self, names: tuple[str, ...]) -> dict[str, Stored]:
+        return self._once("held", names)
+
     def attributes(self, name: str = "") -> dict[str, Any]:
         return dict(self._once("attributes", name))
 
@@ -135,9 +138,6 @@ class Foreign(Store):
 
     def require_whole(self, name: str) -> None:
         self._ask("require_whole", name)
-
-    def is_real_part(self, name: str) -> bool:
-        return self._once("is_real_part", name)
 
 
 def serve(opened: Callable[[Path], Store]) -> None:

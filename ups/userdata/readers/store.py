@@ -32,11 +32,13 @@ SAMPLED = 16  # numbers along an axis, of the samples that show whether an array
 
 @dataclass(frozen=True)
 class Stored:
-    """One array of a file. axes: the names of its axes, () if the file does not tell."""
+    """One array of a file. axes: the names of its axes, () if the file does not tell; is_real_part: its
+    imaginary parts are negligible and dropped."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
     axes: tuple[str, ...] = ()
+    is_real_part: bool = False
 
 
 def require_unpackable(path: Path, name: str, chunk: int, whole: int = 0, stored: int = 0) -> None:
@@ -137,21 +139,31 @@ class Store:
             if whole.dtype.kind != "c":
                 found[name] = whole
             elif self._is_complex(name):
-                found |= {f"{name}.{part}": self._real(whole) for part in PARTS}
+                found |= {f"{name}.{part}": _real(whole) for part in PARTS}
             else:
-                found[name] = self._real(whole)
+                found[name] = _real(whole, is_real_part=True)
         return dict(sorted(found.items(), key=lambda item: natural(item[0])))
 
-    @staticmethod
-    def _real(found: Stored) -> Stored:
-        return replace(found, dtype=np.zeros(0, found.dtype).real.dtype)
-
     def array(self, name: str) -> Stored | None:
+        if name not in self._found_arrays:
+            self._found_arrays[name] = self._look_for(name)
+        return self._found_arrays[name]
+
+    @cached_property
+    def _found_arrays(self) -> dict[str, Stored | None]:
+        return {}
+
+    def _look_for(self, name: str) -> Stored | None:
         whole, part = self._part(name)
         found = self._array(whole)
         if found is None or found.dtype.kind != "c" or (not part and self._is_complex(whole)):
             return found
-        return self._real(found)
+        return _real(found, is_real_part=not part)
+
+    def held(self, names: tuple[str, ...]) -> dict[str, Stored]:
+        """Those of these arrays that the file holds."""
+        found = {name: self.array(name) for name in names}
+        return {name: array for name, array in found.items() if array is not None}
 
     def read(self, name: str, index: tuple = ()) -> np.ndarray:
         whole, part = self._part(name)
@@ -166,11 +178,6 @@ class Store:
                 "fields."
             )
         return values.real
-
-    def is_real_part(self, name: str) -> bool:
-        """Whether imaginary parts, which are negligible, are dropped from an array."""
-        found = self._array(name)
-        return found is not None and found.dtype.kind == "c" and not self._is_complex(name)
 
     def _is_complex(self, name: str) -> bool:
         largest, imaginary = self._sizes_of_parts(name)
@@ -256,6 +263,10 @@ class Store:
         names = self.names()
         listed = [f"{name} {self.array(name).shape}" for name in names[:most]]
         return f"{', '.join(listed) or 'no array'}{f' and {len(names) - most} more' * (len(names) > most)}"
+
+
+def _real(found: Stored, is_real_part: bool = False) -> Stored:
+    return replace(found, dtype=np.zeros(0, found.dtype).real.dtype, is_real_part=is_real_part)
 
 
 def _sizes(values: np.ndarray) -> tuple[float, float]:
