@@ -28,6 +28,7 @@ from toy_codec import fit_codec
 import train_operator
 import ups.training.run
 from ups.common.boundary import BOUNDARIES
+from ups.common.place import make_target
 from ups.common.precision import in_words
 from ups.config import ROOT, OptimConfig, load_config
 from ups.data.cache import Cache, open_cache
@@ -1079,7 +1080,8 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(caches, tmp_path, 
         assert word in output
     arguments = [*overrides_of(caches, tmp_path / "runs"), f"cache.root={tmp_path}/no"]
     code, output = run_here(monkeypatch, capsys, "--dry-run", *arguments)
-    assert code == 0 and "is missing: make cache" in output and " parameters; per process " in output
+    assert code == 0 and f"is missing: {make_target('cache')}" in output
+    assert " parameters; per process " in output
     code, output = run_here(
         monkeypatch, capsys, "--dry-run", "--show-config", *overrides_of(caches, tmp_path / "runs")
     )
