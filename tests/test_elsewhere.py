@@ -125,6 +125,14 @@ def test_the_supervisor_and_reserved_files_need_nothing_that_macos_lacks(tmp_pat
         files.reserve(file, 100)
 
 
+def test_git_leaves_the_ends_of_lines_of_weights_whose_digests_are_verified():
+    files_of = ["git", "check-attr", "text", "pretrained/operator/config.json", "ups/__init__.py"]
+    done = subprocess.run(files_of, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip("not a git checkout")
+    assert "config.json: text: unset" in done.stdout and "__init__.py: text: unspecified" in done.stdout
+
+
 # ------------------------------------------------------------------------------------------- messages
 
 

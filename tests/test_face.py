@@ -27,6 +27,7 @@ from packaging.requirements import Requirement
 import prepare_cache
 import prepare_data
 import ups
+from ups.__main__ import main as ups_command
 from ups.commands import predict
 from ups.commands.interpreter import pinned
 from ups.config import STAGES, load_config
@@ -614,6 +615,19 @@ def test_predict_writes_the_forecast_in_the_layout_it_reads(model, folder, tmp_p
     # its own output
     assert predict.main([*common, "--input", str(out), "--output", str(tmp_path / "next.h5")]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["next.h5", "out.h5"]
+
+
+def test_the_command_of_any_folder_writes_what_predict_writes(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, run, _, task, _, data, *_ = given = arguments(folder, tmp_path / "a", "burgers1d_hidden", "--frames 2")
+    common = [data, "--run", run, "--task", task, "--frames", "2", "--rows", ":2"]
+    assert predict.main([*given, "--rows", ":2"]) == 0
+    assert predict.main([*given, "--rows", ":2", "--members", "16", "--output", "b"]) == 0
+    assert ups_command(["forecast", *common, "--output", "c"]) == 0
+    assert ups_command(["sample", *common, "--output", "d"]) == 0
+    for scripted, named, num in (("a", "c", 2), ("b", "d", 32)):
+        u, right = (predict.open_data(tmp_path / name, task).read(0, num) for name in (named, scripted))
+        np.testing.assert_array_equal(u, right)
 
 
 def test_predict_draws_members_that_do_not_depend_on_how_the_rows_are_cut(folder, tmp_path, monkeypatch):

@@ -357,6 +357,18 @@ def test_uneven_coordinates_are_refused_or_a_question_and_never_in_order(tmp_pat
     assert "To do: resample the fields to equal steps" in doctor(tmp_path, text, capsys)[1]
 
 
+def test_a_coefficient_may_come_before_the_film(tmp_path):
+    """Of films in runs, whose first array has no axis of time."""
+    u, axes = waves((12, 30, X, 12)), {"x": np.arange(X), "y": np.arange(12.0), "time": DT * np.arange(30)}
+    section, _ = described(tmp_path, u=u, a=u[:, 0], **axes)
+    assert section["layout"] == {"u": ["trajectory", "time", "x", "y"], "a": ["trajectory", "x", "y"]}
+    xarray.Dataset({"a": (("run", "x", "y"), u[:, 0]), "u": (("run", "time", "x", "y"), u)}, axes).to_netcdf(
+        tmp_path / "a.nc", engine="h5netcdf"
+    )
+    text = describe_file(str(tmp_path / "a.nc"))
+    assert [*yaml.safe_load(text)["task"]["a"]["layout"]] == ["a", "u"] and "dt: " not in text
+
+
 def not_a_field(kind):
     """Arrays that are no field, by the words of their refusal."""
     x, t, rng = np.linspace(0, 1, 128), 0.01 * np.arange(1000), np.random.default_rng(0)
@@ -413,6 +425,9 @@ def test_what_is_described_passes_the_doctor(tmp_path, capsys):
     text = describe_file(str(tmp_path / "films.pt"))
     assert yaml.safe_load(text)["task"]["films"]["layout"] == {"*": ["time", "x"]}
     assert "inputs" not in text and "repeat an earlier one" in doctor(tmp_path, text, capsys)[1]
+    assert prepare_data.main(["--describe", str(tmp_path / "films.pt")]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "the doctor refuses this: " in line]
+    assert line.startswith("# ") and "repeat an earlier one exactly" in line and line.endswith("?")
     text = describe_file(str(tmp_path / "film.npy"))
     settings = yaml.safe_load(text)
     assert settings["task"]["film"]["cut"] == 10 and settings["data"]["test_fraction"] == 0.3

@@ -238,7 +238,9 @@ def _time_lines(guess: Guess) -> list[Line]:
         names = field_names(field_of(guess.array), shape.get("channel"), rank, guess.space)
         return [Line("inputs", names, "no array has an axis of time: which one is given?")]
     found, name = times_in(store, guess.places), ""
-    if found is None or len(found[1]) not in (guess.sizes["time"], guess.sizes["time"] + 1):
+    sizes = [dict(zip(words, guess.shape(array), strict=True)) for array, words in guess.axes.items()]
+    frames = max(size.get("time", 0) for size in sizes)
+    if found is None or len(found[1]) not in (frames, frames + 1):
         name = guess.names.get("time", "")
         found = times_in(store, guess.places, name) if name else None
     if found is None:

@@ -126,7 +126,7 @@ def fields_of(store: Store) -> list[str]:
         and array.dtype.kind in "fiub"
         and min(array.shape, default=0) > 0
         and not is_place(name)
-        and not are_nodes(name, array.shape)
+        and not are_nodes(name, array)
         and sum(size > 1 for size in array.shape) >= 2
     }
     shapes = [array.shape for array in fitting.values() if array.dtype.kind == "f"]

@@ -124,8 +124,8 @@ class Foreign(Store):
     def array(self, name: str) -> Stored | None:
         return (self.__dict__.get("listed", {}).get(name)) or self._once("array", name)
 
-    def held(self, names: tuple[str, ...]) -> dict[str, Stored]:
-        return self._once("held", names)
+    def those(self, names: tuple[str, ...]) -> dict[str, Stored]:
+        return self._once("those", names)
 
     def attributes(self, name: str = "") -> dict[str, Any]:
         return dict(self._once("attributes", name))
@@ -175,6 +175,8 @@ def _answer(
             return None, stores.pop(number).close()
         store = stores[number]
         budget.begin(*(0, 0) if method == "read" else store.used)
+        if method == "listed" and path.is_file():
+            budget.allow(work=path.stat().st_size)
         if method == "read":
             _allow_numbers(store, *arguments)
         answer = store.listed if method == "listed" else getattr(store, method)(*arguments)
