@@ -14,6 +14,7 @@ import h5py
 import numpy as np
 from h5py import h5a, h5d, h5g, h5l, h5o
 
+from ups.userdata.readers import budget
 from ups.userdata.readers.dimensions import axis_names, wrong_attribute
 from ups.userdata.readers.store import Store, Stored, checked, decoded, require_unpackable
 
@@ -112,9 +113,11 @@ def _arrays(file: h5py.File, is_tree: bool = False) -> Iterator[str]:
                 continue
             found = node(group, name)
             if isinstance(found, h5py.Dataset):
+                budget.allow_object()
                 yield f"{above}{name}"
             elif isinstance(found, h5py.Group):
                 if (place := h5o.get_info(found.id).addr) not in seen:
+                    budget.allow_object()
                     seen.add(place)
                     waiting.append((f"{above}{name}/", found))
                 elif is_tree:

@@ -18,7 +18,6 @@ from ups.userdata.readers.hdf5 import Hdf5
 from ups.userdata.readers.store import Store, Stored, checked, decoded, library, require_unpackable
 
 WHOLE: set[tuple[Path, str, int]] = set()  # arrays, with the time of their folder, that lack no chunk
-FILE_BYTES = 2**14  # of a file, which take as long to read as zarr takes to find one chunk or array
 MOST_METADATA_BYTES = 2**24  # of one file; 10,000 arrays listed in one have 2**23
 METADATA = ("zarr.json", ".zmetadata", ".zarray", ".zgroup", ".zattrs")
 CHUNK = re.compile(r"(?:c[/.])?\d+(?:[/.]\d+)*")  # how the file of a chunk is called
@@ -92,7 +91,7 @@ class Zarr(Store):
         super().__init__(path)
         self.library = library("zarr", path)
         self.num_bytes, num_files = _require_files(path, path.stat().st_mtime_ns)
-        budget.allow(work=FILE_BYTES * num_files)
+        budget.allow(work=budget.OBJECT_BYTES * num_files)
         self.root = checked(path, lambda: self.library.open(str(path), mode="r"), "zarr folder")
         self.is_single, self.num_files = self._is_array(self.root), num_files
 
