@@ -468,7 +468,7 @@ def test_a_caution_about_walls_is_for_grids_with_both_ends(x, has_both):
 
 
 def named_axes(path, name, u, lists):
-    """An array whose axes are dimension scales: (label, name of the scale, numbers), as Dedalus writes them."""
+    """An array whose axes are dimension scales: (label, scale, numbers), as Dedalus has them."""
     with h5py.File(path, "w") as file:
         file[name] = u
         for axis, (label, scale, values) in enumerate(lists):
