@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from ups.common.files import DamagedError
+from ups.common.place import ROOT, require_posix
 from ups.userdata.readers import budget
 from ups.userdata.readers.store import Store, Stored
 
-ROOT = Path(__file__).resolve().parents[3]
 COMMAND = "from ups.userdata.readers import serve_files; serve_files()"
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # which need room each
 REMEDY = "Leave that file out, or copy its arrays into a new one."
@@ -32,6 +32,7 @@ class ReadingProcess:
     """A running process that answers calls of the methods of its open files."""
 
     def __init__(self) -> None:
+        require_posix("reading files of data")
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", COMMAND],  # -P: imports nothing that lies beside the data
