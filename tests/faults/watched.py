@@ -40,7 +40,8 @@ NEVER = (
     "webbrowser",
 )
 folder, seen = None, []
-CONFIGS = ROOT / "configs"  # which overlays include
+# what may be read beside the folder: what overlays include, and how much memory is free
+READABLE = (ROOT / "configs", Path("/proc/meminfo"))
 
 
 def watch(event: str, arguments: tuple) -> None:
@@ -48,7 +49,7 @@ def watch(event: str, arguments: tuple) -> None:
         return
     if event == "open" and isinstance(arguments[0], str | bytes):
         path, mode = Path(str(arguments[0])), arguments[1]
-        is_ours = any(path.absolute().is_relative_to(place) for place in (folder, CONFIGS))
+        is_ours = any(path.absolute().is_relative_to(place) for place in (folder, *READABLE))
         if not is_ours or (mode or "r")[0] not in "r":
             seen.append(f"open {path} {mode}")
     # the process that reads data files, started again; ast.literal_eval parses

@@ -108,7 +108,11 @@ def require_target(run: Path, folder: Path, new: dict[str, str]) -> None:
         name = path.relative_to(folder).as_posix()
         is_same = path.is_file() and file_hash(path) in (known.get(name), new.get(name))
         if path.is_symlink() or not (path.is_dir() or name == RECORD or is_same):
-            state = "was altered since" if name in known else "is not in the record of an earlier copy"
+            state = (
+                "was altered since it was published"
+                if name in known
+                else "is not in the record of an earlier copy"
+            )
             raise ValueError(
                 f"{folder} holds {printable(name)}, which {state}; expected nothing, or an unaltered copy "
                 "alone, which this one replaces. Name another with TO=, or delete it yourself."

@@ -15,7 +15,8 @@ from functools import cache
 MEMORY = 2**28  # bytes beyond the numbers that are read
 SECONDS = 3  # xarray and zarr open an ordinary file in 0.1
 SPEED = 2**23  # bytes a second: bz2, the slowest codec in use, unpacks 2**24
-MOST_NAMES = 2**18  # arrays of one file; 10,000 runs of 20 arrays each are fewer
+OBJECT_BYTES = 2**14  # of work for every group, array or chunk that a file really holds: 2 ms
+MOST_NAMES = 2**17  # arrays of one file; 10,000 runs of 10 arrays each are fewer
 
 _begun: tuple[int, float] | None = None  # bytes and seconds used when the request began
 _granted = [0, 0]  # on top of MEMORY and SECONDS: bytes of memory, bytes to read
@@ -37,6 +38,13 @@ def allow(memory: int = 0, work: int = 0) -> None:
     """Grant the request room for `memory` bytes and time to read `work` bytes, if it has not more already."""
     if _begun is not None and (memory > _granted[0] or work > _granted[1]):
         _granted[:] = max(memory, _granted[0]), max(work, _granted[1])
+        _limit()
+
+
+def allow_object() -> None:
+    """Grant time for one more object of a file."""
+    _granted[1] += OBJECT_BYTES
+    if _begun is not None and _granted[1] % SPEED < OBJECT_BYTES:  # the limit counts seconds
         _limit()
 
 

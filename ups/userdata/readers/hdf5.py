@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 from h5py import h5a, h5d, h5g, h5l, h5o, h5z
 
+from ups.userdata.readers import budget
 from ups.userdata.readers.dimensions import axis_names, wrong_attribute
 from ups.userdata.readers.store import Store, Stored, checked, decoded, library, require_unpackable
 
@@ -125,9 +126,11 @@ def _arrays(file: h5py.File, is_tree: bool = False) -> Iterator[tuple[str, h5py.
                 continue
             found = node(group, name)
             if isinstance(found, h5py.Dataset):
+                budget.allow_object()
                 yield f"{above}{name}", found
             elif isinstance(found, h5py.Group):
                 if (place := h5o.get_info(found.id).addr) not in seen:
+                    budget.allow_object()
                     seen.add(place)
                     waiting.append((f"{above}{name}/", found))
                 elif is_tree:

@@ -19,7 +19,6 @@ from ups.userdata.readers.hdf5 import Hdf5
 from ups.userdata.readers.store import MARKS, Store, Stored, checked, decoded, library, require_unpackable
 
 WHOLE: set[tuple[Path, str, int]] = set()  # arrays, with the time of their folder, that lack no chunk
-FILE_BYTES = 2**14  # of a file, which take as long to read as zarr takes to find one chunk or array
 MOST_METADATA_BYTES = 2**24  # of one file; 10,000 arrays listed in one have 2**23
 METADATA = ("zarr.json", ".zmetadata", ".zarray", ".zgroup", ".zattrs")
 CHUNK = re.compile(r"(?:c[/.])?\d+(?:[/.]\d+)*")  # how the file of a chunk is called
@@ -101,7 +100,7 @@ class Zarr(Store):
         find = _files_of_folder if path.is_dir() else _files_of_zip
         self.files = self._checked(lambda: find(path, path.stat().st_mtime_ns))
         self.num_bytes = sum(self.files.values())
-        budget.allow(work=FILE_BYTES * len(self.files))
+        budget.allow(work=budget.OBJECT_BYTES * len(self.files))
         self.root = self._checked(self._open)
         self.is_single = self._is_array(self.root)
 
