@@ -4,6 +4,7 @@ One process serves a command and all its files. A file that crashes a library or
 (budget.py) ends that process: the error names the file, and the next file gets a new process.
 """
 
+import builtins
 import contextlib
 import os
 import pickle
@@ -26,6 +27,25 @@ from ups.userdata.readers.store import Store, Stored
 COMMAND = "from ups.userdata.readers import serve_files; serve_files()"
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # which need room each
 REMEDY = "Leave that file out, or copy its arrays into a new one."
+# what messages between both processes are made of, besides numbers, text and mappings, by module
+MESSAGES = {
+    "builtins": {"slice", "complex"},
+    "numpy": {"dtype", "ndarray", "_reconstruct", "_frombuffer", "scalar"},
+    "pathlib": {"PosixPath"},
+    "ups": {"Stored", "DamagedError"},
+}
+
+
+class Messages(pickle.Unpickler):
+    """Messages from the other process. A file may have taken over the reading process, so nothing but plain
+    values, arrays and errors is made of what it sends."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = getattr(builtins, name, None) if module == "builtins" else None
+        is_error = isinstance(found, type) and issubclass(found, Exception)
+        if not is_error and name not in MESSAGES.get(module.partition(".")[0], ()):
+            raise pickle.UnpicklingError(f"{module}.{name} in a message of the reading process")
+        return super().find_class(module, name)
 
 
 class ReadingProcess:
@@ -52,7 +72,7 @@ class ReadingProcess:
             try:
                 pickle.dump(request, self.process.stdin, pickle.HIGHEST_PROTOCOL)
                 self.process.stdin.flush()
-                error, answer = pickle.load(self.process.stdout)
+                error, answer = Messages(self.process.stdout).load()
             except (EOFError, BrokenPipeError):
                 raise DamagedError(f"{path} {self._death()}. {REMEDY}") from None
             except BaseException:  # of a signal: the next call would take the answer for its own
@@ -153,7 +173,7 @@ def serve(opened: Callable[[Path], Store]) -> None:
     stores: dict[int, Store] = {}
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
-            folder, method, *arguments = pickle.load(sys.stdin.buffer)
+            folder, method, *arguments = Messages(sys.stdin.buffer).load()
             os.chdir(folder)
             answer = _answer(stores, opened, method, arguments)
             pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
