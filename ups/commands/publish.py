@@ -12,6 +12,8 @@ nothing but an earlier copy whose files are as its record, published.json, says.
 """
 
 import contextlib
+import ctypes
+import errno
 import importlib.util
 import json
 import os
@@ -25,7 +27,6 @@ from typing import Any
 
 from ups.common.files import (
     DamagedError,
-    exchange,
     file_hash,
     flush,
     held,
@@ -40,6 +41,8 @@ from ups.config import STAGES, read_command, run_script
 from ups.data.download import MIN_SPEED
 from ups.training.finished import CARD, DONE, IMAGES, MODEL, finished_stage, stage_config, stage_of_run
 
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
+NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}  # of renameat2, on some file systems
 HUB = "hf://"  # marks a name on a hub: a folder that is missing never causes a request
 HUB_S = 30.0  # without an answer, or almost without data, from a hub
 UPLOAD_SPEED = 2**16  # bytes a second, at least: how far an upload is cannot be seen
@@ -175,6 +178,17 @@ def _clear(work: Path) -> None:
 def _recover(old: Path, place: Path) -> None:
     if old.is_dir() and not old.is_symlink() and not os.path.lexists(place):
         old.rename(place)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two files or folders at once; False if this system cannot."""
+    with contextlib.suppress(AttributeError, TypeError):  # not Linux
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+        if not rename(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE):
+            return True
+        if ctypes.get_errno() not in NO_EXCHANGE:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(other))
+    return False
 
 
 def _put(new: Path, place: Path, old: Path) -> None:

@@ -3,7 +3,6 @@ records with a seal that shows alterations; the machine's errors in plain words.
 """
 
 import contextlib
-import ctypes
 import errno
 import hashlib
 import json
@@ -25,8 +24,6 @@ WAIT_S = 1.0  # between looks at a file that another process writes
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}  # of flock, without locks
 # size limit of a record such as done.json and of the header of weights, so that foreign files cannot stall us
 MOST_RECORD_BYTES = 4 * 2**20
-AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
-NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}  # of renameat2, on some file systems
 NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 NO_ACCESS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 # messages of a RuntimeError for want of memory; the last is oneDNN's, on a CPU
@@ -196,17 +193,6 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
         raise
     flush(path.parent)
-
-
-def exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two files or folders at once; False if this system cannot."""
-    with contextlib.suppress(AttributeError, TypeError):  # not Linux
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-        if not rename(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE):
-            return True
-        if ctypes.get_errno() not in NO_EXCHANGE:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(other))
-    return False
 
 
 def place_new(path: Path, target: Path) -> None:

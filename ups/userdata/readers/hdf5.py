@@ -94,7 +94,8 @@ class Hdf5(Store):
         return self._about(found) if isinstance(found, h5py.Dataset) else None
 
     def _about(self, found: h5py.Dataset) -> Stored:
-        return Stored(found.shape, found.dtype, self.plain(axis_names(found)))
+        kind = np.dtype(found.dtype.str)  # without what h5py knows of text and references
+        return Stored(found.shape, kind, self.plain(axis_names(found)))
 
     def _read(self, name: str, index: tuple) -> np.ndarray:
         return checked(self.path, lambda: self._numbers(name, index), "HDF5 file")

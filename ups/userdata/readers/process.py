@@ -6,6 +6,7 @@ One process serves a command and all its files. A file that crashes a library or
 
 import builtins
 import contextlib
+import io
 import os
 import pickle
 import signal
@@ -29,7 +30,7 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # 
 REMEDY = "Leave that file out, or copy its arrays into a new one."
 # what messages between both processes are made of, besides numbers, text and mappings, by module
 MESSAGES = {
-    "builtins": {"slice", "complex"},
+    "builtins": {"slice", "complex", "str", "bytes"},
     "numpy": {"dtype", "ndarray", "_reconstruct", "_frombuffer", "scalar"},
     "pathlib": {"PosixPath"},
     "ups": {"Stored", "DamagedError"},
@@ -240,7 +241,7 @@ def _allow_numbers(store: Store, name: str, index: tuple) -> None:
 def _is_plain(value: Any) -> bool:
     """Whether an attribute can be sent: text and numbers can, references within an HDF5 file cannot."""
     try:
-        pickle.dumps(value)
-    except (TypeError, pickle.PicklingError):
+        Messages(io.BytesIO(pickle.dumps(value))).load()
+    except (TypeError, pickle.PickleError):
         return False
     return True
