@@ -290,7 +290,7 @@ def main() -> None:
     np.seterr(all="ignore")
     signal.signal(signal.SIGALRM, late)
     signal.signal(signal.SIGPROF, late)
-    sys.addaudithook(watched.watch)
+    watched.begin()
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + LIMIT_MB * 2**20,) * 2)
     for name, control in () if only else CONTROLS.items():

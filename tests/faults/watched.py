@@ -3,10 +3,11 @@
 A line of JSON for each: the error, seconds, the largest size of this process so far in MB, and what was
 imported, run, compiled, connected, changed or opened outside of the folder meanwhile."""
 
+import atexit
 import contextlib
 import json
-import os
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -42,14 +43,23 @@ NEVER = (
     "webbrowser",
 )
 folder, seen = None, []
-# temporary folders, where --describe loads what it prints
-SCRATCH = os.path.join(tempfile.gettempdir(), "tmp")
+DESCRIBED = "my_data.yaml"  # in a temporary folder
 # what may be read beside the folder: what overlays include, and how much memory is free
 READABLE = (ROOT / "configs", Path("/proc/meminfo"))
 
 
+def begin() -> None:
+    """Watch from here on. --describe loads what it prints in temporary folders, which lie in one of ours."""
+    tempfile.tempdir = tempfile.mkdtemp(prefix="watched-")
+    atexit.register(shutil.rmtree, tempfile.tempdir)
+    sys.addaudithook(watch)
+
+
 def watch(event: str, arguments: tuple) -> None:
-    if folder is None or (arguments and str(arguments[0]).startswith((SCRATCH, "my_data.yaml"))):
+    first = str(arguments[0]) if arguments else ""
+    # a temporary folder is emptied with names relative to it
+    is_ours = first.startswith(f"{tempfile.tempdir}/") or (event, first) == ("os.remove", DESCRIBED)
+    if folder is None or is_ours:
         return
     if event == "open" and isinstance(arguments[0], str | bytes):
         path, mode = Path(str(arguments[0])), arguments[1]
@@ -86,7 +96,7 @@ def main() -> None:
     global folder
     sound, *folders = map(Path, sys.argv[1:])
     use(sound)  # imports what a model needs
-    sys.addaudithook(watch)
+    begin()
     for folder in folders:  # noqa: B007, PLW0603: the hook reads it
         started, text = time.perf_counter(), ""
         seen.clear()
