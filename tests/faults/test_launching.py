@@ -15,7 +15,6 @@ import pytest
 from small_disk import ISOLATED, MOUNT, reason_to_skip
 
 from ups.commands import stages
-from ups.commands.publish import fetch
 from ups.common.files import held, partial_path
 from ups.config import ROOT, load_config, run_script
 from ups.training.guard import Guard
@@ -295,19 +294,6 @@ def test_a_rate_that_no_number_can_hold_is_refused():
         ValueError, match=r"operator.optim.muon_lr is 1e\+300; expected a learning rate in \(0, 10\]"
     ):
         load_config(None, ["operator.optim.muon_lr=1e300"])
-
-
-def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch):
-    huggingface_hub = pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(
-        huggingface_hub, "snapshot_download", failing(OSError("Got: ConnectError\nsecond line"))
-    )
-    with pytest.raises(
-        FileNotFoundError,
-        match="hf://a/b is neither on this machine nor on its hub .Got: ConnectErr"
-        "or second line.; expected OWNER/NAME of weights .* Check the name and the net",
-    ):
-        fetch("hf://a/b")
 
 
 @pytest.mark.skipif(reason_to_skip() != "", reason=reason_to_skip())

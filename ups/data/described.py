@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ups.common.place import ROOT
 from ups.config import Config, load_config
 from ups.data.counts import count_findings
 from ups.data.doctor import examine
@@ -41,6 +42,8 @@ def describe_and_examine(path: str) -> str:
     """The section of `describe_file`, which the loader reads; below it, as comments, what the doctor refuses
     in data of moderate size. Raises ValueError or FileNotFoundError."""
     text = describe_file(path)
+    if not (ROOT / "configs").is_dir():  # installed without a clone: nothing here loads a section or trains
+        return text
     with TemporaryDirectory() as folder:
         own = Path(folder) / "my_data.yaml"
         own.write_text(text, encoding="utf-8")
