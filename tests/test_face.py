@@ -1017,6 +1017,7 @@ def test_pip_installs_ranges_that_hold_the_pinned_versions_and_every_folder_of_u
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def _predict(arguments: list[str]) -> None:
     sys.argv = ["predict.py", *arguments]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it
     runpy.run_path(str(ROOT / "predict.py"), run_name="__main__")
 
 
