@@ -57,12 +57,13 @@ seen='' since=$SECONDS
 until [[ $seen == "$JOB ready" ]]; do
   now=$(cat "$ready" 2>/dev/null || true)
   if [[ $now != "$seen" && $now == "$JOB "* ]]; then
-    seen=$now since=$SECONDS first=$(host 0)
+    seen=$now first=$(host 0)
     ours=" localhost 127.0.0.1 $here $(hostname -I 2>/dev/null || true) "
     if [[ -n $first && $first != "$here" && $ours == *" $FIRST_NODE "* ]]; then
       refuse "FIRST_NODE is $FIRST_NODE, which is this machine ($here)" "an address of the first one, $first"
     fi
     echo "$JOB $here" >"$RUNS/$RUN/.node$NODE_RANK"
+    since=$SECONDS # after the commands above, which take seconds where the machine is busy
   fi
   if [[ $seen == "$JOB failed" ]] || ((SECONDS - since > PATIENCE_S)); then
     seen=${seen#"$JOB "}

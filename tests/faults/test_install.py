@@ -112,11 +112,14 @@ def install(folder: Path, *words: str) -> Path:
     (site / "torch.pth").write_text(str(folder / "torch"), encoding="utf-8")
     programs = folder / "venv" / "bin"
     pip = [sys.executable, "-m", "pip", "--python", str(programs / "python"), "install", "-q", "--no-compile"]
-    subprocess.run([*pip, *words], check=True, timeout=300)
+    done = run(folder, *pip, *words)
+    assert done.returncode == 0, done.stderr
     return programs
 
 
 def run(folder: Path, *words: str | Path) -> subprocess.CompletedProcess:
+    """Without PYTHONPATH: a worker of pytest puts the clone there, whose ups.egg-info pip takes for an
+    installation."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "MAKE"))}
     return subprocess.run(words, cwd=folder, env=kept, capture_output=True, text=True, timeout=300)
 
