@@ -192,7 +192,7 @@ def batch_of(operator: Operator, name: str, rows: int) -> tuple[Tensor, Tensor, 
         (rows, head.history, *head.input_codec.tokens, head.input_codec.dim),
         (rows, head.bundle, *head.codec.tokens, head.codec.dim),
     ]
-    values = torch.tensor([[low for low, _ in head.description["parameters"].values()]], dtype=torch.float64)
+    values = torch.tensor([[low for low, _ in head.facts.parameters.values()]], dtype=torch.float64)
     z, z_ref = (0.1 * torch.randn(shape, device=device) for shape in shapes)
     return z, z_ref, head.parameter_batch(values.expand(rows, -1))
 

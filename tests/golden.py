@@ -1,0 +1,105 @@
+"""The golden table of a run: what validation decided, the weights, and every error of the report. It is the
+same before and after code is moved, bitwise on one thread of one processor.
+
+    python tests/golden.py runs/smoke > before.json
+    python tests/golden.py runs/smoke --against before.json      prints what differs; status 1 if any does
+    python tests/golden.py --make FOLDER                         the runs of tests/golden/, in a new folder
+
+Times and the names of folders are left out. tests/golden/ holds the tables of `--make`, with the processor.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+TIMES = ("seconds", "ms_per_state", "budget_s", "break_even", "run", "config_hash", "versions")
+
+
+def flat(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """(place, number, text or list) of everything in nested mappings, without the entries of TIMES."""
+    if isinstance(value, dict):
+        for key in sorted(value):
+            if key not in TIMES:
+                yield from flat(value[key], f"{place}/{key}".strip("/"))
+    else:
+        yield place, value
+
+
+def table(run: Path) -> dict[str, Any]:
+    """Place -> value of all finished stages and of the report of a run."""
+    from ups.common.files import file_hash, value_hash
+    from ups.config import STAGES
+    from ups.generative.validation import default_sampler
+    from ups.training.finished import stage_of_run
+
+    found: dict[str, Any] = {}
+    for stage in STAGES:
+        if (finished := stage_of_run(run, stage)) is None:
+            continue
+        found[f"{stage}/weights"] = file_hash(run / stage / "model.safetensors")
+        heads = finished.description["tasks"]
+        for head in heads:
+            name = head["name"]
+            base = head.pop("base", None)
+            if base is not None:
+                facts = json.loads((run / stage / "bases" / f"{name}.json").read_text(encoding="utf-8"))
+                head["base"] = {
+                    "kind": base["kind"],
+                    "name": base.get("name"),
+                    "unstable": base.get("unstable"),
+                    "settings": value_hash(base["settings"]),
+                }
+                head |= {
+                    key: facts.get("facts", facts)[key]
+                    for key in ("validation_nrmse", "findings", "trial_nrmse")
+                }
+            found |= flat(head, f"{stage}/{name}")
+        scores = finished.description.get("validation_crps", {})
+        found |= flat(scores, f"{stage}/validation_crps")
+        if stage == "operator":
+            names = [head["name"] for head in heads]
+    found |= {f"default_sampler/{name}": default_sampler(run, name) for name in names}
+    report = run / "report" / "results.json"
+    if report.is_file():
+        found |= flat(json.loads(report.read_text(encoding="utf-8")), "report")
+    return found
+
+
+def differences(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 0.0) -> list[str]:
+    """A line for every place whose values differ by more than `tolerance`, relative."""
+
+    def is_same(one: Any, other: Any) -> bool:
+        if isinstance(one, list) and isinstance(other, list):
+            return len(one) == len(other) and all(map(is_same, one, other))
+        if isinstance(one, float) and isinstance(other, float) and one == one:
+            return abs(one - other) <= tolerance * max(abs(one), abs(other))
+        return repr(one) == repr(other)
+
+    return [
+        f"{place}: {found.get(place, 'missing')!r:.120}, expected {expected.get(place, 'nothing')!r:.120}"
+        for place in sorted(found.keys() | expected.keys())
+        if not (place in found and place in expected and is_same(found[place], expected[place]))
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--against", type=Path)
+    args = parser.parse_args()
+    found = json.loads(json.dumps(table(args.run)))
+    if args.against is None:
+        print(json.dumps(found, indent=0))
+        return 0
+    lines = differences(found, json.loads(args.against.read_text(encoding="utf-8")))
+    print(*(lines or [f"{len(found)} entries are equal"]), sep="\n")
+    return int(bool(lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
