@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from ups.config import ROOT
 from ups.evaluation import gates
 from ups.evaluation.selected import in_words, numbers_in_words, outcome
 from ups.models.loss import pooled
-from ups.models.operator import Operator, load_operator
+from ups.models.operator import load_operator
 from ups.models.selection import error_ratios, is_better, is_lost, lost_by_each, scores_of, select
 from ups.report import model_card
 from ups.report.summary import paragraph
@@ -383,10 +384,10 @@ def test_weights_without_a_record_load_and_no_reason_is_invented():
 def test_the_record_of_the_selection_is_saved_with_the_weights_and_allows_a_warm_start():
     first, second = (build(describe("burgers1d", "transport")) for _ in range(2))
     record = select({1.0: squares_of([0.3], [0.5])}, ALONE, 0)
-    decided = {"burgers1d": {"network_weight": 1.0, "selection": record}}
-    again = json.loads(json.dumps(first.described(decided)))
-    first = Operator(again)
-    assert first.heads["burgers1d"].is_network_used and first.description == again
+    head = first.heads["burgers1d"]
+    head.facts = replace(head.facts, network_weight=1.0, selection=record)
+    again = json.loads(json.dumps(first.description))
+    assert head.is_network_used and record == first.description["tasks"][0]["selection"]
     assert again["tasks"][0]["selection"] == record and again["tasks"][0]["network_weight"] == 1.0
     assert second.heads["burgers1d"].take(first.heads["burgers1d"]) == second.heads["burgers1d"].take(
         second.heads["burgers1d"]
