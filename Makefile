@@ -5,6 +5,16 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
+# From another folder (`make -f CLONE/Makefile`, `ups train`) HERE is CLONE/; runs, data and caches are in the working folder.
+MAKEFILE := $(firstword $(MAKEFILE_LIST))
+HERE := $(if $(filter-out ./,$(dir $(MAKEFILE))),$(dir $(abspath $(MAKEFILE))))
+ifneq ($(HERE),)
+$(if $(wildcard $(MAKEFILE)),,$(error the Makefile is '$(strip $(MAKEFILE_LIST))'; expected a path without spaces. Move the clone))
+# A module that lies in a folder of data is not imported.
+export PYTHONSAFEPATH := 1
+export PYTHONPATH := $(HERE:%/=%)$(addprefix :,$(PYTHONPATH))
+endif
+
 VARIABLES := CONFIG ARGS RUN RUNS TOPOLOGY STAGES STAGE TASK BUDGET SEEDS TO GRID PYTHON SHELL
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 $(if $(filter-out $(VARIABLES),$(GIVEN)),$(error unknown variable $(firstword $(filter-out $(VARIABLES),$(GIVEN))); expected some \
@@ -13,27 +23,30 @@ $(if $(filter-out $(VARIABLES),$(GIVEN)),$(error unknown variable $(firstword $(
 RUNS ?= runs
 ifdef RUN
 # configs/RUN.yaml, or the configuration of an earlier run of that name
-CONFIG ?= $(firstword $(wildcard configs/$(RUN).yaml $(RUNS)/$(RUN)/operator/config.yaml) configs/$(RUN).yaml)
+CONFIG ?= $(firstword $(wildcard $(HERE)configs/$(RUN).yaml $(RUNS)/$(RUN)/operator/config.yaml) $(HERE)configs/$(RUN).yaml)
 else
-CONFIG ?= configs/small.yaml
+CONFIG ?= $(HERE)configs/small.yaml
 RUN := $(basename $(notdir $(CONFIG)))
 endif
 ARGS ?=
 # Without a GPU two processes are faster than two threads, which wait for each other when other work takes a core.
-TOPOLOGY ?= $(if $(shell nvidia-smi -L 2>/dev/null | grep "^GPU"),single,$(if $(filter 1,$(shell nproc 2>/dev/null)),cpu,cpu2))
+ifndef TOPOLOGY
+TOPOLOGY := $(if $(shell timeout 10 nvidia-smi -L 2>/dev/null | grep "^GPU"),single,$(if $(filter 1,$(shell nproc 2>/dev/null)),cpu,cpu2))
+endif
+TOPOLOGY_FILE = $(HERE)accelerate_configs/$(TOPOLOGY).yaml
 BUDGET ?= 300
 SEEDS ?= 0 1
 COMMA := ,
 SPACE := $(subst ,, )
-TRAINED := $(sort $(patsubst train_%.py,%,$(wildcard train_*.py)))
+TRAINED := $(sort $(patsubst $(HERE)train_%.py,%,$(wildcard $(HERE)train_*.py)))
 export PYTHONUNBUFFERED := 1
 
 # Variables are checked before anything runs.
 ifneq ($(filter-out help venv test test-faults lint leaderboard publish remove smoke clean-smoke,$(or $(MAKECMDGOALS),help)),)
-$(if $(wildcard $(CONFIG)),,$(error no configuration file '$(CONFIG)'; expected one of: $(wildcard configs/*.yaml), or a \
+$(if $(wildcard $(CONFIG)),,$(error no configuration file '$(CONFIG)'; expected one of: $(wildcard $(HERE)configs/*.yaml), or a \
   file of your own. Name it: make train CONFIG=configs/small.yaml RUN=mine))
-$(if $(wildcard accelerate_configs/$(TOPOLOGY).yaml),,$(error no accelerate_configs/$(TOPOLOGY).yaml; expected TOPOLOGY to \
-  be one of: $(basename $(notdir $(wildcard accelerate_configs/*.yaml)))))
+$(if $(wildcard $(TOPOLOGY_FILE)),,$(error no $(TOPOLOGY_FILE); expected TOPOLOGY to \
+  be one of: $(basename $(notdir $(wildcard $(HERE)accelerate_configs/*.yaml)))))
 endif
 # Recipes use paths and names as single words.
 $(foreach name,CONFIG RUN RUNS TOPOLOGY STAGE TASK TO PYTHON,$(if $(filter-out 0 1,$(words $($(name)))),$(error $(name) is \
@@ -48,7 +61,6 @@ $(if $(STAGE),$(if $(call is_name,$(STAGE)),,$(error STAGE is '$(STAGE)'; expect
 RUN_DIR = $(RUNS)/$(RUN)
 FLAGS = --config $(CONFIG) run.name=$(RUN) run.root=$(RUNS) $(ARGS)$(if $(strip $(STAGES)), \
   "evaluate.stages=[$(subst $(SPACE),$(COMMA),$(strip $(STAGES)))]")
-TOPOLOGY_FILE = accelerate_configs/$(TOPOLOGY).yaml
 WORLD = $(shell sed -n 's/^num_processes: *\([0-9]*\).*/\1/p' $(TOPOLOGY_FILE))
 # Every process gets an equal number of cores: accelerate's default is one thread, and more threads than cores are slow.
 THREADS = $(shell cores=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); echo $$((cores > $(WORLD) ? cores / $(WORLD) : 1)))
@@ -63,24 +75,25 @@ ifdef PYTHON
 PY := $(PYTHON)
 ENVIRONMENT := .python
 else
-PY := .venv/bin/python
-ENVIRONMENT := .venv/installed
+PY := $(HERE).venv/bin/python
+ENVIRONMENT := $(HERE).venv/installed
 endif
 
 .PHONY: help venv data doctor cache operator diffusion consistency rival steady report train train-cpu2 train-2gpu train-4gpu \
   train-8gpu train-fsdp smoke test test-faults test-gpu lint bench bench-gpu tune sweep profile dry-run leaderboard publish remove clean-smoke
 
 help:           ## This list
-	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / {printf "  make %-12s %s\n", $$1, $$2} /^##/ {print substr($$0, 4)}' Makefile
+	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / {printf "  make %-12s %s\n", $$1, $$2} /^##/ {print substr($$0, 4)}' $(MAKEFILE)
 
 .PHONY: .python
 .python:
 	@command -v "$(PY)" >/dev/null || { echo "there is no PYTHON=$(PY); without PYTHON= make sets up .venv" >&2; exit 2; }
 	@$(PY) -m ups.commands.interpreter
 
-.venv/installed: requirements.txt requirements-data.txt requirements-dev.txt
+# ups is installed as a link to this clone: scripts and notebooks of any folder import it, and .venv/bin/ups is its command.
+$(HERE).venv/installed: $(addprefix $(HERE),requirements.txt requirements-data.txt requirements-dev.txt pyproject.toml)
 	@python3 -c 'import sys; sys.version_info >= (3, 11) or sys.exit("python3 is too old; expected 3.11 or later. Put one first in PATH.")'
-	python3 -m venv .venv && .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	python3 -m venv $(HERE).venv && $(PY) -m pip install --quiet --disable-pip-version-check -r $(HERE)requirements-dev.txt -e $(or $(HERE),.)
 	@touch $@
 
 venv: $(ENVIRONMENT)          ## Set up .venv, as every other target does
@@ -92,16 +105,16 @@ train-4gpu:     ## train, on 4 GPUs
 train-8gpu:     ## train, on 8 GPUs
 train-fsdp:     ## train, on 8 GPUs with the model sharded (FSDP2)
 train-cpu2 train-2gpu train-4gpu train-8gpu train-fsdp: train-%:
-	@$(MAKE) --no-print-directory train TOPOLOGY=$*
+	@$(MAKE) -f $(MAKEFILE) --no-print-directory train TOPOLOGY=$*
 
 data: $(ENVIRONMENT)          ## Generate or download the data files, and check them
-	$(call stage,$@,$(PY) prepare_data.py)
+	$(call stage,$@,$(PY) $(HERE)prepare_data.py)
 
 doctor: $(ENVIRONMENT)        ## Check this machine (GPUs, ranks, limits, disks) and the data files (NaN, repetitions, leakage)
-	status=0; $(PY) -m ups.commands.machine_check --topology $(TOPOLOGY_FILE) $(FLAGS) || status=1; $(PY) prepare_data.py --doctor $(FLAGS) || status=1; exit $$status
+	status=0; $(PY) -m ups.commands.machine_check --topology $(TOPOLOGY_FILE) $(FLAGS) || status=1; $(PY) $(HERE)prepare_data.py --doctor $(FLAGS) || status=1; exit $$status
 
 cache: data                   ## Fit the tokenizers and encode the data
-	$(call stage,$@,$(PY) prepare_cache.py)
+	$(call stage,$@,$(PY) $(HERE)prepare_cache.py)
 
 operator: cache               ## Train the operator
 diffusion: operator           ## Train the corrector, which samples the operator's errors
@@ -109,16 +122,16 @@ consistency: diffusion        ## Distil the corrector into one or two evaluation
 rival: diffusion              ## Train the student's network without a teacher, for comparison
 steady: operator              ## Train the prior of steady solutions for partly observed coefficients
 $(TRAINED):
-	$(call stage,$@,$(LAUNCH) train_$@.py)
+	$(call stage,$@,$(LAUNCH) $(HERE)train_$@.py)
 
 # A report trains only the stages that the configuration names in evaluate.stages.
 report: FOR := --of-report
 report: $(TRAINED)            ## Evaluate on the test split: results.json, report.html; fails if a gate fails
-	$(call stage,$@,$(PY) evaluate.py)
+	$(call stage,$@,$(PY) $(HERE)evaluate.py)
 
 smoke: $(ENVIRONMENT)         ## A tiny chain from scratch, on two CPU processes
 	$(PY) -m ups.commands.remove "$(RUNS)/smoke"
-	@$(MAKE) --no-print-directory train CONFIG=configs/smoke.yaml RUN=smoke TOPOLOGY=cpu2
+	@$(MAKE) -f $(MAKEFILE) --no-print-directory train CONFIG=$(HERE)configs/smoke.yaml RUN=smoke TOPOLOGY=cpu2
 
 # The tests start Python hundreds of times and each worker imports all of them, so bytecode is kept.
 QUICK_START = env -u PYTHONDONTWRITEBYTECODE
@@ -156,7 +169,7 @@ bench-gpu: $(ENVIRONMENT)     ## Measure a training step on this machine's GPUs:
 
 dry-run: $(ENVIRONMENT)       ## Print what every script would do and its cost; writes nothing
 	@stages=$$($(PY) -m ups.commands.stages stages $(FLAGS)); for script in prepare_data prepare_cache $${stages:+$$(printf 'train_%s ' $$stages)} \
-	  evaluate; do UPS_EXPECT_WORLD=$(WORLD) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(THREADS)} $(PY) $${script}.py --dry-run $(FLAGS); done
+	  evaluate; do UPS_EXPECT_WORLD=$(WORLD) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(THREADS)} $(PY) $(HERE)$${script}.py --dry-run $(FLAGS); done
 
 leaderboard: $(ENVIRONMENT)   ## Table of all runs
 	$(PY) -m ups.report.leaderboard --runs $(RUNS)

@@ -62,7 +62,7 @@ PACKAGES = ("pysindy==2.1.0",)
 COLUMNS = ("ours", "weak", "ensemble")
 FRESH = 5  # draws before this one were looked at when the choices of ours were made
 NOISES = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
-NUM_WINDOWS, MIN_FRAMES, MAX_FRAMES = 60, 3, 50  # what `prepare_data.py --describe` cuts one film into
+NUM_WINDOWS, MIN_FRAMES, MAX_FRAMES = 60, 3, 50  # that one film is cut into
 
 Equation = Mapping[str, Mapping[str, float]]  # field -> term -> coefficient
 Intervals = Mapping[str, Mapping[str, float | None]]  # field -> term -> half width; None: unbounded

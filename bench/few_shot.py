@@ -59,7 +59,7 @@ from ups.models.base_selection import fitted_state, unfitted_head
 from ups.models.head import TaskHead
 from ups.models.operator import Operator, build_operator, load_operator
 from ups.models.warm import can_translate, copy_trunk, copy_weights, translate_maps
-from ups.report.tables import markdown
+from ups.report.tables import markdown_table
 from ups.training.finished import finished_stage
 
 RESULTS = ROOT / "bench" / "results" / "few_shot.json"
@@ -408,7 +408,7 @@ def part_of_table(common: dict[str, Any], entries: list[dict[str, Any]]) -> str:
     lines = [
         f"{task}, bases {bases}; {common['budget_s']:g} s each; a parent of {known}:",
         "",
-        *markdown([task, *(f"N = {count}" for count in counts)], rows),
+        *markdown_table([task, *(f"N = {count}" for count in counts)], rows),
     ]
     both = [count for count in counts if {("full", count), ("scratch", count)} <= mean.keys()]
     harmed = [str(count) for count in both if mean["full", count] > mean["scratch", count]]

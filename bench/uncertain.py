@@ -22,7 +22,7 @@ from typing import Any
 
 from bench.acceptance import extreme
 from evaluate import train_seconds
-from ups.report.tables import label, markdown
+from ups.report.tables import label, markdown_table
 
 TRAINED_BY = {
     "rival": ("rival",),
@@ -172,11 +172,11 @@ def table(runs: list[Run]) -> str:
             f"{entry['members']} "
             f"members, {len(runs)} runs, seeds {', '.join(str(run['protocol']['seed']) for run in runs)}"
         )
-        parts += [title, "\n".join(markdown(head, lines))]
+        parts += [title, "\n".join(markdown_table(head, lines))]
         if climate := entry["checks"]["long"].get("climate"):
             parts += [
                 f"Rollouts of {entry['checks']['long']['frames']} frames:",
-                "\n".join(markdown(LONG_HEAD, [long_row(runs, task, model) for model in climate])),
+                "\n".join(markdown_table(LONG_HEAD, [long_row(runs, task, model) for model in climate])),
             ]
     return "\n\n".join(parts)
 

@@ -22,7 +22,7 @@ settings=(CONFIG="$CONFIG" RUN="$RUN" RUNS="$RUNS" ARGS="$ARGS" STAGES="$STAGES"
 
 # ---- data and caches, by the first machine
 mkdir -p "$RUNS/$RUN"
-ready=$RUNS/$RUN/.prepared here=$(hostname)
+ready=$RUNS/$RUN/.prepared here=$HOSTNAME
 refuse() { # what is wrong, what was expected
   echo "node.sh: $1; expected $2. Fix that, then start all machines again." >&2
   exit 1
@@ -76,7 +76,8 @@ stages=$("$PYTHON" -m ups.commands.stages stages "${arguments[@]}")
 ((NUM_GPUS > 0)) || export ACCELERATE_USE_CPU=true
 processes=$((NUM_GPUS > 0 ? NUM_GPUS : 1))
 export UPS_EXPECT_WORLD=$((NUM_NODES * processes)) PYTHONUNBUFFERED=1
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$(($(nproc) > processes ? $(nproc) / processes : 1))}"
+cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN || echo 1)
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cores > processes ? cores / processes : 1))}"
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-150}" # seconds to save in after SIGTERM; torch's default is 30
 trap : TERM INT # the stage ends by itself, then so does this script; without a trap it would leave the stage alone
 port=$PORT

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import yaml
 
-import predict
 import prepare_cache
 import prepare_data
 import ups
+from ups.commands import predict
 from ups.config import ROOT, load_config
 from ups.data.cache import open_cache
 from ups.data.pdebench import open_data

@@ -197,3 +197,17 @@ def test_a_link_in_place_of_an_unfinished_checkpoint_is_removed_and_its_target_s
     assert (tmp_path / "elsewhere" / "file").read_text() == "precious" and make(tmp_path).newest()[
         "step"
     ] == 5
+
+
+def test_files_of_a_user_between_checkpoints_are_kept(tmp_path, capsys):
+    checkpoints = make(tmp_path)
+    for step in (5, 10, 15, 10, 20):
+        save(checkpoints, step)
+        (checkpoints.path(step) / f"notes{step}.txt").write_text("mine")
+        (checkpoints.directory / f".tmp-mine{step}").mkdir(exist_ok=True)
+    kept = {path.name for path in checkpoints.directory.rglob("notes*.txt")}
+    assert kept == {f"notes{step}.txt" for step in (5, 10, 15, 20)} and len(checkpoints.newest()) > 1
+    assert saved_steps(checkpoints.directory) == [20, 15]
+    assert {path.name for path in checkpoints.path(15).iterdir()} > {"manifest.json", "shared.pt"}
+    assert len([*checkpoints.directory.glob(".tmp-mine*")]) == 4
+    assert "files that UPS did not write: moved to" in capsys.readouterr().err

@@ -264,3 +264,17 @@ def test_show_config_prints_a_configuration_that_loads_and_ends(tmp_path, capsys
     assert prepare_data.main(["--config", smoke, "run.seed=5", "--show-config"]) == 0
     (tmp_path / "shown.yaml").write_text(capsys.readouterr().out, encoding="utf-8")
     assert load_config(tmp_path / "shown.yaml") == load_config(smoke, ["run.seed=5"])
+
+
+def test_an_include_is_looked_for_beside_the_file_and_in_the_folder_of_ups(tmp_path):
+    (tmp_path / "a.yaml").write_text("include: configs/small.yaml\n", encoding="utf-8")
+    small = load_config(ROOT / "configs/small.yaml")
+    assert load_config(tmp_path / "a.yaml") == small
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs/small.yaml").write_text("run: {seed: 7}\n", encoding="utf-8")
+    assert load_config(tmp_path / "a.yaml").run.seed == 7  # the nearer one
+    (tmp_path / "b.yaml").write_text("include: configs/none.yaml\n", encoding="utf-8")
+    with pytest.raises(FileNotFoundError) as refused:
+        load_config(tmp_path / "b.yaml")
+    for place in (tmp_path, ROOT):
+        assert str(place / "configs/none.yaml") in str(refused.value)

@@ -181,7 +181,7 @@ def test_a_film_is_cut_into_windows_and_a_set_is_not(tmp_path):
     settings = config.task["inviscid_burgers"]
     assert settings.base == ["equation"] and config.context("inviscid_burgers") == 1
     [source] = open_sources(config, "inviscid_burgers")
-    assert (source.num_trajectories, source.num_frames) == (64, 4)  # as `prepare_data.py --describe` cuts it
+    assert (source.num_trajectories, source.num_frames) == (64, 4)
     config = discovery.config_of("burgers_set", np.random.default_rng(0).random((6, 5, 1, 16)), tmp_path)
     [source] = open_sources(config, "burgers_set")
     assert (source.num_trajectories, source.num_frames) == (6, 5)

@@ -24,10 +24,10 @@ import yaml
 from finished import write_stage
 from packaging.requirements import Requirement
 
-import predict
 import prepare_cache
 import prepare_data
 import ups
+from ups.commands import predict
 from ups.commands.interpreter import pinned
 from ups.config import STAGES, load_config
 from ups.evaluation.ensemble import Ensembles, load_samplers, rollouts

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from ups.common import files
 from ups.common.files import (
     DamagedError,
     create,
@@ -41,10 +41,11 @@ def plant(kind: str, path: Path, victim: Path) -> None:
         "dangling": lambda: path.symlink_to(victim.with_name("nothing")),
         "pipe": lambda: os.mkfifo(path),
         "folder": path.mkdir,
+        "socket": lambda: socket.socket(socket.AF_UNIX).bind(str(path)),
     }[kind]()
 
 
-@pytest.mark.parametrize("kind", ["symlink", "hard link", "dangling", "pipe"])
+@pytest.mark.parametrize("kind", ["symlink", "hard link", "dangling", "pipe", "socket"])
 def test_a_new_file_is_not_written_through_what_lies_at_its_name(tmp_path, kind):
     plant(kind, tmp_path / "new", tmp_path / "victim")
     with create(tmp_path / "new") as file:
@@ -62,7 +63,13 @@ def test_a_text_is_not_written_through_a_planted_temporary(tmp_path, kind):
     assert not (tmp_path / "nothing").exists()
 
 
-@pytest.mark.parametrize("kind", ["symlink", "hard link", "dangling", "pipe", "folder"])
+def test_a_folder_at_a_temporary_name_is_refused_by_name(tmp_path):
+    (tmp_path / ".record.json.tmp").mkdir()
+    with pytest.raises(OSError, match="record.json.tmp is a folder; expected .*, or none. Remove it"):
+        write_atomic(tmp_path / "record.json", "ours")
+
+
+@pytest.mark.parametrize("kind", ["symlink", "hard link", "dangling", "pipe", "folder", "socket"])
 def test_a_file_to_be_continued_is_a_plain_file_of_one_name(tmp_path, kind):
     plant(kind, tmp_path / "new.partial", tmp_path / "victim")
     with pytest.raises(OSError, match="new.partial is a link or no plain file; expected .*Remove it"):
@@ -96,7 +103,7 @@ def test_a_file_that_its_holder_finished_before_we_had_the_lock_is_not_touched(t
             partial.rename(final) if end == "renamed" else partial.unlink()
         lock(file, how)
 
-    monkeypatch.setattr(files.fcntl, "flock", late)
+    monkeypatch.setattr(fcntl, "flock", late)
     with held(partial) as file:
         file.truncate(0)
         assert is_at(partial, file)
@@ -107,7 +114,7 @@ def test_a_file_system_without_locks_is_named_with_what_to_do(tmp_path, monkeypa
     def none(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(files.fcntl, "flock", none)
+    monkeypatch.setattr(fcntl, "flock", none)
     with pytest.raises(OSError, match="a cannot be locked .No locks available.; expected .* locks.*Mount it"):
         take(tmp_path / "a")
 

@@ -20,7 +20,7 @@ LAYERS = [
     {"generative"},
     {"evaluation"},
     {"report"},
-    {"commands", "forecaster", "forecast_inputs", "forecast_xarray"},
+    {"commands", "forecaster", "forecast_inputs", "forecast_xarray", "__main__"},
 ]
 TOP = len(LAYERS) - 1
 # packages that may import less than their layer allows

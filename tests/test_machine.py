@@ -1,11 +1,13 @@
 """machine_check: every failure that it looks for is injected and named with a fix, and it always ends."""
 
 import collections
+import json
 import os
 import resource
 import subprocess
 import sys
 import time
+from importlib import metadata
 
 import psutil
 import pytest
@@ -15,6 +17,7 @@ import ups.commands.devices as devices
 import ups.commands.machine_check as machine
 from ups.commands.devices import ok
 from ups.config import ROOT, load_config
+from ups.training import environment
 
 SMOKE = str(ROOT / "configs" / "smoke.yaml")
 
@@ -205,6 +208,30 @@ def test_nvidia_smi_is_counted_and_not_waited_for(tmp_path, monkeypatch, script,
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(devices, "COMMAND_S", 0.5)
     assert devices.listed_gpus() == listed
+
+
+@pytest.mark.parametrize("script", ["", "sleep 60", "sleep 60 & sleep 60", "exit 128", "kill -9 $$"])
+def test_a_git_that_is_missing_fails_or_hangs_is_unknown_soon(tmp_path, monkeypatch, script):
+    if script:
+        (tmp_path / "git").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}" if script else str(tmp_path))
+    monkeypatch.setattr(environment, "FACT_S", 0.3)
+    started = time.monotonic()
+    facts = environment.describe_environment(1, torch.device("cpu"))
+    assert facts["git_revision"] == facts["git_is_dirty"] == "unknown"
+    assert time.monotonic() - started < 5 and environment.FACT_S < 2.1
+    assert not [child for child in psutil.Process().children() if child.name() == "sleep"]
+
+
+def test_a_git_of_another_kind_and_missing_package_records_end_no_run(tmp_path, monkeypatch):
+    (tmp_path / "git").write_text("no program")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(environment, "version", lambda name: metadata.version(f"no-{name}"))
+    facts = environment.describe_environment(1, torch.device("cpu"))
+    assert facts["git_revision"] == facts["accelerate"] == facts["numpy"] == "unknown"
+    json.dumps(facts)
 
 
 def gpus(monkeypatch, listed, seen, needed, needs_gpu=True, cuda="13.0"):

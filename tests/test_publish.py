@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,11 +20,11 @@ from test_base_selection import make_caches
 from test_operator import overrides_of, train
 
 import evaluate
-import predict
 import prepare_cache
 import prepare_data
 import ups
-from ups.commands import publish
+from ups.commands import predict, publish
+from ups.commands.remove import remove_ours
 from ups.config import ROOT, load_config
 from ups.forecaster import Forecaster
 from ups.report.model_card import card
@@ -86,6 +87,13 @@ def test_a_report_writes_the_card_of_its_numbers_beside_the_weights(home):
     for picture in re.findall(r"\]\((\S+)\)", text.split("## What was measured")[1]):
         assert (folder / picture).read_bytes().startswith(b"\x89PNG")
     assert len(list((folder / "images").iterdir())) == 2
+
+
+def test_every_file_of_a_stage_and_its_report_is_known_to_what_deletes(home, tmp_path):
+    run = shutil.copytree(home / "runs" / "smoke", tmp_path / "runs" / "smoke")
+    assert len([*run.rglob("*.png")]) > 5 and (run / "operator" / "bases").is_dir()
+    remove_ours(run)
+    assert not run.exists()
 
 
 def test_a_card_names_the_gates_that_failed_and_a_licence_by_where_data_are_from(home):

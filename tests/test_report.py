@@ -20,6 +20,7 @@ from PIL import Image
 
 from ups.common.files import file_hash, write_sealed
 from ups.common.formatting import number
+from ups.common.text import markdown
 from ups.evaluation.gates import PAIR, check_gates, check_usability, network_gain, usability_of
 from ups.metrics import errors as metrics
 from ups.metrics.intervals import compare
@@ -203,10 +204,12 @@ class Page(HTMLParser):
     def __init__(self, text):
         super().__init__()
         self.open, self.ids, self.links, self.sources, self.words = [], set(), [], [], []
+        self.attributes = set()
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
         attributes = dict(attributes)
+        self.attributes |= attributes.keys()
         self.ids.add(attributes.get("id"))
         self.links.append(attributes.get("href") or "#")
         self.sources.append(attributes.get("src") or attributes.get("xlink:href") or "")
@@ -274,6 +277,51 @@ def test_text_of_users_is_escaped(tmp_path):
     report.write_report(results, {}, [], tmp_path / "report.html", {})
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<script>alert" not in text and "&lt;b&gt;" in text
+
+
+ODD = (  # units that are paths, mathematics, mark-up, and parts of the SVG that is made of a figure
+    "m/s",
+    "../../s",
+    "$\\frac{1}$",
+    r"\1 \g<0>",
+    "<img src=x onerror=alert(1)>",
+    '" onload="alert(1)',
+    "data:image/png;base64,AAAA",
+    "font: 9px <b>",
+)
+
+
+@pytest.mark.parametrize("units", [ODD[:3], ODD[3:6], ODD[5:]])
+def test_a_unit_is_drawn_as_it_is_and_names_no_folder(tmp_path, units):
+    sample = example()[1]["advection1d"][0]
+    results, (field, label, time) = example()[0], (f"u ({unit})" for unit in units)
+    results["tasks"] = {"advection1d": results["tasks"]["advection1d"] | {"fields": [field]}}
+    sample |= {"fields": [field], "labels": [label], "time": time}
+    path = tmp_path / "out" / "report.html"
+    report.write_report(results, {"advection1d": [sample]}, [], path, {})
+    assert sorted(entry.name for entry in tmp_path.rglob("*") if entry.is_dir()) == ["figures", "out"]
+    pictures = [entry.name for entry in (tmp_path / "out/figures").iterdir()]
+    assert sum(name.startswith("advection1d_median_error_u_") for name in pictures) == 1
+    page = Page(path.read_text(encoding="utf-8"))
+    assert not page.open and all(text in page.words for text in (field, label, time))
+    assert not {"onerror", "onload"} & page.attributes
+
+
+CARD = {"dt": 0.1, "history": 1, "domain": [[0, 1]], "boundary": "periodic", "parameters": {}, "grid": [16]}
+
+
+@pytest.mark.parametrize("unit", [*ODD, "a | b", "[x](http://x)", "\x1b[2J"])
+def test_a_card_shows_units_as_text(tmp_path, unit):
+    results = example()[0]
+    results["training"] |= {"source": "user", "seed": 0, "data_seed": 0, "init": unit}
+    results["run"], results["tasks"] = unit, {"advection1d": results["tasks"]["advection1d"]}
+    results["tasks"]["advection1d"]["found"] = [f"d/dt u = {unit}"]
+    results["stages"] = {"operator": ["advection1d"]}
+    known = {"advection1d": {**CARD, "fields": ["u"], "units": {"u": unit}}}
+    text = model_card.card("operator", results, known, {"advection1d": "a.png"})
+    assert text.count(markdown(unit)) >= 4 and "<img" not in text and "\x1b" not in text
+    rows = [re.sub(r"\\.", "", line) for line in text.splitlines() if line.startswith("| advection1d")]
+    assert rows[0].count("|") == 9 and "](http" not in re.sub(r"\\.", "", text)
 
 
 def test_a_3d_field_is_shown_by_its_middle_slice():
@@ -576,7 +624,7 @@ def test_lines_of_a_figure_differ_without_green_and_without_colour():
         ),
         (
             lambda r: r["tasks"]["cfd3d"]["models"]["operator"]["nrmse"].update(value=float("nan")),
-            "not JSON compliant",
+            "cfd3d.models.operator.nrmse.value is nan; expected a finite number",
         ),
         (
             lambda r: r["gates"].append({**r["gates"][0], "passed": 1}),
@@ -668,6 +716,60 @@ def test_leaderboard_names_the_broken_report(tmp_path):
     path.write_text('{"run": ')
     with pytest.raises(ValueError, match="a/report/results.json is not readable.*Make the report again"):
         leaderboard.read(tmp_path)
+
+
+STRANGE = {  # key of the results -> value
+    "run": ["x"],
+    "tasks": [],
+    "protocol": None,
+    "gates": [{"passed": "yes"}],
+    "environment": {"git_revision": 3},
+    "training": {"seconds": "long"},
+    "tasks.darcy2d": None,
+    "tasks.darcy2d.grid": 5,
+    "tasks.darcy2d.models": {"operator": None},
+    "tasks.darcy2d.num_trajectories": 10**400,
+    "training.seconds": float("nan"),
+    "tasks.darcy2d.base": {},
+}
+FILES = {
+    "a list": b"[]",
+    "nothing": b"",
+    "Latin-1": b'{"run": "\xe4"}',
+    "deep": b'{"run": ' + b"[" * 100_000,
+    "long": b" " * (2**22 + 1),
+}
+
+
+@pytest.mark.parametrize("kind", [*STRANGE, *FILES])
+def test_leaderboard_names_a_strange_report_and_lists_the_others(tmp_path, kind):
+    results = example()[0]
+    fake_run(results, "sound", 1.0, tmp_path)
+    fake_run(results, "odd", 1.0, tmp_path)
+    path = tmp_path / "odd" / "report" / "results.json"
+    if kind in STRANGE:
+        *above, key = kind.split(".")
+        functools.reduce(dict.__getitem__, above, results)[key] = STRANGE[kind]
+        path.write_text(json.dumps(results))
+    else:
+        path.write_bytes(FILES[kind])
+    record(path.parent)
+    *table, refusal = leaderboard.table(tmp_path).splitlines()
+    assert refusal.startswith(f"Not listed: {path}") and refusal.isprintable() and len(refusal) < 1000
+    assert sum(line.startswith("| sound |") for line in table) == 1 and "odd" not in "".join(table)
+
+
+def test_leaderboard_shows_what_is_no_number_as_a_dash_and_names_as_text(tmp_path):
+    results = example()[0]
+    results["run"] = "\x1b[2J | <b>"
+    for name, value in zip(results["tasks"], ("x", [1], 10**400, float("inf")), strict=True):
+        results["tasks"][name]["models"]["operator"]["nrmse"] = dict.fromkeys(("value", "low", "high"), value)
+    path = tmp_path / "odd" / "report" / "results.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(results))
+    record(path.parent)
+    row = leaderboard.table(tmp_path).splitlines()[-1]
+    assert row.startswith(r"| \\x1b[2J \| &lt;b> | FAIL | – | – | – | – | – |")
 
 
 def test_altered_results_have_no_row(tmp_path):

@@ -417,3 +417,53 @@ def test_a_tracker_whose_package_is_missing_is_refused_at_the_start(monkeypatch,
         ValueError, match="tracker.kind is wandb, but the package wandb is not installed; .*pip install wandb"
     ):
         check_tracker(wandb_config)
+
+
+def changed_before_a_resume(path, change):
+    """What a stage prints that resumes after `change` of the lines of its metrics.jsonl."""
+    launch(path, fault={"kind": "kill", "rank": 0, "step": 13})
+    [file] = path.rglob("metrics.jsonl")
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(change(lines)))
+    return launch(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda lines: lines[:4] + lines[5:], "it had 12 lines then and has 11 now; line 5 is the first"),
+        (lambda lines: lines[:5] + lines[4:], "it had 12 lines then and has 13 now; line 6 is the first"),
+        (
+            lambda lines: [*lines[:2], lines[2].replace('skipped": 0', 'skipped": 7'), *lines[3:]],
+            "has 12 now; line 3 is",
+        ),
+        (lambda lines: lines[:4], "it had 12 lines then and has 4 now; line 5 is the first"),
+        (lambda lines: [], "it had 12 lines then and has 0 now; line 1 is the first"),
+    ],
+    ids=["lost", "repeated", "edited", "cut", "emptied"],
+)
+def test_changed_lines_are_noticed_when_a_stage_resumes_and_it_goes_on(tmp_path, change, words):
+    outcome = changed_before_a_resume(tmp_path, change)
+    assert outcome.codes == [0] and (outcome.directory / "done.json").is_file()
+    [warning] = [line for line in outcome.logs[0].splitlines() if "WARNING" in line]
+    assert "metrics.jsonl was changed since step 10 was saved: " in warning and words in warning
+
+
+def test_lines_as_they_were_written_bring_no_warning(tmp_path):
+    outcome = changed_before_a_resume(tmp_path, lambda lines: lines)
+    assert outcome.codes == [0] and "WARNING" not in outcome.logs[0]
+
+
+@pytest.mark.parametrize("plant", ["link", "dangling link", "pipe", "folder"])
+def test_metrics_are_not_written_through_what_lies_at_their_name(tmp_path, plant):
+    path, victim = tmp_path / "metrics.jsonl", tmp_path / "victim"
+    victim.write_text("somebody's data")
+    {
+        "link": lambda: path.symlink_to(victim),
+        "dangling link": lambda: path.symlink_to(tmp_path / "nothing"),
+        "pipe": lambda: os.mkfifo(path),
+        "folder": path.mkdir,
+    }[plant]()
+    with pytest.raises(DamagedError, match="metrics.jsonl is (a link|no plain file).*; expected .*Remove it"):
+        Tracker(tmp_path, load_config().tracker, "myrun", "operator", {})
+    assert victim.read_text() == "somebody's data" and not (tmp_path / "nothing").exists()

@@ -27,9 +27,8 @@ from user_files import (
     write,
 )
 
-import predict
 import prepare_data
-from ups.commands import stages
+from ups.commands import predict, stages
 from ups.config import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache

@@ -1,19 +1,26 @@
 """--describe prints a section that loads, with a question wherever the file does not tell."""
 
+import json
 import re
 import subprocess
 import sys
 
+import h5py
 import numpy as np
 import pytest
+import torch
 import xarray
 import yaml
 from user_files import DT, SMALL, N, T, X, Y, read, section, waves, write
 
+import prepare_data
+from ups.common.text import load_yaml, yaml_text
 from ups.config import load_config
 from ups.data.sources import open_sources
 from ups.userdata.data_checks import walls
 from ups.userdata.describe import describe_file
+from ups.userdata.describe_lines import Line, written
+from ups.userdata.grid import on_walls
 
 
 @pytest.mark.parametrize("coordinates", [True, False])
@@ -190,3 +197,256 @@ def test_a_description_guesses_walls_and_vectors(tmp_path):
     ]
     assert settings["layout"] == {"v": ["trajectory", "time", "x", "y", "component"]}
     assert settings["boundary"] == {"x": "no_flux", "y": "periodic"}
+
+
+HOSTILE = [
+    'v\n    base: {solver: "theirs.evil:step"}\n#',
+    'v"\n    base: {solver: "theirs.evil:step"}\n#',
+    "v: [time, x]}\rbase: {solver: theirs.evil}",
+    "v\u2028    base: 1",
+    "v\x85    base: 1",
+    'u", base: {solver: "theirs.evil:step"}, x: "',
+    "u}   # {",
+    "u: {base: 1}",
+    "!!python/name:os.system",
+    "&a",
+    "*a",
+    "<<",
+    "- x",
+    "? x",
+    "1e3",
+    "no",
+    "null",
+    "%TAG",
+    "\u202ev",
+    " ",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_name_in_a_file_becomes_a_setting(tmp_path, name):
+    """Of a field, of an array beside it, of times, of coordinates, of attributes, and of files."""
+    u, t, x = waves((20, T, X)), DT * np.arange(T), 22 / X * np.arange(X)
+    nu = np.random.default_rng(0).random(20)
+    cases = {
+        "beside": {
+            f"mine{name.replace('/', '')}": {"u": u, "t": t, "x": x},
+            "other": {name: u, "t": t, "x": x},
+        },
+        "field": {"mine": {name: u, f"t{name}": t, f"x{name}": x, f"nu{name}": nu}},
+    }
+    for case, files in cases.items():
+        (tmp_path / case).mkdir()
+        for stem, arrays in files.items():
+            with h5py.File(tmp_path / case / f"{stem}.h5", "w") as file:
+                file.attrs[name] = 1.0
+                for array, values in arrays.items():
+                    file[array] = values
+                file[[*arrays][0]].attrs["units"] = name
+        try:
+            text = describe_file(str(tmp_path / case / f"{[*files][0]}.h5"))
+        except ValueError:  # control characters are refused where names are read
+            continue
+        document = load_yaml(text)
+        [section] = document["task"].values()
+        assert (
+            {*document} == {"include", "data", "task"} and "base" not in section and "solver" not in section
+        )
+        assert all(line.isprintable() for line in text.split("\n")), text
+        uncommented = [line.strip()[2:] for line in text.split("\n") if re.match(r" +# [\w\"]+: ", line)]
+        assert uncommented and all(
+            "base" not in load_yaml(line) for line in uncommented if "steps" not in line
+        )
+
+
+@pytest.mark.parametrize(
+    "name", [*HOSTILE, "u", "y", "1.0", "0x10", "1_000", "2001-01-01", "\ud800", "=", ""]
+)
+def test_yaml_of_any_name_reads_as_that_name(name):
+    for value in (name, [name], {name: [name, 1e-5, 3, True]}):
+        assert load_yaml(yaml_text(value)) == value and yaml_text(value).isprintable()
+    text = written([Line("task", (Line(name, {name: 1}, name), Line("b", name, name, is_offered=True)))])
+    assert load_yaml(text) == {"task": {name: {name: 1}}} and text.count("\n") == 2
+
+
+def test_a_line_that_reads_as_another_is_never_printed(monkeypatch):
+    monkeypatch.setattr("ups.userdata.describe_lines.yaml_text", lambda value: str(value))
+    with pytest.raises(ValueError, match="the section is meant to say .*base.* and reads as"):
+        written([Line("u\nbase", 1)])
+
+
+def test_what_the_loader_refuses_is_a_question_and_not_a_setting(tmp_path):
+    u, nu = waves((12, 30, X)), np.random.default_rng(0).random(12)
+    lists = {"nu": nu, "mu": np.where(nu < 0.5, np.nan, nu), "other": np.random.default_rng(1).random(20)}
+    text = describe_file(str(write(tmp_path / "a.h5", u=u, t=DT * np.arange(30), x=np.arange(X), **lists)))
+    assert yaml.safe_load(text)["task"]["a"]["parameters"] == {"nu": "nu"} and "other: other" not in text
+    [line] = [line for line in text.splitlines() if "# parameters: {mu: mu}" in line]
+    assert "mu in " in line and "expected an attribute, an array with a number" in line and line.endswith("?")
+
+
+def film(frames=200, cells=64):
+    """A travelling wave with two harmonics (time, x)."""
+    x, t = np.arange(cells) / cells, np.arange(frames)[:, None]
+    return np.sin(2 * np.pi * (x - 0.013 * t)) + 0.3 * np.cos(4 * np.pi * (x - 0.026 * t))
+
+
+def described(folder, **arrays):
+    np.savez(folder / "a.npz", **arrays)
+    text = describe_file(str(folder / "a.npz"))
+    return yaml.safe_load(text)["task"]["a"], text
+
+
+def doctor(folder, text, capsys):
+    """(Exit status, what the doctor says) of a section as it was described."""
+    (folder / "my.yaml").write_text(text.replace("configs/small.yaml", str(SMALL)), encoding="utf-8")
+    status = prepare_data.main(["--config", str(folder / "my.yaml"), "--doctor"])
+    return status, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["tt", "T", "times", "t_span", "tspan", "sim_time", "time_steps", "t_eval", "Time", "time (s)", "clock"],
+)
+@pytest.mark.parametrize("shape", [(-1,), (1, -1), (-1, 1)])
+def test_times_are_found_under_any_name_and_as_a_row_or_a_column(tmp_path, name, shape):
+    times = {name: (0.5 * np.arange(201)).reshape(shape)}
+    section, text = described(tmp_path, uu=film(201).T, x=(np.arange(64) / 64)[:, None], **times)
+    assert section["layout"] == {"uu": ["x", "time"]} and section.get("dt", name) == name
+    assert section["cut"] == 10 and "forecasts are judged up to 9 frames ahead, 4.5 in units of time" in text
+
+
+def test_a_coordinate_of_any_name_is_that_of_the_axis_of_its_length(tmp_path, capsys):
+    """Also a number of each run beside them, and two lists of one length, of which names decide."""
+    u = np.stack([film(30) + k for k in range(12)])
+    lists = {"position": 3.0 * np.arange(64), "clock": 0.5 * np.arange(30), "nu": np.linspace(1, 2, 12)}
+    section, text = described(tmp_path, u=u, **lists)
+    assert section["layout"] == {"u": ["trajectory", "time", "x"]} and section["parameters"] == {"nu": "nu"}
+    assert (section["dt"], section["domain"]) == ("clock", {"x": "position"}) and "are these its axes" in text
+    assert "have no trajectory in training" in doctor(tmp_path, text, capsys)[1]  # of 12 values
+    square = film(64)
+    section, text = described(tmp_path, u=u, t=np.arange(30), x=np.arange(64), k=np.linspace(1, 2, 12))
+    assert section["layout"] == {"u": ["trajectory", "time", "x"]} and section["parameters"] == {"k": "k"}
+    section, text = described(tmp_path, u=square, x=np.arange(64.0), t=0.1 * np.arange(64))
+    assert section["layout"] == {"u": ["time", "x"]} and "are these its axes, in order?" in text
+
+
+@pytest.mark.parametrize("name", ["y", "wall_normal"])
+def test_uneven_coordinates_are_refused_or_a_question_and_never_in_order(tmp_path, capsys, name):
+    y, t = np.tanh(np.linspace(-2, 2, 33)) / np.tanh(2), 0.1 * np.arange(300)
+    u = np.cos(np.pi * y / 2) * np.sin(0.2 * t)[:, None] + 0.2 * np.sin(np.pi * y) * np.cos(0.31 * t)[:, None]
+    with pytest.raises(
+        ValueError, match=rf"{name} has steps of .* differ 12.5-fold; expected cells of equal size"
+    ):
+        described(tmp_path, u=u, t=t, **{name: y})
+    axis = "y" if name == "y" else "x"
+    keys = {
+        "files": f"{tmp_path}/a.npz",
+        "layout": {"u": ["time", axis]},
+        "boundary": "dirichlet",
+        "coordinates": {axis: name},
+        "domain": {axis: [-1, 1]},
+        "cut": 15,
+    }
+    data = {"tasks": ["a"], "source": "user", "test_fraction": 0.3}
+    text = yaml.safe_dump({"include": "configs/small.yaml", "data": data, "task": {"a": keys}})
+    status, words = doctor(tmp_path, text, capsys)
+    assert status == 1 and f"the steps of {name} differ 12.5-fold and count as equal" in words
+    mild = np.linspace(-1, 1, 33) + 0.02 * np.linspace(-1, 1, 33) ** 3
+    section, text = described(tmp_path, u=u, t=t, **{name: mild})
+    assert f"{name} has steps of" in text and "are its cells to be counted as equal" in text
+    assert "To do: resample the fields to equal steps" in doctor(tmp_path, text, capsys)[1]
+
+
+def not_a_field(kind):
+    """Arrays that are no field, by the words of their refusal."""
+    x, t, rng = np.linspace(0, 1, 128), 0.01 * np.arange(1000), np.random.default_rng(0)
+    nodes = rng.random((3067, 2))
+    steady = np.sin(np.pi * x)[:, None] * np.sin(np.pi * x) ** 2
+    on_nodes = np.stack([np.sin(6 * nodes[:, 0] + 0.1 * k) * nodes[:, 1] for k in range(59)])
+    return {
+        "1 map of u": {"u": steady, "x": x, "y": x},
+        "ordinary differential equation": {"t": t, "x": np.stack([np.cos(t), -np.sin(t)], 1)},
+        "no more alike than any two": {"u": on_nodes},
+        "x and y hold 2 coordinates of each": {"u": on_nodes, "x": nodes[:, 0], "y": nodes[:, 1]},
+        "nodes holds 2 coordinates of each": {"u": on_nodes, "nodes": nodes},
+        "lat and lon hold 2": {"u": film(100, 50), "lat": nodes[:50, 0], "lon": nodes[:50, 1]},
+        "x and y hold 2 coordinates": {"u": film(100, 60), "x": np.arange(60.0), "y": np.arange(60.0)},
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "1 map of u",
+        "ordinary differential equation",
+        "no more alike than any two",
+        "x and y hold 2 coordinates of each",
+        "nodes holds 2 coordinates of each",
+        "lat and lon hold 2",
+        "x and y hold 2 coordinates",
+    ],
+)
+def test_what_is_no_field_on_a_grid_is_refused_by_what_it_is(tmp_path, kind):
+    with pytest.raises(ValueError, match=kind):
+        described(tmp_path, **not_a_field(kind))
+
+
+def test_what_is_described_passes_the_doctor(tmp_path, capsys):
+    """Scales of a solver are neither parameters nor forcing; a list of tensors is a list of runs; a short
+    film is judged as far ahead as six windows of test allow, which is said."""
+    scales = {
+        "sim_time": 0.5 * np.arange(60),
+        "iteration": 10 * np.arange(60),
+        "timestep": 0.05 + np.sin(np.arange(60)) / 99,
+    }
+    lists = {f"scales__{name}": values for name, values in scales.items()}
+    path = write(
+        tmp_path / "s1.h5", tasks__u=film(60, 48), **lists, **{"scales__z__1.0": (np.arange(48) + 0.5) / 48}
+    )
+    torch.save([torch.tensor(film(20, 32)) for _ in range(5)], tmp_path / "films.pt")
+    np.save(tmp_path / "film.npy", film())
+    text = describe_file(str(path))
+    section = yaml.safe_load(text)["task"]["s1"]
+    assert section["layout"] == {"tasks/u": ["time", "z"]} and not {"parameters", "forcing"} & {*section}
+    assert (section["dt"], section["domain"]) == ("scales/sim_time", {"z": "scales/z/1.0"})
+    assert doctor(tmp_path, text, capsys)[0] == 0
+    text = describe_file(str(tmp_path / "films.pt"))
+    assert yaml.safe_load(text)["task"]["films"]["layout"] == {"*": ["time", "x"]}
+    assert "inputs" not in text and "repeat an earlier one" in doctor(tmp_path, text, capsys)[1]
+    text = describe_file(str(tmp_path / "film.npy"))
+    settings = yaml.safe_load(text)
+    assert settings["task"]["film"]["cut"] == 10 and settings["data"]["test_fraction"] == 0.3
+    status, words = doctor(tmp_path, text, capsys)
+    assert status == 0 and "forecasts are judged up to 9 frames ahead, 9 in units of time" in words
+    status, words = doctor(tmp_path, text.replace("cut: 10", "cut: 3"), capsys)
+    assert "caution forecasts are judged up to 2 frames ahead" in words and "raise task.film.cut" in words
+
+
+def test_a_domain_in_attributes_is_used(tmp_path):
+    grid = {"shape": [64], "bounds": [[0.0, 20.0]], "periodic": [True], "class": "CartesianGrid"}  # of py-pde
+    stated = {
+        "attr_field_attributes": (json.dumps({"class": "ScalarField", "grid": json.dumps(grid)}), [0, 20]),
+        "attr_Lx": (4, [0, 4]),
+        "attr_xlim": ([-1.0, 1.0], [-1, 1]),
+        "attr_L": (22.0, [0, 22]),
+    }
+    for name, (value, ends) in stated.items():
+        text = describe_file(
+            str(write(tmp_path / "a.h5", data=film(), times=np.arange(200.0), **{name: value}))
+        )
+        assert yaml.safe_load(text)["task"]["a"]["domain"] == {"x": ends} and "by the attributes" in text
+
+
+@pytest.mark.parametrize(
+    ("x", "has_both"),
+    [
+        (np.linspace(0, 1, 33), True),
+        (np.linspace(0, 2 * np.pi, 33), True),
+        (np.arange(32) / 32, False),
+        (0.1 * np.arange(100), False),
+        ((np.arange(33) + 0.5) / 33, False),
+    ],
+)
+def test_a_caution_about_walls_is_for_grids_with_both_ends(x, has_both):
+    half = (x[1] - x[0]) / 2
+    assert on_walls(x[0] - half, x[-1] + half, len(x)) == has_both

@@ -12,6 +12,7 @@ from user_files import DT, N, T, X, Y, overlay, read, section, waves, well_file,
 from ups.config import load_config
 from ups.data.build_cache import build_cache, is_up_to_date
 from ups.data.sources import open_sources
+from ups.userdata.describe import describe_file
 from ups.userdata.inspect_file import number_in
 
 
@@ -469,6 +470,72 @@ def test_an_ambiguous_parameter_is_refused(tmp_path):
     write(tmp_path / "a.h5", **runs, **{f"r{i}__nu": float(i) for i in (1, 2, 10)})
     _, source, _ = read(tmp_path, {**keys, "parameters": {"nu": "*/nu"}})
     assert source.parameters[:, 0].tolist() == [1.0, 2.0, 10.0]
+
+
+def runs_with_nu(path, kind, values):
+    """A group per run, with nu as a number in it, or as an attribute of it or of its array."""
+    with h5py.File(path, "w") as file:
+        for i, (u, value) in enumerate(zip(waves((len(values), T, X)), values, strict=True)):
+            group = file.create_group(f"run_{i:02d}")
+            data = group.create_dataset("u", data=u)
+            if kind == "number":
+                group["nu"] = value
+            else:
+                (group if kind == "group" else data).attrs["nu"] = value
+    return path
+
+
+@pytest.mark.parametrize(("kind", "place"), [("number", "*/nu"), ("group", "*@nu"), ("array", "*/u@nu")])
+def test_the_parameter_of_each_run_is_its_own(tmp_path, kind, place):
+    values = [0.03, 0.02] * 10 + [0.05]
+    path = runs_with_nu(tmp_path / "a.h5", kind, values)
+    keys = {**section(tmp_path, files=str(path)), "layout": {"*/u": ["time", "x"]}}
+    for written in (place, "nu"):
+        config, source, _ = read(tmp_path, {**keys, "parameters": {"nu": written}})
+        assert source.parameters[:, 0].tolist() == values
+        assert config.task["ks"].parameters == {"nu": place}
+    of_first = place.replace("*", "run_00")
+    refused(
+        tmp_path,
+        {**keys, "parameters": {"nu": of_first}},
+        f"{of_first} is the number of one run; expected a number of every run.*Write nu: .{re.escape(place)}",
+    )
+    refused(
+        tmp_path, {**keys, "parameters": {"nu": "mu"}}, f"no number in 'mu'.*each run: {re.escape(place)}"
+    )
+    [described] = yaml.safe_load(describe_file(str(path)))["task"].values()
+    assert described["parameters"] == {"nu": place}
+
+
+def test_a_run_with_two_values_of_a_parameter_or_none_is_refused(tmp_path):
+    keys = {**section(tmp_path), "layout": {"*/u": ["time", "x"]}, "parameters": {"nu": "nu"}}
+    path = runs_with_nu(tmp_path / "a.h5", "number", [1.0] * 3)
+    with h5py.File(path, "r+") as file:
+        file["run_00"].attrs["nu"] = 2.0
+    refused(tmp_path, keys, r"holds 1 in \*/nu and 2 in \*@nu; expected one of them")
+    with h5py.File(path, "r+") as file:
+        del file["run_00"].attrs["nu"], file["run_01/nu"]
+    refused(tmp_path, keys, r"no number in '\*/nu'")
+    with h5py.File(path, "r+") as file:
+        file["run_01/nu"] = [1.0, 2.0]
+    refused(tmp_path, keys, r"\*/nu in .* holds array\(\[1., 2.\]\)")
+
+
+def test_parameters_of_arrays_and_columns_are_read(tmp_path):
+    for i, u in enumerate(waves()):  # a file per run
+        with h5py.File(tmp_path / f"run_{i}.h5", "w") as file:
+            file.create_dataset("u", data=u).attrs["nu"] = float(i)
+    keys = section(tmp_path, layout={"u": ["time", "x"]})
+    for place in ("nu", "u@nu"):
+        _, source, _ = read(tmp_path, {**keys, "parameters": {"nu": place}})
+        assert source.parameters[:, 0].tolist() == [*range(N)]
+    [described] = yaml.safe_load(describe_file(str(tmp_path / "run_0.h5")))["task"].values()
+    assert described["parameters"] == {"nu": "u@nu"}
+    write(tmp_path / "column.hdf5", u=waves(), nu=np.arange(N)[:, None])
+    keys = section(tmp_path, files=str(tmp_path / "*.hdf5"), parameters={"nu": "nu"})
+    assert read(tmp_path, keys)[1].parameters[:, 0].tolist() == [*range(N)]
+    write(tmp_path / "column.hdf5", u=waves(), nu=np.arange(N + 1))
+    refused(tmp_path, keys, f"holds {N + 1} values; expected 1, or {N} as it holds trajectories")
 
 
 def test_an_end_of_time_that_the_frames_do_not_reach_is_refused(tmp_path):

@@ -14,7 +14,7 @@ import xarray
 import yaml
 from test_house import ROOT
 
-import predict
+from ups.commands import predict
 from ups.common.user_solver import solvers_of
 from ups.config import load_config
 from ups.data.build_cache import build_cache

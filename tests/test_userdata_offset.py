@@ -7,8 +7,8 @@ import pytest
 import torch
 from user_files import T, X, overlay, read, section, waves, write
 
-import predict
 import prepare_data
+from ups.commands import predict
 from ups.config import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache

@@ -1,22 +1,105 @@
-"""Checks of what a forecast starts from: the field, parameters, and forcing (varies in time and is known in
-advance). Whatever was not trained is refused by name."""
+"""What a forecast starts from: the field, parameters, and forcing (varies in time and is known in advance).
+Whatever was not trained is refused by name."""
 
+import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor
 
+from ups.common.boundary import PERIODIC
 from ups.common.spectral import resample as on_grid
 from ups.forecast_xarray import as_tensor, unlabel_forcing
 from ups.models.head import TaskHead
+from ups.models.operator import Operator
+from ups.models.rollout import in_blocks
 
 SAME = 1e-6  # relative: a time step or parameter that differs by less is the same number in float32
+BYTES = 24  # of memory per value of a forecast: 16 to 24 were measured on three tasks, in float32
+ROWS = 4  # encoded together, the last ones padded: of a single start this is a part of one predicted frame
 # parameters by name, or raw in the task's order
 Values = Mapping[str, Any] | Sequence | Tensor | float | None
+
+
+def start(
+    operator: Operator,
+    task: str,
+    u: Tensor,
+    parameters: Values,
+    num_frames: int,
+    *,
+    members: int = 1,
+    dt: float | None = None,
+    resample: bool = False,
+    extrapolate: bool = False,
+) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+    """Prepare a forecast: latents z (batch, time, *tokens, dim) of the frames that are used, on the
+    operator's device, raw parameters (batch, P), and a function that finishes the forecast.
+
+    finish(u_pred): u_pred (..., C, *space) on the grid and device of u and in its precision; it warns of
+    values that are not finite and of what was not evaluated. u: (batch, time, C, *space), physical units.
+    Arguments and errors: `Forecaster.forecast`.
+    """
+    head, given = operator.head(task), u
+    check_field(head, u, num_frames, dt)
+    codec = head.input_codec
+    num_cells = max(map(math.prod, (u.shape[3:], head.codec.space)))
+    require_room(
+        BYTES * len(u) * members * num_frames * head.codec.num_channels * num_cells,
+        psutil.virtual_memory().available,
+        "memory",
+        "num_frames, members or the batch, or free some memory",
+    )
+    u = codec.missing(u)
+    u = head.task.counted(u, codec.fields)  # in float64, before anything is rounded to float32
+    if not extrapolate:
+        check_start_range(head, u)
+    values = check_parameters(head, parameters, len(u), extrapolate)
+    u_trained = u
+    space, boundary = tuple(u.shape[3:]), head.task.boundary
+    if space != codec.space:
+        if not resample:
+            raise ValueError(
+                f"{task} was given a field on the grid {space}; expected {codec.space}, on "
+                f"which the operator was trained. Pass a field on that grid, or resample=True to "
+                f"interpolate to it and back, or train on the other grid."
+            )
+        u_trained = on_grid(u, codec.space, boundary)
+        change, variation = on_grid(u_trained, space, boundary).double() - u, u - u.double().mean()
+        lost = float(change.norm() / variation.norm().clamp_min(1e-150))
+        waves = "Fourier" if boundary == PERIODIC else "mixed" if PERIODIC in boundary else "cosine"
+        warnings.warn(
+            f"{task}: resampled from the grid {space} to the trained grid {codec.space} and back "
+            f"({waves} interpolation). {lost:.1e} of the variation of the input field is finer "
+            f"than the trained grid and is lost; no forecast resolves anything finer.",
+            stacklevel=4,
+        )
+
+    def finish(u_pred: Tensor) -> Tensor:
+        u_pred = u_pred.to(u)
+        axes = tuple(range(u_pred.ndim - 2 - head.task.ndim))
+        is_fine = head.codec.held(u_pred).isfinite().flatten(len(axes) + 1).all(-1)  # (batch, .., frames)
+        if not bool(is_fine.all()):
+            first, num_frames = 1 + int((~is_fine).any(axes).nonzero()[0]), is_fine.shape[-1]
+            warnings.warn(
+                f"{head.name}: the forecast is not finite from frame {first} of {num_frames} on; expected "
+                "numbers. Use the frames before it, or look at the start and the parameters.",
+                stacklevel=4,
+            )
+        if warning := warning_of(head, u_pred):
+            warnings.warn(warning, stacklevel=4)
+        u_pred = u_pred if space == head.codec.space else on_grid(u_pred, space, boundary)
+        return head.task.absolute(u_pred, head.codec.fields).to(given)
+
+    num_used = max(head.history + 1, head.start_frames)  # one more for the last error
+    u_trained = u_trained[:, -num_used:].to(head.scale.device, torch.float32)
+    z = in_blocks(lambda index: codec.encode(codec.normalise(u_trained[index])), len(u), ROWS)
+    return z, values, finish
 
 
 def is_count(number: Any) -> bool:
@@ -83,44 +166,60 @@ def check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) ->
         )
 
 
-def check_start_range(head: TaskHead, u: Tensor) -> None:
-    """Raise ValueError if a start u (batch, time, C, *space) is outside the range of forecasts."""
-    if head.task.is_steady:
-        return
-    codec, offsets = head.codec, head.task.offsets
-    channels = u[:, -head.history :].transpose(0, 2).flatten(1)
-    ends = (codec.denormalise(end.view(-1, *[1] * codec.ndim)).flatten() for end in (head.low, head.high))
-    for name, low, high, values in zip(codec.fields, *(end.tolist() for end in ends), channels, strict=True):
-        _check_range(
-            f"{head.name} was given {name}",
-            values,
-            (low, high),
-            offsets.get(name, 0.0),
-            "the range of its training data and half as much on both sides. Train on such fields, or pass "
-            "extrapolate=True, which cuts the forecast there.",
+def require_room(num_bytes: int, free: int, where: str, reduce: str) -> None:
+    """Raise ValueError if a forecast takes more bytes than are free."""
+    if num_bytes > free:
+        raise ValueError(
+            f"the forecast takes {min(num_bytes, 1e300):.3g} bytes and {where} has room for {free:.3g}; "
+            f"expected less. Reduce {reduce}."
         )
+
+
+def check_start_range(head: TaskHead, u: Tensor) -> None:
+    """Raise ValueError if a start, or the coefficient of a steady task, u (batch, time, C, *space), is
+    outside the range of forecasts."""
+    codec, cut = head.codec, ", which cuts the forecast there"
+    ends = (codec.denormalise(end.view(-1, *[1] * codec.ndim)).flatten() for end in (head.low, head.high))
+    spans = dict(zip(codec.fields, zip(*(end.tolist() for end in ends), strict=True), strict=True))
+    if head.task.is_steady:
+        codec, cut, spans = head.input_codec, "", head.facts.input_range or {}
+    _check_range(head, "", codec.fields, u[:, -head.history :], spans, cut)
 
 
 def _check_range(
-    what: str, values: Tensor, span: tuple[float, float], offset: float, explanation: str
+    head: TaskHead,
+    kind: str,
+    names: Sequence[str],
+    u: Tensor,
+    spans: Mapping[str, tuple[float, float]],
+    cut: str = "",
 ) -> None:
-    """Raise ValueError if a value, NaN apart (masked cells), is outside `span`; both without the offset."""
-    values, slack = values[~values.isnan()], SAME * max(map(abs, span))
-    if not len(values):
-        return
-    found = float(values.min()), float(values.max())
-    if not span[0] - slack <= found[0] <= found[1] <= span[1] + slack:
-        shown = [f"{end + offset:.{9 if offset else 6}g}" for end in (*found, *span)]
+    """Raise ValueError if a value of u (batch, time, C, *space), NaN apart (masked cells), is outside the
+    span of its channel; both without offsets. Older weights have no spans of coefficients."""
+    for name, values in zip(names, u.transpose(0, 2).flatten(1), strict=True):
+        span, offset = spans.get(name, (-torch.inf, torch.inf)), head.task.offsets.get(name, 0.0)
+        values, slack = values[~values.isnan()], SAME * max(map(abs, span))
+        found = [float(end) for end in values.aminmax()] if len(values) else span
+        if not span[0] - slack <= found[0] <= found[1] <= span[1] + slack:
+            shown = [f"{end + offset:.{9 if offset else 6}g}" for end in (*found, *span)]
+            raise ValueError(
+                f"{head.name} was given {kind}{name} from {shown[0]} to {shown[1]}; expected {shown[2]} to "
+                f"{shown[3]}: the range of its training data and half as much on both sides. Train on such "
+                f"values, or pass extrapolate=True{cut}."
+            )
+
+
+def check_random(task: str, seed: int, rows: Sequence[int] | None, count: int) -> None:
+    """Raise ValueError unless the seed is a whole number from 0 on, and rows are `count` whole numbers or
+    None."""
+    if not is_whole(seed) or seed < 0:
         raise ValueError(
-            f"{what} from {shown[0]} to {shown[1]}; expected {shown[2]} to {shown[3]}: {explanation}"
+            f"{task} was given the seed {seed!r:.80}; expected a whole number, at least 0. Pass one."
         )
-
-
-def check_rows(task: str, rows: Sequence[int] | None, count: int) -> None:
-    """Raise ValueError unless rows are `count` whole numbers or None."""
-    if rows is not None and (len(rows) != count or not all(map(is_whole, rows))):
+    num = len(rows) if hasattr(rows, "__len__") else repr(rows)
+    if rows is not None and (num != count or not all(map(is_whole, rows))):
         raise ValueError(
-            f"{task} was given {len(rows)} row numbers for a batch of {count}; expected "
+            f"{task} was given {num} row numbers for a batch of {count}; expected "
             "one whole number for each. Pass these, or leave rows out."
         )
 
@@ -167,7 +266,13 @@ def check_parameters(head: TaskHead, parameters: Values, batch: int, extrapolate
                 f"{high:g}. Pass parameters={{{name!r}: {high:g}}} or another value in that range."
             )
         columns = [as_tensor(given[name], f"{head.name}'s parameter {name}").double().cpu() for name in known]
-        parameters = torch.stack(torch.broadcast_tensors(*columns), -1) if columns else []
+        for name, column in zip(known, columns, strict=True):
+            if column.shape not in ((), (1,), (batch,)):
+                raise ValueError(
+                    f"{head.name} was given values of {name} of shape {tuple(column.shape)}; expected a "
+                    f"number, or one for each of the {batch} rows. Pass these."
+                )
+        parameters = torch.stack([column.expand(batch) for column in columns], -1) if columns else []
     values = as_tensor(parameters, f"{head.name}'s parameters").double().cpu()
     values = values.reshape(1, -1) if values.ndim < 2 else values
     if values.shape[1:] != (len(known),) or len(values) not in (1, batch):
@@ -256,19 +361,6 @@ def read_forcing(
             "infinity or masked values; expected finite numbers. Fill or repair it."
         )
     if not extrapolate:
-        _check_forcing_range(head, f)
+        _check_range(head, "forcing ", names, f, head.facts.forcing_range or {})
     f = f if space == codec.space else on_grid(f, codec.space, task.boundary)
     return codec.normalise(f.to(head.scale.device, torch.float32))
-
-
-def _check_forcing_range(head: TaskHead, f: Tensor) -> None:
-    """Raise ValueError if the forcing f (batch, time, K, *space) without offsets leaves the trained range."""
-    spans = head.facts.forcing_range or {}
-    for channel, name in enumerate(head.task.forcing):
-        _check_range(
-            f"{head.name} was given forcing {name}",
-            f[:, :, channel],
-            spans.get(name, (-torch.inf, torch.inf)),
-            head.task.offsets.get(name, 0.0),
-            "the range of its training data, widened. Train with such values, or pass extrapolate=True.",
-        )

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
+from ups.common.torch_state import ONE_CALL, refuse_gradient
 from ups.tasks import Task
 
 CLOSE = 1e-3  # relative tolerance of coordinates: published ones are float32 and often rounded
@@ -17,17 +19,22 @@ Field = Any  # numpy.ndarray, torch.Tensor, xarray.DataArray, xarray.Dataset, or
 
 def as_tensor(u: Any, name: str) -> Tensor:
     """Real numbers of any kind as a float tensor: float64 if the kind is wider than float32, else float32.
-    Masked values become NaN. Raises ValueError, with `name`, for anything else."""
+    Masked values become NaN. Raises ValueError, with `name`, for anything else, also for a tensor that
+    requires a gradient."""
     if isinstance(u, Tensor):
+        refuse_gradient(name, ONE_CALL, u)
         if u.is_complex():
             raise _not_numbers(name, str(u.dtype))
-        return u.detach().to(torch.promote_types(u.dtype, torch.float32))
+        return u.to(torch.promote_types(u.dtype, torch.float32))
     try:
         values = np.asanyarray(u)
+    except RuntimeError:  # lists of tensors
+        refuse_gradient(name, ONE_CALL, *(one for one in tree_leaves(u) if isinstance(one, Tensor)))
+        raise
     except ValueError:  # lists of unequal lengths
         raise _not_numbers(name, "lists of unequal lengths") from None
     if values.dtype.kind not in "biuf":
-        raise _not_numbers(name, f"an array of {values.dtype}")
+        raise _not_numbers(name, f"an array of {values.dtype}" if values.ndim else f"{u!r:.40}")
     kind = np.promote_types(values.dtype.newbyteorder("="), np.float32)
     kind = np.float64 if kind == np.longdouble else kind
     if isinstance(values, np.ma.MaskedArray):
@@ -211,8 +218,8 @@ def _times(like: Any, task: Task, dt: float, count: int) -> tuple[np.ndarray, di
 def label(
     values: np.ndarray, like: Any, task: Task, batch: list[str], axes: tuple[str, ...], dt: float
 ) -> Any:
-    """A result ([batch,] *axes, C, *space) with the coordinates of the labelled input `like`. batch: from
-    `unlabel`; axes: such as member and time."""
+    """A result ([batch,] *axes, C, *space) with the coordinates of the labelled input `like`, and with its
+    units where the weights know none. batch: from `unlabel`; axes: such as member and time."""
     import xarray
 
     dims = (*batch, *axes, "channel", *task.axes)
@@ -225,12 +232,14 @@ def label(
         {"member": np.arange(sizes["member"])} if "member" in axes else {}
     )
     out = xarray.DataArray(values, coordinates, dims, attrs={"task": task.name})
-    if not hasattr(like, "data_vars"):
-        unit = task.units.get(task.fields[0])
-        if unit and all(task.units.get(name) == unit for name in task.fields):
+    is_dataset = hasattr(like, "data_vars")
+    given = like if is_dataset else {} if task.is_steady else dict.fromkeys(task.fields, like)
+    units = {name: one.attrs.get("units") for name, one in given.items()} | dict(task.units)
+    units = {name: units[name] for name in task.fields if units.get(name)}
+    if not is_dataset:
+        unit = units.get(task.fields[0])
+        if unit and all(units.get(name) == unit for name in task.fields):
             out = out.assign_attrs(units=unit)
         return out if "channel" in like.dims else out.isel(channel=0, drop=True).rename(task.fields[0])
     out = out.to_dataset("channel").assign_attrs(like.attrs | {"task": task.name})
-    return out.assign(
-        {name: out[name].assign_attrs(units=task.units[name]) for name in task.fields if name in task.units}
-    )
+    return out.assign({name: out[name].assign_attrs(units=unit) for name, unit in units.items()})

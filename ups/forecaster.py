@@ -12,7 +12,6 @@ readings fit, the axis is time for a history above 1, else batch. All facts abou
 weights (`Forecaster.tasks`); what was not trained is refused by name.
 """
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,18 +21,9 @@ import torch
 from torch import Tensor
 
 from ups.commands.publish import HUB, fetch
-from ups.common.boundary import PERIODIC
-from ups.common.spectral import resample as on_grid
-from ups.forecast_inputs import (
-    Values,
-    check_field,
-    check_parameters,
-    check_rows,
-    check_start_range,
-    is_count,
-    read_forcing,
-    warning_of,
-)
+from ups.common.place import make_target
+from ups.common.torch_state import plain_torch
+from ups.forecast_inputs import Values, check_random, is_count, read_forcing, start
 from ups.forecast_xarray import Field, as_tensor, label, unlabel
 from ups.generative.observation import observe_cells
 from ups.generative.sampling import (
@@ -46,79 +36,9 @@ from ups.generative.sampling import (
 from ups.generative.validation import DEFAULT, best_within, default_sampler
 from ups.models.found_equation import FoundEquation, found_equation
 from ups.models.operator import Operator, load_operator
-from ups.models.rollout import in_blocks, name_starts
+from ups.models.rollout import name_starts
 from ups.tasks import in_unit
 from ups.training.finished import stage_of_run
-
-ROWS = 4  # encoded together, the last ones padded: of a single start this is a part of one predicted frame
-
-
-def start(
-    operator: Operator,
-    task: str,
-    u: Tensor,
-    parameters: Values,
-    num_frames: int,
-    *,
-    dt: float | None = None,
-    resample: bool = False,
-    extrapolate: bool = False,
-) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
-    """Prepare a forecast: latents z (batch, time, *tokens, dim) of the frames that are used, on the
-    operator's device, raw parameters (batch, P), and a function that finishes the forecast.
-
-    finish(u_pred): u_pred (..., C, *space) on the grid and device of u and in its precision; it warns of
-    values that are not finite and of what was not evaluated. u: (batch, time, C, *space), physical units.
-    Arguments and errors: `Forecaster.forecast`.
-    """
-    head, given = operator.head(task), u
-    check_field(head, u, num_frames, dt)
-    codec = head.input_codec
-    u = codec.missing(u)
-    u = head.task.counted(u, codec.fields)  # in float64, before anything is rounded to float32
-    if not extrapolate:
-        check_start_range(head, u)
-    values = check_parameters(head, parameters, len(u), extrapolate)
-    u_trained = u
-    space, boundary = tuple(u.shape[3:]), head.task.boundary
-    if space != codec.space:
-        if not resample:
-            raise ValueError(
-                f"{task} was given a field on the grid {space}; expected {codec.space}, on "
-                f"which the operator was trained. Pass a field on that grid, or resample=True to "
-                f"interpolate to it and back, or train on the other grid."
-            )
-        u_trained = on_grid(u, codec.space, boundary)
-        change, variation = on_grid(u_trained, space, boundary).double() - u, u - u.double().mean()
-        lost = float(change.norm() / variation.norm().clamp_min(1e-150))
-        waves = "Fourier" if boundary == PERIODIC else "mixed" if PERIODIC in boundary else "cosine"
-        warnings.warn(
-            f"{task}: resampled from the grid {space} to the trained grid {codec.space} and back "
-            f"({waves} interpolation). {lost:.1e} of the variation of the input field is finer "
-            f"than the trained grid and is lost; no forecast resolves anything finer.",
-            stacklevel=4,
-        )
-
-    def finish(u_pred: Tensor) -> Tensor:
-        u_pred = u_pred.to(u)
-        axes = tuple(range(u_pred.ndim - 2 - head.task.ndim))
-        is_fine = head.codec.held(u_pred).isfinite().flatten(len(axes) + 1).all(-1)  # (batch, .., frames)
-        if not bool(is_fine.all()):
-            first, num_frames = 1 + int((~is_fine).any(axes).nonzero()[0]), is_fine.shape[-1]
-            warnings.warn(
-                f"{head.name}: the forecast is not finite from frame {first} of {num_frames} on; expected "
-                "numbers. Use the frames before it, or look at the start and the parameters.",
-                stacklevel=4,
-            )
-        if warning := warning_of(head, u_pred):
-            warnings.warn(warning, stacklevel=4)
-        u_pred = u_pred if space == head.codec.space else on_grid(u_pred, space, boundary)
-        return head.task.absolute(u_pred, head.codec.fields).to(given)
-
-    num_used = max(head.history + 1, head.start_frames)  # one more for the last error
-    u_trained = u_trained[:, -num_used:].to(head.scale.device, torch.float32)
-    z = in_blocks(lambda index: codec.encode(codec.normalise(u_trained[index])), len(u), ROWS)
-    return z, values, finish
 
 
 class Forecaster:
@@ -151,6 +71,7 @@ class Forecaster:
         }
 
     @classmethod
+    @plain_torch()
     def load(
         cls,
         folder: str | Path,
@@ -163,11 +84,12 @@ class Forecaster:
         if not folder.is_dir():
             raise FileNotFoundError(
                 f"there is no folder {folder}; expected a run, such as runs/small, or "
-                f"its operator's folder. Run make operator RUN={folder.name or 'small'}."
+                f"its operator's folder. Run {make_target('operator RUN=' + (folder.name or 'small'))}."
             )
         if inside.is_dir():
             stage_of_run(folder, "operator")
-        operator = load_operator(inside if inside.is_dir() else folder, device, solvers)
+        with torch.random.fork_rng([]):  # layers draw weights, which those of the file then replace
+            operator = load_operator(inside if inside.is_dir() else folder, device, solvers)
         return cls(operator, folder if inside.is_dir() else folder.parent)
 
     def __repr__(self) -> str:
@@ -196,7 +118,7 @@ class Forecaster:
             lines.append(f"  {name}: {fields} on {grid} ({known['boundary']}){time}{ranges}")
         return "\n".join(lines)
 
-    @torch.no_grad()
+    @plain_torch()
     def forecast(
         self,
         task: str,
@@ -232,7 +154,7 @@ class Forecaster:
         z_pred = self.operator.rollout(z, task, values, num_frames, forcing=f)
         return restore(finish(self.operator.head(task).physical(z_pred)))
 
-    @torch.no_grad()
+    @plain_torch()
     def sample(
         self,
         task: str,
@@ -270,15 +192,23 @@ class Forecaster:
         sampler = self._sampler(task, by, members, is_steady=False, evaluations=evaluations)
         u, restore = self._read(task, u0, ("member", "time"))
         z, values, finish = start(
-            self.operator, task, u, parameters, num_frames, dt=dt, resample=resample, extrapolate=extrapolate
+            self.operator,
+            task,
+            u,
+            parameters,
+            num_frames,
+            members=members,
+            dt=dt,
+            resample=resample,
+            extrapolate=extrapolate,
         )
-        check_rows(task, rows, len(u))
+        check_random(task, seed, rows, len(u))
         names = name_starts(range(len(u)) if rows is None else rows, u[:, -1])
         f = read_forcing(self.operator.head(task), forcing, u0, u, num_frames, extrapolate)
         z_pred = sample_states(self.operator, sampler, task, z, values, num_frames, members, seed, names, f)
         return restore(finish(self.operator.head(task).physical(z_pred)))
 
-    @torch.no_grad()
+    @plain_torch()
     def prior(
         self,
         task: str,
@@ -288,17 +218,19 @@ class Forecaster:
         *,
         parameters: Values = None,
         seed: int = 0,
+        extrapolate: bool = False,
     ) -> Field:
         """Solutions (batch, members, C, *space) of a steady task, sampled conditional on part of its
         coefficient, physical units.
 
         a_observed: the coefficient (batch, C, *space), any values (also NaN) where it is not observed.
         mask: ([batch,] *space), 1 where the coefficient is observed (without noise), else 0.
-        seed, parameters, errors: as in `sample`.
+        seed, parameters, extrapolate, errors: as in `sample`.
         """
         sampler = self._sampler(task, "prior", members, is_steady=True)
         u, restore = self._read(task, a_observed, ("member",))
-        codec = self.operator.head(task).input_codec
+        head = self.operator.head(task)
+        codec = head.input_codec
         observed = as_tensor(mask, f"{task}'s mask")
         observed = observed.isfinite() & (observed != 0)
         if observed.shape[-codec.ndim :] != u.shape[-codec.ndim :] or observed[..., 0].ndim not in (
@@ -311,13 +243,18 @@ class Forecaster:
                 "coefficient is observed, else 0."
             )
         observed = observed.expand(len(u), *u.shape[-codec.ndim :])[:, None]
-        u = torch.where(observed[:, None], u, torch.ones_like(u))
-        z, values, finish = start(self.operator, task, u, parameters, 1)
-        u = self.operator.head(task).task.counted(u, codec.fields)
+        check_random(task, seed, None, len(u))
+        mean = codec.denormalise(torch.zeros(codec.num_channels, *[1] * codec.ndim, device=codec.mean.device))
+        u = torch.where(observed[:, None], u, head.task.absolute(mean, codec.fields).to(u))
+        z, values, finish = start(
+            self.operator, task, u, parameters, 1, members=members, extrapolate=extrapolate
+        )
+        u = head.task.counted(u, codec.fields)
         observation = observe_cells(codec.normalise(u[:, 0].to(z)), observed.to(z))
         draws = sample_solutions(self.operator, sampler, task, observation, values, members, seed)
         return restore(finish(draws))
 
+    @plain_torch()
     def equation(self, task: str, value: int = 0) -> FoundEquation:
         """The equation that was found for a task, at the parameter value of this number."""
         return found_equation(self.operator.head(task), value)
@@ -358,7 +295,8 @@ class Forecaster:
         elif by is None:
             name = default_sampler(self.folder, task)
         if name not in self._samplers:
-            self._samplers[name] = load_sampler(self.folder, name, head.scale.device, self.operator)
+            with torch.random.fork_rng([]):
+                self._samplers[name] = load_sampler(self.folder, name, head.scale.device, self.operator)
         sampler = replace(self._samplers[name], num_steps=num_steps)
         if task not in sampler.network.names:
             raise ValueError(

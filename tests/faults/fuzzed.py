@@ -1,12 +1,16 @@
 """Read mutated files, one after another, in a process that is watched: python fuzzed.py FOLDER SEED NUM
-[CASE]
+[CASE [TARGET]]
 
 A line of JSON for each: the target, its number, the outcome. A case is a function of (seed, target, number).
 It fails if it imports, runs, connects to, removes or writes anything or opens a file outside of its folder
 (watched.py), takes longer than CASE_S, needs LIMIT_MB more or ends in an error that is not one clear
 sentence. A case that no alarm can end ends the process."""
 
+import contextlib
 import faulthandler
+import functools
+import io
+import itertools
 import json
 import random
 import resource
@@ -22,21 +26,27 @@ from pathlib import Path
 import h5py
 import numpy as np
 import test_hostile
+import texts
 import torch
 import watched
 from finished import sign, write_stage
 from mutate import is_clear, mutate_bytes, mutate_tree
 
-from ups.common.files import read_record, write_sealed
-from ups.config import ModelConfig, to_dict
+import prepare_data
+from ups.common.files import file_hash, read_record, write_sealed
+from ups.config import ROOT, ModelConfig, to_dict
 from ups.generative.conditions import StateConditions
 from ups.generative.corrector import Corrector
+from ups.report import leaderboard
 from ups.tasks import make_user_task
 from ups.training.finished import DONE, MODEL
+from ups.userdata import readers
 from ups.userdata.open_files import open_user_files
+from ups.userdata.readers import process
 
 CASE_S, LIMIT_MB, HEADER = 5, 500, 2048
-PARTS = {"config.json": 9, "done.json": 3, MODEL: 4, "data": 4}  # of 20 cases
+# of 24 cases
+PARTS = {"config.json": 9, "done.json": 3, MODEL: 4, "data": 4, "names": 2, "section": 1, "results": 1}
 FACTS = {
     "arrays": [{"array": "u", "axes": ["trajectory", "time", "x"], "fields": ["u"]}],
     "inputs": [],
@@ -132,17 +142,81 @@ def read_data(case: Path) -> None:
     data.read(0, data.num_trajectories)
 
 
+def change_names(case: Path, _: Path, rng: random.Random) -> None:
+    case.mkdir()
+    texts.write_mutated(case, rng)
+
+
+def read_names(case: Path) -> None:
+    """What a user does with a file: describe it, and examine it with the section that this prints."""
+    [path] = [path for path in case.iterdir() if path.name != "evil.py"]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        prepare_data.main(["--describe", str(path)])
+    watched.folder = None
+    section = case / "section.yaml"
+    section.write_text(printed.getvalue().replace("include: configs", f"include: {ROOT}/configs"))
+    watched.folder = case
+    start_clocks(CASE_S)  # of the second command
+    examine_section(section)
+
+
+def examine_section(section: Path) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        prepare_data.main(["--doctor", "--config", str(section)])
+
+
+def change_section(case: Path, _: Path, rng: random.Random | None) -> None:
+    """A section, sound without `rng`. Which files it names is for its author to say."""
+    case.mkdir()
+    files = str(texts.write_file("npz", case, texts.sound_contents()))
+    section = (texts.mutate_texts(texts.SECTION, rng) if rng else texts.SECTION) | {"files": files}
+    config = {"include": str(ROOT / "configs/small.yaml"), "data": {"tasks": ["mine"], "source": "user"}}
+    texts.write_yaml(case / "section.yaml", {**config, "task": {"mine": section}})
+
+
+def change_results(case: Path, _: Path, rng: random.Random) -> None:
+    """Two reports, one of them mutated, mostly with a record that confirms it."""
+    for name in ("sound", "odd"):
+        report = case / name / "report"
+        report.mkdir(parents=True)
+        data = json.dumps(texts.RESULTS | {"run": name})
+        if name == "odd":
+            change = rng.choice((texts.mutate_texts, mutate_tree))
+            data = json.dumps(change(texts.RESULTS, rng))
+        data = mutate_bytes(data.encode(), rng) if name == "odd" and rng.random() < 0.2 else data.encode()
+        (report / "results.json").write_bytes(data)
+        if name == "sound" or rng.random() < 0.8:
+            write_sealed(report / DONE, {"files": {"results.json": file_hash(report / "results.json")}})
+
+
+def read_results(case: Path) -> None:
+    shown = leaderboard.table(case)
+    if "| sound |" not in shown or not shown.replace("\n", "").isprintable():
+        raise AssertionError(f"listed as {shown!r}")
+    if refusal := shown.partition("Not listed: ")[2]:
+        raise ValueError(refusal)
+
+
+TARGETS = {  # target -> (how a case is made, how it is read)
+    **{name: (functools.partial(change_stage, name), watched.use) for name in ("config.json", DONE, MODEL)},
+    "data": (change_data, read_data),
+    "names": (change_names, read_names),
+    "section": (change_section, lambda case: examine_section(case / "section.yaml")),
+    "results": (change_results, read_results),
+}
+
+
 def outcome_of(case: Path, read: Callable[[Path], None]) -> str:
     """ "read", "refused" or "FAILED: why"."""
     watched.seen.clear()
     faulthandler.dump_traceback_later(4 * CASE_S, exit=True)
-    signal.setitimer(signal.ITIMER_REAL, CASE_S)
+    start_clocks(CASE_S)
     try:
         watched.folder = case
         read(case)
         outcome = "read"
     except Late:
-        outcome = f"FAILED: no end within {CASE_S} s"
+        outcome = f"FAILED: no end within {CASE_S} s of computing"
     except BaseException as error:  # noqa: BLE001, SystemExit would be a find
         watched.folder = None
         where = [
@@ -157,7 +231,7 @@ def outcome_of(case: Path, read: Callable[[Path], None]) -> str:
         )
     finally:
         watched.folder = None
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        start_clocks(0)
         faulthandler.cancel_dump_traceback_later()
     return f"FAILED: {watched.seen[:3]}" if watched.seen else outcome
 
@@ -171,6 +245,18 @@ CONTROLS: dict[str, Callable[[Path], object]] = {  # what must be noticed
     "memory": lambda case: bytearray(2 * LIMIT_MB * 2**20),
     "vague": lambda case: json.loads("{"),
 }
+
+
+def start_clocks(seconds: float) -> None:
+    """Limit computing to `seconds`, and waiting, on a busy machine, to three times as many."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 3 * seconds)
+
+
+def read_here_or_apart(number: int) -> None:
+    """Read data files in this process, which is watched, or in the process that reads them for users."""
+    readers.Foreign = readers.open_here if number % 2 else process.Foreign
+    process.running()
 
 
 def late(*_: object) -> None:
@@ -190,9 +276,19 @@ def main() -> None:
             shutil.copytree(sound, case, ignore=lambda _, names, keep=path.name: set(names) - {keep})
             read_data(case)
             shutil.rmtree(case)
+    change_section(case, sound, None)
+    examine_section(case / "section.yaml")
+    shutil.rmtree(case)
+    for number, kind in itertools.product(range(2), texts.KINDS):
+        case.mkdir()
+        texts.write_file(kind, case, texts.sound_contents())
+        read_here_or_apart(number)
+        read_names(case)
+        shutil.rmtree(case)
     warnings.simplefilter("ignore")
     np.seterr(all="ignore")
     signal.signal(signal.SIGALRM, late)
+    signal.signal(signal.SIGPROF, late)
     sys.addaudithook(watched.watch)
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + LIMIT_MB * 2**20,) * 2)
@@ -203,17 +299,15 @@ def main() -> None:
             flush=True,
         )
     for name, part in PARTS.items():
-        for number in map(int, only) if only else range(int(num) * part // sum(PARTS.values())):
+        if only[1:] not in ([], [name]):
+            continue
+        change, read = TARGETS[name]
+        for number in only[:1] or range(int(num) * part // sum(PARTS.values())):
             rng = random.Random(f"{seed} {name} {number}")
-            print(json.dumps({"target": name, "number": number}), end=" ", flush=True)
-            if name == "data":
-                change_data(case, sound, rng)
-            else:
-                change_stage(name, case, sound, rng)
-            print(
-                json.dumps({"outcome": outcome_of(case, read_data if name == "data" else watched.use)}),
-                flush=True,
-            )
+            print(json.dumps({"target": name, "number": int(number)}), end=" ", flush=True)
+            change(case, sound, rng)
+            read_here_or_apart(int(number))
+            print(json.dumps({"outcome": outcome_of(case, read)}), flush=True)
             shutil.rmtree(case)
 
 

@@ -22,8 +22,10 @@ from test_pdebench import settings, solver
 from ups.commands import publish
 from ups.commands.remove import remove_ours
 from ups.common.files import partial_path, value_hash, write_json, write_sealed
-from ups.config import ROOT
+from ups.config import ROOT, load_config
 from ups.data.generate import write_data
+from ups.report import model_card
+from ups.training.folder import StageFolder
 from ups.training.identity import relevant_keys
 
 CONFIG = (ROOT / "pretrained" / "operator" / "config.yaml").read_text(encoding="utf-8")
@@ -144,6 +146,137 @@ def test_one_thing_that_is_not_ours_keeps_all(tmp_path, spoil):
     ):
         remove_ours(run)
     assert files_in(tmp_path) == before
+
+
+# files of a user in the folders of a run, with names like ours
+NOTES = (
+    "operator/notes.md",
+    "operator/config.yaml.bak",
+    "operator/model (copy).safetensors",
+    "operator/images/mine.png",
+    "operator/images/burgers1d_median_error_mine.png",
+    "operator/bases/mine.json",
+    "operator/state/notes.txt",
+    "operator/state/step_000000001/mine.pt",
+    "operator/state/step_1/shared.pt",
+    "operator/errors/notes.txt",
+    "operator/errors_of_start_mine/rank0.json",
+    "operator/heartbeat/rank0.json.old",
+    "operator/tensorboard/notes.txt",
+    "operator/wandb/run-20260101_000000-abc/files/notes.txt",
+    "operator/sub/operator/done.json",
+    "diffusion/mine/config.yaml",
+    "report/paper.tex",
+    "report/figures/mine.png",
+    "report/figures/burgers1d_spectra_mine.png",
+    "report/figures/training.png.bak",
+)
+OURS = (
+    "operator/config.yaml",
+    "operator/README.md",
+    "operator/.config.json.tmp",
+    "operator/images/burgers1d_median_error_u (m).png",
+    "operator/bases/burgers1d.safetensors",
+    "operator/bases/.burgers1d.json.tmp",
+    "operator/state/step_000000001/shared.pt",
+    "operator/state/.tmp-000000002/rank_1.pt",
+    "operator/state/.damaged-000000002/manifest.json",
+    "operator/errors/rank0.json",
+    "operator/errors_of_start_0001/rank1.json",
+    "operator/heartbeat/stop-17.json",
+    "operator/memory/rank0.json",
+    "operator/memory.json",
+    "operator/tensorboard/events.out.tfevents.1.host.2.0",
+    "report/report.html",
+    "report/figures/training.png",
+    "report/figures/burgers1d_median_error_u (m).png",
+    "report/figures/burgers1d_spectra.png",
+)
+CONTENT = {
+    "operator/config.yaml": "data: {tasks: [burgers1d]}",
+    "operator/README.md": "![burgers1d](images/burgers1d_median_error_u (m).png) ![mine](images/mine.png)",
+}
+
+
+def with_files(run: Path, names: tuple[str, ...]) -> Path:
+    for name in names:
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text(CONTENT.get(name, "mine" if name in NOTES else "ours"))
+    return run
+
+
+def test_files_of_a_user_in_the_folder_of_a_stage_or_report_stay_and_are_named(tmp_path, capsys):
+    run = with_files(stages(tmp_path / "smoke"), NOTES + OURS)
+    record = {"run": "smoke", "config_hash": "0", "gates": []}
+    entry = {"fields": ["u"], "units": {"u": "m"}}
+    write_json(run / "report" / "results.json", record | {"tasks": {"burgers1d": entry}})
+    os.mkfifo(run / "operator" / "tuning.json")
+    linked(run / "operator" / "status.json", mine(tmp_path / "elsewhere", "letters.txt") / "letters.txt")
+    linked(run / "operator" / "memory" / "rank1.json", tmp_path / "elsewhere")
+    linked(run / "operator" / "scales", tmp_path / "elsewhere")
+    remove_ours(run)
+    assert files_in(run) == dict.fromkeys((*NOTES, "operator/status.json"), b"mine")
+    assert sorted(path.name for path in run.rglob("*") if path.is_symlink()) == [
+        "rank1.json",
+        "scales",
+        "status.json",
+    ]
+    assert (run / "operator" / "tuning.json").is_fifo() and files_in(tmp_path / "elsewhere")
+    text = capsys.readouterr().out
+    assert f"{run}/report/paper.tex" in text and " more\n" in text and text.count("UPS did not write") == 3
+
+
+def test_make_deletes_a_stage_but_not_the_notes_in_it(tmp_path):
+    run = with_files(stages(tmp_path / "runs" / "small"), ("operator/notes.md", "report/paper.tex"))
+    for stage in ("operator", "report"):
+        done = make("remove", "RUN=small", f"STAGE={stage}", cwd=tmp_path)
+        assert done.returncode == 0 and "did not write it: " in done.stdout, (done.stdout, done.stderr)
+    assert {name for name in files_in(run) if "diffusion" not in name} == {
+        "operator/notes.md",
+        "report/paper.tex",
+    }
+
+
+def test_the_next_start_of_a_stage_deletes_no_file_of_a_user(tmp_path):
+    names = ("errors/notes.txt", "heartbeat/notes.txt", "errors_of_start_0000/notes.txt")
+    names += tuple(f"errors_of_start_{word}/mine.txt" for word in ("ideas", "0", "9"))
+    folder = StageFolder(load_config(None, [f"run.root={tmp_path}", "run.name=smoke"]), "operator", {})
+    for name in names:
+        mine(folder.path, name)
+    for start in range(8):
+        mine(folder.path, "errors/rank0.json")
+        mine(folder.path, "heartbeat/rank0.json")
+        folder.begin({"start": start})
+    kept = files_in(folder.path)
+    assert kept.keys() - {"config.yaml", "environment.json"} == {
+        *names,
+        *(f"errors_of_start_{start:04d}/rank0.json" for start in range(3, 8)),
+    }
+
+
+def test_new_cards_delete_no_picture_of_a_user(tmp_path, monkeypatch):
+    monkeypatch.setattr(model_card, "card", lambda *arguments: "![](images/burgers1d_median_error_u.png)")
+    figures, images = mine(tmp_path / "report/figures", "burgers1d_median_error_u.png"), "run/operator/images"
+    (tmp_path / "run/operator").mkdir(parents=True)
+    for place in (tmp_path / images, tmp_path / "elsewhere"):
+        model_card.write_cards(tmp_path / "run", {"stages": {"operator": ["burgers1d"]}}, {}, figures)
+        mine(place, "mine.png")
+    assert sorted(os.listdir(tmp_path / images)) == ["burgers1d_median_error_u.png", "mine.png"]
+    (tmp_path / images / "burgers1d_median_error_u.png").unlink()
+    linked(tmp_path / images / "burgers1d_median_error_u.png", mine(tmp_path, "thesis") / "thesis")
+    (tmp_path / "report/figures/burgers1d_median_error_u.png").write_text("new")
+    model_card.write_cards(tmp_path / "run", {"stages": {"operator": ["burgers1d"]}}, {}, figures)
+    assert (tmp_path / "thesis").read_text() == "mine"
+
+
+def test_a_forecast_beside_generated_data_is_the_users(tmp_path):
+    data = tmp_path / "data" / "smoke" / "forecast.h5"
+    data.parent.mkdir(parents=True)
+    facts = settings("burgers1d", num_trajectories=2) | {"generator": "forecast of 0123"}
+    write_data(data, "burgers1d", solver("burgers1d"), facts, chunk=2)
+    with pytest.raises(ValueError, match="was not deleted, as it holds .*forecast.h5"):
+        remove_ours(tmp_path / "data")
+    assert data.is_file()
 
 
 # ---------------------------------------------------------------- publishing

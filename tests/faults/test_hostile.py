@@ -17,8 +17,8 @@ import torch
 from finished import sign, write_stage
 from test_pdebench import settings as data_settings
 
-import predict
 import ups
+from ups.commands import predict
 from ups.config import ROOT, ModelConfig, to_dict
 from ups.data.generate import write_data
 from ups.generative.corrector import Corrector

@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 
 import ups
+from ups.config import ROOT
+from ups.userdata.readers.process import COMMAND
 
 NEVER = (
     "import",
@@ -38,6 +40,7 @@ NEVER = (
     "webbrowser",
 )
 folder, seen = None, []
+CONFIGS = ROOT / "configs"  # which overlays include
 
 
 def watch(event: str, arguments: tuple) -> None:
@@ -45,9 +48,12 @@ def watch(event: str, arguments: tuple) -> None:
         return
     if event == "open" and isinstance(arguments[0], str | bytes):
         path, mode = Path(str(arguments[0])), arguments[1]
-        if not Path(path).absolute().is_relative_to(folder) or (mode or "r")[0] not in "r":
+        is_ours = any(path.absolute().is_relative_to(place) for place in (folder, CONFIGS))
+        if not is_ours or (mode or "r")[0] not in "r":
             seen.append(f"open {path} {mode}")
-    # ast.literal_eval parses
+    # the process that reads data files, started again; ast.literal_eval parses
+    elif event == "subprocess.Popen" and arguments[1][-1] == COMMAND:
+        return
     elif event.startswith(NEVER) and (event, arguments[-1]) != ("compile", "<unknown>"):
         seen.append(f"{event} {str(arguments)[:80]}")
 

@@ -48,7 +48,7 @@ def listed_gpus() -> int:
         done = subprocess.run(
             ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=COMMAND_S, check=False
         )
-    except FileNotFoundError:
+    except OSError:  # there is none, or it cannot be run
         return 0
     except subprocess.TimeoutExpired:
         return -1

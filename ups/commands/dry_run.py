@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ups.common.files import partial_path
+from ups.common.place import make_target
 from ups.common.precision import autocast
 from ups.common.stages import STAGES
 from ups.config import Config, ModelConfig, to_dict
@@ -83,7 +84,7 @@ def _parents(config: Config, stage: str) -> str:
     if start := config.init_dir(stage):
         parents[start / DONE] = "the run to start from"
     missing = [path for path in parents if not path.is_file()]
-    fix = f"; {missing[0]} is missing: make {parents[missing[0]]}" if missing else ""
+    fix = f"; {missing[0]} is missing: {make_target(parents[missing[0]])}" if missing else ""
     return f"{len(parents) - len(missing)} of {len(parents)} parents are there{fix}"
 
 

@@ -14,14 +14,14 @@ OLDEST = (3, 11)
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def pinned(file):
+def pinned(file: str) -> list:
     """(package, version) of every line of a requirements file, those that it includes first."""
     text = (ROOT / file).read_text(encoding="utf-8")
     included = [pair for name in re.findall(r"(?m)^-r (\S+)", text) for pair in pinned(name)]
     return included + re.findall(r"(?m)^([\w-]+)==(\S+)", text)
 
 
-def what_lacks(file="requirements.txt"):
+def what_lacks(file: str = "requirements.txt") -> str:
     """What is missing of a requirements file, in words; "" if nothing is."""
     if sys.version_info < OLDEST:
         is_now, oldest = (".".join(map(str, version[:2])) for version in (sys.version_info, OLDEST))

@@ -16,8 +16,10 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType
 
 from ups.common.files import DamagedError, flush, require_plain
+from ups.common.place import make_target
 from ups.config import STAGES, read_command, run_script
 from ups.training.finished import CARD, DONE, IMAGES, MODEL, finished_stage, stage_config, stage_of_run
 
@@ -37,14 +39,14 @@ def published_files(run: Path) -> dict[str, Path]:
     if "operator" not in finished:
         raise FileNotFoundError(
             f"{run} holds no finished operator; expected a run's folder, such as runs/small. "
-            "Run make train, or name another."
+            f"Run {make_target('train')}, or name another."
         )
     for stage in finished:
         for name in NEEDED:
             if not (run / stage / name).is_file():
                 raise FileNotFoundError(
                     f"{run / stage} has no {name}; expected a stage with the card that a report on the "
-                    f"test split writes. Run make report RUN={run.name}, or delete the stage."
+                    f"test split writes. Run {make_target(f'report RUN={run.name}')}, or delete the stage."
                 )
         stage_config(run / stage, finished_stage(run / stage))
         if (run / stage / IMAGES).is_symlink():
@@ -175,7 +177,7 @@ def fetch(name: str) -> Path:
         ) from error
 
 
-def _hub():
+def _hub() -> ModuleType:
     try:
         import huggingface_hub
     except ImportError as error:

@@ -3,32 +3,35 @@
     python -m ups.commands.remove runs/smoke data/smoke cache/smoke      (or: make clean-smoke)
 
 It recognises a stage or report, finished or not, by its record, a generated data file by the settings in it
-and a cache by its seal. It deletes these and the folders that are then empty. If a path holds anything else,
-nothing below it is deleted. Does not import torch.
+and a cache by its seal. If a path holds anything else, nothing below it is deleted. In the folder of a stage
+or report it deletes the files whose names UPS writes (ups/training/names.py): all others stay and are named.
+Does not import torch.
 """
 
 import contextlib
-import json
+import itertools
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
 
-from ups.common.files import lock, partial_path, read_record, read_sealed, remove
+from ups.common.files import lock, partial_path, read_record, read_sealed, remove_named
+from ups.common.text import file_stem, printable
 from ups.config import STAGES, read_command, run_script
 from ups.data.pdebench import made_with
 from ups.data.seal import read_seal
+from ups.tasks import in_unit
 from ups.training.finished import DONE
 from ups.training.folder import LOCK
+from ups.training.names import of_stage
 
-# deleted last, so that a half-deleted folder is still recognised
-RECORDS = (DONE, LOCK, "environment.json", "results.json")
 REPORTS = ("report", "report-val")
-PREPARED = ".prepared"  # written by cluster/node.sh in the folder of a run
+OF_MACHINES = re.compile(r"\.prepared|\.node\d+")  # written by cluster/node.sh in the folder of a run
 DEPTH = 4  # of folders below a path: data/NAME/TASK/FILE
-MOST_SHOWN = 5  # foreign files named in a message
+MOST_SHOWN = 5  # files of others that a message names
 
 
 class NotOursError(ValueError):
@@ -44,8 +47,8 @@ def is_ours(folder: Path) -> bool:
         if (folder / DONE).is_file():
             return read_sealed(folder / DONE, "a record", "", stage=str)["stage"] == kind
         if kind == "report":  # without done.json, because a gate failed
-            record = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-            return {"run", "config_hash", "gates", "tasks"} <= record.keys()
+            kinds = {"run": str, "config_hash": str, "gates": list, "tasks": dict}
+            return bool(read_record(folder / "results.json", "a report", "", **kinds))
         started = folder / "environment.json"
         return (folder / LOCK).is_file() and (
             [*folder.iterdir()] == [folder / LOCK]
@@ -58,8 +61,8 @@ def is_our_file(path: Path) -> bool:
     """Whether a file is a generated data file or a cache, finished or not."""
     with contextlib.suppress(OSError, ValueError, RuntimeError, LookupError):
         with h5py.File(path, "r", locking=False) as file:
-            if made_with(file) is not None:
-                return True
+            if (made := made_with(file)) is not None:  # forecasts carry settings too, and are the user's
+                return not str(made[0].get("generator")).startswith("forecast of ")
             if path.name.endswith(partial_path(Path(".h5")).name):
                 return file.userblock_size > 0 and "state/latents" in file
         return bool(read_seal(path))
@@ -71,7 +74,7 @@ def found_below(path: Path, depth: int = DEPTH) -> Iterator[Path]:
     if path.is_symlink() or not (path.is_dir() or path.is_file()):
         raise NotOursError(f"{path} (a link, or no plain file)")
     if path.is_file():
-        if path.name != PREPARED and not is_our_file(path):
+        if not OF_MACHINES.fullmatch(path.name) and not is_our_file(path):
             raise NotOursError(str(path))
         yield path
     elif is_ours(path):
@@ -94,7 +97,7 @@ def found_below(path: Path, depth: int = DEPTH) -> Iterator[Path]:
 def require_unused(path: Path) -> None:
     """Raise NotOursError for a stage or file that another process writes."""
     file = path / LOCK if path.is_dir() else path
-    if file.is_file():
+    if file.is_file() and not file.is_symlink():
         with file.open("rb") as held:
             try:
                 lock(held, file)
@@ -102,14 +105,26 @@ def require_unused(path: Path) -> None:
                 raise NotOursError(f"{path} (another process is writing it)") from None
 
 
-def delete(path: Path) -> None:
-    """Delete a file, or a folder with its records last."""
-    if path.is_dir():
-        for inner in sorted(path.iterdir(), key=lambda inner: inner.name in RECORDS):
-            remove(inner)
-        path.rmdir()
-    else:
+def of_report(folder: Path) -> str:
+    """Pattern of the files of a report. Its figures are named by the tasks and fields in results.json."""
+    stems = ["training"]
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        found = read_record(folder / "results.json", "a report", "", tasks=dict)
+        for task, entry in found["tasks"].items():
+            units = entry.get("units", {})
+            fields = [in_unit(field, units.get(field)) for field in entry["fields"]]
+            errors = itertools.product(("median_error", "worst_error"), fields)
+            stems += [f"{task}_{kind}" for kind in ("error_growth", "spectra", *map("_".join, errors))]
+    figures = {re.escape(name) for stem in stems for name in (stem, file_stem(stem))}
+    return rf"(done|results)\.json|report\.html|figures/({'|'.join(figures)})\.png"
+
+
+def delete(path: Path) -> list[Path]:
+    """Delete a file, or of a stage or report the files that UPS wrote; what is left in the folder."""
+    if not path.is_dir():
         path.unlink()
+        return []
+    return remove_named(path, of_report(path) if path.name in REPORTS else of_stage(path))
 
 
 def remove_empty(path: Path) -> None:
@@ -122,7 +137,8 @@ def remove_empty(path: Path) -> None:
 
 
 def remove_ours(path: Path) -> list[Path]:
-    """Delete everything at a path and return it. Raises ValueError and deletes nothing if not all is ours."""
+    """Delete the stages, reports and files at a path and return them. Raises ValueError and deletes nothing
+    if the path holds anything else."""
     if not os.path.lexists(path):
         return []
     try:
@@ -135,8 +151,11 @@ def remove_ours(path: Path) -> list[Path]:
             "generated data and caches alone. Move what is yours, or delete it yourself."
         ) from None
     for one in found:
-        print(f"deleting {one}", flush=True)
-        delete(one)
+        print(f"deleting {printable(one)}", flush=True)
+        left = [printable(kept) for kept in delete(one)]
+        if left:
+            more = f" and {len(left) - MOST_SHOWN} more" * (len(left) > MOST_SHOWN)
+            print(f"kept, as UPS did not write it: {', '.join(left[:MOST_SHOWN])}{more}", flush=True)
     if found:
         remove_empty(path)
     return found

@@ -14,6 +14,7 @@ from typing import Any
 import h5py
 
 from ups.common.files import DamagedError, file_hash, read_record, read_sealed, value_hash
+from ups.common.place import make_target, script
 from ups.common.progress import position
 from ups.common.user_solver import solver_digest
 from ups.config import CONFIG_OPTIONS, STAGES, Config, load_config, read_command, run_script, to_dict
@@ -112,12 +113,12 @@ def _header(config: Config, task: str) -> tuple[dict[str, Any], int]:
     except FileNotFoundError:
         raise FileNotFoundError(
             f"no cache of {task} at {path}; expected the latents there (key cache.root). "
-            "Build it with `make cache` (python prepare_cache.py --config CONFIG)."
+            f"Build it with `{make_target('cache')}`."
         ) from None
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise DamagedError(
             f"{path} has no header that can be read ({error}); expected a whole cache. "
-            "Rebuild it with python prepare_cache.py --config CONFIG --rebuild."
+            f"Rebuild it with {script('prepare_cache.py')} --config CONFIG --rebuild."
         ) from error
 
 
@@ -132,7 +133,7 @@ def require_stage(config: Config, stage: str) -> dict[str, Any]:
     if done is None:
         raise FileNotFoundError(
             f"stage {stage} of run {name} is {'unfinished' if path.is_dir() else 'missing'}; expected "
-            f"{path / DONE}. Run: make {stage} RUN={name}"
+            f"{path / DONE}. Run: {make_target(f'{stage} RUN={name}')}"
         )
     folder = stage_folder(config, stage)
     folder.require_same_settings()

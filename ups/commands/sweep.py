@@ -9,7 +9,6 @@ printed and written to RUNS/RUN-sweep.md. For all runs see the leaderboard with 
 """
 
 import itertools
-import json
 import os
 import re
 import subprocess
@@ -21,9 +20,10 @@ from typing import Any
 
 from ups.common.files import value_hash, write_atomic
 from ups.common.formatting import number
+from ups.common.place import make_command
 from ups.config import DEFAULT_OVERLAY, load_config, read_command, run_script
-from ups.report.leaderboard import figure, mean_of
-from ups.report.tables import markdown
+from ups.report.leaderboard import figure, mean_of, read_report
+from ups.report.tables import markdown_table
 
 OPTIONS = {
     "--config": {"default": str(DEFAULT_OVERLAY)},
@@ -74,7 +74,7 @@ def table(runs: Path, run: str, settings: Sequence[Setting], seeds: Sequence[int
     rows, tasks = [], []
     for setting in settings:
         paths = [runs / name_of(run, setting, seed) / RESULTS for seed in seeds]
-        found = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()]
+        found = [read_report(path.parent)[0] for path in paths if path.is_file()]
         tasks = tasks or [name for results in found[:1] for name in results["tasks"]]
         scores = [
             [mean_of(results, "nrmse") for results in found],
@@ -84,7 +84,7 @@ def table(runs: Path, run: str, settings: Sequence[Setting], seeds: Sequence[int
     rows.sort(key=lambda row: mean(row[2][0]) if row[1] and None not in row[2][0] else float("inf"))
     head = ["setting", f"seeds of {len(seeds)}", "nRMSE (geometric mean)", *tasks]
     lines = [[" ".join(setting), str(count), *map(_spread, scores)] for setting, count, scores in rows]
-    return "\n".join(markdown(head, lines))
+    return "\n".join(markdown_table(head, lines))
 
 
 def _spread(values: Sequence[float | None]) -> str:
@@ -107,7 +107,12 @@ def train(name: str, arguments: Any, overrides: Iterable[str]) -> bool:
         "ARGS": " ".join(overrides),
     }
     done = subprocess.run(
-        ["make", "--no-print-directory", "report", *(f"{key}={value}" for key, value in variables.items())],
+        [
+            *make_command(),
+            "--no-print-directory",
+            "report",
+            *(f"{key}={value}" for key, value in variables.items()),
+        ],
         env=environment,
     )
     return not done.returncode or (Path(arguments.runs) / name / RESULTS).is_file()

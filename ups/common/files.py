@@ -4,11 +4,10 @@ records with a seal that shows alterations; the machine's errors in plain words.
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
-import shutil
+import re
 import stat
 import sys
 import time
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, TypeVar
 
 from tqdm import tqdm
+
+from ups.common.place import require_posix
 
 T = TypeVar("T")
 WAIT_S = 1.0  # between looks at a file that another process writes
@@ -32,6 +33,9 @@ NO_MEMORY = (
     "not enough memory",
     "could not create a primitive",
 )
+# deleted last, so that a half-deleted folder is recognised and its files are known
+LAST = ("config.yaml", "README.md", "results.json", "environment.json", "done.json", ".lock")
+TEMPORARY = re.compile(r"(^|/)\.([^/]+)\.tmp$")  # names of `replacing`
 TOGETHER = " + "  # between the names of files that are read as one
 UNWRITABLE = NO_ROOM | NO_ACCESS | {errno.EEXIST}
 
@@ -130,18 +134,43 @@ def flush(path: Path) -> None:
 
 def create(path: Path) -> BinaryIO:
     """A new, empty file at `path`. An existing file is removed first, because it may be a link to other
-    data."""
+    data. Raises FileExistsError for a folder."""
+    if path.is_dir() and not path.is_symlink():
+        raise FileExistsError(
+            f"{path} is a folder; expected an unfinished file of UPS, or none. Remove it and run the same "
+            "command again"
+        )
     path.unlink(missing_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # O_EXCL follows no link
     return os.fdopen(handle, "w+b")
 
 
-def remove(path: Path) -> None:
-    """Remove a file, a folder or a link (not its target), if it exists."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def remove_named(folder: Path, names: str) -> list[Path]:
+    """Delete the files of a folder that UPS wrote, and the folders that are then empty; what is left.
+
+    names: pattern of their paths in the folder. Links stay (but the folder itself may be one, and goes
+    without its target), and so does all that is no plain file. The records that `LAST` lists go last.
+    """
+    if folder.is_symlink():
+        folder.unlink()
+    left = []
+    for place, folders, files in os.walk(folder, topdown=False, onerror=_raise_unless_missing):
+        left += [path for name in folders if (path := Path(place, name)).is_symlink()]
+        for path in sorted((Path(place, name) for name in files), key=lambda path: path.name in LAST):
+            name = path.relative_to(folder).as_posix()
+            unfinished = TEMPORARY.sub(r"\1\2", name)
+            if re.fullmatch(names, unfinished) and stat.S_ISREG(path.lstat().st_mode):
+                path.unlink()
+            else:
+                left.append(path)
+        with contextlib.suppress(OSError):  # it holds something
+            os.rmdir(place)
+    return left
+
+
+def _raise_unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 @contextlib.contextmanager
@@ -231,7 +260,7 @@ def held(path: Path) -> Iterator[BinaryIO]:
     and on a file system without locks.
     """
     while True:
-        with _open_own(path) as file:
+        with open_plain(path) as file:
             lock(file, path)
             if is_at(path, file):
                 yield file
@@ -247,8 +276,9 @@ def is_at(path: Path, file: IO) -> bool:
         return False
 
 
-def _open_own(path: Path) -> BinaryIO:
-    """`path`, open for reading and writing, created if missing. Raises OSError for a link."""
+def open_plain(path: Path) -> BinaryIO:
+    """`path`, open for reading and writing, created if missing. Raises FileExistsError for a link, a pipe, a
+    folder, and for a file with a second name."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         status = os.fstat(handle)
@@ -258,16 +288,18 @@ def _open_own(path: Path) -> BinaryIO:
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):  # a link, a folder, a socket
             raise
-    raise OSError(
-        errno.ELOOP,
+    raise FileExistsError(
         f"{path} is a link or no plain file; expected a file that UPS made, or none. "
-        f"Nothing was written. Remove it and run the same command again",
+        "Nothing was written. Remove it and run the same command again"
     )
 
 
 def lock(file: IO, path: Path) -> None:
     """Lock an open file for this process. Raises BlockingIOError if another process has locked it, OSError on
-    a file system without locks."""
+    a file system without locks and on Windows."""
+    require_posix(f"writing {path}")
+    import fcntl
+
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -339,7 +371,8 @@ def reserve(file: BinaryIO, num_bytes: int) -> None:
     """Allocate the first `num_bytes` of `file` on the disk, so that a full disk is an error now, not in an
     hour."""
     require_room(file, num_bytes)  # otherwise posix_fallocate fills a small disk before it fails
-    os.posix_fallocate(file.fileno(), 0, num_bytes)
+    if hasattr(os, "posix_fallocate"):  # not on macOS
+        os.posix_fallocate(file.fileno(), 0, num_bytes)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """The configuration: its sections (schema), how files are read (reading) and become sections (convert, load),
 what is refused (checks), and the command line (command)."""
 
+from ups.common.place import ROOT
 from ups.common.stages import STAGES
 from ups.config.command import (
     CONFIG_OPTIONS,
@@ -16,7 +17,6 @@ from ups.config.load import load_config, to_dict
 from ups.config.reading import DEFAULT, read_default, read_yaml
 from ups.config.schema import Config
 from ups.config.sections import (
-    ROOT,
     DiffusionConfig,
     EvaluateConfig,
     ModelConfig,

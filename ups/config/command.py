@@ -11,9 +11,10 @@ from typing import Any, NoReturn
 import yaml
 
 from ups.common.files import in_words, is_out_of_memory
+from ups.common.place import ROOT, require_posix
+from ups.common.text import print_plain, printable
 from ups.config.load import load_config, to_dict
 from ups.config.schema import Config
-from ups.config.sections import ROOT
 
 DEFAULT_OVERLAY = ROOT / "configs" / "small.yaml"  # if a command line, or make, names none
 CONFIG_OPTIONS = {
@@ -44,7 +45,7 @@ def read_command(
 def keep_freed_memory() -> None:
     """Let glibc keep up to 2 GB of freed memory. To give it back and allocate it again at every operation on
     large tensors cost a report a sixth of its time in page faults."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         m_trim_threshold, m_mmap_threshold = -1, -3  # of malloc.h
         mallopt(m_mmap_threshold, 32 * 2**20)  # the largest that it takes
@@ -54,6 +55,7 @@ def keep_freed_memory() -> None:
 def run_script(main: Callable[[], int], name: str) -> NoReturn:
     """End the process with the status of main(). Errors that a user can cause end it with status 1 and their
     message alone: a traceback would hide it."""
+    print_plain()
     keep_freed_memory()
     try:
         sys.exit(main())
@@ -63,12 +65,13 @@ def run_script(main: Callable[[], int], name: str) -> NoReturn:
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         if isinstance(error, (RuntimeError, MemoryError)) and not is_out_of_memory(error):
             raise
-        sys.exit(f"{name}: {in_words(error)}")
+        sys.exit(f"{name}: " + "\n".join(map(printable, in_words(error).split("\n"))))
 
 
 def parse_arguments(description: str) -> tuple[Config, bool]:
     """(configuration, whether --dry-run was given) of a stage script's command line; description: its
-    docstring."""
+    docstring. Raises OSError on Windows."""
+    require_posix("training")
     arguments = read_command(description, CONFIG_OPTIONS | DRY_RUN | SHOW_CONFIG)
     config = load_config(arguments.config, arguments.overrides)
     if arguments.show_config:

@@ -11,7 +11,8 @@ import types
 from collections.abc import Iterable
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from ups.config.reading import DEFAULT, shown, unknown_key
+from ups.common.text import shown
+from ups.config.reading import DEFAULT, unknown_key
 from ups.config.sections import TaskConfig, UserTaskConfig
 
 MOST_PROBLEMS = 20  # that a message lists

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from ups.common.text import require_plain_text
 from ups.config.checks import check
 from ups.config.convert import build, convert_all
 from ups.config.reading import (
@@ -34,8 +35,9 @@ def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -
     """The resolved configuration: default.yaml, then the overlay at `path`, then `overrides` such as
     "run.seed=1".
 
-    An overlay may start with `include: other.yaml` (relative to itself). Raises ValueError or
-    FileNotFoundError for anything a user can get wrong, before any process group or file exists.
+    An overlay may start with `include: other.yaml`, relative to itself or to the folder of UPS. Raises
+    ValueError or FileNotFoundError for anything a user can get wrong, before any process group or file
+    exists.
     """
     overlays = read_overlays(Path(path), ()) if path and Path(path).resolve() != DEFAULT else []
     data = functools.reduce(merge, overlays, read_default())
@@ -46,6 +48,7 @@ def load_config(path: str | Path | None = None, overrides: Sequence[str] = ()) -
         data["task"] = {name: _without_solver(section) for name, section in data["task"].items()}
     for text in overrides:
         apply_override(data, text)
+    require_plain_text(data["task"], f"{path or 'the command line'}, section task,")
     for name in _user_sections(sections):
         section = data["task"].pop(name)
         if name in data["data"]["tasks"]:  # the files of other tasks need not be there

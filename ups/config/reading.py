@@ -1,71 +1,24 @@
 """Reading configurations: YAML files, overlays that include others, and overrides of the command line.
 
-The loader reads YAML as version 1.2 does: 1e-3 is a number, NO is text. A key that is written twice in one
-mapping is an error.
+The loader (ups/common/text.py) reads YAML as version 1.2 does: 1e-3 is a number, NO is text. A key that is
+written twice in one mapping is an error.
 """
 
 import copy
 import difflib
-import re
-import reprlib
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import yaml
 
+from ups.common.place import ROOT
 from ups.common.stages import STAGES
+from ups.common.text import load_yaml, shown
 from ups.config.schema import Config
-from ups.config.sections import ROOT
 
 DEFAULT = ROOT / "configs" / "default.yaml"  # every key
 MOST_BYTES = 2**17  # of a file: ours have 10 KB, and PyYAML reads 100 KB in a second
-MOST_DIGITS = 1000  # of a whole number, which PyYAML reads in quadratic time
-
-
-class _Loader(yaml.SafeLoader):
-    """SafeLoader with the rules above. (libyaml's loader is ten times as fast and ends the process at deep
-    nesting.)"""
-
-
-# PyYAML's resolvers by the first letter, without words for true and false other than these
-_Loader.yaml_implicit_resolvers = {
-    letter: [
-        (tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool" or letter in "tTfF"
-    ]
-    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict:
-    seen = set()
-    for node_of_key, _ in node.value:
-        key = loader.construct_object(node_of_key, deep=True)
-        if not isinstance(key, Hashable):  # which the next line says
-            break
-        if key in seen:
-            line = node_of_key.start_mark.line + 1
-            raise ValueError(
-                f"duplicate key {shown(key)} in line {line}; expected each key once. Remove one of the two"
-            )
-        seen.add(key)
-    return loader.construct_mapping(node, deep=True)
-
-
-def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
-    if len(node.value) > MOST_DIGITS:
-        raise ValueError(
-            f"a number of {len(node.value)} characters in line {node.start_mark.line + 1}; "
-            f"expected at most {MOST_DIGITS}. Shorten it"
-        )
-    return loader.construct_yaml_int(node)
-
-
-_Loader.add_constructor("tag:yaml.org,2002:int", _whole)
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
 def read_yaml(path: str | Path) -> dict:
@@ -82,7 +35,7 @@ def read_yaml(path: str | Path) -> dict:
             f"{path} has {size} bytes; expected a configuration of at most {MOST_BYTES}. Name another file."
         )
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        data = load_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         # a date that is none, unhashable keys, depth
         raise ValueError(
@@ -128,8 +81,20 @@ def read_overlays(path: Path, seen: tuple[Path, ...]) -> list[dict]:
             f"{path} includes {shown(include)}; expected the whole configuration of a run. Give "
             "--config a file of your own."
         )
-    before = read_overlays(path.parent / str(include), (*seen, path.resolve())) if include else []
+    before = read_overlays(_included(path, str(include)), (*seen, path.resolve())) if include else []
     return [*before, data]
+
+
+def _included(path: Path, include: str) -> Path:
+    """The file that `path` includes: relative to `path`, else to the folder of UPS, which holds configs/."""
+    places = [path.parent / include, ROOT / include]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise FileNotFoundError(
+            f"{path} includes {shown(include)}, which is neither {places[0]} nor {places[1]}; expected a "
+            "configuration file. Correct the include: a path from the file itself, or configs/small.yaml."
+        )
+    return found
 
 
 def is_of_run(path: Path) -> bool:
@@ -154,7 +119,7 @@ def apply_override(data: dict, text: str) -> None:
     if last not in node and sections not in (["task"], ["evaluate", "max_nrmse"]):
         raise unknown_key(last, node, "".join(f"{section}." for section in sections))
     try:
-        read = yaml.load(value, _Loader)
+        read = load_yaml(value)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(
             f"override {shown(text)}: the value is not valid YAML ({error}). Quote it."
@@ -171,16 +136,3 @@ def unknown_key(key: str, allowed: Iterable[str], where: str) -> ValueError:
     return ValueError(
         f"unknown key {where}{key[:200]}{hint} Expected one of: {', '.join(allowed)}. Rename or remove it."
     )
-
-
-def shown(value: Any) -> str:
-    """repr of a value in a message, at a length that can be read: aliases make YAML of a page expand to
-    gigabytes."""
-    try:
-        return _short.repr(value)
-    except ValueError:  # a number of thousands of digits
-        return f"a {type(value).__name__} that is too long to print"
-
-
-_short = reprlib.Repr()
-_short.maxlevel, _short.maxstring, _short.maxother, _short.maxlong = 3, 80, 80, 80

@@ -6,7 +6,6 @@ does not exist.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ups.common.stages import STAGES
@@ -14,8 +13,6 @@ from ups.config.backbones import BACKBONES
 from ups.config.bases import BASES
 from ups.tasks import Task, get_task, make_user_task
 from ups.userdata.section import facts
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Arguments of predict.py, parsed against the file of input trajectories."""
+"""Arguments of `ups forecast`, parsed against the file of input trajectories."""
 
 import re
 from typing import Any

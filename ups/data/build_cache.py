@@ -21,6 +21,7 @@ import torch
 from tqdm import tqdm
 
 from ups.common.files import completing, explained, partial_path, parts_of, reserve
+from ups.common.place import make_target
 from ups.config import Config
 from ups.data.cache import Cache, cache_settings, open_cache
 from ups.data.codec_errors import CodecErrors, mean_floor
@@ -149,7 +150,8 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
                 if file_identity(paths) != files:
                     raise ValueError(
                         f"the data files of {task_name} changed while they were read; expected them to stay "
-                        "as they are. Let `make data` finish, then run `make cache` again."
+                        f"as they are. Let `{make_target('data')}` finish, then run "
+                        f"`{make_target('cache')}` again."
                     )
                 noise, places = noise_of(sources[0], data.split["train"]), window_places(sources[0])
                 header = {
@@ -204,7 +206,7 @@ def same_sources(config: Config, cache: Cache) -> list[Source]:
         raise ValueError(
             f"the data files of {name} in {paths[0].parent} hold other values than those that "
             f"{cache.path} was built from; expected the same, or truth and latents would be of "
-            "different trajectories. Put the files back, or run `make cache` and train again."
+            f"different trajectories. Put the files back, or run `{make_target('cache')}` and train again."
         )
     return sources
 
@@ -262,7 +264,7 @@ def _value_error(task: Task, source: Source, name: str, value: float, row: int, 
     expected = "finite positive numbers" if name in task.positive else "finite numbers"
     path, place = source.place(row, frame)
     if task.user_facts is None:
-        do = f"Run `make data` again, or keep it out by {key}.num_trajectories."
+        do = f"Run `{make_target('data')}` again, or keep it out by {key}.num_trajectories."
     elif np.isnan(value):
         do = (
             f"Write {key}.skip_missing: true to leave out frames in which cells have no number that have "

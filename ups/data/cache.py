@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ups.common.place import make_target
 from ups.common.transfer import send
 from ups.config import Config, TaskConfig
 from ups.data.counts import context_frames, num_kept
@@ -269,7 +270,7 @@ def open_cache(config: Config, task_name: str, verify: Literal["auto", "quick", 
     if not path.is_file():
         raise FileNotFoundError(
             f"no cache of {task_name} at {path}; expected the latents there (key cache.root). Build it with "
-            "`make cache` (python prepare_cache.py --config CONFIG)."
+            f"`{make_target('cache')}`."
         )
     cache = Cache(path, config.task[task_name], verify)
     stored, wanted = cache.header["settings"], cache_settings(config, task_name)

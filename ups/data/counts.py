@@ -12,6 +12,7 @@ import numpy as np
 
 from ups.config import Config, TaskConfig
 from ups.data.sources import (
+    Source,
     needs_files,
     open_sources,
     split_of,
@@ -56,11 +57,15 @@ class Counts:
     untrained: list[int]  # numbers of the parameter values without a trajectory in training
 
 
-def count_data(config: Config, task_name: str) -> Counts:
-    """The counts of a task, from its configuration, or from the user's files if it leaves them open. Raises
-    ValueError for trajectories that cannot be split."""
+def count_data(config: Config, task_name: str, opened: Source | None = None) -> Counts:
+    """The counts of a task, from its configuration, or from the user's files if it leaves them open. opened:
+    these files without strides. Raises ValueError for trajectories that cannot be split."""
     settings = config.task[task_name]
-    sources = open_sources(config, task_name) if needs_files(settings) else [None] * settings.num_files
+    is_strided = (settings.space_stride, settings.time_stride, settings.first_frame) != (1, 1, 0)
+    if not needs_files(settings):
+        sources = [None] * settings.num_files
+    else:
+        sources = open_sources(config, task_name) if opened is None or is_strided else [opened]
     num = trajectories_of(config, task_name, sources)
     table = table_of(config, task_name, sources)
     rows = {
@@ -197,12 +202,15 @@ def advice_for_gates(config: Config, task_name: str, counts: Counts, what: str) 
     return f"{raise_it}add trajectories: {-(-least // fraction):g} at data.{split}_fraction {fraction:g}"
 
 
-def count_findings(config: Config, tasks: Sequence[str]) -> list[Finding]:
-    """`check_counts` of all tasks, for the doctor and the dry runs."""
+def count_findings(config: Config, tasks: Sequence[str], opened: Source | None = None) -> list[Finding]:
+    """`check_counts` of all tasks, for the doctor and the dry runs. opened: the files of the first task,
+    without strides."""
     found = []
     for name in tasks:
         try:
-            found += check_counts(config, name, count_data(config, name))
+            found += check_counts(
+                config, name, count_data(config, name, opened if name == tasks[0] else None)
+            )
         except ValueError as error:
             found.append(Finding("error", str(error).rstrip("."), f"task.{name}", ""))
     return found

@@ -22,7 +22,7 @@ from ups.data.doctor_checks import (
 from ups.data.doctor_scan import scan_file
 from ups.data.leakage import REMEDY, Shared, shared_frames
 from ups.data.pdebench import open_data, split_indices
-from ups.data.trajectories import Trajectories
+from ups.data.sources import Source
 from ups.tasks import Finding
 from ups.userdata.data_checks import suspects
 from ups.userdata.masks import mask_words
@@ -45,14 +45,14 @@ def examine(
     hash_all: bool = False,
     is_user: bool = False,
     declared: Mapping[str, Callable[[], UserTrajectories]] | None = None,
-    checks: Mapping[str, Callable[[], Iterable[Finding]]] | None = None,
+    checks: Mapping[str, Callable[[Source], Iterable[Finding]]] | None = None,
 ) -> Iterator[tuple[Path, list[Finding]]]:
     """Findings for each of the files (task, path). A file that cannot be read gives one error.
 
     val_fraction, test_fraction: of the split that leakage is tested with. hash_all: also compute the MD5 of
     large files. is_user: the files are the user's, whatever their names, so they are not compared with
     published ones. declared: task -> function that opens the files which the user declares. checks: task ->
-    further checks of the whole task, whose findings come with its first file.
+    further checks of the whole task, given its first file, with which their findings come.
     """
     starts: dict[tuple[str, bytes], Start] = {}
     frames: dict[str, list[tuple[np.ndarray, list[str]]]] = {}  # per task: digests and splits of each file
@@ -72,7 +72,7 @@ def examine(
             split = ["train"] * data.num_trajectories
             found.append(Finding("error", str(error).rstrip("."), str(path), ""))
         # without the findings that say the same of the whole task
-        found += [one for one in checks.pop(task, tuple)() if one.what not in {f.what for f in found}]
+        found += [one for one in checks.pop(task, _no_check)(data) if one.what not in {f.what for f in found}]
         if is_user:
             found += check_domain(data)
         elif not is_declared:
@@ -104,6 +104,10 @@ def examine(
         yield path, found
 
 
+def _no_check(_: Source) -> tuple[()]:
+    return ()
+
+
 def report(path: Path, findings: list[Finding]) -> str:
     """The findings for one file as text: a verdict in the first line, then the worst finding first."""
     findings = sorted(findings, key=lambda finding: list(VERDICTS).index(finding.severity))
@@ -116,9 +120,7 @@ def report(path: Path, findings: list[Finding]) -> str:
     return "\n".join(lines)
 
 
-def _split_of_rows(
-    data: Trajectories | UserTrajectories, task: str, is_declared: bool, *fractions: float
-) -> list[str]:
+def _split_of_rows(data: Source, task: str, is_declared: bool, *fractions: float) -> list[str]:
     """The split of every trajectory."""
     num = data.num_trajectories
     rows_of = data.split(*fractions) if is_declared else split_indices(task, num, *fractions)

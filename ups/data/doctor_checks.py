@@ -8,6 +8,7 @@ import numpy as np
 import yaml
 
 from ups.common.boundary import PERIODIC, along
+from ups.common.place import make_target
 from ups.data.doctor_scan import Scan
 from ups.data.download import edition, md5_of
 from ups.data.noise import noise_of
@@ -15,7 +16,7 @@ from ups.data.pdebench import SETTINGS
 from ups.data.trajectories import Trajectories
 from ups.data.written import MIN_FRACTION
 from ups.tasks import Finding
-from ups.userdata.data_checks import affordable, resolved, walls
+from ups.userdata.data_checks import affordable, horizon, resolved, uneven, walls
 
 NUM_SAMPLED = 8  # trajectories, equally spaced in the file, for checks that cost more than reading
 MAX_MEAN_CHANGE = 1e-2  # of a conserved mean, over the field's RMS; our solvers keep it to 1e-6
@@ -118,7 +119,8 @@ def check_facts(data: Trajectories, scan: Scan) -> Iterator[Finding]:
         )
     yield from _check_still_cells(data, scan)
     if not scan.not_finite:
-        for check in (*task.checks, *[resolved, affordable, walls] * (task.user_facts is not None)):
+        of_user = [resolved, affordable, walls, uneven, horizon] if task.user_facts is not None else []
+        for check in (*task.checks, *of_user):
             yield from check(data, scan)
 
 
@@ -152,8 +154,7 @@ def check_domain(data: Trajectories) -> Iterator[Finding]:
                 "error",
                 f"{axis} runs from {x[0]:g} to {x[-1]:g}, and {task.name} is on {low:g} to {high:g}",
                 str(data.path),
-                "declare the file in a section of its own "
-                "(python prepare_data.py --describe), which takes its domain",
+                "declare the file in a section of its own (python -m ups describe), which takes its domain",
             )
 
 
@@ -190,7 +191,12 @@ def check_edition(data: Trajectories, hash_all: bool) -> Iterator[Finding]:
     else:
         what, old = f"the MD5 {md5} is not the published {published[name][1]}", edition(name, md5)
         yield (
-            Finding("error", f"{what}. {old.rstrip('. ')}", where, "delete it and run `make data` again")
+            Finding(
+                "error",
+                f"{what}. {old.rstrip('. ')}",
+                where,
+                f"delete it and run `{make_target('data')}` again",
+            )
             if old
             else Finding("warning", what, where, "make sure you know where it comes from")
         )

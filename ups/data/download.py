@@ -22,6 +22,7 @@ from typing import BinaryIO
 from tqdm import tqdm
 
 from ups.common.files import completing, explained, partial_path, require_room, write_atomic
+from ups.common.place import make_target
 from ups.tasks import TASKS, get_task
 
 READ_BYTES = 2**20
@@ -130,8 +131,8 @@ class Patience:
                 if failures > self.retries:
                     raise ConnectionError(
                         f"{url} sent almost no new data in {failures} attempts ({error}); "
-                        f"expected the file {path.name}. Check the network and run `make "
-                        f"data` again: it continues at byte {have()}."
+                        f"expected the file {path.name}. Check the network and run "
+                        f"`{make_target('data')}` again: it continues at byte {have()}."
                     ) from error
                 time.sleep(min(MAX_PAUSE_S, self.pause_s * 2 ** (failures - 1)))
 
@@ -253,14 +254,14 @@ def _check(file: Path, path: Path, md5: str) -> None:
     found = md5_of(file, show_progress=True)
     if found != md5:
         do = (
-            "If it is yours, set data.source=user; else delete it and run `make data`, or choose another "
-            "data.root."
+            f"If it is yours, set data.source=user; else delete it and run `{make_target('data')}`, or "
+            "choose another data.root."
         )
         if file != path:
             file.unlink()
             do = (
-                "The download was deleted. Run `make data` again; if the MD5 stays, the publisher has "
-                "changed the file: see its task in ups/tasks."
+                f"The download was deleted. Run `{make_target('data')}` again; if the MD5 stays, the "
+                "publisher has changed the file: see its task in ups/tasks."
             )
         raise ValueError(f"{file} has MD5 {found}; expected {md5}. {edition(path.name, found)}{do}")
     write_atomic(path.with_name(path.name + ".md5"), f"{md5}  {path.name}\n")

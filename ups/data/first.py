@@ -20,6 +20,7 @@ import h5py
 import numpy as np
 
 from ups.common.files import partial_path
+from ups.common.place import make_target
 from ups.data.download import Patience, answered, blocks, require_address
 from ups.data.generate import generation_settings, write_data
 from ups.data.layout import layout_of
@@ -180,7 +181,7 @@ def holds_first(path: Path, task: str, num: int, md5: str) -> bool:
     if (settings.get("whole"), settings.get("num_trajectories"), done) != (md5, num, num):
         raise ValueError(
             f"{path} is not the first {num} trajectories of the published file; expected it, by its name. "
-            "Move it elsewhere, or choose another data.root, and run `make data` again."
+            f"Move it elsewhere, or choose another data.root, and run `{make_target('data')}` again."
         )
     return True
 

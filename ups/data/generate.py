@@ -26,6 +26,7 @@ import numpy as np
 
 import ups
 from ups.common.files import completing, partial_path, reserve
+from ups.common.place import make_target
 from ups.data.layout import Layout, fixed_text, layout_of
 from ups.data.pdebench import PROGRESS, SETTINGS, data_bytes, made_with
 from ups.data.trajectories import opened
@@ -65,7 +66,7 @@ def num_done(path: Path, settings: dict[str, Any]) -> int:
     if differs:
         raise ValueError(
             f"{file} was generated with other settings ({'; '.join(differs)}); expected the same. Keep it "
-            f"by choosing another data.root, or rm '{file}' and run `make data` again."
+            f"by choosing another data.root, or rm '{file}' and run `{make_target('data')}` again."
         )
     return done
 
@@ -189,8 +190,8 @@ def _continued(partial: Path) -> Iterator[h5py.File]:
             yield file
     except (RuntimeError, LookupError) as error:
         raise ValueError(
-            f"{partial} is damaged ({error}); expected a file that `make data` can continue. rm "
-            f"'{partial}' and run `make data` again."
+            f"{partial} is damaged ({error}); expected a file that `{make_target('data')}` can continue. rm "
+            f"'{partial}' and run `{make_target('data')}` again."
         ) from error
 
 
@@ -203,7 +204,7 @@ def _require_stored(file: h5py.File, layout: Layout, first: int, u: np.ndarray) 
             raise OSError(
                 f"{file.filename}: trajectories {first} to {first + len(u) - 1} read back from "
                 f"{key} are not those that were written; expected the same numbers. Check that "
-                f"disk (room, quota, dmesg); `make data` then continues at trajectory {first}"
+                f"disk (room, quota, dmesg); `{make_target('data')}` then continues at trajectory {first}"
             )
 
 
@@ -220,7 +221,7 @@ def solved_on(task: str) -> str:
     return GPU if is_for_gpu and torch.cuda.is_available() else "cpu"
 
 
-def solve(task: str, indices: np.ndarray, **settings) -> np.ndarray:
+def solve(task: str, indices: np.ndarray, **settings: Any) -> np.ndarray:
     """Trajectories `indices` of `task` by its solver, (n, time, channel, *space) float32, on the device of
     `solved_on`.
 
@@ -290,7 +291,7 @@ def solver_pool(num_trajectories: int, num_workers: int) -> Iterator[Callable[..
         yield solve
         return
 
-    def shared(task: str, indices: np.ndarray, **settings) -> np.ndarray:
+    def shared(task: str, indices: np.ndarray, **settings: Any) -> np.ndarray:
         if solved_on(task) != "cpu":
             return solve(task, indices, **settings)
         slices = np.array_split(indices, num_slices(task, len(indices), settings["resolution"], num_workers))
@@ -299,7 +300,7 @@ def solver_pool(num_trajectories: int, num_workers: int) -> Iterator[Callable[..
         except BrokenExecutor as error:
             raise OSError(
                 f"a process that solved trajectories of {task} from {indices[0]} on died; expected "
-                f"a result. If memory is short use --workers {num_workers // 2}; `make data` "
+                f"a result. If memory is short use --workers {num_workers // 2}; `{make_target('data')}` "
                 "again continues there."
             ) from error
 

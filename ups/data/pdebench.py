@@ -8,6 +8,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from ups.common.place import make_target
 from ups.common.rows import split_sizes
 from ups.data.layout import Layout, found_in, layout_of
 from ups.data.trajectories import AGAIN, Trajectories, opened
@@ -55,7 +56,7 @@ def made_with(file: h5py.File) -> tuple[dict[str, Any], int] | None:
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{file.filename} has attributes {PROGRESS} and {SETTINGS} that cannot be read "
-            f"({error}); expected those that `make data` writes. {AGAIN}"
+            f"({error}); expected those that `{make_target('data')}` writes. {AGAIN}"
         ) from error
 
 
@@ -98,7 +99,7 @@ def describe(
     if made and made[1] < made[0]["num_trajectories"]:
         raise ValueError(
             f"{path} is unfinished ({made[1]} trajectories); expected a complete file. Run "
-            "`make data`, which continues it."
+            f"`{make_target('data')}`, which continues it."
         )
     sizes = []  # (trajectories, frames, space) of every array
     for array in spec.arrays:

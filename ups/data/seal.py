@@ -9,6 +9,8 @@ from typing import Any, BinaryIO
 
 import h5py
 
+from ups.common.place import make_target, script
+
 FORMAT = 1
 MAGIC = b"UPS latent cache "
 SEAL_BYTES = 4096  # a page, so that the latents can be page-aligned behind it
@@ -84,6 +86,6 @@ def _header_digest(file: BinaryIO, size: int, latents: list[list[int]]) -> str:
 def refusal(path: Path, what: str, expected: str) -> ValueError:
     """The error for a file that is not a cache, or not as it was written."""
     return ValueError(
-        f"{path} {what}; expected {expected}. Rebuild it with `make cache` (if that finds "
-        "nothing to do: python prepare_cache.py --config CONFIG --rebuild)."
+        f"{path} {what}; expected {expected}. Rebuild it with `{make_target('cache')}` (if that finds "
+        f"nothing to do: {script('prepare_cache.py')} --config CONFIG --rebuild)."
     )

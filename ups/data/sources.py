@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ups.common.files import parts_of
+from ups.common.place import make_target
 from ups.config import Config, TaskConfig, UserTaskConfig
 from ups.data.layout import layout_of
 from ups.data.pdebench import open_data, split_indices
@@ -150,7 +151,7 @@ def open_sources(config: Config, task_name: str) -> list[Source]:
             if not is_right:
                 raise ValueError(
                     f"{source.path} has {found} {what}; expected {expected}. Correct "
-                    f"{key}.{field}, or remove the file and run `make data`."
+                    f"{key}.{field}, or remove the file and run `{make_target('data')}`."
                 )
     return sources
 

@@ -13,6 +13,7 @@ import h5py
 import numpy as np
 
 from ups.common.files import partial_path
+from ups.common.place import make_target
 from ups.common.rows import stratified_rows
 from ups.data.layout import layout_of
 from ups.tasks import Array, Task
@@ -21,8 +22,8 @@ from ups.userdata.readers.hdf5 import require_written
 # largest temporary of a read; at this size opening and slicing cost under 1 % (measured)
 BLOCK_BYTES = 16 * 2**20
 AGAIN = (
-    "If it is yours, write it again (docs/own_data.md); else delete it and run `make data`, which "
-    "makes it again."
+    f"If it is yours, write it again (docs/own_data.md); else delete it and run `{make_target('data')}`, "
+    "which makes it again."
 )
 
 
@@ -121,7 +122,7 @@ class Trajectories:
             raise ValueError(
                 f"{self.path}: {dataset.name} holds {dataset.dtype} of shape {dataset.shape}, "
                 "unlike the first trajectory; expected one shape for all. Remove that "
-                "trajectory, or download or generate the file again with `make data`."
+                f"trajectory, or download or generate the file again with `{make_target('data')}`."
             )
         wanted = range(1) if array.steady else wanted  # one value for all frames
         frame_bytes = math.prod(shape[first:]) * dataset.dtype.itemsize
@@ -149,7 +150,7 @@ def opened(path: Path, task: str) -> Iterator[h5py.File]:
         unfinished = partial_path(path)
         more = f" There is an unfinished {unfinished.name}, which it continues." * unfinished.exists()
         raise FileNotFoundError(
-            f"no data file {path}; expected {task} in PDEBench's layout. Run `make data` "
+            f"no data file {path}; expected {task} in PDEBench's layout. Run `{make_target('data')}` "
             f"(or correct data.root).{more}"
         )
     try:
@@ -161,5 +162,6 @@ def opened(path: Path, task: str) -> Iterator[h5py.File]:
             raise
         raise ValueError(
             f"{path} is damaged, or no readable HDF5 file ({error}); expected a complete one of {task}. "
-            "Check its permissions; if no other process writes it, delete it and run `make data`."
+            "Check its permissions; if no other process writes it, delete it and run "
+            f"`{make_target('data')}`."
         ) from error

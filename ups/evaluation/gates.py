@@ -26,6 +26,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from ups.common.place import make_target
 from ups.common.stages import STAGES
 from ups.evaluation.claims import ENSEMBLE, PRIOR, Claim, Interval, point
 from ups.evaluation.selected import in_words
@@ -105,8 +106,8 @@ def gate(
 def missing(stage: str, name: str) -> dict[str, Any]:
     return {
         **gate(stage, f"made/{name}/{stage}", "", point(None), bound="there"),
-        "reason": f"stage {stage} is missing; expected its samples of {name}. Run make {stage}, or remove it "
-        "from evaluate.stages (make: STAGES).",
+        "reason": f"stage {stage} is missing; expected its samples of {name}. Run {make_target(stage)}, or "
+        "remove it from evaluate.stages (make: STAGES).",
     }
 
 
@@ -233,6 +234,14 @@ def network_gain(task: dict[str, Any]) -> tuple[str, list[float]]:
     return "tie" if low <= 0 <= high else "less" if low > 0 else "more", percent
 
 
+def horizon_of(task: dict[str, Any]) -> str:
+    """How far ahead a task's forecasts were scored, in words; "" of a steady task."""
+    if not (until := task["times"][-1]):
+        return ""
+    num, unit = len(task["times"]), task.get("units", {}).get("time") or "time units"
+    return f" (scored up to {num} frame{'s' * (num != 1)} ahead, {until:.3g} {unit})"
+
+
 def usability_of(task: dict[str, Any], ensembles: dict[str, Any]) -> dict[str, Any]:
     """Whether a task's model is usable and why not, and what its network adds. ensembles: the task's entry
     there, or {}.
@@ -267,7 +276,8 @@ def usability_of(task: dict[str, Any], ensembles: dict[str, Any]) -> dict[str, A
                 f"it follows the truth (correlation above 0.8) for {until['value']:.3g} of "
                 f"{task['times'][-1]:.3g} time units only"
             )
-    words = f"Not usable: {'; '.join(faults)}." if faults else f"Usable: its relative error is {text}."
+    words = f"Not usable: {'; '.join(faults)}" if faults else f"Usable: its relative error is {text}"
+    words += f"{horizon_of(task)}."
     if best["high"] is not None:
         words += (
             f" The future is uncertain: its error is {best['value']:.3f} [{best['low']:.3f}, "

@@ -154,7 +154,8 @@ class FieldConditions:
     ) -> tuple[Tensor, Tensor]:
         """(log O(v), tokens) of a coefficient v (batch, C, *space) with this standard deviation."""
         codec, ndim = self.head.input_codec, self.head.task.ndim
-        z = self.operator(codec.encode(v)[:, None], self.name, parameters)[:, 0]
+        batch = self.head.parameter_batch(parameters)
+        z = self.operator.predict(codec.encode(v)[:, None], self.name, batch)[0][:, 0]
         log_u = self.logarithm(self.head.physical(z))
         fields = (observation.values, v, (std + STD_FLOOR).log(), observation.mask)
         return log_u, torch.cat([*[patchify(field, ndim, codec.patch) for field in fields], log_u], -1)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.common.files import DamagedError
+from ups.common.place import make_target
 from ups.common.precision import autocast
 from ups.config import ModelConfig, OptimConfig
 from ups.generative.cell_posterior import posterior_of
@@ -381,10 +382,10 @@ def load_corrector(
     operator: a loaded operator, whose errors the network must have been trained on. Raises as `load_stage`,
     and DamagedError for the network of another operator.
     """
-    found = load_stage(directory, Corrector, "stage", f"Run make {Path(directory).name}.")
+    found = load_stage(directory, Corrector, "stage", f"Run {make_target(Path(directory).name)}.")
     if operator is not None and found.record["parents"].get("operator") != operator.record["fingerprint"]:
         raise DamagedError(
             f"{directory} was trained on the residuals of another operator than the one that was loaded; "
-            f"expected stages of one run. Load the run again, or run make {Path(directory).name}."
+            f"expected stages of one run. Load the run again, or run {make_target(Path(directory).name)}."
         )
     return found.to(device).eval()

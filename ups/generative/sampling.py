@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ups.common.files import DamagedError
+from ups.common.place import make_target
 from ups.common.stages import STAGES
 from ups.common.transfer import send
 from ups.data.tokenizer import Tokenizer
@@ -123,7 +124,7 @@ def load_sampler(run_dir: Path, name: str, device: torch.device | str, operator:
     if not evaluations and "sampler_steps" not in network.description:
         raise DamagedError(
             f"config.json in {run_dir / stage} has no sampler_steps; expected the number of steps of the "
-            f"sampler. Run make {stage}."
+            f"sampler. Run {make_target(stage)}."
         )
     for task in (name for name, head in network.heads.items() if head.waves is not None):
         _require_fit(
@@ -138,7 +139,7 @@ def _require_fit(head: Mapping[str, Any], wanted: Mapping[str, Any], folder: Pat
         if head.get(key, value) != value:
             raise DamagedError(
                 f"{folder} has {key} {head[key]!r:.80} of {head['name']}; expected "
-                f"{value!r:.80}, as its operator has. Run make {folder.name}."
+                f"{value!r:.80}, as its operator has. Run {make_target(folder.name)}."
             )
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ups.common.files import DamagedError
+from ups.common.place import make_target
 from ups.generative.fit_limits import fit_gains, measure_residuals
 from ups.generative.residuals import TransientResiduals, sum_by_task
 from ups.generative.sampling import SAMPLERS, Sampler, sample_states
@@ -124,7 +125,8 @@ def finished_samplers(run_dir: str | Path, task: str) -> dict[str, tuple[int, fl
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise DamagedError(
                     f"{Path(run_dir) / stage}/config.json has no readable scores of {sampler} "
-                    f"({error!r:.100}); expected those that this version writes. Run make {stage} again."
+                    f"({error!r:.100}); expected those that this version writes. Run "
+                    f"{make_target(stage)} again."
                 ) from error
     return found
 

@@ -20,6 +20,8 @@ between leads have the wrong autocorrelation; a member that is a copy of the tru
 in time has no variogram: of rare events |r(t + 1) - r(t)| says how many there are, not how they go on.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -218,7 +220,7 @@ def decades(energy: Tensor) -> Moments:
     ), lambda mean: halves(mean).log10().unflatten(1, (-1, num_octaves)).mean(1).abs().amax(1)
 
 
-def _mean_score(name: str):
+def _mean_score(name: str) -> Callable[[Scores, object], Moments | None]:
     """Moments of the mean of a score (n,); None if it was not computed or is undefined."""
 
     def moments(scores: Scores, _: object) -> Moments | None:
@@ -233,7 +235,7 @@ def _autocorrelation(scores: Scores, _: object) -> Moments | None:
     return None if found is None or found.isnan().all() else (found, lambda mean: mean[:, 0] - mean[:, 1])
 
 
-def _ratio_of(name: str):
+def _ratio_of(name: str) -> Callable[[Scores, object], Moments | None]:
     """Moments of the ratio of two mean distances; None if it is undefined or was not scored."""
 
     def moments(scores: Scores, _: object) -> Moments | None:

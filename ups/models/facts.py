@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ups.common.files import value_hash
+from ups.common.place import make_target
 from ups.data.cache import Cache
 from ups.data.tokenizer import Tokenizer
 from ups.models.description_checks import (
@@ -24,7 +25,10 @@ from ups.models.description_checks import (
     require_kinds,
 )
 
-AGAIN = "Train the operator again on these data: make remove STAGE=operator, then make operator."
+AGAIN = (
+    f"Train the operator again on these data: {make_target('remove STAGE=operator')}, then "
+    f"{make_target('operator')}."
+)
 
 
 def checked(row: tuple, **default: Any) -> Any:
@@ -44,10 +48,11 @@ class HeadFacts:
     base: kind and settings; once selected also name and unstable (how it grows beyond the data, "" if not).
 
     is_conservative: the training data conserve what the equation conserves; conserved: the fields whose mean
-    they keep, if the user names none. forcing_range: as the bounds of the state. start_frames: frames from
-    which starts are estimated, 0 if that is no better, None if it was not tried. is_deterministic: noise of
-    measurement explains the errors. network_weight, call_weight: of the network's output in rollouts and in
-    the single calls of samplers (0: the base alone); selection: the record of the first.
+    they keep, if the user names none. forcing_range, input_range (of a coefficient): as the bounds of the
+    state. start_frames: frames from which starts are estimated, 0 if that is no better, None if it was not
+    tried. is_deterministic: noise of measurement explains the errors. network_weight, call_weight: of the
+    network's output in rollouts and in the single calls of samplers (0: the base alone); selection: the
+    record of the first.
     """
 
     name: str
@@ -74,6 +79,7 @@ class HeadFacts:
     start_frames: int | None = checked(WHOLE, default=None)
     is_deterministic: bool | None = checked(FLAG, default=None)
     forcing_range: dict[str, list[float]] | None = checked(RANGES, default=None)
+    input_range: dict[str, list[float]] | None = checked(RANGES, default=None)
 
     @classmethod
     def read(cls, description: Mapping[str, Any]) -> "HeadFacts":

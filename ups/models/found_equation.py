@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ups.common.torch_state import plain_torch
 from ups.models.bases.equation import Equation
 from ups.models.bases.terms import INVERSE, WAVE, Term
 
@@ -57,7 +58,7 @@ class FoundEquation:
         ]
         return "\n".join([*lines, *[f"not stated in reports: {self.doubt}"] * bool(self.doubt)])
 
-    @torch.no_grad()
+    @plain_torch()
     def __call__(self, u: Tensor) -> Tensor:
         """The time derivative of u (batch, C, *space), physical units, all fields of the task; of its shape.
         Negligible terms are part of it. Raises ValueError for another grid."""
@@ -88,8 +89,8 @@ def found_equation(head: nn.Module, value: int = 0) -> FoundEquation:
     base, name, task = head.base, head.name, head.task
     if not isinstance(base, Equation) or not base.found:
         raise ValueError(
-            f"the base of {name} is {head.facts.base['name']}; expected an equation with intervals. "
-            f"Train the operator again with task.{name}.base: [equation]."
+            f"the base of {name} is {head.facts.base.get('name', base.kind)}; expected an equation "
+            f"with intervals. Train the operator again with task.{name}.base: [equation]."
         )
     equations = base.found["equations"]
     if value not in range(len(equations)):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ups.common.torch_state import refuse_gradient
 from ups.common.transfer import send
 from ups.data.cache import Cache
 from ups.data.tokenizer import Tokenizer
@@ -38,6 +39,7 @@ DECIDED = (
     "call_weight",
     "selection",
     "horizon",
+    "input_range",
     "start_frames",
     "is_deterministic",
 )
@@ -234,6 +236,8 @@ class TaskHead(nn.Module):
         """Raise ValueError if a parameter value is not a fitted one; distance: to the nearest one, as
         `_scaled`.
         """
+        if torch.is_grad_enabled():
+            refuse_gradient(self.name, "its base serves the fitted parameter values alone", given)
         is_fitted = (distance <= SAME).all()  # NaN is not
         asked, values = f"{self.name} was asked for the parameter value", self.facts.parameter_values
         expected = (

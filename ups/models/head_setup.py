@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ups.common.boundary import PERIODIC, along
 from ups.data.cache import Cache
+from ups.data.tokenizer import Tokenizer
 from ups.models.bases.base import Samples
 from ups.models.bases.per_field import Component, PerField
 from ups.models.bases.units import widened
@@ -145,12 +146,23 @@ def conserved_facts(head: TaskHead, cache: Cache) -> dict[str, Any]:
 
 def calibrated(head: TaskHead, cache: Cache, seed: int) -> TaskHead:
     """The head with what it takes from the training data once its base is fitted: the network's unit, the
-    bounds of the fields and the range of the forcing.
+    bounds of the fields and the range of the forcing or the coefficient.
     """
     head.scale.copy_(residual_scale(head, cache, seed))
     for end, value in zip((head.low, head.high), bounds(head, cache), strict=True):
         end.copy_(value)
-    return head.with_facts(forcing_range=forcing_range(head, cache) if cache.task.forcing else None)
+    ranges = {}
+    if cache.task.forcing:
+        ranges["forcing_range"] = _physical_range(
+            head.forcing_codec, cache, lambda some: head.forcing_of(cache, some, 0, cache.num_frames)
+        )
+    if cache.task.is_steady:
+        ranges["input_range"] = _physical_range(
+            head.input_codec,
+            cache,
+            lambda some: head.input_codec.decode(cache.inputs(some, head.scale.device)),
+        )
+    return head.with_facts(**ranges)
 
 
 @torch.no_grad()
@@ -186,12 +198,12 @@ def bounds(head: TaskHead, cache: Cache) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def forcing_range(head: TaskHead, cache: Cache) -> dict[str, list[float]]:
-    """Forcing field -> its `bounds` in physical units, relative to the task's offsets."""
-    codec = head.forcing_codec
-    ends = _widened_range(
-        cache, cache.split["train"], lambda some: head.forcing_of(cache, some, 0, cache.num_frames)
-    )
+def _physical_range(
+    codec: Tokenizer, cache: Cache, read: Callable[[Tensor], Tensor]
+) -> dict[str, list[float]]:
+    """Field of a codec -> `_widened_range` of the training data in physical units, relative to the task's
+    offsets."""
+    ends = _widened_range(cache, cache.split["train"], read)
     low, high = (codec.denormalise(end.view(-1, *[1] * codec.ndim)).flatten().tolist() for end in ends)
     return dict(zip(codec.fields, map(list, zip(low, high, strict=True)), strict=True))
 

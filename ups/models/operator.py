@@ -20,7 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from ups.common.boundary import BOUNDARIES, PERIODIC, along
+from ups.common.place import make_target
 from ups.common.precision import autocast
+from ups.common.torch_state import ONE_CALL, plain_torch, refuse_gradient
 from ups.config import ModelConfig, to_dict
 from ups.data.cache import Cache
 from ups.models.assimilation import with_estimated_start
@@ -67,7 +69,7 @@ class Operator(TaskNetwork):
 
     def head(self, task: str) -> TaskHead:
         """The head of a task. Raises ValueError for a task that the operator was not trained on."""
-        if task not in self.heads:
+        if task not in self.names:
             raise ValueError(
                 f"this operator does not know {task!r:.80}; expected one of the tasks it was "
                 f"trained on: {', '.join(self.names)}. Add it to data.tasks and train."
@@ -176,9 +178,11 @@ class Operator(TaskNetwork):
         return head
 
     def _features(self, head: TaskHead, z: Tensor, z_base: Tensor, parameters: ParameterBatch) -> Tensor:
+        """The features of the backbone. In training no gradient passes through its input from the base."""
         history = z.movedim(1, -2).flatten(-2)
+        base = z_base[:, 0].detach() if self.training else z_base[:, 0]
         with autocast(self.precision, z.device):
-            x = head.into(torch.cat([history, z_base[:, 0].detach(), *head.forcing_tokens(parameters)], -1))
+            x = head.into(torch.cat([history, base, *head.forcing_tokens(parameters)], -1))
             return self.backbone(x, self._condition(head, parameters.standard), head.task.boundary, head.name)
 
     def _corrected(
@@ -197,8 +201,11 @@ class Operator(TaskNetwork):
         change = out.float().unflatten(-1, (head.bundle, -1)).movedim(-2, 1)
         return head.restore(z_base + weight * scale * change, z[:, -1])
 
+    @plain_torch(keeps_gradient=True)
     def forward(self, z: Tensor, task: str, parameters: Tensor, forcing: Tensor | None = None) -> Tensor:
-        """One call from raw parameters (batch, P) and normalised forcing: (batch, bundle, *tokens, dim)."""
+        """One call from raw parameters (batch, P) and normalised forcing: (batch, bundle, *tokens, dim), with
+        its gradient by all three.
+        """
         return self.predict(z, task, self.head(task).parameter_batch(parameters, forcing))[0]
 
     def rollout(
@@ -215,9 +222,12 @@ class Operator(TaskNetwork):
 
         z of a steady task: the coefficient. parameters: raw, (batch, P). component "full": the operator as
         selected for the task; "base": its base alone. forcing: as in `ParameterBatch`, num_frames + 1 frames.
-        Raises ValueError as `TaskHead.parameter_batch`, `predict` and `rollout`.
+        Raises ValueError as `TaskHead.parameter_batch`, `predict` and `rollout`, and for a tensor that
+        requires a gradient.
         """
         head = self.head(task)
+        if torch.is_grad_enabled():
+            refuse_gradient(f"a rollout of {task}", ONE_CALL, z, parameters, forcing)
         batch, calls = head.parameter_batch(parameters, padded(forcing, head.bundle)), itertools.count()
 
         def step(window: Tensor) -> Tensor:
@@ -255,7 +265,9 @@ def load_operator(
 
     solvers: task -> the user's function, for bases that call one.
     """
-    operator = load_stage(directory, Operator, "operator stage", "Run make operator.", "operator")
+    operator = load_stage(
+        directory, Operator, "operator stage", f"Run {make_target('operator')}.", "operator"
+    )
     return operator.use_solvers(solvers or {}).to(device).eval()
 
 

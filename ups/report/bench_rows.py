@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.common.files import read_record
+from ups.common.place import make_target
 from ups.config import ROOT
 
 FOLDER = ROOT / "bench" / "out"
@@ -25,7 +26,9 @@ def find_bench_rows(task: str, key: dict[str, Any], folder: Path = FOLDER) -> di
     validation. Raises DamagedError for a result that is not readable."""
     best: dict[str, dict] = {}
     for path in sorted(folder.glob(f"{task}_*.json")):
-        record = read_record(path, "a result of make bench", "Delete it and run make bench again.")
+        record = read_record(
+            path, "a result of make bench", f"Delete it and run {make_target('bench')} again."
+        )
         for model, entry in record.get("models", {}).items() if record.get("data") == key else ():
             if model not in best or entry["validation"] < best[model]["validation"]:
                 best[model] = entry

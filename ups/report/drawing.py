@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
@@ -118,12 +119,29 @@ def _smaller(match: re.Match) -> str:
     return data_uri(image.quantize(256, dither=Image.Dither.NONE))
 
 
+def _restyled(tag: re.Match) -> str:
+    """A tag of an SVG with smaller images and the page's ink and font. Text between tags, which may look
+    alike, is left alone."""
+    text = tag[0].replace(INK, "var(--ink)").replace(LINE, "var(--line)")
+    text = re.sub(r"data:image/png;base64,\s*([A-Za-z0-9+/=\s]+)", _smaller, text)
+    return re.sub(r"(font: [^;\"]*?px )[^;\"]*", r"\1system-ui, sans-serif", text)
+
+
+def draw_as_written(fig: Figure) -> None:
+    """Draw all texts but the numbers of axes as they are: a dollar sign in a unit is no mathematics."""
+    axes = [axis for ax in fig.axes for axis in (ax.xaxis, ax.yaxis)]
+    numbers = {text for axis in axes for text in axis.findobj(Text)} - {axis.label for axis in axes}
+    for text in {*fig.findobj(Text)} - numbers:
+        text.set_parse_math(False)
+
+
 @styled
 def to_html(fig: Figure | None, caption: str, png: Path | None = None) -> Markup:
     """`fig` as an HTML <figure> with its caption: an inline <svg> that scales with the page and takes ink and
     font from it; empty if fig is None. png: path of a file on white for a README or a slide."""
     if fig is None:
         return Markup()
+    draw_as_written(fig)
     if engine := fig.get_layout_engine():
         engine.execute(fig)  # once; every format would repeat it
         fig.set_layout_engine("none")
@@ -133,18 +151,19 @@ def to_html(fig: Figure | None, caption: str, png: Path | None = None) -> Markup
     fig.set_facecolor("none")
     out = io.StringIO()
     FigureCanvasSVG(fig).print_svg(out, metadata={"Date": None})
-    text = out.getvalue().replace(INK, "var(--ink)").replace(LINE, "var(--line)")
+    text = out.getvalue()
     width = float(re.search(r'<svg[^>]* width="([\d.]+)pt"', text).group(1)) * 4 / 3
     for pattern, new in (
         (r"(?s)^.*?(?=<svg)", ""),
         (r"(?s)<metadata>.*?</metadata>", ""),
-        (r"data:image/png;base64,\s*([A-Za-z0-9+/=\s]+)", _smaller),
-        (r"(font: [^;\"]*?px )[^;\"]*", r"\1system-ui, sans-serif"),
+        (r"<[^<>]+>", _restyled),
         (r'(<svg[^>]*?) height="[\d.]+pt"', r"\1"),
         (
             r'(<svg[^>]*?) width="[\d.]+pt"',
-            rf'\1 role="img" aria-label="{escape(caption)}" '
-            rf'style="width:100%;max-width:{width:.0f}px;height:auto"',
+            lambda tag: (
+                f'{tag[1]} role="img" aria-label="{escape(caption)}" '
+                f'style="width:100%;max-width:{width:.0f}px;height:auto"'
+            ),
         ),
     ):
         text = re.sub(pattern, new, text)

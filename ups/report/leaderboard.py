@@ -4,14 +4,17 @@ python -m ups.report.leaderboard [--runs runs] [--metric nrmse] [--task TASK] [-
 """
 
 import json
+import sys
 from pathlib import Path
 from statistics import geometric_mean
 
 from ups.common.files import DamagedError, file_hash, read_record, read_sealed
 from ups.common.formatting import number
+from ups.common.text import markdown, printable
 from ups.config import read_command, run_script
 from ups.evaluation.gates import error_of
-from ups.report.tables import is_interval, markdown, value_of
+from ups.report.report import COMPARED, check_results
+from ups.report.tables import is_interval, markdown_table, value_of
 from ups.training.finished import DONE
 
 OPTIONS = {
@@ -30,17 +33,8 @@ def read_report(folder: Path) -> tuple[dict, bool]:
     A report with a failed gate has no record. Raises FileNotFoundError, and DamagedError if a file is not
     readable, is not the one of the record, or has only passed gates without a record."""
     path, again = folder / "results.json", "Make the report again."
-    results = read_record(
-        path,
-        "the results of a report",
-        again,
-        run=str,
-        tasks=dict,
-        protocol=dict,
-        environment=dict,
-        training=dict,
-        gates=list,
-    )
+    results = read_record(path, "the results of a report", again)
+    check_results(results, COMPARED, str(path))
     try:
         record = read_sealed(folder / DONE, "the record of a report", again, files=dict)
     except FileNotFoundError:
@@ -60,13 +54,18 @@ def read_report(folder: Path) -> tuple[dict, bool]:
 
 def read(runs: str | Path, split: str = "test") -> list[dict]:
     """results.json of every run with a report on `split`. Raises as `read_report`."""
-    folder = "report" if split == "test" else "report-val"
-    return [read_report(path.parent)[0] for path in sorted(Path(runs).glob(f"*/{folder}/results.json"))]
+    return [read_report(folder)[0] for folder in _reports(runs, split)]
+
+
+def _reports(runs: str | Path, split: str) -> list[Path]:
+    name = "report" if split == "test" else "report-val"
+    return sorted(path.parent for path in Path(runs).glob(f"*/{name}/results.json"))
 
 
 def figure(task: dict, metric: str) -> float | None:
-    """nrmse: the error by which the task is judged."""
-    return value_of(task["models"]["operator"].get(error_of(task) if metric == "nrmse" else metric))
+    """nrmse: the error by which the task is judged. None for what is no number."""
+    found = value_of(task["models"]["operator"].get(error_of(task) if metric == "nrmse" else metric))
+    return found if isinstance(found, int | float) and abs(found) <= sys.float_info.max else None
 
 
 def mean_of(results: dict, metric: str, task: str | None = None) -> float | None:
@@ -81,9 +80,15 @@ def table(runs: str | Path, metric: str = "nrmse", task: str | None = None, spli
 
     Runs with another protocol, tasks, grid, frames, parameters, number of trajectories or reference of errors
     are not comparable and have tables of their own. A missing value or one that is not finite sorts last.
+    Reports that are not readable are named below. Raises DamagedError if none is readable.
     """
-    groups, known = {}, set()
-    for results in read(runs, split):
+    groups, known, refused = {}, set(), []
+    for folder in _reports(runs, split):
+        try:
+            results, _ = read_report(folder)
+        except (ValueError, OSError) as error:
+            refused.append(f"Not listed: {printable(error)}")
+            continue
         protocol = {key: value for key, value in results["protocol"].items() if key != "seed"}
         data = {
             name: [*[entry[key] for key in SHARED], entry.get("measure", MEASURE)]
@@ -96,6 +101,8 @@ def table(runs: str | Path, metric: str = "nrmse", task: str | None = None, spli
             for name, value in entry["models"]["operator"].items()
             if is_interval(value) or name == "ms_per_state"
         }
+    if not groups and refused:
+        raise DamagedError("\n".join(refused))
     if not groups:
         return f"No reports in {runs}."
     if metric not in known:
@@ -106,7 +113,7 @@ def table(runs: str | Path, metric: str = "nrmse", task: str | None = None, spli
     shown = [_markdown(rows, metric, task) for rows in groups.values() if task in (None, *rows[0]["tasks"])]
     if not shown:
         raise ValueError(f"no run was scored on {task!r}; expected a task of {runs}. Omit --task to see all.")
-    return "\n\n".join(shown)
+    return "\n\n".join([*shown, *refused])
 
 
 def _markdown(rows: list[dict], metric: str, task: str | None) -> str:
@@ -147,7 +154,7 @@ def _markdown(rows: list[dict], metric: str, task: str | None) -> str:
         ]
         for row in ranked
     ]
-    return "\n".join([f"{horizon} ({settings})", "", *markdown(head, cells)])
+    return "\n".join([markdown(f"{horizon} ({settings})"), "", *markdown_table(head, cells)])
 
 
 def _settings(row: dict) -> list[str]:

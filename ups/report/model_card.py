@@ -7,17 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ups.common.files import remove, write_atomic
+from markupsafe import Markup
+
+from ups.common.files import remove_named, replacing, write_atomic
 from ups.common.formatting import number
 from ups.common.stages import STAGES
 from ups.evaluation.gates import TRIVIAL, error_of
 from ups.evaluation.selected import in_words
 from ups.report.bench_rows import NETWORKS
 from ups.report.figures_ensemble import case_name
-from ups.report.tables import is_interval, label, markdown, noise_in_words, ordered
+from ups.report.tables import is_interval, label, markdown_table, noise_in_words, ordered
 from ups.report.templates import render
 from ups.tasks import in_unit
 from ups.training.finished import CARD, IMAGES
+from ups.training.names import pictures_of_card
 
 SCORES = {
     "crps": "fair CRPS",
@@ -42,16 +45,17 @@ def write_cards(run_dir: Path, results: Mapping[str, Any], known: Mapping[str, d
         folder = run_dir / stage
         if not folder.is_dir():
             continue
-        remove(folder / IMAGES)
+        remove_named(folder / IMAGES, pictures_of_card(folder))
         pictures = {
             name: found[0]
             for name in tasks
             if stage == "operator" and (found := sorted(figures.glob(f"{name}_median_error_*.png")))
         }
         if pictures:
-            (folder / IMAGES).mkdir()
+            (folder / IMAGES).mkdir(exist_ok=True)
         for path in pictures.values():
-            shutil.copyfile(path, folder / IMAGES / path.name)
+            with replacing(folder / IMAGES / path.name) as temporary:
+                shutil.copyfile(path, temporary)
         write_atomic(
             folder / CARD, card(stage, results, known, {name: path.name for name, path in pictures.items()})
         )
@@ -74,14 +78,14 @@ def card(
         revision=environment.get("git_revision"),
         licence=LICENCES[training["source"]],
         title=STAGES[stage].title,
-        call=STAGES[stage].call,
+        call=Markup(STAGES[stage].call),
         domains=[_domain(name, known[name]) for name in known if name in results["stages"][stage]],
         scores=SCORES_OF[STAGES[stage].tasks](results),
         gates=gates,
         failed=[gate for gate in gates if not gate["passed"]],
         pictures=pictures,
         images=IMAGES,
-        markdown=_table,
+        table=_table,
     )
 
 
@@ -107,9 +111,9 @@ def _geometry(domain: Sequence, boundary: str | Sequence[str]) -> tuple[str, str
     return " × ".join(f"{low:g} to {high:g}" for low, high in spans), ", ".join(kinds)
 
 
-def _table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> list[str]:
+def _table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> Markup:
     head, *lines = [list(map(_text, line)) for line in (head, *rows)]
-    return markdown(head, lines)
+    return Markup("\n".join(markdown_table(head, lines)))
 
 
 def _text(value: Any) -> str:

@@ -36,52 +36,70 @@ results.json is strict JSON; null means undefined or not finite. A number with a
 """
 
 import json
+import reprlib
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from markupsafe import Markup
 
 from ups.common.files import write_atomic
+from ups.common.text import file_stem
 from ups.report import drawing, figures, summary
 from ups.report.sections import ROWS, task_section
 from ups.report.tables import Row
 from ups.report.templates import render
 
-# key -> type or nested schema; "*": all other keys; a list: all elements
-ROW = {"nrmse": dict, "error_growth": list}
-TASK = {
+# key -> type or nested schema; "*": all other keys; a list: all elements. What may be missing may be None.
+NUMBER, TEXT = (float, int, NoneType), (str, NoneType)
+INTERVAL = dict.fromkeys(("value", "low", "high"), NUMBER)
+COMPARED_TASK = {
     "num_trajectories": int,
     "num_frames_predicted": int,
     "parameters": list,
-    "fields": list,
     "grid": list,
+    "models": {"operator": dict},
+    "error": TEXT,
+    "base": TEXT,
+    "network_is_used": (bool, NoneType),
+}
+COMPARED = {  # of a report that the leaderboard lists
+    "run": str,
+    "environment": {"git_revision": TEXT},
+    "protocol": dict,
+    "tasks": {"*": COMPARED_TASK},
+    "gates": [{"passed": bool}],
+    "training": dict.fromkeys(("parameters", "seconds", "muon_lr", "adamw_lr", "seed"), NUMBER),
+}
+ROW = {"nrmse": INTERVAL, "error_growth": list}
+TASK = COMPARED_TASK | {
+    "fields": list,
     "times": list,
     "models": {"operator": ROW, "*": ROW},
     "spectra": dict,
 }
 GATE = {"stage": str, "task": str, "name": str, "bound": str, "passed": bool, "reason": str}
-SCHEMA = {
-    "run": str,
+SCHEMA = COMPARED | {
     "created": str,
     "config_hash": str,
-    "environment": dict,
-    "protocol": dict,
     "tasks": {"*": TASK},
     "gates": [GATE],
     "usability": {"*": {"usable": bool, "words": str}},
-    "training": dict,
 }
 REPRODUCE = ("run", "created", "config_hash", "environment", "protocol", "training")
 
 
 def check_results(data: Any, kind: Any = SCHEMA, where: str = "results") -> None:
     """Raise ValueError with the dotted key where `data` does not match the schema `kind`."""
-    expected = kind if isinstance(kind, type) else type(kind)
-    if not isinstance(data, expected):
+    kinds = kind if isinstance(kind, tuple) else (kind if isinstance(kind, type) else type(kind),)
+    is_number = isinstance(data, int | float) and not isinstance(data, bool)
+    if type(data) not in kinds or (is_number and not abs(data) <= sys.float_info.max):
+        expected = "finite number" if float in kinds else kinds[0].__name__
         raise ValueError(
-            f"{where} is {'missing' if data is None else repr(data)}; expected a {expected.__name__}. Build "
-            "it with ups.metrics.errors.summarise_errors; the schema is in ups/report/report.py."
+            f"{where} is {'missing' if data is None else reprlib.repr(data)}; expected a {expected}. Make "
+            "the report again; the schema is in ups/report/report.py."
         )
     if isinstance(kind, dict):
         for key in kind.keys() - {"*"} | (data.keys() if "*" in kind else set()):
@@ -126,7 +144,7 @@ def write_report(
             },
             **sections,
         },
-        figure=lambda fig, caption, name: drawing.to_html(fig, caption, folder / f"{name}.png"),
+        figure=lambda fig, caption, name: drawing.to_html(fig, caption, folder / f"{file_stem(name)}.png"),
         training=figures.training(history),
         reproduce=json.dumps({key: results[key] for key in REPRODUCE}, indent=2, ensure_ascii=False),
         definitions=[Row(metric.label, [metric.meaning]) for metric in ROWS],

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from ups.common.formatting import number
+from ups.common.text import file_stem
 from ups.metrics.ensembles import ENSEMBLES
 from ups.metrics.errors import ERRORS
 from ups.metrics.intervals import Metric
@@ -105,7 +106,7 @@ def task_section(name: str, task: dict, samples: list[dict], folder: Path) -> Ma
     also written as PNG files to `folder`."""
 
     def draw(figure: Figure | None, caption: str, file: str) -> Markup:
-        return drawing.to_html(figure, caption, folder / f"{file}.png")
+        return drawing.to_html(figure, caption, folder / f"{file_stem(file)}.png")
 
     times, is_rollout = task["times"], len(task["times"]) > 1
     field = int(np.argmax(drawing.floats(task["models"]["operator"].get("nrmse_by_field", [0]))))

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ups.common.formatting import number
+from ups.common.text import markdown
 from ups.metrics.intervals import Metric
 
 COSTS = (
@@ -80,9 +81,9 @@ def label(model: str) -> str:
     return NAMES.get(model, model)
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """The lines of a table in Markdown."""
-    return [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows)]
+    return [f"| {' | '.join(map(markdown, line))} |" for line in (head, ["---"] * len(head), *rows)]
 
 
 def ordered(models: Collection[str]) -> list[str]:

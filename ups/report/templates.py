@@ -7,6 +7,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 from markupsafe import Markup
 
 from ups.common.formatting import number
+from ups.common.text import markdown
 from ups.metrics.intervals import Metric
 from ups.report.tables import is_interval, label, value_of
 
@@ -22,8 +23,14 @@ ENVIRONMENT.filters |= {"number": number, "value_of": value_of, "label": label}
 ENVIRONMENT.tests |= {"interval": is_interval, "metric": lambda value: isinstance(value, Metric)}
 
 
+IN_MARKDOWN = ENVIRONMENT.overlay(
+    finalize=lambda value: value if isinstance(value, Markup) else markdown(value)
+)
+
+
 def render(template: str, **values: Any) -> str:
-    """The filled-in template. In an .html file all values are escaped unless they are Markup, as is the
-    result."""
-    text = ENVIRONMENT.get_template(template).render(values)
-    return Markup(text) if template.endswith(".html") else text
+    """The filled-in template, an .html or .md file. All values are escaped unless they are Markup, as is the
+    HTML."""
+    if template.endswith(".md"):
+        return IN_MARKDOWN.get_template(template).render(values)
+    return Markup(ENVIRONMENT.get_template(template).render(values))

@@ -3,6 +3,7 @@
 Facts from PDEBench (Takamoto et al. 2022, arXiv 2210.07182) and its public code.
 """
 
+import copyreg
 import difflib
 import importlib
 import pkgutil
@@ -49,3 +50,12 @@ def described_task(description: Mapping[str, Any]) -> Task:
     "own")."""
     name, facts = description["name"], description.get("own")
     return make_user_task(name, facts) if facts else get_task(name)
+
+
+def _reduced(task: Task) -> tuple:
+    """What pickle stores of a task: its description, as its solver may be a local function."""
+    is_described = task.user_facts is not None or TASKS.get(task.name) is task
+    return (described_task, (task.description,)) if is_described else task.__reduce_ex__(4)
+
+
+copyreg.pickle(Task, _reduced)

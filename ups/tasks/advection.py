@@ -11,6 +11,7 @@ from typing import Any
 
 from ups.common.boundary import PERIODIC
 from ups.common.lazy import Tensor, np, torch
+from ups.common.place import make_target
 from ups.tasks.initial import cell_centres, sample_wave, solver, step_of
 from ups.tasks.task import Array, Finding, Task
 
@@ -44,7 +45,7 @@ def moves_at_beta(data: Any, scan: Any) -> Iterator[Finding]:
             f"the field moves at twice beta (relative error {double:.2g}, at beta "
             f"{right:.2g}): the withdrawn first edition (PDEBench issue 46)",
             str(data.path),
-            "delete it and run `make data`",
+            f"delete it and run `{make_target('data')}`",
         )
 
 

@@ -21,6 +21,7 @@ problem: waves are a tenth slower than in the continuum. A trajectory begins SPI
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 from ups.common.boundary import PERIODIC
 from ups.common.lazy import Tensor, np, torch
@@ -112,18 +113,18 @@ def start_shown(streams: Sequence["np.random.Generator"], n: int, parameter: Non
 
 
 @solver(channels=2, ndim=2, cells_at_once=2**16)
-def simulate(seed: int, indices: Sequence[int], **settings) -> Tensor:
+def simulate(seed: int, indices: Sequence[int], **settings: Any) -> Tensor:
     """u and v, (n, num_frames, 2, resolution, resolution)."""
     return trajectories(start, evolve, seed, indices, **settings)
 
 
 @solver(channels=4, ndim=2, cells_at_once=2**16)
-def simulate_shown(seed: int, indices: Sequence[int], **settings) -> Tensor:
+def simulate_shown(seed: int, indices: Sequence[int], **settings: Any) -> Tensor:
     """u, v, kick and age, (n, num_frames, 4, resolution, resolution)."""
     return trajectories(start_shown, evolve_shown, seed, indices, **settings)
 
 
-def family_member(name: str, filename: str, **facts) -> Task:
+def family_member(name: str, filename: str, **facts: Any) -> Task:
     """The facts that the task and its control share."""
     return Task(
         name=name,

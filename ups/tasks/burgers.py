@@ -19,6 +19,7 @@ from typing import Any
 
 from ups.common.boundary import PERIODIC
 from ups.common.lazy import Tensor, np, torch
+from ups.common.place import make_target
 from ups.tasks.initial import Wave, sample_wave, solver, step_of
 from ups.tasks.task import Array, Finding, Task
 
@@ -209,7 +210,7 @@ def starts_at_zero(data: Any, scan: Any) -> Iterator[Finding]:
             "x starts below zero: the withdrawn first edition of Burgers, with a wrong "
             "flux (PDEBench issue 51)",
             str(data.path),
-            "delete it and run `make data`",
+            f"delete it and run `{make_target('data')}`",
         )
 
 

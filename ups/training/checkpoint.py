@@ -8,9 +8,10 @@ and has the identity of the stage (ups/training/identity.py). Nothing is unpickl
 are read with weights_only.
 """
 
+import contextlib
 import os
-import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,13 @@ from ups.common.files import (
     file_hash,
     flush,
     read_sealed,
-    remove,
+    remove_named,
     replacing,
     require_hash,
     write_sealed,
 )
 from ups.training.identity import MANIFEST, require_identity
+from ups.training.names import CHECKPOINT
 from ups.training.processes import saved_steps
 
 SHARED = "shared.pt"
@@ -50,6 +52,14 @@ def read_weights(path: Path, do: str) -> dict[str, Tensor]:
         raise DamagedError(f"{path} is not readable ({error}); expected a safetensors file. {do}") from error
     _require_finite(tensors, path, do)
     return tensors
+
+
+def _clear(folder: Path) -> None:
+    """Delete a checkpoint. Files of others in its folder are kept, in a folder that is no checkpoint."""
+    if remove_named(folder, CHECKPOINT):
+        kept = folder.with_name(f".kept-{folder.name}-{time.time_ns()}")
+        folder.rename(kept)
+        print(f"{folder} holds files that UPS did not write: moved to {kept}", file=sys.stderr, flush=True)
 
 
 def _require_finite(value: Any, path: Path, do: str) -> None:
@@ -103,13 +113,14 @@ class Checkpoints:
             )
         except Exception:
             if self.rank == 0:
-                shutil.rmtree(temporary, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    _clear(temporary)
             raise
 
     def _begin(self, temporary: Path) -> None:
         self.directory.mkdir(exist_ok=True)  # fails if the stage's folder was removed
-        for stale in self.directory.glob(".tmp-*"):
-            remove(stale)
+        for stale in self.directory.glob(".tmp-" + "[0-9]" * 9):
+            _clear(stale)
         temporary.mkdir()
 
     def _write(self, temporary: Path, shared: dict[str, Any], local: dict[str, Any]) -> None:
@@ -126,11 +137,11 @@ class Checkpoints:
         }
         write_sealed(temporary / MANIFEST, {"step": step, **facts, **self.identity, "files": files})
         # a run that went back to an earlier step writes this one again
-        remove(self.path(step))
+        _clear(self.path(step))
         os.replace(temporary, self.path(step))
         flush(self.directory)
         for old in saved_steps(self.directory)[self.keep :]:
-            shutil.rmtree(self.path(old))
+            _clear(self.path(old))
 
     def manifest(self, step: int) -> dict[str, Any]:
         """The manifest of `step`.
@@ -194,7 +205,7 @@ class Checkpoints:
             )
         for step, error in damaged:
             aside = self.directory / f".damaged-{step:09d}"
-            remove(aside)
+            _clear(aside)
             os.replace(self.path(step), aside)
             print(
                 f"WARNING: {error} Moved to {aside}; going back to step {manifest['step']}.",

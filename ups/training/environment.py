@@ -3,10 +3,11 @@
 import hashlib
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ import torch
 from ups import __version__
 from ups.config import ROOT, TrainConfig
 from ups.training.identity import dotted
+
+UNKNOWN, FACT_S = "unknown", 2.0  # git answers in a tenth of a second
 
 
 def asks_for_cpu() -> bool:
@@ -98,14 +101,42 @@ def differences(facts: list[dict[str, Any]]) -> list[str]:
     return found
 
 
+def output_of(*command: str) -> str:
+    """What a program prints; "unknown" if it is missing, fails or takes longer than FACT_S: what it would say
+    only describes a run, and must not end it."""
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError:
+        return UNKNOWN
+    try:
+        text, _ = process.communicate(timeout=FACT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # with its children
+        return UNKNOWN
+    return text.strip() if process.returncode == 0 else UNKNOWN
+
+
+def version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # imported from a folder
+        return UNKNOWN
+
+
 def describe_environment(world: int, device: torch.device) -> dict[str, Any]:
     """Versions, hardware, git revision and command line of this start."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(ROOT), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        return done.stdout.strip() if done.returncode == 0 else "unknown"
-
+    revision, changes = (
+        output_of("git", "-C", str(ROOT), *words)
+        for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))
+    )
     gpus = range(torch.cuda.device_count() if device.type == "cuda" else 0)
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -115,11 +146,11 @@ def describe_environment(world: int, device: torch.device) -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(index) for index in gpus],
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "accelerate": version("accelerate"),
-        "numpy": version("numpy"),
+        "accelerate": version_of("accelerate"),
+        "numpy": version_of("numpy"),
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "git_revision": git("rev-parse", "HEAD"),
-        "git_is_dirty": git("status", "--porcelain") not in ("", "unknown"),
+        "git_revision": revision,
+        "git_is_dirty": changes if changes == UNKNOWN else bool(changes),
     }

@@ -14,6 +14,7 @@ from ups.common.files import (
     require_small,
     value_hash,
 )
+from ups.common.place import make_target
 from ups.config import STAGES, read_yaml
 from ups.training.identity import relevant_keys
 
@@ -115,7 +116,7 @@ def stage_of_run(run: Path, stage: str) -> FinishedStage | None:
             raise DamagedError(
                 f"{folder} was made from another {parent} than the one beside it "
                 f"({then!s:.12}, not {now!s:.12}); expected stages of one run. Put the stages "
-                f"of one run together, or run make {stage} again."
+                f"of one run together, or run {make_target(stage)} again."
             )
     return found
 

@@ -7,6 +7,7 @@ have computed itself.
 """
 
 import contextlib
+import re
 import sys
 import time
 from pathlib import Path
@@ -20,17 +21,20 @@ from ups.common.files import (
     in_words,
     is_at,
     lock,
+    open_plain,
     read_record,
     read_sealed,
-    remove,
+    remove_named,
     value_hash,
     write_atomic,
     write_json,
     write_sealed,
 )
+from ups.common.place import make_target
 from ups.config import Config, read_yaml, to_dict
 from ups.training.finished import DONE, finished_stage
 from ups.training.identity import MANIFEST, relevant_keys, require_identity
+from ups.training.names import HEARTBEATS, OF_RANKS, STARTS
 
 LOCK, MEMORY = ".lock", "memory"  # MEMORY: folder with the micro-batch that fitted on each rank
 CARRIERS = ("*.json", "*/*.json", f"state/*/{MANIFEST}")  # records that may carry an identity
@@ -46,8 +50,8 @@ class StageFolder:
         self.relevant = relevant_keys(to_dict(config), stage)
         self.identity = {"config_hash": value_hash({"stage": stage, **self.relevant}), "parents": parents}
         self.remedy = (
-            f"Delete {self.path} (make remove STAGE={stage} RUN={config.run.name}) and run "
-            f"make {stage} RUN={config.run.name} again, or choose another run.name."
+            f"Delete {self.path} ({make_target(f'remove STAGE={stage} RUN={config.run.name}')}) and run "
+            f"{make_target(f'{stage} RUN={config.run.name}')} again, or choose another run.name."
         )
         self.is_open = False  # whether every rank has entered it; `note` writes nothing before
         self._lock: IO | None = None
@@ -128,7 +132,7 @@ class StageFolder:
     def _try_lock(self) -> bool:
         """Whether this process locked the folder at the path. Raises BlockingIOError if another one did."""
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.path / LOCK).open("a")
+        self._lock = open_plain(self.path / LOCK)
         lock(self._lock, self.path / LOCK)
         return self.is_own()
 
@@ -171,17 +175,19 @@ class StageFolder:
         return record
 
     def begin(self, start: dict[str, Any]) -> None:
-        """Write environment.json and config.yaml of this start; rename earlier errors, delete heartbeats."""
+        """Write environment.json and config.yaml of this start; move earlier errors, delete heartbeats."""
         path, starts = self.path / "environment.json", []
         if path.is_file():
             starts = read_record(path, "the record of earlier starts", self.remedy, starts=list)["starts"]
-        if (self.path / "errors").exists():
-            aside = self.path / f"errors_of_start_{len(starts):04d}"
-            remove(aside)
-            (self.path / "errors").rename(aside)
-            for old in sorted(self.path.glob("errors_of_start_*"))[:-KEPT_ERRORS]:
-                remove(old)
-        remove(self.path / "heartbeat")
+        aside = self.path / f"errors_of_start_{len(starts):04d}"
+        for error in sorted((self.path / "errors").glob("rank*.json")):
+            aside.mkdir(exist_ok=True)
+            error.rename(aside / error.name)
+        remove_named(self.path / "errors", OF_RANKS)  # it is empty, unless it holds files of others
+        earlier = sorted(path for path in self.path.iterdir() if re.fullmatch(STARTS, path.name))
+        for old in earlier[:-KEPT_ERRORS]:
+            remove_named(old, OF_RANKS)
+        remove_named(self.path / "heartbeat", HEARTBEATS)
         write_atomic(self.path / "config.yaml", yaml.safe_dump(to_dict(self.config), sort_keys=False))
         write_json(path, {**self.identity, "starts": [*starts, start]})
 

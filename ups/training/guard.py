@@ -93,7 +93,9 @@ class Guard:
         """Start the thread and handle SIGTERM and SIGINT. Call it in the main thread of the process."""
         if not faulthandler.is_enabled():
             faulthandler.enable(2)
-        self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._read_end, self._write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+        os.set_blocking(self._write_end, False)
         self._wakeup_before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         self._handlers = {
             number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)
@@ -110,7 +112,8 @@ class Guard:
         with self._lock:
             self._stop_file = directory / f"stop-{job}.json"
             self._file = os.open(
-                directory / f"rank{self.rank}.json", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+                directory / f"rank{self.rank}.json",
+                os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW,
             )
             self.directory = directory
             now = time.monotonic()

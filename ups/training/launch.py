@@ -26,6 +26,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -34,6 +35,7 @@ from typing import Any
 
 import yaml
 
+from ups.common.place import require_posix
 from ups.training.guard import EXIT_HANG, SAME_S
 from ups.training.processes import (
     EVENTS,
@@ -238,7 +240,11 @@ def launcher_command(arguments: list[str]) -> list[str]:
 
 @contextlib.contextmanager
 def events_file() -> Iterator[Path]:
-    """An empty file in memory for the ranks' events, so a full disk cannot lose them."""
+    """An empty file in memory for the ranks' events, so a full disk cannot lose them; on macOS on disk."""
+    if not hasattr(os, "memfd_create"):
+        with tempfile.NamedTemporaryFile(prefix="ups-launch-") as file:
+            yield Path(file.name)
+        return
     handle = os.memfd_create("ups-launch")
     try:
         yield Path(f"/proc/{os.getpid()}/fd/{handle}")
@@ -363,8 +369,9 @@ def main() -> int:
     if not any(word.endswith(".py") for word in arguments):
         parser.error("no script; expected accelerate launch's options, a script and its arguments")
     try:
+        require_posix("training")
         return supervise(arguments, options.restarts)
-    except FileNotFoundError as error:
+    except OSError as error:
         log(str(error))
         return 2
 

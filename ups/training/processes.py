@@ -1,5 +1,5 @@
 """Processes of this machine: their states, children and parents, and the events that ranks send to their
-supervisor (ups/training/launch.py) as lines of JSON. Standard library and psutil only.
+supervisor (ups/training/launch.py) as lines of JSON. Without torch.
 """
 
 import contextlib
@@ -19,7 +19,10 @@ from typing import Any
 
 import psutil
 
+from ups.common.text import print_plain
+
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+LETTERS = {psutil.STATUS_STOPPED: "T", psutil.STATUS_ZOMBIE: "Z", psutil.STATUS_DEAD: "X"}  # as in /proc
 EVENTS = "UPS_LAUNCH_EVENTS"  # environment variable with the path of the file for events
 
 
@@ -52,13 +55,19 @@ def saved_steps(directory: Path) -> list[int]:
 
 
 def process_state(pid: int) -> tuple[str, int] | None:
-    """(state letter, start time in ticks) of a process of this machine; None if it is gone."""
+    """(state letter, start time in ticks or, on macOS, seconds) of a process of this machine; None if it is
+    gone."""
     try:
-        # the fields after the name, which may contain spaces (proc_pid_stat(5))
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
+        if sys.platform == "linux":
+            # the fields after the name, which may contain spaces (proc_pid_stat(5))
+            fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            state, born = fields[0], int(fields[19])
+        else:  # macOS has no /proc
+            process = psutil.Process(pid)
+            state, born = LETTERS.get(process.status(), "S"), int(process.create_time())
+    except (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
         return None
-    return None if fields[0] in "ZX" else (fields[0], int(fields[19]))
+    return None if state in "ZX" else (state, born)
 
 
 def this_machine() -> str:
@@ -94,8 +103,9 @@ def descendants(pid: int) -> list[int]:
 
 
 def control_process(option: int, value: int) -> None:
-    """prctl(2) of this process."""
-    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+    """prctl(2) of this process. macOS has none: there the guard of each rank looks for its parent."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def adopt_orphans() -> None:
@@ -154,14 +164,7 @@ def protect_output() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        stream = getattr(sys, name)
-        if stream is getattr(sys, f"__{name}__"):  # else a test or a notebook replaced it
-            with contextlib.suppress(OSError, AttributeError):  # None where it was closed
-                stream.flush()
-            outlet = io.BufferedWriter(_Outlet(number, "w", closefd=False))
-            encoding = getattr(stream, "encoding", "utf-8")
-            setattr(sys, name, io.TextIOWrapper(outlet, encoding, "backslashreplace", line_buffering=True))
+    print_plain(_Outlet)
 
 
 def end_processes(pids: Callable[[], list[int]], grace_s: float) -> None:

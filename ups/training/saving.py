@@ -29,6 +29,7 @@ class MetricsLog:
         self.tracker: Tracker | None = None
         # name -> [sum of value * rows, rows] on this rank since the last log
         self.window: dict[str, list] = {}
+        self.lines: list[int] | None = None  # of metrics.jsonl, as the loaded checkpoint has them
         self._error: OSError | None = None  # of rank 0; raised where all ranks can agree on it
         self.mark()
 
@@ -59,7 +60,7 @@ class MetricsLog:
     def rewind(self) -> None:
         """Drop the lines after the current step."""
         if self.tracker is not None:
-            self.tracker.rewind(self.counters.step)
+            self.tracker.rewind(self.counters.step, self.lines)
 
     def add(self, done: Update) -> None:
         """Add an update to the means."""
@@ -165,6 +166,8 @@ class Saving:
         self.ranks.agreed(self.require_ready, "looking for the stage directory and writing metrics.jsonl")
         shared, own = self.updates.state()
         own |= {"random": random_state(self.ranks.device), "window": self.metrics.plain_window()}
+        if self.metrics.tracker is not None:  # on rank 0, which writes what is shared
+            shared["lines"] = torch.tensor(self.metrics.tracker.lines)
         try:
             self.checkpoints.save(shared["step"], shared, own, {"world": self.ranks.world})
             self.num_failed, self.updates.saved = 0, shared["step"]
@@ -206,6 +209,8 @@ class Saving:
         try:
             shared, own = self.checkpoints.read(step, self.ranks.world)
             self.updates.load(shared, own, lambda: self.checkpoints.parts(step))
+            lines = shared.get("lines")  # an earlier version wrote none
+            self.metrics.lines = None if lines is None else lines.tolist()
             # else the number of processes changed: generators keep their state; batches depend on the step
             if own is not None:
                 set_random_state(own["random"], self.ranks.device)

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from ups.common.files import MOST_RECORD_BYTES, DamagedError, require_plain
+from ups.common.text import require_plain_text
 from ups.training.checkpoint import read_weights
 from ups.training.finished import DONE, MODEL, read_stage, require_weights
 
@@ -141,6 +142,7 @@ def _build(
             raise ValueError(
                 f"its depth is {description['model']['depth']} and its weights hold {len(stored)} tensors"
             )
+        require_plain_text(description, str(path), MOST_RECORD_BYTES)
         with _Budget(num + MOST_NUMBERS, MOST_OPERATIONS * (10 + len(stored))):
             return build(description)
     except Exception as error:  # a foreign description can raise anything

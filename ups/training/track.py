@@ -12,6 +12,7 @@ offline record may lack its last second; metrics.jsonl has it. TensorBoard drops
 
 import contextlib
 import importlib.util
+import itertools
 import json
 import os
 import queue
@@ -20,12 +21,15 @@ import sys
 import threading
 import time
 import uuid
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ups.common.files import DamagedError, is_at, write_atomic, write_json
+import psutil
+
+from ups.common.files import DamagedError, is_at, require_plain, write_atomic, write_json
 from ups.common.progress import beat
 from ups.config import TrackerConfig
 from ups.training.processes import descendants
@@ -56,6 +60,8 @@ class Tracker:
         self, directory: Path, tracker: TrackerConfig, group: str, stage: str, config: dict[str, Any]
     ) -> None:
         self.path = directory / "metrics.jsonl"
+        require_plain(self.path, "Remove it, and run the same command again.")
+        self.lines: list[int] = []  # checksums of the lines so far, part of every checkpoint
         self._file = self.path.open("a", encoding="utf-8")
         self._calls: queue.Queue[tuple[str, Any]] = queue.Queue(MAX_WAITING)
         self._outside: threading.Thread | None = None
@@ -69,13 +75,25 @@ class Tracker:
             )
             self._outside.start()
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, step: int, lines: list[int] | None = None) -> None:
         """Drop the lines after `step`, where training continues, and a last line that is cut short.
 
-        Raises DamagedError for any other unreadable line, because its metrics would be missing.
+        lines: their checksums in the checkpoint of `step`; None if it has none. Warns if the file has others.
+        Raises DamagedError for an unreadable line, because its metrics would be missing.
         """
         if self.path.stat().st_size:
             self._keep_until(step)
+        if lines is not None and lines != self.lines:
+            pairs = itertools.zip_longest(lines, self.lines)
+            number = next(at for at, (then, now) in enumerate(pairs, 1) if then != now)
+            print(
+                f"WARNING: {self.path} was changed since step {step} was saved: it had {len(lines)} lines "
+                f"then and has {len(self.lines)} now; line {number} is the first that is lost, repeated or "
+                "changed. "
+                "Training goes on, as it reads none of them; the report will show them as they are.",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _keep_until(self, step: int) -> None:
         self._file.close()
@@ -94,6 +112,7 @@ class Tracker:
                 ) from error
             if is_kept:
                 text.append(line.decode() + "\n")
+                self.lines.append(zlib.crc32(line))
                 lines.append((at, {k: v for k, v in _numbers(values).items() if k != "time"}))
         write_atomic(self.path, "".join(text))
         self._file = self.path.open("a", encoding="utf-8")
@@ -101,8 +120,9 @@ class Tracker:
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Write a line {"step", "time", **values}; send numbers to the outside tracker as STAGE/NAME."""
-        line = {"step": step, "time": round(time.time(), 3), **values}
-        print(json.dumps(line), file=self._file, flush=True)
+        line = json.dumps({"step": step, "time": round(time.time(), 3), **values})
+        print(line, file=self._file, flush=True)
+        self.lines.append(zlib.crc32(line.encode()))
         self._enqueue("send", [(step, _numbers(values))])
 
     def flush(self) -> None:
@@ -258,6 +278,6 @@ class _TensorBoard:
 def _end_service() -> None:
     """Kill the wandb-core process of this process: at exit W&B waits for it without limit."""
     for pid in descendants(os.getpid()):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            if b"wandb-core" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        with contextlib.suppress(OSError, psutil.Error):  # it has ended meanwhile
+            if "wandb-core" in " ".join(psutil.Process(pid).cmdline()):
                 os.kill(pid, signal.SIGKILL)

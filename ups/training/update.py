@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ups.common.files import is_out_of_memory
+from ups.common.place import make_target
 from ups.config import OptimConfig, TrainConfig
 from ups.training import sharding
 from ups.training.counters import Counters, Update
@@ -273,7 +274,7 @@ class Updates:
             raise StageError(
                 f"{in_row} updates in a row were not finite, none was applied",
                 "non_finite",
-                NON_FINITE.format(saved=saved, section=self.ranks.folder.stage),
+                NON_FINITE.format(saved=saved, section=self.ranks.folder.stage, doctor=make_target("doctor")),
             )
 
     # ---------------------------------------------------------------- state
@@ -327,6 +328,6 @@ NO_TASK = (
     "gradients of all tasks use the same memory. Call it with only=TASK."
 )
 NON_FINITE = (
-    "The same command continues from the {saved} at the same rates. Look at the data with make doctor. Lower "
+    "The same command continues from the {saved} at the same rates. Look at the data with {doctor}. Lower "
     "{section}.optim.muon_lr and adamw_lr in a run of another name (RUN= of make): a run keeps its rates."
 )

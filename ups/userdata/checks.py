@@ -1,7 +1,6 @@
 """Checks of one file of a user: its parameters, times, groups and grid must be those of the task."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -14,17 +13,18 @@ from ups.userdata.times import NO_TIMES, even_step, jumps_in, step_in, times_in
 
 
 def parameter_values(
-    key: str, store: Store, name: str, place: str, path: Path, groups: Sequence[str], num: int
+    key: str, store: Store, task: Task, name: str, groups: Sequence[str], num: int
 ) -> np.ndarray:
     """The parameter of each of the `num` trajectories of a file, or of its groups, (num,)."""
+    place, arrays = task.user_facts["parameters"][name], [entry.array for entry in task.arrays]
     if groups and "*" in place:
-        return np.array([float(value_in(key, store, name, place, path, group)) for group in groups])
-    values = value_in(key, store, name, place, path)
+        return np.array([float(value_in(key, store, name, place, arrays, group)) for group in groups])
+    values = value_in(key, store, name, place, arrays)
     if values.ndim and groups and list(groups) != sorted(groups):
         other = ", ".join(sorted(groups)[:2])
         raise config_error(
             f"{key}.parameters.{name}",
-            f"{path} holds {len(values)} values for groups whose names "
+            f"{store.path} holds {len(values)} values for groups whose names "
             f"may be sorted as {groups[0]}, {groups[1]}, .. or as {other}, ..",
             "a value in each group",
             f'Write {name}: "*/{name}", an array or ("*@{name}") an '
@@ -33,7 +33,7 @@ def parameter_values(
     if values.ndim and len(values) != num:
         raise config_error(
             f"{key}.parameters.{name}",
-            f"{path} holds {len(values)} values",
+            f"{store.path} holds {len(values)} values",
             f"1, or {num} as it holds trajectories (by {key}.layout)",
             "Write one per trajectory, or correct the words for the axes.",
         )

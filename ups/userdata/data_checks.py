@@ -13,7 +13,8 @@ import numpy as np
 
 from ups.common.boundary import DIRICHLET, NO_FLUX, PERIODIC, along
 from ups.tasks import Finding, Task
-from ups.userdata.grid import choose_patch, is_globe, on_walls
+from ups.userdata.grid import MOST_UNEVEN, choose_patch, evenness, find_coordinates, is_globe, on_walls
+from ups.userdata.readers import open_store
 
 FAR = 2.5  # standard deviations of the other values, from the nearest of them
 SAMPLED = 256  # values of each channel that are kept of a trajectory, for that deviation
@@ -25,6 +26,7 @@ CUT_OFF = 1e-3  # of the variance: Gray-Scott on 48 x 48 cells, which no model f
 # twice as fine a grid 1e-5; Burgers' shocks 7e-7 on 256 cells and 3e-3 on 64
 TINY = np.finfo(np.float64).tiny
 MOST_TOKENS = 2**14  # of a frame
+SHORT_WINDOW = 5  # frames: less than that many leads say little of a forecast
 
 
 class Extremes:
@@ -113,6 +115,50 @@ def resolved(data: Any, scan: Any) -> Iterator[Finding]:
                 str(data.path),
                 "expect forecasts to miss that part and what "
                 "comes of it; a finer grid, or smoother data, may be needed",
+            )
+
+
+def horizon_words(data: Any) -> str:
+    """How far ahead the report judges forecasts, in frames and in units of time; "" of a steady task."""
+    if data.task.is_steady:
+        return ""
+    ahead, unit = data.num_frames - 1, dict(data.task.units).get("time", "")
+    return (
+        f"forecasts are judged up to {ahead} frame{'s' * (ahead != 1)} ahead, "
+        f"{ahead * data.dt:g} {unit or 'in units of time'}"
+    )
+
+
+def horizon(data: Any, scan: Any) -> Iterator[Finding]:
+    """How far ahead the report judges forecasts: their quality is of this horizon alone."""
+    words, key = horizon_words(data), f"task.{data.task.name}"
+    is_short = data.is_cut and data.num_frames <= SHORT_WINDOW
+    if words:
+        yield Finding(
+            "caution" if is_short else "info",
+            words + f", as windows hold {data.num_frames} frames" * is_short,
+            str(data.path),
+            f"raise {key}.cut, and data.test_fraction with it so that six windows are of test; or add frames"
+            if is_short
+            else "nothing",
+        )
+
+
+def uneven(data: Any, scan: Any) -> Iterator[Finding]:
+    """How uneven the cells are that count as equal."""
+    task = data.task
+    with open_store(data.files[0].path) as store:
+        names = task.user_facts.get("coordinates", {})
+        found = find_coordinates(f"task.{task.name}", names, task.axes, task.arrays, store)
+    for axis, place in found.items():
+        if place is not None and (ratio := evenness(place[1])) > 1:
+            yield Finding(
+                "caution" if ratio < MOST_UNEVEN else "warning",
+                f"the steps of {place[0]} differ {ratio:.3g}-fold and count as equal: derivatives along "
+                f"{axis} are wrong by as much",
+                str(data.path),
+                f"resample the fields to equal steps along {axis}, as numpy.interp does"
+                + (", or accept that" if ratio < MOST_UNEVEN else ""),
             )
 
 

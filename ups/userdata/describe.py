@@ -7,19 +7,19 @@ from pathlib import Path
 
 import numpy as np
 
-from ups.common.boundary import DIRICHLET, NO_FLUX, PERIODIC
 from ups.common.files import TOGETHER
-from ups.tasks import Place
-from ups.tasks.user_task import JUMP, jumps
+from ups.tasks import TASKS, require_name
 from ups.userdata.describe_axes import (
     Guess,
     fields_of,
     other_reading,
     parameter_lists,
-    quoted,
+    require_field,
     series_of,
     words_of,
 )
+from ups.userdata.describe_check import sound
+from ups.userdata.describe_coordinates import candidates
 from ups.userdata.describe_files import (
     are_dated,
     companion_lines,
@@ -31,23 +31,26 @@ from ups.userdata.describe_files import (
     run_lengths,
     sibling_files,
 )
+from ups.userdata.describe_grid import grid_lines, in_words, numbers_of
+from ups.userdata.describe_lines import Line, written
 from ups.userdata.fields import MOST_PARAMETERS
-from ups.userdata.grid import is_globe, on_walls
-from ups.userdata.inspect_file import Coordinate, coordinate, is_even, is_even_grid, rises, tidy
+from ups.userdata.inspect_file import is_even, numbers_of_run, tidy
 from ups.userdata.known_layouts import from_pdebench, from_well, is_well
 from ups.userdata.layout import field_names, field_of
-from ups.userdata.masks import averaged, with_nan
 from ups.userdata.reader import ENOUGH_RUNS
 from ups.userdata.readers import Store, open_store
 from ups.userdata.times import jumps_in, times_in
 
 MOST_PARTS = 15  # files of one record, from which on none is cut
-WINDOWS, SHORTEST, LONGEST = 60, 3, 50  # windows that few runs are cut into, and their frames
+# few runs are cut into WINDOWS windows of up to LONGEST frames; if these would be shorter than USEFUL frames,
+# into fewer, down to FEWEST_WINDOWS, of which 30 % are the six that the report needs
+WINDOWS, FEWEST_WINDOWS = 60, 20
+SHORTEST, USEFUL, LONGEST = 3, 10, 50
 # test trajectories: the report needs LEAST, so data.test_fraction may be raised up to LARGEST_FRACTION
 LEAST, USUAL_FRACTION, LARGEST_FRACTION = 6, 0.1, 0.5
-SMALL = 1e-3  # of a field's standard deviation: what counts as zero at a wall
 FEWEST = 3  # pairs that can be split into training, validation and test
 MOST_FILES = 8  # sibling files whose attributes are compared
+SHELL = re.compile(r"[\w./*-]+")  # of a file's name that may stand in a command
 
 
 def describe_file(path: str) -> str:
@@ -56,37 +59,51 @@ def describe_file(path: str) -> str:
     Raises ValueError or FileNotFoundError for a path that is no data file, or a file without a field.
     """
     with open_store(path) as store:
-        return "\n".join(_describe_well(store) if is_well(store) else _describe(store))
+        name, head = _name(Path(store.path)), _files_line(store)
+        section, test_fraction = _describe_well(store) if is_well(store) else _describe(store)
+        section, note = sound(name, [head, *section], test_fraction, Path(store.path))
+    data = {"tasks": [name], "source": "user"} | ({"test_fraction": test_fraction} if test_fraction else {})
+    return written(
+        [
+            Line(note="my_data.yaml: what ends with a question mark is a guess; answer it."),
+            Line("include", "configs/small.yaml"),
+            Line("data", data, f"{LEAST} for the report" if test_fraction else ""),
+            Line("task", (Line(name, tuple(section)),)),
+            *[Line(note=note)] * bool(note),
+        ]
+    )
 
 
-def _head(store: Store) -> list[str]:
+def _name(path: Path) -> str:
+    """A name of a task, made from a file's."""
+    stem = Path(pattern_of(path)[0].split(TOGETHER)[0]).stem.lower()
+    name = re.sub(r"[\W_]+|^(?=\d)", "_", stem).strip("_")
+    try:
+        require_name(name)
+    except ValueError:
+        name = "mine"
+    return f"my_{name}" if name in TASKS else name
+
+
+def _files_line(store: Store) -> Line:
     files, question = pattern_of(Path(store.path))
-    stem = Path(files.split(TOGETHER)[0]).stem.lower()
-    name = quoted(re.sub(r"[\W_]+|^(?=\d)", "_", stem).strip("_") or "mine")
-    return [
-        "# my_data.yaml: what ends with a question mark is a guess; answer it.",
-        "include: configs/small.yaml",
-        f"data: {{tasks: [{name}], source: user}}",
-        "task:",
-        f"  {name}:",
-        f'    files: "{files}"' + f"   # {question}" * bool(question),
-    ]
+    return Line("files", files, question)
 
 
-def _describe_well(store: Store) -> list[str]:
+def _describe_well(store: Store) -> tuple[list[Line], float]:
     """The lines for a file of The Well, which states all that a section needs."""
     layout = from_well(store)["layout"].values()
     fields = [entry["fields"][0] for entry in layout if "time" in entry["axes"]]
     constant = [entry["fields"][0] for entry in layout if "time" not in entry["axes"]]
-    return [
-        *_head(store),
-        "    layout: well   # arrays, axes, boundary, times and parameters as the file says: predicts "
-        f"{', '.join(fields) or 'nothing'}" + f", given {', '.join(constant)}" * bool(constant),
-        *_open_questions(fields or constant),
-    ]
+    note = (
+        "arrays, axes, boundary, times and parameters as the file says: predicts "
+        f"{', '.join(fields) or 'nothing'}" + f", given {', '.join(constant)}" * bool(constant)
+    )
+    return [Line("layout", "well", note), *_open_questions(fields or constant)], 0.0
 
 
-def _describe(store: Store) -> list[str]:
+def _describe(store: Store) -> tuple[list[Line], float]:
+    """(The lines of the section, the fraction of tests if more than the usual one is needed, else 0.)"""
     guess, is_sure, series = _guess_layout(store)
     space = guess.space
     if not 1 <= len(space) <= 3:
@@ -99,20 +116,18 @@ def _describe(store: Store) -> list[str]:
             f"{store.path} holds {listed}; expected one to three axes of space of two cells or more. Take a "
             "file of a field in space."
         )
+    require_field(guess)
     cut, num = _choose_windows(guess)
     if guess.is_steady and (len(guess.axes) < 2 or num < FEWEST or _date_axis(guess)):
         raise ValueError(_only_maps(guess, num))
     absent, missing = missing_lines(guess)
-    head, fields = _head(store), [field_of(array) for array in guess.axes]
+    fields = [field_of(array) for array in guess.axes]
     fraction = math.ceil(100 * LEAST / num) / 100
-    if USUAL_FRACTION < fraction <= LARGEST_FRACTION:
-        head[2] = head[2].replace("}", f", test_fraction: {fraction}}}") + f"   # {LEAST} for the report"
-    windows = f"    cut: {cut}   # frames: of the runs {num} windows, those of test the last in time"
-    return [
-        *head,
+    windows = Line("cut", cut, f"frames: {num} windows of the runs, those of test the last in time")
+    section = [
         *_layout_lines(guess, is_sure),
         *companion_lines(guess),
-        *_grid_lines(guess, absent),
+        *grid_lines(guess, absent),
         *_time_lines(guess),
         *_forcing_lines(guess, series),
         *length_lines(guess, cut),
@@ -121,6 +136,7 @@ def _describe(store: Store) -> list[str]:
         *_parameter_lines(guess),
         *_open_questions(fields, bool(series)),
     ]
+    return section, fraction if USUAL_FRACTION < fraction <= LARGEST_FRACTION else 0.0
 
 
 def _guess_layout(store: Store) -> tuple[Guess, bool, list[str]]:
@@ -136,28 +152,29 @@ def _guess_layout(store: Store) -> tuple[Guess, bool, list[str]]:
             f"{store.path} holds {store.listing()}; expected a field, numbers with two axes or more, one of "
             "them of space. Name a file that holds one."
         )
-    axes, is_sure = {}, True
+    axes, names, is_sure, found = {}, {}, True, candidates(store, fields)
     for array in fields:
-        axes[array], tells = words_of(store, store.first(array), len(fields) == 1 or "*" in array)
-        if "*" in array and "time" not in axes[array]:  # a group is one trajectory
-            axes[array] = ["time" if word == "trajectory" else word for word in axes[array]]
-        is_sure &= tells
-    series = series_of(Guess(store, axes))
+        words, told, tells = words_of(store, store.first(array), len(fields) == 1 or "*" in array, found)
+        if "*" in array and "time" not in words:  # a group is one trajectory
+            words = ["time" if word == "trajectory" else word for word in words]
+        axes[array] = words
+        names, is_sure = told | names, is_sure and tells
+    series = series_of(Guess(store, axes, names))
     axes = {array: words for array, words in axes.items() if array not in series} | series
-    return Guess(store, axes), is_sure, [*series]
+    return Guess(store, axes, names), is_sure, [*series]
 
 
-def _layout_lines(guess: Guess, is_sure: bool) -> list[str]:
-    lines = ["    layout:"]
+def _layout_lines(guess: Guess, is_sure: bool) -> list[Line]:
+    arrays = []
     for array, words in guess.axes.items():
         note = (
-            f"   # of shape {guess.shape(array)}, of: trajectory, time, channel, component (of a vector), "
+            f"of shape {guess.shape(array)}, of: trajectory, time, channel, component (of a vector), "
             "x, y, z; are these its axes, in order?"
         )
-        lines.append(f"      {quoted(array)}: [{', '.join(words)}]{'' if is_sure else note}")
-    if not is_sure and (other := other_reading(guess)):
-        lines.append(f"    # or {other}?")
-    return lines
+        if len(words) == 2 and not guess.names:
+            note = f"{note} Or is it one map, which is no film?"
+        arrays.append(Line(array, words, "" if is_sure else note))
+    return [Line("layout", tuple(arrays)), *([] if is_sure else other_reading(guess))]
 
 
 def _choose_windows(guess: Guess) -> tuple[int, int]:
@@ -167,11 +184,15 @@ def _choose_windows(guess: Guess) -> tuple[int, int]:
     if runs >= (MOST_PARTS if are_dated(path) else ENOUGH_RUNS) or frames < 3 * SHORTEST:
         return 0, runs
     lengths = run_lengths(guess.store, guess.array, guess.words.index("time"))
-    has_gaps = frames_with_gaps(guess)
-    if has_gaps.any():  # short windows survive if frames are left out
-        return SHORTEST, num_whole_windows(has_gaps, SHORTEST) * sum(lengths) // len(has_gaps)
-    cut = max(SHORTEST, min(LONGEST, each * sum(lengths) // WINDOWS))
-    return cut, each * sum(length // cut for length in lengths)
+    total, has_gaps = each * sum(lengths), frames_with_gaps(guess)
+    longest = max(total // WINDOWS, min(USEFUL, total // FEWEST_WINDOWS, min(lengths) // 4))
+    for cut in range(max(SHORTEST, min(LONGEST, longest)), SHORTEST - 1, -1):
+        num = each * sum(length // cut for length in lengths)
+        if has_gaps.any():  # short windows survive if frames are left out
+            num = num_whole_windows(has_gaps, cut) * sum(lengths) // len(has_gaps)
+        if num >= FEWEST_WINDOWS:
+            break
+    return cut, num
 
 
 def _only_maps(guess: Guess, num: int) -> str:
@@ -181,7 +202,8 @@ def _only_maps(guess: Guess, num: int) -> str:
     if len(files := sibling_files(path)) > 1 and "trajectory" not in guess.words:
         pattern, _ = pattern_of(path)
         join = "Stack them along an axis of time in one file, as numpy.stack does, and describe that file."
-        if time := _date_axis(guess):
+        time = _date_axis(guess)
+        if time.isidentifier() and SHELL.fullmatch(pattern):
             join = (
                 'Join them: python -c "import glob, xarray; xarray.concat([xarray.open_dataset(path) '
                 f"for path in glob.glob('{pattern}')], '{time}').sortby('{time}')"
@@ -207,184 +229,97 @@ def _date_axis(guess: Guess) -> str:
     return next((store.array(name).axes[0] for name in dates if store.array(name).axes in single), "")
 
 
-def _time_lines(guess: Guess) -> list[str]:
+def _time_lines(guess: Guess) -> list[Line]:
     """The line inputs of a steady task, or dt if the file has no times."""
     store = guess.store
     if guess.is_steady:
         shape = guess.sizes
         rank = min(1, guess.words.count("component"))
         names = field_names(field_of(guess.array), shape.get("channel"), rank, guess.space)
-        return [f"    inputs: [{', '.join(names)}]   # no array has an axis of time: which one is given?"]
-    places = [Place(array, tuple(words), ()) for array, words in guess.axes.items()]
-    if (found := times_in(store, places)) is None:
-        if name := guess.coordinates.get("time"):
-            return [f"    dt: {name}   # the array of times"]
-        numbers = _in_words(_numbers(store))
+        return [Line("inputs", names, "no array has an axis of time: which one is given?")]
+    found, name = times_in(store, guess.places), ""
+    if found is None or len(found[1]) not in (guess.sizes["time"], guess.sizes["time"] + 1):
+        name = guess.names.get("time", "")
+        found = times_in(store, guess.places, name) if name else None
+    if found is None:
+        numbers = in_words(numbers_of(store))
         known = f" ({numbers})" if numbers else ""
-        return [f"    dt: 1.0   # between stored frames, or the name of what holds it{known}?"]
+        return [Line("dt", 1.0, f"between stored frames, or the name of what holds it{known}?")]
     place, times = found
     steps = np.diff(times)
+    named = [Line("dt", name, "the array of times")] * bool(name)
     if gaps := len(jumps_in(times)):
-        return [f"    # {place} has {gaps} steps other than {np.median(steps):g}: no window crosses them"]
+        note = f"{place} has {gaps} steps other than {np.median(steps):g}: no window crosses them"
+        return [*named, Line(note=note)]
     if is_even(times) or steps.min() <= 0:
-        return []
-    return [
-        f"    dt: {tidy(float(np.median(steps)))}   # {place} has steps of {steps.min():g} to "
-        f"{steps.max():g}: count them as equal?"
-    ]
+        return named
+    question = f"{place} has steps of {steps.min():g} to {steps.max():g}: count them as equal?"
+    return [Line("dt", tidy(float(np.median(steps))), question)]
 
 
-def _forcing_lines(guess: Guess, series: list[str]) -> list[str]:
+def _forcing_lines(guess: Guess, series: list[str]) -> list[Line]:
     if not series:
         return []
     others = [array for array in [*guess.axes][1:] if array not in series and "time" in guess.axes[array]]
     rest = ", ".join(map(field_of, others))
-    return [
-        f"    forcing: [{', '.join(map(field_of, series))}]   # known in advance, and so not predicted?"
-        + f" {rest}, too?" * bool(rest)
-    ]
+    note = "known in advance, and so not predicted?" + f" {rest}, too?" * bool(rest)
+    return [Line("forcing", [field_of(array) for array in series], note)]
 
 
-def _grid_lines(guess: Guess, absent: list[str]) -> list[str]:
-    """boundary, domain and repeated, guessed from the field. absent: numbers that mean missing."""
-    u = with_nan(_last_frame(guess), absent)
-    u, found = averaged(u, u.ndim), {axis: coordinate(guess.store, [], [axis]) for axis in guess.space}
-    ends, repeated = {}, []
-    for axis in guess.space:
-        at = guess.words.index(axis) if axis in guess.words else None
-        ends[axis] = PERIODIC if at is None else _guess_end(guess.store, axis, found[axis], u, at)
-        if at is not None and ends[axis] == PERIODIC and u.shape[at] > 2:
-            repeated += [axis] * np.array_equal(u.take(0, at), u.take(-1, at))
-    names = [*ends.values()]
-    listed = (
-        names[0] if len({*names}) == 1 else f"{{{', '.join(f'{axis}: {end}' for axis, end in ends.items())}}}"
-    )
-    lines = [
-        f"    boundary: {listed}   # as the ends of the field look: periodic, no_flux, dirichlet or outflow?",
-        *_domain_lines(guess, ends, found),
-    ]
-    if repeated:
-        lines.append(f"    repeated: [{', '.join(repeated)}]   # the last cell is the first again")
-    return lines
+def _differing_in_runs(guess: Guess) -> list[str]:
+    """The places of numbers of a run that differ between groups, or between files in an attribute of an
+    array; of those of one name the first."""
+    store, arrays = guess.store, [*guess.axes]
+    groups = store.groups(guess.array)[:MOST_FILES] if "*" in guess.array else []
+    runs = [numbers_of_run(store, arrays, group) for group in groups]
+    for path in [] if groups else sibling_files(Path(store.path))[:MOST_FILES]:
+        with open_store(path) as other:
+            runs.append(numbers_of_run(other, arrays, ""))
+    first, *others = runs or [{}]
+    differing = [place for place, value in first.items() if any(run.get(place) != value for run in others)]
+    names = {re.split("[/@]", place)[-1]: place for place in reversed(differing)}
+    return [place for place in differing if place in names.values()]
 
 
-def _guess_end(store: Store, axis: str, found: Coordinate | None, u: np.ndarray, at: int) -> str:
-    """The boundary of an axis: known for longitudes and latitudes, else guessed from the field at its
-    ends."""
-    units = str(store.attributes(found[0]).get("units", "")) if found else ""
-    if is_globe(axis, units):
-        is_longitude = not axis.lower().startswith("lat") and not units.startswith("degrees_n")
-        is_turn = found is not None and abs(u.shape[at] * abs(found[1][1] - found[1][0]) - 360) < 1
-        return PERIODIC if is_longitude and is_turn else NO_FLUX
-    walls = max(float(np.abs(u.take(cell, at)).mean()) for cell in (0, -1))
-    if walls < SMALL * (float(u.std()) or 1.0):
-        return DIRICHLET
-    return PERIODIC if jumps(u, at) < JUMP else NO_FLUX
-
-
-def _domain_lines(guess: Guess, ends: dict[str, str], found: dict[str, Coordinate | None]) -> list[str]:
-    """The line domain for axes without coordinates or with uneven ones, and a note if points lie on walls."""
-    lines, uneven, domain = [], [], {}
-    for axis in guess.space:
-        if axis not in guess.words:
-            continue
-        if (place := found[axis]) is None:
-            domain[axis] = guess.coordinates.get(axis, [0.0, 1.0])
-            continue
-        name, x = place
-        if not is_even_grid(x) and (rises(x) or rises(x[::-1])):
-            steps = np.abs(np.diff(x))
-            uneven.append(axis)
-            domain[axis] = [
-                tidy(float(x.min() - steps.mean() / 2)),
-                tidy(float(x.max() + steps.mean() / 2)),
-            ]
-            lines.append(
-                f"    # {name} has steps of {steps.min():g} to {steps.max():g}: are its cells to be counted "
-                "as equal, from end to end of this domain?"
-            )
-        elif len(x) > 1 and ends[axis] != PERIODIC and not is_globe(axis):
-            half = abs(x[1] - x[0]) / 2
-            low, high = tidy(float(x.min() - half)), tidy(float(x.max() + half))
-            if on_walls(low, high, len(x)):
-                lines.append(
-                    f"    # {axis}: the first and last point lie on the walls; the domain reaches half a "
-                    f"cell beyond them, [{low}, {high}]"
-                )
-    if not domain:
-        return lines
-    spans = ", ".join(
-        f"{axis}: {quoted(span) if isinstance(span, str) else span}" for axis, span in domain.items()
-    )
-    if len(uneven) == len(domain):
-        return [*lines, f"    domain: {{{spans}}}"]
-    if all(isinstance(span, str) for span in domain.values()):
-        return [*lines, f"    domain: {{{spans}}}   # the arrays of the coordinates"]
-    numbers = _in_words(_numbers(guess.store))
-    walls = [axis for axis in domain if axis not in uneven and ends[axis] != PERIODIC]
-    beyond = ", half a cell beyond the first and the last point" if walls else ""
-    return [
-        *lines,
-        f"    domain: {{{spans}}}   # the file holds no such coordinates{f' ({numbers})' * bool(numbers)}: "
-        f"from where to where{beyond}?",
-    ]
-
-
-def _last_frame(guess: Guess) -> np.ndarray:
-    """The main field of the first trajectory at its last frame, with all axes, float64."""
-    index = tuple(
-        slice(0, 1) if word == "trajectory" else slice(n - 1, n) if word == "time" else slice(None)
-        for word, n in guess.sizes.items()
-    )
-    return np.asarray(guess.store.read(guess.store.first(guess.array), index), np.float64)
-
-
-def _numbers(store: Store) -> dict[str, float]:
-    """The attributes of the file that are one number."""
-    found = {key: np.asarray(value) for key, value in store.attributes().items()}
-    return {
-        key: float(value.reshape(-1)[0])
-        for key, value in found.items()
-        if value.dtype.kind in "fiu" and value.size == 1
-    }
-
-
-def _in_words(numbers: dict[str, float]) -> str:
-    return ", ".join(f"{name} = {value:g}" for name, value in numbers.items())
-
-
-def _parameter_lines(guess: Guess) -> list[str]:
+def _parameter_lines(guess: Guess) -> list[Line]:
     """parameters: lists of numbers that are no coordinates, and attributes that differ between files."""
-    numbers, differing = _numbers(guess.store), set()
+    numbers, differing = numbers_of(guess.store), set()
     for path in sibling_files(Path(guess.store.path))[:MOST_FILES]:
         with open_store(path) as other:
-            there = _numbers(other)
+            there = numbers_of(other)
         differing |= {name for name, value in numbers.items() if there.get(name) != value}
-    names = [*[name for name in numbers if name in differing], *parameter_lists(guess)][:MOST_PARAMETERS]
-    values = ", ".join(f"{field_of(name)}: {quoted(name)}" for name in names)
-    same = _in_words({name: value for name, value in numbers.items() if name not in differing})
+    names = [
+        *[name for name in numbers if name in differing],
+        *_differing_in_runs(guess),
+        *parameter_lists(guess),
+    ][:MOST_PARAMETERS]
+    same = {name: value for name, value in numbers.items() if name not in differing}
     lines = []
     if names:
-        lines.append(f"    parameters: {{{values}}}   # does the equation depend on these?")
+        places = {field_of(name.rpartition("@")[2]): name for name in names}
+        lines.append(Line("parameters", places, "does the equation depend on these?"))
     if same:
-        lines.append(
-            f"    # parameters: {{name: attribute}}   # is {same} another in further files, and not dt or a "
-            "length?"
-        )
+        note = f"is {in_words(same)} another in further files, and not dt or a length?"
+        places = {field_of(name): name for name in [*same][:MOST_PARAMETERS]}
+        lines.append(Line("parameters", places, note, is_offered=True))
     return lines
 
 
-def _open_questions(fields: list[str], is_forced: bool = False) -> list[str]:
+def _open_questions(fields: list[str], is_forced: bool = False) -> list[Line]:
     """Keys that no file answers, as comments."""
-    first = fields[0]
-    lines = [
-        f"    # positive: [{first}]       # always above zero, over orders of magnitude?",
-        f"    # conserved: [{first}]      # is its mean over space kept?",
-        f"    # forcing: [{fields[-1]}]        # which fields vary in time and are known in advance "
-        "(heating, a control)?",
-        "    # symmetries: [shift, mirror]   # is a solution, shifted along periodic axes, a solution "
-        "(shift_x: along x alone; not along what a force varies with)? Its mirror image?",
-        f"    # vector: [{first}, ..]     # which fields are the components of a vector, which a mirror "
-        "turns round?",
+    first, last = fields[:1], fields[-1:]
+    questions = [
+        ("positive", first, "always above zero, over orders of magnitude?"),
+        ("conserved", first, "is its mean over space kept?"),
+        (
+            "symmetries",
+            ["shift", "mirror"],
+            "is a solution, shifted along periodic axes, a solution (shift_x: along x alone; not along what "
+            "a force varies with)? Its mirror image?",
+        ),
+        ("vector", fields, "which fields are the components of a vector, which a mirror turns round?"),
     ]
-    return lines if len(fields) > 1 and not is_forced else [*lines[:2], *lines[3:]]
+    if len(fields) > 1 and not is_forced:
+        note = "which fields vary in time and are known in advance (heating, a control)?"
+        questions.insert(2, ("forcing", last, note))
+    return [Line(key, value, note, is_offered=True) for key, value, note in questions]

@@ -3,24 +3,36 @@ coordinates, else in the usual order."""
 
 import itertools
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
+from ups.tasks import Place
+from ups.userdata.describe_coordinates import (
+    SPACE,
+    Axis,
+    are_nodes,
+    assigned,
+    candidates,
+    is_counter,
+    lists_of,
+    scattered,
+)
+from ups.userdata.describe_lines import Line
 from ups.userdata.grid import is_globe
-from ups.userdata.inspect_file import coordinate, is_even, is_even_grid
+from ups.userdata.inspect_file import Coordinate, coordinate, is_even, is_even_grid
 from ups.userdata.layout import WORDS, canonical_word, field_of
-from ups.userdata.readers import Store, Stored
+from ups.userdata.readers import Store
 from ups.userdata.times import TIMES
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
-SPACE = ("x", "y", "z")
-YAML_WORDS = ("true", "false", "null", "y", "n", "yes", "no", "on", "off")  # to some of its readers
 MOST_CHANNELS = 8  # of an axis without a name
 SAMPLED = 16  # frames, and cells along an axis, that are compared
 FOLLOWS = 0.8  # difference of frames over their mean deviation: 1.4 if their order is random
-EVEN = 1e-3  # of a step, by which the steps of a coordinate may differ
+FEWEST_CELLS = 8  # of a grid; fewer along the only axis of space are variables
+COMPARED = 4096  # cells in a row
 # attributes of an array that name arrays which describe it (CF conventions, 5 and 7)
 NAMING = (
     "ancillary_variables",
@@ -36,10 +48,12 @@ COUNTS = ("coordinate", "grid/", "dimensions/")  # in names of arrays that are n
 
 @dataclass(frozen=True)
 class Guess:
-    """The fields of an open file, and the words for the axes of each: array -> words."""
+    """The fields of an open file, and the words for the axes of each: array -> words. names: axis -> the list
+    that is its coordinate, as far as lengths tell."""
 
     store: Store
     axes: dict[str, list[str]]
+    names: dict[str, str] = field(default_factory=dict)
 
     @property
     def array(self) -> str:
@@ -64,24 +78,35 @@ class Guess:
     def is_steady(self) -> bool:
         return all("time" not in words for words in self.axes.values())
 
+    @property
+    def places(self) -> list[Place]:
+        return [Place(array, tuple(words), ()) for array, words in self.axes.items()]
+
+    @property
+    def num_trajectories(self) -> int:
+        """Of one file."""
+        return max(1, len(self.store.groups(self.array)) if "*" in self.array else 1) * self.sizes.get(
+            "trajectory", 1
+        )
+
     def shape(self, array: str) -> tuple[int, ...]:
         return self.store.first_array(array).shape
 
+    def usual(self, axis: str) -> Coordinate | None:
+        """The coordinate that the loader finds by the name of the axis."""
+        found = coordinate(self.store, self.places, [axis])
+        return None if found is None or found[0] in self.axes else found
+
     @cached_property
-    def coordinates(self) -> dict[str, str]:
-        """Axis -> the array of its coordinates: its name begins like the axis, its steps are even."""
-        return {
-            axis: name
-            for axis, size in self.sizes.items()
-            for name, values in lists_of(self.store).items()
-            if _begins(name, axis) and len(values) == size and _is_coordinate(values)
+    def coordinates(self) -> dict[str, Coordinate]:
+        """Axis of space -> its coordinate."""
+        by_kind = {one.kind: one.name for one in reversed(candidates(self.store, self.axes)) if one.kind}
+        found = {
+            axis: self.usual(axis)
+            or coordinate(self.store, self.places, [self.names.get(axis) or by_kind.get(axis, axis)])
+            for axis in self.space
         }
-
-
-def quoted(name: str) -> str:
-    """A name as YAML reads it."""
-    is_plain = re.fullmatch(r"[A-Za-z]\w*", name) and name.lower() not in YAML_WORDS
-    return name if is_plain else f'"{name}"'
+        return {axis: there for axis, there in found.items() if there and there[0] not in self.axes}
 
 
 def fields_of(store: Store) -> list[str]:
@@ -101,6 +126,7 @@ def fields_of(store: Store) -> list[str]:
         and array.dtype.kind in "fiub"
         and min(array.shape, default=0) > 0
         and not is_place(name)
+        and not are_nodes(name, array.shape)
         and sum(size > 1 for size in array.shape) >= 2
     }
     shapes = [array.shape for array in fitting.values() if array.dtype.kind == "f"]
@@ -119,6 +145,12 @@ def fields_of(store: Store) -> list[str]:
 def merge_groups(store: Store, names: list[str]) -> list[str]:
     """The names of arrays, with a pattern such as */u for arrays in groups whose names differ in numbers
     alone: each group is a run."""
+    if (
+        len(names) > 1
+        and all(map(str.isdigit, names))
+        and len({store.array(name).shape for name in names}) == 1
+    ):
+        return ["*"] if store.groups("*") == [*names] else names  # a list of runs
     forms: dict[str, list[str]] = {}
     for name in names:
         group, _, rest = name.partition("/")
@@ -138,44 +170,51 @@ def is_place(name: str) -> bool:
     return any(part in name for part in COUNTS) or name.endswith(("_bnds", "_bounds"))
 
 
-def lists_of(store: Store) -> dict[str, np.ndarray]:
-    """The arrays with one axis and their numbers."""
-    arrays = {name: store.array(name) for name in store.names()}
-    return {
-        name: np.asarray(store.read(name), np.float64)
-        for name, array in arrays.items()
-        if len(array.shape) == 1 and array.dtype.kind in "fiu"
-    }
+def words_of(
+    store: Store, array: str, is_alone: bool, found: Sequence[Axis] = ()
+) -> tuple[list[str], dict[str, str], bool]:
+    """Words for the axes of an array, word -> the coordinate that told it, and whether the file determines
+    the words by names or by the lengths of coordinates. is_alone: no other array is a field, so there are no
+    pairs of maps; found: what may be coordinates."""
+    stored = store.array(array)
+    if stored.axes:
+        words = [_word(store, axis, size) for axis, size in zip(stored.axes, stored.shape, strict=True)]
+        is_known = all(word in (*SPACE, *WORDS) or coordinate(store, [], [word]) for word in words)
+        return words, {}, is_known
+    known, names, is_sure = assigned(stored.shape, found)
+    if not known:
+        return usual_words(stored.shape, _is_alike(store, array, 0), is_alone), {}, False
+    words, is_all = _completed(store, array, known)
+    return words, names, is_sure and is_all
 
 
-def words_of(store: Store, array: str, is_alone: bool) -> tuple[list[str], bool]:
-    """Words for the axes of an array, and whether the file determines them by names or by the lengths of
-    coordinates. is_alone: no other array is a field, so there are no pairs of maps."""
-    found = store.array(array)
-    if found.axes:
-        words = [_word(store, axis, size) for axis, size in zip(found.axes, found.shape, strict=True)]
-        return words, all(word in (*SPACE, *WORDS) or coordinate(store, [], [word]) for word in words)
-    lengths = {axis: len(place[1]) for axis in SPACE if (place := coordinate(store, [], [axis]))}
-    if times := coordinate(store, [], TIMES):
-        lengths["time"] = len(times[1])
-    for name, values in lists_of(store).items():  # a coordinate rises evenly, parameters do not
-        if _is_coordinate(values):
-            for axis in ("time", *SPACE):
-                if _begins(name, axis):
-                    lengths.setdefault(axis, len(values))
-        elif len(values) in found.shape:
-            lengths.setdefault("trajectory", len(values))
-    if words := _words_by_length(found, lengths):
-        return words, True
-    return usual_words(found.shape, _is_film(store, array), is_alone), False
-
-
-def _is_coordinate(values: np.ndarray) -> bool:
-    return len(values) > 2 and is_even_grid(values, EVEN)
-
-
-def _begins(name: str, axis: str) -> bool:
-    return name.rsplit("/", 1)[-1].lower().startswith("t" if axis == "time" else axis)
+def _completed(store: Store, array: str, known: dict[int, str]) -> tuple[list[str], bool]:
+    """The words of an array, of which `known` has those with coordinates; and whether no guess was needed."""
+    shape, words, is_sure = store.array(array).shape, dict(known), True
+    rest = [axis for axis, size in enumerate(shape) if size > 1 and axis not in words]
+    has_time, has_space = "time" in words.values(), bool({*words.values()} - {"time"})
+    time = next((axis for axis, word in words.items() if word == "time"), len(shape))
+    lengths = {len(values) for values in lists_of(store, [array]).values()}
+    counted = [axis for axis in rest if shape[axis] in lengths and (has_space or len(rest) > 1)]
+    for axis in rest:
+        letter = next((name for name in SPACE if name not in words.values()), "channel")
+        if axis in counted[:1]:  # there are lists with one number for each
+            words[axis] = "trajectory"
+            continue
+        if not has_space and axis == rest[-1]:
+            words[axis] = letter
+        elif not has_time and _is_alike(store, array, axis):
+            words[axis], has_time = "time", True
+        elif "trajectory" not in words.values() and (has_space or axis < time):
+            words[axis] = "trajectory"
+            is_sure &= len(rest) == 1 and has_time
+            continue
+        elif shape[axis] <= MOST_CHANNELS:
+            words[axis] = "channel"
+        else:
+            words[axis] = letter
+        is_sure = False
+    return [words.get(axis, "single" if axis else "trajectory") for axis in range(len(shape))], is_sure
 
 
 def _word(store: Store, axis: str, size: int) -> str:
@@ -196,24 +235,6 @@ def _word(store: Store, axis: str, size: int) -> str:
     # height, depth or pressure (CF conventions, 4.3)
     is_vertical = direction == "Z" or str(attributes.get("positive", "")).lower() in ("up", "down")
     return "channel" if is_vertical or not is_even_grid(place[1]) else word
-
-
-def _words_by_length(array: Stored, lengths: dict[str, int]) -> list[str]:
-    """The words of an array if each length belongs to one axis alone, and at most one axis remains, which
-    counts trajectories; else []."""
-    if "x" not in lengths:
-        return []
-    words = []
-    for size in array.shape:
-        fitting = [
-            axis
-            for axis, length in lengths.items()
-            if length == size or (axis == "time" and length == size + 1)
-        ]
-        if len(fitting) > 1 or (fitting and array.shape.count(size) > 1):
-            return []
-        words.append(fitting[0] if fitting else "trajectory")
-    return words if words.count("trajectory") <= 1 and set(lengths) <= set(words) else []
 
 
 def usual_words(shape: tuple[int, ...], is_film: bool, is_alone: bool) -> list[str]:
@@ -240,36 +261,71 @@ def usual_words(shape: tuple[int, ...], is_film: bool, is_alone: bool) -> list[s
     return [found.get(axis, "single") for axis in range(len(shape))]
 
 
-def _is_film(store: Store, array: str) -> bool:
-    """Whether neighbours along the first axis of an array are alike, as frames are."""
+def _is_alike(store: Store, array: str, axis: int, most: int = SAMPLED) -> bool:
+    """Whether neighbours along an axis of an array are alike, as frames and cells are. most: cells in a row
+    that are compared."""
     shape = store.array(array).shape
-    some = [slice(0, SAMPLED), *[slice(None, None, max(1, size // SAMPLED)) for size in shape[1:]]]
-    u = np.asarray(store.read(array, tuple(some)), np.float64)
+    index = [slice(None, None, max(1, size // SAMPLED)) for size in shape]
+    index[axis] = slice(0, most)
+    u = np.moveaxis(np.asarray(store.read(array, tuple(index)), np.float64), axis, 0)
     apart = np.abs(u - u.mean(0)).mean()
     return len(u) > 2 and bool(np.abs(np.diff(u, axis=0)).mean() < FOLLOWS * apart)
 
 
-def other_reading(guess: Guess) -> str:
-    """Another layout that the shapes allow, "" if there is none: a film in place of trajectories, frames in
-    place of maps."""
+def require_field(guess: Guess) -> None:
+    """Raise ValueError for arrays that are no fields on a grid: variables of an ODE, points of a mesh,
+    stations."""
+    [axis, *others] = guess.space or [""]
+    if others or axis not in guess.words:
+        return
+    store, array, at = guess.store, guess.store.first(guess.array), guess.words.index(axis)
+    size = store.array(array).shape[at]
+    stored = store.array(array).axes
+    if size < FEWEST_CELLS:
+        raise ValueError(
+            f"{store.path} holds {size} numbers of {guess.array} per frame: variables of an ordinary "
+            f"differential equation; expected a field on at least {FEWEST_CELLS} cells in space. Take a file "
+            "of a field."
+        )
+    why = scattered(store, size, stored[at] if stored else "")
+    times = guess.words.index("time") if "time" in guess.words else None
+    if not why and axis not in guess.coordinates and times is not None:
+        if _is_alike(store, array, times) and not _is_alike(store, array, at, COMPARED):
+            why = "neighbours along it are no more alike than any two"
+    if why:
+        raise ValueError(
+            f"{store.path} holds {guess.array} on {size} points that are no grid ({why}), such as nodes of a "
+            "mesh or stations; expected cells in order along each axis of space. Interpolate to a regular "
+            "grid first, as scipy.interpolate.griddata does, and describe that file."
+        )
+
+
+def other_reading(guess: Guess) -> list[Line]:
+    """Another layout that the shapes allow: a film in place of trajectories, frames in place of maps."""
     array, words = guess.array, guess.words
     space = [word for word in words if word not in WORDS]
     is_named = "single" in words or not {*space} <= {*SPACE}
     if is_named or (words[:2] == ["trajectory", "time"] and min(guess.shape(array)[:2]) <= MOST_CHANNELS):
-        return ""
-    listed = quoted(array)
+        return []
+    names, more = [array], []
     if words[:2] == ["trajectory", "time"] and len(space) < len(SPACE):
         moved = [SPACE[SPACE.index(word) + 1] if word in space else word for word in words[2:]]
-        other = ", ".join([SPACE[0], *moved])
         if len(guess.axes) > 1:
-            return f"maps, {listed}: [trajectory, {other}] and so on, with inputs: [{field_of(array)}]"
-        return f"one film, {listed}: [time, {other}]"
-    if words[0] == "time":
-        rest = ", ".join([word for word in words if word not in ("trajectory", "time")][1:])
-        return f"trajectories, {listed}: [trajectory, time, {rest}]" if rest else ""
-    if words[2:]:
-        return f"frames, {listed}: [trajectory, time, {', '.join(words[1:-1])}]"
-    return f"frames, {listed}: [time, {', '.join(words[1:])}]"
+            kind, other, names = "maps", ["trajectory", SPACE[0], *moved], [*guess.axes]
+            more = [Line("inputs", [field_of(array)], is_offered=True)]
+        else:
+            kind, other = "one film", ["time", SPACE[0], *moved]
+    elif words[0] == "time":
+        rest = [word for word in words if word not in ("trajectory", "time")][1:]
+        if not rest:
+            return []
+        kind, other = "trajectories", ["trajectory", "time", *rest]
+    elif words[2:]:
+        kind, other = "frames", ["trajectory", "time", *words[1:-1]]
+    else:
+        kind, other = "frames", ["time", *words[1:]]
+    layout = dict.fromkeys(names, other)
+    return [Line("layout", layout, f"or {kind}, in place of the layout above?", is_offered=True), *more]
 
 
 def series_of(guess: Guess) -> dict[str, list[str]]:
@@ -283,7 +339,8 @@ def series_of(guess: Guess) -> dict[str, list[str]]:
     found = {}
     for name in merge_groups(store, list(store.names())):
         array = store.first_array(name)
-        if name == main or array.dtype.kind != "f" or name.rsplit("/", 1)[-1] in (*TIMES, *array.axes):
+        is_known = name in guess.names.values() or name.rsplit("/", 1)[-1] in (*TIMES, *array.axes)
+        if name == main or array.dtype.kind != "f" or is_known or is_counter(name):
             continue
         words = [canonical_word(axis) for axis in array.axes] or ["trajectory", "time"][
             2 - len(array.shape) :
@@ -292,21 +349,22 @@ def series_of(guess: Guess) -> dict[str, list[str]]:
         is_sure = array.axes or sizes["time"] not in {*space, sizes.get("trajectory")}
         if is_series and is_sure and all(sizes.get(w) == n for w, n in zip(words, array.shape, strict=True)):
             values = np.asarray(store.read(store.first(name)))
-            if values.size and not (words == ["time"] and is_even(values)):
+            if values.size and np.ptp(values) > 0 and not (words == ["time"] and is_even(values)):
                 found[name] = words
     return found
 
 
 def parameter_lists(guess: Guess) -> list[str]:
-    """Lists of numbers that are no coordinates and may be parameters, one number per trajectory."""
-    store = guess.store
-    known = {*guess.coordinates.values()}
+    """Lists with one number per trajectory that are no coordinates and may be parameters."""
+    store, num = guess.store, guess.num_trajectories
+    known = {*guess.names.values(), *(name for name, _ in guess.coordinates.values())}
     known |= {array.replace("*", group) for array in guess.axes for group in store.groups(array) or [""]}
     for name in store.names():  # coordinates, and what varies along a named axis
         axes = store.array(name).axes
         known |= {*axes, *[name] * (canonical_word(" ".join(axes)) in WORDS[1:])}
     return [
         name
-        for name in lists_of(store)
-        if name not in known and not is_place(name) and name.rsplit("/", 1)[-1] not in (*TIMES, *SPACE)
+        for name, values in lists_of(store, guess.axes).items()
+        if name not in known and not is_place(name) and not is_counter(name) and len(values) == num
+        if name.rsplit("/", 1)[-1] not in (*TIMES, *SPACE)
     ]

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from ups.common.files import TOGETHER, parts_of
+from ups.common.text import load_yaml, yaml_text
 from ups.tasks import Place
 from ups.userdata.data_checks import Extremes
-from ups.userdata.describe_axes import NUMBER, Guess, quoted
+from ups.userdata.describe_axes import NUMBER, Guess
+from ups.userdata.describe_lines import Line
 from ups.userdata.layout import field_names, field_of
 from ups.userdata.masks import with_nan
 from ups.userdata.offset import sampled_frames
@@ -58,7 +60,7 @@ def pattern_of(path: Path) -> tuple[str, str]:
     some += ", .." * (len(files) > SHOWN)
     return pattern, (
         f"the names of {len(files)} files differ in {some}: are they runs of one system, or of "
-        f'values of a parameter (parameters: {{name: "{named}"}}), or unlike, such as levels of '
+        f"values of a parameter (parameters: {yaml_text({'name': named})}), or unlike, such as levels of "
         "noise (name one of them)?"
     )
 
@@ -125,22 +127,20 @@ def _are_counted(values: list[str]) -> bool:
     return counts == [*range(counts[0], counts[0] + len(counts))]
 
 
-def companion_lines(guess: Guess) -> list[str]:
-    """A comment on fields of the same runs in files beside this one."""
+def companion_lines(guess: Guess) -> list[Line]:
+    """An offer of the fields of the same runs in files beside this one."""
     if not (found := companion_fields(guess.store, guess.array)):
         return []
     paths = (Path(guess.store.path), *(other for other, _ in found))
-    files = ", ".join(f'"{pattern_of(path)[0]}"' for path in paths)
     names = [*guess.axes, *(name for _, name in found)]
-    layout = ", ".join(f"{quoted(name)}: [{', '.join(guess.words)}]" for name in names)
+    question = "in place of those above: files beside this one hold these fields on the same grid and times?"
     return [
-        f"    # files: [{files}]",
-        f"    # layout: {{{layout}}}   # in place of those above: files beside this one hold these fields "
-        "on the same grid and times?",
+        Line("files", [pattern_of(path)[0] for path in paths], is_offered=True),
+        Line("layout", dict.fromkeys(names, guess.words), question, is_offered=True),
     ]
 
 
-def length_lines(guess: Guess, cut: int) -> list[str]:
+def length_lines(guess: Guess, cut: int) -> list[Line]:
     """num_frames, for runs of different lengths."""
     if "time" not in guess.words or cut:
         return []
@@ -148,10 +148,9 @@ def length_lines(guess: Guess, cut: int) -> list[str]:
     least, most = min(found), max(found)
     if least == most:
         return []
-    return [
-        f"    num_frames: {least}   # runs hold {least} to {most}: the first of each, or cut: "
-        f"{max(2, least // 2)} for windows of all?"
-    ]
+    cut = max(2, least // 2)
+    question = f"runs hold {least} to {most}: the first of each, or cut: {cut} for windows of all?"
+    return [Line("num_frames", least, question)]
 
 
 def frames_with_gaps(guess: Guess) -> np.ndarray:
@@ -179,7 +178,7 @@ def num_whole_windows(has_gaps: np.ndarray, cut: int) -> int:
     return num
 
 
-def missing_lines(guess: Guess) -> tuple[list[str], list[str]]:
+def missing_lines(guess: Guess) -> tuple[list[str], list[Line]]:
     """(Numbers that seem to mean missing, the keys missing and skip_missing with their questions.)"""
     found, lines, has_gaps = {}, [], False
     for array, words in guess.axes.items():
@@ -198,11 +197,10 @@ def missing_lines(guess: Guess) -> tuple[list[str], list[str]]:
         has_gaps |= bool((is_missing != is_missing.all(0)).any())
     if found:
         what = ", ".join(f"{name} is {value}" for value, name in found.items())
-        values = ", ".join(found) if len(found) == 1 else f"[{', '.join(found)}]"
-        lines.append(
-            f"    missing: {values}   # {what} in many cells, far from all others: does it stand for none "
-            "(nan: it does not)?"
-        )
+        values = [load_yaml(value) for value in found]
+        question = f"{what} in many cells, far from all others: does it stand for none (nan: it does not)?"
+        lines.append(Line("missing", values[0] if len(values) == 1 else values, question))
     if has_gaps or frames_with_gaps(guess).any():
-        lines.append("    skip_missing: true   # cells have no value in some frames: leave these frames out?")
+        question = "cells have no value in some frames: leave these frames out?"
+        lines.append(Line("skip_missing", True, question))
     return [*found], lines

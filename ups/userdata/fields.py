@@ -2,13 +2,13 @@
 vector, symmetries, parameters and units."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ups.common.boundary import PERIODIC
 from ups.common.lazy import np
+from ups.common.text import MOST_NAME_BYTES, printable
 from ups.tasks import Place
-from ups.userdata.inspect_file import Coordinate, config_error, is_even, value_in
+from ups.userdata.inspect_file import Coordinate, config_error, is_even, place_of, value_in
 from ups.userdata.layout import Layout
 from ups.userdata.times import times_in
 
@@ -19,11 +19,9 @@ MOST_PARAMETERS = 3
 SAME = 0.1  # of a step of the file's times: a dt that is further off counts in another unit
 
 
-def read_parameters(
-    key: str, parameters: Any, store: "Store", places: Sequence[Place], path: Path
-) -> dict[str, str]:
-    """Name -> place of its value: an attribute, an array, or a pattern of the file's name with {}. Raises
-    ValueError if the file holds no number there."""
+def read_parameters(key: str, parameters: Any, store: "Store", places: Sequence[Place]) -> dict[str, str]:
+    """Name -> place of its value: an attribute, an array, a number or an attribute of every run, or a pattern
+    of the file's name with {}. Raises ValueError if the file holds no number there."""
     if isinstance(parameters, list):
         parameters = {str(name): str(name) for name in parameters}
     if not isinstance(parameters, Mapping) or len(parameters) > MOST_PARAMETERS:
@@ -34,10 +32,15 @@ def read_parameters(
             "names that holds it",
             'Write parameters: {nu: nu}, or parameters: {nu: "run_nu{}_*"}; leave out what does not vary.',
         )
-    groups = next((store.groups(place.array) for place in places if "*" in place.array), [""])
-    for name, place in parameters.items():
-        value_in(key, store, name, str(place), path, groups[0])
-    return {str(name): str(place) for name, place in parameters.items()}
+    arrays = [place.array for place in places]
+    group = next((store.groups(array)[0] for array in arrays if "*" in array), "")
+    found = {
+        str(name): place_of(key, store, str(name), str(place), arrays, group)
+        for name, place in parameters.items()
+    }
+    for name, place in found.items():
+        value_in(key, store, name, place, arrays, group)
+    return found
 
 
 def check_fields(key: str, section: Mapping[str, Any], layout: Layout, moving: Sequence[str]) -> None:
@@ -179,4 +182,5 @@ def read_units(
 def _unit(store: "Store", array: str) -> str:
     unit = store.attributes(array).get("units", "")
     unit = unit.decode(errors="replace") if isinstance(unit, bytes) else unit
-    return " ".join(str(unit).split()) if isinstance(unit, str) else ""
+    unit = printable(" ".join(unit.replace("\0", " ").split())) if isinstance(unit, str) else ""
+    return unit if len(unit) <= MOST_NAME_BYTES else ""  # a longer text is no unit

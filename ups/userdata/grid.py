@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 from ups.common.boundary import BOUNDARIES, PERIODIC
 from ups.common.lazy import np
 from ups.tasks import Place
-from ups.userdata.inspect_file import UNEVEN, Coordinate, config_error, coordinate, is_even, rises, tidy
+from ups.userdata.inspect_file import (
+    UNEVEN,
+    Coordinate,
+    config_error,
+    coordinate,
+    is_even,
+    is_even_grid,
+    rises,
+    tidy,
+)
 
 if TYPE_CHECKING:
     from ups.userdata.readers import Store
@@ -19,6 +28,9 @@ if TYPE_CHECKING:
 MOST_TOKENS = {1: 256, 2: 64, 3: 32}  # per axis, of a patch that is chosen
 TINY = 1e-6  # of an axis, what counts as zero
 CLOSE = 0.1  # of a cell, by which a domain may differ from the coordinates
+MOST_UNEVEN = (
+    1.5  # largest step over the smallest, up to which cells may count as equal: Gaussian grids have 1.1
+)
 
 
 def read_boundary(key: str, boundary: Any, axes: Sequence[str]) -> list[str]:
@@ -164,6 +176,14 @@ def _uneven_domain(key: str, axis: str, x: "np.ndarray", given: Any, step: float
     )
 
 
+def evenness(x: "np.ndarray") -> float:
+    """The largest step of a coordinate over the smallest; 1 of an even one."""
+    if is_even_grid(x):
+        return 1.0
+    steps = np.abs(np.diff(x))
+    return float(steps.max() / max(steps.min(), TINY * steps.max()))
+
+
 def is_globe(axis: str, units: str = "") -> bool:
     """Whether an axis is of latitudes or longitudes, by its name or its units."""
     return axis.lower().startswith(("lat", "lon")) or units.startswith(("degrees_n", "degrees_e"))
@@ -175,11 +195,15 @@ def on_walls(low: float, high: float, size: int) -> bool:
     half = (high - low) / size / 2
 
     def num_digits(value: float) -> int:
-        is_zero = abs(value) < TINY * (high - low)
-        return 0 if is_zero else len(f"{value:.5e}".split("e")[0].strip("-").replace(".", "").rstrip("0"))
+        """Of a number, or of its multiple of pi."""
+        if abs(value) < TINY * (high - low):
+            return 0
+        texts = [f"{number:.5e}".split("e")[0] for number in (value, value / math.pi)]
+        return min(len(text.strip("-").replace(".", "").rstrip("0")) for text in texts)
 
     on_points = num_digits(low + half) + num_digits(high - half)
-    return size > 1 and on_points < num_digits(low) + num_digits(high)
+    has_both = num_digits(high - low - 2 * half) < num_digits(high - low)  # not one end alone
+    return size > 1 and has_both and on_points < num_digits(low) + num_digits(high)
 
 
 def flipped_axes(key: str, flipped: Any, found: Mapping[str, Coordinate | None]) -> list[str]:

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ups.common.files import TOGETHER, parts_of
 from ups.common.lazy import np
@@ -22,6 +22,8 @@ Coordinate = tuple[str, "np.ndarray"]  # the name of its array, and its numbers
 # places of a coordinate in a file
 COORDINATES = ("{}", "{}-coordinate", "grid/{}", "dimensions/{}", "coords/{}")
 SMALL = 2**16  # numbers of a coordinate that may always be read, however small the fields are
+# attributes of netCDF, which tell how an array is stored and what its numbers may be
+CODING = re.compile("_|scale_factor|add_offset|missing_value|valid_|actual_range|DIMENSION")
 UNEVEN = 0.01  # of a step, by which steps may differ: float32 coordinates
 
 
@@ -46,9 +48,9 @@ def matching_files(key: str, pattern: str) -> list[str]:
             "the same number of each, because they go together in their order",
             "Correct the patterns.",
         )
-    varying = [[_varying(column, path) for column, path in zip(columns, row, strict=True)] for row in rows]
+    varying = [*zip(*map(_varying, columns), strict=True)] if len(columns) > 1 else [()] * len(rows)
     for row, numbers in zip(rows, varying, strict=True):
-        if len({tuple(one) for one in numbers if one}) > 1:
+        if len({one for one in numbers if one}) > 1:
             raise config_error(
                 f"{key}.files",
                 f"{row[0]} goes with {', '.join(row[1:])}",
@@ -58,13 +60,13 @@ def matching_files(key: str, pattern: str) -> list[str]:
     return [TOGETHER.join(row) for row in rows]
 
 
-def _varying(column: Sequence[str], path: str) -> list[str]:
-    """The numbers in the name of a file that differ between the files of its pattern."""
-    rows = [re.findall(r"\d+", Path(other).name) for other in column]
-    own = re.findall(r"\d+", Path(path).name)
-    if len({*map(len, rows)}) > 1:
-        return []
-    return [value for value, others in zip(own, zip(*rows, strict=True), strict=True) if len({*others}) > 1]
+def _varying(column: Sequence[str]) -> list[tuple[str, ...]]:
+    """For every file of a pattern the numbers in its name that differ between these files."""
+    numbers = [re.findall(r"\d+", Path(path).name) for path in column]
+    if len({*map(len, numbers)}) > 1:
+        return [()] * len(column)
+    differ = [place for place, values in enumerate(zip(*numbers, strict=True)) if len({*values}) > 1]
+    return [tuple(row[place] for place in differ) for row in numbers]
 
 
 def _matching(key: str, pattern: str) -> list[str]:
@@ -155,18 +157,17 @@ def coordinate(
     if store.is_single:  # its array would answer to every name
         return None
     groups = [store.first(place.array).rpartition("/")[0] for place in places if "*" in place.array]
-    for name in names:
-        for form in [form.format(name) for form in COORDINATES]:
-            for place in [form, *[f"{group}/{form}" for group in groups]]:
-                found = store.array(place)
-                if found is not None and found.dtype.kind in "fiu" and 1 <= len(found.shape) <= 2:
-                    _require_no_larger(store, place, found.shape, places)
-                    store.require_whole(place)
-                    values = np.asarray(store.read(place), np.float64)
-                    values = values.ravel() if 1 in values.shape else values  # a column, or a row
-                    if values.ndim == 2 and not (rises(values[0]) or rises(values[0][::-1])):
-                        continue  # x and y of a data set of maps are its fields
-                    return place, common_row(store, place, values) if values.ndim == 2 else values
+    forms = [form.format(name) for name in names for form in COORDINATES]
+    forms = [place for form in forms for place in [form, *[f"{group}/{form}" for group in groups]]]
+    for place, found in store.held(tuple(forms)).items():
+        if found.dtype.kind in "fiu" and 1 <= len(found.shape) <= 2:
+            _require_no_larger(store, place, found.shape, places)
+            store.require_whole(place)
+            values = np.asarray(store.read(place), np.float64)
+            values = values.ravel() if 1 in values.shape else values  # a column, or a row
+            if values.ndim == 2 and not (rises(values[0]) or rises(values[0][::-1])):
+                continue  # x and y of a data set of maps are its fields
+            return place, common_row(store, place, values) if values.ndim == 2 else values
     return None
 
 
@@ -238,8 +239,62 @@ def number_in(pattern: str, name: str) -> float | None:
     return float(match[1].rstrip(".")) if match else None
 
 
-def value_in(key: str, store: "Store", name: str, place: str, path: Path, group: str = "") -> "np.ndarray":
+def numbers_of_run(store: "Store", arrays: Sequence[str], group: str) -> dict[str, float]:
+    """Place -> number, of what belongs to the run in one group (or file): numbers in the group ("*/nu"),
+    attributes of the group ("*@nu") and of its arrays ("*/u@nu"), without those of netCDF."""
+    found: dict[str, Any] = {}
+    for array in arrays:
+        above, folder = _above(array), _above(array).replace("*", group)
+        for name in store.names() if above else ():
+            if name.startswith(f"{folder}/") and math.prod(store.array(name).shape) == 1:
+                found[above + name.removeprefix(folder)] = store.read(name)
+        for place in dict.fromkeys((*[above] * bool(above), *[array] * (not store.is_single))):
+            about = store.attributes(place.replace("*", group))
+            found |= {f"{place}@{key}": value for key, value in about.items() if not CODING.match(key)}
+    values = {place: np.asarray(value) for place, value in found.items()}
+    return {
+        place: float(value.reshape(-1)[0])
+        for place, value in values.items()
+        if value.size == 1 and value.dtype.kind in "fiu"
+    }
+
+
+def _above(array: str) -> str:
+    """The group of each run in the name of an array: "runs/*" of "runs/*/u"; "" if none is."""
+    return re.sub(r"(\*[^/]*)/.*", r"\1", array) if re.search(r"\*[^/]*/", array) else ""
+
+
+def place_of(key: str, store: "Store", name: str, place: str, arrays: Sequence[str], group: str) -> str:
+    """The place of a parameter: as written, or where every run holds a number of that name. Raises ValueError
+    for the place of one run, if a layout with * has several, and if a run holds different numbers."""
+    for array in arrays:
+        run = re.escape(_above(array) or array).replace(r"\*", "[^/@]+")
+        if "*" in array and "*" not in place and (match := re.match(f"{run}(?=[/@])", place)):
+            raise config_error(
+                f"{key}.parameters.{name}",
+                f"{place} is the number of one run",
+                f"a number of every run, as layout.{array} stands for several",
+                f'Write {name}: "{_above(array) or array}{place[match.end() :]}".',
+            )
+    if re.search(r"[*@/{]", place) or (not group and store.value(place) is not None):
+        return place
+    numbers = numbers_of_run(store, arrays, group)
+    found = {form: value for form, value in numbers.items() if re.split("[/@]", form)[-1] == place}
+    if len({*found.values()}) > 1:
+        raise config_error(
+            f"{key}.parameters.{name}",
+            f"{store.path} holds " + " and ".join(f"{value:g} in {form}" for form, value in found.items()),
+            "one of them",
+            f'Write {name}: "{next(iter(found))}", or another of these.',
+        )
+    return next(iter(found), place)
+
+
+def value_in(
+    key: str, store: "Store", name: str, place: str, arrays: Sequence[str], group: str = ""
+) -> "np.ndarray":
     """The value(s) of a parameter in a file: () or (trajectories,), float64. Raises ValueError."""
+    path = store.path
     if place in store.attributes() and not store.is_single and store.array(place) is not None:
         raise config_error(
             f"{key}.parameters.{name}",
@@ -253,11 +308,13 @@ def value_in(key: str, store: "Store", name: str, place: str, path: Path, group:
         found = store.value(place.replace("*", group))
     try:
         values = np.asarray(found, np.float64)
+        values = values.ravel() if values.size in values.shape else values  # a column, or a row
         is_right = found is not None and values.ndim <= 1 and bool(np.isfinite(values).all())
+        is_right &= values.size == 1 or "*" not in place
     except (TypeError, ValueError):
         is_right = False
     if not is_right:
-        there = sorted(store.attributes())
+        there, of_run = sorted(store.attributes()), list(numbers_of_run(store, arrays, group))
         raise config_error(
             f"{key}.parameters.{name}",
             f"{path} holds no number in {place!r}"
@@ -265,6 +322,8 @@ def value_in(key: str, store: "Store", name: str, place: str, path: Path, group:
             else f"{place} in {path} holds {found!r:.80}",
             "an attribute, an array with a number per trajectory, or "
             'a pattern of file names such as "run_nu{}_*"',
-            f"Correct it (attributes: {', '.join(there[:8]) or 'none'}; arrays: {store.listing()}).",
+            f"Correct it (attributes: {', '.join(there[:8]) or 'none'}; arrays: {store.listing()}"
+            + f"; of each run: {', '.join(of_run[:8])}" * bool(of_run)
+            + ").",
         )
     return values.reshape(-1)[0] if values.size == 1 else values

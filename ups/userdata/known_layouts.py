@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ups.common.boundary import NO_FLUX, OUTFLOW, PERIODIC
+from ups.common.lazy import np
 
 if TYPE_CHECKING:
     from ups.userdata.readers import Store
@@ -18,8 +19,8 @@ ENDS = {"periodic": PERIODIC, "wall": NO_FLUX, "open": OUTFLOW}
 
 def words(value: Any) -> list[str]:
     """The texts of an attribute, whatever their kind."""
-    found = [] if value is None else list(value)
-    return [one.decode() if isinstance(one, bytes) else str(one) for one in found]
+    found = [] if value is None else np.asarray(value).ravel().tolist()
+    return [one.decode(errors="replace") if isinstance(one, bytes) else str(one) for one in found]
 
 
 def is_well(store: "Store") -> bool:
@@ -30,7 +31,7 @@ def is_well(store: "Store") -> bool:
 def from_well(store: "Store") -> dict[str, Any]:
     """The keys for a file of The Well. Raises ValueError for another file, or a grid that is not
     cartesian."""
-    about, space = store.attributes(), words(store.attributes("dimensions").get("spatial_dims"))
+    about, space = store.attributes(), store.plain(words(store.attributes("dimensions").get("spatial_dims")))
     grid = words([about.get("grid_type", "cartesian")])[0]
     if not is_well(store) or grid != "cartesian":
         what = f"a {grid} grid" if is_well(store) else "no dimensions/spatial_dims"
@@ -40,7 +41,7 @@ def from_well(store: "Store") -> dict[str, Any]:
         )
     layout = {}
     for group, rank in RANKS.items():
-        for name in words(store.attributes(group).get("field_names")):
+        for name in store.plain(words(store.attributes(group).get("field_names"))):
             place, attributes = f"{group}/{name}", store.attributes(f"{group}/{name}")
             varying = list(attributes.get("dim_varying", [True] * len(space)))
             axes = [
@@ -55,7 +56,7 @@ def from_well(store: "Store") -> dict[str, Any]:
         "layout": layout,
         "boundary": ends,
         "times": "dimensions/time",
-        "parameters": _parameters(store, words(about.get("simulation_parameters"))),
+        "parameters": _parameters(store, store.plain(words(about.get("simulation_parameters")))),
     }
 
 

@@ -76,7 +76,7 @@ def read_layout(key: str, section: Mapping[str, Any], store: "Store") -> Layout:
             f"{key}.layout",
             "it is empty",
             "the arrays and the words for their axes, such as {u: [trajectory, time, x]}",
-            f"python prepare_data.py --describe {store.path} prints one; the file holds {store.listing()}.",
+            f"python -m ups describe {store.path} prints one; the file holds {store.listing()}.",
         )
     layout = Layout(tuple(places), measure(key, store, places))
     axes = layout.axes
@@ -136,7 +136,7 @@ def _parse_entry(key: str, name: str, entry: Any) -> Place:
                 f"Write {word}.",
             )
     fields = entry.get("fields") or (field_of(name),)
-    if isinstance(fields, str) or not all(re.fullmatch(r"\w+", str(field)) for field in fields):
+    if not isinstance(fields, list | tuple) or not all(re.fullmatch(r"\w+", str(field)) for field in fields):
         raise config_error(
             f"{key}.fields",
             f"it is {fields!r:.80}",

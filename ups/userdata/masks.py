@@ -161,10 +161,9 @@ def missing_values(key: str, missing: Any) -> list[str]:
 
 
 def with_nan(block: "np.ndarray", values: Sequence[str]) -> "np.ndarray":
-    """Stored numbers, with NaN in place of those in `values`."""
-    if not values:
-        return block
-    block = block.astype(np.promote_types(block.dtype, np.float32))
+    """Stored numbers as floats, with NaN in place of those in `values`."""
+    if values or block.dtype.kind != "f":  # whole numbers have neither NaN nor an infinity
+        block = block.astype(np.promote_types(block.dtype, np.float32))
     for value in map(float, values):
         block[np.abs(block - value) <= CLOSE * abs(value)] = np.nan
     return block

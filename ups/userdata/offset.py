@@ -92,7 +92,7 @@ def dominant(
                 count = max(1, SAMPLES // len(some))
                 for values in sampled_frames(store, place, axes, count, first_frame, missing):
                     for field, u in zip(place.fields, values, strict=True):
-                        precision[field] = max(precision[field], _precision(u))
+                        precision[field] = max(precision[field], float(np.finfo(u.dtype).eps))
                         u = np.asarray(u[np.isfinite(u)], np.float64)
                         if u.size:
                             shift = moments[field][3] if field in moments else u[0]
@@ -108,11 +108,6 @@ def dominant(
     return found
 
 
-def _precision(u: "np.ndarray") -> float:
-    """The relative rounding of stored numbers; 0 of whole ones."""
-    return float(np.finfo(u.dtype).eps) if u.dtype.kind == "f" else 0.0
-
-
 def sampled_frames(
     store: "Store",
     place: Place,
@@ -126,7 +121,7 @@ def sampled_frames(
     for group in _some(len(groups), count):
         name = place.array.replace("*", groups[group])
         stored = store.array(name)
-        if stored is None or len(stored.shape) != len(place.axes) or stored.dtype.kind not in "fiu":
+        if stored is None or len(stored.shape) != len(place.axes) or stored.dtype.kind not in "fiub":
             continue
         sizes = dict(zip(place.axes, stored.shape, strict=True))
         frames = range(min(first_frame, sizes.get("time", 1) - 1), sizes.get("time", 1))

@@ -24,7 +24,8 @@ class _Checked:
     """One file that fits the task.
 
     lengths: frames of every run; jumps: frames of every run after which its times jump; step: between frames,
-    0 if the file does not tell; uneven: axes of uneven cells; boundary: as a file of The Well states it.
+    0 if the file does not tell; uneven: axes of uneven cells; boundary: as a file of The Well states it;
+    reals: arrays whose imaginary parts are negligible.
     """
 
     path: Path
@@ -37,6 +38,7 @@ class _Checked:
     uneven: list[str]
     boundary: dict[str, str]
     years: np.ndarray | None
+    reals: list[str]
 
 
 def user_files(name: str, pattern: str) -> list[Path]:
@@ -203,10 +205,7 @@ def _check_file(
         )
     step, jumps = step_of(key, store, task, groups, frames)
     num = len(groups) or sizes.get("trajectory", 1)
-    values = [
-        parameter_values(key, store, name, place, path, groups, num)
-        for name, place in task.user_facts["parameters"].items()
-    ]
+    values = [parameter_values(key, store, task, name, groups, num) for name in task.user_facts["parameters"]]
     return _Checked(
         path=path,
         groups=groups,
@@ -218,6 +217,7 @@ def _check_file(
         uneven=uneven,
         boundary=boundary,
         years=None if task.is_steady else years_of(store, task),
+        reals=[place.array for place in task.arrays if store.first_array(place.array).is_real_part],
     )
 
 
@@ -268,6 +268,8 @@ def _notes(task: Task, found: Sequence[_Checked], num_broken: int) -> tuple[str,
         notes.append("the files' times are uneven, and counted as dt apart")
     if uneven:
         notes.append(f"the cells of {' and '.join(uneven)} are uneven, and counted as equal")
+    if reals := found[0].reals:
+        notes.append(f"the imaginary parts of {', '.join(reals)} are at rounding level and dropped")
     if num_jumps:
         notes.append(f"gaps in the times at {num_jumps} places: no window crosses them")
     if num_broken:

@@ -206,7 +206,8 @@ class UserTrajectories:
         `first_frame`, of the trajectories from `number` on."""
         names = [self.task.channels.index(field) for field in place.fields]
         is_grouped = "*" in place.array
-        size = store.first_array(place.array).shape
+        first = place.array.replace("*", file.groups[0]) if is_grouped else place.array
+        size = store.array(first).shape
         num_stored = math.prod(n for axis, n in zip(place.axes, size, strict=True) if axis not in MANY)
         count = max(1, BLOCK_BYTES // (8 * num_stored * (1 if is_grouped else len(out))))
         frames = len(wanted) if place.is_steady else min(len(wanted), count)

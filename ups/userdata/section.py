@@ -6,10 +6,10 @@
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ups.common.files import TOGETHER
+from ups.common.text import require_plain_text
 from ups.tasks import TASKS, require_name
 from ups.userdata.fields import (
     check_fields,
@@ -82,9 +82,7 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
         section |= read_step(key, section, layout, store)
         coordinates = find_coordinates(key, section["coordinates"], layout.axes, layout.places, store)
         section["units"] = read_units(key, section["units"], layout, section["dt"], coordinates, store)
-        section["parameters"] = read_parameters(
-            key, section["parameters"] or {}, store, layout.places, Path(paths[0])
-        )
+        section["parameters"] = read_parameters(key, section["parameters"] or {}, store, layout.places)
     section |= _read_fields(key, section, layout, ends)
     section["missing"] = missing_values(key, section["missing"])
     section["offset"] = offsets(key, section, paths, layout)
@@ -95,6 +93,7 @@ def complete(name: str, section: Mapping[str, Any]) -> dict[str, Any]:
         place.array: {"array": place.array, "axes": list(place.axes), "fields": list(place.fields)}
         for place in layout.places
     }
+    require_plain_text(section, key)
     return section
 
 
@@ -152,7 +151,7 @@ def _from_known_layout(key: str, section: dict[str, Any], store: "Store") -> dic
             f"{key}.layout",
             f"it is {kind!r:.80}",
             f"the arrays with their axes, or one of {', '.join(KNOWN_LAYOUTS)}",
-            f"Write it so; python prepare_data.py --describe {store.path} helps.",
+            f"Write it so; python -m ups describe {store.path} helps.",
         )
     found = KNOWN_LAYOUTS[kind](store)
     open_keys = {name: value for name, value in found.items() if section[name] == DEFAULTS[name]}

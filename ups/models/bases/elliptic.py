@@ -128,7 +128,8 @@ class Elliptic(Learnt):
 
     def _solve(self, operator: Callable[[Tensor], Tensor], source: Tensor) -> Tensor:
         """A fixed number of preconditioned conjugate-gradient steps (Hestenes and Stiefel 1952)."""
-        count = self.ITERATIONS if torch.is_grad_enabled() else 2 * self.ITERATIONS
+        is_fitted = torch.is_grad_enabled() and self.training
+        count = self.ITERATIONS if is_fitted else 2 * self.ITERATIONS
         axes = tuple(range(2, source.ndim))
 
         def dot(x: Tensor, y: Tensor) -> Tensor:

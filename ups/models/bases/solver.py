@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ups.common.torch_state import refuse_gradient
 from ups.common.user_solver import load_step
 from ups.models.bases.base import Base, Fit, ParameterBatch, Samples
 
 PASS = (
     "expected the function itself, as weights name no code to run. Pass it: ups.load(path, "
-    "solvers={TASK: step}), or predict.py --solver TASK=MODULE:FUNCTION."
+    "solvers={TASK: step}), or ups forecast --solver TASK=MODULE:FUNCTION."
 )
 
 
@@ -75,6 +76,10 @@ class Solver(Base):
             raise ValueError(
                 f"the base of {self.task} is a solver of the user's, {self.solver!r:.80}; {PASS}"
             )
+        if torch.is_grad_enabled() and not self.training:  # a network trains without the solver's gradient
+            lost = [parameters.raw] if "parameter" in self.accepts or not self.is_torch else []
+            lost += [] if self.is_torch else [u, parameters.forcing]
+            refuse_gradient(self.task, f"its solver {self.solver!r:.80} is called with plain numbers", *lost)
         column = (-1, *[1] * (u.ndim - 3))
         w, mean, std = u[:, -1].float(), self.mean.view(column), self.std.view(column)
         physical = self._across(torch.exp, w * std + mean)

@@ -10,25 +10,40 @@ from pathlib import Path
 import h5py
 
 from ups.common.files import parts_of
+from ups.common.text import require_plain_name
+from ups.userdata.readers import budget
 from ups.userdata.readers.hdf5 import Hdf5
-from ups.userdata.readers.store import Store, Stored, checked, natural
+from ups.userdata.readers.process import Foreign, serve
+from ups.userdata.readers.store import Store, Stored, checked, natural, require_unpackable
 
-__all__ = ["Store", "Stored", "natural", "open_store"]
+__all__ = ["Store", "Stored", "natural", "open_here", "open_store", "serve_files"]
 
 KINDS = "HDF5, netCDF, zarr, .npy, .npz, a MATLAB file or one of torch"
 ZARR = ("zarr.json", ".zgroup", ".zarray")  # one of these lies in every folder of that kind
 
 
 def open_store(path: str | Path) -> Store:
-    """The open file (a folder for zarr), for use in `with`. Raises FileNotFoundError or ValueError, which
-    name the kinds that can be read, and the library to install if one is missing."""
-    path, parts = Path(path), parts_of(path)
+    """The open file (a folder for zarr), for use in `with`; it is read in a process of its own. Raises
+    FileNotFoundError or ValueError, which name the kinds that can be read, and the library to install if one
+    is missing."""
+    parts = parts_of(require_plain_name(str(path), "the path of a file"))
     if len(parts) > 1:
         from ups.userdata.readers.together import Together
 
         return Together(parts, open_store)
+    return Foreign(Path(path))
+
+
+def serve_files() -> None:
+    """The reading process."""
+    serve(open_here)
+
+
+def open_here(path: Path) -> Store:
+    """The open file, read in this process."""
     if not path.is_file() and not path.is_dir():  # a pipe would be waited at
         raise FileNotFoundError(f"there is no file {path}; expected {KINDS}. Correct the path.")
+    _require_no_holes(path)
     first = b"" if path.is_dir() else _begin(path)
     if path.is_dir():
         if path.suffix != ".zarr" and not any((path / name).is_file() for name in ZARR):
@@ -65,6 +80,16 @@ def open_store(path: str | Path) -> Store:
             f"these, such as np.save."
         )
     return kind(path)
+
+
+def _require_no_holes(path: Path) -> None:
+    """Raise DamagedError for a file of which almost nothing is stored (a sparse file), as it reads as zeros.
+    A longer file may take longer to open."""
+    found = path.stat()
+    if path.is_file():
+        stored = 512 * found.st_blocks or found.st_size  # some file systems do not count blocks
+        require_unpackable(path, "all arrays", 0, found.st_size, stored)
+        budget.allow(work=stored)
 
 
 def _begin(path: Path) -> bytes:

@@ -12,8 +12,9 @@ from typing import Any
 
 import h5py
 import numpy as np
-from h5py import h5d, h5g, h5l, h5o
+from h5py import h5a, h5d, h5g, h5l, h5o
 
+from ups.userdata.readers.dimensions import axis_names, wrong_attribute
 from ups.userdata.readers.store import Store, Stored, checked, decoded, require_unpackable
 
 LINKS = {h5l.TYPE_SOFT: "a soft link", h5l.TYPE_EXTERNAL: "a link to another file"}
@@ -45,12 +46,28 @@ class Hdf5(Store):
             for name in islice(self.file, MOST_LOOKED_AT)
             if self.file.get(name, getlink=True).__class__ is h5py.HardLink
         ]
-        marks = [self.file[name].attrs for name in own]
         return any(
-            "_Netcdf4Dimid" in found or str(found.get("NAME", b"")).startswith(DIMENSION) for found in marks
+            h5a.exists(self.file.id, mark, obj_name=name.encode())
+            and (mark != b"NAME" or str(self.file[name].attrs["NAME"]).startswith(DIMENSION))
+            for name in own
+            for mark in (b"_Netcdf4Dimid", b"NAME")
         )
 
-    def require_whole(self, name: str) -> None:
+    def require_netcdf(self) -> None:
+        """Raise ValueError for what h5netcdf does not survive: groups within themselves, and attributes of
+        axes that are none. Links into other files are refused as well, as HDF5 would follow them."""
+        checked(self.path, self._require_netcdf, "netCDF file")
+
+    def _require_netcdf(self) -> None:
+        for name in _arrays(self.file, is_tree=True):
+            if wrong := wrong_attribute(node(self.file, name)):
+                raise ValueError(
+                    f"{self.path}: the attribute {wrong} of {name} has another type or size than netCDF "
+                    "gives it, on which its library crashes; expected names of axes. Delete that attribute, "
+                    "or write the file again."
+                )
+
+    def _require_whole(self, name: str) -> None:
         checked(self.path, lambda: require_written(node(self.file, name), self.path), "HDF5 file")
 
     def _names(self) -> list[str]:
@@ -63,10 +80,7 @@ class Hdf5(Store):
         found = node(self.file, name)
         if not isinstance(found, h5py.Dataset):
             return None
-        axes = tuple(
-            dim.label or (dim.keys()[0].rsplit("/", 1)[-1] if len(dim) else "") for dim in found.dims
-        )
-        return Stored(found.shape, found.dtype, axes if all(axes) else ())
+        return Stored(found.shape, found.dtype, self.plain(axis_names(found)))
 
     def _read(self, name: str, index: tuple) -> np.ndarray:
         return checked(self.path, lambda: self._numbers(name, index), "HDF5 file")
@@ -77,27 +91,37 @@ class Hdf5(Store):
 
     def group_names(self, group: str) -> list[str]:
         found = node(self.file, group)
-        return sorted(found) if isinstance(found, h5py.Group) else []
+        return self.plain(sorted(found)) if isinstance(found, h5py.Group) else []
 
     def attributes(self, name: str = "") -> dict[str, Any]:
         found = node(self.file, name) if name else self.file
-        return {} if found is None else checked(self.path, lambda: dict(found.attrs), "HDF5 file")
+        return {} if found is None else self.plain(checked(self.path, lambda: dict(found.attrs), "HDF5 file"))
 
 
-def _arrays(file: h5py.File) -> Iterator[str]:
+def _arrays(file: h5py.File, is_tree: bool = False) -> Iterator[str]:
     """Names of all datasets of a file. Links are skipped here, and refused when they are read. A group with
-    several names, perhaps within itself, is listed once."""
+    several names, perhaps within itself, is listed once; is_tree: it is refused."""
     waiting, seen = [("", file)], {h5o.get_info(file["/"].id).addr}
     while waiting:
         above, group = waiting.pop()
         for name in group:
-            if group.get(name, getlink=True).__class__ is h5py.HardLink:
-                found = node(group, name)
-                if isinstance(found, h5py.Dataset):
-                    yield f"{above}{name}"
-                elif isinstance(found, h5py.Group) and (place := h5o.get_info(found.id).addr) not in seen:
+            link = group.get(name, getlink=True)
+            if link.__class__ is not h5py.HardLink:
+                if is_tree:  # h5netcdf would follow it
+                    raise _refusal(group, name, "a link")
+                continue
+            found = node(group, name)
+            if isinstance(found, h5py.Dataset):
+                yield f"{above}{name}"
+            elif isinstance(found, h5py.Group):
+                if (place := h5o.get_info(found.id).addr) not in seen:
                     seen.add(place)
                     waiting.append((f"{above}{name}/", found))
+                elif is_tree:
+                    raise ValueError(
+                        f"{file.filename}: {above}{name} is another name of a group; expected one name for "
+                        "each group, as in netCDF. Copy the arrays into a new file."
+                    )
 
 
 def require_written(dataset: h5py.Dataset, path: Path, again: str = "Write it again.") -> None:

@@ -3,6 +3,7 @@ An .npy file holds one array, which has any name."""
 
 import math
 import pickle
+import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -13,17 +14,15 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from ups.common.files import DamagedError
-from ups.userdata.readers.store import Store, Stored, checked, library, require_unpackable
+from ups.common.files import DamagedError, is_out_of_memory
+from ups.userdata.readers.store import Store, Stored, checked, library, require_room, require_unpackable
 
 MOST_HEADER_BYTES = 10_000  # of an array, as NumPy takes at most
 HEADER_BYTES = 30  # of a file within a zip, before its name and its extra field, whose lengths end it
-MATLAB_NUMBERS = (
-    "double",
-    "single",
-    "logical",
-    *[f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)],
-)
+# bytes of a number in an array of MATLAB
+MATLAB_NUMBERS = {"double": 8, "single": 4, "logical": 1} | {
+    f"{sign}int{bits}": bits // 8 for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
 
 
 class Arrays(Store):
@@ -68,10 +67,13 @@ class Matlab(Arrays):
     def __init__(self, path: Path):
         io = library("scipy.io", path)
         sizes = checked(path, lambda: io.whosmat(path), "MATLAB file")
-        wanted = [name for name, _, kind in sizes if kind in MATLAB_NUMBERS]
-        for name, shape, _ in sizes:
-            require_unpackable(path, name, 0, 8 * math.prod(shape), path.stat().st_size)
-        found = checked(path, lambda: io.loadmat(path, variable_names=wanted), "MATLAB file")
+        wanted = {
+            name: MATLAB_NUMBERS[kind] * math.prod(shape)
+            for name, shape, kind in sizes
+            if kind in MATLAB_NUMBERS
+        }
+        require_room(path, sum(wanted.values()))
+        found = checked(path, lambda: io.loadmat(path, variable_names=[*wanted]), "MATLAB file")
         super().__init__(path, {name: found[name] for name in wanted})
 
 
@@ -79,28 +81,14 @@ class Torch(Arrays):
     """What torch.save wrote: a tensor, or dicts and lists of them. No other object is made of it."""
 
     def __init__(self, path: Path):
-        import torch
-
-        room = path.stat().st_size
+        torch = library("torch", path)
+        size = path.stat().st_size
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                room = sum(entry.file_size for entry in archive.infolist())
-                for entry in archive.infolist():
-                    require_unpackable(path, entry.filename, 0, entry.file_size, entry.compress_size)
-
-        def placed(storage: torch.UntypedStorage, _: str) -> torch.UntypedStorage:
-            """The memory of a tensor, which torch allocates before it reads the file."""
-            nonlocal room
-            room -= storage.nbytes()
-            if room < 0:  # files of torch before 1.6 are not compared with their length by torch
-                raise DamagedError(
-                    f"{path} declares more bytes of tensors than it holds; expected all of them. Copy or "
-                    "write it again."
-                )
-            return storage
-
+                size = sum(entry.file_size for entry in archive.infolist())
+        require_room(path, size)
         try:
-            found = torch.load(path, placed, weights_only=True)
+            found = torch.load(path, "cpu", weights_only=True)
             self.is_single = isinstance(found, torch.Tensor)
             parts = dict(_tensors(path, found, path.stem if self.is_single else "", set()))
         except DamagedError:
@@ -114,6 +102,8 @@ class Torch(Arrays):
             ValueError,
             AttributeError,
         ) as error:
+            if is_out_of_memory(error):  # torch allocates what a file declares before it reads that
+                raise MemoryError from error
             cause = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise ValueError(
                 f"{path} holds more than tensors, or is cut off ({cause:.100}); expected a tensor, or dicts "
@@ -140,15 +130,22 @@ def _tensors(path: Path, found: Any, name: str, seen: set[int]) -> Iterator[tupl
 def _members(path: Path) -> Iterator[tuple[str, np.ndarray]]:
     """The arrays of an .npz file: mapped, or unpacked where they are compressed."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-        for entry in archive.infolist():
+        entries, seen = archive.infolist(), set()
+        require_room(path, sum(one.file_size for one in entries if one.compress_type != zipfile.ZIP_STORED))
+        for entry in entries:
             name, size = entry.filename.removesuffix(".npy"), entry.file_size
+            if name in seen or {"..", ""} & {*re.split(r"[/\\\\]", name)}:
+                raise ValueError(
+                    f"{path} holds an array called {entry.filename!r:.200}{', twice' * (name in seen)}; "
+                    "expected plain names that differ. Write it again with numpy.savez."
+                )
+            seen.add(name)
             if entry.compress_type == zipfile.ZIP_STORED:
                 file.seek(entry.header_offset + HEADER_BYTES - 4)
                 lengths = np.frombuffer(file.read(4), "<u2")
                 file.seek(int(lengths.sum()), 1)
                 yield name, _array(path, file, entry.filename, size)
                 continue
-            require_unpackable(path, name, 0, size, entry.compress_size)
             with archive.open(entry) as member:
                 yield name, _array(path, member, entry.filename, size, is_mapped=False)
 

@@ -3,32 +3,42 @@
 import fnmatch
 import importlib
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
 
 from ups.common.files import DamagedError
+from ups.common.text import require_plain_name
+from ups.userdata.readers import budget
 
+Names = TypeVar("Names", bound=Iterable[str])
 MOST_CHUNK_BYTES = 2**28
 MOST_RATIO = 500  # of an array to what is stored of it; fields have 1 to 20, zeros 1000
+MOST_HELD_RATIO = 50  # of what is unpacked at once, into memory
 # attributes that say which numbers the stored ones stand for
 CODED = ("scale_factor", "add_offset", "_FillValue", "missing_value")
 PARTS = {"real": np.real, "imag": np.imag}  # of a complex array "psi", the arrays psi.real and psi.imag
+# imaginary parts below this times the largest real part are rounding: an inverse FFT in complex64 leaves 3e-7
+NEGLIGIBLE = 1e-6
+SAMPLED = 16  # numbers along an axis, of the samples that show whether an array is complex
 
 
 @dataclass(frozen=True)
 class Stored:
-    """One array of a file. axes: the names of its axes, () if the file does not tell."""
+    """One array of a file. axes: the names of its axes, () if the file does not tell; is_real_part: its
+    imaginary parts are negligible and dropped."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
     axes: tuple[str, ...] = ()
+    is_real_part: bool = False
 
 
 def require_unpackable(path: Path, name: str, chunk: int, whole: int = 0, stored: int = 0) -> None:
@@ -44,6 +54,20 @@ def require_unpackable(path: Path, name: str, chunk: int, whole: int = 0, stored
             f"{path} holds {name} of {whole / 2**20:.0f} MiB in {stored / 2**20:.3g}; expected a field, "
             f"which compresses to no less than 1/{MOST_RATIO}. Write what varies."
         )
+    budget.allow(4 * chunk)  # unpacked by a library that doubles its buffers
+
+
+def require_room(path: Path, num_bytes: int) -> None:
+    """Raise DamagedError if arrays that are held in memory as a whole unpack to far more bytes than their
+    file has. Else their room and time are granted."""
+    size = path.stat().st_size
+    if num_bytes > max(MOST_CHUNK_BYTES, MOST_HELD_RATIO * size):
+        raise DamagedError(
+            f"{path} unpacks to {num_bytes / 2**20:.0f} MiB from {size / 2**20:.3g}; expected at most "
+            f"{MOST_HELD_RATIO} times its size, as it is unpacked as a whole. Write it as HDF5, or with "
+            "numpy.savez."
+        )
+    budget.allow(2 * num_bytes, num_bytes)
 
 
 def natural(name: str) -> list:
@@ -54,7 +78,10 @@ def natural(name: str) -> list:
 def library(name: str, path: Path) -> ModuleType:
     """The library, or a ValueError that says how to get it."""
     try:
-        return importlib.import_module(name)
+        is_new, found = name not in sys.modules, importlib.import_module(name)
+        if is_new:
+            budget.restart()
+        return found
     except ImportError:
         raise ValueError(
             f"{path} needs the library {name}, which is not installed; expected it for such "
@@ -78,9 +105,10 @@ def decoded(values: np.ndarray, about: Mapping[str, Any], path: Path) -> np.ndar
 
 
 class Store:
-    """An open file. names(): of all its arrays, with the parts of complex ones; groups(pattern): what *
-    stands for in a name such as "*/data"; array(name), or None; read(name, index) with an integer or slice
-    per axis; attributes of the file; attribute of an object: attribute("group@name").
+    """An open file. names(): of all its arrays, of complex ones psi the parts psi.real and psi.imag, or psi
+    alone if the imaginary part is negligible; groups(pattern): what * stands for in a name such as "*/data";
+    array(name), or None; read(name, index) with an integer or slice per axis; attributes of the file;
+    attribute of an object: attribute("group@name").
 
     A kind of file gives _names, _array and _read, where complex arrays are whole.
     """
@@ -100,29 +128,73 @@ class Store:
         """Close the file, if one is held open."""
 
     def names(self) -> list[str]:
-        return self._every_name
+        return list(self.listed)
 
     @cached_property
-    def _every_name(self) -> list[str]:
-        kinds = {name: self._array(name).dtype.kind for name in self._names()}
-        return sorted(
-            (
-                f"{name}{part}"
-                for name, kind in kinds.items()
-                for part in ([f".{part}" for part in PARTS] if kind == "c" else [""])
-            ),
-            key=natural,
-        )
+    def listed(self) -> dict[str, Stored]:
+        """Every array by its name, in natural order."""
+        found = {}
+        for name in self.plain(self._names()):
+            whole = self._array(name)
+            if whole.dtype.kind != "c":
+                found[name] = whole
+            elif self._is_complex(name):
+                found |= {f"{name}.{part}": _real(whole) for part in PARTS}
+            else:
+                found[name] = _real(whole, is_real_part=True)
+        return dict(sorted(found.items(), key=lambda item: natural(item[0])))
 
     def array(self, name: str) -> Stored | None:
+        if name not in self._found_arrays:
+            self._found_arrays[name] = self._look_for(name)
+        return self._found_arrays[name]
+
+    @cached_property
+    def _found_arrays(self) -> dict[str, Stored | None]:
+        return {}
+
+    def _look_for(self, name: str) -> Stored | None:
         whole, part = self._part(name)
         found = self._array(whole)
-        return replace(found, dtype=np.zeros(0, found.dtype).real.dtype) if part else found
+        if found is None or found.dtype.kind != "c" or (not part and self._is_complex(whole)):
+            return found
+        return _real(found, is_real_part=not part)
+
+    def held(self, names: tuple[str, ...]) -> dict[str, Stored]:
+        """Those of these arrays that the file holds."""
+        found = {name: self.array(name) for name in names}
+        return {name: array for name, array in found.items() if array is not None}
 
     def read(self, name: str, index: tuple = ()) -> np.ndarray:
         whole, part = self._part(name)
         values = self._read(whole, index)
-        return PARTS[part](values) if part else values
+        if part or values.dtype.kind != "c":
+            return PARTS[part](values) if part else values
+        largest, imaginary = np.maximum(self._sizes_of_parts(whole), _sizes(values))
+        if imaginary > NEGLIGIBLE * largest:
+            raise ValueError(
+                f"{self.path} holds {name} with imaginary parts up to {imaginary:.3g}, and real ones up to "
+                f"{largest:.3g}; expected real numbers. Write {name}.real and {name}.imag in the layout, two "
+                "fields."
+            )
+        return values.real
+
+    def _is_complex(self, name: str) -> bool:
+        largest, imaginary = self._sizes_of_parts(name)
+        return imaginary > NEGLIGIBLE * largest
+
+    def _sizes_of_parts(self, name: str) -> np.ndarray:
+        """The largest real and imaginary part in samples from the begin, the middle and the end."""
+        if name not in self._sampled:
+            shape = self._array(name).shape
+            starts = ([place * max(0, n - SAMPLED) // 2 for n in shape] for place in range(3))
+            samples = [tuple(slice(first, first + SAMPLED) for first in some) for some in starts]
+            self._sampled[name] = np.max([_sizes(self._read(name, index)) for index in samples], 0)
+        return self._sampled[name]
+
+    @cached_property
+    def _sampled(self) -> dict[str, np.ndarray]:
+        return {}
 
     def _part(self, name: str) -> tuple[str, str]:
         """(The array that holds `name`, "real" or "imag", or "" for the whole array.)"""
@@ -130,8 +202,19 @@ class Store:
         found = self._array(whole) if part in PARTS else None
         return (whole, part) if found is not None and found.dtype.kind == "c" else (name, "")
 
+    def plain(self, names: Names) -> Names:
+        """Names that the file gives to arrays, axes or attributes. Raises ValueError if one of them holds a
+        control character."""
+        for name in names:
+            require_plain_name(name, str(self.path))
+        return names
+
     def require_whole(self, name: str) -> None:
         """Raise ValueError if a part of an array was never written."""
+        self._require_whole(self._part(name)[0])
+
+    def _require_whole(self, name: str) -> None:
+        """`require_whole` of a whole array; a kind of file that holds all of them needs none."""
 
     def _names(self) -> list[str]:
         raise NotImplementedError
@@ -180,6 +263,16 @@ class Store:
         names = self.names()
         listed = [f"{name} {self.array(name).shape}" for name in names[:most]]
         return f"{', '.join(listed) or 'no array'}{f' and {len(names) - most} more' * (len(names) > most)}"
+
+
+def _real(found: Stored, is_real_part: bool = False) -> Stored:
+    return replace(found, dtype=np.zeros(0, found.dtype).real.dtype, is_real_part=is_real_part)
+
+
+def _sizes(values: np.ndarray) -> tuple[float, float]:
+    """The largest real and imaginary part of complex numbers; NaN counts as 0."""
+    parts = (np.abs(np.nan_to_num(PARTS[part](values))) for part in PARTS)
+    return tuple(float(part.max(initial=0)) for part in parts)
 
 
 def checked(path: Path, action: Callable[[], Any], kind: str) -> Any:

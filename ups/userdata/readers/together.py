@@ -33,7 +33,12 @@ class Together(Store):
     def _named(self, store: Store) -> list[str]:
         """Names of the arrays of one file. A single array has the name of its file, without numbers at the
         end."""
-        return [re.sub(r"[\W_]*\d+$", "", store.path.stem)] if store.is_single else store.names()
+        names = store.names()
+        return (
+            [re.sub(r"[\W_]*\d+(\.real|\.imag)?$", r"\1", name) for name in names]
+            if store.is_single
+            else names
+        )
 
     def _names(self) -> list[str]:
         every = [self._named(store) for store in self.stores]
@@ -65,7 +70,7 @@ class Together(Store):
         store, inside = self._holding(name)
         return store.read(inside, index)
 
-    def require_whole(self, name: str) -> None:
+    def _require_whole(self, name: str) -> None:
         store, inside = self._holding(name)
         store.require_whole(inside)
 

@@ -3,17 +3,29 @@ the units of their attribute."""
 
 import itertools
 import math
+import operator
 import os
+import re
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ups.userdata.readers import budget
 from ups.userdata.readers.hdf5 import Hdf5
 from ups.userdata.readers.store import Store, Stored, checked, decoded, library, require_unpackable
 
 WHOLE: set[tuple[Path, str, int]] = set()  # arrays, with the time of their folder, that lack no chunk
+FILE_BYTES = 2**14  # of a larger file, which take as long to read as a small one takes to open
+CHUNK = re.compile(r"(?:c[/.])?\d+(?:[/.]\d+)*")  # how the file of a chunk is called
+# that decode numbers or text; zarr knows others by name, of which "pickle" runs code
+CODECS = set(
+    "bytes transpose sharding_indexed gzip zlib zstd blosc lz4 bz2 lzma shuffle delta fixedscaleoffset "
+    "quantize bitround packbits astype zfpy pcodec crc32 crc32c adler32 fletcher32 jenkins_lookup3 "
+    "vlen-utf8 vlen-bytes".split()
+)
 UNWRITTEN = 9.969209968386869e36  # of netCDF, where no number was written, unless an attribute names another
 
 
@@ -36,8 +48,8 @@ class NetCdf(Store):
             self.root = checked(path, lambda: xarray.open_dataset(path, **options), "netCDF file")
             self.arrays = dict(self.root.variables)
         else:
-            with Hdf5(path) as file:  # HDF5 itself would follow links into other files
-                file.names()
+            with Hdf5(path) as file:
+                file.require_netcdf()
             options["driver_kwds"] = {"locking": False}
             self.root = checked(path, lambda: xarray.open_datatree(path, **options), "netCDF file")
             self.arrays = {
@@ -54,7 +66,8 @@ class NetCdf(Store):
 
     def _array(self, name: str) -> Stored | None:
         found = self.arrays.get(name)
-        return None if found is None else Stored(found.shape, found.dtype, tuple(map(str, found.dims)))
+        axes = () if found is None else self.plain(tuple(map(str, found.dims)))
+        return None if found is None else Stored(found.shape, found.dtype, axes)
 
     def _read(self, name: str, index: tuple) -> np.ndarray:
         found = checked(self.path, lambda: np.asarray(self.arrays[name][index].values), "netCDF file")
@@ -62,56 +75,62 @@ class NetCdf(Store):
             return np.where(found == found.dtype.type(UNWRITTEN), found.dtype.type(np.nan), found)
         return found
 
-    def require_whole(self, name: str) -> None:
+    def _require_whole(self, name: str) -> None:
         if self.engine == "h5netcdf":  # scipy refuses a classic file that is too short
             with Hdf5(self.path) as file:
                 file.require_whole(name)
 
     def attributes(self, name: str = "") -> dict[str, Any]:
         found = self.arrays.get(name) if name else self.root
-        return {} if found is None else dict(found.attrs)
+        return {} if found is None else self.plain(dict(found.attrs))
 
 
 class Zarr(Store):
     def __init__(self, path: Path):
         super().__init__(path)
         self.library = library("zarr", path)
-        _require_files(path, path.stat().st_mtime_ns)
+        self.num_bytes, num_files = _require_files(path, path.stat().st_mtime_ns)
+        budget.allow(work=self.num_bytes + FILE_BYTES * num_files)
         self.root = checked(path, lambda: self.library.open(str(path), mode="r"), "zarr folder")
         self.is_single = self._is_array(self.root)
 
     def _names(self) -> list[str]:
-        return [self.path.stem] if self.is_single else self._below(self.root, "", set())
+        return [self.path.stem] if self.is_single else self._below(self.root, "")
 
     def _is_array(self, found: Any) -> bool:
         return isinstance(found, self.library.Array)
 
-    def _below(self, group: Any, above: str, seen: set[Path]) -> list[str]:
-        """Names of the arrays in a group and in its groups. A folder that links lead to again is listed
-        once."""
-        here = (self.path / above).resolve()
-        if here in seen:
-            return []
-        seen.add(here)
+    def _below(self, group: Any, above: str) -> list[str]:
+        """Names of the arrays in a group and in its groups."""
         arrays = [f"{above}{name}" for name, _ in group.arrays()]
         return arrays + [
-            name for key, inner in group.groups() for name in self._below(inner, f"{above}{key}/", seen)
+            name for key, inner in group.groups() for name in self._below(inner, f"{above}{key}/")
         ]
 
     def _get(self, name: str) -> Any:
-        if self.is_single:
-            return self.root
-        return self.root[name] if name in self.root else None
+        found = self.root if self.is_single else self.root[name] if name in self.root else None
+        if self._is_array(found):
+            about = found.metadata.to_dict()
+            coding = [*(about.get("filters") or ()), about.get("compressor"), *about.get("codecs", ())]
+            if unknown := set(_codecs(filter(None, coding))) - CODECS:
+                raise ValueError(
+                    f"{self.path}: {name} is encoded by {', '.join(sorted(unknown))!r:.200}; expected one of "
+                    f"{', '.join(sorted(CODECS))}, as others may run code. Write it with one of these."
+                )
+        return found
 
     def _array(self, name: str) -> Stored | None:
         found = self._get(name)
         if found is None or not self._is_array(found):
             return None
-        require_unpackable(self.path, name, math.prod(found.chunks) * np.dtype(found.dtype).itemsize)
+        size = max(1, np.dtype(found.dtype).itemsize)
+        require_unpackable(
+            self.path, name, size * math.prod(found.chunks), size * math.prod(found.shape), self.num_bytes
+        )
         named = getattr(found.metadata, "dimension_names", None) or found.attrs.get("_ARRAY_DIMENSIONS") or ()
-        return Stored(tuple(found.shape), np.dtype(found.dtype), tuple(map(str, named)))
+        return Stored(tuple(found.shape), np.dtype(found.dtype), self.plain(tuple(map(str, named))))
 
-    def require_whole(self, name: str) -> None:
+    def _require_whole(self, name: str) -> None:
         key = self.path, name, self.path.stat().st_mtime_ns
         if key not in WHOLE and (missing := _missing_chunk(self._get(name), self.path)):
             raise ValueError(
@@ -130,25 +149,35 @@ class Zarr(Store):
 
     def attributes(self, name: str = "") -> dict[str, Any]:
         found = self._get(name) if name else self.root
-        return {} if found is None else dict(found.attrs)
+        return {} if found is None else self.plain(dict(found.attrs))
+
+
+def _codecs(configured: Iterable[Any]) -> Iterator[str]:
+    """The names of codecs, also of those within a shard."""
+    for one in configured:
+        yield str(one.get("id") or one["name"].removeprefix("numcodecs."))
+        inner = one.get("configuration") or {}
+        yield from _codecs([*inner.get("codecs", ()), *inner.get("index_codecs", ())])
 
 
 @lru_cache(maxsize=256)
-def _require_files(path: Path, _changed: int) -> None:
-    """Raise ValueError for a folder that holds anything but files and folders: reading a pipe never ends."""
-    waiting, seen = [path], set()
+def _require_files(path: Path, _changed: int) -> tuple[int, int]:
+    """(Bytes, number) of the files in a folder. Raises ValueError where it holds a link, which may lead out
+    of the folder, or a pipe or a device, since reading these never ends."""
+    waiting, num_bytes, num_files = [path], 0, 0
     while waiting:
-        here = waiting.pop()
-        for entry in os.scandir(here):
-            if entry.is_dir():
-                if (place := (found := entry.stat()).st_dev, found.st_ino) not in seen:
-                    seen.add(place)
-                    waiting.append(Path(entry))
-            elif not entry.is_file() and os.path.exists(entry):
+        for entry in os.scandir(waiting.pop()):
+            is_plain = entry.is_file(follow_symlinks=False)
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(Path(entry))
+            elif not is_plain:
+                what = "a link" if entry.is_symlink() else "a pipe or a device"
                 raise ValueError(
-                    f"{path} holds {Path(entry).relative_to(path)}, a pipe or a device; "
-                    "expected files and folders. Write that array again."
+                    f"{path} holds {Path(entry).relative_to(path)}, {what}; expected files and folders. Copy "
+                    "what it stands for in its place, or write that array again."
                 )
+            num_bytes, num_files = num_bytes + is_plain * entry.stat().st_size, num_files + 1
+    return num_bytes, num_files
 
 
 def _missing_chunk(array: Any, path: Path) -> str:
@@ -156,11 +185,18 @@ def _missing_chunk(array: Any, path: Path) -> str:
     of zeros, as those of a wall are, or of a field that is zero: where the same ones are missing all along
     the first axis, only their values say more (ups/data/written.py)."""
     stored = getattr(array, "shards", None) or array.chunks
-    first, *rest = [range(-(-size // chunk)) for size, chunk in zip(array.shape, stored, strict=True)] or [()]
-    names = [
-        [array.metadata.encode_chunk_key((row, *others)) for others in itertools.product(*rest)]
-        for row in first
+    grid = [-(-size // chunk) for size, chunk in zip(array.shape, stored, strict=True)]
+    rows: dict[tuple[int, ...], set[int]] = {}  # place along the other axes -> along the first
+    folder = path / array.path
+    for above, _, names in os.walk(folder):
+        for name in names:
+            key = CHUNK.fullmatch(os.path.relpath(os.path.join(above, name), folder))
+            place = tuple(map(int, re.findall(r"\d+", key[0]))) if key else ()
+            if grid and len(place) == len(grid) and all(map(operator.lt, place, grid)):
+                rows.setdefault(place[1:], set()).add(place[0])
+    missing = [
+        (next(row for row in itertools.count() if row not in there), *others)
+        for others, there in rows.items()
+        if len(there) < grid[0]
     ]
-    is_there = np.array([[(path / array.path / name).exists() for name in row] for row in names], bool)
-    is_odd = ~is_there & is_there.any(0) if len(names) else is_there
-    return names[(at := np.argwhere(is_odd)[0])[0]][at[1]] if is_odd.any() else ""
+    return array.metadata.encode_chunk_key(min(missing)) if missing else ""

@@ -1,0 +1,289 @@
+"""Use from elsewhere: the command `ups`, make from another folder, messages that name commands which exist
+there, and the systems that are not Linux."""
+
+import ast
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ups
+from ups.__main__ import COMMANDS, main
+from ups.common import files, place
+from ups.config import ROOT, load_config
+from ups.training import launch, processes
+
+CHAIN = ("check", "train", "report")  # commands that run make
+ANY_FOLDER = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}  # as if the clone were installed
+
+# Names that Windows, or macOS, lacks. torch and its like are imported before, as they have builds for both.
+FORECAST = """
+import os, sys
+import h5py, numpy as np, psutil, safetensors.torch, torch, torch.distributed, tqdm, yaml
+LINUX = "memfd_create pipe2 posix_fallocate sched_getaffinity sched_setaffinity".split()
+POSIX = '''O_NOFOLLOW O_NONBLOCK O_CLOEXEC O_NOCTTY O_DIRECTORY fork fstatvfs statvfs getuid geteuid
+    getpgrp killpg mkfifo sched_yield setsid tcgetpgrp uname wait4 chown lchown
+    set_blocking register_at_fork'''.split()
+MODULES = "fcntl resource pwd grp termios tty pty syslog"
+for name in LINUX + POSIX * (sys.argv[1] == "win32"):
+    vars(os).pop(name, None)
+for name in MODULES.split() if sys.argv[1] == "win32" else ():
+    sys.modules[name] = None
+if sys.argv[1] == "win32":
+    import signal
+    for name in ("SIGHUP", "SIGKILL", "SIGCONT", "SIGALRM", "SIGCHLD", "SIGUSR1"):
+        delattr(signal, name)
+sys.platform = sys.argv[1]
+import ups
+u0 = np.sin(2 * np.pi * np.arange(256) / 256)[None]
+u = ups.load(sys.argv[2]).forecast("burgers1d", u0, {"Nu": 0.01}, num_frames=3)
+np.save("u.npy", u)
+try:
+    import ups.training.run, ups.training.launch
+    from ups.config import parse_arguments, run_script
+    sys.argv = ["train_operator.py", "--show-config"]
+    run_script(lambda: parse_arguments("")[1], "train_operator.py")
+except SystemExit as end:
+    print(end.code)
+"""
+
+
+def python(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**ANY_FOLDER, **more},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+# ------------------------------------------------------------------------------------------- other systems
+
+
+@pytest.mark.parametrize("system", ["win32", "darwin"])
+def test_a_forecast_needs_nothing_that_windows_or_macos_lacks(tmp_path, system):
+    done = python(tmp_path, "-c", FORECAST, system, str(ROOT / "pretrained"))
+    assert done.returncode == 0, done.stderr
+    u0 = np.sin(2 * np.pi * np.arange(256) / 256)[None]
+    here = ups.load(ROOT / "pretrained").forecast("burgers1d", u0, {"Nu": 0.01}, num_frames=3)
+    np.testing.assert_allclose(np.load(tmp_path / "u.npy"), here, rtol=1e-6)
+    *_, last = done.stdout.splitlines()
+    if system == "win32":
+        assert last.startswith(
+            "train_operator.py: training needs Linux or macOS, and this is Windows; expected "
+        )
+    else:
+        assert last == "0" and "run:\n" in done.stdout  # the configuration
+
+
+def test_writing_and_training_on_windows_end_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(place.sys, "platform", "win32")
+    with (
+        (tmp_path / "x").open("wb") as file,
+        pytest.raises(OSError, match="x needs Linux or macOS, and this"),
+    ):
+        files.lock(file, tmp_path / "x")
+    for name in ("forecast", "sample"):
+        words = [name, "in.h5", "--run", "r", "--task", "t", "--output", str(tmp_path / "o")]
+        with pytest.raises(OSError, match="writing forecasts to a file needs Linux or macOS"):
+            main(words)
+    for name in CHAIN:
+        with pytest.raises(OSError, match="training needs Linux or macOS"):
+            main([name, "my.yaml"])
+    monkeypatch.setattr(launch, "protect_output", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["launch", "train_operator.py"])
+    assert launch.main() == 2
+    assert re.fullmatch("launch: training needs Linux or macOS.*\n", capsys.readouterr().err)
+
+
+def test_the_supervisor_and_reserved_files_need_nothing_that_macos_lacks(tmp_path, monkeypatch):
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    for name in ("memfd_create", "posix_fallocate"):
+        monkeypatch.delattr(os, name)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    processes.control_process(0, 0)  # nothing
+    _, born = processes.process_state(process.pid)
+    process.send_signal(signal.SIGSTOP)
+    while processes.process_state(process.pid) != ("T", born):
+        pass
+    process.kill()
+    while processes.process_state(process.pid):  # gone already as a zombie
+        pass
+    process.wait()
+    assert processes.process_state(process.pid) is None
+    with launch.events_file() as events:
+        monkeypatch.setenv(processes.EVENTS, str(events))
+        assert processes.send_event("start") and b'"start"' in events.read_bytes()
+    with (tmp_path / "x").open("wb") as file:
+        files.reserve(file, 100)
+
+
+# ------------------------------------------------------------------------------------------- messages
+
+
+def test_a_message_names_make_as_it_runs_in_the_working_folder(tmp_path, monkeypatch):
+    def advice() -> str:
+        with pytest.raises(FileNotFoundError) as error:
+            ups.load("nowhere")
+        return str(error.value).partition(" Run ")[2]
+
+    monkeypatch.chdir(ROOT)
+    assert advice() == "make operator RUN=nowhere."
+    monkeypatch.chdir(tmp_path)
+    assert advice() == f"make -f {ROOT}/Makefile operator RUN=nowhere."
+    (tmp_path / "Makefile").write_text("operator:\n")  # of another project
+    assert advice() == f"make -f {ROOT}/Makefile operator RUN=nowhere."
+    monkeypatch.setattr(place, "ROOT", tmp_path / "site-packages")  # a wheel
+    assert advice() == "make operator RUN=nowhere (in a clone of UPS)."
+    with pytest.raises(
+        FileNotFoundError, match="is installed without a clone of UPS; expected one, .* Clone"
+    ):
+        (tmp_path / "my.yaml").touch()
+        main(["train", "my.yaml"])
+
+
+def test_every_message_of_the_package_asks_that_function_for_a_target_of_make():
+    targets = (
+        "data|cache|operator|diffusion|consistency|rival|steady|report|train|doctor|remove|bench|publish"
+    )
+    found = []
+    for path in sorted((ROOT / "ups").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        owners = (ast.Module, ast.FunctionDef, ast.ClassDef)
+        docs = {
+            id(node.body[0].value)
+            for node in ast.walk(tree)
+            if isinstance(node, owners) and ast.get_docstring(node)
+        }
+        found += [
+            f"{path.name}: {node.value}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs
+            if re.search(rf"([Rr]un|run:|[Ll]et|is missing:|then|or|that) `?make ({targets}|$)", node.value)
+        ]
+    assert not found
+
+
+@pytest.mark.parametrize("target", ["data", "doctor", "train", "dry-run", "smoke", "train-cpu2", "venv"])
+def test_make_runs_the_clone_from_another_folder(tmp_path, target):
+    (tmp_path / "my.yaml").write_text("include: configs/smoke.yaml\n")
+    words = ["make", "-n", "-f", f"{ROOT}/Makefile", target, "CONFIG=my.yaml", f"PYTHON={sys.executable}"]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    done = subprocess.run(words, cwd=tmp_path, env=kept, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    named = re.findall(r"(?<![\w.])[\w./-]+\.(?:py|yaml|txt)\b", done.stdout)
+    assert not [name for name in named if name != "my.yaml" and not (tmp_path / name).is_file()]
+
+
+def test_data_of_another_folder_are_prepared_there_and_its_modules_are_not_imported(tmp_path):
+    (tmp_path / "my.yaml").write_text("include: configs/smoke.yaml\n")
+    for name in ("numpy", "yaml", "ups"):
+        (tmp_path / f"{name}.py").write_text("open('imported', 'w')\n")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    words = [sys.executable, "-m", "ups", "train", "my.yaml", "data.tasks=[burgers1d]", "STAGES=operator"]
+    done = subprocess.run(
+        words,
+        cwd=tmp_path,
+        env={**kept, **ANY_FOLDER, "MAKEFLAGS": "-n"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    [command] = [line for line in done.stdout.splitlines() if f" {ROOT}/prepare_data.py " in line]
+    given = (
+        "--config my.yaml run.name=my run.root=runs 'data.tasks=[burgers1d]' \"evaluate.stages=[operator]\""
+    )
+    assert given in command
+    words = [*words[:3], "train", "my.yaml", "data.tasks=[no]"]  # refused by the first script
+    done = subprocess.run(
+        words, cwd=tmp_path, env={**kept, **ANY_FOLDER}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2 and "data.tasks" in done.stderr and "Traceback" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["my.yaml", "numpy.py", "ups.py", "yaml.py"]
+
+
+def test_a_configuration_elsewhere_includes_those_of_the_clone_unless_one_is_beside_it(tmp_path):
+    (tmp_path / "my.yaml").write_text("include: configs/small.yaml\n")
+    assert load_config(tmp_path / "my.yaml") == load_config(ROOT / "configs" / "small.yaml")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "small.yaml").write_text("run: {seed: 7}\n")
+    assert load_config(tmp_path / "my.yaml").run.seed == 7
+
+
+# ------------------------------------------------------------------------------------------- the command
+
+
+def test_help_names_every_command_and_every_command_has_help(capsys):
+    for words in ([], ["--help"], ["-h"]):
+        assert main(words) == 0
+        assert re.findall(r"^    ups (\w+)", capsys.readouterr().out, re.M) == [*COMMANDS]
+    for name in COMMANDS:
+        with pytest.raises(SystemExit) as end:
+            main([name, "--help"])
+        assert not end.value.code and f"usage: ups {name} " in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["sample", "--help"])
+    assert "(16)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (
+            "trian my.yaml",
+            "ups: no command 'trian'; expected one of: describe, check, train, report, forecast, ",
+        ),
+        (
+            "check no.yaml",
+            "ups: no configuration file no.yaml; expected a YAML file. Name another, or write one",
+        ),
+        ("describe no.nc", "ups: there is no file no.nc; expected "),
+        (
+            "forecast in.h5 --run no --task burgers1d --output out.h5",
+            f"ups: there is no folder no; expected a run, .* Run make -f {ROOT}/Makefile operator RUN=no",
+        ),
+        (
+            "sample in.h5 --run no --task burgers1d --output out.h5 --members 0",
+            "ups: --frames is 1 and --members 0; expected at least 1 frame, and 1 members or more",
+        ),
+    ],
+)
+def test_the_command_says_in_one_line_what_is_wrong(tmp_path, words, text):
+    done = python(tmp_path, "-m", "ups", *words.split())
+    assert done.returncode == 1 and not done.stdout
+    assert re.match(text, done.stderr) and done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_describe_prints_a_section_that_loads_where_it_was_written(tmp_path):
+    np.save(tmp_path / "film.npy", np.random.default_rng(0).normal(size=(40, 16, 16)))
+    done = python(tmp_path, "-m", "ups", "describe", "film.npy")
+    assert done.returncode == 0, done.stderr
+    in_clone = python(tmp_path, str(ROOT / "prepare_data.py"), "--describe", "film.npy")
+    assert done.stdout == in_clone.stdout and "include: configs/small.yaml" in done.stdout
+
+
+# ------------------------------------------------------------------------------------------- types
+
+
+def test_the_package_states_its_types():
+    assert (ROOT / "ups" / "py.typed").is_file()
+    missing = []
+    for path in sorted((ROOT / "ups").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.FunctionDef) or node.name == "_":
+                continue
+            given, own = node.args, ("self", "cls")
+            every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+            bare = [one.arg for one in every if one and one.annotation is None and one.arg not in own]
+            if bare or (node.returns is None and node.name != "__init__"):
+                missing.append(f"{path.relative_to(ROOT)}: {node.name}({', '.join(bare)})")
+    assert not missing

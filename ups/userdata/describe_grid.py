@@ -1,0 +1,185 @@
+"""What --describe guesses of the grid: boundary, domain and repeated cells."""
+
+import json
+from typing import Any
+
+import numpy as np
+
+from ups.common.boundary import DIRICHLET, NO_FLUX, PERIODIC
+from ups.tasks.user_task import JUMP, jumps
+from ups.userdata.describe_axes import Guess
+from ups.userdata.describe_lines import Line
+from ups.userdata.grid import MOST_UNEVEN, evenness, is_globe, on_walls
+from ups.userdata.inspect_file import Coordinate, is_even_grid, rises, tidy
+from ups.userdata.layout import field_of
+from ups.userdata.masks import averaged, with_nan
+from ups.userdata.readers import Store
+
+SMALL = 1e-3  # of a field's standard deviation: what counts as zero at a wall
+BOUNDS = ("domain", "bounds", "extent", "box")  # attributes with the ends of all axes, without any _
+MOST_TEXT = 2**16  # letters of an attribute that is read as JSON
+
+
+def grid_lines(guess: Guess, absent: list[str]) -> list[Line]:
+    """boundary, domain and repeated, guessed from the field. absent: numbers that mean missing."""
+    u = with_nan(_last_frame(guess), absent)
+    u, found = averaged(u, u.ndim), guess.coordinates
+    ends, repeated = {}, []
+    for axis in guess.space:
+        at = guess.words.index(axis) if axis in guess.words else None
+        ends[axis] = PERIODIC if at is None else _guess_end(guess.store, axis, found.get(axis), u, at)
+        if at is not None and ends[axis] == PERIODIC and u.shape[at] > 2:
+            repeated += [axis] * np.array_equal(u.take(0, at), u.take(-1, at))
+    same = {*ends.values()}
+    note = "as the ends of the field look: periodic, no_flux, dirichlet or outflow?"
+    lines = [
+        Line("boundary", same.pop() if len(same) == 1 else ends, note),
+        *_domain_lines(guess, ends, found),
+    ]
+    if repeated:
+        lines.append(Line("repeated", repeated, "the last cell is the first again"))
+    return lines
+
+
+def _guess_end(store: Store, axis: str, found: Coordinate | None, u: np.ndarray, at: int) -> str:
+    """The boundary of an axis: known for longitudes and latitudes, else guessed from the field at its
+    ends."""
+    units = str(store.attributes(found[0]).get("units", "")) if found else ""
+    if is_globe(axis, units):
+        is_longitude = not axis.lower().startswith("lat") and not units.startswith("degrees_n")
+        is_turn = found is not None and abs(u.shape[at] * abs(found[1][1] - found[1][0]) - 360) < 1
+        return PERIODIC if is_longitude and is_turn else NO_FLUX
+    walls = max(float(np.abs(u.take(cell, at)).mean()) for cell in (0, -1))
+    if walls < SMALL * (float(u.std()) or 1.0):
+        return DIRICHLET
+    return PERIODIC if jumps(u, at) < JUMP else NO_FLUX
+
+
+def _domain_lines(guess: Guess, ends: dict[str, str], found: dict[str, Coordinate]) -> list[Line]:
+    """The line domain for axes without coordinates or with uneven ones, and a note if points lie on walls."""
+    lines, uneven, domain, names, stated = [], [], {}, {}, _stated_domain(guess)
+    for axis in guess.space:
+        if axis not in guess.words:
+            continue
+        if axis not in found:
+            domain[axis] = stated.get(axis, [0.0, 1.0])
+            continue
+        name, x = found[axis]
+        if guess.usual(axis) is None:  # the loader needs its name
+            domain[axis] = names[axis] = name
+        if not is_even_grid(x) and (rises(x) or rises(x[::-1])):
+            if (ratio := evenness(x)) > MOST_UNEVEN:
+                raise ValueError(_uneven_words(guess, axis, name, x, ratio))
+            steps = np.abs(np.diff(x))
+            uneven.append(axis)
+            domain[axis] = [
+                tidy(float(x.min() - steps.mean() / 2)),
+                tidy(float(x.max() + steps.mean() / 2)),
+            ]
+            note = (
+                f"{name} has steps of {steps.min():g} to {steps.max():g}: are its cells to be counted as "
+                "equal, from end to end of this domain?"
+            )
+            lines.append(Line(note=note))
+        elif len(x) > 1 and ends[axis] != PERIODIC and not is_globe(axis):
+            half = abs(x[1] - x[0]) / 2
+            low, high = tidy(float(x.min() - half)), tidy(float(x.max() + half))
+            if on_walls(low, high, len(x)):
+                note = (
+                    f"{axis}: the first and last point lie on the walls; the domain reaches half a cell "
+                    f"beyond them, [{low}, {high}]"
+                )
+                lines.append(Line(note=note))
+    if not domain:
+        return lines
+    note = ""
+    if all(isinstance(span, str) for span in domain.values()):
+        note = "the arrays of the coordinates"
+    elif {*domain} - {*uneven} <= {*stated}:
+        note = "by the attributes of the file, from wall to wall?" * bool({*stated} & {*domain})
+    else:
+        numbers = in_words(numbers_of(guess.store))
+        walls = [axis for axis in domain if axis not in uneven and ends[axis] != PERIODIC]
+        beyond = ", half a cell beyond the first and the last point" if walls else ""
+        known = f" ({numbers})" * bool(numbers)
+        note = f"the file holds no such coordinates{known}: from where to where{beyond}?"
+    named = {axis: name for axis, name in names.items() if axis in uneven}
+    return [*lines, *[Line("coordinates", named)] * bool(named), Line("domain", domain, note)]
+
+
+def _uneven_words(guess: Guess, axis: str, name: str, x: np.ndarray, ratio: float) -> str:
+    """The error message for a coordinate of steps that are too uneven to count as equal."""
+    steps, at = np.abs(np.diff(x)), guess.words.index(axis)
+    return (
+        f"{guess.store.path}: {name} has steps of {steps.min():g} to {steps.max():g}, which differ "
+        f"{ratio:.3g}-fold; expected cells of equal size along {axis}. Resample the fields, as "
+        f"scipy.interpolate.interp1d({name}, {field_of(guess.array)}, axis={at})"
+        f"(numpy.linspace({x.min():g}, {x.max():g}, {len(x)})) does, and describe that file; or write the "
+        f"section yourself, with domain: {{{axis}: [{x.min():g}, {x.max():g}]}}, which counts them as equal: "
+        f"derivatives along {axis} are then wrong by as much."
+    )
+
+
+def _stated_domain(guess: Guess) -> dict[str, list[float]]:
+    """Axis -> (low, high) by the attributes of the file or of the main field: of py-pde's grid (JSON with
+    bounds), or by usual names such as Lx, x_min and x_max, xlim."""
+    store, stated = guess.store, {}
+    attributes = {**store.attributes(store.first(guess.array)), **store.attributes()}
+    numbers = {name.lower().replace("_", ""): np.asarray(value) for name, value in attributes.items()}
+    numbers = {
+        name: value.astype(np.float64).reshape(-1)
+        for name, value in numbers.items()
+        if value.dtype.kind in "fiu" and np.isfinite(value).all()
+    }
+    space = [axis for axis in guess.space if axis in guess.words]
+    bounds = [*map(_bounds_in, attributes.values()), *(numbers.get(name) for name in BOUNDS)]
+    bounds = next((some for some in bounds if some is not None and some.size == 2 * len(space)), None)
+    for number, axis in enumerate(space):
+        none = np.zeros(0)
+        lengths = [f"l{axis}", *["l", "length"] * (len(space) == 1)]
+        pairs = [
+            none if bounds is None else bounds.reshape(-1, 2)[number],
+            np.append(numbers.get(f"{axis}min", none), numbers.get(f"{axis}max", none)),
+            *(numbers.get(f"{axis}{name}", none) for name in ("lim", "bounds", "range")),
+            *(np.append(0.0, numbers.get(name, none)) for name in lengths),
+        ]
+        fitting = [pair for pair in pairs if len(pair) == 2 and pair[0] < pair[1]]
+        stated |= {axis: [tidy(float(end)) for end in fitting[0]]} if fitting else {}
+    return stated
+
+
+def _bounds_in(value: Any) -> np.ndarray | None:
+    """The numbers under "bounds" in text of JSON, which may hold JSON as text."""
+    for _ in range(3):
+        try:
+            value = json.loads(value) if isinstance(value, str | bytes) and len(value) < MOST_TEXT else value
+            if isinstance(value, dict) and "bounds" in value:
+                return np.asarray(value["bounds"], np.float64).reshape(-1)
+        except (ValueError, TypeError, RecursionError):
+            return None
+        inner = value.values() if isinstance(value, dict) else ()
+        value = next((some for some in inner if "bounds" in str(some)), None)
+    return None
+
+
+def _last_frame(guess: Guess) -> np.ndarray:
+    """The main field of the first trajectory at its last frame, with all axes, float64."""
+    index = tuple(
+        slice(0, 1) if word == "trajectory" else slice(n - 1, n) if word == "time" else slice(None)
+        for word, n in guess.sizes.items()
+    )
+    return np.asarray(guess.store.read(guess.store.first(guess.array), index), np.float64)
+
+
+def numbers_of(store: Store) -> dict[str, float]:
+    """The attributes of the file that are one number."""
+    found = {key: np.asarray(value) for key, value in store.attributes().items()}
+    return {
+        key: float(value.reshape(-1)[0])
+        for key, value in found.items()
+        if value.dtype.kind in "fiu" and value.size == 1
+    }
+
+
+def in_words(numbers: dict[str, float]) -> str:
+    return ", ".join(f"{name} = {value:g}" for name, value in numbers.items())

@@ -1,0 +1,216 @@
+"""Files of the user are opened and read in a process of their own, the reading process.
+
+One process serves a command and all its files. A file that crashes a library or needs more than the budget
+(budget.py) ends that process: the error names the file, and the next file gets a new process.
+"""
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ups.common.files import DamagedError
+from ups.userdata.readers import budget
+from ups.userdata.readers.store import Store, Stored
+
+ROOT = Path(__file__).resolve().parents[3]
+COMMAND = "from ups.userdata.readers import serve_files; serve_files()"
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # which need room each
+REMEDY = "Leave that file out, or copy its arrays into a new one."
+
+
+class ReadingProcess:
+    """A running process that answers calls of the methods of its open files."""
+
+    def __init__(self) -> None:
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", COMMAND],  # -P: imports nothing that lies beside the data
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            pipesize=2**20,
+            env={**os.environ, **ONE_THREAD, "PYTHONPATH": path},
+        )
+        self.owner, self.lock = os.getpid(), threading.Lock()
+
+    def call(self, path: Path, *request: Any) -> Any:
+        """The answer to a request about the file `path`. Raises the error of its reader, and DamagedError if
+        the process died of the file."""
+        request = os.getcwd(), *request
+        with self.lock:
+            try:
+                pickle.dump(request, self.process.stdin, pickle.HIGHEST_PROTOCOL)
+                self.process.stdin.flush()
+                error, answer = pickle.load(self.process.stdout)
+            except (EOFError, BrokenPipeError):
+                raise DamagedError(f"{path} {self._death()}. {REMEDY}") from None
+            except BaseException:  # of a signal: the next call would take the answer for its own
+                self.end()
+                raise
+        if error is not None:
+            raise error
+        return answer
+
+    def _death(self) -> str:
+        code = self.process.wait()
+        if code == -signal.SIGXCPU:
+            return (
+                f"needs too long; expected that it is open within {budget.SECONDS} s and read at more than "
+                f"{budget.SPEED // 2**20} MiB/s"
+            )
+        name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return f"ended the process that reads it ({name}); expected a file that its library can read"
+
+    def end(self) -> None:
+        """End the process, and leave none behind."""
+        if self.owner == os.getpid():
+            self.process.kill()
+            self.process.wait()
+            self.process.stdin.close()
+            self.process.stdout.close()
+
+
+_running: ReadingProcess | None = None
+
+
+def running() -> ReadingProcess:
+    """The reading process of this process, started if there is none. A fork has one of its own."""
+    global _running  # noqa: PLW0603, one per process
+    if _running is None or _running.owner != os.getpid() or _running.process.poll() is not None:
+        _running = ReadingProcess()
+    return _running
+
+
+class Foreign(Store):
+    """A file that is open in the reading process. It is opened again where another file ended that."""
+
+    def __init__(self, path: Path):
+        super().__init__(path)
+        self.process, self.known = None, {}
+        self._open()
+
+    def _open(self) -> None:
+        self.process = running()
+        self.number, self.is_single = self.process.call(self.path, "open", self.path)
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        if self.process is not running():
+            self._open()
+        return self.process.call(self.path, method, self.number, *arguments)
+
+    def _once(self, *request: Any) -> Any:
+        if request not in self.known:
+            self.known[request] = self._ask(*request)
+        return self.known[request]
+
+    def close(self) -> None:
+        if self.process is _running and self.process.process.poll() is None:
+            self._ask("close")
+
+    @cached_property
+    def listed(self) -> dict[str, Stored]:
+        return self._ask("listed")
+
+    def array(self, name: str) -> Stored | None:
+        return (self.__dict__.get("listed", {}).get(name)) or self._once("array", name)
+
+    def held(self, names: tuple[str, ...]) -> dict[str, Stored]:
+        return self._once("held", names)
+
+    def attributes(self, name: str = "") -> dict[str, Any]:
+        return dict(self._once("attributes", name))
+
+    def group_names(self, group: str) -> list[str]:
+        return self._once("group_names", group)
+
+    def read(self, name: str, index: tuple = ()) -> np.ndarray:
+        return self._ask("read", name, index)
+
+    def require_whole(self, name: str) -> None:
+        self._ask("require_whole", name)
+
+
+def serve(opened: Callable[[Path], Store]) -> None:
+    """Answer requests on stdin until it ends. opened: opens a file."""
+    import resource
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent's to obey: it ends this one
+        signal.signal(number, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no answer
+    stores: dict[int, Store] = {}
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            folder, method, *arguments = pickle.load(sys.stdin.buffer)
+            os.chdir(folder)
+            budget.begin()
+            answer = _answer(stores, opened, method, arguments)
+            pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
+            answers.flush()
+
+
+def _answer(
+    stores: dict[int, Store], opened: Callable[[Path], Store], method: str, arguments: list
+) -> tuple[Exception | None, Any]:
+    """(The error of a request, its answer.)"""
+    path = arguments[0] if method == "open" else stores[arguments[0]].path
+    try:
+        if method == "open":
+            stores[number := max(stores, default=0) + 1] = store = opened(path)
+            return None, (number, store.is_single)
+        number, *arguments = arguments
+        if method == "close":
+            return None, stores.pop(number).close()
+        if method == "read":
+            _allow_numbers(stores[number], *arguments)
+        answer = stores[number].listed if method == "listed" else getattr(stores[number], method)(*arguments)
+        if method == "attributes":
+            answer = {key: value for key, value in answer.items() if _is_plain(value)}
+        if method == "listed" and len(answer) > budget.MOST_NAMES:
+            raise DamagedError(
+                f"{path} holds {len(answer)} arrays; expected at most {budget.MOST_NAMES}. Write fewer, with "
+                "an axis of runs or times, or split the file."
+            )
+    except (MemoryError, RecursionError) as error:
+        return DamagedError(
+            f"{path} needs more than {budget.MEMORY // 2**20} MiB beside its numbers, or nests without end "
+            f"({type(error).__name__}); expected a file of fields. {REMEDY}"
+        ), None
+    except (ValueError, OSError) as error:
+        return error.with_traceback(None), None
+    except Exception as error:  # of a library, for a file that its authors did not think of
+        return ValueError(
+            f"{path} cannot be read ({type(error).__name__}: {error}); expected a sound file. {REMEDY}"
+        ), None
+    return None, answer
+
+
+def _allow_numbers(store: Store, name: str, index: tuple) -> None:
+    """Grant a request the room for the numbers that it asks for, and the time to unpack the whole array."""
+    found = store.array(name)
+    if found is not None:
+        index = (*index, *[slice(None)] * (len(found.shape) - len(index)))
+        num = found.dtype.itemsize
+        for size, part in zip(found.shape, index, strict=True):
+            num *= len(range(*part.indices(size))) if isinstance(part, slice) else 1
+        budget.allow(4 * num, found.dtype.itemsize * int(np.prod(found.shape, dtype=float)))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether an attribute can be sent: text and numbers can, references within an HDF5 file cannot."""
+    try:
+        pickle.dumps(value)
+    except (TypeError, pickle.PicklingError):
+        return False
+    return True
