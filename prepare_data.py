@@ -22,8 +22,9 @@ from tqdm import tqdm
 
 from ups.common.files import parts_of, when_free
 from ups.config import CONFIG_OPTIONS, SHOW_CONFIG, load_config, read_command, run_script, show
-from ups.data.counts import count_findings, print_refusals
-from ups.data.doctor import examine, report
+from ups.data.counts import print_refusals
+from ups.data.described import describe_and_examine, examine_configured
+from ups.data.doctor import report
 from ups.data.download import fetch, is_verified, published_file, published_files
 from ups.data.first import fetch_first, holds_first
 from ups.data.generate import generation_settings, num_cores, num_done, solver_pool, write_data
@@ -65,9 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     if args.workers < 1:
         raise ValueError(f"--workers is {args.workers}; expected at least 1. Leave it out for one per core.")
     if args.describe:
-        from ups.userdata.describe import describe_file
-
-        print(describe_file(args.describe))
+        print(describe_and_examine(args.describe))
         return 0
     config = load_config(args.config, args.overrides)
     if args.show_config:
@@ -126,23 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name in declared:
             first, *others = data_files(config, name)
             paths.append((name, parts_of(first)[0].parent if others else first))
-        checks = {
-            name: partial(
-                count_findings,
-                config,
-                [task for task in config.data.tasks if name in (task, config.spec(task).files_of)],
-            )
-            for name, _ in paths
-        }
-        for path, findings in examine(
-            paths,
-            hash_all=args.md5,
-            val_fraction=config.data.val_fraction,
-            test_fraction=config.data.test_fraction,
-            is_user=config.data.source == "user",
-            declared=declared,
-            checks=checks,
-        ):
+        for path, findings in examine_configured(config, paths, declared, hash_all=args.md5):
             print(report(path, findings))
             has_failed |= any(finding.severity in ("error", "warning") for finding in findings)
         return int(has_failed)

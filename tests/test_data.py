@@ -184,6 +184,10 @@ class Handler(PlannedHandler):
                 b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n" if plan == "drip" else b"HTTP/1.1 200 O"
             )
             return
+        if plan == "endless":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            while not self.server.is_over.is_set():
+                self.wfile.write(bytes(2**20))
         ignores = plan in ("no range", "no range, cut")
         start = int(wanted[6:-1]) if wanted and not ignores else 0
         if start >= len(CONTENT):
@@ -195,8 +199,11 @@ class Handler(PlannedHandler):
         self.send_response(206 if wanted and not ignores else 200)
         if wanted and not ignores:
             self.send_header("Content-Range", f"bytes {start}-{len(CONTENT) - 1}/{len(CONTENT)}")
-        self.send_header("Content-Length", str(len(body)))
+        grown = len(CONTENT) * len(self.server.ranges) * (plan == "longer, cut")
+        self.send_header("Content-Length", str(len(body) + grown))
         self.end_headers()
+        if grown:
+            body = (bytes(2**20) + CONTENT)[: 2**20]
         cut = {"cut": 2**20, "nothing": 0, "no range, cut": 2**20 // (1 + len(self.server.ranges) % 2)}
         self.wfile.write(body[: cut.get(plan)])
 
@@ -318,6 +325,18 @@ def test_a_server_that_always_answers_416_is_named(server, tmp_path, have):
     with pytest.raises(ValueError, match="api/1 answered 416 .*; expected the file a.hdf5. Check data.url"):
         get(server, tmp_path / "a.hdf5")
     assert len(server.ranges) == 1 + bool(have)
+
+
+@pytest.mark.parametrize(
+    ("plan", "words", "most"),
+    [("endless", "gives a.hdf5 no length", 0), ("longer, cut", r"lengths of \d+ and \d+ bytes", 2**21)],
+)
+def test_a_file_without_an_end_is_refused(server, tmp_path, plan, words, most):
+    server.plan = [plan] * 30
+    with pytest.raises(ValueError, match=rf"api/1 .*{words}; expected one \(Content-Length\)"):
+        get(server, tmp_path / "a.hdf5")
+    left = partial_path(tmp_path / "a.hdf5")
+    assert (left.stat().st_size if left.exists() else 0) <= most and len(server.ranges) <= 2
 
 
 @pytest.mark.parametrize("plan", ["drip", "drip in the head"])

@@ -17,6 +17,7 @@ from ups.__main__ import COMMANDS, main
 from ups.common import files, place
 from ups.config import ROOT, load_config
 from ups.training import launch, processes
+from ups.userdata.readers import process
 
 CHAIN = ("check", "train", "report")  # commands that run make
 ANY_FOLDER = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}  # as if the clone were installed
@@ -94,6 +95,10 @@ def test_writing_and_training_on_windows_end_in_one_line(tmp_path, monkeypatch, 
         words = [name, "in.h5", "--run", "r", "--task", "t", "--output", str(tmp_path / "o")]
         with pytest.raises(OSError, match="writing forecasts to a file needs Linux or macOS"):
             main(words)
+    np.save(tmp_path / "film.npy", np.zeros((40, 16)))
+    monkeypatch.setattr(process, "_running", None)
+    with pytest.raises(OSError, match="reading files of data needs Linux or macOS"):
+        main(["describe", str(tmp_path / "film.npy")])
     for name in CHAIN:
         with pytest.raises(OSError, match="training needs Linux or macOS"):
             main([name, "my.yaml"])
@@ -104,25 +109,33 @@ def test_writing_and_training_on_windows_end_in_one_line(tmp_path, monkeypatch, 
 
 
 def test_the_supervisor_and_reserved_files_need_nothing_that_macos_lacks(tmp_path, monkeypatch):
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     for name in ("memfd_create", "posix_fallocate"):
         monkeypatch.delattr(os, name)
     monkeypatch.setattr(sys, "platform", "darwin")
     processes.control_process(0, 0)  # nothing
-    _, born = processes.process_state(process.pid)
-    process.send_signal(signal.SIGSTOP)
-    while processes.process_state(process.pid) != ("T", born):
+    _, born = processes.process_state(child.pid)
+    child.send_signal(signal.SIGSTOP)
+    while processes.process_state(child.pid) != ("T", born):
         pass
-    process.kill()
-    while processes.process_state(process.pid):  # gone already as a zombie
+    child.kill()
+    while processes.process_state(child.pid):  # gone already as a zombie
         pass
-    process.wait()
-    assert processes.process_state(process.pid) is None
+    child.wait()
+    assert processes.process_state(child.pid) is None
     with launch.events_file() as events:
         monkeypatch.setenv(processes.EVENTS, str(events))
         assert processes.send_event("start") and b'"start"' in events.read_bytes()
     with (tmp_path / "x").open("wb") as file:
         files.reserve(file, 100)
+
+
+def test_git_leaves_the_ends_of_lines_of_weights_whose_digests_are_verified():
+    files_of = ["git", "check-attr", "text", "pretrained/operator/config.json", "ups/__init__.py"]
+    done = subprocess.run(files_of, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip("not a git checkout")
+    assert "config.json: text: unset" in done.stdout and "__init__.py: text: unspecified" in done.stdout
 
 
 # ------------------------------------------------------------------------------------------- messages

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import os
+import pickle
+import random
 import re
 import runpy
 import shutil
@@ -12,6 +16,7 @@ import sys
 import time
 import tomllib
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -27,6 +32,7 @@ from packaging.requirements import Requirement
 import prepare_cache
 import prepare_data
 import ups
+from ups.__main__ import main as ups_command
 from ups.commands import predict
 from ups.commands.interpreter import pinned
 from ups.config import STAGES, load_config
@@ -577,6 +583,262 @@ def test_a_parameter_that_had_a_single_value_in_training_may_be_left_out(model):
     np.testing.assert_array_equal(model.forecast("burgers1d", u0, {}, 2), right)
 
 
+# ---------------------------------------------------------------- the caller's state
+
+
+@pytest.fixture(scope="module")
+def pretrained() -> Forecaster:
+    return ups.load(ROOT / "pretrained")
+
+
+def burgers(model: Forecaster, num_frames: int = 3, **changes) -> np.ndarray:
+    wave = np.sin(2 * np.pi * np.arange(256) / 256)[None]
+    given = {"u0": wave, "parameters": {"Nu": 0.01}, "num_frames": num_frames, **changes}
+    return model.forecast("burgers1d", **given)
+
+
+def one_call(model: Forecaster) -> torch.Tensor:
+    codec = model.operator.head("burgers1d").codec
+    z = torch.linspace(-1, 1, 64 * codec.dim, dtype=torch.float32, device="cpu").view(1, 1, 64, codec.dim)
+    return model.operator(z, "burgers1d", torch.tensor([[0.01]], dtype=torch.float64, device="cpu")).detach()
+
+
+def torch_state() -> tuple:
+    products = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv
+    return (
+        torch.get_default_dtype(),
+        torch._C._len_torch_function_stack(),
+        [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")],
+        (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_deterministic_debug_mode()),
+        [one.fp32_precision for one in products],
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+    )
+
+
+@contextlib.contextmanager
+def changed(change, value, before):
+    change(value)
+    try:
+        yield
+    finally:
+        change(before)
+
+
+STATES = {
+    "none": contextlib.nullcontext,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "autocast to float16": lambda: torch.autocast("cpu", torch.float16),
+    "float64": lambda: changed(torch.set_default_dtype, torch.float64, torch.float32),
+    "bfloat16": lambda: changed(torch.set_default_dtype, torch.bfloat16, torch.float32),
+    "default device": lambda: changed(torch.set_default_device, "meta", None),
+    "a device that is not there": lambda: changed(torch.set_default_device, "cuda", None),
+    "device": lambda: torch.device("meta"),
+    "inference": torch.inference_mode,
+    "no gradient": torch.no_grad,
+    "deterministic": lambda: changed(torch.use_deterministic_algorithms, True, False),
+    "precision": lambda: changed(torch.set_float32_matmul_precision, "medium", "highest"),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_no_state_of_the_caller_s_torch_changes_a_call_or_is_changed_by_it(pretrained, name):
+    right, once = burgers(pretrained), one_call(pretrained)
+    with STATES[name]():
+        before = torch_state()
+        again = ups.load(ROOT / "pretrained")
+        found, loaded, call = burgers(pretrained), burgers(again), one_call(pretrained)
+        after = torch_state()
+    assert before == after
+    np.testing.assert_array_equal(found, right)
+    np.testing.assert_array_equal(loaded, right)
+    assert torch.equal(call, once)
+    weight = next(again.operator.parameters())
+    assert weight.dtype == torch.float32 and weight.requires_grad and not weight.is_inference()
+
+
+def test_samples_and_priors_neither_depend_on_the_caller_s_state_nor_change_it(folder):
+    def calls() -> list[np.ndarray]:
+        model = ups.load(folder / "tiny")
+        u0, a = field(model, "burgers1d_hidden"), np.exp(field(model, "darcy2d_grf"))
+        return [
+            model.sample("burgers1d_hidden", u0, num_frames=2, members=2, by="teacher"),
+            model.prior("darcy2d_grf", a, np.arange(32) < 16 * np.ones((32, 1)), members=2, extrapolate=True),
+        ]
+
+    right, before = calls(), torch_state()
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        changed(torch.set_default_dtype, torch.float64, torch.float32),
+    ):
+        found = calls()
+    assert torch_state() == before
+    for one, other in zip(found, right, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_two_threads_forecast_at_once_what_each_forecasts_alone(pretrained):
+    right = burgers(pretrained, 20)
+    with (
+        changed(torch.set_default_dtype, torch.float64, torch.float32),
+        ThreadPoolExecutor(2) as pool,
+    ):
+        calls = [pool.submit(burgers, pretrained, num) for num in (20, 5, 20, 10)]
+        for call in calls:
+            np.testing.assert_array_equal(call.result(), right[: len(call.result())])
+        assert torch.get_default_dtype() == torch.float64
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_forecasts_and_samples_the_same(pretrained, model, copied):
+    again = copied(pretrained)
+    assert again.tasks == pretrained.tasks
+    np.testing.assert_array_equal(burgers(again), burgers(pretrained))
+    u0 = field(model, "burgers1d_hidden")
+    right = model.sample("burgers1d_hidden", u0, members=2)
+    np.testing.assert_array_equal(copied(model).sample("burgers1d_hidden", u0, members=2), right)
+
+
+FORKED = """
+import os, signal, sys
+import numpy as np
+import torch, ups
+model = ups.load("pretrained")
+u0 = 0.5 + 0.1 * np.random.default_rng(0).random((5, 64, 64))
+call = lambda: model.forecast("ns_incom2d", u0, num_frames=1, extrapolate=True)
+right = call()
+assert torch.get_num_threads() == 2
+if (child := os.fork()) == 0:
+    signal.alarm(30)
+    u = call()
+    torch.from_numpy(np.tile(u, (50, 1, 1, 1))).sin().mean()  # of many numbers, with all threads
+    os._exit(0 if np.allclose(u, right, rtol=0, atol=1e-5) else 1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_child_forked_after_a_forecast_with_two_threads_forecasts_too():
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED], cwd=ROOT, env=environment, timeout=120, check=False
+    )
+    assert done.returncode == 0
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def with_gradient(value) -> torch.Tensor:
+    return torch.tensor(value, dtype=torch.float32, requires_grad=True)
+
+
+GRADIENT = r"a tensor that requires a gradient; expected one without.*model.operator\(z, task, parameters\)"
+BIG = "the forecast takes .* bytes and memory has room for .*; expected less. Reduce num_frames, members"
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"u0": with_gradient([[0.0] * 256])}, f"burgers1d was given {GRADIENT}"),
+        ({"u0": [[with_gradient(0.0)] * 256]}, f"burgers1d was given {GRADIENT}"),
+        ({"parameters": {"Nu": with_gradient(0.01)}}, f"burgers1d's parameter Nu was given {GRADIENT}"),
+        ({"parameters": [with_gradient(0.01)]}, f"burgers1d's parameters was given {GRADIENT}"),
+        ({"parameters": {"Nu": None}}, "burgers1d's parameter Nu was given None; expected"),
+        ({"parameters": {"Nu": "0.01"}}, "burgers1d's parameter Nu was given '0.01'; expected"),
+        ({"parameters": {"Nu": np.nan}}, "burgers1d was given Nu = nan; expected 0.01 to 0.1"),
+        ({"parameters": [None]}, "burgers1d's parameters was given an array of object; expected"),
+        (
+            {"parameters": {"Nu": [0.01, 0.02]}},
+            r"values of Nu of shape \(2,\); expected a number, or one for",
+        ),
+        ({"u0": np.zeros((0, 1, 256))}, r"burgers1d was given a field of shape \(0, 1, 1, 256\)"),
+        ({"num_frames": 2.0}, "burgers1d was given 2.0 frames to forecast; expected a whole number"),
+        ({"num_frames": True}, "burgers1d was given True frames to forecast; expected a whole number"),
+        ({"num_frames": 10**9}, BIG),
+        ({"num_frames": np.int32(10**9)}, BIG),
+        ({"num_frames": 10**400}, BIG),
+    ],
+)
+def test_arguments_of_other_kinds_are_refused_in_one_line(pretrained, change, text):
+    with pytest.raises(ValueError, match=text) as caught:
+        burgers(pretrained, **change)
+    assert "\n" not in str(caught.value)
+
+
+def test_numpy_s_whole_numbers_count_as_python_s(pretrained):
+    right = burgers(pretrained, 200)
+    for kind in (np.uint8, np.int64):
+        np.testing.assert_array_equal(burgers(pretrained, kind(200)), right)
+
+
+def test_a_tangent_is_refused_like_a_gradient(pretrained):
+    u0 = torch.zeros(1, 256)
+    with pytest.raises(ValueError, match=GRADIENT):
+        torch.func.jvp(lambda u: burgers(pretrained, u0=u), (u0,), (u0,))
+
+
+@pytest.mark.parametrize("seed", [1.5, None, True, -1, "1", np.nan])
+def test_a_seed_is_a_whole_number(model, seed):
+    with pytest.raises(ValueError, match="was given the seed .*; expected a whole number, at least 0"):
+        model.sample("burgers1d_hidden", field(model, "burgers1d_hidden"), members=2, seed=seed)
+    with pytest.raises(ValueError, match="was given the seed .*; expected a whole number, at least 0"):
+        model.prior("darcy2d_grf", np.ones((1, 32, 32)), np.ones((32, 32)), members=2, seed=seed)
+
+
+def test_ensembles_that_no_memory_holds_are_refused(model):
+    u0 = field(model, "burgers1d_hidden")
+    with pytest.raises(ValueError, match=BIG):
+        model.sample("burgers1d_hidden", u0, members=10**9)
+    with pytest.raises(ValueError, match=BIG):
+        model.prior("darcy2d_grf", np.ones((1, 32, 32)), np.ones((32, 32)), members=10**9)
+    right = model.sample("burgers1d_hidden", u0, members=2, seed=10**30)
+    found = model.sample("burgers1d_hidden", u0, members=np.int8(2), num_frames=np.int8(1), seed=10**30)
+    np.testing.assert_array_equal(found, right)
+
+
+def test_coefficients_outside_the_range_of_training_are_refused(model, pretrained):
+    a, text = (
+        np.exp(field(model, "darcy2d_grf")),
+        "was given a from .* to .*; expected .* to .*: the range of",
+    )
+    mask = np.arange(32) < 16 * np.ones((32, 1))
+    assert set(model.operator.head("darcy2d_grf").description["input_range"]) == {"a"}
+    for call in (model.forecast, lambda *given, **more: model.prior(*given, mask, members=2, **more)):
+        assert np.isfinite(call("darcy2d_grf", a)).all()
+        with pytest.raises(ValueError, match=f"darcy2d_grf {text}"):
+            call("darcy2d_grf", 1e8 * a)
+        call("darcy2d_grf", 1e8 * a, extrapolate=True)
+    np.testing.assert_array_equal(  # what is not observed is not checked
+        model.prior("darcy2d_grf", np.where(mask, a, 1e8), mask, members=2),
+        model.prior("darcy2d_grf", a, mask, members=2),
+    )
+    for a in (np.full((1, 64, 64), 1e8), np.full((1, 64, 64), -1.0)):
+        with pytest.raises(ValueError, match=f"darcy2d {text}"):
+            pretrained.forecast("darcy2d", a)
+
+
+def test_the_weights_of_the_repository_warn_beyond_the_frames_of_their_card(pretrained):
+    card = (ROOT / "pretrained" / "operator" / "README.md").read_text(encoding="utf-8")
+    frames = {name: int(num) for name, num in re.findall(r"^\| (\w+) \| (\d+) \| \d+ \| ", card, re.M)}
+    stored = {name: head.description["horizon"] for name, head in pretrained.operator.heads.items()}
+    assert frames == stored
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        burgers(pretrained, 31)
+    with pytest.warns(UserWarning, match="500 frames is longer than the 31 frames on which the operator was"):
+        burgers(pretrained, 500)
+
+
+def test_units_that_the_weights_do_not_know_stay_those_of_the_input(model, pretrained):
+    data = labelled(np.zeros(256), "x").assign_attrs(units="m/s")
+    assert burgers(pretrained, u0=data).attrs["units"] == "m/s"
+    assert burgers(pretrained, u0=data.to_dataset(name="u"))["u"].attrs["units"] == "m/s"
+    assert "units" not in burgers(pretrained, u0=data.drop_attrs()).attrs
+    solution = model.forecast("darcy2d_grf", labelled(np.ones((32, 32)), "x", "y").assign_attrs(units="m2"))
+    assert "units" not in solution.attrs  # those of the coefficient are not those of the solution
+
+
 # ---------------------------------------------------------------- predict.py
 
 
@@ -614,6 +876,19 @@ def test_predict_writes_the_forecast_in_the_layout_it_reads(model, folder, tmp_p
     # its own output
     assert predict.main([*common, "--input", str(out), "--output", str(tmp_path / "next.h5")]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["next.h5", "out.h5"]
+
+
+def test_the_command_of_any_folder_writes_what_predict_writes(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, run, _, task, _, data, *_ = given = arguments(folder, tmp_path / "a", "burgers1d_hidden", "--frames 2")
+    common = [data, "--run", run, "--task", task, "--frames", "2", "--rows", ":2"]
+    assert predict.main([*given, "--rows", ":2"]) == 0
+    assert predict.main([*given, "--rows", ":2", "--members", "16", "--output", "b"]) == 0
+    assert ups_command(["forecast", *common, "--output", "c"]) == 0
+    assert ups_command(["sample", *common, "--output", "d"]) == 0
+    for scripted, named, num in (("a", "c", 2), ("b", "d", 32)):
+        u, right = (predict.open_data(tmp_path / name, task).read(0, num) for name in (named, scripted))
+        np.testing.assert_array_equal(u, right)
 
 
 def test_predict_draws_members_that_do_not_depend_on_how_the_rows_are_cut(folder, tmp_path, monkeypatch):

@@ -42,9 +42,14 @@ class Handler(PlannedHandler):
             self.send_response(200)
         if server.mark:
             self.send_header("ETag", server.mark.pop(0) if len(server.mark) > 1 else server.mark[0])
-        self.send_header("Content-Length", str(stop - start))
+        if plan != "endless":
+            self.send_header("Content-Length", str(stop - start))
         self.end_headers()
         body = content[start:stop]
+        while plan == "endless" and not server.is_over.is_set():  # until the client hangs up
+            self.wfile.write(body)
+            body = bytes(2**20)
+            server.sent += len(body)
         self.wfile.write(body[: len(body) // 2] if plan == "cut" else body)
         server.sent += len(body)
 
@@ -140,6 +145,14 @@ def test_a_finished_file_requests_nothing_and_another_file_of_its_name_is_refuse
         ValueError, match="first4.hdf5 is not the first 4 trajectories of the published file; expected it"
     ):
         part(server, tmp_path)
+
+
+def test_what_a_server_sends_beyond_its_range_is_not_read(served, tmp_path):
+    server, u = served
+    server.plan = ["endless"] * 100
+    path = part(server, tmp_path)
+    assert np.array_equal(open_data(path, "advection1d").read(0, 4)[:, :, 0], u[:4])
+    assert server.sent < 2**27
 
 
 def test_a_broken_connection_continues_within_the_part(served, tmp_path):

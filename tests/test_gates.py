@@ -388,6 +388,7 @@ def test_usability_is_stated_with_the_reasons(error, ratio, usable, words):
         and words in found["words"]
         and "makes it worse than its base alone" in found["words"]
     )
+    assert "(scored up to 2 frames ahead, 1 time units)" in found["words"]
     row["correlation_time"] = point(0.4)
     found = check_usability({"tasks": {"own": task}})["own"]
     assert not found["usable"] and (None in error or "for 0.4 of 1 time units only" in found["words"])

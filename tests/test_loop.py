@@ -18,6 +18,7 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from loop_stage import Block, Blocks, launch
 from safetensors.torch import load_file
+from test_files import plant
 
 import ups.training.run
 from ups.config import ROOT, load_config, to_dict
@@ -874,3 +875,16 @@ def test_success_is_printed_only_when_it_is_on_disk(tmp_path):
         and "resumed at step 20" in again.logs[0]
         and "finished operator" in again.logs[0]
     )
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("kind", ["symlink", "pipe"])
+def test_a_lock_that_is_no_plain_file_ends_a_stage_at_once_with_one_line(tmp_path, kind, world):
+    directory = launch(tmp_path, fault={"kind": "kill", "rank": 0, "step": 2}).directory
+    (directory / ".lock").unlink()
+    plant(kind, directory / ".lock", tmp_path / "victim")
+    started = time.monotonic()
+    outcome = launch(tmp_path, world=world)
+    assert outcome.codes == [2] * world and time.monotonic() - started < 20
+    assert "operator/.lock is a link or no plain file" in outcome.logs[0].splitlines()[-1]
+    assert "Traceback" not in outcome.logs[0]

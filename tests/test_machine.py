@@ -7,7 +7,6 @@ import resource
 import subprocess
 import sys
 import time
-from importlib import metadata
 
 import psutil
 import pytest
@@ -224,13 +223,12 @@ def test_a_git_that_is_missing_fails_or_hangs_is_unknown_soon(tmp_path, monkeypa
     assert not [child for child in psutil.Process().children() if child.name() == "sleep"]
 
 
-def test_a_git_of_another_kind_and_missing_package_records_end_no_run(tmp_path, monkeypatch):
+def test_a_git_of_another_kind_ends_no_run(tmp_path, monkeypatch):
     (tmp_path / "git").write_text("no program")
     (tmp_path / "git").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(environment, "version", lambda name: metadata.version(f"no-{name}"))
     facts = environment.describe_environment(1, torch.device("cpu"))
-    assert facts["git_revision"] == facts["accelerate"] == facts["numpy"] == "unknown"
+    assert facts["git_revision"] == facts["git_is_dirty"] == "unknown"
     json.dumps(facts)
 
 

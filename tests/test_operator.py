@@ -28,6 +28,7 @@ from toy_codec import fit_codec
 import train_operator
 import ups.training.run
 from ups.common.boundary import BOUNDARIES
+from ups.common.place import make_target
 from ups.common.precision import in_words
 from ups.config import ROOT, OptimConfig, load_config
 from ups.data.cache import Cache, open_cache
@@ -1078,7 +1079,8 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(caches, tmp_path, 
         assert word in output
     arguments = [*overrides_of(caches, tmp_path / "runs"), f"cache.root={tmp_path}/no"]
     code, output = run_here(monkeypatch, capsys, "--dry-run", *arguments)
-    assert code == 0 and "is missing: make cache" in output and " parameters; per process " in output
+    assert code == 0 and f"is missing: {make_target('cache')}" in output
+    assert " parameters; per process " in output
     code, output = run_here(
         monkeypatch, capsys, "--dry-run", "--show-config", *overrides_of(caches, tmp_path / "runs")
     )
@@ -1136,3 +1138,94 @@ def test_rollout_errors_come_with_the_truth_and_its_variation_and_no_rows_give_n
 
 def test_every_boundary_of_a_task_is_known_to_the_condition():
     assert {get_task(name).boundary for name in VALUES} <= set(BOUNDARIES)
+
+
+def published_operator() -> Operator:
+    operator = load_operator(ROOT / "pretrained" / "operator")
+    operator.precision = "no"  # differences need the digits
+    return operator
+
+
+@pytest.fixture(scope="module")
+def published() -> Operator:
+    return published_operator()
+
+
+def smooth_latents(operator: Operator, name: str) -> Tensor:
+    """Latents z (1, history, *tokens, dim), float64, of a few waves in every field."""
+    codec, history, source = operator.head(name).input_codec, operator.head(name).history, torch.Generator()
+    points = torch.meshgrid(*[(torch.arange(n).double() + 0.5) / n for n in codec.space], indexing="ij")
+    waves = torch.randn(history * codec.num_channels, 6, 2, generator=source.manual_seed(1))
+    fields = [
+        sum(
+            a * torch.sin(2 * math.pi * (k // 2 * points[0] + k % 2 * points[-1]) + 6 * phase) / (k // 2)
+            for k, (a, phase) in enumerate(wave.tolist(), 2)
+        )
+        for wave in waves
+    ]
+    return codec.encode(0.3 * torch.stack(fields).view(1, history, codec.num_channels, *codec.space))
+
+
+@pytest.mark.parametrize("name", load_config(ROOT / "configs" / "pretrained.yaml").data.tasks)
+def test_the_gradient_of_a_call_is_its_derivative_by_latents_and_parameters(published, monkeypatch, name):
+    head, source = published.head(name), torch.Generator().manual_seed(2)
+    z, known = smooth_latents(published, name), head.description["parameters"]
+    is_fitted = head.base.needs_fitted_parameters and bool(known)
+    raw = [low if is_fitted else 0.7 * low + 0.3 * high for low, high in known.values()]
+    raw = torch.tensor([raw], dtype=torch.float64)
+    if is_fitted:
+        with pytest.raises(
+            ValueError, match=f"{name} was given a tensor that requires a gradient; .* fitted"
+        ):
+            published(z.float(), name, raw.clone().requires_grad_())
+
+    def gradients(call, z: Tensor) -> tuple[Tensor, ...]:
+        given = z.requires_grad_(), raw.clone().requires_grad_(not is_fitted)
+        out = call(given[0], name, given[1])
+        weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        wanted = [one for one in given if one.requires_grad and one.numel()]
+        return (weights, *torch.autograd.grad((out * weights).sum(), wanted))
+
+    public = gradients(published, z.float())  # in float32
+    call = Operator.forward.__wrapped__.__get__(published_operator().double())
+    monkeypatch.setattr(Tensor, "float", Tensor.double)
+    try:
+        torch.set_default_dtype(torch.float64)
+        weights, by_z, *by_raw = gradients(call, z)
+
+        def change(dz: Tensor, d_raw: Tensor) -> float:
+            with torch.no_grad():
+                ends = [call(z + sign * dz, name, raw + sign * d_raw) for sign in (1, -1)]
+            return float(((ends[0] - ends[1]) * weights).sum()) / 2
+
+        dz = 1e-5 * torch.randn(z.shape, generator=source)
+        assert float((by_z * dz).sum()) == pytest.approx(change(dz, 0 * raw), rel=1e-5)
+        for gradient in by_raw:
+            d_raw = 1e-6 * raw
+            assert float((gradient * d_raw).sum()) == pytest.approx(change(0 * z, d_raw), rel=1e-5)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        monkeypatch.undo()
+    for one, other in zip(public[1:], (by_z, *by_raw), strict=True):
+        assert (one - other).norm() < 1e-3 * other.norm()
+
+
+def test_a_call_with_gradients_gives_the_numbers_of_one_without(published):
+    """Also of the elliptic base, which iterates longer outside of training."""
+    for name in published.names:
+        z, raw = smooth_latents(published, name).float(), torch.zeros(1, 0)
+        if known := published.head(name).description["parameters"]:
+            raw = torch.tensor([[low for low, _ in known.values()]])
+        with torch.no_grad():
+            right = published(z, name, raw)
+        assert torch.equal(published(z.requires_grad_(), name, raw), right), name
+
+
+def test_a_rollout_refuses_a_tensor_that_requires_a_gradient(published):
+    z = smooth_latents(published, "burgers1d").float().requires_grad_()
+    with pytest.raises(
+        ValueError, match="a rollout of burgers1d was given a tensor that requires a gradient"
+    ):
+        published.rollout(z, "burgers1d", torch.tensor([[0.01]]), 2)
+    with torch.no_grad():
+        assert published.rollout(z, "burgers1d", torch.tensor([[0.01]]), 2).shape[1] == 2

@@ -4,18 +4,21 @@ weights."""
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import re
 import shutil
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+from local_server import PlannedHandler, serving
 from test_base_selection import make_caches
 from test_operator import overrides_of, train
 
@@ -25,7 +28,7 @@ import prepare_data
 import ups
 from ups.commands import predict, publish
 from ups.commands.remove import remove_ours
-from ups.config import ROOT, load_config
+from ups.config import ROOT, load_config, run_script
 from ups.forecaster import Forecaster
 from ups.report.model_card import card
 
@@ -329,18 +332,23 @@ class Hub(BaseHTTPRequestHandler):
         pass
 
 
+def use_hub(monkeypatch, tmp_path, address):
+    """The environment in which the client asks this hub and no other."""
+    for name, value in {
+        "HF_ENDPOINT": address,
+        "HF_HUB_CACHE": str(tmp_path / "hub"),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_TOKEN": "hf_none",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    constants = pytest.importorskip("huggingface_hub.constants")
+    pytest.importorskip("huggingface_hub")
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    here = f"http://127.0.0.1:{server.server_port}"  # as HF_ENDPOINT would say before the import
-    monkeypatch.setattr(constants, "ENDPOINT", here)
-    monkeypatch.setattr(
-        constants, "HUGGINGFACE_CO_URL_TEMPLATE", here + "/{repo_id}/resolve/{revision}/{filename}"
-    )
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    use_hub(monkeypatch, tmp_path, f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setattr(Hub, "files", {})
     yield Hub
     server.shutdown()
@@ -386,7 +394,7 @@ def test_predict_takes_weights_from_a_hub_by_name_and_from_this_machine_when_it_
             return file["tensor"][:]
 
     assert np.array_equal(found := predicted("hub.h5", "hf://owner/name"), predicted("run.h5", str(run)))
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     assert np.array_equal(predicted("again.h5", "hf://owner/name"), found)
     with pytest.raises(
         FileNotFoundError,
@@ -394,6 +402,84 @@ def test_predict_takes_weights_from_a_hub_by_name_and_from_this_machine_when_it_
     ):
         predicted("other.h5", "hf://owner/other")
     assert not (tmp_path / "other.h5").exists()
+
+
+class BrokenHub(PlannedHandler):
+    """A hub that answers every request in the way of its `kind`."""
+
+    def do_GET(self):
+        with contextlib.suppress(OSError):  # the client has gone
+            getattr(self, self.server.kind)()
+
+    do_POST = do_HEAD = do_GET
+
+    def error(self):
+        self.send_error(500)
+
+    def garbage(self):
+        self.say(b"<html>\x00\xff")
+
+    def another_json(self):
+        self.say(b"[1]")
+
+    def say(self, body):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def silence(self):
+        self.server.is_over.wait(60)
+
+    def drip_in_the_head(self):
+        self.drip(b"HTTP/1.1 200 OK\r\nX: ")
+
+    def drip_in_the_body(self):
+        self.drip(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+
+
+KINDS = ("nobody", "error", "garbage", "another_json", "silence", "drip_in_the_head", "drip_in_the_body")
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [*(("load", kind) for kind in KINDS), *(("push", KINDS[at]) for at in (0, 3, 5))],
+)
+def test_a_hub_that_is_away_broken_or_slow_is_one_line_in_limited_time(tmp_path, monkeypatch, kind, call):
+    pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(publish, "HUB_S", 3.0)
+    monkeypatch.setattr(publish, "UPLOAD_SPEED", 1e9)
+    with serving(BrokenHub, kind=kind) as server:
+        address = "http://127.0.0.1:9" if kind == "nobody" else server.url.removesuffix("/api/1")
+        use_hub(monkeypatch, tmp_path, address)
+        started = time.monotonic()
+        with pytest.raises(OSError, match="hf://owner/name .*; expected OWNER/NAME .* network") as error:
+            ups.load("hf://owner/name") if call == "load" else ups.push(ROOT / "pretrained", "owner/name")
+        assert time.monotonic() - started < 20
+    assert "\n" not in str(error.value) and len(str(error.value)) < 600
+    limited = {"silence", "drip_in_the_head", "drip_in_the_body"}
+    assert ("almost nothing in 3 s" in str(error.value)) == (kind in limited)
+
+
+def test_the_limit_for_a_hub_is_short():
+    assert publish.HUB_S <= 60
+
+
+def test_a_silent_hub_leaves_what_was_fetched_before(home, hub, tmp_path, monkeypatch):
+    run = home / "runs" / "smoke"
+    ups.push(run, "owner/name")
+    folder = ups.load("hf://owner/name").folder
+    monkeypatch.setattr(publish, "HUB_S", 3.0)
+    with serving(BrokenHub, kind="silence") as server:
+        use_hub(monkeypatch, tmp_path, server.url.removesuffix("/api/1"))
+        assert ups.load("hf://owner/name").folder == folder
+
+
+def test_publishing_to_a_hub_without_its_client_is_one_line(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    monkeypatch.setattr(sys, "argv", ["publish", str(ROOT / "pretrained"), "hf://owner/name"])
+    with pytest.raises(SystemExit, match="^publish: a name that .*Run pip install huggingface_hub"):
+        run_script(publish.main, "publish")
 
 
 def test_a_name_of_a_hub_without_its_client_says_what_to_install(monkeypatch):

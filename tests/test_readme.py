@@ -94,6 +94,9 @@ IN_PLACE = {  # command -> what runs in its place, and why
     'make train RUN=mine CONFIG=configs/smoke.yaml ARGS="run.seed=1 operator.train.steps=500"': (
         'make -n train RUN=mine CONFIG=configs/smoke.yaml ARGS="run.seed=1 operator.train.steps=500"'
     ),
+    "python -m ups train configs/smoke.yaml RUN=mine run.seed=1 operator.train.steps=500": (
+        'make -n train RUN=mine CONFIG=configs/smoke.yaml ARGS="run.seed=1 operator.train.steps=500"'
+    ),
     # test_sweep.py runs it, with one seed
     'make sweep GRID="operator.optim.muon_lr=2e-3,4e-3" SEEDS="0 1" STAGES=operator': (
         'make -n sweep GRID="operator.optim.muon_lr=2e-3,4e-3" SEEDS="0 1" STAGES=operator'
@@ -111,6 +114,7 @@ COMMANDS = {
     "make": ("make", f"PYTHON={sys.executable}"),
     "python": (sys.executable,),
     "accelerate": (sys.executable, "-m", "accelerate.commands.accelerate_cli"),
+    "ups": (sys.executable, "-m", "ups"),
 }
 
 

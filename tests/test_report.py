@@ -727,6 +727,7 @@ STRANGE = {  # key of the results -> value
     "training": {"seconds": "long"},
     "tasks.darcy2d": None,
     "tasks.darcy2d.grid": 5,
+    "tasks.darcy2d.times": 5,
     "tasks.darcy2d.models": {"operator": None},
     "tasks.darcy2d.num_trajectories": 10**400,
     "training.seconds": float("nan"),

@@ -249,3 +249,22 @@ def test_a_run_s_own_configuration_names_no_solver(mine, tmp_path):
         ValueError, match="includes '/etc/hostname'; expected the whole configuration of a run"
     ):
         load_config(folder / "config.yaml")
+
+
+def test_a_solver_outside_of_torch_refuses_a_gradient_that_it_would_lose(mine):
+    u, raw = torch.ones(2, 1, 1, 32), torch.full((2, 1), 0.01)
+    settings = {"num_channels": 1, "task": "heat", "positive": [], "names": ["nu"], "dt": 0.1}
+    text = "heat was given a tensor that requires a gradient; .*is called with plain numbers"
+    for name, lost in (("exact_step:step", (u, raw)), ("torch_step:step", (raw,))):
+        base = Solver(solver=name, **settings).use(load_step(name, "heat"))
+        index = torch.zeros(2, dtype=torch.long)
+        for one in lost:
+            one.requires_grad_()
+            with pytest.raises(ValueError, match=text):
+                base.eval()(u, ParameterBatch(raw, index, raw))
+            with torch.no_grad():
+                base(u, ParameterBatch(raw, index, raw))
+            one.requires_grad_(False)
+    u.requires_grad_()
+    base.eval()(u, ParameterBatch(raw, index, raw)).sum().backward()
+    assert torch.allclose(u.grad, torch.full_like(u, 0.01))

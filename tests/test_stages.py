@@ -32,7 +32,7 @@ import prepare_data
 import ups.evaluation.ensemble
 import ups.generative.sampling
 import ups.training.run
-from ups.common.files import file_hash, value_hash, write_sealed
+from ups.common.files import file_hash, remove_named, value_hash, write_sealed
 from ups.common.seeds import generator
 from ups.config import ROOT, Config, load_config, to_dict
 from ups.data.cache import Cache, open_cache
@@ -67,6 +67,7 @@ from ups.models.rollout import member_noise, name_starts, rollout
 from ups.models.warm import is_trunk
 from ups.models.windows import augment
 from ups.training.finished import finished_stage
+from ups.training.names import of_stage
 from ups.training.optim import split_parameters
 
 SMOKE = ROOT / "configs" / "smoke.yaml"
@@ -272,6 +273,12 @@ def test_a_stage_finishes_and_a_second_start_says_nothing_to_do(chain, run_here,
     code, output = run_here(stage, chain, chain)
     assert code == 0 and f"smoke/{stage} is finished and up to date: nothing to do" in output
     assert before == {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_file_of_a_stage_is_known_to_what_deletes(chain, tmp_path, stage):
+    folder = shutil.copytree(chain / "smoke" / stage, tmp_path / stage)
+    assert remove_named(folder, of_stage(folder)) == [] and not folder.exists()
 
 
 @pytest.mark.parametrize("stage", STAGES)

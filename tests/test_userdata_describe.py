@@ -357,6 +357,18 @@ def test_uneven_coordinates_are_refused_or_a_question_and_never_in_order(tmp_pat
     assert "To do: resample the fields to equal steps" in doctor(tmp_path, text, capsys)[1]
 
 
+def test_a_coefficient_may_come_before_the_film(tmp_path):
+    """Of films in runs, whose first array has no axis of time."""
+    u, axes = waves((12, 30, X, 12)), {"x": np.arange(X), "y": np.arange(12.0), "time": DT * np.arange(30)}
+    section, _ = described(tmp_path, u=u, a=u[:, 0], **axes)
+    assert section["layout"] == {"u": ["trajectory", "time", "x", "y"], "a": ["trajectory", "x", "y"]}
+    xarray.Dataset({"a": (("run", "x", "y"), u[:, 0]), "u": (("run", "time", "x", "y"), u)}, axes).to_netcdf(
+        tmp_path / "a.nc", engine="h5netcdf"
+    )
+    text = describe_file(str(tmp_path / "a.nc"))
+    assert [*yaml.safe_load(text)["task"]["a"]["layout"]] == ["a", "u"] and "dt: " not in text
+
+
 def not_a_field(kind):
     """Arrays that are no field, by the words of their refusal."""
     x, t, rng = np.linspace(0, 1, 128), 0.01 * np.arange(1000), np.random.default_rng(0)
@@ -413,6 +425,9 @@ def test_what_is_described_passes_the_doctor(tmp_path, capsys):
     text = describe_file(str(tmp_path / "films.pt"))
     assert yaml.safe_load(text)["task"]["films"]["layout"] == {"*": ["time", "x"]}
     assert "inputs" not in text and "repeat an earlier one" in doctor(tmp_path, text, capsys)[1]
+    assert prepare_data.main(["--describe", str(tmp_path / "films.pt")]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "the doctor refuses this: " in line]
+    assert line.startswith("# ") and "repeat an earlier one exactly" in line and line.endswith("?")
     text = describe_file(str(tmp_path / "film.npy"))
     settings = yaml.safe_load(text)
     assert settings["task"]["film"]["cut"] == 10 and settings["data"]["test_fraction"] == 0.3
@@ -450,3 +465,61 @@ def test_a_domain_in_attributes_is_used(tmp_path):
 def test_a_caution_about_walls_is_for_grids_with_both_ends(x, has_both):
     half = (x[1] - x[0]) / 2
     assert on_walls(x[0] - half, x[-1] + half, len(x)) == has_both
+
+
+def named_axes(path, name, u, lists):
+    """An array whose axes are dimension scales: (label, scale, numbers), as Dedalus has them."""
+    with h5py.File(path, "w") as file:
+        file[name] = u
+        for axis, (label, scale, values) in enumerate(lists):
+            file[scale] = values
+            file[scale].make_scale(scale)
+            file[name].dims[axis].attach_scale(file[scale])
+            file[name].dims[axis].label = label
+    return str(path)
+
+
+def test_a_file_of_dedalus_and_the_grid_of_py_pde_are_read(tmp_path):
+    u = waves((1, 60, 32, 24))[0]
+    x, z = np.arange(32) / 32, (np.arange(24) + 0.5) / 24
+    lists = [
+        ("t", "scales/sim_time", 0.5 * np.arange(60)),
+        ("x", "scales/x_hash_1", x),
+        ("z", "scales/z_hash_2", z),
+    ]
+    text = describe_file(named_axes(tmp_path / "snapshots.h5", "tasks/u", u, lists))
+    settings = yaml.safe_load(text)["task"]["snapshots"]
+    assert settings["layout"] == {"tasks/u": ["time", "x", "z"]} and settings["dt"] == "scales/sim_time"
+    (tmp_path / "my.yaml").write_text(text, encoding="utf-8")
+    config = load_config(tmp_path / "my.yaml")
+    assert config.task["snapshots"].dt == 0.5 and config.task["snapshots"].domain["z"] == [0, 1]
+    grid = {
+        "class": "CartesianGrid",
+        "bounds": [[0, 10], [0, 5]],
+        "shape": [32, 24],
+        "periodic": [True, False],
+    }
+    path = write(tmp_path / "pde.h5", data=u, times=0.5 * np.arange(60), attr_grid=json.dumps(grid))
+    settings = yaml.safe_load(describe_file(str(path)))["task"]["pde"]
+    assert settings["domain"] == {"x": [0, 10], "y": [0, 5]}
+    assert settings["boundary"] == {"x": "periodic", "y": "no_flux"}
+
+
+def test_frames_that_lie_apart_and_staggered_grids_are_refused_with_what_converts_them(tmp_path):
+    u = waves((1, 10, 32, 24))[0]
+    np.savez(tmp_path / "frames.npz", **{f"u_{i:04d}": frame for i, frame in enumerate(u)})
+    write(tmp_path / "ocean.jld2", **{f"timeseries__u__{10 * i}": frame for i, frame in enumerate(u)})
+    names = np.array(["x", "y"])
+    np.savez(
+        tmp_path / "velocity_000000.npz", data=u[0], dim_names=names, dim_types=np.array(["spatial"] * 2)
+    )
+    fields = {"u": (("time", "xF", "y"), u), "c": (("time", "xC", "y"), u[:, 1:])}
+    xarray.Dataset(fields).to_netcdf(tmp_path / "staggered.nc", engine="h5netcdf")
+    for name, message in {
+        "frames.npz": r"10 arrays u_0000, u_0001, .. of shape \(32, 24\); .*numpy.stack.* layout: {'u_\*'",
+        "ocean.jld2": r"10 arrays timeseries/u/0, timeseries/u/10, .*{'timeseries/u/\*'",
+        "velocity_000000.npz": r"one frame of a scene of PhiFlow; .*numpy.load\(path\)\['data'\]",
+        "staggered.nc": "along xC and others along xF, a staggered grid; .*rolling",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            describe_file(str(tmp_path / name))

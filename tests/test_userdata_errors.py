@@ -28,7 +28,7 @@ def refused(folder, keys, message):
         ({"files": "nowhere/*.h5"}, r"task.ks.files: no file fits 'nowhere/\*.h5'.*Correct task.ks.files"),
         (
             {"layout": {}},
-            r"task.ks.layout: it is empty.*--describe .*a.h5 prints one; the file holds Re \(6,\), t",
+            r"task.ks.layout: it is empty.*ups describe .*a.h5 prints one; the file holds Re \(6,\), t",
         ),
         (
             {"layout": {"v": ["trajectory", "time", "x"]}},

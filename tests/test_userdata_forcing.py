@@ -325,7 +325,7 @@ REFUSED = {
     "cells": (lambda f: f[:, :8], "forcing f of shape \\(4, 8\\)"),
     "name": (lambda f: {"g": f}, "forcing 'g'"),
     "nan": (lambda f: np.where(f == f[0, 0], np.nan, f), "forcing f with NaN"),
-    "range": (lambda f: 100 + f, "forcing f from 9.*widened"),
+    "range": (lambda f: 100 + f, "forcing f from 9.*half as much on both sides"),
     "late": (
         lambda f: xarray.DataArray(f, {"time": DT * (2 + np.arange(4))}, ("time", "x")),
         "from 0.4 on; expected it from 0",

@@ -1,14 +1,21 @@
 """Files of users are read: every kind of file and order of axes gives the same numbers."""
 
+import bz2
+import gzip
+import json
+import lzma
 import os
 import pickle
+import shutil
 import sys
+import zipfile
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 import scipy.io
+import scipy.sparse
 import torch
 import xarray
 import yaml
@@ -199,6 +206,87 @@ def test_files_of_other_programs_give_the_same_numbers(tmp_path):
     for path, name, axes in others(tmp_path, u):
         *_, found = read(tmp_path, section(tmp_path, files=str(path), layout={name: axes}))
         assert np.array_equal(found[:, :, 0], (100 * u).round() if path.stem == "whole" else u), path
+
+
+def zarr_array(path, u, **options):
+    group = zarr.open_group(path, mode="w", **options)
+    group.create_array("u", shape=u.shape, chunks=(2, *u.shape[1:]), dtype=u.dtype)[:] = u
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_zarr_store_in_a_zip_file_is_read(tmp_path):
+    u = waves()
+    store = zarr.storage.ZipStore(str(tmp_path / "a.zarr.zip"), mode="w")
+    zarr_array(store, u)
+    store.close()
+    zarr_array(str(tmp_path / "b.zarr"), u)  # zipped with its folder
+    shutil.make_archive(str(tmp_path / "b"), "zip", tmp_path, "b.zarr")
+    for name in ("a.zarr.zip", "b.zip"):
+        *_, found = read(tmp_path, section(tmp_path, files=str(tmp_path / name)))
+        assert np.array_equal(found[:, :, 0], u)
+    with zipfile.ZipFile(tmp_path / "b.zip", "a") as archive:
+        archive.writestr("b.zarr/zarr.json", "{}")
+    with pytest.raises(ValueError, match="two files called 'b.zarr/zarr.json'"):
+        open_store(tmp_path / "b.zip")
+    shutil.rmtree(tmp_path / "b.zarr/u/c/1")
+    shutil.make_archive(str(tmp_path / "c"), "zip", tmp_path, "b.zarr")
+    with pytest.raises(ValueError, match=r"the chunk c/1/0/0 of u is missing"):
+        read(tmp_path, section(tmp_path, files=str(tmp_path / "c.zip")))
+
+
+def undecodable(folder):
+    """(Name of a sound file that cannot be read here as it is, what its error says)."""
+    u = waves()
+    with h5py.File(folder / "filter.h5", "w") as file:  # as Blosc's files, with the number of no filter
+        dtype, space = h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple(u.shape)
+        filters = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        filters.set_chunk(u.shape)
+        filters.set_filter(32999, h5py.h5z.FLAG_OPTIONAL)
+        dataset = h5py.h5d.create(file.id, b"u", dtype, space, filters)
+        dataset.write_direct_chunk((0, 0, 0), u.tobytes())
+    yield "filter.h5", r"/u is compressed by the HDF5 filter .*32999.*pip install hdf5plugin.*h5repack"
+    shutil.copy(folder / "filter.h5", folder / "filter.nc")
+    with h5py.File(folder / "filter.nc", "r+") as file:
+        file.attrs["_NCProperties"] = "version=2"
+        for axis, name in enumerate(("trajectory", "time", "x")):
+            file[name] = np.arange(u.shape[axis], dtype=float)
+            file[name].make_scale(name)
+            file["u"].dims[axis].attach_scale(file[name])
+    yield "filter.nc", r"/u is compressed by the HDF5 filter .*32999"
+    for number, key in ((2, "compressor"), (3, "codecs")):
+        zarr_array(str(folder / f"{number}.zarr"), u, zarr_format=number)
+        about = folder / f"{number}.zarr/u" / ("zarr.json" if number == 3 else ".zarray")
+        found = json.loads(about.read_text())
+        found[key] = {"id": "zfpx"} if number == 2 else [found[key][0], {"name": "zfpx", "configuration": {}}]
+        about.write_text(json.dumps(found))
+        yield f"{number}.zarr", "encoded by a codec that is not installed .*zfpx.*pip install 'numcodecs"
+    np.save(folder / "u.npy", u)
+    for module, ending in ((gzip, "gz"), (bz2, "bz2"), (lzma, "xz")):
+        (folder / f"u.npy.{ending}").write_bytes(module.compress((folder / "u.npy").read_bytes()))
+        yield f"u.npy.{ending}", r"is compressed as a whole; .*Unpack it \((gunzip|bunzip2|unxz) -k\)"
+    with zipfile.ZipFile(folder / "files.zip", "w") as archive:
+        archive.write(folder / "filter.h5", "run_0.h5")
+    yield "files.zip", r"is an archive of run_0.h5; .*Unpack it \(unzip\)"
+    scipy.io.savemat(folder / "a.mat", {"S": scipy.sparse.eye(9).tocsc(), "c": np.array([{"a": 1}], object)})
+    yield "a.mat", r"holds S \(sparse\), c \(cell\); expected arrays of numbers. In MATLAB: x = full\(S\)"
+
+
+def test_sound_files_that_cannot_be_decoded_are_refused_by_what_is_missing(tmp_path):
+    for name, message in undecodable(tmp_path):
+        with pytest.raises(ValueError, match=message) as refused:
+            describe_file(str(tmp_path / name))
+        assert "damaged" not in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_hdf5_with_filters_of_hdf5plugin_is_read(tmp_path):
+    plugin = pytest.importorskip("hdf5plugin", reason="no hdf5plugin: pip install -r requirements-dev.txt")
+    u = waves()
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("u", data=u, chunks=True, **plugin.Blosc(cname="zstd"))
+        file.create_dataset("v", data=u, chunks=True, **plugin.Zstd())
+    both = {"u": ["trajectory", "time", "x"], "v": ["trajectory", "time", "x"]}
+    *_, found = read(tmp_path, section(tmp_path, layout=both))
+    assert np.array_equal(found[:, :, 0], u) and np.array_equal(found[:, :, 1], u)
 
 
 def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from ups.models.operator import Operator
 from ups.models.rollout import in_blocks
 
 SAME = 1e-6  # relative: a time step or parameter that differs by less is the same number in float32
-BYTES = 24  # of memory per value of a forecast: 16 to 24 were measured on three tasks, in float32
+BYTES = 28  # of memory per value of a forecast: 16 to 27 were measured on three tasks
 ROWS = 4  # encoded together, the last ones padded: of a single start this is a part of one predicted frame
 # parameters by name, or raw in the task's order
 Values = Mapping[str, Any] | Sequence | Tensor | float | None
@@ -50,7 +50,7 @@ def start(
     codec = head.input_codec
     num_cells = max(map(math.prod, (u.shape[3:], head.codec.space)))
     require_room(
-        BYTES * len(u) * members * num_frames * head.codec.num_channels * num_cells,
+        BYTES * len(u) * int(members) * int(num_frames) * head.codec.num_channels * num_cells,
         psutil.virtual_memory().available,
         "memory",
         "num_frames, members or the batch, or free some memory",

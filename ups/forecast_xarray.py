@@ -27,8 +27,9 @@ def as_tensor(u: Any, name: str) -> Tensor:
             raise _not_numbers(name, str(u.dtype))
         return u.to(torch.promote_types(u.dtype, torch.float32))
     try:
-        values = np.asanyarray(u)
-    except RuntimeError:  # lists of tensors
+        with torch.enable_grad():  # in which torch refuses to lose a gradient
+            values = np.asanyarray(u)
+    except RuntimeError:
         refuse_gradient(name, ONE_CALL, *(one for one in tree_leaves(u) if isinstance(one, Tensor)))
         raise
     except ValueError:  # lists of unequal lengths

@@ -150,6 +150,7 @@ class Forecaster:
         z, values, finish = start(
             self.operator, task, u, parameters, num_frames, dt=dt, resample=resample, extrapolate=extrapolate
         )
+        num_frames = int(num_frames)  # NumPy's integers overflow
         f = read_forcing(self.operator.head(task), forcing, u0, u, num_frames, extrapolate)
         z_pred = self.operator.rollout(z, task, values, num_frames, forcing=f)
         return restore(finish(self.operator.head(task).physical(z_pred)))
@@ -204,6 +205,7 @@ class Forecaster:
         )
         check_random(task, seed, rows, len(u))
         names = name_starts(range(len(u)) if rows is None else rows, u[:, -1])
+        num_frames, members = int(num_frames), int(members)
         f = read_forcing(self.operator.head(task), forcing, u0, u, num_frames, extrapolate)
         z_pred = sample_states(self.operator, sampler, task, z, values, num_frames, members, seed, names, f)
         return restore(finish(self.operator.head(task).physical(z_pred)))
@@ -251,7 +253,7 @@ class Forecaster:
         )
         u = head.task.counted(u, codec.fields)
         observation = observe_cells(codec.normalise(u[:, 0].to(z)), observed.to(z))
-        draws = sample_solutions(self.operator, sampler, task, observation, values, members, seed)
+        draws = sample_solutions(self.operator, sampler, task, observation, values, int(members), seed)
         return restore(finish(draws))
 
     @plain_torch()

@@ -390,3 +390,102 @@ def test_a_run_that_does_not_open_is_not_published(tmp_path):
     with pytest.raises(ValueError, match="config.json is .*; expected .* as done.json says"):
         publish.copy(run, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
+
+
+def as_new(run: Path) -> Path:
+    (run / "operator" / "README.md").write_text("new", encoding="utf-8")
+    return run
+
+
+@pytest.mark.parametrize(
+    "name", ["copy/../copy", "./copy", "copy/operator/..", "../{root}/copy/", "link/copy"]
+)
+def test_a_target_is_replaced_by_whatever_name_it_has(tmp_path, monkeypatch, name):
+    run, copy = published(tmp_path / "run"), publish.copy(tmp_path / "run", tmp_path / "copy")
+    linked(tmp_path / "link", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    publish.copy(as_new(run), name.format(root=tmp_path.name))
+    assert (copy / "operator" / "README.md").read_text() == "new"
+    assert sorted(os.listdir(tmp_path)) == ["copy", "link", "run"]
+    publish.copy(run, "missing/../more")
+    assert (tmp_path / "more" / "operator").is_dir()
+
+
+ALTERED = ("operator/README.md", "operator/config.yaml", "operator/metrics.jsonl", "operator/images/one.png")
+
+
+@pytest.mark.parametrize("name", [*ALTERED, "operator/model.safetensors", "published.json"])
+def test_a_copy_that_somebody_altered_is_refused_by_the_name_of_the_file(tmp_path, name):
+    run, copy = published(tmp_path / "run"), publish.copy(tmp_path / "run", tmp_path / "copy")
+    (copy / name).write_bytes((copy / name).read_bytes().replace(b"o", b"My words. ", 1))
+    before = files_in(copy)
+    with pytest.raises(ValueError, match=f"{name}.* altered .*Name another with TO="):
+        publish.copy(as_new(run), copy)
+    assert files_in(copy) == before and sorted(os.listdir(tmp_path)) == ["copy", "run"]
+
+
+def test_a_copy_of_an_earlier_version_is_replaced_by_an_equal_one_alone(tmp_path):
+    run, copy = published(tmp_path / "run"), publish.copy(tmp_path / "run", tmp_path / "copy")
+    (copy / "published.json").unlink()
+    assert (publish.copy(run, copy) / "published.json").is_file()
+    (copy / "published.json").unlink()
+    with pytest.raises(ValueError, match="README.md, which is not in the record of an earlier copy; .*TO="):
+        publish.copy(as_new(run), copy)
+
+
+def publish_until(run: Path, to: Path, call: str, can_exchange: bool) -> None:
+    """Publish, and be killed after the first call that moves the earlier copy."""
+    if not can_exchange:
+        publish.exchange = lambda *paths: False
+    owner = publish if call == "exchange" else Path
+    whole = getattr(owner, call)
+
+    def killed(*arguments: Any) -> None:
+        whole(*arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(owner, call, killed)
+    publish.copy(run, to)
+
+
+@pytest.mark.parametrize(("call", "can_exchange"), [("exchange", True), ("rename", False)])
+def test_a_kill_at_the_exchange_loses_neither_copy(tmp_path, call, can_exchange):
+    run, to = published(tmp_path / "run"), tmp_path / "pub" / "copy"
+    old = files_in(publish.copy(run, to))
+    arguments = (as_new(run), to, call, can_exchange)
+    process = multiprocessing.get_context("fork").Process(target=publish_until, args=arguments)
+    process.start()
+    process.join(30)
+    assert process.exitcode == -signal.SIGKILL
+    assert to.is_dir() == can_exchange
+    if can_exchange:  # at once: the new one is there, the old one is still beside it
+        assert (to / "operator" / "README.md").read_text() == "new"
+    else:
+        assert old == files_in(to.parent / ".copy.publishing" / "old")
+    assert (publish.copy(run, to) / "operator" / "README.md").read_text() == "new"
+    assert [path.name for path in to.parent.iterdir()] == ["copy"]
+
+
+def test_a_failure_between_two_renames_puts_the_copy_back(tmp_path, monkeypatch):
+    run, copy = published(tmp_path / "run"), publish.copy(tmp_path / "run", tmp_path / "copy")
+    before, rename = files_in(copy), Path.rename
+    monkeypatch.setattr(publish, "exchange", lambda *paths: False)
+    monkeypatch.setattr(
+        Path, "rename", lambda path, to: linked(tmp_path, to) if path.name == "new" else rename(path, to)
+    )
+    with pytest.raises(OSError):
+        publish.copy(as_new(run), copy)
+    assert files_in(copy) == before and sorted(os.listdir(tmp_path)) == ["copy", "run"]
+
+
+def test_what_a_user_put_where_a_copy_is_made_stays(tmp_path):
+    run, work = published(tmp_path / "run"), tmp_path / ".copy.publishing"
+    mine(work, "new/operator/notes.md")
+    with pytest.raises(OSError, match="new/operator/notes.md is no file that publishing wrote; .*Move it"):
+        publish.copy(run, tmp_path / "copy")
+    assert (work / "new" / "operator" / "notes.md").read_text() == "mine"
+    shutil.rmtree(work)
+    linked(work, mine(tmp_path / "elsewhere", "new/README.md"))
+    with pytest.raises(OSError, match="copy.publishing is a link; expected a folder of UPS, or none"):
+        publish.copy(run, tmp_path / "copy")
+    assert files_in(tmp_path / "elsewhere") == {"new/README.md": b"mine"}

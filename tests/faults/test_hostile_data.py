@@ -1,5 +1,5 @@
 """Data and configurations from strangers: sizes are looked at before anything of that size is read or
-made."""
+made, and what a library reads is limited. Reading runs nothing, and opens and changes nothing outside."""
 
 import os
 import re
@@ -16,16 +16,47 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 MOST_S, MOST_MB = 5, 500
 READ = """
-import re, sys, time
+import os, re, resource, sys, time
+from pathlib import Path
 from ups.config import load_config
-started = time.perf_counter()
+from ups.userdata.describe import describe_file
+started, begun = time.perf_counter(), sum(os.times()[:4])
 try:
-    load_config(sys.argv[1])
+    load_config(sys.argv[2]) if sys.argv[1] == "config" else print(describe_file(sys.argv[2]))
 except (ValueError, OSError) as error:
     print(str(error)[:9000])
+seconds = time.perf_counter() - started
 # not ru_maxrss, which has the parent's, from before exec
-most = re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]
-print(f"{time.perf_counter() - started:.2f} {int(most) // 1024}")
+most = re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]
+process = sys.modules.get("ups.userdata.readers.process")
+if process and process._running:
+    process._running.end()
+if sys.argv[1] == "file":  # those of computing, which the load of the machine does not change
+    seconds = sum(os.times()[:4]) - begun
+most = max(int(most), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+print(f"{seconds:.2f} {most // 1024}")
+"""
+# In every process of a reading: what it deletes, writes, starts or connects to, what it opens beside the data
+# and which code that is no installed file it runs.
+WATCH = """
+import os, re, sys
+LOG = os.open(os.environ["WATCH_LOG"], os.O_WRONLY | os.O_APPEND)
+CHANGES = re.compile("os[.](remove|rename|rmdir|mkdir|symlink|link|truncate|chmod|system|exec)|"
+                     "os[.](posix_spawn|fork)|shutil[.]|socket[.](connect|bind)|webbrowser|subprocess[.]Popen")
+def watch(event, arguments):
+    text = ""
+    if event == "open" and isinstance(arguments[0], str | bytes):
+        path, mode = os.path.abspath(os.fsdecode(arguments[0])), arguments[1] or "r"
+        if "/outside/" in path or (mode[0] in "wax" or "+" in mode) and path != os.devnull:
+            text = f"{path} {mode}"
+    elif event == "pickle.find_class":
+        if arguments[0].split(".")[0] not in ("numpy", "ups", "builtins", "pathlib", "h5py", "_codecs"):
+            text = str(arguments)
+    elif CHANGES.match(event) and "serve_files" not in str(arguments) and "uname" not in str(arguments):
+        text = str(arguments)[:200]
+    if text:
+        os.write(LOG, f"{event} {text}\\n".encode())
+sys.addaudithook(watch)
 """
 
 
@@ -104,16 +135,26 @@ CONFIGURATIONS = {
 }
 
 
-def read(path: Path) -> str:
+def read(path: Path, kind: str = "config") -> str:
+    hooks, log = path.parent / "hooks", path.parent / "hooks/log"
+    hooks.mkdir(exist_ok=True)
+    (hooks / "sitecustomize.py").write_text(WATCH)
+    log.touch()
     done = subprocess.run(
-        [sys.executable, "-c", READ, path],
+        [sys.executable, "-B", "-c", READ, kind, path],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{hooks}:{ROOT}",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "WATCH_LOG": str(log),
+        },
     )
     assert done.returncode == 0, done.stderr[-2000:]
+    assert not log.read_text(), log.read_text()
     *text, numbers = done.stdout.splitlines()
     seconds, size = map(float, numbers.split())
     assert seconds < MOST_S and size < MOST_MB, done.stdout[-500:]

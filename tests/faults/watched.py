@@ -5,8 +5,10 @@ imported, run, compiled, connected, changed or opened outside of the folder mean
 
 import contextlib
 import json
+import os
 import re
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -40,15 +42,18 @@ NEVER = (
     "webbrowser",
 )
 folder, seen = None, []
-CONFIGS = ROOT / "configs"  # which overlays include
+# temporary folders, where --describe loads what it prints
+SCRATCH = os.path.join(tempfile.gettempdir(), "tmp")
+# what may be read beside the folder: what overlays include, and how much memory is free
+READABLE = (ROOT / "configs", Path("/proc/meminfo"))
 
 
 def watch(event: str, arguments: tuple) -> None:
-    if folder is None:
+    if folder is None or (arguments and str(arguments[0]).startswith((SCRATCH, "my_data.yaml"))):
         return
     if event == "open" and isinstance(arguments[0], str | bytes):
         path, mode = Path(str(arguments[0])), arguments[1]
-        is_ours = any(path.absolute().is_relative_to(place) for place in (folder, CONFIGS))
+        is_ours = any(path.absolute().is_relative_to(place) for place in (folder, *READABLE))
         if not is_ours or (mode or "r")[0] not in "r":
             seen.append(f"open {path} {mode}")
     # the process that reads data files, started again; ast.literal_eval parses

@@ -7,25 +7,50 @@ A copy has one folder per stage: the network (config.json, model.safetensors), i
 config.yaml, metrics.jsonl) and the report's model card with pictures. Tensors are safetensors and the rest is
 text, so loading a copy runs no code.
 
-The copy is made beside its target, opened as `ups.load` opens it, and renamed. It replaces nothing but an
-earlier copy: a folder with such files of finished stages and nothing else.
+The copy is made beside its target, opened as `ups.load` opens it, and exchanged with it at once. It replaces
+nothing but an earlier copy whose files are as its record, published.json, says.
 """
 
+import contextlib
+import ctypes
+import errno
+import importlib.util
+import json
+import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
-from ups.common.files import DamagedError, flush, require_plain
+from ups.common.files import (
+    DamagedError,
+    file_hash,
+    flush,
+    held,
+    read_sealed,
+    remove_named,
+    require_plain,
+    write_sealed,
+)
 from ups.common.place import make_target
+from ups.common.text import printable
 from ups.config import STAGES, read_command, run_script
+from ups.data.download import MIN_SPEED
 from ups.training.finished import CARD, DONE, IMAGES, MODEL, finished_stage, stage_config, stage_of_run
 
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
+NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}  # of renameat2, on some file systems
 HUB = "hf://"  # marks a name on a hub: a folder that is missing never causes a request
+HUB_S = 30.0  # without an answer, or almost without data, from a hub
+UPLOAD_SPEED = 2**16  # bytes a second, at least: how far an upload is cannot be seen
 NEEDED = ("config.json", MODEL, DONE, "config.yaml", CARD)
-FILES = (*NEEDED, "metrics.jsonl", f"{IMAGES}/*.png")
+PLAIN = (*NEEDED, "metrics.jsonl")
+FILES = (*PLAIN, f"{IMAGES}/*.png")
+RECORD = "published.json"  # in a copy: the digests of its files
+LOCK = ".lock"
 
 
 def published_files(run: Path) -> dict[str, Path]:
@@ -62,10 +87,14 @@ def published_files(run: Path) -> dict[str, Path]:
     return files
 
 
-def require_target(run: Path, folder: Path) -> None:
-    """Raise ValueError unless `folder` is outside of the run and is missing, empty or an earlier copy."""
-    source, target = run.resolve(), folder.resolve()
-    if source == target or source in target.parents or target in source.parents:
+def require_target(run: Path, folder: Path, new: dict[str, str]) -> None:
+    """Raise ValueError unless `folder` is outside of the run and is missing, empty or an unaltered copy.
+
+    new: path in the copy -> digest. A file may be replaced if it is as its copy's record says, or equals the
+    new one: copies of earlier versions have no record.
+    """
+    source = run.resolve()
+    if source == folder or source in folder.parents or folder in source.parents:
         raise ValueError(
             f"{folder} is the run {run} itself, or in it or around it; expected another place. "
             "Name another with TO=."
@@ -74,29 +103,23 @@ def require_target(run: Path, folder: Path) -> None:
         raise ValueError(
             f"{folder} is a link or a file; expected a folder, or nothing. Name another with TO=."
         )
-    copied = {
-        path
-        for stage in STAGES
-        if _is_copy(folder / stage)
-        for pattern in FILES
-        for path in (folder / stage).glob(pattern)
-    }
-    strange = (
-        path for path in folder.rglob("*") if path.is_symlink() or not (path.is_dir() or path in copied)
-    )
-    if (first := next(strange, None)) is not None:
-        raise ValueError(
-            f"{folder} holds {first.relative_to(folder)}; expected nothing, or an earlier copy "
-            "alone, which this one replaces. Name another with TO=, or delete it yourself."
-        )
-
-
-def _is_copy(folder: Path) -> bool:
-    """Whether a folder is a finished, unaltered stage."""
-    try:
-        return not folder.is_symlink() and finished_stage(folder) is not None
-    except DamagedError:
-        return False
+    known = {}
+    if os.path.lexists(folder / RECORD):
+        do = "Name another with TO=, or delete the copy yourself."
+        known = read_sealed(folder / RECORD, "the record of a copy", do, files=dict)["files"]
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        is_same = path.is_file() and file_hash(path) in (known.get(name), new.get(name))
+        if path.is_symlink() or not (path.is_dir() or name == RECORD or is_same):
+            state = (
+                "was altered since it was published"
+                if name in known
+                else "is not in the record of an earlier copy"
+            )
+            raise ValueError(
+                f"{folder} holds {printable(name)}, which {state}; expected nothing, or an unaltered copy "
+                "alone, which this one replaces. Name another with TO=, or delete it yourself."
+            )
 
 
 def copy(run: str | Path, folder: str | Path) -> Path:
@@ -104,29 +127,78 @@ def copy(run: str | Path, folder: str | Path) -> Path:
 
     Raises as `published_files` and `require_target`.
     """
-    run, folder = Path(run), Path(folder)
+    run, target = Path(run), Path(folder)
+    # a link stays one, to be refused, but `x/../x` is x
+    whole, name = (target, "") if target.name in ("", "..") else (target.parent, target.name)
+    place = Path(os.path.realpath(whole), name)
     files = published_files(run)
-    require_target(run, folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.publishing-") as temporary:
-        new, old = Path(temporary) / "new", Path(temporary) / "old"
-        new.mkdir()
-        for name, path in files.items():
-            (new / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, new / name, follow_symlinks=False)
-            flush(new / name)
-        require_loadable(new)
-        require_target(run, folder)  # it may have changed meanwhile
+    digests = {name: file_hash(path) for name, path in files.items()}
+    require_target(run, place, digests)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    work = place.with_name(f".{place.name}.publishing")
+    new, old = work / "new", work / "old"
+    if work.is_symlink():
+        raise FileExistsError(f"{work} is a link; expected a folder of UPS, or none. Remove it.")
+    work.mkdir(exist_ok=True)
+    with held(work / LOCK):
         try:
-            if folder.exists():
-                folder.rename(old)
-            new.rename(folder)
-        except BaseException:  # signals too: else the earlier copy would be lost with the temporary folder
-            if old.exists() and not folder.exists():
-                old.rename(folder)
-            raise
-        flush(folder.parent)
-    return folder
+            _recover(old, place)  # from a kill between two renames
+            _clear(work)
+            new.mkdir()
+            for name, path in files.items():
+                (new / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, new / name, follow_symlinks=False)
+                flush(new / name)
+            write_sealed(new / RECORD, {"files": {name: file_hash(new / name) for name in files}})
+            require_loadable(new)
+            require_target(run, place, digests)  # it may have changed meanwhile
+            _put(new, place, old)
+            flush(place.parent)
+        finally:
+            _recover(old, place)
+            _clear(work)
+            (work / LOCK).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it holds a file of somebody
+                work.rmdir()
+    return target
+
+
+def _clear(work: Path) -> None:
+    """Delete copies that were not completed, or were replaced. Raises FileExistsError for anything else."""
+    stages = "|".join(STAGES)
+    names = rf"(new|old)/({RECORD}|({stages})/({'|'.join(map(re.escape, PLAIN))}|{IMAGES}/[^/]+\.png))"
+    left = [path for path in remove_named(work, names) if path != work / LOCK]
+    if left:
+        raise FileExistsError(
+            f"{left[0]} is no file that publishing wrote; expected none of yours in {work}, where a copy is "
+            "made. Move it, and publish again."
+        )
+
+
+def _recover(old: Path, place: Path) -> None:
+    if old.is_dir() and not old.is_symlink() and not os.path.lexists(place):
+        old.rename(place)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two files or folders at once; False if this system cannot."""
+    with contextlib.suppress(AttributeError, TypeError):  # not Linux
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+        if not rename(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE):
+            return True
+        if ctypes.get_errno() not in NO_EXCHANGE:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(other))
+    return False
+
+
+def _put(new: Path, place: Path, old: Path) -> None:
+    """Rename `new` to `place`. What was there is then at `new`, or at `old` if the file system cannot
+    exchange two names at once."""
+    if not place.exists():
+        new.rename(place)
+    elif not exchange(new, place):
+        place.rename(old)
+        new.rename(place)
 
 
 def require_loadable(folder: Path) -> None:
@@ -144,19 +216,25 @@ def push(run: str | Path, name: str) -> str:
     """Commit `published_files` of a run to OWNER/NAME on the hub; return the address of the commit.
 
     The repository is created if it is missing. The operator's card becomes the model's. Raises ImportError
-    without huggingface_hub, and the client's own errors for a name or token that the hub refuses.
+    without huggingface_hub, ConnectionError with the hub's reason.
     """
-    hub, files = _hub(), published_files(Path(run))
-    api, name = hub.HfApi(), name.removeprefix(HUB)
-    root = (
-        files[f"operator/{CARD}"].read_text(encoding="utf-8").replace(f"]({IMAGES}/", f"](operator/{IMAGES}/")
-    )
-    api.create_repo(name, exist_ok=True)
-    added = [
-        hub.CommitOperationAdd(CARD, root.encode()),
-        *(hub.CommitOperationAdd(place, path) for place, path in files.items()),
-    ]
-    return str(api.create_commit(name, added, commit_message=f"Weights of {Path(run).name}").commit_url)
+    files, name = published_files(Path(run)), name.removeprefix(HUB)
+    card = files[f"operator/{CARD}"].read_text(encoding="utf-8")
+    size = sum(path.stat().st_size for path in files.values())
+    try:
+        return _ask_hub(
+            "push",
+            HUB_S + size / UPLOAD_SPEED,
+            name=name,
+            files={place: str(path.resolve()) for place, path in files.items()},
+            card=card.replace(f"]({IMAGES}/", f"](operator/{IMAGES}/"),
+            message=f"Weights of {Path(run).name}",
+        )
+    except ConnectionError as error:
+        raise ConnectionError(
+            f"{HUB}{name} did not take {run} ({error}); expected OWNER/NAME of a repository that your token "
+            "may write. Check the name, the network and huggingface-cli whoami, and publish again."
+        ) from None
 
 
 def fetch(name: str) -> Path:
@@ -166,26 +244,38 @@ def fetch(name: str) -> Path:
     """
     name, _, revision = name.removeprefix(HUB).partition("@")
     patterns = [f"{stage}/{pattern}" for stage in STAGES for pattern in FILES]
-    hub = _hub()
     try:
-        return Path(hub.snapshot_download(name, revision=revision or None, allow_patterns=patterns))
-    except (OSError, ValueError) as error:
+        return Path(_ask_hub("fetch", HUB_S, name=name, revision=revision or None, patterns=patterns))
+    except ConnectionError as error:
         raise FileNotFoundError(
-            f"{HUB}{name} is neither on this machine nor on its hub ({' '.join(str(error).split()):.200}); "
-            "expected OWNER/NAME of weights that were pushed. Check the name and the network, or pass a "
-            "folder."
-        ) from error
+            f"{HUB}{name} is neither on this machine nor on its hub ({error}); expected OWNER/NAME of "
+            "weights that were pushed. Check the name and the network, or pass a folder."
+        ) from None
 
 
-def _hub() -> ModuleType:
-    try:
-        import huggingface_hub
-    except ImportError as error:
+def _ask_hub(call: str, limit_s: float, **facts: Any) -> str:
+    """What a function of ups/commands/hub_client.py returns. Raises ConnectionError with its error, on one
+    line, and if fewer than MIN_SPEED bytes a second are fetched over limit_s."""
+    if importlib.util.find_spec("huggingface_hub") is None:
         raise ImportError(
             f"a name that begins with {HUB} needs huggingface_hub, which is not installed; "
             "expected it, or a folder. Run pip install huggingface_hub."
-        ) from error
-    return huggingface_hub
+        )
+    request = {"call": call, "facts": facts, "limit_s": limit_s, "num_bytes": int(MIN_SPEED * limit_s)}
+    done = subprocess.run(
+        [sys.executable, "-P", Path(__file__).with_name("hub_client.py")],
+        input=json.dumps(request),
+        stdout=subprocess.PIPE,
+        text=True,
+        env={"HF_HUB_VERBOSITY": "error", **os.environ},
+    )
+    try:
+        found = json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):  # it was killed
+        found = {"error": f"its client ended with exit code {done.returncode}"}
+    if "error" in found:
+        raise ConnectionError(f"{printable(' '.join(found['error'].split())):.200}")
+    return str(found["answer"])
 
 
 def main() -> int:

@@ -148,18 +148,22 @@ def create(path: Path) -> BinaryIO:
 def remove_named(folder: Path, names: str) -> list[Path]:
     """Delete the files of a folder that UPS wrote, and the folders that are then empty; what is left.
 
-    names: pattern of their paths in the folder. Links stay (but the folder itself may be one, and goes
-    without its target), and so does all that is no plain file. The records that `LAST` lists go last.
+    names: pattern of their paths in the folder. What is no plain file stays, and so do links out of the
+    folder; if the folder itself is a link, that goes without its target. The records in `LAST` go last.
     """
     if folder.is_symlink():
         folder.unlink()
-    left = []
+    left, inside = [], os.path.realpath(folder)
     for place, folders, files in os.walk(folder, topdown=False, onerror=_raise_unless_missing):
-        left += [path for name in folders if (path := Path(place, name)).is_symlink()]
-        for path in sorted((Path(place, name) for name in files), key=lambda path: path.name in LAST):
-            name = path.relative_to(folder).as_posix()
-            unfinished = TEMPORARY.sub(r"\1\2", name)
-            if re.fullmatch(names, unfinished) and stat.S_ISREG(path.lstat().st_mode):
+        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        for path in sorted((Path(place, name) for name in links + files), key=lambda path: path.name in LAST):
+            name = TEMPORARY.sub(r"\1\2", path.relative_to(folder).as_posix())
+            is_plain = path.is_symlink() or stat.S_ISREG(path.lstat().st_mode)
+            if (
+                re.fullmatch(names, name)
+                and is_plain
+                and inside in map(str, Path(os.path.realpath(path)).parents)
+            ):
                 path.unlink()
             else:
                 left.append(path)

@@ -35,7 +35,8 @@ class _Process:
 
     def __init__(self) -> None:
         self.lock, self.num_calls, self.has_computed = threading.Lock(), 0, False
-        os.register_at_fork(after_in_child=self.after_fork)
+        if hasattr(os, "register_at_fork"):  # not on Windows
+            os.register_at_fork(after_in_child=self.after_fork)
 
     def after_fork(self) -> None:
         """A child computes with one thread: OpenMP hangs if parent and child both start threads."""

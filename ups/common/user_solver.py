@@ -40,7 +40,7 @@ def solver_file(place: str, task: str) -> Path:
         raise ValueError(
             f"task.{task}.solver is {place!r:.200}, and Python finds no file of a module "
             f"{module:.100}; expected one, such as {module.replace('.', '/'):.100}.py in "
-            f"{Path.cwd()}. Write it there, or put its folder on PYTHONPATH."
+            f"{Path(sys.path[0] or '.').absolute()}. Write it there, or put its folder on PYTHONPATH."
         )
     return file
 

@@ -62,8 +62,10 @@ def run_script(main: Callable[[], int], name: str) -> NoReturn:
     except KeyboardInterrupt:
         print(f"{name}: interrupted; run the same command again", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
-    except (ValueError, OSError, RuntimeError, MemoryError) as error:
+    except (ValueError, OSError, RuntimeError, MemoryError, ImportError) as error:
         if isinstance(error, (RuntimeError, MemoryError)) and not is_out_of_memory(error):
+            raise
+        if isinstance(error, ImportError) and error.name:  # not one of ours, which say what to install
             raise
         sys.exit(f"{name}: " + "\n".join(map(printable, in_words(error).split("\n"))))
 

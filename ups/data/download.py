@@ -28,6 +28,7 @@ from ups.tasks import TASKS, get_task
 READ_BYTES = 2**20
 MAX_PAUSE_S = 60.0
 MIN_SPEED = 1024  # bytes a second; at this speed the largest files, of 100 GB, would take three years
+MOST_DIGITS = 18  # of a length in bytes
 TRANSIENT = (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException, ssl.SSLError)
 
 
@@ -159,8 +160,9 @@ def fetch(
             partial.unlink()
             _check(path, path, md5)
             return
+        sizes: set[int] = set()
         patience.persist(
-            lambda: _transfer(url, path, file, patience.timeout_s),
+            lambda: _transfer(url, path, file, patience.timeout_s, sizes),
             lambda: partial.stat().st_size,
             url,
             path,
@@ -174,9 +176,9 @@ def require_address(url: str) -> None:
         raise ValueError(f"{url!r} is not a web address; expected http(s)://HOST/PATH/ID. Correct data.url.")
 
 
-def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float) -> None:
+def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float, sizes: set[int]) -> None:
     """One attempt to complete the unfinished `file` of `path`. Raises one of TRANSIENT if it ends early, also
-    for a speed below MIN_SPEED.
+    for a speed below MIN_SPEED, and ValueError for a file without a length, or of another than in `sizes`.
 
     If the server starts again at the first byte, the file is overwritten but not cut: its size is the measure
     of progress.
@@ -200,35 +202,44 @@ def _transfer(url: str, path: Path, file: BinaryIO, timeout_s: float) -> None:
         f"bytes {have}-"
     )
     start, length = have if is_continued else 0, answer.headers.get("Content-Length", "")
-    total = start + int(length) if length.isdecimal() else None
+    total = start + int(length) if length.isdecimal() and len(length) < MOST_DIGITS else -1
+    sizes.add(total)
+    if sizes != {total} or total < 0:  # either may go on for ever
+        answer.close()
+        raise ValueError(
+            f"{url} gives {path.name} "
+            + ("no length" if total < 0 else f"lengths of {' and '.join(map(str, sorted(sizes)))} bytes")
+            + f"; expected one (Content-Length). Correct data.url, or download the file by hand to {path}."
+        )
     file.seek(start)
     with (
         answer,
-        explained(path, total or 0, "data.root"),
+        explained(path, total, "data.root"),
         tqdm(total=total, initial=start, unit="B", unit_scale=True, desc=path.name) as bar,
     ):
-        require_room(file, total or 0)
-        for block in blocks(answer, timeout_s):
+        require_room(file, total)
+        for block in blocks(answer, total - start, timeout_s):
             file.write(block)
             file.flush()  # the size of the file is the measure of progress
             bar.update(len(block))
-        if total is None or file.tell() >= total:
+        if file.tell() >= total:
             file.truncate()  # complete: bytes after the end are from an earlier attempt
-    if total is not None and file.tell() < total:
+    if file.tell() < total:
         raise ConnectionError(f"the connection closed at byte {file.tell()} of {total}")
 
 
-def blocks(answer: http.client.HTTPResponse, timeout_s: float) -> Iterator[bytes]:
-    """The body of an answer in blocks. Raises TimeoutError for a speed below MIN_SPEED over timeout_s: a
-    socket's own limit ignores a server that sends a byte now and then."""
-    until, num_bytes = time.monotonic() + timeout_s, 0
-    while block := answer.read1(READ_BYTES):
+def blocks(answer: http.client.HTTPResponse, num_bytes: int, timeout_s: float) -> Iterator[bytes]:
+    """The first `num_bytes` of the body of an answer in blocks, fewer if it ends. Raises TimeoutError for a
+    speed below MIN_SPEED over timeout_s: a socket's own limit ignores a server that sends a byte now and
+    then."""
+    until, sent = time.monotonic() + timeout_s, 0
+    while num_bytes and (block := answer.read1(min(READ_BYTES, num_bytes))):
         yield block
-        num_bytes += len(block)
+        num_bytes, sent = num_bytes - len(block), sent + len(block)
         if time.monotonic() >= until:
-            if num_bytes < MIN_SPEED * timeout_s:
-                raise TimeoutError(f"{num_bytes} bytes in {timeout_s:g} s")
-            until, num_bytes = time.monotonic() + timeout_s, 0
+            if sent < MIN_SPEED * timeout_s:
+                raise TimeoutError(f"{sent} bytes in {timeout_s:g} s")
+            until, sent = time.monotonic() + timeout_s, 0
 
 
 def answered(request: urllib.request.Request, timeout_s: float) -> http.client.HTTPResponse:

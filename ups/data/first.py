@@ -115,7 +115,7 @@ class RemoteFile(io.RawIOBase):
             )
             with answer:
                 end = self._accept(answer, have, stop)
-                for block in blocks(answer, self.patience.timeout_s):
+                for block in blocks(answer, end - have, self.patience.timeout_s):
                     received.extend(block)
             if start + len(received) < end:
                 raise ConnectionError(f"the connection closed at byte {start + len(received)} of {end}")

@@ -236,7 +236,7 @@ def network_gain(task: dict[str, Any]) -> tuple[str, list[float]]:
 
 def horizon_of(task: dict[str, Any]) -> str:
     """How far ahead a task's forecasts were scored, in words; "" of a steady task."""
-    if not (until := task["times"][-1]):
+    if not (until := task.get("times", [0])[-1]):
         return ""
     num, unit = len(task["times"]), task.get("units", {}).get("time") or "time units"
     return f" (scored up to {num} frame{'s' * (num != 1)} ahead, {until:.3g} {unit})"

@@ -178,7 +178,9 @@ class Operator(TaskNetwork):
         return head
 
     def _features(self, head: TaskHead, z: Tensor, z_base: Tensor, parameters: ParameterBatch) -> Tensor:
-        """The features of the backbone. In training no gradient passes through its input from the base."""
+        """The features of the backbone. In training no gradient passes through its input from the base: one
+        would cost no time, but give other weights than those of the published results.
+        """
         history = z.movedim(1, -2).flatten(-2)
         base = z_base[:, 0].detach() if self.training else z_base[:, 0]
         with autocast(self.precision, z.device):

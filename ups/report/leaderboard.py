@@ -119,8 +119,10 @@ def table(runs: str | Path, metric: str = "nrmse", task: str | None = None, spli
 def _markdown(rows: list[dict], metric: str, task: str | None) -> str:
     """One table of comparable runs."""
     tasks, sign = rows[0]["tasks"], -1 if metric == "correlation_time" else 1
+    last = {name: (entry.get("times") or [0.0])[-1] for name, entry in tasks.items()}
     horizon = ", ".join(
         f"{name} {'×'.join(map(str, entry['grid']))} cells, {entry['num_frames_predicted']} frames"
+        + (f" ({last[name]:.3g} time units)" if isinstance(last[name], float) and last[name] else "")
         + f", relative to the {entry.get('measure')}" * bool(entry.get("offset"))
         for name, entry in sorted(tasks.items())
     )

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from ups.common.files import remove_named, replacing, write_atomic
 from ups.common.formatting import number
 from ups.common.stages import STAGES
-from ups.evaluation.gates import TRIVIAL, error_of
+from ups.evaluation.gates import TRIVIAL, error_of, horizon_of
 from ups.evaluation.selected import in_words
 from ups.report.bench_rows import NETWORKS
 from ups.report.figures_ensemble import case_name
@@ -144,6 +144,7 @@ def _forecasts(results: Mapping[str, Any]) -> Scores:
     notes = [
         f"{name}: {in_words(task['selection'])}" for name, task in tasks.items() if task.get("selection")
     ]
+    notes += [f"{name}{words}" for name, task in tasks.items() if (words := horizon_of(task))]
     notes += [
         f"{name}: {task['break_even']['words']}" for name, task in tasks.items() if "break_even" in task
     ]

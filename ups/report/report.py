@@ -60,6 +60,7 @@ COMPARED_TASK = {
     "num_frames_predicted": int,
     "parameters": list,
     "grid": list,
+    "times": (list, NoneType),
     "models": {"operator": dict},
     "error": TEXT,
     "base": TEXT,

@@ -1,5 +1,6 @@
 """What a start depends on: whether the launch fits the settings, and what must be the same on all ranks."""
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -7,9 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.metadata import PackageNotFoundError, version
+from functools import partial
 from typing import Any
 
+import accelerate
+import numpy as np
 import torch
 
 from ups import __version__
@@ -104,39 +107,23 @@ def differences(facts: list[dict[str, Any]]) -> list[str]:
 def output_of(*command: str) -> str:
     """What a program prints; "unknown" if it is missing, fails or takes longer than FACT_S: what it would say
     only describes a run, and must not end it."""
+    quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
     try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-    except OSError:
-        return UNKNOWN
-    try:
-        text, _ = process.communicate(timeout=FACT_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # with its children
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace", **quiet)
+        try:
+            text, _ = process.communicate(timeout=FACT_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with its children
+    except (OSError, subprocess.TimeoutExpired):
         return UNKNOWN
     return text.strip() if process.returncode == 0 else UNKNOWN
 
 
-def version_of(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # imported from a folder
-        return UNKNOWN
-
-
 def describe_environment(world: int, device: torch.device) -> dict[str, Any]:
     """Versions, hardware, git revision and command line of this start."""
-    revision, changes = (
-        output_of("git", "-C", str(ROOT), *words)
-        for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))
-    )
+    git = partial(output_of, "git", "-C", str(ROOT))
+    changes = git("status", "--porcelain")
     gpus = range(torch.cuda.device_count() if device.type == "cuda" else 0)
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -146,11 +133,11 @@ def describe_environment(world: int, device: torch.device) -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(index) for index in gpus],
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "accelerate": version_of("accelerate"),
-        "numpy": version_of("numpy"),
+        "accelerate": accelerate.__version__,
+        "numpy": np.__version__,
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "git_revision": revision,
+        "git_revision": git("rev-parse", "HEAD"),
         "git_is_dirty": changes if changes == UNKNOWN else bool(changes),
     }

@@ -23,6 +23,7 @@ STAGE = (
     rf"(errors|{STARTS}|memory)/{OF_RANKS}|heartbeat/({HEARTBEATS})",
     rf"state/(step_|\.tmp-|\.damaged-)\d{{9}}/({CHECKPOINT})",
     r"tensorboard/events\.out\.tfevents\.[^/]+",
+    r"wandb/(latest-run|debug(-core|-internal)?\.log)",  # links into the folder
     rf"{WANDB_RUN}/(run-\w+\.wandb(\.synced)?|logs/debug(-core|-internal)?\.log)",
     rf"{WANDB_RUN}/files/(config\.yaml|output\.log|requirements\.txt|wandb-(metadata|summary)\.json)",
 )

@@ -84,16 +84,18 @@ class Tracker:
         if self.path.stat().st_size:
             self._keep_until(step)
         if lines is not None and lines != self.lines:
-            pairs = itertools.zip_longest(lines, self.lines)
-            number = next(at for at, (then, now) in enumerate(pairs, 1) if then != now)
-            print(
-                f"WARNING: {self.path} was changed since step {step} was saved: it had {len(lines)} lines "
-                f"then and has {len(self.lines)} now; line {number} is the first that is lost, repeated or "
-                "changed. "
-                "Training goes on, as it reads none of them; the report will show them as they are.",
-                file=sys.stderr,
-                flush=True,
-            )
+            self._warn_of_changes(step, lines)
+
+    def _warn_of_changes(self, step: int, lines: list[int]) -> None:
+        pairs = itertools.zip_longest(lines, self.lines)
+        number = next(at for at, (then, now) in enumerate(pairs, 1) if then != now)
+        print(
+            f"WARNING: {self.path} was changed since step {step} was saved: it had {len(lines)} lines then "
+            f"and has {len(self.lines)} now; line {number} is the first that is lost, repeated or changed. "
+            "Training goes on, as it reads none of them; the report will show them as they are.",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def _keep_until(self, step: int) -> None:
         self._file.close()

@@ -35,7 +35,7 @@ from ups.userdata.describe_grid import grid_lines, in_words, numbers_of
 from ups.userdata.describe_lines import Line, written
 from ups.userdata.fields import MOST_PARAMETERS
 from ups.userdata.inspect_file import is_even, numbers_of_run, tidy
-from ups.userdata.known_layouts import from_pdebench, from_well, is_well
+from ups.userdata.known_layouts import from_pdebench, from_well, is_well, require_films
 from ups.userdata.layout import field_names, field_of
 from ups.userdata.reader import ENOUGH_RUNS
 from ups.userdata.readers import Store, open_store
@@ -59,6 +59,7 @@ def describe_file(path: str) -> str:
     Raises ValueError or FileNotFoundError for a path that is no data file, or a file without a field.
     """
     with open_store(path) as store:
+        require_films(store)
         name, head = _name(Path(store.path)), _files_line(store)
         section, test_fraction = _describe_well(store) if is_well(store) else _describe(store)
         section, note = sound(name, [head, *section], test_fraction, Path(store.path))
@@ -238,7 +239,9 @@ def _time_lines(guess: Guess) -> list[Line]:
         names = field_names(field_of(guess.array), shape.get("channel"), rank, guess.space)
         return [Line("inputs", names, "no array has an axis of time: which one is given?")]
     found, name = times_in(store, guess.places), ""
-    if found is None or len(found[1]) not in (guess.sizes["time"], guess.sizes["time"] + 1):
+    sizes = [dict(zip(words, guess.shape(array), strict=True)) for array, words in guess.axes.items()]
+    frames = max(size.get("time", 0) for size in sizes)
+    if found is None or len(found[1]) not in (frames, frames + 1):
         name = guess.names.get("time", "")
         found = times_in(store, guess.places, name) if name else None
     if found is None:

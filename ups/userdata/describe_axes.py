@@ -126,7 +126,7 @@ def fields_of(store: Store) -> list[str]:
         and array.dtype.kind in "fiub"
         and min(array.shape, default=0) > 0
         and not is_place(name)
-        and not are_nodes(name, array.shape)
+        and not are_nodes(name, array)
         and sum(size > 1 for size in array.shape) >= 2
     }
     shapes = [array.shape for array in fitting.values() if array.dtype.kind == "f"]
@@ -180,7 +180,9 @@ def words_of(
     if stored.axes:
         words = [_word(store, axis, size) for axis, size in zip(stored.axes, stored.shape, strict=True)]
         is_known = all(word in (*SPACE, *WORDS) or coordinate(store, [], [word]) for word in words)
-        return words, {}, is_known
+        frames = stored.shape[words.index("time")] if "time" in words else 0
+        times = next((one.name for one in found if (one.kind, one.size) == ("time", frames)), "")
+        return words, {"time": times} if times else {}, is_known
     known, names, is_sure = assigned(stored.shape, found)
     if not known:
         return usual_words(stored.shape, _is_alike(store, array, 0), is_alone), {}, False

@@ -9,7 +9,7 @@ import numpy as np
 
 from ups.userdata.inspect_file import COORDINATES, coordinate, rises
 from ups.userdata.layout import SPACE as SPACE_WORDS
-from ups.userdata.readers import Store
+from ups.userdata.readers import Store, Stored
 from ups.userdata.times import TIMES
 
 SPACE = ("x", "y", "z")
@@ -62,9 +62,10 @@ def is_counter(name: str) -> bool:
     return COUNTERS.fullmatch(name.rsplit("/", 1)[-1].lower()) is not None
 
 
-def are_nodes(name: str, shape: Sequence[int]) -> bool:
+def are_nodes(name: str, array: Stored) -> bool:
     """Whether an array holds the coordinates of points, two or three numbers each."""
-    return len(shape) == 2 and shape[1] in (2, 3) and bool(NODES.fullmatch(name.rsplit("/", 1)[-1].lower()))
+    is_list = len(array.shape) == 2 and array.shape[1] in (2, 3) and array.dtype.kind == "f"
+    return is_list and NODES.fullmatch(name.rsplit("/", 1)[-1].lower()) is not None
 
 
 def candidates(store: Store, fields: Iterable[str]) -> list[Axis]:
@@ -128,7 +129,7 @@ def scattered(store: Store, size: int, axis: str) -> str:
     lists: dict[str, str] = {}
     for name in store.names():
         array = store.array(name)
-        if are_nodes(name, array.shape) and array.shape[0] == size:
+        if are_nodes(name, array) and array.shape[0] == size:
             return f"{name} holds {array.shape[1]} coordinates of each"
         if array.shape == (size,) and array.dtype.kind == "f" and array.axes in ((), (axis,)):
             values = np.asarray(store.read(name))

@@ -30,6 +30,7 @@ def grid_lines(guess: Guess, absent: list[str]) -> list[Line]:
         ends[axis] = PERIODIC if at is None else _guess_end(guess.store, axis, found.get(axis), u, at)
         if at is not None and ends[axis] == PERIODIC and u.shape[at] > 2:
             repeated += [axis] * np.array_equal(u.take(0, at), u.take(-1, at))
+    ends |= _stated_ends(guess, ends)
     same = {*ends.values()}
     note = "as the ends of the field look: periodic, no_flux, dirichlet or outflow?"
     lines = [
@@ -123,8 +124,7 @@ def _uneven_words(guess: Guess, axis: str, name: str, x: np.ndarray, ratio: floa
 def _stated_domain(guess: Guess) -> dict[str, list[float]]:
     """Axis -> (low, high) by the attributes of the file or of the main field: of py-pde's grid (JSON with
     bounds), or by usual names such as Lx, x_min and x_max, xlim."""
-    store, stated = guess.store, {}
-    attributes = {**store.attributes(store.first(guess.array)), **store.attributes()}
+    stated, attributes = {}, _attributes(guess)
     numbers = {name.lower().replace("_", ""): np.asarray(value) for name, value in attributes.items()}
     numbers = {
         name: value.astype(np.float64).reshape(-1)
@@ -132,7 +132,7 @@ def _stated_domain(guess: Guess) -> dict[str, list[float]]:
         if value.dtype.kind in "fiu" and np.isfinite(value).all()
     }
     space = [axis for axis in guess.space if axis in guess.words]
-    bounds = [*map(_bounds_in, attributes.values()), *(numbers.get(name) for name in BOUNDS)]
+    bounds = [_numbers_of(_grid_in(attributes)), *(numbers.get(name) for name in BOUNDS)]
     bounds = next((some for some in bounds if some is not None and some.size == 2 * len(space)), None)
     for number, axis in enumerate(space):
         none = np.zeros(0)
@@ -148,18 +148,44 @@ def _stated_domain(guess: Guess) -> dict[str, list[float]]:
     return stated
 
 
-def _bounds_in(value: Any) -> np.ndarray | None:
-    """The numbers under "bounds" in text of JSON, which may hold JSON as text."""
-    for _ in range(3):
-        try:
-            value = json.loads(value) if isinstance(value, str | bytes) and len(value) < MOST_TEXT else value
-            if isinstance(value, dict) and "bounds" in value:
-                return np.asarray(value["bounds"], np.float64).reshape(-1)
-        except (ValueError, TypeError, RecursionError):
-            return None
-        inner = value.values() if isinstance(value, dict) else ()
-        value = next((some for some in inner if "bounds" in str(some)), None)
-    return None
+def _attributes(guess: Guess) -> dict[str, Any]:
+    store = guess.store
+    return {**store.attributes(store.first(guess.array)), **store.attributes()}
+
+
+def _stated_ends(guess: Guess, ends: dict[str, str]) -> dict[str, str]:
+    """The boundary of the axes whose grid, as py-pde writes it, says whether they are periodic."""
+    periodic = _grid_in(_attributes(guess)).get("periodic")
+    space = [axis for axis in guess.space if axis in guess.words]
+    if not isinstance(periodic, list) or len(periodic) != len(space):
+        return {}
+    walls = {axis: NO_FLUX if ends[axis] == PERIODIC else ends[axis] for axis in space}
+    return {axis: PERIODIC if is_so else walls[axis] for axis, is_so in zip(space, periodic, strict=True)}
+
+
+def _numbers_of(grid: dict[str, Any]) -> np.ndarray | None:
+    try:
+        return np.asarray(grid["bounds"], np.float64).reshape(-1)
+    except (KeyError, ValueError, TypeError):
+        return None
+
+
+def _grid_in(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The mapping with "bounds" in an attribute of JSON, which may hold JSON as text; {} if there is none."""
+    for value in attributes.values():
+        for _ in range(3):
+            try:
+                value = (
+                    json.loads(value) if isinstance(value, str | bytes) and len(value) < MOST_TEXT else value
+                )
+            except (ValueError, RecursionError):
+                break
+            if not isinstance(value, dict):
+                break
+            if "bounds" in value:
+                return value
+            value = next((inner for inner in value.values() if "bounds" in str(inner)), None)
+    return {}
 
 
 def _last_frame(guess: Guess) -> np.ndarray:

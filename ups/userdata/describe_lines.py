@@ -32,7 +32,7 @@ def written(lines: Sequence[Line]) -> str:
     ]
     for text_of, value in texts:
         try:
-            read = load_yaml(text_of)
+            read = load_yaml(text_of) or {}
         except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
             read = error
         if read != value:

@@ -159,7 +159,7 @@ def coordinate(
     groups = [store.first(place.array).rpartition("/")[0] for place in places if "*" in place.array]
     forms = [form.format(name) for name in names for form in COORDINATES]
     forms = [place for form in forms for place in [form, *[f"{group}/{form}" for group in groups]]]
-    for place, found in store.held(tuple(forms)).items():
+    for place, found in store.those(tuple(forms)).items():
         if found.dtype.kind in "fiu" and 1 <= len(found.shape) <= 2:
             _require_no_larger(store, place, found.shape, places)
             store.require_whole(place)

@@ -14,12 +14,19 @@ from ups.common.text import require_plain_name
 from ups.userdata.readers import budget
 from ups.userdata.readers.hdf5 import Hdf5
 from ups.userdata.readers.process import Foreign, serve
-from ups.userdata.readers.store import Store, Stored, checked, natural, require_unpackable
+from ups.userdata.readers.store import MARKS, Store, Stored, checked, natural, require_unpackable
 
 __all__ = ["Store", "Stored", "natural", "open_here", "open_store", "serve_files"]
 
 KINDS = "HDF5, netCDF, zarr, .npy, .npz, a MATLAB file or one of torch"
-ZARR = ("zarr.json", ".zgroup", ".zarray")  # one of these lies in every folder of that kind
+# how the files of a compressor begin -> its command
+UNPACK = {
+    b"\x1f\x8b": "gunzip -k",
+    b"BZh": "bunzip2 -k",
+    b"\xfd7zXZ": "unxz -k",
+    b"\x28\xb5\x2f\xfd": "unzstd",
+}
+PACKED = f"expected {KINDS}. Unpack it (%s), and describe what comes out."
 
 
 def open_store(path: str | Path) -> Store:
@@ -46,7 +53,7 @@ def open_here(path: Path) -> Store:
     _require_no_holes(path)
     first = b"" if path.is_dir() else _begin(path)
     if path.is_dir():
-        if path.suffix != ".zarr" and not any((path / name).is_file() for name in ZARR):
+        if path.suffix != ".zarr" and not any((path / name).is_file() for name in MARKS):
             raise ValueError(
                 f"{path} is a folder; expected {KINDS}. Name the files in it, such as {path}/*.h5."
             )
@@ -70,10 +77,16 @@ def open_here(path: Path) -> Store:
 
         names = checked(path, lambda: _names_in_zip(path), ".npz file")
         kind = Torch if any(name.endswith("/data.pkl") for name in names) else Npz
+        if any(name.rpartition("/")[2] in MARKS for name in names):
+            from ups.userdata.readers.xarray_files import Zarr as kind
+        elif kind is Npz and not any(name.endswith(".npy") for name in names):
+            raise ValueError(f"{path} is an archive of {', '.join(names)[:100]}; {PACKED % 'unzip'}")
     elif first.startswith(b"MATLAB 5"):
         from ups.userdata.readers.numpy_files import Matlab as kind
     elif first.startswith(b"\x80\x02"):  # what torch wrote before version 1.6
         from ups.userdata.readers.numpy_files import Torch as kind
+    elif command := next((word for mark, word in UNPACK.items() if first.startswith(mark)), ""):
+        raise ValueError(f"{path} is compressed as a whole; {PACKED % command}")
     else:
         raise ValueError(
             f"{path} begins with {first!r}; expected {KINDS}. Write the arrays into one of "

@@ -1,8 +1,9 @@
-"""The budget of one request to the reading process (process.py): memory and seconds of computing.
+"""The budget of a file in the reading process (process.py): memory and seconds of computing.
 
 The system ends what goes beyond it: an allocation fails (RLIMIT_DATA) or the process dies (RLIMIT_CPU). A
-request starts with MEMORY and SECONDS; what the file holds, and sizes that were checked, are granted on top.
-Waiting for a slow disk costs nothing. In any other process nothing is limited.
+file has SECONDS until it is known, and every request has MEMORY. Time for what the file holds, and memory for
+sizes that were checked, are granted on top. Waiting for a slow disk costs nothing. In any other process
+nothing is limited.
 """
 
 import math
@@ -14,17 +15,23 @@ from functools import cache
 MEMORY = 2**28  # bytes beyond the numbers that are read
 SECONDS = 3  # xarray and zarr open an ordinary file in 0.1
 SPEED = 2**23  # bytes a second: bz2, the slowest codec in use, unpacks 2**24
-MOST_NAMES = 2**18  # arrays of one file; 10,000 runs of 20 arrays each are fewer
+OBJECT_BYTES = 2**14  # of work for every group, array or chunk that a file really holds: 2 ms
+MOST_NAMES = 2**17  # arrays of one file; 10,000 runs of 10 arrays each are fewer
 
 _begun: tuple[int, float] | None = None  # bytes and seconds used when the request began
 _granted = [0, 0]  # on top of MEMORY and SECONDS: bytes of memory, bytes to read
 
 
-def begin(memory: int = 0, work: int = 0) -> None:
-    """Start the budget of a request."""
+def begin(seconds: float = 0.0, work: int = 0) -> None:
+    """Start a request about a file that used `seconds` before, and was granted time to read `work` bytes."""
     global _begun  # noqa: PLW0603, limits are those of the process
-    _begun, _granted[:] = (_memory_in_use(), time.process_time()), (memory, work)
+    _begun, _granted[:] = (_memory_in_use(), time.process_time() - seconds), (0, work)
     _limit()
+
+
+def used() -> tuple[float, int]:
+    """What `begin` needs for the next request about the same file."""
+    return time.process_time() - _begun[1], _granted[1]
 
 
 def allow(memory: int = 0, work: int = 0) -> None:
@@ -34,10 +41,17 @@ def allow(memory: int = 0, work: int = 0) -> None:
         _limit()
 
 
+def allow_object() -> None:
+    """Grant time for one more object of a file."""
+    _granted[1] += OBJECT_BYTES
+    if _begun is not None and _granted[1] % SPEED < OBJECT_BYTES:  # the limit counts seconds
+        _limit()
+
+
 def restart() -> None:
     """Do not count what was used so far, such as the import of a library."""
     if _begun is not None:
-        begin(*_granted)
+        begin(work=_granted[1])
 
 
 def _limit() -> None:

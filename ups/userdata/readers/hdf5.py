@@ -4,6 +4,7 @@ HDF5 itself follows links and storage into any other file, and waits at a pipe. 
 its own numbers.
 """
 
+import contextlib
 import math
 from collections.abc import Iterator
 from itertools import islice
@@ -12,10 +13,11 @@ from typing import Any
 
 import h5py
 import numpy as np
-from h5py import h5a, h5d, h5g, h5l, h5o
+from h5py import h5a, h5d, h5g, h5l, h5o, h5z
 
+from ups.userdata.readers import budget
 from ups.userdata.readers.dimensions import axis_names, wrong_attribute
-from ups.userdata.readers.store import Store, Stored, checked, decoded, require_unpackable
+from ups.userdata.readers.store import Store, Stored, checked, decoded, library, require_unpackable
 
 LINKS = {h5l.TYPE_SOFT: "a soft link", h5l.TYPE_EXTERNAL: "a link to another file"}
 
@@ -28,6 +30,7 @@ class Hdf5(Store):
 
     def __init__(self, path: Path):
         super().__init__(path)
+        self.stored: dict[str, Stored] = {}  # by name, once they are listed
         self.file = checked(path, lambda: h5py.File(path, "r", locking=False), "HDF5 file")
 
     def close(self) -> None:
@@ -59,8 +62,8 @@ class Hdf5(Store):
         checked(self.path, self._require_netcdf, "netCDF file")
 
     def _require_netcdf(self) -> None:
-        for name in _arrays(self.file, is_tree=True):
-            if wrong := wrong_attribute(node(self.file, name)):
+        for name, found in _arrays(self.file, is_tree=True):
+            if wrong := wrong_attribute(found):
                 raise ValueError(
                     f"{self.path}: the attribute {wrong} of {name} has another type or size than netCDF "
                     "gives it, on which its library crashes; expected names of axes. Delete that attribute, "
@@ -68,25 +71,38 @@ class Hdf5(Store):
                 )
 
     def _require_whole(self, name: str) -> None:
-        checked(self.path, lambda: require_written(node(self.file, name), self.path), "HDF5 file")
+        checked(self.path, lambda: self._require_complete(node(self.file, name)), "HDF5 file")
+
+    def _require_complete(self, found: h5py.Dataset) -> None:
+        _require_filters(found)
+        require_written(found, self.path)
 
     def _names(self) -> list[str]:
-        return checked(self.path, lambda: list(_arrays(self.file)), "HDF5 file")
+        return checked(self.path, self._listed, "HDF5 file")
+
+    def _listed(self) -> list[str]:
+        self.stored = {name: self._about(found) for name, found in _arrays(self.file)}
+        return list(self.stored)
 
     def _array(self, name: str) -> Stored | None:
         return checked(self.path, lambda: self._found(name), "HDF5 file")
 
     def _found(self, name: str) -> Stored | None:
+        if name in self.stored:
+            return self.stored[name]
         found = node(self.file, name)
-        if not isinstance(found, h5py.Dataset):
-            return None
-        return Stored(found.shape, found.dtype, self.plain(axis_names(found)))
+        return self._about(found) if isinstance(found, h5py.Dataset) else None
+
+    def _about(self, found: h5py.Dataset) -> Stored:
+        kind = np.dtype(found.dtype.str)  # without what h5py knows of text and references
+        return Stored(found.shape, kind, self.plain(axis_names(found)))
 
     def _read(self, name: str, index: tuple) -> np.ndarray:
         return checked(self.path, lambda: self._numbers(name, index), "HDF5 file")
 
     def _numbers(self, name: str, index: tuple) -> np.ndarray:
         found = node(self.file, name)
+        _require_filters(found)
         return decoded(np.asarray(found[index]), found.attrs, self.path)
 
     def group_names(self, group: str) -> list[str]:
@@ -98,23 +114,24 @@ class Hdf5(Store):
         return {} if found is None else self.plain(checked(self.path, lambda: dict(found.attrs), "HDF5 file"))
 
 
-def _arrays(file: h5py.File, is_tree: bool = False) -> Iterator[str]:
-    """Names of all datasets of a file. Links are skipped here, and refused when they are read. A group with
-    several names, perhaps within itself, is listed once; is_tree: it is refused."""
+def _arrays(file: h5py.File, is_tree: bool = False) -> Iterator[tuple[str, h5py.Dataset]]:
+    """(Name, dataset) of all datasets of a file. Links are skipped here, and refused when they are read. A
+    group with several names, perhaps within itself, is listed once; is_tree: it is refused."""
     waiting, seen = [("", file)], {h5o.get_info(file["/"].id).addr}
     while waiting:
         above, group = waiting.pop()
         for name in group:
-            link = group.get(name, getlink=True)
-            if link.__class__ is not h5py.HardLink:
+            if group.id.links.get_info(name.encode()).type != h5l.TYPE_HARD:
                 if is_tree:  # h5netcdf would follow it
                     raise _refusal(group, name, "a link")
                 continue
             found = node(group, name)
             if isinstance(found, h5py.Dataset):
-                yield f"{above}{name}"
+                budget.allow_object()
+                yield f"{above}{name}", found
             elif isinstance(found, h5py.Group):
                 if (place := h5o.get_info(found.id).addr) not in seen:
+                    budget.allow_object()
                     seen.add(place)
                     waiting.append((f"{above}{name}/", found))
                 elif is_tree:
@@ -122,6 +139,23 @@ def _arrays(file: h5py.File, is_tree: bool = False) -> Iterator[str]:
                         f"{file.filename}: {above}{name} is another name of a group; expected one name for "
                         "each group, as in netCDF. Copy the arrays into a new file."
                     )
+
+
+def _require_filters(dataset: h5py.Dataset) -> None:
+    """Raise ValueError for an array compressed by a filter that is not installed, such as Blosc."""
+    filters = dataset.id.get_create_plist()
+    missing = [
+        f"{name.decode(errors='replace') or 'number'} ({code})"
+        for code, _, _, name in map(filters.get_filter, range(filters.get_nfilters()))
+        if not h5z.filter_avail(code)
+    ]
+    if missing:
+        path = dataset.file.filename
+        raise ValueError(
+            f"{path}: {dataset.name} is compressed by the HDF5 filter {', '.join(missing)}, which is not "
+            "installed; expected one that is. Run pip install hdf5plugin, or write the file again with gzip: "
+            f"h5repack -f GZIP=4 {path} {Path(path).stem}_gzip.h5."
+        )
 
 
 def require_written(dataset: h5py.Dataset, path: Path, again: str = "Write it again.") -> None:
@@ -169,6 +203,9 @@ def node(parent: h5py.Group, path: str) -> h5py.Group | h5py.Dataset | None:
         )
     found = h5py.Dataset(here)
     if layout.get_nfilters():
+        if not all(h5z.filter_avail(layout.get_filter(number)[0]) for number in range(layout.get_nfilters())):
+            with contextlib.suppress(ValueError):  # what is missing is said when the numbers are read
+                library("hdf5plugin", Path(parent.file.filename))
         require_unpackable(
             Path(parent.file.filename),
             path,

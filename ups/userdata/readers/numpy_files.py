@@ -72,6 +72,12 @@ class Matlab(Arrays):
             for name, shape, kind in sizes
             if kind in MATLAB_NUMBERS
         }
+        if not wanted:
+            held = ", ".join(f"{name} ({kind})" for name, _, kind in sizes[:8]) or "nothing"
+            raise ValueError(
+                f"{path} holds {held}; expected arrays of numbers. In MATLAB: x = full(S) of a sparse "
+                "matrix, x = table2array(T), x = obj.field; then save('x.mat', 'x')."
+            )
         require_room(path, sum(wanted.values()))
         found = checked(path, lambda: io.loadmat(path, variable_names=[*wanted]), "MATLAB file")
         super().__init__(path, {name: found[name] for name in wanted})
@@ -81,12 +87,12 @@ class Torch(Arrays):
     """What torch.save wrote: a tensor, or dicts and lists of them. No other object is made of it."""
 
     def __init__(self, path: Path):
-        torch = library("torch", path)
         size = path.stat().st_size
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 size = sum(entry.file_size for entry in archive.infolist())
         require_room(path, size)
+        torch = library("torch", path)
         try:
             found = torch.load(path, "cpu", weights_only=True)
             self.is_single = isinstance(found, torch.Tensor)

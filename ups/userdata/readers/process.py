@@ -4,7 +4,9 @@ One process serves a command and all its files. A file that crashes a library or
 (budget.py) ends that process: the error names the file, and the next file gets a new process.
 """
 
+import builtins
 import contextlib
+import io
 import os
 import pickle
 import signal
@@ -19,19 +21,39 @@ from typing import Any
 import numpy as np
 
 from ups.common.files import DamagedError
+from ups.common.place import ROOT, require_posix
 from ups.userdata.readers import budget
 from ups.userdata.readers.store import Store, Stored
 
-ROOT = Path(__file__).resolve().parents[3]
 COMMAND = "from ups.userdata.readers import serve_files; serve_files()"
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # which need room each
 REMEDY = "Leave that file out, or copy its arrays into a new one."
+# what messages between both processes are made of, besides numbers, text and mappings, by module
+MESSAGES = {
+    "builtins": {"slice", "complex", "str", "bytes"},
+    "numpy": {"dtype", "ndarray", "_reconstruct", "_frombuffer", "scalar"},
+    "pathlib": {"PosixPath"},
+    "ups": {"Stored", "DamagedError"},
+}
+
+
+class Messages(pickle.Unpickler):
+    """Messages from the other process. A file may have taken over the reading process, so nothing but plain
+    values, arrays and errors is made of what it sends."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = getattr(builtins, name, None) if module == "builtins" else None
+        is_error = isinstance(found, type) and issubclass(found, Exception)
+        if not is_error and name not in MESSAGES.get(module.partition(".")[0], ()):
+            raise pickle.UnpicklingError(f"{module}.{name} in a message of the reading process")
+        return super().find_class(module, name)
 
 
 class ReadingProcess:
     """A running process that answers calls of the methods of its open files."""
 
     def __init__(self) -> None:
+        require_posix("reading files of data")
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", COMMAND],  # -P: imports nothing that lies beside the data
@@ -51,7 +73,7 @@ class ReadingProcess:
             try:
                 pickle.dump(request, self.process.stdin, pickle.HIGHEST_PROTOCOL)
                 self.process.stdin.flush()
-                error, answer = pickle.load(self.process.stdout)
+                error, answer = Messages(self.process.stdout).load()
             except (EOFError, BrokenPipeError):
                 raise DamagedError(f"{path} {self._death()}. {REMEDY}") from None
             except BaseException:  # of a signal: the next call would take the answer for its own
@@ -124,8 +146,8 @@ class Foreign(Store):
     def array(self, name: str) -> Stored | None:
         return (self.__dict__.get("listed", {}).get(name)) or self._once("array", name)
 
-    def held(self, names: tuple[str, ...]) -> dict[str, Stored]:
-        return self._once("held", names)
+    def those(self, names: tuple[str, ...]) -> dict[str, Stored]:
+        return self._once("those", names)
 
     def attributes(self, name: str = "") -> dict[str, Any]:
         return dict(self._once("attributes", name))
@@ -152,9 +174,8 @@ def serve(opened: Callable[[Path], Store]) -> None:
     stores: dict[int, Store] = {}
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
-            folder, method, *arguments = pickle.load(sys.stdin.buffer)
+            folder, method, *arguments = Messages(sys.stdin.buffer).load()
             os.chdir(folder)
-            budget.begin()
             answer = _answer(stores, opened, method, arguments)
             pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
             answers.flush()
@@ -167,14 +188,22 @@ def _answer(
     path = arguments[0] if method == "open" else stores[arguments[0]].path
     try:
         if method == "open":
+            budget.begin()
             stores[number := max(stores, default=0) + 1] = store = opened(path)
+            store.used = budget.used()
             return None, (number, store.is_single)
         number, *arguments = arguments
         if method == "close":
             return None, stores.pop(number).close()
+        store = stores[number]
+        budget.begin(*(0, 0) if method == "read" else store.used)
+        if method == "listed" and path.is_file():
+            budget.allow(work=path.stat().st_size)
         if method == "read":
-            _allow_numbers(stores[number], *arguments)
-        answer = stores[number].listed if method == "listed" else getattr(stores[number], method)(*arguments)
+            _allow_numbers(store, *arguments)
+        answer = store.listed if method == "listed" else getattr(store, method)(*arguments)
+        if method != "read":
+            store.used = budget.used()
         if method == "attributes":
             answer = {key: value for key, value in answer.items() if _is_plain(value)}
         if method == "listed" and len(answer) > budget.MOST_NAMES:
@@ -187,11 +216,13 @@ def _answer(
             f"{path} needs more than {budget.MEMORY // 2**20} MiB beside its numbers, or nests without end "
             f"({type(error).__name__}); expected a file of fields. {REMEDY}"
         ), None
-    except (ValueError, OSError) as error:
-        return error.with_traceback(None), None
-    except Exception as error:  # of a library, for a file that its authors did not think of
+    except Exception as error:  # also of a library, for a file that its authors did not think of
+        is_clear = type(error).__module__ in ("builtins", DamagedError.__module__) and str(path) in str(error)
+        if is_clear and isinstance(error, ValueError | OSError):
+            return error, None
         return ValueError(
-            f"{path} cannot be read ({type(error).__name__}: {error}); expected a sound file. {REMEDY}"
+            f"{path} cannot be read ({type(error).__name__}: {str(error)[:500]!r}); expected a sound file. "
+            f"{REMEDY}"
         ), None
     return None, answer
 
@@ -210,7 +241,7 @@ def _allow_numbers(store: Store, name: str, index: tuple) -> None:
 def _is_plain(value: Any) -> bool:
     """Whether an attribute can be sent: text and numbers can, references within an HDF5 file cannot."""
     try:
-        pickle.dumps(value)
-    except (TypeError, pickle.PicklingError):
+        Messages(io.BytesIO(pickle.dumps(value))).load()
+    except (TypeError, pickle.PickleError):
         return False
     return True

@@ -24,6 +24,7 @@ MOST_RATIO = 500  # of an array to what is stored of it; fields have 1 to 20, ze
 MOST_HELD_RATIO = 50  # of what is unpacked at once, into memory
 # attributes that say which numbers the stored ones stand for
 CODED = ("scale_factor", "add_offset", "_FillValue", "missing_value")
+MARKS = ("zarr.json", ".zgroup", ".zarray")  # one of these lies in every folder of zarr
 PARTS = {"real": np.real, "imag": np.imag}  # of a complex array "psi", the arrays psi.real and psi.imag
 # imaginary parts below this times the largest real part are rounding: an inverse FFT in complex64 leaves 3e-7
 NEGLIGIBLE = 1e-6
@@ -114,6 +115,7 @@ class Store:
     """
 
     is_single = False  # one array, which goes by any name
+    used: tuple[float, int] = (0.0, 0)  # of its budget
 
     def __init__(self, path: Path):
         self.path = path
@@ -160,7 +162,7 @@ class Store:
             return found
         return _real(found, is_real_part=not part)
 
-    def held(self, names: tuple[str, ...]) -> dict[str, Stored]:
+    def those(self, names: tuple[str, ...]) -> dict[str, Stored]:
         """Those of these arrays that the file holds."""
         found = {name: self.array(name) for name in names}
         return {name: array for name, array in found.items() if array is not None}

@@ -25,10 +25,10 @@ class Together(Store):
         with contextlib.ExitStack() as stack:
             self.stores = [stack.enter_context(opened(path)) for path in paths]
             self._require_one_grid()
-            self.held = stack.pop_all()
+            self.open_files = stack.pop_all()
 
     def close(self) -> None:
-        self.held.close()
+        self.open_files.close()
 
     def _named(self, store: Store) -> list[str]:
         """Names of the arrays of one file. A single array has the name of its file, without numbers at the
