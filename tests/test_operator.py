@@ -1169,7 +1169,7 @@ def smooth_latents(operator: Operator, name: str) -> Tensor:
 @pytest.mark.parametrize("name", load_config(ROOT / "configs" / "pretrained.yaml").data.tasks)
 def test_the_gradient_of_a_call_is_its_derivative_by_latents_and_parameters(published, monkeypatch, name):
     head, source = published.head(name), torch.Generator().manual_seed(2)
-    z, known = smooth_latents(published, name), head.description["parameters"]
+    z, known = smooth_latents(published, name), head.facts.parameters
     is_fitted = head.base.needs_fitted_parameters and bool(known)
     raw = [low if is_fitted else 0.7 * low + 0.3 * high for low, high in known.values()]
     raw = torch.tensor([raw], dtype=torch.float64)
@@ -1214,7 +1214,7 @@ def test_a_call_with_gradients_gives_the_numbers_of_one_without(published):
     """Also of the elliptic base, which iterates longer outside of training."""
     for name in published.names:
         z, raw = smooth_latents(published, name).float(), torch.zeros(1, 0)
-        if known := published.head(name).description["parameters"]:
+        if known := published.head(name).facts.parameters:
             raw = torch.tensor([[low for low, _ in known.values()]])
         with torch.no_grad():
             right = published(z, name, raw)
