@@ -25,7 +25,7 @@ from ups.evaluation import selected
 from ups.models.base_selection import describe_selection, rows_by_parameter
 from ups.models.base_trial import fit_base
 from ups.models.loss import is_worth_training, operator_loss, pooled, squared_errors
-from ups.models.operator import Operator, build_operator
+from ups.models.operator import Component, Operator, build_operator
 from ups.models.selection import NETWORK_WEIGHTS, SELECTION_FACTOR, scores_of, select
 from ups.models.windows import Windows
 from ups.training.ending import main_guard
@@ -45,7 +45,12 @@ def loss_of(
 
 
 def validate(
-    operator: Operator, caches: dict[str, Cache], contexts: dict[str, int], run: Run, count: int
+    operator: Operator,
+    caches: dict[str, Cache],
+    contexts: dict[str, int],
+    run: Run,
+    count: int,
+    network: Component = "full",
 ) -> dict[str, Tensor]:
     """Task -> `squared_errors` of rollouts of at most `count` validation trajectories. A collective: each
     rank rolls out its shard.
@@ -53,7 +58,7 @@ def validate(
 
     def errors(name: str, cache: Cache) -> Tensor:
         rows, shard = rows_by_parameter(cache, "val", count), slice(run.rank, None, run.world)
-        sums = squared_errors(operator, cache, rows[shard], contexts[name], run.device)
+        sums = squared_errors(operator, cache, rows[shard], contexts[name], run.device, network)
         every = sums.new_zeros(len(rows), *sums.shape[1:])
         every[shard] = sums
         return every
@@ -124,25 +129,22 @@ def main() -> None:
     # ---- finish: the network serves a task only if it helps by more than chance, with the best of its
     # weights
     run.take_best()
-    found, errors, count = {}, {}, SELECTION_FACTOR * train.validate_trajectories
-    for weight in NETWORK_WEIGHTS:
-        for head in operator.heads.values():
-            head.description["network_weight"] = weight
-        found[weight] = validate(operator, caches, contexts, run, count)
+    count, errors, decided = SELECTION_FACTOR * train.validate_trajectories, {}, {}
+    found = {weight: validate(operator, caches, contexts, run, count, weight) for weight in NETWORK_WEIGHTS}
     for name, cache in caches.items():
         groups = cache.trajectory[rows_by_parameter(cache, "val", count)]
         select_weight = partial(select, groups=groups, seed=seed, is_driven=cache.task.is_driven)
         selection = select_weight({weight: sums[name] for weight, sums in found.items()})
-        operator.heads[name].record_selection(selection)
+        decided[name] = {"network_weight": selection["network_weight"], "selection": selection}
         errors[name] = pooled(found[selection["compared_weight"]][name])
         run.print(f"{name}: {selected.in_words(selection)}")
         if name in calls:  # samplers build on single calls
             of_calls = {weight: sums[name][:, :, : calls[name]] for weight, sums in found.items()}
             selection = select_weight(of_calls)
-            operator.heads[name].record_call_selection(selection)
+            decided[name]["call_weight"] = selection["network_weight"]
             run.print(f"{name}, in the single calls of samplers: {selected.in_words(selection)}")
     kinds = {name: facts["description"]["base"]["kind"] for name, (facts, _) in bases.items()}
-    run.finish({"validation": errors, "bases": kinds}, operator.description)
+    run.finish({"validation": errors, "bases": kinds}, operator.described(decided))
 
 
 if __name__ == "__main__":

@@ -198,7 +198,7 @@ def train_ours(args: argparse.Namespace, changes: Changes, seed: int, budget: fl
     step = solver_of(config, cache, u)
     head = unfitted_head(cache, "persistence", base_settings(cache), torch.device("cpu"))
 
-    head.description |= conserved_facts(head, cache)
+    head = head.with_facts(**conserved_facts(head, cache))
 
     def to_solver(part: TaskHead) -> None:
         part.base = Coarse(part.codec, step, values)

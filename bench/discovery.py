@@ -51,7 +51,7 @@ from ups.models.bases import equation
 from ups.models.bases.terms import Term
 from ups.models.bases.units import FieldUnits, unit_of
 from ups.models.found_equation import found_equation
-from ups.models.head import START_FRAMES, TaskHead
+from ups.models.head import TaskHead
 from ups.training.environment import describe_environment
 
 OUT, RESULTS = ROOT / "bench" / "out" / "discovery", ROOT / "bench" / "results" / "discovery"
@@ -159,7 +159,7 @@ def ours(name: str, u: np.ndarray) -> dict[str, Any]:
 
 def true_head(head: TaskHead, film: Film) -> TaskHead:
     """Return the head with the true equation of its film as its base."""
-    settings, units = head.description["base"]["settings"], FieldUnits.of(head.codec)
+    settings, units = head.facts.base["settings"], FieldUnits.of(head.codec)
     places = {word: axis for axis, word in enumerate("xyz")}
     terms: list[Term] = []
     values: list[tuple[int, float]] = []
@@ -215,8 +215,8 @@ def forecast_errors(name: str, clean: np.ndarray, u: np.ndarray) -> dict[str, An
 
         true = true_head(head, FILMS[name])
         return facts | {
-            START_FRAMES: head.start_frames,
-            "base": head.description["base"]["name"],
+            "start_frames": head.start_frames,
+            "base": head.facts.base["name"],
             "context": context,
             "found": error(head, head.start_frames),
             "true": error(true, context),

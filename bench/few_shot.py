@@ -137,7 +137,7 @@ def naive(problem: Problem, test: Split) -> Errors:
 def borrowed(parent: Operator, cache: Cache, sibling: str) -> Operator:
     """Return an operator of the cache's task with the head of `sibling`, over persistence."""
     head = unfitted_head(cache, "persistence", settings_of_base(cache), CPU)
-    bases = {cache.task.name: ({"description": head.description}, fitted_state(head))}
+    bases = {cache.task.name: ({"description": head.facts.described()}, fitted_state(head))}
     operator = build_operator(bases, ModelConfig(**parent.description["model"]), parent.precision)
     copy_trunk(operator, parent, sibling)
     operator.task_embedding.data[0] = parent.task_embedding.data[parent.names.index(sibling)]

@@ -49,7 +49,7 @@ from ups.data.build_cache import plan
 from ups.data.cache import open_cache, place
 from ups.data.tokenizer import Tokenizer
 from ups.models.bases.base import ParameterBatch
-from ups.models.head_setup import base_settings, head_description, rows_by_parameter
+from ups.models.head_setup import base_settings, head_facts, rows_by_parameter
 from ups.models.loss import operator_loss, pooled, squared_errors
 from ups.models.operator import Operator, load_operator
 from ups.models.windows import Windows
@@ -174,7 +174,7 @@ def operator_of(config: Config, precision: str, kinds: dict[str, str] | None = N
         {
             "model": dataclasses.asdict(config.operator.model),
             "precision": precision,
-            "tasks": [head_description(one, kinds[one.task.name], base_settings(one)) for one in facts],
+            "tasks": [head_facts(one, kinds[one.task.name], base_settings(one)).described() for one in facts],
         }
     )
     for one in facts:
@@ -192,7 +192,7 @@ def batch_of(operator: Operator, name: str, rows: int) -> tuple[Tensor, Tensor, 
         (rows, head.history, *head.input_codec.tokens, head.input_codec.dim),
         (rows, head.bundle, *head.codec.tokens, head.codec.dim),
     ]
-    values = torch.tensor([[low for low, _ in head.description["parameters"].values()]], dtype=torch.float64)
+    values = torch.tensor([[low for low, _ in head.facts.parameters.values()]], dtype=torch.float64)
     z, z_ref = (0.1 * torch.randn(shape, device=device) for shape in shapes)
     return z, z_ref, head.parameter_batch(values.expand(rows, -1))
 

@@ -21,6 +21,7 @@ import dataclasses
 import json
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def evaluate(operator: Operator, config: Config, cache: Cache, seed: int) -> dic
     name, context = cache.task.name, config.context(cache.task.name)
     num_validated = config.operator.train.validate_trajectories
     weight, compared = select_network_weight(operator, cache, num_validated, context, seed, DEVICE)
-    operator.heads[name].description["network_weight"] = weight
+    operator.heads[name].facts = replace(operator.heads[name].facts, network_weight=weight)
     errors = pooled(squared_errors(operator, cache, cache.split["test"], context, DEVICE))
     return {
         "error": errors["network"],

@@ -30,6 +30,7 @@ from ups.models.base_selection import (
     select_from_shortlist,
 )
 from ups.models.base_trial import MIN_STEPS, TRIAL_FRACTION, after_trial
+from ups.models.facts import HeadFacts
 from ups.models.head import TaskHead
 from ups.models.head_setup import load_base
 from ups.models.loss import is_worth_training, operator_loss, pooled, squared_errors
@@ -75,16 +76,16 @@ def fit_bases(
             yield from fitted_candidates(cache, settings.base_steps, seed, place, fields)
 
     head, scores = select_from_shortlist(shortlist, of_fields)
-    head.description |= start_facts(head, cache, context, seed)
+    head = head.with_facts(**start_facts(head, cache, context, seed))
     short = dataclasses.replace(
         settings, train=dataclasses.replace(settings.train, steps=int(MIN_STEPS / TRIAL_FRACTION))
     )
-    fitted = {"description": head.description, "validation_nrmse": scores}, fitted_state(head)
+    fitted = {"description": head.facts.described(), "validation_nrmse": scores}, fitted_state(head)
     facts, weights = after_trial(fitted, cache, short, context, seed, place)
-    if facts["description"] is not head.description:
-        head = TaskHead(facts["description"], width=1).to(place)
+    if facts["description"] is not fitted[0]["description"]:
+        head = TaskHead(HeadFacts.read(facts["description"]), width=1).to(place)
         load_base(head, weights)
-    return head, scores[head.description["base"]["name"]]
+    return head, scores[head.facts.base["name"]]
 
 
 def select_network_weight(
@@ -95,8 +96,7 @@ def select_network_weight(
     """
     rows, found = rows_by_parameter(cache, "val", SELECTION_FACTOR * num_validated), {}
     for share in NETWORK_WEIGHTS:
-        operator.heads[cache.task.name].description["network_weight"] = share
-        found[share] = squared_errors(operator, cache, rows, context, place)
+        found[share] = squared_errors(operator, cache, rows, context, place, share)
     selection = select(found, cache.trajectory[rows], seed, cache.task.is_driven)
     return selection["network_weight"], found[selection["compared_weight"]]
 
@@ -131,7 +131,7 @@ def train_ours(
     torch.manual_seed(seed)
     settings, base = config.operator, fitted_state(head)
     operator = build_operator(
-        {task: ({"description": head.description}, base)},
+        {task: ({"description": head.facts.described()}, base)},
         settings.model,
         settings.train.precision,
         solvers_of(config),
@@ -184,7 +184,7 @@ def train_ours(
             "learning rates of the operator."
         )
     operator.load_state_dict(chosen[1], strict=False)
-    described = operator.heads[task].description
+    trained = operator.heads[task]
     is_fit_better = best < chosen[0]  # the fitted base before any gradient step was better still
     if is_fit_better:
         operator.heads[task].load_state_dict(base, strict=False)
@@ -203,11 +203,11 @@ def train_ours(
         )
 
     def predict(given: Tensor, values: Tensor, num_steps: int) -> Tensor:
-        described["network_weight"] = network_weight()
+        trained.facts = dataclasses.replace(trained.facts, network_weight=network_weight())
         return Forecaster(operator).forecast(task, given, values, num_steps, extrapolate=True)
 
     def predict_base(given: Tensor, values: Tensor, num_steps: int) -> Tensor:
-        described["network_weight"] = 0.0
+        trained.facts = dataclasses.replace(trained.facts, network_weight=0.0)
         return Forecaster(operator).forecast(task, given, values, num_steps, extrapolate=True)
 
     step_ms = 1e3 * sorted(times)[len(times) // 2] if times else float("nan")

@@ -45,7 +45,7 @@ def head_of(next_frame, history=1):
         history=history,
         codec=Codec(),
         task=SimpleNamespace(ndim=1),
-        description={"noise": {"u": 2.0 * SIGMA}},
+        facts=SimpleNamespace(noise={"u": 2.0 * SIGMA}),
         next_frame=lambda u, parameters, is_alone: next_frame(u),
         parameter_batch=lambda raw: None,
     )
@@ -195,7 +195,7 @@ def test_an_equation_is_selected_with_its_estimated_start(chain, monkeypatch, is
         monkeypatch.setattr(shortlist, "can_estimate", lambda head, context: False)
     head, candidates = copy.deepcopy(operator.head("film")), empty_shortlist(cache, 10, 0)
     candidates.add("equation", head)
-    head.description["start_frames"] = 0
+    head.facts = replace(head.facts, start_frames=0)
     last = shortlist.evaluate_candidate("", head, cache, 10, candidates.rows)
     candidates.all.add(replace(last, name="smooth", rmse=0.98 * last.rmse))
     assert candidates.all.best.name == ("equation" if is_tried else "smooth")
@@ -205,10 +205,10 @@ def test_a_start_that_is_no_better_is_not_estimated(chain):
     """Of a base that knows nothing of the dynamics, and of one frame."""
     _, cache, operator = chain
     head, base = operator.head("film"), operator.head("film").base
-    empty_shortlist(cache, 1, 0).evaluate("one frame", head)
-    assert "start_frames" not in head.description and start_facts(head, cache, 1, 0)["is_deterministic"]
+    one = empty_shortlist(cache, 1, 0).evaluate("one frame", head).head
+    assert one.facts.start_frames is None and start_facts(one, cache, 1, 0)["is_deterministic"]
     head.base = Persistence()
     head.base.has_tangent = True
-    empty_shortlist(cache, 10, 0).evaluate("persistence", head)
-    assert head.description["start_frames"] == 0 and not start_facts(head, cache, 10, 0)["is_deterministic"]
-    head.base, head.description["start_frames"] = base, 10
+    one = empty_shortlist(cache, 10, 0).evaluate("persistence", head).head
+    assert one.facts.start_frames == 0 and not start_facts(one, cache, 10, 0)["is_deterministic"]
+    head.base = base

@@ -24,10 +24,11 @@ from ups.models import base_selection
 from ups.models.base_selection import base_error, fitted_candidates, select_base
 from ups.models.bases.base import ParameterBatch, Persistence
 from ups.models.bases.units import widened
+from ups.models.facts import HeadFacts
 from ups.models.head import TaskHead
 from ups.models.head_setup import (
     base_settings,
-    head_description,
+    head_facts,
     load_base,
     residual_scale,
     rows_by_parameter,
@@ -79,7 +80,7 @@ def facts(config) -> dict[str, dict]:
 
 
 def loaded(config: Config, facts: dict, name: str) -> TaskHead:
-    head = TaskHead(facts[name]["description"], width=1)
+    head = TaskHead(HeadFacts.read(facts[name]["description"]), width=1)
     load_base(head, find_fit(stage_folder(config, "operator"), f"bases/{name}")[1])
     return head
 
@@ -383,7 +384,7 @@ def test_weights_that_do_not_fit_the_head_are_refused(config, facts, damage):
         state["base.other"] = torch.zeros(1)
     else:
         state["base.stencil"] = torch.zeros(1, 1, 7)
-    head = TaskHead(facts["burgers1d"]["description"], width=1)
+    head = TaskHead(HeadFacts.read(facts["burgers1d"]["description"]), width=1)
     name = "base.other" if damage == "unexpected" else "base.stencil"
     with pytest.raises(
         ValueError, match=rf"base of burgers1d does not fit the model \({name}\); expected the base of this"
@@ -394,9 +395,9 @@ def test_weights_that_do_not_fit_the_head_are_refused(config, facts, damage):
 def test_a_steady_task_has_one_frame_and_one_call_whatever_the_configuration_says(config):
     task = dict(config.task)
     task["darcy2d"] = replace(task["darcy2d"], history=5, bundle=2)
-    description = head_description(open_cache(replace(config, task=task), "darcy2d"), "elliptic", {})
-    assert (description["history"], description["bundle"]) == (1, 1)
-    json.dumps(description)
+    description = head_facts(open_cache(replace(config, task=task), "darcy2d"), "elliptic", {})
+    assert (description.history, description.bundle) == (1, 1)
+    json.dumps(description.described())
 
 
 def test_the_bounds_are_those_of_the_training_trajectories_widened_the_more_the_fewer_these_are(config):

@@ -13,7 +13,7 @@ from toy_codec import fit_codec
 
 from ups.evaluation.forecast import conservation_error
 from ups.models.conserve import correction, with_fixed_fields
-from ups.models.data_facts import describe_tokenizer
+from ups.models.facts import HeadFacts, describe_tokenizer
 from ups.models.head import TaskHead
 from ups.models.head_setup import conserved_facts
 from ups.models.operator import Operator
@@ -161,10 +161,10 @@ def test_a_quantity_that_the_data_do_not_conserve_is_not_corrected():
     def found(u: Tensor, **facts: Any) -> dict[str, Any]:
         held, codec = Held(u), fit_codec([u.numpy()], fields=("u",), patch=2)
         description = {
-            **operator_of("burgers1d").heads["burgers1d"].description,
+            **operator_of("burgers1d").heads["burgers1d"].facts.described(),
             "codec": describe_tokenizer(codec),
         }
-        head = TaskHead(description, 1)
+        head = TaskHead(HeadFacts.read(description), 1)
         head.codec.load_state_dict(codec.state_dict())
         held.task = dataclasses.replace(get_task("burgers1d"), **facts)
         return conserved_facts(head, held)

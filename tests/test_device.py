@@ -38,7 +38,7 @@ from ups.generative.student import SolvedPool, as_map, solve
 from ups.models.backbones.flat import FlatBackbone
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.elliptic import Elliptic
-from ups.models.head_setup import base_settings, head_description
+from ups.models.head_setup import base_settings, head_facts
 from ups.models.loss import operator_loss
 from ups.models.operator import Operator
 from ups.models.windows import Windows
@@ -136,7 +136,7 @@ def operator_over(caches: dict[str, Cache], kinds: dict[str, str]) -> Operator:
             "model": MODEL,
             "precision": "bf16",
             "tasks": [
-                head_description(caches[name], kind, base_settings(caches[name]) | EQUATION)
+                head_facts(caches[name], kind, base_settings(caches[name]) | EQUATION).described()
                 for name, kind in kinds.items()
             ],
         }

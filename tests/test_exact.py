@@ -205,7 +205,7 @@ def world(tmp_path_factory):
     truth = open_truth(config, name)
     head, _ = select_base(truth.cache, config.operator.base_steps, truth.context, 0, CPU)
     operator = build_operator(
-        {name: ({"description": head.description}, fitted_state(head))}, config.operator.model, "no"
+        {name: ({"description": head.facts.described()}, fitted_state(head))}, config.operator.model, "no"
     )
     operator.eval().requires_grad_(False).head_for(truth.cache)
     return (
@@ -396,13 +396,13 @@ def test_members_from_noisy_starts_have_the_noise_of_the_data(world):
     """The operator forecasts members whose start has noise, and the noise of the data is added once."""
     _, truth, ensembles = world
     head, rows, sigma = ensembles.residuals.head, truth.rows[:8], 0.1
-    head.description |= {"noise": {truth.task.fields[0]: sigma}, "is_deterministic": True}
+    facts = head.facts
+    head.facts = dataclasses.replace(facts, noise={truth.task.fields[0]: sigma}, is_deterministic=True)
     try:
         found = reference_ensembles(ensembles, SimpleNamespace(truth_members=4), 2)
         members = found["starts"](rows, 2, 16)
     finally:
-        for key in ("noise", "is_deterministic"):
-            head.description.pop(key)
+        head.facts = facts
     assert members.shape[:3] == (len(rows), 16, 2) and torch.isfinite(members).all()
     given, operator = truth.given(rows, head.codec, CPU), ensembles.residuals.operator
     alone = head.physical(operator.rollout(given, head.name, truth.cache.parameters[rows], 2))

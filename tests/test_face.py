@@ -803,7 +803,7 @@ def test_coefficients_outside_the_range_of_training_are_refused(model, pretraine
         "was given a from .* to .*; expected .* to .*: the range of",
     )
     mask = np.arange(32) < 16 * np.ones((32, 1))
-    assert set(model.operator.head("darcy2d_grf").description["input_range"]) == {"a"}
+    assert set(model.operator.head("darcy2d_grf").facts.input_range) == {"a"}
     for call in (model.forecast, lambda *given, **more: model.prior(*given, mask, members=2, **more)):
         assert np.isfinite(call("darcy2d_grf", a)).all()
         with pytest.raises(ValueError, match=f"darcy2d_grf {text}"):
@@ -821,7 +821,7 @@ def test_coefficients_outside_the_range_of_training_are_refused(model, pretraine
 def test_the_weights_of_the_repository_warn_beyond_the_frames_of_their_card(pretrained):
     card = (ROOT / "pretrained" / "operator" / "README.md").read_text(encoding="utf-8")
     frames = {name: int(num) for name, num in re.findall(r"^\| (\w+) \| (\d+) \| \d+ \| ", card, re.M)}
-    stored = {name: head.description["horizon"] for name, head in pretrained.operator.heads.items()}
+    stored = {name: head.facts.horizon for name, head in pretrained.operator.heads.items()}
     assert frames == stored
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -144,7 +144,7 @@ def world(tmp_path_factory):
     truth = open_truth(config, NAME)
     head, _ = select_base(truth.cache, config.operator.base_steps, truth.context, 0, CPU)
     operator = build_operator(
-        {NAME: ({"description": head.description}, fitted_state(head))}, config.operator.model, "no"
+        {NAME: ({"description": head.facts.described()}, fitted_state(head))}, config.operator.model, "no"
     )
     operator.eval().requires_grad_(False).head_for(truth.cache)
     source = TransientResiduals(operator, truth.cache)

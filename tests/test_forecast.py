@@ -55,7 +55,7 @@ def trained(tmp_path_factory) -> tuple[Operator, dict[str, Cache], Config]:
     ]
     torch.manual_seed(0)
     bases, settings = (
-        {head.name: ({"description": head.description}, fitted_state(head)) for head in heads},
+        {head.name: ({"description": head.facts.described()}, fitted_state(head)) for head in heads},
         config.operator,
     )
     operator = build_operator(bases, settings.model, settings.train.precision)

@@ -143,7 +143,7 @@ def test_training_reads_a_cache_of_any_size_with_memory_for_a_batch(tmp_path):
         from ups.data.build_cache import LIBVER, _allocate, build_cache, split_rows
         from ups.data.cache import Cache
         from ups.data.seal import write_seal
-        from ups.models.head_setup import base_settings, head_description
+        from ups.models.head_setup import base_settings, head_facts
         from ups.models.operator import Operator
         from ups.models.windows import Windows
         config = load_config(None, {overrides!r})
@@ -169,7 +169,7 @@ def test_training_reads_a_cache_of_any_size_with_memory_for_a_batch(tmp_path):
         cache = Cache(large, config.task["burgers1d"])
         model = {{"kind": "flat", "width": 8, "depth": 1, "modes": 3, "kernel_size": 3, "mlp_ratio": 1.0}}
         operator = Operator({{"model": model, "precision": "no",
-                              "tasks": [head_description(cache, "persistence", base_settings(cache))]}})
+                              "tasks": [head_facts(cache, "persistence", base_settings(cache)).described()]}})
         caches, contexts = {{"burgers1d": cache}}, {{"burgers1d": 10}}
         windows = Windows(caches, config.task, contexts, config.operator, 0)
         head, last = operator.heads["burgers1d"], config.operator.train.steps - 1

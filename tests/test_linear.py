@@ -155,7 +155,7 @@ def by_least_squares(cache: Cache, context: int) -> float:
 def test_the_base_is_as_good_as_plain_least_squares(tmp_path, arrays, said):
     config, cache = prepared(tmp_path, said, **arrays)
     head, scores = base_selection.select_base(cache, 1, config.context("ks"), 0, CPU)
-    assert head.base.kind == "linear" and not head.description["base"]["unstable"]
+    assert head.base.kind == "linear" and not head.facts.base["unstable"]
     error = evaluate_candidate("", head, cache, config.context("ks"), cache.split["test"]).error()
     assert error < max(1.05 * by_least_squares(cache, config.context("ks")), FLOAT32)
 
@@ -232,7 +232,7 @@ def test_masked_cells_take_no_part(tmp_path):
     said = {**TRANSIENT, "layout": {"u": ["time", "x"]}, "cut": 12, "base": ["persistence", "linear"]}
     config, cache = prepared(tmp_path, said, **arrays)
     head, scores = base_selection.select_base(cache, 1, config.context("ks"), 0, CPU)
-    assert head.base.kind == "linear" and scores[head.description["base"]["name"]] < scores["persistence"]
+    assert head.base.kind == "linear" and scores[head.facts.base["name"]] < scores["persistence"]
     for part in (head.base.reads, head.base.gives):
         assert part[8:14].abs().max() < 1e-6 * part.abs().max()
 
@@ -247,7 +247,4 @@ def test_the_linear_base_reads_the_forcing(tmp_path):
     said = {**TRANSIENT, "layout": layout, "forcing": ["q"], "base": ["persistence", "linear"]}
     config, cache = prepared(tmp_path, said, u=np.stack(u, 1), q=heat)
     head, scores = base_selection.select_base(cache, 1, config.context("ks"), 0, CPU)
-    assert (
-        head.base.kind == "linear"
-        and scores[head.description["base"]["name"]] < 1e-4 < 0.5 < scores["persistence"]
-    )
+    assert head.base.kind == "linear" and scores[head.facts.base["name"]] < 1e-4 < 0.5 < scores["persistence"]

@@ -1,6 +1,8 @@
 """Noise of measurement: found to a few percent in films of every kind, and nowhere where there is none
 (ups/metrics/noise.py)."""
 
+from types import SimpleNamespace
+
 import h5py
 import numpy as np
 import pytest
@@ -160,11 +162,12 @@ def test_the_error_without_the_noise_of_the_truth_is_that_against_the_clean_trut
             "ref_rms": noisy.square().mean(-1).sqrt(),
         }
     }
-    noise = noise_of_truth({"u": 0.05}, ["u"], scores, {"start_frames": 10})["noise"]
+    facts = SimpleNamespace(noise={"u": 0.05}, start_frames=10, is_deterministic=None)
+    noise = noise_of_truth(facts, ["u"], scores)["noise"]
     expected = float(((pred - clean).square().mean() / clean.square().mean()).sqrt())
     measured, beyond = noise["nrmse"]["operator"]
     assert beyond == pytest.approx(expected, rel=0.05) and measured > 2 * expected
     assert noise["fraction"]["u"] == pytest.approx(0.05 / float(clean.square().mean().sqrt()), rel=0.01)
     words = noise_in_words(noise)
     assert "7.0" in words and "estimated from 10 frames" in words
-    assert noise_of_truth({}, ["u"], scores, {}) == {}
+    assert noise_of_truth(SimpleNamespace(noise=None), ["u"], scores) == {}

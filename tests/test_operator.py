@@ -35,7 +35,7 @@ from ups.data.cache import Cache, open_cache
 from ups.data.tokenizer import Tokenizer
 from ups.models.base_selection import rows_by_parameter
 from ups.models.bases.base import ParameterBatch
-from ups.models.data_facts import describe_tokenizer
+from ups.models.facts import describe_tokenizer
 from ups.models.loss import (
     FLOOR,
     ROUNDING,
@@ -138,7 +138,7 @@ def build(
             for parameter in operator.parameters():
                 parameter += 0.1 * torch.randn(parameter.shape)
             for head in operator.heads.values():
-                if head.description["base"]["kind"] == "propagator":
+                if head.facts.base["kind"] == "propagator":
                     head.base.weight_real.normal_(std=0.02)
     return operator
 
@@ -212,7 +212,7 @@ def test_before_training_and_where_the_network_is_not_used_the_operator_is_its_b
     assert torch.equal(trained.rollout(latents(trained, name), name, values(name), 1, component="base"), base)
     head, found = trained.heads[name], {}
     for weight in (0.5, 0.0):
-        head.description["network_weight"] = weight
+        head.facts = replace(head.facts, network_weight=weight)
         found[weight] = trained(latents(trained, name), name, values(name))
     torch.testing.assert_close(found[0.5], (full + base) / 2)
     assert torch.equal(found[0.0], base) and not head.is_network_used
@@ -230,11 +230,11 @@ def test_what_the_trunk_makes_of_a_state_comes_with_the_same_prediction_also_whe
         -1, (head.bundle, -1)
     ).movedim(-2, 1)
     torch.testing.assert_close(base + change, full)
-    head.description["network_weight"] = 0.0
+    head.facts = replace(head.facts, network_weight=0.0)
     alone, still = operator.predict_with_features(z, "burgers1d", parameters)
     assert torch.equal(alone, base) and torch.equal(still, features)
     # samplers build on the network, forecasts on the base
-    head.record_call_selection({"network_weight": 1.0})
+    head.facts = replace(head.facts, call_weight=1.0)
     sampled, _ = operator.predict_with_features(z, "burgers1d", parameters)
     assert torch.equal(sampled, full) and not head.is_network_used
     assert torch.equal(operator.predict(z, "burgers1d", parameters, "call")[0], full)
@@ -745,7 +745,7 @@ def test_a_rollout_without_enough_context_or_frames_is_refused():
 
 def test_a_saved_operator_gives_its_outputs_back_bit_by_bit(tmp_path):
     operator = build(*[describe(name, kind, history) for name, kind, history in HEADS])
-    operator.heads["darcy2d"].description["network_weight"] = 0.0
+    operator.heads["darcy2d"].facts = replace(operator.heads["darcy2d"].facts, network_weight=0.0)
     operator.heads["burgers1d"].scale.copy_(torch.tensor([1.0, 2.0, 3.0]))
     for head in operator.heads.values():  # as `select_base` does; weights are finite
         head.low.fill_(-3.0), head.high.fill_(3.0)
@@ -878,8 +878,7 @@ def validated(operator: Operator, cache: Cache, context: int) -> dict[float, Ten
     """Network weight -> squared errors, as the stage computes them at its end."""
     rows, found = rows_by_parameter(cache, "val", 4), {}
     for weight in (1.0, 0.5):
-        operator.heads[cache.task.name].description["network_weight"] = weight
-        found[weight] = squared_errors(operator, cache, rows, context, torch.device("cpu"))
+        found[weight] = squared_errors(operator, cache, rows, context, torch.device("cpu"), weight)
     return found
 
 
@@ -891,8 +890,8 @@ def test_what_is_exported_validates_as_recorded_and_the_network_serves_where_it_
     for name, error in recorded.items():
         cache = open_cache(config, name)
         rows = rows_by_parameter(cache, "val", 4)  # four times as many
-        recorded_of = operator.heads[name].description["selection"]
-        served = operator.heads[name].description["network_weight"]
+        recorded_of = operator.heads[name].facts.selection
+        served = operator.heads[name].facts.network_weight
         found = validated(operator, cache, config.context(name))
         best = min(found, key=lambda weight: pooled(found[weight])["network"])
         selection = select(found, cache.trajectory[rows], config.run.seed)
@@ -1170,7 +1169,7 @@ def smooth_latents(operator: Operator, name: str) -> Tensor:
 @pytest.mark.parametrize("name", load_config(ROOT / "configs" / "pretrained.yaml").data.tasks)
 def test_the_gradient_of_a_call_is_its_derivative_by_latents_and_parameters(published, monkeypatch, name):
     head, source = published.head(name), torch.Generator().manual_seed(2)
-    z, known = smooth_latents(published, name), head.description["parameters"]
+    z, known = smooth_latents(published, name), head.facts.parameters
     is_fitted = head.base.needs_fitted_parameters and bool(known)
     raw = [low if is_fitted else 0.7 * low + 0.3 * high for low, high in known.values()]
     raw = torch.tensor([raw], dtype=torch.float64)
@@ -1215,7 +1214,7 @@ def test_a_call_with_gradients_gives_the_numbers_of_one_without(published):
     """Also of the elliptic base, which iterates longer outside of training."""
     for name in published.names:
         z, raw = smooth_latents(published, name).float(), torch.zeros(1, 0)
-        if known := published.head(name).description["parameters"]:
+        if known := published.head(name).facts.parameters:
             raw = torch.tensor([[low for low, _ in known.values()]])
         with torch.no_grad():
             right = published(z, name, raw)

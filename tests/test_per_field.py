@@ -94,7 +94,7 @@ def test_fields_that_one_base_serves_best_are_served_by_it_alone(tmp_path):
     for name, q in (("coupled", slope), ("apart", logistic(1))):
         cache = cache_of(tmp_path / name, u=wave if name == "coupled" else logistic(), q=q)
         head, scores = base_selection.select_base(cache, 1, 1, 0, CPU)
-        assert head.description["base"]["kind"] == "propagator" and not any(":" in name for name in scores)
+        assert head.facts.base["kind"] == "propagator" and not any(":" in name for name in scores)
 
 
 def test_a_field_that_is_zero_throughout_has_no_error_and_stays_zero(tmp_path):
@@ -154,12 +154,9 @@ def test_of_three_fields_the_two_that_go_together_are_tried_together(tmp_path, m
     monkeypatch.setattr(base_selection, "fitted_candidates", fake)
     head, scores = base_selection.select_base(cache, 1, 1, 0, CPU)
     assert (
-        sorted(asked) == [(0,), (0, 1), (0, 2), (1,), (1, 2), (2,)]
-        and head.description["base"]["kind"] == "per_field"
+        sorted(asked) == [(0,), (0, 1), (0, 2), (1,), (1, 2), (2,)] and head.facts.base["kind"] == "per_field"
     )
-    assert all(
-        scores[head.description["base"]["name"]] < error for name, error in scores.items() if ":" not in name
-    )
+    assert all(scores[head.facts.base["name"]] < error for name, error in scores.items() if ":" not in name)
 
 
 def test_fields_that_are_followed_are_tried_together_without_the_hopeless():

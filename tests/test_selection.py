@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -371,7 +372,7 @@ def a_task(record: dict | None) -> dict:
 
 def test_weights_without_a_record_load_and_no_reason_is_invented():
     operator = load_operator(ROOT / "pretrained" / "operator")
-    assert all("selection" not in head.description for head in operator.heads.values())
+    assert all(head.facts.selection is None for head in operator.heads.values())
     task = a_task(None)
     judged = gates.usability_of(task, {})["words"]
     assert (
@@ -383,9 +384,10 @@ def test_weights_without_a_record_load_and_no_reason_is_invented():
 def test_the_record_of_the_selection_is_saved_with_the_weights_and_allows_a_warm_start():
     first, second = (build(describe("burgers1d", "transport")) for _ in range(2))
     record = select({1.0: squares_of([0.3], [0.5])}, ALONE, 0)
-    first.heads["burgers1d"].record_selection(record)
-    assert first.heads["burgers1d"].is_network_used and record == first.description["tasks"][0]["selection"]
+    head = first.heads["burgers1d"]
+    head.facts = replace(head.facts, network_weight=1.0, selection=record)
     again = json.loads(json.dumps(first.description))
+    assert head.is_network_used and record == first.description["tasks"][0]["selection"]
     assert again["tasks"][0]["selection"] == record and again["tasks"][0]["network_weight"] == 1.0
     assert second.heads["burgers1d"].take(first.heads["burgers1d"]) == second.heads["burgers1d"].take(
         second.heads["burgers1d"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +75,8 @@ def selected(cache: Cache, **bases: torch.nn.Module) -> tuple[str, dict]:
         )
         head.base = base
         shortlist.add(name, head)
-    description = base_selection.select_from_shortlist(shortlist, lambda fields: iter(()))[0].description
+    head, _ = base_selection.select_from_shortlist(shortlist, lambda fields: iter(()))
+    description = head.facts.described()
     return description["base"]["name"], description
 
 
@@ -301,7 +303,7 @@ def model(tmp_path_factory) -> tuple[Forecaster, Cache]:
         ["operator.model.width=8", "operator.model.depth=1"],
     )
     operator = build_operator({"ks": (facts, weights)}, config.operator.model, "no")
-    operator.heads["ks"].description["network_weight"] = 0.0
+    operator.heads["ks"].facts = replace(operator.heads["ks"].facts, network_weight=0.0)
     return Forecaster(operator), cache
 
 
@@ -348,5 +350,5 @@ def test_a_forecast_that_reaches_the_bounds_warns_and_names_the_frame(model):
 def test_weights_without_a_horizon_give_no_warning(model):
     forecaster, _ = model
     old = copy.deepcopy(forecaster)
-    del old.operator.heads["ks"].description["horizon"]
+    old.operator.heads["ks"].facts = replace(old.operator.heads["ks"].facts, horizon=None)
     assert not said_of(old, 0.1 * waves(1)[:2], FRAMES + 4)

@@ -93,9 +93,9 @@ def test_an_exact_solver_has_no_residual_and_is_selected(mine):
     assert (
         best.base.kind == "solver" and scores["solver exact_step:step"] < 1e-5 < 1e-2 < scores["persistence"]
     )
-    assert best.description["base"]["settings"]["solver"] == "exact_step:step"  # named in the weights
+    assert best.facts.base["settings"]["solver"] == "exact_step:step"  # named in the weights
     operator = build_operator(
-        {"heat": ({"description": best.description}, fitted_state(best))},
+        {"heat": ({"description": best.facts.described()}, fitted_state(best))},
         config.operator.model,
         "no",
         solvers_of(config),

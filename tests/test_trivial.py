@@ -4,6 +4,7 @@ annual cycle stand beside persistence in results, gates and verdicts."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import h5py
@@ -115,7 +116,7 @@ def test_a_model_that_is_worse_than_climatology_is_not_usable_and_every_table_sh
     config, truth, _ = opened(tmp_path)
     facts, weights = fit_base(open_cache(config, "ks"), 1, 1, 0, CPU)  # persistence
     operator = build_operator({"ks": (facts, weights)}, config.operator.model, "no")
-    operator.heads["ks"].description["network_weight"] = 0.0
+    operator.heads["ks"].facts = replace(operator.heads["ks"].facts, network_weight=0.0)
     entry, _ = assess_forecasts(operator, truth, config.evaluate, 0, CPU)
     rivals = ("climatology", "seasonal_climatology")
     assert {"persistence", *rivals} <= {*entry["models"]} and all(

@@ -37,7 +37,7 @@ def world(request, tmp_path_factory):
     truth = open_truth(config, TASK)
     head, _ = select_base(truth.cache, config.operator.base_steps, truth.context, 0, CPU)
     operator = build_operator(
-        {TASK: ({"description": head.description}, fitted_state(head))}, config.operator.model, "no"
+        {TASK: ({"description": head.facts.described()}, fitted_state(head))}, config.operator.model, "no"
     )
     return config, truth, operator.eval().requires_grad_(False)
 

@@ -3,6 +3,7 @@ by none."""
 
 import json
 import sys
+from dataclasses import replace
 
 import h5py
 import numpy as np
@@ -239,7 +240,7 @@ def test_windows_and_residuals_move_the_forcing_with_the_state(tmp_path):
     keys = heat(tmp_path) | {"symmetries": ["shift", "mirror"], "reserve": 0.3, "history": 2}
     config, cache, operator, _ = fitted(tmp_path, keys)
     head = operator.heads["heat"]
-    head.description["network_weight"] = 0.0
+    head.facts = replace(head.facts, network_weight=0.0)
     windows = Windows({"heat": cache}, config.task, {"heat": config.context("heat")}, config.operator, 0)
     batch = Batch("heat", torch.arange(6), torch.tensor([0, 1, 2, 3, 0, 1]), slice(0, 6))
     for step in (0, config.operator.train.steps - 1):  # one call, and several in a row
@@ -304,7 +305,7 @@ def test_the_network_gets_the_forcing_and_its_description_is_plain_values(tmp_pa
     with pytest.raises(ValueError, match="base of heat has 2 forcing fields, .* expected 1"):
         Operator(bad)
     # as before
-    assert not [key for key in fitted_without(tmp_path).heads["heat"].description if "forcing" in key]
+    assert not [key for key in fitted_without(tmp_path).heads["heat"].facts.described() if "forcing" in key]
 
 
 def fitted_without(folder):

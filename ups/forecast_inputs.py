@@ -15,7 +15,7 @@ from torch import Tensor
 from ups.common.boundary import PERIODIC
 from ups.common.spectral import resample as on_grid
 from ups.forecast_xarray import as_tensor, unlabel_forcing
-from ups.models.head import FORCING_RANGE, HORIZON, INPUT_RANGE, TaskHead
+from ups.models.head import TaskHead
 from ups.models.operator import Operator
 from ups.models.rollout import in_blocks
 
@@ -115,7 +115,7 @@ def is_whole(number: Any) -> bool:
 def check_field(head: TaskHead, u: Tensor, num_frames: int, dt: float | None) -> None:
     """Raise ValueError unless u can be (batch, history, C, *space) of this head and dt is its time step. Warn
     if more frames would lower the noise of the start."""
-    codec, trained, steps = head.input_codec, head.description["dt"], head.history
+    codec, trained, steps = head.input_codec, head.facts.dt, head.history
     wanted = f"(batch, {steps}, {codec.num_channels}, *space) with {codec.ndim} space axes"
     frames, channels = u.shape[1:2].numel(), u.shape[2:3].numel()
     is_masked = head.codec.valid is not None or codec.valid is not None
@@ -182,7 +182,7 @@ def check_start_range(head: TaskHead, u: Tensor) -> None:
     ends = (codec.denormalise(end.view(-1, *[1] * codec.ndim)).flatten() for end in (head.low, head.high))
     spans = dict(zip(codec.fields, zip(*(end.tolist() for end in ends), strict=True), strict=True))
     if head.task.is_steady:
-        codec, cut, spans = head.input_codec, "", head.description.get(INPUT_RANGE, {})
+        codec, cut, spans = head.input_codec, "", head.facts.input_range or {}
     _check_range(head, "", codec.fields, u[:, -head.history :], spans, cut)
 
 
@@ -230,7 +230,7 @@ def warning_of(head: TaskHead, u_pred: Tensor) -> str:
     if head.task.is_steady:
         return ""
     num_frames = u_pred.shape[-2 - head.task.ndim]
-    horizon, first = head.description.get(HORIZON, num_frames), head.first_at_bounds(u_pred)
+    horizon, first = head.facts.horizon or num_frames, head.first_at_bounds(u_pred)
     ways = [
         f"is longer than the {horizon} frames on which the operator was evaluated, so its error is not "
         f"known from frame {horizon + 1} on"
@@ -250,7 +250,7 @@ def warning_of(head: TaskHead, u_pred: Tensor) -> str:
 def check_parameters(head: TaskHead, parameters: Values, batch: int, extrapolate: bool) -> Tensor:
     """Raw parameters (batch, P), float64. By name, those with a single value in training are optional. Raises
     ValueError for names, numbers and values that were not trained."""
-    known = head.description["parameters"]
+    known = head.facts.parameters
     if parameters is None or isinstance(parameters, Mapping):
         given = {name: low for name, (low, high) in known.items() if low == high} | dict(parameters or {})
         if unknown := [name for name in given if name not in known]:
@@ -319,7 +319,7 @@ def read_forcing(
     wanted = ", ".join(f"{key!r}: {shape}" for key, shape in shapes.items())
     expected = (
         f"expected forcing={{{wanted}}}, or with the batch of {batch} as first axis: the values in "
-        f"the frames from the start to the last predicted one, {head.description['dt']:g} apart, in "
+        f"the frames from the start to the last predicted one, {head.facts.dt:g} apart, in "
         f"the units of the training data{units}"
     )
     if forcing is None:
@@ -336,7 +336,7 @@ def read_forcing(
     for key, shape in shapes.items():
         values = forcing[key]
         if hasattr(values, "dims"):
-            values = unlabel_forcing(values, key, task, head.description["dt"], u0)
+            values = unlabel_forcing(values, key, task, head.facts.dt, u0)
         f = as_tensor(values, f"{name}'s forcing {key}")
         if tuple(f.shape) not in (shape, (1, *shape), (batch, *shape)):
             raise ValueError(
@@ -361,6 +361,6 @@ def read_forcing(
             "infinity or masked values; expected finite numbers. Fill or repair it."
         )
     if not extrapolate:
-        _check_range(head, "forcing ", names, f, head.description.get(FORCING_RANGE, {}))
+        _check_range(head, "forcing ", names, f, head.facts.forcing_range or {})
     f = f if space == codec.space else on_grid(f, codec.space, task.boundary)
     return codec.normalise(f.to(head.scale.device, torch.float32))

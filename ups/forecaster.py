@@ -60,12 +60,12 @@ class Forecaster:
                 "forcing": list(head.task.forcing),
                 "axes": list(head.task.axes),
                 "grid": list(head.codec.space),
-                "domain": list(head.description["domain"]),
-                "boundary": head.description["boundary"],
-                "dt": head.description["dt"],
+                "domain": list(head.facts.domain),
+                "boundary": head.facts.boundary,
+                "dt": head.facts.dt,
                 "history": head.history,
                 "units": dict(head.task.units),
-                "parameters": {name: tuple(span) for name, span in head.description["parameters"].items()},
+                "parameters": {name: tuple(span) for name, span in head.facts.parameters.items()},
             }
             for head in operator.heads.values()
         }
@@ -312,7 +312,7 @@ class Forecaster:
         """u0 as (batch, time, C, *space), floats, and a function that turns (batch, *axes, C, *space) into
         the same kind of field."""
         head = self.operator.head(task)
-        codec, values, dt = head.input_codec, u0, head.description["dt"]
+        codec, values, dt = head.input_codec, u0, head.facts.dt
         is_labelled, batch = hasattr(u0, "dims"), []  # xarray
         if is_labelled:
             values, batch = unlabel(u0, head.task, codec.fields, dt, axes)

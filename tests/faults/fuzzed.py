@@ -72,9 +72,8 @@ def prepare(folder: Path) -> None:
     """Sound weights, of each kind of base and with a corrector, and sound fields in each kind of file."""
     for name in ["own", *(task["name"] for task in test_hostile.PUBLISHED["tasks"])]:
         operator = test_hostile.operator_of("burgers1d" if name == "own" else name)
-        if name == "own":
-            operator.description["tasks"][0].update(own=FACTS, domain=[[0.0, 1.0]])
-        signed = write_stage(folder / name / "operator", operator.description, operator.state_dict())
+        own = {"burgers1d": {"own": FACTS, "domain": [[0.0, 1.0]]}} if name == "own" else None
+        signed = write_stage(folder / name / "operator", operator.described(own), operator.state_dict())
         if name == "burgers1d":
             corrector = Corrector(
                 {

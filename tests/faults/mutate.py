@@ -56,7 +56,7 @@ from ups.data.doctor import examine
 from ups.data.generate import generation_settings, write_data
 from ups.data.pdebench import open_data
 from ups.data.seal import MAGIC, SEAL_BYTES, write_seal
-from ups.models.head_setup import base_settings, head_description
+from ups.models.head_setup import base_settings, head_facts
 from ups.models.operator import Operator, load_operator
 from ups.tasks import get_task
 from ups.training.checkpoint import SHARED
@@ -301,7 +301,9 @@ def make_run(config: Config) -> Run:
         caches = [open_cache(config, task) for task in TASKS]
     torch.manual_seed(0)
     descriptions = [
-        head_description(cache, "elliptic" if cache.task.is_steady else "persistence", base_settings(cache))
+        head_facts(
+            cache, "elliptic" if cache.task.is_steady else "persistence", base_settings(cache)
+        ).described()
         for cache in caches
     ]
     run = Run(config, "operator", config.operator.train, config.operator.optim, {"cache": "c0ffee"})

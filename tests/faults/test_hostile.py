@@ -89,8 +89,8 @@ def solver(place: str) -> Callable[[Path], None]:
 
     def make(folder: Path) -> None:
         operator = operator_of("burgers1d")
-        operator.description["tasks"][0].update(base=base, network_weight=0.0, is_conservative=False)
-        named = Operator(operator.description)
+        changes = {"base": base, "network_weight": 0.0, "is_conservative": False}
+        named = Operator(operator.described({"burgers1d": changes}))
         weights = {name: operator.state_dict().get(name, value) for name, value in named.state_dict().items()}
         write_stage(folder / "operator", named.description, weights)
 

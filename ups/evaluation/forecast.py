@@ -22,7 +22,7 @@ from ups.metrics.errors import (
 )
 from ups.metrics.intervals import Scores, compare, merge, number
 from ups.metrics.mask import cell_mean, valid_cells
-from ups.models.head import DETERMINISTIC, SELECTION, START_FRAMES
+from ups.models.facts import HeadFacts
 from ups.models.operator import Component, Operator
 from ups.tasks import Task
 
@@ -89,12 +89,12 @@ def assess_forecasts(
         "dt": cache.dt,
         "num_training": len(cache.split["train"]),
         "given": [*task.inputs, *task.still, *task.forcing],
-        "parameter_ranges": head.description["parameters"],
+        "parameter_ranges": head.facts.parameters,
         "spectra": summarise_spectra({model: scores[model] for model in SPECTRA if model in scores}),
-        "base": head.description["base"]["kind"],
+        "base": head.facts.base["kind"],
         "network_is_used": head.is_network_used,
-        "network_weight": head.description["network_weight"],
-        "selection": head.description.get(SELECTION),
+        "network_weight": head.facts.network_weight,
+        "selection": head.facts.selection,
         "equation": task.equation,
         "found": head.findings(),
         "offset": dict(task.offsets),
@@ -103,7 +103,7 @@ def assess_forecasts(
         "latent_dim": head.codec.dim,
         "kept_energy": head.codec.kept_energy,
         **({"units": dict(task.units)} if task.units else {}),
-        **noise_of_truth(head.description.get("noise", {}), task.moving, scores, starts_of(head.description)),
+        **noise_of_truth(head.facts, task.moving, scores),
     }
     errors = nrmse_per_trajectory(scores["operator"], is_pooled)
     order = torch.argsort(torch.nan_to_num(errors, nan=torch.inf, posinf=torch.inf))
@@ -120,16 +120,18 @@ def assess_forecasts(
 
 
 def noise_of_truth(
-    sigma: dict[str, float], fields: Sequence[str], scores: dict[str, Scores], starts: dict[str, Any]
+    facts: HeadFacts, fields: Sequence[str], scores: dict[str, Scores]
 ) -> dict[str, dict[str, Any]]:
     """{"noise": sigma (field -> standard deviation of the white noise in the data), fraction (the same over
     the RMS of the truth without it) and nrmse (model -> pooled nRMSE as measured, and with the noise of the
-    truth removed, sqrt(error^2 - sigma^2) over the RMS without noise), and starts}; {} if the data have none.
+    truth removed, sqrt(error^2 - sigma^2) over the RMS without noise), and what the head knows of starts};
+    {} if the data have none.
 
     The noise of the first frames of a forecast remains in the error: it is part of what the model makes of
     them."""
-    if not sigma:
+    if not (sigma := facts.noise):
         return {}
+    starts = {"start_frames": facts.start_frames, "is_deterministic": facts.is_deterministic}
     variance = torch.tensor([sigma.get(name, 0.0) for name in fields], dtype=torch.float64).square()
     ref = scores["operator"]["ref_rms"].double().square().mean(0)  # T, C
     clean = (ref - variance).clamp_min(0)
@@ -144,14 +146,9 @@ def noise_of_truth(
             "sigma": sigma,
             "fraction": {name: one for name, one in zip(fields, fraction, strict=True) if name in sigma},
             "nrmse": errors,
-            **starts,
+            **{key: value for key, value in starts.items() if value is not None},
         }
     }
-
-
-def starts_of(description: dict[str, Any]) -> dict[str, Any]:
-    """What `assimilation.start_facts` stored in the description of a head."""
-    return {key: description[key] for key in (START_FRAMES, DETERMINISTIC) if key in description}
 
 
 def conservation_error(task: Task, u_pred: Tensor, u_start: Tensor | None) -> Scores:

@@ -23,7 +23,7 @@ from torch import Tensor
 from ups.common.progress import beat
 from ups.data.cache import Cache
 from ups.models.bases.base import ParameterBatch
-from ups.models.head import DETERMINISTIC, NOISE, TaskHead
+from ups.models.head import TaskHead
 from ups.models.head_setup import MAX_TRAJECTORIES, rows_by_parameter
 from ups.models.rollout import member_noise
 
@@ -39,7 +39,7 @@ MAX_EXCESS, STANDARD_ERRORS = 1.1, 2.0
 
 def noise_scale(head: TaskHead) -> Tensor:
     """The standard deviation of the noise in normalised fields, (C, 1, ..)."""
-    noise = head.description[NOISE]
+    noise = head.facts.noise
     sigma = torch.tensor([noise.get(name, 0.0) for name in head.codec.fields]).to(head.codec.std)
     sigma = sigma / head.codec.std
     return sigma.clamp_min(QUIET * float(sigma.max())).view(-1, *[1] * head.task.ndim)
@@ -137,12 +137,12 @@ def can_estimate(head: TaskHead, context: int) -> bool:
 def has_white_noise(head: TaskHead) -> bool:
     """Whether frames have noise of measurement whose effect on forecasts can be computed."""
     task = head.task
-    return bool(head.description.get(NOISE)) and not (task.is_steady or task.positive or task.forcing)
+    return bool(head.facts.noise) and not (task.is_steady or task.positive or task.forcing)
 
 
 @torch.no_grad()
 def start_facts(head: TaskHead, cache: Cache, context: int, seed: int) -> dict[str, Any]:
-    """What validation says of noisy starts, for the description of a head; {} for a task without noise.
+    """What validation says of noisy starts, for `TaskHead.with_facts`; {} for a task without noise.
 
     is_deterministic: whether noise in the start and in the truth explains the errors of the base; then none
     is in the dynamics."""
@@ -169,4 +169,4 @@ def start_facts(head: TaskHead, cache: Cache, context: int, seed: int) -> dict[s
         ]
     )
     least = excess.mean(1) - STANDARD_ERRORS * excess.std(1) / math.sqrt(len(rows))
-    return {DETERMINISTIC: float(least.max()) <= math.log(MAX_EXCESS)}
+    return {"is_deterministic": float(least.max()) <= math.log(MAX_EXCESS)}

@@ -20,11 +20,11 @@ from ups.models.assimilation import start_facts
 from ups.models.bases import BASES
 from ups.models.bases.base import Base, Fit, Samples
 from ups.models.bases.per_field import Component, components_of, merged, subset_samples, subset_settings
-from ups.models.head import HORIZON, INVARIANTS, START_FRAMES, TaskHead
+from ups.models.head import TaskHead
 from ups.models.head_setup import (
     MAX_TRAJECTORIES,
     base_settings,
-    calibrate,
+    calibrated,
     conserved_facts,
     fitted_state,
     per_field_head,
@@ -53,9 +53,9 @@ def fit_base(
     """
     started = time.perf_counter()
     head, scores = select_base(cache, base_steps, context_frames, seed, device)
-    head.description |= start_facts(head, cache, context_frames, seed)
+    head = head.with_facts(**start_facts(head, cache, context_frames, seed))
     facts = {
-        "description": head.description,
+        "description": head.facts.described(),
         "seconds": time.perf_counter() - started,
         "findings": head.findings(),
         "validation_nrmse": {k: (v if math.isfinite(v) else None) for k, v in scores.items()},
@@ -65,7 +65,7 @@ def fit_base(
 
 def describe_selection(name: str, facts: dict[str, Any]) -> str:
     """The selected base of a task in words, from the facts of `fit_base`: error, stability, findings."""
-    base, horizon = facts["description"]["base"], facts["description"][HORIZON]
+    base, horizon = facts["description"]["base"], facts["description"]["horizon"]
     lines = [
         f"base of {name}: {base['name']}, validation nRMSE {facts['validation_nrmse'][base['name']]:.2e}"
     ]
@@ -75,7 +75,7 @@ def describe_selection(name: str, facts: dict[str, Any]) -> str:
             for name, error in trials.items()
         )
         lines.append(f"validation nRMSE of the network after a short training: {of_each}")
-    if frames := facts["description"].get(START_FRAMES, 0):
+    if frames := facts["description"].get("start_frames"):
         lines.append(f"starts of forecasts are estimated from {frames} frames: on validation that is better")
     if base["unstable"]:
         lines.append(
@@ -151,8 +151,7 @@ def fitted_candidates(
             else:
                 head = per_field_head(cache, [Component(base, kind, fitted, reads, list(fields))], device)
                 name = f"{name} of {', '.join(cache.task.fields[channel] for channel in reads)} alone"
-            head.description |= conserved
-            yield name, head
+            yield name, head.with_facts(**conserved)
 
 
 def report_missing(fits: Fit[Base], who: str) -> Iterator[tuple[str, dict[str, Any], Base]]:
@@ -184,11 +183,11 @@ def select_from_shortlist(
             f"to task.{name}.base, or look at the data with the doctor."
         )
     best = select_per_field(shortlist, shortlist.select(shortlist.all), candidates_of)
-    head, is_steady = best.head, cache.task.is_steady
-    head.description["base"] |= {"name": best.name, "unstable": shortlist.instability(best)}
-    head.description[HORIZON] = 1 if is_steady else cache.num_frames - shortlist.context
-    calibrate(head, cache, shortlist.seed)
-    return head, shortlist.scores
+    head = best.head.with_facts(
+        base=best.head.facts.base | {"name": best.name, "unstable": shortlist.instability(best)},
+        horizon=1 if cache.task.is_steady else cache.num_frames - shortlist.context,
+    )
+    return calibrated(head, cache, shortlist.seed), shortlist.scores
 
 
 def select_per_field(shortlist: Shortlist, whole: Candidate, candidates_of: SubsetCandidates) -> Candidate:
@@ -215,13 +214,13 @@ def select_per_field(shortlist: Shortlist, whole: Candidate, candidates_of: Subs
         best = shortlist.select(ties)
         if ties.is_as_good(whole, best) or MIN_GAIN_PER_FIELD * ties.error(best) > ties.error(whole):
             best = whole
-        components += components_of(best.head.base, best.head.description["base"], ties.fields)
+        components += components_of(best.head.base, best.head.facts.base, ties.fields)
         names.append(f"{', '.join(cache.task.fields[channel] for channel in ties.fields)}: {best.name}")
     if all(component.base is whole.head.base for component in components):
         return whole
+    facts = whole.head.facts
     head = per_field_head(cache, merged(components), whole.head.scale.device)
-    facts = whole.head.description
-    head.description |= {key: facts[key] for key in INVARIANTS if key in facts}
+    head = head.with_facts(is_conservative=facts.is_conservative, conserved=facts.conserved)
     candidate = shortlist.evaluate("; ".join(names), head)
     is_as_good = all(ties.is_as_good(candidate, whole) for ties in units)
     gains = any(MIN_GAIN_PER_FIELD * ties.error(candidate) <= ties.error(whole) for ties in units)

@@ -19,10 +19,9 @@ from ups.common.progress import beat, note
 from ups.config import OperatorConfig
 from ups.data.cache import Cache
 from ups.models import base_selection
-from ups.models.head import HORIZON
 from ups.models.head_setup import (
     base_settings,
-    calibrate,
+    calibrated,
     conserved_facts,
     fitted_state,
     rows_by_parameter,
@@ -87,11 +86,13 @@ def with_trivial_base(
 ) -> Fitted:
     """Facts and weights of the trivial base, with the numbers of all candidates from `facts`."""
     head = unfitted_head(cache, kind, base_settings(cache), device)
-    head.description |= conserved_facts(head, cache)
-    head.description["base"] |= {"name": kind, "unstable": ""}
-    head.description[HORIZON] = facts["description"][HORIZON]
-    calibrate(head, cache, seed)
-    return facts | {"description": head.description, "findings": head.findings()}, fitted_state(head)
+    head = head.with_facts(
+        **conserved_facts(head, cache),
+        base=head.facts.base | {"name": kind, "unstable": ""},
+        horizon=facts["description"]["horizon"],
+    )
+    head = calibrated(head, cache, seed)
+    return facts | {"description": head.facts.described(), "findings": head.findings()}, fitted_state(head)
 
 
 def error_of_network(

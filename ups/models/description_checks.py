@@ -70,25 +70,9 @@ def is_table(value: Any) -> bool:
 COUNT, WHOLE, FLAG = (is_count, "a count"), (is_whole, "a whole number"), (is_flag, "true or false")
 NUMBER, NAMES, CELLS = (is_number, "a number"), (each(is_text), "names"), (each(is_count), "counts")
 CHANNELS = (each(is_whole), "numbers of channels")
-HEAD: Rows = {
-    "history": COUNT,
-    "bundle": COUNT,
-    "horizon": COUNT,
-    "dt": (is_size, "a time"),
-    "time_unit": NUMBER,
-    "parameters": (is_ranges, "the smallest and largest value by name"),
-    "parameter_values": (is_table, "numbers"),
-    "network_weight": NUMBER,
-    "call_weight": NUMBER,
-    "is_conservative": FLAG,
-    "conserved": NAMES,
-    "noise": (is_sizes, "a standard deviation by name"),
-    "start_frames": WHOLE,
-    "is_deterministic": FLAG,
-    "forcing_range": (is_ranges, "the smallest and largest value by name"),
-    "input_range": (is_ranges, "the smallest and largest value by name"),
-}
-FORCING = "forcing_codec"  # key of a description; tasks without forcing lack it
+SIZE, TABLE = (is_size, "a size"), (is_table, "numbers")
+SIZES = (is_sizes, "a standard deviation by name")
+RANGES = (is_ranges, "the smallest and largest value by name")
 CODEC: Rows = {
     "space": CELLS,
     "patch": COUNT,
@@ -127,7 +111,7 @@ BASE: Rows = {
     "forcing_offsets": (each(is_number), "numbers"),
 }
 CORRECTOR_HEAD: Rows = {
-    "sample_error": (is_size, "a size"),
+    "sample_error": SIZE,
     "dim": COUNT,
     "num_conditions": COUNT,
     "num_features": WHOLE,
@@ -157,12 +141,17 @@ def require_codec(codec: Mapping[str, Any], fields: Sequence[str], what: str) ->
         )
 
 
-def require_forcing(description: Mapping[str, Any], names: Sequence[str], what: str) -> None:
+def require_forcing(
+    base: Mapping[str, Any],
+    state: Mapping[str, Any],
+    codec: Mapping[str, Any] | None,
+    names: Sequence[str],
+    what: str,
+) -> None:
     """Raise ValueError unless the forcing codec has the forcing fields `names` of the task, on the grid of
     the state.
     """
-    codec, state = description.get(FORCING) or {}, description["codec"]
-    for settings in _settings(description["base"]):
+    for settings in _settings(base):
         count, series = settings.get("num_forcing", 0), settings.get("series", [])
         is_known = count in (0, len(names)) and {*series} <= {*range(count)}
         if not is_known or len(settings.get("forcing", names)) != len(names):
@@ -172,7 +161,8 @@ def require_forcing(description: Mapping[str, Any], names: Sequence[str], what: 
             )
     if not names and not codec:
         return
-    require_codec({"fields": [], "positive": []} | dict(codec), names, what)
+    codec = {"fields": [], "positive": []} | dict(codec or {})
+    require_codec(codec, names, what)
     if wrong := [key for key in ("space", "patch") if codec.get(key) != state.get(key)]:
         raise ValueError(
             f"the forcing of {what} has {wrong[0]} {codec.get(wrong[0])!r:.80} in its weights; expected "

@@ -89,14 +89,14 @@ def found_equation(head: nn.Module, value: int = 0) -> FoundEquation:
     base, name, task = head.base, head.name, head.task
     if not isinstance(base, Equation) or not base.found:
         raise ValueError(
-            f"the base of {name} is {head.description['base'].get('name', base.kind)}; expected an equation "
+            f"the base of {name} is {head.facts.base.get('name', base.kind)}; expected an equation "
             f"with intervals. Train the operator again with task.{name}.base: [equation]."
         )
     equations = base.found["equations"]
     if value not in range(len(equations)):
         raise ValueError(
             f"{name} has no parameter value {value}; expected 0 to {len(equations) - 1}, the number of one "
-            f"of {head.description['parameter_values']}. Pass value=0."
+            f"of {head.facts.parameter_values}. Pass value=0."
         )
     names = [
         f"({field} - {origin:.6g})" if origin else field
@@ -108,7 +108,7 @@ def found_equation(head: nn.Module, value: int = 0) -> FoundEquation:
         latex = latex_of(base.terms.terms[place], task.fields, names, base.terms.positive, task.axes)
         if not is_small:
             terms.append(FoundTerm(task.fields[channel], latex, number, number - half, number + half))
-    frame = head.description["dt"] or 1.0
+    frame = head.facts.dt or 1.0
     offsets = tuple(dict(task.offsets).get(field, 0.0) for field in task.fields)
     return FoundEquation(tuple(terms), equations[value]["doubt"], base, frame, offsets, value)
 

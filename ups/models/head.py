@@ -2,14 +2,15 @@
 weights.
 """
 
+import copy
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ups.common.place import make_target
 from ups.common.torch_state import refuse_gradient
 from ups.common.transfer import send
 from ups.data.cache import Cache
@@ -18,40 +19,29 @@ from ups.models.backbones.layers import zero_linear
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.per_field import build_base
 from ups.models.conserve import clipped, correction, with_fixed_fields
-from ups.models.data_facts import empty_tokenizer, plain
 from ups.models.description_checks import (
     CODEC,
-    FORCING,
-    HEAD,
     require_base,
     require_codec,
     require_forcing,
     require_kinds,
 )
+from ups.models.facts import AGAIN, HeadFacts, empty_tokenizer, plain
 from ups.models.warm import AS_IT_WAS, TRANSLATED, can_translate, copy_maps, translate_maps
 from ups.tasks import described_task
 
-# Keys of a description
-FITTED = ("network_weight", "is_conservative")  # results of the stage
-CALL_WEIGHT = "call_weight"  # as network_weight, of a task that is sampled; others lack it
-SELECTION = "selection"  # record of `ups.models.selection.select`; older weights lack it
-CONSERVED = "conserved"  # fields whose mean the training data keep, if the user names none
-INVARIANTS = ("is_conservative", CONSERVED)
-HORIZON = "horizon"  # frames of the validation rollouts; older weights lack it
-# forcing field, and coefficient of a steady task -> range of the training data, widened as that of the state;
-# older weights lack the second
-FORCING_RANGE, INPUT_RANGE = "forcing_range", "input_range"
-# field -> standard deviation of white noise in the data, if there is any; the frames from which starts are
-# estimated, 0 if that is no better and absent if it was not tried; and `assimilation.start_facts`
-NOISE, START_FRAMES, DETERMINISTIC = "noise", "start_frames", "is_deterministic"
-
-RECORDED = (HORIZON, INPUT_RANGE, START_FRAMES, DETERMINISTIC)  # of the data or from validation, not trained
-
 AT_BOUNDS = 1e-3  # of the width between the bounds: a codec of lower rank moves clipped values
 SAME = 1e-6  # relative: closer parameter values are the same number in float32
-AGAIN = (
-    f"Train the operator again on these data: {make_target('remove STAGE=operator')}, then "
-    f"{make_target('operator')}."
+# facts that the stage decides, which need not agree for a warm start
+DECIDED = (
+    "network_weight",
+    "is_conservative",
+    "call_weight",
+    "selection",
+    "horizon",
+    "input_range",
+    "start_frames",
+    "is_deterministic",
 )
 
 
@@ -59,45 +49,33 @@ class TaskHead(nn.Module):
     """What one task adds to the shared network: codecs, base predictor, input and output maps, scale and
     bounds.
 
-    description (JSON-able, from ups/models/head_setup.py), with everything but the tensors: name; history and
-    bundle (frames); the facts of `describe_data`; base: {kind, settings}; network_weight (0: the base alone);
-    is_conservative: the training data conserve what the equation conserves; horizon (frames) of the
-    validation rollouts. Raises ValueError if a fact is missing or is not that of the task.
+    Raises ValueError if a fact is not that of the task.
     """
 
-    def __init__(self, description: dict[str, Any], width: int):
+    def __init__(self, facts: HeadFacts, width: int):
         super().__init__()
-        self.name = description["name"]
-        self.task = described_task(description)
-        facts = {"boundary": self.task.boundary, "domain": plain(self.task.domain)}
-        if wrong := [
-            key
-            for key in (*facts, "dt", "parameters", *FITTED)
-            if key not in description or description[key] != facts.get(key, description[key])
-        ]:
-            raise ValueError(
-                f"the weights of {self.name} have the {wrong[0]} {description.get(wrong[0], 'missing')}; "
-                f"expected {facts.get(wrong[0], 'what this version records')}. {AGAIN}"
-            )
-        require_kinds(description, HEAD, self.name)
-        for codec in ("codec", "input_codec", FORCING):
-            require_kinds(description.get(codec) or {}, CODEC, f"{self.name} ({codec})")
-        require_codec(description["codec"], self.task.fields, self.name)
-        require_base(description["base"], len(description["parameters"]), self.name)
-        require_forcing(description, self.task.forcing, self.name)
-        self.history, self.bundle = description["history"], description["bundle"]
-        self.description = description
-        frame = description["dt"] / description.get("time_unit", 1.0)
+        self.name, self.facts = facts.name, facts
+        self.task = described_task({"name": facts.name, **({"own": facts.own} if facts.own else {})})
+        for key, expected in (("boundary", self.task.boundary), ("domain", plain(self.task.domain))):
+            if (found := getattr(facts, key)) != expected:
+                raise ValueError(
+                    f"the weights of {self.name} have the {key} {found}; expected {expected}. {AGAIN}"
+                )
+        for codec in ("codec", "input_codec", "forcing_codec"):
+            require_kinds(getattr(facts, codec) or {}, CODEC, f"{self.name} ({codec})")
+        require_codec(facts.codec, self.task.fields, self.name)
+        require_base(facts.base, len(facts.parameters), self.name)
+        require_forcing(facts.base, facts.codec, facts.forcing_codec, self.task.forcing, self.name)
+        self.history, self.bundle = facts.history, facts.bundle
+        frame = facts.dt / facts.time_unit
         self.log_dt = math.log(frame) if frame > 0 else 0.0
-        self.codec = empty_tokenizer(description["codec"])
-        self.coefficient_codec = (
-            empty_tokenizer(description["input_codec"]) if description["input_codec"] else None
-        )
-        self.forcing_codec = empty_tokenizer(description[FORCING]) if self.task.forcing else None
-        self.base = build_base(description["base"])
+        self.codec = empty_tokenizer(facts.codec)
+        self.coefficient_codec = empty_tokenizer(facts.input_codec) if facts.input_codec else None
+        self.forcing_codec = empty_tokenizer(facts.forcing_codec) if self.task.forcing else None
+        self.base = build_base(facts.base)
         for parameter in self.base.parameters():
             parameter.lr_factor = self.base.lr_factor
-        self.register_buffer("scale", torch.ones(max(1, len(description["parameter_values"]))))
+        self.register_buffer("scale", torch.ones(max(1, len(facts.parameter_values))))
         # normalised bounds of each channel: rollouts are clipped to them, so none blows up
         for name, end in (("low", -math.inf), ("high", math.inf)):
             self.register_buffer(name, torch.full((self.codec.num_channels,), end))
@@ -113,45 +91,40 @@ class TaskHead(nn.Module):
     @property
     def conserved(self) -> Sequence[str]:
         """The fields whose mean over space forecasts keep, if the data do."""
-        return self.task.conserved or self.description.get(CONSERVED, ())
+        return self.task.conserved or self.facts.conserved or ()
 
     @property
     def is_network_used(self) -> bool:
         """Whether the network serves forecasts of the task; otherwise the base alone does."""
-        return self.network_weight > 0
-
-    @property
-    def network_weight(self) -> float:
-        """The weight of the network's output in forecasts, selected by the error of rollouts."""
-        return self.description["network_weight"]
+        return self.facts.network_weight > 0
 
     @property
     def call_weight(self) -> float:
-        """The same in a call that samplers build on, selected by the error of single calls.
+        """The weight of the network's output in a call that samplers build on, selected by the error of
+        single calls.
 
         If the future is random, the mean has the smallest error in a long rollout, and it may be that of the
         base. A member of an ensemble follows one future, call by call.
         """
-        return self.description.get(CALL_WEIGHT, self.network_weight)
+        weight = self.facts.call_weight
+        return self.facts.network_weight if weight is None else weight
 
     @property
     def start_frames(self) -> int:
         """The frames from which the start of a forecast is estimated, 0 if it is the input itself."""
-        is_known = self.base.has_tangent and NOISE in self.description
-        return self.description.get(START_FRAMES, 0) if is_known else 0
+        is_known = self.base.has_tangent and self.facts.noise is not None
+        return (self.facts.start_frames or 0) if is_known else 0
 
     @property
     def is_deterministic(self) -> bool:
         """Whether noise of measurement explains the base's errors: members differ in their start alone."""
-        return NOISE in self.description and self.description.get(DETERMINISTIC, False)
+        return self.facts.noise is not None and bool(self.facts.is_deterministic)
 
-    def record_selection(self, selection: dict[str, Any]) -> None:
-        """Apply a selection of `ups.models.selection.select`, and store its numbers with the weights."""
-        self.description |= {"network_weight": selection["network_weight"], SELECTION: selection}
-
-    def record_call_selection(self, selection: dict[str, Any]) -> None:
-        """Apply a selection by single calls, for a task that is sampled."""
-        self.description[CALL_WEIGHT] = selection["network_weight"]
+    def with_facts(self, **changes: Any) -> "TaskHead":
+        """A head with the same tensors and base under other facts."""
+        head = copy.copy(self)
+        head._modules, head.facts = dict(self._modules), replace(self.facts, **changes)
+        return head
 
     def findings(self) -> list[str]:
         """The findings of the base in words, and the offsets of the fields in them."""
@@ -188,7 +161,7 @@ class TaskHead(nn.Module):
         Raises ValueError for another number of parameters than the task has, or for a value that the base was
         not fitted on if it serves fitted values only.
         """
-        names, device = list(self.description["parameters"]), self.scale.device
+        names, device = list(self.facts.parameters), self.scale.device
         if self.forcing_codec is not None and forcing is not None:
             forcing = self.forcing_codec.bridged(forcing)
         if parameters.ndim != 2 or parameters.shape[1] != len(names):
@@ -203,7 +176,7 @@ class TaskHead(nn.Module):
                 send(torch.zeros(parameters.shape[0], dtype=torch.long), device),
                 forcing=forcing,
             )
-        values = torch.tensor(self.description["parameter_values"], dtype=torch.float64)
+        values = torch.tensor(self.facts.parameter_values, dtype=torch.float64)
         logs, trained = self._scaled(parameters.double()), self._scaled(values.reshape(len(values), -1))
         distance, nearest = (logs[:, None, : trained.shape[1]] - trained).abs().amax(-1).min(1)
         if self.base.needs_fitted_parameters:
@@ -250,7 +223,7 @@ class TaskHead(nn.Module):
         """Columns of parameters (n, P or fewer): the logarithm if all trained values are above zero, else
         divided by the largest magnitude.
         """
-        spans = list(self.description["parameters"].values())[: parameters.shape[1]]
+        spans = list(self.facts.parameters.values())[: parameters.shape[1]]
         return torch.stack(
             [
                 column.log() if low > 0 else column / (max(-low, high) or 1.0)
@@ -266,7 +239,7 @@ class TaskHead(nn.Module):
         if torch.is_grad_enabled():
             refuse_gradient(self.name, "its base serves the fitted parameter values alone", given)
         is_fitted = (distance <= SAME).all()  # NaN is not
-        asked, values = f"{self.name} was asked for the parameter value", self.description["parameter_values"]
+        asked, values = f"{self.name} was asked for the parameter value", self.facts.parameter_values
         expected = (
             f"expected one of {values}, for which its {self.base.kind} was fitted. Add the value to "
             f"task.{self.name}.parameters and train, or choose another base."
@@ -278,7 +251,7 @@ class TaskHead(nn.Module):
 
     def take(self, parent: "TaskHead") -> str:
         """Copy the weights of another head of this task (ups/models/warm.py); what was copied, in words, ""
-        if history, bundle or patch differ. The base is copied only if both descriptions agree.
+        if history, bundle or patch differ. The base is copied only if the facts agree.
         """
         pairs = [(self.codec, parent.codec), (self.input_codec, parent.input_codec)]
         if self.task.forcing or parent.task.forcing:
@@ -294,16 +267,8 @@ class TaskHead(nn.Module):
         if not all(one.is_same(other) for one, other in pairs):
             translate_maps(self, parent)
             return TRANSLATED
-        mine, theirs = (
-            {"time_unit": 1.0}
-            | {
-                key: value
-                for key, value in head.description.items()
-                if key not in (*FITTED, CALL_WEIGHT, SELECTION, *RECORDED)
-            }
-            for head in (self, parent)
-        )
-        if mine == theirs:
+        decided = dict.fromkeys(DECIDED)
+        if replace(self.facts, **decided) == replace(parent.facts, **decided):
             self.load_state_dict(parent.state_dict())
             return AS_IT_WAS
         return copy_maps(self, parent)
@@ -342,10 +307,7 @@ class TaskHead(nn.Module):
         """Whether `keep` changes anything: bounds do only if the user declares them, a mask always does."""
         is_bounded = self.task.user_facts is not None and bool(self.task.bounded)
         return (
-            self.description["is_conservative"]
-            or bool(self.task.still)
-            or is_bounded
-            or self.codec.valid is not None
+            self.facts.is_conservative or bool(self.task.still) or is_bounded or self.codec.valid is not None
         )
 
     def keep(self, w: Tensor, w_start: Tensor) -> Tensor:
@@ -355,7 +317,7 @@ class TaskHead(nn.Module):
         if self.task.user_facts is not None:  # normalisation keeps the order of values
             w = clipped(self.task, w, w_start, self.codec.valid)
         w = with_fixed_fields(self.task, w, w_start)
-        if not self.description["is_conservative"]:
+        if not self.facts.is_conservative:
             return self.codec.held(w)
         u, u_start = self.codec.denormalise(w), self.codec.denormalise(w_start)
         change = correction(self.task, self.conserved, u, u_start, self.codec.valid) / self.codec.std

@@ -1,4 +1,4 @@
-"""Make the head of a task from its cache: description, settings of the base, bounds and scales."""
+"""Make the head of a task from its cache: facts, settings of the base, bounds and scales."""
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
@@ -14,8 +14,8 @@ from ups.models.bases.base import Samples
 from ups.models.bases.per_field import Component, PerField
 from ups.models.bases.units import widened
 from ups.models.conserve import correction
-from ups.models.data_facts import describe_data
-from ups.models.head import CONSERVED, FORCING_RANGE, INPUT_RANGE, TaskHead
+from ups.models.facts import HeadFacts, data_facts
+from ups.models.head import TaskHead
 
 MAX_TRAJECTORIES = 64  # per statistic, stratified by parameter; with 16, bases that blow up were not found
 BATCH = 32
@@ -25,20 +25,20 @@ CONSERVED_TOLERANCE = 1e-5
 NUM_COMPARED = 8  # frames after the first one
 
 
-def head_description(cache: Cache, kind: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """The JSON-able description of a task's head with a base of this kind; see `TaskHead`."""
+def head_facts(cache: Cache, kind: str, settings: dict[str, Any]) -> HeadFacts:
+    """The facts of a task's head with a base of this kind, before anything is decided."""
     task, is_steady = cache.settings, cache.task.is_steady
-    return {
+    return HeadFacts(
         **cache.task.description,
-        "history": 1 if is_steady else task.history,
-        "bundle": 1 if is_steady else task.bundle,
-        **describe_data(cache),
-        "base": {"kind": kind, "settings": settings},
-        "network_weight": 1.0,
-        "is_conservative": False,
+        history=1 if is_steady else task.history,
+        bundle=1 if is_steady else task.bundle,
+        **data_facts(cache),
+        base={"kind": kind, "settings": settings},
+        network_weight=1.0,
+        is_conservative=False,
         # user data may be in any units: the network counts their time in frames
-        "time_unit": cache.dt if cache.task.user_facts is not None and cache.dt else 1.0,
-    }
+        time_unit=cache.dt if cache.task.user_facts is not None and cache.dt else 1.0,
+    )
 
 
 def base_settings(cache: Cache) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def normalised_walls(cache: Cache) -> list[list[float]]:
 
 def unfitted_head(cache: Cache, kind: str, settings: dict[str, Any], device: torch.device) -> TaskHead:
     """A head of width 1 with the codecs of the cache and an unfitted base."""
-    head = TaskHead(head_description(cache, kind, settings), width=1)
+    head = TaskHead(head_facts(cache, kind, settings), width=1)
     head.codec.load_state_dict(cache.tokenizer.state_dict())
     if cache.input_tokenizer is not None:
         head.input_codec.load_state_dict(cache.input_tokenizer.state_dict())
@@ -141,26 +141,28 @@ def conserved_facts(head: TaskHead, cache: Cache) -> dict[str, Any]:
     if not is_sought:
         return {"is_conservative": bool(change.max() <= CONSERVED_TOLERANCE)}
     kept = [name for name in names if change[task.fields.index(name)] <= CONSERVED_TOLERANCE]
-    return {"is_conservative": bool(kept)} | ({CONSERVED: kept} if kept else {})
+    return {"is_conservative": bool(kept)} | ({"conserved": kept} if kept else {})
 
 
-def calibrate(head: TaskHead, cache: Cache, seed: int) -> None:
-    """Set what a head with a fitted base takes from the training data besides: the network's unit, the bounds
-    of the fields and the range of the forcing or the coefficient.
+def calibrated(head: TaskHead, cache: Cache, seed: int) -> TaskHead:
+    """The head with what it takes from the training data once its base is fitted: the network's unit, the
+    bounds of the fields and the range of the forcing or the coefficient.
     """
     head.scale.copy_(residual_scale(head, cache, seed))
     for end, value in zip((head.low, head.high), bounds(head, cache), strict=True):
         end.copy_(value)
+    ranges = {}
     if cache.task.forcing:
-        head.description[FORCING_RANGE] = _physical_range(
+        ranges["forcing_range"] = _physical_range(
             head.forcing_codec, cache, lambda some: head.forcing_of(cache, some, 0, cache.num_frames)
         )
     if cache.task.is_steady:
-        head.description[INPUT_RANGE] = _physical_range(
+        ranges["input_range"] = _physical_range(
             head.input_codec,
             cache,
             lambda some: head.input_codec.decode(cache.inputs(some, head.scale.device)),
         )
+    return head.with_facts(**ranges)
 
 
 @torch.no_grad()

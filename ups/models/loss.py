@@ -12,13 +12,13 @@ from torch import Tensor
 from ups.data.cache import Cache
 from ups.metrics.mask import filled, valid_cells
 from ups.models.bases.base import ParameterBatch
-from ups.models.operator import Operator
+from ups.models.operator import Component, Operator
 from ups.models.shortlist import ROUNDING
 
 # Relative to the standard deviation of the field: a smaller error is not reduced further. float32 rollouts
 # end an order of magnitude below it.
 FLOOR = 1e-4
-COMPONENTS = {"network": "full", "base": "base"}  # name in the log -> component of the operator
+MODELS = ("network", "base")  # compared by `squared_errors`
 
 
 def is_worth_training(scale: Tensor) -> bool:
@@ -82,15 +82,21 @@ def operator_loss(
 
 @torch.no_grad()
 def squared_errors(
-    operator: Operator, cache: Cache, rows: Tensor, context: int, device: torch.device
+    operator: Operator,
+    cache: Cache,
+    rows: Tensor,
+    context: int,
+    device: torch.device,
+    network: Component = "full",
 ) -> Tensor:
     """Sums over space (rows, 4, T, C), float64, of rollouts after the first `context` frames: u_ref^2, its
     squared distance from the mean of the training data, and the squared errors of operator and base.
+    network: the operator's component that is compared with its base.
     """
     head, num_frames = operator.heads[cache.task.name], cache.num_frames - context
     predicted = head.task.predicted
     if len(rows) == 0:  # fewer trajectories than processes
-        shape = (0, 2 + len(COMPONENTS), num_frames, len(head.task.moving))
+        shape = (0, 2 + len(MODELS), num_frames, len(head.task.moving))
         return torch.zeros(shape, dtype=torch.float64, device=device)
 
     zeros = torch.zeros(1, 1, head.codec.num_channels, *[1] * head.task.ndim, device=device)
@@ -102,7 +108,7 @@ def squared_errors(
         space, is_known = tuple(range(3, u_ref.ndim)), valid_cells(u_ref)
         forcing = head.forcing_of(cache, batch, context - 1, num_frames + 1)
         errors = [u_ref, u_ref - mean]
-        for component in COMPONENTS.values():
+        for component in (network, "base"):
             z_pred = operator.rollout(z, head.name, cache.parameters[batch], num_frames, component, forcing)
             errors.append(predicted(head.physical(z_pred).double()) - u_ref)
         return torch.stack([filled(error.square(), is_known).sum(space) for error in errors], 1)
@@ -117,6 +123,5 @@ def pooled(sums: Tensor) -> dict[str, float]:
     reference, _, *squares = sums.sum(0)
     values = [float((square / reference)[reference > 0].sqrt().mean()) for square in squares]
     return {
-        name: value if math.isfinite(value) else math.inf
-        for name, value in zip(COMPONENTS, values, strict=True)
+        name: value if math.isfinite(value) else math.inf for name, value in zip(MODELS, values, strict=True)
     }

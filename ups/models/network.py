@@ -25,7 +25,7 @@ class TaskNetwork(nn.Module):
     def __init__(self, description: dict[str, Any], head: Callable[[dict[str, Any], ModelConfig], nn.Module]):
         super().__init__()
         model, tasks = ModelConfig(**description["model"]), description["tasks"]
-        self.description, self.precision, self.width = description, description["precision"], model.width
+        self._description, self.precision, self.width = description, description["precision"], model.width
         self.names = [task["name"] for task in tasks]
         self.heads = nn.ModuleDict({task["name"]: head(task, model) for task in tasks})
         self.backbone = BACKBONES[model.kind](
@@ -35,3 +35,8 @@ class TaskNetwork(nn.Module):
         for name, parameter in self.named_parameters():
             if (task := task_of(name)) is not None:
                 parameter.task = task
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What config.json stores; a network of the same class is built from it."""
+        return self._description

@@ -12,6 +12,7 @@ finite.
 
 import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,8 +28,8 @@ from ups.data.cache import Cache
 from ups.models.assimilation import with_estimated_start
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.solver import PASS
-from ups.models.data_facts import describe_data, flat_facts
-from ups.models.head import AGAIN, TaskHead
+from ups.models.facts import AGAIN, HeadFacts, data_facts, flat_facts
+from ups.models.head import TaskHead
 from ups.models.head_setup import load_base
 from ups.models.network import TaskNetwork
 from ups.models.rollout import rollout
@@ -37,8 +38,9 @@ from ups.training.stage import load_stage
 MAX_PARAMETERS = 3  # the PDEBench task with the most: cfd2d and cfd3d (eta, zeta, M)
 # of `flat_facts`
 OF_FIELDS = ("grid", "fields", "input grid", "input fields", "forcing fields", "boundary", "domain", "dt")
-# the operator with its network, its base alone, or the one that samplers build on (`TaskHead.call_weight`)
-Component = Literal["full", "base", "call"]
+# the operator with its network, its base alone, the one that samplers build on (`TaskHead.call_weight`), or
+# with another weight of the network's output
+Component = Literal["full", "base", "call"] | float
 
 
 class Operator(TaskNetwork):
@@ -49,7 +51,7 @@ class Operator(TaskNetwork):
     """
 
     def __init__(self, description: dict[str, Any]):
-        super().__init__(description, lambda task, model: TaskHead(task, model.width))
+        super().__init__(description, lambda task, model: TaskHead(HeadFacts.read(task), model.width))
         for head in self.heads.values():
             ends = along(head.task.boundary, head.task.ndim)
             for n, end in zip(head.codec.tokens, ends, strict=True):
@@ -74,6 +76,15 @@ class Operator(TaskNetwork):
             )
         return self.heads[task]
 
+    @property
+    def description(self) -> dict[str, Any]:
+        return self.described()
+
+    def described(self, decided: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
+        """What config.json stores. decided: task -> facts that replace those of its head."""
+        facts = [replace(head.facts, **(decided or {}).get(name, {})) for name, head in self.heads.items()]
+        return self._description | {"tasks": [one.described() for one in facts]}
+
     def use_solvers(self, solvers: Mapping[str, Callable[..., Any]]) -> "Operator":
         """Set the user's functions (task -> step) of the bases that call one. Raises ValueError for a task
         without its function.
@@ -94,7 +105,7 @@ class Operator(TaskNetwork):
         any_codec: allow a codec other than the cache's, for forecasts of fields instead of its latents.
         """
         head = self.head(cache.task.name)
-        now, then = flat_facts(describe_data(cache)), flat_facts(head.description)
+        now, then = flat_facts(data_facts(cache)), flat_facts(vars(head.facts))
         wrong = [
             (f"the {fact} {now[fact]}", then[fact])
             for fact in now
@@ -126,7 +137,8 @@ class Operator(TaskNetwork):
         nothing waits for the device.
         """
         head = self._checked(z, task, parameters)
-        weight = {"full": head.network_weight, "base": 0.0, "call": head.call_weight}[component]
+        weights = {"full": head.facts.network_weight, "base": 0.0, "call": head.call_weight}
+        weight = weights.get(component, component)
         z_base = head.predict_base(z, parameters, not weight)
         if not weight:
             return z_base, z_base

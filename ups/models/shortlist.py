@@ -4,7 +4,6 @@ Bases with equal errors on the data may differ by orders of magnitude beyond the
 coefficients that are fitted where the data are, and grows elsewhere.
 """
 
-import copy
 import itertools
 import math
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from ups.metrics.errors import ERROR, rmse
 from ups.metrics.intervals import compare, ratio
 from ups.metrics.spectra import rms, space_axes
 from ups.models.assimilation import can_estimate, estimated
-from ups.models.head import START_FRAMES, TaskHead
+from ups.models.head import TaskHead
 from ups.models.rollout import rollout
 
 NUM_BOOTSTRAP = 1000
@@ -182,17 +181,17 @@ class Shortlist:
 
     def evaluate(self, name: str, head: TaskHead) -> Candidate:
         """The candidate with the errors of its rollouts: from an estimated start if that is clearly better,
-        and then its description says so."""
-        head.description.pop(START_FRAMES, None)
-        candidate = evaluate_candidate(name, head, self.cache, self.context, self.rows)
+        and then its facts say so."""
+
+        def evaluated(start_frames: int | None) -> Candidate:
+            one = head.with_facts(start_frames=start_frames)
+            return evaluate_candidate(name, one, self.cache, self.context, self.rows)
+
         if not can_estimate(head, self.context):
-            return candidate
-        head.description[START_FRAMES] = self.context
-        better = evaluate_candidate(name, head, self.cache, self.context, self.rows)
-        if is_clearly_better(better, candidate, self.cache.trajectory[self.rows], self.seed):
-            return better
-        head.description[START_FRAMES] = 0
-        return candidate
+            return evaluated(None)
+        candidate, better = evaluated(0), evaluated(self.context)
+        is_better = is_clearly_better(better, candidate, self.cache.trajectory[self.rows], self.seed)
+        return better if is_better else candidate
 
     def instability(self, one: Candidate) -> str:
         """How a candidate grows beyond the data, in words; "" if it is stable or the task is steady."""
@@ -236,9 +235,10 @@ class Shortlist:
         best = ties.best
         if (more := best.head.base.with_more_steps()) is None:
             return best
-        head = copy.deepcopy(best.head)
-        head.base, changed = more
-        head.description["base"]["settings"] |= changed
+        finer_base, changed = more
+        base = best.head.facts.base
+        head = best.head.with_facts(base=base | {"settings": base["settings"] | changed})
+        head.base = finer_base
         finer = self.evaluate(f"{best.name}, twice the steps", head)
         least, rounding = ties.error(best), ROUNDING * best.rmse.shape[1]
         if not ties.error(finer) <= max(MAX_RATIO * least, least + rounding) or self.instability(finer):
