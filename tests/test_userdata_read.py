@@ -7,6 +7,7 @@ import lzma
 import os
 import pickle
 import shutil
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -20,7 +21,7 @@ import torch
 import xarray
 import yaml
 import zarr
-from user_files import DT, SMALL, N, T, X, Y, overlay, read, section, waves, well_file, write
+from user_files import DT, ROOT, SMALL, N, T, X, Y, overlay, read, section, waves, well_file, write
 
 from ups.config import load_config
 from ups.data.build_cache import build_cache
@@ -287,6 +288,8 @@ def test_hdf5_with_filters_of_hdf5plugin_is_read(tmp_path):
     both = {"u": ["trajectory", "time", "x"], "v": ["trajectory", "time", "x"]}
     *_, found = read(tmp_path, section(tmp_path, layout=both))
     assert np.array_equal(found[:, :, 0], u) and np.array_equal(found[:, :, 1], u)
+    code = "import sys; from ups.userdata.describe import describe_file; describe_file(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, tmp_path / "a.h5"], cwd=ROOT, check=True)  # imports no filter
 
 
 def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch):
