@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "design.md"
 FACE = "forecaster"  # ups/forecast*.py and ups/hub*.py: one box
-BLOCK = re.compile(r"(?<=```mermaid\n).*?(?=```)", re.DOTALL)
+BLOCK = re.compile(r"(?<=```mermaid\n)flowchart.*?(?=```)", re.DOTALL)
 
 
 def box(name: str) -> str:
