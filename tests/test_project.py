@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packages import PACKAGES
 
 from ups.commands.interpreter import what_lacks
 from ups.config import STAGES, Config, load_config, read_default, read_yaml, to_dict
@@ -22,7 +23,6 @@ from ups.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = sorted(path.name for path in ROOT.glob("*.py"))
-PACKAGES = ("ups", "ups_solvers")
 PRODUCT = [
     *SCRIPTS,
     *sorted(str(path.relative_to(ROOT)) for name in PACKAGES for path in (ROOT / name).rglob("*.py")),
