@@ -22,8 +22,7 @@ from ups.common.user_solver import solvers_of
 from ups.data.cache import Cache, place
 from ups.data.schedule import Batch
 from ups.evaluation import selected
-from ups.models.base_selection import describe_selection, rows_by_parameter
-from ups.models.base_trial import fit_base
+from ups.models.base_selection import describe_selection, fit_base, rows_by_parameter
 from ups.models.loss import is_worth_training, operator_loss, pooled, squared_errors
 from ups.models.operator import Component, Operator, build_operator
 from ups.models.selection import NETWORK_WEIGHTS, SELECTION_FACTOR, scores_of, select
@@ -82,7 +81,7 @@ def main() -> None:
     # ---- data: bases are fitted once and selected by validation rollouts; the tasks are distributed over
     # ranks
     fits = {
-        name: partial(fit_base, cache, config.operator, contexts[name], seed, run.device)
+        name: partial(fit_base, cache, config.operator.base_steps, contexts[name], seed, run.device)
         for name, cache in caches.items()
     }
     bases = fit_once(run, "bases", fits, "fitting the bases")

@@ -29,10 +29,7 @@ from ups.models.base_selection import (
     rows_by_parameter,
     select_from_shortlist,
 )
-from ups.models.base_trial import MIN_STEPS, TRIAL_FRACTION, after_trial
-from ups.models.facts import HeadFacts
 from ups.models.head import TaskHead
-from ups.models.head_setup import load_base
 from ups.models.loss import is_worth_training, operator_loss, pooled, squared_errors
 from ups.models.operator import Operator, build_operator
 from ups.models.selection import NETWORK_WEIGHTS, SELECTION_FACTOR, select
@@ -58,8 +55,7 @@ def fit_bases(
     watch: Stopwatch,
     budget_seconds: float = math.inf,
 ) -> tuple[TaskHead, float]:
-    """Return the head of the best base and its validation error, after the trial of ups/models/base_trial.py
-    with as few steps as it allows. Rollouts of the bases are not timed.
+    """Return the head of the best base and its validation error. Rollouts of the bases are not timed.
 
     No fit is started after half of the budget.
     """
@@ -77,14 +73,6 @@ def fit_bases(
 
     head, scores = select_from_shortlist(shortlist, of_fields)
     head = head.with_facts(**start_facts(head, cache, context, seed))
-    short = dataclasses.replace(
-        settings, train=dataclasses.replace(settings.train, steps=int(MIN_STEPS / TRIAL_FRACTION))
-    )
-    fitted = {"description": head.facts.described(), "validation_nrmse": scores}, fitted_state(head)
-    facts, weights = after_trial(fitted, cache, short, context, seed, place)
-    if facts["description"] is not fitted[0]["description"]:
-        head = TaskHead(HeadFacts.read(facts["description"]), width=1).to(place)
-        load_base(head, weights)
     return head, scores[head.facts.base["name"]]
 
 

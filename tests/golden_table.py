@@ -54,10 +54,7 @@ def table(run: Path) -> dict[str, Any]:
                     "unstable": base.get("unstable"),
                     "settings": value_hash(base["settings"]),
                 }
-                head |= {
-                    key: facts.get("facts", facts)[key]
-                    for key in ("validation_nrmse", "findings", "trial_nrmse")
-                }
+                head |= {key: facts.get("facts", facts)[key] for key in ("validation_nrmse", "findings")}
             found |= flat(head, f"{stage}/{name}")
         scores = finished.description.get("validation_crps", {})
         found |= flat(scores, f"{stage}/validation_crps")

@@ -69,12 +69,6 @@ def describe_selection(name: str, facts: dict[str, Any]) -> str:
     lines = [
         f"base of {name}: {base['name']}, validation nRMSE {facts['validation_nrmse'][base['name']]:.2e}"
     ]
-    if trials := facts.get("trial_nrmse"):
-        of_each = ", ".join(
-            f"{error:.2e} on {name}" if error is not None else f"blew up on {name}"
-            for name, error in trials.items()
-        )
-        lines.append(f"validation nRMSE of the network after a short training: {of_each}")
     if frames := facts["description"].get("start_frames"):
         lines.append(f"starts of forecasts are estimated from {frames} frames: on validation that is better")
     if base["unstable"]:
