@@ -117,10 +117,10 @@ def equation_of(config: Config, task: str) -> tuple[Equation, Intervals, str]:
     shortlist = empty_shortlist(cache, config.context(task), config.run.seed)
     for name, head in fitted_candidates(cache, config.operator.base_steps, 0, torch.device("cpu")):
         shortlist.add(name, head)
-    if not shortlist.all.kept:
+    if not shortlist.kept:
         return {}, {}, "no equation beats persistence"
     # what `model.equation(task)` returns of a trained model with this base
-    found = found_equation(shortlist.select(shortlist.all).head)
+    found = found_equation(shortlist.select().head)
     values: dict[str, dict[str, float]] = {}
     widths: dict[str, dict[str, float | None]] = {}
     for one in found.terms:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache as cache_once
 
 import torch
@@ -67,11 +67,7 @@ def fit_bases(
         if watch() > budget_seconds / 2:
             break
 
-    def of_fields(fields: Sequence[int]) -> Iterator[tuple[str, TaskHead]]:
-        if watch() <= budget_seconds / 2:
-            yield from fitted_candidates(cache, settings.base_steps, seed, place, fields)
-
-    head, scores = select_from_shortlist(shortlist, of_fields)
+    head, scores = select_from_shortlist(shortlist)
     head = head.with_facts(**start_facts(head, cache, context, seed))
     return head, scores[head.facts.base["name"]]
 

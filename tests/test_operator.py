@@ -1229,3 +1229,10 @@ def test_a_rollout_refuses_a_tensor_that_requires_a_gradient(published):
         published.rollout(z, "burgers1d", torch.tensor([[0.01]]), 2)
     with torch.no_grad():
         assert published.rollout(z, "burgers1d", torch.tensor([[0.01]]), 2).shape[1] == 2
+
+
+def test_a_base_of_another_kind_than_those_of_this_version_is_refused_by_name():
+    description, codecs = describe("advection1d", "propagator")
+    base = {"kind": "per_field", "settings": {"components": []}}
+    with pytest.raises(ValueError, match="advection1d have a base of kind 'per_field'; expected one of "):
+        build((description | {"base": base}, codecs))

@@ -6,7 +6,6 @@ coefficients that are fitted where the data are, and grows elsewhere.
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -41,10 +40,6 @@ class Candidate:
     head: TaskHead
     rmse: Tensor
     ref_rms: Tensor
-
-    def for_fields(self, fields: Sequence[int]) -> "Candidate":
-        """The candidate with the errors of some of the predicted fields."""
-        return replace(self, rmse=self.rmse[..., fields], ref_rms=self.ref_rms[..., fields])
 
     def error(self, num_frames: int | None = None) -> float:
         """Pooled nRMSE over the first frames (None: all) and the fields that are not zero throughout; inf if
@@ -121,37 +116,8 @@ def is_clearly_better(one: Candidate, other: Candidate, groups: Tensor, seed: in
     return high is not None and high < 1
 
 
-class Ties:
-    """The candidates that validation cannot tell from the best, by the errors of some predicted fields."""
-
-    def __init__(self, fields: Sequence[int], groups: Tensor, seed: int):
-        self.fields, self.groups, self.seed = list(fields), groups, seed
-        self.kept: list[Candidate] = []
-
-    def add(self, candidate: Candidate) -> None:
-        """Add a candidate, and drop those that are worse than the best."""
-        if math.isfinite(self.error(candidate)):
-            self.kept.append(candidate)
-            best = self.best
-            self.kept = [one for one in self.kept if one is best or self.is_as_good(one, best)]
-
-    @property
-    def best(self) -> Candidate:
-        """The candidate with the least error."""
-        return min(self.kept, key=self.error)
-
-    def error(self, one: Candidate) -> float:
-        """The pooled nRMSE of the fields."""
-        return one.for_fields(self.fields).error()
-
-    def is_as_good(self, one: Candidate, other: Candidate) -> bool:
-        """`is_as_good` for the fields."""
-        return is_as_good(one.for_fields(self.fields), other.for_fields(self.fields), self.groups, self.seed)
-
-
 class Shortlist:
-    """The best candidates of a task: `Ties` for all fields together (`all`) and for each unit, a field or a
-    vector.
+    """The candidates of a task that validation cannot tell from the best.
 
     rows: validation trajectories; trained: training trajectories, whose growth is allowed. scores: the pooled
     nRMSE of all candidates, inf if one blew up.
@@ -159,25 +125,28 @@ class Shortlist:
 
     def __init__(self, cache: Cache, context: int, rows: Tensor, trained: Tensor, seed: int):
         self.cache, self.context, self.rows, self.trained, self.seed = cache, context, rows, trained, seed
-        spec, groups = cache.task, cache.trajectory[rows]
-        vectors = [[spec.fields.index(name) for name in vector] for vector in spec.vectors]
-        scalars = {*range(len(spec.moving))} - {channel for vector in vectors for channel in vector}
-        units = sorted([*([channel] for channel in scalars), *vectors])
-        self.all = Ties(range(len(spec.moving)), groups, seed)
-        self.units = [
-            Ties(unit, groups, seed) for unit in units if max(unit) < len(spec.moving) and len(units) > 1
-        ]
+        self.groups = cache.trajectory[rows]
+        self.kept: list[Candidate] = []
         self.scores: dict[str, float] = {}
         self._growth: Growth | None = None
         self._instability: dict[str, str] = {}
         self._next_frames: dict[str, Candidate] = {}
 
     def add(self, name: str, head: TaskHead) -> None:
-        """Evaluate a base and add it for all fields and for each unit."""
+        """Evaluate a base and keep it, unless it is worse than the best."""
         candidate = self.evaluate(name, head)
         self.scores[name] = candidate.error()
-        for ties in (self.all, *self.units):
-            ties.add(candidate)
+        if math.isfinite(candidate.error()):
+            self.kept.append(candidate)
+            best = self.best
+            self.kept = [
+                one for one in self.kept if one is best or is_as_good(one, best, self.groups, self.seed)
+            ]
+
+    @property
+    def best(self) -> Candidate:
+        """The candidate with the least error."""
+        return min(self.kept, key=Candidate.error)
 
     def evaluate(self, name: str, head: TaskHead) -> Candidate:
         """The candidate with the errors of its rollouts: from an estimated start if that is clearly better,
@@ -190,8 +159,7 @@ class Shortlist:
         if not can_estimate(head, self.context):
             return evaluated(None)
         candidate, better = evaluated(0), evaluated(self.context)
-        is_better = is_clearly_better(better, candidate, self.cache.trajectory[self.rows], self.seed)
-        return better if is_better else candidate
+        return better if is_clearly_better(better, candidate, self.groups, self.seed) else candidate
 
     def instability(self, one: Candidate) -> str:
         """How a candidate grows beyond the data, in words; "" if it is stable or the task is steady."""
@@ -204,19 +172,17 @@ class Shortlist:
             )
         return self._instability[one.name]
 
-    def select(self, ties: Ties) -> Candidate:
-        """The simplest stable candidate; if none is stable, the best one, with more steps if that makes it
-        stable."""
-        ranked = sorted(ties.kept, key=lambda one: (*one.head.base.complexity, ties.error(one)))
+    def select(self) -> Candidate:
+        """The simplest stable candidate; if none is stable, the best one."""
+        ranked = sorted(self.kept, key=lambda one: (*one.head.base.complexity, one.error()))
         ranked = [
             one
             for place, one in enumerate(ranked)
-            if not any(self.is_better_cellwise(other, one, ties) for other in ranked[place + 1 :])
+            if not any(self.is_better_cellwise(other, one) for other in ranked[place + 1 :])
         ]
-        stable = next((one for one in ranked if not self.instability(one)), None)
-        return stable or self.stabilised(ties)
+        return next((one for one in ranked if not self.instability(one)), self.best)
 
-    def is_better_cellwise(self, one: Candidate, simpler: Candidate, ties: Ties) -> bool:
+    def is_better_cellwise(self, one: Candidate, simpler: Candidate) -> bool:
         """Whether `one` is a cellwise map that beats `simpler` in next frames from every start of the
         validation trajectories. These are many more than the rollouts, which noise may dominate.
         """
@@ -227,24 +193,8 @@ class Shortlist:
                 self._next_frames[each.name] = evaluate_candidate(
                     each.name, each.head, self.cache, self.context, self.rows, is_rolled_out=False
                 )
-        found = (self._next_frames[each.name].for_fields(ties.fields) for each in (one, simpler))
-        return is_clearly_better(*found, ties.groups, self.seed)
-
-    def stabilised(self, ties: Ties) -> Candidate:
-        """The best candidate, with twice its sub-steps if it is then stable and no worse."""
-        best = ties.best
-        if (more := best.head.base.with_more_steps()) is None:
-            return best
-        finer_base, changed = more
-        base = best.head.facts.base
-        head = best.head.with_facts(base=base | {"settings": base["settings"] | changed})
-        head.base = finer_base
-        finer = self.evaluate(f"{best.name}, twice the steps", head)
-        least, rounding = ties.error(best), ROUNDING * best.rmse.shape[1]
-        if not ties.error(finer) <= max(MAX_RATIO * least, least + rounding) or self.instability(finer):
-            return best
-        self.scores[finer.name] = finer.error()
-        return finer
+        found = (self._next_frames[each.name] for each in (one, simpler))
+        return is_clearly_better(*found, self.groups, self.seed)
 
 
 class Growth:
