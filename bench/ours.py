@@ -21,7 +21,7 @@ from ups.config import Config
 from ups.data.cache import Cache, open_cache
 from ups.data.schedule import Batch
 from ups.forecaster import Forecaster
-from ups.models.assimilation import start_facts
+from ups.models.assimilation import cause_of_errors
 from ups.models.base_selection import (
     empty_shortlist,
     fitted_candidates,
@@ -30,10 +30,10 @@ from ups.models.base_selection import (
     select_from_shortlist,
 )
 from ups.models.head import TaskHead
-from ups.models.loss import is_worth_training, operator_loss, pooled, squared_errors
+from ups.models.loss import is_worth_training, operator_loss, squared_errors
 from ups.models.operator import Operator, build_operator
-from ups.models.selection import NETWORK_WEIGHTS, SELECTION_FACTOR, select
 from ups.models.windows import Windows
+from ups.select import NETWORK_WEIGHTS, NOISE, SELECTION_FACTOR, pooled, select_network
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
 RESOLUTION = 10_000  # the schedule's resolution: a share of the budget stands for this many steps
@@ -67,9 +67,10 @@ def fit_bases(
         if watch() > budget_seconds / 2:
             break
 
-    head, scores = select_from_shortlist(shortlist)
-    head = head.with_facts(**start_facts(head, cache, context, seed))
-    return head, scores[head.facts.base["name"]]
+    head, decisions = select_from_shortlist(shortlist)
+    if cause := cause_of_errors(head, cache, context, seed):
+        head = head.with_facts(is_deterministic=cause.chosen == NOISE)
+    return head, shortlist.scores[decisions[0].chosen]
 
 
 def select_network_weight(
@@ -81,7 +82,7 @@ def select_network_weight(
     rows, found = rows_by_parameter(cache, "val", SELECTION_FACTOR * num_validated), {}
     for share in NETWORK_WEIGHTS:
         found[share] = squared_errors(operator, cache, rows, context, place, share)
-    selection = select(found, cache.trajectory[rows], seed, cache.task.is_driven)
+    selection, _ = select_network(cache.task.name, found, cache.trajectory[rows], seed, cache.task.is_driven)
     return selection["network_weight"], found[selection["compared_weight"]]
 
 

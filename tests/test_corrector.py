@@ -40,11 +40,11 @@ from ups.generative.student import (
     pool_number,
     pseudo_huber,
     solve_path,
-    tuning_ratio,
     validate,
 )
 from ups.metrics.proper import fair_crps
 from ups.models.rollout import ensemble_rollout, member_noise, rollout
+from ups.select import tuning_ratio
 from ups.training.optim import build_optimizer, split_parameters
 
 MODEL = ModelConfig(kind="flat", width=16, depth=1, modes=4, kernel_size=5, mlp_ratio=2.0)

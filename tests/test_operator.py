@@ -41,15 +41,14 @@ from ups.models.loss import (
     ROUNDING,
     is_worth_training,
     operator_loss,
-    pooled,
     relative_error,
     relative_field_error,
     squared_errors,
 )
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import rollout
-from ups.models.selection import select
 from ups.models.windows import Windows, augment
+from ups.select import pooled, select_network
 from ups.tasks import TASKS, darcy, diff_react, gas, get_task, ns_incompressible, reacdiff
 from ups.training.optim import build_optimizer, scale_lr
 
@@ -894,7 +893,7 @@ def test_what_is_exported_validates_as_recorded_and_the_network_serves_where_it_
         served = operator.heads[name].facts.network_weight
         found = validated(operator, cache, config.context(name))
         best = min(found, key=lambda weight: pooled(found[weight])["network"])
-        selection = select(found, cache.trajectory[rows], config.run.seed)
+        selection, _ = select_network(name, found, cache.trajectory[rows], config.run.seed)
         # the numbers that decided are stored with the weights
         assert selection == recorded_of and served == selection["network_weight"]
         truth, _, *squares = found[best].sum(0)

@@ -20,6 +20,7 @@ from ups.data.build_cache import build_cache
 from ups.data.cache import Cache, open_cache
 from ups.forecaster import Forecaster
 from ups.models import base_selection
+from ups.models.base_selection import base_scores
 from ups.models.bases.base import Mean, Persistence
 from ups.models.bases.equation import Equation
 from ups.models.bases.propagator import Propagator
@@ -89,7 +90,7 @@ def test_of_bases_that_differ_by_rounding_the_simplest_serves(tmp_path):
         (tmp_path / str(seed)).mkdir()
         cache = cache_of(tmp_path / str(seed), base=["persistence", "propagator"], u=waves(seed=seed))
         facts, _ = base_selection.fit_base(cache, 1, 1, 0, CPU)
-        errors = [error for name, error in facts["validation_nrmse"].items() if name.startswith("propagator")]
+        errors = [error for name, error in base_scores(facts).items() if name.startswith("propagator")]
         assert max(errors) < 1e-5 and facts["description"]["base"]["settings"]["degree"] == 1
 
 
@@ -171,13 +172,13 @@ def test_growth_in_modes_that_the_data_leave_empty_is_found(tmp_path):
     assert selected(cache, wild=wild, calm=calm)[0] == "calm"
     name, description = selected(cache, wild=wild)
     assert name == "wild" and "modes of u that are empty in the data grow" in description["base"]["unstable"]
-    facts = {"description": description, "validation_nrmse": {"wild": 1e-6}}
+    facts = {"description": description, "decisions": []}
     assert (
         "no base as good as this one is stable beyond the data: modes of u"
-        in base_selection.describe_selection("ks", facts)
+        in base_selection.describe_selection(facts)
     )
-    facts = {"description": selected(cache, calm=calm)[1], "validation_nrmse": {"calm": 1e-6}}
-    assert "stable" not in base_selection.describe_selection("ks", facts)
+    facts = {"description": selected(cache, calm=calm)[1], "decisions": []}
+    assert "stable" not in base_selection.describe_selection(facts)
 
 
 def test_growth_of_what_the_data_hold_is_found_where_a_clamp_hides_it(tmp_path):

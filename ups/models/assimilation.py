@@ -9,13 +9,12 @@ gradients with the tangent (by a difference) and the adjoint of the base (Courti
 frames give an ensemble of starts with the covariance of the estimate's error.
 
 A base that can estimate its start is selected with it, if validation forecasts are then better
-(shortlist.py).
+(ups/select.py).
 """
 
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +25,7 @@ from ups.models.bases.base import ParameterBatch
 from ups.models.head import TaskHead
 from ups.models.head_setup import MAX_TRAJECTORIES, rows_by_parameter
 from ups.models.rollout import member_noise
+from ups.select import Decision, explain_errors
 
 NUM_STEPS, NUM_GRADIENTS = 2, 5  # Gauss-Newton steps, and conjugate gradients in each: more change nothing
 DIFFERENCE = 1e-3  # RMS of the change, in normalised fields, whose difference is the tangent
@@ -33,8 +33,7 @@ DIFFERENCE = 1e-3  # RMS of the change, in normalised fields, whose difference i
 MAX_VALUES, MAX_ROW_VALUES = 2**15, 2**16
 QUIET = 0.1  # of the loudest field's noise: sigma of a field without noise
 NUM_ROWS, NUM_MEMBERS = 16, 4  # of the ensemble on validation
-# of a mean square error over that of noise and spread (sigma^2 is known to 6 %), and by chance
-MAX_EXCESS, STANDARD_ERRORS = 1.1, 2.0
+STANDARD_ERRORS = 2.0  # by which the excess of an error over noise and spread may be chance
 
 
 def noise_scale(head: TaskHead) -> Tensor:
@@ -141,13 +140,11 @@ def has_white_noise(head: TaskHead) -> bool:
 
 
 @torch.no_grad()
-def start_facts(head: TaskHead, cache: Cache, context: int, seed: int) -> dict[str, Any]:
-    """What validation says of noisy starts, for `TaskHead.with_facts`; {} for a task without noise.
-
-    is_deterministic: whether noise in the start and in the truth explains the errors of the base; then none
-    is in the dynamics."""
+def cause_of_errors(head: TaskHead, cache: Cache, context: int, seed: int) -> Decision | None:
+    """Whether noise in the start and in the truth explains the errors of the base on validation; then none is
+    in the dynamics. None for a task without noise."""
     if not has_white_noise(head):
-        return {}
+        return None
     task, rows = head.task, rows_by_parameter(cache, "val", MAX_TRAJECTORIES)
     rows = cache.row_blocks(rows, cache.num_frames, len(rows))[0][:NUM_ROWS]
     w = head.codec.decode(cache.batch(rows, 0, cache.num_frames, head.scale.device))
@@ -169,4 +166,4 @@ def start_facts(head: TaskHead, cache: Cache, context: int, seed: int) -> dict[s
         ]
     )
     least = excess.mean(1) - STANDARD_ERRORS * excess.std(1) / math.sqrt(len(rows))
-    return {"is_deterministic": float(least.max()) <= math.log(MAX_EXCESS)}
+    return explain_errors(f"cause of the errors of {head.name}", float(least.max()), len(rows), seed)

@@ -1,12 +1,10 @@
 """Fit every base predictor that a task may use, and select one by validation rollouts.
 
 One-step errors mislead: on steep Burgers fronts a linear propagator is good for one step and useless after
-thirty. So each candidate predicts all frames after the context of held-out trajectories, and the pooled nRMSE
-of these rollouts decides. ups/models/shortlist.py decides between candidates that validation cannot tell
-apart.
+thirty. So each candidate predicts all frames after the context of held-out trajectories (shortlist.py), and
+the pooled nRMSE of these rollouts decides (ups/select.py).
 """
 
-import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +14,7 @@ from torch import Tensor
 
 from ups.common.progress import note
 from ups.data.cache import Cache
-from ups.models.assimilation import start_facts
+from ups.models.assimilation import cause_of_errors
 from ups.models.bases import BASES
 from ups.models.bases.base import Base, Fit, Samples
 from ups.models.head import TaskHead
@@ -30,6 +28,7 @@ from ups.models.head_setup import (
     unfitted_head,
 )
 from ups.models.shortlist import Shortlist, evaluate_candidate
+from ups.select import NOISE, Decision
 
 
 def fit_base(
@@ -37,29 +36,32 @@ def fit_base(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Facts and weights of the selected base of a task, for `fit_once`.
 
-    Facts: description (of the head, for `Operator`), seconds, findings (`Base.findings`) and
-    validation_nrmse: candidate -> number, None if it blew up.
+    Facts: description (of the head, for `Operator`), seconds, findings (`Base.findings`) and decisions: that
+    on the base first, then those on noisy starts.
     """
     started = time.perf_counter()
-    head, scores = select_base(cache, base_steps, context_frames, seed, device)
-    head = head.with_facts(**start_facts(head, cache, context_frames, seed))
+    head, decisions = select_base(cache, base_steps, context_frames, seed, device)
+    if cause := cause_of_errors(head, cache, context_frames, seed):
+        head = head.with_facts(is_deterministic=cause.chosen == NOISE)
+        decisions.append(cause)
     facts = {
         "description": head.facts.described(),
         "seconds": time.perf_counter() - started,
         "findings": head.findings(),
-        "validation_nrmse": {k: (v if math.isfinite(v) else None) for k, v in scores.items()},
+        "decisions": [one.described() for one in decisions],
     }
     return facts, fitted_state(head)
 
 
-def describe_selection(name: str, facts: dict[str, Any]) -> str:
-    """The selected base of a task in words, from the facts of `fit_base`: error, stability, findings."""
+def base_scores(facts: dict[str, Any]) -> dict[str, float | None]:
+    """The pooled nRMSE of every candidate, from the facts of `fit_base`; None if it blew up."""
+    return {name: score for name, (score, *_) in facts["decisions"][0]["candidates"].items()}
+
+
+def describe_selection(facts: dict[str, Any]) -> str:
+    """What validation decided about a base, from the facts of `fit_base`, with its stability and findings."""
     base, horizon = facts["description"]["base"], facts["description"]["horizon"]
-    lines = [
-        f"base of {name}: {base['name']}, validation nRMSE {facts['validation_nrmse'][base['name']]:.2e}"
-    ]
-    if frames := facts["description"].get("start_frames"):
-        lines.append(f"starts of forecasts are estimated from {frames} frames: on validation that is better")
+    lines = [str(Decision.read(one)) for one in facts["decisions"]]
     if base["unstable"]:
         lines.append(
             f"no base as good as this one is stable beyond the data: {base['unstable']}. Trust no "
@@ -70,10 +72,10 @@ def describe_selection(name: str, facts: dict[str, Any]) -> str:
 
 def select_base(
     cache: Cache, base_steps: int, context_frames: int, seed: int, device: torch.device
-) -> tuple[TaskHead, dict[str, float]]:
-    """The head with the selected base, and the pooled nRMSE of every candidate (inf: it blew up).
+) -> tuple[TaskHead, list[Decision]]:
+    """The head with the selected base, and the decisions on the base and the start of its forecasts.
 
-    Raises ValueError if all of them blow up.
+    Raises ValueError if all candidates blow up.
     """
     shortlist = empty_shortlist(cache, context_frames, seed)
     for name, head in fitted_candidates(cache, base_steps, seed, device):
@@ -140,10 +142,8 @@ def report_missing(fits: Fit[Base], who: str) -> Iterator[tuple[str, dict[str, A
         print(f"{who}: {which}, as {reason}")
 
 
-def select_from_shortlist(shortlist: Shortlist) -> tuple[TaskHead, dict[str, float]]:
-    """The complete head with the selected base, and the scores of all candidates. Raises ValueError for an
-    empty shortlist.
-    """
+def select_from_shortlist(shortlist: Shortlist) -> tuple[TaskHead, list[Decision]]:
+    """The complete head with the selected base, and the decisions. Raises ValueError without a candidate."""
     cache, name = shortlist.cache, shortlist.cache.task.name
     if not shortlist.kept:
         raise ValueError(
@@ -151,9 +151,9 @@ def select_from_shortlist(shortlist: Shortlist) -> tuple[TaskHead, dict[str, flo
             f"{', '.join(shortlist.scores)}); expected one that stays finite. Add persistence "
             f"to task.{name}.base, or look at the data with the doctor."
         )
-    best = shortlist.select()
+    best, decisions = shortlist.select()
     head = best.head.with_facts(
         base=best.head.facts.base | {"name": best.name, "unstable": shortlist.instability(best)},
         horizon=1 if cache.task.is_steady else cache.num_frames - shortlist.context,
     )
-    return calibrated(head, cache, shortlist.seed), shortlist.scores
+    return calibrated(head, cache, shortlist.seed), decisions

@@ -1,4 +1,4 @@
-"""Select among fitted bases: of those that validation cannot tell from the best, the simplest that is stable.
+"""Validation of fitted bases: their rollouts, and how they grow beyond the data.
 
 Bases with equal errors on the data may differ by orders of magnitude beyond them: a polynomial has many
 coefficients that are fitted where the data are, and grows elsewhere.
@@ -15,16 +15,13 @@ from ups.common.progress import beat
 from ups.common.seeds import generator
 from ups.common.spectral import FieldTransform
 from ups.data.cache import Cache
-from ups.metrics.errors import ERROR, rmse
-from ups.metrics.intervals import compare, ratio
+from ups.metrics.errors import rmse
 from ups.metrics.spectra import rms, space_axes
 from ups.models.assimilation import can_estimate, estimated
 from ups.models.head import TaskHead
 from ups.models.rollout import rollout
+from ups.select import Decision, Errors, choose, is_as_good, is_clearly_better, select_start
 
-NUM_BOOTSTRAP = 1000
-MAX_RATIO = 1.1  # of errors: a base with a larger one is worse, even if too few trajectories prove it
-ROUNDING = 1e-6  # error of a frame by float32 transforms and sums (8 eps), relative to the field
 NUM_LONG_ROLLOUTS = 16
 LONG_FACTOR = 4  # length of these rollouts, in lengths of the data
 NOISE = 1e-3  # standard deviations, added to their start; modes of the data below it count as empty
@@ -32,23 +29,11 @@ SLACK = 2.0  # factor on the growth that the data allow
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A head with a fitted base, and the errors of its validation rollouts: rmse and ref_rms, (rows, frames,
-    predicted fields), float64."""
+class Candidate(Errors):
+    """A head with a fitted base, and the errors of its validation rollouts."""
 
     name: str
     head: TaskHead
-    rmse: Tensor
-    ref_rms: Tensor
-
-    def error(self, num_frames: int | None = None) -> float:
-        """Pooled nRMSE over the first frames (None: all) and the fields that are not zero throughout; inf if
-        the rollout blew up.
-        """
-        pooled = [values[:, :num_frames].square().mean(0).sqrt() for values in (self.rmse, self.ref_rms)]
-        errors = ratio(*pooled)
-        error = float(errors[~errors.isnan()].mean())
-        return error if math.isfinite(error) else math.inf
 
 
 @torch.no_grad()
@@ -84,43 +69,14 @@ def evaluate_candidate(
         u_pred, u_ref = (predicted(head.codec.denormalise(w).double()) for w in (u_pred, u_ref))
         u_pred = u_pred.nan_to_num(math.inf, math.inf, -math.inf)
         found.append((rmse(u_pred, u_ref).cpu(), rms(u_ref).cpu()))
-    return Candidate(name, head, *(torch.cat(values) for values in zip(*found, strict=True)))
-
-
-def is_as_good(one: Candidate, best: Candidate, groups: Tensor, seed: int) -> bool:
-    """Whether validation cannot tell `one` from `best`, in the first frame and over all frames.
-
-    Their errors differ by rounding, or by less than MAX_RATIO and no more than chance: the paired 95 %
-    interval of their ratio includes 1. groups (rows,): trajectories with one initial condition.
-    """
-    for num_frames in (1, one.rmse.shape[1]):
-        error, least = one.error(num_frames), best.error(num_frames)
-        if error - least <= ROUNDING * num_frames:
-            continue
-        if error > MAX_RATIO * least:
-            return False
-        scores = [
-            {"rmse": each.rmse[:, :num_frames], "ref_rms": each.ref_rms[:, :num_frames]}
-            for each in (one, best)
-        ]
-        low = compare(ERROR["nrmse_pooled"], *scores, NUM_BOOTSTRAP, seed, groups)["low"]
-        if not low or low > 1:
-            return False
-    return True
-
-
-def is_clearly_better(one: Candidate, other: Candidate, groups: Tensor, seed: int) -> bool:
-    """Whether the error of `one` over that of `other` is below 1 by more than chance."""
-    scores = [{"rmse": each.rmse, "ref_rms": each.ref_rms} for each in (one, other)]
-    high = compare(ERROR["nrmse_pooled"], *scores, NUM_BOOTSTRAP, seed, groups)["high"]
-    return high is not None and high < 1
+    return Candidate(*(torch.cat(values) for values in zip(*found, strict=True)), name, head)
 
 
 class Shortlist:
     """The candidates of a task that validation cannot tell from the best.
 
-    rows: validation trajectories; trained: training trajectories, whose growth is allowed. scores: the pooled
-    nRMSE of all candidates, inf if one blew up.
+    rows: validation trajectories; trained: training trajectories, whose growth is allowed. scores, intervals:
+    the pooled nRMSE of all candidates, inf if one blew up. starts: the decisions on their starts.
     """
 
     def __init__(self, cache: Cache, context: int, rows: Tensor, trained: Tensor, seed: int):
@@ -128,6 +84,8 @@ class Shortlist:
         self.groups = cache.trajectory[rows]
         self.kept: list[Candidate] = []
         self.scores: dict[str, float] = {}
+        self.intervals: dict[str, tuple[float | None, float | None]] = {}
+        self.starts: dict[str, Decision] = {}
         self._growth: Growth | None = None
         self._instability: dict[str, str] = {}
         self._next_frames: dict[str, Candidate] = {}
@@ -136,6 +94,11 @@ class Shortlist:
         """Evaluate a base and keep it, unless it is worse than the best."""
         candidate = self.evaluate(name, head)
         self.scores[name] = candidate.error()
+        self.intervals[name] = candidate.interval(self.groups, self.seed)
+        self.keep(candidate)
+
+    def keep(self, candidate: Candidate) -> None:
+        """Keep a candidate and those that validation cannot tell from the best."""
         if math.isfinite(candidate.error()):
             self.kept.append(candidate)
             best = self.best
@@ -158,8 +121,11 @@ class Shortlist:
 
         if not can_estimate(head, self.context):
             return evaluated(None)
-        candidate, better = evaluated(0), evaluated(self.context)
-        return better if is_clearly_better(better, candidate, self.groups, self.seed) else candidate
+        frames = self.context
+        starts = {"last frame": evaluated(0), f"estimated from {frames} frames": evaluated(frames)}
+        question = f"start of forecasts of {head.name} by {name}"
+        self.starts[name] = select_start(question, starts, self.groups, self.seed)
+        return starts[self.starts[name].chosen]
 
     def instability(self, one: Candidate) -> str:
         """How a candidate grows beyond the data, in words; "" if it is stable or the task is steady."""
@@ -172,15 +138,27 @@ class Shortlist:
             )
         return self._instability[one.name]
 
-    def select(self) -> Candidate:
-        """The simplest stable candidate; if none is stable, the best one."""
+    def select(self) -> tuple[Candidate, list[Decision]]:
+        """The simplest stable candidate; if none is stable, the best one. With the decisions on the base and,
+        if there was one, on the start of its forecasts."""
         ranked = sorted(self.kept, key=lambda one: (*one.head.base.complexity, one.error()))
-        ranked = [
-            one
+        tied = {
+            one.name: one
             for place, one in enumerate(ranked)
             if not any(self.is_better_cellwise(other, one) for other in ranked[place + 1 :])
-        ]
-        return next((one for one in ranked if not self.instability(one)), self.best)
+        }
+        decision = choose(
+            f"base of {self.cache.task.name}",
+            {one.name: one.error() for one in ranked} | self.scores,
+            "the simplest that is stable beyond the data, of those that validation cannot tell from the best",
+            lambda name, _: name in tied,
+            lambda name: not self.instability(tied[name]),
+            self.intervals,
+            len(self.rows),
+            self.seed,
+        )
+        [chosen] = (one for one in ranked if one.name == decision.chosen)
+        return chosen, [decision, *(self.starts[name] for name in [chosen.name] if name in self.starts)]
 
     def is_better_cellwise(self, one: Candidate, simpler: Candidate) -> bool:
         """Whether `one` is a cellwise map that beats `simpler` in next frames from every start of the
