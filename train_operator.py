@@ -22,9 +22,10 @@ from ups.common.user_solver import solvers_of
 from ups.data.cache import Cache, place
 from ups.data.schedule import Batch
 from ups.evaluation import selected
-from ups.models.base_selection import describe_selection, fit_base, rows_by_parameter
+from ups.models.base_selection import describe_selection, fit_base
+from ups.models.head_setup import build_operator
 from ups.models.loss import is_worth_training, operator_loss, squared_errors
-from ups.models.operator import Component, Operator, build_operator
+from ups.models.operator import Component, Operator
 from ups.models.windows import Windows
 from ups.select import NETWORK_WEIGHTS, SELECTION_FACTOR, pooled, scores_of, select_network
 from ups.training.ending import main_guard
@@ -56,7 +57,7 @@ def validate(
     """
 
     def errors(name: str, cache: Cache) -> Tensor:
-        rows, shard = rows_by_parameter(cache, "val", count), slice(run.rank, None, run.world)
+        rows, shard = cache.rows_by_parameter("val", count), slice(run.rank, None, run.world)
         sums = squared_errors(operator, cache, rows[shard], contexts[name], run.device, network)
         every = sums.new_zeros(len(rows), *sums.shape[1:])
         every[shard] = sums
@@ -132,7 +133,7 @@ def main() -> None:
     decisions = [record for facts, _ in bases.values() for record in facts["decisions"]]
     found = {weight: validate(operator, caches, contexts, run, count, weight) for weight in NETWORK_WEIGHTS}
     for name, cache in caches.items():
-        groups = cache.trajectory[rows_by_parameter(cache, "val", count)]
+        groups = cache.trajectory[cache.rows_by_parameter("val", count)]
         select_weight = partial(select_network, groups=groups, seed=seed, is_driven=cache.task.is_driven)
         errors_of = {weight: sums[name] for weight, sums in found.items()}
         selection, decision = select_weight(f"forecasts of {name}", errors_of)

@@ -45,13 +45,14 @@ from ups.common.files import value_hash
 from ups.config import ROOT, Config, load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
-from ups.models.assimilation import cause_of_errors, estimated, trajectory
+from ups.models.assimilation import estimated, trajectory
 from ups.models.base_selection import empty_shortlist, fitted_candidates, select_base
 from ups.models.bases import equation
 from ups.models.bases.terms import Term
 from ups.models.bases.units import FieldUnits, unit_of
 from ups.models.found_equation import found_equation
 from ups.models.head import TaskHead
+from ups.models.shortlist import cause_of_errors
 from ups.select import NOISE
 from ups.training.environment import describe_environment
 

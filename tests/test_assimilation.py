@@ -24,10 +24,11 @@ from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.forecaster import Forecaster
 from ups.models import assimilation, shortlist
-from ups.models.assimilation import cause_of_errors, estimated, noise_scale, perturbed, trajectory
+from ups.models.assimilation import estimated, noise_scale, perturbed, trajectory
 from ups.models.base_selection import empty_shortlist, fit_base
 from ups.models.bases.base import Persistence
-from ups.models.operator import build_operator
+from ups.models.head_setup import build_operator
+from ups.models.shortlist import cause_of_errors
 
 SIGMA, CELLS, FRAMES = 0.1, 12, 6
 CPU, NOISE, NUM_CELLS, NUM_FRAMES, DT = torch.device("cpu"), 0.1, 32, 31, 0.1

@@ -61,7 +61,7 @@ from ups.generative.sampling import (
     sample_solutions,
     sample_states,
 )
-from ups.models.head_setup import base_settings, head_description
+from ups.models.head_setup import base_settings, head_facts
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import member_noise, name_starts, rollout
 from ups.models.warm import is_trunk
@@ -498,7 +498,7 @@ def test_residuals_of_bundles_keep_frames_tokens_and_channels_in_order(config):
         {
             "model": to_dict(config.operator.model),
             "precision": "no",
-            "tasks": [head_description(cache, "persistence", base_settings(cache))],
+            "tasks": [head_facts(cache, "persistence", base_settings(cache)).described()],
         }
     )
     operator.heads[HIDDEN].codec.load_state_dict(cache.tokenizer.state_dict())

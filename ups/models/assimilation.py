@@ -15,25 +15,24 @@ A base that can estimate its start is selected with it, if validation forecasts 
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ups.common.progress import beat
-from ups.data.cache import Cache
 from ups.models.bases.base import ParameterBatch
 from ups.models.head import TaskHead
-from ups.models.head_setup import MAX_TRAJECTORIES, rows_by_parameter
 from ups.models.rollout import member_noise
-from ups.select import Decision, explain_errors
+
+if TYPE_CHECKING:
+    pass
 
 NUM_STEPS, NUM_GRADIENTS = 2, 5  # Gauss-Newton steps, and conjugate gradients in each: more change nothing
 DIFFERENCE = 1e-3  # RMS of the change, in normalised fields, whose difference is the tangent
 # values of a frame: of rows that are estimated together, and at most of one (0.5 and 1 GB for 8 sub-steps)
 MAX_VALUES, MAX_ROW_VALUES = 2**15, 2**16
 QUIET = 0.1  # of the loudest field's noise: sigma of a field without noise
-NUM_ROWS, NUM_MEMBERS = 16, 4  # of the ensemble on validation
-STANDARD_ERRORS = 2.0  # by which the excess of an error over noise and spread may be chance
 
 
 def noise_scale(head: TaskHead) -> Tensor:
@@ -137,33 +136,3 @@ def has_white_noise(head: TaskHead) -> bool:
     """Whether frames have noise of measurement whose effect on forecasts can be computed."""
     task = head.task
     return bool(head.facts.noise) and not (task.is_steady or task.positive or task.forcing)
-
-
-@torch.no_grad()
-def cause_of_errors(head: TaskHead, cache: Cache, context: int, seed: int) -> Decision | None:
-    """Whether noise in the start and in the truth explains the errors of the base on validation; then none is
-    in the dynamics. None for a task without noise."""
-    if not has_white_noise(head):
-        return None
-    task, rows = head.task, rows_by_parameter(cache, "val", MAX_TRAJECTORIES)
-    rows = cache.row_blocks(rows, cache.num_frames, len(rows))[0][:NUM_ROWS]
-    w = head.codec.decode(cache.batch(rows, 0, cache.num_frames, head.scale.device))
-    raw = cache.parameters[rows].repeat_interleave(NUM_MEMBERS, 0)
-    given, w_ref = w[:, :context], task.predicted(w[:, context:])
-    start = perturbed(head, given, seed, rows.tolist(), NUM_MEMBERS).flatten(0, 1)
-    start = estimated(head, start, raw) if head.start_frames else start[:, -head.history :]
-    frames = trajectory(head, start, head.parameter_batch(raw), head.history + w_ref.shape[1])
-    members = task.predicted(frames[:, head.history :]).unflatten(0, (-1, NUM_MEMBERS))
-    valid = task.predicted(head.codec.held(torch.ones_like(given[:1, :1])))
-    noise = valid * task.predicted(noise_scale(head).expand_as(given[0, 0])).square()
-    explained = (1 + 1 / NUM_MEMBERS) * members.var(1) + noise
-    error = (members.mean(1) - w_ref).square()
-    # all leads and late ones, as noise in the dynamics adds up; by row, as chaos drives few of them far apart
-    excess = torch.stack(
-        [
-            (error[:, first:].flatten(1).mean(1) / explained[:, first:].flatten(1).mean(1)).log()
-            for first in (0, error.shape[1] // 2)
-        ]
-    )
-    least = excess.mean(1) - STANDARD_ERRORS * excess.std(1) / math.sqrt(len(rows))
-    return explain_errors(f"cause of the errors of {head.name}", float(least.max()), len(rows), seed)

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ups.common.progress import note
 from ups.data.cache import Cache
-from ups.models.assimilation import cause_of_errors
 from ups.models.bases import BASES
 from ups.models.bases.base import Base, Fit, Samples
 from ups.models.head import TaskHead
@@ -24,10 +23,9 @@ from ups.models.head_setup import (
     calibrated,
     conserved_facts,
     fitted_state,
-    rows_by_parameter,
     unfitted_head,
 )
-from ups.models.shortlist import Shortlist, evaluate_candidate
+from ups.models.shortlist import Shortlist, cause_of_errors, evaluate_candidate
 from ups.select import NOISE, Decision
 
 
@@ -88,8 +86,8 @@ def empty_shortlist(cache: Cache, context_frames: int, seed: int) -> Shortlist:
     return Shortlist(
         cache,
         context_frames,
-        rows_by_parameter(cache, "val", MAX_TRAJECTORIES),
-        rows_by_parameter(cache, "train", MAX_TRAJECTORIES),
+        cache.rows_by_parameter("val", MAX_TRAJECTORIES),
+        cache.rows_by_parameter("train", MAX_TRAJECTORIES),
         seed,
     )
 
@@ -98,7 +96,7 @@ def base_error(head: TaskHead, cache: Cache, context_frames: int) -> float:
     """Pooled nRMSE of the base alone over validation rollouts (single calls for a steady task), of the
     predicted fields that are not zero throughout; inf if it blows up.
     """
-    rows = rows_by_parameter(cache, "val", MAX_TRAJECTORIES)
+    rows = cache.rows_by_parameter("val", MAX_TRAJECTORIES)
     return evaluate_candidate("", head, cache, context_frames, rows).error()
 
 

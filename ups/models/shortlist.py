@@ -1,4 +1,5 @@
-"""Validation of fitted bases: their rollouts, and how they grow beyond the data.
+"""Validation of fitted bases: their rollouts, how they grow beyond the data, and whether noise explains their
+errors.
 
 Bases with equal errors on the data may differ by orders of magnitude beyond them: a polynomial has many
 coefficients that are fitted where the data are, and grows elsewhere.
@@ -17,15 +18,32 @@ from ups.common.spectral import FieldTransform
 from ups.data.cache import Cache
 from ups.metrics.errors import rmse
 from ups.metrics.spectra import rms, space_axes
-from ups.models.assimilation import can_estimate, estimated
+from ups.models.assimilation import (
+    can_estimate,
+    estimated,
+    has_white_noise,
+    noise_scale,
+    perturbed,
+    trajectory,
+)
 from ups.models.head import TaskHead
 from ups.models.rollout import rollout
-from ups.select import Decision, Errors, choose, is_as_good, is_clearly_better, select_start
+from ups.select import (
+    Decision,
+    Errors,
+    choose,
+    explain_errors,
+    is_as_good,
+    is_clearly_better,
+    select_start,
+)
 
 NUM_LONG_ROLLOUTS = 16
 LONG_FACTOR = 4  # length of these rollouts, in lengths of the data
 NOISE = 1e-3  # standard deviations, added to their start; modes of the data below it count as empty
 SLACK = 2.0  # factor on the growth that the data allow
+NUM_NOISY, NUM_MEMBERS = 16, 4  # trajectories and members of the ensemble that explains errors
+STANDARD_ERRORS = 2.0  # by which the excess of an error over noise and spread may be chance
 
 
 @dataclass(frozen=True)
@@ -247,3 +265,33 @@ class Growth:
 
     def _names(self, is_wrong: Tensor) -> str:
         return ", ".join(name for name, wrong in zip(self.fields, is_wrong.tolist(), strict=True) if wrong)
+
+
+@torch.no_grad()
+def cause_of_errors(head: TaskHead, cache: Cache, context: int, seed: int) -> Decision | None:
+    """Whether noise in the start and in the truth explains the errors of the base on validation; then none is
+    in the dynamics. None for a task without noise."""
+    if not has_white_noise(head):
+        return None
+    task, rows = head.task, cache.rows_by_parameter("val", NUM_NOISY)
+    rows = cache.row_blocks(rows, cache.num_frames, NUM_NOISY)[0]
+    w = head.codec.decode(cache.batch(rows, 0, cache.num_frames, head.scale.device))
+    raw = cache.parameters[rows].repeat_interleave(NUM_MEMBERS, 0)
+    given, w_ref = w[:, :context], task.predicted(w[:, context:])
+    start = perturbed(head, given, seed, rows.tolist(), NUM_MEMBERS).flatten(0, 1)
+    start = estimated(head, start, raw) if head.start_frames else start[:, -head.history :]
+    frames = trajectory(head, start, head.parameter_batch(raw), head.history + w_ref.shape[1])
+    members = task.predicted(frames[:, head.history :]).unflatten(0, (-1, NUM_MEMBERS))
+    valid = task.predicted(head.codec.held(torch.ones_like(given[:1, :1])))
+    noise = valid * task.predicted(noise_scale(head).expand_as(given[0, 0])).square()
+    explained = (1 + 1 / NUM_MEMBERS) * members.var(1) + noise
+    error = (members.mean(1) - w_ref).square()
+    # all leads and late ones, as noise in the dynamics adds up; by row, as chaos drives few of them far apart
+    excess = torch.stack(
+        [
+            (error[:, first:].flatten(1).mean(1) / explained[:, first:].flatten(1).mean(1)).log()
+            for first in (0, error.shape[1] // 2)
+        ]
+    )
+    least = excess.mean(1) - STANDARD_ERRORS * excess.std(1) / math.sqrt(len(rows))
+    return explain_errors(f"cause of the errors of {head.name}", float(least.max()), len(rows), seed)
