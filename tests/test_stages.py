@@ -987,7 +987,7 @@ def test_every_sampler_of_solutions_is_its_definition(chain, steady, config, mon
         "gaussian": residuals["gaussian"],
         "diffusion": head.unwhiten(sample(prior.velocity(condition), begun, 4), condition),
     }
-    head.description["start"] = "pushed"
+    head.facts = replace(head.facts, start="pushed")
     _, z, _ = steady.fields("reserved", torch.arange(len(bank)))
     blind = posterior_draws(prior, steady, predicted, noise, "blind", bank)
     torch.testing.assert_close(blind, steady.head.physical(z[:, 0])[place])
@@ -1000,7 +1000,7 @@ def test_every_sampler_of_solutions_is_its_definition(chain, steady, config, mon
     monkeypatch.setattr(ups.generative.sampling, "STATES", 3)
     again = posterior_draws(prior, steady, predicted, noise, "prior", bank)
     torch.testing.assert_close(again, draws, rtol=1e-3, atol=1e-6)
-    head.description["start"] = "gaussian"  # the path begins at white noise
+    head.facts = replace(head.facts, start="gaussian")  # the path begins at white noise
     r = head.unwhiten(sample(prior.velocity(condition), noise.flatten(0, 1), 4), condition)
     draws = posterior_draws(prior, steady, predicted, noise, "prior", bank)
     torch.testing.assert_close(draws, steady.solution(guess[:, None], r.view_as(noise)), rtol=1e-3, atol=1e-6)

@@ -16,6 +16,7 @@ from ups.data.schedule import Schedule
 from ups.generative.corrector import (
     STATISTICS_BATCHES,
     Corrector,
+    CorrectorFacts,
     CorrectorHead,
     ResidualBatch,
     fit_head,
@@ -89,7 +90,7 @@ def corrector_with_scales(
 def _fit_scale(residuals: Residuals, section: DiffusionConfig | SteadyConfig, seed: int) -> Fit:
     name, steps, size = residuals.name, section.scale_steps, section.train.batch_size
     torch.manual_seed(generator(seed, "scale", name).initial_seed())
-    head = CorrectorHead(residuals.description, section.model).to(residuals.device)
+    head = CorrectorHead(CorrectorFacts.read(residuals.description), section.model).to(residuals.device)
     schedule = residual_schedule({name: residuals}, "reserved", size, seed + 2)
     uniform = Schedule({name: residuals.windows("reserved")}, size, seed + 6)
 
@@ -136,7 +137,7 @@ def compare_laws(
     def scaled(batches: Sequence[ResidualBatch]) -> Tensor:
         return torch.cat([(r - head.r_mean) / one_scale(head.r_std) for r, *_ in batches])
 
-    mixture = ScaleMixture(head.description["dim"]).to(head.r_std.device)
+    mixture = ScaleMixture(head.facts.dim).to(head.r_std.device)
     mixture.fit(scaled(training))
     whitened = [head.whitened(*batch) for batch in validation]
     log_scale = torch.cat([condition.log_scale for _, condition in whitened]).mean()

@@ -112,15 +112,6 @@ BASE: Rows = {
     "forcing_positive": CHANNELS,
     "forcing_offsets": (each(is_number), "numbers"),
 }
-CORRECTOR_HEAD: Rows = {
-    "sample_error": SIZE,
-    "dim": COUNT,
-    "num_conditions": COUNT,
-    "num_features": WHOLE,
-    "is_localized": FLAG,
-    "tokens": CELLS,
-    "fields": CELLS,
-}
 CORRECTOR: Rows = {"sampler_steps": COUNT, "mid_angle": NUMBER, "is_map": FLAG}
 
 
