@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"common"},
     {"tasks", "metrics"},
-    {"userdata"},
+    {"userdata", "select"},
     {"config"},
     {"data", "training"},
     {"models"},

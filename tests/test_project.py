@@ -31,7 +31,7 @@ TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in PRODUCT}
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 TARGETS = set(re.search(r"^\.PHONY: ((?:.*\\\n)*.*)", MAKEFILE, re.M)[1].replace("\\\n", " ").split())
-SCRIPT_LINES, MODULE_LINES, WIDTH = 200, 400, 110
+SCRIPT_LINES, MODULE_LINES, WIDTH = 200, 600, 110
 CONFIGURED = [name for name in SCRIPTS if name != "predict.py"]  # scripts with a configuration
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
