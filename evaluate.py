@@ -34,7 +34,7 @@ from ups.generative import validation
 from ups.generative.corrector import load_corrector
 from ups.generative.residuals import SteadyResiduals, TransientResiduals
 from ups.models.operator import load_operator
-from ups.report import model_card, report, sections
+from ups.report import decisions, model_card, report, sections
 from ups.results import Results
 from ups.training.environment import describe_environment
 from ups.training.finished import DONE, stage_config
@@ -110,6 +110,8 @@ def main() -> int:
     )
 
     # ---- report
+    folders = {"operator": folder, **{stage: config.run_dir / stage for stage in stages}}
+    decided = decisions.decisions_of(folders, config.run_dir, ensembles)
     facts = {
         "run": config.run.name,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -123,6 +125,7 @@ def main() -> int:
             "bootstrap": settings.num_bootstrap,
         },
         "tasks": tasks,
+        "decisions": [one.described() for one in decided],
         "ensembles": ensembles,
         "steady": priors,
         "stages": config.reported_stages,
@@ -147,6 +150,7 @@ def main() -> int:
     for name, entry in results.steady.items():
         title = f"{name}: prior of partly observed coefficients"
         extra[title] = sections.steady_section(entry, shown[name])
+    extra["decisions"] = decisions.decisions_section(decided)
     with explained(directory, REPORT_BYTES, "run.root"):
         results.save(directory)
         report.write_report(results, samples, history, directory / "report.html", extra)
