@@ -337,7 +337,8 @@ def transient(entry: Entry) -> Iterator[Row]:
     rows = [*corrector(entry)]
     for which, bound in (("student_1", 1.05), ("student_2", 1.03)):
         rows += student(which, entry, bound) if which in entry.models() else ()
-    return (Row(entry.name, *row) for row in rows)
+    for criterion, found, low, high in rows:  # what the report does not have is undefined, and missed
+        yield Row(entry.name, criterion, found or point(None), low, high)
 
 
 def missing(results: Results) -> Iterator[Row]:
@@ -418,7 +419,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--run", type=Path, required=True)
-    results, is_recorded = read_report(parser.parse_args().run / "report")
+    try:
+        results, is_recorded = read_report(parser.parse_args().run / "report")
+    except (ValueError, OSError) as error:
+        print(f"acceptance: {error}", file=sys.stderr)
+        return 1
     rows = [row for entry in results.ensembles.values() for row in transient(entry)]
     rows += [row for entry in results.steady.values() for row in steady(entry)]
     rows += missing(results)

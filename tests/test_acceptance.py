@@ -319,3 +319,24 @@ def test_the_exit_status_is_zero_only_if_every_criterion_is_met(
     assert acceptance.main() == code
     out = capsys.readouterr().out
     assert said in out and out.count("MISS") == len(figures) - int(said.split()[0])
+
+
+@pytest.mark.parametrize("name", ["results.json", "results.csv"])
+def test_a_report_that_is_damaged_or_missing_is_named_in_one_line(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.setattr(sys, "argv", ["acceptance", "--run", str(tmp_path)])
+    Results.of({"run": "r"}).save(tmp_path / "report")
+    (tmp_path / "report" / name).write_text("[]")
+    for _ in range(2):
+        assert acceptance.main() == 1
+        out, error = capsys.readouterr()
+        assert not out and error.startswith("acceptance: ") and error.count("\n") == 1 and name in error
+        (tmp_path / "report" / name).unlink(missing_ok=True)
+
+
+def test_a_figure_that_a_report_does_not_have_is_missed():
+    made = forecast()
+    del made["models"]["corrector"]["one_step"]["ssr"]
+    [table] = Results.of({"ensembles": {"t": made}}).ensembles.values()
+    rows = {row.criterion: row for row in acceptance.transient(table)}
+    row = rows["2b spread/skill one step ahead, all starts"]
+    assert not row.passed and row.found == point(None)

@@ -226,7 +226,7 @@ def test_sections_fit_into_the_page_without_requests(tmp_path):
     results, _, _ = example()
     results["tasks"] = {}
     report.write_report(
-        results,
+        Results.of(results),
         {},
         [],
         tmp_path / "report.html",

@@ -136,7 +136,7 @@ def test_a_one_dimensional_prior_is_plotted_as_lines():
     }
     axes = steady_cases(sample, 0).axes
     assert len(axes) == 3 * len(sample["cases"]) and axes[0].get_ylabel() == "nothing observed"
-    page = steady_section(entry, sample, "map")
+    page = steady_section(Results.of({"steady": {"map": entry}}).steady["map"], sample)
     assert "<svg" in page and "grey cells" not in page
 
 

@@ -23,7 +23,7 @@ import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,7 +92,7 @@ class Entry:
     name: str
     case: str
     facts: Mapping[str, Any]
-    rows: Sequence[Row]
+    rows: Sequence[Row] = field(repr=False)
 
     @cached_property
     def _index(self) -> dict[tuple[str, str, str], list[Row]]:
@@ -149,7 +149,7 @@ class Results:
     """A report: facts (results.json) and the table of its numbers."""
 
     facts: Mapping[str, Any]
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...] = field(repr=False)
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "Results":

@@ -274,14 +274,13 @@ def by_evaluations(entry: Entry) -> Figure | None:
 def coverage_curves(entry: Entry) -> Figure | None:
     """Observed over nominal coverage of central intervals, a panel per lead; the diagonal is calibrated."""
     levels = [f"coverage/{index}" for index in range(len(LEVELS_BY_LEAD))]
-    kept = {}
+    kept, times = {}, []
     for name in featured(entry.models(), COVERAGE_LINES):
         found = [entry.by_lead(name, level) for level in levels]
         if all(found) and np.isfinite(values := np.stack([floats(part["value"]) for part in found])).any():
-            kept[name] = values
+            kept[name], times = values, found[0]["lead"]
     if not kept:
         return None
-    times = found[0]["lead"]
     leads = pick_leads(len(times), LEADS)
     fig = Figure(figsize=(3.1 * max(len(leads), 2), 4.1))
     axes = fig.subplots(1, len(leads), sharey=True, squeeze=False)[0]

@@ -56,10 +56,10 @@ def check_results(data: Any, kind: Any, where: str) -> None:
         expected = "finite number" if float in kinds else kinds[0].__name__
         raise ValueError(
             f"{where} is {'missing' if data is None else reprlib.repr(data)}; expected a {expected}. Make "
-            "the report again; the schema is in ups/report/report.py."
+            "the report again."
         )
     if isinstance(kind, dict):
-        for key in kind.keys() - {"*"} | (data.keys() if "*" in kind else set()):
+        for key in [*(name for name in kind if name != "*"), *(data if "*" in kind else ())]:
             check_results(data.get(key), kind.get(key, kind.get("*")), f"{where}.{key}")
     if isinstance(kind, list):
         for i, item in enumerate(data):
