@@ -26,7 +26,7 @@ from ups.models import assimilation, shortlist
 from ups.models.assimilation import estimated, noise_scale, perturbed, start_facts, trajectory
 from ups.models.base_selection import empty_shortlist, fit_base
 from ups.models.bases.base import Persistence
-from ups.models.operator import build_operator
+from ups.models.head_setup import build_operator
 
 SIGMA, CELLS, FRAMES = 0.1, 12, 6
 CPU, NOISE, NUM_CELLS, NUM_FRAMES, DT = torch.device("cpu"), 0.1, 32, 31, 0.1

@@ -20,7 +20,7 @@ LAYERS = [
     {"generative"},
     {"evaluation"},
     {"report"},
-    {"commands", "forecaster", "forecast_inputs", "forecast_xarray", "__main__"},
+    {"commands", "forecaster", "forecast_inputs", "forecast_xarray", "hub", "hub_client", "__main__"},
 ]
 TOP = len(LAYERS) - 1
 # packages that may import less than their layer allows
@@ -220,3 +220,9 @@ def test_torch_is_not_imported_at_the_start_of(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_diagram_of_the_design_page_is_that_of_the_imports():
+    done = subprocess.run([sys.executable, "docs/diagram.py"], cwd=ROOT, capture_output=True, text=True)
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    assert f"```mermaid\n{done.stdout}```" in page, "run python docs/diagram.py --write"

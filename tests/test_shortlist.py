@@ -23,7 +23,7 @@ from ups.models import base_selection
 from ups.models.bases.base import Mean, Persistence
 from ups.models.bases.equation import Equation
 from ups.models.bases.propagator import Propagator
-from ups.models.operator import build_operator
+from ups.models.head_setup import build_operator
 
 CPU = torch.device("cpu")
 NUM, FRAMES, CELLS, DT = 24, 16, 32, 0.1
