@@ -33,7 +33,7 @@ from ups.generative import validation
 from ups.generative.corrector import load_corrector
 from ups.generative.residuals import SteadyResiduals, TransientResiduals
 from ups.models.operator import load_operator
-from ups.report import model_card, report, sections
+from ups.report import decisions, model_card, report, sections
 from ups.training.environment import describe_environment
 from ups.training.finished import DONE, stage_config
 
@@ -111,6 +111,9 @@ def main() -> int:
     )
 
     # ---- report
+    folders = {"operator": folder, **{stage: config.run_dir / stage for stage in stages}}
+    decided = decisions.decisions_of(folders, config.run_dir, ensembles)
+    extra["decisions"] = decisions.decisions_section(decided)
     results = {
         "run": config.run.name,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -124,6 +127,7 @@ def main() -> int:
             "bootstrap": settings.num_bootstrap,
         },
         "tasks": tasks,
+        "decisions": [one.described() for one in decided],
         "ensembles": ensembles,
         "steady": priors,
         "stages": config.reported_stages,

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"common"},
     {"tasks", "metrics"},
-    {"userdata"},
+    {"userdata", "select"},
     {"config"},
     {"data", "training"},
     {"models"},
@@ -211,7 +211,7 @@ def test_a_cycle_is_found(tmp_path):
         "ups",
         "ups.tasks",
         "ups.config",
-        "ups.training.launch",
+        "ups_launch",
         "ups.commands.interpreter",
         "ups.commands.stages",
     ],

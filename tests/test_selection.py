@@ -1,4 +1,4 @@
-"""Selection on validation (ups/models/selection.py): which weights are kept, whether the network or its base
+"""Selection on validation (ups/select.py): which weights are kept, whether the network or its base
 serves, and the sentences made from the numbers that decided it (ups/evaluation/selected.py)."""
 
 from __future__ import annotations
@@ -7,22 +7,35 @@ import itertools
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
+from finished import write_stage
 from test_operator import build, describe
 from torch import Tensor
 
+from ups.common.files import DamagedError
 from ups.config import ROOT
 from ups.evaluation import gates
 from ups.evaluation.selected import in_words, numbers_in_words, outcome
-from ups.models.loss import pooled
 from ups.models.operator import load_operator
-from ups.models.selection import error_ratios, is_better, is_lost, lost_by_each, scores_of, select
 from ups.models.warm import copy_head
 from ups.report import model_card
+from ups.report.decisions import decisions_of, decisions_section
 from ups.report.summary import paragraph
+from ups.select import (
+    Decision,
+    choose,
+    error_ratios,
+    is_better,
+    is_lost,
+    lost_by_each,
+    pooled,
+    scores_of,
+    select_network,
+)
 from ups.tasks import get_task
 
 ALONE = torch.arange(64)
@@ -33,6 +46,13 @@ CHAOS = [0.05, 0.15, 0.4] + [1.41] * 7  # a network that follows longer and goes
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def select(*given, **more) -> dict:
+    """The record of the selection between network and base, which agrees with the decision."""
+    record, decision = select_network("forecasts of a", *given, **more)
+    assert (decision.chosen == "base alone") == (record["network_weight"] == 0)
+    return record
 
 
 def rollout_squares(ratio: Tensor, seed: int = 0) -> Tensor:
@@ -63,6 +83,54 @@ def serves(network: list[float], base: list[float], **shares: list[float]) -> fl
 
 def beats_its_base(sums: Tensor, groups: Tensor = ALONE) -> bool:
     return is_better(error_ratios(sums, groups, 0))
+
+
+# ---------------------------------------------------------------- the one function that decides
+
+
+def test_the_simplest_stable_candidate_that_ties_with_the_best_is_chosen():
+    scores = {"a": 1.2, "b": 1.05, "c": 1.0, "d": math.nan}
+    asked = []
+
+    def is_stable(name: str) -> bool:
+        asked.append(name)
+        return name == "c"
+
+    def within(factor: float) -> Callable[[str, str], bool]:
+        return lambda name, best: scores[name] <= factor * scores[best]
+
+    assert choose("q", scores, "rule").chosen == "c"
+    assert choose("q", scores, "rule", within(1.1)).chosen == "b"
+    assert choose("q", scores, "rule", within(1.1), is_stable).chosen == "c" and asked == ["b", "c"]
+    assert choose("q", scores, "rule", within(1.1), lambda name: False).chosen == "c"  # the best
+    assert choose("q", {"a": 1.0, "b": 1.0}, "rule").chosen == "a"
+
+
+def test_a_decision_is_strict_json_and_says_what_was_chosen_over_what():
+    found = choose(
+        "base of a", {"a": 0.25, "b": math.inf}, "the best", intervals={"a": (0.2, 0.3)}, rows=8, seed=1
+    )
+    record = json.loads(json.dumps(found.described(), allow_nan=False))
+    assert record["candidates"] == {"a": [0.25, 0.2, 0.3], "b": [None, None, None]}
+    assert Decision.read(record) == found and found.scores == {"a": 0.25, "b": math.inf}
+    with pytest.raises(ValueError, match="'c' is no candidate"):
+        Decision.read(record | {"chosen": "c"})
+    with pytest.raises(ValueError, match="a score is 'x'"):
+        Decision.read(record | {"candidates": {"a": ["x", 0.2, 0.3]}})
+    assert str(found) == "base of a: a 0.250 [0.200, 0.300]; over b not finite (the best)"
+
+
+def test_the_report_shows_what_was_chosen_over_what(tmp_path):
+    found = choose("base of a", {"a<": 0.25, "b": 0.5}, "the best", intervals={"a<": (0.2, 0.3)}, rows=8)
+    folder = tmp_path / "operator"
+    write_stage(folder, {"decisions": [found.described()]}, {})
+    assert decisions_of({"operator": folder}, tmp_path, ["a"]) == [found]
+    page = decisions_section([found])
+    for part in ("base of a", "a&lt;", "0.250", "0.200 – 0.300", "b 0.500", "the best", "8"):
+        assert part in re.sub("<[^>]*>", "", page), part
+    write_stage(folder, {"decisions": [{"question": "base of a"}]}, {})
+    with pytest.raises(DamagedError, match="has no readable decisions .*run make operator"):
+        decisions_of({"operator": folder}, tmp_path, [])
 
 
 # ---------------------------------------------------------------- network or base

@@ -14,7 +14,7 @@ results.json is strict JSON; null means undefined or not finite. A number with a
         ups.metrics.errors.summarise_spectra(...) or {}; "units": field, axis or "time" -> unit, if known;
         "equation": text; "found": lines, the equations of the base; "conserved": fields whose mean the
         equation keeps; "network_is_used": bool; "selection": the validation that decided it
-        (ups.models.selection.select), null for older weights; "offset": field -> the constant that is
+        (ups.select.select_network), null for older weights; "offset": field -> the constant that is
         subtracted if its mean dominates; "measure": the reference of relative errors, in words;
         "comparisons": {"operator / base": {metric: ratio with interval, on the same trajectories}};
         "break_even": ups.evaluation.break_even.assess_break_even(...): "forecasts": N* or null, "n_star":
@@ -27,6 +27,7 @@ results.json is strict JSON; null means undefined or not finite. A number with a
         "claim/task[/model]", "value", "low", "high": number or null, "bound": text, "passed": bool, "reason":
         a sentence, "refuses": the fakes}] from ups.evaluation.gates.check_gates
     usability: {TASK: {"usable": bool, "words": sentences}} from ups.evaluation.gates.check_usability
+    decisions: [ups.select.Decision]
     training: {"steps", "seconds", "parameters", ...}
     ensembles: TASK -> {"task", "members": M, "times": [T], "models": {model: ROW of
         ups.metrics.ensembles.summarise_ensemble with "evaluations_per_state", "networks_per_state" and
