@@ -1,6 +1,6 @@
 """The sections of a configuration: one frozen dataclass each, with names, types and bounds.
 
-The numbers are in configs/default.yaml and, of a task, in its file (ups/tasks): a value that is in neither
+The numbers are in configs/default.yaml and, of a task, in its row (ups/tasks): a value that is in neither
 does not exist.
 """
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ups.common.files import remove_named, replacing, write_atomic
+from ups.common.files import remove_named, replacing, value_hash, write_atomic
 from ups.common.formatting import number
 from ups.common.stages import STAGES
 from ups.evaluation.gates import TRIVIAL, error_of, horizon_of
@@ -28,6 +28,7 @@ SCORES = {
     "ssr": "spread / skill",
     "nrmse_mean": "nRMSE of the mean",
 }
+SIGNATURE = "<!-- sha256 of this card as a report wrote it:"  # last line; a card that differs is kept
 Scores = dict[str, list]  # head and rows of a table, and notes below it
 LICENCES = {
     "generate": "MIT; the data were made by this project's solvers",
@@ -37,13 +38,20 @@ LICENCES = {
 
 
 def write_cards(run_dir: Path, results: Mapping[str, Any], known: Mapping[str, dict], figures: Path) -> None:
-    """Write README.md and images/ to the folder of every stage in `results`.
+    """Write README.md and images/ to the folder of every stage in `results`. A card that somebody changed
+    since it was written is kept, and named.
 
     known: TASK -> its facts (`ups.forecaster.Forecaster.tasks`); figures: folder of the report's figures.
     """
     for stage, tasks in results["stages"].items():
         folder = run_dir / stage
         if not folder.is_dir():
+            continue
+        if _is_changed(folder / CARD):
+            print(
+                f"{folder / CARD} was changed since a report wrote it and is kept, with the numbers and "
+                "pictures of then. Delete it and make the report again for a card of this report."
+            )
             continue
         remove_named(folder / IMAGES, pictures_of_card(folder))
         pictures = {
@@ -56,9 +64,19 @@ def write_cards(run_dir: Path, results: Mapping[str, Any], known: Mapping[str, d
         for path in pictures.values():
             with replacing(folder / IMAGES / path.name) as temporary:
                 shutil.copyfile(path, temporary)
-        write_atomic(
-            folder / CARD, card(stage, results, known, {name: path.name for name, path in pictures.items()})
-        )
+        names = {name: path.name for name, path in pictures.items()}
+        write_atomic(folder / CARD, _signed(card(stage, results, known, names)))
+
+
+def _signed(text: str) -> str:
+    return f"{text}{SIGNATURE} {value_hash(text)} -->\n"
+
+
+def _is_changed(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return _signed(text.rpartition(SIGNATURE)[0]) != text
 
 
 def card(
