@@ -54,7 +54,7 @@ def tried(solve, error: float) -> list[int]:
 
 
 def exact(u: torch.Tensor) -> torch.Tensor:
-    return ADVECTION.integrate(u, parameter=1.0, dt=0.1, num_frames=2)
+    return SOLVERS["advection1d"].integrate(u, parameter=1.0, dt=0.1, num_frames=2)
 
 
 def second_order(u: torch.Tensor) -> torch.Tensor:

@@ -118,7 +118,7 @@ def test_a_decision_is_strict_json_and_says_what_was_chosen_over_what():
         Decision.read(record | {"chosen": "c"})
     with pytest.raises(ValueError, match="a score is 'x'"):
         Decision.read(record | {"candidates": {"a": ["x", 0.2, 0.3]}})
-    assert str(found) == "base of a: a 0.250 [0.200, 0.300]; over b not finite (the best)"
+    assert str(found) == "base of a: a 0.2500 [0.2000, 0.3000]; over b not finite (the best)"
 
 
 def test_the_report_shows_what_was_chosen_over_what(tmp_path):
@@ -127,7 +127,7 @@ def test_the_report_shows_what_was_chosen_over_what(tmp_path):
     write_stage(folder, {"decisions": [found.described()]}, {})
     assert decisions_of({"operator": folder}, tmp_path, ["a"]) == [found]
     page = decisions_section([found])
-    for part in ("base of a", "a&lt;", "0.250", "0.200 – 0.300", "b 0.500", "the best", "8"):
+    for part in ("base of a", "a&lt;", "0.250", "0.200 – 0.300", "b 0.5000", "the best", "8"):
         assert part in re.sub("<[^>]*>", "", page), part
     write_stage(folder, {"decisions": [{"question": "base of a"}]}, {})
     with pytest.raises(DamagedError, match="has no readable decisions .*run make operator"):
