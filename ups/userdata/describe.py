@@ -9,6 +9,7 @@ import numpy as np
 
 from ups.common.files import TOGETHER
 from ups.tasks import TASKS, require_name
+from ups.userdata.conversions import require_films, require_no_scene, require_same_points
 from ups.userdata.describe_axes import (
     Guess,
     fields_of,
@@ -35,7 +36,7 @@ from ups.userdata.describe_grid import grid_lines, in_words, numbers_of
 from ups.userdata.describe_lines import Line, written
 from ups.userdata.fields import MOST_PARAMETERS
 from ups.userdata.inspect_file import is_even, numbers_of_run, tidy
-from ups.userdata.known_layouts import from_pdebench, from_well, is_well, require_films
+from ups.userdata.known_layouts import from_pdebench, from_well, is_well
 from ups.userdata.layout import field_names, field_of
 from ups.userdata.reader import ENOUGH_RUNS
 from ups.userdata.readers import Store, open_store
@@ -58,6 +59,7 @@ def describe_file(path: str) -> str:
 
     Raises ValueError or FileNotFoundError for a path that is no data file, or a file without a field.
     """
+    require_no_scene(Path(path))
     with open_store(path) as store:
         require_films(store)
         name, head = _name(Path(store.path)), _files_line(store)
@@ -118,6 +120,7 @@ def _describe(store: Store) -> tuple[list[Line], float]:
             "file of a field in space."
         )
     require_field(guess)
+    require_same_points(guess)
     cut, num = _choose_windows(guess)
     if guess.is_steady and (len(guess.axes) < 2 or num < FEWEST or _date_axis(guess)):
         raise ValueError(_only_maps(guess, num))

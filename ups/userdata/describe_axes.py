@@ -179,6 +179,8 @@ def words_of(
     stored = store.array(array)
     if stored.axes:
         words = [_word(store, axis, size) for axis, size in zip(stored.axes, stored.shape, strict=True)]
+        num_axes = sum(word not in ("", *WORDS) for word in words)
+        words = [word or _unnamed(size, num_axes) for word, size in zip(words, stored.shape, strict=True)]
         is_known = all(word in (*SPACE, *WORDS) or coordinate(store, [], [word]) for word in words)
         frames = stored.shape[words.index("time")] if "time" in words else 0
         times = next((one.name for one in found if (one.kind, one.size) == ("time", frames)), "")
@@ -219,12 +221,19 @@ def _completed(store: Store, array: str, known: dict[int, str]) -> tuple[list[st
     return [words.get(axis, "single" if axis else "trajectory") for axis in range(len(shape))], is_sure
 
 
+def _unnamed(size: int, num_axes: int) -> str:
+    """The word for an axis without a name among others that have one, as Dedalus stores vectors."""
+    if size == 1:
+        return "single"
+    return "component" if size == num_axes else "channel" if size <= MOST_CHANNELS else "trajectory"
+
+
 def _word(store: Store, axis: str, size: int) -> str:
     """The word for an axis that the file names. An axis whose coordinate does not rise or fall evenly, such
     as levels of pressure, counts channels."""
     word = canonical_word(axis)
-    if word not in WORDS and size == 1:
-        return "single"
+    if not axis or (word not in WORDS and size == 1):
+        return "single" if axis else ""
     place = coordinate(store, [], [axis]) if word not in WORDS else None
     if place is None:
         return re.sub(r"\W", "_", word)
@@ -232,7 +241,7 @@ def _word(store: Store, axis: str, size: int) -> str:
     direction, units = str(attributes.get("axis", "")), str(attributes.get("units", ""))
     if direction == "T" or " since " in units:
         return "time"
-    if direction in ("X", "Y") or is_globe(word, units):
+    if direction in ("X", "Y") or is_globe(word, units) or word in ("x", "y"):
         return word
     # height, depth or pressure (CF conventions, 4.3)
     is_vertical = direction == "Z" or str(attributes.get("positive", "")).lower() in ("up", "down")
@@ -269,7 +278,11 @@ def _is_alike(store: Store, array: str, axis: int, most: int = SAMPLED) -> bool:
     shape = store.array(array).shape
     index = [slice(None, None, max(1, size // SAMPLED)) for size in shape]
     index[axis] = slice(0, most)
-    u = np.moveaxis(np.asarray(store.read(array, tuple(index)), np.float64), axis, 0)
+    return are_alike(np.moveaxis(np.asarray(store.read(array, tuple(index)), np.float64), axis, 0))
+
+
+def are_alike(u: np.ndarray) -> bool:
+    """Whether neighbours along the first axis are alike, as frames and cells are."""
     apart = np.abs(u - u.mean(0)).mean()
     return len(u) > 2 and bool(np.abs(np.diff(u, axis=0)).mean() < FOLLOWS * apart)
 
@@ -277,6 +290,13 @@ def _is_alike(store: Store, array: str, axis: int, most: int = SAMPLED) -> bool:
 def require_field(guess: Guess) -> None:
     """Raise ValueError for arrays that are no fields on a grid: variables of an ODE, points of a mesh,
     stations."""
+    whole = re.sub(r"\.(real|imag)$", "", guess.store.first(guess.array))
+    in_space = guess.store.attributes(whole).get("grid_space")  # of Dedalus
+    if in_space is not None and not np.all(in_space):
+        raise ValueError(
+            f"{guess.store.path} holds coefficients of {guess.array}, along {', '.join(guess.space)}; "
+            "expected values at points. In Dedalus: add_task(.., layout='g')."
+        )
     [axis, *others] = guess.space or [""]
     if others or axis not in guess.words:
         return
@@ -356,6 +376,11 @@ def series_of(guess: Guess) -> dict[str, list[str]]:
     return found
 
 
+def is_scale(store: Store, name: str) -> bool:
+    """Whether HDF5 calls an array a dimension scale."""
+    return "DIMENSION_SCALE" in str(store.attributes(name).get("CLASS", ""))
+
+
 def parameter_lists(guess: Guess) -> list[str]:
     """Lists with one number per trajectory that are no coordinates and may be parameters."""
     store, num = guess.store, guess.num_trajectories
@@ -363,7 +388,7 @@ def parameter_lists(guess: Guess) -> list[str]:
     known |= {array.replace("*", group) for array in guess.axes for group in store.groups(array) or [""]}
     for name in store.names():  # coordinates, and what varies along a named axis
         axes = store.array(name).axes
-        known |= {*axes, *[name] * (canonical_word(" ".join(axes)) in WORDS[1:])}
+        known |= {*axes, *[name] * (canonical_word(" ".join(axes)) in WORDS[1:] or is_scale(store, name))}
     return [
         name
         for name, values in lists_of(store, guess.axes).items()

@@ -7,11 +7,11 @@ import numpy as np
 
 from ups.common.boundary import DIRICHLET, NO_FLUX, PERIODIC
 from ups.tasks.user_task import JUMP, jumps
+from ups.userdata.conversions import resampling
 from ups.userdata.describe_axes import Guess
 from ups.userdata.describe_lines import Line
 from ups.userdata.grid import MOST_UNEVEN, evenness, is_globe, on_walls
 from ups.userdata.inspect_file import Coordinate, is_even_grid, rises, tidy
-from ups.userdata.layout import field_of
 from ups.userdata.masks import averaged, with_nan
 from ups.userdata.readers import Store
 
@@ -110,14 +110,12 @@ def _domain_lines(guess: Guess, ends: dict[str, str], found: dict[str, Coordinat
 
 def _uneven_words(guess: Guess, axis: str, name: str, x: np.ndarray, ratio: float) -> str:
     """The error message for a coordinate of steps that are too uneven to count as equal."""
-    steps, at = np.abs(np.diff(x)), guess.words.index(axis)
+    steps = np.abs(np.diff(x))
     return (
         f"{guess.store.path}: {name} has steps of {steps.min():g} to {steps.max():g}, which differ "
-        f"{ratio:.3g}-fold; expected cells of equal size along {axis}. Resample the fields, as "
-        f"scipy.interpolate.interp1d({name}, {field_of(guess.array)}, axis={at})"
-        f"(numpy.linspace({x.min():g}, {x.max():g}, {len(x)})) does, and describe that file; or write the "
-        f"section yourself, with domain: {{{axis}: [{x.min():g}, {x.max():g}]}}, which counts them as equal: "
-        f"derivatives along {axis} are then wrong by as much."
+        f"{ratio:.3g}-fold; expected cells of equal size along {axis}. Interpolate the fields to such cells; "
+        f"or write the section yourself, with domain: {{{axis}: [{x.min():g}, {x.max():g}]}}, which counts "
+        f"them as equal: derivatives along {axis} are then wrong by as much. {resampling(guess, axis, name)}"
     )
 
 
