@@ -13,6 +13,7 @@ from ups.userdata.conversions import require_films, require_no_scene, require_sa
 from ups.userdata.describe_axes import (
     Guess,
     fields_of,
+    is_table,
     other_reading,
     parameter_lists,
     require_field,
@@ -175,7 +176,7 @@ def _layout_lines(guess: Guess, is_sure: bool) -> list[Line]:
             f"of shape {guess.shape(array)}, of: trajectory, time, channel, component (of a vector), "
             "x, y, z; are these its axes, in order?"
         )
-        if len(words) == 2 and not guess.names:
+        if sum(size > 1 for size in guess.shape(array)) == 2 and not guess.names:
             note = f"{note} Or is it one map, which is no film?"
         arrays.append(Line(array, words, "" if is_sure else note))
     return [Line("layout", tuple(arrays)), *([] if is_sure else other_reading(guess))]
@@ -291,8 +292,9 @@ def _differing_in_runs(guess: Guess) -> list[str]:
 
 def _parameter_lines(guess: Guess) -> list[Line]:
     """parameters: lists of numbers that are no coordinates, and attributes that differ between files."""
-    numbers, differing = numbers_of(guess.store), set()
-    for path in sibling_files(Path(guess.store.path))[:MOST_FILES]:
+    store, differing = guess.store, set()
+    numbers = numbers_of(store)
+    for path in sibling_files(Path(store.path))[:MOST_FILES]:
         with open_store(path) as other:
             there = numbers_of(other)
         differing |= {name for name, value in numbers.items() if there.get(name) != value}
@@ -301,7 +303,7 @@ def _parameter_lines(guess: Guess) -> list[Line]:
         *_differing_in_runs(guess),
         *parameter_lists(guess),
     ][:MOST_PARAMETERS]
-    same = {name: value for name, value in numbers.items() if name not in differing}
+    same = {name: value for name, value in numbers.items() if name not in {*differing, *names}}
     lines = []
     if names:
         places = {field_of(name.rpartition("@")[2]): name for name in names}
@@ -310,6 +312,14 @@ def _parameter_lines(guess: Guess) -> list[Line]:
         note = f"is {in_words(same)} another in further files, and not dt or a length?"
         places = {field_of(name): name for name in [*same][:MOST_PARAMETERS]}
         lines.append(Line("parameters", places, note, is_offered=True))
+    for name in store.names():
+        array = store.array(name)
+        if name not in guess.axes and is_table(array) and guess.num_trajectories in array.shape:
+            note = (
+                f"{name} of shape {array.shape} holds several numbers of each trajectory: does the equation "
+                "depend on them? Then write each as an array of its own, and name it in parameters?"
+            )
+            lines.append(Line(note=note))
     return lines
 
 
