@@ -407,8 +407,10 @@ def test_from_a_declaration_to_a_report_a_forecast_and_a_file(tmp_path):
 
     status, output = make("doctor")
     assert ": OK" in output and (status == 0 or ": failed" in output), output
-    make("train")  # gates may fail after four steps
-    page = (tmp_path / "runs/mine/report/report.html").read_text(encoding="utf-8")
+    _, output = make("train")  # gates may fail after four steps
+    report = tmp_path / "runs/mine/report/report.html"
+    assert report.is_file(), output
+    page = report.read_text(encoding="utf-8")
     card = (tmp_path / "runs/mine/operator/README.md").read_text(encoding="utf-8")
     for unit in (r"\x1b[31mm/s", *stated.values()):
         assert html.escape(unit) in page and markdown(unit) in card
