@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"common"},
-    {"tasks", "metrics"},
+    {"tasks", "metrics", "results"},
     {"userdata", "select"},
     {"config"},
     {"data", "training"},

@@ -25,6 +25,7 @@ from ups.models.warm import copy_head
 from ups.report import model_card
 from ups.report.decisions import decisions_of, decisions_section
 from ups.report.summary import paragraph
+from ups.results import Results
 from ups.select import (
     Decision,
     choose,
@@ -117,7 +118,7 @@ def test_a_decision_is_strict_json_and_says_what_was_chosen_over_what():
         Decision.read(record | {"chosen": "c"})
     with pytest.raises(ValueError, match="a score is 'x'"):
         Decision.read(record | {"candidates": {"a": ["x", 0.2, 0.3]}})
-    assert str(found) == "base of a: a 0.250 [0.200, 0.300]; over b not finite (the best)"
+    assert str(found) == "base of a: a 0.2500 [0.2000, 0.3000]; over b not finite (the best)"
 
 
 def test_the_report_shows_what_was_chosen_over_what(tmp_path):
@@ -126,7 +127,7 @@ def test_the_report_shows_what_was_chosen_over_what(tmp_path):
     write_stage(folder, {"decisions": [found.described()]}, {})
     assert decisions_of({"operator": folder}, tmp_path, ["a"]) == [found]
     page = decisions_section([found])
-    for part in ("base of a", "a&lt;", "0.250", "0.200 – 0.300", "b 0.500", "the best", "8"):
+    for part in ("base of a", "a&lt;", "0.250", "0.200 – 0.300", "b 0.5000", "the best", "8"):
         assert part in re.sub("<[^>]*>", "", page), part
     write_stage(folder, {"decisions": [{"question": "base of a"}]}, {})
     with pytest.raises(DamagedError, match="has no readable decisions .*run make operator"):
@@ -410,8 +411,9 @@ def test_the_sentence_about_the_selection_agrees_with_the_numbers_in_it():
             assert f"at {record['num_leads_compared']} of {record['num_leads']} leads" in words
         # the report and the verdict say the same
         task = a_task(record)
-        text = paragraph({"tasks": {"a": task}, "gates": [], "protocol": {}})
-        judged = gates.usability_of(task, {})["words"]
+        results = Results.of({"tasks": {"a": task}, "gates": [], "protocol": {}})
+        text = paragraph(results)
+        judged = gates.usability_of(results.tasks["a"], None)["words"]
         if kind != "network":
             assert words in judged and numbers_in_words(record) in text
             assert ("better without it" in text) == (kind == "base") and ("no clear difference" in text) == (
@@ -442,12 +444,12 @@ def a_task(record: dict | None) -> dict:
 def test_weights_without_a_record_load_and_no_reason_is_invented():
     operator = load_operator(ROOT / "pretrained" / "operator")
     assert all(head.facts.selection is None for head in operator.heads.values())
-    task = a_task(None)
-    judged = gates.usability_of(task, {})["words"]
+    results = Results.of({"tasks": {"a": a_task(None)}, "gates": [], "protocol": {}})
+    judged = gates.usability_of(results.tasks["a"], None)["words"]
     assert (
         "these weights" not in judged and "no record of the validation" in judged and "better" not in judged
     )
-    assert "The network is not used on a." in paragraph({"tasks": {"a": task}, "gates": [], "protocol": {}})
+    assert "The network is not used on a." in paragraph(results)
 
 
 def test_the_record_of_the_selection_is_saved_with_the_weights_and_allows_a_warm_start():
@@ -465,5 +467,6 @@ def test_the_record_of_the_selection_is_saved_with_the_weights_and_allows_a_warm
 
 def test_the_model_card_states_the_selection_of_each_task():
     record = select({1.0: squares_of([0.3], [0.5])}, ALONE, 0)
-    scores = model_card._forecasts({"tasks": {"a": {**a_task(record), "num_frames_predicted": 1}}})
+    results = Results.of({"tasks": {"a": {**a_task(record), "num_frames_predicted": 1}}})
+    scores = model_card._forecasts(results)
     assert f"a: {in_words(record)}" in scores["notes"]

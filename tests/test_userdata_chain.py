@@ -47,7 +47,8 @@ from ups.models.base_selection import fit_base
 from ups.models.head_setup import build_operator
 from ups.models.windows import symmetry
 from ups.report import leaderboard
-from ups.report.report import write_report, write_results
+from ups.report.report import write_report
+from ups.results import Results
 from ups.tasks import described_task
 from ups.userdata.describe import describe_file
 from ups.userdata.open_files import open_user_files
@@ -336,9 +337,9 @@ def test_from_a_file_to_a_report_and_a_forecast_in_small(tmp_path, monkeypatch, 
         "gates": [],
         "training": {},
     }
-    results["usability"] = check_usability(results)
-    write_results(results, tmp_path / "results.json")
-    write_report(results, {"ks": samples}, [], tmp_path / "report.html", {})
+    results["usability"] = check_usability(Results.of(results))
+    Results.of(results).save(tmp_path)
+    write_report(Results.of(results), {"ks": samples}, [], tmp_path / "report.html", {})
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert ("y from 0 to 1 (no flux)" if data is well else "nu 0.1 to 0.2") in text and "others; " in text
     assert {*(tmp_path / "figures").glob("ks_median_error_*.png")}
@@ -406,8 +407,10 @@ def test_from_a_declaration_to_a_report_a_forecast_and_a_file(tmp_path):
 
     status, output = make("doctor")
     assert ": OK" in output and (status == 0 or ": failed" in output), output
-    make("train")  # gates may fail after four steps
-    page = (tmp_path / "runs/mine/report/report.html").read_text(encoding="utf-8")
+    _, output = make("train")  # gates may fail after four steps
+    report = tmp_path / "runs/mine/report/report.html"
+    assert report.is_file(), output
+    page = report.read_text(encoding="utf-8")
     card = (tmp_path / "runs/mine/operator/README.md").read_text(encoding="utf-8")
     for unit in (r"\x1b[31mm/s", *stated.values()):
         assert html.escape(unit) in page and markdown(unit) in card

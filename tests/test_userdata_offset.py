@@ -19,6 +19,7 @@ from ups.forecaster import Forecaster
 from ups.models.base_selection import base_scores, fit_base
 from ups.models.head_setup import build_operator
 from ups.models.loss import squared_errors
+from ups.results import Results
 from ups.select import pooled
 from ups.tasks import TASKS, Place, get_task, make_user_task
 from ups.userdata.offset import DOMINANT, dominant
@@ -62,7 +63,7 @@ def test_a_large_mean_costs_no_accuracy_and_errors_are_relative_to_the_variation
         assert error == pytest.approx(expected, rel=0.05, abs=1e-6), model
     assert entry["models"]["persistence"]["nrmse"]["value"] > 0.1
     assert cache.floor["test"]["state"]["nrmse"] < 1e-6
-    words = check_usability({"tasks": {"ks": entry}})["ks"]["words"]
+    words = check_usability(Results.of({"tasks": {"ks": entry}}))["ks"]["words"]
     assert words.startswith("Usable: its relative error is ") and "of the RMS of u - 101325" in words
     assert sample["fields"] == ["u - 101325"] and np.abs(sample["u_ref"]).max() < 2 * SIZE  # of figures
     assert base_scores(facts)["persistence"] == pytest.approx(

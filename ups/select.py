@@ -107,8 +107,8 @@ class Decision:
     def words(self, name: str) -> str:
         """A candidate with its score and interval."""
         value, low, high = self.candidates[name]
-        interval = f" [{in_digits(low)}, {in_digits(high)}]" if low is not None and high is not None else ""
-        return f"{name} {'not finite' if value is None else in_digits(value)}{interval}"
+        interval = f" [{in_digits(low, 4)}, {in_digits(high, 4)}]" if None not in (low, high) else ""
+        return f"{name} {'not finite' if value is None else in_digits(value, 4)}{interval}"
 
     def __str__(self) -> str:
         others = self.others
