@@ -23,6 +23,7 @@ from ups.models.bases.flow import Flow
 from ups.models.bases.identify import Identification
 from ups.models.bases.terms import Terms, library
 from ups.models.bases.units import FieldUnits, unit_of
+from ups.models.facts import HeadFacts
 from ups.models.head import TaskHead
 
 CPU = torch.device("cpu")
@@ -97,7 +98,7 @@ def test_coefficients_are_in_the_units_of_the_data(made, name):
 def test_a_served_base_and_the_time_step_of_a_network_do_not_depend_on_the_units(made):
     heads = {}
     for name, (facts, weights) in made.items():
-        heads[name] = TaskHead(facts["description"], width=1)
+        heads[name] = TaskHead(HeadFacts.read(facts["description"]), width=1)
         heads[name].load_state_dict(weights, strict=False)
     w = torch.randn(4, 1, 1, 32, generator=generator(0, "start"))
     parameters = ParameterBatch(torch.zeros(4, 0), torch.zeros(4, dtype=torch.long))
@@ -205,12 +206,14 @@ def test_a_parameter_of_any_size_is_refused_where_it_was_not_fitted(made):
             base = facts["description"]["base"]
             of_one = {**base, "settings": {**base["settings"], "num_parameters": 1}}
             head = TaskHead(
-                {
-                    **facts["description"],
-                    "parameters": {"q": values},
-                    "parameter_values": values,
-                    "base": of_one,
-                },
+                HeadFacts.read(
+                    {
+                        **facts["description"],
+                        "parameters": {"q": values},
+                        "parameter_values": values,
+                        "base": of_one,
+                    }
+                ),
                 width=1,
             )
             for value in values:

@@ -173,17 +173,9 @@ class Results:
             for task, facts in self.facts.get(section, {}).items()
         }
 
-    @cached_property
-    def tasks(self) -> dict[str, Entry]:
-        return self._entries("tasks")
-
-    @cached_property
-    def ensembles(self) -> dict[str, Entry]:
-        return self._entries("ensembles")
-
-    @cached_property
-    def steady(self) -> dict[str, Entry]:
-        return self._entries("steady")
+    tasks = cached_property(lambda self: self._entries("tasks"))
+    ensembles = cached_property(lambda self: self._entries("ensembles"))
+    steady = cached_property(lambda self: self._entries("steady"))
 
     def save(self, folder: Path) -> None:
         """Write results.json and results.csv; each is complete or not there."""

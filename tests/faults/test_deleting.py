@@ -189,6 +189,7 @@ OURS = (
     "operator/memory.json",
     "operator/tensorboard/events.out.tfevents.1.host.2.0",
     "report/report.html",
+    "report/results.csv",
     "report/figures/training.png",
     "report/figures/burgers1d_median_error_u (m).png",
     "report/figures/burgers1d_spectra.png",

@@ -58,8 +58,10 @@ def validate_samplers(
     decisions = []
     for name, source in residuals.items():
         best = {f"{error:g}": _best(crps[name]) for error, crps in crps_by_error.items()}
+        question = f"error of states of {name} sampled by {', '.join(samplers)}"
         rule = "the lowest CRPS of the best sampler; sizes over that of a residual"
-        decisions.append(choose(f"error of sampled states of {name}", best, rule, rows=ERROR_ROWS, seed=seed))
+        rows = len(source.cache.rows_by_parameter("val", ERROR_ROWS))
+        decisions.append(choose(question, best, rule, rows=rows, seed=seed))
         network.heads[name].sample_error = float(decisions[-1].chosen)
         fit_gains(samplers, source, power[name], seed, ranks, is_sampled=True)
     return {CRPS_KEY: _crps_by_sampler(samplers, residuals, contexts, seed, ranks, ROWS)}, decisions

@@ -24,6 +24,7 @@ OPTIONS = {
     "--split": {"default": "test", "choices": ["test", "val"]},
 }
 SHARED = ("grid", "parameters")  # of a task that is compared
+COLUMNS = ("base", "network", "rates", "seed", "parameters", "seconds", "git")  # beside the metric
 COUNTED = ("num_frames_predicted", "num_trajectories")
 MEASURE = "RMS of the truth"  # reference of relative errors in reports of older versions
 
@@ -125,19 +126,7 @@ def _markdown(rows: list[Results], metric: str, task: str | None) -> str:
     settings = ", ".join(
         f"{name} {value}" for name, value in sorted(rows[0].facts["protocol"].items()) if name != "seed"
     )
-    head = [
-        "run",
-        "gates",
-        f"{metric} (geometric mean)",
-        *sorted(tasks),
-        "base",
-        "network",
-        "rates",
-        "seed",
-        "parameters",
-        "seconds",
-        "git",
-    ]
+    head = ["run", "gates", f"{metric} (geometric mean)", *sorted(tasks), *COLUMNS]
     ranked = sorted(rows, key=lambda row: sign * (mean_of(row, metric, task) or sign * float("inf")))
     cells = [
         [
