@@ -24,12 +24,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.command import parse
-from ups.common.boundary import NO_FLUX
 from ups.config import ROOT, Config, load_config
 from ups.data.generate import generation_settings, write_data
 from ups.tasks import darcy, diff_react, diff_sorp, gas, get_task, ns_incompressible, reacdiff, shallow_water
 from ups.tasks.gas_starts import random_1d, random_fields
 from ups.tasks.initial import cell_centres, eigenbasis, random_stream, sample_wave
+from ups_discovery.boundary import NO_FLUX
 
 CONFIG = ROOT / "bench" / "eleven.yaml"
 EDITIONS = {"ns_incom2d": 2}  # higher where a task's numbers are others than before; of the rest 1

@@ -27,7 +27,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ups.common.seeds import generator
 from ups.config import ModelConfig, load_config
 from ups.generative.cell_posterior import CellPosterior, two_levels
 from ups.generative.linear_posterior import LinearPosterior
@@ -38,6 +37,7 @@ from ups.tasks.darcy_grf import LinearObservation
 from ups.tasks.initial import cell_centres
 from ups.training.environment import describe_environment
 from ups.training.optim import fit_averaged
+from ups_discovery.seeds import generator
 
 DATA_SEED, SIZE, TRAINING = 2022, 32, 3200
 PARTICLES, MOVES, LAST_MOVES = 256, 60, 300

@@ -14,9 +14,9 @@ import torch
 import yaml
 from torch import Tensor
 
-from ups.common.boundary import NO_FLUX, PERIODIC
 from ups.config import ROOT
 from ups.tasks.initial import cell_centres, random_stream
+from ups_discovery.boundary import NO_FLUX, PERIODIC
 
 CONFIG = ROOT / "configs" / "small.yaml"  # sizes and rates of our network
 FRACTIONS = {"val_fraction": 0.15, "test_fraction": 0.2}  # of few trajectories

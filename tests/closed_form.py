@@ -28,7 +28,6 @@ from torch import Tensor
 import train_consistency
 import train_operator
 import train_rival
-from ups.common.seeds import generator
 from ups.config import Config, load_config
 from ups.evaluation.ensemble import Ensembles, load_samplers, one_step
 from ups.evaluation.truth import open_truth
@@ -39,6 +38,7 @@ from ups.metrics.proper import fair_crps
 from ups.models.operator import load_operator
 from ups.tasks import get_task
 from ups.tasks.darcy_grf import LinearObservation
+from ups_discovery.seeds import generator
 
 NOISY, FIRM, STEADY = "burgers1d", "advection1d", "darcy2d_grf"
 CELLS, SIDE = 8, 4

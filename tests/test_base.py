@@ -1,4 +1,4 @@
-"""Bases of an axis (ups/common/spectral.py) and base predictors (ups/models/bases/__init__.py) against
+"""Bases of an axis (ups_discovery/spectral.py) and base predictors (ups/models/bases/__init__.py) against
 definitions, exact solutions, hand-set weights."""
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ups.common.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
-from ups.common.spectral import FieldTransform, apply_axes, cosine, fourier_pairs, sine
 from ups.config.bases import BASES as TABLE
 from ups.models.bases import BASES
 from ups.models.bases.base import Base, ParameterBatch, Persistence
@@ -18,6 +16,8 @@ from ups.models.bases.elliptic import Elliptic
 from ups.models.bases.propagator import Propagator, dictionary, monomials
 from ups.models.bases.transport import Transport
 from ups.tasks import burgers, darcy
+from ups_discovery.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
+from ups_discovery.spectral import FieldTransform, apply_axes, cosine, fourier_pairs, sine
 
 NONE = torch.zeros(0)  # no parameter
 

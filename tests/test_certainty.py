@@ -1,4 +1,4 @@
-"""Which found equations are stated, and with which intervals (ups/models/bases/certainty.py, statement.py):
+"""Which found equations are stated, and with which intervals (ups_discovery/certainty.py, statement.py):
 true ones of clean data with intervals that hold the truth, no wrong ones of noisy data, none whose short
 waves grow without bound."""
 
@@ -10,13 +10,13 @@ import pytest
 import torch
 from test_equation import UX, UXX, UXXXX, Trajectories, found, fourier, spectral, waves
 
-from ups.common.seeds import generator
-from ups.models.bases.certainty import BLOCKS, block_of, grows, noise_width, sizes
 from ups.models.bases.equation import Equation
-from ups.models.bases.identify import Identification
-from ups.models.bases.integrate import Model
-from ups.models.bases.statement import with_interval
-from ups.models.bases.terms import library
+from ups_discovery.certainty import BLOCKS, block_of, grows, noise_width, sizes
+from ups_discovery.identify import Identification
+from ups_discovery.integrate import Model
+from ups_discovery.seeds import generator
+from ups_discovery.statement import with_interval
+from ups_discovery.terms import library
 
 MOVED, ONE, TWO = ((0,), ((0, (0,)),)), ((1,), ()), ((2,), ())  # u_x, u, u^2
 NUMBER = re.compile(r"(-?)\s*\(([\d.]+) ± ([\d.]+)\)(e[+-]\d+)?")

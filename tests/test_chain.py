@@ -20,7 +20,6 @@ from closed_form import FIRM, NOISY, STEADY
 from known_answers import check_pairing, names
 
 import prepare_cache
-from ups.common.seeds import generator
 from ups.data.cache import open_cache
 from ups.evaluation import one_step as steps
 from ups.evaluation import steady, transient
@@ -34,6 +33,7 @@ from ups.generative.residuals import StateConditions, SteadyResiduals, Transient
 from ups.generative.sampling import Sampler, predict_with_noise, sample_states
 from ups.models.operator import load_operator
 from ups.tasks import TASKS
+from ups_discovery.seeds import generator
 
 pytestmark = pytest.mark.faults  # minutes of training: of the slow half
 MEMBERS = 4

@@ -10,13 +10,13 @@ import torch
 from test_equation import UX as U_UX
 from test_equation import UXX, Trajectories, cells, coefficients, few, found, fourier, spectral  # noqa: F401
 
-from ups.common.boundary import DIRICHLET, NO_FLUX, PERIODIC
-from ups.common.seeds import generator
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.equation import Equation
-from ups.models.bases.identify import Identification
-from ups.models.bases.integrate import Model, max_steps
-from ups.models.bases.terms import diagonal
+from ups_discovery.boundary import DIRICHLET, NO_FLUX, PERIODIC
+from ups_discovery.identify import Identification
+from ups_discovery.integrate import Model, max_steps
+from ups_discovery.seeds import generator
+from ups_discovery.terms import diagonal
 
 UX, UXXX, UXY = (((0,), ((0, axes),)) for axes in ((0,), (0, 0, 0), (0, 1)))
 # of two fields, u and v

@@ -1,4 +1,4 @@
-"""The equation that is found where noise drives it (ups/models/bases/drift.py): against the equation that
+"""The equation that is found where noise drives it (ups_discovery/drift.py): against the equation that
 made the data, the law's own mean, and what is found when modes are not weighed or both frames of a pair
 explain the second."""
 
@@ -12,17 +12,17 @@ import torch
 from test_certainty import fisher, noisy
 from test_equation import UX, UXX, Trajectories, coefficients, found
 
-from ups.common.seeds import generator
-from ups.models.bases import drift
 from ups.models.bases.base import ParameterBatch
-from ups.models.bases.certainty import Certainty, of_drift
-from ups.models.bases.doubts import UNCLEAR
-from ups.models.bases.drift import Drift
 from ups.models.bases.equation import Equation
-from ups.models.bases.identify import Identification
-from ups.models.bases.integrate import Model
-from ups.models.bases.least_squares import significant
 from ups.tasks import TASKS
+from ups_discovery import drift
+from ups_discovery.certainty import Certainty, of_drift
+from ups_discovery.doubts import UNCLEAR
+from ups_discovery.drift import Drift
+from ups_discovery.identify import Identification
+from ups_discovery.integrate import Model
+from ups_discovery.least_squares import significant
+from ups_discovery.seeds import generator
 
 NU, CELLS, FRAMES, DT = 0.02, 64, 21, 0.05
 

@@ -13,15 +13,16 @@ import pytest
 import torch
 
 from bench import vorticity
-from ups.common.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
-from ups.common.seeds import generator
-from ups.models.bases import identify
+from ups.common import progress
 from ups.models.bases.base import ParameterBatch, Samples
 from ups.models.bases.equation import Equation
-from ups.models.bases.identify import Identification
-from ups.models.bases.integrate import Model
-from ups.models.bases.least_squares import backward_selection, forward_selection, residual, solve
-from ups.models.bases.terms import MOST_TERMS, Terms, difference, library
+from ups_discovery import identify
+from ups_discovery.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
+from ups_discovery.identify import Identification
+from ups_discovery.integrate import Model
+from ups_discovery.least_squares import backward_selection, forward_selection, residual, solve
+from ups_discovery.seeds import generator
+from ups_discovery.terms import MOST_TERMS, Terms, difference, library
 
 # of one channel in 1D: u_t = .. of powers of u and of derivatives
 U, UX, UXX, UXXXX = (
@@ -391,6 +392,14 @@ def test_a_vorticity_that_carries_itself_and_what_stirs_it_are_found():
     for term in carried:  # the fake: a fluid at rest
         base.weight[0, 0, base.terms.terms.index(term)] = 0
     assert (wrong := error()) > 0.1, wrong
+
+
+def test_a_long_fit_reports_progress_to_the_guard(monkeypatch):
+    beats = []
+    monkeypatch.setattr(progress, "watched", SimpleNamespace(beat=lambda: beats.append(1)))
+    k = fourier(32, 1.0)
+    found(Trajectories(spectral(-0.02 * k**2, 0 * k, waves(8, 32, 1), 0.05, 8, 1), 0.05, 1.0))
+    assert len(beats) > 10
 
 
 def test_every_parameter_value_has_its_own_burgers_equation():

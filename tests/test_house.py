@@ -105,9 +105,18 @@ def cycle(root: Path = ROOT) -> list[str]:
     return next((way for name in graph if (way := visit(name, []))), [])
 
 
+def imports_of_ups(root: Path = ROOT) -> list[str]:
+    """Files of the packages beside ups/ that import it."""
+    return [
+        f"{path.relative_to(root)} imports {name}"
+        for path in sorted(root.glob("ups_*/**/*.py"))
+        for name in sorted(imports(path.read_text(encoding="utf-8")))
+    ]
+
+
 def scripts_imported(root: Path = ROOT) -> list[str]:
     scripts = {path.stem for path in root.glob("*.py")} | {"bench", "tests"}
-    files = [*root.glob("*.py"), *(root / "ups").rglob("*.py")]
+    files = [*root.glob("*.py"), *root.glob("ups*/**/*.py")]
     return [
         f"{path.stem} imports {name}"
         for path in files
@@ -129,6 +138,10 @@ def test_nothing_imports_from_layers_above():
 
 def test_no_imports_go_in_a_cycle():
     assert not cycle()
+
+
+def test_the_packages_beside_ups_do_not_import_it():
+    assert not imports_of_ups()
 
 
 def test_the_package_imports_no_script_benchmark_or_test():
@@ -154,6 +167,11 @@ def test_the_package_imports_no_script_benchmark_or_test():
         ("ups/data/cache.py", "import ups.training.run", "data.cache imports training.run"),
         ("train_steady.py", "from train_diffusion import main", "train_steady imports train_diffusion"),
         ("ups/common/files.py", "import bench.compare", "files imports bench.compare"),
+        (
+            "ups_discovery/terms.py",
+            "def f():\n    from ups.common import files",
+            "ups_discovery/terms.py imports common.files",
+        ),
     ],
 )
 def test_a_forbidden_import_is_found(tmp_path, path, text, words):
@@ -168,11 +186,16 @@ def test_a_forbidden_import_is_found(tmp_path, path, text, words):
     ):
         (tmp_path / f"ups/{name}.py").parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / f"ups/{name}.py").touch()
+    (tmp_path / "ups_discovery").mkdir()
     for name in ("train_diffusion.py", "train_steady.py"):
         (tmp_path / name).touch()
-    assert not [*forbidden_imports(tmp_path), *scripts_imported(tmp_path), *cycle(tmp_path)]
+
+    def found() -> list[str]:
+        return [*forbidden_imports(tmp_path), *scripts_imported(tmp_path), *imports_of_ups(tmp_path)]
+
+    assert not [*found(), *cycle(tmp_path)]
     (tmp_path / path).write_text(text)
-    assert words in [*forbidden_imports(tmp_path), *scripts_imported(tmp_path)]
+    assert words in found()
 
 
 def test_a_cycle_is_found(tmp_path):

@@ -27,7 +27,6 @@ from toy_codec import fit_codec
 
 import train_operator
 import ups.training.run
-from ups.common.boundary import BOUNDARIES
 from ups.common.place import make_target
 from ups.common.precision import in_words
 from ups.config import ROOT, OptimConfig, load_config
@@ -52,6 +51,7 @@ from ups.models.selection import select
 from ups.models.windows import Windows, augment
 from ups.tasks import TASKS, darcy, diff_react, gas, get_task, ns_incompressible, reacdiff
 from ups.training.optim import build_optimizer, scale_lr
+from ups_discovery.boundary import BOUNDARIES
 
 MODEL = {"kind": "flat", "width": 16, "depth": 2, "modes": 4, "kernel_size": 5, "mlp_ratio": 2.0}
 HEADS = [("burgers1d", "transport", 2), ("darcy2d", "elliptic", 1), ("diff_react2d", "propagator", 2)]

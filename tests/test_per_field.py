@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from user_files import overlay, section, write
 
-from ups.common.boundary import PERIODIC
 from ups.config import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import Cache, open_cache
@@ -22,6 +21,7 @@ from ups.models.bases.per_field import Component, PerField, components_of, merge
 from ups.models.bases.propagator import Propagator
 from ups.models.bases.solver import Solver
 from ups.models.operator import build_operator
+from ups_discovery.boundary import PERIODIC
 
 CPU = torch.device("cpu")
 NUM, FRAMES, CELLS, DT = 24, 16, 16, 0.1

@@ -166,7 +166,15 @@ def clone(tmp_path_factory) -> Path:
     """The tree as a fresh clone has it, but for a small configs/small.yaml."""
     folder = tmp_path_factory.mktemp("clone")
     for path in ROOT.iterdir():
-        if path.name in ("ups", "configs", "accelerate_configs", "docs", "pretrained", "bench"):
+        if path.name in (
+            "ups",
+            "ups_discovery",
+            "configs",
+            "accelerate_configs",
+            "docs",
+            "pretrained",
+            "bench",
+        ):
             shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__", "out"))
         elif path.suffix == ".py" or path.name in ("Makefile", "requirements.txt", "requirements-dev.txt"):
             shutil.copy(path, folder)

@@ -1,4 +1,4 @@
-"""Equations of frames that are far apart and kicked (ups/models/bases/shooting.py): against the equation that
+"""Equations of frames that are far apart and kicked (ups_discovery/shooting.py): against the equation that
 made the data, where differences in time find nothing and least squares are misled by kicks."""
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import pytest
 import torch
 from test_equation import Trajectories
 
-from ups.common.seeds import generator
-from ups.models.bases import identify, shooting
-from ups.models.bases.certainty import of_equation
-from ups.models.bases.doubts import ILL_POSED
 from ups.models.bases.equation import Equation
-from ups.models.bases.identify import Identification
-from ups.models.bases.integrate import Model
+from ups_discovery import identify, shooting
+from ups_discovery.certainty import of_equation
+from ups_discovery.doubts import ILL_POSED
+from ups_discovery.identify import Identification
+from ups_discovery.integrate import Model
+from ups_discovery.seeds import generator
 
 CELLS, FRAMES, STEPS = 96, 6, 120
 D, K, A = 1.5, 20.0, 0.4  # cells^2 per frame, per frame, threshold

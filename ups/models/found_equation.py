@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ups.common.torch_state import plain_torch
 from ups.models.bases.equation import Equation
-from ups.models.bases.terms import INVERSE, WAVE, Term
+from ups_discovery.terms import INVERSE, WAVE, Term
 
 
 class FoundTerm(NamedTuple):

@@ -19,7 +19,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ups.common.boundary import BOUNDARIES, PERIODIC, along
 from ups.common.place import make_target
 from ups.common.precision import autocast
 from ups.common.torch_state import ONE_CALL, plain_torch, refuse_gradient
@@ -34,6 +33,7 @@ from ups.models.head_setup import load_base
 from ups.models.network import TaskNetwork
 from ups.models.rollout import rollout
 from ups.training.stage import load_stage
+from ups_discovery.boundary import BOUNDARIES, PERIODIC, along
 
 MAX_PARAMETERS = 3  # the PDEBench task with the most: cfd2d and cfd3d (eta, zeta, M)
 # of `flat_facts`

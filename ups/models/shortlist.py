@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from ups.common.progress import beat
-from ups.common.seeds import generator
-from ups.common.spectral import FieldTransform
 from ups.data.cache import Cache
 from ups.metrics.errors import ERROR, rmse
 from ups.metrics.intervals import compare, ratio
@@ -22,6 +20,8 @@ from ups.metrics.spectra import rms, space_axes
 from ups.models.assimilation import can_estimate, estimated
 from ups.models.head import TaskHead
 from ups.models.rollout import rollout
+from ups_discovery.seeds import generator
+from ups_discovery.spectral import FieldTransform
 
 NUM_BOOTSTRAP = 1000
 MAX_RATIO = 1.1  # of errors: a base with a larger one is worse, even if too few trajectories prove it

@@ -9,11 +9,11 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from ups.common.boundary import PERIODIC
 from ups.common.lazy import Tensor, np, torch
 from ups.common.place import make_target
 from ups.tasks.initial import cell_centres, sample_wave, solver, step_of
 from ups.tasks.task import Array, Finding, Task
+from ups_discovery.boundary import PERIODIC
 
 
 @solver("beta")

@@ -23,11 +23,11 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from ups.common.boundary import PERIODIC
 from ups.common.lazy import Tensor, np, torch
 from ups.tasks.forced import num_steps, sample_futures, trajectories
 from ups.tasks.initial import solver
 from ups.tasks.task import Array, Task
+from ups_discovery.boundary import PERIODIC
 
 A, B, EPS = 0.75, 0.06, 0.03
 SIDE = 22.4  # 32 cells of 0.7

@@ -17,11 +17,11 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from ups.common.boundary import PERIODIC
 from ups.common.lazy import Tensor, np, torch
 from ups.common.place import make_target
 from ups.tasks.initial import Wave, sample_wave, solver, step_of
 from ups.tasks.task import Array, Finding, Task
+from ups_discovery.boundary import PERIODIC
 
 BLOCK = 64  # targets that share one reference value: one matrix product sums for all of them
 TAIL = 8.5  # standard deviations of the Gaussian kept: exp(-8.5^2 / 2) = 2e-16

@@ -19,11 +19,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ups.common.boundary import PERIODIC
 from ups.common.lazy import Tensor, np, torch
 from ups.tasks.forced import Forced, num_steps, sample_futures, trajectories
 from ups.tasks.initial import solver
 from ups.tasks.task import Array, Task
+from ups_discovery.boundary import PERIODIC
 
 WAVES = (1, 2, 3)
 AMPLITUDE = 0.5  # an input of 0.375: shocks of about 1.6

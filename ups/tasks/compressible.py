@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ups.common.boundary import OUTFLOW, PERIODIC
 from ups.common.lazy import Tensor, np, torch
 from ups.tasks.gas import Gas, conserved, densities, evolve, primitive, restore
 from ups.tasks.gas_starts import DOMAIN_1D, random_1d, random_fields, shock_tube, turbulence
 from ups.tasks.initial import random_stream, solver, step_of
 from ups.tasks.task import Array, Finding, Task
+from ups_discovery.boundary import OUTFLOW, PERIODIC
 
 CELLS_AT_ONCE = 2**14  # Python limits operations on small arrays, memory those on large ones
 CELL_BYTES = 2**11  # of memory per cell while a 3D trajectory is solved, with 21 frames kept

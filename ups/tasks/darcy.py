@@ -17,10 +17,10 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ups.common.boundary import DIRICHLET
 from ups.common.lazy import Tensor, np, torch
 from ups.tasks.initial import cell_centres, eigenbasis, random_stream, solver
 from ups.tasks.task import Array, Finding, Task
+from ups_discovery.boundary import DIRICHLET
 
 NUM_BUMPS = 5
 MAX_SQUARED_WIDTH = 0.5

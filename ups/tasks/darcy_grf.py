@@ -48,7 +48,7 @@ def eigenvalues(resolution: int) -> Tensor:
 @functools.lru_cache(maxsize=8)
 def _basis(resolution: int) -> Tensor:
     """c_k cos(pi k x_j) at the cell centres, (k, j), float64; its rows have the mean square one."""
-    from ups.common.spectral import cosine  # imports torch
+    from ups_discovery.spectral import cosine  # imports torch
 
     return cosine(resolution) * math.sqrt(resolution)
 

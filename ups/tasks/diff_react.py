@@ -9,11 +9,11 @@ exact diffusion. PDEBench integrates the same system by RK45 at tolerances 1e-3 
 import functools
 import math
 
-from ups.common.boundary import NO_FLUX
 from ups.common.lazy import Tensor, torch
 from ups.tasks.initial import eigenbasis, random_stream, solver, step_of
 from ups.tasks.modes import coefficients, step
 from ups.tasks.task import Array, Task
+from ups_discovery.boundary import NO_FLUX
 
 DIFFUSION_U, DIFFUSION_V = 1e-3, 5e-3
 REACTION_K = 5e-3

@@ -17,10 +17,10 @@ and 1e-6.
 import functools
 import math
 
-from ups.common.boundary import DIRICHLET
 from ups.common.lazy import Tensor, np, torch
 from ups.tasks.initial import NOMINAL_POINTS, random_stream, solver, step_of
 from ups.tasks.task import Array, Task
+from ups_discovery.boundary import DIRICHLET
 
 DIFFUSION = 5e-4
 POROSITY = 0.29

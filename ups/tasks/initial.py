@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ups.common.boundary import DIRICHLET
 from ups.common.lazy import Tensor, np, torch
+from ups_discovery.boundary import DIRICHLET
 
 NUM_MODES = 4  # wave numbers 1..4, two of which are drawn
 NUM_DRAWS = 2

@@ -18,12 +18,12 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 
-from ups.common.boundary import PERIODIC
 from ups.common.lazy import Tensor, np, torch
 from ups.tasks.forced import num_steps
 from ups.tasks.initial import random_stream, solver
 from ups.tasks.modes import coefficients, step
 from ups.tasks.task import Array, Task
+from ups_discovery.boundary import PERIODIC
 
 LENGTH = 112.0  # at 96 all growing waves are stored, and few starts dominate the error (docs/lab/log.md)
 FACTOR = 4  # points of the solver per stored point

@@ -25,11 +25,11 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from ups.common.boundary import DIRICHLET, NO_FLUX
 from ups.common.lazy import Tensor, np, torch
 from ups.tasks.initial import cell_centres, eigenbasis, random_stream, solver, step_of
 from ups.tasks.ns_files import FILES
 from ups.tasks.task import Array, Finding, Task
+from ups_discovery.boundary import DIRICHLET, NO_FLUX
 
 FIRST = next(iter(FILES))
 VISCOSITY = 0.01

@@ -18,11 +18,11 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ups.common.boundary import PERIODIC
 from ups.common.lazy import Tensor, np, torch
 from ups.tasks.initial import NOMINAL_POINTS, cell_centres, sample_wave, solver, step_of
 from ups.tasks.modes import coefficients, step
 from ups.tasks.task import Array, Finding, Task
+from ups_discovery.boundary import PERIODIC
 
 NUM_FINE = 4096  # points at which the start is evaluated
 OCTAVES = 8  # the steps up to the first frame grow from 2^-8 of it, in octaves

@@ -16,10 +16,10 @@ the same limiter. Its start has h at the cell centres, so its thousand trajector
 
 import math
 
-from ups.common.boundary import OUTFLOW
 from ups.common.lazy import Tensor, torch
 from ups.tasks.initial import random_stream, solver
 from ups.tasks.task import Array, Task
+from ups_discovery.boundary import OUTFLOW
 
 GRAVITY = 1.0
 SIDE = 5.0

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ups.common.boundary import PERIODIC, along
 from ups.common.lazy import np
 from ups.tasks.task import Finding, Task
+from ups_discovery.boundary import PERIODIC, along
 
 LOOKED_AT = 8  # trajectories of the check of seams
 JUMP = 8.0  # times the mean difference of neighbours: more than any resolved periodic field jumps

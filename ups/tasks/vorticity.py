@@ -19,11 +19,11 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from ups.common.boundary import PERIODIC
 from ups.common.lazy import Tensor, np, torch
 from ups.tasks.forced import Forced, num_steps, sample_futures, trajectories
 from ups.tasks.initial import solver
 from ups.tasks.task import Array, Task
+from ups_discovery.boundary import PERIODIC
 
 SIDE = 6.283185307179586
 WAVES = ((3, 0), (0, 3), (2, 2), (2, -2))

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from ups.common.boundary import NO_FLUX, OUTFLOW, PERIODIC
 from ups.common.lazy import np
+from ups_discovery.boundary import NO_FLUX, OUTFLOW, PERIODIC
 
 if TYPE_CHECKING:
     from ups.userdata.readers import Store

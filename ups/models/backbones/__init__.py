@@ -2,11 +2,11 @@
 
 from pkgutil import resolve_name
 
-from ups.common.boundary import along
 from ups.config import ModelConfig
 from ups.config.backbones import BACKBONES as TABLE
 from ups.models.backbones.backbone import ANY, Backbone
 from ups.tasks import Task
+from ups_discovery.boundary import along
 
 BACKBONES: dict[str, type[Backbone]] = {
     name: resolve_name(f"{__name__}.{row}") for name, row in TABLE.items()

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from ups.common.progress import note
 from ups.common.rows import joined
-from ups.common.seeds import generator
 from ups.data.cache import Cache
-from ups.models.bases.units import FieldUnits
+from ups.data.tokenizer import Tokenizer
 from ups.training.optim import fit
+from ups_discovery.seeds import generator
+from ups_discovery.units import FieldUnits
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Samples:
         self.head, self.cache, self.seed, self.budget = head, cache, seed, budget
         self.name, self.device, self.first = head.name, head.scale.device, cache.settings.train_from
         length = 1 if head.task.is_steady else head.history + 1
-        self.num_starts = max(0, cache.num_frames - self.first - length + 1)
+        self.num_starts = max(0, self.num_frames - length + 1)
 
     def rows(self, value: int | None) -> Tensor:
         """Training rows of one parameter value; all rows for None or for a task without parameters."""
@@ -94,16 +95,20 @@ class Samples:
         return u[:, :-1], parameters, u[:, -1]
 
     @property
+    def num_frames(self) -> int:
+        """The frames of a trajectory that may be used for training."""
+        return self.cache.num_frames - self.first
+
+    @property
     def units(self) -> FieldUnits:
-        return FieldUnits.of(self.head.codec)
+        return field_units(self.head.codec)
 
     def states(self, rows: Tensor, length: int, rng: torch.Generator) -> Tensor:
         """States (rows, up to `length` frames, C, *space), float64, of rows from random starts: s of
         `FieldUnits`, the logarithm for a positive channel.
         """
-        codec, num_frames = self.head.codec, self.cache.num_frames - self.first
-        length = min(length, num_frames)
-        starts = self.first + torch.randint(0, num_frames - length + 1, (len(rows),), generator=rng)
+        codec, length = self.head.codec, min(length, self.num_frames)
+        starts = self.first + torch.randint(0, self.num_frames - length + 1, (len(rows),), generator=rng)
         w = codec.bridged(codec.decode(self.cache.batch(rows, starts, length, self.device))).double()
         scale, shift = (
             value.to(w.device).view(-1, *[1] * codec.ndim) for value in (self.units.scale, self.units.shift)
@@ -138,6 +143,12 @@ class Samples:
         return codec.normalise(
             torch.zeros(codec.num_channels, *[1] * codec.ndim, device=self.device)
         ).flatten(1)[:, 0]
+
+
+def field_units(codec: Tokenizer) -> FieldUnits:
+    """The units of the states of a codec's fields."""
+    positive = [channel for channel, name in enumerate(codec.fields) if name in codec.positive]
+    return FieldUnits.of(codec.mean, codec.std, positive)
 
 
 Fit = Generator[tuple[str, dict[str, Any], T], None, str | None]  # see `Base.fit`

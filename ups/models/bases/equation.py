@@ -9,18 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.common.boundary import PERIODIC, along
-from ups.common.progress import note
-from ups.common.spectral import FieldTransform
+from ups.common.progress import beat, note
 from ups.models.bases.base import Base, Fit, ParameterBatch, Samples
-from ups.models.bases.certainty import Certainty, of_drift, of_equation
-from ups.models.bases.doubts import UNCLEAR
-from ups.models.bases.drift import Drift
-from ups.models.bases.identify import Identification, terms_of
-from ups.models.bases.integrate import Model, max_steps
-from ups.models.bases.shooting import leaves_kicks
-from ups.models.bases.statement import described, stated
-from ups.models.bases.terms import WAVE, Term, Terms, diagonal
+from ups_discovery import progress
+from ups_discovery.boundary import PERIODIC, along
+from ups_discovery.certainty import Certainty, of_drift, of_equation
+from ups_discovery.doubts import UNCLEAR
+from ups_discovery.drift import Drift
+from ups_discovery.identify import Identification, terms_of
+from ups_discovery.integrate import Model, max_steps
+from ups_discovery.shooting import leaves_kicks
+from ups_discovery.spectral import FieldTransform
+from ups_discovery.statement import described, stated
+from ups_discovery.terms import WAVE, Term, Terms, diagonal
 
 NOISY = 0.7  # error one frame ahead relative to persistence, above which a drift is fitted as well
 # of the standard deviation: noise that films without any are taken to have, for the width of test functions
@@ -231,13 +232,14 @@ class Equation(Base):
         trajectories. For films without noise that were cut into windows, the equation by the weak form comes
         second, in place of the drift, if nothing speaks against it: differences of frames far apart fail.
         """
-        frames = samples.cache.num_frames - samples.first
+        frames = samples.num_frames
         if frames < MIN_FRAMES:
             print(
                 f"{samples.name}: equation needs {MIN_FRAMES} frames to estimate time derivatives, the "
                 f"data have {frames}: left out"
             )
             return None
+        progress.listener = beat
         identifications, equations, certainties = cls.identified(samples, settings)
         has_equation = None not in equations
         if has_equation:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.common.boundary import PERIODIC, along
 from ups.common.progress import beat
 from ups.models.bases.base import Base, Fit, ParameterBatch, Samples
 from ups.models.bases.reduced_rank import MOST, Directions, FoldSums, Map, fit_map
+from ups_discovery.boundary import PERIODIC, along
 
 FOLDS = 4  # of cross-validation; windows are in the order of initial conditions and time
 GROWTH = 1e-4  # growth per frame above which the same map without growth is a candidate as well

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from ups.common.boundary import PERIODIC, along
 from ups.models.bases import BASES
 from ups.models.bases.base import Base, ParameterBatch, Samples
+from ups_discovery.boundary import PERIODIC, along
 
 
 class Component(NamedTuple):

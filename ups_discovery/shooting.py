@@ -19,9 +19,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ups.models.bases.integrate import Model, ModelIntegration
-from ups.models.bases.least_squares import backward_selection, damped_step, scaled
-from ups.models.bases.terms import WAVE, Term
+from ups_discovery.integrate import Model, ModelIntegration
+from ups_discovery.least_squares import backward_selection, damped_step, scaled
+from ups_discovery.terms import WAVE, Term
 
 MAX_UNKNOWNS = 40  # of the first fit: of two fields
 SCALES = 0.1, 0.01  # of the first fit and the last ones

@@ -4,12 +4,12 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ups.models.bases.certainty import SMALL, Certainty
-from ups.models.bases.terms import Term, written
-from ups.models.bases.units import FieldUnits, unit_of
+from ups_discovery.certainty import SMALL, Certainty
+from ups_discovery.terms import Term, written
+from ups_discovery.units import FieldUnits, unit_of
 
 if TYPE_CHECKING:
-    from ups.models.bases.integrate import Model
+    from ups_discovery.integrate import Model
 
 NOT_STATED = "an equation was used as base but is not stated"
 NO_INTERVALS = "it was fitted by a version without intervals (train the operator again)"

@@ -4,23 +4,21 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ups.common.boundary import along
-from ups.common.progress import beat
-from ups.common.seeds import generator
-from ups.common.spectral import FieldTransform
-from ups.metrics.noise import MOST_VALUES, measurement_noise
-from ups.models.bases.denoise import Film
-from ups.models.bases.identify_settings import SETTINGS
-from ups.models.bases.terms import Terms, diagonal, library
-from ups.models.bases.units import widened
-
-if TYPE_CHECKING:
-    from ups.models.bases.base import Samples
+from ups_discovery.boundary import along
+from ups_discovery.denoise import Film
+from ups_discovery.films import Films
+from ups_discovery.identify_settings import SETTINGS
+from ups_discovery.noise import MOST_VALUES, measurement_noise
+from ups_discovery.progress import beat
+from ups_discovery.seeds import generator
+from ups_discovery.spectral import FieldTransform
+from ups_discovery.terms import Terms, diagonal, library
+from ups_discovery.units import widened
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class ModelIntegration:
     def __init__(
         self,
         make: Callable[..., Any],
-        samples: "Samples",
+        samples: Films,
         settings: dict[str, Any],
         value: int,
         least_noise: float = 0.0,
@@ -107,7 +105,7 @@ class ModelIntegration:
         ).to(device)
         ranges = []
         for row in rows[: self.limits.max_bound_trajectories].split(1):
-            s = samples.states(row, samples.cache.num_frames, rng).transpose(0, 2).flatten(1)
+            s = samples.states(row, samples.num_frames, rng).transpose(0, 2).flatten(1)
             ranges.append((s.amin(1), s.amax(1)))
         low, high = (torch.stack(ends) for ends in zip(*ranges, strict=True))
         self.bounds = widened(low.amin(0), high.amax(0), len(ranges))

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from ups.common.boundary import DIRICHLET, OUTFLOW, PERIODIC, along
-from ups.models.bases.units import comparable
+from ups_discovery.boundary import DIRICHLET, OUTFLOW, PERIODIC, along
+from ups_discovery.units import comparable
 
 # A term: the power of every channel, and its factors (channel, axes of the derivative). INVERSE in front of
 # the axes is the inverse Laplacian, applied first. (WAVE, (*wave numbers, 0 or 1)) is the cosine or sine of

@@ -10,20 +10,17 @@ the pairs (Gauss-Newton), and terms are dropped whose coefficient is not many st
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ups.common.progress import beat
-from ups.common.seeds import generator
-from ups.common.spectral import FieldTransform
-from ups.models.bases.identify import Identification
-from ups.models.bases.integrate import Model
-from ups.models.bases.least_squares import significant, solve
-
-if TYPE_CHECKING:
-    from ups.models.bases.base import Samples
+from ups_discovery.films import Films
+from ups_discovery.identify import Identification
+from ups_discovery.integrate import Model
+from ups_discovery.least_squares import significant, solve
+from ups_discovery.progress import beat
+from ups_discovery.seeds import generator
+from ups_discovery.spectral import FieldTransform
 
 # in all pairs; of the regression, for a library of FEW_TERMS terms
 REGRESSION_CELLS, FIT_CELLS = 2**20, 2**19
@@ -40,7 +37,7 @@ class Drift:
     """Identifies the drift of one parameter value, with the library and the integrator of
     `identification`."""
 
-    def __init__(self, identification: Identification, samples: "Samples", value: int):
+    def __init__(self, identification: Identification, samples: Films, value: int):
         self.identification, settings = identification, identification.settings
         self.space, self.dt, num_terms = tuple(settings["space"]), settings["dt"], len(identification.library)
         device = identification.regression_windows.device

@@ -1,0 +1,1 @@
+"""Equations of fields from their films. Needs torch and NumPy alone, and knows no package that uses it."""
