@@ -22,10 +22,11 @@ from ups.common.user_solver import solvers_of
 from ups.data.cache import Cache, place
 from ups.data.schedule import Batch
 from ups.evaluation import selected
-from ups.models.base_selection import describe_selection, rows_by_parameter
+from ups.models.base_selection import describe_selection
 from ups.models.base_trial import fit_base
+from ups.models.head_setup import build_operator
 from ups.models.loss import is_worth_training, operator_loss, pooled, squared_errors
-from ups.models.operator import Component, Operator, build_operator
+from ups.models.operator import Component, Operator
 from ups.models.selection import NETWORK_WEIGHTS, SELECTION_FACTOR, scores_of, select
 from ups.models.windows import Windows
 from ups.training.ending import main_guard
@@ -57,7 +58,7 @@ def validate(
     """
 
     def errors(name: str, cache: Cache) -> Tensor:
-        rows, shard = rows_by_parameter(cache, "val", count), slice(run.rank, None, run.world)
+        rows, shard = cache.rows_by_parameter("val", count), slice(run.rank, None, run.world)
         sums = squared_errors(operator, cache, rows[shard], contexts[name], run.device, network)
         every = sums.new_zeros(len(rows), *sums.shape[1:])
         every[shard] = sums
@@ -132,7 +133,7 @@ def main() -> None:
     count, errors, decided = SELECTION_FACTOR * train.validate_trajectories, {}, {}
     found = {weight: validate(operator, caches, contexts, run, count, weight) for weight in NETWORK_WEIGHTS}
     for name, cache in caches.items():
-        groups = cache.trajectory[rows_by_parameter(cache, "val", count)]
+        groups = cache.trajectory[cache.rows_by_parameter("val", count)]
         select_weight = partial(select, groups=groups, seed=seed, is_driven=cache.task.is_driven)
         selection = select_weight({weight: sums[name] for weight, sums in found.items()})
         decided[name] = {"network_weight": selection["network_weight"], "selection": selection}

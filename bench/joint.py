@@ -34,8 +34,9 @@ from ups.common.files import write_json
 from ups.config import ROOT, Config, load_config, to_dict
 from ups.data.cache import Cache, open_cache
 from ups.models.base_selection import fit_base
+from ups.models.head_setup import build_operator
 from ups.models.loss import pooled, squared_errors
-from ups.models.operator import Operator, build_operator
+from ups.models.operator import Operator
 from ups.models.windows import Windows
 from ups.training.optim import fit_averaged
 

@@ -26,15 +26,14 @@ from ups.models.base_selection import (
     empty_shortlist,
     fitted_candidates,
     fitted_state,
-    rows_by_parameter,
     select_from_shortlist,
 )
 from ups.models.base_trial import MIN_STEPS, TRIAL_FRACTION, after_trial
 from ups.models.facts import HeadFacts
 from ups.models.head import TaskHead
-from ups.models.head_setup import load_base
+from ups.models.head_setup import build_operator, load_base
 from ups.models.loss import is_worth_training, operator_loss, pooled, squared_errors
-from ups.models.operator import Operator, build_operator
+from ups.models.operator import Operator
 from ups.models.selection import NETWORK_WEIGHTS, SELECTION_FACTOR, select
 from ups.models.windows import Windows
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
@@ -94,7 +93,7 @@ def select_network_weight(
     """Return the network weight, selected on validation as in train_operator.py, and the `squared_errors` of
     the weight that was compared with the base.
     """
-    rows, found = rows_by_parameter(cache, "val", SELECTION_FACTOR * num_validated), {}
+    rows, found = cache.rows_by_parameter("val", SELECTION_FACTOR * num_validated), {}
     for share in NETWORK_WEIGHTS:
         found[share] = squared_errors(operator, cache, rows, context, place, share)
     selection = select(found, cache.trajectory[rows], seed, cache.task.is_driven)
@@ -159,7 +158,7 @@ def train_ours(
             if share >= marks[0]:
                 marks.pop(0)
                 with watch, ema.swap():
-                    rows = rows_by_parameter(cache, "val", settings.train.validate_trajectories)
+                    rows = cache.rows_by_parameter("val", settings.train.validate_trajectories)
                     found = pooled(squared_errors(operator, cache, rows, context, place))
                 history.append({"share": share, "val": min(found.values()), **found})
                 if chosen is None or min(found.values()) < chosen[0]:

@@ -25,7 +25,7 @@ from ups.models import assimilation, shortlist
 from ups.models.assimilation import estimated, noise_scale, perturbed, start_facts, trajectory
 from ups.models.base_selection import empty_shortlist, fit_base
 from ups.models.bases.base import Persistence
-from ups.models.operator import build_operator
+from ups.models.head_setup import build_operator
 from ups_discovery.seeds import generator
 
 SIGMA, CELLS, FRAMES = 0.1, 12, 6

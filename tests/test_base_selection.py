@@ -27,13 +27,12 @@ from ups.models.facts import HeadFacts
 from ups.models.head import TaskHead
 from ups.models.head_setup import (
     base_settings,
+    build_operator,
     head_facts,
     load_base,
     residual_scale,
-    rows_by_parameter,
 )
 from ups.models.loss import squared_errors
-from ups.models.operator import build_operator
 from ups.tasks import TASKS, get_task
 from ups.training.fit import find_fit, fit_once
 from ups_discovery.units import widened
@@ -305,10 +304,10 @@ def test_the_scale_is_the_residual_of_the_base_per_parameter_value(config, facts
 
 def test_validation_rows_are_stratified_by_parameter_value(config):
     cache = open_cache(config, "advection1d")
-    rows = rows_by_parameter(cache, "train", 6)
+    rows = cache.rows_by_parameter("train", 6)
     assert cache.parameter_index[rows].bincount().tolist() == [3, 3] and len(set(rows.tolist())) == 6
     assert set(rows.tolist()) <= set(cache.split["train"].tolist())
-    every = rows_by_parameter(cache, "val", 1000)
+    every = cache.rows_by_parameter("val", 1000)
     assert sorted(every.tolist()) == sorted(cache.split["val"].tolist())
 
 

@@ -24,7 +24,7 @@ from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.joint import score_joint
 from ups.models.base_selection import fitted_state, select_base
-from ups.models.operator import build_operator
+from ups.models.head_setup import build_operator
 from ups.tasks import TASKS, get_task
 
 CPU, SETTINGS = torch.device("cpu"), load_config(None).evaluate

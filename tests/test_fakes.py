@@ -31,7 +31,7 @@ from ups.generative.corrector import Corrector
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
 from ups.models.base_selection import fitted_state, select_base
-from ups.models.operator import build_operator
+from ups.models.head_setup import build_operator
 from ups.tasks import burgers_forced
 
 pytestmark = pytest.mark.faults  # tests/test_gates.py and tests/test_acceptance.py refuse fakes in seconds

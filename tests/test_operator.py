@@ -32,7 +32,6 @@ from ups.common.precision import in_words
 from ups.config import ROOT, OptimConfig, load_config
 from ups.data.cache import Cache, open_cache
 from ups.data.tokenizer import Tokenizer
-from ups.models.base_selection import rows_by_parameter
 from ups.models.bases.base import ParameterBatch
 from ups.models.facts import describe_tokenizer
 from ups.models.loss import (
@@ -876,7 +875,7 @@ def test_the_stage_learns_from_every_task_and_states_its_bases(reference):
 
 def validated(operator: Operator, cache: Cache, context: int) -> dict[float, Tensor]:
     """Network weight -> squared errors, as the stage computes them at its end."""
-    rows, found = rows_by_parameter(cache, "val", 4), {}
+    rows, found = cache.rows_by_parameter("val", 4), {}
     for weight in (1.0, 0.5):
         found[weight] = squared_errors(operator, cache, rows, context, torch.device("cpu"), weight)
     return found
@@ -889,7 +888,7 @@ def test_what_is_exported_validates_as_recorded_and_the_network_serves_where_it_
     operator = load_operator(directory)
     for name, error in recorded.items():
         cache = open_cache(config, name)
-        rows = rows_by_parameter(cache, "val", 4)  # four times as many
+        rows = cache.rows_by_parameter("val", 4)  # four times as many
         recorded_of = operator.heads[name].facts.selection
         served = operator.heads[name].facts.network_weight
         found = validated(operator, cache, config.context(name))

@@ -20,7 +20,7 @@ from ups.models.bases.equation import Equation
 from ups.models.bases.per_field import Component, PerField, components_of, merged, subset_settings
 from ups.models.bases.propagator import Propagator
 from ups.models.bases.solver import Solver
-from ups.models.operator import build_operator
+from ups.models.head_setup import build_operator
 from ups_discovery.boundary import PERIODIC
 
 CPU = torch.device("cpu")

@@ -22,7 +22,7 @@ from ups.models import base_selection
 from ups.models.bases.base import Mean, Persistence
 from ups.models.bases.equation import Equation
 from ups.models.bases.propagator import Propagator
-from ups.models.operator import build_operator
+from ups.models.head_setup import build_operator
 from ups_discovery.boundary import DIRICHLET, PERIODIC
 
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from ups.data.cache import open_cache
 from ups.models.base_selection import fitted_state, select_base
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.solver import Solver
-from ups.models.operator import build_operator
+from ups.models.head_setup import build_operator
 from ups.tasks import burgers
 from ups.training.folder import StageFolder
 from ups.training.identity import require_identity

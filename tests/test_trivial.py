@@ -22,7 +22,7 @@ from ups.evaluation.gates import check_usability, operator_gates
 from ups.evaluation.trivial import Trivial
 from ups.evaluation.truth import Truth, open_truth
 from ups.models.base_selection import fit_base
-from ups.models.operator import build_operator
+from ups.models.head_setup import build_operator
 from ups.report.model_card import _forecasts
 from ups.report.summary import overview
 from ups.userdata.times import in_years

@@ -42,7 +42,7 @@ from ups.forecaster import Forecaster
 from ups.generative.residuals import StateConditions
 from ups.generative.sampling import sample_rollout
 from ups.models.base_selection import fit_base
-from ups.models.operator import build_operator
+from ups.models.head_setup import build_operator
 from ups.models.windows import symmetry
 from ups.report.report import write_report, write_results
 from ups.tasks import described_task

@@ -29,7 +29,8 @@ from ups.generative.residuals import TransientResiduals
 from ups.generative.sampling import sample_rollout
 from ups.models.base_selection import fit_base
 from ups.models.bases.base import Samples
-from ups.models.operator import Operator, build_operator
+from ups.models.head_setup import build_operator
+from ups.models.operator import Operator
 from ups.models.windows import Windows
 from ups.userdata.describe import describe_file
 

@@ -16,9 +16,9 @@ from ups.evaluation.forecast import assess_forecasts
 from ups.evaluation.gates import check_usability
 from ups.evaluation.truth import open_truth
 from ups.forecaster import Forecaster
-from ups.models.base_selection import fit_base, rows_by_parameter
+from ups.models.base_selection import fit_base
+from ups.models.head_setup import build_operator
 from ups.models.loss import pooled, squared_errors
-from ups.models.operator import build_operator
 from ups.tasks import TASKS, Place, get_task, make_user_task
 from ups.userdata.offset import DOMINANT, dominant
 
@@ -72,7 +72,7 @@ def test_validation_nrmse_of_a_base_is_that_of_the_log_of_training(tmp_path):
     """Of a field with a moderate mean: one was relative to the variation, the other to the field."""
     u = 5 + waves((20, T, X)).astype(np.float64)
     _, _, operator, cache, facts = assessed(tmp_path / "a", u, base=["persistence"])
-    rows = rows_by_parameter(cache, "val", 64)
+    rows = cache.rows_by_parameter("val", 64)
     logged = pooled(squared_errors(operator, cache, rows, 1, torch.device("cpu")))["base"]
     assert facts["validation_nrmse"]["persistence"] == pytest.approx(logged, rel=1e-3)
     persistence = np.sqrt(np.square(u[:, 1:] - u[:, :1]).mean()) / np.sqrt(np.square(u).mean())

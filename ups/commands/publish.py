@@ -35,7 +35,7 @@ from ups.common.files import (
     require_plain,
     write_sealed,
 )
-from ups.common.place import make_target
+from ups.common.place import HUB, make_target
 from ups.common.text import printable
 from ups.config import STAGES, read_command, run_script
 from ups.data.download import MIN_SPEED
@@ -43,7 +43,6 @@ from ups.training.finished import CARD, DONE, IMAGES, MODEL, finished_stage, sta
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}  # of renameat2, on some file systems
-HUB = "hf://"  # marks a name on a hub: a folder that is missing never causes a request
 HUB_S = 30.0  # without an answer, or almost without data, from a hub
 UPLOAD_SPEED = 2**16  # bytes a second, at least: how far an upload is cannot be seen
 NEEDED = ("config.json", MODEL, DONE, "config.yaml", CARD)

@@ -1,7 +1,7 @@
 """The table of backbones: name -> MODULE:CLASS below ups/models/backbones.
 
 It is the only place where a backbone is registered. Classes are given by name, because a configuration is
-checked before torch is imported; ups/models/backbones imports them.
+checked before torch is imported; the network imports the one it uses.
 """
 
 BACKBONES: dict[str, str] = {

@@ -34,7 +34,6 @@ from ups.models.backbones.flat import LocalBackbone
 from ups.models.backbones.layers import zero_linear
 from ups.models.description_checks import CORRECTOR, CORRECTOR_HEAD, require_kinds
 from ups.models.network import TaskNetwork
-from ups.models.warm import copy_maps
 from ups.tasks import described_task
 from ups.training.optim import fit_averaged
 from ups.training.stage import load_stage
@@ -179,11 +178,6 @@ class CorrectorHead(nn.Module):
     def fitted(self) -> dict[str, Tensor]:
         """The tensors that `fit_head` fills: statistics, conditional mean and scale."""
         return {key: value for key, value in self.state_dict().items() if key.startswith(FITTED)}
-
-    def take(self, parent: "CorrectorHead") -> str:
-        """Copy the layers of another head of this task, for a warm start; statistics and Gaussian stay.
-        Returns the reason if they do not fit, else ""."""
-        return copy_maps(self, parent)
 
     def gaussian_condition(self, tokens: Tensor, facts: Tensor) -> Condition:
         """The `Condition` of raw tokens (batch, *tokens, C) and facts (batch, K <= MAX_FACTS). Raises

@@ -20,7 +20,6 @@ from ups.generative.fit_limits import fit_gains, measure_residuals
 from ups.generative.residuals import TransientResiduals, sum_by_task
 from ups.generative.sampling import SAMPLERS, Sampler, sample_states
 from ups.metrics.proper import fair_crps
-from ups.models.base_selection import rows_by_parameter
 from ups.training.finished import stage_of_run
 
 CRPS_KEY = "validation_crps"  # in config.json: task -> sampler -> CRPS, None if a member is not finite
@@ -81,7 +80,7 @@ def _crps_by_sampler(
         return min(LEADS, residuals[name].cache.num_frames - contexts[name])
 
     def shard_of(name: str, source: TransientResiduals) -> list[Tensor]:
-        rows = rows_by_parameter(source.cache, "val", num_rows)[ranks.rank :: ranks.world]
+        rows = source.cache.rows_by_parameter("val", num_rows)[ranks.rank :: ranks.world]
         return [*source.cache.row_blocks(rows, num_frames(name) * MEMBERS, ROWS)] if len(rows) else []
 
     def sums_of(name: str, rows: Tensor) -> Tensor:

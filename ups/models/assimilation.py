@@ -15,17 +15,18 @@ A base that can estimate its start is selected with it, if validation forecasts 
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ups.common.progress import beat
-from ups.data.cache import Cache
 from ups.models.bases.base import ParameterBatch
 from ups.models.head import TaskHead
-from ups.models.head_setup import MAX_TRAJECTORIES, rows_by_parameter
 from ups.models.rollout import member_noise
+
+if TYPE_CHECKING:
+    from ups.data.cache import Cache
 
 NUM_STEPS, NUM_GRADIENTS = 2, 5  # Gauss-Newton steps, and conjugate gradients in each: more change nothing
 DIFFERENCE = 1e-3  # RMS of the change, in normalised fields, whose difference is the tangent
@@ -141,15 +142,15 @@ def has_white_noise(head: TaskHead) -> bool:
 
 
 @torch.no_grad()
-def start_facts(head: TaskHead, cache: Cache, context: int, seed: int) -> dict[str, Any]:
+def start_facts(head: TaskHead, cache: "Cache", context: int, seed: int) -> dict[str, Any]:
     """What validation says of noisy starts, for `TaskHead.with_facts`; {} for a task without noise.
 
     is_deterministic: whether noise in the start and in the truth explains the errors of the base; then none
     is in the dynamics."""
     if not has_white_noise(head):
         return {}
-    task, rows = head.task, rows_by_parameter(cache, "val", MAX_TRAJECTORIES)
-    rows = cache.row_blocks(rows, cache.num_frames, len(rows))[0][:NUM_ROWS]
+    task, rows = head.task, cache.rows_by_parameter("val", NUM_ROWS)
+    rows = cache.row_blocks(rows, cache.num_frames, NUM_ROWS)[0]
     w = head.codec.decode(cache.batch(rows, 0, cache.num_frames, head.scale.device))
     raw = cache.parameters[rows].repeat_interleave(NUM_MEMBERS, 0)
     given, w_ref = w[:, :context], task.predicted(w[:, context:])

@@ -28,7 +28,6 @@ from ups.models.head_setup import (
     conserved_facts,
     fitted_state,
     per_field_head,
-    rows_by_parameter,
     unfitted_head,
 )
 from ups.models.shortlist import Candidate, Shortlist, evaluate_candidate
@@ -105,8 +104,8 @@ def empty_shortlist(cache: Cache, context_frames: int, seed: int) -> Shortlist:
     return Shortlist(
         cache,
         context_frames,
-        rows_by_parameter(cache, "val", MAX_TRAJECTORIES),
-        rows_by_parameter(cache, "train", MAX_TRAJECTORIES),
+        cache.rows_by_parameter("val", MAX_TRAJECTORIES),
+        cache.rows_by_parameter("train", MAX_TRAJECTORIES),
         seed,
     )
 
@@ -115,7 +114,7 @@ def base_error(head: TaskHead, cache: Cache, context_frames: int) -> float:
     """Pooled nRMSE of the base alone over validation rollouts (single calls for a steady task), of the
     predicted fields that are not zero throughout; inf if it blows up.
     """
-    rows = rows_by_parameter(cache, "val", MAX_TRAJECTORIES)
+    rows = cache.rows_by_parameter("val", MAX_TRAJECTORIES)
     return evaluate_candidate("", head, cache, context_frames, rows).error()
 
 

@@ -21,14 +21,13 @@ from ups.data.cache import Cache
 from ups.models import base_selection
 from ups.models.head_setup import (
     base_settings,
+    build_operator,
     calibrated,
     conserved_facts,
     fitted_state,
-    rows_by_parameter,
     unfitted_head,
 )
 from ups.models.loss import operator_loss, pooled, squared_errors
-from ups.models.operator import build_operator
 from ups.models.windows import Windows
 from ups.training.optim import fit_averaged
 
@@ -119,6 +118,6 @@ def error_of_network(
     stopped, ema = fit_averaged(operator, loss, steps, optim)
     if stopped is not None:
         return math.inf
-    rows = rows_by_parameter(cache, "val", train.validate_trajectories)
+    rows = cache.rows_by_parameter("val", train.validate_trajectories)
     with ema.swap():
         return pooled(squared_errors(operator, cache, rows, context, device))["network"]

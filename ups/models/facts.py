@@ -4,13 +4,12 @@ decided. Frozen; stored as JSON in config.json, whose values may come from a str
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ups.common.files import value_hash
 from ups.common.place import make_target
-from ups.data.cache import Cache
 from ups.data.tokenizer import Tokenizer
 from ups.models.description_checks import (
     COUNT,
@@ -24,6 +23,9 @@ from ups.models.description_checks import (
     WHOLE,
     require_kinds,
 )
+
+if TYPE_CHECKING:
+    from ups.data.cache import Cache
 
 AGAIN = (
     f"Train the operator again on these data: {make_target('remove STAGE=operator')}, then "
@@ -128,7 +130,7 @@ def describe_tokenizer(tokenizer: Tokenizer | None) -> dict[str, Any] | None:
     }
 
 
-def data_facts(cache: Cache) -> dict[str, Any]:
+def data_facts(cache: "Cache") -> dict[str, Any]:
     """The facts about the training data that the weights are valid for."""
     return {
         "codec": describe_tokenizer(cache.tokenizer),

@@ -6,18 +6,19 @@ import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ups.common.progress import note
 from ups.common.rows import joined
-from ups.data.cache import Cache
-from ups.data.tokenizer import Tokenizer
-from ups.training.optim import fit
 from ups_discovery.seeds import generator
 from ups_discovery.units import FieldUnits
+
+if TYPE_CHECKING:
+    from ups.data.cache import Cache
+    from ups.data.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Samples:
     budget: number of windows for gradient steps.
     """
 
-    def __init__(self, head: nn.Module, cache: Cache, seed: int, budget: int = 0):
+    def __init__(self, head: nn.Module, cache: "Cache", seed: int, budget: int = 0):
         self.head, self.cache, self.seed, self.budget = head, cache, seed, budget
         self.name, self.device, self.first = head.name, head.scale.device, cache.settings.train_from
         length = 1 if head.task.is_steady else head.history + 1
@@ -145,7 +146,7 @@ class Samples:
         ).flatten(1)[:, 0]
 
 
-def field_units(codec: Tokenizer) -> FieldUnits:
+def field_units(codec: "Tokenizer") -> FieldUnits:
     """The units of the states of a codec's fields."""
     positive = [channel for channel, name in enumerate(codec.fields) if name in codec.positive]
     return FieldUnits.of(codec.mean, codec.std, positive)
@@ -275,6 +276,8 @@ class Learnt(Base):
 
         def rate(step: int) -> float:
             return min(1.0, (step + 1) / 20) * min(1.0, 2 * (1 - step / num_steps))
+
+        from ups.training.optim import fit  # a fitted base needs no optimizer
 
         optimizer = torch.optim.Adam([{"params": list(self.parameters()), "base_lr": self.LEARNING_RATE}])
         return fit(self, loss_of, range(num_steps), optimizer, rate, clip_norm=1.0)
