@@ -12,11 +12,11 @@ from test_equation import UX, UXX, UXXXX, Trajectories, found, fourier, spectral
 
 from ups.models.bases.equation import Equation
 from ups_discovery.certainty import BLOCKS, block_of, grows, noise_width, sizes
-from ups_discovery.identify import Identification
+from ups_discovery.identification import Identification
 from ups_discovery.integrate import Model
+from ups_discovery.library import library
 from ups_discovery.seeds import generator
 from ups_discovery.statement import with_interval
-from ups_discovery.terms import library
 
 MOVED, ONE, TWO = ((0,), ((0, (0,)),)), ((1,), ()), ((2,), ())  # u_x, u, u^2
 NUMBER = re.compile(r"(-?)\s*\(([\d.]+) ± ([\d.]+)\)(e[+-]\d+)?")
@@ -139,8 +139,7 @@ def model(terms: list, values: list[float], channels: int = 1) -> tuple[Identifi
         "dt": 1.0,
         "cell": [1.0],
     }
-    one.make, one.regression_windows, one.bounds = (
-        Equation,
+    one.regression_windows, one.bounds = (
         torch.zeros(1),
         (torch.tensor(-9.0), torch.tensor(9.0)),
     )

@@ -215,6 +215,8 @@ def test_a_cycle_is_found(tmp_path):
         "ups.training.launch",
         "ups.commands.interpreter",
         "ups.commands.stages",
+        "ups_discovery",
+        "ups_discovery.boundary",
     ],
 )
 def test_torch_is_not_imported_at_the_start_of(module):

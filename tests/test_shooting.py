@@ -9,11 +9,10 @@ import pytest
 import torch
 from test_equation import Trajectories
 
-from ups.models.bases.equation import Equation
-from ups_discovery import identify, shooting
+from ups_discovery import shooting
 from ups_discovery.certainty import of_equation
 from ups_discovery.doubts import ILL_POSED
-from ups_discovery.identify import Identification
+from ups_discovery.identification import Identification
 from ups_discovery.integrate import Model
 from ups_discovery.seeds import generator
 
@@ -54,7 +53,7 @@ def kicked() -> Identification:
 
 def identification(u: torch.Tensor) -> Identification:
     data = Trajectories(u, 1.0, float(CELLS))
-    one = Identification(Equation, data.samples, data.own, 0)
+    one = Identification(data.samples, data.own, 0)
     one.shooting_windows = one.shooting_windows[::4]  # for time
     one.size = data.samples.units.size[0]
     return one
@@ -117,7 +116,7 @@ def test_least_squares_take_kicks_for_the_equation(kicked, monkeypatch):
 
 
 def test_nothing_is_shot_at_where_differences_are_good(monkeypatch):
-    monkeypatch.setattr(identify, "shot_model", lambda *_: pytest.fail("called"))
+    monkeypatch.setattr("ups_discovery.identification.shot_model", lambda *_: pytest.fail("called"))
     one = identification(
         torch.stack(
             [

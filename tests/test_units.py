@@ -20,9 +20,10 @@ from ups.models.bases import BASES
 from ups.models.bases.base import ParameterBatch, field_units
 from ups.models.bases.flow import Flow
 from ups.models.head import TaskHead
-from ups_discovery.identify import Identification
+from ups_discovery.identification import Identification
+from ups_discovery.library import library
 from ups_discovery.seeds import generator
-from ups_discovery.terms import Terms, library
+from ups_discovery.terms import Terms
 from ups_discovery.units import unit_of
 
 CPU = torch.device("cpu")

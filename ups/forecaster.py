@@ -31,7 +31,7 @@ from ups.training.finished import stage_of_run
 
 if TYPE_CHECKING:  # a forecast needs none of them: methods import what they use
     from ups.generative.sampling import Sampler
-    from ups.models.found_equation import FoundEquation
+    from ups_discovery.found import FoundEquation
 
 
 class Forecaster:

@@ -39,7 +39,7 @@ from ups_discovery.terms import INVERSE, WAVE
 
 if TYPE_CHECKING:
     from ups_discovery.drift import Drift
-    from ups_discovery.identify import Identification
+    from ups_discovery.identification import Identification
     from ups_discovery.integrate import Model
 
 # (model, states (windows, frames, C, *space)) to the normal equations of every window

@@ -1,11 +1,11 @@
-"""Signs of life of a long fit."""
+"""Progress of a long fit."""
 
 from collections.abc import Callable
 
-listener: Callable[[], None] | None = None  # is called every few seconds or more often
+listener: Callable[[str], None] | None = None  # is called at least every few seconds
 
 
-def beat() -> None:
-    """Call the listener, if there is one."""
+def beat(doing: str = "") -> None:
+    """Tell the listener, if there is one, that a fit goes on, and what it does from now on."""
     if listener is not None:
-        listener()
+        listener(doing)

@@ -25,14 +25,6 @@ def widened(low: Tensor, high: Tensor, num_trajectories: int) -> tuple[Tensor, T
     return low - margin, high + margin
 
 
-def comparable(lengths: Sequence[float], cell: Sequence[float]) -> list[float]:
-    """Lengths of all axes in one unit. lengths: in cells, of the width `cell` along each axis; already in one
-    unit if `cell` is empty.
-    """
-    least, cell = min(cell, default=1.0), cell or [1.0] * len(lengths)
-    return [length * width / least for length, width in zip(lengths, cell, strict=True)]
-
-
 @dataclass(frozen=True)
 class FieldUnits:
     """Conversion of each channel: s = scale * w + shift is the state, w the normalised field, and the

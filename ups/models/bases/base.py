@@ -101,6 +101,11 @@ class Samples:
         return self.cache.num_frames - self.first
 
     @property
+    def is_cut(self) -> bool:
+        """Whether trajectories are windows of longer runs."""
+        return self.cache.windows is not None
+
+    @property
     def units(self) -> FieldUnits:
         return field_units(self.head.codec)
 

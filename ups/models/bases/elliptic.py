@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ups.models.bases.base import Learnt, ParameterBatch, Samples, Window
 from ups_discovery.boundary import DIRICHLET, PERIODIC, along
 from ups_discovery.spectral import FieldTransform
-from ups_discovery.units import comparable
+from ups_discovery.terms import comparable
 
 
 class Elliptic(Learnt):

@@ -12,7 +12,7 @@ from ups.models.bases.base import Fit, ParameterBatch, Samples
 from ups.models.bases.propagator import Modal
 from ups_discovery.boundary import PERIODIC, along
 from ups_discovery.spectral import apply_axes, apply_axis
-from ups_discovery.units import comparable
+from ups_discovery.terms import comparable
 
 TAPS = -1, 0, 1, 2  # cells of cubic (Lagrange) interpolation along an axis
 
