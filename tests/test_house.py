@@ -206,6 +206,20 @@ def test_a_cycle_is_found(tmp_path):
     assert way[0] == way[-1] and set(way) == {"data.one", "data.two"}
 
 
+SERVING = {"boundary", "equation", "seeds", "spectral", "terms"}  # modules of ups_discovery
+
+
+def test_loading_weights_imports_nothing_that_only_fits():
+    code = "import sys, ups; ups.load('pretrained'); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    loaded = done.stdout.split()
+    assert done.returncode == 0 and "ups.models.bases.equation" in loaded, done.stderr
+    assert {name for name in loaded if name.startswith("ups_discovery.")} <= {
+        f"ups_discovery.{name}" for name in SERVING
+    }
+    assert not {"ups.common.user_solver", "ups.models.bases.reduced_rank", "ups.training.optim"} & {*loaded}
+
+
 @pytest.mark.parametrize(
     "module",
     [

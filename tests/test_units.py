@@ -16,7 +16,7 @@ import prepare_cache
 from ups.config import ROOT, load_config
 from ups.data.cache import open_cache
 from ups.models.base_selection import fit_base, report_missing
-from ups.models.bases import BASES
+from ups.models.bases import base_class
 from ups.models.bases.base import ParameterBatch, field_units
 from ups.models.bases.flow import Flow
 from ups.models.head import TaskHead
@@ -185,7 +185,7 @@ def test_a_flow_in_other_units_is_the_same_flow(length, speed):
 
 def test_a_candidate_that_cannot_be_fitted_is_named_with_its_reason(capsys):
     settings = {"vectors": [], "space": [8, 8], "num_moving": 1}
-    assert list(report_missing(BASES["flow"].fit(None, settings), "mine: flow")) == []
+    assert list(report_missing(base_class("flow").fit(None, settings), "mine: flow")) == []
 
     def singular():
         yield "one"

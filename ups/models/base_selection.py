@@ -17,7 +17,7 @@ from torch import Tensor
 from ups.common.progress import note
 from ups.data.cache import Cache
 from ups.models.assimilation import start_facts
-from ups.models.bases import BASES
+from ups.models.bases import base_class
 from ups.models.bases.base import Base, Fit, Samples
 from ups.models.bases.per_field import Component, components_of, merged, subset_samples, subset_settings
 from ups.models.head import TaskHead
@@ -135,13 +135,13 @@ def fitted_candidates(
         reads = [*fields, *range(len(cache.task.moving), len(cache.task.fields))]
         samples, settings = subset_samples(samples, reads), subset_settings(settings, reads)
     for kind in cache.settings.base:
-        if cache.is_sampled and BASES[kind].needs_fitted_parameters:
+        if cache.is_sampled and base_class(kind).needs_fitted_parameters:
             print(f"{task}: {kind} serves a few parameter values alone, and these are many: left out")
             continue
-        if fields is not None and not BASES[kind].can_fit_subset:
+        if fields is not None and not base_class(kind).can_fit_subset:
             continue
         note(f"{task}: {kind}")
-        for name, fitted, base in report_missing(BASES[kind].fit(samples, settings), f"{task}: {kind}"):
+        for name, fitted, base in report_missing(base_class(kind).fit(samples, settings), f"{task}: {kind}"):
             if fields is None:
                 head = unfitted_head(cache, kind, fitted, device)
                 head.base.load_state_dict(base.state_dict())

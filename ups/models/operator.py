@@ -24,7 +24,6 @@ from ups.common.precision import autocast
 from ups.common.torch_state import ONE_CALL, plain_torch, refuse_gradient
 from ups.models.assimilation import with_estimated_start
 from ups.models.bases.base import ParameterBatch
-from ups.models.bases.solver import PASS
 from ups.models.facts import AGAIN, HeadFacts, data_facts, flat_facts
 from ups.models.head import TaskHead
 from ups.models.network import TaskNetwork
@@ -91,6 +90,8 @@ class Operator(TaskNetwork):
         """
         bases = {head.name: head.base for head in self.heads.values() if head.base.is_user_solver}
         if missing := [name for name in bases if name not in solvers]:
+            from ups.models.bases.solver import PASS
+
             raise ValueError(
                 f"the base of {missing[0]} is a solver of the user's, "
                 f"{bases[missing[0]].solver!r:.80}; {PASS}"

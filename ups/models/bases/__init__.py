@@ -6,9 +6,10 @@ one for each field (per_field.py); it is stored with the model. A new base is on
 
 from pkgutil import resolve_name
 
-from ups.config.bases import BASES as TABLE
+from ups.config.bases import BASES
 from ups.models.bases.base import Base
 
-BASES: dict[str, type[Base]] = {
-    name: resolve_name(f"{__name__}.{row.implementation}") for name, row in TABLE.items()
-}
+
+def base_class(kind: str) -> type[Base]:
+    """The class of a base. Its file is imported here, so that weights import their own bases alone."""
+    return resolve_name(f"{__name__}.{BASES[kind].implementation}")

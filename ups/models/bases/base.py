@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from ups.common.progress import note
-from ups.common.rows import joined
 from ups_discovery.seeds import generator
-from ups_discovery.units import FieldUnits
 
 if TYPE_CHECKING:
     from ups.data.cache import Cache
     from ups.data.tokenizer import Tokenizer
+    from ups_discovery.units import FieldUnits
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ class Samples:
         return self.cache.windows is not None
 
     @property
-    def units(self) -> FieldUnits:
+    def units(self) -> "FieldUnits":
         return field_units(self.head.codec)
 
     def states(self, rows: Tensor, length: int, rng: torch.Generator) -> Tensor:
@@ -127,6 +126,8 @@ class Samples:
         Windows of a run are joined; of a long run the first frames count. Runs of less than half the longest
         are left out, and longer ones are cut to the shortest.
         """
+        from ups.common.rows import joined
+
         places, num_frames, rng = self.cache.windows, self.cache.num_frames, generator(self.seed, "films")
         groups = list(rows.split(1))
         if places is not None and self.first == 0:
@@ -151,8 +152,10 @@ class Samples:
         ).flatten(1)[:, 0]
 
 
-def field_units(codec: "Tokenizer") -> FieldUnits:
+def field_units(codec: "Tokenizer") -> "FieldUnits":
     """The units of the states of a codec's fields."""
+    from ups_discovery.units import FieldUnits
+
     positive = [channel for channel, name in enumerate(codec.fields) if name in codec.positive]
     return FieldUnits.of(codec.mean, codec.std, positive)
 

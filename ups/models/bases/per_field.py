@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from ups.models.bases import BASES
+from ups.models.bases import base_class
 from ups.models.bases.base import Base, ParameterBatch, Samples
 from ups_discovery.boundary import PERIODIC, along
 
@@ -33,7 +33,7 @@ class PerField(Base):
 
     def __init__(self, components: Sequence[dict[str, Any]], **_: Any):
         super().__init__()
-        self.components = nn.ModuleList(BASES[one["kind"]](**one["settings"]) for one in components)
+        self.components = nn.ModuleList(base_class(one["kind"])(**one["settings"]) for one in components)
         self.described = [dict(one) for one in components]
         for number, one in enumerate(components):
             reads = torch.tensor(one["reads"] or [], dtype=torch.long)
@@ -129,8 +129,9 @@ class PerField(Base):
 
 def build_base(description: dict[str, Any]) -> Base:
     """An unfitted base from its kind and settings."""
-    kinds = {**BASES, PerField.kind: PerField}
-    return kinds[description["kind"]](**description["settings"])
+    kind = description["kind"]
+    made = PerField if kind == PerField.kind else base_class(kind)
+    return made(**description["settings"])
 
 
 def components_of(base: Base, description: dict[str, Any], fields: Sequence[int]) -> list[Component]:
