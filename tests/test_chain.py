@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +32,6 @@ from ups.generative.observation import observe_case, row_generators
 from ups.generative.residuals import StateConditions, SteadyResiduals, TransientResiduals
 from ups.generative.sampling import Sampler, predict_with_noise, sample_states
 from ups.models.operator import load_operator
-from ups.tasks import TASKS
 from ups_discovery.seeds import generator
 
 pytestmark = pytest.mark.faults  # minutes of training: of the slow half
@@ -409,7 +408,7 @@ def test_truth_among_the_members_is_caught(root, chain, monkeypatch):
 def assess_prior(prior_root, monkeypatch) -> dict[str, float]:
     """Energy distance to exact draws, seen through noise 0.3: of the prior's Gaussian, and the prior's over
     it."""
-    monkeypatch.setitem(TASKS, STEADY, replace(TASKS[STEADY], posterior=world.exact_draws))
+    monkeypatch.setattr(steady, "solver_of", lambda _: SimpleNamespace(posterior=world.exact_draws))
     few = "evaluate.ensemble_trajectories=8", "evaluate.truth_fields=8"
     config = world.config_of(prior_root, *OF_PRIOR, *few)
     truth, network = open_truth(config, STEADY), load_corrector(config.run_dir / "steady")

@@ -12,6 +12,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
 from ups.models.base_selection import fitted_state, select_base
 from ups.models.head_setup import build_operator
-from ups.tasks import burgers_forced
+from ups_solvers import burgers_forced
 
 pytestmark = pytest.mark.faults  # tests/test_gates.py and tests/test_acceptance.py refuse fakes in seconds
 NAME, CELLS, NU, DT, CPU = "burgers1d_forced", 32, 0.02, 0.03, torch.device("cpu")
@@ -324,12 +325,12 @@ def test_samples_of_another_law_are_not_exact(world, monkeypatch, noise, viscosi
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(burgers_forced, "AMPLITUDE", noise * burgers_forced.AMPLITUDE)
             burgers_forced.equation.cache_clear()
-            exact_futures = burgers_forced.FAMILY[0].exact_futures
+            exact_futures = burgers_forced.SOLVERS["burgers1d_forced"].exact_futures
             found = exact_futures(u, num, parameter=viscosity * parameter, **settings)
         burgers_forced.equation.cache_clear()
         return found
 
-    monkeypatch.setattr(truth, "task", dataclasses.replace(truth.task, exact_futures=draw))
+    monkeypatch.setattr("ups.evaluation.truth.solver_of", lambda _: SimpleNamespace(exact_futures=draw))
     found = placed(entry)
     windows = one_step(ensembles, 480, SETTINGS.members, [], num_exact=SETTINGS.truth_members)
     groups = truth.cache.trajectory[truth.cache.split["test"][windows.rows]]

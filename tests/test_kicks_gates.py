@@ -18,7 +18,7 @@ from ups.evaluation.reference_ensembles import sample_exactly, sample_law
 from ups.evaluation.truth import open_truth
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.joint import law_increments, residual_energy, score_joint
-from ups.tasks import barkley
+from ups_solvers import barkley
 
 pytestmark = pytest.mark.faults  # half a minute of exact samples
 STARTS, MEMBERS, COUNT = 16, 10, 100

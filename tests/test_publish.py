@@ -26,6 +26,7 @@ import evaluate
 import prepare_cache
 import prepare_data
 import ups
+from ups import hub as client
 from ups.commands import predict, publish
 from ups.commands.remove import remove_ours
 from ups.config import ROOT, load_config, run_script
@@ -447,7 +448,7 @@ KINDS = ("nobody", "error", "garbage", "another_json", "silence", "drip_in_the_h
 )
 def test_a_hub_that_is_away_broken_or_slow_is_one_line_in_limited_time(tmp_path, monkeypatch, kind, call):
     pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(publish, "HUB_S", 3.0)
+    monkeypatch.setattr(client, "HUB_S", 3.0)
     monkeypatch.setattr(publish, "UPLOAD_SPEED", 1e9)
     with serving(BrokenHub, kind=kind) as server:
         address = "http://127.0.0.1:9" if kind == "nobody" else server.url.removesuffix("/api/1")
@@ -462,14 +463,14 @@ def test_a_hub_that_is_away_broken_or_slow_is_one_line_in_limited_time(tmp_path,
 
 
 def test_the_limit_for_a_hub_is_short():
-    assert publish.HUB_S <= 60
+    assert client.HUB_S <= 60
 
 
 def test_a_silent_hub_leaves_what_was_fetched_before(home, hub, tmp_path, monkeypatch):
     run = home / "runs" / "smoke"
     ups.push(run, "owner/name")
     folder = ups.load("hf://owner/name").folder
-    monkeypatch.setattr(publish, "HUB_S", 3.0)
+    monkeypatch.setattr(client, "HUB_S", 3.0)
     with serving(BrokenHub, kind="silence") as server:
         use_hub(monkeypatch, tmp_path, server.url.removesuffix("/api/1"))
         assert ups.load("hf://owner/name").folder == folder

@@ -20,9 +20,9 @@ from ups.models.base_selection import fitted_state, select_base
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.solver import Solver
 from ups.models.head_setup import build_operator
-from ups.tasks import burgers
 from ups.training.folder import StageFolder
 from ups.training.identity import require_identity
+from ups_solvers import SOLVERS
 
 MODULES = {
     "exact_step": """
@@ -127,13 +127,12 @@ def test_tensors_and_a_number_per_value_go_to_a_function_of_torch(mine):
 
 
 def test_our_own_solvers_are_examples(mine):
-    """`Task.step` of Burgers' equation, named as any other."""
-    assert burgers.FAMILY[0].step is burgers.advance
-    place = "ups.tasks.burgers:advance"
+    """`Solver.step` of Burgers' equation, named as any other."""
+    place = "ups_solvers.burgers:advance"
     base = Solver(1, place, "burgers1d", [], ["Nu"], 0.05).use(load_step(place, "burgers1d"))
     u = 0.5 * torch.sin(2 * torch.pi * torch.arange(32) / 32).view(1, 1, 1, 32)
     raw = torch.tensor([[0.1]])
-    expected = burgers.FAMILY[0].step(u[:, 0], parameter=float(raw[0, 0]), dt=0.05)
+    expected = SOLVERS["burgers1d"].step(u[:, 0], parameter=float(raw[0, 0]), dt=0.05)
     torch.testing.assert_close(
         base(u, ParameterBatch(raw, torch.zeros(1, dtype=torch.long), raw)), expected.float()
     )

@@ -47,7 +47,9 @@ def outputs_of(folder, story):
     """What the commands of a story print, in a folder that has the project's scripts."""
     for path in (
         *ROOT.glob("*.py"),
-        *(ROOT / name for name in ("Makefile", "ups", "ups_discovery", "configs", "accelerate_configs")),
+        ROOT / "Makefile",
+        *ROOT.glob("ups*/"),
+        *(ROOT / name for name in ("configs", "accelerate_configs")),
     ):
         (folder / path.name).symlink_to(path)
     (folder / "my").mkdir()

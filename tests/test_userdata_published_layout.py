@@ -32,7 +32,8 @@ def clone(tmp_path):
     for path in ROOT.iterdir():
         if (
             path.suffix in (".py", "")
-            and path.name in ("Makefile", "ups", "ups_discovery", "configs", "accelerate_configs")
+            and path.name
+            in ("Makefile", "ups", "ups_discovery", "ups_solvers", "configs", "accelerate_configs")
             or path.suffix == ".py"
         ):
             (tmp_path / path.name).symlink_to(path)

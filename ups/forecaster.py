@@ -73,7 +73,7 @@ class Forecaster:
     ) -> "Forecaster":
         """As `ups.load`."""
         if str(folder).startswith(HUB):
-            from ups.commands.publish import fetch
+            from ups.hub import fetch
 
             folder = fetch(str(folder))
         folder = Path(folder)

@@ -21,7 +21,7 @@ from ups.common.stages import STAGES
 from ups.config import Config, ModelConfig, to_dict
 from ups.data.build_cache import plan
 from ups.data.download import is_verified
-from ups.data.generate import num_done, solver_seconds
+from ups.data.generate import num_done, solver_of
 from ups.generative.corrector import Corrector
 from ups.models.backbones import backbone_of
 from ups.models.backbones.backbone import task_of
@@ -119,8 +119,8 @@ def print_data_plan(config: Config, files: list[tuple], num_workers: int) -> Non
             if source == "generate":
                 todo = made["num_trajectories"] - num_done(path, made)
                 have = int(size * (1 - todo / made["num_trajectories"]))
-                if todo and get_task(task).simulate:
-                    seconds += solver_seconds(task, made) * todo / num_workers
+                if todo:
+                    seconds += solver_of(get_task(task)).seconds(made) * todo / num_workers
             present += have
         total = sum(size for _, size, _ in of_task)
         state = "up to date" if present == total else f"{present / total:.0%} there"

@@ -7,7 +7,8 @@ the contour integrals of Kassam and Trefethen 2005.
 import math
 from collections.abc import Callable
 
-from ups.common.lazy import Tensor, torch
+import torch
+from torch import Tensor
 
 CONTOUR_POINTS = 32  # Kassam and Trefethen 2005, section 3
 

@@ -23,11 +23,12 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from ups.common.lazy import Tensor, np, torch
-from ups.tasks.forced import num_steps, sample_futures, trajectories
-from ups.tasks.initial import solver
-from ups.tasks.task import Array, Task
-from ups_discovery.boundary import PERIODIC
+import numpy as np
+import torch
+from torch import Tensor
+
+from ups_solvers.forced import num_steps, sample_futures, trajectories
+from ups_solvers.solver import Solver
 
 A, B, EPS = 0.75, 0.06, 0.03
 SIDE = 22.4  # 32 cells of 0.7
@@ -65,14 +66,14 @@ def bumps(places: Tensor, n: int) -> Tensor:
     return along_x[:, :, None] * along_y[:, None]
 
 
-def sample_kicks(stream: "np.random.Generator", num: int, dt: float) -> tuple["np.ndarray", "np.ndarray"]:
+def sample_kicks(stream: np.random.Generator, num: int, dt: float) -> tuple[np.ndarray, np.ndarray]:
     """Kicks during `num` steps dt: (numbers of their steps, in order, their places (kicks, 2))."""
     steps = np.repeat(np.arange(num), stream.poisson(RATE * dt, num))
     return steps, stream.random((len(steps), 2)) * SIDE
 
 
 def evolve_shown(
-    u: Tensor, streams: Sequence["np.random.Generator"], *, num_frames: int, parameter: None, dt: float
+    u: Tensor, streams: Sequence[np.random.Generator], *, num_frames: int, parameter: None, dt: float
 ) -> Tensor:
     """The frames (u, v, kick, age) that follow u (batch, 2 or more, n, n), dt apart, (batch, num_frames, 4,
     n, n), float64; channels of u beyond two are not used."""
@@ -95,74 +96,40 @@ def evolve_shown(
 
 
 def evolve(
-    u: Tensor, streams: Sequence["np.random.Generator"], *, num_frames: int, parameter: None, dt: float
+    u: Tensor, streams: Sequence[np.random.Generator], *, num_frames: int, parameter: None, dt: float
 ) -> Tensor:
     """The frames (u, v) that follow, (batch, num_frames, 2, n, n), float64."""
     return evolve_shown(u, streams, num_frames=num_frames, parameter=parameter, dt=dt)[:, :, :2]
 
 
-def start(streams: Sequence["np.random.Generator"], n: int, parameter: None) -> Tensor:
+def start(streams: Sequence[np.random.Generator], n: int, parameter: None) -> Tensor:
     """States of the invariant measure, (batch, 2, n, n)."""
     rest = torch.zeros(len(streams), 2, n, n, dtype=torch.float64)
     return evolve(rest, streams, num_frames=1, parameter=None, dt=SPIN)[:, 0]
 
 
-def start_shown(streams: Sequence["np.random.Generator"], n: int, parameter: None) -> Tensor:
+def start_shown(streams: Sequence[np.random.Generator], n: int, parameter: None) -> Tensor:
     """The same with kick and age, which are zero in the first frame."""
     return torch.nn.functional.pad(start(streams, n, parameter), (0, 0, 0, 0, 0, 2))
 
 
-@solver(channels=2, ndim=2, cells_at_once=2**16)
 def simulate(seed: int, indices: Sequence[int], **settings: Any) -> Tensor:
     """u and v, (n, num_frames, 2, resolution, resolution)."""
     return trajectories(start, evolve, seed, indices, **settings)
 
 
-@solver(channels=4, ndim=2, cells_at_once=2**16)
 def simulate_shown(seed: int, indices: Sequence[int], **settings: Any) -> Tensor:
     """u, v, kick and age, (n, num_frames, 4, resolution, resolution)."""
     return trajectories(start_shown, evolve_shown, seed, indices, **settings)
 
 
-def family_member(name: str, filename: str, **facts: Any) -> Task:
-    """The facts that the task and its control share."""
-    return Task(
-        name=name,
-        fields=("u", "v"),
+SOLVERS = {
+    "barkley2d": Solver(
+        trajectory=simulate,
+        channels=2,
         ndim=2,
-        boundary=PERIODIC,
-        layout="arrays",
-        filename=filename,
-        constants=(("a", A), ("b", B), ("eps", EPS)),
-        domain=(0.0, SIDE),
-        t_end=20.0,
-        num_frames=21,
-        resolution=32,
-        num_trajectories=1000,
-        is_symmetric=True,
-        is_stationary=True,
-        defaults={"reserve": 0.5},
-        **facts,
-    )
-
-
-EQUATION = "∂u/∂t = u (1 - u) (u - (v + b)/a)/eps + lap u, ∂v/∂t = u - v; kicks: u = max(u, exp(-r²/2))"
-FAMILY = (
-    family_member(
-        "barkley2d",
-        "2D_Barkley.hdf5",
-        arrays=(Array("u"), Array("v")),
-        equation=f"{EQUATION} at random times and places",
-        why_uncertain="kicks at random times and places excite it",
-        simulate=simulate,
+        cells_at_once=2**16,
         exact_futures=functools.partial(sample_futures, evolve),
     ),
-    family_member(
-        "barkley2d_shown",
-        "2D_Barkley_Shown.hdf5",
-        arrays=(Array("u"), Array("v"), Array("kick"), Array("age")),
-        forcing=("kick", "age"),
-        equation=f"{EQUATION} at known times and places",
-        simulate=simulate_shown,
-    ),
-)
+    "barkley2d_shown": Solver(trajectory=simulate_shown, channels=4, ndim=2, cells_at_once=2**16),
+}

@@ -16,10 +16,11 @@ the same limiter. Its start has h at the cell centres, so its thousand trajector
 
 import math
 
-from ups.common.lazy import Tensor, torch
-from ups.tasks.initial import random_stream, solver
-from ups.tasks.task import Array, Task
-from ups_discovery.boundary import OUTFLOW
+import torch
+from torch import Tensor
+
+from ups_solvers.initial import random_stream
+from ups_solvers.solver import Solver
 
 GRAVITY = 1.0
 SIDE = 5.0
@@ -113,8 +114,7 @@ def sample_radius(seed: int, index: int) -> float:
     return RADIUS_FIRST + RADIUS_RANGE * float(random_stream(seed, index).uniform())
 
 
-@solver(ndim=2)
-def simulate(
+def trajectory(
     seed: int, index: int, *, resolution: int, num_frames: int, parameter: None, t_end: float
 ) -> Tensor:
     """h at the cells, space axes (x, y): (num_frames, 1, resolution, resolution)."""
@@ -126,23 +126,4 @@ def simulate(
     )[:, :1]
 
 
-FAMILY = (
-    Task(
-        name="shallow_water2d",
-        fields=("h",),
-        ndim=2,
-        boundary=OUTFLOW,
-        layout="groups",
-        arrays=(Array("data", vector=True),),
-        filename="2D_rdb_NA_NA.h5",
-        positive=("h",),
-        equation="∂h/∂t + ∇·(h V) = 0, ∂(h V)/∂t + ∇·(h V V) + g h ∇h = 0",
-        constants=(("g", GRAVITY),),
-        domain=(-SIDE / 2, SIDE / 2),
-        num_trajectories=1000,
-        is_symmetric=True,
-        published={"2D_rdb_NA_NA.h5": (133021, "75d838c47aa410694bdc912ea7f22282")},
-        simulate=simulate,
-        defaults={"history": 4},
-    ),  # the momentum is not stored: earlier frames tell it
-)
+SOLVERS = {"shallow_water2d": Solver(trajectory=trajectory, ndim=2)}

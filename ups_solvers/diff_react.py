@@ -2,18 +2,19 @@
 
 Equation: u_t = Du lap u + u - u^3 - k - v,    v_t = Dv lap v + u - v,    Du = 1e-3, Dv = 5e-3, k = 5e-3.
 Start: u and v independent N(0, 1) in every cell, as in PDEBench; so the problem depends on the resolution.
-Scheme: the five-point Laplacian, diagonal in the cosine basis; ETDRK4 in time (ups/tasks/modes.py), with
+Scheme: the five-point Laplacian, diagonal in the cosine basis; ETDRK4 in time (ups_solvers/modes.py), with
 exact diffusion. PDEBench integrates the same system by RK45 at tolerances 1e-3 and 1e-6.
 """
 
 import functools
 import math
 
-from ups.common.lazy import Tensor, torch
-from ups.tasks.initial import eigenbasis, random_stream, solver, step_of
-from ups.tasks.modes import coefficients, step
-from ups.tasks.task import Array, Task
-from ups_discovery.boundary import NO_FLUX
+import torch
+from torch import Tensor
+
+from ups_solvers.initial import eigenbasis, random_stream
+from ups_solvers.modes import coefficients, step
+from ups_solvers.solver import Solver
 
 DIFFUSION_U, DIFFUSION_V = 1e-3, 5e-3
 REACTION_K = 5e-3
@@ -26,7 +27,7 @@ FIRST_FRAME_FACTOR = 8
 @functools.lru_cache(maxsize=8)
 def _parts(ny: int, nx: int, dt: float) -> tuple[Tensor, ...]:
     """Coefficients of a step of both channels, each (2, ny, nx)."""
-    laplacian = -(eigenbasis(ny, NO_FLUX, SIDE)[1][:, None] + eigenbasis(nx, NO_FLUX, SIDE)[1][None, :])
+    laplacian = -(eigenbasis(ny, SIDE)[1][:, None] + eigenbasis(nx, SIDE)[1][None, :])
     return coefficients(torch.stack([DIFFUSION_U * laplacian, DIFFUSION_V * laplacian]), dt)
 
 
@@ -38,7 +39,7 @@ def evolve(
     state: (2, ny, nx), channels u and v. dt: time step. reaction_rate: factor on the reaction terms (1: the
     equation above, 0: pure diffusion).
     """
-    basis_y, basis_x = (eigenbasis(cells, NO_FLUX, SIDE)[0] for cells in state.shape[1:])
+    basis_y, basis_x = (eigenbasis(cells, SIDE)[0] for cells in state.shape[1:])
     parts = _parts(state.shape[1], state.shape[2], dt)
 
     def reaction(modes: Tensor) -> Tensor:
@@ -64,8 +65,7 @@ def sample_noise(seed: int, index: int, resolution: int) -> Tensor:
     return torch.from_numpy(random_stream(seed, index).standard_normal((2, resolution, resolution)))
 
 
-@solver(channels=2, ndim=2)
-def simulate(
+def trajectory(
     seed: int, index: int, *, resolution: int, num_frames: int, parameter: None, t_end: float
 ) -> Tensor:
     """Channels (u, v), space axes (y, x): (num_frames, 2, resolution, resolution).
@@ -91,27 +91,4 @@ def integrate(u: Tensor, *, parameter: None, dt: float, num_frames: int) -> Tens
     return torch.stack([evolve(one.double(), **times)[1:] for one in u]).to(u)
 
 
-FAMILY = (
-    Task(
-        name="diff_react2d",
-        fields=("u", "v"),
-        ndim=2,
-        boundary=NO_FLUX,
-        layout="groups",
-        arrays=(Array("data", channels=2, vector=True),),
-        filename="2D_diff-react_NA_NA.h5",
-        equation="∂u/∂t = Du lap u + u - u³ - k - v, ∂v/∂t = Dv lap v + u - v",
-        constants=(("Du", DIFFUSION_U), ("Dv", DIFFUSION_V), ("k", REACTION_K)),
-        domain=(-1.0, 1.0),
-        axes=("y", "x"),
-        t_end=5.0,
-        num_trajectories=1000,
-        is_symmetric=True,
-        simulate=simulate,
-        integrate=integrate,
-        step=step_of(integrate),
-        published={"2D_diff-react_NA_NA.h5": (133017, "b8d0b86064193195ddc30c33be5dc949")},
-        # the first frames are white noise that decays: context only
-        defaults={"train_from": 6, "history": 4},
-    ),
-)
+SOLVERS = {"diff_react2d": Solver(trajectory=trajectory, channels=2, ndim=2, integrate=integrate)}

@@ -16,22 +16,18 @@ only diffusion of the particles, whose mean it conserves only roughly. Starts ar
 walls: Fourier modes with the amplitude |k|^(-2 smoothness) above a cut-off, each field of mean 0 and variance
 1. Text and code of PDEBench exchange the smoothness of V and force; we follow the code, on a periodic box of
 side 1 (in its box, of side 512, no mode is left).
-
-Published are hundreds of files of four trajectories with one viscosity (ups/tasks/ns_files.py); the task uses
-the first by default.
 """
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
-from ups.common.lazy import Tensor, np, torch
-from ups.tasks.initial import cell_centres, eigenbasis, random_stream, solver, step_of
-from ups.tasks.ns_files import FILES
-from ups.tasks.task import Array, Finding, Task
-from ups_discovery.boundary import DIRICHLET, NO_FLUX
+import numpy as np
+import torch
+from torch import Tensor
 
-FIRST = next(iter(FILES))
+from ups_solvers.initial import cell_centres, eigenbasis, random_stream
+from ups_solvers.solver import Solver
+
 VISCOSITY = 0.01
 HIGHEST = 127  # wave number of the noise: PDEBench's configuration has 256 cells
 MIN_SQUARE = 0.1  # of scale times wave number; smaller ones are dropped (PhiFlow)
@@ -39,7 +35,6 @@ SMOOTHNESS, SCALE = 1.0, 0.4  # of V and particles
 FORCE_SMOOTHNESS, FORCE_SCALE = 3.0, 0.15
 CFL = 0.5  # of the sum over both axes; up to it the limiter keeps the range
 DIFFUSION_NUMBER = 0.25  # NU step / dx^2; stable up to 0.31
-DIVERGENT = 0.3  # divergence over gradient of stored fields; ours have 0.13, and 0.6 with exchanged axes
 
 
 # V is (2, n + 1, n): component a on its faces, with the first axis along a. Fields in cells are (2, n, n) in
@@ -70,7 +65,7 @@ class Box:
 
     def __init__(self, force: Tensor, viscosity: float = VISCOSITY) -> None:
         self.n, self.force, self.viscosity = force.shape[-1], force, viscosity
-        basis, eigenvalues = (part.to(force.device) for part in eigenbasis(self.n, NO_FLUX))
+        basis, eigenvalues = (part.to(force.device) for part in eigenbasis(self.n))
         total = eigenvalues[:, None] + eigenvalues[None, :]
         total[0, 0] = math.inf  # the mean pressure has no effect
         self.basis, self.inverse = basis, -1 / total
@@ -147,7 +142,7 @@ def at_faces(x: Tensor, y: Tensor) -> Tensor:
     return torch.cat([wall, 0.5 * (v[:, 1:] + v[:, :-1]), wall], 1)
 
 
-def noise(stream: "np.random.Generator", num: int, smoothness: float, scale: float) -> Tensor:
+def noise(stream: np.random.Generator, num: int, smoothness: float, scale: float) -> Tensor:
     """Fourier modes -HIGHEST .. HIGHEST on both axes of `num` random fields of mean 0 whose variances have
     the mean 1, (num, m, m)."""
     k = torch.arange(-HIGHEST, HIGHEST + 1, dtype=torch.float64)
@@ -182,8 +177,7 @@ def sample_start(seed: int, index: int, resolution: int) -> tuple[Tensor, Tensor
     )
 
 
-@solver(channels=5, ndim=2)
-def simulate(
+def trajectory(
     seed: int, index: int, *, resolution: int, num_frames: int, parameter: None, t_end: float
 ) -> Tensor:
     """Channels (Vx, Vy, particles, force_x, force_y), space axes (x, y): (num_frames, 5, resolution,
@@ -212,54 +206,4 @@ def integrate(u: Tensor, *, parameter: None, dt: float, num_frames: int) -> Tens
     return out
 
 
-def is_incompressible(data: Any, scan: Any) -> Iterator[Finding]:
-    """Velocities with a divergence, in the interior and after the first frame."""
-    if min(data.space) < 8:
-        return
-    u = data.read(0, 1)[0, data.num_frames // 2, :2].astype(np.float64)
-    gradients = [[np.gradient(u[a], axis=axis)[2:-2, 2:-2] for axis in (0, 1)] for a in (0, 1)]
-    ratio = np.linalg.norm(gradients[0][0] + gradients[1][1]) / max(np.linalg.norm(gradients), 1e-300)
-    if ratio > DIVERGENT:
-        yield Finding(
-            "error",
-            f"the velocity has a divergence of {ratio:.2g} of its gradient, and the flow "
-            "is incompressible: its components or axes are exchanged, or it is another",
-            str(data.path),
-            "write velocity as (trajectory, time, x, y, component), Vx first",
-        )
-
-
-FAMILY = (
-    Task(
-        name="ns_incom2d",
-        fields=("Vx", "Vy", "particles", "force_x", "force_y"),
-        ndim=2,
-        boundary=DIRICHLET,
-        layout="arrays",
-        arrays=(
-            Array("velocity", channels=2, vector=True),
-            Array("particles", vector=True),
-            Array("force", channels=2, vector=True, steady=True),
-        ),
-        filename=FIRST,
-        still=("force_x", "force_y"),
-        constants=(("NU", VISCOSITY),),
-        has_own_times=True,
-        equation="∂V/∂t + V·∇V = -∇p + NU lap V + particles force, ∇·V = 0, ∂particles/∂t + V·∇particles = 0",
-        t_end=4.995,
-        num_frames=1000,
-        resolution=512,
-        num_trajectories=4,
-        conserved=("Vx", "Vy", "particles"),  # nothing flows through the walls
-        is_symmetric=True,
-        vector=("Vx", "Vy", "force_x", "force_y"),
-        simulate=simulate,
-        edition=2,
-        integrate=integrate,
-        step=step_of(integrate),
-        checks=(is_incompressible,),
-        published={name: FILES[name] for name in FILES if name == FIRST},
-        further={name: FILES[name] for name in FILES if name != FIRST},
-        defaults={"base": ["persistence", "propagator", "flow"]},
-    ),
-)
+SOLVERS = {"ns_incom2d": Solver(trajectory=trajectory, channels=5, ndim=2, edition=2, integrate=integrate)}

@@ -10,7 +10,7 @@ s makes the mean variance of g over the cells one. Source: tau = 3 and alpha = 2
 2010.08895, section 5.2), who threshold g at zero, where we take the exponential. Their code drops k = 0; we
 keep it, as in the formula: then 0.57 of the variance is that of the mean of g, and no covariance is singular.
 
-The task is ours; the thresholded bumps of PDEBench (ups/tasks/darcy.py) have no known conditional
+The task is ours; the thresholded bumps of PDEBench (ups_solvers/darcy.py) have no known conditional
 distribution. Here g given any linear observation is Gaussian:
 
     y = A g + noise * eta,  g ~ N(0, C),  eta ~ N(0, 1)
@@ -24,12 +24,17 @@ positive definite even without noise, because C is (its k = 0 mode is kept) and 
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from ups.common.lazy import Tensor, np, torch
-from ups.tasks import darcy
-from ups.tasks.initial import random_stream, solver
+import numpy as np
+import torch
+from torch import Tensor
+
+from ups_solvers import darcy
+from ups_solvers.initial import random_stream
+from ups_solvers.solver import Solver
 
 TAU = 3.0
 ALPHA = 2.0
@@ -48,9 +53,10 @@ def eigenvalues(resolution: int) -> Tensor:
 @functools.lru_cache(maxsize=8)
 def _basis(resolution: int) -> Tensor:
     """c_k cos(pi k x_j) at the cell centres, (k, j), float64; its rows have the mean square one."""
-    from ups_discovery.spectral import cosine  # imports torch
-
-    return cosine(resolution) * math.sqrt(resolution)
+    k = torch.arange(resolution, dtype=torch.float64)
+    rows = torch.cos(math.pi * torch.outer(k, k + 0.5) / resolution) * math.sqrt(2 / resolution)
+    rows[0] /= math.sqrt(2)
+    return rows * math.sqrt(resolution)
 
 
 @functools.lru_cache(maxsize=8)
@@ -61,7 +67,7 @@ def _shells(resolution: int) -> Tensor:
     return torch.from_numpy(np.lexsort((second, first, np.maximum(first, second))))
 
 
-def draw_field(stream: "np.random.Generator", resolution: int) -> Tensor:
+def draw_field(stream: np.random.Generator, resolution: int) -> Tensor:
     """g at the cell centres from the next resolution^2 normal numbers of `stream`, (resolution, resolution),
     float64.
 
@@ -86,9 +92,8 @@ def sample_log_coefficient(seed: int, index: int, resolution: int) -> Tensor:
     return draw_field(random_stream(seed, index), resolution)
 
 
-@solver("beta", channels=2, ndim=2, is_steady=True)
-def simulate(seed: int, index: int, *, resolution: int, parameter: float, **_: Any) -> Tensor:
-    """Channels (a, u), space axes (x, y): (1, 2, resolution, resolution), as `darcy.simulate`."""
+def trajectory(seed: int, index: int, *, resolution: int, parameter: float, **_: Any) -> Tensor:
+    """Channels (a, u), space axes (x, y): (1, 2, resolution, resolution), as `darcy.trajectory`."""
     a = sample_log_coefficient(seed, index, resolution).exp()
     return torch.stack([a, darcy.solve(a, torch.full_like(a, parameter), is_smooth=True)])[None]
 
@@ -114,15 +119,15 @@ class LinearObservation:
         )
         is_right = {
             f"cells, shape {tuple(cells.shape)}, are not disjoint groups; expected (k, m) different whole "
-            f"numbers from 0 to {size - 1} (ups.tasks.darcy_grf); observe each cell once, as "
+            f"numbers from 0 to {size - 1} (ups_solvers.darcy_grf); observe each cell once, as "
             "ups.generative.observation does.": is_index
             and cells.unique().numel() == cells.numel()
             and cells.shape[1] > 0,
             f"values have shape {tuple(self.values.shape)} or are not finite; expected {len(cells)} numbers, "
-            "one per group of cells (ups.tasks.darcy_grf); check what was observed.": self.values.shape
+            "one per group of cells (ups_solvers.darcy_grf); check what was observed.": self.values.shape
             == cells.shape[:1]
             and bool(torch.isfinite(self.values).all()),
-            f"noise = {self.noise}; expected a standard deviation >= 0 (ups.tasks.darcy_grf); give 0 for "
+            f"noise = {self.noise}; expected a standard deviation >= 0 (ups_solvers.darcy_grf); give 0 for "
             "none.": math.isfinite(self.noise) and self.noise >= 0,
         }
         if wrong := [text for text, fine in is_right.items() if not fine]:
@@ -174,18 +179,19 @@ def truth_ensemble(
     return a, darcy.solve(a, torch.tensor(beta, dtype=torch.float64), is_smooth=True, batch=darcy.BATCH)
 
 
-FAMILY = (
-    replace(
-        darcy.DARCY,
-        name="darcy2d_grf",
-        filename="2D_DarcyFlow_GRF_beta{}.hdf5",
-        resolution=64,
-        positive=("a",),
-        equation="-∇·(a ∇u) = beta, log a Gaussian",
-        published={},
-        simulate=simulate,
+def posterior(observation: Mapping[str, Any], num: int, seed: int, parameter: float) -> tuple[Tensor, Tensor]:
+    """`truth_ensemble` of an observation given as the arguments of `LinearObservation`."""
+    return truth_ensemble(LinearObservation(**observation), num, seed, parameter)
+
+
+SOLVERS = {
+    "darcy2d_grf": Solver(
+        trajectory=trajectory,
+        parameter="beta",
+        channels=2,
+        ndim=2,
+        is_steady=True,
         integrate=darcy.integral(is_smooth=True),
-        posterior=truth_ensemble,
-        defaults={"parameters": [1.0], "reserve": 0.5},
-    ),
-)
+        posterior=posterior,
+    )
+}

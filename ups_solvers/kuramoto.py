@@ -18,12 +18,14 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 
-from ups.common.lazy import Tensor, np, torch
-from ups.tasks.forced import num_steps
-from ups.tasks.initial import random_stream, solver
-from ups.tasks.modes import coefficients, step
-from ups.tasks.task import Array, Task
-from ups_discovery.boundary import PERIODIC
+import numpy as np
+import torch
+from torch import Tensor
+
+from ups_solvers.forced import num_steps
+from ups_solvers.initial import random_stream
+from ups_solvers.modes import coefficients, step
+from ups_solvers.solver import Solver
 
 LENGTH = 112.0  # at 96 all growing waves are stored, and few starts dominate the error (docs/lab/log.md)
 FACTOR = 4  # points of the solver per stored point
@@ -68,7 +70,7 @@ def evolve(modes: Tensor, length: float, spacing: float, num_frames: int) -> Ten
 
 
 def start(
-    streams: Sequence["np.random.Generator"], num_points: int, length: float, spin: float = SPIN
+    streams: Sequence[np.random.Generator], num_points: int, length: float, spin: float = SPIN
 ) -> Tensor:
     """Modes of states on the attractor, (batch, num_points // 2 + 1): random waves that grow, after a run-up
     of `spin`."""
@@ -79,7 +81,6 @@ def start(
     return evolve(modes, length, spin, 1)[:, 0]
 
 
-@solver(cells_at_once=2**12)
 def simulate(
     seed: int, indices: Sequence[int], *, resolution: int, num_frames: int, parameter: None, t_end: float
 ) -> Tensor:
@@ -94,26 +95,4 @@ def simulate(
     return filtered(modes, resolution)[:, :, None]
 
 
-FAMILY = (
-    Task(
-        name="ks1d_coarse",
-        fields=("u",),
-        ndim=1,
-        boundary=PERIODIC,
-        layout="arrays",
-        arrays=(Array("tensor"),),
-        filename="1D_KS_Coarse.hdf5",
-        constants=(("length", LENGTH),),
-        domain=(0.0, LENGTH),
-        why_uncertain="its short waves are filtered out",
-        is_stationary=True,
-        equation="∂u/∂t + u ∂u/∂x + ∂²u/∂x² + ∂⁴u/∂x⁴ = 0, stored without its short waves",
-        t_end=60.0,
-        num_frames=61,
-        resolution=32,
-        num_trajectories=1000,
-        conserved=("u",),
-        simulate=simulate,
-        defaults={"reserve": 0.5},
-    ),
-)
+SOLVERS = {"ks1d_coarse": Solver(trajectory=simulate, cells_at_once=2**12)}

@@ -31,10 +31,10 @@ same for all axes and both directions, so mirror images and fields with exchange
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ups.common.lazy import Tensor, torch
+import torch
+from torch import Tensor
 
 GAMMA = 5 / 3
-MIN_RESTORED = 0.5  # factor on a pressure: a larger error than this is not one of the energy alone
 CFL = 0.8  # of the sum over the axes; each of the four stages takes half a step
 MAX_HALVINGS = 12  # of a step: it is then shorter than that of an explicit method for the stresses
 DENSITY, PRESSURE, VELOCITY = 0, 1, 2  # channels; of a state they are density, energy and momentum
@@ -63,30 +63,6 @@ def primitive(state: Tensor) -> Tensor:
     density, velocity = state[:, :1], state[:, 2:] / state[:, :1]
     pressure = (GAMMA - 1) * (state[:, 1:2] - 0.5 * density * _square(velocity))
     return torch.cat([density, pressure, velocity], 1)
-
-
-def densities(fields: Tensor) -> Tensor:
-    """`conserved` of (n, T, channel, *space)."""
-    return conserved(fields.flatten(0, 1)).unflatten(0, fields.shape[:2])
-
-
-def restore(fields: Tensor, start: Tensor) -> Tensor:
-    """The correction (n, T, channel) that gives fields (n, T, channel, *space) of a closed domain the mass,
-    energy and momentum of start (n, 1, channel, *space).
-
-    It is added to the logarithms of density and pressure and to the velocity. The pressure changes by at most
-    the factor MIN_RESTORED or its inverse.
-    """
-    space = tuple(range(3, fields.ndim))
-    every = (...,) + (None,) * len(space)
-    mass, energy, momentum = densities(start).mean(space).split([1, 1, fields.shape[2] - 2], 2)
-    density, pressure, velocity = fields[:, :, :1], fields[:, :, 1:2], fields[:, :, 2:]
-    thinner = mass / density.mean(space)
-    density = density * thinner[every]
-    faster = (momentum - (density * velocity).mean(space)) / mass
-    motion = 0.5 * (density * (velocity + faster[every]).square()).sum(2, keepdim=True).mean(space)
-    hotter = (GAMMA - 1) * (energy - motion) / pressure.mean(space)
-    return torch.cat([thinner.log(), hotter.clamp(MIN_RESTORED, 1 / MIN_RESTORED).log(), faster], 2)
 
 
 def _square(velocity: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ dW = W(h) and H = mean of W(s) - s dW / h over the step, N(0, h) and N(0, h / 12
 so that both W(h) and the integral of W over the step are exact. The remaining second-order term is h^2 / 24
 times sum_j N''(f_j, f_j). It is zero for pairs of plane waves (a cosine and a sine of one amplitude) if N is
 that of Burgers or of the vorticity; then the strong order is 3/2. The flow is one step of ETDRK4
-(ups/tasks/modes.py).
+(ups_solvers/modes.py).
 
 Such an equation is Markov: from a state, new noise gives exact samples of the future, at any lead
 (`sample_futures`).
@@ -21,9 +21,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ups.common.lazy import Tensor, np, torch
-from ups.tasks.initial import random_stream
-from ups.tasks.modes import coefficients, step
+import numpy as np
+import torch
+from torch import Tensor
+
+from ups_solvers.initial import random_stream
+from ups_solvers.modes import coefficients, step
 
 STREAM = 1  # separates the random numbers of samples from those of trajectories with the same seed
 DAMPING = 0.1  # a step damps a forced wave by this at most: its variance then has an error of 1e-4
@@ -58,7 +61,7 @@ class Forced:
         return step(modes + shift, lambda now: self.nonlinear(now) + push, self.parts) - shift
 
     def evolve(
-        self, modes: Tensor, streams: Sequence["np.random.Generator"], num_frames: int, num_steps: int
+        self, modes: Tensor, streams: Sequence[np.random.Generator], num_frames: int, num_steps: int
     ) -> Iterator[Tensor]:
         """The modes after num_steps, 2 num_steps, ... steps, num_frames times. streams: one per row."""
         for _ in range(num_frames):
@@ -86,8 +89,8 @@ def trajectories(
     parameter: float,
     t_end: float,
 ) -> Tensor:
-    """`Task.simulate` (n, num_frames, C, *space), from start(streams, resolution, parameter) (n, C, *space)
-    on; start and evolve use the same streams."""
+    """Trajectories (n, num_frames, C, *space) from start(streams, resolution, parameter) (n, C, *space) on;
+    start and evolve use the same streams."""
     streams = [random_stream(seed, index) for index in indices]
     first = start(streams, resolution, parameter)[:, None]
     if num_frames == 1:
@@ -108,8 +111,8 @@ def sample_futures(
     cells_at_once: int = 2**18,
     **settings: Any,
 ) -> Tensor:
-    """`Task.exact_futures`: `num` independent futures (n, num, num_frames, C, *space) of each state u (n, C,
-    *space).
+    """`num` independent futures (n, num, num_frames, C, *space) of each state u (n, C, *space), as
+    `Solver.exact_futures`.
 
     evolve(u, streams, **settings) -> next frames (batch, num_frames, C, *space). Future j of a state depends
     on (seed, its number in `rows`, j) alone.

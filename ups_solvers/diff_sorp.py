@@ -17,10 +17,12 @@ and 1e-6.
 import functools
 import math
 
-from ups.common.lazy import Tensor, np, torch
-from ups.tasks.initial import NOMINAL_POINTS, random_stream, solver, step_of
-from ups.tasks.task import Array, Task
-from ups_discovery.boundary import DIRICHLET
+import numpy as np
+import torch
+from torch import Tensor
+
+from ups_solvers.initial import NOMINAL_POINTS, random_stream
+from ups_solvers.solver import Solver
 
 DIFFUSION = 5e-4
 POROSITY = 0.29
@@ -42,19 +44,19 @@ def sorbed_capacity(exponent: float) -> float:
     return (1 - POROSITY) / POROSITY * BULK_DENSITY * FREUNDLICH_K * exponent
 
 
-def content(u: "np.ndarray") -> "np.ndarray":
+def content(u: np.ndarray) -> np.ndarray:
     """theta(u), the dissolved and sorbed content; theta' = R."""
     return u + sorbed_capacity(FREUNDLICH_N) / FREUNDLICH_N * (u + MIN_U) ** FREUNDLICH_N
 
 
-def volumes(num_cells: int) -> "np.ndarray":
+def volumes(num_cells: int) -> np.ndarray:
     """Lengths of the cells, (n,); the first and last extend halfway from the centre to the wall."""
     lengths = np.full(num_cells, 1 / num_cells)
     lengths[[0, -1]] = 0.5 * (1.5 / num_cells + WALL)
     return lengths
 
 
-def slopes(u: "np.ndarray") -> "np.ndarray":
+def slopes(u: np.ndarray) -> np.ndarray:
     """u_x at the left wall, the faces between cells and the right wall, (n + 1,)."""
     gap = 0.5 / len(u) + WALL
     slope = np.empty(len(u) + 1)
@@ -66,7 +68,7 @@ def slopes(u: "np.ndarray") -> "np.ndarray":
 
 
 @functools.lru_cache(maxsize=256)
-def _stages(num: int) -> tuple[float, list[tuple[float, float, float]], "np.ndarray"]:
+def _stages(num: int) -> tuple[float, list[tuple[float, float, float]], np.ndarray]:
     """Coefficients of RKL2 with `num` stages: mu~ of the first; (mu, nu, mu~) of each other; their weights of
     u and of its rate at the start of the step, (num - 1, 2)."""
     b = [1 / 3, 1 / 3] + [(j * j + j - 2) / (2 * j * (j + 1)) for j in range(2, num + 1)]
@@ -80,8 +82,8 @@ def _stages(num: int) -> tuple[float, list[tuple[float, float, float]], "np.ndar
 
 
 def evolve(
-    u: "np.ndarray", *, dt: float, num_frames: int, exponent: float = FREUNDLICH_N, is_begun: bool = False
-) -> "np.ndarray":
+    u: np.ndarray, *, dt: float, num_frames: int, exponent: float = FREUNDLICH_N, is_begun: bool = False
+) -> np.ndarray:
     """u of one trajectory at t = 0, dt, 2 dt, ...: (num_frames, n), float64.
 
     u: in the cells, (n,), within [0, 1]. exponent: n_f; with 1 the sorption is linear and R constant.
@@ -90,7 +92,7 @@ def evolve(
     capacity, scale = sorbed_capacity(exponent), DIFFUSION / volumes(len(u))
     stiffness = 4 * DIFFUSION * len(u) ** 2 / (1 + capacity * (LEFT + MIN_U) ** (exponent - 1))
 
-    def rate(u: "np.ndarray") -> "np.ndarray":
+    def rate(u: np.ndarray) -> np.ndarray:
         retardation = np.maximum(u, 0.0)
         retardation += MIN_U
         np.power(retardation, exponent - 1, out=retardation)
@@ -102,7 +104,7 @@ def evolve(
         change /= retardation
         return change
 
-    def advance(u: "np.ndarray", step: float) -> "np.ndarray":
+    def advance(u: np.ndarray, step: float) -> np.ndarray:
         # stable while step * stiffness <= (num^2 + num - 2) / 2; odd numbers damp
         num = max(3, math.ceil(0.5 * (math.sqrt(9 + 8 * MARGIN * step * stiffness) - 1))) | 1
         first, rows, weights = _stages(num)
@@ -136,8 +138,7 @@ def sample_start(seed: int, index: int) -> float:
     return MAX_START * float(random_stream(seed, index).uniform())
 
 
-@solver()
-def simulate(
+def trajectory(
     seed: int, index: int, *, resolution: int, num_frames: int, parameter: None, t_end: float
 ) -> Tensor:
     """u at the centres, (num_frames, 1, resolution)."""
@@ -154,29 +155,4 @@ def integrate(u: Tensor, *, parameter: None, dt: float, num_frames: int) -> Tens
     return torch.from_numpy(np.stack(later)).to(u)
 
 
-FAMILY = (
-    Task(
-        name="diff_sorp1d",
-        fields=("u",),
-        ndim=1,
-        boundary=DIRICHLET,
-        layout="groups",
-        arrays=(Array("data", vector=True),),
-        filename="1D_diff-sorp_NA_NA.h5",
-        equation="R(u) ∂u/∂t = D ∂²u/∂x², R(u) = 1 + (1 - por)/por rho_s k_f n_f u^(n_f - 1)",
-        constants=(
-            ("D", DIFFUSION),
-            ("por", POROSITY),
-            ("rho_s", BULK_DENSITY),
-            ("k_f", FREUNDLICH_K),
-            ("n_f", FREUNDLICH_N),
-        ),
-        walls=((LEFT, 0.0),),  # on the right u = -D u_x, which is below 0.01 (D = 5e-4)
-        t_end=500.0,
-        resolution=NOMINAL_POINTS,
-        simulate=simulate,
-        integrate=integrate,
-        step=step_of(integrate),
-        published={"1D_diff-sorp_NA_NA.h5": (133020, "9d466d1213065619d087319e16d9a938")},
-    ),
-)
+SOLVERS = {"diff_sorp1d": Solver(trajectory=trajectory, integrate=integrate)}

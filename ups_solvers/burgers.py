@@ -14,14 +14,13 @@ as in PDEBench's finite-volume files, and the mean of u is conserved to rounding
 
 import itertools
 import math
-from collections.abc import Iterator
-from typing import Any
 
-from ups.common.lazy import Tensor, np, torch
-from ups.common.place import make_target
-from ups.tasks.initial import Wave, sample_wave, solver, step_of
-from ups.tasks.task import Array, Finding, Task
-from ups_discovery.boundary import PERIODIC
+import numpy as np
+import torch
+from torch import Tensor
+
+from ups_solvers.initial import Wave, sample_wave
+from ups_solvers.solver import Solver
 
 BLOCK = 64  # targets that share one reference value: one matrix product sums for all of them
 TAIL = 8.5  # standard deviations of the Gaussian kept: exp(-8.5^2 / 2) = 2e-16
@@ -80,7 +79,7 @@ def _plan(
         if grid > num_faces:
             raise ValueError(
                 f"nu/pi = {diffusivity:.3g} with frames {dt:.3g} apart needs a finer grid than {num_faces} "
-                "faces; expected a nu that those resolve (ups.tasks.burgers); use a larger nu."
+                "faces; expected a nu that those resolve (ups_solvers.burgers); use a larger nu."
             )
         reach = max_speed * step + TAIL * math.sqrt(2 * diffusivity * step) + 0.5 * BLOCK / grid
         if max_speed * reach / (2 * diffusivity) <= MAX_EXPONENT:
@@ -156,8 +155,7 @@ def evolve(
     return frames
 
 
-@solver("nu")
-def simulate(
+def trajectory(
     seed: int, index: int, *, resolution: int, num_frames: int, parameter: float, t_end: float
 ) -> Tensor:
     """Cell averages of u, (num_frames, 1, resolution).
@@ -199,75 +197,5 @@ def integrate(u: Tensor, *, parameter: float, dt: float, num_frames: int) -> Ten
     return torch.stack(later).to(u)
 
 
-advance = step_of(integrate)
-
-
-def starts_at_zero(data: Any, scan: Any) -> Iterator[Finding]:
-    """Files on (-1, 1), as the withdrawn first edition."""
-    if "x" in data.coordinates and data.coordinates["x"][0] < 0:
-        yield Finding(
-            "error",
-            "x starts below zero: the withdrawn first edition of Burgers, with a wrong "
-            "flux (PDEBench issue 51)",
-            str(data.path),
-            f"delete it and run `{make_target('data')}`",
-        )
-
-
-BURGERS = Task(
-    name="burgers1d",
-    fields=("u",),
-    ndim=1,
-    boundary=PERIODIC,
-    layout="arrays",
-    arrays=(Array("tensor"),),
-    filename="1D_Burgers_Sols_Nu{}.hdf5",
-    parameters=("Nu",),
-    equation="∂u/∂t + u ∂u/∂x = (Nu/π) ∂²u/∂x²",
-    t_end=2.0,
-    num_frames=201,
-    resolution=1024,
-    conserved=("u",),
-    bounded=("u",),
-    simulate=simulate,
-    integrate=integrate,
-    step=advance,
-    checks=(starts_at_zero,),
-    published={
-        "1D_Burgers_Sols_Nu0.001.hdf5": (268190, "44cb784d5a07aa2b1c864cabdcf625f9"),
-        "1D_Burgers_Sols_Nu0.002.hdf5": (268193, "edf1cd13622d151dfde3e4e5af7a95b4"),
-        "1D_Burgers_Sols_Nu0.004.hdf5": (268191, "435e1fecb8a64a0b4563bb8d09f81c33"),
-        "1D_Burgers_Sols_Nu0.01.hdf5": (281363, "e6d9a4f62baf9a29121a816b919e2770"),
-        "1D_Burgers_Sols_Nu0.02.hdf5": (268189, "7c8c717a3a7818145877baa57106b090"),
-        "1D_Burgers_Sols_Nu0.04.hdf5": (281362, "16f4c7afaf8c16238be157e54c9297c7"),
-        "1D_Burgers_Sols_Nu0.1.hdf5": (268185, "660ba1008d3843bf4e28d2895eb607ce"),
-        "1D_Burgers_Sols_Nu0.2.hdf5": (268187, "01d9333254dff2f3cad090b61f5cf695"),
-        "1D_Burgers_Sols_Nu0.4.hdf5": (268192, "58327a6107e8f9defb5075677cc42533"),
-        "1D_Burgers_Sols_Nu1.0.hdf5": (281365, "9021eba35332d127306f11ef84c1a60f"),
-        "1D_Burgers_Sols_Nu2.0.hdf5": (281364, "70fe0c24d9313e70f6059e5212bdb3d7"),
-        "1D_Burgers_Sols_Nu4.0.hdf5": (268188, "8af7f70166c00ffad377c80fa477d81f"),
-    },
-    # first editions, with a wrong flux and domain (PDEBench issue 51); replaced in 2024
-    withdrawn={
-        "1D_Burgers_Sols_Nu0.001.hdf5": "5f7242c8",
-        "1D_Burgers_Sols_Nu0.002.hdf5": "eb7cc49d",
-        "1D_Burgers_Sols_Nu0.004.hdf5": "e1c40dd4",
-        "1D_Burgers_Sols_Nu0.01.hdf5": "0a49257a",
-        "1D_Burgers_Sols_Nu0.02.hdf5": "79047cf2",
-        "1D_Burgers_Sols_Nu0.04.hdf5": "4aea3340",
-        "1D_Burgers_Sols_Nu0.1.hdf5": "f50828c7",
-        "1D_Burgers_Sols_Nu0.2.hdf5": "e9791092",
-        "1D_Burgers_Sols_Nu0.4.hdf5": "3389b8dd",
-        "1D_Burgers_Sols_Nu1.0.hdf5": "69c1890c",
-        "1D_Burgers_Sols_Nu2.0.hdf5": "fe6a312a",
-        "1D_Burgers_Sols_Nu4.0.hdf5": "f9f84827",
-    },
-    # strides: those of PDEBench's benchmark
-    defaults={
-        "space_stride": 4,
-        "time_stride": 5,
-        "base": ["persistence", "propagator", "transport"],
-        "reach": 96,
-    },
-)
-FAMILY = (BURGERS, BURGERS.hidden(base=["persistence", "propagator"], reach=0))
+SOLVERS = {"burgers1d": Solver(trajectory=trajectory, parameter="nu", integrate=integrate)}
+advance = SOLVERS["burgers1d"].step

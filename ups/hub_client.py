@@ -1,4 +1,4 @@
-"""Push files to a model hub or fetch them from one: the process that ups/commands/publish.py starts for it.
+"""Push files to a model hub or fetch them from one: the process that ups/hub.py starts for it.
 
 Reads a request (JSON) from stdin and writes an answer or an error (JSON) as the last line of stdout. A client
 of a hub waits for a slow server without limit, in threads that nobody can end; this process ends itself. It

@@ -6,11 +6,11 @@ code, as the published files do.
 
 import functools
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ups.common.lazy import Tensor, np, torch
-from ups_discovery.boundary import DIRICHLET
+import numpy as np
+import torch
+from torch import Tensor
 
 NUM_MODES = 4  # wave numbers 1..4, two of which are drawn
 NUM_DRAWS = 2
@@ -20,97 +20,9 @@ PROBABILITY_WINDOW = 0.1
 WINDOW_EDGE = 0.01  # half-width of the tanh edges
 WINDOW_WIDTH = 0.45
 WINDOW_FIRST, WINDOW_RANGE = 0.1, 0.35  # left edge = first + range * (the number that opened the window)
-MIN_RESOLUTION = 8
 
 
-def solver(
-    parameter_name: str | None = None,
-    *,
-    channels: int = 1,
-    ndim: int = 1,
-    is_steady: bool = False,
-    cells_at_once: int = 0,
-    cell_bytes: int = 0,
-) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """A decorator that makes a task's `simulate` (ups/tasks/task.py) from a function for one trajectory:
-
-        trajectory(seed, index, resolution=, num_frames=, parameter=, t_end=) -> (num_frames, channel, *space)
-
-    cells_at_once: if not 0, the function takes several indices and returns (n, num_frames, channel, *space);
-    it gets as many indices at a time as have about so many cells. cell_bytes: if not 0, the function computes
-    on torch's default device and needs about so much memory per cell; on a GPU it gets as many indices as fit
-    in half of the free memory. The result has the attributes is_for_gpu and cells_at_once. parameter_name:
-    None for an equation without a parameter.
-
-    `simulate` raises ValueError for resolution < 8, num_frames < 1, negative indices or seed, t_end not
-    positive with several frames, and a parameter that is missing, superfluous or not a positive finite
-    number.
-    """
-
-    def decorate(trajectory: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        @functools.wraps(trajectory)
-        def simulate(
-            indices: Sequence[int],
-            *,
-            seed: int,
-            resolution: int,
-            num_frames: int,
-            parameter: float | None,
-            t_end: float,
-        ) -> Tensor:
-            is_time = math.isfinite(t_end) and t_end > 0
-            is_right = {
-                f"resolution = {resolution} cells per axis; expected at least {MIN_RESOLUTION} (simulate); "
-                "choose a larger data resolution.": resolution >= MIN_RESOLUTION,
-                f"num_frames = {num_frames}; expected at least 1, the initial state (simulate); choose how "
-                "many frames from t = 0 to t_end to keep.": num_frames >= 1,
-                f"t_end = {t_end} with {num_frames} frames; expected a positive time (simulate); give the "
-                "length of a trajectory, or ask for one frame.": is_time or is_steady or num_frames == 1,
-                f"seed = {seed} or one of the trajectory indices is negative; expected numbers >= 0 "
-                "(simulate); count trajectories from 0.": min((seed, *indices)) >= 0,
-                f"parameter = {parameter} for an equation without one; expected None (simulate); leave the "
-                "parameter out.": parameter is None or parameter_name is not None,
-                f"{parameter_name} = {parameter}; expected a positive number (simulate); give one of the "
-                "values the published files use.": parameter_name is None
-                or (parameter is not None and math.isfinite(parameter) and parameter > 0),
-            }
-            if wrong := [text for text, fine in is_right.items() if not fine]:
-                raise ValueError(wrong[0])
-            u = torch.empty(
-                len(indices), 1 if is_steady else num_frames, channels, *[resolution] * ndim, device="cpu"
-            )
-            cells = cells_at_once
-            if cell_bytes and torch.get_default_device().type != "cpu":
-                cells = torch.cuda.mem_get_info()[0] // (2 * cell_bytes)
-            num = max(1, cells // resolution**ndim)
-            for row in range(0, len(indices), num):
-                block = indices[row : row + num] if cells_at_once else indices[row]
-                u[row : row + num] = trajectory(
-                    seed,
-                    block,
-                    resolution=resolution,
-                    num_frames=num_frames,
-                    parameter=parameter,
-                    t_end=t_end,
-                )
-            return u
-
-        simulate.is_for_gpu, simulate.cells_at_once = bool(cell_bytes), cells_at_once
-        return simulate
-
-    return decorate
-
-
-def step_of(integrate: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A task's `step`, from its `integrate`; a task has to be pickled, so it is no local function."""
-    return functools.partial(_advance, integrate)
-
-
-def _advance(integrate: Callable[..., Tensor], u: Tensor, *, parameter: float | None, dt: float) -> Tensor:
-    return integrate(u, parameter=parameter, dt=dt, num_frames=1)[:, 0]
-
-
-def random_stream(seed: int, index: int, spawn_key: tuple[int, ...] = ()) -> "np.random.Generator":
+def random_stream(seed: int, index: int, spawn_key: tuple[int, ...] = ()) -> np.random.Generator:
     """The random stream of trajectory `index`, keyed by a hash of (seed, index). spawn_key: selects further
     streams of the same pair.
 
@@ -176,7 +88,7 @@ def sample_wave(seed: int, index: int) -> Wave:
 
 
 def draw_wave(
-    stream: "np.random.Generator",
+    stream: np.random.Generator,
     *,
     num_modes: int = NUM_MODES,
     probability_window: float = PROBABILITY_WINDOW,
@@ -209,10 +121,10 @@ def draw_wave(
 
 
 @functools.lru_cache(maxsize=16)
-def eigenbasis(num_cells: int, boundary: str, side: float = 1.0) -> tuple[Tensor, Tensor]:
+def eigenbasis(num_cells: int, side: float = 1.0, is_zero: bool = False) -> tuple[Tensor, Tensor]:
     """Orthonormal eigenvectors (rows, (n, n)) and eigenvalues (n,) of -d^2/dx^2 on cells of (0, side): sines
-    for walls at zero (Dirichlet), else cosines."""
-    wave, first = (torch.sin, 1) if boundary == DIRICHLET else (torch.cos, 0)
+    if u is zero at the walls, else cosines (no flux)."""
+    wave, first = (torch.sin, 1) if is_zero else (torch.cos, 0)
     k = torch.arange(first, num_cells + first, dtype=torch.float64)
     basis = wave(math.pi * k[:, None] * cell_centres(num_cells)[None, :]) * math.sqrt(2 / num_cells)
     basis[-first] /= math.sqrt(2)  # the first cosine, the last sine

@@ -10,7 +10,7 @@ points per axis on a CPU: the noise adds enstrophy at the rate 2, eddies turn ov
 time, and the last shell kept has less than a thousandth of the enstrophy.
 
 Scheme: Fourier modes below n/3 of n points in float64, without aliasing, so advection conserves energy and
-enstrophy to rounding and the stored field is the whole state. Time: ups/tasks/forced.py. In the mean
+enstrophy to rounding and the stored field is the whole state. Time: ups_solvers/forced.py. In the mean
 d<omega^2>/2 = (input - 2 DRAG <omega^2>/2 - nu <|grad omega|^2>) dt, with input = half the sum of the squared
 amplitudes (Ito); the same holds for the energy <|V|^2>/2, with the input of every wave divided by |k|^2.
 """
@@ -19,11 +19,12 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from ups.common.lazy import Tensor, np, torch
-from ups.tasks.forced import Forced, num_steps, sample_futures, trajectories
-from ups.tasks.initial import solver
-from ups.tasks.task import Array, Task
-from ups_discovery.boundary import PERIODIC
+import numpy as np
+import torch
+from torch import Tensor
+
+from ups_solvers.forced import Forced, num_steps, sample_futures, trajectories
+from ups_solvers.solver import Solver
 
 SIDE = 6.283185307179586
 WAVES = ((3, 0), (0, 3), (2, 2), (2, -2))
@@ -68,7 +69,7 @@ def equation(n: int, nu: float, dt: float) -> Forced:
 
 
 def evolve(
-    u: Tensor, streams: Sequence["np.random.Generator"], *, num_frames: int, parameter: float, dt: float
+    u: Tensor, streams: Sequence[np.random.Generator], *, num_frames: int, parameter: float, dt: float
 ) -> Tensor:
     """The frames that follow u (batch, 1, n, n), dt apart, (batch, num_frames, 1, n, n), float64. parameter:
     nu."""
@@ -82,7 +83,7 @@ def evolve(
     return torch.stack(frames, 1)[:, :, None]
 
 
-def start(streams: Sequence["np.random.Generator"], n: int, nu: float) -> Tensor:
+def start(streams: Sequence[np.random.Generator], n: int, nu: float) -> Tensor:
     """States of the invariant measure, (batch, 1, n, n): random waves after a run-up, in which the longest
     waves, which energy reaches last, become independent of the start."""
     forced = equation(n, nu, 1.0)
@@ -92,34 +93,17 @@ def start(streams: Sequence["np.random.Generator"], n: int, nu: float) -> Tensor
     return evolve(u, streams, num_frames=1, parameter=nu, dt=SPIN)[:, 0]
 
 
-@solver("nu", ndim=2, cells_at_once=2**15)
 def simulate(seed: int, indices: Sequence[int], **settings: Any) -> Tensor:
     """The vorticity, (n, num_frames, 1, resolution, resolution)."""
     return trajectories(start, evolve, seed, indices, **settings)
 
 
-FAMILY = (
-    Task(
-        name="vorticity2d_forced",
-        fields=("omega",),
+SOLVERS = {
+    "vorticity2d_forced": Solver(
+        trajectory=simulate,
+        parameter="nu",
         ndim=2,
-        boundary=PERIODIC,
-        layout="arrays",
-        arrays=(Array("omega"),),
-        filename="2D_VorticityForced_Nu{}.hdf5",
-        parameters=("Nu",),
-        constants=(("drag", DRAG),),
-        domain=(0.0, SIDE),
-        equation="∂omega/∂t + V·∇omega = Nu lap omega - drag omega + white noise in waves of length 2π/3",
-        why_uncertain="white noise drives it",
-        is_stationary=True,
-        t_end=4.0,
-        num_frames=41,
-        resolution=32,
-        num_trajectories=1000,
-        conserved=("omega",),
-        simulate=simulate,
+        cells_at_once=2**15,
         exact_futures=functools.partial(sample_futures, evolve),
-        defaults={"parameters": [0.02], "reserve": 0.5, "base": ["persistence", "propagator", "equation"]},
-    ),
-)
+    )
+}

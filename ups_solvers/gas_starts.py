@@ -1,6 +1,6 @@
 """Initial conditions of compressible flow, as PDEBench's code draws them.
 
-1D random fields: density and pressure are waves (ups/tasks/initial.py, of three modes, half of them in a
+1D random fields: density and pressure are waves (ups_solvers/initial.py, of three modes, half of them in a
     window in the right half of (-1, 1)), scaled to [0, 1], times m, plus b, with m and b log-uniform in [1,
     10] and [10, 100]. The velocity is an unscaled wave.
 2D and 3D random fields: velocity, pressure and density are sums of sines with random phases over all wave
@@ -21,9 +21,12 @@ Whatever is normalised over space is normalised on a fixed grid, so a start does
 
 import math
 
-from ups.common.lazy import Tensor, np, torch
-from ups.tasks.gas import GAMMA
-from ups.tasks.initial import (
+import numpy as np
+import torch
+from torch import Tensor
+
+from ups_solvers.gas import GAMMA
+from ups_solvers.initial import (
     NOMINAL_POINTS,
     WINDOW_EDGE,
     WINDOW_FIRST,
@@ -45,11 +48,11 @@ MIN_RATIO = 0.05
 NORM_CELLS = 64  # per axis, of the grid that fields are normalised on
 
 
-def _log_uniform(stream: "np.random.Generator", bounds: tuple[float, float]) -> float:
+def _log_uniform(stream: np.random.Generator, bounds: tuple[float, float]) -> float:
     return math.exp(stream.uniform(math.log(bounds[0]), math.log(bounds[1])))
 
 
-def random_1d(stream: "np.random.Generator", resolution: int) -> Tensor:
+def random_1d(stream: np.random.Generator, resolution: int) -> Tensor:
     """(density, pressure, velocity) of random waves, (3, resolution), float64."""
     fields = []
     for bounds in (DENSITIES, PRESSURES, None):
@@ -65,7 +68,7 @@ def random_1d(stream: "np.random.Generator", resolution: int) -> Tensor:
     return torch.stack(fields)
 
 
-def shock_tube(stream: "np.random.Generator", resolution: int) -> Tensor:
+def shock_tube(stream: np.random.Generator, resolution: int) -> Tensor:
     """(density, pressure, velocity) with a jump each, (3, resolution), float64."""
     fields = torch.empty(3, resolution, dtype=torch.float64)
     for field, (first, last) in zip(fields, (DENSITIES, PRESSURES, VELOCITIES), strict=True):
@@ -80,7 +83,7 @@ class Waves:
     a grid of [0, 1)^ndim."""
 
     def __init__(
-        self, stream: "np.random.Generator", num: int, ndim: int, *, is_solenoidal: bool = False
+        self, stream: np.random.Generator, num: int, ndim: int, *, is_solenoidal: bool = False
     ) -> None:
         modes = torch.arange(-MAX_MODE, MAX_MODE + 1, dtype=torch.float64)
         self.vectors = torch.stack(torch.meshgrid(*[modes] * ndim, indexing="ij"))
@@ -105,7 +108,7 @@ def _mean_speed(velocity: Tensor) -> Tensor:
     return velocity.square().sum(0).sqrt().mean()
 
 
-def random_fields(stream: "np.random.Generator", resolution: int, *, ndim: int, mach: float) -> Tensor:
+def random_fields(stream: np.random.Generator, resolution: int, *, ndim: int, mach: float) -> Tensor:
     """(density, pressure, *velocity) of random fields, (2 + ndim, *space), float64."""
     density, temperature = stream.uniform(*MEANS, size=2).tolist()
     contrast = stream.uniform(*CONTRAST, size=2).tolist()
@@ -130,7 +133,7 @@ def random_fields(stream: "np.random.Generator", resolution: int, *, ndim: int, 
     return fields
 
 
-def turbulence(stream: "np.random.Generator", resolution: int, *, ndim: int, mach: float) -> Tensor:
+def turbulence(stream: np.random.Generator, resolution: int, *, ndim: int, mach: float) -> Tensor:
     """(density, pressure, *velocity) of a uniform gas in solenoidal motion, (2 + ndim, *space), float64."""
     waves = Waves(stream, ndim, ndim, is_solenoidal=True)
     fields = torch.ones(2 + ndim, *[resolution] * ndim, dtype=torch.float64)

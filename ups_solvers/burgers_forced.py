@@ -10,8 +10,8 @@ shocks form, merge and dissipate the energy of the noise. Source: a standard pro
 Sinai 2000) with our numbers.
 
 Scheme: Fourier modes below n/3 of n points in float64, without aliasing, so the stored field is the whole
-state. Time: ups/tasks/forced.py. In the mean d<u^2>/2 = (input - nu <u_x^2>) dt, with input = half the sum of
-the squared amplitudes (Ito), and the mean of u is constant.
+state. Time: ups_solvers/forced.py. In the mean d<u^2>/2 = (input - nu <u_x^2>) dt, with input = half the sum
+of the squared amplitudes (Ito), and the mean of u is constant.
 """
 
 import functools
@@ -19,11 +19,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ups.common.lazy import Tensor, np, torch
-from ups.tasks.forced import Forced, num_steps, sample_futures, trajectories
-from ups.tasks.initial import solver
-from ups.tasks.task import Array, Task
-from ups_discovery.boundary import PERIODIC
+import numpy as np
+import torch
+from torch import Tensor
+
+from ups_solvers.forced import Forced, num_steps, sample_futures, trajectories
+from ups_solvers.solver import Solver
 
 WAVES = (1, 2, 3)
 AMPLITUDE = 0.5  # an input of 0.375: shocks of about 1.6
@@ -49,7 +50,7 @@ def equation(resolution: int, nu: float, dt: float) -> Forced:
 
 
 def evolve(
-    u: Tensor, streams: Sequence["np.random.Generator"], *, num_frames: int, parameter: float, dt: float
+    u: Tensor, streams: Sequence[np.random.Generator], *, num_frames: int, parameter: float, dt: float
 ) -> Tensor:
     """The frames that follow u (batch, 1, n), dt apart, (batch, num_frames, 1, n), float64. parameter: nu."""
     num = num_steps(dt, STEP / u.shape[-1], parameter * (2 * math.pi * WAVES[-1]) ** 2)
@@ -63,7 +64,7 @@ def evolve(
     return torch.stack(frames, 1)[:, :, None]
 
 
-def start(streams: Sequence["np.random.Generator"], resolution: int, nu: float) -> Tensor:
+def start(streams: Sequence[np.random.Generator], resolution: int, nu: float) -> Tensor:
     """States of the invariant measure, (batch, 1, resolution): random waves after a run-up."""
     modes = torch.zeros(len(streams), resolution // 2 + 1, dtype=torch.complex128)
     drawn = np.stack([stream.standard_normal((len(WAVES), 2)) for stream in streams])
@@ -72,32 +73,16 @@ def start(streams: Sequence["np.random.Generator"], resolution: int, nu: float) 
     return evolve(u, streams, num_frames=1, parameter=nu, dt=SPIN)[:, 0]
 
 
-@solver("nu", cells_at_once=2**14)
 def simulate(seed: int, indices: Sequence[int], **settings: Any) -> Tensor:
     """u, (n, num_frames, 1, resolution)."""
     return trajectories(start, evolve, seed, indices, **settings)
 
 
-FAMILY = (
-    Task(
-        name="burgers1d_forced",
-        fields=("u",),
-        ndim=1,
-        boundary=PERIODIC,
-        layout="arrays",
-        arrays=(Array("tensor"),),
-        filename="1D_BurgersForced_Nu{}.hdf5",
-        parameters=("Nu",),
-        equation="∂u/∂t + u ∂u/∂x = Nu ∂²u/∂x² + white noise in the waves 1 to 3",
-        t_end=1.0,
-        why_uncertain="white noise drives it",
-        is_stationary=True,
-        num_frames=41,
-        resolution=128,
-        num_trajectories=2000,
-        conserved=("u",),
-        simulate=simulate,
+SOLVERS = {
+    "burgers1d_forced": Solver(
+        trajectory=simulate,
+        parameter="nu",
+        cells_at_once=2**14,
         exact_futures=functools.partial(sample_futures, evolve),
-        defaults={"parameters": [0.01], "reserve": 0.5, "base": ["persistence", "propagator", "equation"]},
-    ),
-)
+    )
+}

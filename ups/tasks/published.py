@@ -1,11 +1,180 @@
-"""PDEBench's files of incompressible flow, four trajectories each: number, DaRUS id, MD5.
+"""PDEBench's published files: names, DaRUS ids and MD5s, from its download table (data set
+doi:10.18419/darus-2986)."""
 
-Its table has 274 (number 49 is missing); 24 of them repeat another byte for byte, and are left out here: they
-would stand in training and in test.
-"""
 
-PATTERN = "ns_incom_inhom_2d_512-{}.h5"
-ROWS = """
+def _read(table: str) -> dict[str, dict[str, tuple[int, str]]]:
+    """Task -> file -> (id, MD5). A line of one word names a task; the lines below it are its files."""
+    files = {}
+    for words in map(str.split, table.strip().splitlines()):
+        if len(words) == 1:
+            of_task = files[words[0]] = {}
+        else:
+            of_task[words[0]] = int(words[1]), words[2]
+    return files
+
+
+PUBLISHED = _read("""
+advection1d
+    1D_Advection_Sols_beta0.1.hdf5 255672 b4be2fc3383f737c76033073e6d2ccfb
+    1D_Advection_Sols_beta0.2.hdf5 255671 d47b52c1be4b6bcaa8748a8df2f5fbb8
+    1D_Advection_Sols_beta0.4.hdf5 255674 d595bbfd2c659df995a93cd40d6ea568
+    1D_Advection_Sols_beta0.7.hdf5 255666 f89030c240a1e90b55649776854a84c2
+    1D_Advection_Sols_beta1.0.hdf5 255675 1fe41923a4123db55bf4e89bea32e142
+    1D_Advection_Sols_beta2.0.hdf5 255677 0e9beff98693089c38e213a1f2b9ac43
+    1D_Advection_Sols_beta4.0.hdf5 255676 a87b03ff425496360e2732921805f47d
+    1D_Advection_Sols_beta7.0.hdf5 255664 72a286ad2fcba574bd20bc045ba82d58
+burgers1d
+    1D_Burgers_Sols_Nu0.001.hdf5 268190 44cb784d5a07aa2b1c864cabdcf625f9
+    1D_Burgers_Sols_Nu0.002.hdf5 268193 edf1cd13622d151dfde3e4e5af7a95b4
+    1D_Burgers_Sols_Nu0.004.hdf5 268191 435e1fecb8a64a0b4563bb8d09f81c33
+    1D_Burgers_Sols_Nu0.01.hdf5 281363 e6d9a4f62baf9a29121a816b919e2770
+    1D_Burgers_Sols_Nu0.02.hdf5 268189 7c8c717a3a7818145877baa57106b090
+    1D_Burgers_Sols_Nu0.04.hdf5 281362 16f4c7afaf8c16238be157e54c9297c7
+    1D_Burgers_Sols_Nu0.1.hdf5 268185 660ba1008d3843bf4e28d2895eb607ce
+    1D_Burgers_Sols_Nu0.2.hdf5 268187 01d9333254dff2f3cad090b61f5cf695
+    1D_Burgers_Sols_Nu0.4.hdf5 268192 58327a6107e8f9defb5075677cc42533
+    1D_Burgers_Sols_Nu1.0.hdf5 281365 9021eba35332d127306f11ef84c1a60f
+    1D_Burgers_Sols_Nu2.0.hdf5 281364 70fe0c24d9313e70f6059e5212bdb3d7
+    1D_Burgers_Sols_Nu4.0.hdf5 268188 8af7f70166c00ffad377c80fa477d81f
+cfd1d
+    1D_CFD_Rand_Eta1.e-8_Zeta1.e-8_periodic_Train.hdf5 135485 ad22fe08b8abc721179dbb34f2cc8b2a
+    1D_CFD_Rand_Eta0.01_Zeta0.01_periodic_Train.hdf5 164672 2fdd00138f1d7abc794fb953021a9f43
+    1D_CFD_Rand_Eta0.1_Zeta0.1_periodic_Train.hdf5 164668 45655bd77d006ab539c52b7fbcf099b9
+cfd1d_trans
+    1D_CFD_Rand_Eta1.e-8_Zeta1.e-8_trans_Train.hdf5 133155 79857a11ad9a69d77b8cf249a1c72d06
+cfd1d_shock
+    1D_CFD_Shock_Eta1.e-8_Zeta1.e-8_trans_Train.hdf5 133156 08dffc3d84033c7574a70614703dd753
+cfd2d
+    2D_CFD_Rand_M0.1_Eta1e-08_Zeta1e-08_periodic_512_Train.hdf5 164689 ae2552864d0856f58dc74132a2f95d20
+    2D_CFD_Rand_M0.1_Eta0.01_Zeta0.01_periodic_128_Train.hdf5 164687 5b21dcccaef4d2145ca579a71153c580
+    2D_CFD_Rand_M0.1_Eta0.1_Zeta0.1_periodic_128_Train.hdf5 164688 b2733888745a1d64e36df813e979910b
+cfd2d_m1
+    2D_CFD_Rand_M1.0_Eta1e-08_Zeta1e-08_periodic_512_Train.hdf5 164692 04fcc44c39acea69e2869b84cd653d4a
+    2D_CFD_Rand_M1.0_Eta0.01_Zeta0.01_periodic_128_Train.hdf5 164690 21969082d0e9524bcc4708e216148e60
+    2D_CFD_Rand_M1.0_Eta0.1_Zeta0.1_periodic_128_Train.hdf5 164691 75a34f34a3dcd9bc8ae4b7adf8bf372c
+cfd2d_turb
+    2D_CFD_Turb_M0.1_Eta1e-08_Zeta1e-08_periodic_512_Train.hdf5 164685 844555000d342d2947162c6cf46798e7
+cfd2d_turb_m1
+    2D_CFD_Turb_M1.0_Eta1e-08_Zeta1e-08_periodic_512_Train.hdf5 164686 3f2c7376cde5fb072db0f9814f1c6992
+cfd3d
+    3D_CFD_Rand_M1.0_Eta1e-08_Zeta1e-08_periodic_Train.hdf5 164693 45892a12d1066d54af74badae55c438e
+cfd3d_turb
+    3D_CFD_Turb_M1.0_Eta1e-08_Zeta1e-08_periodic_Train.hdf5 164694 4f0eacaec5ff000bbd9a31026ea207b8
+darcy2d
+    2D_DarcyFlow_beta0.01_Train.hdf5 133217 d05c287d4c0b7d3178b0097084238251
+    2D_DarcyFlow_beta0.1_Train.hdf5 133218 294f9a03a4aa16b0e386469ca8b471be
+    2D_DarcyFlow_beta1.0_Train.hdf5 133219 81694ed31306ff2e5f6b76349b0b4389
+    2D_DarcyFlow_beta10.0_Train.hdf5 133220 a7f23cf8011fc211b180828af39b7d1a
+    2D_DarcyFlow_beta100.0_Train.hdf5 133221 7c09f3b1bb097737d3fd52ffb0c6f1c8
+diff_react2d
+    2D_diff-react_NA_NA.h5 133017 b8d0b86064193195ddc30c33be5dc949
+diff_sorp1d
+    1D_diff-sorp_NA_NA.h5 133020 9d466d1213065619d087319e16d9a938
+reacdiff1d
+    ReacDiff_Nu0.5_Rho1.0.hdf5 133177 69a429239778d529cd419ed5888ea835
+    ReacDiff_Nu1.0_Rho1.0.hdf5 133181 bd73c2f3448d03e95e98c3831fc8fa70
+    ReacDiff_Nu2.0_Rho1.0.hdf5 133185 925a7e2c9b9e40ad2dd44b7002ec882b
+    ReacDiff_Nu5.0_Rho1.0.hdf5 133189 0ed75b55f61bec11c47d379e34959e54
+reacdiff1d_rho2
+    ReacDiff_Nu0.5_Rho2.0.hdf5 133179 ac907daa7e483d203a5c77567cdea561
+    ReacDiff_Nu1.0_Rho2.0.hdf5 133183 112c01a76447162bd67c8c1073f58ca2
+    ReacDiff_Nu2.0_Rho2.0.hdf5 133187 426353b241acfbc64067acb1bdc80ade
+    ReacDiff_Nu5.0_Rho2.0.hdf5 133191 f927f5d85f2e9bd97dff31b4dab051ae
+reacdiff1d_rho5
+    ReacDiff_Nu0.5_Rho5.0.hdf5 133180 fb149e7540d8977af158bb8fec1048a3
+    ReacDiff_Nu1.0_Rho5.0.hdf5 133184 fa224c9d143de37ac6914d391e70f425
+    ReacDiff_Nu2.0_Rho5.0.hdf5 133188 f2890bdac5103a3b78fac5f80e57b760
+    ReacDiff_Nu5.0_Rho5.0.hdf5 133192 c9c26e2b5f2d4bf5bcbbd4ba34fefd5e
+reacdiff1d_rho10
+    ReacDiff_Nu0.5_Rho10.0.hdf5 133178 ff7c724b18e7ebe02e19c179852f48ee
+    ReacDiff_Nu1.0_Rho10.0.hdf5 133182 a94e65631881a27ddae3ef74caf53093
+    ReacDiff_Nu2.0_Rho10.0.hdf5 133186 a3e25a9fb8a99f010352ad3dd1afd596
+    ReacDiff_Nu5.0_Rho10.0.hdf5 133190 264c80af0e2a6cc1f70e87275e0f6ac4
+shallow_water2d
+    2D_rdb_NA_NA.h5 133021 75d838c47aa410694bdc912ea7f22282
+""")
+
+# test problems and further parts, which `prepare_data.py --file` fetches by name
+FURTHER = _read("""
+cfd1d_shock
+    Sod1.hdf5 133145 ef8271ce332b986e961a7aaedcae24e7
+    Sod2.hdf5 133146 10e47c5c6ee0d1028f912a52bbf613d0
+    Sod3.hdf5 133147 495f2d2e0cee9b4ae28d7fef29bb7c68
+    Sod4.hdf5 133148 544399b3d05ae514d66fc96982ee9db8
+    Sod5.hdf5 133149 ca7fa6631201e8bd506914d3b0b9fe50
+    Sod6.hdf5 133150 adb2d95bf0d48e03bc0d8f4a2cbcd1c6
+    Sod7.hdf5 133151 b8d73e1e3ef862ef732a5fa43c64612e
+cfd2d
+    2D_shock.hdf5 133193 b4098c20e2e0a25cd8ee229c9294b899
+    KH_M01_dk10_Re1e3.hdf5 133209 54e278b3a7419107a5cd6a8a019225d5
+    KH_M01_dk1_Re1e3.hdf5 133210 29ce31d3ce61de3b90ac0b42716c061c
+    KH_M01_dk2_Re1e3.hdf5 133211 de0b2a3343de028e4c162723ec571713
+    KH_M01_dk5_Re1e3.hdf5 133212 5bcaed9eb7db5fd55d51f7347a938413
+    KH_M02_dk1_Re1e3.hdf5 133213 fbc392f83affc2224a5703dad7bda28a
+    KH_M04_dk1_Re1e3.hdf5 133214 66626c935ab070a1e5df52bcf6aeccc7
+    KH_M1_dk1_Re1e3.hdf5 133215 338393c118196048a38d1df731a33b0a
+    OTVortex.hdf5 133216 3b68cb29e3d1906a19ce2cb4ce71faa4
+cfd3d
+    BlastWave.hdf5 133264 f901a1ec75925c1d861ac99a825878f3
+cfd3d_turb
+    Turb_M01.hdf5 133224 b27495031f434d01762bb0b819ac71e2
+    Turb_M05.hdf5 133225 f9407dff1a75a1d14d93e7dd570af728
+    Turb_M1.hdf5 135833 3758f23f71684ac666e0b1e91da0a1c4
+    Turb_M2.hdf5 133227 12e528dc8ab800f69474600ec58b24d3
+    Turb_M4.hdf5 133228 8db384feba75903a8c5b21ebeba40083
+reacdiff1d
+    ReacDiff_react_Nu0.5_Rho1.0.hdf5 133157 6dc95d36e7126c104c5316485670f2c0
+    ReacDiff_react_Nu1.0_Rho1.0.hdf5 133161 a258ff5be23d17d89cb10ac94f512165
+    ReacDiff_react_Nu2.0_Rho1.0.hdf5 133169 208882dcf594d52f8e5017904efd84c9
+    ReacDiff_react_Nu5.0_Rho1.0.hdf5 133173 6b2c45748711bea8779dea3b48a53a7e
+    ReacDiff_react_Nu10.0_Rho1.0.hdf5 133165 5a0f4d1ff304b11b9b22c3b00b1f63d4
+reacdiff1d_rho2
+    ReacDiff_react_Nu0.5_Rho2.0.hdf5 133159 5198a1572c201657dc19ad8592e24ac1
+    ReacDiff_react_Nu1.0_Rho2.0.hdf5 133163 27113922509f6336f5c8be8d99109828
+    ReacDiff_react_Nu2.0_Rho2.0.hdf5 133171 56e8e1e55ac92acf21b253511c370642
+    ReacDiff_react_Nu5.0_Rho2.0.hdf5 133175 1738e4374456af974e4d0058d3426a69
+    ReacDiff_react_Nu10.0_Rho2.0.hdf5 133167 3c54c1cd3710b1f5b02a3de3782201ed
+reacdiff1d_rho5
+    ReacDiff_react_Nu0.5_Rho5.0.hdf5 133160 9968701e89a8b406f18ffbc2b74045d8
+    ReacDiff_react_Nu1.0_Rho5.0.hdf5 133164 24ab563c27bf07d653b881d3c652bfa5
+    ReacDiff_react_Nu2.0_Rho5.0.hdf5 133172 4498954ef4cd5c63ac530ee46c351790
+    ReacDiff_react_Nu5.0_Rho5.0.hdf5 133176 4e3cf0ac66e85dbb77c79861076db8e8
+    ReacDiff_react_Nu10.0_Rho5.0.hdf5 133168 580f08d5755ee393e7092eafedb70e46
+reacdiff1d_rho10
+    ReacDiff_react_Nu0.5_Rho10.0.hdf5 133158 5bf21fbc428ac4346c0e7a04a5899f9b
+    ReacDiff_react_Nu1.0_Rho10.0.hdf5 133162 09279a597860dcf48ef6f6539c46920f
+    ReacDiff_react_Nu2.0_Rho10.0.hdf5 133170 891f8b47e49348b5411882ecebbc1bfd
+    ReacDiff_react_Nu5.0_Rho10.0.hdf5 133174 b04c22629bf86d85929386aaf4a5f95d
+    ReacDiff_react_Nu10.0_Rho10.0.hdf5 133166 4cf67490b01e54f80d45c8e7936b804d
+""")
+
+# file -> first digits of the MD5 of its first edition, which was withdrawn and may still circulate: advection
+# moves at twice beta (PDEBench issue 46, replaced in 2023), Burgers has a wrong flux and domain (51, 2024)
+WITHDRAWN = {
+    "1D_Advection_Sols_beta0.1.hdf5": "183cd9b7",
+    "1D_Advection_Sols_beta0.2.hdf5": "e6b6997e",
+    "1D_Advection_Sols_beta0.4.hdf5": "99d57a5a",
+    "1D_Advection_Sols_beta1.0.hdf5": "91a599ed",
+    "1D_Advection_Sols_beta2.0.hdf5": "24bb9795",
+    "1D_Advection_Sols_beta4.0.hdf5": "73ec4f79",
+    "1D_Burgers_Sols_Nu0.001.hdf5": "5f7242c8",
+    "1D_Burgers_Sols_Nu0.002.hdf5": "eb7cc49d",
+    "1D_Burgers_Sols_Nu0.004.hdf5": "e1c40dd4",
+    "1D_Burgers_Sols_Nu0.01.hdf5": "0a49257a",
+    "1D_Burgers_Sols_Nu0.02.hdf5": "79047cf2",
+    "1D_Burgers_Sols_Nu0.04.hdf5": "4aea3340",
+    "1D_Burgers_Sols_Nu0.1.hdf5": "f50828c7",
+    "1D_Burgers_Sols_Nu0.2.hdf5": "e9791092",
+    "1D_Burgers_Sols_Nu0.4.hdf5": "3389b8dd",
+    "1D_Burgers_Sols_Nu1.0.hdf5": "69c1890c",
+    "1D_Burgers_Sols_Nu2.0.hdf5": "fe6a312a",
+    "1D_Burgers_Sols_Nu4.0.hdf5": "f9f84827",
+}
+
+# Incompressible flow: number, id and MD5 of files of four trajectories with one viscosity. The task uses the
+# first by default. PDEBench's table has 274 (number 49 is missing); 24 of them repeat another byte for byte
+# and are left out here, as they would stand in training and in test.
+INCOMPRESSIBLE = """
     0 133280 54109d46f9c957317bd670ddb2068ac0  1 136439 e280fd3208fccb8ad5c1ff46c4796864
     2 133721 1d7a2aac41a410bea6c887f624273d20  3 136466 e9c92a19854e96c918d3a46d39994be4
     4 166289 306a56ac14ea5686921cbb3f09c7dcb6  5 136471 6a939d7418593d70faf7f90a191f841d
@@ -132,7 +301,10 @@ ROWS = """
     271 166296 907d7cd2c84312f52f94b27197128d00  272 166297 7d1dc19e1b08c09d86bed9a0c7448ceb
     273 166298 e5e51712cc8921fcc4e89b9fe4690c7f  274 166299 5a3ea4a7cdeade672038ffdbf3a7886a
 """.split()
-FILES = {
-    PATTERN.format(number): (int(file), md5)
-    for number, file, md5 in zip(ROWS[::3], ROWS[1::3], ROWS[2::3], strict=True)
-}
+_first, *_others = (
+    (f"ns_incom_inhom_2d_512-{number}.h5", (int(identifier), md5))
+    for number, identifier, md5 in zip(
+        INCOMPRESSIBLE[::3], INCOMPRESSIBLE[1::3], INCOMPRESSIBLE[2::3], strict=True
+    )
+)
+PUBLISHED["ns_incom2d"], FURTHER["ns_incom2d"] = dict([_first]), dict(_others)

@@ -14,20 +14,20 @@ It is not yet steady where a is small, and depends on the start if f is small.
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from ups.common.lazy import Tensor, np, torch
-from ups.tasks.initial import cell_centres, eigenbasis, random_stream, solver
-from ups.tasks.task import Array, Finding, Task
-from ups_discovery.boundary import DIRICHLET
+import numpy as np
+import torch
+from torch import Tensor
+
+from ups_solvers.initial import cell_centres, eigenbasis, random_stream
+from ups_solvers.solver import Solver
 
 NUM_BUMPS = 5
 MAX_SQUARED_WIDTH = 0.5
 HIGH, LOW = 1.0, 0.1  # HIGH where the sum of bumps is above its mean, as in PDEBench
 BATCH = 16  # solved together: 0.7 ms each at 32 x 32, 4.2 ms alone; more exceed the processor's cache
-NUM_SAMPLED = 8  # trajectories, equally spaced in the file, that the check solves again
-UNSTEADY = 0.05  # relative distance from the steady solution; PDEBench's wall alone makes 0.02
 
 
 @functools.cache
@@ -80,7 +80,7 @@ def _solve_batch(a: Tensor, source: Tensor, scale: Tensor, tolerance: float, max
     The preconditioner is the inverse for a = 1 between two multiplications by `scale`. A converged sample
     keeps its solution while others iterate.
     """
-    (basis_x, eigenvalue_x), (basis_y, eigenvalue_y) = (eigenbasis(n, DIRICHLET) for n in a.shape[1:])
+    (basis_x, eigenvalue_x), (basis_y, eigenvalue_y) = (eigenbasis(n, is_zero=True) for n in a.shape[1:])
     inverse = 1 / (eigenvalue_x[:, None] + eigenvalue_y[None, :])
 
     def precondition(residual: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def _solve_batch(a: Tensor, source: Tensor, scale: Tensor, tolerance: float, max
     reached = float((norm(source - apply_operator(a, u)) / goal).nan_to_num(0.0).max()) * tolerance
     raise RuntimeError(
         f"conjugate gradients stopped at a relative residual of {reached:.1e} after {max_iterations} "
-        f"iterations; expected {tolerance:.1e} (ups.tasks.darcy.solve, max a / min a = {contrast:.3g}); "
+        f"iterations; expected {tolerance:.1e} (ups_solvers.darcy.solve, max a / min a = {contrast:.3g}); "
         "allow more iterations or reduce the contrast of a."
     )
 
@@ -154,8 +154,7 @@ def solve(
     return u.reshape(a.shape)
 
 
-@solver("beta", channels=2, ndim=2, is_steady=True)
-def simulate(seed: int, index: int, *, resolution: int, parameter: float, **_: Any) -> Tensor:
+def trajectory(seed: int, index: int, *, resolution: int, parameter: float, **_: Any) -> Tensor:
     """Channels (a, u), space axes (x, y): (1, 2, resolution, resolution).
 
     parameter: beta, the constant source. u is proportional to it and a independent of it. The steady solution
@@ -166,7 +165,7 @@ def simulate(seed: int, index: int, *, resolution: int, parameter: float, **_: A
 
 
 def integral(is_smooth: bool) -> Callable[..., Tensor]:
-    """A task's `integrate`. is_smooth: as in `solve`."""
+    """A solver's `integrate`. is_smooth: as in `solve`."""
 
     def integrate(a: Tensor, *, parameter: float, **_: Any) -> Tensor:
         """(n, 1, 1, nx, ny): the solution u for each a (n, 1, nx, ny)."""
@@ -176,54 +175,13 @@ def integral(is_smooth: bool) -> Callable[..., Tensor]:
     return integrate
 
 
-def is_solution(data: Any, scan: Any) -> Iterator[Finding]:
-    """Solutions u that do not solve -div(a grad u) = beta."""
-    _, u = data.stratified_rows(NUM_SAMPLED)
-    a, u_stored = torch.from_numpy(u[:, 0]).double().unbind(1)
-    if not bool((a > 0).all()):
-        yield Finding(
-            "error",
-            f"the coefficient falls to {float(a.min()):g}; expected it positive",
-            str(data.path),
-            "write a, not its logarithm, to the array nu",
-        )
-        return
-    u_steady = solve(a, torch.full_like(a, data.parameter), tolerance=1e-6)
-    error = ((u_stored - u_steady).flatten(1).norm(dim=1) / u_steady.flatten(1).norm(dim=1)).max()
-    if error > UNSTEADY:
-        yield Finding(
-            "warning",
-            f"u is up to {float(error):.2g} (relative) from the solution of -div(a grad u) = beta: not yet "
-            "steady, as published files are (a relaxation stopped at t = 1.75), or of another equation",
-            str(data.path),
-            DARCY.remedy,
-        )
-
-
-DARCY = Task(
-    name="darcy2d",
-    fields=("u",),
-    ndim=2,
-    boundary=DIRICHLET,
-    layout="arrays",
-    arrays=(Array("nu", steady=True), Array("tensor")),
-    filename="2D_DarcyFlow_beta{}_Train.hdf5",
-    parameters=("beta",),
-    equation="-∇·(a ∇u) = beta",
-    inputs=("a",),
-    t_end=0.0,
-    num_frames=1,
-    is_symmetric=True,
-    simulate=simulate,
-    integrate=integral(is_smooth=False),
-    checks=(is_solution,),
-    published={
-        "2D_DarcyFlow_beta0.01_Train.hdf5": (133217, "d05c287d4c0b7d3178b0097084238251"),
-        "2D_DarcyFlow_beta0.1_Train.hdf5": (133218, "294f9a03a4aa16b0e386469ca8b471be"),
-        "2D_DarcyFlow_beta1.0_Train.hdf5": (133219, "81694ed31306ff2e5f6b76349b0b4389"),
-        "2D_DarcyFlow_beta10.0_Train.hdf5": (133220, "a7f23cf8011fc211b180828af39b7d1a"),
-        "2D_DarcyFlow_beta100.0_Train.hdf5": (133221, "7c09f3b1bb097737d3fd52ffb0c6f1c8"),
-    },
-    defaults={"space_stride": 2},  # that of PDEBench's benchmark
-)
-FAMILY = (DARCY,)
+SOLVERS = {
+    "darcy2d": Solver(
+        trajectory=trajectory,
+        parameter="beta",
+        channels=2,
+        ndim=2,
+        is_steady=True,
+        integrate=integral(is_smooth=False),
+    )
+}
