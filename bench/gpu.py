@@ -50,9 +50,10 @@ from ups.data.cache import open_cache, place
 from ups.data.tokenizer import Tokenizer
 from ups.models.bases.base import ParameterBatch
 from ups.models.head_setup import base_settings, head_facts
-from ups.models.loss import operator_loss, pooled, squared_errors
+from ups.models.loss import operator_loss, squared_errors
 from ups.models.operator import Operator, load_operator
 from ups.models.windows import Windows
+from ups.select import pooled
 from ups.tasks import get_task
 from ups.training.ending import main_guard
 from ups.training.run import Run

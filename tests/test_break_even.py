@@ -8,6 +8,7 @@ import torch
 from ups.config import Config, load_config
 from ups.evaluation.break_even import conclude, error_matched, regridded, why_unknown
 from ups.report.sections import break_even_section
+from ups.results import Results
 from ups.tasks import get_task
 from ups_solvers import SOLVERS
 
@@ -53,7 +54,7 @@ def tried(solve, error: float) -> list[int]:
 
 
 def exact(u: torch.Tensor) -> torch.Tensor:
-    return ADVECTION.integrate(u, parameter=1.0, dt=0.1, num_frames=2)
+    return SOLVERS["advection1d"].integrate(u, parameter=1.0, dt=0.1, num_frames=2)
 
 
 def second_order(u: torch.Tensor) -> torch.Tensor:
@@ -117,5 +118,6 @@ def test_the_solver_of_a_steady_task_starts_from_its_coefficient(name):
 def test_the_report_has_a_row_per_task_and_names_the_reason():
     entry = conclude(BUDGET, [cost(0.5, 0.0, 16), cost(0.01, 0.5)], {"error": 0.02, "seconds": 0.1})
     unknown = {"n_star": "unknown", "forecasts": None, "words": "N* is unknown: no solver"}
-    page = str(break_even_section({"a": {"break_even": entry}, "b": {"break_even": unknown}}))
+    tasks = {"a": {"break_even": entry}, "b": {"break_even": unknown}}
+    page = str(break_even_section(Results.of({"tasks": tasks}).tasks))
     assert "about 300" in page and ">unknown<" in page and "b: N* is unknown: no solver." in page

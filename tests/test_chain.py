@@ -20,6 +20,7 @@ from closed_form import FIRM, NOISY, STEADY
 from known_answers import check_pairing, names
 
 import prepare_cache
+from ups import select
 from ups.data.cache import open_cache
 from ups.evaluation import one_step as steps
 from ups.evaluation import steady, transient
@@ -217,8 +218,8 @@ def test_validation_prefers_the_corrector_to_itself_with_another_spread(root, ch
     config = world.config_of(root)
     recorded = validation.validated_samplers(config.run_dir, NOISY)
     assert {*recorded} == {"corrector", "student_1", "student_2", "rival"}
-    few = {way: entry for way, entry in recorded.items() if entry[0] <= validation.EVALUATIONS}
-    near = [way for way in few if few[way][1] <= validation.TIED * min(crps for _, crps in few.values())]
+    few = {way: entry for way, entry in recorded.items() if entry[0] <= select.EVALUATIONS}
+    near = [way for way in few if few[way][1] <= select.TIED * min(crps for _, crps in few.values())]
     assert recorded["corrector"][0] > 2 and validation.default_sampler(config.run_dir, NOISY) == min(
         near, key=few.__getitem__
     )
@@ -249,7 +250,7 @@ def test_validation_prefers_the_corrector_to_itself_with_another_spread(root, ch
         )
         shared = {NOISY: source}, {NOISY: config.context(NOISY)}, config.run.seed, ranks
         # limits are of its draws alone
-        best = validation.validate_samplers({"corrector": corrector}, *shared)[validation.CRPS_KEY][NOISY]
+        best = validation.validate_samplers({"corrector": corrector}, *shared)[0][validation.CRPS_KEY][NOISY]
         return best | validation._crps_by_sampler(scaled, *shared, validation.ROWS)[NOISY]
 
     alone = found(0, 1)

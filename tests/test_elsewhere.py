@@ -16,8 +16,9 @@ import ups
 from ups.__main__ import COMMANDS, main
 from ups.common import files, place
 from ups.config import ROOT, load_config
-from ups.training import launch, processes
 from ups.userdata.readers import process
+from ups_launch import __main__ as launch
+from ups_launch import processes
 
 CHAIN = ("check", "train", "report")  # commands that run make
 ANY_FOLDER = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}  # as if the clone were installed
@@ -45,7 +46,7 @@ u0 = np.sin(2 * np.pi * np.arange(256) / 256)[None]
 u = ups.load(sys.argv[2]).forecast("burgers1d", u0, {"Nu": 0.01}, num_frames=3)
 np.save("u.npy", u)
 try:
-    import ups.training.run, ups.training.launch
+    import ups.training.run, ups_launch.__main__
     from ups.config import parse_arguments, run_script
     sys.argv = ["train_operator.py", "--show-config"]
     run_script(lambda: parse_arguments("")[1], "train_operator.py")

@@ -25,6 +25,7 @@ from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_e
 from ups.metrics.joint import score_joint
 from ups.models.base_selection import fitted_state, select_base
 from ups.models.head_setup import build_operator
+from ups.results import Entry, Results
 from ups.tasks import TASKS, get_task
 from ups_solvers import SOLVERS
 
@@ -108,9 +109,13 @@ def as_corrector(entry: dict, name: str) -> dict:
     }
 
 
+def table_of(entry: dict) -> Entry:
+    return Results.of({"ensembles": {"t": entry}}).ensembles["t"]
+
+
 def missed(entry: dict, name: str) -> set[str]:
     """Words of the criteria that it misses."""
-    rows = [Row("t", *row) for row in exact("2", "corrector", as_corrector(entry, name), 1.05)]
+    rows = [Row("t", *row) for row in exact("2", "corrector", table_of(as_corrector(entry, name)), 1.05)]
     assert len(rows) == 6
     return {row.criterion.split(": ")[1] for row in rows if not row.passed}
 
@@ -145,15 +150,13 @@ def test_each_fake_misses_the_criteria_that_are_there_for_it(judged, fake, words
     ("model", "passed"), [("again", True), ("wide", False), ("mean", False), ("blind", False)]
 )
 def test_the_gate_compares_with_exact_samples(judged, model, passed):
-    rows = {
-        row["name"]: row for row in ensemble_gates("diffusion", "t", as_corrector(judged[1], model), SETTINGS)
-    }
+    table = table_of(as_corrector(judged[1], model))
+    rows = {row["name"]: row for row in ensemble_gates("diffusion", "t", table, SETTINGS)}
     assert rows["exact/t/corrector"]["passed"] == passed, rows["exact/t/corrector"]
     cheap = as_corrector(judged[1], model)
     del cheap["comparisons"]["corrector / exact"], cheap["models"]["exact"]
-    assert not any(
-        row["name"].startswith("exact") for row in ensemble_gates("diffusion", "t", cheap, SETTINGS)
-    )
+    rows = ensemble_gates("diffusion", "t", table_of(cheap), SETTINGS)
+    assert not any(row["name"].startswith("exact") for row in rows)
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -161,7 +164,7 @@ def test_data_of_another_noise_are_refused_by_the_exact_samples(judged, times):
     """Scores over draws of the law do not see what the data hold."""
     made = as_corrector(judged[1], "again")
     made = made | {"checks": judged[1]["checks"][times]}
-    rows = {row["name"]: row for row in ensemble_gates("diffusion", "t", made, SETTINGS)}
+    rows = {row["name"]: row for row in ensemble_gates("diffusion", "t", table_of(made), SETTINGS)}
     assert rows["law/t"]["passed"] == (times == 1), rows["law/t"]
     assert rows["exact/t/corrector"]["passed"]
 
@@ -170,21 +173,22 @@ def test_a_forecast_as_good_as_the_best_mean_is_usable_however_large_its_error(j
     large = {"value": 0.7, "low": 0.6, "high": 0.8}
     below = {"value": 0.5, "low": 0.4, "high": 0.6}
     task = {
-        "models": {"operator": {"nrmse": large, "correlation_time": below}, "persistence": {}},
+        "models": {"operator": {"nrmse": large, "correlation_time": below}, "persistence": {"nrmse": large}},
         "times": [1.0, 4.0],
         "comparisons": {"operator / persistence": {"nrmse": below}},
         "network_is_used": False,
         "num_initial_conditions": 9,
     }
     name, entry = judged
-    assert not check_usability({"tasks": {name: task}})[name]["usable"]
-    poor = check_usability({"tasks": {name: task}, "ensembles": {name: entry}})[name]
+    assert not check_usability(Results.of({"tasks": {name: task}}))[name]["usable"]
+    entry = {key: value for key, value in entry.items() if key != "checks"}  # those are of several worlds
+    poor = check_usability(Results.of({"tasks": {name: task}, "ensembles": {name: entry}}))[name]
     # the operator is half too large
     assert not poor["usable"] and "times that of the best possible mean" in poor["words"]
     best = {
         "comparisons": {"operator / bayes_mean": {"nrmse_mean": {"value": 1.02, "low": 1.0, "high": 1.04}}}
     }
-    assert check_usability({"tasks": {name: task}, "ensembles": {name: best}})[name]["usable"]
+    assert check_usability(Results.of({"tasks": {name: task}, "ensembles": {name: best}}))[name]["usable"]
 
 
 # ---------------------------------------------------------------- from caches

@@ -33,6 +33,7 @@ from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
 from ups.models.base_selection import fitted_state, select_base
 from ups.models.head_setup import build_operator
+from ups.results import Results
 from ups_solvers import burgers_forced
 
 pytestmark = pytest.mark.faults  # tests/test_gates.py and tests/test_acceptance.py refuse fakes in seconds
@@ -223,8 +224,9 @@ def placed(entry: dict, **fakes: str) -> dict:
 
 def failed(entry: dict) -> dict[str, str]:
     """Gate -> reason."""
+    [table] = Results.of({"ensembles": {"t": entry}}).ensembles.values()
     rows = [
-        row for stage in ("diffusion", "consistency") for row in ensemble_gates(stage, "t", entry, SETTINGS)
+        row for stage in ("diffusion", "consistency") for row in ensemble_gates(stage, "t", table, SETTINGS)
     ]
     assert len(rows) > 40
     return {row["name"]: row["reason"] for row in rows if not row["passed"]}
@@ -252,7 +254,8 @@ def test_scores_over_evaluations_end_at_those_of_the_report(world):
 
 def test_exact_samples_pass_every_acceptance_criterion(world):
     """But those of cost: here the network is called for its calls alone."""
-    rows = list(acceptance.transient("t", world[1]))
+    [table] = Results.of({"ensembles": {"t": world[1]}}).ensembles.values()
+    rows = list(acceptance.transient(table))
     assert (
         not [row for row in rows if not row.passed and not row.criterion.startswith("3a")] and len(rows) > 70
     )

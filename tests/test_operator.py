@@ -39,15 +39,14 @@ from ups.models.loss import (
     ROUNDING,
     is_worth_training,
     operator_loss,
-    pooled,
     relative_error,
     relative_field_error,
     squared_errors,
 )
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import rollout
-from ups.models.selection import select
 from ups.models.windows import Windows, augment
+from ups.select import pooled, select_network
 from ups.tasks import TASKS, get_task
 from ups.training.optim import build_optimizer, scale_lr
 from ups_discovery.boundary import BOUNDARIES
@@ -898,7 +897,7 @@ def test_what_is_exported_validates_as_recorded_and_the_network_serves_where_it_
         served = operator.heads[name].facts.network_weight
         found = validated(operator, cache, config.context(name))
         best = min(found, key=lambda weight: pooled(found[weight])["network"])
-        selection = select(found, cache.trajectory[rows], config.run.seed)
+        selection, _ = select_network(name, found, cache.trajectory[rows], config.run.seed)
         # the numbers that decided are stored with the weights
         assert selection == recorded_of and served == selection["network_weight"]
         truth, _, *squares = found[best].sum(0)
@@ -1233,3 +1232,10 @@ def test_a_rollout_refuses_a_tensor_that_requires_a_gradient(published):
         published.rollout(z, "burgers1d", torch.tensor([[0.01]]), 2)
     with torch.no_grad():
         assert published.rollout(z, "burgers1d", torch.tensor([[0.01]]), 2).shape[1] == 2
+
+
+def test_a_base_of_another_kind_than_those_of_this_version_is_refused_by_name():
+    description, codecs = describe("advection1d", "propagator")
+    base = {"kind": "per_field", "settings": {"components": []}}
+    with pytest.raises(ValueError, match="advection1d have a base of kind 'per_field'; expected one of "):
+        build((description | {"base": base}, codecs))

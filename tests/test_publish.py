@@ -32,6 +32,7 @@ from ups.commands.remove import remove_ours
 from ups.config import ROOT, load_config, run_script
 from ups.forecaster import Forecaster
 from ups.report.model_card import card
+from ups.results import Results
 
 RUN = [
     "data.tasks=[burgers1d,darcy2d]",
@@ -104,7 +105,7 @@ def test_a_card_names_the_gates_that_failed_and_a_licence_by_where_data_are_from
     results = json.loads((home / "runs" / "smoke" / "report" / "results.json").read_text())
     results["gates"][0] |= {"passed": False, "reason": "far off"}
     results["training"]["source"] = "user"
-    text = card("operator", results, ups.load(home / "runs" / "smoke").tasks, {})
+    text = card("operator", Results.of(results), ups.load(home / "runs" / "smoke").tasks, {})
     assert f"Failed: {results['gates'][0]['name']}, far off." in text
     assert "license: other" in text and "their owner decides how the weights may be shared" in text
 
@@ -119,14 +120,14 @@ def test_cards_of_the_other_stages_have_every_ensemble_and_a_domain_per_axis(hom
         "stages": {"consistency": ["burgers1d"], "steady": ["darcy2d"]},
     }
     known = ups.load(home / "runs" / "smoke").tasks
-    text = card("consistency", results, known, {})
+    text = card("consistency", Results.of(results), known, {})
     assert (
         "| burgers1d | corrector | 0.250 [0.125, 0.500] | – | 1.50 | – |" in text
         and "| burgers1d | + noise |" in text
     )
     assert "| darcy2d |" not in text
     known["darcy2d"] |= {"domain": [[0, 1], [0.5, 2]], "boundary": ["periodic", "dirichlet"]}
-    text = card("steady", results, known, {})
+    text = card("steady", Results.of(results), known, {})
     assert "| 0 to 1 × 0.5 to 2 | periodic, dirichlet | steady |" in text
     assert "| darcy2d | nothing observed | corrector | 0.250 [0.125, 0.500] |" in text
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packages import PACKAGES
 
 from ups.config import DEFAULT_OVERLAY, load_config, to_dict
 from ups.config.sections import TaskConfig, UserTaskConfig
@@ -167,11 +168,7 @@ def clone(tmp_path_factory) -> Path:
     """The tree as a fresh clone has it, but for a small configs/small.yaml."""
     folder = tmp_path_factory.mktemp("clone")
     for path in ROOT.iterdir():
-        if path.name in "configs accelerate_configs docs pretrained bench".split() + [
-            "ups",
-            "ups_discovery",
-            "ups_solvers",
-        ]:
+        if path.name in (*PACKAGES, "configs", "accelerate_configs", "docs", "pretrained", "bench"):
             shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__", "out"))
         elif path.suffix == ".py" or path.name in ("Makefile", "requirements.txt", "requirements-dev.txt"):
             shutil.copy(path, folder)

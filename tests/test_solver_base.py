@@ -89,7 +89,8 @@ def test_an_exact_solver_has_no_residual_and_is_selected(mine):
     )
     build_cache(config, "heat", progress=False)
     cache = open_cache(config, "heat")
-    best, scores = select_base(cache, 0, 1, 0, torch.device("cpu"))[:2]
+    best, decisions = select_base(cache, 0, 1, 0, torch.device("cpu"))
+    scores = decisions[0].scores
     assert (
         best.base.kind == "solver" and scores["solver exact_step:step"] < 1e-5 < 1e-2 < scores["persistence"]
     )

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from packages import PACKAGES
 
 import prepare_data
 import ups
@@ -77,7 +78,7 @@ def oldest(text: str) -> str:
 
 
 def copy_clone(folder: Path) -> None:
-    for name in ("ups", "ups_discovery", "ups_solvers", "configs", "accelerate_configs"):
+    for name in (*PACKAGES, "configs", "accelerate_configs"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     names = ("Makefile", "pyproject.toml", "README.md", "LICENSE", "requirements*.txt", "*.py")
     for path in (path for name in names for path in ROOT.glob(name)):

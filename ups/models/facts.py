@@ -4,7 +4,7 @@ decided. Frozen; stored as JSON in config.json, whose values may come from a str
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
@@ -38,8 +38,40 @@ def checked(row: tuple, **default: Any) -> Any:
     return field(metadata={"row": row}, kw_only=True, **default)
 
 
+class Facts:
+    """Facts of a head of a network: a frozen dataclass that is stored as an entry of config.json."""
+
+    again: ClassVar[str]  # what to do if a fact is missing
+    kept: ClassVar[tuple[str, ...]] = ()  # facts that are stored although they are None
+
+    @classmethod
+    def read(cls, description: Mapping[str, Any]) -> Self:
+        """The facts of an entry of config.json. Raises ValueError if one is missing or has another type."""
+        name = description["name"]
+        known = {one.name: one for one in fields(cls)}
+        if missing := [
+            key for key, one in known.items() if key not in description and one.default is MISSING
+        ]:
+            raise ValueError(
+                f"the weights of {name} have the {missing[0]} missing; expected what this version records. "
+                f"{cls.again}"
+            )
+        require_kinds(
+            description, {key: one.metadata["row"] for key, one in known.items() if one.metadata}, name
+        )
+        return cls(**{key: value for key, value in description.items() if key in known})
+
+    def described(self) -> dict[str, Any]:
+        """The entry of config.json; `read` is the inverse."""
+        return {
+            one.name: value
+            for one in fields(self)
+            if (value := getattr(self, one.name)) is not None or one.name in self.kept
+        }
+
+
 @dataclass(frozen=True)
-class HeadFacts:
+class HeadFacts(Facts):
     """The facts of one task of an operator. None: not known, or not stored by an older version.
 
     name, own: of the task; own: the section of user data. codec, input_codec (None unless steady),
@@ -56,6 +88,8 @@ class HeadFacts:
     network's output in rollouts and in the single calls of samplers (0: the base alone); selection: the
     record of the first.
     """
+
+    again, kept = AGAIN, ("input_codec",)
 
     name: str
     boundary: Any
@@ -82,31 +116,6 @@ class HeadFacts:
     is_deterministic: bool | None = checked(FLAG, default=None)
     forcing_range: dict[str, list[float]] | None = checked(RANGES, default=None)
     input_range: dict[str, list[float]] | None = checked(RANGES, default=None)
-
-    @classmethod
-    def read(cls, description: Mapping[str, Any]) -> "HeadFacts":
-        """The facts of an entry of config.json. Raises ValueError if one is missing or has another type."""
-        name = description["name"]
-        known = {one.name: one for one in fields(cls)}
-        if missing := [
-            key for key, one in known.items() if key not in description and one.default is MISSING
-        ]:
-            raise ValueError(
-                f"the weights of {name} have the {missing[0]} missing; expected what this version records. "
-                f"{AGAIN}"
-            )
-        require_kinds(
-            description, {key: one.metadata["row"] for key, one in known.items() if one.metadata}, name
-        )
-        return cls(**{key: value for key, value in description.items() if key in known})
-
-    def described(self) -> dict[str, Any]:
-        """The entry of config.json; `read` is the inverse."""
-        return {
-            one.name: value
-            for one in fields(self)
-            if (value := getattr(self, one.name)) is not None or one.name == "input_codec"
-        }
 
 
 def plain(domain: tuple) -> list:

@@ -15,8 +15,8 @@ from ups.common.torch_state import refuse_gradient
 from ups.common.transfer import send
 from ups.data.tokenizer import Tokenizer
 from ups.models.backbones.layers import zero_linear
+from ups.models.bases import build_base
 from ups.models.bases.base import ParameterBatch
-from ups.models.bases.per_field import build_base
 from ups.models.conserve import clipped, correction, with_fixed_fields
 from ups.models.description_checks import (
     CODEC,

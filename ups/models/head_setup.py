@@ -1,6 +1,6 @@
 """Make the head of a task from its cache: facts, settings of the base, bounds and scales."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,6 @@ from ups.config import ModelConfig, to_dict
 from ups.data.cache import Cache
 from ups.data.tokenizer import Tokenizer
 from ups.models.bases.base import Samples
-from ups.models.bases.per_field import Component, PerField
 from ups.models.conserve import correction
 from ups.models.facts import HeadFacts, data_facts
 from ups.models.head import TaskHead
@@ -99,14 +98,6 @@ def unfitted_head(cache: Cache, kind: str, settings: dict[str, Any], device: tor
     if cache.forcing_tokenizer is not None:
         head.forcing_codec.load_state_dict(cache.forcing_tokenizer.state_dict())
     return head.to(device)
-
-
-def per_field_head(cache: Cache, components: Sequence[Component], device: torch.device) -> TaskHead:
-    """A head of width 1 with a base per field, from fitted components."""
-    base = PerField.of(components).to(device)
-    head = unfitted_head(cache, PerField.kind, {"components": base.described}, device)
-    head.base = base
-    return head
 
 
 def conserved_facts(head: TaskHead, cache: Cache) -> dict[str, Any]:

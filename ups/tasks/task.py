@@ -223,13 +223,6 @@ class Task:
         }
 
     @property
-    def remedy(self) -> str:
-        """Advice for data that do not solve the equation."""
-        if self.user_facts is not None:
-            return f"fix task.{self.name} or the files"
-        return "set data.source=generate, which solves the stated equation, or train on it for what it is"
-
-    @property
     def published(self) -> dict[str, tuple[int, str]]:
         """File name -> (DaRUS id, MD5)."""
         return {} if self.user_facts is not None else PUBLISHED.get(self.files_of or self.name, {})

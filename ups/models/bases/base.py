@@ -177,7 +177,6 @@ class Base(nn.Module):
     is_user_solver = False  # whether it calls a function of the user, which is not stored with the weights
     lr_factor = 1.0  # multiple of the learning rate while it trains with the network
     is_cellwise = False  # whether it has coefficients for every cell
-    can_fit_subset = False  # whether it can be fitted to some of the fields alone
     has_tangent = False  # whether it integrates an equation, and torch differentiates it both ways
     degree = math.inf  # of the polynomial of the last frames that it computes; inf: not a polynomial
 
@@ -201,10 +200,6 @@ class Base(nn.Module):
     def unbounded(self) -> "Base":
         """The base without its bounds on the state."""
         return self
-
-    def with_more_steps(self) -> "tuple[Base, dict[str, Any]] | None":
-        """The base with twice its sub-steps and the changed settings; None if it has no more."""
-        return None
 
     @classmethod
     def fit(cls, samples: Samples, settings: dict[str, Any]) -> "Fit[Self]":

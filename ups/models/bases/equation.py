@@ -10,14 +10,13 @@ from torch import Tensor
 import ups_discovery.equation
 from ups.common.progress import beat, note
 from ups.models.bases.base import Base, Fit, ParameterBatch, Samples
-from ups_discovery.equation import max_steps
 from ups_discovery.terms import WAVE
 
 
 class Equation(ups_discovery.equation.Equation, Base):
     """An equation of ups_discovery between normalised fields: s = std * w + mean (C,) is its state."""
 
-    kind, needs_fitted_parameters, can_fit_subset, has_tangent = "equation", True, True, True
+    kind, needs_fitted_parameters, has_tangent = "equation", True, True
 
     def __init__(self, *args: Any, **settings: Any):
         super().__init__(*args, **settings)
@@ -57,13 +56,6 @@ class Equation(ups_discovery.equation.Equation, Base):
         free.low.fill_(-torch.inf)
         free.high.fill_(torch.inf)
         return free
-
-    def with_more_steps(self) -> tuple["Equation", dict[str, Any]] | None:
-        if 2 * self.num_steps > max_steps(self.terms.space):
-            return None
-        finer = copy.deepcopy(self)
-        finer.num_steps, finer.step = 2 * self.num_steps, self.step / 2
-        return finer, {"num_steps": finer.num_steps}
 
     @classmethod
     def fit(cls, samples: Samples, settings: dict[str, Any]) -> Fit["Equation"]:

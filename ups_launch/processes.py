@@ -1,5 +1,5 @@
 """Processes of this machine: their states, children and parents, and the events that ranks send to their
-supervisor (ups/training/launch.py) as lines of JSON. Without torch.
+supervisor (ups_launch/__main__.py) as lines of JSON. Without torch.
 """
 
 import contextlib

@@ -2,7 +2,7 @@
 
 Each rank has one guard. The main thread sets its attributes (step, phase, progress; a few microseconds a
 step). A thread writes them to STAGE/heartbeat/rankN.json twice a second and reads those of the other ranks.
-The guard that finds a rank at fault (ups/training/stalls.py), or a rank whose process is gone, writes
+The guard that finds a rank at fault (ups_launch/stalls.py), or a rank whose process is gone, writes
 heartbeat/stop-JOB.json. Every rank then prints its phase and the stacks of its threads, writes
 errors/rankN.json and leaves with os._exit, which works although the main thread is blocked in C or in a
 collective. Ranks of this machine that do not react (stopped, or holding the interpreter's lock in C) get
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.common import progress
-from ups.training.processes import (
+from ups_launch.processes import (
     print_raw,
     process_state,
     send_event,
@@ -35,7 +35,7 @@ from ups.training.processes import (
     this_machine,
     try_read_json,
 )
-from ups.training.stalls import Activity, Finding, Peer, activity_of, find_stall
+from ups_launch.stalls import Activity, Finding, Peer, activity_of, find_stall
 
 TICK_S = 0.5  # between two rounds of the thread
 GRACE_S = 20.0  # without progress after SIGTERM or SIGINT; launchers wait 30 s (pytorch issue 119856)

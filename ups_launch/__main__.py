@@ -1,6 +1,6 @@
 """Supervisor of a stage: runs `accelerate launch`, restarts it after a death or hang, ends all its processes.
 
-    python -m ups.training.launch --config_file accelerate_configs/cpu2.yaml train_operator.py --config
+    python -m ups_launch --config_file accelerate_configs/cpu2.yaml train_operator.py --config
     configs/small.yaml
 
 All arguments but --restarts go to accelerate launch. Every start is a new process tree in its own session,
@@ -8,12 +8,12 @@ with a free port, because torchrun's own restarts reuse keys of dead processes (
 Restarted are: processes that died, hangs that the guard ended, and out of memory if a smaller micro-batch is
 left; but only while checkpoints appear or micro-batches shrink. Not restarted are: refused configurations
 (exit code 2), failures that would repeat (1) and stages stopped by a signal (143, or 130 after Ctrl-C). The
-exit code is 0 only if the stage is finished. Ranks report through ups.training.processes.send_event. Starts
+exit code is 0 only if the stage is finished. Ranks report through ups_launch.processes.send_event. Starts
 without torch; the scripts also run without the supervisor.
 
 This module also runs in the tree, as the launcher and as each rank (`ROLES`). Accelerate and torchrun would
 print a traceback and a summary after the messages of the ranks; the launcher prints at most one line. A rank
-dies with its launcher, by the kernel (ups.training.processes.die_with_parent), even while it imports torch or
+dies with its launcher, by the kernel (ups_launch.processes.die_with_parent), even while it imports torch or
 is in a call that holds the interpreter's lock. Its first event shows the supervisor that it has started.
 """
 
@@ -36,8 +36,8 @@ from typing import Any
 import yaml
 
 from ups.common.place import require_posix
-from ups.training.guard import EXIT_HANG, SAME_S
-from ups.training.processes import (
+from ups_launch.guard import EXIT_HANG, SAME_S
+from ups_launch.processes import (
     EVENTS,
     Terminal,
     adopt_orphans,
@@ -234,8 +234,8 @@ def launcher_command(arguments: list[str]) -> list[str]:
     )
     port = [] if has_port else ["--main_process_port", "0"]
     place = next(index for index, word in enumerate(arguments) if word.endswith(".py"))
-    ranks = ["--module", "ups.training.launch", "rank", *arguments[place:]]
-    return [sys.executable, "-m", "ups.training.launch", "launcher", *port, *arguments[:place], *ranks]
+    ranks = ["--module", "ups_launch", "rank", *arguments[place:]]
+    return [sys.executable, "-m", "ups_launch", "launcher", *port, *arguments[:place], *ranks]
 
 
 @contextlib.contextmanager
@@ -356,7 +356,7 @@ def log(text: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m ups.training.launch",
+        prog="python -m ups_launch",
         description=__doc__,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
