@@ -36,7 +36,6 @@ from tqdm import tqdm
 from ups.common.files import file_hash, write_json
 from ups.common.precision import in_words
 from ups.common.progress import Bar, position
-from ups.common.seeds import generator
 from ups.config import Config, OptimConfig, TrainConfig, to_dict
 from ups.training.checkpoint import write_weights
 from ups.training.counters import Counters
@@ -61,6 +60,7 @@ from ups.training.strategies import (
 )
 from ups.training.track import Tracker, check_tracker
 from ups.training.update import ReadAhead, Updates, read_nothing
+from ups_discovery.seeds import generator
 from ups_launch.guard import EXIT_STOPPED
 from ups_launch.processes import send_event
 
