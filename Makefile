@@ -126,7 +126,7 @@ $(TRAINED):
 
 # A report trains only the stages that the configuration names in evaluate.stages.
 report: FOR := --of-report
-report: $(TRAINED)            ## Evaluate on the test split: results.json, report.html; fails if a gate fails
+report: $(TRAINED)            ## Evaluate on the test split: results.csv, report.html; fails if a gate fails
 	$(call stage,$@,$(PY) $(HERE)evaluate.py)
 
 smoke: $(ENVIRONMENT)         ## A tiny chain from scratch, on two CPU processes

@@ -269,6 +269,22 @@ def test_new_cards_delete_no_picture_of_a_user(tmp_path, monkeypatch):
     assert (tmp_path / "thesis").read_text() == "mine"
 
 
+@pytest.mark.parametrize("change", ["My words.\n{}", "{}My words.\n", "My card.\n"])
+def test_a_card_that_somebody_changed_is_kept_and_named(tmp_path, monkeypatch, capsys, change):
+    results, folder = {"stages": {"operator": ["burgers1d"]}}, tmp_path / "run/operator"
+    folder.mkdir(parents=True)
+    for text in ("one\n", "two\n"):  # as it was written, it is replaced
+        monkeypatch.setattr(model_card, "card", lambda *_, text=text: text)
+        model_card.write_cards(tmp_path / "run", results, {}, tmp_path)
+    written = (folder / "README.md").read_text(encoding="utf-8")
+    assert written.startswith("two\n") and not capsys.readouterr().out
+    theirs = change.format(written)
+    (folder / "README.md").write_text(theirs, encoding="utf-8")
+    model_card.write_cards(tmp_path / "run", results, {}, tmp_path)
+    assert (folder / "README.md").read_text(encoding="utf-8") == theirs
+    assert f"{folder / 'README.md'} was changed" in capsys.readouterr().out
+
+
 def test_a_forecast_beside_generated_data_is_the_users(tmp_path):
     data = tmp_path / "data" / "smoke" / "forecast.h5"
     data.parent.mkdir(parents=True)

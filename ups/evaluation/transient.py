@@ -190,7 +190,7 @@ def long_rollouts(ensembles: Ensembles, rows: Tensor, num_frames: int) -> dict[s
         model: int((~(members.abs().flatten(2).amax(2) <= limit)).sum()) for model, members in u.items()
     }
     if truth.task.is_stationary and len(every) > 1:
-        if truth.task.exact_futures is not None:
+        if truth.task.has_known_law:
             u["exact"] = sample_exactly(truth, ensembles.seed + 3, rows, num_frames, LONG_MEMBERS)
             u["truth"] = sample_exactly(truth, ensembles.seed + 4, every[:LONG_EXACT], num_frames, 1)
         late = {model: members[:, :, num_frames // 2 :].flatten(0, 1) for model, members in u.items()}

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from ups.common.boundary import DIRICHLET, NO_FLUX, PERIODIC
-from ups.tasks.user_task import JUMP, jumps
 from ups.userdata.describe_axes import Guess
 from ups.userdata.describe_lines import Line
+from ups.userdata.fact_checks import JUMP, jumps
 from ups.userdata.grid import MOST_UNEVEN, evenness, is_globe, on_walls
 from ups.userdata.inspect_file import Coordinate, is_even_grid, rises, tidy
 from ups.userdata.layout import field_of

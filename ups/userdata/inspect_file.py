@@ -269,7 +269,8 @@ def place_of(key: str, store: "Store", name: str, place: str, arrays: Sequence[s
     for the place of one run, if a layout with * has several, and if a run holds different numbers."""
     for array in arrays:
         run = re.escape(_above(array) or array).replace(r"\*", "[^/@]+")
-        if "*" in array and "*" not in place and (match := re.match(f"{run}(?=[/@])", place)):
+        match = re.match(f"{run}(?=[/@])", place) if "*" in array and "*" not in place else None
+        if match and store.value(place) is not None:
             raise config_error(
                 f"{key}.parameters.{name}",
                 f"{place} is the number of one run",
