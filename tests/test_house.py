@@ -242,6 +242,40 @@ def test_loading_weights_imports_nothing_that_only_fits():
     assert not {"ups.common.user_solver", "ups.models.bases.reduced_rank", "ups.training.optim"} & {*loaded}
 
 
+def imported(text: str) -> set[str]:
+    """Packages that a file imports anywhere."""
+    nodes = [node for node in ast.walk(parsed(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [
+        name
+        for node in nodes
+        for name in (
+            [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+        )
+    ]
+    return {name.split(".")[0] for name in names}
+
+
+def test_the_supervisor_knows_no_ups_and_one_file_of_ups_knows_the_supervisor():
+    texts = {path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in ROOT.glob("ups*/**/*.py")}
+    using = {name: imported(text) for name, text in texts.items()}
+    assert not [name for name, found in using.items() if name.parts[0] == "ups_launch" and "ups" in found]
+    users = [name for name, found in using.items() if name.parts[0] == "ups" and "ups_launch" in found]
+    assert users == [Path("ups/training/activity.py")]
+
+
+def test_training_needs_no_supervisor_and_forecasts_do_not_load_it():
+    """None in sys.modules makes the import fail, as of a package that is not installed."""
+    absent = "import sys; sys.modules['ups_launch'] = None; from ups.training import activity, run; "
+    used = "guard = activity.Activity(0, 1, 'operator', 1.0).guard; assert guard is None; "
+    quiet = "assert not activity.send_event('finished')"
+    load = "import sys, ups; ups.load('pretrained'); assert 'ups_launch' not in sys.modules"
+    for code in (absent + used + quiet, load):
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     "module",
     [
