@@ -162,8 +162,7 @@ def coordinate(
     for place, found in store.those(tuple(forms)).items():
         if found.dtype.kind in "fiu" and 1 <= len(found.shape) <= 2:
             _require_no_larger(store, place, found.shape, places)
-            store.require_whole(place)
-            values = np.asarray(store.read(place), np.float64)
+            values = np.asarray(store.whole(place), np.float64)
             values = values.ravel() if 1 in values.shape else values  # a column, or a row
             if values.ndim == 2 and not (rises(values[0]) or rises(values[0][::-1])):
                 continue  # x and y of a data set of maps are its fields
