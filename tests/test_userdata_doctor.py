@@ -190,7 +190,7 @@ def test_the_doctor_finds_a_file_on_another_domain_than_the_built_in_tasks(tmp_p
     [(False, {"open": 2, "close": 2, "all": 15}), (True, {"open": 0, "listed": 0, "all": 5})],
 )
 def test_the_doctor_asks_little_of_each_of_many_files_or_groups(tmp_path, monkeypatch, is_grouped, per_run):
-    """10,000 files took 24 requests each, of which three opened the file; 10,000 groups were listed five times."""
+    """Files took 24 requests each, of which three opened the file; a file of groups was listed five times."""
     asked, call = Counter(), ReadingProcess.call
 
     def counted(process, path, method, *rest):

@@ -79,6 +79,12 @@ class ReadingProcess:
                 error, answer = Messages(self.process.stdout).load()
             except (EOFError, BrokenPipeError):
                 raise DamagedError(f"{path} {self._death()}. {REMEDY}") from None
+            except pickle.UnpicklingError as error:
+                self.end()  # what follows in the pipe is not known
+                raise DamagedError(
+                    f"{path} took over the process that reads it ({error}); expected plain values. "
+                    "Leave that file out, and ask where it came from."
+                ) from None
             except BaseException:  # of a signal: the next call would take the answer for its own
                 self.end()
                 raise
