@@ -1,15 +1,18 @@
 """The doctor compares the data of a user with what the section states."""
 
 import re
+from collections import Counter
 
+import h5py
 import numpy as np
 import pytest
-from user_files import N, T, X, overlay, read, section, waves, write
+from user_files import DT, N, T, X, overlay, read, section, waves, write
 
 import prepare_data
 from ups.config import load_config
 from ups.data.doctor import examine
 from ups.data.sources import open_user
+from ups.userdata.readers.process import ReadingProcess
 
 GROWING = waves() * (1 + np.arange(T)[:, None]) + np.arange(T)[:, None]  # its mean moves, its range widens
 
@@ -180,3 +183,40 @@ def test_the_doctor_finds_a_file_on_another_domain_than_the_built_in_tasks(tmp_p
             if finding.severity == "error" and "runs from" in finding.what
         ]
         assert bool(found) == is_wrong and all("burgers1d is on 0 to 1" in what for what in found)
+
+
+@pytest.mark.parametrize(
+    ("is_grouped", "per_run"),
+    [(False, {"open": 2, "close": 2, "all": 15}), (True, {"open": 0, "listed": 0, "all": 5})],
+)
+def test_the_doctor_asks_little_of_each_of_many_files_or_groups(tmp_path, monkeypatch, is_grouped, per_run):
+    """Files took 24 requests each, of which three opened the file; a file of groups was listed five times."""
+    asked, call = Counter(), ReadingProcess.call
+
+    def counted(process, path, method, *rest):
+        asked.update((method, "all"))
+        return call(process, path, method, *rest)
+
+    monkeypatch.setattr(ReadingProcess, "call", counted)
+
+    def requests(num):
+        asked.clear()
+        (folder := tmp_path / str(num)).mkdir()
+        runs = [{"u": u, "x": 22 * np.arange(X) / X, "t": DT * np.arange(T)} for u in waves((num, T, X))]
+        if is_grouped:
+            named = {f"{i:03}__{name}": values for i, run in enumerate(runs) for name, values in run.items()}
+            with h5py.File(write(folder / "all.h5", **named), "r+") as file:
+                for group in file.values():
+                    group.attrs["nu"] = 0.1
+        else:
+            for number, run in enumerate(runs):
+                write(folder / f"{number:03}.h5", attr_nu=0.1, **run)
+        star = "*/u" if is_grouped else "u"
+        settings = {"layout": {star: ["time", "x"]}, "parameters": {"nu": "*@nu" if is_grouped else "nu"}}
+        path = overlay(folder, section(folder, **settings))
+        prepare_data.main(["--config", str(path), "--doctor"])
+        return Counter(asked)
+
+    few, many = requests(20), requests(40)
+    found = {name: (many[name] - few[name]) / 20 for name in per_run}
+    assert all(found[name] <= most for name, most in per_run.items()), found

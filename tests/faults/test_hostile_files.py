@@ -382,6 +382,29 @@ process.serve(opened)
     process.running().end()
 
 
+def test_a_message_that_makes_an_object_is_one_line_and_the_next_file_is_read(tmp_path, monkeypatch):
+    command = """
+import os
+from ups.userdata.readers import open_here, process
+def opened(path):
+    store = open_here(path)
+    if path.stem == "bad":
+        store.is_single = os.system  # any object that is neither a plain value nor an array
+    return store
+process.serve(opened)
+"""
+    monkeypatch.setattr(process, "COMMAND", command)
+    monkeypatch.setattr(process, "_running", None)
+    with pytest.raises(
+        ValueError, match=r"bad.npy took over the process that reads it \(posix.system"
+    ) as error:
+        open_store(waves_in(tmp_path / "bad.npy"))
+    assert len(str(error.value).splitlines()) == 1
+    with open_store(waves_in(tmp_path / "sound.npy")) as after:
+        assert np.array_equal(after.read("sound"), WAVES)
+    process.running().end()
+
+
 def test_a_signal_during_a_reading_ends_the_process_and_no_answer_is_mixed_up(tmp_path, monkeypatch):
     with open_store(waves_in(tmp_path / "a.npy")) as store:
 

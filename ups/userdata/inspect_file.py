@@ -162,6 +162,8 @@ def coordinate(
     for place, found in store.those(tuple(forms)).items():
         if found.dtype.kind in "fiu" and found.shape:
             _require_no_larger(store, place, found.shape, places)
+            if sum(size > 1 for size in found.shape) <= 1:  # a list, a column or a row
+                return place, np.asarray(store.whole(place), np.float64).ravel()
             store.require_whole(place)
             if (values := line_in(store, place)) is not None:
                 return place, values

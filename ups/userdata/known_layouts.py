@@ -24,8 +24,8 @@ def words(value: Any) -> list[str]:
 
 
 def is_well(store: "Store") -> bool:
-    names = words(store.attributes("dimensions").get("spatial_dims"))
-    return bool(names) and "n_spatial_dims" in store.attributes()
+    is_marked = "n_spatial_dims" in store.attributes()
+    return is_marked and bool(words(store.attributes("dimensions").get("spatial_dims")))
 
 
 def from_well(store: "Store") -> dict[str, Any]:

@@ -65,6 +65,7 @@ class UserTrajectories:
     split_by: str = "auto"
     is_cut: bool = False
     _spread: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, compare=False, repr=False)
+    _first_frames: dict[int, bytes] = field(default_factory=dict, compare=False, repr=False)  # digests
 
     parameter, attributes = None, MappingProxyType({})  # they are of trajectories: parameters
 
@@ -99,14 +100,12 @@ class UserTrajectories:
         differ = is_one_each and len({tuple(part[0]) for part in values}) == len(values)
         if len(self.files) > 1 and len(lengths) == 1 and differ and lengths != {1}:
             return self.rows[:, 1]
-        first: dict[bytes, int] = {}
+        every, first = range(self.num_trajectories), {}
         count = max(1, BLOCK_BYTES // (4 * len(self.task.channels) * math.prod(self.space)))
-        frames = (
-            u
-            for i in range(0, self.num_trajectories, count)
-            for u in self.read(i, min(i + count, self.num_trajectories), range(1))
-        )
-        out = [first.setdefault(hashlib.sha256(u.tobytes()).digest(), i) for i, u in enumerate(frames)]
+        for rows in (every[i : i + count] for i in every[::count]):
+            if not {*rows} <= self._first_frames.keys():  # the doctor has read all
+                self.read(rows.start, rows.stop, range(1))
+        out = [first.setdefault(self._first_frames[row], row) for row in every]
         return np.array(out) if len(first) > 2 else np.arange(self.num_trajectories)
 
     @cached_property
@@ -150,6 +149,9 @@ class UserTrajectories:
                     if following[2]:
                         part, wanted = part.reshape(1, -1, *part.shape[2:]), range(len(frames) * len(part))
                     self._fill(store, self.files[file], place, number, begin, part, wanted)
+        for row in range(first, last) if frames.start == 0 else ():
+            if row not in self._first_frames:
+                self._first_frames[row] = hashlib.sha256(out[row - first, 0].tobytes()).digest()
         return out
 
     def frames_of(self, rows: Sequence[int]) -> int:

@@ -4,6 +4,7 @@ HDF5 (MATLAB's version 7.3 is HDF5), netCDF, zarr, NumPy's .npy and .npz, MATLAB
 files. The first bytes of a file tell its kind, never its suffix. Nothing is unpickled but tensors.
 """
 
+import os
 import zipfile
 from pathlib import Path
 
@@ -48,11 +49,11 @@ def serve_files() -> None:
 
 def open_here(path: Path) -> Store:
     """The open file, read in this process."""
-    if not path.is_file() and not path.is_dir():  # a pipe would be waited at
+    is_folder = path.is_dir()
+    if not is_folder and not path.is_file():  # a pipe would be waited at
         raise FileNotFoundError(f"there is no file {path}; expected {KINDS}. Correct the path.")
-    _require_no_holes(path)
-    first = b"" if path.is_dir() else _begin(path)
-    if path.is_dir():
+    first = b"" if is_folder else _begin(path)
+    if is_folder:
         if path.suffix != ".zarr" and not any((path / name).is_file() for name in MARKS):
             raise ValueError(
                 f"{path} is a folder; expected {KINDS}. Name the files in it, such as {path}/*.h5."
@@ -95,18 +96,14 @@ def open_here(path: Path) -> Store:
     return kind(path)
 
 
-def _require_no_holes(path: Path) -> None:
-    """Raise DamagedError for a file of which almost nothing is stored (a sparse file), as it reads as zeros.
-    A longer file may take longer to open."""
-    found = path.stat()
-    if path.is_file():
+def _begin(path: Path) -> bytes:
+    """The first bytes of a file, which may take longer to open if it is longer. Raises DamagedError if almost
+    nothing of it is stored (a sparse file), as it reads as zeros."""
+    with path.open("rb") as file:
+        found = os.fstat(file.fileno())
         stored = 512 * found.st_blocks or found.st_size  # some file systems do not count blocks
         require_unpackable(path, "all arrays", 0, found.st_size, stored)
         budget.allow(work=stored)
-
-
-def _begin(path: Path) -> bytes:
-    with path.open("rb") as file:
         return file.read(8)
 
 

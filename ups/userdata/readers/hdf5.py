@@ -7,6 +7,7 @@ its own numbers.
 import contextlib
 import math
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,17 @@ class Hdf5(Store):
     def __init__(self, path: Path):
         super().__init__(path)
         self.stored: dict[str, Stored] = {}  # by name, once they are listed
+        self.last: tuple[str, h5py.Group | h5py.Dataset | None] = ("", None)  # what was looked for, and found
         self.file = checked(path, lambda: h5py.File(path, "r", locking=False), "HDF5 file")
 
     def close(self) -> None:
         self.file.close()
+
+    def _node(self, name: str) -> h5py.Group | h5py.Dataset | None:
+        """`node` of the file. An array is looked for, examined and read: it is opened once for these."""
+        if name != self.last[0]:
+            self.last = name, node(self.file, name)
+        return self.last[1]
 
     @property
     def is_netcdf(self) -> bool:
@@ -44,15 +52,12 @@ class Hdf5(Store):
     def _has_netcdf_marks(self) -> bool:
         if "_NCProperties" in self.file.attrs:  # since 2016
             return True
-        own = [
-            name
-            for name in islice(self.file, MOST_LOOKED_AT)
-            if self.file.get(name, getlink=True).__class__ is h5py.HardLink
-        ]
+        root = self.file.id
         return any(
-            h5a.exists(self.file.id, mark, obj_name=name.encode())
+            h5a.exists(root, mark, obj_name=name)
             and (mark != b"NAME" or str(self.file[name].attrs["NAME"]).startswith(DIMENSION))
-            for name in own
+            for name in islice(root, MOST_LOOKED_AT)
+            if root.links.get_info(name).type == h5l.TYPE_HARD
             for mark in (b"_Netcdf4Dimid", b"NAME")
         )
 
@@ -71,7 +76,7 @@ class Hdf5(Store):
                 )
 
     def _require_whole(self, name: str) -> None:
-        checked(self.path, lambda: self._require_complete(node(self.file, name)), "HDF5 file")
+        checked(self.path, lambda: self._require_complete(self._node(name)), "HDF5 file")
 
     def _require_complete(self, found: h5py.Dataset) -> None:
         _require_filters(found)
@@ -90,8 +95,16 @@ class Hdf5(Store):
     def _found(self, name: str) -> Stored | None:
         if name in self.stored:
             return self.stored[name]
-        found = node(self.file, name)
+        if name.partition("/")[0].encode() not in self.root_names:
+            return None
+        found = self._node(name)
         return self._about(found) if isinstance(found, h5py.Dataset) else None
+
+    @cached_property
+    def root_names(self) -> set[bytes]:
+        """The names of the groups, arrays and links at the top: most of the names that are looked for are
+        not among them."""
+        return {*self.file.id}
 
     def _about(self, found: h5py.Dataset) -> Stored:
         kind = np.dtype(found.dtype.str)  # without what h5py knows of text and references
@@ -101,16 +114,16 @@ class Hdf5(Store):
         return checked(self.path, lambda: self._numbers(name, index), "HDF5 file")
 
     def _numbers(self, name: str, index: tuple) -> np.ndarray:
-        found = node(self.file, name)
+        found = self._node(name)
         _require_filters(found)
         return decoded(np.asarray(found[index]), found.attrs, self.path)
 
     def group_names(self, group: str) -> list[str]:
-        found = node(self.file, group)
+        found = self._node(group)
         return self.plain(sorted(found)) if isinstance(found, h5py.Group) else []
 
     def attributes(self, name: str = "") -> dict[str, Any]:
-        found = node(self.file, name) if name else self.file
+        found = self._node(name) if name else self.file
         return {} if found is None else self.plain(checked(self.path, lambda: dict(found.attrs), "HDF5 file"))
 
 

@@ -10,11 +10,12 @@ import io
 import os
 import pickle
 import signal
+import stat
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from ups.userdata.readers.store import Store, Stored
 COMMAND = "from ups.userdata.readers import serve_files; serve_files()"
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # which need room each
 REMEDY = "Leave that file out, or copy its arrays into a new one."
+MOST_REMEMBERED = 4  # files, each of up to budget.MOST_NAMES arrays of 0.7 kB
+NUMBERS = ("read", "whole")  # the methods that give the numbers of an array
 # what messages between both processes are made of, besides numbers, text and mappings, by module
 MESSAGES = {
     "builtins": {"slice", "complex", "str", "bytes"},
@@ -76,6 +79,12 @@ class ReadingProcess:
                 error, answer = Messages(self.process.stdout).load()
             except (EOFError, BrokenPipeError):
                 raise DamagedError(f"{path} {self._death()}. {REMEDY}") from None
+            except pickle.UnpicklingError as error:
+                self.end()  # what follows in the pipe is not known
+                raise DamagedError(
+                    f"{path} took over the process that reads it ({error}); expected plain values. "
+                    "Leave that file out, and ask where it came from."
+                ) from None
             except BaseException:  # of a signal: the next call would take the answer for its own
                 self.end()
                 raise
@@ -113,12 +122,27 @@ def running() -> ReadingProcess:
     return _running
 
 
+@lru_cache(MOST_REMEMBERED)
+def _answers(path: Path, *identity: int) -> dict[tuple, Any]:
+    """What the reading process said of a file, by request: a command opens a file again and again."""
+    return {}
+
+
+def _answers_before(path: Path) -> dict[tuple, Any]:
+    """`_answers` about a file that has not changed since; none about a folder, which does not tell."""
+    with contextlib.suppress(OSError):
+        found = path.stat()
+        if stat.S_ISREG(found.st_mode):
+            return _answers(path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    return {}
+
+
 class Foreign(Store):
     """A file that is open in the reading process. It is opened again where another file ended that."""
 
     def __init__(self, path: Path):
         super().__init__(path)
-        self.process, self.known = None, {}
+        self.process, self.known, self.numbers = None, _answers_before(path), {}
         self._open()
 
     def _open(self) -> None:
@@ -139,12 +163,12 @@ class Foreign(Store):
         if self.process is _running and self.process.process.poll() is None:
             self._ask("close")
 
-    @cached_property
+    @property
     def listed(self) -> dict[str, Stored]:
-        return self._ask("listed")
+        return self._once("listed")
 
     def array(self, name: str) -> Stored | None:
-        return (self.__dict__.get("listed", {}).get(name)) or self._once("array", name)
+        return self.known.get(("listed",), {}).get(name) or self._once("array", name)
 
     def those(self, names: tuple[str, ...]) -> dict[str, Stored]:
         return self._once("those", names)
@@ -157,6 +181,12 @@ class Foreign(Store):
 
     def read(self, name: str, index: tuple = ()) -> np.ndarray:
         return self._ask("read", name, index)
+
+    def whole(self, name: str) -> np.ndarray:
+        if name not in self.numbers:
+            self.numbers[name] = self._ask("whole", name)
+            self.numbers[name].flags.writeable = False
+        return self.numbers[name]
 
     def require_whole(self, name: str) -> None:
         self._ask("require_whole", name)
@@ -196,13 +226,13 @@ def _answer(
         if method == "close":
             return None, stores.pop(number).close()
         store = stores[number]
-        budget.begin(*(0, 0) if method == "read" else store.used)
+        budget.begin(*(0, 0) if method in NUMBERS else store.used)
         if method == "listed" and path.is_file():
             budget.allow(work=path.stat().st_size)
-        if method == "read":
+        if method in NUMBERS:
             _allow_numbers(store, *arguments)
         answer = store.listed if method == "listed" else getattr(store, method)(*arguments)
-        if method != "read":
+        if method not in NUMBERS:
             store.used = budget.used()
         if method == "attributes":
             answer = {key: value for key, value in answer.items() if _is_plain(value)}
@@ -227,7 +257,7 @@ def _answer(
     return None, answer
 
 
-def _allow_numbers(store: Store, name: str, index: tuple) -> None:
+def _allow_numbers(store: Store, name: str, index: tuple = ()) -> None:
     """Grant a request the room for the numbers that it asks for, and the time to unpack the whole array."""
     found = store.array(name)
     if found is not None:

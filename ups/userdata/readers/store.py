@@ -215,6 +215,11 @@ class Store:
         """Raise ValueError if a part of an array was never written."""
         self._require_whole(self._part(name)[0])
 
+    def whole(self, name: str) -> np.ndarray:
+        """All numbers of an array. Raises ValueError if a part of it was never written."""
+        self.require_whole(name)
+        return self.read(name)
+
     def _require_whole(self, name: str) -> None:
         """`require_whole` of a whole array; a kind of file that holds all of them needs none."""
 
@@ -257,8 +262,7 @@ class Store:
         found = self.attributes().get(place)
         if found is not None or self.array(place) is None:
             return found
-        self.require_whole(place)
-        return self.read(place)
+        return self.whole(place)
 
     def listing(self, most: int = 8) -> str:
         """The arrays of the file and their shapes, in words."""
