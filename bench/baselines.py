@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.rivals import Rival, Settings
-from ups.common.precision import autocast
+from ups.common.device import autocast
 from ups.models.rollout import rollout
 from ups_discovery.boundary import PERIODIC, along
 

@@ -43,8 +43,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bench.command import parse
 from bench.profiling import Moved
+from ups.common.device import computed, in_words
 from ups.common.place import ROOT
-from ups.common.precision import computed, in_words
 from ups.config.command import DEFAULT_OVERLAY
 from ups.config.load import load_config
 from ups.config.schema import Config

@@ -33,9 +33,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import FlopCounterMode
 
+from ups.common.device import computed, in_words
 from ups.common.files import write_atomic
 from ups.common.place import ROOT
-from ups.common.precision import computed, in_words
 from ups.common.stages import STAGES
 from ups.config.command import CONFIG_OPTIONS, read_command, run_script
 from ups.config.load import load_config

@@ -189,7 +189,7 @@ def test_the_velocity_depends_on_state_angle_tokens_facts_gaussian_and_task():
 
 
 def test_a_bfloat16_backbone_returns_float32_and_whitening_stays_float32(monkeypatch):
-    monkeypatch.setattr("ups.common.precision.has_bfloat16", lambda kind: True)
+    monkeypatch.setattr("ups.common.device.has_bfloat16", lambda kind: True)
     exact, rough = build(), build("bf16")
     r, tokens, facts = batch_of(exact, "burgers1d_hidden")
     angle = sample_angles(4, generator(0))

@@ -27,8 +27,8 @@ import train_consistency
 import train_operator
 import train_rival
 from bench import gpu
+from ups.common.device import send
 from ups.common.place import ROOT
-from ups.common.transfer import send
 from ups.config.load import load_config, to_dict
 from ups.config.model import ModelConfig
 from ups.config.schema import Config
@@ -398,7 +398,7 @@ def test_the_benchmark_on_gpus_times_the_model_of_the_stage_without_its_data(con
 def test_the_benchmark_on_gpus_judges_precisions_by_the_same_weights_and_times_where_latents_lie(
     config, caches, monkeypatch
 ):
-    monkeypatch.setattr("ups.common.precision.has_bfloat16", lambda kind: True)
+    monkeypatch.setattr("ups.common.device.has_bfloat16", lambda kind: True)
     names = ["burgers1d", "darcy2d"]
     operator = operator_over(caches, {name: config.task[name].base[-1] for name in names})
     with torch.no_grad():

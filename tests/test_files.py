@@ -23,7 +23,7 @@ from ups.common.files import (
     write_atomic,
     write_sealed,
 )
-from ups.training.checkpoint import write_weights
+from ups.training.weights import write_weights
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -27,8 +27,8 @@ from toy_codec import fit_codec
 
 import train_operator
 import ups.training.run
+from ups.common.device import in_words
 from ups.common.place import ROOT, make_target
-from ups.common.precision import in_words
 from ups.config.load import load_config
 from ups.config.sections import OptimConfig
 from ups.data.cache import Cache, open_cache
@@ -281,7 +281,7 @@ def test_the_networks_output_is_in_units_of_the_scale_of_the_parameter_value():
 
 
 def test_bfloat16_in_the_trunk_leaves_base_and_codec_in_float32(monkeypatch):
-    monkeypatch.setattr("ups.common.precision.has_bfloat16", lambda kind: True)
+    monkeypatch.setattr("ups.common.device.has_bfloat16", lambda kind: True)
     heads = [describe("burgers1d", "transport"), describe("darcy2d", "elliptic")]
     exact, rough = build(*heads), build(*heads, precision="bf16")
     rough.load_state_dict(exact.state_dict())
@@ -302,7 +302,7 @@ def test_a_device_without_bfloat16_products_is_not_asked_for_them(monkeypatch):
     rough.load_state_dict(exact.state_dict())
     z, parameters = latents(exact, "burgers1d"), parameters_of(exact, "burgers1d")
     for has in (True, False):
-        monkeypatch.setattr("ups.common.precision.has_bfloat16", lambda kind, has=has: has)
+        monkeypatch.setattr("ups.common.device.has_bfloat16", lambda kind, has=has: has)
         same = torch.equal(
             rough.predict(z, "burgers1d", parameters)[0], exact.predict(z, "burgers1d", parameters)[0]
         )

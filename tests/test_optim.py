@@ -43,7 +43,7 @@ def train(model, optimizers, num_steps=5):
 
 def test_muon_adamw_equals_the_pair_of_torch_optimizers_bitwise(monkeypatch):
     # as torch's does, whatever the device
-    monkeypatch.setattr("ups.common.precision.has_bfloat16", lambda kind: True)
+    monkeypatch.setattr("ups.common.device.has_bfloat16", lambda kind: True)
     ours, theirs = make_model(), make_model()
     muon, rest = split_parameters(theirs)
     pair = [

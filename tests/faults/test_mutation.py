@@ -16,8 +16,8 @@ from mutate import TARGETS, Finding, Target, attempt, is_clear
 from ups.common.files import DamagedError, read_record
 from ups.config.load import load_config
 from ups.config.reading import DEFAULT
-from ups.training.checkpoint import read_weights
 from ups.training.stage import load_stage
+from ups.training.weights import read_weights
 
 IN_PROCESS = {"config": 60, "cache": 60, "checkpoint": 40, "done": 60, "stage": 40}
 

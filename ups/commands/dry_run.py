@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ups.common.device import autocast
 from ups.common.files import partial_path
 from ups.common.place import make_target
-from ups.common.precision import autocast
 from ups.common.stages import STAGES
 from ups.config.load import to_dict
 from ups.config.model import ModelConfig

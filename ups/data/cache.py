@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ups.common.device import send
 from ups.common.place import make_target
-from ups.common.transfer import send
 from ups.config.schema import Config
 from ups.config.sections import TaskConfig
 from ups.data.counts import context_frames, num_kept

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ups.common.device import pinned, send
 from ups.common.progress import beat
-from ups.common.transfer import pinned, send
 from ups.data.seal import refusal
 from ups.data.tokenizer import Tokenizer
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups.common.mask import cell_mean, valid_cells
 from ups.config.sections import EvaluateConfig
 from ups.evaluation.gates import TRIVIAL
 from ups.evaluation.trivial import Trivial
@@ -21,7 +22,6 @@ from ups.metrics.errors import (
     summarise_spectra,
 )
 from ups.metrics.intervals import Scores, compare, merge, number
-from ups.metrics.mask import cell_mean, valid_cells
 from ups.models.conserve import densities
 from ups.models.facts import HeadFacts
 from ups.models.operator import Component, Operator

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ups.common.device import autocast
 from ups.common.files import DamagedError
 from ups.common.place import make_target
-from ups.common.precision import autocast
 from ups.config.model import ModelConfig
 from ups.config.sections import OptimConfig
 from ups.generative.cell_posterior import posterior_of

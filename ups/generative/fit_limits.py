@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.common.transfer import send
+from ups.common.device import send
 from ups.data.schedule import Schedule
 from ups.generative.conditions import encode_error
 from ups.generative.limits import WaveLimits

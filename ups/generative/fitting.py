@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.common.transfer import send
+from ups.common.device import send
 from ups.config.load import to_dict
 from ups.config.sections import DiffusionConfig, SteadyConfig
 from ups.data.schedule import Schedule

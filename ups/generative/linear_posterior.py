@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ups.common.transfer import send
+from ups.common.device import send
 from ups.generative.observation import Observation
 from ups_discovery.spectral import apply_axes, cosine, fourier, sine
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ups.common.transfer import send
+from ups.common.device import send
 from ups_discovery.seeds import generator
 
 # fractions of the rows of a training batch

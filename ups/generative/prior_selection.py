@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups.common.mask import filled
 from ups.config.sections import SteadyConfig
 from ups.generative.cell_posterior import CellPosterior, two_levels
 from ups.generative.corrector import METHODS, Corrector
 from ups.generative.observation import PARTIAL, observe_case, row_generators
 from ups.generative.residuals import SteadyResiduals, sum_by_task
 from ups.generative.sampling import FieldPrediction, Sampler, predict_with_noise, sample_fields
-from ups.metrics.mask import filled
 from ups.metrics.proper import energy_score
 from ups.models.windows import symmetry
 from ups.select import CELLS, Decision, choose

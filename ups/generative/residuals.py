@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.common.transfer import send
+from ups.common.device import send
 from ups.data.cache import Cache
 from ups.data.schedule import Batch, Schedule
 from ups.generative.cell_posterior import CellPosterior

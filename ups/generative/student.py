@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.common.transfer import send
+from ups.common.device import send
 from ups.generative.corrector import Condition, Corrector, ResidualBatch
 from ups.generative.diffusion import NOISE, Velocity, column, denoise, diffuse, path, sample
 from ups.generative.residuals import Batches, Residuals, sum_by_task

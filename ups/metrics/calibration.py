@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups.common.mask import cell_mean, filled, valid_cells
 from ups.metrics.intervals import number, numbers
-from ups.metrics.mask import cell_mean, filled, valid_cells
 from ups.metrics.proper import check_members
 from ups.metrics.spectra import rms
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups.common.mask import cell_mean, filled, fraction, valid_cells
 from ups.metrics.calibration import (
     coverage,
     outlier_fraction,
@@ -46,7 +47,6 @@ from ups.metrics.intervals import (
     summarise,
 )
 from ups.metrics.joint import JOINT
-from ups.metrics.mask import cell_mean, filled, fraction, valid_cells
 from ups.metrics.proper import check_members, energy_score, expected_crps, fair_crps
 from ups.metrics.spectra import rms, spectrum_error
 

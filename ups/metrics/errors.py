@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ups.common.mask import cell_mean, filled, valid_cells
 from ups.metrics.intervals import (
     CHUNK,
     Metric,
@@ -32,7 +33,6 @@ from ups.metrics.intervals import (
     root_mean,
     summarise,
 )
-from ups.metrics.mask import cell_mean, filled, valid_cells
 from ups.metrics.spectra import energy_spectrum, error_shells, rms, space_axes
 
 LOW, HIGH = 4, 12  # PDEBench iLow, iHigh: low k < 4, mid 4 <= k < 12, high k >= 12

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ups.metrics.mask import cell_mean, filled, fraction, valid_cells
+from ups.common.mask import cell_mean, filled, fraction, valid_cells
 from ups_discovery.boundary import PERIODIC, along
 from ups_discovery.spectral import cosine
 

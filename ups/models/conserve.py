@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ups.metrics.mask import filled
+from ups.common.mask import filled
 from ups.tasks import Task
 
 GAMMA = 5 / 3  # adiabatic index of PDEBench's gas

@@ -7,8 +7,8 @@ rollouts are what ups/select.py selects by.
 import torch
 from torch import Tensor
 
+from ups.common.mask import filled, valid_cells
 from ups.data.cache import Cache
-from ups.metrics.mask import filled, valid_cells
 from ups.models.bases.base import ParameterBatch
 from ups.models.operator import Component, Operator
 from ups.select import MODELS, ROUNDING

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ups.common.device import autocast
 from ups.common.place import make_target
-from ups.common.precision import autocast
 from ups.common.torch_state import ONE_CALL, plain_torch, refuse_gradient
-from ups.models.assimilation import with_estimated_start
 from ups.models.bases.base import ParameterBatch
 from ups.models.facts import AGAIN, HeadFacts, data_facts, flat_facts
 from ups.models.head import TaskHead
@@ -236,7 +235,10 @@ class Operator(TaskNetwork):
         def step(window: Tensor) -> Tensor:
             return self.predict(window, task, batch.later(next(calls) * head.bundle), component)[0]
 
-        z = with_estimated_start(head, z, parameters)
+        if head.start_frames:
+            from ups.models.assimilation import with_estimated_start  # few tasks have noisy starts
+
+            z = with_estimated_start(head, z, parameters)
         with torch.autocast(z.device.type, enabled=False):  # around those of all calls: weights are cast once
             return rollout(step, z, num_frames, head.history)
 

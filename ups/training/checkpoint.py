@@ -17,9 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from ups.common.files import (
     DamagedError,
@@ -27,30 +24,14 @@ from ups.common.files import (
     flush,
     read_sealed,
     remove_named,
-    replacing,
     require_hash,
     write_sealed,
 )
 from ups.training.identity import MANIFEST, require_identity
 from ups.training.names import CHECKPOINT
+from ups.training.weights import require_finite
 
 SHARED = "shared.pt"
-
-
-def write_weights(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write a safetensors file, completely or not at all."""
-    with replacing(path) as temporary:
-        save_file(tensors, temporary)
-
-
-def read_weights(path: Path, do: str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file. do: advice. Raises DamagedError if unreadable or not finite."""
-    try:
-        tensors = load_file(path)  # on the CPU: safetensors does not accept "cpu:0"
-    except Exception as error:  # safetensors has an error class of its own, and torch's and Python's besides
-        raise DamagedError(f"{path} is not readable ({error}); expected a safetensors file. {do}") from error
-    _require_finite(tensors, path, do)
-    return tensors
 
 
 def _clear(folder: Path) -> None:
@@ -59,15 +40,6 @@ def _clear(folder: Path) -> None:
         kept = folder.with_name(f".kept-{folder.name}-{time.time_ns()}")
         folder.rename(kept)
         print(f"{folder} holds files that UPS did not write: moved to {kept}", file=sys.stderr, flush=True)
-
-
-def _require_finite(value: Any, path: Path, do: str) -> None:
-    """Raise DamagedError for a tensor in a tree of mappings and lists that holds NaN or Inf."""
-    for keys, tensor in tree_flatten_with_path(value)[0]:
-        if isinstance(tensor, Tensor) and not bool(torch.isfinite(tensor).all()):
-            raise DamagedError(
-                f"{path} holds numbers in {keystr(keys)} that are not finite; expected finite ones. {do}"
-            )
 
 
 def saved_steps(directory: Path) -> list[int]:
@@ -248,7 +220,7 @@ class Checkpoints:
             raise DamagedError(
                 f"{path} holds a {type(part).__name__}; expected named values. {self.remedy(path.parent)}"
             )
-        _require_finite(part, path, self.remedy(path.parent))
+        require_finite(part, path, self.remedy(path.parent))
         return part
 
     def remedy(self, path: Path) -> str:

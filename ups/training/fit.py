@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ups.common.files import file_hash, require_hash
 from ups.common.progress import Bar, note, peer_failed, waiting
-from ups.training.checkpoint import read_weights, write_weights
 from ups.training.folder import StageFolder
+from ups.training.weights import read_weights, write_weights
 
 if TYPE_CHECKING:
     from ups.training.run import Run

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from ups.common.precision import computed
+from ups.common.device import computed
 from ups.config.sections import OptimConfig
 from ups.training.sharding import as_sharded, full_tensor, local_shard, shard_like
 

@@ -59,7 +59,7 @@ class Ranks:
         the launcher.
 
         Accelerate's mixed precision is off: each network multiplies its own matrices in train.precision
-        (ups/common/precision.py), and the rest of it in float32.
+        (ups/common/device.py), and the rest of it in float32.
         """
         is_cpu = asks_for_cpu() or not torch.cuda.is_available()
         group = InitProcessGroupKwargs("gloo" if is_cpu else "nccl", timeout=timedelta(seconds=timeout_s))

@@ -32,14 +32,13 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from ups.common.device import in_words
 from ups.common.files import file_hash, write_json
-from ups.common.precision import in_words
 from ups.common.progress import Bar, position
 from ups.config.load import to_dict
 from ups.config.schema import Config
 from ups.config.sections import OptimConfig, TrainConfig
 from ups.training.activity import EXIT_STOPPED, send_event
-from ups.training.checkpoint import write_weights
 from ups.training.counters import Counters
 from ups.training.ending import Preempted
 from ups.training.environment import (
@@ -62,6 +61,7 @@ from ups.training.strategies import (
 )
 from ups.training.track import Tracker, check_tracker
 from ups.training.update import ReadAhead, Updates, read_nothing
+from ups.training.weights import write_weights
 from ups_discovery.seeds import generator
 
 LOCK_WAIT_S = 10.0  # for processes of an earlier start, which may still be ending

@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_leaves
 
 from ups.common.files import MOST_RECORD_BYTES, DamagedError, require_plain
 from ups.common.text import require_plain_text
-from ups.training.checkpoint import read_weights
 from ups.training.finished import DONE, MODEL, read_stage, require_weights
+from ups.training.weights import read_weights
 
 DTYPES = {
     "F64": torch.float64,

@@ -1,8 +1,9 @@
-"""Autocast to bfloat16, if the configuration sets it and the device multiplies bfloat16 matrices."""
+"""What a device does well: products of bfloat16 matrices, and copies that overlap with its computations."""
 
 from functools import cache
 
 import torch
+from torch import Tensor
 
 
 @cache
@@ -33,3 +34,18 @@ def autocast(precision: str, device: torch.device) -> torch.autocast:
     """A context in which matrices are multiplied in the type of `computed`."""
     is_on = computed(precision, device) == torch.bfloat16
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=is_on)
+
+
+def pinned(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """`tensor`, from main memory, pinned if `device` is a GPU, so that a copy can start at once."""
+    return tensor.pin_memory() if torch.device(device).type == "cuda" else tensor
+
+
+def send(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """`tensor`, from main memory, on `device`.
+
+    A plain `.to(device)` waits until a GPU has finished its queue. A copy from pinned memory is queued, and
+    torch keeps that memory until it is done.
+    """
+    assert tensor.device.type == "cpu", tensor.device  # a copy from the device has to wait
+    return pinned(tensor, device).to(device, non_blocking=True)
