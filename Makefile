@@ -65,7 +65,7 @@ WORLD = $(shell sed -n 's/^num_processes: *\([0-9]*\).*/\1/p' $(TOPOLOGY_FILE))
 # Every process gets an equal number of cores: accelerate's default is one thread, and more threads than cores are slow.
 THREADS = $(shell cores=$$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN); echo $$((cores > $(WORLD) ? cores / $(WORLD) : 1)))
 LAUNCH = UPS_EXPECT_WORLD=$(WORLD) OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$(THREADS)} \
-  $(PY) -m ups.training.launch --config_file $(TOPOLOGY_FILE)
+  $(PY) -m ups_launch --config_file $(TOPOLOGY_FILE)
 # $(call stage,NAME,SCRIPT): run SCRIPT unless ups.commands.stages finds the stage up to date. Its exit status is 3 if there is work;
 # it compares configuration, inputs and checksums, without torch, in a third of a second.
 stage = @status=0; $(PY) -m ups.commands.stages $(1) $(FOR) $(FLAGS) || status=$$?; \
@@ -126,7 +126,7 @@ $(TRAINED):
 
 # A report trains only the stages that the configuration names in evaluate.stages.
 report: FOR := --of-report
-report: $(TRAINED)            ## Evaluate on the test split: results.json, report.html; fails if a gate fails
+report: $(TRAINED)            ## Evaluate on the test split: results.csv, report.html; fails if a gate fails
 	$(call stage,$@,$(PY) $(HERE)evaluate.py)
 
 smoke: $(ENVIRONMENT)         ## A tiny chain from scratch, on two CPU processes

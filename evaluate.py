@@ -3,7 +3,7 @@ files. For tuning, evaluate.split=val makes a separate report on the validation 
 
 Reads:  data files, cache/TASK.h5, RUN/operator/, and the other stages in evaluate.stages; or another run's
         weights (evaluate.weights).
-Writes: RUN/report/ (report-val/): results.json, report.html, figures/, done.json; and a model card,
+Writes: RUN/report/ (report-val/): results.csv and .json, report.html, figures/, done.json; and a model card,
         README.md, beside the weights of every stage. If a gate fails: exit status 1, the reasons, and no
         done.json.
 
@@ -14,6 +14,7 @@ Writes: RUN/report/ (report-val/): results.json, report.html, figures/, done.jso
 Expected (configs/small.yaml): the numbers are in the README.
 """
 
+import dataclasses
 import itertools
 import json
 import sys
@@ -33,7 +34,8 @@ from ups.generative import validation
 from ups.generative.corrector import load_corrector
 from ups.generative.residuals import SteadyResiduals, TransientResiduals
 from ups.models.operator import load_operator
-from ups.report import model_card, report, sections
+from ups.report import decisions, model_card, report, sections
+from ups.results import Results
 from ups.training.environment import describe_environment
 from ups.training.finished import DONE, stage_config
 
@@ -70,7 +72,7 @@ def main() -> int:
         started = time.perf_counter()
         tasks[name], samples[name] = forecast.assess_forecasts(operator, known, settings, seed, device)
         tasks[name]["models"] |= others[name]
-        error = tasks[name]["models"]["operator"][gates.error_of(tasks[name])]
+        error = tasks[name]["models"]["operator"][tasks[name].get("error", "nrmse")]
         relative = f", relative to the {tasks[name]['measure']}," * bool(tasks[name]["offset"])
         print(
             f"{name}: nRMSE {error['value']:.2e} [{error['low']:.2e}, {error['high']:.2e}]{relative} over "
@@ -87,31 +89,30 @@ def main() -> int:
         print(f"{name}: {found['words']}", flush=True)
 
     # ---- ensembles
-    ensembles, priors, extra = {}, {}, {"break-even": sections.break_even_section(tasks)}
+    ensembles, priors, shown = {}, {}, {}
     if "diffusion" in stages:
         networks = [name for name in stages if name in TRANSIENT]
         samplers = ensemble.load_samplers(config.run_dir, networks, device, operator)
         for name in config.reported_stages["diffusion"]:
             residuals = TransientResiduals(operator, truths[name].cache)
-            ensembles[name], shown = transient.assess_transient(
+            ensembles[name], shown[name] = transient.assess_transient(
                 ensemble.Ensembles(residuals, truths[name], samplers, seed), settings
             )
             ensembles[name]["words"].append(validation.describe(config.run_dir, name))
-            extra[f"{name}: ensembles"] = sections.ensemble_section(ensembles[name], shown, name)
             print(*ensembles[name]["words"], sep="\n", flush=True)
     if "steady" in stages:
         prior = load_corrector(config.run_dir / "steady", device, operator)
         for name in config.reported_stages["steady"]:
             residuals = SteadyResiduals(operator, truths[name].cache, prior.heads[name].guess)
-            priors[name], shown = steady.assess_steady(residuals, prior, truths[name], settings, seed)
-            title = f"{name}: prior of partly observed coefficients"
-            extra[title] = sections.steady_section(priors[name], shown, name)
+            priors[name], shown[name] = steady.assess_steady(residuals, prior, truths[name], settings, seed)
     print(
         f"stages beyond the operator: {', '.join(stages) or 'none, so the report is on the operator alone'}"
     )
 
     # ---- report
-    results = {
+    folders = {"operator": folder, **{stage: config.run_dir / stage for stage in stages}}
+    decided = decisions.decisions_of(folders, config.run_dir, ensembles)
+    facts = {
         "run": config.run.name,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "config_hash": value_hash(to_dict(config)),
@@ -124,6 +125,7 @@ def main() -> int:
             "bootstrap": settings.num_bootstrap,
         },
         "tasks": tasks,
+        "decisions": [one.described() for one in decided],
         "ensembles": ensembles,
         "steady": priors,
         "stages": config.reported_stages,
@@ -139,20 +141,29 @@ def main() -> int:
             **{key: trained_config["operator"]["optim"][key] for key in ("muon_lr", "adamw_lr")},
         },
     }
-    results |= {"gates": gates.check_gates(results, settings), "usability": gates.check_usability(results)}
+    scored = Results.of(facts)
+    facts |= {"gates": gates.check_gates(scored, settings), "usability": gates.check_usability(scored)}
+    results = dataclasses.replace(scored, facts=facts)
+    extra = {"break-even": sections.break_even_section(results.tasks)}
+    for name, entry in results.ensembles.items():
+        extra[f"{name}: ensembles"] = sections.ensemble_section(entry, shown[name])
+    for name, entry in results.steady.items():
+        title = f"{name}: prior of partly observed coefficients"
+        extra[title] = sections.steady_section(entry, shown[name])
+    extra["decisions"] = decisions.decisions_section(decided)
     with explained(directory, REPORT_BYTES, "run.root"):
-        report.write_results(results, directory / "results.json")
+        results.save(directory)
         report.write_report(results, samples, history, directory / "report.html", extra)
         if settings.split == "test" and not settings.weights:
             model_card.write_cards(config.run_dir, results, Forecaster(operator).tasks, directory / "figures")
 
     # ---- finish
-    print(*[f"{name}: {entry['words']}" for name, entry in results["usability"].items()], sep="\n")
-    failed = [gate for gate in results["gates"] if not gate["passed"]]
+    print(*[f"{name}: {entry['words']}" for name, entry in facts["usability"].items()], sep="\n")
+    failed = [gate for gate in facts["gates"] if not gate["passed"]]
     for gate in failed:
         print(f"GATE FAILED {gate['name']}: {gate['reason']}", file=sys.stderr)
     print(
-        f"{directory / 'report.html'}: {len(results['gates']) - len(failed)} of {len(results['gates'])} "
+        f"{directory / 'report.html'}: {len(facts['gates']) - len(failed)} of {len(facts['gates'])} "
         "gates passed"
     )
     if failed:

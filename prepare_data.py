@@ -1,7 +1,7 @@
 """Data: generate or download every file of the configured tasks, in PDEBench's layout.
 
 Reads: the configuration. Writes: DATA_ROOT/TASK/FILE (PDEBench's names), a file per task and parameter value.
-    data.source=generate   solved by ups/tasks; trajectory i of a task depends on (data.seed, i) alone
+    data.source=generate   solved by ups_solvers; trajectory i of a task depends on (data.seed, i) alone
     data.source=published  downloaded from data.url; the MD5 is checked, unless data.fetch=first reads a part
     data.source=user       your files: checked, never written
 Large files are solved by one single-threaded process per core, compressible flow by a GPU if there is one;
@@ -27,10 +27,10 @@ from ups.data.described import describe_and_examine, examine_configured
 from ups.data.doctor import report
 from ups.data.download import fetch, is_verified, published_file, published_files
 from ups.data.first import fetch_first, holds_first
-from ups.data.generate import generation_settings, num_cores, num_done, solver_pool, write_data
+from ups.data.generate import generation_settings, num_cores, num_done, write_data
 from ups.data.pdebench import data_bytes
 from ups.data.sources import data_files, list_user_files, open_user
-from ups.tasks import TASKS, get_task
+from ups.tasks import get_task
 
 
 @contextmanager
@@ -145,34 +145,35 @@ def main(arguments: list[str] | None = None) -> int:
     if len(user_tasks) == len(config.data.tasks):
         return 0
 
-    # --------------------------------------------------------------------------------------------------- loop
-    missing = [] if is_published else [row[-1]["num_trajectories"] for row in files if not row[2].exists()]
-    if missing and (unsolved := [task for task, *_ in files if not get_task(task).simulate]):
-        solved = ", ".join(name for name, task in TASKS.items() if task.simulate)
-        raise ValueError(
-            f"there is no solver for {', '.join(unsolved)}; expected tasks among {solved}. "
-            "Change data.tasks, or set data.source=published, or data.source=user for your files."
-        )
+    # ----------------------------------------------------------------------------------------------- download
+    for task, _, path, _, source in files if is_published else ():
+        number, md5, num = source
+        url = f"{config.data.url}/{number}"
+        if num:
+            state = "up to date" if holds_first(path, task, num, md5) else f"the first {num} trajectories"
+            with progress(path.name, num) as on_progress:
+                when_free(partial(fetch_first, url, path, task, num, md5, on_progress=on_progress))
+            print(f"{path}: {state}; no MD5 to compare them with")
+        else:
+            state = "up to date" if is_verified(path, md5) else "MD5 OK"
+            when_free(partial(fetch, url, path, md5))
+            print(f"{path}: {state}")
+    if is_published:
+        return 0
+
+    # -------------------------------------------------------------------------------------------------- solve
+    from ups_solvers.processes import solver_pool  # imports torch
+
+    missing = [source["num_trajectories"] for *_, path, _, source in files if not path.exists()]
     with solver_pool(max(missing, default=0), args.workers) as solver:
         for task, _, path, _, source in files:
-            url = f"{config.data.url}/{source[0]}" if is_published else ""
-            if is_published and source[2]:
-                _, md5, num = source
-                state = "up to date" if holds_first(path, task, num, md5) else f"the first {num} trajectories"
-                with progress(path.name, num) as on_progress:
-                    when_free(partial(fetch_first, url, path, task, num, md5, on_progress=on_progress))
-                print(f"{path}: {state}; no MD5 to compare them with")
-            elif is_published:
-                state = "up to date" if is_verified(path, source[1]) else "MD5 OK"
-                when_free(partial(fetch, url, path, source[1]))
-                print(f"{path}: {state}")
-            elif path.exists() and num_done(path, source):
+            if path.exists() and num_done(path, source):
                 print(f"{path}: up to date")
-            else:
-                make = partial(write_data, path, task, partial(solver, task), source, chunk=config.data.chunk)
-                with progress(path.name, source["num_trajectories"]) as on_progress:
-                    when_free(partial(make, on_progress=on_progress))
-                print(f"{path}: generated", flush=True)
+                continue
+            make = partial(write_data, path, task, partial(solver, task), source, chunk=config.data.chunk)
+            with progress(path.name, source["num_trajectories"]) as on_progress:
+                when_free(partial(make, on_progress=on_progress))
+            print(f"{path}: generated", flush=True)
     return 0
 
 

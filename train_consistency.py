@@ -15,7 +15,6 @@ Expected (configs/small.yaml): a pair error below 0.3 (a constant has 1, an inde
 compares the samples.
 """
 
-import math
 from functools import partial
 
 from ups.commands.stage_setup import load_inputs, start_run, warm_start
@@ -35,11 +34,11 @@ from ups.generative.student import (
     solve,
     student_of,
     teacher_endpoints,
-    tuning_ratio,
     validate,
 )
 from ups.generative.validation import validate_samplers
 from ups.models.operator import load_operator
+from ups.select import TUNED, select_tuning, tuning_ratio
 from ups.training.ending import main_guard
 from ups.training.run import Run
 
@@ -128,8 +127,13 @@ def main() -> None:
     run.take_best()
     metrics = validate(student, residuals, held_out, run.ranks)
     contexts = {name: cache.context(config) for name, cache in caches.items()}
-    crps = validate_samplers(samplers_of(STAGE, student), residuals, contexts, seed, run.ranks)
-    run.finish({"validation": metrics, "is_tuned": math.isfinite(run.best_score)}, student.description | crps)
+    crps, decisions = validate_samplers(samplers_of(STAGE, student), residuals, contexts, seed, run.ranks)
+    decisions = [select_tuning(run.best_score, seed), *decisions]
+    run.print("\n".join(map(str, decisions)))
+    run.finish(
+        {"validation": metrics, "is_tuned": decisions[0].chosen == TUNED},
+        student.description | crps | {"decisions": [one.described() for one in decisions]},
+    )
 
 
 if __name__ == "__main__":

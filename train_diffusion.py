@@ -45,7 +45,7 @@ def main() -> None:
     batches = Batches(residuals, train.batch_size, seed, STREAM, run.ranks)
 
     # ---- model: conditional mean and scale of the residuals, fitted once; the diffusion learns the rest
-    corrector, scales = corrector_with_scales(run, residuals, section, config.diffusion, seed)
+    corrector, scales, laws = corrector_with_scales(run, residuals, section, config.diffusion, seed)
     corrector = run.attach(warm_start(run, corrector, config))
     held_out = validation_shard(residuals, seed, train.validate_trajectories, run.ranks)
     loss = partial(loss_of, corrector, batches, section.noises)
@@ -60,8 +60,12 @@ def main() -> None:
     # ---- finish
     run.take_best()
     contexts = {name: cache.context(config) for name, cache in caches.items()}
-    crps = validate_samplers(samplers_of(STAGE, corrector), residuals, contexts, seed, run.ranks)
-    run.finish({"scales": scales, "validation_loss": run.best_score}, corrector.description | crps)
+    crps, decisions = validate_samplers(samplers_of(STAGE, corrector), residuals, contexts, seed, run.ranks)
+    run.print("\n".join(map(str, decisions)))
+    run.finish(
+        {"scales": scales, "validation_loss": run.best_score},
+        corrector.description | crps | {"decisions": [one.described() for one in (*laws, *decisions)]},
+    )
 
 
 if __name__ == "__main__":

@@ -22,12 +22,12 @@ from ups.common.user_solver import solvers_of
 from ups.data.cache import Cache, place
 from ups.data.schedule import Batch
 from ups.evaluation import selected
-from ups.models.base_selection import describe_selection, rows_by_parameter
-from ups.models.base_trial import fit_base
-from ups.models.loss import is_worth_training, operator_loss, pooled, squared_errors
-from ups.models.operator import Component, Operator, build_operator
-from ups.models.selection import NETWORK_WEIGHTS, SELECTION_FACTOR, scores_of, select
+from ups.models.base_selection import describe_selection, fit_base
+from ups.models.head_setup import build_operator
+from ups.models.loss import is_worth_training, operator_loss, squared_errors
+from ups.models.operator import Component, Operator
 from ups.models.windows import Windows
+from ups.select import NETWORK_WEIGHTS, SELECTION_FACTOR, pooled, scores_of, select_network
 from ups.training.ending import main_guard
 from ups.training.fit import fit_once
 from ups.training.run import Run
@@ -57,7 +57,7 @@ def validate(
     """
 
     def errors(name: str, cache: Cache) -> Tensor:
-        rows, shard = rows_by_parameter(cache, "val", count), slice(run.rank, None, run.world)
+        rows, shard = cache.rows_by_parameter("val", count), slice(run.rank, None, run.world)
         sums = squared_errors(operator, cache, rows[shard], contexts[name], run.device, network)
         every = sums.new_zeros(len(rows), *sums.shape[1:])
         every[shard] = sums
@@ -82,12 +82,12 @@ def main() -> None:
     # ---- data: bases are fitted once and selected by validation rollouts; the tasks are distributed over
     # ranks
     fits = {
-        name: partial(fit_base, cache, config.operator, contexts[name], seed, run.device)
+        name: partial(fit_base, cache, config.operator.base_steps, contexts[name], seed, run.device)
         for name, cache in caches.items()
     }
     bases = fit_once(run, "bases", fits, "fitting the bases")
-    for name, (facts, _) in bases.items():
-        run.print(describe_selection(name, facts))
+    for facts, _ in bases.values():
+        run.print(describe_selection(facts))
 
     # ---- model
     run.seed_all()
@@ -130,21 +130,25 @@ def main() -> None:
     # weights
     run.take_best()
     count, errors, decided = SELECTION_FACTOR * train.validate_trajectories, {}, {}
+    decisions = [record for facts, _ in bases.values() for record in facts["decisions"]]
     found = {weight: validate(operator, caches, contexts, run, count, weight) for weight in NETWORK_WEIGHTS}
     for name, cache in caches.items():
-        groups = cache.trajectory[rows_by_parameter(cache, "val", count)]
-        select_weight = partial(select, groups=groups, seed=seed, is_driven=cache.task.is_driven)
-        selection = select_weight({weight: sums[name] for weight, sums in found.items()})
+        groups = cache.trajectory[cache.rows_by_parameter("val", count)]
+        select_weight = partial(select_network, groups=groups, seed=seed, is_driven=cache.task.is_driven)
+        errors_of = {weight: sums[name] for weight, sums in found.items()}
+        selection, decision = select_weight(f"forecasts of {name}", errors_of)
+        decisions.append(decision.described())
         decided[name] = {"network_weight": selection["network_weight"], "selection": selection}
-        errors[name] = pooled(found[selection["compared_weight"]][name])
+        errors[name] = pooled(errors_of[selection["compared_weight"]])
         run.print(f"{name}: {selected.in_words(selection)}")
         if name in calls:  # samplers build on single calls
-            of_calls = {weight: sums[name][:, :, : calls[name]] for weight, sums in found.items()}
-            selection = select_weight(of_calls)
+            of_calls = {weight: sums[:, :, : calls[name]] for weight, sums in errors_of.items()}
+            selection, decision = select_weight(f"single calls of samplers of {name}", of_calls)
+            decisions.append(decision.described())
             decided[name]["call_weight"] = selection["network_weight"]
             run.print(f"{name}, in the single calls of samplers: {selected.in_words(selection)}")
     kinds = {name: facts["description"]["base"]["kind"] for name, (facts, _) in bases.items()}
-    run.finish({"validation": errors, "bases": kinds}, operator.described(decided))
+    run.finish({"validation": errors, "bases": kinds}, operator.described(decided) | {"decisions": decisions})
 
 
 if __name__ == "__main__":

@@ -82,9 +82,13 @@ def main() -> None:
     # ---- finish
     run.take_best()
     contexts = {name: cache.context(config) for name, cache in caches.items()}
-    crps = validate_samplers(samplers_of(STAGE, network), residuals, contexts, seed, run.ranks)
+    crps, decisions = validate_samplers(samplers_of(STAGE, network), residuals, contexts, seed, run.ranks)
+    run.print("\n".join(map(str, decisions)))
     metrics = validate(network, residuals, held_out, run.ranks)
-    run.finish({"validation": metrics}, network.description | crps)
+    run.finish(
+        {"validation": metrics},
+        network.description | crps | {"decisions": [one.described() for one in decisions]},
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Correct a coarse solver: our operator, an FNO or a U-Net learn the error of its step.
 
-The solver is the task's own scheme (`Task.step`), one call per frame on the stored grid. If the data come
+The solver is the task's own scheme (`Solver.step`), one call per frame on the stored grid. If the data come
 from this scheme on that grid (data.source=generate without a stride), it runs on half the grid: means of
 two cells, with its change interpolated back. Its result is one more input frame, and every model adds to
 it. Results for the training frames are computed before the clock starts, because no model is trained
@@ -39,6 +39,7 @@ from ups.models.head_setup import base_settings, conserved_facts, unfitted_head
 from ups.models.operator import Operator
 from ups.models.windows import Windows, augment
 from ups.tasks import Task
+from ups_solvers import SOLVERS
 
 # u (row, channel, *space) physical, parameters (row, P) -> the next frame
 Step = Callable[[Tensor, Tensor], Tensor]
@@ -52,7 +53,8 @@ def coarse_step(task: Task, dt: float, is_halved: bool, low: Tensor, high: Tenso
     below a tenth) the step returns NaN, because a lost rollout may take the solver arbitrarily many time
     steps.
     """
-    if task.step is None:
+    solver = SOLVERS[task.files_of or task.name]
+    if solver.step is None:
         raise ValueError(
             f"{task.name} has no step from a given state; expected a task whose fields are its whole state. "
             "Leave the columns of the correction out."
@@ -69,7 +71,7 @@ def coarse_step(task: Task, dt: float, is_halved: bool, low: Tensor, high: Tenso
         for value in first[is_sound].unique():
             rows = (first == value) & is_sound
             given = means(u[rows], 2, task.ndim) if is_halved else u[rows]
-            later = task.step(given, parameter=float(value) if parameters.shape[1] else None, dt=dt)
+            later = solver.step(given, parameter=float(value) if parameters.shape[1] else None, dt=dt)
             out[rows] = (
                 u[rows] + doubled(later - given, task.ndim, task.boundary == PERIODIC) if is_halved else later
             )

@@ -45,13 +45,15 @@ from ups.common.files import value_hash
 from ups.config import ROOT, Config, load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
-from ups.models.assimilation import estimated, start_facts, trajectory
+from ups.models.assimilation import estimated, trajectory
 from ups.models.base_selection import empty_shortlist, fitted_candidates, select_base
 from ups.models.bases import equation
 from ups.models.bases.terms import Term
 from ups.models.bases.units import FieldUnits, unit_of
 from ups.models.found_equation import found_equation
 from ups.models.head import TaskHead
+from ups.models.shortlist import cause_of_errors
+from ups.select import NOISE
 from ups.training.environment import describe_environment
 
 OUT, RESULTS = ROOT / "bench" / "out" / "discovery", ROOT / "bench" / "results" / "discovery"
@@ -117,10 +119,10 @@ def equation_of(config: Config, task: str) -> tuple[Equation, Intervals, str]:
     shortlist = empty_shortlist(cache, config.context(task), config.run.seed)
     for name, head in fitted_candidates(cache, config.operator.base_steps, 0, torch.device("cpu")):
         shortlist.add(name, head)
-    if not shortlist.all.kept:
+    if not shortlist.kept:
         return {}, {}, "no equation beats persistence"
     # what `model.equation(task)` returns of a trained model with this base
-    found = found_equation(shortlist.select(shortlist.all).head)
+    found = found_equation(shortlist.select().head)
     values: dict[str, dict[str, float]] = {}
     widths: dict[str, dict[str, float | None]] = {}
     for one in found.terms:
@@ -199,7 +201,7 @@ def forecast_errors(name: str, clean: np.ndarray, u: np.ndarray) -> dict[str, An
         cache = open_cache(config, name)
         context, seed = cache.context(config), config.run.seed
         head, _ = select_base(cache, config.operator.base_steps, context, seed, torch.device("cpu"))
-        facts = start_facts(head, cache, context, seed)
+        cause = cause_of_errors(head, cache, context, seed)
         rows = cache.split["test"]
         w, raw = head.codec.decode(cache.batch(rows, 0, context)), cache.parameters[rows]
         u_ref = torch.from_numpy(clean[rows.numpy(), context:])
@@ -214,7 +216,8 @@ def forecast_errors(name: str, clean: np.ndarray, u: np.ndarray) -> dict[str, An
             return float(square.sqrt().mean())
 
         true = true_head(head, FILMS[name])
-        return facts | {
+        return {
+            **({"is_deterministic": cause.chosen == NOISE} if cause else {}),
             "start_frames": head.start_frames,
             "base": head.facts.base["name"],
             "context": context,

@@ -41,6 +41,7 @@ from ups.data.generate import generation_settings
 from ups.data.pdebench import open_data
 from ups.tasks import get_task
 from ups.training.environment import describe_environment
+from ups_solvers import SOLVERS
 
 RESULTS = ROOT / "bench" / "results"
 COLUMNS = ("ours_generic", "ours", "fno", "unet", *CORRECTED)
@@ -253,7 +254,7 @@ def main(argv: list[str] | None = None) -> None:
     for seed in seeds:
         for task in args.task:
             for column in args.column:
-                if column in CORRECTED and get_task(task).step is None:
+                if column in CORRECTED and SOLVERS[task].step is None:
                     print(f"{task} {column}: none, the fields are not the whole state", flush=True)
                     continue
                 evaluate_column(config, args, task, seed, column)

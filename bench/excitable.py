@@ -33,8 +33,8 @@ from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.joint import score_joint
 from ups.models.operator import load_operator
-from ups.tasks import barkley
 from ups.training.environment import describe_environment
+from ups_solvers import barkley
 
 TASK, LEADS, CELLS = "barkley2d", 4, 4
 CHEAP = ("operator", "dressed_conditional", "dressed_waves", "dressed_resampled", "analogs")

@@ -57,7 +57,8 @@ from ups.forecaster import Forecaster
 from ups.models.base_selection import base_settings as settings_of_base
 from ups.models.base_selection import fitted_state, unfitted_head
 from ups.models.head import TaskHead
-from ups.models.operator import Operator, build_operator, load_operator
+from ups.models.head_setup import build_operator
+from ups.models.operator import Operator, load_operator
 from ups.models.warm import can_translate, copy_trunk, copy_weights, translate_maps
 from ups.report.tables import markdown_table
 from ups.training.finished import finished_stage

@@ -49,10 +49,11 @@ from ups.data.build_cache import plan
 from ups.data.cache import open_cache, place
 from ups.data.tokenizer import Tokenizer
 from ups.models.bases.base import ParameterBatch
-from ups.models.head_setup import base_settings, head_facts, rows_by_parameter
-from ups.models.loss import operator_loss, pooled, squared_errors
+from ups.models.head_setup import base_settings, head_facts
+from ups.models.loss import operator_loss, squared_errors
 from ups.models.operator import Operator, load_operator
 from ups.models.windows import Windows
+from ups.select import pooled
 from ups.tasks import get_task
 from ups.training.ending import main_guard
 from ups.training.run import Run
@@ -284,7 +285,7 @@ def accuracy(config: Config, folder: Path, device: torch.device) -> dict[str, An
         operator.head_for(cache)
         head, rows, context = (
             operator.heads[name],
-            rows_by_parameter(cache, "val", 16),
+            cache.rows_by_parameter("val", 16),
             config.context(name),
         )
         parameters, one = head.parameter_batch(cache.parameters[rows]), {}

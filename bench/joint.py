@@ -33,10 +33,12 @@ from bench.ours import loss_of, select_network_weight
 from ups.common.files import write_json
 from ups.config import ROOT, Config, load_config, to_dict
 from ups.data.cache import Cache, open_cache
-from ups.models.base_selection import fit_base
-from ups.models.loss import pooled, squared_errors
-from ups.models.operator import Operator, build_operator
+from ups.models.base_selection import base_scores, fit_base
+from ups.models.head_setup import build_operator
+from ups.models.loss import squared_errors
+from ups.models.operator import Operator
 from ups.models.windows import Windows
+from ups.select import pooled
 from ups.training.optim import fit_averaged
 
 RESULTS = ROOT / "bench" / "results" / "joint.json"
@@ -82,7 +84,7 @@ def train(
 
 def base_error(fact: dict[str, Any]) -> float:
     """Return the error of the best base's validation rollouts."""
-    return min(error for error in fact["validation_nrmse"].values() if error is not None)
+    return min(error for error in base_scores(fact).values() if error is not None)
 
 
 def evaluate(operator: Operator, config: Config, cache: Cache, seed: int) -> dict[str, float]:

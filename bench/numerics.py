@@ -24,12 +24,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.command import parse
-from ups.common.boundary import NO_FLUX
 from ups.config import ROOT, Config, load_config
 from ups.data.generate import generation_settings, write_data
-from ups.tasks import darcy, diff_react, diff_sorp, gas, get_task, ns_incompressible, reacdiff, shallow_water
-from ups.tasks.gas_starts import random_1d, random_fields
-from ups.tasks.initial import cell_centres, eigenbasis, random_stream, sample_wave
+from ups.tasks import get_task
+from ups_solvers import darcy, diff_react, diff_sorp, gas, ns_incompressible, reacdiff, shallow_water
+from ups_solvers.gas_starts import random_1d, random_fields
+from ups_solvers.initial import cell_centres, eigenbasis, random_stream, sample_wave
 
 CONFIG = ROOT / "bench" / "eleven.yaml"
 EDITIONS = {"ns_incom2d": 2}  # higher where a task's numbers are others than before; of the rest 1
@@ -421,7 +421,7 @@ def incompressible(
     n, dt = resolution, t_end / (num_frames - 1)
     num_steps = math.ceil(dt / (0.2 / (n**2 * ns_incompressible.VISCOSITY)))
     step = dt / num_steps
-    basis, eigenvalue = (part.float() for part in eigenbasis(n, NO_FLUX))
+    basis, eigenvalue = (part.float() for part in eigenbasis(n))
     total = eigenvalue[:, None] + eigenvalue
     total[0, 0] = math.inf
     starts = [ns_incompressible.sample_start(seed, i, n) for i in indices]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache as cache_once
 
 import torch
@@ -21,22 +21,19 @@ from ups.config import Config
 from ups.data.cache import Cache, open_cache
 from ups.data.schedule import Batch
 from ups.forecaster import Forecaster
-from ups.models.assimilation import start_facts
 from ups.models.base_selection import (
     empty_shortlist,
     fitted_candidates,
     fitted_state,
-    rows_by_parameter,
     select_from_shortlist,
 )
-from ups.models.base_trial import MIN_STEPS, TRIAL_FRACTION, after_trial
-from ups.models.facts import HeadFacts
 from ups.models.head import TaskHead
-from ups.models.head_setup import load_base
-from ups.models.loss import is_worth_training, operator_loss, pooled, squared_errors
-from ups.models.operator import Operator, build_operator
-from ups.models.selection import NETWORK_WEIGHTS, SELECTION_FACTOR, select
+from ups.models.head_setup import build_operator
+from ups.models.loss import is_worth_training, operator_loss, squared_errors
+from ups.models.operator import Operator
+from ups.models.shortlist import cause_of_errors
 from ups.models.windows import Windows
+from ups.select import NETWORK_WEIGHTS, NOISE, SELECTION_FACTOR, pooled, select_network
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
 
 RESOLUTION = 10_000  # the schedule's resolution: a share of the budget stands for this many steps
@@ -58,8 +55,7 @@ def fit_bases(
     watch: Stopwatch,
     budget_seconds: float = math.inf,
 ) -> tuple[TaskHead, float]:
-    """Return the head of the best base and its validation error, after the trial of ups/models/base_trial.py
-    with as few steps as it allows. Rollouts of the bases are not timed.
+    """Return the head of the best base and its validation error. Rollouts of the bases are not timed.
 
     No fit is started after half of the budget.
     """
@@ -71,21 +67,10 @@ def fit_bases(
         if watch() > budget_seconds / 2:
             break
 
-    def of_fields(fields: Sequence[int]) -> Iterator[tuple[str, TaskHead]]:
-        if watch() <= budget_seconds / 2:
-            yield from fitted_candidates(cache, settings.base_steps, seed, place, fields)
-
-    head, scores = select_from_shortlist(shortlist, of_fields)
-    head = head.with_facts(**start_facts(head, cache, context, seed))
-    short = dataclasses.replace(
-        settings, train=dataclasses.replace(settings.train, steps=int(MIN_STEPS / TRIAL_FRACTION))
-    )
-    fitted = {"description": head.facts.described(), "validation_nrmse": scores}, fitted_state(head)
-    facts, weights = after_trial(fitted, cache, short, context, seed, place)
-    if facts["description"] is not fitted[0]["description"]:
-        head = TaskHead(HeadFacts.read(facts["description"]), width=1).to(place)
-        load_base(head, weights)
-    return head, scores[head.facts.base["name"]]
+    head, decisions = select_from_shortlist(shortlist)
+    if cause := cause_of_errors(head, cache, context, seed):
+        head = head.with_facts(is_deterministic=cause.chosen == NOISE)
+    return head, shortlist.scores[decisions[0].chosen]
 
 
 def select_network_weight(
@@ -94,10 +79,10 @@ def select_network_weight(
     """Return the network weight, selected on validation as in train_operator.py, and the `squared_errors` of
     the weight that was compared with the base.
     """
-    rows, found = rows_by_parameter(cache, "val", SELECTION_FACTOR * num_validated), {}
+    rows, found = cache.rows_by_parameter("val", SELECTION_FACTOR * num_validated), {}
     for share in NETWORK_WEIGHTS:
         found[share] = squared_errors(operator, cache, rows, context, place, share)
-    selection = select(found, cache.trajectory[rows], seed, cache.task.is_driven)
+    selection, _ = select_network(cache.task.name, found, cache.trajectory[rows], seed, cache.task.is_driven)
     return selection["network_weight"], found[selection["compared_weight"]]
 
 
@@ -159,7 +144,7 @@ def train_ours(
             if share >= marks[0]:
                 marks.pop(0)
                 with watch, ema.swap():
-                    rows = rows_by_parameter(cache, "val", settings.train.validate_trajectories)
+                    rows = cache.rows_by_parameter("val", settings.train.validate_trajectories)
                     found = pooled(squared_errors(operator, cache, rows, context, place))
                 history.append({"share": share, "val": min(found.values()), **found})
                 if chosen is None or min(found.values()) < chosen[0]:

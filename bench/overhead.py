@@ -38,7 +38,7 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
     from ups.config import load_config
     from ups.data.cache import open_cache
     from ups.models.base_selection import fit_base
-    from ups.models.operator import build_operator
+    from ups.models.head_setup import build_operator
     from ups.models.windows import Windows
     from ups.training.ending import main_guard
     from ups.training.optim import EMA, build_optimizer, learning_rate, scale_lr

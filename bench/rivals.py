@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ups.common.boundary import along
 from ups.config import ModelConfig
 from ups.data.tokenizer import patchify, unpatchify
-from ups.models.backbones import ANY, BACKBONES
+from ups.models.backbones import ANY, build
 from ups.models.backbones.layers import zero_linear
 
 KERNEL_SIZE, MLP_RATIO = 7, 2.0  # of backbones that have such settings
@@ -124,7 +124,7 @@ class Rival(nn.Module):
         self.boundary, self.width = boundary, width
         self.into = nn.Linear((channels_in + num_parameters) * cells, width)
         self.condition = nn.Linear(num_parameters, width) if num_parameters else None
-        self.backbone = BACKBONES[settings.network](model, {ANY: along(boundary, len(sizes))})
+        self.backbone = build(model, {ANY: along(boundary, len(sizes))})
         self.out = zero_linear(width, channels_out * cells)
 
     def forward(self, u: Tensor, parameters: Tensor) -> Tensor:

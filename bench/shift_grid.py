@@ -9,7 +9,7 @@ Every model is trained on starts of one highest wave number and on scales within
 (TRAINED), and is tested on SCALES times five highest wave numbers. scale: time between frames over the usual
 one, which is a factor on all rates of the equation; it is a parameter of the data that every model gets. As
 it takes many values, our bases that are fitted to one value each (propagator, equation) do not serve.
-Solutions are those of our own solvers (`Task.step`); the input is the first frame.
+Solutions are those of our own solvers (`Solver.step`); the input is the first frame.
 
 Columns: ours, fno, unet; settings are searched on validation data of the trained regime, where the weights
 are selected, too (bench/tune.py). Results: bench/results/shift_grid/FAMILY.json, one entry per training, with
@@ -44,6 +44,7 @@ from ups.common.files import value_hash
 from ups.config import ROOT, load_config
 from ups.data.build_cache import build_cache, is_up_to_date
 from ups.tasks import get_task
+from ups_solvers import SOLVERS
 
 FOLDER, FIGURE = RESULTS / "shift_grid", ROOT / "docs" / "images" / "shift_grid.png"
 COLUMNS = ("ours", "fno", "unet")
@@ -79,7 +80,7 @@ class Family:
         rows = [num_channels * index + channel for index in indices for channel in range(num_channels)]
         waves = random_waves(rows, SEED, num_modes, num_cells, task.ndim, task.boundary)
         u = self.offset + self.amplitude * waves.unflatten(0, (len(indices), num_channels))
-        advance = partial(task.step, parameter=self.parameter, dt=scale * self.dt)
+        advance = partial(SOLVERS[self.task].step, parameter=self.parameter, dt=scale * self.dt)
         return frames(u, advance, NUM_FRAMES, lambda u: means(u, self.refine, task.ndim))
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from bench.discovery_films import FILMS
 from ups.config import ROOT
 from ups.tasks import TASKS, Task
+from ups_solvers import SOLVERS
 
 RESULTS = ROOT / "bench" / "results"
 MISSING = "-"
@@ -119,7 +120,7 @@ def source(task: Task) -> str:
     """Where the data come from: published files, our solver, or the files of another task."""
     kinds = [
         *(["published"] if task.published and not task.files_of else []),
-        *(["generated"] if task.simulate else []),
+        *(["generated"] if task.user_facts is None else []),
     ]
     return (" or ".join(kinds) or "user data") + (f", files of {task.files_of}" if task.files_of else "")
 
@@ -206,7 +207,7 @@ def correction_table(found: dict[str, dict[str, Any]]) -> str:
                 number(ratio(record, CORRECTION[0], CORRECTION[1:]), True),
             )
             for name, record in found.items()
-            if TASKS[name].step
+            if SOLVERS[name].step
         ),
     )
 

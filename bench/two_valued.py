@@ -33,11 +33,12 @@ from ups.generative.cell_posterior import CellPosterior, two_levels
 from ups.generative.linear_posterior import LinearPosterior
 from ups.generative.observation import Observation, as_linear, observe_case, row_generators
 from ups.metrics.intervals import bootstrap, entry, halves
-from ups.tasks import TASKS, darcy
-from ups.tasks.darcy_grf import LinearObservation
-from ups.tasks.initial import cell_centres
+from ups.tasks import TASKS
 from ups.training.environment import describe_environment
 from ups.training.optim import fit_averaged
+from ups_solvers import darcy
+from ups_solvers.darcy_grf import LinearObservation
+from ups_solvers.initial import cell_centres
 
 DATA_SEED, SIZE, TRAINING = 2022, 32, 3200
 PARTICLES, MOVES, LAST_MOVES = 256, 60, 300
@@ -196,7 +197,7 @@ def main() -> None:
         totals: dict[str, list[tuple[float, float]]] = {}
         log_u = []
         for i, row in enumerate(rows):
-            linear_observation = as_linear(observation, i, mean, std)
+            linear_observation = LinearObservation(**as_linear(observation, i, mean, std))
             exact, again = (
                 exact_samples(linear_observation, generator(options.seed, "exact", case, row, run))
                 for run in (0, 1)

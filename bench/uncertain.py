@@ -4,7 +4,7 @@
     make train CONFIG=configs/uncertain.yaml RUN=uncertain_1 ARGS="run.seed=1"
     python -m bench.uncertain --runs runs/uncertain runs/uncertain_1
 
-Reads RUN/report/results.json and RUN/STAGE/metrics.jsonl. For every task and model it prints: the ratio of
+Reads the results in RUN/report/ and RUN/STAGE/metrics.jsonl. For every task and model it prints: the ratio of
 fair CRPS to that of exact draws (to the operator's if no law is known), over all leads and at the worst
 lead, as the mean over runs with the widest interval of any run; smallest and largest spread/skill over
 leads and runs, also of exact draws; evaluations per state of the sampling network and of all networks;
@@ -17,12 +17,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.acceptance import extreme
 from evaluate import train_seconds
+from ups.report.report import check_results
 from ups.report.tables import label, markdown_table
+from ups.results import FACTS, Entry, Interval, Results, load
 
 TRAINED_BY = {
     "rival": ("rival",),
@@ -48,46 +51,66 @@ LONG_HEAD = (
     "variance",
 )
 
-Run = dict[str, Any]  # results.json, and "seconds": stage -> of its training
+NEEDED = {  # of results.json
+    "run": str,
+    "protocol": {"split": str, "context_frames": int, "seed": int},
+    "training": dict,
+    "ensembles": {"*": dict},
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    results: Results
+    seconds: dict[str, float]  # stage -> of its training
+
+    @property
+    def name(self) -> str:
+        return self.results.facts["run"]
+
+    @property
+    def seed(self) -> int:
+        return self.results.facts["protocol"]["seed"]
 
 
 def read(folder: Path) -> Run:
-    """Return a run's results and training times. Raises ValueError for a run without a report."""
-    path = folder / "report" / "results.json"
-    if not path.is_file():
+    """Return a run's results and training times. Raises ValueError for a run without a report, or with one
+    that is damaged or has no ensembles."""
+    path = folder / "report" / FACTS
+    try:
+        found = load(path.parent)
+    except FileNotFoundError as error:
         raise ValueError(
-            f"there is no {path}; expected the report of a finished run. Run make report RUN={folder.name}."
-        )
-    found = json.loads(path.read_text(encoding="utf-8"))
+            f"there is no {error.filename}; expected the report of a finished run. Run make report "
+            f"RUN={folder.name}."
+        ) from None
+    check_results(found.facts, NEEDED, str(path))
     seconds = {
         stage: train_seconds([json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()])
         for stage in ("diffusion", "consistency", "rival")
         if (lines := folder / stage / "metrics.jsonl").is_file()
     }
-    return found | {"seconds": seconds}
+    return Run(found, seconds)
 
 
 def require_alike(runs: list[Run]) -> None:
     """Raise ValueError if the runs are not repetitions of each other."""
     kinds = [
         {
-            "split": run["protocol"]["split"],
-            "context": run["protocol"]["context_frames"],
-            "data": run["training"].get("data_seed"),
-            **{
-                name: (entry["num_trajectories"], entry["members"], entry["times"], sorted(entry["models"]))
-                for name, entry in run["ensembles"].items()
-            },
+            "split": facts["protocol"]["split"],
+            "context": facts["protocol"]["context_frames"],
+            "data": facts["training"].get("data_seed"),
+            **{name: alike(entry) for name, entry in run.results.ensembles.items()},
         }
-        for run in runs
+        for run, facts in ((run, run.results.facts) for run in runs)
     ]
     for run, kind in zip(runs, kinds, strict=True):
         if differ := [key for key in kinds[0].keys() | kind if kinds[0].get(key) != kind.get(key)]:
             raise ValueError(
-                f"{run['run']} and {runs[0]['run']} differ in {', '.join(sorted(differ))}; expected runs of "
-                "the same data, judged alike. Name others."
+                f"{run.name} and {runs[0].name} differ in {', '.join(sorted(differ))}; expected runs of the "
+                "same data, judged alike. Name others."
             )
-    seeds = [run["protocol"]["seed"] for run in runs]
+    seeds = [run.seed for run in runs]
     if len(set(seeds)) < len(seeds):
         raise ValueError(
             f"the runs have the seeds {seeds}; expected each once. A run that is there twice is no second "
@@ -95,9 +118,19 @@ def require_alike(runs: list[Run]) -> None:
         )
 
 
-def spread_over(found: list[dict[str, float | None]]) -> str:
+def alike(entry: Entry) -> tuple[Any, ...]:
+    """What is the same for repetitions: trajectories, members, leads, models."""
+    counts = [entry.number("", name) for name in ("num_trajectories", "members")]
+    return *counts, leads_of(entry), sorted(entry.models())
+
+
+def leads_of(entry: Entry) -> list[float]:
+    return entry.by_lead("operator", "ssr").get("lead", [])
+
+
+def spread_over(found: list[Interval | None]) -> str:
     """Return the mean of the values and the widest interval of any."""
-    if any(None in entry.values() for entry in found):
+    if any(entry is None or None in entry.values() for entry in found):
         return "-"
     values = [entry["value"] for entry in found]
     return (
@@ -111,49 +144,40 @@ def mean(values: list[float | None]) -> str:
 
 
 def row(runs: list[Run], task: str, model: str, other: str) -> list[str]:
-    entries = [run["ensembles"][task] for run in runs]
-    rows, versus = (
-        [entry["models"][model] for entry in entries],
-        [entry["comparisons"].get(f"{model} / {other}") for entry in entries],
-    )
-    crps = (
-        ["-", "-"]
-        if None in versus
-        else [
-            spread_over([part["crps"] for part in versus]),
-            spread_over([extreme(part["crps_by_lead"], max) for part in versus]),
-        ]
-    )
-    ratios = [value for part in rows for value in part["ssr_by_lead"]]
-    trained = (
-        [sum(run["seconds"][stage] for stage in TRAINED_BY[model]) for run in runs]
-        if model in TRAINED_BY
-        else []
-    )
+    entries, pair = [run.results.ensembles[task] for run in runs], f"{model} / {other}"
+    leads = [entry.by_lead(pair, "crps") for entry in entries]
+    ratios = [value for entry in entries for value in entry.by_lead(model, "ssr").get("value", [None])]
+    trained = [
+        None if None in parts else sum(parts)
+        for run in runs
+        if (parts := [run.seconds.get(stage) for stage in TRAINED_BY.get(model, ())])
+    ]
     return [
         label(model),
-        *crps,
+        spread_over([entry.value(pair, "crps") for entry in entries]),
+        spread_over([extreme(part, max) if part else None for part in leads]),
         "-" if None in ratios else f"{min(ratios):.2f} to {max(ratios):.2f}",
-        *(mean([part.get(key) for part in rows]) for key in ("evaluations_per_state", "networks_per_state")),
+        *(
+            mean([entry.number(model, key) for entry in entries])
+            for key in ("evaluations_per_state", "networks_per_state")
+        ),
         mean(trained),
     ]
 
 
 def long_row(runs: list[Run], task: str, model: str) -> list[str]:
-    longs = [run["ensembles"][task]["checks"]["long"] for run in runs]
-    climates = [long["climate"][model] for long in longs]
-    errors, plain = (
-        [found[name]["spectrum_error"] for found in (long["climate"] for long in longs)]
-        for name in (model, "operator")
-    )
+    def of(metric: str, name: str = model) -> list[float | None]:
+        return [run.results.ensembles[task].number(name, metric, "long") for run in runs]
+
+    errors, plain = of("spectrum_error"), of("spectrum_error", "operator")
     ratios = [None if None in pair else pair[0] / pair[1] for pair in zip(errors, plain, strict=True)]
     return [
         label(model),
-        mean([float(long["blown_up"].get(model, 0)) for long in longs]),
+        mean([float(count or 0) for count in of("blown_up")]),
         mean(errors),
         mean(ratios),
-        mean([found["memory"] for found in climates]),
-        mean([found["variance"] for found in climates]),
+        mean(of("memory")),
+        mean(of("variance")),
     ]
 
 
@@ -161,22 +185,23 @@ def table(runs: list[Run]) -> str:
     """Return a Markdown table. Raises as `require_alike`."""
     require_alike(runs)
     parts = []
-    for task, entry in runs[0]["ensembles"].items():
-        other = "exact" if "exact" in entry["models"] else "operator"
+    for task, entry in runs[0].results.ensembles.items():
+        other = "exact" if "exact" in entry.models() else "operator"
         head = [cell.format("exact draws'" if other == "exact" else "the operator's") for cell in HEAD]
         lines = [
-            row(runs, task, model, other) for model in entry["models"] if model != other or other == "exact"
+            row(runs, task, model, other) for model in entry.models() if model != other or other == "exact"
         ]
         title = (
-            f"{task}: {entry['num_trajectories']} initial conditions, {len(entry['times'])} leads, "
-            f"{entry['members']} "
-            f"members, {len(runs)} runs, seeds {', '.join(str(run['protocol']['seed']) for run in runs)}"
+            f"{task}: {entry.number('', 'num_trajectories')} initial conditions, {len(leads_of(entry))} "
+            f"leads, {entry.number('', 'members')} members, {len(runs)} runs, "
+            f"seeds {', '.join(str(run.seed) for run in runs)}"
         )
         parts += [title, "\n".join(markdown_table(head, lines))]
-        if climate := entry["checks"]["long"].get("climate"):
+        models = [model for model in entry.models("long") if entry.value(model, "memory", "long")]
+        if models:
             parts += [
-                f"Rollouts of {entry['checks']['long']['frames']} frames:",
-                "\n".join(markdown_table(LONG_HEAD, [long_row(runs, task, model) for model in climate])),
+                f"Rollouts of {entry.number('', 'frames', 'long')} frames:",
+                "\n".join(markdown_table(LONG_HEAD, [long_row(runs, task, model) for model in models])),
             ]
     return "\n\n".join(parts)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ups.common.boundary import NO_FLUX, PERIODIC
 from ups.config import ROOT
-from ups.tasks.initial import cell_centres, random_stream
+from ups_solvers.initial import cell_centres, random_stream
 
 CONFIG = ROOT / "configs" / "small.yaml"  # sizes and rates of our network
 FRACTIONS = {"val_fraction": 0.15, "test_fraction": 0.2}  # of few trajectories

@@ -83,7 +83,7 @@ export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-150}" #
 trap : TERM INT # the stage ends by itself, then so does this script; without a trap it would leave the stage alone
 port=$PORT
 for stage in $stages; do
-  "$PYTHON" -m ups.training.launch --config_file accelerate_configs/multinode.yaml --num_machines "$NUM_NODES" \
+  "$PYTHON" -m ups_launch --config_file accelerate_configs/multinode.yaml --num_machines "$NUM_NODES" \
     --num_processes "$UPS_EXPECT_WORLD" --machine_rank "$NODE_RANK" --main_process_ip "$FIRST_NODE" \
     --main_process_port "$((port++))" train_"$stage".py "${arguments[@]}"
 done

@@ -38,7 +38,7 @@ from ups.generative.residuals import TransientResiduals
 from ups.metrics.proper import fair_crps
 from ups.models.operator import load_operator
 from ups.tasks import get_task
-from ups.tasks.darcy_grf import LinearObservation
+from ups_solvers.darcy_grf import LinearObservation
 
 NOISY, FIRM, STEADY = "burgers1d", "advection1d", "darcy2d_grf"
 CELLS, SIDE = 8, 4
@@ -104,10 +104,10 @@ def posterior(log_a: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return ((log_a.flatten(1).double() * seen)[:, None] @ gain)[:, 0], k - (k * seen[:, None]) @ gain
 
 
-def exact_draws(linear: LinearObservation, count: int, seed: int, beta: float) -> tuple[None, Tensor]:
+def exact_draws(observation: dict, count: int, seed: int, beta: float) -> tuple[None, Tensor]:
     """(nothing, u (count, SIDE, SIDE)) given an observation of log a: `truth_ensemble` of this world."""
-    k, seen = covariance(), torch.zeros(len(linear.cells), SIDE**2, dtype=torch.float64)
-    seen.scatter_(1, linear.cells, 1 / linear.cells.shape[1])
+    linear = LinearObservation(**observation)
+    k, seen = covariance(), linear.matrix
     gram = seen @ k @ seen.T + (linear.noise**2 + 1e-9) * torch.eye(len(seen))
     gain = torch.linalg.solve(gram, seen @ k).T
     factor = torch.linalg.cholesky(k - gain @ seen @ k + 1e-9 * torch.eye(SIDE**2))

@@ -35,6 +35,7 @@ def table(run: Path) -> dict[str, Any]:
     from ups.common.files import file_hash, value_hash
     from ups.config import STAGES
     from ups.generative.validation import default_sampler
+    from ups.models.base_selection import base_scores
     from ups.training.finished import stage_of_run
 
     found: dict[str, Any] = {}
@@ -54,10 +55,8 @@ def table(run: Path) -> dict[str, Any]:
                     "unstable": base.get("unstable"),
                     "settings": value_hash(base["settings"]),
                 }
-                head |= {
-                    key: facts.get("facts", facts)[key]
-                    for key in ("validation_nrmse", "findings", "trial_nrmse")
-                }
+                facts = facts.get("facts", facts)
+                head |= {"validation_nrmse": base_scores(facts), "findings": facts["findings"]}
             found |= flat(head, f"{stage}/{name}")
         scores = finished.description.get("validation_crps", {})
         found |= flat(scores, f"{stage}/validation_crps")

@@ -31,8 +31,8 @@ from ups.generative.student import (
 )
 from ups.metrics.intervals import pairing
 from ups.metrics.proper import energy_distance, fair_crps
-from ups.tasks.darcy_grf import LinearObservation, apply_covariance
 from ups.training.optim import EMA
+from ups_solvers.darcy_grf import LinearObservation, apply_covariance
 
 SEED = int(os.environ.get("UPS_TEST_SEED") or secrets.randbits(31))
 STEPS = 16  # of the sampler: 32 evaluations

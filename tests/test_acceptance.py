@@ -4,7 +4,6 @@ designed is printed."""
 import copy
 import dataclasses
 import functools
-import json
 import math
 import sys
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from ups.evaluation import one_step as steps
 from ups.evaluation.ensemble import Windows
 from ups.evaluation.gates import point
 from ups.evaluation.steady import moments_against, split_distances, summarise_exact
+from ups.results import Results
 
 pytestmark = pytest.mark.faults  # tests/test_gates.py refuses the same fakes of a stage
 COUNT, MEMBERS, TOKENS, DIM = 320, 10, 4, 4
@@ -109,7 +109,8 @@ def forecast(**fakes: str) -> dict:
 
 
 def missed(**fakes: str) -> set[str]:
-    return {row.criterion for row in acceptance.transient("t", forecast(**fakes)) if not row.passed}
+    [table] = Results.of({"ensembles": {"t": forecast(**fakes)}}).ensembles.values()
+    return {row.criterion for row in acceptance.transient(table) if not row.passed}
 
 
 def test_a_known_law_replaces_the_data_in_the_spread_of_every_start():
@@ -242,9 +243,8 @@ def steady_misses(kind: str, baseline: str = "dressed") -> set[str]:
         "none": {"corrector": none, "operator": none},
         "points_50": {"corrector": {"exact": exact_entry(kind)}, "dressed": {"exact": exact_entry(baseline)}},
     }
-    return {
-        row.criterion.split(": ")[1] for row in acceptance.steady("t", {"cases": cases}) if not row.passed
-    }
+    [table] = Results.of({"steady": {"t": {"cases": cases}}}).steady.values()
+    return {row.criterion.split(": ")[1] for row in acceptance.steady(table) if not row.passed}
 
 
 def test_a_correct_prior_passes_and_is_within_the_floor_of_chance():
@@ -302,26 +302,41 @@ ROW = acceptance.Row("t", "x", point(1.0), 0.9, 1.1)
 def test_the_exit_status_is_zero_only_if_every_criterion_is_met(
     tmp_path, monkeypatch, capsys, figures, code, said
 ):
-    (tmp_path / "report").mkdir()
-    (tmp_path / "report" / "results.json").write_text(
-        json.dumps(
-            {
-                "run": "r",
-                "ensembles": {"t": {}},
-                "steady": {},
-                "gates": [],
-                **dict.fromkeys(("tasks", "protocol", "environment", "training"), {}),
-            }
-        )
-    )
-    write_sealed(
-        tmp_path / "report" / "done.json",
-        {"files": {"results.json": file_hash(tmp_path / "report" / "results.json")}},
-    )
+    facts = {
+        "run": "r",
+        "ensembles": {"t": {}},
+        "steady": {},
+        "gates": [],
+        **dict.fromkeys(("tasks", "protocol", "environment", "training"), {}),
+    }
+    Results.of(facts).save(tmp_path / "report")
+    files = {path.name: file_hash(path) for path in (tmp_path / "report").iterdir()}
+    write_sealed(tmp_path / "report" / "done.json", {"files": files})
     monkeypatch.setattr(acceptance, "missing", lambda results: [])
     rows = [dataclasses.replace(ROW, found=point(value)) for value in figures]
-    monkeypatch.setattr(acceptance, "transient", lambda name, entry: rows)
+    monkeypatch.setattr(acceptance, "transient", lambda entry: rows)
     monkeypatch.setattr(sys, "argv", ["acceptance", "--run", str(tmp_path)])
     assert acceptance.main() == code
     out = capsys.readouterr().out
     assert said in out and out.count("MISS") == len(figures) - int(said.split()[0])
+
+
+@pytest.mark.parametrize("name", ["results.json", "results.csv"])
+def test_a_report_that_is_damaged_or_missing_is_named_in_one_line(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.setattr(sys, "argv", ["acceptance", "--run", str(tmp_path)])
+    Results.of({"run": "r"}).save(tmp_path / "report")
+    (tmp_path / "report" / name).write_text("[]")
+    for _ in range(2):
+        assert acceptance.main() == 1
+        out, error = capsys.readouterr()
+        assert not out and error.startswith("acceptance: ") and error.count("\n") == 1 and name in error
+        (tmp_path / "report" / name).unlink(missing_ok=True)
+
+
+def test_a_figure_that_a_report_does_not_have_is_missed():
+    made = forecast()
+    del made["models"]["corrector"]["one_step"]["ssr"]
+    [table] = Results.of({"ensembles": {"t": made}}).ensembles.values()
+    rows = {row.criterion: row for row in acceptance.transient(table)}
+    row = rows["2b spread/skill one step ahead, all starts"]
+    assert not row.passed and row.found == point(None)

@@ -16,6 +16,7 @@ from bench.baselines import Stopwatch
 from bench.ours import fit_bases
 from bench.score import load
 from bench.user_data import CONFIG, write, write_config
+from ups import select
 from ups.commands.stages import cache_context
 from ups.common.seeds import generator
 from ups.config import load_config
@@ -23,10 +24,11 @@ from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.forecaster import Forecaster
 from ups.models import assimilation, shortlist
-from ups.models.assimilation import estimated, noise_scale, perturbed, start_facts, trajectory
+from ups.models.assimilation import estimated, noise_scale, perturbed, trajectory
 from ups.models.base_selection import empty_shortlist, fit_base
 from ups.models.bases.base import Persistence
-from ups.models.operator import build_operator
+from ups.models.head_setup import build_operator
+from ups.models.shortlist import cause_of_errors
 
 SIGMA, CELLS, FRAMES = 0.1, 12, 6
 CPU, NOISE, NUM_CELLS, NUM_FRAMES, DT = torch.device("cpu"), 0.1, 32, 31, 0.1
@@ -184,7 +186,7 @@ def test_noise_in_the_dynamics_is_not_taken_for_noise_of_measurement(chain, clea
     kicked = kicked + NOISE * clean.std() * np.random.default_rng(1).standard_normal(clean.shape)
     cache = opened(tmp_path, kicked)[1]
     assert "noise" in cache.header
-    assert not start_facts(chain[2].head("film"), cache, 10, 0)["is_deterministic"]
+    assert cause_of_errors(chain[2].head("film"), cache, 10, 0).chosen != select.NOISE
 
 
 @pytest.mark.parametrize("is_tried", [True, False])
@@ -197,8 +199,8 @@ def test_an_equation_is_selected_with_its_estimated_start(chain, monkeypatch, is
     candidates.add("equation", head)
     head.facts = replace(head.facts, start_frames=0)
     last = shortlist.evaluate_candidate("", head, cache, 10, candidates.rows)
-    candidates.all.add(replace(last, name="smooth", rmse=0.98 * last.rmse))
-    assert candidates.all.best.name == ("equation" if is_tried else "smooth")
+    candidates.keep(replace(last, name="smooth", rmse=0.98 * last.rmse))
+    assert candidates.best.name == ("equation" if is_tried else "smooth")
 
 
 def test_a_start_that_is_no_better_is_not_estimated(chain):
@@ -206,9 +208,9 @@ def test_a_start_that_is_no_better_is_not_estimated(chain):
     _, cache, operator = chain
     head, base = operator.head("film"), operator.head("film").base
     one = empty_shortlist(cache, 1, 0).evaluate("one frame", head).head
-    assert one.facts.start_frames is None and start_facts(one, cache, 1, 0)["is_deterministic"]
+    assert one.facts.start_frames is None and cause_of_errors(one, cache, 1, 0).chosen == select.NOISE
     head.base = Persistence()
     head.base.has_tangent = True
     one = empty_shortlist(cache, 10, 0).evaluate("persistence", head).head
-    assert one.facts.start_frames == 0 and not start_facts(one, cache, 10, 0)["is_deterministic"]
+    assert one.facts.start_frames == 0 and cause_of_errors(one, cache, 10, 0).chosen != select.NOISE
     head.base = base

@@ -12,7 +12,7 @@ from torch import nn
 
 from ups.common.boundary import BOUNDARIES, DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, along
 from ups.config import ModelConfig
-from ups.models.backbones import ANY, BACKBONES, Backbone
+from ups.models.backbones import ANY, BACKBONES, Backbone, build
 from ups.models.backbones.backbone import task_of
 from ups.models.backbones.fno import FourierConvolution
 from ups.models.backbones.layers import Convolution
@@ -33,7 +33,7 @@ def trained(kind: str, ends: tuple[str, ...], depth: int = 2, tasks: tuple[str, 
     """A backbone whose gates and shifts are not zero, as after training."""
     torch.manual_seed(0)
     model = ModelConfig(kind=kind, width=WIDTH, depth=depth, modes=MODES, kernel_size=3, mlp_ratio=2.0)
-    backbone = BACKBONES[kind](model, dict.fromkeys(tasks, ends))
+    backbone = build(model, dict.fromkeys(tasks, ends))
     for name, parameter in backbone.named_parameters():
         if "modulation" in name or "position" in name:
             nn.init.normal_(parameter, std=0.3)

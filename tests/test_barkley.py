@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ups.tasks import barkley, get_task
-from ups.tasks.initial import random_stream
+from ups.tasks import get_task
+from ups_solvers import SOLVERS, barkley
+from ups_solvers.initial import random_stream
 
 N, DX = 32, barkley.SIDE / 32
 CENTRE = torch.tensor([[barkley.SIDE / 2, barkley.SIDE / 2]], dtype=torch.float64)
@@ -134,8 +135,10 @@ def test_waves_appear_where_the_forcing_of_the_control_says():
 def world() -> tuple[Tensor, Tensor]:
     """(frames (n, 3, 2, N, N) of the data, exact next frames of the first (n, 19, 1, 2, N, N))."""
     task, rows = get_task("barkley2d"), range(40)
-    u = task.simulate(rows, seed=4, resolution=N, num_frames=3, parameter=None, t_end=2.0)
-    futures = task.exact_futures(u[:, 0], 19, seed=9, rows=rows, num_frames=1, parameter=None, dt=1.0)
+    u = SOLVERS[task.name].simulate(rows, seed=4, resolution=N, num_frames=3, parameter=None, t_end=2.0)
+    futures = SOLVERS[task.name].exact_futures(
+        u[:, 0], 19, seed=9, rows=rows, num_frames=1, parameter=None, dt=1.0
+    )
     return u, futures
 
 
@@ -177,8 +180,10 @@ def test_the_start_has_forgotten_rest(world):
 def test_the_control_has_the_trajectories_of_the_task_and_shows_their_kicks(world):
     u, _ = world
     control = get_task("barkley2d_shown")
-    shown = control.simulate(range(3), seed=4, resolution=N, num_frames=3, parameter=None, t_end=2.0)
+    shown = SOLVERS[control.name].simulate(
+        range(3), seed=4, resolution=N, num_frames=3, parameter=None, t_end=2.0
+    )
     assert torch.equal(shown[:, :, :2], u[:3])
-    assert control.forcing == ("kick", "age") and control.exact_futures is None
+    assert control.forcing == ("kick", "age") and SOLVERS[control.name].exact_futures is None
     assert (shown[:, 0, 2:] == 0).all() and shown[:, 1:, 2].amax() > 0.8
     assert (shown[:, 1:, 3] <= 1.0 * shown[:, 1:, 2] + 1e-6).all()

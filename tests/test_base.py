@@ -17,7 +17,7 @@ from ups.models.bases.base import Base, ParameterBatch, Persistence
 from ups.models.bases.elliptic import Elliptic
 from ups.models.bases.propagator import Propagator, dictionary, monomials
 from ups.models.bases.transport import Transport
-from ups.tasks import burgers, darcy
+from ups_solvers import SOLVERS, darcy
 
 NONE = torch.zeros(0)  # no parameter
 
@@ -518,7 +518,7 @@ def burgers_windows(
     first frame."""
     u, logs, u_next = [], [], []
     for nu, log in zip(NUS, LOGS, strict=True):
-        solution = burgers.simulate(
+        solution = SOLVERS["burgers1d"].simulate(
             range(count), seed=1, resolution=n, num_frames=frames, parameter=nu, t_end=dt * (frames - 1)
         )
         u.append(solution[:, 1:-1].flatten(0, 1)[:, None])
@@ -654,7 +654,7 @@ def test_the_preconditioned_iteration_solves_the_system_it_builds(space, channel
 def darcy_data(num: int, resolution: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Normalised coefficient (num, 1, 1, n, n) and solution (num, 1, n, n); the last value is that of u =
     0."""
-    fields = darcy.simulate(
+    fields = SOLVERS["darcy2d"].simulate(
         range(num), seed=3, resolution=resolution, num_frames=1, parameter=1.0, t_end=1.0
     )[:, 0]
     a, u = fields[:, :1], fields[:, 1:]

@@ -21,20 +21,19 @@ from ups.common.files import DamagedError
 from ups.config import ROOT, Config, load_config
 from ups.data.cache import Cache, open_cache
 from ups.models import base_selection
-from ups.models.base_selection import base_error, fitted_candidates, select_base
+from ups.models.base_selection import base_error, base_scores, fitted_candidates, select_base
 from ups.models.bases.base import ParameterBatch, Persistence
 from ups.models.bases.units import widened
 from ups.models.facts import HeadFacts
 from ups.models.head import TaskHead
 from ups.models.head_setup import (
     base_settings,
+    build_operator,
     head_facts,
     load_base,
     residual_scale,
-    rows_by_parameter,
 )
 from ups.models.loss import squared_errors
-from ups.models.operator import build_operator
 from ups.tasks import TASKS, get_task
 from ups.training.fit import find_fit, fit_once
 
@@ -126,7 +125,7 @@ def fitted(config: Config, *names: str) -> dict[str, tuple[dict, dict]]:
     ],
 )
 def test_each_equation_gets_the_base_that_its_solution_suggests(facts, task, kind, ratio):
-    description, scores = facts[task]["description"], facts[task]["validation_nrmse"]
+    description, scores = facts[task]["description"], base_scores(facts[task])
     assert description["base"]["kind"] == kind
     best = min((value, name) for name, value in scores.items() if value is not None)
     assert best[1].startswith(kind) and (not ratio or ratio * best[0] < scores["persistence"])
@@ -141,9 +140,9 @@ def test_the_score_of_every_candidate_is_recorded(config, facts):
     expected = {
         f"propagator degree {d} history {h} ridge {r}" for d in (1, 3) for h in (1, 2, 4) for r in ridges
     }
-    assert set(facts["diff_react2d"]["validation_nrmse"]) == {"persistence", *expected}
-    assert set(facts["darcy2d"]["validation_nrmse"]) == {"elliptic"}
-    assert "transport" in facts["burgers1d"]["validation_nrmse"] and facts["burgers1d"]["seconds"] > 0
+    assert set(base_scores(facts["diff_react2d"])) == {"persistence", *expected}
+    assert set(base_scores(facts["darcy2d"])) == {"elliptic"}
+    assert "transport" in base_scores(facts["burgers1d"]) and facts["burgers1d"]["seconds"] > 0
 
 
 def test_the_score_is_the_pooled_error_of_rollouts_from_the_context(config, facts):
@@ -159,7 +158,7 @@ def test_the_score_is_the_pooled_error_of_rollouts_from_the_context(config, fact
     head.base = Persistence()
     expected = float(error.sqrt().mean())
     assert base_error(head, cache, context) == pytest.approx(expected, rel=1e-5)
-    assert facts["advection1d"]["validation_nrmse"]["persistence"] == pytest.approx(expected, rel=1e-5)
+    assert base_scores(facts["advection1d"])["persistence"] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["advection1d", "darcy2d"])
@@ -201,7 +200,7 @@ def test_rollouts_are_decoded_in_blocks_and_the_errors_stay_the_same(config, fac
 
 def test_the_selected_base_has_the_recorded_score_after_loading(config, facts):
     for name in ("advection1d", "burgers1d", "darcy2d"):
-        best = min(value for value in facts[name]["validation_nrmse"].values() if value is not None)
+        best = min(value for value in base_scores(facts[name]).values() if value is not None)
         cache = open_cache(config, name)
         assert base_error(
             loaded(config, facts, name), cache, config.evaluate.context_frames
@@ -235,12 +234,13 @@ def offer(monkeypatch: pytest.MonkeyPatch, *bases: tuple[str, torch.nn.Module]) 
 def test_a_base_that_blows_up_has_an_infinite_error_and_is_never_selected(config, monkeypatch, value):
     cache = open_cache(config, "advection1d")
     offer(monkeypatch, ("broken", Broken(value)), ("calm", Persistence()), ("broken too", Broken(value)))
-    head, scores = select_base(cache, *numbers(config, "advection1d"), 0, CPU)
+    head, decisions = select_base(cache, *numbers(config, "advection1d"), 0, CPU)
+    scores = decisions[0].scores
     assert (
         isinstance(head.base, Persistence)
         and scores["broken"] == scores["broken too"] == math.inf > scores["calm"]
     )
-    recorded = base_selection.fit_base(cache, *numbers(config, "advection1d"), 0, CPU)[0]["validation_nrmse"]
+    recorded = base_scores(base_selection.fit_base(cache, *numbers(config, "advection1d"), 0, CPU)[0])
     assert recorded["broken"] is None and recorded["calm"] == scores["calm"]
     json.dumps(recorded, allow_nan=False)
 
@@ -305,10 +305,10 @@ def test_the_scale_is_the_residual_of_the_base_per_parameter_value(config, facts
 
 def test_validation_rows_are_stratified_by_parameter_value(config):
     cache = open_cache(config, "advection1d")
-    rows = rows_by_parameter(cache, "train", 6)
+    rows = cache.rows_by_parameter("train", 6)
     assert cache.parameter_index[rows].bincount().tolist() == [3, 3] and len(set(rows.tolist())) == 6
     assert set(rows.tolist()) <= set(cache.split["train"].tolist())
-    every = rows_by_parameter(cache, "val", 1000)
+    every = cache.rows_by_parameter("val", 1000)
     assert sorted(every.tolist()) == sorted(cache.split["val"].tolist())
 
 
@@ -338,7 +338,7 @@ def test_a_fit_that_was_cut_short_is_made_again_and_is_the_same(config, facts, t
     (folder / "advection1d.safetensors").write_bytes(b"torn")
     (folder / ".advection1d.safetensors.tmp").write_bytes(b"torn")
     fact, weights = fitted(again, "advection1d")["advection1d"]
-    assert fact["validation_nrmse"] == facts["advection1d"]["validation_nrmse"]
+    assert base_scores(fact) == base_scores(facts["advection1d"])
     first = load_file(config.run_dir / "operator" / "bases" / "advection1d.safetensors")
     assert first.keys() == weights.keys() and all(torch.equal(first[key], weights[key]) for key in first)
 
@@ -446,7 +446,8 @@ def test_a_propagator_with_the_values_at_the_walls_solves_diffusion_between_them
             "task.diff_sorp1d.num_frames=21",
             "task.diff_sorp1d.patch=4",
         )
-        head, scores = select_base(open_cache(config, "diff_sorp1d"), 20, 10, 0, CPU)
+        head, decisions = select_base(open_cache(config, "diff_sorp1d"), 20, 10, 0, CPU)
+        scores = decisions[0].scores
         found[bool(walls)] = min(error for name, error in scores.items() if name.startswith("propagator"))
         if walls:
             ends = head.codec.denormalise(head.base.line)[0]

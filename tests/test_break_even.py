@@ -8,7 +8,9 @@ import torch
 from ups.config import Config, load_config
 from ups.evaluation.break_even import conclude, error_matched, regridded, why_unknown
 from ups.report.sections import break_even_section
+from ups.results import Results
 from ups.tasks import get_task
+from ups_solvers import SOLVERS
 
 ADVECTION = get_task("advection1d")
 BUDGET = {"data": 30.0, "base": 10.0, "training": 80.0}
@@ -52,7 +54,7 @@ def tried(solve, error: float) -> list[int]:
 
 
 def exact(u: torch.Tensor) -> torch.Tensor:
-    return ADVECTION.integrate(u, parameter=1.0, dt=0.1, num_frames=2)
+    return SOLVERS["advection1d"].integrate(u, parameter=1.0, dt=0.1, num_frames=2)
 
 
 def second_order(u: torch.Tensor) -> torch.Tensor:
@@ -104,14 +106,18 @@ def test_where_the_costs_cannot_be_compared_the_reason_is_named(name, overrides,
 
 @pytest.mark.parametrize("name", ["darcy2d", "darcy2d_grf"])
 def test_the_solver_of_a_steady_task_starts_from_its_coefficient(name):
-    task = get_task(name)
-    a, u = task.simulate([0, 1], seed=1, resolution=16, num_frames=1, parameter=2.0, t_end=0.0).split(1, 2)
-    found = task.integrate(a[:, 0].double(), parameter=2.0, dt=0.0, num_frames=1)
+    a, u = (
+        SOLVERS[name]
+        .simulate([0, 1], seed=1, resolution=16, num_frames=1, parameter=2.0, t_end=0.0)
+        .split(1, 2)
+    )
+    found = SOLVERS[name].integrate(a[:, 0].double(), parameter=2.0, dt=0.0, num_frames=1)
     torch.testing.assert_close(found.float(), u, rtol=1e-5, atol=1e-7)
 
 
 def test_the_report_has_a_row_per_task_and_names_the_reason():
     entry = conclude(BUDGET, [cost(0.5, 0.0, 16), cost(0.01, 0.5)], {"error": 0.02, "seconds": 0.1})
     unknown = {"n_star": "unknown", "forecasts": None, "words": "N* is unknown: no solver"}
-    page = str(break_even_section({"a": {"break_even": entry}, "b": {"break_even": unknown}}))
+    tasks = {"a": {"break_even": entry}, "b": {"break_even": unknown}}
+    page = str(break_even_section(Results.of({"tasks": tasks}).tasks))
     assert "about 300" in page and ">unknown<" in page and "b: N* is unknown: no solver." in page

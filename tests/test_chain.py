@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ from closed_form import FIRM, NOISY, STEADY
 from known_answers import check_pairing, names
 
 import prepare_cache
+from ups import select
 from ups.common.seeds import generator
 from ups.data.cache import open_cache
 from ups.evaluation import one_step as steps
@@ -33,7 +34,6 @@ from ups.generative.observation import observe_case, row_generators
 from ups.generative.residuals import StateConditions, SteadyResiduals, TransientResiduals
 from ups.generative.sampling import Sampler, predict_with_noise, sample_states
 from ups.models.operator import load_operator
-from ups.tasks import TASKS
 
 pytestmark = pytest.mark.faults  # minutes of training: of the slow half
 MEMBERS = 4
@@ -218,8 +218,8 @@ def test_validation_prefers_the_corrector_to_itself_with_another_spread(root, ch
     config = world.config_of(root)
     recorded = validation.validated_samplers(config.run_dir, NOISY)
     assert {*recorded} == {"corrector", "student_1", "student_2", "rival"}
-    few = {way: entry for way, entry in recorded.items() if entry[0] <= validation.EVALUATIONS}
-    near = [way for way in few if few[way][1] <= validation.TIED * min(crps for _, crps in few.values())]
+    few = {way: entry for way, entry in recorded.items() if entry[0] <= select.EVALUATIONS}
+    near = [way for way in few if few[way][1] <= select.TIED * min(crps for _, crps in few.values())]
     assert recorded["corrector"][0] > 2 and validation.default_sampler(config.run_dir, NOISY) == min(
         near, key=few.__getitem__
     )
@@ -250,7 +250,7 @@ def test_validation_prefers_the_corrector_to_itself_with_another_spread(root, ch
         )
         shared = {NOISY: source}, {NOISY: config.context(NOISY)}, config.run.seed, ranks
         # limits are of its draws alone
-        best = validation.validate_samplers({"corrector": corrector}, *shared)[validation.CRPS_KEY][NOISY]
+        best = validation.validate_samplers({"corrector": corrector}, *shared)[0][validation.CRPS_KEY][NOISY]
         return best | validation._crps_by_sampler(scaled, *shared, validation.ROWS)[NOISY]
 
     alone = found(0, 1)
@@ -409,7 +409,7 @@ def test_truth_among_the_members_is_caught(root, chain, monkeypatch):
 def assess_prior(prior_root, monkeypatch) -> dict[str, float]:
     """Energy distance to exact draws, seen through noise 0.3: of the prior's Gaussian, and the prior's over
     it."""
-    monkeypatch.setitem(TASKS, STEADY, replace(TASKS[STEADY], posterior=world.exact_draws))
+    monkeypatch.setattr(steady, "solver_of", lambda _: SimpleNamespace(posterior=world.exact_draws))
     few = "evaluate.ensemble_trajectories=8", "evaluate.truth_fields=8"
     config = world.config_of(prior_root, *OF_PRIOR, *few)
     truth, network = open_truth(config, STEADY), load_corrector(config.run_dir / "steady")

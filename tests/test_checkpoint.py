@@ -9,7 +9,7 @@ import torch
 
 from ups.common.files import DamagedError, file_hash
 from ups.training.checkpoint import Checkpoints
-from ups.training.processes import saved_steps
+from ups_launch.processes import saved_steps
 
 
 def agreed(function, _doing):

@@ -16,12 +16,15 @@ from torch import Tensor
 import prepare_data
 import ups
 from ups.data.doctor import examine
-from ups.data.generate import generation_settings, solve, write_data
+from ups.data.generate import generation_settings, write_data
 from ups.data.pdebench import open_data
-from ups.tasks import Finding, gas, gas_starts, get_task
-from ups.tasks.gas import GAMMA, Gas, conserved, evolve, primitive
-from ups.tasks.gas_starts import Waves, random_1d, random_fields, shock_tube, turbulence
-from ups.tasks.initial import cell_centres, random_stream
+from ups.models.conserve import densities
+from ups.tasks import Finding, get_task
+from ups_solvers import SOLVERS, gas, gas_starts
+from ups_solvers.gas import GAMMA, Gas, conserved, evolve, primitive
+from ups_solvers.gas_starts import Waves, random_1d, random_fields, shock_tube, turbulence
+from ups_solvers.initial import cell_centres, random_stream
+from ups_solvers.processes import solve
 
 
 def run(
@@ -575,7 +578,7 @@ def test_a_file_of_the_previous_solver_is_refused(tmp_path):
         prepare_data.main(arguments)
     path.unlink()
     assert prepare_data.main(arguments) == 0 and prepare_data.main(arguments) == 0
-    assert get_task("burgers1d").edition == 1  # whose files stay what they are
+    assert SOLVERS["burgers1d"].edition == 1  # whose files stay what they are
 
 
 def test_a_file_in_three_dimensions_is_made_and_read(tmp_path):
@@ -583,6 +586,12 @@ def test_a_file_in_three_dimensions_is_made_and_read(tmp_path):
         path, made = tmp_path / f"{name}.hdf5", {"seed": 1, "resolution": 8, "num_frames": 3, "t_end": 0.05}
         settings = generation_settings(name, "test", num_trajectories=3, parameter=1e-8, **made)
         write_data(path, name, partial(solve, name), settings, chunk=2)
-        u = get_task(name).simulate(range(3), parameter=1e-8, **made).numpy()
+        u = SOLVERS[name].simulate(range(3), parameter=1e-8, **made).numpy()
         assert u.shape == (3, 3, 5, 8, 8, 8) and np.array_equal(open_data(path, name).read(0, 3), u)
         assert not findings_of(path, name)
+
+
+def test_forecasts_keep_the_densities_that_the_solver_keeps():
+    u = torch.rand(3, 2, 5, 8, 8, 8, dtype=torch.float64) + 0.5
+    kept = densities(get_task("cfd3d"), u)
+    assert torch.equal(kept, conserved(u.flatten(0, 1)).unflatten(0, (3, 2)))

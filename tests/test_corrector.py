@@ -20,6 +20,7 @@ from ups.generative.corrector import (
     LARGEST_LOG_SCALE,
     MAX_FACTS,
     Corrector,
+    CorrectorFacts,
     CorrectorHead,
     ResidualBatch,
     fit_head,
@@ -30,7 +31,6 @@ from ups.generative.corrector import (
 from ups.generative.diffusion import NOISE, diffusion_loss, sample, sample_angles
 from ups.generative.fitting import check_statistics
 from ups.generative.student import (
-    MAX_CRPS_RATIO,
     MID_EVERY,
     Solved,
     SolvedPool,
@@ -40,11 +40,11 @@ from ups.generative.student import (
     pool_number,
     pseudo_huber,
     solve_path,
-    tuning_ratio,
     validate,
 )
 from ups.metrics.proper import fair_crps
 from ups.models.rollout import ensemble_rollout, member_noise, rollout
+from ups.select import MAX_CRPS_RATIO, tuning_ratio
 from ups.training.optim import build_optimizer, split_parameters
 
 MODEL = ModelConfig(kind="flat", width=16, depth=1, modes=4, kernel_size=5, mlp_ratio=2.0)
@@ -119,8 +119,9 @@ def test_whitening_and_its_inverse_are_those_of_the_formula(name):
 
 def test_the_gaussian_on_operator_features_is_small_and_keeps_their_scale():
     torch.manual_seed(0)
-    facts, deep = {"name": "burgers1d_hidden", "dim": 3, "num_conditions": 21}, replace(MODEL, depth=3)
-    own, head = CorrectorHead(facts, deep), CorrectorHead(facts | {"num_features": 16}, deep)
+    facts = CorrectorFacts("burgers1d_hidden", dim=3, num_conditions=21)
+    deep = replace(MODEL, depth=3)
+    own, head = CorrectorHead(facts, deep), CorrectorHead(replace(facts, num_features=16), deep)
     sizes = [sum(weight.numel() for weight in part.gaussian.parameters()) for part in (own, head)]
     assert sizes[1] < 0.5 * sizes[0]
 
@@ -292,7 +293,7 @@ def fitted(
     draw: Callable, steps: int, dim: int, num_conditions: int
 ) -> tuple[CorrectorHead, dict[str, float]]:
     torch.manual_seed(0)
-    head = CorrectorHead({"name": "burgers1d_hidden", "dim": dim, "num_conditions": num_conditions}, MODEL)
+    head = CorrectorHead(CorrectorFacts("burgers1d_hidden", dim=dim, num_conditions=num_conditions), MODEL)
     return head, fit_head(head, draw, [draw(10**6 + i) for i in range(4)], steps, OPTIM, (1000, 1000))
 
 
@@ -369,7 +370,7 @@ def test_fitting_recovers_a_conditional_mean():
 
 
 def test_the_log_scale_is_bounded():
-    head = CorrectorHead(TASKS[0], MODEL)
+    head = CorrectorHead(CorrectorFacts.read(TASKS[0]), MODEL)
     with torch.no_grad():
         head.gaussian_out.bias.fill_(1e6)
         log_scale = head.condition(noise(2, 8, 5), torch.zeros(2, MAX_FACTS)).log_scale
@@ -679,3 +680,14 @@ def test_an_ensemble_without_noise_is_the_rollout_five_times():
     members = ensemble_rollout(lambda window, lead: window.sum(1, keepdim=True), context, 4, 2, 5)
     single = rollout(lambda window: window.sum(1, keepdim=True), context, 4, 2)
     assert torch.equal(members, single[:, None].expand(-1, 5, -1, -1))
+
+
+def test_facts_of_a_corrector_are_saved_as_they_were_read_and_a_change_of_one_is_saved_too():
+    description = {"model": to_dict(MODEL), "precision": "no", "tasks": [dict(task) for task in TASKS]}
+    network = Corrector(description)
+    assert network.description == description
+    network.heads[TASKS[0]["name"]].sample_error = 0.1
+    assert network.description["tasks"][0] == TASKS[0] | {"sample_error": 0.1}
+    assert Corrector(network.description).heads[TASKS[0]["name"]].sample_error == 0.1
+    with pytest.raises(ValueError, match="have the dim missing; expected what this version records"):
+        CorrectorFacts.read({key: value for key, value in TASKS[0].items() if key != "dim"})

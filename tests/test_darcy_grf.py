@@ -15,8 +15,9 @@ from torch import Tensor
 from ups.data.download import published_file
 from ups.data.generate import generation_settings, write_data
 from ups.data.pdebench import open_data
-from ups.tasks import darcy, darcy_grf, get_task
-from ups.tasks.darcy_grf import LinearObservation, draw_log_coefficients, truth_ensemble
+from ups.tasks import get_task
+from ups_solvers import SOLVERS, darcy, darcy_grf
+from ups_solvers.darcy_grf import LinearObservation, draw_log_coefficients, truth_ensemble
 
 NUM = 4000
 
@@ -114,7 +115,9 @@ def test_the_solution_satisfies_darcys_equation_for_exp_g() -> None:
     assert a.min() > 0 and a.std() > 0.3
     u = darcy.solve(a, torch.ones(()))
     assert (darcy.apply_operator(a, u) - 1).abs().max() <= 1e-8 and u.min() > 0
-    fields = darcy_grf.simulate(range(4), seed=0, resolution=32, num_frames=1, parameter=2.0, t_end=0.0)
+    fields = SOLVERS["darcy2d_grf"].simulate(
+        range(4), seed=0, resolution=32, num_frames=1, parameter=2.0, t_end=0.0
+    )
     assert torch.equal(fields[:, 0, 0], a.float())
     torch.testing.assert_close(fields[:, 0, 1], (2 * u).float(), rtol=1e-6, atol=0)
 
@@ -137,7 +140,7 @@ def test_the_file_has_darcys_layout_and_does_not_depend_on_the_chunk(tmp_path) -
         write_data(
             path,
             "darcy2d_grf",
-            lambda *given, **more: np.asarray(darcy_grf.simulate(*given, **more)),
+            lambda *given, **more: np.asarray(SOLVERS["darcy2d_grf"].simulate(*given, **more)),
             settings,
             chunk=chunk,
         )

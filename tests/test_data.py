@@ -6,7 +6,6 @@ import re
 import socket
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,12 +19,14 @@ import prepare_data
 from ups.common import files
 from ups.common.files import partial_path
 from ups.config import load_config
-from ups.data import doctor, download, generate
+from ups.data import doctor, download
 from ups.data.doctor import report
 from ups.data.download import Patience, fetch, md5_of, published_file, published_files
 from ups.data.generate import generation_settings, write_data
 from ups.data.pdebench import open_data
 from ups.tasks import TASKS, get_task
+from ups.tasks.published import FURTHER, WITHDRAWN
+from ups_solvers import SOLVERS, Solver, solver
 
 ROOT = Path(__file__).resolve().parent.parent
 CONTENT = np.random.default_rng(0).bytes(3 * 2**20 + 17)
@@ -46,10 +47,10 @@ def test_every_task_names_its_published_files():
         )
         files = {published_file(task.name, value)[0] for value in values or [None]}
         assert files == set(task.published)  # the name made from the number is the published one
-        assert set(task.withdrawn) <= files
-        assert not any(task.published[name][1].startswith(start) for name, start in task.withdrawn.items())
-        assert all(re.fullmatch("[0-9a-f]{8}", start) for start in task.withdrawn.values())
         known |= files
+    assert set(WITHDRAWN) <= known
+    assert not any(published[name][1].startswith(start) for name, start in WITHDRAWN.items())
+    assert all(re.fullmatch("[0-9a-f]{8}", start) for start in WITHDRAWN.values())
     assert known == set(published) and {name for name, task in TASKS.items() if not task.published} == {
         "barkley2d",
         "barkley2d_shown",
@@ -124,11 +125,11 @@ def test_the_list_of_published_files_is_complete_and_names_none_twice():
     }
     assert numbers == set(range(275)) - {49} - repeated
     for task in TASKS.values():  # and what a setting names is not also fetched by name alone
-        assert not set(task.published) & set(task.further)
+        assert not set(task.published) & set(FURTHER.get(task.name, ()))
 
 
 def test_a_published_file_that_no_setting_names_is_fetched_by_its_name(tmp_path, server, monkeypatch, capsys):
-    monkeypatch.setitem(TASKS["cfd1d_shock"].further, "Sod3.hdf5", (1, MD5))
+    monkeypatch.setitem(FURTHER["cfd1d_shock"], "Sod3.hdf5", (1, MD5))
     config = ["--config", small(tmp_path, url=server.url[:-2])]
     assert prepare_data.main([*config, "--file", "Sod?.hdf5", "--dry-run"]) == 0
     listed = capsys.readouterr().out.splitlines()
@@ -276,7 +277,7 @@ def test_a_present_file_with_another_md5_is_kept_and_named(server, tmp_path, mon
         ValueError, match="has MD5 .*If it is yours, set data.source=user; else delete it and run"
     ):
         get(server, path, md5="0" * 32)
-    monkeypatch.setitem(TASKS["advection1d"].withdrawn, path.name, MD5[:8])
+    monkeypatch.setitem(WITHDRAWN, path.name, MD5[:8])
     with pytest.raises(
         ValueError, match=r"withdrawn first edition, which is wrong \(PDEBench issues 46 and 51\)"
     ):
@@ -574,7 +575,7 @@ def test_md5_of_a_published_name_is_compared(tmp_path, monkeypatch):
     with h5py.File(path, "r+") as file:  # as if it were not ours
         del file.attrs["ups_settings"], file.attrs["ups_progress"]
     assert "is not the published" in messages(examine(path, "advection1d", **SPLIT), "warning")
-    monkeypatch.setitem(TASKS["advection1d"].withdrawn, path.name, md5_of(path)[:8])
+    monkeypatch.setitem(WITHDRAWN, path.name, md5_of(path)[:8])
     assert "withdrawn first edition" in messages(examine(path, "advection1d", **SPLIT), "error")
     monkeypatch.setitem(TASKS["advection1d"].published, path.name, (1, md5_of(path)))
     assert "the MD5 is the published one" in messages(examine(path, "advection1d", **SPLIT), "info")
@@ -641,13 +642,12 @@ def fake_solvers(monkeypatch):
         ]
         return np.stack(u).astype(np.float32)
 
-    fakes = {"advection1d": advection, "diff_react2d": react}
-    for name, task in list(TASKS.items()):
-        monkeypatch.setitem(TASKS, name, replace(task, simulate=fakes.get(name)))
+    fakes = {id(SOLVERS["advection1d"]): advection, id(SOLVERS["diff_react2d"]): react}
+    monkeypatch.setattr(Solver, "simulate", lambda self, *given, **more: fakes[id(self)](*given, **more))
 
 
 def test_dry_run_lists_the_files_and_writes_nothing(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(generate, "SOLVER_S", 0.01)
+    monkeypatch.setattr(solver, "MEASURED_S", 0.01)
     config = small(tmp_path)
     assert prepare_data.main(["--config", config, "--dry-run"]) == 0
     out = capsys.readouterr().out
@@ -670,10 +670,10 @@ def test_the_dry_run_solves_no_more_frames_than_it_takes_to_know_the_time(
         now[0] += 1.0 + 0.5 * (arguments["num_frames"] - 1)
         return np.zeros((1, 1))
 
-    monkeypatch.setattr(generate, "TOGETHER", 1)
-    monkeypatch.setattr(generate, "time", SimpleNamespace(process_time=lambda: now[0]))
-    monkeypatch.setattr(generate, "SOLVER_S", enough)
-    monkeypatch.setitem(TASKS, "diff_react2d", replace(TASKS["diff_react2d"], simulate=simulate))
+    monkeypatch.setattr(solver, "TOGETHER", 1)
+    monkeypatch.setattr(solver, "time", SimpleNamespace(process_time=lambda: now[0]))
+    monkeypatch.setattr(solver, "MEASURED_S", enough)
+    monkeypatch.setattr(Solver, "simulate", lambda _, *given, **more: simulate(*given, **more))
     overlay = small(tmp_path, tasks=["diff_react2d"])
     assert (
         prepare_data.main(["--config", overlay, "--dry-run", "--workers", "1", "task.diff_react2d.t_end=1.1"])
@@ -693,8 +693,8 @@ def test_the_dry_run_counts_what_trajectories_take_together(each, call, monkeypa
         now[0] += (num_frames - 1) * (call + each * len(indices))
         return np.zeros((1, 1))
 
-    monkeypatch.setattr(generate, "time", SimpleNamespace(process_time=lambda: now[0]))
-    monkeypatch.setitem(TASKS, "diff_react2d", replace(TASKS["diff_react2d"], simulate=simulate))
+    monkeypatch.setattr(solver, "time", SimpleNamespace(process_time=lambda: now[0]))
+    monkeypatch.setattr(Solver, "simulate", lambda _, *given, **more: simulate(*given, **more))
     arguments = ["task.diff_react2d.num_trajectories=4", "task.diff_react2d.num_frames=12"]
     assert (
         prepare_data.main(
@@ -722,15 +722,6 @@ def test_prepare_data_generates_then_says_up_to_date_and_the_doctor_agrees(tmp_p
     assert prepare_data.main(["--config", config, "--doctor"]) == 1
     with pytest.raises(ValueError, match="generated with other settings"):
         prepare_data.main(["--config", config, "data.seed=1"])
-
-
-def test_a_task_without_a_solver_is_refused_before_anything_is_made(tmp_path, fake_solvers):
-    config = small(tmp_path, tasks=["darcy2d"])
-    with pytest.raises(
-        ValueError, match="no solver for darcy2d; expected tasks among advection1d, diff_react2d"
-    ):
-        prepare_data.main(["--config", config])
-    assert sorted(os.listdir(tmp_path)) == ["tiny.yaml"]
 
 
 def test_published_source_downloads_by_id(tmp_path, server, monkeypatch, capsys):

@@ -10,8 +10,8 @@ import pytest
 import torch
 from test_data import SPLIT, examine, messages, saved
 
-from ups.tasks import diff_sorp
-from ups.tasks.diff_sorp import (
+from ups_solvers import SOLVERS, diff_sorp
+from ups_solvers.diff_sorp import (
     BULK_DENSITY,
     DIFFUSION,
     FREUNDLICH_K,
@@ -21,11 +21,10 @@ from ups.tasks.diff_sorp import (
     content,
     evolve,
     sample_start,
-    simulate,
     slopes,
     volumes,
 )
-from ups.tasks.initial import NOMINAL_POINTS
+from ups_solvers.initial import NOMINAL_POINTS
 
 SETTINGS = {"seed": 4, "resolution": 96, "num_frames": 11, "parameter": None, "t_end": 50.0}
 LENGTH = 1 + 2 * WALL
@@ -130,15 +129,18 @@ def test_pdebench_s_scheme_on_its_grid_gives_the_same():
 
 
 def test_a_grid_four_times_finer_and_shorter_steps_give_the_same_within_a_thousandth(monkeypatch):
-    coarse = simulate([0, 1], **SETTINGS | {"num_frames": 4, "t_end": 15.0})
+    coarse = SOLVERS["diff_sorp1d"].simulate([0, 1], **SETTINGS | {"num_frames": 4, "t_end": 15.0})
     monkeypatch.setattr(diff_sorp, "MIN_CELLS", 4 * diff_sorp.MIN_CELLS)
     monkeypatch.setattr(diff_sorp, "STEPS_PER_OCTAVE", 4 * diff_sorp.STEPS_PER_OCTAVE)
-    fine = simulate([0, 1], **SETTINGS | {"num_frames": 4, "t_end": 15.0})
+    fine = SOLVERS["diff_sorp1d"].simulate([0, 1], **SETTINGS | {"num_frames": 4, "t_end": 15.0})
     assert float((coarse - fine).norm() / fine.norm()) < 2e-4 and float((coarse - fine).abs().max()) < 5e-4
 
 
 def test_a_trajectory_is_one_function_whatever_the_grid():
-    coarse, fine = simulate(range(2), **SETTINGS | {"resolution": 32}), simulate(range(2), **SETTINGS)
+    coarse, fine = (
+        SOLVERS["diff_sorp1d"].simulate(range(2), **SETTINGS | {"resolution": 32}),
+        SOLVERS["diff_sorp1d"].simulate(range(2), **SETTINGS),
+    )
     assert float((coarse - fine[..., 1::3]).abs().max()) < 5e-4
 
 
@@ -160,11 +162,13 @@ def test_starts_are_uniform_constants():
         abs(starts.mean() - 0.1) < 4 * 0.2 / math.sqrt(12 * 4000)
         and abs(starts.var() / (0.04 / 12) - 1) < 0.06
     )
-    u = simulate(range(3), **SETTINGS | {"num_frames": 1, "seed": 9})
+    u = SOLVERS["diff_sorp1d"].simulate(range(3), **SETTINGS | {"num_frames": 1, "seed": 9})
     assert torch.equal(u, torch.from_numpy(starts[:3]).float().view(3, 1, 1, 1).expand(3, 1, 1, 96))
 
 
 def test_the_doctor_finds_generated_files_sound(tmp_path):
-    path = saved(tmp_path, simulate(range(10), **SETTINGS).numpy(), "diff_sorp1d", None)
+    path = saved(
+        tmp_path, SOLVERS["diff_sorp1d"].simulate(range(10), **SETTINGS).numpy(), "diff_sorp1d", None
+    )
     findings = examine(path, "diff_sorp1d", **SPLIT)
     assert messages(findings, "error") + messages(findings, "warning") == ""

@@ -1,8 +1,6 @@
 """The data doctor on files that look right: another equation, an unsteady answer, noise at a wall, and sound
 ones beside each."""
 
-from dataclasses import replace
-
 import h5py
 import numpy as np
 import pytest
@@ -11,8 +9,9 @@ from test_data import SPLIT, examine, messages, moving, saved
 
 from ups.data.doctor import report
 from ups.data.pdebench import open_data
-from ups.tasks import TASKS, get_task
-from ups.tasks.darcy import apply_operator
+from ups.tasks import TASKS
+from ups_solvers import SOLVERS
+from ups_solvers.darcy import apply_operator
 
 
 def complaints(findings):
@@ -67,7 +66,7 @@ def without_a_word(path):
 def test_the_mean_tells_a_task_apart_if_no_attribute_does(tmp_path):
     """Burgers keeps the mean, a reaction moves it; each under the other's name, and each under its own."""
     burgers = np.asarray(
-        get_task("burgers1d").simulate(
+        SOLVERS["burgers1d"].simulate(
             range(6), seed=0, resolution=32, num_frames=11, parameter=0.1, t_end=1.0
         )
     )
@@ -93,7 +92,7 @@ def test_the_mean_tells_a_task_apart_if_no_attribute_does(tmp_path):
 
 def darcy(num=6, resolution=16):
     return np.asarray(
-        get_task("darcy2d").simulate(
+        SOLVERS["darcy2d"].simulate(
             range(num), seed=0, resolution=resolution, num_frames=1, parameter=1.0, t_end=0.0
         )
     )
@@ -157,7 +156,7 @@ def test_noise_of_the_grid_at_a_wall_is_found_and_a_sharp_front_is_not_taken_for
 
 def test_a_field_that_is_rough_everywhere_is_not_taken_for_noise_at_a_wall(tmp_path):
     u = np.asarray(
-        get_task("diff_react2d").simulate(
+        SOLVERS["diff_react2d"].simulate(
             range(3), seed=0, resolution=32, num_frames=14, parameter=None, t_end=2.6
         )
     )
@@ -165,17 +164,6 @@ def test_a_field_that_is_rough_everywhere_is_not_taken_for_noise_at_a_wall(tmp_p
 
 
 # ---------------------------------------------------------------- what to do next
-
-
-def test_no_task_without_a_solver_is_advised_to_generate(tmp_path, monkeypatch):
-    monkeypatch.setitem(TASKS, "reacdiff1d", replace(TASKS["reacdiff1d"], simulate=None))
-    u = np.random.default_rng(0).random((20, 21, 1, 16), np.float32)
-    u[:, 4:] = u[:, 4:5]
-    findings = examine(saved(tmp_path, u, "reacdiff1d", 0.5), "reacdiff1d", **SPLIT)
-    assert "write data of your own (data.source=user): reacdiff1d has no solver here" in messages(
-        findings, "warning"
-    )
-    assert "source=generate" not in complaints(findings)
 
 
 @pytest.mark.parametrize("content", [None, b"nonsense"])

@@ -23,12 +23,13 @@ from ups.models.bases.identify import Identification
 from ups.models.bases.integrate import Model
 from ups.models.bases.least_squares import significant
 from ups.tasks import TASKS
+from ups_solvers import SOLVERS
 
 NU, CELLS, FRAMES, DT = 0.02, 64, 21, 0.05
 
 
 def states(seed: int, count: int, num_frames: int = 1) -> torch.Tensor:
-    return TASKS["burgers1d_forced"].simulate(
+    return SOLVERS["burgers1d_forced"].simulate(
         range(count),
         seed=seed,
         resolution=CELLS,
@@ -69,9 +70,13 @@ def excess(base: Equation, u: torch.Tensor, data: Trajectories) -> float:
     """Of new states, the base's error one frame ahead beyond what noise leaves, over the variance of that
     noise."""
     task, starts = TASKS["burgers1d_forced"], u[:, 0]
-    samples = task.exact_futures(
-        starts.float(), 64, seed=3, rows=range(len(starts)), num_frames=1, parameter=NU, dt=DT
-    )[:, :, 0].double()
+    samples = (
+        SOLVERS[task.name]
+        .exact_futures(
+            starts.float(), 64, seed=3, rows=range(len(starts)), num_frames=1, parameter=NU, dt=DT
+        )[:, :, 0]
+        .double()
+    )
     parameters = ParameterBatch(torch.zeros(len(starts), 1), torch.zeros(len(starts), dtype=torch.long))
     mean, std = (value.view(-1, 1) for value in (data.samples.head.codec.mean, data.samples.head.codec.std))
     now = base(((starts.float() - mean) / std)[:, None], parameters).double() * std + mean
@@ -137,7 +142,7 @@ def test_terms_averaged_over_both_frames_take_noise_for_drift(data, base):
 @pytest.mark.faults  # seven seconds: of the slow half
 def test_a_flow_under_noise_is_found_where_quiet_modes_count_more(monkeypatch):
     """Noise is in 8 of 24 x 24 modes; where every mode counts the same, these decide."""
-    simulate = TASKS["vorticity2d_forced"].simulate
+    simulate = SOLVERS["vorticity2d_forced"].simulate
     u = simulate(range(28), seed=0, resolution=24, num_frames=9, parameter=0.02, t_end=0.8)
     data = Trajectories(u, 0.1, 2 * math.pi)
     data.own["vorticity"] = [0]

@@ -14,6 +14,7 @@ from bench import eleven, numerics, table
 from ups.config import load_config
 from ups.data.build_cache import open_sources
 from ups.tasks import get_task
+from ups_solvers import SOLVERS
 
 SMALL = {"seed": 3, "resolution": 32, "num_frames": 5}
 ENDS = {
@@ -56,7 +57,7 @@ def made(task, count=2, **changes):
     }
     if get_task(task).is_steady:
         given["num_frames"] = 1
-    return torch.from_numpy(numerics.solve(task, np.arange(count), **given)), get_task(task).simulate(
+    return torch.from_numpy(numerics.solve(task, np.arange(count), **given)), SOLVERS[task].simulate(
         range(count), **given
     )
 

@@ -9,7 +9,7 @@ from torch.export import Dim, export
 
 from bench import gpu
 from ups.config import ROOT, load_config
-from ups.config.backbones import BACKBONES
+from ups.config.model import BACKBONES
 from ups.models.bases import flow
 from ups.models.bases.elliptic import Elliptic
 from ups.tasks import get_task

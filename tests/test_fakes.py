@@ -12,6 +12,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,8 +32,9 @@ from ups.generative.corrector import Corrector
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
 from ups.models.base_selection import fitted_state, select_base
-from ups.models.operator import build_operator
-from ups.tasks import burgers_forced
+from ups.models.head_setup import build_operator
+from ups.results import Results
+from ups_solvers import burgers_forced
 
 pytestmark = pytest.mark.faults  # tests/test_gates.py and tests/test_acceptance.py refuse fakes in seconds
 NAME, CELLS, NU, DT, CPU = "burgers1d_forced", 32, 0.02, 0.03, torch.device("cpu")
@@ -222,8 +224,9 @@ def placed(entry: dict, **fakes: str) -> dict:
 
 def failed(entry: dict) -> dict[str, str]:
     """Gate -> reason."""
+    [table] = Results.of({"ensembles": {"t": entry}}).ensembles.values()
     rows = [
-        row for stage in ("diffusion", "consistency") for row in ensemble_gates(stage, "t", entry, SETTINGS)
+        row for stage in ("diffusion", "consistency") for row in ensemble_gates(stage, "t", table, SETTINGS)
     ]
     assert len(rows) > 40
     return {row["name"]: row["reason"] for row in rows if not row["passed"]}
@@ -251,7 +254,8 @@ def test_scores_over_evaluations_end_at_those_of_the_report(world):
 
 def test_exact_samples_pass_every_acceptance_criterion(world):
     """But those of cost: here the network is called for its calls alone."""
-    rows = list(acceptance.transient("t", world[1]))
+    [table] = Results.of({"ensembles": {"t": world[1]}}).ensembles.values()
+    rows = list(acceptance.transient(table))
     assert (
         not [row for row in rows if not row.passed and not row.criterion.startswith("3a")] and len(rows) > 70
     )
@@ -324,12 +328,12 @@ def test_samples_of_another_law_are_not_exact(world, monkeypatch, noise, viscosi
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(burgers_forced, "AMPLITUDE", noise * burgers_forced.AMPLITUDE)
             burgers_forced.equation.cache_clear()
-            exact_futures = burgers_forced.FAMILY[0].exact_futures
+            exact_futures = burgers_forced.SOLVERS["burgers1d_forced"].exact_futures
             found = exact_futures(u, num, parameter=viscosity * parameter, **settings)
         burgers_forced.equation.cache_clear()
         return found
 
-    monkeypatch.setattr(truth, "task", dataclasses.replace(truth.task, exact_futures=draw))
+    monkeypatch.setattr("ups.evaluation.truth.solver_of", lambda _: SimpleNamespace(exact_futures=draw))
     found = placed(entry)
     windows = one_step(ensembles, 480, SETTINGS.members, [], num_exact=SETTINGS.truth_members)
     groups = truth.cache.trajectory[truth.cache.split["test"][windows.rows]]

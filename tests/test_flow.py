@@ -129,7 +129,8 @@ def test_a_driven_flow_between_walls_is_found_and_chosen_and_one_whose_velocity_
         ),
     )
     cache, device = open_cache(config, "ns_incom2d"), torch.device("cpu")
-    head, scores = select_base(cache, 0, 3, 0, device)
+    head, decisions = select_base(cache, 0, 3, 0, device)
+    scores = decisions[0].scores
     best = {
         kind: min(score for name, score in scores.items() if name.startswith(kind))
         for kind in config.task["ns_incom2d"].base

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ups.tasks import burgers_forced, get_task, kuramoto, vorticity
-from ups.tasks.forced import DAMPING, Forced, num_steps
-from ups.tasks.initial import random_stream
+from ups.tasks import get_task
+from ups_solvers import SOLVERS, burgers_forced, kuramoto, vorticity
+from ups_solvers.forced import DAMPING, Forced, num_steps
+from ups_solvers.initial import random_stream
 
 N, NU = (
     {"burgers1d_forced": 32, "vorticity2d_forced": 16},
@@ -250,8 +251,12 @@ def test_the_advection_keeps_the_square_and_the_energy_unless_products_are_alias
 @pytest.mark.parametrize("name", FAMILIES)
 def test_short_samples_have_the_variance_of_the_noise_and_the_mean_stays(name):
     task, n, dt = get_task(name), 16, 1e-3
-    u = task.simulate(range(3), seed=4, resolution=n, num_frames=1, parameter=NU[name], t_end=1.0)[:, 0]
-    samples = task.exact_futures(u, 200, seed=5, rows=range(3), num_frames=2, parameter=NU[name], dt=dt)
+    u = SOLVERS[task.name].simulate(
+        range(3), seed=4, resolution=n, num_frames=1, parameter=NU[name], t_end=1.0
+    )[:, 0]
+    samples = SOLVERS[task.name].exact_futures(
+        u, 200, seed=5, rows=range(3), num_frames=2, parameter=NU[name], dt=dt
+    )
     assert samples.shape == (3, 200, 2, 1, *u.shape[2:]) and samples.dtype == torch.float32
     waves = FAMILIES[name].equation(n, NU[name], dt).waves
     variance = squared(waves).flatten(1).sum()  # the same at every point: cosines and sines
@@ -265,16 +270,18 @@ def test_short_samples_have_the_variance_of_the_noise_and_the_mean_stays(name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_sample_is_a_function_of_seed_row_and_member(name):
     task = get_task(name)
-    u = task.simulate(range(2), seed=4, resolution=16, num_frames=1, parameter=NU[name], t_end=1.0)[:, 0]
+    u = SOLVERS[task.name].simulate(
+        range(2), seed=4, resolution=16, num_frames=1, parameter=NU[name], t_end=1.0
+    )[:, 0]
     settings = {"seed": 5, "num_frames": 2, "parameter": NU[name], "dt": 0.05}
-    both = task.exact_futures(u, 3, rows=[7, 9], **settings)
-    assert torch.equal(both[1:], task.exact_futures(u[1:], 3, rows=[9], **settings))
-    assert torch.equal(both[:, :2], task.exact_futures(u, 2, rows=[7, 9], **settings))
-    longer = task.exact_futures(u, 3, rows=[7, 9], **settings | {"num_frames": 3})
+    both = SOLVERS[task.name].exact_futures(u, 3, rows=[7, 9], **settings)
+    assert torch.equal(both[1:], SOLVERS[task.name].exact_futures(u[1:], 3, rows=[9], **settings))
+    assert torch.equal(both[:, :2], SOLVERS[task.name].exact_futures(u, 2, rows=[7, 9], **settings))
+    longer = SOLVERS[task.name].exact_futures(u, 3, rows=[7, 9], **settings | {"num_frames": 3})
     assert torch.equal(both, longer[:, :, :2])
     others = [
-        task.exact_futures(u[:1], 3, rows=[7], **settings | {"seed": 6}),
-        task.exact_futures(u[:1], 3, rows=[8], **settings),
+        SOLVERS[task.name].exact_futures(u[:1], 3, rows=[7], **settings | {"seed": 6}),
+        SOLVERS[task.name].exact_futures(u[:1], 3, rows=[8], **settings),
     ]
     assert all(float((other - both[:1]).abs().max()) > 1e-3 for other in others)
     assert (
@@ -286,8 +293,10 @@ def test_a_sample_is_a_function_of_seed_row_and_member(name):
 def test_the_truth_is_one_more_sample_and_a_sample_from_another_state_is_not(name):
     """Ranks of the truth among the samples are uniform; among those of another state they are not."""
     task, frames, num = get_task(name), 4, 7
-    u = task.simulate(range(60), seed=8, resolution=16, num_frames=frames, parameter=NU[name], t_end=0.3)
-    samples = task.exact_futures(
+    u = SOLVERS[task.name].simulate(
+        range(60), seed=8, resolution=16, num_frames=frames, parameter=NU[name], t_end=0.3
+    )
+    samples = SOLVERS[task.name].exact_futures(
         u[:, 0], num, seed=9, rows=range(60), num_frames=frames - 1, parameter=NU[name], dt=0.1
     )
 
@@ -370,7 +379,7 @@ def test_the_filter_passes_what_coarse_points_can_tell_and_nothing_else():
 
 def test_the_stored_trajectory_is_the_filtered_fine_one_and_loses_a_quarter_of_its_variance():
     task = get_task("ks1d_coarse")
-    u = task.simulate(range(8), seed=3, resolution=32, num_frames=3, parameter=None, t_end=2.0)
+    u = SOLVERS[task.name].simulate(range(8), seed=3, resolution=32, num_frames=3, parameter=None, t_end=2.0)
     modes = kuramoto.start(streams(8, 3), 128, kuramoto.LENGTH)
     fine = torch.cat([modes[:, None], kuramoto.evolve(modes, kuramoto.LENGTH, 1.0, 2)], 1)
     torch.testing.assert_close(u[:, :, 0].double(), kuramoto.filtered(fine, 32), rtol=0, atol=1e-6)

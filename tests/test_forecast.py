@@ -22,8 +22,9 @@ from ups.data.cache import Cache, open_cache
 from ups.forecaster import Forecaster
 from ups.generative.residuals import SteadyResiduals, TransientResiduals
 from ups.models.base_selection import fitted_state, select_base
+from ups.models.head_setup import build_operator
 from ups.models.loss import operator_loss
-from ups.models.operator import Operator, build_operator, load_operator
+from ups.models.operator import Operator, load_operator
 from ups.models.windows import Windows
 from ups.training.optim import build_optimizer, scale_lr
 

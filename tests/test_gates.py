@@ -22,7 +22,8 @@ from ups.metrics.errors import vanishes
 from ups.metrics.intervals import bootstrap, halves
 from ups.metrics.intervals import entry as entry_of
 from ups.metrics.joint import score_joint
-from ups.report import report, summary
+from ups.report import summary
+from ups.results import Results
 
 SETTINGS = load_config(None).evaluate
 CASES, MEMBERS, FRAMES, CELLS = 60, 8, 8, 16
@@ -155,11 +156,11 @@ def results_with(transient=None, steady=None) -> dict:
 
 
 def failed(results: dict, settings=SETTINGS) -> set[str]:
-    return {row["name"] for row in check_gates(results, settings) if not row["passed"]}
+    return {row["name"] for row in check_gates(Results.of(results), settings) if not row["passed"]}
 
 
 def test_honest_stages_pass_every_gate_and_each_stage_has_some():
-    gates = check_gates(results_with(entry(), prior()), SETTINGS)
+    gates = check_gates(Results.of(results_with(entry(), prior())), SETTINGS)
     assert not [row["reason"] for row in gates if not row["passed"]]
     claims = {(row["stage"], row["name"].split("/")[0]) for row in gates}
     every = ("finite", "score", "spread", "coverage_50", "variogram_space", "spectrum", "nearest")
@@ -229,7 +230,7 @@ def test_if_noise_may_be_the_exact_law_a_corrector_equal_to_it_passes():
     made["comparisons"]["corrector / dressed_conditional"]["crps"] = versus
     assert "score/t/corrector" in failed(results_with(made))
     leads = {end: [1.0, 1.2] for end in ("value", "low", "high")}
-    made["models"]["exact"] = {}
+    made["models"]["exact"] = {"num_members": MEMBERS}
     made["comparisons"]["corrector / exact"] = {"crps": versus, "crps_by_lead": leads}
     names = failed(results_with(made))
     assert "score/t/corrector" not in names and "exact/t/corrector" in names
@@ -253,7 +254,7 @@ def test_a_stage_that_was_asked_for_and_is_missing_fails_unless_the_report_stops
     else:
         for model in STAGES[stage].samplers:
             del results["ensembles"]["t"]["models"][model]
-    [row] = [row for row in check_gates(results, SETTINGS) if not row["passed"]]
+    [row] = [row for row in check_gates(Results.of(results), SETTINGS) if not row["passed"]]
     assert (
         row["name"] == f"made/t/{stage}"
         and f"Run make {stage}, or remove it from evaluate.stages" in row["reason"]
@@ -273,7 +274,9 @@ def test_an_operator_that_is_gated_passes_and_fails_for_the_stated_reason():
     )
     assert "trivial/darcy2d" in gates and not gates["nrmse/diff_react2d"]["passed"]
     assert gates["finite/cfd3d/operator"]["passed"] and "finite/advection1d/fno" not in gates
-    reasons = {row["name"]: row["reason"] for row in check_gates(results, limits) if not row["passed"]}
+    reasons = {
+        row["name"]: row["reason"] for row in check_gates(Results.of(results), limits) if not row["passed"]
+    }
     assert (
         "allowed is below 1e-06" in reasons["trivial/advection1d"]
         and "was not evaluated" in reasons["nrmse/burgers1d"]
@@ -295,7 +298,7 @@ def test_errors_are_pooled_where_a_driven_field_vanishes():
     settings = replace(SETTINGS, min_initial_conditions=1)
 
     def trivial() -> dict:
-        return {row["name"]: row for row in check_gates(results, settings)}["trivial/advection1d"]
+        return {row["name"]: row for row in check_gates(Results.of(results), settings)}["trivial/advection1d"]
 
     assert not trivial()["passed"] and trivial()["value"] == 40.0
     task["error"] = "nrmse_pooled"
@@ -313,17 +316,18 @@ def test_a_prediction_that_is_not_finite_fails_every_gate_it_touches():
         "stages": {"operator": ["advection1d"]},
     }
     gates = check_gates(
-        results,
+        Results.of(results),
         replace(
             SETTINGS, max_ratio_to_persistence=1e9, max_nrmse={"advection1d": 1e9}, min_initial_conditions=1
         ),
     )
     # finite twice, against persistence and base, the limit
     assert [row["passed"] for row in gates] == [False] * 5
-    results |= {"gates": gates, "usability": check_usability(results)}
+    results |= {"gates": gates, "usability": check_usability(Results.of(results))}
     assert not results["usability"]["advection1d"]["usable"]
-    assert "not finite" in summary.paragraph(results) and "5 of 5 gates fail" in summary.paragraph(results)
-    report.check_results(results)
+    assert "not finite" in summary.paragraph(
+        Results.of(results)
+    ) and "5 of 5 gates fail" in summary.paragraph(Results.of(results))
 
 
 @pytest.mark.parametrize(
@@ -373,7 +377,7 @@ def test_less_data_makes_a_gate_harder():
 def test_usability_is_stated_with_the_reasons(error, ratio, usable, words):
     row = {"nrmse": dict(zip(("value", "low", "high"), error, strict=True)), "correlation_time": point(1.0)}
     task = {
-        "models": {"operator": row, "persistence": {}},
+        "models": {"operator": row, "persistence": row},
         "times": [0.5, 1.0],
         "network_is_used": True,
         "num_initial_conditions": 9,
@@ -382,7 +386,7 @@ def test_usability_is_stated_with_the_reasons(error, ratio, usable, words):
             "operator / base": {"nrmse": point(1.07)},
         },
     }
-    found = check_usability({"tasks": {"own": task}})["own"]
+    found = check_usability(Results.of({"tasks": {"own": task}}))["own"]
     assert (
         found["usable"] is usable
         and words in found["words"]
@@ -390,7 +394,7 @@ def test_usability_is_stated_with_the_reasons(error, ratio, usable, words):
     )
     assert "(scored up to 2 frames ahead, 1 time units)" in found["words"]
     row["correlation_time"] = point(0.4)
-    found = check_usability({"tasks": {"own": task}})["own"]
+    found = check_usability(Results.of({"tasks": {"own": task}}))["own"]
     assert not found["usable"] and (None in error or "for 0.4 of 1 time units only" in found["words"])
 
 

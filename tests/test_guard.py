@@ -1,4 +1,4 @@
-"""ups/training/guard.py: whoever hangs, dies or falls out of step is named, and nobody is left waiting for
+"""ups_launch/guard.py: whoever hangs, dies or falls out of step is named, and nobody is left waiting for
 it.
 
 The ranks are processes that import the guard alone; their work is a line of Python.
@@ -16,16 +16,16 @@ from pathlib import Path
 import pytest
 
 from ups.config import ROOT
-from ups.training.guard import RECORD_BYTES, Guard
-from ups.training.processes import descendants, process_state
-from ups.training.stalls import Activity, Peer, activity_of, find_stall
+from ups_launch.guard import RECORD_BYTES, Guard
+from ups_launch.processes import descendants, process_state
+from ups_launch.stalls import Activity, Peer, activity_of, find_stall
 
 HANG_S = 1.5
 SCRIPT = f"""
 import ctypes, os, signal, sys, time
 from pathlib import Path
-import ups.training.guard
-from ups.training.guard import Guard
+import ups.common.progress, ups_launch.guard
+from ups_launch.guard import Guard
 from ups.common.progress import beat
 rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 sleep_in_c, sleep_with_lock = ctypes.CDLL(None).sleep, ctypes.PyDLL(None).sleep
@@ -221,8 +221,7 @@ def test_a_signal_outside_the_loop_ends_at_once_and_inside_is_noted(tmp_path):
 
 def test_a_signal_to_a_blocked_rank_takes_the_grace_period_and_not_longer(tmp_path):
     blocked = (
-        "ups.training.guard.GRACE_S = 1.0; guard.hang_s = guard.limit_s = 50; guard.is_in_loop = True\n"
-        + WAITS
+        "ups_launch.guard.GRACE_S = 1.0; guard.hang_s = guard.limit_s = 50; guard.is_in_loop = True\n" + WAITS
     )
     processes = start(tmp_path, blocked, blocked)
     while len(list(tmp_path.glob("ready*"))) < 2:

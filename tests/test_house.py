@@ -1,5 +1,5 @@
-"""Imports: a file of ups/ imports from its own package or from layers below, never in a cycle, and what make
-runs often does not import torch."""
+"""Imports: a file of ups/ imports from its own package or from layers below, never in a cycle; `ups_solvers`
+knows nothing of ups, and ups needs it in one place; what make runs often does not import torch."""
 
 import ast
 import functools
@@ -12,15 +12,15 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     {"common"},
-    {"tasks", "metrics"},
-    {"userdata"},
+    {"tasks", "metrics", "results"},
+    {"userdata", "select"},
     {"config"},
     {"data", "training"},
     {"models"},
     {"generative"},
     {"evaluation"},
     {"report"},
-    {"commands", "forecaster", "forecast_inputs", "forecast_xarray", "__main__"},
+    {"commands", "forecaster", "forecast_inputs", "forecast_xarray", "hub", "hub_client", "__main__"},
 ]
 TOP = len(LAYERS) - 1
 # packages that may import less than their layer allows
@@ -123,6 +123,28 @@ def scripts_imported(root: Path = ROOT) -> list[str]:
     ]
 
 
+def top_imports(path: Path) -> set[str]:
+    """Top-level packages that a file imports anywhere."""
+    nodes = [*ast.walk(parsed(path.read_text(encoding="utf-8")))]
+    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    found |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    return {name.split(".")[0] for name in found}
+
+
+def test_the_solvers_import_no_file_of_ups_and_ups_imports_them_in_one_place():
+    allowed = {"numpy", "torch", "ups_solvers"} | sys.stdlib_module_names
+    files = list((ROOT / "ups_solvers").glob("*.py"))
+    assert files and not set.union(*map(top_imports, files)) - allowed
+    users = [name for name, path in modules().items() if "ups_solvers" in top_imports(path)]
+    assert users == ["data.generate"]
+
+
+def test_weights_are_loaded_without_a_solver():
+    code = "import sys, ups; ups.load('pretrained'); sys.exit('ups_solvers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_nothing_imports_from_layers_above():
     assert not forbidden_imports()
 
@@ -138,14 +160,14 @@ def test_the_package_imports_no_script_benchmark_or_test():
 @pytest.mark.parametrize(
     ("path", "text", "words"),
     [
-        ("ups/tasks/burgers.py", "from ups.config import load_config", "tasks.burgers imports config"),
-        ("ups/tasks/burgers.py", "from ups.metrics import errors", "tasks.burgers imports metrics.errors"),
+        ("ups/tasks/families.py", "from ups.config import load_config", "tasks.families imports config"),
+        ("ups/tasks/families.py", "from ups.metrics import errors", "tasks.families imports metrics.errors"),
         (
             "ups/training/run.py",
             "def f():\n    from ups.data import cache",
             "training.run imports data.cache",
         ),
-        ("ups/training/run.py", "from ups.tasks import burgers", "training.run imports tasks.burgers"),
+        ("ups/training/run.py", "from ups.tasks import families", "training.run imports tasks.families"),
         (
             "ups/models/operator.py",
             "from ups.training.run import Run",
@@ -158,7 +180,7 @@ def test_the_package_imports_no_script_benchmark_or_test():
 )
 def test_a_forbidden_import_is_found(tmp_path, path, text, words):
     for name in (
-        "tasks/burgers",
+        "tasks/families",
         "config/__init__",
         "metrics/errors",
         "training/run",
@@ -189,7 +211,7 @@ def test_a_cycle_is_found(tmp_path):
         "ups",
         "ups.tasks",
         "ups.config",
-        "ups.training.launch",
+        "ups_launch",
         "ups.commands.interpreter",
         "ups.commands.stages",
     ],
@@ -198,3 +220,9 @@ def test_torch_is_not_imported_at_the_start_of(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_diagram_of_the_design_page_is_that_of_the_imports():
+    done = subprocess.run([sys.executable, "docs/diagram.py"], cwd=ROOT, capture_output=True, text=True)
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    assert f"```mermaid\n{done.stdout}```" in page, "run python docs/diagram.py --write"

@@ -123,7 +123,7 @@ def test_exact_samples_pass_and_no_cheap_ensemble_does(samples, u):
 
 def test_a_mixture_of_scales_is_selected(root):
     head = load_corrector(world.config_of(root, *SETTINGS).run_dir / "diffusion").heads[NOISY]
-    assert head.description["is_localized"] and head.mixture.std[0].max() < 0.1 * head.mixture.std[1].max()
+    assert head.facts.is_localized and head.mixture.std[0].max() < 0.1 * head.mixture.std[1].max()
 
 
 @pytest.mark.parametrize("model", ["corrector", "student_2"])

@@ -3,8 +3,6 @@ them all, and fakes of tests/test_fakes.py are refused by a gate that names them
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from test_base_selection import make_caches
@@ -18,7 +16,8 @@ from ups.evaluation.reference_ensembles import sample_exactly, sample_law
 from ups.evaluation.truth import open_truth
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.joint import law_increments, residual_energy, score_joint
-from ups.tasks import barkley
+from ups.results import Entry, Results
+from ups_solvers import barkley
 
 pytestmark = pytest.mark.faults  # half a minute of exact samples
 STARTS, MEMBERS, COUNT = 16, 10, 100
@@ -36,7 +35,7 @@ REFUSED = {
 
 
 @pytest.fixture(scope="module")
-def entry(tmp_path_factory) -> dict[str, Any]:
+def entry(tmp_path_factory) -> Entry:
     """Figures of exact samples and of fakes, as in results.json. The operator is the equation alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(barkley, "SPIN", 16.0)
@@ -72,7 +71,8 @@ def entry(tmp_path_factory) -> dict[str, Any]:
         f"{name} / exact": compare_ensembles(found, scores["exact"], COUNT, 0, groups)
         for name, found in scores.items()
     }
-    return {"models": models, "comparisons": comparisons, "members": MEMBERS, "best_cheap": "exact"}
+    found = {"models": models, "comparisons": comparisons, "members": MEMBERS, "best_cheap": "exact"}
+    return Results.of({"ensembles": {"t": found}}).ensembles["t"]
 
 
 @pytest.mark.parametrize("model", REFUSED)

@@ -1,4 +1,4 @@
-"""ups/training/launch.py: restarts what a restart can help, and nothing else; leaves no process; needs no
+"""ups_launch/__main__.py: restarts what a restart can help, and nothing else; leaves no process; needs no
 torch.
 
 The trees are small scripts that tell what ranks would tell; tests/faults/inject.py runs real stages under the
@@ -18,17 +18,17 @@ import pytest
 import yaml
 
 from ups.config import ROOT
-from ups.training import launch
-from ups.training.launch import decide, launcher_command
-from ups.training.processes import EVENTS, process_state
+from ups_launch import __main__ as launch
+from ups_launch.__main__ import decide, launcher_command
+from ups_launch.processes import EVENTS, process_state
 
 START = [{"event": "start", "rank": 0, "pid": 1}, {"event": "start", "rank": 1, "pid": 2}]
 OPEN = [*START, {"event": "open", "rank": 0, "directory": "/x"}]
 SCRIPT = """
 import json, os, subprocess, sys, time
 from pathlib import Path
-import ups.training.processes
-from ups.training.processes import send_event
+import ups_launch.processes
+from ups_launch.processes import send_event
 folder = Path(sys.argv[1])
 count = len(list(folder.glob("attempt*")))
 (folder / f"attempt{count}").write_text(str(os.getpid()))
@@ -78,7 +78,7 @@ def test_a_failure_is_told_by_what_was_lost_not_by_who_lost_it():
 def command(folder, work: str, *options: str) -> list[str]:
     """The supervisor with a Python script in place of accelerate launch."""
     code = (
-        "import sys; from ups.training import launch; launch.launcher_command = lambda words: "
+        "import sys; from ups_launch import __main__ as launch; launch.launcher_command = lambda words: "
         "[sys.executable, '-c', "
         "*words[1:]]; launch.BACKOFF_S = 0.01; launch.CHILDREN_S = 0.3; sys.exit(launch.main())"
     )
@@ -145,7 +145,7 @@ def test_a_refusal_by_every_rank_is_said_once_and_another_one_too():
 
 
 def test_a_torn_word_of_a_rank_is_no_traceback_and_costs_no_other_word(tmp_path):
-    torn = "open(os.environ[ups.training.processes.EVENTS], 'ab').write(b'{\"event\": \"fai')\n"
+    torn = "open(os.environ[ups_launch.processes.EVENTS], 'ab').write(b'{\"event\": \"fai')\n"
     code, said, _ = supervise(tmp_path, f"{torn}send_event('finished')")
     assert code == 0 and "a word of a rank is torn" in said and "Traceback" not in said
 
@@ -163,8 +163,8 @@ def test_a_supervisor_that_nobody_hears_still_ends_as_it_should(tmp_path):
 def test_a_launcher_without_ranks_is_not_waited_for_without_limit(tmp_path):
     """It waits for a machine that never comes; started again it would wait again."""
     code = (
-        "import sys; from ups.training import launch; launch.launcher_command = lambda words: ['sleep', "
-        "'300']; launch.START_S = 1.0; sys.exit(launch.main())"
+        "import sys; from ups_launch import __main__ as launch; launch.launcher_command = lambda words: "
+        "['sleep', '300']; launch.START_S = 1.0; sys.exit(launch.main())"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, "script.py"],
@@ -180,7 +180,7 @@ def test_a_launcher_without_ranks_is_not_waited_for_without_limit(tmp_path):
 
 def test_a_signal_before_there_are_ranks_is_obeyed_at_once(tmp_path):
     code = (
-        "import sys; from ups.training import launch; launch.launcher_command = lambda words: "
+        "import sys; from ups_launch import __main__ as launch; launch.launcher_command = lambda words: "
         "['sh', '-c', 'echo there; exec sleep 300']; sys.exit(launch.main())"
     )
     process = subprocess.Popen(
@@ -236,7 +236,7 @@ def test_a_closed_terminal_ends_what_make_waits_for_unless_nohup_said_otherwise(
 
 def test_a_terminal_that_closes_before_the_first_look_at_it_is_seen(tmp_path):
     code = (
-        "import os, sys, time\nfrom ups.training.processes import Terminal\nos.setsid()\n"
+        "import os, sys, time\nfrom ups_launch.processes import Terminal\nos.setsid()\n"
         "os.close(os.open(os.ttyname(0), os.O_RDWR))\nimport signal; signal.signal(signal.SIGHUP, "
         "signal.SIG_IGN)\n"
         "terminal = Terminal()\nopen(sys.argv[1] + '/there', 'w').close()\n"
@@ -261,11 +261,11 @@ REFUSES = "send_event('failed', kind='configuration', code=2, cause='because'); 
 
 def launched(folder, work: str, topology: str = "cpu2") -> subprocess.Popen:
     (folder / "script.py").write_text(
-        f"import os, sys, time\nfrom ups.training.processes import send_event\n{work}\n"
+        f"import os, sys, time\nfrom ups_launch.processes import send_event\n{work}\n"
     )
     words = ["--config_file", f"accelerate_configs/{topology}.yaml", str(folder / "script.py"), str(folder)]
     return subprocess.Popen(
-        [sys.executable, "-m", "ups.training.launch", *words],
+        [sys.executable, "-m", "ups_launch", *words],
         cwd=ROOT,
         stderr=subprocess.PIPE,
         text=True,
@@ -392,7 +392,7 @@ def test_a_launcher_that_is_stopped_is_replaced(tmp_path):
         "if count == 0: os.kill(os.getpid(), 19)\nsend_event('finished')"
     )
     code = (
-        "import sys; from ups.training import launch; launch.launcher_command = lambda words: "
+        "import sys; from ups_launch import __main__ as launch; launch.launcher_command = lambda words: "
         "[sys.executable, '-c', *words[1:]]; launch.STOPPED_S = 0.5; sys.exit(launch.main())"
     )
     done = subprocess.run(
@@ -437,7 +437,7 @@ def test_the_port_is_a_free_one_unless_the_user_or_several_machines_choose(tmp_p
 )
 def test_a_launch_that_cannot_be_ends_with_2_and_one_line(words, text):
     done = subprocess.run(
-        [sys.executable, "-m", "ups.training.launch", *words],
+        [sys.executable, "-m", "ups_launch", *words],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -448,20 +448,20 @@ def test_a_launch_that_cannot_be_ends_with_2_and_one_line(words, text):
 
 
 def test_the_supervisor_starts_without_torch():
-    code = "import sys, ups.training.launch; sys.exit('torch' in sys.modules or 'accelerate' in sys.modules)"
+    code = "import sys, ups_launch.__main__; sys.exit('torch' in sys.modules or 'accelerate' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False).returncode == 0
 
 
 def test_make_starts_stages_through_the_supervisor():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert (
-        "-m ups.training.launch --config_file $(TOPOLOGY_FILE)" in makefile
+        "-m ups_launch --config_file $(TOPOLOGY_FILE)" in makefile
         and "accelerate.commands.launch" not in makefile
     )
 
 
 def test_events_are_lines_of_json_and_nothing_without_a_supervisor(tmp_path, monkeypatch):
-    from ups.training.processes import send_event
+    from ups_launch.processes import send_event
 
     monkeypatch.delenv(EVENTS, raising=False)
     send_event("open", directory="/x")

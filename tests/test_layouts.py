@@ -15,6 +15,7 @@ from ups.data.doctor import examine
 from ups.data.layout import allocated
 from ups.data.pdebench import open_data
 from ups.tasks import get_task
+from ups.tasks.published import FURTHER
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM, FRAMES = 5, 4
@@ -86,9 +87,7 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("task", "name"), [(task, name) for task in PROBLEMS for name in get_task(task).further]
-)
+@pytest.mark.parametrize(("task", "name"), [(task, name) for task in PROBLEMS for name in FURTHER[task]])
 def test_a_single_test_problem_is_read_as_one_trajectory(task, name, tmp_path):
     """Sod1 to 7, shocks, Kelvin-Helmholtz, Orszag-Tang, blast wave, turbulence: their names tell no
     viscosity, so the file must. Of their axes no more is documented than of the other files': one without

@@ -154,7 +154,7 @@ def by_least_squares(cache: Cache, context: int) -> float:
 )
 def test_the_base_is_as_good_as_plain_least_squares(tmp_path, arrays, said):
     config, cache = prepared(tmp_path, said, **arrays)
-    head, scores = base_selection.select_base(cache, 1, config.context("ks"), 0, CPU)
+    head, _ = base_selection.select_base(cache, 1, config.context("ks"), 0, CPU)
     assert head.base.kind == "linear" and not head.facts.base["unstable"]
     error = evaluate_candidate("", head, cache, config.context("ks"), cache.split["test"]).error()
     assert error < max(1.05 * by_least_squares(cache, config.context("ks")), FLOAT32)
@@ -196,7 +196,8 @@ def test_a_map_between_cells_is_no_candidate_if_windows_are_shifted(tmp_path, ca
     u = fields(12, 16)[:, None].repeat(3, 1)
     said = {**TRANSIENT, "boundary": "periodic", "symmetries": ["shift"]}
     config, cache = prepared(tmp_path, said, u=u)
-    _, scores = base_selection.select_base(cache, 1, 1, 0, CPU)
+    _, decisions = base_selection.select_base(cache, 1, 1, 0, CPU)
+    scores = decisions[0].scores
     assert (
         not any("linear" in name for name in scores)
         and "linear: left out, as ks is shifted" in capsys.readouterr().out
@@ -231,7 +232,8 @@ def test_masked_cells_take_no_part(tmp_path):
     arrays["u"][:, 8:14] = np.nan
     said = {**TRANSIENT, "layout": {"u": ["time", "x"]}, "cut": 12, "base": ["persistence", "linear"]}
     config, cache = prepared(tmp_path, said, **arrays)
-    head, scores = base_selection.select_base(cache, 1, config.context("ks"), 0, CPU)
+    head, decisions = base_selection.select_base(cache, 1, config.context("ks"), 0, CPU)
+    scores = decisions[0].scores
     assert head.base.kind == "linear" and scores[head.facts.base["name"]] < scores["persistence"]
     for part in (head.base.reads, head.base.gives):
         assert part[8:14].abs().max() < 1e-6 * part.abs().max()
@@ -246,5 +248,6 @@ def test_the_linear_base_reads_the_forcing(tmp_path):
     layout = {"u": ["trajectory", "time", "x"], "q": ["trajectory", "time"]}
     said = {**TRANSIENT, "layout": layout, "forcing": ["q"], "base": ["persistence", "linear"]}
     config, cache = prepared(tmp_path, said, u=np.stack(u, 1), q=heat)
-    head, scores = base_selection.select_base(cache, 1, config.context("ks"), 0, CPU)
+    head, decisions = base_selection.select_base(cache, 1, config.context("ks"), 0, CPU)
+    scores = decisions[0].scores
     assert head.base.kind == "linear" and scores[head.facts.base["name"]] < 1e-4 < 0.5 < scores["persistence"]

@@ -760,7 +760,7 @@ def calls(tree: ast.AST, within: tuple[ast.AST, ...] = ()) -> Iterator[tuple[ast
 @pytest.fixture(scope="module")
 def product() -> dict[Path, list[tuple[ast.Call, tuple[ast.AST, ...]]]]:
     """Every call of the scripts and of ups/, by file."""
-    paths = [*ROOT.glob("*.py"), *(ROOT / "ups").rglob("*.py")]
+    paths = [*ROOT.glob("*.py"), *ROOT.glob("ups*/**/*.py")]
     return {path: [*calls(ast.parse(path.read_text(encoding="utf-8")))] for path in paths}
 
 

@@ -12,6 +12,7 @@ from test_data import SPLIT, examine, messages, moving, saved
 from ups.evaluation.forecast import noise_of_truth
 from ups.metrics.noise import measurement_noise, noise_by_field
 from ups.report.tables import noise_in_words
+from ups.results import Results
 
 CELLS, FRAMES = 64, 40
 X, T = np.arange(CELLS) / CELLS, np.arange(FRAMES)[:, None]
@@ -168,6 +169,7 @@ def test_the_error_without_the_noise_of_the_truth_is_that_against_the_clean_trut
     measured, beyond = noise["nrmse"]["operator"]
     assert beyond == pytest.approx(expected, rel=0.05) and measured > 2 * expected
     assert noise["fraction"]["u"] == pytest.approx(0.05 / float(clean.square().mean().sqrt()), rel=0.01)
-    words = noise_in_words(noise)
+    [task] = Results.of({"tasks": {"a": {"noise": noise}}}).tasks.values()
+    words = noise_in_words(task)
     assert "7.0" in words and "estimated from 10 frames" in words
     assert noise_of_truth(SimpleNamespace(noise=None), ["u"], scores) == {}

@@ -10,8 +10,9 @@ import torch
 from test_data import SPLIT, examine, messages, saved
 from torch import Tensor
 
-from ups.tasks.initial import cell_centres, random_stream
-from ups.tasks.ns_incompressible import (
+from ups_solvers import SOLVERS
+from ups_solvers.initial import cell_centres, random_stream
+from ups_solvers.ns_incompressible import (
     HIGHEST,
     Box,
     at_centres,
@@ -20,7 +21,6 @@ from ups.tasks.ns_incompressible import (
     field,
     noise,
     sample_start,
-    simulate,
 )
 
 SETTINGS = {"seed": 3, "resolution": 32, "num_frames": 5, "parameter": None, "t_end": 0.2}
@@ -255,7 +255,7 @@ def test_starts_are_the_same_fields_on_every_grid_and_have_mean_zero():
 
 
 def test_the_first_frame_is_the_noise_made_incompressible_and_the_doctor_finds_files_sound(tmp_path):
-    u = simulate(range(4), **SETTINGS)
+    u = SOLVERS["ns_incom2d"].simulate(range(4), **SETTINGS)
     v, particles, force = sample_start(3, 1, 32)
     frames = list(Box(force, 0.01).evolve(v, particles, dt=0.05, num_frames=3))
     assert torch.equal(u[1, 0, :3], at_centres(Box(force).project(v), particles).float())

@@ -21,7 +21,8 @@ from ups.generative.observation import (
     row_generators,
     sample_levels,
 )
-from ups.tasks import darcy_grf
+from ups_solvers import darcy_grf
+from ups_solvers.darcy_grf import LinearObservation
 
 
 def field(*shape: int) -> Tensor:
@@ -173,7 +174,7 @@ def test_the_linear_observation_is_of_the_log_coefficient_itself(case: str) -> N
     mean, std = 0.3, 0.8
     v = ((g - mean) / std).float()[None, None]
     found = observe_case(v, case, row_generators(0, rows=range(1)))
-    linear = as_linear(found, 0, mean, std)
+    linear = LinearObservation(**as_linear(found, 0, mean, std))
     count = {"none": 0, "points_1": 3, "points_10": 26, "points_50": 128, "coarse_4": 16}.get(case, 256)
     assert (
         linear.cells.shape == (count, 16 if case == "coarse_4" else 1)

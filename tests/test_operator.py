@@ -33,7 +33,6 @@ from ups.common.precision import in_words
 from ups.config import ROOT, OptimConfig, load_config
 from ups.data.cache import Cache, open_cache
 from ups.data.tokenizer import Tokenizer
-from ups.models.base_selection import rows_by_parameter
 from ups.models.bases.base import ParameterBatch
 from ups.models.facts import describe_tokenizer
 from ups.models.loss import (
@@ -41,17 +40,17 @@ from ups.models.loss import (
     ROUNDING,
     is_worth_training,
     operator_loss,
-    pooled,
     relative_error,
     relative_field_error,
     squared_errors,
 )
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import rollout
-from ups.models.selection import select
 from ups.models.windows import Windows, augment
-from ups.tasks import TASKS, darcy, diff_react, gas, get_task, ns_incompressible, reacdiff
+from ups.select import pooled, select_network
+from ups.tasks import TASKS, get_task
 from ups.training.optim import build_optimizer, scale_lr
+from ups_solvers import SOLVERS, darcy, diff_react, gas, ns_incompressible, reacdiff
 
 MODEL = {"kind": "flat", "width": 16, "depth": 2, "modes": 4, "kernel_size": 5, "mlp_ratio": 2.0}
 HEADS = [("burgers1d", "transport", 2), ("darcy2d", "elliptic", 1), ("diff_react2d", "propagator", 2)]
@@ -586,7 +585,9 @@ def num_distinct(found: list[list[Tensor]]) -> int:
 
 
 def test_augmented_darcy_data_still_solve_darcys_equation():
-    data = darcy.simulate(range(2), seed=0, resolution=16, num_frames=1, parameter=1.0, t_end=1.0)
+    data = SOLVERS["darcy2d"].simulate(
+        range(2), seed=0, resolution=16, num_frames=1, parameter=1.0, t_end=1.0
+    )
     a, u = data[:, :, :1], data[:, :, 1:]
     flipped = darcy.solve(a[0, 0, 0].flip(1).T, torch.ones(()))  # the fact that it rests on
     torch.testing.assert_close(flipped.float(), u[0, 0, 0].flip(1).T, rtol=0, atol=1e-6)
@@ -613,7 +614,9 @@ def test_augmented_gas_still_obeys_its_equations_and_a_velocity_that_does_not_tu
     name, num_cells, monkeypatch
 ):
     task = get_task(name)
-    u = task.simulate(range(3), seed=0, resolution=num_cells, num_frames=2, parameter=0.01, t_end=0.02)
+    u = SOLVERS[task.name].simulate(
+        range(3), seed=0, resolution=num_cells, num_frames=2, parameter=0.01, t_end=0.02
+    )
     low, high = task.domain
     flow = gas.Gas(0.01, 0.01, (high - low) / num_cells, task.boundary == "periodic")
 
@@ -876,7 +879,7 @@ def test_the_stage_learns_from_every_task_and_states_its_bases(reference):
 
 def validated(operator: Operator, cache: Cache, context: int) -> dict[float, Tensor]:
     """Network weight -> squared errors, as the stage computes them at its end."""
-    rows, found = rows_by_parameter(cache, "val", 4), {}
+    rows, found = cache.rows_by_parameter("val", 4), {}
     for weight in (1.0, 0.5):
         found[weight] = squared_errors(operator, cache, rows, context, torch.device("cpu"), weight)
     return found
@@ -889,12 +892,12 @@ def test_what_is_exported_validates_as_recorded_and_the_network_serves_where_it_
     operator = load_operator(directory)
     for name, error in recorded.items():
         cache = open_cache(config, name)
-        rows = rows_by_parameter(cache, "val", 4)  # four times as many
+        rows = cache.rows_by_parameter("val", 4)  # four times as many
         recorded_of = operator.heads[name].facts.selection
         served = operator.heads[name].facts.network_weight
         found = validated(operator, cache, config.context(name))
         best = min(found, key=lambda weight: pooled(found[weight])["network"])
-        selection = select(found, cache.trajectory[rows], config.run.seed)
+        selection, _ = select_network(name, found, cache.trajectory[rows], config.run.seed)
         # the numbers that decided are stored with the weights
         assert selection == recorded_of and served == selection["network_weight"]
         truth, _, *squares = found[best].sum(0)
@@ -1229,3 +1232,10 @@ def test_a_rollout_refuses_a_tensor_that_requires_a_gradient(published):
         published.rollout(z, "burgers1d", torch.tensor([[0.01]]), 2)
     with torch.no_grad():
         assert published.rollout(z, "burgers1d", torch.tensor([[0.01]]), 2).shape[1] == 2
+
+
+def test_a_base_of_another_kind_than_those_of_this_version_is_refused_by_name():
+    description, codecs = describe("advection1d", "propagator")
+    base = {"kind": "per_field", "settings": {"components": []}}
+    with pytest.raises(ValueError, match="advection1d have a base of kind 'per_field'; expected one of "):
+        build((description | {"base": base}, codecs))

@@ -8,10 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from ups.tasks import TASKS, advection, burgers, darcy, darcy_grf, diff_react
-from ups.tasks.initial import Wave, cell_centres, random_stream, sample_wave
+from ups.tasks import TASKS
+from ups_solvers import (
+    SOLVERS,
+    barkley,
+    burgers,
+    darcy,
+    darcy_grf,
+    diff_react,
+    diff_sorp,
+    gas_starts,
+    kuramoto,
+    ns_incompressible,
+    shallow_water,
+    vorticity,
+)
+from ups_solvers.initial import Wave, cell_centres, random_stream, sample_wave
 
-SOLVERS = {name: task.simulate for name, task in TASKS.items() if task.simulate and not task.files_of}
 SIZES = {name: (32, 16, 8)[TASKS[name].ndim - 1] for name in SOLVERS}
 SHAPES = {name: (len(TASKS[name].channels), *[SIZES[name]] * TASKS[name].ndim) for name in SOLVERS}
 SMALL = {"advection1d": 0.4, "burgers1d": 0.01, "burgers1d_forced": 0.02, "vorticity2d_forced": 0.02}
@@ -60,14 +73,61 @@ def burgers_frames(
 # ---------------------------------------------------------------- all solvers
 
 
+def test_solvers_have_the_facts_of_their_tasks() -> None:
+    assert set(SOLVERS) == {name for name, task in TASKS.items() if not task.files_of}
+    for name, solver in SOLVERS.items():
+        task = TASKS[name]
+        assert (solver.ndim, solver.channels) == (task.ndim, len(task.channels)), name
+        assert solver.is_steady == task.is_steady and bool(solver.parameter) == bool(task.parameters), name
+        assert task.has_known_law == bool(solver.exact_futures or solver.posterior), name
+
+
+def test_solvers_have_the_constants_that_files_state() -> None:
+    excitable = {"a": barkley.A, "b": barkley.B, "eps": barkley.EPS}
+    sorption = {
+        "D": diff_sorp.DIFFUSION,
+        "por": diff_sorp.POROSITY,
+        "rho_s": diff_sorp.BULK_DENSITY,
+        "k_f": diff_sorp.FREUNDLICH_K,
+        "n_f": diff_sorp.FREUNDLICH_N,
+    }
+    reaction = {"Du": diff_react.DIFFUSION_U, "Dv": diff_react.DIFFUSION_V, "k": diff_react.REACTION_K}
+    wanted = {
+        "barkley2d": excitable,
+        "barkley2d_shown": excitable,
+        "diff_react2d": reaction,
+        "diff_sorp1d": sorption,
+        "ks1d_coarse": {"length": kuramoto.LENGTH},
+        "ns_incom2d": {"NU": ns_incompressible.VISCOSITY},
+        "shallow_water2d": {"g": shallow_water.GRAVITY},
+        "vorticity2d_forced": {"drag": vorticity.DRAG},
+    }
+    varied = ("cfd", "reacdiff")  # Mach number and rho are arguments of their solvers
+    stated = {name: dict(task.constants) for name, task in TASKS.items() if not name.startswith(varied)}
+    assert {name: constants for name, constants in stated.items() if constants} == wanted
+
+
+def test_solvers_have_the_domains_and_walls_of_their_tasks() -> None:
+    sides = {name: high - low for name, task in TASKS.items() for low, high in task.spans}
+    assert sides["barkley2d"] == sides["barkley2d_shown"] == barkley.SIDE
+    assert sides["ks1d_coarse"] == kuramoto.LENGTH and sides["vorticity2d_forced"] == vorticity.SIDE
+    assert sides["diff_react2d"] == diff_react.SIDE and sides["shallow_water2d"] == shallow_water.SIDE
+    assert TASKS["cfd1d"].spans == (gas_starts.DOMAIN_1D,)
+    assert TASKS["diff_sorp1d"].walls[0][0] == diff_sorp.LEFT
+
+
 @pytest.mark.parametrize("task", SOLVERS)
 def test_shape_dtype_and_finiteness(task: str) -> None:
-    u = SOLVERS[task](range(2), **request(task))
+    u = SOLVERS[task].simulate(range(2), **request(task))
     num_frames = 1 if TASKS[task].is_steady else 4
     assert u.shape == (2, num_frames, *SHAPES[task]) and u.dtype == torch.float32
     assert torch.isfinite(u).all() and u.std() > 0
-    assert SOLVERS[task]([], **request(task)).shape == (0, num_frames, *SHAPES[task])
-    assert SOLVERS[task]([0], **request(task, num_frames=1, t_end=0.0)).shape == (1, 1, *SHAPES[task])
+    assert SOLVERS[task].simulate([], **request(task)).shape == (0, num_frames, *SHAPES[task])
+    assert SOLVERS[task].simulate([0], **request(task, num_frames=1, t_end=0.0)).shape == (
+        1,
+        1,
+        *SHAPES[task],
+    )
 
 
 @pytest.mark.parametrize("task", SOLVERS)
@@ -75,9 +135,9 @@ def test_a_trajectory_depends_on_its_seed_and_index_alone_bitwise(task: str) -> 
     odd = {1: 50, 2: 26, 3: 11}[TASKS[task].ndim]
     for resolution, chunk in ((odd, [1]), (SIZES[task], [2, 0])):
         settings = request(task, resolution=resolution, num_frames=2)
-        whole = SOLVERS[task](range(3), **settings)
-        assert torch.equal(whole[chunk], SOLVERS[task](chunk, **settings))
-    other = SOLVERS[task](range(2), **settings | {"seed": 4})
+        whole = SOLVERS[task].simulate(range(3), **settings)
+        assert torch.equal(whole[chunk], SOLVERS[task].simulate(chunk, **settings))
+    other = SOLVERS[task].simulate(range(2), **settings | {"seed": 4})
     rows = torch.cat([whole, other]).flatten(1)
     distances = torch.cdist(rows, rows) + 1e9 * torch.eye(len(rows))
     assert distances.min() > 1e-3
@@ -94,7 +154,7 @@ def test_a_trajectory_depends_on_its_seed_and_index_alone_bitwise(task: str) -> 
 )
 def test_bad_requests_say_what_and_what_to_do(task: str, change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        SOLVERS[task](range(1), **request(task, **change))
+        SOLVERS[task].simulate(range(1), **request(task, **change))
 
 
 @pytest.mark.parametrize(
@@ -110,14 +170,14 @@ def test_bad_requests_say_what_and_what_to_do(task: str, change: dict[str, objec
 @pytest.mark.parametrize("value", [0.0, -1.0, None, math.nan, math.inf])
 def test_a_parameter_that_is_not_positive_is_refused(task: str, name: str, value: float | None) -> None:
     with pytest.raises(ValueError, match=f"{name} = {value}; expected a positive number .* give"):
-        SOLVERS[task](range(1), **request(task, parameter=value))
+        SOLVERS[task].simulate(range(1), **request(task, parameter=value))
 
 
 def test_a_parameter_of_an_equation_without_one_and_a_missing_end_time_are_refused() -> None:
     with pytest.raises(ValueError, match="parameter = 1.0 for an equation without one; expected None"):
-        diff_react.simulate(range(1), **request("diff_react2d", parameter=1.0))
+        SOLVERS["diff_react2d"].simulate(range(1), **request("diff_react2d", parameter=1.0))
     with pytest.raises(ValueError, match="t_end = 0.0 with 2 frames; expected a positive time .* give"):
-        burgers.simulate([0], **request("burgers1d", num_frames=2, t_end=0.0))
+        SOLVERS["burgers1d"].simulate([0], **request("burgers1d", num_frames=2, t_end=0.0))
 
 
 # ---------------------------------------------------------------- initial conditions
@@ -125,8 +185,12 @@ def test_a_parameter_of_an_equation_without_one_and_a_missing_end_time_are_refus
 
 def test_advection_and_burgers_start_equally_whatever_their_parameter() -> None:
     settings = request("advection1d", resolution=1024, num_frames=1)
-    starts = [advection.simulate(range(12), **settings | {"parameter": beta}) for beta in (0.1, 4.0)]
-    averages = [burgers.simulate(range(12), **settings | {"parameter": nu}) for nu in (0.001, 1.0)]
+    starts = [
+        SOLVERS["advection1d"].simulate(range(12), **settings | {"parameter": beta}) for beta in (0.1, 4.0)
+    ]
+    averages = [
+        SOLVERS["burgers1d"].simulate(range(12), **settings | {"parameter": nu}) for nu in (0.001, 1.0)
+    ]
     assert torch.equal(*starts) and torch.equal(*averages)
     # the one holds values at centres, the other cell averages: they differ by dx^2 u'' / 24 and at kinks
     assert (starts[0] - averages[0]).abs().max() < 0.05
@@ -202,7 +266,9 @@ def test_advection_is_the_shifted_initial_condition() -> None:
 
 
 def test_advection_by_whole_cells_is_a_roll_and_by_one_period_the_identity() -> None:
-    u = advection.simulate(range(30), seed=0, resolution=64, num_frames=5, parameter=0.5, t_end=2.0)
+    u = SOLVERS["advection1d"].simulate(
+        range(30), seed=0, resolution=64, num_frames=5, parameter=0.5, t_end=2.0
+    )
     for frame, shift in enumerate((0, 16, 32, 48, 64)):
         torch.testing.assert_close(u[:, frame], u[:, 0].roll(shift, -1), rtol=0, atol=1e-6)
 
@@ -263,7 +329,7 @@ def test_burgers_agrees_with_a_run_refined_fourfold(nu: float, monkeypatch: pyte
 def test_burgers_agrees_with_an_independent_finite_volume_scheme_with_coefficient_nu_over_pi() -> None:
     """Central fluxes and classical Runge-Kutta on 256 cells: second order, so only to 1e-3."""
     settings = request("burgers1d", resolution=256, parameter=0.1, num_frames=3)
-    frames = burgers.simulate(range(4), **settings).double()
+    frames = SOLVERS["burgers1d"].simulate(range(4), **settings).double()
     dt, width = 0.2 / 2000, 1 / 256
 
     def rate(u: Tensor) -> Tensor:
@@ -324,7 +390,7 @@ def test_burgers_survives_the_steepest_waves_and_names_a_nu_it_cannot_resolve() 
         u = burgers_frames(strongest, 0.001, 128, 11, 10 * dt)
         assert torch.isfinite(u).all() and (u.mean(1) - u[0].mean()).abs().max() < 1e-12
     with pytest.raises(ValueError, match="nu/pi = .* needs a finer grid .* expected .* use a larger nu"):
-        burgers.simulate(range(1), **request("burgers1d", parameter=1e-6))
+        SOLVERS["burgers1d"].simulate(range(1), **request("burgers1d", parameter=1e-6))
 
 
 # ---------------------------------------------------------------- Darcy
@@ -396,7 +462,9 @@ def test_darcy_solves_samples_together_as_it_does_alone_and_with_either_precondi
 
 
 def test_darcy_solution_is_proportional_to_beta_and_the_coefficient_two_valued() -> None:
-    one, ten = (darcy.simulate(range(3), **request("darcy2d", parameter=beta)) for beta in (1.0, 10.0))
+    one, ten = (
+        SOLVERS["darcy2d"].simulate(range(3), **request("darcy2d", parameter=beta)) for beta in (1.0, 10.0)
+    )
     assert torch.equal(one[:, :, 0], ten[:, :, 0])
     torch.testing.assert_close(10 * one[:, :, 1], ten[:, :, 1])
     assert {round(float(value), 6) for value in one[:, :, 0].unique()} == {1.0, 0.1}
@@ -447,9 +515,9 @@ def test_diff_react_is_fourth_order_in_time() -> None:
 
 def test_diff_react_agrees_with_a_run_refined_fourfold_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"seed": 0, "resolution": 32, "num_frames": 21, "parameter": None, "t_end": 1.0}
-    coarse = diff_react.simulate(range(2), **settings)
+    coarse = SOLVERS["diff_react2d"].simulate(range(2), **settings)
     monkeypatch.setattr(diff_react, "MAX_DT", diff_react.MAX_DT / 4)
-    fine = diff_react.simulate(range(2), **settings)
+    fine = SOLVERS["diff_react2d"].simulate(range(2), **settings)
     assert (coarse - fine).norm() < 2e-6 * fine.norm() and (coarse - fine).abs().max() < 5e-5
 
 
@@ -499,6 +567,10 @@ def test_diff_react_noise_is_white_and_the_time_step_divides_the_frame_spacing()
     noise = torch.cat([diff_react.sample_noise(0, index, 32) for index in range(8)])
     assert abs(noise.mean()) < 0.05 and abs(noise.std() - 1) < 0.05
     assert (noise[:, 1:] * noise[:, :-1]).mean().abs() < 0.05
-    few = diff_react.simulate([0], seed=0, resolution=16, num_frames=3, parameter=None, t_end=0.2)
-    many = diff_react.simulate([0], seed=0, resolution=16, num_frames=9, parameter=None, t_end=0.2)
+    few = SOLVERS["diff_react2d"].simulate(
+        [0], seed=0, resolution=16, num_frames=3, parameter=None, t_end=0.2
+    )
+    many = SOLVERS["diff_react2d"].simulate(
+        [0], seed=0, resolution=16, num_frames=9, parameter=None, t_end=0.2
+    )
     torch.testing.assert_close(few, many[:, ::4], rtol=0, atol=5e-5)

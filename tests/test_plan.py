@@ -30,7 +30,7 @@ def stages(config):
 def test_all_dry_runs_are_one_screen_with_a_time_and_a_size_each(path, tmp_path, monkeypatch, capsys):
     roots = [f"{key}.root={tmp_path / key}" for key in ("data", "cache", "run")]
     monkeypatch.setattr(plan, "_seconds", lambda *_: 3e-4)
-    monkeypatch.setattr("ups.data.generate.solve", lambda *_, **__: np.zeros(1))
+    monkeypatch.setattr("ups_solvers.Solver.solve", lambda *_, **__: np.zeros(1))
     assert prepare_data.main(["--config", str(path), "--dry-run", *roots]) == 0
     assert prepare_cache.main(["--config", str(path), "--dry-run", *roots]) == 0
     config = load_config(path, roots)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 import prepare_data
-from ups.data.generate import MAX_SLICES, MIN_PER_WORKER, num_slices, solve, solver_pool
+from ups_solvers.processes import MAX_SLICES, MIN_PER_WORKER, num_slices, solve, solver_pool
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = {"seed": 5, "resolution": 32, "num_frames": 6, "parameter": 0.1, "t_end": 0.5}

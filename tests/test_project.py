@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packages import PACKAGES
 
 from ups.commands.interpreter import what_lacks
 from ups.config import STAGES, Config, load_config, read_default, read_yaml, to_dict
@@ -22,12 +23,15 @@ from ups.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = sorted(path.name for path in ROOT.glob("*.py"))
-PRODUCT = [*SCRIPTS, *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "ups").rglob("*.py"))]
+PRODUCT = [
+    *SCRIPTS,
+    *sorted(str(path.relative_to(ROOT)) for name in PACKAGES for path in (ROOT / name).rglob("*.py")),
+]
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in PRODUCT}
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 TARGETS = set(re.search(r"^\.PHONY: ((?:.*\\\n)*.*)", MAKEFILE, re.M)[1].replace("\\\n", " ").split())
-SCRIPT_LINES, MODULE_LINES, WIDTH = 200, 400, 110
+SCRIPT_LINES, MODULE_LINES, WIDTH = 200, 600, 110
 CONFIGURED = [name for name in SCRIPTS if name != "predict.py"]  # scripts with a configuration
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
@@ -166,7 +170,7 @@ def test_the_product_imports_nothing_that_is_not_required():
     )
     modules = {"PyYAML": "yaml", "Jinja2": "jinja2"}
     required_by_these = {"PIL", "markupsafe"}  # by matplotlib and Jinja2
-    allowed = {modules.get(name, name) for name in pinned} | required_by_these | {"ups"}
+    allowed = {modules.get(name, name) for name in pinned} | required_by_these | {*PACKAGES}
 
     imported = set()
     for tree in trees().values():

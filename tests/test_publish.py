@@ -26,11 +26,13 @@ import evaluate
 import prepare_cache
 import prepare_data
 import ups
+from ups import hub as client
 from ups.commands import predict, publish
 from ups.commands.remove import remove_ours
 from ups.config import ROOT, load_config, run_script
 from ups.forecaster import Forecaster
 from ups.report.model_card import card
+from ups.results import Results
 
 RUN = [
     "data.tasks=[burgers1d,darcy2d]",
@@ -103,7 +105,7 @@ def test_a_card_names_the_gates_that_failed_and_a_licence_by_where_data_are_from
     results = json.loads((home / "runs" / "smoke" / "report" / "results.json").read_text())
     results["gates"][0] |= {"passed": False, "reason": "far off"}
     results["training"]["source"] = "user"
-    text = card("operator", results, ups.load(home / "runs" / "smoke").tasks, {})
+    text = card("operator", Results.of(results), ups.load(home / "runs" / "smoke").tasks, {})
     assert f"Failed: {results['gates'][0]['name']}, far off." in text
     assert "license: other" in text and "their owner decides how the weights may be shared" in text
 
@@ -118,14 +120,14 @@ def test_cards_of_the_other_stages_have_every_ensemble_and_a_domain_per_axis(hom
         "stages": {"consistency": ["burgers1d"], "steady": ["darcy2d"]},
     }
     known = ups.load(home / "runs" / "smoke").tasks
-    text = card("consistency", results, known, {})
+    text = card("consistency", Results.of(results), known, {})
     assert (
         "| burgers1d | corrector | 0.250 [0.125, 0.500] | – | 1.50 | – |" in text
         and "| burgers1d | + noise |" in text
     )
     assert "| darcy2d |" not in text
     known["darcy2d"] |= {"domain": [[0, 1], [0.5, 2]], "boundary": ["periodic", "dirichlet"]}
-    text = card("steady", results, known, {})
+    text = card("steady", Results.of(results), known, {})
     assert "| 0 to 1 × 0.5 to 2 | periodic, dirichlet | steady |" in text
     assert "| darcy2d | nothing observed | corrector | 0.250 [0.125, 0.500] |" in text
 
@@ -447,7 +449,7 @@ KINDS = ("nobody", "error", "garbage", "another_json", "silence", "drip_in_the_h
 )
 def test_a_hub_that_is_away_broken_or_slow_is_one_line_in_limited_time(tmp_path, monkeypatch, kind, call):
     pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(publish, "HUB_S", 3.0)
+    monkeypatch.setattr(client, "HUB_S", 3.0)
     monkeypatch.setattr(publish, "UPLOAD_SPEED", 1e9)
     with serving(BrokenHub, kind=kind) as server:
         address = "http://127.0.0.1:9" if kind == "nobody" else server.url.removesuffix("/api/1")
@@ -462,14 +464,14 @@ def test_a_hub_that_is_away_broken_or_slow_is_one_line_in_limited_time(tmp_path,
 
 
 def test_the_limit_for_a_hub_is_short():
-    assert publish.HUB_S <= 60
+    assert client.HUB_S <= 60
 
 
 def test_a_silent_hub_leaves_what_was_fetched_before(home, hub, tmp_path, monkeypatch):
     run = home / "runs" / "smoke"
     ups.push(run, "owner/name")
     folder = ups.load("hf://owner/name").folder
-    monkeypatch.setattr(publish, "HUB_S", 3.0)
+    monkeypatch.setattr(client, "HUB_S", 3.0)
     with serving(BrokenHub, kind="silence") as server:
         use_hub(monkeypatch, tmp_path, server.url.removesuffix("/api/1"))
         assert ups.load("hf://owner/name").folder == folder

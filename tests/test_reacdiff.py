@@ -12,9 +12,10 @@ import torch
 from test_data import SPLIT, examine, messages, saved
 from torch import Tensor
 
-from ups.tasks import TASKS, advection, get_task, reacdiff
-from ups.tasks.initial import cell_centres
-from ups.tasks.reacdiff import evolve, solver_of, start
+from ups.tasks import TASKS
+from ups_solvers import SOLVERS, reacdiff
+from ups_solvers.initial import cell_centres
+from ups_solvers.reacdiff import evolve, solver_of, start
 
 SETTINGS = {"seed": 2, "resolution": 96, "num_frames": 6, "parameter": 0.5, "t_end": 0.05}
 
@@ -115,34 +116,34 @@ def test_an_independent_scheme_of_finite_differences_gives_the_same_to_second_or
 )
 def test_finer_starts_and_steps_change_less_than_a_millionth(nu, rho, monkeypatch):
     settings = SETTINGS | {"parameter": nu, "t_end": 1.0}
-    coarse = solver_of(rho)(range(3), **settings)
+    coarse = solver_of(rho).simulate(range(3), **settings)
     for name, factor in (("NUM_FINE", 4), ("OCTAVES", 1.5), ("STEPS_PER_OCTAVE", 4), ("MAX_REACTION", 0.25)):
         monkeypatch.setattr(reacdiff, name, type(getattr(reacdiff, name))(getattr(reacdiff, name) * factor))
-    fine = solver_of(rho)(range(3), **settings)
+    fine = solver_of(rho).simulate(range(3), **settings)
     # kinks last where nu is small
     assert float((coarse - fine).abs().max()) < 1e-6 * (1 if nu >= 0.5 else 20)
 
 
 def test_a_trajectory_is_one_function_whatever_the_grid():
-    coarse = solver_of(1.0)(range(4), **SETTINGS | {"resolution": 32})
-    fine = solver_of(1.0)(range(4), **SETTINGS)
+    coarse = solver_of(1.0).simulate(range(4), **SETTINGS | {"resolution": 32})
+    fine = solver_of(1.0).simulate(range(4), **SETTINGS)
     assert torch.allclose(coarse, fine[..., 1::3], rtol=0, atol=2e-7)  # the middle one of three cells
 
 
 def test_fields_stay_between_zero_and_one_and_grow():
-    u = solver_of(10.0)(range(8), **SETTINGS | {"num_frames": 21, "t_end": 1.0})
+    u = solver_of(10.0).simulate(range(8), **SETTINGS | {"num_frames": 21, "t_end": 1.0})
     assert u.min() >= 0 and u.max() <= 1
     assert (u.mean(-1).diff(dim=1) > 0).all() and u[:, -1].min() > 0.99
 
 
 def test_starts_are_the_waves_of_the_other_tasks_between_zero_and_one():
     settings = SETTINGS | {"resolution": 1024, "num_frames": 1}
-    u = solver_of(1.0)(range(40), **settings)
+    u = solver_of(1.0).simulate(range(40), **settings)
     assert torch.equal(u.amin(-1), torch.zeros(40, 1, 1)) and torch.equal(u.amax(-1), torch.ones(40, 1, 1))
-    wave = advection.simulate(range(40), **settings)
+    wave = SOLVERS["advection1d"].simulate(range(40), **settings)
     low, high = wave.amin(-1, keepdim=True), wave.amax(-1, keepdim=True)
     assert torch.allclose(u, (wave - low) / (high - low), atol=2e-6)
-    assert torch.equal(u, get_task("reacdiff1d_rho10").simulate(range(40), **settings | {"parameter": 5.0}))
+    assert torch.equal(u, SOLVERS["reacdiff1d_rho10"].simulate(range(40), **settings | {"parameter": 5.0}))
 
 
 def test_starts_have_the_documented_moments():
@@ -161,7 +162,7 @@ def test_a_nu_that_the_modes_do_not_resolve_is_refused():
     with pytest.raises(
         ValueError, match="nu = 1e-08 and rho = 1 with frames 0.01 apart need more than 2049 modes; expected"
     ):
-        solver_of(1.0)([0], **SETTINGS | {"parameter": 1e-8})
+        solver_of(1.0).simulate([0], **SETTINGS | {"parameter": 1e-8})
 
 
 # ---------------------------------------------------------------- as published
@@ -169,8 +170,8 @@ def test_a_nu_that_the_modes_do_not_resolve_is_refused():
 
 def test_as_published_is_the_heat_equation_from_the_same_starts():
     settings = SETTINGS | {"t_end": 0.5, "num_frames": 26}
-    heat = get_task("reacdiff1d_as_published").simulate(range(6), **settings)
-    reacting = get_task("reacdiff1d").simulate(range(6), **settings)
+    heat = SOLVERS["reacdiff1d_as_published"].simulate(range(6), **settings)
+    reacting = SOLVERS["reacdiff1d"].simulate(range(6), **settings)
     assert torch.equal(heat[:, 0], reacting[:, 0])
     assert float((heat[:, 1:].mean(-1) - heat[:, 1:2].mean(-1)).abs().max()) < 1e-7
     assert float(heat[:, 10:].std(-1).max()) < 1e-2  # constant in space by t = 0.2, and from then on
@@ -182,7 +183,7 @@ def test_the_doctor_tells_data_with_a_reaction_from_data_as_published(tmp_path):
     settings = SETTINGS | {"num_frames": 21, "t_end": 1.0}
     for task in ("reacdiff1d", "reacdiff1d_rho10", "reacdiff1d_as_published"):
         (tmp_path / task).mkdir()
-        path = saved(tmp_path / task, get_task(task).simulate(range(12), **settings).numpy(), task, 0.5)
+        path = saved(tmp_path / task, SOLVERS[task].simulate(range(12), **settings).numpy(), task, 0.5)
         findings = examine(path, task, **SPLIT)
         assert messages(findings, "error") + messages(findings, "warning") == "", task
     with h5py.File(path, "r+") as file:

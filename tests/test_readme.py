@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packages import PACKAGES
 
 from ups.config import DEFAULT_OVERLAY, load_config, to_dict
 from ups.config.sections import TaskConfig, UserTaskConfig
 from ups.tasks import TASKS
+from ups_solvers import SOLVERS
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_WORDS, MAX_LINES = 1800, 250  # of README.md, of docs/results.md
@@ -166,7 +168,7 @@ def clone(tmp_path_factory) -> Path:
     """The tree as a fresh clone has it, but for a small configs/small.yaml."""
     folder = tmp_path_factory.mktemp("clone")
     for path in ROOT.iterdir():
-        if path.name in ("ups", "configs", "accelerate_configs", "docs", "pretrained", "bench"):
+        if path.name in (*PACKAGES, "configs", "accelerate_configs", "docs", "pretrained", "bench"):
             shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__", "out"))
         elif path.suffix == ".py" or path.name in ("Makefile", "requirements.txt", "requirements-dev.txt"):
             shutil.copy(path, folder)
@@ -290,7 +292,7 @@ def test_the_tree_of_the_design_page_is_that_of_the_repository():
 def test_the_page_on_tasks_names_those_that_can_be_generated():
     solved = re.search(r"^\*\*Generated.*?(?=^A task gets)", PAGES["docs/tasks.md"], re.S | re.M)[0]
     named = {name for name in re.findall(r"`(\w+)`", solved) if name in TASKS}
-    assert named == {name for name, task in TASKS.items() if task.simulate}
+    assert named == {name for name, task in TASKS.items() if (task.files_of or name) in SOLVERS}
 
 
 def test_the_page_on_processes_names_variables_that_are_read():

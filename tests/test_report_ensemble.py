@@ -19,6 +19,7 @@ from ups.metrics.joint import score_joint
 from ups.report import animations, figures_ensemble, report
 from ups.report.sections import ENSEMBLE_ROWS, ensemble_section, steady_section
 from ups.report.tables import is_interval, label, value_of
+from ups.results import Entry, Results
 
 NUM_MEMBERS = 16
 SPREADS = {
@@ -76,6 +77,10 @@ def sample_of(members, u_ref):
     }
 
 
+def entry_of(nested: dict, section: str = "ensembles", name: str = "burgers1d") -> Entry:
+    return getattr(Results.of({section: {name: nested}}), section)[name]
+
+
 def few(scores):
     """Those of the first starts."""
     return {name: value[:6] for name, value in scores.items()}
@@ -96,7 +101,7 @@ def make_forecast():
         "times": times,
         "models": models,
         "comparisons": {
-            "corrector vs dressed_conditional": compare_ensembles(
+            "corrector / dressed_conditional": compare_ensembles(
                 scores["corrector"], scores["dressed_conditional"], 100, 0
             )
         },
@@ -159,12 +164,13 @@ def make_steady(cells=24):
 @functools.cache
 def page_of_forecast():
     entry, sample = forecast()
-    return ensemble_section(json.loads(json.dumps(entry, allow_nan=False)), sample, "burgers1d")
+    return ensemble_section(entry_of(json.loads(json.dumps(entry, allow_nan=False))), sample)
 
 
 @functools.cache
 def page_of_steady():
-    return steady_section(*steady(), "darcy2d_grf")
+    entry, sample = steady()
+    return steady_section(entry_of(entry, "steady", "darcy2d_grf"), sample)
 
 
 def forecast():
@@ -192,11 +198,11 @@ def test_the_section_names_every_model_and_every_number():
     for text in (
         "The corrector knows its &lt;error&gt;.",
         "Its student keeps that.",
-        "corrector vs dressed",
+        "corrector / dressed",
         "16 members",
     ):
         assert text in page
-    assert number(entry["comparisons"]["corrector vs dressed_conditional"]["crps"]["value"]) in page
+    assert number(entry["comparisons"]["corrector / dressed_conditional"]["crps"]["value"]) in page
     assert page.count("<svg") == page.count("<figure>") == 8
 
 
@@ -211,7 +217,7 @@ def test_the_best_is_marked_by_the_smallest_or_by_the_calibrated_number():
         for model, (crps, ssr) in rows.items()
     }
     del entry["by_evaluations"]
-    page = ensemble_section(entry, {}, "burgers1d")
+    page = ensemble_section(entry_of(entry), {})
     assert re.findall(r'title="best of the row">([^<]*)</b>', page) == ["0.200 *", "0.850 *"]
     assert text_of(page).count("–  ") >= 1 and "<svg" not in page
 
@@ -220,7 +226,7 @@ def test_sections_fit_into_the_page_without_requests(tmp_path):
     results, _, _ = example()
     results["tasks"] = {}
     report.write_report(
-        results,
+        Results.of(results),
         {},
         [],
         tmp_path / "report.html",
@@ -238,7 +244,7 @@ def test_sections_fit_into_the_page_without_requests(tmp_path):
 @pytest.mark.parametrize("space", [(24, 16), (8, 8, 8)])
 def test_maps_of_the_mean_two_members_and_the_spread(space):
     sample = sample_of(*forecasts(space, n=1, num_frames=2)[:2])
-    page = ensemble_section({"models": {"corrector": {"crps": 0.5}}}, sample, "burgers1d")
+    page = ensemble_section(entry_of({"models": {"corrector": {"crps": 0.5}}}), sample)
     assert page.count("<svg") == 2 and page.count("data:image/png;base64,") >= 2 * 2 * 6
     for text in ("mean", "member 1", "member 2", "spread", "error of mean"):
         assert f">{text}</text>" in page, text
@@ -260,7 +266,7 @@ def test_members_move_beside_the_truth():
         r'src="(data:image/png;base64,[^"]+)"', animations.members_player(plane, "corrector", 0)
     )
     assert len(images) == 5 and len(set(images)) == 5  # truth, three members, their spread
-    page = ensemble_section({"models": {"corrector": {"crps": 0.5}}}, plane, "burgers1d")
+    page = ensemble_section(entry_of({"models": {"corrector": {"crps": 0.5}}}), plane)
     assert "members beside the truth, u" in page
     plane["members"]["exact"] = plane["members"]["rival"]
     played = animations.members_player(plane, "corrector", 0)
@@ -268,20 +274,20 @@ def test_members_move_beside_the_truth():
     assert [len(row) for row in rows] == [5, 5] and rows[1][1] == "exact draw 1"
     spreads = re.findall(r"spread <span>(.*?)</span>", played)
     assert len(spreads) == 2 and len(set(spreads)) == 1  # one scale
-    page = ensemble_section({"models": {"corrector": {"crps": 0.5}}}, plane, "burgers1d")
+    page = ensemble_section(entry_of({"models": {"corrector": {"crps": 0.5}}}), plane)
     assert "members beside the truth and exact draws, u" in page
     line["members"]["exact"] = line["members"]["rival"]
     played = animations.members_player(line, "corrector", 0)
     assert [played.count(f'<polyline class="{kind}"') for kind in ("member", "exact draw")] == [6, 6]
     plane["members"] = {"corrector": plane["members"]["corrector"][:1]}  # no second member, no spread
     assert animations.members_player(plane, "corrector", 0).count("<canvas") == 2
-    page = ensemble_section({"models": {"corrector": {"crps": 0.5}}}, plane, "burgers1d")
+    page = ensemble_section(entry_of({"models": {"corrector": {"crps": 0.5}}}), plane)
     assert "members beside the truth" in page and "member 2" not in page
 
 
 def test_scores_over_evaluations_and_coverage_have_a_line_for_every_network():
     entry, _ = forecast()
-    drawn = figures_ensemble.by_evaluations(entry["by_evaluations"])
+    drawn = figures_ensemble.by_evaluations(entry_of(entry))
     assert len(drawn.axes) == 3
     for ax, (_, key) in zip(drawn.axes, figures_ensemble.EVALUATION_PANELS, strict=True):
         lines = {line.get_label(): line for line in ax.containers}
@@ -291,30 +297,26 @@ def test_scores_over_evaluations_and_coverage_have_a_line_for_every_network():
         corrector = lines["corrector"].lines[0]
         assert corrector.get_xdata().tolist() == [1, 2, 4]
         assert corrector.get_ydata().tolist() == entry["by_evaluations"]["curves"]["corrector"][key]["value"]
-    coverage = figures_ensemble.coverage_curves(entry["models"], entry["times"])
+    coverage = figures_ensemble.coverage_curves(entry_of(entry))
     assert len(coverage.axes) == 3 and all(len(ax.get_lines()) == 7 for ax in coverage.axes)
-    assert figures_ensemble.by_evaluations({}) is None
-    assert figures_ensemble.coverage_curves({"operator": {}}, entry["times"]) is None
+    assert figures_ensemble.by_evaluations(entry_of({})) is None
+    assert figures_ensemble.coverage_curves(entry_of({"models": {"operator": {"crps": 1.0}}})) is None
 
 
 def test_sections_without_data_are_omitted():
     entry, sample = forecast()
     entry = {"models": {"operator": entry["models"]["operator"]}, "times": entry["times"]}
-    page = ensemble_section(entry, {}, "burgers1d")
+    page = ensemble_section(entry_of(entry), {})
     # scores by lead, spectra
     assert "corrector" not in page and "coverage" not in page and page.count("<svg") == 2
     del entry["models"]["operator"]["crps_by_lead"], entry["models"]["operator"]["spectrum_error"]
     entry["models"]["operator"] |= {"residual_spectrum_error": {"value": None, "low": None, "high": None}}
-    page = ensemble_section(entry, {"members": {}}, "burgers1d")
+    page = ensemble_section(entry_of(entry), {"members": {}})
     assert "CRPS" in page and "spectrum" not in page
-    one = {"models": {"corrector": {"crps": 0.5}}}
-    assert "0.500" in ensemble_section(one, {}, "burgers1d") and "<svg" not in ensemble_section(
-        one, {}, "burgers1d"
-    )
+    one = ensemble_section(entry_of({"models": {"corrector": {"crps": 0.5}}}), {})
+    assert "0.500" in one and "<svg" not in one
     sample["members"] = {"student_1": sample["members"]["student_1"]}
-    assert "student, 1 step" in ensemble_section(
-        {"models": {"corrector": {"crps": 0.5}}}, sample, "burgers1d"
-    )
+    assert "student, 1 step" in ensemble_section(entry_of({"models": {"corrector": {"crps": 0.5}}}), sample)
 
 
 def test_a_broken_model_is_shown_with_dashes_and_does_not_stop_the_others():
@@ -331,7 +333,7 @@ def test_a_broken_model_is_shown_with_dashes_and_does_not_stop_the_others():
         "spread_skill_bins": {"spread": [None], "rmse": [None], "count": [None], "slope": None},
     }
     sample["members"]["corrector"][3, 2:] = np.nan
-    page = ensemble_section(entry, sample, "burgers1d")
+    page = ensemble_section(entry_of(entry), sample)
     assert (
         "non-finite trajectories" in page
         and "rival, no teacher" in page
@@ -346,7 +348,7 @@ def test_every_point_of_the_reliability_diagram_is_within_its_axes(size):
     for row in entry["models"].values():
         bins = row["spread_skill_bins"]
         bins["spread"], bins["rmse"] = ([size * value for value in bins[key]] for key in ("spread", "rmse"))
-    [ax] = figures_ensemble.reliability(entry["models"]).axes
+    [ax] = figures_ensemble.reliability(entry_of(entry)).axes
     *lines, _ = ax.lines  # the last one is the diagonal
     assert len(lines) >= 5
     for line in lines:
@@ -374,5 +376,5 @@ def test_steady_section_has_a_row_per_case_and_model():
     assert page.count("best of the row") == 6
     del sample["cases"]
     entry["cases"]["new_case"] = {"student_1": {"crps": None}}
-    page = steady_section(entry, sample, "darcy2d_grf")
+    page = steady_section(entry_of(entry, "steady", "darcy2d_grf"), sample)
     assert "new_case" in page and "student, 1 step" in page and "<svg" not in page

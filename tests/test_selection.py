@@ -1,4 +1,4 @@
-"""Selection on validation (ups/models/selection.py): which weights are kept, whether the network or its base
+"""Selection on validation (ups/select.py): which weights are kept, whether the network or its base
 serves, and the sentences made from the numbers that decided it (ups/evaluation/selected.py)."""
 
 from __future__ import annotations
@@ -7,21 +7,36 @@ import itertools
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
+from finished import write_stage
 from test_operator import build, describe
 from torch import Tensor
 
+from ups.common.files import DamagedError
 from ups.config import ROOT
 from ups.evaluation import gates
 from ups.evaluation.selected import in_words, numbers_in_words, outcome
-from ups.models.loss import pooled
 from ups.models.operator import load_operator
-from ups.models.selection import error_ratios, is_better, is_lost, lost_by_each, scores_of, select
+from ups.models.warm import copy_head
 from ups.report import model_card
+from ups.report.decisions import decisions_of, decisions_section
 from ups.report.summary import paragraph
+from ups.results import Results
+from ups.select import (
+    Decision,
+    choose,
+    error_ratios,
+    is_better,
+    is_lost,
+    lost_by_each,
+    pooled,
+    scores_of,
+    select_network,
+)
 from ups.tasks import get_task
 
 ALONE = torch.arange(64)
@@ -32,6 +47,13 @@ CHAOS = [0.05, 0.15, 0.4] + [1.41] * 7  # a network that follows longer and goes
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def select(*given, **more) -> dict:
+    """The record of the selection between network and base, which agrees with the decision."""
+    record, decision = select_network("forecasts of a", *given, **more)
+    assert (decision.chosen == "base alone") == (record["network_weight"] == 0)
+    return record
 
 
 def rollout_squares(ratio: Tensor, seed: int = 0) -> Tensor:
@@ -62,6 +84,54 @@ def serves(network: list[float], base: list[float], **shares: list[float]) -> fl
 
 def beats_its_base(sums: Tensor, groups: Tensor = ALONE) -> bool:
     return is_better(error_ratios(sums, groups, 0))
+
+
+# ---------------------------------------------------------------- the one function that decides
+
+
+def test_the_simplest_stable_candidate_that_ties_with_the_best_is_chosen():
+    scores = {"a": 1.2, "b": 1.05, "c": 1.0, "d": math.nan}
+    asked = []
+
+    def is_stable(name: str) -> bool:
+        asked.append(name)
+        return name == "c"
+
+    def within(factor: float) -> Callable[[str, str], bool]:
+        return lambda name, best: scores[name] <= factor * scores[best]
+
+    assert choose("q", scores, "rule").chosen == "c"
+    assert choose("q", scores, "rule", within(1.1)).chosen == "b"
+    assert choose("q", scores, "rule", within(1.1), is_stable).chosen == "c" and asked == ["b", "c"]
+    assert choose("q", scores, "rule", within(1.1), lambda name: False).chosen == "c"  # the best
+    assert choose("q", {"a": 1.0, "b": 1.0}, "rule").chosen == "a"
+
+
+def test_a_decision_is_strict_json_and_says_what_was_chosen_over_what():
+    found = choose(
+        "base of a", {"a": 0.25, "b": math.inf}, "the best", intervals={"a": (0.2, 0.3)}, rows=8, seed=1
+    )
+    record = json.loads(json.dumps(found.described(), allow_nan=False))
+    assert record["candidates"] == {"a": [0.25, 0.2, 0.3], "b": [None, None, None]}
+    assert Decision.read(record) == found and found.scores == {"a": 0.25, "b": math.inf}
+    with pytest.raises(ValueError, match="'c' is no candidate"):
+        Decision.read(record | {"chosen": "c"})
+    with pytest.raises(ValueError, match="a score is 'x'"):
+        Decision.read(record | {"candidates": {"a": ["x", 0.2, 0.3]}})
+    assert str(found) == "base of a: a 0.2500 [0.2000, 0.3000]; over b not finite (the best)"
+
+
+def test_the_report_shows_what_was_chosen_over_what(tmp_path):
+    found = choose("base of a", {"a<": 0.25, "b": 0.5}, "the best", intervals={"a<": (0.2, 0.3)}, rows=8)
+    folder = tmp_path / "operator"
+    write_stage(folder, {"decisions": [found.described()]}, {})
+    assert decisions_of({"operator": folder}, tmp_path, ["a"]) == [found]
+    page = decisions_section([found])
+    for part in ("base of a", "a&lt;", "0.250", "0.200 – 0.300", "b 0.5000", "the best", "8"):
+        assert part in re.sub("<[^>]*>", "", page), part
+    write_stage(folder, {"decisions": [{"question": "base of a"}]}, {})
+    with pytest.raises(DamagedError, match="has no readable decisions .*run make operator"):
+        decisions_of({"operator": folder}, tmp_path, [])
 
 
 # ---------------------------------------------------------------- network or base
@@ -341,8 +411,9 @@ def test_the_sentence_about_the_selection_agrees_with_the_numbers_in_it():
             assert f"at {record['num_leads_compared']} of {record['num_leads']} leads" in words
         # the report and the verdict say the same
         task = a_task(record)
-        text = paragraph({"tasks": {"a": task}, "gates": [], "protocol": {}})
-        judged = gates.usability_of(task, {})["words"]
+        results = Results.of({"tasks": {"a": task}, "gates": [], "protocol": {}})
+        text = paragraph(results)
+        judged = gates.usability_of(results.tasks["a"], None)["words"]
         if kind != "network":
             assert words in judged and numbers_in_words(record) in text
             assert ("better without it" in text) == (kind == "base") and ("no clear difference" in text) == (
@@ -373,12 +444,12 @@ def a_task(record: dict | None) -> dict:
 def test_weights_without_a_record_load_and_no_reason_is_invented():
     operator = load_operator(ROOT / "pretrained" / "operator")
     assert all(head.facts.selection is None for head in operator.heads.values())
-    task = a_task(None)
-    judged = gates.usability_of(task, {})["words"]
+    results = Results.of({"tasks": {"a": a_task(None)}, "gates": [], "protocol": {}})
+    judged = gates.usability_of(results.tasks["a"], None)["words"]
     assert (
         "these weights" not in judged and "no record of the validation" in judged and "better" not in judged
     )
-    assert "The network is not used on a." in paragraph({"tasks": {"a": task}, "gates": [], "protocol": {}})
+    assert "The network is not used on a." in paragraph(results)
 
 
 def test_the_record_of_the_selection_is_saved_with_the_weights_and_allows_a_warm_start():
@@ -389,12 +460,13 @@ def test_the_record_of_the_selection_is_saved_with_the_weights_and_allows_a_warm
     again = json.loads(json.dumps(first.description))
     assert head.is_network_used and record == first.description["tasks"][0]["selection"]
     assert again["tasks"][0]["selection"] == record and again["tasks"][0]["network_weight"] == 1.0
-    assert second.heads["burgers1d"].take(first.heads["burgers1d"]) == second.heads["burgers1d"].take(
-        second.heads["burgers1d"]
+    assert copy_head(second.heads["burgers1d"], first.heads["burgers1d"]) == copy_head(
+        second.heads["burgers1d"], second.heads["burgers1d"]
     )
 
 
 def test_the_model_card_states_the_selection_of_each_task():
     record = select({1.0: squares_of([0.3], [0.5])}, ALONE, 0)
-    scores = model_card._forecasts({"tasks": {"a": {**a_task(record), "num_frames_predicted": 1}}})
+    results = Results.of({"tasks": {"a": {**a_task(record), "num_frames_predicted": 1}}})
+    scores = model_card._forecasts(results)
     assert f"a: {in_words(record)}" in scores["notes"]

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ups.tasks.shallow_water import SIDE, dam, evolve, sample_radius, simulate
+from ups_solvers import SOLVERS
+from ups_solvers.shallow_water import SIDE, dam, evolve, sample_radius
 
 
 def stoker(x: Tensor, t: float, high: float = 2.0, low: float = 1.0) -> Tensor:
@@ -118,7 +119,9 @@ def test_radii_are_uniform_and_the_dam_is_what_they_say():
     assert radii.min() >= 0.3 and radii.max() < 0.7
     assert abs(float(radii.mean()) - 0.5) < 4 * 0.4 / math.sqrt(12 * 4000)
     assert abs(float(radii.var()) / (0.4**2 / 12) - 1) < 0.06
-    h = simulate(range(3), seed=5, resolution=128, num_frames=1, parameter=None, t_end=0.0)[:, 0, 0]
+    h = SOLVERS["shallow_water2d"].simulate(
+        range(3), seed=5, resolution=128, num_frames=1, parameter=None, t_end=0.0
+    )[:, 0, 0]
     area = (h.double() - 1).mean((1, 2)) * SIDE**2
     assert torch.allclose(area, math.pi * radii[:3].double() ** 2, rtol=1e-3)
     # the edge alone is mixed

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ups.data import generate
-from ups.tasks import compressible, get_task
-from ups.tasks.gas import conserved
+from ups.tasks import get_task
+from ups_solvers import SOLVERS, compressible, processes, solver
+from ups_solvers.gas import conserved
 
 SETTINGS = {"seed": 3, "num_frames": 3, "parameter": 0.01, "t_end": 0.005}
 COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}
@@ -39,7 +39,7 @@ class Elsewhere(TorchDispatchMode):
 @pytest.fixture
 def gpu(monkeypatch):
     """A GPU with memory for 5000 cells of a gas."""
-    monkeypatch.setattr(generate, "GPU", "meta")
+    monkeypatch.setattr(solver, "GPU", "meta")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2 * 5000 * compressible.CELL_BYTES, 2**40))
 
@@ -55,10 +55,10 @@ def test_a_gas_is_solved_on_the_gpu_in_batches_that_fit_its_memory(name, cells, 
             seen.append((len(found), found.home))
             yield found
 
-    expected = get_task(name).simulate(range(rows), resolution=cells, **SETTINGS).numpy()
+    expected = SOLVERS[name].simulate(range(rows), resolution=cells, **SETTINGS).numpy()
     monkeypatch.setattr(compressible, "evolve", watched)
     with Elsewhere():
-        found = generate.solve(name, np.arange(rows), resolution=cells, **SETTINGS)
+        found = processes.solve(name, np.arange(rows), resolution=cells, **SETTINGS)
     assert np.array_equal(found, expected)
     assert seen[:4] == [(batch, "meta")] * 4
 
@@ -68,21 +68,21 @@ def test_a_solver_that_mixes_devices_is_found(gpu, monkeypatch):
         compressible, "conserved", lambda fields: conserved(fields) * torch.ones(16, device="cpu")
     )
     with Elsewhere(), pytest.raises(RuntimeError, match="tensors on different devices"):
-        generate.solve("cfd1d", np.arange(2), resolution=16, **SETTINGS)
+        processes.solve("cfd1d", np.arange(2), resolution=16, **SETTINGS)
 
 
 def test_tasks_that_gain_nothing_on_a_gpu_are_solved_by_processes(gpu, monkeypatch):
     names = ("cfd1d", "cfd3d_turb", "burgers1d", "darcy2d")
-    assert [generate.solved_on(name) for name in names] == ["meta", "meta", "cpu", "cpu"]
+    assert [SOLVERS[name].device for name in names] == ["meta", "meta", "cpu", "cpu"]
     given = []
     monkeypatch.setattr(
-        generate.ProcessPoolExecutor,
+        processes.ProcessPoolExecutor,
         "map",
         lambda pool, function, slices: given.extend(slices) or [np.zeros(1)],
     )
-    with generate.solver_pool(1000, 2) as solver, Elsewhere():
-        assert solver("cfd1d", np.arange(3), resolution=16, **SETTINGS).shape == (3, 3, 3, 16) and not given
-        solver("burgers1d", np.arange(3), resolution=16, **SETTINGS)
+    with processes.solver_pool(1000, 2) as solve, Elsewhere():
+        assert solve("cfd1d", np.arange(3), resolution=16, **SETTINGS).shape == (3, 3, 3, 16) and not given
+        solve("burgers1d", np.arange(3), resolution=16, **SETTINGS)
         assert given
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert [generate.solved_on(name) for name in names] == ["cpu"] * 4
+    assert [SOLVERS[name].device for name in names] == ["cpu"] * 4

@@ -19,10 +19,10 @@ from ups.data.cache import open_cache
 from ups.models.base_selection import fitted_state, select_base
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.solver import Solver
-from ups.models.operator import build_operator
-from ups.tasks import burgers
+from ups.models.head_setup import build_operator
 from ups.training.folder import StageFolder
 from ups.training.identity import require_identity
+from ups_solvers import SOLVERS
 
 MODULES = {
     "exact_step": """
@@ -89,7 +89,8 @@ def test_an_exact_solver_has_no_residual_and_is_selected(mine):
     )
     build_cache(config, "heat", progress=False)
     cache = open_cache(config, "heat")
-    best, scores = select_base(cache, 0, 1, 0, torch.device("cpu"))[:2]
+    best, decisions = select_base(cache, 0, 1, 0, torch.device("cpu"))
+    scores = decisions[0].scores
     assert (
         best.base.kind == "solver" and scores["solver exact_step:step"] < 1e-5 < 1e-2 < scores["persistence"]
     )
@@ -127,13 +128,12 @@ def test_tensors_and_a_number_per_value_go_to_a_function_of_torch(mine):
 
 
 def test_our_own_solvers_are_examples(mine):
-    """`Task.step` of Burgers' equation, named as any other."""
-    assert burgers.FAMILY[0].step is burgers.advance
-    place = "ups.tasks.burgers:advance"
+    """`Solver.step` of Burgers' equation, named as any other."""
+    place = "ups_solvers.burgers:advance"
     base = Solver(1, place, "burgers1d", [], ["Nu"], 0.05).use(load_step(place, "burgers1d"))
     u = 0.5 * torch.sin(2 * torch.pi * torch.arange(32) / 32).view(1, 1, 1, 32)
     raw = torch.tensor([[0.1]])
-    expected = burgers.FAMILY[0].step(u[:, 0], parameter=float(raw[0, 0]), dt=0.05)
+    expected = SOLVERS["burgers1d"].step(u[:, 0], parameter=float(raw[0, 0]), dt=0.05)
     torch.testing.assert_close(
         base(u, ParameterBatch(raw, torch.zeros(1, dtype=torch.long), raw)), expected.float()
     )

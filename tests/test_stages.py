@@ -44,7 +44,7 @@ from ups.generative.conditions import SMALLEST, STD_FLOOR
 from ups.generative.corrector import METHODS, load_corrector
 from ups.generative.diffusion import sample
 from ups.generative.observation import observe_all, observe_case, observe_cells, row_generators
-from ups.generative.prior_selection import select_method, select_start
+from ups.generative.prior_selection import select_method
 from ups.generative.residuals import (
     LARGEST,
     WITHOUT_PAST,
@@ -61,11 +61,12 @@ from ups.generative.sampling import (
     sample_solutions,
     sample_states,
 )
-from ups.models.head_setup import base_settings, head_description
+from ups.models.head_setup import base_settings, head_facts
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import member_noise, name_starts, rollout
 from ups.models.warm import is_trunk
 from ups.models.windows import augment
+from ups.select import Decision
 from ups.training.finished import finished_stage
 from ups.training.names import of_stage
 from ups.training.optim import split_parameters
@@ -497,7 +498,7 @@ def test_residuals_of_bundles_keep_frames_tokens_and_channels_in_order(config):
         {
             "model": to_dict(config.operator.model),
             "precision": "no",
-            "tasks": [head_description(cache, "persistence", base_settings(cache))],
+            "tasks": [head_facts(cache, "persistence", base_settings(cache)).described()],
         }
     )
     operator.heads[HIDDEN].codec.load_state_dict(cache.tokenizer.state_dict())
@@ -986,7 +987,7 @@ def test_every_sampler_of_solutions_is_its_definition(chain, steady, config, mon
         "gaussian": residuals["gaussian"],
         "diffusion": head.unwhiten(sample(prior.velocity(condition), begun, 4), condition),
     }
-    head.description["start"] = "pushed"
+    head.facts = replace(head.facts, start="pushed")
     _, z, _ = steady.fields("reserved", torch.arange(len(bank)))
     blind = posterior_draws(prior, steady, predicted, noise, "blind", bank)
     torch.testing.assert_close(blind, steady.head.physical(z[:, 0])[place])
@@ -999,7 +1000,7 @@ def test_every_sampler_of_solutions_is_its_definition(chain, steady, config, mon
     monkeypatch.setattr(ups.generative.sampling, "STATES", 3)
     again = posterior_draws(prior, steady, predicted, noise, "prior", bank)
     torch.testing.assert_close(again, draws, rtol=1e-3, atol=1e-6)
-    head.description["start"] = "gaussian"  # the path begins at white noise
+    head.facts = replace(head.facts, start="gaussian")  # the path begins at white noise
     r = head.unwhiten(sample(prior.velocity(condition), noise.flatten(0, 1), 4), condition)
     draws = posterior_draws(prior, steady, predicted, noise, "prior", bank)
     torch.testing.assert_close(draws, steady.solution(guess[:, None], r.view_as(noise)), rtol=1e-3, atol=1e-6)
@@ -1009,9 +1010,8 @@ def test_every_sampler_of_solutions_is_its_definition(chain, steady, config, mon
 def test_a_prior_uses_the_best_method_on_validation(chain, steady, monkeypatch):
     """A path that leads astray does not serve, nor does an error that is none; where both are right they
     do."""
-    done = json.loads((chain / "smoke" / "steady" / "done.json").read_text())["results"]["method_scores"][
-        STEADY
-    ]
+    records = json.loads((chain / "smoke" / "steady" / "config.json").read_text())["decisions"]
+    [done] = [one for one in map(Decision.read, records) if one.question == f"samples of {STEADY}"]
     prior = load_corrector(chain / "smoke" / "steady")
     head, ranks = (
         prior.heads[STEADY],
@@ -1019,19 +1019,9 @@ def test_a_prior_uses_the_best_method_on_validation(chain, steady, monkeypatch):
             rank=0, world=1, device="cpu", agreed=lambda work, _: work(), reduce_sum=lambda sums: sums
         ),
     )
-    assert set(done) == set(METHODS) and done["pushed"] == 1.0 and head.method == min(done, key=done.get)
-    posterior = steady.posterior.forward
-    # draws of the coefficient that are none of it: the path begins at white noise
-    with monkeypatch.context() as patch:
-        patch.setattr(steady, "is_pushed", True)
-        patch.setattr(
-            steady.posterior,
-            "forward",
-            lambda *given: (found := posterior(*given))._replace(samples=found.samples + 5),
-        )
-        select_start(prior, {STEADY: steady}, 0, 2, ranks)
-        assert not head.is_pushed and not steady.is_pushed and head.method == "diffusion"
-        assert steady.batch("reserved", torch.arange(2), None, generator(0), has_start=True).start is None
+    scores = done.scores
+    assert [*scores] == [*METHODS] and scores["pushed"] == 1.0
+    assert head.method == done.chosen == min(scores, key=scores.get) and head.is_pushed
     astray = lambda condition: lambda x, angle: 3 + 0 * x  # noqa: E731
     monkeypatch.setattr(prior, "velocity", astray)
     head.gaussian_out.bias[len(head.r_std) :] += 8.0  # an error of the operator, thousands of times too large
@@ -1042,21 +1032,15 @@ def test_a_prior_uses_the_best_method_on_validation(chain, steady, monkeypatch):
     def best_by(name):
         return lambda *_: exact + (head.method != name) * torch.randn(exact.shape)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(steady, "is_pushed", False)
-        patch.setattr(prior_selection, "sample_fields", best_by("error"))
-        select_start(prior, {STEADY: steady}, 0, 2, ranks)
-        assert head.is_pushed and steady.is_pushed and head.method == "diffusion"
-    scores = select_method(prior, {STEADY: steady}, 0, 2, ranks)[STEADY]
+    [found] = select_method(prior, {STEADY: steady}, 0, 2, ranks)
+    scores = found.scores
     assert head.method == "pushed" and scores["pushed"] == 1.0 < min(
         score for by, score in scores.items() if by != "pushed"
     )
     monkeypatch.setattr(prior, "velocity", lambda condition: lambda x, angle: 0 * x)
     monkeypatch.setattr(prior_selection, "sample_fields", best_by("diffusion"))
-    assert (
-        select_method(prior, {STEADY: steady}, 0, 2, ranks)[STEADY]["diffusion"] == 0.0
-        and head.method == "diffusion"
-    )
+    [found] = select_method(prior, {STEADY: steady}, 0, 2, ranks)
+    assert found.scores["diffusion"] == 0.0 and head.method == found.chosen == "diffusion"
 
 
 # ---- bad input

@@ -1,9 +1,10 @@
-"""A task's `integrate` continues any state as its solver does, and `step` is its first frame."""
+"""A solver's `integrate` continues any state as its trajectories do, and `step` is its first frame."""
 
 import pytest
 import torch
 
 from ups.tasks import TASKS, get_task
+from ups_solvers import SOLVERS
 
 STATED = {
     "advection1d": (0.4, 0.5),
@@ -21,13 +22,13 @@ STATED = {
 
 @pytest.mark.parametrize("name", STATED)
 def test_a_step_equals_the_solvers_and_rows_are_independent(name):
-    task, (parameter, t_end) = get_task(name), STATED[name]
+    task, solver, (parameter, t_end) = get_task(name), SOLVERS[name], STATED[name]
     resolution = {1: 64, 2: 16, 3: 8}[task.ndim]
-    u = task.simulate([0, 1], seed=5, resolution=resolution, num_frames=9, parameter=parameter, t_end=t_end)
+    u = solver.simulate([0, 1], seed=5, resolution=resolution, num_frames=9, parameter=parameter, t_end=t_end)
     given, then = u[:, 6], u[:, 7]
-    found, last = task.integrate(given, parameter=parameter, dt=t_end / 8, num_frames=2).unbind(1)
+    found, last = solver.integrate(given, parameter=parameter, dt=t_end / 8, num_frames=2).unbind(1)
     assert found.shape == last.shape == given.shape and found.dtype == given.dtype
-    assert torch.equal(found, task.step(given, parameter=parameter, dt=t_end / 8))
+    assert torch.equal(found, solver.step(given, parameter=parameter, dt=t_end / 8))
     space = tuple(range(2, given.ndim))
     still = len(task.moving)
     assert torch.equal(found[:, still:], given[:, still:])
@@ -41,18 +42,17 @@ def test_a_step_equals_the_solvers_and_rows_are_independent(name):
     change = task.predicted(u[:, 8] - given).square().mean((0, *space)).sqrt()
     assert bool((gap <= bound * change).all()), gap / change
     assert bound < 1  # standing still, the fake, is refused: its gap is the change
-    alone = task.step(given[1:], parameter=parameter, dt=t_end / 8)
+    alone = solver.step(given[1:], parameter=parameter, dt=t_end / 8)
     torch.testing.assert_close(alone[0], found[1], rtol=1e-6, atol=1e-6)
 
 
 def test_a_step_of_burgers_runs_on_any_number_of_cells():
-    task = get_task("burgers1d")
-    u = task.simulate([0], seed=5, resolution=96, num_frames=2, parameter=0.05, t_end=0.1)
-    found = task.step(u[:, 0], parameter=0.05, dt=0.1)
+    solver = SOLVERS["burgers1d"]
+    u = solver.simulate([0], seed=5, resolution=96, num_frames=2, parameter=0.05, t_end=0.1)
+    found = solver.step(u[:, 0], parameter=0.05, dt=0.1)
     torch.testing.assert_close(found, u[:, 1], rtol=0, atol=2e-3)
 
 
 def test_tasks_with_a_hidden_state_have_no_step():
-    assert {"shallow_water2d", "darcy2d"} <= {name for name, task in TASKS.items() if task.step is None}
-    assert all(task.step is None or task.simulate is not None for task in TASKS.values())
-    assert all((task.step or task.is_steady) or not task.integrate for task in TASKS.values())
+    assert {"shallow_water2d", "darcy2d"} <= {name for name, one in SOLVERS.items() if one.step is None}
+    assert all((one.step or TASKS[name].is_steady) or not one.integrate for name, one in SOLVERS.items())

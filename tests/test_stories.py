@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import xarray
+from packages import PACKAGES
 
 ROOT = Path(__file__).resolve().parent.parent
 STORIES = re.findall(
@@ -47,7 +48,7 @@ def outputs_of(folder, story):
     """What the commands of a story print, in a folder that has the project's scripts."""
     for path in (
         *ROOT.glob("*.py"),
-        *(ROOT / name for name in ("Makefile", "ups", "configs", "accelerate_configs")),
+        *(ROOT / name for name in ("Makefile", *PACKAGES, "configs", "accelerate_configs")),
     ):
         (folder / path.name).symlink_to(path)
     (folder / "my").mkdir()

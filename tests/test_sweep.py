@@ -3,7 +3,6 @@ it."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from ups.commands import sweep
 from ups.common.files import file_hash, write_sealed
 from ups.config import ROOT, load_config
 from ups.report import leaderboard
+from ups.results import Results
 
 GRID = ["operator.model.depth=1,2", "operator.optim.adamw_betas=[0.9,0.95],[0.8,0.9]"]
 
@@ -61,21 +61,17 @@ def judged(runs: Path, name: str, errors: dict[str, float]) -> None:
         }
         for task, error in errors.items()
     }
-    path = runs / name / "report-val" / "results.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(
-        json.dumps(
-            {
-                "run": name,
-                "tasks": tasks,
-                "protocol": {"split": "val", "seed": 0},
-                "gates": [],
-                "environment": {},
-                "training": {"seed": 5, "muon_lr": 0.004, "adamw_lr": 0.002},
-            }
-        )
-    )
-    write_sealed(path.parent / "done.json", {"files": {path.name: file_hash(path)}})
+    folder = runs / name / "report-val"
+    facts = {
+        "run": name,
+        "tasks": tasks,
+        "protocol": {"split": "val", "seed": 0},
+        "gates": [],
+        "environment": {},
+        "training": {"seed": 5, "muon_lr": 0.004, "adamw_lr": 0.002},
+    }
+    Results.of(facts).save(folder)
+    write_sealed(folder / "done.json", {"files": {path.name: file_hash(path) for path in folder.iterdir()}})
 
 
 def fake_train(name, arguments, overrides):

@@ -28,7 +28,9 @@ def test_control_characters_are_shown_and_refused_in_names(sign):
     for value in (f"a{sign}b", {f"a{sign}b": 1}, [{"units": {"u": f"a{sign}b"}}]):
         with pytest.raises(ValueError, match=r"^my\.h5 holds the name .*Rename it\.$"):
             require_plain_text(value, "my.h5")
-    assert require_plain_name("ü/µ °C", "my.h5") == "ü/µ °C"
+    assert require_plain_name("ü/µ °C", "my.h5") == "ü/µ °C" and require_plain_name("u" * 255, "my.h5")
+    with pytest.raises(ValueError, match=r"^my\.h5 holds the name .* of 256 characters; .* Rename it\.$"):
+        require_plain_name("a/" + "u" * 256, "my.h5")
 
 
 def test_names_that_nest_or_repeat_without_end_are_looked_at_once():

@@ -22,9 +22,10 @@ from ups.evaluation.gates import check_usability, operator_gates
 from ups.evaluation.trivial import Trivial
 from ups.evaluation.truth import Truth, open_truth
 from ups.models.base_selection import fit_base
-from ups.models.operator import build_operator
+from ups.models.head_setup import build_operator
 from ups.report.model_card import _forecasts
 from ups.report.summary import overview
+from ups.results import Results
 from ups.userdata.times import in_years
 
 CPU, DAYS, CUT = torch.device("cpu"), 1500, 30
@@ -128,16 +129,17 @@ def test_a_model_that_is_worse_than_climatology_is_not_usable_and_every_table_sh
             for name, value in (("persistence", 0.5), (rivals[0], 0.6), (rivals[1], ratio))
         }
         entry["models"]["operator"]["nrmse"] = dict.fromkeys(("value", "low", "high"), 0.2)
-        gates = {row["name"]: row["passed"] for row in operator_gates("operator", "ks", entry, LIMITS)}
+        results = Results.of({"tasks": {"ks": entry}, "run": "r"})
+        rows = operator_gates("operator", "ks", results.tasks["ks"], LIMITS)
+        gates = {row["name"]: row["passed"] for row in rows}
         assert (
             gates["trivial/ks"]
             and gates["trivial/ks/climatology"]
             and gates["trivial/ks/seasonal_climatology"] is (ratio < 1)
         )
-        verdict = check_usability({"tasks": {"ks": entry}})["ks"]
+        verdict = check_usability(results)["ks"]
         assert verdict["usable"] is (ratio < 1)
         assert ("not clearly better than the seasonal climatology" in verdict["words"]) is (ratio > 1)
-    results = {"tasks": {"ks": entry}, "run": "r"}
     assert all(
         word in text
         for word in ("persistence", "climatology", "seasonal climatology")

@@ -14,7 +14,7 @@ from ups.evaluation.truth import open_truth
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
 from ups.models.base_selection import fitted_state, select_base
-from ups.models.operator import build_operator
+from ups.models.head_setup import build_operator
 
 CPU, TASK = torch.device("cpu"), "burgers1d"
 

@@ -10,6 +10,7 @@ import pytest
 
 from ups.config import ROOT, load_config
 from ups.evaluation.gates import check_gates
+from ups.results import Results
 from ups.tasks import get_task
 
 TASKS = {  # with a base that is fitted in seconds
@@ -58,7 +59,7 @@ def test_the_report_has_exact_samples_if_the_law_is_known_and_statistics_otherwi
     results = json.loads((report / "results.json").read_text())
     page = (report / "report.html").read_text()
     for name, entry in results["ensembles"].items():
-        models, has_law = entry["models"], get_task(name).exact_futures is not None
+        models, has_law = entry["models"], get_task(name).has_known_law
         assert "analogs" in models
         assert (
             ({"exact", "bayes_mean"} <= set(models))
@@ -68,7 +69,7 @@ def test_the_report_has_exact_samples_if_the_law_is_known_and_statistics_otherwi
         assert has_law == (len(models["corrector"].get("crps_over_exact_by_lead", ())) == len(entry["times"]))
         assert get_task(name).why_uncertain in entry["setting"]
         # those of smoke.yaml claim less
-        gates = {gate["name"] for gate in check_gates(results, load_config(None).evaluate)}
+        gates = {gate["name"] for gate in check_gates(Results.of(results), load_config(None).evaluate)}
         assert (f"exact/{name}/corrector" in gates) == (f"law_ranks/{name}" in gates) == has_law
         assert {
             f"{claim}/{name}/student_1"

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import sys
 
 import pytest
 
 from bench import uncertain
+from ups.results import Results
 
 
 def model(crps: float, leads: list[float]) -> tuple[dict, dict]:
@@ -60,8 +62,7 @@ def results(seed: int, crps: float = 1.0) -> dict:
 
 def written(folder, found: dict):
     """A run's folder: a student that took 30 s after a teacher's 20."""
-    (folder / "report").mkdir(parents=True)
-    (folder / "report" / "results.json").write_text(json.dumps(found))
+    Results.of(found).save(folder / "report")
     for stage, rate in (("diffusion", 5.0), ("consistency", 10 / 3)):
         (folder / stage).mkdir()
         lines = [{"step": 50, "steps_per_s": rate}, {"step": 60}, {"step": 100, "steps_per_s": rate}]
@@ -106,8 +107,42 @@ def test_runs_that_are_no_repetitions_are_refused(change, words, tmp_path, monke
     other = results(1)
     change(other)
     with pytest.raises(ValueError, match=words):
-        uncertain.table([results(0) | {"seconds": {}}, other | {"seconds": {}}])
+        uncertain.table([uncertain.Run(Results.of(found), {}) for found in (results(0), other)])
     status, page, error = printed(
         monkeypatch, capsys, written(tmp_path / "a", results(0)), written(tmp_path / "b", other)
     )
     assert status == 1 and not page and error.startswith("uncertain: ")
+
+
+STRANGE = {  # file of a report, its text -> words of the error
+    "no table": ("results.csv", None, "there is no .*results.csv; expected the report of a finished run"),
+    "no row": ("results.csv", "a,b\n", "begins with 'a,b'; expected the table of a report"),
+    "a list": ("results.json", "[]", "holds a list; expected the results of a report"),
+    "no seed": ("results.json", '{"run": "a", "protocol": {}}', "protocol.split is missing; expected a str"),
+    "no ensembles": (
+        "results.json",
+        '{"run": "a", "protocol": {"split": "test", "context_frames": 1, "seed": 0}, "training": {}}',
+        "ensembles is missing; expected a dict",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_a_strange_report_is_refused_in_one_line(kind, tmp_path, monkeypatch, capsys):
+    name, text, words = STRANGE[kind]
+    file = written(tmp_path / "a", results(0)) / "report" / name
+    file.unlink() if text is None else file.write_text(text)
+    status, page, error = printed(monkeypatch, capsys, tmp_path / "a")
+    assert status == 1 and not page and error.count("\n") == 1 and error.startswith("uncertain: ")
+    assert re.search(words, error), error
+
+
+def test_a_run_whose_log_is_missing_has_a_dash(tmp_path, monkeypatch, capsys):
+    folder = written(tmp_path / "a", results(0))
+    (folder / "consistency" / "metrics.jsonl").unlink()
+    status, page, _ = printed(monkeypatch, capsys, folder)
+    assert (
+        status == 0
+        and "| student, 1 step | 1.000 [0.900, 1.100] | 1.200 [1.000, 1.400] | 0.90 to 1.00 | 2 | 4 | - |"
+        in page
+    )

@@ -1,5 +1,6 @@
 """User data from a file to a report and a forecast; what a section states is kept."""
 
+import html
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from user_files import (
 
 import prepare_data
 from ups.commands import predict, stages
+from ups.common.text import markdown
 from ups.config import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
@@ -42,9 +44,11 @@ from ups.forecaster import Forecaster
 from ups.generative.residuals import StateConditions
 from ups.generative.sampling import sample_rollout
 from ups.models.base_selection import fit_base
-from ups.models.operator import build_operator
+from ups.models.head_setup import build_operator
 from ups.models.windows import symmetry
-from ups.report.report import write_report, write_results
+from ups.report import leaderboard
+from ups.report.report import write_report
+from ups.results import Results
 from ups.tasks import described_task
 from ups.userdata.describe import describe_file
 from ups.userdata.open_files import open_user_files
@@ -333,9 +337,9 @@ def test_from_a_file_to_a_report_and_a_forecast_in_small(tmp_path, monkeypatch, 
         "gates": [],
         "training": {},
     }
-    results["usability"] = check_usability(results)
-    write_results(results, tmp_path / "results.json")
-    write_report(results, {"ks": samples}, [], tmp_path / "report.html", {})
+    results["usability"] = check_usability(Results.of(results))
+    Results.of(results).save(tmp_path)
+    write_report(Results.of(results), {"ks": samples}, [], tmp_path / "report.html", {})
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert ("y from 0 to 1 (no flux)" if data is well else "nu 0.1 to 0.2") in text and "others; " in text
     assert {*(tmp_path / "figures").glob("ks_median_error_*.png")}
@@ -366,10 +370,13 @@ def test_from_a_file_to_a_report_and_a_forecast_in_small(tmp_path, monkeypatch, 
 @pytest.mark.slow
 @pytest.mark.faults  # half a minute
 def test_from_a_declaration_to_a_report_a_forecast_and_a_file(tmp_path):
-    """The run alone is enough for a forecast of the file, and for one of that forecast."""
+    """The run alone is enough for a forecast of the file, and of that forecast. Units are any text."""
+    settings, stated = well(tmp_path), {"v_x": "<b onload=alert(1)>", "v_y": "a|b", "time": "m/s"}
+    with h5py.File(tmp_path / "well.h5", "r+") as file:
+        file["t0_fields/u"].attrs["units"] = "\x1b[31mm/s"
     config = overlay(
         tmp_path,
-        {**well(tmp_path), "base": ["persistence", "propagator"]},
+        {**settings, "base": ["persistence", "propagator"], "units": stated},
         run={"name": "mine", "root": str(tmp_path / "runs")},
         operator={
             "model": {"width": 16, "depth": 1, "kernel_size": 3},
@@ -378,11 +385,12 @@ def test_from_a_declaration_to_a_report_a_forecast_and_a_file(tmp_path):
         evaluate={"min_initial_conditions": 1},
     )
 
-    def make(target):
+    def make(target, *more):
         done = subprocess.run(
             [
                 "make",
                 target,
+                *more,
                 f"PYTHON={sys.executable}",
                 f"CONFIG={config}",
                 "RUN=mine",
@@ -399,8 +407,18 @@ def test_from_a_declaration_to_a_report_a_forecast_and_a_file(tmp_path):
 
     status, output = make("doctor")
     assert ": OK" in output and (status == 0 or ": failed" in output), output
-    make("train")  # gates may fail after four steps
-    assert (tmp_path / "runs/mine/report/report.html").is_file()
+    _, output = make("train")  # gates may fail after four steps
+    report = tmp_path / "runs/mine/report/report.html"
+    assert report.is_file(), output
+    page = report.read_text(encoding="utf-8")
+    card = (tmp_path / "runs/mine/operator/README.md").read_text(encoding="utf-8")
+    for unit in (r"\x1b[31mm/s", *stated.values()):
+        assert html.escape(unit) in page and markdown(unit) in card
+    assert "<b onload" not in page + card and "\x1b" not in page + card
+    assert all(path.is_file() for path in (tmp_path / "runs/mine/report/figures").iterdir())
+    assert "| mine |" in leaderboard.table(tmp_path / "runs")
+    status, output = make("publish", f"TO={tmp_path / 'copy'}")
+    assert (tmp_path / "copy/operator/README.md").is_file(), output
     config.unlink()
     for name, start in (("out.h5", "well.h5"), ("again.h5", "out.h5")):
         words = f"--run {tmp_path}/runs/mine --task ks --input {tmp_path / start} --output {tmp_path / name}"

@@ -437,6 +437,18 @@ def test_what_is_described_passes_the_doctor(tmp_path, capsys):
     assert "caution forecasts are judged up to 2 frames ahead" in words and "raise task.film.cut" in words
 
 
+def test_a_coordinate_that_hdf5_attaches_to_one_axis_says_nothing_of_the_others(tmp_path):
+    found = []
+    for is_attached in (False, True):
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            file["u"], file["x"] = waves((20, 16, 32)), np.arange(32) / 32
+            if is_attached:
+                file["x"].make_scale("x")
+                file["u"].dims[2].attach_scale(file["x"])
+        found.append(yaml.safe_load(describe_file(str(tmp_path / "a.h5"))))
+    assert found[0] == found[1]
+
+
 def test_a_domain_in_attributes_is_used(tmp_path):
     grid = {"shape": [64], "bounds": [[0.0, 20.0]], "periodic": [True], "class": "CartesianGrid"}  # of py-pde
     stated = {

@@ -500,9 +500,9 @@ def test_the_parameter_of_each_run_is_its_own(tmp_path, kind, place):
         {**keys, "parameters": {"nu": of_first}},
         f"{of_first} is the number of one run; expected a number of every run.*Write nu: .{re.escape(place)}",
     )
-    refused(
-        tmp_path, {**keys, "parameters": {"nu": "mu"}}, f"no number in 'mu'.*each run: {re.escape(place)}"
-    )
+    for wrong in ("mu", "run_00/nu@x", *[form for form in ("run_00/nu", "run_00@nu") if form != of_first]):
+        message = f"no number in '{wrong}'.*each run: {re.escape(place)}"
+        refused(tmp_path, {**keys, "parameters": {"nu": wrong}}, message)
     [described] = yaml.safe_load(describe_file(str(path)))["task"].values()
     assert described["parameters"] == {"nu": place}
 

@@ -27,9 +27,10 @@ from ups.evaluation.truth import open_truth
 from ups.forecaster import Forecaster
 from ups.generative.residuals import TransientResiduals
 from ups.generative.sampling import sample_rollout
-from ups.models.base_selection import fit_base
+from ups.models.base_selection import base_scores, fit_base
 from ups.models.bases.base import Samples
-from ups.models.operator import Operator, build_operator
+from ups.models.head_setup import build_operator
+from ups.models.operator import Operator
 from ups.models.windows import Windows
 from ups.userdata.describe import describe_file
 
@@ -122,7 +123,7 @@ def fitted(folder, keys, *overrides):
     operator = build_operator(
         {"heat": (facts, weights)}, config.operator.model, "no", solvers_of(config)
     ).eval()
-    return config, cache, operator, facts["validation_nrmse"][facts["description"]["base"]["name"]]
+    return config, cache, operator, base_scores(facts)[facts["description"]["base"]["name"]]
 
 
 def stirred(operator):

@@ -33,7 +33,8 @@ from ups.metrics.ensembles import score_ensemble
 from ups.metrics.errors import score
 from ups.metrics.joint import score_joint
 from ups.models.base_selection import base_error, fitted_candidates
-from ups.report.report import write_report, write_results
+from ups.report.report import write_report
+from ups.results import Results
 from ups.userdata.describe import describe_file
 
 LAND = (np.arange(X)[:, None] - 10) ** 2 + (np.arange(Y) - 3) ** 2 < 9
@@ -168,8 +169,8 @@ def test_land_is_the_same_however_it_is_written_and_no_forecast_is_there(tmp_pat
         "training": {},
         "usability": {},
     }
-    write_results(results, tmp_path / "results.json")
-    write_report(results, {"ks": samples}, [], tmp_path / "report.html", {})
+    Results.of(results).save(tmp_path)
+    write_report(Results.of(results), {"ks": samples}, [], tmp_path / "report.html", {})
     model = Forecaster(operator)
     u_pred = model.forecast("ks", sea()[:2, 0, None, None], num_frames=2)
     assert np.array_equal(np.isnan(u_pred), np.broadcast_to(LAND, u_pred.shape))

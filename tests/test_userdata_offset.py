@@ -16,11 +16,14 @@ from ups.evaluation.forecast import assess_forecasts
 from ups.evaluation.gates import check_usability
 from ups.evaluation.truth import open_truth
 from ups.forecaster import Forecaster
-from ups.models.base_selection import fit_base, rows_by_parameter
-from ups.models.loss import pooled, squared_errors
-from ups.models.operator import build_operator
+from ups.models.base_selection import base_scores, fit_base
+from ups.models.head_setup import build_operator
+from ups.models.loss import squared_errors
+from ups.results import Results
+from ups.select import pooled
 from ups.tasks import TASKS, Place, get_task, make_user_task
 from ups.userdata.offset import DOMINANT, dominant
+from ups_solvers import SOLVERS
 
 MEAN, SIZE = 101325.0, 0.01  # sound in air, in Pa
 
@@ -60,10 +63,10 @@ def test_a_large_mean_costs_no_accuracy_and_errors_are_relative_to_the_variation
         assert error == pytest.approx(expected, rel=0.05, abs=1e-6), model
     assert entry["models"]["persistence"]["nrmse"]["value"] > 0.1
     assert cache.floor["test"]["state"]["nrmse"] < 1e-6
-    words = check_usability({"tasks": {"ks": entry}})["ks"]["words"]
+    words = check_usability(Results.of({"tasks": {"ks": entry}}))["ks"]["words"]
     assert words.startswith("Usable: its relative error is ") and "of the RMS of u - 101325" in words
     assert sample["fields"] == ["u - 101325"] and np.abs(sample["u_ref"]).max() < 2 * SIZE  # of figures
-    assert facts["validation_nrmse"]["persistence"] == pytest.approx(
+    assert base_scores(facts)["persistence"] == pytest.approx(
         entry["models"]["persistence"]["nrmse"]["value"], rel=0.3
     )
 
@@ -72,11 +75,11 @@ def test_validation_nrmse_of_a_base_is_that_of_the_log_of_training(tmp_path):
     """Of a field with a moderate mean: one was relative to the variation, the other to the field."""
     u = 5 + waves((20, T, X)).astype(np.float64)
     _, _, operator, cache, facts = assessed(tmp_path / "a", u, base=["persistence"])
-    rows = rows_by_parameter(cache, "val", 64)
+    rows = cache.rows_by_parameter("val", 64)
     logged = pooled(squared_errors(operator, cache, rows, 1, torch.device("cpu")))["base"]
-    assert facts["validation_nrmse"]["persistence"] == pytest.approx(logged, rel=1e-3)
+    assert base_scores(facts)["persistence"] == pytest.approx(logged, rel=1e-3)
     persistence = np.sqrt(np.square(u[:, 1:] - u[:, :1]).mean()) / np.sqrt(np.square(u).mean())
-    assert facts["validation_nrmse"]["persistence"] == pytest.approx(persistence, rel=0.2)
+    assert base_scores(facts)["persistence"] == pytest.approx(persistence, rel=0.2)
 
 
 def test_forecasts_take_and_give_values_of_the_file_in_the_precision_of_the_input(tmp_path):
@@ -149,7 +152,9 @@ def test_no_field_of_pdebench_is_counted_from_an_offset(tmp_path):
     water."""
     assert not any(task.offsets for task in TASKS.values())
     task = get_task("shallow_water2d")
-    h = task.simulate(range(6), seed=0, resolution=32, num_frames=6, parameter=None, t_end=task.t_end)
+    h = SOLVERS[task.name].simulate(
+        range(6), seed=0, resolution=32, num_frames=6, parameter=None, t_end=task.t_end
+    )
     path = write(tmp_path / "h.h5", h=np.asarray(h)[:, :, 0])
     assert dominant([str(path)], [Place("h", ("trajectory", "time", "x", "y"), ("h",))], ["x", "y"]) == {}
     h = np.asarray(h, np.float64)

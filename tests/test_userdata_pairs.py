@@ -21,6 +21,7 @@ from ups.evaluation.gates import check_gates, check_usability
 from ups.report import report
 from ups.report.figures import sample_figure
 from ups.report.figures_ensemble import steady_cases
+from ups.results import Results
 
 ROOT = Path(__file__).resolve().parent.parent
 CELLS = 32
@@ -135,7 +136,7 @@ def test_a_one_dimensional_prior_is_plotted_as_lines():
     }
     axes = steady_cases(sample, 0).axes
     assert len(axes) == 3 * len(sample["cases"]) and axes[0].get_ylabel() == "nothing observed"
-    page = steady_section(entry, sample, "map")
+    page = steady_section(Results.of({"steady": {"map": entry}}).steady["map"], sample)
     assert "<svg" in page and "grey cells" not in page
 
 
@@ -156,9 +157,14 @@ def test_a_rollout_of_one_frame_has_a_page_without_a_player(tmp_path):
         "ensembles": {},
         "steady": {},
     }
-    results |= {"gates": check_gates(results, GATES), "usability": check_usability(results)}
+    table = Results.of(results)
+    results |= {"gates": check_gates(table, GATES), "usability": check_usability(table)}
     report.write_report(
-        results, {"pairs": samples}, [{"step": 1, "train/loss": 1.0}], tmp_path / "report.html", {}
+        Results.of(results),
+        {"pairs": samples},
+        [{"step": 1, "train/loss": 1.0}],
+        tmp_path / "report.html",
+        {},
     )
     page = (tmp_path / "report.html").read_text()
     assert "1 frame predicted" in page and 'class="player' not in page

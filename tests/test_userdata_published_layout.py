@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import yaml
+from packages import PACKAGES
 
 import prepare_data
 from ups.data.layout import layout_of
@@ -32,7 +33,7 @@ def clone(tmp_path):
     for path in ROOT.iterdir():
         if (
             path.suffix in (".py", "")
-            and path.name in ("Makefile", "ups", "configs", "accelerate_configs")
+            and path.name in ("Makefile", *PACKAGES, "configs", "accelerate_configs")
             or path.suffix == ".py"
         ):
             (tmp_path / path.name).symlink_to(path)

@@ -7,7 +7,9 @@ import lzma
 import os
 import pickle
 import shutil
+import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -20,12 +22,13 @@ import torch
 import xarray
 import yaml
 import zarr
-from user_files import DT, SMALL, N, T, X, Y, overlay, read, section, waves, well_file, write
+from user_files import DT, ROOT, SMALL, N, T, X, Y, overlay, read, section, waves, well_file, write
 
 from ups.config import load_config
 from ups.data.build_cache import build_cache
 from ups.data.sources import open_sources
 from ups.userdata.describe import describe_file
+from ups.userdata.inspect_file import matching_files
 from ups.userdata.open_files import open_user_files
 from ups.userdata.readers import open_here, open_store
 from ups.userdata.writer import write_user_file
@@ -287,6 +290,18 @@ def test_hdf5_with_filters_of_hdf5plugin_is_read(tmp_path):
     both = {"u": ["trajectory", "time", "x"], "v": ["trajectory", "time", "x"]}
     *_, found = read(tmp_path, section(tmp_path, layout=both))
     assert np.array_equal(found[:, :, 0], u) and np.array_equal(found[:, :, 1], u)
+    code = "import sys; from ups.userdata.describe import describe_file; describe_file(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, tmp_path / "a.h5"], cwd=ROOT, check=True)  # imports no filter
+
+
+@pytest.mark.parametrize("pattern", ["{0}/a*.npy", "{0}/a*.npy + {0}/b*.npy"])
+def test_matching_a_pattern_takes_time_in_proportion_to_the_files(tmp_path, pattern):
+    for number in range(1500):
+        (tmp_path / f"a{number}.npy").touch(), (tmp_path / f"b{number}.npy").touch()
+    started = time.process_time()
+    found = matching_files("task.ks", pattern.format(tmp_path))
+    assert len(found) == 1500 and "/a2.npy" in found[2]
+    assert time.process_time() - started < 1.5  # 0.1; comparing each name with all took 20
 
 
 def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch):

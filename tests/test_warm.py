@@ -21,7 +21,7 @@ from ups.common.files import value_hash
 from ups.config import ROOT, load_config
 from ups.models.backbones.backbone import task_of
 from ups.models.operator import Operator, load_operator
-from ups.models.warm import copy_trunk, copy_weights, is_trunk
+from ups.models.warm import copy_head, copy_trunk, copy_weights, is_trunk
 from ups.training.optim import build_optimizer
 
 SMOKE = ROOT / "configs" / "smoke.yaml"
@@ -191,7 +191,7 @@ def test_a_head_over_another_codec_predicts_the_same_fields(tmp_path, name, kind
         assert not found.is_same(codecs[part])
     two = build((description, others))
     mine, given = two.heads[name], one.heads[name]
-    assert mine.take(given) == "in the terms of its new codec"
+    assert copy_head(mine, given) == "in the terms of its new codec"
     z = latents(one, name, 3, history)
     into, state = given.input_codec, torch.randn(3, *given.codec.tokens, given.codec.dim)
 
@@ -214,7 +214,7 @@ def test_a_head_over_another_codec_predicts_the_same_fields(tmp_path, name, kind
     )
     torch.testing.assert_close(change, change_ref, rtol=1e-4, atol=1e-4)
     # that it cannot serve
-    assert build(describe(name, kind, history, bundle=2)).heads[name].take(given) == ""
+    assert copy_head(build(describe(name, kind, history, bundle=2)).heads[name], given) == ""
 
 
 def test_a_frozen_trunk_stays_bit_by_bit_while_heads_learn(caches, parent, tmp_path):

@@ -12,7 +12,7 @@ from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.data.sources import open_sources
 from ups.models.base_selection import fit_base
-from ups.models.operator import build_operator
+from ups.models.head_setup import build_operator
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -15,30 +15,23 @@ weights (`Forecaster.tasks`); what was not trained is refused by name.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ups.commands.publish import HUB, fetch
-from ups.common.place import make_target
+from ups.common.place import HUB, make_target
 from ups.common.torch_state import plain_torch
 from ups.forecast_inputs import Values, check_random, is_count, read_forcing, start
 from ups.forecast_xarray import Field, as_tensor, label, unlabel
-from ups.generative.observation import observe_cells
-from ups.generative.sampling import (
-    SAMPLERS,
-    Sampler,
-    load_sampler,
-    sample_solutions,
-    sample_states,
-)
-from ups.generative.validation import DEFAULT, best_within, default_sampler
-from ups.models.found_equation import FoundEquation, found_equation
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import name_starts
 from ups.tasks import in_unit
 from ups.training.finished import stage_of_run
+
+if TYPE_CHECKING:  # a forecast needs none of them: methods import what they use
+    from ups.generative.sampling import Sampler
+    from ups.models.found_equation import FoundEquation
 
 
 class Forecaster:
@@ -79,7 +72,11 @@ class Forecaster:
         solvers: Mapping[str, Callable[..., Any]] | None = None,
     ) -> "Forecaster":
         """As `ups.load`."""
-        folder = fetch(str(folder)) if str(folder).startswith(HUB) else Path(folder)
+        if str(folder).startswith(HUB):
+            from ups.hub import fetch
+
+            folder = fetch(str(folder))
+        folder = Path(folder)
         inside = folder / "operator"
         if not folder.is_dir():
             raise FileNotFoundError(
@@ -190,6 +187,8 @@ class Forecaster:
         Other arguments, errors and warnings as in `forecast`. Raises FileNotFoundError, with the make target,
         if the run has no such stage.
         """
+        from ups.generative.sampling import sample_states
+
         sampler = self._sampler(task, by, members, is_steady=False, evaluations=evaluations)
         u, restore = self._read(task, u0, ("member", "time"))
         z, values, finish = start(
@@ -229,6 +228,9 @@ class Forecaster:
         mask: ([batch,] *space), 1 where the coefficient is observed (without noise), else 0.
         seed, parameters, extrapolate, errors: as in `sample`.
         """
+        from ups.generative.observation import observe_cells
+        from ups.generative.sampling import sample_solutions
+
         sampler = self._sampler(task, "prior", members, is_steady=True)
         u, restore = self._read(task, a_observed, ("member",))
         head = self.operator.head(task)
@@ -257,14 +259,19 @@ class Forecaster:
         return restore(finish(draws))
 
     @plain_torch()
-    def equation(self, task: str, value: int = 0) -> FoundEquation:
+    def equation(self, task: str, value: int = 0) -> "FoundEquation":
         """The equation that was found for a task, at the parameter value of this number."""
+        from ups.models.found_equation import found_equation
+
         return found_equation(self.operator.head(task), value)
 
     def _sampler(
         self, task: str, by: str | None, members: int, is_steady: bool, evaluations: int | None = None
-    ) -> Sampler | None:
+    ) -> "Sampler | None":
         """The sampler, loaded once; None for noisy starts. Raises as `sample` if the run has none."""
+        from ups.generative.sampling import SAMPLERS, load_sampler
+        from ups.generative.validation import DEFAULT, best_within, default_sampler
+
         head = self.operator.head(task)
         name = {"teacher": "corrector", "student": "student_1", None: DEFAULT}.get(by, by)
         if head.task.is_steady != is_steady or name not in SAMPLERS or (name == "prior") != is_steady:

@@ -1,6 +1,6 @@
 """The picture at the top of the README: python docs/images/forecast.py, from the root of a clone.
 
-Truth: the solvers of ups/tasks, from starts of another seed than that of the training data (data.seed)."""
+Truth: the solvers of ups_solvers, from starts of another seed than that of the training data (data.seed)."""
 
 import sys
 from pathlib import Path
@@ -13,14 +13,14 @@ import numpy as np  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import ups  # noqa: E402
-from ups.tasks import TASKS  # noqa: E402
+from ups_solvers import SOLVERS
 
 SEED = 7
 
 
 def solve(task: str, *, resolution: int, num_frames: int, parameter: float, t_end: float) -> np.ndarray:
     """One solution of the task's solver, (frames, channel, *space)."""
-    [u] = TASKS[task].simulate(
+    [u] = SOLVERS[task].simulate(
         [0], seed=SEED, resolution=resolution, num_frames=num_frames, parameter=parameter, t_end=t_end
     )
     return np.asarray(u, dtype="float32")

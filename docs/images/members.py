@@ -16,16 +16,21 @@ from PIL import Image  # noqa: E402
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import ups  # noqa: E402
 from ups.tasks import TASKS  # noqa: E402
+from ups_solvers import SOLVERS  # noqa: E402
 
 SEED, FRAMES, COLUMNS, MS = 7, 16, 4, 300
 run = sys.argv[1] if len(sys.argv) > 1 else "runs/excitable"
 task = TASKS["barkley2d"]
-[past] = task.simulate(
-    [0], seed=SEED, resolution=task.resolution, num_frames=3, parameter=None, t_end=2.0
-).float()
-[exact] = task.exact_futures(
-    past[-1:], COLUMNS, seed=SEED, rows=[0], num_frames=FRAMES, parameter=None, dt=1.0
-).numpy()
+[past] = (
+    SOLVERS[task.name]
+    .simulate([0], seed=SEED, resolution=task.resolution, num_frames=3, parameter=None, t_end=2.0)
+    .float()
+)
+[exact] = (
+    SOLVERS[task.name]
+    .exact_futures(past[-1:], COLUMNS, seed=SEED, rows=[0], num_frames=FRAMES, parameter=None, dt=1.0)
+    .numpy()
+)
 [members] = ups.load(run).sample("barkley2d", past.numpy()[None], num_frames=FRAMES, members=COLUMNS)
 
 start = np.broadcast_to(past[-1:].numpy(), (COLUMNS, 1, *past.shape[1:]))

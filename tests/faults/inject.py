@@ -11,7 +11,7 @@ then the same command again. It passes if everything ended within LIMIT_S of the
 a message names the cause, the ranks' weights were equal after every update, the end equals that of a run
 without the fault (bit by bit, but where the micro-batch changed), and no process is left. Ranks are forked
 from this process, which has imported torch once; the cases called launcher/* go through
-ups/training/launch.py and accelerate launch. Prints a table, writes it as JSON, exits 1 if a case failed. See
+ups_launch/__main__.py and accelerate launch. Prints a table, writes it as JSON, exits 1 if a case failed. See
 docs/reliability.md."""
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from inject_ranks import (
 from inject_runs import ROOT, SCRIPTS, References, Result, prepare
 from inject_storage import QUICK_STORAGE, STORAGE, storage_case
 
-from ups.training.processes import adopt_orphans
+from ups_launch.processes import adopt_orphans
 
 OTHERS = ("moments", "sharded", "differ", "storage", "cache", "launcher")  # beside faults of a rank
 

@@ -1,4 +1,4 @@
-"""The operator through ups/training/launch.py and accelerate launch: signals, and faults that need a
+"""The operator through ups_launch/__main__.py and accelerate launch: signals, and faults that need a
 restart."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from inject_runs import (
     settings_of,
 )
 
-from ups.training.processes import descendants
+from ups_launch.processes import descendants
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def is_importing(pid: int) -> bool:
     """Whether a process is a rank, which at first imports torch for some seconds; not the launcher, whose
     words end so."""
     try:
-        return b"-m\0ups.training.launch\0rank\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"-m\0ups_launch\0rank\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:  # it is gone
         return False
 
@@ -182,7 +182,7 @@ def _under_make(command: list[str], folder: Path, environment: dict) -> tuple[su
 
 
 def launcher_case(references: References, name: str) -> Result:
-    """The operator through ups/training/launch.py, with a signal or a fault, then the same command again."""
+    """The operator through ups_launch/__main__.py, with a signal or a fault, then the same command again."""
     case, work, result, started = (
         LAUNCHES[name],
         references.work,
@@ -214,7 +214,7 @@ def launcher_case(references: References, name: str) -> Result:
         return [
             sys.executable,
             "-m",
-            "ups.training.launch",
+            "ups_launch",
             "--restarts",
             "1",
             "--config_file",
@@ -317,7 +317,9 @@ def launcher_case(references: References, name: str) -> Result:
 def absent_machine_case(references: References) -> Result:
     """The second of two machines, whose first never comes: the launcher would wait for many minutes."""
     result, started = Result("launcher/a machine that never comes", []), time.monotonic()
-    code = "import sys; from ups.training import launch; launch.START_S = 8.0; sys.exit(launch.main())"
+    code = (
+        "import sys; from ups_launch import __main__ as launch; launch.START_S = 8.0; sys.exit(launch.main())"
+    )
     words = [
         "--config_file",
         "accelerate_configs/multinode.yaml",

@@ -32,12 +32,12 @@ import ups.data.cache
 import ups.data.latents
 import ups.models.base_selection
 import ups.training.checkpoint
-import ups.training.guard
-import ups.training.processes
 import ups.training.ranks
 import ups.training.run
 import ups.training.track
 import ups.training.update
+import ups_launch.guard
+import ups_launch.processes
 
 NEVER_S = 600  # longer than any case may last
 
@@ -250,7 +250,7 @@ def twice(fault: Fault, function: Callable, rows: slice, run: Any) -> Any:
 
 
 def torn_word(fault: Fault, function: Callable, rows: slice, run: Any) -> Any:
-    with open(os.environ[ups.training.processes.EVENTS], "ab") as file:
+    with open(os.environ[ups_launch.processes.EVENTS], "ab") as file:
         file.write(b'{"event": "fai')
     return function(rows)
 
@@ -371,7 +371,7 @@ def run_script(description: dict[str, Any], script: str, arguments: list[str]) -
     elif "digests" in description:  # of a sharded model every rank has other numbers
         note_digests(Path(f"{description['digests']}{os.environ.get('RANK', 0)}"))
     if "grace_s" in description:
-        ups.training.guard.GRACE_S = description["grace_s"]
+        ups_launch.guard.GRACE_S = description["grace_s"]
     if description.get("is_large", False):  # caches count as too large to be verified when opened
         ups.data.cache.FULL_BYTES = 0
     if int(os.environ.get("RANK", 0)) in description.get("ranks", []):

@@ -25,6 +25,7 @@ from ups.common.files import partial_path, value_hash, write_json, write_sealed
 from ups.config import ROOT, load_config
 from ups.data.generate import write_data
 from ups.report import model_card
+from ups.results import Results
 from ups.training.folder import StageFolder
 from ups.training.identity import relevant_keys
 
@@ -188,6 +189,7 @@ OURS = (
     "operator/memory.json",
     "operator/tensorboard/events.out.tfevents.1.host.2.0",
     "report/report.html",
+    "report/results.csv",
     "report/figures/training.png",
     "report/figures/burgers1d_median_error_u (m).png",
     "report/figures/burgers1d_spectra.png",
@@ -254,19 +256,38 @@ def test_the_next_start_of_a_stage_deletes_no_file_of_a_user(tmp_path):
     }
 
 
+OF_OPERATOR = Results.of({"stages": {"operator": ["burgers1d"]}})
+
+
 def test_new_cards_delete_no_picture_of_a_user(tmp_path, monkeypatch):
     monkeypatch.setattr(model_card, "card", lambda *arguments: "![](images/burgers1d_median_error_u.png)")
     figures, images = mine(tmp_path / "report/figures", "burgers1d_median_error_u.png"), "run/operator/images"
     (tmp_path / "run/operator").mkdir(parents=True)
     for place in (tmp_path / images, tmp_path / "elsewhere"):
-        model_card.write_cards(tmp_path / "run", {"stages": {"operator": ["burgers1d"]}}, {}, figures)
+        model_card.write_cards(tmp_path / "run", OF_OPERATOR, {}, figures)
         mine(place, "mine.png")
     assert sorted(os.listdir(tmp_path / images)) == ["burgers1d_median_error_u.png", "mine.png"]
     (tmp_path / images / "burgers1d_median_error_u.png").unlink()
     linked(tmp_path / images / "burgers1d_median_error_u.png", mine(tmp_path, "thesis") / "thesis")
     (tmp_path / "report/figures/burgers1d_median_error_u.png").write_text("new")
-    model_card.write_cards(tmp_path / "run", {"stages": {"operator": ["burgers1d"]}}, {}, figures)
+    model_card.write_cards(tmp_path / "run", OF_OPERATOR, {}, figures)
     assert (tmp_path / "thesis").read_text() == "mine"
+
+
+@pytest.mark.parametrize("change", ["My words.\n{}", "{}My words.\n", "My card.\n"])
+def test_a_card_that_somebody_changed_is_kept_and_named(tmp_path, monkeypatch, capsys, change):
+    folder = tmp_path / "run/operator"
+    folder.mkdir(parents=True)
+    for text in ("one\n", "two\n"):  # as it was written, it is replaced
+        monkeypatch.setattr(model_card, "card", lambda *_, text=text: text)
+        model_card.write_cards(tmp_path / "run", OF_OPERATOR, {}, tmp_path)
+    written = (folder / "README.md").read_text(encoding="utf-8")
+    assert written.startswith("two\n") and not capsys.readouterr().out
+    theirs = change.format(written)
+    (folder / "README.md").write_text(theirs, encoding="utf-8")
+    model_card.write_cards(tmp_path / "run", OF_OPERATOR, {}, tmp_path)
+    assert (folder / "README.md").read_text(encoding="utf-8") == theirs
+    assert f"{folder / 'README.md'} was changed" in capsys.readouterr().out
 
 
 def test_a_forecast_beside_generated_data_is_the_users(tmp_path):

@@ -20,8 +20,8 @@ SEED, NUM = 0, 2_400  # the command of docs/reliability.md makes more
 def outcomes(tmp_path_factory) -> dict[str, list[tuple[object, str]]]:
     """Target -> (number, outcome) of its cases."""
     print(
-        f"seed {SEED}, {NUM} mutations: python tests/faults/fuzzed.py FOLDER {SEED} {NUM}, and CASE to read "
-        f"one again"
+        f"seed {SEED}, {NUM} mutations: PYTHONPATH=.:tests:tests/faults python tests/faults/fuzzed.py FOLDER "
+        f"{SEED} {NUM}, and CASE to read one again"
     )
     command = [
         sys.executable,

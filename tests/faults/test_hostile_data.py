@@ -37,10 +37,11 @@ most = max(int(most), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 print(f"{seconds:.2f} {most // 1024}")
 """
 # In every process of a reading: what it deletes, writes, starts or connects to, what it opens beside the data
-# and which code that is no installed file it runs.
+# and which code that is no installed file it imports or runs.
 WATCH = """
 import os, re, sys
 LOG = os.open(os.environ["WATCH_LOG"], os.O_WRONLY | os.O_APPEND)
+INSTALLED = ("<", *filter(None, sys.path))  # "<": code of an installed file, such as that of a named tuple
 CHANGES = re.compile("os[.](remove|rename|rmdir|mkdir|symlink|link|truncate|chmod|system|exec)|"
                      "os[.](posix_spawn|fork)|shutil[.]|socket[.](connect|bind)|webbrowser|subprocess[.]Popen")
 def watch(event, arguments):
@@ -49,6 +50,9 @@ def watch(event, arguments):
         path, mode = os.path.abspath(os.fsdecode(arguments[0])), arguments[1] or "r"
         if "/outside/" in path or (mode[0] in "wax" or "+" in mode) and path != os.devnull:
             text = f"{path} {mode}"
+    elif event == "exec":
+        name = arguments[0].co_filename
+        text = "" if name.startswith(INSTALLED) else name
     elif event == "pickle.find_class":
         if arguments[0].split(".")[0] not in ("numpy", "ups", "builtins", "pathlib", "h5py", "_codecs"):
             text = str(arguments)
@@ -159,6 +163,30 @@ def read(path: Path, kind: str = "config") -> str:
     seconds, size = map(float, numbers.split())
     assert seconds < MOST_S and size < MOST_MB, done.stdout[-500:]
     return "\n".join(text)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import beside",
+        "exec(compile('1', 'beside.py', 'exec'))",
+        "os.remove('data')",
+        "open('data', 'a')",
+        "open('outside/data')",
+        "os.system('true')",
+        "__import__('socket').socket().connect(('127.0.0.1', 9))",
+        "__import__('pickle').loads(b'cposix\\nsystem\\n.')",
+    ],
+)
+def test_what_must_not_happen_would_be_noticed(tmp_path, monkeypatch, code):
+    (tmp_path / "outside").mkdir()
+    for name in ("data", "outside/data", "beside.py"):
+        (tmp_path / name).touch()
+    script = f"import contextlib, os, sys\nos.chdir({str(tmp_path)!r})\nsys.path.insert(0, os.getcwd())\n"
+    script += f"with contextlib.suppress(OSError):\n    {code}\nprint('0 0')"
+    monkeypatch.setattr(sys.modules[__name__], "READ", script)
+    with pytest.raises(AssertionError, match="beside|outside|remove|data|system|connect"):
+        read(tmp_path / "data")
 
 
 @pytest.mark.parametrize("make", DATA, ids=lambda make: make.__name__)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from packages import PACKAGES
 
 import prepare_data
 import ups
@@ -28,11 +29,11 @@ EXTRAS = ("data", "train")
 USE = """
 import importlib.util, os, sys
 import h5netcdf, numpy as np, scipy.io, xarray, zarr
-import ups
+import ups, ups_solvers
 import ups.report.report, ups.training.run   # with accelerate and matplotlib
 from ups.userdata.readers import open_store
 
-assert ROOT not in ups.__file__, ups.__file__
+assert ROOT not in ups.__file__ + ups_solvers.__file__, ups.__file__
 assert "py.typed" in os.listdir(os.path.dirname(ups.__file__))
 assert not any(map(importlib.util.find_spec, ("wandb", "tensorboard")))
 model = ups.load(ROOT + "/pretrained")
@@ -77,7 +78,7 @@ def oldest(text: str) -> str:
 
 
 def copy_clone(folder: Path) -> None:
-    for name in ("ups", "configs", "accelerate_configs"):
+    for name in (*PACKAGES, "configs", "accelerate_configs"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     names = ("Makefile", "pyproject.toml", "README.md", "LICENSE", "requirements*.txt", "*.py")
     for path in (path for name in names for path in ROOT.glob(name)):

@@ -17,8 +17,8 @@ from small_disk import ISOLATED, MOUNT, reason_to_skip
 from ups.commands import stages
 from ups.common.files import held, partial_path
 from ups.config import ROOT, load_config, run_script
-from ups.training.guard import Guard
-from ups.training.processes import try_read_json
+from ups_launch.guard import Guard
+from ups_launch.processes import try_read_json
 
 # In place of Python: writes down every script that is started, and finds every stage to be trained.
 RECORDER = """
@@ -198,7 +198,7 @@ def test_a_heartbeat_can_be_read_whatever_the_rank_is_doing(tmp_path):
 RANK = """
 import os, signal, sys, time
 from pathlib import Path
-from ups.training.processes import send_event
+from ups_launch.processes import send_event
 folder, handle = Path(sys.argv[1]), os.open(os.environ["TMPDIR"] + "/theirs", os.O_CREAT | os.O_WRONLY)
 try:
     for _ in range(1000): os.write(handle, bytes(4096))
@@ -218,7 +218,7 @@ time.sleep(60)
 def test_a_full_disk_of_temporary_files_costs_neither_a_restart_nor_a_save(tmp_path):
     (tmp_path / "tmp").mkdir()
     code = (
-        "import sys; from ups.training import launch; launch.launcher_command = lambda words: "
+        "import sys; from ups_launch import __main__ as launch; launch.launcher_command = lambda words: "
         "[sys.executable, '-c', *words[1:]]; launch.BACKOFF_S = 0.01; sys.exit(launch.main())"
     )
     temporary = str(tmp_path / "tmp")
@@ -349,7 +349,7 @@ def test_an_occupied_port_is_one_line(tmp_path):
             "train_operator.py",
         ]
         done = subprocess.run(
-            [sys.executable, "-m", "ups.training.launch", *words],
+            [sys.executable, "-m", "ups_launch", *words],
             cwd=ROOT,
             capture_output=True,
             text=True,

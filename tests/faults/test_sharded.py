@@ -193,7 +193,7 @@ def supervise(tmp_path, script):
     command = [
         sys.executable,
         "-m",
-        "ups.training.launch",
+        "ups_launch",
         "--config_file",
         str(topology(tmp_path)),
         str(path),

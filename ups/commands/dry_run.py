@@ -21,7 +21,7 @@ from ups.common.stages import STAGES
 from ups.config import Config, ModelConfig, to_dict
 from ups.data.build_cache import plan
 from ups.data.download import is_verified
-from ups.data.generate import num_done, solver_seconds
+from ups.data.generate import num_done, solver_of
 from ups.generative.corrector import Corrector
 from ups.models.backbones import backbone_of
 from ups.models.backbones.backbone import task_of
@@ -119,8 +119,8 @@ def print_data_plan(config: Config, files: list[tuple], num_workers: int) -> Non
             if source == "generate":
                 todo = made["num_trajectories"] - num_done(path, made)
                 have = int(size * (1 - todo / made["num_trajectories"]))
-                if todo and get_task(task).simulate:
-                    seconds += solver_seconds(task, made) * todo / num_workers
+                if todo:
+                    seconds += solver_of(get_task(task)).seconds(made) * todo / num_workers
             present += have
         total = sum(size for _, size, _ in of_task)
         state = "up to date" if present == total else f"{present / total:.0%} there"
@@ -143,7 +143,7 @@ def print_report_plan(config: Config) -> None:
     """Print what the report writes and the time of its ensembles, which is most of it."""
     settings, total = config.evaluate, 0.0
     evaluated = ", ".join(config.evaluated)
-    print(f"report: to {config.report_dir}: results.json, report.html, figures; on {evaluated}")
+    print(f"report: to {config.report_dir}: results.csv, results.json, report.html, figures; on {evaluated}")
     for stage in (stage for stage in STAGES.values() if 0 in stage.samplers.values()):
         section, is_steady = getattr(config, stage.name), stage.tasks == "steady"
         for name in config.served(stage.name, config.evaluated):

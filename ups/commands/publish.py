@@ -14,16 +14,12 @@ nothing but an earlier copy whose files are as its record, published.json, says.
 import contextlib
 import ctypes
 import errno
-import importlib.util
-import json
 import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from ups.common.files import (
     DamagedError,
@@ -35,20 +31,15 @@ from ups.common.files import (
     require_plain,
     write_sealed,
 )
-from ups.common.place import make_target
+from ups.common.place import HUB, make_target
 from ups.common.text import printable
 from ups.config import STAGES, read_command, run_script
-from ups.data.download import MIN_SPEED
-from ups.training.finished import CARD, DONE, IMAGES, MODEL, finished_stage, stage_config, stage_of_run
+from ups.hub import FILES, NEEDED, PLAIN, ask
+from ups.training.finished import CARD, DONE, IMAGES, finished_stage, stage_config, stage_of_run
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}  # of renameat2, on some file systems
-HUB = "hf://"  # marks a name on a hub: a folder that is missing never causes a request
-HUB_S = 30.0  # without an answer, or almost without data, from a hub
 UPLOAD_SPEED = 2**16  # bytes a second, at least: how far an upload is cannot be seen
-NEEDED = ("config.json", MODEL, DONE, "config.yaml", CARD)
-PLAIN = (*NEEDED, "metrics.jsonl")
-FILES = (*PLAIN, f"{IMAGES}/*.png")
 RECORD = "published.json"  # in a copy: the digests of its files
 LOCK = ".lock"
 
@@ -222,9 +213,9 @@ def push(run: str | Path, name: str) -> str:
     card = files[f"operator/{CARD}"].read_text(encoding="utf-8")
     size = sum(path.stat().st_size for path in files.values())
     try:
-        return _ask_hub(
+        return ask(
             "push",
-            HUB_S + size / UPLOAD_SPEED,
+            size / UPLOAD_SPEED,
             name=name,
             files={place: str(path.resolve()) for place, path in files.items()},
             card=card.replace(f"]({IMAGES}/", f"](operator/{IMAGES}/"),
@@ -235,47 +226,6 @@ def push(run: str | Path, name: str) -> str:
             f"{HUB}{name} did not take {run} ({error}); expected OWNER/NAME of a repository that your token "
             "may write. Check the name, the network and huggingface-cli whoami, and publish again."
         ) from None
-
-
-def fetch(name: str) -> Path:
-    """Download hf://OWNER/NAME or hf://OWNER/NAME@REVISION once, and return its folder.
-
-    huggingface_hub keeps the files. Raises ImportError as `push`, FileNotFoundError with the hub's reason.
-    """
-    name, _, revision = name.removeprefix(HUB).partition("@")
-    patterns = [f"{stage}/{pattern}" for stage in STAGES for pattern in FILES]
-    try:
-        return Path(_ask_hub("fetch", HUB_S, name=name, revision=revision or None, patterns=patterns))
-    except ConnectionError as error:
-        raise FileNotFoundError(
-            f"{HUB}{name} is neither on this machine nor on its hub ({error}); expected OWNER/NAME of "
-            "weights that were pushed. Check the name and the network, or pass a folder."
-        ) from None
-
-
-def _ask_hub(call: str, limit_s: float, **facts: Any) -> str:
-    """What a function of ups/commands/hub_client.py returns. Raises ConnectionError with its error, on one
-    line, and if fewer than MIN_SPEED bytes a second are fetched over limit_s."""
-    if importlib.util.find_spec("huggingface_hub") is None:
-        raise ImportError(
-            f"a name that begins with {HUB} needs huggingface_hub, which is not installed; "
-            "expected it, or a folder. Run pip install huggingface_hub."
-        )
-    request = {"call": call, "facts": facts, "limit_s": limit_s, "num_bytes": int(MIN_SPEED * limit_s)}
-    done = subprocess.run(
-        [sys.executable, "-P", Path(__file__).with_name("hub_client.py")],
-        input=json.dumps(request),
-        stdout=subprocess.PIPE,
-        text=True,
-        env={"HF_HUB_VERBOSITY": "error", **os.environ},
-    )
-    try:
-        found = json.loads(done.stdout.splitlines()[-1])
-    except (ValueError, IndexError):  # it was killed
-        found = {"error": f"its client ended with exit code {done.returncode}"}
-    if "error" in found:
-        raise ConnectionError(f"{printable(' '.join(found['error'].split())):.200}")
-    return str(found["answer"])
 
 
 def main() -> int:

@@ -116,7 +116,7 @@ def of_report(folder: Path) -> str:
             errors = itertools.product(("median_error", "worst_error"), fields)
             stems += [f"{task}_{kind}" for kind in ("error_growth", "spectra", *map("_".join, errors))]
     figures = {re.escape(name) for stem in stems for name in (stem, file_stem(stem))}
-    return rf"(done|results)\.json|report\.html|figures/({'|'.join(figures)})\.png"
+    return rf"(done|results)\.json|results\.csv|report\.html|figures/({'|'.join(figures)})\.png"
 
 
 def delete(path: Path) -> list[Path]:

@@ -75,10 +75,10 @@ def table(runs: Path, run: str, settings: Sequence[Setting], seeds: Sequence[int
     for setting in settings:
         paths = [runs / name_of(run, setting, seed) / RESULTS for seed in seeds]
         found = [read_report(path.parent)[0] for path in paths if path.is_file()]
-        tasks = tasks or [name for results in found[:1] for name in results["tasks"]]
+        tasks = tasks or [name for results in found[:1] for name in results.tasks]
         scores = [
             [mean_of(results, "nrmse") for results in found],
-            *([figure(results["tasks"][name], "nrmse") for results in found] for name in tasks),
+            *([figure(results.tasks[name], "nrmse") for results in found] for name in tasks),
         ]
         rows.append((setting, len(found), scores))
     rows.sort(key=lambda row: mean(row[2][0]) if row[1] and None not in row[2][0] else float("inf"))

@@ -1,13 +1,10 @@
-"""numpy and torch, imported at their first use. Modules that must be imported quickly use them: torch takes
-seconds."""
+"""numpy, imported at its first use, for modules that must be imported quickly."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
-    from torch import Tensor
 else:
 
     class _Module:
@@ -19,6 +16,6 @@ else:
         def __getattr__(self, attribute: str) -> Any:
             return getattr(importlib.import_module(self._name), attribute)
 
-    np, torch, Tensor = _Module("numpy"), _Module("torch"), Any  # Tensor: for annotations only
+    np = _Module("numpy")
 
-__all__ = ["Tensor", "np", "torch"]
+__all__ = ["np"]

@@ -1,4 +1,4 @@
-"""Where this runs: in a clone, in another folder or installed by pip, and on which system."""
+"""Where a model is found and where this runs: in a clone, another folder or installed by pip; the system."""
 
 import os
 import shlex
@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]  # the clone; of an installed wheel the folder of all packages
+HUB = "hf://"  # marks a name on a model hub: a folder that is missing never causes a request
 
 
 def make_command() -> list[str]:

@@ -150,19 +150,14 @@ def _of_grid(key: str, task: Task, settings: TaskConfig) -> Iterator[Requirement
         f"0 (choose by energy) to {width} (a patch holds so many numbers)",
         "Lower it.",
     )
-    for is_exact, why in (
-        (task.posterior, "the exact posterior is that of the grid the data were generated on"),
-        (
-            task.exact_futures,
-            "exact draws are of the grid the data were generated on, and start from a whole state",
-        ),
-    ):
-        yield (
-            is_exact is None or settings.space_stride == 1,
-            f"{key}.space_stride is {settings.space_stride}",
-            f"1 ({why})",
-            f"Lower {key}.resolution instead.",
-        )
+    drawn = "the exact posterior is that of" if task.is_steady else "exact draws are of"
+    whole = "" if task.is_steady else ", and start from a whole state"
+    yield (
+        not task.has_known_law or settings.space_stride == 1,
+        f"{key}.space_stride is {settings.space_stride}",
+        f"1 ({drawn} the grid the data were generated on{whole})",
+        f"Lower {key}.resolution instead.",
+    )
 
 
 def _of_frames(key: str, task: Task, settings: TaskConfig) -> Iterator[Requirement]:

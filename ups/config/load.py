@@ -1,6 +1,6 @@
 """The configuration of a run: configs/default.yaml, then overlays, then overrides, as frozen dataclasses.
 
-Every number of a run has one home: default.yaml or, of a task, its file (ups/tasks). Unknown, duplicate,
+Every number of a run has one home: default.yaml or, of a task, its row (ups/tasks). Unknown, duplicate,
 missing or mistyped keys and impossible combinations are errors that name the key, what was expected and the
 nearest spelling.
 """

@@ -1,40 +1,29 @@
 """The sections of a configuration: one frozen dataclass each, with names, types and bounds.
 
-The numbers are in configs/default.yaml and, of a task, in its file (ups/tasks): a value that is in neither
+The numbers are in configs/default.yaml and, of a task, in its row (ups/tasks): a value that is in neither
 does not exist.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from ups.common.stages import STAGES
-from ups.config.backbones import BACKBONES
 from ups.config.bases import BASES
+from ups.config.bounds import (
+    Between,
+    Bound,
+    Folder,
+    Members,
+    NotNegative,
+    Positive,
+    Rate,
+    Resamples,
+    Share,
+    WholeShare,
+)
+from ups.config.model import ModelConfig
 from ups.tasks import Task, get_task, make_user_task
 from ups.userdata.section import facts
-
-
-@dataclass(frozen=True)
-class Bound:
-    """A condition on a value beside its type; expected and do are words for the user, with {key}."""
-
-    holds: Callable[[Any], bool]
-    expected: str
-    do: str = "Change it."
-
-
-Positive = Bound(lambda value: value > 0, "a positive number", "Set {key} above zero.")
-Share = Bound(lambda value: 0 <= value < 1, "a number in [0, 1)")
-WholeShare = Bound(lambda value: 0 <= value <= 1, "a number in [0, 1]")
-NotNegative = Bound(lambda value: value >= 0, "0 or more", "Use another.")
-Rate = Bound(lambda value: 0 < value <= 10, "a learning rate in (0, 10]", "Use 2e-3.")
-Members = Bound(lambda value: value >= 2, "at least 2: one member has no spread", "Raise it.")
-Resamples = Bound(lambda value: value >= 20, "at least 20: a 95 % interval leaves out one in 20", "Raise it.")
-Between = Bound(
-    lambda value: len(value) == 2 and 0 < value[0] < value[1], "a lower and an upper bound", "Use [0.5, 2.0]."
-)
-Folder = Bound(lambda value: bool(value.strip()), "a folder", "Name one, such as {key}=my_folder.")
 
 
 @dataclass(frozen=True)
@@ -167,16 +156,6 @@ class UserTaskConfig(TaskConfig):
     @property
     def num_files(self) -> int:
         return 1  # they are read as one
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    kind: Literal[tuple(BACKBONES)]
-    width: Annotated[int, Positive]
-    depth: Annotated[int, Positive]
-    modes: Annotated[int, Positive]
-    kernel_size: Annotated[int, Bound(lambda value: value % 2 == 1, "an odd number", "Use 5 or 7.")]
-    mlp_ratio: Annotated[float, Positive]
 
 
 @dataclass(frozen=True)

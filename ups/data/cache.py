@@ -16,6 +16,7 @@ are mapped into memory: one copy in the page cache serves all ranks and workers,
 import json
 import math
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -193,6 +194,14 @@ class Cache:
     def context(self, config: Config) -> int:
         """The input frames of validated and scored forecasts."""
         return context_frames(config, self.task.name, "noise" in self.header, self.num_frames)
+
+    def rows_by_parameter(self, split: str, count: int) -> Tensor:
+        """At most `count` rows of a split, evenly distributed over the parameter values."""
+        rows = self.split[split]
+        values = self.parameter_index[rows]
+        groups = [rows[values == value] for value in values.unique()]
+        picked = [row for turn in zip_longest(*groups) for row in turn if row is not None]
+        return torch.stack(picked[:count])
 
     def row_blocks(self, rows: Tensor, num_frames: int, most: int) -> tuple[Tensor, ...]:
         """`rows` cut into blocks of at most `most` rows, whose fields of `num_frames` frames take at most

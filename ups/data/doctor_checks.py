@@ -11,12 +11,14 @@ from ups.common.boundary import PERIODIC, along
 from ups.common.place import make_target
 from ups.data.doctor_scan import Scan
 from ups.data.download import edition, md5_of
+from ups.data.family_checks import check_family
 from ups.data.noise import noise_of
 from ups.data.pdebench import SETTINGS
 from ups.data.trajectories import Trajectories
 from ups.data.written import MIN_FRACTION
 from ups.tasks import Finding
 from ups.userdata.data_checks import affordable, horizon, resolved, uneven, walls
+from ups.userdata.fact_checks import mirrored, orders, seams, stated
 
 NUM_SAMPLED = 8  # trajectories, equally spaced in the file, for checks that cost more than reading
 MAX_MEAN_CHANGE = 1e-2  # of a conserved mean, over the field's RMS; our solvers keep it to 1e-6
@@ -30,6 +32,7 @@ MD5_BYTES = 10**9  # larger files are hashed on request only
 MAX_ROUNDING = 0.01  # fraction of a field's variation that may be rounding
 QUIET = 0.01  # noise relative to the variation of a field, below which it needs no caution
 NUM_LISTED = 5  # trajectory numbers listed per finding
+FOR_USERS = (seams, orders, stated, mirrored, resolved, affordable, walls, uneven, horizon)
 
 
 def check_rows(
@@ -119,8 +122,7 @@ def check_facts(data: Trajectories, scan: Scan) -> Iterator[Finding]:
         )
     yield from _check_still_cells(data, scan)
     if not scan.not_finite:
-        of_user = [resolved, affordable, walls, uneven, horizon] if task.user_facts is not None else []
-        for check in (*task.checks, *of_user):
+        for check in FOR_USERS if task.user_facts is not None else (check_family,):
             yield from check(data, scan)
 
 

@@ -24,6 +24,7 @@ from tqdm import tqdm
 from ups.common.files import completing, explained, partial_path, require_room, write_atomic
 from ups.common.place import make_target
 from ups.tasks import TASKS, get_task
+from ups.tasks.published import FURTHER, WITHDRAWN
 
 READ_BYTES = 2**20
 MAX_PAUSE_S = 60.0
@@ -40,8 +41,8 @@ def published_file(task: str, parameter: float | None) -> tuple[str, int, str]:
         known = ", ".join(spec.published) or "none, as it is a data set of ours that nobody publishes"
         raise ValueError(
             f"{task} has no published file {name}; expected one of: {known}. Change task.{task}.parameters "
-            "or data.tasks, or set data.source=user for files of "
-            f"yours{' or, to solve the equation, data.source=generate' if spec.simulate else ''}."
+            "or data.tasks, or set data.source=user for files of yours or, to solve the equation, "
+            "data.source=generate."
         )
     return name, *spec.published[name]
 
@@ -53,7 +54,7 @@ def published_files(pattern: str) -> list[tuple[str, str, int, str]]:
         (task.name, name, *source)
         for task in TASKS.values()
         if not task.files_of
-        for name, source in (dict(task.published) | dict(task.further)).items()
+        for name, source in (task.published | FURTHER.get(task.name, {})).items()
         if fnmatchcase(name, pattern)
     ]
     if not found:
@@ -85,7 +86,7 @@ def md5_of(path: Path, show_progress: bool = False) -> str:
 
 def edition(name: str, md5: str) -> str:
     """A sentence about a file called `name` whose MD5 is not the published one; "" for an unknown file."""
-    is_withdrawn = any(md5.startswith(task.withdrawn.get(name, "no")) for task in TASKS.values())
+    is_withdrawn = md5.startswith(WITHDRAWN.get(name, "no"))
     return "It is the withdrawn first edition, which is wrong (PDEBench issues 46 and 51). " * is_withdrawn
 
 
@@ -272,7 +273,7 @@ def _check(file: Path, path: Path, md5: str) -> None:
             file.unlink()
             do = (
                 f"The download was deleted. Run `{make_target('data')}` again; if the MD5 stays, the "
-                "publisher has changed the file: see its task in ups/tasks."
+                "publisher has changed the file: see ups/tasks/published.py."
             )
         raise ValueError(f"{file} has MD5 {found}; expected {md5}. {edition(path.name, found)}{do}")
     write_atomic(path.with_name(path.name + ".md5"), f"{md5}  {path.name}\n")

@@ -1,5 +1,5 @@
-"""Generated data: trajectories of a solver, written as a PDEBench file in chunks, so that a killed run
-continues.
+"""Generated data: trajectories of a solver (`ups_solvers`), written as a PDEBench file in chunks, so that a
+killed run continues.
 
 The array layout is created at full size (contiguous, uncompressed); the group layout grows by groups. All
 disk space is reserved before anything is solved. After each chunk the numbers are flushed and read back; then
@@ -8,18 +8,11 @@ by one process.
 """
 
 import contextlib
-import functools
 import json
-import math
 import os
-import signal
-import threading
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
-from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
@@ -30,16 +23,11 @@ from ups.common.place import make_target
 from ups.data.layout import Layout, fixed_text, layout_of
 from ups.data.pdebench import PROGRESS, SETTINGS, data_bytes, made_with
 from ups.data.trajectories import opened
-from ups.tasks import get_task
+from ups.tasks import Task, get_task
 from ups.userdata.readers.hdf5 import node
 
-MIN_PER_WORKER = 16  # trajectories: a worker first imports torch for seconds
-GPU = "cuda"
-SOLVER_S = 1.0  # a solver is measured for so long
-# trajectories that are measured together, as long as they have no more cells: on small grids a solver of many
-# trajectories takes little longer than a solver of one
-TOGETHER, MOST_CELLS = 16, 2**17
-MAX_SLICES = 4  # of a chunk per worker; with several all workers end at about the same time
+if TYPE_CHECKING:
+    from ups_solvers import Solver
 
 
 def num_done(path: Path, settings: dict[str, Any]) -> int:
@@ -85,7 +73,7 @@ def generation_settings(
     """The settings that determine the content of a generated file. generator: name and version of the
     program; our solver by default."""
     if not generator:
-        edition = get_task(task).edition
+        edition = solver_of(get_task(task)).edition
         generator = f"ups {ups.__version__}" + f", solver {edition}" * (edition > 1)
     return {
         "task": task,
@@ -208,111 +196,12 @@ def _require_stored(file: h5py.File, layout: Layout, first: int, u: np.ndarray) 
             )
 
 
-# --------------------------------------------------------------------------------------------- processes
-# A large file is solved by one process per core, a small one by this process, with the same numbers. A GPU
-# replaces them for solvers that gain by it, with the same numbers up to rounding.
+def solver_of(task: Task) -> "Solver | None":
+    """The solver of a task; None for a user's. Only here does `ups` import `ups_solvers`, as most of it needs
+    no solver."""
+    from ups_solvers import SOLVERS
 
-
-def solved_on(task: str) -> str:
-    """The device that `task` is solved on: a GPU if torch has one and the solver gains by it."""
-    import torch
-
-    is_for_gpu = getattr(get_task(task).simulate, "is_for_gpu", False)
-    return GPU if is_for_gpu and torch.cuda.is_available() else "cpu"
-
-
-def solve(task: str, indices: np.ndarray, **settings: Any) -> np.ndarray:
-    """Trajectories `indices` of `task` by its solver, (n, time, channel, *space) float32, on the device of
-    `solved_on`.
-
-    Sets torch to one thread: for arrays this small a second one only waits (diff_react2d under load: 0.3 s
-    per trajectory with one thread, 9 s with two)."""
-    import torch
-
-    torch.set_num_threads(1)
-    with torch.device(solved_on(task)):
-        return np.asarray(get_task(task).simulate(indices, **settings))
-
-
-def solver_seconds(task: str, settings: dict[str, Any]) -> float:
-    """Processor time per trajectory, measured on a few trajectories and on more and more of their frames,
-    until they took SOLVER_S; the first frame, which may take a run-up, is measured apart. settings:
-    `generation_settings`. Like `solve`, it sets torch to one thread."""
-    wanted = settings["num_frames"]
-    steps, frames = wanted - 1, min(2, wanted)
-    cells = settings["resolution"] ** get_task(task).ndim * len(get_task(task).channels)
-    num = max(1, min(TOGETHER, settings["num_trajectories"], MOST_CELLS // cells))
-    fixed = {key: settings[key] for key in ("seed", "resolution", "parameter")}
-
-    def measured(frames: int) -> float:
-        start = time.process_time()
-        t_end = settings["t_end"] * (frames - 1) / max(steps, 1)
-        solve(task, np.arange(num), num_frames=frames, t_end=t_end, **fixed)
-        return (time.process_time() - start) / num
-
-    while True:
-        seconds = measured(frames)
-        if frames == wanted:
-            return seconds
-        if seconds * num > SOLVER_S:
-            first = min(measured(1), seconds)
-            return first + (seconds - first) * steps / (frames - 1)
-        frames = min(2 * frames, wanted)
-
-
-def num_slices(task: str, count: int, resolution: int, num_workers: int) -> int:
-    """Number of slices that `count` trajectories are cut into.
-
-    At least one per worker; more only if slices stay as large as the solver computes at once, because on few
-    cells it waits for Python (cfd1d: 0.45 s per trajectory in slices of 32, 0.2 s in slices of 128)."""
-    spec = get_task(task)
-    at_once = getattr(spec.simulate, "cells_at_once", 0) // resolution**spec.ndim
-    full = math.ceil(count / max(at_once, 1))
-    return min(count, max(num_workers, min(MAX_SLICES * num_workers, full)))
-
-
-def _start_worker() -> None:
-    """End with the parent: otherwise a pool's workers outlive a killed parent."""
-
-    def wait() -> None:
-        parent_process().join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent ends the others
-
-
-@contextlib.contextmanager
-def solver_pool(num_trajectories: int, num_workers: int) -> Iterator[Callable[..., np.ndarray]]:
-    """`solve`, with every call distributed over at most `num_workers` processes. Files of few trajectories,
-    and tasks solved on a GPU, are solved in this process."""
-    num_workers = min(num_workers, num_trajectories // MIN_PER_WORKER)
-    if num_workers <= 1:
-        yield solve
-        return
-
-    def shared(task: str, indices: np.ndarray, **settings: Any) -> np.ndarray:
-        if solved_on(task) != "cpu":
-            return solve(task, indices, **settings)
-        slices = np.array_split(indices, num_slices(task, len(indices), settings["resolution"], num_workers))
-        try:
-            return np.concatenate(list(pool.map(functools.partial(solve, task, **settings), slices)))
-        except BrokenExecutor as error:
-            raise OSError(
-                f"a process that solved trajectories of {task} from {indices[0]} on died; expected "
-                f"a result. If memory is short use --workers {num_workers // 2}; `{make_target('data')}` "
-                "again continues there."
-            ) from error
-
-    pool = ProcessPoolExecutor(num_workers, get_context("spawn"), _start_worker)
-    try:
-        yield shared
-    except BaseException:
-        for worker in active_children():  # otherwise shutdown waits for their slices
-            worker.terminate()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
+    return None if task.user_facts is not None else SOLVERS[task.files_of or task.name]
 
 
 def num_cores() -> int:

@@ -4,7 +4,7 @@
 
 Data: training and validation trajectories. Training: shared equally by the tasks of the stage. Seconds: per
 forecast of one trajectory from the last context frame to the end, both in one batch and on one thread, of
-processor time (operator on a GPU: wall-clock time). The solver is the task's own (`Task.integrate`) on the
+processor time (operator on a GPU: wall-clock time). The solver is the task's own (`Solver.integrate`) on the
 coarsest of the grids n, n/2, n/4, .. where its error is at most the operator's; interpolation is not timed.
 """
 
@@ -24,7 +24,7 @@ from torch.utils import benchmark
 from ups.common.formatting import number
 from ups.common.spectral import resample
 from ups.config import Config
-from ups.data.generate import generation_settings, solver_seconds
+from ups.data.generate import solver_of
 from ups.evaluation.forecast import rolled_out
 from ups.evaluation.truth import Truth
 from ups.metrics.errors import nrmse_per_trajectory, score
@@ -33,7 +33,7 @@ from ups.models.operator import Operator
 from ups.tasks import Task
 
 NUM_TRAJECTORIES, NUM_SOLVED = 16, 4  # in the batch; solved again, to estimate the cost of the data
-MIN_CELLS = 8  # per axis; the solvers take no coarser grid (ups/tasks/initial.py)
+MIN_CELLS = 8  # per axis; the solvers take no coarser grid (ups_solvers/solver.py)
 MEASURED_S, LONG_S = 0.1, 1.0  # calls are repeated for so long; a call that takes longer is measured once
 Cost = dict[str, Any]  # "error": nRMSE, "seconds": per forecast; of a solver also "grid": cells
 
@@ -57,8 +57,7 @@ def assess_break_even(operator: Operator, truth: Truth, config: Config, folder: 
         u_pred, seconds = timed(partial(rolled_out, operator, truth, rows, given), clock)
         ours = {"error": mean_error(u_pred, u_ref, task), "seconds": seconds / len(rows)}
         tried = error_matched(partial(integrate, truth, rows), u[:, 0].double(), u_ref, task, ours["error"])
-        made = [generation_settings(task.name, parameter=value, **sizes) for value in known]
-        each = torch.tensor([solver_seconds(task.name, one) for one in made])
+        each = torch.tensor([solver_of(task).seconds({"parameter": value, **sizes}) for value in known])
     data = float(each[cache.parameter_index[used]].sum())
     budget = {"data": data, "base": fit["facts"]["seconds"], "training": train_s / len(operator.heads)}
     return conclude(budget, tried, ours)
@@ -66,8 +65,9 @@ def assess_break_even(operator: Operator, truth: Truth, config: Config, folder: 
 
 def why_unknown(task: Task, config: Config) -> str:
     """Why the costs cannot be compared; "" if they can."""
+    solver = solver_of(task)
     reasons = {
-        "the task has no solver that starts from a stored frame": task.integrate is None,
+        "the task has no solver that starts from a stored frame": solver is None or solver.integrate is None,
         "the task's solver did not make the data": config.data.source != "generate",
         "the solver needs the parameter, which is hidden": task.hides,
         "the weights are from elsewhere": bool(config.evaluate.weights),
@@ -130,7 +130,7 @@ def integrate(truth: Truth, rows: Tensor, u: Tensor) -> Tensor:
     out = u.new_empty(len(u), truth.num_frames, len(task.fields), *u.shape[-task.ndim :])
     for place in index.unique().tolist():
         same, times = index == place, {"dt": cache.dt, "num_frames": truth.num_frames}
-        out[same] = task.integrate(u[same], parameter=known[place], **times)
+        out[same] = solver_of(task).integrate(u[same], parameter=known[place], **times)
     return out
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ups.common.stages import STAGES, TRANSIENT
+from ups.results import OBSERVED, Entry, Interval, Series
 
-Interval = dict[str, float | None]
-Figure = Callable[[dict[str, Any], str], Interval | None]  # of an entry and a model
+Figure = Callable[[Entry, str], Interval | None]  # of an entry and a model
 Bounds = tuple[float | None, float | None]
 
 EVALUATIONS = {name: num for stage in STAGES.values() for name, num in stage.samplers.items()}
@@ -39,7 +39,7 @@ class Claim:
     figure: Figure
     inside: Bounds | Callable[[Any, str], Bounds]
     near: Bounds | Callable[[Any, str], Bounds] | None = None
-    stages: Sequence[str] = TRANSIENT
+    stages: Sequence[str] = (*TRANSIENT, "steady")
     always: bool = False
     of_task: bool = False
 
@@ -59,14 +59,16 @@ def point(value: float | None) -> Interval:
     return {"value": value, "low": value, "high": value}
 
 
-def at(lists: dict[str, list], index: int) -> Interval:
-    """One entry of an interval of lists."""
+def at(lists: Series, index: int) -> Interval:
+    """The interval of one lead or element."""
     return {end: lists[end][index] for end in ("value", "low", "high")}
 
 
-def worst(found: dict[str, list], centre: float | None = None) -> Interval:
-    """The entry of an interval of lists with the largest upper end, or farthest from `centre`; undefined if
-    any entry is."""
+def worst(found: Series, centre: float | None = None) -> Interval | None:
+    """The interval with the largest upper end, or farthest from `centre`; undefined if any is, None if there
+    are none."""
+    if not found:
+        return None
     if None in found["high"]:
         return point(None)
     away = found["high"] if centre is None else [abs(value - centre) for value in found["value"]]
@@ -74,48 +76,37 @@ def worst(found: dict[str, list], centre: float | None = None) -> Interval:
 
 
 def of_model(key: str) -> Figure:
-    """A figure of the model's rollouts, None if missing."""
-    return lambda entry, model: entry["models"][model].get(key)
+    """A figure of the model's rollouts."""
+    return lambda entry, model: entry.value(model, key)
 
 
-def has_law(entry: dict[str, Any]) -> bool:
-    return "exact" in entry["models"]
+def has_law(entry: Entry) -> bool:
+    return "exact" in entry.models()
 
 
-def versus(entry: dict[str, Any], model: str, other: str, key: str) -> Any:
-    """A paired ratio, None if the two are not compared by it."""
-    return entry["comparisons"].get(f"{model} / {other}", {}).get(key)
+def best_cheap(entry: Entry, model: str) -> str:
+    return f"{model} / {entry.facts['best_cheap']}"
 
 
-def broken(entry: dict[str, Any], model: str) -> Interval:
-    row = entry["models"][model]
-    return point(max(part["nonfinite_trajectories"] for part in (row, row["one_step"])))
+def broken(entry: Entry, model: str) -> Interval:
+    return point(max(entry.number(model, "nonfinite_trajectories", case) for case in ("", "one step")))
 
 
-def worst_lead(entry: dict[str, Any], model: str) -> Interval | None:
-    leads = versus(entry, model, "exact", "crps_by_lead")
-    return leads and worst(leads)
-
-
-def tails(entry: dict[str, Any], model: str) -> Interval | None:
+def tails(entry: Entry, model: str) -> Interval | None:
     """Coverage of 90 %; None for fewer than 10 members, which cannot have it."""
-    return entry["models"][model]["coverage_90"] if entry["members"] >= 10 else None
+    found = entry.value(model, "coverage_90") or point(None)
+    return found if entry.number("", "members") >= 10 else None
 
 
-def rank_of_data(entry: dict[str, Any], _: str) -> Interval | None:
-    ranks = entry["checks"].get("ranks_of_data")
-    return ranks and worst(ranks, 0.5)
-
-
-def operations(entry: dict[str, Any], model: str) -> Interval | None:
+def operations(entry: Entry, model: str) -> Interval | None:
     """Operations per evaluation that the model claims, over those of the corrector: 1 for a network of the
     same size. Those of the conditional Gaussian, which both call, are subtracted."""
-    models = entry["models"]
-    if "corrector" not in models:
+    if "corrector" not in entry.models():
         return None
-    costs = [models[name]["operations_per_state"] for name in (model, "corrector", "dressed_conditional")]
+    names = (model, "corrector", "dressed_conditional")
+    costs = [entry.number(name, "operations_per_state") for name in names]
     draw, teacher = (cost - costs[2] for cost in costs[:2])
-    evaluations = models["corrector"]["evaluations_per_state"] / EVALUATIONS[model]
+    evaluations = entry.number("corrector", "evaluations_per_state") / EVALUATIONS[model]
     return point(evaluations * draw / teacher if teacher > 0 else None)
 
 
@@ -134,21 +125,21 @@ ENSEMBLE = (
         "score",
         "the conditional Gaussian or the mean in place of samples, the teacher's head alone",
         "fair CRPS of {model} over that of the best cheap ensemble ({cheap})",
-        lambda entry, model: None if has_law(entry) else versus(entry, model, entry["best_cheap"], "crps"),
+        lambda entry, model: None if has_law(entry) else entry.value(best_cheap(entry, model), "crps"),
         lambda settings, _: (None, settings.max_crps_ratio),
     ),
     Claim(
         "score",
         "the same, where a cheap ensemble may be the exact law, which none beats",
         "fair CRPS of {model} over that of the best cheap ensemble ({cheap})",
-        lambda entry, model: versus(entry, model, entry["best_cheap"], "crps") if has_law(entry) else None,
+        lambda entry, model: entry.value(best_cheap(entry, model), "crps") if has_law(entry) else None,
         lambda settings, _: (None, NOT_WORSE * settings.max_crps_ratio),
     ),
     Claim(
         "exact",
         "an ensemble twice too wide, one guess, one that does not look at its state",
         "fair CRPS of {model} over that of exact draws, at its worst lead,",
-        worst_lead,
+        lambda entry, model: worst(entry.by_lead(f"{model} / exact", "crps")),
         lambda settings, _: (None, settings.max_exact_ratio),
     ),
     Claim(
@@ -156,8 +147,8 @@ ENSEMBLE = (
         "members of the right marginals without structure in space or time",
         "energy score of whole trajectories of {model} over that of exact draws, or else of the best cheap "
         "ensemble ({cheap}),",
-        lambda entry, model: versus(
-            entry, model, "exact" if has_law(entry) else entry["best_cheap"], "trajectory_score"
+        lambda entry, model: entry.value(
+            f"{model} / exact" if has_law(entry) else best_cheap(entry, model), "trajectory_score"
         ),
         (None, NOT_WORSE),
     ),
@@ -227,7 +218,7 @@ ENSEMBLE = (
         "condition",
         "a student blind to its condition, or given the mean of the batch",
         "response of {model} to another condition over that of the corrector",
-        lambda entry, model: entry["checks"]["response"].get(model),
+        lambda entry, model: entry.value(model, "response", "one step"),
         (0.5, 1.5),
         stages=("consistency",),
     ),
@@ -235,7 +226,7 @@ ENSEMBLE = (
         "teacher",
         "a student that learnt nothing",
         "fair CRPS of {model} over that of the corrector",
-        lambda entry, model: versus(entry, model, "corrector", "crps"),
+        lambda entry, model: entry.value(f"{model} / corrector", "crps"),
         lambda settings, _: (None, settings.max_student_ratio),
         stages=("consistency",),
     ),
@@ -243,7 +234,7 @@ ENSEMBLE = (
         "evaluations",
         "the teacher, or a copy of it, in the student's place",
         "evaluations of {model} per state",
-        lambda entry, model: point(entry["models"][model]["evaluations_per_state"]),
+        lambda entry, model: point(entry.number(model, "evaluations_per_state")),
         lambda _, model: (None, EVALUATIONS[model] + 0.5),
         stages=("consistency", "rival"),
         always=True,
@@ -261,7 +252,7 @@ ENSEMBLE = (
         "law/{task}",
         "draws of another spread in the place of exact ones",
         "spread of exact draws over the data's error about their mean",
-        lambda entry, _: entry["checks"].get("ssr_of_law"),
+        lambda entry, _: entry.value("", "ssr_of_law", "one step"),
         (0.5, 2.0),
         lambda settings, _: settings.spread_of_law,
         stages=("diffusion",),
@@ -271,7 +262,7 @@ ENSEMBLE = (
         "law_ranks/{task}",
         "draws of another noise or viscosity in the place of exact ones",
         "rank of the data among exact draws one step ahead, in the octave of waves where it is worst,",
-        rank_of_data,
+        lambda entry, _: worst(entry.listed("", "ranks_of_data", "one step"), 0.5),
         (0.3, 0.7),
         (0.45, 0.55),
         stages=("diffusion",),
@@ -280,13 +271,14 @@ ENSEMBLE = (
 )
 
 
-def num_broken(entry: dict[str, Any], _: str) -> Interval:
-    return point(sum(models["corrector"]["nonfinite_trajectories"] for models in entry["cases"].values()))
+def num_broken(entry: Entry, _: str) -> Interval:
+    cases = entry.cases(OBSERVED)
+    return point(sum(entry.number("corrector", "nonfinite_trajectories", case) for case in cases))
 
 
 def of_prior(key: str) -> Figure:
-    """A figure of the prior, mean over the partial observations; None if missing."""
-    return lambda entry, _: entry["checks"].get(key)
+    """A figure of the prior, mean over the partial observations."""
+    return lambda entry, _: entry.value("", key)
 
 
 PRIOR = (
@@ -296,7 +288,6 @@ PRIOR = (
         "the number of fields with NaN or inf",
         num_broken,
         (None, 1.0),
-        stages=("steady",),
         always=True,
     ),
     Claim(
@@ -304,27 +295,24 @@ PRIOR = (
         "the conditional Gaussian or the mean in place of samples",
         "energy score of the prior over that of the best cheap ensemble ({cheap}), mean over the partial "
         "observations,",
-        lambda entry, _: versus(entry, "corrector", entry["best_cheap"], "energy_score"),
+        lambda entry, _: entry.value(best_cheap(entry, "corrector"), "energy_score"),
         lambda settings, _: (None, NOT_WORSE * settings.max_crps_ratio),
-        stages=("steady",),
     ),
     Claim(
         "observed",
         "draws that do not look at what was observed",
         "energy score of the prior over that of solutions drawn whatever was observed, mean over the "
         "partial observations,",
-        lambda entry, _: versus(entry, "corrector", "unconditional", "energy_score"),
+        lambda entry, _: entry.value("corrector / unconditional", "energy_score"),
         lambda settings, _: (None, settings.max_crps_ratio),
-        stages=("steady",),
     ),
     Claim(
         "spread",
         "one guess, spread inflated by 1.3, the truth in every member",
         "spread of the prior over its error, mean over the partial observations,",
-        lambda entry, _: entry["ssr"],
+        lambda entry, _: entry.value("", "ssr") or point(None),
         (0.5, 2.0),
         lambda settings, _: settings.spread_skill,
-        stages=("steady",),
     ),
     Claim(
         "coverage_50",
@@ -333,7 +321,6 @@ PRIOR = (
         of_prior("coverage_50"),
         (0.3, 0.7),
         (0.42, 0.58),
-        stages=("steady",),
     ),
     Claim(
         "variogram_space",
@@ -342,7 +329,6 @@ PRIOR = (
         of_prior("variogram_space"),
         (0.5, 2.0),
         (0.7, 1.3),
-        stages=("steady",),
     ),
     Claim(
         "spectrum",
@@ -351,7 +337,6 @@ PRIOR = (
         "worst octave,",
         of_prior("spectrum"),
         *SPECTRUM,
-        stages=("steady",),
     ),
     Claim(
         "nearest",
@@ -359,7 +344,6 @@ PRIOR = (
         "distance of the truth to the nearest draw of the prior over that of draws to their nearest",
         of_prior("nearest"),
         *CALIBRATED,
-        stages=("steady",),
     ),
     Claim(
         "variance",
@@ -368,7 +352,6 @@ PRIOR = (
         of_prior("variance"),
         (0.5, 2.0),
         (0.8, 1.25),
-        stages=("steady",),
     ),
     Claim(
         "independence",
@@ -377,6 +360,5 @@ PRIOR = (
         of_prior("independence"),
         (0.4, None),
         (RATIO[0], math.inf),
-        stages=("steady",),
     ),
 )

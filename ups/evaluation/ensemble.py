@@ -231,7 +231,7 @@ def one_step(
         parts.append((r, u_ref, *samples))
     truth, u_ref, *samples = map(torch.cat, zip(*parts, strict=True))
     found = Windows(dict(zip(names, samples, strict=True)), truth, u_ref, windows.rows, windows.starts)
-    if not num_exact or ensembles.truth.task.exact_futures is None:
+    if not num_exact or not ensembles.truth.task.has_known_law:
         return found
     cuts = zip(found.rows.split(size), found.starts.split(size), u_ref.split(size), strict=True)
     drawn = torch.cat(

@@ -22,6 +22,7 @@ from ups.metrics.errors import (
 )
 from ups.metrics.intervals import Scores, compare, merge, number
 from ups.metrics.mask import cell_mean, valid_cells
+from ups.models.conserve import densities
 from ups.models.facts import HeadFacts
 from ups.models.operator import Component, Operator
 from ups.tasks import Task
@@ -156,10 +157,7 @@ def conservation_error(task: Task, u_pred: Tensor, u_start: Tensor | None) -> Sc
     its RMS there; inf if the prediction is not finite. {} if the task conserves nothing."""
     if u_start is None or not task.conserved:
         return {}
-    now, then = (
-        task.densities(u) if task.densities else u[:, :, [*map(task.fields.index, task.conserved)]]
-        for u in (u_pred.double(), u_start.double())
-    )
+    now, then = (densities(task, u) for u in (u_pred.double(), u_start.double()))
     known = valid_cells(then)
     mean = cell_mean(now, known)
     moved = (mean - cell_mean(then, known)) / cell_mean(then.square(), known).sqrt()

@@ -19,7 +19,8 @@ ups/evaluation/claims.py, with the fakes that they refuse. Claims on the operato
 tests/test_fakes.py puts each fake, and exact samples, in the place of the stages. With evaluate.quality=false
 only claims remain that hold after seconds of training.
 
-Usability is {"usable": bool, "words": a few sentences} for every task. All is computed from results.json.
+Usability is {"usable": bool, "words": a few sentences} for every task. All is computed from the table of
+results (ups/results.py).
 """
 
 import math
@@ -28,9 +29,10 @@ from typing import Any
 
 from ups.common.place import make_target
 from ups.common.stages import STAGES
-from ups.evaluation.claims import ENSEMBLE, PRIOR, Claim, Interval, point
+from ups.evaluation.claims import ENSEMBLE, PRIOR, Claim, point
 from ups.evaluation.selected import in_words
 from ups.metrics.errors import LARGEST_ERROR
+from ups.results import Entry, Interval, Results
 
 TRIVIAL = {  # forecasts without a model (ups/evaluation/trivial.py), in words
     "persistence": "the last known frame",
@@ -53,15 +55,15 @@ NETWORK = {  # sentence by `network_gain`
 }
 
 
-def trivial_of(task: dict[str, Any]) -> list[str]:
-    """The trivial forecasts of a task's entry."""
-    return [name for name in TRIVIAL if name in task["models"]]
+def trivial_of(task: Entry) -> list[str]:
+    """The trivial forecasts of a task."""
+    return [name for name in TRIVIAL if name in task.models()]
 
 
-def error_of(task: dict[str, Any]) -> str:
+def error_of(task: Entry) -> str:
     """The error by which a task's forecasts are judged: PDEBench's nRMSE, or the pooled one
     (`ups.metrics.errors.are_pooled`)."""
-    return task.get("error", "nrmse")
+    return task.facts.get("error", "nrmse")
 
 
 def gate(
@@ -111,14 +113,14 @@ def missing(stage: str, name: str) -> dict[str, Any]:
     }
 
 
-def operator_gates(stage: str, name: str, task: dict[str, Any], settings: Any) -> Iterator[dict]:
-    models = task["models"]
+def operator_gates(stage: str, name: str, task: Entry, settings: Any) -> Iterator[dict]:
+    models = task.models()
     for model in [model for model in models if model not in OTHERS]:
         yield gate(
             stage,
             f"finite/{name}/{model}",
             "the number of trajectories with NaN or inf",
-            point(models[model].get("nonfinite_trajectories")),
+            point(task.number(model, "nonfinite_trajectories")),
             below=1,
             bound="none",
         )
@@ -135,7 +137,7 @@ def operator_gates(stage: str, name: str, task: dict[str, Any], settings: Any) -
                 stage,
                 claim,
                 f"nRMSE of the operator over that of {other}",
-                task["comparisons"][f"operator / {other}"][error],
+                task.value(f"operator / {other}", error) or point(None),
                 below=limit,
             )
     if name in settings.max_nrmse:
@@ -143,37 +145,37 @@ def operator_gates(stage: str, name: str, task: dict[str, Any], settings: Any) -
             stage,
             f"nrmse/{name}",
             "nRMSE of the operator",
-            models["operator"][error],
+            task.value("operator", error) or point(None),
             below=settings.max_nrmse[name],
         )
 
 
 def claimed(
-    claims: tuple[Claim, ...], stage: str, name: str, entry: dict[str, Any], settings: Any, model: str
+    claims: tuple[Claim, ...], stage: str, name: str, entry: Entry, settings: Any, model: str
 ) -> Iterator[dict]:
     """The gates of one model by the rows that apply to it."""
     for claim in claims:
         found = claim.figure(entry, model) if claim.applies(stage, settings) else None
         if found is not None:
             where = claim.name if claim.of_task else f"{claim.name}/{name}/{model}"
-            words = claim.words.format(model=model, cheap=entry["best_cheap"])
+            words = claim.words.format(model=model, cheap=entry.facts["best_cheap"])
             yield {
                 **gate(stage, where.format(task=name), words, found, **claim.bounds(settings, model)),
                 "refuses": claim.refuses,
             }
 
 
-def ensemble_gates(stage: str, name: str, entry: dict[str, Any], settings: Any) -> Iterator[dict]:
+def ensemble_gates(stage: str, name: str, entry: Entry, settings: Any) -> Iterator[dict]:
     """Gates of the corrector, the students or the rival."""
     for model in STAGES[stage].samplers:
         yield from claimed(ENSEMBLE, stage, name, entry, settings, model)
 
 
-def steady_gates(stage: str, name: str, entry: dict[str, Any], settings: Any) -> Iterator[dict]:
+def steady_gates(stage: str, name: str, entry: Entry, settings: Any) -> Iterator[dict]:
     yield from claimed(PRIOR, stage, name, entry, settings, "prior")
 
 
-# tasks of a stage (ups/common/stages.py) -> key of its entries in results, and their gates
+# tasks of a stage (ups/common/stages.py) -> its section of the results, and the gates of an entry
 GATES = {
     "all": ("tasks", operator_gates),
     "transient": ("ensembles", ensemble_gates),
@@ -181,22 +183,23 @@ GATES = {
 }
 
 
-def check_gates(results: dict[str, Any], settings: Any) -> list[dict]:
+def check_gates(results: Results, settings: Any) -> list[dict]:
     """All gates of `results` for the requested stages and tasks. settings: an EvaluateConfig, with the
     limits."""
     gates: list[dict] = []
-    for stage, name in [(stage, name) for stage, names in results["stages"].items() for name in names]:
+    for stage, name in [(stage, name) for stage, names in results.facts["stages"].items() for name in names]:
         section, gates_of = GATES[STAGES[stage].tasks]
-        entry = results[section].get(name)
+        entry = getattr(results, section).get(name)
         samplers = STAGES[stage].samplers if section == "ensembles" else ()
-        if entry is None or any(sampler not in entry["models"] for sampler in samplers):
+        if entry is None or any(sampler not in entry.models() for sampler in samplers):
             gates.append(missing(stage, name))
         else:
+            count = entry.number("", "num_initial_conditions")
             gates += [
-                few(row, entry["num_initial_conditions"], settings.min_initial_conditions)
+                few(row, count, settings.min_initial_conditions)
                 for row in gates_of(stage, name, entry, settings)
             ]
-    for name in settings.max_nrmse.keys() - results["tasks"].keys():
+    for name in settings.max_nrmse.keys() - results.tasks.keys():
         gates.append(
             {
                 **gate("operator", f"nrmse/{name}", "", point(None), below=settings.max_nrmse[name]),
@@ -221,60 +224,62 @@ def few(row: dict[str, Any], count: int, least: int) -> dict[str, Any]:
 # ---- usability
 
 
-def network_gain(task: dict[str, Any]) -> tuple[str, list[float]]:
+def network_gain(task: Entry) -> tuple[str, list[float]]:
     """(less | more | tie | off | unknown, [percent, low, high]): by how much the network reduces the error of
     its base, paired by trajectory. tie: the interval contains zero. No numbers if the network is off or there
     is no interval."""
-    ratio = task["comparisons"].get(PAIR, {}).get(error_of(task), point(None))
-    if not task["network_is_used"]:
+    ratio = task.value(PAIR, error_of(task)) or point(None)
+    if not task.facts["network_is_used"]:
         return "off", []
-    if None in ratio.values() or task["num_initial_conditions"] < 2:
+    if None in ratio.values() or task.number("", "num_initial_conditions") < 2:
         return "unknown", []
     _, low, high = percent = [100 * (1 - ratio[key]) for key in ("value", "high", "low")]
     return "tie" if low <= 0 <= high else "less" if low > 0 else "more", percent
 
 
-def horizon_of(task: dict[str, Any]) -> str:
+def horizon_of(task: Entry) -> str:
     """How far ahead a task's forecasts were scored, in words; "" of a steady task."""
-    if not (until := task.get("times", [0])[-1]):
+    times = task.facts.get("times", [0])
+    if not (until := times[-1]):
         return ""
-    num, unit = len(task["times"]), task.get("units", {}).get("time") or "time units"
+    num, unit = len(times), task.facts.get("units", {}).get("time") or "time units"
     return f" (scored up to {num} frame{'s' * (num != 1)} ahead, {until:.3g} {unit})"
 
 
-def usability_of(task: dict[str, Any], ensembles: dict[str, Any]) -> dict[str, Any]:
+def usability_of(task: Entry, ensembles: Entry | None) -> dict[str, Any]:
     """Whether a task's model is usable and why not, and what its network adds. ensembles: the task's entry
-    there, or {}.
+    there, if it has one.
 
     No forecast can be right about noise. If the best mean is known and this one is as good (within
     BEST_MEAN), a large error or lost correlation is no fault of the model.
     """
-    models, versus = task["models"], task["comparisons"]
-    key = error_of(task)
-    error = models["operator"][key]
-    until, faults = models["operator"].get("correlation_time", point(None)), []
-    best = ensembles.get("comparisons", {}).get("operator / bayes_mean", {}).get("nrmse_mean", point(None))
+    key, facts, faults = error_of(task), task.facts, []
+    error = task.value("operator", key) or point(None)
+    until = task.value("operator", "correlation_time") or point(None)
+    best = (ensembles and ensembles.value("operator / bayes_mean", "nrmse_mean")) or point(None)
     is_best = best["high"] is not None and best["high"] <= BEST_MEAN
     if None in error.values():
         faults.append("its predictions are not finite, or their error is undefined")
     else:
         text = f"{error['value']:.3g} [{error['low']:.3g}, {error['high']:.3g}]"
-        if task.get("offset"):  # the mean dominates the variation
-            text += f" of the {task['measure']}"
-        if "error" in task:
+        if facts.get("offset"):  # the mean dominates the variation
+            text += f" of the {facts['measure']}"
+        if "error" in facts:
             text += " (pooled over trajectories, because a field vanishes in some frames)"
         if error["high"] > LARGEST_ERROR and not is_best:
             faults.append(
                 f"its relative error is {text}, and above {LARGEST_ERROR:g} more than a quarter "
                 "of the field's energy is wrong"
             )
-        ratios = {name: versus[f"operator / {name}"][key]["high"] for name in trivial_of(task)}
+        ratios = {
+            name: (task.value(f"operator / {name}", key) or point(None))["high"] for name in trivial_of(task)
+        }
         if beaten_by := [TRIVIAL[name] for name, high in ratios.items() if high is None or high >= 1]:
             faults.append(f"it is not clearly better than {' or '.join(beaten_by)}")
-        if until["high"] is not None and until["high"] < SHORTEST * task["times"][-1] and not is_best:
+        if until["high"] is not None and until["high"] < SHORTEST * facts["times"][-1] and not is_best:
             faults.append(
                 f"it follows the truth (correlation above 0.8) for {until['value']:.3g} of "
-                f"{task['times'][-1]:.3g} time units only"
+                f"{facts['times'][-1]:.3g} time units only"
             )
     words = f"Not usable: {'; '.join(faults)}" if faults else f"Usable: its relative error is {text}"
     words += f"{horizon_of(task)}."
@@ -287,13 +292,10 @@ def usability_of(task: dict[str, Any], ensembles: dict[str, Any]) -> dict[str, A
     return {
         "usable": not faults,
         "words": words
-        + NETWORK[kind].format(selected=in_words(task.get("selection")), **versus.get(PAIR, {}).get(key, {})),
+        + NETWORK[kind].format(selected=in_words(facts.get("selection")), **task.value(PAIR, key) or {}),
     }
 
 
-def check_usability(results: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def check_usability(results: Results) -> dict[str, dict[str, Any]]:
     """TASK -> {"usable", "words"}."""
-    return {
-        name: usability_of(task, results.get("ensembles", {}).get(name, {}))
-        for name, task in results["tasks"].items()
-    }
+    return {name: usability_of(task, results.ensembles.get(name)) for name, task in results.tasks.items()}

@@ -1,6 +1,6 @@
 """Ensembles that no network samples: the exact law, if the task has it, and the operator with its own errors.
 
-    exact              fresh noise from the last input frame (Task.exact_futures): no ensemble of independent
+    exact              fresh noise from the last input frame (`exact_futures`): no ensemble of independent
                        members has a lower mean CRPS (a fair score rewards dependent members:
                        ups/evaluation/checks.py)
     bayes_mean         the mean of exact samples: no single forecast has a lower mean squared error
@@ -48,7 +48,7 @@ def sample_law(
 ) -> Tensor | None:
     """`num_samples` exact futures, fewer if memory is short, that replace the single future u_ref of the data
     as the truth; None if no law is known."""
-    if truth.task.exact_futures is None:
+    if not truth.task.has_known_law:
         return None
     return sample_exactly(truth, seed, rows, num_frames, affordable(num_samples, u_ref))
 
@@ -156,7 +156,7 @@ def reference_ensembles(
     return {
         "analogs": partial(errors.sample, errors.nearest),
         **({"starts": partial(from_noisy_starts, ensembles)} if errors.source.head.is_deterministic else {}),
-        **(exact if truth.task.exact_futures else {}),
+        **(exact if truth.task.has_known_law else {}),
     }
 
 

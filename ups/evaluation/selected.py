@@ -1,5 +1,5 @@
 """The selection on validation between network and base alone, in words with the numbers that decided it: the
-record of `ups.models.selection.select`, stored with the weights and in results.json."""
+record of `ups.select.select_network`, stored with the weights and in results.json."""
 
 from collections.abc import Mapping
 from typing import Any

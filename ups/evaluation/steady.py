@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ups.common.seeds import generator
 from ups.config import EvaluateConfig
+from ups.data.generate import solver_of
 from ups.evaluation.ensemble import resampled
 from ups.evaluation.pooled import pool, pool_checks, pool_spread, summarise_exact
 from ups.evaluation.transient import in_words
@@ -78,7 +79,7 @@ def assess_steady(
         cases[case] = {
             model: summarise_ensemble(part, count, seed, groups) for model, part in scores[case].items()
         }
-        if task.posterior and case in PARTIAL:
+        if task.has_known_law and case in PARTIAL:
             exact, splits = compare_exactly(
                 prior,
                 residuals,
@@ -113,7 +114,7 @@ def assess_steady(
     known = {other: row["energy_score"]["value"] for other, row in pooled.items()}
     cheap = max(known, key=lambda other: -1.0 if known[other] is None else known[other])
     exact_words = ""
-    if task.posterior:
+    if task.has_known_law:
         exact_words = f"; for {len(few)} of them {settings.truth_members} draws beside the exact posterior"
     words = (
         f"{len(places)} {truth.split} fields, {settings.members} members each{exact_words}. One model "
@@ -283,7 +284,7 @@ def compare_exactly(
 
     `count` samples of each kind are compared with twice as many of the exact posterior; "exact" compares one
     half of these with the other. rows: seeds of the coefficients' observations and noise. Needs
-    Task.posterior and a partial observation.
+    Task.has_known_law and a partial observation.
     """
     codec = residuals.head.input_codec
     observation = observe_case(v, case, row_generators(seed, case, rows=rows))
@@ -292,7 +293,7 @@ def compare_exactly(
     for index, row in enumerate(rows):
         source = generator(seed, "truth", case, row)
         linear = as_linear(observation, index, codec.mean.item(), codec.std.item())
-        _, exact = residuals.head.task.posterior(
+        _, exact = solver_of(residuals.head.task).posterior(
             linear, 2 * count, source.initial_seed() % 2**31, float(parameters[index, 0])
         )
         for kind, u in draws.items():

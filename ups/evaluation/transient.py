@@ -64,14 +64,14 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[di
             members, u, task.boundary, operator, exact, *of_law
         )
 
+    summarise = partial(summarise_ensemble, num_bootstrap=count, seed=seed, groups=groups)
+    forecasts = {model: partial(rollouts, ensembles, model) for model in ensembles.names}
+    forecasts |= reference_ensembles(ensembles, settings, num_frames)
     scores, members_of, models = {}, {}, {}
-    for model, forecasts in {
-        **{model: partial(rollouts, ensembles, model) for model in ensembles.names},
-        **reference_ensembles(ensembles, settings, num_frames),
-    }.items():
-        members, cost = timed(forecasts, rows, num_frames, settings.members)
+    for model, forecast in forecasts.items():
+        members, cost = timed(forecast, rows, num_frames, settings.members)
         scores[model] = score(members)
-        models[model] = {**summarise_ensemble(scores[model], count, seed, groups), **cost}
+        models[model] = summarise(scores[model]) | cost
         members_of[model] = members[0].numpy()
         if model == "exact" or model not in UNTRAINED:
             again = None
@@ -80,20 +80,17 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[di
             models[model]["independence"] = independence(members, count, seed, groups, law, again)
         if model == "exact":  # are the data a sample of this law?
             by_data = score_ensemble(members, u_ref, task.boundary)
-            steps["checks"]["ssr_of_law"] = summarise_ensemble(by_data, count, seed, groups)["ssr"]
+            steps["checks"]["ssr_of_law"] = summarise(by_data)["ssr"]
     for model in ensembles.names:
         models[model] |= costs_per_state(ensembles, model, TIMED_STATES)
     for model, row in steps["models"].items():
         models[model]["one_step"] = row
 
-    coarse = {
-        evaluations: score(
-            rollouts(
-                with_corrector(ensembles, sampler), "corrector", rows[:STARTS], num_frames, settings.members
-            )
-        )
-        for evaluations, sampler in coarser_samplers(ensembles.corrector).items()
-    }
+    coarse = {}
+    for evaluations, sampler in coarser_samplers(ensembles.corrector).items():
+        other = with_corrector(ensembles, sampler)
+        members = rollouts(other, "corrector", rows[:STARTS], num_frames, settings.members)
+        coarse[evaluations] = score(members)
 
     # ---- comparisons
     crps = {model: models[model]["crps"]["value"] for model in NOT_LEARNT if model in models}
@@ -190,7 +187,7 @@ def long_rollouts(ensembles: Ensembles, rows: Tensor, num_frames: int) -> dict[s
         model: int((~(members.abs().flatten(2).amax(2) <= limit)).sum()) for model, members in u.items()
     }
     if truth.task.is_stationary and len(every) > 1:
-        if truth.task.exact_futures is not None:
+        if truth.task.has_known_law:
             u["exact"] = sample_exactly(truth, ensembles.seed + 3, rows, num_frames, LONG_MEMBERS)
             u["truth"] = sample_exactly(truth, ensembles.seed + 4, every[:LONG_EXACT], num_frames, 1)
         late = {model: members[:, :, num_frames // 2 :].flatten(0, 1) for model, members in u.items()}

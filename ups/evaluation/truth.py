@@ -12,6 +12,7 @@ from torch import Tensor
 from ups.config import Config
 from ups.data.build_cache import same_sources
 from ups.data.cache import Cache, open_cache
+from ups.data.generate import solver_of
 from ups.data.sources import Source
 from ups.data.tokenizer import Tokenizer
 from ups.models.head import TaskHead
@@ -83,12 +84,12 @@ class Truth:
     ) -> Tensor:
         """Exact futures (n, num_draws, num_frames, C, *space) of states u (n, C, *space) at the parameters of
         rows, in physical units; sample j is a function of seed, the state's number and j. Needs
-        Task.exact_futures."""
+        Task.has_known_law."""
         out = u.new_empty(len(u), num_draws, num_frames, *u.shape[1:])
         index = self.cache.parameter_index[rows]
         for place in index.unique().tolist():
             same, known = (index == place).nonzero()[:, 0], self.cache.settings.parameters
-            out[same] = self.task.exact_futures(
+            out[same] = solver_of(self.task).exact_futures(
                 u[same],
                 num_draws,
                 seed=seed,

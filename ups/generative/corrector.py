@@ -32,9 +32,17 @@ from ups.generative.waves import Waves
 from ups.models.backbones import backbone_of
 from ups.models.backbones.flat import LocalBackbone
 from ups.models.backbones.layers import zero_linear
-from ups.models.description_checks import CORRECTOR, CORRECTOR_HEAD, require_kinds
+from ups.models.description_checks import (
+    CELLS,
+    CORRECTOR,
+    COUNT,
+    FLAG,
+    SIZE,
+    WHOLE,
+    require_kinds,
+)
+from ups.models.facts import Facts, checked
 from ups.models.network import TaskNetwork
-from ups.models.warm import copy_maps
 from ups.tasks import described_task
 from ups.training.optim import fit_averaged
 from ups.training.stage import load_stage
@@ -97,23 +105,46 @@ class Condition:
         return noise if self.start_mean is None else self.start_mean + self.start_scale * noise
 
 
+@dataclass(frozen=True)
+class CorrectorFacts(Facts):
+    """The facts of one task of a corrector. None: does not apply.
+
+    name, own: of the task. dim: of r; num_conditions: C. In time also tokens (per axis), fields (channels of
+    all frames of a call, *space), num_features (the last of the C conditions, features of the operator, of
+    which the Gaussian is a small head), is_localized (the closed-form part is a mixture of two scales) and
+    sample_error (of a sampled state over the size of a residual, which a rollout passes to the network).
+    Steady also guess (of `posterior_of`), start of the path and method of sampling, one of METHODS.
+    """
+
+    again = f"Train the stage again: {make_target('diffusion')}, {make_target('steady')}."
+
+    name: str
+    own: dict[str, Any] | None = None
+    guess: dict[str, Any] | None = None
+    start: str | None = None
+    method: str | None = None
+    dim: int = checked(COUNT)
+    num_conditions: int = checked(COUNT)
+    tokens: list[int] | None = checked(CELLS, default=None)
+    fields: list[int] | None = checked(CELLS, default=None)
+    num_features: int | None = checked(WHOLE, default=None)
+    is_localized: bool | None = checked(FLAG, default=None)
+    sample_error: float | None = checked(SIZE, default=None)
+
+
 class CorrectorHead(nn.Module):
     """The weights of one task beside the shared network: statistics, Gaussian, input and output layers.
 
-    description: name, dim (of r) and num_conditions (C). In time also tokens (per axis), fields (channels of
-    all frames of a call, *space) and num_features (the last of the C conditions, features of the operator, of
-    which the Gaussian is a small head). Steady also guess (of `posterior_of`), start and method
-    (selected by the stage). `fit_head` fills the statistics. marginal_mean and marginal_std, for
-    unconditional dressing, are those under uniform window starts (training prefers starts with large
-    residuals). limits: bounds on samples, measured when the network is trained.
+    `fit_head` fills the statistics. marginal_mean and marginal_std, for unconditional dressing, are those
+    under uniform window starts (training prefers starts with large residuals). limits: bounds on samples,
+    measured when the network is trained.
     """
 
-    def __init__(self, description: dict[str, Any], model: ModelConfig):
+    def __init__(self, facts: CorrectorFacts, model: ModelConfig):
         super().__init__()
-        task = described_task(description)
-        require_kinds(description, CORRECTOR_HEAD, task.name)
+        task = described_task({"name": facts.name, **({"own": facts.own} if facts.own else {})})
         self.name, self.boundary = task.name, task.boundary
-        dim, num_conditions = description["dim"], description["num_conditions"]
+        self.facts, dim, num_conditions = facts, facts.dim, facts.num_conditions
         for name, size, value in (
             ("r_mean", dim, 0.0),
             ("r_std", dim, 1.0),
@@ -124,21 +155,16 @@ class CorrectorHead(nn.Module):
         ):
             self.register_buffer(name, torch.full((size,), value))
         self.register_buffer("largest_std", torch.ones(()))  # standard deviation of the largest mode of r~
-        self.guess = posterior_of(description["guess"], model, task) if "guess" in description else None
+        self.guess = posterior_of(facts.guess, model, task) if facts.guess else None
         if self.guess is not None:
             self.guess.requires_grad_(False)  # `fit_posteriors` trains it
-        self.waves = Waves(description["tokens"], dim, self.boundary) if "tokens" in description else None
-        self.limits = (
-            WaveLimits(*description["fields"], boundary=self.boundary) if "tokens" in description else None
-        )
-        self.mixture = ScaleMixture(dim) if description.get("is_localized") else None
-        self.description = description
+        self.waves = Waves(facts.tokens, dim, self.boundary) if facts.tokens else None
+        self.limits = WaveLimits(*facts.fields, boundary=self.boundary) if facts.tokens else None
+        self.mixture = ScaleMixture(dim) if facts.is_localized else None
         self.gaussian_into = nn.Linear(num_conditions, model.width)
         self.gaussian_facts = nn.Linear(MAX_FACTS, model.width)
         self.gaussian = (
-            LocalBackbone(model, GAUSSIAN_DEPTH)
-            if description.get("num_features")
-            else backbone_of(model, task)
+            LocalBackbone(model, GAUSSIAN_DEPTH) if facts.num_features else backbone_of(model, task)
         )
         self.gaussian_out = zero_linear(model.width, 2 * dim)
         self.into = nn.Linear(num_conditions + 3 * dim, model.width)
@@ -149,26 +175,25 @@ class CorrectorHead(nn.Module):
     @property
     def method(self) -> str:
         """How samples are made, one of METHODS; tasks in time always use the diffusion."""
-        return self.description.get("method", METHODS[-1])
+        return self.facts.method or METHODS[-1]
 
     @method.setter
     def method(self, method: str) -> None:
-        self.description["method"] = method
+        self.facts = replace(self.facts, method=method)
 
     @property
     def sample_error(self) -> float:
-        """Error of a sampled state over the size of a residual, which a rollout passes to the network;
-        selected on validation (ups/generative/validation.py)."""
-        return self.description.get("sample_error", 0.0)
+        """Error of a sampled state over the size of a residual; selected on validation."""
+        return self.facts.sample_error or 0.0
 
     @sample_error.setter
     def sample_error(self, size: float) -> None:
-        self.description["sample_error"] = size
+        self.facts = replace(self.facts, sample_error=size)
 
     @property
     def is_pushed(self) -> bool:
         """Whether the diffusion starts at a pushed sample of the coefficient; else at white noise."""
-        return self.description.get("start") == METHODS[0]
+        return self.facts.start == METHODS[0]
 
     @cached_property
     def largest(self) -> float:
@@ -179,11 +204,6 @@ class CorrectorHead(nn.Module):
     def fitted(self) -> dict[str, Tensor]:
         """The tensors that `fit_head` fills: statistics, conditional mean and scale."""
         return {key: value for key, value in self.state_dict().items() if key.startswith(FITTED)}
-
-    def take(self, parent: "CorrectorHead") -> str:
-        """Copy the layers of another head of this task, for a warm start; statistics and Gaussian stay.
-        Returns the reason if they do not fit, else ""."""
-        return copy_maps(self, parent)
 
     def gaussian_condition(self, tokens: Tensor, facts: Tensor) -> Condition:
         """The `Condition` of raw tokens (batch, *tokens, C) and facts (batch, K <= MAX_FACTS). Raises
@@ -243,11 +263,11 @@ class CorrectorHead(nn.Module):
 
 
 class Corrector(TaskNetwork):
-    """One network for all corrected tasks. description: as `TaskNetwork` and `CorrectorHead`; is_map: the
+    """One network for all corrected tasks. description: as `TaskNetwork` and `CorrectorFacts`; is_map: the
     output maps noise to a sample, as in students, and is not the velocity of an ODE."""
 
     def __init__(self, description: dict[str, Any]):
-        super().__init__(description, CorrectorHead)
+        super().__init__(description, lambda task, model: CorrectorHead(CorrectorFacts.read(task), model))
         require_kinds(description, CORRECTOR, "a corrector")
         if (steps := description.get("sampler_steps", 1)) not in range(1, MOST_SAMPLER_STEPS + 1):
             raise ValueError(
@@ -261,12 +281,16 @@ class Corrector(TaskNetwork):
         )
         self.register_buffer("frequencies", torch.tensor(FREQUENCIES, dtype=torch.float32), persistent=False)
 
+    @property
+    def description(self) -> dict[str, Any]:
+        return self._description | {"tasks": [head.facts.described() for head in self.heads.values()]}
+
     def velocity(self, condition: Condition) -> Velocity:
         """F(x, angle) under these conditions: the network's output, plus the linear part of `Waves` for tasks
         in time. Float32 in and out; the backbone runs in bf16 if `precision` is bf16."""
         head = self.heads[condition.name]
         linear = head.mixture or head.waves
-        add_linear = linear and (linear.map if self.description.get("is_map") else linear.flow)
+        add_linear = linear and (linear.map if self._description.get("is_map") else linear.flow)
 
         def evaluate(x: Tensor, angle: Tensor) -> Tensor:
             phase = angle[:, None] * self.frequencies
@@ -313,7 +337,7 @@ def fit_head(
     head.r_std.copy_(std.clamp_min(STD_FLOOR * float(std.max())).clamp_min(1e-12))
     head.c_mean.copy_(tokens.mean(0))
     head.c_std.copy_(tokens.std(0).clamp_min(1e-6))
-    if num_features := head.description.get("num_features", 0):  # features have unit size already
+    if num_features := head.facts.num_features:  # features have unit size already
         head.c_mean[-num_features:] = 0.0
         head.c_std[-num_features:] = 1.0
 

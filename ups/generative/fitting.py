@@ -16,6 +16,7 @@ from ups.data.schedule import Schedule
 from ups.generative.corrector import (
     STATISTICS_BATCHES,
     Corrector,
+    CorrectorFacts,
     CorrectorHead,
     ResidualBatch,
     fit_head,
@@ -30,11 +31,11 @@ from ups.generative.residuals import (
     sum_by_task,
     validation_batches,
 )
+from ups.select import MIXTURE, Decision, select_law
 from ups.training.fit import Fit, fit_once
 
 STREAM = "diffusion"  # of the random numbers
 ANGLE_BINS = {"low": (0.0, 0.4), "middle": (0.4, 1.2), "high": (1.2, 2.0)}  # of the logged loss
-LOCALIZED = 0.5  # nats per number by which a mixture of scales must be more likely than Gaussian waves
 UNIFORM_BATCHES = 16  # behind the marginal mean and standard deviation
 
 
@@ -44,8 +45,9 @@ def corrector_with_scales(
     section: DiffusionConfig | SteadyConfig,
     limits: DiffusionConfig,
     seed: int,
-) -> tuple[Corrector, dict[str, dict]]:
-    """(corrector with an untrained diffusion, task -> statistics of `fit_head`). A collective.
+) -> tuple[Corrector, dict[str, dict], list[Decision]]:
+    """(corrector with an untrained diffusion, task -> statistics of `fit_head`, decisions on the laws of the
+    residuals). A collective.
 
     The ranks of `run` fit the statistics, conditional mean and scale of the heads once. Raises as
     `check_statistics` for statistics beyond `limits`.
@@ -56,6 +58,7 @@ def corrector_with_scales(
         {name: partial(_fit_scale, source, section, seed) for name, source in residuals.items()},
         "fitting the scale of the residuals",
     )
+    laws = {name: select_law(name, facts) for name, (facts, _) in fits.items()}
     run.seed_all()
     corrector = Corrector(
         {
@@ -63,7 +66,7 @@ def corrector_with_scales(
             "precision": section.train.precision,
             "sampler_steps": section.sampler_steps,
             "tasks": [
-                source.description | ({"is_localized": True} if is_localized(fits[name][0]) else {})
+                source.description | ({"is_localized": True} if is_mixture(laws[name]) else {})
                 for name, source in residuals.items()
             ],
         }
@@ -77,17 +80,17 @@ def corrector_with_scales(
             f"residual of {name}: RMS {facts['rms_val']:.2e}, reserved / validation {facts['ratio']:.2f}, "
             f"whitened std {facts['std_train']:.2f} / {facts['std_val']:.2f}, largest mode "
             f"{facts['largest_std']:.1f}, excess kurtosis {facts['kurtosis']:.1f}"
-            + (", localized: a mixture of two scales" if is_localized(facts) else "")
+            + (f"\n    {laws[name]}" if laws[name] else "")
             for name, facts in scales.items()
         )
     )
-    return corrector, scales
+    return corrector, scales, [law for law in laws.values() if law]
 
 
 def _fit_scale(residuals: Residuals, section: DiffusionConfig | SteadyConfig, seed: int) -> Fit:
     name, steps, size = residuals.name, section.scale_steps, section.train.batch_size
     torch.manual_seed(generator(seed, "scale", name).initial_seed())
-    head = CorrectorHead(residuals.description, section.model).to(residuals.device)
+    head = CorrectorHead(CorrectorFacts.read(residuals.description), section.model).to(residuals.device)
     schedule = residual_schedule({name: residuals}, "reserved", size, seed + 2)
     uniform = Schedule({name: residuals.windows("reserved")}, size, seed + 6)
 
@@ -134,7 +137,7 @@ def compare_laws(
     def scaled(batches: Sequence[ResidualBatch]) -> Tensor:
         return torch.cat([(r - head.r_mean) / one_scale(head.r_std) for r, *_ in batches])
 
-    mixture = ScaleMixture(head.description["dim"]).to(head.r_std.device)
+    mixture = ScaleMixture(head.facts.dim).to(head.r_std.device)
     mixture.fit(scaled(training))
     whitened = [head.whitened(*batch) for batch in validation]
     log_scale = torch.cat([condition.log_scale for _, condition in whitened]).mean()
@@ -147,15 +150,15 @@ def compare_laws(
             + (one_scale(head.r_std) / head.r_std).log().mean()
         ),
     }
-    if not is_localized(found):
+    if not is_mixture(select_law(head.name, found)):
         return found, {}
     weights = {f"mixture.{key}": value for key, value in mixture.state_dict().items()}
     return found, weights | {"largest_std": largest_mode(scaled(training))}
 
 
-def is_localized(facts: dict[str, float]) -> bool:
-    """Whether a mixture of two scales is selected for the residuals, by `compare_laws`."""
-    return facts.get("nll_mixture", math.inf) < facts.get("nll_waves", math.inf) - LOCALIZED
+def is_mixture(law: Decision | None) -> bool:
+    """Whether the residuals of a task are localized: a mixture of two scales is more likely than waves."""
+    return law is not None and law.chosen == MIXTURE
 
 
 def check_statistics(name: str, facts: dict[str, float], least: float, largest: float) -> None:

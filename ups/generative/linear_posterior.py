@@ -36,7 +36,7 @@ class LinearPosterior(nn.Module):
         v = mean + U s + e,  s ~ N(0, diag(variance)),  e ~ N(0, residual_variance I),  y = A v + noise * eta
         v | y:  z + mean + C A^T K^-1 (y - A (mean + z) - noise * eta),  z ~ N(0, C),  K = A C A^T + noise^2 I
 
-    (Probabilistic principal components, Tipping and Bishop 1999, conditioned as in ups/tasks/darcy_grf.py.)
+    (Probabilistic principal components, Tipping and Bishop 1999, conditioned as in ups_solvers/darcy_grf.py.)
     shape: (C, *space) of a field. floor: the smallest solution whose logarithm is taken, stored for the
     prior.
 

@@ -14,13 +14,13 @@ evaluation.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ups.common.seeds import generator
 from ups.common.transfer import send
-from ups.tasks.darcy_grf import LinearObservation
 
 # fractions of the rows of a training batch
 KIND_FRACTIONS = {"full": 0.25, "none": 0.05, "points": 0.40, "coarse": 0.15, "noisy": 0.15}
@@ -149,9 +149,9 @@ def observe_all(v: Tensor) -> Observation:
     return Observation(v, mask, facts, [_groups(torch.ones(mask[0].numel()), v.shape[2:], 1)] * len(v))
 
 
-def as_linear(observation: Observation, row: int, mean: float, std: float) -> LinearObservation:
+def as_linear(observation: Observation, row: int, mean: float, std: float) -> dict[str, Any]:
     """One row of an observation of v = (g - mean) / std as y = A g + noise * eta of the field g (log a)
-    itself.
+    itself: the observation that `ups_solvers.Solver.posterior` takes.
 
     mean, std: of the codec's only channel (`codec.mean.item()`, `codec.std.item()`). Raises ValueError unless
     the row is one channel on a square 2D grid, as the generated data are.
@@ -163,12 +163,12 @@ def as_linear(observation: Observation, row: int, mean: float, std: float) -> Li
             "n, n) (ups.generative.observation.as_linear), for which the exact posterior is "
             "known. Use it for darcy2d_grf."
         )
-    return LinearObservation(
-        resolution=values.shape[1],
-        cells=groups,
-        values=values.flatten()[groups[:, 0]].double() * std + mean,
-        noise=float(observation.facts[row, FACTS.index("noise")]) * std,
-    )
+    return {
+        "resolution": values.shape[1],
+        "cells": groups,
+        "values": values.flatten()[groups[:, 0]].double() * std + mean,
+        "noise": float(observation.facts[row, FACTS.index("noise")]) * std,
+    }
 
 
 def block_average(v: Tensor, block: int) -> Tensor:

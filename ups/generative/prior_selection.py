@@ -6,15 +6,13 @@
     diffusion   the trained diffusion, started from `error` or from `gaussian`
 
 The posterior is linear. Of a coefficient with two values a `CellPosterior` is fitted as well, and it serves
-if its samples, pushed through the operator, are better. Before training, the start of the diffusion is
-selected: `error` if it is better than `gaussian`, so that the path is short. That is so for nearly Gaussian
-coefficients. With a `CellPosterior` the diffusion starts at white noise: a start would cost ROUNDS
-evaluations for each row of a training batch. Fully observed rows of `pushed` also get the operator's own
-error. The score is the energy score of the sampled solutions over that of `pushed`, mean over the kinds of
-partial observation; a proper score favours neither narrow nor wide samples.
+if its samples, pushed through the operator, are better (docs/results.md). The diffusion starts at `error`
+with the linear posterior, so that the path is short, and at white noise with a `CellPosterior`: a start would
+cost ROUNDS evaluations for each row of a training batch. Fully observed rows of `pushed` also get the
+operator's own error. The score is the energy score of the sampled solutions over that of `pushed`, mean over
+the kinds of partial observation; a proper score favours neither narrow nor wide samples.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -31,6 +29,7 @@ from ups.generative.sampling import FieldPrediction, Sampler, predict_with_noise
 from ups.metrics.mask import filled
 from ups.metrics.proper import energy_score
 from ups.models.windows import symmetry
+from ups.select import CELLS, Decision, choose
 from ups.training.fit import Fit, fit_once
 from ups.training.optim import fit_averaged
 
@@ -42,12 +41,12 @@ MEMBERS = 4  # few suffice, because the mean of the fair score does not depend o
 
 def fit_posteriors(
     run: Any, residuals: dict[str, SteadyResiduals], section: SteadyConfig, seed: int
-) -> dict[str, SteadyResiduals]:
+) -> tuple[dict[str, SteadyResiduals], list[Decision]]:
     """The residuals, with a `CellPosterior` where the coefficient has two values and it is better on
-    validation than the linear posterior. A collective."""
+    validation than the linear posterior, and these decisions. A collective."""
     levels = {name: two_levels(source.training_inputs(LOOKED_AT)) for name, source in residuals.items()}
     if not any(levels.values()):
-        return residuals
+        return residuals, []
     fits = fit_once(
         run,
         "posteriors",
@@ -58,18 +57,18 @@ def fit_posteriors(
         },
         "fitting the posterior of two-valued coefficients",
     )
-    out = dict(residuals)
+    out, decisions = dict(residuals), []
     for name, (facts, weights) in fits.items():
-        run.print(
-            f"{name}: the coefficient has two values; energy score of samples of its cells on validation, "
-            f"relative to the linear posterior's: {facts['score']:.3f}"
-        )
-        if facts["score"] < 1:
+        scores = {"linear posterior": 1.0, CELLS: facts["score"]}
+        rule = "the lowest energy score of samples through the operator, over the linear posterior's"
+        question = f"posterior of the two-valued coefficient of {name}"
+        decisions.append(choose(question, scores, rule, rows=FIELDS, seed=seed))
+        if decisions[-1].chosen == CELLS:
             source = residuals[name]
             cells = CellPosterior(source.posterior, levels[name], section.model, source.head.task)
             cells.load_state_dict(weights)
             out[name] = SteadyResiduals(source.operator, source.cache, cells.to(source.device).eval())
-    return out
+    return out, decisions
 
 
 def _fit_cells(source: SteadyResiduals, levels: list[float], section: SteadyConfig, seed: int) -> Fit:
@@ -109,12 +108,11 @@ def relative_scores(
     case: str,
     seed: int,
     num_fields: int,
-    methods: Sequence[str],
 ) -> Tensor:
-    """Energy score of each of `methods` over that of the first, (methods,), for one kind of observation of
+    """Energy score of each of METHODS over that of the first, (methods,), for one kind of observation of
     validation fields."""
     (prediction, noise, u_ref), scores = _observed(source, case, seed, num_fields), []
-    for method in methods:
+    for method in METHODS:
         network.heads[source.name].method = method
         u = sample_fields(source, Sampler(network, 0).whitened, network, prediction, noise)
         scores.append(_score(source, u, u_ref))
@@ -140,39 +138,26 @@ def _score(source: SteadyResiduals, u: Tensor, u_ref: Tensor) -> Tensor:
     return energy_score(filled(u, valid), filled(u_ref, valid)).mean()
 
 
-def select_start(
-    network: Corrector, residuals: dict[str, SteadyResiduals], seed: int, num_fields: int, ranks: Any
-) -> None:
-    """Set where the diffusion of every head of an untrained `network` starts. A collective."""
-    select_method(network, residuals, seed, num_fields, ranks, ("error", "gaussian"))
-    for name, source in residuals.items():
-        head = network.heads[name]
-        is_short = head.method == "error" and source.is_linear
-        head.description["start"] = "pushed" if is_short else "gaussian"
-        head.method, source.is_pushed = "diffusion", head.is_pushed
-
-
 def select_method(
     network: Corrector,
     residuals: dict[str, SteadyResiduals],
     seed: int,
     num_fields: int,
     ranks: Any,
-    methods: Sequence[str] = METHODS,
-) -> dict[str, dict[str, float]]:
-    """Set every head of `network` to the best of `methods` on validation; task -> method -> its score over
-    that of the first. A collective."""
+) -> list[Decision]:
+    """Set every head of `network` to the method that is best on validation. The decisions: scores are over
+    that of `pushed`. A collective."""
     shard = {name: PARTIAL[ranks.rank :: ranks.world] for name in residuals}
     totals = sum_by_task(
         shard,
-        lambda name, case: relative_scores(network, residuals[name], case, seed, num_fields, methods),
-        len(methods),
+        lambda name, case: relative_scores(network, residuals[name], case, seed, num_fields),
+        len(METHODS),
         ranks,
     )
-    scores = {
-        name: {method: total / len(PARTIAL) for method, total in zip(methods, sums, strict=True)}
-        for name, sums in zip(shard, totals, strict=True)
-    }
-    for name, by_method in scores.items():
-        network.heads[name].method = min(by_method, key=by_method.__getitem__)  # the first of equal ones
-    return scores
+    decisions = []
+    for name, sums in zip(shard, totals, strict=True):
+        scores = {method: total / len(PARTIAL) for method, total in zip(METHODS, sums, strict=True)}
+        rule = "the lowest energy score of samples, over that of pushed"
+        decisions.append(choose(f"samples of {name}", scores, rule, rows=num_fields, seed=seed))
+        network.heads[name].method = decisions[-1].chosen
+    return decisions

@@ -163,10 +163,7 @@ class SteadyResiduals(FieldConditions):
     """Residuals of a steady task of a cache under random observations of its coefficient.
 
     posterior: of a trained prior; None: a linear one is fitted here to the training fields of the cache.
-    is_pushed: samples may start from a sample of the coefficient.
     """
-
-    is_pushed = True
 
     def __init__(
         self, operator: Operator, cache: Cache, posterior: LinearPosterior | CellPosterior | None = None
@@ -227,7 +224,7 @@ class SteadyResiduals(FieldConditions):
         v = self.head.input_codec.decode(z_in[:, 0])
         rngs = row_generators(rng.initial_seed(), rows=positions.tolist())
         observation = observe(v, sample_levels(v.shape[2:], rngs), rngs)
-        has_start &= self.is_pushed
+        has_start &= self.is_linear
         noise = torch.stack([torch.randn(1, *self.noise_shape, generator=row_rng) for row_rng in rngs])
         guess, tokens, facts, start = self.predict(
             observation, parameters, send(noise, v.device) if has_start else None

@@ -127,9 +127,8 @@ def load_sampler(run_dir: Path, name: str, device: torch.device | str, operator:
             f"sampler. Run {make_target(stage)}."
         )
     for task in (name for name, head in network.heads.items() if head.waves is not None):
-        _require_fit(
-            network.heads[task].description, StateConditions(operator, task).description, run_dir / stage
-        )
+        wanted = StateConditions(operator, task).description
+        _require_fit(network.heads[task].facts.described(), wanted, run_dir / stage)
     return Sampler(network, evaluations)
 
 

@@ -33,8 +33,6 @@ ALPHA = 0.95  # of the almost fair CRPS (Lang et al. 2024), which penalises two 
 BLOCK = 4  # neighbouring tokens in one energy score
 TINY = 1e-12  # smallest squared distance, so that equal samples have a gradient
 MEMBERS = 16  # in validation
-MAX_VARIANCE_ERROR = 0.1  # of a tuned student's variance, relative to the teacher's
-MAX_CRPS_RATIO = 0.995  # tuning is accepted if CRPS falls to this fraction and nothing else is worse
 
 
 # ---- samplers with one and two evaluations
@@ -317,17 +315,3 @@ def format_metrics(metrics: dict[str, dict]) -> str:
         f"{entry['crps']:.4f} spread/skill {entry['spread_skill']:.2f}"
         for name, entry in metrics.items()
     )
-
-
-def tuning_ratio(tuned: dict[str, dict], before: dict[str, dict]) -> float | None:
-    """Mean CRPS of the tuned student over that before; None if it must be rejected, because a task gained too
-    little or lost in another metric."""
-    pairs = [(now, before[name]) for name, now in tuned.items()]
-    is_accepted = all(
-        now["crps"] <= MAX_CRPS_RATIO * old["crps"]
-        and now["energy"] <= old["energy"]
-        and abs(now["spread_skill"] - 1) <= abs(old["spread_skill"] - 1)
-        and abs(now["variance"] - 1) <= max(abs(old["variance"] - 1), MAX_VARIANCE_ERROR)
-        for now, old in pairs
-    )
-    return sum(now["crps"] / old["crps"] for now, old in pairs) / len(pairs) if is_accepted else None

@@ -20,7 +20,7 @@ from ups.generative.fit_limits import fit_gains, measure_residuals
 from ups.generative.residuals import TransientResiduals, sum_by_task
 from ups.generative.sampling import SAMPLERS, Sampler, sample_states
 from ups.metrics.proper import fair_crps
-from ups.models.base_selection import rows_by_parameter
+from ups.select import Decision, choose, select_sampler
 from ups.training.finished import stage_of_run
 
 CRPS_KEY = "validation_crps"  # in config.json: task -> sampler -> CRPS, None if a member is not finite
@@ -28,8 +28,6 @@ ROWS, LEADS, MEMBERS = 32, 10, 4
 ERROR_ROWS = 8  # trajectories on which the sample error is selected
 ERRORS = (0.0, 0.03, 0.1, 0.3)  # candidates, over a residual's size
 DEFAULT = "student_1"  # if no sampler was scored
-EVALUATIONS = 2  # most network evaluations per call of a default sampler
-TIED = 1.05  # scores within this factor are equal: those of one and two evaluations differed by -5 % to 5 %
 
 
 @torch.no_grad()
@@ -39,9 +37,10 @@ def validate_samplers(
     contexts: Mapping[str, int],
     seed: int,
     ranks: Any,
-) -> dict[str, dict]:
+) -> tuple[dict[str, dict], list[Decision]]:
     """{CRPS_KEY: task -> sampler -> fair CRPS} of the samplers of one network: mean over trajectories, the
-    first leads, channels and cells of normalised fields; None if a member is not finite.
+    first leads, channels and cells of normalised fields; None if a member is not finite. With the decisions
+    on the error of sampled states.
 
     Sets the limits of the heads, and their `sample_error` by the best sampler. contexts: task -> number of
     context frames. A collective.
@@ -56,11 +55,16 @@ def validate_samplers(
         for name in residuals:
             network.heads[name].sample_error = error
         crps_by_error[error] = _crps_by_sampler(samplers, residuals, contexts, seed, ranks, ERROR_ROWS)
+    decisions = []
     for name, source in residuals.items():
-        best = {error: _best(crps[name]) for error, crps in crps_by_error.items()}
-        network.heads[name].sample_error = min(best, key=best.__getitem__)
+        best = {f"{error:g}": _best(crps[name]) for error, crps in crps_by_error.items()}
+        question = f"error of states of {name} sampled by {', '.join(samplers)}"
+        rule = "the lowest CRPS of the best sampler; sizes over that of a residual"
+        rows = len(source.cache.rows_by_parameter("val", ERROR_ROWS))
+        decisions.append(choose(question, best, rule, rows=rows, seed=seed))
+        network.heads[name].sample_error = float(decisions[-1].chosen)
         fit_gains(samplers, source, power[name], seed, ranks, is_sampled=True)
-    return {CRPS_KEY: _crps_by_sampler(samplers, residuals, contexts, seed, ranks, ROWS)}
+    return {CRPS_KEY: _crps_by_sampler(samplers, residuals, contexts, seed, ranks, ROWS)}, decisions
 
 
 def _best(crps: dict[str, float | None]) -> float:
@@ -81,7 +85,7 @@ def _crps_by_sampler(
         return min(LEADS, residuals[name].cache.num_frames - contexts[name])
 
     def shard_of(name: str, source: TransientResiduals) -> list[Tensor]:
-        rows = rows_by_parameter(source.cache, "val", num_rows)[ranks.rank :: ranks.world]
+        rows = source.cache.rows_by_parameter("val", num_rows)[ranks.rank :: ranks.world]
         return [*source.cache.row_blocks(rows, num_frames(name) * MEMBERS, ROWS)] if len(rows) else []
 
     def sums_of(name: str, rows: Tensor) -> Tensor:
@@ -152,37 +156,28 @@ def best_within(run_dir: str | Path, task: str, evaluations: int) -> tuple[str, 
             steps = min(needed, evaluations) // 2
             needed, crps = 2 * steps, crps if 2 * steps == needed else math.inf
         if 0 < needed <= evaluations:
-            found[sampler] = -needed, crps
-    sampler = min(found, key=found.__getitem__, default=DEFAULT)
+            found[sampler] = needed, crps
+    if not found:
+        return DEFAULT, 0
+    most = max(needed for needed, _ in found.values())
+    scores = {sampler: crps for sampler, (needed, crps) in found.items() if needed == most}
+    rule = f"of those with {most} evaluations per call the best on validation"
+    sampler = choose(f"sampler of {task}", scores, rule).chosen
     return sampler, steps if sampler == "corrector" else 0
 
 
 def default_sampler(run_dir: str | Path, task: str) -> str:
-    """The sampler that is used if the user names none.
-
-    Of the samplers with at most EVALUATIONS evaluations per call, the cheapest within TIED of the best on
-    validation; if none of these stayed finite, the cheapest of all; DEFAULT if none has a score.
-    """
+    """The sampler that is used if the user names none, by `select_sampler`; DEFAULT if none has a score."""
     found = validated_samplers(run_dir, task)
-    affordable = {sampler: entry for sampler, entry in found.items() if entry[0] <= EVALUATIONS}
-    bound = TIED * min((crps for _, crps in affordable.values()), default=math.inf)
-    return min(
-        (sampler for sampler, (_, crps) in affordable.items() if crps <= bound),
-        key=affordable.__getitem__,
-        default=min(found, key=lambda sampler: found[sampler][0], default=DEFAULT),
-    )
+    return select_sampler(task, found).chosen if found else DEFAULT
 
 
 def describe(run_dir: str | Path, task: str) -> str:
     """One sentence: the sampler that `Forecaster.sample` uses, and the scores of all."""
-    found, name = validated_samplers(run_dir, task), default_sampler(run_dir, task)
+    found = validated_samplers(run_dir, task)
     scores = ", ".join(f"{sampler} {crps:.3g} with {needed}" for sampler, (needed, crps) in found.items())
-    group = f"of those with at most {EVALUATIONS} network evaluations per call"
-    if name not in found or found[name][0] <= EVALUATIONS:
-        reason = f"{group}, the cheapest within {TIED - 1:.0%} of the best on validation"
-    else:
-        reason = f"the cheapest that stays finite on validation, as none {group} does"
+    reason = f": {select_sampler(task, found).rule}" if found else ""
     return (
-        f"sample() uses {name}: {reason}. Validation CRPS (fair, over the field's standard deviation) and "
-        f"evaluations: {scores or 'no scores'}."
+        f"sample() uses {default_sampler(run_dir, task)}{reason}. Validation CRPS (fair, over the field's "
+        f"standard deviation) and evaluations: {scores or 'no scores'}."
     )

@@ -9,32 +9,30 @@ gradients with the tangent (by a difference) and the adjoint of the base (Courti
 frames give an ensemble of starts with the covariance of the estimate's error.
 
 A base that can estimate its start is selected with it, if validation forecasts are then better
-(shortlist.py).
+(ups/select.py).
 """
 
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ups.common.progress import beat
-from ups.data.cache import Cache
 from ups.models.bases.base import ParameterBatch
 from ups.models.head import TaskHead
-from ups.models.head_setup import MAX_TRAJECTORIES, rows_by_parameter
 from ups.models.rollout import member_noise
+
+if TYPE_CHECKING:
+    pass
 
 NUM_STEPS, NUM_GRADIENTS = 2, 5  # Gauss-Newton steps, and conjugate gradients in each: more change nothing
 DIFFERENCE = 1e-3  # RMS of the change, in normalised fields, whose difference is the tangent
 # values of a frame: of rows that are estimated together, and at most of one (0.5 and 1 GB for 8 sub-steps)
 MAX_VALUES, MAX_ROW_VALUES = 2**15, 2**16
 QUIET = 0.1  # of the loudest field's noise: sigma of a field without noise
-NUM_ROWS, NUM_MEMBERS = 16, 4  # of the ensemble on validation
-# of a mean square error over that of noise and spread (sigma^2 is known to 6 %), and by chance
-MAX_EXCESS, STANDARD_ERRORS = 1.1, 2.0
 
 
 def noise_scale(head: TaskHead) -> Tensor:
@@ -138,35 +136,3 @@ def has_white_noise(head: TaskHead) -> bool:
     """Whether frames have noise of measurement whose effect on forecasts can be computed."""
     task = head.task
     return bool(head.facts.noise) and not (task.is_steady or task.positive or task.forcing)
-
-
-@torch.no_grad()
-def start_facts(head: TaskHead, cache: Cache, context: int, seed: int) -> dict[str, Any]:
-    """What validation says of noisy starts, for `TaskHead.with_facts`; {} for a task without noise.
-
-    is_deterministic: whether noise in the start and in the truth explains the errors of the base; then none
-    is in the dynamics."""
-    if not has_white_noise(head):
-        return {}
-    task, rows = head.task, rows_by_parameter(cache, "val", MAX_TRAJECTORIES)
-    rows = cache.row_blocks(rows, cache.num_frames, len(rows))[0][:NUM_ROWS]
-    w = head.codec.decode(cache.batch(rows, 0, cache.num_frames, head.scale.device))
-    raw = cache.parameters[rows].repeat_interleave(NUM_MEMBERS, 0)
-    given, w_ref = w[:, :context], task.predicted(w[:, context:])
-    start = perturbed(head, given, seed, rows.tolist(), NUM_MEMBERS).flatten(0, 1)
-    start = estimated(head, start, raw) if head.start_frames else start[:, -head.history :]
-    frames = trajectory(head, start, head.parameter_batch(raw), head.history + w_ref.shape[1])
-    members = task.predicted(frames[:, head.history :]).unflatten(0, (-1, NUM_MEMBERS))
-    valid = task.predicted(head.codec.held(torch.ones_like(given[:1, :1])))
-    noise = valid * task.predicted(noise_scale(head).expand_as(given[0, 0])).square()
-    explained = (1 + 1 / NUM_MEMBERS) * members.var(1) + noise
-    error = (members.mean(1) - w_ref).square()
-    # all leads and late ones, as noise in the dynamics adds up; by row, as chaos drives few of them far apart
-    excess = torch.stack(
-        [
-            (error[:, first:].flatten(1).mean(1) / explained[:, first:].flatten(1).mean(1)).log()
-            for first in (0, error.shape[1] // 2)
-        ]
-    )
-    least = excess.mean(1) - STANDARD_ERRORS * excess.std(1) / math.sqrt(len(rows))
-    return {"is_deterministic": float(least.max()) <= math.log(MAX_EXCESS)}

@@ -1,14 +1,12 @@
 """Fit every base predictor that a task may use, and select one by validation rollouts.
 
 One-step errors mislead: on steep Burgers fronts a linear propagator is good for one step and useless after
-thirty. So each candidate predicts all frames after the context of held-out trajectories, and the pooled nRMSE
-of these rollouts decides. ups/models/shortlist.py decides between candidates that validation cannot tell
-apart.
+thirty. So each candidate predicts all frames after the context of held-out trajectories (shortlist.py), and
+the pooled nRMSE of these rollouts decides (ups/select.py).
 """
 
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,10 +14,8 @@ from torch import Tensor
 
 from ups.common.progress import note
 from ups.data.cache import Cache
-from ups.models.assimilation import start_facts
 from ups.models.bases import BASES
 from ups.models.bases.base import Base, Fit, Samples
-from ups.models.bases.per_field import Component, components_of, merged, subset_samples, subset_settings
 from ups.models.head import TaskHead
 from ups.models.head_setup import (
     MAX_TRAJECTORIES,
@@ -27,20 +23,10 @@ from ups.models.head_setup import (
     calibrated,
     conserved_facts,
     fitted_state,
-    per_field_head,
-    rows_by_parameter,
     unfitted_head,
 )
-from ups.models.shortlist import Candidate, Shortlist, evaluate_candidate
-
-POOR_ERROR = 0.1  # a field with a larger error may spoil the fit of the others
-HOPELESS_ERROR = 0.5  # a field with a larger error is left out of the fit of the others
-# A base per field costs as many calls as it has bases, so it must reduce the error of some field by this
-# factor.
-MIN_GAIN_PER_FIELD = 2.0
-
-# (channels) -> (name, head) of candidates that are fitted to these channels alone
-SubsetCandidates = Callable[[Sequence[int]], Iterator[tuple[str, TaskHead]]]
+from ups.models.shortlist import Shortlist, cause_of_errors, evaluate_candidate
+from ups.select import NOISE, Decision
 
 
 def fit_base(
@@ -48,35 +34,32 @@ def fit_base(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Facts and weights of the selected base of a task, for `fit_once`.
 
-    Facts: description (of the head, for `Operator`), seconds, findings (`Base.findings`) and
-    validation_nrmse: candidate -> number, None if it blew up.
+    Facts: description (of the head, for `Operator`), seconds, findings (`Base.findings`) and decisions: that
+    on the base first, then those on noisy starts.
     """
     started = time.perf_counter()
-    head, scores = select_base(cache, base_steps, context_frames, seed, device)
-    head = head.with_facts(**start_facts(head, cache, context_frames, seed))
+    head, decisions = select_base(cache, base_steps, context_frames, seed, device)
+    if cause := cause_of_errors(head, cache, context_frames, seed):
+        head = head.with_facts(is_deterministic=cause.chosen == NOISE)
+        decisions.append(cause)
     facts = {
         "description": head.facts.described(),
         "seconds": time.perf_counter() - started,
         "findings": head.findings(),
-        "validation_nrmse": {k: (v if math.isfinite(v) else None) for k, v in scores.items()},
+        "decisions": [one.described() for one in decisions],
     }
     return facts, fitted_state(head)
 
 
-def describe_selection(name: str, facts: dict[str, Any]) -> str:
-    """The selected base of a task in words, from the facts of `fit_base`: error, stability, findings."""
+def base_scores(facts: dict[str, Any]) -> dict[str, float | None]:
+    """The pooled nRMSE of every candidate, from the facts of `fit_base`; None if it blew up."""
+    return {name: score for name, (score, *_) in facts["decisions"][0]["candidates"].items()}
+
+
+def describe_selection(facts: dict[str, Any]) -> str:
+    """What validation decided about a base, from the facts of `fit_base`, with its stability and findings."""
     base, horizon = facts["description"]["base"], facts["description"]["horizon"]
-    lines = [
-        f"base of {name}: {base['name']}, validation nRMSE {facts['validation_nrmse'][base['name']]:.2e}"
-    ]
-    if trials := facts.get("trial_nrmse"):
-        of_each = ", ".join(
-            f"{error:.2e} on {name}" if error is not None else f"blew up on {name}"
-            for name, error in trials.items()
-        )
-        lines.append(f"validation nRMSE of the network after a short training: {of_each}")
-    if frames := facts["description"].get("start_frames"):
-        lines.append(f"starts of forecasts are estimated from {frames} frames: on validation that is better")
+    lines = [str(Decision.read(one)) for one in facts["decisions"]]
     if base["unstable"]:
         lines.append(
             f"no base as good as this one is stable beyond the data: {base['unstable']}. Trust no "
@@ -87,17 +70,15 @@ def describe_selection(name: str, facts: dict[str, Any]) -> str:
 
 def select_base(
     cache: Cache, base_steps: int, context_frames: int, seed: int, device: torch.device
-) -> tuple[TaskHead, dict[str, float]]:
-    """The head with the selected base, and the pooled nRMSE of every candidate (inf: it blew up).
+) -> tuple[TaskHead, list[Decision]]:
+    """The head with the selected base, and the decisions on the base and the start of its forecasts.
 
-    Raises ValueError if all of them blow up.
+    Raises ValueError if all candidates blow up.
     """
     shortlist = empty_shortlist(cache, context_frames, seed)
     for name, head in fitted_candidates(cache, base_steps, seed, device):
         shortlist.add(name, head)
-    return select_from_shortlist(
-        shortlist, lambda fields: fitted_candidates(cache, base_steps, seed, device, fields)
-    )
+    return select_from_shortlist(shortlist)
 
 
 def empty_shortlist(cache: Cache, context_frames: int, seed: int) -> Shortlist:
@@ -105,8 +86,8 @@ def empty_shortlist(cache: Cache, context_frames: int, seed: int) -> Shortlist:
     return Shortlist(
         cache,
         context_frames,
-        rows_by_parameter(cache, "val", MAX_TRAJECTORIES),
-        rows_by_parameter(cache, "train", MAX_TRAJECTORIES),
+        cache.rows_by_parameter("val", MAX_TRAJECTORIES),
+        cache.rows_by_parameter("train", MAX_TRAJECTORIES),
         seed,
     )
 
@@ -115,42 +96,32 @@ def base_error(head: TaskHead, cache: Cache, context_frames: int) -> float:
     """Pooled nRMSE of the base alone over validation rollouts (single calls for a steady task), of the
     predicted fields that are not zero throughout; inf if it blows up.
     """
-    rows = rows_by_parameter(cache, "val", MAX_TRAJECTORIES)
+    rows = cache.rows_by_parameter("val", MAX_TRAJECTORIES)
     return evaluate_candidate("", head, cache, context_frames, rows).error()
 
 
 def fitted_candidates(
-    cache: Cache, base_steps: int, seed: int, device: torch.device, fields: Sequence[int] | None = None
+    cache: Cache, base_steps: int, seed: int, device: torch.device
 ) -> Iterator[tuple[str, TaskHead]]:
     """Yield (name, head of width 1 with a fitted base) for every base in task.TASK.base.
 
-    base_steps: gradient steps of 16 windows, for bases that are learnt. fields: predicted channels; the bases
-    are fitted to these alone, and read no other channels than these and the fixed ones. The weights depend on
-    `seed` and the cache alone, not on the global random state. Raises ValueError for a parameter value
-    without a training window.
+    base_steps: gradient steps of 16 windows, for bases that are learnt. The weights depend on `seed` and the
+    cache alone, not on the global random state. Raises ValueError for a parameter value without a training
+    window.
     """
     task, settings = cache.task.name, base_settings(cache)
     samples = Samples(unfitted_head(cache, "persistence", settings, device), cache, seed, 16 * base_steps)
     conserved = conserved_facts(samples.head, cache)
-    if fields is not None:
-        reads = [*fields, *range(len(cache.task.moving), len(cache.task.fields))]
-        samples, settings = subset_samples(samples, reads), subset_settings(settings, reads)
     for kind in cache.settings.base:
         if cache.is_sampled and BASES[kind].needs_fitted_parameters:
             print(f"{task}: {kind} serves a few parameter values alone, and these are many: left out")
             continue
-        if fields is not None and not BASES[kind].can_fit_subset:
-            continue
         note(f"{task}: {kind}")
         for name, fitted, base in report_missing(BASES[kind].fit(samples, settings), f"{task}: {kind}"):
-            if fields is None:
-                head = unfitted_head(cache, kind, fitted, device)
-                head.base.load_state_dict(base.state_dict())
-                if base.is_user_solver:
-                    head.base.use(base.step)
-            else:
-                head = per_field_head(cache, [Component(base, kind, fitted, reads, list(fields))], device)
-                name = f"{name} of {', '.join(cache.task.fields[channel] for channel in reads)} alone"
+            head = unfitted_head(cache, kind, fitted, device)
+            head.base.load_state_dict(base.state_dict())
+            if base.is_user_solver:
+                head.base.use(base.step)
             yield name, head.with_facts(**conserved)
 
 
@@ -169,77 +140,18 @@ def report_missing(fits: Fit[Base], who: str) -> Iterator[tuple[str, dict[str, A
         print(f"{who}: {which}, as {reason}")
 
 
-def select_from_shortlist(
-    shortlist: Shortlist, candidates_of: SubsetCandidates
-) -> tuple[TaskHead, dict[str, float]]:
-    """The complete head with the selected base, and the scores of all candidates. Raises ValueError for an
-    empty shortlist.
-    """
+def select_from_shortlist(shortlist: Shortlist) -> tuple[TaskHead, list[Decision]]:
+    """The complete head with the selected base, and the decisions. Raises ValueError without a candidate."""
     cache, name = shortlist.cache, shortlist.cache.task.name
-    if not shortlist.all.kept:
+    if not shortlist.kept:
         raise ValueError(
             f"no base of {name} survives its validation rollouts (tried: "
             f"{', '.join(shortlist.scores)}); expected one that stays finite. Add persistence "
             f"to task.{name}.base, or look at the data with the doctor."
         )
-    best = select_per_field(shortlist, shortlist.select(shortlist.all), candidates_of)
+    best, decisions = shortlist.select()
     head = best.head.with_facts(
         base=best.head.facts.base | {"name": best.name, "unstable": shortlist.instability(best)},
         horizon=1 if cache.task.is_steady else cache.num_frames - shortlist.context,
     )
-    return calibrated(head, cache, shortlist.seed), shortlist.scores
-
-
-def select_per_field(shortlist: Shortlist, whole: Candidate, candidates_of: SubsetCandidates) -> Candidate:
-    """A candidate with a base for every field or vector if that is better than one base for all, else
-    `whole`.
-
-    A field with a poor error may have spoiled the fit of the others. Then bases are also fitted to each field
-    alone, and to all fields together that are not hopeless.
-    """
-    cache = shortlist.cache
-    units = [ties for ties in shortlist.units if ties.kept]  # a field that is zero throughout has no error
-    if len(units) < 2:
-        return whole
-    errors = {tuple(ties.fields): ties.error(whole) for ties in units}
-    if not cache.task.is_steady and max(errors.values()) > POOR_ERROR:
-        for fields in field_groups(errors):
-            for name, head in candidates_of(fields):
-                candidate = shortlist.evaluate(name, head)
-                for ties in units:
-                    if {*ties.fields} <= {*fields}:
-                        ties.add(candidate)
-    components, names = [], []
-    for ties in units:
-        best = shortlist.select(ties)
-        if ties.is_as_good(whole, best) or MIN_GAIN_PER_FIELD * ties.error(best) > ties.error(whole):
-            best = whole
-        components += components_of(best.head.base, best.head.facts.base, ties.fields)
-        names.append(f"{', '.join(cache.task.fields[channel] for channel in ties.fields)}: {best.name}")
-    if all(component.base is whole.head.base for component in components):
-        return whole
-    facts = whole.head.facts
-    head = per_field_head(cache, merged(components), whole.head.scale.device)
-    head = head.with_facts(is_conservative=facts.is_conservative, conserved=facts.conserved)
-    candidate = shortlist.evaluate("; ".join(names), head)
-    is_as_good = all(ties.is_as_good(candidate, whole) for ties in units)
-    gains = any(MIN_GAIN_PER_FIELD * ties.error(candidate) <= ties.error(whole) for ties in units)
-    if not (is_as_good and gains):
-        return whole
-    shortlist.scores[candidate.name] = candidate.error()
-    return candidate
-
-
-def field_groups(errors: dict[tuple[int, ...], float]) -> list[list[int]]:
-    """The groups of channels to fit bases to: each unit alone, and all together that are not hopeless; if all
-    are hopeless, all but one.
-    """
-    units = list(errors)
-    rest = [[unit for unit in units if errors[unit] < HOPELESS_ERROR]]
-    if not rest[0]:
-        rest = [[unit for unit in units if unit != one] for one in units]
-    together = [group for group in rest if 1 < len(group) < len(units)]
-    return [
-        sorted(channel for unit in group for channel in unit)
-        for group in [*([unit] for unit in units), *together]
-    ]
+    return calibrated(head, cache, shortlist.seed), decisions

@@ -5,8 +5,10 @@ error of torch in the middle of a forecast.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from ups.config.bases import BASES
 
 Check = Callable[[Any], bool]
 Rows = dict[str, tuple[Check, str]]  # key: (check of its value, expected value in words)
@@ -110,15 +112,6 @@ BASE: Rows = {
     "forcing_positive": CHANNELS,
     "forcing_offsets": (each(is_number), "numbers"),
 }
-CORRECTOR_HEAD: Rows = {
-    "sample_error": SIZE,
-    "dim": COUNT,
-    "num_conditions": COUNT,
-    "num_features": WHOLE,
-    "is_localized": FLAG,
-    "tokens": CELLS,
-    "fields": CELLS,
-}
 CORRECTOR: Rows = {"sampler_steps": COUNT, "mid_angle": NUMBER, "is_map": FLAG}
 
 
@@ -151,14 +144,14 @@ def require_forcing(
     """Raise ValueError unless the forcing codec has the forcing fields `names` of the task, on the grid of
     the state.
     """
-    for settings in _settings(base):
-        count, series = settings.get("num_forcing", 0), settings.get("series", [])
-        is_known = count in (0, len(names)) and {*series} <= {*range(count)}
-        if not is_known or len(settings.get("forcing", names)) != len(names):
-            raise ValueError(
-                f"the base of {what} has {count} forcing fields, {series!r:.60} of them series, in its "
-                f"weights; expected {len(names)}. Take another copy of them."
-            )
+    settings = base["settings"]
+    count, series = settings.get("num_forcing", 0), settings.get("series", [])
+    is_known = count in (0, len(names)) and {*series} <= {*range(count)}
+    if not is_known or len(settings.get("forcing", names)) != len(names):
+        raise ValueError(
+            f"the base of {what} has {count} forcing fields, {series!r:.60} of them series, in its "
+            f"weights; expected {len(names)}. Take another copy of them."
+        )
     if not names and not codec:
         return
     codec = {"fields": [], "positive": []} | dict(codec or {})
@@ -170,28 +163,22 @@ def require_forcing(
         )
 
 
-def _settings(base: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The settings of a base, or of each of its components."""
-    components = base["settings"].get("components", ())
-    if not components:
-        yield base["settings"]
-    for component in components:
-        yield from _settings(component)
-
-
 def require_base(base: Mapping[str, Any], num_parameters: int, what: str) -> None:
-    """Raise ValueError unless the settings of a base, and of each of its components, have the right types,
-    and the right number of parameters.
+    """Raise ValueError unless a base is of a known kind and its settings have the right types and the right
+    number of parameters.
     """
     settings = base["settings"]
+    if base["kind"] not in BASES:
+        raise ValueError(
+            f"the weights of {what} have a base of kind {base['kind']!r:.80}; expected one of "
+            f"{', '.join(BASES)}. Train the operator again, or use the version that made them."
+        )
     require_kinds(settings, BASE, f"{what} (base)")
     if settings.get("num_parameters", num_parameters) != num_parameters:
         raise ValueError(
             f"the base of {what} has {settings['num_parameters']} parameters in its weights; expected "
             f"{num_parameters}, as the task has. Take another copy of them."
         )
-    for component in settings.get("components", ()):
-        require_base(component, num_parameters, what)
     for powers, factors in settings.get("terms", ()):
         if max([len(powers), *(1 + channel for channel, _ in factors)]) > settings["num_channels"]:
             raise ValueError(

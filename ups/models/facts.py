@@ -4,13 +4,12 @@ decided. Frozen; stored as JSON in config.json, whose values may come from a str
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 
 from ups.common.files import value_hash
 from ups.common.place import make_target
-from ups.data.cache import Cache
 from ups.data.tokenizer import Tokenizer
 from ups.models.description_checks import (
     COUNT,
@@ -25,6 +24,9 @@ from ups.models.description_checks import (
     require_kinds,
 )
 
+if TYPE_CHECKING:
+    from ups.data.cache import Cache
+
 AGAIN = (
     f"Train the operator again on these data: {make_target('remove STAGE=operator')}, then "
     f"{make_target('operator')}."
@@ -36,8 +38,40 @@ def checked(row: tuple, **default: Any) -> Any:
     return field(metadata={"row": row}, kw_only=True, **default)
 
 
+class Facts:
+    """Facts of a head of a network: a frozen dataclass that is stored as an entry of config.json."""
+
+    again: ClassVar[str]  # what to do if a fact is missing
+    kept: ClassVar[tuple[str, ...]] = ()  # facts that are stored although they are None
+
+    @classmethod
+    def read(cls, description: Mapping[str, Any]) -> Self:
+        """The facts of an entry of config.json. Raises ValueError if one is missing or has another type."""
+        name = description["name"]
+        known = {one.name: one for one in fields(cls)}
+        if missing := [
+            key for key, one in known.items() if key not in description and one.default is MISSING
+        ]:
+            raise ValueError(
+                f"the weights of {name} have the {missing[0]} missing; expected what this version records. "
+                f"{cls.again}"
+            )
+        require_kinds(
+            description, {key: one.metadata["row"] for key, one in known.items() if one.metadata}, name
+        )
+        return cls(**{key: value for key, value in description.items() if key in known})
+
+    def described(self) -> dict[str, Any]:
+        """The entry of config.json; `read` is the inverse."""
+        return {
+            one.name: value
+            for one in fields(self)
+            if (value := getattr(self, one.name)) is not None or one.name in self.kept
+        }
+
+
 @dataclass(frozen=True)
-class HeadFacts:
+class HeadFacts(Facts):
     """The facts of one task of an operator. None: not known, or not stored by an older version.
 
     name, own: of the task; own: the section of user data. codec, input_codec (None unless steady),
@@ -54,6 +88,8 @@ class HeadFacts:
     network's output in rollouts and in the single calls of samplers (0: the base alone); selection: the
     record of the first.
     """
+
+    again, kept = AGAIN, ("input_codec",)
 
     name: str
     boundary: Any
@@ -81,31 +117,6 @@ class HeadFacts:
     forcing_range: dict[str, list[float]] | None = checked(RANGES, default=None)
     input_range: dict[str, list[float]] | None = checked(RANGES, default=None)
 
-    @classmethod
-    def read(cls, description: Mapping[str, Any]) -> "HeadFacts":
-        """The facts of an entry of config.json. Raises ValueError if one is missing or has another type."""
-        name = description["name"]
-        known = {one.name: one for one in fields(cls)}
-        if missing := [
-            key for key, one in known.items() if key not in description and one.default is MISSING
-        ]:
-            raise ValueError(
-                f"the weights of {name} have the {missing[0]} missing; expected what this version records. "
-                f"{AGAIN}"
-            )
-        require_kinds(
-            description, {key: one.metadata["row"] for key, one in known.items() if one.metadata}, name
-        )
-        return cls(**{key: value for key, value in description.items() if key in known})
-
-    def described(self) -> dict[str, Any]:
-        """The entry of config.json; `read` is the inverse."""
-        return {
-            one.name: value
-            for one in fields(self)
-            if (value := getattr(self, one.name)) is not None or one.name == "input_codec"
-        }
-
 
 def plain(domain: tuple) -> list:
     """A domain as JSON reads it."""
@@ -128,7 +139,7 @@ def describe_tokenizer(tokenizer: Tokenizer | None) -> dict[str, Any] | None:
     }
 
 
-def data_facts(cache: Cache) -> dict[str, Any]:
+def data_facts(cache: "Cache") -> dict[str, Any]:
     """The facts about the training data that the weights are valid for."""
     return {
         "codec": describe_tokenizer(cache.tokenizer),

@@ -6,18 +6,17 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ups.common.torch_state import refuse_gradient
 from ups.common.transfer import send
-from ups.data.cache import Cache
 from ups.data.tokenizer import Tokenizer
 from ups.models.backbones.layers import zero_linear
+from ups.models.bases import build_base
 from ups.models.bases.base import ParameterBatch
-from ups.models.bases.per_field import build_base
 from ups.models.conserve import clipped, correction, with_fixed_fields
 from ups.models.description_checks import (
     CODEC,
@@ -27,22 +26,13 @@ from ups.models.description_checks import (
     require_kinds,
 )
 from ups.models.facts import AGAIN, HeadFacts, empty_tokenizer, plain
-from ups.models.warm import AS_IT_WAS, TRANSLATED, can_translate, copy_maps, translate_maps
 from ups.tasks import described_task
+
+if TYPE_CHECKING:  # the cache reads files: a forecast has none
+    from ups.data.cache import Cache
 
 AT_BOUNDS = 1e-3  # of the width between the bounds: a codec of lower rank moves clipped values
 SAME = 1e-6  # relative: closer parameter values are the same number in float32
-# facts that the stage decides, which need not agree for a warm start
-DECIDED = (
-    "network_weight",
-    "is_conservative",
-    "call_weight",
-    "selection",
-    "horizon",
-    "input_range",
-    "start_frames",
-    "is_deterministic",
-)
 
 
 class TaskHead(nn.Module):
@@ -140,7 +130,7 @@ class TaskHead(nn.Module):
         offsets."""
         return self.codec.denormalise(self.codec.decode(z))
 
-    def forcing_of(self, cache: Cache, rows: Tensor, first: Tensor | int, num_frames: int) -> Tensor | None:
+    def forcing_of(self, cache: "Cache", rows: Tensor, first: Tensor | int, num_frames: int) -> Tensor | None:
         """The normalised forcing (batch, num_frames, K, *space) of rows of a cache, from the frame `first` of
         each row on; None for a task without forcing.
         """
@@ -149,7 +139,7 @@ class TaskHead(nn.Module):
         return self.forcing_codec.decode(cache.forcing(rows, first, num_frames, self.scale.device))
 
     def parameters_of(
-        self, cache: Cache, rows: Tensor, first: Tensor | int = 0, num_frames: int = 2
+        self, cache: "Cache", rows: Tensor, first: Tensor | int = 0, num_frames: int = 2
     ) -> ParameterBatch:
         """`parameter_batch` of rows of a cache, with their forcing."""
         return self.parameter_batch(cache.parameters[rows], self.forcing_of(cache, rows, first, num_frames))
@@ -248,30 +238,6 @@ class TaskHead(nn.Module):
             torch._assert_async(is_fitted, f"{asked} of another case; {expected}")
         elif not bool(is_fitted):
             raise ValueError(f"{asked} {float(given[int(distance.argmax())]):g}; {expected}")
-
-    def take(self, parent: "TaskHead") -> str:
-        """Copy the weights of another head of this task (ups/models/warm.py); what was copied, in words, ""
-        if history, bundle or patch differ. The base is copied only if the facts agree.
-        """
-        pairs = [(self.codec, parent.codec), (self.input_codec, parent.input_codec)]
-        if self.task.forcing or parent.task.forcing:
-            if self.forcing_codec is None or parent.forcing_codec is None:
-                return ""
-            pairs.append((self.forcing_codec, parent.forcing_codec))
-        if (
-            (self.history, self.bundle) != (parent.history, parent.bundle)
-            or dict(self.task.offsets) != dict(parent.task.offsets)
-            or not all(can_translate(*pair) for pair in pairs)
-        ):
-            return ""
-        if not all(one.is_same(other) for one, other in pairs):
-            translate_maps(self, parent)
-            return TRANSLATED
-        decided = dict.fromkeys(DECIDED)
-        if replace(self.facts, **decided) == replace(parent.facts, **decided):
-            self.load_state_dict(parent.state_dict())
-            return AS_IT_WAS
-        return copy_maps(self, parent)
 
     def bound(self, z: Tensor) -> Tensor:
         """Latents (batch, T, *tokens, dim) with their fields clipped to `low` and `high`; unchanged to the

@@ -1,21 +1,21 @@
 """Make the head of a task from its cache: facts, settings of the base, bounds and scales."""
 
-from collections.abc import Callable, Sequence
-from itertools import zip_longest
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ups.common.boundary import PERIODIC, along
+from ups.config import ModelConfig, to_dict
 from ups.data.cache import Cache
 from ups.data.tokenizer import Tokenizer
 from ups.models.bases.base import Samples
-from ups.models.bases.per_field import Component, PerField
 from ups.models.bases.units import widened
 from ups.models.conserve import correction
 from ups.models.facts import HeadFacts, data_facts
 from ups.models.head import TaskHead
+from ups.models.operator import Operator
 
 MAX_TRAJECTORIES = 64  # per statistic, stratified by parameter; with 16, bases that blow up were not found
 BATCH = 32
@@ -100,23 +100,6 @@ def unfitted_head(cache: Cache, kind: str, settings: dict[str, Any], device: tor
     return head.to(device)
 
 
-def per_field_head(cache: Cache, components: Sequence[Component], device: torch.device) -> TaskHead:
-    """A head of width 1 with a base per field, from fitted components."""
-    base = PerField.of(components).to(device)
-    head = unfitted_head(cache, PerField.kind, {"components": base.described}, device)
-    head.base = base
-    return head
-
-
-def rows_by_parameter(cache: Cache, split: str, count: int) -> Tensor:
-    """At most `count` rows of a split, evenly distributed over the parameter values."""
-    rows = cache.split[split]
-    values = cache.parameter_index[rows]
-    groups = [rows[values == value] for value in values.unique()]
-    picked = [row for turn in zip_longest(*groups) for row in turn if row is not None]
-    return torch.stack(picked[:count])
-
-
 def conserved_facts(head: TaskHead, cache: Cache) -> dict[str, Any]:
     """is_conservative: whether the training data, on the grid of the cache, conserve what the equation
     conserves, from the first frame to later ones. A front that is sampled at every fourth cell does not. For
@@ -129,7 +112,7 @@ def conserved_facts(head: TaskHead, cache: Cache) -> dict[str, Any]:
     names = [name for name in task.moving if name not in task.bounded] if is_sought else task.conserved
     if not names:
         return {"is_conservative": False}
-    rows = rows_by_parameter(cache, "train", MAX_TRAJECTORIES)
+    rows = cache.rows_by_parameter("train", MAX_TRAJECTORIES)
     later = sorted({last * part // NUM_COMPARED for part in range(1, NUM_COMPARED + 1)} - {0})
 
     def u(frame: int) -> Tensor:
@@ -189,7 +172,7 @@ def bounds(head: TaskHead, cache: Cache) -> tuple[Tensor, Tensor]:
     """The smallest and the largest normalised value of each channel (C,) in a rollout: the range of the
     training trajectories, widened.
     """
-    rows = rows_by_parameter(cache, "train", MAX_TRAJECTORIES)
+    rows = cache.rows_by_parameter("train", MAX_TRAJECTORIES)
     return _widened_range(
         cache,
         rows,
@@ -240,3 +223,19 @@ def load_base(head: TaskHead, state: dict[str, Tensor]) -> None:
             "base of this version and configuration. Delete the folder bases of the stage and train again."
         )
     head.load_state_dict(state, strict=False)
+
+
+def build_operator(
+    bases: dict[str, tuple[dict[str, Any], dict[str, Tensor]]],
+    model: ModelConfig,
+    precision: str,
+    solvers: Mapping[str, Callable[..., Any]] | None = None,
+) -> Operator:
+    """An operator with an untrained network over fitted bases (task -> facts and weights of `fit_base`).
+    solvers: as in `load_operator`.
+    """
+    descriptions = [facts["description"] for facts, _ in bases.values()]
+    operator = Operator({"model": to_dict(model), "precision": precision, "tasks": descriptions})
+    for name, (_, weights) in bases.items():
+        load_base(operator.heads[name], weights)
+    return operator.use_solvers(solvers or {})

@@ -1,10 +1,8 @@
 """The training loss of the operator and its validation errors; both start from latents.
 
 The loss is relative to the error of the base along an unrolled window. `squared_errors` of validation
-rollouts are what ups/models/selection.py selects by.
+rollouts are what ups/select.py selects by.
 """
-
-import math
 
 import torch
 from torch import Tensor
@@ -13,12 +11,11 @@ from ups.data.cache import Cache
 from ups.metrics.mask import filled, valid_cells
 from ups.models.bases.base import ParameterBatch
 from ups.models.operator import Component, Operator
-from ups.models.shortlist import ROUNDING
+from ups.select import MODELS, ROUNDING
 
 # Relative to the standard deviation of the field: a smaller error is not reduced further. float32 rollouts
 # end an order of magnitude below it.
 FLOOR = 1e-4
-MODELS = ("network", "base")  # compared by `squared_errors`
 
 
 def is_worth_training(scale: Tensor) -> bool:
@@ -114,14 +111,3 @@ def squared_errors(
         return torch.stack([filled(error.square(), is_known).sum(space) for error in errors], 1)
 
     return torch.cat([sums(batch) for batch in cache.row_blocks(rows, cache.num_frames, len(rows))])
-
-
-def pooled(sums: Tensor) -> dict[str, float]:
-    """Pooled nRMSE of network and base from `squared_errors`: the mean over frames and those channels that
-    are not zero throughout; inf for a rollout that blew up.
-    """
-    reference, _, *squares = sums.sum(0)
-    values = [float((square / reference)[reference > 0].sqrt().mean()) for square in squares]
-    return {
-        name: value if math.isfinite(value) else math.inf for name, value in zip(MODELS, values, strict=True)
-    }

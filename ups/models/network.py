@@ -8,7 +8,7 @@ from torch import nn
 
 from ups.common.boundary import along
 from ups.config import ModelConfig
-from ups.models.backbones import BACKBONES
+from ups.models import backbones
 from ups.models.backbones.backbone import task_of
 from ups.tasks import described_task
 
@@ -28,7 +28,7 @@ class TaskNetwork(nn.Module):
         self._description, self.precision, self.width = description, description["precision"], model.width
         self.names = [task["name"] for task in tasks]
         self.heads = nn.ModuleDict({task["name"]: head(task, model) for task in tasks})
-        self.backbone = BACKBONES[model.kind](
+        self.backbone = backbones.build(
             model, {task.name: along(task.boundary, task.ndim) for task in map(described_task, tasks)}
         )
         self.task_embedding = nn.Parameter(torch.randn(len(tasks), model.width) * 0.02)

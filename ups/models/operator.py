@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,17 +23,17 @@ from ups.common.boundary import BOUNDARIES, PERIODIC, along
 from ups.common.place import make_target
 from ups.common.precision import autocast
 from ups.common.torch_state import ONE_CALL, plain_torch, refuse_gradient
-from ups.config import ModelConfig, to_dict
-from ups.data.cache import Cache
 from ups.models.assimilation import with_estimated_start
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.solver import PASS
 from ups.models.facts import AGAIN, HeadFacts, data_facts, flat_facts
 from ups.models.head import TaskHead
-from ups.models.head_setup import load_base
 from ups.models.network import TaskNetwork
 from ups.models.rollout import rollout
 from ups.training.stage import load_stage
+
+if TYPE_CHECKING:
+    from ups.data.cache import Cache
 
 MAX_PARAMETERS = 3  # the PDEBench task with the most: cfd2d and cfd3d (eta, zeta, M)
 # of `flat_facts`
@@ -99,7 +99,7 @@ class Operator(TaskNetwork):
             base.use(solvers[name])
         return self
 
-    def head_for(self, cache: Cache, any_codec: bool = False) -> TaskHead:
+    def head_for(self, cache: "Cache", any_codec: bool = False) -> TaskHead:
         """The head of a cache's task. Raises ValueError if it was trained on other data.
 
         any_codec: allow a codec other than the cache's, for forecasts of fields instead of its latents.
@@ -271,19 +271,3 @@ def load_operator(
         directory, Operator, "operator stage", f"Run {make_target('operator')}.", "operator"
     )
     return operator.use_solvers(solvers or {}).to(device).eval()
-
-
-def build_operator(
-    bases: dict[str, tuple[dict[str, Any], dict[str, Tensor]]],
-    model: ModelConfig,
-    precision: str,
-    solvers: Mapping[str, Callable[..., Any]] | None = None,
-) -> Operator:
-    """An operator with an untrained network over fitted bases (task -> facts and weights of `fit_base`).
-    solvers: as in `load_operator`.
-    """
-    descriptions = [facts["description"] for facts, _ in bases.values()]
-    operator = Operator({"model": to_dict(model), "precision": precision, "tasks": descriptions})
-    for name, (_, weights) in bases.items():
-        load_base(operator.heads[name], weights)
-    return operator.use_solvers(solvers or {})

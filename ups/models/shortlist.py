@@ -1,4 +1,5 @@
-"""Select among fitted bases: of those that validation cannot tell from the best, the simplest that is stable.
+"""Validation of fitted bases: their rollouts, how they grow beyond the data, and whether noise explains their
+errors.
 
 Bases with equal errors on the data may differ by orders of magnitude beyond them: a polynomial has many
 coefficients that are fitted where the data are, and grows elsewhere.
@@ -6,7 +7,6 @@ coefficients that are fitted where the data are, and grows elsewhere.
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,44 +16,42 @@ from ups.common.progress import beat
 from ups.common.seeds import generator
 from ups.common.spectral import FieldTransform
 from ups.data.cache import Cache
-from ups.metrics.errors import ERROR, rmse
-from ups.metrics.intervals import compare, ratio
+from ups.metrics.errors import rmse
 from ups.metrics.spectra import rms, space_axes
-from ups.models.assimilation import can_estimate, estimated
+from ups.models.assimilation import (
+    can_estimate,
+    estimated,
+    has_white_noise,
+    noise_scale,
+    perturbed,
+    trajectory,
+)
 from ups.models.head import TaskHead
 from ups.models.rollout import rollout
+from ups.select import (
+    Decision,
+    Errors,
+    choose,
+    explain_errors,
+    is_as_good,
+    is_clearly_better,
+    select_start,
+)
 
-NUM_BOOTSTRAP = 1000
-MAX_RATIO = 1.1  # of errors: a base with a larger one is worse, even if too few trajectories prove it
-ROUNDING = 1e-6  # error of a frame by float32 transforms and sums (8 eps), relative to the field
 NUM_LONG_ROLLOUTS = 16
 LONG_FACTOR = 4  # length of these rollouts, in lengths of the data
 NOISE = 1e-3  # standard deviations, added to their start; modes of the data below it count as empty
 SLACK = 2.0  # factor on the growth that the data allow
+NUM_NOISY, NUM_MEMBERS = 16, 4  # trajectories and members of the ensemble that explains errors
+STANDARD_ERRORS = 2.0  # by which the excess of an error over noise and spread may be chance
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A head with a fitted base, and the errors of its validation rollouts: rmse and ref_rms, (rows, frames,
-    predicted fields), float64."""
+class Candidate(Errors):
+    """A head with a fitted base, and the errors of its validation rollouts."""
 
     name: str
     head: TaskHead
-    rmse: Tensor
-    ref_rms: Tensor
-
-    def for_fields(self, fields: Sequence[int]) -> "Candidate":
-        """The candidate with the errors of some of the predicted fields."""
-        return replace(self, rmse=self.rmse[..., fields], ref_rms=self.ref_rms[..., fields])
-
-    def error(self, num_frames: int | None = None) -> float:
-        """Pooled nRMSE over the first frames (None: all) and the fields that are not zero throughout; inf if
-        the rollout blew up.
-        """
-        pooled = [values[:, :num_frames].square().mean(0).sqrt() for values in (self.rmse, self.ref_rms)]
-        errors = ratio(*pooled)
-        error = float(errors[~errors.isnan()].mean())
-        return error if math.isfinite(error) else math.inf
 
 
 @torch.no_grad()
@@ -89,95 +87,47 @@ def evaluate_candidate(
         u_pred, u_ref = (predicted(head.codec.denormalise(w).double()) for w in (u_pred, u_ref))
         u_pred = u_pred.nan_to_num(math.inf, math.inf, -math.inf)
         found.append((rmse(u_pred, u_ref).cpu(), rms(u_ref).cpu()))
-    return Candidate(name, head, *(torch.cat(values) for values in zip(*found, strict=True)))
-
-
-def is_as_good(one: Candidate, best: Candidate, groups: Tensor, seed: int) -> bool:
-    """Whether validation cannot tell `one` from `best`, in the first frame and over all frames.
-
-    Their errors differ by rounding, or by less than MAX_RATIO and no more than chance: the paired 95 %
-    interval of their ratio includes 1. groups (rows,): trajectories with one initial condition.
-    """
-    for num_frames in (1, one.rmse.shape[1]):
-        error, least = one.error(num_frames), best.error(num_frames)
-        if error - least <= ROUNDING * num_frames:
-            continue
-        if error > MAX_RATIO * least:
-            return False
-        scores = [
-            {"rmse": each.rmse[:, :num_frames], "ref_rms": each.ref_rms[:, :num_frames]}
-            for each in (one, best)
-        ]
-        low = compare(ERROR["nrmse_pooled"], *scores, NUM_BOOTSTRAP, seed, groups)["low"]
-        if not low or low > 1:
-            return False
-    return True
-
-
-def is_clearly_better(one: Candidate, other: Candidate, groups: Tensor, seed: int) -> bool:
-    """Whether the error of `one` over that of `other` is below 1 by more than chance."""
-    scores = [{"rmse": each.rmse, "ref_rms": each.ref_rms} for each in (one, other)]
-    high = compare(ERROR["nrmse_pooled"], *scores, NUM_BOOTSTRAP, seed, groups)["high"]
-    return high is not None and high < 1
-
-
-class Ties:
-    """The candidates that validation cannot tell from the best, by the errors of some predicted fields."""
-
-    def __init__(self, fields: Sequence[int], groups: Tensor, seed: int):
-        self.fields, self.groups, self.seed = list(fields), groups, seed
-        self.kept: list[Candidate] = []
-
-    def add(self, candidate: Candidate) -> None:
-        """Add a candidate, and drop those that are worse than the best."""
-        if math.isfinite(self.error(candidate)):
-            self.kept.append(candidate)
-            best = self.best
-            self.kept = [one for one in self.kept if one is best or self.is_as_good(one, best)]
-
-    @property
-    def best(self) -> Candidate:
-        """The candidate with the least error."""
-        return min(self.kept, key=self.error)
-
-    def error(self, one: Candidate) -> float:
-        """The pooled nRMSE of the fields."""
-        return one.for_fields(self.fields).error()
-
-    def is_as_good(self, one: Candidate, other: Candidate) -> bool:
-        """`is_as_good` for the fields."""
-        return is_as_good(one.for_fields(self.fields), other.for_fields(self.fields), self.groups, self.seed)
+    return Candidate(*(torch.cat(values) for values in zip(*found, strict=True)), name, head)
 
 
 class Shortlist:
-    """The best candidates of a task: `Ties` for all fields together (`all`) and for each unit, a field or a
-    vector.
+    """The candidates of a task that validation cannot tell from the best.
 
-    rows: validation trajectories; trained: training trajectories, whose growth is allowed. scores: the pooled
-    nRMSE of all candidates, inf if one blew up.
+    rows: validation trajectories; trained: training trajectories, whose growth is allowed. scores, intervals:
+    the pooled nRMSE of all candidates, inf if one blew up. starts: the decisions on their starts.
     """
 
     def __init__(self, cache: Cache, context: int, rows: Tensor, trained: Tensor, seed: int):
         self.cache, self.context, self.rows, self.trained, self.seed = cache, context, rows, trained, seed
-        spec, groups = cache.task, cache.trajectory[rows]
-        vectors = [[spec.fields.index(name) for name in vector] for vector in spec.vectors]
-        scalars = {*range(len(spec.moving))} - {channel for vector in vectors for channel in vector}
-        units = sorted([*([channel] for channel in scalars), *vectors])
-        self.all = Ties(range(len(spec.moving)), groups, seed)
-        self.units = [
-            Ties(unit, groups, seed) for unit in units if max(unit) < len(spec.moving) and len(units) > 1
-        ]
+        self.groups = cache.trajectory[rows]
+        self.kept: list[Candidate] = []
         self.scores: dict[str, float] = {}
+        self.intervals: dict[str, tuple[float | None, float | None]] = {}
+        self.starts: dict[str, Decision] = {}
         self._growth: Growth | None = None
         self._instability: dict[str, str] = {}
         self._next_frames: dict[str, Candidate] = {}
 
     def add(self, name: str, head: TaskHead) -> None:
-        """Evaluate a base and add it for all fields and for each unit."""
+        """Evaluate a base and keep it, unless it is worse than the best."""
         candidate = self.evaluate(name, head)
         self.scores[name] = candidate.error()
-        for ties in (self.all, *self.units):
-            ties.add(candidate)
+        self.intervals[name] = candidate.interval(self.groups, self.seed)
+        self.keep(candidate)
+
+    def keep(self, candidate: Candidate) -> None:
+        """Keep a candidate and those that validation cannot tell from the best."""
+        if math.isfinite(candidate.error()):
+            self.kept.append(candidate)
+            best = self.best
+            self.kept = [
+                one for one in self.kept if one is best or is_as_good(one, best, self.groups, self.seed)
+            ]
+
+    @property
+    def best(self) -> Candidate:
+        """The candidate with the least error."""
+        return min(self.kept, key=Candidate.error)
 
     def evaluate(self, name: str, head: TaskHead) -> Candidate:
         """The candidate with the errors of its rollouts: from an estimated start if that is clearly better,
@@ -189,9 +139,11 @@ class Shortlist:
 
         if not can_estimate(head, self.context):
             return evaluated(None)
-        candidate, better = evaluated(0), evaluated(self.context)
-        is_better = is_clearly_better(better, candidate, self.cache.trajectory[self.rows], self.seed)
-        return better if is_better else candidate
+        frames = self.context
+        starts = {"last frame": evaluated(0), f"estimated from {frames} frames": evaluated(frames)}
+        question = f"start of forecasts of {head.name} by {name}"
+        self.starts[name] = select_start(question, starts, self.groups, self.seed)
+        return starts[self.starts[name].chosen]
 
     def instability(self, one: Candidate) -> str:
         """How a candidate grows beyond the data, in words; "" if it is stable or the task is steady."""
@@ -204,19 +156,29 @@ class Shortlist:
             )
         return self._instability[one.name]
 
-    def select(self, ties: Ties) -> Candidate:
-        """The simplest stable candidate; if none is stable, the best one, with more steps if that makes it
-        stable."""
-        ranked = sorted(ties.kept, key=lambda one: (*one.head.base.complexity, ties.error(one)))
-        ranked = [
-            one
+    def select(self) -> tuple[Candidate, list[Decision]]:
+        """The simplest stable candidate; if none is stable, the best one. With the decisions on the base and,
+        if there was one, on the start of its forecasts."""
+        ranked = sorted(self.kept, key=lambda one: (*one.head.base.complexity, one.error()))
+        tied = {
+            one.name: one
             for place, one in enumerate(ranked)
-            if not any(self.is_better_cellwise(other, one, ties) for other in ranked[place + 1 :])
-        ]
-        stable = next((one for one in ranked if not self.instability(one)), None)
-        return stable or self.stabilised(ties)
+            if not any(self.is_better_cellwise(other, one) for other in ranked[place + 1 :])
+        }
+        decision = choose(
+            f"base of {self.cache.task.name}",
+            {one.name: one.error() for one in ranked} | self.scores,
+            "the simplest that is stable beyond the data, of those that validation cannot tell from the best",
+            lambda name, _: name in tied,
+            lambda name: not self.instability(tied[name]),
+            self.intervals,
+            len(self.rows),
+            self.seed,
+        )
+        [chosen] = (one for one in ranked if one.name == decision.chosen)
+        return chosen, [decision, *(self.starts[name] for name in [chosen.name] if name in self.starts)]
 
-    def is_better_cellwise(self, one: Candidate, simpler: Candidate, ties: Ties) -> bool:
+    def is_better_cellwise(self, one: Candidate, simpler: Candidate) -> bool:
         """Whether `one` is a cellwise map that beats `simpler` in next frames from every start of the
         validation trajectories. These are many more than the rollouts, which noise may dominate.
         """
@@ -227,24 +189,8 @@ class Shortlist:
                 self._next_frames[each.name] = evaluate_candidate(
                     each.name, each.head, self.cache, self.context, self.rows, is_rolled_out=False
                 )
-        found = (self._next_frames[each.name].for_fields(ties.fields) for each in (one, simpler))
-        return is_clearly_better(*found, ties.groups, self.seed)
-
-    def stabilised(self, ties: Ties) -> Candidate:
-        """The best candidate, with twice its sub-steps if it is then stable and no worse."""
-        best = ties.best
-        if (more := best.head.base.with_more_steps()) is None:
-            return best
-        finer_base, changed = more
-        base = best.head.facts.base
-        head = best.head.with_facts(base=base | {"settings": base["settings"] | changed})
-        head.base = finer_base
-        finer = self.evaluate(f"{best.name}, twice the steps", head)
-        least, rounding = ties.error(best), ROUNDING * best.rmse.shape[1]
-        if not ties.error(finer) <= max(MAX_RATIO * least, least + rounding) or self.instability(finer):
-            return best
-        self.scores[finer.name] = finer.error()
-        return finer
+        found = (self._next_frames[each.name] for each in (one, simpler))
+        return is_clearly_better(*found, self.groups, self.seed)
 
 
 class Growth:
@@ -319,3 +265,33 @@ class Growth:
 
     def _names(self, is_wrong: Tensor) -> str:
         return ", ".join(name for name, wrong in zip(self.fields, is_wrong.tolist(), strict=True) if wrong)
+
+
+@torch.no_grad()
+def cause_of_errors(head: TaskHead, cache: Cache, context: int, seed: int) -> Decision | None:
+    """Whether noise in the start and in the truth explains the errors of the base on validation; then none is
+    in the dynamics. None for a task without noise."""
+    if not has_white_noise(head):
+        return None
+    task, rows = head.task, cache.rows_by_parameter("val", NUM_NOISY)
+    rows = cache.row_blocks(rows, cache.num_frames, NUM_NOISY)[0]
+    w = head.codec.decode(cache.batch(rows, 0, cache.num_frames, head.scale.device))
+    raw = cache.parameters[rows].repeat_interleave(NUM_MEMBERS, 0)
+    given, w_ref = w[:, :context], task.predicted(w[:, context:])
+    start = perturbed(head, given, seed, rows.tolist(), NUM_MEMBERS).flatten(0, 1)
+    start = estimated(head, start, raw) if head.start_frames else start[:, -head.history :]
+    frames = trajectory(head, start, head.parameter_batch(raw), head.history + w_ref.shape[1])
+    members = task.predicted(frames[:, head.history :]).unflatten(0, (-1, NUM_MEMBERS))
+    valid = task.predicted(head.codec.held(torch.ones_like(given[:1, :1])))
+    noise = valid * task.predicted(noise_scale(head).expand_as(given[0, 0])).square()
+    explained = (1 + 1 / NUM_MEMBERS) * members.var(1) + noise
+    error = (members.mean(1) - w_ref).square()
+    # all leads and late ones, as noise in the dynamics adds up; by row, as chaos drives few of them far apart
+    excess = torch.stack(
+        [
+            (error[:, first:].flatten(1).mean(1) / explained[:, first:].flatten(1).mean(1)).log()
+            for first in (0, error.shape[1] // 2)
+        ]
+    )
+    least = excess.mean(1) - STANDARD_ERRORS * excess.std(1) / math.sqrt(len(rows))
+    return explain_errors(f"cause of the errors of {head.name}", float(least.max()), len(rows), seed)

@@ -7,6 +7,7 @@ fitted to the data. With the same codec the maps are copied, with another one th
     z = A z' + a  between the codecs, both linear in the normalised field,  so  W z + b = (W A) z' + (W a + b)
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,10 +15,22 @@ from torch import Tensor, nn
 
 from ups.data.tokenizer import Tokenizer
 from ups.models.backbones.backbone import task_of
+from ups.models.head import TaskHead
 from ups.models.network import TaskNetwork
 from ups.training.stage import load_stage
 
 AS_IT_WAS, TRANSLATED = "as it was", "in the terms of its new codec"
+# facts that the stage decides, which need not agree for a warm start
+DECIDED = (
+    "network_weight",
+    "is_conservative",
+    "call_weight",
+    "selection",
+    "horizon",
+    "input_range",
+    "start_frames",
+    "is_deterministic",
+)
 
 
 def copy_weights(network: TaskNetwork, directory: Path, trunk_factor: float) -> str:
@@ -35,7 +48,9 @@ def copy_weights(network: TaskNetwork, directory: Path, trunk_factor: float) -> 
             parameter.lr_factor = trunk_factor
             parameter.requires_grad_(trunk_factor > 0)
     copied = {
-        name: network.heads[name].take(parent.heads[name]) for name in network.names if name in parent.names
+        name: copy_head(network.heads[name], parent.heads[name])
+        for name in network.names
+        if name in parent.names
     }
     for name in copied:
         row, from_row = network.names.index(name), parent.names.index(name)
@@ -74,6 +89,34 @@ def copy_trunk(network: TaskNetwork, parent: TaskNetwork, sibling: str | None = 
         sources = [other for other in sources if other in given and given[other].shape == tensor.shape]
         if sources:
             tensor.copy_(torch.stack([given[other] for other in sources]).mean(0))
+
+
+def copy_head(head: nn.Module, parent: nn.Module) -> str:
+    """Copy the weights of another head of the same task; what was copied, in words, "" if they do not fit: of
+    a `TaskHead` if history, bundle or patch differ. Its base is copied only if the facts agree; the
+    statistics of a corrector's head are not.
+    """
+    if not isinstance(head, TaskHead):
+        return copy_maps(head, parent)
+    pairs = [(head.codec, parent.codec), (head.input_codec, parent.input_codec)]
+    if head.task.forcing or parent.task.forcing:
+        if head.forcing_codec is None or parent.forcing_codec is None:
+            return ""
+        pairs.append((head.forcing_codec, parent.forcing_codec))
+    if (
+        (head.history, head.bundle) != (parent.history, parent.bundle)
+        or dict(head.task.offsets) != dict(parent.task.offsets)
+        or not all(can_translate(*pair) for pair in pairs)
+    ):
+        return ""
+    if not all(one.is_same(other) for one, other in pairs):
+        translate_maps(head, parent)
+        return TRANSLATED
+    decided = dict.fromkeys(DECIDED)
+    if replace(head.facts, **decided) == replace(parent.facts, **decided):
+        head.load_state_dict(parent.state_dict())
+        return AS_IT_WAS
+    return copy_maps(head, parent)
 
 
 def copy_maps(head: nn.Module, parent: nn.Module) -> str:

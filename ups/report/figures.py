@@ -35,6 +35,7 @@ from ups.report.drawing import (
     truth_and_prediction,
 )
 from ups.report.tables import label, ordered
+from ups.results import Entry
 
 CYCLE = [
     LOOKS[name]
@@ -57,35 +58,33 @@ def field_errors(sample: dict) -> np.ndarray:
 
 @styled
 def by_lead(
-    models: dict,
-    times: list[float],
-    panels: Iterable[tuple[str, str, str]],
-    banded: Iterable[str],
-    lead: str = "lead time",
+    entry: Entry, panels: Iterable[tuple[str, str, str]], banded: Iterable[str], lead: str = "lead time"
 ) -> Figure | None:
-    """A line over lead time for each model. panels: (title, key of the list in a model's row, scale). banded:
-    models whose 95 % interval is drawn as a band. lead: label of the time axis. None without leads."""
-    panels = [panel for panel in panels if any(len(row.get(panel[1], ())) > 1 for row in models.values())]
+    """A line over lead time for each model. panels: (title, metric, scale). banded: models whose 95 %
+    interval is drawn as a band. lead: label of the time axis. None without leads."""
+    models = ordered(entry.models())
+    found = {
+        metric: {model: series for model in models if (series := entry.by_lead(model, metric))}
+        for _, metric, _ in panels
+    }
+    panels = [panel for panel in panels if any(len(part["value"]) > 1 for part in found[panel[1]].values())]
     if not panels:
         return None
     fig = Figure(figsize=(3.1 * max(len(panels), 2), 3.4))
     for ax, (title, key, scale) in zip(fig.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        curves = {name: floats(models[name].get(key, ())) for name in ordered(models)}
+        curves = {name: {end: floats(series[end]) for end in series} for name, series in found[key].items()}
         # not all NaN, not all zero
-        kept = {name: values for name, values in curves.items() if (values > 0).any()}
-        for name, values in kept.items():
-            ax.plot(times, values, label=label(name), **line(name, len(times)))
-            if f"{key}_low" in models[name] and name in banded:
-                ax.fill_between(
-                    times,
-                    *(floats(models[name][f"{key}_{end}"]) for end in ("low", "high")),
-                    color=color(name),
-                    alpha=0.2,
-                    linewidth=0,
-                )
+        kept = {name: curve for name, curve in curves.items() if (curve["value"] > 0).any()}
+        for name, curve in kept.items():
+            times = curve["lead"]
+            ax.plot(times, curve["value"], label=label(name), **line(name, len(times)))
+            if name in banded and not np.isnan(curve["low"]).all():
+                ends = curve["low"], curve["high"]
+                ax.fill_between(times, *ends, color=color(name), alpha=0.2, linewidth=0)
         finish(ax, xlabel=lead, title=title, yscale=scale)
         # persistence has zero error where a periodic truth returns to its first frame: not on the log axis
-        known = [values[values > 0].min() for name, values in kept.items() if name != "persistence"]
+        every = [curve["value"] for name, curve in kept.items() if name != "persistence"]
+        known = [values[values > 0].min() for values in every]
         if scale == "linear":
             ax.axhspan(0.9, 1.1, color=LINE, alpha=0.5, linewidth=0)  # calibrated
             ax.set_ylim(bottom=0)
@@ -191,25 +190,28 @@ def sample_figure(sample: dict, field: int) -> Figure:
 
 
 @styled
-def spectra(spectrum: dict, field: int, name: str, times: list[float], max_shell: int) -> Figure:
+def spectra(entry: Entry, field: int, name: str, max_shell: int) -> Figure | None:
     """Energy spectra of truth and models at the kept leads, up to the Nyquist shell."""
-    leads, wave = spectrum["leads"], floats(spectrum["wavenumber"])
-    kept = (wave >= 1) & (wave <= max_shell)
-    energy = {
-        key: [floats(lead[field])[kept] for lead in leads_of]
-        for key, leads_of in spectrum.items()
-        if key not in ("leads", "wavenumber")
-    }
+    energy, leads = {}, []
+    for model in entry.models("spectra"):
+        found = [
+            entry.by_lead(model, f"spectrum/{field}/{wave}", "spectra") for wave in range(1, max_shell + 1)
+        ]
+        energy[model] = np.stack([floats(series["value"]) for series in found if series], 1)
+        leads = found[0]["lead"]
+    if not energy:
+        return None
+    wave = np.arange(1, energy["truth"].shape[1] + 1)
     positive = np.concatenate(energy["truth"])[np.concatenate(energy["truth"]) > 0]
     fig = Figure(figsize=(9.2 if len(leads) > 1 else 4.6, 2.9))
     axes = fig.subplots(1, len(leads), sharey=True, squeeze=False)[0]
     for column, (ax, lead) in enumerate(zip(axes, leads, strict=True)):
         for key, values in energy.items():
             style = {"linewidth": 2.4, "alpha": 0.75} if key == "truth" else {}
-            ax.loglog(wave[kept], values[column], label=label(key), **line(key, int(kept.sum())), **style)
+            ax.loglog(wave, values[column], label=label(key), **line(key, len(wave)), **style)
         ax.set_xscale("log", base=2)  # octaves: on a small grid there is no power of ten but the first
         ax.xaxis.set_major_formatter("{x:g}")
-        ax.set(xlabel="wave number (cycles per box)", title=lead_title(times[lead]) if len(times) > 1 else "")
+        ax.set(xlabel="wave number (cycles per box)", title=lead_title(lead) if len(leads) > 1 else "")
         ax.grid(axis="y")
     if positive.size:  # float32 rounding: about 1e-14 of the largest energy
         ax.set_ylim(max(positive.min() / 10, positive.max() * 1e-14), positive.max() * 4)

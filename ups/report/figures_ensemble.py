@@ -4,10 +4,10 @@ A sample is one trajectory: u_ref (T, C, *space); members: {model: (M, T, C, *sp
 times; fields: names of the C channels; axes, coordinates: name and (cells,) centres of every space axis;
 label. A sample of a steady prior has cases instead: {case: {"observed": (*space), NaN where nothing is
 observed, "u_ref": (C, *space), "members": (M, C, *space)}}.
-models: {model: row of ups.metrics.ensembles.summarise_ensemble}; missing entries are not drawn.
+entry: of the ensembles of a task (ups.results); what it does not have is not drawn.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -34,6 +34,7 @@ from ups.report.drawing import (
 )
 from ups.report.figures import field_errors
 from ups.report.tables import NAMES, label, ordered
+from ups.results import OBSERVED, Entry
 
 FEATURED = (
     "corrector",
@@ -51,10 +52,10 @@ FEATURED = (
 NUM_LINES = 8  # members drawn as lines
 LEADS = 3
 LEAD_PANELS = (
-    ("CRPS", "crps_by_lead", "log"),
-    ("nRMSE of the ensemble mean", "nrmse_mean_by_lead", "log"),
-    ("spread / error of the mean", "ssr_by_lead", "linear"),
-    ("CRPS over that of exact draws", "crps_over_exact_by_lead", "linear"),
+    ("CRPS", "crps", "log"),
+    ("nRMSE of the ensemble mean", "nrmse_mean", "log"),
+    ("spread / error of the mean", "ssr", "linear"),
+    ("CRPS over that of exact draws", "crps_over_exact", "linear"),
 )
 
 EVALUATION_PANELS = (
@@ -67,7 +68,7 @@ BESIDE = 0.1  # octaves between curves, so that none hides another's point of as
 COVERAGE_LINES = 6
 
 
-def featured(models: dict, count: int) -> list[str]:
+def featured(models: Collection[str], count: int) -> list[str]:
     """The first `count` models in the order of FEATURED, then models without a name of their own."""
     return [*[name for name in FEATURED if name in models], *[name for name in models if name not in NAMES]][
         :count
@@ -76,6 +77,7 @@ def featured(models: dict, count: int) -> list[str]:
 
 def case_name(case: str) -> str:
     """A case of ups.generative.observation.CASES in words."""
+    case = case.removeprefix(OBSERVED)
     kind, _, number = case.partition("_")
     words = {
         "none": "nothing observed",
@@ -235,44 +237,48 @@ def _case_maps(sample: dict, drawn: dict[str, list[np.ndarray]], field: int) -> 
 
 
 @styled
-def by_evaluations(entry: dict) -> Figure | None:
-    """Scores over the number of network evaluations per state, with 95 % intervals; ensembles without a
-    network as horizontal lines. entry: of ups.evaluation.by_evaluations, {} for no figure."""
-    if not entry:
+def by_evaluations(entry: Entry) -> Figure | None:
+    """Scores over the number of network evaluations per state (ups.evaluation.by_evaluations), with 95 %
+    intervals; ensembles without a network as horizontal lines."""
+    names = ordered(entry.models("evaluations"))
+    if not names:
         return None
-    drawn = {name: entry["curves"][name] for name in ordered(entry["curves"])}
+    drawn = {name: entry.listed(name, "evaluations", "evaluations")["value"] for name in names}
     fig = Figure(figsize=(9.2, 3.4))
     axes = fig.subplots(1, len(EVALUATION_PANELS))
-    curves = [name for name in drawn if drawn[name]["evaluations"] != [0]]
+    curves = [name for name in drawn if drawn[name] != [0]]
     beside = {name: 2 ** (BESIDE * (i - (len(curves) - 1) / 2)) for i, name in enumerate(curves)}
     for ax, (title, key) in zip(axes, EVALUATION_PANELS, strict=True):
-        for name, curve in drawn.items():
-            value, low, high = (floats(curve[key][end]) for end in ("value", "low", "high"))
+        for name, evaluations in drawn.items():
+            found = entry.listed(name, key, "evaluations")
+            value, low, high = (floats(found[end]) for end in ("value", "low", "high"))
             look, text = CURVE_LOOKS.get(name, name), label(name)
             if name not in beside:
                 ax.axhline(value[0], label=text, **{**line(look, 1), "marker": ""})
                 continue
-            bars, number = np.abs([value - low, high - value]), floats(curve["evaluations"]) * beside[name]
+            bars, number = np.abs([value - low, high - value]), floats(evaluations) * beside[name]
             ax.errorbar(number, value, bars, label=text, elinewidth=0.7, **line(look, len(value)))
-        most = max(max(curve["evaluations"]) for curve in drawn.values())
+        most = max(map(max, drawn.values()))
         ax.set_xscale("log", base=2)
         ax.set_xticks([2**power for power in range(most.bit_length())])
         ax.xaxis.set_major_formatter("{x:g}")
-        ax.set(xlabel="evaluations per state", title=title.format(label(entry["over"])))
+        ax.set(
+            xlabel="evaluations per state", title=title.format(label(entry.facts["by_evaluations"]["over"]))
+        )
         ax.grid(axis="y")
     fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return fig
 
 
 @styled
-def coverage_curves(models: dict, times: list[float]) -> Figure | None:
+def coverage_curves(entry: Entry) -> Figure | None:
     """Observed over nominal coverage of central intervals, a panel per lead; the diagonal is calibrated."""
-    every = {name: np.array(row.get("coverage_by_lead", ()), dtype=float) for name, row in models.items()}
-    kept = {
-        name: every[name]
-        for name in featured(models, COVERAGE_LINES)
-        if every[name].size and np.isfinite(every[name]).any()
-    }
+    levels = [f"coverage/{index}" for index in range(len(LEVELS_BY_LEAD))]
+    kept, times = {}, []
+    for name in featured(entry.models(), COVERAGE_LINES):
+        found = [entry.by_lead(name, level) for level in levels]
+        if all(found) and np.isfinite(values := np.stack([floats(part["value"]) for part in found])).any():
+            kept[name], times = values, found[0]["lead"]
     if not kept:
         return None
     leads = pick_leads(len(times), LEADS)
@@ -289,10 +295,13 @@ def coverage_curves(models: dict, times: list[float]) -> Figure | None:
 
 
 @styled
-def rank_histograms(models: dict) -> Figure | None:
+def rank_histograms(entry: Entry) -> Figure | None:
     """Histogram of the rank of the truth among the sorted members, relative to a flat one; a panel per model.
     Flat at 1 if truth and members are exchangeable."""
-    every = {model: floats(models[model].get("rank_histogram", ())) for model in ordered(models)}
+    every = {
+        model: floats(entry.listed(model, "rank_histogram").get("value", ()))
+        for model in ordered(entry.models())
+    }
     kept = {model: counts for model, counts in every.items() if len(counts) > 2 and np.isfinite(counts).all()}
     if not kept:
         return None
@@ -320,27 +329,24 @@ def rank_histograms(models: dict) -> Figure | None:
 
 
 @styled
-def reliability(models: dict) -> Figure | None:
+def reliability(entry: Entry) -> Figure | None:
     """Error of the mean against predicted spread, in bins of equally many points, on logarithmic axes; on the
     diagonal if calibrated."""
     kept = {
-        model: models[model]["spread_skill_bins"]
-        for model in ordered(models)
-        if len(models[model].get("spread_skill_bins", {}).get("spread", ())) > 1
+        model: [
+            floats(entry.listed(model, f"spread_skill_bins/{axis}")["value"]) for axis in ("spread", "rmse")
+        ]
+        for model in ordered(entry.models())
+        if len(entry.listed(model, "spread_skill_bins/spread").get("value", ())) > 1
     }
     if not kept:
         return None
     fig = Figure(figsize=(6.6, 3.5))
     ax = fig.subplots()
-    for model, bins in kept.items():
-        slope = "" if bins["slope"] is None else f" (slope {bins['slope']:.2f})"
-        ax.loglog(
-            floats(bins["spread"]),
-            floats(bins["rmse"]),
-            linewidth=1.2,
-            label=label(model) + slope,
-            **line(model, len(bins["spread"])),
-        )
+    for model, (spread, rmse) in kept.items():
+        slope = entry.number(model, "spread_skill_bins/slope")
+        text = label(model) + ("" if slope is None else f" (slope {slope:.2f})")
+        ax.loglog(spread, rmse, linewidth=1.2, label=text, **line(model, len(spread)))
     ax.set(xlim=ax.get_xlim(), ylim=ax.get_ylim())  # fixed before the diagonal is added
     ax.axline((1, 1), (2, 2), color=INK, linewidth=0.8)
     ax.set(
@@ -355,20 +361,20 @@ def reliability(models: dict) -> Figure | None:
 
 
 @styled
-def spectrum_errors(models: dict) -> Figure | None:
+def spectrum_errors(entry: Entry) -> Figure | None:
     """Spectrum errors, in decades with 95 % intervals, of members and of sampled residuals (the operator has
     none)."""
-    names, panels = ordered(models)[::-1], {}
+    names, panels = ordered(entry.models())[::-1], {}
     for title, key in (("members", "spectrum_error"), ("sampled residuals", "residual_spectrum_error")):
         rows = [
-            models[name].get(key, {}) if (title, name) != ("sampled residuals", "operator") else {}
+            (entry.value(name, key) or {}) if (title, name) != ("sampled residuals", "operator") else {}
             for name in names
         ]
         panels[title] = [floats(row.get(part) for row in rows) for part in ("value", "low", "high")]
     panels = {title: ends for title, ends in panels.items() if np.isfinite(ends[0]).any()}
     if not panels:
         return None
-    fig = Figure(figsize=(9.2, 0.9 + 0.24 * len(models)))
+    fig = Figure(figsize=(9.2, 0.9 + 0.24 * len(names)))
     axes = fig.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for ax, (title, (value, low, high)) in zip(axes, panels.items(), strict=True):
         ax.barh(

@@ -4,17 +4,17 @@ python -m ups.report.leaderboard [--runs runs] [--metric nrmse] [--task TASK] [-
 """
 
 import json
-import sys
 from pathlib import Path
 from statistics import geometric_mean
 
-from ups.common.files import DamagedError, file_hash, read_record, read_sealed
+from ups.common.files import DamagedError, file_hash, read_sealed
 from ups.common.formatting import number
 from ups.common.text import markdown, printable
 from ups.config import read_command, run_script
 from ups.evaluation.gates import error_of
 from ups.report.report import COMPARED, check_results
-from ups.report.tables import is_interval, markdown_table, value_of
+from ups.report.tables import markdown_table
+from ups.results import AGAIN, FACTS, TABLE, Entry, Results, load
 from ups.training.finished import DONE
 
 OPTIONS = {
@@ -23,38 +23,35 @@ OPTIONS = {
     "--task": {},
     "--split": {"default": "test", "choices": ["test", "val"]},
 }
-SHARED = ("num_frames_predicted", "grid", "parameters", "num_trajectories")  # of a task that is compared
+SHARED = ("grid", "parameters")  # of a task that is compared
+COLUMNS = ("base", "network", "rates", "seed", "parameters", "seconds", "git")  # beside the metric
+COUNTED = ("num_frames_predicted", "num_trajectories")
 MEASURE = "RMS of the truth"  # reference of relative errors in reports of older versions
 
 
-def read_report(folder: Path) -> tuple[dict, bool]:
-    """(results.json of a report's folder, whether its record, done.json, confirms it).
+def read_report(folder: Path) -> tuple[Results, bool]:
+    """(the results in a report's folder, whether its record, done.json, confirms them).
 
     A report with a failed gate has no record. Raises FileNotFoundError, and DamagedError if a file is not
     readable, is not the one of the record, or has only passed gates without a record."""
-    path, again = folder / "results.json", "Make the report again."
-    results = read_record(path, "the results of a report", again)
-    check_results(results, COMPARED, str(path))
+    results = load(folder)
+    check_results(results.facts, COMPARED, str(folder / FACTS))
     try:
-        record = read_sealed(folder / DONE, "the record of a report", again, files=dict)
+        record = read_sealed(folder / DONE, "the record of a report", AGAIN, files=dict)
     except FileNotFoundError:
-        if all(gate["passed"] for gate in results["gates"]):
+        if all(gate["passed"] for gate in results.facts["gates"]):
             raise DamagedError(
-                f"all gates of {path} passed and {DONE} is missing; expected the record of a report "
-                f"that passed. The results were altered, or the report was not finished. {again}"
+                f"all gates of {folder / FACTS} passed and {DONE} is missing; expected the record of a "
+                f"report that passed. The results were altered, or the report was not finished. {AGAIN}"
             ) from None
         return results, False
-    if record["files"].get(path.name) != file_hash(path):
-        raise DamagedError(
-            f"{path} was altered: its digest is not that in {folder / DONE}; expected the "
-            f"original results. {again}"
-        )
+    for path in (folder / FACTS, folder / TABLE):
+        if record["files"].get(path.name) != file_hash(path):
+            raise DamagedError(
+                f"{path} was altered: its digest is not that in {folder / DONE}; expected the "
+                f"original results. {AGAIN}"
+            )
     return results, True
-
-
-def read(runs: str | Path, split: str = "test") -> list[dict]:
-    """results.json of every run with a report on `split`. Raises as `read_report`."""
-    return [read_report(folder)[0] for folder in _reports(runs, split)]
 
 
 def _reports(runs: str | Path, split: str) -> list[Path]:
@@ -62,16 +59,15 @@ def _reports(runs: str | Path, split: str) -> list[Path]:
     return sorted(path.parent for path in Path(runs).glob(f"*/{name}/results.json"))
 
 
-def figure(task: dict, metric: str) -> float | None:
-    """nrmse: the error by which the task is judged. None for what is no number."""
-    found = value_of(task["models"]["operator"].get(error_of(task) if metric == "nrmse" else metric))
-    return found if isinstance(found, int | float) and abs(found) <= sys.float_info.max else None
+def figure(task: Entry, metric: str) -> float | None:
+    """nrmse: the error by which the task is judged."""
+    return task.number("operator", error_of(task) if metric == "nrmse" else metric)
 
 
-def mean_of(results: dict, metric: str, task: str | None = None) -> float | None:
+def mean_of(results: Results, metric: str, task: str | None = None) -> float | None:
     """Geometric mean of `metric` over the tasks of a run, or `metric` of `task`: easy and hard tasks have the
     same weight."""
-    values = [figure(entry, metric) for name, entry in results["tasks"].items() if task in (None, name)]
+    values = [figure(entry, metric) for name, entry in results.tasks.items() if task in (None, name)]
     return geometric_mean(values) if values and all(value and value > 0 for value in values) else None
 
 
@@ -89,18 +85,18 @@ def table(runs: str | Path, metric: str = "nrmse", task: str | None = None, spli
         except (ValueError, OSError) as error:
             refused.append(f"Not listed: {printable(error)}")
             continue
-        protocol = {key: value for key, value in results["protocol"].items() if key != "seed"}
+        protocol = {key: value for key, value in results.facts["protocol"].items() if key != "seed"}
         data = {
-            name: [*[entry[key] for key in SHARED], entry.get("measure", MEASURE)]
-            for name, entry in results["tasks"].items()
+            name: [
+                *[entry.facts[key] for key in SHARED],
+                *[entry.number("", key) for key in COUNTED],
+                entry.facts.get("measure", MEASURE),
+            ]
+            for name, entry in results.tasks.items()
         }
         groups.setdefault(json.dumps([protocol, data], sort_keys=True), []).append(results)
-        known |= {
-            name
-            for entry in results["tasks"].values()
-            for name, value in entry["models"]["operator"].items()
-            if is_interval(value) or name == "ms_per_state"
-        }
+        rows = results.select(case="forecast", model="operator", lead=None)
+        known |= {row.metric for row in rows if "/" not in row.metric}
     if not groups and refused:
         raise DamagedError("\n".join(refused))
     if not groups:
@@ -110,59 +106,48 @@ def table(runs: str | Path, metric: str = "nrmse", task: str | None = None, spli
             f"no run has the metric {metric!r}; expected one of {', '.join(sorted(known))} in "
             f"{runs}. Change --metric."
         )
-    shown = [_markdown(rows, metric, task) for rows in groups.values() if task in (None, *rows[0]["tasks"])]
+    shown = [_markdown(rows, metric, task) for rows in groups.values() if task in (None, *rows[0].tasks)]
     if not shown:
         raise ValueError(f"no run was scored on {task!r}; expected a task of {runs}. Omit --task to see all.")
     return "\n\n".join([*shown, *refused])
 
 
-def _markdown(rows: list[dict], metric: str, task: str | None) -> str:
+def _markdown(rows: list[Results], metric: str, task: str | None) -> str:
     """One table of comparable runs."""
-    tasks, sign = rows[0]["tasks"], -1 if metric == "correlation_time" else 1
-    last = {name: (entry.get("times") or [0.0])[-1] for name, entry in tasks.items()}
+    tasks, sign = rows[0].tasks, -1 if metric == "correlation_time" else 1
+    last = {name: (entry.facts.get("times") or [0.0])[-1] for name, entry in tasks.items()}
     horizon = ", ".join(
-        f"{name} {'×'.join(map(str, entry['grid']))} cells, {entry['num_frames_predicted']} frames"
+        f"{name} {'×'.join(map(str, entry.facts['grid']))} cells, "
+        f"{entry.number('', 'num_frames_predicted')} frames"
         + (f" ({last[name]:.3g} time units)" if isinstance(last[name], float) and last[name] else "")
-        + f", relative to the {entry.get('measure')}" * bool(entry.get("offset"))
+        + f", relative to the {entry.facts.get('measure')}" * bool(entry.facts.get("offset"))
         for name, entry in sorted(tasks.items())
     )
     settings = ", ".join(
-        f"{name} {value}" for name, value in sorted(rows[0]["protocol"].items()) if name != "seed"
+        f"{name} {value}" for name, value in sorted(rows[0].facts["protocol"].items()) if name != "seed"
     )
-    head = [
-        "run",
-        "gates",
-        f"{metric} (geometric mean)",
-        *sorted(tasks),
-        "base",
-        "network",
-        "rates",
-        "seed",
-        "parameters",
-        "seconds",
-        "git",
-    ]
+    head = ["run", "gates", f"{metric} (geometric mean)", *sorted(tasks), *COLUMNS]
     ranked = sorted(rows, key=lambda row: sign * (mean_of(row, metric, task) or sign * float("inf")))
     cells = [
         [
-            row["run"],
-            "pass" if all(gate["passed"] for gate in row["gates"]) else "FAIL",
+            row.facts["run"],
+            "pass" if all(gate["passed"] for gate in row.facts["gates"]) else "FAIL",
             number(mean_of(row, metric)),
-            *[number(figure(row["tasks"][name], metric)) for name in sorted(tasks)],
-            *_settings(row),
-            number(row["training"].get("parameters")),
-            number(row["training"].get("seconds")),
-            str(row["environment"].get("git_revision") or "–")[:10],
+            *[number(figure(row.tasks[name], metric)) for name in sorted(tasks)],
+            *_settings(row.facts),
+            number(row.facts["training"].get("parameters")),
+            number(row.facts["training"].get("seconds")),
+            str(row.facts["environment"].get("git_revision") or "–")[:10],
         ]
         for row in ranked
     ]
     return "\n".join([markdown(f"{horizon} ({settings})"), "", *markdown_table(head, cells)])
 
 
-def _settings(row: dict) -> list[str]:
+def _settings(facts: dict) -> list[str]:
     """Selected bases, tasks with a network, learning rates of Muon and AdamW, seed; a dash if an older report
     has none."""
-    tasks, training = row["tasks"], row["training"]
+    tasks, training = facts["tasks"], facts["training"]
     bases = list(dict.fromkeys(tasks[name].get("base", "–") for name in sorted(tasks)))
     used = [tasks[name].get("network_is_used") for name in tasks]
     rates = [number(training.get(key)) for key in ("muon_lr", "adamw_lr")]

@@ -1,4 +1,4 @@
-"""Model cards: README.md beside the weights of a stage, from results.json: what they are, where they hold,
+"""Model cards: README.md beside the weights of a stage, from the results: what they are, where they hold,
 what was measured; with a picture per task.
 """
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ups.common.files import remove_named, replacing, write_atomic
+from ups.common.files import remove_named, replacing, value_hash, write_atomic
 from ups.common.formatting import number
 from ups.common.stages import STAGES
 from ups.evaluation.gates import TRIVIAL, error_of, horizon_of
@@ -18,6 +18,7 @@ from ups.report.bench_rows import NETWORKS
 from ups.report.figures_ensemble import case_name
 from ups.report.tables import is_interval, label, markdown_table, noise_in_words, ordered
 from ups.report.templates import render
+from ups.results import OBSERVED, Results
 from ups.tasks import in_unit
 from ups.training.finished import CARD, IMAGES
 from ups.training.names import pictures_of_card
@@ -28,6 +29,7 @@ SCORES = {
     "ssr": "spread / skill",
     "nrmse_mean": "nRMSE of the mean",
 }
+SIGNATURE = "<!-- sha256 of this card as a report wrote it:"  # last line; a card that differs is kept
 Scores = dict[str, list]  # head and rows of a table, and notes below it
 LICENCES = {
     "generate": "MIT; the data were made by this project's solvers",
@@ -36,14 +38,21 @@ LICENCES = {
 }
 
 
-def write_cards(run_dir: Path, results: Mapping[str, Any], known: Mapping[str, dict], figures: Path) -> None:
-    """Write README.md and images/ to the folder of every stage in `results`.
+def write_cards(run_dir: Path, results: Results, known: Mapping[str, dict], figures: Path) -> None:
+    """Write README.md and images/ to the folder of every stage in `results`. A card that somebody changed
+    since it was written is kept, and named.
 
     known: TASK -> its facts (`ups.forecaster.Forecaster.tasks`); figures: folder of the report's figures.
     """
-    for stage, tasks in results["stages"].items():
+    for stage, tasks in results.facts["stages"].items():
         folder = run_dir / stage
         if not folder.is_dir():
+            continue
+        if _is_changed(folder / CARD):
+            print(
+                f"{folder / CARD} was changed since a report wrote it and is kept, with the numbers and "
+                "pictures of then. Delete it and make the report again for a card of this report."
+            )
             continue
         remove_named(folder / IMAGES, pictures_of_card(folder))
         pictures = {
@@ -56,22 +65,31 @@ def write_cards(run_dir: Path, results: Mapping[str, Any], known: Mapping[str, d
         for path in pictures.values():
             with replacing(folder / IMAGES / path.name) as temporary:
                 shutil.copyfile(path, temporary)
-        write_atomic(
-            folder / CARD, card(stage, results, known, {name: path.name for name, path in pictures.items()})
-        )
+        names = {name: path.name for name, path in pictures.items()}
+        write_atomic(folder / CARD, _signed(card(stage, results, known, names)))
 
 
-def card(
-    stage: str, results: Mapping[str, Any], known: Mapping[str, dict], pictures: Mapping[str, str]
-) -> str:
+def _signed(text: str) -> str:
+    return f"{text}{SIGNATURE} {value_hash(text)} -->\n"
+
+
+def _is_changed(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return _signed(text.rpartition(SIGNATURE)[0]) != text
+
+
+def card(stage: str, results: Results, known: Mapping[str, dict], pictures: Mapping[str, str]) -> str:
     """The card of a stage as Markdown, with the head that a model hub reads. pictures: TASK -> file name."""
-    training, environment = results["training"], results["environment"]
-    gates = [gate for gate in results["gates"] if gate["stage"] == stage]
+    facts = results.facts
+    training, environment = facts["training"], facts["environment"]
+    gates = [gate for gate in facts["gates"] if gate["stage"] == stage]
     return render(
         "model_card.md",
-        run=results["run"],
-        created=results["created"],
-        split=results["protocol"]["split"],
+        run=facts["run"],
+        created=facts["created"],
+        split=facts["protocol"]["split"],
         training=training,
         device=environment.get("device"),
         torch=environment.get("torch"),
@@ -79,7 +97,7 @@ def card(
         licence=LICENCES[training["source"]],
         title=STAGES[stage].title,
         call=Markup(STAGES[stage].call),
-        domains=[_domain(name, known[name]) for name in known if name in results["stages"][stage]],
+        domains=[_domain(name, known[name]) for name in known if name in facts["stages"][stage]],
         scores=SCORES_OF[STAGES[stage].tasks](results),
         gates=gates,
         failed=[gate for gate in gates if not gate["passed"]],
@@ -124,52 +142,47 @@ def _text(value: Any) -> str:
     return number(value["value"]) + ends
 
 
-def _forecasts(results: Mapping[str, Any]) -> Scores:
+def _forecasts(results: Results) -> Scores:
     """nRMSE of the operator, its base, trivial forecasts and networks of other kinds."""
-    tasks = results["tasks"]
-    others = [
-        name for name in (*TRIVIAL, *NETWORKS) if any(name in task["models"] for task in tasks.values())
-    ]
+    tasks = results.tasks
+    others = [name for name in (*TRIVIAL, *NETWORKS) if any(name in task.models() for task in tasks.values())]
     rows = [
         [
             name,
-            task["num_frames_predicted"],
-            task["num_trajectories"],
-            *[task["models"].get(model, {}).get(error_of(task)) for model in ("operator", "base", *others)],
-            "on" if task["network_is_used"] else "off",
+            task.number("", "num_frames_predicted"),
+            task.number("", "num_trajectories"),
+            *[task.value(model, error_of(task)) for model in ("operator", "base", *others)],
+            "on" if task.facts["network_is_used"] else "off",
         ]
         for name, task in tasks.items()
     ]
     head = ["task", "frames", "trajectories", "nRMSE", "base alone", *map(label, others), "network"]
-    notes = [
-        f"{name}: {in_words(task['selection'])}" for name, task in tasks.items() if task.get("selection")
-    ]
+    facts = {name: task.facts for name, task in tasks.items()}
+    notes = [f"{name}: {in_words(of['selection'])}" for name, of in facts.items() if of.get("selection")]
     notes += [f"{name}{words}" for name, task in tasks.items() if (words := horizon_of(task))]
-    notes += [
-        f"{name}: {task['break_even']['words']}" for name, task in tasks.items() if "break_even" in task
-    ]
-    notes += [f"{name}: {noise_in_words(task['noise'])}" for name, task in tasks.items() if "noise" in task]
-    notes += [f"{name}: {line}" for name, task in tasks.items() for line in task.get("found", [])]
+    notes += [f"{name}: {of['break_even']['words']}" for name, of in facts.items() if "break_even" in of]
+    notes += [f"{name}: {noise_in_words(tasks[name])}" for name, of in facts.items() if "noise" in of]
+    notes += [f"{name}: {line}" for name, of in facts.items() for line in of.get("found", [])]
     return {"head": head, "rows": rows, "notes": notes}
 
 
-def _ensembles(results: Mapping[str, Any]) -> Scores:
+def _ensembles(results: Results) -> Scores:
     """Scores of every ensemble of a task."""
     rows = [
-        [name, label(model), *[entry["models"][model].get(key) for key in SCORES]]
-        for name, entry in results["ensembles"].items()
-        for model in ordered(entry["models"])
+        [name, label(model), *[entry.value(model, key) for key in SCORES]]
+        for name, entry in results.ensembles.items()
+        for model in ordered(entry.models())
     ]
     return {"head": ["task", "ensemble", *SCORES.values()], "rows": rows, "notes": []}
 
 
-def _priors(results: Mapping[str, Any]) -> Scores:
+def _priors(results: Results) -> Scores:
     """Scores of every prior of a task, by which part of the coefficient is observed."""
     rows = [
-        [name, case_name(case), label(model), *[models[model].get(key) for key in SCORES]]
-        for name, entry in results["steady"].items()
-        for case, models in entry["cases"].items()
-        for model in ordered(models)
+        [name, case_name(case), label(model), *[entry.value(model, key, case) for key in SCORES]]
+        for name, entry in results.steady.items()
+        for case in entry.cases(OBSERVED)
+        for model in ordered(entry.models(case))
     ]
     return {"head": ["task", "observed", "ensemble", *SCORES.values()], "rows": rows, "notes": []}
 

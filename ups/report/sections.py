@@ -1,6 +1,6 @@
 """The sections of the report on one task, one ensemble forecast and one steady prior, as HTML.
 
-An entry is one of results.json; the form of a sample is in ups.report.figures and figures_ensemble. Metrics,
+An entry is one of ups.results; the form of a sample is in ups.report.figures and figures_ensemble. Metrics,
 figures and models that an entry does not have are not shown; null is a dash.
 """
 
@@ -21,6 +21,7 @@ from ups.metrics.intervals import Metric
 from ups.report import animations, drawing, figures, figures_ensemble
 from ups.report.tables import COSTS, Row, best_of, label, metrics_in, noise_in_words, ordered
 from ups.report.templates import render
+from ups.results import OBSERVED, Entry
 from ups.tasks import in_unit
 
 TRAINED = Metric("train_seconds", "training time, s", "on this task alone, by make bench")
@@ -50,81 +51,85 @@ GROWTH = (("nRMSE over the rollout", "error_growth", "log"),)
 # ---- tables
 
 
-def _model_table(models: dict, metrics: list[Metric], is_marked: bool = False) -> dict[str, Any]:
+def _model_table(entry: Entry, metrics: list[Metric], is_marked: bool = False) -> dict[str, Any]:
     """Metrics in rows, models in columns; the best of each row is marked."""
-    names = ordered(models)
+    names = ordered(entry.models())
     rows = []
-    for metric in metrics_in(metrics, models.values()):
-        values = [models[name].get(metric.name) for name in names]
+    for metric in metrics_in(metrics, entry, names):
+        values = [entry.value(name, metric.name) for name in names]
         rows.append(Row(metric, values, {best_of(values, metric)} if is_marked else ()))
     return {"head": ["", *map(label, names)], "rows": rows}
 
 
-def _comparison_table(comparisons: dict) -> dict[str, Any]:
-    """Paired ratios; below 1 the first model is better."""
-    metrics = metrics_in(ENSEMBLE_ROWS, comparisons.values())
-    rows = [Row(name, [ratios.get(m.name) for m in metrics]) for name, ratios in comparisons.items()]
-    return {"head": ["ratio, paired", *metrics], "rows": rows}
+def _comparison_table(entry: Entry) -> dict[str, Any]:
+    """Paired ratios; below 1 the first model is better. {} if there are none."""
+    metrics = metrics_in(ENSEMBLE_ROWS, entry, entry.ratios())
+    rows = [Row(name, [entry.value(name, metric.name) for metric in metrics]) for name in entry.ratios()]
+    return {"head": ["ratio, paired", *metrics], "rows": rows} if rows else {}
 
 
-def _climate_table(long: dict) -> dict[str, Any]:
+def _climate_table(entry: Entry) -> dict[str, Any]:
     """Statistics of long rollouts relative to the truth, a row per model; {} if there are none."""
-    climate = long.get("climate", {})
     rows = [
         Row(
             "truth, one half beside the other" if model == "truth" else label(model),
-            [number(climate[model][key]) for key in CLIMATE] + [long["blown_up"].get(model)],
+            [entry.number(model, key, "long") for key in (*CLIMATE, "blown_up")],
         )
-        for model in ordered(climate)
+        for model in ordered(entry.models("long"))
+        if entry.value(model, "variance", "long")
     ]
-    head = [f"{long.get('frames')} frames, second half", *CLIMATE.values(), "members blown up"]
+    head = [
+        f"{entry.number('', 'frames', 'long')} frames, second half",
+        *CLIMATE.values(),
+        "members blown up",
+    ]
     return {"head": head, "rows": rows} if rows else {}
 
 
-def _steady_table(cases: dict) -> dict[str, Any]:
+def _steady_table(entry: Entry) -> dict[str, Any]:
     """Cases and models in rows, metrics in columns; the best model of each case is marked."""
-    merged = {
-        case: {model: {**models[model], **models[model].get("exact", {})} for model in ordered(models)}
-        for case, models in cases.items()
-    }
-    metrics = metrics_in(STEADY_ROWS, (row for models in merged.values() for row in models.values()))
-    rows = []
-    for case, models in merged.items():
-        best = [best_of([row.get(metric.name) for row in models.values()], metric) for metric in metrics]
-        for index, (model, row) in enumerate(models.items()):
+    cases = {case: ordered(entry.models(case)) for case in entry.cases(OBSERVED)}
+    every = dict.fromkeys(model for models in cases.values() for model in models)
+    metrics, rows = metrics_in(STEADY_ROWS, entry, every, cases), []
+    for case, models in cases.items():
+        values = [[entry.value(model, metric.name, case) for metric in metrics] for model in models]
+        best = [
+            best_of(column, metric) for column, metric in zip(zip(*values, strict=True), metrics, strict=True)
+        ]
+        for index, (model, row) in enumerate(zip(models, values, strict=True)):
             name = figures_ensemble.case_name(case) if index == 0 else ""
             marked = [column for column, place in enumerate(best, 1) if place == index]
-            rows.append(Row(name, [label(model), *[row.get(metric.name) for metric in metrics]], marked))
+            rows.append(Row(name, [label(model), *row], marked))
     return {"head": ["observed", "model", *metrics], "rows": rows}
 
 
 # ---- sections
 
 
-def task_section(name: str, task: dict, samples: list[dict], folder: Path) -> Markup:
+def task_section(entry: Entry, samples: list[dict], folder: Path) -> Markup:
     """Facts, rollouts of the samples, error over lead time, spectra and metrics of one task. Its figures are
     also written as PNG files to `folder`."""
 
     def draw(figure: Figure | None, caption: str, file: str) -> Markup:
         return drawing.to_html(figure, caption, folder / f"{file_stem(file)}.png")
 
-    times, is_rollout = task["times"], len(task["times"]) > 1
-    field = int(np.argmax(drawing.floats(task["models"]["operator"].get("nrmse_by_field", [0]))))
+    task = entry.facts
+    is_rollout = len(task["times"]) > 1
+    by_field = entry.listed("operator", "nrmse_by_field") or {"value": [0]}
+    field = int(np.argmax(drawing.floats(by_field["value"])))
     lead = in_unit("lead time", task.get("units", {}).get("time"))
     return render(
         "task.html",
-        name=name,
+        name=entry.name,
         task=task,
-        facts=list(_facts(task)),
+        facts=list(_facts(entry)),
         figure=draw,
         is_rollout=is_rollout,
         samples=[_shown_sample(sample, rank, is_rollout) for rank, sample in enumerate(samples)],
-        growth=figures.by_lead(task["models"], times, GROWTH, task["models"], lead) if is_rollout else None,
+        growth=figures.by_lead(entry, GROWTH, entry.models(), lead) if is_rollout else None,
         spectrum_of=task["fields"][field],
-        spectra=figures.spectra(task["spectra"], field, task["fields"][field], times, min(task["grid"]) // 2)
-        if task["spectra"]
-        else None,
-        **_model_table(task["models"], ROWS),
+        spectra=figures.spectra(entry, field, task["fields"][field], min(task["grid"]) // 2),
+        **_model_table(entry, ROWS),
     )
 
 
@@ -149,13 +154,15 @@ def _shown_sample(sample: dict, rank: int, is_rollout: bool) -> dict[str, Any]:
     }
 
 
-def _facts(task: dict) -> Iterator[str]:
+def _facts(entry: Entry) -> Iterator[str]:
     """What the task is, how many trajectories were scored, and where it holds."""
+    task = entry.facts
     times, fields, units = task["times"], task["fields"], task.get("units", {})
+    trained, beyond = (entry.number("", name) for name in ("num_training", "num_frames_beyond"))
     if task.get("equation"):
         yield task["equation"]
-    trained = f", trained on {task['num_training']:,} others" if "num_training" in task else ""
-    yield f"{task['num_trajectories']:,} trajectories{trained}"
+    others = f", trained on {trained:,} others" if trained is not None else ""
+    yield f"{entry.number('', 'num_trajectories'):,} trajectories{others}"
     yield f"{' × '.join(map(str, task['grid']))} cells{_domain(task)}"
     yield f"field{'s' * (len(fields) > 1)} {', '.join(in_unit(field, units.get(field)) for field in fields)}"
     if task.get("offset"):
@@ -165,14 +172,12 @@ def _facts(task: dict) -> Iterator[str]:
     if times != [0.0]:
         end = f"{number(float(times[-1]))} {units.get('time', '')}".rstrip()
         yield f"{len(times)} frame{'s' * (len(times) > 1)} predicted, up to lead time {end}" + (
-            f", {task['num_frames_beyond']} of them beyond the length of training trajectories"
-            if "num_frames_beyond" in task
-            else ""
+            f", {beyond} of them beyond the length of training trajectories" if beyond else ""
         )
     if task["parameters"]:
         yield f"parameters {_parameters(task)}"
     if "noise" in task:
-        yield noise_in_words(task["noise"])
+        yield noise_in_words(entry)
 
 
 def _domain(task: dict) -> str:
@@ -191,26 +196,28 @@ def _parameters(task: dict) -> str:
     return ", ".join(f"{name} {low:.4g} to {high:.4g}" for name, (low, high) in ranges)
 
 
-def break_even_section(tasks: dict) -> Markup:
+def break_even_section(tasks: dict[str, Entry]) -> Markup:
     """N* of every task (ups/evaluation/break_even.py), and the costs that it follows from."""
     head = ["N*, forecasts", "data, s", "base, s", "training, s", "operator, s per forecast"]
     head += ["operator's nRMSE", "solver, s per forecast", "solver's nRMSE", "solver's cells"]
     rows, reasons = [], []
-    for name, entry in ((name, task["break_even"]) for name, task in tasks.items()):
-        found = [entry["n_star"]]
-        if "solver" in entry:
-            costs = [(entry[who]["seconds"], entry[who]["error"]) for who in ("operator", "solver")]
-            found += [*entry["budget_s"].values(), *costs[0], *costs[1]]
-            found.append(" × ".join(map(str, entry["solver"]["grid"])))
+    for name, entry in tasks.items():
+        facts, number_of = entry.facts["break_even"], partial(entry.number, "", case="break-even")
+        found = [facts["n_star"]]
+        if "solver" in facts:
+            found += [number_of(f"budget_s/{part}") for part in ("data", "base", "training")]
+            for model in ("operator", "solver"):
+                found += [number_of(f"{model}/{part}") for part in ("seconds", "error")]
+            found.append(" × ".join(map(str, facts["solver"]["grid"])))
         else:
-            reasons.append(f"{name}: {entry['words']}")
+            reasons.append(f"{name}: {facts['words']}")
         rows.append(Row(name, found + [None] * (len(head) - len(found))))
     return render("break_even.html", head=["task", *head], rows=rows, reasons=reasons)
 
 
-def ensemble_section(entry: dict, sample: dict, name: str) -> Markup:
+def ensemble_section(entry: Entry, sample: dict) -> Markup:
     """Words, scores, paired ratios, members of one trajectory and calibration of an ensemble forecast."""
-    models, times = entry["models"], entry.get("times", [])
+    name = entry.name
     featured = partial(figures_ensemble.featured, sample.get("members", {}))
     maps, players, case = [], {}, ""
     if sample.get("members"):
@@ -224,23 +231,23 @@ def ensemble_section(entry: dict, sample: dict, name: str) -> Markup:
     return render(
         "ensemble.html",
         name=name,
-        words=entry.get("words", []),
-        members=entry.get("members"),
+        words=entry.facts.get("words", []),
+        members=entry.number("", "members"),
         figure=drawing.to_html,
         case=case,
         maps=maps,
         players=players,
-        comparisons=_comparison_table(entry["comparisons"]) if entry.get("comparisons") else None,
-        climate=_climate_table(entry.get("checks", {}).get("long", {})),
+        comparisons=_comparison_table(entry),
+        climate=_climate_table(entry),
         by_lead=figures.by_lead(
-            models, times, figures_ensemble.LEAD_PANELS, figures_ensemble.featured(models, 2)
+            entry, figures_ensemble.LEAD_PANELS, figures_ensemble.featured(entry.models(), 2)
         ),
-        by_evaluations=figures_ensemble.by_evaluations(entry.get("by_evaluations", {})),
-        coverage=figures_ensemble.coverage_curves(models, times),
-        rank_histograms=figures_ensemble.rank_histograms(models),
-        reliability=figures_ensemble.reliability(models),
-        spectrum_errors=figures_ensemble.spectrum_errors(models),
-        **_model_table(models, ENSEMBLE_ROWS, is_marked=True),
+        by_evaluations=figures_ensemble.by_evaluations(entry),
+        coverage=figures_ensemble.coverage_curves(entry),
+        rank_histograms=figures_ensemble.rank_histograms(entry),
+        reliability=figures_ensemble.reliability(entry),
+        spectrum_errors=figures_ensemble.spectrum_errors(entry),
+        **_model_table(entry, ENSEMBLE_ROWS, is_marked=True),
     )
 
 
@@ -259,17 +266,17 @@ def _member_maps(sample: dict, field: int, models: list[str]) -> Iterator[tuple[
         )
 
 
-def steady_section(entry: dict, sample: dict, name: str) -> Markup:
+def steady_section(entry: Entry, sample: dict) -> Markup:
     """Scores of a steady prior by observation, and for each observation the truth and the ensemble."""
     has_cases = bool(sample.get("cases"))
     return render(
         "steady.html",
-        name=name,
-        words=entry.get("words", []),
-        members=entry["members"],
+        name=entry.name,
+        words=entry.facts.get("words", []),
+        members=entry.number("", "members"),
         figure=drawing.to_html,
         cases=figures_ensemble.steady_cases(sample, 0) if has_cases else None,
-        case=f"{sample['fields'][0]} of {name}, {sample['label']}" if has_cases else "",
+        case=f"{sample['fields'][0]} of {entry.name}, {sample['label']}" if has_cases else "",
         is_map=len(sample.get("axes", ())) > 1,
-        **_steady_table(entry["cases"]),
+        **_steady_table(entry),
     )

@@ -1,4 +1,4 @@
-"""The summary of the report, from results.json alone: a paragraph, and the table of what was compared.
+"""The summary of the report, from the results alone: a paragraph, and the table of what was compared.
 
 Everything looks good beside the trivial forecast. So the table compares the operator with its own base (what
 does the network add?) and with the best network of another kind trained on the same data. A difference counts
@@ -13,6 +13,7 @@ from ups.evaluation.selected import Selection, numbers_in_words, outcome
 from ups.report.bench_rows import NETWORKS
 from ups.report.tables import label
 from ups.report.templates import render
+from ups.results import Entry, Interval, Results
 
 ON_THE_BASE = {
     "less": "The network reduces the error of its base by {}.",
@@ -29,26 +30,27 @@ ON_THE_BASE = {
 LOST = 1e-4
 
 
-def _error(task: dict, model: str | None) -> dict[str, float | None]:
+def _error(task: Entry, model: str | None) -> Interval:
     """The error by which the task is judged; {"value": None} if the model is missing."""
-    return task["models"].get(model, {}).get(error_of(task), {"value": None})
+    return task.value(model, error_of(task)) or {"value": None}
 
 
-def best_other(task: dict) -> str | None:
+def best_other(task: Entry) -> str | None:
     """The FNO or U-Net with the lower error; None if none was trained on these data."""
     errors = {name: _error(task, name)["value"] for name in NETWORKS}
     known = [name for name, error in errors.items() if error is not None]
     return min(known, key=errors.get, default=None)
 
 
-def paragraph(results: dict) -> str:
+def paragraph(results: Results) -> str:
     """The summary in words."""
-    tasks, gates = results["tasks"], results["gates"]
+    tasks, gates = results.tasks, results.facts["gates"]
     failed = [gate["name"] for gate in gates if not gate["passed"]]
-    total = sum(task["num_trajectories"] for task in tasks.values())
+    total = sum(task.number("", "num_trajectories") for task in tasks.values())
+    split = results.facts["protocol"].get("split", "")
     return " ".join(
         [
-            f"The operator was scored on {total:,} {results['protocol'].get('split', '')} trajectories of "
+            f"The operator was scored on {total:,} {split} trajectories of "
             f"{len(tasks)} task{'s' * (len(tasks) != 1)}.",
             f"{len(failed)} of {len(gates)} gates fail: {', '.join(failed)}."
             if failed
@@ -72,22 +74,22 @@ def _by_kind(named: Iterable[tuple[str, str]], words: dict[str, str]) -> list[st
     return [words[kind].format(_listed(names)) for kind, names in of_kind.items() if names]
 
 
-def _on_the_base(tasks: dict) -> list[str]:
+def _on_the_base(tasks: dict[str, Entry]) -> list[str]:
     shares = {name: network_gain(task) for name, task in tasks.items()}
     out = _by_kind(
         [
-            _on_one_base(name, kind, share, tasks[name].get("selection"))
+            _on_one_base(name, kind, share, tasks[name].facts.get("selection"))
             for name, (kind, share) in shares.items()
         ],
         ON_THE_BASE,
     )
     for name, task in tasks.items():
-        found = task["models"]["operator"].get("conservation_error")
+        found = task.value("operator", "conservation_error")
         if found and found["low"] is not None and found["low"] > LOST:
-            data = task["models"]["codec_floor"]["conservation_error"]["value"]
+            data = task.number("codec_floor", "conservation_error")
             out.append(
-                f"On {name} the equation conserves the mean of {_listed(task['conserved'])}; the operator "
-                f"changes it by {number(found['value'])} of its RMS, the data by {number(data)}."
+                f"On {name} the equation conserves the mean of {_listed(task.facts['conserved'])}; the "
+                f"operator changes it by {number(found['value'])} of its RMS, the data by {number(data)}."
             )
     return out
 
@@ -101,7 +103,7 @@ def _on_one_base(name: str, kind: str, share: list[float], selection: Selection 
     return f"off, {outcome(selection)}", f"{name} ({numbers_in_words(selection)})" if selection else name
 
 
-def _beside(task: dict) -> str:
+def _beside(task: Entry) -> str:
     """lower | higher | level | unknown: the operator's error compared with the better of FNO and U-Net."""
     ours, theirs = (_error(task, model) for model in ("operator", best_other(task)))
     if None in (*ours.values(), *theirs.values()):
@@ -109,7 +111,7 @@ def _beside(task: dict) -> str:
     return "lower" if ours["high"] < theirs["low"] else "higher" if theirs["high"] < ours["low"] else "level"
 
 
-def _on_other_networks(tasks: dict) -> list[str]:
+def _on_other_networks(tasks: dict[str, Entry]) -> list[str]:
     kinds = {name: _beside(task) for name, task in tasks.items()}
     parts = _by_kind(
         [(kind, f"{name} ({label(best_other(tasks[name]))})") for name, kind in kinds.items()],
@@ -124,7 +126,7 @@ def _on_other_networks(tasks: dict) -> list[str]:
     ]
 
 
-def _on_the_codec(tasks: dict) -> list[str]:
+def _on_the_codec(tasks: dict[str, Entry]) -> list[str]:
     errors = {
         name: [_error(task, model)["value"] for model in ("codec_floor", "operator")]
         for name, task in tasks.items()
@@ -141,7 +143,7 @@ def _on_the_codec(tasks: dict) -> list[str]:
     )
 
 
-def _on_the_largest_error(tasks: dict) -> list[str]:
+def _on_the_largest_error(tasks: dict[str, Entry]) -> list[str]:
     rows = {name: _error(task, "operator") for name, task in tasks.items()}
     broken = [name for name, row in rows.items() if row["value"] is None]
     out = [f"On {_listed(broken)} the prediction is not finite or the error undefined."] if broken else []
@@ -152,22 +154,17 @@ def _on_the_largest_error(tasks: dict) -> list[str]:
     return out
 
 
-def overview(results: dict) -> str:
+def overview(results: Results) -> str:
     """HTML of the first table of the page, one row per task."""
     rows = {}
-    for name, task in results["tasks"].items():
-        models, other, (kind, shares) = task["models"], best_other(task), network_gain(task)
+    for name, task in results.tasks.items():
+        kind, shares = network_gain(task)
         rows[name] = {
+            "task": task,
             "error": error_of(task),
-            "operator": models["operator"],
-            "base": models.get("base", {}),
-            "codec_floor": models.get("codec_floor", {}),
-            "trivial": {model: models[model] for model in trivial_of(task)},
+            "trivial": trivial_of(task),
             "kind": kind,
             "shares": shares,
-            "other_name": other,
-            "other": models.get(other),
-            "conserved": task.get("conserved", []),
-            "num_trajectories": task["num_trajectories"],
+            "other": best_other(task),
         }
-    return render("overview.html", rows=rows, run=results["run"])
+    return render("overview.html", rows=rows, run=results.facts["run"])

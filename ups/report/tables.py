@@ -1,11 +1,12 @@
 """Names of models, columns of metrics and rows of tables, as the report and the model cards have them."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ups.common.formatting import number
 from ups.common.text import markdown
 from ups.metrics.intervals import Metric
+from ups.results import Entry
 
 COSTS = (
     Metric(
@@ -111,26 +112,30 @@ def best_of(values: Iterable[Any], metric: Metric) -> int | None:
     return min(distance, key=distance.get) if len(set(distance.values())) > 1 else None
 
 
-def metrics_in(metrics: Iterable[Metric], models: Iterable[dict]) -> list[Metric]:
-    """The metrics that any of the models has; counts only if one is not zero."""
-    models = list(models)
+def metrics_in(
+    metrics: Iterable[Metric], entry: Entry, models: Iterable[str], cases: Iterable[str] = ("",)
+) -> list[Metric]:
+    """The metrics that any of the models, or ratios, has in any case; counts only if one is not zero."""
+    places = [(model, case) for case in cases for model in models]
     return [
         metric
         for metric in metrics
         if any(
-            value_of(row.get(metric.name)) not in ((None, 0) if metric.name in COUNTS else (None,))
-            for row in models
+            entry.number(model, metric.name, case) not in ((None, 0) if metric.name in COUNTS else (None,))
+            for model, case in places
         )
     ]
 
 
-def noise_in_words(noise: dict[str, Any]) -> str:
+def noise_in_words(task: Entry) -> str:
     """The noise of the data, the operator's error with and without that of the truth, and its start."""
+    noise: Mapping[str, Any] = task.facts["noise"]
     fields = ", ".join(
-        f"{fraction:.2%} of {name} (standard deviation {number(noise['sigma'][name])})"
-        for name, fraction in noise["fraction"].items()
+        f"{task.number('', f'fraction/{name}', 'noise'):.2%} of {name} "
+        f"(standard deviation {number(task.number('', f'sigma/{name}', 'noise'))})"
+        for name in noise["fraction"]
     )
-    measured, beyond = (number(one) for one in noise["nrmse"]["operator"])
+    measured, beyond = map(number, task.listed("operator", "nrmse", "noise")["value"])
     return (
         f"the data have white noise: {fields}; the operator's pooled nRMSE is {measured} as measured and "
         f"{beyond} without the noise of the truth (the noise of its first frames is part of it)"

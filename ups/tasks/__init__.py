@@ -1,15 +1,13 @@
-"""The tasks. Each file describes one family, in FAMILY; a new task is a new file here.
+"""The tasks: facts about data sets, by name.
 
-Facts from PDEBench (Takamoto et al. 2022, arXiv 2210.07182) and its public code.
+A new task is a row of families.py or uncertain.py, and a solver of the same name in `ups_solvers`.
 """
 
-import copyreg
 import difflib
-import importlib
-import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
+from ups.tasks import families, uncertain
 from ups.tasks.task import Array, Finding, Task, in_unit
 from ups.tasks.user_task import Place, make_user_task, require_name
 
@@ -26,11 +24,7 @@ __all__ = [
     "require_name",
 ]
 
-TASKS: dict[str, Task] = {
-    task.name: task
-    for file in sorted(module.name for module in pkgutil.iter_modules(__path__))
-    for task in getattr(importlib.import_module(f"{__name__}.{file}"), "FAMILY", ())
-}
+TASKS: dict[str, Task] = {task.name: task for task in (*families.FAMILIES, *uncertain.FAMILIES)}
 
 
 def get_task(name: str) -> Task:
@@ -50,12 +44,3 @@ def described_task(description: Mapping[str, Any]) -> Task:
     "own")."""
     name, facts = description["name"], description.get("own")
     return make_user_task(name, facts) if facts else get_task(name)
-
-
-def _reduced(task: Task) -> tuple:
-    """What pickle stores of a task: its description, as its solver may be a local function."""
-    is_described = task.user_facts is not None or TASKS.get(task.name) is task
-    return (described_task, (task.description,)) if is_described else task.__reduce_ex__(4)
-
-
-copyreg.pickle(Task, _reduced)

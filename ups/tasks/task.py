@@ -1,13 +1,15 @@
-"""The description of a task: its fields, equation, files, solver and checks.
+"""The description of a task: facts about its fields, equation and files.
 
-A task holds facts only. What a user may choose (resolution, number of trajectories, parameter values) is in
-the configuration.
+Its solver has the same name in `ups_solvers`; what a user may choose (resolution, number of trajectories,
+parameter values) is in the configuration.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from ups.tasks.published import PUBLISHED
 
 
 @dataclass(frozen=True)
@@ -71,27 +73,23 @@ class Task:
     parameters: tuple[str, ...] = ()  # numbers of a whole file, as its HDF5 attributes spell them
     constants: tuple[tuple[str, float], ...] = ()  # equation constants that all files of the task share
     hides: bool = False  # parameters are hidden and models see `history` frames only: the future is uncertain
-    why_uncertain: str = (
-        ""  # why the future is uncertain although models get the whole state; "" if it is not
-    )
+    # why the future is uncertain although models get the whole state; "" if it is not
+    why_uncertain: str = ""
+    # its solver samples exactly the future of a state or, of a steady task, solutions given observations
+    has_known_law: bool = False
 
     # ---- equation
     # in the names of fields, inputs, parameters and constants; lap is the Laplacian
     equation: str = ""
-    # channels whose mean over space is constant, or words for the means of `densities`
+    # channels whose mean over space is constant; of a gas, words for its conserved densities
     conserved: tuple[str, ...] = ()
-    # u -> conserved densities (n, time, K, *space)
-    densities: Callable[[Any], Any] | None = None
-    # (u, its start (n, 1, channel, *space)) -> correction (n, time, channel) that restores what is conserved;
-    # it is added to each channel, to the logarithm of a positive one
-    restore: Callable[[Any, Any], Any] | None = None
+    is_gas: bool = False  # the fields are density, pressure and velocity of an ideal gas
     bounded: tuple[str, ...] = ()  # fields that stay within the range of the initial state
     is_shifted: bool = True  # shifts along periodic axes map solutions to solutions
     fixed_axes: tuple[str, ...] = ()  # except along these, along which the equation varies
     is_symmetric: bool = False  # so do mirror images and, on a cube, exchanged axes
-    is_stationary: bool = (
-        False  # trajectories start on the invariant measure: long rollouts have its statistics
-    )
+    # trajectories start on the invariant measure: long rollouts have its statistics
+    is_stationary: bool = False
 
     # ---- files
     # "arrays": one array per channel, trajectories on axis 0; "groups": one HDF5 group per trajectory;
@@ -105,35 +103,8 @@ class Task:
     num_frames: int = 101
     resolution: int = 128
     num_trajectories: int = 10000
-    # file name -> (DaRUS id, MD5), from PDEBench's download table (data set doi:10.18419/darus-2986)
-    published: Mapping[str, tuple[int, str]] = field(default_factory=dict, hash=False)
-    # the same for test problems and further parts, which `prepare_data.py --file` fetches by name
-    further: Mapping[str, tuple[int, str]] = field(default_factory=dict, hash=False)
-    # file name -> first digits of the MD5 of a withdrawn first edition, which may still circulate
-    withdrawn: Mapping[str, str] = field(default_factory=dict, hash=False)
     files_of: str = ""  # a variant: the task whose files it reads
     user_facts: Mapping[str, Any] | None = field(default=None, hash=False)  # ups/tasks/user_task.py
-
-    # ---- solver and checks
-    # simulate(indices, *, seed, resolution, num_frames, parameter, t_end) -> u, float32, solved in float64
-    # at t = linspace(0, t_end, num_frames). Trajectory i depends on (seed, i) alone, so chunks of any size
-    # give the same bits. A steady task gives one frame of coefficient and solution.
-    simulate: Callable[..., Any] | None = None
-    edition: int = 1  # raised when `simulate` changes its numbers; files name it
-    # integrate(u (n, channel, *space), *, parameter, dt, num_frames) -> (n, num_frames, channel, *space) at
-    # dt, 2 dt, .., by the same scheme; None if the stored fields are not the whole state. Of a steady task: u
-    # holds its inputs, and the only frame is the solution.
-    integrate: Callable[..., Any] | None = None
-    # step(u, *, parameter, dt) -> the first of these frames, (n, channel, *space); None for a steady task
-    step: Callable[..., Any] | None = None
-    # (data, scan) -> findings of the data doctor for this task alone (ups/data/doctor.py)
-    checks: tuple[Callable[[Any, Any], Iterable[Finding]], ...] = ()
-    # (observation, num, seed, parameter) -> `num` exact samples (a, u) given a linear observation of log a
-    posterior: Callable[..., Any] | None = None
-    # (u (n, channel, *space), num, *, seed, rows, num_frames, parameter, dt) -> `num` exact futures
-    # (n, num, num_frames, channel, *space), float32, at dt, 2 dt, ..; future j of a state depends
-    # on (seed, its number in `rows`, j) alone. None if the future is certain or its distribution unknown.
-    exact_futures: Callable[..., Any] | None = None
 
     # ---- settings
     defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)  # task.NAME, where not the plainest
@@ -252,16 +223,9 @@ class Task:
         }
 
     @property
-    def remedy(self) -> str:
-        """Advice for data that do not solve the equation."""
-        if self.user_facts is not None:
-            return f"fix task.{self.name} or the files"
-        if self.simulate:
-            return "set data.source=generate, which solves the stated equation, or train on it for what it is"
-        return (
-            f"train on it for what it is, or write data of your own (data.source=user): {self.name} has "
-            "no solver here"
-        )
+    def published(self) -> dict[str, tuple[int, str]]:
+        """File name -> (DaRUS id, MD5)."""
+        return {} if self.user_facts is not None else PUBLISHED.get(self.files_of or self.name, {})
 
     @property
     def is_contiguous(self) -> bool:
@@ -276,7 +240,7 @@ class Task:
             name=f"{self.name}_hidden",
             hides=True,
             files_of=self.name,
-            exact_futures=None,
+            has_known_law=False,
             defaults={**self.defaults, "history": 1, "reserve": 0.5, **defaults},
         )
 

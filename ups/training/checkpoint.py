@@ -33,7 +33,7 @@ from ups.common.files import (
 )
 from ups.training.identity import MANIFEST, require_identity
 from ups.training.names import CHECKPOINT
-from ups.training.processes import saved_steps
+from ups_launch.processes import saved_steps
 
 SHARED = "shared.pt"
 

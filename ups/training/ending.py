@@ -2,7 +2,7 @@
 
 Exit codes: 0 finished, 1 failed, 2 refused before anything was written, 124 ended by the guard, 130
 interrupted twice, 143 stopped by a signal. The traceback goes to errors/rankN.json and the outcome on rank 0
-to status.json; the supervisor (ups/training/launch.py) receives both as events.
+to status.json; the supervisor (ups_launch/__main__.py) receives both as events.
 """
 
 import functools
@@ -15,9 +15,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ups.training.guard import EXIT_STOPPED
-from ups.training.processes import protect_output, send_event
 from ups.training.ranks import Ranks, StageError, cause_of
+from ups_launch.guard import EXIT_STOPPED
+from ups_launch.processes import protect_output, send_event
 
 # Words in the errors of ranks that lost a peer or did not find each other: another start may succeed.
 CONNECTION = (

@@ -70,7 +70,7 @@ def shared_facts(config: dict[str, Any], parents: dict[str, str], stage: str) ->
     """Name -> value of everything that must be the same on all ranks: a difference would make them hang or
     compute wrong results.
     """
-    files = sorted((*ROOT.glob("*.py"), *(ROOT / "ups").rglob("*.py")))
+    files = sorted((*ROOT.glob("*.py"), *ROOT.glob("ups*/**/*.py")))
     source = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
     return {
         **dict(dotted(config, "")),

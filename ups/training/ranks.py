@@ -1,7 +1,7 @@
 """The ranks of a run: process group, agreement on failures, collectives, records of errors.
 
 A run never hangs. What a rank computes by itself goes through `agreed`, which raises on all ranks if it
-failed on any. Every wait for other ranks is registered with the guard (ups/training/guard.py), which names
+failed on any. Every wait for other ranks is registered with the guard (ups_launch/guard.py), which names
 the rank that does not come. The only collective elsewhere sums the gradients (ups/training/update.py).
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from ups.common.files import in_words, is_out_of_memory
 from ups.training.environment import asks_for_cpu
 from ups.training.folder import StageFolder
-from ups.training.guard import Guard
+from ups_launch.guard import Guard
 
 
 class StageError(RuntimeError):

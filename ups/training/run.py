@@ -17,7 +17,7 @@ The `for` stays in the script:
         run.finish(results)
 
 Work that may fail on one rank runs in `agreed` (ups/training/ranks.py) or `update` (ups/training/update.py),
-which raise on all ranks. The guard (ups/training/guard.py) covers the rest: a rank that is killed, hangs or
+which raise on all ranks. The guard (ups_launch/guard.py) covers the rest: a rank that is killed, hangs or
 fails elsewhere. `main_guard` (ups/training/ending.py) ends the process.
 """
 
@@ -49,8 +49,6 @@ from ups.training.environment import (
 )
 from ups.training.finished import DONE, MODEL
 from ups.training.folder import StageFolder
-from ups.training.guard import EXIT_STOPPED
-from ups.training.processes import send_event
 from ups.training.ranks import Ranks
 from ups.training.saving import MetricsLog, Saving, seed_everything, sum_in_one_order
 from ups.training.sharding import full_weights
@@ -63,6 +61,8 @@ from ups.training.strategies import (
 )
 from ups.training.track import Tracker, check_tracker
 from ups.training.update import ReadAhead, Updates, read_nothing
+from ups_launch.guard import EXIT_STOPPED
+from ups_launch.processes import send_event
 
 LOCK_WAIT_S = 10.0  # for processes of an earlier start, which may still be ending
 

@@ -32,12 +32,12 @@ import psutil
 from ups.common.files import DamagedError, is_at, require_plain, write_atomic, write_json
 from ups.common.progress import beat
 from ups.config import TrackerConfig
-from ups.training.processes import descendants
+from ups_launch.processes import descendants
 
 INIT_TIMEOUT_S = 30  # W&B's default is 90; without an answer the run is recorded offline
 FINISH_TIMEOUT_S = 20  # its default is none: it would wait for a network that never comes back
 WAIT_S = 75  # for both and the offline attempt between them, at the end of a finished stage
-# at the end of any other: less than the guard gives a rank that has failed (ups/training/guard.py)
+# at the end of any other: less than the guard gives a rank that has failed (ups_launch/guard.py)
 LEAVE_S = 8
 FLUSH_S = 1.0  # W&B's default is 15: what a killed offline run may lose
 MAX_WAITING = 100_000  # queued calls; with more the tracker is taken for blocked

@@ -9,9 +9,11 @@ import numpy as np
 
 from ups.common.files import TOGETHER
 from ups.tasks import TASKS, require_name
+from ups.userdata.conversions import require_films, require_no_scene, require_same_points
 from ups.userdata.describe_axes import (
     Guess,
     fields_of,
+    is_table,
     other_reading,
     parameter_lists,
     require_field,
@@ -35,7 +37,7 @@ from ups.userdata.describe_grid import grid_lines, in_words, numbers_of
 from ups.userdata.describe_lines import Line, written
 from ups.userdata.fields import MOST_PARAMETERS
 from ups.userdata.inspect_file import is_even, numbers_of_run, tidy
-from ups.userdata.known_layouts import from_pdebench, from_well, is_well, require_films
+from ups.userdata.known_layouts import from_pdebench, from_well, is_well
 from ups.userdata.layout import field_names, field_of
 from ups.userdata.reader import ENOUGH_RUNS
 from ups.userdata.readers import Store, open_store
@@ -58,6 +60,7 @@ def describe_file(path: str) -> str:
 
     Raises ValueError or FileNotFoundError for a path that is no data file, or a file without a field.
     """
+    require_no_scene(Path(path))
     with open_store(path) as store:
         require_films(store)
         name, head = _name(Path(store.path)), _files_line(store)
@@ -118,6 +121,7 @@ def _describe(store: Store) -> tuple[list[Line], float]:
             "file of a field in space."
         )
     require_field(guess)
+    require_same_points(guess)
     cut, num = _choose_windows(guess)
     if guess.is_steady and (len(guess.axes) < 2 or num < FEWEST or _date_axis(guess)):
         raise ValueError(_only_maps(guess, num))
@@ -172,7 +176,7 @@ def _layout_lines(guess: Guess, is_sure: bool) -> list[Line]:
             f"of shape {guess.shape(array)}, of: trajectory, time, channel, component (of a vector), "
             "x, y, z; are these its axes, in order?"
         )
-        if len(words) == 2 and not guess.names:
+        if sum(size > 1 for size in guess.shape(array)) == 2 and not guess.names:
             note = f"{note} Or is it one map, which is no film?"
         arrays.append(Line(array, words, "" if is_sure else note))
     return [Line("layout", tuple(arrays)), *([] if is_sure else other_reading(guess))]
@@ -288,8 +292,9 @@ def _differing_in_runs(guess: Guess) -> list[str]:
 
 def _parameter_lines(guess: Guess) -> list[Line]:
     """parameters: lists of numbers that are no coordinates, and attributes that differ between files."""
-    numbers, differing = numbers_of(guess.store), set()
-    for path in sibling_files(Path(guess.store.path))[:MOST_FILES]:
+    store, differing = guess.store, set()
+    numbers = numbers_of(store)
+    for path in sibling_files(Path(store.path))[:MOST_FILES]:
         with open_store(path) as other:
             there = numbers_of(other)
         differing |= {name for name, value in numbers.items() if there.get(name) != value}
@@ -298,7 +303,7 @@ def _parameter_lines(guess: Guess) -> list[Line]:
         *_differing_in_runs(guess),
         *parameter_lists(guess),
     ][:MOST_PARAMETERS]
-    same = {name: value for name, value in numbers.items() if name not in differing}
+    same = {name: value for name, value in numbers.items() if name not in {*differing, *names}}
     lines = []
     if names:
         places = {field_of(name.rpartition("@")[2]): name for name in names}
@@ -307,6 +312,14 @@ def _parameter_lines(guess: Guess) -> list[Line]:
         note = f"is {in_words(same)} another in further files, and not dt or a length?"
         places = {field_of(name): name for name in [*same][:MOST_PARAMETERS]}
         lines.append(Line("parameters", places, note, is_offered=True))
+    for name in store.names():
+        array = store.array(name)
+        if name not in guess.axes and is_table(array) and guess.num_trajectories in array.shape:
+            note = (
+                f"{name} of shape {array.shape} holds several numbers of each trajectory: does the equation "
+                "depend on them? Then write each as an array of its own, and name it in parameters?"
+            )
+            lines.append(Line(note=note))
     return lines
 
 

@@ -17,14 +17,17 @@ from ups.userdata.describe_coordinates import (
     assigned,
     candidates,
     is_counter,
+    is_mesh,
+    is_parameter,
     lists_of,
+    nodes_of,
     scattered,
 )
 from ups.userdata.describe_lines import Line
 from ups.userdata.grid import is_globe
 from ups.userdata.inspect_file import Coordinate, coordinate, is_even, is_even_grid
 from ups.userdata.layout import WORDS, canonical_word, field_of
-from ups.userdata.readers import Store
+from ups.userdata.readers import Store, Stored
 from ups.userdata.times import TIMES
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -128,6 +131,7 @@ def fields_of(store: Store) -> list[str]:
         and not is_place(name)
         and not are_nodes(name, array)
         and sum(size > 1 for size in array.shape) >= 2
+        and not is_mesh(store, name)
     }
     shapes = [array.shape for array in fitting.values() if array.dtype.kind == "f"]
     fitting = {  # whole numbers may be indices
@@ -136,10 +140,24 @@ def fields_of(store: Store) -> list[str]:
         if array.dtype.kind == "f" or not shapes or array.shape in shapes
     }
     most = max((len(array.shape) for array in fitting.values()), default=0)
-    found = [name for name, array in fitting.items() if len(array.shape) >= most - 1]
+    found = [
+        name
+        for name, array in fitting.items()
+        if len(array.shape) >= most - 1 and not (len(array.shape) < most and is_table(array))
+    ]
     first = {*arrays[found[0]].axes} if found else set()
     kept = [name for name in found if len(arrays[name].shape) == most or {*arrays[name].axes} <= first]
+    if starred := [name for name in kept if "*" in name]:
+        raise ValueError(
+            f"{store.path} holds an array called {starred[0]!r}; expected names without *, which stands for "
+            "the groups of runs in a layout. Write it under another name."
+        )
     return merge_groups(store, kept)
+
+
+def is_table(array: Stored) -> bool:
+    """Whether an array has the shape of a few numbers of each trajectory."""
+    return len(array.shape) == 2 and 1 < min(array.shape) <= MOST_CHANNELS
 
 
 def merge_groups(store: Store, names: list[str]) -> list[str]:
@@ -179,15 +197,31 @@ def words_of(
     stored = store.array(array)
     if stored.axes:
         words = [_word(store, axis, size) for axis, size in zip(stored.axes, stored.shape, strict=True)]
+        num_axes = sum(word not in ("", *WORDS) for word in words)
+        words = [word or _unnamed(size, num_axes) for word, size in zip(words, stored.shape, strict=True)]
         is_known = all(word in (*SPACE, *WORDS) or coordinate(store, [], [word]) for word in words)
         frames = stored.shape[words.index("time")] if "time" in words else 0
         times = next((one.name for one in found if (one.kind, one.size) == ("time", frames)), "")
         return words, {"time": times} if times else {}, is_known
     known, names, is_sure = assigned(stored.shape, found)
     if not known:
-        return usual_words(stored.shape, _is_alike(store, array, 0), is_alone), {}, False
+        lists = lists_of(store, [array])
+        is_counted = any(is_parameter(name) and len(lists[name]) == stored.shape[0] for name in lists)
+        is_film = not is_counted and _is_alike(store, array, 0)
+        words = usual_words(stored.shape, is_film, is_alone)
+        return _with_trajectories(store, array, words) if is_film else words, {}, False
     words, is_all = _completed(store, array, known)
     return words, names, is_sure and is_all
+
+
+def _with_trajectories(store: Store, array: str, words: list[str]) -> list[str]:
+    """The words of a film, one axis of which counts trajectories if neighbours differ along it alone."""
+    space = [axis for axis, word in enumerate(words) if word in SPACE]
+    apart = [axis for axis in space if not _is_alike(store, array, axis, COMPARED)]
+    if len(apart) != 1 or len(space) < 2:
+        return words
+    named = dict(zip([axis for axis in space if axis not in apart], SPACE, strict=False))
+    return [named.get(axis, "trajectory" if axis in apart else word) for axis, word in enumerate(words)]
 
 
 def _completed(store: Store, array: str, known: dict[int, str]) -> tuple[list[str], bool]:
@@ -198,12 +232,14 @@ def _completed(store: Store, array: str, known: dict[int, str]) -> tuple[list[st
     time = next((axis for axis, word in words.items() if word == "time"), len(shape))
     lengths = {len(values) for values in lists_of(store, [array]).values()}
     counted = [axis for axis in rest if shape[axis] in lengths and (has_space or len(rest) > 1)]
+    squares = {shape[axis] for axis, word in known.items() if word != "time"}
     for axis in rest:
         letter = next((name for name in SPACE if name not in words.values()), "channel")
-        if axis in counted[:1]:  # there are lists with one number for each
+        is_square = axis > time and shape[axis] in squares
+        if axis in counted[:1] and not is_square:  # there are lists with one number for each
             words[axis] = "trajectory"
             continue
-        if not has_space and axis == rest[-1]:
+        if is_square or (not has_space and axis == rest[-1]):
             words[axis] = letter
         elif not has_time and _is_alike(store, array, axis):
             words[axis], has_time = "time", True
@@ -219,12 +255,19 @@ def _completed(store: Store, array: str, known: dict[int, str]) -> tuple[list[st
     return [words.get(axis, "single" if axis else "trajectory") for axis in range(len(shape))], is_sure
 
 
+def _unnamed(size: int, num_axes: int) -> str:
+    """The word for an axis without a name among others that have one, as Dedalus stores vectors."""
+    if size == 1:
+        return "single"
+    return "component" if size == num_axes else "channel" if size <= MOST_CHANNELS else "trajectory"
+
+
 def _word(store: Store, axis: str, size: int) -> str:
     """The word for an axis that the file names. An axis whose coordinate does not rise or fall evenly, such
     as levels of pressure, counts channels."""
     word = canonical_word(axis)
-    if word not in WORDS and size == 1:
-        return "single"
+    if not axis or (word not in WORDS and size == 1):
+        return "single" if axis else ""
     place = coordinate(store, [], [axis]) if word not in WORDS else None
     if place is None:
         return re.sub(r"\W", "_", word)
@@ -232,7 +275,7 @@ def _word(store: Store, axis: str, size: int) -> str:
     direction, units = str(attributes.get("axis", "")), str(attributes.get("units", ""))
     if direction == "T" or " since " in units:
         return "time"
-    if direction in ("X", "Y") or is_globe(word, units):
+    if direction in ("X", "Y") or is_globe(word, units) or word in ("x", "y"):
         return word
     # height, depth or pressure (CF conventions, 4.3)
     is_vertical = direction == "Z" or str(attributes.get("positive", "")).lower() in ("up", "down")
@@ -269,7 +312,11 @@ def _is_alike(store: Store, array: str, axis: int, most: int = SAMPLED) -> bool:
     shape = store.array(array).shape
     index = [slice(None, None, max(1, size // SAMPLED)) for size in shape]
     index[axis] = slice(0, most)
-    u = np.moveaxis(np.asarray(store.read(array, tuple(index)), np.float64), axis, 0)
+    return are_alike(np.moveaxis(np.asarray(store.read(array, tuple(index)), np.float64), axis, 0))
+
+
+def are_alike(u: np.ndarray) -> bool:
+    """Whether neighbours along the first axis are alike, as frames and cells are."""
     apart = np.abs(u - u.mean(0)).mean()
     return len(u) > 2 and bool(np.abs(np.diff(u, axis=0)).mean() < FOLLOWS * apart)
 
@@ -277,10 +324,22 @@ def _is_alike(store: Store, array: str, axis: int, most: int = SAMPLED) -> bool:
 def require_field(guess: Guess) -> None:
     """Raise ValueError for arrays that are no fields on a grid: variables of an ODE, points of a mesh,
     stations."""
+    whole = re.sub(r"\.(real|imag)$", "", guess.store.first(guess.array))
+    in_space = guess.store.attributes(whole).get("grid_space")  # of Dedalus
+    if in_space is not None and not np.all(in_space):
+        raise ValueError(
+            f"{guess.store.path} holds coefficients of {guess.array}, along {', '.join(guess.space)}; "
+            "expected values at points. In Dedalus: add_task(.., layout='g')."
+        )
+    store, array = guess.store, guess.store.first(guess.array)
+    for size in () if store.array(array).axes else store.array(array).shape:
+        if size >= FEWEST_CELLS and (name := nodes_of(store, size)):
+            num = sum(store.array(name).shape) - size
+            raise ValueError(_points_words(guess, size, f"{name} holds {num} coordinates of each"))
     [axis, *others] = guess.space or [""]
     if others or axis not in guess.words:
         return
-    store, array, at = guess.store, guess.store.first(guess.array), guess.words.index(axis)
+    at = guess.words.index(axis)
     size = store.array(array).shape[at]
     stored = store.array(array).axes
     if size < FEWEST_CELLS:
@@ -295,11 +354,16 @@ def require_field(guess: Guess) -> None:
         if _is_alike(store, array, times) and not _is_alike(store, array, at, COMPARED):
             why = "neighbours along it are no more alike than any two"
     if why:
-        raise ValueError(
-            f"{store.path} holds {guess.array} on {size} points that are no grid ({why}), such as nodes of a "
-            "mesh or stations; expected cells in order along each axis of space. Interpolate to a regular "
-            "grid first, as scipy.interpolate.griddata does, and describe that file."
-        )
+        raise ValueError(_points_words(guess, size, why))
+
+
+def _points_words(guess: Guess, size: int, why: str) -> str:
+    """The refusal of points that are no grid."""
+    return (
+        f"{guess.store.path} holds {guess.array} on {size} points that are no grid ({why}), such as nodes of "
+        "a mesh or stations; expected cells in order along each axis of space. Interpolate to a regular grid "
+        "first, as scipy.interpolate.griddata does, and describe that file."
+    )
 
 
 def other_reading(guess: Guess) -> list[Line]:
@@ -307,6 +371,8 @@ def other_reading(guess: Guess) -> list[Line]:
     array, words = guess.array, guess.words
     space = [word for word in words if word not in WORDS]
     is_named = "single" in words or not {*space} <= {*SPACE}
+    if words[0] not in ("trajectory", "time") or "time" in words[2:]:
+        return []
     if is_named or (words[:2] == ["trajectory", "time"] and min(guess.shape(array)[:2]) <= MOST_CHANNELS):
         return []
     names, more = [array], []
@@ -356,6 +422,11 @@ def series_of(guess: Guess) -> dict[str, list[str]]:
     return found
 
 
+def is_scale(store: Store, name: str) -> bool:
+    """Whether HDF5 calls an array a dimension scale."""
+    return "DIMENSION_SCALE" in str(store.attributes(name).get("CLASS", ""))
+
+
 def parameter_lists(guess: Guess) -> list[str]:
     """Lists with one number per trajectory that are no coordinates and may be parameters."""
     store, num = guess.store, guess.num_trajectories
@@ -363,7 +434,7 @@ def parameter_lists(guess: Guess) -> list[str]:
     known |= {array.replace("*", group) for array in guess.axes for group in store.groups(array) or [""]}
     for name in store.names():  # coordinates, and what varies along a named axis
         axes = store.array(name).axes
-        known |= {*axes, *[name] * (canonical_word(" ".join(axes)) in WORDS[1:])}
+        known |= {*axes, *[name] * (canonical_word(" ".join(axes)) in WORDS[1:] or is_scale(store, name))}
     return [
         name
         for name, values in lists_of(store, guess.axes).items()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ups.userdata.inspect_file import COORDINATES, coordinate, rises
+from ups.userdata.inspect_file import COORDINATES, coordinate, line_in, rises
 from ups.userdata.layout import SPACE as SPACE_WORDS
 from ups.userdata.readers import Store, Stored
 from ups.userdata.times import TIMES
@@ -18,7 +18,15 @@ SPACE_NAMES = SPACE_WORDS - {*"ijks"}  # these may be parameters as well
 COUNTERS = re.compile(
     r"(wall|cpu|world)_?(time|clock)|(time_?)?steps?|dt|iter\w*|i?count\w*|write_number|cycle\w*|cfl"
 )
-NODES = re.compile(r"(\w*_)?(nodes?|points?|pts|positions?|pos|coords?|coordinates?|vertices|verts|xyz?)")
+# numbers of an equation, one for each trajectory
+PARAMETERS = re.compile(
+    r"nu|mu|re|ra|pr|ma|eps(ilon)?|alpha|beta|gamma|kappa|reynolds\w*|rayleigh\w*|visc\w*|diffusiv\w*|coef\w*|"
+    r"param\w*|amplitude|seed"
+)
+NODES = re.compile(
+    r"(\w*_)?(nodes?|points?|pts|positions?|pos|coords?|coordinates?|vertices|verts|xyz?|grid|mesh)"
+)
+POINTS = re.compile(r"(stations?|sites?|sensors?|gauges?|probes?|nodes?)(_?(ids?|names?|numbers?|index))?")
 
 
 @dataclass(frozen=True)
@@ -32,18 +40,23 @@ class Axis:
 
 
 def lists_of(store: Store, fields: Iterable[str] = ()) -> dict[str, np.ndarray]:
-    """The lists of numbers of a file, of arrays with one axis of more than one cell; of runs in groups those
-    of the first group, named as in each group."""
+    """The lists of numbers of a file, of arrays that vary along one axis; of runs in groups those of the
+    first group, named as in each group."""
     groups = next((store.groups(name) for name in fields if "*/" in name), [""])
     others, found = {*groups[1:]}, {}
     for name in store.names():
         group, is_inside, rest = name.partition("/")
         array = store.array(name)
-        is_list = sum(size > 1 for size in array.shape) <= 1 and 1 <= len(array.shape) <= 2
-        if group not in others and is_list and array.dtype.kind in "fiu" and name not in fields:
-            inner = rest if is_inside and group == groups[0] else name
-            found[inner] = np.asarray(store.read(name), np.float64).reshape(-1)
+        if group not in others and array.shape and array.dtype.kind in "fiu" and name not in fields:
+            if (values := line_in(store, name)) is not None:
+                found[rest if is_inside and group == groups[0] else name] = values
     return found
+
+
+def is_mesh(store: Store, name: str) -> bool:
+    """Whether an array holds a coordinate for each cell, as numpy.meshgrid makes it."""
+    values = line_in(store, name)
+    return values is not None and (rises(values) or rises(values[::-1]))
 
 
 def kind_of(name: str, units: str = "") -> str:
@@ -58,14 +71,18 @@ def kind_of(name: str, units: str = "") -> str:
     return next((axis for axis in SPACE if last.startswith(axis) or re.fullmatch(rf"\w+_{axis}", last)), "")
 
 
+def is_parameter(name: str) -> bool:
+    return PARAMETERS.fullmatch(name.rsplit("/", 1)[-1].lower()) is not None
+
+
 def is_counter(name: str) -> bool:
     return COUNTERS.fullmatch(name.rsplit("/", 1)[-1].lower()) is not None
 
 
 def are_nodes(name: str, array: Stored) -> bool:
     """Whether an array holds the coordinates of points, two or three numbers each."""
-    is_list = len(array.shape) == 2 and array.shape[1] in (2, 3) and array.dtype.kind == "f"
-    return is_list and NODES.fullmatch(name.rsplit("/", 1)[-1].lower()) is not None
+    is_list = len(array.shape) == 2 and {2, 3} & {*array.shape} and array.dtype.kind == "f"
+    return bool(is_list) and NODES.fullmatch(name.rsplit("/", 1)[-1].lower()) is not None
 
 
 def candidates(store: Store, fields: Iterable[str]) -> list[Axis]:
@@ -81,7 +98,8 @@ def candidates(store: Store, fields: Iterable[str]) -> list[Axis]:
     others = [
         Axis(name, kind_of(name, str(store.attributes(name).get("units", ""))), len(values))
         for name, values in lists_of(store, fields).items()
-        if name not in known and len(values) > 2 and (rises(values) or rises(values[::-1]))
+        if name not in known and not is_parameter(name)
+        if len(values) > 2 and (rises(values) or rises(values[::-1]))
     ]
     return [*usual, *sorted(others, key=lambda one: (is_counter(one.name), "time" not in one.name.lower()))]
 
@@ -123,14 +141,20 @@ def assigned(shape: Sequence[int], found: Sequence[Axis]) -> tuple[dict[int, str
     return words, {kind: best[kind].name for kind in words.values()}, is_sure
 
 
+def nodes_of(store: Store, size: int) -> str:
+    """The name of an array with coordinates of `size` points, "" if there is none."""
+    names = (name for name in store.names() if are_nodes(name, store.array(name)))
+    return next((name for name in names if size in store.array(name).shape), "")
+
+
 def scattered(store: Store, size: int, axis: str) -> str:
     """Why `size` cells along the only axis of space, called `axis`, are points and no grid; "" if they may be
     one."""
     lists: dict[str, str] = {}
     for name in store.names():
         array = store.array(name)
-        if are_nodes(name, array) and array.shape[0] == size:
-            return f"{name} holds {array.shape[1]} coordinates of each"
+        if array.shape == (size,) and POINTS.fullmatch(name.rsplit("/", 1)[-1].lower()):
+            return f"{name} counts them"
         if array.shape == (size,) and array.dtype.kind == "f" and array.axes in ((), (axis,)):
             values = np.asarray(store.read(name))
             if not array.axes or not (rises(values) or rises(values[::-1])):

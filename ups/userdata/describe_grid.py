@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from ups.common.boundary import DIRICHLET, NO_FLUX, PERIODIC
-from ups.tasks.user_task import JUMP, jumps
-from ups.userdata.describe_axes import Guess
+from ups.userdata.conversions import resampling
+from ups.userdata.describe_axes import Guess, is_scale
 from ups.userdata.describe_lines import Line
+from ups.userdata.fact_checks import JUMP, jumps
 from ups.userdata.grid import MOST_UNEVEN, evenness, is_globe, on_walls
 from ups.userdata.inspect_file import Coordinate, is_even_grid, rises, tidy
-from ups.userdata.layout import field_of
 from ups.userdata.masks import averaged, with_nan
 from ups.userdata.readers import Store
 
@@ -110,14 +110,12 @@ def _domain_lines(guess: Guess, ends: dict[str, str], found: dict[str, Coordinat
 
 def _uneven_words(guess: Guess, axis: str, name: str, x: np.ndarray, ratio: float) -> str:
     """The error message for a coordinate of steps that are too uneven to count as equal."""
-    steps, at = np.abs(np.diff(x)), guess.words.index(axis)
+    steps = np.abs(np.diff(x))
     return (
         f"{guess.store.path}: {name} has steps of {steps.min():g} to {steps.max():g}, which differ "
-        f"{ratio:.3g}-fold; expected cells of equal size along {axis}. Resample the fields, as "
-        f"scipy.interpolate.interp1d({name}, {field_of(guess.array)}, axis={at})"
-        f"(numpy.linspace({x.min():g}, {x.max():g}, {len(x)})) does, and describe that file; or write the "
-        f"section yourself, with domain: {{{axis}: [{x.min():g}, {x.max():g}]}}, which counts them as equal: "
-        f"derivatives along {axis} are then wrong by as much."
+        f"{ratio:.3g}-fold; expected cells of equal size along {axis}. Interpolate the fields to such cells; "
+        f"or write the section yourself, with domain: {{{axis}: [{x.min():g}, {x.max():g}]}}, which counts "
+        f"them as equal: derivatives along {axis} are then wrong by as much. {resampling(guess, axis, name)}"
     )
 
 
@@ -132,7 +130,7 @@ def _stated_domain(guess: Guess) -> dict[str, list[float]]:
         if value.dtype.kind in "fiu" and np.isfinite(value).all()
     }
     space = [axis for axis in guess.space if axis in guess.words]
-    bounds = [_numbers_of(_grid_in(attributes)), *(numbers.get(name) for name in BOUNDS)]
+    bounds = [_ends_in(_grid_in(attributes)), *(numbers.get(name) for name in BOUNDS)]
     bounds = next((some for some in bounds if some is not None and some.size == 2 * len(space)), None)
     for number, axis in enumerate(space):
         none = np.zeros(0)
@@ -163,29 +161,30 @@ def _stated_ends(guess: Guess, ends: dict[str, str]) -> dict[str, str]:
     return {axis: PERIODIC if is_so else walls[axis] for axis, is_so in zip(space, periodic, strict=True)}
 
 
-def _numbers_of(grid: dict[str, Any]) -> np.ndarray | None:
+def _ends_in(grid: dict[str, Any]) -> np.ndarray | None:
+    """(low, high, ..) of the axes of a grid of py-pde."""
+    ends = [[0, size] for size in grid.get("shape", ())] if grid.get("class") == "UnitGrid" else None
+    if "radius" in grid:  # of a circle or a ball, or (inner, outer)
+        ends = np.append(0.0, grid["radius"])[-2:]
     try:
-        return np.asarray(grid["bounds"], np.float64).reshape(-1)
-    except (KeyError, ValueError, TypeError):
+        return np.asarray(grid.get("bounds", ends), np.float64).reshape(-1)
+    except (ValueError, TypeError):
         return None
 
 
-def _grid_in(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The mapping with "bounds" in an attribute of JSON, which may hold JSON as text; {} if there is none."""
-    for value in attributes.values():
-        for _ in range(3):
-            try:
-                value = (
-                    json.loads(value) if isinstance(value, str | bytes) and len(value) < MOST_TEXT else value
-                )
-            except (ValueError, RecursionError):
-                break
-            if not isinstance(value, dict):
-                break
-            if "bounds" in value:
-                return value
-            value = next((inner for inner in value.values() if "bounds" in str(inner)), None)
-    return {}
+def _grid_in(value: Any, depth: int = 4) -> dict[str, Any]:
+    """The mapping of a grid in attributes, whose values may be JSON, with JSON in it as text; {} if there is
+    none."""
+    if isinstance(value, str | bytes) and len(value) < MOST_TEXT:
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return {}
+    if not isinstance(value, dict) or not depth:
+        return {}
+    if "bounds" in value or str(value.get("class", "")).endswith("Grid"):
+        return value
+    return next(filter(None, (_grid_in(inner, depth - 1) for inner in value.values())), {})
 
 
 def _last_frame(guess: Guess) -> np.ndarray:
@@ -198,8 +197,10 @@ def _last_frame(guess: Guess) -> np.ndarray:
 
 
 def numbers_of(store: Store) -> dict[str, float]:
-    """The attributes of the file that are one number."""
-    found = {key: np.asarray(value) for key, value in store.attributes().items()}
+    """The attributes and arrays of the file, not of its groups, that are one number."""
+    single = [name for name in store.names() if "/" not in name and store.array(name).shape in ((), (1,))]
+    found = {name: np.asarray(store.read(name)) for name in single if not is_scale(store, name)}
+    found |= {key: np.asarray(value) for key, value in store.attributes().items()}
     return {
         key: float(value.reshape(-1)[0])
         for key, value in found.items()

@@ -6,7 +6,7 @@ import difflib
 import glob
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,14 +160,34 @@ def coordinate(
     forms = [form.format(name) for name in names for form in COORDINATES]
     forms = [place for form in forms for place in [form, *[f"{group}/{form}" for group in groups]]]
     for place, found in store.those(tuple(forms)).items():
-        if found.dtype.kind in "fiu" and 1 <= len(found.shape) <= 2:
+        if found.dtype.kind in "fiu" and found.shape:
             _require_no_larger(store, place, found.shape, places)
-            values = np.asarray(store.whole(place), np.float64)
-            values = values.ravel() if 1 in values.shape else values  # a column, or a row
-            if values.ndim == 2 and not (rises(values[0]) or rises(values[0][::-1])):
-                continue  # x and y of a data set of maps are its fields
-            return place, common_row(store, place, values) if values.ndim == 2 else values
+            if sum(size > 1 for size in found.shape) > 1:  # of which parts are looked at first
+                store.require_whole(place)
+            if (values := line_in(store, place, store.whole)) is not None:
+                return place, values
+            rows = np.asarray(store.whole(place), np.float64) if len(found.shape) == 2 else np.zeros((1, 1))
+            if rises(rows[0]) or rises(rows[0][::-1]):  # else x and y of a data set of maps are its fields
+                return place, common_row(store, place, rows)
     return None
+
+
+def line_in(
+    store: "Store", name: str, read: "Callable[[str], np.ndarray] | None" = None
+) -> "np.ndarray | None":
+    """The numbers of an array that varies along one axis at most: a list, a column, a row, or a coordinate as
+    numpy.meshgrid makes it; None of another array. Two corners of an array tell most fields. read: how all
+    its numbers are read."""
+    shape = store.array(name).shape
+    if sum(size > 1 for size in shape) > 1:
+        corners = [store.read(name, (part,) * len(shape)) for part in (slice(0, 2), slice(-2, None))]
+        varying = [[np.diff(u, axis=axis).any() for axis in range(u.ndim)] for u in corners]
+        if sum(varying[0]) != 1 or varying[0] != varying[1]:
+            return None
+    values = np.asarray((read or store.read)(name), np.float64)
+    axis = int(np.argmax(shape if sum(size > 1 for size in shape) <= 1 else varying[0]))
+    line = values[tuple(slice(None) if number == axis else slice(1) for number in range(values.ndim))]
+    return line.ravel() if values.size == line.size or (values == line).all() else None
 
 
 def _require_no_larger(store: "Store", place: str, shape: Sequence[int], places: "Sequence[Place]") -> None:
@@ -268,7 +288,8 @@ def place_of(key: str, store: "Store", name: str, place: str, arrays: Sequence[s
     for the place of one run, if a layout with * has several, and if a run holds different numbers."""
     for array in arrays:
         run = re.escape(_above(array) or array).replace(r"\*", "[^/@]+")
-        if "*" in array and "*" not in place and (match := re.match(f"{run}(?=[/@])", place)):
+        match = re.match(f"{run}(?=[/@])", place) if "*" in array and "*" not in place else None
+        if match and store.value(place) is not None:
             raise config_error(
                 f"{key}.parameters.{name}",
                 f"{place} is the number of one run",

@@ -4,9 +4,7 @@ The Well (docs/data_format.md of github.com/PolymathicAI/the_well): groups t0_fi
 scalars, vectors and tensors, dimensions, boundary_conditions and scalars; attributes state what varies.
 """
 
-import re
-from collections.abc import Callable, Iterable
-from itertools import combinations
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ups.common.boundary import NO_FLUX, OUTFLOW, PERIODIC
@@ -17,14 +15,6 @@ if TYPE_CHECKING:
 
 RANKS = {"t0_fields": 0, "t1_fields": 1, "t2_fields": 2}
 ENDS = {"periodic": PERIODIC, "wall": NO_FLUX, "open": OUTFLOW}
-
-
-FRAMES = 8  # arrays of one shape whose names count them: more than the fields or species of a system
-# xC and xF (MITgcm, Oceananigans with z_aac, z_aaf), xi_rho and xi_u (ROMS), x_c and x_f, x_center and x_face
-STAGGERED = re.compile(
-    r"(?P<axis>[xyz]|xi|eta|lon|lat|s)_?"
-    r"(C|F|G|U|V|c|f|g|u|v|w|rho|psi|[ac]{3}|[af]{3}|center|centre|face|edge|inner|outer|left|right|stag)"
-)
 
 
 def words(value: Any) -> list[str]:
@@ -114,50 +104,6 @@ def from_pdebench(store: "Store") -> dict[str, Any]:
             "*space) or groups with data. Write the arrays with their axes in place of layout: pdebench."
         )
     return {"layout": layout}
-
-
-def require_films(store: "Store") -> None:
-    """Raise ValueError, with the lines that convert it, for a file that holds its frames apart (an array for
-    each time, or a scene of PhiFlow), or its fields on a staggered grid."""
-    arrays = {name: store.array(name) for name in store.names()}
-    if {"data", "dim_names", "dim_types"} <= {*arrays}:
-        raise ValueError(
-            f"{store.path} is one frame of a scene of PhiFlow; expected the frames of a run in one array. "
-            "Stack them, for each field: numpy.save('u.npy', numpy.stack([numpy.load(path)['data'] for path "
-            "in sorted(glob.glob('SCENE/FIELD_*.npz'))])), then describe u.npy: its axes are time, those in "
-            "dim_names, and of several scenes trajectory before them."
-        )
-    series: dict[tuple, list[str]] = {}
-    for name, array in arrays.items():
-        if (match := re.fullmatch(r"(.+?)\d+", name)) and max(array.shape, default=0) > 1:
-            series.setdefault((match[1], array.shape), []).append(name)
-    (stem, shape), names = max(series.items(), key=lambda item: len(item[1]), default=(("", ()), []))
-    if len(names) >= FRAMES:
-        raise ValueError(
-            f"{store.path} holds {len(names)} arrays {names[0]}, {names[1]}, .. of shape {shape}; expected "
-            "one with an axis of time. If each is a frame, stack them in the order of their numbers, "
-            "numpy.save('u.npy', numpy.stack([file[name][()] for name in names])) with file = h5py.File(..) "
-            f"or numpy.load(..), and describe u.npy; if each is a run: layout: {{'{stem}*': [time, x]}}."
-        )
-    fields = [array.axes for array in arrays.values() if len({*array.axes} - {""}) > 1]
-    if pair := _staggered({axis for axes in fields for axis in axes}):
-        centre, face = pair
-        raise ValueError(
-            f"{store.path} holds fields along {centre} and others along {face}, a staggered grid; expected "
-            "all at the same points. Average the latter with xarray, FACE being their axis: ds.u.rolling("
-            "{FACE: 2}).mean().isel({FACE: slice(1, None)}), or, if it is periodic, (ds.u + ds.u.roll({FACE: "
-            "-1})) / 2; give the axis the other's name, and write all fields into one file. Or name fields "
-            "of one kind of points in a layout of yours."
-        )
-
-
-def _staggered(axes: Iterable[str]) -> tuple[str, str] | None:
-    """Two names of axes for the centres and the faces of the same cells, such as xC and xF."""
-    for pair in combinations(sorted(axes), 2):
-        found = [STAGGERED.fullmatch(name) for name in pair]
-        if pair[1] == f"{pair[0]}_stag" or (all(found) and found[0]["axis"] == found[1]["axis"]):
-            return pair
-    return None
 
 
 KNOWN_LAYOUTS: dict[str, Callable[["Store"], dict[str, Any]]] = {"well": from_well, "pdebench": from_pdebench}

@@ -1,18 +1,21 @@
 """Backbones: networks that map a grid of tokens to one of the same shape. Contract: backbone.py."""
 
+from collections.abc import Mapping
 from pkgutil import resolve_name
 
 from ups.common.boundary import along
 from ups.config import ModelConfig
-from ups.config.backbones import BACKBONES as TABLE
+from ups.config.model import BACKBONES
 from ups.models.backbones.backbone import ANY, Backbone
+from ups.models.backbones.layers import Ends
 from ups.tasks import Task
 
-BACKBONES: dict[str, type[Backbone]] = {
-    name: resolve_name(f"{__name__}.{row}") for name, row in TABLE.items()
-}
+
+def build(model: ModelConfig, tasks: Mapping[str, Ends]) -> Backbone:
+    """The backbone of `model.kind`; tasks: name -> boundary of each axis."""
+    return resolve_name(f"{__name__}.{BACKBONES[model.kind]}")(model, tasks)
 
 
 def backbone_of(model: ModelConfig, task: Task) -> Backbone:
     """A backbone for a single unnamed task."""
-    return BACKBONES[model.kind](model, {ANY: along(task.boundary, task.ndim)})
+    return build(model, {ANY: along(task.boundary, task.ndim)})

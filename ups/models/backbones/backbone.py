@@ -1,7 +1,7 @@
 """The contract of a backbone, the network between the input and output maps of the tasks.
 
 A backbone is one file here with a subclass of `Backbone` or of `PrivateBackbone`, and one row in
-ups/config/backbones.py. It is built from (ModelConfig, task -> boundary of each axis) and called with
+ups/config/model.py. It is built from (ModelConfig, task -> boundary of each axis) and called with
 
     x (batch, *tokens, width), condition (batch, width), boundary (as in a task), task (name)
 

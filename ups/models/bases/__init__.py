@@ -1,10 +1,11 @@
 """Base predictors: cheap one-call models that come before the network, exact where the equation allows it.
 
-All act on normalised fields. Validation rollouts select one for each task (ups/models/base_selection.py), or
-one for each field (per_field.py); it is stored with the model. A new base is one file here with a subclass of
-`Base` and one row in ups/config/bases.py."""
+All act on normalised fields. Validation rollouts select one for each task (ups/models/base_selection.py); it
+is stored with the model. A new base is one file here with a subclass of `Base` and one row in
+ups/config/bases.py."""
 
 from pkgutil import resolve_name
+from typing import Any
 
 from ups.config.bases import BASES as TABLE
 from ups.models.bases.base import Base
@@ -12,3 +13,8 @@ from ups.models.bases.base import Base
 BASES: dict[str, type[Base]] = {
     name: resolve_name(f"{__name__}.{row.implementation}") for name, row in TABLE.items()
 }
+
+
+def build_base(description: dict[str, Any]) -> Base:
+    """An unfitted base from its kind and settings."""
+    return BASES[description["kind"]](**description["settings"])

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from ups.common.progress import note
 from ups.common.rows import joined
 from ups.common.seeds import generator
-from ups.data.cache import Cache
 from ups.models.bases.units import FieldUnits
-from ups.training.optim import fit
+
+if TYPE_CHECKING:
+    from ups.data.cache import Cache
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Samples:
     budget: number of windows for gradient steps.
     """
 
-    def __init__(self, head: nn.Module, cache: Cache, seed: int, budget: int = 0):
+    def __init__(self, head: nn.Module, cache: "Cache", seed: int, budget: int = 0):
         self.head, self.cache, self.seed, self.budget = head, cache, seed, budget
         self.name, self.device, self.first = head.name, head.scale.device, cache.settings.train_from
         length = 1 if head.task.is_steady else head.history + 1
@@ -157,7 +158,6 @@ class Base(nn.Module):
     is_user_solver = False  # whether it calls a function of the user, which is not stored with the weights
     lr_factor = 1.0  # multiple of the learning rate while it trains with the network
     is_cellwise = False  # whether it has coefficients for every cell
-    can_fit_subset = False  # whether it can be fitted to some of the fields alone
     has_tangent = False  # whether it integrates an equation, and torch differentiates it both ways
     degree = math.inf  # of the polynomial of the last frames that it computes; inf: not a polynomial
 
@@ -181,10 +181,6 @@ class Base(nn.Module):
     def unbounded(self) -> "Base":
         """The base without its bounds on the state."""
         return self
-
-    def with_more_steps(self) -> "tuple[Base, dict[str, Any]] | None":
-        """The base with twice its sub-steps and the changed settings; None if it has no more."""
-        return None
 
     @classmethod
     def fit(cls, samples: Samples, settings: dict[str, Any]) -> "Fit[Self]":
@@ -264,6 +260,8 @@ class Learnt(Base):
 
         def rate(step: int) -> float:
             return min(1.0, (step + 1) / 20) * min(1.0, 2 * (1 - step / num_steps))
+
+        from ups.training.optim import fit  # a fitted base needs no optimizer
 
         optimizer = torch.optim.Adam([{"params": list(self.parameters()), "base_lr": self.LEARNING_RATE}])
         return fit(self, loss_of, range(num_steps), optimizer, rate, clip_norm=1.0)

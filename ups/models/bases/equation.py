@@ -43,7 +43,7 @@ class Equation(Base):
     weight: (values, C, terms), one equation per parameter value. low, high (C,): states are clipped to them,
     so a rollout that would blow up stays finite and loses in the selection."""
 
-    kind, needs_fitted_parameters, can_fit_subset, has_tangent = "equation", True, True, True
+    kind, needs_fitted_parameters, has_tangent = "equation", True, True
 
     def __init__(
         self,
@@ -215,13 +215,6 @@ class Equation(Base):
         free.low.fill_(-torch.inf)
         free.high.fill_(torch.inf)
         return free
-
-    def with_more_steps(self) -> tuple["Equation", dict[str, Any]] | None:
-        if 2 * self.num_steps > max_steps(self.terms.space):
-            return None
-        finer = copy.deepcopy(self)
-        finer.num_steps, finer.step = 2 * self.num_steps, self.step / 2
-        return finer, {"num_steps": finer.num_steps}
 
     @classmethod
     def fit(cls, samples: Samples, settings: dict[str, Any]) -> Fit["Equation"]:

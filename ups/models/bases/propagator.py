@@ -50,7 +50,7 @@ class Modal(Base):
     those that are one number per frame.
     """
 
-    needs_fitted_parameters = can_fit_subset = True
+    needs_fitted_parameters = True
     # windows per parameter value in the normal equations; about fifty times the unknowns of one mode are
     # enough
     MAX_WINDOWS, BATCH, WINDOWS_PER_UNKNOWN = 2000, 32, 50

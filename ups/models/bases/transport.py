@@ -27,7 +27,7 @@ class Transport(Learnt):
     construction is ours.
     """
 
-    kind, BATCH, can_fit_subset = "transport", 16, True
+    kind, BATCH = "transport", 16
     TAPS = 5
     LEARNING_RATE = 1e-2  # Adam, 600 steps on Burgers nu 0.01: 4e-4; 3e-2 gives 7e-3
     RATE_SCALE = 10.0  # an optimizer step then moves the potential as much as the width

@@ -50,7 +50,8 @@ def wrong_attribute(found: h5py.Dataset) -> str:
 
 
 def axis_names(found: h5py.Dataset) -> tuple[str, ...]:
-    """The names of the axes of a dataset, () if one has none or an attribute that states them is wrong."""
+    """The names of the axes of a dataset, "" of one without a label; () if axes have no names, or an
+    attribute that states them is wrong."""
     labels, scales = (h5a.exists(found.id, name) for name in (b"DIMENSION_LABELS", b"DIMENSION_LIST"))
     if not (labels or scales) or wrong_attribute(found):
         return ()
@@ -66,4 +67,5 @@ def axis_names(found: h5py.Dataset) -> tuple[str, ...]:
             for label in found.attrs["DIMENSION_LABELS"]
         ]
         names = [label or name for label, name in zip(given, names, strict=True)]
-    return tuple(names) if all(names) else ()
+    # labels name what they can, as Dedalus does; a scale of one axis says nothing of the others
+    return tuple(names) if all(names) or (labels and any(names)) else ()

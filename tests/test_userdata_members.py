@@ -1,0 +1,146 @@
+"""Further members of kinds of files that --describe once read wrongly, in silence."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import yaml
+from user_files import write
+
+from ups.userdata.describe import describe_file
+
+
+def film(frames=200, cells=64):
+    """A travelling wave with two harmonics (time, x)."""
+    x, t = np.arange(cells) / cells, np.arange(frames)[:, None]
+    return np.sin(2 * np.pi * (x - 0.013 * t)) + 0.3 * np.cos(4 * np.pi * (x - 0.026 * t))
+
+
+def described(folder, **arrays):
+    np.savez(folder / "a.npz", **arrays)
+    text = describe_file(str(folder / "a.npz"))
+    return yaml.safe_load(text)["task"]["a"], text
+
+
+def members():
+    """Name -> (arrays of a file, layout, further keys of the section, words in the text or ""): further
+    members of kinds that were read wrongly."""
+    x, y, t = np.arange(32) / 32, np.arange(24) / 24, 0.5 * np.arange(40)
+    travel = np.sin(2 * np.pi * x - 0.1 * np.arange(40)[:, None])
+    map_film, line = travel[..., None] * np.cos(2 * np.pi * y), film(40, 64)
+    runs = np.stack([np.roll(travel[:12], 11 * k, 1) + k % 3 for k in range(40)])
+    nu = np.random.default_rng(0).random(40)
+    seeds = np.random.default_rng(1).random(12)
+    apart = np.sin(2 * np.pi * (np.arange(64) / 64 + seeds[:, None]) - 0.05 * np.arange(200)[:, None, None])
+    film_words, run_words = ["time", "x", "y"], ["trajectory", "time", "x"]
+    square = np.sin(2 * np.pi * x - 0.1 * np.arange(40)[:, None, None]) * np.cos(2 * np.pi * x)[:, None]
+    mesh = np.meshgrid(x, y, indexing="ij")
+    return {
+        "meshgrid of x and t": (
+            {"U": line, "X": np.tile(np.arange(64) / 64, (40, 1)), "T": np.tile(t[:, None], (1, 64))},
+            {"U": ["time", "x"]},
+            {"dt": "T", "domain": {"x": "X"}},
+            "",
+        ),
+        "meshgrid of x and y": (
+            {"u": map_film, "X": mesh[0], "Y": mesh[1], "t": t},
+            {"u": film_words},
+            {"domain": {"x": "X", "y": "Y"}},
+            "",
+        ),
+        "a square with one coordinate": (
+            {"u": square, "x": x, "t": t},
+            {"u": ["time", "y", "x"]},
+            {},
+            "axes, in order?",
+        ),
+        "a sorted parameter": (
+            {"u": runs, "nu": np.sort(nu)},
+            {"u": run_words},
+            {"parameters": {"nu": "nu"}},
+            "",
+        ),
+        "even steps of a parameter": (
+            {"u": runs, "Re": np.linspace(1, 2, 40)},
+            {"u": run_words},
+            {"parameters": {"Re": "Re"}},
+            "",
+        ),
+        "as many runs as frames": (
+            {"u": runs[:12], "nu": np.linspace(1, 2, 12)},
+            {"u": run_words},
+            {"parameters": {"nu": "nu"}},
+            "",
+        ),
+        "a column": ({"u": runs, "nu": nu[:, None]}, {"u": run_words}, {"parameters": {"nu": "nu"}}, ""),
+        "a column of a column": (
+            {"u": runs, "nu": nu[:, None, None]},
+            {"u": run_words},
+            {"parameters": {"nu": "nu"}},
+            "",
+        ),
+        "a table": (
+            {"u": runs, "p": np.stack([nu, nu], 1)},
+            {"u": run_words},
+            {},
+            "p of shape (40, 2) holds several numbers of each trajectory",
+        ),
+        "a table in rows": ({"u": runs, "p": np.stack([nu, nu])}, {"u": run_words}, {}, "p of shape (2, 40)"),
+        "numbers as arrays": (
+            {"u": runs, "dt": 0.1, "nu": 0.01},
+            {"u": run_words},
+            {"dt": 1.0},
+            "(dt = 0.1, nu = 0.01)",
+        ),
+        "time before trajectories": ({"u": apart}, {"u": ["time", "trajectory", "x"]}, {}, "axes, in order?"),
+        "x before time": (
+            {"u": line.T, "pos": np.arange(64) / 64, "tau": t},
+            {"u": ["x", "time"]},
+            {"dt": "tau"},
+            "",
+        ),
+        "one frame with an axis of one": ({"u": map_film[:1]}, {"u": run_words}, {}, "Or is it one map"),
+    }
+
+
+@pytest.mark.parametrize("name", members())
+def test_further_members_of_kinds_that_were_read_wrongly(tmp_path, name):
+    arrays, layout, keys, words = members()[name]
+    section, text = described(tmp_path, **arrays)
+    assert section["layout"] == layout and {key: section.get(key) for key in keys} == keys
+    assert words in text and "[time, time]" not in text
+
+
+@pytest.mark.parametrize(
+    ("why", "kind"),
+    [
+        ("coords holds 2 coordinates", "nodes first"),
+        ("points holds 2 coordinates", "runs"),
+        ("grid holds 2 coordinates", "grid"),
+        ("station counts them", "stations"),
+        ("1 map of u", "mesh"),
+    ],
+)
+def test_further_members_that_are_no_field_are_refused(tmp_path, why, kind):
+    nodes = np.random.default_rng(0).random((500, 2))
+    u, x = np.stack([np.sin(6 * nodes[:, 0] + 0.1 * k) for k in range(59)]), np.linspace(0, 1, 64)
+    arrays = {
+        "nodes first": {"u": u.T, "coords": nodes},
+        "runs": {"u": np.stack([u] * 6), "points": nodes},
+        "grid": {"u": u, "grid": nodes.T},
+        "stations": {"u": u[:, :50].cumsum(0), "station": np.arange(50)},
+        "mesh": {"u": np.outer(x, x), "x": np.meshgrid(x, x)[0], "y": np.meshgrid(x, x)[1]},
+    }
+    with pytest.raises(ValueError, match=re.escape(why)):
+        described(tmp_path, **arrays[kind])
+
+
+def test_the_grids_of_py_pde_without_bounds_are_used(tmp_path):
+    for grid, ends in (
+        ({"class": "UnitGrid", "shape": [64], "periodic": [True]}, [0, 64]),
+        ({"class": "SphericalSymGrid", "radius": 5, "shape": [64]}, [0, 5]),
+    ):
+        about = json.dumps({"class": "ScalarField", "grid": json.dumps(grid)})
+        path = write(tmp_path / "a.h5", data=film(), times=np.arange(200.0), attr_field_attributes=about)
+        assert yaml.safe_load(describe_file(str(path)))["task"]["a"]["domain"] == {"x": ends}
