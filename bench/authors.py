@@ -37,10 +37,10 @@ from bench.score import Errors, Split, load, rollout, summary, trivial
 from bench.search import Changes
 from bench.tune import OUT, add_arguments, prepare
 from bench.user_data import CONFIG, random_waves, write, write_config
-from ups.common.boundary import PERIODIC
 from ups.common.files import value_hash
 from ups.config import ROOT, Config, load_config
 from ups.data.build_cache import build_cache, is_up_to_date
+from ups_discovery.boundary import PERIODIC
 
 FOLDER = RESULTS / "authors"
 PACKAGES = ("py-pde==0.59.0", "exponax==0.2.0", "jax[cpu]==0.10.2", "phiflow==3.4.0")

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from bench.rivals import Rival, Settings
-from ups.common.boundary import PERIODIC, along
 from ups.common.precision import autocast
 from ups.models.rollout import rollout
+from ups_discovery.boundary import PERIODIC, along
 
 CHANGE_FLOOR = 0.05  # share of the typical change below which loss "change" stops dividing by the change
 CHECKPOINTS = (0.7, 0.85)  # shares of the budget, beside its end, at which validation may select the weights

@@ -27,8 +27,6 @@ from bench.numerics import means
 from bench.score import fields
 from bench.search import Changes
 from bench.tune import OUT, changed
-from ups.common.boundary import PERIODIC
-from ups.common.seeds import generator
 from ups.config import Config
 from ups.data.cache import Cache, open_cache
 from ups.data.schedule import Batch
@@ -39,6 +37,8 @@ from ups.models.head_setup import base_settings, conserved_facts, unfitted_head
 from ups.models.operator import Operator
 from ups.models.windows import Windows, augment
 from ups.tasks import Task
+from ups_discovery.boundary import PERIODIC
+from ups_discovery.seeds import generator
 from ups_solvers import SOLVERS
 
 # u (row, channel, *space) physical, parameters (row, P) -> the next frame

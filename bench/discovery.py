@@ -48,13 +48,14 @@ from ups.data.cache import open_cache
 from ups.models.assimilation import estimated, trajectory
 from ups.models.base_selection import empty_shortlist, fitted_candidates, select_base
 from ups.models.bases import equation
-from ups.models.bases.terms import Term
-from ups.models.bases.units import FieldUnits, unit_of
+from ups.models.bases.base import field_units
 from ups.models.found_equation import found_equation
 from ups.models.head import TaskHead
 from ups.models.shortlist import cause_of_errors
 from ups.select import NOISE
 from ups.training.environment import describe_environment
+from ups_discovery.terms import Term
+from ups_discovery.units import unit_of
 
 OUT, RESULTS = ROOT / "bench" / "out" / "discovery", ROOT / "bench" / "results" / "discovery"
 STARTS = ROOT / "bench" / "results" / "discovery_starts"
@@ -161,7 +162,7 @@ def ours(name: str, u: np.ndarray) -> dict[str, Any]:
 
 def true_head(head: TaskHead, film: Film) -> TaskHead:
     """Return the head with the true equation of its film as its base."""
-    settings, units = head.facts.base["settings"], FieldUnits.of(head.codec)
+    settings, units = head.facts.base["settings"], field_units(head.codec)
     places = {word: axis for axis, word in enumerate("xyz")}
     terms: list[Term] = []
     values: list[tuple[int, float]] = []

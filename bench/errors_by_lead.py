@@ -20,12 +20,12 @@ from torch import Tensor
 
 from bench.command import parse
 from bench.excitable import load
-from ups.common.seeds import generator
 from ups.common.transfer import send
 from ups.config import load_config
 from ups.evaluation.ensemble import rollouts
 from ups.evaluation.reference_ensembles import RolloutErrors
 from ups.metrics.ensembles import compare_ensembles, score_ensemble
+from ups_discovery.seeds import generator
 
 NEAR = 64  # rollouts to which a Gaussian of each start is fitted
 

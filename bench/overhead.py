@@ -90,7 +90,7 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
             run.update(partial(loss_of, operator, windows, batch, step), len(batch), only=batch.task)
 
         times: dict[str, list[float]] = {"run": [], "bare": []}
-        guard, begun = run.ranks.guard._thread.native_id, time.perf_counter()
+        guard, begun = run.ranks.activity.guard._thread.native_id, time.perf_counter()
         used = thread_seconds(guard)
         for step in run.steps():
             order = [("run", run_step), ("bare", bare_step)]

@@ -12,11 +12,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ups.common.boundary import along
 from ups.config import ModelConfig
 from ups.data.tokenizer import patchify, unpatchify
 from ups.models.backbones import ANY, build
 from ups.models.backbones.layers import zero_linear
+from ups_discovery.boundary import along
 
 KERNEL_SIZE, MLP_RATIO = 7, 2.0  # of backbones that have such settings
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from bench.baselines import Problem, Trained
-from ups.common.boundary import along
 from ups.config import Config
 from ups.data.build_cache import open_sources
 from ups.data.cache import open_cache
@@ -24,6 +23,7 @@ from ups.evaluation.truth import Truth
 from ups.metrics.errors import are_pooled, rmse, score, summarise_errors
 from ups.metrics.intervals import bootstrap, merge
 from ups.metrics.spectra import rms
+from ups_discovery.boundary import along
 
 # ---- data --------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ups.common.seeds import generator
 from ups.config import ModelConfig, load_config
 from ups.generative.cell_posterior import CellPosterior, two_levels
 from ups.generative.linear_posterior import LinearPosterior
@@ -36,6 +35,7 @@ from ups.metrics.intervals import bootstrap, entry, halves
 from ups.tasks import TASKS
 from ups.training.environment import describe_environment
 from ups.training.optim import fit_averaged
+from ups_discovery.seeds import generator
 from ups_solvers import darcy
 from ups_solvers.darcy_grf import LinearObservation
 from ups_solvers.initial import cell_centres

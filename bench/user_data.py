@@ -14,8 +14,8 @@ import torch
 import yaml
 from torch import Tensor
 
-from ups.common.boundary import NO_FLUX, PERIODIC
 from ups.config import ROOT
+from ups_discovery.boundary import NO_FLUX, PERIODIC
 from ups_solvers.initial import cell_centres, random_stream
 
 CONFIG = ROOT / "configs" / "small.yaml"  # sizes and rates of our network

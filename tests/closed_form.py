@@ -28,7 +28,6 @@ from torch import Tensor
 import train_consistency
 import train_operator
 import train_rival
-from ups.common.seeds import generator
 from ups.config import Config, load_config
 from ups.evaluation.ensemble import Ensembles, load_samplers, one_step
 from ups.evaluation.truth import open_truth
@@ -38,6 +37,7 @@ from ups.generative.residuals import TransientResiduals
 from ups.metrics.proper import fair_crps
 from ups.models.operator import load_operator
 from ups.tasks import get_task
+from ups_discovery.seeds import generator
 from ups_solvers.darcy_grf import LinearObservation
 
 NOISY, FIRM, STEADY = "burgers1d", "advection1d", "darcy2d_grf"

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from ups.common.seeds import generator
 from ups.generative.corrector import LARGEST_LOG_SCALE, gaussian_nll, largest_mode
 from ups.generative.diffusion import NOISE, Velocity, denoise, diffusion_loss, sample, sample_angles
 from ups.generative.student import (
@@ -32,6 +31,7 @@ from ups.generative.student import (
 from ups.metrics.intervals import pairing
 from ups.metrics.proper import energy_distance, fair_crps
 from ups.training.optim import EMA
+from ups_discovery.seeds import generator
 from ups_solvers.darcy_grf import LinearObservation, apply_covariance
 
 SEED = int(os.environ.get("UPS_TEST_SEED") or secrets.randbits(31))

@@ -26,6 +26,7 @@ from typing import Any
 import forced_fsdp
 import torch
 
+import ups.training.activity
 import ups.training.checkpoint
 import ups.training.run
 import ups.training.update
@@ -177,6 +178,8 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
         os.close(ends[0])
         os.dup2(ends[1], 1)
         os.dup2(ends[1], 2)
+    if options.get("unwatched", False):  # as where ups_launch is not installed
+        ups.training.activity.ups_launch = None
     if options.get("backend", False):
         torch.nn.Module.compile = partialmethod(torch.nn.Module.compile, backend=options["backend"])
     if options.get("impatient", False):

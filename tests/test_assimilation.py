@@ -18,7 +18,6 @@ from bench.score import load
 from bench.user_data import CONFIG, write, write_config
 from ups import select
 from ups.commands.stages import cache_context
-from ups.common.seeds import generator
 from ups.config import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
@@ -29,6 +28,7 @@ from ups.models.base_selection import empty_shortlist, fit_base
 from ups.models.bases.base import Persistence
 from ups.models.head_setup import build_operator
 from ups.models.shortlist import cause_of_errors
+from ups_discovery.seeds import generator
 
 SIGMA, CELLS, FRAMES = 0.1, 12, 6
 CPU, NOISE, NUM_CELLS, NUM_FRAMES, DT = torch.device("cpu"), 0.1, 32, 31, 0.1

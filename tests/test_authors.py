@@ -12,10 +12,10 @@ import torch
 from bench import authors, shift_grid, user_data
 from bench.baselines import Trained
 from bench.score import Split
-from ups.common.boundary import NO_FLUX, PERIODIC
 from ups.config import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
+from ups_discovery.boundary import NO_FLUX, PERIODIC
 
 
 def test_random_waves_have_no_mean_maximum_one_and_no_higher_wave_number():

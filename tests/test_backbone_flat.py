@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from ups.common.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, along
 from ups.config import ModelConfig
 from ups.models.backbones import ANY, BACKBONES
 from ups.models.backbones.flat import Block, FlatBackbone, LocalBackbone
 from ups.models.backbones.layers import BoxMixing, LocalMixing, SpectralMixing
+from ups_discovery.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, along
 
 MODEL = ModelConfig(kind="flat", width=8, depth=2, modes=4, kernel_size=5, mlp_ratio=2.0)
 GRIDS = [(12,), (7, 8), (4, 5, 6)]

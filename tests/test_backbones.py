@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from ups.common.boundary import BOUNDARIES, DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, along
 from ups.config import ModelConfig
 from ups.models.backbones import ANY, BACKBONES, Backbone, build
 from ups.models.backbones.backbone import task_of
@@ -19,6 +18,7 @@ from ups.models.backbones.layers import Convolution
 from ups.models.backbones.plain import PlainBlock
 from ups.models.backbones.resnet import DILATIONS
 from ups.models.backbones.transformer import WindowAttention
+from ups_discovery.boundary import BOUNDARIES, DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, along
 
 WIDTH, MODES = 8, 4
 GRIDS = [(12,), (3,), (7, 8), (5, 4, 6)]

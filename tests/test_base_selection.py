@@ -23,7 +23,6 @@ from ups.data.cache import Cache, open_cache
 from ups.models import base_selection
 from ups.models.base_selection import base_error, base_scores, fitted_candidates, select_base
 from ups.models.bases.base import ParameterBatch, Persistence
-from ups.models.bases.units import widened
 from ups.models.facts import HeadFacts
 from ups.models.head import TaskHead
 from ups.models.head_setup import (
@@ -36,6 +35,7 @@ from ups.models.head_setup import (
 from ups.models.loss import squared_errors
 from ups.tasks import TASKS, get_task
 from ups.training.fit import find_fit, fit_once
+from ups_discovery.units import widened
 
 CPU = torch.device("cpu")
 TINY = [

@@ -20,10 +20,10 @@ from bench.command import parse
 from bench.rivals import Rival, Settings
 from bench.score import Errors
 from bench.search import Trial, search
-from ups.common.boundary import NO_FLUX, PERIODIC
 from ups.config import load_config
 from ups.report.bench_rows import data_key, find_bench_rows
 from ups.tasks import get_task
+from ups_discovery.boundary import NO_FLUX, PERIODIC
 
 TINY = {"width": 8, "modes": 4, "depth": 2, "batch_size": 4}
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from ups.common.seeds import generator
 from ups.config import ModelConfig, load_config
 from ups.generative import cell_posterior
 from ups.generative.cell_posterior import CellPosterior, known_cells, posterior_of, two_levels
@@ -11,6 +10,7 @@ from ups.generative.linear_posterior import LinearPosterior
 from ups.generative.observation import observe_all, observe_cells
 from ups.tasks import TASKS
 from ups.training.optim import build_optimizer, fit
+from ups_discovery.seeds import generator
 
 SIZE, LOW, HIGH = 4, -1.0, 1.5
 STEPS = 300

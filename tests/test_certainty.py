@@ -1,4 +1,4 @@
-"""Which found equations are stated, and with which intervals (ups/models/bases/certainty.py, statement.py):
+"""Which found equations are stated, and with which intervals (ups_discovery/certainty.py, statement.py):
 true ones of clean data with intervals that hold the truth, no wrong ones of noisy data, none whose short
 waves grow without bound."""
 
@@ -10,13 +10,13 @@ import pytest
 import torch
 from test_equation import UX, UXX, UXXXX, Trajectories, found, fourier, spectral, waves
 
-from ups.common.seeds import generator
-from ups.models.bases.certainty import BLOCKS, block_of, grows, noise_width, sizes
 from ups.models.bases.equation import Equation
-from ups.models.bases.identify import Identification
-from ups.models.bases.integrate import Model
-from ups.models.bases.statement import with_interval
-from ups.models.bases.terms import library
+from ups_discovery.certainty import BLOCKS, block_of, grows, noise_width, sizes
+from ups_discovery.identification import Identification
+from ups_discovery.integrate import Model
+from ups_discovery.library import library
+from ups_discovery.seeds import generator
+from ups_discovery.statement import with_interval
 
 MOVED, ONE, TWO = ((0,), ((0, (0,)),)), ((1,), ()), ((2,), ())  # u_x, u, u^2
 NUMBER = re.compile(r"(-?)\s*\(([\d.]+) ± ([\d.]+)\)(e[+-]\d+)?")
@@ -139,8 +139,7 @@ def model(terms: list, values: list[float], channels: int = 1) -> tuple[Identifi
         "dt": 1.0,
         "cell": [1.0],
     }
-    one.make, one.regression_windows, one.bounds = (
-        Equation,
+    one.regression_windows, one.bounds = (
         torch.zeros(1),
         (torch.tensor(-9.0), torch.tensor(9.0)),
     )

@@ -21,7 +21,6 @@ from known_answers import check_pairing, names
 
 import prepare_cache
 from ups import select
-from ups.common.seeds import generator
 from ups.data.cache import open_cache
 from ups.evaluation import one_step as steps
 from ups.evaluation import steady, transient
@@ -34,6 +33,7 @@ from ups.generative.observation import observe_case, row_generators
 from ups.generative.residuals import StateConditions, SteadyResiduals, TransientResiduals
 from ups.generative.sampling import Sampler, predict_with_noise, sample_states
 from ups.models.operator import load_operator
+from ups_discovery.seeds import generator
 
 pytestmark = pytest.mark.faults  # minutes of training: of the slow half
 MEMBERS = 4

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from ups.common.files import DamagedError, file_hash
-from ups.training.checkpoint import Checkpoints
-from ups_launch.processes import saved_steps
+from ups.training.checkpoint import Checkpoints, saved_steps
 
 
 def agreed(function, _doing):

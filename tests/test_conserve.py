@@ -160,6 +160,9 @@ def test_a_quantity_that_the_data_do_not_conserve_is_not_corrected():
             )
             self.codec = fit_codec([u.numpy()], fields=("u",), patch=2)
 
+        def rows_by_parameter(self, split: str, count: int) -> Tensor:
+            return self.split[split][:count]
+
         def batch(self, rows: Tensor, frame: int, count: int, device: torch.device) -> Tensor:
             return self.codec.encode(self.codec.normalise(self.u[rows, frame : frame + count]))
 

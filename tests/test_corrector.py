@@ -14,7 +14,6 @@ import torch
 from finished import write_stage
 from torch import Tensor
 
-from ups.common.seeds import generator
 from ups.config import ModelConfig, OptimConfig, load_config, to_dict
 from ups.generative.corrector import (
     LARGEST_LOG_SCALE,
@@ -46,6 +45,7 @@ from ups.metrics.proper import fair_crps
 from ups.models.rollout import ensemble_rollout, member_noise, rollout
 from ups.select import MAX_CRPS_RATIO, tuning_ratio
 from ups.training.optim import build_optimizer, split_parameters
+from ups_discovery.seeds import generator
 
 MODEL = ModelConfig(kind="flat", width=16, depth=1, modes=4, kernel_size=5, mlp_ratio=2.0)
 OPTIM = OptimConfig(

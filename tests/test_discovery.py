@@ -15,8 +15,8 @@ from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.data.sources import open_sources
 from ups.models.assimilation import trajectory
-from ups.models.found_equation import latex_of
 from ups.models.head_setup import base_settings, unfitted_head
+from ups_discovery.found import latex_of
 
 CPU = torch.device("cpu")
 SMOOTH = [name for name in FILMS if name not in ("inviscid_burgers", "spiral")]

@@ -1,4 +1,4 @@
-"""The equation that is found where noise drives it (ups/models/bases/drift.py): against the equation that
+"""The equation that is found where noise drives it (ups_discovery/drift.py): against the equation that
 made the data, the law's own mean, and what is found when modes are not weighed or both frames of a pair
 explain the second."""
 
@@ -12,17 +12,17 @@ import torch
 from test_certainty import fisher, noisy
 from test_equation import UX, UXX, Trajectories, coefficients, found
 
-from ups.common.seeds import generator
-from ups.models.bases import drift
 from ups.models.bases.base import ParameterBatch
-from ups.models.bases.certainty import Certainty, of_drift
-from ups.models.bases.doubts import UNCLEAR
-from ups.models.bases.drift import Drift
 from ups.models.bases.equation import Equation
-from ups.models.bases.identify import Identification
-from ups.models.bases.integrate import Model
-from ups.models.bases.least_squares import significant
 from ups.tasks import TASKS
+from ups_discovery import drift, search
+from ups_discovery.certainty import Certainty, of_drift
+from ups_discovery.doubts import UNCLEAR
+from ups_discovery.drift import Drift
+from ups_discovery.identification import Identification
+from ups_discovery.integrate import Model
+from ups_discovery.least_squares import significant
+from ups_discovery.seeds import generator
 from ups_solvers import SOLVERS
 
 NU, CELLS, FRAMES, DT = 0.02, 64, 21, 0.05
@@ -133,9 +133,16 @@ def test_its_forecast_is_the_mean_of_the_law(base, data):
 def test_terms_averaged_over_both_frames_take_noise_for_drift(data, base):
     """As the fit to quiet data has them: the noise of the second frame is in them and in what they are to
     explain."""
-    one = Identification(Equation, data.samples, data.own, 0)
+    one = Identification(data.samples, data.own, 0)
     model = one.regressed()[0]
-    _, _, fooled = Equation.of([model], [without_interval(model)], [one], data.samples, data.own, "{}")
+
+    def made(**settings) -> Equation:
+        base = Equation(**settings)
+        base.mean.copy_(data.samples.units.shift)
+        base.std.copy_(data.samples.units.scale)
+        return base
+
+    *_, fooled = search.candidate([model], [without_interval(model)], [one], data.samples, data.own, made, "")
     assert excess(fooled, states(1, 64), data) > 100 * excess(base, states(1, 64), data)
 
 
@@ -146,7 +153,7 @@ def test_a_flow_under_noise_is_found_where_quiet_modes_count_more(monkeypatch):
     u = simulate(range(28), seed=0, resolution=24, num_frames=9, parameter=0.02, t_end=0.8)
     data = Trajectories(u, 0.1, 2 * math.pi)
     data.own["vorticity"] = [0]
-    one = Identification(Equation, data.samples, data.own, 0)
+    one = Identification(data.samples, data.own, 0)
 
     def error() -> float:
         """Of the two terms by which the flow carries its vorticity, whose weights are -1 and 1."""
@@ -187,6 +194,6 @@ def test_a_weight_within_its_error_goes_and_one_beyond_stays():
 @pytest.mark.faults  # five seconds: of the slow half
 def test_a_drift_of_frames_with_noise_of_measurement_is_not_stated():
     data = Trajectories(noisy(fisher(40)[:, :12], 0.5), 0.1, 10.0)
-    one = Identification(Equation, data.samples, data.own, 0)
+    one = Identification(data.samples, data.own, 0)
     fit = Drift(one, data.samples, 0)
     assert of_drift(fit, fit.model()).doubt == UNCLEAR

@@ -17,8 +17,8 @@ from ups.__main__ import COMMANDS, main
 from ups.common import files, place
 from ups.config import ROOT, load_config
 from ups.userdata.readers import process
-from ups_launch import __main__ as launch
 from ups_launch import processes
+from ups_launch import supervisor as launch
 
 CHAIN = ("check", "train", "report")  # commands that run make
 ANY_FOLDER = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}  # as if the clone were installed
@@ -46,7 +46,7 @@ u0 = np.sin(2 * np.pi * np.arange(256) / 256)[None]
 u = ups.load(sys.argv[2]).forecast("burgers1d", u0, {"Nu": 0.01}, num_frames=3)
 np.save("u.npy", u)
 try:
-    import ups.training.run, ups_launch.__main__
+    import ups.training.run, ups_launch.supervisor
     from ups.config import parse_arguments, run_script
     sys.argv = ["train_operator.py", "--show-config"]
     run_script(lambda: parse_arguments("")[1], "train_operator.py")
@@ -85,7 +85,7 @@ def test_a_forecast_needs_nothing_that_windows_or_macos_lacks(tmp_path, system):
         assert last == "0" and "run:\n" in done.stdout  # the configuration
 
 
-def test_writing_and_training_on_windows_end_in_one_line(tmp_path, monkeypatch, capsys):
+def test_writing_and_training_on_windows_end_in_one_line(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(place.sys, "platform", "win32")
     with (
         (tmp_path / "x").open("wb") as file,
@@ -103,10 +103,9 @@ def test_writing_and_training_on_windows_end_in_one_line(tmp_path, monkeypatch, 
     for name in CHAIN:
         with pytest.raises(OSError, match="training needs Linux or macOS"):
             main([name, "my.yaml"])
-    monkeypatch.setattr(launch, "protect_output", lambda: None)
     monkeypatch.setattr(sys, "argv", ["launch", "train_operator.py"])
     assert launch.main() == 2
-    assert re.fullmatch("launch: training needs Linux or macOS.*\n", capsys.readouterr().err)
+    assert re.fullmatch("launch: training needs Linux or macOS.*\n", capfd.readouterr().err)
 
 
 def test_the_supervisor_and_reserved_files_need_nothing_that_macos_lacks(tmp_path, monkeypatch):
@@ -115,9 +114,8 @@ def test_the_supervisor_and_reserved_files_need_nothing_that_macos_lacks(tmp_pat
         monkeypatch.delattr(os, name)
     monkeypatch.setattr(sys, "platform", "darwin")
     processes.control_process(0, 0)  # nothing
-    _, born = processes.process_state(child.pid)
     child.send_signal(signal.SIGSTOP)
-    while processes.process_state(child.pid) != ("T", born):
+    while processes.process_state(child.pid) != "stopped":
         pass
     child.kill()
     while processes.process_state(child.pid):  # gone already as a zombie

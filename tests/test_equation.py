@@ -13,15 +13,17 @@ import pytest
 import torch
 
 from bench import vorticity
-from ups.common.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
-from ups.common.seeds import generator
-from ups.models.bases import identify
+from ups.common import progress
 from ups.models.bases.base import ParameterBatch, Samples
 from ups.models.bases.equation import Equation
-from ups.models.bases.identify import Identification
-from ups.models.bases.integrate import Model
-from ups.models.bases.least_squares import backward_selection, forward_selection, residual, solve
-from ups.models.bases.terms import MOST_TERMS, Terms, difference, library
+from ups_discovery import identification
+from ups_discovery.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
+from ups_discovery.identification import Identification
+from ups_discovery.integrate import Model
+from ups_discovery.least_squares import backward_selection, forward_selection, residual, solve
+from ups_discovery.library import MOST_TERMS, library
+from ups_discovery.seeds import generator
+from ups_discovery.terms import Terms, difference
 
 # of one channel in 1D: u_t = .. of powers of u and of derivatives
 U, UX, UXX, UXXXX = (
@@ -393,6 +395,14 @@ def test_a_vorticity_that_carries_itself_and_what_stirs_it_are_found():
     assert (wrong := error()) > 0.1, wrong
 
 
+def test_a_long_fit_reports_progress_to_the_guard(monkeypatch):
+    beats = []
+    monkeypatch.setattr(progress, "watched", SimpleNamespace(beat=lambda: beats.append(1)))
+    k = fourier(32, 1.0)
+    found(Trajectories(spectral(-0.02 * k**2, 0 * k, waves(8, 32, 1), 0.05, 8, 1), 0.05, 1.0))
+    assert len(beats) > 10
+
+
 def test_every_parameter_value_has_its_own_burgers_equation():
     n, k = 64, fourier(64, 1.0)
     u = torch.cat([spectral(-nu * k**2, -0.5j * k, waves(12, n, 2), 0.05, 16, 20) for nu in (0.02, 0.05)])
@@ -437,7 +447,7 @@ def test_what_no_equation_explains_gets_none(fake):
 def test_tangents_are_the_derivative_of_the_integrator():
     k = fourier(32, 1.0)
     data = Trajectories(spectral(-0.02 * k**2, -0.5j * k, waves(8, 32, 2), 0.05, 8, 10), 0.05, 1.0)
-    one = Identification(Equation, data.samples, data.own, 0)
+    one = Identification(data.samples, data.own, 0)
     model, _ = one.regressed()
     at, columns = one.tangents(model, one.shooting_windows[:2])
     made, places = one.build(model)
@@ -498,9 +508,9 @@ def test_the_regression_of_the_least_error_times_terms_is_fitted(monkeypatch, er
     one.regression_windows = torch.randn(4, 3, 1, 8, generator=generator(0, "seen"), dtype=torch.float64)
     monkeypatch.setattr(one, "regression_equations", lambda *_: [[None]] * 3)
     monkeypatch.setattr(Identification, "limits", replace(Identification.limits, residual_factors=(1.5,)))
-    monkeypatch.setattr(identify, "residual", lambda a, columns: 0.0)
-    monkeypatch.setattr(identify, "backward_selection", lambda *_: list(range(next(sizes))))
-    monkeypatch.setattr(identify, "solve", lambda a, terms: torch.ones(len(terms)))
+    monkeypatch.setattr(identification, "residual", lambda a, columns: 0.0)
+    monkeypatch.setattr(identification, "backward_selection", lambda *_: list(range(next(sizes))))
+    monkeypatch.setattr(identification, "solve", lambda a, terms: torch.ones(len(terms)))
     monkeypatch.setattr(one, "with_converged_steps", lambda model: model)
     monkeypatch.setattr(one, "error", lambda model, s, is_bounded=False: errors[len(model.unknowns)])
     found = one.regressed()

@@ -15,8 +15,6 @@ from finished import write_stage
 from test_base_selection import make_caches
 from torch import Tensor
 
-from ups.common.boundary import NO_FLUX, PERIODIC
-from ups.common.spectral import interpolation, resample
 from ups.config import Config
 from ups.data.cache import Cache, open_cache
 from ups.forecaster import Forecaster
@@ -27,6 +25,8 @@ from ups.models.loss import operator_loss
 from ups.models.operator import Operator, load_operator
 from ups.models.windows import Windows
 from ups.training.optim import build_optimizer, scale_lr
+from ups_discovery.boundary import NO_FLUX, PERIODIC
+from ups_discovery.spectral import interpolation, resample
 
 TASKS = ("burgers1d", "darcy2d", "diff_react2d", "advection1d_hidden")
 SETTINGS = [

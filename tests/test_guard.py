@@ -1,7 +1,7 @@
-"""ups_launch/guard.py: whoever hangs, dies or falls out of step is named, and nobody is left waiting for
-it.
+"""ups_launch/guard.py, ups/training/activity.py: whoever hangs, dies or falls out of step is named, and
+nobody is left waiting for it.
 
-The ranks are processes that import the guard alone; their work is a line of Python.
+The ranks are processes that import no more; their work is a line of Python.
 """
 
 import json
@@ -16,23 +16,24 @@ from pathlib import Path
 import pytest
 
 from ups.config import ROOT
-from ups_launch.guard import RECORD_BYTES, Guard
+from ups.training.activity import Activity
+from ups_launch.guard import RECORD_BYTES, Peer
 from ups_launch.processes import descendants, process_state
-from ups_launch.stalls import Activity, Peer, activity_of, find_stall
+from ups_launch.stalls import RankStatus, find_stall
 
 HANG_S = 1.5
 SCRIPT = f"""
 import ctypes, os, signal, sys, time
 from pathlib import Path
 import ups.common.progress, ups_launch.guard
-from ups_launch.guard import Guard
+from ups.training.activity import Activity
 from ups.common.progress import beat
 rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 sleep_in_c, sleep_with_lock = ctypes.CDLL(None).sleep, ctypes.PyDLL(None).sleep
 end = folder / f"end{{rank}}"
-guard = Guard(rank, world, "operator", {HANG_S}, lambda *facts: end.write_text(repr(facts)))
+guard = Activity(rank, world, "operator", {HANG_S}, lambda *facts: end.write_text(repr(facts)))
 guard.start()
-guard.open(folder / "heartbeat", "job")
+guard.open(folder / "heartbeat")
 (folder / f"ready{{rank}}").touch()
 while not all((folder / f"ready{{other}}").exists() for other in range(world)):
     time.sleep(0.01)
@@ -101,8 +102,8 @@ def test_a_rank_that_does_not_even_answer_is_named_shows_its_stack_and_is_killed
     assert "Fatal Python error: Aborted" in outputs[1] and "Current thread" in outputs[1]  # by faulthandler
 
 
-def activity(rank, quiet_s=9.0, is_waiting=True, is_deaf=False, doing="summing gradients", collectives=2):
-    return Activity(rank, quiet_s, 5.0, is_waiting, is_deaf, doing, collectives)
+def status(rank, quiet_s=9.0, is_waiting=True, is_deaf=False, doing="summing gradients", collectives=2):
+    return RankStatus(rank, quiet_s, 5.0, is_waiting, is_deaf, doing, collectives)
 
 
 @pytest.mark.parametrize(
@@ -128,24 +129,27 @@ def activity(rank, quiet_s=9.0, is_waiting=True, is_deaf=False, doing="summing g
     ],
 )
 def test_the_rank_that_holds_up_the_others_is_named(second, grace_s, words, at_fault):
-    found = find_stall([activity(0), activity(1, **second)], "D{}".format, grace_s)
+    found = find_stall([status(0), status(1, **second)], "D{}".format, grace_s)
     assert (found is None) == (words is None)
     assert found is None or (found[0].startswith(words) and found[1] == at_fault)
 
 
 def test_heartbeats_count_collectives_and_a_silent_guard_is_deaf():
-    guard, now = Guard(0, 2, "operator", 5.0), time.monotonic()
-    with guard.waiting("gathering"):
-        record = guard._record()
-        assert guard._activities(now)[0].collectives == record["collectives"] == 1 and record["is_waiting"]
+    activity, now = Activity(0, 2, "operator", 5.0), time.monotonic()
+    with activity.waiting("gathering"):
+        record = activity.guard._record()
+        assert (
+            activity.guard._statuses(now)[0].collectives == record["collectives"] == 1
+            and record["is_waiting"]
+        )
     peer = Peer(now, 5.0)
     peer.update(record, now)
-    found = [activity_of(1, peer, now + later, 0.0) for later in (1.0, 4.0)]
+    found = [peer.status(1, now + later, 0.0) for later in (1.0, 4.0)]
     assert [(one.is_waiting, one.is_deaf, one.quiet_s, one.collectives) for one in found] == [
         (True, False, 1.0, 1),
         (False, True, 4.0, 1),
     ]
-    assert activity_of(1, peer, now + 4.0, now + 3.0).quiet_s == 1.0  # since a signal
+    assert peer.status(1, now + 4.0, now + 3.0).quiet_s == 1.0  # since a signal
 
 
 @pytest.mark.parametrize(
@@ -273,9 +277,9 @@ def test_a_heartbeat_is_one_small_record_written_in_place_even_on_a_full_disk(tm
 
 
 def test_what_the_main_thread_pays_is_microseconds():
-    guard = Guard(0, 1, "operator", 300.0)
+    activity = Activity(0, 1, "operator", 300.0)
     started = time.perf_counter()
     for _ in range(10_000):
-        with guard.phase("computing"), guard.waiting("summing"):
-            guard.beat()
+        with activity.phase("computing"), activity.waiting("summing"):
+            activity.beat()
     assert (time.perf_counter() - started) / 10_000 < 200e-6  # some 5 on an idle core

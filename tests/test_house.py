@@ -105,9 +105,18 @@ def cycle(root: Path = ROOT) -> list[str]:
     return next((way for name in graph if (way := visit(name, []))), [])
 
 
+def imports_of_ups(root: Path = ROOT) -> list[str]:
+    """Files of ups_discovery that import ups."""
+    return [
+        f"{path.relative_to(root)} imports {name}"
+        for path in sorted(root.glob("ups_discovery/*.py"))
+        for name in sorted(imports(path.read_text(encoding="utf-8")))
+    ]
+
+
 def scripts_imported(root: Path = ROOT) -> list[str]:
     scripts = {path.stem for path in root.glob("*.py")} | {"bench", "tests"}
-    files = [*root.glob("*.py"), *(root / "ups").rglob("*.py")]
+    files = [*root.glob("*.py"), *root.glob("ups*/**/*.py")]
     return [
         f"{path.stem} imports {name}"
         for path in files
@@ -153,6 +162,10 @@ def test_no_imports_go_in_a_cycle():
     assert not cycle()
 
 
+def test_the_discovery_of_equations_does_not_import_ups():
+    assert not imports_of_ups()
+
+
 def test_the_package_imports_no_script_benchmark_or_test():
     assert not scripts_imported()
 
@@ -176,6 +189,11 @@ def test_the_package_imports_no_script_benchmark_or_test():
         ("ups/data/cache.py", "import ups.training.run", "data.cache imports training.run"),
         ("train_steady.py", "from train_diffusion import main", "train_steady imports train_diffusion"),
         ("ups/common/files.py", "import bench.compare", "files imports bench.compare"),
+        (
+            "ups_discovery/terms.py",
+            "def f():\n    from ups.common import files",
+            "ups_discovery/terms.py imports common.files",
+        ),
     ],
 )
 def test_a_forbidden_import_is_found(tmp_path, path, text, words):
@@ -190,11 +208,16 @@ def test_a_forbidden_import_is_found(tmp_path, path, text, words):
     ):
         (tmp_path / f"ups/{name}.py").parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / f"ups/{name}.py").touch()
+    (tmp_path / "ups_discovery").mkdir()
     for name in ("train_diffusion.py", "train_steady.py"):
         (tmp_path / name).touch()
-    assert not [*forbidden_imports(tmp_path), *scripts_imported(tmp_path), *cycle(tmp_path)]
+
+    def found() -> list[str]:
+        return [*forbidden_imports(tmp_path), *scripts_imported(tmp_path), *imports_of_ups(tmp_path)]
+
+    assert not [*found(), *cycle(tmp_path)]
     (tmp_path / path).write_text(text)
-    assert words in [*forbidden_imports(tmp_path), *scripts_imported(tmp_path)]
+    assert words in found()
 
 
 def test_a_cycle_is_found(tmp_path):
@@ -203,6 +226,54 @@ def test_a_cycle_is_found(tmp_path):
     (tmp_path / "ups/data/two.py").write_text("def f():\n    from ups.data.one import y")
     way = cycle(tmp_path)
     assert way[0] == way[-1] and set(way) == {"data.one", "data.two"}
+
+
+SERVING = {"boundary", "equation", "seeds", "spectral", "terms"}  # modules of ups_discovery
+
+
+def test_loading_weights_imports_nothing_that_only_fits():
+    code = "import sys, ups; ups.load('pretrained'); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    loaded = done.stdout.split()
+    assert done.returncode == 0 and "ups.models.bases.equation" in loaded, done.stderr
+    assert {name for name in loaded if name.startswith("ups_discovery.")} <= {
+        f"ups_discovery.{name}" for name in SERVING
+    }
+    assert not {"ups.common.user_solver", "ups.models.bases.reduced_rank", "ups.training.optim"} & {*loaded}
+
+
+def imported(text: str) -> set[str]:
+    """Packages that a file imports anywhere."""
+    nodes = [node for node in ast.walk(parsed(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [
+        name
+        for node in nodes
+        for name in (
+            [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+        )
+    ]
+    return {name.split(".")[0] for name in names}
+
+
+def test_the_supervisor_knows_no_ups_and_one_file_of_ups_knows_the_supervisor():
+    texts = {path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in ROOT.glob("ups*/**/*.py")}
+    using = {name: imported(text) for name, text in texts.items()}
+    assert not [name for name, found in using.items() if name.parts[0] == "ups_launch" and "ups" in found]
+    users = [name for name, found in using.items() if name.parts[0] == "ups" and "ups_launch" in found]
+    assert users == [Path("ups/training/activity.py")]
+
+
+def test_training_needs_no_supervisor_and_forecasts_do_not_load_it():
+    """None in sys.modules makes the import fail, as of a package that is not installed."""
+    absent = "import sys; sys.modules['ups_launch'] = None; from ups.training import activity, run; "
+    used = "guard = activity.Activity(0, 1, 'operator', 1.0).guard; assert guard is None; "
+    quiet = "assert not activity.send_event('finished')"
+    load = "import sys, ups; ups.load('pretrained'); assert 'ups_launch' not in sys.modules"
+    for code in (absent + used + quiet, load):
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -214,6 +285,8 @@ def test_a_cycle_is_found(tmp_path):
         "ups_launch",
         "ups.commands.interpreter",
         "ups.commands.stages",
+        "ups_discovery",
+        "ups_discovery.boundary",
     ],
 )
 def test_torch_is_not_imported_at_the_start_of(module):

@@ -21,9 +21,9 @@ from known_answers import names
 from torch import Tensor
 
 import prepare_cache
-from ups.common.seeds import generator
 from ups.generative.corrector import load_corrector
 from ups.tasks import get_task
+from ups_discovery.seeds import generator
 
 pytestmark = pytest.mark.faults  # the stages train for half a minute
 CELLS, NUM, RATE, HEIGHT, LOCAL, MEMBERS = 16, 8000, 0.5, 3.0, 0.02, 8

@@ -1,4 +1,4 @@
-"""ups_launch/__main__.py: restarts what a restart can help, and nothing else; leaves no process; needs no
+"""ups_launch: restarts what a restart can help, and nothing else; leaves no process; needs no
 torch.
 
 The trees are small scripts that tell what ranks would tell; tests/faults/inject.py runs real stages under the
@@ -18,9 +18,9 @@ import pytest
 import yaml
 
 from ups.config import ROOT
-from ups_launch import __main__ as launch
-from ups_launch.__main__ import decide, launcher_command
+from ups_launch import supervisor as launch
 from ups_launch.processes import EVENTS, process_state
+from ups_launch.supervisor import decide, launcher_command
 
 START = [{"event": "start", "rank": 0, "pid": 1}, {"event": "start", "rank": 1, "pid": 2}]
 OPEN = [*START, {"event": "open", "rank": 0, "directory": "/x"}]
@@ -32,7 +32,7 @@ from ups_launch.processes import send_event
 folder = Path(sys.argv[1])
 count = len(list(folder.glob("attempt*")))
 (folder / f"attempt{count}").write_text(str(os.getpid()))
-def save(step): (folder / "state" / f"step_{step:09d}").mkdir(parents=True)
+def save(step): send_event("saved", step=step); (folder / f"saved{step}").touch()
 def die(): os.kill(os.getpid(), 9)
 send_event("start", pid=os.getpid())
 send_event("open", directory=str(folder))
@@ -78,7 +78,7 @@ def test_a_failure_is_told_by_what_was_lost_not_by_who_lost_it():
 def command(folder, work: str, *options: str) -> list[str]:
     """The supervisor with a Python script in place of accelerate launch."""
     code = (
-        "import sys; from ups_launch import __main__ as launch; launch.launcher_command = lambda words: "
+        "import sys; from ups_launch import supervisor as launch; launch.launcher_command = lambda words: "
         "[sys.executable, '-c', "
         "*words[1:]]; launch.BACKOFF_S = 0.01; launch.CHILDREN_S = 0.3; sys.exit(launch.main())"
     )
@@ -163,7 +163,7 @@ def test_a_supervisor_that_nobody_hears_still_ends_as_it_should(tmp_path):
 def test_a_launcher_without_ranks_is_not_waited_for_without_limit(tmp_path):
     """It waits for a machine that never comes; started again it would wait again."""
     code = (
-        "import sys; from ups_launch import __main__ as launch; launch.launcher_command = lambda words: "
+        "import sys; from ups_launch import supervisor as launch; launch.launcher_command = lambda words: "
         "['sleep', '300']; launch.START_S = 1.0; sys.exit(launch.main())"
     )
     done = subprocess.run(
@@ -180,7 +180,7 @@ def test_a_launcher_without_ranks_is_not_waited_for_without_limit(tmp_path):
 
 def test_a_signal_before_there_are_ranks_is_obeyed_at_once(tmp_path):
     code = (
-        "import sys; from ups_launch import __main__ as launch; launch.launcher_command = lambda words: "
+        "import sys; from ups_launch import supervisor as launch; launch.launcher_command = lambda words: "
         "['sh', '-c', 'echo there; exec sleep 300']; sys.exit(launch.main())"
     )
     process = subprocess.Popen(
@@ -223,7 +223,7 @@ def test_a_closed_terminal_ends_what_make_waits_for_unless_nohup_said_otherwise(
         ["make", "-C", str(tmp_path)], stdin=slave, stdout=slave, stderr=slave, preexec_fn=lead
     )
     os.close(slave)
-    while not (tmp_path / "state" / "step_000000001").exists():
+    while not (tmp_path / "saved1").exists():
         time.sleep(0.05)
     time.sleep(0.3)
     os.close(master)
@@ -355,7 +355,7 @@ def told(folder, *signals, pause: float, saving_s: float) -> tuple[int, str]:
     process = subprocess.Popen(
         command(folder, work), cwd=ROOT, preexec_fn=listen, stderr=subprocess.PIPE, text=True
     )
-    while not (folder / "state" / "step_000000001").exists():
+    while not (folder / "saved1").exists():
         time.sleep(0.05)
     time.sleep(0.3)
     for number in signals:
@@ -387,12 +387,9 @@ def test_a_later_ctrl_c_ends_all_at_once(tmp_path):
 
 
 def test_a_launcher_that_is_stopped_is_replaced(tmp_path):
-    work = (
-        "save(count); (folder / 'state' / 'step_of_mine').mkdir(exist_ok=True)\n"  # which is no checkpoint
-        "if count == 0: os.kill(os.getpid(), 19)\nsend_event('finished')"
-    )
+    work = "save(count)\nif count == 0: os.kill(os.getpid(), 19)\nsend_event('finished')"
     code = (
-        "import sys; from ups_launch import __main__ as launch; launch.launcher_command = lambda words: "
+        "import sys; from ups_launch import supervisor as launch; launch.launcher_command = lambda words: "
         "[sys.executable, '-c', *words[1:]]; launch.STOPPED_S = 0.5; sys.exit(launch.main())"
     )
     done = subprocess.run(
@@ -470,4 +467,4 @@ def test_events_are_lines_of_json_and_nothing_without_a_supervisor(tmp_path, mon
     monkeypatch.setenv("RANK", "3")
     send_event("open", directory="/x")
     assert json.loads((tmp_path / "events").read_text()) == {"event": "open", "rank": 3, "directory": "/x"}
-    assert launch.FINAL.keys() >= {"configuration", "error"} and os.environ["RANK"] == "3"
+    assert launch.FINAL.keys() >= {"error", "save"} and os.environ["RANK"] == "3"

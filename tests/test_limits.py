@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ups.common.seeds import generator
-from ups.common.spectral import FieldTransform
 from ups.generative.conditions import encode_error
 from ups.generative.corrector import ResidualBatch
 from ups.generative.fit_limits import RESIDUAL_BATCHES, SAMPLE_BATCHES, fit_gains, measure_residuals
 from ups.generative.limits import LARGEST, WaveLimits, wave_numbers
+from ups_discovery.seeds import generator
+from ups_discovery.spectral import FieldTransform
 
 ALONE = SimpleNamespace(
     rank=0,

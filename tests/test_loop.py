@@ -120,6 +120,18 @@ def test_a_signal_to_one_rank_saves_stops_all_with_143_and_resumes_bitwise(tmp_p
     same_run(reference2, resumed)
 
 
+def test_without_ups_launch_a_stage_stops_resumes_and_fails_as_with_it(tmp_path, reference2):
+    how = {"world": 2, "options": {"dropout": True, "unwatched": True}}
+    stopped = launch(tmp_path / "run", fault={"kind": "term", "rank": 1, "step": 7}, **how)
+    assert stopped.codes == [143, 143] and stopped.json("status.json")["status"] == "preempted", stopped.logs
+    resumed = launch(tmp_path / "run", **how)
+    assert resumed.codes == [0, 0] and "resumed at step 8" in resumed.logs[0], resumed.logs
+    assert not (resumed.directory / "heartbeat").exists()  # the guard is that of ups_launch
+    same_run(reference2, resumed)
+    failed = launch(tmp_path / "failed", fault={"kind": "error", "rank": 1, "step": 3}, **how)
+    assert failed.codes == [1, 1] and all("rank 1 failed while" in log for log in failed.logs), failed.logs
+
+
 def test_another_number_of_processes_continues_with_the_same_batches(tmp_path, reference):
     launch(tmp_path, world=2, fault={"kind": "term", "rank": 0, "step": 7})
     resumed = launch(tmp_path, world=1)
@@ -790,7 +802,7 @@ def test_collectives_are_in_two_modules_and_each_says_that_it_waits(product):
                     if isinstance(node, ast.With)
                     for item in node.items
                 ]
-                assert any("guard.waiting(" in text for text in texts), f"{path}:{call.lineno}"
+                assert any("activity.waiting(" in text for text in texts), f"{path}:{call.lineno}"
 
 
 def test_no_collective_is_called_by_one_rank_only(product):

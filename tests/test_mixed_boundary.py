@@ -7,8 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ups.common.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, along
-from ups.common.spectral import FieldTransform, cosine, resample
 from ups.metrics.spectra import energy_spectrum
 from ups.models.backbones.layers import LocalMixing, SpectralMixing
 from ups.models.bases.base import ParameterBatch
@@ -16,6 +14,8 @@ from ups.models.bases.elliptic import Elliptic
 from ups.models.bases.transport import Transport
 from ups.models.windows import symmetry
 from ups.tasks import get_task
+from ups_discovery.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC, along
+from ups_discovery.spectral import FieldTransform, cosine, resample
 
 CHANNEL = f"{PERIODIC},{NO_FLUX}"
 

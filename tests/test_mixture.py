@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ups.common.seeds import generator
 from ups.generative.diffusion import NOISE, denoise, diffuse, sample, sample_angles
 from ups.generative.mixture import ScaleMixture
 from ups.generative.waves import Waves
+from ups_discovery.seeds import generator
 
 RARE, NARROW, WIDE = 0.05, (0.05, 0.1), (3.0, 5.0)
 NUM, TOKENS = 4096, (4, 4)

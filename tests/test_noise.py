@@ -1,5 +1,5 @@
 """Noise of measurement: found to a few percent in films of every kind, and nowhere where there is none
-(ups/metrics/noise.py)."""
+(ups_discovery/noise.py)."""
 
 from types import SimpleNamespace
 
@@ -10,9 +10,9 @@ import torch
 from test_data import SPLIT, examine, messages, moving, saved
 
 from ups.evaluation.forecast import noise_of_truth
-from ups.metrics.noise import measurement_noise, noise_by_field
 from ups.report.tables import noise_in_words
 from ups.results import Results
+from ups_discovery.noise import measurement_noise, noise_by_field
 
 CELLS, FRAMES = 64, 40
 X, T = np.arange(CELLS) / CELLS, np.arange(FRAMES)[:, None]

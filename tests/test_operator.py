@@ -27,7 +27,6 @@ from toy_codec import fit_codec
 
 import train_operator
 import ups.training.run
-from ups.common.boundary import BOUNDARIES
 from ups.common.place import make_target
 from ups.common.precision import in_words
 from ups.config import ROOT, OptimConfig, load_config
@@ -50,6 +49,7 @@ from ups.models.windows import Windows, augment
 from ups.select import pooled, select_network
 from ups.tasks import TASKS, get_task
 from ups.training.optim import build_optimizer, scale_lr
+from ups_discovery.boundary import BOUNDARIES
 from ups_solvers import SOLVERS, darcy, diff_react, gas, ns_incompressible, reacdiff
 
 MODEL = {"kind": "flat", "width": 16, "depth": 2, "modes": 4, "kernel_size": 5, "mlp_ratio": 2.0}

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 import torch
 
-from ups.common.seeds import generator
 from ups.data.schedule import Schedule
+from ups_discovery.seeds import generator
 
 WINDOWS = {"a": (10, 3), "b": (40, 7), "c": (90, 1)}
 

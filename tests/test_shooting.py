@@ -1,4 +1,4 @@
-"""Equations of frames that are far apart and kicked (ups/models/bases/shooting.py): against the equation that
+"""Equations of frames that are far apart and kicked (ups_discovery/shooting.py): against the equation that
 made the data, where differences in time find nothing and least squares are misled by kicks."""
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ import pytest
 import torch
 from test_equation import Trajectories
 
-from ups.common.seeds import generator
-from ups.models.bases import identify, shooting
-from ups.models.bases.certainty import of_equation
-from ups.models.bases.doubts import ILL_POSED
-from ups.models.bases.equation import Equation
-from ups.models.bases.identify import Identification
-from ups.models.bases.integrate import Model
+from ups_discovery import shooting
+from ups_discovery.certainty import of_equation
+from ups_discovery.doubts import ILL_POSED
+from ups_discovery.identification import Identification
+from ups_discovery.integrate import Model
+from ups_discovery.seeds import generator
 
 CELLS, FRAMES, STEPS = 96, 6, 120
 D, K, A = 1.5, 20.0, 0.4  # cells^2 per frame, per frame, threshold
@@ -54,7 +53,7 @@ def kicked() -> Identification:
 
 def identification(u: torch.Tensor) -> Identification:
     data = Trajectories(u, 1.0, float(CELLS))
-    one = Identification(Equation, data.samples, data.own, 0)
+    one = Identification(data.samples, data.own, 0)
     one.shooting_windows = one.shooting_windows[::4]  # for time
     one.size = data.samples.units.size[0]
     return one
@@ -117,7 +116,7 @@ def test_least_squares_take_kicks_for_the_equation(kicked, monkeypatch):
 
 
 def test_nothing_is_shot_at_where_differences_are_good(monkeypatch):
-    monkeypatch.setattr(identify, "shot_model", lambda *_: pytest.fail("called"))
+    monkeypatch.setattr("ups_discovery.identification.shot_model", lambda *_: pytest.fail("called"))
     one = identification(
         torch.stack(
             [

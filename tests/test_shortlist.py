@@ -14,7 +14,6 @@ import pytest
 import torch
 from user_files import overlay, section, write
 
-from ups.common.boundary import DIRICHLET, PERIODIC
 from ups.config import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import Cache, open_cache
@@ -25,6 +24,7 @@ from ups.models.bases.base import Mean, Persistence
 from ups.models.bases.equation import Equation
 from ups.models.bases.propagator import Propagator
 from ups.models.head_setup import build_operator
+from ups_discovery.boundary import DIRICHLET, PERIODIC
 
 CPU = torch.device("cpu")
 NUM, FRAMES, CELLS, DT = 24, 16, 32, 0.1

@@ -33,7 +33,6 @@ import ups.evaluation.ensemble
 import ups.generative.sampling
 import ups.training.run
 from ups.common.files import file_hash, remove_named, value_hash, write_sealed
-from ups.common.seeds import generator
 from ups.config import ROOT, Config, load_config, to_dict
 from ups.data.cache import Cache, open_cache
 from ups.evaluation.ensemble import Ensembles, costs_per_state, load_samplers, one_step, rollouts
@@ -70,6 +69,7 @@ from ups.select import Decision
 from ups.training.finished import finished_stage
 from ups.training.names import of_stage
 from ups.training.optim import split_parameters
+from ups_discovery.seeds import generator
 
 SMOKE = ROOT / "configs" / "smoke.yaml"
 CPU = torch.device("cpu")

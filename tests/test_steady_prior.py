@@ -16,10 +16,10 @@ import torch
 from known_answers import stream
 from torch import Tensor
 
-from ups.common import spectral
 from ups.generative import linear_posterior
 from ups.generative.linear_posterior import LinearPosterior
 from ups.generative.observation import Observation, observe, observe_cells, row_generators
+from ups_discovery import spectral
 
 pytestmark = pytest.mark.drawn
 

@@ -13,18 +13,19 @@ import yaml
 from test_equation import FEW_WINDOWS, UX, UXX, UXXXX, kuramoto
 
 import prepare_cache
-from ups.common.seeds import generator
 from ups.config import ROOT, load_config
 from ups.data.cache import open_cache
 from ups.models.base_selection import base_scores, fit_base, report_missing
-from ups.models.bases import BASES
-from ups.models.bases.base import ParameterBatch
+from ups.models.bases import base_class
+from ups.models.bases.base import ParameterBatch, field_units
 from ups.models.bases.flow import Flow
-from ups.models.bases.identify import Identification
-from ups.models.bases.terms import Terms, library
-from ups.models.bases.units import FieldUnits, unit_of
 from ups.models.facts import HeadFacts
 from ups.models.head import TaskHead
+from ups_discovery.identification import Identification
+from ups_discovery.library import library
+from ups_discovery.seeds import generator
+from ups_discovery.terms import Terms
+from ups_discovery.units import unit_of
 
 CPU = torch.device("cpu")
 # of the field, lengths, times
@@ -126,7 +127,7 @@ def test_a_unit_of_a_coefficient_is_that_of_its_term():
             fields=names,
             positive=["p"],
         )
-        units = FieldUnits.of(codec)
+        units = field_units(codec)
         every = (...,) + (None,) * 2
         s = w * units.scale[every] + units.shift[every]
         physical = w * codec.std.double()[every] + codec.mean.double()[every]
@@ -147,7 +148,7 @@ def test_a_mean_far_from_zero_is_the_origin_of_its_field():
     codec = SimpleNamespace(
         mean=torch.tensor([101325.0, 3.0]), std=torch.tensor([0.01, 1.0]), fields=["p", "u"], positive=[]
     )
-    units = FieldUnits.of(codec)
+    units = field_units(codec)
     assert units.origin == [pytest.approx(101325), 0.0] and units.shift.tolist() == [0.0, 3.0]
 
 
@@ -185,7 +186,7 @@ def test_a_flow_in_other_units_is_the_same_flow(length, speed):
 
 def test_a_candidate_that_cannot_be_fitted_is_named_with_its_reason(capsys):
     settings = {"vectors": [], "space": [8, 8], "num_moving": 1}
-    assert list(report_missing(BASES["flow"].fit(None, settings), "mine: flow")) == []
+    assert list(report_missing(base_class("flow").fit(None, settings), "mine: flow")) == []
 
     def singular():
         yield "one"

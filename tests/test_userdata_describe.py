@@ -1,5 +1,6 @@
 """--describe prints a section that loads, with a question wherever the file does not tell."""
 
+import contextlib
 import json
 import re
 import subprocess
@@ -435,6 +436,13 @@ def test_what_is_described_passes_the_doctor(tmp_path, capsys):
     assert status == 0 and "forecasts are judged up to 9 frames ahead, 9 in units of time" in words
     status, words = doctor(tmp_path, text.replace("cut: 10", "cut: 3"), capsys)
     assert "caution forecasts are judged up to 2 frames ahead" in words and "raise task.film.cut" in words
+
+
+def test_an_array_whose_name_is_a_pattern_is_described_or_refused_in_one_line(tmp_path):
+    lists = {"x": np.arange(16) / 16, "t": 0.1 * np.arange(8), "nu": np.arange(1.0, 13)}
+    np.savez(tmp_path / "a.npz", **lists, **{"*": waves((12, 8, 16))})
+    with contextlib.suppress(ValueError):
+        assert "?" in describe_file(str(tmp_path / "a.npz"))
 
 
 def test_a_coordinate_that_hdf5_attaches_to_one_axis_says_nothing_of_the_others(tmp_path):

@@ -503,6 +503,8 @@ def test_the_parameter_of_each_run_is_its_own(tmp_path, kind, place):
     for wrong in ("mu", "run_00/nu@x", *[form for form in ("run_00/nu", "run_00@nu") if form != of_first]):
         message = f"no number in '{wrong}'.*each run: {re.escape(place)}"
         refused(tmp_path, {**keys, "parameters": {"nu": wrong}}, message)
+    endless = {**keys, "parameters": {"nu": "mu" * 100}}
+    refused(tmp_path, endless, r"no number in '(mu){30,40}m?; expected")
     [described] = yaml.safe_load(describe_file(str(path)))["task"].values()
     assert described["parameters"] == {"nu": place}
 

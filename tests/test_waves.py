@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ups.common.seeds import generator
 from ups.generative import waves
 from ups.generative.diffusion import NOISE, denoise, diffuse, sample, sample_angles
 from ups.generative.student import one_evaluation
 from ups.generative.waves import Waves
+from ups_discovery.seeds import generator
 
 NUM = 20000
 

@@ -1,4 +1,4 @@
-"""Equations of films with noise, by the weak form (ups/models/bases/weak.py, resampling.py, denoise.py)."""
+"""Equations of films with noise, by the weak form (ups_discovery/weak.py, resampling.py, denoise.py)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ import torch
 from test_certainty import burgers, fisher, noisy
 from test_equation import UX, UXX, Trajectories
 
-from ups.common.boundary import NO_FLUX, PERIODIC
 from ups.common.rows import joined
-from ups.common.seeds import generator
-from ups.models.bases import weak
-from ups.models.bases.certainty import STUDENT_WEAK, of_equation
-from ups.models.bases.denoise import Film, smooth_basis
-from ups.models.bases.doubts import OTHERS, UNCLEAR
-from ups.models.bases.equation import Equation
-from ups.models.bases.identify import Identification
-from ups.models.bases.least_squares import solve
-from ups.models.bases.resampling import fit, standard_errors
-from ups.models.bases.terms import library
-from ups.models.bases.weak import WeakModel, weak_model
-from ups.models.bases.weak_form import WeakForm, compact_functions, plain_term, power_without_noise
+from ups_discovery import weak
+from ups_discovery.boundary import NO_FLUX, PERIODIC
+from ups_discovery.certainty import STUDENT_WEAK, of_equation
+from ups_discovery.denoise import Film, smooth_basis
+from ups_discovery.doubts import OTHERS, UNCLEAR
+from ups_discovery.identification import Identification
+from ups_discovery.least_squares import solve
+from ups_discovery.library import library
+from ups_discovery.resampling import fit, standard_errors
+from ups_discovery.seeds import generator
+from ups_discovery.weak import WeakModel, weak_model
+from ups_discovery.weak_form import WeakForm, compact_functions, plain_term, power_without_noise
 
 SETTINGS = {"positive": [], "boundary": PERIODIC, "space": [64], "lengths": [64.0], "cell": [1 / 64]}
 
@@ -127,7 +126,7 @@ def test_without_the_correction_diffusion_would_be_wrong():
 
 def test_a_wrong_sign_is_refused():
     data = Trajectories(noisy(fisher(16), 0.02), 0.1, 10.0)
-    one = Identification(Equation, data.samples, data.own, 0)
+    one = Identification(data.samples, data.own, 0)
     model = one.model()
     assert of_equation(one, model).doubt == ""
     wrong = model.values.clone()

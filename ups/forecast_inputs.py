@@ -12,12 +12,12 @@ import psutil
 import torch
 from torch import Tensor
 
-from ups.common.boundary import PERIODIC
-from ups.common.spectral import resample as on_grid
 from ups.forecast_xarray import as_tensor, unlabel_forcing
 from ups.models.head import TaskHead
 from ups.models.operator import Operator
 from ups.models.rollout import in_blocks
+from ups_discovery.boundary import PERIODIC
+from ups_discovery.spectral import resample as on_grid
 
 SAME = 1e-6  # relative: a time step or parameter that differs by less is the same number in float32
 BYTES = 28  # of memory per value of a forecast: 16 to 27 were measured on three tasks

@@ -31,7 +31,7 @@ from ups.training.finished import stage_of_run
 
 if TYPE_CHECKING:  # a forecast needs none of them: methods import what they use
     from ups.generative.sampling import Sampler
-    from ups.models.found_equation import FoundEquation
+    from ups_discovery.found import FoundEquation
 
 
 class Forecaster:
@@ -137,7 +137,7 @@ class Forecaster:
         forcing: by name, from the last frame of u0 to the last predicted one (shapes: `read_forcing`).
         dt: time between frames; checked against the trained one.
         resample: interpolate a field on another grid to the trained one, and the forecast back; warns how
-        much of the field is lost (`ups.common.spectral.interpolation`).
+        much of the field is lost (`ups_discovery.spectral.interpolation`).
         extrapolate: allow parameters, forcing and starts outside the trained range.
 
         Raises ValueError, by name, for anything that was not trained. Warns if the forecast is not finite,

@@ -1,29 +1,32 @@
 """Processes of this machine: their states, children and parents, and the events that ranks send to their
-supervisor (ups_launch/__main__.py) as lines of JSON. Without torch.
+supervisor (ups_launch/supervisor.py) as lines of JSON. Without torch.
 """
 
 import contextlib
 import ctypes
-import io
 import json
 import os
 import signal
 import socket
 import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from ups.common.text import print_plain
-
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
-LETTERS = {psutil.STATUS_STOPPED: "T", psutil.STATUS_ZOMBIE: "Z", psutil.STATUS_DEAD: "X"}  # as in /proc
 EVENTS = "UPS_LAUNCH_EVENTS"  # environment variable with the path of the file for events
+
+
+def print_raw(text: str) -> None:
+    """Print to stderr, with control characters as in Python. Never fails, and takes no lock of Python's
+    streams, which a blocked thread may hold.
+    """
+    plain = "".join(sign if sign.isprintable() or sign == "\n" else ascii(sign)[1:-1] for sign in text)
+    with contextlib.suppress(OSError):
+        os.write(2, f"{plain}\n".encode())
 
 
 def send_event(event: str, **facts: Any) -> bool:
@@ -35,7 +38,7 @@ def send_event(event: str, **facts: Any) -> bool:
         with open(os.environ[EVENTS], "ab", buffering=0) as file:  # one write: lines of ranks do not mix
             file.write(f"\n{line}\n".encode())  # a leading newline separates it from a torn line
     except OSError as error:
-        print(f"WARNING: the supervisor was not told of {event!r} ({error})", file=sys.stderr, flush=True)
+        print_raw(f"WARNING: the supervisor was not told of {event!r} ({error})")
         return False
     return True
 
@@ -49,57 +52,38 @@ def try_read_json(path: Path) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def saved_steps(directory: Path) -> list[int]:
-    """Steps of the committed checkpoints in `directory`, newest first."""
-    return sorted((int(path.name[5:]) for path in directory.glob("step_" + "[0-9]" * 9)), reverse=True)
-
-
-def process_state(pid: int) -> tuple[str, int] | None:
-    """(state letter, start time in ticks or, on macOS, seconds) of a process of this machine; None if it is
-    gone."""
+def process_state(pid: int) -> str | None:
+    """The state of a process of this machine, as psutil names it; None if it has ended."""
     try:
-        if sys.platform == "linux":
-            # the fields after the name, which may contain spaces (proc_pid_stat(5))
-            fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-            state, born = fields[0], int(fields[19])
-        else:  # macOS has no /proc
-            process = psutil.Process(pid)
-            state, born = LETTERS.get(process.status(), "S"), int(process.create_time())
-    except (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
+        state = psutil.Process(pid).status()
+    except psutil.NoSuchProcess:
         return None
-    return None if state in "ZX" else (state, born)
+    return None if state in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) else state
 
 
 def this_machine() -> str:
-    """Name of the space in which process numbers are unique: machine, boot and container."""
+    """Name of the space in which process numbers are unique: machine and container."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-        return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
+        return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return socket.gethostname()
-
-
-def print_raw(text: str) -> None:
-    """Print to stderr without Python's streams, whose locks a blocked thread may hold. Never fails."""
-    with contextlib.suppress(OSError):
-        os.write(2, f"{text}\n".encode())
-
-
-def stacks(who: str) -> str:
-    """The stack of every thread of this process but the calling one, the main one first."""
-    frames, names = sys._current_frames(), {thread.ident: thread.name for thread in threading.enumerate()}
-    own, main = threading.get_ident(), threading.main_thread().ident
-    order = [main, *(ident for ident in frames if ident not in (own, main))]
-    return "".join(
-        f"  {who}, thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frames[ident]))}"
-        for ident in order
-        if ident in frames
-    )
 
 
 def descendants(pid: int) -> list[int]:
     """Living processes below `pid`, including orphans that it adopted."""
     return [child.pid for child in psutil.Process(pid).children(recursive=True) if process_state(child.pid)]
+
+
+def end_processes(pids: Callable[[], list[int]], grace_s: float) -> None:
+    """SIGTERM, then after `grace_s` SIGKILL, to pids() until there are none (at most 10 s more)."""
+    for number, limit in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
+        until, signalled = time.monotonic() + limit, set()
+        while time.monotonic() < until and (living := pids()):
+            for pid in set(living) - signalled if number == signal.SIGTERM else living:
+                signalled.add(pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            time.sleep(0.05)
 
 
 def control_process(option: int, value: int) -> None:
@@ -142,38 +126,3 @@ class Terminal:
             os.close(self._handle)
             self._handle = None
             return self._is_ours
-
-
-class _Outlet(io.FileIO):
-    """A standard stream that drops text if its reader is gone."""
-
-    def write(self, data: bytes) -> int:
-        try:
-            return super().write(data)
-        except OSError:  # a closed terminal or pipe, or a full disk: there is no other place for the error
-            return len(data)
-
-
-def protect_output() -> None:
-    """From here on printing cannot fail, so a run whose terminal is gone still saves and records its errors.
-
-    Closed standard streams are opened as /dev/null: else a file of the run would get their number and text.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
-    print_plain(_Outlet)
-
-
-def end_processes(pids: Callable[[], list[int]], grace_s: float) -> None:
-    """SIGTERM, then after `grace_s` SIGKILL, to pids() until there are none (at most 10 s more)."""
-    for number, limit in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 10.0)):
-        until, signalled = time.monotonic() + limit, set()
-        while time.monotonic() < until and (living := pids()):
-            for pid in set(living) - signalled if number == signal.SIGTERM else living:
-                signalled.add(pid)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
-            time.sleep(0.05)

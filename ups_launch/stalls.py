@@ -1,4 +1,4 @@
-"""Which rank holds up the others, from the heartbeats of all ranks. Without torch.
+"""Which rank holds up the others, from the heartbeats of all ranks.
 
 A rank that waits for others (in a collective) is never at fault. At fault is a rank that does not wait and
 has made no progress for its limit, or that entered fewer collectives than the others.
@@ -7,59 +7,13 @@ has made no progress for its limit, or that entered fewer collectives than the o
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-# of a rank that has written no heartbeat yet
-NO_HEARTBEAT = {
-    "is_waiting": False,
-    "collectives": 0,
-    "doing": "",
-    "beats": -1,
-    "pulse": -1,
-    "has_failed": False,
-    "code": None,
-    "machine": "",
-}
 
 
 @dataclass(frozen=True)
-class Finding:
-    """Why the job must end. kind: a word for the supervisor; ranks: those at fault."""
-
-    code: int
-    kind: str
-    cause: str
-    ranks: tuple[int, ...] = ()
-
-
-class Peer:
-    """The last heartbeat of another rank and when, by this rank's clock, it changed."""
-
-    def __init__(self, now: float, hang_s: float) -> None:
-        self.record: dict[str, Any] = NO_HEARTBEAT | {"limit_s": hang_s}
-        self.progress_at = self.pulse_at = now
-        self.lost_at: float | None = None
-        self.why_lost = ""
-
-    def update(self, record: dict[str, Any] | None, now: float) -> None:
-        """record: None if there is none yet, or it is being written."""
-        before, self.record = self.record, record or self.record
-        if self.record["beats"] != before["beats"]:
-            self.progress_at = now
-        if self.record["pulse"] != before["pulse"]:
-            self.pulse_at = now
-
-    def restart_clocks(self, now: float) -> None:
-        self.progress_at = self.pulse_at = now
-
-    @property
-    def has_ended(self) -> bool:
-        return self.record["code"] is not None
-
-
-@dataclass(frozen=True)
-class Activity:
-    """A rank that has not ended. quiet_s: time since its last progress or, if later, since a signal."""
+class RankStatus:
+    """A rank that has not ended. quiet_s: time since its last progress or, if later, since a signal; is_deaf:
+    whether even its guard is silent.
+    """
 
     rank: int
     quiet_s: float
@@ -70,23 +24,8 @@ class Activity:
     collectives: int
 
 
-def activity_of(rank: int, peer: Peer, now: float, since: float) -> Activity:
-    """The activity of a peer. since: time of a signal, else 0. A peer whose guard does not run is deaf."""
-    record = peer.record
-    is_deaf = now - peer.pulse_at > record["limit_s"] / 2
-    return Activity(
-        rank,
-        now - max(peer.progress_at, since),
-        record["limit_s"],
-        record["is_waiting"] and not is_deaf,
-        is_deaf,
-        record["doing"],
-        record["collectives"],
-    )
-
-
 def find_stall(
-    ranks: list[Activity], describe: Callable[[int], str], grace_s: float = math.inf
+    ranks: list[RankStatus], describe: Callable[[int], str], grace_s: float = math.inf
 ) -> tuple[str, tuple[int, ...]] | None:
     """(cause, ranks at fault) if a rank holds up the job, else None. ranks: this rank first.
 

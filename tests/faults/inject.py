@@ -11,7 +11,7 @@ then the same command again. It passes if everything ended within LIMIT_S of the
 a message names the cause, the ranks' weights were equal after every update, the end equals that of a run
 without the fault (bit by bit, but where the micro-batch changed), and no process is left. Ranks are forked
 from this process, which has imported torch once; the cases called launcher/* go through
-ups_launch/__main__.py and accelerate launch. Prints a table, writes it as JSON, exits 1 if a case failed. See
+ups_launch and accelerate launch. Prints a table, writes it as JSON, exits 1 if a case failed. See
 docs/reliability.md."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The operator through ups_launch/__main__.py and accelerate launch: signals, and faults that need a
+"""The operator through ups_launch and accelerate launch: signals, and faults that need a
 restart."""
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _under_make(command: list[str], folder: Path, environment: dict) -> tuple[su
 
 
 def launcher_case(references: References, name: str) -> Result:
-    """The operator through ups_launch/__main__.py, with a signal or a fault, then the same command again."""
+    """The operator through ups_launch, with a signal or a fault, then the same command again."""
     case, work, result, started = (
         LAUNCHES[name],
         references.work,
@@ -318,7 +318,8 @@ def absent_machine_case(references: References) -> Result:
     """The second of two machines, whose first never comes: the launcher would wait for many minutes."""
     result, started = Result("launcher/a machine that never comes", []), time.monotonic()
     code = (
-        "import sys; from ups_launch import __main__ as launch; launch.START_S = 8.0; sys.exit(launch.main())"
+        "import sys; from ups_launch import supervisor as launch; launch.START_S = 8.0; "
+        "sys.exit(launch.main())"
     )
     words = [
         "--config_file",

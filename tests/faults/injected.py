@@ -203,7 +203,7 @@ def in_validation(action: Callable[..., Any]) -> Callable[[Fault], None]:
 
         def changed(ranks: ups.training.ranks.Ranks, function: Callable, doing: str) -> Any:
             def local() -> Any:
-                if doing == "validating" and ranks.guard.step >= fault.step and fault.strike():
+                if doing == "validating" and ranks.activity.step >= fault.step and fault.strike():
                     action(fault)
                 return function()
 

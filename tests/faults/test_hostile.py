@@ -190,6 +190,10 @@ KINDS: dict[str, tuple[Callable[[Path], None], str]] = {
     "1e7 deep": (put(model, depth=10**7), COUNTS),
     "3000 deep": (put(model, depth=3000), "its depth is 3000 and its weights hold"),
     "an MLP of 1e7": (put(model, mlp_ratio=1e7), NONE),
+    "patches that cut cells": (
+        lambda folder: stage(folder, lambda d: first(d)["codec"].update(space=[257])),
+        r"patches of 4 cells on a grid of \[257\]",
+    ),
     "1e9 cells": (put(settings, space=[HUGE]), COUNTS),
     "a reach of 1e6": (put(settings, reach=10**6), "transport reaches"),
     "1e6 steps a frame": (

@@ -17,7 +17,7 @@ from small_disk import ISOLATED, MOUNT, reason_to_skip
 from ups.commands import stages
 from ups.common.files import held, partial_path
 from ups.config import ROOT, load_config, run_script
-from ups_launch.guard import Guard
+from ups.training.activity import Activity
 from ups_launch.processes import try_read_json
 
 # In place of Python: writes down every script that is started, and finds every stage to be trained.
@@ -180,18 +180,60 @@ def test_a_run_waits_for_the_data_that_another_creates(script, name, tmp_path):
 
 
 def test_a_heartbeat_can_be_read_whatever_the_rank_is_doing(tmp_path):
-    guard = Guard(0, 1, "operator", 300.0)
-    guard.open(tmp_path, "job")
+    activity = Activity(0, 1, "operator", 300.0)
+    activity.open(tmp_path)
     for doing in ("reading /データ/" * 40, "a" * 200, "\0\ud83d" * 100, "saving"):
-        with guard.phase(doing):
-            guard._write()
+        with activity.phase(doing):
+            activity.guard._write()
         record = try_read_json(tmp_path / "rank0.json")
         assert (
             record
             and record["doing"]
             and doing.startswith(record["doing"])
-            and record["pulse"] == guard._pulse
+            and record["pulse"] == activity.guard._pulse
         )
+
+
+# A script that starts another one as where ups_launch is not installed.
+WITHOUT = """
+import runpy, sys
+sys.modules["ups_launch"] = None
+sys.argv[:1], sys.path[0] = [], "."
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_accelerate_launch_trains_without_ups_launch(tmp_path):
+    (tmp_path / "without.py").write_text(WITHOUT)
+    settings = [
+        "--config",
+        "configs/smoke.yaml",
+        "data.tasks=[burgers1d]",
+        "task.burgers1d.num_trajectories=10",
+        "task.burgers1d.parameters=[0.05]",
+        "operator.train.steps=4",
+        f"run.root={tmp_path}",
+        f"data.root={tmp_path}/data",
+        f"cache.root={tmp_path}/cache",
+    ]
+    launcher = ["-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/cpu2.yaml"]
+    for words in (
+        ["prepare_data.py"],
+        ["prepare_cache.py"],
+        [*launcher, "--main_process_port", "0", str(tmp_path / "without.py"), "train_operator.py"],
+    ):
+        done = subprocess.run(
+            [sys.executable, *words, *settings],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    stage = tmp_path / "smoke" / "operator"
+    assert (stage / "done.json").is_file() and "on 2 x CPU" in done.stdout
+    assert not (stage / "heartbeat").exists()
 
 
 # A rank in place of the launcher: the disk of TMPDIR is full before it says that it is there.
@@ -218,7 +260,7 @@ time.sleep(60)
 def test_a_full_disk_of_temporary_files_costs_neither_a_restart_nor_a_save(tmp_path):
     (tmp_path / "tmp").mkdir()
     code = (
-        "import sys; from ups_launch import __main__ as launch; launch.launcher_command = lambda words: "
+        "import sys; from ups_launch import supervisor as launch; launch.launcher_command = lambda words: "
         "[sys.executable, '-c', *words[1:]]; launch.BACKOFF_S = 0.01; sys.exit(launch.main())"
     )
     temporary = str(tmp_path / "tmp")

@@ -1,1 +1,1 @@
-"""Used by everyone: files, progress, seeds, spectral operators, boundaries."""
+"""Used by everyone: files, progress, text, devices."""

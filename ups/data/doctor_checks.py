@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from ups.common.boundary import PERIODIC, along
 from ups.common.place import make_target
 from ups.data.doctor_scan import Scan
 from ups.data.download import edition, md5_of
@@ -19,6 +18,7 @@ from ups.data.written import MIN_FRACTION
 from ups.tasks import Finding
 from ups.userdata.data_checks import affordable, horizon, resolved, uneven, walls
 from ups.userdata.fact_checks import mirrored, orders, seams, stated
+from ups_discovery.boundary import PERIODIC, along
 
 NUM_SAMPLED = 8  # trajectories, equally spaced in the file, for checks that cost more than reading
 MAX_MEAN_CHANGE = 1e-2  # of a conserved mean, over the field's RMS; our solvers keep it to 1e-6

@@ -6,7 +6,7 @@ import numpy as np
 
 from ups.common.rows import joined
 from ups.data.sources import Source
-from ups.metrics.noise import MOST_VALUES, noise_by_field
+from ups_discovery.noise import MOST_VALUES, noise_by_field
 
 NUM_FILMS, MIN_FRAMES = 8, 16  # most trajectories, and fewest frames of long ones
 

@@ -16,7 +16,7 @@ from itertools import count
 import torch
 from torch import LongTensor, Tensor
 
-from ups.common.seeds import generator
+from ups_discovery.seeds import generator
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.utils import benchmark
 
 from ups.common.formatting import number
-from ups.common.spectral import resample
 from ups.config import Config
 from ups.data.generate import solver_of
 from ups.evaluation.forecast import rolled_out
@@ -31,6 +30,7 @@ from ups.metrics.errors import nrmse_per_trajectory, score
 from ups.metrics.intervals import number as finite
 from ups.models.operator import Operator
 from ups.tasks import Task
+from ups_discovery.spectral import resample
 
 NUM_TRAJECTORIES, NUM_SOLVED = 16, 4  # in the batch; solved again, to estimate the cost of the data
 MIN_CELLS = 8  # per axis; the solvers take no coarser grid (ups_solvers/solver.py)

@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode
 
-from ups.common.seeds import generator
 from ups.data.schedule import Schedule
 from ups.evaluation.truth import Truth, affordable
 from ups.generative.corrector import CorrectorHead, load_corrector
@@ -38,6 +37,7 @@ from ups.models.backbones.backbone import task_of
 from ups.models.operator import Operator
 from ups.models.rollout import name_starts
 from ups.models.windows import symmetry
+from ups_discovery.seeds import generator
 
 BANK = 1024  # residuals for B3
 TIMED = 5  # calls per measured time; the median is taken

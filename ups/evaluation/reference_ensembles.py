@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.common.seeds import generator
 from ups.config import EvaluateConfig
 from ups.evaluation.ensemble import Ensembles
 from ups.evaluation.truth import Truth, affordable
 from ups.generative.sampling import sample_starts
 from ups.models.assimilation import perturbed
+from ups_discovery.seeds import generator
 
 BANK, BANK_BYTES = 512, 2**28  # reserved starts whose errors are kept
 EXACT = ("exact", "bayes_mean")

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.common.seeds import generator
 from ups.config import EvaluateConfig
 from ups.data.generate import solver_of
 from ups.evaluation.ensemble import resampled
@@ -26,6 +25,7 @@ from ups.generative.sampling import FieldPrediction, Sampler, predict_with_noise
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
 from ups.metrics.joint import score_joint
 from ups.metrics.proper import energy_distance
+from ups_discovery.seeds import generator
 
 BANK = 256  # reserved fields per case to which cheap ensembles are fitted
 SPLITS = 1000  # random halves of exact samples, for distances by chance

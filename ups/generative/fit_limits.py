@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.common.seeds import generator
 from ups.common.transfer import send
 from ups.data.schedule import Schedule
 from ups.generative.conditions import encode_error
 from ups.generative.limits import WaveLimits
 from ups.generative.residuals import TransientResiduals, sum_by_task
 from ups.generative.sampling import KEYS, Sampler
+from ups_discovery.seeds import generator
 
 SIZE = 64  # reserved states in a batch
 RESIDUAL_BATCHES = 32  # many, because a few sharp states have most of the power in short waves

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.common.seeds import generator
 from ups.common.transfer import send
 from ups.config import DiffusionConfig, SteadyConfig, to_dict
 from ups.data.schedule import Schedule
@@ -33,6 +32,7 @@ from ups.generative.residuals import (
 )
 from ups.select import MIXTURE, Decision, select_law
 from ups.training.fit import Fit, fit_once
+from ups_discovery.seeds import generator
 
 STREAM = "diffusion"  # of the random numbers
 ANGLE_BINS = {"low": (0.0, 0.4), "middle": (0.4, 1.2), "high": (1.2, 2.0)}  # of the logged loss

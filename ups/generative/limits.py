@@ -8,15 +8,15 @@ the energy of a smooth residual in short waves, or in a mean that the equation c
 |k| and silent waves are measured at the end of a stage on its training residuals
 (ups/generative/fit_limits.py) and are stored with its weights. Waves are those of the field, because waves
 of the tokens would have jumps at the edges of patches. Along walls they are those of
-`ups.common.spectral.FieldTransform`.
+`ups_discovery.spectral.FieldTransform`.
 """
 
 import torch
 from torch import Tensor, nn
 
-from ups.common.boundary import DIRICHLET, along
-from ups.common.spectral import FieldTransform
 from ups.metrics.spectra import ROUNDING
+from ups_discovery.boundary import DIRICHLET, along
+from ups_discovery.spectral import FieldTransform
 
 CHANCE = 3.0  # standard errors; a gain is 1 unless the powers differ by more
 TINY = 1e-30

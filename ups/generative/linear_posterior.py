@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ups.common.spectral import apply_axes, cosine, fourier, sine
 from ups.common.transfer import send
 from ups.generative.observation import Observation
+from ups_discovery.spectral import apply_axes, cosine, fourier, sine
 
 WAVES = (cosine, sine, fourier)  # candidates along every axis for the eigenvectors of a field's covariance
 MODES = 1024  # largest number of modes of a linear posterior: all of a 32 x 32 grid

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ups.common.seeds import generator
 from ups.common.transfer import send
+from ups_discovery.seeds import generator
 
 # fractions of the rows of a training batch
 KIND_FRACTIONS = {"full": 0.25, "none": 0.05, "points": 0.40, "coarse": 0.15, "noisy": 0.15}

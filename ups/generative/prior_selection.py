@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.common.seeds import generator
 from ups.config import SteadyConfig
 from ups.generative.cell_posterior import CellPosterior, two_levels
 from ups.generative.corrector import METHODS, Corrector
@@ -32,6 +31,7 @@ from ups.models.windows import symmetry
 from ups.select import CELLS, Decision, choose
 from ups.training.fit import Fit, fit_once
 from ups.training.optim import fit_averaged
+from ups_discovery.seeds import generator
 
 LOOKED_AT = 512  # training fields in which other values than two are sought
 FIELDS = 32  # validation fields behind the choice of the posterior

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.common.seeds import generator
 from ups.common.transfer import send
 from ups.data.cache import Cache
 from ups.data.schedule import Batch, Schedule
@@ -35,6 +34,7 @@ from ups.generative.linear_posterior import LinearPosterior
 from ups.generative.observation import observe, row_generators, sample_levels
 from ups.models.operator import Operator
 from ups.models.windows import augment, stay, symmetry
+from ups_discovery.seeds import generator
 
 FLOOR = 1e-3  # times the mean solution: the smallest value whose logarithm is taken
 FLOOR_ROWS = 64  # training solutions behind that mean

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.common.seeds import generator
 from ups.common.transfer import send
 from ups.generative.corrector import Condition, Corrector, ResidualBatch
 from ups.generative.diffusion import NOISE, Velocity, column, denoise, diffuse, path, sample
 from ups.generative.residuals import Batches, Residuals, sum_by_task
 from ups.metrics.proper import energy_score, fair_crps
+from ups_discovery.seeds import generator
 
 STREAM = "consistency"  # of the random numbers
 MID_EVERY = 4  # one row in so many starts at mid_angle

@@ -10,8 +10,8 @@ N(0, s^2), with x = cos(angle) r + sin(angle) noise and v = s^2 cos^2 + sin^2,
 
 (ups/generative/diffusion.py). The network learns the rest in units of that spread. So samples have the
 spectrum of the residuals before the first training step, and no sample leaves the span of the residuals.
-Along walls, waves are those of `ups.common.spectral.FieldTransform`; there this is an approximation that the
-network corrects.
+Along walls, waves are those of `ups_discovery.spectral.FieldTransform`; there this is an approximation that
+the network corrects.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ups.common.spectral import FieldTransform
 from ups.generative.diffusion import gaussian_flow, gaussian_map
+from ups_discovery.spectral import FieldTransform
 
 LARGEST = 2**22  # numbers in the eigenvectors of all waves; with more, no eigenvectors are used
 LEAST = 1e-3  # of the largest standard deviation: smaller ones are rounding errors of the tokenizer

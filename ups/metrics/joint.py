@@ -25,11 +25,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ups.common.boundary import PERIODIC, along
 from ups.metrics.intervals import CHUNK, Metric, Moments, Scores, halves, merge
 from ups.metrics.mask import filled, fraction, valid_cells
 from ups.metrics.proper import EXACT, check_members, energy_score, variogram_score
 from ups.metrics.spectra import ROUNDING, octaves, rms, space_axes
+from ups_discovery.boundary import PERIODIC, along
 
 TOLERANCE = 0.01  # decades (2 %): added to distances, so that smaller ones do not count
 ORDER = 0.5  # of the variogram score

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ups.common.boundary import PERIODIC, along
-from ups.common.spectral import cosine
 from ups.metrics.mask import cell_mean, filled, fraction, valid_cells
+from ups_discovery.boundary import PERIODIC, along
+from ups_discovery.spectral import cosine
 
 # fraction of a field's energy below which a band holds float32 rounding errors only ((2^-23)^2 = 1.4e-14)
 ROUNDING = 1e-13

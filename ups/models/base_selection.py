@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ups.common.progress import note
 from ups.data.cache import Cache
-from ups.models.bases import BASES
+from ups.models.bases import base_class
 from ups.models.bases.base import Base, Fit, Samples
 from ups.models.head import TaskHead
 from ups.models.head_setup import (
@@ -113,11 +113,11 @@ def fitted_candidates(
     samples = Samples(unfitted_head(cache, "persistence", settings, device), cache, seed, 16 * base_steps)
     conserved = conserved_facts(samples.head, cache)
     for kind in cache.settings.base:
-        if cache.is_sampled and BASES[kind].needs_fitted_parameters:
+        if cache.is_sampled and base_class(kind).needs_fitted_parameters:
             print(f"{task}: {kind} serves a few parameter values alone, and these are many: left out")
             continue
         note(f"{task}: {kind}")
-        for name, fitted, base in report_missing(BASES[kind].fit(samples, settings), f"{task}: {kind}"):
+        for name, fitted, base in report_missing(base_class(kind).fit(samples, settings), f"{task}: {kind}"):
             head = unfitted_head(cache, kind, fitted, device)
             head.base.load_state_dict(base.state_dict())
             if base.is_user_solver:

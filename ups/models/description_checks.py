@@ -126,11 +126,17 @@ def require_kinds(description: Mapping[str, Any], rows: Rows, what: str) -> None
 
 
 def require_codec(codec: Mapping[str, Any], fields: Sequence[str], what: str) -> None:
-    """Raise ValueError unless a codec has the fields of its task, and takes logarithms of these alone."""
+    """Raise ValueError unless a codec has the fields of its task, takes logarithms of these alone, and
+    its patches divide its grid."""
     if len(codec["fields"]) != len(fields) or not set(codec["positive"]) <= set(codec["fields"]):
         raise ValueError(
             f"the weights of {what} have the fields {codec['fields']!r:.80}, positive "
             f"{codec['positive']!r:.80}; expected {list(fields)!r:.80}. Take another copy of them."
+        )
+    if any(size % codec["patch"] for size in codec["space"]):
+        raise ValueError(
+            f"the weights of {what} have patches of {codec['patch']} cells on a grid of "
+            f"{codec['space']!r:.80}; expected patches that divide it. Take another copy of them."
         )
 
 

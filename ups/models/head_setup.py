@@ -6,16 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.common.boundary import PERIODIC, along
 from ups.config import ModelConfig, to_dict
 from ups.data.cache import Cache
 from ups.data.tokenizer import Tokenizer
 from ups.models.bases.base import Samples
-from ups.models.bases.units import widened
 from ups.models.conserve import correction
 from ups.models.facts import HeadFacts, data_facts
 from ups.models.head import TaskHead
 from ups.models.operator import Operator
+from ups_discovery.boundary import PERIODIC, along
+from ups_discovery.units import widened
 
 MAX_TRAJECTORIES = 64  # per statistic, stratified by parameter; with 16, bases that blow up were not found
 BATCH = 32

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ups.common.boundary import along
 from ups.config import ModelConfig
 from ups.models import backbones
 from ups.models.backbones.backbone import task_of
 from ups.tasks import described_task
+from ups_discovery.boundary import along
 
 
 class TaskNetwork(nn.Module):

@@ -19,18 +19,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ups.common.boundary import BOUNDARIES, PERIODIC, along
 from ups.common.place import make_target
 from ups.common.precision import autocast
 from ups.common.torch_state import ONE_CALL, plain_torch, refuse_gradient
 from ups.models.assimilation import with_estimated_start
 from ups.models.bases.base import ParameterBatch
-from ups.models.bases.solver import PASS
 from ups.models.facts import AGAIN, HeadFacts, data_facts, flat_facts
 from ups.models.head import TaskHead
 from ups.models.network import TaskNetwork
 from ups.models.rollout import rollout
 from ups.training.stage import load_stage
+from ups_discovery.boundary import BOUNDARIES, PERIODIC, along
 
 if TYPE_CHECKING:
     from ups.data.cache import Cache
@@ -91,6 +90,8 @@ class Operator(TaskNetwork):
         """
         bases = {head.name: head.base for head in self.heads.values() if head.base.is_user_solver}
         if missing := [name for name in bases if name not in solvers]:
+            from ups.models.bases.solver import PASS
+
             raise ValueError(
                 f"the base of {missing[0]} is a solver of the user's, "
                 f"{bases[missing[0]].solver!r:.80}; {PASS}"

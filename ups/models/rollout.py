@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ups.common.progress import beat
-from ups.common.seeds import generator
+from ups_discovery.seeds import generator
 
 
 @torch.no_grad()

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from ups.common.progress import beat
-from ups.common.seeds import generator
-from ups.common.spectral import FieldTransform
 from ups.data.cache import Cache
 from ups.metrics.errors import rmse
 from ups.metrics.spectra import rms, space_axes
@@ -37,6 +35,8 @@ from ups.select import (
     is_clearly_better,
     select_start,
 )
+from ups_discovery.seeds import generator
+from ups_discovery.spectral import FieldTransform
 
 NUM_LONG_ROLLOUTS = 16
 LONG_FACTOR = 4  # length of these rollouts, in lengths of the data

@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ups.common.boundary import PERIODIC, along
-from ups.common.seeds import generator
 from ups.config import OperatorConfig, TaskConfig
 from ups.data.cache import Cache
 from ups.data.counts import most_calls
@@ -15,6 +13,8 @@ from ups.data.tokenizer import Tokenizer
 from ups.models.bases.base import ParameterBatch
 from ups.models.head import TaskHead
 from ups.tasks import Task
+from ups_discovery.boundary import PERIODIC, along
+from ups_discovery.seeds import generator
 
 Move = Callable[[Tensor, Tokenizer], Tensor]  # maps normalised fields (..., C, *space) of a codec
 

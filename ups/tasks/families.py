@@ -7,9 +7,9 @@ strides those of PDEBench's benchmark.
 
 from typing import Any
 
-from ups.common.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
 from ups.tasks.published import PUBLISHED
 from ups.tasks.task import Array, Task
+from ups_discovery.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
 
 ADVECTION = Task(
     name="advection1d",

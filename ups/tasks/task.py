@@ -67,7 +67,7 @@ class Task:
     axes: tuple[str, ...] = ()  # names of the space axes in storage order; x, y, z by default
     # (low, high) of all axes, or of each
     domain: tuple[float, float] | tuple[tuple[float, float], ...] = (0.0, 1.0)
-    boundary: str  # as in ups/common/boundary.py
+    boundary: str  # as in ups_discovery/boundary.py
     # 1D: values of each field at both ends, if fixed and not zero
     walls: tuple[tuple[float, float], ...] = ()
     parameters: tuple[str, ...] = ()  # numbers of a whole file, as its HDF5 attributes spell them

@@ -4,9 +4,9 @@ a distribution, which most solvers of the same name in `ups_solvers` sample exac
 from dataclasses import replace
 from typing import Any
 
-from ups.common.boundary import PERIODIC
 from ups.tasks.families import DARCY
 from ups.tasks.task import Array, Task
+from ups_discovery.boundary import PERIODIC
 
 
 def excitable(name: str, filename: str, **facts: Any) -> Task:

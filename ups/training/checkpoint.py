@@ -33,7 +33,6 @@ from ups.common.files import (
 )
 from ups.training.identity import MANIFEST, require_identity
 from ups.training.names import CHECKPOINT
-from ups_launch.processes import saved_steps
 
 SHARED = "shared.pt"
 
@@ -69,6 +68,11 @@ def _require_finite(value: Any, path: Path, do: str) -> None:
             raise DamagedError(
                 f"{path} holds numbers in {keystr(keys)} that are not finite; expected finite ones. {do}"
             )
+
+
+def saved_steps(directory: Path) -> list[int]:
+    """Steps of the committed checkpoints in `directory`, newest first."""
+    return sorted((int(path.name[5:]) for path in directory.glob("step_" + "[0-9]" * 9)), reverse=True)
 
 
 class Checkpoints:

@@ -2,11 +2,12 @@
 
 Exit codes: 0 finished, 1 failed, 2 refused before anything was written, 124 ended by the guard, 130
 interrupted twice, 143 stopped by a signal. The traceback goes to errors/rankN.json and the outcome on rank 0
-to status.json; the supervisor (ups_launch/__main__.py) receives both as events.
+to status.json; the supervisor (ups_launch), if there is one, receives both as events.
 """
 
 import functools
 import gc
+import io
 import os
 import sys
 import traceback
@@ -15,9 +16,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ups.common.text import print_plain
+from ups.training.activity import EXIT_STOPPED, send_event
 from ups.training.ranks import Ranks, StageError, cause_of
-from ups_launch.guard import EXIT_STOPPED
-from ups_launch.processes import protect_output, send_event
 
 # Words in the errors of ranks that lost a peer or did not find each other: another start may succeed.
 CONNECTION = (
@@ -34,6 +35,29 @@ CONNECTION = (
 
 class Preempted(SystemExit):
     """All ranks stop after a signal; they agreed on the step and saved it."""
+
+
+class _Outlet(io.FileIO):
+    """A standard stream that drops text if its reader is gone."""
+
+    def write(self, data: bytes) -> int:
+        try:
+            return super().write(data)
+        except OSError:  # a closed terminal or pipe, or a full disk: there is no other place for the error
+            return len(data)
+
+
+def protect_output() -> None:
+    """From here on printing cannot fail, so a run whose terminal is gone still saves and records its errors.
+
+    Closed standard streams are opened as /dev/null: else a file of the run would get their number and text.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+    print_plain(_Outlet)
 
 
 def main_guard(main: Callable[..., None]) -> Callable[..., None]:
@@ -68,14 +92,14 @@ def main_guard(main: Callable[..., None]) -> Callable[..., None]:
 def _release(code: int, is_agreed: bool) -> None:
     ranks, Ranks.active = Ranks.active, None
     if ranks is not None:
-        ranks.guard.leave(code, is_agreed)
+        ranks.activity.leave(code, is_agreed)
         ranks.close(code)
     gc.collect()
     # a rank that fails alone must not wait for the others
     if is_agreed and dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
     if ranks is not None:
-        ranks.guard.close(code)
+        ranks.activity.close(code)
 
 
 def _handle_exit(error: SystemExit) -> tuple[int, bool]:
@@ -87,9 +111,8 @@ def _handle_exit(error: SystemExit) -> tuple[int, bool]:
         is_agreed = isinstance(error, Preempted)
         if not is_agreed:
             print(
-                f"STOPPED: rank {ranks.rank}, stage {ranks.folder.stage}, step {ranks.guard.step}: told to "
-                f"stop outside the training loop, where there is nothing new to save. The same command "
-                f"continues.",
+                f"STOPPED: {ranks.activity.place}: told to stop outside the training loop, where there is "
+                f"nothing new to save. The same command continues.",
                 file=sys.stderr,
                 flush=True,
             )
@@ -110,12 +133,13 @@ def _report_failure(error: BaseException) -> int:
     code = 130 if kind == "interrupted" else 1
     if isinstance(error, StageError):
         cause = " ".join(str(error).split())
+        ranks.activity.leave(code, error.is_agreed, cause)
         if not ranks.is_recorded:
             ranks.write_error(kind, cause, "".join(traceback.format_exception(error)))
     else:
-        ranks.guard.leave(code, is_agreed=False)
+        ranks.activity.leave(code, is_agreed=False, cause=cause_of(error))
         is_cut_off = ranks.world > 1 and _is_connection(cause_of(error))
-        lost = ranks.guard.lost_peer(1.5 if is_cut_off else 0.0) if ranks.world > 1 else None
+        lost = ranks.activity.lost_peer(1.5 if is_cut_off else 0.0) if ranks.world > 1 else None
         kind = "connection" if is_cut_off else kind
         cause = ranks.record(error, kind)
         if lost is not None:
@@ -125,7 +149,7 @@ def _report_failure(error: BaseException) -> int:
     advice = getattr(error, "advice", "The same command continues from the last checkpoint.")
     send_event("failed", kind=kind, code=code, cause=f"{cause}. {advice}")
     print(
-        f"FAILED: rank {ranks.rank}, stage {ranks.folder.stage}, step {ranks.guard.step}: {cause}. {advice}",
+        f"FAILED: {ranks.activity.place}: {cause}. {advice}",
         file=sys.stderr,
         flush=True,
     )

@@ -1,7 +1,7 @@
 """The ranks of a run: process group, agreement on failures, collectives, records of errors.
 
 A run never hangs. What a rank computes by itself goes through `agreed`, which raises on all ranks if it
-failed on any. Every wait for other ranks is registered with the guard (ups_launch/guard.py), which names
+failed on any. Every wait for other ranks is registered (ups/training/activity.py), so that a guard can name
 the rank that does not come. The only collective elsewhere sums the gradients (ups/training/update.py).
 """
 
@@ -16,9 +16,9 @@ from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGr
 from torch import Tensor
 
 from ups.common.files import in_words, is_out_of_memory
+from ups.training.activity import Activity
 from ups.training.environment import asks_for_cpu
 from ups.training.folder import StageFolder
-from ups_launch.guard import Guard
 
 
 class StageError(RuntimeError):
@@ -45,17 +45,17 @@ class Ranks:
     def __init__(self, folder: StageFolder, hang_s: float) -> None:
         self.folder, self.device = folder, torch.device("cpu")
         self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        self.guard = Guard(self.rank, self.world, folder.stage, hang_s, self._on_guard)
+        self.activity = Activity(self.rank, self.world, folder.stage, hang_s, self._on_guard)
         # Around long work: phase(doing, limit_s) names it in heartbeats and sets its time limit. Reading a
         # cache, rollouts and samplers report progress themselves (ups.common.progress.beat).
-        self.phase = self.guard.phase
+        self.phase = self.activity.phase
         self.is_main = self.rank == 0
         self.is_finished = False  # whether the stage is finished
         self.is_recorded = False  # whether the current failure is in errors/
         self.close: Callable[[int], None] = lambda exit_code: None  # releases what the run holds
 
     def join(self, timeout_s: float) -> Accelerator:
-        """Start the guard and form the process group. Raises ValueError if Accelerate has other ranks than
+        """Start the activity and form the process group. Raises ValueError if Accelerate has other ranks than
         the launcher.
 
         Accelerate's mixed precision is off: each network multiplies its own matrices in train.precision
@@ -65,8 +65,8 @@ class Ranks:
         group = InitProcessGroupKwargs("gloo" if is_cpu else "nccl", timeout=timedelta(seconds=timeout_s))
         ddp = DistributedDataParallelKwargs(broadcast_buffers=False, find_unused_parameters=True)
         handlers = [group, ddp] if self.world > 1 else []
-        self.guard.start()
-        with self.guard.waiting("joining the process group"):
+        self.activity.start()
+        with self.activity.waiting("joining the process group"):
             accelerator = Accelerator(mixed_precision="no", cpu=is_cpu, kwargs_handlers=handlers)
         self.device, state = accelerator.device, accelerator.state
         if (state.num_processes, state.process_index) != (self.world, self.rank):
@@ -83,7 +83,7 @@ class Ranks:
         """`value` of every rank, in rank order. A collective."""
         if self.world == 1:
             return [value]
-        with self.guard.waiting(f"gathering after {self.guard.doing}"):
+        with self.activity.waiting(f"gathering after {self.activity.doing}"):
             return utils.gather_object([value])
 
     def agreed(self, function: Callable[[], Any], doing: str) -> Any:
@@ -96,7 +96,7 @@ class Ranks:
                 result = function()
             except Exception as error:
                 cause = self.record(error)
-            self.guard.has_failed = cause is not None
+            self.activity.has_failed = cause is not None
             self.raise_if_any(cause, doing)
         return result
 
@@ -112,16 +112,16 @@ class Ranks:
         """Sum of `tensor` over ranks (a new tensor, equal on all). A collective."""
         if self.world == 1:
             return tensor.detach().clone()
-        with self.guard.waiting("summing"):
+        with self.activity.waiting("summing"):
             total = utils.reduce(tensor.detach(), "sum")
-            if total.is_cuda:  # NCCL returns at once, so wait here, where the guard knows of it
+            if total.is_cuda:  # NCCL returns at once, so wait here, where the activity says so
                 torch.cuda.synchronize(total.device)
         return total
 
     def broadcast(self, tensors: Iterable[Tensor], doing: str) -> None:
         """Copy rank 0's numbers to all ranks, in place. A collective."""
         if self.world > 1:
-            with torch.no_grad(), self.guard.waiting(doing):
+            with torch.no_grad(), self.activity.waiting(doing):
                 utils.broadcast(list(tensors))
 
     # ---------------------------------------------------------------- records
@@ -138,7 +138,7 @@ class Ranks:
         record = {
             "rank": self.rank,
             "stage": self.folder.stage,
-            "step": self.guard.step,
+            "step": self.activity.step,
             "kind": kind,
             "cause": cause,
             "traceback": text,
@@ -148,7 +148,7 @@ class Ranks:
     def status(self, status: str, **facts: Any) -> None:
         """Write status.json on rank 0."""
         if self.is_main:
-            self.folder.note("status.json", {"status": status, "step": self.guard.step, **facts})
+            self.folder.note("status.json", {"status": status, "step": self.activity.step, **facts})
 
     def _on_guard(self, code: int, kind: str, cause: str, stack: str) -> None:
         """In the guard's thread, before it ends this process."""

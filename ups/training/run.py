@@ -17,14 +17,13 @@ The `for` stays in the script:
         run.finish(results)
 
 Work that may fail on one rank runs in `agreed` (ups/training/ranks.py) or `update` (ups/training/update.py),
-which raise on all ranks. The guard (ups_launch/guard.py) covers the rest: a rank that is killed, hangs or
-fails elsewhere. `main_guard` (ups/training/ending.py) ends the process.
+which raise on all ranks. The guard of ups_launch, if installed, covers the rest: a rank that is killed, hangs
+or fails elsewhere. `main_guard` (ups/training/ending.py) ends the process.
 """
 
 import contextlib
 import math
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,8 +35,8 @@ from tqdm import tqdm
 from ups.common.files import file_hash, write_json
 from ups.common.precision import in_words
 from ups.common.progress import Bar, position
-from ups.common.seeds import generator
 from ups.config import Config, OptimConfig, TrainConfig, to_dict
+from ups.training.activity import EXIT_STOPPED, send_event
 from ups.training.checkpoint import write_weights
 from ups.training.counters import Counters
 from ups.training.ending import Preempted
@@ -61,8 +60,7 @@ from ups.training.strategies import (
 )
 from ups.training.track import Tracker, check_tracker
 from ups.training.update import ReadAhead, Updates, read_nothing
-from ups_launch.guard import EXIT_STOPPED
-from ups_launch.processes import send_event
+from ups_discovery.seeds import generator
 
 LOCK_WAIT_S = 10.0  # for processes of an earlier start, which may still be ending
 
@@ -143,17 +141,13 @@ class Run:
         refusal = ranks.agreed(
             lambda: self.is_main and self.folder.take(LOCK_WAIT_S), "locking the stage directory"
         )
-        refusal, job = ranks.gather((refusal, str(time.time_ns())))[0]
-        if refusal:
+        if refusal := ranks.gather(refusal)[0]:
             raise FileExistsError(refusal)
         ranks.agreed(lambda: self.is_main and self._write_start(), "opening the stage directory")
         ranks.agreed(self._enter_folder, "looking for the stage directory")
-        ranks.agreed(
-            lambda: ranks.guard.open(self.directory / "heartbeat", job), "writing the first heartbeat"
-        )
+        ranks.agreed(lambda: ranks.activity.open(self.directory / "heartbeat"), "writing the first heartbeat")
         self.folder.is_open = True
         ranks.status("running")
-        send_event("open", directory=str(self.directory.absolute()))
         device = torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU"
         passes = math.ceil(train.batch_size / self.world / self.counters.micro_batch)
         self.print(
@@ -189,7 +183,7 @@ class Run:
         seed_everything(generator(self.config.run.seed, "rank", self.rank).initial_seed())
         if self.train.compile:
             compile_layers(model)
-        with self.ranks.guard.waiting("wrapping the model"):
+        with self.ranks.activity.waiting("wrapping the model"):
             strategy = strategy_of(model, self.accelerator, self.config.ddp.overlap)
         self.updates = Updates(model, strategy, self.ranks, self.counters, self.train, self.optim, self.print)
         if not strategy.is_agreed:
@@ -224,7 +218,7 @@ class Run:
         self._unshard()
 
     def _unshard(self) -> None:
-        with self.ranks.guard.waiting("gathering the weights"):
+        with self.ranks.activity.waiting("gathering the weights"):
             self.updates.strategy.unshard()
 
     # ---------------------------------------------------------------- loop
@@ -237,7 +231,7 @@ class Run:
         """
         self.metrics.mark()
         bar = Bar(self.position, self.train.steps, self.is_main, initial=self.step, unit="step")
-        with self.ranks.guard.in_loop(), bar as self.bar:
+        with self.ranks.activity.in_loop(), bar as self.bar:
             while not self._is_over():
                 self._is_updated = False
                 yield self.step
@@ -360,7 +354,7 @@ class Run:
             raise RuntimeError(
                 f"finish at step {self.step} of {self.train.steps}; expected the loop to run to its end."
             )
-        with self.ranks.guard.waiting("gathering the weights"):
+        with self.ranks.activity.waiting("gathering the weights"):
             tensors = full_weights(self.model, self.updates.exported(), self.is_main)
         self.agreed(
             lambda: self.is_main and self._export(tensors, results, model_config), "writing the results"

@@ -12,6 +12,7 @@ import torch
 
 from ups.common.files import DamagedError
 from ups.config import TrainConfig
+from ups.training.activity import send_event
 from ups.training.checkpoint import Checkpoints
 from ups.training.counters import Counters, Update
 from ups.training.ranks import Ranks, StageError
@@ -171,6 +172,7 @@ class Saving:
         try:
             self.checkpoints.save(shared["step"], shared, own, {"world": self.ranks.world})
             self.num_failed, self.updates.saved = 0, shared["step"]
+            send_event("saved", step=shared["step"])
         except StageError as error:
             self.num_failed += 1
             if is_required or self.num_failed >= MAX_FAILED_SAVES:
@@ -200,6 +202,7 @@ class Saving:
         if manifest is not None:
             step, world = manifest["step"], manifest["world"]
             ranks.agreed(lambda: self.load(step), f"loading the checkpoint of step {step}")
+            send_event("saved", step=step)
             note = "" if world == ranks.world else f" (written by {world} processes)"
             self.notify(f"resumed at step {step}{note}")
         ranks.agreed(self.metrics.rewind, "cutting metrics.jsonl back to the resumed step")

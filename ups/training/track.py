@@ -16,7 +16,6 @@ import itertools
 import json
 import os
 import queue
-import signal
 import sys
 import threading
 import time
@@ -32,12 +31,11 @@ import psutil
 from ups.common.files import DamagedError, is_at, require_plain, write_atomic, write_json
 from ups.common.progress import beat
 from ups.config import TrackerConfig
-from ups_launch.processes import descendants
 
 INIT_TIMEOUT_S = 30  # W&B's default is 90; without an answer the run is recorded offline
 FINISH_TIMEOUT_S = 20  # its default is none: it would wait for a network that never comes back
 WAIT_S = 75  # for both and the offline attempt between them, at the end of a finished stage
-# at the end of any other: less than the guard gives a rank that has failed (ups_launch/guard.py)
+# at the end of any other: less than a rank has that failed (ups/training/activity.py)
 LEAVE_S = 8
 FLUSH_S = 1.0  # W&B's default is 15: what a killed offline run may lose
 MAX_WAITING = 100_000  # queued calls; with more the tracker is taken for blocked
@@ -279,7 +277,7 @@ class _TensorBoard:
 
 def _end_service() -> None:
     """Kill the wandb-core process of this process: at exit W&B waits for it without limit."""
-    for pid in descendants(os.getpid()):
-        with contextlib.suppress(OSError, psutil.Error):  # it has ended meanwhile
-            if "wandb-core" in " ".join(psutil.Process(pid).cmdline()):
-                os.kill(pid, signal.SIGKILL)
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            if "wandb-core" in " ".join(process.cmdline()):
+                process.kill()

@@ -134,7 +134,7 @@ class Updates:
             self.counters.num_skipped_in_row = 0
         else:
             self._skip(loss)
-        self.counters.step = self.ranks.guard.step = step + 1
+        self.counters.step = self.ranks.activity.step = step + 1
         return Update(is_finite, loss, norm, int(counts[ROWS]), factor, metrics, counts[STOP] > 0)
 
     # ---------------------------------------------------------------- gradients
@@ -145,7 +145,7 @@ class Updates:
         """The gradient of the sum of the loss over the rows of all ranks. A collective."""
         with self.ranks.phase(doing):
             metrics, cause = self._backward(loss_function, size, read_ahead)
-        with self.ranks.guard.waiting("summing gradients"):
+        with self.ranks.activity.waiting("summing gradients"):
             self._counts[SQUARES] = self.strategy.squares(self._gradients)
             if self.ranks.world > 1:
                 summed = self.strategy.to_sum(self._buffer, self._counts)
@@ -183,7 +183,7 @@ class Updates:
             status, cause = self._status_of(error)
         loss = values = None  # the graph of a failed pass would keep its memory
         self._counts[LOSS], self._counts[ROWS] = loss_sum, size
-        self._counts[STOP] = float(self.ranks.guard.stop_signal != 0)
+        self._counts[STOP] = float(self.ranks.activity.stop_signal != 0)
         if status is not None:
             self._counts[status] = 1.0
         return metrics, cause
@@ -320,7 +320,7 @@ class Updates:
         vars(self.counters).update(saved)
         if asked == self.train.micro_batch:  # else the user has changed the setting
             self.counters.micro_batch = min(micro_batch, self.counters.micro_batch)
-        self.saved = self.ranks.guard.step = self.counters.step
+        self.saved = self.ranks.activity.step = self.counters.step
 
 
 NO_TASK = (

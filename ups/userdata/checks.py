@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ups.common.boundary import along
 from ups.tasks import Task
 from ups.userdata.grid import read_domain
 from ups.userdata.inspect_file import Coordinate, config_error, goes_on, is_even_grid, value_in
 from ups.userdata.readers import Store
 from ups.userdata.times import NO_TIMES, even_step, jumps_in, step_in, times_in
+from ups_discovery.boundary import along
 
 
 def parameter_values(

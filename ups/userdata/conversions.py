@@ -33,7 +33,7 @@ OPENED = {  # the library that opens a file of such names, whose arrays are file
     ".npz": "numpy.load({})",
     ".zarr": "zarr.open({}, mode='r')",
     **dict.fromkeys((".nc", ".nc4", ".cdf"), "xarray.open_dataset({}, decode_times=False)"),
-    **dict.fromkeys((".pt", ".pth"), "torch.load({})"),
+    **dict.fromkeys((".pt", ".pth"), "torch.load({}, weights_only=True)"),
 }
 KEYS = "file = {str(key): u for key, u in (file.items() if hasattr(file, 'items') else enumerate(file))}"
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ups.common.boundary import DIRICHLET, NO_FLUX, PERIODIC, along
 from ups.tasks import Finding, Task
 from ups.userdata.grid import MOST_UNEVEN, choose_patch, evenness, find_coordinates, is_globe, on_walls
 from ups.userdata.readers import open_store
+from ups_discovery.boundary import DIRICHLET, NO_FLUX, PERIODIC, along
 
 FAR = 2.5  # standard deviations of the other values, from the nearest of them
 SAMPLED = 256  # values of each channel that are kept of a trajectory, for that deviation

@@ -20,8 +20,8 @@ COUNTERS = re.compile(
 )
 # numbers of an equation, one for each trajectory
 PARAMETERS = re.compile(
-    r"nu|mu|re|ra|pr|ma|eps(ilon)?|alpha|beta|gamma|kappa|reynolds\w*|rayleigh\w*|visc\w*|diffusiv\w*|coef\w*|"
-    r"param\w*|amplitude|seed"
+    r"nu|mu|re|ra|pr|ma|eps(ilon)?|alpha|beta|gamma|kappa|reynolds\w*|rayleigh\w*|visc\w*|diffusiv\w*|"
+    r"coef\w*|param\w*|amplitude|seed"
 )
 NODES = re.compile(
     r"(\w*_)?(nodes?|points?|pts|positions?|pos|coords?|coordinates?|vertices|verts|xyz?|grid|mesh)"

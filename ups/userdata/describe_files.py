@@ -91,12 +91,12 @@ def companion_fields(store: Store, array: str) -> list[tuple[Path, str]]:
 
 def run_lengths(store: Store, array: str, axis: int) -> list[int]:
     """The length of an axis of an array in every group of the file and in its sibling files."""
-    found = [store.array(array.replace("*", group)).shape[axis] for group in store.groups(array) or [""]]
+    shapes = [store.array(array.replace("*", group)).shape for group in store.groups(array) or [""]]
     for path in sibling_files(Path(store.path))[:MOST_FILES]:
         with open_store(path) as other:
             same = other.array(other.first(array)) if path != Path(store.path) else None
-            found += [same.shape[axis]] if same is not None and len(same.shape) > axis else []
-    return found
+            shapes += [same.shape] if same is not None else []
+    return [shape[axis] for shape in shapes if len(shape) > axis]  # an array may be called "*" itself
 
 
 def are_dated(path: Path) -> bool:

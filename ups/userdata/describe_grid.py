@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from ups.common.boundary import DIRICHLET, NO_FLUX, PERIODIC
 from ups.userdata.conversions import resampling
 from ups.userdata.describe_axes import Guess, is_scale
 from ups.userdata.describe_lines import Line
@@ -14,6 +13,7 @@ from ups.userdata.grid import MOST_UNEVEN, evenness, is_globe, on_walls
 from ups.userdata.inspect_file import Coordinate, is_even_grid, rises, tidy
 from ups.userdata.masks import averaged, with_nan
 from ups.userdata.readers import Store
+from ups_discovery.boundary import DIRICHLET, NO_FLUX, PERIODIC
 
 SMALL = 1e-3  # of a field's standard deviation: what counts as zero at a wall
 BOUNDS = ("domain", "bounds", "extent", "box")  # attributes with the ends of all axes, without any _

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ups.common.boundary import PERIODIC, along
 from ups.tasks import Finding
+from ups_discovery.boundary import PERIODIC, along
 
 LOOKED_AT = 8  # trajectories
 JUMP = 8.0  # times the mean difference of neighbours: more than any resolved periodic field jumps

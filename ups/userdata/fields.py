@@ -4,13 +4,13 @@ vector, symmetries, parameters and units."""
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ups.common.boundary import PERIODIC
 from ups.common.lazy import np
 from ups.common.text import MOST_NAME_BYTES, printable
 from ups.tasks import Place
 from ups.userdata.inspect_file import Coordinate, config_error, is_even, place_of, value_in
 from ups.userdata.layout import Layout
 from ups.userdata.times import times_in
+from ups_discovery.boundary import PERIODIC
 
 if TYPE_CHECKING:
     from ups.userdata.readers import Store

@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ups.common.boundary import BOUNDARIES, PERIODIC
 from ups.common.lazy import np
 from ups.tasks import Place
 from ups.userdata.inspect_file import (
@@ -21,6 +20,7 @@ from ups.userdata.inspect_file import (
     rises,
     tidy,
 )
+from ups_discovery.boundary import BOUNDARIES, PERIODIC
 
 if TYPE_CHECKING:
     from ups.userdata.readers import Store

@@ -337,7 +337,7 @@ def value_in(
         there, of_run = sorted(store.attributes()), list(numbers_of_run(store, arrays, group))
         raise config_error(
             f"{key}.parameters.{name}",
-            f"{path} holds no number in {place!r}"
+            f"{path} holds no number in {place!r:.80}"
             if found is None
             else f"{place} in {path} holds {found!r:.80}",
             "an attribute, an array with a number per trajectory, or "

@@ -7,8 +7,8 @@ scalars, vectors and tensors, dimensions, boundary_conditions and scalars; attri
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ups.common.boundary import NO_FLUX, OUTFLOW, PERIODIC
 from ups.common.lazy import np
+from ups_discovery.boundary import NO_FLUX, OUTFLOW, PERIODIC
 
 if TYPE_CHECKING:
     from ups.userdata.readers import Store

@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ups.common.boundary import PERIODIC, along
 from ups.common.files import parts_of
 from ups.common.lazy import np
 from ups.userdata.inspect_file import config_error
+from ups_discovery.boundary import PERIODIC, along
 
 READ = 2**22  # numbers at a time
 WHOLE: dict[tuple, list["np.ndarray"]] = {}  # files -> whether each frame is whole

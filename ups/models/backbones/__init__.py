@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from pkgutil import resolve_name
 
-from ups.common.boundary import along
 from ups.config import ModelConfig
 from ups.config.model import BACKBONES
 from ups.models.backbones.backbone import ANY, Backbone
 from ups.models.backbones.layers import Ends
 from ups.tasks import Task
+from ups_discovery.boundary import along
 
 
 def build(model: ModelConfig, tasks: Mapping[str, Ends]) -> Backbone:

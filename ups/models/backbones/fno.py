@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ups.common.boundary import DIRICHLET, PERIODIC
-from ups.common.spectral import cosine, sine
 from ups.config import ModelConfig
 from ups.models.backbones.backbone import PrivateBackbone
 from ups.models.backbones.layers import Ends, Position, zero_linear
+from ups_discovery.boundary import DIRICHLET, PERIODIC
+from ups_discovery.spectral import cosine, sine
 
 
 def wave_numbers(n: int, modes: int, is_first: bool) -> list[int]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ups.common.boundary import DIRICHLET, PERIODIC, along
-from ups.common.spectral import box, box_rows, cosine, fourier_pairs
+from ups_discovery.boundary import DIRICHLET, PERIODIC, along
+from ups_discovery.spectral import box, box_rows, cosine, fourier_pairs
 
 Ends = tuple[str, ...]  # the boundary of each axis of a task
 
@@ -68,7 +68,7 @@ MOST_MODES = {2: 8, 3: 3}  # per axis, by number of axes, where all are mixed to
 
 class BoxMixing(nn.Module):
     """A spectral convolution along all axes together: y_k = W_k x_k for the wave vectors k of
-    `ups.common.spectral.box`.
+    `ups_discovery.spectral.box`.
 
     weight: (2, K, width, width), real and imaginary part. ends: the boundary of each axis.
     """

@@ -12,10 +12,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ups.common.boundary import PERIODIC
 from ups.config import ModelConfig
 from ups.models.backbones.backbone import BlockNetwork, PrivateBackbone
 from ups.models.backbones.layers import Ends, Pointwise
+from ups_discovery.boundary import PERIODIC
 
 HEAD_WIDTH = 32  # channels per head, at least
 

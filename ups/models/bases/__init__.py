@@ -7,14 +7,15 @@ ups/config/bases.py."""
 from pkgutil import resolve_name
 from typing import Any
 
-from ups.config.bases import BASES as TABLE
+from ups.config.bases import BASES
 from ups.models.bases.base import Base
 
-BASES: dict[str, type[Base]] = {
-    name: resolve_name(f"{__name__}.{row.implementation}") for name, row in TABLE.items()
-}
+
+def base_class(kind: str) -> type[Base]:
+    """The class of a base. Its file is imported here, so that weights import their own bases alone."""
+    return resolve_name(f"{__name__}.{BASES[kind].implementation}")
 
 
 def build_base(description: dict[str, Any]) -> Base:
     """An unfitted base from its kind and settings."""
-    return BASES[description["kind"]](**description["settings"])
+    return base_class(description["kind"])(**description["settings"])

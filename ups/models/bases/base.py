@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from ups.common.progress import note
-from ups.common.rows import joined
-from ups.common.seeds import generator
-from ups.models.bases.units import FieldUnits
+from ups_discovery.seeds import generator
 
 if TYPE_CHECKING:
     from ups.data.cache import Cache
+    from ups.data.tokenizer import Tokenizer
+    from ups_discovery.units import FieldUnits
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Samples:
         self.head, self.cache, self.seed, self.budget = head, cache, seed, budget
         self.name, self.device, self.first = head.name, head.scale.device, cache.settings.train_from
         length = 1 if head.task.is_steady else head.history + 1
-        self.num_starts = max(0, cache.num_frames - self.first - length + 1)
+        self.num_starts = max(0, self.num_frames - length + 1)
 
     def rows(self, value: int | None) -> Tensor:
         """Training rows of one parameter value; all rows for None or for a task without parameters."""
@@ -95,16 +95,25 @@ class Samples:
         return u[:, :-1], parameters, u[:, -1]
 
     @property
-    def units(self) -> FieldUnits:
-        return FieldUnits.of(self.head.codec)
+    def num_frames(self) -> int:
+        """The frames of a trajectory that may be used for training."""
+        return self.cache.num_frames - self.first
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether trajectories are windows of longer runs."""
+        return self.cache.windows is not None
+
+    @property
+    def units(self) -> "FieldUnits":
+        return field_units(self.head.codec)
 
     def states(self, rows: Tensor, length: int, rng: torch.Generator) -> Tensor:
         """States (rows, up to `length` frames, C, *space), float64, of rows from random starts: s of
         `FieldUnits`, the logarithm for a positive channel.
         """
-        codec, num_frames = self.head.codec, self.cache.num_frames - self.first
-        length = min(length, num_frames)
-        starts = self.first + torch.randint(0, num_frames - length + 1, (len(rows),), generator=rng)
+        codec, length = self.head.codec, min(length, self.num_frames)
+        starts = self.first + torch.randint(0, self.num_frames - length + 1, (len(rows),), generator=rng)
         w = codec.bridged(codec.decode(self.cache.batch(rows, starts, length, self.device))).double()
         scale, shift = (
             value.to(w.device).view(-1, *[1] * codec.ndim) for value in (self.units.scale, self.units.shift)
@@ -117,6 +126,8 @@ class Samples:
         Windows of a run are joined; of a long run the first frames count. Runs of less than half the longest
         are left out, and longer ones are cut to the shortest.
         """
+        from ups.common.rows import joined
+
         places, num_frames, rng = self.cache.windows, self.cache.num_frames, generator(self.seed, "films")
         groups = list(rows.split(1))
         if places is not None and self.first == 0:
@@ -139,6 +150,14 @@ class Samples:
         return codec.normalise(
             torch.zeros(codec.num_channels, *[1] * codec.ndim, device=self.device)
         ).flatten(1)[:, 0]
+
+
+def field_units(codec: "Tokenizer") -> "FieldUnits":
+    """The units of the states of a codec's fields."""
+    from ups_discovery.units import FieldUnits
+
+    positive = [channel for channel, name in enumerate(codec.fields) if name in codec.positive]
+    return FieldUnits.of(codec.mean, codec.std, positive)
 
 
 Fit = Generator[tuple[str, dict[str, Any], T], None, str | None]  # see `Base.fit`

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ups.common.boundary import DIRICHLET, PERIODIC, along
-from ups.common.spectral import FieldTransform
 from ups.models.bases.base import Learnt, ParameterBatch, Samples, Window
-from ups.models.bases.units import comparable
+from ups_discovery.boundary import DIRICHLET, PERIODIC, along
+from ups_discovery.spectral import FieldTransform
+from ups_discovery.terms import comparable
 
 
 class Elliptic(Learnt):

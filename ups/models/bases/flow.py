@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ups.common.boundary import PERIODIC, along
-from ups.common.spectral import apply_axes, apply_axis
 from ups.models.bases.base import Fit, ParameterBatch, Samples
 from ups.models.bases.propagator import Modal
-from ups.models.bases.units import comparable
+from ups_discovery.boundary import PERIODIC, along
+from ups_discovery.spectral import apply_axes, apply_axis
+from ups_discovery.terms import comparable
 
 TAPS = -1, 0, 1, 2  # cells of cubic (Lagrange) interpolation along an axis
 

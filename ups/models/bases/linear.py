@@ -5,15 +5,17 @@ that is fitted by ridge regression.
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ups.common.boundary import PERIODIC, along
 from ups.common.progress import beat
 from ups.models.bases.base import Base, Fit, ParameterBatch, Samples
-from ups.models.bases.reduced_rank import MOST, Directions, FoldSums, Map, fit_map
+
+if TYPE_CHECKING:
+    from ups.models.bases.reduced_rank import Map
+from ups_discovery.boundary import PERIODIC, along
 
 FOLDS = 4  # of cross-validation; windows are in the order of initial conditions and time
 GROWTH = 1e-4  # growth per frame above which the same map without growth is a candidate as well
@@ -123,6 +125,8 @@ class Linear(Base):
         """Yield, for every start (see `starts`) and number of frames: the start itself, the map that is best
         on held-out windows and, if that one grows, the same without growth.
         """
+        from ups.models.bases.reduced_rank import Directions, FoldSums, Map, fit_map
+
         task = samples.head.task
         if task.is_symmetric or (task.is_shifted and PERIODIC in along(task.boundary, task.ndim)):
             return f"{task.name} is shifted or mirrored in training, which a map between cells cannot follow"
@@ -166,8 +170,8 @@ class Linear(Base):
         mean_in: Tensor,
         mean: Tensor,
         kept: Tensor,
-        best: Map,
-        firm: Map | None,
+        best: "Map",
+        firm: "Map | None",
     ) -> tuple[str, dict[str, Any], "Linear"]:
         """The candidate (name, settings, base) of fitted tensors."""
         settings = {**settings, "lags": lags, "rank": best.rank}
@@ -182,6 +186,8 @@ class Linear(Base):
         """Inputs x (n, numbers) and next frames y (n, numbers) of training windows, in the order of initial
         conditions and time: all, or an even selection of as many as fit into memory.
         """
+        from ups.models.bases.reduced_rank import MOST
+
         num_in, num_out = len(self.mean_in), len(self.mean)
         rows = samples.rows(None)
         rows = rows[samples.cache.trajectory[rows].argsort(stable=True)]

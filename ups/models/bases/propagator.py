@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.common.spectral import FieldTransform
 from ups.models.bases.base import Base, Fit, ParameterBatch, Samples
+from ups_discovery.spectral import FieldTransform
 
 MOST_DEGREE = 5
 # of the terms of the rows that are computed at once on a CPU; half and twice of it are slower

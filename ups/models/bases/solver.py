@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ups.common.torch_state import refuse_gradient
-from ups.common.user_solver import load_step
 from ups.models.bases.base import Base, Fit, ParameterBatch, Samples
 
 PASS = (
@@ -147,6 +146,8 @@ class Solver(Base):
     @classmethod
     def fit(cls, samples: Samples, settings: dict[str, Any]) -> Fit[Self]:
         """Yield the solver with the units of the codec; there is nothing to fit."""
+        from ups.common.user_solver import load_step
+
         cache, codec = samples.cache, samples.head.codec
         named = {
             **settings,

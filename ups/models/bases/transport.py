@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ups.common.boundary import PERIODIC, along
 from ups.models.bases.base import Learnt, ParameterBatch
+from ups_discovery.boundary import PERIODIC, along
 
 
 class Transport(Learnt):

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ups.common.progress import beat
-from ups.common.seeds import generator
-from ups.models.bases.least_squares import RIDGE, forward_selection, scaled, solve
+from ups_discovery.least_squares import RIDGE, forward_selection, scaled, solve
+from ups_discovery.progress import beat
+from ups_discovery.seeds import generator
 
 MAX_CANDIDATES = 40  # terms that windows are resampled for
 MAX_ADDED = 8  # columns by addition, and most terms of an equation

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ups.common.boundary import along
-from ups.common.spectral import FieldTransform
+from ups_discovery.boundary import along
+from ups_discovery.spectral import FieldTransform
 
 LOUD = 3.0  # times the power of the noise: what rises above it
 

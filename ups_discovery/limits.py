@@ -1,11 +1,11 @@
-"""Settings of the identification of an equation (integrate.py, identify.py), set by measurements."""
+"""Limits of the identification of an equation (integrate.py, identification.py), set by measurements."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Sizes of the samples, tolerances and limits. Errors are relative to persistence."""
+class Limits:
+    """Sizes of the samples and tolerances. Errors are relative to persistence."""
 
     # Samples: cells in all windows together, and the largest number of windows.
     regression_cells: int = 2**15
@@ -37,9 +37,6 @@ class Settings:
     good_error: float = 0.1
 
     # Steps of the integrator per frame.
-    max_steps_large_grid: int = 32
-    max_steps_small_grid: int = 256
-    max_cell_steps: int = 2**17  # cells times steps per frame, above max_steps_large_grid
     stability_limit: float = (
         2.7  # step times rate; RK4 is stable to 2.78 (real axis) and 2.83 (imaginary axis)
     )
@@ -64,4 +61,4 @@ class Settings:
     min_growth_gain: float = 0.5  # terms are added once more only if the error fell below 0.5 times
 
 
-SETTINGS = Settings()
+LIMITS = Limits()

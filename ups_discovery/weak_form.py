@@ -21,12 +21,12 @@ import torch
 from numpy.polynomial import Polynomial
 from torch import Tensor
 
-from ups.common.boundary import PERIODIC, along
-from ups.common.progress import beat
-from ups.common.seeds import generator
-from ups.common.spectral import apply_axes
-from ups.models.bases.denoise import LOUD, Film
-from ups.models.bases.terms import INVERSE, WAVE, Term, Terms
+from ups_discovery.boundary import PERIODIC, along
+from ups_discovery.denoise import LOUD, Film
+from ups_discovery.progress import beat
+from ups_discovery.seeds import generator
+from ups_discovery.spectral import apply_axes
+from ups_discovery.terms import INVERSE, WAVE, Term, Terms
 
 EXPONENT = 8  # of the test function (1 - x^2)^8
 WIDTH = 3.0  # standard deviations of its spectrum at the largest wave number that rises above the noise

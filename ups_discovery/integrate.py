@@ -1,26 +1,25 @@
 """Integrate a candidate equation from windows of the data: rollouts, errors, and the steps per frame."""
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ups.common.boundary import along
-from ups.common.progress import beat
-from ups.common.seeds import generator
-from ups.common.spectral import FieldTransform
-from ups.metrics.noise import MOST_VALUES, measurement_noise
-from ups.models.bases.denoise import Film
-from ups.models.bases.identify_settings import SETTINGS
-from ups.models.bases.terms import Terms, diagonal, library
-from ups.models.bases.units import widened
-
-if TYPE_CHECKING:
-    from ups.models.bases.base import Samples
+from ups_discovery.boundary import along
+from ups_discovery.data import Data
+from ups_discovery.denoise import Film
+from ups_discovery.equation import Equation, max_steps
+from ups_discovery.library import library
+from ups_discovery.limits import LIMITS
+from ups_discovery.noise import MOST_VALUES, measurement_noise
+from ups_discovery.progress import beat
+from ups_discovery.seeds import generator
+from ups_discovery.spectral import FieldTransform
+from ups_discovery.terms import Terms, diagonal
+from ups_discovery.units import widened
 
 
 @dataclass(frozen=True)
@@ -44,33 +43,25 @@ def cut(films: Tensor, places: Places) -> Tensor:
     return torch.stack([films[film, first : first + length] for film, first, length in places])
 
 
-def max_steps(space: Sequence[int]) -> int:
-    """The largest number of steps per frame of an equation. A step evaluates the right-hand side four
-    times."""
-    most = SETTINGS.max_cell_steps // math.prod(space)
-    return min(SETTINGS.max_steps_small_grid, max(SETTINGS.max_steps_large_grid, most))
-
-
 class ModelIntegration:
     """Windows of the data of one parameter value, and rollouts of models from them.
 
-    make: builds an `Equation` from settings. States are float64; windows are (rows, frames, C, *space).
+    States are float64; windows are (rows, frames, C, *space).
     bounds: smallest and largest state (C,) of a prediction. noise (C,): standard deviation of white noise in
     the states, None without any; if there is noise, the windows are those of denoised films. least_noise: of
     every channel that has less, relative to its standard deviation."""
 
-    limits = SETTINGS
+    limits = LIMITS
     rows_at_once = 8  # windows that are integrated together in a fit
 
     def __init__(
         self,
-        make: Callable[..., Any],
-        samples: "Samples",
+        data: Data,
         settings: dict[str, Any],
         value: int,
         least_noise: float = 0.0,
     ):
-        self.make, self.settings, self.least_noise = make, {**settings, "num_values": 1}, least_noise
+        self.settings, self.least_noise = {**settings, "num_values": 1}, least_noise
         self.max_steps = max_steps(settings["space"])
         self.library = library(
             settings["num_channels"],
@@ -79,14 +70,14 @@ class ModelIntegration:
             settings.get("vorticity", ()),
             settings.get("driven", ()),
         )
-        rng, rows = generator(samples.seed, samples.name, "equation", value), samples.rows(value)
+        rng, rows = generator(data.seed, data.name, "equation", value), data.rows(value)
         rows = rows[torch.randperm(len(rows), generator=rng)]
         held_out = rows[: min(self.limits.num_held_out, max(1, len(rows) // 8))]
         self.rows = rows[len(held_out) :] if len(rows) > 1 else rows
         self.num_cells = math.prod(settings["space"])
 
         def windows(rows: Tensor, count: int, length: int) -> Tensor:
-            return samples.states(rows[torch.arange(count) % len(rows)], length, rng)
+            return data.states(rows[torch.arange(count) % len(rows)], length, rng)
 
         num_regressed = self.num_windows(self.limits.regression_cells, self.limits.max_regression_windows)
         num_shot = self.num_windows(self.limits.shooting_cells, self.limits.max_shooting_windows)
@@ -94,7 +85,7 @@ class ModelIntegration:
         self.shooting_windows = windows(self.rows, num_shot, 1 + self.limits.shooting_frames)
         self.held_out_windows = windows(held_out, len(held_out), 1 + self.limits.num_held_out)
         device = self.regression_windows.device
-        self.std = samples.units.scale.to(device).view(-1, *[1] * len(settings["space"]))
+        self.std = data.units.scale.to(device).view(-1, *[1] * len(settings["space"]))
         num_sampled = max(1, self.limits.regression_cells // num_regressed)
         self.sampled_cells = torch.randperm(self.num_cells, generator=rng)[:num_sampled].to(device)
         self.library_terms = Terms(
@@ -107,18 +98,18 @@ class ModelIntegration:
         ).to(device)
         ranges = []
         for row in rows[: self.limits.max_bound_trajectories].split(1):
-            s = samples.states(row, samples.cache.num_frames, rng).transpose(0, 2).flatten(1)
+            s = data.states(row, data.num_frames, rng).transpose(0, 2).flatten(1)
             ranges.append((s.amin(1), s.amax(1)))
         low, high = (torch.stack(ends) for ends in zip(*ranges, strict=True))
         self.bounds = widened(low.amin(0), high.amax(0), len(ranges))
-        some = samples.films(rows, MOST_VALUES)
+        some = data.films(rows, MOST_VALUES)
         sigma = [
             max(measurement_noise(one.cpu().numpy()) or 0.0, least_noise * float(one.std()))
             for one in some.unbind(2)
         ]
         self.noise = some.new_tensor(sigma) if any(sigma) else None
         if self.noise is not None:
-            self.films = samples.films(rows, self.limits.film_values)
+            self.films = data.films(rows, self.limits.film_values)
             self.use_denoised(len(held_out), rng)
 
     def use_denoised(self, num_held_out: int, rng: torch.Generator) -> None:
@@ -158,10 +149,10 @@ class ModelIntegration:
 
     # ----------------------------------------------------------------------------------- the integrator
 
-    def build(self, model: Model) -> tuple[Any, Tensor]:
+    def build(self, model: Model) -> tuple[Equation, Tensor]:
         """An integrator of the model's terms, and the places of the unknowns among its weights."""
         used = sorted({term for _, term in model.unknowns})
-        equation = self.make(
+        equation = Equation(
             **{
                 **self.settings,
                 "terms": [self.library[term] for term in used],
@@ -176,7 +167,7 @@ class ModelIntegration:
         return equation, torch.tensor(places, device=self.regression_windows.device)
 
     @torch.no_grad()
-    def integrate(self, built: tuple[Any, Tensor], values: Tensor, s: Tensor, frames: int) -> Tensor:
+    def integrate(self, built: tuple[Equation, Tensor], values: Tensor, s: Tensor, frames: int) -> Tensor:
         """The frames (rows, frames, C, *space) after s (rows, C, *space).
 
         built: of `build`. values: (unknowns,), or (sets, unknowns), where each set is for equally many
@@ -279,7 +270,7 @@ class ModelIntegration:
             num, before = 2 * num, now
         return 0
 
-    def with_weights(self, model: Model) -> tuple[Any, Tensor, Tensor]:
+    def with_weights(self, model: Model) -> tuple[Equation, Tensor, Tensor]:
         """The integrator, its weights (C, terms), and the places of the unknowns among them."""
         equation, places = self.build(model)
         weight = model.values.new_zeros(equation.weight[0].numel()).index_copy(0, places, model.values)

@@ -30,17 +30,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ups.common.seeds import generator
-from ups.common.spectral import FieldTransform
-from ups.models.bases.doubts import HALVES, ILL_POSED, UNCLEAR
-from ups.models.bases.least_squares import solve
-from ups.models.bases.shooting import last_shooting, leaves_kicks
-from ups.models.bases.terms import INVERSE, WAVE
+from ups_discovery.doubts import HALVES, ILL_POSED, UNCLEAR
+from ups_discovery.least_squares import solve
+from ups_discovery.seeds import generator
+from ups_discovery.shooting import last_shooting, leaves_kicks
+from ups_discovery.spectral import FieldTransform
+from ups_discovery.terms import INVERSE, WAVE
 
 if TYPE_CHECKING:
-    from ups.models.bases.drift import Drift
-    from ups.models.bases.identify import Identification
-    from ups.models.bases.integrate import Model
+    from ups_discovery.drift import Drift
+    from ups_discovery.identification import Identification
+    from ups_discovery.integrate import Model
 
 # (model, states (windows, frames, C, *space)) to the normal equations of every window
 EquationsByRow = Callable[["Model", Tensor], Tensor]

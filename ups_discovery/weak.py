@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ups.models.bases.doubts import OTHERS, UNCLEAR
-from ups.models.bases.integrate import Model
-from ups.models.bases.least_squares import solve
-from ups.models.bases.resampling import residual_of, selected, standard_errors, without_uncertain
-from ups.models.bases.terms import Term
-from ups.models.bases.weak_form import MIN_HALF_WIDTH, WeakForm, plain_term
+from ups_discovery.doubts import OTHERS, UNCLEAR
+from ups_discovery.integrate import Model
+from ups_discovery.least_squares import solve
+from ups_discovery.resampling import residual_of, selected, standard_errors, without_uncertain
+from ups_discovery.terms import Term
+from ups_discovery.weak_form import MIN_HALF_WIDTH, WeakForm, plain_term
 
 MAX_VALUES = 2**25  # of all terms in the films
 # Of a term's value from zero, by the noise. The terms are the best of many: of 40 that are zero the largest

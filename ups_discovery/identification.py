@@ -19,10 +19,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ups.common.progress import beat
-from ups.models.bases.doubts import UNCLEAR
-from ups.models.bases.integrate import Model, ModelIntegration
-from ups.models.bases.least_squares import (
+from ups_discovery.doubts import UNCLEAR
+from ups_discovery.integrate import Model, ModelIntegration
+from ups_discovery.least_squares import (
     backward_selection,
     damped_step,
     forward_selection,
@@ -30,9 +29,10 @@ from ups.models.bases.least_squares import (
     scaled,
     solve,
 )
-from ups.models.bases.shooting import shot_model
-from ups.models.bases.terms import WAVE, Term
-from ups.models.bases.weak import WeakModel, weak_model
+from ups_discovery.progress import beat
+from ups_discovery.shooting import shot_model
+from ups_discovery.terms import WAVE, Term
+from ups_discovery.weak import WeakModel, weak_model
 
 MAX_DISAGREEMENT = 2.0  # standard errors of the weak form
 

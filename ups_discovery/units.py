@@ -7,13 +7,9 @@ and time steps are of order 1, and a fit does not depend on the units of the dat
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from ups.data.tokenizer import Tokenizer
 
 # A mean more than FAR standard deviations from zero is subtracted: float32 would keep fewer than five digits
 # of the variation.
@@ -29,18 +25,10 @@ def widened(low: Tensor, high: Tensor, num_trajectories: int) -> tuple[Tensor, T
     return low - margin, high + margin
 
 
-def comparable(lengths: Sequence[float], cell: Sequence[float]) -> list[float]:
-    """Lengths of all axes in one unit. lengths: in cells, of the width `cell` along each axis; already in one
-    unit if `cell` is empty.
-    """
-    least, cell = min(cell, default=1.0), cell or [1.0] * len(lengths)
-    return [length * width / least for length, width in zip(lengths, cell, strict=True)]
-
-
 @dataclass(frozen=True)
 class FieldUnits:
-    """Conversion of each channel: s = scale * w + shift is the state of a base, w the normalised field, and
-    the physical field is u = origin + size * s, or u = size * exp(s) for a positive channel. scale, shift:
+    """Conversion of each channel: s = scale * w + shift is the state, w the normalised field, and the
+    physical field is u = origin + size * s, or u = size * exp(s) for a positive channel. scale, shift:
     (C,) float64.
     """
 
@@ -50,12 +38,13 @@ class FieldUnits:
     origin: list[float]
 
     @classmethod
-    def of(cls, codec: "Tokenizer") -> "FieldUnits":
-        """The units of the fields of a codec."""
-        means, stds = codec.mean.double().tolist(), codec.std.double().tolist()
+    def of(cls, mean: Tensor, std: Tensor, positive: Sequence[int]) -> "FieldUnits":
+        """The units of fields with this mean and standard deviation (C,), of the logarithm for positive
+        channels."""
         rows = []  # scale, shift, size, origin
-        for name, mean, std in zip(codec.fields, means, stds, strict=True):
-            if name in codec.positive:
+        moments = zip(mean.double().tolist(), std.double().tolist(), strict=True)
+        for channel, (mean, std) in enumerate(moments):
+            if channel in positive:
                 rows.append((std, 0.0, math.exp(mean), 0.0))
             elif abs(mean) > FAR * std:
                 rows.append((1.0, 0.0, std, mean))

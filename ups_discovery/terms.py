@@ -1,17 +1,15 @@
-"""The library of terms of a right-hand side, and their values on a grid: products of powers of the fields and
-of their derivatives.
+"""The terms of a right-hand side and their values on a grid: products of powers of the fields and of their
+derivatives.
 """
 
 import functools
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from ups.common.boundary import DIRICHLET, OUTFLOW, PERIODIC, along
-from ups.models.bases.units import comparable
+from ups_discovery.boundary import DIRICHLET, OUTFLOW, PERIODIC, along
 
 # A term: the power of every channel, and its factors (channel, axes of the derivative). INVERSE in front of
 # the axes is the inverse Laplacian, applied first. (WAVE, (*wave numbers, 0 or 1)) is the cosine or sine of
@@ -34,9 +32,7 @@ FINER = {
     3: (0, -61 / 30, 169 / 120, -3 / 10, 7 / 240),
     4: (91 / 8, -122 / 15, 169 / 60, -2 / 5, 7 / 240),
 }
-MOST_TERMS = 400  # of a library
 INVERSE = WAVE = -1
-MOST_WAVES = 4  # wave numbers along an axis
 
 
 @functools.lru_cache(maxsize=32)
@@ -61,71 +57,6 @@ def difference(n: int, order: int, boundary: str, is_finer: bool = False) -> Ten
     return matrix
 
 
-def library(
-    num_channels: int,
-    positive: Sequence[int],
-    ndim: int,
-    vorticity: Sequence[int] = (),
-    driven: Sequence[int] = (),
-) -> list[Term]:
-    """The candidate terms, simple ones first, at most MOST_TERMS: reactions of up to three fields,
-    derivatives up to the second times up to two fields, products of two first derivatives, and the third and
-    fourth derivatives.
-
-    Derivatives of a positive channel are those of its logarithm; it appears with powers 1 and -1 and in
-    ratios. vorticity: channels in two dimensions that may be the vorticity of a flow, which then advects
-    every field (by its stream function). driven: axes along which standing waves may force the fields.
-    """
-    channels = range(num_channels)
-
-    def power(*of: tuple[int, int]) -> tuple[int, ...]:
-        return tuple(sum(exponent for other, exponent in of if other == channel) for channel in channels)
-
-    one = [power((c, e)) for c in channels for e in ((1, -1) if c in positive else (1,))]
-    ratios = [power((a, 1), (b, -1)) for a, b in itertools.permutations(positive, 2)]
-    free = [c for c in channels if c not in positive]
-    several = [
-        [power(*((c, 1) for c in chosen)) for chosen in itertools.combinations_with_replacement(free, degree)]
-        for degree in (2, 3)
-    ]
-    first = [(((c, (a,)),)) for c in channels for a in range(ndim)]
-    pure = [((c, (a,) * 2),) for c in channels for a in range(ndim)]
-    mixed = [((c, pair),) for c in channels for pair in itertools.combinations(range(ndim), 2)]
-    pairs = [tuple(sorted(a + b)) for a, b in itertools.combinations_with_replacement(first, 2)]
-    higher = [((c, (a,) * order),) for c in channels for a in range(ndim) for order in (3, 4)]
-    # one of each wave and its opposite
-    standing = [
-        numbers
-        for numbers in itertools.product(
-            *(range(-MOST_WAVES, MOST_WAVES + 1) if a in driven else (0,) for a in range(ndim))
-        )
-        if numbers > (0,) * ndim
-    ]
-
-    def tiers() -> Iterator[list[Term]]:
-        plain = [power(), *one, *ratios]
-        yield [(p, ()) for p in (power(), *one, *several[0], *several[1])]
-        yield list(itertools.product(plain, first))
-        yield list(itertools.product([power()], [*pure, *higher]))
-        yield list(itertools.product([power(), *ratios], pairs))
-        yield list(itertools.product([*one, *ratios], pure))
-        yield list(itertools.product(plain, mixed))
-        yield list(itertools.product(several[0], first))
-        yield [
-            (power(), tuple(sorted([(a, (INVERSE, along)), (c, (1 - along,))])))
-            for a in vorticity
-            for c in channels
-            for along in range(2)
-        ]
-        yield [(power(), ((WAVE, (*numbers, part)),)) for numbers in standing for part in range(2)]
-
-    terms: list[Term] = []
-    for tier in tiers():
-        if len(terms) + len(tier) <= MOST_TERMS:
-            terms += tier
-    return terms
-
-
 def diagonal(term: Term, positive: Sequence[int], ends: Sequence[str]) -> Factor | None:
     """(channel, axes of the derivative) of a term that is linear in the state and diagonal in the modes of a
     `FieldTransform` (no odd derivative across walls); None for other terms."""
@@ -139,6 +70,14 @@ def diagonal(term: Term, positive: Sequence[int], ends: Sequence[str]) -> Factor
         axis != INVERSE and (ends[axis] == PERIODIC or axes.count(axis) % 2 == 0) for axis in axes
     )
     return (channel, axes) if is_diagonal else None
+
+
+def comparable(lengths: Sequence[float], cell: Sequence[float]) -> list[float]:
+    """Lengths of all axes in one unit. lengths: in cells, of the width `cell` along each axis; already in one
+    unit if `cell` is empty.
+    """
+    least, cell = min(cell, default=1.0), cell or [1.0] * len(lengths)
+    return [length * width / least for length, width in zip(lengths, cell, strict=True)]
 
 
 def inverse_laplacian(space: Sequence[int], lengths: Sequence[float]) -> Tensor:
@@ -161,37 +100,6 @@ def standing_wave(numbers: Sequence[int], space: Sequence[int]) -> Tensor:
     )
     phase = 2 * math.pi * phase.expand(*space)
     return phase.sin() if part else phase.cos()
-
-
-def written(
-    term: Term,
-    fields: Sequence[str],
-    positive: Sequence[int],
-    axes: Sequence[str],
-    counted: Sequence[str] = (),
-) -> str:
-    """A term as text, such as u ∂xx v. In waves x is in lengths of the axis; ∇⁻² is the inverse Laplacian.
-    counted: names of the fields in powers, with their origin if it is not zero.
-    """
-    powers, factors = term
-    counted = counted or fields
-    parts = [
-        counted[c] + (f"^{exponent}" if exponent != 1 else "")
-        for c, exponent in enumerate(powers)
-        if exponent
-    ]
-    for channel, along_axes in factors:
-        if channel == WAVE:
-            *numbers, part = along_axes
-            phase = " ".join(f"{num:+d} {axis}" for num, axis in zip(numbers, axes, strict=True) if num)
-            parts.append(f"{'sin' if part else 'cos'} 2π({phase.removeprefix('+')})")
-            continue
-        name = f"log {fields[channel]}" if channel in positive else fields[channel]
-        inverse = "∇⁻² " * (INVERSE in along_axes)
-        parts.append(f"∂{''.join(axes[axis] for axis in along_axes if axis != INVERSE)} {inverse}{name}")
-    return " ".join(
-        f"({part})" if " " in part and part[0] != "(" and len(parts) > 1 else part for part in parts
-    )
 
 
 class Terms(nn.Module):

@@ -1,8 +1,8 @@
 """Identify a reaction-diffusion equation from frames that are far apart, some of whose cells are kicked.
 
-If a reaction is much faster than a frame, no difference in time is a derivative, and regression (identify.py)
-finds the slow terms only. But the integrator can be fitted to frames from coefficients of zero, and with a
-library of reactions and second derivatives it converges:
+If a reaction is much faster than a frame, no difference in time is a derivative, and regression
+(identification.py) finds the slow terms only. But the integrator can be fitted to frames from coefficients of
+zero, and with a library of reactions and second derivatives it converges:
 
 1. Fit the whole library to one frame ahead (Levenberg-Marquardt).
 2. Drop the terms that explain least, and add the fourth derivatives that belong to the second ones which are
@@ -19,9 +19,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ups.models.bases.integrate import Model, ModelIntegration
-from ups.models.bases.least_squares import backward_selection, damped_step, scaled
-from ups.models.bases.terms import WAVE, Term
+from ups_discovery.integrate import Model, ModelIntegration
+from ups_discovery.least_squares import backward_selection, damped_step, scaled
+from ups_discovery.terms import WAVE, Term
 
 MAX_UNKNOWNS = 40  # of the first fit: of two fields
 SCALES = 0.1, 0.01  # of the first fit and the last ones

@@ -4,12 +4,12 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ups.models.bases.certainty import SMALL, Certainty
-from ups.models.bases.terms import Term, written
-from ups.models.bases.units import FieldUnits, unit_of
+from ups_discovery.certainty import SMALL, Certainty
+from ups_discovery.terms import INVERSE, WAVE, Term
+from ups_discovery.units import FieldUnits, unit_of
 
 if TYPE_CHECKING:
-    from ups.models.bases.integrate import Model
+    from ups_discovery.integrate import Model
 
 NOT_STATED = "an equation was used as base but is not stated"
 NO_INTERVALS = "it was fitted by a version without intervals (train the operator again)"
@@ -97,6 +97,37 @@ def stated(
         + (f" (parameter values {', '.join(map(str, places))} of {num})" if len(places) < num else "")
         for doubt, places in doubts.items()
     ]
+
+
+def written(
+    term: Term,
+    fields: Sequence[str],
+    positive: Sequence[int],
+    axes: Sequence[str],
+    counted: Sequence[str] = (),
+) -> str:
+    """A term as text, such as u ∂xx v. In waves x is in lengths of the axis; ∇⁻² is the inverse Laplacian.
+    counted: names of the fields in powers, with their origin if it is not zero.
+    """
+    powers, factors = term
+    counted = counted or fields
+    parts = [
+        counted[c] + (f"^{exponent}" if exponent != 1 else "")
+        for c, exponent in enumerate(powers)
+        if exponent
+    ]
+    for channel, along_axes in factors:
+        if channel == WAVE:
+            *numbers, part = along_axes
+            phase = " ".join(f"{num:+d} {axis}" for num, axis in zip(numbers, axes, strict=True) if num)
+            parts.append(f"{'sin' if part else 'cos'} 2π({phase.removeprefix('+')})")
+            continue
+        name = f"log {fields[channel]}" if channel in positive else fields[channel]
+        inverse = "∇⁻² " * (INVERSE in along_axes)
+        parts.append(f"∂{''.join(axes[axis] for axis in along_axes if axis != INVERSE)} {inverse}{name}")
+    return " ".join(
+        f"({part})" if " " in part and part[0] != "(" and len(parts) > 1 else part for part in parts
+    )
 
 
 def with_interval(value: float, half_width: float) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from ups.common.boundary import DIRICHLET, PERIODIC, along
+from ups_discovery.boundary import DIRICHLET, PERIODIC, along
 
 
 def fourier_pairs(n: int, modes: int) -> Tensor:

@@ -1,29 +1,26 @@
 """The drift of a stochastic equation, identified from pairs of consecutive frames.
 
 If noise drives a field, its change from one frame to the next is mostly noise, in some of its modes. So this
-fit differs from that of a deterministic equation (identify.py) in two ways: every mode is weighted by its
-residual (generalised least squares, Aitken 1936), and the second frame is explained by the first alone. Terms
-averaged over both frames would be correlated with the noise between them.
+fit differs from that of a deterministic equation (identification.py) in two ways: every mode is weighted by
+its residual (generalised least squares, Aitken 1936), and the second frame is explained by the first alone.
+Terms averaged over both frames would be correlated with the noise between them.
 
 First differences are regressed as if the step were short (Euler-Maruyama). Then the integrator is fitted to
 the pairs (Gauss-Newton), and terms are dropped whose coefficient is not many standard errors from zero."""
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ups.common.progress import beat
-from ups.common.seeds import generator
-from ups.common.spectral import FieldTransform
-from ups.models.bases.identify import Identification
-from ups.models.bases.integrate import Model
-from ups.models.bases.least_squares import significant, solve
-
-if TYPE_CHECKING:
-    from ups.models.bases.base import Samples
+from ups_discovery.data import Data
+from ups_discovery.identification import Identification
+from ups_discovery.integrate import Model
+from ups_discovery.least_squares import significant, solve
+from ups_discovery.progress import beat
+from ups_discovery.seeds import generator
+from ups_discovery.spectral import FieldTransform
 
 # in all pairs; of the regression, for a library of FEW_TERMS terms
 REGRESSION_CELLS, FIT_CELLS = 2**20, 2**19
@@ -40,18 +37,18 @@ class Drift:
     """Identifies the drift of one parameter value, with the library and the integrator of
     `identification`."""
 
-    def __init__(self, identification: Identification, samples: "Samples", value: int):
+    def __init__(self, identification: Identification, data: Data, value: int):
         self.identification, settings = identification, identification.settings
         self.space, self.dt, num_terms = tuple(settings["space"]), settings["dt"], len(identification.library)
         device = identification.regression_windows.device
         self.transform = FieldTransform(self.space, settings["boundary"]).to(device)
-        rng = generator(samples.seed, samples.name, "drift", value)
+        rng = generator(data.seed, data.name, "drift", value)
         num_cells = REGRESSION_CELLS * FEW_TERMS // max(FEW_TERMS, num_terms)
         count = identification.num_windows(num_cells, MAX_REGRESSION_PAIRS)
         bytes_each = 8 * identification.num_cells * num_terms * settings["num_channels"]
         self.batch_size = max(1, min(64, MAX_BYTES // bytes_each))
         rows = identification.rows
-        self.pairs = samples.states(rows[torch.arange(count) % len(rows)], 2, rng)
+        self.pairs = data.states(rows[torch.arange(count) % len(rows)], 2, rng)
         self.fit_pairs = self.pairs[: identification.num_windows(FIT_CELLS, MAX_FIT_PAIRS)]
         self.power = sum(self.modes(s[:, 1] - s[:, 0]).square().sum(0) for s in self.pairs.split(64)) / count
         self.whitening = self.whitening_of(self.power)
