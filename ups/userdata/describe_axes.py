@@ -147,6 +147,11 @@ def fields_of(store: Store) -> list[str]:
     ]
     first = {*arrays[found[0]].axes} if found else set()
     kept = [name for name in found if len(arrays[name].shape) == most or {*arrays[name].axes} <= first]
+    if starred := [name for name in kept if "*" in name]:
+        raise ValueError(
+            f"{store.path} holds an array called {starred[0]!r}; expected names without *, which stands for "
+            "the groups of runs in a layout. Write it under another name."
+        )
     return merge_groups(store, kept)
 
 

@@ -171,7 +171,9 @@ class Foreign(Store):
         return self.known.get(("listed",), {}).get(name) or self._once("array", name)
 
     def those(self, names: tuple[str, ...]) -> dict[str, Stored]:
-        return self._once("those", names)
+        found = self._once("those", names)
+        self.known |= {("array", name): array for name, array in found.items()}
+        return found
 
     def attributes(self, name: str = "") -> dict[str, Any]:
         return dict(self._once("attributes", name))
