@@ -27,7 +27,8 @@ from ups.commands.stages import bench_rows, evaluated_operator, report_parents, 
 from ups.common.files import explained, value_hash, write_sealed
 from ups.common.stages import TRANSIENT
 from ups.common.user_solver import solvers_of
-from ups.config import parse_arguments, run_script, to_dict
+from ups.config.command import parse_arguments, run_script
+from ups.config.load import to_dict
 from ups.evaluation import break_even, ensemble, forecast, gates, steady, transient, truth
 from ups.forecaster import Forecaster
 from ups.generative import validation

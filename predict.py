@@ -7,7 +7,7 @@ import signal
 import sys
 
 from ups.commands.predict import main
-from ups.config import run_script
+from ups.config.command import run_script
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that main cleans up

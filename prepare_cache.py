@@ -16,7 +16,9 @@ from functools import partial
 
 from ups.commands.dry_run import duration, free_bytes
 from ups.common.files import when_free
-from ups.config import CONFIG_OPTIONS, Config, load_config, read_command, run_script
+from ups.config.command import CONFIG_OPTIONS, read_command, run_script
+from ups.config.load import load_config
+from ups.config.schema import Config
 from ups.data.build_cache import build_cache, is_up_to_date, plan
 from ups.data.cache import Cache, open_cache
 from ups.data.counts import print_refusals

@@ -21,7 +21,8 @@ from functools import partial
 from tqdm import tqdm
 
 from ups.common.files import parts_of, when_free
-from ups.config import CONFIG_OPTIONS, SHOW_CONFIG, load_config, read_command, run_script, show
+from ups.config.command import CONFIG_OPTIONS, SHOW_CONFIG, read_command, run_script, show
+from ups.config.load import load_config
 from ups.data.counts import print_refusals
 from ups.data.described import describe_and_examine, examine_configured
 from ups.data.doctor import report

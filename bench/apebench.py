@@ -40,7 +40,9 @@ from bench.baselines import Trained
 from bench.command import parse
 from bench.eleven import has, keep, processor, read
 from bench.ours import train_ours
-from ups.config import ROOT, Config, load_config
+from ups.common.place import ROOT
+from ups.config.load import load_config
+from ups.config.schema import Config
 from ups.data.build_cache import build_cache, is_up_to_date
 from ups.training.environment import describe_environment
 

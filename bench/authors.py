@@ -38,7 +38,9 @@ from bench.search import Changes
 from bench.tune import OUT, add_arguments, prepare
 from bench.user_data import CONFIG, random_waves, write, write_config
 from ups.common.files import value_hash
-from ups.config import ROOT, Config, load_config
+from ups.common.place import ROOT
+from ups.config.load import load_config
+from ups.config.schema import Config
 from ups.data.build_cache import build_cache, is_up_to_date
 from ups_discovery.boundary import PERIODIC
 

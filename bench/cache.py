@@ -25,7 +25,8 @@ import h5py
 import numpy as np
 import torch
 
-from ups.config import Config, load_config
+from ups.config.load import load_config
+from ups.config.schema import Config
 from ups.data.build_cache import build_cache, data_files
 from ups.data.cache import Cache, open_cache
 

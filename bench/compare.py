@@ -47,7 +47,8 @@ from bench.tune import (
     train_ours,
     train_rival,
 )
-from ups.config import Config, load_config
+from ups.config.load import load_config
+from ups.config.schema import Config
 from ups.data.cache import open_cache
 from ups.report.bench_rows import FOLDER, NETWORKS, data_key
 

@@ -27,7 +27,7 @@ from bench.numerics import means
 from bench.score import fields
 from bench.search import Changes
 from bench.tune import OUT, changed
-from ups.config import Config
+from ups.config.schema import Config
 from ups.data.cache import Cache, open_cache
 from ups.data.schedule import Batch
 from ups.models.base_selection import base_error

@@ -42,7 +42,9 @@ from bench.discovery_films import FILMS, Film, noisy
 from bench.eleven import has, keep, processor, read
 from bench.user_data import CONFIG, write, write_config
 from ups.common.files import value_hash
-from ups.config import ROOT, Config, load_config
+from ups.common.place import ROOT
+from ups.config.load import load_config
+from ups.config.schema import Config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.models.assimilation import estimated, trajectory

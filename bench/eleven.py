@@ -34,7 +34,9 @@ from bench.score import Errors, Split, load, rollout, summary, trivial
 from bench.search import Changes
 from bench.tune import add_arguments, best_error, family_of, prepare, search_seconds
 from ups.common.files import value_hash
-from ups.config import ROOT, Config, load_config
+from ups.common.place import ROOT
+from ups.config.load import load_config
+from ups.config.schema import Config
 from ups.data.build_cache import build_cache, is_up_to_date
 from ups.data.cache import open_cache
 from ups.data.generate import generation_settings

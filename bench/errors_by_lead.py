@@ -21,7 +21,7 @@ from torch import Tensor
 from bench.command import parse
 from bench.excitable import load
 from ups.common.transfer import send
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.evaluation.ensemble import rollouts
 from ups.evaluation.reference_ensembles import RolloutErrors
 from ups.metrics.ensembles import compare_ensembles, score_ensemble

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from bench.command import parse
 from bench.eleven import keep, processor, read
-from ups.config import Config, load_config
+from ups.config.load import load_config
+from ups.config.schema import Config
 from ups.evaluation.ensemble import Ensembles, costs_per_state, load_samplers, rollouts
 from ups.evaluation.reference_ensembles import RolloutErrors, sample_exactly, sample_law
 from ups.evaluation.truth import Truth, open_truth

@@ -18,7 +18,8 @@ from bench.command import parse
 from bench.eleven import keep, processor
 from bench.excitable import LEADS, load, record_of, scored_rows
 from bench.excitable import TASK as DRIVEN
-from ups.config import Config, load_config
+from ups.config.load import load_config
+from ups.config.schema import Config
 from ups.evaluation.ensemble import rollouts
 from ups.evaluation.reference_ensembles import sample_exactly
 from ups.evaluation.truth import open_truth

@@ -51,7 +51,10 @@ from bench.rivals import settings_for
 from bench.score import Errors, Split, load, rollout, summary
 from bench.tune import train_rival
 from ups.common.files import value_hash, write_json
-from ups.config import ROOT, Config, ModelConfig, load_config, to_dict
+from ups.common.place import ROOT
+from ups.config.load import load_config, to_dict
+from ups.config.model import ModelConfig
+from ups.config.schema import Config
 from ups.data.cache import Cache, open_cache
 from ups.forecaster import Forecaster
 from ups.models.base_selection import base_settings as settings_of_base

@@ -43,8 +43,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bench.command import parse
 from bench.profiling import Moved
+from ups.common.place import ROOT
 from ups.common.precision import computed, in_words
-from ups.config import DEFAULT_OVERLAY, ROOT, Config, load_config
+from ups.config.command import DEFAULT_OVERLAY
+from ups.config.load import load_config
+from ups.config.schema import Config
 from ups.data.build_cache import plan
 from ups.data.cache import open_cache, place
 from ups.data.tokenizer import Tokenizer

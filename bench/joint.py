@@ -31,7 +31,9 @@ from torch import Tensor
 from bench.command import parse
 from bench.ours import loss_of, select_network_weight
 from ups.common.files import write_json
-from ups.config import ROOT, Config, load_config, to_dict
+from ups.common.place import ROOT
+from ups.config.load import load_config, to_dict
+from ups.config.schema import Config
 from ups.data.cache import Cache, open_cache
 from ups.models.base_selection import base_scores, fit_base
 from ups.models.head_setup import build_operator

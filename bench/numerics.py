@@ -24,7 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.command import parse
-from ups.config import ROOT, Config, load_config
+from ups.common.place import ROOT
+from ups.config.load import load_config
+from ups.config.schema import Config
 from ups.data.generate import generation_settings, write_data
 from ups.tasks import get_task
 from ups_solvers import darcy, diff_react, diff_sorp, gas, ns_incompressible, reacdiff, shallow_water

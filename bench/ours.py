@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bench.baselines import Stopwatch, Trained
 from ups.common.user_solver import solvers_of
-from ups.config import Config
+from ups.config.schema import Config
 from ups.data.cache import Cache, open_cache
 from ups.data.schedule import Batch
 from ups.forecaster import Forecaster

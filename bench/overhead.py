@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.scaling import OUT, TASK, WARM_UP, measure, overrides, parse, prepare
-from ups.config import ROOT
+from ups.common.place import ROOT
 
 
 def thread_seconds(native_id: int) -> float:
@@ -35,7 +35,7 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
     import torch
 
     from bench.ours import loss_of
-    from ups.config import load_config
+    from ups.config.load import load_config
     from ups.data.cache import open_cache
     from ups.models.base_selection import fit_base
     from ups.models.head_setup import build_operator

@@ -34,8 +34,11 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import FlopCounterMode
 
 from ups.common.files import write_atomic
+from ups.common.place import ROOT
 from ups.common.precision import computed, in_words
-from ups.config import CONFIG_OPTIONS, ROOT, STAGES, load_config, read_command, run_script
+from ups.common.stages import STAGES
+from ups.config.command import CONFIG_OPTIONS, read_command, run_script
+from ups.config.load import load_config
 from ups.data.cache import Cache
 from ups.training.finished import finished_stage
 from ups.training.run import Run

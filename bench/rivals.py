@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ups.config import ModelConfig
+from ups.config.model import ModelConfig
 from ups.data.tokenizer import patchify, unpatchify
 from ups.models.backbones import ANY, build
 from ups.models.backbones.layers import zero_linear

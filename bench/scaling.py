@@ -23,7 +23,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ups.config import ROOT
+from ups.common.place import ROOT
 
 OUT = ROOT / "bench" / "out"
 TASK = "burgers1d"
@@ -81,7 +81,7 @@ def train(arguments: list[str]) -> dict[str, float]:
     import torch
 
     from bench.ours import loss_of
-    from ups.config import load_config
+    from ups.config.load import load_config
     from ups.data.cache import open_cache
     from ups.models.base_selection import fit_base
     from ups.models.head_setup import build_operator

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bench.baselines import Problem, Trained
-from ups.config import Config
+from ups.config.schema import Config
 from ups.data.build_cache import open_sources
 from ups.data.cache import open_cache
 from ups.evaluation.truth import Truth

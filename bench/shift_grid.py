@@ -41,7 +41,8 @@ from bench.table import LABELS, error_map, longest
 from bench.tune import OUT, add_arguments, prepare
 from bench.user_data import CONFIG, random_waves, write, write_config
 from ups.common.files import value_hash
-from ups.config import ROOT, load_config
+from ups.common.place import ROOT
+from ups.config.load import load_config
 from ups.data.build_cache import build_cache, is_up_to_date
 from ups.tasks import get_task
 from ups_solvers import SOLVERS

@@ -25,7 +25,7 @@ from bench.eleven import RESULTS, entry, found_before, identity, keep, key_of, r
 from bench.numerics import CONFIG, NUMERICS
 from bench.score import Split, load
 from bench.tune import add_arguments, prepare
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.data.build_cache import build_cache, is_up_to_date
 
 OUT = RESULTS / "speed"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.discovery_films import FILMS
-from ups.config import ROOT
+from ups.common.place import ROOT
 from ups.tasks import TASKS, Task
 from ups_solvers import SOLVERS
 

@@ -27,7 +27,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ups.config import ModelConfig, load_config
+from ups.config.load import load_config
+from ups.config.model import ModelConfig
 from ups.generative.cell_posterior import CellPosterior, two_levels
 from ups.generative.linear_posterior import LinearPosterior
 from ups.generative.observation import Observation, as_linear, observe_case, row_generators

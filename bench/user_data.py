@@ -14,7 +14,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from ups.config import ROOT
+from ups.common.place import ROOT
 from ups_discovery.boundary import NO_FLUX, PERIODIC
 from ups_solvers.initial import cell_centres, random_stream
 

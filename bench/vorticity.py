@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ups.config import ROOT
+from ups.common.place import ROOT
 
 CELLS, STRIDE, STEPS, VISCOSITY = 128, 2, 100, 1e-3  # of the solver; steps a unit of time
 SECTION = """include: {include}

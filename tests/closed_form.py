@@ -28,7 +28,8 @@ from torch import Tensor
 import train_consistency
 import train_operator
 import train_rival
-from ups.config import Config, load_config
+from ups.config.load import load_config
+from ups.config.schema import Config
 from ups.evaluation.ensemble import Ensembles, load_samplers, one_step
 from ups.evaluation.truth import open_truth
 from ups.generative import fitting

@@ -30,7 +30,7 @@ import ups.training.activity
 import ups.training.checkpoint
 import ups.training.run
 import ups.training.update
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.data.schedule import Batch, Schedule
 from ups.training.ending import main_guard
 from ups.training.run import Run

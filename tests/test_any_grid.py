@@ -17,7 +17,8 @@ import prepare_cache
 import prepare_data
 import ups
 from ups.commands import predict
-from ups.config import ROOT, load_config
+from ups.common.place import ROOT
+from ups.config.load import load_config
 from ups.data.cache import open_cache
 from ups.data.pdebench import open_data
 from ups.forecaster import Forecaster

@@ -18,7 +18,7 @@ from bench.score import load
 from bench.user_data import CONFIG, write, write_config
 from ups import select
 from ups.commands.stages import cache_context
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.forecaster import Forecaster

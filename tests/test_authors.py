@@ -12,7 +12,7 @@ import torch
 from bench import authors, shift_grid, user_data
 from bench.baselines import Trained
 from bench.score import Split
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups_discovery.boundary import NO_FLUX, PERIODIC

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ups.config import ModelConfig
+from ups.config.model import ModelConfig
 from ups.models.backbones import ANY, BACKBONES
 from ups.models.backbones.flat import Block, FlatBackbone, LocalBackbone
 from ups.models.backbones.layers import BoxMixing, LocalMixing, SpectralMixing

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ups.config import ModelConfig
+from ups.config.model import ModelConfig
 from ups.models.backbones import ANY, BACKBONES, Backbone, build
 from ups.models.backbones.backbone import task_of
 from ups.models.backbones.fno import FourierConvolution

@@ -18,7 +18,9 @@ import prepare_cache
 import prepare_data
 from ups.commands.stages import stage_folder
 from ups.common.files import DamagedError
-from ups.config import ROOT, Config, load_config
+from ups.common.place import ROOT
+from ups.config.load import load_config
+from ups.config.schema import Config
 from ups.data.cache import Cache, open_cache
 from ups.models import base_selection
 from ups.models.base_selection import base_error, base_scores, fitted_candidates, select_base

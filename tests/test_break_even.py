@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from ups.config import Config, load_config
+from ups.config.load import load_config
+from ups.config.schema import Config
 from ups.evaluation.break_even import conclude, error_matched, regridded, why_unknown
 from ups.report.sections import break_even_section
 from ups.results import Results

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from ups.config import ModelConfig, load_config
+from ups.config.load import load_config
+from ups.config.model import ModelConfig
 from ups.generative import cell_posterior
 from ups.generative.cell_posterior import CellPosterior, known_cells, posterior_of, two_levels
 from ups.generative.linear_posterior import LinearPosterior

@@ -10,7 +10,9 @@ import pytest
 import yaml
 
 import prepare_data
-from ups.config import DEFAULT, load_config, read_yaml
+from ups.common.text import read_yaml
+from ups.config.load import load_config
+from ups.config.reading import DEFAULT
 from ups.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -189,7 +191,8 @@ def test_sections_of_another_kind_are_refused_by_name(overlay, tmp_path):
 
 
 def test_tasks_and_the_configuration_import_without_torch():
-    code = "import sys, ups.config, ups.tasks; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    ours = "ups.config.command, ups.tasks"
+    code = f"import sys, {ours}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 

@@ -14,7 +14,9 @@ import torch
 from finished import write_stage
 from torch import Tensor
 
-from ups.config import ModelConfig, OptimConfig, load_config, to_dict
+from ups.config.load import load_config, to_dict
+from ups.config.model import ModelConfig
+from ups.config.sections import OptimConfig
 from ups.generative.corrector import (
     LARGEST_LOG_SCALE,
     MAX_FACTS,

@@ -10,7 +10,7 @@ from user_files import SMALL, waves
 import prepare_cache
 import prepare_data
 from ups.commands.stage_setup import cache_counts, require_counts
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.data.counts import check_counts, count_data, most_calls, num_kept

@@ -18,7 +18,7 @@ from local_server import PlannedHandler, serving
 import prepare_data
 from ups.common import files
 from ups.common.files import partial_path
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.data import doctor, download
 from ups.data.doctor import report
 from ups.data.download import Patience, fetch, md5_of, published_file, published_files

@@ -27,8 +27,11 @@ import train_consistency
 import train_operator
 import train_rival
 from bench import gpu
+from ups.common.place import ROOT
 from ups.common.transfer import send
-from ups.config import ROOT, Config, ModelConfig, load_config, to_dict
+from ups.config.load import load_config, to_dict
+from ups.config.model import ModelConfig
+from ups.config.schema import Config
 from ups.data.cache import Cache, open_cache, place
 from ups.data.latents import Latents
 from ups.generative import fitting

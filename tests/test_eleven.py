@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bench import eleven, numerics, table
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.data.build_cache import open_sources
 from ups.tasks import get_task
 from ups_solvers import SOLVERS

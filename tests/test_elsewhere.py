@@ -15,7 +15,8 @@ import pytest
 import ups
 from ups.__main__ import COMMANDS, main
 from ups.common import files, place
-from ups.config import ROOT, load_config
+from ups.common.place import ROOT
+from ups.config.load import load_config
 from ups.userdata.readers import process
 from ups_launch import processes
 from ups_launch import supervisor as launch
@@ -47,7 +48,7 @@ u = ups.load(sys.argv[2]).forecast("burgers1d", u0, {"Nu": 0.01}, num_frames=3)
 np.save("u.npy", u)
 try:
     import ups.training.run, ups_launch.supervisor
-    from ups.config import parse_arguments, run_script
+    from ups.config.command import parse_arguments, run_script
     sys.argv = ["train_operator.py", "--show-config"]
     run_script(lambda: parse_arguments("")[1], "train_operator.py")
 except SystemExit as end:

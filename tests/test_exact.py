@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bench.acceptance import Row, exact
 from bench.errors_by_lead import ErrorsByLead
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.data.build_cache import open_sources
 from ups.evaluation import transient
 from ups.evaluation.ensemble import one_step

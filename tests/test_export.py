@@ -8,7 +8,8 @@ import torch
 from torch.export import Dim, export
 
 from bench import gpu
-from ups.config import ROOT, load_config
+from ups.common.place import ROOT
+from ups.config.load import load_config
 from ups.config.model import BACKBONES
 from ups.models.bases import flow
 from ups.models.bases.elliptic import Elliptic

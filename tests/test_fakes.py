@@ -20,7 +20,7 @@ from test_base_selection import make_caches
 from torch import Tensor
 
 from bench import acceptance
-from ups.config import load_config, to_dict
+from ups.config.load import load_config, to_dict
 from ups.evaluation import by_evaluations, transient
 from ups.evaluation.checks import ranks_of_data
 from ups.evaluation.ensemble import Ensembles, one_step

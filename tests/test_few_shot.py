@@ -11,7 +11,8 @@ from test_base_selection import make_caches
 from test_operator import overrides_of, train
 
 from bench import few_shot
-from ups.config import ROOT, load_config
+from ups.common.place import ROOT
+from ups.config.load import load_config
 from ups.data.cache import open_cache
 
 pytestmark = pytest.mark.faults  # a whole chain of runs

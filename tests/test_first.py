@@ -13,7 +13,7 @@ from local_server import PlannedHandler, serving
 
 import prepare_data
 from ups.common.files import partial_path
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.data import first
 from ups.data.doctor import examine
 from ups.data.download import Patience

@@ -15,7 +15,7 @@ from finished import write_stage
 from test_base_selection import make_caches
 from torch import Tensor
 
-from ups.config import Config
+from ups.config.schema import Config
 from ups.data.cache import Cache, open_cache
 from ups.forecaster import Forecaster
 from ups.generative.residuals import SteadyResiduals, TransientResiduals

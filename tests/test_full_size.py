@@ -103,7 +103,7 @@ def test_a_cache_is_built_with_memory_for_a_few_megabytes_of_data_or_a_frame(tas
     )
     beyond, size = run(f"""
         import torch
-        from ups.config import load_config
+        from ups.config.load import load_config
         from ups.data.build_cache import build_cache
         torch.linalg.eigh(torch.eye(64, dtype=torch.float64))
         config, before = load_config(None, {overrides!r}), memory("VmHWM")
@@ -139,7 +139,7 @@ def test_training_reads_a_cache_of_any_size_with_memory_for_a_batch(tmp_path):
         import h5py
         import numpy as np
         import torch
-        from ups.config import load_config
+        from ups.config.load import load_config
         from ups.data.build_cache import LIBVER, _allocate, build_cache, split_rows
         from ups.data.cache import Cache
         from ups.data.seal import write_seal

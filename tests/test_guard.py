@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ups.config import ROOT
+from ups.common.place import ROOT
 from ups.training.activity import Activity
 from ups_launch.guard import RECORD_BYTES, Peer
 from ups_launch.processes import descendants, process_state

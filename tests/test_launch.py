@@ -17,7 +17,7 @@ import time
 import pytest
 import yaml
 
-from ups.config import ROOT
+from ups.common.place import ROOT
 from ups_launch import supervisor as launch
 from ups_launch.processes import EVENTS, process_state
 from ups_launch.supervisor import decide, launcher_command

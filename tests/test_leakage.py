@@ -8,7 +8,7 @@ import pytest
 from test_counts import CELLS, written
 
 import prepare_data
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.leakage import Shared, frame_digests, shared_frames
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from user_files import overlay, section, write
 
-from ups.config import Config, load_config
+from ups.config.load import load_config
+from ups.config.schema import Config
 from ups.data.build_cache import build_cache
 from ups.data.cache import Cache, open_cache
 from ups.models import base_selection

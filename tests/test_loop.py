@@ -21,7 +21,8 @@ from safetensors.torch import load_file
 from test_files import plant
 
 import ups.training.run
-from ups.config import ROOT, load_config, to_dict
+from ups.common.place import ROOT
+from ups.config.load import load_config, to_dict
 from ups.training.ending import main_guard
 from ups.training.environment import asks_for_cpu, check_launch, differences, shared_facts
 from ups.training.identity import relevant_keys

@@ -15,7 +15,8 @@ import torch
 import ups.commands.devices as devices
 import ups.commands.machine_check as machine
 from ups.commands.devices import ok
-from ups.config import ROOT, load_config
+from ups.common.place import ROOT
+from ups.config.load import load_config
 from ups.training import environment
 
 SMOKE = str(ROOT / "configs" / "smoke.yaml")

@@ -27,9 +27,10 @@ from toy_codec import fit_codec
 
 import train_operator
 import ups.training.run
-from ups.common.place import make_target
+from ups.common.place import ROOT, make_target
 from ups.common.precision import in_words
-from ups.config import ROOT, OptimConfig, load_config
+from ups.config.load import load_config
+from ups.config.sections import OptimConfig
 from ups.data.cache import Cache, open_cache
 from ups.data.tokenizer import Tokenizer
 from ups.models.bases.base import ParameterBatch

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.training.optim import (
     EMA,
     MuonAdamW,

@@ -9,7 +9,7 @@ import pytest
 import prepare_cache
 import prepare_data
 from ups.commands import dry_run as plan
-from ups.config import load_config
+from ups.config.load import load_config
 
 ROOT = Path(__file__).resolve().parent.parent
 

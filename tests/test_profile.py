@@ -11,7 +11,7 @@ import torch
 from test_base_selection import make_caches
 
 from bench import profiling
-from ups.config import ROOT
+from ups.common.place import ROOT
 
 RUN = [
     "data.tasks=[burgers1d]",

@@ -18,7 +18,11 @@ import yaml
 from packages import PACKAGES
 
 from ups.commands.interpreter import what_lacks
-from ups.config import STAGES, Config, load_config, read_default, read_yaml, to_dict
+from ups.common.stages import STAGES
+from ups.common.text import read_yaml
+from ups.config.load import load_config, to_dict
+from ups.config.reading import read_default
+from ups.config.schema import Config
 from ups.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -29,7 +29,9 @@ import ups
 from ups import hub as client
 from ups.commands import predict, publish
 from ups.commands.remove import remove_ours
-from ups.config import ROOT, load_config, run_script
+from ups.common.place import ROOT
+from ups.config.command import run_script
+from ups.config.load import load_config
 from ups.forecaster import Forecaster
 from ups.report.model_card import card
 from ups.results import Results

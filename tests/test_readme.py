@@ -15,7 +15,8 @@ import pytest
 import yaml
 from packages import PACKAGES
 
-from ups.config import DEFAULT_OVERLAY, load_config, to_dict
+from ups.config.command import DEFAULT_OVERLAY
+from ups.config.load import load_config, to_dict
 from ups.config.sections import TaskConfig, UserTaskConfig
 from ups.tasks import TASKS
 from ups_solvers import SOLVERS

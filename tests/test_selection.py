@@ -17,7 +17,7 @@ from test_operator import build, describe
 from torch import Tensor
 
 from ups.common.files import DamagedError
-from ups.config import ROOT
+from ups.common.place import ROOT
 from ups.evaluation import gates
 from ups.evaluation.selected import in_words, numbers_in_words, outcome
 from ups.models.operator import load_operator

@@ -14,7 +14,7 @@ import pytest
 import torch
 from user_files import overlay, section, write
 
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import Cache, open_cache
 from ups.forecaster import Forecaster

@@ -13,7 +13,7 @@ from user_files import SMALL
 
 from ups.commands.stages import parents_of
 from ups.common.user_solver import load_step, solver_digest, solvers_of
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.models.base_selection import fitted_state, select_base

@@ -15,7 +15,9 @@ import ups.training.folder
 from ups.commands import stages
 from ups.commands.stages import report_parents, report_record, require_stage, why_report, why_to_do
 from ups.common.files import DamagedError, file_hash, value_hash, write_sealed
-from ups.config import ROOT, load_config, run_script
+from ups.common.place import ROOT
+from ups.config.command import run_script
+from ups.config.load import load_config
 from ups.training.checkpoint import Checkpoints
 from ups.training.finished import DONE, finished_stage
 from ups.training.folder import StageFolder

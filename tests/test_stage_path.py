@@ -19,7 +19,7 @@ from test_base_selection import TINY, make_caches
 import train_operator
 import ups.training.optim
 import ups.training.run
-from ups.config import ROOT
+from ups.common.place import ROOT
 
 SETTINGS = ["data.tasks=[burgers1d]", "operator.train.steps=3", "operator.base_steps=2"]
 MOST_LINES, MOST_OF_START = 1_500, 650

@@ -33,7 +33,9 @@ import ups.evaluation.ensemble
 import ups.generative.sampling
 import ups.training.run
 from ups.common.files import file_hash, remove_named, value_hash, write_sealed
-from ups.config import ROOT, Config, load_config, to_dict
+from ups.common.place import ROOT
+from ups.config.load import load_config, to_dict
+from ups.config.schema import Config
 from ups.data.cache import Cache, open_cache
 from ups.evaluation.ensemble import Ensembles, costs_per_state, load_samplers, one_step, rollouts
 from ups.evaluation.steady import case_bank, posterior_draws

@@ -13,7 +13,8 @@ from test_base_selection import TINY
 
 from ups.commands import sweep
 from ups.common.files import file_hash, write_sealed
-from ups.config import ROOT, load_config
+from ups.common.place import ROOT
+from ups.config.load import load_config
 from ups.report import leaderboard
 from ups.results import Results
 

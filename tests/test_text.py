@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from ups.common.text import file_stem, markdown, printable, require_plain_name, require_plain_text
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.userdata.readers import open_store
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,7 +70,7 @@ def test_markdown_shows_text_as_it_is(text, shown):
 
 def test_a_command_prints_no_control_characters():
     code = (
-        "import sys, warnings\nfrom ups.config import run_script\n"
+        "import sys, warnings\nfrom ups.config.command import run_script\n"
         "def main():\n print('out \\x1b[2J\\u202e\\ud800 end')\n warnings.warn('warned \\x1b]0;x\\a')\n"
         " raise ValueError('my\\x1b[31m.h5\\r is odd\\nsecond line')\nrun_script(main, 'script')"
     )

@@ -17,7 +17,8 @@ from loop_stage import launch
 
 import ups.training.track
 from ups.common.files import DamagedError, remove_named
-from ups.config import ROOT, load_config
+from ups.common.place import ROOT
+from ups.config.load import load_config
 from ups.training.names import of_stage
 from ups.training.track import Tracker, check_tracker
 
@@ -25,7 +26,7 @@ LOGGER = """
 import os, sys, time
 from pathlib import Path
 import ups.training.track
-from ups.config import load_config
+from ups.config.load import load_config
 directory, mode, ending = Path(sys.argv[1]), sys.argv[2], sys.argv[5]
 first, last = int(sys.argv[3]), int(sys.argv[4])
 ups.training.track.INIT_TIMEOUT_S, ups.training.track.FINISH_TIMEOUT_S, ups.training.track.FLUSH_S = 1, 1, 0.1

@@ -14,7 +14,7 @@ import torch
 from test_linear import temperatures
 from user_files import overlay, section
 
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.evaluation.forecast import assess_forecasts

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ups.config import ROOT, load_config
+from ups.common.place import ROOT
+from ups.config.load import load_config
 from ups.evaluation.gates import check_gates
 from ups.results import Results
 from ups.tasks import get_task

@@ -13,7 +13,8 @@ import yaml
 from test_equation import FEW_WINDOWS, UX, UXX, UXXXX, kuramoto
 
 import prepare_cache
-from ups.config import ROOT, load_config
+from ups.common.place import ROOT
+from ups.config.load import load_config
 from ups.data.cache import open_cache
 from ups.models.base_selection import base_scores, fit_base, report_missing
 from ups.models.bases import base_class

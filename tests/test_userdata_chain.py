@@ -31,7 +31,7 @@ from user_files import (
 import prepare_data
 from ups.commands import predict, stages
 from ups.common.text import markdown
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.data.doctor import examine

@@ -16,7 +16,7 @@ import xarray
 import yaml
 from user_files import ROOT
 
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.data.sources import open_sources
 from ups.userdata.describe import describe_file
 

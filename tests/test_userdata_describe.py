@@ -16,7 +16,7 @@ from user_files import DT, SMALL, N, T, X, Y, read, section, waves, write
 
 import prepare_data
 from ups.common.text import load_yaml, yaml_text
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.data.sources import open_sources
 from ups.userdata.data_checks import walls
 from ups.userdata.describe import describe_file

@@ -9,7 +9,7 @@ import pytest
 from user_files import DT, N, T, X, overlay, read, section, waves, write
 
 import prepare_data
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.data.doctor import examine
 from ups.data.sources import open_user
 from ups.userdata.readers.process import ReadingProcess

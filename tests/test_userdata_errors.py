@@ -9,7 +9,7 @@ import yaml
 import zarr
 from user_files import DT, N, T, X, Y, overlay, read, section, waves, well_file, write
 
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.data.build_cache import build_cache, is_up_to_date
 from ups.data.sources import open_sources
 from ups.userdata.describe import describe_file

@@ -16,7 +16,7 @@ from test_house import ROOT
 
 from ups.commands import predict
 from ups.common.user_solver import solvers_of
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.data.doctor import examine

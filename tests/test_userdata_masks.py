@@ -20,7 +20,7 @@ from user_files import (
     write,
 )
 
-from ups.config import load_config, to_dict
+from ups.config.load import load_config, to_dict
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.data.doctor import examine

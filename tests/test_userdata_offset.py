@@ -9,7 +9,7 @@ from user_files import T, X, overlay, read, section, waves, write
 
 import prepare_data
 from ups.commands import predict
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.evaluation.forecast import assess_forecasts

@@ -24,7 +24,7 @@ import yaml
 import zarr
 from user_files import DT, ROOT, SMALL, N, T, X, Y, overlay, read, section, waves, well_file, write
 
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.sources import open_sources
 from ups.userdata.describe import describe_file

@@ -7,7 +7,7 @@ import pytest
 import xarray
 from user_files import N, T, X, overlay, read, section, waves, write
 
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.sources import split_of, table_of
 

@@ -6,7 +6,7 @@ import xarray
 import yaml
 from user_files import DT, SMALL, N, T, X, overlay, read, section, waves, write
 
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.data.build_cache import build_cache, is_up_to_date
 from ups.data.doctor import examine, report
 from ups.data.sources import open_user

@@ -18,7 +18,8 @@ from test_operator import build, codec, describe, latents, overrides_of, train
 
 from ups.commands import stages
 from ups.common.files import value_hash
-from ups.config import ROOT, load_config
+from ups.common.place import ROOT
+from ups.config.load import load_config
 from ups.models.backbones.backbone import task_of
 from ups.models.operator import Operator, load_operator
 from ups.models.warm import copy_head, copy_trunk, copy_weights, is_trunk

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import yaml
 
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.data.sources import open_sources

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ups.common.place import make_command, require_posix
-from ups.config import read_command, run_script
+from ups.config.command import read_command, run_script
 
 MEMBERS = 16  # of `ups sample`, as in docs/forecasts.md
 

@@ -34,7 +34,9 @@ from mutate import is_clear, mutate_bytes, mutate_tree
 
 import prepare_data
 from ups.common.files import file_hash, read_record, write_sealed
-from ups.config import ROOT, ModelConfig, to_dict
+from ups.common.place import ROOT
+from ups.config.load import to_dict
+from ups.config.model import ModelConfig
 from ups.generative.conditions import StateConditions
 from ups.generative.corrector import Corrector
 from ups.report import leaderboard

@@ -22,7 +22,8 @@ from test_pdebench import settings, solver
 from ups.commands import publish
 from ups.commands.remove import remove_ours
 from ups.common.files import partial_path, value_hash, write_json, write_sealed
-from ups.config import ROOT, load_config
+from ups.common.place import ROOT
+from ups.config.load import load_config
 from ups.data.generate import write_data
 from ups.report import model_card
 from ups.results import Results

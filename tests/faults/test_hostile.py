@@ -19,7 +19,9 @@ from test_pdebench import settings as data_settings
 
 import ups
 from ups.commands import predict
-from ups.config import ROOT, ModelConfig, to_dict
+from ups.common.place import ROOT
+from ups.config.load import to_dict
+from ups.config.model import ModelConfig
 from ups.data.generate import write_data
 from ups.generative.corrector import Corrector
 from ups.models.operator import Operator

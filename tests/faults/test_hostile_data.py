@@ -18,7 +18,7 @@ MOST_S, MOST_MB = 5, 500
 READ = """
 import os, re, resource, sys, time
 from pathlib import Path
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.userdata.describe import describe_file
 started, begun = time.perf_counter(), sum(os.times()[:4])
 try:

@@ -16,7 +16,7 @@ from inject_storage import QUICK_STORAGE, Scene
 from injected import FAULTS
 from safetensors.torch import save_file
 
-from ups.config import ROOT
+from ups.common.place import ROOT
 
 NAMES = [
     *(f"{stage}/{name}/{ranks}" for stage, faults in QUICK.items() for name, ranks in faults.items()),

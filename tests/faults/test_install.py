@@ -22,7 +22,7 @@ from packages import PACKAGES
 import prepare_data
 import ups
 from ups.commands import predict
-from ups.config import ROOT
+from ups.common.place import ROOT
 
 RANGES = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = ("data", "train")

@@ -16,7 +16,9 @@ from small_disk import ISOLATED, MOUNT, reason_to_skip
 
 from ups.commands import stages
 from ups.common.files import held, partial_path
-from ups.config import ROOT, load_config, run_script
+from ups.common.place import ROOT
+from ups.config.command import run_script
+from ups.config.load import load_config
 from ups.training.activity import Activity
 from ups_launch.processes import try_read_json
 
@@ -341,7 +343,7 @@ def test_a_rate_that_no_number_can_hold_is_refused():
 @pytest.mark.skipif(reason_to_skip() != "", reason=reason_to_skip())
 def test_a_folder_that_may_not_be_written_refuses_a_stage_in_one_line(tmp_path):
     code = (
-        "import sys; from ups.config import load_config; from ups.training.folder import StageFolder\n"
+        "import sys; from ups.config.load import load_config; from ups.training.folder import StageFolder\n"
         "config = load_config('configs/smoke.yaml', ['run.root=' + sys.argv[1]])\n"
         "print(StageFolder(config, 'operator', {}).take(0.0))"
     )

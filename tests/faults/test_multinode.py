@@ -13,7 +13,7 @@ import time
 import pytest
 import yaml
 
-from ups.config import ROOT
+from ups.common.place import ROOT
 
 CLUSTER = ROOT / "cluster"
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

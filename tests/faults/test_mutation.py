@@ -14,7 +14,8 @@ from finished import write_stage
 from mutate import TARGETS, Finding, Target, attempt, is_clear
 
 from ups.common.files import DamagedError, read_record
-from ups.config import DEFAULT, load_config
+from ups.config.load import load_config
+from ups.config.reading import DEFAULT
 from ups.training.checkpoint import read_weights
 from ups.training.stage import load_stage
 

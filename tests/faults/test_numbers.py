@@ -9,7 +9,7 @@ import yaml
 from torch import nn
 
 import ups
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.tasks import require_name
 
 PRETRAINED = Path(__file__).resolve().parents[2] / "pretrained"

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten_with_path
 
 import prepare_cache
 import prepare_data
-from ups.config import ROOT
+from ups.common.place import ROOT
 from ups.training import sharding
 from ups.training.sharding import shard_axis, shard_of
 

@@ -11,7 +11,7 @@ import xarray
 import yaml
 import zarr
 
-from ups.config import load_config
+from ups.config.load import load_config
 from ups.data.build_cache import build_cache, is_up_to_date, same_sources
 from ups.data.cache import open_cache
 from ups.data.doctor import examine

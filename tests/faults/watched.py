@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 import ups
-from ups.config import ROOT
+from ups.common.place import ROOT
 from ups.userdata.readers.process import COMMAND
 
 NEVER = (

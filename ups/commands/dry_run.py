@@ -18,7 +18,9 @@ from ups.common.files import partial_path
 from ups.common.place import make_target
 from ups.common.precision import autocast
 from ups.common.stages import STAGES
-from ups.config import Config, ModelConfig, to_dict
+from ups.config.load import to_dict
+from ups.config.model import ModelConfig
+from ups.config.schema import Config
 from ups.data.build_cache import plan
 from ups.data.download import is_verified
 from ups.data.generate import num_done, solver_of

@@ -24,7 +24,9 @@ from pathlib import Path
 import yaml
 
 from ups.commands.devices import CheckResult, TwoRanks, check_gpus, failed, listed_gpus, note, ok
-from ups.config import CONFIG_OPTIONS, Config, load_config, read_command, run_script
+from ups.config.command import CONFIG_OPTIONS, read_command, run_script
+from ups.config.load import load_config
+from ups.config.schema import Config
 
 LIMIT_S = 55.0  # for all checks together: less than a minute
 MIN_FILES = 1024  # open files per process: every rank holds sockets to its peers, loader workers and caches

@@ -26,7 +26,7 @@ import ups
 from ups.common.files import flush, place_new
 from ups.common.place import require_posix
 from ups.common.user_solver import solvers_named
-from ups.config import DRY_RUN, read_command
+from ups.config.command import DRY_RUN, read_command
 from ups.data.arguments import by_name, parameters_of, require_forcing, rows_of
 from ups.data.generate import generation_settings, write_data
 from ups.data.layout import layout_of

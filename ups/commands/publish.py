@@ -32,8 +32,9 @@ from ups.common.files import (
     write_sealed,
 )
 from ups.common.place import HUB, make_target
+from ups.common.stages import STAGES
 from ups.common.text import printable
-from ups.config import STAGES, read_command, run_script
+from ups.config.command import read_command, run_script
 from ups.hub import FILES, NEEDED, PLAIN, ask
 from ups.training.finished import CARD, DONE, IMAGES, finished_stage, stage_config, stage_of_run
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from ups.commands.dry_run import print_training_plan
 from ups.commands.stages import parents_of
-from ups.config import Config, parse_arguments
+from ups.config.command import parse_arguments
+from ups.config.schema import Config
 from ups.data.cache import Cache, open_cache
 from ups.data.counts import Counts, check_counts, count_rows, print_refusals
 from ups.models.network import TaskNetwork

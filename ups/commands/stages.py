@@ -16,8 +16,11 @@ import h5py
 from ups.common.files import DamagedError, file_hash, read_record, read_sealed, value_hash
 from ups.common.place import make_target, script
 from ups.common.progress import position
+from ups.common.stages import STAGES
 from ups.common.user_solver import solver_digest
-from ups.config import CONFIG_OPTIONS, STAGES, Config, load_config, read_command, run_script, to_dict
+from ups.config.command import CONFIG_OPTIONS, read_command, run_script
+from ups.config.load import load_config, to_dict
+from ups.config.schema import Config
 from ups.data.counts import context_frames
 from ups.report.bench_rows import data_key, find_bench_rows
 from ups.training.finished import DONE, finished_stage

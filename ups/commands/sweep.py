@@ -21,7 +21,8 @@ from typing import Any
 from ups.common.files import value_hash, write_atomic
 from ups.common.formatting import number
 from ups.common.place import make_command
-from ups.config import DEFAULT_OVERLAY, load_config, read_command, run_script
+from ups.config.command import DEFAULT_OVERLAY, read_command, run_script
+from ups.config.load import load_config
 from ups.report.leaderboard import figure, mean_of, read_report
 from ups.report.tables import markdown_table
 

@@ -14,10 +14,12 @@ import reprlib
 import sys
 import unicodedata
 from collections.abc import Hashable
+from pathlib import Path
 from typing import Any
 
 import yaml
 
+MOST_YAML = 2**17  # of a file: ours have 10 KB, and PyYAML reads 100 KB in a second
 # control characters, invisible formats (directions among them), halves of characters, ends of lines
 UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 MOST_NAME = 255  # characters of a name, as of a file
@@ -197,3 +199,31 @@ def file_stem(text: Any) -> str:
     if stem and stem == text and not HASHED.search(stem):
         return stem
     return f"{stem or '_'}-{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:16]}"
+
+
+def read_yaml(path: str | Path) -> dict:
+    """A YAML mapping from `path`. Raises FileNotFoundError or ValueError naming the file."""
+    path = Path(path)
+    if not path.is_file():
+        near = sorted(str(p) for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+        raise FileNotFoundError(
+            f"no configuration file {path}; expected a YAML file. Name one that is there with --config "
+            f"(CONFIG= of make): {', '.join(near) or f'{path.parent} has none'}."
+        )
+    if (size := path.stat().st_size) > MOST_YAML:
+        raise ValueError(
+            f"{path} has {size} bytes; expected a configuration of at most {MOST_YAML}. Name another file."
+        )
+    try:
+        data = load_yaml(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        # a date that is none, unhashable keys, depth
+        raise ValueError(
+            f"{path} is not valid YAML: {error}. Expected a mapping of sections; correct that line."
+        ) from error
+    if not isinstance(data, (dict, type(None))):
+        raise ValueError(
+            f"{path} holds a {type(data).__name__}; expected a mapping of sections such as "
+            "'run:'. See configs/small.yaml for one."
+        )
+    return data or {}

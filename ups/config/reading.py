@@ -14,39 +14,10 @@ import yaml
 
 from ups.common.place import ROOT
 from ups.common.stages import STAGES
-from ups.common.text import load_yaml, shown
+from ups.common.text import load_yaml, read_yaml, shown
 from ups.config.schema import Config
 
 DEFAULT = ROOT / "configs" / "default.yaml"  # every key
-MOST_BYTES = 2**17  # of a file: ours have 10 KB, and PyYAML reads 100 KB in a second
-
-
-def read_yaml(path: str | Path) -> dict:
-    """A YAML mapping from `path`. Raises FileNotFoundError or ValueError naming the file."""
-    path = Path(path)
-    if not path.is_file():
-        near = sorted(str(p) for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
-        raise FileNotFoundError(
-            f"no configuration file {path}; expected a YAML file. Name one that is there with --config "
-            f"(CONFIG= of make): {', '.join(near) or f'{path.parent} has none'}."
-        )
-    if (size := path.stat().st_size) > MOST_BYTES:
-        raise ValueError(
-            f"{path} has {size} bytes; expected a configuration of at most {MOST_BYTES}. Name another file."
-        )
-    try:
-        data = load_yaml(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        # a date that is none, unhashable keys, depth
-        raise ValueError(
-            f"{path} is not valid YAML: {error}. Expected a mapping of sections; correct that line."
-        ) from error
-    if not isinstance(data, (dict, type(None))):
-        raise ValueError(
-            f"{path} holds a {type(data).__name__}; expected a mapping of sections such as "
-            "'run:'. See configs/small.yaml for one."
-        )
-    return data or {}
 
 
 def read_default() -> dict:

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from ups.common.files import completing, explained, partial_path, parts_of, reserve
 from ups.common.place import make_target
-from ups.config import Config
+from ups.config.schema import Config
 from ups.data.cache import Cache, cache_settings, open_cache
 from ups.data.codec_errors import CodecErrors, mean_floor
 from ups.data.file_identity import file_identity

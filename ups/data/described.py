@@ -8,7 +8,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ups.common.place import ROOT
-from ups.config import Config, load_config
+from ups.config.load import load_config
+from ups.config.schema import Config
 from ups.data.counts import count_findings
 from ups.data.doctor import examine
 from ups.data.sources import open_user

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils import benchmark
 
 from ups.common.formatting import number
-from ups.config import Config
+from ups.config.schema import Config
 from ups.data.generate import solver_of
 from ups.evaluation.forecast import rolled_out
 from ups.evaluation.truth import Truth

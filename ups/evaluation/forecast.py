@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.config import EvaluateConfig
+from ups.config.sections import EvaluateConfig
 from ups.evaluation.gates import TRIVIAL
 from ups.evaluation.trivial import Trivial
 from ups.evaluation.truth import Truth

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ups.config import Config
+from ups.config.schema import Config
 from ups.data.build_cache import same_sources
 from ups.data.cache import Cache, open_cache
 from ups.data.generate import solver_of

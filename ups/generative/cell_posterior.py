@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ups.config import ModelConfig
+from ups.config.model import ModelConfig
 from ups.data.tokenizer import patchify, unpatchify
 from ups.generative.linear_posterior import LinearPosterior, Posterior
 from ups.generative.observation import FACTS, Observation, observe, row_generators, sample_levels

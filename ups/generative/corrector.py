@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from ups.common.files import DamagedError
 from ups.common.place import make_target
 from ups.common.precision import autocast
-from ups.config import ModelConfig, OptimConfig
+from ups.config.model import ModelConfig
+from ups.config.sections import OptimConfig
 from ups.generative.cell_posterior import posterior_of
 from ups.generative.diffusion import Velocity, largest_mode
 from ups.generative.limits import WaveLimits

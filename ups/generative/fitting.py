@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ups.common.transfer import send
-from ups.config import DiffusionConfig, SteadyConfig, to_dict
+from ups.config.load import to_dict
+from ups.config.sections import DiffusionConfig, SteadyConfig
 from ups.data.schedule import Schedule
 from ups.generative.corrector import (
     STATISTICS_BATCHES,

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.config import SteadyConfig
+from ups.config.sections import SteadyConfig
 from ups.generative.cell_posterior import CellPosterior, two_levels
 from ups.generative.corrector import METHODS, Corrector
 from ups.generative.observation import PARTIAL, observe_case, row_generators

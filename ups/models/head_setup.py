@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.config import ModelConfig, to_dict
+from ups.config.load import to_dict
+from ups.config.model import ModelConfig
 from ups.data.cache import Cache
 from ups.data.tokenizer import Tokenizer
 from ups.models.bases.base import Samples

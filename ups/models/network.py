@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ups.config import ModelConfig
+from ups.config.model import ModelConfig
 from ups.models import backbones
 from ups.models.backbones.backbone import task_of
 from ups.tasks import described_task

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.common.files import read_record
-from ups.common.place import make_target
-from ups.config import ROOT
+from ups.common.place import ROOT, make_target
 
 FOLDER = ROOT / "bench" / "out"
 NETWORKS = ("fno", "unet")

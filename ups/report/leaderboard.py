@@ -10,7 +10,7 @@ from statistics import geometric_mean
 from ups.common.files import DamagedError, file_hash, read_sealed
 from ups.common.formatting import number
 from ups.common.text import markdown, printable
-from ups.config import read_command, run_script
+from ups.config.command import read_command, run_script
 from ups.evaluation.gates import error_of
 from ups.report.report import COMPARED, check_results
 from ups.report.tables import markdown_table

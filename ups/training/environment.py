@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from ups import __version__
-from ups.config import ROOT, TrainConfig
+from ups.common.place import ROOT
+from ups.config.sections import TrainConfig
 from ups.training.identity import dotted
 
 UNKNOWN, FACT_S = "unknown", 2.0  # git answers in a tenth of a second

@@ -15,7 +15,8 @@ from ups.common.files import (
     value_hash,
 )
 from ups.common.place import make_target
-from ups.config import STAGES, read_yaml
+from ups.common.stages import STAGES
+from ups.common.text import read_yaml
 from ups.training.identity import relevant_keys
 
 DONE, MODEL = "done.json", "model.safetensors"

@@ -31,7 +31,9 @@ from ups.common.files import (
     write_sealed,
 )
 from ups.common.place import make_target
-from ups.config import Config, read_yaml, to_dict
+from ups.common.text import read_yaml
+from ups.config.load import to_dict
+from ups.config.schema import Config
 from ups.training.finished import DONE, finished_stage
 from ups.training.identity import MANIFEST, relevant_keys, require_identity
 from ups.training.names import HEARTBEATS, OF_RANKS, STARTS

@@ -9,7 +9,7 @@ import contextlib
 import re
 from pathlib import Path
 
-from ups.config import read_yaml
+from ups.common.text import read_yaml
 from ups.training.finished import CARD, IMAGES
 
 OF_RANKS = r"rank\d+\.json"

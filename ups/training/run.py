@@ -35,7 +35,9 @@ from tqdm import tqdm
 from ups.common.files import file_hash, write_json
 from ups.common.precision import in_words
 from ups.common.progress import Bar, position
-from ups.config import Config, OptimConfig, TrainConfig, to_dict
+from ups.config.load import to_dict
+from ups.config.schema import Config
+from ups.config.sections import OptimConfig, TrainConfig
 from ups.training.activity import EXIT_STOPPED, send_event
 from ups.training.checkpoint import write_weights
 from ups.training.counters import Counters

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from pkgutil import resolve_name
 
-from ups.config import ModelConfig
-from ups.config.model import BACKBONES
+from ups.config.model import BACKBONES, ModelConfig
 from ups.models.backbones.backbone import ANY, Backbone
 from ups.models.backbones.layers import Ends
 from ups.tasks import Task

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from ups.config import ModelConfig
+from ups.config.model import ModelConfig
 from ups.models.backbones.layers import Ends, Position
 
 ANY = "any"  # the task of a network with a single unnamed task

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from ups.config import ModelConfig
+from ups.config.model import ModelConfig
 from ups.models.backbones.backbone import ANY, Backbone
 from ups.models.backbones.layers import MOST_MODES, BoxMixing, Ends, LocalMixing, Pointwise, SpectralMixing
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ups.config import ModelConfig
+from ups.config.model import ModelConfig
 from ups.models.backbones.backbone import PrivateBackbone
 from ups.models.backbones.layers import Ends, Position, zero_linear
 from ups_discovery.boundary import DIRICHLET, PERIODIC

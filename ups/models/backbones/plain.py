@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from ups.config import ModelConfig
+from ups.config.model import ModelConfig
 from ups.models.backbones.backbone import BlockNetwork, PrivateBackbone
 from ups.models.backbones.layers import MOST_MODES, BoxMixing, Ends, LocalMixing, zero_linear
 

@@ -6,7 +6,7 @@ width and depth (blocks).
 
 from torch import Tensor, nn
 
-from ups.config import ModelConfig
+from ups.config.model import ModelConfig
 from ups.models.backbones.backbone import BlockNetwork, PrivateBackbone
 from ups.models.backbones.layers import Convolution, Ends, Shift
 

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ups.config import ModelConfig
+from ups.config.model import ModelConfig
 from ups.models.backbones.backbone import BlockNetwork, PrivateBackbone
 from ups.models.backbones.layers import Ends, Pointwise
 from ups_discovery.boundary import PERIODIC

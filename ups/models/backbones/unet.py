@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ups.config import ModelConfig
+from ups.config.model import ModelConfig
 from ups.models.backbones.backbone import PrivateBackbone
 from ups.models.backbones.layers import Convolution, Ends, Position, Shift, as_image, from_image
 
