@@ -6,7 +6,7 @@ import difflib
 import glob
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -162,29 +162,27 @@ def coordinate(
     for place, found in store.those(tuple(forms)).items():
         if found.dtype.kind in "fiu" and found.shape:
             _require_no_larger(store, place, found.shape, places)
-            if sum(size > 1 for size in found.shape) > 1:  # of which parts are looked at first
-                store.require_whole(place)
-            if (values := line_in(store, place, store.whole)) is not None:
+            if sum(size > 1 for size in found.shape) <= 1:  # a list, a column or a row
+                return place, np.asarray(store.whole(place), np.float64).ravel()
+            store.require_whole(place)
+            if (values := line_in(store, place)) is not None:
                 return place, values
-            rows = np.asarray(store.whole(place), np.float64) if len(found.shape) == 2 else np.zeros((1, 1))
+            rows = np.asarray(store.read(place), np.float64) if len(found.shape) == 2 else np.zeros((1, 1))
             if rises(rows[0]) or rises(rows[0][::-1]):  # else x and y of a data set of maps are its fields
                 return place, common_row(store, place, rows)
     return None
 
 
-def line_in(
-    store: "Store", name: str, read: "Callable[[str], np.ndarray] | None" = None
-) -> "np.ndarray | None":
+def line_in(store: "Store", name: str) -> "np.ndarray | None":
     """The numbers of an array that varies along one axis at most: a list, a column, a row, or a coordinate as
-    numpy.meshgrid makes it; None of another array. Two corners of an array tell most fields. read: how all
-    its numbers are read."""
+    numpy.meshgrid makes it; None of another array. Two corners of an array tell most fields."""
     shape = store.array(name).shape
     if sum(size > 1 for size in shape) > 1:
         corners = [store.read(name, (part,) * len(shape)) for part in (slice(0, 2), slice(-2, None))]
         varying = [[np.diff(u, axis=axis).any() for axis in range(u.ndim)] for u in corners]
         if sum(varying[0]) != 1 or varying[0] != varying[1]:
             return None
-    values = np.asarray((read or store.read)(name), np.float64)
+    values = np.asarray(store.read(name), np.float64)
     axis = int(np.argmax(shape if sum(size > 1 for size in shape) <= 1 else varying[0]))
     line = values[tuple(slice(None) if number == axis else slice(1) for number in range(values.ndim))]
     return line.ravel() if values.size == line.size or (values == line).all() else None
