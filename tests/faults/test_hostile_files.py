@@ -26,8 +26,9 @@ import torch
 import xarray
 import zarr
 from h5py import h5a, h5s, h5t
-from test_hostile_data import ROOT, read
+from test_hostile_data import MOST_S, ROOT, read
 
+from ups.common.files import TOGETHER
 from ups.userdata.readers import open_store, process
 
 
@@ -212,6 +213,14 @@ def sparse(out: Path) -> Path:
     return out / "a.npy"
 
 
+def many_arrays(out: Path, num: int, shape: tuple[int, ...] = (3,), name: str = "a.h5") -> Path:
+    with h5py.File(out / name, "w") as file:
+        file["u"] = WAVES
+        for word in itertools.islice(itertools.product("abcdefghijklmnopqrst", repeat=4), num):
+            file["".join(word)] = np.random.default_rng(0).random(shape, np.float32)
+    return out / name
+
+
 PLAIN = (r"data: \{tasks: \[a\]", r"another type or size than netCDF")
 OF_AXES = {
     "whole numbers": ("DIMENSION_LIST", np.arange(5)),
@@ -323,6 +332,14 @@ HOSTILE = {
     "packed members": (packed_member, "unpacks to 275 MiB from .*; expected at most 50 times its size"),
     "packed matrix": (packed_matrix, f"unpacks to 1373 MiB from .*; expected at most 50|{TOO_MUCH}"),
     "packed tensor": (packed_tensor, "unpacks to 267 MiB from .*; expected at most 50 times its size"),
+    "many arrays": (
+        functools.partial(many_arrays, num=25_000),
+        r"holds 25001 arrays of different names \(aaaa, .*at most 1000 .* Name the fields in a section",
+    ),
+    "many fields": (
+        functools.partial(many_arrays, num=100, shape=WAVES.shape),
+        r"holds 101 fields \(aaaa, .*expected at most 100 in a file that is described. Name the fields",
+    ),
     "sparse file": (sparse, "holds all arrays of 1048576 MiB in"),
 }
 
@@ -336,6 +353,16 @@ def test_a_hostile_file_is_described_or_refused_in_one_line_and_does_nothing_els
     assert re.search(words, found), found
     assert words == PLAIN[0] or len(found.splitlines()) == 1 and "a." in found
     assert not (out / "ran").exists() and not Path("ran").exists()
+
+
+def test_files_of_many_arrays_side_by_side_are_read_together_and_none_is_described(tmp_path):
+    paths = [many_arrays(tmp_path, 2_000, (), f"{name}.h5") for name in "ab"]
+    assert "a.h5 holds 2001 arrays of different names" in read(paths[0], "file")
+    begun = time.process_time()  # of this process alone: the other has a budget
+    with open_store(TOGETHER.join(map(str, paths))) as both:
+        assert len(both.names()) == 2_002 and both.array("2/u").shape == WAVES.shape
+        assert np.array_equal(both.read("u"), WAVES) and both.array("aaaa").shape == ()
+    assert time.process_time() - begun < MOST_S
 
 
 # ------------------------------------------------------------------------------------- the process that reads

@@ -11,7 +11,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from ups.userdata.describe_axes import Guess, are_alike, fields_of
+from ups.userdata.describe_axes import MOST_FIELDS, Guess, are_alike, fields_of, require_few
 from ups.userdata.describe_coordinates import lists_of
 from ups.userdata.inspect_file import rises
 from ups.userdata.layout import field_of
@@ -43,7 +43,10 @@ def require_films(store: Store) -> None:
     each time, or fields on a staggered grid whose axes have names."""
     if {"data", "dim_names", "dim_types"} <= {*store.names()}:
         raise ValueError(_scene_words(Path(store.path)))
-    if words := _frames_words(store) or _staggered_words(store):
+    if words := _frames_words(store):
+        raise ValueError(words)
+    require_few(store)
+    if words := _staggered_words(store):
         raise ValueError(words)
 
 
@@ -116,8 +119,7 @@ def _saving(path: Path, entries: Mapping[str, str]) -> list[str]:
 
 def _lists(store: Store, apart_from: Iterable[str]) -> dict[str, str]:
     """Field name -> expression, of the lists of numbers of a file."""
-    names = [name for name in lists_of(store) if name not in {*apart_from}]
-    return {field_of(name): f"file[{name!r}][()]" for name in names}
+    return {field_of(name): f"file[{name!r}][()]" for name in lists_of(store, {*apart_from})}
 
 
 @dataclass(frozen=True)
@@ -154,9 +156,9 @@ def _frames_words(store: Store) -> str:
         for match in NUMBER.finditer(name):
             found.setdefault((name[: match.start()], name[match.end() :]), {})[match[0]] = name
     series = sorted((Series(*form, names) for form, names in found.items()), key=lambda one: -len(one.names))
-    for frames in series:
+    for frames in series[:MOST_FIELDS]:
         shapes = {store.array(name).shape for name in frames.names.values()}
-        beside = [one for one in series if {*one.names} == {*frames.names}]
+        beside = [one for one in series if one.names.keys() == frames.names.keys()]
         if len(frames.names) < FEWEST or len(shapes) > 1 or max(*shapes.pop(), 1, 1) == 1:
             continue
         times = _times(store, frames, beside)
@@ -187,8 +189,8 @@ def _times(store: Store, frames: Series, beside: Sequence[Series]) -> dict[str, 
             return {"t": f"{one.of_all()}.ravel()"}
     holder = Series(frames.head, "", {n: f"{frames.head}{n}" for n in frames.names}) if group else frames
     numbers = sorted(frames.names, key=float)
-    about = [store.attributes(holder.names[number]) for number in numbers]
-    for key in filter(TIME.fullmatch, about[0]):
+    for key in filter(TIME.fullmatch, store.attributes(holder.names[numbers[0]])):
+        about = (store.attributes(holder.names[number]) for number in numbers)
         values = [np.asarray(one.get(key, np.nan)) for one in about]
         if all(value.size == 1 and value.dtype.kind in "fiu" for value in values):
             if rises(np.asarray([value.reshape(-1)[0] for value in values])):

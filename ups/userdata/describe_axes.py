@@ -31,6 +31,8 @@ from ups.userdata.readers import Store, Stored
 from ups.userdata.times import TIMES
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
+MOST_FIELDS = 100  # of one file that is described
+MOST_ARRAYS = 1000  # likewise, besides those of the same names in numbered groups
 MOST_CHANNELS = 8  # of an axis without a name
 SAMPLED = 16  # frames, and cells along an axis, that are compared
 FOLLOWS = 0.8  # difference of frames over their mean deviation: 1.4 if their order is random
@@ -152,7 +154,32 @@ def fields_of(store: Store) -> list[str]:
             f"{store.path} holds an array called {starred[0]!r}; expected names without *, which stands for "
             "the groups of runs in a layout. Write it under another name."
         )
-    return merge_groups(store, kept)
+    fields = merge_groups(store, kept)
+    if len(fields) > MOST_FIELDS:
+        raise _too_many(store, f"{len(fields)} fields ({', '.join(fields[:3])}, ..)", MOST_FIELDS)
+    return fields
+
+
+def require_few(store: Store) -> None:
+    """Raise ValueError for a file of too many arrays to be looked at one by one. Numbered groups may be runs
+    and count once."""
+    names = {_form(name): name for name in store.names()}
+    if len(names) > MOST_ARRAYS:
+        some = ", ".join([*names.values()][:3])
+        raise _too_many(store, f"{len(names)} arrays of different names ({some}, ..)", MOST_ARRAYS)
+
+
+def _too_many(store: Store, what: str, most: int) -> ValueError:
+    return ValueError(
+        f"{store.path} holds {what}; expected at most {most} in a file that is described. Name the fields in "
+        "a section of your own (layout:, docs/own_data.md), which reads no other, or copy them elsewhere."
+    )
+
+
+def _form(name: str) -> str:
+    """The name of an array with # in place of the numbers of its group, or of a name that is one."""
+    group, _, rest = name.partition("/")
+    return f"{NUMBER.sub('#', group)}/{rest}" if rest else re.sub(r"^\d+$", "#", name)
 
 
 def is_table(array: Stored) -> bool:
@@ -171,8 +198,7 @@ def merge_groups(store: Store, names: list[str]) -> list[str]:
         return ["*"] if store.groups("*") == [*names] else names  # a list of runs
     forms: dict[str, list[str]] = {}
     for name in names:
-        group, _, rest = name.partition("/")
-        forms.setdefault(f"{NUMBER.sub('#', group)}/{rest}" if rest else name, []).append(name)
+        forms.setdefault(_form(name) if "/" in name else name, []).append(name)
     found = []
     for same in forms.values():
         shapes = [store.array(name).shape for name in same]
@@ -431,7 +457,9 @@ def parameter_lists(guess: Guess) -> list[str]:
     """Lists with one number per trajectory that are no coordinates and may be parameters."""
     store, num = guess.store, guess.num_trajectories
     known = {*guess.names.values(), *(name for name, _ in guess.coordinates.values())}
-    known |= {array.replace("*", group) for array in guess.axes for group in store.groups(array) or [""]}
+    for array in guess.axes:
+        groups = store.groups(array) if "*" in array else [""]
+        known |= {array.replace("*", group) for group in groups}
     for name in store.names():  # coordinates, and what varies along a named axis
         axes = store.array(name).axes
         known |= {*axes, *[name] * (canonical_word(" ".join(axes)) in WORDS[1:] or is_scale(store, name))}

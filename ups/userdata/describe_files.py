@@ -12,7 +12,7 @@ from ups.common.files import TOGETHER, parts_of
 from ups.common.text import load_yaml, yaml_text
 from ups.tasks import Place
 from ups.userdata.data_checks import Extremes
-from ups.userdata.describe_axes import NUMBER, Guess
+from ups.userdata.describe_axes import NUMBER, Guess, require_few
 from ups.userdata.describe_lines import Line
 from ups.userdata.layout import field_names, field_of
 from ups.userdata.masks import with_nan
@@ -78,14 +78,17 @@ def companion_fields(store: Store, array: str) -> list[tuple[Path, str]]:
         if other not in same and NUMBER.findall(other.stem) == numbers
     ]
     for other in others[:MOST_FILES]:
-        with contextlib.suppress(ValueError, OSError), open_store(f"{path}{TOGETHER}{other}") as both:
-            found += [
-                (other, name)
-                for name in both.names()
-                if store.array(name) is None
-                and not name[0].isdigit()
-                and both.array(name) == store.array(array)
-            ][:1]
+        with contextlib.suppress(ValueError, OSError):
+            with open_store(other) as alone:
+                require_few(alone)
+            with open_store(f"{path}{TOGETHER}{other}") as both:
+                found += [
+                    (other, name)
+                    for name in both.names()
+                    if store.array(name) is None
+                    and not name[0].isdigit()
+                    and both.array(name) == store.array(array)
+                ][:1]
     return found
 
 

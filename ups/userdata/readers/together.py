@@ -3,6 +3,7 @@
 import contextlib
 import re
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,28 +31,27 @@ class Together(Store):
     def close(self) -> None:
         self.open_files.close()
 
-    def _named(self, store: Store) -> list[str]:
-        """Names of the arrays of one file. A single array has the name of its file, without numbers at the
-        end."""
-        names = store.names()
-        return (
-            [re.sub(r"[\W_]*\d+(\.real|\.imag)?$", r"\1", name) for name in names]
-            if store.is_single
-            else names
-        )
+    @cached_property
+    def holding(self) -> dict[str, list[int]]:
+        """Name of an array -> the places of the files that hold it. A single array has the name of its file,
+        without numbers at the end."""
+        found: dict[str, list[int]] = {}
+        for number, store in enumerate(self.stores):
+            for name in store.names():
+                if store.is_single:
+                    name = re.sub(r"[\W_]*\d+(\.real|\.imag)?$", r"\1", name)
+                found.setdefault(name, []).append(number)
+        return found
 
     def _names(self) -> list[str]:
-        every = [self._named(store) for store in self.stores]
-        return list(
-            dict.fromkeys(
-                name
-                if sum(name in names for names in every) == 1
-                or len(self.stores[number].array(name).shape) < 2
-                else f"{number + 1}/{name}"
-                for number, names in enumerate(every)
-                for name in names
-            )
-        )
+        found = []
+        for name, numbers in self.holding.items():
+            is_alone = len(numbers) == 1
+            found += [
+                name if is_alone or len(self.stores[number].array(name).shape) < 2 else f"{number + 1}/{name}"
+                for number in numbers
+            ]
+        return list(dict.fromkeys(found))
 
     def _holding(self, name: str) -> tuple[Store, str] | None:
         """The file that holds an array, and the array's name there."""
@@ -60,7 +60,7 @@ class Together(Store):
             store = self.stores[int(number) - 1]
             if store.array(inside) is not None:
                 return store, inside
-        return next(((store, name) for store in self.stores if name in self._named(store)), None)
+        return (self.stores[self.holding[name][0]], name) if name in self.holding else None
 
     def _array(self, name: str) -> Stored | None:
         found = self._holding(name)
