@@ -502,13 +502,15 @@ def test_the_coarse_solver_is_the_tasks_on_half_the_grid_and_lost_states_are_not
 
 
 def test_ours_corrects_the_solver_and_is_never_trained_through_it(searched, ticking, monkeypatch):
-    calls, task = [], FakeCache.made.task
+    calls, name = [], FakeCache.made.task.name
 
-    def step(u, *, parameter, dt):
+    def integrate(u, *, parameter, dt, num_frames):
+        assert num_frames == 1
         calls.append(torch.is_grad_enabled())
-        return decayed(u, torch.full((len(u), 1), parameter))
+        return decayed(u, torch.full((len(u), 1), parameter))[:, None]
 
-    searched.task = dataclasses.replace(task, step=step)
+    solver = dataclasses.replace(correction.SOLVERS[name], integrate=integrate)
+    monkeypatch.setitem(correction.SOLVERS, name, solver)
     for module in (ours, correction):
         monkeypatch.setattr(module, "open_cache", lambda config, task: searched)
     monkeypatch.setattr(correction, "OUT", compare.OUT)
