@@ -74,6 +74,7 @@ class FakeCache:
     """What bench/compare.py and bench/ours.py read of ups.data.cache.Cache."""
 
     made = None  # the last one, whose sources compare.open_sources gives
+    rows_by_parameter = Cache.rows_by_parameter
 
     def __init__(self, dim=0, steady=False):
         FakeCache.made = self
