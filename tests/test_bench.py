@@ -21,6 +21,7 @@ from bench.rivals import Rival, Settings
 from bench.score import Errors
 from bench.search import Trial, search
 from ups.config.load import load_config
+from ups.data.cache import Cache
 from ups.report.bench_rows import data_key, find_bench_rows
 from ups.tasks import get_task
 from ups_discovery.boundary import NO_FLUX, PERIODIC
