@@ -73,19 +73,15 @@ def main() -> int:
         started = time.perf_counter()
         tasks[name], samples[name] = forecast.assess_forecasts(operator, known, settings, seed, device)
         tasks[name]["models"] |= others[name]
-        error = tasks[name]["models"]["operator"][tasks[name].get("error", "nrmse")]
-        relative = f", relative to the {tasks[name]['measure']}," * bool(tasks[name]["offset"])
-        print(
-            f"{name}: nRMSE {error['value']:.2e} [{error['low']:.2e}, {error['high']:.2e}]{relative} over "
-            f"{tasks[name]['num_trajectories']} trajectories ({time.perf_counter() - started:.1f} s)",
-            flush=True,
-        )
+        print(f"{name}: {in_words(tasks[name])}, in {time.perf_counter() - started:.1f} s", flush=True)
 
     # ---- break-even
     log = (folder / "metrics.jsonl").read_text(encoding="utf-8")
     history = [json.loads(line) for line in log.splitlines()]
     for name, known in truths.items():
-        found = break_even.assess_break_even(operator, known, config, folder, train_seconds(history))
+        found = break_even.assess_break_even(
+            operator, known, config, folder, train_seconds(history), gates.horizon_of(tasks[name])
+        )
         tasks[name]["break_even"] = found
         print(f"{name}: {found['words']}", flush=True)
 
@@ -171,6 +167,16 @@ def main() -> int:
         return 1
     write_sealed(directory / DONE, report_record(config, parents))
     return 0
+
+
+def in_words(task: dict) -> str:
+    """The operator's error on a task, with the horizon of the forecasts."""
+    error = task["models"]["operator"][task.get("error", "nrmse")]
+    relative = f", relative to the {task.get('measure')}," * bool(task.get("offset"))
+    return (
+        f"nRMSE {error['value']:.2e} [{error['low']:.2e}, {error['high']:.2e}]{relative} over "
+        f"{task['num_trajectories']} trajectories{gates.horizon_of(task)}"
+    )
 
 
 def train_seconds(history: list[dict]) -> float:

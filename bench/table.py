@@ -126,11 +126,14 @@ def source(task: Task) -> str:
 
 
 def protocol(record: dict[str, Any]) -> str:
-    """Grid and number of scored frames of a comparison, such as 256, 31 frames."""
+    """Grid and horizon of a comparison, such as 256, 31 frames, 1.55 time units."""
     data = record.get("data", {})
     size = " x ".join(map(str, data.get("grid", []))) or MISSING
-    is_steady = TASKS[record["task"]].is_steady
-    return f"{size}, steady" if is_steady else f"{size}, {data.get('frames_scored', MISSING)} frames"
+    if TASKS[record["task"]].is_steady:
+        return f"{size}, steady"
+    scored = data["frames_scored"]  # after the context; its first frame is the start
+    until = data["t_end"] * scored / (data["context_frames"] + scored - 1)
+    return f"{size}, {scored} frames, {until:.3g} time units"
 
 
 def table(header: tuple[str, ...], body: Iterable[tuple[str, ...]]) -> str:

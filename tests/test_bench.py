@@ -21,6 +21,7 @@ from bench.rivals import Rival, Settings
 from bench.score import Errors
 from bench.search import Trial, search
 from ups.config.load import load_config
+from ups.data.cache import Cache
 from ups.report.bench_rows import data_key, find_bench_rows
 from ups.tasks import get_task
 from ups_discovery.boundary import NO_FLUX, PERIODIC
@@ -74,6 +75,7 @@ class FakeCache:
     """What bench/compare.py and bench/ours.py read of ups.data.cache.Cache."""
 
     made = None  # the last one, whose sources compare.open_sources gives
+    rows_by_parameter = Cache.rows_by_parameter
 
     def __init__(self, dim=0, steady=False):
         FakeCache.made = self
@@ -502,13 +504,15 @@ def test_the_coarse_solver_is_the_tasks_on_half_the_grid_and_lost_states_are_not
 
 
 def test_ours_corrects_the_solver_and_is_never_trained_through_it(searched, ticking, monkeypatch):
-    calls, task = [], FakeCache.made.task
+    calls, name = [], FakeCache.made.task.name
 
-    def step(u, *, parameter, dt):
+    def integrate(u, *, parameter, dt, num_frames):
+        assert num_frames == 1
         calls.append(torch.is_grad_enabled())
-        return decayed(u, torch.full((len(u), 1), parameter))
+        return decayed(u, torch.full((len(u), 1), parameter))[:, None]
 
-    searched.task = dataclasses.replace(task, step=step)
+    solver = dataclasses.replace(correction.SOLVERS[name], integrate=integrate)
+    monkeypatch.setitem(correction.SOLVERS, name, solver)
     for module in (ours, correction):
         monkeypatch.setattr(module, "open_cache", lambda config, task: searched)
     monkeypatch.setattr(correction, "OUT", compare.OUT)

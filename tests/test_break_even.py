@@ -34,7 +34,7 @@ def cost(error: float, seconds: float, cells: int = 32) -> dict:
     ],
 )
 def test_n_star_is_the_budget_over_what_a_forecast_saves_or_a_bound_of_it(tried, bound, forecasts):
-    entry = conclude(BUDGET, tried, {"error": 0.02, "seconds": 0.1})
+    entry = conclude(BUDGET, tried, {"error": 0.02, "seconds": 0.1}, "")
     assert entry["n_star"] == bound + " 300" * bool(forecasts)
     assert entry["words"].startswith(f"N* is {entry['n_star']}; ")
     assert entry["forecasts"] == (forecasts and pytest.approx(forecasts))
@@ -117,7 +117,7 @@ def test_the_solver_of_a_steady_task_starts_from_its_coefficient(name):
 
 
 def test_the_report_has_a_row_per_task_and_names_the_reason():
-    entry = conclude(BUDGET, [cost(0.5, 0.0, 16), cost(0.01, 0.5)], {"error": 0.02, "seconds": 0.1})
+    entry = conclude(BUDGET, [cost(0.5, 0.0, 16), cost(0.01, 0.5)], {"error": 0.02, "seconds": 0.1}, "")
     unknown = {"n_star": "unknown", "forecasts": None, "words": "N* is unknown: no solver"}
     tasks = {"a": {"break_even": entry}, "b": {"break_even": unknown}}
     page = str(break_even_section(Results.of({"tasks": tasks}).tasks))

@@ -225,7 +225,7 @@ def update(
     def failed(error: Exception) -> None:
         raise error
 
-    ranks = SimpleNamespace(device=META, record=failed, guard=SimpleNamespace(stop_signal=0))
+    ranks = SimpleNamespace(device=META, record=failed, activity=SimpleNamespace(stop_signal=0))
     counters = Counters(micro_batch=SIZE, micro_batch_asked=SIZE)
     updates = Updates(model, Agreed(), ranks, counters, config.operator.train, config.operator.optim, print)
     for step in steps[: len(steps) // 2]:  # tables that are made once are made

@@ -18,10 +18,13 @@ import torch
 from markupsafe import escape
 from PIL import Image
 
+import evaluate
+from ups.commands import sweep
 from ups.common.files import file_hash, write_sealed
 from ups.common.formatting import number
 from ups.common.text import markdown
-from ups.evaluation.gates import PAIR, check_gates, check_usability, network_gain, usability_of
+from ups.evaluation.break_even import conclude
+from ups.evaluation.gates import PAIR, check_gates, check_usability, horizon_of, network_gain, usability_of
 from ups.metrics import errors as metrics
 from ups.metrics.intervals import compare
 from ups.report import (
@@ -401,6 +404,27 @@ def test_the_summary_names_the_better_model():
     assert "The largest error is on advection1d: nRMSE 9.00 (8.10 to 9.90)" in text
 
 
+def test_no_error_is_stated_without_its_horizon_in_frames_and_in_time(tmp_path):
+    results, _, _ = example()
+    costs = {"error": 0.1, "seconds": 0.1}
+    for name, task in results["tasks"].items():
+        task["units"] = {"time": "s"} if name == "cfd3d" else {}
+        task["break_even"] = conclude({"data": 1.0}, [{**costs, "grid": [8]}], costs, horizon_of(task))
+    results["tasks"]["advection1d"]["models"]["operator"]["nrmse"] = interval(9.0)
+    table, folder = Results.of(results), tmp_path / sweep.name_of("one", ("a=1",), 0) / "report-val"
+    table.save(folder)
+    waves, cloud = " (scored up to 16 frames ahead, 0.8 time units)", " (scored up to 6 frames ahead, 0.3 s)"
+    assert f"nRMSE 9.00 (9.00 to 9.00){waves}." in paragraph(table)
+    of_one = [*map(evaluate.in_words, results["tasks"].values())]
+    of_one += [task["break_even"]["words"] for task in results["tasks"].values()]
+    assert [waves in words for words in of_one] == [True, False, False, False] * 2
+    assert [cloud in words for words in of_one] == [False, False, False, True] * 2
+    of_all = [overview(table), str(sections.break_even_section(table.tasks))]
+    of_all += [sweep.table(tmp_path, "one", [("a=1",)], [0]), leaderboard.table(tmp_path, split="val")]
+    for words in of_all:  # the steady task has none
+        assert waves in words and cloud in words and words.count("(scored up to") == 3
+
+
 def test_errors_of_a_field_that_vanishes_are_shown_pooled():
     """Relative errors of frames that are nearly zero, here 992, are in the table of all metrics alone."""
     results, _, _ = example()
@@ -725,6 +749,7 @@ STRANGE = {  # key of the results -> value
     "tasks.darcy2d": None,
     "tasks.darcy2d.grid": 5,
     "tasks.darcy2d.times": 5,
+    "tasks.darcy2d.units": 5,
     "tasks.darcy2d.models": {"operator": None},
     "tasks.darcy2d.num_trajectories": 10**400,
     "training.seconds": float("nan"),

@@ -23,6 +23,7 @@ from ups.common.formatting import number
 from ups.common.place import make_command
 from ups.config.command import DEFAULT_OVERLAY, read_command, run_script
 from ups.config.load import load_config
+from ups.evaluation.gates import horizon_of
 from ups.report.leaderboard import figure, mean_of, read_report
 from ups.report.tables import markdown_table
 
@@ -72,18 +73,21 @@ def overrides_of(run: str, setting: Setting, seed: int, cache_root: str) -> list
 
 def table(runs: Path, run: str, settings: Sequence[Setting], seeds: Sequence[int]) -> str:
     """Return a Markdown table of validation nRMSE, best first: mean and standard deviation over seeds."""
-    rows, tasks = [], []
+    rows, tasks, horizons = [], [], {}  # horizons: TASK -> every one that was scored, in words
     for setting in settings:
         paths = [runs / name_of(run, setting, seed) / RESULTS for seed in seeds]
         found = [read_report(path.parent)[0] for path in paths if path.is_file()]
         tasks = tasks or [name for results in found[:1] for name in results.tasks]
+        for name, results in itertools.product(tasks, found):
+            horizons.setdefault(name, {})[horizon_of(results.tasks[name].facts)] = None
         scores = [
             [mean_of(results, "nrmse") for results in found],
             *([figure(results.tasks[name], "nrmse") for results in found] for name in tasks),
         ]
         rows.append((setting, len(found), scores))
     rows.sort(key=lambda row: mean(row[2][0]) if row[1] and None not in row[2][0] else float("inf"))
-    head = ["setting", f"seeds of {len(seeds)}", "nRMSE (geometric mean)", *tasks]
+    named = [name + " or".join(horizons[name]) for name in tasks]
+    head = ["setting", f"seeds of {len(seeds)}", "nRMSE (geometric mean)", *named]
     lines = [[" ".join(setting), str(count), *map(_spread, scores)] for setting, count, scores in rows]
     return "\n".join(markdown_table(head, lines))
 

@@ -39,8 +39,11 @@ Cost = dict[str, Any]  # "error": nRMSE, "seconds": per forecast; of a solver al
 
 
 @torch.no_grad()
-def assess_break_even(operator: Operator, truth: Truth, config: Config, folder: Path, train_s: float) -> dict:
-    """The entry "break_even" of a task. folder: of the operator stage; train_s: seconds in its loop."""
+def assess_break_even(
+    operator: Operator, truth: Truth, config: Config, folder: Path, train_s: float, horizon: str
+) -> dict:
+    """The entry "break_even" of a task. folder: of the operator stage; train_s: seconds in its loop; horizon:
+    of the forecasts, in words."""
     task, cache, settings = truth.task, truth.cache, truth.cache.settings
     if reason := why_unknown(task, config):
         return {"forecasts": None, "n_star": "unknown", "words": f"N* is unknown: {reason}"}
@@ -60,7 +63,7 @@ def assess_break_even(operator: Operator, truth: Truth, config: Config, folder: 
         each = torch.tensor([solver_of(task).seconds({"parameter": value, **sizes}) for value in known])
     data = float(each[cache.parameter_index[used]].sum())
     budget = {"data": data, "base": fit["facts"]["seconds"], "training": train_s / len(operator.heads)}
-    return conclude(budget, tried, ours)
+    return conclude(budget, tried, ours, horizon)
 
 
 def why_unknown(task: Task, config: Config) -> str:
@@ -76,7 +79,7 @@ def why_unknown(task: Task, config: Config) -> str:
     return next((reason for reason, applies in reasons.items() if applies), "")
 
 
-def conclude(budget: dict[str, float], tried: Sequence[Cost], ours: Cost) -> dict[str, Any]:
+def conclude(budget: dict[str, float], tried: Sequence[Cost], ours: Cost, horizon: str) -> dict[str, Any]:
     """The entry of a task. tried: of the solver, from the coarsest grid to the one that is compared."""
     solver, total = tried[-1], sum(budget.values())
     gain = solver["seconds"] - ours["seconds"]
@@ -88,8 +91,9 @@ def conclude(budget: dict[str, float], tried: Sequence[Cost], ours: Cost) -> dic
     n_star = f"{bound} {float(f'{found:.2g}'):,.0f}" if found else bound
     takes = [f"{number(row['seconds'])} (nRMSE {number(row['error'])})" for row in (solver, ours)]
     words = (
-        f"N* is {n_star}; seconds per forecast: the solver on {' × '.join(map(str, solver['grid']))} cells "
-        f"{takes[0]}, the operator {takes[1]}; data, base and training: {number(total)} s"
+        f"N* is {n_star}; seconds per forecast{horizon}: the solver on "
+        f"{' × '.join(map(str, solver['grid']))} cells {takes[0]}, the operator {takes[1]}; data, base and "
+        f"training: {number(total)} s"
     )
     solver, ours = ({**row, "error": finite(row["error"])} for row in (solver, ours))
     costs = {"budget_s": budget, "solver": solver, "operator": ours}

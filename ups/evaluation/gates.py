@@ -24,7 +24,7 @@ results (ups/results.py).
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ups.common.place import make_target
@@ -237,12 +237,13 @@ def network_gain(task: Entry) -> tuple[str, list[float]]:
     return "tie" if low <= 0 <= high else "less" if low > 0 else "more", percent
 
 
-def horizon_of(task: Entry) -> str:
-    """How far ahead a task's forecasts were scored, in words; "" of a steady task."""
-    times = task.facts.get("times", [0])
-    if not (until := times[-1]):
+def horizon_of(facts: Mapping[str, Any]) -> str:
+    """How far ahead a task's forecasts were scored, in words; "" of a steady task. No error is stated without
+    these words."""
+    times = facts.get("times") or [0.0]
+    if not (isinstance(until := times[-1], float) and until):
         return ""
-    num, unit = len(times), task.facts.get("units", {}).get("time") or "time units"
+    num, unit = len(times), (facts.get("units") or {}).get("time") or "time units"
     return f" (scored up to {num} frame{'s' * (num != 1)} ahead, {until:.3g} {unit})"
 
 
@@ -282,7 +283,7 @@ def usability_of(task: Entry, ensembles: Entry | None) -> dict[str, Any]:
                 f"{facts['times'][-1]:.3g} time units only"
             )
     words = f"Not usable: {'; '.join(faults)}" if faults else f"Usable: its relative error is {text}"
-    words += f"{horizon_of(task)}."
+    words += f"{horizon_of(facts)}."
     if best["high"] is not None:
         words += (
             f" The future is uncertain: its error is {best['value']:.3f} [{best['low']:.3f}, "

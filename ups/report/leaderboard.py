@@ -11,7 +11,7 @@ from ups.common.files import DamagedError, file_hash, read_sealed
 from ups.common.formatting import number
 from ups.common.text import markdown, printable
 from ups.config.command import read_command, run_script
-from ups.evaluation.gates import error_of
+from ups.evaluation.gates import error_of, horizon_of
 from ups.report.report import COMPARED, check_results
 from ups.report.tables import markdown_table
 from ups.results import AGAIN, FACTS, TABLE, Entry, Results, load
@@ -115,11 +115,9 @@ def table(runs: str | Path, metric: str = "nrmse", task: str | None = None, spli
 def _markdown(rows: list[Results], metric: str, task: str | None) -> str:
     """One table of comparable runs."""
     tasks, sign = rows[0].tasks, -1 if metric == "correlation_time" else 1
-    last = {name: (entry.facts.get("times") or [0.0])[-1] for name, entry in tasks.items()}
     horizon = ", ".join(
-        f"{name} {'×'.join(map(str, entry.facts['grid']))} cells, "
-        f"{entry.number('', 'num_frames_predicted')} frames"
-        + (f" ({last[name]:.3g} time units)" if isinstance(last[name], float) and last[name] else "")
+        f"{name} {'×'.join(map(str, entry.facts['grid']))} cells"
+        + (horizon_of(entry.facts) or f", {entry.number('', 'num_frames_predicted')} frames")
         + f", relative to the {entry.facts.get('measure')}" * bool(entry.facts.get("offset"))
         for name, entry in sorted(tasks.items())
     )

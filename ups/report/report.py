@@ -36,6 +36,7 @@ COMPARED = {  # of a report that the leaderboard lists
             "parameters": list,
             "grid": list,
             "times": (list, NoneType),
+            "units": (dict, NoneType),
             "models": {"operator": dict},
             "error": TEXT,
             "base": TEXT,

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from ups.common.formatting import number
 from ups.common.text import file_stem
+from ups.evaluation.gates import horizon_of
 from ups.metrics.ensembles import ENSEMBLES
 from ups.metrics.errors import ERRORS
 from ups.metrics.intervals import Metric
@@ -198,12 +199,12 @@ def _parameters(task: dict) -> str:
 
 def break_even_section(tasks: dict[str, Entry]) -> Markup:
     """N* of every task (ups/evaluation/break_even.py), and the costs that it follows from."""
-    head = ["N*, forecasts", "data, s", "base, s", "training, s", "operator, s per forecast"]
+    head = ["horizon", "N*, forecasts", "data, s", "base, s", "training, s", "operator, s per forecast"]
     head += ["operator's nRMSE", "solver, s per forecast", "solver's nRMSE", "solver's cells"]
     rows, reasons = [], []
     for name, entry in tasks.items():
         facts, number_of = entry.facts["break_even"], partial(entry.number, "", case="break-even")
-        found = [facts["n_star"]]
+        found = [horizon_of(entry.facts) or None, facts["n_star"]]
         if "solver" in facts:
             found += [number_of(f"budget_s/{part}") for part in ("data", "base", "training")]
             for model in ("operator", "solver"):

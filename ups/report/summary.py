@@ -8,7 +8,7 @@ only if its paired interval excludes zero.
 from collections.abc import Iterable
 
 from ups.common.formatting import number
-from ups.evaluation.gates import error_of, network_gain, trivial_of
+from ups.evaluation.gates import error_of, horizon_of, network_gain, trivial_of
 from ups.evaluation.selected import Selection, numbers_in_words, outcome
 from ups.report.bench_rows import NETWORKS
 from ups.report.tables import label
@@ -150,7 +150,8 @@ def _on_the_largest_error(tasks: dict[str, Entry]) -> list[str]:
     name = max(rows.keys() - broken, key=lambda name: rows[name]["value"], default=None)
     if name:
         error, low, high = (number(rows[name][end]) for end in ("value", "low", "high"))
-        out.append(f"The largest error is on {name}: nRMSE {error} ({low} to {high}).")
+        horizon = horizon_of(tasks[name].facts)
+        out.append(f"The largest error is on {name}: nRMSE {error} ({low} to {high}){horizon}.")
     return out
 
 
@@ -161,6 +162,7 @@ def overview(results: Results) -> str:
         kind, shares = network_gain(task)
         rows[name] = {
             "task": task,
+            "horizon": horizon_of(task.facts),
             "error": error_of(task),
             "trivial": trivial_of(task),
             "kind": kind,
