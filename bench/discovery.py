@@ -125,7 +125,7 @@ def equation_of(config: Config, task: str) -> tuple[Equation, Intervals, str]:
     if not shortlist.kept:
         return {}, {}, "no equation beats persistence"
     # what `model.equation(task)` returns of a trained model with this base
-    found = found_equation(shortlist.select().head)
+    found = found_equation(shortlist.select()[0].head)
     values: dict[str, dict[str, float]] = {}
     widths: dict[str, dict[str, float | None]] = {}
     for one in found.terms:

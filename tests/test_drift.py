@@ -130,11 +130,8 @@ def test_its_forecast_is_the_mean_of_the_law(base, data):
     assert excess(base, states(1, 64), data) < 0.002 < 0.1 < excess(still, states(1, 64), data)
 
 
-def test_terms_averaged_over_both_frames_take_noise_for_drift(data, base):
-    """As the fit to quiet data has them: the noise of the second frame is in them and in what they are to
-    explain."""
-    one = Identification(data.samples, data.own, 0)
-    model = one.regressed()[0]
+def base_of(model: Model, one: Identification, data: Trajectories) -> Equation:
+    """The base with this model."""
 
     def made(**settings) -> Equation:
         base = Equation(**settings)
@@ -142,7 +139,17 @@ def test_terms_averaged_over_both_frames_take_noise_for_drift(data, base):
         base.std.copy_(data.samples.units.scale)
         return base
 
-    *_, fooled = search.candidate([model], [without_interval(model)], [one], data.samples, data.own, made, "")
+    *_, base = search.candidate([model], [without_interval(model)], [one], data.samples, data.own, made, "")
+    return base
+
+
+def test_terms_averaged_over_both_frames_take_noise_for_drift(data, base):
+    """As the fit to quiet data has them: the noise of the second frame is in them and in what they are to
+    explain."""
+    one = Identification(data.samples, data.own, 0)
+    model = one.regressed()[0]
+
+    fooled = base_of(model, one, data)
     assert excess(fooled, states(1, 64), data) > 100 * excess(base, states(1, 64), data)
 
 
@@ -158,7 +165,7 @@ def test_a_flow_under_noise_is_found_where_quiet_modes_count_more(monkeypatch):
     def error() -> float:
         """Of the two terms by which the flow carries its vorticity, whose weights are -1 and 1."""
         model = Drift(one, data.samples, 0).model()
-        _, _, base = Equation.of([model], [without_interval(model)], [one], data.samples, data.own, "{}")
+        base = base_of(model, one, data)
         by_flow = [abs(weight) for (_, factors), weight in coefficients(base).items() if len(factors) == 2]
         assert len(by_flow) == 2
         return max(abs(weight - 1) for weight in by_flow)

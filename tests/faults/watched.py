@@ -13,11 +13,14 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
+from pkgutil import resolve_name
 
 import numpy as np
 
 import ups
 from ups.common.place import ROOT
+from ups.config.bases import BASES
+from ups.config.model import BACKBONES
 from ups.userdata.readers.process import COMMAND
 
 NEVER = (
@@ -49,7 +52,13 @@ READABLE = (ROOT / "configs", Path("/proc/meminfo"))
 
 
 def begin() -> None:
-    """Watch from here on. --describe loads what it prints in temporary folders, which lie in one of ours."""
+    """Watch from here on, but for our own parts that weights name, which are imported first. --describe loads
+    what it prints in temporary folders, which lie in one of ours."""
+    for part in (
+        *(f"ups.models.bases.{row.implementation}" for row in BASES.values()),
+        *(f"ups.models.backbones.{row}" for row in BACKBONES.values()),
+    ):
+        resolve_name(part)
     tempfile.tempdir = tempfile.mkdtemp(prefix="watched-")
     atexit.register(shutil.rmtree, tempfile.tempdir)
     sys.addaudithook(watch)
