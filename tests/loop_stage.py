@@ -27,9 +27,9 @@ import forced_fsdp
 import torch
 
 import ups.training.activity
-import ups.training.checkpoint
 import ups.training.run
 import ups.training.update
+import ups.training.weights
 from ups.config.load import load_config
 from ups.data.schedule import Batch, Schedule
 from ups.training.ending import main_guard
@@ -233,7 +233,7 @@ def stage(root: str, overrides: list[str], fault: dict, parents: dict, options: 
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        ups.training.checkpoint.save_file = full
+        ups.training.weights.save_file = full
     for step in run.steps():
         batch = schedule.batch(step).shard(run.rank, run.world)
         if options.get("slow", False):
