@@ -12,7 +12,7 @@ import pytest
 import torch
 import xarray
 import yaml
-from user_files import DT, SMALL, N, T, X, Y, read, section, waves, write
+from user_files import DT, SMALL, N, T, X, Y, described, film, read, section, waves, write
 
 import prepare_data
 from ups.common.text import load_yaml, yaml_text
@@ -283,18 +283,6 @@ def test_what_the_loader_refuses_is_a_question_and_not_a_setting(tmp_path):
     assert yaml.safe_load(text)["task"]["a"]["parameters"] == {"nu": "nu"} and "other: other" not in text
     [line] = [line for line in text.splitlines() if "# parameters: {mu: mu}" in line]
     assert "mu in " in line and "expected an attribute, an array with a number" in line and line.endswith("?")
-
-
-def film(frames=200, cells=64):
-    """A travelling wave with two harmonics (time, x)."""
-    x, t = np.arange(cells) / cells, np.arange(frames)[:, None]
-    return np.sin(2 * np.pi * (x - 0.013 * t)) + 0.3 * np.cos(4 * np.pi * (x - 0.026 * t))
-
-
-def described(folder, **arrays):
-    np.savez(folder / "a.npz", **arrays)
-    text = describe_file(str(folder / "a.npz"))
-    return yaml.safe_load(text)["task"]["a"], text
 
 
 def doctor(folder, text, capsys):

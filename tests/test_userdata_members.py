@@ -6,21 +6,9 @@ import re
 import numpy as np
 import pytest
 import yaml
-from user_files import write
+from user_files import described, film, write
 
 from ups.userdata.describe import describe_file
-
-
-def film(frames=200, cells=64):
-    """A travelling wave with two harmonics (time, x)."""
-    x, t = np.arange(cells) / cells, np.arange(frames)[:, None]
-    return np.sin(2 * np.pi * (x - 0.013 * t)) + 0.3 * np.cos(4 * np.pi * (x - 0.026 * t))
-
-
-def described(folder, **arrays):
-    np.savez(folder / "a.npz", **arrays)
-    text = describe_file(str(folder / "a.npz"))
-    return yaml.safe_load(text)["task"]["a"], text
 
 
 def members():

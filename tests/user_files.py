@@ -13,6 +13,7 @@ from ups.data.cache import open_cache
 from ups.data.sources import open_sources
 from ups.models.base_selection import fit_base
 from ups.models.head_setup import build_operator
+from ups.userdata.describe import describe_file
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -145,3 +146,16 @@ def forecast(operator, cache, frames=6):
     head, rows = operator.heads["ks"], torch.arange(3)
     z = cache.batch(rows, 0, 1)
     return head.physical(z), head.physical(operator.rollout(z, "ks", cache.parameters[rows], frames))
+
+
+def film(frames=200, cells=64):
+    """A travelling wave with two harmonics (time, x)."""
+    x, t = np.arange(cells) / cells, np.arange(frames)[:, None]
+    return np.sin(2 * np.pi * (x - 0.013 * t)) + 0.3 * np.cos(4 * np.pi * (x - 0.026 * t))
+
+
+def described(folder, **arrays):
+    """(the section of a.npz as --describe prints it, its text)"""
+    np.savez(folder / "a.npz", **arrays)
+    text = describe_file(str(folder / "a.npz"))
+    return yaml.safe_load(text)["task"]["a"], text
