@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from toy_codec import fit_codec
 
+from ups.data.cache import Cache
 from ups.evaluation.forecast import conservation_error
 from ups.models.conserve import correction, with_fixed_fields
 from ups.models.facts import HeadFacts, describe_tokenizer
@@ -152,6 +153,8 @@ def test_a_quantity_that_the_data_do_not_conserve_is_not_corrected():
     class Held:
         """As much of a cache as is asked."""
 
+        rows_by_parameter = Cache.rows_by_parameter
+
         def __init__(self, u: Tensor):
             self.task, self.u, self.num_frames = get_task("burgers1d"), u, u.shape[1]
             self.split, self.parameter_index = (
@@ -159,9 +162,6 @@ def test_a_quantity_that_the_data_do_not_conserve_is_not_corrected():
                 torch.zeros(len(u), dtype=torch.long),
             )
             self.codec = fit_codec([u.numpy()], fields=("u",), patch=2)
-
-        def rows_by_parameter(self, split: str, count: int) -> Tensor:
-            return self.split[split][:count]
 
         def batch(self, rows: Tensor, frame: int, count: int, device: torch.device) -> Tensor:
             return self.codec.encode(self.codec.normalise(self.u[rows, frame : frame + count]))

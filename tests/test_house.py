@@ -249,22 +249,8 @@ def test_loading_weights_imports_nothing_that_only_fits():
     assert len(ours) <= 55, ours  # 45 is the aim
 
 
-def imported(text: str) -> set[str]:
-    """Packages that a file imports anywhere."""
-    nodes = [node for node in ast.walk(parsed(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
-    names = [
-        name
-        for node in nodes
-        for name in (
-            [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
-        )
-    ]
-    return {name.split(".")[0] for name in names}
-
-
 def test_the_supervisor_knows_no_ups_and_one_file_of_ups_knows_the_supervisor():
-    texts = {path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in ROOT.glob("ups*/**/*.py")}
-    using = {name: imported(text) for name, text in texts.items()}
+    using = {path.relative_to(ROOT): top_imports(path) for path in ROOT.glob("ups*/**/*.py")}
     assert not [name for name, found in using.items() if name.parts[0] == "ups_launch" and "ups" in found]
     users = [name for name, found in using.items() if name.parts[0] == "ups" and "ups_launch" in found]
     assert users == [Path("ups/training/activity.py")]
