@@ -50,8 +50,7 @@ from safetensors.torch import load_file, save_file
 
 from ups.common.files import file_hash, value_hash, write_sealed
 from ups.common.place import ROOT
-from ups.config.load import load_config, to_dict
-from ups.config.reading import DEFAULT
+from ups.config.load import DEFAULT, load_config, to_dict
 from ups.config.schema import Config
 from ups.data.build_cache import build_cache, data_files
 from ups.data.cache import open_cache

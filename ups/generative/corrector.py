@@ -24,7 +24,7 @@ from ups.common.device import autocast
 from ups.common.files import DamagedError
 from ups.common.place import make_target
 from ups.config.model import ModelConfig
-from ups.config.sections import OptimConfig
+from ups.config.schema import OptimConfig
 from ups.generative.cell_posterior import posterior_of
 from ups.generative.diffusion import Velocity, largest_mode
 from ups.generative.limits import WaveLimits

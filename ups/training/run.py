@@ -36,8 +36,7 @@ from ups.common.device import in_words
 from ups.common.files import file_hash, write_json
 from ups.common.progress import Bar, position
 from ups.config.load import to_dict
-from ups.config.schema import Config
-from ups.config.sections import OptimConfig, TrainConfig
+from ups.config.schema import Config, OptimConfig, TrainConfig
 from ups.training.activity import EXIT_STOPPED, send_event
 from ups.training.counters import Counters
 from ups.training.ending import Preempted
