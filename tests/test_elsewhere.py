@@ -164,7 +164,7 @@ def test_a_message_names_make_as_it_runs_in_the_working_folder(tmp_path, monkeyp
 
 def test_every_message_of_the_package_asks_that_function_for_a_target_of_make():
     targets = (
-        "data|cache|operator|diffusion|consistency|rival|steady|report|train|doctor|remove|bench|publish"
+        "data|cache|operator|diffusion|consistency|scoring|steady|report|train|doctor|remove|bench|publish"
     )
     found = []
     for path in sorted(ROOT.glob("ups*/**/*.py")):

@@ -185,7 +185,7 @@ def test_missing_stages_and_folders_name_the_make_target(model, folder, tmp_path
     shutil.copytree(folder / "tiny" / "operator", tmp_path / "run" / "operator")
     bare, u0 = ups.load(tmp_path / "run"), field(model, "burgers1d_hidden")
     assert bare.forecast("burgers1d_hidden", u0).shape == (1, 1, 64)
-    for by, stage in (("student", "consistency"), ("teacher", "diffusion"), ("rival", "rival")):
+    for by, stage in (("student", "consistency"), ("teacher", "diffusion"), ("scoring", "scoring")):
         with pytest.raises(
             FileNotFoundError,
             match=f"run/{stage}/config.json is missing; expected a finished .*Run make {stage}",
@@ -237,14 +237,17 @@ def test_what_serves_is_the_best_of_what_was_finished_and_evaluations_asked_for_
         (100, ("corrector", 16)),
     ):
         assert validation.best_within(tmp_path, "forced", asked) == spent  # not student_2, which blew up
-    stage("rival", is_done=False, rival=0.01)  # a stage that is still training says nothing
+    stage("scoring", is_done=False, scoring=0.01)  # a stage that is still training says nothing
     assert validation.default_sampler(tmp_path, "forced") == "student_1"
-    stage("rival", rival=0.01)
+    stage("scoring", scoring=0.01)
     assert (
-        validation.default_sampler(tmp_path, "forced") == "rival"
+        validation.default_sampler(tmp_path, "forced") == "scoring"
         and validation.default_sampler(tmp_path, "other") == "student_1"
     )
-    assert validation.best_within(tmp_path, "forced", 1) == ("rival", 0)  # of as many evaluations the better
+    assert validation.best_within(tmp_path, "forced", 1) == (
+        "scoring",
+        0,
+    )  # of as many evaluations the better
     # a second evaluation must be worth more than chance is
     for more, best in ((0.128, "student_1"), (0.1, "student_2")):
         stage("consistency", "tied", student_1=0.13, student_2=more)

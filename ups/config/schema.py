@@ -13,8 +13,8 @@ from ups.config.sections import (
     EvaluateConfig,
     ModelConfig,
     OperatorConfig,
-    RivalConfig,
     RunConfig,
+    ScoringConfig,
     SteadyConfig,
     TaskConfig,
     TrackerConfig,
@@ -33,7 +33,7 @@ class Config:
     operator: OperatorConfig
     diffusion: DiffusionConfig
     consistency: ConsistencyConfig
-    rival: RivalConfig
+    scoring: ScoringConfig
     steady: SteadyConfig
     evaluate: EvaluateConfig
     tracker: TrackerConfig
@@ -84,7 +84,7 @@ class Config:
         return (inside if inside.is_dir() else Path(section.init)) if section.init else None
 
     def model_of(self, stage: str) -> ModelConfig:
-        """The network of a stage; student and rival have that of the corrector."""
+        """The network of a stage; consistency and scoring have that of diffusion."""
         return getattr(self, STAGES[stage].network).model
 
     def spec(self, name: str) -> Task:

@@ -256,7 +256,7 @@ class ScoredConfig:
 
 
 @dataclass(frozen=True)
-class RivalConfig(ScoredConfig):
+class ScoringConfig(ScoredConfig):
     start: Literal["corrector", "fresh"]
 
     def passes(self, sampler_steps: int) -> Passes:
