@@ -24,9 +24,9 @@ from ups.common.place import make_target
 from ups.data.download import Patience, answered, blocks, require_address
 from ups.data.generate import generation_settings, write_data
 from ups.data.layout import layout_of
-from ups.data.pdebench import data_bytes, describe, made_with
-from ups.data.trajectories import Trajectories, opened
+from ups.data.pdebench import Published, data_bytes, describe, made_with, opened
 from ups.userdata.readers.hdf5 import node
+from ups.userdata.trajectories import Trajectories
 
 BLOCK_BYTES = 2**18  # of small reads: the metadata of HDF5 lie close together
 NUM_KEPT = 16  # such blocks
@@ -222,7 +222,7 @@ def fetch_first(
         row_bytes = data_bytes(task, 1, data.num_frames, data.space[0])
 
         def read(indices: np.ndarray, **_: Any) -> np.ndarray:
-            u = data.read_from(source, int(indices[0]), int(indices[-1]) + 1)
+            u = data.read(int(indices[0]), int(indices[-1]) + 1, store=Published(source, path, data.task))
             if not np.isfinite(u).all():
                 bad = indices[~np.isfinite(u).reshape(len(u), -1).all(1)].tolist()
                 raise ValueError(
@@ -245,7 +245,7 @@ def fetch_first(
 def _require_rows(source: h5py.File, data: Trajectories, url: str, num: int) -> None:
     """Raise ValueError for a file that does not store at least `num` trajectories one after the other."""
     layout, task = layout_of(data.task), data.task
-    stored = [layout.dataset(source, array)[0] for array in task.arrays] if task.is_contiguous else []
+    stored = [] if task.is_grouped else [layout.dataset(source, array) for array in task.arrays]
     if not stored or any(dataset.chunks for dataset in stored) or len(set(data.space)) > 1:
         raise ValueError(
             f"{url} stores its numbers in compressed chunks; expected arrays that begin with "
