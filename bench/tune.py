@@ -34,9 +34,9 @@ from bench.command import parse
 from bench.rivals import Settings, settings_for
 from bench.score import Split, headline, load, rollout
 from bench.search import Changes, Trial, search
-from ups.config.bases import BASES
 from ups.config.command import DEFAULT_OVERLAY
 from ups.config.load import load_config, to_dict
+from ups.config.model import BASES
 from ups.config.schema import Config
 from ups.data.build_cache import build_cache, is_up_to_date
 from ups.data.cache import open_cache

@@ -23,8 +23,7 @@ from ups.common import files
 from ups.common.files import partial_path
 from ups.common.place import ROOT
 from ups.config.load import load_config
-from ups.config.schema import Config
-from ups.config.sections import TaskConfig
+from ups.config.schema import Config, TaskConfig
 from ups.data import build_cache as cache_build
 from ups.data import cache as cache_module
 from ups.data import tokenizer

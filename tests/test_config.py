@@ -11,8 +11,7 @@ import yaml
 
 import prepare_data
 from ups.common.text import read_yaml
-from ups.config.load import load_config
-from ups.config.reading import DEFAULT
+from ups.config.load import DEFAULT, load_config
 from ups.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parent.parent

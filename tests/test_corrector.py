@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ups.config.load import load_config, to_dict
 from ups.config.model import ModelConfig
-from ups.config.sections import OptimConfig
+from ups.config.schema import OptimConfig
 from ups.generative.corrector import (
     LARGEST_LOG_SCALE,
     MAX_FACTS,

@@ -17,7 +17,7 @@ from packages import PACKAGES
 
 from ups.config.command import DEFAULT_OVERLAY
 from ups.config.load import load_config, to_dict
-from ups.config.sections import TaskConfig, UserTaskConfig
+from ups.config.schema import TaskConfig, UserTaskConfig
 from ups.tasks import TASKS
 from ups_solvers import SOLVERS
 

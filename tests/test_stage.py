@@ -18,8 +18,8 @@ from ups.common.files import DamagedError, file_hash, value_hash, write_sealed
 from ups.common.place import ROOT
 from ups.config.command import run_script
 from ups.config.load import load_config
+from ups.training.artifact import DONE, finished_stage
 from ups.training.checkpoint import Checkpoints
-from ups.training.finished import DONE, finished_stage
 from ups.training.folder import StageFolder
 
 # ---------------------------------------------------------------- a finished stage

@@ -68,8 +68,7 @@ from ups.models.rollout import member_noise, name_starts, rollout
 from ups.models.warm import is_trunk
 from ups.models.windows import augment
 from ups.select import Decision
-from ups.training.finished import finished_stage
-from ups.training.names import of_stage
+from ups.training.artifact import finished_stage, of_stage
 from ups.training.optim import split_parameters
 from ups_discovery.seeds import generator
 

@@ -27,7 +27,7 @@ from ups.forecast_xarray import Field, as_tensor, label, unlabel
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import name_starts
 from ups.tasks import in_unit
-from ups.training.finished import stage_of_run
+from ups.training.artifact import stage_of_run
 
 if TYPE_CHECKING:  # a forecast needs none of them: methods import what they use
     from ups.generative.sampling import Sampler

@@ -27,8 +27,8 @@ from ups.config.load import load_config
 from ups.data.generate import write_data
 from ups.report import model_card
 from ups.results import Results
+from ups.training.artifact import relevant_keys
 from ups.training.folder import StageFolder
-from ups.training.identity import relevant_keys
 
 CONFIG = (ROOT / "pretrained" / "operator" / "config.yaml").read_text(encoding="utf-8")
 

@@ -25,7 +25,7 @@ from ups.config.model import ModelConfig
 from ups.data.generate import write_data
 from ups.generative.corrector import Corrector
 from ups.models.operator import Operator
-from ups.training.finished import MODEL
+from ups.training.artifact import MODEL
 
 MOST_S, MOST_MB = 5, 500
 PUBLISHED = json.loads((ROOT / "pretrained" / "operator" / "config.json").read_text(encoding="utf-8"))

@@ -29,8 +29,8 @@ from ups.models.backbones import backbone_of
 from ups.models.backbones.backbone import task_of
 from ups.models.operator import Operator
 from ups.tasks import get_task
+from ups.training.artifact import DONE
 from ups.training.environment import asks_for_cpu
-from ups.training.finished import DONE
 
 STATE_COPIES = 6  # weights, gradient, two moments, average, best average; float32 each
 FORWARD = 1 / 3  # time of a forward pass over forward and backward: the backward pass is two products for one

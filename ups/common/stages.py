@@ -1,6 +1,6 @@
 """The trained stages of a run, one row each. Code that treats all stages alike reads this table.
 
-A new stage takes a row here, a section in ups/config/sections.py and configs/default.yaml, a script
+A new stage takes a row here, a section in ups/config/schema.py and configs/default.yaml, a script
 train_STAGE.py and its line in the Makefile.
 """
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ups.config.schema import Config
-from ups.config.sections import TaskConfig
+from ups.config.schema import Config, TaskConfig
 from ups.data.sources import (
     needs_files,
     open_sources,

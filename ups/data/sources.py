@@ -8,8 +8,7 @@ import numpy as np
 
 from ups.common.files import parts_of
 from ups.common.place import make_target
-from ups.config.schema import Config
-from ups.config.sections import TaskConfig, UserTaskConfig
+from ups.config.schema import Config, TaskConfig, UserTaskConfig
 from ups.data.layout import layout_of
 from ups.data.pdebench import open_data, split_indices
 from ups.tasks import get_task

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.config.sections import EvaluateConfig
+from ups.config.schema import EvaluateConfig
 from ups.evaluation.ensemble import Ensembles
 from ups.evaluation.truth import Truth, affordable
 from ups.generative.sampling import sample_starts

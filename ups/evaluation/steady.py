@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.config.sections import EvaluateConfig
+from ups.config.schema import EvaluateConfig
 from ups.data.generate import solver_of
 from ups.evaluation.ensemble import resampled
 from ups.evaluation.pooled import pool, pool_checks, pool_spread, summarise_exact

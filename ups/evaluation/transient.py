@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ups.config.sections import EvaluateConfig, TaskConfig
+from ups.config.schema import EvaluateConfig, TaskConfig
 from ups.evaluation.by_evaluations import STARTS, coarser_samplers, curves, with_corrector
 from ups.evaluation.checks import LEADS, independence
 from ups.evaluation.ensemble import CHEAP, Ensembles, costs_per_state, rollouts

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ups.common.mask import filled
-from ups.config.sections import SteadyConfig
+from ups.config.schema import SteadyConfig
 from ups.generative.cell_posterior import CellPosterior, two_levels
 from ups.generative.corrector import METHODS, Corrector
 from ups.generative.observation import PARTIAL, observe_case, row_generators

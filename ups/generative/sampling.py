@@ -33,7 +33,7 @@ from ups.generative.student import sample_student
 from ups.models.assimilation import perturbed
 from ups.models.operator import Operator, padded
 from ups.models.rollout import ensemble_rollout, in_blocks, member_noise
-from ups.training.finished import stage_of_run
+from ups.training.artifact import stage_of_run
 
 FieldPrediction = tuple[Tensor, Tensor, Tensor, Start]  # of FieldConditions.predict
 

@@ -21,7 +21,7 @@ from ups.generative.residuals import TransientResiduals, sum_by_task
 from ups.generative.sampling import SAMPLERS, Sampler, sample_states
 from ups.metrics.proper import fair_crps
 from ups.select import Decision, choose, select_sampler
-from ups.training.finished import stage_of_run
+from ups.training.artifact import stage_of_run
 
 CRPS_KEY = "validation_crps"  # in config.json: task -> sampler -> CRPS, None if a member is not finite
 ROWS, LEADS, MEMBERS = 32, 10, 4
