@@ -77,7 +77,7 @@ def main() -> None:
 
     operator_scores = score(rollouts(ensembles, "operator", rows, num_frames, 1))
     for name, forecasts in {
-        **{name: partial(rollouts, ensembles, name) for name in ("dressed_waves", "dressed_resampled")},
+        **{name: partial(rollouts, ensembles, name) for name in ("waves", "dressed_resampled")},
         "analogs": partial(errors.sample, errors.nearest),
         "dressed_leads": partial(errors.sample, errors.random),
         "normal_leads": partial(errors.sample_normal, None),

@@ -29,7 +29,7 @@ EXCITABLE = {  # models of bench/excitable.py in words
     "no_kicks": "the equation without kicks",
     "dressed": "operator + white noise",
     "dressed_conditional": "operator + conditional Gaussian",
-    "dressed_waves": "operator + Gaussian waves",
+    "waves": "operator + Gaussian waves",
     "dressed_resampled": "operator + resampled residuals",
     "analogs": "operator + residuals of analogs",
     "scoring": "network trained by scores",
