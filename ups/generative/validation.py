@@ -42,8 +42,8 @@ def validate_samplers(
     first leads, channels and cells of normalised fields; None if a member is not finite. With the decisions
     on the error of sampled states.
 
-    Sets the limits of the heads, and their `sample_error` by the best sampler with a network. contexts: task -> number of
-    context frames. A collective.
+    Sets the limits of the heads, and their `sample_error` by the best sampler with a network. contexts: task
+    -> number of context frames. A collective.
     """
     [network] = {sampler.network for sampler in samplers.values()}
     trained = {name: sampler for name, sampler in samplers.items() if sampler.evaluations != 0}
