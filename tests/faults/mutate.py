@@ -61,10 +61,9 @@ from ups.data.seal import MAGIC, SEAL_BYTES, write_seal
 from ups.models.head_setup import base_settings, head_facts
 from ups.models.operator import Operator, load_operator
 from ups.tasks import get_task
+from ups.training.artifact import DONE, MANIFEST, MODEL
 from ups.training.checkpoint import SHARED
-from ups.training.finished import DONE, MODEL
 from ups.training.folder import StageFolder
-from ups.training.identity import MANIFEST
 from ups.training.run import Run
 from ups.training.saving import Saving
 from ups.training.sharding import full_weights

@@ -46,7 +46,7 @@ from ups.models.facts import Facts, checked
 from ups.models.network import TaskNetwork
 from ups.tasks import described_task
 from ups.training.optim import fit_averaged
-from ups.training.stage import load_stage
+from ups.training.weights import load_stage
 
 METHODS = ("pushed", "error", "gaussian", "diffusion")  # of sampling: ups/generative/prior_selection.py
 MAX_FACTS = 8
