@@ -349,16 +349,10 @@ def test_patience_waits_while_the_second_score_falls_although_the_first_drifts_u
 def test_the_stage_directory_is_complete(reference):
     names = {path.name for path in reference.directory.iterdir()}
     assert names == {
-        "config.yaml",
-        "environment.json",
-        "metrics.jsonl",
-        "state",
-        "model.safetensors",
-        "config.json",
-        "done.json",
-        "status.json",
-        "heartbeat",
-        ".lock",
+        *(
+            "config.yaml environment.json metrics.jsonl state model.safetensors config.json done.json "
+            "status.json heartbeat .lock"
+        ).split()
     }
     saved = load_config(reference.directory / "config.yaml")
     assert to_dict(saved) == yaml.safe_load((reference.directory / "config.yaml").read_text())
@@ -729,36 +723,15 @@ def test_an_unknown_precision_is_refused(tmp_path):
 
 
 COLLECTIVES = {
-    "all_reduce",
-    "all_gather",
-    "all_gather_object",
-    "broadcast",
-    "broadcast_object_list",
-    "barrier",
-    "reduce",
-    "gather",
-    "gather_object",
-    "scatter",
-    "reduce_scatter",
-    "all_to_all",
-    "send",
-    "recv",
-    "monitored_barrier",
-    "wait_for_everyone",
+    *(
+        "all_reduce all_gather all_gather_object broadcast broadcast_object_list barrier reduce gather "
+        "gather_object scatter reduce_scatter all_to_all send recv monitored_barrier wait_for_everyone"
+    ).split()
 }
 OF_RUN = {
-    "gather",
-    "agreed",
-    "reduce_sum",
-    "attach",
-    "update",
-    "keep_best",
-    "keep_if",
-    "finish",
-    "probe",
-    "take_best",
-    "ema_weights",
-    "_unshard",
+    *(
+        "gather agreed reduce_sum attach update keep_best keep_if finish probe take_best ema_weights _unshard"
+    ).split()
 }
 
 

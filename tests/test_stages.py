@@ -75,24 +75,15 @@ from ups_discovery.seeds import generator
 SMOKE = ROOT / "configs" / "smoke.yaml"
 CPU = torch.device("cpu")
 HIDDEN, STEADY = "burgers1d_hidden", "darcy2d_grf"
-TASKS = [
-    f"data.tasks=[{HIDDEN},{STEADY}]",
-    f"task.{HIDDEN}.resolution=32",
-    f"task.{HIDDEN}.num_frames=10",
-    f"task.{HIDDEN}.t_end=0.45",
-    f"task.{HIDDEN}.degree=1",
-    f"task.{STEADY}.resolution=16",
-    "evaluate.context_frames=4",
-]
-OPERATOR = [
-    "operator.model.width=16",
-    "operator.model.depth=1",
-    "operator.model.modes=4",
-    "operator.base_steps=5",
-    "operator.train.steps=3",
-    "operator.train.precision='no'",
-    "operator.train.validate_trajectories=1",
-]
+TASKS = (
+    f"data.tasks=[{HIDDEN},{STEADY}] task.{HIDDEN}.resolution=32 task.{HIDDEN}.num_frames=10 "
+    f"task.{HIDDEN}.t_end=0.45 task.{HIDDEN}.degree=1 task.{STEADY}.resolution=16 "
+    "evaluate.context_frames=4"
+).split()
+OPERATOR = (
+    "operator.model.width=16 operator.model.depth=1 operator.model.modes=4 operator.base_steps=5 "
+    "operator.train.steps=3 operator.train.precision='no' operator.train.validate_trajectories=1"
+).split()
 STAGES = {
     "diffusion": ("train_diffusion", ()),
     "consistency": ("train_consistency", ()),
@@ -109,14 +100,9 @@ TRAIN = [
     f"{section}.{key}"
     for section in ("diffusion", "consistency", "rival", "steady")
     for key in (
-        "train.steps=20",
-        "train.log_every=1",
-        "train.validate_every=10",
-        "train.save_every=5",
-        "train.validate_trajectories=2",
-        "train.precision='no'",
-        "train.timeout_s=20",
-    )
+        "train.steps=20 train.log_every=1 train.validate_every=10 train.save_every=5 "
+        "train.validate_trajectories=2 train.precision='no' train.timeout_s=20"
+    ).split()
 ]
 MODEL = [
     f"{section}.{key}"
@@ -734,17 +720,13 @@ def conditions_of(source: TransientResiduals, count: int = 5) -> tuple[Tensor, T
 
 @torch.no_grad()
 def test_every_sampler_is_its_definition(ensembles, chain, config):
-    assert ensembles.names == [
-        "operator",
-        "dressed",
-        "dressed_conditional",
-        "dressed_waves",
-        "dressed_resampled",
-        "corrector",
-        "student_1",
-        "student_2",
-        "rival",
-    ]
+    assert (
+        ensembles.names
+        == (
+            "operator dressed dressed_conditional dressed_waves dressed_resampled corrector student_1 "
+            "student_2 rival"
+        ).split()
+    )
     tokens, facts, noise, second = conditions_of(ensembles.residuals)
     draw = partial(ensembles.residual, tokens=tokens, facts=facts, noise=noise, second=second)
     networks = {
@@ -879,15 +861,7 @@ def test_rollouts_of_the_operator_are_its_plain_rollouts(ensembles, hidden):
 
 @pytest.mark.parametrize(
     "model",
-    [
-        "dressed",
-        "dressed_conditional",
-        "dressed_waves",
-        "dressed_resampled",
-        "rival",
-        "corrector",
-        "student_2",
-    ],
+    "dressed dressed_conditional dressed_waves dressed_resampled rival corrector student_2".split(),
 )
 def test_members_do_not_depend_on_the_batch_and_follow_the_seed(
     ensembles, hidden, config, monkeypatch, model
