@@ -1221,6 +1221,8 @@ def test_residuals_that_are_nan_from_the_start_are_refused_on_every_process(chai
     [
         ("diffusion.sampler_steps=0", "diffusion.sampler_steps is 0; expected a positive number"),
         ("evaluate.members=1", "evaluate.members is 1; expected at least 2: one member has no spread"),
+        ("evaluate.num_bootstrap=1", "evaluate.num_bootstrap is 1; expected at least 20: a 95 % interval"),
+        ("operator.optim.muon_lr=1e300", r"muon_lr is 1e\+300; expected a learning rate in \(0, 10\]"),
         ("consistency.members=1", "consistency.members is 1; expected at least 2"),
         ("consistency.mid_angle=2", r"consistency.mid_angle is 2.0; expected an angle in \(0, 1.57\)"),
         ("consistency.mid_angle=0", "consistency.mid_angle is 0.0; expected an angle in"),
