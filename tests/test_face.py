@@ -186,7 +186,7 @@ def test_missing_stages_and_folders_name_the_make_target(model, folder, tmp_path
     shutil.copytree(folder / "tiny" / "operator", tmp_path / "run" / "operator")
     bare, u0 = ups.load(tmp_path / "run"), field(model, "burgers1d_hidden")
     assert bare.forecast("burgers1d_hidden", u0).shape == (1, 1, 64)
-    for by, stage in (("student", "consistency"), ("teacher", "diffusion"), ("rival", "rival")):
+    for by, stage in (("student", "consistency"), ("teacher", "diffusion"), ("scoring", "scoring")):
         with pytest.raises(
             FileNotFoundError,
             match=f"run/{stage}/config.json is missing; expected a finished .*Run make {stage}",
@@ -238,14 +238,17 @@ def test_what_serves_is_the_best_of_what_was_finished_and_evaluations_asked_for_
         (100, ("corrector", 16)),
     ):
         assert validation.best_within(tmp_path, "forced", asked) == spent  # not student_2, which blew up
-    stage("rival", is_done=False, rival=0.01)  # a stage that is still training says nothing
+    stage("scoring", is_done=False, scoring=0.01)  # a stage that is still training says nothing
     assert validation.default_sampler(tmp_path, "forced") == "student_1"
-    stage("rival", rival=0.01)
+    stage("scoring", scoring=0.01)
     assert (
-        validation.default_sampler(tmp_path, "forced") == "rival"
+        validation.default_sampler(tmp_path, "forced") == "scoring"
         and validation.default_sampler(tmp_path, "other") == "student_1"
     )
-    assert validation.best_within(tmp_path, "forced", 1) == ("rival", 0)  # of as many evaluations the better
+    assert validation.best_within(tmp_path, "forced", 1) == (
+        "scoring",
+        0,
+    )  # of as many evaluations the better
     # a second evaluation must be worth more than chance is
     for more, best in ((0.128, "student_1"), (0.1, "student_2")):
         stage("consistency", "tied", student_1=0.13, student_2=more)
@@ -254,8 +257,18 @@ def test_what_serves_is_the_best_of_what_was_finished_and_evaluations_asked_for_
             validation.best_within(tmp_path, "tied", 2) == ("student_2", 0)
             and validation.best_within(tmp_path, "tied", 32)[0] == "corrector"
         )
+    # waves cost no evaluation, so they serve where they are as good; evaluations that are asked for are spent
+    for waves, best in ((0.135, "waves"), (0.14, "student_1")):
+        stage("diffusion", "closed", waves=waves, corrector=0.1)
+        stage("consistency", "closed", student_1=0.13)
+        assert validation.default_sampler(tmp_path, "closed") == best
+        assert validation.best_within(tmp_path, "closed", 1) == ("student_1", 0)
     found = validation.validated_samplers(model.folder, "burgers1d_hidden")  # of the scripts themselves
-    assert {*found} == {"corrector", "student_1", "student_2"} and all(crps > 0 for _, crps in found.values())
+    assert (
+        {*found} == {"waves", "corrector", "student_1", "student_2"}
+        and found["waves"][0] == 0
+        and all(crps > 0 for _, crps in found.values())
+    )
     assert found["corrector"][0] == 8
 
 
@@ -895,7 +908,8 @@ def test_predict_draws_members_that_do_not_depend_on_how_the_rows_are_cut(folder
 
 
 @pytest.mark.parametrize(
-    ("by", "way"), [("student", "student_1"), ("student_2", "student_2"), ("teacher", "corrector")]
+    ("by", "way"),
+    [("student", "student_1"), ("student_2", "student_2"), ("teacher", "corrector"), ("waves", "waves")],
 )
 # with a context of 10 frames, and of the history
 @pytest.mark.parametrize("task", ["burgers1d_forced", "burgers1d_hidden"])

@@ -363,7 +363,7 @@ def test_only_the_main_process_has_a_tracker(calls_of):
 
 def test_every_message_of_the_package_asks_that_function_for_a_target_of_make():
     targets = (
-        "data|cache|operator|diffusion|consistency|rival|steady|report|train|doctor|remove|bench|publish"
+        "data|cache|operator|diffusion|consistency|scoring|steady|report|train|doctor|remove|bench|publish"
     )
     found = []
     for path in product():

@@ -42,7 +42,7 @@ TASKS = (
 )
 CONFIGS = {  # evaluate.stages as YAML can write it -> what is trained
     "flow over two lines": (TASKS + "{stages: [operator,\n  diffusion]}}", "operator diffusion"),
-    "JSON": (TASKS + '{"stages": ["operator", "diffusion", "rival"]}}', "operator diffusion rival"),
+    "JSON": (TASKS + '{"stages": ["operator", "diffusion", "scoring"]}}', "operator diffusion scoring"),
     "comment in a list": (
         f"include: {ROOT}/configs/small_11task.yaml\nevaluate:\n  stages:\n  # all\n\n  - operator\n"
         "  - 'diffusion'\ndata: {tasks: [burgers1d]}\ntask: {burgers1d: {reserve: 0.3}}\n",
@@ -85,7 +85,7 @@ def test_the_stages_of_a_configuration_are_read_however_they_are_written(name, c
 @pytest.mark.parametrize(
     ("arguments", "stages", "named"),
     [
-        (["CONFIG=mine.yaml"], "operator diffusion rival", []),
+        (["CONFIG=mine.yaml"], "operator diffusion scoring", []),
         (["STAGES=operator  steady"], "operator steady", ["evaluate.stages=[operator,steady]"]),
         (["STAGES=", "ARGS=evaluate.stages=[operator]"], "operator", ["evaluate.stages=[operator]"]),
     ],
@@ -112,7 +112,7 @@ def test_make_trains_the_stages_of_the_configuration_and_the_report_asks_for_the
 @pytest.mark.parametrize(
     ("name", "given", "stages"),
     [
-        ("uncertain", "", "operator diffusion consistency rival"),
+        ("uncertain", "", "operator diffusion consistency scoring"),
         ("smoke", "operator  steady", "operator steady"),
     ],
 )
