@@ -720,13 +720,8 @@ def conditions_of(source: TransientResiduals, count: int = 5) -> tuple[Tensor, T
 
 @torch.no_grad()
 def test_every_sampler_is_its_definition(ensembles, chain, config):
-    assert (
-        ensembles.names
-        == (
-            "operator dressed dressed_conditional waves dressed_resampled corrector student_1 "
-            "student_2 scoring"
-        ).split()
-    )
+    names = "operator dressed dressed_conditional waves dressed_resampled corrector student_1 student_2"
+    assert ensembles.names == [*names.split(), "scoring"]
     tokens, facts, noise, second = conditions_of(ensembles.residuals)
     draw = partial(ensembles.residual, tokens=tokens, facts=facts, noise=noise, second=second)
     networks = {
