@@ -36,7 +36,7 @@ def table(run: Path) -> dict[str, Any]:
     from ups.common.stages import STAGES
     from ups.generative.validation import default_sampler
     from ups.models.base_selection import base_scores
-    from ups.training.finished import stage_of_run
+    from ups.training.artifact import stage_of_run
 
     found: dict[str, Any] = {}
     for stage in STAGES:
