@@ -40,19 +40,14 @@ from ups.training.fit import find_fit, fit_once
 from ups_discovery.units import widened
 
 CPU = torch.device("cpu")
-TINY = [
-    "task.advection1d.num_trajectories=16",
-    "task.advection1d.resolution=32",
-    "task.burgers1d.parameters=[0.05,0.1]",
-    "task.burgers1d.num_trajectories=20",
-    "task.darcy2d.num_trajectories=20",
-    "task.darcy2d.resolution=16",
-    "task.diff_react2d.num_trajectories=12",
-    "task.diff_react2d.resolution=16",
-    "task.diff_react2d.t_end=1.3",
-    "operator.base_steps=60",
-    "data.tasks=[advection1d,burgers1d,darcy2d,diff_react2d]",
-]
+TINY = (
+    "task.advection1d.num_trajectories=16 task.advection1d.resolution=32 "
+    "task.burgers1d.parameters=[0.05,0.1] task.burgers1d.num_trajectories=20 "
+    "task.darcy2d.num_trajectories=20 task.darcy2d.resolution=16 "
+    "task.diff_react2d.num_trajectories=12 task.diff_react2d.resolution=16 "
+    "task.diff_react2d.t_end=1.3 operator.base_steps=60 "
+    "data.tasks=[advection1d,burgers1d,darcy2d,diff_react2d]"
+).split()
 
 
 def make_caches(root: Path, *overrides: str) -> Config:

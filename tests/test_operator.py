@@ -784,20 +784,13 @@ def test_an_unfinished_operator_is_refused_naming_the_make_target(tmp_path, miss
 
 
 STEPS = 10
-RUN = [
-    f"operator.train.steps={STEPS}",
-    "operator.train.micro_batch=8",
-    "operator.train.log_every=1",
-    "operator.train.validate_every=5",
-    "operator.train.save_every=5",
-    "operator.train.validate_trajectories=1",
-    "operator.train.precision='no'",
-    "operator.base_steps=5",
-    "operator.model.width=16",
-    "task.darcy2d.energy=0.999",
-    "task.diff_react2d.history=2",
-    "task.advection1d.history=4",
-]
+RUN = (
+    f"operator.train.steps={STEPS} operator.train.micro_batch=8 operator.train.log_every=1 "
+    "operator.train.validate_every=5 operator.train.save_every=5 "
+    "operator.train.validate_trajectories=1 operator.train.precision='no' operator.base_steps=5 "
+    "operator.model.width=16 task.darcy2d.energy=0.999 task.diff_react2d.history=2 "
+    "task.advection1d.history=4"
+).split()
 
 
 @pytest.fixture(scope="module")
