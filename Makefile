@@ -79,7 +79,7 @@ PY := $(HERE).venv/bin/python
 ENVIRONMENT := $(HERE).venv/installed
 endif
 
-.PHONY: help venv data doctor cache operator diffusion consistency rival steady report train train-cpu2 train-2gpu train-4gpu \
+.PHONY: help venv data doctor cache operator diffusion consistency scoring steady report train train-cpu2 train-2gpu train-4gpu \
   train-8gpu train-fsdp smoke test test-faults test-gpu lint bench bench-gpu tune sweep profile dry-run leaderboard publish remove clean-smoke
 
 help:           ## This list
@@ -119,7 +119,7 @@ cache: data                   ## Fit the tokenizers and encode the data
 operator: cache               ## Train the operator
 diffusion: operator           ## Train the corrector, which samples the operator's errors
 consistency: diffusion        ## Distil the corrector into one or two evaluations
-rival: diffusion              ## Train the student's network without a teacher, for comparison
+scoring: diffusion            ## Train a network by the scores of its samples (CRPS and energy score), without a teacher
 steady: operator              ## Train the prior of steady solutions for partly observed coefficients
 $(TRAINED):
 	$(call stage,$@,$(LAUNCH) $(HERE)train_$@.py)
@@ -138,7 +138,7 @@ QUICK_START = env -u PYTHONDONTWRITEBYTECODE
 
 test: $(ENVIRONMENT)          ## The fast half of the test suite: truth, behaviour, contracts; known answers with a fixed seed
 	@$(PY) -m ups.commands.interpreter requirements-dev.txt
-	$(QUICK_START) OMP_NUM_THREADS=1 UPS_TEST_SEED=$${UPS_TEST_SEED:-1} $(PY) -m pytest -q -m "not faults" -n 4 --dist loadfile --no-loadscope-reorder
+	$(QUICK_START) OMP_NUM_THREADS=1 UPS_TEST_SEED=$${UPS_TEST_SEED:-1} $(PY) -m pytest -q -m "not faults" --ignore=$(HERE)tests/faults -n 4 --dist loadfile --no-loadscope-reorder
 
 test-faults: $(ENVIRONMENT)   ## The slow half: fault injection, mutated files, several machines, sharded stages; known answers with a new seed
 	@$(PY) -m ups.commands.interpreter requirements-dev.txt

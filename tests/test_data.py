@@ -5,7 +5,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 import yaml
+from commands import python
 from local_server import PlannedHandler, serving
 
 import prepare_data
@@ -52,13 +52,10 @@ def test_every_task_names_its_published_files():
     assert not any(published[name][1].startswith(start) for name, start in WITHDRAWN.items())
     assert all(re.fullmatch("[0-9a-f]{8}", start) for start in WITHDRAWN.values())
     assert known == set(published) and {name for name, task in TASKS.items() if not task.published} == {
-        "barkley2d",
-        "barkley2d_shown",
-        "burgers1d_forced",
-        "darcy2d_grf",
-        "ks1d_coarse",
-        "reacdiff1d_as_published",
-        "vorticity2d_forced",
+        *(
+            "barkley2d barkley2d_shown burgers1d_forced darcy2d_grf ks1d_coarse reacdiff1d_as_published "
+            "vorticity2d_forced"
+        ).split()
     }
     assert (
         len({number for number, _ in published.values()})
@@ -745,12 +742,7 @@ def test_published_source_downloads_by_id(tmp_path, server, monkeypatch, capsys)
 
 
 def test_the_command_line_prints_the_error_without_a_traceback(tmp_path):
-    result = subprocess.run(
-        [sys.executable, "prepare_data.py", "--config", str(tmp_path / "no.yaml")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    result = python("prepare_data.py", "--config", str(tmp_path / "no.yaml"))
     assert result.returncode == 1 and result.stderr.startswith("prepare_data.py: no configuration file")
 
 

@@ -2,11 +2,10 @@
 them."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import python
 
 from ups.common.place import ROOT
 from ups.config.load import load_config
@@ -20,14 +19,7 @@ TASKS = {  # with a base that is fitted in seconds
     "ks1d_coarse": "{num_trajectories: 24, resolution: 32, num_frames: 14, t_end: 13, patch: 2, history: 2, "
     "base: [propagator]}",
 }
-SCRIPTS = (
-    "prepare_data",
-    "prepare_cache",
-    "train_operator",
-    "train_diffusion",
-    "train_consistency",
-    "evaluate",
-)
+SCRIPTS = "prepare_data prepare_cache train_operator train_diffusion train_consistency evaluate".split()
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +36,7 @@ def report(tmp_path_factory) -> Path:
         *[f"task.{name}={settings}" for name, settings in TASKS.items()],
     ]
     for script in SCRIPTS:
-        done = subprocess.run(
-            [sys.executable, f"{script}.py", *arguments],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        done = python(f"{script}.py", *arguments, timeout=600)
         assert done.returncode == 0, (script, done.stderr[-2000:])
     return root / "runs/smoke/report"
 
