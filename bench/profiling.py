@@ -33,10 +33,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import FlopCounterMode
 
-from ups.common.device import computed, in_words
+from ups.common.device import computed, precision_in_words
 from ups.common.files import write_atomic
-from ups.common.place import ROOT
-from ups.common.stages import STAGES
+from ups.common.place import ROOT, STAGES
 from ups.config.command import CONFIG_OPTIONS, read_command, run_script
 from ups.config.load import load_config
 from ups.data.cache import Cache
@@ -236,7 +235,7 @@ def summary(stage: str, observed: Observed, peak_flops: float, peak_bytes: float
         f"({'processor time' if observed.run.device.type == 'cpu' else 'wall-clock'}, mean of "
         f"{observed.steps} from step {observed.first_step + observed.warm_up} on, "
         f"{observed.run.train.batch_size} rows) on {observed.run.device}, {torch.get_num_threads()} "
-        f"thread(s), precision {in_words(observed.run.train.precision, observed.run.device)}"
+        f"thread(s), precision {precision_in_words(observed.run.train.precision, observed.run.device)}"
     ]
     lines += [
         f"  {name:24s} {1e3 * seconds:9.2f} ms  {seconds / step:6.1%}"

@@ -18,9 +18,9 @@ import yaml
 from ups.common.files import (
     NO_ACCESS,
     DamagedError,
-    in_words,
     is_at,
     lock,
+    message_of,
     open_plain,
     read_record,
     read_sealed,
@@ -62,7 +62,7 @@ class StageFolder:
             f"Delete {self.path} ({make_target(f'remove STAGE={stage} RUN={config.run.name}')}) and run "
             f"{make_target(f'{stage} RUN={config.run.name}')} again, or choose another run.name."
         )
-        self.is_open = False  # whether every rank has entered it; `note` writes nothing before
+        self.is_open = False  # whether every rank has entered it; `write_if_open` writes nothing before
         self._lock: IO | None = None
 
     def examine(self) -> dict[str, Any] | None:
@@ -130,7 +130,7 @@ class StageFolder:
             except OSError as error:
                 if error.errno not in NO_ACCESS:
                     raise
-                refusal = in_words(error)
+                refusal = message_of(error)
             if self._lock is not None:
                 self._lock.close()
             if refusal:
@@ -210,7 +210,7 @@ class StageFolder:
         ]
         return max(1, min([now, *(r["micro_batch"] for r in records if r["micro_batch_asked"] == asked)]))
 
-    def note(self, name: str, record: dict[str, Any]) -> bool:
+    def write_if_open(self, name: str, record: dict[str, Any]) -> bool:
         """Write an optional record, with the time; whether it was written.
 
         A folder that belongs to another job or a full disk prevents it, and must not hide the first error.

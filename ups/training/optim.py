@@ -21,7 +21,7 @@ from torch.optim.adamw import adamw
 
 from ups.common.device import computed
 from ups.config.schema import OptimConfig
-from ups.training.sharding import as_sharded, full_tensor, local_shard, shard_like
+from ups.training.sharding import as_sharded, full_tensors, local_shard, local_shards, shards_like
 
 # quintic of Jordan et al.; torch.optim.Muon's defaults, as are the next two
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -124,15 +124,13 @@ class MuonAdamW(torch.optim.Optimizer):
         for parameter in parameters:
             by_shape.setdefault((parameter.shape, parameter.device), []).append(parameter)
         for (shape, _), members in by_shape.items():
-            shards = [local_shard(p) for p in members]
-            gradients = [local_shard(p.grad) for p in members]
+            shards, gradients = local_shards(members), local_shards([p.grad for p in members])
             buffers = [self.state[p]["momentum_buffer"] for p in members]
             torch._foreach_lerp_(buffers, gradients, 1.0 - group["momentum"])
             updates = torch._foreach_lerp(gradients, buffers, group["momentum"])  # Nesterov
-            stacked = torch.stack([full_tensor(p, u) for p, u in zip(members, updates, strict=True)])
+            stacked = torch.stack(list(full_tensors(members, updates)))
             directions = orthogonalize(stacked.reshape(-1, *shape[-2:])).to(members[0].dtype)
-            directions = directions.reshape(len(members), *shape)
-            directions = [shard_like(p, d) for p, d in zip(members, directions, strict=True)]
+            directions = shards_like(members, directions.reshape(len(members), *shape).unbind())
             rate = group["lr"] * UPDATE_RMS * math.sqrt(max(shape[-2:]))
             torch._foreach_mul_(shards, 1.0 - group["lr"] * group["weight_decay"])
             torch._foreach_add_(shards, directions, alpha=-rate)
@@ -140,8 +138,8 @@ class MuonAdamW(torch.optim.Optimizer):
     def _step_adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         states = [self.state[p] for p in parameters]
         adamw(
-            [local_shard(p) for p in parameters],
-            [local_shard(p.grad) for p in parameters],
+            local_shards(parameters),
+            local_shards([p.grad for p in parameters]),
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [],
