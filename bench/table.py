@@ -32,7 +32,7 @@ EXCITABLE = {  # models of bench/excitable.py in words
     "dressed_waves": "operator + Gaussian waves",
     "dressed_resampled": "operator + resampled residuals",
     "analogs": "operator + residuals of analogs",
-    "rival": "network trained by scores",
+    "scoring": "network trained by scores",
     "student_1": "student, 1 evaluation",
     "student_2": "student, 2 evaluations",
 }

@@ -52,7 +52,7 @@ def drawn(kind: str, key: int, shuffle: bool = False, members: int = MEMBERS) ->
 def assessed(kinds: dict[str, str], truth: torch.Tensor, num_exact: int = 0) -> dict:
     """What ups.evaluation.one_step makes of single steps that draw as `kinds` says; exact draws are right
     ones."""
-    keys = dict.fromkeys(kinds, 5) | {"rival": 6}  # students from the same noise as their teacher
+    keys = dict.fromkeys(kinds, 5) | {"scoring": 6}  # students from the same noise as their teacher
 
     def one_step(ensembles, count, num_members, names, num_steps=0, is_shuffled=False, num_exact=0):
         draws = {
@@ -87,7 +87,7 @@ KINDS = {
     "operator": "nothing",
     "dressed": "marginal",
     "dressed_conditional": "gaussian",
-    **dict.fromkeys(("corrector", "student_1", "student_2", "rival"), "right"),
+    **dict.fromkeys(("corrector", "student_1", "student_2", "scoring"), "right"),
 }
 
 
@@ -103,7 +103,7 @@ def forecast(**fakes: str) -> dict:
             "ms_per_state": 20.0 if model == "corrector" else 1.0,
             "networks_per_state": 64.0 if model == "corrector" else 3.0,
         }
-    made["comparisons"] |= {"student_1 / rival": made["comparisons"]["student_1 / corrector"]}
+    made["comparisons"] |= {"student_1 / scoring": made["comparisons"]["student_1 / corrector"]}
     long = {"frames": 20, "members": 8, "blown_up": dict.fromkeys(kinds, 0)}
     return {**made, "checks": {**steps["checks"], "long": long}}
 

@@ -4,11 +4,8 @@ malformed file is named."""
 import errno
 import json
 import multiprocessing
-import os
 import pickle
 import signal
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +14,7 @@ import h5py
 import numpy as np
 import pytest
 import small_disk
+from commands import python
 
 from ups.common import files
 from ups.common.files import partial_path
@@ -223,13 +221,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
         except MemoryError:
             print("limited")
     """
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-    )
+    result = python("-c", textwrap.dedent(code), OPENBLAS_NUM_THREADS="1")
     assert result.stdout.split() == ["0.0", "2.0", "limited"], result.stderr
 
 
@@ -457,9 +449,7 @@ def test_a_killed_generation_continues_and_ends_in_the_same_file(task, num, chun
         path, wanted = Path({str(path)!r}), settings({task!r}, {num}, 2)
         generate.write_data(path, {task!r}, solver({task!r}), wanted, chunk={chunk})
     """
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=ROOT
-    )
+    result = python("-c", textwrap.dedent(code))
     assert result.returncode == -signal.SIGKILL, result.stderr
     assert not path.exists() and num_done(path, made) == dies_in * chunk
     requested = []

@@ -260,7 +260,7 @@ def dotted(values: dict, key: str = "") -> list[str]:
 def test_settings_that_a_page_names_exist(page):
     """`train.hang_s` is a key of every stage, `task.TASK.reserve` one of every task."""
     keys = dotted(to_dict(load_config(None)))
-    sections = "train|ddp|run|cache|tracker|data|evaluate|operator|diffusion|consistency|rival|steady|task"
+    sections = "train|ddp|run|cache|tracker|data|evaluate|operator|diffusion|consistency|scoring|steady|task"
     text = re.sub(r"task\.\w+\.", "task.burgers1d.", " ".join(code_of(PAGES[page])))
     named = set(re.findall(rf"(?<![\w./-])((?:{sections})(?:\.(?!py\b)\w+)+)(?![\w/(.])", text))
     assert not [name for name in named if not any(f".{key}".endswith(f".{name}") for key in keys)]

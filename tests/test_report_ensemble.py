@@ -27,7 +27,7 @@ SPREADS = {
     "dressed": 0.5,
     "dressed_conditional": 0.8,
     "dressed_resampled": 0.7,
-    "rival": 1.2,
+    "scoring": 1.2,
     "corrector": 1.0,
     "student_1": 0.95,
     "student_2": 1.0,
@@ -107,8 +107,8 @@ def make_forecast():
         },
         "by_evaluations": curves(
             {1: few(joint["dressed"]), 2: few(joint["student_1"])},
-            {name: joint[name] for name in ("corrector", "student_1", "student_2", "rival", "dressed")},
-            {"corrector": 4.0, "student_1": 1.0, "student_2": 2.0, "rival": 1.0, "dressed": 0.0},
+            {name: joint[name] for name in ("corrector", "student_1", "student_2", "scoring", "dressed")},
+            {"corrector": 4.0, "student_1": 1.0, "student_2": 2.0, "scoring": 1.0, "dressed": 0.0},
             100,
             0,
             torch.arange(len(u_ref)),
@@ -268,7 +268,7 @@ def test_members_move_beside_the_truth():
     assert len(images) == 5 and len(set(images)) == 5  # truth, three members, their spread
     page = ensemble_section(entry_of({"models": {"corrector": {"crps": 0.5}}}), plane)
     assert "members beside the truth, u" in page
-    plane["members"]["exact"] = plane["members"]["rival"]
+    plane["members"]["exact"] = plane["members"]["scoring"]
     played = animations.members_player(plane, "corrector", 0)
     rows = [re.findall(r"<figcaption>(.*?) <span>", row) for row in played.split('class="panels"')[1:]]
     assert [len(row) for row in rows] == [5, 5] and rows[1][1] == "exact draw 1"
@@ -276,7 +276,7 @@ def test_members_move_beside_the_truth():
     assert len(spreads) == 2 and len(set(spreads)) == 1  # one scale
     page = ensemble_section(entry_of({"models": {"corrector": {"crps": 0.5}}}), plane)
     assert "members beside the truth and exact draws, u" in page
-    line["members"]["exact"] = line["members"]["rival"]
+    line["members"]["exact"] = line["members"]["scoring"]
     played = animations.members_player(line, "corrector", 0)
     assert [played.count(f'<polyline class="{kind}"') for kind in ("member", "exact draw")] == [6, 6]
     plane["members"] = {"corrector": plane["members"]["corrector"][:1]}  # no second member, no spread
@@ -321,8 +321,8 @@ def test_sections_without_data_are_omitted():
 
 def test_a_broken_model_is_shown_with_dashes_and_does_not_stop_the_others():
     entry, sample = forecast()
-    entry["models"] = {model: entry["models"][model] for model in ("rival", "corrector")}
-    row = entry["models"]["rival"]
+    entry["models"] = {model: entry["models"][model] for model in ("scoring", "corrector")}
+    row = entry["models"]["scoring"]
     for key, value in row.items():
         if isinstance(value, list):
             row[key] = [None] * len(value)
@@ -336,7 +336,7 @@ def test_a_broken_model_is_shown_with_dashes_and_does_not_stop_the_others():
     page = ensemble_section(entry_of(entry), sample)
     assert (
         "non-finite trajectories" in page
-        and "rival, no teacher" in page
+        and "scoring, no teacher" in page
         and "nan" not in text_of(page).lower()
     )
 

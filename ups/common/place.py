@@ -65,13 +65,13 @@ STAGES = {
             samplers={"student_1": 1, "student_2": 2},
         ),
         Stage(
-            name="rival",
+            name="scoring",
             parents=("operator", "diffusion"),
             tasks="transient",
             network="diffusion",
-            title="the rival, trained by scores alone",
-            call='sample(task, u0, num_frames=10, members=16, by="rival")',
-            samplers={"rival": 1},
+            title="the network trained by scores, which samples them in one evaluation",
+            call='sample(task, u0, num_frames=10, members=16, by="scoring")',
+            samplers={"scoring": 1},
         ),
         Stage(
             name="steady",

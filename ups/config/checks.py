@@ -86,7 +86,7 @@ def _of_report(config: Config) -> Iterator[Requirement]:
     yield (
         needed <= {*evaluate.stages},
         f"evaluate.stages is {evaluate.stages}",
-        "operator, and diffusion where consistency or rival is named",
+        "operator, and diffusion where consistency or scoring is named",
         "Name the stages that these stand on, too.",
     )
     yield (

@@ -258,7 +258,7 @@ class ScoredConfig:
 
 
 @dataclass(frozen=True)
-class RivalConfig(ScoredConfig):
+class ScoringConfig(ScoredConfig):
     start: Literal["corrector", "fresh"]
 
     def passes(self, sampler_steps: int) -> Passes:
@@ -324,7 +324,7 @@ class Config:
     operator: OperatorConfig
     diffusion: DiffusionConfig
     consistency: ConsistencyConfig
-    rival: RivalConfig
+    scoring: ScoringConfig
     steady: SteadyConfig
     evaluate: EvaluateConfig
     tracker: TrackerConfig
@@ -375,7 +375,7 @@ class Config:
         return (inside if inside.is_dir() else Path(section.init)) if section.init else None
 
     def model_of(self, stage: str) -> ModelConfig:
-        """The network of a stage; student and rival have that of the corrector."""
+        """The network of a stage; consistency and scoring have that of diffusion."""
         return getattr(self, STAGES[stage].network).model
 
     def spec(self, name: str) -> Task:

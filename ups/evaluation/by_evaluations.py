@@ -2,7 +2,7 @@
 
     corrector   one Euler step, then 1, 2, 4, ... midpoint steps of two evaluations, up to those of training
     student     one and two evaluations, the numbers that it is trained for
-    rival       one evaluation
+    scoring     one evaluation
 
 The starts are the first of those of the whole comparison, with the same noise, so only the corrector with
 fewer steps is sampled again.

@@ -6,7 +6,7 @@
     dressed_waves              the same with the covariance of residuals in wave space: the linear part of the
                                corrector
     dressed_resampled (B3)     z_pred + a random residual of a reserved trajectory
-    rival (B4)                 one evaluation of a network trained by scores, without a teacher
+    scoring (B4)               one evaluation of a network trained by scores, without a teacher
     corrector                  the diffusion, 2 sampler_steps evaluations
     student_1, student_2       its student in one and two evaluations
 

@@ -2,7 +2,7 @@
 
 A gate is a minimal claim about one stage and one task, with the figure that decides it:
 
-    {"stage": operator | diffusion | consistency | rival | steady, "task", "name": "claim/task[/model]",
+    {"stage": operator | diffusion | consistency | scoring | steady, "task", "name": "claim/task[/model]",
      "value", "low", "high", "bound": text, "passed": bool, "reason": a sentence}
 
 It passes if the whole 95 % interval over initial conditions is within the bound, so fewer data make it
@@ -165,7 +165,7 @@ def claimed(
 
 
 def ensemble_gates(stage: str, name: str, entry: Entry, settings: Any) -> Iterator[dict]:
-    """Gates of the corrector, the students or the rival."""
+    """Gates of the corrector, the students or the network trained by scores."""
     for model in STAGES[stage].samplers:
         yield from claimed(ENSEMBLE, stage, name, entry, settings, model)
 

@@ -149,7 +149,7 @@ def check_latents(
     """Checks in latents; energy distances of draws from the truth are added to `models`.
 
     energy_distance_floor: a distance by chance. energy_distance_excess: distance of each student less 1.1
-    times the corrector's. pairing: how closely students and rival follow the corrector on the same noise.
+    times the corrector's. pairing: how closely students and `scoring` follow the corrector on the same noise.
     """
     seed = ensembles.seed
     unit = ensembles.head.marginal_std.square().mean().sqrt().cpu() * windows.truth[0].numel() ** 0.5
@@ -171,7 +171,7 @@ def check_latents(
         },
         "pairing": {
             name: pairing(flat[name], flat["corrector"], num_bootstrap, seed, groups)
-            for name in (*STUDENTS, "rival")
+            for name in (*STUDENTS, "scoring")
             if name in flat
         },
     }

@@ -11,8 +11,7 @@
 
 Nothing is fed back into an ensemble of analogs, so its errors grow only as they did in these rollouts. Starts
 are compared by the latents of the last input frame, for a full-rank codec the normalised fields; parameters
-that are input to models must agree. Ensembles that were never the best of the cheap ones are in
-bench/errors_by_lead.py.
+that are input to models must agree.
 """
 
 import time

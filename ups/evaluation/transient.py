@@ -145,7 +145,7 @@ def second_ensemble(
 
 def compared(names: Sequence[str], cheap: str) -> list[tuple[str, str]]:
     """Pairs of models: trained ones with the best cheap ensemble, the operator and linear-Gaussian waves; all
-    with exact samples; students with their teacher and the rival."""
+    with exact samples; students with their teacher and the network trained by scores."""
     trained = [
         (model, other)
         for model in names
@@ -160,8 +160,8 @@ def compared(names: Sequence[str], cheap: str) -> list[tuple[str, str]]:
     ]
     others = [
         ("corrector", "dressed_conditional"),
-        *[(model, "corrector") for model in names if model not in (*UNTRAINED, "corrector", "rival")],
-        ("student_1", "rival"),
+        *[(model, "corrector") for model in names if model not in (*UNTRAINED, "corrector", "scoring")],
+        ("student_1", "scoring"),
     ]
     return list(dict.fromkeys([*trained, *[pair for pair in (*exact, *others) if {*pair} <= {*names}]]))
 
@@ -271,11 +271,11 @@ def words_of(entry: dict[str, Any]) -> list[str]:
             "of the single future in the data, and no independent members have a lower mean CRPS. CRPS over "
             f"that of exact samples: {beside}; the corrector's at its worst lead: {in_words(last)}."
         )
-    if {"rival", "student_1"} <= models.keys():
+    if {"scoring", "student_1"} <= models.keys():
         out.append(
             "The same network trained by scores, without a teacher, has "
-            f"{ratio('rival', 'student_1', 'crps')} times the CRPS and "
-            f"{ratio('rival', 'student_1', 'energy_score')} times the energy score of the student's "
+            f"{ratio('scoring', 'student_1', 'crps')} times the CRPS and "
+            f"{ratio('scoring', 'student_1', 'energy_score')} times the energy score of the student's "
             "single evaluation."
         )
     return out

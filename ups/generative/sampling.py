@@ -3,7 +3,7 @@
     corrector    the diffusion, 2 sampler_steps evaluations           (stage diffusion)
     student_1    its student in one evaluation                        (stage consistency)
     student_2    its student in two, with fresh noise at mid_angle    (stage consistency)
-    rival        one evaluation of a network trained by scores        (stage rival)
+    scoring      one evaluation of a network trained by scores        (stage scoring)
     prior        the diffusion of a steady task                       (stage steady)
 
 The folder of a finished stage is enough: it has the conditional mean and scale, and its config.json has

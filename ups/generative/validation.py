@@ -147,7 +147,7 @@ def best_within(run_dir: str | Path, task: str, evaluations: int) -> tuple[str, 
     """(sampler, midpoint steps of the corrector or 0) that uses most of a budget of network evaluations per
     call.
 
-    Candidates are students and rival with one or two evaluations, the better on validation first, and the
+    Candidates are students and `scoring` with one or two evaluations, the better on validation first, and the
     corrector with at most its trained number of steps. DEFAULT if nothing fits.
     """
     found, steps = {}, 0

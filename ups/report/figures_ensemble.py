@@ -43,7 +43,7 @@ FEATURED = (
     "student_1",
     "dressed_waves",
     "student_2",
-    "rival",
+    "scoring",
     "dressed_conditional",
     "dressed",
     "dressed_resampled",

@@ -48,7 +48,7 @@ NAMES = {  # of the models, in the order of the tables
     "starts": "noisy starts",
     "exact": "exact draws",
     "bayes_mean": "mean of exact draws",
-    "rival": "rival, no teacher",
+    "scoring": "trained by scores",
     "corrector": "corrector",
     "student_1": "student, 1 step",
     "student_2": "student, 2 steps",
