@@ -174,17 +174,14 @@ class Checkpoints:
         Damaged ones are renamed to .damaged-STEP with a warning. Raises DamagedError if none is intact: a run
         never starts over silently.
         """
-        steps = saved_steps(self.directory)
-        return self._newest_of(steps) if steps else None
-
-    def _newest_of(self, found: list[int]) -> dict[str, Any]:
-        manifest, damaged = None, []
-        while manifest is None and len(damaged) < len(found):
+        found, manifest, damaged = saved_steps(self.directory), None, []
+        for step in found:
             try:
-                manifest = self.verify(found[len(damaged)])
+                manifest = self.verify(step)
+                break
             except DamagedError as error:
-                damaged.append((found[len(damaged)], error))
-        if manifest is None:
+                damaged.append((step, error))
+        if manifest is None and found:
             raise DamagedError(
                 f"none of the checkpoints {found} in {self.directory} is intact (newest: {damaged[0][1]}). "
                 f"Expected one. Restore it from a copy, or delete {self.directory.parent} to start over."

@@ -10,7 +10,6 @@ import contextlib
 import re
 import sys
 import time
-from pathlib import Path
 from typing import IO, Any
 
 import yaml
@@ -85,12 +84,11 @@ class StageFolder:
         if sections are missing in it.
         """
         path = self.path / "config.yaml"
-        if path.is_file():
-            self._compare_settings(path, read_yaml(path))
-
-    def _compare_settings(self, path: Path, saved: dict[str, Any]) -> None:
+        if not path.is_file():
+            return
+        saved, now = read_yaml(path), self.relevant
         try:
-            before, now = relevant_keys(saved, self.stage), self.relevant
+            before = relevant_keys(saved, self.stage)
         except (KeyError, TypeError, AttributeError) as error:
             raise DamagedError(
                 f"{path} lacks a part ({error}); expected the configuration that this stage was started "
@@ -119,7 +117,10 @@ class StageFolder:
         until = time.monotonic() + wait_s
         while True:
             try:
-                if self._try_lock():
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._lock = open_plain(self.path / LOCK)
+                lock(self._lock, self.path / LOCK)
+                if self.is_own():
                     self.examine()  # the previous owner of the lock may have started something else
                     return ""
                 refusal = ""  # the folder was removed in the meantime
@@ -137,13 +138,6 @@ class StageFolder:
                 self._lock = None  # this process writes nothing here
                 return refusal
             time.sleep(0.1)
-
-    def _try_lock(self) -> bool:
-        """Whether this process locked the folder at the path. Raises BlockingIOError if another one did."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = open_plain(self.path / LOCK)
-        lock(self._lock, self.path / LOCK)
-        return self.is_own()
 
     def enter(self, rank: int) -> None:
         """Open, on every rank, the folder that rank 0 locked. Raises FileNotFoundError if it is not there."""

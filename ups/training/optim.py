@@ -56,30 +56,23 @@ class MuonAdamW(torch.optim.Optimizer):
     """AdamW for groups of kind "adamw", Muon for groups of kind "muon" (matrices or stacks of matrices).
 
     Group keys: kind, base_lr, lr, weight_decay, and momentum (muon) or betas and fused (adamw; torch's
-    load_state_dict reads fused to place the step counts). Weight decay is decoupled. `allocate` creates the
-    state before the first step, so that memory cannot run out in the middle of a step.
+    load_state_dict reads fused to place the step counts). Weight decay is decoupled. The state exists before
+    the first step, so that memory cannot run out in the middle of one.
     """
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         for group in groups:
             group.setdefault("base_lr", group["lr"])
         super().__init__(groups, {})
-
-    @torch.no_grad()
-    def allocate(self) -> None:
-        """Create every state tensor that does not exist yet."""
         for group in self.param_groups:
             for parameter in group["params"]:
-                if not (state := self.state[parameter]):
-                    if group["kind"] == "adamw":
-                        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-                    state |= {
-                        name: torch.zeros_like(local_shard(parameter)) for name in MOMENTS[group["kind"]]
-                    }
+                shard, state = local_shard(parameter), self.state[parameter]
+                if group["kind"] == "adamw":
+                    state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                state |= {name: torch.zeros_like(shard) for name in MOMENTS[group["kind"]]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a saved state. Raises ValueError if it belongs to other parameters, which torch accepts."""
-        self.allocate()
         (saved, flat), (groups, wanted) = (
             (
                 [group["params"] for group in state["param_groups"]],
@@ -107,7 +100,6 @@ class MuonAdamW(torch.optim.Optimizer):
         zero, but stale moments would still move them, with Muon as much as a gradient.
         """
         assert closure is None
-        self.allocate()
         for group in self.param_groups:
             parameters = [
                 p

@@ -22,7 +22,7 @@ import threading
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,9 @@ class MetricsLog:
         """Add an update to the means."""
         if done.is_finite:
             loss = [("loss", done.loss, done.num_rows)] if self.ranks.is_main else []
-            _add(self.window, ((name, value * rows, rows) for name, value, rows in [*done.metrics, *loss]))
+            for name, value, num_rows in [*done.metrics, *loss]:
+                total, num_before = self.window.get(name, (0.0, 0))
+                self.window[name] = [total + value * num_rows, num_before + num_rows]
 
     def plain_window(self) -> dict[str, list]:
         return {name: [float(total), num_rows] for name, (total, num_rows) in self.window.items()}
@@ -101,16 +103,18 @@ class MetricsLog:
     def log_means(self, done: Update) -> None:
         """Log the means since the last call and the speed. A collective."""
         windows, self.window = self.ranks.gather(self.plain_window()), {}
-        totals: dict[str, list[float]] = {}
+        totals: dict[str, tuple[float, int]] = {}
         for window in windows:
-            _add(totals, ((name, *entry) for name, entry in window.items()))
+            for name, (total, num_rows) in window.items():
+                before, num_before = totals.get(name, (0.0, 0))
+                totals[name] = (before + total, num_before + num_rows)
         num_steps, seconds = self.counters.step - self._marked_step, time.perf_counter() - self._marked_at
         self.mark()
         is_cuda = self.ranks.device.type == "cuda"
         memory = {"memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 3)} if is_cuda else {}
         self.log(
             {
-                **{f"train/{name}": value / num_rows for name, (value, num_rows) in sorted(totals.items())},
+                **{f"train/{name}": total / num_rows for name, (total, num_rows) in sorted(totals.items())},
                 "train/lr_factor": done.factor,
                 "train/gradient_norm": done.norm,
                 "train/skipped": self.counters.num_skipped,
@@ -127,13 +131,6 @@ class MetricsLog:
                 self.tracker.finish(exit_code)
             except OSError as error:  # a full disk; missing lines were raised in an update
                 print(f"WARNING: {error} in closing {self.tracker.path}", file=sys.stderr, flush=True)
-
-
-def _add(totals: dict[str, list], entries: Iterable[tuple[str, Any, int]]) -> None:
-    """Add (name, sum of value * rows, rows) to the totals."""
-    for name, value, num_rows in entries:
-        before, num_before = totals.get(name, (0.0, 0))
-        totals[name] = [before + value, num_before + num_rows]
 
 
 class Tracker:

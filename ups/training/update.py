@@ -117,7 +117,6 @@ class Updates:
         self.best_weights: dict[str, Tensor] | None = None
         self.saved: int | None = None  # step of the last checkpoint
         self.optimizer = build_optimizer(model, optim)
-        self.optimizer.allocate()
         self.ema = EMA(model, optim.ema_decay)
         # tasks can share a place for their private gradients only if this module sums over ranks
         self._flat, self._ends = place_gradients(model, ranks.device, SQUARES + 1, strategy.is_agreed)
@@ -210,7 +209,12 @@ class Updates:
                 ]
             read_ahead(slice(0, self.counters.micro_batch))
         except Exception as error:
-            status, cause = self._status_of(error)
+            is_memory = is_out_of_memory(error)
+            if not self.strategy.is_agreed:  # the others are in a collective of this pass
+                if is_memory:
+                    raise self._memory_error(self.strategy.why_alone) from error
+                raise
+            status, cause = (OUT_OF_MEMORY, None) if is_memory else (FATAL, self.ranks.record(error))
         loss = values = None  # the graph of a failed pass would keep its memory
         self._counts[LOSS], self._counts[ROWS] = loss_sum, size
         self._counts[STOP] = float(self.ranks.activity.stop_signal != 0)
@@ -242,15 +246,6 @@ class Updates:
             self._sum_gradient(loss_function, size, doing, then, is_one_pass=True)
         if self.counters.micro_batch != before:
             self.ranks.print(f"micro-batch {self.counters.micro_batch} fits (asked: {before})")
-
-    def _status_of(self, error: Exception) -> tuple[int, str | None]:
-        """(count that is set for all ranks, cause) of a failed pass. Raises if ranks cannot agree."""
-        is_memory = is_out_of_memory(error)
-        if not self.strategy.is_agreed:
-            if is_memory:
-                raise self._memory_error(self.strategy.why_alone) from error
-            raise error
-        return (OUT_OF_MEMORY, None) if is_memory else (FATAL, self.ranks.record(error))
 
     def _halve(self, num_ranks: int, then: str) -> None:
         """Halve the micro-batch on all ranks. Raises StageError if it is one row already."""
