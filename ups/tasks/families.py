@@ -9,7 +9,6 @@ strides those of PDEBench's benchmark.
 from dataclasses import replace
 from typing import Any
 
-from ups.tasks.published import PUBLISHED
 from ups.tasks.task import Array, Task
 from ups_discovery.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
 
@@ -117,7 +116,7 @@ INCOMPRESSIBLE = Task(
         Array("particles", vector=True),
         Array("force", channels=2, vector=True, steady=True),
     ),
-    filename=next(iter(PUBLISHED["ns_incom2d"])),
+    filename="ns_incom_inhom_2d_512-0.h5",
     still=("force_x", "force_y"),
     constants=(("NU", 0.01),),
     has_own_times=True,

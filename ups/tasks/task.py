@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ups.tasks.published import PUBLISHED
-
 
 @dataclass(frozen=True)
 class Array:
@@ -225,6 +223,8 @@ class Task:
     @property
     def published(self) -> dict[str, tuple[int, str]]:
         """File name -> (DaRUS id, MD5)."""
+        from ups.tasks.published import PUBLISHED  # what downloads needs it, and no forecast
+
         return {} if self.user_facts is not None else PUBLISHED.get(self.files_of or self.name, {})
 
     @property
