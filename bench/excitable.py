@@ -38,7 +38,7 @@ from ups.training.environment import describe_environment
 from ups_solvers import barkley
 
 TASK, LEADS, CELLS = "barkley2d", 4, 4
-CHEAP = ("operator", "dressed_conditional", "dressed_waves", "dressed_resampled", "analogs")
+CHEAP = ("operator", "dressed_conditional", "waves", "dressed_resampled", "analogs")
 RESULTS = Path(__file__).parent / "results" / "excitable"
 
 

@@ -219,7 +219,7 @@ def test_validation_prefers_the_corrector_to_itself_with_another_spread(root, ch
     same."""
     config = world.config_of(root)
     recorded = validation.validated_samplers(config.run_dir, NOISY)
-    assert {*recorded} == {"corrector", "student_1", "student_2", "scoring"}
+    assert {*recorded} == {"waves", "corrector", "student_1", "student_2", "scoring"}
     few = {way: entry for way, entry in recorded.items() if entry[0] <= select.EVALUATIONS}
     near = [way for way in few if few[way][1] <= select.TIED * min(crps for _, crps in few.values())]
     assert recorded["corrector"][0] > 2 and validation.default_sampler(config.run_dir, NOISY) == min(
@@ -236,7 +236,7 @@ def test_validation_prefers_the_corrector_to_itself_with_another_spread(root, ch
     )
     source = TransientResiduals(load_operator(config.run_dir / "operator"), open_cache(config, NOISY))
     corrector = load_samplers(config.run_dir, ["diffusion"], world.CPU)["corrector"]
-    scaled = {str(factor): Scaled(corrector.network, 0, factor=factor) for factor in (0.3, 3.0)}
+    scaled = {str(factor): Scaled(corrector.network, factor=factor) for factor in (0.3, 3.0)}
     told, parts, meet = corrector.network.heads[NOISY].sample_error, {}, threading.Barrier(2, timeout=120)
 
     def exchanged(rank, part):

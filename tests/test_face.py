@@ -257,8 +257,18 @@ def test_what_serves_is_the_best_of_what_was_finished_and_evaluations_asked_for_
             validation.best_within(tmp_path, "tied", 2) == ("student_2", 0)
             and validation.best_within(tmp_path, "tied", 32)[0] == "corrector"
         )
+    # waves cost no evaluation, so they serve where they are as good; evaluations that are asked for are spent
+    for waves, best in ((0.135, "waves"), (0.14, "student_1")):
+        stage("diffusion", "closed", waves=waves, corrector=0.1)
+        stage("consistency", "closed", student_1=0.13)
+        assert validation.default_sampler(tmp_path, "closed") == best
+        assert validation.best_within(tmp_path, "closed", 1) == ("student_1", 0)
     found = validation.validated_samplers(model.folder, "burgers1d_hidden")  # of the scripts themselves
-    assert {*found} == {"corrector", "student_1", "student_2"} and all(crps > 0 for _, crps in found.values())
+    assert (
+        {*found} == {"waves", "corrector", "student_1", "student_2"}
+        and found["waves"][0] == 0
+        and all(crps > 0 for _, crps in found.values())
+    )
     assert found["corrector"][0] == 8
 
 
@@ -898,7 +908,8 @@ def test_predict_draws_members_that_do_not_depend_on_how_the_rows_are_cut(folder
 
 
 @pytest.mark.parametrize(
-    ("by", "way"), [("student", "student_1"), ("student_2", "student_2"), ("teacher", "corrector")]
+    ("by", "way"),
+    [("student", "student_1"), ("student_2", "student_2"), ("teacher", "corrector"), ("waves", "waves")],
 )
 # with a context of 10 frames, and of the history
 @pytest.mark.parametrize("task", ["burgers1d_forced", "burgers1d_hidden"])

@@ -128,9 +128,9 @@ first.answered, urllib.request.urlopen = with_garbage, collecting
             "os.kill(os.getpid(), 11)",
             r"ended the process that reads it \(SIGSEGV\); expected",
         ),
-        ("first.Trajectories.read_from", "os._exit(0)", r"ended the process that reads it \(exit code 0\)"),
+        ("first.Trajectories.read", "os._exit(0)", r"ended the process that reads it \(exit code 0\)"),
         ("first.describe", "exec('while True: pass')", "needs too long; expected that it is open within 3 s"),
-        ("first.Trajectories.read_from", "bytearray(2**30)", r"needs more than 256 MiB .*\(MemoryError\)"),
+        ("first.Trajectories.read", "bytearray(2**30)", r"needs more than 256 MiB .*\(MemoryError\)"),
     ],
 )
 def test_a_file_of_a_server_that_ends_its_reader_is_one_line(

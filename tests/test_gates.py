@@ -254,7 +254,7 @@ def test_a_stage_that_was_asked_for_and_is_missing_fails_unless_the_report_stops
     if stage == "steady":
         results["steady"] = {}
     else:
-        for model in STAGES[stage].samplers:
+        for model in STAGES[stage].trained_samplers:
             del results["ensembles"]["t"]["models"][model]
     [row] = [row for row in check_gates(Results.of(results), SETTINGS) if not row["passed"]]
     assert (

@@ -101,7 +101,7 @@ def test_strides_read_the_strided_frames_and_cells(task, tmp_path):
 def test_reading_in_small_blocks_gives_the_same(task, tmp_path, monkeypatch):
     data = open_data(written(tmp_path, task), task)
     for size in (1, 500, 3000):
-        monkeypatch.setattr("ups.data.trajectories.BLOCK_BYTES", size)
+        monkeypatch.setattr("ups.userdata.trajectories.BLOCK_BYTES", size)
         assert np.array_equal(data.read(0, 7), truth(task))
 
 
@@ -400,7 +400,7 @@ def test_the_chunk_does_not_change_the_file(task, tmp_path):
     assert np.array_equal(
         open_data(tmp_path / "1.h5", task).read(0, 7), open_data(tmp_path / "100.h5", task).read(0, 7)
     )
-    if get_task(task).layout == "arrays":
+    if not get_task(task).is_grouped:
         assert len({(tmp_path / f"{chunk}.h5").read_bytes() for chunk in (1, 4, 100)}) == 1
 
 

@@ -738,7 +738,7 @@ def test_every_sampler_is_its_definition(ensembles, chain, config):
         "operator",
         "dressed",
         "dressed_conditional",
-        "dressed_waves",
+        "waves",
         "dressed_resampled",
         "corrector",
         "student_1",
@@ -763,7 +763,7 @@ def test_every_sampler_is_its_definition(ensembles, chain, config):
     torch.testing.assert_close(draw("dressed_conditional"), head.r_mean + scale * (condition.mean + noise))
     assert head.waves.std.std() > 0.1
     torch.testing.assert_close(
-        draw("dressed_waves"), head.r_mean + scale * (condition.mean + head.waves.sample_gaussian(noise))
+        draw("waves"), head.r_mean + scale * (condition.mean + head.waves.sample_gaussian(noise))
     )
     ends = {
         "corrector": sample(networks["diffusion"].velocity(condition), noise, config.diffusion.sampler_steps)
@@ -834,7 +834,7 @@ def test_evaluations_are_counted_as_they_are_made(ensembles, config):
         "operator": 0,
         "dressed": 0,
         "dressed_conditional": 0,
-        "dressed_waves": 0,
+        "waves": 0,
         "dressed_resampled": 0,
         "scoring": 1,
         "student_1": 1,
@@ -882,7 +882,7 @@ def test_rollouts_of_the_operator_are_its_plain_rollouts(ensembles, hidden):
     [
         "dressed",
         "dressed_conditional",
-        "dressed_waves",
+        "waves",
         "dressed_resampled",
         "scoring",
         "corrector",

@@ -145,7 +145,7 @@ def print_report_plan(config: Config) -> None:
     settings, total = config.evaluate, 0.0
     evaluated = ", ".join(config.evaluated)
     print(f"report: to {config.report_dir}: results.csv, results.json, report.html, figures; on {evaluated}")
-    for stage in (stage for stage in STAGES.values() if 0 in stage.samplers.values()):
+    for stage in (stage for stage in STAGES.values() if None in stage.samplers.values()):
         section, is_steady = getattr(config, stage.name), stage.tasks == "steady"
         for name in config.served(stage.name, config.evaluated):
             network, grid = _network(config, name, section.model, is_operator=False)

@@ -22,8 +22,8 @@ class Stage:
 
     parents: stages whose weights it reads; tasks: the tasks that it trains on; those other than "all" need
     reserved trajectories. network: configuration section with its `model`. samplers: name -> network
-    evaluations per sample, 0 if the sampler integrates the probability flow in `sampler_steps` steps.
-    title, call: of the model card.
+    evaluations per sample; None: the sampler integrates the probability flow in `sampler_steps` steps; 0: in
+    closed form. title, call: of the model card.
     """
 
     name: str
@@ -32,7 +32,12 @@ class Stage:
     network: str
     title: str
     call: str
-    samplers: dict[str, int] = field(default_factory=dict)
+    samplers: dict[str, int | None] = field(default_factory=dict)
+
+    @property
+    def trained_samplers(self) -> list[str]:
+        """The samplers that evaluate the network of the stage."""
+        return [name for name, evaluations in self.samplers.items() if evaluations != 0]
 
 
 STAGES = {
@@ -53,7 +58,7 @@ STAGES = {
             network="diffusion",
             title="the corrector, which samples its errors",
             call='sample(task, u0, num_frames=10, members=16, by="teacher")',
-            samplers={"corrector": 0},
+            samplers={"waves": 0, "corrector": None},
         ),
         Stage(
             name="consistency",
@@ -80,7 +85,7 @@ STAGES = {
             network="steady",
             title="the prior of steady solutions",
             call="prior(task, a_observed, mask)",
-            samplers={"prior": 0},
+            samplers={"prior": None},
         ),
     )
 }

@@ -395,7 +395,7 @@ class Config:
     def num_first(self, task: str) -> int:
         """How many trajectories of a published file are fetched; 0 for all."""
         spec, num = get_task(task), self.task[task].num_trajectories
-        is_first = self.data.source == "published" and self.data.fetch == "first" and spec.is_contiguous
+        is_first = self.data.source == "published" and self.data.fetch == "first" and not spec.is_grouped
         return num if is_first and num < spec.num_trajectories else 0
 
     def data_path(self, task: str, parameter: float | None) -> Path:

@@ -27,11 +27,11 @@ from ups.common.text import require_plain_name
 from ups.data.download import Patience, answered, blocks, require_address
 from ups.data.generate import generation_settings, write_data
 from ups.data.layout import layout_of
-from ups.data.pdebench import PROGRESS, SETTINGS, data_bytes, describe, made_with
-from ups.data.trajectories import Trajectories, opened
+from ups.data.pdebench import PROGRESS, SETTINGS, Published, data_bytes, describe, made_with, opened
 from ups.userdata.readers import budget
 from ups.userdata.readers.hdf5 import node
 from ups.userdata.readers.process import ReadingProcess, is_plain, serve
+from ups.userdata.trajectories import Trajectories
 
 COMMAND = "from ups.data.first import serve_remote; serve_remote()"
 BLOCK_BYTES = 2**18  # of small reads: the metadata of HDF5 lie close together
@@ -187,7 +187,8 @@ class Remote:
     def rows(self, first: int, last: int) -> np.ndarray:
         """Trajectories first..last-1, finite."""
         with self._explained(self.data.path, self.data.task.name):
-            u = self.data.read_from(self.file, first, last)
+            store = Published(self.file, self.data.path, self.data.task)
+            u = self.data.read(first, last, store=store)
         if not np.isfinite(u).all():
             bad = (first + np.flatnonzero(~np.isfinite(u).reshape(len(u), -1).all(1))).tolist()
             raise ValueError(
@@ -269,7 +270,7 @@ def fetch_first(
 def _require_rows(source: h5py.File, data: Trajectories, url: str, num: int) -> None:
     """Raise ValueError for a file that does not store at least `num` trajectories one after the other."""
     layout, task = layout_of(data.task), data.task
-    stored = [layout.dataset(source, array)[0] for array in task.arrays] if task.is_contiguous else []
+    stored = [] if task.is_grouped else [layout.dataset(source, array) for array in task.arrays]
     if not stored or any(dataset.chunks for dataset in stored) or len(set(data.space)) > 1:
         raise ValueError(
             f"{url} stores its numbers in compressed chunks; expected arrays that begin with "

@@ -166,7 +166,7 @@ def claimed(
 
 def ensemble_gates(stage: str, name: str, entry: Entry, settings: Any) -> Iterator[dict]:
     """Gates of the corrector, the students or the network trained by scores."""
-    for model in STAGES[stage].samplers:
+    for model in STAGES[stage].trained_samplers:
         yield from claimed(ENSEMBLE, stage, name, entry, settings, model)
 
 
@@ -189,7 +189,7 @@ def check_gates(results: Results, settings: Any) -> list[dict]:
     for stage, name in [(stage, name) for stage, names in results.facts["stages"].items() for name in names]:
         section, gates_of = GATES[STAGES[stage].tasks]
         entry = getattr(results, section).get(name)
-        samplers = STAGES[stage].samplers if section == "ensembles" else ()
+        samplers = STAGES[stage].trained_samplers if section == "ensembles" else ()
         if entry is None or any(sampler not in entry.models() for sampler in samplers):
             gates.append(missing(stage, name))
         else:

@@ -188,7 +188,7 @@ def posterior_draws(
         case "gaussian":
             return sample_fields(residuals, lambda condition, some: some, prior, predicted, noise)
         case "prior":
-            return sample_fields(residuals, Sampler(prior, 0).whitened, prior, predicted, noise)
+            return sample_fields(residuals, Sampler(prior).whitened, prior, predicted, noise)
 
 
 def draws_of(

@@ -147,10 +147,7 @@ def compared(names: Sequence[str], cheap: str) -> list[tuple[str, str]]:
     """Pairs of models: trained ones with the best cheap ensemble, the operator and linear-Gaussian waves; all
     with exact samples; students with their teacher and the network trained by scores."""
     trained = [
-        (model, other)
-        for model in names
-        if model not in UNTRAINED
-        for other in (cheap, "operator", "dressed_waves")
+        (model, other) for model in names if model not in UNTRAINED for other in (cheap, "operator", "waves")
     ]
     exact = [
         *[(model, "exact") for model in names if model != "exact"],
@@ -257,7 +254,7 @@ def words_of(entry: dict[str, Any]) -> list[str]:
         for student, words in STUDENTS.items()
         if student in models
     ]
-    if waves := entry["comparisons"].get("corrector / dressed_waves", {}).get("crps"):
+    if waves := entry["comparisons"].get("corrector / waves", {}).get("crps"):
         out.append(on_waves(waves))
     if "exact" in models:
         beside = ", ".join(

@@ -114,7 +114,7 @@ def relative_scores(
     (prediction, noise, u_ref), scores = _observed(source, case, seed, num_fields), []
     for method in METHODS:
         network.heads[source.name].method = method
-        u = sample_fields(source, Sampler(network, 0).whitened, network, prediction, noise)
+        u = sample_fields(source, Sampler(network).whitened, network, prediction, noise)
         scores.append(_score(source, u, u_ref))
     return torch.stack(scores) / scores[0]
 

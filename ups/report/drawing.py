@@ -49,7 +49,7 @@ LOOKS = {
     "codec_floor": ("#7a8a2e", (0, (1, 1.5)), ""),
     "dressed": ("#8a939c", (0, (4, 2)), "x"),
     "dressed_conditional": ("#8c6d46", (0, (4, 2)), "+"),
-    "dressed_waves": ("#8c6d46", (0, (1, 2)), "x"),
+    "waves": ("#8c6d46", (0, (1, 2)), "x"),
     "dressed_resampled": ("#7a8a2e", (0, (4, 2)), "1"),
     "analogs": ("#d55e00", (0, (2, 1)), "3"),
     "starts": ("#0072b2", (0, (2, 1)), "2"),

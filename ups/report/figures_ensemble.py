@@ -41,7 +41,7 @@ FEATURED = (
     "exact",
     "starts",
     "student_1",
-    "dressed_waves",
+    "waves",
     "student_2",
     "scoring",
     "dressed_conditional",

@@ -40,7 +40,7 @@ NAMES = {  # of the models, in the order of the tables
     "base": "base alone",
     "dressed": "+ noise",
     "dressed_conditional": "+ conditional noise",
-    "dressed_waves": "+ conditional waves",
+    "waves": "+ Gaussian waves",
     "dressed_resampled": "+ drawn residual",
     "linear_posterior": "linear posterior, pushed",
     "unconditional": "any solution",

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ups.tasks.families import FAMILIES, UNCERTAIN
-from ups.tasks.task import Array, Finding, Place, Task, in_unit, make_user_task, require_name
+from ups.tasks.task import Finding, Place, Task, in_unit, make_user_task, require_name
 
 __all__ = [
     "TASKS",
-    "Array",
     "Finding",
     "Place",
     "Task",
