@@ -86,6 +86,11 @@ class Ranks:
             tqdm.write(" ".join(map(str, values)), file=sys.stdout)
             sys.stdout.flush()
 
+    def memory_gib(self) -> float | None:
+        """The most memory of a GPU that this rank has used so far."""
+        is_cuda = self.device.type == "cuda"
+        return round(torch.cuda.max_memory_allocated() / 2**30, 3) if is_cuda else None
+
     # ---------------------------------------------------------------- collectives
 
     def gather(self, value: Any) -> list[Any]:

@@ -25,16 +25,17 @@ import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
-import torch
 
 from ups.common.files import DamagedError, is_at, require_plain, write_atomic, write_json
 from ups.common.progress import beat
 from ups.config.schema import TrackerConfig
-from ups.training.ranks import Ranks
-from ups.training.update import Counters, Update
+
+if TYPE_CHECKING:
+    from ups.training.ranks import Ranks
+    from ups.training.update import Counters, Update
 
 INIT_TIMEOUT_S = 30  # W&B's default is 90; without an answer the run is recorded offline
 FINISH_TIMEOUT_S = 20  # its default is none: it would wait for a network that never comes back
@@ -57,7 +58,7 @@ def check_tracker(tracker: TrackerConfig) -> None:
 class MetricsLog:
     """The metrics of one stage and their means between two logs. Only the main process has a tracker."""
 
-    def __init__(self, ranks: Ranks, counters: Counters) -> None:
+    def __init__(self, ranks: "Ranks", counters: "Counters") -> None:
         self.ranks, self.counters = ranks, counters
         self.tracker: Tracker | None = None
         # name -> [sum of value * rows, rows] on this rank since the last log
@@ -89,7 +90,7 @@ class MetricsLog:
         if self.tracker is not None:
             self.tracker.rewind(self.counters.step, self.lines)
 
-    def add(self, done: Update) -> None:
+    def add(self, done: "Update") -> None:
         """Add an update to the means."""
         if done.is_finite:
             loss = [("loss", done.loss, done.num_rows)] if self.ranks.is_main else []
@@ -100,7 +101,7 @@ class MetricsLog:
     def plain_window(self) -> dict[str, list]:
         return {name: [float(total), num_rows] for name, (total, num_rows) in self.window.items()}
 
-    def log_means(self, done: Update) -> None:
+    def log_means(self, done: "Update") -> None:
         """Log the means since the last call and the speed. A collective."""
         windows, self.window = self.ranks.gather(self.plain_window()), {}
         totals: dict[str, tuple[float, int]] = {}
@@ -110,8 +111,7 @@ class MetricsLog:
                 totals[name] = (before + total, num_before + num_rows)
         num_steps, seconds = self.counters.step - self._marked_step, time.perf_counter() - self._marked_at
         self.mark()
-        is_cuda = self.ranks.device.type == "cuda"
-        memory = {"memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 3)} if is_cuda else {}
+        memory_gib = self.ranks.memory_gib()
         self.log(
             {
                 **{f"train/{name}": total / num_rows for name, (total, num_rows) in sorted(totals.items())},
@@ -120,7 +120,7 @@ class MetricsLog:
                 "train/skipped": self.counters.num_skipped,
                 "train/micro_batch": self.counters.micro_batch,
                 "steps_per_s": round(num_steps / max(seconds, 1e-9), 3),
-                **memory,
+                **({} if memory_gib is None else {"memory_gib": memory_gib}),
             }
         )
 
