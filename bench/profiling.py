@@ -41,7 +41,7 @@ from ups.config.load import load_config
 from ups.data.cache import Cache
 from ups.training.artifact import finished_stage
 from ups.training.run import Run
-from ups.training.strategies import Agreed
+from ups.training.strategies import LossFunction
 from ups.training.update import Updates
 
 OPTIONS = {
@@ -65,7 +65,7 @@ FEW = {
 # part of a step -> what it is the time of; those of a part within another count for the inner one
 PARTS = {
     "reading latents": ((Cache, "batch"), (Cache, "inputs")),
-    "forward pass": ((Agreed, "loss"),),
+    "forward pass": (),  # the stage's loss function: `Observed.update`
     "backward pass": ((Updates, "_backward"),),
     "optimizer and average": ((Updates, "_apply"),),
     "the rest of the update": ((Run, "update"),),
@@ -167,9 +167,10 @@ class Observed:
         return call
 
     def update(self, original: Callable) -> Callable:
-        def call(run: Run, *arguments: Any) -> bool:
+        def call(run: Run, loss_function: LossFunction, *others: Any) -> bool:
             if self._done == 0:
                 run.counters.step, self.run = self.first_step, run
+            arguments = (self.within(loss_function, "forward pass"), *others)
             if self._done == self.warm_up + self.steps:
                 with FlopCounterMode(display=False) as counter, Moved() as moved:
                     result = original(run, *arguments)
