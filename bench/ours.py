@@ -43,8 +43,8 @@ def loss_of(
     operator: Operator, windows: Windows, batch: Batch, step: int, part: slice
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the stage's loss on the rows `part` of a batch."""
-    z, z_ref, parameters = windows.read(operator.heads[batch.task], batch, step, part)
-    return operator_loss(operator, batch.task, z, z_ref, parameters, windows.settings.field_weight)
+    u, u_ref, parameters = windows.read(operator.heads[batch.task], batch, step, part)
+    return operator_loss(operator, batch.task, u, u_ref, parameters, windows.settings.field_weight)
 
 
 def fit_bases(

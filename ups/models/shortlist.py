@@ -242,7 +242,9 @@ class Growth:
             if forcing is not None:
                 now = [(frame - 1) % self.num_frames, frame % self.num_frames]
                 parameters = replace(parameters, forcing=forcing[:, now])
-            new = head.keep(base.alone(u, parameters)[:, None], u[:, -1])
+            new = base.alone(u, parameters)[:, None]
+            for constraint in head.invariants:
+                new = constraint(new, u[:, -1])
             u = torch.cat([u, new], 1)[:, -head.history :]
             moved = rms(new[:, :, :num_fields] - start).amax((0, 1))
             allowed = self.allowed(frame + 1)
