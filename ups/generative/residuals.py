@@ -36,6 +36,7 @@ from ups.generative.observation import observe, row_generators, sample_levels
 from ups.models.operator import Operator
 from ups.models.windows import stay, symmetry
 from ups.tasks import Task
+from ups.training.fit import RanksOfRun
 from ups_discovery.seeds import generator
 
 FLOOR = 1e-3  # times the mean solution: the smallest value whose logarithm is taken
@@ -281,7 +282,7 @@ def validation_shard(
     all_residuals: dict[str, Residuals],
     seed: int,
     batch_size: int,
-    ranks: Any,
+    ranks: RanksOfRun,
     make: Callable[[str, int, ResidualBatch], Any] | None = None,
 ) -> dict[str, list]:
     """Task -> (task, number, batch) of the `validation_batches` in this rank's shard, or `make` of these."""
@@ -297,7 +298,7 @@ def validation_shard(
 
 @torch.no_grad()
 def sum_by_task(
-    shard: dict[str, list], sums_of: Callable[[str, Any], Tensor], size: int, ranks: Any
+    shard: dict[str, list], sums_of: Callable[[str, Any], Tensor], size: int, ranks: RanksOfRun
 ) -> list[list[float]]:
     """For every task, sums_of(task, item) (size,) added up over the items of all ranks' shards. A
     collective."""
@@ -334,7 +335,13 @@ class Batches:
     """
 
     def __init__(
-        self, residuals: dict[str, Residuals], size: int, seed: int, stream: str, ranks: Any, offset: int = 0
+        self,
+        residuals: dict[str, Residuals],
+        size: int,
+        seed: int,
+        stream: str,
+        ranks: RanksOfRun,
+        offset: int = 0,
     ):
         self.residuals, self.size, self.seed, self.stream, self.ranks = residuals, size, seed, stream, ranks
         self.schedule = residual_schedule(residuals, "reserved", size, seed + offset)

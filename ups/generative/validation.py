@@ -9,7 +9,6 @@ selected before, in the same way.
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from ups.generative.sampling import SAMPLERS, Sampler, sample_states
 from ups.metrics.proper import fair_crps
 from ups.select import Decision, choose, select_sampler
 from ups.training.artifact import stage_of_run
+from ups.training.fit import RanksOfRun
 
 CRPS_KEY = "validation_crps"  # in config.json: task -> sampler -> CRPS, None if a member is not finite
 ROWS, LEADS, MEMBERS = 32, 10, 4
@@ -36,7 +36,7 @@ def validate_samplers(
     residuals: Mapping[str, TransientResiduals],
     contexts: Mapping[str, int],
     seed: int,
-    ranks: Any,
+    ranks: RanksOfRun,
 ) -> tuple[dict[str, dict], list[Decision]]:
     """{CRPS_KEY: task -> sampler -> fair CRPS} of the samplers of one network: mean over trajectories, the
     first leads, channels and cells of normalised fields; None if a member is not finite. With the decisions
@@ -77,7 +77,7 @@ def _crps_by_sampler(
     residuals: Mapping[str, TransientResiduals],
     contexts: Mapping[str, int],
     seed: int,
-    ranks: Any,
+    ranks: RanksOfRun,
     num_rows: int,
 ) -> dict[str, dict]:
     """Task -> sampler -> fair CRPS on num_rows validation trajectories."""

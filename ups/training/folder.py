@@ -10,6 +10,7 @@ import contextlib
 import re
 import sys
 import time
+from dataclasses import asdict
 from typing import IO, Any
 
 import yaml
@@ -31,7 +32,6 @@ from ups.common.files import (
 )
 from ups.common.place import make_target
 from ups.common.text import read_yaml
-from ups.config.load import to_dict
 from ups.config.schema import Config
 from ups.training.artifact import (
     DONE,
@@ -55,7 +55,7 @@ class StageFolder:
 
     def __init__(self, config: Config, stage: str, parents: dict[str, str]) -> None:
         self.config, self.stage, self.path = config, stage, config.run_dir / stage
-        self.relevant = relevant_keys(to_dict(config), stage)
+        self.relevant = relevant_keys(asdict(config), stage)
         self.identity = {"config_hash": value_hash({"stage": stage, **self.relevant}), "parents": parents}
         self.remedy = (
             f"Delete {self.path} ({make_target(f'remove STAGE={stage} RUN={config.run.name}')}) and run "
@@ -191,7 +191,7 @@ class StageFolder:
         for old in earlier[:-KEPT_ERRORS]:
             remove_named(old, OF_RANKS)
         remove_named(self.path / "heartbeat", HEARTBEATS)
-        write_atomic(self.path / "config.yaml", yaml.safe_dump(to_dict(self.config), sort_keys=False))
+        write_atomic(self.path / "config.yaml", yaml.safe_dump(asdict(self.config), sort_keys=False))
         write_json(path, {**self.identity, "starts": [*starts, start]})
 
     def micro_batch(self, asked: int, now: int) -> int:
