@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from ups.tasks.families import FAMILIES, UNCERTAIN
+from ups.tasks.families import PDEBENCH, UNCERTAIN
 from ups.tasks.task import Finding, Place, Task, in_unit, make_user_task, require_name
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
     "require_name",
 ]
 
-TASKS: dict[str, Task] = {task.name: task for task in (*FAMILIES, *UNCERTAIN)}
+TASKS: dict[str, Task] = {task.name: task for task in (*PDEBENCH, *UNCERTAIN)}
 
 
 def get_task(name: str) -> Task:

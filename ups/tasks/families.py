@@ -1,6 +1,5 @@
-"""The facts of all data sets: PDEBench's eleven families of equations with variants of them, and data sets of
-ours without a certain answer. Scheme and initial conditions are with the solver of the same name in
-`ups_solvers`.
+"""PDEBench's eleven families of equations with variants of them, and data sets of ours without a certain
+answer: their facts. Scheme and initial conditions are with the solver of the same name in `ups_solvers`.
 
 Source: Takamoto et al. 2022 (arXiv 2210.07182) and its public code. Sizes are those of the published files,
 strides those of PDEBench's benchmark.
@@ -12,12 +11,16 @@ from typing import Any
 from ups.tasks.task import Place, Task
 from ups_discovery.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
 
+# one periodic field in one dimension
+LINE: dict[str, Any] = {
+    "fields": ("u",),
+    "ndim": 1,
+    "boundary": PERIODIC,
+    "arrays": (Place("tensor", ("trajectory", "time", "x"), ("u",)),),
+}
 ADVECTION = Task(
     name="advection1d",
-    fields=("u",),
-    ndim=1,
-    boundary=PERIODIC,
-    arrays=(Place("tensor", ("trajectory", "time", "x"), ("u",)),),
+    **LINE,
     filename="1D_Advection_Sols_beta{}.hdf5",
     parameters=("beta",),
     equation="∂u/∂t + beta ∂u/∂x = 0",
@@ -32,10 +35,7 @@ ADVECTION = Task(
 
 BURGERS = Task(
     name="burgers1d",
-    fields=("u",),
-    ndim=1,
-    boundary=PERIODIC,
-    arrays=(Place("tensor", ("trajectory", "time", "x"), ("u",)),),
+    **LINE,
     filename="1D_Burgers_Sols_Nu{}.hdf5",
     parameters=("Nu",),
     equation="∂u/∂t + u ∂u/∂x = (Nu/π) ∂²u/∂x²",
@@ -152,10 +152,7 @@ def reaction_diffusion(name: str, rho: float, **facts: Any) -> Task:
     usual = {"equation": "∂u/∂t = Nu ∂²u/∂x² + rho u (1 - u)", "defaults": {"space_stride": 4}}
     return Task(
         name=name,
-        fields=("u",),
-        ndim=1,
-        boundary=PERIODIC,
-        arrays=(Place("tensor", ("trajectory", "time", "x"), ("u",)),),
+        **LINE,
         filename=f"ReacDiff_Nu{{}}_Rho{rho}.hdf5",
         parameters=("Nu", "rho"),
         constants=(("rho", rho),),
@@ -280,7 +277,7 @@ COMPRESSIBLE = (
     ),
 )
 
-FAMILIES = (
+PDEBENCH = (
     ADVECTION,
     ADVECTION.hidden(),
     BURGERS,
@@ -294,9 +291,7 @@ FAMILIES = (
     SHALLOW_WATER,
 )
 
-
-# ---------------------------------------------------------------- without a certain answer
-
+# ------------------------------------------------------------------------------------------ uncertain answers
 # The future, or a partly observed coefficient, has a distribution, which most solvers sample exactly.
 
 
@@ -340,10 +335,7 @@ UNCERTAIN = (
     ),
     Task(
         name="burgers1d_forced",
-        fields=("u",),
-        ndim=1,
-        boundary=PERIODIC,
-        arrays=(Place("tensor", ("trajectory", "time", "x"), ("u",)),),
+        **LINE,
         filename="1D_BurgersForced_Nu{}.hdf5",
         parameters=("Nu",),
         equation="∂u/∂t + u ∂u/∂x = Nu ∂²u/∂x² + white noise in the waves 1 to 3",
@@ -368,10 +360,7 @@ UNCERTAIN = (
     ),
     Task(
         name="ks1d_coarse",
-        fields=("u",),
-        ndim=1,
-        boundary=PERIODIC,
-        arrays=(Place("tensor", ("trajectory", "time", "x"), ("u",)),),
+        **LINE,
         filename="1D_KS_Coarse.hdf5",
         constants=(("length", 112.0),),
         domain=(0.0, 112.0),

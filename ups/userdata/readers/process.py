@@ -70,12 +70,14 @@ class ReadingProcess:
             env={**os.environ, **ONE_THREAD, "PYTHONPATH": path},
         )
         self.owner, self.lock = os.getpid(), threading.Lock()
+        self.closed: list[int] = []  # files to close before the next request
 
     def call(self, path: Path | str, *request: Any) -> Any:
         """The answer to a request about the file at a path or an address. Raises the error of its reader, and
         DamagedError if the process died of the file."""
-        request = os.getcwd(), *request
         with self.lock:
+            request = os.getcwd(), self.closed, *request
+            self.closed = []
             try:
                 pickle.dump(request, self.process.stdin, pickle.HIGHEST_PROTOCOL)
                 self.process.stdin.flush()
@@ -164,8 +166,7 @@ class Foreign(Store):
         return self.known[request]
 
     def close(self) -> None:
-        if self.process is _running and self.process.process.poll() is None:
-            self._ask("close")
+        self.process.closed.append(self.number)
 
     @property
     def listed(self) -> dict[str, Stored]:
@@ -213,8 +214,11 @@ def serve(opened: Callable[..., Store]) -> None:
     stores: dict[int, Store] = {}
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
-            folder, method, *arguments = Messages(sys.stdin.buffer).load()
+            folder, closed, method, *arguments = Messages(sys.stdin.buffer).load()
             os.chdir(folder)
+            for number in closed:
+                with contextlib.suppress(Exception):  # the next request is about another file
+                    stores.pop(number).close()
             answer = _answer(stores, opened, method, arguments)
             pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
             answers.flush()
@@ -232,8 +236,6 @@ def _answer(
             store.used = budget.used()
             return None, (number, store.is_single)
         number, *arguments = arguments
-        if method == "close":
-            return None, stores.pop(number).close()
         store = stores[number]
         budget.begin(*(0, 0) if method in NUMBERS else store.used)
         if method == "listed" and path.is_file():
