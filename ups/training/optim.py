@@ -128,14 +128,15 @@ class MuonAdamW(torch.optim.Optimizer):
             torch._foreach_add_(shards, directions, alpha=-rate)
 
     def _step_adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        states = [self.state[p] for p in parameters]
+        names = (*MOMENTS["adamw"], "step")
+        averages, squares, steps = ([self.state[p][name] for p in parameters] for name in names)
         adamw(
             local_shards(parameters),
             local_shards([p.grad for p in parameters]),
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
+            averages,
+            squares,
             [],
-            [state["step"] for state in states],
+            steps,
             foreach=not group["fused"],
             fused=group["fused"],
             has_complex=False,

@@ -252,7 +252,8 @@ class Run:
 
     def is_due(self, every: int) -> bool:
         """Whether work done every `every` steps (0: never) is due now; always at the last step."""
-        return every > 0 and (self.step % every == 0 or self.step == self.train.steps)
+        step = self.counters.step
+        return every > 0 and (step % every == 0 or step == self.train.steps)
 
     def update(
         self,
