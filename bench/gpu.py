@@ -328,11 +328,11 @@ def placed(config: Config, folder: Path, device: torch.device, steps: int) -> di
             for step in range(WARM_UP + steps):
                 started = time.perf_counter()
                 batch = windows.schedule.batch(step)
-                u, u_ref, parameters = windows.read(operator.heads[name], batch, step, slice(len(batch)))
+                u, u_ref, parameters = windows.read(operator.heads[name], batch, slice(len(batch)))
                 loss = operator_loss(operator, name, u, u_ref, parameters, 0.1)[0]
                 loss.backward()
                 if way == "read ahead":
-                    windows.read_ahead(step + 1, 0, 1, device, slice(len(batch)))
+                    windows.read_ahead(windows.schedule.batch(step + 1), device, slice(len(batch)))
                 loss.item()  # as the ranks look at the norm
                 times.append(time.perf_counter() - started)
             found[name][way] = statistics.median(times[WARM_UP:])
