@@ -114,14 +114,11 @@ RESULTS = {
     "gates": [{"name": "beats/mine", "passed": True}],
     "tasks": {
         "mine": {
-            "num_trajectories": 3,
-            "num_frames_predicted": 4,
             "parameters": [0.1],
             "grid": [16],
             "base": "mean",
             "measure": "RMS of the truth",
             "network_is_used": True,
-            "models": {"operator": {"nrmse": {"value": 0.1, "low": 0.0, "high": 0.2}, "ms_per_state": 1.0}},
         }
     },
 }
