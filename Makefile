@@ -79,7 +79,7 @@ PY := $(HERE).venv/bin/python
 ENVIRONMENT := $(HERE).venv/installed
 endif
 
-.PHONY: help venv data doctor cache operator diffusion consistency rival steady report train train-cpu2 train-2gpu train-4gpu \
+.PHONY: help venv data doctor cache operator diffusion consistency scoring steady report train train-cpu2 train-2gpu train-4gpu \
   train-8gpu train-fsdp smoke test test-faults test-gpu lint bench bench-gpu tune sweep profile dry-run leaderboard publish remove clean-smoke
 
 help:           ## This list
@@ -119,7 +119,7 @@ cache: data                   ## Fit the tokenizers and encode the data
 operator: cache               ## Train the operator
 diffusion: operator           ## Train the corrector, which samples the operator's errors
 consistency: diffusion        ## Distil the corrector into one or two evaluations
-rival: diffusion              ## Train the student's network without a teacher, for comparison
+scoring: diffusion            ## Train a network by the scores of its samples (CRPS and energy score), without a teacher
 steady: operator              ## Train the prior of steady solutions for partly observed coefficients
 $(TRAINED):
 	$(call stage,$@,$(LAUNCH) $(HERE)train_$@.py)

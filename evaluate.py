@@ -36,8 +36,8 @@ from ups.generative.residuals import SteadyResiduals, TransientResiduals
 from ups.models.operator import load_operator
 from ups.report import decisions, model_card, report, sections
 from ups.results import Entry, Results
+from ups.training.artifact import DONE, stage_config
 from ups.training.environment import describe_environment
-from ups.training.finished import DONE, stage_config
 
 REPORT_BYTES = 20 * 2**20  # more than the page and figures of any configuration here
 

@@ -322,11 +322,11 @@ def student(name: str, entry: Entry, bound: float) -> Iterator[tuple]:
     yield (f"3d {name}: variance over that of the teacher", found, 0.9, 1.1)
     yield from rollout("3e ", name, entry)
     yield from exact("3e ", name, entry, 1.08)
-    if name == "student_1" and "rival" in entry.models():
+    if name == "student_1" and "scoring" in entry.models():
         for score in ("crps", "energy_score"):
             yield (
-                f"3f {name}: {score} over the rival's (B4)",
-                entry.value(f"{name} / rival", score),
+                f"3f {name}: {score} over that of `scoring` (B4)",
+                entry.value(f"{name} / scoring", score),
                 None,
                 1.0,
             )

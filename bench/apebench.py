@@ -40,10 +40,10 @@ from bench.baselines import Trained
 from bench.command import parse
 from bench.eleven import has, keep, processor, read
 from bench.ours import train_ours
+from bench.score import with_cache
 from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.config.schema import Config
-from ups.data.build_cache import build_cache, is_up_to_date
 from ups.training.environment import describe_environment
 
 OUT, RESULTS = ROOT / "bench" / "out" / "apebench", ROOT / "bench" / "results" / "apebench"
@@ -94,7 +94,7 @@ def summary(errors: np.ndarray) -> dict[str, Any]:
 def environment(python: Path | None, module: str = "apebench", packages: Sequence[str] = PACKAGES) -> Path:
     """Return an interpreter that has `module`; without `python` an environment with `packages` is made once.
 
-    Raises ValueError if `python` lacks it.
+    Raises ValueError if `python` lacks it, OSError if pip fails.
     """
     if python is None:
         folder = OUT.with_name(f"{module}-env")
@@ -102,7 +102,11 @@ def environment(python: Path | None, module: str = "apebench", packages: Sequenc
         if not (folder / "complete").is_file():
             print(f"installing {' '.join(packages)} in {folder}", flush=True)
             venv.create(folder, with_pip=True, clear=True)
-            subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True)
+            if subprocess.run([python, "-m", "pip", "install", "-q", *packages]).returncode:
+                raise OSError(
+                    f"pip did not install {', '.join(packages)}; expected them in {folder}. Check the "
+                    f"network, or name an interpreter that has them with --python."
+                )
             (folder / "complete").touch()
     found = subprocess.run([python, "-c", f"import {module}"], capture_output=True, text=True, check=False)
     if found.returncode:
@@ -174,10 +178,7 @@ def config_of(name: str, folder: Path, base: Any, overrides: list[str]) -> Confi
     }
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(text, sort_keys=False), encoding="utf-8")
-    config = load_config(path, overrides)
-    if not is_up_to_date(config, task_of(name))[0]:
-        build_cache(config, task_of(name), progress=False)
-    return config
+    return with_cache(load_config(path, overrides), task_of(name))
 
 
 def task_of(name: str) -> str:

@@ -8,7 +8,7 @@
     fisher:  u_t = nu lap u + r u (1 - u)   periodic, 2D
 
 All authors get the same starts, coefficients, grid and frame interval (bench/authors_solvers.py says how each
-solves them). Their packages are installed in an environment of their own, bench/out/authors-env. The distance
+solves them). Their packages are installed in an environment of their own, bench/out/phi-env. The distance
 between two authors' data is the error of one if the other is the truth: a model trained on the one is not
 expected to be closer to the other.
 
@@ -23,17 +23,17 @@ from __future__ import annotations
 import argparse
 import itertools
 import subprocess
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+from bench.apebench import environment
 from bench.authors_solvers import AUTHORS
 from bench.compare import fit, settings_of
 from bench.eleven import RESULTS, entry, has, keep, key_of, read
 from bench.rivals import Settings
-from bench.score import Errors, Split, load, rollout, summary, trivial
+from bench.score import Errors, Split, load, rollout, summary, trivial, with_cache
 from bench.search import Changes
 from bench.tune import OUT, add_arguments, prepare
 from bench.user_data import CONFIG, random_waves, write, write_config
@@ -41,7 +41,6 @@ from ups.common.files import value_hash
 from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.config.schema import Config
-from ups.data.build_cache import build_cache, is_up_to_date
 from ups_discovery.boundary import PERIODIC
 
 FOLDER = RESULTS / "authors"
@@ -79,23 +78,6 @@ EQUATIONS = {
 # ---- data --------------------------------------------------------------------------------------------------
 
 
-def environment(folder: Path = OUT / "authors-env") -> Path:
-    """Return the interpreter of the authors' environment; install it unless it is there.
-
-    Raises OSError if pip fails.
-    """
-    python, done = folder / "bin" / "python", folder / "installed"
-    if not done.is_file():
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        if subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES]).returncode:
-            raise OSError(
-                f"pip did not install {', '.join(PACKAGES)}; expected them in {folder}. Check the network, "
-                f"or name an interpreter that has them with --python."
-            )
-        done.write_text("\n".join(PACKAGES), encoding="utf-8")
-    return python
-
-
 def identity(equation: str) -> str:
     """Return what identifies the data of all authors."""
     return value_hash([asdict(EQUATIONS[equation]), SEED, NUM_TRAJECTORIES, NUM_FRAMES, PACKAGES])
@@ -112,7 +94,7 @@ def made(equation: str, author: str, python: Path | None) -> Path:
         given, u=facts.starts(), equation=equation, dt=facts.dt, num_frames=NUM_FRAMES, **facts.coefficients
     )
     script = ROOT / "bench" / "authors_solvers.py"
-    subprocess.run([python or environment(), script, author, given, result], check=True)
+    subprocess.run([environment(python, "phi", PACKAGES), script, author, given, result], check=True)
     write(path, {"u": checked(np.load(result), facts, author)})
     for done in (given, result):
         done.unlink()
@@ -139,10 +121,7 @@ def load_author(args: argparse.Namespace, author: str) -> tuple[argparse.Namespa
     """Return arguments and configuration of one author's data, with its cache."""
     path = made(args.task, author, args.python)
     mine = vars(args) | {"config": write_config(path, args.config, args.task, EQUATIONS[args.task].dt)}
-    config = load_config(mine["config"], [])
-    if not is_up_to_date(config, args.task)[0]:
-        build_cache(config, args.task, progress=False)
-    return argparse.Namespace(**mine), config
+    return argparse.Namespace(**mine), with_cache(load_config(mine["config"], []), args.task)
 
 
 def find_settings(column: str, args: argparse.Namespace, author: str) -> Settings | Changes:

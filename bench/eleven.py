@@ -30,14 +30,13 @@ from bench.command import parse
 from bench.compare import CORRECTED, clean, fit, settings_of
 from bench.numerics import CONFIG, HORIZONS, NUMERICS, long_config, usual_settings
 from bench.rivals import Settings
-from bench.score import Errors, Split, load, rollout, summary, trivial
+from bench.score import Errors, Split, load, rollout, summary, trivial, with_cache
 from bench.search import Changes
 from bench.tune import add_arguments, best_error, family_of, prepare, search_seconds
 from ups.common.files import value_hash
 from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.config.schema import Config
-from ups.data.build_cache import build_cache, is_up_to_date
 from ups.data.cache import open_cache
 from ups.data.generate import generation_settings
 from ups.data.pdebench import open_data
@@ -201,8 +200,7 @@ def found_before(record: dict[str, Any], key: dict[str, Any]) -> Settings | Chan
 
 def evaluate_column(config: Config, args: argparse.Namespace, task: str, seed: int, column: str) -> None:
     """Train and score one column unless its result exists."""
-    if not is_up_to_date(config, task)[0]:
-        build_cache(config, task, progress=False)
+    with_cache(config, task)
     key = key_of(args, column, seed, identity(config, task))
     if has(read(task), key):
         print(f"{task} {column} seed {seed}: there", flush=True)

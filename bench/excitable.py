@@ -38,7 +38,7 @@ from ups.training.environment import describe_environment
 from ups_solvers import barkley
 
 TASK, LEADS, CELLS = "barkley2d", 4, 4
-CHEAP = ("operator", "dressed_conditional", "dressed_waves", "dressed_resampled", "analogs")
+CHEAP = ("operator", "dressed_conditional", "waves", "dressed_resampled", "analogs")
 RESULTS = Path(__file__).parent / "results" / "excitable"
 
 
@@ -141,7 +141,7 @@ def assess(config: Config) -> dict[str, Any]:
         print(f"{model:20}", models[model], flush=True)
     crps = {model: float(scores[model]["crps"].mean()) for model in CHEAP}
     cheap = min(crps, key=crps.get)
-    others = {"exact": "exact", "cheap": cheap} | {name: name for name in ("rival",) if name in scores}
+    others = {"exact": "exact", "cheap": cheap} | {name: name for name in ("scoring",) if name in scores}
     for model in models:
         for name, other in others.items():
             ratios = compare_ensembles(scores[model], scores[other], settings.num_bootstrap, seed, groups)
@@ -190,7 +190,7 @@ def main() -> None:
                 "energy {value:.3f} [{low:.3f}, {high:.3f}]".format(**over["trajectory_score"]),
                 *(
                     "{} {value:.3f} [{low:.3f}, {high:.3f}]".format(name, **row[name]["crps"])
-                    for name in ("over cheap", "over rival")
+                    for name in ("over cheap", "over scoring")
                     if name in row
                 ),
             )

@@ -64,7 +64,7 @@ from ups.models.head_setup import build_operator
 from ups.models.operator import Operator, load_operator
 from ups.models.warm import can_translate, copy_trunk, copy_weights, translate_maps
 from ups.report.tables import markdown_table
-from ups.training.finished import finished_stage
+from ups.training.artifact import finished_stage
 
 RESULTS = ROOT / "bench" / "results" / "few_shot.json"
 COUNTS = (1, 4, 16, 64, 256)

@@ -40,7 +40,7 @@ from ups.common.stages import STAGES
 from ups.config.command import CONFIG_OPTIONS, read_command, run_script
 from ups.config.load import load_config
 from ups.data.cache import Cache
-from ups.training.finished import finished_stage
+from ups.training.artifact import finished_stage
 from ups.training.run import Run
 from ups.training.strategies import Agreed
 from ups.training.update import Updates

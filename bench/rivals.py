@@ -34,7 +34,7 @@ class Settings:
     precision: of the network; the last frame, the change and the loss are float32.
     """
 
-    network: Literal["fno", "unet", "resnet", "transformer"] = "fno"
+    network: Literal["fno", "unet"] = "fno"
     width: int = 48
     depth: int = 4
     modes: int = 24

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bench.baselines import Problem, Trained
 from ups.config.schema import Config
-from ups.data.build_cache import open_sources
+from ups.data.build_cache import build_cache, is_up_to_date, open_sources
 from ups.data.cache import open_cache
 from ups.evaluation.truth import Truth
 from ups.metrics.errors import are_pooled, rmse, score, summarise_errors
@@ -40,6 +40,13 @@ class Split:
     def predicted(self, u: Tensor) -> Tensor:
         """Return those fields of (row, time, channel, *space) that `truth` has."""
         return u[:, :, : self.truth.shape[2]]
+
+
+def with_cache(config: Config, task: str) -> Config:
+    """Return the configuration; its cache of the task is built unless it is up to date."""
+    if not is_up_to_date(config, task)[0]:
+        build_cache(config, task, progress=False)
+    return config
 
 
 def fields(config: Config, cache: Any, split: str) -> tuple[Tensor, Tensor | None]:

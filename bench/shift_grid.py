@@ -36,14 +36,13 @@ from bench.baselines import Trained
 from bench.compare import fit, settings_of
 from bench.eleven import RESULTS, entry, has, keep, key_of, read
 from bench.numerics import frames, means
-from bench.score import Split, load, rollout, summary
+from bench.score import Split, load, rollout, summary, with_cache
 from bench.table import LABELS, error_map, longest
 from bench.tune import OUT, add_arguments, prepare
 from bench.user_data import CONFIG, random_waves, write, write_config
 from ups.common.files import value_hash
 from ups.common.place import ROOT
 from ups.config.load import load_config
-from ups.data.build_cache import build_cache, is_up_to_date
 from ups.tasks import get_task
 from ups_solvers import SOLVERS
 
@@ -149,9 +148,7 @@ def evaluate(args: argparse.Namespace, column: str, seed: int, tests: dict[tuple
     if has(read(family, FOLDER), key):
         print(f"{family} {column} seed {seed}: there", flush=True)
         return
-    config = load_config(args.config)
-    if not is_up_to_date(config, family)[0]:
-        build_cache(config, family, progress=False)
+    config = with_cache(load_config(args.config), family)
     problem, splits = load(config, family)
     tests.update(tests or cells(family))
     settings = settings_of(column, config, problem, splits["val"], args)

@@ -23,10 +23,9 @@ from bench.baselines import Trained
 from bench.compare import fit
 from bench.eleven import RESULTS, entry, found_before, identity, keep, key_of, read
 from bench.numerics import CONFIG, NUMERICS
-from bench.score import Split, load
+from bench.score import Split, load, with_cache
 from bench.tune import add_arguments, prepare
 from ups.config.load import load_config
-from ups.data.build_cache import build_cache, is_up_to_date
 
 OUT = RESULTS / "speed"
 COLUMNS = ("ours_generic", "ours", "fno", "unet")
@@ -60,9 +59,7 @@ def is_base_alone(model: Trained, split: Split) -> bool:
 
 def measure(task: str, args: argparse.Namespace) -> dict[str, Any]:
     """Train all models of a task and take their times."""
-    config = load_config(args.config, args.overrides)
-    if not is_up_to_date(config, task)[0]:
-        build_cache(config, task, progress=False)
+    config = with_cache(load_config(args.config, args.overrides), task)
     problem, splits = load(config, task)
     args = argparse.Namespace(**vars(args) | {"task": task})
     searched = argparse.Namespace(**vars(args) | {"budget": SEARCHED, "search": SEARCHED})

@@ -29,10 +29,10 @@ EXCITABLE = {  # models of bench/excitable.py in words
     "no_kicks": "the equation without kicks",
     "dressed": "operator + white noise",
     "dressed_conditional": "operator + conditional Gaussian",
-    "dressed_waves": "operator + Gaussian waves",
+    "waves": "operator + Gaussian waves",
     "dressed_resampled": "operator + resampled residuals",
     "analogs": "operator + residuals of analogs",
-    "rival": "network trained by scores",
+    "scoring": "network trained by scores",
     "student_1": "student, 1 evaluation",
     "student_2": "student, 2 evaluations",
 }
@@ -463,32 +463,54 @@ def starts_table(found: dict[str, dict[str, Any]]) -> str:
     )
 
 
+def interval(parts: list[dict[str, Any]]) -> str:
+    """The mean over seeds, and the widest interval of any."""
+    values, low, high = ([part[key] for part in parts] for key in ("value", "low", "high"))
+    return f"{mean(values):.3f} [{min(low):.3f}, {max(high):.3f}]"
+
+
+def excitable_label(record: dict[str, Any], model: str) -> tuple[str, list[dict[str, Any]]]:
+    """A model of barkley2d in words, and its rows of all seeds."""
+    runs, label = [run for run in record["entries"] if model in run["models"]], EXCITABLE.get(model, model)
+    if len(runs) < len(record["entries"]):
+        seeds = ", ".join(str(run["key"]["seed"]) for run in runs)
+        label += f", seed{'s' if len(runs) > 1 else ''} {seeds} only"
+    return label, [run["models"][model] for run in runs]
+
+
+def sampler_table(found: dict[str, dict[str, Any]]) -> str:
+    """README.md: every way to sample barkley2d, from the simplest to the exact one."""
+    [record] = found.values()
+    [cheap] = {run["best_cheap"] for run in record["entries"]}
+
+    def line(model: str) -> tuple[str, ...]:
+        label, rows = excitable_label(record, model)
+        return (
+            f"best cheap ensemble: {label}" if model == cheap else label,
+            interval([row["over exact"]["crps"] for row in rows]),
+            interval([row["over exact"]["trajectory_score"] for row in rows]),
+            f"{mean(row['evaluations'] for row in rows):.0f}",
+        )
+
+    header = "sampler", "CRPS over exact samples'", "energy score", "network evaluations per frame"
+    models = "waves", cheap, "corrector", "student_1", "student_2", "scoring", "exact"
+    return table(header, map(line, models))
+
+
 def excitable_table(found: dict[str, dict[str, Any]]) -> str:
     """docs/uncertain.md: scores of ensembles of barkley2d over those of exact samples, and their new
     waves; means over seeds, the widest interval of any.
     """
 
-    def over(rows: list[dict[str, Any]], low: list[float | None], high: list[float | None]) -> str:
-        return f"{mean(rows):.3f} [{min(low):.3f}, {max(high):.3f}]"
-
-    def interval(parts: list[dict[str, Any]]) -> str:
-        values, low, high = ([part[key] for part in parts] for key in ("value", "low", "high"))
-        return over(values, low, high)
-
     def line(record: dict[str, Any], model: str) -> tuple[str, ...]:
-        runs = [run for run in record["entries"] if model in run["models"]]
-        rows = [run["models"][model] for run in runs]
-        seeds = ", ".join(str(run["key"]["seed"]) for run in runs)
-        label = EXCITABLE.get(model, model)
-        if len(runs) < len(record["entries"]):
-            label += f", seed{'s' if len(runs) > 1 else ''} {seeds} only"
+        label, rows = excitable_label(record, model)
         leads = [row["over exact"]["crps_by_lead"] for row in rows]
-        first, *later = [[part["value"][i] for part in leads] for i in range(len(leads[0]["value"]))]
+        _, *later = zip(*(part["value"] for part in leads), strict=True)
         waves = [row["new_waves"] for row in rows]
         numbers = zip(*(part["numbers"] for part in waves), strict=True)
         return (
             label,
-            over(first, [part["low"][0] for part in leads], [part["high"][0] for part in leads]),
+            interval([{key: part[key][0] for key in ("value", "low", "high")} for part in leads]),
             ", ".join(f"{mean(values):.3f}" for values in later),
             interval([row["over exact"]["trajectory_score"] for row in rows]),
             interval([row["over cheap"]["crps"] for row in rows]),
@@ -530,6 +552,7 @@ def percent(value: float) -> str:
 # name -> page, folder of bench/results, function
 TABLES: dict[str, tuple[str, str, Callable[[dict], str]]] = {
     "comparison": ("README.md", "", comparison_table),
+    "samplers": ("README.md", "excitable", sampler_table),
     "tasks": ("docs/tasks.md", "", task_table),
     "equal_time": ("docs/results.md", "", equal_time_table),
     "correction": ("docs/results.md", "", correction_table),

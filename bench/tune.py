@@ -32,20 +32,19 @@ import yaml
 from bench.baselines import CLOCKS, Problem, Stopwatch, Trained, train
 from bench.command import parse
 from bench.rivals import Settings, settings_for
-from bench.score import Split, headline, load, rollout
+from bench.score import Split, headline, load, rollout, with_cache
 from bench.search import Changes, Trial, search
-from ups.config.bases import BASES
 from ups.config.command import DEFAULT_OVERLAY
 from ups.config.load import load_config, to_dict
+from ups.config.model import BASES
 from ups.config.schema import Config
-from ups.data.build_cache import build_cache, is_up_to_date
 from ups.data.cache import open_cache
 from ups.report.bench_rows import FOLDER
 from ups.tasks import get_task
 
 OUT = FOLDER
 SEARCH = 3.0  # seconds of a search per second of a training
-BASELINES = ("fno", "unet", "resnet", "transformer")
+BASELINES = ("fno", "unet")
 GENERIC = ("persistence", "propagator", "mean")  # bases that know no equation
 
 
@@ -55,20 +54,6 @@ GENERIC = ("persistence", "propagator", "mean")  # bases that know no equation
 # of a rival on top of the best of `RIVALS`, the most promising first
 COMMON = ({"lr": 4e-3}, {"loss": "change"}, {"lr": 1e-3}, {"loss": "field"})
 TRANSIENT = ({"history": 4}, {"unroll_fraction": 0.0}, {"history": 2})
-DILATED = (
-    {"width": 24, "depth": 2},
-    {"width": 32, "depth": 2},
-    {"patch": 2, "width": 48, "depth": 2},
-    {"depth": 3},
-    {"batch_size": 4},
-)
-WINDOWED = (
-    {"patch": 4, "width": 64, "depth": 3},
-    {"patch": 2, "width": 48, "depth": 2},
-    {"depth": 4},
-    {"batch_size": 4},
-    {"batch_size": 16},
-)
 # where a search starts, beside the usual settings
 RIVALS: dict[tuple[str, int], tuple[dict, ...]] = {
     ("fno", 1): (
@@ -92,12 +77,6 @@ RIVALS: dict[tuple[str, int], tuple[dict, ...]] = {
         {"modes": 8, "width": 16},
         {"width": 12, "batch_size": 2},
     ),
-    ("resnet", 1): DILATED,
-    ("resnet", 2): DILATED,
-    ("resnet", 3): DILATED,
-    ("transformer", 1): WINDOWED,
-    ("transformer", 2): WINDOWED,
-    ("transformer", 3): WINDOWED,
     ("unet", 1): (
         {"patch": 2, "width": 32, "depth": 3, "batch_size": 16},
         {"patch": 2, "width": 32, "depth": 3, "batch_size": 8},
@@ -237,8 +216,7 @@ def changed(args: argparse.Namespace, changes: Changes) -> Config:
             config,
             cache=dataclasses.replace(config.cache, root=str(Path(config.cache.root) / f"patch{patch}")),
         )
-        if not is_up_to_date(config, args.task)[0]:
-            build_cache(config, args.task, progress=False)
+        with_cache(config, args.task)
     return config
 
 

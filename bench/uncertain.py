@@ -28,7 +28,7 @@ from ups.report.tables import label, markdown_table
 from ups.results import FACTS, Entry, Interval, Results, load
 
 TRAINED_BY = {
-    "rival": ("rival",),
+    "scoring": ("scoring",),
     "corrector": ("diffusion",),
     "student_1": ("diffusion", "consistency"),
     "student_2": ("diffusion", "consistency"),
@@ -87,7 +87,7 @@ def read(folder: Path) -> Run:
     check_results(found.record, NEEDED, str(path))
     seconds = {
         stage: train_seconds([json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()])
-        for stage in ("diffusion", "consistency", "rival")
+        for stage in ("diffusion", "consistency", "scoring")
         if (lines := folder / stage / "metrics.jsonl").is_file()
     }
     return Run(found, seconds)

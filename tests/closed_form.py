@@ -27,7 +27,7 @@ from torch import Tensor
 
 import train_consistency
 import train_operator
-import train_rival
+import train_scoring
 from ups.config.load import load_config
 from ups.config.schema import Config
 from ups.evaluation.ensemble import Ensembles, load_samplers, one_step
@@ -175,7 +175,7 @@ consistency:
   optim: {{{SMALL}}}
   train: {{steps: 300, batch_size: 64, micro_batch: 64, validate_trajectories: 64, {TRAIN}}}
   pool_batches: 32
-rival:
+scoring:
   optim: {{{SMALL}}}
   train: {{steps: 500, batch_size: 64, micro_batch: 64, validate_trajectories: 64, {TRAIN}}}
 steady:
@@ -186,7 +186,7 @@ steady:
   noises: 8
   sampler_steps: 8
 evaluate:
-  stages: [operator, diffusion, consistency, rival, steady]
+  stages: [operator, diffusion, consistency, scoring, steady]
   context_frames: 1
   ensemble_trajectories: 64
   ensemble_frames: 1
@@ -232,10 +232,10 @@ def student_of_zero() -> None:
     train_consistency.endpoint_loss = lambda student, x, angle, y, size: loss(student, x, angle, 0 * y, size)
 
 
-def rival_of_others() -> None:
+def scoring_of_others() -> None:
     """Scored against the residuals of other rows."""
-    scores = train_rival.ensemble_scores
-    train_rival.ensemble_scores = lambda student, source, given, r, noise: scores(
+    scores = train_scoring.ensemble_scores
+    train_scoring.ensemble_scores = lambda student, source, given, r, noise: scores(
         student, source, given, r.flip(0), noise
     )
 
@@ -263,7 +263,7 @@ def ensembles_of(config: Config) -> Ensembles:
     operator, truth = load_operator(config.run_dir / "operator"), open_truth(config, NOISY)
     stages = [
         stage
-        for stage in ("diffusion", "consistency", "rival")
+        for stage in ("diffusion", "consistency", "scoring")
         if (config.run_dir / stage / "done.json").is_file()
     ]
     return Ensembles(
@@ -325,8 +325,8 @@ def measure_residuals(u: Tensor, r: Tensor) -> dict[str, float]:
     }
 
 
-# Measured with 500 steps of the rival: teacher std 1.08, skewness 0.84, between 0.01; student 0.89, 0.78,
-# 0.08; rival 0.93, 0.81, 0.07, local 0.77 (with 300 steps its std is 1.20). A conditional Gaussian: skewness
+# Measured with 500 steps of scoring: teacher std 1.08, skewness 0.84, between 0.01; student 0.89, 0.78, 0.08;
+# scoring 0.93, 0.81, 0.07, local 0.77 (with 300 steps its std is 1.20). A conditional Gaussian: skewness
 # -0.05, between 0.34. Chance adds 0.03.
 RESIDUALS = {
     "mean": (-0.2, 0.2),

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from ups.common.files import file_hash, value_hash, write_json, write_sealed
-from ups.training.finished import DONE, MODEL
+from ups.training.artifact import DONE, MODEL
 from ups.training.weights import write_weights
 
 

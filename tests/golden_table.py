@@ -37,7 +37,7 @@ def table(run: Path) -> dict[str, Any]:
     from ups.generative.validation import default_sampler
     from ups.models.base_selection import base_scores
     from ups.results import load
-    from ups.training.finished import stage_of_run
+    from ups.training.artifact import stage_of_run
 
     found: dict[str, Any] = {}
     for stage in STAGES:

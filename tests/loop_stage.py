@@ -341,7 +341,7 @@ def free_port() -> int:
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
-        *("loop_stage", "train_operator", "train_diffusion", "train_consistency", "train_rival"),
+        *("loop_stage", "train_operator", "train_diffusion", "train_consistency", "train_scoring"),
         *("train_steady", "torch._dynamo"),  # which torch's Optimizer imports when the first is built
     ]
 )

@@ -36,8 +36,13 @@ from ups.tasks import get_task  # noqa: E402
 # trajectories, cells, frames
 SHAPES = {"advection1d": (131, 64, 21), "darcy2d": (131, 32, 1), "diff_react2d": (41, 16, 21)}
 CHUNK = 5  # 30 KiB: below the buffer in which HDF5 loses a full disk
-ISOLATED = ("unshare", "--user", "--map-root-user", "--mount")
-MOUNT = 'mount -t tmpfs -o size="$1" tmpfs "$2" && shift 2 && exec "$@"'
+MOUNT = 'mount -t tmpfs -o "$1" tmpfs "$2" && shift 2 && exec "$@"'
+
+
+def on_small_disk(folder: object, *command: object, size: int = 65536, mode: str = "rw") -> list[str]:
+    """The words of a command that finds a disk of `size` bytes in place of `folder`; it needs no root."""
+    isolated = ["unshare", "--user", "--map-root-user", "--mount"]
+    return [*isolated, "sh", "-c", MOUNT, "sh", f"{mode},size={size}", *map(str, (folder, *command))]
 
 
 def reason_to_skip() -> str:
@@ -45,9 +50,7 @@ def reason_to_skip() -> str:
     if shutil.which("unshare") is None:
         return "there is no unshare, which makes a small disk"
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [*ISOLATED, "sh", "-c", MOUNT, "sh", "8192", folder, "true"], capture_output=True, text=True
-        )
+        done = subprocess.run(on_small_disk(folder, "true", size=8192), capture_output=True, text=True)
     return f"no small disk may be made here: {done.stderr.strip()}" if done.returncode else ""
 
 
@@ -60,13 +63,8 @@ def outcome(task: str, share: float, is_taken: bool = False) -> dict[str, Any]:
     num, cells, frames = SHAPES[task]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, task, str(share), *["taken"] * is_taken, "--inside", folder]
-        size = str(int(share * data_bytes(task, num, frames, cells)))
-        done = subprocess.run(
-            [*ISOLATED, "sh", "-c", MOUNT, "sh", size, folder, *command],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        words = on_small_disk(folder, *command, size=int(share * data_bytes(task, num, frames, cells)))
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 

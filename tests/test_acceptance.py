@@ -53,7 +53,7 @@ def drawn(kind: str, key: int, shuffle: bool = False, members: int = MEMBERS) ->
 def assess(entry: Entry, kinds: dict[str, str], truth: torch.Tensor, num_exact: int = 0) -> Entry:
     """The entry with what ups.evaluation.one_step makes of single steps that draw as `kinds` says; exact
     draws are right ones."""
-    keys = dict.fromkeys(kinds, 5) | {"rival": 6}  # students from the same noise as their teacher
+    keys = dict.fromkeys(kinds, 5) | {"scoring": 6}  # students from the same noise as their teacher
 
     def one_step(ensembles, count, num_members, names, num_steps=0, is_shuffled=False, num_exact=0):
         draws = {
@@ -90,7 +90,7 @@ KINDS = {
     "operator": "nothing",
     "dressed": "marginal",
     "dressed_conditional": "gaussian",
-    **dict.fromkeys(("corrector", "student_1", "student_2", "rival"), "right"),
+    **dict.fromkeys(("corrector", "student_1", "student_2", "scoring"), "right"),
 }
 
 
@@ -105,7 +105,7 @@ def forecast(**fakes: str) -> Entry:
         costs = {"ms_per_state": 20.0, "networks_per_state": 64.0} if is_teacher else FEWER
         made.add(model, costs)
     for metric in ("crps", "energy_score"):
-        made.add("student_1 / rival", {metric: made.value("student_1 / corrector", metric)})
+        made.add("student_1 / scoring", {metric: made.value("student_1 / corrector", metric)})
     made.add("", {"frames": 20, "members": 8}, "long")
     for model in kinds:
         made.add(model, {"blown_up": 0}, "long")

@@ -3,20 +3,18 @@ one's own."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 import yaml
+from commands import python
 
 import prepare_cache
 import prepare_data
 import ups
 from ups.commands import predict
-from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.data.cache import open_cache
 from ups.data.pdebench import open_data
@@ -80,9 +78,7 @@ def folder(tmp_path_factory) -> Path:
     assert prepare_data.main([*config, "--doctor"]) == 0
     assert prepare_cache.main(config) == 0
     for script in ("train_operator.py", "evaluate.py"):
-        done = subprocess.run(
-            [sys.executable, script, *config], cwd=ROOT, capture_output=True, text=True, timeout=300
-        )
+        done = python(script, *config, timeout=300)
         assert done.returncode == 0, done.stderr
     return root
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench import authors, shift_grid, user_data
+from bench import apebench, authors, shift_grid, user_data
 from bench.baselines import Trained
 from bench.score import Split
 from ups.config.load import load_config
@@ -54,19 +54,22 @@ def test_solutions_of_an_author_with_other_starts_or_without_numbers_are_refused
 
 
 def test_an_environment_is_installed_once_and_one_without_packages_is_refused(tmp_path, monkeypatch):
-    calls = []
+    calls, (name, *_) = [], authors.PACKAGES
 
-    def run(command, check=False):
+    def run(command, **_):
         calls.append(command)
         return types.SimpleNamespace(returncode=status)
 
-    monkeypatch.setattr(authors.subprocess, "run", run)
-    status = 1
-    with pytest.raises(OSError, match=r"pip did not install py-pde.*; expected them in .* with --python"):
-        authors.environment(tmp_path)
+    monkeypatch.setattr(apebench.subprocess, "run", run)
+    monkeypatch.setattr(apebench.venv, "create", lambda folder, **_: folder.mkdir(exist_ok=True))
+    monkeypatch.setattr(apebench, "OUT", tmp_path / "apebench")
+    status, there = 1, (None, "phi", authors.PACKAGES)
+    with pytest.raises(OSError, match=rf"pip did not install {name}.*; expected them in .* with --python"):
+        apebench.environment(*there)
     status = 0
-    assert authors.environment(tmp_path) == authors.environment(tmp_path) == tmp_path / "bin" / "python"
-    assert len(calls) == 4 and set(authors.PACKAGES) < set(calls[-1])
+    python = tmp_path / "phi-env" / "bin" / "python"
+    assert apebench.environment(*there) == apebench.environment(*there) == python
+    assert sum("pip" in words for words in calls) == 2 and set(authors.PACKAGES) < set(calls[1])
 
 
 def test_the_distance_of_data_is_the_error_if_the_other_s_are_the_truth():

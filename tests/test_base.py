@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ups.config.bases import BASES
+from ups.config.model import BASES
 from ups.models.bases import base_class
 from ups.models.bases.base import Base, ParameterBatch, Persistence
 from ups.models.bases.elliptic import Elliptic

@@ -396,7 +396,7 @@ def test_the_search_of_ours_finds_fewer_frames_and_no_propagator_although_neithe
     head = types.SimpleNamespace(scale=torch.ones(1))
     monkeypatch.setattr(tune.OurTrials, "fitted", lambda self, config: (head, 0.0, 0.5))
     monkeypatch.setattr(ours, "train_ours", train_operator)
-    monkeypatch.setattr(tune, "is_up_to_date", lambda config, task: (True, ""))
+    monkeypatch.setattr(tune, "with_cache", lambda config, task: config)
     start = ["task.burgers1d.history=4", "task.burgers1d.base=[persistence, propagator]"]
     [record] = tune.main(["--task", "burgers1d", "--models", "ours", "--budget", "20", *start]).values()
     assert record["changes"]["task.burgers1d.history"] == 1 and record["changes"]["task.burgers1d.base"] == [
@@ -516,7 +516,7 @@ def test_ours_corrects_the_solver_and_is_never_trained_through_it(searched, tick
     for module in (ours, correction):
         monkeypatch.setattr(module, "open_cache", lambda config, task: searched)
     monkeypatch.setattr(correction, "OUT", compare.OUT)
-    monkeypatch.setattr("bench.tune.is_up_to_date", lambda config, task: (True, ""))
+    monkeypatch.setattr(tune, "with_cache", lambda config, task: config)
     args = types.SimpleNamespace(
         config=None, overrides=[*SMALL, "data.source=user"], task="burgers1d", device="cpu", clock="cpu"
     )

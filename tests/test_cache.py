@@ -23,11 +23,10 @@ from ups.common import files
 from ups.common.files import partial_path
 from ups.common.place import ROOT
 from ups.config.load import load_config
-from ups.config.schema import Config
-from ups.config.sections import TaskConfig
+from ups.config.schema import Config, TaskConfig
 from ups.data import build_cache as cache_build
 from ups.data import cache as cache_module
-from ups.data import tokenizer, trajectories
+from ups.data import tokenizer
 from ups.data.build_cache import build_cache, data_files, is_up_to_date, plan, same_sources
 from ups.data.cache import open_cache, place
 from ups.data.generate import generation_settings, write_data
@@ -35,6 +34,7 @@ from ups.data.latents import Latents
 from ups.data.pdebench import split_indices
 from ups.data.seal import read_seal, write_seal
 from ups.tasks import TASKS, get_task
+from ups.userdata.trajectories import Trajectories
 
 NUM, FRAMES = 12, 7
 SMALL = [f"task.{task}.num_trajectories={NUM}" for task in ("advection1d", "darcy2d", "diff_react2d")] + [
@@ -774,9 +774,9 @@ def test_memory_does_not_grow_with_the_number_of_trajectories(built, tmp_path, m
     config = fresh(built, tmp_path, "cache.chunk=1000")
     monkeypatch.setattr(cache_build, "READ_BYTES", 3 * 4 * 32 * FRAMES)
     sizes = []
-    read = trajectories.Trajectories.read
+    read = Trajectories.read
     monkeypatch.setattr(
-        trajectories.Trajectories,
+        Trajectories,
         "read",
         lambda self, i, j, frames: sizes.append(j - i) or read(self, i, j, frames),
     )

@@ -80,7 +80,7 @@ def u():
 def chain(root, u) -> dict[str, torch.Tensor]:
     """Draws of every model after a true run of every script."""
     world.run_stage(root, "train_consistency")
-    world.run_stage(root, "train_rival")
+    world.run_stage(root, "train_scoring")
     return world.sample_residuals(world.ensembles_of(world.config_of(root)), u, MEMBERS)
 
 
@@ -120,7 +120,7 @@ def test_an_operator_that_learnt_persistence_is_caught(run_in):
     assert "linear" in names(world.failed(measure_operator(operator), OPERATOR))
 
 
-# ---- corrector, students, rival
+# ---- corrector, students, network trained by scores
 
 
 def test_the_checks_pass_exact_samples_and_no_cheap_ensemble(chain, u):
@@ -131,16 +131,16 @@ def test_the_checks_pass_exact_samples_and_no_cheap_ensemble(chain, u):
     assert {"std", "upper"} <= names(world.check_residuals(u, chain["operator"]))
 
 
-@pytest.mark.parametrize("model", ["corrector", "student_1", "student_2", "rival"])
+@pytest.mark.parametrize("model", ["corrector", "student_1", "student_2", "scoring"])
 def test_samples_have_the_distribution_of_the_next_state(chain, u, model):
     assert not world.check_residuals(u, chain[model])
 
 
-def test_the_student_is_its_teachers_map_and_the_rival_is_not(chain):
-    """The rival began as the corrector and scores alone move it: how far, by machine, is 0.08 or more; the
+def test_the_student_is_its_teachers_map_and_the_network_trained_by_scores_is_not(chain):
+    """It began as the corrector and scores alone move it: how far, by machine, is 0.08 or more; the
     student's 0.002."""
     assert not check_pairing(chain["student_1"], chain["corrector"], 0.03)
-    assert "pair error" in names(check_pairing(chain["rival"], chain["corrector"], 0.03))
+    assert "pair error" in names(check_pairing(chain["scoring"], chain["corrector"], 0.03))
 
 
 @pytest.mark.parametrize("fake", [world.blind, world.negated])
@@ -150,15 +150,17 @@ def test_a_corrector_with_a_false_loss_is_caught(run_in, u, fake):
     assert "skewness" in names(world.check_residuals(u, drawn))
 
 
-def test_a_fresh_rival_starts_with_the_linear_part_of_the_corrector_only(run_in):
+def test_a_fresh_network_trained_by_scores_starts_with_the_linear_part_of_the_corrector_only(run_in):
     """One step of training moves no weight far, so where they lie is where they began."""
-    config = run_in(("operator", "diffusion"), "train_rival", "rival.train.steps=1", "rival.start=fresh")
-    rival, corrector = (load_corrector(config.run_dir / stage) for stage in ("rival", "diffusion"))
+    config = run_in(
+        ("operator", "diffusion"), "train_scoring", "scoring.train.steps=1", "scoring.start=fresh"
+    )
+    scored, corrector = (load_corrector(config.run_dir / stage) for stage in ("scoring", "diffusion"))
     for name, value in corrector.heads[NOISY].fitted.items():
-        assert torch.equal(rival.heads[NOISY].fitted[name], value), name
+        assert torch.equal(scored.heads[NOISY].fitted[name], value), name
     began, learnt = (
         torch.cat([p.detach().flatten() for p in network.backbone.parameters()])
-        for network in (rival, corrector)
+        for network in (scored, corrector)
     )
     assert float((began - learnt).norm() / learnt.norm()) > 0.3
 
@@ -173,7 +175,7 @@ def test_a_fresh_rival_starts_with_the_linear_part_of_the_corrector_only(run_in)
             "student_1",
             "std",
         ),
-        (world.rival_of_others, "train_rival", ("rival.train.steps=150",), "rival", "skewness"),
+        (world.scoring_of_others, "train_scoring", ("scoring.train.steps=150",), "scoring", "skewness"),
     ],
 )
 def test_a_student_with_a_false_loss_is_caught(run_in, chain, u, fake, script, more, model, criterion):
@@ -217,7 +219,7 @@ def test_validation_prefers_the_corrector_to_itself_with_another_spread(root, ch
     same."""
     config = world.config_of(root)
     recorded = validation.validated_samplers(config.run_dir, NOISY)
-    assert {*recorded} == {"corrector", "student_1", "student_2", "rival"}
+    assert {*recorded} == {"waves", "corrector", "student_1", "student_2", "scoring"}
     few = {way: entry for way, entry in recorded.items() if entry[0] <= select.EVALUATIONS}
     near = [way for way in few if few[way][1] <= select.TIED * min(crps for _, crps in few.values())]
     assert recorded["corrector"][0] > 2 and validation.default_sampler(config.run_dir, NOISY) == min(
@@ -225,7 +227,7 @@ def test_validation_prefers_the_corrector_to_itself_with_another_spread(root, ch
     )
     assert validation.best_within(config.run_dir, NOISY, 100) == ("corrector", recorded["corrector"][0] // 2)
     assert validation.best_within(config.run_dir, NOISY, 1) == (
-        min(("student_1", "rival"), key=lambda way: recorded[way][1]),
+        min(("student_1", "scoring"), key=lambda way: recorded[way][1]),
         0,
     )
     assert (
@@ -234,7 +236,7 @@ def test_validation_prefers_the_corrector_to_itself_with_another_spread(root, ch
     )
     source = TransientResiduals(load_operator(config.run_dir / "operator"), open_cache(config, NOISY))
     corrector = load_samplers(config.run_dir, ["diffusion"], world.CPU)["corrector"]
-    scaled = {str(factor): Scaled(corrector.network, 0, factor=factor) for factor in (0.3, 3.0)}
+    scaled = {str(factor): Scaled(corrector.network, factor=factor) for factor in (0.3, 3.0)}
     told, parts, meet = corrector.network.heads[NOISY].sample_error, {}, threading.Barrier(2, timeout=120)
 
     def exchanged(rank, part):

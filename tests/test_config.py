@@ -2,8 +2,6 @@
 next."""
 
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +9,7 @@ import yaml
 
 import prepare_data
 from ups.common.text import read_yaml
-from ups.config.load import load_config
-from ups.config.reading import DEFAULT
+from ups.config.load import DEFAULT, load_config
 from ups.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -188,12 +185,6 @@ def test_sections_of_another_kind_are_refused_by_name(overlay, tmp_path):
     assert "; expected " in refusal(overlay=overlay, tmp_path=tmp_path) or "unknown task '5'" in refusal(
         overlay=overlay, tmp_path=tmp_path
     )
-
-
-def test_tasks_and_the_configuration_import_without_torch():
-    ours = "ups.config.command, ups.tasks"
-    code = f"import sys, {ours}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 # ---------------------------------------------------------------- what to do next

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ups.config.load import load_config, to_dict
 from ups.config.model import ModelConfig
-from ups.config.sections import OptimConfig
+from ups.config.schema import OptimConfig
 from ups.generative.corrector import (
     LARGEST_LOG_SCALE,
     MAX_FACTS,
@@ -616,7 +616,7 @@ SCALES = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)
 
 
 @pytest.mark.parametrize("tokens", [(8,), (4, 4), (3,)])
-def test_the_loss_of_the_rival_is_least_for_the_true_spread(tokens):
+def test_the_loss_of_the_stage_scoring_is_least_for_the_true_spread(tokens):
     """Among members k times as wide as the truth; in expectation, the same draws for every k."""
     truth, members = noise(3000, *tokens, 2), noise(3000, 4, *tokens, 2, key=1)
     rotation = torch.linalg.qr(noise(2, 2, key=2)).Q
@@ -624,7 +624,7 @@ def test_the_loss_of_the_rival_is_least_for_the_true_spread(tokens):
     assert losses.index(min(losses)) == SCALES.index(1.0), losses
 
 
-def test_the_loss_of_the_rival_depends_on_joint_structure():
+def test_the_loss_of_the_stage_scoring_depends_on_joint_structure():
     """Truth: all tokens equal; members: right at every token, but independent."""
     truth, members = noise(3000, 1, 1).expand(-1, 8, 1), noise(3000, 4, 1, 1, key=1).expand(-1, -1, 8, -1)
     wrong = noise(3000, 4, 8, 1, key=2)

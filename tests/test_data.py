@@ -5,7 +5,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 import yaml
+from commands import python
 from local_server import PlannedHandler, serving
 
 import prepare_data
@@ -745,12 +745,7 @@ def test_published_source_downloads_by_id(tmp_path, server, monkeypatch, capsys)
 
 
 def test_the_command_line_prints_the_error_without_a_traceback(tmp_path):
-    result = subprocess.run(
-        [sys.executable, "prepare_data.py", "--config", str(tmp_path / "no.yaml")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    result = python("prepare_data.py", "--config", str(tmp_path / "no.yaml"))
     assert result.returncode == 1 and result.stderr.startswith("prepare_data.py: no configuration file")
 
 

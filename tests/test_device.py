@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 import train_consistency
 import train_operator
-import train_rival
+import train_scoring
 from bench import gpu
 from ups.common.device import send
 from ups.common.place import ROOT
@@ -59,7 +59,7 @@ LEARNT = [
 ]
 # of Burgers
 EQUATION = {"terms": [((1,), ((0, (0,)),)), ((0,), ((0, (0, 0)),))], "num_steps": 2, "is_stiff": True}
-STAGES = ("diffusion", "consistency", "rival", "steady")
+STAGES = ("diffusion", "consistency", "scoring", "steady")
 CORRECTED = ("burgers1d", "diff_react2d", "darcy2d_grf")
 # all tasks have reserved trajectories, so that all are corrected
 SMALL = [
@@ -193,7 +193,7 @@ def corrected_stage(config: Config, caches: dict[str, Cache], stage: str) -> tup
         "consistency": lambda step: partial(
             train_consistency.loss_of, student, batches, pool, 2, 1, step, step, step
         ),
-        "rival": lambda step: partial(train_rival.loss_of, student, batches, 2, step),
+        "scoring": lambda step: partial(train_scoring.loss_of, student, batches, 2, step),
     }
     trained = student if stage in losses else teacher
     return trained, losses.get(

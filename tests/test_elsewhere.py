@@ -7,22 +7,20 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import python, run
 
 import ups
 from ups.__main__ import COMMANDS, main
 from ups.common import files, place
 from ups.common.place import ROOT
-from ups.config.load import load_config
 from ups.userdata.readers import process
 from ups_launch import processes
 from ups_launch import supervisor as launch
 
 CHAIN = ("check", "train", "report")  # commands that run make
-ANY_FOLDER = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}  # as if the clone were installed
 
 # Names that Windows, or macOS, lacks. torch and its like are imported before, as they have builds for both.
 FORECAST = """
@@ -56,23 +54,12 @@ except SystemExit as end:
 """
 
 
-def python(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={**ANY_FOLDER, **more},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
 # ------------------------------------------------------------------------------------------- other systems
 
 
 @pytest.mark.parametrize("system", ["win32", "darwin"])
 def test_a_forecast_needs_nothing_that_windows_or_macos_lacks(tmp_path, system):
-    done = python(tmp_path, "-c", FORECAST, system, str(ROOT / "pretrained"))
+    done = python("-c", FORECAST, system, str(ROOT / "pretrained"), cwd=tmp_path, PYTHONSAFEPATH="1")
     assert done.returncode == 0, done.stderr
     u0 = np.sin(2 * np.pi * np.arange(256) / 256)[None]
     here = ups.load(ROOT / "pretrained").forecast("burgers1d", u0, {"Nu": 0.01}, num_frames=3)
@@ -132,7 +119,7 @@ def test_the_supervisor_and_reserved_files_need_nothing_that_macos_lacks(tmp_pat
 
 def test_git_leaves_the_ends_of_lines_of_weights_whose_digests_are_verified():
     files_of = ["git", "check-attr", "text", "pretrained/operator/config.json", "ups/__init__.py"]
-    done = subprocess.run(files_of, cwd=ROOT, capture_output=True, text=True)
+    done = run(*files_of)
     if done.returncode:
         pytest.skip("not a git checkout")
     assert "config.json: text: unset" in done.stdout and "__init__.py: text: unspecified" in done.stdout
@@ -164,7 +151,7 @@ def test_a_message_names_make_as_it_runs_in_the_working_folder(tmp_path, monkeyp
 
 def test_every_message_of_the_package_asks_that_function_for_a_target_of_make():
     targets = (
-        "data|cache|operator|diffusion|consistency|rival|steady|report|train|doctor|remove|bench|publish"
+        "data|cache|operator|diffusion|consistency|scoring|steady|report|train|doctor|remove|bench|publish"
     )
     found = []
     for path in sorted(ROOT.glob("ups*/**/*.py")):
@@ -188,8 +175,7 @@ def test_every_message_of_the_package_asks_that_function_for_a_target_of_make():
 def test_make_runs_the_clone_from_another_folder(tmp_path, target):
     (tmp_path / "my.yaml").write_text("include: configs/smoke.yaml\n")
     words = ["make", "-n", "-f", f"{ROOT}/Makefile", target, "CONFIG=my.yaml", f"PYTHON={sys.executable}"]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    done = subprocess.run(words, cwd=tmp_path, env=kept, capture_output=True, text=True, timeout=60)
+    done = run(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     named = re.findall(r"(?<![\w.])[\w./-]+\.(?:py|yaml|txt)\b", done.stdout)
     assert not [name for name in named if name != "my.yaml" and not (tmp_path / name).is_file()]
@@ -199,36 +185,18 @@ def test_data_of_another_folder_are_prepared_there_and_its_modules_are_not_impor
     (tmp_path / "my.yaml").write_text("include: configs/smoke.yaml\n")
     for name in ("numpy", "yaml", "ups"):
         (tmp_path / f"{name}.py").write_text("open('imported', 'w')\n")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    words = [sys.executable, "-m", "ups", "train", "my.yaml", "data.tasks=[burgers1d]", "STAGES=operator"]
-    done = subprocess.run(
-        words,
-        cwd=tmp_path,
-        env={**kept, **ANY_FOLDER, "MAKEFLAGS": "-n"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    there = {"cwd": tmp_path, "PYTHONSAFEPATH": "1"}
+    words = ("-m", "ups", "train", "my.yaml")
+    done = python(*words, "data.tasks=[burgers1d]", "STAGES=operator", MAKEFLAGS="-n", **there)
     assert done.returncode == 0, done.stderr
     [command] = [line for line in done.stdout.splitlines() if f" {ROOT}/prepare_data.py " in line]
     given = (
         "--config my.yaml run.name=my run.root=runs 'data.tasks=[burgers1d]' \"evaluate.stages=[operator]\""
     )
     assert given in command
-    words = [*words[:3], "train", "my.yaml", "data.tasks=[no]"]  # refused by the first script
-    done = subprocess.run(
-        words, cwd=tmp_path, env={**kept, **ANY_FOLDER}, capture_output=True, text=True, timeout=60
-    )
+    done = python(*words, "data.tasks=[no]", **there)  # refused by the first script
     assert done.returncode == 2 and "data.tasks" in done.stderr and "Traceback" not in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["my.yaml", "numpy.py", "ups.py", "yaml.py"]
-
-
-def test_a_configuration_elsewhere_includes_those_of_the_clone_unless_one_is_beside_it(tmp_path):
-    (tmp_path / "my.yaml").write_text("include: configs/small.yaml\n")
-    assert load_config(tmp_path / "my.yaml") == load_config(ROOT / "configs" / "small.yaml")
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "configs" / "small.yaml").write_text("run: {seed: 7}\n")
-    assert load_config(tmp_path / "my.yaml").run.seed == 7
 
 
 # ------------------------------------------------------------------------------------------- the command
@@ -270,7 +238,7 @@ def test_help_names_every_command_and_every_command_has_help(capsys):
     ],
 )
 def test_the_command_says_in_one_line_what_is_wrong(tmp_path, words, text):
-    done = python(tmp_path, "-m", "ups", *words.split())
+    done = python("-m", "ups", *words.split(), cwd=tmp_path, PYTHONSAFEPATH="1")
     assert done.returncode == 1 and not done.stdout
     assert re.match(text, done.stderr) and done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
@@ -278,9 +246,11 @@ def test_the_command_says_in_one_line_what_is_wrong(tmp_path, words, text):
 
 def test_describe_prints_a_section_that_loads_where_it_was_written(tmp_path):
     np.save(tmp_path / "film.npy", np.random.default_rng(0).normal(size=(40, 16, 16)))
-    done = python(tmp_path, "-m", "ups", "describe", "film.npy")
+    done = python("-m", "ups", "describe", "film.npy", cwd=tmp_path, PYTHONSAFEPATH="1")
     assert done.returncode == 0, done.stderr
-    in_clone = python(tmp_path, str(ROOT / "prepare_data.py"), "--describe", "film.npy")
+    in_clone = python(
+        str(ROOT / "prepare_data.py"), "--describe", "film.npy", cwd=tmp_path, PYTHONSAFEPATH="1"
+    )
     assert done.stdout == in_clone.stdout and "include: configs/small.yaml" in done.stdout
 
 

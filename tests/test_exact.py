@@ -14,7 +14,6 @@ from test_base_selection import make_caches
 from torch import Tensor
 
 from bench.acceptance import Row, exact
-from bench.errors_by_lead import ErrorsByLead
 from ups.config.load import load_config
 from ups.data.build_cache import open_sources
 from ups.evaluation import transient
@@ -320,53 +319,6 @@ def test_an_analog_of_a_reserved_start_is_that_start_and_brings_the_truth(world)
     members = errors.sample(errors.nearest, rows, 3, 4)
     torch.testing.assert_close(members[:, 0], truth.future(rows, 3), rtol=1e-4, atol=1e-4)
     assert float((members[:, 1] - members[:, 0]).abs().max()) > 1e-3
-
-
-def test_errors_by_lead_are_those_of_reserved_rollouts_and_differ_between_members_and_rows(world):
-    _, truth, ensembles = world
-    errors, rows = ErrorsByLead(ensembles, 3), truth.rows
-    chosen = errors.random(rows, 5)
-    assert torch.equal(chosen, errors.random(rows, 5)) and not torch.equal(chosen[0], chosen[1])
-    assert all(len(set(row)) == 5 for row in chosen.tolist())
-    many = errors.random(rows, 3 * len(errors.rows))
-    assert int(many.max()) < len(errors.rows)
-    head = ensembles.residuals.head
-    alone = ensembles.residuals.operator.rollout(
-        truth.given(rows, head.codec, CPU), truth.task.name, truth.cache.parameters[rows], 3
-    )
-    members = errors.sample(errors.random, rows, 3, 5)
-    kept = head.physical(alone[:, None] + errors.errors[chosen])
-    torch.testing.assert_close(members, kept)
-
-
-def test_noise_by_lead_has_the_mean_and_scale_of_the_errors_there_and_that_of_analogs_of_the_nearest(world):
-    """Refuses one spread for all leads, and for all starts."""
-    _, truth, ensembles = world
-    errors, rows, num = ErrorsByLead(ensembles, 3), truth.rows, 4000
-    errors.errors[1:] *= 0.1  # of the first reserved trajectory alone the errors are large
-    codec = ensembles.residuals.head.codec
-    alone = ensembles.residuals.operator.rollout(
-        truth.given(rows, codec, CPU), truth.task.name, truth.cache.parameters[rows], 3
-    )
-    found = codec.encode(codec.normalise(errors.sample_normal(None, rows[:1], 3, num)[0])) - alone[:1]
-    scale = errors.errors.std(0)
-    torch.testing.assert_close(found.std(0), scale, rtol=0.1, atol=1e-4)
-    assert ((found.mean(0) - errors.errors.mean(0)).abs() < 0.1 * scale + 1e-4).all()
-    assert torch.equal(errors.sample_normal(None, rows, 3, 2), errors.sample_normal(None, rows, 3, 2))
-    wide, narrow = (
-        errors.sample_normal(
-            lambda rows, count, which=which: (
-                torch.full((len(rows), count), which) + torch.arange(count) % 2 * (1 if which else 0)
-            ),
-            rows[:1],
-            3,
-            num,
-        )
-        .std(1)
-        .mean()
-        for which in (0, 1)
-    )
-    assert wide < 1e-5 < narrow  # of one trajectory again and again there is no scale
 
 
 def test_only_a_task_with_a_known_law_has_exact_rivals(world, monkeypatch):

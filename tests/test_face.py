@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from commands import python
 from finished import write_stage
 from packaging.requirements import Requirement
 
@@ -185,7 +186,7 @@ def test_missing_stages_and_folders_name_the_make_target(model, folder, tmp_path
     shutil.copytree(folder / "tiny" / "operator", tmp_path / "run" / "operator")
     bare, u0 = ups.load(tmp_path / "run"), field(model, "burgers1d_hidden")
     assert bare.forecast("burgers1d_hidden", u0).shape == (1, 1, 64)
-    for by, stage in (("student", "consistency"), ("teacher", "diffusion"), ("rival", "rival")):
+    for by, stage in (("student", "consistency"), ("teacher", "diffusion"), ("scoring", "scoring")):
         with pytest.raises(
             FileNotFoundError,
             match=f"run/{stage}/config.json is missing; expected a finished .*Run make {stage}",
@@ -237,14 +238,17 @@ def test_what_serves_is_the_best_of_what_was_finished_and_evaluations_asked_for_
         (100, ("corrector", 16)),
     ):
         assert validation.best_within(tmp_path, "forced", asked) == spent  # not student_2, which blew up
-    stage("rival", is_done=False, rival=0.01)  # a stage that is still training says nothing
+    stage("scoring", is_done=False, scoring=0.01)  # a stage that is still training says nothing
     assert validation.default_sampler(tmp_path, "forced") == "student_1"
-    stage("rival", rival=0.01)
+    stage("scoring", scoring=0.01)
     assert (
-        validation.default_sampler(tmp_path, "forced") == "rival"
+        validation.default_sampler(tmp_path, "forced") == "scoring"
         and validation.default_sampler(tmp_path, "other") == "student_1"
     )
-    assert validation.best_within(tmp_path, "forced", 1) == ("rival", 0)  # of as many evaluations the better
+    assert validation.best_within(tmp_path, "forced", 1) == (
+        "scoring",
+        0,
+    )  # of as many evaluations the better
     # a second evaluation must be worth more than chance is
     for more, best in ((0.128, "student_1"), (0.1, "student_2")):
         stage("consistency", "tied", student_1=0.13, student_2=more)
@@ -253,8 +257,18 @@ def test_what_serves_is_the_best_of_what_was_finished_and_evaluations_asked_for_
             validation.best_within(tmp_path, "tied", 2) == ("student_2", 0)
             and validation.best_within(tmp_path, "tied", 32)[0] == "corrector"
         )
+    # waves cost no evaluation, so they serve where they are as good; evaluations that are asked for are spent
+    for waves, best in ((0.135, "waves"), (0.14, "student_1")):
+        stage("diffusion", "closed", waves=waves, corrector=0.1)
+        stage("consistency", "closed", student_1=0.13)
+        assert validation.default_sampler(tmp_path, "closed") == best
+        assert validation.best_within(tmp_path, "closed", 1) == ("student_1", 0)
     found = validation.validated_samplers(model.folder, "burgers1d_hidden")  # of the scripts themselves
-    assert {*found} == {"corrector", "student_1", "student_2"} and all(crps > 0 for _, crps in found.values())
+    assert (
+        {*found} == {"waves", "corrector", "student_1", "student_2"}
+        and found["waves"][0] == 0
+        and all(crps > 0 for _, crps in found.values())
+    )
     assert found["corrector"][0] == 8
 
 
@@ -543,40 +557,6 @@ def test_values_under_a_mask_are_never_used(model):
         model.prior("darcy2d_grf", np.ma.masked_array(a, mask=~mask[None]), ~mask, members=2)
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (
-            {"u0": np.full((1, 64), None)},
-            "burgers1d was given an array of object; expected one array of real numbers. Convert it",
-        ),
-        (
-            {"u0": [[0.0] * 64, [0.0] * 63]},
-            "burgers1d was given lists of unequal lengths; expected one array of real numbers",
-        ),
-        ({"u0": np.full((1, 64), "1")}, "burgers1d was given an array of <U1; expected one array"),
-        (
-            {"u0": np.zeros((1, 64), complex)},
-            "burgers1d was given an array of complex128; expected one array",
-        ),
-        (
-            {"u0": torch.zeros(1, 64, dtype=torch.complex64)},
-            "burgers1d was given torch.complex64; expected one array",
-        ),
-        (
-            {"num_frames": 1.5},
-            "burgers1d was given 1.5 frames to forecast; expected a whole number, at least 1",
-        ),
-        ({"num_frames": "2"}, "burgers1d was given 2 frames to forecast; expected a whole number"),
-        ({"parameters": {"nu": 0.1}}, "burgers1d has no parameter 'nu'; it was trained with Nu"),
-    ],
-)
-def test_what_is_no_field_or_number_of_frames_is_refused_in_one_sentence(model, change, text):
-    asked = {"u0": field(model, "burgers1d"), "num_frames": 2, **change}
-    with pytest.raises(ValueError, match=text):
-        model.forecast("burgers1d", **asked)
-
-
 def test_a_parameter_that_had_a_single_value_in_training_may_be_left_out(model):
     u0 = field(model, "burgers1d", 2)
     right = model.forecast("burgers1d", u0, {"Nu": 0.1}, 2)
@@ -735,6 +715,7 @@ def with_gradient(value) -> torch.Tensor:
 
 
 GRADIENT = r"a tensor that requires a gradient; expected one without.*model.operator\(z, task, parameters\)"
+NUMBERS, HIDDEN = "expected one array of real numbers", np.ma.masked_array([0.1], [True])
 BIG = "the forecast takes .* bytes and memory has room for .*; expected less. Reduce num_frames, members"
 
 
@@ -753,6 +734,23 @@ BIG = "the forecast takes .* bytes and memory has room for .*; expected less. Re
             {"parameters": {"Nu": [0.01, 0.02]}},
             r"values of Nu of shape \(2,\); expected a number, or one for",
         ),
+        (
+            {"parameters": {"Nu": np.array([0.1], object)}},
+            "parameter Nu was given an array of object; expected",
+        ),
+        ({"parameters": {"Nu": HIDDEN}}, "burgers1d was given Nu = nan; expected 0.01 to 0.1"),
+        ({"parameters": HIDDEN}, "burgers1d was given Nu = nan; expected 0.01 to 0.1"),
+        ({"parameters": {"nu": 0.1}}, "burgers1d has no parameter 'nu'; it was trained with Nu"),
+        ({"u0": np.full((1, 256), None)}, f"burgers1d was given an array of object; {NUMBERS}. Convert it"),
+        ({"u0": [[0.0] * 256, [0.0] * 255]}, f"burgers1d was given lists of unequal lengths; {NUMBERS}"),
+        ({"u0": np.full((1, 256), "1")}, f"burgers1d was given an array of <U1; {NUMBERS}"),
+        ({"u0": np.zeros((1, 256), complex)}, f"burgers1d was given an array of complex128; {NUMBERS}"),
+        (
+            {"u0": torch.zeros(1, 256, dtype=torch.complex64)},
+            f"burgers1d was given torch.complex64; {NUMBERS}",
+        ),
+        ({"dt": "0.05"}, "burgers1d was given the time step 0.05; expected 0.05"),
+        ({"num_frames": "2"}, "burgers1d was given 2 frames to forecast; expected a whole number"),
         ({"u0": np.zeros((0, 1, 256))}, r"burgers1d was given a field of shape \(0, 1, 1, 256\)"),
         ({"num_frames": 2.0}, "burgers1d was given 2.0 frames to forecast; expected a whole number"),
         ({"num_frames": True}, "burgers1d was given True frames to forecast; expected a whole number"),
@@ -910,7 +908,8 @@ def test_predict_draws_members_that_do_not_depend_on_how_the_rows_are_cut(folder
 
 
 @pytest.mark.parametrize(
-    ("by", "way"), [("student", "student_1"), ("student_2", "student_2"), ("teacher", "corrector")]
+    ("by", "way"),
+    [("student", "student_1"), ("student_2", "student_2"), ("teacher", "corrector"), ("waves", "waves")],
 )
 # with a context of 10 frames, and of the history
 @pytest.mark.parametrize("task", ["burgers1d_forced", "burgers1d_hidden"])
@@ -969,13 +968,7 @@ def test_predict_says_in_one_line_what_is_wrong_and_what_it_would_do(folder, tmp
     given = arguments(folder, tmp_path / "o.h5")
     assert predict.main([*given, "--dry-run"]) == 0
     assert "24 rows of burgers1d x 1 member(s) x 2 frames, not written" in capsys.readouterr().out
-    wrong = subprocess.run(
-        [sys.executable, "predict.py", *given, "--input", f"{tmp_path}/no.h5"],  # the last one counts
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    wrong = python("predict.py", *given, "--input", f"{tmp_path}/no.h5")
     assert wrong.returncode == 1
     assert wrong.stderr.startswith("predict.py: no data file") and wrong.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
@@ -1013,7 +1006,6 @@ def test_pip_installs_ranges_that_hold_the_pinned_versions_and_every_folder_of_u
     assert listed == {file for file in files if file.suffix not in (".py", ".pyc")}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def _predict(arguments: list[str]) -> None:
     sys.argv = ["predict.py", *arguments]
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it

@@ -302,7 +302,7 @@ def test_linear_waves_without_a_network_may_be_the_law_and_the_report_says_so(wo
     """On a task that is linear and Gaussian in a step they pass as the corrector does: then its network adds
     nothing."""
     entry = world[1]
-    assert entry.value("corrector / dressed_waves", "crps")["high"] > 1.0
+    assert entry.value("corrector / waves", "crps")["high"] > 1.0
     [words] = [text for text in entry.facts["words"] if "linear" in text]
     assert "adds nothing" in words
 

@@ -1,9 +1,7 @@
 """The first trajectories of a published file, fetched alone from a server on 127.0.0.1."""
 
-import gc
-import io
+import json
 import re
-import urllib.request
 
 import h5py
 import numpy as np
@@ -45,6 +43,8 @@ class Handler(PlannedHandler):
         if plan != "endless":
             self.send_header("Content-Length", str(stop - start))
         self.end_headers()
+        if plan == "drip":
+            self.drip()
         body = content[start:stop]
         while plan == "endless" and not server.is_over.is_set():  # until the client hangs up
             self.wfile.write(body)
@@ -85,27 +85,94 @@ def part(server, folder, num=4, **options):
     return path
 
 
+def in_process(monkeypatch, code):
+    """Run `code` in the process that reads from the server, before it does."""
+    monkeypatch.setattr(first, "COMMAND", f"{code}\nfrom ups.data import first\nfirst.serve_remote()")
+
+
+def small_blocks(monkeypatch):
+    """A request for every trajectory, which counts as done by itself."""
+    monkeypatch.setattr(first, "CHUNK_BYTES", ROW)
+    in_process(monkeypatch, "from ups.data import first\nfirst.BLOCK_BYTES = 2**12")
+
+
 def test_hdf5_objects_are_not_collected_by_the_thread_that_reads(served, tmp_path, monkeypatch):
     """HDF5 holds its lock while it reads from the server: another thread that frees one of its objects waits
     for ever."""
-    answered, urlopen = first.answered, urllib.request.urlopen
-
-    def with_garbage(request, timeout_s):
-        ring = [h5py.File(io.BytesIO(), "w")]
-        ring.append(ring)
-        del ring
-        return answered(request, timeout_s)
-
-    def collecting(request, timeout):
-        if gc.isenabled():  # as Python does by itself at any allocation
-            gc.collect()
-        return urlopen(request, timeout=timeout)
-
-    monkeypatch.setattr(first, "answered", with_garbage)
-    monkeypatch.setattr(urllib.request, "urlopen", collecting)
+    code = """
+import gc, io, urllib.request, h5py
+from ups.data import first
+answered, urlopen = first.answered, urllib.request.urlopen
+def with_garbage(request, timeout_s):
+    ring = [h5py.File(io.BytesIO(), "w")]
+    ring.append(ring)
+    del ring
+    return answered(request, timeout_s)
+def collecting(request, timeout):
+    if gc.isenabled():  # as Python does by itself at any allocation
+        gc.collect()
+    return urlopen(request, timeout=timeout)
+first.answered, urllib.request.urlopen = with_garbage, collecting
+"""
+    in_process(monkeypatch, code)
     server, u = served
     path = part(server, tmp_path, patience=Patience(retries=0, pause_s=0.01, timeout_s=2.0))
-    assert np.array_equal(open_data(path, "advection1d").read(0, 4)[:, :, 0], u[:4]) and gc.isenabled()
+    assert np.array_equal(open_data(path, "advection1d").read(0, 4)[:, :, 0], u[:4])
+
+
+@pytest.mark.parametrize(
+    ("when", "fault", "words"),
+    [
+        (
+            "first.describe",
+            "os.kill(os.getpid(), 11)",
+            r"ended the process that reads it \(SIGSEGV\); expected",
+        ),
+        ("first.Trajectories.read", "os._exit(0)", r"ended the process that reads it \(exit code 0\)"),
+        ("first.describe", "exec('while True: pass')", "needs too long; expected that it is open within 3 s"),
+        ("first.Trajectories.read", "bytearray(2**30)", r"needs more than 256 MiB .*\(MemoryError\)"),
+    ],
+)
+def test_a_file_of_a_server_that_ends_its_reader_is_one_line(
+    served, tmp_path, monkeypatch, when, fault, words
+):
+    """What an attack on HDF5 could do ends in the process that reads, whether the header or the numbers of
+    the file do it, and no file with the name of a complete one is left."""
+    bad = f"import os\nfrom ups.data import first\ndef bad(*_, **__):\n    {fault}\n{when} = bad"
+    in_process(monkeypatch, bad)
+    server, _ = served
+    with pytest.raises(ValueError, match=f"api/1 {words}") as error:
+        part(server, tmp_path)
+    assert len(str(error.value).splitlines()) == 1 and not [*tmp_path.glob("*first4.hdf5")]
+
+
+def test_a_server_that_is_read_without_end_or_never_goes_on_is_one_line(served, tmp_path, monkeypatch):
+    server, _ = served
+    server.plan = ["drip"] * 9
+    with pytest.raises(ConnectionError, match="api/1 sent almost no new data in 3 attempts"):
+        part(server, tmp_path, patience=Patience(retries=2, pause_s=0.001, timeout_s=0.2))
+    server.plan = []
+    in_process(monkeypatch, "from ups.data import first\nfirst.MOST_METADATA = 2**17")
+    with pytest.raises(ValueError, match="api/1 needs more than 0 MiB beside its numbers; expected a file"):
+        part(server, tmp_path)
+
+
+def test_a_served_file_cannot_state_what_marks_files_of_ours(server, tmp_path):
+    """ups_settings of the server's file would say that a part is the whole, or which seed made it."""
+    path, _ = whole(tmp_path)
+    with h5py.File(path, "r+") as file:
+        settings = {"task": "advection1d", "num_trajectories": NUM, "whole": MD5, "generator": "theirs"}
+        file.attrs.update({"ups_settings": json.dumps(settings), "ups_progress": NUM})
+        file.attrs["a\nb"] = 1.0
+    server.content = path.read_bytes()
+    with pytest.raises(ValueError, match="holds the name .*, with control characters"):
+        part(server, tmp_path)
+    with h5py.File(path, "r+") as file:
+        del file.attrs["a\nb"]
+        file.attrs["there"] = file["tensor"].ref
+    server.content = path.read_bytes()
+    with h5py.File(part(server, tmp_path)) as file:
+        assert made_with(file)[0]["generator"].startswith("the first 4 of") and "there" not in file.attrs
 
 
 def test_the_first_trajectories_are_those_of_the_whole_and_little_more_is_sent(served, tmp_path):
@@ -166,8 +233,7 @@ def test_a_broken_connection_continues_within_the_part(served, tmp_path):
 
 def test_an_interrupted_part_continues_at_the_next_trajectory(served, tmp_path, monkeypatch):
     server, u = served
-    monkeypatch.setattr(first, "CHUNK_BYTES", ROW)
-    monkeypatch.setattr(first, "BLOCK_BYTES", 2**12)  # less than a row: every row is a request of its own
+    small_blocks(monkeypatch)
 
     class KillError(Exception):
         pass
@@ -235,8 +301,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(served, tmp_path):
 
 def test_a_file_that_changed_since_the_first_part_of_it_came_is_refused(served, tmp_path, monkeypatch):
     server, _ = served
-    monkeypatch.setattr(first, "CHUNK_BYTES", ROW)
-    monkeypatch.setattr(first, "BLOCK_BYTES", 2**12)
+    small_blocks(monkeypatch)
     server.plan = ["ok"] * 6 + [503] * 3
     with pytest.raises(ConnectionError):
         part(server, tmp_path, 6)

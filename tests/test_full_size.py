@@ -1,15 +1,13 @@
 """Files of the published sizes, tens of gigabytes with holes that take no disk: a cache is built from them,
 and training reads a cache of that size, with memory for what is looked at and no more."""
 
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+from commands import python
 
 from ups.data.layout import allocated
 
@@ -24,13 +22,7 @@ MEMORY = """
 
 def run(code: str) -> list[float]:
     """The numbers that the last line of a process of its own prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(MEMORY) + textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-    )
+    done = python("-c", textwrap.dedent(MEMORY) + textwrap.dedent(code), OPENBLAS_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     return [float(word) for word in done.stdout.splitlines()[-1].split()]
 

@@ -74,18 +74,18 @@ def compared(one: tuple[str, int], other: tuple[str, int]) -> dict:
 
 @functools.cache
 def make_entry(**fakes: str) -> Entry:
-    """An entry of ensembles whose corrector, student_1, student_2 and rival draw as `fakes` says,
+    """An entry of ensembles whose corrector, student_1, student_2 and scoring draw as `fakes` says,
     else rightly."""
     kinds = {
         "operator": "mean",
         "dressed": "wide",
         "dressed_conditional": "gaussian",
-        **dict.fromkeys(("corrector", "student_1", "student_2", "rival"), "right"),
+        **dict.fromkeys(("corrector", "student_1", "student_2", "scoring"), "right"),
         **fakes,
     }
     drawn = {model: (kind, key if kind == "right" else 5) for key, (model, kind) in enumerate(kinds.items())}
     cheap = "dressed_conditional"
-    evaluations = {"corrector": 32.0, "student_1": 1.0, "student_2": 2.0, "rival": 1.0}
+    evaluations = {"corrector": 32.0, "student_1": 1.0, "student_2": 2.0, "scoring": 1.0}
     made = Entry("t", "ensembles", {"best_cheap": cheap})
     made.add("", {"num_initial_conditions": CASES, "members": MEMBERS})
     for model, which in drawn.items():
@@ -97,7 +97,7 @@ def make_entry(**fakes: str) -> Entry:
     pairs = [
         *(
             (model, other)
-            for model in ("corrector", "student_1", "student_2", "rival")
+            for model in ("corrector", "student_1", "student_2", "scoring")
             for other in (cheap, "operator")
         ),
         ("student_1", "corrector"),
@@ -145,7 +145,7 @@ def prior(kind: str = "right", pushed: str = "right") -> Entry:
 
 
 def results_with(transient: Entry | None = None, steady: Entry | None = None) -> Results:
-    stages = {**dict.fromkeys(("diffusion", "consistency", "rival"), ["t"]), "steady": ["t"]}
+    stages = {**dict.fromkeys(("diffusion", "consistency", "scoring"), ["t"]), "steady": ["t"]}
     entries = [{"t": entry} if entry else {} for entry in (transient, steady)]
     return Results(example()[0].facts | {"stages": stages}, {}, *entries)
 
@@ -160,19 +160,21 @@ def test_honest_stages_pass_every_gate_and_each_stage_has_some():
     claims = {(row["stage"], row["name"].split("/")[0]) for row in gates}
     every = ("finite", "score", "spread", "coverage_50", "variogram_space", "spectrum", "nearest")
     assert {
-        (stage, claim) for stage in ("diffusion", "consistency", "rival", "steady") for claim in every
+        (stage, claim) for stage in ("diffusion", "consistency", "scoring", "steady") for claim in every
     } | {
         (stage, claim)
-        for stage in ("diffusion", "consistency", "rival")
+        for stage in ("diffusion", "consistency", "scoring")
         for claim in ("trajectories", "autocorrelation")
-    } | {(stage, claim) for stage in ("consistency", "rival") for claim in ("evaluations", "operations")} | {
+    } | {
+        (stage, claim) for stage in ("consistency", "scoring") for claim in ("evaluations", "operations")
+    } | {
         ("steady", "observed"),
         ("consistency", "teacher"),
     } == claims
     assert all(row["task"] == "t" and row["low"] <= row["value"] <= row["high"] for row in gates)
 
 
-@pytest.mark.parametrize("model", ["corrector", "student_1", "student_2", "rival"])
+@pytest.mark.parametrize("model", ["corrector", "student_1", "student_2", "scoring"])
 @pytest.mark.parametrize(
     ("fake", "claims"),
     [
@@ -240,13 +242,13 @@ def test_the_teacher_in_the_students_place_fails_by_its_evaluations_and_a_far_st
     assert "teacher/t/student_1" in failed(results_with(entry(student_1="wide"), prior()))
 
 
-@pytest.mark.parametrize("stage", ["diffusion", "consistency", "rival", "steady"])
+@pytest.mark.parametrize("stage", ["diffusion", "consistency", "scoring", "steady"])
 def test_a_stage_that_was_asked_for_and_is_missing_fails_unless_the_report_stops_before_it(stage):
     results = results_with(entry(), prior())
     if stage == "steady":
         results.steady = {}
     else:
-        for model in STAGES[stage].samplers:
+        for model in STAGES[stage].trained_samplers:
             drop(results.ensembles["t"], model=model)
     [row] = [row for row in check_gates(results, SETTINGS) if not row["passed"]]
     assert (
@@ -336,7 +338,9 @@ def test_a_gate_passes_where_the_whole_interval_is_inside(value, low, high, pass
         "diffusion", "spread/t/corrector", "spread", {"value": value, "low": low, "high": high}, 0.8, 1.25
     )
     assert row["passed"] is passes and row["reason"].endswith("allowed is 0.8 to 1.25") and row["task"] == "t"
-    assert not gate("rival", "score/t/rival", "score", point(1.0), below=1.0)["passed"]  # equal is not better
+    assert not gate("scoring", "score/t/scoring", "score", point(1.0), below=1.0)[
+        "passed"
+    ]  # equal is not better
 
 
 def test_less_data_makes_a_gate_harder():
@@ -346,7 +350,7 @@ def test_less_data_makes_a_gate_harder():
     def passed(count: int) -> bool:
         both = torch.stack([ours[:count], theirs[:count]], 1)
         found = as_interval(bootstrap(both, lambda mean: halves(mean)[:, 0], 500, 0))
-        return gate("rival", "score/t/rival", "score", found, below=1.0)["passed"]
+        return gate("scoring", "score/t/scoring", "score", found, below=1.0)["passed"]
 
     assert [passed(count) for count in (400, 8)] == [True, False]
     small = entry()
@@ -413,15 +417,15 @@ def test_reserved_trajectories_require_the_stages_that_train_on_them():
     assert asked["operator"] == ["advection1d", "burgers1d_hidden", "darcy2d_grf"] and asked["steady"] == [
         "darcy2d_grf"
     ]
-    assert asked["diffusion"] == asked["consistency"] == ["burgers1d_hidden"] and "rival" not in asked
-    more = load_config(None, [tasks, "evaluate.stages=[operator, diffusion, rival]"]).reported_stages
-    assert more["rival"] == ["burgers1d_hidden"] and "consistency" not in more
+    assert asked["diffusion"] == asked["consistency"] == ["burgers1d_hidden"] and "scoring" not in asked
+    more = load_config(None, [tasks, "evaluate.stages=[operator, diffusion, scoring]"]).reported_stages
+    assert more["scoring"] == ["burgers1d_hidden"] and "consistency" not in more
     assert set(load_config(None, [tasks, "evaluate.stages=[operator]"]).reported_stages) == {"operator"}
     assert set(
         load_config(None, ["data.tasks=[advection1d]", "task.advection1d.reserve=0"]).reported_stages
     ) == {"operator"}
     with pytest.raises(
         ValueError,
-        match=r"evaluate.stages is \['operator', 'rival'\]; expected operator, and diffusion where",
+        match=r"evaluate.stages is \['operator', 'scoring'\]; expected operator, and diffusion where",
     ):
-        load_config(None, [tasks, "evaluate.stages=[operator, rival]"])
+        load_config(None, [tasks, "evaluate.stages=[operator, scoring]"])

@@ -16,6 +16,7 @@ import time
 
 import pytest
 import yaml
+from commands import python, run
 
 from ups.common.place import ROOT
 from ups_launch import supervisor as launch
@@ -87,9 +88,7 @@ def command(folder, work: str, *options: str) -> list[str]:
 
 def supervise(folder, work: str, *options: str) -> tuple[int, str, int]:
     """Exit code, what was said, and number of starts."""
-    done = subprocess.run(
-        command(folder, work, *options), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run(*(command(folder, work, *options)))
     return done.returncode, done.stderr, len(list(folder.glob("attempt*")))
 
 
@@ -166,14 +165,7 @@ def test_a_launcher_without_ranks_is_not_waited_for_without_limit(tmp_path):
         "import sys; from ups_launch import supervisor as launch; launch.launcher_command = lambda words: "
         "['sleep', '300']; launch.START_S = 1.0; sys.exit(launch.main())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "script.py"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python("-c", code, "script.py")
     assert done.returncode == 124 and "no rank of this machine was there 1 s after" in done.stderr
     assert "Starting again" not in done.stderr
 
@@ -392,14 +384,7 @@ def test_a_launcher_that_is_stopped_is_replaced(tmp_path):
         "import sys; from ups_launch import supervisor as launch; launch.launcher_command = lambda words: "
         "[sys.executable, '-c', *words[1:]]; launch.STOPPED_S = 0.5; sys.exit(launch.main())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "script.py", SCRIPT, str(tmp_path), work],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python("-c", code, "script.py", SCRIPT, str(tmp_path), work)
     assert done.returncode == 0 and "is stopped. Starting again from the checkpoint of step 0" in done.stderr
 
 
@@ -433,20 +418,8 @@ def test_the_port_is_a_free_one_unless_the_user_or_several_machines_choose(tmp_p
     ],
 )
 def test_a_launch_that_cannot_be_ends_with_2_and_one_line(words, text):
-    done = subprocess.run(
-        [sys.executable, "-m", "ups_launch", *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python("-m", "ups_launch", *words)
     assert done.returncode == 2 and text in done.stderr and "Traceback" not in done.stderr
-
-
-def test_the_supervisor_starts_without_torch():
-    code = "import sys, ups_launch.__main__; sys.exit('torch' in sys.modules or 'accelerate' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False).returncode == 0
 
 
 def test_make_starts_stages_through_the_supervisor():

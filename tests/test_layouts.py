@@ -1,15 +1,13 @@
 """Every layout of PDEBench's files, made here to its description and not by our writer, is read as what was
 written; the largest with no more memory than what is asked for."""
 
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+from commands import python
 
 from ups.data.doctor import examine
 from ups.data.layout import allocated
@@ -247,13 +245,7 @@ def test_a_file_of_the_published_size_is_read_with_no_more_memory_than_the_batch
         u = data.read({low}, {high})
         print(float(u[-1].max()), float(u[0].min()), peak() - before - u.nbytes, u.nbytes)
     """
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-    )
+    result = python("-c", textwrap.dedent(code), OPENBLAS_NUM_THREADS="1")
     assert result.returncode == 0, result.stderr
     largest, smallest, beyond, batch = map(float, result.stdout.split())
     assert (largest, smallest) == (3.0, 0.0)

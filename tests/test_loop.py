@@ -23,9 +23,9 @@ from test_files import plant
 import ups.training.run
 from ups.common.place import ROOT
 from ups.config.load import load_config, to_dict
+from ups.training.artifact import relevant_keys
 from ups.training.ending import main_guard
 from ups.training.environment import asks_for_cpu, check_launch, differences, shared_facts
-from ups.training.identity import relevant_keys
 from ups.training.optim import place_gradients
 from ups.training.run import compile_layers
 from ups.training.strategies import Agreed

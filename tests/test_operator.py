@@ -30,7 +30,7 @@ import ups.training.run
 from ups.common.device import in_words
 from ups.common.place import ROOT, make_target
 from ups.config.load import load_config
-from ups.config.sections import OptimConfig
+from ups.config.schema import OptimConfig
 from ups.data.cache import Cache, open_cache
 from ups.data.tokenizer import Tokenizer
 from ups.models.bases.base import ParameterBatch

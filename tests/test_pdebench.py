@@ -4,11 +4,8 @@ malformed file is named."""
 import errno
 import json
 import multiprocessing
-import os
 import pickle
 import signal
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +14,7 @@ import h5py
 import numpy as np
 import pytest
 import small_disk
+from commands import python
 
 from ups.common import files
 from ups.common.files import partial_path
@@ -103,7 +101,7 @@ def test_strides_read_the_strided_frames_and_cells(task, tmp_path):
 def test_reading_in_small_blocks_gives_the_same(task, tmp_path, monkeypatch):
     data = open_data(written(tmp_path, task), task)
     for size in (1, 500, 3000):
-        monkeypatch.setattr("ups.data.trajectories.BLOCK_BYTES", size)
+        monkeypatch.setattr("ups.userdata.trajectories.BLOCK_BYTES", size)
         assert np.array_equal(data.read(0, 7), truth(task))
 
 
@@ -223,13 +221,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
         except MemoryError:
             print("limited")
     """
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-    )
+    result = python("-c", textwrap.dedent(code), OPENBLAS_NUM_THREADS="1")
     assert result.stdout.split() == ["0.0", "2.0", "limited"], result.stderr
 
 
@@ -408,7 +400,7 @@ def test_the_chunk_does_not_change_the_file(task, tmp_path):
     assert np.array_equal(
         open_data(tmp_path / "1.h5", task).read(0, 7), open_data(tmp_path / "100.h5", task).read(0, 7)
     )
-    if get_task(task).layout == "arrays":
+    if not get_task(task).is_grouped:
         assert len({(tmp_path / f"{chunk}.h5").read_bytes() for chunk in (1, 4, 100)}) == 1
 
 
@@ -457,9 +449,7 @@ def test_a_killed_generation_continues_and_ends_in_the_same_file(task, num, chun
         path, wanted = Path({str(path)!r}), settings({task!r}, {num}, 2)
         generate.write_data(path, {task!r}, solver({task!r}), wanted, chunk={chunk})
     """
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=ROOT
-    )
+    result = python("-c", textwrap.dedent(code))
     assert result.returncode == -signal.SIGKILL, result.stderr
     assert not path.exists() and num_done(path, made) == dies_in * chunk
     requested = []

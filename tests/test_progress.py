@@ -29,7 +29,7 @@ def open_terminal(monkeypatch):
 def test_a_stage_knows_its_place_among_those_that_the_report_needs():
     assert (
         position("operator", ["operator"]) == "operator (3 of 4)"
-        and position("rival", ["operator"]) == "rival"
+        and position("scoring", ["operator"]) == "scoring"
     )
 
 

@@ -17,7 +17,7 @@ from packages import PACKAGES
 
 from ups.config.command import DEFAULT_OVERLAY
 from ups.config.load import load_config, to_dict
-from ups.config.sections import TaskConfig, UserTaskConfig
+from ups.config.schema import TaskConfig, UserTaskConfig
 from ups.results import load
 from ups.tasks import TASKS
 from ups_solvers import SOLVERS
@@ -261,7 +261,7 @@ def dotted(values: dict, key: str = "") -> list[str]:
 def test_settings_that_a_page_names_exist(page):
     """`train.hang_s` is a key of every stage, `task.TASK.reserve` one of every task."""
     keys = dotted(to_dict(load_config(None)))
-    sections = "train|ddp|run|cache|tracker|data|evaluate|operator|diffusion|consistency|rival|steady|task"
+    sections = "train|ddp|run|cache|tracker|data|evaluate|operator|diffusion|consistency|scoring|steady|task"
     text = re.sub(r"task\.\w+\.", "task.burgers1d.", " ".join(code_of(PAGES[page])))
     named = set(re.findall(rf"(?<![\w./-])((?:{sections})(?:\.(?!py\b)\w+)+)(?![\w/(.])", text))
     assert not [name for name in named if not any(f".{key}".endswith(f".{name}") for key in keys)]

@@ -23,13 +23,13 @@ from ups.report.tables import label
 from ups.results import Entry
 
 NUM_MEMBERS = 16
-EVALUATIONS = {"corrector": 4.0, "student_1": 1.0, "student_2": 2.0, "rival": 1.0}
+EVALUATIONS = {"corrector": 4.0, "student_1": 1.0, "student_2": 2.0, "scoring": 1.0}
 SPREADS = {
     "operator": 0.0,
     "dressed": 0.5,
     "dressed_conditional": 0.8,
     "dressed_resampled": 0.7,
-    "rival": 1.2,
+    "scoring": 1.2,
     "corrector": 1.0,
     "student_1": 0.95,
     "student_2": 1.0,
@@ -247,7 +247,7 @@ def test_members_move_beside_the_truth():
     assert len(images) == 5 and len(set(images)) == 5  # truth, three members, their spread
     page = ensemble_section(of_corrector(), plane)
     assert "members beside the truth, u" in page
-    plane["members"]["exact"] = plane["members"]["rival"]
+    plane["members"]["exact"] = plane["members"]["scoring"]
     played = animations.members_player(plane, "corrector", 0)
     rows = [re.findall(r"<figcaption>(.*?) <span>", row) for row in played.split('class="panels"')[1:]]
     assert [len(row) for row in rows] == [5, 5] and rows[1][1] == "exact draw 1"
@@ -255,7 +255,7 @@ def test_members_move_beside_the_truth():
     assert len(spreads) == 2 and len(set(spreads)) == 1  # one scale
     page = ensemble_section(of_corrector(), plane)
     assert "members beside the truth and exact draws, u" in page
-    line["members"]["exact"] = line["members"]["rival"]
+    line["members"]["exact"] = line["members"]["scoring"]
     played = animations.members_player(line, "corrector", 0)
     assert [played.count(f'<polyline class="{kind}"') for kind in ("member", "exact draw")] == [6, 6]
     plane["members"] = {"corrector": plane["members"]["corrector"][:1]}  # no second member, no spread
@@ -304,18 +304,18 @@ def test_sections_without_data_are_omitted():
 def test_a_broken_model_is_shown_with_dashes_and_does_not_stop_the_others():
     entry, sample = forecast()
     for model in entry.models():
-        if model not in ("rival", "corrector"):
+        if model not in ("scoring", "corrector"):
             drop(entry, model=model)
     for (case, model, *_), rows in entry.numbers.items():
-        if (case, model) == ("rollout", "rival"):
+        if (case, model) == ("rollout", "scoring"):
             rows[:] = [row._replace(value=None, low=None, high=None) for row in rows]
     bins = {"spread": [None], "rmse": [None], "count": [None], "slope": None}
-    entry.add("rival", {"nonfinite_trajectories": 3, "spread_skill_bins": bins})
+    entry.add("scoring", {"nonfinite_trajectories": 3, "spread_skill_bins": bins})
     sample["members"]["corrector"][3, 2:] = np.nan
     page = ensemble_section(entry, sample)
     assert (
         "non-finite trajectories" in page
-        and "rival, no teacher" in page
+        and "scoring, no teacher" in page
         and "nan" not in text_of(page).lower()
     )
 

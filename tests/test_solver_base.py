@@ -20,8 +20,8 @@ from ups.models.base_selection import fitted_state, select_base
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.solver import Solver
 from ups.models.head_setup import build_operator
+from ups.training.artifact import require_identity
 from ups.training.folder import StageFolder
-from ups.training.identity import require_identity
 from ups_solvers import SOLVERS
 
 MODULES = {

@@ -4,7 +4,6 @@ what is stale is never up to date."""
 import errno
 import fcntl
 import shutil
-import subprocess
 import sys
 import time
 
@@ -15,11 +14,10 @@ import ups.training.folder
 from ups.commands import stages
 from ups.commands.stages import report_parents, report_record, require_stage, why_report, why_to_do
 from ups.common.files import DamagedError, file_hash, value_hash, write_sealed
-from ups.common.place import ROOT
 from ups.config.command import run_script
 from ups.config.load import load_config
+from ups.training.artifact import DONE, finished_stage
 from ups.training.checkpoint import Checkpoints
-from ups.training.finished import DONE, finished_stage
 from ups.training.folder import StageFolder
 
 # ---------------------------------------------------------------- a finished stage
@@ -302,8 +300,3 @@ def test_the_answer_is_an_exit_code_and_one_line(
     else:
         said = capsys.readouterr().out
         assert ended.value.code == code and text in said and said.count("\n") == 1
-
-
-def test_asking_needs_no_torch():
-    code = "import sys, ups.commands.stages; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -1,8 +1,8 @@
 """The stages after the operator, end to end on two tiny tasks: residuals, ensembles, processes, resumption
 and refusals.
 
-One chain of runs on one process serves all tests: an operator, its corrector, the student, the rival and the
-steady prior of `burgers1d_hidden` (1D, 32 cells) and `darcy2d_grf` (2D, 16 x 16 cells)."""
+One chain of runs on one process serves all tests: an operator, its corrector, the student, a network trained
+by scores and the steady prior of `burgers1d_hidden` (1D, 32 cells) and `darcy2d_grf` (2D, 16 x 16 cells)."""
 
 from __future__ import annotations
 
@@ -68,8 +68,7 @@ from ups.models.rollout import member_noise, name_starts, rollout
 from ups.models.warm import is_trunk
 from ups.models.windows import augment
 from ups.select import Decision
-from ups.training.finished import finished_stage
-from ups.training.names import of_stage
+from ups.training.artifact import finished_stage, of_stage
 from ups.training.optim import split_parameters
 from ups_discovery.seeds import generator
 
@@ -97,18 +96,18 @@ OPERATOR = [
 STAGES = {
     "diffusion": ("train_diffusion", ()),
     "consistency": ("train_consistency", ()),
-    "rival": ("train_rival", ()),
+    "scoring": ("train_scoring", ()),
     "steady": ("train_steady", ()),
 }
 PARENTS = {
     "diffusion": ["operator"],
     "consistency": ["operator", "diffusion"],
-    "rival": ["operator", "diffusion"],
+    "scoring": ["operator", "diffusion"],
     "steady": ["operator"],
 }
 TRAIN = [
     f"{section}.{key}"
-    for section in ("diffusion", "consistency", "rival", "steady")
+    for section in ("diffusion", "consistency", "scoring", "steady")
     for key in (
         "train.steps=20",
         "train.log_every=1",
@@ -133,8 +132,8 @@ SETTINGS = [
     "diffusion.max_whitened_std=50",
     "consistency.tune_fraction=0.3",
     "consistency.members=2",
-    "rival.members=2",
-    "evaluate.stages=[operator,diffusion,consistency,rival,steady]",
+    "scoring.members=2",
+    "evaluate.stages=[operator,diffusion,consistency,scoring,steady]",
 ]
 TUNED = 14  # first step of the tuning phase
 EXACT = "donot_use_mm_for_euclid_dist"  # of torch.cdist, which would lose small distances
@@ -341,7 +340,7 @@ def test_no_stage_reads_test_rows_and_a_corrector_only_what_the_operator_never_s
             for stage in ("operator", *STAGES)
         }
         assert read["operator"] <= split["train"] | split["val"] and read["operator"] & split["train"]
-        for stage in ("steady",) if name == STEADY else ("diffusion", "consistency", "rival"):
+        for stage in ("steady",) if name == STEADY else ("diffusion", "consistency", "scoring"):
             # whose coefficients the linear guess is fitted to
             fields = split["train"] if stage == "steady" else set()
             assert (
@@ -355,7 +354,7 @@ def test_the_scale_is_fitted_once_and_frozen_through_corrector_and_student(chain
     scales = load_file(chain / "smoke" / "diffusion" / "scales" / f"{HIDDEN}.safetensors")
     weights = {
         stage: load_file(chain / "smoke" / stage / "model.safetensors")
-        for stage in ("diffusion", "consistency", "rival")
+        for stage in ("diffusion", "consistency", "scoring")
     }
     assert any(name.startswith("gaussian_out") and value.any() for name, value in scales.items())
     for name, value in scales.items():
@@ -366,14 +365,14 @@ def test_the_scale_is_fitted_once_and_frozen_through_corrector_and_student(chain
         if name.removeprefix(f"heads.{HIDDEN}.") not in scales and ".limits." not in name
     ]
     assert trained and not any("gaussian" in name for name in trained)
-    for stage in ("consistency", "rival"):
+    for stage in ("consistency", "scoring"):
         assert all(not torch.equal(weights[stage][name], weights["diffusion"][name]) for name in trained), (
             stage
         )
 
 
 def test_the_student_trains_as_many_matrices_under_muon_as_its_teacher(chain):
-    for stage in ("consistency", "rival"):
+    for stage in ("consistency", "scoring"):
         one, two = (load_corrector(chain / "smoke" / folder) for folder in ("diffusion", stage))
         assert len(split_parameters(one)[0]) == len(split_parameters(two)[0]) == 2
 
@@ -718,7 +717,7 @@ def test_validation_residuals_are_fixed_and_of_the_validation_split(hidden):
 
 @pytest.fixture(scope="module")
 def ensembles(hidden, config) -> Ensembles:
-    samplers = load_samplers(config.run_dir, ("diffusion", "consistency", "rival"), CPU)
+    samplers = load_samplers(config.run_dir, ("diffusion", "consistency", "scoring"), CPU)
     return Ensembles(hidden, open_truth(config, HIDDEN), samplers, config.run.seed)
 
 
@@ -739,17 +738,17 @@ def test_every_sampler_is_its_definition(ensembles, chain, config):
         "operator",
         "dressed",
         "dressed_conditional",
-        "dressed_waves",
+        "waves",
         "dressed_resampled",
         "corrector",
         "student_1",
         "student_2",
-        "rival",
+        "scoring",
     ]
     tokens, facts, noise, second = conditions_of(ensembles.residuals)
     draw = partial(ensembles.residual, tokens=tokens, facts=facts, noise=noise, second=second)
     networks = {
-        stage: load_corrector(chain / "smoke" / stage) for stage in ("diffusion", "consistency", "rival")
+        stage: load_corrector(chain / "smoke" / stage) for stage in ("diffusion", "consistency", "scoring")
     }
     head = networks["diffusion"].heads[HIDDEN]
     assert not draw("operator").any()
@@ -764,12 +763,12 @@ def test_every_sampler_is_its_definition(ensembles, chain, config):
     torch.testing.assert_close(draw("dressed_conditional"), head.r_mean + scale * (condition.mean + noise))
     assert head.waves.std.std() > 0.1
     torch.testing.assert_close(
-        draw("dressed_waves"), head.r_mean + scale * (condition.mean + head.waves.sample_gaussian(noise))
+        draw("waves"), head.r_mean + scale * (condition.mean + head.waves.sample_gaussian(noise))
     )
     ends = {
         "corrector": sample(networks["diffusion"].velocity(condition), noise, config.diffusion.sampler_steps)
     }
-    for stage, name in (("consistency", "student_1"), ("rival", "rival")):  # f = cos x - sin F at pi/2
+    for stage, name in (("consistency", "student_1"), ("scoring", "scoring")):  # f = cos x - sin F at pi/2
         ends[name] = -networks[stage].velocity(condition)(noise, torch.full((5,), math.pi / 2))
     mid, student = (
         networks["consistency"].description["mid_angle"],
@@ -780,7 +779,7 @@ def test_every_sampler_is_its_definition(ensembles, chain, config):
     ends["student_2"] = math.cos(mid) * x - math.sin(mid) * student(x, torch.full((5,), mid))
     states, stages = (
         ensembles.residuals,
-        {"student_1": "consistency", "student_2": "consistency", "rival": "rival"},
+        {"student_1": "consistency", "student_2": "consistency", "scoring": "scoring"},
     )
 
     def limited(name: str, end: torch.Tensor) -> torch.Tensor:
@@ -835,9 +834,9 @@ def test_evaluations_are_counted_as_they_are_made(ensembles, config):
         "operator": 0,
         "dressed": 0,
         "dressed_conditional": 0,
-        "dressed_waves": 0,
+        "waves": 0,
         "dressed_resampled": 0,
-        "rival": 1,
+        "scoring": 1,
         "student_1": 1,
         "student_2": 2,
         "corrector": 2 * config.diffusion.sampler_steps,
@@ -883,9 +882,9 @@ def test_rollouts_of_the_operator_are_its_plain_rollouts(ensembles, hidden):
     [
         "dressed",
         "dressed_conditional",
-        "dressed_waves",
+        "waves",
         "dressed_resampled",
-        "rival",
+        "scoring",
         "corrector",
         "student_2",
     ],
@@ -1078,7 +1077,7 @@ def test_a_missing_or_unfinished_operator_is_refused_naming_the_make_target(chai
     assert not (tmp_path / "smoke" / stage).exists()
 
 
-@pytest.mark.parametrize("stage", ["consistency", "rival"])
+@pytest.mark.parametrize("stage", ["consistency", "scoring"])
 def test_a_student_without_a_teacher_is_refused_naming_the_make_target(chain, tmp_path, run_here, stage):
     with_parents(chain, tmp_path, "diffusion")
     code, output = run_here(stage, chain, tmp_path)
@@ -1267,7 +1266,7 @@ def test_residuals_that_are_nan_from_the_start_are_refused_on_every_process(chai
         ("diffusion.max_whitened_std=1.0", "diffusion.max_whitened_std is 1.0; expected a number above 1"),
         ("diffusion.min_residual_ratio=0", "diffusion.min_residual_ratio is 0.0; expected a positive number"),
         ("steady.scale_steps=0", "steady.scale_steps is 0; expected a positive number"),
-        ("rival.train.steps=0", "rival.train.steps is 0; expected a positive number"),
+        ("scoring.train.steps=0", "scoring.train.steps is 0; expected a positive number"),
         ("steady.sampler_steps=0", "steady.sampler_steps is 0; expected a positive number"),
         ("diffusion.train.batch_size=7", "diffusion.train.batch_size 7 is not a multiple of micro_batch 4"),
         (
@@ -1290,7 +1289,7 @@ def test_impossible_settings_are_refused(override, text):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("way", ["corrector", "student_1", "student_2", "rival"])
+@pytest.mark.parametrize("way", ["corrector", "student_1", "student_2", "scoring"])
 def test_loaded_stages_draw_the_rollouts_that_the_report_scores(ensembles, hidden, chain, way):
     """Both name their noise by row and start."""
     rows = torch.arange(2)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from commands import run
 from test_base_selection import TINY
 
 from ups.commands import sweep
@@ -149,13 +150,13 @@ def test_a_sweep_by_make_trains_a_setting_once(tmp_path):
         "SEEDS=0",
         "GRID=operator.optim.muon_lr=2e-3",
     ]
-    first = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    first = run(*command, timeout=300)
     assert first.returncode == 0, first.stdout + first.stderr
     table = (tmp_path / "runs" / "tiny-sweep.md").read_text()
     assert table.count("| operator.optim.muon_lr=") == 1 and "–" not in table
     done = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("done.json")}
     assert done
-    second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    second = run(*command, timeout=300)
     assert second.returncode == 0 and {path: path.stat().st_mtime_ns for path in done} == done
 
 

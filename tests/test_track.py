@@ -19,7 +19,7 @@ import ups.training.track
 from ups.common.files import DamagedError, remove_named
 from ups.common.place import ROOT
 from ups.config.load import load_config
-from ups.training.names import of_stage
+from ups.training.artifact import of_stage
 from ups.training.track import Tracker, check_tracker
 
 LOGGER = """

@@ -1,11 +1,10 @@
 """The chain on the problems whose next state is truly uncertain, in miniature: what the report says of
 them."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import python
 
 from ups.common.place import ROOT
 from ups.config.load import load_config
@@ -43,13 +42,7 @@ def report(tmp_path_factory) -> Path:
         *[f"task.{name}={settings}" for name, settings in TASKS.items()],
     ]
     for script in SCRIPTS:
-        done = subprocess.run(
-            [sys.executable, f"{script}.py", *arguments],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        done = python(f"{script}.py", *arguments, timeout=600)
         assert done.returncode == 0, (script, done.stderr[-2000:])
     return root / "runs/smoke/report"
 

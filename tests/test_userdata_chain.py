@@ -2,9 +2,9 @@
 
 import html
 import shutil
-import subprocess
 import sys
 
+import commands
 import h5py
 import numpy as np
 import pytest
@@ -13,7 +13,6 @@ import xarray
 import yaml
 from user_files import (
     DT,
-    ROOT,
     N,
     T,
     X,
@@ -386,23 +385,8 @@ def test_from_a_declaration_to_a_report_a_forecast_and_a_file(tmp_path):
     )
 
     def make(target, *more):
-        done = subprocess.run(
-            [
-                "make",
-                target,
-                *more,
-                f"PYTHON={sys.executable}",
-                f"CONFIG={config}",
-                "RUN=mine",
-                f"RUNS={tmp_path / 'runs'}",
-                "TOPOLOGY=cpu",
-            ],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            stdin=subprocess.DEVNULL,
-        )
+        given = f"CONFIG={config}", "RUN=mine", f"RUNS={tmp_path / 'runs'}", "TOPOLOGY=cpu"
+        done = commands.make(target, *more, *given, timeout=300)
         return done.returncode, done.stdout + done.stderr
 
     status, output = make("doctor")

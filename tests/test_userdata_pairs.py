@@ -2,8 +2,6 @@
 report."""
 
 import copy
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import yaml
+from commands import python
 from test_report import CONTEXT, GATES, task_entry, waves
 from test_report_ensemble import make_steady, steady_section
 
@@ -74,14 +73,7 @@ def pairs(tmp_path_factory):
 def test_two_frames_and_a_one_dimensional_map_train_and_end_in_a_report(pairs, monkeypatch):
     arguments = ["--config", str(pairs / "pairs.yaml")]
     assert prepare_cache.main(arguments) == 0
-    done = subprocess.run(
-        [sys.executable, "train_operator.py", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    done = python("train_operator.py", *arguments, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
     assert evaluate.main() == 0

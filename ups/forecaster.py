@@ -27,7 +27,7 @@ from ups.forecast_xarray import Field, as_tensor, label, unlabel
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import name_starts
 from ups.tasks import in_unit
-from ups.training.finished import stage_of_run
+from ups.training.artifact import stage_of_run
 
 if TYPE_CHECKING:  # a forecast needs none of them: methods import what they use
     from ups.generative.sampling import Sampler
@@ -176,8 +176,8 @@ class Forecaster:
 
         u0: as in `forecast`; with one frame more than the history, residuals are also conditioned on the
         operator's last error, as in training and in the report.
-        by: "student" (one network evaluation per step), "student_2" (two), "teacher" (the diffusion) or
-        "rival".
+        by: "student" (one network evaluation per step), "student_2" (two), "teacher" (the diffusion),
+        "scoring" (one, by a network trained by scores) or "waves" (none: Gaussian waves in closed form).
         evaluations: per step, instead of `by`: the best sampler within this budget; from 4 on the teacher's,
         with at most as many steps as in training (`ups.generative.validation.best_within`). Without both, the
         cheapest of those with at most two evaluations whose validation score is close to the best.
@@ -278,7 +278,7 @@ class Forecaster:
             wanted = (
                 "prior(task, a_observed, mask), as it is steady"
                 if head.task.is_steady
-                else "sample(.., by=) one of student, student_2, teacher, rival, as it evolves in time"
+                else "sample(.., by=) one of student, student_2, teacher, scoring, waves: it evolves in time"
             )
             by_whom = f" by {by!r}" if by else ""
             raise ValueError(f"{task} has no samples{by_whom}; expected {wanted}. Call that.")

@@ -12,7 +12,7 @@ from ups.common.place import HUB
 from ups.common.stages import STAGES
 from ups.common.text import printable
 from ups.data.download import MIN_SPEED
-from ups.training.finished import CARD, DONE, IMAGES, MODEL
+from ups.training.artifact import CARD, DONE, IMAGES, MODEL
 
 HUB_S = 30.0  # without an answer, or almost without data, from a hub
 # files of a stage in a copy

@@ -42,7 +42,7 @@ from ups.generative.corrector import Corrector
 from ups.report import leaderboard
 from ups.results import TABLE, Entry, Results
 from ups.tasks import make_user_task
-from ups.training.finished import DONE, MODEL
+from ups.training.artifact import DONE, MODEL
 from ups.userdata import readers
 from ups.userdata.open_files import open_user_files
 from ups.userdata.readers import process

@@ -50,8 +50,7 @@ from safetensors.torch import load_file, save_file
 
 from ups.common.files import file_hash, value_hash, write_sealed
 from ups.common.place import ROOT
-from ups.config.load import load_config, to_dict
-from ups.config.reading import DEFAULT
+from ups.config.load import DEFAULT, load_config, to_dict
 from ups.config.schema import Config
 from ups.data.build_cache import build_cache, data_files
 from ups.data.cache import open_cache
@@ -62,10 +61,9 @@ from ups.data.seal import MAGIC, SEAL_BYTES, write_seal
 from ups.models.head_setup import base_settings, head_facts
 from ups.models.operator import Operator, load_operator
 from ups.tasks import get_task
+from ups.training.artifact import DONE, MANIFEST, MODEL
 from ups.training.checkpoint import SHARED
-from ups.training.finished import DONE, MODEL
 from ups.training.folder import StageFolder
-from ups.training.identity import MANIFEST
 from ups.training.run import Run
 from ups.training.saving import Saving
 from ups.training.sharding import full_weights

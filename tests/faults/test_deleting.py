@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from commands import run
 from finished import sign, write_stage
 from test_hostile import operator_of
 from test_pdebench import settings, solver
@@ -27,8 +27,8 @@ from ups.config.load import load_config
 from ups.data.generate import write_data
 from ups.report import model_card
 from ups.results import Results
+from ups.training.artifact import relevant_keys
 from ups.training.folder import StageFolder
-from ups.training.identity import relevant_keys
 
 CONFIG = (ROOT / "pretrained" / "operator" / "config.yaml").read_text(encoding="utf-8")
 
@@ -39,21 +39,15 @@ def files_in(folder: Path) -> dict[str, bytes]:
     }
 
 
-def make(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [
-            "make",
-            "--no-print-directory",
-            "-f",
-            str(ROOT / "Makefile"),
-            *arguments,
-            f"PYTHON={sys.executable}",
-        ],
+def make(*arguments: str, cwd: Path):
+    return run(
+        "make",
+        "--no-print-directory",
+        "-f",
+        ROOT / "Makefile",
+        *arguments,
+        f"PYTHON={sys.executable}",
         cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
 
 

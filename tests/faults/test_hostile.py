@@ -5,8 +5,6 @@ import copy
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from commands import python
 from finished import sign, write_stage
 from test_pdebench import settings as data_settings
 
@@ -25,7 +24,7 @@ from ups.config.model import ModelConfig
 from ups.data.generate import write_data
 from ups.generative.corrector import Corrector
 from ups.models.operator import Operator
-from ups.training.finished import MODEL
+from ups.training.artifact import MODEL
 
 MOST_S, MOST_MB = 5, 500
 PUBLISHED = json.loads((ROOT / "pretrained" / "operator" / "config.json").read_text(encoding="utf-8"))
@@ -281,19 +280,11 @@ def found(tmp_path_factory) -> dict[str, dict]:
     stage(root / "sound")
     for kind, (make, _) in KINDS.items():
         make(root / kind)
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(Path(__file__).with_name("watched.py")),
-            root / "sound",
-            root / "sound",
-            *(root / kind for kind in KINDS),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    done = python(
+        str(Path(__file__).with_name("watched.py")),
+        root / "sound",
+        root / "sound",
+        *(root / kind for kind in KINDS),
     )
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(lines) == 1 + len(KINDS), done.stderr[-2000:]

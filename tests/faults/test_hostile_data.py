@@ -1,9 +1,7 @@
 """Data and configurations from strangers: sizes are looked at before anything of that size is read or
 made, and what a library reads is limited. Reading runs nothing, and opens and changes nothing outside."""
 
-import os
 import re
-import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -12,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import yaml
+from commands import python
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_S, MOST_MB = 5, 500
@@ -144,18 +143,15 @@ def read(path: Path, kind: str = "config") -> str:
     hooks.mkdir(exist_ok=True)
     (hooks / "sitecustomize.py").write_text(WATCH)
     log.touch()
-    done = subprocess.run(
-        [sys.executable, "-B", "-c", READ, kind, path],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{hooks}:{ROOT}",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "WATCH_LOG": str(log),
-        },
+    done = python(
+        "-B",
+        "-c",
+        READ,
+        kind,
+        path,
+        PYTHONPATH=f"{hooks}:{ROOT}",
+        PYTHONDONTWRITEBYTECODE="1",
+        WATCH_LOG=str(log),
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert not log.read_text(), log.read_text()

@@ -2,13 +2,11 @@
 notices what is wrong."""
 
 import json
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from commands import python
 from inject_launches import LAUNCHES, QUICK_LAUNCHES
 from inject_ranks import KINDS, QUICK, QUICK_DIFFERENCES, SHARDED
 from inject_runs import CASE_S, SCRIPTS, Ended, check_digests, compare
@@ -32,22 +30,14 @@ NAMES = [
 def results(tmp_path_factory):
     """Case -> what became of it."""
     folder = tmp_path_factory.mktemp("injection")
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(ROOT / "tests" / "faults" / "inject.py"),
-            "--quick",
-            "--work",
-            str(folder / "work"),
-            "--json",
-            str(folder / "results.json"),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
+    done = python(
+        str(ROOT / "tests" / "faults" / "inject.py"),
+        "--quick",
+        "--work",
+        str(folder / "work"),
+        "--json",
+        str(folder / "results.json"),
         timeout=1500,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert (folder / "results.json").is_file(), done.stdout + done.stderr
     found = {entry["case"]: entry for entry in json.loads((folder / "results.json").read_text())}
@@ -140,12 +130,5 @@ def test_ranks_whose_weights_differ_are_noticed():
 
 @pytest.mark.parametrize("words", [["--faults", "kil"], ["--stages", "operators"], ["--ranks", "2"]])
 def test_unknown_words_are_refused_with_the_known_ones(words):
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "faults" / "inject.py"), *words, "--list"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = python(str(ROOT / "tests" / "faults" / "inject.py"), *words, "--list")
     assert done.returncode == 2 and f"{words[1]!r} is unknown; expected some of" in done.stderr

@@ -12,6 +12,7 @@ import time
 
 import pytest
 import yaml
+from commands import inherited
 
 from ups.common.place import ROOT
 
@@ -35,22 +36,7 @@ def free_ports(num):
 
 
 def start(rank, config, folder, job, port, **more):
-    inherited = {
-        "MAKEFLAGS",
-        "MFLAGS",
-        "MAKELEVEL",
-        "RUN",
-        "ARGS",
-        "TOPOLOGY",
-        "STAGE",
-        "TASK",
-        "UPS_EXPECT_WORLD",
-    }
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in inherited and not name.startswith("SLURM_")
-    }
+    environment = {name: value for name, value in inherited().items() if not name.startswith("SLURM_")}
     environment |= {
         "CONFIG": str(config),
         "RUN": "two",
@@ -63,7 +49,6 @@ def start(rank, config, folder, job, port, **more):
         "NUM_GPUS": "0",
         "PORT": str(port),
         "PYTHON": sys.executable,
-        "OMP_NUM_THREADS": "1",
         **more,
     }
     log = (folder / f"{job}.{rank}.log").open("w+")

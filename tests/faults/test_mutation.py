@@ -14,10 +14,8 @@ from finished import write_stage
 from mutate import TARGETS, Finding, Target, attempt, is_clear
 
 from ups.common.files import DamagedError, read_record
-from ups.config.load import load_config
-from ups.config.reading import DEFAULT
-from ups.training.stage import load_stage
-from ups.training.weights import read_weights
+from ups.config.load import DEFAULT, load_config
+from ups.training.weights import load_stage, read_weights
 
 IN_PROCESS = {"config": 60, "cache": 60, "checkpoint": 40, "done": 60, "stage": 40}
 

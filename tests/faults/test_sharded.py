@@ -291,7 +291,7 @@ def overrides_of(root, *more):
         "steady.scale_steps=5",
         *[
             f"{section}.{key}"
-            for section in ("operator", "diffusion", "consistency", "rival", "steady")
+            for section in ("operator", "diffusion", "consistency", "scoring", "steady")
             for key in (
                 "train.steps=6",
                 "train.validate_every=3",
@@ -377,7 +377,7 @@ def test_the_other_stages_scripts_do_so_too(data):
         both(data, "operator", "train_operator")
     both(data, "diffusion", "train_diffusion", parents=["operator"])
     both(data, "consistency", "train_consistency", parents=["operator", "diffusion"])
-    both(data, "rival", "train_rival", parents=["operator", "diffusion"])
+    both(data, "scoring", "train_scoring", parents=["operator", "diffusion"])
     both(data, "steady", "train_steady", parents=["operator"])
 
 

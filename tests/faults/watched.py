@@ -19,8 +19,7 @@ import numpy as np
 
 import ups
 from ups.common.place import ROOT
-from ups.config.bases import BASES
-from ups.config.model import BACKBONES
+from ups.config.model import BACKBONES, BASES
 from ups.userdata.readers.process import COMMAND
 
 NEVER = (

@@ -29,8 +29,8 @@ from ups.models.backbones import backbone_of
 from ups.models.backbones.backbone import task_of
 from ups.models.operator import Operator
 from ups.tasks import get_task
+from ups.training.artifact import DONE
 from ups.training.environment import asks_for_cpu
-from ups.training.finished import DONE
 
 STATE_COPIES = 6  # weights, gradient, two moments, average, best average; float32 each
 FORWARD = 1 / 3  # time of a forward pass over forward and backward: the backward pass is two products for one
@@ -146,7 +146,7 @@ def print_report_plan(config: Config) -> None:
     settings, total = config.evaluate, 0.0
     evaluated = ", ".join(config.evaluated)
     print(f"report: to {config.report_dir}: results.csv, results.json, report.html, figures; on {evaluated}")
-    for stage in (stage for stage in STAGES.values() if 0 in stage.samplers.values()):
+    for stage in (stage for stage in STAGES.values() if None in stage.samplers.values()):
         section, is_steady = getattr(config, stage.name), stage.tasks == "steady"
         for name in config.served(stage.name, config.evaluated):
             network, grid = _network(config, name, section.model, is_operator=False)

@@ -44,7 +44,7 @@ OPTIONS = {
     "--output": {"required": True, "type": Path, "help": "file to write; must not exist"},
     "--frames": {"type": int, "default": 1, "help": "frames to forecast (1)"},
     "--members": {"type": int, "help": "ensemble members per row; 0: the operator's forecast (%(default)s)"},
-    "--by": {"help": "sampler: student, student_2, teacher or rival (selected on validation)"},
+    "--by": {"help": "sampler: student, student_2, teacher, scoring or waves (selected on validation)"},
     "--evaluations": {"type": int, "metavar": "N", "help": "network evaluations per step, instead of --by"},
     "--seed": {"type": int, "default": 0, "help": "of the members"},
     "--rows": {"default": ":", "metavar": "FIRST:LAST", "help": "trajectories of the input (all)"},

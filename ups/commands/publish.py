@@ -36,7 +36,7 @@ from ups.common.stages import STAGES
 from ups.common.text import printable
 from ups.config.command import read_command, run_script
 from ups.hub import FILES, NEEDED, PLAIN, ask
-from ups.training.finished import CARD, DONE, IMAGES, finished_stage, stage_config, stage_of_run
+from ups.training.artifact import CARD, DONE, IMAGES, finished_stage, stage_config, stage_of_run
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}  # of renameat2, on some file systems
@@ -197,7 +197,7 @@ def require_loadable(folder: Path) -> None:
     """Raise DamagedError unless `ups.load` can open every stage of a copy. The user's solver is not run."""
     from ups.generative.corrector import Corrector
     from ups.models.operator import Operator
-    from ups.training.stage import load_stage
+    from ups.training.weights import load_stage
 
     for stage in (stage for stage in STAGES if (folder / stage).is_dir()):
         stage_of_run(folder, stage)

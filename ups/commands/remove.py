@@ -4,8 +4,8 @@
 
 It recognises a stage or report, finished or not, by its record, a generated data file by the settings in it
 and a cache by its seal. If a path holds anything else, nothing below it is deleted. In the folder of a stage
-or report it deletes the files whose names UPS writes (ups/training/names.py): all others stay and are named.
-Does not import torch.
+or report it deletes the files whose names UPS writes (ups/training/artifact.py): all others stay and are
+named. Does not import torch.
 """
 
 import contextlib
@@ -25,9 +25,8 @@ from ups.config.command import read_command, run_script
 from ups.data.pdebench import made_with
 from ups.data.seal import read_seal
 from ups.tasks import in_unit
-from ups.training.finished import DONE
+from ups.training.artifact import DONE, of_stage
 from ups.training.folder import LOCK
-from ups.training.names import of_stage
 
 REPORTS = ("report", "report-val")
 OF_MACHINES = re.compile(r"\.prepared|\.node\d+")  # written by cluster/node.sh in the folder of a run

@@ -23,9 +23,8 @@ from ups.config.load import load_config, to_dict
 from ups.config.schema import Config
 from ups.data.counts import context_frames
 from ups.report.bench_rows import data_key, find_bench_rows
-from ups.training.finished import DONE, finished_stage
+from ups.training.artifact import DONE, finished_stage, require_identity
 from ups.training.folder import StageFolder
-from ups.training.identity import require_identity
 
 TO_DO = 3  # exit status
 OPTIONS = {

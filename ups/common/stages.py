@@ -1,6 +1,6 @@
 """The trained stages of a run, one row each. Code that treats all stages alike reads this table.
 
-A new stage takes a row here, a section in ups/config/sections.py and configs/default.yaml, a script
+A new stage takes a row here, a section in ups/config/schema.py and configs/default.yaml, a script
 train_STAGE.py and its line in the Makefile.
 """
 
@@ -14,8 +14,8 @@ class Stage:
 
     parents: stages whose weights it reads; tasks: the tasks that it trains on; those other than "all" need
     reserved trajectories. network: configuration section with its `model`. samplers: name -> network
-    evaluations per sample, 0 if the sampler integrates the probability flow in `sampler_steps` steps.
-    title, call: of the model card.
+    evaluations per sample; None: the sampler integrates the probability flow in `sampler_steps` steps; 0: in
+    closed form. title, call: of the model card.
     """
 
     name: str
@@ -24,7 +24,12 @@ class Stage:
     network: str
     title: str
     call: str
-    samplers: dict[str, int] = field(default_factory=dict)
+    samplers: dict[str, int | None] = field(default_factory=dict)
+
+    @property
+    def trained_samplers(self) -> list[str]:
+        """The samplers that evaluate the network of the stage."""
+        return [name for name, evaluations in self.samplers.items() if evaluations != 0]
 
 
 STAGES = {
@@ -45,7 +50,7 @@ STAGES = {
             network="diffusion",
             title="the corrector, which samples its errors",
             call='sample(task, u0, num_frames=10, members=16, by="teacher")',
-            samplers={"corrector": 0},
+            samplers={"waves": 0, "corrector": None},
         ),
         Stage(
             name="consistency",
@@ -57,13 +62,13 @@ STAGES = {
             samplers={"student_1": 1, "student_2": 2},
         ),
         Stage(
-            name="rival",
+            name="scoring",
             parents=("operator", "diffusion"),
             tasks="transient",
             network="diffusion",
-            title="the rival, trained by scores alone",
-            call='sample(task, u0, num_frames=10, members=16, by="rival")',
-            samplers={"rival": 1},
+            title="the network trained by scores, which samples them in one evaluation",
+            call='sample(task, u0, num_frames=10, members=16, by="scoring")',
+            samplers={"scoring": 1},
         ),
         Stage(
             name="steady",
@@ -72,7 +77,7 @@ STAGES = {
             network="steady",
             title="the prior of steady solutions",
             call="prior(task, a_observed, mask)",
-            samplers={"prior": 0},
+            samplers={"prior": None},
         ),
     )
 }

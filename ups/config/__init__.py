@@ -1,2 +1,2 @@
-"""The configuration: its sections (schema), how files are read (reading) and become sections (convert, load),
-what is refused (checks), and the command line (command)."""
+"""The configuration: its sections (schema), how files become sections (load), what is refused (checks), the
+settings that weights store too (model), and the command line (command)."""

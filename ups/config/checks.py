@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from typing import Any, get_type_hints
 
 from ups.common.stages import STAGES
-from ups.config.bases import BASES, Requirement
-from ups.config.schema import Config
-from ups.config.sections import TaskConfig
+from ups.config.model import BASES, Requirement
+from ups.config.schema import Config, TaskConfig
 from ups.tasks import TASKS, Task
 
 NAME = re.compile(r"(?=.{1,100}$)\w[\w+-]*(\.[\w+-]+)*")
@@ -87,7 +86,7 @@ def _of_report(config: Config) -> Iterator[Requirement]:
     yield (
         needed <= {*evaluate.stages},
         f"evaluate.stages is {evaluate.stages}",
-        "operator, and diffusion where consistency or rival is named",
+        "operator, and diffusion where consistency or scoring is named",
         "Name the stages that these stand on, too.",
     )
     yield (

@@ -2,32 +2,35 @@
 
 Every number of a run has one home: default.yaml or, of a task, its row (ups/tasks). Unknown, duplicate,
 missing or mistyped keys and impossible combinations are errors that name the key, what was expected and the
-nearest spelling.
+nearest spelling. The loader (ups/common/text.py) reads YAML as version 1.2 does: 1e-3 is a number, NO text.
+
+pydantic would need a validator for most types (3e-4 as text, whole numbers as floats, a bare no as "no"), and
+does not name the nearest spelling of a key.
 """
 
+import contextlib
+import copy
 import dataclasses
+import difflib
 import functools
-from collections.abc import Sequence
+import math
+import types
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from ups.common.text import require_plain_text
+import yaml
+
+from ups.common.place import ROOT
+from ups.common.stages import STAGES
+from ups.common.text import load_yaml, read_yaml, require_plain_text, shown
 from ups.config.checks import check
-from ups.config.convert import build, convert_all
-from ups.config.reading import (
-    DEFAULT,
-    apply_override,
-    is_of_run,
-    merge,
-    read_default,
-    read_overlays,
-    unknown_key,
-)
-from ups.config.schema import Config
-from ups.config.sections import UserTaskConfig
+from ups.config.schema import Config, TaskConfig, UserTaskConfig
 from ups.tasks import TASKS, get_task
 from ups.userdata.section import DEFAULTS, complete
 
+DEFAULT = ROOT / "configs" / "default.yaml"  # every key
+MOST_PROBLEMS = 20  # that a message lists
 OF_ONE_KIND = ("inputs", "coordinates", "times", "flipped", "repeated")  # keys of user data with one type
 
 
@@ -126,3 +129,176 @@ def _without_solver(section: Any) -> Any:
     section = dict(section)
     _name_solver(section)
     return section | {"solver": ""}
+
+
+# ---------------------------------------------------------------- files and overrides
+
+
+def read_default() -> dict:
+    """configs/default.yaml, with every_stage under the sections of the stages, which override it."""
+    data = read_yaml(DEFAULT)
+    shared = data.pop("every_stage")
+    for stage in STAGES:
+        keys = get_type_hints(get_type_hints(Config)[stage])
+        common = {key: copy.deepcopy(value) for key, value in shared.items() if key in keys}
+        data[stage] = merge(common, data[stage])
+    return data
+
+
+def merge(base: Any, overlay: Any) -> Any:
+    """`base` with the values of `overlay`, mapping by mapping; any other value replaces."""
+    if isinstance(base, dict) and isinstance(overlay, dict):
+        return {**base, **{key: merge(base.get(key), value) for key, value in overlay.items()}}
+    return overlay
+
+
+def read_overlays(path: Path, seen: tuple[Path, ...]) -> list[dict]:
+    """The overlay at `path` and those that it includes, the innermost first. seen: files that include it."""
+    if path.resolve() in seen:
+        raise ValueError(
+            f"{path} includes itself (through {' -> '.join(map(str, seen))}); expected a chain "
+            "of files that ends. Remove one include."
+        )
+    data = read_yaml(path)
+    include = data.pop("include", None)
+    if include and is_of_run(path):
+        raise ValueError(
+            f"{path} includes {shown(include)}; expected the whole configuration of a run. Give "
+            "--config a file of your own."
+        )
+    before = read_overlays(_included(path, str(include)), (*seen, path.resolve())) if include else []
+    return [*before, data]
+
+
+def _included(path: Path, include: str) -> Path:
+    """The file that `path` includes: relative to `path`, else to the folder of UPS, which holds configs/."""
+    places = [path.parent / include, ROOT / include]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise FileNotFoundError(
+            f"{path} includes {shown(include)}, which is neither {places[0]} nor {places[1]}; expected a "
+            "configuration file. Correct the include: a path from the file itself, or configs/small.yaml."
+        )
+    return found
+
+
+def is_of_run(path: Path) -> bool:
+    """Whether this is the saved configuration of a stage of a run."""
+    return path.name == "config.yaml" and path.absolute().parent.name in STAGES
+
+
+def apply_override(data: dict, text: str) -> None:
+    """Apply one `a.b.c=value` override in place; the value is read as YAML."""
+    key, sep, value = text.partition("=")
+    if not sep or not key:
+        raise ValueError(
+            f"override {text!r} is not understood; expected section.key=value, such as run.seed=1. Correct "
+            "it."
+        )
+    *sections, last = key.split(".")
+    node = data
+    for depth, part in enumerate(sections):
+        if not isinstance(node.get(part), dict):
+            raise unknown_key(part, node, "".join(f"{section}." for section in sections[:depth]))
+        node = node[part]
+    if last not in node and sections not in (["task"], ["evaluate", "max_nrmse"]):
+        raise unknown_key(last, node, "".join(f"{section}." for section in sections))
+    try:
+        read = load_yaml(value)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"override {shown(text)}: the value is not valid YAML ({error}). Quote it."
+        ) from error
+    # in place of text a number, a date or a bare no is text: run.name=2026 needs no quotes within quotes
+    is_text = isinstance(node.get(last), str) and not isinstance(read, (str, list, dict))
+    node[last] = value.strip() if is_text else merge(node.get(last), read)
+
+
+def unknown_key(key: str, allowed: Iterable[str], where: str) -> ValueError:
+    allowed = list(allowed)
+    near = difflib.get_close_matches(key, allowed, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    return ValueError(
+        f"unknown key {where}{key[:200]}{hint} Expected one of: {', '.join(allowed)}. Rename or remove it."
+    )
+
+
+# ---------------------------------------------------------------- dataclasses from mappings, by declared type
+
+
+def build(cls: type, data: Any, where: str = "") -> Any:
+    """The dataclass `cls` from a mapping; where: the dotted section, for messages. Raises one ValueError with
+    a line for every key that is unknown, missing or of another type."""
+    if not isinstance(data, dict):
+        raise type_error(f"section {where.rstrip('.') or 'of the file'}", data, "a mapping of keys")
+    hints = get_type_hints(cls)
+    unknown = [str(key) for key in data if key not in hints]
+    problems = [str(unknown_key(key, hints, where)) for key in unknown[:MOST_PROBLEMS]]
+    problems += [f"unknown key {where}{key:.200}" for key in unknown[MOST_PROBLEMS:]]
+    if missing := [key for key in hints if key not in data]:
+        problems.append(
+            f"missing {', '.join(where + key for key in missing)}; expected every key in "
+            f"{DEFAULT} or in an overlay. Add to your overlay what is missing."
+        )
+    present = ((key, data[key], kind, f"{where}{key}") for key, kind in hints.items() if key in data)
+    return cls(**convert_all(present, problems))
+
+
+def convert_all(entries: Iterable[tuple[str, Any, Any, str]], problems: Iterable[str] = ()) -> dict[str, Any]:
+    """Every (name, value, kind, dotted key) converted; a ValueError has a line for all that is wrong,
+    `problems` first."""
+    values, problems = {}, list(problems)
+    for name, value, kind, key in entries:
+        try:
+            values[name] = convert(value, kind, key)
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        more = [f"and {len(problems) - MOST_PROBLEMS} more"] * (len(problems) > MOST_PROBLEMS)
+        raise ValueError("\n".join([*problems[:MOST_PROBLEMS], *more]))
+    return values
+
+
+def convert(value: Any, kind: Any, key: str) -> Any:
+    """`value` as the declared type `kind`, or ValueError naming the dotted `key`."""
+    origin, arguments = get_origin(kind) or kind, get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return build(kind, value, f"{key}.")
+    if origin is types.UnionType:  # of the section of a task, one that declares it names its files
+        is_user = isinstance(value, dict) and "files" in value
+        return build(UserTaskConfig if is_user else TaskConfig, value, f"{key}.")
+    if origin is dict and isinstance(value, dict):
+        return convert_all((str(k), v, arguments[1], f"{key}.{k}") for k, v in value.items())
+    if origin is list and isinstance(value, list):
+        return [convert(v, arguments[0], f"{key}[{i}]") for i, v in enumerate(value)]
+    if origin is Literal:
+        value = "no" if str(value).lower() in ("no", "off", "false") and "no" in arguments else value
+        if value in arguments and not isinstance(value, bool):
+            return value
+    if kind is bool and str(value).lower() in ("true", "false"):
+        return str(value).lower() == "true"
+    if kind in (int, float) and not isinstance(value, bool):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            if math.isfinite(float(value)) and (kind is float or float(value).is_integer()):
+                return kind(value if isinstance(value, int) else float(value))
+    if kind is str and isinstance(value, str):
+        return value
+    raise type_error(
+        key,
+        value,
+        {
+            dict: "a mapping",
+            list: "a list such as [1, 2] or [u, v]",
+            bool: "true or false",
+            int: "a whole number",
+            float: "a finite number",
+            str: "text (in a file: in quotes)",
+            Literal: f"one of {', '.join(map(repr, arguments))}",
+        }[origin],
+    )
+
+
+def type_error(key: str, value: Any, expected: str) -> ValueError:
+    return ValueError(
+        f"{key} is {shown(value)}; expected {expected}. Change {key} in your overlay or on the command line."
+    )

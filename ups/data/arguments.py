@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from ups.data.trajectories import Trajectories
 from ups.tasks import Task
+from ups.userdata.trajectories import Trajectories
 
 
 def rows_of(text: str, num: int) -> range:

@@ -30,12 +30,13 @@ from ups.data.layout import allocated
 from ups.data.leakage import REMEDY, frame_digests, shared_frames
 from ups.data.noise import noise_of, window_places
 from ups.data.seal import FORMAT, SEAL_BYTES, write_seal
-from ups.data.sources import Source, data_files, open_sources, split_of, split_rows, table_of, trajectories_of
+from ups.data.sources import data_files, open_sources, split_of, split_rows, table_of, trajectories_of
 from ups.data.tokenizer import SLAB, PatchMoments, Tokenizer
 from ups.data.written import written
 from ups.tasks import Task
 from ups.userdata.data_checks import Extremes, may_hold_fill_values, suspects
 from ups.userdata.masks import is_wrong
+from ups.userdata.trajectories import Trajectories
 
 # float32 data read at a time. Eight times as much took half as long again, because of the processor's caches.
 # Of a longer trajectory, SLAB numbers or one frame are read. With temporaries the build needs 25 to 40 times
@@ -97,7 +98,7 @@ class _Inputs:
     """The data that a cache is built from: files, split and the tokenizers' groups of channels."""
 
     task: Task
-    sources: list[Source]
+    sources: list[Trajectories]
     num: int  # trajectories used of each source
     split: dict[str, np.ndarray]  # within each source
     groups: dict[str, slice]
@@ -186,7 +187,7 @@ def build_cache(config: Config, task_name: str, progress: bool = True) -> Path:
     return path
 
 
-def same_sources(config: Config, cache: Cache) -> list[Source]:
+def same_sources(config: Config, cache: Cache) -> list[Trajectories]:
     """`open_sources` of the data that `cache` was built from. Raises ValueError if the files hold other
     values.
 
@@ -258,7 +259,9 @@ def _read(data: _Inputs, chunk: int, bar: tqdm, selected: np.ndarray | None = No
                 yield number, index[keep], frames, u if keep.all() else u[keep]
 
 
-def _value_error(task: Task, source: Source, name: str, value: float, row: int, frame: int) -> ValueError:
+def _value_error(
+    task: Task, source: Trajectories, name: str, value: float, row: int, frame: int
+) -> ValueError:
     """The error for a value that the field `name` cannot have."""
     key = f"task.{task.name}"
     expected = "finite positive numbers" if name in task.positive else "finite numbers"

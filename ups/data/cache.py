@@ -27,8 +27,7 @@ from torch import Tensor
 
 from ups.common.device import send
 from ups.common.place import make_target
-from ups.config.schema import Config
-from ups.config.sections import TaskConfig
+from ups.config.schema import Config, TaskConfig
 from ups.data.counts import context_frames, num_kept
 from ups.data.latents import Latents, is_within
 from ups.data.seal import read_seal, refusal

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ups.config.schema import Config
-from ups.config.sections import TaskConfig
+from ups.config.schema import Config, TaskConfig
 from ups.data.sources import (
-    Source,
     needs_files,
     open_sources,
     split_of,
@@ -22,6 +20,7 @@ from ups.data.sources import (
     trajectories_of,
 )
 from ups.tasks import Finding
+from ups.userdata.trajectories import Trajectories
 
 MIN_RESERVED = 2  # initial conditions; errors of one have no variance
 NOISY_CONTEXT, NOISY_PART = 10, 3  # input frames of noisy user data: as of PDEBench, at most a third of all
@@ -58,7 +57,7 @@ class Counts:
     untrained: list[int]  # numbers of the parameter values without a trajectory in training
 
 
-def count_data(config: Config, task_name: str, opened: Source | None = None) -> Counts:
+def count_data(config: Config, task_name: str, opened: Trajectories | None = None) -> Counts:
     """The counts of a task, from its configuration, or from the user's files if it leaves them open. opened:
     these files without strides. Raises ValueError for trajectories that cannot be split."""
     settings = config.task[task_name]
@@ -203,7 +202,7 @@ def advice_for_gates(config: Config, task_name: str, counts: Counts, what: str) 
     return f"{raise_it}add trajectories: {-(-least // fraction):g} at data.{split}_fraction {fraction:g}"
 
 
-def count_findings(config: Config, tasks: Sequence[str], opened: Source | None = None) -> list[Finding]:
+def count_findings(config: Config, tasks: Sequence[str], opened: Trajectories | None = None) -> list[Finding]:
     """`check_counts` of all tasks, for the doctor and the dry runs. opened: the files of the first task,
     without strides."""
     found = []

@@ -22,11 +22,10 @@ from ups.data.doctor_checks import (
 from ups.data.doctor_scan import scan_file
 from ups.data.leakage import REMEDY, Shared, shared_frames
 from ups.data.pdebench import open_data, split_indices
-from ups.data.sources import Source
 from ups.tasks import Finding
 from ups.userdata.data_checks import suspects
 from ups.userdata.masks import mask_words
-from ups.userdata.reader import UserTrajectories
+from ups.userdata.trajectories import Trajectories
 
 VERDICTS = {  # by the worst finding
     "error": "failed: do not train on it",
@@ -44,8 +43,8 @@ def examine(
     test_fraction: float,
     hash_all: bool = False,
     is_user: bool = False,
-    declared: Mapping[str, Callable[[], UserTrajectories]] | None = None,
-    checks: Mapping[str, Callable[[Source], Iterable[Finding]]] | None = None,
+    declared: Mapping[str, Callable[[], Trajectories]] | None = None,
+    checks: Mapping[str, Callable[[Trajectories], Iterable[Finding]]] | None = None,
 ) -> Iterator[tuple[Path, list[Finding]]]:
     """Findings for each of the files (task, path). A file that cannot be read gives one error.
 
@@ -104,7 +103,7 @@ def examine(
         yield path, found
 
 
-def _no_check(_: Source) -> tuple[()]:
+def _no_check(_: Trajectories) -> tuple[()]:
     return ()
 
 
@@ -120,7 +119,7 @@ def report(path: Path, findings: list[Finding]) -> str:
     return "\n".join(lines)
 
 
-def _split_of_rows(data: Source, task: str, is_declared: bool, *fractions: float) -> list[str]:
+def _split_of_rows(data: Trajectories, task: str, is_declared: bool, *fractions: float) -> list[str]:
     """The split of every trajectory."""
     num = data.num_trajectories
     rows_of = data.split(*fractions) if is_declared else split_indices(task, num, *fractions)

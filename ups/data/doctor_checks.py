@@ -13,11 +13,11 @@ from ups.data.download import edition, md5_of
 from ups.data.family_checks import check_family
 from ups.data.noise import noise_of
 from ups.data.pdebench import SETTINGS
-from ups.data.trajectories import Trajectories
 from ups.data.written import MIN_FRACTION
 from ups.tasks import Finding
 from ups.userdata.data_checks import affordable, horizon, resolved, uneven, walls
 from ups.userdata.fact_checks import mirrored, orders, seams, stated
+from ups.userdata.trajectories import Trajectories
 from ups_discovery.boundary import PERIODIC, along
 
 NUM_SAMPLED = 8  # trajectories, equally spaced in the file, for checks that cost more than reading

@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 
 from ups.data.leakage import frame_digests
-from ups.data.trajectories import Trajectories
 from ups.data.written import Written
 from ups.userdata.data_checks import Extremes
 from ups.userdata.masks import is_wrong, settled
+from ups.userdata.trajectories import Trajectories
 
 BLOCK_BYTES = 32 * 2**20  # of data read at a time, at least one trajectory
 # a frame is unchanged if no cell moves by this fraction of the largest value. Published ReacDiff files stay

@@ -1,4 +1,5 @@
-"""Download of the first trajectories of a published file: HDF5 reads the file through HTTP Range.
+"""Download of the first trajectories of a published file: HDF5 reads the file through HTTP Range, in a
+reading process (ups/userdata/readers/process.py), as the file is a stranger's.
 
 The result states its origin by its name (NAME.first100.hdf5), its settings (address, published MD5, number of
 published trajectories, the server's ETag or date) and a note for every reader. It is written as generated
@@ -11,8 +12,9 @@ import gc
 import io
 import re
 import urllib.request
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,53 +23,35 @@ import numpy as np
 
 from ups.common.files import partial_path
 from ups.common.place import make_target
+from ups.common.text import require_plain_name
 from ups.data.download import Patience, answered, blocks, require_address
 from ups.data.generate import generation_settings, write_data
 from ups.data.layout import layout_of
-from ups.data.pdebench import data_bytes, describe, made_with
-from ups.data.trajectories import Trajectories, opened
+from ups.data.pdebench import PROGRESS, SETTINGS, Published, data_bytes, describe, made_with, opened
+from ups.userdata.readers import budget
 from ups.userdata.readers.hdf5 import node
+from ups.userdata.readers.process import ReadingProcess, is_plain, serve
+from ups.userdata.trajectories import Trajectories
 
+COMMAND = "from ups.data.first import serve_remote; serve_remote()"
 BLOCK_BYTES = 2**18  # of small reads: the metadata of HDF5 lie close together
 NUM_KEPT = 16  # such blocks
+FACTS = "num_trajectories", "num_frames", "space", "dt", "parameter"  # of Trajectories
 CHUNK_BYTES = 2**26  # of trajectories, downloaded before they count as done
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Disable the garbage collector inside the block.
-
-    HDF5 holds its lock while it reads from us, and we wait for another thread. If that thread collected an
-    object of h5py, it would wait for the lock forever."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+MOST_METADATA = 2**28  # bytes to read beside trajectories; the published files need 2**20
 
 
 class RemoteFile(io.RawIOBase):
-    """A file on a web server, readable at any position. size: in bytes; edition: ETag or date, which changes
-    with the file. error: the last one, because HDF5 may hide it."""
+    """A file on a web server, as h5py reads it. size: in bytes; edition: ETag or date, which changes
+    with the file. allowed: bytes to ask for. error: the last one, because HDF5 may hide it."""
 
     def __init__(self, url: str, path: Path, patience: Patience) -> None:
         require_address(url)
         self.url, self.path, self.patience = url, path, patience
-        self.size, self.edition, self.at = -1, "", 0
+        self.size, self.edition, self.at, self.allowed = -1, "", 0, MOST_METADATA
         self.error: Exception | None = None
-        self.kept: OrderedDict[int, bytes] = OrderedDict()
-        self._block(0)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self.at
+        self.block = lru_cache(NUM_KEPT)(self._block)
+        self.block(0)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         self.at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.size}[whence]
@@ -76,8 +60,7 @@ class RemoteFile(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         num = max(0, min(len(buffer), self.size - self.at))
         try:
-            with _uncollected():
-                found = self._bytes(num)
+            found = self._bytes(num)
         except Exception as error:
             self.error = error
             raise
@@ -91,21 +74,22 @@ class RemoteFile(io.RawIOBase):
             return self._range(self.at, self.at + num)
         first, last = self.at // BLOCK_BYTES, (self.at + num - 1) // BLOCK_BYTES
         start = self.at - first * BLOCK_BYTES
-        return b"".join(map(self._block, range(first, last + 1)))[start : start + num]
+        return b"".join(map(self.block, range(first, last + 1)))[start : start + num]
 
     def _block(self, number: int) -> bytes:
-        """Bytes of an aligned block; the last NUM_KEPT are cached."""
-        if number not in self.kept:
-            self.kept[number] = self._range(number * BLOCK_BYTES, (number + 1) * BLOCK_BYTES)
-            if len(self.kept) > NUM_KEPT:
-                self.kept.popitem(last=False)
-        self.kept.move_to_end(number)
-        return self.kept[number]
+        """Bytes of an aligned block."""
+        return self._range(number * BLOCK_BYTES, (number + 1) * BLOCK_BYTES)
 
     def _range(self, start: int, stop: int) -> bytes:
         """Bytes start..stop-1, fewer at the end of the file. Raises ValueError for a server without HTTP
         Range or a file that changed, and the errors of `Patience.persist`."""
         received = bytearray()
+        self.allowed -= stop - start
+        if self.allowed < 0:
+            raise ValueError(
+                f"{self.url} needs more than {MOST_METADATA // 2**20} MiB beside its numbers; expected a "
+                "file of fields. Check data.url, or set data.fetch=whole, which compares its MD5."
+            )
 
         def attempt() -> None:
             have = start + len(received)
@@ -150,25 +134,74 @@ class RemoteFile(io.RawIOBase):
         return last + 1
 
 
-@contextlib.contextmanager
-def opened_remote(
-    url: str, path: Path, task: str, patience: Patience
-) -> Iterator[tuple[h5py.File, RemoteFile]]:
-    """The open HDF5 file at `url`. Errors of the server are raised as they are, those of HDF5 as
-    ValueError."""
-    remote = RemoteFile(url, path, patience)
-    try:
-        with h5py.File(remote, "r") as file:
-            yield file, remote
-    except (OSError, LookupError, RuntimeError, TypeError, ArithmeticError, ValueError) as error:
-        if remote.error:
-            raise remote.error from None
-        if str(path) in str(error) or url in str(error):  # our own
-            raise
-        raise ValueError(
-            f"{url} is no readable HDF5 file ({error}); expected one of {task}. Check data.url, "
-            "or set data.fetch=whole, which compares its MD5."
-        ) from error
+class Remote:
+    """The open HDF5 file of a server, in a reading process. path: of the file to be."""
+
+    is_single, used = False, (0.0, 0)
+
+    def __init__(self, url: str, path: Path, task: str, num: int, patience: dict[str, Any]) -> None:
+        self.path = url
+        self.remote = RemoteFile(url, path, Patience(**patience))
+        with self._explained(path, task):
+            self.file = h5py.File(self.remote, "r")
+            self.data = describe(self.file, path, task)
+            _require_rows(self.file, self.data, url, num)
+
+    @contextlib.contextmanager
+    def _explained(self, path: Path, task: str) -> Iterator[None]:
+        """Errors of the server are raised as they are, those of HDF5 as ValueError."""
+        try:
+            yield
+        except (OSError, LookupError, RuntimeError, TypeError, ArithmeticError, ValueError) as error:
+            if self.remote.error:
+                raise self.remote.error from None
+            text = str(error).replace(str(path), self.path)
+            if self.path in text:  # our own
+                raise ValueError(text) from None
+            raise ValueError(
+                f"{self.path} is no readable HDF5 file ({error}); expected one of {task}. Check data.url, "
+                "or set data.fetch=whole, which compares its MD5."
+            ) from error
+
+    def about(self) -> dict[str, Any]:
+        """What `fetch_first` needs to know."""
+        data, key = self.data, layout_of(self.data.task).coordinate
+        with self._explained(data.path, data.task.name):
+            return {
+                **{name: getattr(data, name) for name in FACTS},
+                "edition": self.remote.edition or str(self.remote.size),
+                "attributes": {
+                    require_plain_name(name, self.path): value
+                    for name, value in self.file.attrs.items()
+                    if name not in (SETTINGS, PROGRESS) and is_plain(value)  # the former mark files of ours
+                },
+                "coordinates": {key(axis): node(self.file, key(axis))[()] for axis in data.coordinates},
+            }
+
+    def allow(self, first: int, last: int) -> None:
+        """Grant `rows` room and time."""
+        num = data_bytes(self.data.task.name, last - first, self.data.num_frames, self.data.space[0])
+        self.remote.allowed = MOST_METADATA + num
+        budget.allow(4 * num, num)
+
+    def rows(self, first: int, last: int) -> np.ndarray:
+        """Trajectories first..last-1, finite."""
+        with self._explained(self.data.path, self.data.task.name):
+            store = Published(self.file, self.data.path, self.data.task)
+            u = self.data.read(first, last, store=store)
+        if not np.isfinite(u).all():
+            bad = (first + np.flatnonzero(~np.isfinite(u).reshape(len(u), -1).all(1))).tolist()
+            raise ValueError(
+                f"{self.path} holds NaN or Inf in trajectories {bad[:5]}; expected finite numbers. Lower "
+                f"task.{self.data.task.name}.num_trajectories to {bad[0]}."
+            )
+        return u
+
+
+def serve_remote() -> None:
+    """The reading process."""
+    gc.disable()  # HDF5 holds its lock while a thread gets bytes, which would wait for it to collect h5py's
+    serve(Remote)
 
 
 def holds_first(path: Path, task: str, num: int, md5: str) -> bool:
@@ -205,47 +238,39 @@ def fetch_first(
     """
     if holds_first(path, task, num, md5):
         return
-    with opened_remote(url, path, task, patience) as (source, remote):
-        data = describe(source, path, task)
-        _require_rows(source, data, url, num)
+    process = ReadingProcess(COMMAND)
+    try:
+        number, _ = process.call(url, "open", url, path, task, num, asdict(patience))
+        about = process.call(url, "about", number)
+        num_frames, resolution = about["num_frames"], about["space"][0]
         settings = generation_settings(
             task,
-            f"the first {num} of {data.num_trajectories} trajectories of {url}",
+            f"the first {num} of {about['num_trajectories']} trajectories of {url}",
             seed=0,
             num_trajectories=num,
-            resolution=data.space[0],
-            num_frames=data.num_frames,
-            t_end=data.dt * (data.num_frames - 1),
-            parameter=data.parameter,
+            resolution=resolution,
+            num_frames=num_frames,
+            t_end=about["dt"] * (num_frames - 1),
+            parameter=about["parameter"],
         )
-        settings |= {"seed": None, "whole": md5, "edition": remote.edition or str(remote.size)}
-        row_bytes = data_bytes(task, 1, data.num_frames, data.space[0])
-
-        def read(indices: np.ndarray, **_: Any) -> np.ndarray:
-            u = data.read_from(source, int(indices[0]), int(indices[-1]) + 1)
-            if not np.isfinite(u).all():
-                bad = indices[~np.isfinite(u).reshape(len(u), -1).all(1)].tolist()
-                raise ValueError(
-                    f"{url} holds NaN or Inf in trajectories {bad[:5]}; expected finite "
-                    f"numbers. Lower task.{task}.num_trajectories to {bad[0]}."
-                )
-            return u
-
+        settings |= {"seed": None, "whole": md5, "edition": about["edition"]}
         write_data(
             path,
             task,
-            read,
+            lambda rows, **_: process.call(url, "rows", number, int(rows[0]), int(rows[-1]) + 1),
             settings,
-            chunk=max(1, CHUNK_BYTES // row_bytes),
+            chunk=max(1, CHUNK_BYTES // data_bytes(task, 1, num_frames, resolution)),
             on_progress=on_progress,
-            begin=lambda file: _copy_facts(source, file, data),
+            begin=lambda file: _copy_facts(about, file),
         )
+    finally:
+        process.end()
 
 
 def _require_rows(source: h5py.File, data: Trajectories, url: str, num: int) -> None:
     """Raise ValueError for a file that does not store at least `num` trajectories one after the other."""
     layout, task = layout_of(data.task), data.task
-    stored = [layout.dataset(source, array)[0] for array in task.arrays] if task.is_contiguous else []
+    stored = [] if task.is_grouped else [layout.dataset(source, array) for array in task.arrays]
     if not stored or any(dataset.chunks for dataset in stored) or len(set(data.space)) > 1:
         raise ValueError(
             f"{url} stores its numbers in compressed chunks; expected arrays that begin with "
@@ -258,10 +283,9 @@ def _require_rows(source: h5py.File, data: Trajectories, url: str, num: int) -> 
         )
 
 
-def _copy_facts(source: h5py.File, file: h5py.File, data: Trajectories) -> None:
+def _copy_facts(about: dict[str, Any], file: h5py.File) -> None:
     """Copy the attributes and coordinates of the published file."""
-    file.attrs.update(source.attrs)
-    for key in map(layout_of(data.task).coordinate, data.coordinates):
-        values = node(source, key)[()]
+    file.attrs.update(about["attributes"])
+    for key, values in about["coordinates"].items():
         del file[key]
         file[key] = values

@@ -21,8 +21,7 @@ import ups
 from ups.common.files import completing, partial_path, reserve
 from ups.common.place import make_target
 from ups.data.layout import Layout, fixed_text, layout_of
-from ups.data.pdebench import PROGRESS, SETTINGS, data_bytes, made_with
-from ups.data.trajectories import opened
+from ups.data.pdebench import PROGRESS, SETTINGS, data_bytes, made_with, opened
 from ups.tasks import Task, get_task
 from ups.userdata.readers.hdf5 import node
 

@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 from h5py import h5d
 
-from ups.tasks import TASKS, Array, Task
+from ups.tasks import TASKS, Place, Task
 from ups.userdata.readers.hdf5 import node
 
 # bound of the metadata of one group: headers, trees, coordinates, attributes (a third of it was measured)
@@ -24,29 +24,24 @@ GROUP_BYTES = 2**15
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout with one array per channel. lead: axes of a stored array before those of one trajectory.
-    split: order of the splits by trajectory number, PDEBench's convention. opening: start of `describe`."""
+    """The layout with one array per channel. split: order of the splits by trajectory number, PDEBench's
+    convention. opening: start of `describe`."""
 
     task: Task
-    lead = ("trajectory",)
     split = ("test", "val", "train")
     opening = "HDF5 arrays"
 
-    def axes(self, array: Array) -> tuple[str, ...]:
-        """Axes of a stored array."""
-        return self.lead + array.axes(self.task.axes)
-
-    def shape(self, array: Array, num: int, frames: int, resolution: int) -> tuple[int, ...]:
+    def shape(self, array: Place, num: int, frames: int, resolution: int) -> tuple[int, ...]:
         """Shape of a stored array."""
-        sizes = {"trajectory": num, "time": frames, "channel": array.channels}
-        return tuple(sizes.get(axis, resolution) for axis in self.axes(array))
+        sizes = {"trajectory": num, "time": frames, "channel": len(array.fields)}
+        return tuple(sizes.get(axis, resolution) for axis in array.axes)
 
     def describe(self, num: int, frames: int, resolution: int) -> str:
         """The required content of a file in words: arrays, axes, shapes, coordinates, attributes."""
         task = self.task
         items = [
             *[
-                f"{array.key} ({', '.join(self.axes(array))}) = "
+                f"{array.array.removeprefix('*/')} ({', '.join(array.axes)}) = "
                 f"{self.shape(array, num, frames, resolution)} of floats"
                 for array in task.arrays
             ],
@@ -68,13 +63,13 @@ class Layout:
             ).astype(np.float32)
         return grid
 
-    def path(self, array: Array, name: str = "") -> str:
+    def path(self, array: Place, name: str = "") -> str:
         """The key of an array. name: of the trajectory's group, if trajectories have groups."""
-        return array.key if self.lead else f"{name or '0000'}/{array.key}"
+        return array.array.replace("*", name or "0000")
 
     def names(self, file: h5py.File) -> tuple[str, ...]:
         """Names of the trajectories' groups; () without groups."""
-        return () if self.lead else tuple(sorted(filter(str.isdigit, file), key=int))
+        return tuple(sorted(filter(str.isdigit, file), key=int)) if self.task.is_grouped else ()
 
     def config(self, file: h5py.File, name: str = "") -> dict[str, str]:
         """{"config": settings of PDEBench's generator, as text}, {} if the file has none.
@@ -92,53 +87,54 @@ class Layout:
         """Whether a file has the keys of this task, with arrays of as many axes."""
         return all(
             len(getattr(node(file, self.path(array, *self.names(file)[:1])), "shape", None) or ())
-            == len(self.axes(array))
+            == len(array.axes)
             for array in self.task.arrays
         )
 
-    def dataset(self, file: h5py.File, array: Array, name: str = "") -> tuple[h5py.Dataset, tuple[int, ...]]:
-        """The dataset of an array, and the index of its axes before the expected ones: (), or (0,) for a
-        leading axis of length 1. Raises ValueError if there is no dataset with these axes."""
-        path, axes = self.path(array, name), self.axes(array)
+    def dataset(self, file: h5py.File, array: Place, name: str = "") -> h5py.Dataset:
+        """The dataset of an array, which may have a leading axis of length 1. Raises ValueError if there is
+        no dataset with these axes."""
+        path, axes = self.path(array, name), array.axes
         found = node(file, path)
         is_there = isinstance(found, h5py.Dataset)
-        lead = (0,) if is_there and len(found.shape) == len(axes) + 1 and found.shape[0] == 1 else ()
-        if not is_there or len(found.shape) != len(lead + axes) or found.dtype.kind != "f":
+        has_rank = is_there and (found.ndim == len(axes) or found.shape[: found.ndim - len(axes)] == (1,))
+        if not has_rank or found.dtype.kind != "f":
             held = f"{path} of shape {found.shape}, {found.dtype}" if is_there else f"no array {path!r}"
             raise ValueError(
                 f"{file.filename} has {held}; expected {len(axes)} axes ({', '.join(axes)}) of real "
-                f"floating-point numbers{'' if self.lead else ' in every group'} for {self.task.name}. "
+                f"floating-point numbers{' in every group' * self.task.is_grouped} for {self.task.name}. "
                 f"Write it so with h5py, or take the right file. {found_in(file)}"
             )
-        return found, lead
+        return found
 
-    def parts(self, u: np.ndarray) -> Iterable[tuple[Array, np.ndarray]]:
+    def parts(self, u: np.ndarray) -> Iterable[tuple[Place, np.ndarray]]:
         """Every array of a file, with views of its channels of u (n, time, channel, *space)."""
         arrays = self.task.arrays
-        return zip(
-            arrays, np.split(u, np.cumsum([array.channels for array in arrays])[:-1], axis=2), strict=True
-        )
+        ends = np.cumsum([len(array.fields) for array in arrays])
+        return zip(arrays, np.split(u, ends[:-1], axis=2), strict=True)
 
     def placed(self, first: int, u: np.ndarray) -> Iterator[tuple[str, tuple, np.ndarray]]:
         """(dataset, its rows, their values) for the trajectories u (n, time, channel, *space), numbered from
         `first` on."""
         for array, values in self.parts(u):
-            values = np.moveaxis(values, 2, -1) if array.vector else values[:, :, 0]
-            values = values[:, 0] if array.steady else values
+            values = np.moveaxis(values, 2, -1) if "channel" in array.axes else values[:, :, 0]
+            values = values[:, 0] if array.is_steady else values
             for name, at, rows in self.places(first, first + len(u)):
                 yield self.path(array, name), at, values[rows]
 
     def most_bytes(self, settings: dict[str, Any], size: int) -> int:
         """Bound of the disk space of a file with `size` bytes of numbers."""
-        return size if self.lead else size + size // 50 + settings["num_trajectories"] * GROUP_BYTES
+        return (
+            size + size // 50 + settings["num_trajectories"] * GROUP_BYTES if self.task.is_grouped else size
+        )
 
     def coordinate(self, axis: str, name: str = "") -> str:
         """The key of the coordinate of an axis. name: of the trajectory's group."""
         return "t" if axis == "t" and self.task.has_own_times else f"{axis}-coordinate"
 
-    def places(self, first: int, last: int, names: tuple[str, ...] = ()) -> list[tuple[str, tuple, Any]]:
+    def places(self, first: int, last: int) -> list[tuple[str, tuple, Any]]:
         """(group, its rows, their place among first..last-1) for every group that holds trajectories of
-        first..last-1. names: of all groups."""
+        first..last-1."""
         return [("", (slice(first, last),), slice(None))]
 
     def create(self, file: h5py.File, settings: dict[str, Any]) -> None:
@@ -151,7 +147,7 @@ class Layout:
             file[self.coordinate(axis)] = np.tile(values[:frames], (num, 1)) if is_per_trajectory else values
         for array in task.arrays:
             file.create_dataset(
-                array.key,
+                array.array,
                 self.shape(array, num, frames, settings["resolution"]),
                 np.float32,
                 dcpl=allocated(),
@@ -166,15 +162,14 @@ class Layout:
 class Groups(Layout):
     """The layout with one group per trajectory, which holds one array of all channels."""
 
-    lead = ()
     split = ("train", "val", "test")
     opening = "{} HDF5 groups 0000, 0001, .., one per trajectory, each with"
 
     def coordinate(self, axis: str, name: str = "") -> str:
         return f"{name}/grid/{axis}".lstrip("/")
 
-    def places(self, first: int, last: int, names: tuple[str, ...] = ()) -> list[tuple[str, tuple, Any]]:
-        return [(names[i] if names else f"{i:04d}", (), i - first) for i in range(first, last)]
+    def places(self, first: int, last: int) -> list[tuple[str, tuple, Any]]:
+        return [(f"{i:04d}", (), i - first) for i in range(first, last)]
 
     def create(self, file: h5py.File, settings: dict[str, Any]) -> None:
         """Nothing: the file grows by groups."""
@@ -211,7 +206,7 @@ def allocated() -> h5py.h5p.PropDCID:
 
 def layout_of(task: Task) -> Layout:
     """The layout of the files of a task."""
-    return {"arrays": Layout, "groups": Groups}[task.layout](task)
+    return (Groups if task.is_grouped else Layout)(task)
 
 
 def found_in(file: h5py.File) -> str:

@@ -3,7 +3,7 @@
 Frames are compared by digests of their numbers as float32. Equal frames that need not be copies do not count:
 fields that are constant in space (a fluid at rest), frames that equal a neighbour in their own trajectory (a
 steady state, which others may reach too), and frames that are the first of every trajectory they occur in
-(`UserTrajectories.starts` keeps equal starts in one split).
+(`Trajectories.starts` keeps equal starts in one split).
 """
 
 import hashlib

@@ -5,21 +5,21 @@ import math
 import numpy as np
 
 from ups.common.rows import joined
-from ups.data.sources import Source
+from ups.userdata.trajectories import Trajectories
 from ups_discovery.noise import MOST_VALUES, noise_by_field
 
 NUM_FILMS, MIN_FRAMES = 8, 16  # most trajectories, and fewest frames of long ones
 
 
-def window_places(source: Source) -> np.ndarray | None:
+def window_places(source: Trajectories) -> np.ndarray | None:
     """The run and the first frame (n, 2) of every trajectory, if they are windows of runs, else None."""
-    if not getattr(source, "is_cut", False) or source.time_stride > 1:
+    if not source.is_cut or source.time_stride > 1:
         return None
     _, run = np.unique(source.rows[:, :2], axis=0, return_inverse=True)
     return np.stack([run.ravel(), source.rows[:, 2]], 1)
 
 
-def noise_of(source: Source, rows: np.ndarray) -> dict[str, float]:
+def noise_of(source: Trajectories, rows: np.ndarray) -> dict[str, float]:
     """Field -> standard deviation of its white noise in some of these trajectories; {} for a steady task.
     Windows of a run are joined."""
     task, places, most = source.task, window_places(source), MOST_VALUES // math.prod(source.space)

@@ -1,6 +1,10 @@
 """Opening PDEBench's HDF5 files of either layout (ups/data/layout.py), and the split by trajectory index."""
 
+import contextlib
+import fnmatch
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,20 +12,26 @@ from typing import Any
 import h5py
 import numpy as np
 
+from ups.common.files import partial_path
 from ups.common.place import make_target
 from ups.common.rows import split_sizes
 from ups.data.layout import Layout, found_in, layout_of
-from ups.data.trajectories import AGAIN, Trajectories, opened
-from ups.tasks import TASKS, Task, get_task
+from ups.tasks import TASKS, Place, Task, get_task
 from ups.userdata.readers.hdf5 import node, require_written
+from ups.userdata.readers.store import Store, Stored
+from ups.userdata.trajectories import DataFile, Trajectories
 
+AGAIN = (
+    f"If it is yours, write it again (docs/own_data.md); else delete it and run `{make_target('data')}`, "
+    "which makes it again."
+)
 SETTINGS, PROGRESS = "ups_settings", "ups_progress"  # attributes of files we generate
 
 
 def data_bytes(task: str, num_trajectories: int, num_frames: int, resolution: int) -> int:
     """Bytes of an uncompressed file of `task`."""
     spec = get_task(task)
-    frames = sum(array.channels * (1 if array.steady else num_frames) for array in spec.arrays)
+    frames = sum(len(array.fields) * (1 if array.is_steady else num_frames) for array in spec.arrays)
     return 4 * num_trajectories * frames * resolution**spec.ndim
 
 
@@ -58,6 +68,70 @@ def made_with(file: h5py.File) -> tuple[dict[str, Any], int] | None:
             f"{file.filename} has attributes {PROGRESS} and {SETTINGS} that cannot be read "
             f"({error}); expected those that `{make_target('data')}` writes. {AGAIN}"
         ) from error
+
+
+@contextlib.contextmanager
+def opened(path: Path, task: str) -> Iterator[h5py.File]:
+    """The open file. Any error of HDF5 inside the block becomes a ValueError that says what to do."""
+    if not path.is_file():  # a folder or a pipe would block
+        unfinished = partial_path(path)
+        more = f" There is an unfinished {unfinished.name}, which it continues." * unfinished.exists()
+        raise FileNotFoundError(
+            f"no data file {path}; expected {task} in PDEBench's layout. Run `{make_target('data')}` "
+            f"(or correct data.root).{more}"
+        )
+    try:
+        with h5py.File(path, "r", locking=False) as file:  # finished files are never written to
+            yield file
+    except (OSError, LookupError, RuntimeError, TypeError, ArithmeticError, ValueError) as error:
+        # h5py raises these for damage of different kinds
+        if isinstance(error, ValueError) and str(path) in str(error):  # our own, which name the file
+            raise
+        raise ValueError(
+            f"{path} is damaged, or no readable HDF5 file ({error}); expected a complete one of {task}. "
+            "Check its permissions; if no other process writes it, delete it and run "
+            f"`{make_target('data')}`."
+        ) from error
+
+
+class Published(Store):
+    """An open file in PDEBench's layout, read in this process."""
+
+    def __init__(self, file: h5py.File, path: Path, task: Task):
+        super().__init__(path)
+        self.file, self.task = file, task
+        self.found: dict[str, h5py.Dataset] = {}
+        self.shapes: dict[Place, tuple[int, ...]] = {}  # of the first group that was looked at
+
+    def _dataset(self, name: str) -> h5py.Dataset:
+        """An array. Raises ValueError for a group of another shape."""
+        if name in self.found:
+            return self.found[name]
+        place = next(place for place in self.task.arrays if fnmatch.fnmatchcase(name, place.array))
+        found = layout_of(self.task).dataset(self.file, place, name.rpartition("/")[0])
+        if found.shape != self.shapes.setdefault(place, found.shape):
+            raise ValueError(
+                f"{self.path}: {found.name} holds {found.dtype} of shape {found.shape}, "
+                "unlike the first trajectory; expected one shape for all. Remove that "
+                f"trajectory, or download or generate the file again with `{make_target('data')}`."
+            )
+        if self.task.is_grouped:  # `describe` checks arrays of all trajectories
+            require_written(found, self.path, AGAIN)
+        return self.found.setdefault(name, found)
+
+    def array(self, name: str) -> Stored:
+        found = self._dataset(name)
+        return Stored(found.shape, found.dtype)
+
+    def read(self, name: str, index: tuple = ()) -> np.ndarray:
+        return self._dataset(name)[index]
+
+
+@contextlib.contextmanager
+def open_published(path: Path, task: Task) -> Iterator[Published]:
+    """The file of a task, for `Trajectories.read`."""
+    with opened(path, task.name) as file:
+        yield Published(file, path, task)
 
 
 def open_data(
@@ -101,28 +175,30 @@ def describe(
             f"{path} is unfinished ({made[1]} trajectories); expected a complete file. Run "
             f"`{make_target('data')}`, which continues it."
         )
-    sizes = []  # (trajectories, frames, space) of every array
+    sizes, arrays = [], []  # (trajectories, frames, space) of every array
     for array in spec.arrays:
-        dataset, lead = layout.dataset(file, array, *groups[:1])
-        notes += [f"{array.key} has a leading axis of length 1 (a device axis), ignored"] * len(lead)
+        dataset, name = layout.dataset(file, array, *groups[:1]), array.array.removeprefix("*/")
+        lead = ("single",) * (dataset.ndim - len(array.axes))
+        notes += [f"{name} has a leading axis of length 1 (a device axis), ignored"] * len(lead)
+        arrays.append(replace(array, axes=lead + array.axes))
         require_written(dataset, path, AGAIN)
-        size = dict(zip(layout.axes(array), dataset.shape[len(lead) :], strict=True))
-        frames = sizes[0][1] if sizes and array.steady else size.get("time", 1)  # it holds for every frame
+        size = dict(zip(array.axes, dataset.shape[len(lead) :], strict=True))
+        frames = sizes[0][1] if sizes and array.is_steady else size.get("time", 1)  # it holds for every frame
         sizes.append((len(groups) or size["trajectory"], frames, tuple(size[axis] for axis in spec.axes)))
         if (
             0 in dataset.shape
             or (sizes[-1][1] != 1 and spec.is_steady)
-            or size.get("channel", array.channels) != array.channels
+            or size.get("channel", len(array.fields)) != len(array.fields)
         ):
             raise ValueError(
                 f"{path}: {dataset.name} has shape {dataset.shape} ({', '.join(size)}); expected at least "
-                f"one trajectory, frame and cell{', one frame' * spec.is_steady} and {array.channels} "
+                f"one trajectory, frame and cell{', one frame' * spec.is_steady} and {len(array.fields)} "
                 f"channel(s). {AGAIN}"
             )
         if sizes[-1] != sizes[0]:
             raise ValueError(
                 f"{path}: {dataset.name} has (trajectories, frames, space) = {sizes[-1]}; "
-                f"expected {sizes[0]} as in {spec.arrays[0].key}. {AGAIN}"
+                f"expected {sizes[0]} as in {spec.arrays[0].array}. {AGAIN}"
             )
     num, frames, space = sizes[0]
     if groups and int(groups[-1]) != len(groups) - 1:
@@ -158,18 +234,20 @@ def describe(
     return Trajectories(
         path=path,
         task=spec,
-        num_trajectories=num,
+        arrays=tuple(arrays),
+        files=(DataFile(path, num, groups, np.zeros((num, 0)), lengths=(frames,) * num),),
+        rows=np.stack([np.zeros(num, int), np.arange(num), np.full(num, first_frame)], 1),
         num_frames=-(-(frames - first_frame) // time_stride),
         space=tuple(-(-size // space_stride) for size in space),
         dt=float((times[-1] - times[0]) / max(1, len(times) - 1)),
-        parameter=_parameter(path, spec, attributes),
         coordinates=coordinates,
-        attributes=attributes,
         notes=tuple(notes),
         space_stride=space_stride,
         time_stride=time_stride,
         first_frame=first_frame,
-        groups=groups,
+        parameter=_parameter(path, spec, attributes),
+        attributes=attributes,
+        opened=partial(open_published, task=spec),
     )
 
 

@@ -8,16 +8,12 @@ import numpy as np
 
 from ups.common.files import parts_of
 from ups.common.place import make_target
-from ups.config.schema import Config
-from ups.config.sections import TaskConfig, UserTaskConfig
+from ups.config.schema import Config, TaskConfig, UserTaskConfig
 from ups.data.layout import layout_of
 from ups.data.pdebench import open_data, split_indices
-from ups.data.trajectories import Trajectories
 from ups.tasks import get_task
 from ups.userdata.open_files import open_user_files, user_files
-from ups.userdata.reader import MOST_VALUES, UserTrajectories
-
-Source = Trajectories | UserTrajectories
+from ups.userdata.trajectories import MOST_VALUES, Trajectories
 
 
 def needs_files(settings: TaskConfig) -> bool:
@@ -33,7 +29,7 @@ def data_files(config: Config, task_name: str) -> list[Path]:
     return [config.data_path(task_name, value) for value in settings.parameters or [None]]
 
 
-def open_user(config: Config, task_name: str, strided: bool = True) -> UserTrajectories:
+def open_user(config: Config, task_name: str, strided: bool = True) -> Trajectories:
     """The user files that the section of a task declares; strided: with the strides of the section."""
     settings = config.task[task_name]
     strides = {key: getattr(settings, key) for key in ("space_stride", "time_stride", "first_frame")}
@@ -51,7 +47,7 @@ def open_user(config: Config, task_name: str, strided: bool = True) -> UserTraje
     )
 
 
-def split_of(config: Config, task_name: str, sources: Sequence[Source]) -> dict[str, np.ndarray]:
+def split_of(config: Config, task_name: str, sources: Sequence[Trajectories]) -> dict[str, np.ndarray]:
     """Trajectory numbers, within every source, of "train", "val" and "test"."""
     settings, fractions = config.task[task_name], (config.data.val_fraction, config.data.test_fraction)
     if needs_files(settings):
@@ -74,7 +70,7 @@ class Table:
     values: list[list[float]] | None  # parameter values found in user files; None if they are configured
 
 
-def table_of(config: Config, task_name: str, sources: Sequence[Source]) -> Table:
+def table_of(config: Config, task_name: str, sources: Sequence[Trajectories]) -> Table:
     """The table of a task's rows."""
     task, settings = config.spec(task_name), config.task[task_name]
     if needs_files(settings):
@@ -100,12 +96,12 @@ def table_of(config: Config, task_name: str, sources: Sequence[Source]) -> Table
     )
 
 
-def trajectories_of(config: Config, task_name: str, sources: Sequence[Source]) -> int:
+def trajectories_of(config: Config, task_name: str, sources: Sequence[Trajectories]) -> int:
     """Number of trajectories used of every source."""
     return config.task[task_name].num_trajectories or sources[0].num_trajectories
 
 
-def open_sources(config: Config, task_name: str) -> list[Source]:
+def open_sources(config: Config, task_name: str) -> list[Trajectories]:
     """The data files of a task, one per parameter value, checked against the configuration and each other."""
     settings, key = config.task[task_name], f"task.{task_name}"
     if needs_files(settings):

@@ -2,7 +2,7 @@
 
     corrector   one Euler step, then 1, 2, 4, ... midpoint steps of two evaluations, up to those of training
     student     one and two evaluations, the numbers that it is trained for
-    rival       one evaluation
+    scoring     one evaluation
 
 The starts are the first of those of the whole comparison, with the same noise, so only the corrector with
 fewer steps is sampled again.
@@ -44,7 +44,7 @@ def coarser_samplers(network: Corrector) -> dict[int, Sampler]:
     """Number of evaluations -> the corrector with fewer of them than in training."""
     steps = network.description["sampler_steps"]
     fewer = [2**power for power in range(steps.bit_length()) if 2**power < steps]
-    return {1: EulerSampler(network, 0)} | {2 * number: Sampler(network, 0, number) for number in fewer}
+    return {1: EulerSampler(network)} | {2 * number: Sampler(network, num_steps=number) for number in fewer}
 
 
 def with_corrector(ensembles: Ensembles, sampler: Sampler) -> Ensembles:

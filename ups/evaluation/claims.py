@@ -236,7 +236,7 @@ ENSEMBLE = (
         "evaluations of {model} per state",
         lambda entry, model: point(entry.number(model, "evaluations_per_state")),
         lambda _, model: (None, EVALUATIONS[model] + 0.5),
-        stages=("consistency", "rival"),
+        stages=("consistency", "scoring"),
         always=True,
     ),
     Claim(
@@ -245,7 +245,7 @@ ENSEMBLE = (
         "floating-point operations of an evaluation of {model} over those of the corrector",
         operations,
         (None, 1.5),
-        stages=("consistency", "rival"),
+        stages=("consistency", "scoring"),
         always=True,
     ),
     Claim(

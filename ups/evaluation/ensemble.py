@@ -3,10 +3,10 @@
     operator (B0)              z_pred alone
     dressed (B1)               z_pred + N(mean_k, std_k^2)
     dressed_conditional (B2)   z_pred + Gaussian noise with the conditional mean and scale
-    dressed_waves              the same with the covariance of residuals in wave space: the linear part of the
+    waves                      the same with the covariance of residuals in wave space: the linear part of the
                                corrector
     dressed_resampled (B3)     z_pred + a random residual of a reserved trajectory
-    rival (B4)                 one evaluation of a network trained by scores, without a teacher
+    scoring (B4)               one evaluation of a network trained by scores, without a teacher
     corrector                  the diffusion, 2 sampler_steps evaluations
     student_1, student_2       its student in one and two evaluations
 
@@ -41,7 +41,7 @@ from ups_discovery.seeds import generator
 
 BANK = 1024  # residuals for B3
 TIMED = 5  # calls per measured time; the median is taken
-CHEAP = ("operator", "dressed", "dressed_conditional", "dressed_waves", "dressed_resampled")
+CHEAP = ("operator", "dressed", "dressed_conditional", "waves", "dressed_resampled")
 
 
 def load_samplers(
@@ -67,7 +67,7 @@ def _num_weights(network: nn.Module, task: str = "") -> int:
 class Ensembles:
     """All samplers of the residual of one task; `names`: those of CHEAP first.
 
-    residuals, truth: of the same cache. samplers: of the networks, with the corrector.
+    residuals, truth: of the same cache. samplers: of the networks, with waves and corrector.
     """
 
     def __init__(self, residuals: TransientResiduals, truth: Truth, samplers: dict[str, Sampler], seed: int):
@@ -75,7 +75,7 @@ class Ensembles:
         self.device = residuals.device
         self.corrector = samplers["corrector"].network
         self.head = self.corrector.heads[residuals.name]
-        self.names = [*CHEAP, *samplers]
+        self.names = list(dict.fromkeys((*CHEAP, *samplers)))
         batch = Schedule({residuals.name: residuals.windows("reserved")}, BANK, seed + 4).batch(0)
         parts = zip(batch.rows.split(128), batch.starts.split(128), strict=True)
         self.bank = torch.cat(
@@ -142,8 +142,6 @@ class Ensembles:
                 self.residuals, tokens, facts, noise, second, num_steps, shuffle
             )
         every = torch.arange(len(tokens), device=noise.device).repeat_interleave(len(noise) // len(tokens))
-        if model == "dressed_waves":
-            noise = self.head.waves.sample_gaussian(noise)
         return self.head.unwhiten(noise, self.head.gaussian_condition(tokens, facts).rows(every))
 
     def noise(self, rows: Tensor, lead: int, num_members: int) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ups.common.mask import cell_mean, valid_cells
-from ups.config.sections import EvaluateConfig
+from ups.config.schema import EvaluateConfig
 from ups.evaluation.gates import TRIVIAL
 from ups.evaluation.trivial import Trivial
 from ups.evaluation.truth import Truth

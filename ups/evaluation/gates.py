@@ -2,7 +2,7 @@
 
 A gate is a minimal claim about one stage and one task, with the figure that decides it:
 
-    {"stage": operator | diffusion | consistency | rival | steady, "task", "name": "claim/task[/model]",
+    {"stage": operator | diffusion | consistency | scoring | steady, "task", "name": "claim/task[/model]",
      "value", "low", "high", "bound": text, "passed": bool, "reason": a sentence}
 
 It passes if the whole 95 % interval over initial conditions is within the bound, so fewer data make it
@@ -166,8 +166,8 @@ def claimed(
 
 
 def ensemble_gates(stage: str, name: str, entry: Entry, settings: Any) -> Iterator[dict]:
-    """Gates of the corrector, the students or the rival."""
-    for model in STAGES[stage].samplers:
+    """Gates of the corrector, the students or the network trained by scores."""
+    for model in STAGES[stage].trained_samplers:
         yield from claimed(ENSEMBLE, stage, name, entry, settings, model)
 
 
@@ -190,7 +190,7 @@ def check_gates(results: Results, settings: Any) -> list[dict]:
     for stage, name in [(stage, name) for stage, names in results.facts["stages"].items() for name in names]:
         section, gates_of = GATES[STAGES[stage].tasks]
         entry = getattr(results, section).get(name)
-        samplers = STAGES[stage].samplers if section == "ensembles" else ()
+        samplers = STAGES[stage].trained_samplers if section == "ensembles" else ()
         if entry is None or any(sampler not in entry.models() for sampler in samplers):
             gates.append(missing(stage, name))
         else:

@@ -141,8 +141,8 @@ def add_latents(
     """Add checks in latents.
 
     energy_distance_floor: a distance by chance. energy_distance_excess: distance of each student from the
-    truth less 1.1 times the corrector's. pairing: how closely students and rival follow the corrector on the
-    same noise.
+    truth less 1.1 times the corrector's. pairing: how closely students and `scoring` follow the corrector on
+    the same noise.
     """
     seed = ensembles.seed
     unit = ensembles.head.marginal_std.square().mean().sqrt().cpu() * windows.truth[0].numel() ** 0.5
@@ -157,7 +157,7 @@ def add_latents(
             excess = distance_matrix(flat[name][:, :PAIRED], truth) - 1.1 * from_truth
             found = as_interval(bootstrap_pairs(excess, num_bootstrap, seed, groups))
             entry.add(name, {"energy_distance_excess": found}, ONE_STEP)
-    for name in (*STUDENTS, "rival"):
+    for name in (*STUDENTS, "scoring"):
         if name in flat:
             found = pairing(flat[name], teacher, num_bootstrap, seed, groups)
             entry.add(name, {"pairing": found}, ONE_STEP)

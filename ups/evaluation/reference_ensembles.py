@@ -11,8 +11,7 @@
 
 Nothing is fed back into an ensemble of analogs, so its errors grow only as they did in these rollouts. Starts
 are compared by the latents of the last input frame, for a full-rank codec the normalised fields; parameters
-that are input to models must agree. Ensembles that were never the best of the cheap ones are in
-bench/errors_by_lead.py.
+that are input to models must agree.
 """
 
 import time
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.config.sections import EvaluateConfig
+from ups.config.schema import EvaluateConfig
 from ups.evaluation.ensemble import Ensembles
 from ups.evaluation.truth import Truth, affordable
 from ups.generative.sampling import sample_starts

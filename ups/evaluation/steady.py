@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.config.sections import EvaluateConfig
+from ups.config.schema import EvaluateConfig
 from ups.data.generate import solver_of
 from ups.evaluation.ensemble import resampled
 from ups.evaluation.transient import in_words
@@ -192,7 +192,7 @@ def posterior_draws(
         case "gaussian":
             return sample_fields(residuals, lambda condition, some: some, prior, predicted, noise)
         case "prior":
-            return sample_fields(residuals, Sampler(prior, 0).whitened, prior, predicted, noise)
+            return sample_fields(residuals, Sampler(prior).whitened, prior, predicted, noise)
 
 
 def draws_of(

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ups.config.sections import EvaluateConfig, TaskConfig
+from ups.config.schema import EvaluateConfig, TaskConfig
 from ups.evaluation.by_evaluations import STARTS, add_curves, coarser_samplers, with_corrector
 from ups.evaluation.checks import LEADS, independence
 from ups.evaluation.ensemble import CHEAP, Ensembles, costs_per_state, rollouts
@@ -129,12 +129,9 @@ def second_ensemble(
 
 def compared(names: Sequence[str], cheap: str) -> list[tuple[str, str]]:
     """Pairs of models: trained ones with the best cheap ensemble, the operator and linear-Gaussian waves; all
-    with exact samples; students with their teacher and the rival."""
+    with exact samples; students with their teacher and the network trained by scores."""
     trained = [
-        (model, other)
-        for model in names
-        if model not in UNTRAINED
-        for other in (cheap, "operator", "dressed_waves")
+        (model, other) for model in names if model not in UNTRAINED for other in (cheap, "operator", "waves")
     ]
     exact = [
         *[(model, "exact") for model in names if model != "exact"],
@@ -144,8 +141,8 @@ def compared(names: Sequence[str], cheap: str) -> list[tuple[str, str]]:
     ]
     others = [
         ("corrector", "dressed_conditional"),
-        *[(model, "corrector") for model in names if model not in (*UNTRAINED, "corrector", "rival")],
-        ("student_1", "rival"),
+        *[(model, "corrector") for model in names if model not in (*UNTRAINED, "corrector", "scoring")],
+        ("student_1", "scoring"),
     ]
     return list(dict.fromkeys([*trained, *[pair for pair in (*exact, *others) if {*pair} <= {*names}]]))
 
@@ -232,7 +229,7 @@ def words_of(entry: Entry) -> list[str]:
         for student, words in STUDENTS.items()
         if student in models
     ]
-    if waves := entry.value("corrector / dressed_waves", "crps"):
+    if waves := entry.value("corrector / waves", "crps"):
         out.append(on_waves(waves))
     if "exact" in models:
         beside = ", ".join(
@@ -246,11 +243,11 @@ def words_of(entry: Entry) -> list[str]:
             "of the single future in the data, and no independent members have a lower mean CRPS. CRPS over "
             f"that of exact samples: {beside}; the corrector's at its worst lead: {in_words(last)}."
         )
-    if {"rival", "student_1"} <= {*models}:
+    if {"scoring", "student_1"} <= {*models}:
         out.append(
             "The same network trained by scores, without a teacher, has "
-            f"{ratio('rival', 'student_1', 'crps')} times the CRPS and "
-            f"{ratio('rival', 'student_1', 'energy_score')} times the energy score of the student's "
+            f"{ratio('scoring', 'student_1', 'crps')} times the CRPS and "
+            f"{ratio('scoring', 'student_1', 'energy_score')} times the energy score of the student's "
             "single evaluation."
         )
     return out

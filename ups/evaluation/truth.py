@@ -13,10 +13,9 @@ from ups.config.schema import Config
 from ups.data.build_cache import same_sources
 from ups.data.cache import Cache, open_cache
 from ups.data.generate import solver_of
-from ups.data.sources import Source
 from ups.data.tokenizer import Tokenizer
 from ups.models.head import TaskHead
-from ups.userdata.reader import UserTrajectories
+from ups.userdata.trajectories import Trajectories
 
 LAW_BYTES = 2**30  # memory of the exact samples that replace the data as the truth
 
@@ -34,14 +33,16 @@ class Truth:
     (n,): rows of the cache, the same initial conditions for every parameter value.
     """
 
-    def __init__(self, cache: Cache, sources: Sequence[Source], split: str, context: int, most: int = 0):
+    def __init__(
+        self, cache: Cache, sources: Sequence[Trajectories], split: str, context: int, most: int = 0
+    ):
         self.cache, self.task, self.sources = cache, cache.task, sources
         self.split, self.context, self.rows = split, context, cache.split[split]
         if most:
             self.rows = self.rows[torch.argsort(cache.trajectory[self.rows], stable=True)[:most]]
         # trajectories of user data may be longer in this split than in training
-        is_own = isinstance(sources[0], UserTrajectories) and not self.task.is_steady
-        total = sources[0].frames_of(self.rows.tolist()) if is_own else cache.num_frames
+        is_one = len(sources) == 1 and not self.task.is_steady
+        total = sources[0].frames_of(self.rows.tolist()) if is_one else cache.num_frames
         self.num_frames = total - context
         if context and self.num_frames < 1:
             raise ValueError(

@@ -24,7 +24,7 @@ from ups.common.device import autocast
 from ups.common.files import DamagedError
 from ups.common.place import make_target
 from ups.config.model import ModelConfig
-from ups.config.sections import OptimConfig
+from ups.config.schema import OptimConfig
 from ups.generative.cell_posterior import posterior_of
 from ups.generative.diffusion import Velocity, largest_mode
 from ups.generative.limits import WaveLimits
@@ -46,7 +46,7 @@ from ups.models.facts import Facts, checked
 from ups.models.network import TaskNetwork
 from ups.tasks import described_task
 from ups.training.optim import fit_averaged
-from ups.training.stage import load_stage
+from ups.training.weights import load_stage
 
 METHODS = ("pushed", "error", "gaussian", "diffusion")  # of sampling: ups/generative/prior_selection.py
 MAX_FACTS = 8

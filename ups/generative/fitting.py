@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ups.common.device import send
 from ups.config.load import to_dict
-from ups.config.sections import DiffusionConfig, SteadyConfig
+from ups.config.schema import DiffusionConfig, SteadyConfig
 from ups.data.schedule import Schedule
 from ups.generative.corrector import (
     STATISTICS_BATCHES,

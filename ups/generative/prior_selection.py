@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ups.common.mask import filled
-from ups.config.sections import SteadyConfig
+from ups.config.schema import SteadyConfig
 from ups.generative.cell_posterior import CellPosterior, two_levels
 from ups.generative.corrector import METHODS, Corrector
 from ups.generative.observation import PARTIAL, observe_case, row_generators
@@ -114,7 +114,7 @@ def relative_scores(
     (prediction, noise, u_ref), scores = _observed(source, case, seed, num_fields), []
     for method in METHODS:
         network.heads[source.name].method = method
-        u = sample_fields(source, Sampler(network, 0).whitened, network, prediction, noise)
+        u = sample_fields(source, Sampler(network).whitened, network, prediction, noise)
         scores.append(_score(source, u, u_ref))
     return torch.stack(scores) / scores[0]
 

@@ -1,9 +1,10 @@
 """Samplers of the operator's residual, and ensembles of rollouts and solutions made with them.
 
+    waves        Gaussian waves in closed form, no evaluation         (stage diffusion)
     corrector    the diffusion, 2 sampler_steps evaluations           (stage diffusion)
     student_1    its student in one evaluation                        (stage consistency)
     student_2    its student in two, with fresh noise at mid_angle    (stage consistency)
-    rival        one evaluation of a network trained by scores        (stage rival)
+    scoring      one evaluation of a network trained by scores        (stage scoring)
     prior        the diffusion of a steady task                       (stage steady)
 
 The folder of a finished stage is enough: it has the conditional mean and scale, and its config.json has
@@ -33,7 +34,7 @@ from ups.generative.student import sample_student
 from ups.models.assimilation import perturbed
 from ups.models.operator import Operator, padded
 from ups.models.rollout import ensemble_rollout, in_blocks, member_noise
-from ups.training.finished import stage_of_run
+from ups.training.artifact import stage_of_run
 
 FieldPrediction = tuple[Tensor, Tensor, Tensor, Start]  # of FieldConditions.predict
 
@@ -41,7 +42,7 @@ STATES = 512  # states in one call of a network
 BLOCK, BLOCK_BYTES = 64, 2**28  # the same on a CPU; largest size of the fields of one call
 KEYS = ("noise", "second")  # of the random numbers of a sample
 
-# name -> (stage, evaluations of a student; 0: the probability flow of a diffusion)
+# name -> (stage, evaluations; None: those of the probability flow of a diffusion)
 SAMPLERS = {
     sampler: (stage.name, evaluations)
     for stage in STAGES.values()
@@ -55,7 +56,7 @@ class Sampler:
     of a diffusion, 0: as in training."""
 
     network: Corrector
-    evaluations: int
+    evaluations: int | None = None
     num_steps: int = 0
 
     def whitened(
@@ -66,7 +67,7 @@ class Sampler:
         velocity, description = self.network.velocity(condition), self.network.description
         if self.network.heads[condition.name].method != "diffusion":
             return condition.initial_state(noise)
-        if self.evaluations == 0:
+        if self.evaluations is None:
             num_steps = num_steps or self.num_steps or description["sampler_steps"]
             return sample(velocity, condition.initial_state(noise), num_steps)
         return sample_student(
@@ -91,20 +92,23 @@ class Sampler:
         stay those of the case itself. is_limited: apply the head's `WaveLimits`.
         """
         head = self.network.heads[states.name]
+        case = torch.arange(len(tokens), device=noise.device).repeat_interleave(len(noise) // len(tokens))
+        if self.evaluations == 0:  # the waves of the training residuals need no limits
+            condition = head.gaussian_condition(tokens, facts).rows(case)
+            return head.unwhiten(head.waves.sample_gaussian(noise), condition)
         condition = head.condition(tokens, facts)
         network_condition = (
             condition
             if shuffle is None
             else replace(condition, tokens=condition.tokens[shuffle], facts=condition.facts[shuffle])
         )
-        case = torch.arange(len(tokens), device=noise.device).repeat_interleave(len(noise) // len(tokens))
         options = {"num_steps": num_steps} if num_steps else {}
         white = self.whitened(network_condition.rows(case), noise, second, **options)
         r = head.unwhiten(white, condition.rows(case))
         if not is_limited:
             return r
         w_pred, w = (states.decode(z).flatten(1, 2) for z in (states.prediction(tokens)[case], r))
-        w = head.limits(w_pred, w, max(1, self.evaluations), facts[case, -1] > 0)
+        w = head.limits(w_pred, w, self.evaluations or 1, facts[case, -1] > 0)
         return states.encode(w.unflatten(1, (states.head.bundle, -1)))
 
 
@@ -121,7 +125,7 @@ def load_sampler(run_dir: Path, name: str, device: torch.device | str, operator:
     stage, evaluations = SAMPLERS[name]
     stage_of_run(run_dir, stage)
     network = load_corrector(run_dir / stage, device, operator)
-    if not evaluations and "sampler_steps" not in network.description:
+    if evaluations is None and "sampler_steps" not in network.description:
         raise DamagedError(
             f"config.json in {run_dir / stage} has no sampler_steps; expected the number of steps of the "
             f"sampler. Run {make_target(stage)}."

@@ -8,8 +8,8 @@ that a one-step sampler visits. The point where it passes `mid_angle` trains the
 end: one solution, two pairs. Knowledge distillation on ODE pairs is Luhman and Luhman 2021 (arXiv
 2101.02388); the second pair is ours.
 
-`ensemble_scores` is the loss of the tuning phase and the only loss of the rival (Lang et al. 2024, arXiv
-2412.15832).
+`ensemble_scores` is the loss of the tuning phase and the only loss of the stage scoring (Lang et al. 2024,
+arXiv 2412.15832).
 """
 
 from collections.abc import Callable

@@ -21,7 +21,7 @@ from ups.generative.residuals import TransientResiduals, sum_by_task
 from ups.generative.sampling import SAMPLERS, Sampler, sample_states
 from ups.metrics.proper import fair_crps
 from ups.select import Decision, choose, select_sampler
-from ups.training.finished import stage_of_run
+from ups.training.artifact import stage_of_run
 
 CRPS_KEY = "validation_crps"  # in config.json: task -> sampler -> CRPS, None if a member is not finite
 ROWS, LEADS, MEMBERS = 32, 10, 4
@@ -42,28 +42,29 @@ def validate_samplers(
     first leads, channels and cells of normalised fields; None if a member is not finite. With the decisions
     on the error of sampled states.
 
-    Sets the limits of the heads, and their `sample_error` by the best sampler. contexts: task -> number of
-    context frames. A collective.
+    Sets the limits of the heads, and their `sample_error` by the best sampler with a network. contexts: task
+    -> number of context frames. A collective.
     """
     [network] = {sampler.network for sampler in samplers.values()}
+    trained = {name: sampler for name, sampler in samplers.items() if sampler.evaluations != 0}
     power = {}
     for name, source in residuals.items():
         power[name] = measure_residuals(network.heads[name].limits, source, seed, ranks)
-        fit_gains(samplers, source, power[name], seed, ranks)
+        fit_gains(trained, source, power[name], seed, ranks)
     crps_by_error = {}
     for error in ERRORS:
         for name in residuals:
             network.heads[name].sample_error = error
-        crps_by_error[error] = _crps_by_sampler(samplers, residuals, contexts, seed, ranks, ERROR_ROWS)
+        crps_by_error[error] = _crps_by_sampler(trained, residuals, contexts, seed, ranks, ERROR_ROWS)
     decisions = []
     for name, source in residuals.items():
         best = {f"{error:g}": _best(crps[name]) for error, crps in crps_by_error.items()}
-        question = f"error of states of {name} sampled by {', '.join(samplers)}"
+        question = f"error of states of {name} sampled by {', '.join(trained)}"
         rule = "the lowest CRPS of the best sampler; sizes over that of a residual"
         rows = len(source.cache.rows_by_parameter("val", ERROR_ROWS))
         decisions.append(choose(question, best, rule, rows=rows, seed=seed))
         network.heads[name].sample_error = float(decisions[-1].chosen)
-        fit_gains(samplers, source, power[name], seed, ranks, is_sampled=True)
+        fit_gains(trained, source, power[name], seed, ranks, is_sampled=True)
     return {CRPS_KEY: _crps_by_sampler(samplers, residuals, contexts, seed, ranks, ROWS)}, decisions
 
 
@@ -125,7 +126,9 @@ def finished_samplers(run_dir: str | Path, task: str) -> dict[str, tuple[int, fl
             try:
                 crps = description.get(CRPS_KEY, {}).get(task, {}).get(sampler, math.inf)
                 if crps is not None:
-                    found[sampler] = evaluations or 2 * int(description["sampler_steps"]), float(crps)
+                    if evaluations is None:
+                        evaluations = 2 * int(description["sampler_steps"])
+                    found[sampler] = evaluations, float(crps)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise DamagedError(
                     f"{Path(run_dir) / stage}/config.json has no readable scores of {sampler} "
@@ -147,7 +150,7 @@ def best_within(run_dir: str | Path, task: str, evaluations: int) -> tuple[str, 
     """(sampler, midpoint steps of the corrector or 0) that uses most of a budget of network evaluations per
     call.
 
-    Candidates are students and rival with one or two evaluations, the better on validation first, and the
+    Candidates are students and `scoring` with one or two evaluations, the better on validation first, and the
     corrector with at most its trained number of steps. DEFAULT if nothing fits.
     """
     found, steps = {}, 0

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ups.config.bases import BASES
+from ups.config.model import BASES
 
 Check = Callable[[Any], bool]
 Rows = dict[str, tuple[Check, str]]  # key: (check of its value, expected value in words)

@@ -27,7 +27,7 @@ from ups.models.facts import AGAIN, HeadFacts, data_facts, flat_facts
 from ups.models.head import TaskHead
 from ups.models.network import TaskNetwork
 from ups.models.rollout import rollout
-from ups.training.stage import load_stage
+from ups.training.weights import load_stage
 from ups_discovery.boundary import BOUNDARIES, PERIODIC, along
 
 if TYPE_CHECKING:

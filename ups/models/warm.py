@@ -17,7 +17,7 @@ from ups.data.tokenizer import Tokenizer
 from ups.models.backbones.backbone import task_of
 from ups.models.head import TaskHead
 from ups.models.network import TaskNetwork
-from ups.training.stage import load_stage
+from ups.training.weights import load_stage
 
 AS_IT_WAS, TRANSLATED = "as it was", "in the terms of its new codec"
 # facts that the stage decides, which need not agree for a warm start

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ups.config.sections import OperatorConfig, TaskConfig
+from ups.config.schema import OperatorConfig, TaskConfig
 from ups.data.cache import Cache
 from ups.data.counts import most_calls
 from ups.data.schedule import Batch, Schedule

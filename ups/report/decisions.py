@@ -11,7 +11,7 @@ from ups.generative.validation import validated_samplers
 from ups.report.tables import Row
 from ups.report.templates import render
 from ups.select import Decision, select_sampler
-from ups.training.finished import read_stage
+from ups.training.artifact import read_stage
 
 HEAD = ("question", "chosen", "its score", "others", "rule", "trajectories")
 NUM_OTHERS = 4  # in a row of the table

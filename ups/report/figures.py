@@ -39,7 +39,7 @@ from ups.results import Entry
 
 CYCLE = [
     LOOKS[name]
-    for name in ("operator", "base", "student_1", "corrector", "rival", "student_2", "persistence")
+    for name in ("operator", "base", "student_1", "corrector", "scoring", "student_2", "persistence")
 ]  # of tasks
 COLUMNS = 5  # leads shown of a 2D field
 

@@ -15,7 +15,7 @@ from ups.evaluation.gates import error_of, horizon_of
 from ups.report.report import COMPARED, check_results
 from ups.report.tables import markdown_table
 from ups.results import AGAIN, FACTS, TABLE, Entry, Results, load
-from ups.training.finished import DONE
+from ups.training.artifact import DONE
 
 OPTIONS = {
     "--runs": {"default": "runs", "help": "folder of all runs"},

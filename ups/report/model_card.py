@@ -20,8 +20,7 @@ from ups.report.tables import is_interval, label, markdown_table, noise_in_words
 from ups.report.templates import render
 from ups.results import OBSERVED, Results
 from ups.tasks import in_unit
-from ups.training.finished import CARD, IMAGES
-from ups.training.names import pictures_of_card
+from ups.training.artifact import CARD, IMAGES, pictures_of_card
 
 SCORES = {
     "crps": "fair CRPS",

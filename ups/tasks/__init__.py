@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ups.tasks import families, uncertain
-from ups.tasks.task import Array, Finding, Task, in_unit
-from ups.tasks.user_task import Place, make_user_task, require_name
+from ups.tasks.task import Finding, Place, Task, in_unit
+from ups.tasks.user_task import make_user_task, require_name
 
 __all__ = [
     "TASKS",
-    "Array",
     "Finding",
     "Place",
     "Task",

@@ -8,7 +8,7 @@ strides those of PDEBench's benchmark.
 from typing import Any
 
 from ups.tasks.published import PUBLISHED
-from ups.tasks.task import Array, Task
+from ups.tasks.task import Place, Task
 from ups_discovery.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
 
 ADVECTION = Task(
@@ -16,8 +16,7 @@ ADVECTION = Task(
     fields=("u",),
     ndim=1,
     boundary=PERIODIC,
-    layout="arrays",
-    arrays=(Array("tensor"),),
+    arrays=(Place("tensor", ("trajectory", "time", "x"), ("u",)),),
     filename="1D_Advection_Sols_beta{}.hdf5",
     parameters=("beta",),
     equation="∂u/∂t + beta ∂u/∂x = 0",
@@ -35,8 +34,7 @@ BURGERS = Task(
     fields=("u",),
     ndim=1,
     boundary=PERIODIC,
-    layout="arrays",
-    arrays=(Array("tensor"),),
+    arrays=(Place("tensor", ("trajectory", "time", "x"), ("u",)),),
     filename="1D_Burgers_Sols_Nu{}.hdf5",
     parameters=("Nu",),
     equation="∂u/∂t + u ∂u/∂x = (Nu/π) ∂²u/∂x²",
@@ -58,8 +56,10 @@ DARCY = Task(
     fields=("u",),
     ndim=2,
     boundary=DIRICHLET,
-    layout="arrays",
-    arrays=(Array("nu", steady=True), Array("tensor")),
+    arrays=(
+        Place("nu", ("trajectory", "x", "y"), ("a",)),
+        Place("tensor", ("trajectory", "time", "x", "y"), ("u",)),
+    ),
     filename="2D_DarcyFlow_beta{}_Train.hdf5",
     parameters=("beta",),
     equation="-∇·(a ∇u) = beta",
@@ -75,8 +75,7 @@ DIFFUSION_REACTION = Task(
     fields=("u", "v"),
     ndim=2,
     boundary=NO_FLUX,
-    layout="groups",
-    arrays=(Array("data", channels=2, vector=True),),
+    arrays=(Place("*/data", ("time", "y", "x", "channel"), ("u", "v")),),
     filename="2D_diff-react_NA_NA.h5",
     equation="∂u/∂t = Du lap u + u - u³ - k - v, ∂v/∂t = Dv lap v + u - v",
     constants=(("Du", 1e-3), ("Dv", 5e-3), ("k", 5e-3)),
@@ -94,8 +93,7 @@ DIFFUSION_SORPTION = Task(
     fields=("u",),
     ndim=1,
     boundary=DIRICHLET,
-    layout="groups",
-    arrays=(Array("data", vector=True),),
+    arrays=(Place("*/data", ("time", "x", "channel"), ("u",)),),
     filename="1D_diff-sorp_NA_NA.h5",
     equation="R(u) ∂u/∂t = D ∂²u/∂x², R(u) = 1 + (1 - por)/por rho_s k_f n_f u^(n_f - 1)",
     constants=(("D", 5e-4), ("por", 0.29), ("rho_s", 2880.0), ("k_f", 3.5e-4), ("n_f", 0.874)),
@@ -109,11 +107,10 @@ INCOMPRESSIBLE = Task(
     fields=("Vx", "Vy", "particles", "force_x", "force_y"),
     ndim=2,
     boundary=DIRICHLET,
-    layout="arrays",
     arrays=(
-        Array("velocity", channels=2, vector=True),
-        Array("particles", vector=True),
-        Array("force", channels=2, vector=True, steady=True),
+        Place("velocity", ("trajectory", "time", "x", "y", "channel"), ("Vx", "Vy")),
+        Place("particles", ("trajectory", "time", "x", "y", "channel"), ("particles",)),
+        Place("force", ("trajectory", "x", "y", "channel"), ("force_x", "force_y")),
     ),
     filename=next(iter(PUBLISHED["ns_incom2d"])),
     still=("force_x", "force_y"),
@@ -135,8 +132,7 @@ SHALLOW_WATER = Task(
     fields=("h",),
     ndim=2,
     boundary=OUTFLOW,
-    layout="groups",
-    arrays=(Array("data", vector=True),),
+    arrays=(Place("*/data", ("time", "x", "y", "channel"), ("h",)),),
     filename="2D_rdb_NA_NA.h5",
     positive=("h",),
     equation="∂h/∂t + ∇·(h V) = 0, ∂(h V)/∂t + ∇·(h V V) + g h ∇h = 0",
@@ -158,8 +154,7 @@ def reaction_diffusion(name: str, rho: float, **facts: Any) -> Task:
         fields=("u",),
         ndim=1,
         boundary=PERIODIC,
-        layout="arrays",
-        arrays=(Array("tensor"),),
+        arrays=(Place("tensor", ("trajectory", "time", "x"), ("u",)),),
         filename=f"ReacDiff_Nu{{}}_Rho{rho}.hdf5",
         parameters=("Nu", "rho"),
         constants=(("rho", rho),),
@@ -201,8 +196,7 @@ def gas(name: str, ndim: int, filename: str, **facts: Any) -> Task:
         name=name,
         fields=fields,
         ndim=ndim,
-        layout="arrays",
-        arrays=tuple(map(Array, fields)),
+        arrays=tuple(Place(field, ("trajectory", "time", *"xyz"[:ndim]), (field,)) for field in fields),
         filename=filename,
         equation="density (∂Vi/∂t + V·∇Vi) = -∂i pressure + ∇·(eta density ∇Vi) + ∂i ((zeta + eta/3) density "
         "∂i Vi), with the conservation of mass and of the energy of an ideal gas (adiabatic index 5/3)",

@@ -13,18 +13,17 @@ from ups.tasks.published import PUBLISHED
 
 
 @dataclass(frozen=True)
-class Array:
-    """One array of a task's files. channels: how many it holds; vector: they are a trailing axis; steady: no
-    time axis."""
+class Place:
+    """An array of a file: its name (* for the groups of trajectories), a word for each stored axis
+    (trajectory, time, channel, component, single, or an axis of space), and its fields."""
 
-    key: str
-    channels: int = 1
-    vector: bool = False
-    steady: bool = False
+    array: str
+    axes: tuple[str, ...]
+    fields: tuple[str, ...]
 
-    def axes(self, space: tuple[str, ...]) -> tuple[str, ...]:
-        """Axes of one trajectory whose space axes are `space`, such as ("time", "x")."""
-        return (() if self.steady else ("time",)) + space + (("channel",) if self.vector else ())
+    @property
+    def is_steady(self) -> bool:
+        return "time" not in self.axes
 
 
 @dataclass(frozen=True)
@@ -92,10 +91,7 @@ class Task:
     is_stationary: bool = False
 
     # ---- files
-    # "arrays": one array per channel, trajectories on axis 0; "groups": one HDF5 group per trajectory;
-    # "user": as `user_facts` declare
-    layout: str
-    arrays: tuple[Array, ...]  # arrays of a file, in the order of `inputs` then `fields`
+    arrays: tuple[Place, ...]  # arrays of a file; of a family's, in the order of `inputs` then `fields`
     has_own_times: bool = False  # the array t holds the times of each trajectory
     filename: str  # published name, with the first parameter as {}
     respell: tuple[str, str] = ("", "")  # (old, new) text where PDEBench writes the number unlike Python
@@ -228,10 +224,10 @@ class Task:
         return {} if self.user_facts is not None else PUBLISHED.get(self.files_of or self.name, {})
 
     @property
-    def is_contiguous(self) -> bool:
-        """Whether published files store trajectories one after the other, so that the first ones can be
-        downloaded alone."""
-        return self.layout == "arrays"
+    def is_grouped(self) -> bool:
+        """Whether files hold a group for each trajectory; else published ones store trajectories one after
+        the other, so that the first ones can be downloaded alone."""
+        return any("*" in place.array for place in self.arrays)
 
     def hidden(self, **defaults: Any) -> "Task":
         """The variant that reads the same files and hides the parameter. defaults: settings that differ."""

@@ -5,18 +5,18 @@ from dataclasses import replace
 from typing import Any
 
 from ups.tasks.families import DARCY
-from ups.tasks.task import Array, Task
+from ups.tasks.task import Place, Task
 from ups_discovery.boundary import PERIODIC
 
 
-def excitable(name: str, filename: str, **facts: Any) -> Task:
+def excitable(name: str, filename: str, channels: tuple[str, ...] = ("u", "v"), **facts: Any) -> Task:
     """Barkley's excitable medium on a torus, kicked at random."""
     return Task(
         name=name,
         fields=("u", "v"),
         ndim=2,
         boundary=PERIODIC,
-        layout="arrays",
+        arrays=tuple(Place(key, ("trajectory", "time", "x", "y"), (key,)) for key in channels),
         filename=filename,
         constants=(("a", 0.75), ("b", 0.06), ("eps", 0.03)),
         domain=(0.0, 22.4),
@@ -36,7 +36,6 @@ FAMILIES = (
     excitable(
         "barkley2d",
         "2D_Barkley.hdf5",
-        arrays=(Array("u"), Array("v")),
         equation=f"{KICKS} at random times and places",
         why_uncertain="kicks at random times and places excite it",
         has_known_law=True,
@@ -44,7 +43,7 @@ FAMILIES = (
     excitable(  # the control, whose future is certain
         "barkley2d_shown",
         "2D_Barkley_Shown.hdf5",
-        arrays=(Array("u"), Array("v"), Array("kick"), Array("age")),
+        ("u", "v", "kick", "age"),
         forcing=("kick", "age"),
         equation=f"{KICKS} at known times and places",
     ),
@@ -53,8 +52,7 @@ FAMILIES = (
         fields=("u",),
         ndim=1,
         boundary=PERIODIC,
-        layout="arrays",
-        arrays=(Array("tensor"),),
+        arrays=(Place("tensor", ("trajectory", "time", "x"), ("u",)),),
         filename="1D_BurgersForced_Nu{}.hdf5",
         parameters=("Nu",),
         equation="∂u/∂t + u ∂u/∂x = Nu ∂²u/∂x² + white noise in the waves 1 to 3",
@@ -82,8 +80,7 @@ FAMILIES = (
         fields=("u",),
         ndim=1,
         boundary=PERIODIC,
-        layout="arrays",
-        arrays=(Array("tensor"),),
+        arrays=(Place("tensor", ("trajectory", "time", "x"), ("u",)),),
         filename="1D_KS_Coarse.hdf5",
         constants=(("length", 112.0),),
         domain=(0.0, 112.0),
@@ -102,8 +99,7 @@ FAMILIES = (
         fields=("omega",),
         ndim=2,
         boundary=PERIODIC,
-        layout="arrays",
-        arrays=(Array("omega"),),
+        arrays=(Place("omega", ("trajectory", "time", "x", "y"), ("omega",)),),
         filename="2D_VorticityForced_Nu{}.hdf5",
         parameters=("Nu",),
         constants=(("drag", 0.1),),

@@ -3,10 +3,9 @@ carry."""
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from ups.tasks.task import Task
+from ups.tasks.task import Place, Task
 
 MOST_LETTERS = 64  # bytes, of a name: that of a file has 255, with what is put before and behind it
 # attributes of torch's ModuleDict, which takes no module of such a name
@@ -16,20 +15,6 @@ TORCH = re.compile(
     "|dump_patches|eval|extra_repr|float|forward|half|items|keys|load_state_dict|modules|mtia"
     "|parameters|pop|state_dict|to|train|training|type|update|values"
 )
-
-
-@dataclass(frozen=True)
-class Place:
-    """An array of a user's file: its name (* for the groups of trajectories), a word for each stored axis
-    (trajectory, time, channel, component, single, or an axis of space), and its fields."""
-
-    array: str
-    axes: tuple[str, ...]
-    fields: tuple[str, ...]
-
-    @property
-    def is_steady(self) -> bool:
-        return "time" not in self.axes
 
 
 def require_name(name: str) -> None:
@@ -81,7 +66,6 @@ def make_user_task(name: str, facts: Mapping[str, Any]) -> Task:
         axes=tuple(facts["axes"]),
         boundary=facts["boundary"],
         domain=tuple((float(low), float(high)) for low, high in facts["domain"]),
-        layout="user",
         arrays=places,
         filename="",
         parameters=tuple(facts["parameters"]),

@@ -4,7 +4,7 @@ Commit: every rank writes its file into state/.tmp-STEP and flushes it; the rank
 there; the main process writes manifest.json (size and SHA-256 of every file) last, renames the folder to
 state/step_STEP, flushes the parent and only then removes older ones, keeping at least two. A crash at any
 point leaves the previous checkpoint untouched. A checkpoint is loaded only if its manifest matches the files
-and has the identity of the stage (ups/training/identity.py). Nothing is unpickled: tensors and plain values
+and has the identity of the stage (ups/training/artifact.py). Nothing is unpickled: tensors and plain values
 are read with weights_only.
 """
 
@@ -27,8 +27,7 @@ from ups.common.files import (
     require_hash,
     write_sealed,
 )
-from ups.training.identity import MANIFEST, require_identity
-from ups.training.names import CHECKPOINT
+from ups.training.artifact import CHECKPOINT, MANIFEST, require_identity
 from ups.training.weights import require_finite
 
 SHARED = "shared.pt"

@@ -17,8 +17,8 @@ import torch
 
 from ups import __version__
 from ups.common.place import ROOT
-from ups.config.sections import TrainConfig
-from ups.training.identity import dotted
+from ups.config.schema import TrainConfig
+from ups.training.artifact import dotted
 
 UNKNOWN, FACT_S = "unknown", 2.0  # git answers in a tenth of a second
 

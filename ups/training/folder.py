@@ -34,9 +34,16 @@ from ups.common.place import make_target
 from ups.common.text import read_yaml
 from ups.config.load import to_dict
 from ups.config.schema import Config
-from ups.training.finished import DONE, finished_stage
-from ups.training.identity import MANIFEST, relevant_keys, require_identity
-from ups.training.names import HEARTBEATS, OF_RANKS, STARTS
+from ups.training.artifact import (
+    DONE,
+    HEARTBEATS,
+    MANIFEST,
+    OF_RANKS,
+    STARTS,
+    finished_stage,
+    relevant_keys,
+    require_identity,
+)
 
 LOCK, MEMORY = ".lock", "memory"  # MEMORY: folder with the micro-batch that fitted on each rank
 CARRIERS = ("*.json", "*/*.json", f"state/*/{MANIFEST}")  # records that may carry an identity

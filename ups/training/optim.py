@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from ups.common.device import computed
-from ups.config.sections import OptimConfig
+from ups.config.schema import OptimConfig
 from ups.training.sharding import as_sharded, full_tensor, local_shard, shard_like
 
 # quintic of Jordan et al.; torch.optim.Muon's defaults, as are the next two

@@ -36,9 +36,9 @@ from ups.common.device import in_words
 from ups.common.files import file_hash, write_json
 from ups.common.progress import Bar, position
 from ups.config.load import to_dict
-from ups.config.schema import Config
-from ups.config.sections import OptimConfig, TrainConfig
+from ups.config.schema import Config, OptimConfig, TrainConfig
 from ups.training.activity import EXIT_STOPPED, send_event
+from ups.training.artifact import DONE, MODEL
 from ups.training.counters import Counters
 from ups.training.ending import Preempted
 from ups.training.environment import (
@@ -47,7 +47,6 @@ from ups.training.environment import (
     require_equal_facts,
     shared_facts,
 )
-from ups.training.finished import DONE, MODEL
 from ups.training.folder import StageFolder
 from ups.training.ranks import Ranks
 from ups.training.saving import MetricsLog, Saving, seed_everything, sum_in_one_order

@@ -11,7 +11,7 @@ import numpy
 import torch
 
 from ups.common.files import DamagedError
-from ups.config.sections import TrainConfig
+from ups.config.schema import TrainConfig
 from ups.training.activity import send_event
 from ups.training.checkpoint import Checkpoints
 from ups.training.counters import Counters, Update

@@ -30,7 +30,7 @@ import psutil
 
 from ups.common.files import DamagedError, is_at, require_plain, write_atomic, write_json
 from ups.common.progress import beat
-from ups.config.sections import TrackerConfig
+from ups.config.schema import TrackerConfig
 
 INIT_TIMEOUT_S = 30  # W&B's default is 90; without an answer the run is recorded offline
 FINISH_TIMEOUT_S = 20  # its default is none: it would wait for a network that never comes back

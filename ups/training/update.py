@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ups.common.files import is_out_of_memory
 from ups.common.place import make_target
-from ups.config.sections import OptimConfig, TrainConfig
+from ups.config.schema import OptimConfig, TrainConfig
 from ups.training import sharding
 from ups.training.counters import Counters, Update
 from ups.training.folder import MEMORY

@@ -39,9 +39,9 @@ from ups.userdata.fields import MOST_PARAMETERS
 from ups.userdata.inspect_file import is_even, numbers_of_run, tidy
 from ups.userdata.known_layouts import from_pdebench, from_well, is_well
 from ups.userdata.layout import field_names, field_of
-from ups.userdata.reader import ENOUGH_RUNS
 from ups.userdata.readers import Store, open_store
 from ups.userdata.times import jumps_in, times_in
+from ups.userdata.trajectories import ENOUGH_RUNS
 
 MOST_PARTS = 15  # files of one record, from which on none is cut
 # few runs are cut into WINDOWS windows of up to LONGEST frames; if these would be shorter than USEFUL frames,

@@ -13,8 +13,8 @@ from ups.tasks import make_user_task
 from ups.userdata.data_checks import horizon_words
 from ups.userdata.describe_lines import Line, meant
 from ups.userdata.open_files import open_user_files, user_files
-from ups.userdata.reader import UserTrajectories
 from ups.userdata.section import DEFAULTS, complete, facts
+from ups.userdata.trajectories import Trajectories
 
 SPARE = ("forcing", "missing", "num_frames", "parameters", "repeated", "skip_missing")  # keys to do without
 MOST_FILES = 20  # that are examined
@@ -57,7 +57,7 @@ def _asked(line: Line, part: str | None, why: str) -> list[Line]:
     return [replace(line, note=f"{why} Is it right?", is_offered=True)]
 
 
-def _examine(name: str, section: dict[str, Any], test_fraction: float) -> UserTrajectories:
+def _examine(name: str, section: dict[str, Any], test_fraction: float) -> Trajectories:
     """The trajectories of the first files. Raises ValueError or FileNotFoundError as the loader does for this
     section, and as the doctor does for these files."""
     full = complete(name, {**DEFAULTS, **section})
@@ -65,7 +65,7 @@ def _examine(name: str, section: dict[str, Any], test_fraction: float) -> UserTr
     task = make_user_task(name, facts(SimpleNamespace(**full | {"layout": layout})))
     paths = user_files(name, full["files"])
 
-    def opened(skip_missing: bool) -> UserTrajectories:
+    def opened(skip_missing: bool) -> Trajectories:
         keys = ("resolution", "num_frames", "dt", "cut")
         return open_user_files(
             task, paths[:MOST_FILES], **{key: full[key] for key in keys}, skip_missing=skip_missing

@@ -14,9 +14,9 @@ from ups.userdata.grid import find_coordinates, flipped_axes
 from ups.userdata.inspect_file import config_error, matching_files, measure
 from ups.userdata.known_layouts import from_well, is_well
 from ups.userdata.masks import whole_windows
-from ups.userdata.reader import UserFile, UserTrajectories
 from ups.userdata.readers import Store, open_store
 from ups.userdata.times import NO_TIMES, years_of
+from ups.userdata.trajectories import DataFile, Trajectories
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def open_user_files(
     split_by: str = "auto",
     cut: int = 0,
     skip_missing: bool = False,
-) -> UserTrajectories:
+) -> Trajectories:
     """The trajectories in `paths`, described but not read.
 
     resolution, num_frames, dt: expected grid, frames and step; 0 or (): those of the first file.
@@ -86,7 +86,7 @@ def open_user_files(
     cells = tuple(-(-n // space_stride) for n in resolution)
     is_broken = [skip_missing or len(one.jumps) > 0 for one in found]  # then later frames may not follow
     files = tuple(
-        UserFile(
+        DataFile(
             one.path,
             len(one.lengths),
             one.groups,
@@ -102,8 +102,8 @@ def open_user_files(
     if any(is_broken):
         jumps = [one.jumps for one in found for _ in one.lengths]
         first = np.array([(*run, 0) for run in runs])
-        whole_runs = UserTrajectories(
-            Path(paths[0]), task, files, first, min(lengths), cells, 0.0, {}, (), space_stride
+        whole_runs = Trajectories(
+            Path(paths[0]), task, task.arrays, files, first, min(lengths), cells, 0.0, {}, (), space_stride
         )
         rows, num_broken = whole_windows(whole_runs, lengths, used, cut, jumps, skip_missing)
     else:
@@ -123,9 +123,10 @@ def open_user_files(
     elif max(lengths) > num_frames:
         notes += (f"the first {num_frames} frames, of up to {max(lengths)}",)
     step = step or (0.0 if task.is_steady else 1.0)
-    return UserTrajectories(
+    return Trajectories(
         path=Path(paths[0]) if len(paths) == 1 else parts_of(paths[0])[0].parent,
         task=task,
+        arrays=task.arrays,
         files=files,
         rows=rows,
         num_frames=1 if task.is_steady else len(used),
@@ -142,7 +143,7 @@ def open_user_files(
     )
 
 
-def open_input(task: Task, path: str, dt: float, named: Sequence[str], **strides: int) -> UserTrajectories:
+def open_input(task: Task, path: str, dt: float, named: Sequence[str], **strides: int) -> Trajectories:
     """One file of fields to start from, laid out as the user's files of the task.
 
     dt: of its frames, if it holds no times; named: NAME=VALUE of parameters that are not read from it.

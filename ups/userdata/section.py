@@ -2,7 +2,7 @@
 
     ks: {files: "my/*.h5", layout: {u: [trajectory, time, x]}, boundary: periodic, domain: [0, 64], dt: 0.5}
 
-`complete` fills every key that the section leaves open; ups/userdata/reader.py reads the files.
+`complete` fills every key that the section leaves open; ups/userdata/trajectories.py reads the files.
 """
 
 from collections.abc import Mapping, Sequence

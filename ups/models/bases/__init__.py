@@ -2,12 +2,12 @@
 
 All act on normalised fields. Validation rollouts select one for each task (ups/models/base_selection.py); it
 is stored with the model. A new base is one file here with a subclass of `Base` and one row in
-ups/config/bases.py."""
+ups/config/model.py."""
 
 from pkgutil import resolve_name
 from typing import Any
 
-from ups.config.bases import BASES
+from ups.config.model import BASES
 from ups.models.bases.base import Base
 
 

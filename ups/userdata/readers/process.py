@@ -30,7 +30,7 @@ COMMAND = "from ups.userdata.readers import serve_files; serve_files()"
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # which need room each
 REMEDY = "Leave that file out, or copy its arrays into a new one."
 MOST_REMEMBERED = 4  # files, each of up to budget.MOST_NAMES arrays of 0.7 kB
-NUMBERS = ("read", "whole")  # the methods that give the numbers of an array
+NUMBERS = ("read", "whole", "rows")  # the methods that give the numbers of arrays
 # what messages between both processes are made of, besides numbers, text and mappings, by module
 MESSAGES = {
     "builtins": {"slice", "complex", "str", "bytes"},
@@ -53,13 +53,14 @@ class Messages(pickle.Unpickler):
 
 
 class ReadingProcess:
-    """A running process that answers calls of the methods of its open files."""
+    """A running process that answers calls of the methods of its open files. command: of Python, which calls
+    `serve`."""
 
-    def __init__(self) -> None:
+    def __init__(self, command: str = "") -> None:
         require_posix("reading files of data")
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", COMMAND],  # -P: imports nothing that lies beside the data
+            [sys.executable, "-P", "-c", command or COMMAND],  # -P: imports nothing that lies beside the data
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -68,9 +69,9 @@ class ReadingProcess:
         )
         self.owner, self.lock = os.getpid(), threading.Lock()
 
-    def call(self, path: Path, *request: Any) -> Any:
-        """The answer to a request about the file `path`. Raises the error of its reader, and DamagedError if
-        the process died of the file."""
+    def call(self, path: Path | str, *request: Any) -> Any:
+        """The answer to a request about the file at a path or an address. Raises the error of its reader, and
+        DamagedError if the process died of the file."""
         request = os.getcwd(), *request
         with self.lock:
             try:
@@ -194,8 +195,8 @@ class Foreign(Store):
         self._ask("require_whole", name)
 
 
-def serve(opened: Callable[[Path], Store]) -> None:
-    """Answer requests on stdin until it ends. opened: opens a file."""
+def serve(opened: Callable[..., Store]) -> None:
+    """Answer requests on stdin until it ends. opened: opens the file at a path, or at an address."""
     import resource
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent's to obey: it ends this one
@@ -214,14 +215,14 @@ def serve(opened: Callable[[Path], Store]) -> None:
 
 
 def _answer(
-    stores: dict[int, Store], opened: Callable[[Path], Store], method: str, arguments: list
+    stores: dict[int, Store], opened: Callable[..., Store], method: str, arguments: list
 ) -> tuple[Exception | None, Any]:
     """(The error of a request, its answer.)"""
     path = arguments[0] if method == "open" else stores[arguments[0]].path
     try:
         if method == "open":
             budget.begin()
-            stores[number := max(stores, default=0) + 1] = store = opened(path)
+            stores[number := max(stores, default=0) + 1] = store = opened(*arguments)
             store.used = budget.used()
             return None, (number, store.is_single)
         number, *arguments = arguments
@@ -232,12 +233,12 @@ def _answer(
         if method == "listed" and path.is_file():
             budget.allow(work=path.stat().st_size)
         if method in NUMBERS:
-            _allow_numbers(store, *arguments)
+            store.allow(*arguments)
         answer = store.listed if method == "listed" else getattr(store, method)(*arguments)
         if method not in NUMBERS:
             store.used = budget.used()
         if method == "attributes":
-            answer = {key: value for key, value in answer.items() if _is_plain(value)}
+            answer = {key: value for key, value in answer.items() if is_plain(value)}
         if method == "listed" and len(answer) > budget.MOST_NAMES:
             raise DamagedError(
                 f"{path} holds {len(answer)} arrays; expected at most {budget.MOST_NAMES}. Write fewer, with "
@@ -259,18 +260,7 @@ def _answer(
     return None, answer
 
 
-def _allow_numbers(store: Store, name: str, index: tuple = ()) -> None:
-    """Grant a request the room for the numbers that it asks for, and the time to unpack the whole array."""
-    found = store.array(name)
-    if found is not None:
-        index = (*index, *[slice(None)] * (len(found.shape) - len(index)))
-        num = found.dtype.itemsize
-        for size, part in zip(found.shape, index, strict=True):
-            num *= len(range(*part.indices(size))) if isinstance(part, slice) else 1
-        budget.allow(4 * num, found.dtype.itemsize * int(np.prod(found.shape, dtype=float)))
-
-
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     """Whether an attribute can be sent: text and numbers can, references within an HDF5 file cannot."""
     try:
         Messages(io.BytesIO(pickle.dumps(value))).load()

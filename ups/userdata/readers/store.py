@@ -2,6 +2,7 @@
 
 import fnmatch
 import importlib
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -222,6 +223,15 @@ class Store:
 
     def _require_whole(self, name: str) -> None:
         """`require_whole` of a whole array; a kind of file that holds all of them needs none."""
+
+    def allow(self, name: str, index: tuple = ()) -> None:
+        """Grant `read` the room for the numbers that it gives, and the time to unpack the whole array."""
+        if (found := self.array(name)) is not None:
+            index = (*index, *[slice(None)] * (len(found.shape) - len(index)))
+            num = found.dtype.itemsize
+            for size, part in zip(found.shape, index, strict=True):
+                num *= len(range(*part.indices(size))) if isinstance(part, slice) else 1
+            budget.allow(4 * num, found.dtype.itemsize * math.prod(found.shape))
 
     def _names(self) -> list[str]:
         raise NotImplementedError

@@ -1,14 +1,14 @@
-"""Rival of the student: the same network trained by ensemble scores alone, without a teacher, for comparison.
+"""Scoring: a generative network trained by proper scores of its samples, without a teacher.
 
     loss = CRPS + energy score of a few one-evaluation samples against the operator's residual
-    start: the corrector's weights or, with rival.start: fresh, the linear part of the sampler alone
+    start: the corrector's weights or, with scoring.start: fresh, the linear part of the sampler alone
 
 Reads:  RUN/diffusion/ and RUN/operator/ (finished), cache/TASK.h5, the reserved trajectories.
-Writes: RUN/rival/: state/, metrics.jsonl, model.safetensors, done.json. A report includes it if
+Writes: RUN/scoring/: state/, metrics.jsonl, model.safetensors, done.json. A report includes it if
 evaluate.stages (make: STAGES) names it.
 
-    accelerate launch train_rival.py
-    python train_rival.py --dry-run
+    accelerate launch train_scoring.py
+    python train_scoring.py --dry-run
 
 Expected (configs/small.yaml): CRPS and energy score some 3 % above the student's at equal time. The report
 compares the samples.
@@ -35,7 +35,7 @@ from ups.generative.validation import validate_samplers
 from ups.models.operator import load_operator
 from ups.training.ending import main_guard
 
-STAGE = "rival"
+STAGE, STREAM = "scoring", "rival"  # of the random numbers: the name of the stage in earlier versions
 
 
 def loss_of(network: Corrector, batches: Batches, num_members: int, step: int, part: slice) -> tuple:
@@ -51,13 +51,13 @@ def main() -> None:
     # ---- config, setup
     config, caches = load_inputs(__doc__, STAGE)
     run = start_run(config, STAGE, caches)
-    section, train, seed = config.rival, config.rival.train, config.run.seed
+    section, train, seed = config.scoring, config.scoring.train, config.run.seed
 
     # ---- data: residuals of the frozen operator
     operator = load_operator(config.run_dir / "operator", run.device, solvers_of(config))
     perturbed = config.diffusion.perturbed
     residuals = {name: TransientResiduals(operator, cache, perturbed) for name, cache in caches.items()}
-    batches = Batches(residuals, train.batch_size, seed, STAGE, run.ranks, offset=3)
+    batches = Batches(residuals, train.batch_size, seed, STREAM, run.ranks, offset=3)
     corrector = load_corrector(config.run_dir / "diffusion", run.device, operator)
     endpoints = partial(teacher_endpoints, corrector, seed)
     held_out = validation_shard(residuals, seed, train.validate_trajectories, run.ranks, endpoints)

@@ -1,14 +1,15 @@
-"""The trajectories in the files of a user, read as one set whatever the kind of the files and the order of
-their axes. ups/userdata/open_files.py makes them."""
+"""Trajectories, read as one set whatever the kind of the files and the order of their axes.
+ups/userdata/open_files.py makes them of a user's files, ups/data/pdebench.py of one in PDEBench's layout."""
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, product
 from pathlib import Path
-from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -18,14 +19,15 @@ from ups.userdata.masks import averaged, find_mask, with_nan
 from ups.userdata.readers import Store, open_store
 from ups.userdata.split import in_time, split
 
-BLOCK_BYTES = 16 * 2**20  # largest temporary of a read, as of PDEBench's files
+# largest temporary of a read; at this size opening and slicing cost under 1 % (measured)
+BLOCK_BYTES = 16 * 2**20
 MANY = ("trajectory", "time")  # axes of which a read takes a part
 ENOUGH_RUNS = 10  # from which on whole runs, and not windows of them, go to the parts of a split
 MOST_VALUES = 8  # of parameters, each with a base fitted to its trajectories
 
 
 @dataclass(frozen=True)
-class UserFile:
+class DataFile:
     """One file.
 
     groups: the name of the group of every trajectory, or (); parameters (trajectories, P); flipped: axes
@@ -43,16 +45,20 @@ class UserFile:
 
 
 @dataclass(frozen=True)
-class UserTrajectories:
-    """A description of the files of one task, as `ups.data.trajectories.Trajectories` of one file.
+class Trajectories:
+    """A description of the files of one task, which holds no open file: it can be forked, pickled and shared
+    between threads.
 
-    rows (n, 3): file, number in the file and first frame of every trajectory. starts (n,): a number for the
-    initial condition of every trajectory; trajectories that share one have the same. Holds no open file.
+    arrays: those of the files; rows (n, 3): file, number in the file and first frame of every trajectory.
+    num_frames, space, dt (0 of a steady task) and coordinates ("t" and the axes of space, float64) count
+    after striding. notes: oddities that were corrected, for the user. parameter, attributes: of a file in
+    PDEBench's layout, its first parameter and all attributes. opened: opens a file.
     """
 
     path: Path
     task: Task
-    files: tuple[UserFile, ...]
+    arrays: tuple[Place, ...]
+    files: tuple[DataFile, ...]
     rows: np.ndarray
     num_frames: int
     space: tuple[int, ...]
@@ -64,10 +70,11 @@ class UserTrajectories:
     first_frame: int = 0
     split_by: str = "auto"
     is_cut: bool = False
+    parameter: float | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    opened: Callable[[Path], AbstractContextManager[Store]] = open_store
     _spread: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, compare=False, repr=False)
     _first_frames: dict[int, bytes] = field(default_factory=dict, compare=False, repr=False)  # digests
-
-    parameter, attributes = None, MappingProxyType({})  # they are of trajectories: parameters
 
     @property
     def num_trajectories(self) -> int:
@@ -82,7 +89,7 @@ class UserTrajectories:
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """A number for the initial condition of every trajectory.
+        """A number (n,) for the initial condition of every trajectory; those that share one have the same.
 
         Files of equal length that differ by a parameter, as published ones do, repeat their initial
         conditions in the same order: the number in the file. Else trajectories with bitwise equal first
@@ -132,9 +139,12 @@ class UserTrajectories:
         """Whether there are enough runs to split them whole and not by windows."""
         return len(np.unique(self.rows[:, :2], axis=0)) >= ENOUGH_RUNS
 
-    def read(self, first: int, last: int, frames: range | None = None) -> np.ndarray:
+    def read(
+        self, first: int, last: int, frames: range | None = None, store: Store | None = None
+    ) -> np.ndarray:
         """Trajectories first..last-1 (n, num_frames, channels, *space), float32, physical units minus the
-        task's offsets. frames: consecutive frames to read, by default all."""
+        task's offsets. Only these trajectories, frames and strides are read. frames: consecutive frames to
+        read, by default all; store: the file, if it is open."""
         assert 0 <= first < last <= self.num_trajectories, (self.path, first, last, self.num_trajectories)
         frames = range(self.num_frames) if frames is None else frames
         out = np.empty((last - first, len(frames), len(self.task.channels), *self.space), np.float32)
@@ -142,13 +152,13 @@ class UserTrajectories:
         if self.is_cut and self.time_stride == 1 and frames == range(self.num_frames):
             following = (0, 0, self.num_frames)  # windows that follow each other are read as one film
         for file, pieces in groupby(_runs(rows, following), lambda piece: rows[piece[0], 0]):  # opened once
-            with open_store(self.files[file].path) as store:
-                for (start, stop), place in product(pieces, self.task.arrays):
+            with nullcontext(store) if store else self.opened(self.files[file].path) as held:
+                for (start, stop), place in product(pieces, self.arrays):
                     _, number, begin = rows[start].tolist()
                     part, wanted = out[start:stop], frames
                     if following[2]:
                         part, wanted = part.reshape(1, -1, *part.shape[2:]), range(len(frames) * len(part))
-                    self._fill(store, self.files[file], place, number, begin, part, wanted)
+                    self._fill(held, self.files[file], place, number, begin, part, wanted)
         for row in range(first, last) if frames.start == 0 else ():
             if row not in self._first_frames:
                 self._first_frames[row] = hashlib.sha256(out[row - first, 0].tobytes()).digest()
@@ -163,15 +173,16 @@ class UserTrajectories:
 
     def precision(self, name: str) -> float:
         """The relative rounding error of a field in the first file; 0 of whole numbers."""
-        place, file = next(place for place in self.task.arrays if name in place.fields), self.files[0]
-        with open_store(file.path) as store:
-            dtype = store.first_array(place.array).dtype
+        place, file = next(place for place in self.arrays if name in place.fields), self.files[0]
+        with self.opened(file.path) as store:
+            dtype = store.array(place.array.replace("*", "".join(file.groups[:1]))).dtype
         return float(np.finfo(dtype).eps) if dtype.kind == "f" else 0.0
 
     @cached_property
     def mask(self) -> np.ndarray | None:
-        """The cells (channels, *space) that never have a value, such as land; None if there are none."""
-        return find_mask(self)
+        """The cells (channels, *space) that never have a value, such as land; None if there are none, as in
+        the families of equations."""
+        return None if self.task.user_facts is None else find_mask(self)
 
     def place(self, row: int, frame: int) -> tuple[Path, str]:
         """The file that holds a frame of a trajectory, and the place in it in words."""
@@ -197,7 +208,7 @@ class UserTrajectories:
     def _fill(
         self,
         store: Store,
-        file: UserFile,
+        file: DataFile,
         place: Place,
         number: int,
         first_frame: int,
@@ -207,42 +218,28 @@ class UserTrajectories:
         """Read the fields of one array into out (n, time, channel, *space): the frames `wanted`, counted from
         `first_frame`, of the trajectories from `number` on."""
         names = [self.task.channels.index(field) for field in place.fields]
-        is_grouped = "*" in place.array
-        first = place.array.replace("*", file.groups[0]) if is_grouped else place.array
-        size = store.array(first).shape
-        num_stored = math.prod(n for axis, n in zip(place.axes, size, strict=True) if axis not in MANY)
-        count = max(1, BLOCK_BYTES // (8 * num_stored * (1 if is_grouped else len(out))))
-        frames = len(wanted) if place.is_steady else min(len(wanted), count)
-        for row in range(len(out) if is_grouped else 1):
+        facts, is_grouped = self.task.user_facts or {}, "*" in place.array
+        shape = store.array(place.array.replace("*", "".join(file.groups[:1]))).shape
+        frame_bytes = 8 * math.prod(n for axis, n in zip(place.axes, shape, strict=True) if axis not in MANY)
+        num_frames = len(wanted) if place.is_steady else max(1, min(len(wanted), BLOCK_BYTES // frame_bytes))
+        num_rows = 1 if is_grouped else max(1, BLOCK_BYTES // (frame_bytes * num_frames))
+        at: dict[str, slice | int] = {**dict.fromkeys(("channel", "component"), slice(None)), "single": 0}
+        for axis, size in zip(place.axes, shape, strict=True):
+            if axis in self.task.axes:
+                size -= axis in facts.get("repeated", ())
+                first = (size - 1) % self.space_stride if axis in file.flipped else 0
+                at[axis] = slice(first, size, self.space_stride)
+        for row in range(0, len(out), num_rows):
             array = place.array.replace("*", file.groups[number + row]) if is_grouped else place.array
-            target = out[row : row + 1] if is_grouped else out
-            for frame in range(wanted.start, wanted.stop, frames):
-                count, into = min(frames, wanted.stop - frame), frame - wanted.start
+            at["trajectory"] = slice(number + row, number + min(row + num_rows, len(out)))
+            for frame in range(wanted.start, wanted.stop, num_frames):
+                count, into = min(num_frames, wanted.stop - frame), frame - wanted.start
                 begin = first_frame + frame * self.time_stride
-                at = {
-                    "trajectory": slice(number, number + len(out)),
-                    "time": slice(begin, begin + (count - 1) * self.time_stride + 1, self.time_stride),
-                    **dict.fromkeys(("channel", "component"), slice(None)),
-                    "single": 0,
-                }
-                repeated = self.task.user_facts.get("repeated", ())
-                kept = {axis: n - (axis in repeated) for axis, n in zip(place.axes, size, strict=True)}
-                index = tuple(
-                    at.get(
-                        axis,
-                        slice(
-                            (kept[axis] - 1) % self.space_stride if axis in file.flipped else 0,
-                            kept[axis],
-                            self.space_stride,
-                        ),
-                    )
-                    for axis in place.axes
-                )
-                block = with_nan(
-                    np.asarray(store.read(array, index)), self.task.user_facts.get("missing", ())
-                )
-                block = self._ordered(block, place, file.flipped)
-                target[:, into : into + count, names] = self.task.counted(block, place.fields)
+                at["time"] = slice(begin, begin + (count - 1) * self.time_stride + 1, self.time_stride)
+                block = np.asarray(store.read(array, tuple(at[axis] for axis in place.axes)))
+                block = self._ordered(with_nan(block, facts.get("missing", ())), place, file.flipped)
+                target = out[row : row + num_rows, into : into + count]
+                target[:, :, names] = self.task.counted(block, place.fields)
 
     def _ordered(self, block: np.ndarray, place: Place, flipped: Sequence[str]) -> np.ndarray:
         """A part of a stored array as (trajectory, time, channel, *space); axes that it lacks have length

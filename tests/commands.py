@@ -1,0 +1,41 @@
+"""Commands as a user runs them, in processes of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# of the `make test` around the tests, which no command of theirs inherits
+OF_MAKE = (
+    "MAKEFLAGS MFLAGS MAKELEVEL CONFIG RUN RUNS ARGS TOPOLOGY STAGE STAGES TASK UPS_EXPECT_WORLD".split()
+)
+
+
+def inherited() -> dict[str, str]:
+    """The environment of a command: ups of this clone, one thread."""
+    kept = {name: value for name, value in os.environ.items() if name not in OF_MAKE}
+    return kept | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def run(
+    *words: object, cwd: Path = ROOT, timeout: float = 120, **variables: str
+) -> subprocess.CompletedProcess:
+    """A command with its output as text; it reads nothing. variables: more of its environment."""
+    return subprocess.run(
+        [str(word) for word in words],
+        cwd=cwd,
+        env=inherited() | variables,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def python(*words: object, **options) -> subprocess.CompletedProcess:
+    return run(sys.executable, *words, **options)
+
+
+def make(*words: object, **options) -> subprocess.CompletedProcess:
+    return run("make", f"PYTHON={sys.executable}", *words, **options)
