@@ -213,7 +213,7 @@ def load(folder: Path) -> Results:
             raise DamagedError(
                 f"row {place} of {path} is {','.join(line)[:80]!r} ({error}); expected {what}. {AGAIN}"
             ) from error
-    entries = {section: _entries(section, facts.pop(section, {}), rows, folder) for section in SECTIONS}
+    entries = {section: _entries(section, facts.pop(section, None), rows, folder) for section in SECTIONS}
     return Results(facts, **entries)
 
 
