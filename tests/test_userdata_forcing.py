@@ -159,7 +159,7 @@ def test_a_linear_base_follows_what_is_known_in_advance_to_rounding(tmp_path, ca
     assert error < 2e-5, error
     entry, _ = assess_forecasts(operator, open_truth(config, "heat"), config.evaluate, 0, CPU)
     assert entry["fields"] == ["u"] and entry["given"] == ["f"]
-    assert entry["models"]["base"]["nrmse"]["value"] < 5e-5
+    assert entry.number("base", "nrmse") < 5e-5
     # the public interface: the same from a start of its own, frames counted from there
     source = open_user(config, "heat")
     u = source.read(0, 3).astype(np.float64)
