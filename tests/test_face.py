@@ -261,6 +261,7 @@ def test_what_serves_is_the_best_of_what_was_finished_and_evaluations_asked_for_
     for waves, best in ((0.135, "waves"), (0.14, "student_1")):
         stage("diffusion", "closed", waves=waves, corrector=0.1)
         stage("consistency", "closed", student_1=0.13)
+        stage("scoring", "closed")
         assert validation.default_sampler(tmp_path, "closed") == best
         assert validation.best_within(tmp_path, "closed", 1) == ("student_1", 0)
     found = validation.validated_samplers(model.folder, "burgers1d_hidden")  # of the scripts themselves

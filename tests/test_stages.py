@@ -51,6 +51,7 @@ from ups.generative.residuals import (
     WITHOUT_PAST,
     SteadyResiduals,
     TransientResiduals,
+    augmented,
     residual_schedule,
     validation_batches,
 )
@@ -66,7 +67,6 @@ from ups.models.head_setup import base_settings, head_facts
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import member_noise, name_starts, rollout
 from ups.models.warm import is_trunk
-from ups.models.windows import augment
 from ups.select import Decision
 from ups.training.artifact import finished_stage, of_stage
 from ups.training.optim import split_parameters
@@ -432,7 +432,7 @@ def test_residual_and_prediction_add_up_to_the_truth(hidden):
     assert left[[0, 2]].abs().max() > 1e-3 and not tokens[1, :, 3 * dim : 4 * dim].any()
     # augmented alike: truth, history, prediction
     shifted, tokens, *_ = hidden.batch("reserved", places, starts, generator(1))
-    [moved] = augment(hidden.head.task, [(z, hidden.head.codec)], generator(1))
+    [moved] = augmented(hidden.head.task, [(z, hidden.head.codec)], generator(1))
     torch.testing.assert_close(
         tokens[..., :dim] + tokens[..., 2 * dim : 3 * dim] + shifted, moved[:, 1], rtol=0, atol=1e-5
     )
@@ -520,7 +520,7 @@ def test_residual_and_guess_add_up_to_the_logarithm_of_the_solution_of_a_steady_
     places = torch.arange(8)
     r, tokens, facts, _ = steady.batch("reserved", places, torch.zeros(8), generator(2))
     z_in, z_ref, parameters = steady.fields("reserved", places)
-    z_in, z_ref = augment(
+    z_in, z_ref = augmented(
         steady.head.task, [(z_in, steady.head.input_codec), (z_ref, steady.head.codec)], generator(2)
     )
     u = steady.head.physical(z_ref[:, 0]).clamp_min(steady.posterior.floor)

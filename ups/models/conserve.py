@@ -1,5 +1,5 @@
-"""Restore in a prediction what the equation conserves: means of conserved channels, mass, energy and momentum
-of a gas, ranges of bounded channels, and fixed fields.
+"""How far a prediction is from what the equation conserves: means of conserved channels, mass, energy and
+momentum of a gas. ups/models/constraints.py restores them.
 
 Each correction is one number per frame and channel, added to the whole channel, or to the logarithm of a
 positive one. It is a differentiable projection: it does not change an exact prediction, and keeps positive
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ups.common.mask import filled
 from ups.tasks import Task
 
 GAMMA = 5 / 3  # adiabatic index of PDEBench's gas
@@ -70,24 +69,3 @@ def gas_correction(u: Tensor, u_start: Tensor) -> Tensor:
     motion = 0.5 * (density * (velocity + faster[every]).square()).sum(2, keepdim=True).mean(space)
     hotter = (GAMMA - 1) * (energy - motion) / pressure.mean(space)
     return torch.cat([thinner.log(), hotter.clamp(MIN_RESTORED, 1 / MIN_RESTORED).log(), faster], 2)
-
-
-def clipped(task: Task, u: Tensor, u_start: Tensor, valid: Tensor | None = None) -> Tensor:
-    """u (batch, T, C, *space) with its bounded channels clipped to their range in the valid cells of u_start
-    (batch, C, *space).
-    """
-    if not task.bounded:
-        return u
-    space, u_start = tuple(range(3, u.ndim)), u_start[:, None]
-    low, high = filled(u_start, valid, torch.inf), filled(u_start, valid, -torch.inf)
-    inside = torch.minimum(torch.maximum(u, low.amin(space, keepdim=True)), high.amax(space, keepdim=True))
-    is_bounded = torch.tensor([name in task.bounded for name in task.fields], device=u.device)
-    return torch.where(is_bounded[(...,) + (None,) * task.ndim], inside, u)
-
-
-def with_fixed_fields(task: Task, u: Tensor, u_start: Tensor) -> Tensor:
-    """u (batch, T, C, *space) with the fixed fields of u_start (batch, C, *space)."""
-    if not task.still:
-        return u
-    fixed = u_start[:, None, len(task.moving) :].expand(-1, u.shape[1], *[-1] * (1 + task.ndim))
-    return torch.cat([u[:, :, : len(task.moving)], fixed], 2)

@@ -1,0 +1,113 @@
+"""What every prediction of a task must satisfy, whatever its base or network says: one class per condition.
+
+    w = constraint(w, w_start)
+
+w (batch, time, C, *space) is a prediction and w_start (batch, C, *space) the frame before it, both
+normalised. A head holds the constraints that its task needs (`TaskHead.constraints`) and applies them to the
+base and to the operator. An exact prediction is not changed, and gradients flow through.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ups.common.mask import filled
+from ups.models.conserve import correction
+
+if TYPE_CHECKING:
+    from ups.models.head import TaskHead
+
+Constraint = Callable[[Tensor, Tensor], Tensor]
+
+
+def bounds_of(head: "TaskHead") -> tuple[Constraint, ...]:
+    """The bounds of a head. A steady task has none: a single call cannot blow up, and the solution of a new
+    coefficient may be outside the range of the others."""
+    return () if head.task.is_steady else (Bounds(head),)
+
+
+def invariants_of(head: "TaskHead") -> tuple[Constraint, ...]:
+    """The other constraints of a head, in the order in which they apply; those without effect are absent."""
+    task = head.task
+    wanted = (
+        (StartRange, task.user_facts is not None and bool(task.bounded)),
+        (FixedFields, bool(task.still)),
+        (Conserved, head.facts.is_conservative),
+        (Masked, head.codec.valid is not None),
+    )
+    return tuple(kind(head) for kind, is_needed in wanted if is_needed)
+
+
+class Bounds:
+    """Values stay between `low` and `high` of the head, the widened range of the training data, so no rollout
+    blows up."""
+
+    def __init__(self, head: "TaskHead"):
+        self.head, self.channel = head, (...,) + (None,) * head.task.ndim
+
+    def __call__(self, w: Tensor, w_start: Tensor) -> Tensor:
+        return torch.clamp(w, self.head.low[self.channel], self.head.high[self.channel])
+
+
+class StartRange:
+    """Bounded fields stay in their range in the valid cells of the start. Normalisation keeps the order of
+    values."""
+
+    def __init__(self, head: "TaskHead"):
+        self.codec, self.space = head.codec, tuple(range(3, 3 + head.task.ndim))
+        self.is_bounded = [name in head.task.bounded for name in head.task.fields]
+
+    def __call__(self, w: Tensor, w_start: Tensor) -> Tensor:
+        low, high = (filled(w_start[:, None], self.codec.valid, end) for end in (torch.inf, -torch.inf))
+        low, high = low.amin(self.space, keepdim=True), high.amax(self.space, keepdim=True)
+        inside = torch.minimum(torch.maximum(w, low), high)
+        is_bounded = torch.tensor(self.is_bounded, device=w.device)
+        return torch.where(is_bounded[(...,) + (None,) * len(self.space)], inside, w)
+
+
+class FixedFields:
+    """The fields that are constant in time are those of the start."""
+
+    def __init__(self, head: "TaskHead"):
+        self.num_moving = len(head.task.moving)
+
+    def __call__(self, w: Tensor, w_start: Tensor) -> Tensor:
+        fixed = w_start[:, None, self.num_moving :].expand(-1, w.shape[1], *[-1] * (w.ndim - 2))
+        return torch.cat([w[:, :, : self.num_moving], fixed], 2)
+
+
+class Conserved:
+    """What the data conserve is that of the start: see ups/models/conserve.py.
+
+    A mean is restored in normalised units, if the field is normalised without a logarithm.
+    """
+
+    def __init__(self, head: "TaskHead"):
+        task = head.task
+        self.task, self.codec, self.names = task, head.codec, head.conserved
+        self.space, self.is_conserved = tuple(range(3, 3 + task.ndim)), [n in self.names for n in task.fields]
+        is_gas = task.is_gas and bool(task.conserved)
+        self.is_linear = not (is_gas or {*self.names} & {*task.positive}) and head.codec.valid is None
+
+    def __call__(self, w: Tensor, w_start: Tensor) -> Tensor:
+        if self.is_linear:
+            change = w_start[:, None].mean(self.space) - w.mean(self.space)
+            if not all(self.is_conserved):
+                columns = zip(self.is_conserved, change.unbind(2), strict=True)
+                change = torch.stack([c if is_kept else torch.zeros_like(c) for is_kept, c in columns], 2)
+        else:
+            u, u_start = self.codec.denormalise(w), self.codec.denormalise(w_start)
+            change = correction(self.task, self.names, u, u_start, self.codec.valid) / self.codec.std
+        return w + change[(...,) + (None,) * len(self.space)]
+
+
+class Masked:
+    """Cells without a value are 0, their value in normalised fields."""
+
+    def __init__(self, head: "TaskHead"):
+        self.codec = head.codec
+
+    def __call__(self, w: Tensor, w_start: Tensor) -> Tensor:
+        return self.codec.held(w)
