@@ -2,7 +2,9 @@
 files come first, so that no worker still runs one while the others have nothing left to do."""
 
 import gc
+import importlib
 import os
+import sys
 from pathlib import Path
 
 if "UPS_TEST_GPU" not in os.environ:  # `make test-gpu` sets it; else tests use the CPU, whatever there is
@@ -31,3 +33,22 @@ def one_thread():
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(Path(item.fspath).stem, len(place)))
+
+
+@pytest.fixture
+def main_here(monkeypatch, capsys):
+    """main of a script in this process, for what ends before any process group: (exit code, output)."""
+
+    def run(script: str, *arguments: str) -> tuple[int, str]:
+        for name in ("RANK", "WORLD_SIZE", "UPS_EXPECT_WORLD", "MASTER_PORT"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(sys, "argv", [f"{script}.py", *arguments])
+        code = 0
+        try:
+            importlib.import_module(script).main()
+        except SystemExit as error:
+            code = error.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
+
+    return run
