@@ -18,7 +18,7 @@ import ups
 from ups.data.doctor import examine
 from ups.data.generate import generation_settings, write_data
 from ups.data.pdebench import open_data
-from ups.models.conserve import densities
+from ups.models.constraints import densities
 from ups.tasks import Finding, get_task
 from ups_solvers import SOLVERS, compressible, gas
 from ups_solvers.compressible import Waves, random_1d, random_fields, shock_tube, turbulence

@@ -1,4 +1,4 @@
-"""What an equation keeps, an operator keeps whatever its network says (ups/models/conserve.py), where its
+"""What an equation keeps, an operator keeps whatever its network says (ups/models/constraints.py), where its
 data do."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from toy_codec import fit_codec
 
 from ups.data.cache import Cache
 from ups.evaluation.forecast import conservation_error
-from ups.models.conserve import correction
+from ups.models.constraints import correction
 from ups.models.facts import HeadFacts, describe_tokenizer
 from ups.models.head import TaskHead
 from ups.models.head_setup import conserved_facts

@@ -22,7 +22,7 @@ from ups.metrics.errors import (
     summarise_spectra,
 )
 from ups.metrics.intervals import Scores, compare, merge, number
-from ups.models.conserve import densities
+from ups.models.constraints import densities
 from ups.models.facts import HeadFacts
 from ups.models.operator import Component, Operator
 from ups.tasks import Task

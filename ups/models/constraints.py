@@ -5,30 +5,32 @@
 w (batch, time, C, *space) is a prediction and w_start (batch, C, *space) the frame before it, both
 normalised. A head holds the constraints that its task needs (`TaskHead.constraints`) and applies them to the
 base and to the operator. An exact prediction is not changed, and gradients flow through.
+
+What the equation conserves (means of conserved channels; mass, energy and momentum of a gas) is restored by
+one number per frame and channel, added to the whole channel, or to the logarithm of a positive one, which
+stays positive.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ups.common.mask import filled
-from ups.models.conserve import correction
+from ups.tasks import Task
 
-if TYPE_CHECKING:
-    from ups.models.head import TaskHead
-
+GAMMA = 5 / 3  # adiabatic index of PDEBench's gas
+MIN_RESTORED = 0.5  # factor on a pressure: a larger error than this is not one of the energy alone
 Constraint = Callable[[Tensor, Tensor], Tensor]
 
 
-def bounds_of(head: "TaskHead") -> tuple[Constraint, ...]:
+def bounds_of(head: nn.Module) -> tuple[Constraint, ...]:
     """The bounds of a head. A steady task has none: a single call cannot blow up, and the solution of a new
     coefficient may be outside the range of the others."""
     return () if head.task.is_steady else (Bounds(head),)
 
 
-def invariants_of(head: "TaskHead") -> tuple[Constraint, ...]:
+def invariants_of(head: nn.Module) -> tuple[Constraint, ...]:
     """The other constraints of a head, in the order in which they apply; those without effect are absent."""
     task = head.task
     wanted = (
@@ -44,7 +46,7 @@ class Bounds:
     """Values stay between `low` and `high` of the head, the widened range of the training data, so no rollout
     blows up."""
 
-    def __init__(self, head: "TaskHead"):
+    def __init__(self, head: nn.Module):
         self.head, self.channel = head, (...,) + (None,) * head.task.ndim
 
     def __call__(self, w: Tensor, w_start: Tensor) -> Tensor:
@@ -55,7 +57,7 @@ class StartRange:
     """Bounded fields stay in their range in the valid cells of the start. Normalisation keeps the order of
     values."""
 
-    def __init__(self, head: "TaskHead"):
+    def __init__(self, head: nn.Module):
         self.codec, self.space = head.codec, tuple(range(3, 3 + head.task.ndim))
         self.is_bounded = [name in head.task.bounded for name in head.task.fields]
 
@@ -70,7 +72,7 @@ class StartRange:
 class FixedFields:
     """The fields that are constant in time are those of the start."""
 
-    def __init__(self, head: "TaskHead"):
+    def __init__(self, head: nn.Module):
         self.num_moving = len(head.task.moving)
 
     def __call__(self, w: Tensor, w_start: Tensor) -> Tensor:
@@ -79,12 +81,12 @@ class FixedFields:
 
 
 class Conserved:
-    """What the data conserve is that of the start: see ups/models/conserve.py.
+    """What the data conserve is that of the start: see `correction`.
 
     A mean is restored in normalised units, if the field is normalised without a logarithm.
     """
 
-    def __init__(self, head: "TaskHead"):
+    def __init__(self, head: nn.Module):
         task = head.task
         self.task, self.codec, self.names = task, head.codec, head.conserved
         self.space, self.is_conserved = tuple(range(3, 3 + task.ndim)), [n in self.names for n in task.fields]
@@ -106,8 +108,62 @@ class Conserved:
 class Masked:
     """Cells without a value are 0, their value in normalised fields."""
 
-    def __init__(self, head: "TaskHead"):
+    def __init__(self, head: nn.Module):
         self.codec = head.codec
 
     def __call__(self, w: Tensor, w_start: Tensor) -> Tensor:
         return self.codec.held(w)
+
+
+def correction(
+    task: Task, conserved: Sequence[str], u: Tensor, u_start: Tensor, valid: Tensor | None = None
+) -> Tensor:
+    """What to add (batch, T, C) to each channel of u (batch, T, C, *space), or to the logarithm of a positive
+    one, to restore the invariants of u_start (batch, C, *space): the means of the conserved fields, or those
+    of the task. Physical units. valid (C, *space): the cells inside the domain (None: all); the others are
+    NaN.
+    """
+    u_start = u_start[:, None]
+    if task.is_gas and task.conserved:
+        return gas_correction(u, u_start)
+    space = tuple(range(3, u.ndim))
+    mean = torch.mean if valid is None else torch.nanmean
+    now, then = mean(u, space), mean(u_start, space).expand(u.shape[:3])
+    changes = []
+    for name, a, b in zip(task.fields, now.unbind(2), then.unbind(2), strict=True):
+        if name not in conserved:
+            changes.append(torch.zeros_like(a))
+        else:
+            changes.append(b.log() - a.log() if name in task.positive else b - a)
+    return torch.stack(changes, 2)
+
+
+def densities(task: Task, u: Tensor) -> Tensor:
+    """Densities (n, T, K, *space) of u (n, T, C, *space) whose means over space the task conserves."""
+    return gas_densities(u) if task.is_gas else u[:, :, [*map(task.fields.index, task.conserved)]]
+
+
+def gas_densities(u: Tensor) -> Tensor:
+    """(density, energy, momentum) of (density, pressure, velocity), (n, T, C, *space)."""
+    density, pressure, velocity = u[:, :, :1], u[:, :, 1:2], u[:, :, 2:]
+    square = sum(part * part for part in velocity.split(1, 2))
+    return torch.cat([density, pressure / (GAMMA - 1) + 0.5 * density * square, density * velocity], 2)
+
+
+def gas_correction(u: Tensor, u_start: Tensor) -> Tensor:
+    """The correction (n, T, C) that gives u = (density, pressure, velocity), (n, T, C, *space), in a closed
+    domain the mass, energy and momentum of u_start (n, 1, C, *space).
+
+    It is added to the logarithms of density and pressure and to the velocity. The pressure changes by at most
+    the factor MIN_RESTORED or its inverse.
+    """
+    space = tuple(range(3, u.ndim))
+    every = (...,) + (None,) * len(space)
+    mass, energy, momentum = gas_densities(u_start).mean(space).split([1, 1, u.shape[2] - 2], 2)
+    density, pressure, velocity = u[:, :, :1], u[:, :, 1:2], u[:, :, 2:]
+    thinner = mass / density.mean(space)
+    density = density * thinner[every]
+    faster = (momentum - (density * velocity).mean(space)) / mass
+    motion = 0.5 * (density * (velocity + faster[every]).square()).sum(2, keepdim=True).mean(space)
+    hotter = (GAMMA - 1) * (energy - motion) / pressure.mean(space)
+    return torch.cat([thinner.log(), hotter.clamp(MIN_RESTORED, 1 / MIN_RESTORED).log(), faster], 2)

@@ -72,6 +72,7 @@ class TaskHead(nn.Module):
         forcing_dim = (1 + self.bundle) * self.forcing_codec.dim if self.forcing_codec is not None else 0
         self.into = nn.Linear(self.history * self.input_codec.dim + self.codec.dim + forcing_dim, width)
         self.out = zero_linear(width, self.bundle * self.codec.dim)
+        self._trained = self._scaled_values() if facts.parameters else None
         self._set_constraints()
 
     @property
@@ -172,15 +173,12 @@ class TaskHead(nn.Module):
                 send(torch.zeros(parameters.shape[0], dtype=torch.long), device),
                 forcing=forcing,
             )
-        values = torch.tensor(self.facts.parameter_values, dtype=torch.float64)
-        logs, trained = self._scaled(parameters.double()), self._scaled(values.reshape(len(values), -1))
+        logs, (trained, mean, spread) = self._scaled(parameters.double()), self._trained
         distance, nearest = (logs[:, None, : trained.shape[1]] - trained).abs().amax(-1).min(1)
         if self.base.needs_fitted_parameters:
             self._require_fitted(parameters[:, 0], distance)
-        spread = trained.std(0, correction=0) if len(values) > 1 else torch.ones(1)
-        spread = torch.where(spread > 0, spread, torch.ones_like(spread))
         return ParameterBatch(
-            send(((logs - trained.mean(0)) / spread).float(), device),
+            send(((logs - mean) / spread).float(), device),
             send(nearest, device),
             send(parameters.float(), device),
             forcing,
@@ -204,6 +202,13 @@ class TaskHead(nn.Module):
                 f"{self.name} was given {given}; expected {expected if names else 'none'}, as "
                 "it was trained. Pass normalised values, from the last input frame on."
             )
+
+    def _scaled_values(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The trained parameter values, `_scaled`, with their mean and standard deviation, on the host."""
+        values = torch.tensor(self.facts.parameter_values, dtype=torch.float64)
+        trained = self._scaled(values.reshape(len(values), -1))
+        spread = trained.std(0, correction=0) if len(values) > 1 else torch.ones(1)
+        return trained, trained.mean(0), torch.where(spread > 0, spread, torch.ones_like(spread))
 
     def _scaled(self, parameters: Tensor) -> Tensor:
         """Columns of parameters (n, P or fewer): the logarithm if all trained values are above zero, else
