@@ -30,14 +30,11 @@ from ups_discovery.spectral import interpolation, resample
 
 TASKS = ("burgers1d", "darcy2d", "diff_react2d", "advection1d_hidden")
 SETTINGS = [
-    "operator.base_steps=60",
-    "operator.model.width=16",
-    "operator.model.depth=1",
-    "operator.train.batch_size=8",
-    "operator.train.precision='no'",
-    "task.diff_react2d.history=2",
-    "task.darcy2d.reserve=0.5",
-    f"data.tasks=[{','.join(TASKS)}]",
+    *(
+        "operator.base_steps=60 operator.model.width=16 operator.model.depth=1 "
+        "operator.train.batch_size=8 operator.train.precision='no' task.diff_react2d.history=2 "
+        f"task.darcy2d.reserve=0.5 data.tasks=[{','.join(TASKS)}]"
+    ).split(),
     *[
         f"task.advection1d_hidden.{text}"
         for text in ("resolution=32", "num_trajectories=16", "space_stride=1", "parameters=[0.1,0.4]")
