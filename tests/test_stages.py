@@ -431,7 +431,9 @@ def test_a_rollout_passes_the_last_residual_to_the_next_call(hidden, monkeypatch
         left.append(tokens[..., 3 * dim : 4 * dim])
         return 0.01 * noise
 
-    noises = [torch.randn(6, *z.shape[2:], generator=generator(lead)) for lead in range(3)]
+    codec = hidden.head.codec
+    w = [codec.decode(torch.randn(6, *z.shape[2:], generator=generator(lead))) for lead in range(3)]
+    noises = [codec.encode(one - one.mean(-1, keepdim=True)) for one in w]  # a mean would not be kept
     starts = Starts(z.repeat_interleave(2, 0), known.repeat_interleave(2, 0))
     members = sample_rollout(hidden, drawn, starts, 3, lambda lead: (noises[lead], noises[lead]))
     assert len(calls) == 1

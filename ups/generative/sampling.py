@@ -202,7 +202,7 @@ def sample_rollout(
         if head.bundle == 1:
             last["last_pred"] = states.frames(z_pred)
         z_next = states.frames(z_pred + residual(tokens, facts, *noise_of(lead)))
-        return z_next if head.task.user_facts is None else head.keep_latents(z_next, window[:, -1])
+        return head.keep_latents(z_next, window[:, -1])
 
     return ensemble_rollout(step, z, num_frames, 1 + head.history, 1)[:, 0]
 

@@ -34,7 +34,7 @@ def invariants_of(head: nn.Module) -> tuple[Constraint, ...]:
     """The other constraints of a head, in the order in which they apply; those without effect are absent."""
     task = head.task
     wanted = (
-        (StartRange, task.user_facts is not None and bool(task.bounded)),
+        (StartRange, bool(task.bounded)),
         (FixedFields, bool(task.still)),
         (Conserved, head.facts.is_conservative),
         (Masked, head.codec.valid is not None),

@@ -28,7 +28,6 @@ ADVECTION = Task(
     num_frames=201,
     resolution=1024,
     conserved=("u",),
-    bounded=("u",),
     # ten frames tell beta, and a shift is linear in u
     defaults={"space_stride": 4, "time_stride": 5, "history": 10, "degree": 1},
 )
@@ -43,7 +42,6 @@ BURGERS = Task(
     num_frames=201,
     resolution=1024,
     conserved=("u",),
-    bounded=("u",),
     defaults={
         "space_stride": 4,
         "time_stride": 5,

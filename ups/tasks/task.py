@@ -81,7 +81,7 @@ class Task:
     # channels whose mean over space is constant; of a gas, words for its conserved densities
     conserved: tuple[str, ...] = ()
     is_gas: bool = False  # the fields are density, pressure and velocity of an ideal gas
-    bounded: tuple[str, ...] = ()  # fields that stay within the range of the initial state
+    bounded: tuple[str, ...] = ()  # fields that in the data stay within the range of the start
     is_shifted: bool = True  # shifts along periodic axes map solutions to solutions
     fixed_axes: tuple[str, ...] = ()  # except along these, along which the equation varies
     is_symmetric: bool = False  # so do mirror images and, on a cube, exchanged axes
