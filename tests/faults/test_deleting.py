@@ -254,7 +254,7 @@ def test_the_next_start_of_a_stage_deletes_no_file_of_a_user(tmp_path):
     }
 
 
-OF_OPERATOR = Results.of({"stages": {"operator": ["burgers1d"]}})
+OF_OPERATOR = Results({"stages": {"operator": ["burgers1d"]}})
 
 
 def test_new_cards_delete_no_picture_of_a_user(tmp_path, monkeypatch):
