@@ -479,21 +479,23 @@ def test_the_pool_gives_every_batch_four_passes_and_replaces_a_quarter_per_pass(
 
 
 def test_pairs_are_solved_once_and_dropped_after_use():
-    solved = []
+    solved, size = [], 8
 
-    def solve(number: int, part: slice) -> tuple:
-        solved.append((number, part.start, part.stop))
-        return (number, part)
+    class Told(SolvedPool):
+        def solve(self, number: int, part: slice) -> tuple:
+            solved.append((number, part.start, part.stop))
+            return (number, part)
 
-    pairs, size = SolvedPool(solve), 8
+    pairs = Told(None, SimpleNamespace(seed=0), 1.1, size)
     for step in range(20 * size):
-        number, oldest = pool_number(step, size, 0)
+        number = pairs.number(step)
+        assert number == pool_number(step, size, 0)[0]
         for part in (slice(0, 4), slice(4, 8)):
-            assert pairs.get(number, part, oldest) == (number, part)
+            assert pairs.get(number, part) == (number, part)
         assert len(pairs.kept) <= 2 * size
     assert len(solved) == len(set(solved)) == 2 * (size + 19 * size // 4)
     assert min(number for number, _, _ in pairs.kept) >= 2 * 19  # what passed is gone
-    pairs.get(number, slice(0, 2), oldest)  # another micro-batch is another part
+    pairs.get(number, slice(0, 2))  # another micro-batch is another part
     assert solved[-1] == (number, 0, 2)
 
 
