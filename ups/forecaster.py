@@ -31,7 +31,7 @@ from ups.training.artifact import stage_of_run
 
 if TYPE_CHECKING:  # a forecast needs none of them: methods import what they use
     from ups.generative.sampling import Sampler
-    from ups_discovery.found import FoundEquation
+    from ups_discovery.statement import FoundEquation
 
 
 class Forecaster:

@@ -31,8 +31,7 @@ from ups.generative.residuals import (
     validation_batches,
 )
 from ups.select import MIXTURE, Decision, select_law
-from ups.training.fit import Fit, fit_once
-from ups.training.run import Run
+from ups.training.fit import Fit, RunOfStage, fit_once
 from ups_discovery.seeds import generator
 
 STREAM = "diffusion"  # of the random numbers
@@ -41,7 +40,7 @@ UNIFORM_BATCHES = 16  # behind the marginal mean and standard deviation
 
 
 def corrector_with_scales(
-    run: Run,
+    run: RunOfStage,
     residuals: dict[str, Residuals],
     section: DiffusionConfig | SteadyConfig,
     limits: DiffusionConfig,
@@ -225,7 +224,7 @@ def validate(corrector: Corrector, shard: dict[str, list], seed: int, ranks: Ran
     return {name: total / count for name, (total, count) in zip(shard, sums, strict=True)}
 
 
-def validate_and_keep(run: Run, corrector: Corrector, shard: dict[str, list], seed: int) -> None:
+def validate_and_keep(run: RunOfStage, corrector: Corrector, shard: dict[str, list], seed: int) -> None:
     """Log the validation loss of the averaged weights, and keep these if their mean over tasks is the best so
     far. A collective."""
     with run.ema_weights():

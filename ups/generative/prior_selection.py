@@ -28,9 +28,8 @@ from ups.generative.sampling import FieldPrediction, Sampler, predict_with_noise
 from ups.metrics.proper import energy_score
 from ups.models.windows import symmetry
 from ups.select import CELLS, Decision, choose
-from ups.training.fit import Fit, fit_once
+from ups.training.fit import Fit, RunOfStage, fit_once
 from ups.training.optim import fit_averaged
-from ups.training.run import Run
 from ups_discovery.seeds import generator
 
 LOOKED_AT = 512  # training fields in which other values than two are sought
@@ -40,7 +39,7 @@ MEMBERS = 4  # few suffice, because the mean of the fair score does not depend o
 
 
 def fit_posteriors(
-    run: Run, residuals: dict[str, SteadyResiduals], section: SteadyConfig, seed: int
+    run: RunOfStage, residuals: dict[str, SteadyResiduals], section: SteadyConfig, seed: int
 ) -> tuple[dict[str, SteadyResiduals], list[Decision]]:
     """The residuals, with a `CellPosterior` where the coefficient has two values and it is better on
     validation than the linear posterior, and these decisions. A collective."""
