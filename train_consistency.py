@@ -56,7 +56,7 @@ def loss_of(
     on, half of it plus half of the scores of an ensemble."""
     solved, batches = pool.get(number, part), pool.batches
     condition, name = solved.condition, solved.condition.name
-    x, angle = solved.pairs(step, student.description["mid_angle"])
+    x, angle = solved.pairs(step, student.mid_angle)
     scales = latent_scales(student, condition)
     pair = endpoint_loss(student.velocity(condition), x, angle, solved.y, scales).mean()
     if step < tuned_from:

@@ -264,7 +264,8 @@ class CorrectorHead(nn.Module):
 
 class Corrector(TaskNetwork):
     """One network for all corrected tasks. description: as `TaskNetwork` and `CorrectorFacts`; is_map: the
-    output maps noise to a sample, as in students, and is not the velocity of an ODE."""
+    output maps noise to a sample, as in students, and is not the velocity of an ODE. sampler_steps: of the
+    diffusion; mid_angle: of a student's second evaluation."""
 
     def __init__(self, description: dict[str, Any]):
         super().__init__(description, lambda task, model: CorrectorHead(CorrectorFacts.read(task), model))
@@ -274,6 +275,8 @@ class Corrector(TaskNetwork):
                 f"a corrector has sampler_steps {steps!r:.80}; expected 1 to "
                 f"{MOST_SAMPLER_STEPS}. Train it with fewer sampler_steps."
             )
+        self.sampler_steps: int | None = description.get("sampler_steps")
+        self.mid_angle: float = description.get("mid_angle", 0.0)
         width = self.width
         self.facts, self.angle = (
             nn.Sequential(nn.Linear(size, width), nn.SiLU(), nn.Linear(width, width))

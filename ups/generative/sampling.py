@@ -61,15 +61,13 @@ class Sampler:
 
     def whitened(self, condition: Condition, noise: Tensor, second: Tensor | None = None) -> Tensor:
         """r~ (batch, *tokens, dim) from noise of that shape. second: noise of the second evaluation."""
-        velocity, description = self.network.velocity(condition), self.network.description
-        if self.network.heads[condition.name].method != "diffusion":
+        network = self.network
+        if network.heads[condition.name].method != "diffusion":
             return condition.initial_state(noise)
+        velocity = network.velocity(condition)
         if self.evaluations is None:
-            num_steps = self.num_steps or description["sampler_steps"]
-            return sample(velocity, condition.initial_state(noise), num_steps)
-        return sample_student(
-            velocity, noise, description.get("mid_angle", 0.0), second if self.evaluations == 2 else None
-        )
+            return sample(velocity, condition.initial_state(noise), self.num_steps or network.sampler_steps)
+        return sample_student(velocity, noise, network.mid_angle, second if self.evaluations == 2 else None)
 
     def residual(
         self,
@@ -120,7 +118,7 @@ def load_sampler(run_dir: Path, name: str, device: torch.device | str, operator:
     stage, evaluations = SAMPLERS[name]
     stage_of_run(run_dir, stage)
     network = load_corrector(run_dir / stage, device, operator)
-    if evaluations is None and "sampler_steps" not in network.description:
+    if evaluations is None and network.sampler_steps is None:
         raise DamagedError(
             f"config.json in {run_dir / stage} has no sampler_steps; expected the number of steps of the "
             f"sampler. Run {make_target(stage)}."

@@ -85,7 +85,7 @@ def mid_step(mid_angle: float, num_steps: int) -> int:
 
 def student_of(teacher: Corrector, mid_angle: float) -> Corrector:
     """A copy of the teacher as a map, with mid_angle moved to the nearest angle of the teacher's path."""
-    num_steps = teacher.description["sampler_steps"]
+    num_steps = teacher.sampler_steps
     return as_map(teacher, mid_angle=NOISE * (1 - mid_step(mid_angle, num_steps) / num_steps))
 
 
@@ -176,7 +176,7 @@ class SolvedPool:
         """The teacher's paths for `rows` of this rank's shard of batch `number`."""
         r, condition, within = self.batches.whitened(self.teacher, number, rows)
         start = condition.initial_state(self.batches.noise(r, within, number))
-        num_steps = self.teacher.description["sampler_steps"]
+        num_steps = self.teacher.sampler_steps
         turn = mid_step(self.mid_angle, num_steps)
         return Solved(
             condition, r, within, start, *solve_path(self.teacher.velocity(condition), start, num_steps, turn)
@@ -254,7 +254,7 @@ def teacher_endpoints(teacher: Corrector, seed: int, name: str, number: int, bat
     r, condition = teacher.heads[name].whitened(*batch)
     noise = torch.randn(len(r), MEMBERS, *r.shape[1:], generator=generator(seed, STREAM, "validate", number))
     noise = send(noise, r.device)
-    velocity, num_steps = teacher.velocity(condition), teacher.description["sampler_steps"]
+    velocity, num_steps = teacher.velocity(condition), teacher.sampler_steps
     return (
         condition,
         r,

@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -11,13 +13,34 @@ from ups.common.progress import Bar, note, peer_failed, waiting
 from ups.training.folder import StageFolder
 from ups.training.weights import read_weights, write_weights
 
-if TYPE_CHECKING:
-    from ups.training.run import Run
-
 Fit = tuple[dict[str, Any], dict[str, Tensor]]  # plain facts, weights
 
 
-def fit_once(run: "Run", folder: str, fits: dict[str, Callable[[], Fit]], doing: str) -> dict[str, Fit]:
+class RunOfStage(Protocol):
+    """What fits and validations need of `ups.training.run.Run`."""
+
+    stage: str
+    directory: Path
+    folder: StageFolder
+    ranks: Any
+    rank: int
+    world: int
+    is_main: bool
+
+    def agreed(self, function: Callable[[], Any], doing: str) -> Any: ...
+
+    def print(self, *values: Any) -> None: ...
+
+    def seed_all(self) -> None: ...
+
+    def ema_weights(self) -> AbstractContextManager: ...
+
+    def validated(self, metrics: dict[str, float], text: str) -> None: ...
+
+    def keep_best(self, score: float) -> bool: ...
+
+
+def fit_once(run: RunOfStage, folder: str, fits: dict[str, Callable[[], Fit]], doing: str) -> dict[str, Fit]:
     """Name -> the result of fits[name](), which one rank calls once; later starts read it from FOLDER of the
     stage.
 
