@@ -43,7 +43,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bench.command import parse
 from bench.profiling import Moved
-from ups.common.device import computed, in_words
+from ups.common.device import computed, precision_in_words
 from ups.common.place import ROOT
 from ups.config.command import DEFAULT_OVERLAY
 from ups.config.load import load_config
@@ -443,7 +443,7 @@ def main() -> None:
     config, device, not_run = load_config(options.config, options.overrides), torch.device(options.device), []
     machine, rows, costs = peaks(device), [], {}
     reached = ", ".join(
-        f"{machine[f'flop_{precision}'] / 1e12:.3g} TFLOP/s in {in_words(precision, device)}"
+        f"{machine[f'flop_{precision}'] / 1e12:.3g} TFLOP/s in {precision_in_words(precision, device)}"
         for precision in precisions(device)
     )
     print(
@@ -452,7 +452,7 @@ def main() -> None:
         flush=True,
     )
     has_both = precisions(device) == PRECISIONS
-    not_run += [] if has_both else [f"bf16: it would be {in_words('bf16', device)}"]
+    not_run += [] if has_both else [f"bf16: it would be {precision_in_words('bf16', device)}"]
     num_devices = torch.cuda.device_count() if device.type == "cuda" else len(os.sched_getaffinity(0))
     steps = len(config.data.tasks) * (WARM_UP + options.steps)
     settings = [

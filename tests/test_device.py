@@ -45,9 +45,8 @@ from ups.models.head_setup import base_settings, head_facts
 from ups.models.loss import operator_loss
 from ups.models.operator import Operator
 from ups.models.windows import Windows
-from ups.training.counters import Counters
 from ups.training.strategies import Agreed
-from ups.training.update import Updates, read_nothing
+from ups.training.update import Counters, Updates, read_nothing
 
 META, SIZE = torch.device("meta"), 4
 MODEL = to_dict(ModelConfig(kind="flat", width=8, depth=1, modes=3, kernel_size=3, mlp_ratio=1.0))
@@ -223,9 +222,14 @@ def update(
     def failed(error: Exception) -> None:
         raise error
 
-    ranks = SimpleNamespace(device=META, record=failed, activity=SimpleNamespace(stop_signal=0))
+    ranks = SimpleNamespace(
+        device=META,
+        record=failed,
+        activity=SimpleNamespace(stop_signal=0),
+        raise_unreported=lambda: None,
+    )
     counters = Counters(micro_batch=SIZE, micro_batch_asked=SIZE)
-    updates = Updates(model, Agreed(), ranks, counters, config.operator.train, config.operator.optim, print)
+    updates = Updates(model, Agreed(), ranks, counters, config.operator.train, config.operator.optim)
     for step in steps[: len(steps) // 2]:  # tables that are made once are made
         updates._backward(loss_at(step), SIZE, read_ahead_at(step))
     with Watch():

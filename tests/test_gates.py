@@ -13,7 +13,7 @@ import pytest
 import torch
 from test_report import example, task_entry, waves
 
-from ups.common.stages import STAGES
+from ups.common.place import STAGES
 from ups.config.load import load_config
 from ups.evaluation.gates import check_gates, check_usability, gate, point
 from ups.evaluation.steady import pool, pool_checks, pool_spread

@@ -27,7 +27,7 @@ from toy_codec import fit_codec
 
 import train_operator
 import ups.training.run
-from ups.common.device import in_words
+from ups.common.device import precision_in_words
 from ups.common.place import ROOT, make_target
 from ups.config.load import load_config
 from ups.config.schema import OptimConfig
@@ -307,10 +307,10 @@ def test_a_device_without_bfloat16_products_is_not_asked_for_them(monkeypatch):
             rough.predict(z, "burgers1d", parameters)[0], exact.predict(z, "burgers1d", parameters)[0]
         )
         assert same == (not has)
-        assert in_words("bf16", torch.device("cpu")).startswith(
+        assert precision_in_words("bf16", torch.device("cpu")).startswith(
             "bf16" if has else "float32 (this cpu does not"
         )
-        assert in_words("no", torch.device("cpu")) == "float32"
+        assert precision_in_words("no", torch.device("cpu")) == "float32"
 
 
 @pytest.mark.parametrize(("name", "kind", "history"), [*HEADS, ("advection1d", "persistence", 1)])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ups.common.torch_state import ONE_CALL, refuse_gradient
+from ups.common.device import ONE_CALL, refuse_gradient
 from ups.tasks import Task
 
 CLOSE = 1e-3  # relative tolerance of coordinates: published ones are float32 and often rounded

@@ -19,7 +19,7 @@ from pathlib import Path
 import h5py
 
 from ups.common.files import lock, partial_path, read_record, read_sealed, remove_named
-from ups.common.stages import STAGES
+from ups.common.place import STAGES
 from ups.common.text import file_stem, printable
 from ups.config.command import read_command, run_script
 from ups.data.pdebench import made_with

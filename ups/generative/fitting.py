@@ -24,14 +24,13 @@ from ups.generative.diffusion import diffusion_loss, largest_mode, sample_angles
 from ups.generative.law import ScaleMixture, one_scale
 from ups.generative.residuals import (
     Batches,
-    Ranks,
     Residuals,
     residual_schedule,
     sum_by_task,
     validation_batches,
 )
 from ups.select import MIXTURE, Decision, select_law
-from ups.training.fit import Fit, RunOfStage, fit_once
+from ups.training.fit import Fit, RanksOfRun, RunOfStage, fit_once
 from ups_discovery.seeds import generator
 
 STREAM = "diffusion"  # of the random numbers
@@ -207,7 +206,7 @@ def loss_of(
     return metrics[name], metrics
 
 
-def validate(corrector: Corrector, shard: dict[str, list], seed: int, ranks: Ranks) -> dict[str, float]:
+def validate(corrector: Corrector, shard: dict[str, list], seed: int, ranks: RanksOfRun) -> dict[str, float]:
     """Task -> mean validation loss, with the same noise and angles every time. shard: of `validation_shard`.
     A collective."""
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from ups.common.files import remove_named, replacing, value_hash, write_atomic
 from ups.common.formatting import number
-from ups.common.stages import STAGES
+from ups.common.place import STAGES
 from ups.evaluation.gates import TRIVIAL, error_of, horizon_of
 from ups.evaluation.selected import in_words
 from ups.report.bench_rows import NETWORKS
@@ -186,5 +186,5 @@ def _priors(results: Results) -> Scores:
     return {"head": ["task", "observed", "ensemble", *SCORES.values()], "rows": rows, "notes": []}
 
 
-# tasks of a stage (ups/common/stages.py) -> its table of scores
+# tasks of a stage (ups/common/place.py) -> its table of scores
 SCORES_OF = {"all": _forecasts, "transient": _ensembles, "steady": _priors}

@@ -21,8 +21,7 @@ from ups.common.files import (
     require_small,
     value_hash,
 )
-from ups.common.place import make_target
-from ups.common.stages import STAGES
+from ups.common.place import STAGES, make_target
 from ups.common.text import read_yaml
 
 DONE, MODEL = "done.json", "model.safetensors"

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from ups.common.files import file_hash, require_hash
@@ -16,27 +17,33 @@ from ups.training.weights import read_weights, write_weights
 Fit = tuple[dict[str, Any], dict[str, Tensor]]  # plain facts, weights
 
 
+class RanksOfRun(Protocol):
+    """What models ask of `ups.training.ranks.Ranks`."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    def agreed(self, function: Callable[[], Any], doing: str) -> Any: ...
+    def reduce_sum(self, tensor: Tensor) -> Tensor: ...
+
+
 class RunOfStage(Protocol):
-    """What fits and validations need of `ups.training.run.Run`."""
+    """What models ask of `ups.training.run.Run`."""
 
     stage: str
     directory: Path
     folder: StageFolder
-    ranks: Any
+    ranks: RanksOfRun
     rank: int
     world: int
     is_main: bool
 
-    def agreed(self, function: Callable[[], Any], doing: str) -> Any: ...
-
     def print(self, *values: Any) -> None: ...
-
     def seed_all(self) -> None: ...
-
-    def ema_weights(self) -> AbstractContextManager: ...
-
-    def validated(self, metrics: dict[str, float], text: str) -> None: ...
-
+    def agreed(self, function: Callable[[], Any], doing: str) -> Any: ...
+    def ema_weights(self) -> AbstractContextManager[None]: ...
+    def validated(self, metrics: dict[str, Any], text: str) -> None: ...
     def keep_best(self, score: float) -> bool: ...
 
 
