@@ -167,7 +167,7 @@ def main() -> int:
 def in_words(task: Entry) -> str:
     """The operator's error on a task, with the horizon of the forecasts."""
     error = task.value("operator", gates.error_of(task))
-    relative = f", relative to the {task.facts['measure']}," * bool(task.facts.get("offset"))
+    relative = f", relative to the {task.facts.get('measure')}," * bool(task.facts.get("offset"))
     return (
         f"nRMSE {error['value']:.2e} [{error['low']:.2e}, {error['high']:.2e}]{relative} over "
         f"{task.number('', 'num_trajectories')} trajectories{gates.horizon_of(task.facts)}"

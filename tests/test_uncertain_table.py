@@ -111,11 +111,15 @@ STRANGE = {  # file of a report, its text -> words of the error
     "no table": ("results.csv", None, "there is no .*results.csv; expected the report of a finished run"),
     "no row": ("results.csv", "a,b\n", "begins with 'a,b'; expected the table of a report"),
     "a list": ("results.json", "[]", "holds a list; expected the results of a report"),
-    "no seed": ("results.json", '{"run": "a", "protocol": {}}', "protocol.split is missing; expected a str"),
+    "no seed": (
+        "results.json",
+        '{"run": "a", "protocol": {}, "tasks": {}, "ensembles": {}, "steady": {}}',
+        "protocol.split is missing; expected a str",
+    ),
     "no ensembles": (
         "results.json",
-        '{"run": "a", "protocol": {"split": "test", "context_frames": 1, "seed": 0}, "training": {}}',
-        "ensembles is missing; expected a dict",
+        '{"run": "a", "protocol": {"split": "test", "context_frames": 1, "seed": 0}, "tasks": {}}',
+        "results.json has None as ensembles; expected facts by task",
     ),
 }
 

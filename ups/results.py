@@ -180,10 +180,9 @@ class Results:
     def save(self, folder: Path) -> None:
         """Write results.json and results.csv; each is complete or not there."""
         record, rows = json.dumps(self.record, indent=1, allow_nan=False) + "\n", self.rows
-        if odd := [
-            row for row in rows if not all(number is None or math.isfinite(number) for number in row[4:])
-        ]:
-            raise ValueError(f"{odd[0]} is not finite; expected None in {TABLE}")
+        for row in rows:
+            if not all(number is None or math.isfinite(number) for number in row[4:]):
+                raise ValueError(f"{row} is not finite; expected None for what is undefined in {TABLE}")
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / FACTS, record)
         text = io.StringIO()
@@ -214,7 +213,7 @@ def load(folder: Path) -> Results:
             raise DamagedError(
                 f"row {place} of {path} is {','.join(line)[:80]!r} ({error}); expected {what}. {AGAIN}"
             ) from error
-    entries = {section: _entries(section, facts.pop(section, {}), rows, folder) for section in SECTIONS}
+    entries = {section: _entries(section, facts.pop(section, None), rows, folder) for section in SECTIONS}
     return Results(facts, **entries)
 
 

@@ -112,6 +112,8 @@ RESULTS = {
     "environment": {"git_revision": "0123456789abcdef"},
     "training": {"parameters": 10, "seconds": 1.5, "muon_lr": 0.1, "adamw_lr": 0.1, "seed": 0},
     "gates": [{"name": "beats/mine", "passed": True}],
+    "ensembles": {},
+    "steady": {},
     "tasks": {
         "mine": {
             "parameters": [0.1],
