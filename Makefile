@@ -138,7 +138,7 @@ QUICK_START = env -u PYTHONDONTWRITEBYTECODE
 
 test: $(ENVIRONMENT)          ## The fast half of the test suite: truth, behaviour, contracts; known answers with a fixed seed
 	@$(PY) -m ups.commands.interpreter requirements-dev.txt
-	$(QUICK_START) OMP_NUM_THREADS=1 UPS_TEST_SEED=$${UPS_TEST_SEED:-1} $(PY) -m pytest -q -m "not faults" -n 4 --dist loadfile --no-loadscope-reorder
+	$(QUICK_START) OMP_NUM_THREADS=1 UPS_TEST_SEED=$${UPS_TEST_SEED:-1} $(PY) -m pytest -q -m "not faults" --ignore=$(HERE)tests/faults -n 4 --dist loadfile --no-loadscope-reorder
 
 test-faults: $(ENVIRONMENT)   ## The slow half: fault injection, mutated files, several machines, sharded stages; known answers with a new seed
 	@$(PY) -m ups.commands.interpreter requirements-dev.txt

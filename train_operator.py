@@ -1,7 +1,7 @@
 """Train the operator: the next frames of every task from the last ones; one network over a base per task.
 
-    z_next = encode( base(decode z) ) + scale * network(z, base, condition)
-    loss   = mean over samples of |z_pred - z_ref| / |z_ref - z_base|; unrolled in the last steps
+    u_next = base(u) + scale * network(u, base(u), condition)
+    loss   = mean over samples of |u_pred - u_ref| / |u_ref - u_base|; unrolled in the last steps
 
 Reads:  cache/TASK.h5 of every task in data.tasks.
 Writes: RUN/operator/: bases/ (fitted once, selected by validation rollouts), state/, metrics.jsonl,
@@ -39,8 +39,8 @@ def loss_of(
     operator: Operator, windows: Windows, batch: Batch, step: int, rows: slice
 ) -> tuple[Tensor, dict]:
     """Loss and metrics of some rows of this rank's shard of a batch."""
-    z, z_ref, parameters = windows.read(operator.heads[batch.task], batch, step, rows)
-    loss, metrics = operator_loss(operator, batch.task, z, z_ref, parameters, windows.settings.field_weight)
+    u, u_ref, parameters = windows.read(operator.heads[batch.task], batch, step, rows)
+    loss, metrics = operator_loss(operator, batch.task, u, u_ref, parameters, windows.settings.field_weight)
     return loss, {f"{batch.task}/{key}": value for key, value in metrics.items()}
 
 

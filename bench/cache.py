@@ -43,14 +43,9 @@ def settings(folder: str, num: int, dim: int) -> Config:
             *(
                 f"task.advection1d.{setting}"
                 for setting in (
-                    "parameters=[1.0]",
-                    f"num_trajectories={num}",
-                    f"resolution={CELLS}",
-                    f"num_frames={FRAMES}",
-                    f"dim={dim}",
-                    "space_stride=1",
-                    "time_stride=1",
-                )
+                    f"parameters=[1.0] num_trajectories={num} resolution={CELLS} num_frames={FRAMES} "
+                    f"dim={dim} space_stride=1 time_stride=1"
+                ).split()
             ),
         ],
     )

@@ -204,15 +204,7 @@ def compare(config: Config, args: argparse.Namespace) -> dict[str, Any]:
                 "state_ms": state_ms,
                 **{
                     key: getattr(trained, key)
-                    for key in (
-                        "num_parameters",
-                        "steps",
-                        "step_ms",
-                        "seconds",
-                        "cpu_seconds",
-                        "skipped",
-                        "history",
-                    )
+                    for key in "num_parameters steps step_ms seconds cpu_seconds skipped history".split()
                 },
                 "is_over_budget": trained.seconds > TOLERANCE * args.budget,
             }

@@ -158,14 +158,14 @@ class CoarseWindows(Windows):
     ) -> tuple[Tensor, Tensor, ParameterBatch]:
         cache, rows = self.caches[batch.task], self.caches[batch.task].split["train"][batch.rows[part]]
         starts = batch.starts[part] + self.tasks[batch.task].train_from
-        window = cache.batch(rows, starts, head.history + 1)
+        window = head.codec.decode(cache.batch(rows, starts, head.history + 1))
         coarse = self.answers[batch.rows[part], starts + head.history - 1]
-        coarse = head.codec.encode(head.codec.normalise(coarse[:, None]))
+        coarse = head.codec.normalise(coarse[:, None])
         window, coarse = augment(
             head.task, [(window, head.codec), (coarse, head.codec)], generator(self.seed, step, "augment")
         )
-        head.predict_base = lambda z, *parameters: (
-            coarse if torch.is_grad_enabled() else TaskHead.predict_base(head, z, *parameters)
+        head.base_frames = lambda u, *parameters: (
+            coarse if torch.is_grad_enabled() else TaskHead.base_frames(head, u, *parameters)
         )
         return (
             window[:, : head.history],

@@ -48,12 +48,11 @@ from ups.config.schema import Config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.models.assimilation import estimated, trajectory
-from ups.models.base_selection import empty_shortlist, fitted_candidates, select_base
+from ups.models.base_selection import Shortlist, cause_of_errors, fitted_candidates, select_base
 from ups.models.bases import equation
 from ups.models.bases.base import field_units
 from ups.models.found_equation import found_equation
 from ups.models.head import TaskHead
-from ups.models.shortlist import cause_of_errors
 from ups.select import NOISE
 from ups.training.environment import describe_environment
 from ups_discovery.terms import Term
@@ -119,13 +118,13 @@ def equation_of(config: Config, task: str) -> tuple[Equation, Intervals, str]:
     """
     build_cache(config, task, progress=False)
     cache = open_cache(config, task)
-    shortlist = empty_shortlist(cache, config.context(task), config.run.seed)
+    shortlist = Shortlist(cache, config.context(task), config.run.seed)
     for name, head in fitted_candidates(cache, config.operator.base_steps, 0, torch.device("cpu")):
         shortlist.add(name, head)
     if not shortlist.kept:
         return {}, {}, "no equation beats persistence"
     # what `model.equation(task)` returns of a trained model with this base
-    found = found_equation(shortlist.select()[0].head)
+    found = found_equation(shortlist.select()[0])
     values: dict[str, dict[str, float]] = {}
     widths: dict[str, dict[str, float | None]] = {}
     for one in found.terms:

@@ -193,23 +193,23 @@ def batch_of(operator: Operator, name: str, rows: int) -> tuple[Tensor, Tensor, 
     """Return random input and target latents of one call, and the first parameter value."""
     head, device = operator.heads[name], operator.heads[name].scale.device
     shapes = [
-        (rows, head.history, *head.input_codec.tokens, head.input_codec.dim),
-        (rows, head.bundle, *head.codec.tokens, head.codec.dim),
+        (rows, head.history, head.input_codec.num_channels, *head.input_codec.space),
+        (rows, head.bundle, head.codec.num_channels, *head.codec.space),
     ]
     values = torch.tensor([[low for low, _ in head.facts.parameters.values()]], dtype=torch.float64)
-    z, z_ref = (0.1 * torch.randn(shape, device=device) for shape in shapes)
-    return z, z_ref, head.parameter_batch(values.expand(rows, -1))
+    u, u_ref = (0.1 * torch.randn(shape, device=device) for shape in shapes)
+    return u, u_ref, head.parameter_batch(values.expand(rows, -1))
 
 
 def loss_of(
     operator: Operator, name: str, batch: tuple[Tensor, Tensor, ParameterBatch], part: slice
 ) -> tuple[Tensor, dict]:
-    z, z_ref, parameters = batch
+    u, u_ref, parameters = batch
     return operator_loss(
         operator,
         name,
-        z[part],
-        z_ref[part],
+        u[part],
+        u_ref[part],
         ParameterBatch(parameters.standard[part], parameters.index[part]),
         0.1,
     )
@@ -298,17 +298,18 @@ def accuracy(config: Config, folder: Path, device: torch.device) -> dict[str, An
             else cache.batch(rows, context - head.history, head.history, device)
         )
         z_ref = cache.batch(rows, 0 if head.task.is_steady else context, head.bundle, device)
+        u, u_ref = head.input_codec.decode(z), head.codec.decode(z_ref)
         answers = {}
         for precision in PRECISIONS:
             operator.precision = precision
             with torch.no_grad():
-                answers[precision], z_base = operator.predict(z, name, parameters)
+                answers[precision], base = operator.step(u, name, parameters)
                 rollouts = squared_errors(operator, cache, rows, context, device)
                 one[precision] = {
-                    "loss": float(operator_loss(operator, name, z, z_ref, parameters, 0.1)[0]),
+                    "loss": float(operator_loss(operator, name, u, u_ref, parameters, 0.1)[0]),
                     "rollout": pooled(rollouts)["network"],
                 }
-        change = float((answers["no"] - z_base).norm())
+        change = float((answers["no"] - base).norm())
         one["apart"] = float((answers["bf16"] - answers["no"]).norm()) / change if change else None
         found[name] = one
     return found
@@ -327,8 +328,8 @@ def placed(config: Config, folder: Path, device: torch.device, steps: int) -> di
             for step in range(WARM_UP + steps):
                 started = time.perf_counter()
                 batch = windows.schedule.batch(step)
-                z, z_ref, parameters = windows.read(operator.heads[name], batch, step, slice(len(batch)))
-                loss = operator_loss(operator, name, z, z_ref, parameters, 0.1)[0]
+                u, u_ref, parameters = windows.read(operator.heads[name], batch, step, slice(len(batch)))
+                loss = operator_loss(operator, name, u, u_ref, parameters, 0.1)[0]
                 loss.backward()
                 if way == "read ahead":
                     windows.read_ahead(step + 1, 0, 1, device, slice(len(batch)))

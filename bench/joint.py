@@ -1,7 +1,6 @@
 """Compare one model of all tasks with one model per task, for the same total time.
 
     OMP_NUM_THREADS=1 python -m bench.joint --config configs/small_11task.yaml --steps 4400 --seeds 0
-    python -m bench.joint ... --variants joint separate hard
 
 A separate model takes as many steps as the joint model takes of its task, with the same rows in the same
 order and its own schedule of learning rates, so both sides cost the same; their processor time is recorded.
@@ -35,7 +34,7 @@ from ups.common.place import ROOT
 from ups.config.load import load_config, to_dict
 from ups.config.schema import Config
 from ups.data.cache import Cache, open_cache
-from ups.models.base_selection import base_scores, fit_base
+from ups.models.base_selection import fit_base
 from ups.models.head_setup import build_operator
 from ups.models.loss import squared_errors
 from ups.models.operator import Operator
@@ -45,17 +44,12 @@ from ups.training.optim import fit_averaged
 
 RESULTS = ROOT / "bench" / "results" / "joint.json"
 SEPARATE = "separate"
-# of the joint model: weight of the loss of a task whose base has an error above HARD
-VARIANTS = {"joint": 1.0, "hard": 3.0}
-HARD = 0.1  # pooled nRMSE of a base on validation
 DEVICE = torch.device("cpu")
 
 Bases = dict[str, tuple[dict[str, Any], dict[str, Tensor]]]
 
 
-def train(
-    config: Config, caches: dict[str, Cache], bases: Bases, steps: int, seed: int, emphasis: float
-) -> Operator:
+def train(config: Config, caches: dict[str, Cache], bases: Bases, steps: int, seed: int) -> Operator:
     """Train one operator of these tasks for `steps` steps; return it with averaged weights.
 
     Raises ValueError if a gradient is not finite.
@@ -68,11 +62,10 @@ def train(
     # what is found of one stays with it
     operator = build_operator(copy.deepcopy(bases), settings.model, settings.train.precision)
     windows = Windows(caches, config.task, contexts, settings, seed)
-    weights = {name: emphasis if base_error(fact) > HARD else 1.0 for name, (fact, _) in bases.items()}
 
     def loss(step: int) -> Tensor:
         batch = windows.schedule.batch(step)
-        return weights[batch.task] * loss_of(operator, windows, batch, step, slice(0, len(batch)))[0]
+        return loss_of(operator, windows, batch, step, slice(0, len(batch)))[0]
 
     stopped, ema = fit_averaged(operator, loss, steps, settings.optim)
     if stopped is not None:
@@ -82,11 +75,6 @@ def train(
         )
     operator.load_state_dict(ema.snapshot(), strict=False)
     return operator.eval()
-
-
-def base_error(fact: dict[str, Any]) -> float:
-    """Return the error of the best base's validation rollouts."""
-    return min(error for error in base_scores(fact).values() if error is not None)
 
 
 def evaluate(operator: Operator, config: Config, cache: Cache, seed: int) -> dict[str, float]:
@@ -165,9 +153,7 @@ def run(
     groups = [{name: cache} for name, cache in missing.items()] if variant == SEPARATE else [caches]
     for group in groups:
         begun, own = time.process_time(), counts[next(iter(group))] if variant == SEPARATE else steps
-        operator = train(
-            config, group, {name: bases[name] for name in group}, own, seed, VARIANTS.get(variant, 1.0)
-        )
+        operator = train(config, group, {name: bases[name] for name in group}, own, seed)
         seconds = time.process_time() - begun
         record.add(
             {
@@ -223,7 +209,7 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "small_11task.yaml")
     parser.add_argument("--steps", type=int, default=0, help="of the joint model (default: the stage's)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--variants", nargs="+", default=["joint", SEPARATE], choices=[*VARIANTS, SEPARATE])
+    parser.add_argument("--variants", nargs="+", default=["joint", SEPARATE], choices=["joint", SEPARATE])
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parse(parser)
     config = load_config(args.config, args.overrides)

@@ -30,7 +30,7 @@ from ups.config.schema import Config
 from ups.data.generate import generation_settings, write_data
 from ups.tasks import get_task
 from ups_solvers import darcy, diff_react, diff_sorp, gas, ns_incompressible, reacdiff, shallow_water
-from ups_solvers.gas_starts import random_1d, random_fields
+from ups_solvers.compressible import random_1d, random_fields
 from ups_solvers.initial import cell_centres, eigenbasis, random_stream, sample_wave
 
 CONFIG = ROOT / "bench" / "eleven.yaml"

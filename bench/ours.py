@@ -22,16 +22,15 @@ from ups.data.cache import Cache, open_cache
 from ups.data.schedule import Batch
 from ups.forecaster import Forecaster
 from ups.models.base_selection import (
-    empty_shortlist,
+    Shortlist,
+    cause_of_errors,
     fitted_candidates,
     fitted_state,
-    select_from_shortlist,
 )
 from ups.models.head import TaskHead
 from ups.models.head_setup import build_operator
 from ups.models.loss import is_worth_training, operator_loss, squared_errors
 from ups.models.operator import Operator
-from ups.models.shortlist import cause_of_errors
 from ups.models.windows import Windows
 from ups.select import NETWORK_WEIGHTS, NOISE, SELECTION_FACTOR, pooled, select_network
 from ups.training.optim import EMA, build_optimizer, fit, learning_rate
@@ -43,8 +42,8 @@ def loss_of(
     operator: Operator, windows: Windows, batch: Batch, step: int, part: slice
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the stage's loss on the rows `part` of a batch."""
-    z, z_ref, parameters = windows.read(operator.heads[batch.task], batch, step, part)
-    return operator_loss(operator, batch.task, z, z_ref, parameters, windows.settings.field_weight)
+    u, u_ref, parameters = windows.read(operator.heads[batch.task], batch, step, part)
+    return operator_loss(operator, batch.task, u, u_ref, parameters, windows.settings.field_weight)
 
 
 def fit_bases(
@@ -60,14 +59,14 @@ def fit_bases(
     No fit is started after half of the budget.
     """
     context, settings = cache.context(config), config.operator
-    shortlist = empty_shortlist(cache, context, seed)
+    shortlist = Shortlist(cache, context, seed)
     for name, candidate in fitted_candidates(cache, settings.base_steps, seed, place):
         with watch:
             shortlist.add(name, candidate)
         if watch() > budget_seconds / 2:
             break
 
-    head, decisions = select_from_shortlist(shortlist)
+    head, decisions = shortlist.select()
     if cause := cause_of_errors(head, cache, context, seed):
         head = head.with_facts(is_deterministic=cause.chosen == NOISE)
     return head, shortlist.scores[decisions[0].chosen]

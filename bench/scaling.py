@@ -28,24 +28,14 @@ from ups.common.place import ROOT
 OUT = ROOT / "bench" / "out"
 TASK = "burgers1d"
 ROWS = 32  # of one process
-SETTINGS = [
-    f"data.tasks=[{TASK}]",
-    f"task.{TASK}.num_trajectories=64",
-    f"task.{TASK}.resolution=256",
-    f"task.{TASK}.base=[persistence]",
-    f"task.{TASK}.num_frames=16",
-    f"task.{TASK}.reach=0",
-    "operator.model.width=64",
-    "operator.model.depth=3",
-    "operator.model.modes=12",
-    f"operator.train.batch_size={ROWS}",
-    f"operator.train.micro_batch={ROWS}",
-    "operator.train.precision='no'",
-    "operator.train.validate_every=0",
-    "operator.train.save_every=0",
-    "operator.train.log_every=50",
-    "operator.unroll_fraction=0.0",
-]
+SETTINGS = (
+    f"data.tasks=[{TASK}] task.{TASK}.num_trajectories=64 task.{TASK}.resolution=256 "
+    f"task.{TASK}.base=[persistence] task.{TASK}.num_frames=16 task.{TASK}.reach=0 "
+    "operator.model.width=64 operator.model.depth=3 operator.model.modes=12 "
+    f"operator.train.batch_size={ROWS} operator.train.micro_batch={ROWS} "
+    "operator.train.precision='no' operator.train.validate_every=0 operator.train.save_every=0 "
+    "operator.train.log_every=50 operator.unroll_fraction=0.0"
+).split()
 WARM_UP = 5  # steps that are not counted
 
 

@@ -488,12 +488,11 @@ def sampler_table(found: dict[str, dict[str, Any]]) -> str:
         return (
             f"best cheap ensemble: {label}" if model == cheap else label,
             interval([row["over exact"]["crps"] for row in rows]),
-            interval([row["over exact"]["trajectory_score"] for row in rows]),
             f"{mean(row['evaluations'] for row in rows):.0f}",
         )
 
-    header = "sampler", "CRPS over exact samples'", "energy score", "network evaluations per frame"
-    models = "waves", cheap, "corrector", "student_1", "student_2", "scoring", "exact"
+    header = "sampler", "CRPS", "network evaluations"
+    models = "waves", cheap, "corrector", "student_1", "scoring", "exact"
     return table(header, map(line, models))
 
 

@@ -243,8 +243,8 @@ def scoring_of_others() -> None:
 def operator_of_the_present() -> None:
     """Trained to leave the state as it is."""
     loss = train_operator.operator_loss
-    train_operator.operator_loss = lambda operator, task, z, z_ref, *rest: loss(
-        operator, task, z, z_ref if operator.heads[task].task.is_steady else z, *rest
+    train_operator.operator_loss = lambda operator, task, u, u_ref, *rest: loss(
+        operator, task, u, u_ref if operator.heads[task].task.is_steady else u, *rest
     )
 
 

@@ -38,18 +38,12 @@ from ups.training.sharding import local_shard
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 60
-SETTINGS = [
-    "operator.train.steps=20",
-    "operator.train.batch_size=8",
-    "operator.train.micro_batch=8",
-    "operator.train.precision='no'",
-    "operator.train.save_every=5",
-    "operator.train.log_every=1",
-    "operator.train.validate_every=4",
-    "operator.train.timeout_s=20",
-    "operator.train.hang_s=10",
-    "operator.optim.warmup_steps=3",
-]
+SETTINGS = (
+    "operator.train.steps=20 operator.train.batch_size=8 operator.train.micro_batch=8 "
+    "operator.train.precision='no' operator.train.save_every=5 operator.train.log_every=1 "
+    "operator.train.validate_every=4 operator.train.timeout_s=20 operator.train.hang_s=10 "
+    "operator.optim.warmup_steps=3"
+).split()
 
 
 class FailInBackward(torch.autograd.Function):

@@ -433,15 +433,11 @@ def test_impossible_requests_are_refused():
 # ---- ablation ----------------------------------------------------------------------------------------------
 
 
-SMALL = [
-    "operator.model.width=8",
-    "operator.model.depth=2",
-    "operator.model.modes=4",
-    "operator.model.kernel_size=3",
-    "operator.train.batch_size=4",
-    "operator.train.micro_batch=4",
-    "task.burgers1d.base=[persistence]",
-]
+SMALL = (
+    "operator.model.width=8 operator.model.depth=2 operator.model.modes=4 "
+    "operator.model.kernel_size=3 operator.train.batch_size=4 operator.train.micro_batch=4 "
+    "task.burgers1d.base=[persistence]"
+).split()
 
 
 @pytest.fixture

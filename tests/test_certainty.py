@@ -5,6 +5,7 @@ waves grow without bound."""
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,9 +13,7 @@ from test_equation import UX, UXX, UXXXX, Trajectories, found, fourier, spectral
 
 from ups.models.bases.equation import Equation
 from ups_discovery.certainty import BLOCKS, block_of, grows, noise_width, sizes
-from ups_discovery.identification import Identification
-from ups_discovery.integrate import Model
-from ups_discovery.library import library
+from ups_discovery.integrator import Integrator, Model
 from ups_discovery.seeds import generator
 from ups_discovery.statement import with_interval
 
@@ -125,11 +124,9 @@ def test_the_noise_width_is_the_attenuation():
     assert noise_width(torch.tensor([1.0]), torch.tensor([0.4])).isinf()
 
 
-def model(terms: list, values: list[float], channels: int = 1) -> tuple[Identification, Model]:
+def model(terms: list, values: list[float], channels: int = 1) -> tuple[Integrator, Model]:
     """Of (channel, term) and their values, without data."""
-    one = Identification.__new__(Identification)
-    one.library = library(channels, [], 1)
-    one.settings = {
+    settings = {
         "num_channels": channels,
         "num_values": 1,
         "space": [16],
@@ -139,10 +136,8 @@ def model(terms: list, values: list[float], channels: int = 1) -> tuple[Identifi
         "dt": 1.0,
         "cell": [1.0],
     }
-    one.regression_windows, one.bounds = (
-        torch.zeros(1),
-        (torch.tensor(-9.0), torch.tensor(9.0)),
-    )
+    bounds = torch.tensor(-9.0), torch.tensor(9.0)
+    one = Integrator(settings, SimpleNamespace(regression=torch.zeros(1), bounds=bounds))
     return one, Model(
         [(c, one.library.index(term)) for c, term in terms], torch.tensor(values, dtype=torch.float64)
     )

@@ -18,11 +18,11 @@ import ups
 from ups.data.doctor import examine
 from ups.data.generate import generation_settings, write_data
 from ups.data.pdebench import open_data
-from ups.models.conserve import densities
+from ups.models.constraints import densities
 from ups.tasks import Finding, get_task
-from ups_solvers import SOLVERS, gas, gas_starts
+from ups_solvers import SOLVERS, compressible, gas
+from ups_solvers.compressible import Waves, random_1d, random_fields, shock_tube, turbulence
 from ups_solvers.gas import GAMMA, Gas, conserved, evolve, primitive
-from ups_solvers.gas_starts import Waves, random_1d, random_fields, shock_tube, turbulence
 from ups_solvers.initial import cell_centres, random_stream
 from ups_solvers.processes import solve
 
@@ -368,7 +368,7 @@ def test_the_published_grids_resolve_the_random_starts(monkeypatch):
         for n in (1024, 3072)
     )
     assert apart(found, at_centres(finer, 3)) < 3e-4
-    monkeypatch.setattr(gas_starts, "MAX_MODE", 2)
+    monkeypatch.setattr(compressible, "MAX_MODE", 2)
     found, finer = (
         run(random_fields(random_stream(2022, 0), n, ndim=2, mach=0.1), 0.05, side=0.5, eta=0.01, zeta=0.01)[
             -1

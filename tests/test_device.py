@@ -468,8 +468,8 @@ class Loss(nn.Module):
         super().__init__()
         self.operator, self.name = operator, name
 
-    def forward(self, z: Tensor, z_ref: Tensor, *known: Tensor) -> Tensor:
-        return operator_loss(self.operator, self.name, z, z_ref, ParameterBatch(*known), 0.1)[0]
+    def forward(self, u: Tensor, u_ref: Tensor, *known: Tensor) -> Tensor:
+        return operator_loss(self.operator, self.name, u, u_ref, ParameterBatch(*known), 0.1)[0]
 
 
 def with_gradients(model: nn.Module, weights: dict[str, Tensor], *given: Tensor) -> list[Tensor]:

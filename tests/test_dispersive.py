@@ -8,14 +8,13 @@ import math
 import pytest
 import torch
 from test_equation import UX as U_UX
-from test_equation import UXX, Trajectories, cells, coefficients, few, found, fourier, spectral  # noqa: F401
+from test_equation import UXX, Trajectories, cells, coefficients, few, found, fourier, integrated, spectral  # noqa: F401
 
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.equation import Equation
 from ups_discovery.boundary import DIRICHLET, NO_FLUX, PERIODIC
 from ups_discovery.equation import max_steps
-from ups_discovery.identification import Identification
-from ups_discovery.integrate import Model
+from ups_discovery.integrator import Model
 from ups_discovery.seeds import generator
 from ups_discovery.terms import diagonal
 
@@ -123,7 +122,7 @@ def burgers(amplitudes: list[float], frames: int = 12) -> torch.Tensor:
     ],
 )
 def test_steps_are_stable_and_bounded(term, value, least):
-    one = Identification((data := Trajectories(burgers([1.0] * 8), 0.02, 1.0)).samples, data.own, 0)
+    one = integrated(Trajectories(burgers([1.0] * 8), 0.02, 1.0))
     model = Model([(0, one.library.index(term))], torch.tensor([value], dtype=torch.float64))
     num = one.num_converged_steps(model, one.max_steps)
     assert num == 0 if not least else least <= num <= one.max_steps

@@ -10,17 +10,16 @@ import re
 import pytest
 import torch
 from test_certainty import fisher, noisy
-from test_equation import UX, UXX, Trajectories, coefficients, found
+from test_equation import UX, UXX, Trajectories, coefficients, found, integrated
 
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.equation import Equation
 from ups.tasks import TASKS
 from ups_discovery import drift, search
-from ups_discovery.certainty import Certainty, of_drift
-from ups_discovery.doubts import UNCLEAR
+from ups_discovery.certainty import UNCLEAR, Certainty
+from ups_discovery.differences import Differences
 from ups_discovery.drift import Drift
-from ups_discovery.identification import Identification
-from ups_discovery.integrate import Model
+from ups_discovery.integrator import Integrator, Model
 from ups_discovery.least_squares import significant
 from ups_discovery.seeds import generator
 from ups_solvers import SOLVERS
@@ -130,7 +129,7 @@ def test_its_forecast_is_the_mean_of_the_law(base, data):
     assert excess(base, states(1, 64), data) < 0.002 < 0.1 < excess(still, states(1, 64), data)
 
 
-def base_of(model: Model, one: Identification, data: Trajectories) -> Equation:
+def base_of(model: Model, one: Integrator, data: Trajectories) -> Equation:
     """The base with this model."""
 
     def made(**settings) -> Equation:
@@ -139,16 +138,16 @@ def base_of(model: Model, one: Identification, data: Trajectories) -> Equation:
         base.std.copy_(data.samples.units.scale)
         return base
 
-    *_, base = search.candidate([model], [without_interval(model)], [one], data.samples, data.own, made, "")
+    found = search.Identified(Differences(one), model, without_interval(model))
+    *_, base = search.candidate([found], data.samples, data.own, made, "")
     return base
 
 
 def test_terms_averaged_over_both_frames_take_noise_for_drift(data, base):
     """As the fit to quiet data has them: the noise of the second frame is in them and in what they are to
     explain."""
-    one = Identification(data.samples, data.own, 0)
-    model = one.regressed()[0]
-
+    one = integrated(data)
+    model = Differences(one).regressed()[0]
     fooled = base_of(model, one, data)
     assert excess(fooled, states(1, 64), data) > 100 * excess(base, states(1, 64), data)
 
@@ -160,7 +159,7 @@ def test_a_flow_under_noise_is_found_where_quiet_modes_count_more(monkeypatch):
     u = simulate(range(28), seed=0, resolution=24, num_frames=9, parameter=0.02, t_end=0.8)
     data = Trajectories(u, 0.1, 2 * math.pi)
     data.own["vorticity"] = [0]
-    one = Identification(data.samples, data.own, 0)
+    one = integrated(data)
 
     def error() -> float:
         """Of the two terms by which the flow carries its vorticity, whose weights are -1 and 1."""
@@ -201,6 +200,6 @@ def test_a_weight_within_its_error_goes_and_one_beyond_stays():
 @pytest.mark.faults  # five seconds: of the slow half
 def test_a_drift_of_frames_with_noise_of_measurement_is_not_stated():
     data = Trajectories(noisy(fisher(40)[:, :12], 0.5), 0.1, 10.0)
-    one = Identification(data.samples, data.own, 0)
+    one = integrated(data)
     fit = Drift(one, data.samples, 0)
-    assert of_drift(fit, fit.model()).doubt == UNCLEAR
+    assert fit.certainty(fit.model()).doubt == UNCLEAR

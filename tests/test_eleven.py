@@ -115,15 +115,11 @@ def test_a_still_gas_and_a_still_lake_stay_and_vortices_of_no_force_decay():
 
 
 def test_files_are_read_as_user_data_and_the_long_ones_start_elsewhere(tmp_path):
-    texts = [
-        f"data.root={tmp_path}",
-        "task.reacdiff1d.num_trajectories=4",
-        "task.reacdiff1d.resolution=16",
-        "task.reacdiff1d.num_frames=5",
-        "task.reacdiff1d.parameters=[0.5]",
-        "data.tasks=[reacdiff1d]",
-        "evaluate.context_frames=2",
-    ]
+    texts = (
+        f"data.root={tmp_path} task.reacdiff1d.num_trajectories=4 task.reacdiff1d.resolution=16 "
+        "task.reacdiff1d.num_frames=5 task.reacdiff1d.parameters=[0.5] data.tasks=[reacdiff1d] "
+        "evaluate.context_frames=2"
+    ).split()
     config = load_config(numerics.CONFIG, texts)
     numerics.generate(config, "reacdiff1d")
     [source] = open_sources(config, "reacdiff1d")

@@ -1,7 +1,6 @@
 """Use from elsewhere: the command `ups`, make from another folder, messages that name commands which exist
 there, and the systems that are not Linux."""
 
-import ast
 import os
 import re
 import signal
@@ -149,28 +148,6 @@ def test_a_message_names_make_as_it_runs_in_the_working_folder(tmp_path, monkeyp
         main(["train", "my.yaml"])
 
 
-def test_every_message_of_the_package_asks_that_function_for_a_target_of_make():
-    targets = (
-        "data|cache|operator|diffusion|consistency|scoring|steady|report|train|doctor|remove|bench|publish"
-    )
-    found = []
-    for path in sorted(ROOT.glob("ups*/**/*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        owners = (ast.Module, ast.FunctionDef, ast.ClassDef)
-        docs = {
-            id(node.body[0].value)
-            for node in ast.walk(tree)
-            if isinstance(node, owners) and ast.get_docstring(node)
-        }
-        found += [
-            f"{path.name}: {node.value}"
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs
-            if re.search(rf"([Rr]un|run:|[Ll]et|is missing:|then|or|that) `?make ({targets}|$)", node.value)
-        ]
-    assert not found
-
-
 @pytest.mark.parametrize("target", ["data", "doctor", "train", "dry-run", "smoke", "train-cpu2", "venv"])
 def test_make_runs_the_clone_from_another_folder(tmp_path, target):
     (tmp_path / "my.yaml").write_text("include: configs/smoke.yaml\n")
@@ -252,21 +229,3 @@ def test_describe_prints_a_section_that_loads_where_it_was_written(tmp_path):
         str(ROOT / "prepare_data.py"), "--describe", "film.npy", cwd=tmp_path, PYTHONSAFEPATH="1"
     )
     assert done.stdout == in_clone.stdout and "include: configs/small.yaml" in done.stdout
-
-
-# ------------------------------------------------------------------------------------------- types
-
-
-def test_the_package_states_its_types():
-    assert (ROOT / "ups" / "py.typed").is_file()
-    missing = []
-    for path in sorted(ROOT.glob("ups*/**/*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.FunctionDef) or node.name == "_":
-                continue
-            given, own = node.args, ("self", "cls")
-            every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
-            bare = [one.arg for one in every if one and one.annotation is None and one.arg not in own]
-            if bare or (node.returns is None and node.name != "__init__"):
-                missing.append(f"{path.relative_to(ROOT)}: {node.name}({', '.join(bare)})")
-    assert not missing

@@ -5,7 +5,6 @@ data."""
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -16,10 +15,10 @@ from bench import vorticity
 from ups.common import progress
 from ups.models.bases.base import ParameterBatch, Samples
 from ups.models.bases.equation import Equation
-from ups_discovery import identification
+from ups_discovery import differences, integrator, search, windows
 from ups_discovery.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
-from ups_discovery.identification import Identification
-from ups_discovery.integrate import Model
+from ups_discovery.differences import Differences, refined
+from ups_discovery.integrator import Integrator, Model
 from ups_discovery.least_squares import backward_selection, forward_selection, residual, solve
 from ups_discovery.library import MOST_TERMS, library
 from ups_discovery.seeds import generator
@@ -327,14 +326,19 @@ def test_steps_are_of_fourth_order_and_every_row_has_its_own_equation():
 # ---------------------------------------------------------------- what is found
 
 
-FEW_WINDOWS = replace(
-    Identification.limits, max_regression_windows=64, max_shooting_windows=8, max_step_test_windows=8
-)
+def integrated(data: Trajectories) -> Integrator:
+    return search.integrator(data.samples, data.own, 0)
+
+
+def few_windows(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(windows, "MOST_REGRESSION", 64)
+    patch.setattr(windows, "MOST_SHOOTING", 8)
+    patch.setattr(integrator, "MOST_STEP_TESTS", 8)
 
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    monkeypatch.setattr(Identification, "limits", FEW_WINDOWS)
+    few_windows(monkeypatch)
 
 
 @pytest.mark.faults  # five seconds of one core
@@ -447,9 +451,9 @@ def test_what_no_equation_explains_gets_none(fake):
 def test_tangents_are_the_derivative_of_the_integrator():
     k = fourier(32, 1.0)
     data = Trajectories(spectral(-0.02 * k**2, -0.5j * k, waves(8, 32, 2), 0.05, 8, 10), 0.05, 1.0)
-    one = Identification(data.samples, data.own, 0)
-    model, _ = one.regressed()
-    at, columns = one.tangents(model, one.shooting_windows[:2])
+    one = integrated(data)
+    model, _ = Differences(one).regressed()
+    at, columns = one.tangents(model, one.windows.shooting[:2])
     made, places = one.build(model)
     values = model.values.clone().requires_grad_()
     weight = (
@@ -457,7 +461,7 @@ def test_tangents_are_the_derivative_of_the_integrator():
         .index_copy(0, places, values)
         .view(1, *made.weight[0].shape)
     )
-    s = made.advance(one.shooting_windows[:2, 0], weight.expand(2, -1, -1))
+    s = made.advance(one.windows.shooting[:2, 0], weight.expand(2, -1, -1))
     torch.testing.assert_close(s, at[:, 0], rtol=0, atol=1e-9)
     [exact] = torch.autograd.grad(s.square().sum() / 2, values)
     torch.testing.assert_close((columns[:, :, 0] * s.detach()).flatten(1).sum(1), exact, rtol=1e-3, atol=1e-6)
@@ -476,14 +480,14 @@ def test_tangents_are_the_derivative_of_the_integrator():
 def test_a_fit_to_few_windows_ends_where_it_loses_over_longer_frames(monkeypatch, longer, expected):
     """cfd2d of one seed in two: 35 terms went from 0.119 of persistence to 0.076, then to 1.0, with ever
     better next frames."""
-    one, shot = Identification.__new__(Identification), [1.0, 0.8, 0.6, 0.4, 0.399]
-    one.shooting_windows, one.held_out_windows = "shot", "held"
+    one, shot = Integrator.__new__(Integrator), [1.0, 0.8, 0.6, 0.4, 0.399]
+    one.windows = SimpleNamespace(shooting="shot", held_out="held")
     monkeypatch.setattr(
         one, "error", lambda tried, s, **_: (shot if s == "shot" else longer)[round(float(tried.values[0]))]
     )
-    step = torch.tensor([[1.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
-    monkeypatch.setattr(one, "shooting_equations", lambda tried: step)
-    found = one.refined(Model([(0, 0)], torch.zeros(1, dtype=torch.float64)))
+    step = torch.ones(1, 2, 2, dtype=torch.float64)
+    monkeypatch.setattr(differences, "equations_by_row", lambda *_: step)
+    found = refined(one, Model([(0, 0)], torch.zeros(1, dtype=torch.float64)))
     assert round(float(found.values[0])) == expected
 
 
@@ -497,21 +501,16 @@ def test_a_fit_to_few_windows_ends_where_it_loses_over_longer_frames(monkeypatch
     ],
 )
 def test_the_regression_of_the_least_error_times_terms_is_fitted(monkeypatch, errors, expected):
-    one, sizes = Identification.__new__(Identification), iter(errors)
-    one.persistence_error, one.settings, one.library, one.held_out_windows, one.shooting_windows = (
-        1.0,
-        {"dt": 0.1},
-        [((1,), ())] * 40,
-        "held",
-        "shot",
-    )
-    one.regression_windows = torch.randn(4, 3, 1, 8, generator=generator(0, "seen"), dtype=torch.float64)
-    monkeypatch.setattr(one, "regression_equations", lambda *_: [[None]] * 3)
-    monkeypatch.setattr(Identification, "limits", replace(Identification.limits, residual_factors=(1.5,)))
-    monkeypatch.setattr(identification, "residual", lambda a, columns: 0.0)
-    monkeypatch.setattr(identification, "backward_selection", lambda *_: list(range(next(sizes))))
-    monkeypatch.setattr(identification, "solve", lambda a, terms: torch.ones(len(terms)))
+    one, sizes = Integrator.__new__(Integrator), iter(errors)
+    one.persistence_error, one.settings, one.library = 1.0, {"dt": 0.1}, [((1,), ())] * 40
+    u = torch.randn(4, 3, 1, 8, generator=generator(0, "seen"), dtype=torch.float64)
+    one.windows = SimpleNamespace(regression=u, shooting="shot", held_out="held")
+    monkeypatch.setattr(Differences, "regression_equations", lambda *_: [[None]] * 3)
+    monkeypatch.setattr(differences, "RESIDUAL_FACTORS", (1.5,))
+    monkeypatch.setattr(differences, "residual", lambda a, columns: 0.0)
+    monkeypatch.setattr(differences, "backward_selection", lambda *_: list(range(next(sizes))))
+    monkeypatch.setattr(differences, "solve", lambda a, terms: torch.ones(len(terms)))
     monkeypatch.setattr(one, "with_converged_steps", lambda model: model)
     monkeypatch.setattr(one, "error", lambda model, s, is_bounded=False: errors[len(model.unknowns)])
-    found = one.regressed()
+    found = Differences(one).regressed()
     assert (found and len(found[0].unknowns)) == expected

@@ -43,7 +43,8 @@ def test_the_exported_operator_answers_as_the_operator_for_any_number_of_rows(mo
             parameter += 0.05 * torch.randn(parameter.shape)
 
     def given(rows: int) -> tuple[torch.Tensor, str, torch.Tensor]:
-        return gpu.batch_of(operator, name, rows)[0], name, one.parameters[:1].expand(rows, -1).contiguous()
+        z = operator.head(name).input_codec.encode(gpu.batch_of(operator, name, rows)[0])
+        return z, name, one.parameters[:1].expand(rows, -1).contiguous()
 
     rows, stored = Dim("rows", min=1, max=1024), io.BytesIO()
     program = export(operator, given(2), dynamic_shapes=({0: rows}, None, {0: rows}))
@@ -76,7 +77,8 @@ def test_every_backbone_can_be_exported(kind):
     operator = gpu.operator_of(config, "no", {name: "persistence"}).eval()
 
     def given(rows: int) -> tuple[torch.Tensor, str, torch.Tensor]:
-        return gpu.batch_of(operator, name, rows)[0], name, one.parameters[:1].expand(rows, -1).contiguous()
+        z = operator.head(name).input_codec.encode(gpu.batch_of(operator, name, rows)[0])
+        return z, name, one.parameters[:1].expand(rows, -1).contiguous()
 
     rows = Dim("rows", min=1, max=1024)
     exported = export(operator, given(2), dynamic_shapes=({0: rows}, None, {0: rows})).module()

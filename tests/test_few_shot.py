@@ -17,16 +17,11 @@ from ups.data.cache import open_cache
 
 pytestmark = pytest.mark.faults  # a whole chain of runs
 SMOKE = ROOT / "configs" / "smoke.yaml"
-RUN = [
-    "operator.train.steps=4",
-    "operator.train.validate_trajectories=1",
-    "operator.train.precision='no'",
-    "operator.base_steps=3",
-    "operator.model.width=16",
-    "operator.model.depth=1",
-    "task.advection1d.history=1",
-    "evaluate.num_bootstrap=20",
-]
+RUN = (
+    "operator.train.steps=4 operator.train.validate_trajectories=1 operator.train.precision='no' "
+    "operator.base_steps=3 operator.model.width=16 operator.model.depth=1 "
+    "task.advection1d.history=1 evaluate.num_bootstrap=20"
+).split()
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ups.tasks import get_task
 from ups_solvers import SOLVERS, burgers_forced, kuramoto, vorticity
-from ups_solvers.forced import DAMPING, Forced, num_steps
 from ups_solvers.initial import random_stream
+from ups_solvers.modes import DAMPING, Forced, num_steps
 
 N, NU = (
     {"burgers1d_forced": 32, "vorticity2d_forced": 16},

@@ -65,8 +65,8 @@ def trained(tmp_path_factory) -> tuple[Operator, dict[str, Cache], Config]:
     optimizer = build_optimizer(operator, settings.optim)
     for step in range(12):
         batch = windows.schedule.batch(step)
-        z, z_ref, known = windows.read(operator.heads[batch.task], batch, step, slice(0, 8))
-        loss, _ = operator_loss(operator, batch.task, z, z_ref, known, settings.field_weight)
+        u, u_ref, known = windows.read(operator.heads[batch.task], batch, step, slice(0, 8))
+        loss, _ = operator_loss(operator, batch.task, u, u_ref, known, settings.field_weight)
         optimizer.zero_grad()
         loss.backward()
         scale_lr(optimizer, 0.1)

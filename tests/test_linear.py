@@ -15,10 +15,10 @@ from ups.config.schema import Config
 from ups.data.build_cache import build_cache
 from ups.data.cache import Cache, open_cache
 from ups.models import base_selection
+from ups.models.base_selection import evaluate_candidate
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.linear import Linear
 from ups.models.bases.reduced_rank import Directions
-from ups.models.shortlist import evaluate_candidate
 
 CPU = torch.device("cpu")
 TRANSIENT = {

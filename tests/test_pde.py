@@ -13,11 +13,11 @@ from ups_solvers import (
     SOLVERS,
     barkley,
     burgers,
+    compressible,
     darcy,
     darcy_grf,
     diff_react,
     diff_sorp,
-    gas_starts,
     kuramoto,
     ns_incompressible,
     shallow_water,
@@ -112,7 +112,7 @@ def test_solvers_have_the_domains_and_walls_of_their_tasks() -> None:
     assert sides["barkley2d"] == sides["barkley2d_shown"] == barkley.SIDE
     assert sides["ks1d_coarse"] == kuramoto.LENGTH and sides["vorticity2d_forced"] == vorticity.SIDE
     assert sides["diff_react2d"] == diff_react.SIDE and sides["shallow_water2d"] == shallow_water.SIDE
-    assert TASKS["cfd1d"].spans == (gas_starts.DOMAIN_1D,)
+    assert TASKS["cfd1d"].spans == (compressible.DOMAIN_1D,)
     assert TASKS["diff_sorp1d"].walls[0][0] == diff_sorp.LEFT
 
 

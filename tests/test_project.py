@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses
-import functools
 import importlib.util
 import re
 import runpy
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from commands import make, python
-from packages import PACKAGES
+from packages import PACKAGES, product, top_imports, tree
 
 from ups.commands.interpreter import what_lacks
 from ups.common.stages import STAGES
@@ -39,12 +38,6 @@ SCRIPT_LINES, MODULE_LINES, WIDTH = 200, 600, 110
 MOST_LINES = {"ups": 37_600, "ups_": 7_400, "tests": 48_100, "bench": 9_100}
 CONFIGURED = [name for name in SCRIPTS if name != "predict.py"]  # scripts with a configuration
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-
-
-@functools.cache
-def trees() -> dict[str, ast.Module]:
-    """File -> syntax tree. Not at import, which every worker does."""
-    return {name: ast.parse(text) for name, text in TEXTS.items()}
 
 
 # ---------------------------------------------------------------------------------------------- configuration
@@ -92,10 +85,11 @@ def test_every_key_of_the_configuration_is_read_somewhere():
     """As SECTION.key, or as an attribute of a variable with one of the names below."""
     short = {"self", "settings", "section", "wanted", "evaluate_config", "limits"}
     read = set()
-    for name, tree in trees().items():
-        if name == "ups/config/schema.py":  # what the sections compute of their own keys is no use of them
-            tree = next(node for node in tree.body if getattr(node, "name", "") == "Config")
-        for node in ast.walk(tree):
+    for path in product():
+        of_file = tree(path)
+        if path.name == "schema.py":  # what the sections compute of their own keys is no use of them
+            of_file = next(node for node in of_file.body if getattr(node, "name", "") == "Config")
+        for node in ast.walk(of_file):
             if isinstance(node, ast.Attribute):
                 value = node.value.value if isinstance(node.value, ast.Subscript) else node.value
                 owner = (
@@ -171,17 +165,7 @@ def test_the_product_imports_nothing_that_is_not_required():
     required_by_these = {"PIL", "markupsafe"}  # by matplotlib and Jinja2
     allowed = {modules.get(name, name) for name in pinned} | required_by_these | {*PACKAGES}
 
-    imported = set()
-    for tree in trees().values():
-        for node in ast.walk(tree):
-            names = (
-                [node.module or ""]
-                if isinstance(node, ast.ImportFrom)
-                else [alias.name for alias in node.names]
-                if isinstance(node, ast.Import)
-                else []
-            )
-            imported |= {name.split(".")[0] for name in names}
+    imported = set.union(*map(top_imports, product()))
     optional = {"xarray", "huggingface_hub"}  # imported only for such fields and names
     assert imported - set(sys.stdlib_module_names) - allowed - optional == set()
     assert allowed - imported - required_by_these == set()

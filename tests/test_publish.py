@@ -37,19 +37,12 @@ from ups.forecaster import Forecaster
 from ups.report.model_card import card
 from ups.results import Results, load
 
-RUN = [
-    "data.tasks=[burgers1d,darcy2d]",
-    "task.darcy2d.energy=0.999",
-    "operator.train.steps=4",
-    "operator.base_steps=5",
-    "operator.model.width=16",
-    "operator.model.depth=1",
-    "operator.train.precision='no'",
-    "operator.train.validate_trajectories=1",
-    "evaluate.max_trajectories=4",
-    "evaluate.num_bootstrap=20",
-    "evaluate.max_ratio_to_persistence=1000",
-]
+RUN = (
+    "data.tasks=[burgers1d,darcy2d] task.darcy2d.energy=0.999 operator.train.steps=4 "
+    "operator.base_steps=5 operator.model.width=16 operator.model.depth=1 "
+    "operator.train.precision='no' operator.train.validate_trajectories=1 "
+    "evaluate.max_trajectories=4 evaluate.num_bootstrap=20 evaluate.max_ratio_to_persistence=1000"
+).split()
 
 
 def report_of(monkeypatch, *overrides: str, is_drawn: bool = False) -> tuple[int, Results]:

@@ -28,13 +28,9 @@ PACKAGES = ("iris-sample-data==2.5.2", "esmvaltool-sample-data==0.0.4", "eofs==2
 TRUE = {
     r"holds one map of .*, as do \d+ files of such names": ("nemo_1m_2015*",),
     r"holds [13] maps? of .*, without an axis of time": (
-        "orca2_votemper",
-        "hybrid_height",
-        "rotated_pole",
-        "toa_brightness_stereographic",
-        "space_weather",
-        "atlantic_profiles",
-    ),
+        "orca2_votemper hybrid_height rotated_pole toa_brightness_stereographic space_weather "
+        "atlantic_profiles"
+    ).split(),
     r"expected a field, numbers with two axes or more": ("SOI_Darwin", "vlstr_type"),
     r"expected one to three axes of space": ("mesh_C4_synthetic_float",),  # lists of a mesh's edges
     r"repeat an earlier one exactly": ("ta_day_KACE-1-0-G*",),  # 880 windows of one value each

@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_equation import Trajectories
+from test_equation import Trajectories, integrated
 
-from ups_discovery import shooting
-from ups_discovery.certainty import of_equation
-from ups_discovery.doubts import ILL_POSED
-from ups_discovery.identification import Identification
-from ups_discovery.integrate import Model
+from ups_discovery import search, shooting
+from ups_discovery.certainty import ILL_POSED
+from ups_discovery.differences import Differences
+from ups_discovery.integrator import Integrator, Model
 from ups_discovery.seeds import generator
 
 CELLS, FRAMES, STEPS = 96, 6, 120
@@ -47,19 +46,19 @@ def frames(num: int, rate: float, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def kicked() -> Identification:
+def kicked() -> Integrator:
     return identification(frames(48, 1.0))
 
 
-def identification(u: torch.Tensor) -> Identification:
+def identification(u: torch.Tensor) -> Integrator:
     data = Trajectories(u, 1.0, float(CELLS))
-    one = Identification(data.samples, data.own, 0)
-    one.shooting_windows = one.shooting_windows[::4]  # for time
+    one = integrated(data)
+    one.windows = replace(one.windows, shooting=one.windows.shooting[::4])  # for time
     one.size = data.samples.units.size[0]
     return one
 
 
-def coefficients(one: Identification, model) -> dict[str, float]:
+def coefficients(one: Integrator, model) -> dict[str, float]:
     """In the units of the data."""
     found = {}
     for (_, place), value in zip(model.unknowns, model.values.tolist(), strict=True):
@@ -77,11 +76,11 @@ def is_true(found: dict[str, float]) -> bool:
 
 @pytest.mark.faults
 def test_the_equation_is_found_between_kicks(kicked):
-    model = kicked.model()
+    route, model = search.equation_of(kicked)
     found = coefficients(kicked, model)
     assert is_true(found), found
-    assert kicked.is_shot and shooting.leaves_kicks(kicked, model)
-    certainty = of_equation(kicked, model)
+    assert route.leaves_kicks(model)
+    certainty = route.certainty(model)
     width = coefficients(kicked, replace(model, values=certainty.half_width))
     assert all(abs(found[name] - value) < width[name] < abs(value) for name, value in TRUTH.items()), width
     # D / 12 u_xxxx stands for the three-point Laplacian, on its grid alone
@@ -101,11 +100,11 @@ def test_only_the_complete_equation_leaves_kicks(kicked):
     for used, expected in ((5, True), (3, False)):
         unknowns = [(0, places[name]) for name in names[:used]]
         model = Model(unknowns, torch.tensor(values[:used], dtype=torch.float64), num_steps=STEPS)
-        assert shooting.leaves_kicks(kicked, model) == expected
+        assert shooting.last_shooting(kicked).leaves_kicks(model) == expected
 
 
 def test_differences_in_time_do_not_find_it(kicked):
-    model = kicked.model_by_differences()
+    model = Differences(kicked).model()
     assert model is None or not is_true(coefficients(kicked, model))
 
 
@@ -116,7 +115,7 @@ def test_least_squares_take_kicks_for_the_equation(kicked, monkeypatch):
 
 
 def test_nothing_is_shot_at_where_differences_are_good(monkeypatch):
-    monkeypatch.setattr("ups_discovery.identification.shot_model", lambda *_: pytest.fail("called"))
+    monkeypatch.setattr("ups_discovery.search.shot_model", lambda *_: pytest.fail("called"))
     one = identification(
         torch.stack(
             [
@@ -128,7 +127,7 @@ def test_nothing_is_shot_at_where_differences_are_good(monkeypatch):
         .view(16, 6, 1, 64)
         .double()
     )
-    assert one.model() is not None
+    assert search.equation_of(one) is not None
 
 
 def test_a_future_without_an_equation_gets_none():

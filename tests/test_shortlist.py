@@ -1,5 +1,5 @@
-"""Which base serves (ups/models/shortlist.py): of those that validation cannot tell apart the simplest, if it
-is stable beyond the data; and what a forecast says of itself where it goes further."""
+"""Which base serves (ups/models/base_selection.py): of those that validation cannot tell apart the simplest,
+if it is stable beyond the data; and what a forecast says of itself where it goes further."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def moving(growth: float = 0.0, modes: int = 3) -> dict[int, complex]:
 
 def selected(cache: Cache, **bases: torch.nn.Module) -> tuple[str, dict]:
     """Which of these candidates serves, and what is known of it."""
-    shortlist = base_selection.empty_shortlist(cache, 0 if cache.task.is_steady else 1, 0)
+    shortlist = base_selection.Shortlist(cache, 0 if cache.task.is_steady else 1, 0)
     for name, base in bases.items():
         head = base_selection.unfitted_head(
             cache, base.kind, base_selection.base_settings(cache) | {"degree": 1, "terms": []}, CPU
         )
         head.base = base
         shortlist.add(name, head)
-    head, _ = base_selection.select_from_shortlist(shortlist)
+    head, _ = shortlist.select()
     description = head.facts.described()
     return description["base"]["name"], description
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import loop_stage
 import pytest
+from call_path import CallPath, depth_of, is_ours
 from test_base_selection import TINY, make_caches
 
 import train_operator
@@ -23,16 +24,18 @@ from ups.common.place import ROOT
 
 SETTINGS = ["data.tasks=[burgers1d]", "operator.train.steps=3", "operator.base_steps=2"]
 MOST_LINES, MOST_OF_START = 1_500, 650
+MOST_OF_STEP = CallPath(functions=143, files=31, depth=17)  # of one update; they may only fall
 
 
 def trace(root: str, overrides: list[str]) -> None:
-    """Run the stage and write the functions that ran to ROOT/functions.json: [part, file, first, last line].
+    """Run the stage and write the functions that ran to ROOT/functions.json: [part, file, first, last line],
+    and to ROOT/step.json the `CallPath` of a step, of all packages.
 
     step: from the start of a turn of the loop to the end of the optimizer's step. start: functions of
     ups/training/ that run before it inside Run.start, seed_all, attach, probe and steps.
     """
     ran, part, num_updates = {"step": set(), "start": set()}, "start", 0
-    of_run = ups.training.run.__file__
+    of_run, codes_of_step, deepest = ups.training.run.__file__, set(), 0
 
     def is_in_run(frame) -> bool:
         while frame is not None and frame.f_code.co_filename != of_run:
@@ -40,7 +43,11 @@ def trace(root: str, overrides: list[str]) -> None:
         return frame is not None
 
     def on_call(frame, event, _argument) -> None:
+        nonlocal deepest
         code = frame.f_code
+        if event == "call" and part == "step" and is_ours(code):
+            codes_of_step.add(code)
+            deepest = max(deepest, depth_of(frame))
         if (
             event == "call"
             and code.co_filename.startswith(f"{ROOT}/ups/")
@@ -77,6 +84,7 @@ def trace(root: str, overrides: list[str]) -> None:
             for code in codes
         ]
         (Path(root) / "functions.json").write_text(json.dumps(found))
+        (Path(root) / "step.json").write_text(json.dumps(CallPath.of(codes_of_step, deepest)))
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +110,9 @@ def lines(tmp_path_factory) -> dict[str, dict[str, int]]:
         print(
             f"\n{part}: {sum(by_file.values())} lines", *(f"{n:6d} {f}" for f, n in by_file.items()), sep="\n"
         )
+    step = CallPath(*json.loads((root / "step.json").read_text()))
+    print(step)
+    assert all(found <= most for found, most in zip(step, MOST_OF_STEP, strict=True)), (step, MOST_OF_STEP)
     return counts
 
 

@@ -51,6 +51,7 @@ from ups.generative.residuals import (
     WITHOUT_PAST,
     SteadyResiduals,
     TransientResiduals,
+    augmented,
     residual_schedule,
     validation_batches,
 )
@@ -66,7 +67,6 @@ from ups.models.head_setup import base_settings, head_facts
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import member_noise, name_starts, rollout
 from ups.models.warm import is_trunk
-from ups.models.windows import augment
 from ups.select import Decision
 from ups.training.artifact import finished_stage, of_stage
 from ups.training.optim import split_parameters
@@ -75,24 +75,15 @@ from ups_discovery.seeds import generator
 SMOKE = ROOT / "configs" / "smoke.yaml"
 CPU = torch.device("cpu")
 HIDDEN, STEADY = "burgers1d_hidden", "darcy2d_grf"
-TASKS = [
-    f"data.tasks=[{HIDDEN},{STEADY}]",
-    f"task.{HIDDEN}.resolution=32",
-    f"task.{HIDDEN}.num_frames=10",
-    f"task.{HIDDEN}.t_end=0.45",
-    f"task.{HIDDEN}.degree=1",
-    f"task.{STEADY}.resolution=16",
-    "evaluate.context_frames=4",
-]
-OPERATOR = [
-    "operator.model.width=16",
-    "operator.model.depth=1",
-    "operator.model.modes=4",
-    "operator.base_steps=5",
-    "operator.train.steps=3",
-    "operator.train.precision='no'",
-    "operator.train.validate_trajectories=1",
-]
+TASKS = (
+    f"data.tasks=[{HIDDEN},{STEADY}] task.{HIDDEN}.resolution=32 task.{HIDDEN}.num_frames=10 "
+    f"task.{HIDDEN}.t_end=0.45 task.{HIDDEN}.degree=1 task.{STEADY}.resolution=16 "
+    "evaluate.context_frames=4"
+).split()
+OPERATOR = (
+    "operator.model.width=16 operator.model.depth=1 operator.model.modes=4 operator.base_steps=5 "
+    "operator.train.steps=3 operator.train.precision='no' operator.train.validate_trajectories=1"
+).split()
 STAGES = {
     "diffusion": ("train_diffusion", ()),
     "consistency": ("train_consistency", ()),
@@ -109,14 +100,9 @@ TRAIN = [
     f"{section}.{key}"
     for section in ("diffusion", "consistency", "scoring", "steady")
     for key in (
-        "train.steps=20",
-        "train.log_every=1",
-        "train.validate_every=10",
-        "train.save_every=5",
-        "train.validate_trajectories=2",
-        "train.precision='no'",
-        "train.timeout_s=20",
-    )
+        "train.steps=20 train.log_every=1 train.validate_every=10 train.save_every=5 "
+        "train.validate_trajectories=2 train.precision='no' train.timeout_s=20"
+    ).split()
 ]
 MODEL = [
     f"{section}.{key}"
@@ -446,7 +432,7 @@ def test_residual_and_prediction_add_up_to_the_truth(hidden):
     assert left[[0, 2]].abs().max() > 1e-3 and not tokens[1, :, 3 * dim : 4 * dim].any()
     # augmented alike: truth, history, prediction
     shifted, tokens, *_ = hidden.batch("reserved", places, starts, generator(1))
-    [moved] = augment(hidden.head.task, [(z, hidden.head.codec)], generator(1))
+    [moved] = augmented(hidden.head.task, [(z, hidden.head.codec)], generator(1))
     torch.testing.assert_close(
         tokens[..., :dim] + tokens[..., 2 * dim : 3 * dim] + shifted, moved[:, 1], rtol=0, atol=1e-5
     )
@@ -534,7 +520,7 @@ def test_residual_and_guess_add_up_to_the_logarithm_of_the_solution_of_a_steady_
     places = torch.arange(8)
     r, tokens, facts, _ = steady.batch("reserved", places, torch.zeros(8), generator(2))
     z_in, z_ref, parameters = steady.fields("reserved", places)
-    z_in, z_ref = augment(
+    z_in, z_ref = augmented(
         steady.head.task, [(z_in, steady.head.input_codec), (z_ref, steady.head.codec)], generator(2)
     )
     u = steady.head.physical(z_ref[:, 0]).clamp_min(steady.posterior.floor)
@@ -734,17 +720,8 @@ def conditions_of(source: TransientResiduals, count: int = 5) -> tuple[Tensor, T
 
 @torch.no_grad()
 def test_every_sampler_is_its_definition(ensembles, chain, config):
-    assert ensembles.names == [
-        "operator",
-        "dressed",
-        "dressed_conditional",
-        "waves",
-        "dressed_resampled",
-        "corrector",
-        "student_1",
-        "student_2",
-        "scoring",
-    ]
+    names = "operator dressed dressed_conditional waves dressed_resampled corrector student_1 student_2"
+    assert ensembles.names == [*names.split(), "scoring"]
     tokens, facts, noise, second = conditions_of(ensembles.residuals)
     draw = partial(ensembles.residual, tokens=tokens, facts=facts, noise=noise, second=second)
     networks = {
@@ -879,15 +856,7 @@ def test_rollouts_of_the_operator_are_its_plain_rollouts(ensembles, hidden):
 
 @pytest.mark.parametrize(
     "model",
-    [
-        "dressed",
-        "dressed_conditional",
-        "waves",
-        "dressed_resampled",
-        "scoring",
-        "corrector",
-        "student_2",
-    ],
+    "dressed dressed_conditional waves dressed_resampled scoring corrector student_2".split(),
 )
 def test_members_do_not_depend_on_the_batch_and_follow_the_seed(
     ensembles, hidden, config, monkeypatch, model
@@ -1247,6 +1216,8 @@ def test_residuals_that_are_nan_from_the_start_are_refused_on_every_process(chai
     [
         ("diffusion.sampler_steps=0", "diffusion.sampler_steps is 0; expected a positive number"),
         ("evaluate.members=1", "evaluate.members is 1; expected at least 2: one member has no spread"),
+        ("evaluate.num_bootstrap=1", "evaluate.num_bootstrap is 1; expected at least 20: a 95 % interval"),
+        ("operator.optim.muon_lr=1e300", r"muon_lr is 1e\+300; expected a learning rate in \(0, 10\]"),
         ("consistency.members=1", "consistency.members is 1; expected at least 2"),
         ("consistency.mid_angle=2", r"consistency.mid_angle is 2.0; expected an angle in \(0, 1.57\)"),
         ("consistency.mid_angle=0", "consistency.mid_angle is 0.0; expected an angle in"),

@@ -18,14 +18,7 @@ TASKS = {  # with a base that is fitted in seconds
     "ks1d_coarse": "{num_trajectories: 24, resolution: 32, num_frames: 14, t_end: 13, patch: 2, history: 2, "
     "base: [propagator]}",
 }
-SCRIPTS = (
-    "prepare_data",
-    "prepare_cache",
-    "train_operator",
-    "train_diffusion",
-    "train_consistency",
-    "evaluate",
-)
+SCRIPTS = "prepare_data prepare_cache train_operator train_diffusion train_consistency evaluate".split()
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from test_equation import FEW_WINDOWS, UX, UXX, UXXXX, kuramoto
+from test_equation import UX, UXX, UXXXX, few_windows, kuramoto
 
 import prepare_cache
 from ups.common.place import ROOT
@@ -22,7 +22,6 @@ from ups.models.bases.base import ParameterBatch, field_units
 from ups.models.bases.flow import Flow
 from ups.models.facts import HeadFacts
 from ups.models.head import TaskHead
-from ups_discovery.identification import Identification
 from ups_discovery.library import library
 from ups_discovery.seeds import generator
 from ups_discovery.terms import Terms
@@ -72,7 +71,7 @@ def made(tmp_path_factory) -> dict[str, tuple[dict, dict]]:
     """What is fitted to the equation of Kuramoto and Sivashinsky in all units."""
     u, folder = kuramoto(24, 12, n=32, dt=0.25)[:, :, 0].numpy(), tmp_path_factory.mktemp("units")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Identification, "limits", FEW_WINDOWS)
+        few_windows(patch)
         return {name: fitted(folder / name, u * a, 22.0 * x, 0.25 * t) for name, (a, x, t) in UNITS.items()}
 
 

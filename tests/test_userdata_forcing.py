@@ -245,11 +245,11 @@ def test_windows_and_residuals_move_the_forcing_with_the_state(tmp_path):
     windows = Windows({"heat": cache}, config.task, {"heat": config.context("heat")}, config.operator, 0)
     batch = Batch("heat", torch.arange(6), torch.tensor([0, 1, 2, 3, 0, 1]), slice(0, 6))
     for step in (0, config.operator.train.steps - 1):  # one call, and several in a row
-        z, z_ref, known = windows.read(head, batch, step, slice(None))
-        for frame in range(z_ref.shape[1]):
-            z_pred = operator.predict(z, "heat", known.later(frame))[0]
-            assert (z_pred - z_ref[:, frame : frame + 1]).abs().max() < 1e-3
-            z = torch.cat([z[:, 1:], z_ref[:, frame : frame + 1]], 1)
+        u, u_ref, known = windows.read(head, batch, step, slice(None))
+        for frame in range(u_ref.shape[1]):
+            u_pred = operator.step(u, "heat", known.later(frame))[0]
+            assert (u_pred - u_ref[:, frame : frame + 1]).abs().max() < 1e-3
+            u = torch.cat([u[:, 1:], u_ref[:, frame : frame + 1]], 1)
     residuals = TransientResiduals(operator, cache)
     for seed in range(3):
         samples = residuals.batch(

@@ -26,19 +26,12 @@ from ups.models.warm import copy_head, copy_trunk, copy_weights, is_trunk
 from ups.training.optim import build_optimizer
 
 SMOKE = ROOT / "configs" / "smoke.yaml"
-RUN = [
-    "operator.train.steps=6",
-    "operator.train.validate_every=3",
-    "operator.train.save_every=2",
-    "operator.train.log_every=1",
-    "operator.train.validate_trajectories=1",
-    "operator.train.precision='no'",
-    "operator.base_steps=5",
-    "operator.model.width=16",
-    "operator.model.depth=1",
-    "operator.model.kind=flat",
-    "task.advection1d.history=1",
-]
+RUN = (
+    "operator.train.steps=6 operator.train.validate_every=3 operator.train.save_every=2 "
+    "operator.train.log_every=1 operator.train.validate_trajectories=1 "
+    "operator.train.precision='no' operator.base_steps=5 operator.model.width=16 "
+    "operator.model.depth=1 operator.model.kind=flat task.advection1d.history=1"
+).split()
 FIRST, SECOND = "data.tasks=[advection1d,burgers1d]", "data.tasks=[burgers1d,diff_react2d]"
 
 

@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 import torch
 from test_certainty import burgers, fisher, noisy
-from test_equation import UX, UXX, Trajectories
+from test_equation import UX, UXX, Trajectories, integrated
 
 from ups.common.rows import joined
-from ups_discovery import weak
+from ups_discovery import search, weak
 from ups_discovery.boundary import NO_FLUX, PERIODIC
-from ups_discovery.certainty import STUDENT_WEAK, of_equation
+from ups_discovery.certainty import OTHERS, UNCLEAR
 from ups_discovery.denoise import Film, smooth_basis
-from ups_discovery.doubts import OTHERS, UNCLEAR
-from ups_discovery.identification import Identification
 from ups_discovery.least_squares import solve
 from ups_discovery.library import library
 from ups_discovery.resampling import fit, standard_errors
@@ -126,12 +124,11 @@ def test_without_the_correction_diffusion_would_be_wrong():
 
 def test_a_wrong_sign_is_refused():
     data = Trajectories(noisy(fisher(16), 0.02), 0.1, 10.0)
-    one = Identification(data.samples, data.own, 0)
-    model = one.model()
-    assert of_equation(one, model).doubt == ""
+    route, model = search.equation_of(integrated(data))
+    assert route.certainty(model).doubt == ""
     wrong = model.values.clone()
     wrong[0] *= -1
-    assert of_equation(one, replace(model, values=wrong)).doubt
+    assert route.certainty(replace(model, values=wrong)).doubt
 
 
 def test_windows_of_one_film_are_one_film_again():
@@ -248,7 +245,7 @@ def test_intervals_hold_the_truth_in_90_to_98_percent_of_200_draws(share):
         blocks = form.equations()[:, 0]
         values = solve(blocks.sum(0), [0, 1])
         error = (values - truth).abs() / standard_errors(blocks, [0, 1], values)
-        inside.append(error <= STUDENT_WEAK)
-        halves.append(error <= STUDENT_WEAK / 2)
+        inside.append(error <= weak.STUDENT)
+        halves.append(error <= weak.STUDENT / 2)
     inside, halves = (float(torch.stack(each).double().mean()) for each in (inside, halves))
     assert 0.9 <= inside <= 0.985 and halves < 0.85

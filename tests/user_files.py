@@ -1,5 +1,6 @@
 """Small files of users, and sections that declare them, for the tests of user data."""
 
+from collections import Counter
 from pathlib import Path
 
 import h5py
@@ -14,6 +15,7 @@ from ups.data.sources import open_sources
 from ups.models.base_selection import fit_base
 from ups.models.head_setup import build_operator
 from ups.userdata.describe import describe_file
+from ups.userdata.readers.process import ReadingProcess
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -159,3 +161,15 @@ def described(folder, **arrays):
     np.savez(folder / "a.npz", **arrays)
     text = describe_file(str(folder / "a.npz"))
     return yaml.safe_load(text)["task"]["a"], text
+
+
+def counted_requests(monkeypatch):
+    """Counter of the requests to the reading process, by method; "all" of any."""
+    asked, call = Counter(), ReadingProcess.call
+
+    def counted(process, path, method, *rest):
+        asked.update((method, "all"))
+        return call(process, path, method, *rest)
+
+    monkeypatch.setattr(ReadingProcess, "call", counted)
+    return asked

@@ -12,6 +12,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from ups.data.tokenizer import Tokenizer
 from ups.forecast_xarray import as_tensor, unlabel_forcing
 from ups.models.head import TaskHead
 from ups.models.operator import Operator
@@ -38,8 +39,8 @@ def start(
     resample: bool = False,
     extrapolate: bool = False,
 ) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
-    """Prepare a forecast: latents z (batch, time, *tokens, dim) of the frames that are used, on the
-    operator's device, raw parameters (batch, P), and a function that finishes the forecast.
+    """Prepare a forecast: the normalised frames (batch, time, C, *space) that are used, on the operator's
+    device, raw parameters (batch, P), and a function that finishes the forecast.
 
     finish(u_pred): u_pred (..., C, *space) on the grid and device of u and in its precision; it warns of
     values that are not finite and of what was not evaluated. u: (batch, time, C, *space), physical units.
@@ -98,8 +99,15 @@ def start(
 
     num_used = max(head.history + 1, head.start_frames)  # one more for the last error
     u_trained = u_trained[:, -num_used:].to(head.scale.device, torch.float32)
-    z = in_blocks(lambda index: codec.encode(codec.normalise(u_trained[index])), len(u), ROWS)
-    return z, values, finish
+    w = codec.normalise(u_trained)
+    if codec.dim < codec.width:
+        w = in_blocks(lambda index: codec.projected(w[index]), len(w), ROWS)
+    return w, values, finish
+
+
+def encoded(codec: Tokenizer, w: Tensor) -> Tensor:
+    """The latents of a start; those of a row do not depend on the other rows."""
+    return in_blocks(lambda index: codec.encode(w[index]), len(w), ROWS)
 
 
 def is_count(number: Any) -> bool:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ups.common.place import HUB, make_target
 from ups.common.torch_state import plain_torch
-from ups.forecast_inputs import Values, check_random, is_count, read_forcing, start
+from ups.forecast_inputs import Values, check_random, encoded, is_count, read_forcing, start
 from ups.forecast_xarray import Field, as_tensor, label, unlabel
 from ups.models.operator import Operator, load_operator
 from ups.models.rollout import name_starts
@@ -144,13 +144,14 @@ class Forecaster:
         leaves the range of the training data or is longer than the evaluated horizon.
         """
         u, restore = self._read(task, u0, ("time",))
-        z, values, finish = start(
+        w, values, finish = start(
             self.operator, task, u, parameters, num_frames, dt=dt, resample=resample, extrapolate=extrapolate
         )
         num_frames = int(num_frames)  # NumPy's integers overflow
-        f = read_forcing(self.operator.head(task), forcing, u0, u, num_frames, extrapolate)
-        z_pred = self.operator.rollout(z, task, values, num_frames, forcing=f)
-        return restore(finish(self.operator.head(task).physical(z_pred)))
+        head = self.operator.head(task)
+        f = read_forcing(head, forcing, u0, u, num_frames, extrapolate)
+        w_pred = self.operator.forecast(w, task, values, num_frames, forcing=f)
+        return restore(finish(head.codec.denormalise(w_pred)))
 
     @plain_torch()
     def sample(
@@ -191,7 +192,7 @@ class Forecaster:
 
         sampler = self._sampler(task, by, members, is_steady=False, evaluations=evaluations)
         u, restore = self._read(task, u0, ("member", "time"))
-        z, values, finish = start(
+        w, values, finish = start(
             self.operator,
             task,
             u,
@@ -205,9 +206,10 @@ class Forecaster:
         check_random(task, seed, rows, len(u))
         names = name_starts(range(len(u)) if rows is None else rows, u[:, -1])
         num_frames, members = int(num_frames), int(members)
-        f = read_forcing(self.operator.head(task), forcing, u0, u, num_frames, extrapolate)
+        head = self.operator.head(task)
+        f, z = read_forcing(head, forcing, u0, u, num_frames, extrapolate), encoded(head.codec, w)
         z_pred = sample_states(self.operator, sampler, task, z, values, num_frames, members, seed, names, f)
-        return restore(finish(self.operator.head(task).physical(z_pred)))
+        return restore(finish(head.physical(z_pred)))
 
     @plain_torch()
     def prior(
@@ -250,11 +252,11 @@ class Forecaster:
         check_random(task, seed, None, len(u))
         mean = codec.denormalise(torch.zeros(codec.num_channels, *[1] * codec.ndim, device=codec.mean.device))
         u = torch.where(observed[:, None], u, head.task.absolute(mean, codec.fields).to(u))
-        z, values, finish = start(
+        w, values, finish = start(
             self.operator, task, u, parameters, 1, members=members, extrapolate=extrapolate
         )
         u = head.task.counted(u, codec.fields)
-        observation = observe_cells(codec.normalise(u[:, 0].to(z)), observed.to(z))
+        observation = observe_cells(codec.normalise(u[:, 0].to(w)), observed.to(w))
         draws = sample_solutions(self.operator, sampler, task, observation, values, int(members), seed)
         return restore(finish(draws))
 

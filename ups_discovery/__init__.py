@@ -4,37 +4,23 @@
     print(equation)
 
 Needs torch and NumPy alone, and knows no package that uses it. `equation.py` and what it imports evaluate and
-integrate an equation; the other modules fit one. torch is imported by the first `identify`.
+integrate an equation. The other modules fit one: windows of the data (windows.py), a library of terms
+(library.py), rollouts (integrator.py), a route to the terms and coefficients (differences.py, shooting.py,
+weak.py, drift.py), each with its certainty (certainty.py), and the search among them (search.py). torch is
+imported by the first `identify`.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ups_discovery.found import FoundEquation
+    from ups_discovery.search import identify
 
 __all__ = ["identify"]
 
 
-def identify(
-    u: "Tensor",
-    dt: float,
-    cell: Sequence[float],
-    boundary: str = "periodic",
-    fields: Sequence[str] = (),
-    positive: Sequence[str] = (),
-    seed: int = 0,
-) -> "FoundEquation":
-    """The equation of films u (films, time, channel, *space): the first of `search.candidates` that nothing
-    speaks against, else the first one, whose `doubt` says why it should not be stated.
-
-    dt: time between frames. cell: width of a cell along each axis. boundary: one name of `boundary.py`, or
-    one per axis joined by commas. fields: names of the channels; u, or u1, u2, .. if there are several.
-    positive: fields whose logarithm is differentiated. Raises ValueError for films of another shape or with
-    values that are not finite, and if no equation explains them better than persistence.
-    """
+def __getattr__(name: str) -> Any:
+    if name != "identify":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from ups_discovery.search import identify
 
-    return identify(u, dt, cell, boundary, fields, positive, seed)
+    return identify

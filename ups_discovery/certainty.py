@@ -13,49 +13,39 @@ width of a coefficient's interval is the sum of five parts, each from one Gauss-
                coefficient by a fraction d, the noise of the data has changed it by d / (1 - 2 d), as errors
                of a regressor do (attenuation)
 
-For films with noise it is Student's t times the standard error by the weak form (weak.py), plus what the fit
-of the integrator changed. The standard error is the larger one of two: by the scatter of blocks of windows,
-which overlap in single films and so vary too little, and by the noise alone.
-
-The residuals of a drift are noise by nature. A drift is not stated if they are correlated from frame to
-frame, as noise of measurement is, or if the frames have noise of measurement. The construction is ours.
+Each route to an equation says what differs (`certainty` in differences.py, shooting.py, weak.py, drift.py).
+The construction is ours.
 """
 
 import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ups_discovery.doubts import HALVES, ILL_POSED, UNCLEAR
+from ups_discovery.integrator import Integrator, Model
 from ups_discovery.least_squares import solve
 from ups_discovery.seeds import generator
-from ups_discovery.shooting import last_shooting, leaves_kicks
-from ups_discovery.spectral import FieldTransform
 from ups_discovery.terms import INVERSE, WAVE
 
-if TYPE_CHECKING:
-    from ups_discovery.drift import Drift
-    from ups_discovery.identification import Identification
-    from ups_discovery.integrate import Model
+# Why an equation may not be stated, in words.
+HALVES = "its terms differ between halves of the data"
+OTHERS = "other terms explain the data as well"
+UNCLEAR = "it leaves too much of what happens from one frame to the next unexplained"
+ILL_POSED = "in it the shortest waves grow without bound"
 
 # (model, states (windows, frames, C, *space)) to the normal equations of every window
-EquationsByRow = Callable[["Model", Tensor], Tensor]
+EquationsByRow = Callable[[Model, Tensor], Tensor]
 # (normal equations, places of the terms that are used) to the coefficients of all terms, 0 for the others
 Solve = Callable[[Tensor, list[int]], Tensor]
 
 BLOCKS = 8
 STUDENT = 2.36  # 95 %, BLOCKS - 1 degrees of freedom
-STUDENT_WEAK = 2.2  # the same for the weak form: more blocks, but neighbours are not independent
 # Of the RMS of the time derivative: a term below NEGLIGIBLE is never stated, one below SMALL only if it is
 # certain.
 NEGLIGIBLE, SMALL = 1e-3, 1e-2
-MAX_RESIDUAL = 0.5  # of persistence's error one frame ahead: above it, any equation might be right
-MAX_RESIDUAL_BEYOND_NOISE = 0.1  # of the same error: above it, terms are missing
-MAX_CORRELATION = 0.1  # of a drift's residuals in consecutive frames
 WAVES = 1e3, 1e4  # wave numbers in radians per cell, beyond those of any grid
 NUM_CELLS = 256  # about which the equation is linearised
 
@@ -71,38 +61,7 @@ class Certainty:
     doubt: str = ""
 
 
-def of_equation(one: "Identification", model: "Model") -> Certainty:
-    """The certainty of a deterministic equation, from the windows that it was fitted to."""
-    if one.weak is not None:
-        return of_noisy_films(one, model)
-    if one.is_shot:
-        return of_kicked_frames(one, model)
-    s = one.shooting_windows[:, :2]
-    missed = s[:, 1] - one.integrate(one.build(model), model.values, s[:, 0], 1)[:, 0]
-    transform = FieldTransform(tuple(one.settings["space"]), one.settings["boundary"]).to(s.device)
-    # white noise has equal power in all modes; the error of a wrong term has the modes of the field
-    noise = transform(missed).abs().square().mean(0).median(-1).values
-    change, error = (
-        (x / one.std).square().transpose(0, 1).flatten(1).mean(1) for x in (s[:, 1] - s[:, 0], missed)
-    )
-    beyond_noise = error - 3 * noise / one.std.flatten().square()  # of both frames, the first one amplified
-    is_unclear = (error > MAX_RESIDUAL**2 * change).any()
-    is_unclear |= (beyond_noise > MAX_RESIDUAL_BEYOND_NOISE**2 * change).any()
-
-    doubt = UNCLEAR if bool(is_unclear) else ""
-    return assessed(one, model, s, one.shooting_equations_by_row, stepped(model), noise.sqrt(), doubt)
-
-
-def of_kicked_frames(one: "Identification", model: "Model") -> Certainty:
-    """The certainty of an equation found by shooting, from the windows and the weights of its last fit: cells
-    that are kicked hardly count, and the residual shows no noise."""
-    shooting = last_shooting(one)
-    doubt = "" if leaves_kicks(one, model) else UNCLEAR
-    states = shooting.windows[:, :2]
-    return assessed(one, model, states, shooting.equations_by_row, stepped(model), None, doubt)
-
-
-def stepped(model: "Model") -> Solve:
+def stepped(model: Model) -> Solve:
     """One step from a model, with the integrator linearised in its values."""
 
     def solved(a: Tensor, columns: list[int]) -> Tensor:
@@ -117,48 +76,9 @@ def stepped(model: "Model") -> Solve:
     return solved
 
 
-def of_noisy_films(one: "Identification", model: "Model") -> Certainty:
-    """The certainty of an equation of films with noise, by the errors of the weak form."""
-    weak, s = one.weak, one.shooting_windows
-    width = (
-        STUDENT_WEAK * torch.maximum(weak.errors, weak.noise_errors)
-        + (model.values - weak.model.values).abs()
-    )
-    size = sizes(one, model, s[:, 0])
-    is_uncertain = model.values.abs() <= width
-    is_small = (size < NEGLIGIBLE) | (size < SMALL) & is_uncertain
-    doubt = weak.doubt(model)
-    if bool((is_uncertain & ~is_small).any()):
-        doubt = doubt or HALVES
-    elif grows(one, model, ~is_small, s[:, 0]):
-        doubt = doubt or ILL_POSED
-    return Certainty(width, is_small, doubt)
-
-
-def of_drift(drift: "Drift", model: "Model") -> Certainty:
-    """The certainty of a drift, from the pairs that it was fitted to."""
-    one = drift.identification
-    built, windows = one.build(model), one.regression_windows
-    first, second = (
-        drift.modes(windows[:, i + 1] - one.integrate(built, model.values, windows[:, i], 1)[:, 0])
-        * drift.whitening
-        for i in (0, 1)
-    )
-    correlation = float((first * second).sum() / (first.square().sum() * second.square().sum()).sqrt())
-    # a drift is fitted to single frames, and takes the return from noise of measurement for dynamics
-    doubt = UNCLEAR if one.noise is not None or abs(correlation) > MAX_CORRELATION else ""
-
-    def solved(a: Tensor, columns: list[int]) -> Tensor:
-        values = torch.zeros_like(model.values)
-        values[columns] = solve(a, columns)
-        return values
-
-    return assessed(one, model, drift.fit_pairs, drift.shooting_equations_by_row, solved, None, doubt)
-
-
 def assessed(
-    one: "Identification",
-    model: "Model",
+    one: Integrator,
+    model: Model,
     states: Tensor,
     equations: EquationsByRow,
     solved: Solve,
@@ -169,7 +89,7 @@ def assessed(
     drift, whose residuals do not show it."""
     every, some, terms = equations(model, states), states[::2], list(range(len(model.unknowns)))
     now, now_some = solved(every.sum(0), terms), solved(every[::2].sum(0), terms)
-    block = block_of(len(one.rows), len(states)).to(every.device)
+    block = block_of(len(one.windows.rows), len(states)).to(every.device)
     width, halves = scatter(every, block, lambda a: solved(a, terms))
     finer = replace(model, num_steps=2 * model.num_steps, is_finer=True)
     width = width + (now - model.values).abs()
@@ -180,13 +100,31 @@ def assessed(
         added = added * noise.view(-1, *[1] * (some.ndim - 3))
         width = width + noise_width(now_some, solved(equations(model, some + added).sum(0), terms))
     signed = torch.cat([model.values[None], halves]) * model.values.sign()
-    size = sizes(one, model, states[:, 0])
-    is_small = (size < NEGLIGIBLE) | (size < SMALL) & (signed <= width).any(0)
+    is_small = too_small(sizes(one, model, states[:, 0]), (signed <= width).any(0))
     large = (~is_small).nonzero().flatten().tolist()
     width = width + (solved(every.sum(0), large) - now).abs() * ~is_small
-    if bool(((signed <= width).any(0) & ~is_small).any()):
+    return concluded(one, model, states[:, 0], width, (signed <= width).any(0), is_small, doubt)
+
+
+def too_small(size: Tensor, is_uncertain: Tensor) -> Tensor:
+    """Whether terms of these `sizes` are not stated."""
+    return (size < NEGLIGIBLE) | (size < SMALL) & is_uncertain
+
+
+def concluded(
+    one: Integrator,
+    model: Model,
+    s: Tensor,
+    width: Tensor,
+    is_uncertain: Tensor,
+    is_small: Tensor,
+    doubt: str,
+) -> Certainty:
+    """The certainty by half widths: doubted as well if a term that is not small is uncertain, or if short
+    waves grow at s (rows, C, *space)."""
+    if bool((is_uncertain & ~is_small).any()):
         doubt = doubt or HALVES
-    elif grows(one, model, ~is_small, states[:, 0]):
+    elif grows(one, model, ~is_small, s):
         doubt = doubt or ILL_POSED
     return Certainty(width, is_small, doubt)
 
@@ -213,7 +151,7 @@ def noise_width(now: Tensor, noisier: Tensor) -> Tensor:
     return torch.where(change < 0.5, now.abs() * change / (1 - 2 * change).clamp_min(1e-9), torch.inf)
 
 
-def sizes(one: "Identification", model: "Model", s: Tensor) -> Tensor:
+def sizes(one: Integrator, model: Model, s: Tensor) -> Tensor:
     """RMS of every term over that of the time derivative of its channel (unknowns,), at s (rows, C,
     *space)."""
     equation, weight, places = one.with_weights(model)
@@ -223,7 +161,7 @@ def sizes(one: "Identification", model: "Model", s: Tensor) -> Tensor:
     return size.flatten()[places]
 
 
-def grows(one: "Identification", model: "Model", is_kept: Tensor, s: Tensor) -> bool:
+def grows(one: Integrator, model: Model, is_kept: Tensor, s: Tensor) -> bool:
     """Whether shorter waves grow ever faster by the kept terms (ill-posed).
 
     By the eigenvalues of the derivatives of second order and more, linearised about cells of s (rows, C,
@@ -231,7 +169,7 @@ def grows(one: "Identification", model: "Model", is_kept: Tensor, s: Tensor) -> 
     equation, weight, _ = one.with_weights(replace(model, values=model.values * is_kept))
     powers, _ = equation.terms.values(s)
     every, channels = max(1, s[:, 0].numel() // NUM_CELLS), len(weight)
-    for direction in itertools.product((-1, 0, 1), repeat=len(one.settings["space"])):
+    for direction in itertools.product((-1, 0, 1), repeat=len(one.space)):
         symbols = []
         for wave in WAVES:
             symbol = torch.zeros(channels, channels, -(-s[:, 0].numel() // every), dtype=torch.complex128)

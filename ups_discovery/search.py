@@ -2,23 +2,25 @@
 each with its certainty."""
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from ups_discovery.boundary import BOUNDARIES, PERIODIC
-from ups_discovery.certainty import Certainty, of_drift, of_equation
+from ups_discovery.certainty import UNCLEAR, Certainty
 from ups_discovery.data import Data, Films
-from ups_discovery.doubts import UNCLEAR
+from ups_discovery.differences import GOOD_ERROR, Differences
 from ups_discovery.drift import Drift
 from ups_discovery.equation import Equation
 from ups_discovery.found import FoundEquation
-from ups_discovery.identification import Identification, terms_of
-from ups_discovery.integrate import Model
+from ups_discovery.integrator import Integrator, Model
 from ups_discovery.progress import beat
-from ups_discovery.shooting import leaves_kicks
+from ups_discovery.shooting import Shooting, last_shooting, shot_model
 from ups_discovery.statement import described
+from ups_discovery.terms import Term
+from ups_discovery.weak import NoisyFilms
+from ups_discovery.windows import Windows
 
 NOISY = 0.7  # error one frame ahead relative to persistence, above which a drift is fitted as well
 # of the standard deviation: noise that films without any are taken to have, for the width of test functions
@@ -28,6 +30,41 @@ AXES = ("x", "y", "z")
 
 E = TypeVar("E", bound=Equation)
 Candidate = tuple[str, dict[str, Any], E]  # name with the number of terms, settings, equation
+Route = Differences | Shooting | NoisyFilms | Drift
+
+
+class Identified(NamedTuple):
+    """The equation of one parameter value, and the route to it."""
+
+    route: Route
+    model: Model
+    certainty: Certainty
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether most of what happens from frame to frame is noise to the equation, other than kicks."""
+        one, s = self.route.one, self.route.one.windows.held_out
+        if isinstance(self.route, NoisyFilms) and self.certainty.doubt != UNCLEAR:
+            return False
+        if isinstance(self.route, Shooting) and self.route.leaves_kicks(self.model):
+            return False
+        return one.error(self.model, s if isinstance(self.route, NoisyFilms) else s[:, :2]) > NOISY
+
+
+def equation_of(one: Integrator, least_noise: float = 0.0) -> tuple[Route, Model] | None:
+    """The route to the equation of one parameter value and the equation, or None if none beats persistence on
+    held-out trajectories. With noise of measurement: the weak form. Else differences in time and, if the next
+    frame has a large error, shooting. least_noise: of `Windows`."""
+    if one.windows.noise is not None:
+        return NoisyFilms.of(one, least_noise)
+    differences, s = Differences(one), one.windows.held_out[:, :2]
+    found = differences.model()
+    if found is not None and one.error(found, s) <= GOOD_ERROR:
+        return differences, found
+    shot = shot_model(one, found)
+    if shot is not None and (found is None or one.error(shot, s) < one.error(found, s)):
+        return last_shooting(one), shot
+    return None if found is None else (differences, found)
 
 
 def candidates(
@@ -49,81 +86,63 @@ def candidates(
             f"an estimate of time derivatives needs {MIN_FRAMES} frames, and the data have {data.num_frames}"
         )
     num_values = settings["num_values"]
-    identifications, equations, certainties = identified(data, settings)
-    has_equation = None not in equations
+    integrators, found = identified(data, settings)
+    has_equation = len(found) == num_values
     if has_equation:
-        title = "equation of {} terms"
-        yield candidate(equations, certainties, identifications, data, settings, make, title)
-    if data.is_cut and all(one.noise is None for one in identifications):
-        smooth, models, assessed = identified(data, settings, QUIET)
-        if None not in models and not any(one.doubt for one in assessed):
-            title = "equation of {} terms by its weak form"
-            yield candidate(models, assessed, smooth, data, settings, make, title)
+        yield candidate(found, data, settings, make, "equation of {} terms")
+    if data.is_cut and all(one.windows.noise is None for one in integrators):
+        _, smooth = identified(data, settings, QUIET)
+        if len(smooth) == num_values and not any(one.certainty.doubt for one in smooth):
+            yield candidate(smooth, data, settings, make, "equation of {} terms by its weak form")
             return None
-    if has_equation and not any(
-        is_noise(*found) for found in zip(identifications, equations, certainties, strict=True)
-    ):
+    if has_equation and not any(one.is_noise for one in found):
         return None
-    drifts, certainties = [], []
+    drifts = []
     for value in range(num_values):
         beat(f"the drift of parameter value {value + 1} of {num_values}")
-        if value == len(identifications):
-            identifications.append(Identification(data, settings, value))
-        drift = Drift(identifications[value], data, value)
-        drifts.append(drift.model())
-        if drifts[-1] is None:
+        if value == len(integrators):
+            integrators.append(integrator(data, settings, value))
+        drift = Drift(integrators[value], data, value)
+        if (model := drift.model()) is None:
             return (
                 f"no {'drift' if has_equation else 'terms'} of parameter value {value + 1} "
                 f"of {num_values} beat persistence on training data held out"
             )
-        certainties.append(of_drift(drift, drifts[-1]))
-    yield candidate(drifts, certainties, identifications, data, settings, make, "drift of {} terms")
+        drifts.append(Identified(drift, model, drift.certainty(model)))
+    yield candidate(drifts, data, settings, make, "drift of {} terms")
     if has_equation:
         return None
     return (
-        f"no equation of parameter value {len(equations)} of {num_values} beats persistence on training data "
+        f"no equation of parameter value {len(found) + 1} of {num_values} beats persistence on training data "
         "held out; its drift does"
     )
 
 
-def is_noise(one: Identification, model: Model, certainty: Certainty) -> bool:
-    """Whether most of what happens from frame to frame is noise to an equation, other than kicks."""
-    if one.noise is not None and certainty.doubt != UNCLEAR:
-        return False
-    if one.is_shot and leaves_kicks(one, model):
-        return False
-    return one.error(model, one.held_out_windows[:, : 2 if one.noise is None else None]) > NOISY
+def integrator(data: Data, settings: dict[str, Any], value: int, least_noise: float = 0.0) -> Integrator:
+    """The integrator of one parameter value. least_noise: of `Windows`."""
+    return Integrator(settings, Windows.of(data, settings["space"], settings["boundary"], value, least_noise))
 
 
 def identified(
     data: Data, settings: dict[str, Any], least_noise: float = 0.0
-) -> tuple[list[Identification], list[Model | None], list[Certainty]]:
-    """The equations of all parameter values, up to the first one without any (None), with their
-    certainties. least_noise: as in `Identification`."""
-    identifications: list[Identification] = []
-    equations: list[Model | None] = []
-    certainties: list[Certainty] = []
+) -> tuple[list[Integrator], list[Identified]]:
+    """The integrators and equations of all parameter values, up to the first one without an equation."""
+    integrators, found = [], []
     for value in range(settings["num_values"]):
         beat(f"the equation of parameter value {value + 1} of {settings['num_values']}")
-        identifications.append(Identification(data, settings, value, least_noise))
-        equations.append(identifications[-1].model())
-        if equations[-1] is None:
+        integrators.append(integrator(data, settings, value, least_noise))
+        if (one := equation_of(integrators[-1], least_noise)) is None:
             break
-        certainties.append(of_equation(identifications[-1], equations[-1]))
-    return identifications, equations, certainties
+        route, model = one
+        found.append(Identified(route, model, route.certainty(model)))
+    return integrators, found
 
 
 def candidate(
-    models: Sequence[Model],
-    certainties: Sequence[Certainty],
-    identifications: Sequence[Identification],
-    data: Data,
-    settings: dict[str, Any],
-    make: Callable[..., E],
-    title: str,
+    found: list[Identified], data: Data, settings: dict[str, Any], make: Callable[..., E], title: str
 ) -> Candidate:
-    """The candidate of the models of all parameter values."""
-    library = identifications[0].library
+    """The candidate of the equations of all parameter values."""
+    library, models = found[0].route.one.library, [one.model for one in found]
     terms, weight = terms_of(models, library)
     settings = {
         **settings,
@@ -132,26 +151,44 @@ def candidate(
         "is_stiff": any(model.is_stiff for model in models),
         "is_coupled": any(model.is_coupled for model in models),
         **({"is_finer": True} if any(model.is_finer for model in models) else {}),
-        "found": described(models, certainties, library, terms, data.units, settings),
+        "found": described(models, [one.certainty for one in found], library, terms, data.units, settings),
     }
     equation = make(**settings)
-    low, high = zip(*[one.bounds for one in identifications], strict=True)
+    low, high = zip(*[one.route.one.windows.bounds for one in found], strict=True)
     equation.weight.copy_(weight)
     equation.low.copy_(torch.stack(low).amin(0))
     equation.high.copy_(torch.stack(high).amax(0))
     return f"{title.format(len(terms))}, {settings['num_steps']} steps a frame", settings, equation
 
 
+def terms_of(models: list[Model], terms: list[Term]) -> tuple[list[Term], Tensor]:
+    """The terms of the models of all parameter values, and their weights (values, C, terms)."""
+    used = sorted({term for model in models for _, term in model.unknowns})
+    num_channels = 1 + max(channel for model in models for channel, _ in model.unknowns)
+    weight = torch.zeros(len(models), num_channels, len(used))
+    for row, model in zip(weight, models, strict=True):
+        for (channel, term), value in zip(model.unknowns, model.values.tolist(), strict=True):
+            row[channel, used.index(term)] = value
+    return [terms[term] for term in used], weight
+
+
 def identify(
     u: Tensor,
     dt: float,
     cell: Sequence[float],
-    boundary: str,
-    fields: Sequence[str],
-    positive: Sequence[str],
-    seed: int,
+    boundary: str = "periodic",
+    fields: Sequence[str] = (),
+    positive: Sequence[str] = (),
+    seed: int = 0,
 ) -> FoundEquation:
-    """See `ups_discovery.identify`."""
+    """The equation of films u (films, time, channel, *space): the first of `candidates` that nothing speaks
+    against, else the first one, whose `doubt` says why it should not be stated.
+
+    dt: time between frames. cell: width of a cell along each axis. boundary: one name of `boundary.py`, or
+    one per axis joined by commas. fields: names of the channels; u, or u1, u2, .. if there are several.
+    positive: fields whose logarithm is differentiated. Raises ValueError for films of another shape or with
+    values that are not finite, and if no equation explains them better than persistence.
+    """
     space, num_channels = list(u.shape[3:]), u.shape[2] if u.ndim > 3 else 0
     fields = fields or (["u"] if num_channels == 1 else [f"u{number + 1}" for number in range(num_channels)])
     require_films(u, cell, boundary, fields, positive)

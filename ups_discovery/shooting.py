@@ -1,7 +1,7 @@
 """Identify a reaction-diffusion equation from frames that are far apart, some of whose cells are kicked.
 
 If a reaction is much faster than a frame, no difference in time is a derivative, and regression
-(identification.py) finds the slow terms only. But the integrator can be fitted to frames from coefficients of
+(differences.py) finds the slow terms only. But the integrator can be fitted to frames from coefficients of
 zero, and with a library of reactions and second derivatives it converges:
 
 1. Fit the whole library to one frame ahead (Levenberg-Marquardt).
@@ -19,7 +19,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ups_discovery.integrate import Model, ModelIntegration
+from ups_discovery.certainty import UNCLEAR, Certainty, assessed, stepped
+from ups_discovery.integrator import Integrator, Model
 from ups_discovery.least_squares import backward_selection, damped_step, scaled
 from ups_discovery.terms import WAVE, Term
 
@@ -41,7 +42,7 @@ class Shooting:
     their size (least absolute deviations), or with is_local by its logarithm (Cauchy), which kicks hardly
     change, but which leads to a model from its neighbourhood only."""
 
-    one: ModelIntegration
+    one: Integrator
     windows: Tensor
     scale: float
     is_local: bool = False
@@ -69,16 +70,13 @@ class Shooting:
         return float((square / (square + self.scale**2)).mean())
 
     def equations_by_row(self, model: Model, states: Tensor) -> Tensor:
-        """Reweighted normal equations (rows, unknowns + 1, unknowns + 1) of the error by the values, of every
-        row of states (rows, 2, C, *space)."""
-        found = []
-        for s in states.split(self.one.rows_at_once):
-            predicted, columns = self.one.tangents(model, s)
-            r = (s[:, 1:] - predicted) / self.unit
-            weight = (1 + (r / self.scale).square()) ** (-0.5 if self.is_local else -0.25)
-            x = (torch.cat([columns / self.unit, r[None]]) * weight).flatten(2).transpose(0, 1)
-            found.append(x @ x.mT)
-        return torch.cat(found)
+        """Reweighted `Integrator.normal_equations` of every row of states (rows, 2, C, *space)."""
+
+        def weighted(_: Tensor, x: Tensor) -> Tensor:
+            x = x / self.unit
+            return x * (1 + (x[-1] / self.scale).square()) ** (-0.5 if self.is_local else -0.25)
+
+        return self.one.normal_equations(model, states, weighted)
 
     def equations(self, model: Model) -> Tensor:
         """Their sum over the windows."""
@@ -110,6 +108,20 @@ class Shooting:
             model, unknowns=[model.unknowns[place] for place in places], values=model.values[places]
         )
 
+    def leaves_kicks(self, model: Model) -> bool:
+        """Whether most cells that change in a frame are explained to the precision of the fit, so that the
+        residual is kicks of other cells. A drift, which is for noise in all cells, would explain no more."""
+        held_out = Shooting(self.one, self.one.windows.held_out, SCALES[1])
+        at_rest = replace(model, values=torch.zeros_like(model.values))
+        return held_out.missed(model) < KICKED * held_out.missed(at_rest)
+
+    def certainty(self, model: Model) -> Certainty:
+        """The certainty of the equation, from the windows and the weights of its last fit: cells that are
+        kicked hardly count, and the residual shows no noise."""
+        doubt = "" if self.leaves_kicks(model) else UNCLEAR
+        states = self.windows[:, :2]
+        return assessed(self.one, model, states, self.equations_by_row, stepped(model), None, doubt)
+
 
 def order_of(term: Term) -> tuple[int, int] | None:
     """(channel, order) of a pure derivative along one axis; (-1, 0) of a reaction; None for other terms."""
@@ -121,13 +133,13 @@ def order_of(term: Term) -> tuple[int, int] | None:
     return (channel, len(axes)) if is_pure else None
 
 
-def last_shooting(one: ModelIntegration) -> Shooting:
+def last_shooting(one: Integrator) -> Shooting:
     """The fit that gives the coefficients."""
-    windows = one.regression_windows[: MORE_WINDOWS * len(one.shooting_windows)]
+    windows = one.windows.regression[: MORE_WINDOWS * len(one.windows.shooting)]
     return Shooting(one, windows, SCALES[1], is_local=True)
 
 
-def shot_model(one: ModelIntegration, rival: Model | None) -> Model | None:
+def shot_model(one: Integrator, rival: Model | None) -> Model | None:
     """The equation by shooting, or None if it does not miss clearly fewer cells than the rival, or
     persistence, one frame ahead."""
     orders = [order_of(term) for term in one.library]
@@ -135,10 +147,10 @@ def shot_model(one: ModelIntegration, rival: Model | None) -> Model | None:
     unknowns = [(channel, place) for channel in range(one.settings["num_channels"]) for place in short]
     if len(unknowns) > MAX_UNKNOWNS:
         return None
-    first, last = Shooting(one, one.shooting_windows, SCALES[0]), last_shooting(one)
+    first, last = Shooting(one, one.windows.shooting, SCALES[0]), last_shooting(one)
     later = replace(last, scale=SCALES[0])
-    held_out = Shooting(one, one.held_out_windows, SCALES[0])
-    at_rest = Model(unknowns, one.shooting_windows.new_zeros(len(unknowns)))
+    held_out = Shooting(one, one.windows.held_out, SCALES[0])
+    at_rest = Model(unknowns, one.windows.shooting.new_zeros(len(unknowns)))
     most = USEFUL * held_out.missed(rival or at_rest)
     model = first.fitted(at_rest)
     if not held_out.missed(model) < most:
@@ -155,10 +167,3 @@ def shot_model(one: ModelIntegration, rival: Model | None) -> Model | None:
     model = later.fitted(replace(model, unknowns=model.unknowns + fourth, values=values))
     model = last.fitted(last.pruned(last.fitted(model)))
     return model if held_out.missed(model) < most else None
-
-
-def leaves_kicks(one: ModelIntegration, model: Model) -> bool:
-    """Whether most cells that change in a frame are explained to the precision of the fit, so that the
-    residual is kicks of other cells. A drift, which is for noise in all cells, would explain no more."""
-    held_out, at_rest = Shooting(one, one.held_out_windows, SCALES[1]), torch.zeros_like(model.values)
-    return held_out.missed(model) < KICKED * held_out.missed(replace(model, values=at_rest))

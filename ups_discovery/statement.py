@@ -9,7 +9,7 @@ from ups_discovery.terms import INVERSE, WAVE, Term
 from ups_discovery.units import FieldUnits, unit_of
 
 if TYPE_CHECKING:
-    from ups_discovery.integrate import Model
+    from ups_discovery.integrator import Model
 
 NOT_STATED = "an equation was used as base but is not stated"
 NO_INTERVALS = "it was fitted by a version without intervals (train the operator again)"

@@ -5,13 +5,14 @@ leave no more of the time derivative than it does, by the noise's standard error
 leaves too much."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ups_discovery.doubts import OTHERS, UNCLEAR
-from ups_discovery.integrate import Model
+from ups_discovery.certainty import OTHERS, UNCLEAR, Certainty, concluded, sizes, too_small
+from ups_discovery.differences import refined
+from ups_discovery.integrator import Integrator, Model
 from ups_discovery.least_squares import solve
 from ups_discovery.resampling import residual_of, selected, standard_errors, without_uncertain
 from ups_discovery.terms import Term
@@ -28,6 +29,8 @@ CLEAR = 8.0  # the same by the scatter of blocks, whose errors may be half as la
 MAX_RESIDUAL, MAX_UNCERTAIN = 0.01, 0.2  # of the square of the time derivative: beyond chance, and possible
 # Standard errors of what is left beyond chance, by the scatter of blocks, which is too small.
 MIN_ERRORS_LEFT = 4.0
+STUDENT = 2.2  # 95 %, of more blocks than those of certainty.py, whose neighbours are not independent
+MAX_DISAGREEMENT = 2.0  # standard errors
 
 
 def errors_by_noise(form: WeakForm, channel: int, terms: list[int], values: Tensor) -> Tensor:
@@ -143,3 +146,42 @@ def weak_model(films: Tensor, sigma: Tensor, library: list[Term], settings: dict
     if found is None or found.doubt(found.model) == UNCLEAR:
         found = WeakModel.of(films, sigma, library, every, settings) or found
     return found
+
+
+@dataclass(frozen=True)
+class NoisyFilms:
+    """The equation of films with noise: by the weak form, and then the integrator, fitted to denoised
+    films."""
+
+    one: Integrator
+    weak: WeakModel
+
+    @classmethod
+    def of(cls, one: Integrator, least_noise: float) -> "tuple[NoisyFilms, Model] | None":
+        """The route and its equation, or None if that is no better than persistence. least_noise: of
+        `Windows`."""
+        weak = weak_model(one.windows.films, one.windows.noise, one.library, one.settings)
+        # errors of the stencils are less than much noise, and more than little
+        start = weak and one.with_converged_steps(replace(weak.model, is_finer=least_noise > 0))
+        if start is None:
+            return None
+        model = one.with_converged_steps(refined(one, start)) or start
+        # denoised films have lost what the weak form still sees: if both disagree it is right
+        if bool(((model.values - start.values).abs() > MAX_DISAGREEMENT * weak.errors).any()):
+            model = start
+        # what happens in a window may be less than what its noise leaves there
+        is_useful = weak.doubt(model) != UNCLEAR
+        if is_useful or one.error(model, one.windows.held_out) < one.persistence_error:
+            return cls(one, weak), model
+        return None
+
+    def certainty(self, model: Model) -> Certainty:
+        """Intervals by Student's t times the standard error of the weak form, plus what the fit of the
+        integrator changed. The standard error is the larger one of two: by the scatter of blocks of windows,
+        which overlap in single films and so vary too little, and by the noise alone."""
+        weak, s = self.weak, self.one.windows.shooting[:, 0]
+        width = STUDENT * torch.maximum(weak.errors, weak.noise_errors)
+        width = width + (model.values - weak.model.values).abs()
+        is_uncertain = model.values.abs() <= width
+        is_small = too_small(sizes(self.one, model, s), is_uncertain)
+        return concluded(self.one, model, s, width, is_uncertain, is_small, weak.doubt(model))

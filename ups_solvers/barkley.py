@@ -19,16 +19,14 @@ beginning of a step. On the default grid a front is about as wide as a cell, so 
 problem: waves are a tenth slower than in the continuum. A trajectory begins SPIN after rest.
 """
 
-import functools
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ups_solvers.forced import num_steps, sample_futures, trajectories
-from ups_solvers.solver import Solver
+from ups_solvers.modes import noise_driven, num_steps
 
 A, B, EPS = 0.75, 0.06, 0.03
 SIDE = 22.4  # 32 cells of 0.7
@@ -113,23 +111,10 @@ def start_shown(streams: Sequence[np.random.Generator], n: int, parameter: None)
     return torch.nn.functional.pad(start(streams, n, parameter), (0, 0, 0, 0, 0, 2))
 
 
-def simulate(seed: int, indices: Sequence[int], **settings: Any) -> Tensor:
-    """u and v, (n, num_frames, 2, resolution, resolution)."""
-    return trajectories(start, evolve, seed, indices, **settings)
-
-
-def simulate_shown(seed: int, indices: Sequence[int], **settings: Any) -> Tensor:
-    """u, v, kick and age, (n, num_frames, 4, resolution, resolution)."""
-    return trajectories(start_shown, evolve_shown, seed, indices, **settings)
-
-
 SOLVERS = {
-    "barkley2d": Solver(
-        trajectory=simulate,
-        channels=2,
-        ndim=2,
-        cells_at_once=2**16,
-        exact_futures=functools.partial(sample_futures, evolve),
+    "barkley2d": noise_driven(start, evolve, channels=2, ndim=2, cells_at_once=2**16),
+    # its future is certain, given the kicks
+    "barkley2d_shown": replace(
+        noise_driven(start_shown, evolve_shown, channels=4, ndim=2, cells_at_once=2**16), exact_futures=None
     ),
-    "barkley2d_shown": Solver(trajectory=simulate_shown, channels=4, ndim=2, cells_at_once=2**16),
 }

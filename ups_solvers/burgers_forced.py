@@ -10,21 +10,19 @@ shocks form, merge and dissipate the energy of the noise. Source: a standard pro
 Sinai 2000) with our numbers.
 
 Scheme: Fourier modes below n/3 of n points in float64, without aliasing, so the stored field is the whole
-state. Time: ups_solvers/forced.py. In the mean d<u^2>/2 = (input - nu <u_x^2>) dt, with input = half the sum
+state. Time: ups_solvers/modes.py. In the mean d<u^2>/2 = (input - nu <u_x^2>) dt, with input = half the sum
 of the squared amplitudes (Ito), and the mean of u is constant.
 """
 
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ups_solvers.forced import Forced, num_steps, sample_futures, trajectories
-from ups_solvers.solver import Solver
+from ups_solvers.modes import Forced, noise_driven, num_steps
 
 WAVES = (1, 2, 3)
 AMPLITUDE = 0.5  # an input of 0.375: shocks of about 1.6
@@ -73,16 +71,4 @@ def start(streams: Sequence[np.random.Generator], resolution: int, nu: float) ->
     return evolve(u, streams, num_frames=1, parameter=nu, dt=SPIN)[:, 0]
 
 
-def simulate(seed: int, indices: Sequence[int], **settings: Any) -> Tensor:
-    """u, (n, num_frames, 1, resolution)."""
-    return trajectories(start, evolve, seed, indices, **settings)
-
-
-SOLVERS = {
-    "burgers1d_forced": Solver(
-        trajectory=simulate,
-        parameter="nu",
-        cells_at_once=2**14,
-        exact_futures=functools.partial(sample_futures, evolve),
-    )
-}
+SOLVERS = {"burgers1d_forced": noise_driven(start, evolve, parameter="nu", cells_at_once=2**14)}

@@ -22,9 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ups_solvers.forced import num_steps
 from ups_solvers.initial import random_stream
-from ups_solvers.modes import coefficients, step
+from ups_solvers.modes import coefficients, num_steps, step
 from ups_solvers.solver import Solver
 
 LENGTH = 112.0  # at 96 all growing waves are stored, and few starts dominate the error (docs/lab/log.md)

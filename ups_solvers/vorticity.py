@@ -10,21 +10,19 @@ points per axis on a CPU: the noise adds enstrophy at the rate 2, eddies turn ov
 time, and the last shell kept has less than a thousandth of the enstrophy.
 
 Scheme: Fourier modes below n/3 of n points in float64, without aliasing, so advection conserves energy and
-enstrophy to rounding and the stored field is the whole state. Time: ups_solvers/forced.py. In the mean
+enstrophy to rounding and the stored field is the whole state. Time: ups_solvers/modes.py. In the mean
 d<omega^2>/2 = (input - 2 DRAG <omega^2>/2 - nu <|grad omega|^2>) dt, with input = half the sum of the squared
 amplitudes (Ito); the same holds for the energy <|V|^2>/2, with the input of every wave divided by |k|^2.
 """
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ups_solvers.forced import Forced, num_steps, sample_futures, trajectories
-from ups_solvers.solver import Solver
+from ups_solvers.modes import Forced, noise_driven, num_steps
 
 SIDE = 6.283185307179586
 WAVES = ((3, 0), (0, 3), (2, 2), (2, -2))
@@ -93,17 +91,4 @@ def start(streams: Sequence[np.random.Generator], n: int, nu: float) -> Tensor:
     return evolve(u, streams, num_frames=1, parameter=nu, dt=SPIN)[:, 0]
 
 
-def simulate(seed: int, indices: Sequence[int], **settings: Any) -> Tensor:
-    """The vorticity, (n, num_frames, 1, resolution, resolution)."""
-    return trajectories(start, evolve, seed, indices, **settings)
-
-
-SOLVERS = {
-    "vorticity2d_forced": Solver(
-        trajectory=simulate,
-        parameter="nu",
-        ndim=2,
-        cells_at_once=2**15,
-        exact_futures=functools.partial(sample_futures, evolve),
-    )
-}
+SOLVERS = {"vorticity2d_forced": noise_driven(start, evolve, parameter="nu", ndim=2, cells_at_once=2**15)}

@@ -321,21 +321,10 @@ def absent_machine_case(references: References) -> Result:
         "import sys; from ups_launch import supervisor as launch; launch.START_S = 8.0; "
         "sys.exit(launch.main())"
     )
-    words = [
-        "--config_file",
-        "accelerate_configs/multinode.yaml",
-        "--num_machines",
-        "2",
-        "--num_processes",
-        "2",
-        "--machine_rank",
-        "1",
-        "--main_process_ip",
-        "127.0.0.1",
-        "--main_process_port",
-        "1",
-        "train_operator.py",
-    ]
+    words = (
+        "--config_file accelerate_configs/multinode.yaml --num_machines 2 --num_processes 2 "
+        "--machine_rank 1 --main_process_ip 127.0.0.1 --main_process_port 1 train_operator.py"
+    ).split()
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true"}
     try:
         done = subprocess.run(

@@ -52,35 +52,21 @@ class Result:
 
 def settings_of(work: Path, root: Path, stage: str, more: tuple[str, ...] = ()) -> list[str]:
     """The command line of a stage: tiny, on data that all cases share."""
-    tasks = [
-        f"data.tasks=[{','.join(TASKS)}]",
-        "task.burgers1d_hidden.resolution=32",
-        "task.burgers1d_hidden.num_frames=10",
-        "task.burgers1d_hidden.t_end=0.45",
-        "task.burgers1d_hidden.degree=1",
-        "task.darcy2d_grf.resolution=16",
-        "evaluate.context_frames=4",
-        "operator.base_steps=5",
-        "diffusion.min_residual_ratio=0.001",
-        "diffusion.max_whitened_std=1000",
-        "consistency.tune_fraction=0.3",
-        "consistency.members=2",
-    ]
+    tasks = (
+        f"data.tasks=[{','.join(TASKS)}] task.burgers1d_hidden.resolution=32 "
+        "task.burgers1d_hidden.num_frames=10 task.burgers1d_hidden.t_end=0.45 "
+        "task.burgers1d_hidden.degree=1 task.darcy2d_grf.resolution=16 evaluate.context_frames=4 "
+        "operator.base_steps=5 diffusion.min_residual_ratio=0.001 diffusion.max_whitened_std=1000 "
+        "consistency.tune_fraction=0.3 consistency.members=2"
+    ).split()
     sections = [
         f"{section}.{key}"
         for section in SCRIPTS
         for key in (
-            f"train.steps={STEPS}",
-            f"train.save_every={SAVE}",
-            "train.validate_every=6",
-            "train.log_every=1",
-            "train.batch_size=8",
-            "train.micro_batch=2",
-            "train.precision='no'",
-            "train.validate_trajectories=1",
-            f"train.hang_s={HANG_S}",
-            "train.timeout_s=60",
-        )
+            f"train.steps={STEPS} train.save_every={SAVE} train.validate_every=6 train.log_every=1 "
+            "train.batch_size=8 train.micro_batch=2 train.precision='no' "
+            f"train.validate_trajectories=1 train.hang_s={HANG_S} train.timeout_s=60"
+        ).split()
     ]
     models = [
         f"{section}.{key}"

@@ -293,13 +293,9 @@ def overrides_of(root, *more):
             f"{section}.{key}"
             for section in ("operator", "diffusion", "consistency", "scoring", "steady")
             for key in (
-                "train.steps=6",
-                "train.validate_every=3",
-                "train.validate_trajectories=3",
-                "train.log_every=1",
-                "train.precision='no'",
-                "train.timeout_s=60",
-            )
+                "train.steps=6 train.validate_every=3 train.validate_trajectories=3 "
+                "train.log_every=1 train.precision='no' train.timeout_s=60"
+            ).split()
         ],
         "operator.model.depth=1",
         "diffusion.model.depth=1",

@@ -273,17 +273,7 @@ def test_what_was_never_written_is_refused_by_the_cache_and_the_doctor(tmp_path,
 @pytest.mark.parametrize(
     "make",
     WRITTEN,
-    ids=[
-        "decaying",
-        "settling",
-        "leaving",
-        "wall",
-        "geometry",
-        "from_rest",
-        "one_from_rest",
-        "pulse",
-        "opening",
-    ],
+    ids="decaying settling leaving wall geometry from_rest one_from_rest pulse opening".split(),
 )
 def test_fields_that_are_still_or_zero_are_accepted(tmp_path, make):
     said, findings = built(tmp_path, u=make())

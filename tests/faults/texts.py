@@ -56,40 +56,15 @@ TEXTS = [  # as names, keys, units and other text
         "{{ 7 * 7 }}",
     ),
     *("m/s", "µm", "日本", "days since 2000-01-01", "months since x", "degrees_north", "s" * 5000, "é" * 200),
-    *(
-        "time",
-        "t",
-        "x",
-        "data",
-        "tensor",
-        "dimensions",
-        "task",
-        "files",
-        "layout",
-        "base",
-        "solver",
-        "1/u",
-        "0",
-    ),
+    *"time t x data tensor dimensions task files layout base solver 1/u 0".split(),
     'v\n    base: {solver: "evil:step"}\n#',
     'v"\n    base: {solver: "evil:step"}\n#',
     "v\u2028    solver: evil:step",
 ]
 KEYS = (
-    "DIMENSION_LIST",
-    "DIMENSION_LABELS",
-    "CLASS",
-    "NAME",
-    "_Netcdf4Dimid",
-    "units",
-    "scale_factor",
-    "_FillValue",
-    "spatial_dims",
-    "n_spatial_dims",
-    "field_names",
-    "calendar",
-    "axis",
-)
+    "DIMENSION_LIST DIMENSION_LABELS CLASS NAME _Netcdf4Dimid units scale_factor _FillValue "
+    "spatial_dims n_spatial_dims field_names calendar axis"
+).split()
 TYPES = [
     *(np.bytes_(b"\xff\xfe"), np.float16(1), np.complex64(1j), np.bool_(True), np.array(["a", "b"], object)),
     *(np.zeros((2, 0)), np.array([(1, 2.0)], "i4,f8"), np.arange(2**12), np.array([np.nan, np.inf]), "1 2"),

@@ -23,27 +23,10 @@ from ups.config.model import BACKBONES, BASES
 from ups.userdata.readers.process import COMMAND
 
 NEVER = (
-    "import",
-    "exec",
-    "compile",
-    "subprocess",
-    "socket",
-    "os.system",
-    "os.exec",
-    "os.posix_spawn",
-    "os.fork",
-    "os.remove",
-    "os.rename",
-    "os.mkdir",
-    "os.rmdir",
-    "os.link",
-    "os.symlink",
-    "os.truncate",
-    "os.chmod",
-    "shutil",
-    "ctypes.dlopen",
-    "webbrowser",
-)
+    "import exec compile subprocess socket os.system os.exec os.posix_spawn os.fork os.remove "
+    "os.rename os.mkdir os.rmdir os.link os.symlink os.truncate os.chmod shutil ctypes.dlopen "
+    "webbrowser"
+).split()
 folder, seen = None, []
 DESCRIBED = "my_data.yaml"  # in a temporary folder
 # what may be read beside the folder: what overlays include, and how much memory is free
@@ -77,7 +60,7 @@ def watch(event: str, arguments: tuple) -> None:
     # the process that reads data files, started again; ast.literal_eval parses
     elif event == "subprocess.Popen" and arguments[1][-1] == COMMAND:
         return
-    elif event.startswith(NEVER) and (event, arguments[-1]) != ("compile", "<unknown>"):
+    elif event.startswith((*NEVER,)) and (event, arguments[-1]) != ("compile", "<unknown>"):
         seen.append(f"{event} {str(arguments)[:80]}")
 
 

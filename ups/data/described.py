@@ -53,9 +53,7 @@ def describe_and_examine(path: str) -> str:
     data = open_user(config, name)
     if data.num_trajectories * data.num_frames * len(data.task.channels) * math.prod(data.space) > SCANNED:
         return text
-    [(_, findings)] = examine_configured(
-        config, [(name, Path(path))], {name: partial(open_user, config, name, strided=False)}
-    )
+    [(_, findings)] = examine_configured(config, [(name, Path(path))], {name: lambda: data})
     refused = [finding for finding in findings if finding.severity in ("error", "warning")]
     notes = [
         Line(note=f"the doctor refuses this: {one.what}. To do: {one.do or 'see docs/own_data.md'}?")

@@ -263,6 +263,10 @@ class Tokenizer(nn.Module):
         assert z.shape[-1] == self.dim, (z.shape, self.dim)
         return self.held(unpatchify(self._matmul(z, self.basis.T), self.ndim, self.patch))
 
+    def projected(self, w: Tensor) -> Tensor:
+        """A normalised field w (..., C, *space) inside the kept subspace; w itself if all modes are kept."""
+        return w if self.dim == self.width else self.decode(self.encode(w))
+
     def is_sound(self) -> bool:
         """Whether all statistics are finite, every scale is above zero and the basis is orthonormal."""
         product = self.basis.double().T @ self.basis.double()

@@ -23,7 +23,7 @@ from ups.metrics.errors import (
     summarise_spectra,
 )
 from ups.metrics.intervals import Resamples, Scores, compare, merge, number
-from ups.models.conserve import densities
+from ups.models.constraints import densities
 from ups.models.facts import HeadFacts
 from ups.models.head import TaskHead
 from ups.models.operator import Component, Operator
@@ -199,10 +199,13 @@ def rolled_out(
     """Frames (n, T, C, *space), physical units, all fields, that a component of the operator predicts from
     input latents."""
     head = operator.head(truth.task.name)
-    z = operator.rollout(
-        given, head.name, truth.cache.parameters[rows], truth.num_frames, component, truth.forced(rows, head)
+    u, values, forcing = (
+        head.input_codec.decode(given),
+        truth.cache.parameters[rows],
+        truth.forced(rows, head),
     )
-    return head.physical(z).cpu()
+    w = operator.forecast(u, head.name, values, truth.num_frames, component, forcing)
+    return head.codec.denormalise(w).cpu()
 
 
 def samples_of(

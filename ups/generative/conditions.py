@@ -155,8 +155,8 @@ class FieldConditions:
         """(log O(v), tokens) of a coefficient v (batch, C, *space) with this standard deviation."""
         codec, ndim = self.head.input_codec, self.head.task.ndim
         batch = self.head.parameter_batch(parameters)
-        z = self.operator.predict(codec.encode(v)[:, None], self.name, batch)[0][:, 0]
-        log_u = self.logarithm(self.head.physical(z))
+        u = self.operator.step(codec.projected(v)[:, None], self.name, batch)[0][:, 0]
+        log_u = self.logarithm(self.head.codec.denormalise(u))
         fields = (observation.values, v, (std + STD_FLOOR).log(), observation.mask)
         return log_u, torch.cat([*[patchify(field, ndim, codec.patch) for field in fields], log_u], -1)
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from ups.common.device import send
 from ups.data.cache import Cache
 from ups.data.schedule import Batch, Schedule
+from ups.data.tokenizer import Tokenizer
 from ups.generative.cell_posterior import CellPosterior
 from ups.generative.conditions import SMALLEST, FieldConditions, StateConditions
 from ups.generative.corrector import Condition, Corrector, ResidualBatch
@@ -33,7 +34,8 @@ from ups.generative.diffusion import sample_angles
 from ups.generative.linear_posterior import LinearPosterior
 from ups.generative.observation import observe, row_generators, sample_levels
 from ups.models.operator import Operator
-from ups.models.windows import augment, stay, symmetry
+from ups.models.windows import stay, symmetry
+from ups.tasks import Task
 from ups_discovery.seeds import generator
 
 FLOOR = 1e-3  # times the mean solution: the smallest value whose logarithm is taken
@@ -42,6 +44,14 @@ VALIDATION_BATCHES = 8
 EXAMPLE_ROWS = 32  # trajectories behind `TransientResiduals.examples`
 WITHOUT_PAST = 0.1  # fraction of the training states without a frame before the history
 LARGEST = 1.0  # of an added error over a residual, log-uniform from SMALLEST
+
+
+def augmented(task: Task, latents: Sequence[tuple[Tensor, Tokenizer]], rng: torch.Generator) -> list[Tensor]:
+    """The same random symmetry of several latents (batch, time, *tokens, dim) with their codecs."""
+    move = symmetry(task, latents[0][1].space, rng)
+    if move is stay:
+        return [z for z, _ in latents]
+    return [codec.encode(move(codec.decode(z), codec)) for z, codec in latents]
 
 
 class TransientResiduals(StateConditions):
@@ -146,7 +156,7 @@ class TransientResiduals(StateConditions):
         if self.head.task.forcing:  # `predict` needs it from the frame before the last of the history
             first, count = frames + history - 2, 2 + self.head.bundle
             series.append((self.cache.forcing(rows, first, count, self.device), self.head.forcing_codec))
-        z, *forcing = [z for z, _ in series] if rng is None else augment(self.head.task, series, rng)
+        z, *forcing = [z for z, _ in series] if rng is None else augmented(self.head.task, series, rng)
         z_in, z_ref, error = z[:, : 1 + history], z[:, 1 + history :], 0.0
         if is_perturbed:
             keys = zip(positions.tolist(), starts.tolist(), strict=True)
@@ -220,7 +230,9 @@ class SteadyResiduals(FieldConditions):
         starts. starts and is_perturbed change nothing: a steady solution has one frame and is not fed back.
         """
         z_in, z_ref, parameters = self.fields(split, positions)
-        z_in, z_ref = augment(self.head.task, [(z_in, self.head.input_codec), (z_ref, self.head.codec)], rng)
+        z_in, z_ref = augmented(
+            self.head.task, [(z_in, self.head.input_codec), (z_ref, self.head.codec)], rng
+        )
         v = self.head.input_codec.decode(z_in[:, 0])
         rngs = row_generators(rng.initial_seed(), rows=positions.tolist())
         observation = observe(v, sample_levels(v.shape[2:], rngs), rngs)

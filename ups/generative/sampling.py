@@ -183,7 +183,7 @@ def sample_rollout(
         if head.bundle == 1:
             last["last_pred"] = states.frames(z_pred)
         z_next = states.frames(z_pred + residual(tokens, facts, *noise_of(lead)))
-        return z_next if head.task.user_facts is None else head.conserve_latents(z_next, window[:, -1])
+        return z_next if head.task.user_facts is None else head.keep_latents(z_next, window[:, -1])
 
     return ensemble_rollout(step, z, num_frames, 1 + head.history, num_members)
 
@@ -296,8 +296,8 @@ def sample_starts(
         row, member = index // num_members, index % num_members
         first, last = int(row[0]), int(row[-1]) + 1
         w = perturbed(head, head.codec.decode(z[first:last]), seed, names[first:last], num_members)
-        frames = head.codec.encode(w[row - first, member])
-        return operator.rollout(frames, name, parameters[row], num_frames)
+        u_pred = operator.forecast(w[row - first, member], name, parameters[row], num_frames)
+        return head.codec.encode(u_pred)
 
     members = in_blocks(sample_block, len(z) * num_members, block_size(head.codec, z.device))
     return members.unflatten(0, (-1, num_members))

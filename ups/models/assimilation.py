@@ -112,13 +112,13 @@ def _estimated(head: TaskHead, w: Tensor, raw: Tensor) -> Tensor:
     return torch.where(is_better, states[:, -history:], w[:, -history:])
 
 
-def with_estimated_start(head: TaskHead, z: Tensor, raw: Tensor) -> Tensor:
-    """Latents z (batch, time, *tokens, dim) of input frames: the estimated last ones, if the head estimates
-    its start and there are more frames than its history; else z. raw: parameters (batch, P)."""
-    num_frames = min(z.shape[1], head.start_frames)
+def with_estimated_start(head: TaskHead, w: Tensor, raw: Tensor) -> Tensor:
+    """Normalised input frames w (batch, time, C, *space): the estimated last ones, if the head estimates its
+    start and there are more frames than its history; else w. raw: parameters (batch, P)."""
+    num_frames = min(w.shape[1], head.start_frames)
     if num_frames <= head.history:
-        return z
-    return head.codec.encode(estimated(head, head.codec.decode(z[:, -num_frames:]), raw))
+        return w
+    return head.codec.projected(estimated(head, w[:, -num_frames:], raw))
 
 
 def can_estimate(head: TaskHead, context: int) -> bool:

@@ -1,12 +1,15 @@
 """Fit every base predictor that a task may use, and select one by validation rollouts.
 
 One-step errors mislead: on steep Burgers fronts a linear propagator is good for one step and useless after
-thirty. So each candidate predicts all frames after the context of held-out trajectories (shortlist.py), and
-the pooled nRMSE of these rollouts decides (ups/select.py).
+thirty. So each candidate predicts all frames after the context of held-out trajectories, and the pooled nRMSE
+of these rollouts decides (ups/select.py), beside its growth beyond the data (stability.py).
 """
 
+import itertools
+import math
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +17,16 @@ from torch import Tensor
 
 from ups.common.progress import note
 from ups.data.cache import Cache
+from ups.metrics.errors import rmse
+from ups.metrics.spectra import rms
+from ups.models.assimilation import (
+    can_estimate,
+    estimated,
+    has_white_noise,
+    noise_scale,
+    perturbed,
+    trajectory,
+)
 from ups.models.bases import base_class
 from ups.models.bases.base import Base, Fit, Samples
 from ups.models.head import TaskHead
@@ -25,8 +38,22 @@ from ups.models.head_setup import (
     fitted_state,
     unfitted_head,
 )
-from ups.models.shortlist import Shortlist, cause_of_errors, evaluate_candidate
-from ups.select import NOISE, Decision
+from ups.models.rollout import rollout
+from ups.models.stability import Growth
+from ups.select import (
+    NOISE,
+    Decision,
+    Errors,
+    choose,
+    explain_errors,
+    is_as_good,
+    is_clearly_better,
+    select_start,
+)
+
+NUM_LONG_ROLLOUTS = 16  # of the test of stability
+NUM_NOISY, NUM_MEMBERS = 16, 4  # trajectories and members of the ensemble that explains errors
+STANDARD_ERRORS = 2.0  # by which the excess of an error over noise and spread may be chance
 
 
 def fit_base(
@@ -75,21 +102,10 @@ def select_base(
 
     Raises ValueError if all candidates blow up.
     """
-    shortlist = empty_shortlist(cache, context_frames, seed)
+    shortlist = Shortlist(cache, context_frames, seed)
     for name, head in fitted_candidates(cache, base_steps, seed, device):
         shortlist.add(name, head)
-    return select_from_shortlist(shortlist)
-
-
-def empty_shortlist(cache: Cache, context_frames: int, seed: int) -> Shortlist:
-    """A shortlist for candidates that are evaluated on validation trajectories of a task."""
-    return Shortlist(
-        cache,
-        context_frames,
-        cache.rows_by_parameter("val", MAX_TRAJECTORIES),
-        cache.rows_by_parameter("train", MAX_TRAJECTORIES),
-        seed,
-    )
+    return shortlist.select()
 
 
 def base_error(head: TaskHead, cache: Cache, context_frames: int) -> float:
@@ -140,18 +156,187 @@ def report_missing(fits: Fit[Base], who: str) -> Iterator[tuple[str, dict[str, A
         print(f"{who}: {which}, as {reason}")
 
 
-def select_from_shortlist(shortlist: Shortlist) -> tuple[TaskHead, list[Decision]]:
-    """The complete head with the selected base, and the decisions. Raises ValueError without a candidate."""
-    cache, name = shortlist.cache, shortlist.cache.task.name
-    if not shortlist.kept:
-        raise ValueError(
-            f"no base of {name} survives its validation rollouts (tried: "
-            f"{', '.join(shortlist.scores)}); expected one that stays finite. Add persistence "
-            f"to task.{name}.base, or look at the data with the doctor."
+@dataclass(frozen=True)
+class Candidate(Errors):
+    """A head with a fitted base, and the errors of its validation rollouts."""
+
+    name: str
+    head: TaskHead
+
+
+@torch.no_grad()
+def evaluate_candidate(
+    name: str, head: TaskHead, cache: Cache, context: int, rows: Tensor, is_rolled_out: bool = True
+) -> Candidate:
+    """The candidate with its errors on `rows`: of rollouts of the base alone after the first `context`
+    frames, from an estimated start if the head has one. For steady tasks, and with is_rolled_out=False, they
+    are the errors of single calls from true inputs.
+    """
+    device, predicted, found = head.scale.device, cache.task.predicted, []
+    for batch in cache.row_blocks(rows, cache.num_frames, len(rows)):
+        u = head.codec.decode(cache.batch(batch, 0, cache.num_frames, device))
+        given, u_ref = u[:, :context], u[:, context:]
+        if is_rolled_out and head.start_frames:
+            given = estimated(head, given, cache.parameters[batch])
+        if head.task.is_steady:
+            given, u_ref = head.input_codec.decode(cache.inputs(batch, device)), u
+        parameters = head.parameters_of(cache, batch, context - 1, u_ref.shape[1] + 1)
+        calls = itertools.count()
+
+        def step(window: Tensor) -> Tensor:
+            later = parameters.later(next(calls))  # noqa: B023
+            return head.next_frame(window, later, is_alone=True)[:, None]
+
+        if is_rolled_out:
+            u_pred = rollout(step, given, u_ref.shape[1], head.history)
+        else:
+            u_pred = torch.cat(
+                [step(u[:, frame - head.history : frame]) for frame in range(context, cache.num_frames)], 1
+            )
+        # in physical units, as the nRMSE of the report and of the training log
+        u_pred, u_ref = (predicted(head.codec.denormalise(w).double()) for w in (u_pred, u_ref))
+        u_pred = u_pred.nan_to_num(math.inf, math.inf, -math.inf)
+        found.append((rmse(u_pred, u_ref).cpu(), rms(u_ref).cpu()))
+    return Candidate(*(torch.cat(values) for values in zip(*found, strict=True)), name, head)
+
+
+class Shortlist:
+    """The candidates of a task that validation cannot tell from the best.
+
+    rows: validation trajectories. scores, intervals: the pooled nRMSE of all candidates, inf if one blew up.
+    starts: the decisions on their starts.
+    """
+
+    def __init__(self, cache: Cache, context: int, seed: int):
+        self.cache, self.context, self.seed = cache, context, seed
+        self.rows = cache.rows_by_parameter("val", MAX_TRAJECTORIES)
+        self.groups = cache.trajectory[self.rows]
+        self.kept: list[Candidate] = []
+        self.scores: dict[str, float] = {}
+        self.intervals: dict[str, tuple[float | None, float | None]] = {}
+        self.starts: dict[str, Decision] = {}
+        self._growth: Growth | None = None
+        self._instability: dict[str, str] = {}
+        self._next_frames: dict[str, Candidate] = {}
+
+    def add(self, name: str, head: TaskHead) -> None:
+        """Evaluate a base and keep it, unless it is worse than the best."""
+        candidate = self.evaluate(name, head)
+        self.scores[name] = candidate.error()
+        self.intervals[name] = candidate.interval(self.groups, self.seed)
+        self.keep(candidate)
+
+    def keep(self, candidate: Candidate) -> None:
+        """Keep a candidate and those that validation cannot tell from the best."""
+        if math.isfinite(candidate.error()):
+            every = [*self.kept, candidate]
+            best = min(every, key=Candidate.error)
+            self.kept = [one for one in every if one is best or is_as_good(one, best, self.groups, self.seed)]
+
+    def evaluate(self, name: str, head: TaskHead) -> Candidate:
+        """The candidate with the errors of its rollouts: from an estimated start if that is clearly better,
+        and then its facts say so."""
+
+        def evaluated(start_frames: int | None) -> Candidate:
+            one = head.with_facts(start_frames=start_frames)
+            return evaluate_candidate(name, one, self.cache, self.context, self.rows)
+
+        if not can_estimate(head, self.context):
+            return evaluated(None)
+        frames = self.context
+        starts = {"last frame": evaluated(0), f"estimated from {frames} frames": evaluated(frames)}
+        question = f"start of forecasts of {head.name} by {name}"
+        self.starts[name] = select_start(question, starts, self.groups, self.seed)
+        return starts[self.starts[name].chosen]
+
+    def instability(self, one: Candidate) -> str:
+        """How a candidate grows beyond the data, in words; "" if it is stable or the task is steady."""
+        if self.cache.task.is_steady:
+            return ""
+        if self._growth is None:
+            trained = self.cache.rows_by_parameter("train", MAX_TRAJECTORIES)
+            self._growth = Growth(self.cache, one.head, torch.cat([trained, self.rows]))
+        if one.name not in self._instability:
+            self._instability[one.name] = self._growth.exceeded_by(
+                one.head, self.rows[:NUM_LONG_ROLLOUTS], self.context, self.seed
+            )
+        return self._instability[one.name]
+
+    def select(self) -> tuple[TaskHead, list[Decision]]:
+        """The complete head with the simplest stable candidate; if none is stable, with the best one. And the
+        decisions on the base and, if there was one, on the start of its forecasts. Raises ValueError without
+        a candidate."""
+        name = self.cache.task.name
+        if not self.kept:
+            raise ValueError(
+                f"no base of {name} survives its validation rollouts (tried: "
+                f"{', '.join(self.scores)}); expected one that stays finite. Add persistence "
+                f"to task.{name}.base, or look at the data with the doctor."
+            )
+        ranked = sorted(self.kept, key=lambda one: (*one.head.base.complexity, one.error()))
+        tied = {
+            one.name: one
+            for place, one in enumerate(ranked)
+            if not any(self.is_better_cellwise(other, one) for other in ranked[place + 1 :])
+        }
+        decision = choose(
+            f"base of {name}",
+            {one.name: one.error() for one in ranked} | self.scores,
+            "the simplest that is stable beyond the data, of those that validation cannot tell from the best",
+            lambda name, _: name in tied,
+            lambda name: not self.instability(tied[name]),
+            self.intervals,
+            len(self.rows),
+            self.seed,
         )
-    best, decisions = shortlist.select()
-    head = best.head.with_facts(
-        base=best.head.facts.base | {"name": best.name, "unstable": shortlist.instability(best)},
-        horizon=1 if cache.task.is_steady else cache.num_frames - shortlist.context,
+        [chosen] = (one for one in ranked if one.name == decision.chosen)
+        head = chosen.head.with_facts(
+            base=chosen.head.facts.base | {"name": chosen.name, "unstable": self.instability(chosen)},
+            horizon=1 if self.cache.task.is_steady else self.cache.num_frames - self.context,
+        )
+        starts = [self.starts[chosen.name]] if chosen.name in self.starts else []
+        return calibrated(head, self.cache, self.seed), [decision, *starts]
+
+    def is_better_cellwise(self, one: Candidate, simpler: Candidate) -> bool:
+        """Whether `one` is a cellwise map that beats `simpler` in next frames from every start of the
+        validation trajectories. These are many more than the rollouts, which noise may dominate.
+        """
+        if not one.head.base.is_cellwise or self.cache.task.is_steady:
+            return False
+        for each in (one, simpler):
+            if each.name not in self._next_frames:
+                self._next_frames[each.name] = evaluate_candidate(
+                    each.name, each.head, self.cache, self.context, self.rows, is_rolled_out=False
+                )
+        found = (self._next_frames[each.name] for each in (one, simpler))
+        return is_clearly_better(*found, self.groups, self.seed)
+
+
+@torch.no_grad()
+def cause_of_errors(head: TaskHead, cache: Cache, context: int, seed: int) -> Decision | None:
+    """Whether noise in the start and in the truth explains the errors of the base on validation; then none is
+    in the dynamics. None for a task without noise."""
+    if not has_white_noise(head):
+        return None
+    task, rows = head.task, cache.rows_by_parameter("val", NUM_NOISY)
+    rows = cache.row_blocks(rows, cache.num_frames, NUM_NOISY)[0]
+    w = head.codec.decode(cache.batch(rows, 0, cache.num_frames, head.scale.device))
+    raw = cache.parameters[rows].repeat_interleave(NUM_MEMBERS, 0)
+    given, w_ref = w[:, :context], task.predicted(w[:, context:])
+    start = perturbed(head, given, seed, rows.tolist(), NUM_MEMBERS).flatten(0, 1)
+    start = estimated(head, start, raw) if head.start_frames else start[:, -head.history :]
+    frames = trajectory(head, start, head.parameter_batch(raw), head.history + w_ref.shape[1])
+    members = task.predicted(frames[:, head.history :]).unflatten(0, (-1, NUM_MEMBERS))
+    valid = task.predicted(head.codec.held(torch.ones_like(given[:1, :1])))
+    noise = valid * task.predicted(noise_scale(head).expand_as(given[0, 0])).square()
+    explained = (1 + 1 / NUM_MEMBERS) * members.var(1) + noise
+    error = (members.mean(1) - w_ref).square()
+    # all leads and late ones, as noise in the dynamics adds up; by row, as chaos drives few of them far apart
+    excess = torch.stack(
+        [
+            (error[:, first:].flatten(1).mean(1) / explained[:, first:].flatten(1).mean(1)).log()
+            for first in (0, error.shape[1] // 2)
+        ]
     )
-    return calibrated(head, cache, shortlist.seed), decisions
+    least = excess.mean(1) - STANDARD_ERRORS * excess.std(1) / math.sqrt(len(rows))
+    return explain_errors(f"cause of the errors of {head.name}", float(least.max()), len(rows), seed)

@@ -17,7 +17,7 @@ from ups.data.tokenizer import Tokenizer
 from ups.models.backbones.layers import zero_linear
 from ups.models.bases import build_base
 from ups.models.bases.base import ParameterBatch
-from ups.models.conserve import clipped, correction, with_fixed_fields
+from ups.models.constraints import bounds_of, invariants_of
 from ups.models.description_checks import (
     CODEC,
     require_base,
@@ -72,6 +72,8 @@ class TaskHead(nn.Module):
         forcing_dim = (1 + self.bundle) * self.forcing_codec.dim if self.forcing_codec is not None else 0
         self.into = nn.Linear(self.history * self.input_codec.dim + self.codec.dim + forcing_dim, width)
         self.out = zero_linear(width, self.bundle * self.codec.dim)
+        self._trained = self._scaled_values() if facts.parameters else None
+        self._set_constraints()
 
     @property
     def input_codec(self) -> Tokenizer:
@@ -114,7 +116,12 @@ class TaskHead(nn.Module):
         """A head with the same tensors and base under other facts."""
         head = copy.copy(self)
         head._modules, head.facts = dict(self._modules), replace(self.facts, **changes)
+        head._set_constraints()
         return head
+
+    def _set_constraints(self) -> None:
+        self.invariants = invariants_of(self)
+        self.constraints = (*bounds_of(self), *self.invariants)
 
     def findings(self) -> list[str]:
         """The findings of the base in words, and the offsets of the fields in them."""
@@ -166,15 +173,12 @@ class TaskHead(nn.Module):
                 send(torch.zeros(parameters.shape[0], dtype=torch.long), device),
                 forcing=forcing,
             )
-        values = torch.tensor(self.facts.parameter_values, dtype=torch.float64)
-        logs, trained = self._scaled(parameters.double()), self._scaled(values.reshape(len(values), -1))
+        logs, (trained, mean, spread) = self._scaled(parameters.double()), self._trained
         distance, nearest = (logs[:, None, : trained.shape[1]] - trained).abs().amax(-1).min(1)
         if self.base.needs_fitted_parameters:
             self._require_fitted(parameters[:, 0], distance)
-        spread = trained.std(0, correction=0) if len(values) > 1 else torch.ones(1)
-        spread = torch.where(spread > 0, spread, torch.ones_like(spread))
         return ParameterBatch(
-            send(((logs - trained.mean(0)) / spread).float(), device),
+            send(((logs - mean) / spread).float(), device),
             send(nearest, device),
             send(parameters.float(), device),
             forcing,
@@ -199,15 +203,12 @@ class TaskHead(nn.Module):
                 "it was trained. Pass normalised values, from the last input frame on."
             )
 
-    def forcing_tokens(self, parameters: ParameterBatch) -> list[Tensor]:
-        """The forcing as input of the network: one tensor (batch, *tokens, n) from the last input frame to
-        the last predicted one, or none for a task without forcing.
-        """
-        if self.forcing_codec is None:
-            return []
-        return [
-            self.forcing_codec.encode(parameters.forcing[:, : 1 + self.bundle]).movedim(1, -2).flatten(-2)
-        ]
+    def _scaled_values(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The trained parameter values, `_scaled`, with their mean and standard deviation, on the host."""
+        values = torch.tensor(self.facts.parameter_values, dtype=torch.float64)
+        trained = self._scaled(values.reshape(len(values), -1))
+        spread = trained.std(0, correction=0) if len(values) > 1 else torch.ones(1)
+        return trained, trained.mean(0), torch.where(spread > 0, spread, torch.ones_like(spread))
 
     def _scaled(self, parameters: Tensor) -> Tensor:
         """Columns of parameters (n, P or fewer): the logarithm if all trained values are above zero, else
@@ -239,17 +240,6 @@ class TaskHead(nn.Module):
         elif not bool(is_fitted):
             raise ValueError(f"{asked} {float(given[int(distance.argmax())]):g}; {expected}")
 
-    def bound(self, z: Tensor) -> Tensor:
-        """Latents (batch, T, *tokens, dim) with their fields clipped to `low` and `high`; unchanged to the
-        last bit if they are inside, or the task is steady.
-        """
-        if self.task.is_steady:
-            return z
-        w = self.codec.decode(z)
-        inside = self._clamp(w)
-        has_left = (inside != w).flatten(1).any(1)
-        return torch.where(has_left.view(-1, *[1] * (z.ndim - 1)), self.codec.encode(inside), z)
-
     def first_at_bounds(self, u: Tensor) -> int:
         """The first frame, counted from 1, of a forecast u (..., time, C, *space), physical units, that has a
         value at `low` or `high`; 0 if none has.
@@ -262,45 +252,21 @@ class TaskHead(nn.Module):
         frames = self.task.predicted(is_at).flatten(-1 - self.task.ndim).any(-1).flatten(0, -2).any(0)
         return 1 + int(frames.nonzero()[0]) if bool(frames.any()) else 0
 
-    def _clamp(self, w: Tensor) -> Tensor:
-        if self.task.is_steady:  # a single call cannot blow up, and a new coefficient may exceed the range
-            return w
-        every = (...,) + (None,) * self.task.ndim
-        return torch.clamp(w, self.low[every], self.high[every])
+    def constrained(self, w: Tensor, w_start: Tensor) -> Tensor:
+        """A prediction w (batch, T, C, *space) under the constraints of the task; w_start (batch, C, *space):
+        the frame before it; both normalised."""
+        for constraint in self.constraints:
+            w = constraint(w, w_start)
+        return w
 
-    @property
-    def has_constraints(self) -> bool:
-        """Whether `keep` changes anything: bounds do only if the user declares them, a mask always does."""
-        is_bounded = self.task.user_facts is not None and bool(self.task.bounded)
-        return (
-            self.facts.is_conservative or bool(self.task.still) or is_bounded or self.codec.valid is not None
-        )
-
-    def keep(self, w: Tensor, w_start: Tensor) -> Tensor:
-        """Normalised fields w (batch, T, C, *space) with the invariants of w_start (batch, C, *space)
-        restored, if the task has invariants and the data conserve them.
-        """
-        if self.task.user_facts is not None:  # normalisation keeps the order of values
-            w = clipped(self.task, w, w_start, self.codec.valid)
-        w = with_fixed_fields(self.task, w, w_start)
-        if not self.facts.is_conservative:
-            return self.codec.held(w)
-        u, u_start = self.codec.denormalise(w), self.codec.denormalise(w_start)
-        change = correction(self.task, self.conserved, u, u_start, self.codec.valid) / self.codec.std
-        return self.codec.held(w + change[(...,) + (None,) * self.task.ndim])
-
-    def conserve_latents(self, z: Tensor, z_start: Tensor) -> Tensor:
-        """`keep` of latents (batch, T, *tokens, dim), as exact as the codec represents a constant."""
-        return self._kept(self.codec.decode(z), z_start) if self.has_constraints else z
-
-    def restore(self, z: Tensor, z_start: Tensor) -> Tensor:
-        """`bound` and then `conserve_latents`, with one decoding."""
-        return (
-            self._kept(self._clamp(self.codec.decode(z)), z_start) if self.has_constraints else self.bound(z)
-        )
-
-    def _kept(self, w: Tensor, z_start: Tensor) -> Tensor:
-        return self.codec.encode(self.keep(w, self.codec.decode(z_start)))
+    def keep_latents(self, z: Tensor, z_start: Tensor) -> Tensor:
+        """Latents z (batch, T, *tokens, dim) with the invariants of z_start, the frame before; no bounds."""
+        if not self.invariants:
+            return z
+        w, w_start = self.codec.decode(z), self.codec.decode(z_start)
+        for constraint in self.invariants:
+            w = constraint(w, w_start)
+        return self.codec.encode(w)
 
     def next_frame(self, u: Tensor, parameters: ParameterBatch, is_alone: bool = False) -> Tensor:
         """The base's next frame (batch, C, *space) from normalised u (batch, history, C_in, *space).
@@ -308,13 +274,13 @@ class TaskHead(nn.Module):
         """
         bridged = self.input_codec.bridged(u)
         u_next = self.base.alone(bridged, parameters) if is_alone else self.base(bridged, parameters)
-        return self.keep(self._clamp(u_next)[:, None], u[:, -1])[:, 0]
+        return self.constrained(u_next[:, None], u[:, -1])[:, 0]
 
-    def predict_base(self, z: Tensor, parameters: ParameterBatch, is_alone: bool = False) -> Tensor:
-        """The base's next `bundle` frames as latents (batch, bundle, *tokens, dim), from `next_frame`."""
-        u = self.input_codec.decode(z)
+    def base_frames(self, u: Tensor, parameters: ParameterBatch, is_alone: bool = False) -> Tensor:
+        """The base's next `bundle` frames (batch, bundle, C, *space), inside the codec's subspace; arguments
+        as `next_frame`."""
         frames = []
         for frame in range(self.bundle):
             frames.append(self.next_frame(u, parameters.later(frame), is_alone))
-            u = torch.cat([u[:, 1:], frames[-1][:, None]], 1) if not self.task.is_steady else u
-        return self.codec.encode(torch.stack(frames, 1))
+            u = torch.cat([u[:, 1:], frames[-1][:, None]], 1) if frame + 1 < self.bundle else u
+        return self.codec.projected(torch.stack(frames, 1))

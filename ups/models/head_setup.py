@@ -11,7 +11,7 @@ from ups.config.model import ModelConfig
 from ups.data.cache import Cache
 from ups.data.tokenizer import Tokenizer
 from ups.models.bases.base import Samples
-from ups.models.conserve import correction
+from ups.models.constraints import correction
 from ups.models.facts import HeadFacts, data_facts
 from ups.models.head import TaskHead
 from ups.models.operator import Operator

@@ -1,4 +1,4 @@
-"""The training loss of the operator and its validation errors; both start from latents.
+"""The training loss of the operator and its validation errors, on normalised fields.
 
 The loss is relative to the error of the base along an unrolled window. `squared_errors` of validation
 rollouts are what ups/select.py selects by.
@@ -26,45 +26,47 @@ def is_worth_training(scale: Tensor) -> bool:
     return bool(scale.max() > ROUNDING)
 
 
-def relative_error(z_pred: Tensor, z_ref: Tensor, z_base: Tensor, scale: Tensor) -> Tensor:
-    """Mean over samples of |z_pred - z_ref| / sqrt((|z_ref - z_base|^2 + scale^2) / 2), RMS over tokens and
-    dim.
+def relative_error(
+    u_pred: Tensor, u_ref: Tensor, u_base: Tensor, scale: Tensor, values_per_mode: float = 1.0
+) -> Tensor:
+    """Mean over samples of |u_pred - u_ref| / sqrt((|u_ref - u_base|^2 + scale^2) / 2), RMS over kept modes.
 
     scale: (batch,). A value of 1 means that the network has learnt nothing beyond the base. Without the
     scale, samples would dominate that the base already solves; without FLOOR, those that it solves to
-    rounding. Latents are orthonormal coordinates, so this is the error of the normalised field (Parseval).
+    rounding. Modes are orthonormal: their sum of squares is that of the normalised field (Parseval), and
+    their mean square is that of the field times values_per_mode.
     """
-    axes = tuple(range(1, z_ref.ndim))
-    error = (z_pred - z_ref).square().mean(axes) + FLOOR**2
-    residual = (z_ref - z_base.detach()).square().mean(axes)
+    axes = tuple(range(1, u_ref.ndim))
+    error = (u_pred - u_ref).square().mean(axes) * values_per_mode + FLOOR**2
+    residual = (u_ref - u_base.detach()).square().mean(axes) * values_per_mode
     return (2 * error / (residual + scale**2 + 2 * FLOOR**2)).sqrt().mean()
 
 
-def relative_field_error(z_pred: Tensor, z_ref: Tensor) -> Tensor:
-    """Mean over samples of |z_pred - z_ref| / |z_ref|; both (batch, time, *tokens, dim)."""
-    axes = tuple(range(1, z_ref.ndim))
-    ratio = (z_pred - z_ref).square().mean(axes) / z_ref.square().mean(axes).clamp_min(1e-8)
+def relative_field_error(u_pred: Tensor, u_ref: Tensor) -> Tensor:
+    """Mean over samples of |u_pred - u_ref| / |u_ref|; both (batch, time, C, *space)."""
+    axes = tuple(range(1, u_ref.ndim))
+    ratio = (u_pred - u_ref).square().mean(axes) / u_ref.square().mean(axes).clamp_min(1e-8)
     return ratio.add(1e-12).sqrt().mean()
 
 
 def operator_loss(
-    operator: Operator, task: str, z: Tensor, z_ref: Tensor, parameters: ParameterBatch, field_weight: float
+    operator: Operator, task: str, u: Tensor, u_ref: Tensor, parameters: ParameterBatch, field_weight: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of a batch of windows, and the detached errors of network and base.
 
-    z (batch, history, ...): input frames; z_ref (batch, unroll * bundle, ...): the frames to predict by
+    u (batch, history, ...): input frames; u_ref (batch, unroll * bundle, ...): the frames to predict by
     `unroll` calls in a row. The loss is the mean over calls of the network's relative error, that of a learnt
     base, and field_weight times that of the field; gradients flow through the rollout.
     """
     head = operator.heads[task]
-    scale = head.scale[parameters.index]
+    scale, values_per_mode = head.scale[parameters.index], head.codec.width / head.codec.dim
     loss, network, base = 0.0, 0.0, 0.0
-    calls = z_ref.shape[1] // head.bundle
+    calls = u_ref.shape[1] // head.bundle
     for call in range(calls):
-        target = z_ref[:, call * head.bundle : (call + 1) * head.bundle]
-        full, z_base = operator.predict(z, task, parameters.later(call * head.bundle))
-        network_error = relative_error(full, target, z_base, scale)
-        base_error = relative_error(z_base, target, z_base, scale)
+        target = u_ref[:, call * head.bundle : (call + 1) * head.bundle]
+        full, u_base = operator.step(u, task, parameters.later(call * head.bundle))
+        network_error = relative_error(full, target, u_base, scale, values_per_mode)
+        base_error = relative_error(u_base, target, u_base, scale, values_per_mode)
         loss = (
             loss
             + network_error
@@ -73,7 +75,7 @@ def operator_loss(
         )
         network, base = network + network_error.detach(), base + base_error.detach()
         if call + 1 < calls:
-            z = torch.cat([z, full], 1)[:, -head.history :]
+            u = torch.cat([u, full], 1)[:, -head.history :]
     return loss / calls, {"network": network / calls, "base": base / calls}
 
 
@@ -101,13 +103,14 @@ def squared_errors(
 
     def sums(batch: Tensor) -> Tensor:
         z = cache.inputs(batch, device) if head.task.is_steady else cache.batch(batch, 0, context, device)
+        u = head.input_codec.decode(z)
         u_ref = predicted(head.physical(cache.batch(batch, context, num_frames, device)).double())
         space, is_known = tuple(range(3, u_ref.ndim)), valid_cells(u_ref)
         forcing = head.forcing_of(cache, batch, context - 1, num_frames + 1)
         errors = [u_ref, u_ref - mean]
         for component in (network, "base"):
-            z_pred = operator.rollout(z, head.name, cache.parameters[batch], num_frames, component, forcing)
-            errors.append(predicted(head.physical(z_pred).double()) - u_ref)
+            w = operator.forecast(u, head.name, cache.parameters[batch], num_frames, component, forcing)
+            errors.append(predicted(head.codec.denormalise(w).double()) - u_ref)
         return torch.stack([filled(error.square(), is_known).sum(space) for error in errors], 1)
 
     return torch.cat([sums(batch) for batch in cache.row_blocks(rows, cache.num_frames, len(rows))])

@@ -1,13 +1,14 @@
-"""The operator: one network for all tasks, from latents of the last frames to latents of the next ones.
+"""The operator: one network for all tasks, from the last frames to the next ones, as normalised fields.
 
-    z_next = restore( encode( base(decode z) ) + scale * network(z, base, condition) )
+    u_base = constrained( base(u) )
+    u_next = constrained( u_base + decode( scale * network(encode u, encode u_base, condition) ) )
 
 The base (ups/models/bases/) is cheap and selected per task. The shared network reads the history and the
 base's prediction, and learns the residual of the base in units of `scale`, its RMS on training windows. A
 learnt base is also trained on its own error. The network is used only for tasks on which it helps in
-validation (`TaskHead.is_network_used`). Base and operator conserve what the equation conserves
-(`TaskHead.keep`), and stay near the range of the training data (`TaskHead.bound`), so long rollouts stay
-finite.
+validation (`TaskHead.is_network_used`). Base and operator conserve what the equation conserves and stay near
+the range of the training data, so long rollouts stay finite (ups/models/constraints.py). The codec is the
+first and the last layer of the network: nothing else reads latents.
 """
 
 import itertools
@@ -125,83 +126,104 @@ class Operator(TaskNetwork):
             )
         return head
 
+    def step(
+        self, u: Tensor, task: str, parameters: ParameterBatch, component: Component = "full"
+    ) -> tuple[Tensor, Tensor]:
+        """The next frames (full, base), each (batch, bundle, C, *space), from u (batch, history, C_in,
+        *space); normalised fields.
+
+        For a steady task u is the coefficient (batch, 1, C_in, *space). parameters: of
+        `TaskHead.parameter_batch`. component "base": the base alone, returned twice. Raises ValueError for
+        another task, grid or number of frames than the trained one; the check reads shapes alone, so nothing
+        waits for the device.
+        """
+        head = self._checked("fields", u, task, parameters)
+        weight = self._weight(head, component)
+        u_base = head.base_frames(u, parameters, not weight)
+        if not weight:
+            return u_base, u_base
+        features = self._features(head, u, u_base, parameters)
+        return self._corrected(head, u, u_base, parameters, features, weight), u_base
+
     def predict(
         self, z: Tensor, task: str, parameters: ParameterBatch, component: Component = "full"
     ) -> tuple[Tensor, Tensor]:
-        """The next frames (full, base), each (batch, bundle, *tokens, dim), from z (batch, history, *tokens,
-        dim).
-
-        For a steady task z is the coefficient (batch, 1, *tokens, dim_a). parameters: of
-        `TaskHead.parameter_batch`. component "base": the base alone, returned twice. Raises ValueError for
-        another task, token grid or number of frames than the trained one; the check reads shapes alone, so
-        nothing waits for the device.
-        """
-        head = self._checked(z, task, parameters)
-        weights = {"full": head.facts.network_weight, "base": 0.0, "call": head.call_weight}
-        weight = weights.get(component, component)
-        z_base = head.predict_base(z, parameters, not weight)
-        if not weight:
-            return z_base, z_base
-        features = self._features(head, z, z_base, parameters)
-        return self._corrected(head, z, z_base, parameters, features, weight), z_base
+        """`step` from latents z (batch, history, *tokens, dim) to latents (batch, bundle, *tokens, dim)."""
+        head = self._checked("latents", z, task, parameters)
+        full, base = self.step(head.input_codec.decode(z), task, parameters, component)
+        z_base = head.codec.encode(base)
+        return z_base if full is base else head.codec.encode(full), z_base
 
     def predict_with_features(
         self, z: Tensor, task: str, parameters: ParameterBatch
     ) -> tuple[Tensor, Tensor]:
-        """The prediction of component "call", and the features of the backbone (batch, *tokens, width), also
-        if the base serves alone.
+        """The prediction of component "call" in latents, and the features of the backbone (batch, *tokens,
+        width), also if the base serves alone.
         """
-        head = self._checked(z, task, parameters)
-        weight = head.call_weight
-        z_base = head.predict_base(z, parameters, not weight)
-        features = self._features(head, z, z_base, parameters)
-        full = self._corrected(head, z, z_base, parameters, features, weight) if weight else z_base
-        return full, features.float()
+        head = self._checked("latents", z, task, parameters)
+        u, weight = head.input_codec.decode(z), head.call_weight
+        u_base = head.base_frames(u, parameters, not weight)
+        features = self._features(head, u, u_base, parameters)
+        full = self._corrected(head, u, u_base, parameters, features, weight) if weight else u_base
+        return head.codec.encode(full), features.float()
 
-    def _checked(self, z: Tensor, task: str, parameters: ParameterBatch) -> TaskHead:
-        """The head of the task. Raises ValueError if a shape does not fit it."""
+    def _weight(self, head: TaskHead, component: Component) -> float:
+        """The weight of the network's output in a component."""
+        if component == "full":
+            return head.facts.network_weight
+        return {"base": 0.0, "call": head.call_weight}.get(component, component)
+
+    def _checked(self, kind: str, x: Tensor, task: str, parameters: ParameterBatch) -> TaskHead:
+        """The head of the task. Raises ValueError if a shape of the input x, "fields" or "latents", does not
+        fit it."""
         head = self.head(task)
-        codec, (frames, *found) = head.input_codec, z.shape[1:]
+        codec, (frames, *found) = head.input_codec, x.shape[1:]
         if frames != head.history:
             raise ValueError(
                 f"{task} was given {frames} frames; expected its history of {head.history}. "
                 f"Slice the context."
             )
-        if found != [*codec.tokens, codec.dim] or parameters.index.shape[0] != z.shape[0]:
+        fields, latents = (codec.num_channels, *codec.space), (*codec.tokens, codec.dim)
+        expected = fields if kind == "fields" else latents
+        if tuple(found) != expected or parameters.index.shape[0] != x.shape[0]:
             raise ValueError(
-                f"{task} was given {len(z)} latents of shape {tuple(found)} and {len(parameters.index)} "
-                f"rows of parameters; expected {(*codec.tokens, codec.dim)} and a row for each: it was "
+                f"{task} was given {len(x)} {kind} of shape {tuple(found)} and {len(parameters.index)} "
+                f"rows of parameters; expected {expected} and a row for each: it was "
                 f"trained on a grid of {codec.space} cells. Pass the field to ups.load(..).forecast(.., "
                 "resample=True), or train on the other grid."
             )
         head.require_forcing(parameters)
         return head
 
-    def _features(self, head: TaskHead, z: Tensor, z_base: Tensor, parameters: ParameterBatch) -> Tensor:
+    def _features(self, head: TaskHead, u: Tensor, u_base: Tensor, parameters: ParameterBatch) -> Tensor:
         """The features of the backbone. In training no gradient passes through its input from the base: one
         would cost no time, but give other weights than those of the published results.
         """
-        history = z.movedim(1, -2).flatten(-2)
-        base = z_base[:, 0].detach() if self.training else z_base[:, 0]
-        with autocast(self.precision, z.device):
-            x = head.into(torch.cat([history, base, *head.forcing_tokens(parameters)], -1))
+        base = u_base[:, :1].detach() if self.training else u_base[:, :1]
+        series = [head.input_codec.encode(u), head.codec.encode(base)]
+        if head.forcing_codec is not None:  # from the last input frame to the last predicted one
+            series.append(head.forcing_codec.encode(parameters.forcing[:, : 1 + head.bundle]))
+        tokens = torch.cat([z.movedim(1, -2).flatten(-2) for z in series], -1)
+        with autocast(self.precision, u.device):
+            x = head.into(tokens)
             return self.backbone(x, self._condition(head, parameters.standard), head.task.boundary, head.name)
 
     def _corrected(
         self,
         head: TaskHead,
-        z: Tensor,
-        z_base: Tensor,
+        u: Tensor,
+        u_base: Tensor,
         parameters: ParameterBatch,
         features: Tensor,
         weight: float,
     ) -> Tensor:
         """The prediction of the base, corrected by `weight` times the network's output."""
-        scale = head.scale[parameters.index].view(-1, *[1] * (z.ndim - 1))
-        with autocast(self.precision, z.device):
+        with autocast(self.precision, u.device):
             out = head.out(features)
         change = out.float().unflatten(-1, (head.bundle, -1)).movedim(-2, 1)
-        return head.restore(z_base + weight * scale * change, z[:, -1])
+        scale = weight * head.scale[parameters.index].view(-1, *[1] * (change.ndim - 1))
+        u_next = u_base + head.codec.decode(scale * change)
+        return head.codec.projected(head.constrained(u_next, u[:, -1]))
 
     @plain_torch(keeps_gradient=True)
     def forward(self, z: Tensor, task: str, parameters: Tensor, forcing: Tensor | None = None) -> Tensor:
@@ -210,37 +232,43 @@ class Operator(TaskNetwork):
         """
         return self.predict(z, task, self.head(task).parameter_batch(parameters, forcing))[0]
 
-    def rollout(
+    def forecast(
         self,
-        z: Tensor,
+        u: Tensor,
         task: str,
         parameters: Tensor,
         num_frames: int,
         component: Component = "full",
         forcing: Tensor | None = None,
     ) -> Tensor:
-        """The `num_frames` frames (batch, num_frames, *tokens, dim) after z (batch, history or more, *tokens,
-        dim), of which the start is estimated where the data are noisy (assimilation.py).
+        """The `num_frames` frames (batch, num_frames, C, *space) after u (batch, history or more, C_in,
+        *space), normalised fields; the start is estimated where the data are noisy (assimilation.py).
 
-        z of a steady task: the coefficient. parameters: raw, (batch, P). component "full": the operator as
+        u of a steady task: the coefficient. parameters: raw, (batch, P). component "full": the operator as
         selected for the task; "base": its base alone. forcing: as in `ParameterBatch`, num_frames + 1 frames.
-        Raises ValueError as `TaskHead.parameter_batch`, `predict` and `rollout`, and for a tensor that
-        requires a gradient.
+        Raises ValueError as `TaskHead.parameter_batch`, `step` and `rollout`, and for a tensor that requires
+        a gradient.
         """
         head = self.head(task)
         if torch.is_grad_enabled():
-            refuse_gradient(f"a rollout of {task}", ONE_CALL, z, parameters, forcing)
+            refuse_gradient(f"a rollout of {task}", ONE_CALL, u, parameters, forcing)
         batch, calls = head.parameter_batch(parameters, padded(forcing, head.bundle)), itertools.count()
 
         def step(window: Tensor) -> Tensor:
-            return self.predict(window, task, batch.later(next(calls) * head.bundle), component)[0]
+            return self.step(window, task, batch.later(next(calls) * head.bundle), component)[0]
 
         if head.start_frames:
             from ups.models.assimilation import with_estimated_start  # few tasks have noisy starts
 
-            z = with_estimated_start(head, z, parameters)
-        with torch.autocast(z.device.type, enabled=False):  # around those of all calls: weights are cast once
-            return rollout(step, z, num_frames, head.history)
+            u = with_estimated_start(head, u, parameters)
+        with torch.autocast(u.device.type, enabled=False):  # around those of all calls: weights are cast once
+            return rollout(step, u, num_frames, head.history)
+
+    def rollout(self, z: Tensor, task: str, *arguments: Any, **options: Any) -> Tensor:
+        """`forecast` from latents z (batch, history or more, *tokens, dim) to latents (batch, num_frames,
+        *tokens, dim)."""
+        head = self.head(task)
+        return head.codec.encode(self.forecast(head.input_codec.decode(z), task, *arguments, **options))
 
     def _condition(self, head: TaskHead, standard: Tensor) -> Tensor:
         facts = torch.zeros(standard.shape[0], MAX_PARAMETERS + 1 + len(BOUNDARIES), device=standard.device)

@@ -67,15 +67,15 @@ def symmetry(task: Task, space: Sequence[int], generator: torch.Generator) -> Mo
 
 
 def augment(
-    task: Task, latents: Sequence[tuple[Tensor, Tokenizer]], generator: torch.Generator
+    task: Task, fields: Sequence[tuple[Tensor, Tokenizer]], generator: torch.Generator
 ) -> list[Tensor]:
-    """The same random `symmetry` of several latents (batch, time, *tokens, dim) with their codecs; exact for
-    a full-rank codec.
+    """The same random `symmetry` of several normalised fields (batch, time, C, *space) with their codecs,
+    inside the subspaces of these.
     """
-    move = symmetry(task, latents[0][1].space, generator)
+    move = symmetry(task, fields[0][1].space, generator)
     if move is stay:
-        return [z for z, _ in latents]
-    return [codec.encode(move(codec.decode(z), codec)) for z, codec in latents]
+        return [w for w, _ in fields]
+    return [codec.projected(move(w, codec)) for w, codec in fields]
 
 
 class Windows:
@@ -115,26 +115,26 @@ class Windows:
     def read(
         self, head: TaskHead, batch: Batch, step: int, shard_rows: slice
     ) -> tuple[Tensor, Tensor, ParameterBatch]:
-        """(z of the input frames, z_ref of the frames to predict, parameters) of some rows of this rank's
-        shard of a batch.
+        """(u of the input frames, u_ref of the frames to predict, parameters) of some rows of this rank's
+        shard of a batch; normalised fields.
         """
         cache, device = self.caches[batch.task], head.scale.device
         rows, starts, length = self._window(batch, step, shard_rows)
         rng = generator(self.seed, step, "augment")
         if head.task.is_steady:
-            latents = [
-                (cache.inputs(rows, device), head.input_codec),
-                (cache.batch(rows, 0, 1, device), head.codec),
+            fields = [
+                (head.input_codec.decode(cache.inputs(rows, device)), head.input_codec),
+                (head.codec.decode(cache.batch(rows, 0, 1, device)), head.codec),
             ]
-            (z, z_ref), forcing = augment(head.task, latents, rng), None
+            (u, u_ref), forcing = augment(head.task, fields, rng), None
         else:
-            latents = [(cache.batch(rows, starts, length, device), head.codec)]
+            fields = [(head.codec.decode(cache.batch(rows, starts, length, device)), head.codec)]
             if head.task.forcing:
-                latents.append((cache.forcing(rows, starts, length, device), head.forcing_codec))
-            window, *z_forcing = augment(head.task, latents, rng)
-            z, z_ref = window[:, : head.history], window[:, head.history :]
-            forcing = head.forcing_codec.decode(z_forcing[0][:, head.history - 1 :]) if z_forcing else None
-        return z, z_ref, head.parameter_batch(cache.parameters[rows], forcing)
+                fields.append((head.forcing_of(cache, rows, starts, length), head.forcing_codec))
+            window, *forcings = augment(head.task, fields, rng)
+            u, u_ref = window[:, : head.history], window[:, head.history :]
+            forcing = forcings[0][:, head.history - 1 :] if forcings else None
+        return u, u_ref, head.parameter_batch(cache.parameters[rows], forcing)
 
     def _window(self, batch: Batch, step: int, shard_rows: slice) -> tuple[Tensor, Tensor | int, int]:
         """(rows of the cache, first frames, number of frames) of some rows of a shard."""

@@ -1,13 +1,13 @@
 """The tasks: facts about data sets, by name.
 
-A new task is a row of families.py or uncertain.py, and a solver of the same name in `ups_solvers`.
+A new task is a row of families.py, and a solver of the same name in `ups_solvers`.
 """
 
 import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from ups.tasks import families, uncertain
+from ups.tasks.families import PDEBENCH, UNCERTAIN
 from ups.tasks.task import Finding, Place, Task, in_unit
 from ups.tasks.user_task import make_user_task, require_name
 
@@ -23,7 +23,7 @@ __all__ = [
     "require_name",
 ]
 
-TASKS: dict[str, Task] = {task.name: task for task in (*families.FAMILIES, *uncertain.FAMILIES)}
+TASKS: dict[str, Task] = {task.name: task for task in (*PDEBENCH, *UNCERTAIN)}
 
 
 def get_task(name: str) -> Task:

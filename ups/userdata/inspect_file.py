@@ -176,7 +176,12 @@ def coordinate(
 def line_in(store: "Store", name: str) -> "np.ndarray | None":
     """The numbers of an array that varies along one axis at most: a list, a column, a row, or a coordinate as
     numpy.meshgrid makes it; None of another array. Two corners of an array tell most fields."""
-    shape = store.array(name).shape
+    if name not in store.lines:
+        store.lines[name] = _line(store, name, store.array(name).shape)
+    return store.lines[name]
+
+
+def _line(store: "Store", name: str, shape: Sequence[int]) -> "np.ndarray | None":
     if sum(size > 1 for size in shape) > 1:
         corners = [store.read(name, (part,) * len(shape)) for part in (slice(0, 2), slice(-2, None))]
         varying = [[np.diff(u, axis=axis).any() for axis in range(u.ndim)] for u in corners]

@@ -173,9 +173,7 @@ class Base(nn.Module):
 
     kind: str
     needs_fitted_parameters = False  # whether it serves only parameter values that it was fitted on
-    is_learnt = False  # whether gradient steps train it, rather than a closed-form fit
     is_user_solver = False  # whether it calls a function of the user, which is not stored with the weights
-    lr_factor = 1.0  # multiple of the learning rate while it trains with the network
     is_cellwise = False  # whether it has coefficients for every cell
     has_tangent = False  # whether it integrates an equation, and torch differentiates it both ways
     degree = math.inf  # of the polynomial of the last frames that it computes; inf: not a polynomial
@@ -183,6 +181,11 @@ class Base(nn.Module):
     def findings(self, fields: Sequence[str], axes: Sequence[str]) -> list[str]:
         """What the fit found, in words; of an equation a line for every field and parameter value."""
         return []
+
+    @property
+    def is_learnt(self) -> bool:
+        """Whether gradient steps train it, also with the network, rather than a closed-form fit."""
+        return any(True for _ in self.parameters())
 
     @property
     def complexity(self) -> tuple[float, int]:
@@ -239,8 +242,7 @@ class Mean(Base):
 class Learnt(Base):
     """A base that is fitted by gradient steps: LEARNING_RATE of Adam, BATCH windows per step."""
 
-    is_learnt = True
-    lr_factor = 0.2  # while the network learns its residual; with 1 it moves too far
+    lr_factor = 0.2  # of the learning rate while the network learns its residual; with 1 it moves too far
     LEARNING_RATE: float
     BATCH: int
 

@@ -7,6 +7,7 @@ One process serves a command and all its files. A file that crashes a library or
 import builtins
 import contextlib
 import io
+import math
 import os
 import pickle
 import signal
@@ -30,6 +31,7 @@ COMMAND = "from ups.userdata.readers import serve_files; serve_files()"
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # which need room each
 REMEDY = "Leave that file out, or copy its arrays into a new one."
 MOST_REMEMBERED = 4  # files, each of up to budget.MOST_NAMES arrays of 0.7 kB
+SMALL, MOST_SMALL = 2**14, 128  # numbers of an array that is read as a whole, and such arrays that are kept
 NUMBERS = ("read", "whole", "rows")  # the methods that give the numbers of arrays
 # what messages between both processes are made of, besides numbers, text and mappings, by module
 MESSAGES = {
@@ -68,12 +70,14 @@ class ReadingProcess:
             env={**os.environ, **ONE_THREAD, "PYTHONPATH": path},
         )
         self.owner, self.lock = os.getpid(), threading.Lock()
+        self.closed: list[int] = []  # files to close before the next request
 
     def call(self, path: Path | str, *request: Any) -> Any:
         """The answer to a request about the file at a path or an address. Raises the error of its reader, and
         DamagedError if the process died of the file."""
-        request = os.getcwd(), *request
         with self.lock:
+            request = os.getcwd(), self.closed, *request
+            self.closed = []
             try:
                 pickle.dump(request, self.process.stdin, pickle.HIGHEST_PROTOCOL)
                 self.process.stdin.flush()
@@ -144,6 +148,7 @@ class Foreign(Store):
     def __init__(self, path: Path):
         super().__init__(path)
         self.process, self.known, self.numbers = None, _answers_before(path), {}
+        self.small = lru_cache(MOST_SMALL)(lambda name: self._ask("read", name, ()))
         self._open()
 
     def _open(self) -> None:
@@ -161,8 +166,7 @@ class Foreign(Store):
         return self.known[request]
 
     def close(self) -> None:
-        if self.process is _running and self.process.process.poll() is None:
-            self._ask("close")
+        self.process.closed.append(self.number)
 
     @property
     def listed(self) -> dict[str, Stored]:
@@ -183,6 +187,9 @@ class Foreign(Store):
         return self._once("group_names", group)
 
     def read(self, name: str, index: tuple = ()) -> np.ndarray:
+        found = self.array(name)
+        if found is not None and math.prod(found.shape) <= SMALL:  # --describe reads many parts of these
+            return self.small(name)[index].copy()
         return self._ask("read", name, index)
 
     def whole(self, name: str) -> np.ndarray:
@@ -207,8 +214,11 @@ def serve(opened: Callable[..., Store]) -> None:
     stores: dict[int, Store] = {}
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
-            folder, method, *arguments = Messages(sys.stdin.buffer).load()
+            folder, closed, method, *arguments = Messages(sys.stdin.buffer).load()
             os.chdir(folder)
+            for number in closed:
+                with contextlib.suppress(Exception):  # the next request is about another file
+                    stores.pop(number).close()
             answer = _answer(stores, opened, method, arguments)
             pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
             answers.flush()
@@ -226,8 +236,6 @@ def _answer(
             store.used = budget.used()
             return None, (number, store.is_single)
         number, *arguments = arguments
-        if method == "close":
-            return None, stores.pop(number).close()
         store = stores[number]
         budget.begin(*(0, 0) if method in NUMBERS else store.used)
         if method == "listed" and path.is_file():

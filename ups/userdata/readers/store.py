@@ -196,6 +196,11 @@ class Store:
         return self._sampled[name]
 
     @cached_property
+    def lines(self) -> "dict[str, np.ndarray | None]":
+        """What `ups.userdata.inspect_file.line_in` found, by name."""
+        return {}
+
+    @cached_property
     def _sampled(self) -> dict[str, np.ndarray]:
         return {}
 
