@@ -31,7 +31,7 @@ from ups.generative import validation
 from ups.generative.corrector import load_corrector
 from ups.generative.observation import observe_case, row_generators
 from ups.generative.residuals import StateConditions, SteadyResiduals, TransientResiduals
-from ups.generative.sampling import Sampler, predict_with_noise, sample_states
+from ups.generative.sampling import Sampler, Starts, predict_with_noise, sample_states
 from ups.models.operator import load_operator
 from ups_discovery.seeds import generator
 
@@ -210,8 +210,8 @@ class Scaled(Sampler):
 
     factor: float = 1.0
 
-    def whitened(self, condition, noise, second, num_steps=0):
-        return super().whitened(condition, self.factor * noise, second, num_steps)
+    def whitened(self, condition, noise, second):
+        return super().whitened(condition, self.factor * noise, second)
 
 
 def test_validation_prefers_the_corrector_to_itself_with_another_spread(root, chain):
@@ -284,15 +284,8 @@ def test_a_rollout_passes_the_error_of_sampled_states_only(root, chain, monkeypa
     def rolled(error: float) -> torch.Tensor:
         told.clear()
         sampler.network.heads[NOISY].sample_error = error
-        return sample_states(
-            operator,
-            sampler,
-            NOISY,
-            cache.batch(torch.arange(3), 0, config.context(NOISY)),
-            cache.parameters[:3],
-            3,
-            2,
-        )
+        z = cache.batch(torch.arange(3), 0, config.context(NOISY))
+        return sample_states(operator, sampler, NOISY, Starts(z, cache.parameters[:3], range(3)), 3, 2)
 
     free, large = rolled(0.0), rolled(0.3)
     assert told == [0.0, 0.3, 0.3]

@@ -16,7 +16,7 @@ from ups.data.cache import open_cache
 from ups.data.sources import open_sources
 from ups.models.assimilation import trajectory
 from ups.models.head_setup import base_settings, unfitted_head
-from ups_discovery.found import latex_of
+from ups_discovery.statement import written
 
 CPU = torch.device("cpu")
 SMOOTH = [name for name in FILMS if name not in ("inviscid_burgers", "spiral")]
@@ -157,7 +157,11 @@ def test_terms_are_written_as_in_the_equations():
     assert term_text((0, 0), ((-1, (2, 0)),), fields) == "wave_[0, 2]"
     found = {((2, 1), ()): "u^2 v", ((1, 0), ((1, (0, 0)),)): "u v_xx", ((0, 0), ((0, (0, 1)),)): "u_xy"}
     for term, text in found.items():
-        assert discovery.text_of(latex_of(term, fields, fields, [], "xy")) == term_text(*term, fields) == text
+        assert (
+            discovery.text_of(written(term, fields, [], "xy", is_latex=True))
+            == term_text(*term, fields)
+            == text
+        )
 
 
 def test_scores_refuse_false_missing_and_reversed_terms():

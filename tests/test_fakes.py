@@ -65,6 +65,7 @@ class Exact:
     changed: Callable[[Tensor], Tensor] = torch.clone
     sign: float = 1.0
     white: float = 0.0
+    num_steps: int = 0
 
     def residual(
         self,
@@ -73,7 +74,6 @@ class Exact:
         facts: Tensor,
         noise: Tensor,
         second: Tensor,
-        num_steps: int = 0,
         shuffle: Tensor | None = None,
     ) -> Tensor:
         head, codec = self.network.heads[NAME], states.head.codec

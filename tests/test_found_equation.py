@@ -1,5 +1,5 @@
-"""An equation as an object (ups_discovery/found.py, ups/models/found_equation.py): terms, intervals, LaTeX,
-right-hand side; and found without a task (ups_discovery.identify)."""
+"""An equation as an object (ups_discovery/statement.py, ups/models/found_equation.py): terms, intervals,
+LaTeX, right-hand side; and found without a task (ups_discovery.identify)."""
 
 import math
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ import ups_discovery
 from ups.models.bases.base import Persistence
 from ups.models.found_equation import found_equation
 from ups_discovery.data import Films
-from ups_discovery.found import latex_of
+from ups_discovery.statement import written
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_films_with_gaps_are_refused():
 
 def test_latex_of_terms_of_every_kind():
     def latex(term):
-        return latex_of(term, ["u", "rho"], ["(u - 3)", "rho"], [1], ["x", "y"])
+        return written(term, ["u", "rho"], [1], ["x", "y"], ["(u - 3)", "rho"], is_latex=True)
 
     assert latex(((0, 0), ())) == "1"
     assert latex(((2, 1), ())) == r"(u - 3)^{2}\, rho"

@@ -57,6 +57,7 @@ from ups.generative.residuals import (
 )
 from ups.generative.sampling import (
     Sampler,
+    Starts,
     load_sampler,
     predict_with_noise,
     sample_rollout,
@@ -454,15 +455,14 @@ def test_a_rollout_passes_the_last_residual_to_the_next_call(hidden, monkeypatch
         return 0.01 * noise
 
     noises = [torch.randn(6, *z.shape[2:], generator=generator(lead)) for lead in range(3)]
-    members = sample_rollout(hidden, drawn, z, known, 3, 2, lambda lead: (noises[lead], noises[lead]))
+    starts = Starts(z.repeat_interleave(2, 0), known.repeat_interleave(2, 0))
+    members = sample_rollout(hidden, drawn, starts, 3, lambda lead: (noises[lead], noises[lead]))
     assert len(calls) == 1
     begun = (z[:, 1:] - given(z[:, :1], HIDDEN, hidden.head.parameter_batch(known))[0])[:, 0]
     torch.testing.assert_close(left[0], begun.repeat_interleave(2, 0), rtol=0, atol=1e-5)
     for lead in (1, 2):
         torch.testing.assert_close(left[lead], 0.01 * noises[lead - 1], rtol=0, atol=1e-5)
-    anew = hidden.predict(
-        members[:, :, :2].flatten(0, 1), hidden.head.parameter_batch(known.repeat_interleave(2, 0))
-    )[1]
+    anew = hidden.predict(members[:, :2], hidden.head.parameter_batch(known.repeat_interleave(2, 0)))[1]
     torch.testing.assert_close(left[2], anew[..., 3 * dim : 4 * dim], rtol=0, atol=1e-5)
 
 
@@ -1268,13 +1268,13 @@ def test_loaded_stages_draw_the_rollouts_that_the_report_scores(ensembles, hidde
     sampler = load_sampler(chain / "smoke", way, "cpu", operator)
     z, parameters = hidden.cache.batch(rows, 0, 1), hidden.cache.parameters[rows]
     names = name_starts(rows, ensembles.truth.frames(rows, ensembles.truth.context - 1, 1)[:, 0])
-    members = sample_states(operator, sampler, HIDDEN, z, parameters, 3, 4, seed=ensembles.seed, names=names)
+    starts = Starts(z, parameters, names)
+    members = sample_states(operator, sampler, HIDDEN, starts, 3, 4, ensembles.seed)
     assert members.shape[:3] == (2, 4, 3)
     expected = rollouts(ensembles, way, rows, 3, 4)
     torch.testing.assert_close(hidden.head.physical(members), expected, rtol=1e-4, atol=1e-5)
-    again = sample_states(
-        operator, sampler, HIDDEN, z[:1], parameters[:1], 3, 4, seed=ensembles.seed + 1, names=names[:1]
-    )
+    starts = Starts(z[:1], parameters[:1], names[:1])
+    again = sample_states(operator, sampler, HIDDEN, starts, 3, 4, ensembles.seed + 1)
     assert (again - members[:1]).abs().amax((2, 3, 4)).min() > 1e-4
 
 

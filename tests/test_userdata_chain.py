@@ -41,7 +41,7 @@ from ups.evaluation.truth import open_truth
 from ups.forecast_xarray import label, unlabel
 from ups.forecaster import Forecaster
 from ups.generative.residuals import StateConditions
-from ups.generative.sampling import sample_rollout
+from ups.generative.sampling import Starts, sample_rollout
 from ups.models.base_selection import fit_base
 from ups.models.head_setup import build_operator
 from ups.models.windows import symmetry
@@ -236,17 +236,19 @@ def test_a_constant_field_stays_constant_whatever_the_network_predicts(tmp_path)
     moved = (u_pred - start).abs().amax((0, 1, 3, 4))
     assert moved[0] > 0.01 and moved[3] < 1e-5, moved
     states = StateConditions(operator, "ks")
-    z, shape = cache.batch(torch.arange(3), 0, 1), (6, *cache.tokenizer.tokens, cache.tokenizer.dim)
+    rows, shape = torch.arange(3).repeat_interleave(2), (6, *cache.tokenizer.tokens, cache.tokenizer.dim)
     members = sample_rollout(
         states,
         lambda tokens, facts, noise, second: noise,
-        z,
-        cache.parameters[:3],
+        Starts(cache.batch(rows, 0, 1), cache.parameters[rows]),
         4,
-        2,
         lambda lead: (0.1 * torch.randn(shape), torch.zeros(shape)),
     )
-    moved = (operator.heads["ks"].physical(members) - start[:, None]).abs().amax((0, 1, 2, 4, 5))
+    moved = (
+        (operator.heads["ks"].physical(members.unflatten(0, (3, 2))) - start[:, None])
+        .abs()
+        .amax((0, 1, 2, 4, 5))
+    )
     assert moved[0] > 0.01 and moved[3] < 1e-5, moved  # of sampled members, too
     entry, [sample, _] = assess_forecasts(
         operator, open_truth(config, "ks"), config.evaluate, 0, torch.device("cpu")

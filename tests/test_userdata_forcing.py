@@ -26,7 +26,7 @@ from ups.evaluation.forecast import assess_forecasts
 from ups.evaluation.truth import open_truth
 from ups.forecaster import Forecaster
 from ups.generative.residuals import TransientResiduals
-from ups.generative.sampling import sample_rollout
+from ups.generative.sampling import Starts, sample_rollout
 from ups.models.base_selection import base_scores, fit_base
 from ups.models.bases.base import Samples
 from ups.models.head_setup import build_operator
@@ -268,19 +268,16 @@ def test_members_are_sampled_around_the_forecast_with_the_same_forcing(tmp_path)
         rows, parameters, head = torch.arange(3), torch.zeros(3, 0), operator.heads["heat"]
         forcing = head.forcing_of(cache, rows, 1, 5)
         states = TransientResiduals(operator, cache)
-        zero = torch.zeros(6, *cache.tokenizer.tokens, bundle * cache.tokenizer.dim)
+        zero = torch.zeros(3, *cache.tokenizer.tokens, bundle * cache.tokenizer.dim)
         members = sample_rollout(
             states,
             lambda tokens, facts, noise, second: noise,
-            cache.batch(rows, 0, 2),
-            parameters,
+            Starts(cache.batch(rows, 0, 2), parameters, forcing=forcing),
             4,
-            2,
             lambda lead, zero=zero: (zero, zero),
-            forcing=forcing,
         )
         alone = operator.rollout(cache.batch(rows, 1, 1), "heat", parameters, 4, forcing=forcing)
-        torch.testing.assert_close(members, alone[:, None].expand_as(members), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(members, alone, rtol=1e-4, atol=1e-5)
         other = operator.rollout(cache.batch(rows, 1, 1), "heat", parameters, 4, forcing=forcing.flip(1))
         assert (other - alone).abs().max() > 0.01
 

@@ -13,6 +13,7 @@ import time
 import zipfile
 from pathlib import Path
 
+import h5netcdf
 import h5py
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from ups.userdata.describe import describe_file
 from ups.userdata.inspect_file import matching_files
 from ups.userdata.open_files import open_user_files
 from ups.userdata.readers import open_here, open_store
+from ups.userdata.readers.store import UNWRITTEN
 from ups.userdata.writer import write_user_file
 
 
@@ -562,3 +564,30 @@ def test_other_formats_unpack_the_same_way(tmp_path, library):
     [path] = tmp_path.glob("a.*")
     with open_store(path) as store:
         assert np.abs(store.read("u", (slice(None),) * 3) - u).max() < 1e-3
+
+
+def test_netcdf_4_is_read_as_xarray_reads_it(tmp_path):
+    u = waves((4, T, X)).astype(np.float32)
+    with h5netcdf.File(tmp_path / "a.nc", "w") as file:
+        file.dimensions = {"run": 4, "time": T, "x": X}
+        file.create_variable("x", ("run", "x"), data=u[:, 0])  # named as a dimension, and no coordinate
+        file.create_variable("time", ("time",), data=DT * np.arange(T))
+        file.create_variable("plain", ("run", "time", "x"), data=np.where(u > 0.9, UNWRITTEN, u).astype("f4"))
+        file.create_variable("bytes", ("run", "x"), data=(50 * u[:, 0]).astype("i1")).attrs["_Unsigned"] = (
+            "true"
+        )
+        packed = file.create_group("flow").create_variable(
+            "u", ("run", "time", "x"), data=(100 * u).astype("i2")
+        )
+        packed.attrs.update(scale_factor=0.01, missing_value=np.array([7, 9], "i2"), units="m s-1")
+    options = {"engine": "h5netcdf", "decode_times": False, "decode_coords": False}
+    with open_store(tmp_path / "a.nc") as store:
+        assert store.names() == ["bytes", "flow/u", "plain", "time", "x"]
+        for group, names in (("/", ("bytes", "plain", "time", "x")), ("/flow", ("u",))):
+            with xarray.open_dataset(tmp_path / "a.nc", group=group, **options) as dataset:
+                for name in names:
+                    found, array = f"{group}/{name}".lstrip("/"), dataset.variables[name]
+                    assert (store.array(found).axes, store.array(found).dtype) == (array.dims, array.dtype)
+                    expected = np.where(array.values == UNWRITTEN, np.nan, array.values)
+                    np.testing.assert_array_equal(store.whole(found), expected)
+        assert store.attributes("flow/u")["units"] == "m s-1" and store.array("run") is None

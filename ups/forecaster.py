@@ -31,7 +31,7 @@ from ups.training.artifact import stage_of_run
 
 if TYPE_CHECKING:  # a forecast needs none of them: methods import what they use
     from ups.generative.sampling import Sampler
-    from ups_discovery.found import FoundEquation
+    from ups_discovery.statement import FoundEquation
 
 
 class Forecaster:
@@ -188,7 +188,7 @@ class Forecaster:
         Other arguments, errors and warnings as in `forecast`. Raises FileNotFoundError, with the make target,
         if the run has no such stage.
         """
-        from ups.generative.sampling import sample_states
+        from ups.generative.sampling import Starts, sample_states
 
         sampler = self._sampler(task, by, members, is_steady=False, evaluations=evaluations)
         u, restore = self._read(task, u0, ("member", "time"))
@@ -207,8 +207,9 @@ class Forecaster:
         names = name_starts(range(len(u)) if rows is None else rows, u[:, -1])
         num_frames, members = int(num_frames), int(members)
         head = self.operator.head(task)
-        f, z = read_forcing(head, forcing, u0, u, num_frames, extrapolate), encoded(head.codec, w)
-        z_pred = sample_states(self.operator, sampler, task, z, values, num_frames, members, seed, names, f)
+        forcing = read_forcing(head, forcing, u0, u, num_frames, extrapolate)
+        starts = Starts(encoded(head.codec, w), values, names, forcing)
+        z_pred = sample_states(self.operator, sampler, task, starts, num_frames, members, seed)
         return restore(finish(head.physical(z_pred)))
 
     @plain_torch()

@@ -28,6 +28,7 @@ from torch import Tensor
 from ups_discovery.integrator import Integrator, Model
 from ups_discovery.least_squares import solve
 from ups_discovery.seeds import generator
+from ups_discovery.statement import SMALL
 from ups_discovery.terms import INVERSE, WAVE
 
 # Why an equation may not be stated, in words.
@@ -43,9 +44,7 @@ Solve = Callable[[Tensor, list[int]], Tensor]
 
 BLOCKS = 8
 STUDENT = 2.36  # 95 %, BLOCKS - 1 degrees of freedom
-# Of the RMS of the time derivative: a term below NEGLIGIBLE is never stated, one below SMALL only if it is
-# certain.
-NEGLIGIBLE, SMALL = 1e-3, 1e-2
+NEGLIGIBLE = 1e-3  # of the RMS of the time derivative: a term below it is never stated
 WAVES = 1e3, 1e4  # wave numbers in radians per cell, beyond those of any grid
 NUM_CELLS = 256  # about which the equation is linearised
 

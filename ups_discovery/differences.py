@@ -115,7 +115,16 @@ class Differences:
                 if model is not None:
                     found.append((one.error(model, one.windows.held_out), model, libraries))
         useful = [some for some in found if some[0] < one.persistence_error]
-        return min(useful, key=lambda some: some[0] * len(some[1].unknowns))[1:] if useful else None
+        if useful:
+            return min(useful, key=lambda some: some[0] * len(some[1].unknowns))[1:]
+        # No long rollout beats persistence: take the best over the next frames, where persistence has 0.5.
+        close = [
+            (one.error(model, one.windows.shooting, is_bounded=True), model, libraries)
+            for error, model, libraries in found
+            if math.isfinite(error)
+        ]
+        close = [some for some in close if some[0] < 0.5]
+        return min(close, key=lambda some: some[0])[1:] if close else None
 
     def with_more_terms(self, model: Model, libraries: list[list[int]]) -> Model:
         """The model with up to MOST_ADDED more terms: of the candidates that a regression of the residual

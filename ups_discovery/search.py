@@ -13,11 +13,10 @@ from ups_discovery.data import Data, Films
 from ups_discovery.differences import GOOD_ERROR, Differences
 from ups_discovery.drift import Drift
 from ups_discovery.equation import Equation
-from ups_discovery.found import FoundEquation
 from ups_discovery.integrator import Integrator, Model
 from ups_discovery.progress import beat
 from ups_discovery.shooting import Shooting, last_shooting, shot_model
-from ups_discovery.statement import described
+from ups_discovery.statement import FoundEquation, described
 from ups_discovery.terms import Term
 from ups_discovery.weak import NoisyFilms
 from ups_discovery.windows import Windows

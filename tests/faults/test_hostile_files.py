@@ -221,7 +221,7 @@ def many_arrays(out: Path, num: int, shape: tuple[int, ...] = (3,), name: str = 
     return out / name
 
 
-PLAIN = (r"data: \{tasks: \[a\]", r"another type or size than netCDF")
+PLAIN = r"data: \{tasks: \[a\]"
 OF_AXES = {
     "whole numbers": ("DIMENSION_LIST", np.arange(5)),
     "numbers": ("DIMENSION_LIST", np.ones(3)),
@@ -244,16 +244,16 @@ HOSTILE = {
     **{
         f"{kind}, {'netCDF' if is_netcdf else 'HDF5'}": (
             functools.partial(attribute_of_axes, name=name, value=value, is_netcdf=is_netcdf),
-            PLAIN[is_netcdf or kind == "dimension"],  # with which it counts as netCDF
+            PLAIN,
         )
         for (kind, (name, value)), is_netcdf in itertools.product(OF_AXES.items(), (False, True))
     },
-    "group of itself": (group_of_itself, "again is another name of a group"),
-    "diamond of groups": (diamond_of_groups, "is another name of a group"),
-    "soft link": (functools.partial(link_of_netcdf, link=h5py.SoftLink("/u")), "v in / is a link"),
+    "group of itself": (group_of_itself, PLAIN),
+    "diamond of groups": (diamond_of_groups, PLAIN),
+    "soft link": (functools.partial(link_of_netcdf, link=h5py.SoftLink("/u")), PLAIN),
     "external link": (
         functools.partial(link_of_netcdf, link=h5py.ExternalLink("/etc/passwd", "/")),
-        "v in / is a link",
+        PLAIN,
     ),
     "chunk of HDF5": (chunk_of_hdf5, TOO_MUCH),
     "chunk of zarr, zlib": (
@@ -351,7 +351,7 @@ def test_a_hostile_file_is_described_or_refused_in_one_line_and_does_nothing_els
     out.mkdir()
     found = read(make(out), "file")
     assert re.search(words, found), found
-    assert words == PLAIN[0] or len(found.splitlines()) == 1 and "a." in found
+    assert words == PLAIN or len(found.splitlines()) == 1 and "a." in found
     assert not (out / "ran").exists() and not Path("ran").exists()
 
 

@@ -32,9 +32,7 @@ CURVES = {"student_1": "student", "student_2": "student"}  # sampler -> its curv
 class EulerSampler(Sampler):
     """A diffusion in one Euler step, one evaluation."""
 
-    def whitened(
-        self, condition: Condition, noise: Tensor, second: Tensor | None = None, num_steps: int = 0
-    ) -> Tensor:
+    def whitened(self, condition: Condition, noise: Tensor, second: Tensor | None = None) -> Tensor:
         x = condition.initial_state(noise)
         angle = torch.full((len(x),), NOISE, device=x.device)
         return x - NOISE * self.network.velocity(condition)(x, angle)

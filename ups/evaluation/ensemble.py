@@ -31,7 +31,15 @@ from ups.data.schedule import Schedule
 from ups.evaluation.truth import Truth, affordable
 from ups.generative.corrector import CorrectorHead, load_corrector
 from ups.generative.residuals import TransientResiduals, residual_schedule
-from ups.generative.sampling import SAMPLERS, STATES, Sampler, member_noises, sample_members, samplers_of
+from ups.generative.sampling import (
+    SAMPLERS,
+    STATES,
+    Sampler,
+    Starts,
+    member_noises,
+    sample_members,
+    samplers_of,
+)
 from ups.models.backbones import ANY
 from ups.models.backbones.backbone import task_of
 from ups.models.operator import Operator
@@ -67,13 +75,13 @@ def _num_weights(network: nn.Module, task: str = "") -> int:
 class Ensembles:
     """All samplers of the residual of one task; `names`: those of CHEAP first.
 
-    residuals, truth: of the same cache. samplers: of the networks, with waves and corrector.
+    residuals, truth: of the same cache. samplers: of the networks, with the corrector.
     """
 
     def __init__(self, residuals: TransientResiduals, truth: Truth, samplers: dict[str, Sampler], seed: int):
-        self.residuals, self.truth, self.samplers, self.seed = residuals, truth, samplers, seed
-        self.device = residuals.device
+        self.residuals, self.truth, self.device, self.seed = residuals, truth, residuals.device, seed
         self.corrector = samplers["corrector"].network
+        self.samplers = {"waves": Sampler(self.corrector, 0)} | samplers
         self.head = self.corrector.heads[residuals.name]
         self.names = list(dict.fromkeys((*CHEAP, *samplers)))
         batch = Schedule({residuals.name: residuals.windows("reserved")}, BANK, seed + 4).batch(0)
@@ -138,9 +146,9 @@ class Ensembles:
         if model == "dressed_resampled":
             return resampled(self.bank, noise.flatten(1)[:, 0])
         if model in self.samplers:
-            return self.samplers[model].residual(
-                self.residuals, tokens, facts, noise, second, num_steps, shuffle
-            )
+            sampler = self.samplers[model]
+            sampler = replace(sampler, num_steps=num_steps) if num_steps else sampler
+            return sampler.residual(self.residuals, tokens, facts, noise, second, shuffle)
         every = torch.arange(len(tokens), device=noise.device).repeat_interleave(len(noise) // len(tokens))
         return self.head.unwhiten(noise, self.head.gaussian_condition(tokens, facts).rows(every))
 
@@ -160,14 +168,11 @@ def rollouts(ensembles: Ensembles, model: str, rows: Tensor, num_frames: int, nu
         z = sample_members(
             source,
             partial(ensembles.residual, model),
-            given,
-            truth.cache.parameters[some],
+            Starts(given, truth.cache.parameters[some], names, truth.forced(some, source.head, num_frames)),
             num_frames,
             num_members,
             ensembles.seed,
-            names,
             ensembles.head_of(model).sample_error,
-            truth.forced(some, source.head, num_frames),
         )
         parts.append(truth.task.predicted(source.head.physical(z)).cpu())
     return torch.cat(parts)

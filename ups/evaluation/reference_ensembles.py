@@ -25,7 +25,7 @@ from torch import Tensor
 from ups.config.schema import EvaluateConfig
 from ups.evaluation.ensemble import Ensembles
 from ups.evaluation.truth import Truth, affordable
-from ups.generative.sampling import sample_starts
+from ups.generative.sampling import Starts, sample_starts
 from ups.models.assimilation import perturbed
 from ups_discovery.seeds import generator
 
@@ -133,8 +133,8 @@ def from_noisy_starts(ensembles: Ensembles, rows: Tensor, num_frames: int, num_m
     head = source.head
     for some in truth.cache.row_blocks(rows, num_frames * num_members, len(rows)):
         given, names = truth.given(some, head.codec, ensembles.device), some.tolist()
-        raw = truth.cache.parameters[some]
-        z = sample_starts(source.operator, head.name, given, raw, num_frames, num_members, seed, names)
+        starts = Starts(given, truth.cache.parameters[some], names)
+        z = sample_starts(source.operator, head.name, starts, num_frames, num_members, seed)
         names = [f"{name} {member}" for name in names for member in range(num_members)]
         w = perturbed(head, head.codec.decode(z).flatten(0, 1), seed + 1, names, 1)
         u = truth.task.predicted(head.codec.denormalise(w)).cpu()

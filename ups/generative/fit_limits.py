@@ -1,7 +1,6 @@
 """Fit of `WaveLimits` to the residuals of an operator and the samples of a trained network."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +9,7 @@ from ups.common.device import send
 from ups.data.schedule import Schedule
 from ups.generative.conditions import encode_error
 from ups.generative.limits import WaveLimits
-from ups.generative.residuals import TransientResiduals, sum_by_task
+from ups.generative.residuals import Ranks, TransientResiduals, sum_by_task
 from ups.generative.sampling import KEYS, Sampler
 from ups_discovery.seeds import generator
 
@@ -19,7 +18,7 @@ RESIDUAL_BATCHES = 32  # many, because a few sharp states have most of the power
 SAMPLE_BATCHES = 8  # the first of them; the power of samples varies less
 
 
-def measure_residuals(limits: WaveLimits, source: TransientResiduals, seed: int, ranks: Any) -> Tensor:
+def measure_residuals(limits: WaveLimits, source: TransientResiduals, seed: int, ranks: Ranks) -> Tensor:
     """Set the silent waves, and return the power of residuals by shell as (mean, standard error) (2,
     channels, shells). A collective."""
 
@@ -40,7 +39,7 @@ def fit_gains(
     source: TransientResiduals,
     residual_power: Tensor,
     seed: int,
-    ranks: Any,
+    ranks: Ranks,
     is_sampled: bool = False,
 ) -> None:
     """Set the gains of a task's head, for observed states or, with is_sampled, for states with the head's
@@ -89,7 +88,11 @@ def _mean_and_error(sums: Tensor, batches: int) -> Tensor:
 
 
 def _total(
-    source: TransientResiduals, shape: tuple[int, ...], of: Callable[[int], Tensor], batches: int, ranks: Any
+    source: TransientResiduals,
+    shape: tuple[int, ...],
+    of: Callable[[int], Tensor],
+    batches: int,
+    ranks: Ranks,
 ) -> Tensor:
     """The sum of of(number), of this shape, over the batches, which are split over the ranks."""
     [sums] = sum_by_task(

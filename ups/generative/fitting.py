@@ -4,7 +4,6 @@ noised batches with its metrics, validation and the loop."""
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,13 +25,14 @@ from ups.generative.mixture import ScaleMixture, one_scale
 from ups.generative.residuals import (
     Batches,
     NoisedBatch,
+    Ranks,
     Residuals,
     residual_schedule,
     sum_by_task,
     validation_batches,
 )
 from ups.select import MIXTURE, Decision, select_law
-from ups.training.fit import Fit, fit_once
+from ups.training.fit import Fit, RunOfStage, fit_once
 from ups_discovery.seeds import generator
 
 STREAM = "diffusion"  # of the random numbers
@@ -41,7 +41,7 @@ UNIFORM_BATCHES = 16  # behind the marginal mean and standard deviation
 
 
 def corrector_with_scales(
-    run: Any,
+    run: RunOfStage,
     residuals: dict[str, Residuals],
     section: DiffusionConfig | SteadyConfig,
     limits: DiffusionConfig,
@@ -217,7 +217,7 @@ def noised_validation(
     return NoisedBatch(condition, r, start, send(angle, r.device), slice(0, len(r)))
 
 
-def validate(corrector: Corrector, shard: dict[str, list], seed: int, ranks: Any) -> dict[str, float]:
+def validate(corrector: Corrector, shard: dict[str, list], seed: int, ranks: Ranks) -> dict[str, float]:
     """Task -> mean validation loss. shard: of `validation_shard`. A collective."""
 
     def sums_of(name: str, item: tuple) -> Tensor:
@@ -229,7 +229,7 @@ def validate(corrector: Corrector, shard: dict[str, list], seed: int, ranks: Any
     return {name: total / count for name, (total, count) in zip(shard, sums, strict=True)}
 
 
-def validate_and_keep(run: Any, corrector: Corrector, shard: dict[str, list], seed: int) -> None:
+def validate_and_keep(run: RunOfStage, corrector: Corrector, shard: dict[str, list], seed: int) -> None:
     """Log the validation loss of the averaged weights, and keep these if their mean over tasks is the best so
     far. A collective."""
     with run.ema_weights():

@@ -14,7 +14,6 @@ the kinds of partial observation; a proper score favours neither narrow nor wide
 """
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,12 +23,12 @@ from ups.config.schema import SteadyConfig
 from ups.generative.cell_posterior import CellPosterior, two_levels
 from ups.generative.corrector import METHODS, Corrector
 from ups.generative.observation import PARTIAL, observe_case, row_generators
-from ups.generative.residuals import SteadyResiduals, sum_by_task
+from ups.generative.residuals import Ranks, SteadyResiduals, sum_by_task
 from ups.generative.sampling import FieldPrediction, Sampler, predict_with_noise, sample_fields
 from ups.metrics.proper import energy_score
 from ups.models.windows import symmetry
 from ups.select import CELLS, Decision, choose
-from ups.training.fit import Fit, fit_once
+from ups.training.fit import Fit, RunOfStage, fit_once
 from ups.training.optim import fit_averaged
 from ups_discovery.seeds import generator
 
@@ -40,7 +39,7 @@ MEMBERS = 4  # few suffice, because the mean of the fair score does not depend o
 
 
 def fit_posteriors(
-    run: Any, residuals: dict[str, SteadyResiduals], section: SteadyConfig, seed: int
+    run: RunOfStage, residuals: dict[str, SteadyResiduals], section: SteadyConfig, seed: int
 ) -> tuple[dict[str, SteadyResiduals], list[Decision]]:
     """The residuals, with a `CellPosterior` where the coefficient has two values and it is better on
     validation than the linear posterior, and these decisions. A collective."""
@@ -143,7 +142,7 @@ def select_method(
     residuals: dict[str, SteadyResiduals],
     seed: int,
     num_fields: int,
-    ranks: Any,
+    ranks: Ranks,
 ) -> list[Decision]:
     """Set every head of `network` to the method that is best on validation. The decisions: scores are over
     that of `pushed`. A collective."""

@@ -18,7 +18,7 @@ observations of a task with a known posterior (ups/evaluation/steady.py).
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -248,6 +248,18 @@ class SteadyResiduals(FieldConditions):
 Residuals = TransientResiduals | SteadyResiduals
 
 
+class Ranks(Protocol):
+    """What validation and batches need of `ups.training.ranks.Ranks`."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    def agreed(self, function: Callable[[], Any], doing: str) -> Any: ...
+
+    def reduce_sum(self, values: Tensor) -> Tensor: ...
+
+
 def residual_schedule(
     all_residuals: dict[str, Residuals], split: str, batch_size: int, seed: int
 ) -> Schedule:
@@ -281,7 +293,7 @@ def validation_shard(
     all_residuals: dict[str, Residuals],
     seed: int,
     batch_size: int,
-    ranks: Any,
+    ranks: Ranks,
     make: Callable[[str, int, ResidualBatch], Any] | None = None,
 ) -> dict[str, list]:
     """Task -> (task, number, batch) of the `validation_batches` in this rank's shard, or `make` of these."""
@@ -297,7 +309,7 @@ def validation_shard(
 
 @torch.no_grad()
 def sum_by_task(
-    shard: dict[str, list], sums_of: Callable[[str, Any], Tensor], size: int, ranks: Any
+    shard: dict[str, list], sums_of: Callable[[str, Any], Tensor], size: int, ranks: Ranks
 ) -> list[list[float]]:
     """For every task, sums_of(task, item) (size,) added up over the items of all ranks' shards. A
     collective."""
@@ -334,7 +346,13 @@ class Batches:
     """
 
     def __init__(
-        self, residuals: dict[str, Residuals], size: int, seed: int, stream: str, ranks: Any, offset: int = 0
+        self,
+        residuals: dict[str, Residuals],
+        size: int,
+        seed: int,
+        stream: str,
+        ranks: Ranks,
+        offset: int = 0,
     ):
         self.residuals, self.size, self.seed, self.stream, self.ranks = residuals, size, seed, stream, ranks
         self.schedule = residual_schedule(residuals, "reserved", size, seed + offset)

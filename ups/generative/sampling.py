@@ -59,16 +59,13 @@ class Sampler:
     evaluations: int | None = None
     num_steps: int = 0
 
-    def whitened(
-        self, condition: Condition, noise: Tensor, second: Tensor | None = None, num_steps: int = 0
-    ) -> Tensor:
-        """r~ (batch, *tokens, dim) from noise of that shape. second: noise of the second evaluation;
-        num_steps: overrides the sampler's."""
+    def whitened(self, condition: Condition, noise: Tensor, second: Tensor | None = None) -> Tensor:
+        """r~ (batch, *tokens, dim) from noise of that shape. second: noise of the second evaluation."""
         velocity, description = self.network.velocity(condition), self.network.description
         if self.network.heads[condition.name].method != "diffusion":
             return condition.initial_state(noise)
         if self.evaluations is None:
-            num_steps = num_steps or self.num_steps or description["sampler_steps"]
+            num_steps = self.num_steps or description["sampler_steps"]
             return sample(velocity, condition.initial_state(noise), num_steps)
         return sample_student(
             velocity, noise, description.get("mid_angle", 0.0), second if self.evaluations == 2 else None
@@ -81,7 +78,6 @@ class Sampler:
         facts: Tensor,
         noise: Tensor,
         second: Tensor,
-        num_steps: int = 0,
         shuffle: Tensor | None = None,
         is_limited: bool = True,
     ) -> Tensor:
@@ -102,8 +98,7 @@ class Sampler:
             if shuffle is None
             else replace(condition, tokens=condition.tokens[shuffle], facts=condition.facts[shuffle])
         )
-        options = {"num_steps": num_steps} if num_steps else {}
-        white = self.whitened(network_condition.rows(case), noise, second, **options)
+        white = self.whitened(network_condition.rows(case), noise, second)
         r = head.unwhiten(white, condition.rows(case))
         if not is_limited:
             return r
@@ -149,30 +144,55 @@ def _require_fit(head: Mapping[str, Any], wanted: Mapping[str, Any], folder: Pat
 # ---- ensembles of rollouts
 
 
+@dataclass(frozen=True)
+class Starts:
+    """What an ensemble starts from: z (batch, history or more, *tokens, dim), parameters (batch, P), raw, and
+    a forcing as of `Operator.rollout`. names: of the rows, e.g. their numbers; a member depends on the seed,
+    the name of its row and its number alone, not on the rest of the batch."""
+
+    z: Tensor
+    parameters: Tensor
+    names: Sequence[int | str] = ()
+    forcing: Tensor | None = None
+
+    def rows(self, index: Tensor) -> "Starts":
+        """The unnamed rows `index`, which may repeat."""
+        forcing = None if self.forcing is None else self.forcing[index]
+        return Starts(self.z[index], self.parameters[index], forcing=forcing)
+
+    def members(
+        self, sample: Callable[[Tensor, Tensor, Sequence[int | str]], Tensor], num_members: int, size: int
+    ) -> Tensor:
+        """(batch, num_members, ...) from sample(row, member, names), which is called for blocks of `size`
+        members. row, member (size,): the numbers of row and member; names: of the rows from row[0] on."""
+
+        def sample_block(index: Tensor) -> Tensor:
+            row = index // num_members
+            return sample(row, index % num_members, self.names[int(row[0]) : int(row[-1]) + 1])
+
+        return in_blocks(sample_block, len(self.z) * num_members, size).unflatten(0, (-1, num_members))
+
+
 @torch.no_grad()
 def sample_rollout(
     states: StateConditions,
     residual: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
-    z: Tensor,
-    parameters: Tensor,
+    starts: Starts,
     num_frames: int,
-    num_members: int,
     noise_of: Callable[[int], tuple[Tensor, Tensor]],
     sample_error: float = 0.0,
-    forcing: Tensor | None = None,
 ) -> Tensor:
-    """Members (batch, num_members, num_frames, *tokens, dim) that continue z (batch, time, *tokens, dim).
+    """One member (batch, num_frames, *tokens, dim) for each row.
 
-    residual(tokens, facts, noise, second): of rows (batch * num_members, ...), with the members of a
-    trajectory as neighbours; noise_of(lead): the two noises of these rows. sample_error: error of a sampled
-    state, as `CorrectorHead.sample_error`. forcing: as `Operator.rollout`; it starts at the last frame of z,
-    so that frames before the history are not used.
+    residual(tokens, facts, noise, second): of all rows; noise_of(lead): their two noises. sample_error: error
+    of a sampled state, as `CorrectorHead.sample_error`. The forcing starts at the last frame of z, so that
+    frames before the history are not used.
     """
-    head = states.head
+    head, z, forcing = states.head, starts.z, starts.forcing
     if forcing is not None:
-        z, forcing = z[:, -head.history :], padded(forcing, head.bundle).repeat_interleave(num_members, 0)
+        z, forcing = z[:, -head.history :], padded(forcing, head.bundle)
         forcing = torch.cat([forcing[:, :1], forcing], 1)  # `predict` takes it from one frame earlier
-    batch = head.parameter_batch(parameters.repeat_interleave(num_members, 0), forcing)
+    batch = head.parameter_batch(starts.parameters, forcing)
     z = torch.cat([z[:, :1], z], 1)  # without an earlier frame the change is zero
     last: dict[str, Tensor] = {}  # the prediction of the current state, if a call makes one frame
 
@@ -185,53 +205,30 @@ def sample_rollout(
         z_next = states.frames(z_pred + residual(tokens, facts, *noise_of(lead)))
         return z_next if head.task.user_facts is None else head.keep_latents(z_next, window[:, -1])
 
-    return ensemble_rollout(step, z, num_frames, 1 + head.history, num_members)
+    return ensemble_rollout(step, z, num_frames, 1 + head.history, 1)[:, 0]
 
 
 @torch.no_grad()
 def sample_members(
     states: StateConditions,
     residual: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
-    z: Tensor,
-    parameters: Tensor,
+    starts: Starts,
     num_frames: int,
     num_members: int,
     seed: int,
-    names: Sequence[int | str],
     sample_error: float = 0.0,
-    forcing: Tensor | None = None,
 ) -> Tensor:
-    """`sample_rollout` with `member_noise`: a member depends on the seed, the name of its row and its number
-    alone, not on the rest of the batch."""
-    shape = (*z.shape[2:-1], states.description["dim"])
+    """Members (batch, num_members, num_frames, *tokens, dim), by `sample_rollout` with `member_noise`."""
+    shape = (*starts.z.shape[2:-1], states.description["dim"])
 
-    def sample_block(index: Tensor) -> Tensor:
-        row, member = index // num_members, index % num_members
-        first, last = int(row[0]), int(row[-1]) + 1
-
+    def sample(row: Tensor, member: Tensor, names: Sequence[int | str]) -> Tensor:
         def noise_of(lead: int) -> tuple[Tensor, ...]:
-            return tuple(
-                send(
-                    member_noise(shape, seed, names[first:last], lead, num_members, key)[row - first, member],
-                    states.device,
-                )
-                for key in KEYS
-            )
+            noises = (member_noise(shape, seed, names, lead, num_members, key) for key in KEYS)
+            return tuple(send(noise[row - row[0], member], states.device) for noise in noises)
 
-        return sample_rollout(
-            states,
-            residual,
-            z[row],
-            parameters[row],
-            num_frames,
-            1,
-            noise_of,
-            sample_error,
-            None if forcing is None else forcing[row],
-        )
+        return sample_rollout(states, residual, starts.rows(row), num_frames, noise_of, sample_error)
 
-    members = in_blocks(sample_block, len(z) * num_members, block_size(states.head.codec, states.device))
-    return members[:, 0].unflatten(0, (-1, num_members))
+    return starts.members(sample, num_members, block_size(states.head.codec, states.device))
 
 
 def block_size(codec: Tokenizer, device: torch.device) -> int:
@@ -244,63 +241,36 @@ def sample_states(
     operator: Operator,
     sampler: Sampler | None,
     name: str,
-    z: Tensor,
-    parameters: Tensor,
+    starts: Starts,
     num_frames: int,
     num_members: int,
     seed: int = 0,
-    names: Sequence[int | str] | None = None,
-    forcing: Tensor | None = None,
 ) -> Tensor:
-    """Members (batch, num_members, num_frames, *tokens, dim) of task `name` that continue z (batch, history
-    or more, *tokens, dim).
-
-    parameters: (batch, P), raw. names: of the rows, as in `sample_members`; None: their numbers. forcing: as
-    `Operator.rollout`. sampler: None for `sample_starts`.
-    """
-    names = names or range(len(z))
+    """Members (batch, num_members, num_frames, *tokens, dim) of task `name`. sampler: None for
+    `sample_starts`."""
     if sampler is None:
-        return sample_starts(operator, name, z, parameters, num_frames, num_members, seed, names)
-    states = StateConditions(operator, name)
-    return sample_members(
-        states,
-        partial(sampler.residual, states),
-        z,
-        parameters,
-        num_frames,
-        num_members,
-        seed,
-        names,
-        sampler.network.heads[name].sample_error,
-        forcing,
-    )
+        return sample_starts(operator, name, starts, num_frames, num_members, seed)
+    states, error = StateConditions(operator, name), sampler.network.heads[name].sample_error
+    residual = partial(sampler.residual, states)
+    return sample_members(states, residual, starts, num_frames, num_members, seed, error)
 
 
 @torch.no_grad()
 def sample_starts(
-    operator: Operator,
-    name: str,
-    z: Tensor,
-    parameters: Tensor,
-    num_frames: int,
-    num_members: int,
-    seed: int,
-    names: Sequence[int | str],
+    operator: Operator, name: str, starts: Starts, num_frames: int, num_members: int, seed: int
 ) -> Tensor:
     """As `sample_states`, of a task without noise in its dynamics: members differ in the noise of measurement
     of the frames that their start is estimated from, and no residual is sampled."""
     head = operator.head(name)
-    z = z[:, -max(head.history, head.start_frames) :]
+    z = starts.z[:, -max(head.history, head.start_frames) :]
 
-    def sample_block(index: Tensor) -> Tensor:
-        row, member = index // num_members, index % num_members
-        first, last = int(row[0]), int(row[-1]) + 1
-        w = perturbed(head, head.codec.decode(z[first:last]), seed, names[first:last], num_members)
-        u_pred = operator.forecast(w[row - first, member], name, parameters[row], num_frames)
-        return head.codec.encode(u_pred)
+    def sample(row: Tensor, member: Tensor, names: Sequence[int | str]) -> Tensor:
+        some = z[int(row[0]) : int(row[0]) + len(names)]
+        w = perturbed(head, head.codec.decode(some), seed, names, num_members)
+        frames = head.codec.encode(w[row - row[0], member])
+        return operator.rollout(frames, name, starts.parameters[row], num_frames)
 
-    members = in_blocks(sample_block, len(z) * num_members, block_size(head.codec, z.device))
-    return members.unflatten(0, (-1, num_members))
+    return starts.members(sample, num_members, block_size(head.codec, z.device))
 
 
 def member_noises(

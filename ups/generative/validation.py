@@ -9,7 +9,6 @@ selected before, in the same way.
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +16,8 @@ from torch import Tensor
 from ups.common.files import DamagedError
 from ups.common.place import make_target
 from ups.generative.fit_limits import fit_gains, measure_residuals
-from ups.generative.residuals import TransientResiduals, sum_by_task
-from ups.generative.sampling import SAMPLERS, Sampler, sample_states
+from ups.generative.residuals import Ranks, TransientResiduals, sum_by_task
+from ups.generative.sampling import SAMPLERS, Sampler, Starts, sample_states
 from ups.metrics.proper import fair_crps
 from ups.select import Decision, choose, select_sampler
 from ups.training.artifact import stage_of_run
@@ -36,7 +35,7 @@ def validate_samplers(
     residuals: Mapping[str, TransientResiduals],
     contexts: Mapping[str, int],
     seed: int,
-    ranks: Any,
+    ranks: Ranks,
 ) -> tuple[dict[str, dict], list[Decision]]:
     """{CRPS_KEY: task -> sampler -> fair CRPS} of the samplers of one network: mean over trajectories, the
     first leads, channels and cells of normalised fields; None if a member is not finite. With the decisions
@@ -77,7 +76,7 @@ def _crps_by_sampler(
     residuals: Mapping[str, TransientResiduals],
     contexts: Mapping[str, int],
     seed: int,
-    ranks: Any,
+    ranks: Ranks,
     num_rows: int,
 ) -> dict[str, dict]:
     """Task -> sampler -> fair CRPS on num_rows validation trajectories."""
@@ -94,11 +93,9 @@ def _crps_by_sampler(
         decode, z = source.head.codec.decode, cache.batch(rows, 0, contexts[name], source.device)
         w_ref = decode(cache.batch(rows, contexts[name], num, source.device))
         forcing = source.head.forcing_of(cache, rows, contexts[name] - 1, num + 1)
-        parameters, names, sums = cache.parameters[rows], rows.tolist(), []
+        starts, sums = Starts(z, cache.parameters[rows], rows.tolist(), forcing), []
         for sampler in samplers.values():
-            members = sample_states(
-                source.operator, sampler, name, z, parameters, num, MEMBERS, seed, names, forcing
-            )
+            members = sample_states(source.operator, sampler, name, starts, num, MEMBERS, seed)
             sums.append(fair_crps(decode(members), w_ref).sum())
         return torch.stack([*sums, sums[0].new_tensor(len(rows))])
 

@@ -4,7 +4,7 @@ from torch import nn
 
 from ups.common.torch_state import plain_torch
 from ups.models.bases.equation import Equation
-from ups_discovery.found import FoundEquation
+from ups_discovery.statement import FoundEquation
 
 
 class TaskEquation(FoundEquation):

@@ -448,11 +448,6 @@ def series_of(guess: Guess) -> dict[str, list[str]]:
     return found
 
 
-def is_scale(store: Store, name: str) -> bool:
-    """Whether HDF5 calls an array a dimension scale."""
-    return "DIMENSION_SCALE" in str(store.attributes(name).get("CLASS", ""))
-
-
 def parameter_lists(guess: Guess) -> list[str]:
     """Lists with one number per trajectory that are no coordinates and may be parameters."""
     store, num = guess.store, guess.num_trajectories
@@ -462,7 +457,8 @@ def parameter_lists(guess: Guess) -> list[str]:
         known |= {array.replace("*", group) for group in groups}
     for name in store.names():  # coordinates, and what varies along a named axis
         axes = store.array(name).axes
-        known |= {*axes, *[name] * (canonical_word(" ".join(axes)) in WORDS[1:] or is_scale(store, name))}
+        is_coordinate = axes == (name.rpartition("/")[2],) or canonical_word(" ".join(axes)) in WORDS[1:]
+        known |= {*axes, *[name] * is_coordinate}
     return [
         name
         for name, values in lists_of(store, guess.axes).items()

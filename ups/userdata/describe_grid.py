@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ups.userdata.conversions import resampling
-from ups.userdata.describe_axes import Guess, is_scale
+from ups.userdata.describe_axes import Guess
 from ups.userdata.describe_lines import Line
 from ups.userdata.fact_checks import JUMP, jumps
 from ups.userdata.grid import MOST_UNEVEN, evenness, is_globe, on_walls
@@ -199,7 +199,7 @@ def _last_frame(guess: Guess) -> np.ndarray:
 def numbers_of(store: Store) -> dict[str, float]:
     """The attributes and arrays of the file, not of its groups, that are one number."""
     single = [name for name in store.names() if "/" not in name and store.array(name).shape in ((), (1,))]
-    found = {name: np.asarray(store.read(name)) for name in single if not is_scale(store, name)}
+    found = {name: np.asarray(store.read(name)) for name in single}
     found |= {key: np.asarray(value) for key, value in store.attributes().items()}
     return {
         key: float(value.reshape(-1)[0])

@@ -43,7 +43,7 @@ def from_well(store: "Store") -> dict[str, Any]:
     for group, rank in RANKS.items():
         for name in store.plain(words(store.attributes(group).get("field_names"))):
             place, attributes = f"{group}/{name}", store.attributes(f"{group}/{name}")
-            varying = list(attributes.get("dim_varying", [True] * len(space)))
+            varying = np.ravel(attributes.get("dim_varying", [True] * len(space)))
             axes = [
                 word
                 for word, varies in (("trajectory", "sample_varying"), ("time", "time_varying"))

@@ -60,17 +60,9 @@ def open_here(path: Path) -> Store:
             )
         from ups.userdata.readers.xarray_files import Zarr as kind
     elif h5py.is_hdf5(path):
-        store = Hdf5(path)
-        if not store.is_netcdf:
-            return store
-        store.close()
-        from ups.userdata.readers.xarray_files import NetCdf
-
-        return NetCdf(path, "h5netcdf")
+        kind = Hdf5
     elif first.startswith(b"CDF"):
-        from ups.userdata.readers.xarray_files import NetCdf
-
-        return NetCdf(path, "scipy")
+        from ups.userdata.readers.xarray_files import NetCdf3 as kind
     elif first.startswith(b"\x93NUMPY"):
         from ups.userdata.readers.numpy_files import Npy as kind
     elif zipfile.is_zipfile(path):

@@ -1,4 +1,4 @@
-"""HDF5, and netCDF-4, which is HDF5.
+"""HDF5, and netCDF-4, which is HDF5 where some datasets are dimensions and no arrays.
 
 HDF5 itself follows links and storage into any other file, and waits at a pipe. Here every dataset must hold
 its own numbers.
@@ -8,7 +8,6 @@ import contextlib
 import math
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,27 @@ import numpy as np
 from h5py import h5a, h5d, h5g, h5l, h5o, h5z
 
 from ups.userdata.readers import budget
-from ups.userdata.readers.dimensions import axis_names, wrong_attribute
-from ups.userdata.readers.store import Store, Stored, checked, decoded, library, require_unpackable
+from ups.userdata.readers.dimensions import axis_names
+from ups.userdata.readers.store import (
+    CODED,
+    Store,
+    Stored,
+    checked,
+    decoded,
+    library,
+    require_unpackable,
+    without_unwritten,
+)
 
 LINKS = {h5l.TYPE_SOFT: "a soft link", h5l.TYPE_EXTERNAL: "a link to another file"}
 
 DIMENSION = "b'This is a netCDF dimension"  # how the name of one without a coordinate begins
-MOST_LOOKED_AT = 100  # of what lies in a file, for signs that it is netCDF
+NO_COORDINATE = "_nc4_non_coord_"  # before the name of an array that has the name of a dimension
+# attributes of netCDF-4 about dimensions
+HIDDEN = {
+    *("CLASS", "NAME", "REFERENCE_LIST", "DIMENSION_LIST"),
+    *("_Netcdf4Dimid", "_Netcdf4Coordinates", "_NCProperties", "_nc3_strict"),
+}
 
 
 class Hdf5(Store):
@@ -41,39 +54,12 @@ class Hdf5(Store):
     def _node(self, name: str) -> h5py.Group | h5py.Dataset | None:
         """`node` of the file. An array is looked for, examined and read: it is opened once for these."""
         if name != self.last[0]:
-            self.last = name, node(self.file, name)
+            found = node(self.file, name)
+            if found is None or _is_dimension(found):
+                above, slash, last = name.rpartition("/")
+                found = node(self.file, f"{above}{slash}{NO_COORDINATE}{last}")
+            self.last = name, found
         return self.last[1]
-
-    @property
-    def is_netcdf(self) -> bool:
-        """Whether a netCDF library wrote it, so that the names of axes may be arrays without numbers."""
-        return checked(self.path, self._has_netcdf_marks, "HDF5 file")
-
-    def _has_netcdf_marks(self) -> bool:
-        if "_NCProperties" in self.file.attrs:  # since 2016
-            return True
-        root = self.file.id
-        return any(
-            h5a.exists(root, mark, obj_name=name)
-            and (mark != b"NAME" or str(self.file[name].attrs["NAME"]).startswith(DIMENSION))
-            for name in islice(root, MOST_LOOKED_AT)
-            if root.links.get_info(name).type == h5l.TYPE_HARD
-            for mark in (b"_Netcdf4Dimid", b"NAME")
-        )
-
-    def require_netcdf(self) -> None:
-        """Raise ValueError for what h5netcdf does not survive: groups within themselves, and attributes of
-        axes that are none. Links into other files are refused as well, as HDF5 would follow them."""
-        checked(self.path, self._require_netcdf, "netCDF file")
-
-    def _require_netcdf(self) -> None:
-        for name, found in _arrays(self.file, is_tree=True):
-            if wrong := wrong_attribute(found):
-                raise ValueError(
-                    f"{self.path}: the attribute {wrong} of {name} has another type or size than netCDF "
-                    "gives it, on which its library crashes; expected names of axes. Delete that attribute, "
-                    "or write the file again."
-                )
 
     def _require_whole(self, name: str) -> None:
         checked(self.path, lambda: self._require_complete(self._node(name)), "HDF5 file")
@@ -86,7 +72,11 @@ class Hdf5(Store):
         return checked(self.path, self._listed, "HDF5 file")
 
     def _listed(self) -> list[str]:
-        self.stored = {name: self._about(found) for name, found in _arrays(self.file)}
+        self.stored = {
+            name.replace(NO_COORDINATE, ""): self._about(found)
+            for name, found in _arrays(self.file)
+            if not _is_dimension(found)
+        }
         return list(self.stored)
 
     def _array(self, name: str) -> Stored | None:
@@ -104,10 +94,11 @@ class Hdf5(Store):
     def root_names(self) -> set[bytes]:
         """The names of the groups, arrays and links at the top: most of the names that are looked for are
         not among them."""
-        return {*self.file.id}
+        return {name.removeprefix(NO_COORDINATE.encode()) for name in self.file.id}
 
     def _about(self, found: h5py.Dataset) -> Stored:
         kind = np.dtype(found.dtype.str)  # without what h5py knows of text and references
+        kind = self._unpacked(np.zeros((), kind), found).dtype if kind.kind in "fiu" else kind
         return Stored(found.shape, kind, self.plain(axis_names(found)))
 
     def _read(self, name: str, index: tuple) -> np.ndarray:
@@ -116,7 +107,12 @@ class Hdf5(Store):
     def _numbers(self, name: str, index: tuple) -> np.ndarray:
         found = self._node(name)
         _require_filters(found)
-        return decoded(np.asarray(found[index]), found.attrs, self.path)
+        return self._unpacked(np.asarray(found[index]), found)
+
+    def _unpacked(self, values: np.ndarray, found: h5py.Dataset) -> np.ndarray:
+        coding = {name: _plain(found.attrs[name]) for name in CODED if h5a.exists(found.id, name.encode())}
+        values = decoded(values, coding, self.path)
+        return values if "_FillValue" in coding else without_unwritten(values)
 
     def group_names(self, group: str) -> list[str]:
         found = self._node(group)
@@ -124,19 +120,31 @@ class Hdf5(Store):
 
     def attributes(self, name: str = "") -> dict[str, Any]:
         found = self._node(name) if name else self.file
-        return {} if found is None else self.plain(checked(self.path, lambda: dict(found.attrs), "HDF5 file"))
+        about = {} if found is None else checked(self.path, lambda: dict(found.attrs), "HDF5 file")
+        return self.plain({name: _plain(value) for name, value in about.items() if name not in HIDDEN})
 
 
-def _arrays(file: h5py.File, is_tree: bool = False) -> Iterator[tuple[str, h5py.Dataset]]:
+def _is_dimension(found: h5py.Group | h5py.Dataset) -> bool:
+    """Whether it is a dimension of netCDF without a coordinate."""
+    return h5a.exists(found.id, b"NAME") and str(found.attrs["NAME"]).startswith(DIMENSION)
+
+
+def _plain(value: Any) -> Any:
+    """An attribute as netCDF has it: a list of one is that one, and text is decoded."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "OS":
+        value = [text.decode(errors="replace") if isinstance(text, bytes) else text for text in value.flat]
+    value = value[0] if np.shape(value) == (1,) else value
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _arrays(file: h5py.File) -> Iterator[tuple[str, h5py.Dataset]]:
     """(Name, dataset) of all datasets of a file. Links are skipped here, and refused when they are read. A
-    group with several names, perhaps within itself, is listed once; is_tree: it is refused."""
+    group with several names, perhaps within itself, is listed once."""
     waiting, seen = [("", file)], {h5o.get_info(file["/"].id).addr}
     while waiting:
         above, group = waiting.pop()
         for name in group:
             if group.id.links.get_info(name.encode()).type != h5l.TYPE_HARD:
-                if is_tree:  # h5netcdf would follow it
-                    raise _refusal(group, name, "a link")
                 continue
             found = node(group, name)
             if isinstance(found, h5py.Dataset):
@@ -147,11 +155,6 @@ def _arrays(file: h5py.File, is_tree: bool = False) -> Iterator[tuple[str, h5py.
                     budget.allow_object()
                     seen.add(place)
                     waiting.append((f"{above}{name}/", found))
-                elif is_tree:
-                    raise ValueError(
-                        f"{file.filename}: {above}{name} is another name of a group; expected one name for "
-                        "each group, as in netCDF. Copy the arrays into a new file."
-                    )
 
 
 def _require_filters(dataset: h5py.Dataset) -> None:

@@ -24,7 +24,8 @@ MOST_CHUNK_BYTES = 2**28
 MOST_RATIO = 500  # of an array to what is stored of it; fields have 1 to 20, zeros 1000
 MOST_HELD_RATIO = 50  # of what is unpacked at once, into memory
 # attributes that say which numbers the stored ones stand for
-CODED = ("scale_factor", "add_offset", "_FillValue", "missing_value")
+CODED = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
+UNWRITTEN = 9.969209968386869e36  # of netCDF, where no number was written, unless an attribute names another
 MARKS = ("zarr.json", ".zgroup", ".zarray")  # one of these lies in every folder of zarr
 PARTS = {"real": np.real, "imag": np.imag}  # of a complex array "psi", the arrays psi.real and psi.imag
 # imaginary parts below this times the largest real part are rounding: an inverse FFT in complex64 leaves 3e-7
@@ -94,16 +95,22 @@ def library(name: str, path: Path) -> ModuleType:
 def decoded(values: np.ndarray, about: Mapping[str, Any], path: Path) -> np.ndarray:
     """Packed numbers, decoded by xarray from the attributes of their array (CF conventions, 8.1 and 2.5.1);
     missing ones are NaN."""
-    coding = {name: np.asarray(about[name]).reshape(-1) for name in CODED if name in about}
+    coding = {name: np.ravel(about[name]) for name in CODED if name in about}
     if values.dtype.kind not in "fiu" or not coding:
         return values
     xarray = library("xarray", path)
     coded = xarray.Variable(
         [f"axis{number}" for number in range(values.ndim)],
         values,
-        {name: value[0] for name, value in coding.items()},
+        {name: value if name == "missing_value" else value[0] for name, value in coding.items()},
     )
     return xarray.conventions.decode_cf_variable("array", coded, decode_times=False).values
+
+
+def without_unwritten(values: np.ndarray) -> np.ndarray:
+    """Numbers of netCDF with NaN where none was written, if no attribute names another number for that."""
+    is_unwritten = values == UNWRITTEN if values.dtype.kind == "f" else np.False_
+    return np.where(is_unwritten, values.dtype.type(np.nan), values) if is_unwritten.any() else values
 
 
 class Store:

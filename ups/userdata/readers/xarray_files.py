@@ -1,5 +1,5 @@
-"""netCDF, read by xarray, and zarr. Packed numbers are unpacked, missing ones are NaN; times stay numbers in
-the units of their attribute."""
+"""netCDF of the classic formats, read by xarray, and zarr. Packed numbers are unpacked, missing ones are NaN;
+times stay numbers in the units of their attribute."""
 
 import itertools
 import math
@@ -15,8 +15,16 @@ from typing import Any
 import numpy as np
 
 from ups.userdata.readers import budget
-from ups.userdata.readers.hdf5 import Hdf5
-from ups.userdata.readers.store import MARKS, Store, Stored, checked, decoded, library, require_unpackable
+from ups.userdata.readers.store import (
+    MARKS,
+    Store,
+    Stored,
+    checked,
+    decoded,
+    library,
+    require_unpackable,
+    without_unwritten,
+)
 
 WHOLE: set[tuple[Path, str, int]] = set()  # arrays, with the time of their folder, that lack no chunk
 MOST_METADATA_BYTES = 2**24  # of one file; 10,000 arrays listed in one have 2**23
@@ -28,66 +36,40 @@ CODECS = set(
     "quantize bitround packbits astype zfpy pcodec crc32 crc32c adler32 fletcher32 jenkins_lookup3 "
     "vlen-utf8 vlen-bytes".split()
 )
-UNWRITTEN = 9.969209968386869e36  # of netCDF, where no number was written, unless an attribute names another
 
 
-class NetCdf(Store):
-    """A netCDF file. engine: of xarray, "h5netcdf" for netCDF-4 and "scipy" for the classic formats."""
+class NetCdf3(Store):
+    """A netCDF file of the classic formats, which have no groups."""
 
-    def __init__(self, path: Path, engine: str):
+    def __init__(self, path: Path):
         super().__init__(path)
-        self.engine = engine
-        library(engine, path)
+        library("scipy", path)
         xarray = library("xarray", path)
-        options = {
-            "engine": engine,
-            "decode_times": False,
-            "decode_coords": False,
-            "cache": False,
-            "create_default_indexes": False,
-        }
-        if engine == "scipy":  # classic netCDF has no groups
-            self.root = checked(path, lambda: xarray.open_dataset(path, **options), "netCDF file")
-            self.arrays = dict(self.root.variables)
-        else:
-            with Hdf5(path) as file:
-                file.require_netcdf()
-            options["driver_kwds"] = {"locking": False}
-            self.root = checked(path, lambda: xarray.open_datatree(path, **options), "netCDF file")
-            self.arrays = {
-                f"{place}/{name}".strip("/"): group.variables[name]
-                for place, group in self.root.to_dict().items()
-                for name in group.variables
-            }
+        options = {"decode_times": False, "decode_coords": False, "cache": False}
+        self.root = checked(
+            path,
+            lambda: xarray.open_dataset(path, engine="scipy", create_default_indexes=False, **options),
+            "netCDF file",
+        )
 
     def close(self) -> None:
         self.root.close()
 
     def _names(self) -> list[str]:
-        return list(self.arrays)
+        return list(self.root.variables)
 
     def _array(self, name: str) -> Stored | None:
-        found = self.arrays.get(name)
+        found = self.root.variables.get(name)
         axes = () if found is None else self.plain(tuple(map(str, found.dims)))
         return None if found is None else Stored(found.shape, found.dtype, axes)
 
     def _read(self, name: str, index: tuple) -> np.ndarray:
-        try:
-            found = checked(self.path, lambda: np.asarray(self.arrays[name][index].values), "netCDF file")
-        except ValueError:
-            self._require_whole(name)  # which says what is missing
-            raise
-        if found.dtype.kind == "f" and "_FillValue" not in self.arrays[name].encoding:
-            return np.where(found == found.dtype.type(UNWRITTEN), found.dtype.type(np.nan), found)
-        return found
-
-    def _require_whole(self, name: str) -> None:
-        if self.engine == "h5netcdf":  # scipy refuses a classic file that is too short
-            with Hdf5(self.path) as file:
-                file.require_whole(name)
+        array = self.root.variables[name]
+        found = checked(self.path, lambda: np.asarray(array[index].values), "netCDF file")
+        return found if "_FillValue" in array.encoding else without_unwritten(found)
 
     def attributes(self, name: str = "") -> dict[str, Any]:
-        found = self.arrays.get(name) if name else self.root
+        found = self.root.variables.get(name) if name else self.root
         return {} if found is None else self.plain(dict(found.attrs))
 
 
