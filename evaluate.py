@@ -24,7 +24,7 @@ import torch
 
 from ups.commands.stages import bench_rows, evaluated_operator, report_parents, report_record, why_report
 from ups.common.files import explained, value_hash, write_sealed
-from ups.common.stages import TRANSIENT
+from ups.common.place import TRANSIENT
 from ups.common.user_solver import solvers_of
 from ups.config.command import parse_arguments, run_script
 from ups.config.load import to_dict

@@ -33,16 +33,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import FlopCounterMode
 
-from ups.common.device import computed, in_words
+from ups.common.device import computed, precision_in_words
 from ups.common.files import write_atomic
-from ups.common.place import ROOT
-from ups.common.stages import STAGES
+from ups.common.place import ROOT, STAGES
 from ups.config.command import CONFIG_OPTIONS, read_command, run_script
 from ups.config.load import load_config
 from ups.data.cache import Cache
 from ups.training.artifact import finished_stage
 from ups.training.run import Run
-from ups.training.strategies import Agreed
+from ups.training.strategies import LossFunction
 from ups.training.update import Updates
 
 OPTIONS = {
@@ -66,7 +65,7 @@ FEW = {
 # part of a step -> what it is the time of; those of a part within another count for the inner one
 PARTS = {
     "reading latents": ((Cache, "batch"), (Cache, "inputs")),
-    "forward pass": ((Agreed, "loss"),),
+    "forward pass": (),  # the stage's loss function: `Observed.update`
     "backward pass": ((Updates, "_backward"),),
     "optimizer and average": ((Updates, "_apply"),),
     "the rest of the update": ((Run, "update"),),
@@ -168,9 +167,10 @@ class Observed:
         return call
 
     def update(self, original: Callable) -> Callable:
-        def call(run: Run, *arguments: Any) -> bool:
+        def call(run: Run, loss_function: LossFunction, *others: Any) -> bool:
             if self._done == 0:
                 run.counters.step, self.run = self.first_step, run
+            arguments = (self.within(loss_function, "forward pass"), *others)
             if self._done == self.warm_up + self.steps:
                 with FlopCounterMode(display=False) as counter, Moved() as moved:
                     result = original(run, *arguments)
@@ -236,7 +236,7 @@ def summary(stage: str, observed: Observed, peak_flops: float, peak_bytes: float
         f"({'processor time' if observed.run.device.type == 'cpu' else 'wall-clock'}, mean of "
         f"{observed.steps} from step {observed.first_step + observed.warm_up} on, "
         f"{observed.run.train.batch_size} rows) on {observed.run.device}, {torch.get_num_threads()} "
-        f"thread(s), precision {in_words(observed.run.train.precision, observed.run.device)}"
+        f"thread(s), precision {precision_in_words(observed.run.train.precision, observed.run.device)}"
     ]
     lines += [
         f"  {name:24s} {1e3 * seconds:9.2f} ms  {seconds / step:6.1%}"

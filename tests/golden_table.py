@@ -33,7 +33,7 @@ def flat(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 def table(run: Path) -> dict[str, Any]:
     """Place -> value of all finished stages and of the report of a run."""
     from ups.common.files import file_hash, value_hash
-    from ups.common.stages import STAGES
+    from ups.common.place import STAGES
     from ups.generative.validation import default_sampler
     from ups.models.base_selection import base_scores
     from ups.results import load

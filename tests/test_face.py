@@ -37,7 +37,7 @@ import ups
 from ups.__main__ import main as ups_command
 from ups.commands import predict
 from ups.commands.interpreter import pinned
-from ups.common.stages import STAGES
+from ups.common.place import STAGES
 from ups.config.load import load_config
 from ups.evaluation.ensemble import Ensembles, load_samplers, rollouts
 from ups.evaluation.truth import open_truth

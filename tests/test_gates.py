@@ -14,7 +14,7 @@ import torch
 from entries import drop, entry_of
 from test_report import example, task_entry, waves
 
-from ups.common.stages import STAGES
+from ups.common.place import STAGES
 from ups.config.load import load_config
 from ups.evaluation.gates import check_gates, check_usability, gate, point, usability_of
 from ups.evaluation.steady import pool, pool_checks, pool_spread

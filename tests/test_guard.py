@@ -14,12 +14,12 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import wait_for
 
 from ups.common.place import ROOT
 from ups.training.activity import Activity
-from ups_launch.guard import RECORD_BYTES, Peer
+from ups_launch.guard import NO_HEARTBEAT, RECORD_BYTES, Heartbeat, find_stall
 from ups_launch.processes import descendants, process_state
-from ups_launch.stalls import RankStatus, find_stall
 
 HANG_S = 1.5
 SCRIPT = f"""
@@ -102,8 +102,14 @@ def test_a_rank_that_does_not_even_answer_is_named_shows_its_stack_and_is_killed
     assert "Fatal Python error: Aborted" in outputs[1] and "Current thread" in outputs[1]  # by faulthandler
 
 
-def status(rank, quiet_s=9.0, is_waiting=True, is_deaf=False, doing="summing gradients", collectives=2):
-    return RankStatus(rank, quiet_s, 5.0, is_waiting, is_deaf, doing, collectives)
+NOW = 100.0
+
+
+def heartbeat(rank, quiet_s=9.0, is_deaf=False, **record):
+    usual = {"limit_s": 5.0, "is_waiting": True, "doing": "summing gradients", "collectives": 2}
+    found = Heartbeat(NO_HEARTBEAT | usual | {"rank": rank} | record, NOW - 4.0 * is_deaf)
+    found.progress_at = NOW - quiet_s
+    return found
 
 
 @pytest.mark.parametrize(
@@ -129,7 +135,7 @@ def status(rank, quiet_s=9.0, is_waiting=True, is_deaf=False, doing="summing gra
     ],
 )
 def test_the_rank_that_holds_up_the_others_is_named(second, grace_s, words, at_fault):
-    found = find_stall([status(0), status(1, **second)], "D{}".format, grace_s)
+    found = find_stall([heartbeat(0), heartbeat(1, **second)], NOW, "D{}".format, grace_s=grace_s)
     assert (found is None) == (words is None)
     assert found is None or (found[0].startswith(words) and found[1] == at_fault)
 
@@ -138,18 +144,15 @@ def test_heartbeats_count_collectives_and_a_silent_guard_is_deaf():
     activity, now = Activity(0, 2, "operator", 5.0), time.monotonic()
     with activity.waiting("gathering"):
         record = activity.guard._record()
-        assert (
-            activity.guard._statuses(now)[0].collectives == record["collectives"] == 1
-            and record["is_waiting"]
-        )
-    peer = Peer(now, 5.0)
-    peer.update(record, now)
-    found = [peer.status(1, now + later, 0.0) for later in (1.0, 4.0)]
-    assert [(one.is_waiting, one.is_deaf, one.quiet_s, one.collectives) for one in found] == [
-        (True, False, 1.0, 1),
-        (False, True, 4.0, 1),
-    ]
-    assert peer.status(1, now + 4.0, now + 3.0).quiet_s == 1.0  # since a signal
+        assert record["collectives"] == 1 and record["is_waiting"]
+    peer = Heartbeat(NO_HEARTBEAT | {"limit_s": 5.0}, now)
+    peer.update(record | {"rank": 1}, now)
+    assert not peer.is_deaf(now + 1.0) and peer.is_deaf(now + 4.0)
+    moving = heartbeat(0)
+    for later, since, is_stuck in ((4.0, 0.0, False), (9.0, 0.0, True), (9.0, now + 8.0, False)):
+        moving.progress_at = now + later
+        found = find_stall([moving, peer], now + later, str, since)
+        assert (found is not None) == is_stuck  # deaf, and quiet for 5 s since a signal
 
 
 @pytest.mark.parametrize(
@@ -228,8 +231,7 @@ def test_a_signal_to_a_blocked_rank_takes_the_grace_period_and_not_longer(tmp_pa
         "ups_launch.guard.GRACE_S = 1.0; guard.hang_s = guard.limit_s = 50; guard.is_in_loop = True\n" + WAITS
     )
     processes = start(tmp_path, blocked, blocked)
-    while len(list(tmp_path.glob("ready*"))) < 2:
-        time.sleep(0.05)
+    assert wait_for(lambda: len(list(tmp_path.glob("ready*"))) == 2)
     time.sleep(0.5)
     for process in processes:
         process.send_signal(signal.SIGTERM)
@@ -250,15 +252,11 @@ def test_ranks_end_when_their_launcher_is_killed(tmp_path):
         env={**os.environ, "TORCHELASTIC_RUN_ID": "none"},
         stderr=subprocess.DEVNULL,
     )
-    while not (tmp_path / "ready0").exists():
-        time.sleep(0.05)
+    assert wait_for((tmp_path / "ready0").exists)
     [rank] = descendants(launcher.pid)
     launcher.kill()
     launcher.wait()
-    until = time.monotonic() + 8
-    while process_state(rank) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert process_state(rank) is None
+    assert wait_for(lambda: process_state(rank) is None, 8)
     assert "the launcher (process" in (tmp_path / "end0").read_text()
 
 

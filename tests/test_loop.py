@@ -675,7 +675,7 @@ def test_a_loss_computes_in_the_precision_that_its_model_says(tmp_path):
     config = load_config(None, [f"run.root={tmp_path}", "operator.train.precision=bf16"])
     run = ups.training.run.Run(config, "operator", config.operator.train, config.operator.optim, {})
     model, found = torch.nn.Linear(2, 1), []
-    run.updates = Updates(model, Agreed(), run.ranks, run.counters, run.train, run.optim, print)
+    run.updates = Updates(model, Agreed(), run.ranks, run.counters, run.train, run.optim)
 
     def loss(rows: slice) -> tuple:
         found.append(model(torch.ones(1, 2)))
@@ -695,7 +695,7 @@ def test_an_update_of_several_tasks_says_which_and_moves_no_other(tmp_path):
     for task in ("a", "b"):
         for parameter in model[task].parameters():
             parameter.task = task
-    run.updates = Updates(model, Agreed(), run.ranks, run.counters, run.train, run.optim, print)
+    run.updates = Updates(model, Agreed(), run.ranks, run.counters, run.train, run.optim)
 
     def loss(rows: slice) -> tuple:
         return model["a"](model["trunk"](torch.ones(1, 2))).sum(), {}

@@ -12,9 +12,8 @@ import psutil
 import pytest
 import torch
 
-import ups.commands.devices as devices
 import ups.commands.machine_check as machine
-from ups.commands.devices import ok
+from ups.commands.machine_check import ok
 from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.training import environment
@@ -184,12 +183,12 @@ def test_room_is_needed_for_missing_data_and_for_missing_or_stale_caches(tmp_pat
     ],
 )
 def test_two_ranks_that_fail_or_hang_are_told_apart(monkeypatch, script, level, text):
-    monkeypatch.setattr(devices, "RANKS_S", 2.0)
-    ranks = devices.TwoRanks.__new__(devices.TwoRanks)
+    monkeypatch.setattr(machine, "RANKS_S", 2.0)
+    ranks = machine.TwoRanks.__new__(machine.TwoRanks)
     ranks.backend, ranks.process = (
         "gloo",
         subprocess.Popen(
-            [sys.executable, "-c", f"import sys, time; IMPORTED = {devices.IMPORTED!r}; {script}"],
+            [sys.executable, "-c", f"import sys, time; IMPORTED = {machine.IMPORTED!r}; {script}"],
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -206,8 +205,8 @@ def test_nvidia_smi_is_counted_and_not_waited_for(tmp_path, monkeypatch, script,
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(devices, "COMMAND_S", 0.5)
-    assert devices.listed_gpus() == listed
+    monkeypatch.setattr(machine, "COMMAND_S", 0.5)
+    assert machine.listed_gpus() == listed
 
 
 @pytest.mark.parametrize("script", ["", "sleep 60", "sleep 60 & sleep 60", "exit 128", "kill -9 $$"])
@@ -235,15 +234,15 @@ def test_a_git_of_another_kind_ends_no_run(tmp_path, monkeypatch):
 
 def gpus(monkeypatch, listed, seen, needed, needs_gpu=True, cuda="13.0"):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(devices, "listed_gpus", lambda: listed)
+    monkeypatch.setattr(machine, "listed_gpus", lambda: listed)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
     monkeypatch.setattr(
         torch.cuda, "nccl", type("Nccl", (), {"version": staticmethod(lambda: (2, 29, 3))}), raising=False
     )
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(devices, "check_gpu", lambda index: ok(f"gpu {index}", "fine"))
-    return list(devices.check_gpus(needed, needs_gpu))
+    monkeypatch.setattr(machine, "check_gpu", lambda index: ok(f"gpu {index}", "fine"))
+    return list(machine.check_gpus(needed, needs_gpu))
 
 
 def test_gpus_that_torch_does_not_see_or_that_are_too_few_are_failures(monkeypatch):
@@ -263,7 +262,7 @@ def test_a_gpu_that_fails_or_is_taken_is_named(monkeypatch):
         raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", fail)
-    result = devices.check_gpu(1)
+    result = machine.check_gpu(1)
     assert (
         result.level == "failed"
         and result.name == "gpu 1"

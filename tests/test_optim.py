@@ -118,10 +118,9 @@ def test_nothing_to_train_is_refused():
         build_optimizer(nn.Tanh(), OPTIM)
 
 
-def test_saved_state_continues_bitwise_and_allocation_changes_nothing():
+def test_saved_state_continues_bitwise_and_exists_before_the_first_step():
     whole, half = make_model(), make_model()
     one, first = build_optimizer(whole, OPTIM), build_optimizer(half, OPTIM)
-    one.allocate()
     assert all(one.state[p] for p in whole.parameters())
     train(whole, [one], 6)
     train(half, [first], 3)

@@ -16,7 +16,7 @@ from commands import make, python
 from packages import PACKAGES, product, top_imports, tree
 
 from ups.commands.interpreter import what_lacks
-from ups.common.stages import STAGES
+from ups.common.place import STAGES
 from ups.common.text import read_yaml
 from ups.config.load import load_config, read_default, to_dict
 from ups.config.schema import Config

@@ -263,7 +263,7 @@ class FakeWandb(types.ModuleType):
 
 def track(tmp_path, monkeypatch, config, fake, steps=4):
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    monkeypatch.setattr(ups.training.track, "LEAVE_S", 0.5)
+    monkeypatch.setattr(ups.training.track, "FAILED_WAIT_S", 0.5)
     started = time.monotonic()
     tracker = Tracker(tmp_path, config, "myrun", "operator", {})
     tracker.rewind(0)

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ups.common.device import plain_torch
 from ups.common.place import HUB, make_target
-from ups.common.torch_state import plain_torch
 from ups.forecast_inputs import Values, check_random, encoded, is_count, read_forcing, start
 from ups.forecast_xarray import Field, as_tensor, label, unlabel
 from ups.models.operator import Operator, load_operator

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ups.common.place import HUB
-from ups.common.stages import STAGES
+from ups.common.place import HUB, STAGES
 from ups.common.text import printable
 from ups.data.download import MIN_SPEED
 from ups.training.artifact import CARD, DONE, IMAGES, MODEL

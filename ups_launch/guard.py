@@ -2,7 +2,7 @@
 
 Each rank has one guard. The main thread sets the attributes of an activity (ups/training/activity.py). The
 guard's thread writes them to DIRECTORY/rankN.json twice a second and reads those of the other ranks. The
-guard that finds a rank at fault (ups_launch/stalls.py), or a rank whose process is gone, writes that into its
+guard that finds a rank at fault (`find_stall`), or a rank whose process is gone, writes that into its
 heartbeat, and the others end for the same reason: each prints the phase of every rank and the stacks of its
 threads, and leaves with os._exit, which works although the main thread is blocked in C or in a collective.
 Ranks of this machine that do not react (stopped, or holding the interpreter's lock in C) get SIGABRT, at
@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,6 @@ from typing import Any
 import psutil
 
 from ups_launch.processes import print_raw, process_state, send_event, this_machine, try_read_json
-from ups_launch.stalls import RankStatus, find_stall
 
 TICK_S = 0.5  # between two rounds of the thread
 GRACE_S = 20.0  # without progress after SIGTERM or SIGINT; launchers wait 30 s (pytorch issue 119856)
@@ -65,11 +65,11 @@ class Finding:
     ranks: tuple[int, ...] = ()
 
 
-class Peer:
-    """The last heartbeat of another rank and when, by this rank's clock, it changed."""
+class Heartbeat:
+    """The last heartbeat of a rank, and when it changed by this rank's clock."""
 
-    def __init__(self, now: float, hang_s: float) -> None:
-        self.record: dict[str, Any] = NO_HEARTBEAT | {"limit_s": hang_s}
+    def __init__(self, record: dict[str, Any], now: float) -> None:
+        self.record = record
         self.progress_at = self.pulse_at = now
         self.lost_at: float | None = None
         self.why_lost = ""
@@ -82,14 +82,52 @@ class Peer:
         if self.record["pulse"] != before["pulse"]:
             self.pulse_at = now
 
-    def status(self, rank: int, now: float, since: float) -> RankStatus:
-        """since: time of a signal, else 0."""
-        record = self.record
-        is_deaf = now - self.pulse_at > record["limit_s"] / 2
-        quiet_s, is_waiting = now - max(self.progress_at, since), record["is_waiting"] and not is_deaf
-        return RankStatus(
-            rank, quiet_s, record["limit_s"], is_waiting, is_deaf, record["doing"], record["collectives"]
+    def is_deaf(self, now: float) -> bool:
+        """Whether even the guard of the rank is silent."""
+        return now - self.pulse_at > self.record["limit_s"] / 2
+
+
+def find_stall(
+    ranks: list[Heartbeat],
+    now: float,
+    describe: Callable[[int], str],
+    since: float = 0.0,
+    grace_s: float = math.inf,
+) -> tuple[str, tuple[int, ...]] | None:
+    """(cause, ranks at fault) if a rank holds up the job, else None. ranks: that have not ended, this one
+    first.
+
+    A rank that waits for others (in a collective) is never at fault. At fault is a rank that does not wait
+    and has made no progress for its limit, or that entered fewer collectives than the others.
+    describe(rank): its step and activity in words; since: time of a signal, before which no time counts;
+    grace_s: limit of all ranks after it.
+    """
+    quiet_s = {one.record["rank"]: now - max(one.progress_at, since) for one in ranks}
+    late = [one for one in ranks if quiet_s[one.record["rank"]] >= min(one.record["limit_s"], grace_s)]
+    stuck = [one for one in late if not one.record["is_waiting"] or one.is_deaf(now)]
+    if not stuck and len(late) < len(ranks):
+        return None
+    if stuck:
+        worst = max(stuck, key=lambda one: quiet_s[one.record["rank"]])
+        rank, note = worst.record["rank"], "its process does not answer; " if worst.is_deaf(now) else ""
+        cause = f"no progress for {quiet_s[rank]:.0f} s; the laggard is rank {rank}: {note}{describe(rank)}"
+        return cause, tuple(one.record["rank"] for one in stuck)
+    records = [one.record for one in ranks]
+    behind, ahead = (extreme(records, key=lambda record: record["collectives"]) for extreme in (min, max))
+    if behind["collectives"] < ahead["collectives"]:
+        cause = (
+            f"the ranks are out of step: rank {behind['rank']} entered {behind['collectives']} collectives, "
+            f"another {ahead['collectives']}; it is {describe(behind['rank'])}"
         )
+        return cause, (behind["rank"],)
+    if len({record["doing"] for record in records}) > 1:
+        words = sorted(f"rank {record['rank']} is {describe(record['rank'])}" for record in records)
+        return f"the ranks are out of step: {'; '.join(words)}", ()
+    cause = (
+        f"no progress for {min(quiet_s.values()):.0f} s: every rank waits in the same place "
+        f"({records[0]['doing']}); the connection between them may be lost"
+    )
+    return cause, ()
 
 
 class Guard:
@@ -100,7 +138,8 @@ class Guard:
     def __init__(self, activity: Any) -> None:
         self.activity, now = activity, time.monotonic()
         others = (rank for rank in range(activity.world) if rank != activity.rank)
-        self._peers = {rank: Peer(now, activity.hang_s) for rank in others}
+        never = NO_HEARTBEAT | {"limit_s": activity.hang_s}
+        self._peers = {rank: Heartbeat(never | {"rank": rank}, now) for rank in others}
         self._machine, self._lock = this_machine(), threading.Lock()
         self._directory: Path | None = None
         self._file: int | None = None
@@ -218,7 +257,7 @@ class Guard:
         except OSError as error:
             print_raw(f"WARNING: rank {self.activity.rank} cannot write its heartbeat ({error})")
 
-    def _update_peers(self) -> dict[int, Peer]:
+    def _update_peers(self) -> dict[int, Heartbeat]:
         """Read the heartbeats of the peers; those that failed or died."""
         now = time.monotonic()
         with self._lock:
@@ -242,7 +281,7 @@ class Guard:
             f"{record['step']}, {record['doing']}"
         )
 
-    def _find_fault(self, now: float, lost: dict[int, Peer]) -> Finding | None:
+    def _find_fault(self, now: float, lost: dict[int, Heartbeat]) -> Finding | None:
         """Why the job must end now, or None."""
         own = self.activity
         if own.is_leaving:
@@ -258,7 +297,7 @@ class Guard:
             is_time = now - peer.lost_at >= min(PEER_S, own.hang_s)
             return Finding("peer", f"rank {first} {peer.why_lost}", tuple(lost)) if is_time else None
         grace_s = min(GRACE_S, own.hang_s) if self._stop_at else math.inf
-        stall = find_stall(self._statuses(now), self._describe, grace_s)
+        stall = find_stall(self._running(now), now, self._describe, self._stop_at or 0.0, grace_s)
         if stall is None:
             return None
         cause, ranks = stall
@@ -266,18 +305,12 @@ class Guard:
             return Finding("stopped", f"told to stop, but {cause}", ranks)
         return Finding("hang", cause, ranks)
 
-    def _statuses(self, now: float) -> list[RankStatus]:
-        """Of the ranks that have not ended, this one first. Time before a signal does not count."""
-        since, own = self._stop_at or 0.0, self.activity
-        quiet_s = now - max(own.beat_at, since)
-        first = RankStatus(
-            own.rank, quiet_s, own.limit_s, own.is_waiting, False, own.doing, own.num_collectives
-        )
-        running = self._peers.items() if self._directory is not None else ()
-        return [
-            first,
-            *(peer.status(rank, now, since) for rank, peer in running if peer.record["code"] is None),
-        ]
+    def _running(self, now: float) -> list[Heartbeat]:
+        """The heartbeats of the ranks that have not ended, this one first."""
+        own = Heartbeat(self._record(), now)
+        own.progress_at = self.activity.beat_at
+        others = self._peers.values() if self._directory is not None else ()
+        return [own, *(peer for peer in others if peer.record["code"] is None)]
 
     def _describe(self, rank: int) -> str:
         """Step and activity of a rank in words."""

@@ -62,10 +62,9 @@ from ups.models.head_setup import base_settings, head_facts
 from ups.models.operator import Operator, load_operator
 from ups.tasks import get_task
 from ups.training.artifact import DONE, MANIFEST, MODEL
-from ups.training.checkpoint import SHARED
+from ups.training.checkpoint import SHARED, Saving
 from ups.training.folder import StageFolder
 from ups.training.run import Run
-from ups.training.saving import Saving
 from ups.training.sharding import full_weights
 from ups.training.strategies import Agreed
 from ups.training.update import Updates
@@ -213,13 +212,11 @@ def settings(folder: Path) -> Config:
             f"run.root={folder}/runs",
             "run.name=run",
             f"data.tasks=[{', '.join(TASKS)}]",
-            "operator.model.width=8",
-            "operator.model.depth=1",
-            "operator.model.modes=2",
-            "operator.model.kernel_size=3",
-            "operator.train.precision='no'",
-            "operator.train.steps=4",
-            "evaluate.context_frames=4",
+            *(
+                "operator.model.width=8 operator.model.depth=1 operator.model.modes=2 "
+                "operator.model.kernel_size=3 operator.train.precision='no' operator.train.steps=4 "
+                "evaluate.context_frames=4"
+            ).split(),
             *(f"task.{task}.{text}" for task in TASKS for text in tiny[task].split()),
         ],
     )
@@ -309,13 +306,13 @@ def make_run(config: Config) -> Run:
     ]
     run = Run(config, "operator", config.operator.train, config.operator.optim, {"cache": "c0ffee"})
     run.model = Operator({"model": to_dict(config.operator.model), "precision": "no", "tasks": descriptions})
-    run.updates = Updates(run.model, Agreed(), run.ranks, run.counters, run.train, run.optim, print)
-    run.saving = Saving(run.ranks, run.updates, run.metrics, run.train, print)
+    run.updates = Updates(run.model, Agreed(), run.ranks, run.counters, run.train, run.optim)
+    run.saving = Saving(run.ranks, run.updates, run.metrics, run.train)
     return run
 
 
 def state_of(run: Run) -> dict[str, Any]:
-    return run.updates.state()[0]
+    return run.saving.state()[0]
 
 
 def is_equal(one: Any, two: Any) -> bool:

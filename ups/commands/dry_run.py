@@ -16,8 +16,7 @@ from torch import nn
 
 from ups.common.device import autocast
 from ups.common.files import partial_path
-from ups.common.place import make_target
-from ups.common.stages import STAGES
+from ups.common.place import STAGES, make_target
 from ups.config.load import to_dict
 from ups.config.model import ModelConfig
 from ups.config.schema import Config

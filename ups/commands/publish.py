@@ -31,8 +31,7 @@ from ups.common.files import (
     require_plain,
     write_sealed,
 )
-from ups.common.place import HUB, make_target
-from ups.common.stages import STAGES
+from ups.common.place import HUB, STAGES, make_target
 from ups.common.text import printable
 from ups.config.command import read_command, run_script
 from ups.hub import FILES, NEEDED, PLAIN, ask

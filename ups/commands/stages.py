@@ -14,9 +14,8 @@ from typing import Any
 import h5py
 
 from ups.common.files import DamagedError, file_hash, read_record, read_sealed, value_hash
-from ups.common.place import make_target, script
+from ups.common.place import STAGES, make_target, script
 from ups.common.progress import position
-from ups.common.stages import STAGES
 from ups.common.user_solver import solver_digest
 from ups.config.command import CONFIG_OPTIONS, read_command, run_script
 from ups.config.load import load_config, to_dict

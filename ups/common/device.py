@@ -1,9 +1,32 @@
-"""What a device does well: products of bfloat16 matrices, and copies that overlap with its computations."""
+"""How torch computes: what a device does well (products of bfloat16 matrices, and copies that overlap with
+its computations), and the state of torch in public calls, whatever the caller has set.
 
-from functools import cache
+Under the caller's autocast a forecast was off by 3e-3 to 8e-3, and with float64 as the default type sound
+weights did not load.
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
+
+ONE_CALL = "a forecast has none (one call on latents has: model.operator(z, task, parameters))"
+AUTOCAST = ("cpu", "cuda", "mps", "xpu")
+PRODUCTS = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv)
+# of the process: (read, set, value in public calls). Everything else belongs to a thread.
+SETTINGS = (
+    (torch.get_default_dtype, torch.set_default_dtype, torch.float32),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
+    *(
+        (partial(getattr, one, "fp32_precision"), partial(setattr, one, "fp32_precision"), "ieee")
+        for one in PRODUCTS
+    ),
+)
 
 
 @cache
@@ -23,7 +46,7 @@ def computed(precision: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if precision == "bf16" and has_bfloat16(device.type) else torch.float32
 
 
-def in_words(precision: str, device: torch.device) -> str:
+def precision_in_words(precision: str, device: torch.device) -> str:
     """`computed` in words, with the reason if bf16 is not available."""
     if computed(precision, device) == torch.bfloat16:
         return "bf16"
@@ -49,3 +72,80 @@ def send(tensor: Tensor, device: torch.device | str) -> Tensor:
     """
     assert tensor.device.type == "cpu", tensor.device  # a copy from the device has to wait
     return pinned(tensor, device).to(device, non_blocking=True)
+
+
+# ---------------------------------------------------------------- public calls
+
+
+class _Process:
+    """The settings of the process. Of the threads that are in a public call, the first one changes them and
+    the last one restores them.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.num_calls, self.has_computed = threading.Lock(), 0, False
+        if hasattr(os, "register_at_fork"):  # not on Windows
+            os.register_at_fork(after_in_child=self.after_fork)
+
+    def after_fork(self) -> None:
+        """A child computes with one thread: OpenMP hangs if parent and child both start threads."""
+        self.lock = threading.Lock()
+        if self.has_computed:
+            torch.set_num_threads(1)
+
+    def enter(self) -> None:
+        with self.lock:
+            if not self.num_calls:
+                self.callers = [(change, read()) for read, change, value in SETTINGS if read() != value]
+                for read, change, value in SETTINGS:
+                    if read() != value:
+                        change(value)
+            self.num_calls, self.has_computed = self.num_calls + 1, True
+
+    def leave(self) -> None:
+        with self.lock:
+            self.num_calls -= 1
+            if not self.num_calls:
+                for change, value in self.callers:
+                    change(value)
+
+
+PROCESS = _Process()
+
+
+@contextmanager
+def plain_torch(keeps_gradient: bool = False) -> Iterator[None]:
+    """Compute in float32 on the CPU by default, without autocast, inference mode and gradients, and restore
+    the caller's state. Public calls have it as a decorator.
+
+    keeps_gradient: leave it to the caller whether gradients are recorded.
+    """
+    has_gradient = keeps_gradient and torch.is_grad_enabled()
+    PROCESS.enter()
+    try:
+        with ExitStack() as stack:
+            if torch._C._len_torch_function_stack():  # default devices are such functions, and slow
+                stack.enter_context(torch.device("cpu"))
+            if kinds := [kind for kind in AUTOCAST if torch.is_autocast_enabled(kind)]:
+                # weights that were cast are cached until the caller's autocast ends: of another type, or
+                # without gradient
+                torch.clear_autocast_cache()
+                stack.callback(torch.clear_autocast_cache)
+            for kind in kinds:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            if torch.is_inference_mode_enabled():
+                stack.enter_context(torch.inference_mode(False))
+            if torch.is_grad_enabled() != has_gradient:
+                stack.enter_context(torch.set_grad_enabled(has_gradient))
+            yield
+    finally:
+        PROCESS.leave()
+
+
+def refuse_gradient(what: str, why: str, *given: Tensor | None) -> None:
+    """Raise ValueError if a tensor has a gradient, in reverse or forward mode, which the call would lose."""
+    if any(u is not None and (u.requires_grad or unpack_dual(u).tangent is not None) for u in given):
+        raise ValueError(
+            f"{what} was given a tensor that requires a gradient; expected one without, as {why}. Pass its "
+            "detach()."
+        )

@@ -55,7 +55,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def in_words(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """The message of an error. If memory, a full disk or file permissions are the cause, it names the
     remedy."""
     if is_out_of_memory(error):

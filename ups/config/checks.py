@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, get_type_hints
 
-from ups.common.stages import STAGES
+from ups.common.place import STAGES
 from ups.config.model import BASES, Requirement
 from ups.config.schema import Config, TaskConfig
 from ups.tasks import TASKS, Task

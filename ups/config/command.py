@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from ups.common.files import in_words, is_out_of_memory
+from ups.common.files import is_out_of_memory, message_of
 from ups.common.place import ROOT, require_posix
 from ups.common.text import print_plain, printable
 from ups.config.load import load_config, to_dict
@@ -67,7 +67,7 @@ def run_script(main: Callable[[], int], name: str) -> NoReturn:
             raise
         if isinstance(error, ImportError) and error.name:  # not one of ours, which say what to install
             raise
-        sys.exit(f"{name}: " + "\n".join(map(printable, in_words(error).split("\n"))))
+        sys.exit(f"{name}: " + "\n".join(map(printable, message_of(error).split("\n"))))
 
 
 def parse_arguments(description: str) -> tuple[Config, bool]:

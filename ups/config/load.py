@@ -21,8 +21,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
-from ups.common.place import ROOT
-from ups.common.stages import STAGES
+from ups.common.place import ROOT, STAGES
 from ups.common.text import load_yaml, read_yaml, require_plain_text, shown
 from ups.config.checks import check
 from ups.config.schema import Config, TaskConfig, UserTaskConfig

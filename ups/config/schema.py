@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from ups.common.stages import STAGES
+from ups.common.place import STAGES
 from ups.config.model import (
     BASES,
     Between,

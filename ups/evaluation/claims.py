@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ups.common.stages import STAGES, TRANSIENT
+from ups.common.place import STAGES, TRANSIENT
 from ups.results import OBSERVED, Entry, Interval, Series
 
 Figure = Callable[[Entry, str], Interval | None]  # of an entry and a model

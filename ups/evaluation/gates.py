@@ -27,8 +27,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ups.common.place import make_target
-from ups.common.stages import STAGES
+from ups.common.place import STAGES, make_target
 from ups.evaluation.claims import ENSEMBLE, PRIOR, Claim, point
 from ups.evaluation.selected import in_words
 from ups.metrics.errors import LARGEST_ERROR
@@ -176,7 +175,7 @@ def steady_gates(stage: str, name: str, entry: Entry, settings: Any) -> Iterator
     yield from claimed(PRIOR, stage, name, entry, settings, "prior")
 
 
-# tasks of a stage (ups/common/stages.py) -> its section of the results, and the gates of an entry
+# tasks of a stage (ups/common/place.py) -> its section of the results, and the gates of an entry
 GATES = {
     "all": ("tasks", operator_gates),
     "transient": ("ensembles", ensemble_gates),

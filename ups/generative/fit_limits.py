@@ -9,8 +9,9 @@ from ups.common.device import send
 from ups.data.schedule import Schedule
 from ups.generative.conditions import encode_error
 from ups.generative.limits import WaveLimits
-from ups.generative.residuals import Ranks, TransientResiduals, sum_by_task
+from ups.generative.residuals import TransientResiduals, sum_by_task
 from ups.generative.sampling import KEYS, Sampler
+from ups.training.fit import RanksOfRun
 from ups_discovery.seeds import generator
 
 SIZE = 64  # reserved states in a batch
@@ -18,7 +19,7 @@ RESIDUAL_BATCHES = 32  # many, because a few sharp states have most of the power
 SAMPLE_BATCHES = 8  # the first of them; the power of samples varies less
 
 
-def measure_residuals(limits: WaveLimits, source: TransientResiduals, seed: int, ranks: Ranks) -> Tensor:
+def measure_residuals(limits: WaveLimits, source: TransientResiduals, seed: int, ranks: RanksOfRun) -> Tensor:
     """Set the silent waves, and return the power of residuals by shell as (mean, standard error) (2,
     channels, shells). A collective."""
 
@@ -39,7 +40,7 @@ def fit_gains(
     source: TransientResiduals,
     residual_power: Tensor,
     seed: int,
-    ranks: Ranks,
+    ranks: RanksOfRun,
     is_sampled: bool = False,
 ) -> None:
     """Set the gains of a task's head, for observed states or, with is_sampled, for states with the head's
@@ -92,7 +93,7 @@ def _total(
     shape: tuple[int, ...],
     of: Callable[[int], Tensor],
     batches: int,
-    ranks: Ranks,
+    ranks: RanksOfRun,
 ) -> Tensor:
     """The sum of of(number), of this shape, over the batches, which are split over the ranks."""
     [sums] = sum_by_task(

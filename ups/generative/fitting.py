@@ -25,14 +25,13 @@ from ups.generative.mixture import ScaleMixture, one_scale
 from ups.generative.residuals import (
     Batches,
     NoisedBatch,
-    Ranks,
     Residuals,
     residual_schedule,
     sum_by_task,
     validation_batches,
 )
 from ups.select import MIXTURE, Decision, select_law
-from ups.training.fit import Fit, RunOfStage, fit_once
+from ups.training.fit import Fit, RanksOfRun, RunOfStage, fit_once
 from ups_discovery.seeds import generator
 
 STREAM = "diffusion"  # of the random numbers
@@ -217,7 +216,7 @@ def noised_validation(
     return NoisedBatch(condition, r, start, send(angle, r.device), slice(0, len(r)))
 
 
-def validate(corrector: Corrector, shard: dict[str, list], seed: int, ranks: Ranks) -> dict[str, float]:
+def validate(corrector: Corrector, shard: dict[str, list], seed: int, ranks: RanksOfRun) -> dict[str, float]:
     """Task -> mean validation loss. shard: of `validation_shard`. A collective."""
 
     def sums_of(name: str, item: tuple) -> Tensor:

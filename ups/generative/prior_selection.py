@@ -23,12 +23,12 @@ from ups.config.schema import SteadyConfig
 from ups.generative.cell_posterior import CellPosterior, two_levels
 from ups.generative.corrector import METHODS, Corrector
 from ups.generative.observation import PARTIAL, observe_case, row_generators
-from ups.generative.residuals import Ranks, SteadyResiduals, sum_by_task
+from ups.generative.residuals import SteadyResiduals, sum_by_task
 from ups.generative.sampling import FieldPrediction, Sampler, predict_with_noise, sample_fields
 from ups.metrics.proper import energy_score
 from ups.models.windows import symmetry
 from ups.select import CELLS, Decision, choose
-from ups.training.fit import Fit, RunOfStage, fit_once
+from ups.training.fit import Fit, RanksOfRun, RunOfStage, fit_once
 from ups.training.optim import fit_averaged
 from ups_discovery.seeds import generator
 
@@ -142,7 +142,7 @@ def select_method(
     residuals: dict[str, SteadyResiduals],
     seed: int,
     num_fields: int,
-    ranks: Ranks,
+    ranks: RanksOfRun,
 ) -> list[Decision]:
     """Set every head of `network` to the method that is best on validation. The decisions: scores are over
     that of `pushed`. A collective."""

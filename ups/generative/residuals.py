@@ -18,7 +18,7 @@ observations of a task with a known posterior (ups/evaluation/steady.py).
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +36,7 @@ from ups.generative.observation import observe, row_generators, sample_levels
 from ups.models.operator import Operator
 from ups.models.windows import stay, symmetry
 from ups.tasks import Task
+from ups.training.fit import RanksOfRun
 from ups_discovery.seeds import generator
 
 FLOOR = 1e-3  # times the mean solution: the smallest value whose logarithm is taken
@@ -248,18 +249,6 @@ class SteadyResiduals(FieldConditions):
 Residuals = TransientResiduals | SteadyResiduals
 
 
-class Ranks(Protocol):
-    """What validation and batches need of `ups.training.ranks.Ranks`."""
-
-    rank: int
-    world: int
-    device: torch.device
-
-    def agreed(self, function: Callable[[], Any], doing: str) -> Any: ...
-
-    def reduce_sum(self, values: Tensor) -> Tensor: ...
-
-
 def residual_schedule(
     all_residuals: dict[str, Residuals], split: str, batch_size: int, seed: int
 ) -> Schedule:
@@ -293,7 +282,7 @@ def validation_shard(
     all_residuals: dict[str, Residuals],
     seed: int,
     batch_size: int,
-    ranks: Ranks,
+    ranks: RanksOfRun,
     make: Callable[[str, int, ResidualBatch], Any] | None = None,
 ) -> dict[str, list]:
     """Task -> (task, number, batch) of the `validation_batches` in this rank's shard, or `make` of these."""
@@ -309,7 +298,7 @@ def validation_shard(
 
 @torch.no_grad()
 def sum_by_task(
-    shard: dict[str, list], sums_of: Callable[[str, Any], Tensor], size: int, ranks: Ranks
+    shard: dict[str, list], sums_of: Callable[[str, Any], Tensor], size: int, ranks: RanksOfRun
 ) -> list[list[float]]:
     """For every task, sums_of(task, item) (size,) added up over the items of all ranks' shards. A
     collective."""
@@ -351,7 +340,7 @@ class Batches:
         size: int,
         seed: int,
         stream: str,
-        ranks: Ranks,
+        ranks: RanksOfRun,
         offset: int = 0,
     ):
         self.residuals, self.size, self.seed, self.stream, self.ranks = residuals, size, seed, stream, ranks

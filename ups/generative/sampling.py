@@ -23,8 +23,7 @@ from torch import Tensor
 
 from ups.common.device import send
 from ups.common.files import DamagedError
-from ups.common.place import make_target
-from ups.common.stages import STAGES
+from ups.common.place import STAGES, make_target
 from ups.data.tokenizer import Tokenizer
 from ups.generative.conditions import FieldConditions, StateConditions
 from ups.generative.corrector import Condition, Corrector, Start, load_corrector

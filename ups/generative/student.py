@@ -22,8 +22,9 @@ from torch import Tensor
 from ups.common.device import send
 from ups.generative.corrector import Condition, Corrector, ResidualBatch
 from ups.generative.diffusion import NOISE, Velocity, column, denoise, diffuse, path, sample
-from ups.generative.residuals import Batches, Ranks, Residuals, sum_by_task
+from ups.generative.residuals import Batches, Residuals, sum_by_task
 from ups.metrics.proper import energy_score, fair_crps
+from ups.training.fit import RanksOfRun
 from ups_discovery.seeds import generator
 
 STREAM = "consistency"  # of the random numbers
@@ -261,7 +262,7 @@ def teacher_endpoints(teacher: Corrector, seed: int, name: str, number: int, bat
 
 
 def validate(
-    student: Corrector, residuals: dict[str, Residuals], shard: dict[str, list], ranks: Ranks
+    student: Corrector, residuals: dict[str, Residuals], shard: dict[str, list], ranks: RanksOfRun
 ) -> dict[str, dict]:
     """Validation metrics of one-evaluation samples, for every task. A collective.
 

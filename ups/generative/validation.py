@@ -16,11 +16,12 @@ from torch import Tensor
 from ups.common.files import DamagedError
 from ups.common.place import make_target
 from ups.generative.fit_limits import fit_gains, measure_residuals
-from ups.generative.residuals import Ranks, TransientResiduals, sum_by_task
+from ups.generative.residuals import TransientResiduals, sum_by_task
 from ups.generative.sampling import SAMPLERS, Sampler, Starts, sample_states
 from ups.metrics.proper import fair_crps
 from ups.select import Decision, choose, select_sampler
 from ups.training.artifact import stage_of_run
+from ups.training.fit import RanksOfRun
 
 CRPS_KEY = "validation_crps"  # in config.json: task -> sampler -> CRPS, None if a member is not finite
 ROWS, LEADS, MEMBERS = 32, 10, 4
@@ -35,7 +36,7 @@ def validate_samplers(
     residuals: Mapping[str, TransientResiduals],
     contexts: Mapping[str, int],
     seed: int,
-    ranks: Ranks,
+    ranks: RanksOfRun,
 ) -> tuple[dict[str, dict], list[Decision]]:
     """{CRPS_KEY: task -> sampler -> fair CRPS} of the samplers of one network: mean over trajectories, the
     first leads, channels and cells of normalised fields; None if a member is not finite. With the decisions
@@ -76,7 +77,7 @@ def _crps_by_sampler(
     residuals: Mapping[str, TransientResiduals],
     contexts: Mapping[str, int],
     seed: int,
-    ranks: Ranks,
+    ranks: RanksOfRun,
     num_rows: int,
 ) -> dict[str, dict]:
     """Task -> sampler -> fair CRPS on num_rows validation trajectories."""

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from ups.common.torch_state import plain_torch
+from ups.common.device import plain_torch
 from ups.models.bases.equation import Equation
 from ups_discovery.statement import FoundEquation
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ups.common.device import send
-from ups.common.torch_state import refuse_gradient
+from ups.common.device import refuse_gradient, send
 from ups.data.tokenizer import Tokenizer
 from ups.models.backbones.layers import zero_linear
 from ups.models.bases import build_base

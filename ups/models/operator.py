@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ups.common.device import autocast
+from ups.common.device import ONE_CALL, autocast, plain_torch, refuse_gradient
 from ups.common.place import make_target
-from ups.common.torch_state import ONE_CALL, plain_torch, refuse_gradient
 from ups.models.bases.base import ParameterBatch
 from ups.models.facts import AGAIN, HeadFacts, data_facts, flat_facts
 from ups.models.head import TaskHead

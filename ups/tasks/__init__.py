@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ups.tasks.families import PDEBENCH, UNCERTAIN
-from ups.tasks.task import Finding, Place, Task, in_unit
-from ups.tasks.user_task import make_user_task, require_name
+from ups.tasks.task import Finding, Place, Task, in_unit, make_user_task, require_name
 
 __all__ = [
     "TASKS",

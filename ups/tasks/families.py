@@ -8,7 +8,6 @@ strides those of PDEBench's benchmark.
 from dataclasses import replace
 from typing import Any
 
-from ups.tasks.published import PUBLISHED
 from ups.tasks.task import Place, Task
 from ups_discovery.boundary import DIRICHLET, NO_FLUX, OUTFLOW, PERIODIC
 
@@ -114,7 +113,7 @@ INCOMPRESSIBLE = Task(
         Place("particles", ("trajectory", "time", "x", "y", "channel"), ("particles",)),
         Place("force", ("trajectory", "x", "y", "channel"), ("force_x", "force_y")),
     ),
-    filename=next(iter(PUBLISHED["ns_incom2d"])),
+    filename="ns_incom_inhom_2d_512-0.h5",
     still=("force_x", "force_y"),
     constants=(("NU", 0.01),),
     has_own_times=True,

@@ -2,8 +2,11 @@
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from ups.common.files import file_hash, require_hash
@@ -11,13 +14,40 @@ from ups.common.progress import Bar, note, peer_failed, waiting
 from ups.training.folder import StageFolder
 from ups.training.weights import read_weights, write_weights
 
-if TYPE_CHECKING:
-    from ups.training.run import Run
-
 Fit = tuple[dict[str, Any], dict[str, Tensor]]  # plain facts, weights
 
 
-def fit_once(run: "Run", folder: str, fits: dict[str, Callable[[], Fit]], doing: str) -> dict[str, Fit]:
+class RanksOfRun(Protocol):
+    """What models ask of `ups.training.ranks.Ranks`."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    def agreed(self, function: Callable[[], Any], doing: str) -> Any: ...
+    def reduce_sum(self, tensor: Tensor) -> Tensor: ...
+
+
+class RunOfStage(Protocol):
+    """What models ask of `ups.training.run.Run`."""
+
+    stage: str
+    directory: Path
+    folder: StageFolder
+    ranks: RanksOfRun
+    rank: int
+    world: int
+    is_main: bool
+
+    def print(self, *values: Any) -> None: ...
+    def seed_all(self) -> None: ...
+    def agreed(self, function: Callable[[], Any], doing: str) -> Any: ...
+    def ema_weights(self) -> AbstractContextManager[None]: ...
+    def validated(self, metrics: dict[str, Any], text: str) -> None: ...
+    def keep_best(self, score: float) -> bool: ...
+
+
+def fit_once(run: RunOfStage, folder: str, fits: dict[str, Callable[[], Fit]], doing: str) -> dict[str, Fit]:
     """Name -> the result of fits[name](), which one rank calls once; later starts read it from FOLDER of the
     stage.
 

@@ -10,7 +10,7 @@ import contextlib
 import re
 import sys
 import time
-from pathlib import Path
+from dataclasses import asdict
 from typing import IO, Any
 
 import yaml
@@ -18,9 +18,9 @@ import yaml
 from ups.common.files import (
     NO_ACCESS,
     DamagedError,
-    in_words,
     is_at,
     lock,
+    message_of,
     open_plain,
     read_record,
     read_sealed,
@@ -32,7 +32,6 @@ from ups.common.files import (
 )
 from ups.common.place import make_target
 from ups.common.text import read_yaml
-from ups.config.load import to_dict
 from ups.config.schema import Config
 from ups.training.artifact import (
     DONE,
@@ -56,13 +55,13 @@ class StageFolder:
 
     def __init__(self, config: Config, stage: str, parents: dict[str, str]) -> None:
         self.config, self.stage, self.path = config, stage, config.run_dir / stage
-        self.relevant = relevant_keys(to_dict(config), stage)
+        self.relevant = relevant_keys(asdict(config), stage)
         self.identity = {"config_hash": value_hash({"stage": stage, **self.relevant}), "parents": parents}
         self.remedy = (
             f"Delete {self.path} ({make_target(f'remove STAGE={stage} RUN={config.run.name}')}) and run "
             f"{make_target(f'{stage} RUN={config.run.name}')} again, or choose another run.name."
         )
-        self.is_open = False  # whether every rank has entered it; `note` writes nothing before
+        self.is_open = False  # whether every rank has entered it; `write_if_open` writes nothing before
         self._lock: IO | None = None
 
     def examine(self) -> dict[str, Any] | None:
@@ -85,12 +84,11 @@ class StageFolder:
         if sections are missing in it.
         """
         path = self.path / "config.yaml"
-        if path.is_file():
-            self._compare_settings(path, read_yaml(path))
-
-    def _compare_settings(self, path: Path, saved: dict[str, Any]) -> None:
+        if not path.is_file():
+            return
+        saved, now = read_yaml(path), self.relevant
         try:
-            before, now = relevant_keys(saved, self.stage), self.relevant
+            before = relevant_keys(saved, self.stage)
         except (KeyError, TypeError, AttributeError) as error:
             raise DamagedError(
                 f"{path} lacks a part ({error}); expected the configuration that this stage was started "
@@ -119,7 +117,10 @@ class StageFolder:
         until = time.monotonic() + wait_s
         while True:
             try:
-                if self._try_lock():
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._lock = open_plain(self.path / LOCK)
+                lock(self._lock, self.path / LOCK)
+                if self.is_own():
                     self.examine()  # the previous owner of the lock may have started something else
                     return ""
                 refusal = ""  # the folder was removed in the meantime
@@ -130,20 +131,13 @@ class StageFolder:
             except OSError as error:
                 if error.errno not in NO_ACCESS:
                     raise
-                refusal = in_words(error)
+                refusal = message_of(error)
             if self._lock is not None:
                 self._lock.close()
             if refusal:
                 self._lock = None  # this process writes nothing here
                 return refusal
             time.sleep(0.1)
-
-    def _try_lock(self) -> bool:
-        """Whether this process locked the folder at the path. Raises BlockingIOError if another one did."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = open_plain(self.path / LOCK)
-        lock(self._lock, self.path / LOCK)
-        return self.is_own()
 
     def enter(self, rank: int) -> None:
         """Open, on every rank, the folder that rank 0 locked. Raises FileNotFoundError if it is not there."""
@@ -197,7 +191,7 @@ class StageFolder:
         for old in earlier[:-KEPT_ERRORS]:
             remove_named(old, OF_RANKS)
         remove_named(self.path / "heartbeat", HEARTBEATS)
-        write_atomic(self.path / "config.yaml", yaml.safe_dump(to_dict(self.config), sort_keys=False))
+        write_atomic(self.path / "config.yaml", yaml.safe_dump(asdict(self.config), sort_keys=False))
         write_json(path, {**self.identity, "starts": [*starts, start]})
 
     def micro_batch(self, asked: int, now: int) -> int:
@@ -210,7 +204,7 @@ class StageFolder:
         ]
         return max(1, min([now, *(r["micro_batch"] for r in records if r["micro_batch_asked"] == asked)]))
 
-    def note(self, name: str, record: dict[str, Any]) -> bool:
+    def write_if_open(self, name: str, record: dict[str, Any]) -> bool:
         """Write an optional record, with the time; whether it was written.
 
         A folder that belongs to another job or a full disk prevents it, and must not hide the first error.

@@ -21,7 +21,7 @@ from torch.optim.adamw import adamw
 
 from ups.common.device import computed
 from ups.config.schema import OptimConfig
-from ups.training.sharding import as_sharded, full_tensor, local_shard, shard_like
+from ups.training.sharding import as_sharded, full_tensors, local_shard, local_shards, shards_like
 
 # quintic of Jordan et al.; torch.optim.Muon's defaults, as are the next two
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -56,30 +56,23 @@ class MuonAdamW(torch.optim.Optimizer):
     """AdamW for groups of kind "adamw", Muon for groups of kind "muon" (matrices or stacks of matrices).
 
     Group keys: kind, base_lr, lr, weight_decay, and momentum (muon) or betas and fused (adamw; torch's
-    load_state_dict reads fused to place the step counts). Weight decay is decoupled. `allocate` creates the
-    state before the first step, so that memory cannot run out in the middle of a step.
+    load_state_dict reads fused to place the step counts). Weight decay is decoupled. The state exists before
+    the first step, so that memory cannot run out in the middle of one.
     """
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         for group in groups:
             group.setdefault("base_lr", group["lr"])
         super().__init__(groups, {})
-
-    @torch.no_grad()
-    def allocate(self) -> None:
-        """Create every state tensor that does not exist yet."""
         for group in self.param_groups:
             for parameter in group["params"]:
-                if not (state := self.state[parameter]):
-                    if group["kind"] == "adamw":
-                        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-                    state |= {
-                        name: torch.zeros_like(local_shard(parameter)) for name in MOMENTS[group["kind"]]
-                    }
+                shard, state = local_shard(parameter), self.state[parameter]
+                if group["kind"] == "adamw":
+                    state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                state |= {name: torch.zeros_like(shard) for name in MOMENTS[group["kind"]]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a saved state. Raises ValueError if it belongs to other parameters, which torch accepts."""
-        self.allocate()
         (saved, flat), (groups, wanted) = (
             (
                 [group["params"] for group in state["param_groups"]],
@@ -107,7 +100,6 @@ class MuonAdamW(torch.optim.Optimizer):
         zero, but stale moments would still move them, with Muon as much as a gradient.
         """
         assert closure is None
-        self.allocate()
         for group in self.param_groups:
             parameters = [
                 p
@@ -124,28 +116,27 @@ class MuonAdamW(torch.optim.Optimizer):
         for parameter in parameters:
             by_shape.setdefault((parameter.shape, parameter.device), []).append(parameter)
         for (shape, _), members in by_shape.items():
-            shards = [local_shard(p) for p in members]
-            gradients = [local_shard(p.grad) for p in members]
+            shards, gradients = local_shards(members), local_shards([p.grad for p in members])
             buffers = [self.state[p]["momentum_buffer"] for p in members]
             torch._foreach_lerp_(buffers, gradients, 1.0 - group["momentum"])
             updates = torch._foreach_lerp(gradients, buffers, group["momentum"])  # Nesterov
-            stacked = torch.stack([full_tensor(p, u) for p, u in zip(members, updates, strict=True)])
+            stacked = torch.stack(list(full_tensors(members, updates)))
             directions = orthogonalize(stacked.reshape(-1, *shape[-2:])).to(members[0].dtype)
-            directions = directions.reshape(len(members), *shape)
-            directions = [shard_like(p, d) for p, d in zip(members, directions, strict=True)]
+            directions = shards_like(members, directions.reshape(len(members), *shape).unbind())
             rate = group["lr"] * UPDATE_RMS * math.sqrt(max(shape[-2:]))
             torch._foreach_mul_(shards, 1.0 - group["lr"] * group["weight_decay"])
             torch._foreach_add_(shards, directions, alpha=-rate)
 
     def _step_adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        states = [self.state[p] for p in parameters]
+        names = (*MOMENTS["adamw"], "step")
+        averages, squares, steps = ([self.state[p][name] for p in parameters] for name in names)
         adamw(
-            [local_shard(p) for p in parameters],
-            [local_shard(p.grad) for p in parameters],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
+            local_shards(parameters),
+            local_shards([p.grad for p in parameters]),
+            averages,
+            squares,
             [],
-            [state["step"] for state in states],
+            steps,
             foreach=not group["fused"],
             fused=group["fused"],
             has_complex=False,

@@ -6,6 +6,7 @@ the rank that does not come. The only collective elsewhere sums the gradients (u
 """
 
 import os
+import sys
 import traceback
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -14,8 +15,9 @@ from typing import Any
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs, utils
 from torch import Tensor
+from tqdm import tqdm
 
-from ups.common.files import in_words, is_out_of_memory
+from ups.common.files import is_out_of_memory, message_of
 from ups.training.activity import Activity
 from ups.training.environment import asks_for_cpu
 from ups.training.folder import StageFolder
@@ -33,7 +35,7 @@ class StageError(RuntimeError):
 
 def cause_of(error: BaseException) -> str:
     """The kind and the message of an error, on one line."""
-    message = in_words(error) if is_out_of_memory(error) else error  # the advice covers full disks
+    message = message_of(error) if is_out_of_memory(error) else error  # the advice covers full disks
     return " ".join(f"{type(error).__name__}: {message}".split())
 
 
@@ -52,6 +54,7 @@ class Ranks:
         self.is_main = self.rank == 0
         self.is_finished = False  # whether the stage is finished
         self.is_recorded = False  # whether the current failure is in errors/
+        self.unreported: OSError | None = None  # of this rank alone, until all ranks can agree on it
         self.close: Callable[[int], None] = lambda exit_code: None  # releases what the run holds
 
     def join(self, timeout_s: float) -> Accelerator:
@@ -77,6 +80,17 @@ class Ranks:
             )
         return accelerator
 
+    def print(self, *values: Any) -> None:
+        """Print on the main process, above the progress bar."""
+        if self.is_main:
+            tqdm.write(" ".join(map(str, values)), file=sys.stdout)
+            sys.stdout.flush()
+
+    def memory_gib(self) -> float | None:
+        """The most memory of a GPU that this rank has used so far."""
+        is_cuda = self.device.type == "cuda"
+        return round(torch.cuda.max_memory_allocated() / 2**30, 3) if is_cuda else None
+
     # ---------------------------------------------------------------- collectives
 
     def gather(self, value: Any) -> list[Any]:
@@ -99,6 +113,11 @@ class Ranks:
             self.activity.has_failed = cause is not None
             self.raise_if_any(cause, doing)
         return result
+
+    def raise_unreported(self) -> None:
+        """Raise the error of this rank alone, where all ranks can agree on it."""
+        if self.unreported is not None:
+            raise self.unreported
 
     def raise_if_any(self, cause: str | None, doing: str) -> None:
         """Raise StageError on every rank if any of them has a cause. A collective."""
@@ -143,12 +162,13 @@ class Ranks:
             "cause": cause,
             "traceback": text,
         }
-        self.is_recorded = self.folder.note(f"errors/rank{self.rank}.json", record) or self.is_recorded
+        is_written = self.folder.write_if_open(f"errors/rank{self.rank}.json", record)
+        self.is_recorded = is_written or self.is_recorded
 
     def status(self, status: str, **facts: Any) -> None:
         """Write status.json on rank 0."""
         if self.is_main:
-            self.folder.note("status.json", {"status": status, "step": self.activity.step, **facts})
+            self.folder.write_if_open("status.json", {"status": status, "step": self.activity.step, **facts})
 
     def _on_guard(self, code: int, kind: str, cause: str, stack: str) -> None:
         """In the guard's thread, before it ends this process."""

@@ -23,23 +23,21 @@ or fails elsewhere. `main_guard` (ups/training/ending.py) ends the process.
 
 import contextlib
 import math
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
-from tqdm import tqdm
 
-from ups.common.device import in_words
+from ups.common.device import precision_in_words
 from ups.common.files import file_hash, write_json
 from ups.common.progress import Bar, position
 from ups.config.load import to_dict
 from ups.config.schema import Config, OptimConfig, TrainConfig
 from ups.training.activity import EXIT_STOPPED, send_event
 from ups.training.artifact import DONE, MODEL
-from ups.training.counters import Counters
+from ups.training.checkpoint import Saving, seed_everything, sum_in_one_order
 from ups.training.ending import Preempted
 from ups.training.environment import (
     check_launch,
@@ -49,7 +47,6 @@ from ups.training.environment import (
 )
 from ups.training.folder import StageFolder
 from ups.training.ranks import Ranks
-from ups.training.saving import MetricsLog, Saving, seed_everything, sum_in_one_order
 from ups.training.sharding import full_weights
 from ups.training.strategies import (
     LossFunction,
@@ -58,8 +55,8 @@ from ups.training.strategies import (
     require_fsdp,
     strategy_of,
 )
-from ups.training.track import Tracker, check_tracker
-from ups.training.update import ReadAhead, Updates, read_nothing
+from ups.training.track import MetricsLog, Tracker, check_tracker
+from ups.training.update import Counters, ReadAhead, Updates, read_nothing
 from ups.training.weights import write_weights
 from ups_discovery.seeds import generator
 
@@ -110,7 +107,7 @@ class Run:
         self.directory = self.folder.path
         self.ranks = ranks = Ranks(self.folder, train.hang_s)
         self.rank, self.world, self.is_main = ranks.rank, ranks.world, ranks.is_main
-        self.agreed, ranks.close = ranks.agreed, self.close
+        self.agreed, self.print, ranks.close = ranks.agreed, ranks.print, self.close
         num_rows = -(-train.batch_size // self.world)
         self.counters = Counters(min(train.micro_batch, num_rows), train.micro_batch)
         self.metrics = MetricsLog(self.ranks, self.counters)
@@ -124,12 +121,6 @@ class Run:
     is_finished = property(lambda self: self.ranks.is_finished)
     step = property(lambda self: self.counters.step)
     best_score = property(lambda self: self.counters.best_score)
-
-    def print(self, *values: Any) -> None:
-        """Print on the main process, above the progress bar."""
-        if self.is_main:
-            tqdm.write(" ".join(map(str, values)), file=sys.stdout)
-            sys.stdout.flush()
 
     def _open(self) -> None:
         train, ranks, config = self.train, self.ranks, to_dict(self.config)
@@ -151,10 +142,11 @@ class Run:
         ranks.status("running")
         device = torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU"
         passes = math.ceil(train.batch_size / self.world / self.counters.micro_batch)
+        precision = precision_in_words(train.precision, self.device)
         self.print(
-            f"{self.position}: {self.directory} on {self.world} x {device}, precision "
-            f"{in_words(train.precision, self.device)}; batch {train.batch_size} = {self.world} processes x "
-            f"{passes} passes of at most {self.counters.micro_batch}"
+            f"{self.position}: {self.directory} on {self.world} x {device}, precision {precision}; batch "
+            f"{train.batch_size} = {self.world} processes x {passes} passes of at most "
+            f"{self.counters.micro_batch}"
         )
 
     def _write_start(self) -> None:
@@ -186,7 +178,7 @@ class Run:
             compile_layers(model)
         with self.ranks.activity.waiting("wrapping the model"):
             strategy = strategy_of(model, self.accelerator, self.config.ddp.overlap)
-        self.updates = Updates(model, strategy, self.ranks, self.counters, self.train, self.optim, self.print)
+        self.updates = Updates(model, strategy, self.ranks, self.counters, self.train, self.optim)
         if not strategy.is_agreed:
             self.print(
                 f"{strategy.mode}: a rank that runs out of memory or fails ends all of them; the same "
@@ -195,7 +187,7 @@ class Run:
         groups = self.updates.optimizer.param_groups
         num_muon = sum(p.numel() for group in groups if group["kind"] == "muon" for p in group["params"])
         self.print(f"{sum(p.numel() for p in model.parameters())} parameters, {num_muon} of them under Muon")
-        self.saving = Saving(self.ranks, self.updates, self.metrics, self.train, self.print)
+        self.saving = Saving(self.ranks, self.updates, self.metrics, self.train)
         self.saving.resume()
         return model
 
@@ -260,7 +252,8 @@ class Run:
 
     def is_due(self, every: int) -> bool:
         """Whether work done every `every` steps (0: never) is due now; always at the last step."""
-        return every > 0 and (self.step % every == 0 or self.step == self.train.steps)
+        step = self.counters.step
+        return every > 0 and (step % every == 0 or step == self.train.steps)
 
     def update(
         self,
@@ -282,12 +275,7 @@ class Run:
             raise RuntimeError(
                 "run.update outside run.steps() or twice in a step; expected once in every turn of the loop."
             )
-
-        def with_complete_log(rows: slice) -> tuple[Tensor, dict[str, Tensor]]:
-            self.metrics.require_complete()
-            return loss_function(rows)
-
-        done = self.updates.update(with_complete_log, size, read_ahead, only)
+        done = self.updates.update(loss_function, size, read_ahead, only)
         self._is_updated, self.is_preempted = True, done.is_told_to_stop
         self.metrics.add(done)
         if done.is_finite:

@@ -36,25 +36,23 @@ class Agreed:
     scale = 1  # of a loss, because torch divides sums of gradients by the number of ranks
     mode = why_alone = ""  # for messages
 
-    def loss(self, function: LossFunction, rows: slice) -> tuple[Tensor, dict[str, Tensor]]:
-        """function(rows), called so that gradients are reduced as this strategy does."""
-        return function(rows)
+    def wrapped(self, function: LossFunction) -> LossFunction:
+        """`function`, called so that gradients are reduced as this strategy does."""
+        return function
 
     def synchronised(self, is_last: bool) -> contextlib.AbstractContextManager:
         """Around a pass; is_last: of an update."""
         return contextlib.nullcontext()
 
-    def to_sum(self, buffer: Tensor, counts: Tensor) -> Tensor:
-        """The tensor to sum over ranks after the passes: the whole buffer, or its counts alone."""
-        return buffer if self.is_agreed else counts
+    def to_sum(self, buffer: Tensor, counts: Tensor, first: int) -> Tensor:
+        """The tensor to sum over ranks after the passes: the whole buffer, or its counts alone. buffer: the
+        counts, of which the last is free, and from `first` on the gradients.
+        """
+        return buffer
 
-    def norm(self, gradients: Tensor, squares: Tensor) -> Tensor:
-        """Norm of the whole gradient; squares: the sum over ranks of `squares`."""
+    def norm(self, gradients: Tensor, last_count: Tensor) -> Tensor:
+        """Norm of the whole gradient, after that sum."""
         return gradients.norm()
-
-    def squares(self, gradients: Tensor) -> Tensor | float:
-        """This rank's term of the squared norm, if it holds a shard."""
-        return 0.0
 
     def unshard(self) -> None:
         """From here on every rank holds all parameters, and calls of the model communicate nothing. A
@@ -100,11 +98,14 @@ class Overlapped(Agreed):
         self.outer = accelerator.prepare_model(self.inner)
         self.accelerator = accelerator
 
-    def loss(self, function: LossFunction, rows: slice) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.outer(function, rows), self.inner.values
+    def wrapped(self, function: LossFunction) -> LossFunction:
+        return lambda rows: (self.outer(function, rows), self.inner.values)
 
     def synchronised(self, is_last: bool) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext() if is_last else self.accelerator.no_sync(self.outer)
+
+    def to_sum(self, buffer: Tensor, counts: Tensor, first: int) -> Tensor:
+        return counts
 
 
 class Sharded(Agreed):
@@ -143,14 +144,15 @@ class Sharded(Agreed):
             self.inner(lambda _: (torch.zeros((), device=device), {}), slice(0))
         self.reshard()
 
-    def loss(self, function: LossFunction, rows: slice) -> tuple[Tensor, dict[str, Tensor]]:
-        return self.inner(function, rows), self.inner.values
+    def wrapped(self, function: LossFunction) -> LossFunction:
+        return lambda rows: (self.inner(function, rows), self.inner.values)
 
-    def norm(self, gradients: Tensor, squares: Tensor) -> Tensor:
-        return squares.sqrt()
+    def to_sum(self, buffer: Tensor, counts: Tensor, first: int) -> Tensor:
+        counts[-1] = buffer[first:].norm().square()
+        return counts
 
-    def squares(self, gradients: Tensor) -> Tensor | float:
-        return gradients.norm().square()
+    def norm(self, gradients: Tensor, last_count: Tensor) -> Tensor:
+        return last_count.sqrt()
 
     def unshard(self) -> None:
         for unit in self._units:

@@ -1,9 +1,10 @@
-"""Trackers: metrics.jsonl always and first, then Weights & Biases or TensorBoard if configured.
+"""Metrics of a stage: means over ranks and steps, written to metrics.jsonl always and first, then to Weights
+& Biases or TensorBoard if configured.
 
-Main process only. metrics.jsonl is cut back to the resumed step, so a resumed run has neither gaps nor
-duplicates. An outside tracker runs in a thread, so it cannot block training. If it fails, it is reported
-once and dropped; if it blocks, only the end of the stage waits for it, for a limited time. Every start sends
-it all lines of metrics.jsonl.
+Only the main process has a tracker. metrics.jsonl is cut back to the resumed step, so a resumed run has
+neither gaps nor duplicates. An outside tracker runs in a thread, so it cannot block training. If it fails,
+it is reported once and dropped; if it blocks, only the end of the stage waits for it, for a limited time.
+Every start sends it all lines of metrics.jsonl.
 
 W&B cannot delete what was sent. So wandb.json keeps the run's id, the last step sent and its metrics: steps
 that a resumed run repeats are not sent again, and lines that W&B has not received are. After a kill an
@@ -24,7 +25,7 @@ import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -32,11 +33,14 @@ from ups.common.files import DamagedError, is_at, require_plain, write_atomic, w
 from ups.common.progress import beat
 from ups.config.schema import TrackerConfig
 
+if TYPE_CHECKING:
+    from ups.training.ranks import Ranks
+    from ups.training.update import Counters, Update
+
 INIT_TIMEOUT_S = 30  # W&B's default is 90; without an answer the run is recorded offline
 FINISH_TIMEOUT_S = 20  # its default is none: it would wait for a network that never comes back
 WAIT_S = 75  # for both and the offline attempt between them, at the end of a finished stage
-# at the end of any other: less than a rank has that failed (ups/training/activity.py)
-LEAVE_S = 8
+FAILED_WAIT_S = 8  # at the end of any other: less than LEAVE_S of ups/training/activity.py
 FLUSH_S = 1.0  # W&B's default is 15: what a killed offline run may lose
 MAX_WAITING = 100_000  # queued calls; with more the tracker is taken for blocked
 
@@ -49,6 +53,84 @@ def check_tracker(tracker: TrackerConfig) -> None:
             f"tracker.kind is {tracker.kind}, but the package {package} is not installed; expected it in "
             f"this environment. Run: pip install {package}, or set tracker.kind=none."
         )
+
+
+class MetricsLog:
+    """The metrics of one stage and their means between two logs. Only the main process has a tracker."""
+
+    def __init__(self, ranks: "Ranks", counters: "Counters") -> None:
+        self.ranks, self.counters = ranks, counters
+        self.tracker: Tracker | None = None
+        # name -> [sum of value * rows, rows] on this rank since the last log
+        self.window: dict[str, list] = {}
+        self.lines: list[int] | None = None  # of metrics.jsonl, as the loaded checkpoint has them
+        self.mark()
+
+    def mark(self) -> None:
+        """Measure the rate of steps from here on."""
+        self._marked_at, self._marked_step = time.perf_counter(), self.counters.step
+
+    def log(self, values: dict[str, Any]) -> None:
+        """Write metrics at the current step, if this rank has a tracker."""
+        if self.tracker is not None and self.ranks.unreported is None:
+            try:
+                self.tracker.log(self.counters.step, values)
+            # a line is missing, so all ranks must stop before the next checkpoint
+            except OSError as error:
+                self.ranks.unreported = error
+
+    def flush(self) -> None:
+        """Force everything to disk. Raises OSError if that fails or a line is missing."""
+        self.ranks.raise_unreported()
+        if self.tracker is not None:
+            self.tracker.flush()
+
+    def rewind(self) -> None:
+        """Drop the lines after the current step."""
+        if self.tracker is not None:
+            self.tracker.rewind(self.counters.step, self.lines)
+
+    def add(self, done: "Update") -> None:
+        """Add an update to the means."""
+        if done.is_finite:
+            loss = [("loss", done.loss, done.num_rows)] if self.ranks.is_main else []
+            for name, value, num_rows in [*done.metrics, *loss]:
+                total, num_before = self.window.get(name, (0.0, 0))
+                self.window[name] = [total + value * num_rows, num_before + num_rows]
+
+    def plain_window(self) -> dict[str, list]:
+        return {name: [float(total), num_rows] for name, (total, num_rows) in self.window.items()}
+
+    def log_means(self, done: "Update") -> None:
+        """Log the means since the last call and the speed. A collective."""
+        windows, self.window = self.ranks.gather(self.plain_window()), {}
+        totals: dict[str, tuple[float, int]] = {}
+        for window in windows:
+            for name, (total, num_rows) in window.items():
+                before, num_before = totals.get(name, (0.0, 0))
+                totals[name] = (before + total, num_before + num_rows)
+        num_steps, seconds = self.counters.step - self._marked_step, time.perf_counter() - self._marked_at
+        self.mark()
+        memory_gib = self.ranks.memory_gib()
+        self.log(
+            {
+                **{f"train/{name}": total / num_rows for name, (total, num_rows) in sorted(totals.items())},
+                "train/lr_factor": done.factor,
+                "train/gradient_norm": done.norm,
+                "train/skipped": self.counters.num_skipped,
+                "train/micro_batch": self.counters.micro_batch,
+                "steps_per_s": round(num_steps / max(seconds, 1e-9), 3),
+                **({} if memory_gib is None else {"memory_gib": memory_gib}),
+            }
+        )
+
+    def close(self, exit_code: int) -> None:
+        """Close the tracker with the true exit code."""
+        if self.tracker is not None:
+            try:
+                self.tracker.finish(exit_code)
+            except OSError as error:  # a full disk; missing lines were raised in an update
+                print(f"WARNING: {error} in closing {self.tracker.path}", file=sys.stderr, flush=True)
 
 
 class Tracker:
@@ -136,12 +218,13 @@ class Tracker:
         os.fsync(self._file.fileno())
 
     def finish(self, exit_code: int) -> None:
-        """Close everything with the true exit code. Waits for the outside tracker at most WAIT_S, or LEAVE_S
+        """Close everything with the true exit code. Waits for the outside tracker at most WAIT_S, or
+        FAILED_WAIT_S
         after a failure.
         """
         self._file.close()
         self._enqueue("finish", exit_code)
-        wait_s, thread = LEAVE_S if exit_code else WAIT_S, self._outside
+        wait_s, thread = FAILED_WAIT_S if exit_code else WAIT_S, self._outside
         until = time.monotonic() + wait_s
         while thread is not None and thread.is_alive() and time.monotonic() < until:
             thread.join(0.2)

@@ -11,8 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -21,8 +20,6 @@ from torch import Tensor, nn
 from ups.common.files import is_out_of_memory
 from ups.common.place import make_target
 from ups.config.schema import OptimConfig, TrainConfig
-from ups.training import sharding
-from ups.training.counters import Counters, Update
 from ups.training.folder import MEMORY
 from ups.training.optim import (
     EMA,
@@ -30,7 +27,6 @@ from ups.training.optim import (
     build_optimizer,
     learning_rate,
     place_gradients,
-    require_alike,
     scale_lr,
 )
 from ups.training.ranks import Ranks, StageError
@@ -38,6 +34,7 @@ from ups.training.strategies import Agreed, LossFunction
 
 ReadAhead = Callable[[slice], object]  # reads the first rows of the next step
 STOP, OUT_OF_MEMORY, FATAL, ROWS, LOSS, SQUARES = range(6)  # counts before the gradients, summed over ranks
+GRADIENTS = aligned(SQUARES + 1)  # the first number of the gradients in the buffer
 WATCH_S = 0.02  # for which a rank on a CPU polls for the end of the all-reduce
 PROBED = ("cuda",)  # devices that raise an error when memory runs out; on a CPU the process is killed
 
@@ -46,7 +43,7 @@ def read_nothing(rows: slice) -> None:
     """The `ReadAhead` of stages that read nothing ahead."""
 
 
-def wait_for(work: torch.distributed.Work, device: torch.device) -> None:
+def wait_for(work: dist.Work, device: torch.device) -> None:
     """Wait for a collective of small messages. On a CPU, poll for a moment and let other threads run.
 
     A sleeping rank wakes up to a scheduler's tick (4 ms) late if gloo's threads share its core; polling took
@@ -69,14 +66,38 @@ def set_torch_random_state(states: list[Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(states[1], device)
 
 
-class Gradient(NamedTuple):
-    """A gradient summed over the global batch, which lies in the buffer. metrics: of this rank's passes;
-    counts: over all ranks; norm: of the whole sum.
+@dataclass
+class Counters:
+    """Step, micro-batch, skips and scores of a run: equal on all ranks, part of every checkpoint.
+
+    micro_batch_asked: the setting, of which micro_batch is what fits. num_without_better: validations in a
+    row, for early stopping; best_score and lowest_second: of `Run.keep_best`.
     """
 
-    metrics: list[tuple[str, Tensor, int]]
-    counts: list[float]
+    micro_batch: int
+    micro_batch_asked: int
+    step: int = 0
+    num_skipped: int = 0
+    num_skipped_in_row: int = 0
+    num_without_better: int = 0
+    best_score: float = math.inf
+    lowest_second: float = math.inf
+    is_stopped_early: bool = False
+
+
+@dataclass(frozen=True)
+class Update:
+    """The outcome of an update. loss: mean over the global batch; metrics: (name, mean, rows) of each pass on
+    this rank; factor: on the learning rates; is_told_to_stop: whether any rank received a signal.
+    """
+
+    is_finite: bool
+    loss: float
     norm: float
+    num_rows: int
+    factor: float
+    metrics: list[tuple[str, Tensor, int]]
+    is_told_to_stop: bool
 
 
 class Updates:
@@ -90,24 +111,16 @@ class Updates:
         counters: Counters,
         train: TrainConfig,
         optim: OptimConfig,
-        notify: Callable[..., None],
     ) -> None:
         self.model, self.strategy, self.ranks = model, strategy, ranks
-        self.counters, self.train, self.optim, self.notify = counters, train, optim, notify
+        self.counters, self.train, self.optim = counters, train, optim
         self.best_weights: dict[str, Tensor] | None = None
         self.saved: int | None = None  # step of the last checkpoint
         self.optimizer = build_optimizer(model, optim)
-        self.optimizer.allocate()
         self.ema = EMA(model, optim.ema_decay)
         # tasks can share a place for their private gradients only if this module sums over ranks
         self._flat, self._ends = place_gradients(model, ranks.device, SQUARES + 1, strategy.is_agreed)
-        self._counts = self._flat[: SQUARES + 1]
-        self._select(None)
-
-    def _select(self, task: str | None) -> None:
-        """Limit the buffer to the gradients of a step of this task; None: of any step."""
-        self._buffer = self._flat[: self._ends.get(task, self._ends[None])]
-        self._gradients = self._buffer[aligned(SQUARES + 1) :]
+        self._counts, self._buffer = self._flat[: SQUARES + 1], self._flat
 
     def update(
         self,
@@ -119,17 +132,16 @@ class Updates:
         """One update over the global batch, of which this rank has `size` rows; see `Run.update`."""
         if len(self._ends) > 1 and only is None:
             raise ValueError(NO_TASK)
-        self._select(only)
+        self._buffer = self._flat[: self._ends.get(only, self._ends[None])]  # what a step of this task uses
         step = self.counters.step
-        metrics, counts, norm = self._repeat_until_it_fits(
-            lambda: self._sum_gradient(loss_function, size, f"computing step {step}", read_ahead),
-            f"in step {step}; every rank repeats the batch with",
-        )
+        doing, then = f"computing step {step}", f"in step {step}; every rank repeats the batch with"
+        metrics, counts, norm = self._sum_gradient(loss_function, size, doing, then, read_ahead)
         loss, norm = counts[LOSS] / counts[ROWS], norm / counts[ROWS]
         is_finite = math.isfinite(loss) and math.isfinite(norm)
         factor = learning_rate(step, self.train.steps, self.optim)
         if is_finite:
-            self._gradients.mul_(min(1.0, self.optim.clip_norm / (norm + 1e-6)) / counts[ROWS])
+            scale = min(1.0, self.optim.clip_norm / (norm + 1e-6)) / counts[ROWS]
+            self._buffer[GRADIENTS:].mul_(scale)
             self._apply(factor, only)
             self.counters.num_skipped_in_row = 0
         else:
@@ -140,21 +152,36 @@ class Updates:
     # ---------------------------------------------------------------- gradients
 
     def _sum_gradient(
-        self, loss_function: LossFunction, size: int, doing: str, read_ahead: ReadAhead = read_nothing
-    ) -> Gradient:
-        """The gradient of the sum of the loss over the rows of all ranks. A collective."""
-        with self.ranks.phase(doing):
-            metrics, cause = self._backward(loss_function, size, read_ahead)
-        with self.ranks.activity.waiting("summing gradients"):
-            self._counts[SQUARES] = self.strategy.squares(self._gradients)
-            if self.ranks.world > 1:
-                summed = self.strategy.to_sum(self._buffer, self._counts)
-                wait_for(dist.all_reduce(summed, async_op=True), self.ranks.device)
-            norm = self.strategy.norm(self._gradients, self._counts[SQUARES])
-            norm, *counts = torch.cat((norm[None], self._counts)).tolist()
-        if counts[FATAL]:
-            self.ranks.raise_if_any(cause, doing)
-        return Gradient(metrics, counts, norm)
+        self,
+        loss_function: LossFunction,
+        size: int,
+        doing: str,
+        then: str,
+        read_ahead: ReadAhead = read_nothing,
+        is_one_pass: bool = False,
+    ) -> tuple[list[tuple[str, Tensor, int]], list[float], float]:
+        """Fill the buffer with the gradient of the sum of the loss over the rows of all ranks; (metrics of
+        this rank's passes, counts over all ranks, norm of the whole gradient). A collective.
+
+        It is repeated with half the micro-batch while any rank runs out of memory; then: for the message.
+        """
+        random_state = torch_random_state(self.ranks.device)
+        while True:
+            with self.ranks.phase(doing):
+                num_rows = min(size, self.counters.micro_batch) if is_one_pass else size
+                metrics, cause = self._backward(loss_function, num_rows, read_ahead)
+            with self.ranks.activity.waiting("summing gradients"):
+                summed = self.strategy.to_sum(self._buffer, self._counts, GRADIENTS)
+                if self.ranks.world > 1:
+                    wait_for(dist.all_reduce(summed, async_op=True), self.ranks.device)
+                norm = self.strategy.norm(self._buffer[GRADIENTS:], self._counts[SQUARES])
+                norm, *counts = torch.cat((norm[None], self._counts)).tolist()
+            if counts[FATAL]:
+                self.ranks.raise_if_any(cause, doing)
+            if not counts[OUT_OF_MEMORY]:
+                return metrics, counts, norm
+            self._halve(int(counts[OUT_OF_MEMORY]), then)
+            set_torch_random_state(random_state, self.ranks.device)
 
     def _backward(
         self, loss_function: LossFunction, size: int, read_ahead: ReadAhead = read_nothing
@@ -165,12 +192,14 @@ class Updates:
         """
         self._buffer.zero_()
         metrics, loss_sum, status, cause = [], 0.0, None, None
+        compute = self.strategy.wrapped(loss_function)
         try:
+            self.ranks.raise_unreported()
             for first in range(0, size, self.counters.micro_batch):
                 rows = slice(first, min(first + self.counters.micro_batch, size))
                 num_rows = rows.stop - rows.start
                 with self.strategy.synchronised(rows.stop == size):
-                    loss, values = self.strategy.loss(loss_function, rows)
+                    loss, values = compute(rows)
                     loss = loss.float() * num_rows
                     (loss * self.strategy.scale).backward()
                 loss_sum = loss_sum + loss.detach()
@@ -180,7 +209,12 @@ class Updates:
                 ]
             read_ahead(slice(0, self.counters.micro_batch))
         except Exception as error:
-            status, cause = self._status_of(error)
+            is_memory = is_out_of_memory(error)
+            if not self.strategy.is_agreed:  # the others are in a collective of this pass
+                if is_memory:
+                    raise self._memory_error(self.strategy.why_alone) from error
+                raise
+            status, cause = (OUT_OF_MEMORY, None) if is_memory else (FATAL, self.ranks.record(error))
         loss = values = None  # the graph of a failed pass would keep its memory
         self._counts[LOSS], self._counts[ROWS] = loss_sum, size
         self._counts[STOP] = float(self.ranks.activity.stop_signal != 0)
@@ -202,37 +236,16 @@ class Updates:
 
     # ---------------------------------------------------------------- failures, handled alike on all ranks
 
-    def _repeat_until_it_fits(self, attempt: Callable[[], Gradient], then: str) -> Gradient:
-        """attempt(), repeated with half the micro-batch while any rank runs out of memory in it."""
-        random_state = torch_random_state(self.ranks.device)
-        while num_short := int((gradient := attempt()).counts[OUT_OF_MEMORY]):
-            self._halve(num_short, then)
-            set_torch_random_state(random_state, self.ranks.device)
-        return gradient
-
     def probe(self, loss_function: LossFunction, size: int) -> None:
         """Lower the micro-batch, on all ranks, until a pass of it fits; see `Run.probe`."""
-        if self.ranks.device.type in PROBED and self.counters.step == 0:
-            self._probe(loss_function, size)
-
-    def _probe(self, loss_function: LossFunction, size: int) -> None:
-        before, doing = self.counters.micro_batch, "looking for a micro-batch that fits"
-        with torch.random.fork_rng([self.ranks.device] if self.ranks.device.type == "cuda" else []):
-            self._repeat_until_it_fits(
-                lambda: self._sum_gradient(loss_function, min(size, self.counters.micro_batch), doing),
-                "before the first step; every rank tries",
-            )
+        device, before = self.ranks.device, self.counters.micro_batch
+        if device.type not in PROBED or self.counters.step:
+            return
+        doing, then = "looking for a micro-batch that fits", "before the first step; every rank tries"
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            self._sum_gradient(loss_function, size, doing, then, is_one_pass=True)
         if self.counters.micro_batch != before:
-            self.notify(f"micro-batch {self.counters.micro_batch} fits (asked: {before})")
-
-    def _status_of(self, error: Exception) -> tuple[int, str | None]:
-        """(count that is set for all ranks, cause) of a failed pass. Raises if ranks cannot agree."""
-        is_memory = is_out_of_memory(error)
-        if not self.strategy.is_agreed:
-            if is_memory:
-                raise self._memory_error(self.strategy.why_alone) from error
-            raise error
-        return (OUT_OF_MEMORY, None) if is_memory else (FATAL, self.ranks.record(error))
+            self.ranks.print(f"micro-batch {self.counters.micro_batch} fits (asked: {before})")
 
     def _halve(self, num_ranks: int, then: str) -> None:
         """Halve the micro-batch on all ranks. Raises StageError if it is one row already."""
@@ -242,7 +255,8 @@ class Updates:
         if self.counters.micro_batch == 1:
             raise self._memory_error(where, is_agreed=True)
         self.counters.micro_batch = max(1, self.counters.micro_batch // 2)
-        self.notify(f"WARNING: out of memory {where} {then} a micro-batch of {self.counters.micro_batch}")
+        now = self.counters.micro_batch
+        self.ranks.print(f"WARNING: out of memory {where} {then} a micro-batch of {now}")
 
     def _memory_error(self, where: str, is_agreed: bool = False) -> StageError:
         """The error that ends all ranks. The next start takes half the micro-batch, if it is above one."""
@@ -251,7 +265,7 @@ class Updates:
         if now == 1:
             advice = f"Make {self.ranks.folder.stage}.model smaller, or use a device with more memory."
             return StageError(cause, "out_of_memory", advice, is_agreed)
-        self.ranks.folder.note(
+        self.ranks.folder.write_if_open(
             f"{MEMORY}/rank{self.ranks.rank}.json",
             {"micro_batch": now // 2, "micro_batch_asked": self.train.micro_batch},
         )
@@ -264,7 +278,7 @@ class Updates:
         counters.num_skipped += 1
         counters.num_skipped_in_row += 1
         in_row = counters.num_skipped_in_row
-        self.notify(
+        self.ranks.print(
             f"WARNING: step {counters.step} skipped: loss {loss} or its gradient is not finite "
             f"({in_row} in a row)"
         )
@@ -277,50 +291,9 @@ class Updates:
                 NON_FINITE.format(saved=saved, section=self.ranks.folder.stage, doctor=make_target("doctor")),
             )
 
-    # ---------------------------------------------------------------- state
-
     def exported(self) -> dict[str, Tensor]:
         """The averaged weights kept by `Run.keep_best`, else the last ones."""
         return self.best_weights if self.best_weights is not None else self.ema.averages
-
-    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The state for a checkpoint: (equal on all ranks, of this rank)."""
-        shared, own = self.strategy.split(
-            {
-                "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "ema": self.ema.state_dict(),
-                "best_weights": self.best_weights,
-            }
-        )
-        return shared | {"is_sharded": self.strategy.is_sharded, **asdict(self.counters)}, own
-
-    def load(
-        self, shared: dict[str, Any], own: dict[str, Any] | None, read_all: Callable[[], list[dict]]
-    ) -> None:
-        """Load what `state` returned. own: None if another number of ranks wrote it; read_all(): the own
-        state of every rank.
-
-        Raises ValueError, RuntimeError or KeyError if it belongs to another model.
-        """
-        place = (self.ranks.rank, self.ranks.world) if self.strategy.is_sharded else None
-        shapes = sharding.shapes_of(self.model, self.optimizer)
-        state = sharding.local_state(shared, own, read_all, shapes, place)
-        current = self.model.state_dict()
-        self.model.load_state_dict(
-            {name: sharding.as_sharded(current[name], tensor) for name, tensor in state["model"].items()}
-        )
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.ema.load_state_dict(state["ema"])
-        self.best_weights = state["best_weights"]
-        if self.best_weights is not None:
-            require_alike(self.best_weights, self.ema.averages, "average")
-        saved = {name: shared.get(name, value) for name, value in vars(self.counters).items()}
-        asked, micro_batch = saved.pop("micro_batch_asked"), saved.pop("micro_batch")
-        vars(self.counters).update(saved)
-        if asked == self.train.micro_batch:  # else the user has changed the setting
-            self.counters.micro_batch = min(micro_batch, self.counters.micro_batch)
-        self.saved = self.ranks.activity.step = self.counters.step
 
 
 NO_TASK = (

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ups.common.torch_state import refuse_gradient
+from ups.common.device import refuse_gradient
 from ups.models.bases.base import Base, Fit, ParameterBatch, Samples
 
 PASS = (
