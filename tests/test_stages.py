@@ -30,7 +30,7 @@ import prepare_data
 import ups.evaluation.ensemble
 import ups.generative.sampling
 import ups.training.run
-from ups.common import stages
+from ups.common import place
 from ups.common.files import file_hash, remove_named, value_hash, write_sealed
 from ups.common.place import ROOT
 from ups.config.load import load_config, to_dict
@@ -84,7 +84,7 @@ OPERATOR = (
     "operator.model.width=16 operator.model.depth=1 operator.model.modes=4 operator.base_steps=5 "
     "operator.train.steps=3 operator.train.precision='no' operator.train.validate_trajectories=1"
 ).split()
-PARENTS = {name: [*stage.parents] for name, stage in stages.STAGES.items() if name != "operator"}
+PARENTS = {name: [*stage.parents] for name, stage in place.STAGES.items() if name != "operator"}
 STAGES = tuple(PARENTS)
 TRAIN = [
     f"{section}.{key}"
