@@ -32,6 +32,7 @@ from ups.evaluation.reference_ensembles import RolloutErrors, sample_exactly, sa
 from ups.evaluation.truth import Truth, open_truth
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
+from ups.metrics.intervals import Resamples
 from ups.metrics.joint import score_joint
 from ups.models.operator import load_operator
 from ups.training.environment import describe_environment
@@ -129,7 +130,7 @@ def assess(config: Config) -> dict[str, Any]:
         members = make()
         seconds = time.perf_counter() - started
         scores[model] = score(members)
-        row = summarise_ensemble(scores[model], settings.num_bootstrap, seed, groups)
+        row = summarise_ensemble(scores[model], Resamples(settings.num_bootstrap, seed, groups))
         models[model] = {
             "ssr_by_lead": row["ssr_by_lead"]["value"],
             "new_waves": new_waves(members[:, :, 0, 0], quiet[:, 0, 0, 0], v),
@@ -144,7 +145,9 @@ def assess(config: Config) -> dict[str, Any]:
     others = {"exact": "exact", "cheap": cheap} | {name: name for name in ("scoring",) if name in scores}
     for model in models:
         for name, other in others.items():
-            ratios = compare_ensembles(scores[model], scores[other], settings.num_bootstrap, seed, groups)
+            ratios = compare_ensembles(
+                scores[model], scores[other], Resamples(settings.num_bootstrap, seed, groups)
+            )
             models[model][f"over {name}"] = {
                 key: ratios[key] for key in ("crps", "crps_by_lead", "trajectory_score") if key in ratios
             }

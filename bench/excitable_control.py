@@ -24,6 +24,7 @@ from ups.evaluation.ensemble import rollouts
 from ups.evaluation.reference_ensembles import sample_exactly
 from ups.evaluation.truth import open_truth
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
+from ups.metrics.intervals import Resamples
 
 TASK = "barkley2d_shown"
 RESULTS = Path(__file__).parent / "results" / "excitable_control"
@@ -36,7 +37,7 @@ def spread_of_exact_samples(config: Config) -> list[float]:
     rows = scored_rows(config, truth)
     members = sample_exactly(truth, config.run.seed, rows, LEADS, config.evaluate.members)
     scores = score_ensemble(members, truth.future(rows, LEADS), truth.task.boundary)
-    return summarise_ensemble(scores, 1, 0)["spread_by_lead"]
+    return summarise_ensemble(scores, Resamples(1, 0))["spread_by_lead"]
 
 
 def assess(config: Config) -> dict[str, Any]:
@@ -48,8 +49,8 @@ def assess(config: Config) -> dict[str, Any]:
     for model in ("operator", *ensembles.samplers):
         members = rollouts(ensembles, model, rows, LEADS, config.evaluate.members)
         scores = score_ensemble(members, u_ref, truth.task.boundary)
-        still = summarise_ensemble({name: part[is_still] for name, part in scores.items()}, 1, 0)
-        every = summarise_ensemble(scores, 1, 0)
+        still = summarise_ensemble({name: part[is_still] for name, part in scores.items()}, Resamples(1, 0))
+        every = summarise_ensemble(scores, Resamples(1, 0))
         models[model] = {
             name: {
                 "by_lead": [v / one for v, one in zip(every[f"{name}_by_lead"], unit, strict=True)],

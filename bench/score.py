@@ -21,7 +21,7 @@ from ups.data.build_cache import build_cache, is_up_to_date, open_sources
 from ups.data.cache import open_cache
 from ups.evaluation.truth import Truth
 from ups.metrics.errors import are_pooled, rmse, score, summarise_errors
-from ups.metrics.intervals import bootstrap, merge
+from ups.metrics.intervals import Resamples, bootstrap, merge
 from ups.metrics.spectra import rms
 from ups_discovery.boundary import along
 
@@ -142,7 +142,7 @@ def summary(errors: Errors, split: Split, is_steady: bool, num_bootstrap: int) -
     """Return the errors of one model on one split; `error` is the one that ranks it."""
     relative, pooled = (errors.error / errors.truth).sqrt(), errors.pooled()
     value, low, high = bootstrap(
-        errors.moments(is_steady), lambda m: headline(m, is_steady), num_bootstrap, 0, split.groups
+        errors.moments(is_steady), lambda m: headline(m, is_steady), Resamples(num_bootstrap, 0, split.groups)
     )
     by_parameter = {}
     for key in sorted(set(map(tuple, split.parameters.tolist()))) if split.parameters.shape[1] else ():
@@ -177,7 +177,7 @@ def paired_ratio(
         values = torch.stack([headline(part, is_steady) for part in mean.split(width, 1)])
         return values[:num_one].mean(0) / values[num_one:].mean(0)
 
-    value, low, high = bootstrap(torch.cat(moments, 1), ratio, num_bootstrap, 0, split.groups)
+    value, low, high = bootstrap(torch.cat(moments, 1), ratio, Resamples(num_bootstrap, 0, split.groups))
     return {"ratio": float(value), "low": float(low), "high": float(high)}
 
 
@@ -210,7 +210,9 @@ def report_row(trained: Trained, split: Split, config: Config, cache: Any, state
     times = torch.zeros(1) if cache.task.is_steady else cache.dt * torch.arange(1, num_frames + 1)
     scores, settings = merge(parts), config.evaluate
     is_pooled = are_pooled(scores["ref_rms"], cache.task.is_driven)
-    row = summarise_errors(scores, settings.num_bootstrap, config.run.seed, times, 0, split.groups, is_pooled)
+    row = summarise_errors(
+        scores, Resamples(settings.num_bootstrap, config.run.seed, split.groups), times, 0, is_pooled
+    )
     return {**row, "ms_per_state": state_ms, "train_seconds": round(trained.seconds, 1)}
 
 

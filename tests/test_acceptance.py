@@ -19,6 +19,7 @@ from ups.evaluation import one_step as steps
 from ups.evaluation.ensemble import Windows
 from ups.evaluation.gates import point
 from ups.evaluation.steady import moments_against, split_distances, summarise_exact
+from ups.metrics.intervals import Resamples
 from ups.results import Entry, Results
 
 pytestmark = pytest.mark.faults  # tests/test_gates.py refuses the same fakes of a stage
@@ -238,7 +239,7 @@ def exact_entry(kind: str, spread: float = 0.003) -> dict:
         }[kind]
         rows.append(moments_against((mean + spread * x).exp(), exact))
         splits.append(split_distances(exact, draws, field))
-    return summarise_exact(rows, torch.stack(splits).mean(0), 100, 0)
+    return summarise_exact(rows, torch.stack(splits).mean(0), Resamples(100, 0))
 
 
 def steady_misses(kind: str, baseline: str = "dressed") -> set[str]:

@@ -23,6 +23,7 @@ from ups.evaluation.reference_ensembles import RolloutErrors, exact_mean, refere
 from ups.evaluation.truth import open_truth
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
+from ups.metrics.intervals import Resamples
 from ups.metrics.joint import score_joint
 from ups.models.base_selection import fitted_state, select_base
 from ups.models.head_setup import build_operator
@@ -72,17 +73,19 @@ def judged(request):
     entry = Entry("t", "ensembles", {"best_cheap": "cheap"})
     entry.add("", {"members": 24})
     for name, rows in scores.items():
-        entry.add(name, summarise_ensemble(rows, 200, 0))
+        entry.add(name, summarise_ensemble(rows, Resamples(200, 0)))
         entry.add(name, {"nonfinite_trajectories": 0}, "one step")
-        versus = compare_ensembles(rows, scores["exact"], 200, 0)
+        versus = compare_ensembles(rows, scores["exact"], Resamples(200, 0))
         entry.add(f"{name} / exact", versus)
         entry.add(name, {"crps_over_exact": versus["crps"]}, "one step")
-    best = compare_ensembles(scores["operator"], scores["bayes_mean"], 200, 0)
+    best = compare_ensembles(scores["operator"], scores["bayes_mean"], Resamples(200, 0))
     entry.add("operator / bayes_mean", best)
     laws = {}
     for times in (1, 2):
         data = mean[:, 0] + times * (u[:, 1:] - mean[:, 0])
-        laws[times] = summarise_ensemble(score_ensemble(shown["exact"], data, task.boundary), 200, 0)["ssr"]
+        laws[times] = summarise_ensemble(
+            score_ensemble(shown["exact"], data, task.boundary), Resamples(200, 0)
+        )["ssr"]
     return laws, entry
 
 

@@ -32,6 +32,7 @@ from ups.generative.conditions import StateConditions
 from ups.generative.corrector import Corrector
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
+from ups.metrics.intervals import Resamples
 from ups.models.base_selection import fitted_state, select_base
 from ups.models.head_setup import build_operator
 from ups.results import Entry
@@ -328,10 +329,10 @@ def test_samples_of_another_law_are_not_exact(world, monkeypatch, noise, viscosi
     found = placed(entry)
     windows = one_step(ensembles, 480, SETTINGS.members, [], num_exact=SETTINGS.truth_members)
     groups = truth.cache.trajectory[truth.cache.split["test"][windows.rows]]
-    ranks = ranks_of_data(windows.u_ref, windows.law, "periodic", 100, seed, groups)
+    ranks = ranks_of_data(windows.u_ref, windows.law, "periodic", Resamples(100, seed, groups))
     rows = truth.cache.split["test"]
     scores = score_ensemble(sample_exactly(truth, seed, rows, 8, 10), truth.future(rows, 8), "periodic")
-    ssr = summarise_ensemble(scores, 100, seed)["ssr"]
+    ssr = summarise_ensemble(scores, Resamples(100, seed))["ssr"]
     found.add("", {"ranks_of_data": ranks, "ssr_of_law": ssr}, "one step")
     names = failed(found)
     assert not names if passes else "law_ranks/t" in names, names

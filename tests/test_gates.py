@@ -20,7 +20,7 @@ from ups.evaluation.gates import check_gates, check_usability, gate, point, usab
 from ups.evaluation.steady import pool, pool_checks, pool_spread
 from ups.metrics import ensembles as probabilistic
 from ups.metrics.errors import vanishes
-from ups.metrics.intervals import as_interval, bootstrap, halves
+from ups.metrics.intervals import Resamples, halves
 from ups.metrics.joint import score_joint
 from ups.report import summary
 from ups.results import Entry, Results
@@ -64,12 +64,12 @@ def scored(kind: str, key: int) -> tuple[dict, dict]:
         **probabilistic.score_ensemble(members, u_ref, "periodic", reference),
         **score_joint(members, u_ref, "periodic", reference),
     }
-    return scores, probabilistic.summarise_ensemble(scores, 200, 0)
+    return scores, probabilistic.summarise_ensemble(scores, Resamples(200, 0))
 
 
 @functools.cache
 def compared(one: tuple[str, int], other: tuple[str, int]) -> dict:
-    return probabilistic.compare_ensembles(scored(*one)[0], scored(*other)[0], 200, 0)
+    return probabilistic.compare_ensembles(scored(*one)[0], scored(*other)[0], Resamples(200, 0))
 
 
 @functools.cache
@@ -133,14 +133,14 @@ def prior(kind: str = "right", pushed: str = "right") -> Entry:
     made = Entry("t", "steady", {"best_cheap": cheap})
     for model, rows in scores.items():
         for name in names:
-            made.add(model, probabilistic.summarise_ensemble(rows, 20, 0), f"observed {name}")
+            made.add(model, probabilistic.summarise_ensemble(rows, Resamples(20, 0)), f"observed {name}")
     scores["corrector"] |= score_joint(members["corrector"], u_ref, "periodic", members["operator"][:, 0])
     every = dict.fromkeys(names, scores)
     both = [scores["corrector"]] * 2
-    made.add("", {"num_initial_conditions": CASES, "ssr": pool_spread(both, 200, 0, groups)})
-    made.add("", pool_checks(both, [], 200, 0, groups))
+    made.add("", {"num_initial_conditions": CASES, "ssr": pool_spread(both, Resamples(200, 0, groups))})
+    made.add("", pool_checks(both, [], Resamples(200, 0, groups)))
     for other in ("dressed", "dressed_conditional", "linear_posterior", "unconditional"):
-        made.add(f"corrector / {other}", pool(every, list(names), other, 200, 0, groups))
+        made.add(f"corrector / {other}", pool(every, list(names), other, Resamples(200, 0, groups)))
     return made
 
 
@@ -349,7 +349,7 @@ def test_less_data_makes_a_gate_harder():
 
     def passed(count: int) -> bool:
         both = torch.stack([ours[:count], theirs[:count]], 1)
-        found = as_interval(bootstrap(both, lambda mean: halves(mean)[:, 0], 500, 0))
+        found = Resamples(500, 0).interval(both, lambda mean: halves(mean)[:, 0])
         return gate("scoring", "score/t/scoring", "score", found, below=1.0)["passed"]
 
     assert [passed(count) for count in (400, 8)] == [True, False]

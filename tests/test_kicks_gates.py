@@ -15,6 +15,7 @@ from ups.evaluation.gates import gate
 from ups.evaluation.reference_ensembles import sample_exactly, sample_law
 from ups.evaluation.truth import open_truth
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
+from ups.metrics.intervals import Resamples
 from ups.metrics.joint import law_increments, residual_energy, score_joint
 from ups.results import Entry
 from ups_solvers import barkley
@@ -66,10 +67,11 @@ def entry(tmp_path_factory) -> Entry:
     }
     made = Entry("t", "ensembles", {"best_cheap": "exact"})
     made.add("", {"members": MEMBERS})
+    resamples = Resamples(COUNT, 0, groups)
     for name, u in ensembles.items():
-        made.add(name, summarise_ensemble(scores[name], COUNT, 0, groups))
-        made.add(name, {"independence": independence(u, COUNT, 0, groups, law, None)})
-        made.add(f"{name} / exact", compare_ensembles(scores[name], scores["exact"], COUNT, 0, groups))
+        made.add(name, summarise_ensemble(scores[name], resamples))
+        made.add(name, {"independence": independence(u, resamples, law, None)})
+        made.add(f"{name} / exact", compare_ensembles(scores[name], scores["exact"], resamples))
     return made
 
 

@@ -8,7 +8,7 @@ import torch
 
 from ups.metrics import errors as metrics
 from ups.metrics import intervals, spectra
-from ups.metrics.intervals import bootstrap, halves, plain_mean
+from ups.metrics.intervals import Resamples, bootstrap, halves, plain_mean
 
 
 def make(seed=0, n=6, num_frames=5, channels=2, space=(16,), noise=0.1):
@@ -18,18 +18,16 @@ def make(seed=0, n=6, num_frames=5, channels=2, space=(16,), noise=0.1):
 
 
 def summary(u_pred, u_ref, boundary="periodic", **kwargs):
-    return metrics.summarise_errors(
-        metrics.score(u_pred, u_ref, boundary), num_bootstrap=50, seed=0, **kwargs
-    )
+    return metrics.summarise_errors(metrics.score(u_pred, u_ref, boundary), Resamples(50, 0), **kwargs)
 
 
 def interval(values, num_bootstrap, seed, groups=None):
-    return tuple(map(float, bootstrap(*plain_mean(values[:, None]), num_bootstrap, seed, groups)))
+    return tuple(map(float, bootstrap(*plain_mean(values[:, None]), Resamples(num_bootstrap, seed, groups))))
 
 
 def ratio_interval(values, baseline, num_bootstrap, seed):
     both = torch.stack([values, baseline], 1)
-    return tuple(map(float, bootstrap(both, lambda mean: halves(mean)[:, 0], num_bootstrap, seed)))
+    return tuple(map(float, bootstrap(both, lambda mean: halves(mean)[:, 0], Resamples(num_bootstrap, seed))))
 
 
 def numpy_pdebench(u_pred, u_ref):
@@ -175,7 +173,9 @@ def test_scores_do_not_depend_on_the_batch_size(monkeypatch):
         assert torch.allclose(whole[name], joined[name], rtol=1e-12, atol=1e-14), name
         assert torch.allclose(whole[name], single[name], rtol=1e-12, atol=1e-14), name
     monkeypatch.undo()
-    assert metrics.summarise_errors(whole, 20, 0) == metrics.summarise_errors(joined, 20, 0)
+    assert metrics.summarise_errors(whole, Resamples(20, 0)) == metrics.summarise_errors(
+        joined, Resamples(20, 0)
+    )
 
 
 def test_legacy_number_equals_averaging_over_perfect_context_frames():
@@ -302,10 +302,10 @@ def test_compare_is_the_ratio_of_the_two_summaries():
     ours, theirs = metrics.score(u_pred, u_ref, "periodic"), metrics.score(u_pred + 0.3, u_ref, "periodic")
     for metric in ("nrmse", "nrmse_pooled", "frmse_low"):
         expected = (
-            metrics.summarise_errors(ours, 10, 0)[metric]["value"]
-            / metrics.summarise_errors(theirs, 10, 0)[metric]["value"]
+            metrics.summarise_errors(ours, Resamples(10, 0))[metric]["value"]
+            / metrics.summarise_errors(theirs, Resamples(10, 0))[metric]["value"]
         )
-        entry = intervals.compare(metrics.ERROR[metric], ours, theirs, 50, 0)
+        entry = intervals.compare(metrics.ERROR[metric], ours, theirs, Resamples(50, 0))
         assert (
             entry["value"] == pytest.approx(expected, rel=1e-5)
             and entry["low"] <= entry["value"] <= entry["high"]

@@ -20,7 +20,7 @@ from ups.metrics.calibration import (
     spread_slope,
 )
 from ups.metrics.ensembles import LEVELS_BY_LEAD, compare_ensembles, score_ensemble, summarise_ensemble
-from ups.metrics.intervals import merge, pairing
+from ups.metrics.intervals import Resamples, merge, pairing
 from ups.metrics.proper import energy_distance, energy_score, expected_crps, fair_crps
 from ups.metrics.spectra import spectrum_error
 
@@ -65,7 +65,7 @@ def crps_gaussian(mean, std, y):
 
 
 def summary(members, u_ref, boundary="periodic", **kwargs):
-    return summarise_ensemble(score_ensemble(members, u_ref, boundary, **kwargs), 50, 0)
+    return summarise_ensemble(score_ensemble(members, u_ref, boundary, **kwargs), Resamples(50, 0))
 
 
 # ---- CRPS
@@ -124,7 +124,7 @@ def test_exchangeable_members_have_spread_skill_ratio_one_and_the_error_of_a_fin
     n, cells = 500, 64
     x, y = normal(generator, n, count, 2, 1, cells), normal(generator, n, 2, 1, cells)
     scores = score_ensemble(x, y, "periodic")
-    row, points = summarise_ensemble(scores, 200, 0), n * cells * 2
+    row, points = summarise_ensemble(scores, Resamples(200, 0)), n * cells * 2
     errors = scores["squared_error"].mean(0).sqrt().mean(1).tolist()
     error = 0.5 * math.sqrt(2 / points * (1 + 1 / (count - 1)))
     assert abs(row["ssr"]["value"] - 1) < SIGMAS * error
@@ -164,7 +164,7 @@ def test_correlated_points_are_no_evidence_against_flat_ranks(generator):
     # 32 times the same
     x, y = (normal(generator, *shape, 6, 1, 1).expand(*shape, 6, 1, 32) for shape in ((300, 8), (300,)))
     scores = score_ensemble(x, y, "periodic", rank_stride=1)
-    row = summarise_ensemble(scores, 20, 0)
+    row = summarise_ensemble(scores, Resamples(20, 0))
     assert float(rank_ratio(scores["ranks"].sum(0)).mean()) > 5  # 32 in the mean
     assert abs(row["rank_ratio"]["value"] - 1) < SIGMAS * 32 * math.sqrt(2 / 8 / 6)
     confident = summary(0.5 * x, y, rank_stride=1)["rank_ratio"]["value"]
@@ -372,7 +372,7 @@ def test_pairing_is_zero_for_equal_two_for_independent_and_one_for_the_mean(gene
     assert value(2 * y, x, "variance_ratio") == pytest.approx(4, abs=4 * 2 * error)
     assert value(teacher + 1, teacher, "correlation") == pytest.approx(1.0)
     assert value(teacher + 1, teacher, "error") == pytest.approx(1.0, abs=2 * error)
-    row = pairing(2 * y, x, 200, 0, torch.arange(400) // 2)["variance_ratio"]
+    row = pairing(2 * y, x, Resamples(200, 0, torch.arange(400) // 2))["variance_ratio"]
     half = (row["high"] - row["low"]) / 2  # 1.96 errors: one seed in twenty has 4 outside the interval
     assert (
         row["low"] < row["value"] < row["high"]
@@ -385,9 +385,11 @@ def test_pairing_is_zero_for_equal_two_for_independent_and_one_for_the_mean(gene
 def test_the_mean_over_pairs_excludes_pairs_within_a_group():
     matrix = torch.arange(16.0).reshape(4, 4)
     away = [matrix[i, j] for i in range(4) for j in range(4) if i // 2 != j // 2]
-    value, low, high = intervals.bootstrap_pairs(matrix, 200, 0, torch.tensor([5, 5, 9, 9]))
+    value, low, high = intervals.bootstrap_pairs(matrix, Resamples(200, 0, torch.tensor([5, 5, 9, 9])))
     assert float(value) == pytest.approx(sum(away).item() / 8) and low <= value <= high
-    assert math.isnan(intervals.bootstrap_pairs(matrix, 20, 0, torch.zeros(4))[0])  # one group has no pair
+    assert math.isnan(
+        intervals.bootstrap_pairs(matrix, Resamples(20, 0, torch.zeros(4)))[0]
+    )  # one group has no pair
 
 
 def test_energy_distance_of_pairs_detects_fakes_and_its_floor_covers_chance(generator):
@@ -395,14 +397,14 @@ def test_energy_distance_of_pairs_detects_fakes_and_its_floor_covers_chance(gene
     for seed in range(size):
         known = 0.3 * normal(generator, 60, 1, 4)  # member and truth share their condition
         x, y = known + normal(generator, 60, 3, 4), known[:, 0] + normal(generator, 60, 4)
-        value = float(intervals.bootstrap_pairs(intervals.distance_matrix(x[:, :1], y), 2, 0)[0])
-        below += value <= intervals.exchange_floor(x[:, 0], y, seed)
+        value = float(intervals.bootstrap_pairs(intervals.distance_matrix(x[:, :1], y), Resamples(2, 0))[0])
+        below += value <= intervals.exchange_floor(x[:, 0], y, Resamples(1, seed))
     assert abs(below / size - 0.95) < SIGMAS * math.sqrt(0.95 * 0.05 / size)
     # the mean for samples
-    far = intervals.bootstrap_pairs(intervals.distance_matrix(known.expand(-1, 3, -1), y), 200, 0)
-    assert far[1] > intervals.exchange_floor(x[:, 0], y, 0) and far[1] < far[0] < far[2]
+    far = intervals.bootstrap_pairs(intervals.distance_matrix(known.expand(-1, 3, -1), y), Resamples(200, 0))
+    assert far[1] > intervals.exchange_floor(x[:, 0], y, Resamples(1, 0)) and far[1] < far[0] < far[2]
     broken = intervals.distance_matrix(torch.full_like(x, math.nan), y)
-    assert all(math.isnan(part) for part in intervals.bootstrap_pairs(broken, 10, 0))
+    assert all(math.isnan(part) for part in intervals.bootstrap_pairs(broken, Resamples(10, 0)))
 
 
 def test_the_distance_of_pairs_is_the_energy_distance_without_pairs_within_a_case(generator):
@@ -415,7 +417,7 @@ def test_the_distance_of_pairs_is_the_energy_distance_without_pairs_within_a_cas
         for m in range(2)
         for k in range(2)
     ]
-    value = float(intervals.bootstrap_pairs(intervals.distance_matrix(x, y), 2, 0)[0])
+    value = float(intervals.bootstrap_pairs(intervals.distance_matrix(x, y), Resamples(2, 0))[0])
     assert value == pytest.approx(float(torch.stack(expected).mean()), rel=1e-9)
 
 
@@ -464,7 +466,7 @@ def test_merged_batches_equal_one_scoring(boundary, space, generator, monkeypatc
             assert torch.allclose(other[name], value, rtol=1e-9, atol=1e-12, equal_nan=True), name
     assert all(value[0].numel() <= 3 * NUM_FINE for value in whole.values())
     monkeypatch.undo()
-    rows = [summarise_ensemble(scores, 50, 0) for scores in (whole, merge(parts))]
+    rows = [summarise_ensemble(scores, Resamples(50, 0)) for scores in (whole, merge(parts))]
     assert json.dumps(rows[0], allow_nan=False) == json.dumps(rows[1], allow_nan=False)
 
 
@@ -473,7 +475,7 @@ def test_one_member_is_a_deterministic_forecast():
     u_ref = ensemble(generator)[1]
     u_pred = u_ref + 0.1 * normal(generator, *u_ref.shape)
     row = summary(u_pred[:, None], u_ref, reference=u_pred)
-    plain = metrics.summarise_errors(metrics.score(u_pred, u_ref, "periodic"), 50, 0)
+    plain = metrics.summarise_errors(metrics.score(u_pred, u_ref, "periodic"), Resamples(50, 0))
     assert row["crps"]["value"] == pytest.approx(float((u_pred - u_ref).abs().mean()), rel=1e-5)
     assert (
         row["nrmse_mean"] == row["nrmse_member"] == plain["nrmse"]
@@ -507,7 +509,7 @@ def test_errors_of_the_mean_are_pooled_where_a_field_vanishes(generator):
 def test_coverage_by_lead_is_nominal_for_exact_members_and_small_where_they_are_narrow():
     drawn = torch.randn(300, 20, 2, 1, 16, generator=torch.Generator().manual_seed(5))
     drawn[:, 1:, 1] *= 0.5
-    row = summarise_ensemble(score_ensemble(drawn[:, 1:], drawn[:, 0], "periodic"), 20, 0)
+    row = summarise_ensemble(score_ensemble(drawn[:, 1:], drawn[:, 0], "periodic"), Resamples(20, 0))
     found = torch.tensor(row["coverage_by_lead"])
     assert found.shape == (9, 2) and (found[:, 0] - torch.tensor(LEVELS_BY_LEAD)).abs().max() < 0.02
     assert (found[:, 1] < 0.75 * found[:, 0]).all()
@@ -516,7 +518,7 @@ def test_coverage_by_lead_is_nominal_for_exact_members_and_small_where_they_are_
 def test_a_row_holds_every_number_with_its_interval(generator):
     members, u_ref = ensemble(generator, n=30, members=16)
     scores = score_ensemble(members, u_ref, "periodic", members.mean(1))
-    row = summarise_ensemble(scores, 100, 3, torch.arange(30) // 2)
+    row = summarise_ensemble(scores, Resamples(100, 3, torch.arange(30) // 2))
     names = (
         "crps ssr nrmse_mean nrmse_member energy_score coverage_50 coverage_90 outlier_fraction "
         "spectrum_error residual_spectrum_error spread_slope"
@@ -530,7 +532,7 @@ def test_a_row_holds_every_number_with_its_interval(generator):
     assert leads["low"][0] < leads["value"][0] < leads["high"][0]
     assert len(row["rank_histogram"]) == 17 and row["nrmse_member"]["value"] > row["nrmse_mean"]["value"]
     assert json.loads(json.dumps(row, allow_nan=False)) == row
-    wider = summarise_ensemble(scores, 100, 3, groups=torch.zeros(30))
+    wider = summarise_ensemble(scores, Resamples(100, 3, torch.zeros(30)))
     assert wider["crps"]["low"] == wider["crps"]["high"]  # one group: nothing to resample
 
 
@@ -542,7 +544,7 @@ def test_a_member_that_is_not_finite_becomes_null_and_is_never_dropped(bad, gene
     scores = score_ensemble(members, u_ref, "periodic", members[:, 0])
     assert scores["crps"][2, 1].tolist() == [math.inf] * 2 and scores["nonfinite"].sum() == 1
     assert scores["crps"].isfinite().sum() == scores["crps"].numel() - 2
-    row = summarise_ensemble(scores, 50, 0)
+    row = summarise_ensemble(scores, Resamples(50, 0))
     for name in (
         "crps ssr nrmse_mean nrmse_member energy_score coverage_50 coverage_90 rank_ratio "
         "outlier_fraction spectrum_error residual_spectrum_error"
@@ -557,7 +559,7 @@ def test_a_member_that_is_not_finite_becomes_null_and_is_never_dropped(bad, gene
     json.dumps(row, allow_nan=False)
     assert fair_crps(members, u_ref).isinf().tolist() == [False, False, True, False, False, False]
     assert energy_score(members, u_ref).isinf().tolist() == [False, False, True, False, False, False]
-    assert compare_ensembles(scores, scores, 20, 0)["crps"]["value"] is None
+    assert compare_ensembles(scores, scores, Resamples(20, 0))["crps"]["value"] is None
 
 
 def test_a_reference_that_is_not_finite_is_not_dropped_either(generator):
@@ -571,14 +573,14 @@ def test_compare_is_a_paired_ratio(generator):
     members, u_ref = ensemble(generator, n=20, space=(8,))
     near = u_ref[:, None] + 0.5 * (members - u_ref[:, None])
     ours, theirs = (score_ensemble(x, u_ref, "periodic") for x in (near, members))
-    out = compare_ensembles(ours, theirs, 50, 0)
+    out = compare_ensembles(ours, theirs, Resamples(50, 0))
     for name in ("crps", "energy_score", "nrmse_mean"):
         assert out[name] == {key: pytest.approx(0.5, rel=1e-4) for key in ("value", "low", "high")}, name
     assert out["nrmse_mean_by_lead"]["value"] == pytest.approx([0.5] * 3, rel=1e-4)
     # spread and error halved
     assert out["ssr_less"] == {key: pytest.approx(0.0, abs=1e-4) for key in ("value", "low", "high")}
     assert "residual_spectrum_error" not in out and out["spectrum_error"]["value"] > 0
-    single = compare_ensembles(ours, score_ensemble(members[:, :1], u_ref, "periodic"), 50, 0)
+    single = compare_ensembles(ours, score_ensemble(members[:, :1], u_ref, "periodic"), Resamples(50, 0))
     assert 0 < single["crps"]["low"] < single["crps"]["value"] < single["crps"]["high"] < 1
 
 
@@ -634,7 +636,7 @@ def scored(n=2, members=3):
             "at least 2 per axis in a spectrum",
         ),
         (
-            lambda: compare_ensembles(scored(), scored(n=3), 5, 0),
+            lambda: compare_ensembles(scored(), scored(n=3), Resamples(5, 0)),
             "expected the same cases in compare_ensembles",
         ),
     ],

@@ -27,7 +27,7 @@ from ups.common.text import markdown
 from ups.evaluation.break_even import add_costs, conclude
 from ups.evaluation.gates import PAIR, check_gates, check_usability, horizon_of, network_gain, usability_of
 from ups.metrics import errors as metrics
-from ups.metrics.intervals import compare
+from ups.metrics.intervals import Resamples, compare
 from ups.report import (
     animations,
     drawing,
@@ -90,7 +90,7 @@ def task_entry(name, u_pred, u_ref, times, context, fields, boundary, has_rivals
     counts = {"num_initial_conditions": len(u_ref), "num_trajectories": len(u_ref)}
     entry.add("", counts | {"num_frames_predicted": u_ref.shape[1]})
     for (model, s), milliseconds in zip(scores.items(), (0.81, 0.4, 0.0, 0.12, 1.9, 4.4), strict=False):
-        row = metrics.summarise_errors(s, 100, 0, None if steady else times)
+        row = metrics.summarise_errors(s, Resamples(100, 0), None if steady else times)
         entry.add(model, row | {"ms_per_state": milliseconds, "evaluations_per_state": 1})
     errors = metrics.nrmse_per_trajectory(scores["operator"])
     cells, ndim = u_ref.shape[3], u_ref.ndim - 3
@@ -116,7 +116,7 @@ def task_entry(name, u_pred, u_ref, times, context, fields, boundary, has_rivals
             sample["inputs"] = {"a": (sample["u_ref"][0, 0] > 0).astype(float)}
     for other in ("base", "persistence", "train_mean"):
         for key in ("nrmse", "crmse") if other in scores else ():
-            ratio = compare(metrics.ERROR[key], scores["operator"], scores[other], 100, 0)
+            ratio = compare(metrics.ERROR[key], scores["operator"], scores[other], Resamples(100, 0))
             entry.add(f"operator / {other}", {key: ratio})
     shown = {model: scores[model] for model in ("operator", "codec_floor")}
     leads = [facts["times"][lead] for lead in metrics.spectrum_leads(u_ref.shape[1])]

@@ -16,6 +16,7 @@ from test_report import Page, example
 from ups.common.formatting import number
 from ups.evaluation.by_evaluations import add_curves
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
+from ups.metrics.intervals import Resamples
 from ups.metrics.joint import score_joint
 from ups.report import animations, figures_ensemble, report
 from ups.report.sections import ENSEMBLE_ROWS, ensemble_section, steady_section
@@ -98,18 +99,16 @@ def make_forecast():
     entry = Entry("burgers1d", "ensembles", {"times": times, "words": words})
     entry.add("", {"members": NUM_MEMBERS})
     for i, (model, s) in enumerate(scores.items()):
-        entry.add(model, summarise_ensemble(s, 100, 0))
+        entry.add(model, summarise_ensemble(s, Resamples(100, 0)))
         costs = {"evaluations_per_state": EVALUATIONS.get(model, 0.0), "ms_per_state": 0.71 * i + 0.5}
         entry.add(model, costs)
     pair = scores["corrector"], scores["dressed_conditional"]
-    entry.add("corrector / dressed_conditional", compare_ensembles(*pair, 100, 0))
+    entry.add("corrector / dressed_conditional", compare_ensembles(*pair, Resamples(100, 0)))
     add_curves(
         entry,
         {1: few(joint["dressed"]), 2: few(joint["student_1"])},
         {name: joint[name] for name in (*EVALUATIONS, "dressed")},
-        100,
-        0,
-        torch.arange(len(u_ref)),
+        Resamples(100, 0, torch.arange(len(u_ref))),
     )
     return entry, sample_of(members, u_ref)
 

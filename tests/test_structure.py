@@ -7,7 +7,7 @@ import torch
 
 from ups.evaluation.checks import independence, ranks_of_data, response
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
-from ups.metrics.intervals import as_interval, bootstrap
+from ups.metrics.intervals import Resamples
 from ups.metrics.joint import JOINT, law_increments, score_joint
 
 GRIDS = [
@@ -30,7 +30,7 @@ def walks(count: int, num: int, frames: int, fields: int, space: tuple[int, ...]
 def figures(members: torch.Tensor, u_ref: torch.Tensor, boundary: str) -> dict[str, dict]:
     scores = score_joint(members, u_ref, boundary, torch.full_like(u_ref, 5.0))
     moments = {metric.name: metric.moments(scores, None) for metric in JOINT}
-    return {name: as_interval(bootstrap(*part, 100, 0)) for name, part in moments.items() if part is not None}
+    return {name: Resamples(100, 0).interval(*part) for name, part in moments.items() if part is not None}
 
 
 @pytest.mark.parametrize(("space", "boundary", "frames", "fields"), GRIDS)
@@ -150,22 +150,24 @@ def test_dependent_members_change_the_variance_of_the_ensemble_mean(kind, low, h
 
     law = torch.randn(200, 32, 4, 1, 8, generator=torch.Generator().manual_seed(9))
     known = {"law": law} if has_law else {"again": drawn(2)[:, :, :3]}
-    found = independence(drawn(1), 100, 0, torch.arange(200), **known)
+    found = independence(drawn(1), Resamples(100, 0, torch.arange(200)), **known)
     assert low < found["value"] < high and found["low"] <= found["value"] <= found["high"]
 
 
 def test_the_response_is_the_slope_on_the_teachers_and_zero_without_conditions():
     own, other = torch.randn(2, 30, 4, 8, 3, generator=torch.Generator().manual_seed(0)).unbind(0)
     groups = torch.arange(30)
-    assert response((0.5 * own, 0.5 * other), (own, other), 50, 0, groups)["value"] == pytest.approx(0.5)
-    assert response((own, own), (own, other), 50, 0, groups)["value"] == 0.0
+    assert response((0.5 * own, 0.5 * other), (own, other), Resamples(50, 0, groups))[
+        "value"
+    ] == pytest.approx(0.5)
+    assert response((own, own), (own, other), Resamples(50, 0, groups))["value"] == 0.0
 
 
 @pytest.mark.parametrize(("size", "low", "high"), [(1.0, 0.47, 0.53), (0.8, 0.2, 0.45), (1.25, 0.55, 0.8)])
 def test_exact_data_have_uniform_ranks_among_the_samples(size, low, high):
     every = torch.randn(400, 17, 1, 1, 16, generator=torch.Generator().manual_seed(0)) + 3
     ranks = ranks_of_data(
-        size * every[:, 0], size * 3 - 3 + every[:, 1:], "periodic", 50, 0, torch.arange(400)
+        size * every[:, 0], size * 3 - 3 + every[:, 1:], "periodic", Resamples(50, 0, torch.arange(400))
     )
     assert all(low < value < high for value in ranks["value"]) and len(ranks["value"]) == 3
 
@@ -173,5 +175,5 @@ def test_exact_data_have_uniform_ranks_among_the_samples(size, low, high):
 def test_a_summary_without_joint_scores_has_no_joint_metrics():
     drawn = walks(10, 4, 3, 1, (16,), 3)
     assert "variogram_space" not in summarise_ensemble(
-        score_ensemble(drawn[:, 1:], drawn[:, 0], "periodic"), 20, 0
+        score_ensemble(drawn[:, 1:], drawn[:, 0], "periodic"), Resamples(20, 0)
     )

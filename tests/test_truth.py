@@ -13,6 +13,7 @@ from ups.evaluation.forecast import assess_forecasts
 from ups.evaluation.truth import open_truth
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
+from ups.metrics.intervals import Resamples
 from ups.models.base_selection import fitted_state, select_base
 from ups.models.head_setup import build_operator
 
@@ -75,7 +76,7 @@ def test_a_perfect_latent_has_the_error_of_its_codec(world):
     )
     windows = one_step(ensembles, 16, 1, ["perfect"])
     members = source.decode(windows.truth[:, None])  # what was scored as the truth once
-    row = summarise_ensemble(score_ensemble(members, windows.u_ref, truth.task.boundary), 20, 0)
+    row = summarise_ensemble(score_ensemble(members, windows.u_ref, truth.task.boundary), Resamples(20, 0))
     entry, _ = assess_forecasts(operator, truth, config.evaluate, 0, CPU)
     floor = entry.number("codec_floor", "nrmse")
     if codec.dim < codec.width:

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from ups.common.formatting import number as in_digits
 from ups.metrics.errors import ERROR, LARGEST_ERROR, are_pooled
-from ups.metrics.intervals import as_interval, bootstrap, compare, group_index, number, ratio
+from ups.metrics.intervals import Resamples, compare, group_index, number, ratio
 
 NUM_BOOTSTRAP = 1000
 MODELS = ("network", "base")  # compared by `squared_errors`
@@ -185,8 +185,9 @@ class Errors:
 
     def interval(self, groups: Tensor, seed: int) -> tuple[float | None, float | None]:
         """The 95 % interval of `error`, over trajectories."""
-        found = bootstrap(*ERROR["nrmse_pooled"].moments(self.scores(), None), NUM_BOOTSTRAP, seed, groups)
-        return as_interval(found)["low"], as_interval(found)["high"]
+        moments = ERROR["nrmse_pooled"].moments(self.scores(), None)
+        found = Resamples(NUM_BOOTSTRAP, seed, groups).interval(*moments)
+        return found["low"], found["high"]
 
 
 def is_as_good(one: Errors, best: Errors, groups: Tensor, seed: int) -> bool:
@@ -202,7 +203,7 @@ def is_as_good(one: Errors, best: Errors, groups: Tensor, seed: int) -> bool:
         if error > MAX_RATIO * least:
             return False
         scores = [each.scores(num_frames) for each in (one, best)]
-        low = compare(ERROR["nrmse_pooled"], *scores, NUM_BOOTSTRAP, seed, groups)["low"]
+        low = compare(ERROR["nrmse_pooled"], *scores, Resamples(NUM_BOOTSTRAP, seed, groups))["low"]
         if not low or low > 1:
             return False
     return True
@@ -210,7 +211,8 @@ def is_as_good(one: Errors, best: Errors, groups: Tensor, seed: int) -> bool:
 
 def is_clearly_better(one: Errors, other: Errors, groups: Tensor, seed: int) -> bool:
     """Whether the error of `one` over that of `other` is below 1 by more than chance."""
-    found = compare(ERROR["nrmse_pooled"], one.scores(), other.scores(), NUM_BOOTSTRAP, seed, groups)
+    resamples = Resamples(NUM_BOOTSTRAP, seed, groups)
+    found = compare(ERROR["nrmse_pooled"], one.scores(), other.scores(), resamples)
     return found["high"] is not None and found["high"] < 1
 
 
@@ -317,9 +319,7 @@ def error_ratios(sums: Tensor, groups: Tensor, seed: int) -> dict[str, dict[str,
             ERROR[name],
             {"rmse": network, "ref_rms": reference},
             {"rmse": base, "ref_rms": reference},
-            NUM_BOOTSTRAP,
-            seed,
-            groups,
+            Resamples(NUM_BOOTSTRAP, seed, groups),
         )
         for name in ("nrmse", "nrmse_pooled")
     }

@@ -20,7 +20,7 @@ from ups.generative.corrector import Condition, Corrector
 from ups.generative.diffusion import NOISE
 from ups.generative.sampling import Sampler
 from ups.metrics.ensembles import ENSEMBLE
-from ups.metrics.intervals import Scores, as_interval, bootstrap, compare
+from ups.metrics.intervals import Resamples, Scores, compare
 from ups.results import Entry
 
 STARTS = 12
@@ -56,9 +56,7 @@ def add_curves(
     entry: Entry,
     coarse: dict[int, Scores],
     scores: dict[str, Scores],
-    num_bootstrap: int,
-    seed: int,
-    groups: Tensor,
+    resamples: Resamples,
 ) -> None:
     """Add the case "evaluations": for every curve the list of "evaluations" and lists of METRICS.
 
@@ -80,10 +78,9 @@ def add_curves(
         curve["evaluations"].append(number)
         for metric in (ENSEMBLE[key] for key in METRICS):
             if metric.is_compared:
-                interval = compare(metric, found, baseline, num_bootstrap, seed, groups[:count])
+                interval = compare(metric, found, baseline, resamples[:count])
             else:
-                moments = metric.moments(found, None)
-                interval = as_interval(bootstrap(*moments, num_bootstrap, seed, groups[:count]))
+                interval = resamples[:count].interval(*metric.moments(found, None))
             for end, value in interval.items():
                 curve[metric.name].setdefault(end, []).append(value)
     entry.add("", {"starts": count}, "evaluations")

@@ -4,7 +4,7 @@ teacher does, and are the data a sample of the law that replaces them?"""
 import torch
 from torch import Tensor
 
-from ups.metrics.intervals import as_interval, bootstrap, halves
+from ups.metrics.intervals import Resamples, halves
 from ups.metrics.spectra import ROUNDING, octaves
 
 LEADS = 4  # of the second ensemble, sampled if no law is known
@@ -12,9 +12,7 @@ LEADS = 4  # of the second ensemble, sampled if no law is known
 
 def independence(
     members: Tensor,
-    num_bootstrap: int,
-    seed: int,
-    groups: Tensor,
+    resamples: Resamples,
     law: Tensor | None = None,
     again: Tensor | None = None,
 ) -> dict[str, float | None]:
@@ -36,39 +34,22 @@ def independence(
         y, x = again.double(), x[:, :, : again.shape[2]]
         together = num * (x.mean(1) - y.mean(1)).square().flatten(2).sum(2) / 2
         alone = (x.var(1) + y.var(1)).flatten(2).sum(2) / 2
-    return as_interval(
-        bootstrap(
-            torch.cat([together, alone], 1), lambda mean: halves(mean).mean(1), num_bootstrap, seed, groups
-        )
-    )
+    return resamples.interval(torch.cat([together, alone], 1), lambda mean: halves(mean).mean(1))
 
 
 def response(
-    student: tuple[Tensor, Tensor],
-    teacher: tuple[Tensor, Tensor],
-    num_bootstrap: int,
-    seed: int,
-    groups: Tensor,
+    student: tuple[Tensor, Tensor], teacher: tuple[Tensor, Tensor], resamples: Resamples
 ) -> dict[str, float | None]:
     """A student's response to its condition over the teacher's, with its interval: 1 for equal maps, 0 if the
     student ignores its condition. Each pair: samples (n, M, ...) under the condition of the case and of
     another case, from the same noise. The response is the regression slope of the student's difference on
     the teacher's."""
     ours, theirs = ((own.double() - other.double()).flatten(1) for own, other in (student, teacher))
-    return as_interval(
-        bootstrap(
-            torch.stack([(ours * theirs).mean(1), theirs.square().mean(1)], 1),
-            lambda mean: mean[:, 0] / mean[:, 1],
-            num_bootstrap,
-            seed,
-            groups,
-        )
-    )
+    both = torch.stack([(ours * theirs).mean(1), theirs.square().mean(1)], 1)
+    return resamples.interval(both, lambda mean: mean[:, 0] / mean[:, 1])
 
 
-def ranks_of_data(
-    u_ref: Tensor, law: Tensor, boundary: str, num_bootstrap: int, seed: int, groups: Tensor
-) -> dict[str, list] | None:
+def ranks_of_data(u_ref: Tensor, law: Tensor, boundary: str, resamples: Resamples) -> dict[str, list] | None:
     """Relative rank of the data's energy among that of exact samples, by octave of the wave number, with
     intervals: 1/2 if the data u_ref (n, T, C, *space) have the law of the samples (n, K, T, C, *space).
 
@@ -84,4 +65,4 @@ def ranks_of_data(
         return None
     data, others = energy[:, :1], energy[:, 1:]
     rank = ((others < data).double() + 0.5 * (others == data)).mean(1)[:, kept]
-    return as_interval(bootstrap(rank, lambda mean: mean, num_bootstrap, seed, groups))
+    return resamples.interval(rank, lambda mean: mean)

@@ -22,7 +22,7 @@ from ups.metrics.errors import (
     summarise_errors,
     summarise_spectra,
 )
-from ups.metrics.intervals import Scores, compare, merge, number
+from ups.metrics.intervals import Resamples, Scores, compare, merge, number
 from ups.models.constraints import densities
 from ups.models.facts import HeadFacts
 from ups.models.head import TaskHead
@@ -60,7 +60,8 @@ def assess_forecasts(
     entry = Entry(task.name, "tasks", facts_of(head, truth, times.tolist(), is_pooled))
 
     # ---- rows
-    groups, count = cache.trajectory[rows], settings.num_bootstrap
+    groups = cache.trajectory[rows]
+    resamples = Resamples(settings.num_bootstrap, seed, groups)
     entry.add(
         "",
         {
@@ -76,11 +77,11 @@ def assess_forecasts(
         if other in scores:
             pair = scores["operator"], scores[other]
             compared = (*COMPARED, *(["nrmse_pooled"] if is_pooled else []))
-            ratios = {name: compare(ERROR[name], *pair, count, seed, groups) for name in compared}
+            ratios = {name: compare(ERROR[name], *pair, resamples) for name in compared}
             entry.add(f"operator / {other}", ratios)
     legacy = (truth.context or 1) if settings.legacy else 0
     for model, part in scores.items():
-        entry.add(model, summarise_errors(part, count, seed, times, legacy, groups, is_pooled))
+        entry.add(model, summarise_errors(part, resamples, times, legacy, is_pooled))
     entry.add("operator", {"ms_per_state": 1e3 * min(seconds), "evaluations_per_state": 1 / head.bundle})
     leads = [entry.facts["times"][lead] for lead in spectrum_leads(truth.num_frames)]
     drawn = {model: scores[model] for model in SPECTRA if model in scores}

@@ -74,9 +74,11 @@ def gate(
     below: float | None = None,
     bound: str = "",
     near: tuple[float, float] | None = None,
+    **more: Any,
 ) -> dict[str, Any]:
-    """The record of one gate. It passes if the interval of `found` is strictly between the bounds and
-    overlaps `near`; undefined fails."""
+    """The record of one gate: the only place where one is written. It passes if the interval of `found` is
+    strictly between the bounds and overlaps `near`; undefined fails. more: further entries, or another
+    reason."""
     known = None not in found.values()
     passed = known and (above is None or found["low"] > above) and (below is None or found["high"] < below)
     passed = passed and (near is None or (found["high"] >= near[0] and found["low"] <= near[1]))
@@ -101,15 +103,16 @@ def gate(
         "bound": bound,
         "passed": passed,
         "reason": f"{what} is {text}; allowed is {bound}",
+        **more,
     }
 
 
 def missing(stage: str, name: str) -> dict[str, Any]:
-    return {
-        **gate(stage, f"made/{name}/{stage}", "", point(None), bound="there"),
-        "reason": f"stage {stage} is missing; expected its samples of {name}. Run {make_target(stage)}, or "
-        "remove it from evaluate.stages (make: STAGES).",
-    }
+    reason = (
+        f"stage {stage} is missing; expected its samples of {name}. Run {make_target(stage)}, or remove it "
+        "from evaluate.stages (make: STAGES)."
+    )
+    return gate(stage, f"made/{name}/{stage}", "", point(None), bound="there", reason=reason)
 
 
 def operator_gates(stage: str, name: str, task: Entry, settings: Any) -> Iterator[dict]:
@@ -158,10 +161,8 @@ def claimed(
         if found is not None:
             where = claim.name if claim.of_task else f"{claim.name}/{name}/{model}"
             words = claim.words.format(model=model, cheap=entry.facts["best_cheap"])
-            yield {
-                **gate(stage, where.format(task=name), words, found, **claim.bounds(settings, model)),
-                "refuses": claim.refuses,
-            }
+            bounds = claim.bounds(settings, model)
+            yield gate(stage, where.format(task=name), words, found, **bounds, refuses=claim.refuses)
 
 
 def ensemble_gates(stage: str, name: str, entry: Entry, settings: Any) -> Iterator[dict]:
@@ -199,12 +200,9 @@ def check_gates(results: Results, settings: Any) -> list[dict]:
                 for row in gates_of(stage, name, entry, settings)
             ]
     for name in settings.max_nrmse.keys() - results.tasks.keys():
-        gates.append(
-            {
-                **gate("operator", f"nrmse/{name}", "", point(None), below=settings.max_nrmse[name]),
-                "reason": f"{name} was not evaluated, yet evaluate.max_nrmse sets a limit for it",
-            }
-        )
+        reason = f"{name} was not evaluated, yet evaluate.max_nrmse sets a limit for it"
+        limit = settings.max_nrmse[name]
+        gates.append(gate("operator", f"nrmse/{name}", "", point(None), below=limit, reason=reason))
     return gates
 
 

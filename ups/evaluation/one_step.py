@@ -2,7 +2,6 @@
 networks that sample them."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,9 +11,9 @@ from ups.evaluation.checks import ranks_of_data, response
 from ups.evaluation.ensemble import CHEAP, Ensembles, Windows, one_step
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.intervals import (
+    Resamples,
     Scores,
     as_interval,
-    bootstrap,
     bootstrap_pairs,
     distance_matrix,
     exchange_floor,
@@ -49,11 +48,11 @@ def assess_one_step(
     is known. Energy distances and the pairing of student and teacher are computed in latents: they compare
     distributions, and the codec's error is in neither.
     """
-    source, truth, seed = ensembles.residuals, ensembles.truth, ensembles.seed
+    source, truth = ensembles.residuals, ensembles.truth
     windows = one_step(ensembles, count, num_members, ensembles.names, num_exact=num_exact)
     groups = truth.cache.trajectory[truth.cache.split[truth.split][windows.rows]]
+    resamples = Resamples(num_bootstrap, ensembles.seed, groups)
     field_ref = windows.u_ref.cpu()
-    compare = partial(compare_ensembles, num_bootstrap=num_bootstrap, seed=seed)
 
     def add(model: str, figures: Figures) -> None:
         entry.add(model, figures, ONE_STEP)
@@ -67,7 +66,7 @@ def assess_one_step(
 
     def summarise(rows: Scores, which: Tensor, kept: Sequence[str]) -> dict[str, Any]:
         part = {key: value[which] for key, value in rows.items()}
-        summary = summarise_ensemble(part, num_bootstrap, seed, groups[which])
+        summary = summarise_ensemble(part, resamples[which])
         return {key: summary[key] for key in kept}
 
     # ---- scores, over all windows and by first frame
@@ -81,17 +80,17 @@ def assess_one_step(
             entry.add(model, {"windows": len(which), **kept}, f"{START}{first}-{last}")
 
     # ---- students and their teacher
-    add_latents(entry, ensembles, windows, num_bootstrap, groups)
+    add_latents(entry, ensembles, windows, resamples)
     for name in STUDENTS:
         if name in scores:
-            less = compare(scores[name], scores["corrector"], groups=groups)["ssr_less"]
+            less = compare_ensembles(scores[name], scores["corrector"], resamples)["ssr_less"]
             add(name, {"less_than_teacher": less})
 
     # ---- the corrector's sampler, on the first of the same windows
     few = max(2, count // 16)
     fine = score(one_step(ensembles, few, num_members, ["corrector"], 64).samples["corrector"])
     coarse = {key: value[:few] for key, value in scores["corrector"].items()}
-    add("", {"ssr_less_64_steps": compare(coarse, fine, groups=groups[:few])["ssr_less"]})
+    add("", {"ssr_less_64_steps": compare_ensembles(coarse, fine, resamples[:few])["ssr_less"]})
     add("", {"ssr_of_64_steps": summarise(fine, torch.arange(few), ("ssr",))["ssr"]})
 
     # ---- response to the conditions of other windows
@@ -101,27 +100,24 @@ def assess_one_step(
     pairs = {name: (windows.samples[name][:some].cpu(), members.cpu()) for name, members in others.items()}
     for name in trained:
         if name != "corrector":
-            found = response(pairs[name], pairs["corrector"], num_bootstrap, seed, groups[:some])
+            found = response(pairs[name], pairs["corrector"], resamples[:some])
             add(name, {"response": found})
     losses = [
         rows["crps"][:some].flatten(1).mean(1)
         for rows in (score(others["corrector"]), scores["corrector"], scores["dressed"])
     ]
-    rise = bootstrap(
+    rise = resamples[:some].interval(
         torch.stack(losses, 1),
         lambda mean: (mean[:, 0] - mean[:, 1]) / (mean[:, 2] - mean[:, 1]),
-        num_bootstrap,
-        seed,
-        groups[:some],
     )
-    add("", {"shuffled_crps_rise_over_gain": as_interval(rise)})
+    add("", {"shuffled_crps_rise_over_gain": rise})
 
     # ---- the exact law
     if windows.law is not None:
-        ranks = ranks_of_data(field_ref, windows.law.cpu(), truth.task.boundary, num_bootstrap, seed, groups)
+        ranks = ranks_of_data(field_ref, windows.law.cpu(), truth.task.boundary, resamples)
         add("", {"ranks_of_data": ranks})
         for name in trained:
-            over = compare(scores[name], scores["exact"], groups=groups)["crps"]
+            over = compare_ensembles(scores[name], scores["exact"], resamples)["crps"]
             add(name, {"crps_over_exact": over})
 
 
@@ -135,29 +131,26 @@ def bins_of(starts: Tensor) -> list[tuple[int, int, Tensor]]:
     return out
 
 
-def add_latents(
-    entry: Entry, ensembles: Ensembles, windows: Windows, num_bootstrap: int, groups: Tensor
-) -> None:
+def add_latents(entry: Entry, ensembles: Ensembles, windows: Windows, resamples: Resamples) -> None:
     """Add checks in latents.
 
     energy_distance_floor: a distance by chance. energy_distance_excess: distance of each student from the
     truth less 1.1 times the corrector's. pairing: how closely students and `scoring` follow the corrector on
     the same noise.
     """
-    seed = ensembles.seed
     unit = ensembles.head.marginal_std.square().mean().sqrt().cpu() * windows.truth[0].numel() ** 0.5
     truth = windows.truth.cpu().flatten(1) / unit
     flat = {name: members.cpu().flatten(2) / unit for name, members in windows.samples.items()}
     teacher = flat["corrector"]
-    floor = exchange_floor(teacher[:, 0], truth, seed, groups)
+    floor = exchange_floor(teacher[:, 0], truth, resamples)
     entry.add("", {"energy_distance_floor": floor}, ONE_STEP)
     from_truth = distance_matrix(teacher[:, :PAIRED], truth)
     for name in STUDENTS:
         if name in flat:
             excess = distance_matrix(flat[name][:, :PAIRED], truth) - 1.1 * from_truth
-            found = as_interval(bootstrap_pairs(excess, num_bootstrap, seed, groups))
+            found = as_interval(bootstrap_pairs(excess, resamples))
             entry.add(name, {"energy_distance_excess": found}, ONE_STEP)
     for name in (*STUDENTS, "scoring"):
         if name in flat:
-            found = pairing(flat[name], teacher, num_bootstrap, seed, groups)
+            found = pairing(flat[name], teacher, resamples)
             entry.add(name, {"pairing": found}, ONE_STEP)

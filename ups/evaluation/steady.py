@@ -7,6 +7,8 @@ if the task has it, with the exact posterior.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ from ups.generative.residuals import FLOOR, SteadyResiduals
 from ups.generative.sampling import FieldPrediction, Sampler, predict_with_noise, sample_fields
 from ups.metrics.calibration import coverage
 from ups.metrics.ensembles import LEVELS, score_ensemble, summarise_ensemble
-from ups.metrics.intervals import Scores, as_interval, bootstrap, halves, plain_mean
+from ups.metrics.intervals import Resamples, Scores, halves, plain_mean
 from ups.metrics.joint import decades, score_joint
 from ups.metrics.proper import energy_distance
 from ups.results import CHANCE, OBSERVED, Entry
@@ -57,12 +59,14 @@ def assess_steady(
     residuals: SteadyResiduals, prior: Corrector, truth: Truth, settings: EvaluateConfig, seed: int
 ) -> tuple[Entry, dict[str, Any]]:
     """The task's entry, and the sample for the report."""
-    cache, task, device, count = truth.cache, truth.task, residuals.device, settings.num_bootstrap
+    cache, task, device = truth.cache, truth.task, residuals.device
     places = truth.one_of_each(settings.ensemble_trajectories)
     rows, numbers = cache.split[truth.split][places], places.tolist()
     u_ref, parameters, groups = truth.frames(rows, 0, 1), cache.parameters[rows], cache.trajectory[rows]
+    resamples = Resamples(settings.num_bootstrap, seed, groups)
     v = residuals.head.input_codec.normalise(truth.inputs(rows).to(device))[:, 0]
     few = numbers[: settings.truth_fields]
+    of_fields = Resamples(settings.num_bootstrap, seed)
     entry = Entry(task.name, "steady")
     entry.add(
         "",
@@ -91,7 +95,7 @@ def assess_steady(
             members["corrector"].cpu()[:, :, None], u_ref, task.boundary, members["operator"].cpu()
         )
         for model, part in scores[case].items():
-            entry.add(model, summarise_ensemble(part, count, seed, groups), f"{OBSERVED}{case}")
+            entry.add(model, summarise_ensemble(part, resamples), f"{OBSERVED}{case}")
         if task.has_known_law and case in PARTIAL:
             exact, splits = compare_exactly(
                 prior,
@@ -106,9 +110,9 @@ def assess_steady(
                 PRIORS,
             )
             for kind, model in PRIORS.items():
-                found = summarise_exact(exact[kind], splits, count, seed)
+                found = summarise_exact(exact[kind], splits, of_fields)
                 entry.add(model, found, f"{OBSERVED}{case}")
-            entry.add("", summarise_exact(exact["exact"], splits, count, seed), f"{CHANCE}{case}")
+            entry.add("", summarise_exact(exact["exact"], splits, of_fields), f"{CHANCE}{case}")
             against.append(exact["prior"])
         observed = torch.where(observation.mask[0, 0] > 0, observation.values[0, 0], torch.nan)
         plotted[case] = {
@@ -123,10 +127,10 @@ def assess_steady(
     same = SAME.get(method) if residuals.is_linear or method != "pushed" else None
     others = [other for other in ("operator", *PRIORS.values()) if other not in ("corrector", same)]
     for other in others:
-        entry.add(f"corrector / {other}", pool(scores, PARTIAL, other, count, seed, groups))
+        entry.add(f"corrector / {other}", pool(scores, PARTIAL, other, resamples))
     of_prior = [scores[case]["corrector"] for case in PARTIAL]
-    entry.add("", {"ssr": pool_spread(of_prior, count, seed, groups)})
-    entry.add("", pool_checks(of_prior, against, count, seed, groups))
+    entry.add("", {"ssr": pool_spread(of_prior, resamples)})
+    entry.add("", pool_checks(of_prior, against, resamples))
 
     # ---- words
     known = {other: entry.number(f"corrector / {other}", "energy_score") for other in others}
@@ -311,117 +315,71 @@ def compare_exactly(
 
 
 def pool(
-    scores: dict[str, dict[str, Scores]],
-    cases: list[str],
-    other: str,
-    num_bootstrap: int,
-    seed: int,
-    groups: Tensor,
+    scores: dict[str, dict[str, Scores]], cases: list[str], other: str, resamples: Resamples
 ) -> dict[str, Any]:
     """Score of the prior over that of `other`, mean over cases: ratios first, so that all cases weigh the
     same."""
-    parts = {
-        name: [
+    found = {}
+    for name in POOLED:
+        parts = [
             scores[case][model][name].flatten(1).mean(1) for model in ("corrector", other) for case in cases
         ]
-        for name in POOLED
-    }
-    return {
-        name: as_interval(
-            bootstrap(torch.stack(part, 1), lambda mean: halves(mean).mean(1), num_bootstrap, seed, groups)
-        )
-        for name, part in parts.items()
-    }
+        found[name] = resamples.interval(torch.stack(parts, 1), lambda mean: halves(mean).mean(1))
+    return found
 
 
-def pool_spread(scores: list[Scores], num_bootstrap: int, seed: int, groups: Tensor) -> dict[str, Any]:
+def pool_spread(scores: list[Scores], resamples: Resamples) -> dict[str, Any]:
     """Spread/skill, mean over cases."""
     members = scores[0]["ranks"].shape[2] - 1
     parts = [part[key].flatten(1).mean(1) for key in ("variance", "squared_error") for part in scores]
-    return as_interval(
-        bootstrap(
-            torch.stack(parts, 1),
-            lambda mean: ((members + 1) / members * halves(mean)).sqrt().mean(1),
-            num_bootstrap,
-            seed,
-            groups,
-        )
+    return resamples.interval(
+        torch.stack(parts, 1), lambda mean: ((members + 1) / members * halves(mean)).sqrt().mean(1)
     )
 
 
 def pool_checks(
-    scores: list[Scores], against: list[list[dict[str, float]]], num_bootstrap: int, seed: int, groups: Tensor
+    scores: list[Scores], against: list[list[dict[str, float]]], resamples: Resamples
 ) -> dict[str, Any]:
     """Calibration of a prior, mean over cases: coverage, structure, and if the exact posterior is known
     (against: `moments_against` of every case and field) variance and independence."""
 
-    def ratio(pairs: list[tuple[Tensor, Tensor]], which: Tensor | None) -> dict[str, Any]:
+    def ratio(pairs: list[tuple[Tensor, Tensor]], resamples: Resamples) -> dict[str, Any]:
         both = torch.stack([part for side in zip(*pairs, strict=True) for part in side], 1)
-        return as_interval(bootstrap(both, lambda mean: halves(mean).mean(1), num_bootstrap, seed, which))
+        return resamples.interval(both, lambda mean: halves(mean).mean(1))
 
-    out = {
-        name: ratio(
-            [
-                tuple(part[name].flatten(2).mean(2).unbind(1))
-                if part[name].ndim > 2
-                else tuple(part[name].unbind(1))
-                for part in scores
-            ],
-            groups,
-        )
-        for name in RATIOS
-    }
+    out = {}
+    for name in RATIOS:
+        # (n, 2) of every case, mean over leads
+        pairs = [part[name].reshape(len(part[name]), 2, -1).mean(2).unbind(1) for part in scores]
+        out[name] = ratio(pairs, resamples)
     energies, gaps = zip(*(decades(part["energy"]) for part in scores), strict=True)
-    out["spectrum"] = as_interval(
-        bootstrap(
-            torch.cat(energies, 1),
-            lambda mean: torch.stack(
-                [gap(part) for gap, part in zip(gaps, mean.chunk(len(gaps), 1), strict=True)]
-            ).mean(0),
-            num_bootstrap,
-            seed,
-            groups,
-        )
-    )
-    ranks = torch.stack([part["ranks"].sum(1) for part in scores], 1)
-    out |= {
-        f"coverage_{100 * level:.0f}": as_interval(
-            bootstrap(
-                ranks.sum(1), lambda mean, level=level: coverage(mean, level), num_bootstrap, seed, groups
+
+    def gap(mean: Tensor) -> Tensor:
+        parts = zip(gaps, mean.chunk(len(gaps), 1), strict=True)
+        return torch.stack([of_case(part) for of_case, part in parts]).mean(0)
+
+    out["spectrum"] = resamples.interval(torch.cat(energies, 1), gap)
+    ranks = torch.stack([part["ranks"].sum(1) for part in scores], 1).sum(1)
+    for level in LEVELS:
+        out[f"coverage_{100 * level:.0f}"] = resamples.interval(ranks, partial(coverage, level=level))
+    for name, key in (("variance", "log_trace"), ("independence", "mean_error")) if against else ():
+        pairs = [
+            tuple(
+                torch.tensor([row[end] for row in rows], dtype=torch.float64) for end in (key, f"{key}_exact")
             )
-        )
-        for level in LEVELS
-    }
-    for name, key in (("variance", "log_trace"), ("independence", "mean_error")):
-        if against:
-            out[name] = ratio(
-                [
-                    tuple(
-                        torch.tensor([row[end] for row in rows], dtype=torch.float64)
-                        for end in (key, f"{key}_exact")
-                    )
-                    for rows in against
-                ],
-                None,
-            )
+            for rows in against
+        ]
+        out[name] = ratio(pairs, replace(resamples, groups=None))
     return out
 
 
-def summarise_exact(
-    rows: list[dict[str, float]], splits: Tensor, num_bootstrap: int, seed: int
-) -> dict[str, Any]:
+def summarise_exact(rows: list[dict[str, float]], splits: Tensor, resamples: Resamples) -> dict[str, Any]:
     """Rows of `moments_against`, one per field, as figures with intervals over fields. floor: the 95 %
     quantile of the distance between exact samples."""
     values = {key: torch.tensor([row[key] for row in rows], dtype=torch.float64) for key in rows[0]}
-    moments = {
-        "distance": plain_mean(values["distance"][:, None]),
-        **{
-            key: (torch.stack([values[key], values[f"{key}_exact"]], 1), lambda mean: halves(mean)[:, 0])
-            for key in ("trace", "log_trace", "leading")
-        },
-    }
-    return {
-        "fields": len(rows),
-        "floor": float(torch.quantile(splits, 0.95)),
-        **{key: as_interval(bootstrap(*part, num_bootstrap, seed)) for key, part in moments.items()},
-    }
+    out = {"fields": len(rows), "floor": float(torch.quantile(splits, 0.95))}
+    out["distance"] = resamples.interval(*plain_mean(values["distance"][:, None]))
+    for key in ("trace", "log_trace", "leading"):
+        both = torch.stack([values[key], values[f"{key}_exact"]], 1)
+        out[key] = resamples.interval(both, lambda mean: halves(mean)[:, 0])
+    return out

@@ -21,7 +21,7 @@ from ups.evaluation.reference_ensembles import (
 )
 from ups.metrics.climate import climate
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
-from ups.metrics.intervals import Scores, number
+from ups.metrics.intervals import Resamples, Scores, number
 from ups.metrics.joint import law_increments, residual_energy, score_joint
 from ups.results import BY_LEAD, START, Entry
 from ups.tasks import Task
@@ -37,11 +37,12 @@ UNTRAINED = (*NOT_LEARNT, *EXACT)
 
 def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[Entry, dict[str, Any]]:
     """The task's entry, and the sample for the report."""
-    truth, seed, count = ensembles.truth, ensembles.seed, settings.num_bootstrap
+    truth, seed = ensembles.truth, ensembles.seed
     cache, task = truth.cache, truth.task
     rows = cache.split[truth.split][truth.one_of_each(settings.ensemble_trajectories)]
     num_frames = min(settings.ensemble_frames, truth.num_frames, cache.num_frames - truth.context)
     times, groups = [cache.dt * (lead + 1) for lead in range(num_frames)], cache.trajectory[rows]
+    resamples = Resamples(settings.num_bootstrap, seed, groups)
     setting = setting_of(cache.settings, task)
     entry = Entry(task.name, "ensembles", {"split": truth.split, "times": times, "setting": setting})
     entry.add(
@@ -74,27 +75,29 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[En
     for model, forecast in forecasts.items():
         members, cost = timed(forecast, rows, num_frames, settings.members)
         scores[model] = score(members)
-        entry.add(model, summarise_ensemble(scores[model], count, seed, groups) | cost)
+        entry.add(model, summarise_ensemble(scores[model], resamples) | cost)
         members_of[model] = members[0].numpy()
         if model == "exact" or model not in UNTRAINED:
             again = None
             if law is None:
                 again = second_ensemble(ensembles, model, rows, num_frames, settings.members)
-            entry.add(model, {"independence": independence(members, count, seed, groups, law, again)})
+            entry.add(model, {"independence": independence(members, resamples, law, again)})
         if model == "exact":  # are the data a sample of this law?
-            by_data = summarise_ensemble(score_ensemble(members, u_ref, task.boundary), count, seed, groups)
+            by_data = summarise_ensemble(score_ensemble(members, u_ref, task.boundary), resamples)
             entry.add("", {"ssr_of_law": by_data["ssr"]}, ONE_STEP)
     for model in ensembles.names:
         entry.add(model, costs_per_state(ensembles, model, TIMED_STATES))
     windows = min(WINDOWS, 24 * settings.ensemble_trajectories)
-    assess_one_step(entry, ensembles, windows, settings.members, count, settings.truth_members)
+    assess_one_step(
+        entry, ensembles, windows, settings.members, settings.num_bootstrap, settings.truth_members
+    )
 
     # ---- comparisons
     crps = {model: entry.number(model, "crps") for model in NOT_LEARNT if model in scores}
     cheap = min((model for model in crps if crps[model] is not None), key=crps.get, default="operator")
     entry.facts["best_cheap"] = cheap
     for one, other in compared([*scores], cheap):
-        ratios = compare_ensembles(scores[one], scores[other], count, seed, groups)
+        ratios = compare_ensembles(scores[one], scores[other], resamples)
         entry.add(f"{one} / {other}", ratios)
         if other == "exact":
             over = {f"crps_over_exact{by}": ratios[f"crps{by}"] for by in ("", BY_LEAD)}
@@ -106,7 +109,7 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[En
         other = with_corrector(ensembles, sampler)
         coarse[evaluations] = score(rollouts(other, "corrector", rows[:STARTS], num_frames, settings.members))
     plotted = {model: scores[model] for model in (*ensembles.samplers, "exact", cheap) if model in scores}
-    add_curves(entry, coarse, plotted, count, seed, groups)
+    add_curves(entry, coarse, plotted, resamples)
     add_long_rollouts(entry, ensembles, rows, LONG * num_frames)
     entry.facts["words"] = words_of(entry)
     return entry, {

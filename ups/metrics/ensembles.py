@@ -5,7 +5,7 @@ inside. M = 1 is a deterministic forecast. Scores are stored per trajectory, so 
 not depend on the batch size:
 
     scores = merge([score_ensemble(members, ref, boundary) for members, ref in batches])
-    row = summarise_ensemble(scores, num_bootstrap, seed)                     # numbers with 95 % intervals
+    row = summarise_ensemble(scores, Resamples(count, seed))                  # numbers with 95 % intervals
 
 No single score suffices. CRPS is insensitive to the spread (half of it costs 8 %), and neither CRPS,
 spread/skill nor ranks see spatial structure; energy score and spectra do. A calibrated member has sqrt(2)
@@ -35,6 +35,7 @@ from ups.metrics.intervals import (
     CHUNK,
     Metric,
     Moments,
+    Resamples,
     Scores,
     Statistic,
     as_interval,
@@ -331,19 +332,15 @@ ENSEMBLES = (
 ENSEMBLE = {metric.name: metric for metric in ENSEMBLES}
 
 
-def summarise_ensemble(
-    scores: Scores, num_bootstrap: int, seed: int, groups: Tensor | None = None
-) -> dict[str, Any]:
+def summarise_ensemble(scores: Scores, resamples: Resamples) -> dict[str, Any]:
     """One model's figures: every metric of `ENSEMBLES`; None if not finite or undefined."""
     return {
-        **summarise(ENSEMBLES, scores, num_bootstrap, seed, None, groups),
-        "rank_ratio": as_interval(rank_evenness(scores["ranks"], num_bootstrap, seed, groups)),
+        **summarise(ENSEMBLES, scores, resamples, None),
+        "rank_ratio": as_interval(rank_evenness(scores["ranks"], resamples)),
     }
 
 
-def compare_ensembles(
-    scores: Scores, baseline: Scores, num_bootstrap: int, seed: int, groups: Tensor | None = None
-) -> dict[str, dict]:
+def compare_ensembles(scores: Scores, baseline: Scores, resamples: Resamples) -> dict[str, dict]:
     """metric(scores) / metric(baseline) with paired intervals; below 1 is better.
 
     Every metric of `ENSEMBLES` with is_compared that both have -> {value, low, high}, or lists (T) of these
@@ -357,9 +354,9 @@ def compare_ensembles(
             "cases in compare_ensembles. Score both models on one split."
         )
     rows = {
-        metric.name: compare(metric, scores, baseline, num_bootstrap, seed, groups)
+        metric.name: compare(metric, scores, baseline, resamples)
         for metric in ENSEMBLES
         if metric.is_compared
     }
-    rows["ssr_less"] = compare(ENSEMBLE["ssr"], scores, baseline, num_bootstrap, seed, groups, Tensor.sub)
+    rows["ssr_less"] = compare(ENSEMBLE["ssr"], scores, baseline, resamples, Tensor.sub)
     return {name: row for name, row in rows.items() if row is not None}

@@ -6,7 +6,7 @@ only, without the context frames. e = u_pred - u_ref, <.>_x is a mean over cells
 length 1.
 
     scores = merge([score(pred, ref, boundary) for pred, ref in batches])     # per trajectory
-    row = summarise_errors(scores, num_bootstrap, seed)                       # numbers with 95 % intervals
+    row = summarise_errors(scores, Resamples(count, seed))                    # numbers with 95 % intervals
 
 Definitions are PDEBench's (Takamoto et al. 2022, `metric_func`) unless a docstring says otherwise, with roots
 of means taken over all trajectories instead of within a batch. `ERRORS` has a row for every metric.
@@ -23,6 +23,7 @@ from ups.metrics.intervals import (
     CHUNK,
     Metric,
     Moments,
+    Resamples,
     Scores,
     defined_mean,
     merge,
@@ -357,11 +358,9 @@ POOLED_GROWTH = Metric(
 
 def summarise_errors(
     scores: Scores,
-    num_bootstrap: int,
-    seed: int,
+    resamples: Resamples,
     lead_times: Tensor | None = None,
     legacy_context: int = 0,
-    groups: Tensor | None = None,
     is_pooled: bool = False,
 ) -> dict[str, Any]:
     """One model's figures: every metric of `ERRORS`. is_pooled: error_growth_by_lead is pooled.
@@ -369,9 +368,9 @@ def summarise_errors(
     lead_times: of the correlation time. legacy_context > 0 adds nrmse_legacy, times T / (T + context):
     PDEBench's published tables average over the context frames too, whose error is zero (its issue 41).
     """
-    out = summarise(ERRORS, scores, num_bootstrap, seed, lead_times, groups)
+    out = summarise(ERRORS, scores, resamples, lead_times)
     if is_pooled:
-        out |= summarise([POOLED_GROWTH], scores, num_bootstrap, seed, lead_times, groups)
+        out |= summarise([POOLED_GROWTH], scores, resamples, lead_times)
     if legacy_context:
         num_frames = scores["rmse"].shape[1]
         factor = num_frames / (num_frames + legacy_context)

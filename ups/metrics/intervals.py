@@ -8,7 +8,7 @@ prediction is not finite (None in the table of results, and its gate fails).
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -44,6 +44,27 @@ class Metric:
     best: str | float | None = "low"
     has_ends: bool = False
     is_compared: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Resamples:
+    """Bootstrap resamples of trajectories, drawn with replacement.
+
+    groups (n,): trajectories of one group (the same initial condition at several parameter values) stay
+    together, because they are not independent.
+    """
+
+    count: int
+    seed: int
+    groups: Tensor | None = None
+
+    def __getitem__(self, rows: Any) -> "Resamples":
+        """The resamples of some of the trajectories."""
+        return replace(self, groups=None if self.groups is None else self.groups[rows])
+
+    def interval(self, moments: Tensor, statistic: Statistic) -> dict[str, Any]:
+        """`bootstrap` as {"value", "low", "high"}."""
+        return as_interval(bootstrap(moments, statistic, self))
 
 
 def ratio(error: Tensor, reference: Tensor) -> Tensor:
@@ -99,28 +120,24 @@ def root_mean(squares: Tensor) -> Moments:
 # ---- intervals
 
 
-def bootstrap(
-    moments: Tensor, statistic: Statistic, num_bootstrap: int, seed: int, groups: Tensor | None = None
-) -> Interval:
+def bootstrap(moments: Tensor, statistic: Statistic, resamples: Resamples) -> Interval:
     """(value, low, high) of statistic(mean of moments over trajectories), with the 95 % percentile interval
     (Efron 1979).
 
-    moments: (n, M). statistic: (B, M) -> (B, ...). Trajectories are resampled with replacement. groups (n,):
-    trajectories of one group (the same initial condition at several parameter values) stay together, because
-    they are not independent. If the value is not finite, neither are the ends.
+    moments: (n, M). statistic: (B, M) -> (B, ...). If the value is not finite, neither are the ends.
     """
-    member = group_index(len(moments), groups)
+    member = group_index(len(moments), resamples.groups)
     num_groups = int(member.max()) + 1
     sums = torch.zeros(num_groups, moments.shape[1], dtype=torch.float64).index_add_(
         0, member, moments.double()
     )
     sizes = torch.bincount(member, minlength=num_groups).double()
     value = statistic((sums.sum(0) / sizes.sum())[None])[0]
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(resamples.seed)
     rows = max(1, CHUNK // moments.shape[1])
     resampled = []
-    for start in range(0, num_bootstrap, rows):
-        counts = resample_counts(num_groups, min(rows, num_bootstrap - start), generator)
+    for start in range(0, resamples.count, rows):
+        counts = resample_counts(num_groups, min(rows, resamples.count - start), generator)
         resampled.append(statistic(counts @ sums / (counts @ sizes)[:, None]))
     return interval_of(value, torch.cat(resampled))
 
@@ -150,9 +167,7 @@ def compare(
     metric: Metric,
     scores: Scores,
     baseline: Scores,
-    num_bootstrap: int,
-    seed: int,
-    groups: Tensor | None = None,
+    resamples: Resamples,
     join: Callable[[Tensor, Tensor], Tensor] = Tensor.div,
 ) -> dict[str, Any] | None:
     """metric(scores) / metric(baseline) with its paired interval; below 1 is better if low values are.
@@ -169,9 +184,7 @@ def compare(
         bootstrap(
             torch.cat([ours, theirs], 1),
             lambda mean: join(statistic(mean[:, :width]), other(mean[:, width:])),
-            num_bootstrap,
-            seed,
-            groups,
+            resamples,
         )
     )
 
@@ -179,10 +192,8 @@ def compare(
 def summarise(
     metrics: Sequence[Metric],
     scores: Scores,
-    num_bootstrap: int,
-    seed: int,
+    resamples: Resamples,
     lead_times: Any = None,
-    groups: Tensor | None = None,
 ) -> dict[str, Any]:
     """One model's figures (`ups.results.Figures`): metric -> {value, low, high}, of lists if has_ends; a
     plain value, or a list."""
@@ -190,7 +201,7 @@ def summarise(
     for metric in metrics:
         moments = metric.moments(scores, lead_times) if metric.moments else None
         if moments is not None:
-            found = as_interval(bootstrap(*moments, num_bootstrap, seed, groups))
+            found = resamples.interval(*moments)
             is_plain = isinstance(found["value"], list) and not metric.has_ends
             out[metric.name] = found["value"] if is_plain else found
         elif metric.plain:
@@ -219,12 +230,12 @@ def _by_group(matrix: Tensor, groups: Tensor | None) -> tuple[Tensor, Tensor]:
     return (ones.T @ matrix.double() @ ones) * off_diagonal, counts * off_diagonal
 
 
-def bootstrap_pairs(matrix: Tensor, num_bootstrap: int, seed: int, groups: Tensor | None = None) -> Interval:
+def bootstrap_pairs(matrix: Tensor, resamples: Resamples) -> Interval:
     """(value, low, high) of the mean of matrix (n, n) over pairs of different groups, with the 95 % interval
     over groups; NaN for a single group."""
-    sums, counts = _by_group(matrix, groups)
+    sums, counts = _by_group(matrix, resamples.groups)
     value, size = sums.sum() / counts.sum(), len(sums)
-    weights = resample_counts(size, num_bootstrap, torch.Generator().manual_seed(seed))
+    weights = resample_counts(size, resamples.count, torch.Generator().manual_seed(resamples.seed))
     return interval_of(value, ((weights @ sums) * weights).sum(1) / ((weights @ counts) * weights).sum(1))
 
 
@@ -245,18 +256,17 @@ def distance_matrix(members: Tensor, truth: Tensor) -> Tensor:
     return cross + cross.T - among - torch.cdist(y, y)
 
 
-def exchange_floor(members: Tensor, truth: Tensor, seed: int, groups: Tensor | None = None) -> float:
+def exchange_floor(members: Tensor, truth: Tensor, resamples: Resamples) -> float:
     """The FLOOR quantile of the energy distance between one member per case (n, d) and truth (n, d) under
     random exchanges of member and truth in each group. An exact ensemble is below it with that
     probability."""
-    sums, counts = _by_group(distance_matrix(members[:, None], truth), groups)
-    signs = (
-        torch.randint(2, (SWAPS, len(sums)), generator=torch.Generator().manual_seed(seed)).double() * 2 - 1
-    )
+    sums, counts = _by_group(distance_matrix(members[:, None], truth), resamples.groups)
+    generator = torch.Generator().manual_seed(resamples.seed)
+    signs = torch.randint(2, (SWAPS, len(sums)), generator=generator).double() * 2 - 1
     return float(torch.quantile(((signs @ sums) * signs).sum(1) / counts.sum(), FLOOR))
 
 
-def rank_evenness(counts: Tensor, num_bootstrap: int, seed: int, groups: Tensor | None = None) -> Interval:
+def rank_evenness(counts: Tensor, resamples: Resamples) -> Interval:
     """Candille and Talagrand's ratio of rank counts (n, T, M + 1), mean over leads, with interval: 1 for
     exchangeable members.
 
@@ -267,14 +277,14 @@ def rank_evenness(counts: Tensor, num_bootstrap: int, seed: int, groups: Tensor 
     bins, total = counts.shape[-1], counts.sum(-1, keepdim=True).clamp_min(1)  # 0 where all is certain
     away = (counts - total / bins) / (total * (bins - 1) / bins).sqrt()
     matrix = torch.einsum("itk,jtk->ij", away, away) / counts.shape[1]
-    pairs = _by_group(matrix, groups)[1].sum() / len(counts)
+    pairs = _by_group(matrix, resamples.groups)[1].sum() / len(counts)
     if bins < 3 or pairs == 0:  # undefined for one member or one case
         return (torch.tensor(math.nan, dtype=torch.float64),) * 3
-    return tuple(1 + pairs * end for end in bootstrap_pairs(matrix, num_bootstrap, seed, groups))
+    return tuple(1 + pairs * end for end in bootstrap_pairs(matrix, resamples))
 
 
 def pairing(
-    student: Tensor, teacher: Tensor, num_bootstrap: int = 1, seed: int = 0, groups: Tensor | None = None
+    student: Tensor, teacher: Tensor, resamples: Resamples = Resamples(1, 0)
 ) -> dict[str, dict[str, float | None]]:
     """Agreement of a distilled model with its teacher, both (n, M, ...), with member i from the same noise.
 
@@ -301,9 +311,7 @@ def pairing(
             ],
             1,
         ),
-        num_bootstrap,
-        seed,
-        groups,
+        resamples,
     )
     return {
         name: as_interval((value[i], low[i], high[i]))
