@@ -12,7 +12,7 @@ import pytest
 import torch
 from test_report import Page, example
 
-from ups.common.formatting import number
+from ups.common.text import number
 from ups.evaluation.by_evaluations import curves
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.joint import score_joint
