@@ -14,7 +14,6 @@ Writes: RUN/report/ (report-val/): results.csv and .json, report.html, figures/,
 Expected (configs/small.yaml): the numbers are in the README.
 """
 
-import dataclasses
 import itertools
 import json
 import sys
@@ -36,7 +35,7 @@ from ups.generative.corrector import load_corrector
 from ups.generative.residuals import SteadyResiduals, TransientResiduals
 from ups.models.operator import load_operator
 from ups.report import decisions, model_card, report, sections
-from ups.results import Results
+from ups.results import Entry, Results
 from ups.training.artifact import DONE, stage_config
 from ups.training.environment import describe_environment
 
@@ -72,18 +71,17 @@ def main() -> int:
     for name, known in truths.items():
         started = time.perf_counter()
         tasks[name], samples[name] = forecast.assess_forecasts(operator, known, settings, seed, device)
-        tasks[name]["models"] |= others[name]
+        for model, row in others[name].items():
+            tasks[name].add(model, row)
         print(f"{name}: {in_words(tasks[name])}, in {time.perf_counter() - started:.1f} s", flush=True)
 
     # ---- break-even
     log = (folder / "metrics.jsonl").read_text(encoding="utf-8")
     history = [json.loads(line) for line in log.splitlines()]
     for name, known in truths.items():
-        found = break_even.assess_break_even(
-            operator, known, config, folder, train_seconds(history), gates.horizon_of(tasks[name])
-        )
-        tasks[name]["break_even"] = found
-        print(f"{name}: {found['words']}", flush=True)
+        entry = tasks[name]
+        break_even.assess_break_even(entry, operator, known, config, folder, train_seconds(history))
+        print(f"{name}: {entry.facts['break_even']['words']}", flush=True)
 
     # ---- ensembles
     ensembles, priors, shown = {}, {}, {}
@@ -95,8 +93,9 @@ def main() -> int:
             ensembles[name], shown[name] = transient.assess_transient(
                 ensemble.Ensembles(residuals, truths[name], samplers, seed), settings
             )
-            ensembles[name]["words"].append(validation.describe(config.run_dir, name))
-            print(*ensembles[name]["words"], sep="\n", flush=True)
+            words = ensembles[name].facts["words"]
+            words.append(validation.describe(config.run_dir, name))
+            print(*words, sep="\n", flush=True)
     if "steady" in stages:
         prior = load_corrector(config.run_dir / "steady", device, operator)
         for name in config.reported_stages["steady"]:
@@ -121,10 +120,7 @@ def main() -> int:
             "legacy": settings.legacy,
             "bootstrap": settings.num_bootstrap,
         },
-        "tasks": tasks,
         "decisions": [one.described() for one in decided],
-        "ensembles": ensembles,
-        "steady": priors,
         "stages": config.reported_stages,
         "training": {
             "steps": trained["step"],
@@ -138,9 +134,8 @@ def main() -> int:
             **{key: trained_config["operator"]["optim"][key] for key in ("muon_lr", "adamw_lr")},
         },
     }
-    scored = Results.of(facts)
-    facts |= {"gates": gates.check_gates(scored, settings), "usability": gates.check_usability(scored)}
-    results = dataclasses.replace(scored, facts=facts)
+    results = Results(facts, tasks, ensembles, priors)
+    facts |= {"gates": gates.check_gates(results, settings), "usability": gates.check_usability(results)}
     extra = {"break-even": sections.break_even_section(results.tasks)}
     for name, entry in results.ensembles.items():
         extra[f"{name}: ensembles"] = sections.ensemble_section(entry, shown[name])
@@ -169,13 +164,13 @@ def main() -> int:
     return 0
 
 
-def in_words(task: dict) -> str:
+def in_words(task: Entry) -> str:
     """The operator's error on a task, with the horizon of the forecasts."""
-    error = task["models"]["operator"][task.get("error", "nrmse")]
-    relative = f", relative to the {task.get('measure')}," * bool(task.get("offset"))
+    error = task.value("operator", gates.error_of(task))
+    relative = f", relative to the {task.facts.get('measure')}," * bool(task.facts.get("offset"))
     return (
         f"nRMSE {error['value']:.2e} [{error['low']:.2e}, {error['high']:.2e}]{relative} over "
-        f"{task['num_trajectories']} trajectories{gates.horizon_of(task)}"
+        f"{task.number('', 'num_trajectories')} trajectories{gates.horizon_of(task.facts)}"
     )
 
 

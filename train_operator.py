@@ -13,6 +13,7 @@ model.safetensors, done.json.
 Expected (configs/small.yaml): validation nRMSE and the gates are in the report; README states the numbers.
 """
 
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
@@ -35,11 +36,9 @@ from ups.training.run import Run
 STAGE = "operator"
 
 
-def loss_of(
-    operator: Operator, windows: Windows, batch: Batch, step: int, rows: slice
-) -> tuple[Tensor, dict]:
+def loss_of(operator: Operator, windows: Windows, batch: Batch, rows: slice) -> tuple[Tensor, dict]:
     """Loss and metrics of some rows of this rank's shard of a batch."""
-    u, u_ref, parameters = windows.read(operator.heads[batch.task], batch, step, rows)
+    u, u_ref, parameters = windows.read(operator.heads[batch.task], batch, rows)
     loss, metrics = operator_loss(operator, batch.task, u, u_ref, parameters, windows.settings.field_weight)
     return loss, {f"{batch.task}/{key}": value for key, value in metrics.items()}
 
@@ -81,11 +80,10 @@ def main() -> None:
 
     # ---- data: bases are fitted once and selected by validation rollouts; the tasks are distributed over
     # ranks
-    fits = {
-        name: partial(fit_base, cache, config.operator.base_steps, contexts[name], seed, run.device)
-        for name, cache in caches.items()
-    }
-    bases = fit_once(run, "bases", fits, "fitting the bases")
+    def fit(name: str) -> tuple[dict, dict]:
+        return fit_base(caches[name], config.operator.base_steps, contexts[name], seed, run.device)
+
+    bases = fit_once(run, "bases", {name: partial(fit, name) for name in caches}, "fitting the bases")
     for facts, _ in bases.values():
         run.print(describe_selection(facts))
 
@@ -103,19 +101,18 @@ def main() -> None:
         windows = Windows(trained, config.task, contexts, config.operator, seed)
         sizes = {name: cache.frame_bytes for name, cache in trained.items()}
         batch = windows.schedule.batch(windows.schedule.step_of_largest(sizes)).shard(run.rank, run.world)
-        run.probe(partial(loss_of, operator, windows, batch, train.steps - 1), len(batch))  # unrolled
+        unrolled = replace(batch, step=train.steps - 1)
+        run.probe(partial(loss_of, operator, windows, unrolled), len(unrolled))
     else:
         run.skip_loop("no task has a base that a network could improve")
 
     # ---- loop
     for step in run.steps():
-        batch = windows.schedule.batch(step).shard(run.rank, run.world)
-        run.update(
-            partial(loss_of, operator, windows, batch, step),
-            len(batch),
-            partial(windows.read_ahead, step + 1, run.rank, run.world, run.device),
-            batch.task,
+        batch, following = (
+            windows.schedule.batch(number).shard(run.rank, run.world) for number in (step, step + 1)
         )
+        read_ahead = partial(windows.read_ahead, following, run.device)
+        run.update(partial(loss_of, operator, windows, batch), len(batch), read_ahead, batch.task)
         if run.is_due(train.validate_every):
             with run.ema_weights():
                 found = validate(operator, caches, contexts, run, train.validate_trajectories)

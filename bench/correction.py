@@ -153,16 +153,16 @@ class CoarseWindows(Windows):
 
     answers: Tensor  # (training row, time, channel, *space), physical
 
-    def read(
-        self, head: TaskHead, batch: Batch, step: int, part: slice
-    ) -> tuple[Tensor, Tensor, ParameterBatch]:
+    def read(self, head: TaskHead, batch: Batch, part: slice) -> tuple[Tensor, Tensor, ParameterBatch]:
         cache, rows = self.caches[batch.task], self.caches[batch.task].split["train"][batch.rows[part]]
         starts = batch.starts[part] + self.tasks[batch.task].train_from
         window = head.codec.decode(cache.batch(rows, starts, head.history + 1))
         coarse = self.answers[batch.rows[part], starts + head.history - 1]
         coarse = head.codec.normalise(coarse[:, None])
         window, coarse = augment(
-            head.task, [(window, head.codec), (coarse, head.codec)], generator(self.seed, step, "augment")
+            head.task,
+            [(window, head.codec), (coarse, head.codec)],
+            generator(self.seed, batch.step, "augment"),
         )
         head.base_frames = lambda u, *parameters: (
             coarse if torch.is_grad_enabled() else TaskHead.base_frames(head, u, *parameters)

@@ -131,7 +131,7 @@ def assess(config: Config) -> dict[str, Any]:
         scores[model] = score(members)
         row = summarise_ensemble(scores[model], settings.num_bootstrap, seed, groups)
         models[model] = {
-            "ssr_by_lead": row["ssr_by_lead"],
+            "ssr_by_lead": row["ssr_by_lead"]["value"],
             "new_waves": new_waves(members[:, :, 0, 0], quiet[:, 0, 0, 0], v),
             "ms_per_state": 1e3 * seconds / members[:, :, :, 0, 0, 0].numel(),
             "evaluations": costs_per_state(ensembles, model, 32)["evaluations_per_state"]

@@ -74,20 +74,6 @@ NOMINAL = {
     "A100": (19.5e12, 312e12, 1.56e12),
     "L40S": (91.6e12, 362e12, 0.86e12),
 }
-COLUMNS = (
-    "task",
-    "processes",
-    "precision",
-    "compiled",
-    "samples/s",
-    "ms/step",
-    "TFLOP/s",
-    "of peak",
-    "GB/s",
-    "of bandwidth",
-    "GiB",
-)
-
 
 # ---------------------------------------------------------------- the machine
 
@@ -328,11 +314,11 @@ def placed(config: Config, folder: Path, device: torch.device, steps: int) -> di
             for step in range(WARM_UP + steps):
                 started = time.perf_counter()
                 batch = windows.schedule.batch(step)
-                u, u_ref, parameters = windows.read(operator.heads[name], batch, step, slice(len(batch)))
+                u, u_ref, parameters = windows.read(operator.heads[name], batch, slice(len(batch)))
                 loss = operator_loss(operator, name, u, u_ref, parameters, 0.1)[0]
                 loss.backward()
                 if way == "read ahead":
-                    windows.read_ahead(step + 1, 0, 1, device, slice(len(batch)))
+                    windows.read_ahead(windows.schedule.batch(step + 1), device, slice(len(batch)))
                 loss.item()  # as the ranks look at the norm
                 times.append(time.perf_counter() - started)
             found[name][way] = statistics.median(times[WARM_UP:])
@@ -375,33 +361,26 @@ def rows_of(
     is_compiled: bool,
     machine: dict[str, Any],
 ) -> list[dict[str, Any]]:
-    """Return a row of COLUMNS per task."""
+    """Return a row per task."""
     rows = []
     for name, one in found.items():
         seconds, each = one["seconds"], one["rows"] / world / one["seconds"]  # rows per second of one process
         cost = costs.get(name) or {"flop": math.nan, "bytes": math.nan}
         flop, traffic, memory = cost["flop"] * each, cost["bytes"] * each, one["memory"]
-        of_peak, of_bandwidth = flop / machine[f"flop_{precision}"], traffic / machine["bytes"]
         rows.append(
-            dict(
-                zip(
-                    COLUMNS,
-                    (
-                        name,
-                        world,
-                        precision,
-                        "yes" if is_compiled else "no",
-                        one["rows"] / seconds,
-                        1e3 * seconds,
-                        flop / 1e12,
-                        of_peak,
-                        traffic / 1e9,
-                        of_bandwidth,
-                        memory and memory / 2**30,
-                    ),
-                    strict=True,
-                )
-            )
+            {
+                "task": name,
+                "processes": world,
+                "precision": precision,
+                "compiled": "yes" if is_compiled else "no",
+                "samples/s": one["rows"] / seconds,
+                "ms/step": 1e3 * seconds,
+                "TFLOP/s": flop / 1e12,
+                "of peak": flop / machine[f"flop_{precision}"],
+                "GB/s": traffic / 1e9,
+                "of bandwidth": traffic / machine["bytes"],
+                "GiB": memory and memory / 2**30,
+            }
         )
     return rows
 
@@ -412,11 +391,8 @@ def shown(rows: list[dict[str, Any]]) -> str:
     def cell(value: Any) -> str:
         return "" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
 
-    lines = [
-        list(COLUMNS),
-        ["---"] * len(COLUMNS),
-        *[[cell(row[column]) for column in COLUMNS] for row in rows],
-    ]
+    heads = [*rows[0]] if rows else []
+    lines = [heads, ["---"] * len(heads), *([cell(value) for value in row.values()] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

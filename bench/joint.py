@@ -65,7 +65,7 @@ def train(config: Config, caches: dict[str, Cache], bases: Bases, steps: int, se
 
     def loss(step: int) -> Tensor:
         batch = windows.schedule.batch(step)
-        return loss_of(operator, windows, batch, step, slice(0, len(batch)))[0]
+        return loss_of(operator, windows, batch, slice(0, len(batch)))[0]
 
     stopped, ema = fit_averaged(operator, loss, steps, settings.optim)
     if stopped is not None:

@@ -10,6 +10,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache as cache_once
 
 import torch
@@ -39,10 +40,10 @@ RESOLUTION = 10_000  # the schedule's resolution: a share of the budget stands f
 
 
 def loss_of(
-    operator: Operator, windows: Windows, batch: Batch, step: int, part: slice
+    operator: Operator, windows: Windows, batch: Batch, part: slice
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the stage's loss on the rows `part` of a batch."""
-    u, u_ref, parameters = windows.read(operator.heads[batch.task], batch, step, part)
+    u, u_ref, parameters = windows.read(operator.heads[batch.task], batch, part)
     return operator_loss(operator, batch.task, u, u_ref, parameters, windows.settings.field_weight)
 
 
@@ -151,7 +152,7 @@ def train_ours(
 
     def loss(now: int) -> Tensor:
         batch = windows.schedule.batch(len(times))
-        return loss_of(operator, windows, batch, now, slice(0, len(batch)))[0]
+        return loss_of(operator, windows, replace(batch, step=now), slice(0, len(batch)))[0]
 
     stopped = fit(
         operator,

@@ -72,7 +72,7 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
             batch = windows.schedule.batch(step)
             for first in range(0, len(batch), train.micro_batch):
                 part = slice(first, min(first + train.micro_batch, len(batch)))
-                loss, _ = loss_of(bare, windows, batch, step, part)
+                loss, _ = loss_of(bare, windows, batch, part)
                 gradients = torch.autograd.grad(
                     loss * ((part.stop - part.start) / len(batch)), parameters, allow_unused=True
                 )
@@ -87,7 +87,7 @@ def compare_with_bare(arguments: list[str]) -> dict[str, float]:
 
         def run_step(step: int) -> None:
             batch = windows.schedule.batch(step).shard(run.rank, run.world)
-            run.update(partial(loss_of, operator, windows, batch, step), len(batch), only=batch.task)
+            run.update(partial(loss_of, operator, windows, batch), len(batch), only=batch.task)
 
         times: dict[str, list[float]] = {"run": [], "bare": []}
         guard, begun = run.ranks.activity.guard._thread.native_id, time.perf_counter()

@@ -103,7 +103,7 @@ def train(arguments: list[str]) -> dict[str, float]:
         for step in run.steps():
             started = time.perf_counter()
             batch = windows.schedule.batch(step).shard(run.rank, run.world)
-            run.update(partial(loss_of, operator, windows, batch, step), len(batch), only=batch.task)
+            run.update(partial(loss_of, operator, windows, batch), len(batch), only=batch.task)
             times.append(time.perf_counter() - started)
         times = times[WARM_UP:]
         every = run.ranks.gather((statistics.fmean(times), statistics.median(times)))

@@ -32,7 +32,7 @@ from ups.config.model import ModelConfig
 from ups.generative.cell_posterior import CellPosterior, two_levels
 from ups.generative.linear_posterior import LinearPosterior
 from ups.generative.observation import Observation, as_linear, observe_case, row_generators
-from ups.metrics.intervals import bootstrap, entry, halves
+from ups.metrics.intervals import as_interval, bootstrap, halves
 from ups.tasks import TASKS
 from ups.training.environment import describe_environment
 from ups.training.optim import fit_averaged
@@ -147,7 +147,7 @@ def calibration(log_u: list[Tensor], truth: Tensor) -> dict[str, float]:
     variance = torch.stack([one.var(0) for one in log_u])
     error = (torch.stack([one.mean(0) for one in log_u]) - truth).square() * (num / (num + 1))
     moments = torch.stack([part.flatten(1).sum(1) for part in (variance, error)], 1)
-    return entry(bootstrap(moments, lambda mean: halves(mean)[:, 0], 1000, 0))
+    return as_interval(bootstrap(moments, lambda mean: halves(mean)[:, 0], 1000, 0))
 
 
 def main() -> None:

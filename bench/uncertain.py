@@ -84,7 +84,7 @@ def read(folder: Path) -> Run:
             f"there is no {error.filename}; expected the report of a finished run. Run make report "
             f"RUN={folder.name}."
         ) from None
-    check_results(found.facts, NEEDED, str(path))
+    check_results(found.record, NEEDED, str(path))
     seconds = {
         stage: train_seconds([json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()])
         for stage in ("diffusion", "consistency", "scoring")

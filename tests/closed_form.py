@@ -37,6 +37,7 @@ from ups.generative.corrector import Corrector
 from ups.generative.residuals import TransientResiduals
 from ups.metrics.proper import fair_crps
 from ups.models.operator import load_operator
+from ups.results import Entry
 from ups.tasks import get_task
 from ups_discovery.seeds import generator
 from ups_solvers.darcy_grf import LinearObservation
@@ -380,22 +381,22 @@ def check_prior(log_a: Tensor, mask: Tensor, log_u: Tensor) -> list[str]:
     return failed(measured, {name: PRIOR[name] for name in measured})
 
 
-def measure_assessed(config: Config, entry: dict) -> dict[str, float]:
+def measure_assessed(config: Config, entry: Entry) -> dict[str, float]:
     """An entry of `assess_transient` for burgers1d: the corrector's CRPS over that of exact members on the
     same cases, one step ahead and over the rollout, and its spread/skill. None do better than exact ones."""
     ensembles = ensembles_of(config)
     cache, codec = ensembles.residuals.cache, ensembles.residuals.head.codec
-    windows = one_step(ensembles, 512, entry["members"], ["operator"])
+    windows = one_step(ensembles, 512, entry.number("", "members"), ["operator"])
     rows = cache.split["test"]
-    z = cache.batch(torch.cat([rows[windows.rows], rows[: entry["num_trajectories"]]]), 0, 2)
+    z = cache.batch(torch.cat([rows[windows.rows], rows[: entry.number("", "num_trajectories")]]), 0, 2)
     u, u_next = codec.denormalise(codec.decode(z))[:, :, 0].unbind(1)
     count, unit = len(windows.rows), float(codec.std)
     truth = torch.cat([windows.u_ref[:, 0, 0] * unit, (u_next - propagate(u))[count:]])
     exact = residuals_of(u.repeat_interleave(64, 0), generator(4, "exact")).unflatten(0, (-1, 64))
     scores = fair_crps(exact, truth)
-    ours = entry["models"]["corrector"]
+    ours = partial(entry.number, "corrector")
     return {
-        "one step": ours["one_step"]["crps"]["value"] * unit / float(scores[:count].mean()),
-        "rollout": ours["crps"]["value"] / float(scores[count:].mean()),
-        "ssr": ours["one_step"]["ssr"]["value"],
+        "one step": ours("crps", "one step") * unit / float(scores[:count].mean()),
+        "rollout": ours("crps") / float(scores[count:].mean()),
+        "ssr": ours("ssr", "one step"),
     }

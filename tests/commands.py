@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,3 +41,24 @@ def python(*words: object, **options) -> subprocess.CompletedProcess:
 
 def make(*words: object, **options) -> subprocess.CompletedProcess:
     return run("make", f"PYTHON={sys.executable}", *words, **options)
+
+
+def wait_for(is_so: Callable[[], object], seconds: float = 60) -> bool:
+    """Whether something comes true within so many seconds."""
+    until = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def supervisor(
+    launcher: str = "[sys.executable, '-c', *words[1:]]", before: str = "", **constants: float
+) -> str:
+    """Python code: ups_launch's supervisor with another launcher, a function of `words`, and constants."""
+    settings = "".join(f"launch.{name} = {value}; " for name, value in constants.items())
+    return (
+        f"import os, sys; {before}from ups_launch import supervisor as launch; "
+        f"launch.launcher_command = lambda words: {launcher}; {settings}sys.exit(launch.main())"
+    )

@@ -36,6 +36,7 @@ def table(run: Path) -> dict[str, Any]:
     from ups.common.place import STAGES
     from ups.generative.validation import default_sampler
     from ups.models.base_selection import base_scores
+    from ups.results import load
     from ups.training.artifact import stage_of_run
 
     found: dict[str, Any] = {}
@@ -63,9 +64,13 @@ def table(run: Path) -> dict[str, Any]:
         if stage == "operator":
             names = [head["name"] for head in heads]
     found |= {f"default_sampler/{name}": default_sampler(run, name) for name in names}
-    report = run / "report" / "results.json"
-    if report.is_file():
-        found |= flat(json.loads(report.read_text(encoding="utf-8")), "report")
+    if (run / "report" / "results.json").is_file():
+        results = load(run / "report")
+        found |= flat(results.record, "report")
+        for row in results.rows:
+            if not {*row.metric.split("/")} & {*TIMES} and row.case != "break-even":
+                place = "/".join(map(str, ("report", *row[:4], *[row.lead] * (row.lead is not None))))
+                found[place] = [row.value, row.low, row.high]
     return found
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from entries import drop
 from test_gates import entry
 
 from bench import acceptance
@@ -18,7 +19,7 @@ from ups.evaluation import one_step as steps
 from ups.evaluation.ensemble import Windows
 from ups.evaluation.gates import point
 from ups.evaluation.steady import moments_against, split_distances, summarise_exact
-from ups.results import Results
+from ups.results import Entry, Results
 
 pytestmark = pytest.mark.faults  # tests/test_gates.py refuses the same fakes of a stage
 COUNT, MEMBERS, TOKENS, DIM = 320, 10, 4, 4
@@ -49,9 +50,9 @@ def drawn(kind: str, key: int, shuffle: bool = False, members: int = MEMBERS) ->
     }[kind]
 
 
-def assessed(kinds: dict[str, str], truth: torch.Tensor, num_exact: int = 0) -> dict:
-    """What ups.evaluation.one_step makes of single steps that draw as `kinds` says; exact draws are right
-    ones."""
+def assess(entry: Entry, kinds: dict[str, str], truth: torch.Tensor, num_exact: int = 0) -> Entry:
+    """The entry with what ups.evaluation.one_step makes of single steps that draw as `kinds` says; exact
+    draws are right ones."""
     keys = dict.fromkeys(kinds, 5) | {"scoring": 6}  # students from the same noise as their teacher
 
     def one_step(ensembles, count, num_members, names, num_steps=0, is_shuffled=False, num_exact=0):
@@ -80,9 +81,11 @@ def assessed(kinds: dict[str, str], truth: torch.Tensor, num_exact: int = 0) -> 
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(steps, "one_step", one_step)
-        return steps.assess_one_step(ensembles, COUNT, MEMBERS, 100, num_exact)
+        steps.assess_one_step(entry, ensembles, COUNT, MEMBERS, 100, num_exact)
+    return entry
 
 
+FEWER = {"ms_per_state": 1.0, "networks_per_state": 3.0}  # of students
 KINDS = {
     "operator": "nothing",
     "dressed": "marginal",
@@ -92,37 +95,39 @@ KINDS = {
 
 
 @functools.cache
-def forecast(**fakes: str) -> dict:
-    """An entry of results.json whose single steps draw as `fakes` says, rollouts of test_gates."""
-    kinds = {**KINDS, **fakes}
-    steps = assessed(kinds, drawn("right", 99, members=1)[:, 0])
-    made = copy.deepcopy(entry())
-    for model, row in made["models"].items():
-        row |= {
-            "one_step": steps["models"][model],
-            "ms_per_state": 20.0 if model == "corrector" else 1.0,
-            "networks_per_state": 64.0 if model == "corrector" else 3.0,
-        }
-    made["comparisons"] |= {"student_1 / scoring": made["comparisons"]["student_1 / corrector"]}
-    long = {"frames": 20, "members": 8, "blown_up": dict.fromkeys(kinds, 0)}
-    return {**made, "checks": {**steps["checks"], "long": long}}
+def forecast(**fakes: str) -> Entry:
+    """An entry of ensembles whose single steps draw as `fakes` says, rollouts of test_gates."""
+    kinds, made = {**KINDS, **fakes}, entry()
+    drop(made, case="one step")
+    assess(made, kinds, drawn("right", 99, members=1)[:, 0])
+    for model in made.models():
+        is_teacher = model == "corrector"
+        costs = {"ms_per_state": 20.0, "networks_per_state": 64.0} if is_teacher else FEWER
+        made.add(model, costs)
+    for metric in ("crps", "energy_score"):
+        made.add("student_1 / scoring", {metric: made.value("student_1 / corrector", metric)})
+    made.add("", {"frames": 20, "members": 8}, "long")
+    for model in kinds:
+        made.add(model, {"blown_up": 0}, "long")
+    return made
 
 
 def missed(**fakes: str) -> set[str]:
-    [table] = Results.of({"ensembles": {"t": forecast(**fakes)}}).ensembles.values()
-    return {row.criterion for row in acceptance.transient(table) if not row.passed}
+    return {row.criterion for row in acceptance.transient(forecast(**fakes)) if not row.passed}
 
 
 def test_a_known_law_replaces_the_data_in_the_spread_of_every_start():
     """Refuses a spread that is right by what the data happen to hold: here they are of twice the law."""
-    by_law, by_data = (
-        assessed(KINDS, 2 * drawn("right", 99, members=1)[:, 0], num)["models"]["corrector"]
-        for num in (64, 0)
-    )
-    assert 0.9 < by_law["ssr"]["value"] < 1.1 and by_data["ssr"]["value"] < 0.7
-    for part, other in zip(by_law["by_start"], by_data["by_start"], strict=True):
-        assert 0.9 < part["ssr"]["value"] < 1.1 and other["ssr"]["value"] < 0.75
-        assert part["coverage_90"] == other["coverage_90"]
+    truth = 2 * drawn("right", 99, members=1)[:, 0]
+    by_law, by_data = (assess(Entry("t", "ensembles"), KINDS, truth, num) for num in (64, 0))
+    law, data = (found.number("corrector", "ssr", "one step") for found in (by_law, by_data))
+    assert 0.9 < law < 1.1 and data < 0.7
+    assert by_law.cases("start ") == by_data.cases("start ") != []
+    for case in by_law.cases("start "):
+        assert 0.9 < by_law.number("corrector", "ssr", case) < 1.1
+        assert by_data.number("corrector", "ssr", case) < 0.75
+        covered = [found.value("corrector", "coverage_90", case) for found in (by_law, by_data)]
+        assert covered[0] == covered[1]
 
 
 def test_correct_samples_pass_the_criteria_that_refuse_the_fakes():
@@ -196,10 +201,11 @@ def test_a_fake_misses_the_criterion_that_names_it(fakes, criteria):
 
 
 def test_a_gaussian_head_alone_loses_nothing_to_the_conditions_shown_to_its_network():
-    assert forecast(corrector="gaussian")["checks"]["shuffled_crps_rise_over_gain"]["value"] == pytest.approx(
-        0.0, abs=1e-9
+    of_gaussian, of_network = (
+        made.value("", "shuffled_crps_rise_over_gain", "one step")
+        for made in (forecast(corrector="gaussian"), forecast())
     )
-    assert forecast()["checks"]["shuffled_crps_rise_over_gain"]["low"] > 0.5
+    assert of_gaussian["value"] == pytest.approx(0.0, abs=1e-9) and of_network["low"] > 0.5
 
 
 # ---- the steady prior
@@ -238,13 +244,13 @@ def exact_entry(kind: str, spread: float = 0.003) -> dict:
 def steady_misses(kind: str, baseline: str = "dressed") -> set[str]:
     full = {"nrmse_mean": point(0.1), "spread_slope": point(1.0), "spread_by_lead": [0.01]}
     none = {**full, "spread_by_lead": [1.0]}
-    cases = {
-        "full": {"corrector": full, "operator": full},
-        "none": {"corrector": none, "operator": none},
-        "points_50": {"corrector": {"exact": exact_entry(kind)}, "dressed": {"exact": exact_entry(baseline)}},
-    }
-    [table] = Results.of({"steady": {"t": {"cases": cases}}}).steady.values()
-    return {row.criterion.split(": ")[1] for row in acceptance.steady(table) if not row.passed}
+    prior = Entry("t", "steady")
+    for case, figures in (("full", full), ("none", none)):
+        prior.add("corrector", figures, f"observed {case}")
+        prior.add("operator", figures, f"observed {case}")
+    prior.add("corrector", exact_entry(kind), "observed points_50")
+    prior.add("dressed", exact_entry(baseline), "observed points_50")
+    return {row.criterion.split(": ")[1] for row in acceptance.steady(prior) if not row.passed}
 
 
 def test_a_correct_prior_passes_and_is_within_the_floor_of_chance():
@@ -304,12 +310,10 @@ def test_the_exit_status_is_zero_only_if_every_criterion_is_met(
 ):
     facts = {
         "run": "r",
-        "ensembles": {"t": {}},
-        "steady": {},
         "gates": [],
-        **dict.fromkeys(("tasks", "protocol", "environment", "training"), {}),
+        **dict.fromkeys(("protocol", "environment", "training"), {}),
     }
-    Results.of(facts).save(tmp_path / "report")
+    Results(facts, ensembles={"t": Entry("t", "ensembles")}).save(tmp_path / "report")
     files = {path.name: file_hash(path) for path in (tmp_path / "report").iterdir()}
     write_sealed(tmp_path / "report" / "done.json", {"files": files})
     monkeypatch.setattr(acceptance, "missing", lambda results: [])
@@ -324,7 +328,7 @@ def test_the_exit_status_is_zero_only_if_every_criterion_is_met(
 @pytest.mark.parametrize("name", ["results.json", "results.csv"])
 def test_a_report_that_is_damaged_or_missing_is_named_in_one_line(tmp_path, monkeypatch, capsys, name):
     monkeypatch.setattr(sys, "argv", ["acceptance", "--run", str(tmp_path)])
-    Results.of({"run": "r"}).save(tmp_path / "report")
+    Results({"run": "r"}).save(tmp_path / "report")
     (tmp_path / "report" / name).write_text("[]")
     for _ in range(2):
         assert acceptance.main() == 1
@@ -334,9 +338,8 @@ def test_a_report_that_is_damaged_or_missing_is_named_in_one_line(tmp_path, monk
 
 
 def test_a_figure_that_a_report_does_not_have_is_missed():
-    made = forecast()
-    del made["models"]["corrector"]["one_step"]["ssr"]
-    [table] = Results.of({"ensembles": {"t": made}}).ensembles.values()
-    rows = {row.criterion: row for row in acceptance.transient(table)}
+    made = copy.deepcopy(forecast())
+    drop(made, case="one step", model="corrector", metric="ssr")
+    rows = {row.criterion: row for row in acceptance.transient(made)}
     row = rows["2b spread/skill one step ahead, all starts"]
     assert not row.passed and row.found == point(None)

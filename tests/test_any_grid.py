@@ -3,7 +3,6 @@ one's own."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import h5py
@@ -20,6 +19,7 @@ from ups.config.load import load_config
 from ups.data.cache import open_cache
 from ups.data.pdebench import open_data
 from ups.forecaster import Forecaster
+from ups.results import load
 
 CONTEXT = 2
 GAS = {"num_trajectories": 12, "num_frames": 5, "parameters": [0.05], "base": ["persistence", "propagator"]}
@@ -102,22 +102,22 @@ def test_the_error_in_the_report_is_that_of_a_forecast_of_the_stored_fields(fold
     u_pred = model.forecast(name, u[None, :CONTEXT], PARAMETERS[name], num_frames=len(u) - CONTEXT)[0]
     space = tuple(range(2, u.ndim))
     error = np.sqrt(((u_pred - u[CONTEXT:]) ** 2).mean(space) / (u[CONTEXT:] ** 2).mean(space)).mean()
-    results = json.loads((folder / "tiny/report/results.json").read_text(encoding="utf-8"))
-    entry = results["tasks"][name]
-    assert entry["grid"] == list(u.shape[2:])
-    if len(entry["parameters"]) < 2:  # else the mean is over files
-        assert entry["models"]["operator"]["nrmse"]["value"] == pytest.approx(error, rel=1e-3)
-    assert entry["models"]["operator"]["nrmse"]["value"] < entry["models"]["persistence"]["nrmse"]["value"]
+    entry = load(folder / "tiny/report").tasks[name]
+    assert entry.facts["grid"] == list(u.shape[2:])
+    if len(entry.facts["parameters"]) < 2:  # else the mean is over files
+        assert entry.number("operator", "nrmse") == pytest.approx(error, rel=1e-3)
+    assert entry.number("operator", "nrmse") < entry.number("persistence", "nrmse")
 
 
 def test_the_report_shows_a_slice_of_a_box_and_says_where(folder):
     text = (folder / "tiny/report/report.html").read_text(encoding="utf-8")
     assert "Vx at z = 0.562" in text and text.count("at z = ") >= 2 and "at y = " not in text
-    spectra = json.loads((folder / "tiny/report/results.json").read_text(encoding="utf-8"))["tasks"]["cfd3d"][
-        "spectra"
-    ]
-    truth, energy = stored(folder, "cfd3d")[1][CONTEXT:], np.array(spectra["truth"])  # lead, channel, shell
-    np.testing.assert_allclose(energy.sum(-1)[0], (truth[0] ** 2).mean((1, 2, 3)), rtol=1e-4)  # Parseval
+    rows = load(folder / "tiny/report").select(task="cfd3d", case="spectra", model="truth")
+    truth, first = stored(folder, "cfd3d")[1][CONTEXT:], min(row.lead for row in rows)
+    energy = [0.0] * truth.shape[1]
+    for row in rows:
+        energy[int(row.metric.split("/")[1])] += row.value * (row.lead == first)
+    np.testing.assert_allclose(energy, (truth[0] ** 2).mean((1, 2, 3)), rtol=1e-4)  # Parseval
 
 
 def test_a_labelled_box_may_have_its_axes_in_any_order(folder, model):

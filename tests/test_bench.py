@@ -339,7 +339,7 @@ def test_rivals_are_searched_before_a_ratio_is_printed_and_found_again(
         )
         assert (
             shown[model]["train_seconds"] == 6.0
-            and len(shown[model]["error_growth"]) == result["frames_scored"]
+            and len(shown[model]["error_growth_by_lead"]["value"]) == result["frames_scored"]
         )
     path = tmp_path / "tuned" / "burgers1d-unet-toy.json"
     assert json.loads(path.read_text())["changes"].items() >= {"patch": 4, "lr": 4e-3}.items()

@@ -7,9 +7,9 @@ import torch
 
 from ups.config.load import load_config
 from ups.config.schema import Config
-from ups.evaluation.break_even import conclude, error_matched, regridded, why_unknown
+from ups.evaluation.break_even import add_costs, conclude, error_matched, regridded, why_unknown
 from ups.report.sections import break_even_section
-from ups.results import Results
+from ups.results import Entry
 from ups.tasks import get_task
 from ups_solvers import SOLVERS
 
@@ -117,8 +117,10 @@ def test_the_solver_of_a_steady_task_starts_from_its_coefficient(name):
 
 
 def test_the_report_has_a_row_per_task_and_names_the_reason():
-    entry = conclude(BUDGET, [cost(0.5, 0.0, 16), cost(0.01, 0.5)], {"error": 0.02, "seconds": 0.1}, "")
+    found = conclude(BUDGET, [cost(0.5, 0.0, 16), cost(0.01, 0.5)], {"error": 0.02, "seconds": 0.1}, "")
     unknown = {"n_star": "unknown", "forecasts": None, "words": "N* is unknown: no solver"}
-    tasks = {"a": {"break_even": entry}, "b": {"break_even": unknown}}
-    page = str(break_even_section(Results.of({"tasks": tasks}).tasks))
+    tasks = {name: Entry(name, "tasks") for name in ("a", "b")}
+    add_costs(tasks["a"], found)
+    add_costs(tasks["b"], unknown)
+    page = str(break_even_section(tasks))
     assert "about 300" in page and ">unknown<" in page and "b: N* is unknown: no solver." in page

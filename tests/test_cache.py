@@ -38,14 +38,12 @@ from ups.userdata.trajectories import Trajectories
 
 NUM, FRAMES = 12, 7
 SMALL = [f"task.{task}.num_trajectories={NUM}" for task in ("advection1d", "darcy2d", "diff_react2d")] + [
-    "data.tasks=[advection1d,darcy2d,diff_react2d]",
-    "task.advection1d.resolution=32",
-    f"task.advection1d.num_frames={FRAMES}",
-    "task.darcy2d.resolution=16",
-    "task.diff_react2d.resolution=16",
-    f"task.diff_react2d.num_frames={FRAMES}",
-    "task.diff_react2d.dim=5",
-    "cache.chunk=5",
+    *(
+        "data.tasks=[advection1d,darcy2d,diff_react2d] task.advection1d.resolution=32 "
+        f"task.advection1d.num_frames={FRAMES} task.darcy2d.resolution=16 "
+        f"task.diff_react2d.resolution=16 task.diff_react2d.num_frames={FRAMES} "
+        "task.diff_react2d.dim=5 cache.chunk=5"
+    ).split(),
     *(
         f"task.{task}.{key}=1"
         for task in ("advection1d", "darcy2d", "diff_react2d")

@@ -411,9 +411,8 @@ def assess_prior(prior_root, monkeypatch) -> dict[str, float]:
     operator = load_operator(config.run_dir / "operator")
     source = SteadyResiduals(operator, truth.cache, network.heads[STEADY].guess)
     entry, _ = assess_steady(source, network, truth, config.evaluate, 0)
-    models = entry["cases"]["noisy_0.3"]
     gaussian, ours = (
-        models[name]["exact"]["distance"]["value"] for name in ("dressed_conditional", "corrector")
+        entry.number(name, "distance", "observed noisy_0.3") for name in ("dressed_conditional", "corrector")
     )
     return {"gaussian": gaussian, "prior": ours / gaussian}
 

@@ -157,7 +157,7 @@ def operator_stage(
     operator = operator_over(caches, {name: kind}).to(META)
     windows = Windows({name: caches[name]}, config.task, {name: config.context(name)}, config.operator, 0)
     return operator, lambda step: partial(
-        train_operator.loss_of, operator, windows, windows.schedule.batch(step), step
+        train_operator.loss_of, operator, windows, windows.schedule.batch(step)
     )
 
 
@@ -271,7 +271,7 @@ def test_reading_ahead_changes_neither_what_is_drawn_nor_its_order(config, name,
     )
 
     def drawn(step: int, part: slice) -> list[Tensor]:
-        z, z_ref, known = windows.read(head, windows.schedule.batch(step).shard(1, 2), step, part)
+        z, z_ref, known = windows.read(head, windows.schedule.batch(step).shard(1, 2), part)
         return [z, z_ref, known.standard]
 
     plain = [drawn(step, part) for step in steps]
@@ -279,14 +279,15 @@ def test_reading_ahead_changes_neither_what_is_drawn_nor_its_order(config, name,
     for devices, ahead in ((("cuda",), 0), (("cpu",), of_one)):
         monkeypatch.setattr("ups.data.latents.ASYNCHRONOUS", devices)
         for step, expected in zip(steps, plain, strict=True):
-            windows.read_ahead(step, 1, 2, torch.device("cpu"), part)
+            windows.read_ahead(windows.schedule.batch(step).shard(1, 2), torch.device("cpu"), part)
             reads.clear()
             assert all(map(torch.equal, drawn(step, part), expected)) and len(reads) == of_one - ahead
             assert all(map(torch.equal, drawn(step, part), expected)) and len(reads) == 2 * of_one - ahead
-    windows.read_ahead(steps[0], 1, 2, torch.device("cpu"), part)
+    windows.read_ahead(windows.schedule.batch(steps[0]).shard(1, 2), torch.device("cpu"), part)
     # a smaller micro-batch, after a want of memory
     assert torch.equal(drawn(steps[0], slice(0, 2))[1], plain[0][1][:2])
-    windows.read_ahead(steps[-1] + 1, 1, 2, torch.device("cpu"), part)  # the end: there is nothing ahead
+    end = windows.schedule.batch(steps[-1] + 1).shard(1, 2)
+    windows.read_ahead(end, torch.device("cpu"), part)  # there is nothing ahead
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -311,8 +312,9 @@ def test_the_rows_of_all_ranks_are_the_global_batch_when_they_read_ahead(config,
             batch = windows.schedule.batch(step).shard(rank, world)
             part = slice(0, len(batch))
             assert step == steps[0] or any(latents.ahead for latents, _ in cache._groups.values())
-            found.append(windows.read(head, batch, step, part)[1])
-            windows.read_ahead(step + 1, rank, world, torch.device("cpu"), part)
+            found.append(windows.read(head, batch, part)[1])
+            following = windows.schedule.batch(step + 1).shard(rank, world)
+            windows.read_ahead(following, torch.device("cpu"), part)
         return found
 
     for whole, *parts in zip(drawn(0, 1), *(drawn(rank, world) for rank in range(world)), strict=True):
@@ -328,10 +330,13 @@ def test_reading_ahead_is_done_once_a_device_has_its_work_and_waits_for_none(con
         Tensor, "backward", lambda self, *rest: (order.append("backward"), backward(self, *rest))[1]
     )
     monkeypatch.setattr(
-        Windows, "read_ahead", lambda self, step, *rest: (order.append(step), ahead(self, step, *rest))[1]
+        Windows,
+        "read_ahead",
+        lambda self, batch, *rest: (order.append(batch.step), ahead(self, batch, *rest))[1],
     )
+    later = windows.schedule.batch
     update(
-        config, operator, loss_at, range(2), lambda step: partial(windows.read_ahead, step + 1, 0, 1, META)
+        config, operator, loss_at, range(2), lambda step: partial(windows.read_ahead, later(step + 1), META)
     )
     assert order == ["backward", 1, "backward", 2]
 
@@ -501,7 +506,7 @@ def test_a_step_is_one_graph_whatever_the_data_are(config, caches, name, kind):
     weights = {key: value.detach() for key, value in (*model.named_parameters(), *model.named_buffers())}
 
     def batch(step: int, rows: list[int]) -> tuple[Tensor, ...]:
-        z, z_ref, known = windows.read(head, windows.schedule.batch(step), step, slice(0, SIZE))
+        z, z_ref, known = windows.read(head, windows.schedule.batch(step), slice(0, SIZE))
         # of the first or the last value
         known = head.parameter_batch(cache.parameters[torch.tensor(rows) * (cache.num_rows - 1)])
         return z, z_ref, known.standard, known.index

@@ -3,11 +3,13 @@ is refused."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from types import SimpleNamespace
 
 import pytest
 import torch
+from entries import drop, entry_of, place
 from test_base_selection import make_caches
 from torch import Tensor
 
@@ -16,7 +18,7 @@ from ups.config.load import load_config
 from ups.data.build_cache import open_sources
 from ups.evaluation import transient
 from ups.evaluation.ensemble import one_step
-from ups.evaluation.gates import check_usability, ensemble_gates
+from ups.evaluation.gates import ensemble_gates, usability_of
 from ups.evaluation.reference_ensembles import RolloutErrors, exact_mean, reference_ensembles, sample_exactly
 from ups.evaluation.truth import open_truth
 from ups.generative.residuals import TransientResiduals
@@ -24,7 +26,7 @@ from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_e
 from ups.metrics.joint import score_joint
 from ups.models.base_selection import fitted_state, select_base
 from ups.models.head_setup import build_operator
-from ups.results import Entry, Results
+from ups.results import Entry
 from ups.tasks import TASKS, get_task
 from ups_solvers import SOLVERS
 
@@ -37,7 +39,7 @@ NUMBERS = {"burgers1d_forced": (100, 24, 0.05), "vorticity2d_forced": (60, 20, 0
     scope="module", params=["burgers1d_forced", pytest.param("vorticity2d_forced", marks=pytest.mark.faults)]
 )
 def judged(request):
-    """(task, entry of results.json whose models are exact draws again and the fakes)."""
+    """(task, scores, entry whose models are exact draws again and the fakes)."""
     task, solver = get_task(request.param), SOLVERS[request.param]
     starts, members, dt = NUMBERS[request.param]
     u = solver.simulate(range(starts), seed=21, resolution=16, num_frames=5, parameter=0.02, t_end=4 * dt)
@@ -67,64 +69,44 @@ def judged(request):
         }
         for name, drawn in shown.items()
     }
-    versus = {
-        f"{name} / exact": compare_ensembles(rows, scores["exact"], 200, 0) for name, rows in scores.items()
-    }
-    versus["operator / bayes_mean"] = compare_ensembles(scores["operator"], scores["bayes_mean"], 200, 0)
-    checks = {
-        times: {
-            "ssr_of_law": summarise_ensemble(
-                score_ensemble(shown["exact"], mean[:, 0] + times * (u[:, 1:] - mean[:, 0]), task.boundary),
-                200,
-                0,
-            )["ssr"]
-        }
-        for times in (1, 2)
-    }
-    return task.name, {
-        "models": {name: summarise_ensemble(rows, 200, 0) for name, rows in scores.items()},
-        "comparisons": versus,
-        "checks": checks,
-    }
+    entry = Entry("t", "ensembles", {"best_cheap": "cheap"})
+    entry.add("", {"members": 24})
+    for name, rows in scores.items():
+        entry.add(name, summarise_ensemble(rows, 200, 0))
+        entry.add(name, {"nonfinite_trajectories": 0}, "one step")
+        versus = compare_ensembles(rows, scores["exact"], 200, 0)
+        entry.add(f"{name} / exact", versus)
+        entry.add(name, {"crps_over_exact": versus["crps"]}, "one step")
+    best = compare_ensembles(scores["operator"], scores["bayes_mean"], 200, 0)
+    entry.add("operator / bayes_mean", best)
+    laws = {}
+    for times in (1, 2):
+        data = mean[:, 0] + times * (u[:, 1:] - mean[:, 0])
+        laws[times] = summarise_ensemble(score_ensemble(shown["exact"], data, task.boundary), 200, 0)["ssr"]
+    return laws, entry
 
 
-def as_corrector(entry: dict, name: str) -> dict:
+def as_corrector(entry: Entry, name: str) -> Entry:
     """The entry with that model in the corrector's place, and a cheap one that every model beats."""
-    versus = entry["comparisons"]
-    models = {
-        "corrector": entry["models"][name] | {"one_step": entry["models"][name]},
-        "exact": entry["models"]["exact"],
-    }
-    checks = {"crps_over_exact": {"corrector": versus[f"{name} / exact"]["crps"]}}
-    return {
-        "models": models,
-        "best_cheap": "cheap",
-        "members": 24,
-        "checks": checks,
-        "comparisons": {
-            "corrector / exact": versus[f"{name} / exact"],
-            "corrector / cheap": {"crps": {"value": 0.1, "low": 0.1, "high": 0.1}},
-        },
-    }
+    made = copy.deepcopy(entry)
+    place(made, name, "corrector")
+    made.add("corrector / cheap", {"crps": {"value": 0.1, "low": 0.1, "high": 0.1}})
+    return made
 
 
-def table_of(entry: dict) -> Entry:
-    return Results.of({"ensembles": {"t": entry}}).ensembles["t"]
-
-
-def missed(entry: dict, name: str) -> set[str]:
+def missed(entry: Entry, name: str) -> set[str]:
     """Words of the criteria that it misses."""
-    rows = [Row("t", *row) for row in exact("2", "corrector", table_of(as_corrector(entry, name)), 1.05)]
+    rows = [Row("t", *row) for row in exact("2", "corrector", as_corrector(entry, name), 1.05)]
     assert len(rows) == 6
     return {row.criterion.split(": ")[1] for row in rows if not row.passed}
 
 
 def test_exact_samples_pass_and_their_mean_is_the_best_single_forecast(judged):
     _, entry = judged
-    found = entry["comparisons"]["again / exact"]["crps_by_lead"]
+    found = entry.by_lead("again / exact", "crps")
     assert all(0.96 < value < 1.04 for value in found["value"])
-    assert all(0.9 < ssr < 1.1 for ssr in entry["models"]["again"]["ssr_by_lead"])
-    errors = {name: row["nrmse_mean"]["value"] for name, row in entry["models"].items()}
+    assert all(0.9 < ssr < 1.1 for ssr in entry.by_lead("again", "ssr")["value"])
+    errors = {name: entry.number(name, "nrmse_mean") for name in entry.models()}
     assert errors["mean"] < 1.01 * min(errors.values()) and errors["operator"] > 1.05 * errors["mean"]
 
 
@@ -149,12 +131,12 @@ def test_each_fake_misses_the_criteria_that_are_there_for_it(judged, fake, words
     ("model", "passed"), [("again", True), ("wide", False), ("mean", False), ("blind", False)]
 )
 def test_the_gate_compares_with_exact_samples(judged, model, passed):
-    table = table_of(as_corrector(judged[1], model))
+    table = as_corrector(judged[1], model)
     rows = {row["name"]: row for row in ensemble_gates("diffusion", "t", table, SETTINGS)}
     assert rows["exact/t/corrector"]["passed"] == passed, rows["exact/t/corrector"]
-    cheap = as_corrector(judged[1], model)
-    del cheap["comparisons"]["corrector / exact"], cheap["models"]["exact"]
-    rows = ensemble_gates("diffusion", "t", table_of(cheap), SETTINGS)
+    drop(table, model="corrector / exact")
+    drop(table, model="exact")
+    rows = ensemble_gates("diffusion", "t", table, SETTINGS)
     assert not any(row["name"].startswith("exact") for row in rows)
 
 
@@ -162,8 +144,8 @@ def test_the_gate_compares_with_exact_samples(judged, model, passed):
 def test_data_of_another_noise_are_refused_by_the_exact_samples(judged, times):
     """Scores over draws of the law do not see what the data hold."""
     made = as_corrector(judged[1], "again")
-    made = made | {"checks": judged[1]["checks"][times]}
-    rows = {row["name"]: row for row in ensemble_gates("diffusion", "t", table_of(made), SETTINGS)}
+    made.add("", {"ssr_of_law": judged[0][times]}, "one step")
+    rows = {row["name"]: row for row in ensemble_gates("diffusion", "t", made, SETTINGS)}
     assert rows["law/t"]["passed"] == (times == 1), rows["law/t"]
     assert rows["exact/t/corrector"]["passed"]
 
@@ -171,23 +153,20 @@ def test_data_of_another_noise_are_refused_by_the_exact_samples(judged, times):
 def test_a_forecast_as_good_as_the_best_mean_is_usable_however_large_its_error(judged):
     large = {"value": 0.7, "low": 0.6, "high": 0.8}
     below = {"value": 0.5, "low": 0.4, "high": 0.6}
-    task = {
-        "models": {"operator": {"nrmse": large, "correlation_time": below}, "persistence": {"nrmse": large}},
-        "times": [1.0, 4.0],
-        "comparisons": {"operator / persistence": {"nrmse": below}},
-        "network_is_used": False,
-        "num_initial_conditions": 9,
+    models = {
+        "": {"num_initial_conditions": 9},
+        "operator": {"nrmse": large, "correlation_time": below},
+        "persistence": {"nrmse": large},
+        "operator / persistence": {"nrmse": below},
     }
-    name, entry = judged
-    assert not check_usability(Results.of({"tasks": {name: task}}))[name]["usable"]
-    entry = {key: value for key, value in entry.items() if key != "checks"}  # those are of several worlds
-    poor = check_usability(Results.of({"tasks": {name: task}, "ensembles": {name: entry}}))[name]
+    task = entry_of("tasks", {"times": [1.0, 4.0], "network_is_used": False}, main=models)
+    assert not usability_of(task, None)["usable"]
+    poor = usability_of(task, judged[1])
     # the operator is half too large
     assert not poor["usable"] and "times that of the best possible mean" in poor["words"]
-    best = {
-        "comparisons": {"operator / bayes_mean": {"nrmse_mean": {"value": 1.02, "low": 1.0, "high": 1.04}}}
-    }
-    assert check_usability(Results.of({"tasks": {name: task}, "ensembles": {name: best}}))[name]["usable"]
+    ratio = {"nrmse_mean": {"value": 1.02, "low": 1.0, "high": 1.04}}
+    best = entry_of("ensembles", main={"operator / bayes_mean": ratio})
+    assert usability_of(task, best)["usable"]
 
 
 # ---------------------------------------------------------------- from caches
@@ -266,6 +245,17 @@ def test_residuals_of_exact_samples_are_those_of_the_data_if_the_law_is_the_data
     assert one_step(single, 40, 2, [], num_exact=3).law is None
 
 
+def climates(ensembles, rows, num_frames) -> dict[str, dict[str, float]]:
+    """Model -> statistics of its long rollouts."""
+    entry = Entry("t", "ensembles")
+    transient.add_long_rollouts(entry, ensembles, rows, num_frames)
+    known = [model for model in entry.models("long") if entry.value(model, "memory", "long")]
+    return {
+        model: {key: entry.number(model, key, "long") for key in ("variance", "memory", "spectrum_error")}
+        for model in known
+    }
+
+
 def test_late_statistics_are_compared_with_late_exact_samples(world, monkeypatch):
     """Refuses the data in their place: here they begin at three times what the noise keeps up."""
     _, truth, ensembles = world
@@ -280,7 +270,7 @@ def test_late_statistics_are_compared_with_late_exact_samples(world, monkeypatch
     )
     rows = truth.rows.repeat(4)
     single = SimpleNamespace(**vars(ensembles), names=["operator", "corrector", "dressed"])
-    found = transient.long_rollouts(single, rows, 80)["climate"]
+    found = climates(single, rows, 80)
     assert set(found) == {"operator", "corrector", "exact", "truth"}
     for model in ("corrector", "exact"):
         assert 0.6 < found[model]["variance"] < 1.6 and 0.6 < found[model]["memory"] < 1.6, found
@@ -292,7 +282,7 @@ def test_late_statistics_are_compared_with_late_exact_samples(world, monkeypatch
     monkeypatch.setattr(
         transient, "rollouts", lambda _, __, rows, ___, ____: truth.frames(rows, 0, 2)[:, None]
     )
-    assert set(transient.long_rollouts(single, rows, 2)["climate"]) == {"operator", "corrector", "truth"}
+    assert set(climates(single, rows, 2)) == {"operator", "corrector", "truth"}
 
 
 def test_chance_is_one_half_of_the_data_beside_the_other(world, monkeypatch):
@@ -312,9 +302,7 @@ def test_chance_is_one_half_of_the_data_beside_the_other(world, monkeypatch):
     monkeypatch.setattr(
         transient, "rollouts", lambda _, __, rows, ___, ____: truth.frames(rows, 0, 2)[:, None]
     )
-    found = transient.long_rollouts(SimpleNamespace(**vars(ensembles), names=["operator"]), rows, 2)[
-        "climate"
-    ]
+    found = climates(SimpleNamespace(**vars(ensembles), names=["operator"]), rows, 2)
     assert found["truth"]["variance"] == pytest.approx(4.0, rel=1e-3)
 
 

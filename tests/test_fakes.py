@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from entries import place
 from test_base_selection import make_caches
 from torch import Tensor
 
@@ -33,7 +34,7 @@ from ups.generative.residuals import TransientResiduals
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
 from ups.models.base_selection import fitted_state, select_base
 from ups.models.head_setup import build_operator
-from ups.results import Results
+from ups.results import Entry
 from ups_solvers import burgers_forced
 
 pytestmark = pytest.mark.faults  # tests/test_gates.py and tests/test_acceptance.py refuse fakes in seconds
@@ -130,7 +131,7 @@ EQUAL = ("student_1", "student_2", "copied", "antithetic", *ROLLOUTS)  # draws f
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """(ensembles, entry of results.json with exact draws as corrector and students, and every fake)."""
+    """(ensembles, entry with exact draws as corrector and students, and every fake)."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(burgers_forced, "SPIN", 0.2)  # a state is as good as another here
         config = make_caches(
@@ -204,29 +205,18 @@ def world(tmp_path_factory):
     return ensembles, entry
 
 
-def placed(entry: dict, **fakes: str) -> dict:
+def placed(entry: Entry, **fakes: str) -> Entry:
     """The entry with the figures of other models in the places of these."""
-    out = {
-        **entry,
-        "models": dict(entry["models"]),
-        "comparisons": dict(entry["comparisons"]),
-        "checks": copy.deepcopy(entry["checks"]),
-    }
-    for place, fake in fakes.items():
-        out["models"][place] = entry["models"][fake]
-        if fake in entry["checks"]["response"]:
-            out["checks"]["response"][place] = entry["checks"]["response"][fake]
-        for pair, row in entry["comparisons"].items():
-            if pair.startswith(f"{fake} / "):
-                out["comparisons"][pair.replace(fake, place, 1)] = row
+    out = copy.deepcopy(entry)
+    for other, fake in fakes.items():
+        place(out, fake, other)
     return out
 
 
-def failed(entry: dict) -> dict[str, str]:
+def failed(entry: Entry) -> dict[str, str]:
     """Gate -> reason."""
-    [table] = Results.of({"ensembles": {"t": entry}}).ensembles.values()
     rows = [
-        row for stage in ("diffusion", "consistency") for row in ensemble_gates(stage, "t", table, SETTINGS)
+        row for stage in ("diffusion", "consistency") for row in ensemble_gates(stage, "t", entry, SETTINGS)
     ]
     assert len(rows) > 40
     return {row["name"]: row["reason"] for row in rows if not row["passed"]}
@@ -238,24 +228,25 @@ def test_exact_samples_in_the_place_of_every_stage_pass_every_gate(world):
 
 def test_scores_over_evaluations_end_at_those_of_the_report(world):
     """Here every budget of the corrector samples the same exact members."""
-    found = world[1]["by_evaluations"]
-    curves, count = found["curves"], found["starts"]
-    assert curves["corrector"]["evaluations"] == [1, 2, 4, 8] and curves["student"]["evaluations"] == [1, 2]
-    assert curves["exact"]["evaluations"] == [0] and count == by_evaluations.STARTS
-    for curve in curves.values():
-        assert {
-            len(curve[metric][end]) for metric in by_evaluations.METRICS for end in ("value", "low", "high")
-        } == {len(curve["evaluations"])}
-    assert len(set(curves["corrector"]["crps"]["value"])) == 1
-    assert found["over"] == "exact" and curves["exact"]["crps"]["value"] == [1.0]
-    assert abs(curves["corrector"]["crps"]["value"][0] - 1) < 0.1
-    assert curves["corrector"]["crps"]["value"][0] == curves["student"]["crps"]["value"][1]
+    entry = world[1]
+
+    def curve(model: str, metric: str) -> list[float]:
+        return entry.listed(model, metric, "evaluations")["value"]
+
+    assert curve("corrector", "evaluations") == [1, 2, 4, 8] and curve("student", "evaluations") == [1, 2]
+    assert curve("exact", "evaluations") == [0]
+    assert entry.number("", "starts", "evaluations") == by_evaluations.STARTS
+    for model in entry.models("evaluations"):
+        for metric in by_evaluations.METRICS:
+            assert len(curve(model, metric)) == len(curve(model, "evaluations"))
+    assert len(set(curve("corrector", "crps"))) == 1 and curve("exact", "crps") == [1.0]
+    assert abs(curve("corrector", "crps")[0] - 1) < 0.1
+    assert curve("corrector", "crps")[0] == curve("student", "crps")[1]
 
 
 def test_exact_samples_pass_every_acceptance_criterion(world):
     """But those of cost: here the network is called for its calls alone."""
-    [table] = Results.of({"ensembles": {"t": world[1]}}).ensembles.values()
-    rows = list(acceptance.transient(table))
+    rows = list(acceptance.transient(world[1]))
     assert (
         not [row for row in rows if not row.passed and not row.criterion.startswith("3a")] and len(rows) > 70
     )
@@ -304,15 +295,15 @@ def test_a_fake_in_the_place_of_corrector_and_students_is_refused(world, fake, g
 def test_fair_scores_reward_dependent_members_which_is_why_independence_has_a_gate(world):
     entry = world[1]
     for fake in ("inflated", "antithetic"):
-        assert entry["comparisons"][f"{fake} / exact"]["crps"]["high"] < 1.0
+        assert entry.value(f"{fake} / exact", "crps")["high"] < 1.0
 
 
 def test_linear_waves_without_a_network_may_be_the_law_and_the_report_says_so(world):
     """On a task that is linear and Gaussian in a step they pass as the corrector does: then its network adds
     nothing."""
     entry = world[1]
-    assert entry["comparisons"]["corrector / waves"]["crps"]["high"] > 1.0
-    [words] = [text for text in entry["words"] if "linear" in text]
+    assert entry.value("corrector / waves", "crps")["high"] > 1.0
+    [words] = [text for text in entry.facts["words"] if "linear" in text]
     assert "adds nothing" in words
 
 
@@ -337,11 +328,10 @@ def test_samples_of_another_law_are_not_exact(world, monkeypatch, noise, viscosi
     found = placed(entry)
     windows = one_step(ensembles, 480, SETTINGS.members, [], num_exact=SETTINGS.truth_members)
     groups = truth.cache.trajectory[truth.cache.split["test"][windows.rows]]
-    found["checks"]["ranks_of_data"] = ranks_of_data(
-        windows.u_ref, windows.law, "periodic", 100, seed, groups
-    )
+    ranks = ranks_of_data(windows.u_ref, windows.law, "periodic", 100, seed, groups)
     rows = truth.cache.split["test"]
     scores = score_ensemble(sample_exactly(truth, seed, rows, 8, 10), truth.future(rows, 8), "periodic")
-    found["checks"]["ssr_of_law"] = summarise_ensemble(scores, 100, seed)["ssr"]
+    ssr = summarise_ensemble(scores, 100, seed)["ssr"]
+    found.add("", {"ranks_of_data": ranks, "ssr_of_law": ssr}, "one step")
     names = failed(found)
     assert not names if passes else "law_ranks/t" in names, names

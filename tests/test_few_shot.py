@@ -40,11 +40,7 @@ def arguments(world, *more: str) -> list[str]:
     root, overrides = world
     return [
         *overrides,
-        "--config",
-        str(SMOKE),
-        "--task",
-        "burgers1d",
-        "--parent",
+        *f"--config {SMOKE} --task burgers1d --parent".split(),
         str(root / "runs" / "parent"),
         "--results",
         str(root / "few.json"),

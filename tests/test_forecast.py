@@ -30,14 +30,11 @@ from ups_discovery.spectral import interpolation, resample
 
 TASKS = ("burgers1d", "darcy2d", "diff_react2d", "advection1d_hidden")
 SETTINGS = [
-    "operator.base_steps=60",
-    "operator.model.width=16",
-    "operator.model.depth=1",
-    "operator.train.batch_size=8",
-    "operator.train.precision='no'",
-    "task.diff_react2d.history=2",
-    "task.darcy2d.reserve=0.5",
-    f"data.tasks=[{','.join(TASKS)}]",
+    *(
+        "operator.base_steps=60 operator.model.width=16 operator.model.depth=1 "
+        "operator.train.batch_size=8 operator.train.precision='no' task.diff_react2d.history=2 "
+        f"task.darcy2d.reserve=0.5 data.tasks=[{','.join(TASKS)}]"
+    ).split(),
     *[
         f"task.advection1d_hidden.{text}"
         for text in ("resolution=32", "num_trajectories=16", "space_stride=1", "parameters=[0.1,0.4]")
@@ -65,7 +62,7 @@ def trained(tmp_path_factory) -> tuple[Operator, dict[str, Cache], Config]:
     optimizer = build_optimizer(operator, settings.optim)
     for step in range(12):
         batch = windows.schedule.batch(step)
-        u, u_ref, known = windows.read(operator.heads[batch.task], batch, step, slice(0, 8))
+        u, u_ref, known = windows.read(operator.heads[batch.task], batch, slice(0, 8))
         loss, _ = operator_loss(operator, batch.task, u, u_ref, known, settings.field_weight)
         optimizer.zero_grad()
         loss.backward()

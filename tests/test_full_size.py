@@ -168,7 +168,7 @@ def test_training_reads_a_cache_of_any_size_with_memory_for_a_batch(tmp_path):
         torch.set_grad_enabled(False)
         def read(step):
             batch = windows.schedule.batch(step)
-            return windows.read(head, batch, step, slice(None))[1], batch.rows
+            return windows.read(head, batch, slice(None))[1], batch.rows
         read(last)
         before, most, rows_read = memory("RssAnon"), 0, []
         for step in range(last - 12, last):

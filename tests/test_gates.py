@@ -11,19 +11,19 @@ from dataclasses import replace
 
 import pytest
 import torch
+from entries import drop, entry_of
 from test_report import example, task_entry, waves
 
 from ups.common.place import STAGES
 from ups.config.load import load_config
-from ups.evaluation.gates import check_gates, check_usability, gate, point
+from ups.evaluation.gates import check_gates, check_usability, gate, point, usability_of
 from ups.evaluation.steady import pool, pool_checks, pool_spread
 from ups.metrics import ensembles as probabilistic
 from ups.metrics.errors import vanishes
-from ups.metrics.intervals import bootstrap, halves
-from ups.metrics.intervals import entry as entry_of
+from ups.metrics.intervals import as_interval, bootstrap, halves
 from ups.metrics.joint import score_joint
 from ups.report import summary
-from ups.results import Results
+from ups.results import Entry, Results
 
 SETTINGS = load_config(None).evaluate
 CASES, MEMBERS, FRAMES, CELLS = 60, 8, 8, 16
@@ -56,7 +56,7 @@ def world(seed: int = 0):
 
 @functools.cache
 def scored(kind: str, key: int) -> tuple[dict, dict]:
-    """(scores, row of results.json) of members drawn as `kind` says."""
+    """(scores, figures) of members drawn as `kind` says."""
     draw, u_ref = world()
     members = u_ref[:, None].expand(-1, MEMBERS, -1, -1, -1) if kind == "truth" else draw(kind, key)
     reference = draw("mean", 5, 1)[:, 0]
@@ -73,9 +73,9 @@ def compared(one: tuple[str, int], other: tuple[str, int]) -> dict:
 
 
 @functools.cache
-def entry(**fakes: str) -> dict:
-    """A transient entry of results.json whose corrector, student_1, student_2 and scoring draw as `fakes`
-    says, else rightly."""
+def make_entry(**fakes: str) -> Entry:
+    """An entry of ensembles whose corrector, student_1, student_2 and scoring draw as `fakes` says,
+    else rightly."""
     kinds = {
         "operator": "mean",
         "dressed": "wide",
@@ -84,15 +84,16 @@ def entry(**fakes: str) -> dict:
         **fakes,
     }
     drawn = {model: (kind, key if kind == "right" else 5) for key, (model, kind) in enumerate(kinds.items())}
-    models = {model: copy.deepcopy(scored(*which)[1]) for model, which in drawn.items()}
-    for model, evaluations in (("corrector", 32.0), ("student_1", 1.0), ("student_2", 2.0), ("scoring", 1.0)):
-        models[model] |= {
-            "one_step": models[model] | {"by_start": []},
-            "evaluations_per_state": evaluations,
-            "operations_per_state": evaluations,
-        }
     cheap = "dressed_conditional"
-    models[cheap] |= {"operations_per_state": 0.0}
+    evaluations = {"corrector": 32.0, "student_1": 1.0, "student_2": 2.0, "scoring": 1.0}
+    made = Entry("t", "ensembles", {"best_cheap": cheap})
+    made.add("", {"num_initial_conditions": CASES, "members": MEMBERS})
+    for model, which in drawn.items():
+        made.add(model, scored(*which)[1])
+    for model, count in evaluations.items():
+        made.add(model, {"evaluations_per_state": count, "operations_per_state": count})
+        made.add(model, scored(*drawn[model])[1], "one step")
+    made.add(cheap, {"operations_per_state": 0.0})
     pairs = [
         *(
             (model, other)
@@ -102,18 +103,17 @@ def entry(**fakes: str) -> dict:
         ("student_1", "corrector"),
         ("student_2", "corrector"),
     ]
-    return {
-        "models": models,
-        "best_cheap": cheap,
-        "num_initial_conditions": CASES,
-        "members": MEMBERS,
-        "comparisons": {f"{one} / {other}": compared(drawn[one], drawn[other]) for one, other in pairs},
-        "checks": {"response": {}},
-    }
+    for one, other in pairs:
+        made.add(f"{one} / {other}", compared(drawn[one], drawn[other]))
+    return made
+
+
+def entry(**fakes: str) -> Entry:
+    return copy.deepcopy(make_entry(**fakes))
 
 
 @functools.cache
-def prior(kind: str = "right", pushed: str = "right") -> dict:
+def prior(kind: str = "right", pushed: str = "right") -> Entry:
     """A steady entry whose prior draws as `kind` says, and the linear posterior through the operator as
     `pushed`, in two partial cases."""
     draw, u_ref = world(1)
@@ -129,38 +129,33 @@ def prior(kind: str = "right", pushed: str = "right") -> dict:
         else draw(kind, 8 if kind == pushed else 5),
     }
     scores = {model: probabilistic.score_ensemble(u, u_ref, "periodic") for model, u in members.items()}
-    case = {model: probabilistic.summarise_ensemble(rows, 20, 0) for model, rows in scores.items()}
+    cheap = "linear_posterior" if pushed == "right" else "dressed_conditional"
+    made = Entry("t", "steady", {"best_cheap": cheap})
+    for model, rows in scores.items():
+        for name in names:
+            made.add(model, probabilistic.summarise_ensemble(rows, 20, 0), f"observed {name}")
     scores["corrector"] |= score_joint(members["corrector"], u_ref, "periodic", members["operator"][:, 0])
     every = dict.fromkeys(names, scores)
-    cheap = "linear_posterior" if pushed == "right" else "dressed_conditional"
-    return {
-        "cases": dict.fromkeys(names, case),
-        "num_initial_conditions": CASES,
-        "best_cheap": cheap,
-        "ssr": pool_spread([scores["corrector"]] * 2, 200, 0, groups),
-        "checks": pool_checks([scores["corrector"]] * 2, [], 200, 0, groups),
-        "comparisons": {
-            f"corrector / {other}": pool(every, list(names), other, 200, 0, groups)
-            for other in ("dressed", "dressed_conditional", "linear_posterior", "unconditional")
-        },
-    }
+    both = [scores["corrector"]] * 2
+    made.add("", {"num_initial_conditions": CASES, "ssr": pool_spread(both, 200, 0, groups)})
+    made.add("", pool_checks(both, [], 200, 0, groups))
+    for other in ("dressed", "dressed_conditional", "linear_posterior", "unconditional"):
+        made.add(f"corrector / {other}", pool(every, list(names), other, 200, 0, groups))
+    return made
 
 
-def results_with(transient=None, steady=None) -> dict:
-    results, _, _ = example()
-    entries = {
-        key: {"t": value} if value else {} for key, value in (("ensembles", transient), ("steady", steady))
-    }
+def results_with(transient: Entry | None = None, steady: Entry | None = None) -> Results:
     stages = {**dict.fromkeys(("diffusion", "consistency", "scoring"), ["t"]), "steady": ["t"]}
-    return {**results, "tasks": {}, **entries, "stages": stages}
+    entries = [{"t": entry} if entry else {} for entry in (transient, steady)]
+    return Results(example()[0].facts | {"stages": stages}, {}, *entries)
 
 
-def failed(results: dict, settings=SETTINGS) -> set[str]:
-    return {row["name"] for row in check_gates(Results.of(results), settings) if not row["passed"]}
+def failed(results: Results, settings=SETTINGS) -> set[str]:
+    return {row["name"] for row in check_gates(results, settings) if not row["passed"]}
 
 
 def test_honest_stages_pass_every_gate_and_each_stage_has_some():
-    gates = check_gates(Results.of(results_with(entry(), prior())), SETTINGS)
+    gates = check_gates(results_with(entry(), prior()), SETTINGS)
     assert not [row["reason"] for row in gates if not row["passed"]]
     claims = {(row["stage"], row["name"].split("/")[0]) for row in gates}
     every = ("finite", "score", "spread", "coverage_50", "variogram_space", "spectrum", "nearest")
@@ -220,48 +215,47 @@ def test_a_prior_that_is_the_exact_law_passes_beside_a_cheap_one_that_is_it_too(
 
 def test_samples_that_ignore_the_observation_fail_even_if_no_cheap_ensemble_is_better():
     made = copy.deepcopy(prior("blind", "blind"))
-    made["best_cheap"] = "linear_posterior"
+    made.facts["best_cheap"] = "linear_posterior"
     names = failed(results_with(entry(), made))
     assert "observed/t/prior" in names and "score/t/prior" not in names
 
 
 def test_if_noise_may_be_the_exact_law_a_corrector_equal_to_it_passes():
     """And a conditional Gaussian in the corrector's place is still refused, by exact draws."""
-    made = copy.deepcopy(entry())
-    versus = {"value": 1.0, "low": 0.98, "high": 1.02}
-    made["comparisons"]["corrector / dressed_conditional"]["crps"] = versus
+    made, cheap = entry(), "corrector / dressed_conditional"
+    made.add(cheap, {"crps": {"value": 1.0, "low": 0.98, "high": 1.02}})
     assert "score/t/corrector" in failed(results_with(made))
     leads = {end: [1.0, 1.2] for end in ("value", "low", "high")}
-    made["models"]["exact"] = {"num_members": MEMBERS}
-    made["comparisons"]["corrector / exact"] = {"crps": versus, "crps_by_lead": leads}
+    made.add("exact", {"num_members": MEMBERS})
+    made.add("corrector / exact", {"crps_by_lead": leads})
     names = failed(results_with(made))
     assert "score/t/corrector" not in names and "exact/t/corrector" in names
-    versus["high"] = 1.06
+    made.add(cheap, {"crps": {"value": 1.0, "low": 0.98, "high": 1.06}})
     assert "score/t/corrector" in failed(results_with(made))
 
 
 def test_the_teacher_in_the_students_place_fails_by_its_evaluations_and_a_far_student_by_its_score():
-    twice = copy.deepcopy(entry())
+    twice = entry()
     for model in ("student_1", "student_2"):
-        twice["models"][model]["evaluations_per_state"] = 32.0
+        twice.add(model, {"evaluations_per_state": 32.0})
     assert failed(results_with(twice, prior())) == {"evaluations/t/student_1", "evaluations/t/student_2"}
     assert "teacher/t/student_1" in failed(results_with(entry(student_1="wide"), prior()))
 
 
 @pytest.mark.parametrize("stage", ["diffusion", "consistency", "scoring", "steady"])
 def test_a_stage_that_was_asked_for_and_is_missing_fails_unless_the_report_stops_before_it(stage):
-    results = copy.deepcopy(results_with(entry(), prior()))
+    results = results_with(entry(), prior())
     if stage == "steady":
-        results["steady"] = {}
+        results.steady = {}
     else:
         for model in STAGES[stage].trained_samplers:
-            del results["ensembles"]["t"]["models"][model]
-    [row] = [row for row in check_gates(Results.of(results), SETTINGS) if not row["passed"]]
+            drop(results.ensembles["t"], model=model)
+    [row] = [row for row in check_gates(results, SETTINGS) if not row["passed"]]
     assert (
         row["name"] == f"made/t/{stage}"
         and f"Run make {stage}, or remove it from evaluate.stages" in row["reason"]
     )
-    del results["stages"][stage]
+    del results.facts["stages"][stage]
     assert not failed(results)
 
 
@@ -270,15 +264,11 @@ def test_an_operator_that_is_gated_passes_and_fails_for_the_stated_reason():
     limits = replace(
         SETTINGS, max_ratio_to_persistence=1e-6, max_nrmse={"burgers1d": 0.1}, min_initial_conditions=1
     )
-    gates = {row["name"]: row for row in results["gates"]}
-    assert gates["trivial/advection1d"]["value"] == pytest.approx(
-        results["tasks"]["advection1d"]["comparisons"]["operator / persistence"]["nrmse"]["value"]
-    )
+    gates, task = {row["name"]: row for row in results.facts["gates"]}, results.tasks["advection1d"]
+    assert gates["trivial/advection1d"]["value"] == task.number("operator / persistence", "nrmse")
     assert "trivial/darcy2d" in gates and not gates["nrmse/diff_react2d"]["passed"]
     assert gates["finite/cfd3d/operator"]["passed"] and "finite/advection1d/fno" not in gates
-    reasons = {
-        row["name"]: row["reason"] for row in check_gates(Results.of(results), limits) if not row["passed"]
-    }
+    reasons = {row["name"]: row["reason"] for row in check_gates(results, limits) if not row["passed"]}
     assert (
         "allowed is below 1e-06" in reasons["trivial/advection1d"]
         and "was not evaluated" in reasons["nrmse/burgers1d"]
@@ -293,19 +283,21 @@ def test_errors_are_pooled_where_a_driven_field_vanishes():
     ref_rms[1, 2, 0] = 1e-3
     assert vanishes(ref_rms)
     results, _, _ = example()
-    task = copy.deepcopy(results["tasks"]["advection1d"])
-    for pair in task["comparisons"].values():
-        pair |= {"nrmse": point(40.0), "nrmse_pooled": {"value": 0.5, "low": 0.4, "high": 0.6}}
-    results |= {"tasks": {"advection1d": task}, "stages": {"operator": ["advection1d"]}}
+    task = results.tasks["advection1d"]
+    for pair in task.ratios():
+        task.add(pair, {"nrmse": point(40.0), "nrmse_pooled": {"value": 0.5, "low": 0.4, "high": 0.6}})
+    results.tasks = {"advection1d": task}
+    results.facts["stages"] = {"operator": ["advection1d"]}
     settings = replace(SETTINGS, min_initial_conditions=1)
 
     def trivial() -> dict:
-        return {row["name"]: row for row in check_gates(Results.of(results), settings)}["trivial/advection1d"]
+        return {row["name"]: row for row in check_gates(results, settings)}["trivial/advection1d"]
 
     assert not trivial()["passed"] and trivial()["value"] == 40.0
-    task["error"] = "nrmse_pooled"
+    task.facts["error"] = "nrmse_pooled"
     assert trivial()["passed"] and trivial()["value"] == 0.5
-    task["comparisons"]["operator / persistence"]["nrmse_pooled"]["high"] = 1.1  # the fake
+    fake = {"value": 0.5, "low": 0.4, "high": 1.1}
+    task.add("operator / persistence", {"nrmse_pooled": fake})
     assert not trivial()["passed"]
 
 
@@ -313,23 +305,21 @@ def test_a_prediction_that_is_not_finite_fails_every_gate_it_touches():
     results, _, _ = example()
     u_pred, u_ref, times, context = waves(4, 6, 1, 16, 1, 0)
     u_pred[1, 3] = torch.nan
-    results |= {
-        "tasks": {"advection1d": task_entry(u_pred, u_ref, times, context, ["u"], "periodic", False)[0]},
-        "stages": {"operator": ["advection1d"]},
-    }
+    task = task_entry("advection1d", u_pred, u_ref, times, context, ["u"], "periodic", False)[0]
+    results.tasks = {"advection1d": task}
+    results.facts["stages"] = {"operator": ["advection1d"]}
     gates = check_gates(
-        Results.of(results),
+        results,
         replace(
             SETTINGS, max_ratio_to_persistence=1e9, max_nrmse={"advection1d": 1e9}, min_initial_conditions=1
         ),
     )
     # finite twice, against persistence and base, the limit
     assert [row["passed"] for row in gates] == [False] * 5
-    results |= {"gates": gates, "usability": check_usability(Results.of(results))}
-    assert not results["usability"]["advection1d"]["usable"]
-    assert "not finite" in summary.paragraph(
-        Results.of(results)
-    ) and "5 of 5 gates fail" in summary.paragraph(Results.of(results))
+    results.facts["gates"] = gates
+    assert not check_usability(results)["advection1d"]["usable"]
+    words = summary.paragraph(results)
+    assert "not finite" in words and "5 of 5 gates fail" in words
 
 
 @pytest.mark.parametrize(
@@ -359,11 +349,12 @@ def test_less_data_makes_a_gate_harder():
 
     def passed(count: int) -> bool:
         both = torch.stack([ours[:count], theirs[:count]], 1)
-        found = entry_of(bootstrap(both, lambda mean: halves(mean)[:, 0], 500, 0))
+        found = as_interval(bootstrap(both, lambda mean: halves(mean)[:, 0], 500, 0))
         return gate("scoring", "score/t/scoring", "score", found, below=1.0)["passed"]
 
     assert [passed(count) for count in (400, 8)] == [True, False]
-    small = {**copy.deepcopy(entry()), "num_initial_conditions": 5}  # intervals as narrow as they like
+    small = entry()
+    small.add("", {"num_initial_conditions": 5})  # intervals as narrow as they like
     names = failed(results_with(small, prior()))
     assert "score/t/corrector" in names and not any(name.startswith("finite") for name in names)
 
@@ -380,25 +371,23 @@ def test_less_data_makes_a_gate_harder():
 )
 def test_usability_is_stated_with_the_reasons(error, ratio, usable, words):
     row = {"nrmse": dict(zip(("value", "low", "high"), error, strict=True)), "correlation_time": point(1.0)}
-    task = {
-        "models": {"operator": row, "persistence": row},
-        "times": [0.5, 1.0],
-        "network_is_used": True,
-        "num_initial_conditions": 9,
-        "comparisons": {
-            "operator / persistence": {"nrmse": point(ratio)},
-            "operator / base": {"nrmse": point(1.07)},
-        },
+    models = {
+        "": {"num_initial_conditions": 9},
+        "operator": row,
+        "persistence": row,
+        "operator / persistence": {"nrmse": point(ratio)},
+        "operator / base": {"nrmse": point(1.07)},
     }
-    found = check_usability(Results.of({"tasks": {"own": task}}))["own"]
+    task = entry_of("tasks", {"times": [0.5, 1.0], "network_is_used": True}, main=models)
+    found = usability_of(task, None)
     assert (
         found["usable"] is usable
         and words in found["words"]
         and "makes it worse than its base alone" in found["words"]
     )
     assert "(scored up to 2 frames ahead, 1 time units)" in found["words"]
-    row["correlation_time"] = point(0.4)
-    found = check_usability(Results.of({"tasks": {"own": task}}))["own"]
+    task.add("operator", {"correlation_time": point(0.4)})
+    found = usability_of(task, None)
     assert not found["usable"] and (None in error or "for 0.4 of 1 time units only" in found["words"])
 
 

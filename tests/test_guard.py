@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import wait_for
 
 from ups.common.place import ROOT
 from ups.training.activity import Activity
@@ -230,8 +231,7 @@ def test_a_signal_to_a_blocked_rank_takes_the_grace_period_and_not_longer(tmp_pa
         "ups_launch.guard.GRACE_S = 1.0; guard.hang_s = guard.limit_s = 50; guard.is_in_loop = True\n" + WAITS
     )
     processes = start(tmp_path, blocked, blocked)
-    while len(list(tmp_path.glob("ready*"))) < 2:
-        time.sleep(0.05)
+    assert wait_for(lambda: len(list(tmp_path.glob("ready*"))) == 2)
     time.sleep(0.5)
     for process in processes:
         process.send_signal(signal.SIGTERM)
@@ -252,15 +252,11 @@ def test_ranks_end_when_their_launcher_is_killed(tmp_path):
         env={**os.environ, "TORCHELASTIC_RUN_ID": "none"},
         stderr=subprocess.DEVNULL,
     )
-    while not (tmp_path / "ready0").exists():
-        time.sleep(0.05)
+    assert wait_for((tmp_path / "ready0").exists)
     [rank] = descendants(launcher.pid)
     launcher.kill()
     launcher.wait()
-    until = time.monotonic() + 8
-    while process_state(rank) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert process_state(rank) is None
+    assert wait_for(lambda: process_state(rank) is None, 8)
     assert "the launcher (process" in (tmp_path / "end0").read_text()
 
 

@@ -38,9 +38,9 @@ def compare(setting, path, monkeypatch, steps=6, variants=("joint", joint.SEPARA
     record, seen = joint.Record(path, joint.conditions(config, caches, steps)), []
     drawn = joint.loss_of
 
-    def watched(operator, windows, batch, step, part):
+    def watched(operator, windows, batch, part):
         seen.append((tuple(operator.names), batch.task, batch.rows.tolist(), batch.starts.tolist()))
-        return drawn(operator, windows, batch, step, part)
+        return drawn(operator, windows, batch, part)
 
     monkeypatch.setattr(joint, "loss_of", watched)
     for variant in variants:

@@ -16,7 +16,7 @@ from ups.evaluation.reference_ensembles import sample_exactly, sample_law
 from ups.evaluation.truth import open_truth
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.joint import law_increments, residual_energy, score_joint
-from ups.results import Entry, Results
+from ups.results import Entry
 from ups_solvers import barkley
 
 pytestmark = pytest.mark.faults  # half a minute of exact samples
@@ -36,7 +36,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def entry(tmp_path_factory) -> Entry:
-    """Figures of exact samples and of fakes, as in results.json. The operator is the equation alone."""
+    """Figures of exact samples and of fakes. The operator is the equation alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(barkley, "SPIN", 16.0)
         config = make_caches(
@@ -64,15 +64,13 @@ def entry(tmp_path_factory) -> Entry:
         | score_joint(u, u_ref, "periodic", operator[:, 0], *known)
         for name, u in ensembles.items()
     }
-    models = {name: summarise_ensemble(found, COUNT, 0, groups) for name, found in scores.items()}
+    made = Entry("t", "ensembles", {"best_cheap": "exact"})
+    made.add("", {"members": MEMBERS})
     for name, u in ensembles.items():
-        models[name]["independence"] = independence(u, COUNT, 0, groups, law, None)
-    comparisons = {
-        f"{name} / exact": compare_ensembles(found, scores["exact"], COUNT, 0, groups)
-        for name, found in scores.items()
-    }
-    found = {"models": models, "comparisons": comparisons, "members": MEMBERS, "best_cheap": "exact"}
-    return Results.of({"ensembles": {"t": found}}).ensembles["t"]
+        made.add(name, summarise_ensemble(scores[name], COUNT, 0, groups))
+        made.add(name, {"independence": independence(u, COUNT, 0, groups, law, None)})
+        made.add(f"{name} / exact", compare_ensembles(scores[name], scores["exact"], COUNT, 0, groups))
+    return made
 
 
 @pytest.mark.parametrize("model", REFUSED)

@@ -16,7 +16,7 @@ import time
 
 import pytest
 import yaml
-from commands import python, run
+from commands import python, run, supervisor, wait_for
 
 from ups.common.place import ROOT
 from ups_launch import supervisor as launch
@@ -76,19 +76,15 @@ def test_a_failure_is_told_by_what_was_lost_not_by_who_lost_it():
     assert decide(1, [*OPEN, failed("peer"), failed("memory", 1)])[2] == "rank 1: cause memory"
 
 
-def command(folder, work: str, *options: str) -> list[str]:
+def command(folder, work: str, *options: str, before: str = "") -> list[str]:
     """The supervisor with a Python script in place of accelerate launch."""
-    code = (
-        "import sys; from ups_launch import supervisor as launch; launch.launcher_command = lambda words: "
-        "[sys.executable, '-c', "
-        "*words[1:]]; launch.BACKOFF_S = 0.01; launch.CHILDREN_S = 0.3; sys.exit(launch.main())"
-    )
+    code = supervisor(before=before, BACKOFF_S=0.01, CHILDREN_S=0.3)
     return [sys.executable, "-c", code, *options, "script.py", SCRIPT, str(folder), work]
 
 
 def supervise(folder, work: str, *options: str) -> tuple[int, str, int]:
     """Exit code, what was said, and number of starts."""
-    done = run(*(command(folder, work, *options)))
+    done = run(*command(folder, work, *options))
     return done.returncode, done.stderr, len(list(folder.glob("attempt*")))
 
 
@@ -153,30 +149,22 @@ def test_a_supervisor_that_nobody_hears_still_ends_as_it_should(tmp_path):
     broken = "ends = os.pipe(); os.close(ends[0]); os.dup2(ends[1], 2)"
     for number, close in enumerate(("os.close(2)", broken)):
         (tmp_path / str(number)).mkdir()
-        start = command(tmp_path / str(number), "if count < 1: die()\nsend_event('finished')")
-        start[2] = f"import os; {close}; {start[2]}"
+        work = "if count < 1: die()\nsend_event('finished')"
+        start = command(tmp_path / str(number), work, before=f"{close}; ")
         assert subprocess.run(start, cwd=ROOT, timeout=60, check=False).returncode == 0
         assert len(list((tmp_path / str(number)).glob("attempt*"))) == 2
 
 
 def test_a_launcher_without_ranks_is_not_waited_for_without_limit(tmp_path):
     """It waits for a machine that never comes; started again it would wait again."""
-    code = (
-        "import sys; from ups_launch import supervisor as launch; launch.launcher_command = lambda words: "
-        "['sleep', '300']; launch.START_S = 1.0; sys.exit(launch.main())"
-    )
-    done = python("-c", code, "script.py")
+    done = python("-c", supervisor("['sleep', '300']", START_S=1.0), "script.py")
     assert done.returncode == 124 and "no rank of this machine was there 1 s after" in done.stderr
     assert "Starting again" not in done.stderr
 
 
 def test_a_signal_before_there_are_ranks_is_obeyed_at_once(tmp_path):
-    code = (
-        "import sys; from ups_launch import supervisor as launch; launch.launcher_command = lambda words: "
-        "['sh', '-c', 'echo there; exec sleep 300']; sys.exit(launch.main())"
-    )
     process = subprocess.Popen(
-        [sys.executable, "-c", code, "script.py"],
+        [sys.executable, "-c", supervisor("['sh', '-c', 'echo there; exec sleep 300']"), "script.py"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -215,14 +203,12 @@ def test_a_closed_terminal_ends_what_make_waits_for_unless_nohup_said_otherwise(
         ["make", "-C", str(tmp_path)], stdin=slave, stdout=slave, stderr=slave, preexec_fn=lead
     )
     os.close(slave)
-    while not (tmp_path / "saved1").exists():
-        time.sleep(0.05)
+    assert wait_for((tmp_path / "saved1").exists)
     time.sleep(0.3)
     os.close(master)
     make.wait(20)
     pid = int((tmp_path / "attempt0").read_text())
-    while process_state(pid):  # for nohup: make may be gone before
-        time.sleep(0.05)
+    assert wait_for(lambda: not process_state(pid))  # for nohup: make may be gone before
     assert (tmp_path / "saved").exists() != is_nohup
 
 
@@ -238,8 +224,7 @@ def test_a_terminal_that_closes_before_the_first_look_at_it_is_seen(tmp_path):
     master, slave = os.openpty()
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdin=slave)
     os.close(slave)
-    while not (tmp_path / "there").exists():
-        time.sleep(0.01)
+    assert wait_for((tmp_path / "there").exists)
     os.close(master)
     (tmp_path / "closed").touch()
     assert process.wait(60) == 7
@@ -288,13 +273,11 @@ def test_what_a_rank_said_is_not_buried_by_the_launcher(tmp_path, topology, work
 def test_ranks_that_still_import_die_with_a_killed_supervisor(tmp_path):
     note = "open(f'{sys.argv[1]}/{os.environ[\"RANK\"]}', 'w').write(str(os.getpid()))"
     process = launched(tmp_path, f"{note}\ntime.sleep(300)")
-    while not all((tmp_path / rank).exists() and (tmp_path / rank).read_text() for rank in "01"):
-        time.sleep(0.05)
+    assert wait_for(lambda: all((tmp_path / r).exists() and (tmp_path / r).read_text() for r in "01"))
     process.kill()
     process.wait()
-    pids, until = [int((tmp_path / rank).read_text()) for rank in "01"], time.monotonic() + 10
-    while any(process_state(pid) for pid in pids) and time.monotonic() < until:
-        time.sleep(0.05)
+    pids = [int((tmp_path / rank).read_text()) for rank in "01"]
+    wait_for(lambda: not any(process_state(pid) for pid in pids), 10)
     left = [pid for pid in pids if process_state(pid)]
     for pid in left:
         os.kill(pid, signal.SIGKILL)
@@ -317,14 +300,11 @@ def test_nothing_that_was_started_survives(tmp_path):
 
 def test_a_killed_supervisor_takes_its_launcher_along(tmp_path):
     process = subprocess.Popen(command(tmp_path, "time.sleep(300)"), cwd=ROOT)
-    while not (tmp_path / "attempt0").exists() or not (tmp_path / "attempt0").read_text():
-        time.sleep(0.05)
+    assert wait_for(lambda: (tmp_path / "attempt0").exists() and (tmp_path / "attempt0").read_text())
     process.kill()
     process.wait()
-    pid, until = int((tmp_path / "attempt0").read_text()), time.monotonic() + 10
-    while process_state(pid) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert process_state(pid) is None
+    pid = int((tmp_path / "attempt0").read_text())
+    assert wait_for(lambda: process_state(pid) is None, 10)
 
 
 def told(folder, *signals, pause: float, saving_s: float) -> tuple[int, str]:
@@ -347,8 +327,7 @@ def told(folder, *signals, pause: float, saving_s: float) -> tuple[int, str]:
     process = subprocess.Popen(
         command(folder, work), cwd=ROOT, preexec_fn=listen, stderr=subprocess.PIPE, text=True
     )
-    while not (folder / "saved1").exists():
-        time.sleep(0.05)
+    assert wait_for((folder / "saved1").exists)
     time.sleep(0.3)
     for number in signals:
         process.send_signal(number)
@@ -380,11 +359,7 @@ def test_a_later_ctrl_c_ends_all_at_once(tmp_path):
 
 def test_a_launcher_that_is_stopped_is_replaced(tmp_path):
     work = "save(count)\nif count == 0: os.kill(os.getpid(), 19)\nsend_event('finished')"
-    code = (
-        "import sys; from ups_launch import supervisor as launch; launch.launcher_command = lambda words: "
-        "[sys.executable, '-c', *words[1:]]; launch.STOPPED_S = 0.5; sys.exit(launch.main())"
-    )
-    done = python("-c", code, "script.py", SCRIPT, str(tmp_path), work)
+    done = python("-c", supervisor(STOPPED_S=0.5), "script.py", SCRIPT, tmp_path, work)
     assert done.returncode == 0 and "is stopped. Starting again from the checkpoint of step 0" in done.stderr
 
 

@@ -108,9 +108,11 @@ def test_the_three_normalisations_differ_as_defined():
     assert row["nrmse_pooled"]["value"] == pytest.approx(
         (math.sqrt(1 / 10) + math.sqrt(9 / 10)) / 2, rel=1e-5
     )
-    assert row["error_growth"] == pytest.approx([0.5, 0.5]) and row["nrmse_by_field"] == pytest.approx([0.5])
+    assert row["error_growth_by_lead"]["value"] == pytest.approx([0.5, 0.5]) and row[
+        "nrmse_by_field"
+    ] == pytest.approx([0.5])
     by_lead = summary(u_pred, u_ref, is_pooled=True)
-    assert by_lead["error_growth"] == pytest.approx([math.sqrt(0.1), math.sqrt(0.9)])
+    assert by_lead["error_growth_by_lead"]["value"] == pytest.approx([math.sqrt(0.1), math.sqrt(0.9)])
     assert by_lead["nrmse"] == row["nrmse"]
 
 
@@ -206,7 +208,7 @@ def test_a_prediction_that_is_not_finite_never_gets_a_number(value):
     assert row["nonfinite_trajectories"] == 1
     for name in ("nrmse", "nrmse_global", "rmse", "crmse", "brmse", "frmse_low", "max_error"):
         assert row[name]["value"] is None, name
-    assert [v is None for v in row["error_growth"]] == [False, False, True, False, False]
+    assert [v is None for v in row["error_growth_by_lead"]["value"]] == [False, False, True, False, False]
     assert [v is None for v in row["nrmse_by_field"]] == [False, True]
 
 
@@ -314,21 +316,17 @@ def test_spectra_keep_first_middle_and_last_lead_of_truth_and_models():
     u_pred, u_ref = make(num_frames=5, space=(8, 8))
     scores = metrics.score(u_pred, u_ref, "periodic")
     found = metrics.summarise_spectra({"operator": scores})
-    assert found["leads"] == [0, 2, 4] and np.shape(found["truth"]) == np.shape(found["operator"]) == (
-        3,
-        2,
-        6,
-    )
-    assert np.sum(found["truth"][2][1]) == pytest.approx(
-        u_ref[:, 4, 1].double().square().mean().item(), rel=1e-4
-    )
+    truth, operator = (np.array(found[name]["spectrum_by_lead"]) for name in ("truth", "operator"))
+    assert metrics.spectrum_leads(5) == [0, 2, 4] and truth.shape == operator.shape == (2, 6, 3)
+    energy = u_ref[:, 4, 1].double().square().mean().item()
+    assert truth[1, :, 2].sum() == pytest.approx(energy, rel=1e-4)
     assert metrics.spectrum_leads(1) == [0] and metrics.spectrum_leads(2) == [0, 1]
 
 
 def test_a_steady_task_has_no_correlation_time():
     u_pred, u_ref = make(num_frames=1, space=(8, 8))
     row = summary(u_pred, u_ref, boundary="dirichlet")
-    assert "correlation_time" not in row and len(row["error_growth"]) == 1
+    assert "correlation_time" not in row and len(row["error_growth_by_lead"]["value"]) == 1
     assert row["nrmse"]["value"] == pytest.approx(metrics.nrmse(u_pred, u_ref).mean().item(), rel=1e-5)
     assert torch.allclose(
         metrics.nrmse_per_trajectory(metrics.score(u_pred, u_ref, "dirichlet")),

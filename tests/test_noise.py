@@ -9,9 +9,9 @@ import pytest
 import torch
 from test_data import SPLIT, examine, messages, moving, saved
 
-from ups.evaluation.forecast import noise_of_truth
+from ups.evaluation.forecast import add_noise
 from ups.report.tables import noise_in_words
-from ups.results import Results
+from ups.results import Entry
 from ups_discovery.noise import measurement_noise, noise_by_field
 
 CELLS, FRAMES = 64, 40
@@ -164,12 +164,16 @@ def test_the_error_without_the_noise_of_the_truth_is_that_against_the_clean_trut
         }
     }
     facts = SimpleNamespace(noise={"u": 0.05}, start_frames=10, is_deterministic=None)
-    noise = noise_of_truth(facts, ["u"], scores)["noise"]
+    task = Entry("a", "tasks", {"fields": ["u"]})
+    add_noise(task, facts, scores)
     expected = float(((pred - clean).square().mean() / clean.square().mean()).sqrt())
-    measured, beyond = noise["nrmse"]["operator"]
+    measured, beyond = task.listed("operator", "nrmse", "noise")["value"]
     assert beyond == pytest.approx(expected, rel=0.05) and measured > 2 * expected
-    assert noise["fraction"]["u"] == pytest.approx(0.05 / float(clean.square().mean().sqrt()), rel=0.01)
-    [task] = Results.of({"tasks": {"a": {"noise": noise}}}).tasks.values()
+    assert task.number("", "fraction/u", "noise") == pytest.approx(
+        0.05 / float(clean.square().mean().sqrt()), rel=0.01
+    )
     words = noise_in_words(task)
     assert "7.0" in words and "estimated from 10 frames" in words
-    assert noise_of_truth(SimpleNamespace(noise=None), ["u"], scores) == {}
+    clean = Entry("a", "tasks", {"fields": ["u"]})
+    add_noise(clean, SimpleNamespace(noise=None), scores)
+    assert not clean.rows and "noise" not in clean.facts

@@ -9,8 +9,8 @@ import math
 import os
 import re
 import signal
-import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -1021,25 +1021,14 @@ def test_a_stage_takes_no_step_where_every_base_is_exact(caches, tmp_path):
     assert load_operator(tmp_path / "smoke" / "operator").heads["advection1d"].is_network_used is False
 
 
-def run_here(monkeypatch, capsys, *arguments: str) -> tuple[int, str]:
-    """main in this process, for what ends before any process group: (exit code, output)."""
-    for name in ("RANK", "WORLD_SIZE", "UPS_EXPECT_WORLD", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(
-        sys, "argv", ["train_operator.py", "--config", str(ROOT / "configs" / "smoke.yaml"), *arguments]
-    )
-    code = 0
-    try:
-        train_operator.main()
-    except SystemExit as error:
-        code = error.code or 0
-    captured = capsys.readouterr()
-    return code, captured.out + captured.err
+@pytest.fixture
+def run_here(main_here):
+    return partial(main_here, "train_operator", "--config", str(ROOT / "configs" / "smoke.yaml"))
 
 
-def test_a_finished_stage_says_nothing_to_do_and_touches_nothing(caches, reference, monkeypatch, capsys):
+def test_a_finished_stage_says_nothing_to_do_and_touches_nothing(caches, reference, run_here):
     before = {path: path.stat().st_mtime_ns for path in reference.rglob("*")}
-    code, output = run_here(monkeypatch, capsys, *overrides_of(caches, reference))
+    code, output = run_here(*overrides_of(caches, reference))
     assert code == 0 and "smoke/operator is finished and up to date: nothing to do" in output
     assert before == {path: path.stat().st_mtime_ns for path in reference.rglob("*")}
 
@@ -1062,16 +1051,16 @@ def test_a_finished_stage_says_nothing_to_do_and_touches_nothing(caches, referen
     ],
 )
 def test_too_few_frames_or_no_cache_is_refused_before_anything_is_made(
-    caches, tmp_path, monkeypatch, capsys, override, text
+    caches, tmp_path, run_here, override, text
 ):
-    code, output = run_here(monkeypatch, capsys, *overrides_of(caches, tmp_path / "runs"), override)
+    code, output = run_here(*overrides_of(caches, tmp_path / "runs"), override)
     assert code == 2 and text in output and "Traceback" not in output, output
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_dry_run_says_what_would_be_done_and_writes_nothing(caches, tmp_path, monkeypatch, capsys):
+def test_a_dry_run_says_what_would_be_done_and_writes_nothing(caches, tmp_path, monkeypatch, run_here):
     monkeypatch.chdir(tmp_path)
-    code, output = run_here(monkeypatch, capsys, "--dry-run", *overrides_of(caches, tmp_path / "runs"))
+    code, output = run_here("--dry-run", *overrides_of(caches, tmp_path / "runs"))
     assert code == 0 and list(tmp_path.iterdir()) == []
     config = load_config(ROOT / "configs" / "smoke.yaml", overrides_of(caches, tmp_path / "runs"))
     assert f"{STEPS} steps of 8 rows = 1 process(es) x 8, in micro-batches of 8" in output
@@ -1079,19 +1068,15 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(caches, tmp_path, 
     for word in (" parameters; per process ", "MiB of state", "on disk 2 checkpoints of", "about "):
         assert word in output
     arguments = [*overrides_of(caches, tmp_path / "runs"), f"cache.root={tmp_path}/no"]
-    code, output = run_here(monkeypatch, capsys, "--dry-run", *arguments)
+    code, output = run_here("--dry-run", *arguments)
     assert code == 0 and f"is missing: {make_target('cache')}" in output
     assert " parameters; per process " in output
-    code, output = run_here(
-        monkeypatch, capsys, "--dry-run", "--show-config", *overrides_of(caches, tmp_path / "runs")
-    )
+    code, output = run_here("--dry-run", "--show-config", *overrides_of(caches, tmp_path / "runs"))
     assert code == 0 and "width: 16" in output
 
 
-def test_the_printed_number_of_parameters_is_that_of_the_finished_model(
-    caches, reference, monkeypatch, capsys
-):
-    _, output = run_here(monkeypatch, capsys, "--dry-run", *overrides_of(caches, reference))
+def test_the_printed_number_of_parameters_is_that_of_the_finished_model(caches, reference, run_here):
+    _, output = run_here("--dry-run", *overrides_of(caches, reference))
     printed = int(re.search(r"some ([\d,]+) parameters", output)[1].replace(",", ""))
     operator = load_operator(reference / "smoke" / "operator")
     count = sum(p.numel() for p in operator.parameters())

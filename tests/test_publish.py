@@ -18,6 +18,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from entries import entry_of
 from local_server import PlannedHandler, serving
 from test_base_selection import make_caches
 from test_operator import overrides_of, train
@@ -34,7 +35,7 @@ from ups.config.command import run_script
 from ups.config.load import load_config
 from ups.forecaster import Forecaster
 from ups.report.model_card import card
-from ups.results import Results
+from ups.results import Results, load
 
 RUN = (
     "data.tasks=[burgers1d,darcy2d] task.darcy2d.energy=0.999 operator.train.steps=4 "
@@ -44,16 +45,14 @@ RUN = (
 ).split()
 
 
-def report_of(monkeypatch, *overrides: str, is_drawn: bool = False) -> tuple[int, dict]:
-    """(exit status, results.json) of evaluate.py in this process."""
+def report_of(monkeypatch, *overrides: str, is_drawn: bool = False) -> tuple[int, Results]:
+    """(exit status, results) of evaluate.py in this process."""
     arguments = ["--config", str(ROOT / "configs" / "smoke.yaml"), *overrides]
     monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
     if not is_drawn:
         monkeypatch.setattr(evaluate.report, "write_report", lambda *_: None)
     status = evaluate.main()
-    return status, json.loads(
-        (load_config(ROOT / "configs" / "smoke.yaml", overrides).report_dir / "results.json").read_text()
-    )
+    return status, load(load_config(ROOT / "configs" / "smoke.yaml", overrides).report_dir)
 
 
 @pytest.fixture(scope="module")
@@ -70,19 +69,16 @@ def home(tmp_path_factory) -> Path:
 
 def test_a_report_writes_the_card_of_its_numbers_beside_the_weights(home):
     folder = home / "runs" / "smoke" / "operator"
-    text, results = (
-        (folder / "README.md").read_text(),
-        json.loads((folder.parent / "report" / "results.json").read_text()),
-    )
+    text, results = (folder / "README.md").read_text(), load(folder.parent / "report")
     assert (
         text.startswith("---\nlicense: mit\nlibrary_name: ups\n")
         and "# smoke: the operator, which forecasts" in text
     )
     assert "| burgers1d | u | 64 | 0 to 1 | periodic | 0.0" in text and "Nu 0.05 to 0.1 |" in text
-    for name, task in results["tasks"].items():
-        error = task["models"]["operator"]["nrmse"]
-        assert f"\n| {name} | {task['num_frames_predicted']} | {task['num_trajectories']} | " in text
-        assert error_in_card(text, name) == pytest.approx(error["value"], rel=1e-2), name
+    for name, task in results.tasks.items():
+        frames, trajectories = (task.number("", f"num_{key}") for key in ("frames_predicted", "trajectories"))
+        assert f"\n| {name} | {frames} | {trajectories} | " in text
+        assert error_in_card(text, name) == pytest.approx(task.number("operator", "nrmse"), rel=1e-2), name
     assert "| seed | 0 |" in text and "generate, seed 2022" in text and "gates of this stage passed" in text
     for picture in re.findall(r"\]\((\S+)\)", text.split("## What was measured")[1]):
         assert (folder / picture).read_bytes().startswith(b"\x89PNG")
@@ -97,32 +93,30 @@ def test_every_file_of_a_stage_and_its_report_is_known_to_what_deletes(home, tmp
 
 
 def test_a_card_names_the_gates_that_failed_and_a_licence_by_where_data_are_from(home):
-    results = json.loads((home / "runs" / "smoke" / "report" / "results.json").read_text())
-    results["gates"][0] |= {"passed": False, "reason": "far off"}
-    results["training"]["source"] = "user"
-    text = card("operator", Results.of(results), ups.load(home / "runs" / "smoke").tasks, {})
-    assert f"Failed: {results['gates'][0]['name']}, far off." in text
+    results = load(home / "runs" / "smoke" / "report")
+    results.facts["gates"][0] |= {"passed": False, "reason": "far off"}
+    results.facts["training"]["source"] = "user"
+    text = card("operator", results, ups.load(home / "runs" / "smoke").tasks, {})
+    assert f"Failed: {results.facts['gates'][0]['name']}, far off." in text
     assert "license: other" in text and "their owner decides how the weights may be shared" in text
 
 
 def test_cards_of_the_other_stages_have_every_ensemble_and_a_domain_per_axis(home):
-    results = json.loads((home / "runs" / "smoke" / "report" / "results.json").read_text())
+    results = load(home / "runs" / "smoke" / "report")
     score = {"value": 0.25, "low": 0.125, "high": 0.5}
     rows = {"corrector": {"crps": score, "ssr": 1.5}, "dressed": {"crps": score}}
-    results |= {
-        "ensembles": {"burgers1d": {"models": rows}},
-        "steady": {"darcy2d": {"cases": {"none": rows}}},
-        "stages": {"consistency": ["burgers1d"], "steady": ["darcy2d"]},
-    }
+    results.ensembles = {"burgers1d": entry_of("ensembles", main=rows)}
+    results.steady = {"darcy2d": entry_of("steady", observed_none=rows)}
+    results.facts["stages"] = {"consistency": ["burgers1d"], "steady": ["darcy2d"]}
     known = ups.load(home / "runs" / "smoke").tasks
-    text = card("consistency", Results.of(results), known, {})
+    text = card("consistency", results, known, {})
     assert (
         "| burgers1d | corrector | 0.250 [0.125, 0.500] | – | 1.50 | – |" in text
         and "| burgers1d | + noise |" in text
     )
     assert "| darcy2d |" not in text
     known["darcy2d"] |= {"domain": [[0, 1], [0.5, 2]], "boundary": ["periodic", "dirichlet"]}
-    text = card("steady", Results.of(results), known, {})
+    text = card("steady", results, known, {})
     assert "| 0 to 1 × 0.5 to 2 | periodic, dirichlet | steady |" in text
     assert "| darcy2d | nothing observed | corrector | 0.250 [0.125, 0.500] |" in text
 
@@ -151,10 +145,10 @@ def test_weights_from_elsewhere_reproduce_their_table_where_the_data_are_the_sam
     copy = publish.copy(home / "runs" / "smoke", tmp_path / "pretrained")
     _, there = report_of(monkeypatch, *overrides_of(home, home / "runs", *RUN))
     _, here = report_of(monkeypatch, *overrides_of(home, tmp_path / "runs", *RUN, f"evaluate.weights={copy}"))
-    for name, task in there["tasks"].items():
-        for model, row in task["models"].items():
-            assert here["tasks"][name]["models"][model]["nrmse"] == row["nrmse"], (name, model)
-    assert here["training"] == there["training"] and not (copy / "report").exists()
+    for name, task in there.tasks.items():
+        for model in task.models():
+            assert here.tasks[name].value(model, "nrmse") == task.value(model, "nrmse"), (name, model)
+    assert here.facts["training"] == there.facts["training"] and not (copy / "report").exists()
 
 
 def test_weights_from_elsewhere_are_judged_on_other_data_in_their_own_codec(home, tmp_path, monkeypatch):
@@ -177,9 +171,7 @@ def test_weights_from_elsewhere_are_judged_on_other_data_in_their_own_codec(home
     )
     u_ref = truth.future(truth.rows)
     error = ((u_pred - u_ref).square().mean(-1) / u_ref.square().mean(-1)).sqrt().mean()
-    assert results["tasks"]["burgers1d"]["models"]["operator"]["nrmse"]["value"] == pytest.approx(
-        float(error), rel=1e-4
-    )
+    assert results.tasks["burgers1d"].number("operator", "nrmse") == pytest.approx(float(error), rel=1e-4)
 
 
 def error_in_card(text: str, task: str) -> float:
@@ -207,7 +199,7 @@ def test_the_published_weights_are_on_new_data_what_their_card_says(tmp_path, mo
     monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
     monkeypatch.setattr(evaluate.report, "write_report", lambda *_: None)
     evaluate.main()
-    found = json.loads((tmp_path / "runs" / "pretrained" / "report" / "results.json").read_text())
+    found = load(tmp_path / "runs" / "pretrained" / "report")
     text, model = (folder / "README.md").read_text(encoding="utf-8"), ups.load(ROOT / "pretrained")
     assert (
         [*model.tasks]
@@ -215,9 +207,9 @@ def test_the_published_weights_are_on_new_data_what_their_card_says(tmp_path, mo
         == re.findall(r"^\| (\w+) \| \d+ \| \d+ \|", text, re.M)
     )
     for name in ("advection1d", "burgers1d"):
-        models = found["tasks"][name]["models"]
-        assert models["operator"]["nrmse"]["value"] == pytest.approx(error_in_card(text, name), rel=1.0), name
-    assert models["operator"]["nrmse"]["value"] < 0.5 * models["base"]["nrmse"]["value"]
+        task = found.tasks[name]
+        assert task.number("operator", "nrmse") == pytest.approx(error_in_card(text, name), rel=1.0), name
+    assert task.number("operator", "nrmse") < 0.5 * task.number("base", "nrmse")
 
 
 def test_what_is_no_operator_is_not_judged(home, tmp_path, monkeypatch):

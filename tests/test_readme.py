@@ -18,6 +18,7 @@ from packages import PACKAGES
 from ups.config.command import DEFAULT_OVERLAY
 from ups.config.load import load_config, to_dict
 from ups.config.schema import TaskConfig, UserTaskConfig
+from ups.results import load
 from ups.tasks import TASKS
 from ups_solvers import SOLVERS
 
@@ -352,8 +353,8 @@ def test_make_and_scripts_have_the_same_default_configuration(clone, monkeypatch
 @pytest.mark.slow
 @pytest.mark.faults  # minutes: of the slow half
 def test_stages_launched_without_arguments_after_make_cache_are_found_by_make_report(trained):
-    results = json.loads((trained / "runs" / "small" / "report" / "results.json").read_text(encoding="utf-8"))
-    assert [*results["ensembles"]] == ["burgers1d_forced"] and [*results["steady"]] == ["darcy2d_grf"]
+    results = load(trained / "runs" / "small" / "report")
+    assert [*results.ensembles] == ["burgers1d_forced"] and [*results.steady] == ["darcy2d_grf"]
     assert not (trained / "runs" / "default").exists() and {
         path.name for path in (trained / "cache").iterdir()
     } == {"small"}

@@ -45,14 +45,7 @@ def files(tmp_path_factory):
     subprocess.run(
         [
             sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--dest",
-            str(folder),
+            *f"-m pip download --no-deps --quiet --disable-pip-version-check --dest {folder}".split(),
             *PACKAGES,
         ],
         check=True,

@@ -15,6 +15,7 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
+from entries import drop
 from markupsafe import escape
 from PIL import Image
 
@@ -22,7 +23,7 @@ import evaluate
 from ups.commands import sweep
 from ups.common.files import file_hash, write_sealed
 from ups.common.text import markdown, number
-from ups.evaluation.break_even import conclude
+from ups.evaluation.break_even import add_costs, conclude
 from ups.evaluation.gates import PAIR, check_gates, check_usability, horizon_of, network_gain, usability_of
 from ups.metrics import errors as metrics
 from ups.metrics.intervals import compare
@@ -37,7 +38,7 @@ from ups.report import (
     sections,
 )
 from ups.report.summary import overview, paragraph
-from ups.results import Results
+from ups.results import Entry, Results
 from ups.tasks import get_task
 
 CONTEXT = 4
@@ -62,7 +63,7 @@ def waves(n, num_frames, fields, cells, ndim, seed):
     return u[1, :, 1:], u[0, :, 1:], times[1:], u[0, :, :1]
 
 
-def task_entry(u_pred, u_ref, times, context, fields, boundary, has_rivals):
+def task_entry(name, u_pred, u_ref, times, context, fields, boundary, has_rivals):
     steady = u_ref.shape[1] == 1
     trivial = u_ref.mean(0, keepdim=True).expand_as(u_ref) if steady else context.expand_as(u_ref)
     noise = 0.005 * torch.randn(u_ref.shape, generator=torch.Generator().manual_seed(2))
@@ -75,11 +76,21 @@ def task_entry(u_pred, u_ref, times, context, fields, boundary, has_rivals):
     if has_rivals:
         predictions |= {"fno": u_ref + 1.7 * (u_pred - u_ref), "unet": u_ref + 2.9 * (u_pred - u_ref)}
     scores = {model: metrics.score(u, u_ref, boundary) for model, u in predictions.items()}
-    models = {
-        model: metrics.summarise_errors(s, 100, 0, None if steady else times) for model, s in scores.items()
+    facts = {
+        "network_is_used": True,
+        "parameters": [] if steady else [0.4, 1.0],
+        "fields": fields,
+        "grid": list(u_ref.shape[3:]),
+        "times": times.tolist(),
+        "equation": "∂u/∂t = 0",
+        "conserved": fields[:1],
     }
-    for row, milliseconds in zip(models.values(), (0.81, 0.4, 0.0, 0.12, 1.9, 4.4), strict=False):
-        row |= {"ms_per_state": milliseconds, "evaluations_per_state": 1}
+    entry = Entry(name, "tasks", facts)
+    counts = {"num_initial_conditions": len(u_ref), "num_trajectories": len(u_ref)}
+    entry.add("", counts | {"num_frames_predicted": u_ref.shape[1]})
+    for (model, s), milliseconds in zip(scores.items(), (0.81, 0.4, 0.0, 0.12, 1.9, 4.4), strict=False):
+        row = metrics.summarise_errors(s, 100, 0, None if steady else times)
+        entry.add(model, row | {"ms_per_state": milliseconds, "evaluations_per_state": 1})
     errors = metrics.nrmse_per_trajectory(scores["operator"])
     cells, ndim = u_ref.shape[3], u_ref.ndim - 3
     axis = (np.arange(cells) + 0.5) / cells
@@ -102,29 +113,14 @@ def task_entry(u_pred, u_ref, times, context, fields, boundary, has_rivals):
     if steady:
         for sample in samples:
             sample["inputs"] = {"a": (sample["u_ref"][0, 0] > 0).astype(float)}
-    comparisons = {
-        f"operator / {other}": {
-            key: compare(metrics.ERROR[key], scores["operator"], scores[other], 100, 0)
-            for key in ("nrmse", "crmse")
-        }
-        for other in ("base", "persistence", "train_mean")
-        if other in scores
-    }
-    entry = {
-        "num_initial_conditions": len(u_ref),
-        "comparisons": comparisons,
-        "network_is_used": True,
-        "num_trajectories": len(u_ref),
-        "num_frames_predicted": u_ref.shape[1],
-        "parameters": [] if steady else [0.4, 1.0],
-        "fields": fields,
-        "grid": list(u_ref.shape[3:]),
-        "times": times.tolist(),
-        "models": models,
-        "equation": "∂u/∂t = 0",
-        "conserved": fields[:1],
-        "spectra": metrics.summarise_spectra({model: scores[model] for model in ("operator", "codec_floor")}),
-    }
+    for other in ("base", "persistence", "train_mean"):
+        for key in ("nrmse", "crmse") if other in scores else ():
+            ratio = compare(metrics.ERROR[key], scores["operator"], scores[other], 100, 0)
+            entry.add(f"operator / {other}", {key: ratio})
+    shown = {model: scores[model] for model in ("operator", "codec_floor")}
+    leads = [facts["times"][lead] for lead in metrics.spectrum_leads(u_ref.shape[1])]
+    for model, spectrum in metrics.summarise_spectra(shown).items():
+        entry.add(model, spectrum, "spectra", leads)
     return entry, samples
 
 
@@ -145,7 +141,7 @@ def example():
 @functools.cache
 def make_example(n=4):
     """(results, samples, history) of a made-up run: 1D, steady 2D, 2D with two fields, 3D."""
-    results = {
+    facts = {
         "run": "example",
         "created": "2025-01-31T12:00:00Z",
         "config_hash": "3f9a1c0b7d21",
@@ -156,10 +152,9 @@ def make_example(n=4):
             "torch": torch.__version__,
         },
         "protocol": {"split": "test", "context_frames": CONTEXT, "seed": 0, "legacy": False},
-        "tasks": {},
         "training": {"steps": 4000, "seconds": 5412.0, "parameters": 1_312_480},
     }
-    samples = {}
+    results, samples = Results(facts), {}
     for seed, (name, frames, fields, cells, ndim, boundary) in enumerate(
         (
             ("advection1d", 16, ["u"], 64, 1, "periodic"),
@@ -171,12 +166,11 @@ def make_example(n=4):
         u_pred, u_ref, times, context = waves(n, frames, len(fields), cells, ndim, seed)
         if frames == 1:
             u_pred, times = u_ref + 0.05 * (u_pred - u_ref) + 0.02 * u_ref.roll(3, 3), torch.zeros(1)
-        results["tasks"][name], samples[name] = task_entry(
-            u_pred, u_ref, times, context, fields, boundary, name != "cfd3d"
+        results.tasks[name], samples[name] = task_entry(
+            name, u_pred, u_ref, times, context, fields, boundary, name != "cfd3d"
         )
-    results |= {"stages": {"operator": list(results["tasks"])}, "ensembles": {}, "steady": {}}
-    table = Results.of(results)
-    results |= {"gates": check_gates(table, GATES), "usability": check_usability(table)}
+    facts["stages"] = {"operator": list(results.tasks)}
+    facts |= {"gates": check_gates(results, GATES), "usability": check_usability(results)}
     history = []
     for step in range(50, 4001, 50):
         loss = 0.9 * math.exp(-step / 900) + 0.02 + 0.01 * math.sin(step)
@@ -197,7 +191,7 @@ def made(tmp_path_factory):
     }
     path = tmp_path_factory.mktemp("report") / "report.html"
     report.write_report(
-        Results.of(results), shown, history, path, sections={"Ensembles": "<p>added by a later stage</p>"}
+        results, shown, history, path, sections={"Ensembles": "<p>added by a later stage</p>"}
     )
     return results, samples, path
 
@@ -240,24 +234,20 @@ def test_the_page_is_well_formed_and_requests_nothing(made):
     for source in [*page.sources, *page.links]:
         assert source == "" or source.startswith(("data:image/png;base64,", "#")), source[:80]
     assert not re.search(r"url\((?!#)|@import|<link|fetch\(|src=\"http", text)
-    assert {"summary", "gates", "reproduce", "training", *results["tasks"]} <= page.ids
-    assert all(link[1:] in page.ids for link in page.links if link != "#" and link[1:] in results["tasks"])
+    assert {"summary", "gates", "reproduce", "training", *results.tasks} <= page.ids
+    assert all(link[1:] in page.ids for link in page.links if link != "#" and link[1:] in results.tasks)
     assert len(text) < 3_000_000 and "<!--" not in re.sub(r"<svg.*?</svg>", "", text, flags=re.S)
 
 
 def test_page_shows_the_numbers_of_results(made):
     results, _, path = made
     words = " ".join(Page(path.read_text(encoding="utf-8")).words)
-    for name, task in results["tasks"].items():
-        for model in task["models"].values():
-            assert number(model["nrmse"]["value"]) in words, name
-    for gate in results["gates"]:
+    for name, task in results.tasks.items():
+        for model in task.models():
+            assert number(task.number(model, "nrmse")) in words, name
+    for gate in results.facts["gates"]:
         assert gate["reason"] in words
-    assert (
-        paragraph(Results.of(results)) in words
-        and "added by a later stage" in words
-        and "UPS operator" in words
-    )
+    assert paragraph(results) in words and "added by a later stage" in words and "UPS operator" in words
 
 
 def test_figures_are_written_as_readable_png_files(made):
@@ -276,10 +266,10 @@ def test_figures_are_written_as_readable_png_files(made):
 
 def test_text_of_users_is_escaped(tmp_path):
     results, _, _ = example()
-    results["run"] = "<script>alert(1)</script>"
-    results["environment"]["command"] = ["evaluate.py", "<b>"]
-    results["tasks"] = {}
-    report.write_report(Results.of(results), {}, [], tmp_path / "report.html", {})
+    results.facts["run"] = "<script>alert(1)</script>"
+    results.facts["environment"]["command"] = ["evaluate.py", "<b>"]
+    results.tasks = {}
+    report.write_report(results, {}, [], tmp_path / "report.html", {})
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<script>alert" not in text and "&lt;b&gt;" in text
 
@@ -300,10 +290,11 @@ ODD = (  # units that are paths, mathematics, mark-up, and parts of the SVG that
 def test_a_unit_is_drawn_as_it_is_and_names_no_folder(tmp_path, units):
     sample = example()[1]["advection1d"][0]
     results, (field, label, time) = example()[0], (f"u ({unit})" for unit in units)
-    results["tasks"] = {"advection1d": results["tasks"]["advection1d"] | {"fields": [field]}}
+    results.tasks = {"advection1d": results.tasks["advection1d"]}
+    results.tasks["advection1d"].facts["fields"] = [field]
     sample |= {"fields": [field], "labels": [label], "time": time}
     path = tmp_path / "out" / "report.html"
-    report.write_report(Results.of(results), {"advection1d": [sample]}, [], path, {})
+    report.write_report(results, {"advection1d": [sample]}, [], path, {})
     assert sorted(entry.name for entry in tmp_path.rglob("*") if entry.is_dir()) == ["figures", "out"]
     pictures = [entry.name for entry in (tmp_path / "out/figures").iterdir()]
     assert sum(name.startswith("advection1d_median_error_u_") for name in pictures) == 1
@@ -318,12 +309,12 @@ CARD = {"dt": 0.1, "history": 1, "domain": [[0, 1]], "boundary": "periodic", "pa
 @pytest.mark.parametrize("unit", [*ODD, "a | b", "[x](http://x)", "\x1b[2J"])
 def test_a_card_shows_units_as_text(tmp_path, unit):
     results = example()[0]
-    results["training"] |= {"source": "user", "seed": 0, "data_seed": 0, "init": unit}
-    results["run"], results["tasks"] = unit, {"advection1d": results["tasks"]["advection1d"]}
-    results["tasks"]["advection1d"]["found"] = [f"d/dt u = {unit}"]
-    results["stages"] = {"operator": ["advection1d"]}
+    results.facts |= {"run": unit, "stages": {"operator": ["advection1d"]}}
+    results.facts["training"] |= {"source": "user", "seed": 0, "data_seed": 0, "init": unit}
+    results.tasks = {"advection1d": results.tasks["advection1d"]}
+    results.tasks["advection1d"].facts["found"] = [f"d/dt u = {unit}"]
     known = {"advection1d": {**CARD, "fields": ["u"], "units": {"u": unit}}}
-    text = model_card.card("operator", Results.of(results), known, {"advection1d": "a.png"})
+    text = model_card.card("operator", results, known, {"advection1d": "a.png"})
     assert text.count(markdown(unit)) >= 4 and "<img" not in text and "\x1b" not in text
     rows = [re.sub(r"\\.", "", line) for line in text.splitlines() if line.startswith("| advection1d")]
     assert rows[0].count("|") == 9 and "](http" not in re.sub(r"\\.", "", text)
@@ -366,14 +357,14 @@ def test_a_broken_prediction_still_gets_its_report(tmp_path):
     results, _, _ = example()
     u_pred, u_ref, times, context = waves(4, 2, 2, 16, 1, 0)
     u_pred[:, 1, 0], u_ref[:, :, 1], context[:, :, 1] = torch.nan, 0.0, 0.0
-    entry, samples = task_entry(u_pred, u_ref, times, context, ["u", "v"], "periodic", False)
+    entry, samples = task_entry("advection1d", u_pred, u_ref, times, context, ["u", "v"], "periodic", False)
     assert figures.field_errors(samples[0])[0] == np.inf and np.isnan(figures.field_errors(samples[0])[1])
-    results |= {"tasks": {"advection1d": entry}, "stages": {"operator": ["advection1d"]}}
-    table = Results.of(results)
-    results |= {"gates": check_gates(table, GATES), "usability": check_usability(table)}
-    report.write_report(Results.of(results), {"advection1d": samples[:1]}, [], tmp_path / "report.html", {})
+    results.tasks, results.facts["stages"] = {"advection1d": entry}, {"operator": ["advection1d"]}
+    gates = check_gates(results, GATES)
+    results.facts |= {"gates": gates, "usability": check_usability(results)}
+    report.write_report(results, {"advection1d": samples[:1]}, [], tmp_path / "report.html", {})
     words = " ".join(Page((tmp_path / "report.html").read_text(encoding="utf-8")).words)
-    failed, count = sum(not gate["passed"] for gate in results["gates"]), len(results["gates"])
+    failed, count = sum(not gate["passed"] for gate in gates), len(gates)
     assert "nRMSE over all frames not finite." in words and f"{failed} of {count} gates fail" in words
     assert failed > 5 and f"{count - failed} of {count} gates pass" in words
 
@@ -384,16 +375,14 @@ def interval(value, low=None, high=None):
 
 def test_the_summary_names_the_better_model():
     results, _, _ = example()
-    text = paragraph(Results.of(results))
+    text = paragraph(results)
     assert re.search(r"The network reduces the error of its base by .* % on advection1d", text)
-    assert f"1 of {len(results['gates'])} gates fail: nrmse/diff_react2d." in text
+    assert f"1 of {len(results.facts['gates'])} gates fail: nrmse/diff_react2d." in text
     assert "No FNO or U-Net was trained on cfd3d (make bench)." in text
-    models = results["tasks"]["advection1d"]["models"]
-    models["operator"]["nrmse"], models["fno"]["nrmse"] = (
-        interval(9.0, 8.1, 9.9),
-        interval(0.01, 0.009, 0.011),
-    )
-    text = paragraph(Results.of(results))
+    task = results.tasks["advection1d"]
+    task.add("operator", {"nrmse": interval(9.0, 8.1, 9.9)})
+    task.add("fno", {"nrmse": interval(0.01, 0.009, 0.011)})
+    text = paragraph(results)
     assert re.search(
         r"Compared with the better of FNO and U-Net its error is .*higher on advection1d \(FNO\)", text
     )
@@ -403,16 +392,17 @@ def test_the_summary_names_the_better_model():
 def test_no_error_is_stated_without_its_horizon_in_frames_and_in_time(tmp_path):
     results, _, _ = example()
     costs = {"error": 0.1, "seconds": 0.1}
-    for name, task in results["tasks"].items():
-        task["units"] = {"time": "s"} if name == "cfd3d" else {}
-        task["break_even"] = conclude({"data": 1.0}, [{**costs, "grid": [8]}], costs, horizon_of(task))
-    results["tasks"]["advection1d"]["models"]["operator"]["nrmse"] = interval(9.0)
-    table, folder = Results.of(results), tmp_path / sweep.name_of("one", ("a=1",), 0) / "report-val"
+    for name, task in results.tasks.items():
+        task.facts["units"] = {"time": "s"} if name == "cfd3d" else {}
+        found = conclude({"data": 1.0}, [{**costs, "grid": [8]}], costs, horizon_of(task.facts))
+        add_costs(task, found)
+    results.tasks["advection1d"].add("operator", {"nrmse": interval(9.0)})
+    table, folder = results, tmp_path / sweep.name_of("one", ("a=1",), 0) / "report-val"
     table.save(folder)
     waves, cloud = " (scored up to 16 frames ahead, 0.8 time units)", " (scored up to 6 frames ahead, 0.3 s)"
     assert f"nRMSE 9.00 (9.00 to 9.00){waves}." in paragraph(table)
-    of_one = [*map(evaluate.in_words, results["tasks"].values())]
-    of_one += [task["break_even"]["words"] for task in results["tasks"].values()]
+    of_one = [*map(evaluate.in_words, results.tasks.values())]
+    of_one += [task.facts["break_even"]["words"] for task in results.tasks.values()]
     assert [waves in words for words in of_one] == [True, False, False, False] * 2
     assert [cloud in words for words in of_one] == [False, False, False, True] * 2
     of_all = [overview(table), str(sections.break_even_section(table.tasks))]
@@ -424,19 +414,17 @@ def test_no_error_is_stated_without_its_horizon_in_frames_and_in_time(tmp_path):
 def test_errors_of_a_field_that_vanishes_are_shown_pooled():
     """Relative errors of frames that are nearly zero, here 992, are in the table of all metrics alone."""
     results, _, _ = example()
-    task = results["tasks"]["advection1d"] | {"error": "nrmse_pooled"}
-    results["tasks"]["advection1d"] = task
-    for row in task["models"].values():
-        row["nrmse"] = interval(992.0)
-    for pair in task["comparisons"].values():
-        pair["nrmse_pooled"] = pair["nrmse"]
-    pooled = number(task["models"]["operator"]["nrmse_pooled"]["value"])
-    table = Results.of(results)
-    for text in (overview(table), paragraph(table), str(model_card._forecasts(table)["rows"])):
+    task = results.tasks["advection1d"]
+    task.facts["error"] = "nrmse_pooled"
+    for model in task.models():
+        task.add(model, {"nrmse": interval(992.0)})
+    for pair in task.ratios():
+        task.add(pair, {"nrmse_pooled": task.value(pair, "nrmse")})
+    pooled = task.number("operator", "nrmse_pooled")
+    for text in (overview(results), paragraph(results), str(model_card._forecasts(results)["rows"])):
         assert "992" not in text
-    judged = table.tasks["advection1d"]
-    assert pooled in overview(table) and "pooled" in usability_of(judged, None)["words"]
-    assert leaderboard.figure(judged, "nrmse") == task["models"]["operator"]["nrmse_pooled"]["value"]
+    assert number(pooled) in overview(results) and "pooled" in usability_of(task, None)["words"]
+    assert leaderboard.figure(task, "nrmse") == pooled
 
 
 @pytest.mark.parametrize(
@@ -471,42 +459,33 @@ def test_errors_of_a_field_that_vanishes_are_shown_pooled():
 def test_the_gain_of_the_network_is_paired_by_trajectory(ratio, kind, words, cell):
     """A network that ties with its base or loses to it gets no praise."""
     results, _, _ = example()
-    task = results["tasks"]["advection1d"]
-    results["tasks"] = {"advection1d": task}
-    task["comparisons"][PAIR]["nrmse"] = ratio
-
-    def gain() -> tuple[str, list[float]]:
-        return network_gain(Results.of(results).tasks["advection1d"])
-
-    assert gain()[0] == kind and words in paragraph(Results.of(results))
-    assert cell in overview(Results.of(results)) and "times lower" not in paragraph(Results.of(results))
-    task["num_initial_conditions"] = 1
-    assert gain() == ("unknown", [])  # whose interval is none
-    task["network_is_used"] = False
-    assert gain() == ("off", [])
-    assert "The network is not used on advection1d." in paragraph(
-        Results.of(results)
-    )  # older weights do not record why
+    task = results.tasks["advection1d"]
+    results.tasks = {"advection1d": task}
+    task.add(PAIR, {"nrmse": ratio})
+    assert network_gain(task)[0] == kind and words in paragraph(results)
+    assert cell in overview(results) and "times lower" not in paragraph(results)
+    task.add("", {"num_initial_conditions": 1})
+    assert network_gain(task) == ("unknown", [])  # whose interval is none
+    task.facts["network_is_used"] = False
+    assert network_gain(task) == ("off", [])
+    # older weights do not record why
+    assert "The network is not used on advection1d." in paragraph(results)
 
 
 def test_a_conservation_error_of_the_network_is_named():
     results, _, _ = example()
-    task = results["tasks"]["advection1d"]
-    task["models"]["operator"]["conservation_error"], task["models"]["codec_floor"]["conservation_error"] = (
-        interval(0.027, 0.02, 0.03),
-        interval(2.1e-7),
-    )
+    task = results.tasks["advection1d"]
+    task.add("operator", {"conservation_error": interval(0.027, 0.02, 0.03)})
+    task.add("codec_floor", {"conservation_error": interval(2.1e-7)})
     words = (
         "On advection1d the equation conserves the mean of u; the operator changes it by 0.0270 of its RMS, "
         "the data by 2.10×10⁻⁷."
     )
-    assert words in paragraph(Results.of(results)) and "<i>conserved: u, to 0.0270</i>" in overview(
-        Results.of(results)
-    )
-    task["models"]["operator"]["conservation_error"] = interval(3e-7)
-    assert words not in paragraph(Results.of(results))
-    del task["models"]["operator"]["conservation_error"]  # of an equation that keeps nothing
-    assert words not in paragraph(Results.of(results)) and "conserved:" not in overview(Results.of(results))
+    assert words in paragraph(results) and "<i>conserved: u, to 0.0270</i>" in overview(results)
+    task.add("operator", {"conservation_error": interval(3e-7)})
+    assert words not in paragraph(results)
+    drop(task, model="operator", metric="conservation_error")  # of an equation that keeps nothing
+    assert words not in paragraph(results) and "conserved:" not in overview(results)
 
 
 def columns(text):
@@ -524,16 +503,16 @@ def test_the_first_table_compares_operator_base_rival_and_conservation(made):
     results, _, path = made
     head, rows = columns(path.read_text(encoding="utf-8"))
     assert head[:3] == ["nRMSE", "UPS operator", "base alone"]
-    for name, task in results["tasks"].items():
-        models, row = task["models"], rows[name]
-        assert number(models["base"]["nrmse"]["value"]) in row["base alone"]
-        assert number(models["operator"]["crmse"]["value"]) in row["error of the mean, operator"]
-        assert number(models["base"]["crmse"]["value"]) in row["error of the mean, base"]
+    for name, task in results.tasks.items():
+        row = rows[name]
+        assert number(task.number("base", "nrmse")) in row["base alone"]
+        assert number(task.number("operator", "crmse")) in row["error of the mean, operator"]
+        assert number(task.number("base", "crmse")) in row["error of the mean, base"]
         other = row["best FNO or U-Net"]
         if name == "cfd3d":
             assert "not trained" in other and "make bench TASK=cfd3d RUN=example" in other
         else:
-            assert number(models["fno"]["nrmse"]["value"]) in other and "FNO" in other
+            assert number(task.number("fno", "nrmse")) in other and "FNO" in other
 
 
 def test_the_page_begins_with_usability_and_folds_gates_that_pass(made, tmp_path):
@@ -542,22 +521,23 @@ def test_the_page_begins_with_usability_and_folds_gates_that_pass(made, tmp_path
     places = [
         text.index(part)
         for part in (
-            f"{escape(results['usability']['advection1d']['words'])}</li>",
+            f"{escape(results.facts['usability']['advection1d']['words'])}</li>",
             "<table>",
             '<section id="cfd3d">',
             "added by a later stage",
             '<section id="gates">',
         )
     ]
-    count = len(results["gates"])
+    count = len(results.facts["gates"])
     assert (
         places == sorted(places)
         and f"<details open><summary><h2>Gates</h2> {count - 1} of {count} gates pass" in text
     )
     results = copy.deepcopy(results)
-    results["gates"], results["tasks"] = [gate for gate in results["gates"] if gate["passed"]], {}
-    results["usability"]["cfd3d"] = {"usable": False, "words": "Not usable: as an example."}
-    report.write_report(Results.of(results), {}, [], tmp_path / "report.html", {})
+    results.tasks = {}
+    results.facts["gates"] = [gate for gate in results.facts["gates"] if gate["passed"]]
+    results.facts["usability"]["cfd3d"] = {"usable": False, "words": "Not usable: as an example."}
+    report.write_report(results, {}, [], tmp_path / "report.html", {})
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert (
         f"<details><summary><h2>Gates</h2> {count - 1} of {count - 1} gates pass" in text
@@ -602,7 +582,7 @@ def test_axes_are_lead_time_and_the_tasks_own_space(made):
     image = figure.axes[0].get_images()[0].get_array()  # rows are y from below; stored as (y, x)
     assert np.array_equal(image, plane["u_ref"][0, 0]) and f"lead {plane['times'][0]:.3g}" in labels(figure)
     line = labels(figures.sample_figure(samples["advection1d"][0], 0))
-    growth = labels(figures.by_lead(Results.of(results).tasks["advection1d"], sections.GROWTH, ()))
+    growth = labels(figures.by_lead(results.tasks["advection1d"], sections.GROWTH, ()))
     assert "lead time" in line & growth and not any(
         text.startswith(("t =", "time")) for text in line | growth
     )
@@ -649,9 +629,9 @@ def test_lines_of_a_figure_differ_without_green_and_without_colour():
 
 def test_results_that_are_not_finite_are_not_written(tmp_path):
     results, _, _ = example()
-    results["tasks"]["cfd3d"]["models"]["operator"]["nrmse"]["value"] = float("nan")
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        Results.of(results).save(tmp_path)
+    results.tasks["cfd3d"].add("operator", {"nrmse": interval(math.nan)})
+    with pytest.raises(ValueError, match="is not finite; expected None for what is undefined"):
+        results.save(tmp_path)
     assert not [*tmp_path.iterdir()]
 
 
@@ -676,10 +656,11 @@ def test_numbers_are_written_with_three_digits(value, text):
 def fake_run(results, name, factor, runs):
     """The report of a run that is called `name`, under `runs`."""
     out = copy.deepcopy(results)
-    out["run"] = name
-    for task in out["tasks"].values():
-        task["models"]["operator"]["nrmse"]["value"] *= factor
-    Results.of(out).save(runs / name / "report")
+    out.facts["run"] = name
+    for task in out.tasks.values():
+        error = task.value("operator", "nrmse")
+        task.add("operator", {"nrmse": error | {"value": factor * error["value"]}})
+    out.save(runs / name / "report")
     record(runs / name / "report")
 
 
@@ -695,7 +676,7 @@ def test_leaderboard_has_a_row_per_run_and_sorts(tmp_path, monkeypatch, capsys):
     # slow was judged twice
     for name, factor in (("slow", 3.0), ("best", 0.5), ("middle", 1.0), ("slow", 2.0)):
         fake_run(results, name, factor, tmp_path)
-    Results.of(results).save(tmp_path / "best" / "report-val")
+    results.save(tmp_path / "best" / "report-val")
     record(tmp_path / "best" / "report-val")
     rows = [
         line for line in leaderboard.table(tmp_path).splitlines() if re.match(r"\| (slow|best|middle)", line)
@@ -703,9 +684,7 @@ def test_leaderboard_has_a_row_per_run_and_sorts(tmp_path, monkeypatch, capsys):
     assert [row.split(" | ")[0] for row in rows] == ["| best", "| middle", "| slow"]
     middle, _ = leaderboard.read_report(tmp_path / "middle" / "report")
     assert leaderboard.mean_of(middle, "nrmse") == pytest.approx(
-        math.exp(
-            np.mean([math.log(t["models"]["operator"]["nrmse"]["value"]) for t in results["tasks"].values()])
-        ),
+        math.exp(np.mean([math.log(task.number("operator", "nrmse")) for task in results.tasks.values()])),
         rel=1e-6,
     )
     with pytest.raises(ValueError, match="no run has the metric 'speed'"):
@@ -720,9 +699,9 @@ def test_leaderboard_has_a_row_per_run_and_sorts(tmp_path, monkeypatch, capsys):
 def test_leaderboard_keeps_runs_that_cannot_be_compared_apart(tmp_path):
     results, _, _ = example()
     fake_run(results, "one", 1.0, tmp_path)
-    results["protocol"]["seed"] += 1
+    results.facts["protocol"]["seed"] += 1
     fake_run(results, "another_seed", 1.0, tmp_path)
-    results["protocol"]["context_frames"] = 10
+    results.facts["protocol"]["context_frames"] = 10
     fake_run(results, "longer_context", 0.1, tmp_path)
     assert leaderboard.table(tmp_path).count("| run |") == 2
 
@@ -746,8 +725,6 @@ STRANGE = {  # key of the results -> value
     "tasks.darcy2d.grid": 5,
     "tasks.darcy2d.times": 5,
     "tasks.darcy2d.units": 5,
-    "tasks.darcy2d.models": {"operator": None},
-    "tasks.darcy2d.num_trajectories": 10**400,
     "training.seconds": float("nan"),
     "tasks.darcy2d.base": {},
 }
@@ -768,8 +745,9 @@ def test_leaderboard_names_a_strange_report_and_lists_the_others(tmp_path, kind)
     path = tmp_path / "odd" / "report" / "results.json"
     if kind in STRANGE:
         *above, key = kind.split(".")
-        functools.reduce(dict.__getitem__, above, results)[key] = STRANGE[kind]
-        path.write_text(json.dumps(results))
+        facts = json.loads(path.read_text())
+        functools.reduce(dict.__getitem__, above, facts)[key] = STRANGE[kind]
+        path.write_text(json.dumps(facts))
     else:
         path.write_bytes(FILES[kind])
     record(path.parent)
@@ -808,10 +786,10 @@ def test_leaderboard_names_the_row_that_is_wrong_and_lists_the_others(tmp_path, 
 
 def test_leaderboard_shows_what_is_undefined_as_a_dash_and_names_as_text(tmp_path):
     results = example()[0]
-    results["run"] = "\x1b[2J | <b>"
-    for task in results["tasks"].values():
-        task["models"]["operator"]["nrmse"] = dict.fromkeys(("value", "low", "high"))
-    Results.of(results).save(tmp_path / "odd" / "report")
+    results.facts["run"] = "\x1b[2J | <b>"
+    for task in results.tasks.values():
+        task.add("operator", {"nrmse": dict.fromkeys(("value", "low", "high"))})
+    results.save(tmp_path / "odd" / "report")
     record(tmp_path / "odd" / "report")
     row = leaderboard.table(tmp_path).splitlines()[-1]
     assert row.startswith(r"| \\x1b[2J \| &lt;b> | FAIL | – | – | – | – | – |")
@@ -832,10 +810,10 @@ def test_altered_results_have_no_row(tmp_path):
             leaderboard.table(tmp_path)
         (path.parent / name).write_text(sound)
     (path.parent / "done.json").unlink()
-    results["gates"] = [gate | {"passed": True} for gate in results["gates"]]
-    Results.of(results).save(path.parent)
+    results.facts["gates"] = [gate | {"passed": True} for gate in results.facts["gates"]]
+    results.save(path.parent)
     with pytest.raises(ValueError, match=r"all gates of .* passed and done.json is missing"):
         leaderboard.table(tmp_path)
-    results["gates"][0]["passed"] = False
-    Results.of(results).save(path.parent)
+    results.facts["gates"][0]["passed"] = False
+    results.save(path.parent)
     assert "FAIL" in leaderboard.table(tmp_path)

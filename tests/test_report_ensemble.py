@@ -10,18 +10,20 @@ import re
 import numpy as np
 import pytest
 import torch
+from entries import drop, entry_of
 from test_report import Page, example
 
 from ups.common.text import number
-from ups.evaluation.by_evaluations import curves
+from ups.evaluation.by_evaluations import add_curves
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.joint import score_joint
 from ups.report import animations, figures_ensemble, report
 from ups.report.sections import ENSEMBLE_ROWS, ensemble_section, steady_section
-from ups.report.tables import is_interval, label, value_of
-from ups.results import Entry, Results
+from ups.report.tables import label
+from ups.results import Entry
 
 NUM_MEMBERS = 16
+EVALUATIONS = {"corrector": 4.0, "student_1": 1.0, "student_2": 2.0, "scoring": 1.0}
 SPREADS = {
     "operator": 0.0,
     "dressed": 0.5,
@@ -77,8 +79,8 @@ def sample_of(members, u_ref):
     }
 
 
-def entry_of(nested: dict, section: str = "ensembles", name: str = "burgers1d") -> Entry:
-    return getattr(Results.of({section: {name: nested}}), section)[name]
+def of_corrector():
+    return entry_of("ensembles", main={"corrector": {"crps": 0.5}})
 
 
 def few(scores):
@@ -92,29 +94,23 @@ def make_forecast():
     times = [0.2 * (i + 1) for i in range(u_ref.shape[1])]
     scores = {model: score_ensemble(x, u_ref, "periodic", mean) for model, x in members.items()}
     joint = {model: scores[model] | score_joint(x, u_ref, "periodic", mean) for model, x in members.items()}
-    models = {model: summarise_ensemble(s, 100, 0) for model, s in scores.items()}
-    for i, row in enumerate(models.values()):
-        row |= {"evaluations_per_state": float(i * 4 + 1), "ms_per_state": 0.71 * i + 0.5}
-    entry = {
-        "task": "burgers1d",
-        "members": NUM_MEMBERS,
-        "times": times,
-        "models": models,
-        "comparisons": {
-            "corrector / dressed_conditional": compare_ensembles(
-                scores["corrector"], scores["dressed_conditional"], 100, 0
-            )
-        },
-        "by_evaluations": curves(
-            {1: few(joint["dressed"]), 2: few(joint["student_1"])},
-            {name: joint[name] for name in ("corrector", "student_1", "student_2", "scoring", "dressed")},
-            {"corrector": 4.0, "student_1": 1.0, "student_2": 2.0, "scoring": 1.0, "dressed": 0.0},
-            100,
-            0,
-            torch.arange(len(u_ref)),
-        ),
-        "words": ["The corrector knows its <error>.", "Its student keeps that."],
-    }
+    words = ["The corrector knows its <error>.", "Its student keeps that."]
+    entry = Entry("burgers1d", "ensembles", {"times": times, "words": words})
+    entry.add("", {"members": NUM_MEMBERS})
+    for i, (model, s) in enumerate(scores.items()):
+        entry.add(model, summarise_ensemble(s, 100, 0))
+        costs = {"evaluations_per_state": EVALUATIONS.get(model, 0.0), "ms_per_state": 0.71 * i + 0.5}
+        entry.add(model, costs)
+    pair = scores["corrector"], scores["dressed_conditional"]
+    entry.add("corrector / dressed_conditional", compare_ensembles(*pair, 100, 0))
+    add_curves(
+        entry,
+        {1: few(joint["dressed"]), 2: few(joint["student_1"])},
+        {name: joint[name] for name in (*EVALUATIONS, "dressed")},
+        100,
+        0,
+        torch.arange(len(u_ref)),
+    )
     return entry, sample_of(members, u_ref)
 
 
@@ -122,7 +118,8 @@ def make_forecast():
 def make_steady(cells=24):
     """Less seen, more spread."""
     generator = torch.Generator().manual_seed(5)
-    cases, rows = {}, {}
+    cases, entry = {}, Entry("darcy2d_grf", "steady", {"words": ["What is seen narrows what remains."]})
+    entry.add("", {"members": 16})
     for i, case in enumerate(("none", "points_1", "points_10", "coarse_4", "noisy_0.3", "full")):
         spread = 0.6 / (1 + 2 * i)
         mean = smooth(generator, 1, cells, cells, ndim=2)
@@ -132,19 +129,12 @@ def make_steady(cells=24):
         )
         draws = mean + spread * smooth(generator, 17, 1, cells, cells, ndim=2)
         cases[case] = {"observed": observed.numpy(), "u_ref": draws[0].numpy(), "members": draws[1:].numpy()}
-        rows[case] = {
-            model: {
-                "crps": {
-                    "value": factor * spread,
-                    "low": 0.9 * factor * spread,
-                    "high": 1.1 * factor * spread,
-                },
-                "ssr": {"value": 0.8 + 0.02 * i, "low": 0.7, "high": 1.1},
-                "nrmse_mean": 0.123 + i,
-                "exact": {"distance": 1.31 + i, "trace": 0.97},
-            }
-            for model, factor in (("dressed", 1.5), ("corrector", 1.0))
-        }
+        for model, factor in (("dressed", 1.5), ("corrector", 1.0)):
+            ends = {"value": 1.0, "low": 0.9, "high": 1.1}
+            crps = {end: times * factor * spread for end, times in ends.items()}
+            ssr = {"value": 0.8 + 0.02 * i, "low": 0.7, "high": 1.1}
+            others = {"nrmse_mean": 0.123 + i, "distance": 1.31 + i, "trace": 0.97}
+            entry.add(model, {"crps": crps, "ssr": ssr, **others}, f"observed {case}")
     axis = (np.arange(cells) + 0.5) / cells
     sample = {
         "cases": cases,
@@ -153,24 +143,17 @@ def make_steady(cells=24):
         "coordinates": [axis, axis],
         "label": "test field 3",
     }
-    return {
-        "task": "darcy2d_grf",
-        "members": 16,
-        "cases": rows,
-        "words": ["What is seen narrows what remains."],
-    }, sample
+    return entry, sample
 
 
 @functools.cache
 def page_of_forecast():
-    entry, sample = forecast()
-    return ensemble_section(entry_of(json.loads(json.dumps(entry, allow_nan=False))), sample)
+    return ensemble_section(*forecast())
 
 
 @functools.cache
 def page_of_steady():
-    entry, sample = steady()
-    return steady_section(entry_of(entry, "steady", "darcy2d_grf"), sample)
+    return steady_section(*steady())
 
 
 def forecast():
@@ -188,13 +171,14 @@ def text_of(page):
 def test_the_section_names_every_model_and_every_number():
     entry, page = forecast()[0], page_of_forecast()
     words = text_of(page)
-    for model, row in entry["models"].items():
+    for model in entry.models():
         assert label(model) in page
         for metric in (metric.name for metric in ENSEMBLE_ROWS):
-            if metric in row and metric != "nonfinite_trajectories":
-                assert number(value_of(row[metric])) in words, (model, metric)
-                if is_interval(row[metric]) and row[metric]["low"] is not None:
-                    assert f"{number(row[metric]['low'])} – {number(row[metric]['high'])}" in words
+            found = entry.value(model, metric)
+            if found and metric != "nonfinite_trajectories":
+                assert number(found["value"]) in words, (model, metric)
+                if found["low"] is not None:
+                    assert f"{number(found['low'])} – {number(found['high'])}" in words
     for text in (
         "The corrector knows its &lt;error&gt;.",
         "Its student keeps that.",
@@ -202,31 +186,26 @@ def test_the_section_names_every_model_and_every_number():
         "16 members",
     ):
         assert text in page
-    assert number(entry["comparisons"]["corrector / dressed_conditional"]["crps"]["value"]) in page
+    assert number(entry.number("corrector / dressed_conditional", "crps")) in page
     assert page.count("<svg") == page.count("<figure>") == 8
 
 
 def test_the_best_is_marked_by_the_smallest_or_by_the_calibrated_number():
-    entry, _ = forecast()
     rows = {"dressed": (0.31, 1.4), "corrector": (0.2, None), "student_1": (0.22, 0.85)}
-    entry["models"] = {
-        model: {
-            "crps": {"value": crps, "low": 0.1, "high": 0.4},
-            "ssr": {"value": ssr, "low": ssr, "high": ssr},
-        }
-        for model, (crps, ssr) in rows.items()
-    }
-    del entry["by_evaluations"]
-    page = ensemble_section(entry_of(entry), {})
+    entry = Entry("t", "ensembles")
+    for model, (crps, ssr) in rows.items():
+        entry.add(model, {"crps": {"value": crps, "low": 0.1, "high": 0.4}})
+        entry.add(model, {"ssr": dict.fromkeys(("value", "low", "high"), ssr)})
+    page = ensemble_section(entry, {})
     assert re.findall(r'title="best of the row">([^<]*)</b>', page) == ["0.200 *", "0.850 *"]
     assert text_of(page).count("–  ") >= 1 and "<svg" not in page
 
 
 def test_sections_fit_into_the_page_without_requests(tmp_path):
     results, _, _ = example()
-    results["tasks"] = {}
+    results.tasks = {}
     report.write_report(
-        Results.of(results),
+        results,
         {},
         [],
         tmp_path / "report.html",
@@ -244,7 +223,7 @@ def test_sections_fit_into_the_page_without_requests(tmp_path):
 @pytest.mark.parametrize("space", [(24, 16), (8, 8, 8)])
 def test_maps_of_the_mean_two_members_and_the_spread(space):
     sample = sample_of(*forecasts(space, n=1, num_frames=2)[:2])
-    page = ensemble_section(entry_of({"models": {"corrector": {"crps": 0.5}}}), sample)
+    page = ensemble_section(of_corrector(), sample)
     assert page.count("<svg") == 2 and page.count("data:image/png;base64,") >= 2 * 2 * 6
     for text in ("mean", "member 1", "member 2", "spread", "error of mean"):
         assert f">{text}</text>" in page, text
@@ -266,7 +245,7 @@ def test_members_move_beside_the_truth():
         r'src="(data:image/png;base64,[^"]+)"', animations.members_player(plane, "corrector", 0)
     )
     assert len(images) == 5 and len(set(images)) == 5  # truth, three members, their spread
-    page = ensemble_section(entry_of({"models": {"corrector": {"crps": 0.5}}}), plane)
+    page = ensemble_section(of_corrector(), plane)
     assert "members beside the truth, u" in page
     plane["members"]["exact"] = plane["members"]["scoring"]
     played = animations.members_player(plane, "corrector", 0)
@@ -274,20 +253,20 @@ def test_members_move_beside_the_truth():
     assert [len(row) for row in rows] == [5, 5] and rows[1][1] == "exact draw 1"
     spreads = re.findall(r"spread <span>(.*?)</span>", played)
     assert len(spreads) == 2 and len(set(spreads)) == 1  # one scale
-    page = ensemble_section(entry_of({"models": {"corrector": {"crps": 0.5}}}), plane)
+    page = ensemble_section(of_corrector(), plane)
     assert "members beside the truth and exact draws, u" in page
     line["members"]["exact"] = line["members"]["scoring"]
     played = animations.members_player(line, "corrector", 0)
     assert [played.count(f'<polyline class="{kind}"') for kind in ("member", "exact draw")] == [6, 6]
     plane["members"] = {"corrector": plane["members"]["corrector"][:1]}  # no second member, no spread
     assert animations.members_player(plane, "corrector", 0).count("<canvas") == 2
-    page = ensemble_section(entry_of({"models": {"corrector": {"crps": 0.5}}}), plane)
+    page = ensemble_section(of_corrector(), plane)
     assert "members beside the truth" in page and "member 2" not in page
 
 
 def test_scores_over_evaluations_and_coverage_have_a_line_for_every_network():
     entry, _ = forecast()
-    drawn = figures_ensemble.by_evaluations(entry_of(entry))
+    drawn = figures_ensemble.by_evaluations(entry)
     assert len(drawn.axes) == 3
     for ax, (_, key) in zip(drawn.axes, figures_ensemble.EVALUATION_PANELS, strict=True):
         lines = {line.get_label(): line for line in ax.containers}
@@ -296,47 +275,48 @@ def test_scores_over_evaluations_and_coverage_have_a_line_for_every_network():
         assert len(set(places)) == len(places)  # none hides another's point
         corrector = lines["corrector"].lines[0]
         assert corrector.get_xdata().tolist() == [1, 2, 4]
-        assert corrector.get_ydata().tolist() == entry["by_evaluations"]["curves"]["corrector"][key]["value"]
-    coverage = figures_ensemble.coverage_curves(entry_of(entry))
+        assert corrector.get_ydata().tolist() == entry.listed("corrector", key, "evaluations")["value"]
+    coverage = figures_ensemble.coverage_curves(entry)
     assert len(coverage.axes) == 3 and all(len(ax.get_lines()) == 7 for ax in coverage.axes)
-    assert figures_ensemble.by_evaluations(entry_of({})) is None
-    assert figures_ensemble.coverage_curves(entry_of({"models": {"operator": {"crps": 1.0}}})) is None
+    assert figures_ensemble.by_evaluations(entry_of("ensembles")) is None
+    assert figures_ensemble.coverage_curves(entry_of("ensembles", main={"operator": {"crps": 1.0}})) is None
 
 
 def test_sections_without_data_are_omitted():
     entry, sample = forecast()
-    entry = {"models": {"operator": entry["models"]["operator"]}, "times": entry["times"]}
-    page = ensemble_section(entry_of(entry), {})
+    entry.facts["words"] = []
+    for model in (*entry.models(), *entry.models("evaluations"), *entry.ratios()):
+        if model != "operator":
+            drop(entry, model=model)
+    page = ensemble_section(entry, {})
     # scores by lead, spectra
     assert "corrector" not in page and "coverage" not in page and page.count("<svg") == 2
-    del entry["models"]["operator"]["crps_by_lead"], entry["models"]["operator"]["spectrum_error"]
-    entry["models"]["operator"] |= {"residual_spectrum_error": {"value": None, "low": None, "high": None}}
-    page = ensemble_section(entry_of(entry), {"members": {}})
+    del entry.numbers["rollout", "operator", "crps", True]
+    drop(entry, metric="spectrum_error")
+    entry.add("operator", {"residual_spectrum_error": {"value": None, "low": None, "high": None}})
+    page = ensemble_section(entry, {"members": {}})
     assert "CRPS" in page and "spectrum" not in page
-    one = ensemble_section(entry_of({"models": {"corrector": {"crps": 0.5}}}), {})
+    one = ensemble_section(of_corrector(), {})
     assert "0.500" in one and "<svg" not in one
     sample["members"] = {"student_1": sample["members"]["student_1"]}
-    assert "student, 1 step" in ensemble_section(entry_of({"models": {"corrector": {"crps": 0.5}}}), sample)
+    assert "student, 1 step" in ensemble_section(of_corrector(), sample)
 
 
 def test_a_broken_model_is_shown_with_dashes_and_does_not_stop_the_others():
     entry, sample = forecast()
-    entry["models"] = {model: entry["models"][model] for model in ("scoring", "corrector")}
-    row = entry["models"]["scoring"]
-    for key, value in row.items():
-        if isinstance(value, list):
-            row[key] = [None] * len(value)
-        elif isinstance(value, dict) and "value" in value:
-            row[key] = {"value": None, "low": None, "high": None}
-    row |= {
-        "nonfinite_trajectories": 3,
-        "spread_skill_bins": {"spread": [None], "rmse": [None], "count": [None], "slope": None},
-    }
+    for model in entry.models():
+        if model not in ("scoring", "corrector"):
+            drop(entry, model=model)
+    for (case, model, *_), rows in entry.numbers.items():
+        if (case, model) == ("rollout", "scoring"):
+            rows[:] = [row._replace(value=None, low=None, high=None) for row in rows]
+    bins = {"spread": [None], "rmse": [None], "count": [None], "slope": None}
+    entry.add("scoring", {"nonfinite_trajectories": 3, "spread_skill_bins": bins})
     sample["members"]["corrector"][3, 2:] = np.nan
-    page = ensemble_section(entry_of(entry), sample)
+    page = ensemble_section(entry, sample)
     assert (
         "non-finite trajectories" in page
-        and "scoring, no teacher" in page
+        and "trained by scores" in page
         and "nan" not in text_of(page).lower()
     )
 
@@ -345,10 +325,10 @@ def test_a_broken_model_is_shown_with_dashes_and_does_not_stop_the_others():
 def test_every_point_of_the_reliability_diagram_is_within_its_axes(size):
     """The fake: axes from 1 to 10, whatever the points are."""
     entry, _ = forecast()
-    for row in entry["models"].values():
-        bins = row["spread_skill_bins"]
-        bins["spread"], bins["rmse"] = ([size * value for value in bins[key]] for key in ("spread", "rmse"))
-    [ax] = figures_ensemble.reliability(entry_of(entry)).axes
+    for (_, _, metric, _), rows in entry.numbers.items():
+        if metric.startswith(("spread_skill_bins/spread/", "spread_skill_bins/rmse/")):
+            rows[:] = [row._replace(value=size * row.value) for row in rows]
+    [ax] = figures_ensemble.reliability(entry).axes
     *lines, _ = ax.lines  # the last one is the diagonal
     assert len(lines) >= 5
     for line in lines:
@@ -375,6 +355,6 @@ def test_steady_section_has_a_row_per_case_and_model():
     # CRPS of the corrector in every case; the other numbers are equal
     assert page.count("best of the row") == 6
     del sample["cases"]
-    entry["cases"]["new_case"] = {"student_1": {"crps": None}}
-    page = steady_section(entry_of(entry, "steady", "darcy2d_grf"), sample)
+    entry.add("student_1", {"crps": None}, "observed new_case")
+    page = steady_section(entry, sample)
     assert "new_case" in page and "student, 1 step" in page and "<svg" not in page

@@ -1,120 +1,97 @@
-"""The table of results (ups/results.py): every number of results.json is in it, and its file holds it."""
+"""The table of results (ups/results.py): figures become rows, a number is found by its name, and the files
+hold all."""
 
-import itertools
 import json
-from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from test_report import make_example
 from test_report_ensemble import make_forecast, make_steady
 
-from ups.results import Results, load
+from ups.results import Entry, Results, Row, load
 
-# of the entry of a task: what a task is and was given, and places in the lists of spectra
-SETTINGS = ("times", "parameters", "grid", "selection", "leads", "wavenumber")
-
-
-def numbers(value: Any) -> Iterator[float]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if key not in SETTINGS:
-                yield from numbers(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from numbers(inner)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield value
-
-
-def steps() -> dict[str, Any]:
-    """An entry of ensembles with single steps, checks and long rollouts; all its numbers differ."""
-    count = itertools.count(1)
-
-    def interval() -> dict[str, float]:
-        return {end: next(count) + 0.5 for end in ("value", "low", "high")}
-
-    step = {
-        "ssr": interval(),
-        "spread_skill_bins": {"spread": [next(count) + 0.5, None], "slope": None},
-        "by_start": [{"first": 0, "last": 0, "ssr": interval()}, {"first": 1, "last": 3, "ssr": interval()}],
-    }
-    checks = {
-        "response": {"student_1": interval()},
-        "pairing": {"student_1": {"error": interval(), "correlation": interval()}},
-        "energy_distance_floor": next(count) + 0.5,
-        "ranks_of_data": {end: [next(count) + 0.5, next(count) + 0.5] for end in ("value", "low", "high")},
-        "long": {
-            "frames": 30,
-            "blown_up": {"corrector": 2},
-            "climate": {"truth": {"memory": next(count) + 0.5}},
-        },
-    }
-    return {"models": {"corrector": {"one_step": step}}, "checks": checks, "members": 7, "times": [0.5]}
+VALUE = {"value": 1.0, "low": 0.5, "high": 2.0}
+# figures of a model -> metric, lead, value, low, high of their rows, at the leads 0.1 and 0.2
+FIGURES: dict[str, tuple[dict[str, Any], list[tuple]]] = {
+    "a number": ({"members": 7}, [("members", None, 7, None, None)]),
+    "an undefined number": ({"ssr": None}, [("ssr", None, None, None, None)]),
+    "an interval": ({"crps": VALUE}, [("crps", None, 1.0, 0.5, 2.0)]),
+    "a list": ({"ranks": [3, 4]}, [("ranks/0", None, 3, None, None), ("ranks/1", None, 4, None, None)]),
+    "by lead": (
+        {"crps": 5.0, "crps_by_lead": {"value": [1.0, None], "low": [0.5, None], "high": [2.0, None]}},
+        [("crps", None, 5.0, None, None), ("crps", 0.1, 1.0, 0.5, 2.0), ("crps", 0.2, None, None, None)],
+    ),
+    "levels by lead": (
+        {"coverage_by_lead": [[0.1, 0.2], [0.3, 0.4]]},
+        [
+            (f"coverage/{level}", lead, value, None, None)
+            for level, lead, value in ((0, 0.1, 0.1), (0, 0.2, 0.2), (1, 0.1, 0.3), (1, 0.2, 0.4))
+        ],
+    ),
+    "a dictionary": (
+        {"bins": {"spread": [1.0], "slope": None}, "pairing": {"error": VALUE}},
+        [
+            ("bins/spread/0", None, 1.0, None, None),
+            ("bins/slope", None, None, None, None),
+            ("pairing/error", None, 1.0, 0.5, 2.0),
+        ],
+    ),
+}
 
 
-def full() -> dict[str, Any]:
+@pytest.mark.parametrize("kind", FIGURES)
+def test_figures_become_rows_with_their_leads_and_intervals(kind):
+    figures, rows = FIGURES[kind]
+    entry = Entry("t", "ensembles", {"times": [0.1, 0.2]})
+    entry.add("corrector", figures)
+    entry.add("corrector", figures)  # takes the place of the first
+    assert entry.rows == [Row("t", "rollout", "corrector", *row) for row in rows]
+
+
+def full() -> Results:
     """Everything that a report may have."""
-    noise = {"sigma": {"u": 0.05}, "fraction": {"u": 0.01}, "nrmse": {"operator": [0.3, 0.2]}}
-    costs = {"budget_s": {"data": 1.5}, "solver": {"error": 0.1, "seconds": 2.5, "grid": []}}
-    example = json.loads(json.dumps(make_example()[0]))
-    example["tasks"]["cfd3d"] |= {"noise": noise, "break_even": {"forecasts": None, "words": "N*", **costs}}
-    steady = make_steady()[0] | {"chance": {"full": {"distance": {"value": 0.5, "low": 0.25, "high": 0.75}}}}
-    entries = {"burgers1d": make_forecast()[0], "burgers1d_hidden": steps()}
-    return example | {"ensembles": entries, "steady": {"darcy2d_grf": steady | {"ssr": 1.5}}}
-
-
-def test_every_number_of_results_json_is_in_the_table():
-    facts = full()
-    rows = Results.of(facts).rows
-    found = Counter(number for row in rows for number in row[5:] if number is not None)
-    expected = Counter(number for part in ("tasks", "ensembles", "steady") for number in numbers(facts[part]))
-    assert found == expected and sum(found.values()) > 3_000
-    assert len({row[:5] for row in rows}) == len(rows)  # no two have one name
+    example, forecast, prior = (make() for make in (make_example, make_forecast, make_steady))
+    steps = Entry("hidden", "ensembles", {"times": [0.5]})
+    steps.add("corrector", {"ssr": VALUE}, "start 0-0")
+    steps.add("corrector", {"ssr": VALUE | {"value": 1.5}}, "start 1-3")
+    steps.add("", {"ranks_of_data": {end: [1.0, 2.0] for end in VALUE}}, "one step")
+    chance = Entry("grf", "steady")
+    chance.add("", {"distance": VALUE}, "chance full")
+    chance.add("", {"ssr": 1.5})
+    ensembles, steady = {"burgers1d": forecast[0], "hidden": steps}, {"darcy2d_grf": prior[0], "grf": chance}
+    return Results(dict(example[0].facts), example[0].tasks, ensembles, steady)
 
 
 def test_a_number_is_found_by_its_name():
-    facts = full()
-    results = Results.of(facts)
-    task, nested = results.tasks["advection1d"], facts["tasks"]["advection1d"]
-    assert task.value("operator", "nrmse") == nested["models"]["operator"]["nrmse"]
-    ratio = nested["comparisons"]["operator / base"]["nrmse"]
-    assert task.value("operator / base", "nrmse") == ratio and task.ratios() == [*nested["comparisons"]]
+    results = full()
+    task, ensemble, hidden = results.tasks["advection1d"], *results.ensembles.values()
     assert task.value("operator", "speed") is None and task.number("fake", "nrmse") is None
-    assert task.models() == [*nested["models"]] and task.number("", "num_trajectories") == 4
-    growth = task.by_lead("operator", "error_growth")
-    assert (
-        growth["lead"] == nested["times"]
-        and growth["low"] == nested["models"]["operator"]["error_growth_low"]
-    )
-    spectrum = nested["spectra"]["truth"]
-    assert task.by_lead("truth", "spectrum/0/3", "spectra")["value"] == [lead[0][3] for lead in spectrum]
-    ensemble, nested = results.ensembles["burgers1d"], facts["ensembles"]["burgers1d"]
-    counts = nested["models"]["corrector"]["rank_histogram"]
-    assert ensemble.listed("corrector", "rank_histogram")["value"] == counts
-    levels = nested["models"]["corrector"]["coverage_by_lead"]
-    assert ensemble.by_lead("corrector", "coverage/4")["value"] == levels[4]
+    assert task.models()[:2] == ["operator", "base"] and task.number("", "num_trajectories") == 4
+    assert task.ratios() == ["operator / base", "operator / persistence"]
+    assert task.by_lead("operator", "error_growth")["lead"] == task.facts["times"]
+    leads = task.by_lead("truth", "spectrum/0/3", "spectra")["lead"]
+    assert leads == [task.facts["times"][lead] for lead in (0, 8, 15)]
+    assert len(ensemble.listed("corrector", "rank_histogram")["value"]) == 17
     [row] = results.select(task="burgers1d", case="rollout", model="corrector", metric="crps", lead=None)
-    assert row.value == nested["models"]["corrector"]["crps"]["value"]
-    hidden, nested = results.ensembles["burgers1d_hidden"], facts["ensembles"]["burgers1d_hidden"]
-    part = nested["models"]["corrector"]["one_step"]["by_start"][-1]
+    assert row.value == ensemble.number("corrector", "crps")
     assert hidden.cases("start ") == ["start 0-0", "start 1-3"]
-    assert hidden.value("corrector", "ssr", "start 1-3") == part["ssr"]
-    paired = nested["checks"]["pairing"]["student_1"]["error"]
-    assert hidden.value("student_1", "pairing/error", "one step") == paired
-    ranks = hidden.listed("", "ranks_of_data", "one step")
-    assert {end: ranks[end] for end in ("value", "low", "high")} == nested["checks"]["ranks_of_data"]
-    prior = results.steady["darcy2d_grf"]
-    assert prior.number("corrector", "distance", "observed full") == pytest.approx(6.31)
-    assert prior.number("", "ssr") == 1.5 and prior.number("", "distance", "chance full") == 0.5
+    assert hidden.number("corrector", "ssr", "start 1-3") == 1.5
+    assert hidden.listed("", "ranks_of_data", "one step")["value"] == [1.0, 2.0]
+    assert results.steady["darcy2d_grf"].number("corrector", "distance", "observed full") == pytest.approx(
+        6.31
+    )
+    assert results.steady["grf"].number("", "ssr") == 1.5
+    assert results.steady["grf"].value("", "distance", "chance full") == VALUE
 
 
 def test_the_table_comes_back_from_its_file_bit_by_bit(tmp_path):
-    results = Results.of(full())
+    results = full()
     results.save(tmp_path)
     again = load(tmp_path)
-    assert again.rows == results.rows and again.facts == results.facts
+    assert again.rows == results.rows and len(again.rows) > 1_500
+    assert again.record == json.loads(json.dumps(results.record))
+    assert again.tasks.keys() == results.tasks.keys() and again.steady["grf"].case == "partial"
+    assert len({row[:5] for row in again.rows}) == len(again.rows)  # no two have one name
     kinds = [[type(number) for number in row[4:]] for row in again.rows]
     assert kinds == [[type(number) for number in row[4:]] for row in results.rows]  # counts stay whole
     head, first, *_ = (tmp_path / "results.csv").read_text(encoding="utf-8").splitlines()

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from entries import entry_of
 from finished import write_stage
 from test_operator import build, describe
 from torch import Tensor
@@ -25,7 +26,7 @@ from ups.models.warm import copy_head
 from ups.report import model_card
 from ups.report.decisions import decisions_of, decisions_section
 from ups.report.summary import paragraph
-from ups.results import Results
+from ups.results import Entry, Results
 from ups.select import (
     Decision,
     choose,
@@ -411,9 +412,9 @@ def test_the_sentence_about_the_selection_agrees_with_the_numbers_in_it():
             assert f"at {record['num_leads_compared']} of {record['num_leads']} leads" in words
         # the report and the verdict say the same
         task = a_task(record)
-        results = Results.of({"tasks": {"a": task}, "gates": [], "protocol": {}})
+        results = Results({"gates": [], "protocol": {}}, {"a": task})
         text = paragraph(results)
-        judged = gates.usability_of(results.tasks["a"], None)["words"]
+        judged = gates.usability_of(task, None)["words"]
         if kind != "network":
             assert words in judged and numbers_in_words(record) in text
             assert ("better without it" in text) == (kind == "base") and ("no clear difference" in text) == (
@@ -424,28 +425,27 @@ def test_the_sentence_about_the_selection_agrees_with_the_numbers_in_it():
     assert seen == {"network", "base", "tie", "broken"}
 
 
-def a_task(record: dict | None) -> dict:
-    """An entry of results.json."""
+def a_task(record: dict | None) -> Entry:
     row = {"nrmse": {"value": 0.4, "low": 0.3, "high": 0.5}}
     ratio = {"value": 0.9, "low": 0.8, "high": 0.95}
-    return {
-        "models": {"operator": row, "persistence": row},
+    facts = {
         "times": [1.0],
-        "num_initial_conditions": 9,
-        "num_trajectories": 9,
         "measure": "field",
         "conserved": [],
         "selection": record,
         "network_is_used": bool(record and record["network_weight"] > 0),
-        "comparisons": {"operator / persistence": {"nrmse": ratio}, "operator / base": {"nrmse": ratio}},
     }
+    counts = dict.fromkeys(("num_initial_conditions", "num_trajectories", "num_frames_predicted"), 9)
+    pairs = dict.fromkeys(("operator / persistence", "operator / base"), {"nrmse": ratio})
+    return entry_of("tasks", facts, "a", main={"": counts, "operator": row, "persistence": row} | pairs)
 
 
 def test_weights_without_a_record_load_and_no_reason_is_invented():
     operator = load_operator(ROOT / "pretrained" / "operator")
     assert all(head.facts.selection is None for head in operator.heads.values())
-    results = Results.of({"tasks": {"a": a_task(None)}, "gates": [], "protocol": {}})
-    judged = gates.usability_of(results.tasks["a"], None)["words"]
+    task = a_task(None)
+    results = Results({"gates": [], "protocol": {}}, {"a": task})
+    judged = gates.usability_of(task, None)["words"]
     assert (
         "these weights" not in judged and "no record of the validation" in judged and "better" not in judged
     )
@@ -467,6 +467,6 @@ def test_the_record_of_the_selection_is_saved_with_the_weights_and_allows_a_warm
 
 def test_the_model_card_states_the_selection_of_each_task():
     record = select({1.0: squares_of([0.3], [0.5])}, ALONE, 0)
-    results = Results.of({"tasks": {"a": {**a_task(record), "num_frames_predicted": 1}}})
+    results = Results({}, {"a": a_task(record)})
     scores = model_card._forecasts(results)
     assert f"a: {in_words(record)}" in scores["notes"]

@@ -7,14 +7,12 @@ by scores and the steady prior of `burgers1d_hidden` (1D, 32 cells) and `darcy2d
 from __future__ import annotations
 
 import copy
-import importlib
 import json
 import math
 import os
 import re
 import shutil
 import signal
-import sys
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -32,6 +30,7 @@ import prepare_data
 import ups.evaluation.ensemble
 import ups.generative.sampling
 import ups.training.run
+from ups.common import place
 from ups.common.files import file_hash, remove_named, value_hash, write_sealed
 from ups.common.place import ROOT
 from ups.config.load import load_config, to_dict
@@ -85,21 +84,11 @@ OPERATOR = (
     "operator.model.width=16 operator.model.depth=1 operator.model.modes=4 operator.base_steps=5 "
     "operator.train.steps=3 operator.train.precision='no' operator.train.validate_trajectories=1"
 ).split()
-STAGES = {
-    "diffusion": ("train_diffusion", ()),
-    "consistency": ("train_consistency", ()),
-    "scoring": ("train_scoring", ()),
-    "steady": ("train_steady", ()),
-}
-PARENTS = {
-    "diffusion": ["operator"],
-    "consistency": ["operator", "diffusion"],
-    "scoring": ["operator", "diffusion"],
-    "steady": ["operator"],
-}
+PARENTS = {name: [*stage.parents] for name, stage in place.STAGES.items() if name != "operator"}
+STAGES = tuple(PARENTS)
 TRAIN = [
     f"{section}.{key}"
-    for section in ("diffusion", "consistency", "scoring", "steady")
+    for section in STAGES
     for key in (
         "train.steps=20 train.log_every=1 train.validate_every=10 train.save_every=5 "
         "train.validate_trajectories=2 train.precision='no' train.timeout_s=20"
@@ -188,8 +177,8 @@ def overrides_of(data: Path, root: Path, *more: str) -> list[str]:
 
 def start(stage: str, data: Path, root: Path, *more: str, **options) -> tuple[list[int], list[str]]:
     """A stage under `root`."""
-    module, flags = STAGES.get(stage, (f"train_{stage}", ()))
-    return launch(root, module, *flags, "--config", str(SMOKE), *overrides_of(data, root, *more), **options)
+    words = ("--config", str(SMOKE), *overrides_of(data, root, *more))
+    return launch(root, f"train_{stage}", *words, **options)
 
 
 @pytest.fixture(scope="module")
@@ -230,23 +219,11 @@ def edit(path: Path, change) -> dict:
 
 
 @pytest.fixture
-def run_here(monkeypatch, capsys):
-    """main of a stage in this process, for what ends before any process group: (exit code, output)."""
+def run_here(main_here):
+    """A stage in this process: (exit code, output)."""
 
     def run(stage: str, data: Path, root: Path, *more: str) -> tuple[int, str]:
-        for name in ("RANK", "WORLD_SIZE", "UPS_EXPECT_WORLD", "MASTER_PORT"):
-            monkeypatch.delenv(name, raising=False)
-        module, flags = STAGES[stage]
-        monkeypatch.setattr(
-            sys, "argv", [f"{module}.py", *flags, "--config", str(SMOKE), *overrides_of(data, root, *more)]
-        )
-        code = 0
-        try:
-            importlib.import_module(module).main()
-        except SystemExit as error:
-            code = error.code or 0
-        captured = capsys.readouterr()
-        return code, captured.out + captured.err
+        return main_here(f"train_{stage}", "--config", str(SMOKE), *overrides_of(data, root, *more))
 
     return run
 

@@ -1,6 +1,5 @@
 """The two stories of docs/own_data.md run as they are written, with fewer steps of training."""
 
-import json
 import os
 import re
 import shutil
@@ -11,6 +10,8 @@ from pathlib import Path
 import pytest
 import xarray
 from packages import PACKAGES
+
+from ups.results import load
 
 ROOT = Path(__file__).resolve().parent.parent
 STORIES = re.findall(
@@ -70,9 +71,9 @@ def test_a_story_ends_with_its_forecast(tmp_path, story):
     outputs = outputs_of(tmp_path, story)
     if story.startswith("sea"):
         later = xarray.open_dataset(tmp_path / "my/forecast.nc").sst
-        models = json.loads((tmp_path / "runs/sst/report/results.json").read_text())["tasks"]["sst"]["models"]
+        task = load(tmp_path / "runs/sst/report").tasks["sst"]
         assert "sst: 9% of its cells are a mask" in outputs[2] and "sst: Usable: " in outputs[3]
-        assert models["operator"]["nrmse"]["value"] < 0.5 * models["seasonal_climatology"]["nrmse"]["value"]
+        assert task.number("operator", "nrmse") < 0.5 * task.number("seasonal_climatology", "nrmse")
         assert later.isnull().mean() == pytest.approx(0.09, abs=0.005) and later.latitude[0] == 52.5
         assert str(later.time.values[0]).startswith("2004-01-01") and later.attrs["units"] == "K"
     else:

@@ -7,7 +7,7 @@ import torch
 
 from ups.evaluation.checks import independence, ranks_of_data, response
 from ups.metrics.ensembles import score_ensemble, summarise_ensemble
-from ups.metrics.intervals import bootstrap, entry
+from ups.metrics.intervals import as_interval, bootstrap
 from ups.metrics.joint import JOINT, law_increments, score_joint
 
 GRIDS = [
@@ -30,7 +30,7 @@ def walks(count: int, num: int, frames: int, fields: int, space: tuple[int, ...]
 def figures(members: torch.Tensor, u_ref: torch.Tensor, boundary: str) -> dict[str, dict]:
     scores = score_joint(members, u_ref, boundary, torch.full_like(u_ref, 5.0))
     moments = {metric.name: metric.moments(scores, None) for metric in JOINT}
-    return {name: entry(bootstrap(*part, 100, 0)) for name, part in moments.items() if part is not None}
+    return {name: as_interval(bootstrap(*part, 100, 0)) for name, part in moments.items() if part is not None}
 
 
 @pytest.mark.parametrize(("space", "boundary", "frames", "fields"), GRIDS)

@@ -17,7 +17,7 @@ from ups.common.files import file_hash, write_sealed
 from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.report import leaderboard
-from ups.results import Results
+from ups.results import Entry, Results
 
 GRID = ["operator.model.depth=1,2", "operator.optim.adamw_betas=[0.9,0.95],[0.8,0.9]"]
 
@@ -48,31 +48,21 @@ def test_a_run_of_a_sweep_has_a_name_of_its_own_validation_and_caches_where_it_n
 def judged(runs: Path, name: str, errors: dict[str, float]) -> None:
     """A report on validation with these errors."""
 
-    def models(error):
-        return {"operator": {"nrmse": {"value": error, "low": error, "high": error}, "error_growth": []}}
-
-    tasks = {
-        task: {
-            "models": models(error),
-            "base": "propagator",
-            "network_is_used": error < 0.2,
-            "grid": [8],
-            "parameters": [],
-            "num_frames_predicted": 1,
-            "num_trajectories": 4,
-        }
-        for task, error in errors.items()
-    }
+    tasks = {}
+    for task, error in errors.items():
+        shared = {"base": "propagator", "network_is_used": error < 0.2, "grid": [8], "parameters": []}
+        tasks[task] = Entry(task, "tasks", shared)
+        tasks[task].add("", {"num_frames_predicted": 1, "num_trajectories": 4})
+        tasks[task].add("operator", {"nrmse": dict.fromkeys(("value", "low", "high"), error)})
     folder = runs / name / "report-val"
     facts = {
         "run": name,
-        "tasks": tasks,
         "protocol": {"split": "val", "seed": 0},
         "gates": [],
         "environment": {},
         "training": {"seed": 5, "muon_lr": 0.004, "adamw_lr": 0.002},
     }
-    Results.of(facts).save(folder)
+    Results(facts, tasks).save(folder)
     write_sealed(folder / "done.json", {"files": {path.name: file_hash(path) for path in folder.iterdir()}})
 
 

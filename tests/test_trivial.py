@@ -120,17 +120,15 @@ def test_a_model_that_is_worse_than_climatology_is_not_usable_and_every_table_sh
     operator.heads["ks"].facts = replace(operator.heads["ks"].facts, network_weight=0.0)
     entry, _ = assess_forecasts(operator, truth, config.evaluate, 0, CPU)
     rivals = ("climatology", "seasonal_climatology")
-    assert {"persistence", *rivals} <= {*entry["models"]} and all(
-        f"operator / {name}" in entry["comparisons"] for name in rivals
-    )
+    assert {"persistence", *rivals} <= {*entry.models()} and {f"operator / {name}" for name in rivals} <= {
+        *entry.ratios()
+    }
     for ratio in (0.9, 1.1):  # of the season's error
-        entry["comparisons"] |= {
-            f"operator / {name}": {"nrmse": dict.fromkeys(("value", "low", "high"), value)}
-            for name, value in (("persistence", 0.5), (rivals[0], 0.6), (rivals[1], ratio))
-        }
-        entry["models"]["operator"]["nrmse"] = dict.fromkeys(("value", "low", "high"), 0.2)
-        results = Results.of({"tasks": {"ks": entry}, "run": "r"})
-        rows = operator_gates("operator", "ks", results.tasks["ks"], LIMITS)
+        for name, value in (("persistence", 0.5), (rivals[0], 0.6), (rivals[1], ratio)):
+            entry.add(f"operator / {name}", {"nrmse": dict.fromkeys(("value", "low", "high"), value)})
+        entry.add("operator", {"nrmse": dict.fromkeys(("value", "low", "high"), 0.2)})
+        results = Results({"run": "r"}, {"ks": entry})
+        rows = operator_gates("operator", "ks", entry, LIMITS)
         gates = {row["name"]: row["passed"] for row in rows}
         assert (
             gates["trivial/ks"]
@@ -145,4 +143,4 @@ def test_a_model_that_is_worse_than_climatology_is_not_usable_and_every_table_sh
         for word in ("persistence", "climatology", "seasonal climatology")
         for text in (overview(results), str(_forecasts(results)))
     )
-    assert math.isfinite(entry["models"]["seasonal_climatology"]["nrmse"]["value"])
+    assert math.isfinite(entry.number("seasonal_climatology", "nrmse"))

@@ -1,7 +1,6 @@
 """The chain on the problems whose next state is truly uncertain, in miniature: what the report says of
 them."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from commands import python
 from ups.common.place import ROOT
 from ups.config.load import load_config
 from ups.evaluation.gates import check_gates
-from ups.results import Results
+from ups.results import load
 from ups.tasks import get_task
 
 TASKS = {  # with a base that is fitted in seconds
@@ -43,27 +42,25 @@ def report(tmp_path_factory) -> Path:
 
 @pytest.mark.faults
 def test_the_report_has_exact_samples_if_the_law_is_known_and_statistics_otherwise(report):
-    results = json.loads((report / "results.json").read_text())
+    results = load(report)
     page = (report / "report.html").read_text()
-    for name, entry in results["ensembles"].items():
-        models, has_law = entry["models"], get_task(name).has_known_law
+    for name, entry in results.ensembles.items():
+        models, has_law = entry.models(), get_task(name).has_known_law
         assert "analogs" in models
-        assert (
-            ({"exact", "bayes_mean"} <= set(models))
-            == has_law
-            == ("corrector / exact" in entry["comparisons"])
-        )
-        assert has_law == (len(models["corrector"].get("crps_over_exact_by_lead", ())) == len(entry["times"]))
-        assert get_task(name).why_uncertain in entry["setting"]
+        assert ({"exact", "bayes_mean"} <= set(models)) == has_law == ("corrector / exact" in entry.ratios())
+        over = entry.by_lead("corrector", "crps_over_exact")
+        assert has_law == (over.get("lead") == entry.facts["times"])
+        assert get_task(name).why_uncertain in entry.facts["setting"]
         # those of smoke.yaml claim less
-        gates = {gate["name"] for gate in check_gates(Results.of(results), load_config(None).evaluate)}
+        gates = {gate["name"] for gate in check_gates(results, load_config(None).evaluate)}
         assert (f"exact/{name}/corrector" in gates) == (f"law_ranks/{name}" in gates) == has_law
         assert {
             f"{claim}/{name}/student_1"
             for claim in ("independence", "condition", "autocorrelation", "operations")
         } <= gates
-        assert models["corrector"]["independence"]["value"] > 0
-        assert set(entry["checks"]["long"]["climate"]) == {
+        assert entry.number("corrector", "independence") > 0
+        late = [model for model in entry.models("long") if entry.value(model, "memory", "long")]
+        assert set(late) == {
             "operator",
             "corrector",
             "student_1",
@@ -80,7 +77,7 @@ def test_the_report_has_exact_samples_if_the_law_is_known_and_statistics_otherwi
         and "mean of exact draws" in page
         and "errors of analogs" in page
     )
-    assert "best possible mean" in results["usability"]["burgers1d_forced"]["words"]
+    assert "best possible mean" in results.facts["usability"]["burgers1d_forced"]["words"]
 
 
 def test_exact_samples_need_the_grid_of_the_data():

@@ -3,12 +3,12 @@ are no repetitions of each other are refused."""
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import sys
 
 import pytest
+from entries import entry_of
 
 from bench import uncertain
 from ups.results import Results
@@ -29,40 +29,33 @@ def model(crps: float, leads: list[float]) -> tuple[dict, dict]:
     )
 
 
-def results(seed: int, crps: float = 1.0) -> dict:
+TIMES = {"times": [0.1, 0.2]}
+
+
+def results(seed: int, crps: float = 1.0) -> Results:
     rows = {"operator": model(1.4, [0.0, 0.0]), "student_1": model(crps, [0.9, 1.0 + 0.1 * seed])}
-    models = {name: row for name, (row, _) in rows.items()}
-    chaos = {"spectrum_error": 0.2, "memory": 1.1, "variance": 1.0}
-    entry = {"num_trajectories": 10, "members": 4, "times": [0.1, 0.2], "checks": {"long": {"climate": {}}}}
-    forced = entry | {
-        "models": models | {"exact": model(1.0, [1.0, 1.0])[0]},
-        "comparisons": {f"{name} / exact": versus for name, (_, versus) in rows.items()},
+    models = {"": {"num_trajectories": 10, "members": 4}} | {name: row for name, (row, _) in rows.items()}
+    versus = {f"{name} / exact": versus for name, (_, versus) in rows.items()}
+    exact = {"exact": model(1.0, [1.0, 1.0])[0]}
+    forced = entry_of("ensembles", TIMES, "forced", main=models | exact | versus)
+    chaos = {
+        "": {"frames": 30},
+        "operator": {"blown_up": 0, "spectrum_error": 0.2, "memory": 1.1, "variance": 1.0},
+        "student_1": {"blown_up": seed, "spectrum_error": 0.1 * crps, "memory": 0.9, "variance": 1.4},
     }
-    coarse = entry | {
-        "models": models,
-        "comparisons": {"student_1 / operator": rows["student_1"][1]},
-        "checks": {
-            "long": {
-                "frames": 30,
-                "blown_up": {"operator": 0, "student_1": seed},
-                "climate": {
-                    "operator": chaos,
-                    "student_1": {"spectrum_error": 0.1 * crps, "memory": 0.9, "variance": 1.4},
-                },
-            }
-        },
-    }
-    return {
+    models |= {"student_1 / operator": rows["student_1"][1]}
+    coarse = entry_of("ensembles", TIMES, "coarse", main=models, long=chaos)
+    facts = {
         "run": f"run_{seed}",
         "protocol": {"split": "test", "context_frames": 3, "seed": seed},
         "training": {"data_seed": 1},
-        "ensembles": {"forced": forced, "coarse": copy.deepcopy(coarse)},
     }
+    return Results(facts, ensembles={"forced": forced, "coarse": coarse})
 
 
-def written(folder, found: dict):
+def written(folder, found: Results):
     """A run's folder: a student that took 30 s after a teacher's 20."""
-    Results.of(found).save(folder / "report")
+    found.save(folder / "report")
     for stage, rate in (("diffusion", 5.0), ("consistency", 10 / 3)):
         (folder / stage).mkdir()
         lines = [{"step": 50, "steps_per_s": rate}, {"step": 60}, {"step": 100, "steps_per_s": rate}]
@@ -96,18 +89,18 @@ def test_a_row_is_the_mean_over_seeds_with_the_widest_interval_and_the_extreme_l
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda found: found["protocol"].update(context_frames=4), "differ in context;"),
-        (lambda found: found["protocol"].update(seed=0), r"the runs have the seeds \[0, 0\]"),
-        (lambda found: found["training"].update(data_seed=2), "differ in data;"),
-        (lambda found: found["ensembles"]["forced"].update(members=5), "differ in forced;"),
-        (lambda found: found["ensembles"].pop("coarse"), "differ in coarse;"),
+        (lambda found: found.facts["protocol"].update(context_frames=4), "differ in context;"),
+        (lambda found: found.facts["protocol"].update(seed=0), r"the runs have the seeds \[0, 0\]"),
+        (lambda found: found.facts["training"].update(data_seed=2), "differ in data;"),
+        (lambda found: found.ensembles["forced"].add("", {"members": 5}), "differ in forced;"),
+        (lambda found: found.ensembles.pop("coarse"), "differ in coarse;"),
     ],
 )
 def test_runs_that_are_no_repetitions_are_refused(change, words, tmp_path, monkeypatch, capsys):
     other = results(1)
     change(other)
     with pytest.raises(ValueError, match=words):
-        uncertain.table([uncertain.Run(Results.of(found), {}) for found in (results(0), other)])
+        uncertain.table([uncertain.Run(found, {}) for found in (results(0), other)])
     status, page, error = printed(
         monkeypatch, capsys, written(tmp_path / "a", results(0)), written(tmp_path / "b", other)
     )
@@ -118,11 +111,15 @@ STRANGE = {  # file of a report, its text -> words of the error
     "no table": ("results.csv", None, "there is no .*results.csv; expected the report of a finished run"),
     "no row": ("results.csv", "a,b\n", "begins with 'a,b'; expected the table of a report"),
     "a list": ("results.json", "[]", "holds a list; expected the results of a report"),
-    "no seed": ("results.json", '{"run": "a", "protocol": {}}', "protocol.split is missing; expected a str"),
+    "no seed": (
+        "results.json",
+        '{"run": "a", "protocol": {}, "tasks": {}, "ensembles": {}, "steady": {}}',
+        "protocol.split is missing; expected a str",
+    ),
     "no ensembles": (
         "results.json",
-        '{"run": "a", "protocol": {"split": "test", "context_frames": 1, "seed": 0}, "training": {}}',
-        "ensembles is missing; expected a dict",
+        '{"run": "a", "protocol": {"split": "test", "context_frames": 1, "seed": 0}, "tasks": {}}',
+        "results.json has None as ensembles; expected facts by task",
     ),
 }
 

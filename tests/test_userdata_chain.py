@@ -213,9 +213,8 @@ def test_longer_test_trajectories_are_scored_to_their_end(tmp_path, extra):
     config, cache, operator = operator_on(tmp_path, {**settings, "num_frames": T}, network=False)
     truth = open_truth(config, "ks")
     entry, [sample, _] = assess_forecasts(operator, truth, config.evaluate, 0, torch.device("cpu"))
-    assert (cache.num_frames, truth.num_frames, entry["num_frames_beyond"]) == (T, T + 8, 9) and len(
-        sample["u_ref"]
-    ) == T + 8
+    assert (cache.num_frames, truth.num_frames) == (T, T + 8) and len(sample["u_ref"]) == T + 8
+    assert entry.number("", "num_frames_beyond") == 9
     assert np.array_equal(truth.future(truth.rows[:1]).numpy()[0, :, 0], waves((8, T + 9, X), seed=4)[0, 1:])
     years, f = truth.years(truth.rows, T + 9), truth.forced(truth.rows[:1], operator.head("ks"))
     assert (
@@ -254,9 +253,10 @@ def test_a_constant_field_stays_constant_whatever_the_network_predicts(tmp_path)
     entry, [sample, _] = assess_forecasts(
         operator, open_truth(config, "ks"), config.evaluate, 0, torch.device("cpu")
     )
-    assert entry["fields"] == sample["fields"] == ["u", "v_x", "v_y"] and entry["given"] == ["depth"]
-    assert len(entry["models"]["operator"]["nrmse_by_field"]) == 3 and sample["u_pred"].shape[1] == 3
-    assert np.isfinite(entry["models"]["operator"]["nrmse"]["value"])  # v_y is zero throughout: not scored
+    assert entry.facts["fields"] == sample["fields"] == ["u", "v_x", "v_y"]
+    assert entry.facts["given"] == ["depth"] and sample["u_pred"].shape[1] == 3
+    assert len(entry.listed("operator", "nrmse_by_field")["value"]) == 3
+    assert np.isfinite(entry.number("operator", "nrmse"))  # v_y is zero throughout: not scored
 
 
 def test_bounded_fields_stay_in_the_range_of_their_start_and_others_need_not(tmp_path):
@@ -328,19 +328,19 @@ def test_from_a_file_to_a_report_and_a_forecast_in_small(tmp_path, monkeypatch, 
     entry, samples = assess_forecasts(
         operator, open_truth(config, "ks"), config.evaluate, 0, torch.device("cpu")
     )
-    results = {
+    facts = {
         "run": "mine",
         "created": "now",
         "config_hash": "0",
         "environment": {},
         "protocol": {"split": "test"},
-        "tasks": {"ks": entry},
         "gates": [],
         "training": {},
     }
-    results["usability"] = check_usability(Results.of(results))
-    Results.of(results).save(tmp_path)
-    write_report(Results.of(results), {"ks": samples}, [], tmp_path / "report.html", {})
+    results = Results(facts, {"ks": entry})
+    facts["usability"] = check_usability(results)
+    results.save(tmp_path)
+    write_report(results, {"ks": samples}, [], tmp_path / "report.html", {})
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert ("y from 0 to 1 (no flux)" if data is well else "nu 0.1 to 0.2") in text and "others; " in text
     assert {*(tmp_path / "figures").glob("ks_median_error_*.png")}

@@ -122,6 +122,59 @@ def test_frames_that_lie_apart_are_stacked_by_the_printed_lines(tmp_path, monkey
         assert np.allclose(source.coordinates["x"], XS) and np.allclose(source.coordinates["y"], YS)
 
 
+@pytest.mark.parametrize("kind", ["frames.h5", "frames.npz", "faces.nc", "lengths.npz", "uneven.npz"])
+def test_the_printed_lines_convert_all_files_whose_names_differ_in_numbers(tmp_path, monkeypatch, kind):
+    """Also where the name of the folder and of the files holds what is special to a pattern or to Python."""
+    (folder := tmp_path / "it's [1]").mkdir()
+    stem, suffix = kind.split(".")
+    for number in range(3):
+        path, u = folder / f"it's {stem} [a] {number}.{suffix}", maps() + number
+        if stem == "frames" and suffix == "h5":
+            with h5py.File(path, "w") as file:
+                file.update({f"t{place}/u": frame for place, frame in enumerate(u)})
+        elif stem == "frames":
+            np.savez(path, **{f"u_{place}": frame for place, frame in enumerate(u)})
+        elif stem == "faces":
+            fields = {"u": (("t", "xF", "y"), u), "c": (("t", "xC", "y"), u)}
+            xarray.Dataset(fields, {"t": TIMES}).to_netcdf(path)
+        elif stem == "lengths":
+            np.savez(path, u=np.concatenate([u, u[:, :1]], 1), c=u, t=TIMES)
+        else:
+            y = np.tanh(np.linspace(-2, 2, Y))
+            np.savez(path, u=np.cos(y) * np.sin(0.2 * np.arange(300))[:, None], y=y, t=0.1 * np.arange(300))
+    section, source, values = converted(folder / f"it's {stem} [a] 1.{suffix}", monkeypatch)
+    assert section["files"] == f"it's {stem} [a] *_converted.{'nc' if suffix == 'nc' else 'npz'}"
+    assert len(source.files) == 3
+    if stem != "uneven":
+        assert {*values[:, 0, 0].mean((1, 2)).round(1)} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("shape", [(X, Y), (20, X)])
+def test_few_arrays_with_numbered_names_are_fields_or_saved_times_and_both_are_offered(
+    tmp_path, monkeypatch, shape
+):
+    """Five arrays may be five species or five times: the section reads fields, and a question has the lines
+    that make one film of them."""
+    frames = {f"u_{number}": np.resize(maps()[number], shape) for number in range(5)}
+    np.savez(tmp_path / "a.npz", **frames)
+    monkeypatch.chdir(tmp_path)
+    text = describe_file("a.npz")
+    [section] = yaml.safe_load(text)["task"].values()
+    assert [*section["layout"]] == [*frames]
+    question = (
+        r"# or are u_0, u_1, .. one field at 5 saved times\? Run these lines .*describe a_converted.npz:\n"
+    )
+    code = re.search(question + r"((?: +#     .*\n)+)", text)[1]
+    exec(re.sub("^ +#     ", "", code, flags=re.MULTILINE), {})  # noqa: S102
+    assert np.array_equal(np.load("a_converted.npz")["u"], np.stack([*frames.values()]))
+
+
+def test_arrays_whose_axes_the_file_tells_are_no_saved_times(tmp_path):
+    fields = {f"u_{number}": maps() + number for number in range(5)}
+    np.savez(tmp_path / "a.npz", **fields, x=XS, y=YS, t=TIMES)
+    assert "saved times" not in describe_file(str(tmp_path / "a.npz"))
+
+
 def test_the_command_prints_the_lines_one_below_the_other(tmp_path):
     np.savez(tmp_path / "a.npz", **FRAMES)
     command = [sys.executable, str(ROOT / "prepare_data.py"), "--describe", "a.npz"]

@@ -159,7 +159,7 @@ def test_a_linear_base_follows_what_is_known_in_advance_to_rounding(tmp_path, ca
     assert error < 2e-5, error
     entry, _ = assess_forecasts(operator, open_truth(config, "heat"), config.evaluate, 0, CPU)
     assert entry["fields"] == ["u"] and entry["given"] == ["f"]
-    assert entry["models"]["base"]["nrmse"]["value"] < 5e-5
+    assert entry.number("base", "nrmse") < 5e-5
     # the public interface: the same from a start of its own, frames counted from there
     source = open_user(config, "heat")
     u = source.read(0, 3).astype(np.float64)
@@ -243,9 +243,9 @@ def test_windows_and_residuals_move_the_forcing_with_the_state(tmp_path):
     head = operator.heads["heat"]
     head.facts = replace(head.facts, network_weight=0.0)
     windows = Windows({"heat": cache}, config.task, {"heat": config.context("heat")}, config.operator, 0)
-    batch = Batch("heat", torch.arange(6), torch.tensor([0, 1, 2, 3, 0, 1]), slice(0, 6))
+    batch = Batch("heat", torch.arange(6), torch.tensor([0, 1, 2, 3, 0, 1]))
     for step in (0, config.operator.train.steps - 1):  # one call, and several in a row
-        u, u_ref, known = windows.read(head, batch, step, slice(None))
+        u, u_ref, known = windows.read(head, replace(batch, step=step), slice(None))
         for frame in range(u_ref.shape[1]):
             u_pred = operator.step(u, "heat", known.later(frame))[0]
             assert (u_pred - u_ref[:, frame : frame + 1]).abs().max() < 1e-3

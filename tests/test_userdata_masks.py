@@ -147,8 +147,8 @@ def test_land_is_the_same_however_it_is_written_and_no_forecast_is_there(tmp_pat
             operator, open_truth(config, "ks"), config.evaluate, 0, torch.device("cpu")
         )
         found[name] = (
-            entry["models"]["operator"]["nrmse"],
-            entry["models"]["persistence"]["nrmse"],
+            entry.value("operator", "nrmse"),
+            entry.value("persistence", "nrmse"),
             u_pred.nan_to_num(0),
         )
         words = [finding.what for finding in doctor(config) if "mask" in finding.what]
@@ -158,19 +158,19 @@ def test_land_is_the_same_however_it_is_written_and_no_forecast_is_there(tmp_pat
     assert found["fill"][1]["value"] == pytest.approx(
         float(np.mean(np.sqrt(((u[:, 1:] - u[:, :1]) ** 2).mean(-1) / (u[:, 1:] ** 2).mean(-1)))), rel=1e-4
     )
-    results = {
+    facts = {
         "run": "mine",
         "created": "now",
         "config_hash": "0",
         "environment": {},
         "protocol": {"split": "test"},
-        "tasks": {"ks": entry},
         "gates": [],
         "training": {},
         "usability": {},
     }
-    Results.of(results).save(tmp_path)
-    write_report(Results.of(results), {"ks": samples}, [], tmp_path / "report.html", {})
+    results = Results(facts, {"ks": entry})
+    results.save(tmp_path)
+    write_report(results, {"ks": samples}, [], tmp_path / "report.html", {})
     model = Forecaster(operator)
     u_pred = model.forecast("ks", sea()[:2, 0, None, None], num_frames=2)
     assert np.array_equal(np.isnan(u_pred), np.broadcast_to(LAND, u_pred.shape))
@@ -217,7 +217,7 @@ def test_a_coefficient_and_a_solution_may_have_different_masks(tmp_path):
     u_pred = Forecaster(operator).forecast("ks", a[:3, None, None])
     assert np.array_equal(np.isnan(u_pred), np.broadcast_to(LAND, u_pred.shape))
     entry, _ = assess_forecasts(operator, open_truth(config, "ks"), config.evaluate, 0, torch.device("cpu"))
-    assert entry["models"]["operator"]["nrmse"]["value"] > 0
+    assert entry.number("operator", "nrmse") > 0
 
 
 def test_what_is_no_mask_is_refused(tmp_path):

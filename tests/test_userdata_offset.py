@@ -13,13 +13,12 @@ from ups.config.load import load_config
 from ups.data.build_cache import build_cache
 from ups.data.cache import open_cache
 from ups.evaluation.forecast import assess_forecasts
-from ups.evaluation.gates import check_usability
+from ups.evaluation.gates import usability_of
 from ups.evaluation.truth import open_truth
 from ups.forecaster import Forecaster
 from ups.models.base_selection import base_scores, fit_base
 from ups.models.head_setup import build_operator
 from ups.models.loss import squared_errors
-from ups.results import Results
 from ups.select import pooled
 from ups.tasks import TASKS, Place, get_task, make_user_task
 from ups.userdata.offset import DOMINANT, dominant
@@ -57,18 +56,17 @@ def test_a_large_mean_costs_no_accuracy_and_errors_are_relative_to_the_variation
     verdict said that the error is 1e-8 of the mean."""
     plain, *_ = assessed(tmp_path / "plain", sound() - MEAN)
     entry, [sample, _], _, cache, facts = assessed(tmp_path / "mean", sound())
-    assert entry["offset"] == {"u": MEAN} and plain["offset"] == {} and plain["measure"] == "RMS of the truth"
+    assert entry.facts["offset"] == {"u": MEAN} and plain.facts["offset"] == {}
+    assert plain.facts["measure"] == "RMS of the truth"
     for model in ("operator", "persistence"):
-        error, expected = (one["models"][model]["nrmse"]["value"] for one in (entry, plain))
+        error, expected = (one.number(model, "nrmse") for one in (entry, plain))
         assert error == pytest.approx(expected, rel=0.05, abs=1e-6), model
-    assert entry["models"]["persistence"]["nrmse"]["value"] > 0.1
+    assert entry.number("persistence", "nrmse") > 0.1
     assert cache.floor["test"]["state"]["nrmse"] < 1e-6
-    words = check_usability(Results.of({"tasks": {"ks": entry}}))["ks"]["words"]
+    words = usability_of(entry, None)["words"]
     assert words.startswith("Usable: its relative error is ") and "of the RMS of u - 101325" in words
     assert sample["fields"] == ["u - 101325"] and np.abs(sample["u_ref"]).max() < 2 * SIZE  # of figures
-    assert base_scores(facts)["persistence"] == pytest.approx(
-        entry["models"]["persistence"]["nrmse"]["value"], rel=0.3
-    )
+    assert base_scores(facts)["persistence"] == pytest.approx(entry.number("persistence", "nrmse"), rel=0.3)
 
 
 def test_validation_nrmse_of_a_base_is_that_of_the_log_of_training(tmp_path):

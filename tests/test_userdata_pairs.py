@@ -2,7 +2,6 @@
 report."""
 
 import copy
-import json
 import sys
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from ups.evaluation.gates import check_gates, check_usability
 from ups.report import report
 from ups.report.figures import sample_figure
 from ups.report.figures_ensemble import steady_cases
-from ups.results import Results
+from ups.results import Results, load
 
 ROOT = Path(__file__).resolve().parent.parent
 CELLS = 32
@@ -79,14 +78,10 @@ def test_two_frames_and_a_one_dimensional_map_train_and_end_in_a_report(pairs, m
     monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
     assert evaluate.main() == 0
     folder = pairs / "runs" / "pairs" / "report"
-    results = json.loads((folder / "results.json").read_text())
-    assert (
-        results["tasks"]["frames"]["num_frames_predicted"]
-        == results["tasks"]["map"]["num_frames_predicted"]
-        == 1
-    )
+    tasks = load(folder).tasks
+    assert [tasks[name].number("", "num_frames_predicted") for name in ("frames", "map")] == [1, 1]
     # a linear map, which the base finds
-    assert results["tasks"]["frames"]["models"]["operator"]["nrmse"]["value"] < 0.1
+    assert tasks["frames"].number("operator", "nrmse") < 0.1
     page = (folder / "report.html").read_text()
     assert "1 frame predicted, up to lead time 1" in page and "coefficient a" in page
     for task in ("frames", "map"):
@@ -128,31 +123,28 @@ def test_a_one_dimensional_prior_is_plotted_as_lines():
     }
     axes = steady_cases(sample, 0).axes
     assert len(axes) == 3 * len(sample["cases"]) and axes[0].get_ylabel() == "nothing observed"
-    page = steady_section(Results.of({"steady": {"map": entry}}).steady["map"], sample)
+    page = steady_section(entry, sample)
     assert "<svg" in page and "grey cells" not in page
 
 
 def test_a_rollout_of_one_frame_has_a_page_without_a_player(tmp_path):
     u_pred, u_ref, times, context = waves(4, 1, 1, 32, 1, 0)
-    entry, [median, worst] = task_entry(u_pred, u_ref, times, context, ["u"], "periodic", False)
+    entry, [median, worst] = task_entry("pairs", u_pred, u_ref, times, context, ["u"], "periodic", False)
     samples = [{**sample, "inputs": {}, "times": times.numpy()} for sample in (median, worst)]
-    entry |= {"times": times.tolist(), "parameters": []}
-    results = {
+    entry.facts |= {"times": times.tolist(), "parameters": []}
+    facts = {
         "run": "pairs",
         "created": "2025-01-31T12:00:00Z",
         "config_hash": "3f9a",
         "environment": {"command": ["x"]},
         "protocol": {"split": "test", "context_frames": CONTEXT, "seed": 0, "legacy": False},
-        "tasks": {"pairs": entry},
         "training": {"steps": 1},
         "stages": {"operator": ["pairs"]},
-        "ensembles": {},
-        "steady": {},
     }
-    table = Results.of(results)
-    results |= {"gates": check_gates(table, GATES), "usability": check_usability(table)}
+    results = Results(facts, {"pairs": entry})
+    facts |= {"gates": check_gates(results, GATES), "usability": check_usability(results)}
     report.write_report(
-        Results.of(results),
+        results,
         {"pairs": samples},
         [{"step": 1, "train/loss": 1.0}],
         tmp_path / "report.html",

@@ -87,13 +87,7 @@ def unlabel(
             f"{task.name} was given a batch along the dimension {batch[0]}, a name that the "
             "forecast needs; expected another name. Rename it, for example to 'run'."
         )
-    u = u.isel({axis: slice(None, None, -1) for axis in _descending(u, task)})
-    wanted = {
-        axis: (high - low) / u.sizes[axis] for axis, (low, high) in zip(task.axes, task.spans, strict=True)
-    } | ({"time": dt} if dt else {})
-    for name, step in wanted.items():
-        if name in u.coords:
-            _check_steps(u[name].values.reshape(-1), name, step, task)
+    u = _regular(u, task, task.axes, dt)
     for name in ("time", *([] if batch else ["batch"])):
         u = u if name in u.dims else u.drop_vars(name, errors="ignore").expand_dims(name)
     return u.transpose(*(batch or ["batch"]), "time", "channel", *task.axes).values, batch
@@ -111,15 +105,7 @@ def unlabel_forcing(values: Any, name: str, task: Task, dt: float, u0: Any) -> n
             f"{task.name} was given forcing {name} with dimensions {', '.join(map(str, values.dims))}; "
             f"expected {', '.join(('time', *axes))}, and one more at most, the batch. Rename or select them."
         )
-    values = values.isel({axis: slice(None, None, -1) for axis in _descending(values, task)})
-    steps = {
-        axis: (high - low) / values.sizes[axis]
-        for axis, (low, high) in zip(task.axes, task.spans, strict=True)
-        if axis in axes
-    } | {"time": dt}
-    for axis, step in steps.items():
-        if axis in values.coords:
-            _check_steps(values[axis].values.reshape(-1), axis, step, task)
+    values = _regular(values, task, axes, dt)
     both = [
         one["time"].values.reshape(-1)
         for one in (u0, values)
@@ -134,6 +120,18 @@ def unlabel_forcing(values: Any, name: str, task: Task, dt: float, u0: Any) -> n
                 "on, the last frame of the start. Select those frames."
             )
     return values.transpose(*batch, "time", *axes).values
+
+
+def _regular(u: Any, task: Task, axes: tuple[str, ...], dt: float) -> Any:
+    """A labelled field with ascending coordinates along `axes`. Raises ValueError unless they, and its times
+    if dt is not 0, have the task's steps."""
+    u = u.isel({axis: slice(None, None, -1) for axis in _descending(u, task)})
+    spans = dict(zip(task.axes, task.spans, strict=True))
+    steps = {axis: (spans[axis][1] - spans[axis][0]) / u.sizes[axis] for axis in axes}
+    for name, step in (steps | ({"time": dt} if dt else {})).items():
+        if name in u.coords:
+            _check_steps(u[name].values.reshape(-1), name, step, task)
+    return u
 
 
 def _descending(u: Any, task: Task) -> list[str]:

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from ups.common.text import number as in_digits
 from ups.metrics.errors import ERROR, LARGEST_ERROR, are_pooled
-from ups.metrics.intervals import bootstrap, compare, entry, group_index, number, ratio
+from ups.metrics.intervals import as_interval, bootstrap, compare, group_index, number, ratio
 
 NUM_BOOTSTRAP = 1000
 MODELS = ("network", "base")  # compared by `squared_errors`
@@ -186,7 +186,7 @@ class Errors:
     def interval(self, groups: Tensor, seed: int) -> tuple[float | None, float | None]:
         """The 95 % interval of `error`, over trajectories."""
         found = bootstrap(*ERROR["nrmse_pooled"].moments(self.scores(), None), NUM_BOOTSTRAP, seed, groups)
-        return entry(found)["low"], entry(found)["high"]
+        return as_interval(found)["low"], as_interval(found)["high"]
 
 
 def is_as_good(one: Errors, best: Errors, groups: Tensor, seed: int) -> bool:

@@ -213,11 +213,7 @@ def launcher_case(references: References, name: str) -> Result:
         settings = settings_of(work, folder / "runs", "operator", (f"hang_s={LAUNCHED_HANG_S}",))
         return [
             sys.executable,
-            "-m",
-            "ups_launch",
-            "--restarts",
-            "1",
-            "--config_file",
+            *"-m ups_launch --restarts 1 --config_file".split(),
             str(ROOT / "accelerate_configs" / "cpu2.yaml"),
             str(ROOT / "tests" / "faults" / "injected.py"),
             json.dumps(fault),

@@ -212,13 +212,11 @@ def settings(folder: Path) -> Config:
             f"run.root={folder}/runs",
             "run.name=run",
             f"data.tasks=[{', '.join(TASKS)}]",
-            "operator.model.width=8",
-            "operator.model.depth=1",
-            "operator.model.modes=2",
-            "operator.model.kernel_size=3",
-            "operator.train.precision='no'",
-            "operator.train.steps=4",
-            "evaluate.context_frames=4",
+            *(
+                "operator.model.width=8 operator.model.depth=1 operator.model.modes=2 "
+                "operator.model.kernel_size=3 operator.train.precision='no' operator.train.steps=4 "
+                "evaluate.context_frames=4"
+            ).split(),
             *(f"task.{task}.{text}" for task in TASKS for text in tiny[task].split()),
         ],
     )

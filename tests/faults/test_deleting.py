@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from commands import run
 from finished import sign, write_stage
@@ -27,7 +28,7 @@ from ups.config.load import load_config
 from ups.data.generate import write_data
 from ups.report import model_card
 from ups.results import Results
-from ups.training.artifact import relevant_keys
+from ups.training.artifact import relevant_keys, signed_card
 from ups.training.folder import StageFolder
 
 CONFIG = (ROOT / "pretrained" / "operator" / "config.yaml").read_text(encoding="utf-8")
@@ -191,7 +192,9 @@ OURS = (
 )
 CONTENT = {
     "operator/config.yaml": "data: {tasks: [burgers1d]}",
-    "operator/README.md": "![burgers1d](images/burgers1d_median_error_u (m).png) ![mine](images/mine.png)",
+    "operator/README.md": signed_card(
+        "![burgers1d](images/burgers1d_median_error_u (m).png) ![mine](images/mine.png)"
+    ),
 }
 
 
@@ -251,7 +254,7 @@ def test_the_next_start_of_a_stage_deletes_no_file_of_a_user(tmp_path):
     }
 
 
-OF_OPERATOR = Results.of({"stages": {"operator": ["burgers1d"]}})
+OF_OPERATOR = Results({"stages": {"operator": ["burgers1d"]}})
 
 
 def test_new_cards_delete_no_picture_of_a_user(tmp_path, monkeypatch):
@@ -283,6 +286,13 @@ def test_a_card_that_somebody_changed_is_kept_and_named(tmp_path, monkeypatch, c
     model_card.write_cards(tmp_path / "run", OF_OPERATOR, {}, tmp_path)
     assert (folder / "README.md").read_text(encoding="utf-8") == theirs
     assert f"{folder / 'README.md'} was changed" in capsys.readouterr().out
+    write_stage(folder, {}, {"w": torch.zeros(1)})
+    (folder / "images").mkdir()
+    (folder / "images/mine.png").write_bytes(b"")
+    remove_ours(tmp_path / "run")
+    assert files_in(folder) == {"README.md": theirs.encode(), "images/mine.png": b""}
+    kept = capsys.readouterr().out.partition("kept, as UPS did not write it: ")[2]
+    assert {*kept.strip().split(", ")} == {str(folder / "README.md"), str(folder / "images/mine.png")}
 
 
 def test_a_forecast_beside_generated_data_is_the_users(tmp_path):

@@ -12,7 +12,7 @@ import sys
 import time
 
 import pytest
-from commands import python, run
+from commands import python, run, supervisor
 from small_disk import on_small_disk, reason_to_skip
 
 import prepare_data
@@ -224,10 +224,7 @@ time.sleep(60)
 @pytest.mark.skipif(reason_to_skip() != "", reason=reason_to_skip())
 def test_a_full_disk_of_temporary_files_costs_neither_a_restart_nor_a_save(tmp_path):
     (tmp_path / "tmp").mkdir()
-    code = (
-        "import sys; from ups_launch import supervisor as launch; launch.launcher_command = lambda words: "
-        "[sys.executable, '-c', *words[1:]]; launch.BACKOFF_S = 0.01; sys.exit(launch.main())"
-    )
+    code = supervisor(BACKOFF_S=0.01)
     temporary = str(tmp_path / "tmp")
     words = on_small_disk(temporary, sys.executable, "-c", code, "x.py", RANK, tmp_path)
     process = subprocess.Popen(

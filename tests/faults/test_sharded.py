@@ -274,21 +274,14 @@ def overrides_of(root, *more):
     return [
         "--config",
         str(ROOT / "configs" / "smoke.yaml"),
-        f"data.root={root}/data",
-        f"cache.root={root}/cache",
-        "data.tasks=[burgers1d,darcy2d_grf]",
-        "task.burgers1d.resolution=32",
-        "task.darcy2d_grf.resolution=16",
-        "task.burgers1d.reserve=0.5",
-        "task.burgers1d.num_frames=10",
-        "task.burgers1d.t_end=0.45",
-        "task.burgers1d.reach=8",
-        "evaluate.context_frames=4",
-        "diffusion.min_residual_ratio=0.001",
-        "diffusion.max_whitened_std=1000.0",
-        "operator.base_steps=5",
-        "diffusion.scale_steps=5",
-        "steady.scale_steps=5",
+        *(
+            f"data.root={root}/data cache.root={root}/cache data.tasks=[burgers1d,darcy2d_grf] "
+            "task.burgers1d.resolution=32 task.darcy2d_grf.resolution=16 task.burgers1d.reserve=0.5 "
+            "task.burgers1d.num_frames=10 task.burgers1d.t_end=0.45 task.burgers1d.reach=8 "
+            "evaluate.context_frames=4 diffusion.min_residual_ratio=0.001 "
+            "diffusion.max_whitened_std=1000.0 operator.base_steps=5 diffusion.scale_steps=5 "
+            "steady.scale_steps=5"
+        ).split(),
         *[
             f"{section}.{key}"
             for section in ("operator", "diffusion", "consistency", "scoring", "steady")

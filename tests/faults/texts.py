@@ -87,16 +87,15 @@ RESULTS = {
     "environment": {"git_revision": "0123456789abcdef"},
     "training": {"parameters": 10, "seconds": 1.5, "muon_lr": 0.1, "adamw_lr": 0.1, "seed": 0},
     "gates": [{"name": "beats/mine", "passed": True}],
+    "ensembles": {},
+    "steady": {},
     "tasks": {
         "mine": {
-            "num_trajectories": 3,
-            "num_frames_predicted": 4,
             "parameters": [0.1],
             "grid": [16],
             "base": "mean",
             "measure": "RMS of the truth",
             "network_is_used": True,
-            "models": {"operator": {"nrmse": {"value": 0.1, "low": 0.0, "high": 0.2}, "ms_per_state": 1.0}},
         }
     },
 }

@@ -25,7 +25,7 @@ from ups.config.command import read_command, run_script
 from ups.data.pdebench import made_with
 from ups.data.seal import read_seal
 from ups.tasks import in_unit
-from ups.training.artifact import DONE, of_stage
+from ups.training.artifact import CARD, DONE, IMAGES, is_changed_card, of_stage
 from ups.training.folder import LOCK
 
 REPORTS = ("report", "report-val")
@@ -120,11 +120,13 @@ def of_report(folder: Path) -> str:
 
 
 def delete(path: Path) -> list[Path]:
-    """Delete a file, or of a stage or report the files that UPS wrote; what is left in the folder."""
+    """Delete a file, or of a stage or report the files that UPS wrote, but for a card that somebody changed,
+    with its pictures; what is left in the folder."""
     if not path.is_dir():
         path.unlink()
         return []
-    return remove_named(path, of_report(path) if path.name in REPORTS else of_stage(path))
+    kept = rf"(?!{re.escape(CARD)}|{IMAGES}/)" if is_changed_card(path / CARD) else ""
+    return remove_named(path, f"{kept}({of_report(path) if path.name in REPORTS else of_stage(path)})")
 
 
 def remove_empty(path: Path) -> None:

@@ -23,13 +23,15 @@ from ups_discovery.seeds import generator
 class Batch:
     """Rows of one task and the first frame of each window.
 
-    rows, starts: (batch,); rows count the training trajectories of the task. offset: number of the first row
-    within the global batch, so that random numbers can be drawn for the global batch on any number of ranks.
+    rows, starts: (batch,); rows count the training trajectories of the task. step: of the training. offset:
+    number of the first row within the global batch, so that random numbers can be drawn for the global batch
+    on any number of ranks.
     """
 
     task: str
     rows: LongTensor
     starts: LongTensor
+    step: int = 0
     offset: int = 0
 
     def __len__(self) -> int:
@@ -40,7 +42,7 @@ class Batch:
         batch."""
         assert 0 <= rank < world, (rank, world)
         rows = slice(rank * len(self) // world, (rank + 1) * len(self) // world)
-        return Batch(self.task, self.rows[rows], self.starts[rows], rows.start)
+        return Batch(self.task, self.rows[rows], self.starts[rows], self.step, rows.start)
 
     def within(self, rows: slice) -> slice:
         """The place in the global batch of the rows `rows` of this shard."""
@@ -95,7 +97,7 @@ class Schedule:
         epochs = range(first // num_rows, -(-last // num_rows))
         rows, starts = map(torch.cat, zip(*(self._epoch(task, epoch) for epoch in epochs), strict=True))
         chosen = slice(first - epochs[0] * num_rows, last - epochs[0] * num_rows)
-        return Batch(task, rows[chosen], starts[chosen])
+        return Batch(task, rows[chosen], starts[chosen], step)
 
     def _shuffle_tasks(self, turn: int) -> list[str]:
         num = len(self.tasks)

@@ -25,10 +25,12 @@ from ups.common.text import number
 from ups.config.schema import Config
 from ups.data.generate import solver_of
 from ups.evaluation.forecast import rolled_out
+from ups.evaluation.gates import horizon_of
 from ups.evaluation.truth import Truth
 from ups.metrics.errors import nrmse_per_trajectory, score
 from ups.metrics.intervals import number as finite
 from ups.models.operator import Operator
+from ups.results import Entry
 from ups.tasks import Task
 from ups_discovery.spectral import resample
 
@@ -40,13 +42,14 @@ Cost = dict[str, Any]  # "error": nRMSE, "seconds": per forecast; of a solver al
 
 @torch.no_grad()
 def assess_break_even(
-    operator: Operator, truth: Truth, config: Config, folder: Path, train_s: float, horizon: str
-) -> dict:
-    """The entry "break_even" of a task. folder: of the operator stage; train_s: seconds in its loop; horizon:
-    of the forecasts, in words."""
+    entry: Entry, operator: Operator, truth: Truth, config: Config, folder: Path, train_s: float
+) -> None:
+    """Add the case "break-even" of a task, and the fact "break_even". folder: of the operator stage; train_s:
+    seconds in its loop."""
     task, cache, settings = truth.task, truth.cache, truth.cache.settings
     if reason := why_unknown(task, config):
-        return {"forecasts": None, "n_star": "unknown", "words": f"N* is unknown: {reason}"}
+        words = {"n_star": "unknown", "words": f"N* is unknown: {reason}"}
+        return add_costs(entry, {"forecasts": None, **words})
     rows = cache.split[truth.split][truth.one_of_each(min(NUM_TRAJECTORIES, config.evaluate.batch_size))]
     u_ref, head = truth.future(rows), operator.head(task.name)
     u = truth.inputs(rows) if task.is_steady else truth.frames(rows, truth.context - 1, 1)
@@ -63,7 +66,13 @@ def assess_break_even(
         each = torch.tensor([solver_of(task).seconds({"parameter": value, **sizes}) for value in known])
     data = float(each[cache.parameter_index[used]].sum())
     budget = {"data": data, "base": fit["facts"]["seconds"], "training": train_s / len(operator.heads)}
-    return conclude(budget, tried, ours, horizon)
+    add_costs(entry, conclude(budget, tried, ours, horizon_of(entry.facts)))
+
+
+def add_costs(entry: Entry, found: dict[str, Any]) -> None:
+    entry.facts["break_even"] = {key: found[key] for key in ("n_star", "words")}
+    costs = {key: value for key, value in found.items() if key not in ("n_star", "words")}
+    entry.add("", costs, "break-even")
 
 
 def why_unknown(task: Task, config: Config) -> str:
@@ -80,7 +89,8 @@ def why_unknown(task: Task, config: Config) -> str:
 
 
 def conclude(budget: dict[str, float], tried: Sequence[Cost], ours: Cost, horizon: str) -> dict[str, Any]:
-    """The entry of a task. tried: of the solver, from the coarsest grid to the one that is compared."""
+    """Costs of a task and words on them. tried: of the solver, from the coarsest grid to the one that is
+    compared; horizon: of the forecasts, in words."""
     solver, total = tried[-1], sum(budget.values())
     gain = solver["seconds"] - ours["seconds"]
     found = total / gain if gain > 0 else None

@@ -20,7 +20,8 @@ from ups.generative.corrector import Condition, Corrector
 from ups.generative.diffusion import NOISE
 from ups.generative.sampling import Sampler
 from ups.metrics.ensembles import ENSEMBLE
-from ups.metrics.intervals import Scores, bootstrap, compare, entry
+from ups.metrics.intervals import Scores, as_interval, bootstrap, compare
+from ups.results import Entry
 
 STARTS = 12
 METRICS = ("crps", "trajectory_score", "spectrum")
@@ -51,35 +52,40 @@ def with_corrector(ensembles: Ensembles, sampler: Sampler) -> Ensembles:
     return again
 
 
-def curves(
+def add_curves(
+    entry: Entry,
     coarse: dict[int, Scores],
     scores: dict[str, Scores],
-    evaluations: dict[str, float],
     num_bootstrap: int,
     seed: int,
     groups: Tensor,
-) -> dict[str, Any]:
-    """{"starts", "over", "curves": name -> {"evaluations": [...], metric: {value, low, high: [...]}}}.
+) -> None:
+    """Add the case "evaluations": for every curve the list of "evaluations" and lists of METRICS.
 
-    CRPS and energy score are paired ratios to `over`: exact samples, or the corrector as in training if the
-    law is not known. coarse: number of evaluations -> scores of the corrector, from the first starts. scores:
-    model -> scores from all starts, of which the same ones are taken; evaluations: of these models, 0 without
-    a network.
+    CRPS and energy score are paired ratios to exact samples, or to the corrector as in training if the law is
+    not known. coarse: number of evaluations -> scores of the corrector, from the first starts. scores: model
+    -> scores from all starts, of which the same ones are taken; evaluations of these models are those of the
+    entry, 0 without a network.
     """
     count = len(coarse[1]["crps"])
     first = {model: {key: value[:count] for key, value in found.items()} for model, found in scores.items()}
-    over = "exact" if "exact" in scores else "corrector"
+    baseline = first["exact" if "exact" in first else "corrector"]
     points = [("corrector", number, found) for number, found in coarse.items()]
-    points += [(CURVES.get(model, model), round(evaluations[model]), found) for model, found in first.items()]
-    out: dict[str, Any] = {}
+    for model, found in first.items():
+        evaluations = entry.number(model, "evaluations_per_state") or 0.0
+        points.append((CURVES.get(model, model), round(evaluations), found))
+    curves: dict[str, dict[str, Any]] = {}
     for name, number, found in points:
-        curve = out.setdefault(name, {"evaluations": []} | {metric: {} for metric in METRICS})
+        curve = curves.setdefault(name, {"evaluations": []} | {metric: {} for metric in METRICS})
         curve["evaluations"].append(number)
         for metric in (ENSEMBLE[key] for key in METRICS):
             if metric.is_compared:
-                interval = compare(metric, found, first[over], num_bootstrap, seed, groups[:count])
+                interval = compare(metric, found, baseline, num_bootstrap, seed, groups[:count])
             else:
-                interval = entry(bootstrap(*metric.moments(found, None), num_bootstrap, seed, groups[:count]))
+                moments = metric.moments(found, None)
+                interval = as_interval(bootstrap(*moments, num_bootstrap, seed, groups[:count]))
             for end, value in interval.items():
                 curve[metric.name].setdefault(end, []).append(value)
-    return {"starts": count, "over": over, "curves": out}
+    entry.add("", {"starts": count}, "evaluations")
+    for name, curve in curves.items():
+        entry.add(name, curve, "evaluations")

@@ -4,7 +4,7 @@ teacher does, and are the data a sample of the law that replaces them?"""
 import torch
 from torch import Tensor
 
-from ups.metrics.intervals import bootstrap, entry, halves
+from ups.metrics.intervals import as_interval, bootstrap, halves
 from ups.metrics.spectra import ROUNDING, octaves
 
 LEADS = 4  # of the second ensemble, sampled if no law is known
@@ -36,7 +36,7 @@ def independence(
         y, x = again.double(), x[:, :, : again.shape[2]]
         together = num * (x.mean(1) - y.mean(1)).square().flatten(2).sum(2) / 2
         alone = (x.var(1) + y.var(1)).flatten(2).sum(2) / 2
-    return entry(
+    return as_interval(
         bootstrap(
             torch.cat([together, alone], 1), lambda mean: halves(mean).mean(1), num_bootstrap, seed, groups
         )
@@ -55,7 +55,7 @@ def response(
     another case, from the same noise. The response is the regression slope of the student's difference on
     the teacher's."""
     ours, theirs = ((own.double() - other.double()).flatten(1) for own, other in (student, teacher))
-    return entry(
+    return as_interval(
         bootstrap(
             torch.stack([(ours * theirs).mean(1), theirs.square().mean(1)], 1),
             lambda mean: mean[:, 0] / mean[:, 1],
@@ -84,4 +84,4 @@ def ranks_of_data(
         return None
     data, others = energy[:, :1], energy[:, 1:]
     rank = ((others < data).double() + 0.5 * (others == data)).mean(1)[:, kept]
-    return entry(bootstrap(rank, lambda mean: mean, num_bootstrap, seed, groups))
+    return as_interval(bootstrap(rank, lambda mean: mean, num_bootstrap, seed, groups))

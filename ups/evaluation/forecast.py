@@ -1,8 +1,8 @@
-"""Errors of the operator's forecasts, its base alone, trivial forecasts and the codec: a task's entry of
-results.json under "tasks", and the trajectories for the report."""
+"""Errors of the operator's forecasts, its base alone, trivial forecasts and the codec: a task's entry in the
+results, and the trajectories for the report."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,13 +18,16 @@ from ups.metrics.errors import (
     are_pooled,
     nrmse_per_trajectory,
     score,
+    spectrum_leads,
     summarise_errors,
     summarise_spectra,
 )
 from ups.metrics.intervals import Scores, compare, merge, number
 from ups.models.constraints import densities
 from ups.models.facts import HeadFacts
+from ups.models.head import TaskHead
 from ups.models.operator import Component, Operator
+from ups.results import Entry
 from ups.tasks import Task
 
 COMPARED = ("nrmse", "crmse")
@@ -34,8 +37,8 @@ SPECTRA = ("operator", "persistence", "train_mean")  # models whose spectra are 
 @torch.no_grad()
 def assess_forecasts(
     operator: Operator, truth: Truth, settings: EvaluateConfig, seed: int, device: torch.device
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The task's entry of results.json, and the trajectories with the median and the worst error."""
+) -> tuple[Entry, list[dict[str, Any]]]:
+    """The task's entry, and the trajectories with the median and the worst error."""
     cache, task, rows = truth.cache, truth.task, truth.rows
     head = operator.head_for(cache, any_codec=bool(settings.weights))
     parts: dict[str, list[Scores]] = {}
@@ -52,60 +55,40 @@ def assess_forecasts(
                 {**score(u_pred, u_ref, task.boundary), **conservation_error(task, u_pred, start)}
             )
     scores = {model: merge(part) for model, part in parts.items()}
-
-    times = torch.zeros(1) if task.is_steady else cache.dt * torch.arange(1, truth.num_frames + 1)
-    legacy = (truth.context or 1) if settings.legacy else 0
-    groups, count = cache.trajectory[rows], settings.num_bootstrap
     is_pooled = are_pooled(scores["operator"]["ref_rms"], task.is_driven)
-    models = {
-        model: summarise_errors(part, count, seed, times, legacy, groups, is_pooled)
-        for model, part in scores.items()
-    }
-    beyond = truth.context + truth.num_frames - cache.num_frames
-    models["operator"] |= {"ms_per_state": 1e3 * min(seconds), "evaluations_per_state": 1 / head.bundle}
-    pooled = {"error": "nrmse_pooled"} if is_pooled else {}
-    comparisons = {
-        f"operator / {other}": {
-            name: compare(ERROR[name], scores["operator"], scores[other], count, seed, groups)
-            for name in (*COMPARED, *pooled.values())
-        }
-        for other in ("base", *TRIVIAL)
-        if other in scores
-    }
-    entry = {
-        "num_initial_conditions": len(groups.unique()),
-        "comparisons": comparisons,
-        "models": models,
-        "num_trajectories": len(rows),
-        "num_frames_predicted": truth.num_frames,
-        **({"num_frames_beyond": beyond} if beyond > 0 else {}),
-        **pooled,
-        "times": times.tolist(),
-        "parameters": cache.parameter_values.tolist(),
-        "fields": list(task.moving),
-        "grid": list(cache.tokenizer.space),
-        "axes": list(task.axes),
-        "boundary": task.boundary,
-        "domain": [list(span) for span in task.spans],
-        "dt": cache.dt,
-        "num_training": len(cache.split["train"]),
-        "given": [*task.inputs, *task.still, *task.forcing],
-        "parameter_ranges": head.facts.parameters,
-        "spectra": summarise_spectra({model: scores[model] for model in SPECTRA if model in scores}),
-        "base": head.facts.base["kind"],
-        "network_is_used": head.is_network_used,
-        "network_weight": head.facts.network_weight,
-        "selection": head.facts.selection,
-        "equation": task.equation,
-        "found": head.findings(),
-        "offset": dict(task.offsets),
-        "measure": task.measure,
-        "conserved": list(task.conserved),
-        "latent_dim": head.codec.dim,
-        "kept_energy": head.codec.kept_energy,
-        **({"units": dict(task.units)} if task.units else {}),
-        **noise_of_truth(head.facts, task.moving, scores),
-    }
+    times = torch.zeros(1) if task.is_steady else cache.dt * torch.arange(1, truth.num_frames + 1)
+    entry = Entry(task.name, "tasks", facts_of(head, truth, times.tolist(), is_pooled))
+
+    # ---- rows
+    groups, count = cache.trajectory[rows], settings.num_bootstrap
+    entry.add(
+        "",
+        {
+            "num_initial_conditions": len(groups.unique()),
+            "num_trajectories": len(rows),
+            "num_frames_predicted": truth.num_frames,
+            "num_training": len(cache.split["train"]),
+        },
+    )
+    if (beyond := truth.context + truth.num_frames - cache.num_frames) > 0:
+        entry.add("", {"num_frames_beyond": beyond})
+    for other in ("base", *TRIVIAL):
+        if other in scores:
+            pair = scores["operator"], scores[other]
+            compared = (*COMPARED, *(["nrmse_pooled"] if is_pooled else []))
+            ratios = {name: compare(ERROR[name], *pair, count, seed, groups) for name in compared}
+            entry.add(f"operator / {other}", ratios)
+    legacy = (truth.context or 1) if settings.legacy else 0
+    for model, part in scores.items():
+        entry.add(model, summarise_errors(part, count, seed, times, legacy, groups, is_pooled))
+    entry.add("operator", {"ms_per_state": 1e3 * min(seconds), "evaluations_per_state": 1 / head.bundle})
+    leads = [entry.facts["times"][lead] for lead in spectrum_leads(truth.num_frames)]
+    drawn = {model: scores[model] for model in SPECTRA if model in scores}
+    for model, spectrum in summarise_spectra(drawn).items():
+        entry.add(model, spectrum, "spectra", leads)
+    add_noise(entry, head.facts, scores)
+
+    # ---- trajectories
     errors = nrmse_per_trajectory(scores["operator"], is_pooled)
     order = torch.argsort(torch.nan_to_num(errors, nan=torch.inf, posinf=torch.inf))
     median_and_worst = rows[order[[len(order) // 2, -1]]]
@@ -120,36 +103,64 @@ def assess_forecasts(
     ]
 
 
-def noise_of_truth(
-    facts: HeadFacts, fields: Sequence[str], scores: dict[str, Scores]
-) -> dict[str, dict[str, Any]]:
-    """{"noise": sigma (field -> standard deviation of the white noise in the data), fraction (the same over
-    the RMS of the truth without it) and nrmse (model -> pooled nRMSE as measured, and with the noise of the
-    truth removed, sqrt(error^2 - sigma^2) over the RMS without noise), and what the head knows of starts};
-    {} if the data have none.
+def facts_of(head: TaskHead, truth: Truth, times: list[float], is_pooled: bool) -> dict[str, Any]:
+    """What the task and its model are."""
+    cache, task = truth.cache, truth.task
+    facts = {
+        "times": times,
+        "parameters": cache.parameter_values.tolist(),
+        "fields": list(task.moving),
+        "grid": list(cache.tokenizer.space),
+        "axes": list(task.axes),
+        "boundary": task.boundary,
+        "domain": [list(span) for span in task.spans],
+        "dt": cache.dt,
+        "given": [*task.inputs, *task.still, *task.forcing],
+        "parameter_ranges": head.facts.parameters,
+        "base": head.facts.base["kind"],
+        "network_is_used": head.is_network_used,
+        "network_weight": head.facts.network_weight,
+        "selection": head.facts.selection,
+        "equation": task.equation,
+        "found": head.findings(),
+        "offset": dict(task.offsets),
+        "measure": task.measure,
+        "conserved": list(task.conserved),
+        "latent_dim": head.codec.dim,
+        "kept_energy": head.codec.kept_energy,
+    }
+    if is_pooled:
+        facts["error"] = "nrmse_pooled"
+    if task.units:
+        facts["units"] = dict(task.units)
+    return facts
+
+
+def add_noise(entry: Entry, facts: HeadFacts, scores: dict[str, Scores]) -> None:
+    """If the data have noise, add the case "noise": sigma (field -> standard deviation of the white noise in
+    the data), fraction (the same over the RMS of the truth without it) and of each model nrmse (pooled nRMSE
+    as measured, and with the noise of the truth removed, sqrt(error^2 - sigma^2) over the RMS without noise);
+    and to the facts what the head knows of starts.
 
     The noise of the first frames of a forecast remains in the error: it is part of what the model makes of
     them."""
     if not (sigma := facts.noise):
-        return {}
-    starts = {"start_frames": facts.start_frames, "is_deterministic": facts.is_deterministic}
+        return
+    fields = entry.facts["fields"]
     variance = torch.tensor([sigma.get(name, 0.0) for name in fields], dtype=torch.float64).square()
     ref = scores["operator"]["ref_rms"].double().square().mean(0)  # T, C
     clean = (ref - variance).clamp_min(0)
-    errors = {}
+    fraction = dict(zip(fields, (variance / clean.mean(0)).sqrt().tolist(), strict=True))
+    noisy = [name for name in fields if name in sigma]
+    figures = {"sigma": sigma, "fraction": {name: fraction[name] for name in noisy}}
+    starts = {"start_frames": facts.start_frames, "is_deterministic": facts.is_deterministic}
+    entry.facts["noise"] = {"fields": noisy, **{k: value for k, value in starts.items() if value is not None}}
+    entry.add("", figures, "noise")
     for model, score_of in scores.items():
         error = score_of["rmse"].double().square().mean(0)
         beyond = (error - variance).clamp_min(0)
-        errors[model] = [number(float((e / r).sqrt().nanmean())) for e, r in ((error, ref), (beyond, clean))]
-    fraction = (variance / clean.mean(0)).sqrt().tolist()
-    return {
-        "noise": {
-            "sigma": sigma,
-            "fraction": {name: one for name, one in zip(fields, fraction, strict=True) if name in sigma},
-            "nrmse": errors,
-            **{key: value for key, value in starts.items() if value is not None},
-        }
-    }
+        both = [number(float((e / r).sqrt().nanmean())) for e, r in ((error, ref), (beyond, clean))]
+        entry.add(model, {"nrmse": both}, "noise")
 
 
 def conservation_error(task: Task, u_pred: Tensor, u_start: Tensor | None) -> Scores:

@@ -13,39 +13,37 @@ from ups.evaluation.ensemble import CHEAP, Ensembles, Windows, one_step
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.intervals import (
     Scores,
+    as_interval,
     bootstrap,
     bootstrap_pairs,
     distance_matrix,
-    entry,
     exchange_floor,
     pairing,
 )
+from ups.results import START, Entry, Figures
 
 STARTS = (0, 1, 4, 16)  # first frames of the bins of `by_start`
 PAIRED = 4  # members in an energy distance
 STUDENTS = {"student_1": "one evaluation", "student_2": "two evaluations"}
+ONE_STEP = "one step"
 KEPT = (  # of the scores of one step
     "crps",
     "ssr",
-    "energy_score",
     "coverage_50",
     "coverage_90",
     "rank_ratio",
     "outlier_fraction",
-    "spectrum_error",
     "spread_slope",
-    "rank_histogram",
-    "spread_skill_bins",
     "nonfinite_trajectories",
 )
-KEPT_BY_START = ("crps", "ssr", "coverage_90", "outlier_fraction")
+KEPT_BY_START = ("ssr", "coverage_90")
 
 
 def assess_one_step(
-    ensembles: Ensembles, count: int, num_members: int, num_bootstrap: int, num_exact: int
-) -> dict[str, Any]:
-    """{"models": scores of single calls from windows all along the trajectories, "checks": those that need
-    the same noise twice}.
+    entry: Entry, ensembles: Ensembles, count: int, num_members: int, num_bootstrap: int, num_exact: int
+) -> None:
+    """Add the case "one step": scores of single calls from windows all along the trajectories, and checks of
+    which some need the same noise twice; and the scores by first frame as the cases "start A-B".
 
     Fields are scored against the data; CRPS and errors of means against `num_exact` exact samples if the law
     is known. Energy distances and the pairing of student and teacher are computed in latents: they compare
@@ -56,6 +54,9 @@ def assess_one_step(
     groups = truth.cache.trajectory[truth.cache.split[truth.split][windows.rows]]
     field_ref = windows.u_ref.cpu()
     compare = partial(compare_ensembles, num_bootstrap=num_bootstrap, seed=seed)
+
+    def add(model: str, figures: Figures) -> None:
+        entry.add(model, figures, ONE_STEP)
 
     def score_fields(u: Tensor) -> Scores:
         law = None if windows.law is None else windows.law[: len(u)].cpu()
@@ -73,105 +74,90 @@ def assess_one_step(
     scores = {model: score(members) for model, members in windows.samples.items()}
     if windows.exact is not None:
         scores["exact"] = score_fields(windows.exact)
-    models = {
-        model: {
-            **summarise(rows, torch.arange(count), KEPT),
-            "by_start": [
-                {**bin, **summarise(rows, which, KEPT_BY_START)} for bin, which in bins_of(windows.starts)
-            ],
-        }
-        for model, rows in scores.items()
-    }
+    for model, rows in scores.items():
+        add(model, summarise(rows, torch.arange(count), KEPT))
+        for first, last, which in bins_of(windows.starts):
+            kept = summarise(rows, which, KEPT_BY_START)
+            entry.add(model, {"windows": len(which), **kept}, f"{START}{first}-{last}")
 
     # ---- students and their teacher
-    checks = check_latents(ensembles, windows, models, num_bootstrap, groups)
-    checks["less_than_teacher"] = {
-        name: compare(scores[name], scores["corrector"], groups=groups)["ssr_less"]
-        for name in STUDENTS
-        if name in scores
-    }
+    add_latents(entry, ensembles, windows, num_bootstrap, groups)
+    for name in STUDENTS:
+        if name in scores:
+            less = compare(scores[name], scores["corrector"], groups=groups)["ssr_less"]
+            add(name, {"less_than_teacher": less})
 
     # ---- the corrector's sampler, on the first of the same windows
     few = max(2, count // 16)
     fine = score(one_step(ensembles, few, num_members, ["corrector"], 64).samples["corrector"])
     coarse = {key: value[:few] for key, value in scores["corrector"].items()}
-    checks["ssr_less_64_steps"] = compare(coarse, fine, groups=groups[:few])["ssr_less"]
-    checks["ssr_of_64_steps"] = summarise(fine, torch.arange(few), ("ssr",))["ssr"]
+    add("", {"ssr_less_64_steps": compare(coarse, fine, groups=groups[:few])["ssr_less"]})
+    add("", {"ssr_of_64_steps": summarise(fine, torch.arange(few), ("ssr",))["ssr"]})
 
     # ---- response to the conditions of other windows
     some = max(2, count // 4)
     trained = [name for name in ensembles.names if name not in CHEAP]
     others = one_step(ensembles, some, num_members, trained, is_shuffled=True).samples
     pairs = {name: (windows.samples[name][:some].cpu(), members.cpu()) for name, members in others.items()}
-    checks["response"] = {
-        name: response(pairs[name], pairs["corrector"], num_bootstrap, seed, groups[:some])
-        for name in trained
-        if name != "corrector"
-    }
+    for name in trained:
+        if name != "corrector":
+            found = response(pairs[name], pairs["corrector"], num_bootstrap, seed, groups[:some])
+            add(name, {"response": found})
     losses = [
         rows["crps"][:some].flatten(1).mean(1)
         for rows in (score(others["corrector"]), scores["corrector"], scores["dressed"])
     ]
-    checks["shuffled_crps_rise_over_gain"] = entry(
-        bootstrap(
-            torch.stack(losses, 1),
-            lambda mean: (mean[:, 0] - mean[:, 1]) / (mean[:, 2] - mean[:, 1]),
-            num_bootstrap,
-            seed,
-            groups[:some],
-        )
+    rise = bootstrap(
+        torch.stack(losses, 1),
+        lambda mean: (mean[:, 0] - mean[:, 1]) / (mean[:, 2] - mean[:, 1]),
+        num_bootstrap,
+        seed,
+        groups[:some],
     )
+    add("", {"shuffled_crps_rise_over_gain": as_interval(rise)})
 
     # ---- the exact law
     if windows.law is not None:
-        checks["ranks_of_data"] = ranks_of_data(
-            field_ref, windows.law.cpu(), truth.task.boundary, num_bootstrap, seed, groups
-        )
-        checks["crps_over_exact"] = {
-            name: compare(scores[name], scores["exact"], groups=groups)["crps"] for name in trained
-        }
-    return {"models": models, "checks": checks}
+        ranks = ranks_of_data(field_ref, windows.law.cpu(), truth.task.boundary, num_bootstrap, seed, groups)
+        add("", {"ranks_of_data": ranks})
+        for name in trained:
+            over = compare(scores[name], scores["exact"], groups=groups)["crps"]
+            add(name, {"crps_over_exact": over})
 
 
-def bins_of(starts: Tensor) -> list[tuple[dict[str, int], Tensor]]:
-    """({first, last, windows}, positions) of each bin of STARTS that has windows."""
+def bins_of(starts: Tensor) -> list[tuple[int, int, Tensor]]:
+    """(first frame, last frame, positions) of each bin of STARTS that has windows."""
     out, last = [], int(starts.max())
     for first, end in zip(STARTS, (*STARTS[1:], last + 1), strict=True):
         which = ((first <= starts) & (starts < end)).nonzero()[:, 0]
         if len(which):
-            out.append(({"first": first, "last": min(end - 1, last), "windows": len(which)}, which))
+            out.append((first, min(end - 1, last), which))
     return out
 
 
-def check_latents(
-    ensembles: Ensembles, windows: Windows, models: dict[str, dict], num_bootstrap: int, groups: Tensor
-) -> dict[str, Any]:
-    """Checks in latents; energy distances of draws from the truth are added to `models`.
+def add_latents(
+    entry: Entry, ensembles: Ensembles, windows: Windows, num_bootstrap: int, groups: Tensor
+) -> None:
+    """Add checks in latents.
 
-    energy_distance_floor: a distance by chance. energy_distance_excess: distance of each student less 1.1
-    times the corrector's. pairing: how closely students and `scoring` follow the corrector on the same noise.
+    energy_distance_floor: a distance by chance. energy_distance_excess: distance of each student from the
+    truth less 1.1 times the corrector's. pairing: how closely students and `scoring` follow the corrector on
+    the same noise.
     """
     seed = ensembles.seed
     unit = ensembles.head.marginal_std.square().mean().sqrt().cpu() * windows.truth[0].numel() ** 0.5
     truth = windows.truth.cpu().flatten(1) / unit
     flat = {name: members.cpu().flatten(2) / unit for name, members in windows.samples.items()}
-    distances = {model: distance_matrix(draws[:, :PAIRED], truth) for model, draws in flat.items()}
-
-    def summarise(matrix: Tensor) -> dict[str, Any]:
-        return entry(bootstrap_pairs(matrix, num_bootstrap, seed, groups))
-
-    for model, matrix in distances.items():
-        models[model]["energy_distance"] = summarise(matrix)
-    return {
-        "energy_distance_floor": exchange_floor(flat["corrector"][:, 0], truth, seed, groups),
-        "energy_distance_excess": {
-            name: summarise(distances[name] - 1.1 * distances["corrector"])
-            for name in STUDENTS
-            if name in flat
-        },
-        "pairing": {
-            name: pairing(flat[name], flat["corrector"], num_bootstrap, seed, groups)
-            for name in (*STUDENTS, "scoring")
-            if name in flat
-        },
-    }
+    teacher = flat["corrector"]
+    floor = exchange_floor(teacher[:, 0], truth, seed, groups)
+    entry.add("", {"energy_distance_floor": floor}, ONE_STEP)
+    from_truth = distance_matrix(teacher[:, :PAIRED], truth)
+    for name in STUDENTS:
+        if name in flat:
+            excess = distance_matrix(flat[name][:, :PAIRED], truth) - 1.1 * from_truth
+            found = as_interval(bootstrap_pairs(excess, num_bootstrap, seed, groups))
+            entry.add(name, {"energy_distance_excess": found}, ONE_STEP)
+    for name in (*STUDENTS, "scoring"):
+        if name in flat:
+            found = pairing(flat[name], teacher, num_bootstrap, seed, groups)
+            entry.add(name, {"pairing": found}, ONE_STEP)

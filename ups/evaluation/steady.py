@@ -15,18 +15,22 @@ from torch import Tensor
 from ups.config.schema import EvaluateConfig
 from ups.data.generate import solver_of
 from ups.evaluation.ensemble import resampled
-from ups.evaluation.pooled import pool, pool_checks, pool_spread, summarise_exact
 from ups.evaluation.transient import in_words
 from ups.evaluation.truth import Truth
 from ups.generative.corrector import Corrector
 from ups.generative.observation import CASES, PARTIAL, Observation, as_linear, observe_case, row_generators
 from ups.generative.residuals import FLOOR, SteadyResiduals
 from ups.generative.sampling import FieldPrediction, Sampler, predict_with_noise, sample_fields
-from ups.metrics.ensembles import score_ensemble, summarise_ensemble
-from ups.metrics.joint import score_joint
+from ups.metrics.calibration import coverage
+from ups.metrics.ensembles import LEVELS, score_ensemble, summarise_ensemble
+from ups.metrics.intervals import Scores, as_interval, bootstrap, halves, plain_mean
+from ups.metrics.joint import decades, score_joint
 from ups.metrics.proper import energy_distance
+from ups.results import CHANCE, OBSERVED, Entry
 from ups_discovery.seeds import generator
 
+POOLED = ("crps", "energy_score")
+RATIOS = ("variogram_space", "nearest")
 BANK = 256  # reserved fields per case to which cheap ensembles are fitted
 SPLITS = 1000  # random halves of exact samples, for distances by chance
 PRIORS = {
@@ -51,34 +55,43 @@ SERVES = {  # the sampler that validation selected
 @torch.no_grad()
 def assess_steady(
     residuals: SteadyResiduals, prior: Corrector, truth: Truth, settings: EvaluateConfig, seed: int
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The task's entry of results.json under "steady", and the sample for the report."""
+) -> tuple[Entry, dict[str, Any]]:
+    """The task's entry, and the sample for the report."""
     cache, task, device, count = truth.cache, truth.task, residuals.device, settings.num_bootstrap
     places = truth.one_of_each(settings.ensemble_trajectories)
     rows, numbers = cache.split[truth.split][places], places.tolist()
     u_ref, parameters, groups = truth.frames(rows, 0, 1), cache.parameters[rows], cache.trajectory[rows]
     v = residuals.head.input_codec.normalise(truth.inputs(rows).to(device))[:, 0]
     few = numbers[: settings.truth_fields]
-    cases, scores, plotted, chance, against = {}, {}, {}, {}, []
+    entry = Entry(task.name, "steady")
+    entry.add(
+        "",
+        {
+            "members": settings.members,
+            "num_trajectories": len(places),
+            "num_initial_conditions": len(groups.unique()),
+            "truth_members": settings.truth_members,
+        },
+    )
+
+    # ---- every observation
+    scores, plotted, against = {}, {}, []
     for case in CASES:
         bank = case_bank(residuals, case, seed)
         observation = observe_case(v, case, row_generators(seed, case, rows=numbers))
         draws, guess = draws_of(
             prior, residuals, observation, parameters, seed, numbers, settings.members, bank, PRIORS
         )
-        members = {
-            "operator": residuals.solution(guess, torch.zeros_like(guess))[:, None],
-            **{model: draws[kind] for kind, model in PRIORS.items()},
-        }
+        members = {"operator": residuals.solution(guess, torch.zeros_like(guess))[:, None]}
+        members |= {model: draws[kind] for kind, model in PRIORS.items()}
         scores[case] = {
             model: score_ensemble(u.cpu()[:, :, None], u_ref, task.boundary) for model, u in members.items()
         }
         scores[case]["corrector"] |= score_joint(
             members["corrector"].cpu()[:, :, None], u_ref, task.boundary, members["operator"].cpu()
         )
-        cases[case] = {
-            model: summarise_ensemble(part, count, seed, groups) for model, part in scores[case].items()
-        }
+        for model, part in scores[case].items():
+            entry.add(model, summarise_ensemble(part, count, seed, groups), f"{OBSERVED}{case}")
         if task.has_known_law and case in PARTIAL:
             exact, splits = compare_exactly(
                 prior,
@@ -93,8 +106,9 @@ def assess_steady(
                 PRIORS,
             )
             for kind, model in PRIORS.items():
-                cases[case][model]["exact"] = summarise_exact(exact[kind], splits, count, seed)
-            chance[case] = summarise_exact(exact["exact"], splits, count, seed)
+                found = summarise_exact(exact[kind], splits, count, seed)
+                entry.add(model, found, f"{OBSERVED}{case}")
+            entry.add("", summarise_exact(exact["exact"], splits, count, seed), f"{CHANCE}{case}")
             against.append(exact["prior"])
         observed = torch.where(observation.mask[0, 0] > 0, observation.values[0, 0], torch.nan)
         plotted[case] = {
@@ -102,17 +116,22 @@ def assess_steady(
             "u_ref": u_ref[0, 0].numpy(),
             "members": members["corrector"][0].cpu().numpy(),
         }
+
+    # ---- mean over the partial observations
     method = prior.heads[task.name].method
     # no comparison with itself
     same = SAME.get(method) if residuals.is_linear or method != "pushed" else None
-    posterior = "linear posterior of the coefficient" if residuals.is_linear else CELLS
-    pooled = {
-        other: pool(scores, PARTIAL, other, count, seed, groups)
-        for other in ("operator", *PRIORS.values())
-        if other not in ("corrector", same)
-    }
-    known = {other: row["energy_score"]["value"] for other, row in pooled.items()}
+    others = [other for other in ("operator", *PRIORS.values()) if other not in ("corrector", same)]
+    for other in others:
+        entry.add(f"corrector / {other}", pool(scores, PARTIAL, other, count, seed, groups))
+    of_prior = [scores[case]["corrector"] for case in PARTIAL]
+    entry.add("", {"ssr": pool_spread(of_prior, count, seed, groups)})
+    entry.add("", pool_checks(of_prior, against, count, seed, groups))
+
+    # ---- words
+    known = {other: entry.number(f"corrector / {other}", "energy_score") for other in others}
     cheap = max(known, key=lambda other: -1.0 if known[other] is None else known[other])
+    posterior = "linear posterior of the coefficient" if residuals.is_linear else CELLS
     exact_words = ""
     if task.has_known_law:
         exact_words = f"; for {len(few)} of them {settings.truth_members} draws beside the exact posterior"
@@ -123,23 +142,8 @@ def assess_steady(
         f"best {'other ' if same else ''}cheap ensemble ({cheap}) and {in_words(known['unconditional'])} "
         "times that of solutions without any observation, mean over the partial observations."
     )
-    out = {
-        "task": task.name,
-        "members": settings.members,
-        "split": truth.split,
-        "num_trajectories": len(places),
-        "num_initial_conditions": len(groups.unique()),
-        "truth_members": settings.truth_members,
-        "cases": cases,
-        "best_cheap": cheap,
-        "comparisons": {f"corrector / {other}": row for other, row in pooled.items()},
-        "words": [words],
-        "same_as": same,
-        "chance": chance,
-        "ssr": pool_spread([scores[case]["corrector"] for case in PARTIAL], count, seed, groups),
-        "checks": pool_checks([scores[case]["corrector"] for case in PARTIAL], against, count, seed, groups),
-    }
-    return out, {**cache.scene(), "cases": plotted, "label": f"{truth.split} field {numbers[0]}"}
+    entry.facts |= {"split": truth.split, "best_cheap": cheap, "words": [words], "same_as": same}
+    return entry, {**cache.scene(), "cases": plotted, "label": f"{truth.split} field {numbers[0]}"}
 
 
 # ---- samples, and their distance from the exact posterior
@@ -301,3 +305,123 @@ def compare_exactly(
         out["exact"].append(moments_against(*exact.chunk(2)))
         splits.append(split_distances(exact, count, seed + index))
     return out, torch.stack(splits).mean(0)
+
+
+# ---- means over kinds of observation
+
+
+def pool(
+    scores: dict[str, dict[str, Scores]],
+    cases: list[str],
+    other: str,
+    num_bootstrap: int,
+    seed: int,
+    groups: Tensor,
+) -> dict[str, Any]:
+    """Score of the prior over that of `other`, mean over cases: ratios first, so that all cases weigh the
+    same."""
+    parts = {
+        name: [
+            scores[case][model][name].flatten(1).mean(1) for model in ("corrector", other) for case in cases
+        ]
+        for name in POOLED
+    }
+    return {
+        name: as_interval(
+            bootstrap(torch.stack(part, 1), lambda mean: halves(mean).mean(1), num_bootstrap, seed, groups)
+        )
+        for name, part in parts.items()
+    }
+
+
+def pool_spread(scores: list[Scores], num_bootstrap: int, seed: int, groups: Tensor) -> dict[str, Any]:
+    """Spread/skill, mean over cases."""
+    members = scores[0]["ranks"].shape[2] - 1
+    parts = [part[key].flatten(1).mean(1) for key in ("variance", "squared_error") for part in scores]
+    return as_interval(
+        bootstrap(
+            torch.stack(parts, 1),
+            lambda mean: ((members + 1) / members * halves(mean)).sqrt().mean(1),
+            num_bootstrap,
+            seed,
+            groups,
+        )
+    )
+
+
+def pool_checks(
+    scores: list[Scores], against: list[list[dict[str, float]]], num_bootstrap: int, seed: int, groups: Tensor
+) -> dict[str, Any]:
+    """Calibration of a prior, mean over cases: coverage, structure, and if the exact posterior is known
+    (against: `moments_against` of every case and field) variance and independence."""
+
+    def ratio(pairs: list[tuple[Tensor, Tensor]], which: Tensor | None) -> dict[str, Any]:
+        both = torch.stack([part for side in zip(*pairs, strict=True) for part in side], 1)
+        return as_interval(bootstrap(both, lambda mean: halves(mean).mean(1), num_bootstrap, seed, which))
+
+    out = {
+        name: ratio(
+            [
+                tuple(part[name].flatten(2).mean(2).unbind(1))
+                if part[name].ndim > 2
+                else tuple(part[name].unbind(1))
+                for part in scores
+            ],
+            groups,
+        )
+        for name in RATIOS
+    }
+    energies, gaps = zip(*(decades(part["energy"]) for part in scores), strict=True)
+    out["spectrum"] = as_interval(
+        bootstrap(
+            torch.cat(energies, 1),
+            lambda mean: torch.stack(
+                [gap(part) for gap, part in zip(gaps, mean.chunk(len(gaps), 1), strict=True)]
+            ).mean(0),
+            num_bootstrap,
+            seed,
+            groups,
+        )
+    )
+    ranks = torch.stack([part["ranks"].sum(1) for part in scores], 1)
+    out |= {
+        f"coverage_{100 * level:.0f}": as_interval(
+            bootstrap(
+                ranks.sum(1), lambda mean, level=level: coverage(mean, level), num_bootstrap, seed, groups
+            )
+        )
+        for level in LEVELS
+    }
+    for name, key in (("variance", "log_trace"), ("independence", "mean_error")):
+        if against:
+            out[name] = ratio(
+                [
+                    tuple(
+                        torch.tensor([row[end] for row in rows], dtype=torch.float64)
+                        for end in (key, f"{key}_exact")
+                    )
+                    for rows in against
+                ],
+                None,
+            )
+    return out
+
+
+def summarise_exact(
+    rows: list[dict[str, float]], splits: Tensor, num_bootstrap: int, seed: int
+) -> dict[str, Any]:
+    """Rows of `moments_against`, one per field, as figures with intervals over fields. floor: the 95 %
+    quantile of the distance between exact samples."""
+    values = {key: torch.tensor([row[key] for row in rows], dtype=torch.float64) for key in rows[0]}
+    moments = {
+        "distance": plain_mean(values["distance"][:, None]),
+        **{
+            key: (torch.stack([values[key], values[f"{key}_exact"]], 1), lambda mean: halves(mean)[:, 0])
+            for key in ("trace", "log_trace", "leading")
+        },
+    }
+    return {
+        "fields": len(rows),
+        "floor": float(torch.quantile(splits, 0.95)),
+        **{key: as_interval(bootstrap(*part, num_bootstrap, seed)) for key, part in moments.items()},
+    }

@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from ups.config.schema import EvaluateConfig, TaskConfig
-from ups.evaluation.by_evaluations import STARTS, coarser_samplers, curves, with_corrector
+from ups.evaluation.by_evaluations import STARTS, add_curves, coarser_samplers, with_corrector
 from ups.evaluation.checks import LEADS, independence
 from ups.evaluation.ensemble import CHEAP, Ensembles, costs_per_state, rollouts
-from ups.evaluation.one_step import STUDENTS, assess_one_step
+from ups.evaluation.one_step import ONE_STEP, STUDENTS, assess_one_step
 from ups.evaluation.reference_ensembles import (
     EXACT,
     reference_ensembles,
@@ -23,6 +23,7 @@ from ups.metrics.climate import climate
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Scores, number
 from ups.metrics.joint import law_increments, residual_energy, score_joint
+from ups.results import BY_LEAD, START, Entry
 from ups.tasks import Task
 
 WINDOWS = 512  # of one step; with 192 the spread/skill of one model varied from 0.76 to 0.94
@@ -34,22 +35,25 @@ NOT_LEARNT = (*CHEAP, "analogs", "starts")  # the cheap ensembles, of which the 
 UNTRAINED = (*NOT_LEARNT, *EXACT)
 
 
-def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The task's entry of results.json under "ensembles", and the sample for the report."""
+def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[Entry, dict[str, Any]]:
+    """The task's entry, and the sample for the report."""
     truth, seed, count = ensembles.truth, ensembles.seed, settings.num_bootstrap
     cache, task = truth.cache, truth.task
-    steps = assess_one_step(
-        ensembles,
-        min(WINDOWS, 24 * settings.ensemble_trajectories),
-        settings.members,
-        count,
-        settings.truth_members,
-    )
-
-    # ---- rollouts
     rows = cache.split[truth.split][truth.one_of_each(settings.ensemble_trajectories)]
     num_frames = min(settings.ensemble_frames, truth.num_frames, cache.num_frames - truth.context)
     times, groups = [cache.dt * (lead + 1) for lead in range(num_frames)], cache.trajectory[rows]
+    setting = setting_of(cache.settings, task)
+    entry = Entry(task.name, "ensembles", {"split": truth.split, "times": times, "setting": setting})
+    entry.add(
+        "",
+        {
+            "members": settings.members,
+            "num_trajectories": len(rows),
+            "num_initial_conditions": len(groups.unique()),
+        },
+    )
+
+    # ---- rollouts
     u_ref = truth.future(rows, num_frames)
     law = sample_law(truth, seed + 2, rows, num_frames, u_ref, settings.truth_members)
     reference = rollouts(ensembles, "operator", rows, num_frames, 1)
@@ -64,74 +68,54 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[di
             members, u, task.boundary, operator, exact, *of_law
         )
 
-    summarise = partial(summarise_ensemble, num_bootstrap=count, seed=seed, groups=groups)
     forecasts = {model: partial(rollouts, ensembles, model) for model in ensembles.names}
     forecasts |= reference_ensembles(ensembles, settings, num_frames)
-    scores, members_of, models = {}, {}, {}
+    scores, members_of = {}, {}
     for model, forecast in forecasts.items():
         members, cost = timed(forecast, rows, num_frames, settings.members)
         scores[model] = score(members)
-        models[model] = summarise(scores[model]) | cost
+        entry.add(model, summarise_ensemble(scores[model], count, seed, groups) | cost)
         members_of[model] = members[0].numpy()
         if model == "exact" or model not in UNTRAINED:
             again = None
             if law is None:
                 again = second_ensemble(ensembles, model, rows, num_frames, settings.members)
-            models[model]["independence"] = independence(members, count, seed, groups, law, again)
+            entry.add(model, {"independence": independence(members, count, seed, groups, law, again)})
         if model == "exact":  # are the data a sample of this law?
-            by_data = score_ensemble(members, u_ref, task.boundary)
-            steps["checks"]["ssr_of_law"] = summarise(by_data)["ssr"]
+            by_data = summarise_ensemble(score_ensemble(members, u_ref, task.boundary), count, seed, groups)
+            entry.add("", {"ssr_of_law": by_data["ssr"]}, ONE_STEP)
     for model in ensembles.names:
-        models[model] |= costs_per_state(ensembles, model, TIMED_STATES)
-    for model, row in steps["models"].items():
-        models[model]["one_step"] = row
+        entry.add(model, costs_per_state(ensembles, model, TIMED_STATES))
+    windows = min(WINDOWS, 24 * settings.ensemble_trajectories)
+    assess_one_step(entry, ensembles, windows, settings.members, count, settings.truth_members)
 
+    # ---- comparisons
+    crps = {model: entry.number(model, "crps") for model in NOT_LEARNT if model in scores}
+    cheap = min((model for model in crps if crps[model] is not None), key=crps.get, default="operator")
+    entry.facts["best_cheap"] = cheap
+    for one, other in compared([*scores], cheap):
+        ratios = compare_ensembles(scores[one], scores[other], count, seed, groups)
+        entry.add(f"{one} / {other}", ratios)
+        if other == "exact":
+            over = {f"crps_over_exact{by}": ratios[f"crps{by}"] for by in ("", BY_LEAD)}
+            entry.add(one, over)
+
+    # ---- fewer evaluations, and long rollouts
     coarse = {}
     for evaluations, sampler in coarser_samplers(ensembles.corrector).items():
         other = with_corrector(ensembles, sampler)
-        members = rollouts(other, "corrector", rows[:STARTS], num_frames, settings.members)
-        coarse[evaluations] = score(members)
-
-    # ---- comparisons
-    crps = {model: models[model]["crps"]["value"] for model in NOT_LEARNT if model in models}
-    cheap = min((model for model in crps if crps[model] is not None), key=crps.get, default="operator")
-    comparisons = {
-        f"{one} / {other}": compare_ensembles(scores[one], scores[other], count, seed, groups)
-        for one, other in compared([*models], cheap)
-    }
+        coarse[evaluations] = score(rollouts(other, "corrector", rows[:STARTS], num_frames, settings.members))
     plotted = {model: scores[model] for model in (*ensembles.samplers, "exact", cheap) if model in scores}
-    evaluations_of = {model: models[model].get("evaluations_per_state", 0.0) for model in plotted}
-    for model in models:
-        if versus := comparisons.get(f"{model} / exact"):
-            leads = versus["crps_by_lead"]
-            models[model] |= {
-                "crps_over_exact": versus["crps"],
-                "crps_over_exact_by_lead": leads["value"],
-                "crps_over_exact_by_lead_low": leads["low"],
-                "crps_over_exact_by_lead_high": leads["high"],
-            }
-    out = {
-        "task": task.name,
-        "members": settings.members,
-        "split": truth.split,
-        "num_trajectories": len(rows),
-        "num_initial_conditions": len(groups.unique()),
-        "models": models,
-        "by_evaluations": curves(coarse, plotted, evaluations_of, count, seed, groups),
-        "times": times,
-        "best_cheap": cheap,
-        "comparisons": comparisons,
-        "checks": {**steps["checks"], "long": long_rollouts(ensembles, rows, LONG * num_frames)},
-        "setting": setting_of(cache.settings, task),
-    }
-    sample = {
+    add_curves(entry, coarse, plotted, count, seed, groups)
+    add_long_rollouts(entry, ensembles, rows, LONG * num_frames)
+    entry.facts["words"] = words_of(entry)
+    return entry, {
         **cache.scene(),
         "u_ref": u_ref[0].numpy(),
         "members": members_of,
         "times": times,
         "label": f"{truth.split} row {int(rows[0])}",
     }
-    return {**out, "words": words_of(out)}, sample
 
 
 def second_ensemble(
@@ -163,16 +147,16 @@ def compared(names: Sequence[str], cheap: str) -> list[tuple[str, str]]:
     return list(dict.fromkeys([*trained, *[pair for pair in (*exact, *others) if {*pair} <= {*names}]]))
 
 
-def long_rollouts(ensembles: Ensembles, rows: Tensor, num_frames: int) -> dict[str, Any]:
-    """Members that leave BLOWN_UP times the range of their start, or are not finite, within `num_frames`
-    frames; and for a task on its invariant measure the `climate` of the second half.
+def add_long_rollouts(entry: Entry, ensembles: Ensembles, rows: Tensor, num_frames: int) -> None:
+    """Add the case "long": members that leave BLOWN_UP times the range of their start, or are not finite,
+    within `num_frames` frames; and for a task on its invariant measure the `climate` of the second half.
 
     Climates are compared with the data, or with exact samples as late if the law is known: data may still
     remember their initial conditions. "truth" compares one half of the reference with the other, "exact" as
     many other exact samples as there are members. Both are errors by chance: of 8 members and 100 frames of
     chaos, data have a spectrum error of 0.029 +- 0.016, as a good operator.
     """
-    truth, every, climates = ensembles.truth, rows, {}
+    truth, every = ensembles.truth, rows
     rows = rows[:LONG_ROWS]
     limit = BLOWN_UP * truth.frames(rows, 0, 1).abs().flatten(1).amax(1)[:, None]
     u = {
@@ -180,27 +164,22 @@ def long_rollouts(ensembles: Ensembles, rows: Tensor, num_frames: int) -> dict[s
         for model in ensembles.names
         if model == "operator" or model not in CHEAP
     }
-    blown_up = {
-        model: int((~(members.abs().flatten(2).amax(2) <= limit)).sum()) for model, members in u.items()
-    }
-    if truth.task.is_stationary and len(every) > 1:
-        if truth.task.has_known_law:
-            u["exact"] = sample_exactly(truth, ensembles.seed + 3, rows, num_frames, LONG_MEMBERS)
-            u["truth"] = sample_exactly(truth, ensembles.seed + 4, every[:LONG_EXACT], num_frames, 1)
-        late = {model: members[:, :, num_frames // 2 :].flatten(0, 1) for model, members in u.items()}
-        u_ref = late["truth"] if "truth" in late else truth.frames(every, 0, truth.cache.num_frames)
-        pairs = {model: (members, u_ref) for model, members in late.items()}
-        pairs["truth"] = u_ref[::2], u_ref[1::2]
-        climates = {
-            model: {key: number(value) for key, value in climate(*pair, truth.task.boundary).items()}
-            for model, pair in pairs.items()
-        }
-    return {
-        "frames": num_frames,
-        "members": len(rows) * LONG_MEMBERS,
-        "blown_up": blown_up,
-        "climate": climates,
-    }
+    entry.add("", {"frames": num_frames, "members": len(rows) * LONG_MEMBERS}, "long")
+    for model, members in u.items():
+        is_inside = members.abs().flatten(2).amax(2) <= limit  # of no NaN
+        entry.add(model, {"blown_up": int((~is_inside).sum())}, "long")
+    if not truth.task.is_stationary or len(every) < 2:
+        return
+    if truth.task.has_known_law:
+        u["exact"] = sample_exactly(truth, ensembles.seed + 3, rows, num_frames, LONG_MEMBERS)
+        u["truth"] = sample_exactly(truth, ensembles.seed + 4, every[:LONG_EXACT], num_frames, 1)
+    late = {model: members[:, :, num_frames // 2 :].flatten(0, 1) for model, members in u.items()}
+    u_ref = late["truth"] if "truth" in late else truth.frames(every, 0, truth.cache.num_frames)
+    pairs = {model: (members, u_ref) for model, members in late.items()}
+    pairs["truth"] = u_ref[::2], u_ref[1::2]
+    for model, pair in pairs.items():
+        found = climate(*pair, truth.task.boundary)
+        entry.add(model, {key: number(value) for key, value in found.items()}, "long")
 
 
 # ---- words
@@ -217,28 +196,22 @@ def setting_of(settings: TaskConfig, task: Task) -> str:
     return (" and ".join(words) or "everything is observed") + f"; {settings.history} frame(s) are input"
 
 
-def words_of(entry: dict[str, Any]) -> list[str]:
+def words_of(entry: Entry) -> list[str]:
     """What the corrector adds to the operator, and the student to the teacher, with the measured numbers."""
-    models, cheap = entry["models"], entry["best_cheap"]
+    models, cheap, teacher = entry.models(), entry.facts["best_cheap"], "corrector"
 
     def ratio(one: str, other: str, key: str) -> str:
-        top, bottom = models[one][key]["value"], models[other][key]["value"]
+        top, bottom = entry.number(one, key), entry.number(other, key)
         return in_words(top / bottom if top is not None and bottom else None)
 
-    teacher = models["corrector"]
     starts = ", ".join(
-        f"{in_words(row['ssr']['value'], 2)} from "
-        + (
-            f"frame {row['first']}"
-            if row["first"] == row["last"]
-            else f"frames {row['first']} to {row['last']}"
-        )
-        for row in teacher["one_step"]["by_start"]
+        f"{in_words(entry.number(teacher, 'ssr', case), 2)} from {frames_in_words(case)}"
+        for case in entry.cases(START)
     )
-    leads = known_leads(teacher["ssr_by_lead"]) or [None]
+    leads = known_leads(entry, "ssr") or [None]
     out = [
-        f"Setting: {entry['setting']}. {entry['num_trajectories']} {entry['split']} trajectories of as "
-        f"many initial conditions, {entry['members']} members.",
+        f"Setting: {entry.facts['setting']}. {entry.number('', 'num_trajectories')} {entry.facts['split']} "
+        f"trajectories of as many initial conditions, {entry.number('', 'members')} members.",
         "What the corrector adds over the operator: its fair CRPS over the rollout is "
         f"{ratio('corrector', 'operator', 'crps')} times the operator's and "
         f"{ratio('corrector', cheap, 'crps')} times that of the best cheap ensemble ({cheap}); its energy "
@@ -246,29 +219,31 @@ def words_of(entry: dict[str, Any]) -> list[str]:
         "times a conditional Gaussian's. Its spread over its error (1 is calibrated) is, one step ahead, "
         f"{starts}; over the leads of a rollout {in_words(min(leads), 2)} to {in_words(max(leads), 2)}.",
     ]
+    milliseconds = {model: entry.number(model, "ms_per_state") for model in models}
     out += [
-        f"What the student adds over its teacher, with {words} for {teacher['evaluations_per_state']:.0f}: "
-        f"it is {teacher['ms_per_state'] / models[student]['ms_per_state']:.1f} times faster per state, "
+        f"What the student adds over its teacher, with {words} for "
+        f"{entry.number(teacher, 'evaluations_per_state'):.0f}: "
+        f"it is {milliseconds[teacher] / milliseconds[student]:.1f} times faster per state, "
         f"operator and decoding included, at {ratio(student, 'corrector', 'crps')} times the CRPS and "
         f"{ratio(student, 'corrector', 'energy_score')} times the energy score."
         for student, words in STUDENTS.items()
         if student in models
     ]
-    if waves := entry["comparisons"].get("corrector / waves", {}).get("crps"):
+    if waves := entry.value("corrector / waves", "crps"):
         out.append(on_waves(waves))
     if "exact" in models:
         beside = ", ".join(
-            f"{in_words(models[model]['crps_over_exact']['value'])} ({model})"
+            f"{in_words(entry.number(model, 'crps_over_exact'))} ({model})"
             for model in ("corrector", *STUDENTS, cheap, "operator")
             if model in models
         )
-        last = max(known_leads(teacher["crps_over_exact_by_lead"]), default=None)
+        last = max(known_leads(entry, "crps_over_exact"), default=None)
         out.append(
             "The law of the future is known: CRPS and errors of means are relative to exact samples instead "
             "of the single future in the data, and no independent members have a lower mean CRPS. CRPS over "
             f"that of exact samples: {beside}; the corrector's at its worst lead: {in_words(last)}."
         )
-    if {"scoring", "student_1"} <= models.keys():
+    if {"scoring", "student_1"} <= {*models}:
         out.append(
             "The same network trained by scores, without a teacher, has "
             f"{ratio('scoring', 'student_1', 'crps')} times the CRPS and "
@@ -276,6 +251,12 @@ def words_of(entry: dict[str, Any]) -> list[str]:
             "single evaluation."
         )
     return out
+
+
+def frames_in_words(case: str) -> str:
+    """Of a case "start A-B"."""
+    first, last = case.removeprefix(START).split("-")
+    return f"frame {first}" if first == last else f"frames {first} to {last}"
 
 
 def on_waves(ratio: dict[str, float | None]) -> str:
@@ -292,8 +273,9 @@ def on_waves(ratio: dict[str, float | None]) -> str:
     )
 
 
-def known_leads(values: list[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
+def known_leads(entry: Entry, metric: str) -> list[float]:
+    """The corrector's numbers by lead that are defined."""
+    return [value for value in entry.by_lead("corrector", metric).get("value", ()) if value is not None]
 
 
 def in_words(value: float | None, digits: int = 3) -> str:

@@ -37,9 +37,9 @@ from ups.metrics.intervals import (
     Moments,
     Scores,
     Statistic,
+    as_interval,
     compare,
     defined_mean,
-    entry,
     merge,
     numbers,
     rank_evenness,
@@ -198,15 +198,11 @@ def _calibration(scores: Scores, _: object, by_lead: bool = False) -> Moments:
     return (both if by_lead else both.mean(2)).flatten(1), root_ratio
 
 
-def _root_by_lead(squares: Callable[[Scores], Tensor]) -> Any:
-    """Moments of the root of the mean of squares (n, T, C) over trajectories, mean over fields, by lead."""
-
-    def moments(scores: Scores, _: object) -> Moments:
-        values = squares(scores)
-        num_fields = values.shape[2]
-        return values.flatten(1), lambda mean: mean.unflatten(1, (-1, num_fields)).sqrt().mean(2)
-
-    return moments
+def _spread_by_lead(scores: Scores, _: object) -> Moments:
+    """Root of the mean variance over trajectories, mean over fields, by lead."""
+    values = _spread_squared(scores)
+    num_fields = values.shape[2]
+    return values.flatten(1), lambda mean: mean.unflatten(1, (-1, num_fields)).sqrt().mean(2)
 
 
 def _of_ranks(statistic: Statistic) -> Any:
@@ -311,8 +307,7 @@ ENSEMBLES = (
     Metric("spread_slope", moments=_slope),
     Metric("crps_by_lead", moments=_mean("crps", by_lead=True), has_ends=True, is_compared=True),
     Metric("nrmse_mean_by_lead", moments=_relative(_error_of_mean, by_lead=True), is_compared=True),
-    Metric("spread_by_lead", moments=_root_by_lead(_spread_squared)),
-    Metric("rmse_by_lead", moments=_root_by_lead(lambda scores: scores["squared_error"])),
+    Metric("spread_by_lead", moments=_spread_by_lead),
     Metric("ssr_by_lead", moments=partial(_calibration, by_lead=True), has_ends=True),
     Metric("coverage_by_lead", moments=_coverage_by_lead),
     Metric(
@@ -339,10 +334,10 @@ ENSEMBLE = {metric.name: metric for metric in ENSEMBLES}
 def summarise_ensemble(
     scores: Scores, num_bootstrap: int, seed: int, groups: Tensor | None = None
 ) -> dict[str, Any]:
-    """One model's row of results.json: every metric of `ENSEMBLES`; null if not finite or undefined."""
+    """One model's figures: every metric of `ENSEMBLES`; None if not finite or undefined."""
     return {
         **summarise(ENSEMBLES, scores, num_bootstrap, seed, None, groups),
-        "rank_ratio": entry(rank_evenness(scores["ranks"], num_bootstrap, seed, groups)),
+        "rank_ratio": as_interval(rank_evenness(scores["ranks"], num_bootstrap, seed, groups)),
     }
 
 

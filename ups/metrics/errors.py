@@ -330,7 +330,9 @@ ERRORS = (
         _correlation_time,
         best=None,
     ),
-    Metric("error_growth", moments=lambda scores, _: defined_mean(relative(scores), 2), has_ends=True),
+    Metric(
+        "error_growth_by_lead", moments=lambda scores, _: defined_mean(relative(scores), 2), has_ends=True
+    ),
     Metric("nrmse_by_field", moments=lambda scores, _: defined_mean(relative(scores), 1)),
     Metric(
         "nonfinite_trajectories",
@@ -347,7 +349,7 @@ ERRORS = (
 )
 ERROR = {metric.name: metric for metric in ERRORS}
 POOLED_GROWTH = Metric(
-    "error_growth",
+    "error_growth_by_lead",
     moments=lambda scores, _: pooled(scores["rmse"], scores["ref_rms"], by_lead=True),
     has_ends=True,
 )
@@ -362,7 +364,7 @@ def summarise_errors(
     groups: Tensor | None = None,
     is_pooled: bool = False,
 ) -> dict[str, Any]:
-    """One model's row of results.json: every metric of `ERRORS`. is_pooled: error_growth is pooled.
+    """One model's figures: every metric of `ERRORS`. is_pooled: error_growth_by_lead is pooled.
 
     lead_times: of the correlation time. legacy_context > 0 adds nrmse_legacy, times T / (T + context):
     PDEBench's published tables average over the context frames too, whose error is zero (its issue 41).
@@ -379,13 +381,9 @@ def summarise_errors(
     return out
 
 
-def summarise_spectra(scores: dict[str, Scores]) -> dict[str, Any]:
-    """Mean energy spectra of the truth and of each model: leads, wavenumber and name ->
-    [lead][field][shell]."""
-    first = next(iter(scores.values()))
-    return {
-        "leads": spectrum_leads(first["rmse"].shape[1]),
-        "wavenumber": list(range(first["spectrum_ref"].shape[3])),
-        "truth": numbers(first["spectrum_ref"].mean(0)),
-        **{name: numbers(value["spectrum_pred"].mean(0)) for name, value in scores.items()},
-    }
+def summarise_spectra(scores: dict[str, Scores]) -> dict[str, dict[str, list]]:
+    """Mean energy spectra of the truth and of each model, at `spectrum_leads`: name -> {"spectrum_by_lead":
+    [field][shell][lead]}."""
+    spectra = {"truth": next(iter(scores.values()))["spectrum_ref"]}
+    spectra |= {name: value["spectrum_pred"] for name, value in scores.items()}
+    return {name: {"spectrum_by_lead": numbers(u.mean(0).movedim(0, -1))} for name, u in spectra.items()}

@@ -3,7 +3,7 @@
 Scores are stored per trajectory. A metric is a function of the mean of some moments over trajectories, so its
 95 % interval comes from resampling trajectories, and two models are compared on the same resamples. Two
 markers, never mixed: NaN = undefined because the truth is zero or flat (excluded and counted), inf = the
-prediction is not finite (null in results.json, and its gate fails).
+prediction is not finite (None in the table of results, and its gate fails).
 """
 
 import math
@@ -27,7 +27,8 @@ Interval = tuple[Tensor, Tensor, Tensor]  # value, low, high
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric: its key in results.json, label and meaning in the report, and its computation from scores.
+    """One metric: its name in the table of results, label and meaning in the report, and its computation from
+    scores.
 
     moments(scores, lead times): moments of a value with an interval; None if these scores do not have it.
     plain(scores): a value without an interval, as JSON. Without either, the value is computed elsewhere.
@@ -60,7 +61,7 @@ def numbers(values: Sequence[Any]) -> list:
     return [numbers(value) if getattr(value, "ndim", 0) else number(value) for value in values]
 
 
-def entry(interval: Interval) -> dict[str, Any]:
+def as_interval(interval: Interval) -> dict[str, Any]:
     """An interval as {"value", "low", "high"}, of numbers or lists."""
     return {
         key: numbers(part) if part.ndim else number(part)
@@ -164,7 +165,7 @@ def compare(
         return None
     (ours, statistic), (theirs, other) = both
     width = ours.shape[1]
-    return entry(
+    return as_interval(
         bootstrap(
             torch.cat([ours, theirs], 1),
             lambda mean: join(statistic(mean[:, :width]), other(mean[:, width:])),
@@ -183,17 +184,15 @@ def summarise(
     lead_times: Any = None,
     groups: Tensor | None = None,
 ) -> dict[str, Any]:
-    """One model's row of results.json: metric -> {value, low, high}, a plain value, or a list (with _low and
-    _high if has_ends)."""
+    """One model's figures (`ups.results.Figures`): metric -> {value, low, high}, of lists if has_ends; a
+    plain value, or a list."""
     out: dict[str, Any] = {}
     for metric in metrics:
         moments = metric.moments(scores, lead_times) if metric.moments else None
         if moments is not None:
-            found = entry(bootstrap(*moments, num_bootstrap, seed, groups))
-            is_list = isinstance(found["value"], list)
-            out[metric.name] = found["value"] if is_list else found
-            if metric.has_ends:
-                out |= {f"{metric.name}_{end}": found[end] for end in ("low", "high")}
+            found = as_interval(bootstrap(*moments, num_bootstrap, seed, groups))
+            is_plain = isinstance(found["value"], list) and not metric.has_ends
+            out[metric.name] = found["value"] if is_plain else found
         elif metric.plain:
             out[metric.name] = metric.plain(scores)
     return out
@@ -307,6 +306,6 @@ def pairing(
         groups,
     )
     return {
-        name: entry((value[i], low[i], high[i]))
+        name: as_interval((value[i], low[i], high[i]))
         for i, name in enumerate(("error", "correlation", "variance_ratio"))
     }

@@ -3,7 +3,7 @@ decided. Frozen; stored as JSON in config.json, whose values may come from a str
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -33,9 +33,10 @@ AGAIN = (
 )
 
 
-def checked(row: tuple, **default: Any) -> Any:
-    """A field whose value in a file must pass a check of `description_checks`."""
-    return field(metadata={"row": row}, kw_only=True, **default)
+def checked(row: tuple, is_decided: bool = False, **default: Any) -> Any:
+    """A field whose value in a file must pass a check of `description_checks`. is_decided: by the stage, so
+    heads of the same task and data may differ in it."""
+    return field(metadata={"row": row, "is_decided": is_decided}, kw_only=True, **default)
 
 
 class Facts:
@@ -57,9 +58,15 @@ class Facts:
                 f"{cls.again}"
             )
         require_kinds(
-            description, {key: one.metadata["row"] for key, one in known.items() if one.metadata}, name
+            description,
+            {key: one.metadata["row"] for key, one in known.items() if "row" in one.metadata},
+            name,
         )
         return cls(**{key: value for key, value in description.items() if key in known})
+
+    def undecided(self) -> Self:
+        """The facts without what the stage decided."""
+        return replace(self, **{one.name: None for one in fields(self) if one.metadata.get("is_decided")})
 
     def described(self) -> dict[str, Any]:
         """The entry of config.json; `read` is the inverse."""
@@ -99,23 +106,23 @@ class HeadFacts(Facts):
     base: dict[str, Any]
     own: dict[str, Any] | None = None
     forcing_codec: dict[str, Any] | None = None
-    selection: dict[str, Any] | None = None
+    selection: dict[str, Any] | None = field(default=None, metadata={"is_decided": True})
     history: int = checked(COUNT)
     bundle: int = checked(COUNT)
     dt: float = checked(SIZE)
     parameters: dict[str, list[float]] = checked(RANGES)
     parameter_values: list = checked(TABLE)
-    network_weight: float = checked(NUMBER)
-    is_conservative: bool = checked(FLAG)
+    network_weight: float = checked(NUMBER, True)
+    is_conservative: bool = checked(FLAG, True)
     time_unit: float = checked(NUMBER, default=1.0)
-    horizon: int | None = checked(COUNT, default=None)
-    call_weight: float | None = checked(NUMBER, default=None)
+    horizon: int | None = checked(COUNT, True, default=None)
+    call_weight: float | None = checked(NUMBER, True, default=None)
     conserved: list[str] | None = checked(NAMES, default=None)
     noise: dict[str, float] | None = checked(SIZES, default=None)
-    start_frames: int | None = checked(WHOLE, default=None)
-    is_deterministic: bool | None = checked(FLAG, default=None)
+    start_frames: int | None = checked(WHOLE, True, default=None)
+    is_deterministic: bool | None = checked(FLAG, True, default=None)
     forcing_range: dict[str, list[float]] | None = checked(RANGES, default=None)
-    input_range: dict[str, list[float]] | None = checked(RANGES, default=None)
+    input_range: dict[str, list[float]] | None = checked(RANGES, True, default=None)
 
 
 def plain(domain: tuple) -> list:

@@ -7,7 +7,6 @@ fitted to the data. With the same codec the maps are copied, with another one th
     z = A z' + a  between the codecs, both linear in the normalised field,  so  W z + b = (W A) z' + (W a + b)
 """
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,17 +19,6 @@ from ups.models.network import TaskNetwork
 from ups.training.weights import load_stage
 
 AS_IT_WAS, TRANSLATED = "as it was", "in the terms of its new codec"
-# facts that the stage decides, which need not agree for a warm start
-DECIDED = (
-    "network_weight",
-    "is_conservative",
-    "call_weight",
-    "selection",
-    "horizon",
-    "input_range",
-    "start_frames",
-    "is_deterministic",
-)
 
 
 def copy_weights(network: TaskNetwork, directory: Path, trunk_factor: float) -> str:
@@ -112,8 +100,7 @@ def copy_head(head: nn.Module, parent: nn.Module) -> str:
     if not all(one.is_same(other) for one, other in pairs):
         translate_maps(head, parent)
         return TRANSLATED
-    decided = dict.fromkeys(DECIDED)
-    if replace(head.facts, **decided) == replace(parent.facts, **decided):
+    if head.facts.undecided() == parent.facts.undecided():
         head.load_state_dict(parent.state_dict())
         return AS_IT_WAS
     return copy_maps(head, parent)

@@ -112,15 +112,13 @@ class Windows:
             windows[name] = (len(cache.split["train"]), starts)
         self.schedule = Schedule(windows, settings.train.batch_size, seed)
 
-    def read(
-        self, head: TaskHead, batch: Batch, step: int, shard_rows: slice
-    ) -> tuple[Tensor, Tensor, ParameterBatch]:
+    def read(self, head: TaskHead, batch: Batch, shard_rows: slice) -> tuple[Tensor, Tensor, ParameterBatch]:
         """(u of the input frames, u_ref of the frames to predict, parameters) of some rows of this rank's
         shard of a batch; normalised fields.
         """
         cache, device = self.caches[batch.task], head.scale.device
-        rows, starts, length = self._window(batch, step, shard_rows)
-        rng = generator(self.seed, step, "augment")
+        rows, starts, length = self._window(batch, shard_rows)
+        rng = generator(self.seed, batch.step, "augment")
         if head.task.is_steady:
             fields = [
                 (head.input_codec.decode(cache.inputs(rows, device)), head.input_codec),
@@ -136,19 +134,18 @@ class Windows:
             forcing = forcings[0][:, head.history - 1 :] if forcings else None
         return u, u_ref, head.parameter_batch(cache.parameters[rows], forcing)
 
-    def _window(self, batch: Batch, step: int, shard_rows: slice) -> tuple[Tensor, Tensor | int, int]:
+    def _window(self, batch: Batch, shard_rows: slice) -> tuple[Tensor, Tensor | int, int]:
         """(rows of the cache, first frames, number of frames) of some rows of a shard."""
         cache, task, settings = self.caches[batch.task], self.tasks[batch.task], self.settings
         rows = cache.split["train"][batch.rows[shard_rows]]
         if cache.task.is_steady:
             return rows, 0, 1
         # one call of the operator, or `self.calls` in a row in the last fraction of the training
-        is_unrolled = step >= (1 - settings.unroll_fraction) * settings.train.steps
+        is_unrolled = batch.step >= (1 - settings.unroll_fraction) * settings.train.steps
         num_new = task.bundle * (self.calls[batch.task] if is_unrolled else 1)
         return rows, batch.starts[shard_rows] + task.train_from, task.history + num_new
 
-    def read_ahead(self, step: int, rank: int, world: int, device: torch.device, shard_rows: slice) -> None:
-        """Start to load what `read` returns for a coming step."""
-        if step < self.settings.train.steps:
-            batch = self.schedule.batch(step).shard(rank, world)
-            self.caches[batch.task].read_ahead(*self._window(batch, step, shard_rows), device)
+    def read_ahead(self, batch: Batch, device: torch.device, shard_rows: slice) -> None:
+        """Start to load what `read` returns for this batch of a coming step."""
+        if batch.step < self.settings.train.steps:
+            self.caches[batch.task].read_ahead(*self._window(batch, shard_rows), device)

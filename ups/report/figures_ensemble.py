@@ -243,6 +243,7 @@ def by_evaluations(entry: Entry) -> Figure | None:
     names = ordered(entry.models("evaluations"))
     if not names:
         return None
+    over = "exact" if "exact" in names else "corrector"
     drawn = {name: entry.listed(name, "evaluations", "evaluations")["value"] for name in names}
     fig = Figure(figsize=(9.2, 3.4))
     axes = fig.subplots(1, len(EVALUATION_PANELS))
@@ -262,9 +263,7 @@ def by_evaluations(entry: Entry) -> Figure | None:
         ax.set_xscale("log", base=2)
         ax.set_xticks([2**power for power in range(most.bit_length())])
         ax.xaxis.set_major_formatter("{x:g}")
-        ax.set(
-            xlabel="evaluations per state", title=title.format(label(entry.facts["by_evaluations"]["over"]))
-        )
+        ax.set(xlabel="evaluations per state", title=title.format(label(over)))
         ax.grid(axis="y")
     fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return fig

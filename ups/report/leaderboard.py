@@ -34,7 +34,7 @@ def read_report(folder: Path) -> tuple[Results, bool]:
     A report with a failed gate has no record. Raises FileNotFoundError, and DamagedError if a file is not
     readable, is not the one of the record, or has only passed gates without a record."""
     results = load(folder)
-    check_results(results.facts, COMPARED, str(folder / FACTS))
+    check_results(results.record, COMPARED, str(folder / FACTS))
     try:
         record = read_sealed(folder / DONE, "the record of a report", AGAIN, files=dict)
     except FileNotFoundError:
@@ -131,7 +131,7 @@ def _markdown(rows: list[Results], metric: str, task: str | None) -> str:
             "pass" if all(gate["passed"] for gate in row.facts["gates"]) else "FAIL",
             number(mean_of(row, metric)),
             *[number(figure(row.tasks[name], metric)) for name in sorted(tasks)],
-            *_settings(row.facts),
+            *_settings(row),
             number(row.facts["training"].get("parameters")),
             number(row.facts["training"].get("seconds")),
             str(row.facts["environment"].get("git_revision") or "–")[:10],
@@ -141,12 +141,12 @@ def _markdown(rows: list[Results], metric: str, task: str | None) -> str:
     return "\n".join([markdown(f"{horizon} ({settings})"), "", *markdown_table(head, cells)])
 
 
-def _settings(facts: dict) -> list[str]:
+def _settings(results: Results) -> list[str]:
     """Selected bases, tasks with a network, learning rates of Muon and AdamW, seed; a dash if an older report
     has none."""
-    tasks, training = facts["tasks"], facts["training"]
-    bases = list(dict.fromkeys(tasks[name].get("base", "–") for name in sorted(tasks)))
-    used = [tasks[name].get("network_is_used") for name in tasks]
+    tasks, training = results.tasks, results.facts["training"]
+    bases = list(dict.fromkeys(tasks[name].facts.get("base", "–") for name in sorted(tasks)))
+    used = [task.facts.get("network_is_used") for task in tasks.values()]
     rates = [number(training.get(key)) for key in ("muon_lr", "adamw_lr")]
     return [
         ", ".join(bases),

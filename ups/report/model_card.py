@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from ups.common.files import remove_named, replacing, value_hash, write_atomic
+from ups.common.files import remove_named, replacing, write_atomic
 from ups.common.place import STAGES
 from ups.common.text import number
 from ups.evaluation.gates import TRIVIAL, error_of, horizon_of
@@ -20,7 +20,7 @@ from ups.report.tables import is_interval, label, markdown_table, noise_in_words
 from ups.report.templates import render
 from ups.results import OBSERVED, Results
 from ups.tasks import in_unit
-from ups.training.artifact import CARD, IMAGES, pictures_of_card
+from ups.training.artifact import CARD, IMAGES, is_changed_card, pictures_of_card, signed_card
 
 SCORES = {
     "crps": "fair CRPS",
@@ -28,7 +28,6 @@ SCORES = {
     "ssr": "spread / skill",
     "nrmse_mean": "nRMSE of the mean",
 }
-SIGNATURE = "<!-- sha256 of this card as a report wrote it:"  # last line; a card that differs is kept
 Scores = dict[str, list]  # head and rows of a table, and notes below it
 LICENCES = {
     "generate": "MIT; the data were made by this project's solvers",
@@ -47,7 +46,7 @@ def write_cards(run_dir: Path, results: Results, known: Mapping[str, dict], figu
         folder = run_dir / stage
         if not folder.is_dir():
             continue
-        if _is_changed(folder / CARD):
+        if is_changed_card(folder / CARD):
             print(
                 f"{folder / CARD} was changed since a report wrote it and is kept, with the numbers and "
                 "pictures of then. Delete it and make the report again for a card of this report."
@@ -65,18 +64,7 @@ def write_cards(run_dir: Path, results: Results, known: Mapping[str, dict], figu
             with replacing(folder / IMAGES / path.name) as temporary:
                 shutil.copyfile(path, temporary)
         names = {name: path.name for name, path in pictures.items()}
-        write_atomic(folder / CARD, _signed(card(stage, results, known, names)))
-
-
-def _signed(text: str) -> str:
-    return f"{text}{SIGNATURE} {value_hash(text)} -->\n"
-
-
-def _is_changed(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    text = path.read_text(encoding="utf-8", errors="replace")
-    return _signed(text.rpartition(SIGNATURE)[0]) != text
+        write_atomic(folder / CARD, signed_card(card(stage, results, known, names)))
 
 
 def card(stage: str, results: Results, known: Mapping[str, dict], pictures: Mapping[str, str]) -> str:

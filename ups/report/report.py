@@ -1,9 +1,4 @@
-"""report.html: one self-contained page that loads nothing, of results (ups/results.py).
-
-results.json is strict JSON; null means undefined or not finite. Its numbers with an interval are {"value",
-"low", "high"} (95 % bootstrap over trajectories); all are rows of results.csv, which the report reads. Beside
-them it has settings and texts of the run and of its tasks (fields, units, equation, words), and the gates.
-"""
+"""report.html: one self-contained page that loads nothing, of results (ups/results.py)."""
 
 import json
 import reprlib
@@ -31,13 +26,10 @@ COMPARED = {  # of a report that the leaderboard lists
     "protocol": dict,
     "tasks": {
         "*": {
-            "num_trajectories": int,
-            "num_frames_predicted": int,
             "parameters": list,
             "grid": list,
             "times": (list, NoneType),
             "units": (dict, NoneType),
-            "models": {"operator": dict},
             "error": TEXT,
             "base": TEXT,
             "network_is_used": (bool, NoneType),

@@ -204,11 +204,11 @@ def break_even_section(tasks: dict[str, Entry]) -> Markup:
     for name, entry in tasks.items():
         facts, number_of = entry.facts["break_even"], partial(entry.number, "", case="break-even")
         found = [horizon_of(entry.facts) or None, facts["n_star"]]
-        if "solver" in facts:
+        if cells := entry.listed("", "solver/grid", "break-even"):
             found += [number_of(f"budget_s/{part}") for part in ("data", "base", "training")]
             for model in ("operator", "solver"):
                 found += [number_of(f"{model}/{part}") for part in ("seconds", "error")]
-            found.append(" × ".join(map(str, facts["solver"]["grid"])))
+            found.append(" × ".join(map(str, cells["value"])))
         else:
             reasons.append(f"{name}: {facts['words']}")
         rows.append(Row(name, found + [None] * (len(head) - len(found))))

@@ -132,7 +132,7 @@ def noise_in_words(task: Entry) -> str:
     fields = ", ".join(
         f"{task.number('', f'fraction/{name}', 'noise'):.2%} of {name} "
         f"(standard deviation {number(task.number('', f'sigma/{name}', 'noise'))})"
-        for name in noise["fraction"]
+        for name in noise["fields"]
     )
     measured, beyond = map(number, task.listed("operator", "nrmse", "noise")["value"])
     return (

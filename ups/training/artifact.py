@@ -26,6 +26,7 @@ from ups.common.text import read_yaml
 
 DONE, MODEL = "done.json", "model.safetensors"
 CARD, IMAGES = "README.md", "images"  # the model card and its pictures
+SIGNATURE = "<!-- sha256 of this card as a report wrote it:"  # last line; a card that differs is kept
 DONE_FIELDS = {
     "model_sha256": str,
     "config_sha256": str,
@@ -241,3 +242,15 @@ def pictures_of_card(folder: Path) -> str:
     return "|".join(
         map(re.escape, re.findall(rf"\]\({IMAGES}/([^/\n]+?_median_error_[^/\n]+?\.png)\)", text))
     )
+
+
+def signed_card(text: str) -> str:
+    return f"{text}{SIGNATURE} {value_hash(text)} -->\n"
+
+
+def is_changed_card(path: Path) -> bool:
+    """Whether somebody changed a card since a report wrote it."""
+    if not path.is_file():
+        return False
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return signed_card(text.rpartition(SIGNATURE)[0]) != text

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from glob import escape
 from itertools import islice, permutations
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import numpy as np
 
 from ups.userdata.describe_axes import MOST_FIELDS, Guess, are_alike, fields_of, require_few
 from ups.userdata.describe_coordinates import lists_of
+from ups.userdata.describe_files import pattern_of, sibling_files
+from ups.userdata.describe_lines import Line
 from ups.userdata.inspect_file import rises
 from ups.userdata.layout import field_of
 from ups.userdata.readers import Store
@@ -99,6 +102,23 @@ def _text(path: Path, lines: Iterable[str], suffix: str = "npz") -> str:
     return f"Run these lines in Python, and describe {_written(path, suffix)}:\n{code}"
 
 
+def _converting(path: Path, lines: Iterable[str], suffix: str = "npz") -> str:
+    """The lines in words, for all files whose names differ in numbers."""
+    opening, *lines = lines
+    if len(sibling_files(path)) > 1:
+        pattern = "*".join(map(escape, Path(pattern_of(path)[0]).name.split("*")))
+        loop = f"for path in sorted(pathlib.Path({str(path.parent)!r}).glob({pattern!r})):"
+        opening, lines = f"{opening}, pathlib", [loop, *(f"    {line}" for line in lines)]
+    return _text(path, (opening, *lines), suffix)
+
+
+def _expressions(path: Path, suffix: str = "npz") -> tuple[str, str]:
+    """The expressions, in the lines of `_converting`, of the file and of what they write."""
+    if len(sibling_files(path)) > 1:
+        return "path", f"path.stem + '_converted.{suffix}'"
+    return repr(str(path)), repr(_written(path, suffix))
+
+
 def _opening(path: Path, names: Iterable[str]) -> list[str]:
     """The lines that open a file."""
     kind = "" if path.suffix.startswith(".nc") and any("/" in name for name in names) else path.suffix
@@ -107,14 +127,14 @@ def _opening(path: Path, names: Iterable[str]) -> list[str]:
         found = "scipy.io.loadmat({})"
     library = found.partition("(")[0].rpartition(".")[0]
     libraries = ", ".join(dict.fromkeys(("re", "numpy", library)))
-    lines = [f"import {libraries}", f"file = {found.format(repr(str(path)))}"]
+    lines = [f"import {libraries}", f"file = {found.format(_expressions(path)[0])}"]
     return [*lines, *[KEYS] * (library == "torch")]
 
 
 def _saving(path: Path, entries: Mapping[str, str]) -> list[str]:
     """The lines that write arrays, by their expressions."""
     named = [f"    {name!r}: {value}," for name, value in entries.items()]
-    return [f"numpy.savez({_written(path)!r}, **{{", *named, "})"]
+    return [f"numpy.savez({_expressions(path)[1]}, **{{", *named, "})"]
 
 
 def _lists(store: Store, apart_from: Iterable[str]) -> dict[str, str]:
@@ -149,13 +169,30 @@ class Series:
         return f"numpy.stack([file[{self.place()}]{what} for n in numbers])"
 
 
-def _frames_words(store: Store) -> str:
-    """The refusal of a file with an array for each time, "" for another."""
+def _series(names: Iterable[str]) -> list[Series]:
     found: dict[tuple[str, str], dict[str, str]] = {}
-    for name in store.names():
+    for name in names:
         for match in NUMBER.finditer(name):
             found.setdefault((name[: match.start()], name[match.end() :]), {})[match[0]] = name
-    series = sorted((Series(*form, names) for form, names in found.items()), key=lambda one: -len(one.names))
+    return sorted((Series(*form, names) for form, names in found.items()), key=lambda one: -len(one.names))
+
+
+def saved_times(store: Store, fields: Iterable[str]) -> list[Line]:
+    """A question, with the lines that stack them, where the fields of a file may be saved times of one: three
+    or more of one shape whose names differ in a number."""
+    for frames in (series := _series(fields)):
+        names = [*frames.names.values()]
+        if len(names) >= FEWEST and len({store.array(name).shape for name in names}) == 1:
+            beside = [one for one in series if one.names.keys() == frames.names.keys()]
+            what = f"or are {', '.join(names[:2])}, .. one field at {len(names)} saved times?"
+            text = f"{what} {_stacking(store, frames, beside, _times(store, frames, beside))}"
+            return [Line(note=line) for line in text.split("\n")]
+    return []
+
+
+def _frames_words(store: Store) -> str:
+    """The refusal of a file with an array for each time, "" for another."""
+    series = _series(store.names())
     for frames in series[:MOST_FIELDS]:
         shapes = {store.array(name).shape for name in frames.names.values()}
         beside = [one for one in series if one.names.keys() == frames.names.keys()]
@@ -163,7 +200,15 @@ def _frames_words(store: Store) -> str:
             continue
         times = _times(store, frames, beside)
         if times or _are_frames(store, frames, beside):
-            return _stacking(store, frames, beside, times)
+            first, second, *_ = frames.names.values()
+            shape = store.array(first).shape
+            pattern = f"{frames.head}*{frames.tail}"
+            runs = f" If each is a run: layout: {{{pattern!r}: [time, x]}}." * (len(shape) > 1)
+            return (
+                f"{store.path} holds {len(frames.names)} arrays {first}, {second}, .. of shape {shape}; "
+                f"expected one with an axis of time, which numpy.stack makes of frames.{runs} "
+                f"{_stacking(store, frames, beside, times)}"
+            )
     return ""
 
 
@@ -226,13 +271,7 @@ def _stacking(store: Store, frames: Series, beside: Sequence[Series], times: Map
         "numbers = sorted((one[1] for one in found if one), key=float)",
         *_saving(path, {**others, **entries}),
     ]
-    first, second, *_ = names.values()
-    shape = store.array(first).shape
-    runs = f" If each is a run: layout: {{{f'{frames.head}*{frames.tail}'!r}: [time, x]}}." * (len(shape) > 1)
-    return (
-        f"{path} holds {len(names)} arrays {first}, {second}, .. of shape {shape}; expected one with an axis "
-        f"of time, which numpy.stack makes of frames.{runs} {_text(path, lines)}"
-    )
+    return _converting(path, lines)
 
 
 def _staggered_words(store: Store) -> str:
@@ -247,7 +286,8 @@ def _staggered_words(store: Store) -> str:
         return ""
     path = Path(store.path)
     inner = {pairs[face] for face in pairs if sizes[face] < sizes[pairs[face]] and face not in SAME}
-    lines = ["import xarray", f"file = xarray.open_dataset({str(path)!r}, decode_times=False)", "fields = {}"]
+    opened, written = _expressions(path, "nc")
+    lines = ["import xarray", f"file = xarray.open_dataset({opened}, decode_times=False)", "fields = {}"]
     for name in fields:
         value = f"file[{name!r}]"
         for axis in store.array(name).axes:
@@ -261,13 +301,13 @@ def _staggered_words(store: Store) -> str:
                 value += f".rolling({{{axis!r}: 2}}).mean().isel({{{axis!r}: slice(1, None)}})"
             value += f".drop_vars({axis!r}, errors='ignore').rename({{{axis!r}: {pairs[axis]!r}}})"
         lines.append(f"fields[{name!r}] = {value}")
-    lines.append(f"xarray.Dataset(fields).to_netcdf({_written(path, 'nc')!r})")
+    lines.append(f"xarray.Dataset(fields).to_netcdf({written})")
     face, centre = next(iter(pairs.items()))
     wraps = any(sizes[face] == sizes[pairs[face]] for face in pairs if face not in SAME)
     walls = " If the axis is not periodic, write mode='edge' in place of 'wrap'." * wraps
     return (
         f"{path} holds fields along {centre} and others along {face}, a staggered grid; expected all at the "
-        f"same points, the means (rolling) of neighbours.{walls} {_text(path, lines, 'nc')}"
+        f"same points, the means (rolling) of neighbours.{walls} {_converting(path, lines, 'nc')}"
     )
 
 
@@ -320,7 +360,7 @@ def require_same_points(guess: Guess) -> None:
     raise ValueError(
         f"{path} holds {array} on {least[axes[0]] + 1} points along {axes[0]} and others on "
         f"{least[axes[0]]}, a staggered grid; expected all at the same points, the means of neighbours. "
-        f"{_text(path, lines)}"
+        f"{_converting(path, lines)}"
     )
 
 
@@ -342,4 +382,4 @@ def resampling(guess: Guess, axis: str, name: str) -> str:
         "even = numpy.linspace(x.min(), x.max(), x.size)",
         *_saving(path, kept | fields | {axis: "even"}),
     ]
-    return _text(path, lines) * ("*" not in guess.array)
+    return _converting(path, lines) * ("*" not in guess.array)

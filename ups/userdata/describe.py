@@ -9,7 +9,12 @@ import numpy as np
 
 from ups.common.files import TOGETHER
 from ups.tasks import TASKS, require_name
-from ups.userdata.conversions import require_films, require_no_scene, require_same_points
+from ups.userdata.conversions import (
+    require_films,
+    require_no_scene,
+    require_same_points,
+    saved_times,
+)
 from ups.userdata.describe_axes import (
     Guess,
     fields_of,
@@ -179,7 +184,8 @@ def _layout_lines(guess: Guess, is_sure: bool) -> list[Line]:
         if sum(size > 1 for size in guess.shape(array)) == 2 and not guess.names:
             note = f"{note} Or is it one map, which is no film?"
         arrays.append(Line(array, words, "" if is_sure else note))
-    return [Line("layout", tuple(arrays)), *([] if is_sure else other_reading(guess))]
+    others = [] if is_sure else [*other_reading(guess), *saved_times(guess.store, guess.axes)]
+    return [Line("layout", tuple(arrays)), *others]
 
 
 def _choose_windows(guess: Guess) -> tuple[int, int]:

@@ -89,7 +89,7 @@ def whole_windows(
     for row, (frames, is_whole, jumps) in enumerate(zip(lengths, whole, breaks, strict=True)):
         left_out += int((~is_whole).sum())
         begin = used[0]
-        while begin + last < frames:
+        while begin + max(last, cut - 1) < frames:
             gaps = begin + used.step * np.flatnonzero(~is_whole[begin : begin + last + 1 : used.step])
             crossed = jumps[(begin <= jumps) & (jumps < begin + last)]
             stops = [*gaps[-1:], *crossed[-1:]]

@@ -1,43 +1,45 @@
 """Opening the files of a user: every file is checked against the task and against the first file, then runs
 are cut into windows. Nothing but coordinates and parameters is read."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from ups.common.files import parts_of
 from ups.tasks import Task, make_user_task
-from ups.userdata.checks import parameter_values, require_domain, run_lengths, step_of
-from ups.userdata.grid import find_coordinates, flipped_axes
-from ups.userdata.inspect_file import config_error, matching_files, measure
+from ups.userdata.grid import find_coordinates, flipped_axes, read_domain
+from ups.userdata.inspect_file import (
+    Coordinate,
+    config_error,
+    goes_on,
+    is_even_grid,
+    matching_files,
+    measure,
+    value_in,
+)
 from ups.userdata.known_layouts import from_well, is_well
 from ups.userdata.masks import whole_windows
 from ups.userdata.readers import Store, open_store
-from ups.userdata.times import NO_TIMES, years_of
+from ups.userdata.times import NO_TIMES, even_step, jumps_in, step_in, times_in, years_of
 from ups.userdata.trajectories import DataFile, Trajectories
+from ups_discovery.boundary import along
 
 
-@dataclass(frozen=True)
-class _Checked:
+@dataclass(frozen=True, kw_only=True)
+class _Checked(DataFile):
     """One file that fits the task.
 
-    lengths: frames of every run; jumps: frames of every run after which its times jump; step: between frames,
-    0 if the file does not tell; uneven: axes of uneven cells; boundary: as a file of The Well states it;
-    reals: arrays whose imaginary parts are negligible.
+    jumps: frames of every run after which its times jump; step: between frames, 0 if the file does not tell;
+    uneven: axes of uneven cells; boundary: as a file of The Well states it; reals: arrays whose imaginary
+    parts are negligible.
     """
 
-    path: Path
-    groups: tuple[str, ...]
-    parameters: np.ndarray
-    flipped: tuple[str, ...]
-    lengths: list[int]
     jumps: np.ndarray
     step: float
     uneven: list[str]
     boundary: dict[str, str]
-    years: np.ndarray | None
     reals: list[str]
 
 
@@ -84,30 +86,27 @@ def open_user_files(
     step = _common_step(key, found, dt)
     used = range(first_frame, num_frames, time_stride)
     cells = tuple(-(-n // space_stride) for n in resolution)
-    is_broken = [skip_missing or len(one.jumps) > 0 for one in found]  # then later frames may not follow
-    files = tuple(
-        DataFile(
-            one.path,
-            len(one.lengths),
-            one.groups,
-            one.parameters,
-            one.flipped,
-            (num_frames,) * len(one.lengths) if broken else tuple(one.lengths),
-            one.years,
-        )
-        for one, broken in zip(found, is_broken, strict=True)
-    )
-    runs = [(number, run) for number, one in enumerate(found) for run in range(len(one.lengths))]
     lengths = [frames for one in found for frames in one.lengths]
-    if any(is_broken):
-        jumps = [one.jumps for one in found for _ in one.lengths]
-        first = np.array([(*run, 0) for run in runs])
-        whole_runs = Trajectories(
-            Path(paths[0]), task, task.arrays, files, first, min(lengths), cells, 0.0, {}, (), space_stride
-        )
-        rows, num_broken = whole_windows(whole_runs, lengths, used, cut, jumps, skip_missing)
-    else:
-        rows, num_broken = _windows(runs, lengths, first_frame, cut), 0
+    jumps = [one.jumps for one in found for _ in one.lengths]
+    first = [(number, run, 0) for number, one in enumerate(found) for run in range(one.num_trajectories)]
+    files = tuple(  # after a gap, later frames may not follow
+        replace(one, lengths=(num_frames,) * one.num_trajectories) if skip_missing or len(one.jumps) else one
+        for one in found
+    )
+    whole_runs = Trajectories(
+        Path(paths[0]),
+        task,
+        task.arrays,
+        files,
+        np.array(first),
+        min(lengths),
+        cells,
+        0.0,
+        {},
+        (),
+        space_stride,
+    )
+    rows, num_broken = whole_windows(whole_runs, lengths, used, cut, jumps, skip_missing)
     if num_trajectories > len(rows):
         raise config_error(
             f"{key}.num_trajectories",
@@ -117,7 +116,7 @@ def open_user_files(
         )
     if num_trajectories:
         rows = rows[np.linspace(0, len(rows) - 1, num_trajectories).round().astype(int)]
-    notes = _notes(task, found, num_broken if skip_missing else 0)
+    notes = _notes(task, found, num_broken)
     if cut:
         notes += (f"cut into {len(rows)} windows of {cut} frames",)
     elif max(lengths) > num_frames:
@@ -176,7 +175,7 @@ def _check_file(
         )
     grouped = [place.array for place in task.arrays if "*" in place.array]
     groups = tuple(store.groups(grouped[0])) if grouped else ()
-    lengths = run_lengths(key, store, task, groups, frames) if groups else [frames]
+    lengths = _run_lengths(key, store, task, groups, frames) if groups else [frames]
     if (shortest := min(lengths)) < num_frames:
         kind = "group" if groups else "file"
         where = f" in {groups[lengths.index(shortest)]}" if groups else ""
@@ -188,7 +187,7 @@ def _check_file(
             f"Write {key}.num_frames: {shortest} to use that many of every {kind}, or leave that {kind} out.",
         )
     coordinates = find_coordinates(key, task.user_facts.get("coordinates", {}), task.axes, task.arrays, store)
-    uneven = require_domain(key, store, task, groups, space, coordinates)
+    uneven = _require_domain(key, store, task, groups, space, coordinates)
     if first and uneven != first.uneven:
         raise config_error(
             f"{key}.files",
@@ -204,15 +203,17 @@ def _check_file(
             "one boundary in all files",
             "Put them into two tasks.",
         )
-    step, jumps = step_of(key, store, task, groups, frames)
+    step, jumps = _step_of(key, store, task, groups, frames)
     num = len(groups) or sizes.get("trajectory", 1)
-    values = [parameter_values(key, store, task, name, groups, num) for name in task.user_facts["parameters"]]
+    values = [
+        _parameter_values(key, store, task, name, groups, num) for name in task.user_facts["parameters"]
+    ]
     return _Checked(
         path=path,
         groups=groups,
         parameters=np.stack(values, 1).astype(np.float64) if values else np.zeros((num, 0)),
         flipped=tuple(flipped_axes(key, task.user_facts.get("flipped", []), coordinates)),
-        lengths=lengths if groups else lengths * num,
+        lengths=tuple(lengths if groups else lengths * num),
         jumps=jumps,
         step=step,
         uneven=uneven,
@@ -220,6 +221,132 @@ def _check_file(
         years=None if task.is_steady else years_of(store, task),
         reals=[place.array for place in task.arrays if store.first_array(place.array).is_real_part],
     )
+
+
+def _parameter_values(
+    key: str, store: Store, task: Task, name: str, groups: Sequence[str], num: int
+) -> np.ndarray:
+    """The parameter of each of the `num` trajectories of a file, or of its groups, (num,)."""
+    place, arrays = task.user_facts["parameters"][name], [entry.array for entry in task.arrays]
+    if groups and "*" in place:
+        return np.array([float(value_in(key, store, name, place, arrays, group)) for group in groups])
+    values = value_in(key, store, name, place, arrays)
+    if values.ndim and groups and list(groups) != sorted(groups):
+        other = ", ".join(sorted(groups)[:2])
+        raise config_error(
+            f"{key}.parameters.{name}",
+            f"{store.path} holds {len(values)} values for groups whose names "
+            f"may be sorted as {groups[0]}, {groups[1]}, .. or as {other}, ..",
+            "a value in each group",
+            f'Write {name}: "*/{name}", an array or ("*@{name}") an '
+            "attribute of each group; or name groups with leading zeros.",
+        )
+    if values.ndim and len(values) != num:
+        raise config_error(
+            f"{key}.parameters.{name}",
+            f"{store.path} holds {len(values)} values",
+            f"1, or {num} as it holds trajectories (by {key}.layout)",
+            "Write one per trajectory, or correct the words for the axes.",
+        )
+    return np.broadcast_to(values, num)
+
+
+def _step_of(
+    key: str, store: Store, task: Task, groups: Sequence[str], frames: int
+) -> tuple[float, np.ndarray]:
+    """(The step of the times in a file and in all its groups, 0 if it holds none or has a single frame; the
+    frames after which the times jump.)"""
+    place, none = task.user_facts["times"], np.arange(0)
+    if task.is_steady or frames < 2 or place == NO_TIMES:
+        return 0.0, none
+    if "@" in place and (step := step_in(store, place)):
+        return step, none
+    found = times_in(store, task.arrays, place)
+    if found is None and not place:
+        return 0.0, none
+    if found is None or len(found[1]) < frames:
+        raise config_error(
+            f"{key}.dt",
+            f"{store.path} holds no times in {place!r}",
+            f"{frames} of them as in other files",
+            "Write the number itself, such as dt: 0.1.",
+        )
+    _require_common(key, store, task, groups, *found, is_time=True)
+    times = found[1][:frames]
+    return even_step(key, store, found[0], times), jumps_in(times)
+
+
+def _require_common(
+    key: str,
+    store: Store,
+    task: Task,
+    groups: Sequence[str],
+    place: str,
+    values: np.ndarray,
+    is_time: bool = False,
+) -> None:
+    """Raise ValueError if the coordinate at `place` in the first group has other steps in another group.
+    is_time: groups may have different lengths."""
+    folders = [array.array.rpartition("/")[0] for array in task.arrays if "*" in array.array]
+    folder = next((name for name in folders if place.startswith(f"{name.replace('*', groups[0])}/")), None)
+    for group in groups[1:] if folder else ():
+        other = folder.replace("*", group) + place.removeprefix(folder.replace("*", groups[0]))
+        if store.array(other) is None:
+            continue
+        there = np.asarray(store.read(other), np.float64)
+        both = slice(min(len(values), *there.shape[-1:]) if is_time and there.ndim else None)
+        if not goes_on(values[both], there[..., both] if there.ndim else there):
+            raise config_error(
+                f"{key}.files",
+                f"{other} in {store.path} is not in the steps of {place}",
+                "one step and one grid in all groups",
+                "Put groups of another one into a file and a task of their own.",
+            )
+
+
+def _run_lengths(key: str, store: Store, task: Task, groups: Sequence[str], frames: int) -> list[int]:
+    """The frames of the run in each group, `frames` if no array in it has a time axis. Raises ValueError if a
+    group lacks an array, or has another grid than the first."""
+    lengths: dict[str, list[int]] = {group: [] for group in groups}
+    for place in (place for place in task.arrays if "*" in place.array):
+        grid = [axis for axis, word in enumerate(place.axes) if word != "time"]
+        first = store.array(place.array.replace("*", groups[0]))
+        for group in groups:
+            name = place.array.replace("*", group)
+            found = store.array(name)
+            if (
+                found is None
+                or len(found.shape) != len(place.axes)
+                or any(found.shape[axis] != first.shape[axis] for axis in grid)
+            ):
+                what = "no array" if found is None else f"{found.shape} numbers in"
+                raise config_error(
+                    f"{key}.files",
+                    f"{store.path} holds {what} {name}",
+                    f"{first.shape} as in {groups[0]}",
+                    "Leave that group out, or put groups of another grid into a task of their own.",
+                )
+            store.require_whole(name)
+            lengths[group] += [] if place.is_steady else [found.shape[place.axes.index("time")]]
+    return [min(own, default=frames) for own in lengths.values()]
+
+
+def _require_domain(
+    key: str,
+    store: Store,
+    task: Task,
+    groups: Sequence[str],
+    space: Sequence[int],
+    found: Mapping[str, Coordinate | None],
+) -> list[str]:
+    """The axes whose cells are uneven and count as equal. found: the coordinates of the axes in the file.
+    Raises ValueError if they are not those of the task, or not the same in all groups."""
+    ends = along(task.boundary, task.ndim)
+    for axis, limits, end, size in zip(task.axes, task.spans, ends, space, strict=True):
+        read_domain(key, list(limits), axis, end, size, found[axis], store)
+        if found[axis] is not None and groups:
+            _require_common(key, store, task, groups, *found[axis])
+    return [axis for axis, place in found.items() if place is not None and not is_even_grid(place[1])]
 
 
 def _common_step(key: str, found: Sequence[_Checked], dt: float) -> float:
@@ -236,18 +363,6 @@ def _common_step(key: str, found: Sequence[_Checked], dt: float) -> float:
                 "Put files of another step into a task of their own, or resample them.",
             )
     return expected
-
-
-def _windows(
-    runs: Sequence[tuple[int, int]], lengths: Sequence[int], first_frame: int, cut: int
-) -> np.ndarray:
-    """Rows (n, 3) of windows: file, run and first frame; one window of every run if cut is 0."""
-    rows = [
-        (*run, begin)
-        for run, frames in zip(runs, lengths, strict=True)
-        for begin in (range(first_frame, frames - cut + 1, cut) if cut else [first_frame])
-    ]
-    return np.array(rows).reshape(-1, 3)
 
 
 def _coordinates(task: Task, resolution: Sequence[int], stride: int) -> dict[str, np.ndarray]:

@@ -36,12 +36,15 @@ class DataFile:
     """
 
     path: Path
-    num_trajectories: int
     groups: tuple[str, ...]
     parameters: np.ndarray
+    lengths: tuple[int, ...]
     flipped: tuple[str, ...] = ()
-    lengths: tuple[int, ...] = ()
     years: np.ndarray | None = None
+
+    @property
+    def num_trajectories(self) -> int:
+        return len(self.lengths)
 
 
 @dataclass(frozen=True)

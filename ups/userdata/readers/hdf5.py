@@ -1,7 +1,9 @@
 """HDF5, and netCDF-4, which is HDF5 where some datasets are dimensions and no arrays.
 
 HDF5 itself follows links and storage into any other file, and waits at a pipe. Here every dataset must hold
-its own numbers.
+its own numbers. The names of axes are attributes of a dataset, whose type and length HDF5's own functions for
+them (h5py's `dims`, and so h5netcdf) take on trust, and crash on others. Here both are checked, and the names
+are read as plain attributes.
 """
 
 import contextlib
@@ -13,10 +15,9 @@ from typing import Any
 
 import h5py
 import numpy as np
-from h5py import h5a, h5d, h5g, h5l, h5o, h5z
+from h5py import h5a, h5d, h5g, h5l, h5o, h5r, h5t, h5z
 
 from ups.userdata.readers import budget
-from ups.userdata.readers.dimensions import axis_names
 from ups.userdata.readers.store import (
     CODED,
     Store,
@@ -37,6 +38,9 @@ HIDDEN = {
     *("CLASS", "NAME", "REFERENCE_LIST", "DIMENSION_LIST"),
     *("_Netcdf4Dimid", "_Netcdf4Coordinates", "_NCProperties", "_nc3_strict"),
 }
+
+# attribute -> class of its type and of its elements; each has one element for every axis
+OF_AXES = {b"DIMENSION_LIST": (h5t.VLEN, h5t.REFERENCE), b"DIMENSION_LABELS": (h5t.STRING,)}
 
 
 class Hdf5(Store):
@@ -99,7 +103,7 @@ class Hdf5(Store):
     def _about(self, found: h5py.Dataset) -> Stored:
         kind = np.dtype(found.dtype.str)  # without what h5py knows of text and references
         kind = self._unpacked(np.zeros((), kind), found).dtype if kind.kind in "fiu" else kind
-        return Stored(found.shape, kind, self.plain(axis_names(found)))
+        return Stored(found.shape, kind, self.plain(_axis_names(found)))
 
     def _read(self, name: str, index: tuple) -> np.ndarray:
         return checked(self.path, lambda: self._numbers(name, index), "HDF5 file")
@@ -122,6 +126,48 @@ class Hdf5(Store):
         found = self._node(name) if name else self.file
         about = {} if found is None else checked(self.path, lambda: dict(found.attrs), "HDF5 file")
         return self.plain({name: _plain(value) for name, value in about.items() if name not in HIDDEN})
+
+
+def _classes(kind: h5t.TypeID) -> tuple[int, ...]:
+    """The class of a type, and that of its elements."""
+    if isinstance(kind, h5t.TypeVlenID):
+        return h5t.VLEN, *_classes(kind.get_super())
+    if isinstance(kind, h5t.TypeReferenceID) and not kind.equal(h5t.STD_REF_OBJ):
+        return (h5t.NO_CLASS,)  # a reference to a region
+    return (kind.get_class(),)
+
+
+def _is_sound(found: h5py.Dataset, name: bytes) -> bool:
+    """Whether an attribute about axes has the type and the size that HDF5 gives it, or is not there."""
+    if not h5a.exists(found.id, name):
+        return True
+    held = h5a.open(found.id, name)
+    return _classes(held.get_type()) == OF_AXES[name] and held.shape == (found.ndim,)
+
+
+def _axis_names(found: h5py.Dataset) -> tuple[str, ...]:
+    """The names of the axes of a dataset, "" of one without a label; () if axes have no names, or an
+    attribute that states them is wrong. A scale of an axis is its own axis."""
+    if not all(_is_sound(found, name) for name in OF_AXES):
+        return ()
+    scales, labels = (h5a.exists(found.id, name) for name in OF_AXES)
+    if not (scales or labels):
+        is_scale = h5a.exists(found.id, b"CLASS") and "DIMENSION_SCALE" in str(found.attrs["CLASS"])
+        return (found.name.rpartition("/")[2],) if is_scale and found.ndim == 1 else ()
+    names = [""] * found.ndim
+    if scales:
+        for axis, references in enumerate(found.attrs["DIMENSION_LIST"]):
+            for reference in np.atleast_1d(references)[:1]:
+                path = h5r.get_name(reference, found.id) or b""
+                names[axis] = path.decode(errors="replace").rsplit("/", 1)[-1]
+    if labels:
+        given = [
+            label.decode(errors="replace") if isinstance(label, bytes) else str(label)
+            for label in found.attrs["DIMENSION_LABELS"]
+        ]
+        names = [label or name for label, name in zip(given, names, strict=True)]
+    # labels name what they can, as Dedalus does; a scale of one axis says nothing of the others
+    return tuple(names) if all(names) or (labels and any(names)) else ()
 
 
 def _is_dimension(found: h5py.Group | h5py.Dataset) -> bool:
