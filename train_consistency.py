@@ -29,9 +29,7 @@ from ups.generative.student import (
     flat_metrics,
     format_metrics,
     latent_scales,
-    pool_number,
     score_noise,
-    solve,
     student_of,
     teacher_endpoints,
     validate,
@@ -47,20 +45,18 @@ STAGE, TUNING = "consistency", "tuning.json"
 
 def loss_of(
     student: Corrector,
-    batches: Batches,
     pool: SolvedPool,
     num_members: int,
     tuned_from: int,
     step: int,
     number: int,
-    oldest: int,
     part: slice,
 ) -> tuple:
     """Loss and metrics of the rows `part` of the solved batch `number`: the pair loss; from step `tuned_from`
     on, half of it plus half of the scores of an ensemble."""
-    solved = pool.get(number, part, oldest)
+    solved, batches = pool.get(number, part), pool.batches
     condition, name = solved.condition, solved.condition.name
-    x, angle = solved.pairs(step, student.description["mid_angle"])
+    x, angle = solved.pairs(step, student.mid_angle)
     scales = latent_scales(student, condition)
     pair = endpoint_loss(student.velocity(condition), x, angle, solved.y, scales).mean()
     if step < tuned_from:
@@ -97,21 +93,19 @@ def main() -> None:
     endpoints = partial(teacher_endpoints, teacher, seed)
     held_out = validation_shard(residuals, seed, train.validate_trajectories, run.ranks, endpoints)
     batches = Batches(residuals, train.batch_size, seed, STAGE, run.ranks, offset=3)
-    pool = SolvedPool(partial(solve, teacher, batches, section.mid_angle))
+    pool = SolvedPool(teacher, batches, section.mid_angle, section.pool_batches)
 
     # ---- model: starts as the teacher
     run.seed_all()
     student = run.attach(warm_start(run, student_of(teacher, section.mid_angle), config))
-    loss = partial(loss_of, student, batches, pool, section.members, tuned_from)
+    loss = partial(loss_of, student, pool, section.members, tuned_from)
     # tuning needs most memory
-    run.probe(partial(loss, train.steps - 1, batches.largest, 0), batches.local_size)
+    run.probe(partial(loss, train.steps - 1, batches.largest), batches.local_size)
 
     # ---- loop
     for step in run.steps():
-        number, oldest = pool_number(step, section.pool_batches, seed)
-        run.update(
-            partial(loss, step, number, oldest), batches.local_size, only=batches.schedule.task(number)
-        )
+        number = pool.number(step)
+        run.update(partial(loss, step, number), batches.local_size, only=batches.schedule.task(number))
         if run.is_due(train.validate_every) or run.step == tuned_from:
             with run.ema_weights():
                 metrics = validate(student, residuals, held_out, run.ranks)

@@ -480,20 +480,19 @@ def excitable_label(record: dict[str, Any], model: str) -> tuple[str, list[dict[
 
 def sampler_table(found: dict[str, dict[str, Any]]) -> str:
     """README.md: every way to sample barkley2d, from the simplest to the exact one."""
-    [record] = found.values()
-    [cheap] = {run["best_cheap"] for run in record["entries"]}
 
-    def line(model: str) -> tuple[str, ...]:
-        label, rows = excitable_label(record, model)
-        return (
-            f"best cheap ensemble: {label}" if model == cheap else label,
-            interval([row["over exact"]["crps"] for row in rows]),
-            f"{mean(row['evaluations'] for row in rows):.0f}",
-        )
+    def lines(record: dict[str, Any]) -> Iterable[tuple[str, ...]]:
+        [cheap] = {run["best_cheap"] for run in record["entries"]}
+        for model in ("waves", cheap, "corrector", "student_1", "scoring", "exact"):
+            label, rows = excitable_label(record, model)
+            yield (
+                f"best cheap ensemble: {label}" if model == cheap else label,
+                interval([row["over exact"]["crps"] for row in rows]),
+                f"{mean(row['evaluations'] for row in rows):.0f}",
+            )
 
     header = "sampler", "CRPS", "network evaluations"
-    models = "waves", cheap, "corrector", "student_1", "scoring", "exact"
-    return table(header, map(line, models))
+    return table(header, (line for record in found.values() for line in lines(record)))
 
 
 def excitable_table(found: dict[str, dict[str, Any]]) -> str:

@@ -44,7 +44,7 @@ from ups.generative.student import (
     validate,
 )
 from ups.metrics.proper import fair_crps
-from ups.models.rollout import ensemble_rollout, member_noise, rollout
+from ups.models.rollout import member_noise
 from ups.select import MAX_CRPS_RATIO, tuning_ratio
 from ups.training.optim import build_optimizer, split_parameters
 from ups_discovery.seeds import generator
@@ -479,21 +479,23 @@ def test_the_pool_gives_every_batch_four_passes_and_replaces_a_quarter_per_pass(
 
 
 def test_pairs_are_solved_once_and_dropped_after_use():
-    solved = []
+    solved, size = [], 8
 
-    def solve(number: int, part: slice) -> tuple:
-        solved.append((number, part.start, part.stop))
-        return (number, part)
+    class Told(SolvedPool):
+        def solve(self, number: int, part: slice) -> tuple:
+            solved.append((number, part.start, part.stop))
+            return (number, part)
 
-    pairs, size = SolvedPool(solve), 8
+    pairs = Told(None, SimpleNamespace(seed=0), 1.1, size)
     for step in range(20 * size):
-        number, oldest = pool_number(step, size, 0)
+        number = pairs.number(step)
+        assert number == pool_number(step, size, 0)[0]
         for part in (slice(0, 4), slice(4, 8)):
-            assert pairs.get(number, part, oldest) == (number, part)
+            assert pairs.get(number, part) == (number, part)
         assert len(pairs.kept) <= 2 * size
     assert len(solved) == len(set(solved)) == 2 * (size + 19 * size // 4)
     assert min(number for number, _, _ in pairs.kept) >= 2 * 19  # what passed is gone
-    pairs.get(number, slice(0, 2), oldest)  # another micro-batch is another part
+    pairs.get(number, slice(0, 2))  # another micro-batch is another part
     assert solved[-1] == (number, 0, 2)
 
 
@@ -657,31 +659,6 @@ def test_noise_is_independent_over_rows_members_leads_keys_and_seeds():
     correlation = torch.corrcoef(draws) - torch.eye(len(draws))
     assert correlation.abs().max() < 0.11 and len(draws) == 48  # 1128 pairs; standard deviation 0.022
     assert (draws.mean(1).abs() < 0.1).all() and ((draws.std(1) - 1).abs() < 0.07).all()
-
-
-def noisy_step(rows: list[int], num_members: int, leads: list[int]) -> Callable:
-    def step(window: Tensor, lead: int) -> Tensor:
-        leads.append(lead)
-        eta = member_noise((2, 3), 0, rows, lead, num_members).flatten(0, 1)
-        return window.sum(1, keepdim=True) + eta.unflatten(1, (2, 1))[:, :, 0]
-
-    return step
-
-
-def test_members_of_a_trajectory_do_not_depend_on_its_companions():
-    context, leads = noise(3, 4, 3), []
-    together = ensemble_rollout(noisy_step([7, 8, 9], 5, leads), context, 5, 2, 5)
-    assert together.shape == (3, 5, 5, 3) and leads == [0, 1, 2]  # two frames a call
-    alone = ensemble_rollout(noisy_step([8], 5, []), context[1:2], 5, 2, 5)
-    assert torch.equal(together[1:2], alone)
-    assert len({tuple(member.flatten().tolist()) for member in together.flatten(0, 1)}) == 15
-
-
-def test_an_ensemble_without_noise_is_the_rollout_five_times():
-    context = noise(3, 4, 3)
-    members = ensemble_rollout(lambda window, lead: window.sum(1, keepdim=True), context, 4, 2, 5)
-    single = rollout(lambda window: window.sum(1, keepdim=True), context, 4, 2)
-    assert torch.equal(members, single[:, None].expand(-1, 5, -1, -1))
 
 
 def test_facts_of_a_corrector_are_saved_as_they_were_read_and_a_change_of_one_is_saved_too():

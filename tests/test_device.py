@@ -37,7 +37,7 @@ from ups.data.latents import Latents
 from ups.generative import fitting
 from ups.generative.corrector import Corrector
 from ups.generative.residuals import Batches, SteadyResiduals, TransientResiduals
-from ups.generative.student import SolvedPool, as_map, solve
+from ups.generative.student import SolvedPool, as_map
 from ups.models.backbones.flat import FlatBackbone
 from ups.models.bases.base import ParameterBatch
 from ups.models.bases.elliptic import Elliptic
@@ -176,7 +176,7 @@ def corrected_stage(config: Config, caches: dict[str, Cache], stage: str) -> tup
         }
     )
     batches = Batches(residuals, SIZE, 0, fitting.STREAM, SimpleNamespace(rank=0, world=1))
-    student, pool = as_map(teacher, mid_angle=1.0), SolvedPool(partial(solve, teacher, batches, 1.0))
+    student, pool = as_map(teacher, mid_angle=1.0), SolvedPool(teacher, batches, 1.0, 4)
     # what a start looks up is known, as is what decides on the schedule: from here on nothing is asked
     for head in teacher.heads.values():
         assert head.largest >= 0
@@ -189,9 +189,7 @@ def corrected_stage(config: Config, caches: dict[str, Cache], stage: str) -> tup
     for model in (operator, teacher, student):
         model.to(META)
     losses = {
-        "consistency": lambda step: partial(
-            train_consistency.loss_of, student, batches, pool, 2, 1, step, step, step
-        ),
+        "consistency": lambda step: partial(train_consistency.loss_of, student, pool, 2, 1, step, step),
         "scoring": lambda step: partial(train_scoring.loss_of, student, batches, 2, step),
     }
     trained = student if stage in losses else teacher

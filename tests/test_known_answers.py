@@ -5,6 +5,7 @@ Problems are random, but fixed in `make test`; UPS_TEST_SEED repeats a run. Teac
 checks of tests/known_answers.py, and each negative control fails the criterion made for it.
 """
 
+import itertools
 import math
 from functools import partial
 
@@ -17,7 +18,7 @@ from ups.generative.diffusion import NOISE, denoise, diffuse, diffusion_loss, sa
 from ups.generative.student import ALPHA, endpoint_loss
 from ups.metrics.calibration import spread_skill
 from ups.metrics.proper import fair_crps
-from ups.models.rollout import ensemble_rollout, member_noise
+from ups.models.rollout import member_noise, rollout
 
 pytestmark = pytest.mark.drawn
 
@@ -392,11 +393,14 @@ def check_rollout(problem, draw):
         z = z @ problem.a.float().T + problem.residuals(z, truth_draws)
         path.append(z)
 
-    def step(window, lead):
-        z = window[:, -1]
-        return (z @ problem.a.float().T + draw(z, lead))[:, None]
+    leads = itertools.count()
 
-    members = ensemble_rollout(step, start[:, None], LEADS, 1, MEMBERS)
+    def step(window):
+        z = window[:, -1]
+        return (z @ problem.a.float().T + draw(z, next(leads)))[:, None]
+
+    members = rollout(step, start.repeat_interleave(MEMBERS, 0)[:, None], LEADS, 1)
+    members = members.unflatten(0, (-1, MEMBERS))
     truth = torch.stack(path, 1)
     variance, error = (
         value[:, :, 0].mean(0) for value in spread_skill(members[:, :, :, None], truth[:, :, None])

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ups.generative.diffusion import NOISE, denoise, diffuse, sample, sample_angles
-from ups.generative.mixture import ScaleMixture
-from ups.generative.waves import Waves
+from ups.generative.law import ScaleMixture, Waves
 from ups_discovery.seeds import generator
 
 RARE, NARROW, WIDE = 0.05, (0.05, 0.1), (3.0, 5.0)

@@ -2,13 +2,16 @@
 
 import json
 import re
+import warnings
 
+import h5py
 import numpy as np
 import pytest
 import yaml
-from user_files import described, film, write
+from user_files import described, film, waves, write
 
 from ups.userdata.describe import describe_file
+from ups.userdata.readers import open_store
 
 
 def members():
@@ -132,3 +135,18 @@ def test_the_grids_of_py_pde_without_bounds_are_used(tmp_path):
         about = json.dumps({"class": "ScalarField", "grid": json.dumps(grid)})
         path = write(tmp_path / "a.h5", data=film(), times=np.arange(200.0), attr_field_attributes=about)
         assert yaml.safe_load(describe_file(str(path)))["task"]["a"]["domain"] == {"x": ends}
+
+
+def test_arrays_and_attributes_without_numbers_are_no_arrays_and_no_units(tmp_path):
+    """h5py.Empty has no shape; an infinite coordinate is none, without a warning of NumPy."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["u"], file["x"], file["t"] = waves((20, 16, 32)), np.arange(32) / 32, 0.05 * np.arange(16)
+        file["nothing"] = file.attrs["nothing"] = file["u"].attrs["units"] = h5py.Empty("f4")
+        file["far"] = np.full(16, np.inf)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        text = describe_file(str(tmp_path / "a.h5"))
+    [section] = yaml.safe_load(text)["task"].values()
+    assert section["layout"] == {"u": ["trajectory", "time", "x"]} and "nothing" not in text
+    with open_store(tmp_path / "a.h5") as store:
+        assert store.array("nothing") is None and {*store.names()} == {"far", "t", "u", "x"}

@@ -40,7 +40,7 @@ class EulerSampler(Sampler):
 
 def coarser_samplers(network: Corrector) -> dict[int, Sampler]:
     """Number of evaluations -> the corrector with fewer of them than in training."""
-    steps = network.description["sampler_steps"]
+    steps = network.sampler_steps
     fewer = [2**power for power in range(steps.bit_length()) if 2**power < steps]
     return {1: EulerSampler(network)} | {2 * number: Sampler(network, num_steps=number) for number in fewer}
 

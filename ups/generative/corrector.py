@@ -6,7 +6,7 @@ mean_k and std_k are statistics per task and coefficient. m and h are the condit
 a small network, fitted by maximum likelihood before the diffusion and then frozen; on their own they are the
 baseline N(mean, scale^2) that the diffusion must beat. Every component of r~ has unit variance whatever the
 size of r, as the angles of ups/generative/diffusion.py assume. The part of F that is linear in x is computed
-in closed form from the covariance of r~ (ups/generative/waves.py). Conditions c are tokens (batch, *tokens,
+in closed form from the covariance of r~ (ups/generative/law.py). Conditions c are tokens (batch, *tokens,
 C) (states and prediction) and facts (batch, K) (parameters, time step, observation).
 """
 
@@ -27,9 +27,8 @@ from ups.config.model import ModelConfig
 from ups.config.schema import OptimConfig
 from ups.generative.cell_posterior import posterior_of
 from ups.generative.diffusion import Velocity, largest_mode
+from ups.generative.law import ScaleMixture, Waves, one_scale
 from ups.generative.limits import WaveLimits
-from ups.generative.mixture import ScaleMixture, one_scale
-from ups.generative.waves import Waves
 from ups.models.backbones import backbone_of
 from ups.models.backbones.flat import LocalBackbone
 from ups.models.backbones.layers import zero_linear
@@ -265,7 +264,8 @@ class CorrectorHead(nn.Module):
 
 class Corrector(TaskNetwork):
     """One network for all corrected tasks. description: as `TaskNetwork` and `CorrectorFacts`; is_map: the
-    output maps noise to a sample, as in students, and is not the velocity of an ODE."""
+    output maps noise to a sample, as in students, and is not the velocity of an ODE. sampler_steps: of the
+    diffusion; mid_angle: of a student's second evaluation."""
 
     def __init__(self, description: dict[str, Any]):
         super().__init__(description, lambda task, model: CorrectorHead(CorrectorFacts.read(task), model))
@@ -275,6 +275,8 @@ class Corrector(TaskNetwork):
                 f"a corrector has sampler_steps {steps!r:.80}; expected 1 to "
                 f"{MOST_SAMPLER_STEPS}. Train it with fewer sampler_steps."
             )
+        self.sampler_steps: int | None = description.get("sampler_steps")
+        self.mid_angle: float = description.get("mid_angle", 0.0)
         width = self.width
         self.facts, self.angle = (
             nn.Sequential(nn.Linear(size, width), nn.SiLU(), nn.Linear(width, width))

@@ -21,10 +21,9 @@ from ups.generative.corrector import (
     fit_head,
 )
 from ups.generative.diffusion import diffusion_loss, largest_mode, sample_angles
-from ups.generative.mixture import ScaleMixture, one_scale
+from ups.generative.law import ScaleMixture, one_scale
 from ups.generative.residuals import (
     Batches,
-    NoisedBatch,
     Residuals,
     residual_schedule,
     sum_by_task,
@@ -193,35 +192,31 @@ def loss_of(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and metrics of the rows `part` of this rank's shard of a batch. Metrics: the loss by bins of
     angles, and the standard deviation of r~."""
-    batch = batches.noised(corrector, step, part, noises)
-    name, angle = batch.condition.name, send(batch.angle, batch.r.device)
-    loss = diffusion_loss(corrector.velocity(batch.condition), batch.r, batch.noise, angle)
-    metrics = {name: loss.mean(), f"{name}/std": batch.r.std()}
+    condition, r, noise, angle = batches.noised(corrector, step, part, noises)
+    name, loss = (
+        condition.name,
+        diffusion_loss(corrector.velocity(condition), r, noise, send(angle, r.device)),
+    )
+    metrics = {name: loss.mean(), f"{name}/std": r.std()}
     for key, (low, high) in ANGLE_BINS.items():
         # on the CPU, as the angles are
-        rows = torch.nonzero((low <= batch.angle) & (batch.angle < high))[:, 0]
+        rows = torch.nonzero((low <= angle) & (angle < high))[:, 0]
         if len(rows):
             metrics[f"{name}/angle_{key}"] = loss[send(rows, loss.device)].mean()
     return metrics[name], metrics
 
 
-def noised_validation(
-    corrector: Corrector, seed: int, name: str, number: int, batch: ResidualBatch
-) -> NoisedBatch:
-    """A validation batch with noise and angles that are the same at every validation."""
-    r, condition = corrector.heads[name].whitened(*batch)
-    rng = generator(seed, STREAM, "validate", number)
-    angle, noise = sample_angles(len(r), rng), torch.randn(r.shape, generator=rng)
-    start = condition.initial_state(send(noise, r.device))
-    return NoisedBatch(condition, r, start, send(angle, r.device), slice(0, len(r)))
-
-
 def validate(corrector: Corrector, shard: dict[str, list], seed: int, ranks: RanksOfRun) -> dict[str, float]:
-    """Task -> mean validation loss. shard: of `validation_shard`. A collective."""
+    """Task -> mean validation loss, with the same noise and angles every time. shard: of `validation_shard`.
+    A collective."""
 
-    def sums_of(name: str, item: tuple) -> Tensor:
-        batch = noised_validation(corrector, seed, *item)
-        loss = diffusion_loss(corrector.velocity(batch.condition), batch.r, batch.noise, batch.angle).double()
+    def sums_of(name: str, item: tuple[str, int, ResidualBatch]) -> Tensor:
+        _, number, batch = item
+        r, condition = corrector.heads[name].whitened(*batch)
+        rng = generator(seed, STREAM, "validate", number)
+        angle, noise = sample_angles(len(r), rng), torch.randn(r.shape, generator=rng)
+        start = condition.initial_state(send(noise, r.device))
+        loss = diffusion_loss(corrector.velocity(condition), r, start, send(angle, r.device)).double()
         return torch.stack([loss.sum(), loss.new_tensor(len(loss))])
 
     sums = sum_by_task(shard, sums_of, 2, ranks)

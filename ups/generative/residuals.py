@@ -16,7 +16,6 @@ observations of a task with a known posterior (ups/evaluation/steady.py).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -315,18 +314,6 @@ def sum_by_task(
 # ---- training
 
 
-@dataclass(frozen=True)
-class NoisedBatch:
-    """Whitened residuals r~ with their conditions, noise and angle (on the CPU). within: the rows' place in
-    the global batch."""
-
-    condition: Condition
-    r: Tensor
-    noise: Tensor
-    angle: Tensor
-    within: slice
-
-
 class Batches:
     """The global training batches of a stage, of reserved residuals; every rank has a shard of each.
 
@@ -375,8 +362,11 @@ class Batches:
         )
         return send(noise[within].flatten(0, 1), like.device)
 
-    def noised(self, network: Corrector, step: int, rows: slice, noises: int = 1) -> NoisedBatch:
-        """`rows` of this rank's shard, each with `noises` noises and angles."""
+    def noised(
+        self, network: Corrector, step: int, rows: slice, noises: int
+    ) -> tuple[Condition, Tensor, Tensor, Tensor]:
+        """(condition, r~, noise, angle on the CPU) of `rows` of this rank's shard, each with `noises` noises
+        and angles."""
         r, condition, within = self.whitened(network, step, rows)
         repeated = torch.arange(len(r), device=r.device).repeat_interleave(noises)
         angle = sample_angles(
@@ -385,6 +375,4 @@ class Batches:
             network.heads[condition.name].largest,
         ).view(self.size, noises)
         condition, noise = condition.rows(repeated), self.noise(r, within, step, noises)
-        return NoisedBatch(
-            condition, r[repeated], condition.initial_state(noise), angle[within].flatten(), within
-        )
+        return condition, r[repeated], condition.initial_state(noise), angle[within].flatten()

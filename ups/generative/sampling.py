@@ -11,6 +11,7 @@ The folder of a finished stage is enough: it has the conditional mean and scale,
 sampler_steps and mid_angle.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +33,7 @@ from ups.generative.observation import Observation
 from ups.generative.student import sample_student
 from ups.models.assimilation import perturbed
 from ups.models.operator import Operator, padded
-from ups.models.rollout import ensemble_rollout, in_blocks, member_noise
+from ups.models.rollout import in_blocks, member_noise, rollout
 from ups.training.artifact import stage_of_run
 
 FieldPrediction = tuple[Tensor, Tensor, Tensor, Start]  # of FieldConditions.predict
@@ -60,15 +61,13 @@ class Sampler:
 
     def whitened(self, condition: Condition, noise: Tensor, second: Tensor | None = None) -> Tensor:
         """r~ (batch, *tokens, dim) from noise of that shape. second: noise of the second evaluation."""
-        velocity, description = self.network.velocity(condition), self.network.description
-        if self.network.heads[condition.name].method != "diffusion":
+        network = self.network
+        if network.heads[condition.name].method != "diffusion":
             return condition.initial_state(noise)
+        velocity = network.velocity(condition)
         if self.evaluations is None:
-            num_steps = self.num_steps or description["sampler_steps"]
-            return sample(velocity, condition.initial_state(noise), num_steps)
-        return sample_student(
-            velocity, noise, description.get("mid_angle", 0.0), second if self.evaluations == 2 else None
-        )
+            return sample(velocity, condition.initial_state(noise), self.num_steps or network.sampler_steps)
+        return sample_student(velocity, noise, network.mid_angle, second if self.evaluations == 2 else None)
 
     def residual(
         self,
@@ -119,7 +118,7 @@ def load_sampler(run_dir: Path, name: str, device: torch.device | str, operator:
     stage, evaluations = SAMPLERS[name]
     stage_of_run(run_dir, stage)
     network = load_corrector(run_dir / stage, device, operator)
-    if evaluations is None and "sampler_steps" not in network.description:
+    if evaluations is None and network.sampler_steps is None:
         raise DamagedError(
             f"config.json in {run_dir / stage} has no sampler_steps; expected the number of steps of the "
             f"sampler. Run {make_target(stage)}."
@@ -183,7 +182,8 @@ def sample_rollout(
 ) -> Tensor:
     """One member (batch, num_frames, *tokens, dim) for each row.
 
-    residual(tokens, facts, noise, second): of all rows; noise_of(lead): their two noises. sample_error: error
+    residual(tokens, facts, noise, second): of all rows; noise_of(lead): their two noises,
+    with lead the number of the call. sample_error: error
     of a sampled state, as `CorrectorHead.sample_error`. The forcing starts at the last frame of z, so that
     frames before the history are not used.
     """
@@ -194,8 +194,10 @@ def sample_rollout(
     batch = head.parameter_batch(starts.parameters, forcing)
     z = torch.cat([z[:, :1], z], 1)  # without an earlier frame the change is zero
     last: dict[str, Tensor] = {}  # the prediction of the current state, if a call makes one frame
+    leads = itertools.count()
 
-    def step(window: Tensor, lead: int) -> Tensor:
+    def step(window: Tensor) -> Tensor:
+        lead = next(leads)
         z_pred, tokens, facts = states.predict(
             window, batch.later(lead * head.bundle), sample_error if lead else 0.0, **last
         )
@@ -204,7 +206,7 @@ def sample_rollout(
         z_next = states.frames(z_pred + residual(tokens, facts, *noise_of(lead)))
         return z_next if head.task.user_facts is None else head.keep_latents(z_next, window[:, -1])
 
-    return ensemble_rollout(step, z, num_frames, 1 + head.history, 1)[:, 0]
+    return rollout(step, z, num_frames, 1 + head.history)
 
 
 @torch.no_grad()

@@ -14,7 +14,6 @@ arXiv 2412.15832).
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,7 +86,7 @@ def mid_step(mid_angle: float, num_steps: int) -> int:
 
 def student_of(teacher: Corrector, mid_angle: float) -> Corrector:
     """A copy of the teacher as a map, with mid_angle moved to the nearest angle of the teacher's path."""
-    num_steps = teacher.description["sampler_steps"]
+    num_steps = teacher.sampler_steps
     return as_map(teacher, mid_angle=NOISE * (1 - mid_step(mid_angle, num_steps) / num_steps))
 
 
@@ -120,7 +119,8 @@ def solve_path(teacher: Velocity, start: Tensor, num_steps: int, step: int) -> t
 @dataclass(frozen=True)
 class Solved:
     """Whitened residuals r~ with their conditions, and the teacher's paths from noise: start at pi/2, middle
-    at the student's mid_angle, end y. within: as in `NoisedBatch`."""
+    at the student's mid_angle, end y. within: the rows' place in the global
+    batch."""
 
     condition: Condition
     r: Tensor
@@ -140,17 +140,6 @@ class Solved:
         )
 
 
-def solve(teacher: Corrector, batches: Batches, mid_angle: float, number: int, rows: slice) -> Solved:
-    """The teacher's paths for `rows` of this rank's shard of batch `number`."""
-    r, condition, within = batches.whitened(teacher, number, rows)
-    start, num_steps = (
-        condition.initial_state(batches.noise(r, within, number)),
-        teacher.description["sampler_steps"],
-    )
-    middle, y = solve_path(teacher.velocity(condition), start, num_steps, mid_step(mid_angle, num_steps))
-    return Solved(condition, r, within, start, middle, y)
-
-
 def pool_number(step: int, pool_batches: int, seed: int) -> tuple[int, int]:
     """(number of the solved batch that `step` trains on, smallest number still in use).
 
@@ -165,19 +154,34 @@ def pool_number(step: int, pool_batches: int, seed: int) -> tuple[int, int]:
 
 
 class SolvedPool:
-    """Solved batches: solved at first use, kept while in use."""
+    """Batches that the teacher has solved: at first use, kept while in use. size: of `pool_number`."""
 
-    def __init__(self, solve: Callable[[int, slice], Any]):
-        self.solve = solve
-        self.kept: dict[tuple[int, int, int], Any] = {}
+    def __init__(self, teacher: Corrector, batches: Batches, mid_angle: float, size: int):
+        self.teacher, self.batches, self.mid_angle, self.size = teacher, batches, mid_angle, size
+        self.kept: dict[tuple[int, int, int], Solved] = {}
 
-    def get(self, number: int, rows: slice, oldest: int) -> Any:
-        """solve(number, rows), kept until `oldest` is larger than its number."""
+    def number(self, step: int) -> int:
+        """The batch of a training step; drops those that are not used any more."""
+        number, oldest = pool_number(step, self.size, self.batches.seed)
+        self.kept = {key: solved for key, solved in self.kept.items() if key[0] >= oldest}
+        return number
+
+    def get(self, number: int, rows: slice) -> Solved:
+        """`rows` of this rank's shard of a batch, solved."""
         key = (number, rows.start, rows.stop)
         if key not in self.kept:
-            self.kept = {k: v for k, v in self.kept.items() if k[0] >= oldest}
             self.kept[key] = self.solve(number, rows)
         return self.kept[key]
+
+    def solve(self, number: int, rows: slice) -> Solved:
+        """The teacher's paths for `rows` of this rank's shard of batch `number`."""
+        r, condition, within = self.batches.whitened(self.teacher, number, rows)
+        start = condition.initial_state(self.batches.noise(r, within, number))
+        num_steps = self.teacher.sampler_steps
+        turn = mid_step(self.mid_angle, num_steps)
+        return Solved(
+            condition, r, within, start, *solve_path(self.teacher.velocity(condition), start, num_steps, turn)
+        )
 
 
 # ---- scores
@@ -251,7 +255,7 @@ def teacher_endpoints(teacher: Corrector, seed: int, name: str, number: int, bat
     r, condition = teacher.heads[name].whitened(*batch)
     noise = torch.randn(len(r), MEMBERS, *r.shape[1:], generator=generator(seed, STREAM, "validate", number))
     noise = send(noise, r.device)
-    velocity, num_steps = teacher.velocity(condition), teacher.description["sampler_steps"]
+    velocity, num_steps = teacher.velocity(condition), teacher.sampler_steps
     return (
         condition,
         r,

@@ -1,4 +1,4 @@
-"""Autoregressive rollouts of a one-call model, of one trajectory or of an ensemble with independent noise."""
+"""Autoregressive rollouts of a one-call model, and the noise of ensembles of them."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -81,17 +81,3 @@ def in_blocks(function: Callable[[Tensor], Tensor], count: int, size: int) -> Te
     """
     blocks = [torch.arange(first, first + size).clamp_max(count - 1) for first in range(0, count, size)]
     return torch.cat([function(block) for block in blocks])[:count]
-
-
-@torch.no_grad()
-def ensemble_rollout(
-    step: Callable[[Tensor, int], Tensor], context: Tensor, num_frames: int, history: int, num_members: int
-) -> Tensor:
-    """Members (batch, num_members, num_frames, ...) after `context` (batch, time, ...).
-
-    step(window, lead): maps (batch * num_members, history, ...) to the next frames (batch * num_members,
-    bundle, ...). The members of a trajectory are neighbours; lead counts calls from 0. Raises as `rollout`.
-    """
-    calls, members = iter(range(num_frames)), context.repeat_interleave(num_members, 0)
-    frames = rollout(lambda window: step(window, next(calls)), members, num_frames, history)
-    return frames.unflatten(0, (-1, num_members))

@@ -443,7 +443,12 @@ def series_of(guess: Guess) -> dict[str, list[str]]:
         is_sure = array.axes or sizes["time"] not in {*space, sizes.get("trajectory")}
         if is_series and is_sure and all(sizes.get(w) == n for w, n in zip(words, array.shape, strict=True)):
             values = np.asarray(store.read(store.first(name)))
-            if values.size and np.ptp(values) > 0 and not (words == ["time"] and is_even(values)):
+            if (
+                values.size
+                and np.isfinite(values).all()
+                and np.ptp(values) > 0
+                and not (words == ["time"] and is_even(values))
+            ):
                 found[name] = words
     return found
 

@@ -92,7 +92,7 @@ class Hdf5(Store):
         if name.partition("/")[0].encode() not in self.root_names:
             return None
         found = self._node(name)
-        return self._about(found) if isinstance(found, h5py.Dataset) else None
+        return self._about(found) if isinstance(found, h5py.Dataset) and found.shape is not None else None
 
     @cached_property
     def root_names(self) -> set[bytes]:
@@ -195,7 +195,8 @@ def _arrays(file: h5py.File) -> Iterator[tuple[str, h5py.Dataset]]:
             found = node(group, name)
             if isinstance(found, h5py.Dataset):
                 budget.allow_object()
-                yield f"{above}{name}", found
+                if found.shape is not None:  # h5py.Empty, without any numbers
+                    yield f"{above}{name}", found
             elif isinstance(found, h5py.Group):
                 if (place := h5o.get_info(found.id).addr) not in seen:
                     budget.allow_object()
