@@ -22,8 +22,7 @@ from PIL import Image
 import evaluate
 from ups.commands import sweep
 from ups.common.files import file_hash, write_sealed
-from ups.common.formatting import number
-from ups.common.text import markdown
+from ups.common.text import markdown, number
 from ups.evaluation.break_even import add_costs, conclude
 from ups.evaluation.gates import PAIR, check_gates, check_usability, horizon_of, network_gain, usability_of
 from ups.metrics import errors as metrics

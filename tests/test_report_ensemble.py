@@ -13,7 +13,7 @@ import torch
 from entries import drop, entry_of
 from test_report import Page, example
 
-from ups.common.formatting import number
+from ups.common.text import number
 from ups.evaluation.by_evaluations import add_curves
 from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Resamples

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ups.common.formatting import number as in_digits
+from ups.common.text import number as in_digits
 from ups.metrics.errors import ERROR, LARGEST_ERROR, are_pooled
 from ups.metrics.intervals import Resamples, compare, group_index, number, ratio
 

@@ -19,8 +19,8 @@ from statistics import mean, stdev
 from typing import Any
 
 from ups.common.files import value_hash, write_atomic
-from ups.common.formatting import number
 from ups.common.place import make_command
+from ups.common.text import number
 from ups.config.command import DEFAULT_OVERLAY, read_command, run_script
 from ups.config.load import load_config
 from ups.evaluation.gates import horizon_of

@@ -1,5 +1,6 @@
 """Text that is not ours (names in data files, units, names of files), written into a language: YAML,
-comments, Markdown, a terminal, names of files. Each language has one function here, nothing else quotes.
+comments, Markdown, a terminal, names of files. Each language has one function here, nothing else quotes; and
+numbers as text.
 
 HTML is escaped by Jinja2 (ups/report/templates.py). A control character can end a line or move a cursor, so
 `require_plain_name` refuses it in names where they are read, and `printable` shows it in any other text.
@@ -9,6 +10,7 @@ All that a command prints goes through `PlainOutput`.
 import contextlib
 import hashlib
 import io
+import math
 import re
 import reprlib
 import sys
@@ -30,6 +32,7 @@ HASHED = re.compile("-[0-9a-f]{16}$")  # the end of a name whose text was change
 MOVES = re.compile("(\n|\t|\r|\x1b\\[A)")  # of the text that we and tqdm's bars print
 # what means something in Markdown within a line; an underscore inside a word does not, nor brackets alone
 MARKDOWN = re.compile(r"[\\`*<|~&$]|\](?=[\[(:])|(?<![^\W_])_|_(?![^\W_])")
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")  # of powers of ten
 ENTITIES = {"<": "&lt;", "&": "&amp;"}
 
 
@@ -190,6 +193,20 @@ _short.maxlevel, _short.maxstring, _short.maxother, _short.maxlong = 3, 80, 80, 
 def markdown(text: Any) -> str:
     """The text as Markdown shows it, also in a cell of a table: no mark-up and no HTML of its own."""
     return MARKDOWN.sub(lambda sign: ENTITIES.get(sign[0], f"\\{sign[0]}"), printable(text))
+
+
+def number(value: Any, digits: int = 3) -> str:
+    """`value` with `digits` significant digits and powers of ten written out; a dash for None."""
+    if value is None:
+        return "–"
+    if isinstance(value, (bool, str)) or (isinstance(value, int) and abs(value) < 10**15):
+        return f"{value:,}" if type(value) is int else str(value)
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else "not finite" if math.isinf(value) else "undefined"
+    if not 1e-3 <= abs(value) < 1e5:
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+        return f"{mantissa}×10{str(int(exponent)).translate(RAISED)}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.{digits}g}".rstrip(".")
 
 
 def file_stem(text: Any) -> str:

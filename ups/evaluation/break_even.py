@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils import benchmark
 
-from ups.common.formatting import number
+from ups.common.text import number
 from ups.config.schema import Config
 from ups.data.generate import solver_of
 from ups.evaluation.forecast import rolled_out

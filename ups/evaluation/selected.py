@@ -4,7 +4,7 @@ record of `ups.select.select_network`, stored with the weights and in results.js
 from collections.abc import Mapping
 from typing import Any
 
-from ups.common.formatting import number
+from ups.common.text import number
 
 Selection = Mapping[str, Any]
 

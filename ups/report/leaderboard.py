@@ -8,8 +8,7 @@ from pathlib import Path
 from statistics import geometric_mean
 
 from ups.common.files import DamagedError, file_hash, read_sealed
-from ups.common.formatting import number
-from ups.common.text import markdown, printable
+from ups.common.text import markdown, number, printable
 from ups.config.command import read_command, run_script
 from ups.evaluation.gates import error_of, horizon_of
 from ups.report.report import COMPARED, check_results

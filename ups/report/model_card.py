@@ -10,8 +10,8 @@ from typing import Any
 from markupsafe import Markup
 
 from ups.common.files import remove_named, replacing, write_atomic
-from ups.common.formatting import number
 from ups.common.place import STAGES
+from ups.common.text import number
 from ups.evaluation.gates import TRIVIAL, error_of, horizon_of
 from ups.evaluation.selected import in_words
 from ups.report.bench_rows import NETWORKS

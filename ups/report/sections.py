@@ -13,8 +13,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from ups.common.formatting import number
-from ups.common.text import file_stem
+from ups.common.text import file_stem, number
 from ups.evaluation.gates import horizon_of
 from ups.metrics.ensembles import ENSEMBLES
 from ups.metrics.errors import ERRORS

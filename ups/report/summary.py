@@ -7,7 +7,7 @@ only if its paired interval excludes zero.
 
 from collections.abc import Iterable
 
-from ups.common.formatting import number
+from ups.common.text import number
 from ups.evaluation.gates import error_of, horizon_of, network_gain, trivial_of
 from ups.evaluation.selected import Selection, numbers_in_words, outcome
 from ups.report.bench_rows import NETWORKS

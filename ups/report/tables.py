@@ -3,8 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ups.common.formatting import number
-from ups.common.text import markdown
+from ups.common.text import markdown, number
 from ups.metrics.intervals import Metric
 from ups.results import Entry
 

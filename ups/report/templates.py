@@ -6,8 +6,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from ups.common.formatting import number
-from ups.common.text import markdown
+from ups.common.text import markdown, number
 from ups.metrics.intervals import Metric
 from ups.report.tables import is_interval, label, value_of
 
