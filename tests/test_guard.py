@@ -201,15 +201,15 @@ def test_an_agreed_end_of_a_peer_is_no_loss(tmp_path):
 @pytest.mark.parametrize(
     "work",
     [
-        "for _ in range(45): time.sleep(0.1); beat()",
-        "with guard.phase('solving', 30.0): time.sleep(4.5)",
+        "for _ in range(55): time.sleep(0.1); beat()",
+        "with guard.phase('solving', 30.0): time.sleep(5.5)",
     ],
 )
 def test_long_work_that_makes_progress_or_says_how_long_it_takes_is_left_alone(tmp_path, work):
-    # a busy machine may well stop a process for a second
+    # a busy machine may well stop a process for a second, and rank 1 may not wait for a rank that has ended
     patient = f"guard.hang_s = guard.limit_s = {2 * HANG_S}\n"
     codes, outputs, _ = end(
-        start(tmp_path, patient + work, f"{patient}with guard.waiting('for rank 0'): time.sleep(4.5)")
+        start(tmp_path, patient + work, f"{patient}with guard.waiting('for rank 0'): time.sleep(4.0)")
     )
     assert codes == [0, 0], outputs
 
