@@ -32,16 +32,7 @@ from ups.generative.limits import WaveLimits
 from ups.models.backbones import backbone_of
 from ups.models.backbones.flat import LocalBackbone
 from ups.models.backbones.layers import zero_linear
-from ups.models.description_checks import (
-    CELLS,
-    CORRECTOR,
-    COUNT,
-    FLAG,
-    SIZE,
-    WHOLE,
-    require_kinds,
-)
-from ups.models.facts import Facts, checked
+from ups.models.facts import CELLS, CORRECTOR, COUNT, FLAG, SIZE, WHOLE, Facts, checked, require_kinds
 from ups.models.network import TaskNetwork
 from ups.tasks import described_task
 from ups.training.optim import fit_averaged

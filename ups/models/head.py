@@ -17,14 +17,17 @@ from ups.models.backbones.layers import zero_linear
 from ups.models.bases import build_base
 from ups.models.bases.base import ParameterBatch
 from ups.models.constraints import bounds_of, invariants_of
-from ups.models.description_checks import (
+from ups.models.facts import (
+    AGAIN,
     CODEC,
+    HeadFacts,
+    empty_tokenizer,
+    plain,
     require_base,
     require_codec,
     require_forcing,
     require_kinds,
 )
-from ups.models.facts import AGAIN, HeadFacts, empty_tokenizer, plain
 from ups.tasks import described_task
 
 if TYPE_CHECKING:  # the cache reads files: a forecast has none
