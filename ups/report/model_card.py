@@ -52,7 +52,7 @@ def write_cards(run_dir: Path, results: Results, known: Mapping[str, dict], figu
                 "pictures of then. Delete it and make the report again for a card of this report."
             )
             continue
-        remove_named(folder / IMAGES, pictures_of_card(folder))
+        remove_named(folder / IMAGES, "|".join(pictures_of_card(folder)))
         pictures = {
             name: found[0]
             for name in tasks

@@ -142,11 +142,10 @@ def finished_stage(folder: Path) -> dict[str, Any] | None:
 
     Raises DamagedError like `read_stage`, and for altered weights.
     """
-    if not os.path.lexists(folder / DONE):
+    if (found := read_stage(folder)) is None:
         return None
-    done = read_stage(folder).done
-    require_weights(folder, done)
-    return done
+    require_weights(folder, found.done)
+    return found.done
 
 
 def require_weights(folder: Path, done: Mapping[str, Any]) -> None:
@@ -231,17 +230,17 @@ def of_stage(folder: Path) -> str:
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # without it every fit stays
         tasks = [re.escape(name) for name in read_yaml(folder / "config.yaml")["data"]["tasks"]]
     fits = (rf"(bases|scales|posteriors)/{name}\.(json|safetensors)" for name in tasks)
-    return "|".join((*OF_STAGE, *fits, *(f"{IMAGES}/{name}" for name in pictures_of_card(folder).split("|"))))
+    return "|".join((*OF_STAGE, *fits, *(f"{IMAGES}/{name}" for name in pictures_of_card(folder))))
 
 
-def pictures_of_card(folder: Path) -> str:
-    """Pattern of the pictures that the card of a stage shows, under the names that a report gives them."""
+def pictures_of_card(folder: Path) -> list[str]:
+    """Patterns of the pictures that the card of a stage shows, under the names that a report gives them."""
     text = ""
     with contextlib.suppress(OSError, ValueError):
         text = (folder / CARD).read_text(encoding="utf-8")
-    return "|".join(
-        map(re.escape, re.findall(rf"\]\({IMAGES}/([^/\n]+?_median_error_[^/\n]+?\.png)\)", text))
-    )
+    return [
+        re.escape(name) for name in re.findall(rf"\]\({IMAGES}/([^/\n]+?_median_error_[^/\n]+?\.png)\)", text)
+    ]
 
 
 def signed_card(text: str) -> str:

@@ -113,7 +113,7 @@ def _converting(path: Path, lines: Iterable[str], suffix: str = "npz") -> str:
 
 
 def _expressions(path: Path, suffix: str = "npz") -> tuple[str, str]:
-    """The expressions, in the lines of `_converting`, of the file and of what they write."""
+    """(Python expression of the path of the file, of the path of the converted one) for `_converting`."""
     if len(sibling_files(path)) > 1:
         return "path", f"path.stem + '_converted.{suffix}'"
     return repr(str(path)), repr(_written(path, suffix))
