@@ -846,7 +846,8 @@ def test_members_do_not_depend_on_the_batch_and_follow_the_seed(
     exact = {"rtol": 0, "atol": 1e-6}
     torch.testing.assert_close(rollouts(ensembles, model, rows[1:2], 3, 3), together[1:2], **exact)
     torch.testing.assert_close(rollouts(ensembles, model, rows.flip(0), 3, 3).flip(0), together, **exact)
-    monkeypatch.setattr(ups.generative.sampling, "BLOCK", 4)  # more than one trajectory's, less than two's
+    # more than one trajectory's, less than two's
+    monkeypatch.setattr(ups.generative.sampling, "CPU_STATES", 4)
     torch.testing.assert_close(rollouts(ensembles, model, rows, 3, 3), together, rtol=1e-4, atol=1e-5)
     monkeypatch.setattr(ensembles, "seed", 1)
     assert (rollouts(ensembles, model, rows, 3, 3) - together).abs().amax((2, 3, 4)).min() > 1e-4
