@@ -38,7 +38,7 @@ from ups.models.head_setup import (
 )
 from ups.models.stability import Growth
 from ups.select import (
-    NOISE,
+    MEASUREMENT,
     Decision,
     Errors,
     choose,
@@ -64,7 +64,7 @@ def fit_base(
     started = time.perf_counter()
     head, decisions = select_base(cache, base_steps, context_frames, seed, device)
     if cause := cause_of_errors(head, cache, context_frames, seed):
-        head = head.with_facts(is_deterministic=cause.chosen == NOISE)
+        head = head.with_facts(is_deterministic=cause.chosen == MEASUREMENT)
         decisions.append(cause)
     facts = {
         "description": head.facts.described(),
