@@ -36,7 +36,7 @@ CPU, NOISE, NUM_CELLS, NUM_FRAMES, DT = torch.device("cpu"), 0.1, 32, 31, 0.1
 class Codec:
     fields, std = ("u",), torch.tensor([2.0])
 
-    def held(self, w):
+    def masked(self, w):
         return w
 
 

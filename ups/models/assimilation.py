@@ -47,7 +47,7 @@ def perturbed(head: TaskHead, w: Tensor, seed: int, names: Sequence[int | str], 
     """Normalised frames w (batch, time, C, *space) with fresh noise of measurement, (batch, num_members,
     time, C, *space). names: of the rows, as in `member_noise`."""
     noise = member_noise(w.shape[1:], seed, names, 0, num_members, "start").to(w)
-    return w[:, None] + head.codec.held(noise_scale(head) * noise)
+    return w[:, None] + head.codec.masked(noise_scale(head) * noise)
 
 
 def trajectory(head: TaskHead, start: Tensor, parameters: ParameterBatch, num_frames: int) -> Tensor:

@@ -327,7 +327,7 @@ def cause_of_errors(head: TaskHead, cache: Cache, context: int, seed: int) -> De
     start = estimated(head, start, raw) if head.start_frames else start[:, -head.history :]
     frames = trajectory(head, start, head.parameter_batch(raw), head.history + w_ref.shape[1])
     members = task.predicted(frames[:, head.history :]).unflatten(0, (-1, NUM_MEMBERS))
-    valid = task.predicted(head.codec.held(torch.ones_like(given[:1, :1])))
+    valid = task.predicted(head.codec.masked(torch.ones_like(given[:1, :1])))
     noise = valid * task.predicted(noise_scale(head).expand_as(given[0, 0])).square()
     explained = (1 + 1 / NUM_MEMBERS) * members.var(1) + noise
     error = (members.mean(1) - w_ref).square()
