@@ -18,17 +18,18 @@ import torch
 from torch import Tensor, nn
 
 from ups.generative.corrector import LARGEST_LOG_SCALE, gaussian_nll, largest_mode
-from ups.generative.diffusion import PURE_NOISE, Velocity, diffusion_loss, sample, sample_angles
+from ups.generative.diffusion import PURE_NOISE, Velocity, denoise, diffusion_loss, sample, sample_angles
 from ups.generative.student import (
     MID_EVERY,
     Solved,
     endpoint_loss,
     mid_step,
+    one_evaluation,
     sample_student,
     solve_path,
 )
 from ups.metrics.intervals import pairing
-from ups.metrics.proper import energy_distance
+from ups.metrics.proper import energy_distance, fair_crps
 from ups.training.optim import EMA
 from ups_discovery.seeds import generator
 from ups_solvers.darcy_grf import LinearObservation, apply_covariance
@@ -118,6 +119,23 @@ def midpoint_factor(std: float, num_steps: int, start: float = PURE_NOISE) -> fl
     )
 
 
+def sigma_levels(num_steps: int, low: float = 0.002, high: float = 80.0, rho: float = 7.0) -> list[float]:
+    """Karras et al. 2022, equation 5: num_steps levels from high to low, then 0."""
+    ends = high ** (1 / rho), low ** (1 / rho)
+    return [(ends[0] + i / (num_steps - 1) * (ends[1] - ends[0])) ** rho for i in range(num_steps)] + [0.0]
+
+
+def sample_euler(velocity: Velocity, noise: Tensor, num_steps: int) -> Tensor:
+    """Euler's rule in sigma = tan(angle): what a careless sampler does to the spread."""
+    levels = sigma_levels(num_steps)
+    x = levels[0] * noise
+    with torch.no_grad():
+        for a, b in zip(levels, levels[1:], strict=False):
+            angle = torch.full((len(x),), math.atan(a), dtype=x.dtype)
+            x = x + (b - a) / a * (x - denoise(velocity, x / math.sqrt(1 + a**2), angle))
+    return x
+
+
 @dataclass
 class Mixture:
     """r = two normals in one dimension with total mean 0 and variance 1; its ODE is a map between
@@ -191,6 +209,19 @@ class Normal:
 
 
 @dataclass
+class OneDimensional:
+    mixture: Mixture
+    dim: int = 1
+    num_conditions: int = 1
+
+    def conditions(self, count: int, draws: Generator) -> Tensor:
+        return torch.zeros(count, 1)
+
+    def residuals(self, c: Tensor, draws: Generator) -> Tensor:
+        return self.mixture.sample(len(c), draws)
+
+
+@dataclass
 class Gaussian:
     """r ~ N(m(c), s(c)^2 C), C_ij = rho^|i-j|, s from 0.1 to 0.4 over c in [-1, 1]; in quiet rows, r = m(c)
     exactly."""
@@ -226,6 +257,10 @@ class Gaussian:
 
     def residuals(self, c: Tensor, draws: Generator) -> Tensor:
         return self.mean(c) + self.std(c) * ar1_noise(len(c), self.rho, draws)
+
+    def places(self) -> list[Tensor]:
+        """Conditions (2,) of the checks: the narrow, the middle and the wide."""
+        return [torch.tensor([self.slope * c, 0.0]) for c in (-0.9, 0.0, 0.9)]
 
 
 @dataclass
@@ -451,12 +486,14 @@ def learn(problem, key: str, num_steps: int, scaled: bool = True, width: int = 1
 
 @dataclass
 class Pool:
-    """Starts, conditions and the teacher's endpoints."""
+    """Starts, conditions, the teacher's endpoints and, for a control, the residuals the starts were made
+    of."""
 
     x: Tensor
     angle: Tensor
     c: Tensor
     y: Tensor
+    r: Tensor
 
 
 def angles(count: int) -> Tensor:
@@ -471,18 +508,19 @@ def build_pool(model: Model, count: int, *keys: int | str) -> Pool:
     parts = torch.arange(count).split(4096)  # a batch that stays in the processor's cache
     solved = [solve_path(model.teacher.given(c[part]), start[part], STEPS, TURN) for part in parts]
     passed, y = (torch.cat(part) for part in zip(*solved, strict=True))
-    return Pool(*Solved(None, r, slice(0, count), start, passed, y).pairs(0, MID_ANGLE), c, y)
+    return Pool(*Solved(None, r, slice(0, count), start, passed, y).pairs(0, MID_ANGLE), c, y, r)
 
 
-def distill(model: Model, pool: Pool, name: str, num_steps: int) -> Net:
-    """A student that starts as the teacher and learns the endpoints."""
-    student = copy.deepcopy(model.teacher)
+def distill(model: Model, pool: Pool, name: str, num_steps: int, target: str = "y", lr: float = 4e-3) -> Net:
+    """A student that starts as the teacher and learns the endpoints (target y), or the residuals themselves
+    (r: a mistake)."""
+    student, goal = copy.deepcopy(model.teacher), getattr(pool, target)
 
     def loss(draws: Generator) -> Tensor:
-        rows = torch.randint(len(pool.y), (BATCH,), generator=draws)
-        return endpoint_loss(student.given(pool.c[rows]), pool.x[rows], pool.angle[rows], pool.y[rows])
+        rows = torch.randint(len(goal), (BATCH,), generator=draws)
+        return endpoint_loss(student.given(pool.c[rows]), pool.x[rows], pool.angle[rows], goal[rows])
 
-    model.log[name] = train(student, loss, num_steps, stream(model.key, name), 4e-3)
+    model.log[name] = train(student, loss, num_steps, stream(model.key, name), lr)
     return student
 
 
@@ -537,6 +575,32 @@ def check_bimodal(problem: Bimodal, c: Tensor, r: Tensor, truth: Tensor) -> list
     )
 
 
+def measure_gaussian(problem: Gaussian, c: Tensor, r: Tensor) -> Measured:
+    """r (n, 8) drawn at one loud condition: RMS error of the mean over the true std, std and eigenvalues over
+    the true ones."""
+    std = float(problem.std(c[None]))
+    covariance = torch.cov(r.double().T)
+    ratio = torch.linalg.eigvalsh(covariance) / (std**2 * torch.linalg.eigvalsh(ar1(8, problem.rho)))
+    return {
+        "mean": float((r.mean(0) - problem.mean(c[None])[0]).square().mean().sqrt()) / std,
+        "std": math.sqrt(float(covariance.trace()) / 8) / std,
+        "lowest eigenvalue ratio": float(ratio.min()),
+        "highest eigenvalue ratio": float(ratio.max()),
+    }
+
+
+def check_gaussian(problem: Gaussian, c: Tensor, r: Tensor) -> list[str]:
+    return failed(
+        measure_gaussian(problem, c, r),
+        {
+            "mean": (0.0, 0.05),
+            "std": (0.9, 1.1),
+            "lowest eigenvalue ratio": (0.8, 1.3),
+            "highest eigenvalue ratio": (0.8, 1.3),
+        },
+    )
+
+
 def measure_quiet(problem: Gaussian, c: Tensor, r: Tensor, std: Tensor) -> Measured:
     """r (n, 8) at quiet conditions c (n, 2), over the marginal std (8,): RMS over neighbours drawn alike, and
     RMS error.
@@ -575,7 +639,58 @@ def check_pairing(student: Tensor, teacher: Tensor, largest: float = 0.10) -> li
     )
 
 
-def check_map(y: Tensor, y_ref: Tensor, scale: float, tolerance: float) -> list[str]:
-    """RMS error of a map over `scale`."""
-    value = float(((y.double() - y_ref) / scale).square().mean().sqrt())
+def check_map(y: Tensor, y_ref: Tensor, scale: float, tolerance: float, mean: str) -> list[str]:
+    """mean "rms" or "absolute": error of a map over `scale`."""
+    error = (y.double() - y_ref).abs() / scale
+    value = float(error.mean() if mean == "absolute" else error.square().mean().sqrt())
     return failed({"map": value}, {"map": (0.0, tolerance)})
+
+
+def crps(members: Tensor, truth: Tensor) -> float:
+    """Mean fair CRPS of one ensemble (M, D) against every truth (n, D)."""
+    return sum(
+        float(fair_crps(members.expand(len(part), -1, -1), part).sum()) for part in truth.split(64)
+    ) / len(truth)
+
+
+# ---- controls and rivals
+
+
+class PerDimension(nn.Module):
+    """One-step generator in which every dimension has noise of its own: right margins are all that CRPS asks
+    of it."""
+
+    def __init__(self, problem: Bimodal, draws: Generator):
+        super().__init__()
+        self.dim = problem.dim
+        self.net = Net(1, problem.num_conditions + problem.dim, draws, width=64)
+
+    def given(self, c: Tensor) -> Velocity:
+        def evaluate(x: Tensor, angle: Tensor) -> Tensor:
+            rows = torch.eye(self.dim).repeat(len(x), 1)
+            conditions = torch.cat([c.expand(len(x), -1).repeat_interleave(self.dim, 0), rows], 1)
+            return self.net(x.reshape(-1, 1), angle.repeat_interleave(self.dim), conditions).view(
+                len(x), self.dim
+            )
+
+        return evaluate
+
+
+def learn_ensemble(
+    model: Model,
+    net: nn.Module,
+    name: str,
+    num_steps: int,
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+    batch: int = 256,
+    members: int = 4,
+) -> None:
+    """Train a one-step generator without a teacher: loss_of(members (batch, M, 8), truth (batch, 8))."""
+
+    def loss(draws: Generator) -> Tensor:
+        c, r = model.draw(batch, draws)
+        noise = normal(batch * members, r.shape[1], draws=draws)
+        drawn = one_evaluation(net.given(c.repeat_interleave(members, 0)), noise)
+        return loss_of(drawn.unflatten(0, (batch, members)), r)
+
+    model.log[name] = train(net, loss, num_steps, stream(model.key, name))
