@@ -209,6 +209,13 @@ def test_the_true_equation_forecasts_clean_frames_and_one_with_another_sign_does
     assert errors[0] < 1e-3 and not errors[1] < 20 * errors[0]
 
 
+@pytest.mark.faults  # the fit takes most of a minute
+def test_the_equation_of_a_clean_set_is_found_and_lies_in_its_intervals():
+    row = discovery.ours("burgers_set", FILMS["burgers_set"].make()[:40])
+    assert row["is_right"] and row["worst"] < 0.01
+    assert row["num_inside"] == row["num_intervals"] == 2
+
+
 @pytest.mark.faults  # the fit takes ten seconds
 def test_the_equation_of_a_clean_film_is_found_where_differences_of_frames_fail():
     """Korteweg and de Vries: differences find two more terms, which differ between halves of the film."""
