@@ -23,7 +23,7 @@ from ups.metrics.ensembles import ENSEMBLE
 from ups.metrics.intervals import Resamples, Scores, compare
 from ups.results import Entry
 
-STARTS = 12
+STARTS = 8
 METRICS = ("crps", "trajectory_score", "spectrum")
 CURVES = {"student_1": "student", "student_2": "student"}  # sampler -> its curve, if of another name
 

@@ -10,7 +10,14 @@ from torch import Tensor
 from ups.config.schema import EvaluateConfig, TaskConfig
 from ups.evaluation.by_evaluations import STARTS, add_curves, coarser_samplers, with_corrector
 from ups.evaluation.checks import LEADS, independence
-from ups.evaluation.ensemble import CHEAP, Ensembles, costs_per_state, rollouts
+from ups.evaluation.ensemble import (
+    CHEAP,
+    Ensembles,
+    compare_common,
+    costs_per_state,
+    needs_many,
+    rollouts,
+)
 from ups.evaluation.one_step import ONE_STEP, STUDENTS, assess_one_step
 from ups.evaluation.reference_ensembles import (
     EXACT,
@@ -20,15 +27,17 @@ from ups.evaluation.reference_ensembles import (
     timed,
 )
 from ups.metrics.climate import climate
-from ups.metrics.ensembles import compare_ensembles, score_ensemble, summarise_ensemble
+from ups.metrics.ensembles import score_ensemble, summarise_ensemble
 from ups.metrics.intervals import Resamples, Scores, number
 from ups.metrics.joint import law_increments, residual_energy, score_joint
 from ups.results import BY_LEAD, START, Entry
 from ups.tasks import Task
 
 WINDOWS = 512  # of one step; with 192 the spread/skill of one model varied from 0.76 to 0.94
-# long rollouts: times the length of the others, starts, members, exact samples
-LONG, LONG_ROWS, LONG_MEMBERS, LONG_EXACT = 10, 16, 2, 100
+FEW = 24  # starts of a sampler with many evaluations
+# long rollouts: times the length of the others, starts (few: of a sampler with many evaluations), members,
+# exact samples
+LONG, LONG_ROWS, LONG_FEW, LONG_MEMBERS, LONG_EXACT = 10, 16, 4, 2, 100
 BLOWN_UP = 10.0  # |u| over its largest value at the start
 TIMED_STATES = 32  # states per call when the time per state is taken
 NOT_LEARNT = (*CHEAP, "analogs", "starts")  # the cheap ensembles, of which the best is the reference
@@ -69,24 +78,29 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[En
             members, u, task.boundary, operator, exact, *of_law
         )
 
+    for model in ensembles.names:
+        entry.add(model, costs_per_state(ensembles, model, TIMED_STATES))
     forecasts = {model: partial(rollouts, ensembles, model) for model in ensembles.names}
     forecasts |= reference_ensembles(ensembles, settings, num_frames)
     scores, members_of = {}, {}
     for model, forecast in forecasts.items():
-        members, cost = timed(forecast, rows, num_frames, settings.members)
+        starts = rows[: FEW if needs_many(entry, model) else None]
+        members, cost = timed(forecast, starts, num_frames, settings.members)
         scores[model] = score(members)
-        entry.add(model, summarise_ensemble(scores[model], resamples) | cost)
+        entry.add(model, summarise_ensemble(scores[model], resamples[: len(starts)]))
+        if model not in ensembles.names:
+            entry.add(model, cost)
         members_of[model] = members[0].numpy()
         if model == "exact" or model not in UNTRAINED:
             again = None
             if law is None:
-                again = second_ensemble(ensembles, model, rows, num_frames, settings.members)
-            entry.add(model, {"independence": independence(members, resamples, law, again)})
+                again = second_ensemble(ensembles, model, starts, num_frames, settings.members)
+            of_law = None if law is None else law[: len(starts)]
+            found = independence(members, resamples[: len(starts)], of_law, again)
+            entry.add(model, {"independence": found})
         if model == "exact":  # are the data a sample of this law?
             by_data = summarise_ensemble(score_ensemble(members, u_ref, task.boundary), resamples)
             entry.add("", {"ssr_of_law": by_data["ssr"]}, ONE_STEP)
-    for model in ensembles.names:
-        entry.add(model, costs_per_state(ensembles, model, TIMED_STATES))
     windows = min(WINDOWS, 24 * settings.ensemble_trajectories)
     assess_one_step(
         entry, ensembles, windows, settings.members, settings.num_bootstrap, settings.truth_members
@@ -97,7 +111,7 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[En
     cheap = min((model for model in crps if crps[model] is not None), key=crps.get, default="operator")
     entry.facts["best_cheap"] = cheap
     for one, other in compared([*scores], cheap):
-        ratios = compare_ensembles(scores[one], scores[other], resamples)
+        ratios = compare_common(scores[one], scores[other], resamples)
         entry.add(f"{one} / {other}", ratios)
         if other == "exact":
             over = {f"crps_over_exact{by}": ratios[f"crps{by}"] for by in ("", BY_LEAD)}
@@ -163,13 +177,19 @@ def add_long_rollouts(entry: Entry, ensembles: Ensembles, rows: Tensor, num_fram
     rows = rows[:LONG_ROWS]
     limit = BLOWN_UP * truth.frames(rows, 0, 1).abs().flatten(1).amax(1)[:, None]
     u = {
-        model: rollouts(ensembles, model, rows, num_frames, LONG_MEMBERS)
+        model: rollouts(
+            ensembles,
+            model,
+            rows[: LONG_FEW if needs_many(entry, model) else None],
+            num_frames,
+            LONG_MEMBERS,
+        )
         for model in ensembles.names
         if model == "operator" or model not in CHEAP
     }
     entry.add("", {"frames": num_frames, "members": len(rows) * LONG_MEMBERS}, "long")
     for model, members in u.items():
-        is_inside = members.abs().flatten(2).amax(2) <= limit  # of no NaN
+        is_inside = members.abs().flatten(2).amax(2) <= limit[: len(members)]  # of no NaN
         entry.add(model, {"blown_up": int((~is_inside).sum())}, "long")
     if not truth.task.is_stationary or len(every) < 2:
         return
@@ -204,8 +224,7 @@ def words_of(entry: Entry) -> list[str]:
     models, cheap, teacher = entry.models(), entry.facts["best_cheap"], "corrector"
 
     def ratio(one: str, other: str, key: str) -> str:
-        top, bottom = entry.number(one, key), entry.number(other, key)
-        return in_words(top / bottom if top is not None and bottom else None)
+        return in_words(entry.number(f"{one} / {other}", key))
 
     starts = ", ".join(
         f"{in_words(entry.number(teacher, 'ssr', case), 2)} from {frames_in_words(case)}"
@@ -214,7 +233,8 @@ def words_of(entry: Entry) -> list[str]:
     leads = known_leads(entry, "ssr") or [None]
     out = [
         f"Setting: {entry.facts['setting']}. {entry.number('', 'num_trajectories')} {entry.facts['split']} "
-        f"trajectories of as many initial conditions, {entry.number('', 'members')} members.",
+        f"trajectories of as many initial conditions, {entry.number('', 'members')} members"
+        f"{on_the_first(entry, teacher)}.",
         "What the corrector adds over the operator: its fair CRPS over the rollout is "
         f"{ratio('corrector', 'operator', 'crps')} times the operator's and "
         f"{ratio('corrector', cheap, 'crps')} times that of the best cheap ensemble ({cheap}); its energy "
@@ -248,12 +268,20 @@ def words_of(entry: Entry) -> list[str]:
         )
     if {"scoring", "student_1"} <= {*models}:
         out.append(
-            "The same network trained by scores, without a teacher, has "
-            f"{ratio('scoring', 'student_1', 'crps')} times the CRPS and "
-            f"{ratio('scoring', 'student_1', 'energy_score')} times the energy score of the student's "
-            "single evaluation."
+            f"The student's single evaluation has {ratio('student_1', 'scoring', 'crps')} times the CRPS and "
+            f"{ratio('student_1', 'scoring', 'energy_score')} times the energy score of the same network "
+            "trained by scores, without a teacher."
         )
     return out
+
+
+def on_the_first(entry: Entry, model: str) -> str:
+    """On how many of the trajectories a model was scored, if not on all."""
+    count = entry.number(model, "num_trajectories")
+    if count == entry.number("", "num_trajectories"):
+        return ""
+    evaluations = entry.number(model, "evaluations_per_state")
+    return f"; the {model}, of {evaluations:.0f} evaluations per state, has the first {count} alone"
 
 
 def frames_in_words(case: str) -> str:
