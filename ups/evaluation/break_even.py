@@ -9,6 +9,7 @@ coarsest of the grids n, n/2, n/4, .. where its error is at most the operator's;
 """
 
 import contextlib
+import itertools
 import json
 import math
 import time
@@ -162,3 +163,16 @@ def timed(call: Callable[[], Tensor], clock: Callable[[], float] = time.process_
         timer = benchmark.Timer("call()", timer=clock, globals={"call": call}, num_threads=1)
         seconds = timer.blocked_autorange(min_run_time=MEASURED_S).median
     return result, seconds
+
+
+def train_seconds(history: list[dict]) -> float:
+    """Wall-clock seconds in the training loop, from the log lines with a rate."""
+    rated = [line for line in history if "steps_per_s" in line]
+    steps = itertools.pairwise([0, *(line["step"] for line in rated)])
+    return round(
+        sum(
+            (now - before) / max(line["steps_per_s"], 1e-9)
+            for (before, now), line in zip(steps, rated, strict=True)
+        ),
+        1,
+    )

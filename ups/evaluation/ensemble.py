@@ -93,10 +93,19 @@ def _num_weights(network: nn.Module, task: str = "") -> int:
 class Ensembles:
     """All samplers of the residual of one task; `names`: those of CHEAP first.
 
-    residuals, truth: of the same cache. samplers: of the networks, with the corrector.
+    residuals, truth: of the same cache. samplers: of the networks, with the corrector. serves: the model
+    whose samples users get.
     """
 
-    def __init__(self, residuals: TransientResiduals, truth: Truth, samplers: dict[str, Sampler], seed: int):
+    def __init__(
+        self,
+        residuals: TransientResiduals,
+        truth: Truth,
+        samplers: dict[str, Sampler],
+        seed: int,
+        serves: str = "",
+    ):
+        self.serves = serves
         self.residuals, self.truth, self.device, self.seed = residuals, truth, residuals.device, seed
         self.corrector = samplers["corrector"].network
         self.samplers = {"waves": Sampler(self.corrector, 0)} | samplers

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ups.common.progress import note
 from ups.config.schema import EvaluateConfig, TaskConfig
 from ups.evaluation.by_evaluations import STARTS, add_curves, coarser_samplers, with_corrector
 from ups.evaluation.checks import LEADS, independence
@@ -53,7 +54,8 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[En
     times, groups = [cache.dt * (lead + 1) for lead in range(num_frames)], cache.trajectory[rows]
     resamples = Resamples(settings.num_bootstrap, seed, groups)
     setting = setting_of(cache.settings, task)
-    entry = Entry(task.name, "ensembles", {"split": truth.split, "times": times, "setting": setting})
+    facts = {"split": truth.split, "times": times, "setting": setting, "serves": ensembles.serves}
+    entry = Entry(task.name, "ensembles", facts)
     entry.add(
         "",
         {
@@ -79,11 +81,13 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[En
         )
 
     for model in ensembles.names:
+        note(f"{task.name}: time of {model}")
         entry.add(model, costs_per_state(ensembles, model, TIMED_STATES))
     forecasts = {model: partial(rollouts, ensembles, model) for model in ensembles.names}
     forecasts |= reference_ensembles(ensembles, settings, num_frames)
     scores, members_of = {}, {}
     for model, forecast in forecasts.items():
+        note(f"{task.name}: rollouts of {model}")
         starts = rows[: FEW if needs_many(entry, model) else None]
         members, cost = timed(forecast, starts, num_frames, settings.members)
         scores[model] = score(members)
@@ -91,7 +95,7 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[En
         if model not in ensembles.names:
             entry.add(model, cost)
         members_of[model] = members[0].numpy()
-        if model == "exact" or model not in UNTRAINED:
+        if model in ("exact", ensembles.serves) or model not in UNTRAINED:
             again = None
             if law is None:
                 again = second_ensemble(ensembles, model, starts, num_frames, settings.members)
@@ -101,6 +105,7 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[En
         if model == "exact":  # are the data a sample of this law?
             by_data = summarise_ensemble(score_ensemble(members, u_ref, task.boundary), resamples)
             entry.add("", {"ssr_of_law": by_data["ssr"]}, ONE_STEP)
+    note(f"{task.name}: single steps")
     windows = min(WINDOWS, 24 * settings.ensemble_trajectories)
     assess_one_step(
         entry, ensembles, windows, settings.members, settings.num_bootstrap, settings.truth_members
@@ -110,7 +115,7 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[En
     crps = {model: entry.number(model, "crps") for model in NOT_LEARNT if model in scores}
     cheap = min((model for model in crps if crps[model] is not None), key=crps.get, default="operator")
     entry.facts["best_cheap"] = cheap
-    for one, other in compared([*scores], cheap):
+    for one, other in compared([*scores], cheap, ensembles.serves):
         ratios = compare_common(scores[one], scores[other], resamples)
         entry.add(f"{one} / {other}", ratios)
         if other == "exact":
@@ -120,10 +125,12 @@ def assess_transient(ensembles: Ensembles, settings: EvaluateConfig) -> tuple[En
     # ---- fewer evaluations, and long rollouts
     coarse = {}
     for evaluations, sampler in coarser_samplers(ensembles.corrector).items():
+        note(f"{task.name}: rollouts of {evaluations} evaluations per state")
         other = with_corrector(ensembles, sampler)
         coarse[evaluations] = score(rollouts(other, "corrector", rows[:STARTS], num_frames, settings.members))
     plotted = {model: scores[model] for model in (*ensembles.samplers, "exact", cheap) if model in scores}
     add_curves(entry, coarse, plotted, resamples)
+    note(f"{task.name}: rollouts of {LONG * num_frames} frames")
     add_long_rollouts(entry, ensembles, rows, LONG * num_frames)
     entry.facts["words"] = words_of(entry)
     return entry, {
@@ -144,11 +151,16 @@ def second_ensemble(
     return rollouts(again, model, rows, min(LEADS, num_frames), num_members)
 
 
-def compared(names: Sequence[str], cheap: str) -> list[tuple[str, str]]:
-    """Pairs of models: trained ones with the best cheap ensemble, the operator and linear-Gaussian waves; all
-    with exact samples; students with their teacher and the network trained by scores."""
+def compared(names: Sequence[str], cheap: str, serves: str) -> list[tuple[str, str]]:
+    """Pairs of models: trained ones and the one that serves with the best cheap ensemble, the operator and
+    linear-Gaussian waves; all with exact samples; students with their teacher and the network trained by
+    scores."""
     trained = [
-        (model, other) for model in names if model not in UNTRAINED for other in (cheap, "operator", "waves")
+        (model, other)
+        for model in names
+        if model == serves or model not in UNTRAINED
+        for other in (cheap, "operator", "waves")
+        if other != model
     ]
     exact = [
         *[(model, "exact") for model in names if model != "exact"],
